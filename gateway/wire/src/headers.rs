@@ -1,0 +1,10 @@
+//! Names of the HTTP headers that Keyway's parts give each other. Not the place for values or parsing.
+
+/// Identifies one request in logs, errors and answers; the client's own value is kept.
+pub const REQUEST_ID: &str = "x-request-id";
+/// Which worker answered: its address as `host:port`.
+pub const WORKER: &str = "x-keyway-worker";
+/// Why that worker was chosen: a `keyway_core` pick reason, such as `prefix` or `round-robin`.
+pub const REASON: &str = "x-keyway-reason";
+/// Prompt tokens the gateway expected the worker to hold already.
+pub const MATCHED_TOKENS: &str = "x-keyway-matched-tokens";
