@@ -1,1 +1,40 @@
-//! Skeleton.
+//! Keyway, a prefix-aware routing gateway for LLM inference fleets.
+//!
+//! Read these five files in order to follow one request:
+//!
+//! 1. [`server`]: accept, HTTP/1.1 and h2, connection limits, drain
+//! 2. [`stack`]: the tower stack, one layer a line
+//! 3. [`keyway_core::pick`]: the pure choice of a worker, with its reason
+//! 4. [`dispatch`]: attempts, retry before the first byte, cancellation
+//! 5. [`relay`]: the answer's body, passed through, counted, ended honestly
+//!
+//! `ARCHITECTURE.md` states the invariants and where each is enforced.
+
+pub mod admin;
+pub mod admission;
+pub mod args;
+pub mod around;
+pub mod body;
+pub mod clock;
+pub mod config;
+pub mod dispatch;
+#[cfg(feature = "embedded-worker")]
+pub mod embedded;
+pub mod error;
+pub mod fleet;
+pub mod headers;
+pub mod limits;
+pub mod metrics;
+pub mod models;
+pub mod net;
+pub mod probe;
+pub mod record;
+pub mod relay;
+pub mod request;
+pub mod routing;
+pub mod run;
+pub mod server;
+pub mod sse;
+pub mod stack;
+pub mod upstream;
+pub mod usage;

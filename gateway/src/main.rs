@@ -1,1 +1,85 @@
-fn main() {}
+//! `keyway`: parses the command line, then serves or looks at the configuration. No logic of its own.
+
+use std::{io::IsTerminal, process::ExitCode};
+
+use clap::{CommandFactory, Parser};
+use keyway::{
+    args::{Cli, Command, ConfigCommand},
+    config::{Config, File, LogFormat},
+    run,
+};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.command {
+        Some(Command::Completions { shell }) => {
+            clap_complete::generate(shell, &mut Cli::command(), "keyway", &mut std::io::stdout());
+            Ok(())
+        }
+        Some(Command::Config { command: ConfigCommand::Schema }) => schema(),
+        Some(Command::Config { command: ConfigCommand::Check(args) }) => {
+            args.resolve().map(|c| check(&c)).map_err(Into::into)
+        }
+        None => cli.serve.resolve().map_err(Into::into).and_then(serve),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("keyway: {}", error.to_string().trim_end());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+fn schema() -> Outcome {
+    println!("{}", serde_json::to_string_pretty(&schemars::schema_for!(File))?);
+    Ok(())
+}
+
+fn check(config: &Config) {
+    println!("The configuration is valid.\n{config:#?}");
+}
+
+fn serve(config: Config) -> Outcome {
+    log_to_stderr(config.log_format);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async { run::run(config, terminated()?).await })?;
+    // Streams that outlived the drain time are cut here.
+    runtime.shutdown_background();
+    Ok(())
+}
+
+fn log_to_stderr(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let colour = std::io::stderr().is_terminal();
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+/// Completes at SIGTERM or SIGINT; a second one ends the process at once.
+fn terminated() -> std::io::Result<impl Future<Output = ()>> {
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (first, asked) = tokio::sync::oneshot::channel();
+    tokio::spawn(async move {
+        let mut first = Some(first);
+        loop {
+            tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+            match first.take() {
+                Some(first) => drop(first.send(())),
+                None => std::process::exit(130),
+            }
+        }
+    });
+    Ok(async {
+        // The sender waits for signals as long as the runtime lives.
+        let _ = asked.await;
+    })
+}

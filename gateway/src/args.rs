@@ -1,0 +1,137 @@
+//! The command line. A flag wins over its `KEYWAY_…` variable, that over the file, that over the default; all meet in
+//! a [`File`], so that one validation serves all.
+
+use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Config, ConfigError, File, LogFormat, WorkerEntry};
+
+const AFTER: &str = "\
+Examples:
+  keyway                                              two embedded CPU workers, for a first try
+  keyway --worker http://10.0.0.7:8000 --worker http://10.0.0.8:8000
+  keyway --config keyway.toml --listen 0.0.0.0:8080
+  keyway config check --config keyway.toml
+
+Point any OpenAI-compatible client at the listening address; every path under /v1/ is passed on.";
+
+/// Prefix-aware gateway for LLM inference fleets: sends each prompt to the worker that holds its KV cache.
+#[derive(Debug, Parser)]
+#[command(name = "keyway", version, after_help = AFTER, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// Without a subcommand: serve.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// What to serve, and how.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+}
+
+/// What else the binary does.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Look at the configuration instead of serving.
+    Config {
+        /// What to do with it.
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Print completions for a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// `keyway config …`
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Check the configuration and print what would be in force.
+    Check(ServeArgs),
+    /// Print the file's JSON Schema, for editors.
+    Schema,
+}
+
+/// Flags of `serve`, each also an environment variable and a key of the file.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ServeArgs {
+    /// Configuration file (TOML)
+    #[arg(long, env = "KEYWAY_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Address that clients use [default: 127.0.0.1:8080]
+    #[arg(long, env = "KEYWAY_LISTEN", value_name = "ADDR")]
+    pub listen: Option<SocketAddr>,
+    /// Address for operators: /metrics, /readyz, /workers [default: 127.0.0.1:9090]
+    #[arg(long, env = "KEYWAY_ADMIN_LISTEN", value_name = "ADDR")]
+    pub admin_listen: Option<SocketAddr>,
+    /// An inference server's URL; repeat it for each. Replaces the file's workers [default: two embedded ones]
+    #[arg(long, env = "KEYWAY_WORKER", value_name = "URL", value_delimiter = ',')]
+    pub worker: Vec<String>,
+    /// prefix, least-loaded, round-robin, random, power-of-two or chwbl [default: prefix]
+    #[arg(long, env = "KEYWAY_POLICY", value_name = "POLICY")]
+    pub policy: Option<String>,
+    /// Bytes of prompt text in one hashed block: the workers' KV block size times the bytes of a token [default: 64]
+    #[arg(long, env = "KEYWAY_BLOCK_BYTES", value_name = "BYTES")]
+    pub block_bytes: Option<NonZeroUsize>,
+    /// Memory for the prefix index [default: 268435456]
+    #[arg(long, env = "KEYWAY_INDEX_BYTES", value_name = "BYTES")]
+    pub index_bytes: Option<usize>,
+    /// How log lines look; RUST_LOG chooses which [default: text]
+    #[arg(long, env = "KEYWAY_LOG_FORMAT", value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+}
+
+impl ServeArgs {
+    /// The configuration in force: file, then environment and flags over it.
+    pub fn resolve(self) -> Result<Config, ConfigError> {
+        let mut file = match &self.config {
+            Some(path) => read(path)?,
+            None => File::default(),
+        };
+        file.listen = self.listen.or(file.listen);
+        file.admin_listen = self.admin_listen.or(file.admin_listen);
+        file.policy = self.policy.or(file.policy);
+        file.log_format = self.log_format.or(file.log_format);
+        file.routing.block_bytes = self.block_bytes.or(file.routing.block_bytes);
+        file.routing.index_bytes = self.index_bytes.or(file.routing.index_bytes);
+        if !self.worker.is_empty() {
+            file.worker = self.worker.into_iter().map(WorkerEntry::Url).collect();
+        }
+        Config::try_from(file)
+    }
+}
+
+fn read(path: &PathBuf) -> Result<File, ConfigError> {
+    let wrong = |error: &dyn std::fmt::Display| ConfigError(format!("{}: {error}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| wrong(&error))?;
+    File::parse(&text).map_err(|error| wrong(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keyway.toml");
+        fs::write(
+            &path,
+            "listen = \"127.0.0.1:1\"\nadmin_listen = \"127.0.0.1:2\"\nworker = [\"http://a:1\"]",
+        )
+        .unwrap();
+        let flags = ["keyway", "--listen", "127.0.0.1:3", "--worker", "http://b:1", "--config"];
+        let cli = Cli::parse_from(flags.into_iter().map(Into::into).chain([path.into_os_string()]));
+        let config = cli.serve.resolve().unwrap();
+        assert_eq!((config.listen.port(), config.admin_listen.port()), (3, 2));
+        assert_eq!(config.workers[0].name(), "b:1");
+    }
+}

@@ -1,0 +1,24 @@
+//! The seam for time: everything in the gateway that reads or waits for time does it here, so that tests run in
+//! tokio's paused time and a simulator can take over.
+
+use std::time::Duration;
+
+pub use tokio::time::{Instant, Sleep, sleep, timeout};
+
+/// Time since the gateway started, as the routing core takes it.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    /// Starts counting now.
+    pub fn start() -> Self {
+        Self { start: Instant::now() }
+    }
+
+    /// Time since the start.
+    pub fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+}

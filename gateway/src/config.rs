@@ -1,0 +1,339 @@
+//! The configuration: what the file may say ([`File`]), and what the gateway runs with ([`Config`]), validated. Where a
+//! value comes from (flag, environment, file, default) is decided in `args.rs`.
+
+use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf, str::FromStr, time::Duration};
+
+use http::{HeaderValue, Uri};
+use keyway_core::pick::Policy;
+use keyway_wire::block_hash::HashKey;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::limits;
+
+/// One line that says what is wrong with the configuration and where.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub String);
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The TOML file. Every key is optional; an unknown one is an error.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct File {
+    /// Address that clients use.
+    pub listen: Option<SocketAddr>,
+    /// Address for operators: metrics, readiness, the fleet.
+    pub admin_listen: Option<SocketAddr>,
+    /// How workers are chosen: prefix, least-loaded, round-robin, random, power-of-two or chwbl.
+    pub policy: Option<String>,
+    /// Log format.
+    pub log_format: Option<LogFormat>,
+    /// The workers: URLs, or tables.
+    pub worker: Vec<WorkerEntry>,
+    /// How prompts are identified and the index is sized.
+    pub routing: RoutingFile,
+    /// Bounds.
+    pub limits: LimitsFile,
+}
+
+/// `[routing]`
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RoutingFile {
+    /// Bytes of prompt text in one hashed block: a worker's KV block size times the bytes of a token.
+    pub block_bytes: Option<NonZeroUsize>,
+    /// Memory for the prefix index.
+    pub index_bytes: Option<usize>,
+    /// File whose bytes key the hashes; random at start if absent.
+    pub hash_key_file: Option<PathBuf>,
+    /// Whether answers carry `x-keyway-worker` and its siblings; by default only on loopback.
+    pub expose: Option<bool>,
+}
+
+/// `[limits]`
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsFile {
+    /// Largest request body.
+    pub max_body_bytes: Option<usize>,
+    /// Requests in flight at once.
+    pub max_in_flight: Option<usize>,
+    /// Client connections at once.
+    pub max_connections: Option<usize>,
+    /// Seconds that open requests get after SIGTERM.
+    pub drain_seconds: Option<u64>,
+    /// Milliseconds to open a connection to a worker.
+    pub connect_timeout_ms: Option<u64>,
+}
+
+/// A worker in the file.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum WorkerEntry {
+    /// Its URL alone.
+    Url(String),
+    /// With options.
+    Table(WorkerTable),
+}
+
+/// `[[worker]]`
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerTable {
+    /// Such as `http://10.0.0.7:8000`.
+    pub url: String,
+    /// Serve only this model from it; by default all that its `/v1/models` lists.
+    pub model: Option<String>,
+    /// Share of new work relative to its peers (1.0).
+    pub weight: Option<f64>,
+    /// File that holds the key sent to it as a bearer token, instead of the client's.
+    pub api_key_file: Option<PathBuf>,
+}
+
+impl<'de> Deserialize<'de> for WorkerEntry {
+    // By hand, because an untagged enum would answer a misspelt key with "did not match any variant".
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct UrlOrTable;
+        impl<'de> serde::de::Visitor<'de> for UrlOrTable {
+            type Value = WorkerEntry;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a worker's URL or a [[worker]] table")
+            }
+
+            fn visit_str<E>(self, url: &str) -> Result<WorkerEntry, E> {
+                Ok(WorkerEntry::Url(url.to_owned()))
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, map: A) -> Result<WorkerEntry, A::Error> {
+                WorkerTable::deserialize(serde::de::value::MapAccessDeserializer::new(map))
+                    .map(WorkerEntry::Table)
+            }
+        }
+        deserializer.deserialize_any(UrlOrTable)
+    }
+}
+
+/// A worker, validated.
+#[derive(Debug, Clone)]
+pub struct WorkerConfig {
+    /// Scheme, authority and perhaps a path before `/v1`.
+    pub url: Uri,
+    /// The only model to serve from it.
+    pub model: Option<String>,
+    /// Relative share of new work, above 0.
+    pub weight: f64,
+    /// `Bearer …`, marked sensitive so that it is never printed.
+    pub api_key: Option<HeaderValue>,
+}
+
+impl WorkerConfig {
+    /// `host:port`.
+    pub fn name(&self) -> String {
+        format!("{}:{}", self.url.host().unwrap_or_default(), self.url.port_u16().unwrap_or(80))
+    }
+}
+
+impl FromStr for WorkerConfig {
+    type Err = ConfigError;
+
+    fn from_str(url: &str) -> Result<Self, ConfigError> {
+        Self::try_from(&WorkerTable { url: url.to_owned(), model: None, weight: None, api_key_file: None })
+    }
+}
+
+impl TryFrom<&WorkerTable> for WorkerConfig {
+    type Error = ConfigError;
+
+    fn try_from(table: &WorkerTable) -> Result<Self, ConfigError> {
+        let text = &table.url;
+        let wrong = |why: &str| ConfigError(format!("worker {text:?}: {why}"));
+        let url: Uri = text.parse().map_err(|_| wrong("not a URL; expected such as http://10.0.0.7:8000"))?;
+        match url.scheme_str() {
+            Some("http") => {}
+            Some("https") => return Err(wrong("https to workers is not supported yet; use http")),
+            _ => return Err(wrong("the URL must begin with http://")),
+        }
+        if url.host().is_none_or(str::is_empty) || url.query().is_some() {
+            return Err(wrong("expected http://HOST:PORT, without a query"));
+        }
+        let weight = table.weight.unwrap_or(1.0);
+        if !weight.is_finite() || weight <= 0.0 {
+            return Err(wrong("weight must be a number above 0"));
+        }
+        let api_key = table.api_key_file.as_ref().map(read_key).transpose()?;
+        Ok(Self { url, model: table.model.clone(), weight, api_key })
+    }
+}
+
+fn read_key(path: &PathBuf) -> Result<HeaderValue, ConfigError> {
+    let wrong = |why: &dyn std::fmt::Display| ConfigError(format!("api_key_file {}: {why}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| wrong(&error))?;
+    let mut value = HeaderValue::from_str(&format!("Bearer {}", text.trim()))
+        .map_err(|_| wrong(&"holds characters that a header cannot carry"))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// What the gateway runs with.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Address that clients use.
+    pub listen: SocketAddr,
+    /// Address for operators.
+    pub admin_listen: SocketAddr,
+    /// How workers are chosen.
+    pub policy: Policy,
+    /// Log format.
+    pub log_format: LogFormat,
+    /// The workers; none means embedded ones.
+    pub workers: Vec<WorkerConfig>,
+    /// Bytes of prompt text in one block.
+    pub block_bytes: Option<NonZeroUsize>,
+    /// Memory for the prefix index.
+    pub index_bytes: usize,
+    /// Secret of the hash chain.
+    pub hash_key: HashKey,
+    /// Whether answers name the worker.
+    pub expose_routing: bool,
+    /// Largest request body.
+    pub max_body_bytes: usize,
+    /// Requests in flight at once.
+    pub max_in_flight: usize,
+    /// Client connections at once.
+    pub max_connections: usize,
+    /// Time for open requests after SIGTERM.
+    pub drain_timeout: Duration,
+    /// Time to open a connection to a worker.
+    pub connect_timeout: Duration,
+}
+
+impl File {
+    /// Parses TOML; the error names the line and key.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        toml::from_str(text).map_err(|error| ConfigError(error.to_string()))
+    }
+}
+
+impl TryFrom<File> for Config {
+    type Error = ConfigError;
+
+    fn try_from(file: File) -> Result<Self, ConfigError> {
+        let listen = file.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8080)));
+        let policy = file.policy.as_deref().map(str::parse::<Policy>).transpose();
+        let workers = file.worker.iter().map(|entry| match entry {
+            WorkerEntry::Url(url) => url.parse(),
+            WorkerEntry::Table(table) => WorkerConfig::try_from(table),
+        });
+        let workers = workers.collect::<Result<Vec<WorkerConfig>, _>>()?;
+        if let Some(twice) = first_duplicate(workers.iter().map(WorkerConfig::name)) {
+            return Err(ConfigError(format!("worker {twice} is listed twice")));
+        }
+        let hash_key = match &file.routing.hash_key_file {
+            Some(path) => HashKey::from_bytes(
+                &fs::read(path)
+                    .map_err(|error| ConfigError(format!("hash_key_file {}: {error}", path.display())))?,
+            ),
+            None => HashKey::new(fastrand::u64(..)),
+        };
+        let limits = &file.limits;
+        let config = Self {
+            listen,
+            admin_listen: file.admin_listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 9090))),
+            policy: policy
+                .map_err(|error| ConfigError(format!("policy: {error}")))?
+                .unwrap_or(Policy::Prefix),
+            log_format: file.log_format.unwrap_or_default(),
+            workers,
+            block_bytes: file.routing.block_bytes,
+            index_bytes: file.routing.index_bytes.unwrap_or(limits::INDEX_BYTES),
+            hash_key,
+            expose_routing: file.routing.expose.unwrap_or_else(|| listen.ip().is_loopback()),
+            max_body_bytes: limits.max_body_bytes.unwrap_or(limits::MAX_BODY_BYTES),
+            max_in_flight: limits.max_in_flight.unwrap_or(limits::MAX_IN_FLIGHT),
+            max_connections: limits.max_connections.unwrap_or(limits::MAX_CONNECTIONS),
+            drain_timeout: limits.drain_seconds.map_or(limits::DRAIN_TIMEOUT, Duration::from_secs),
+            connect_timeout: limits.connect_timeout_ms.map_or(limits::CONNECT_TIMEOUT, Duration::from_millis),
+        };
+        for (name, value) in [
+            ("limits.max_body_bytes", config.max_body_bytes),
+            ("limits.max_in_flight", config.max_in_flight),
+            ("limits.max_connections", config.max_connections),
+        ] {
+            if value == 0 {
+                return Err(ConfigError(format!("{name} must be above 0")));
+            }
+        }
+        Ok(config)
+    }
+}
+
+fn first_duplicate(names: impl Iterator<Item = String>) -> Option<String> {
+    let mut seen = std::collections::HashSet::new();
+    names.into_iter().find(|name| !seen.insert(name.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> Result<Config, ConfigError> {
+        Config::try_from(File::parse(text)?)
+    }
+
+    #[test]
+    fn a_worker_is_a_url_or_a_table() {
+        let urls = config(r#"worker = ["http://a:1", "http://b:2/base"]"#).unwrap();
+        assert_eq!(urls.workers[1].name(), "b:2");
+        let tables = config("[[worker]]\nurl = \"http://a:1\"\nmodel = \"m\"\nweight = 2.0").unwrap();
+        assert_eq!(tables.workers[0].weight, 2.0);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, word) in [
+            ("lisen = \"127.0.0.1:1\"", "lisen"),
+            ("[[worker]]\nurl = \"http://a:1\"\nwait = 2", "wait"),
+            ("[routing]\nblock_bytes = 0", "block_bytes"),
+            ("policy = \"best\"", "best"),
+            ("worker = [\"a:1\"]", "http://"),
+            ("worker = [\"https://a\"]", "https"),
+            ("worker = [\"http://a:1\", \"http://a:1/\"]", "twice"),
+            ("[[worker]]\nurl = \"http://a:1\"\nweight = 0.0", "weight"),
+            ("[[worker]]\nurl = \"http://a:1\"\napi_key_file = \"/nowhere\"", "/nowhere"),
+            ("[limits]\nmax_in_flight = 0", "max_in_flight"),
+        ] {
+            let error = config(text).unwrap_err().to_string();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn routing_is_exposed_only_on_loopback() {
+        assert!(config("").unwrap().expose_routing);
+        assert!(!config("listen = \"0.0.0.0:80\"").unwrap().expose_routing);
+        assert!(config("listen = \"0.0.0.0:80\"\n[routing]\nexpose = true").unwrap().expose_routing);
+    }
+
+    #[test]
+    fn a_workers_key_is_not_printable() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        fs::write(&path, "canary-key\n").unwrap();
+        let text = format!("[[worker]]\nurl = \"http://a:1\"\napi_key_file = {path:?}");
+        let config = config(&text).unwrap();
+        assert_eq!(config.workers[0].api_key.as_ref().unwrap(), "Bearer canary-key");
+        assert!(!format!("{config:?}").contains("canary-key"));
+    }
+}

@@ -1,0 +1,164 @@
+//! One request's attempts: choose a worker, send, and if no byte of an answer came, try another. Cancellation needs
+//! no code: when the client leaves, this future is dropped, and with it the request to the worker.
+//!
+//! Next: [`crate::relay`].
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{
+    HeaderValue, Method,
+    header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH},
+    request::Parts,
+    uri::PathAndQuery,
+};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use keyway_core::{index::WorkerId, pick::Pick};
+use keyway_wire::headers as names;
+
+use crate::{
+    body::{Request, Response},
+    error::Error,
+    fleet::Worker,
+    headers,
+    limits::MAX_ATTEMPTS,
+    metrics::Metrics,
+    record::Record,
+    relay,
+    request::{self, KeyerConfig, RequestInfo},
+    routing::{Choice, Router},
+    upstream::{SendError, Upstream},
+};
+
+/// What dispatch needs besides the request.
+#[derive(Debug, Clone)]
+pub struct Dispatch {
+    /// Chooses workers.
+    pub router: Arc<Router>,
+    /// Reaches workers.
+    pub upstream: Upstream,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+    /// How prompts are hashed.
+    pub keyer: KeyerConfig,
+    /// Largest request body.
+    pub max_body_bytes: usize,
+    /// Whether answers name the worker and the reason.
+    pub expose_routing: bool,
+}
+
+impl Dispatch {
+    /// Serves one request under `/v1/`.
+    pub async fn handle(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
+        let (parts, body) = request.into_parts();
+        let body = self.read_body(&parts, body).await?;
+        let info = {
+            let _timer = self.metrics.routing.start_timer();
+            request::read(&body, b"", self.keyer)
+        };
+        record.model(info.model.clone());
+        self.attempt(parts, body, info, record).await
+    }
+
+    async fn read_body(&self, parts: &Parts, body: hyper::body::Incoming) -> Result<Bytes, Error> {
+        let too_large = Error::BodyTooLarge { limit_bytes: self.max_body_bytes };
+        let declared = parts.headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+        if declared.is_some_and(|bytes| bytes > self.max_body_bytes as u64) {
+            return Err(too_large);
+        }
+        match Limited::new(body, self.max_body_bytes).collect().await {
+            Ok(whole) => Ok(whole.to_bytes()),
+            Err(error) if error.is::<LengthLimitError>() => Err(too_large),
+            Err(error) => Err(Error::BodyUnreadable(error.to_string())),
+        }
+    }
+
+    async fn attempt(
+        &self,
+        parts: Parts,
+        body: Bytes,
+        info: RequestInfo,
+        record: &Arc<Record>,
+    ) -> Result<Response, Error> {
+        let mut tried: Vec<WorkerId> = Vec::new();
+        let mut failure = Error::NoWorker;
+        while tried.len() < MAX_ATTEMPTS {
+            let choice = match self.router.choose(&info, &tried) {
+                Ok(choice) => choice,
+                // With every worker tried, the last attempt's failure says more than "none is left".
+                Err(Error::NoWorker) => return Err(failure),
+                Err(error) => return Err(error),
+            };
+            let Choice { worker, pick, ticket } = choice;
+            record.picked(&worker.name, pick.reason.as_str(), pick.matched_tokens);
+            let outgoing = outgoing(&parts, body.clone(), &worker, record);
+            match self.upstream.send(outgoing).await {
+                Ok(answer) => {
+                    self.router.worker_answered(&worker);
+                    let mut response =
+                        relay::relay(answer, ticket, info, pick, Arc::clone(record), &self.metrics);
+                    self.expose(&mut response, &worker, &pick);
+                    return Ok(response);
+                }
+                Err(error) => {
+                    tracing::warn!(worker = %worker.name, id = record.id(), error = error.as_str(), "worker gave no answer");
+                    if error == SendError::Connect {
+                        self.router.worker_failed(&worker);
+                    } else if !may_repeat(&parts) {
+                        return Err(Error::WorkerLost);
+                    }
+                    failure = Error::WorkerLost;
+                    tried.push(worker.id);
+                    self.metrics.retries.with_label_values(&[error.as_str()]).inc();
+                }
+            }
+        }
+        Err(failure)
+    }
+
+    fn expose(&self, response: &mut Response, worker: &Worker, pick: &Pick) {
+        if !self.expose_routing {
+            return;
+        }
+        let headers = response.headers_mut();
+        if let Ok(name) = HeaderValue::from_str(&worker.name) {
+            headers.insert(names::WORKER, name);
+        }
+        headers.insert(names::REASON, HeaderValue::from_static(pick.reason.as_str()));
+        headers.insert(names::MATCHED_TOKENS, HeaderValue::from(pick.matched_tokens));
+    }
+}
+
+/// Whether a request that a worker may have begun to compute can be sent to another one. Generating is free of side
+/// effects; of other POSTs (files, batches) that is not known.
+fn may_repeat(parts: &Parts) -> bool {
+    parts.method.is_safe() || (parts.method == Method::POST && is_generation(parts.uri.path()))
+}
+
+fn is_generation(path: &str) -> bool {
+    matches!(
+        path,
+        "/v1/chat/completions" | "/v1/completions" | "/v1/messages" | "/v1/embeddings" | "/v1/rerank"
+    )
+}
+
+fn outgoing(parts: &Parts, body: Bytes, worker: &Worker, record: &Record) -> http::Request<Full<Bytes>> {
+    let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let mut request = http::Request::new(Full::new(body));
+    *request.method_mut() = parts.method.clone();
+    *request.uri_mut() = worker.uri(&path);
+    let mut outgoing = parts.headers.clone();
+    headers::for_worker(&mut outgoing);
+    if let Ok(id) = HeaderValue::from_str(record.id()) {
+        outgoing.insert(names::REQUEST_ID, id);
+    }
+    if let Some(key) = worker.api_key() {
+        outgoing.insert(AUTHORIZATION, key.clone());
+    }
+    if is_generation(parts.uri.path()) {
+        // The relay must see where events end; engines do not compress streams unasked.
+        outgoing.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    }
+    *request.headers_mut() = outgoing;
+    request
+}

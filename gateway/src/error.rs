@@ -1,0 +1,137 @@
+//! Every error a client can get from the gateway itself, in one table: status, OpenAI's shape, metric label.
+//! A worker's own errors are not here: they pass through unchanged.
+
+use std::time::Duration;
+
+use http::{HeaderValue, StatusCode, header};
+use keyway_wire::openai::ErrorBody;
+
+use crate::body::{Response, full};
+
+/// What the gateway refuses or could not do.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// No such path here.
+    #[error("there is no {0}; requests go to paths under /v1/, such as /v1/chat/completions")]
+    NotFound(String),
+    /// No worker serves the model.
+    #[error("the model {model:?} does not exist here; this fleet serves: {known}")]
+    ModelNotFound {
+        /// As the client named it.
+        model: String,
+        /// The fleet's models, comma separated.
+        known: String,
+    },
+    /// The body is over the limit.
+    #[error(
+        "the request body is larger than {limit_bytes} bytes, the limit of this gateway (limits.max_body_bytes)"
+    )]
+    BodyTooLarge {
+        /// The limit.
+        limit_bytes: usize,
+    },
+    /// The client's body broke off or was malformed.
+    #[error("the request body could not be read: {0}")]
+    BodyUnreadable(String),
+    /// More requests in flight than the gateway takes.
+    #[error("the gateway has {limit} requests in flight, its limit; try again soon")]
+    Overloaded {
+        /// `limits.max_in_flight`.
+        limit: usize,
+    },
+    /// No worker can be tried (any more).
+    #[error("no worker is ready for this request; try again soon")]
+    NoWorker,
+    /// The worker closed the connection before it answered.
+    #[error("the worker broke off before it answered")]
+    WorkerLost,
+    /// The worker broke off in the middle of its answer.
+    #[error("the worker broke off in the middle of its answer")]
+    StreamLost,
+    /// A bug of ours: the request's task panicked.
+    #[error("internal error of the gateway")]
+    Internal,
+}
+
+struct Row {
+    status: StatusCode,
+    kind: &'static str,
+    code: &'static str,
+    param: Option<&'static str>,
+    retry_after: Option<Duration>,
+}
+
+impl Error {
+    fn row(&self) -> Row {
+        const SOON: Option<Duration> = Some(Duration::from_secs(1));
+        let row = |status, kind, code, param, retry_after| Row { status, kind, code, param, retry_after };
+        let (invalid, server) = ("invalid_request_error", "server_error");
+        match self {
+            Self::NotFound(_) => row(StatusCode::NOT_FOUND, invalid, "unknown_url", None, None),
+            Self::ModelNotFound { .. } => {
+                row(StatusCode::NOT_FOUND, invalid, "model_not_found", Some("model"), None)
+            }
+            Self::BodyTooLarge { .. } => {
+                row(StatusCode::PAYLOAD_TOO_LARGE, invalid, "request_too_large", None, None)
+            }
+            Self::BodyUnreadable(_) => row(StatusCode::BAD_REQUEST, invalid, "body_unreadable", None, None),
+            Self::Overloaded { .. } => row(StatusCode::SERVICE_UNAVAILABLE, server, "overloaded", None, SOON),
+            Self::NoWorker => row(StatusCode::SERVICE_UNAVAILABLE, server, "no_worker_ready", None, SOON),
+            Self::WorkerLost => row(StatusCode::BAD_GATEWAY, server, "worker_lost", None, None),
+            Self::StreamLost => row(StatusCode::BAD_GATEWAY, server, "stream_lost", None, None),
+            Self::Internal => row(StatusCode::INTERNAL_SERVER_ERROR, server, "internal_error", None, None),
+        }
+    }
+
+    /// The stable code, also the metric label `outcome`.
+    pub fn code(&self) -> &'static str {
+        self.row().code
+    }
+
+    /// The body in OpenAI's shape.
+    pub fn to_body(&self) -> ErrorBody {
+        let row = self.row();
+        let body = ErrorBody::new(row.kind, row.code, self.to_string());
+        match row.param {
+            Some(param) => body.with_param(param),
+            None => body,
+        }
+    }
+
+    /// The whole answer.
+    pub fn to_response(&self) -> Response {
+        let row = self.row();
+        let mut response = Response::new(full(self.to_body().to_json()));
+        *response.status_mut() = row.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(after) = row.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs()));
+        }
+        response.extensions_mut().insert(Failed(self.code()));
+        response
+    }
+}
+
+/// Marks an answer that the gateway made because it failed; its code becomes the request's outcome.
+#[derive(Debug, Clone, Copy)]
+pub struct Failed(pub &'static str);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overload_says_when_to_come_back() {
+        let response = Error::Overloaded { limit: 2 }.to_response();
+        assert_eq!(response.status(), 503);
+        assert_eq!(response.headers()["retry-after"], "1");
+    }
+
+    #[test]
+    fn an_unknown_model_names_the_field_and_the_known_models() {
+        let body = Error::ModelNotFound { model: "a\"b".into(), known: "m1, m2".into() }.to_body();
+        assert_eq!(body.error.param.as_deref(), Some("model"));
+        assert!(body.error.message.contains(r#""a\"b""#) && body.error.message.contains("m1, m2"));
+    }
+}

@@ -1,0 +1,148 @@
+//! The workers: who they are, which models they serve, how busy and how healthy they are. Holds no connections
+//! (`upstream.rs`) and decides nothing (`keyway_core::pick`).
+
+use std::{sync::Arc, time::Duration};
+
+use dashmap::DashMap;
+use http::{HeaderValue, Uri, uri::PathAndQuery};
+use keyway_core::{
+    health::{Health, State},
+    index::WorkerId,
+    load::Load,
+};
+use parking_lot::{Mutex, RwLock};
+use serde_json::value::RawValue;
+
+use crate::config::WorkerConfig;
+
+/// One entry of a worker's `/v1/models`.
+#[derive(Debug, Clone)]
+pub struct Model {
+    /// Its id, by which requests name it.
+    pub id: String,
+    /// The whole JSON object, shown by the gateway's own `/v1/models`.
+    pub json: Box<RawValue>,
+}
+
+/// One worker of the fleet.
+#[derive(Debug)]
+pub struct Worker {
+    /// Identity in the index; never reused.
+    pub id: WorkerId,
+    /// `host:port`, in headers, metrics and logs.
+    pub name: String,
+    /// Share of new work relative to its peers.
+    pub weight: f64,
+    /// Work in flight there.
+    pub load: Load,
+    base: Uri,
+    model: Option<String>,
+    api_key: Option<HeaderValue>,
+    health: Mutex<Health>,
+    models: RwLock<Option<Vec<Model>>>,
+}
+
+impl Worker {
+    /// A worker that has yet to answer its first probe.
+    pub fn new(id: WorkerId, config: &WorkerConfig, now: Duration) -> Self {
+        Self {
+            id,
+            name: config.name(),
+            weight: config.weight,
+            load: Load::default(),
+            base: config.url.clone(),
+            model: config.model.clone(),
+            api_key: config.api_key.clone(),
+            health: Mutex::new(Health::new(now)),
+            models: RwLock::new(None),
+        }
+    }
+
+    /// The worker's URL for a path and query.
+    pub fn uri(&self, path: &PathAndQuery) -> Uri {
+        let mut parts = self.base.clone().into_parts();
+        let prefix = self.base.path().trim_end_matches('/');
+        parts.path_and_query = if prefix.is_empty() {
+            Some(path.clone())
+        } else {
+            // A valid path after a valid prefix is a valid path.
+            format!("{prefix}{path}").parse().ok()
+        };
+        Uri::from_parts(parts).unwrap_or_else(|_| self.base.clone())
+    }
+
+    /// The credential that replaces the client's, if one is configured.
+    pub fn api_key(&self) -> Option<&HeaderValue> {
+        self.api_key.as_ref()
+    }
+
+    /// Whether requests for `model` may go here. Before its models are known, a worker may serve any.
+    pub fn may_serve(&self, model: Option<&str>) -> bool {
+        let Some(model) = model else { return true };
+        if let Some(configured) = &self.model {
+            return configured == model;
+        }
+        self.models.read().as_ref().is_none_or(|known| known.iter().any(|m| m.id == model))
+    }
+
+    /// The models it serves, as far as known.
+    pub fn models(&self) -> Vec<Model> {
+        let mut models = self.models.read().clone().unwrap_or_default();
+        if let Some(configured) = &self.model {
+            models.retain(|model| model.id == *configured);
+        }
+        models
+    }
+
+    /// Notes what `/v1/models` said.
+    pub fn set_models(&self, models: Vec<Model>) {
+        *self.models.write() = Some(models);
+    }
+
+    /// Whether it takes requests now.
+    pub fn routable(&self) -> bool {
+        self.health.lock().routable()
+    }
+
+    /// Its state, for people.
+    pub fn state(&self) -> State {
+        self.health.lock().state()
+    }
+
+    /// Looks at or changes the health state machine.
+    pub fn with_health<T>(&self, f: impl FnOnce(&mut Health) -> T) -> T {
+        f(&mut self.health.lock())
+    }
+}
+
+/// All workers.
+#[derive(Debug, Default)]
+pub struct Fleet {
+    workers: DashMap<WorkerId, Arc<Worker>>,
+}
+
+impl Fleet {
+    /// A fleet of the configured workers.
+    pub fn new(configs: &[WorkerConfig], now: Duration) -> Self {
+        let fleet = Self::default();
+        for (id, config) in (0..).map(WorkerId).zip(configs) {
+            fleet.workers.insert(id, Arc::new(Worker::new(id, config, now)));
+        }
+        fleet
+    }
+
+    /// Every worker, in the order of their ids.
+    pub fn all(&self) -> Vec<Arc<Worker>> {
+        let mut all: Vec<_> = self.workers.iter().map(|entry| Arc::clone(entry.value())).collect();
+        all.sort_unstable_by_key(|worker| worker.id);
+        all
+    }
+
+    /// The ids of all models known, sorted.
+    pub fn model_ids(&self) -> Vec<String> {
+        let mut ids: Vec<_> = self.all().iter().flat_map(|w| w.models()).map(|model| model.id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+}

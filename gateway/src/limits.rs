@@ -1,0 +1,67 @@
+//! Every bound of the gateway, with its unit and how the number was derived. Values that operators set are
+//! defaults here and fields of [`crate::config::Config`]; the rest are fixed.
+
+use std::time::Duration;
+
+/// Largest request body. An agent turn is 0.2–2 MB of JSON; a 1M-token prompt about 8 MB; images come as base64.
+pub const MAX_BODY_BYTES: usize = 64 << 20;
+
+/// Requests in flight at once. Each holds a connection pair and about 20 KB besides its body.
+pub const MAX_IN_FLIGHT: usize = 16_384;
+
+/// Client connections at once: twice the requests in flight, for idle keep-alive clients.
+pub const MAX_CONNECTIONS: usize = 32_768;
+
+/// Streams one HTTP/2 client may have open at once (hyper's own default is 200).
+pub const MAX_H2_STREAMS: u32 = 1_024;
+
+/// Time for a client to send its request head, as a defence against slow-header attacks.
+pub const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Bytes of request head that HTTP/1.1 buffers: room for a 64 KiB head twice over.
+pub const HEAD_BUFFER_BYTES: usize = 128 << 10;
+
+/// Time to open a connection to a worker. Within a data centre a SYN is lost at most twice in this time.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Workers tried for one request, the first included.
+pub const MAX_ATTEMPTS: usize = 3;
+
+/// Idle time after which a pooled worker connection is dropped: below uvicorn's 5 s keep-alive (vLLM, SGLang), so
+/// that the worker does not close it under a request.
+pub const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Time for a worker to answer a probe's `/health` or `/v1/models`.
+pub const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Largest `/v1/models` answer that is read: 4,000 adapters at 500 bytes each.
+pub const MAX_MODELS_BYTES: usize = 2 << 20;
+
+/// Largest event of a stream: a chunk with 20 logprobs a token and many tokens stays far below.
+pub const MAX_EVENT_BYTES: usize = 8 << 20;
+
+/// How much of an unstreamed answer is kept to read its `usage` from; a longer one is relayed unread.
+pub const MAX_USAGE_BODY_BYTES: usize = 1 << 20;
+
+/// Bytes of memory for the prefix index: at about 32 bytes a residency, 8 million blocks.
+pub const INDEX_BYTES: usize = 256 << 20;
+
+/// Bytes of canonical prompt text in one hashed block: 16 tokens (the usual KV block) of 4 bytes.
+pub const BLOCK_BYTES: usize = 64;
+
+/// Distinct model names that may appear as a metric label; the fleet's own names come first, the rest is `other`.
+pub const MAX_MODEL_LABELS: usize = 256;
+
+/// Time in-flight requests get to finish after SIGTERM.
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Pause between a stream's terminal error event and the abort of its body, so that the event leaves the socket
+/// buffer first (hyper drops unflushed bytes when a body fails).
+pub const ABORT_DELAY: Duration = Duration::from_millis(20);
+
+/// Longest client-chosen request id that is kept; a longer one is replaced.
+pub const MAX_REQUEST_ID_BYTES: usize = 128;
+
+const _: () = assert!(MAX_IN_FLIGHT <= MAX_CONNECTIONS);
+const _: () = assert!(MAX_USAGE_BODY_BYTES <= MAX_EVENT_BYTES && MAX_EVENT_BYTES <= MAX_BODY_BYTES);
+const _: () = assert!(BLOCK_BYTES >= 8);

@@ -1,0 +1,211 @@
+//! Every series of the gateway, declared once. Labels are closed sets or names from the fleet, so a client cannot
+//! make series; what lies outside is `other`. Each gateway instance has its own registry.
+
+use std::collections::HashSet;
+
+use parking_lot::Mutex;
+use prometheus::{
+    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder, core::Collector,
+};
+
+use crate::limits::MAX_MODEL_LABELS;
+
+/// Seconds, from a cached short prompt to a cold 1M-token one.
+const TTFT_BUCKETS: [f64; 16] =
+    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0];
+/// Seconds, from speculative decoding to a badly overloaded batch.
+const ITL_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+/// Seconds of routing work, from an empty index to a very long prompt.
+const ROUTING_BUCKETS: [f64; 8] = [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.001, 0.01, 0.1];
+
+/// Handles of all series.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    model_labels: Mutex<HashSet<String>>,
+    /// `keyway_requests_total{model,outcome}`.
+    pub requests: IntCounterVec,
+    /// `keyway_requests_in_flight{worker}`: an in-flight gauge, 0 when nothing is in flight.
+    pub worker_in_flight: IntGaugeVec,
+    /// `keyway_in_flight`: an in-flight gauge over all requests, 0 when nothing is in flight.
+    pub in_flight: IntGauge,
+    /// `keyway_waiting_prefill_tokens{worker}`: an in-flight gauge, 0 when nothing is in flight.
+    pub waiting_prefill_tokens: IntGaugeVec,
+    /// `keyway_connections`: open client connections.
+    pub connections: IntGauge,
+    /// `keyway_time_to_first_token_seconds{model}`.
+    pub ttft: HistogramVec,
+    /// `keyway_inter_token_latency_seconds{model}`.
+    pub itl: HistogramVec,
+    /// `keyway_prompt_tokens_total{model}`.
+    pub prompt_tokens: IntCounterVec,
+    /// `keyway_generation_tokens_total{model}`.
+    pub generation_tokens: IntCounterVec,
+    /// `keyway_cached_tokens_total{model,source}`.
+    pub cached_tokens: IntCounterVec,
+    /// `keyway_picks_total{worker,reason}`.
+    pub picks: IntCounterVec,
+    /// `keyway_retries_total{reason}`.
+    pub retries: IntCounterVec,
+    /// `keyway_worker_ready{worker}`.
+    pub worker_ready: IntGaugeVec,
+    /// `keyway_routing_seconds`: hashing, matching and picking.
+    pub routing: Histogram,
+    /// `keyway_index_bytes`.
+    pub index_bytes: IntGauge,
+    /// `keyway_index_blocks`.
+    pub index_blocks: IntGauge,
+}
+
+struct Declare(Registry);
+
+impl Declare {
+    fn register<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> prometheus::Result<C> {
+        let collector = made?;
+        self.0.register(Box::new(collector.clone()))?;
+        Ok(collector)
+    }
+
+    fn counter(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntCounterVec> {
+        self.register(IntCounterVec::new(Opts::new(name, help), labels))
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
+        self.register(IntGauge::new(name, help))
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
+        self.register(IntGaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    fn histograms(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<HistogramVec> {
+        self.register(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["model"]))
+    }
+}
+
+impl Metrics {
+    /// Declares every series in a registry of its own.
+    pub fn new() -> prometheus::Result<Self> {
+        let d = Declare(Registry::new());
+        let build = d.gauges("keyway_build_info", "Always 1; the version is in the label.", &["version"])?;
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let routing =
+            HistogramOpts::new("keyway_routing_seconds", "Time to hash, match and pick, per request.");
+        Ok(Self {
+            requests: d.counter(
+                "keyway_requests_total",
+                "Requests ended, by model and outcome.",
+                &["model", "outcome"],
+            )?,
+            worker_in_flight: d.gauges(
+                "keyway_requests_in_flight",
+                "Requests at a worker, answers included.",
+                &["worker"],
+            )?,
+            in_flight: d.gauge("keyway_in_flight", "Requests in the gateway, answers included.")?,
+            waiting_prefill_tokens: d.gauges(
+                "keyway_waiting_prefill_tokens",
+                "Estimated uncached prompt tokens sent to a worker whose first token is still awaited.",
+                &["worker"],
+            )?,
+            connections: d.gauge("keyway_connections", "Open client connections.")?,
+            ttft: d.histograms(
+                "keyway_time_to_first_token_seconds",
+                "From request head to first event.",
+                &TTFT_BUCKETS,
+            )?,
+            itl: d.histograms(
+                "keyway_inter_token_latency_seconds",
+                "Between the events of a stream.",
+                &ITL_BUCKETS,
+            )?,
+            prompt_tokens: d.counter(
+                "keyway_prompt_tokens_total",
+                "Prompt tokens, as workers report them.",
+                &["model"],
+            )?,
+            generation_tokens: d.counter(
+                "keyway_generation_tokens_total",
+                "Generated tokens, as workers report them.",
+                &["model"],
+            )?,
+            cached_tokens: d.counter(
+                "keyway_cached_tokens_total",
+                "Prompt tokens found in a prefix cache: predicted by the index, reported by the worker.",
+                &["model", "source"],
+            )?,
+            picks: d.counter(
+                "keyway_picks_total",
+                "Routing decisions, by worker and reason.",
+                &["worker", "reason"],
+            )?,
+            retries: d.counter(
+                "keyway_retries_total",
+                "Attempts repeated on another worker.",
+                &["reason"],
+            )?,
+            worker_ready: d.gauges(
+                "keyway_worker_ready",
+                "1 where the worker takes requests.",
+                &["worker"],
+            )?,
+            routing: d.register(Histogram::with_opts(routing.buckets(ROUTING_BUCKETS.to_vec())))?,
+            index_bytes: d.gauge("keyway_index_bytes", "Memory held by the prefix index.")?,
+            index_blocks: d.gauge("keyway_index_blocks", "Block residencies in the prefix index.")?,
+            model_labels: Mutex::new(HashSet::new()),
+            registry: d.0,
+        })
+    }
+
+    /// Admits a model of the fleet as a label value, up to a bound.
+    pub fn admit_model(&self, model: &str) {
+        let mut labels = self.model_labels.lock();
+        if labels.len() < MAX_MODEL_LABELS && !labels.contains(model) {
+            labels.insert(model.to_owned());
+        }
+    }
+
+    /// The label for a model that a client named: itself if the fleet has it.
+    pub fn model_label<'a>(&self, model: Option<&'a str>) -> &'a str {
+        match model {
+            Some(model) if self.model_labels.lock().contains(model) => model,
+            Some(_) => "other",
+            None => "none",
+        }
+    }
+
+    /// The exposition in Prometheus' text format.
+    pub fn render(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut text) {
+            tracing::error!(%error, "metrics could not be encoded");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_cannot_make_series() {
+        let metrics = Metrics::new().unwrap();
+        metrics.admit_model("m");
+        for i in 0..10_000 {
+            let name = format!("made-up-{i}");
+            metrics.requests.with_label_values(&[metrics.model_label(Some(&name)), "complete"]).inc();
+        }
+        metrics.requests.with_label_values(&[metrics.model_label(Some("m")), "complete"]).inc();
+        let text = String::from_utf8(metrics.render()).unwrap();
+        assert_eq!(text.lines().filter(|line| line.starts_with("keyway_requests_total")).count(), 2);
+    }
+
+    #[test]
+    fn two_gateways_do_not_share_counts() {
+        let (a, b) = (Metrics::new().unwrap(), Metrics::new().unwrap());
+        a.in_flight.set(3);
+        assert_eq!(b.in_flight.get(), 0);
+    }
+}

@@ -1,0 +1,102 @@
+//! Asks each worker, at the times its health state machine names, whether it is up and which models it serves.
+//! What the answers mean is `keyway_core::health`'s business.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, header::AUTHORIZATION, uri::PathAndQuery};
+use http_body_util::{BodyExt, Full, Limited};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::{
+    clock,
+    fleet::{Model, Worker},
+    limits::{MAX_MODELS_BYTES, PROBE_TIMEOUT},
+    metrics::Metrics,
+    routing::Router,
+    upstream::Upstream,
+};
+
+/// Probes one worker for ever.
+pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream, metrics: Arc<Metrics>) {
+    loop {
+        let next = worker.with_health(|health| health.next_probe_at());
+        clock::sleep(next.saturating_sub(router.now())).await;
+        let was_ready = worker.routable();
+        let up = clock::timeout(PROBE_TIMEOUT, probe(&worker, &upstream, &metrics)).await.unwrap_or(false);
+        worker.with_health(|health| health.on_probe(up, router.now()));
+        let ready = worker.routable();
+        metrics.worker_ready.with_label_values(&[&worker.name]).set(i64::from(ready));
+        if ready != was_ready {
+            let models = worker.models().into_iter().map(|m| m.id).collect::<Vec<_>>().join(", ");
+            tracing::info!(worker = %worker.name, ready, models, "worker changed state");
+        }
+    }
+}
+
+/// Whether the worker answers; its models are noted on the way.
+async fn probe(worker: &Worker, upstream: &Upstream, metrics: &Metrics) -> bool {
+    if get(worker, upstream, "/health").await.is_none() {
+        return false;
+    }
+    if let Some(models) = get(worker, upstream, "/v1/models").await.and_then(|body| read_models(&body)) {
+        for model in &models {
+            metrics.admit_model(&model.id);
+        }
+        worker.set_models(models);
+    }
+    true
+}
+
+/// The body of a successful answer.
+async fn get(worker: &Worker, upstream: &Upstream, path: &'static str) -> Option<Bytes> {
+    let mut request = Request::new(Full::default());
+    *request.uri_mut() = worker.uri(&PathAndQuery::from_static(path));
+    if let Some(key) = worker.api_key() {
+        request.headers_mut().insert(AUTHORIZATION, key.clone());
+    }
+    let answer = upstream.send(request).await.ok().filter(|answer| answer.status().is_success())?;
+    Some(Limited::new(answer.into_body(), MAX_MODELS_BYTES).collect().await.ok()?.to_bytes())
+}
+
+fn read_models(body: &[u8]) -> Option<Vec<Model>> {
+    #[derive(Deserialize)]
+    struct List {
+        data: Vec<Box<RawValue>>,
+    }
+    #[derive(Deserialize)]
+    struct Entry {
+        id: String,
+    }
+    let list: List = serde_json::from_slice(body).ok()?;
+    let model =
+        |json: Box<RawValue>| Some(Model { id: serde_json::from_str::<Entry>(json.get()).ok()?.id, json });
+    Some(list.data.into_iter().filter_map(model).collect())
+}
+
+/// Waits until a worker is ready, at most `patience`.
+pub async fn first_ready(router: &Router, patience: Duration) -> bool {
+    let deadline = router.now() + patience;
+    while router.now() < deadline {
+        if router.fleet().all().iter().any(|worker| worker.routable()) {
+            return true;
+        }
+        clock::sleep(Duration::from_millis(20)).await;
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn model_entries_keep_their_json_and_odd_ones_are_skipped() {
+        let models =
+            read_models(br#"{"object":"list","data":[{"id":"a","x":[1, 2]},{"no":"id"},7]}"#).unwrap();
+        assert_eq!(models.len(), 1);
+        assert_eq!(models[0].json.get(), r#"{"id":"a","x":[1, 2]}"#);
+        assert!(read_models(b"<html>").is_none());
+    }
+}

@@ -1,0 +1,122 @@
+//! One record per request: filled in by whoever knows, written once when the request is over. It counts the
+//! request, then logs one line. It never holds prompt text or keys.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use keyway_wire::openai::Usage;
+use parking_lot::Mutex;
+
+use crate::{clock::Instant, metrics::Metrics};
+
+/// What is known of a request so far; shared by the stack and the relay, written when the last of them drops it.
+pub struct Record {
+    metrics: Arc<Metrics>,
+    started: Instant,
+    id: String,
+    line: Mutex<Line>,
+}
+
+#[derive(Default)]
+struct Line {
+    method: String,
+    path: String,
+    model: Option<String>,
+    worker: String,
+    reason: &'static str,
+    matched_tokens: u64,
+    attempts: u32,
+    status: u16,
+    outcome: Option<&'static str>,
+    ttft: Option<Duration>,
+    usage: Usage,
+}
+
+impl Record {
+    /// Opens the record of a request that has just come in.
+    pub fn open(metrics: Arc<Metrics>, id: String, method: &http::Method, path: &str) -> Arc<Self> {
+        let line = Line { method: method.to_string(), path: path.to_owned(), ..Line::default() };
+        Arc::new(Self { metrics, started: Instant::now(), id, line: Mutex::new(line) })
+    }
+
+    /// The request's id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// When the request came in.
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// Notes the model that the body names.
+    pub fn model(&self, model: Option<String>) {
+        self.line.lock().model = model;
+    }
+
+    /// Notes an attempt: the worker, why, and how many tokens it is expected to hold.
+    pub fn picked(&self, worker: &str, reason: &'static str, matched_tokens: u64) {
+        let mut line = self.line.lock();
+        worker.clone_into(&mut line.worker);
+        line.reason = reason;
+        line.matched_tokens = matched_tokens;
+        line.attempts += 1;
+    }
+
+    /// Notes the status that the client sees.
+    pub fn status(&self, status: http::StatusCode) {
+        self.line.lock().status = status.as_u16();
+    }
+
+    /// Notes the time to the first token.
+    pub fn first_token(&self, after: Duration) {
+        self.line.lock().ttft = Some(after);
+    }
+
+    /// Notes the token counts.
+    pub fn usage(&self, usage: Usage) {
+        self.line.lock().usage = usage;
+    }
+
+    /// Notes how the request ended. The first word counts; without one the client left.
+    pub fn outcome(&self, outcome: &'static str) {
+        self.line.lock().outcome.get_or_insert(outcome);
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let line = self.line.get_mut();
+        let outcome = line.outcome.unwrap_or("client_gone");
+        let label = self.metrics.model_label(line.model.as_deref());
+        self.metrics.requests.with_label_values(&[label, outcome]).inc();
+        tracing::info!(
+            target: "access",
+            id = %self.id,
+            method = %line.method,
+            path = %line.path,
+            model = label,
+            status = line.status,
+            outcome,
+            worker = %line.worker,
+            reason = line.reason,
+            attempts = line.attempts,
+            prompt_tokens = line.usage.prompt_tokens,
+            cached_tokens = line.usage.cached_tokens().unwrap_or(0),
+            matched_tokens = line.matched_tokens,
+            completion_tokens = line.usage.completion_tokens,
+            ttft_ms = line.ttft.map(milliseconds),
+            duration_ms = milliseconds(self.started.elapsed()),
+        );
+    }
+}
+
+/// Milliseconds with microsecond digits.
+fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Record").field("id", &self.id).finish_non_exhaustive()
+    }
+}

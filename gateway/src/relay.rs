@@ -1,0 +1,249 @@
+//! The answer's body on its way from the worker to the client. It is polled through: no task, no channel, no buffer
+//! but an unfinished event, so a slow client slows the worker and a dropped body aborts the generation.
+//!
+//! A stream ends honestly: whole events only, and when the worker breaks off, one error event, no `[DONE]`, and an
+//! aborted body. Other answers pass byte for byte; a broken one is aborted.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::{StatusCode, header};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use keyway_core::pick::Pick;
+use keyway_wire::openai::Usage;
+use memchr::memmem;
+use prometheus::Histogram;
+
+use crate::{
+    body::{BoxError, Response},
+    clock::{self, Instant, Sleep},
+    error::Error,
+    headers::strip_hop_by_hop,
+    limits::{ABORT_DELAY, MAX_EVENT_BYTES},
+    metrics::Metrics,
+    record::Record,
+    request::RequestInfo,
+    routing::Ticket,
+    sse::EventSplitter,
+    usage::UsageTap,
+};
+
+/// Turns a worker's answer into the client's.
+pub fn relay(
+    answer: http::Response<Incoming>,
+    ticket: Ticket,
+    info: RequestInfo,
+    pick: Pick,
+    record: Arc<Record>,
+    metrics: &Arc<Metrics>,
+) -> Response {
+    let (mut parts, upstream) = answer.into_parts();
+    strip_hop_by_hop(&mut parts.headers);
+    let plain = !parts.headers.contains_key(header::CONTENT_ENCODING);
+    let is = |kind: &str| {
+        parts.headers.get(header::CONTENT_TYPE).is_some_and(|v| v.as_bytes().starts_with(kind.as_bytes()))
+    };
+    let (events, tap) = match (plain, is("text/event-stream"), is("application/json")) {
+        (true, true, _) => (Some(EventSplitter::new(MAX_EVENT_BYTES)), UsageTap::Events(None)),
+        (true, _, true) => (None, UsageTap::Body(Vec::new(), 0)),
+        _ => (None, UsageTap::Blind),
+    };
+    let label = metrics.model_label(info.model.as_deref());
+    let body = Relay {
+        upstream,
+        events,
+        state: State::Relaying,
+        account: Account {
+            itl: metrics.itl.with_label_values(&[label]),
+            last_event: None,
+            succeeded: parts.status.is_success(),
+            failed_in_band: false,
+            tap,
+            ticket,
+            info,
+            pick,
+            record,
+            metrics: Arc::clone(metrics),
+        },
+    };
+    let body = body.started(parts.status);
+    http::Response::from_parts(parts, body.boxed_unsync())
+}
+
+/// The body. The ticket in its account is the worker's load; it goes when the body goes.
+struct Relay {
+    upstream: Incoming,
+    events: Option<EventSplitter>,
+    state: State,
+    account: Account,
+}
+
+enum State {
+    Relaying,
+    /// The error event was handed out; the abort follows once it has left.
+    Aborting(Pin<Box<Sleep>>),
+    Ended,
+}
+
+impl Relay {
+    fn started(mut self, status: StatusCode) -> Self {
+        if self.events.is_none() && status.is_success() {
+            // An unstreamed answer's head comes when its tokens are computed.
+            self.account.ticket.first_token();
+        }
+        if self.upstream.is_end_stream() {
+            self.complete();
+        }
+        self
+    }
+
+    fn complete(&mut self) {
+        self.state = State::Ended;
+        self.account.complete();
+    }
+
+    /// What may be passed on of the bytes that came; nothing while an event is unfinished.
+    fn pass(&mut self, bytes: Bytes) -> Result<Bytes, BoxError> {
+        let out = match &mut self.events {
+            Some(events) => events.push(bytes)?,
+            None => bytes,
+        };
+        if !out.is_empty() {
+            self.account.saw(&out, self.events.is_some());
+        }
+        // Bodies of known length are not polled again after their last byte.
+        if self.events.is_none() && self.upstream.is_end_stream() {
+            self.complete();
+        }
+        Ok(out)
+    }
+
+    fn end(&mut self) -> Option<Result<Frame<Bytes>, BoxError>> {
+        let tail = self.events.as_mut().map(EventSplitter::take_tail).filter(|tail| !tail.is_empty());
+        if let Some(tail) = &tail {
+            self.account.saw(tail, true);
+        }
+        self.complete();
+        tail.map(|tail| Ok(Frame::data(tail)))
+    }
+
+    fn break_off(&mut self, cause: &dyn std::fmt::Display) -> Result<Frame<Bytes>, BoxError> {
+        let record = &self.account.record;
+        tracing::warn!(id = record.id(), %cause, "the worker's answer broke off");
+        record.outcome(Error::StreamLost.code());
+        if self.events.is_some() {
+            self.state = State::Aborting(Box::pin(clock::sleep(ABORT_DELAY)));
+            return Ok(Frame::data(Error::StreamLost.to_body().to_event().into()));
+        }
+        self.state = State::Ended;
+        Err(Error::StreamLost.into())
+    }
+}
+
+impl Body for Relay {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = &mut *self;
+        loop {
+            match &mut this.state {
+                State::Ended => return Poll::Ready(None),
+                State::Aborting(delay) => {
+                    ready!(delay.as_mut().poll(cx));
+                    this.state = State::Ended;
+                    return Poll::Ready(Some(Err(Error::StreamLost.into())));
+                }
+                State::Relaying => {}
+            }
+            let frame = match ready!(Pin::new(&mut this.upstream).poll_frame(cx)) {
+                Some(Ok(frame)) => frame,
+                Some(Err(error)) => return Poll::Ready(Some(this.break_off(&error))),
+                None => return Poll::Ready(this.end()),
+            };
+            match frame.into_data() {
+                Ok(bytes) => match this.pass(bytes) {
+                    Ok(out) if out.is_empty() => {}
+                    Ok(out) => return Poll::Ready(Some(Ok(Frame::data(out)))),
+                    Err(error) => return Poll::Ready(Some(this.break_off(&error))),
+                },
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.state, State::Ended)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.events.is_some() { SizeHint::default() } else { self.upstream.size_hint() }
+    }
+}
+
+/// What is counted of an answer as it passes.
+struct Account {
+    itl: Histogram,
+    last_event: Option<Instant>,
+    succeeded: bool,
+    failed_in_band: bool,
+    tap: UsageTap,
+    ticket: Ticket,
+    info: RequestInfo,
+    pick: Pick,
+    record: Arc<Record>,
+    metrics: Arc<Metrics>,
+}
+
+impl Account {
+    fn saw(&mut self, bytes: &Bytes, is_event: bool) {
+        self.tap.see(bytes);
+        if !is_event {
+            return;
+        }
+        let now = Instant::now();
+        if let Some(last) = self.last_event.replace(now) {
+            self.itl.observe((now - last).as_secs_f64());
+        } else {
+            let ttft = now - self.record.started();
+            let label = self.metrics.model_label(self.info.model.as_deref());
+            self.metrics.ttft.with_label_values(&[label]).observe(ttft.as_secs_f64());
+            self.record.first_token(ttft);
+            self.ticket.first_token();
+        }
+        self.failed_in_band |= memmem::find(bytes, b"data: {\"error\"").is_some();
+    }
+
+    fn complete(&mut self) {
+        let outcome = match (self.succeeded, self.failed_in_band) {
+            (true, false) => "complete",
+            (true, true) => "worker_error_event",
+            (false, _) => "worker_status",
+        };
+        self.record.outcome(outcome);
+        if let Some(usage) = self.tap.finish() {
+            self.count(usage);
+        }
+    }
+
+    fn count(&self, usage: Usage) {
+        let label = self.metrics.model_label(self.info.model.as_deref());
+        self.metrics.prompt_tokens.with_label_values(&[label]).inc_by(usage.prompt_tokens);
+        self.metrics.generation_tokens.with_label_values(&[label]).inc_by(usage.completion_tokens);
+        let cached = &self.metrics.cached_tokens;
+        cached.with_label_values(&[label, "predicted"]).inc_by(self.pick.matched_tokens);
+        cached.with_label_values(&[label, "reported"]).inc_by(usage.cached_tokens().unwrap_or(0));
+        let prompt_bytes = self.info.chain.total_bytes;
+        self.ticket.router().learn_token_size(self.info.model.as_deref(), prompt_bytes, usage.prompt_tokens);
+        self.record.usage(usage);
+    }
+}

@@ -1,0 +1,247 @@
+//! What routing needs of a request body, read in one pass without copying it: the model, whether the answer
+//! streams, and the hashed prefix of the prompt. The body itself goes to the worker as it came.
+//!
+//! The prompt's canonical text is, in the order a chat template renders it: model, system text and tools, then the
+//! messages in turn. Strings are taken unescaped, so `\u00e9` and `é` are the same prompt; other values verbatim.
+//! A body that is not a JSON object is not an error here: the worker answers it as it does without a gateway.
+
+use std::{borrow::Cow, num::NonZeroUsize};
+
+use keyway_core::keyer::{PrefixChain, TextKeyer};
+use keyway_wire::block_hash::HashKey;
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, Visitor},
+};
+use serde_json::value::RawValue;
+
+/// How prompts are cut and hashed.
+#[derive(Debug, Clone, Copy)]
+pub struct KeyerConfig {
+    /// Secret of the hash chain.
+    pub key: HashKey,
+    /// Bytes of canonical text in one block.
+    pub block_bytes: NonZeroUsize,
+}
+
+/// What routing knows of one request.
+#[derive(Debug)]
+pub struct RequestInfo {
+    /// The model named in the body.
+    pub model: Option<String>,
+    /// Whether the client asked for a stream.
+    pub stream: bool,
+    /// The prompt's hashed prefix; empty where there is no prompt.
+    pub chain: PrefixChain,
+}
+
+/// Reads a body. `salt` separates tenants.
+pub fn read(body: &[u8], salt: &[u8], config: KeyerConfig) -> RequestInfo {
+    let fields: Fields<'_> = serde_json::from_slice(body).unwrap_or_default();
+    let mut keyer = TextKeyer::new(config.key, salt, config.block_bytes);
+    let model = fields.model.and_then(|raw| text_of(raw).map(Cow::into_owned));
+    if let Some(model) = &model {
+        keyer.push(model.as_bytes());
+        keyer.end_field(tag::MODEL);
+    }
+    for (raw, tag) in [(fields.system, tag::SYSTEM), (fields.tools, tag::TOOLS)] {
+        if let Some(raw) = raw {
+            push_value(&mut keyer, raw, tag);
+        }
+    }
+    for raw in [fields.messages, fields.input].into_iter().flatten() {
+        push_messages(&mut keyer, raw);
+    }
+    if let Some(raw) = fields.prompt {
+        push_value(&mut keyer, raw, tag::PROMPT);
+    }
+    let stream = fields.stream.is_some_and(|raw| raw.get() == "true");
+    RequestInfo { model, stream, chain: keyer.finish() }
+}
+
+/// Which field a piece of canonical text came from; part of the hash, so never renumber.
+mod tag {
+    pub(super) const MODEL: u8 = 1;
+    pub(super) const SYSTEM: u8 = 2;
+    pub(super) const TOOLS: u8 = 3;
+    pub(super) const PROMPT: u8 = 4;
+    pub(super) const MESSAGE_NAME: u8 = 5;
+    pub(super) const MESSAGE_VALUE: u8 = 6;
+    pub(super) const MESSAGE_END: u8 = 7;
+}
+
+fn text_of(raw: &RawValue) -> Option<Cow<'_, str>> {
+    #[derive(Deserialize)]
+    struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+    serde_json::from_str::<Text<'_>>(raw.get()).ok().map(|text| text.0)
+}
+
+fn push_value(keyer: &mut TextKeyer, raw: &RawValue, tag: u8) {
+    match text_of(raw) {
+        Some(text) => keyer.push(text.as_bytes()),
+        None => keyer.push(raw.get().as_bytes()),
+    }
+    keyer.end_field(tag);
+}
+
+/// Messages field by field; anything that is not a list of objects (the `input` of `/v1/responses` or
+/// `/v1/embeddings` may be text) as one value.
+fn push_messages(keyer: &mut TextKeyer, raw: &RawValue) {
+    let Ok(messages) = serde_json::from_str::<Vec<Object<'_>>>(raw.get()) else {
+        return push_value(keyer, raw, tag::PROMPT);
+    };
+    for Object(fields) in messages {
+        for (name, value) in fields {
+            keyer.push(name.as_bytes());
+            keyer.end_field(tag::MESSAGE_NAME);
+            push_value(keyer, value, tag::MESSAGE_VALUE);
+        }
+        keyer.end_field(tag::MESSAGE_END);
+    }
+}
+
+/// The fields that routing reads. A repeated key counts as its last value, as in the engines' own JSON readers.
+#[derive(Default)]
+struct Fields<'a> {
+    model: Option<&'a RawValue>,
+    stream: Option<&'a RawValue>,
+    system: Option<&'a RawValue>,
+    tools: Option<&'a RawValue>,
+    messages: Option<&'a RawValue>,
+    input: Option<&'a RawValue>,
+    prompt: Option<&'a RawValue>,
+}
+
+impl<'de> Deserialize<'de> for Fields<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TopLevel;
+        impl<'de> Visitor<'de> for TopLevel {
+            type Value = Fields<'de>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+                let mut fields = Fields::default();
+                while let Some(Key(key)) = map.next_key()? {
+                    let field = match key.as_ref() {
+                        "model" => &mut fields.model,
+                        "stream" => &mut fields.stream,
+                        "system" | "instructions" => &mut fields.system,
+                        "tools" => &mut fields.tools,
+                        "messages" => &mut fields.messages,
+                        "input" => &mut fields.input,
+                        "prompt" => &mut fields.prompt,
+                        _ => {
+                            map.next_value::<IgnoredAny>()?;
+                            continue;
+                        }
+                    };
+                    *field = Some(map.next_value()?);
+                }
+                Ok(fields)
+            }
+        }
+        deserializer.deserialize_map(TopLevel)
+    }
+}
+
+/// A key, borrowed unless it holds escapes.
+#[derive(Deserialize)]
+struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// An object as its fields in order.
+struct Object<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+
+impl<'de> Deserialize<'de> for Object<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder;
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Object<'de>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a message object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object<'de>, A::Error> {
+                let mut fields = Vec::with_capacity(map.size_hint().unwrap_or(4));
+                while let Some((Key(key), value)) = map.next_entry()? {
+                    fields.push((key, value));
+                }
+                Ok(Object(fields))
+            }
+        }
+        deserializer.deserialize_map(InOrder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(body: &str) -> RequestInfo {
+        let config = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(16).unwrap() };
+        read(body.as_bytes(), b"", config)
+    }
+
+    fn shared(a: &str, b: &str) -> usize {
+        let (a, b) = (info(a).chain.blocks, info(b).chain.blocks);
+        a.iter().zip(&b).take_while(|(x, y)| x == y).count()
+    }
+
+    #[test]
+    fn a_follow_up_turn_keeps_the_earlier_turns_prefix() {
+        let first = r#"{"model":"m","messages":[{"role":"user","content":"tell me about whales, at some length please"}]}"#;
+        let second = r#"{"model":"m","messages":[{"role":"user","content":"tell me about whales, at some length please"},{"role":"assistant","content":"no"},{"role":"user","content":"why"}]}"#;
+        let first_blocks = info(first).chain.blocks.len();
+        assert!(first_blocks >= 4);
+        assert!(shared(first, second) >= first_blocks - 1);
+    }
+
+    #[test]
+    fn escapes_spacing_and_field_order_outside_the_prompt_do_not_matter() {
+        let plain =
+            r#"{"model":"m","messages":[{"role":"user","content":"éééééééééééééééééééé"}],"stream":true}"#;
+        let escaped = "{ \"stream\" : true, \"x\":[1], \"messages\": [ {\"role\":\"user\", \"content\":\"\\u00e9éééééééééééééééééé\\u00e9\"} ], \"model\":\"m\"}";
+        let blocks = info(plain).chain.blocks.len();
+        assert!(blocks > 1);
+        assert_eq!(shared(plain, escaped), blocks);
+        assert!(info(escaped).stream);
+    }
+
+    #[test]
+    fn tools_system_text_and_model_are_part_of_the_prefix() {
+        let body = |model: &str, tools: &str| {
+            format!(
+                r#"{{"model":"{model}","tools":{tools},"messages":[{{"role":"user","content":"0123456789abcdef0123456789abcdef"}}]}}"#
+            )
+        };
+        assert_eq!(shared(&body("m", "[1]"), &body("m", "[2]")), 0);
+        assert_eq!(shared(&body("m", "[1]"), &body("n", "[1]")), 0);
+    }
+
+    #[test]
+    fn the_last_of_a_repeated_key_counts() {
+        assert_eq!(info(r#"{"model":"a","model":"b"}"#).model.as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn text_prompts_token_prompts_and_input_lists_are_hashed() {
+        for body in [
+            r#"{"prompt":"0123456789abcdef0123456789abcdef"}"#,
+            r#"{"prompt":[1000,1001,1002,1003,1004,1005,1006,1007]}"#,
+            r#"{"input":"0123456789abcdef0123456789abcdef"}"#,
+            r#"{"input":[{"role":"user","content":"0123456789abcdef0123456789abcdef"}]}"#,
+        ] {
+            assert!(!info(body).chain.blocks.is_empty(), "{body}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_json_object_has_no_prefix() {
+        for body in ["", "[]", "nonsense", "{\"model\":", "{\"model\":3}", "\u{feff}{}", "{\"messages\":3}"] {
+            assert_eq!(info(body).model, None, "{body}");
+        }
+    }
+}

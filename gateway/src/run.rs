@@ -1,0 +1,160 @@
+//! Puts the parts together: binds both listeners, starts the workers it was given or its own, probes, serves, drains.
+
+use std::{future::Future, io, net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
+
+use tokio::{sync::watch, task::JoinHandle};
+
+use crate::{
+    admin,
+    admission::Admission,
+    clock::Clock,
+    config::{Config, WorkerConfig},
+    dispatch::Dispatch,
+    fleet::Fleet,
+    limits,
+    metrics::Metrics,
+    net::{self, Connector},
+    probe,
+    request::KeyerConfig,
+    routing::Router,
+    server::{self, Server},
+    stack,
+    upstream::Upstream,
+};
+
+/// A gateway that serves. Dropping it does not stop it; [`Gateway::shutdown`] does.
+#[derive(Debug)]
+pub struct Gateway {
+    /// Where clients connect.
+    pub addr: SocketAddr,
+    /// Where operators connect.
+    pub admin_addr: SocketAddr,
+    router: Arc<Router>,
+    stop: watch::Sender<bool>,
+    serving: JoinHandle<bool>,
+    background: Vec<JoinHandle<()>>,
+}
+
+/// Binds and starts. `config.workers` must not be empty.
+pub async fn start(config: &Config) -> io::Result<Gateway> {
+    let listener = net::listen(config.listen).await?;
+    let admin_listener = net::listen(config.admin_listen).await?;
+    let (addr, admin_addr) = (listener.local_addr()?, admin_listener.local_addr()?);
+
+    let clock = Clock::start();
+    let metrics = Arc::new(Metrics::new().map_err(io::Error::other)?);
+    let fleet = Arc::new(Fleet::new(&config.workers, clock.now()));
+    let upstream = Upstream::new(Connector::new(config.connect_timeout));
+    let router = Arc::new(Router::new(
+        Arc::clone(&fleet),
+        Arc::clone(&metrics),
+        clock,
+        config.policy,
+        config.index_bytes,
+    ));
+    let mut background = Vec::new();
+    for worker in fleet.all() {
+        let probing = probe::watch(worker, Arc::clone(&router), upstream.clone(), Arc::clone(&metrics));
+        background.push(tokio::spawn(probing));
+    }
+
+    let dispatch = Dispatch {
+        router: Arc::clone(&router),
+        upstream,
+        metrics: Arc::clone(&metrics),
+        keyer: KeyerConfig { key: config.hash_key, block_bytes: block_bytes(config) },
+        max_body_bytes: config.max_body_bytes,
+        expose_routing: config.expose_routing,
+    };
+    let admission = Admission::new(config.max_in_flight, metrics.in_flight.clone());
+    let (stop, stopped) = watch::channel(false);
+    let server = |listener, drain_timeout| Server {
+        listener,
+        max_connections: config.max_connections,
+        drain_timeout,
+        connections: metrics.connections.clone(),
+    };
+    let clients = server(listener, config.drain_timeout);
+    let operators = server(admin_listener, Duration::ZERO);
+    let serving = tokio::spawn(server::serve(clients, stack::stack(dispatch, admission), on(stopped)));
+    // The admin listener outlives the drain, so that it can be watched; it ends with the process.
+    let admin = admin::admin(Arc::clone(&router), metrics);
+    background.push(tokio::spawn(async move {
+        server::serve(operators, admin, std::future::pending()).await;
+    }));
+    Ok(Gateway { addr, admin_addr, router, stop, serving, background })
+}
+
+async fn on(mut stopped: watch::Receiver<bool>) {
+    // An error means that the gateway was dropped without a shutdown: serve on.
+    if stopped.wait_for(|stop| *stop).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+fn block_bytes(config: &Config) -> NonZeroUsize {
+    config.block_bytes.unwrap_or(NonZeroUsize::new(limits::BLOCK_BYTES).unwrap_or(NonZeroUsize::MIN))
+}
+
+impl Gateway {
+    /// Waits until a worker is ready, at most `patience`.
+    pub async fn ready(&self, patience: Duration) -> bool {
+        probe::first_ready(&self.router, patience).await
+    }
+
+    /// Stops accepting, lets open requests finish, then stops. Returns whether all finished in time.
+    pub async fn shutdown(self) -> bool {
+        self.stop.send_replace(true);
+        let drained = self.serving.await.unwrap_or(false);
+        self.background.iter().for_each(JoinHandle::abort);
+        drained
+    }
+}
+
+/// Serves until `shutdown`; what `keyway` without a subcommand does.
+pub async fn run(mut config: Config, shutdown: impl Future<Output = ()>) -> io::Result<()> {
+    let embedded = if config.workers.is_empty() { Some(embedded(&mut config).await?) } else { None };
+    let gateway = start(&config).await?;
+    tracing::info!("admin on http://{}", gateway.admin_addr);
+    if embedded.is_some() {
+        gateway.ready(Duration::from_secs(10)).await;
+    }
+    tracing::info!(policy = %config.policy, workers = config.workers.len(), "listening on http://{}", gateway.addr);
+    if embedded.is_some() {
+        welcome(&gateway, &config.workers);
+    }
+    shutdown.await;
+    if !gateway.shutdown().await {
+        tracing::warn!("some requests did not finish within the drain time and were cut");
+    }
+    Ok(())
+}
+
+#[cfg(feature = "embedded-worker")]
+async fn embedded(config: &mut Config) -> io::Result<crate::embedded::Embedded> {
+    let workers = crate::embedded::start().await?;
+    config.workers = workers.configs();
+    config.block_bytes = config.block_bytes.or(Some(crate::embedded::BLOCK_BYTES));
+    Ok(workers)
+}
+
+#[cfg(not(feature = "embedded-worker"))]
+async fn embedded(_: &mut Config) -> io::Result<std::convert::Infallible> {
+    let message =
+        "no worker is configured and this build has no embedded ones; add --worker http://HOST:PORT";
+    std::future::ready(Err(io::Error::new(io::ErrorKind::InvalidInput, message))).await
+}
+
+fn welcome(gateway: &Gateway, workers: &[WorkerConfig]) {
+    let names: Vec<String> = workers.iter().map(WorkerConfig::name).collect();
+    let (addr, admin) = (gateway.addr, gateway.admin_addr);
+    eprintln!(
+        "\nNo worker is configured, so keyway started {count} embedded CPU workers ({names}) with the built-in model.\n\
+         Put it before your own with: keyway --worker http://HOST:PORT --worker …\n\n\
+         Try:\n  curl http://{addr}/v1/chat/completions -H 'content-type: application/json' \\\n    \
+         -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}],\"max_tokens\":32,\"stream\":true}}' -N\n  \
+         curl http://{admin}/workers\n",
+        count = workers.len(),
+        names = names.join(", "),
+    );
+}

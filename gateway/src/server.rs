@@ -1,0 +1,92 @@
+//! The listening socket: accepts connections, speaks HTTP/1.1 and HTTP/2 (prior knowledge) on them, bounds them, and
+//! drains them on shutdown. What a request means is the stack's business.
+//!
+//! Next: [`crate::stack`].
+
+use std::{future::Future, io, sync::Arc, time::Duration};
+
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::{conn::auto, graceful::GracefulShutdown},
+    service::TowerToHyperService,
+};
+use prometheus::IntGauge;
+use tokio::sync::Semaphore;
+
+use crate::{
+    clock,
+    limits::{HEAD_BUFFER_BYTES, HEADER_READ_TIMEOUT, MAX_H2_STREAMS},
+    net,
+    stack::Stack,
+};
+
+/// What the server needs besides the stack.
+#[derive(Debug)]
+pub struct Server {
+    /// Where connections come in.
+    pub listener: net::TcpListener,
+    /// At most so many at once; further ones wait in the kernel's queue.
+    pub max_connections: usize,
+    /// Time that requests get after shutdown began.
+    pub drain_timeout: Duration,
+    /// Open connections.
+    pub connections: IntGauge,
+}
+
+/// Serves until `shutdown` completes, then lets open requests finish within the drain time. Returns whether all did.
+pub async fn serve(server: Server, stack: Stack, shutdown: impl Future<Output = ()>) -> bool {
+    let builder = Arc::new(connection_builder());
+    let slots = Arc::new(Semaphore::new(server.max_connections));
+    let graceful = GracefulShutdown::new();
+    tokio::pin!(shutdown);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut shutdown => break,
+            accepted = accept(&server.listener, &slots) => accepted,
+        };
+        let (stream, slot) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of file descriptors, or the peer left already: the listener itself is fine.
+                tracing::warn!(%error, "a connection could not be accepted");
+                clock::sleep(Duration::from_millis(10)).await;
+                continue;
+            }
+        };
+        let service = TowerToHyperService::new(stack.clone());
+        let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
+        let connection = graceful.watch(connection);
+        let open = server.connections.clone();
+        open.inc();
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(error = %error, "a client connection ended with an error");
+            }
+            open.dec();
+            drop(slot);
+        });
+    }
+    drop(server.listener);
+    tracing::info!(connections = graceful.count(), "draining");
+    clock::timeout(server.drain_timeout, graceful.shutdown()).await.is_ok()
+}
+
+async fn accept(
+    listener: &net::TcpListener,
+    slots: &Arc<Semaphore>,
+) -> io::Result<(net::TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    let slot = Arc::clone(slots).acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, _) = net::accept(listener).await?;
+    Ok((stream, slot))
+}
+
+fn connection_builder() -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_READ_TIMEOUT)
+        .max_buf_size(HEAD_BUFFER_BYTES);
+    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(MAX_H2_STREAMS);
+    builder
+}

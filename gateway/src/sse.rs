@@ -1,0 +1,129 @@
+//! Splits a byte stream of server-sent events at event boundaries, so that only whole events are forwarded. Never
+//! decodes: a UTF-8 character split across chunks stays intact. Line ends may be LF, CRLF or CR (WHATWG HTML §9.2).
+
+use bytes::{Bytes, BytesMut};
+
+/// An event grew past the splitter's cap without a blank line.
+#[derive(Debug, thiserror::Error)]
+#[error("the worker sent an event of more than {cap_bytes} bytes")]
+pub struct EventTooLong {
+    cap_bytes: usize,
+}
+
+/// Holds the unfinished event at the end of what has come so far.
+#[derive(Debug)]
+pub struct EventSplitter {
+    tail: BytesMut,
+    cap_bytes: usize,
+}
+
+impl EventSplitter {
+    /// A splitter that refuses events longer than `cap_bytes`.
+    pub fn new(cap_bytes: usize) -> Self {
+        Self { tail: BytesMut::new(), cap_bytes }
+    }
+
+    /// Takes the next bytes and returns every event that is now whole (maybe none). A chunk that ends with an event,
+    /// the usual case, is returned as it is, without a copy.
+    pub fn push(&mut self, mut chunk: Bytes) -> Result<Bytes, EventTooLong> {
+        if !self.tail.is_empty() {
+            self.tail.extend_from_slice(&chunk);
+            chunk = self.tail.split().freeze();
+        }
+        let end = last_boundary(&chunk);
+        let rest = chunk.split_off(end);
+        if rest.len() > self.cap_bytes {
+            return Err(EventTooLong { cap_bytes: self.cap_bytes });
+        }
+        self.tail.extend_from_slice(&rest);
+        Ok(chunk)
+    }
+
+    /// The unfinished rest, when the stream has ended.
+    pub fn take_tail(&mut self) -> Bytes {
+        self.tail.split().freeze()
+    }
+}
+
+/// Where the last blank line of `bytes` ends, or 0.
+fn last_boundary(bytes: &[u8]) -> usize {
+    let mut end = bytes.len();
+    while let Some(at) = memchr::memrchr2(b'\n', b'\r', &bytes[..end]) {
+        let before = &bytes[..at];
+        let blank = match bytes[at] {
+            b'\n' => before.ends_with(b"\n") || before.ends_with(b"\n\r") || before.ends_with(b"\r\r"),
+            // A CR that an LF may yet follow is not taken for a line end of its own.
+            _ => {
+                before.ends_with(b"\r")
+                    || (before.ends_with(b"\n") && bytes.get(at + 1).is_some_and(|b| *b != b'\n'))
+            }
+        };
+        if blank {
+            return at + 1;
+        }
+        end = at;
+    }
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn events(ending: &str) -> Vec<u8> {
+        ["data: {\"a\":1}", "event: x\ndata: ü€😀", ": comment", "data: [DONE]"]
+            .iter()
+            .map(|event| event.replace('\n', ending) + ending + ending)
+            .collect::<String>()
+            .into_bytes()
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_gives_the_same_bytes_and_only_whole_events(
+            ending in prop::sample::select(vec!["\n", "\r\n", "\r"]),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+        ) {
+            let whole = events(ending);
+            let mut at: Vec<usize> = cuts.iter().map(|c| c.index(whole.len())).collect();
+            at.push(0);
+            at.push(whole.len());
+            at.sort_unstable();
+            let mut splitter = EventSplitter::new(1 << 20);
+            let mut out = Vec::new();
+            for pair in at.windows(2) {
+                let part = splitter.push(Bytes::copy_from_slice(&whole[pair[0]..pair[1]])).unwrap();
+                out.extend_from_slice(&part);
+                // What was let through so far ends a line: no event is cut in the middle of its text.
+                prop_assert!(out.is_empty() || matches!(out.last(), Some(b'\n' | b'\r')));
+            }
+            out.extend_from_slice(&splitter.take_tail());
+            prop_assert_eq!(out, whole);
+        }
+    }
+
+    #[test]
+    fn a_half_event_waits_for_its_blank_line() {
+        let mut splitter = EventSplitter::new(64);
+        assert_eq!(splitter.push(Bytes::from_static(b"data: 1\n\ndata: 2\n")).unwrap(), "data: 1\n\n");
+        assert_eq!(splitter.push(Bytes::from_static(b"\n")).unwrap(), "data: 2\n\n");
+        assert_eq!(splitter.push(Bytes::from_static(b"data: 3")).unwrap(), "");
+        assert_eq!(splitter.take_tail(), "data: 3");
+    }
+
+    #[test]
+    fn an_event_without_an_end_is_refused_at_the_cap() {
+        let mut splitter = EventSplitter::new(16);
+        assert!(splitter.push(Bytes::from_static(b"data: 12345")).is_ok());
+        assert!(splitter.push(Bytes::from_static(b"67890abcdef")).is_err());
+    }
+
+    #[test]
+    fn a_chunk_of_whole_events_is_not_copied() {
+        let chunk = Bytes::from_static(b"data: 1\n\n");
+        let out = EventSplitter::new(64).push(chunk.clone()).unwrap();
+        assert_eq!(out.as_ptr(), chunk.as_ptr());
+    }
+}

@@ -1,0 +1,149 @@
+//! The tower stack, top to bottom as a request meets it, with why each layer stands at its height.
+//!
+//! Next: [`keyway_core::pick`], then [`crate::dispatch`].
+
+use std::{any::Any, convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
+
+use futures_util::FutureExt;
+use http::{HeaderValue, Method};
+use http_body_util::BodyExt;
+use keyway_wire::headers as names;
+use tower::{Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
+
+use crate::{
+    admission::Admission,
+    around::around,
+    body::{Guarded, Request, Response, full},
+    dispatch::Dispatch,
+    error::{Error, Failed},
+    limits::MAX_REQUEST_ID_BYTES,
+    metrics::Metrics,
+    models,
+    record::Record,
+};
+
+/// What the server calls for each request. Errors have become answers.
+pub type Stack = BoxCloneSyncService<Request, Response, Infallible>;
+
+/// Builds the stack.
+pub fn stack(dispatch: Dispatch, admission: Admission) -> Stack {
+    let metrics = Arc::clone(&dispatch.metrics);
+    let dispatch = Arc::new(dispatch);
+    let service = ServiceBuilder::new()
+        // Outermost, so that every request has an id, one log line and one count, refused ones too.
+        .layer(around(move |request, next| recorded(Arc::clone(&metrics), request, next)))
+        // Below the record, so that a panic is recorded; above all that may panic.
+        .layer(around(panic_safe))
+        // Before anything that costs: a refused request must be cheap.
+        .layer(around(move |request, next| admitted(admission.clone(), request, next)))
+        // Innermost: the gateway's own answers, or a worker's.
+        .service(service_fn(move |request| routes(Arc::clone(&dispatch), request)));
+    BoxCloneSyncService::new(service)
+}
+
+async fn recorded<S>(metrics: Arc<Metrics>, mut request: Request, next: S) -> Result<Response, Infallible>
+where
+    S: Service<Request, Response = Response, Error = Infallible>,
+{
+    let id = request_id(&request);
+    let record = Record::open(metrics, id, request.method(), request.uri().path());
+    request.extensions_mut().insert(Arc::clone(&record));
+    let mut response = next.oneshot(request).await?;
+    record.status(response.status());
+    if let Some(Failed(code)) = response.extensions().get() {
+        record.outcome(code);
+    }
+    if let Ok(id) = HeaderValue::from_str(record.id()) {
+        response.headers_mut().insert(names::REQUEST_ID, id);
+    }
+    Ok(response.map(|body| Guarded::new(body, record).boxed_unsync()))
+}
+
+/// The client's own id where it is printable and short, so that its logs and ours meet.
+fn request_id(request: &Request) -> String {
+    let given = request.headers().get(names::REQUEST_ID).and_then(|id| id.to_str().ok());
+    match given {
+        Some(id) if !id.is_empty() && id.len() <= MAX_REQUEST_ID_BYTES => id.to_owned(),
+        _ => format!("req-{:032x}", fastrand::u128(..)),
+    }
+}
+
+async fn panic_safe<S>(request: Request, next: S) -> Result<Response, Infallible>
+where
+    S: Service<Request, Response = Response, Error = Infallible>,
+{
+    // The request's state is dropped with its future, so nothing half-changed is seen again.
+    match AssertUnwindSafe(next.oneshot(request)).catch_unwind().await {
+        Ok(response) => response,
+        Err(panic) => {
+            tracing::error!(panic = panic_text(&*panic), "a request panicked");
+            Ok(Error::Internal.to_response())
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("?")
+}
+
+async fn admitted<S>(admission: Admission, request: Request, next: S) -> Result<Response, Infallible>
+where
+    S: Service<Request, Response = Response, Error = Infallible>,
+{
+    match admission.admit() {
+        Ok(permit) => {
+            let response = next.oneshot(request).await?;
+            Ok(response.map(|body| Guarded::new(body, permit).boxed_unsync()))
+        }
+        Err(error) => Ok(error.to_response()),
+    }
+}
+
+async fn routes(dispatch: Arc<Dispatch>, request: Request) -> Result<Response, Infallible> {
+    let path = request.uri().path();
+    let result = match (request.method(), path, request.extensions().get::<Arc<Record>>().cloned()) {
+        (&Method::GET, "/health", Some(record)) => Ok(own(Response::new(full("ok\n")), &record)),
+        (&Method::GET, "/v1/models", Some(record)) => {
+            Ok(own(models::merged(dispatch.router.fleet()), &record))
+        }
+        (_, path, Some(record)) if path.starts_with("/v1/") && !has_dot_segment(path) => {
+            dispatch.handle(request, &record).await
+        }
+        _ => Err(Error::NotFound(path.to_owned())),
+    };
+    Ok(result.unwrap_or_else(|error| error.to_response()))
+}
+
+/// An answer of the gateway itself: complete once it is made.
+fn own(response: Response, record: &Record) -> Response {
+    record.outcome("complete");
+    response
+}
+
+/// Whether a path could leave `/v1/` once a worker normalises it.
+fn has_dot_segment(path: &str) -> bool {
+    path.split('/').any(|segment| {
+        let plain = segment.to_ascii_lowercase().replace("%2e", ".");
+        plain == "." || plain == ".." || plain.contains("%2f") || plain.contains('\\')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_leave_the_api_are_seen() {
+        for path in ["/v1/../metrics", "/v1/%2e%2E/metrics", "/v1/./x", "/v1/..%2fmetrics", "/v1/..\\metrics"]
+        {
+            assert!(has_dot_segment(path), "{path}");
+        }
+        for path in ["/v1/models/a.b", "/v1/...", "/v1/x..y", "/v1/files/%20"] {
+            assert!(!has_dot_segment(path), "{path}");
+        }
+    }
+}
