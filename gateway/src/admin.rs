@@ -4,7 +4,6 @@
 use std::{convert::Infallible, sync::Arc};
 
 use http::{HeaderValue, Method, StatusCode, header};
-use keyway_core::health::State;
 use serde::Serialize;
 use tower::{service_fn, util::BoxCloneSyncService};
 
@@ -41,7 +40,10 @@ fn answer(request: &Request, router: &Router, metrics: &Metrics) -> Response {
         "/readyz" => {
             text(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", "no worker is ready\n")
         }
-        "/metrics" => text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", metrics.render()),
+        "/metrics" => text(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", {
+            router.show_state();
+            metrics.render()
+        }),
         "/workers" => text(StatusCode::OK, "application/json", workers(router)),
         _ => Error::NotFound(path.to_owned()).to_response(),
     }
@@ -69,7 +71,7 @@ fn workers(router: &Router) -> Vec<u8> {
         let load = worker.load.snapshot();
         Row {
             worker: worker.name.clone(),
-            state: state_name(worker.state()),
+            state: worker.state().as_str(),
             models: worker.models().into_iter().map(|model| model.id).collect(),
             weight: worker.weight,
             requests_in_flight: load.requests,
@@ -78,13 +80,4 @@ fn workers(router: &Router) -> Vec<u8> {
     };
     let rows: Vec<Row> = router.fleet().all().iter().map(row).collect();
     serde_json::to_vec_pretty(&rows).unwrap_or_default()
-}
-
-fn state_name(state: State) -> &'static str {
-    match state {
-        State::Joining => "joining",
-        State::Ready => "ready",
-        State::Down => "down",
-        State::Draining => "draining",
-    }
 }

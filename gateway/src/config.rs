@@ -301,6 +301,30 @@ mod tests {
     }
 
     #[test]
+    fn the_example_file_is_valid_and_shows_every_key() {
+        let example = include_str!("../../deploy/keyway.toml");
+        let config = config(example).unwrap();
+        assert_eq!(config.workers.len(), 2);
+        let schema = serde_json::to_value(schemars::schema_for!(File)).unwrap();
+        let mut keys = Vec::new();
+        collect_keys(&schema, &mut keys);
+        assert!(keys.len() >= 15, "{keys:?}");
+        for key in keys {
+            assert!(example.contains(&key), "deploy/keyway.toml does not show {key}");
+        }
+    }
+
+    fn collect_keys(value: &serde_json::Value, keys: &mut Vec<String>) {
+        let serde_json::Value::Object(map) = value else { return };
+        for (name, inner) in map {
+            if let (true, Some(properties)) = (name == "properties", inner.as_object()) {
+                keys.extend(properties.keys().cloned());
+            }
+            collect_keys(inner, keys);
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (text, word) in [
             ("lisen = \"127.0.0.1:1\"", "lisen"),

@@ -12,6 +12,7 @@ use keyway_core::{
 };
 use parking_lot::{Mutex, RwLock};
 use serde_json::value::RawValue;
+use tokio::sync::Notify;
 
 use crate::config::WorkerConfig;
 
@@ -40,6 +41,7 @@ pub struct Worker {
     api_key: Option<HeaderValue>,
     health: Mutex<Health>,
     models: RwLock<Option<Vec<Model>>>,
+    failed: Notify,
 }
 
 impl Worker {
@@ -55,6 +57,7 @@ impl Worker {
             api_key: config.api_key.clone(),
             health: Mutex::new(Health::new(now)),
             models: RwLock::new(None),
+            failed: Notify::new(),
         }
     }
 
@@ -107,6 +110,17 @@ impl Worker {
     /// Its state, for people.
     pub fn state(&self) -> State {
         self.health.lock().state()
+    }
+
+    /// Notes that no connection could be made.
+    pub fn connect_failed(&self, now: Duration) {
+        self.health.lock().on_connect_failure(now);
+        self.failed.notify_one();
+    }
+
+    /// Completes when a connection has failed.
+    pub async fn failed(&self) {
+        self.failed.notified().await;
     }
 
     /// Looks at or changes the health state machine.

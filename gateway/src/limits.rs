@@ -59,6 +59,10 @@ pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// buffer first (hyper drops unflushed bytes when a body fails).
 pub const ABORT_DELAY: Duration = Duration::from_millis(20);
 
+/// How often a running stream counts as a sign of life of its worker: well within the window in which the health
+/// state machine takes a worker for alive.
+pub const ALIVE_NOTE_INTERVAL: Duration = Duration::from_secs(2);
+
 /// Longest client-chosen request id that is kept; a longer one is replaced.
 pub const MAX_REQUEST_ID_BYTES: usize = 128;
 

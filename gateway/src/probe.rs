@@ -21,13 +21,16 @@ use crate::{
 /// Probes one worker for ever.
 pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream, metrics: Arc<Metrics>) {
     loop {
-        let next = worker.with_health(|health| health.next_probe_at());
-        clock::sleep(next.saturating_sub(router.now())).await;
+        // A worker that has just failed is due earlier than it was: look again when it does.
+        let due = worker.with_health(|health| health.next_probe_at()).saturating_sub(router.now());
+        if !due.is_zero() {
+            let _ = clock::timeout(due, worker.failed()).await;
+            continue;
+        }
         let was_ready = worker.routable();
         let up = clock::timeout(PROBE_TIMEOUT, probe(&worker, &upstream, &metrics)).await.unwrap_or(false);
         worker.with_health(|health| health.on_probe(up, router.now()));
         let ready = worker.routable();
-        metrics.worker_ready.with_label_values(&[&worker.name]).set(i64::from(ready));
         if ready != was_ready {
             let models = worker.models().into_iter().map(|m| m.id).collect::<Vec<_>>().join(", ");
             tracing::info!(worker = %worker.name, ready, models, "worker changed state");

@@ -25,7 +25,7 @@ use crate::{
     clock::{self, Instant, Sleep},
     error::Error,
     headers::strip_hop_by_hop,
-    limits::{ABORT_DELAY, MAX_EVENT_BYTES},
+    limits::{ABORT_DELAY, ALIVE_NOTE_INTERVAL, MAX_EVENT_BYTES},
     metrics::Metrics,
     record::Record,
     request::RequestInfo,
@@ -62,6 +62,7 @@ pub fn relay(
         account: Account {
             itl: metrics.itl.with_label_values(&[label]),
             last_event: None,
+            alive_noted: Instant::now(),
             succeeded: parts.status.is_success(),
             failed_in_band: false,
             tap,
@@ -194,6 +195,7 @@ impl Body for Relay {
 struct Account {
     itl: Histogram,
     last_event: Option<Instant>,
+    alive_noted: Instant,
     succeeded: bool,
     failed_in_band: bool,
     tap: UsageTap,
@@ -211,6 +213,10 @@ impl Account {
             return;
         }
         let now = Instant::now();
+        if now - self.alive_noted > ALIVE_NOTE_INTERVAL {
+            self.alive_noted = now;
+            self.ticket.still_answering();
+        }
         if let Some(last) = self.last_event.replace(now) {
             self.itl.observe((now - last).as_secs_f64());
         } else {

@@ -112,8 +112,6 @@ impl Router {
         let pick = pick(self.policy, &view, &candidates, &turn).ok_or(Error::NoWorker)?;
         let worker = Arc::clone(&workers[pick.index]);
         let placement = index.place(worker.id, &request.chain.blocks);
-        self.metrics.index_bytes.set(index.bytes() as i64);
-        self.metrics.index_blocks.set(index.len() as i64);
         // The load counts before the lock opens, so that two requests of a burst never see the same queue.
         let ticket = Ticket::start(Arc::clone(self), Arc::clone(&worker), placement, pick.uncached_tokens);
         drop(index);
@@ -141,14 +139,23 @@ impl Router {
     /// A connection was refused or broke: the worker gets no more requests until a probe succeeds, and since its
     /// process is likely gone, so is its cache.
     pub fn worker_failed(&self, worker: &Worker) {
-        worker.with_health(|health| health.on_connect_failure(self.now()));
-        self.metrics.worker_ready.with_label_values(&[&worker.name]).set(0);
+        worker.connect_failed(self.now());
         self.index.lock().remove_worker(worker.id);
     }
 
     /// A worker answered.
     pub fn worker_answered(&self, worker: &Worker) {
         worker.with_health(|health| health.on_success(self.now()));
+    }
+
+    /// Brings the gauges that nobody adds to up to date, before a scrape.
+    pub fn show_state(&self) {
+        for worker in self.fleet.all() {
+            self.metrics.worker_ready.with_label_values(&[&worker.name]).set(i64::from(worker.routable()));
+        }
+        let index = self.index.lock();
+        self.metrics.index_bytes.set(index.bytes() as i64);
+        self.metrics.index_blocks.set(index.len() as i64);
     }
 
     /// Time as the routing core takes it.
@@ -194,6 +201,11 @@ impl Ticket {
     pub fn first_token(&mut self) {
         self.placement = None;
         self.stop_waiting();
+    }
+
+    /// The worker's answer goes on: it is alive, whatever its probes say.
+    pub fn still_answering(&self) {
+        self.router.worker_answered(&self.worker);
     }
 
     /// The router that issued it.

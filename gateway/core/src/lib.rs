@@ -1,1 +1,31 @@
-//! Skeleton.
+//! The routing core of the gateway, sans-IO: what a prompt's prefix is, which worker holds how much of it, and
+//! where it should go. No sockets, no clock, no randomness: time and random bits are arguments, so that the
+//! gateway and a simulator run the very same code.
+//!
+//! Read in this order:
+//! 1. [`keyer`]: a prompt's canonical bytes become a chain of block hashes.
+//! 2. [`index`]: which worker holds which prefix, in a fixed number of bytes.
+//! 3. [`load`]: what each worker has been sent and not yet finished.
+//! 4. [`cost`]: the predicted price of sending a request to a worker.
+//! 5. [`pick`]: the choice, with its reason; [`policy`] lists what may be asked for.
+//!
+//! Beside them, [`health`] says whether a worker may be chosen at all.
+
+pub mod cost;
+pub mod health;
+pub mod index;
+pub mod keyer;
+pub mod load;
+pub mod pick;
+pub mod policy;
+
+mod balance;
+mod rendezvous;
+
+pub use cost::CostModel;
+pub use health::{Health, State};
+pub use index::{Placement, PrefixIndex, WorkerId};
+pub use keyer::{PrefixChain, TextKeyer};
+pub use load::{Load, LoadSnapshot};
+pub use pick::{Candidate, Pick, RequestView, Turn, pick};
+pub use policy::{Policy, Reason, UnknownPolicy};

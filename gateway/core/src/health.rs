@@ -1,0 +1,153 @@
+//! Whether a worker may be chosen: a state machine fed with what was seen of it, at times given as the `Duration`
+//! since the gateway started. It sends no probe and keeps no clock; it says when the next probe is due.
+//!
+//! Busy is not dead: a failed probe takes down only a worker that has not answered anything for a while. And a
+//! client's mistake is an answer: the caller reports a 4xx as a success.
+
+use std::time::Duration;
+
+/// Time between probes of a worker that is up.
+pub const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// Time to the first probe of a worker that is not up; each failed one doubles it.
+pub const FIRST_BACKOFF: Duration = Duration::from_millis(250);
+/// Greatest time between probes of a worker that is not up: how late its return is noticed at most.
+pub const MAX_BACKOFF: Duration = Duration::from_secs(15);
+/// Failed probes in a row that take a silent worker down.
+pub const FAILED_PROBES: u32 = 3;
+/// How recent an answer must be for the worker to count as alive whatever its probes say.
+pub const ALIVE_WINDOW: Duration = Duration::from_secs(15);
+
+/// Where a worker stands.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Known, but not yet seen alive.
+    Joining,
+    /// May be chosen.
+    Ready,
+    /// Not reachable; probed until it is.
+    Down,
+    /// Finishes what it has and gets nothing new.
+    Draining,
+}
+
+impl State {
+    /// Its name in metrics and on the admin pages.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Joining => "joining",
+            Self::Ready => "ready",
+            Self::Down => "down",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+/// One worker's state and what decides its next one.
+#[derive(Clone, Debug)]
+pub struct Health {
+    state: State,
+    /// Probes failed in a row.
+    failed_probes: u32,
+    /// When it last answered anything: a request or a probe.
+    last_success: Option<Duration>,
+    /// Down because a connection failed: only a new connection, a probe's, proves the contrary.
+    refused: bool,
+    next_probe_at: Duration,
+}
+
+impl Health {
+    /// A worker that was just heard of; its first probe is due at once.
+    pub fn new(now: Duration) -> Self {
+        Self { state: State::Joining, failed_probes: 0, last_success: None, refused: false, next_probe_at: now }
+    }
+
+    /// A probe ended.
+    pub fn on_probe(&mut self, ok: bool, now: Duration) {
+        if self.state == State::Draining {
+            return;
+        }
+        if ok {
+            return self.up(now);
+        }
+        self.failed_probes = self.failed_probes.saturating_add(1);
+        if self.state == State::Ready && self.failed_probes >= FAILED_PROBES && !self.recently_alive(now) {
+            self.state = State::Down;
+            self.failed_probes = 0;
+        }
+        self.next_probe_at = now + self.probe_delay();
+    }
+
+    /// A connection to it could not be made: it is down at once. Many at a time count as one.
+    pub fn on_connect_failure(&mut self, now: Duration) {
+        match self.state {
+            State::Joining | State::Ready => {
+                self.state = State::Down;
+                self.failed_probes = 0;
+                self.next_probe_at = now + FIRST_BACKOFF;
+                self.refused = true;
+            }
+            State::Down => self.refused = true,
+            State::Draining => {}
+        }
+    }
+
+    /// It answered a request or streamed a token. A refusal of what the client sent (4xx) is an answer.
+    ///
+    /// It may still be streaming while it refuses new connections (an engine that is shutting down does), so
+    /// this does not bring back a worker that did.
+    pub fn on_success(&mut self, now: Duration) {
+        match self.state {
+            State::Joining => self.up(now),
+            State::Down if !self.refused => self.up(now),
+            State::Ready => {
+                self.last_success = Some(now);
+                self.failed_probes = 0;
+            }
+            State::Down | State::Draining => {}
+        }
+    }
+
+    /// It gets nothing new from now on, for good: a worker that returns is a new one.
+    pub fn drain(&mut self, _now: Duration) {
+        self.state = State::Draining;
+        self.next_probe_at = Duration::MAX;
+    }
+
+    /// Where it stands.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// When the next probe is due; `Duration::MAX`: never.
+    pub fn next_probe_at(&self) -> Duration {
+        self.next_probe_at
+    }
+
+    /// Whether it may be chosen.
+    pub fn routable(&self) -> bool {
+        self.state == State::Ready
+    }
+
+    fn up(&mut self, now: Duration) {
+        self.state = State::Ready;
+        self.failed_probes = 0;
+        self.last_success = Some(now);
+        self.refused = false;
+        self.next_probe_at = now + PROBE_INTERVAL;
+    }
+
+    fn recently_alive(&self, now: Duration) -> bool {
+        self.last_success.is_some_and(|then| now.saturating_sub(then) < ALIVE_WINDOW)
+    }
+
+    fn probe_delay(&self) -> Duration {
+        if self.state == State::Ready {
+            return PROBE_INTERVAL;
+        }
+        let doublings = self.failed_probes.min(16);
+        (FIRST_BACKOFF * (1 << doublings)).min(MAX_BACKOFF)
+    }
+}
+
+#[cfg(test)]
+mod tests;

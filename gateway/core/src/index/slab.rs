@@ -1,0 +1,130 @@
+//! The residencies themselves: one slot says that one worker holds one block. Allocated once, recycled through a
+//! free list, and threaded onto each worker's recency list. Which slots share a hash is [`super::holders`]'.
+
+use keyway_wire::block_hash::BlockHash;
+
+/// No slot. Slot 0 exists, is never handed out and belongs to nobody.
+pub(super) const NIL: u32 = 0;
+
+/// One residency, in half a cache line.
+#[derive(Clone, Copy)]
+pub(super) struct Slot {
+    /// The block, and with it the whole prefix that ends there.
+    pub(super) hash: BlockHash,
+    /// Number of the last placement that touched it; 0 in a free slot.
+    pub(super) stamp: u64,
+    /// Next holder of the same hash, in the order of worker places.
+    pub(super) holder: u32,
+    /// Neighbour in the worker's recency list that was used later.
+    pub(super) newer: u32,
+    /// Neighbour in the worker's recency list that was used earlier; in a free slot, the next free one.
+    pub(super) older: u32,
+    /// Place of the worker in the workers' table.
+    pub(super) worker: u16,
+    /// In the first holder of a hash: how many there are.
+    pub(super) holders: u16,
+}
+
+/// Bytes of one slot.
+pub(super) const SLOT_BYTES: usize = size_of::<Slot>();
+const _: () = assert!(SLOT_BYTES == 32, "two slots to a cache line");
+
+const VACANT: Slot =
+    Slot { hash: BlockHash(0), stamp: 0, holder: NIL, newer: NIL, older: NIL, worker: 0, holders: 0 };
+
+/// One worker's residencies, from the most to the least recently used.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Recency {
+    pub(super) newest: u32,
+    pub(super) oldest: u32,
+    pub(super) len: u32,
+}
+
+pub(super) struct Slab {
+    slots: Vec<Slot>,
+    free: u32,
+    used: usize,
+    capacity: usize,
+}
+
+impl Slab {
+    /// Room for `capacity` residencies, reserved now and written when used.
+    pub(super) fn new(capacity: usize) -> Self {
+        let mut slots = Vec::new();
+        if capacity > 0 {
+            slots.reserve_exact(capacity + 1);
+            slots.push(VACANT);
+        }
+        Self { slots, free: NIL, used: 0, capacity }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.slots.capacity() * SLOT_BYTES
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    pub(super) fn used(&self) -> usize {
+        self.used
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.used == self.capacity
+    }
+
+    /// A slot for one more residency. The caller has made room: see [`Slab::is_full`].
+    pub(super) fn take(&mut self, hash: BlockHash, worker: u16, stamp: u64) -> u32 {
+        debug_assert!(!self.is_full());
+        let slot = Slot { hash, stamp, worker, ..VACANT };
+        self.used += 1;
+        if self.free == NIL {
+            self.slots.push(slot);
+            return (self.slots.len() - 1) as u32;
+        }
+        let at = self.free;
+        self.free = self[at].older;
+        self[at] = slot;
+        at
+    }
+
+    /// Gives back a slot that is on no list any more.
+    pub(super) fn give(&mut self, at: u32) {
+        self[at] = Slot { older: self.free, ..VACANT };
+        self.free = at;
+        self.used -= 1;
+    }
+
+    /// Puts a slot behind `newer` in recency, or in front of all if that is [`NIL`].
+    pub(super) fn link(&mut self, list: &mut Recency, newer: u32, at: u32) {
+        let older = if newer == NIL { list.newest } else { self[newer].older };
+        self[at].newer = newer;
+        self[at].older = older;
+        if newer == NIL { list.newest = at } else { self[newer].older = at }
+        if older == NIL { list.oldest = at } else { self[older].newer = at }
+        list.len += 1;
+    }
+
+    /// Takes a slot off its worker's recency list.
+    pub(super) fn unlink(&mut self, list: &mut Recency, at: u32) {
+        let Slot { newer, older, .. } = self[at];
+        if newer == NIL { list.newest = older } else { self[newer].older = older }
+        if older == NIL { list.oldest = newer } else { self[older].newer = newer }
+        list.len -= 1;
+    }
+}
+
+impl std::ops::Index<u32> for Slab {
+    type Output = Slot;
+
+    fn index(&self, at: u32) -> &Slot {
+        &self.slots[at as usize]
+    }
+}
+
+impl std::ops::IndexMut<u32> for Slab {
+    fn index_mut(&mut self, at: u32) -> &mut Slot {
+        &mut self.slots[at as usize]
+    }
+}

@@ -1,0 +1,180 @@
+//! Turns a prompt's canonical bytes into the hash chain that names its prefixes: fixed blocks of text, no
+//! tokenizer. It does not decide which fields of a request are canonical, nor in which order they come.
+
+use std::num::NonZeroUsize;
+
+use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
+
+/// Introduces what is not text. It occurs in no UTF-8 text, so escaping it costs a scan and no copy.
+const ESCAPE: u8 = 0xFF;
+/// After [`ESCAPE`]: the text itself had this byte.
+const LITERAL: u8 = 0;
+/// After [`ESCAPE`]: a field ends here, and its tag follows.
+const FIELD_END: u8 = 1;
+
+/// The chain of one prompt. Only full blocks are named: a partial tail is never reusable.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PrefixChain {
+    /// `blocks[i]` names the first `(i + 1) * block_bytes` canonical bytes.
+    pub blocks: Vec<BlockHash>,
+    /// Canonical bytes in a block.
+    pub block_bytes: usize,
+    /// Canonical bytes in all, the tail and the marks between fields included.
+    pub total_bytes: u64,
+}
+
+/// Hashes a prompt as it is read, holding at most one block of it.
+///
+/// The canonical bytes are the text of the fields, each followed by an escape, a mark and its tag; an escape
+/// byte inside the text is itself escaped. So two different sequences of fields never give the same bytes,
+/// nor does a prefix of one give a prefix of the other beyond the place where they differ.
+#[derive(Debug)]
+pub struct TextKeyer {
+    chain: Chain,
+    blocks: Vec<BlockHash>,
+    partial: Vec<u8>,
+    block_bytes: usize,
+    total_bytes: u64,
+}
+
+impl TextKeyer {
+    /// A keyer for one prompt of the tenant that `salt` stands for (empty: the shared space).
+    pub fn new(key: HashKey, salt: &[u8], block_bytes: NonZeroUsize) -> Self {
+        Self {
+            chain: Chain::new(key, salt),
+            blocks: Vec::new(),
+            partial: Vec::with_capacity(block_bytes.get()),
+            block_bytes: block_bytes.get(),
+            total_bytes: 0,
+        }
+    }
+
+    /// Appends text that belongs to the current field. How a field is cut into pushes does not matter.
+    pub fn push(&mut self, bytes: &[u8]) {
+        let mut pieces = bytes.split(|&byte| byte == ESCAPE);
+        self.append(pieces.next().unwrap_or_default());
+        for piece in pieces {
+            self.append(&[ESCAPE, LITERAL]);
+            self.append(piece);
+        }
+    }
+
+    /// Ends the current field. `tag` says which kind of field it was (its meaning is the caller's), so that
+    /// `("ab", "c")`, `("a", "bc")` and the same text in another field all differ.
+    pub fn end_field(&mut self, tag: u8) {
+        self.append(&[ESCAPE, FIELD_END, tag]);
+    }
+
+    /// The chain of everything pushed.
+    pub fn finish(self) -> PrefixChain {
+        PrefixChain { blocks: self.blocks, block_bytes: self.block_bytes, total_bytes: self.total_bytes }
+    }
+
+    fn append(&mut self, mut bytes: &[u8]) {
+        self.total_bytes += bytes.len() as u64;
+        if !self.partial.is_empty() {
+            let (fill, rest) = bytes.split_at(bytes.len().min(self.block_bytes - self.partial.len()));
+            self.partial.extend_from_slice(fill);
+            bytes = rest;
+            if self.partial.len() < self.block_bytes {
+                return;
+            }
+            self.blocks.push(self.chain.push(&self.partial));
+            self.partial.clear();
+        }
+        let mut blocks = bytes.chunks_exact(self.block_bytes);
+        for block in &mut blocks {
+            self.blocks.push(self.chain.push(block));
+        }
+        self.partial.extend_from_slice(blocks.remainder());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Fields as (tag, text).
+    type Fields = Vec<(u8, Vec<u8>)>;
+
+    fn keyer(block: usize) -> TextKeyer {
+        TextKeyer::new(HashKey::new(11), b"tenant", NonZeroUsize::new(block).unwrap())
+    }
+
+    fn chain(block: usize, fields: &Fields) -> PrefixChain {
+        let mut keyer = keyer(block);
+        for (tag, text) in fields {
+            keyer.push(text);
+            keyer.end_field(*tag);
+        }
+        keyer.finish()
+    }
+
+    /// Few byte values, the marks among them: collisions of structure would show at once.
+    fn fields() -> impl Strategy<Value = Fields> {
+        let byte = prop::sample::select(vec![ESCAPE, LITERAL, FIELD_END, b'a']);
+        prop::collection::vec((0_u8..2, prop::collection::vec(byte, 0..12)), 0..6)
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_of_the_pushes_gives_the_same_chain(
+            text in prop::collection::vec(any::<u8>(), 0..400),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+            block in 1_usize..70,
+        ) {
+            let whole = chain(block, &vec![(3, text.clone())]);
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
+            cuts.extend([0, text.len()]);
+            cuts.sort_unstable();
+            let mut keyer = keyer(block);
+            for pair in cuts.windows(2) {
+                keyer.push(&text[pair[0]..pair[1]]);
+            }
+            keyer.end_field(3);
+            prop_assert_eq!(keyer.finish(), whole);
+        }
+
+        #[test]
+        fn different_fields_never_share_all_their_bytes(a in fields(), b in fields()) {
+            // One-byte blocks name every prefix, so equal chains mean equal canonical bytes.
+            prop_assert_eq!(a == b, chain(1, &a) == chain(1, &b));
+        }
+
+        #[test]
+        fn a_longer_prompt_extends_the_chain(a in fields(), more in fields(), block in 1_usize..40) {
+            let short = chain(block, &a);
+            let long = chain(block, &a.into_iter().chain(more).collect());
+            prop_assert_eq!(&long.blocks[..short.blocks.len()], &short.blocks[..]);
+        }
+
+        #[test]
+        fn every_full_block_is_named_and_the_tail_is_not(text in "[a-z]{0,300}", block in 1_usize..70) {
+            let mut keyer = keyer(block);
+            keyer.push(text.as_bytes());
+            let chain = keyer.finish();
+            prop_assert_eq!(chain.blocks.len(), text.len() / block);
+            prop_assert_eq!(chain.total_bytes, text.len() as u64);
+        }
+    }
+
+    #[test]
+    fn fields_are_kept_apart() {
+        let of = |parts: &[(u8, &str)]| chain(1, &parts.iter().map(|(t, s)| (*t, s.as_bytes().to_vec())).collect());
+        assert_ne!(of(&[(0, "ab"), (0, "c")]), of(&[(0, "a"), (0, "bc")]));
+        assert_ne!(of(&[(0, "ab")]), of(&[(1, "ab")]));
+        assert_ne!(of(&[(0, "ab"), (0, "")]), of(&[(0, "ab")]));
+    }
+
+    #[test]
+    fn tenants_share_no_block() {
+        let of = |salt: &[u8]| {
+            let mut keyer = TextKeyer::new(HashKey::new(11), salt, NonZeroUsize::new(4).unwrap());
+            keyer.push(b"the same text for both");
+            keyer.finish().blocks
+        };
+        assert!(of(b"one").iter().all(|block| !of(b"two").contains(block)));
+    }
+}

@@ -1,0 +1,38 @@
+//! What can go wrong between text and token ids. Each message says what to do.
+
+use std::path::PathBuf;
+
+/// An error of a tokenizer or a chat template.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// A checkpoint's file is missing or unreadable.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A checkpoint's file is not what its name promises.
+    #[error("{} is malformed: {reason}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What the parser said.
+        reason: String,
+    },
+    /// The checkpoint brings no chat template.
+    #[error(
+        "this model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): use /v1/completions"
+    )]
+    NoChatTemplate,
+    /// The chat template refuses this conversation, in its own words (`raise_exception`).
+    #[error("the model's chat template rejects these messages: {0}")]
+    Rejected(String),
+    /// The chat template broke on this conversation.
+    #[error("the model's chat template cannot render these messages: {0}")]
+    Render(String),
+    /// The tokenizer broke on this text or these ids.
+    #[error("the tokenizer cannot process this input: {0}")]
+    Tokenize(String),
+}

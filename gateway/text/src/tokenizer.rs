@@ -1,0 +1,83 @@
+//! Text to token ids and back, whole. Streams of ids are decoded in `decode.rs`.
+
+use std::path::Path;
+
+use crate::{TextError, byte_tokenizer};
+
+/// A model's tokenizer: the built-in byte tokenizer or a Hugging Face `tokenizer.json`.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    kind: Kind,
+}
+
+#[derive(Debug, Clone)]
+enum Kind {
+    Bytes,
+    HuggingFace(Box<tokenizers::Tokenizer>),
+}
+
+impl Tokenizer {
+    /// The built-in model's: ids 0..=255 are bytes, then `<|endoftext|>`, `<|im_start|>`, `<|im_end|>`.
+    pub const fn builtin() -> Self {
+        Self { kind: Kind::Bytes }
+    }
+
+    /// Reads a `tokenizer.json`.
+    pub fn from_file(path: &Path) -> Result<Self, TextError> {
+        let bytes =
+            std::fs::read(path).map_err(|source| TextError::Read { path: path.to_owned(), source })?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes)
+            .map_err(|e| TextError::Malformed { path: path.to_owned(), reason: e.to_string() })?;
+        // A training setting that some files keep: it would cut or pad prompts without a word.
+        inner.with_padding(None);
+        inner
+            .with_truncation(None)
+            .map_err(|e| TextError::Malformed { path: path.to_owned(), reason: e.to_string() })?;
+        Ok(Self { kind: Kind::HuggingFace(Box::new(inner)) })
+    }
+
+    /// Token ids of `text`. The texts of special tokens become their ids. With `add_special`, what the
+    /// tokenizer puts around a plain prompt (such as a BOS token) is added; a rendered chat template has it already.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
+        match &self.kind {
+            Kind::Bytes => Ok(byte_tokenizer::encode(text)),
+            Kind::HuggingFace(inner) => inner
+                .encode_fast(text, add_special)
+                .map(|encoding| encoding.get_ids().to_vec())
+                .map_err(|e| TextError::Tokenize(e.to_string())),
+        }
+    }
+
+    /// Text of `ids` without special tokens. Bytes that are not UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
+        match &self.kind {
+            Kind::Bytes => {
+                let bytes: Vec<u8> = ids.iter().filter_map(|id| byte_tokenizer::byte(*id)).collect();
+                Ok(String::from_utf8(bytes)
+                    .unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
+            }
+            Kind::HuggingFace(inner) => {
+                inner.decode(ids, true).map_err(|e| TextError::Tokenize(e.to_string()))
+            }
+        }
+    }
+
+    /// The id of one token's text, special tokens included.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        match &self.kind {
+            Kind::Bytes => match token.as_bytes() {
+                [byte] => Some(u32::from(*byte)),
+                _ => byte_tokenizer::special_id(token),
+            },
+            Kind::HuggingFace(inner) => inner.token_to_id(token),
+        }
+    }
+
+    /// Number of ids that have a meaning, special tokens included. A model's vocabulary may be padded beyond it.
+    pub fn vocab_size(&self) -> usize {
+        match &self.kind {
+            Kind::Bytes => byte_tokenizer::VOCAB_SIZE,
+            Kind::HuggingFace(inner) => inner.get_vocab_size(true),
+        }
+    }
+}
