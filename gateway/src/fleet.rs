@@ -10,6 +10,7 @@ use keyway_core::{
     index::WorkerId,
     load::Load,
 };
+use keyway_wire::block_hash::{Chain, HashKey};
 use parking_lot::{Mutex, RwLock};
 use serde_json::value::RawValue;
 use tokio::sync::Notify;
@@ -139,10 +140,18 @@ impl Fleet {
     /// A fleet of the configured workers.
     pub fn new(configs: &[WorkerConfig], now: Duration) -> Self {
         let fleet = Self::default();
-        for (id, config) in (0..).map(WorkerId).zip(configs) {
+        for config in configs {
+            let id = fleet.id_for(&config.name());
             fleet.workers.insert(id, Arc::new(Worker::new(id, config, now)));
         }
         fleet
+    }
+
+    /// An id that follows from the name, so that every gateway gives it and their rendezvous orders agree.
+    fn id_for(&self, name: &str) -> WorkerId {
+        let hash = Chain::new(HashKey::new(0), name.as_bytes()).push(b"worker").0 as u32;
+        let mut ids = (hash..=u32::MAX).chain(0..hash).map(WorkerId);
+        ids.find(|id| !self.workers.contains_key(id)).unwrap_or(WorkerId(hash))
     }
 
     /// Every worker, in the order of their ids.

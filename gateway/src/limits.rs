@@ -43,7 +43,7 @@ pub const MAX_EVENT_BYTES: usize = 8 << 20;
 /// How much of an unstreamed answer is kept to read its `usage` from; a longer one is relayed unread.
 pub const MAX_USAGE_BODY_BYTES: usize = 1 << 20;
 
-/// Bytes of memory for the prefix index: at about 32 bytes a residency, 8 million blocks.
+/// Bytes of memory for the prefix index: at 44 bytes a residency, 6 million blocks or 1.5 billion bytes of prompts.
 pub const INDEX_BYTES: usize = 256 << 20;
 
 /// Bytes of canonical prompt text in one hashed block: 16 tokens (the usual KV block) of 4 bytes.

@@ -52,7 +52,8 @@ pub(crate) fn chwbl(request: &RequestView<'_>, candidates: &[Candidate], turn: &
     let bound = |candidate: &Candidate| {
         (CHWBL_BOUND * (requests + 1) as f64 * usable_weight(candidate.weight) / weights).ceil()
     };
-    let order = (0..candidates.len()).filter(|&i| candidates[i].load.requests as f64 + 1.0 <= bound(&candidates[i]));
+    let order =
+        (0..candidates.len()).filter(|&i| candidates[i].load.requests as f64 + 1.0 <= bound(&candidates[i]));
     first_by_rendezvous(candidates, order, key).unwrap_or_else(|| least_loaded(candidates, turn))
 }
 

@@ -58,7 +58,13 @@ pub struct Health {
 impl Health {
     /// A worker that was just heard of; its first probe is due at once.
     pub fn new(now: Duration) -> Self {
-        Self { state: State::Joining, failed_probes: 0, last_success: None, refused: false, next_probe_at: now }
+        Self {
+            state: State::Joining,
+            failed_probes: 0,
+            last_success: None,
+            refused: false,
+            next_probe_at: now,
+        }
     }
 
     /// A probe ended.

@@ -272,7 +272,11 @@ impl PrefixIndex {
 
 impl std::fmt::Debug for PrefixIndex {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let workers: Vec<_> = self.workers.iter().map(|(id, place)| (id, self.workers[place].recency.len)).collect();
-        f.debug_struct("PrefixIndex").field("bytes", &self.bytes()).field("resident", &workers).finish()
+        let workers: Vec<_> =
+            self.workers.iter().map(|(id, place)| (id, self.workers[place].recency.len)).collect();
+        f.debug_struct("PrefixIndex")
+            .field("bytes", &self.bytes())
+            .field("resident", &workers)
+            .finish_non_exhaustive()
     }
 }

@@ -162,10 +162,15 @@ mod tests {
 
     #[test]
     fn fields_are_kept_apart() {
-        let of = |parts: &[(u8, &str)]| chain(1, &parts.iter().map(|(t, s)| (*t, s.as_bytes().to_vec())).collect());
+        let of = |parts: &[(u8, &str)]| {
+            chain(1, &parts.iter().map(|(t, s)| (*t, s.as_bytes().to_vec())).collect())
+        };
         assert_ne!(of(&[(0, "ab"), (0, "c")]), of(&[(0, "a"), (0, "bc")]));
         assert_ne!(of(&[(0, "ab")]), of(&[(1, "ab")]));
         assert_ne!(of(&[(0, "ab"), (0, "")]), of(&[(0, "ab")]));
+        // Text that looks like the end of a field is not one.
+        let fields = chain(1, &vec![(7, b"a".to_vec()), (7, b"b".to_vec())]);
+        assert_ne!(chain(1, &vec![(7, vec![b'a', ESCAPE, FIELD_END, 7, b'b'])]), fields);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! 2. [`index`]: which worker holds which prefix, in a fixed number of bytes.
 //! 3. [`load`]: what each worker has been sent and not yet finished.
 //! 4. [`cost`]: the predicted price of sending a request to a worker.
-//! 5. [`pick`]: the choice, with its reason; [`policy`] lists what may be asked for.
+//! 5. [`mod@pick`]: the choice, with its reason; [`policy`] lists what may be asked for.
 //!
 //! Beside them, [`health`] says whether a worker may be chosen at all.
 

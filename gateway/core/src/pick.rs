@@ -57,7 +57,12 @@ pub struct Pick {
 }
 
 /// Chooses one of the candidates with the default [`CostModel`]; `None` if there are none.
-pub fn pick(policy: Policy, request: &RequestView<'_>, candidates: &[Candidate], turn: &Turn) -> Option<Pick> {
+pub fn pick(
+    policy: Policy,
+    request: &RequestView<'_>,
+    candidates: &[Candidate],
+    turn: &Turn,
+) -> Option<Pick> {
     pick_with(&CostModel::default(), policy, request, candidates, turn)
 }
 
@@ -100,7 +105,12 @@ impl RequestView<'_> {
 /// holds. So requests that start with the same new prefix go together, even before the first is recorded, and
 /// different ones do not all follow the same order. A prefix that everybody shares decides nothing: what it
 /// saves is either the same everywhere or too little to count.
-fn by_cost(model: &CostModel, request: &RequestView<'_>, candidates: &[Candidate], turn: &Turn) -> (usize, Reason) {
+fn by_cost(
+    model: &CostModel,
+    request: &RequestView<'_>,
+    candidates: &[Candidate],
+    turn: &Turn,
+) -> (usize, Reason) {
     let cheapest =
         candidates.iter().map(|candidate| request.cost(model, candidate)).fold(f64::INFINITY, f64::min);
     let limit = model.equal_to(cheapest, request.block_tokens);

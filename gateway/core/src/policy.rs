@@ -49,7 +49,10 @@ impl FromStr for Policy {
 
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
         let name = if name == "keyway" { "prefix" } else { name };
-        Self::ALL.into_iter().find(|policy| policy.as_str() == name).ok_or_else(|| UnknownPolicy(name.to_owned()))
+        Self::ALL
+            .into_iter()
+            .find(|policy| policy.as_str() == name)
+            .ok_or_else(|| UnknownPolicy(name.to_owned()))
     }
 }
 

@@ -24,9 +24,9 @@ mod tests {
     use super::*;
 
     fn first(key: u64, workers: &[(u32, f64)]) -> u32 {
-        let best = workers.iter().max_by(|a, b| {
-            score(key, WorkerId(a.0), a.1).total_cmp(&score(key, WorkerId(b.0), b.1))
-        });
+        let best = workers
+            .iter()
+            .max_by(|a, b| score(key, WorkerId(a.0), a.1).total_cmp(&score(key, WorkerId(b.0), b.1)));
         best.unwrap().0
     }
 

@@ -68,10 +68,16 @@ pub(crate) fn replay(rows: &[Row], setup: Setup) -> Outcome {
         rows,
         setup,
         index,
-        engines: (0..setup.workers).map(|_| Engine::new(setup.cache_blocks, setup.block_tokens, setup.rate)).collect(),
+        engines: (0..setup.workers)
+            .map(|_| Engine::new(setup.cache_blocks, setup.block_tokens, setup.rate))
+            .collect(),
         loads: (0..setup.workers).map(|_| Load::default()).collect(),
         sent: vec![(0, 0); rows.len()],
-        events: rows.iter().enumerate().map(|(i, row)| Reverse((row.arrival_us, Event::Arrival, i))).collect(),
+        events: rows
+            .iter()
+            .enumerate()
+            .map(|(i, row)| Reverse((row.arrival_us, Event::Arrival, i)))
+            .collect(),
         random: 1,
         outcome: Outcome { per_worker: vec![0; setup.workers], ..Outcome::default() },
     };
@@ -127,7 +133,9 @@ impl Run<'_> {
             block_tokens: self.setup.block_tokens as f64,
         };
         let turn = Turn { counter: request as u64, random: self.next_random() };
-        let Some(pick) = pick_with(&self.setup.model, self.setup.policy, &view, &candidates, &turn) else { return };
+        let Some(pick) = pick_with(&self.setup.model, self.setup.policy, &view, &candidates, &turn) else {
+            return;
+        };
         self.index.place(WorkerId(pick.index as u32), &row.chain);
         self.loads[pick.index].start(pick.uncached_tokens);
         self.sent[request] = (pick.index, pick.uncached_tokens);

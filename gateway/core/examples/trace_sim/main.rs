@@ -15,7 +15,7 @@ use fleet::{Outcome, Setup, replay};
 use trace::Row;
 
 const USAGE: &str = "usage: trace_sim TRACE.jsonl [--workers 4] [--minutes 20] [--cache-share 0.6] \
-                     [--utilisation 0.5] [--own-factor 1,2,4] [--running-tokens 64] [--equal-share 0.125] \
+                     [--utilisation 0.5] [--own-factor 1,2,4,6] [--running-tokens 256] [--equal-share 0.0625] \
                      [--equal-blocks 1] [--block-tokens 512]\n\
                      TRACE.jsonl: Mooncake's format. --cache-share: all caches together, against the \
                      distinct blocks of the trace. A list tries each value.";
@@ -43,7 +43,8 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), String> {
     let args = parse(std::env::args().skip(1).collect())?;
-    let text = std::fs::read_to_string(&args.trace).map_err(|error| format!("cannot read {}: {error}", args.trace))?;
+    let text = std::fs::read_to_string(&args.trace)
+        .map_err(|error| format!("cannot read {}: {error}", args.trace))?;
     let rows = trace::read(&text, args.minutes, args.block_tokens)?;
     let distinct = trace::distinct_blocks(&rows);
     println!("{} requests, {distinct} distinct blocks of {} tokens", rows.len(), args.block_tokens);
@@ -60,7 +61,10 @@ fn run() -> Result<(), String> {
 /// Prints one table: a fleet under every policy.
 fn table(rows: &[Row], args: &Args, workers: usize, pooled_blocks: usize, utilisation: f64) {
     let mut pool = Cache::new(pooled_blocks);
-    let cached: u64 = rows.iter().map(|row| engine::cached_tokens(row, pool.use_chain(&row.chain), args.block_tokens)).sum();
+    let cached: u64 = rows
+        .iter()
+        .map(|row| engine::cached_tokens(row, pool.use_chain(&row.chain), args.block_tokens))
+        .sum();
     let prompt: u64 = rows.iter().map(|row| row.prompt_tokens).sum();
     let seconds = rows[rows.len() - 1].arrival_us as f64 / 1e6;
     let rate = (prompt - cached) as f64 / (seconds * utilisation * workers as f64);
@@ -98,7 +102,7 @@ fn table(rows: &[Row], args: &Args, workers: usize, pooled_blocks: usize, utilis
                 model.equal_blocks,
                 if capacity_known { "" } else { " size?" }
             );
-            line(&name, &replay(rows, Setup { model, capacity_known, ..setup }), pooled);
+            line(&name, &replay(rows, Setup { capacity_known, model, ..setup }), pooled);
         }
     }
 }
@@ -120,7 +124,7 @@ fn parse(args: Vec<String>) -> Result<Args, String> {
     let default = CostModel::default();
     let (mut minutes, mut block_tokens) = (20.0, 512.0);
     let (mut workers, mut cache_share, mut utilisation) = (vec![4.0], vec![0.6, 0.25], vec![0.5]);
-    let (mut own, mut running) = (vec![1.0, 2.0, 4.0], vec![default.tokens_per_running]);
+    let (mut own, mut running) = (vec![1.0, 2.0, 4.0, 6.0], vec![default.tokens_per_running]);
     let (mut share, mut blocks) = (vec![default.equal_share], vec![default.equal_blocks]);
     let mut args = args.into_iter();
     while let Some(arg) = args.next() {
@@ -130,7 +134,8 @@ fn parse(args: Vec<String>) -> Result<Args, String> {
         }
         let values = args.next().ok_or_else(|| format!("{arg} needs a value\n{USAGE}"))?;
         let values = values.split(',').map(|value| value.parse().ok().filter(|value: &f64| *value >= 0.0));
-        let values: Vec<f64> = values.collect::<Option<_>>().ok_or_else(|| format!("{arg}: not a number\n{USAGE}"))?;
+        let values: Vec<f64> =
+            values.collect::<Option<_>>().ok_or_else(|| format!("{arg}: not a number\n{USAGE}"))?;
         match arg.as_str() {
             "--workers" => workers = values,
             "--minutes" => minutes = values[0],
@@ -144,10 +149,10 @@ fn parse(args: Vec<String>) -> Result<Args, String> {
             _ => return Err(format!("unknown option {arg}\n{USAGE}")),
         }
     }
-    if workers.iter().any(|&count| count < 1.0) || utilisation.contains(&0.0) {
-        return Err(format!("--workers and --utilisation must be positive\n{USAGE}"));
+    if workers.iter().any(|count| !(1.0..=1000.0).contains(count)) || utilisation.contains(&0.0) {
+        return Err(format!("--workers takes 1 to 1000, --utilisation more than 0\n{USAGE}"));
     }
-    if block_tokens < 1.0 || 512.0 % block_tokens != 0.0 {
+    if block_tokens < 1.0 || block_tokens.fract() != 0.0 || 512.0 % block_tokens != 0.0 {
         return Err(format!("--block-tokens must divide 512\n{USAGE}"));
     }
     let mut models = Vec::new();
@@ -161,5 +166,13 @@ fn parse(args: Vec<String>) -> Result<Args, String> {
         }
     }
     let trace = trace.ok_or(USAGE)?;
-    Ok(Args { trace, minutes: minutes as u64, block_tokens: block_tokens as u64, workers, cache_share, utilisation, models })
+    Ok(Args {
+        trace,
+        minutes: minutes as u64,
+        block_tokens: block_tokens as u64,
+        workers,
+        cache_share,
+        utilisation,
+        models,
+    })
 }

@@ -24,7 +24,8 @@ pub(crate) struct Row {
 pub(crate) fn read(text: &str, minutes: u64, block_tokens: u64) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
     for (n, line) in text.lines().enumerate() {
-        let row = parse(line, block_tokens).ok_or_else(|| format!("line {} is not a row of the trace", n + 1))?;
+        let row =
+            parse(line, block_tokens).ok_or_else(|| format!("line {} is not a row of the trace", n + 1))?;
         if row.arrival_us >= minutes * 60_000_000 {
             break;
         }
@@ -52,13 +53,16 @@ fn parse(line: &str, block_tokens: u64) -> Option<Row> {
     let pieces = TRACE_BLOCK_TOKENS / block_tokens;
     let mut chain = Vec::new();
     for id in ids {
-        let first = id? * pieces;
+        let first = id?.checked_mul(pieces)?;
         // Consecutive numbers become hashes spread over 64 bits, as real ones are.
-        chain.extend((first..first + pieces).map(|piece| BlockHash(piece.wrapping_mul(0x9E37_79B9_7F4A_7C15))));
+        chain.extend(
+            (first..first.saturating_add(pieces))
+                .map(|piece| BlockHash(piece.wrapping_mul(0x9E37_79B9_7F4A_7C15))),
+        );
     }
-    let prompt_tokens = number("input_length")?;
+    let prompt_tokens = number("input_length").filter(|&tokens| tokens > 0)?;
     chain.truncate((prompt_tokens / block_tokens) as usize);
-    let (arrival_us, output_tokens) = (number("timestamp")? * 1000, number("output_length")?);
+    let (arrival_us, output_tokens) = (number("timestamp")?.checked_mul(1000)?, number("output_length")?);
     Some(Row { arrival_us, prompt_tokens, output_tokens, chain })
 }
 

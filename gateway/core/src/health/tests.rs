@@ -1,1 +1,169 @@
+use proptest::prelude::*;
 
+use super::*;
+
+fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// A worker that answered its first probe at second 100.
+fn ready() -> Health {
+    let mut health = Health::new(secs(100));
+    health.on_probe(true, secs(100));
+    health
+}
+
+/// A worker taken down by failed probes alone, and when.
+fn silent() -> (Health, Duration) {
+    let mut health = ready();
+    for n in 1..=FAILED_PROBES {
+        health.on_probe(false, secs(200 + u64::from(n)));
+    }
+    (health, secs(200 + u64::from(FAILED_PROBES)))
+}
+
+#[test]
+fn joins_with_its_first_answered_probe() {
+    let mut health = Health::new(secs(3));
+    assert_eq!((health.state(), health.routable(), health.next_probe_at()), (State::Joining, false, secs(3)));
+    health.on_probe(false, secs(3));
+    assert_eq!(health.state(), State::Joining);
+    health.on_probe(true, secs(4));
+    assert_eq!((health.state(), health.routable()), (State::Ready, true));
+    assert_eq!(health.next_probe_at(), secs(4) + PROBE_INTERVAL);
+}
+
+#[test]
+fn a_connect_failure_takes_it_down_at_once_and_a_probe_brings_it_back() {
+    let mut health = ready();
+    health.on_success(secs(101));
+    health.on_connect_failure(secs(101));
+    assert_eq!((health.state(), health.routable()), (State::Down, false));
+    assert_eq!(health.next_probe_at(), secs(101) + FIRST_BACKOFF);
+    health.on_probe(true, secs(102));
+    assert_eq!(health.state(), State::Ready);
+}
+
+#[test]
+fn probes_of_a_worker_that_is_down_back_off_to_a_cap() {
+    let mut health = ready();
+    health.on_connect_failure(secs(101));
+    let mut delays = Vec::new();
+    for _ in 0..40 {
+        let now = health.next_probe_at();
+        health.on_probe(false, now);
+        delays.push(health.next_probe_at().checked_sub(now).unwrap());
+    }
+    assert_eq!(delays[..3], [FIRST_BACKOFF * 2, FIRST_BACKOFF * 4, FIRST_BACKOFF * 8]);
+    assert!(delays.windows(2).all(|pair| pair[0] <= pair[1]));
+    assert_eq!(delays[39], MAX_BACKOFF);
+    // Coming back resets it.
+    health.on_probe(true, secs(900));
+    health.on_connect_failure(secs(901));
+    assert_eq!(health.next_probe_at(), secs(901) + FIRST_BACKOFF);
+}
+
+#[test]
+fn many_failed_connections_at_a_time_count_as_one() {
+    let mut health = ready();
+    health.on_connect_failure(secs(101));
+    let due = health.next_probe_at();
+    for _ in 0..100 {
+        health.on_connect_failure(secs(101));
+    }
+    assert_eq!(health.next_probe_at(), due);
+}
+
+#[test]
+fn busy_is_not_dead() {
+    let mut health = ready();
+    for second in 101..200 {
+        health.on_success(secs(second));
+        health.on_probe(false, secs(second));
+        health.on_probe(false, secs(second));
+        health.on_probe(false, secs(second));
+        assert!(health.routable());
+    }
+}
+
+#[test]
+fn only_several_failed_probes_of_a_silent_worker_take_it_down() {
+    let mut health = ready();
+    let silent_at = secs(100) + ALIVE_WINDOW;
+    for _ in 1..FAILED_PROBES {
+        health.on_probe(false, silent_at);
+        assert!(health.routable());
+    }
+    health.on_probe(false, silent_at);
+    assert_eq!(health.state(), State::Down);
+    assert_eq!(health.next_probe_at(), silent_at + FIRST_BACKOFF);
+
+    let mut health = ready();
+    for _ in 0..10 {
+        health.on_probe(false, silent_at.checked_sub(Duration::from_nanos(1)).unwrap());
+    }
+    assert!(health.routable());
+}
+
+#[test]
+fn an_answered_probe_or_request_starts_the_count_again() {
+    let mut health = ready();
+    let silent_at = secs(200);
+    health.on_probe(false, silent_at);
+    health.on_probe(false, silent_at);
+    health.on_probe(true, silent_at);
+    health.on_probe(false, silent_at + ALIVE_WINDOW);
+    health.on_probe(false, silent_at + ALIVE_WINDOW);
+    assert!(health.routable());
+}
+
+#[test]
+fn an_answer_brings_back_who_only_failed_its_probes_but_not_who_refuses_connections() {
+    let (mut health, at) = silent();
+    assert_eq!(health.state(), State::Down);
+    health.on_success(at);
+    assert_eq!(health.state(), State::Ready);
+
+    let (mut health, at) = silent();
+    health.on_connect_failure(at);
+    health.on_success(at);
+    assert_eq!(health.state(), State::Down);
+
+    let mut health = ready();
+    health.on_connect_failure(secs(101));
+    health.on_success(secs(102));
+    assert_eq!(health.state(), State::Down);
+}
+
+#[test]
+fn draining_is_for_good() {
+    let mut health = ready();
+    health.drain(secs(101));
+    health.on_probe(true, secs(102));
+    health.on_success(secs(102));
+    health.on_connect_failure(secs(102));
+    assert_eq!((health.state(), health.routable()), (State::Draining, false));
+    assert_eq!(health.next_probe_at(), Duration::MAX);
+}
+
+proptest! {
+    /// Whatever happens, the next probe is due within the cap, and an answered one makes the worker ready.
+    #[test]
+    fn a_worker_can_always_come_back(events in prop::collection::vec((0_u8..4, 0_u64..30), 0..60)) {
+        let mut now = Duration::ZERO;
+        let mut health = Health::new(now);
+        for (event, wait) in events {
+            now += secs(wait);
+            match event {
+                0 => health.on_probe(true, now),
+                1 => health.on_probe(false, now),
+                2 => health.on_connect_failure(now),
+                _ => health.on_success(now),
+            }
+            prop_assert!(health.next_probe_at() <= now + MAX_BACKOFF);
+            let mut probed = health.clone();
+            probed.on_probe(true, now);
+            prop_assert!(probed.routable());
+        }
+    }
+}

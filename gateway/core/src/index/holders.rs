@@ -19,7 +19,9 @@ pub(super) fn count(table: &Table, slab: &Slab, hash: BlockHash) -> usize {
 
 /// The slot that says the worker at `place` holds `hash`.
 pub(super) fn find(table: &Table, slab: &Slab, hash: BlockHash, place: u16) -> Option<u32> {
-    iter(table, slab, hash).find(|&slot| slab[slot].worker >= place).filter(|&slot| slab[slot].worker == place)
+    iter(table, slab, hash)
+        .find(|&slot| slab[slot].worker >= place)
+        .filter(|&slot| slab[slot].worker == place)
 }
 
 /// Enters `slot` among the holders of its hash. Its worker must not be among them.

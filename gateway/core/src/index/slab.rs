@@ -101,16 +101,32 @@ impl Slab {
         let older = if newer == NIL { list.newest } else { self[newer].older };
         self[at].newer = newer;
         self[at].older = older;
-        if newer == NIL { list.newest = at } else { self[newer].older = at }
-        if older == NIL { list.oldest = at } else { self[older].newer = at }
+        if newer == NIL {
+            list.newest = at;
+        } else {
+            self[newer].older = at;
+        }
+        if older == NIL {
+            list.oldest = at;
+        } else {
+            self[older].newer = at;
+        }
         list.len += 1;
     }
 
     /// Takes a slot off its worker's recency list.
     pub(super) fn unlink(&mut self, list: &mut Recency, at: u32) {
         let Slot { newer, older, .. } = self[at];
-        if newer == NIL { list.newest = older } else { self[newer].older = older }
-        if older == NIL { list.oldest = newer } else { self[older].newer = newer }
+        if newer == NIL {
+            list.newest = older;
+        } else {
+            self[newer].older = older;
+        }
+        if older == NIL {
+            list.oldest = newer;
+        } else {
+            self[older].newer = newer;
+        }
         list.len -= 1;
     }
 }

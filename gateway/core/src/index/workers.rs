@@ -18,8 +18,7 @@ pub(super) struct Worker {
 }
 
 /// Bytes of one worker: its state, its entry in the order of ids, and its place in the free list.
-pub(super) const WORKER_BYTES: usize =
-    size_of::<Worker>() + size_of::<(WorkerId, u16)>() + size_of::<u16>();
+pub(super) const WORKER_BYTES: usize = size_of::<Worker>() + size_of::<(WorkerId, u16)>() + size_of::<u16>();
 
 pub(super) struct Workers {
     places: Vec<Worker>,
@@ -81,7 +80,8 @@ impl Workers {
 
     /// The worker with the most residencies; the lowest id among equals.
     pub(super) fn largest(&self) -> Option<u16> {
-        let largest = self.by_id.iter().max_by_key(|&&(id, place)| (self[place].recency.len, std::cmp::Reverse(id)));
+        let largest =
+            self.by_id.iter().max_by_key(|&&(id, place)| (self[place].recency.len, std::cmp::Reverse(id)));
         largest.map(|&(_, place)| place)
     }
 
