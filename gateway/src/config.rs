@@ -220,9 +220,12 @@ pub struct Config {
 }
 
 impl File {
-    /// Parses TOML; the error names the line and key.
+    /// Parses TOML; the error names the line and key, in one line.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        toml::from_str(text).map_err(|error| ConfigError(error.to_string()))
+        toml::from_str(text).map_err(|error: toml::de::Error| {
+            let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
+            ConfigError(format!("line {line}: {}", error.message().replace('\n', "; ")))
+        })
     }
 }
 

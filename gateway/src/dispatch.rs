@@ -52,10 +52,11 @@ impl Dispatch {
     pub async fn handle(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
         let (parts, body) = request.into_parts();
         let body = self.read_body(&parts, body).await?;
-        let info = {
+        let mut info = {
             let _timer = self.metrics.routing.start_timer();
             request::read(&body, b"", self.keyer)
         };
+        info.model = info.model.or_else(|| model_in_path(parts.uri.path()));
         record.model(info.model.clone());
         self.attempt(parts, body, info, record).await
     }
@@ -133,6 +134,12 @@ impl Dispatch {
 /// effects; of other POSTs (files, batches) that is not known.
 fn may_repeat(parts: &Parts) -> bool {
     parts.method.is_safe() || (parts.method == Method::POST && is_generation(parts.uri.path()))
+}
+
+/// `/v1/models/{id}` names its model in the path; an id may hold slashes, written out or as `%2F`.
+fn model_in_path(path: &str) -> Option<String> {
+    let id = path.strip_prefix("/v1/models/")?;
+    Some(id.replace("%2F", "/").replace("%2f", "/").replace("%3A", ":").replace("%3a", ":"))
 }
 
 fn is_generation(path: &str) -> bool {

@@ -65,6 +65,7 @@ pub fn relay(
             alive_noted: Instant::now(),
             succeeded: parts.status.is_success(),
             failed_in_band: false,
+            done: false,
             tap,
             ticket,
             info,
@@ -134,7 +135,16 @@ impl Relay {
         tail.map(|tail| Ok(Frame::data(tail)))
     }
 
-    fn break_off(&mut self, cause: &dyn std::fmt::Display) -> Result<Frame<Bytes>, BoxError> {
+    /// The upstream failed. `None` where the stream had said all it had to say.
+    fn break_off(&mut self, cause: &dyn std::fmt::Display) -> Option<Result<Frame<Bytes>, BoxError>> {
+        if self.account.done {
+            self.complete();
+            return None;
+        }
+        Some(self.lose(cause))
+    }
+
+    fn lose(&mut self, cause: &dyn std::fmt::Display) -> Result<Frame<Bytes>, BoxError> {
         let record = &self.account.record;
         tracing::warn!(id = record.id(), %cause, "the worker's answer broke off");
         record.outcome(Error::StreamLost.code());
@@ -168,14 +178,14 @@ impl Body for Relay {
             }
             let frame = match ready!(Pin::new(&mut this.upstream).poll_frame(cx)) {
                 Some(Ok(frame)) => frame,
-                Some(Err(error)) => return Poll::Ready(Some(this.break_off(&error))),
+                Some(Err(error)) => return Poll::Ready(this.break_off(&error)),
                 None => return Poll::Ready(this.end()),
             };
             match frame.into_data() {
                 Ok(bytes) => match this.pass(bytes) {
                     Ok(out) if out.is_empty() => {}
                     Ok(out) => return Poll::Ready(Some(Ok(Frame::data(out)))),
-                    Err(error) => return Poll::Ready(Some(this.break_off(&error))),
+                    Err(error) => return Poll::Ready(this.break_off(&error)),
                 },
                 Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
             }
@@ -198,6 +208,8 @@ struct Account {
     alive_noted: Instant,
     succeeded: bool,
     failed_in_band: bool,
+    /// Whether `[DONE]` was passed on.
+    done: bool,
     tap: UsageTap,
     ticket: Ticket,
     info: RequestInfo,
@@ -227,6 +239,7 @@ impl Account {
             self.ticket.first_token();
         }
         self.failed_in_band |= memmem::find(bytes, b"data: {\"error\"").is_some();
+        self.done |= bytes.trim_ascii_end().ends_with(b"[DONE]");
     }
 
     fn complete(&mut self) {

@@ -152,9 +152,10 @@ fn welcome(gateway: &Gateway, workers: &[WorkerConfig]) {
         "\nNo worker is configured, so keyway started {count} embedded CPU workers ({names}) with the built-in model.\n\
          Put it before your own with: keyway --worker http://HOST:PORT --worker …\n\n\
          Try:\n  curl http://{addr}/v1/chat/completions -H 'content-type: application/json' \\\n    \
-         -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}],\"max_tokens\":32,\"stream\":true}}' -N\n  \
+         -d '{{\"model\":\"{model}\",\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}],\"max_tokens\":32,\"stream\":true}}' -N\n  \
          curl http://{admin}/workers\n",
         count = workers.len(),
         names = names.join(", "),
+        model = gateway.router.fleet().model_ids().first().map_or("keyway-builtin", String::as_str),
     );
 }

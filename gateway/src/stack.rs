@@ -126,10 +126,8 @@ fn own(response: Response, record: &Record) -> Response {
 
 /// Whether a path could leave `/v1/` once a worker normalises it.
 fn has_dot_segment(path: &str) -> bool {
-    path.split('/').any(|segment| {
-        let plain = segment.to_ascii_lowercase().replace("%2e", ".");
-        plain == "." || plain == ".." || plain.contains("%2f") || plain.contains('\\')
-    })
+    let plain = path.to_ascii_lowercase().replace("%2e", ".").replace("%2f", "/").replace("%5c", "/");
+    plain.split(['/', '\\']).any(|segment| matches!(segment, "." | ".."))
 }
 
 #[cfg(test)]
@@ -138,11 +136,17 @@ mod tests {
 
     #[test]
     fn paths_that_leave_the_api_are_seen() {
-        for path in ["/v1/../metrics", "/v1/%2e%2E/metrics", "/v1/./x", "/v1/..%2fmetrics", "/v1/..\\metrics"]
-        {
+        for path in [
+            "/v1/../metrics",
+            "/v1/%2e%2E/metrics",
+            "/v1/./x",
+            "/v1/..%2fmetrics",
+            "/v1/..\\metrics",
+            "/v1/x/..%5Cmetrics",
+        ] {
             assert!(has_dot_segment(path), "{path}");
         }
-        for path in ["/v1/models/a.b", "/v1/...", "/v1/x..y", "/v1/files/%20"] {
+        for path in ["/v1/models/a.b", "/v1/...", "/v1/x..y", "/v1/files/%20", "/v1/models/meta%2Fllama"] {
             assert!(!has_dot_segment(path), "{path}");
         }
     }

@@ -1,1 +1,32 @@
-//! Skeleton.
+//! Harness of the end-to-end tests: real gateways and workers as processes, a scripted fake worker, a chaos
+//! proxy, raw clients, and patience. The tests themselves are in `tests/tests/`; see `tests/README.md`.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a harness fails its test by panicking, with a message that says what was awaited"
+)]
+
+pub mod bins;
+pub mod chaos_proxy;
+pub mod client;
+pub mod cluster;
+pub mod eventually;
+pub mod exchange;
+pub mod fake_worker;
+pub mod h2_client;
+pub mod http1;
+pub mod metrics;
+pub mod openai;
+pub mod process;
+pub mod sse;
+pub mod tools;
+
+pub use chaos_proxy::ChaosProxy;
+pub use client::{Client, Response, get, post};
+pub use cluster::{Cluster, Gateway, RealWorker};
+pub use exchange::{Exchange, Protocol};
+pub use fake_worker::{Call, FakeWorker};
+pub use http1::End;
+pub use metrics::Metrics;
+pub use sse::Next;

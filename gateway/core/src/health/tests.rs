@@ -1,3 +1,5 @@
+//! The state machine, transition by transition, at exact times.
+
 use proptest::prelude::*;
 
 use super::*;

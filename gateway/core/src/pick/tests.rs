@@ -1,3 +1,5 @@
+//! What each policy chooses, and the properties that hold for every choice.
+
 use keyway_wire::block_hash::{Chain, HashKey};
 use proptest::prelude::*;
 

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Installs what the tests need beyond Rust into .venv/ (ignored by git; another folder: KEYWAY_TEST_VENV): the
+# official openai client and Prometheus' promtool. Starts no service and installs nothing outside that folder, except
+# Debian's own python3-venv, curl and ca-certificates where they are missing and this runs as root.
+set -euo pipefail
+
+OPENAI_VERSION=3.52.0
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${KEYWAY_TEST_VENV:-$root/.venv}
+
+say() { echo "setup: $*"; }
+
+apt_updated=
+apt() {
+    [ "$(id -u)" = 0 ] || return 1
+    [ -n "$apt_updated" ] || apt-get update -qq </dev/null
+    apt_updated=yes
+    DEBIAN_FRONTEND=noninteractive apt-get "$@" </dev/null
+}
+
+missing=()
+command -v curl >/dev/null || missing+=(curl ca-certificates)
+python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv)
+if [ ${#missing[@]} -gt 0 ]; then
+    say "installing ${missing[*]}"
+    apt install -y -qq --no-install-recommends "${missing[@]}" ||
+        { say "please install: ${missing[*]}" >&2; exit 1; }
+fi
+
+if ! "$venv/bin/python" -c "import openai; assert openai.__version__ == '$OPENAI_VERSION'" 2>/dev/null; then
+    say "openai $OPENAI_VERSION into $venv"
+    python3 -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "openai==$OPENAI_VERSION"
+fi
+
+if ! command -v promtool >/dev/null && [ ! -x "$venv/bin/promtool" ]; then
+    if command -v apt-get >/dev/null; then
+        # Unpacked, not installed: the package would start a Prometheus server.
+        say "promtool into $venv"
+        scratch=$(mktemp -d)
+        trap 'rm -rf "$scratch"' EXIT
+        (
+            cd "$scratch"
+            apt download -qq prometheus || apt-get download -qq prometheus </dev/null
+            dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool
+        )
+        install -m 755 "$scratch/usr/bin/promtool" "$venv/bin/promtool"
+    else
+        say "please install promtool (part of Prometheus); the test that needs it is skipped without" >&2
+    fi
+fi
+say "ready"

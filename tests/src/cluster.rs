@@ -1,0 +1,289 @@
+//! A fleet for one test: a real gateway process in front of fake workers (in the test) or real ones (processes), all
+//! on free ports that the processes choose and announce. Everything ends with the [`Cluster`].
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::NamedTempFile;
+
+use crate::bins::bin;
+use crate::client::{Response, get, post};
+use crate::fake_worker::FakeWorker;
+use crate::metrics::Metrics;
+use crate::process::Process;
+use crate::{eventually, openai};
+
+/// A gateway and its workers.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The gateway.
+    pub gateway: Gateway,
+    /// Scripted workers.
+    pub fakes: Vec<FakeWorker>,
+    /// Real workers.
+    pub workers: Vec<RealWorker>,
+}
+
+/// What to start.
+#[derive(Debug, Default)]
+pub struct ClusterBuilder {
+    fakes: Vec<Vec<String>>,
+    real: usize,
+    gateway: GatewayBuilder,
+}
+
+impl Cluster {
+    /// A cluster without workers, to be described.
+    pub fn builder() -> ClusterBuilder {
+        ClusterBuilder::default()
+    }
+
+    /// Fake workers behind a gateway with this policy, all ready.
+    pub async fn of_fakes(n: usize, policy: &str) -> Self {
+        Self::builder().fakes(n).policy(policy).start().await
+    }
+
+    /// Where clients connect.
+    pub fn addr(&self) -> SocketAddr {
+        self.gateway.addr
+    }
+
+    /// The worker named by a response's `x-keyway-worker`: its index among the fakes.
+    ///
+    /// # Panics
+    /// When the response names none of them.
+    pub fn served_by(&self, response: &Response) -> usize {
+        let name = response.header("x-keyway-worker").expect("x-keyway-worker");
+        let index = self.fakes.iter().position(|f| f.addr().to_string() == name);
+        index.unwrap_or_else(|| panic!("{name} is none of the workers"))
+    }
+
+    /// Sends a chat request and wants 200.
+    pub async fn chat(&self, prompt: &str) -> Response {
+        let response = post(self.addr(), openai::CHAT, &openai::chat(prompt)).await;
+        assert_eq!(response.status(), 200, "{}", response.text());
+        response
+    }
+}
+
+impl ClusterBuilder {
+    /// Adds `n` fake workers that serve the fake model.
+    #[must_use]
+    pub fn fakes(mut self, n: usize) -> Self {
+        self.fakes.extend(std::iter::repeat_n(vec![openai::FAKE_MODEL.to_owned()], n));
+        self
+    }
+
+    /// Adds a fake worker that serves these models.
+    #[must_use]
+    pub fn fake_with(mut self, models: &[&str]) -> Self {
+        self.fakes.push(models.iter().map(|&m| m.to_owned()).collect());
+        self
+    }
+
+    /// Adds `n` real workers with the built-in model.
+    #[must_use]
+    pub fn workers(mut self, n: usize) -> Self {
+        self.real += n;
+        self
+    }
+
+    /// Sets the routing policy.
+    #[must_use]
+    pub fn policy(mut self, policy: &str) -> Self {
+        self.gateway = self.gateway.args(&["--policy", policy]);
+        self
+    }
+
+    /// Adds arguments of the gateway.
+    #[must_use]
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.gateway = self.gateway.args(args);
+        self
+    }
+
+    /// Starts everything and waits until every worker is ready.
+    pub async fn start(self) -> Cluster {
+        let mut gateway = self.gateway;
+        let (mut fakes, mut workers) = (Vec::new(), Vec::new());
+        for models in &self.fakes {
+            let models: Vec<&str> = models.iter().map(String::as_str).collect();
+            let fake = FakeWorker::with_models(&models).await;
+            gateway = gateway.worker(fake.addr());
+            fakes.push(fake);
+        }
+        for _ in 0..self.real {
+            workers.push(RealWorker::spawn(&[]));
+        }
+        for worker in &mut workers {
+            worker.ready().await;
+            gateway = gateway.worker(worker.addr());
+        }
+        let gateway = gateway.start().await;
+        gateway.wait_ready(fakes.len() + workers.len()).await;
+        Cluster { gateway, fakes, workers }
+    }
+}
+
+/// A gateway process.
+#[derive(Debug)]
+pub struct Gateway {
+    /// The process.
+    pub process: Process,
+    /// Where clients connect.
+    pub addr: SocketAddr,
+    /// Where the operator looks.
+    pub admin: SocketAddr,
+    _config: Option<NamedTempFile>,
+}
+
+/// How to start a gateway.
+#[derive(Debug, Default)]
+pub struct GatewayBuilder {
+    args: Vec<String>,
+    config: Option<String>,
+    listen: Option<String>,
+    log: Option<String>,
+}
+
+impl Gateway {
+    /// A gateway without workers, to be described.
+    pub fn builder() -> GatewayBuilder {
+        GatewayBuilder::default()
+    }
+
+    /// Waits until `n` workers are ready.
+    pub async fn wait_ready(&self, n: usize) {
+        eventually!(
+            self.ready_workers().await == n,
+            "{n} ready workers; /workers says {}",
+            self.workers().await
+        );
+    }
+
+    /// The operator's view of the workers.
+    pub async fn workers(&self) -> Value {
+        get(self.admin, "/workers").await.json()
+    }
+
+    /// Number of workers in state `ready`.
+    pub async fn ready_workers(&self) -> usize {
+        let workers = self.workers().await;
+        let list = workers.as_array().cloned().unwrap_or_default();
+        list.iter().filter(|w| w["state"] == "ready").count()
+    }
+
+    /// Status of `/readyz`.
+    pub async fn readyz(&self) -> u16 {
+        get(self.admin, "/readyz").await.status()
+    }
+
+    /// Scrapes the metrics.
+    pub async fn metrics(&self) -> Metrics {
+        Metrics::fetch(self.admin).await
+    }
+
+    /// Waits until every in-flight gauge reads 0.
+    pub async fn idle(&self) {
+        eventually!(self.metrics().await.busy().is_empty(), "idle; busy: {:?}", self.metrics().await.busy());
+    }
+}
+
+impl GatewayBuilder {
+    /// Adds a worker.
+    #[must_use]
+    pub fn worker(self, addr: SocketAddr) -> Self {
+        let url = format!("http://{addr}");
+        self.args(&["--worker", &url])
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args(mut self, args: &[&str]) -> Self {
+        self.args.extend(args.iter().map(|&a| a.to_owned()));
+        self
+    }
+
+    /// Sets the configuration file's text.
+    #[must_use]
+    pub fn config(mut self, toml: &str) -> Self {
+        self.config = Some(toml.to_owned());
+        self
+    }
+
+    /// Sets the address to listen on instead of loopback; port 0.
+    #[must_use]
+    pub fn listen(mut self, addr: &str) -> Self {
+        self.listen = Some(addr.to_owned());
+        self
+    }
+
+    /// Sets what it logs, in `RUST_LOG`'s syntax; `info` must be among it.
+    #[must_use]
+    pub fn log(mut self, filter: &str) -> Self {
+        self.log = Some(filter.to_owned());
+        self
+    }
+
+    /// Starts it on free ports and waits until it listens.
+    pub async fn start(self) -> Gateway {
+        let mut command = Command::new(bin("keyway"));
+        let listen = self.listen.as_deref().unwrap_or("127.0.0.1:0");
+        command.args(["--listen", listen, "--admin-listen", "127.0.0.1:0"]).args(&self.args);
+        if let Some(filter) = &self.log {
+            command.env("RUST_LOG", filter);
+        }
+        let config = self.config.map(|toml| config_file(&toml));
+        if let Some(file) = &config {
+            command.arg("--config").arg(file.path());
+        }
+        let process = Process::spawn("keyway", &mut command);
+        let admin = addr(&process.announced("admin on http://").await);
+        let addr = addr(&process.announced("listening on http://").await);
+        Gateway { process, addr, admin, _config: config }
+    }
+}
+
+/// A `keyway-worker` process with the built-in model.
+#[derive(Debug)]
+pub struct RealWorker {
+    /// The process.
+    pub process: Process,
+    addr: Option<SocketAddr>,
+}
+
+impl RealWorker {
+    /// Starts one without waiting for it.
+    pub fn spawn(args: &[&str]) -> Self {
+        let mut command = Command::new(bin("keyway-worker"));
+        command.args(["--listen", "127.0.0.1:0"]).args(args);
+        Self { process: Process::spawn("keyway-worker", &mut command), addr: None }
+    }
+
+    /// Waits until it serves.
+    pub async fn ready(&mut self) {
+        self.addr = Some(addr(&self.process.announced("ready on http://").await));
+    }
+
+    /// Where it listens.
+    ///
+    /// # Panics
+    /// Before [`RealWorker::ready`].
+    pub fn addr(&self) -> SocketAddr {
+        self.addr.expect("wait until the worker is ready")
+    }
+}
+
+/// A configuration file that lives as long as its handle.
+pub fn config_file(toml: &str) -> NamedTempFile {
+    let mut file = tempfile::Builder::new().suffix(".toml").tempfile().expect("a temporary file");
+    file.write_all(toml.as_bytes()).expect("write");
+    file
+}
+
+fn addr(text: &str) -> SocketAddr {
+    let text = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    text.parse().unwrap_or_else(|e| panic!("not an address: {text:?} ({e})"))
+}

@@ -1,0 +1,256 @@
+//! A scripted OpenAI-like worker in the test's own process. It records every request byte for byte and answers
+//! from a default, hangs, or hands each call to the test, which then says events, stalls, cuts or lies about
+//! lengths step by step. It understands nothing of prompts. Next: [`crate::fake_worker::Call`].
+
+mod call;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use parking_lot::Mutex;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::eventually::patient;
+use crate::http1::{Conn, End, Framing, Head};
+use crate::openai::{FAKE_MODEL, model_list};
+
+pub use call::Call;
+
+/// What the worker does with a call to anything but its health and its model list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// Answers three words at once.
+    Answer,
+    /// Hands the call to the test.
+    Manual,
+    /// Says nothing until the caller goes away.
+    Hang,
+}
+
+/// One request as it arrived.
+#[derive(Debug, Clone)]
+pub struct Recorded {
+    /// Request line and headers, with their raw bytes.
+    pub head: Head,
+    /// The body, unframed.
+    pub body: Vec<u8>,
+}
+
+impl Recorded {
+    /// Method and target of the request line.
+    pub fn target(&self) -> (&str, &str) {
+        let mut parts = self.head.start_line.split(' ');
+        (parts.next().unwrap_or_default(), parts.next().unwrap_or_default())
+    }
+}
+
+/// The worker. Dropping it closes its listener and every connection.
+#[derive(Debug)]
+pub struct FakeWorker {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    calls: tokio::sync::Mutex<mpsc::UnboundedReceiver<Call>>,
+    accepting: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What connections and the test both see.
+#[derive(Debug)]
+struct Shared {
+    mode: Mutex<Mode>,
+    health: Mutex<u16>,
+    models: Mutex<Vec<String>>,
+    usage: Mutex<(u64, u64)>,
+    requests: Mutex<Vec<Recorded>>,
+    active: AtomicUsize,
+    aborted: AtomicUsize,
+    calls: mpsc::UnboundedSender<Call>,
+}
+
+impl FakeWorker {
+    /// Starts on a free port; healthy, serves [`FAKE_MODEL`], answers at once.
+    pub async fn start() -> Self {
+        Self::with_models(&[FAKE_MODEL]).await
+    }
+
+    /// Starts with these models.
+    pub async fn with_models(models: &[&str]) -> Self {
+        let (calls, receiver) = mpsc::unbounded_channel(); // bounded by what the test sends
+        let shared = Arc::new(Shared {
+            mode: Mutex::new(Mode::Answer),
+            health: Mutex::new(200),
+            models: Mutex::new(models.iter().map(|&m| m.to_owned()).collect()),
+            usage: Mutex::new((12, 0)),
+            requests: Mutex::default(),
+            active: AtomicUsize::new(0),
+            aborted: AtomicUsize::new(0),
+            calls,
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let addr = listener.local_addr().expect("bound");
+        let accepting = Mutex::new(Some(tokio::spawn(accept(listener, shared.clone()))));
+        Self { addr, shared, calls: tokio::sync::Mutex::new(receiver), accepting }
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// From now on the test answers: take each call with [`FakeWorker::call`].
+    pub fn manual(&self) {
+        *self.shared.mode.lock() = Mode::Manual;
+    }
+
+    /// From now on answers at once.
+    pub fn answer(&self) {
+        *self.shared.mode.lock() = Mode::Answer;
+    }
+
+    /// From now on says nothing; the caller must go away.
+    pub fn hang(&self) {
+        *self.shared.mode.lock() = Mode::Hang;
+    }
+
+    /// Sets the status of `/health`.
+    pub fn set_health(&self, status: u16) {
+        *self.shared.health.lock() = status;
+    }
+
+    /// Sets the token counts that default answers report: prompt tokens, and those of them found cached.
+    pub fn set_usage(&self, prompt_tokens: u64, cached_tokens: u64) {
+        *self.shared.usage.lock() = (prompt_tokens, cached_tokens);
+    }
+
+    /// The next call, in manual mode.
+    pub async fn call(&self) -> Call {
+        let what = format!("a call at worker {}", self.addr);
+        patient(&what, async { self.calls.lock().await.recv().await }).await.expect("the worker is running")
+    }
+
+    /// A call that has already arrived, in manual mode.
+    pub fn try_call(&self) -> Option<Call> {
+        self.calls.try_lock().ok()?.try_recv().ok()
+    }
+
+    /// Every request so far, without probes of health and models.
+    pub fn requests(&self) -> Vec<Recorded> {
+        self.shared.requests.lock().clone()
+    }
+
+    /// Number of requests so far, without probes.
+    pub fn request_count(&self) -> usize {
+        self.shared.requests.lock().len()
+    }
+
+    /// Calls that arrived and are neither answered nor abandoned yet.
+    pub fn active(&self) -> usize {
+        self.shared.active.load(SeqCst)
+    }
+
+    /// Calls whose caller went away before the answer's end.
+    pub fn aborted(&self) -> usize {
+        self.shared.aborted.load(SeqCst)
+    }
+
+    /// Dies: the port refuses connections and every open one breaks.
+    pub async fn stop(&self) {
+        let task = self.accepting.lock().take();
+        if let Some(task) = task {
+            task.abort();
+            let _ = task.await; // cancelled: the listener is closed once the task is gone
+        }
+    }
+
+    /// Comes back on the same port.
+    pub async fn restart(&self) {
+        let listener = TcpListener::bind(self.addr).await.expect("the old port");
+        *self.accepting.lock() = Some(tokio::spawn(accept(listener, self.shared.clone())));
+    }
+}
+
+impl Drop for FakeWorker {
+    fn drop(&mut self) {
+        if let Some(task) = self.accepting.lock().take() {
+            task.abort();
+        }
+    }
+}
+
+/// Accepts until aborted; its connections end with it.
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        connections.spawn(serve(stream, shared.clone()));
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+/// Serves one connection until either side is done with it.
+async fn serve(stream: TcpStream, shared: Arc<Shared>) {
+    let mut conn = Conn::new(stream);
+    while let Some(head) = conn.read_head().await {
+        let mut framing = head.framing(Framing::Over);
+        let (body, end) = conn.read_body(&mut framing).await;
+        if end == End::Aborted {
+            return;
+        }
+        match answer_one(conn, Recorded { head, body }, &shared).await {
+            Some(same) => conn = same,
+            None => return,
+        }
+    }
+}
+
+/// Answers one request; gives the connection back if another may follow.
+async fn answer_one(conn: Conn, request: Recorded, shared: &Arc<Shared>) -> Option<Conn> {
+    let (back, returned) = oneshot::channel();
+    let probe = match request.target() {
+        ("GET", "/health") => Some((*shared.health.lock(), "{}".to_owned())),
+        ("GET", "/v1/models") => Some((200, model_list(&shared.models.lock()).to_string())),
+        _ => None,
+    };
+    if let Some((status, body)) = probe {
+        let call = Call::new(conn, request, back, None);
+        call.try_respond(status, &[("content-type", "application/json")], body.as_bytes()).await.ok()?;
+        return returned.await.ok();
+    }
+    shared.requests.lock().push(request.clone());
+    let mut call = Call::new(conn, request, back, Some(Ticket::new(shared.clone())));
+    let mode = *shared.mode.lock();
+    match mode {
+        Mode::Hang => {
+            call.aborted().await;
+            return None;
+        }
+        Mode::Answer => {
+            let (prompt_tokens, cached_tokens) = *shared.usage.lock();
+            call.default_answer(prompt_tokens, cached_tokens).await.ok()?;
+        }
+        Mode::Manual => shared.calls.send(call).ok()?,
+    }
+    returned.await.ok()
+}
+
+/// Counts a call as active for as long as it lives.
+#[derive(Debug)]
+struct Ticket(Arc<Shared>);
+
+impl Ticket {
+    fn new(shared: Arc<Shared>) -> Self {
+        shared.active.fetch_add(1, SeqCst);
+        Self(shared)
+    }
+
+    fn count_abort(&self) {
+        self.0.aborted.fetch_add(1, SeqCst);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, SeqCst);
+    }
+}

@@ -1,0 +1,146 @@
+//! A child process whose log is captured line by line: wait for what it announces, show it when the test fails,
+//! kill it whatever happens to the test. Knows nothing of gateways or workers.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::eventually;
+use crate::eventually::patient;
+
+/// Lines kept of one process; the oldest are forgotten first.
+const LOG_LINES_MAX: usize = 5_000;
+
+/// A running (or ended) child. Dropping it kills it and, in a failing test, prints its log.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    log: watch::Receiver<Vec<String>>,
+}
+
+impl Process {
+    /// Starts `command`. Settings of the person's own environment (`KEYWAY_*`) do not reach it.
+    pub fn spawn(name: &str, command: &mut Command) -> Self {
+        let given: Vec<_> = command.get_envs().map(|(k, _)| k.to_owned()).collect();
+        for (key, _) in std::env::vars_os() {
+            if key.to_string_lossy().starts_with("KEYWAY_") && !given.contains(&key) {
+                command.env_remove(&key);
+            }
+        }
+        if !given.iter().any(|key| key == "RUST_LOG") {
+            command.env("RUST_LOG", std::env::var("KEYWAY_TEST_LOG").unwrap_or_else(|_| "info".to_owned()));
+        }
+        command.env("NO_COLOR", "1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot start {name} ({command:?}): {e}"));
+        let (lines, log) = watch::channel(Vec::new());
+        let lines = Arc::new(lines);
+        capture(child.stdout.take().expect("piped"), lines.clone());
+        capture(child.stderr.take().expect("piped"), lines);
+        Self { name: name.to_owned(), child, log }
+    }
+
+    /// Waits for a line that contains `marker`; returns what follows it on that line up to a blank.
+    ///
+    /// # Panics
+    /// When the process ends, or patience does, without one.
+    pub async fn announced(&self, marker: &str) -> String {
+        let mut log = self.log.clone();
+        let find =
+            |lines: &Vec<String>| lines.iter().find_map(|l| l.split_once(marker)).map(|(_, rest)| word(rest));
+        let what = format!("{} to say {marker:?}", self.name);
+        let Ok(lines) = patient(&what, log.wait_for(|lines| find(lines).is_some())).await else {
+            panic!("{} ended without saying {marker:?}", self.name)
+        };
+        find(&lines).unwrap_or_default()
+    }
+
+    /// The captured lines so far, of stdout and stderr.
+    pub fn log(&self) -> Vec<String> {
+        self.log.borrow().clone()
+    }
+
+    /// Kills it without warning (SIGKILL) and waits until it is gone.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill(); // gone already: fine
+        let _ = self.child.wait();
+    }
+
+    /// Asks it to end (SIGTERM).
+    pub fn terminate(&self) {
+        let status = Command::new("sh").args(["-c", &format!("kill -TERM {}", self.child.id())]).status();
+        assert!(status.is_ok_and(|s| s.success()), "cannot signal {}", self.name);
+    }
+
+    /// Waits for its end, with patience.
+    pub async fn ended(&mut self) -> ExitStatus {
+        eventually!(self.child.try_wait().expect("wait").is_some(), "the end of {}", self.name);
+        self.child.wait().expect("wait")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            eprintln!("--- log of {} ---", self.name);
+            for line in self.log.borrow().iter() {
+                eprintln!("{line}");
+            }
+        }
+    }
+}
+
+fn word(rest: &str) -> String {
+    rest.split_whitespace().next().unwrap_or_default().to_owned()
+}
+
+/// Copies a pipe's lines into the log until it closes.
+fn capture(pipe: impl Read + Send + 'static, lines: Arc<watch::Sender<Vec<String>>>) {
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            lines.send_modify(|log| {
+                if log.len() == LOG_LINES_MAX {
+                    log.remove(0);
+                }
+                log.push(line);
+            });
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Process {
+        Process::spawn("script", Command::new("sh").args(["-c", script]))
+    }
+
+    #[tokio::test]
+    async fn an_announcement_is_found_on_either_pipe_and_the_process_dies_with_its_handle() {
+        let process =
+            shell("echo noise; echo 'INFO ready on http://127.0.0.1:7 model=x' >&2; exec sleep 1000");
+        assert_eq!(process.announced("ready on http://").await, "127.0.0.1:7");
+        let pid = process.child.id();
+        drop(process);
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "ended without saying")]
+    async fn an_early_end_is_told_at_once() {
+        shell("echo no such flag >&2; exit 2").announced("ready on").await;
+    }
+
+    #[tokio::test]
+    async fn a_signalled_process_reports_its_exit_code() {
+        let mut process = shell("trap 'exit 7' TERM; echo up; while :; do sleep 0.01; done");
+        process.announced("up").await;
+        process.terminate();
+        assert_eq!(process.ended().await.code(), Some(7));
+    }
+}

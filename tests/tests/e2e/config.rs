@@ -1,0 +1,105 @@
+//! Hazard: a configuration mistake that goes unnoticed, or one that is not explained. Each gives one clear line and
+//! a non-zero exit code.
+
+use std::process::{Command, Output};
+
+use keyway_tests::bins::bin;
+use keyway_tests::cluster::config_file;
+use keyway_tests::openai::{CHAT, chat};
+use keyway_tests::{FakeWorker, Gateway, post};
+
+fn keyway(args: &[&str]) -> Output {
+    Command::new(bin("keyway"))
+        .args(args)
+        .env_remove("RUST_LOG")
+        .env("NO_COLOR", "1")
+        .output()
+        .expect("keyway runs")
+}
+
+fn check(toml: &str) -> (Option<i32>, String) {
+    let file = config_file(toml);
+    let output = keyway(&["config", "check", "--config", file.path().to_str().unwrap()]);
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(said).unwrap())
+}
+
+#[test]
+fn good_files_pass() {
+    for toml in [
+        "",
+        "listen = \"127.0.0.1:0\"\npolicy = \"prefix\"\n",
+        "policy = \"keyway\"\n",
+        "[[worker]]\nurl = \"http://127.0.0.1:8000\"\n[[worker]]\nurl = \"http://127.0.0.1:8001\"\nweight = 2.0\n",
+    ] {
+        let (code, said) = check(toml);
+        assert_eq!(code, Some(0), "{toml:?}: {said}");
+    }
+}
+
+#[test]
+fn bad_files_are_refused_by_one_line_that_names_the_fault() {
+    for (toml, names) in [
+        ("polcy = \"prefix\"\n", "polcy"),
+        ("policy = \"best\"\n", "best"),
+        ("listen = \"nowhere\"\n", "nowhere"),
+        ("listen = 8080\n", "listen"),
+        ("[[worker]]\nurl = \"ftp://host\"\n", "ftp"),
+        ("[[worker]]\nmodel = \"m\"\n", "url"),
+        ("[[worker]]\nurl = \"http://h:1\"\ncolour = \"red\"\n", "colour"),
+        ("[[worker]]\nurl = \"http://h:1\"\nweight = -1.0\n", "weight"),
+        ("listen = \n", "1"),
+    ] {
+        let (code, said) = check(toml);
+        assert_eq!(code, Some(1), "{toml:?}: {said}");
+        assert!(said.contains(names), "{toml:?} should name {names:?}: {said}");
+        assert!(!said.contains("panicked"), "{said}");
+        assert_eq!(said.trim_end().lines().count(), 1, "{toml:?}: {said}");
+    }
+}
+
+#[test]
+fn wrong_usage_is_told_apart_from_a_wrong_file() {
+    assert_eq!(keyway(&["--no-such-flag"]).status.code(), Some(2));
+    assert_eq!(keyway(&["config", "chek"]).status.code(), Some(2));
+    let missing = keyway(&["config", "check", "--config", "/nonexistent/keyway.toml"]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("/nonexistent/keyway.toml"));
+}
+
+#[test]
+fn every_binary_explains_itself() {
+    for name in ["keyway", "keyway-worker", "keyway-loadtest"] {
+        for args in [&["--help"][..], &["--version"], &["completions", "bash"]] {
+            let output = Command::new(bin(name)).args(args).output().expect("it runs");
+            assert_eq!(output.status.code(), Some(0), "{name} {args:?}");
+            assert!(!output.stdout.is_empty(), "{name} {args:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_one_line_and_a_failure() {
+    let worker = FakeWorker::start().await;
+    let (url, taken) = (format!("http://{}", worker.addr()), worker.addr().to_string());
+    for flag in ["--listen", "--admin-listen"] {
+        let free = if flag == "--listen" { "--admin-listen" } else { "--listen" };
+        let output = keyway(&["--worker", &url, flag, &taken, free, "127.0.0.1:0"]);
+        assert_eq!(output.status.code(), Some(1), "{flag}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(&taken) && !said.contains("panicked"), "{flag}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_s_workers_are_served_and_flags_win_over_it() {
+    let worker = FakeWorker::start().await;
+    let toml = format!("policy = \"random\"\n[[worker]]\nurl = \"http://{}\"\n", worker.addr());
+    let gateway = Gateway::builder().config(&toml).args(&["--policy", "round-robin"]).start().await;
+    gateway.wait_ready(1).await;
+    let response = post(gateway.addr, CHAT, &chat("hi")).await;
+    assert_eq!(response.status(), 200);
+    // A single candidate may be named `only`; a policy's name otherwise.
+    let reason = response.header("x-keyway-reason").expect("on loopback").to_owned();
+    assert_ne!(reason, "random");
+}

@@ -1,0 +1,23 @@
+//! End-to-end tests over real sockets and real processes, one file per hazard. One binary, so that the harness
+//! links once; `tests/README.md` has the table.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "helpers of tests fail the test by panicking"
+)]
+
+mod cancel;
+mod config;
+mod lifecycle;
+mod limits;
+mod metrics;
+mod models;
+mod openai_client;
+mod passthrough;
+mod real_workers;
+mod routing;
+mod secrets;
+mod streaming;
+mod upstream_failure;
+mod zero_config;

@@ -1,0 +1,100 @@
+//! Hazard: a metric that dashboards and autoscalers rely on is missing, wrong or malformed.
+
+use std::process::{Command, Stdio};
+
+use keyway_tests::openai::{CHAT, FAKE_MODEL, chat_for, chat_stream};
+use keyway_tests::{Cluster, Metrics, eventually, post, tools};
+
+/// The names other parts and people rely on.
+const CONTRACT: [&str; 7] = [
+    "keyway_requests_total",
+    "keyway_time_to_first_token_seconds",
+    "keyway_inter_token_latency_seconds",
+    "keyway_prompt_tokens_total",
+    "keyway_cached_tokens_total",
+    "keyway_requests_in_flight",
+    "keyway_index_bytes",
+];
+
+#[tokio::test]
+async fn the_metrics_of_the_contract_count_what_passed() {
+    let cluster = Cluster::of_fakes(1, "prefix").await;
+    cluster.fakes[0].set_usage(100, 40);
+    let prompt = "The same beginning every time. ".repeat(40);
+    for _ in 0..3 {
+        cluster.chat(&prompt).await;
+    }
+    for _ in 0..2 {
+        assert_eq!(post(cluster.addr(), CHAT, &chat_stream(&prompt)).await.status(), 200);
+    }
+    cluster.gateway.idle().await;
+    let metrics = cluster.gateway.metrics().await;
+    for name in CONTRACT {
+        assert!(metrics.has(name), "{name} is missing:\n{}", metrics.text);
+    }
+    let model = ("model", FAKE_MODEL);
+    assert_eq!(metrics.sum("keyway_requests_total", &[model, ("outcome", "complete")]), 5.0);
+    assert_eq!(metrics.sum("keyway_prompt_tokens_total", &[model]), 500.0);
+    assert_eq!(metrics.sum("keyway_cached_tokens_total", &[model, ("source", "reported")]), 200.0);
+    assert!(metrics.sum("keyway_cached_tokens_total", &[model, ("source", "predicted")]) > 0.0);
+    assert_eq!(
+        metrics.sum("keyway_time_to_first_token_seconds_count", &[model]),
+        2.0,
+        "streams have a first token"
+    );
+    assert!(metrics.sum("keyway_inter_token_latency_seconds_count", &[model]) > 0.0);
+    assert!(metrics.sum("keyway_index_bytes", &[]) > 0.0);
+}
+
+#[tokio::test]
+async fn a_request_in_flight_is_seen_at_its_worker() {
+    let cluster = Cluster::of_fakes(1, "prefix").await;
+    cluster.fakes[0].hang();
+    let mut client = keyway_tests::Client::connect(cluster.addr()).await;
+    client.post(CHAT, &chat_stream("hi")).await;
+    let name = cluster.fakes[0].addr().to_string();
+    let at_worker = |m: &Metrics| m.sum("keyway_requests_in_flight", &[("worker", &name)]);
+    eventually!(at_worker(&cluster.gateway.metrics().await) == 1.0);
+    drop(client);
+    eventually!(at_worker(&cluster.gateway.metrics().await) == 0.0);
+    cluster.gateway.idle().await;
+}
+
+#[tokio::test]
+async fn clients_cannot_make_series() {
+    let cluster = Cluster::of_fakes(1, "prefix").await;
+    cluster.chat("one").await;
+    post(cluster.addr(), CHAT, &chat_for("unknown-0", "hi", false)).await;
+    let before = cluster.gateway.metrics().await.samples.len();
+    for i in 1..100 {
+        post(cluster.addr(), CHAT, &chat_for(&format!("unknown-{i}"), "hi", false)).await;
+        post(cluster.addr(), &format!("/v1/made-up-{i}"), b"{}").await;
+    }
+    let metrics = cluster.gateway.metrics().await;
+    assert!(!metrics.text.contains("unknown-") && !metrics.text.contains("made-up-"));
+    // Requests without a model, and their outcome, are the one series that may be new.
+    assert!(metrics.samples.len() <= before + 30, "{before} series became {}", metrics.samples.len());
+}
+
+#[tokio::test]
+async fn promtool_finds_nothing_to_complain_about() {
+    let Some(promtool) = tools::tool("promtool") else { return };
+    let cluster = Cluster::builder().workers(1).start().await;
+    let model = keyway_tests::get(cluster.addr(), "/v1/models").await.json()["data"][0]["id"].clone();
+    let body = chat_for(model.as_str().unwrap(), "hi", false);
+    assert_eq!(post(cluster.addr(), CHAT, &body).await.status(), 200);
+    for addr in [cluster.gateway.admin, cluster.workers[0].addr()] {
+        let text = Metrics::fetch(addr).await.text;
+        let mut child = Command::new(&promtool)
+            .args(["check", "metrics"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("promtool runs");
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), text.as_bytes()).expect("promtool reads");
+        let output = child.wait_with_output().expect("promtool ends");
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(output.status.success() && said.trim().is_empty(), "{addr}: {said}");
+    }
+}

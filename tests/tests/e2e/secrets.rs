@@ -1,0 +1,80 @@
+//! Hazard: a prompt, a key or an inner address in a log, a metric or an error. Canaries go through every path, with
+//! the gateway's own log at its most talkative.
+
+use keyway_tests::cluster::config_file;
+use keyway_tests::openai::{CHAT, chat, chat_for, chat_stream};
+use keyway_tests::{Client, FakeWorker, Gateway, get};
+
+const PROMPT: &str = "canary-prompt-7f3a";
+const CLIENT_KEY: &str = "canary-client-key-51c2";
+const WORKER_KEY: &str = "canary-worker-key-9e0b";
+
+#[tokio::test]
+async fn no_canary_comes_out_where_it_does_not_belong() {
+    let (keyed, plain) = (FakeWorker::start().await, FakeWorker::start().await);
+    let key_file = config_file(WORKER_KEY);
+    let toml = format!(
+        "worker = [{{ url = \"http://{}\", api_key_file = {:?} }}, \"http://{}\"]\npolicy = \"round-robin\"\n",
+        keyed.addr(),
+        key_file.path(),
+        plain.addr(),
+    );
+    let gateway = Gateway::builder().config(&toml).log("info,keyway=trace,keyway_core=trace").start().await;
+    gateway.wait_ready(2).await;
+
+    let authorization = format!("Bearer {CLIENT_KEY}");
+    let bodies =
+        [chat(PROMPT), chat_stream(PROMPT), chat_for("unknown", PROMPT, false), PROMPT.as_bytes().to_vec()];
+    let mut errors = String::new();
+    for (path, body) in
+        [CHAT, "/v1/elsewhere", "/outside"].iter().flat_map(|p| bodies.iter().map(move |b| (p, b)))
+    {
+        let mut client = Client::connect(gateway.addr).await;
+        client.request("POST", path, &[("authorization", &authorization)], body).await;
+        let response = client.response().await;
+        if response.status() != 200 {
+            errors.push_str(&response.text());
+        }
+    }
+    // And with every worker gone.
+    keyed.stop().await;
+    plain.stop().await;
+    let mut client = Client::connect(gateway.addr).await;
+    client.request("POST", CHAT, &[("authorization", &authorization)], &bodies[0]).await;
+    errors.push_str(&client.response().await.text());
+    gateway.idle().await;
+
+    let metrics = gateway.metrics().await.text;
+    let workers = get(gateway.admin, "/workers").await.text();
+    let log = gateway.process.log().join("\n");
+    assert!(log.len() > 500, "there is a log to look at: {log}");
+    for canary in [PROMPT, CLIENT_KEY, WORKER_KEY] {
+        for (place, text) in
+            [("errors", &errors), ("metrics", &metrics), ("workers", &workers), ("log", &log)]
+        {
+            assert!(!text.contains(canary), "{canary} in {place}:\n{text}");
+        }
+    }
+    assert!(!errors.contains("127.0.0.1"), "clients do not learn addresses: {errors}");
+}
+
+#[tokio::test]
+async fn routing_is_shown_on_loopback_only_unless_the_operator_says_so() {
+    let worker = FakeWorker::start().await;
+    let shown = async |gateway: Gateway| {
+        gateway.wait_ready(1).await;
+        let response = keyway_tests::post(gateway.addr, CHAT, &chat("hi")).await;
+        assert_eq!(response.status(), 200);
+        assert!(response.header("x-request-id").is_some(), "the request's id is always shown");
+        let names = ["x-keyway-worker", "x-keyway-reason", "x-keyway-matched-tokens"];
+        let shown = names.iter().filter(|n| response.header(n).is_some()).count();
+        assert!(shown == 0 || shown == names.len());
+        shown > 0
+    };
+    let expose =
+        |yes: bool| Gateway::builder().config(&format!("[routing]\nexpose = {yes}\n")).worker(worker.addr());
+    assert!(shown(Gateway::builder().worker(worker.addr()).start().await).await);
+    assert!(!shown(Gateway::builder().worker(worker.addr()).listen("0.0.0.0:0").start().await).await);
+    assert!(!shown(expose(false).start().await).await);
+    assert!(shown(expose(true).listen("0.0.0.0:0").start().await).await);
+}
