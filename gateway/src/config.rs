@@ -223,8 +223,11 @@ impl File {
     /// Parses TOML; the error names the line and key, in one line.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         toml::from_str(text).map_err(|error: toml::de::Error| {
-            let line = error.span().map_or(1, |span| text[..span.start].lines().count().max(1));
-            ConfigError(format!("line {line}: {}", error.message().replace('\n', "; ")))
+            // The parser's own text shows the line over several ones; here it is one.
+            let at = error.span().map_or(0, |span| span.start);
+            let number = text[..at].matches('\n').count() + 1;
+            let line = text.lines().nth(number - 1).unwrap_or_default().trim();
+            ConfigError(format!("line {number}, `{line}`: {}", error.message().replace('\n', "; ")))
         })
     }
 }

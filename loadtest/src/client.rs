@@ -1,0 +1,229 @@
+//! The connection to the server under test: its base URL, its key, a pool of HTTP/1.1 connections. Measures nothing.
+
+use std::{path::Path, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, Uri, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use keyway_wire::openai::ErrorBody;
+use serde_json::Value;
+
+use crate::limits;
+
+/// Why the server cannot be used. `request` is such as `GET http://host:8080/v1/models`.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// `--url` is not one this client can use.
+    #[error("--url {url}: {reason}")]
+    Url {
+        /// As given.
+        url: String,
+        /// What to write instead.
+        reason: String,
+    },
+    /// No answer came.
+    #[error("{request}: {reason}")]
+    NoAnswer {
+        /// What was asked.
+        request: String,
+        /// Down to the system's reason.
+        reason: String,
+    },
+    /// The answer is an error.
+    #[error("{request}: status {status}: {message}")]
+    Status {
+        /// What was asked.
+        request: String,
+        /// HTTP status.
+        status: u16,
+        /// The server's own words.
+        message: String,
+    },
+    /// The answer is not what an OpenAI-compatible server gives.
+    #[error("{request}: {reason}")]
+    Answer {
+        /// What was asked.
+        request: String,
+        /// What is missing, and what to do.
+        reason: String,
+    },
+}
+
+/// The server under test. Clones share the pool.
+#[derive(Debug, Clone)]
+pub struct Server {
+    client: Client<HttpConnector, Full<Bytes>>,
+    /// `http://host:port` and any path in front of `/v1`.
+    base: String,
+    authorization: Option<HeaderValue>,
+}
+
+impl Server {
+    /// A client for `url`, with or without a trailing `/v1`. The pool has no bound: an open loop needs as many
+    /// connections as there are answers under way.
+    pub fn new(url: &str, api_key: Option<&str>) -> Result<Self, ClientError> {
+        let refuse = |reason: &str| ClientError::Url { url: url.into(), reason: reason.into() };
+        let uri: Uri = url.parse().map_err(|e| refuse(&format!("{e}; write http://HOST:PORT")))?;
+        match uri.scheme_str() {
+            Some("http") if uri.authority().is_some() && uri.query().is_none() => {}
+            Some("https") => {
+                return Err(refuse("TLS is not supported; test the plain-HTTP listener behind it"));
+            }
+            _ => return Err(refuse("write http://HOST:PORT")),
+        }
+        let authorization = api_key.map(|key| HeaderValue::try_from(format!("Bearer {key}"))).transpose();
+        let mut authorization =
+            authorization.map_err(|_| refuse("the API key has characters no header can carry"))?;
+        if let Some(value) = &mut authorization {
+            value.set_sensitive(true);
+        }
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(Duration::from_secs(20))
+            .build(connector);
+        let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        Ok(Self { client, base, authorization })
+    }
+
+    /// Sends one request; the answer's body is still to come.
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, hyper_util::client::legacy::Error> {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = method;
+        // The base was parsed at the start and every path is one of ours; what still fails fails as a connect.
+        *request.uri_mut() = Uri::try_from(format!("{}{path}", self.base)).unwrap_or_default();
+        let headers = request.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(header::USER_AGENT, HeaderValue::from_static("keyway-loadtest"));
+        if let Some(value) = &self.authorization {
+            headers.insert(header::AUTHORIZATION, value.clone());
+        }
+        self.client.request(request).await
+    }
+
+    /// Sends one request and reads the whole answer as JSON, within `timeout`.
+    pub async fn json(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        timeout: Duration,
+    ) -> Result<Value, ClientError> {
+        let request = format!("{method} {}{path}", self.base);
+        let no_answer = |reason| ClientError::NoAnswer { request: request.clone(), reason };
+        let exchange = async {
+            let response = self.send(method, path, body).await.map_err(|e| no_answer(chain(&e)))?;
+            let status = response.status();
+            let body = read(response.into_body()).await.map_err(no_answer)?;
+            if !status.is_success() {
+                let message = error_message(&body);
+                return Err(ClientError::Status {
+                    request: request.clone(),
+                    status: status.as_u16(),
+                    message,
+                });
+            }
+            serde_json::from_slice(&body).map_err(|e| ClientError::Answer {
+                request: request.clone(),
+                reason: format!("the answer is not JSON ({e}); is this an OpenAI-compatible server?"),
+            })
+        };
+        tokio::time::timeout(timeout, exchange)
+            .await
+            .unwrap_or_else(|_| Err(no_answer(format!("no answer within {timeout:?}"))))
+    }
+
+    /// The first model that the server lists.
+    pub async fn first_model(&self, timeout: Duration) -> Result<String, ClientError> {
+        let path = "/v1/models";
+        let models = self.json(Method::GET, path, Bytes::new(), timeout).await?;
+        models["data"][0]["id"].as_str().map(str::to_owned).ok_or_else(|| ClientError::Answer {
+            request: format!("GET {}{path}", self.base),
+            reason: "the server lists no model; name one with --model".into(),
+        })
+    }
+}
+
+/// The key in `path`, without surrounding white space.
+pub fn read_api_key(path: &Path) -> Result<String, String> {
+    let key = std::fs::read_to_string(path).map_err(|e| format!("--api-key-file {}: {e}", path.display()))?;
+    let key = key.trim();
+    if key.is_empty() {
+        Err(format!("--api-key-file {}: the file is empty", path.display()))
+    } else {
+        Ok(key.into())
+    }
+}
+
+/// Reads a body of bounded size.
+pub async fn read(body: Incoming) -> Result<Bytes, String> {
+    match Limited::new(body, limits::ANSWER_BYTES_MAX).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The message of an error body in OpenAI's shape, else the body itself.
+pub fn error_message(body: &[u8]) -> String {
+    let openai = serde_json::from_slice::<ErrorBody>(body).map(|body| body.error.message);
+    let text = openai.unwrap_or_else(|_| body.escape_ascii().to_string());
+    text.chars().take(limits::ERROR_SAMPLE_CHARS_MAX).collect()
+}
+
+/// An error with its causes, which for connections say what happened.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls() {
+        for (url, base) in [
+            ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
+            ("http://h:1/", "http://h:1"),
+            ("http://h:1/v1/", "http://h:1"),
+            ("http://h/tenant/v1", "http://h/tenant"),
+        ] {
+            assert_eq!(Server::new(url, None).unwrap().base, base);
+        }
+        for url in ["127.0.0.1:8080", "https://h", "ftp://h", "", "http://h/v1?x=1", "http://"] {
+            let error = Server::new(url, None).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("--url {url}: ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_never_shown() {
+        let server = Server::new("http://h", Some("sk-secret")).unwrap();
+        assert!(!format!("{server:?}").contains("secret"));
+        assert!(!Server::new("http://h", Some("sk-\nsecret")).unwrap_err().to_string().contains("secret"));
+    }
+
+    #[test]
+    fn messages_of_error_bodies() {
+        let openai = ErrorBody::new("server_error", "x", "no worker").to_json();
+        assert_eq!(error_message(openai.as_bytes()), "no worker");
+        assert_eq!(error_message(b"<h1>\xff</h1>"), "<h1>\\xff</h1>");
+        assert_eq!(error_message(&[b'x'; 9999]).len(), limits::ERROR_SAMPLE_CHARS_MAX);
+    }
+}

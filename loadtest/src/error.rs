@@ -1,0 +1,50 @@
+//! What can stop a command, and the exit code each kind ends with. Failures of single requests are not errors of
+//! the command: they are counted (see `record.rs`).
+
+use std::{path::PathBuf, process::ExitCode};
+
+use crate::{client::ClientError, trace::TraceError};
+
+/// Exit code of a run in which nothing succeeded or the server could not be reached.
+pub const EXIT_FAILED: u8 = 1;
+/// Exit code of bad input.
+pub const EXIT_USAGE: u8 = 2;
+/// Exit code of a run that sent its requests too late to be trusted.
+pub const EXIT_INVALID: u8 = 3;
+/// Exit code of a run ended by SIGINT or SIGTERM; its report covers what was done.
+pub const EXIT_INTERRUPTED: u8 = 130;
+
+/// Why a command stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The arguments contradict each other or the input.
+    #[error("{0}")]
+    Usage(String),
+    /// The trace cannot be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// The server cannot be reached or does not answer as an OpenAI-compatible server does.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// A result cannot be written.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The process cannot start its threads or its signal handlers.
+    #[error("cannot start: {0}")]
+    Start(#[from] std::io::Error),
+}
+
+impl Error {
+    /// The code to end the process with.
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Usage(_) | Self::Trace(_) | Self::Client(ClientError::Url { .. }) => EXIT_USAGE,
+            Self::Client(_) | Self::Write { .. } | Self::Start(_) => EXIT_FAILED,
+        })
+    }
+}

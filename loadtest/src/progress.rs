@@ -1,0 +1,106 @@
+//! The line on stderr that shows a run under way: redrawn each second on a terminal, a new one every five seconds
+//! elsewhere. Ends up in no result.
+
+use std::{
+    io::{IsTerminal as _, Write as _},
+    time::Duration,
+};
+
+/// How to show progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Ui {
+    /// `redraw` on a terminal, else plain lines.
+    Auto,
+    /// A line every five seconds.
+    Plain,
+    /// Nothing.
+    None,
+}
+
+/// Where a run stands.
+#[derive(Debug, Clone, Copy)]
+pub struct Status {
+    /// Time since the run's zero.
+    pub elapsed: Duration,
+    /// Requests in the schedule.
+    pub scheduled: u64,
+    /// Of those, sent.
+    pub sent: u64,
+    /// Of those, ended.
+    pub done: u64,
+    /// Of those, failed.
+    pub failed: u64,
+}
+
+/// Shows a run's progress.
+#[derive(Debug)]
+pub struct Progress {
+    style: Style,
+    ticks: u64,
+    sent_before: u64,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Style {
+    Redraw,
+    Plain,
+    Nothing,
+}
+
+/// Seconds between plain lines.
+const PLAIN_EVERY_TICKS: u64 = 5;
+
+impl Progress {
+    /// Progress in the style that `ui` and the terminal ask for.
+    pub fn new(ui: Ui) -> Self {
+        let style = match ui {
+            Ui::None => Style::Nothing,
+            Ui::Auto if std::io::stderr().is_terminal() => Style::Redraw,
+            Ui::Auto | Ui::Plain => Style::Plain,
+        };
+        Self { style, ticks: 0, sent_before: 0 }
+    }
+
+    /// Call once a second.
+    pub fn tick(&mut self, status: Status) {
+        self.ticks += 1;
+        let every = if self.style == Style::Plain { PLAIN_EVERY_TICKS } else { 1 };
+        if self.style == Style::Nothing || !self.ticks.is_multiple_of(every) {
+            return;
+        }
+        let line = line(status, (status.sent - self.sent_before) as f64 / every as f64);
+        self.sent_before = status.sent;
+        // A closed stderr must not end the measurement.
+        let _ = match self.style {
+            Style::Redraw => write!(std::io::stderr(), "\r\x1b[K{line}"),
+            _ => writeln!(std::io::stderr(), "{line}"),
+        };
+    }
+
+    /// Clears a redrawn line.
+    pub fn finish(self) {
+        if self.style == Style::Redraw {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+fn line(status: Status, rate: f64) -> String {
+    let Status { elapsed, scheduled, sent, done, failed } = status;
+    format!(
+        "{:>5.0} s  sent {sent}/{scheduled} ({rate:.1}/s)  in flight {}  done {done}  errors {failed}",
+        elapsed.as_secs_f64(),
+        sent.saturating_sub(done)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line() {
+        let status = Status { elapsed: Duration::from_secs(7), scheduled: 90, sent: 50, done: 48, failed: 1 };
+        assert_eq!(line(status, 6.0), "    7 s  sent 50/90 (6.0/s)  in flight 2  done 48  errors 1");
+    }
+}

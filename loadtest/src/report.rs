@@ -1,0 +1,340 @@
+//! The result of a run in the shape of `run.json` (described in `README.md`), and the verdict on the measurement
+//! itself. Formats nothing.
+
+use serde::Serialize;
+
+use crate::{
+    body::Endpoint,
+    calibrate::Calibration,
+    error, limits,
+    stats::Summary,
+    tally::{FailureRow, Tally, Tokens, View, WorkerRow},
+};
+
+/// Name and version of the report's shape.
+pub const FORMAT: &str = "keyway-loadtest/run/1";
+
+/// `run.json`. Times are milliseconds where the name says nothing else.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// [`FORMAT`].
+    pub format: &'static str,
+    /// Of this program.
+    pub version: &'static str,
+    /// Whether to trust what follows.
+    pub verdict: Verdict,
+    /// Start, in seconds since 1970.
+    pub started_unix_s: u64,
+    /// From the first intended time to the last answer's end, in seconds.
+    pub elapsed_s: f64,
+    /// What was asked for.
+    pub config: Config,
+    /// What was to be sent.
+    pub workload: Workload,
+    /// Bytes and tokens.
+    pub calibration: Calibration,
+    /// How requests ended.
+    pub requests: Requests,
+    /// How they failed.
+    pub errors: Vec<FailureRow>,
+    /// Times from the intended time of sending: what a person would have waited.
+    pub response: ViewReport,
+    /// Times from the real one: what the server took.
+    pub service: ViewReport,
+    /// Between events with text.
+    pub itl: Option<Summary>,
+    /// Per request, mean time of a token after the first.
+    pub tpot: Option<Summary>,
+    /// Token sums of good answers.
+    pub tokens: TokensReport,
+    /// Requests and tokens a second.
+    pub throughput: Throughput,
+    /// Tokens that came from KV caches, and what could have.
+    pub cache: Cache,
+    /// Who answered.
+    pub workers: Workers,
+    /// How late requests were sent.
+    pub schedule_lag: ScheduleLag,
+}
+
+/// A status and its reason.
+#[derive(Debug, Clone, Serialize)]
+pub struct Verdict {
+    /// The status.
+    pub status: Status,
+    /// In words.
+    pub reason: String,
+}
+
+/// What became of the measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// It can be trusted; single requests may have failed.
+    Valid,
+    /// The load tester was too late.
+    Invalid,
+    /// Nothing succeeded.
+    Failed,
+    /// It was ended from outside; the figures cover what was done.
+    Interrupted,
+}
+
+/// The options that decided the run. Never a key.
+#[derive(Debug, Clone, Serialize)]
+#[expect(missing_docs, reason = "each field is the option of its name")]
+pub struct Config {
+    pub url: String,
+    pub model: String,
+    pub endpoint: Endpoint,
+    pub workload: &'static str,
+    pub trace: String,
+    pub slice: String,
+    pub scale_len: f64,
+    pub time_scale: Option<f64>,
+    pub rate: Option<f64>,
+    pub spread_bursts: bool,
+    pub duration_s: Option<f64>,
+    pub requests: Option<usize>,
+    pub seed: u64,
+    pub ignore_eos: bool,
+    pub timeout_s: f64,
+    pub oracle_blocks: Option<usize>,
+}
+
+/// The schedule's sums, in scaled tokens.
+#[derive(Debug, Clone, Serialize)]
+pub struct Workload {
+    /// Requests in the schedule.
+    pub requests: u64,
+    /// When the last is due, in seconds.
+    pub last_due_s: f64,
+    /// Tokens of a full block.
+    pub block_tokens: u32,
+    /// Bytes of its text.
+    pub block_bytes: usize,
+    /// Different blocks among the schedule's prompts.
+    pub distinct_blocks: u64,
+    /// Prompt tokens wanted, templates not counted.
+    pub prompt_tokens: u64,
+    /// Tokens to generate.
+    pub output_tokens: u64,
+    /// xxh3 of all bodies sent, in order: equal hashes mean equal bytes.
+    pub body_hash: String,
+}
+
+/// Counts of requests.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Requests {
+    pub scheduled: u64,
+    pub sent: u64,
+    pub ok: u64,
+    pub failed: u64,
+    pub cancelled: u64,
+}
+
+/// Times from one point of view, of good answers.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct ViewReport {
+    /// To the first token.
+    pub ttft: Option<Summary>,
+    /// To the end.
+    pub e2e: Option<Summary>,
+}
+
+/// Token sums of good answers, by the server's `usage`.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct TokensReport {
+    /// Prompt tokens.
+    pub prompt: u64,
+    /// Prompt tokens the same prompts were made to have: how well calibration holds.
+    pub prompt_wanted: u64,
+    /// Generated tokens.
+    pub completion: u64,
+    /// Generated tokens for one event with text.
+    pub per_event: Option<f64>,
+    /// Good answers without `usage`.
+    pub answers_without_usage: u64,
+}
+
+/// Means over `elapsed_s`.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Throughput {
+    pub requests_per_s: f64,
+    pub prompt_tokens_per_s: f64,
+    pub output_tokens_per_s: f64,
+}
+
+/// Shares of all prompt tokens that came, or could have come, from a cache.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Cache {
+    /// Cached tokens by `usage`; none if the server reports none.
+    pub cached_tokens: Option<u64>,
+    /// Their share.
+    pub achieved: Option<f64>,
+    /// The share with one unbounded cache.
+    pub possible: Option<f64>,
+    /// The share with one LRU cache of `pooled_lru_blocks`.
+    pub pooled_lru: Option<f64>,
+    /// Its size in scaled blocks.
+    pub pooled_lru_blocks: Option<usize>,
+    /// achieved / possible.
+    pub of_possible: Option<f64>,
+    /// achieved / pooled_lru.
+    pub of_pooled_lru: Option<f64>,
+}
+
+/// The workers that answered, where a gateway names them.
+#[derive(Debug, Clone, Serialize)]
+pub struct Workers {
+    /// Each of them.
+    pub list: Vec<WorkerRow>,
+    /// Prompt tokens of the busiest over the mean of those that answered.
+    pub max_over_mean: Option<f64>,
+}
+
+/// How late requests were sent, and how late is too late.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct ScheduleLag {
+    /// Real minus intended time of sending.
+    pub lag: Option<Summary>,
+    /// The most that p99 may be.
+    pub p99_bound: f64,
+}
+
+/// What the report takes from the run besides the tally.
+#[derive(Debug)]
+#[expect(missing_docs, reason = "the fields of the report they become")]
+pub struct Facts {
+    pub config: Config,
+    pub workload: Workload,
+    pub calibration: Calibration,
+    pub started_unix_s: u64,
+    pub elapsed_s: f64,
+    pub sent: u64,
+    pub interrupted: bool,
+}
+
+// === impl Report ===
+
+impl Report {
+    /// Puts the report together.
+    pub fn new(facts: Facts, tally: &Tally) -> Self {
+        let Facts { config, workload, calibration, started_unix_s, elapsed_s, sent, interrupted } = facts;
+        let Tally { ok, failed, cancelled, tokens, .. } = *tally;
+        let response = ViewReport::new(&tally.response);
+        let schedule_lag = ScheduleLag::new(tally, response.ttft);
+        let per_second = |count: u64| if elapsed_s > 0.0 { count as f64 / elapsed_s } else { 0.0 };
+        Self {
+            format: FORMAT,
+            version: env!("CARGO_PKG_VERSION"),
+            verdict: Verdict::new(interrupted, tally, &schedule_lag),
+            started_unix_s,
+            elapsed_s,
+            cache: Cache::new(&tokens, config.oracle_blocks),
+            requests: Requests { scheduled: workload.requests, sent, ok, failed, cancelled },
+            config,
+            workload,
+            calibration,
+            errors: tally.failures(),
+            response,
+            service: ViewReport::new(&tally.service),
+            itl: tally.itl.summary(),
+            tpot: tally.tpot.summary(),
+            tokens: TokensReport {
+                prompt: tokens.prompt,
+                prompt_wanted: tokens.wanted_prompt,
+                completion: tokens.completion,
+                per_event: ratio(tokens.completion, tokens.text_events),
+                answers_without_usage: tokens.without_usage,
+            },
+            throughput: Throughput {
+                requests_per_s: per_second(ok),
+                prompt_tokens_per_s: per_second(tokens.prompt),
+                output_tokens_per_s: per_second(tokens.completion),
+            },
+            workers: Workers::new(tally.workers()),
+            schedule_lag,
+        }
+    }
+}
+
+impl Verdict {
+    fn new(interrupted: bool, tally: &Tally, lag: &ScheduleLag) -> Self {
+        let late = lag.lag.map_or(0.0, |lag| lag.p99);
+        let (status, reason) = if interrupted {
+            (Status::Interrupted, "ended before the schedule; the figures cover what was done".into())
+        } else if tally.ok == 0 {
+            (Status::Failed, format!("none of {} requests succeeded", tally.done()))
+        } else if late > lag.p99_bound {
+            let bound = lag.p99_bound;
+            let reason = format!(
+                "schedule lag p99 is {late:.2} ms, more than {bound:.2} ms: the load tester sent too late; \
+                 give it more CPU or lower the rate"
+            );
+            (Status::Invalid, reason)
+        } else {
+            (Status::Valid, format!("schedule lag p99 {late:.2} ms is within {:.2} ms", lag.p99_bound))
+        };
+        Self { status, reason }
+    }
+
+    /// The exit code this verdict ends the process with.
+    pub fn exit_code(&self) -> u8 {
+        match self.status {
+            Status::Valid => 0,
+            Status::Failed => error::EXIT_FAILED,
+            Status::Invalid => error::EXIT_INVALID,
+            Status::Interrupted => error::EXIT_INTERRUPTED,
+        }
+    }
+}
+
+impl ViewReport {
+    fn new(view: &View) -> Self {
+        Self { ttft: view.ttft.summary(), e2e: view.e2e.summary() }
+    }
+}
+
+impl ScheduleLag {
+    fn new(tally: &Tally, ttft: Option<Summary>) -> Self {
+        let share = ttft.map_or(0.0, |ttft| ttft.p50 * limits::LAG_TTFT_SHARE_MAX);
+        Self { lag: tally.lag.summary(), p99_bound: share.max(limits::LAG_P99_MS_MAX) }
+    }
+}
+
+impl Cache {
+    /// What was possible is counted in the tokens the prompts were made to have, what was achieved in the server's:
+    /// each is a share of its own sum, so a calibration that is a little off cancels out.
+    fn new(tokens: &Tokens, pooled_lru_blocks: Option<usize>) -> Self {
+        let reported = tokens.with_cached > 0;
+        let achieved = ratio(tokens.cached, tokens.prompt).filter(|_| reported);
+        let possible = ratio(tokens.possible, tokens.wanted_prompt);
+        let pooled_lru = ratio(tokens.pooled, tokens.wanted_prompt).filter(|_| pooled_lru_blocks.is_some());
+        let over = |whole: Option<f64>| Some(achieved? / whole.filter(|&whole| whole > 0.0)?);
+        Self {
+            cached_tokens: reported.then_some(tokens.cached),
+            achieved,
+            possible,
+            pooled_lru,
+            pooled_lru_blocks,
+            of_possible: over(possible),
+            of_pooled_lru: over(pooled_lru),
+        }
+    }
+}
+
+impl Workers {
+    fn new(list: Vec<WorkerRow>) -> Self {
+        let sum: u64 = list.iter().map(|row| row.prompt_tokens).sum();
+        let max = list.iter().map(|row| row.prompt_tokens).max().unwrap_or(0);
+        let max_over_mean = ratio(max * list.len() as u64, sum);
+        Self { list, max_over_mean }
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}

@@ -1,0 +1,156 @@
+//! Splits the bytes of a `text/event-stream` into the data of its events, whatever pieces they arrive in. The load
+//! tester's own parser on purpose: a fault shared with the gateway's would hide itself. Interprets no data.
+//!
+//! Format: WHATWG HTML, "Server-sent events", 9.2.6. Names, ids and retry times are skipped, nobody here uses them.
+
+/// An event is larger than the parser's bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("an event is larger than {0} bytes")]
+pub struct TooLarge(pub usize);
+
+/// State between two pieces of a stream.
+#[derive(Debug)]
+pub struct Parser {
+    /// The line that has not ended yet.
+    line: Vec<u8>,
+    /// Data of the event that has not ended yet: its lines, each with a newline behind it.
+    data: Vec<u8>,
+    bytes_max: usize,
+    after_cr: bool,
+    at_start: bool,
+}
+
+impl Parser {
+    /// A parser that holds at most `bytes_max` bytes of one event.
+    pub fn new(bytes_max: usize) -> Self {
+        Self { line: Vec::new(), data: Vec::new(), bytes_max, after_cr: false, at_start: true }
+    }
+
+    /// Takes the next piece and hands the data of each event that ends in it to `event`.
+    pub fn push(&mut self, mut piece: &[u8], mut event: impl FnMut(&[u8])) -> Result<(), TooLarge> {
+        while !piece.is_empty() {
+            if std::mem::take(&mut self.after_cr) && piece[0] == b'\n' {
+                piece = &piece[1..];
+                continue;
+            }
+            let end = memchr::memchr2(b'\n', b'\r', piece);
+            let text = &piece[..end.unwrap_or(piece.len())];
+            if self.line.len() + self.data.len() + text.len() > self.bytes_max {
+                return Err(TooLarge(self.bytes_max));
+            }
+            self.line.extend_from_slice(text);
+            let Some(end) = end else { break };
+            self.after_cr = piece[end] == b'\r';
+            piece = &piece[end + 1..];
+            self.end_line(&mut event);
+        }
+        Ok(())
+    }
+
+    fn end_line(&mut self, event: &mut impl FnMut(&[u8])) {
+        let mut line = self.line.as_slice();
+        if std::mem::take(&mut self.at_start) {
+            line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line);
+        }
+        if line.is_empty() {
+            if let Some((_, data)) = self.data.split_last() {
+                event(data);
+            }
+            self.data.clear();
+        } else if let Some(value) = data_of(line) {
+            self.data.extend_from_slice(value);
+            self.data.push(b'\n');
+        }
+        self.line.clear();
+    }
+}
+
+/// The value of a `data` line.
+fn data_of(line: &[u8]) -> Option<&[u8]> {
+    match line.strip_prefix(b"data")? {
+        [] => Some(b""),
+        [b':', b' ', value @ ..] | [b':', value @ ..] => Some(value),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Feeds `stream` in pieces that end at `cuts`.
+    fn parse(stream: &[u8], cuts: &[usize]) -> Vec<String> {
+        let (mut parser, mut events, mut from) = (Parser::new(1000), Vec::new(), 0);
+        let mut cuts: Vec<_> =
+            cuts.iter().map(|cut| cut % (stream.len() + 1)).chain([stream.len()]).collect();
+        cuts.sort_unstable();
+        for to in cuts {
+            let add = |data: &[u8]| events.push(String::from_utf8(data.to_vec()).unwrap());
+            parser.push(&stream[from..to], add).unwrap();
+            from = to;
+        }
+        events
+    }
+
+    #[test]
+    fn events_by_the_standard() {
+        for (stream, want) in [
+            ("data: a\n\n", &["a"] as &[&str]),
+            ("data:a\r\n\r\ndata:  b\r\rdata: c\n\n", &["a", " b", "c"]),
+            ("\u{feff}data: a\n\ndata: \u{feff}b\n\n", &["a", "\u{feff}b"]),
+            (": note\nevent: x\nid: 7\ndata: a\ndata: b\n\n", &["a\nb"]),
+            ("data\n\ndata:\n\n", &["", ""]),
+            ("event: only\n\nretry: 3\n\n\n\n", &[]),
+            ("database: no\n\n data: no\n\ndata: cut", &[]),
+            ("data: whole\n\ndata: cut\n", &["whole"]),
+        ] {
+            assert_eq!(parse(stream.as_bytes(), &[]), want, "{stream:?}");
+        }
+    }
+
+    #[test]
+    fn an_endless_event_is_refused() {
+        for filler in ["data: x\n", "data: x", ": comment "] {
+            let mut parser = Parser::new(64);
+            let mut grow = || (0..100).try_for_each(|_| parser.push(filler.as_bytes(), |_| ()));
+            assert_eq!(grow(), Err(TooLarge(64)), "{filler:?}");
+        }
+        let mut parser = Parser::new(16);
+        for _ in 0..100 {
+            parser.push(b"data: 0123456789\n\n", |data| assert_eq!(data, b"0123456789")).unwrap();
+        }
+    }
+
+    /// What the standard says, on the whole text at once.
+    fn whole(stream: &str) -> Vec<String> {
+        let text = stream.replace("\r\n", "\n").replace('\r', "\n");
+        let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+        let (mut events, mut lines) = (Vec::new(), Vec::new());
+        for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
+            match line.split_once(':').unwrap_or((line, "")) {
+                ("", "") if line.is_empty() && !lines.is_empty() => {
+                    events.push(std::mem::take(&mut lines).join("\n"));
+                }
+                ("data", value) => lines.push(value.strip_prefix(' ').unwrap_or(value).to_owned()),
+                _ => {}
+            }
+        }
+        events
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_gives_the_same_events(
+            parts in prop::collection::vec(
+                prop::sample::select(vec!["data", ":", " ", "\n", "\r", "\r\n", "\n\n", "x", "é", "\u{feff}", "data: {}\n\n"]),
+                0..40,
+            ),
+            cuts in prop::collection::vec(any::<usize>(), 0..12),
+        ) {
+            let stream = parts.concat();
+            prop_assert_eq!(parse(stream.as_bytes(), &cuts), whole(&stream));
+        }
+    }
+}

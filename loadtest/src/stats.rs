@@ -1,0 +1,109 @@
+//! Samples of times and their summary: mean, percentiles, maximum. Exact to the microsecond; bounded by the number
+//! of distinct microseconds, not by the number of samples.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// A counted set of times.
+#[derive(Debug, Clone, Default)]
+pub struct Samples {
+    /// Microseconds and how often they occurred.
+    counts: BTreeMap<u64, u64>,
+    n: u64,
+    sum_us: u128,
+}
+
+/// The figures of one metric, in milliseconds. Percentiles are by nearest rank: the smallest sample that at least
+/// p per cent of all do not exceed.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Summary {
+    /// Samples.
+    pub n: u64,
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// Largest sample.
+    pub max: f64,
+}
+
+impl Samples {
+    /// Adds a time given in nanoseconds, rounded to the microsecond.
+    pub fn add_ns(&mut self, ns: u64) {
+        self.add_us((ns + 500) / 1000);
+    }
+
+    /// Adds a time given in microseconds.
+    pub fn add_us(&mut self, us: u64) {
+        *self.counts.entry(us).or_insert(0) += 1;
+        self.n += 1;
+        self.sum_us += u128::from(us);
+    }
+
+    /// The figures; `None` without samples.
+    pub fn summary(&self) -> Option<Summary> {
+        let (&max_us, _) = self.counts.last_key_value()?;
+        let ms = |us: u64| us as f64 / 1e3;
+        Some(Summary {
+            n: self.n,
+            mean: self.sum_us as f64 / self.n as f64 / 1e3,
+            p50: ms(self.percentile_us(50)),
+            p90: ms(self.percentile_us(90)),
+            p99: ms(self.percentile_us(99)),
+            max: ms(max_us),
+        })
+    }
+
+    fn percentile_us(&self, percent: u64) -> u64 {
+        let rank = (self.n * percent).div_ceil(100);
+        let mut below = 0;
+        for (&us, &count) in &self.counts {
+            below += count;
+            if below >= rank {
+                return us;
+            }
+        }
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn no_samples_no_figures() {
+        assert_eq!(Samples::default().summary(), None);
+    }
+
+    #[test]
+    fn nanoseconds_are_rounded() {
+        let mut samples = Samples::default();
+        samples.add_ns(1499);
+        samples.add_ns(1500);
+        assert_eq!(samples.summary().unwrap().mean, 0.0015);
+    }
+
+    proptest! {
+        #[test]
+        fn figures_equal_those_of_the_sorted_samples(mut us in prop::collection::vec(0u64..2000, 1..300)) {
+            let mut samples = Samples::default();
+            for &us in &us {
+                samples.add_us(us);
+            }
+            us.sort_unstable();
+            let rank = |percent: usize| us[(percent * us.len()).div_ceil(100) - 1] as f64 / 1e3;
+            let got = samples.summary().unwrap();
+            prop_assert_eq!((got.p50, got.p90, got.p99), (rank(50), rank(90), rank(99)));
+            prop_assert_eq!((got.n, got.max), (us.len() as u64, us[us.len() - 1] as f64 / 1e3));
+            prop_assert!((got.mean - us.iter().sum::<u64>() as f64 / us.len() as f64 / 1e3).abs() < 1e-9);
+        }
+    }
+}

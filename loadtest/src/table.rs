@@ -1,0 +1,107 @@
+//! The report as text for a person: what a terminal shows when a run ends. Computes nothing.
+
+use std::fmt::Write as _;
+
+use crate::{
+    report::{Report, Status},
+    stats::Summary,
+};
+
+/// Formats `report`.
+pub fn render(report: &Report) -> String {
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = write(report, &mut out);
+    out
+}
+
+fn write(report: &Report, out: &mut String) -> std::fmt::Result {
+    let (config, requests) = (&report.config, &report.requests);
+    writeln!(out, "{} at {}, model {}", config.trace, config.url, config.model)?;
+    writeln!(
+        out,
+        "requests   {} scheduled, {} sent, {} ok, {} failed, {} cancelled in {:.1} s",
+        requests.scheduled, requests.sent, requests.ok, requests.failed, requests.cancelled, report.elapsed_s
+    )?;
+    for error in &report.errors {
+        writeln!(out, "  error    {} x {}: {}", error.count, error.class, error.samples.join(" | "))?;
+    }
+    let calibration = &report.calibration;
+    writeln!(
+        out,
+        "tokens     {} prompt ({} wanted; {:.3} bytes a token, template {}), {} generated",
+        report.tokens.prompt,
+        report.tokens.prompt_wanted,
+        calibration.bytes_per_token,
+        calibration.overhead_tokens,
+        report.tokens.completion
+    )?;
+    let rates = &report.throughput;
+    writeln!(
+        out,
+        "rates      {:.2} requests/s, {:.0} prompt tokens/s, {:.0} generated tokens/s",
+        rates.requests_per_s, rates.prompt_tokens_per_s, rates.output_tokens_per_s
+    )?;
+    latencies(report, out)?;
+    cache(report, out)?;
+    workers(report, out)?;
+    let word = match report.verdict.status {
+        Status::Valid => "valid",
+        Status::Invalid => "INVALID",
+        Status::Failed => "FAILED",
+        Status::Interrupted => "interrupted",
+    };
+    writeln!(out, "\nverdict    {word}: {}", report.verdict.reason)
+}
+
+fn latencies(report: &Report, out: &mut String) -> std::fmt::Result {
+    let columns = ["mean", "p50", "p90", "p99", "max"];
+    write!(out, "\n{:<24}", "milliseconds")?;
+    columns.iter().try_for_each(|name| write!(out, "{name:>10}"))?;
+    writeln!(out)?;
+    for (name, summary) in [
+        ("TTFT response", report.response.ttft),
+        ("TTFT service", report.service.ttft),
+        ("end to end response", report.response.e2e),
+        ("end to end service", report.service.e2e),
+        ("between text events", report.itl),
+        ("per output token", report.tpot),
+        ("schedule lag", report.schedule_lag.lag),
+    ] {
+        write!(out, "{name:<24}")?;
+        match summary {
+            Some(Summary { mean, p50, p90, p99, max, .. }) => {
+                [mean, p50, p90, p99, max].iter().try_for_each(|ms| write!(out, "{ms:>10.2}"))?;
+            }
+            None => write!(out, "{:>10}", "-")?,
+        }
+        writeln!(out)?;
+    }
+    writeln!(out, "(response: from when a request was due; service: from when it was sent)")
+}
+
+fn cache(report: &Report, out: &mut String) -> std::fmt::Result {
+    let cache = &report.cache;
+    let percent =
+        |share: Option<f64>| share.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0));
+    writeln!(out, "\ncached     {} of prompt tokens", percent(cache.achieved))?;
+    writeln!(out, "possible   {}; achieved {} of it", percent(cache.possible), percent(cache.of_possible))?;
+    if let Some(blocks) = cache.pooled_lru_blocks {
+        let (share, of) = (percent(cache.pooled_lru), percent(cache.of_pooled_lru));
+        writeln!(out, "pooled LRU {share} with {blocks} blocks; achieved {of} of it")?;
+    }
+    Ok(())
+}
+
+fn workers(report: &Report, out: &mut String) -> std::fmt::Result {
+    let workers = &report.workers;
+    if workers.list.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\n{:<24}{:>10}{:>16}{:>10}", "worker", "requests", "prompt tokens", "cached")?;
+    for row in &workers.list {
+        let cached = row.cached_tokens as f64 * 100.0 / row.prompt_tokens.max(1) as f64;
+        writeln!(out, "{:<24}{:>10}{:>16}{:>8.1} %", row.worker, row.requests, row.prompt_tokens, cached)?;
+    }
+    workers.max_over_mean.map_or(Ok(()), |ratio| writeln!(out, "busiest / mean {ratio:.2} (prompt tokens)"))
+}

@@ -1,0 +1,256 @@
+//! Adds up the records of a run as they come in: counts, failures, times, tokens, each worker's share. Keeps no
+//! record; judges nothing.
+
+use std::collections::BTreeMap;
+
+use keyway_wire::openai::Usage;
+use serde::Serialize;
+
+use crate::{
+    limits,
+    record::{Failure, FailureClass, Outcome, Record},
+    stats::Samples,
+};
+
+/// One class of failure.
+#[derive(Debug, Clone, Serialize)]
+pub struct FailureRow {
+    /// How to count it.
+    pub class: FailureClass,
+    /// Requests that ended so.
+    pub count: u64,
+    /// The first messages, each once.
+    pub samples: Vec<String>,
+}
+
+/// What one worker did, by the gateway's `x-keyway-worker`. Tokens of good answers.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct WorkerRow {
+    /// Its address.
+    pub worker: String,
+    /// Answers, failed ones too.
+    pub requests: u64,
+    /// Prompt tokens.
+    pub prompt_tokens: u64,
+    /// Prompt tokens from its cache.
+    pub cached_tokens: u64,
+}
+
+/// Times from one point of view: from when a request was due, or from when it was sent.
+#[derive(Debug, Clone, Default)]
+pub struct View {
+    /// To the first token.
+    pub ttft: Samples,
+    /// To the end.
+    pub e2e: Samples,
+}
+
+/// Token sums over good answers.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Tokens {
+    /// Good answers without `usage`: they are in none of these sums.
+    pub without_usage: u64,
+    /// Answers that say how many tokens were cached, 0 included.
+    pub with_cached: u64,
+    /// Prompt tokens by `usage`.
+    pub prompt: u64,
+    /// Of those, from caches.
+    pub cached: u64,
+    /// Generated tokens by `usage`.
+    pub completion: u64,
+    /// Events with text.
+    pub text_events: u64,
+    /// Prompt tokens that the same prompts were made to have.
+    pub wanted_prompt: u64,
+    /// Of those, what an unbounded cache could have held.
+    pub possible: u64,
+    /// Of those, what the pooled LRU cache would have held.
+    pub pooled: u64,
+}
+
+/// Everything added up.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Streams that ended well.
+    pub ok: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Requests we ended ourselves.
+    pub cancelled: u64,
+    /// From the intended time of sending.
+    pub response: View,
+    /// From the real one.
+    pub service: View,
+    /// Between events with text.
+    pub itl: Samples,
+    /// Per request: (last text - first text) / (generated tokens - 1).
+    pub tpot: Samples,
+    /// Real minus intended time of sending, of all requests.
+    pub lag: Samples,
+    /// Token sums.
+    pub tokens: Tokens,
+    failures: BTreeMap<FailureClass, FailureRow>,
+    workers: BTreeMap<String, WorkerRow>,
+}
+
+// === impl Tally ===
+
+impl Tally {
+    /// Adds one request.
+    pub fn add(&mut self, record: &Record) {
+        self.lag.add_ns(record.exchange.sent_ns.saturating_sub(record.intended_ns));
+        self.add_worker(record);
+        match &record.exchange.outcome {
+            Outcome::Ok => {
+                self.ok += 1;
+                self.add_times(record);
+                self.add_tokens(record);
+            }
+            Outcome::Failed(failure) => self.add_failure(failure),
+            Outcome::Cancelled => self.cancelled += 1,
+        }
+    }
+
+    /// Requests that ended in any way.
+    pub fn done(&self) -> u64 {
+        self.ok + self.failed + self.cancelled
+    }
+
+    /// The classes of failure, the most frequent first.
+    pub fn failures(&self) -> Vec<FailureRow> {
+        let mut rows: Vec<_> = self.failures.values().cloned().collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.count));
+        rows
+    }
+
+    /// The workers in order of their addresses.
+    pub fn workers(&self) -> Vec<WorkerRow> {
+        self.workers.values().cloned().collect()
+    }
+
+    fn add_times(&mut self, record: &Record) {
+        let exchange = &record.exchange;
+        for (view, from_ns) in
+            [(&mut self.response, record.intended_ns), (&mut self.service, exchange.sent_ns)]
+        {
+            view.e2e.add_ns(exchange.end_ns.saturating_sub(from_ns));
+            if let Some(first_ns) = exchange.first_ns {
+                view.ttft.add_ns(first_ns.saturating_sub(from_ns));
+            }
+        }
+        exchange.gaps_us.iter().for_each(|&us| self.itl.add_us(us.into()));
+        let tokens = exchange.usage.as_ref().map_or(0, |usage| usage.completion_tokens);
+        if let (Some(first_ns), Some(last_ns), 2..) = (exchange.first_ns, exchange.last_ns, tokens) {
+            self.tpot.add_ns(last_ns.saturating_sub(first_ns) / (tokens - 1));
+        }
+    }
+
+    fn add_tokens(&mut self, record: &Record) {
+        let tokens = &mut self.tokens;
+        let Some(usage) = &record.exchange.usage else {
+            tokens.without_usage += 1;
+            return;
+        };
+        tokens.with_cached += u64::from(usage.cached_tokens().is_some());
+        tokens.prompt += usage.prompt_tokens;
+        tokens.cached += usage.cached_tokens().unwrap_or(0);
+        tokens.completion += usage.completion_tokens;
+        tokens.text_events += record.exchange.text_events;
+        tokens.wanted_prompt += record.wanted_prompt_tokens;
+        tokens.possible += record.reusable.unbounded;
+        tokens.pooled += record.reusable.pooled.unwrap_or(0);
+    }
+
+    fn add_worker(&mut self, record: &Record) {
+        let Some(worker) = &record.exchange.worker else { return };
+        let row = self
+            .workers
+            .entry(worker.clone())
+            .or_insert_with(|| WorkerRow { worker: worker.clone(), ..WorkerRow::default() });
+        row.requests += 1;
+        if let (true, Some(usage)) = (record.is_ok(), &record.exchange.usage) {
+            row.prompt_tokens += usage.prompt_tokens;
+            row.cached_tokens += Usage::cached_tokens(usage).unwrap_or(0);
+        }
+    }
+
+    fn add_failure(&mut self, failure: &Failure) {
+        self.failed += 1;
+        let class = failure.class;
+        let row = self.failures.entry(class).or_insert(FailureRow { class, count: 0, samples: Vec::new() });
+        row.count += 1;
+        if row.samples.len() < limits::ERROR_SAMPLES_MAX && !row.samples.contains(&failure.message) {
+            row.samples.push(failure.message.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use keyway_wire::openai::PromptTokensDetails;
+
+    use super::*;
+    use crate::{oracle::Reusable, record::Exchange};
+
+    fn record(outcome: Outcome) -> Record {
+        let details = PromptTokensDetails { cached_tokens: Some(16) };
+        let usage = Usage {
+            prompt_tokens: 40,
+            completion_tokens: 3,
+            total_tokens: 43,
+            prompt_tokens_details: Some(details),
+        };
+        Record {
+            row: 0,
+            intended_ns: 1_000_000,
+            wanted_prompt_tokens: 38,
+            reusable: Reusable { unbounded: 20, pooled: Some(16) },
+            exchange: Exchange {
+                sent_ns: 2_000_000,
+                head_ns: Some(3_000_000),
+                first_ns: Some(11_000_000),
+                last_ns: Some(21_000_000),
+                end_ns: 22_000_000,
+                text_events: 3,
+                gaps_us: vec![4000, 6000],
+                usage: Some(usage),
+                worker: Some("w:1".into()),
+                outcome,
+            },
+        }
+    }
+
+    #[test]
+    fn both_views_and_the_token_times() {
+        let mut tally = Tally::default();
+        tally.add(&record(Outcome::Ok));
+        let mean = |samples: &Samples| samples.summary().unwrap().mean;
+        assert_eq!((mean(&tally.response.ttft), mean(&tally.service.ttft)), (10.0, 9.0));
+        assert_eq!((mean(&tally.response.e2e), mean(&tally.service.e2e)), (21.0, 20.0));
+        assert_eq!((mean(&tally.itl), mean(&tally.tpot), mean(&tally.lag)), (5.0, 5.0, 1.0));
+        assert_eq!((tally.tokens.cached, tally.tokens.possible, tally.tokens.pooled), (16, 20, 16));
+    }
+
+    #[test]
+    fn failures_count_in_no_time_and_no_token_sum() {
+        let mut tally = Tally::default();
+        let failed =
+            |message: &str| Outcome::Failed(Failure { class: FailureClass::Cut, message: message.into() });
+        for message in ["a", "a", "b", "c", "d"] {
+            tally.add(&record(failed(message)));
+        }
+        tally.add(&record(Outcome::Failed(Failure {
+            class: FailureClass::Status(503),
+            message: String::new(),
+        })));
+        tally.add(&record(Outcome::Cancelled));
+        assert_eq!((tally.ok, tally.failed, tally.cancelled, tally.done()), (0, 6, 1, 7));
+        let rows = tally.failures();
+        assert_eq!((rows[0].class, rows[0].count), (FailureClass::Cut, 5));
+        assert_eq!(rows[0].samples, ["a", "b", "c"]);
+        assert_eq!(rows[1].class.to_string(), "status_503");
+        assert_eq!((tally.tokens.prompt, tally.response.e2e.summary()), (0, None));
+        let workers = tally.workers();
+        assert_eq!((workers[0].requests, workers[0].prompt_tokens), (7, 0));
+    }
+}

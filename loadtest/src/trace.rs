@@ -1,0 +1,196 @@
+//! Reads a request trace in Mooncake's format: JSON lines of `timestamp` (ms), `input_length`, `output_length`
+//! (tokens) and `hash_ids`, one id for each 512 prompt tokens. Scales and schedules nothing.
+//!
+//! Each row is a whole prompt, never a delta. Ids are prefix hashes: an id stands for its block and all before it.
+//! Format: R. Qin et al., "Mooncake: Trading More Storage for Less Computation", USENIX FAST 2025.
+
+use std::{
+    fs::File,
+    io::{BufRead as _, BufReader},
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+use crate::units::Span;
+
+/// Prompt tokens that one hash id stands for.
+pub const BLOCK_TOKENS: u32 = 512;
+
+/// Why a trace was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The file cannot be read.
+    #[error("cannot read the trace {path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A line is not a request.
+    #[error("{path}, line {line}: {reason}")]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// There is not one request in it.
+    #[error("the trace {0} holds no requests")]
+    Empty(PathBuf),
+}
+
+/// One request of the trace, in the trace's own lengths.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// Arrival, in milliseconds since the trace began.
+    pub timestamp_ms: u64,
+    /// Tokens of the whole prompt, at least 1.
+    pub input_tokens: u32,
+    /// Tokens that were generated.
+    pub output_tokens: u32,
+    /// One id for each block of [`BLOCK_TOKENS`]; some exports leave out the last ones.
+    pub blocks: Box<[u64]>,
+}
+
+/// A trace in memory: about 8 bytes a block. Arrivals never go back.
+#[derive(Debug, Clone)]
+pub struct Trace {
+    /// The requests in order of arrival; at least one.
+    pub rows: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+struct RawRow {
+    timestamp: u64,
+    input_length: u32,
+    output_length: u32,
+    hash_ids: Box<[u64]>,
+}
+
+impl Trace {
+    /// Reads `path`. Empty lines are skipped; anything else that is not a request is an error that names its line.
+    pub fn load(path: &Path) -> Result<Self, TraceError> {
+        let io = |source| TraceError::Io { path: path.to_owned(), source };
+        let mut reader = BufReader::new(File::open(path).map_err(io)?);
+        let (mut rows, mut text, mut line, mut last_ms) = (Vec::new(), String::new(), 0, 0);
+        loop {
+            text.clear();
+            if reader.read_line(&mut text).map_err(io)? == 0 {
+                break;
+            }
+            line += 1;
+            if text.trim().is_empty() {
+                continue;
+            }
+            let row = row(&text, last_ms).map_err(|reason| TraceError::Line {
+                path: path.to_owned(),
+                line,
+                reason,
+            })?;
+            last_ms = row.timestamp_ms;
+            rows.push(row);
+        }
+        if rows.is_empty() { Err(TraceError::Empty(path.to_owned())) } else { Ok(Self { rows }) }
+    }
+
+    /// The rows whose arrival lies in `span`; equal arrivals are never torn apart.
+    pub fn slice(&self, span: &Span) -> Range<usize> {
+        let before = |limit: std::time::Duration| {
+            self.rows.partition_point(|row| u128::from(row.timestamp_ms) * 1_000_000 < limit.as_nanos())
+        };
+        before(span.start)..span.end.map_or(self.rows.len(), before)
+    }
+
+    /// Where the trace ends: the last arrival and the gap before it, in milliseconds, so that the last burst
+    /// lasts as long as the one before.
+    pub fn end_ms(&self) -> u64 {
+        let last = self.rows.last().map_or(0, |row| row.timestamp_ms);
+        let earlier = self.rows.iter().rev().map(|row| row.timestamp_ms).find(|&ms| ms < last);
+        last + earlier.map_or(0, |ms| last - ms)
+    }
+}
+
+fn row(text: &str, last_ms: u64) -> Result<Row, String> {
+    let raw: RawRow = serde_json::from_str(text).map_err(|e| format!("not a request of a trace: {e}"))?;
+    let blocks_max = raw.input_length.div_ceil(BLOCK_TOKENS) as usize;
+    if raw.input_length == 0 {
+        return Err("input_length is 0: a prompt has at least one token".into());
+    }
+    if raw.hash_ids.len() > blocks_max {
+        return Err(format!(
+            "{} hash_ids for {} prompt tokens: at most one for each {BLOCK_TOKENS} ({blocks_max})",
+            raw.hash_ids.len(),
+            raw.input_length
+        ));
+    }
+    if raw.timestamp < last_ms {
+        return Err(format!(
+            "timestamp {} goes back behind {last_ms}: sort the trace by timestamp",
+            raw.timestamp
+        ));
+    }
+    Ok(Row {
+        timestamp_ms: raw.timestamp,
+        input_tokens: raw.input_length,
+        output_tokens: raw.output_length,
+        blocks: raw.hash_ids,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    fn load(text: &str) -> Result<Trace, TraceError> {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        Trace::load(file.path())
+    }
+
+    const GOOD: &str = r#"{"timestamp": 0, "input_length": 513, "output_length": 3, "hash_ids": [0, 1]}
+{"timestamp": 3000, "input_length": 512, "output_length": 1, "hash_ids": [0]}
+
+{"timestamp": 3000, "input_length": 9, "output_length": 1, "hash_ids": []}
+{"timestamp": 6000, "input_length": 9, "output_length": 1, "hash_ids": [7], "extra": null}
+"#;
+
+    #[test]
+    fn rows_and_slices() {
+        let trace = load(GOOD).unwrap();
+        assert_eq!(trace.rows.len(), 4);
+        assert_eq!(*trace.rows[0].blocks, [0, 1]);
+        assert_eq!(trace.end_ms(), 9000);
+        for (span, range) in
+            [("..", 0..4), ("0s..3s", 0..1), ("3s..", 1..4), ("1s..3001ms", 1..3), ("7s..", 4..4)]
+        {
+            assert_eq!(trace.slice(&span.parse().unwrap()), range, "{span}");
+        }
+    }
+
+    #[test]
+    fn a_bad_line_is_named_with_the_reason() {
+        for (text, want) in [
+            ("", "holds no requests"),
+            ("{}", "line 1: not a request of a trace: missing field `timestamp`"),
+            ("\nnonsense", "line 2: not a request"),
+            (r#"{"timestamp":0,"input_length":0,"output_length":1,"hash_ids":[]}"#, "input_length is 0"),
+            (
+                r#"{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[1,2]}"#,
+                "at most one for each 512 (1)",
+            ),
+            (&format!("{GOOD}{}", GOOD.lines().next().unwrap()), "line 6: timestamp 0 goes back behind 6000"),
+        ] {
+            let error = load(text).unwrap_err().to_string();
+            assert!(error.contains(want), "{error}");
+        }
+        let error = Trace::load(Path::new("/nonexistent/trace")).unwrap_err().to_string();
+        assert!(error.starts_with("cannot read the trace"), "{error}");
+    }
+}
