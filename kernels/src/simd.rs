@@ -1,0 +1,210 @@
+//! Sixteen floats in vector registers, for the few inner loops whose sums must stay there (matrix tiles,
+//! attention). Everything else is plain loops over `Lanes` that the compiler vectorises by itself.
+//!
+//! A value of a [`Simd`] type is the proof that the processor has the instructions: [`crate::isa::Isa::run`]
+//! makes it.
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{
+    __m256, __m512, _mm_loadu_si128, _mm256_castsi256_ps, _mm256_cvtepu16_epi32, _mm256_fmadd_ps,
+    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
+    _mm256_storeu_ps, _mm512_castsi512_ps, _mm512_cvtepu16_epi32, _mm512_fmadd_ps, _mm512_loadu_ps,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
+};
+
+use crate::lanes::LANES;
+
+/// Instructions on sixteen floats. Every implementation gives the same bits.
+pub(crate) trait Simd: Copy {
+    /// Sixteen floats in registers.
+    type Vector: Copy;
+
+    /// Whether 32 such vectors fit the register file: it decides tile sizes, never bits.
+    const WIDE: bool;
+
+    fn zero(self) -> Self::Vector;
+    fn splat(self, value: f32) -> Self::Vector;
+    fn load(self, from: &[f32; LANES]) -> Self::Vector;
+    /// Widens bf16 bits, exactly.
+    fn load_bf16(self, from: &[u16; LANES]) -> Self::Vector;
+    fn store(self, vector: Self::Vector, to: &mut [f32; LANES]);
+    /// `a * b + c`, each lane rounded once.
+    fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
+}
+
+/// What the target guarantees. Vectorised on aarch64; on x86-64 each `mul_add` is a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Portable;
+
+impl Simd for Portable {
+    type Vector = [f32; LANES];
+
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn zero(self) -> [f32; LANES] {
+        [0.0; LANES]
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> [f32; LANES] {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> [f32; LANES] {
+        *from
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, from: &[u16; LANES]) -> [f32; LANES] {
+        from.map(|bits| f32::from_bits(u32::from(bits) << 16))
+    }
+
+    #[inline(always)]
+    fn store(self, vector: [f32; LANES], to: &mut [f32; LANES]) {
+        *to = vector;
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: [f32; LANES], b: [f32; LANES], mut c: [f32; LANES]) -> [f32; LANES] {
+        for lane in 0..LANES {
+            c[lane] = a[lane].mul_add(b[lane], c[lane]);
+        }
+        c
+    }
+}
+
+/// AVX2 and FMA: two registers.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx2(());
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+impl Avx2 {
+    /// # Safety
+    /// The processor must have AVX2 and FMA.
+    pub(crate) unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+impl Simd for Avx2 {
+    type Vector = [__m256; 2];
+
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn zero(self) -> [__m256; 2] {
+        // SAFETY: `self` proves the feature, here and in every method below.
+        unsafe { [_mm256_setzero_ps(); 2] }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> [__m256; 2] {
+        // SAFETY: as in `zero`.
+        unsafe { [_mm256_set1_ps(value); 2] }
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> [__m256; 2] {
+        let from = from.as_ptr();
+        // SAFETY: both halves lie in `from`'s sixteen floats; the loads need no alignment.
+        unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, from: &[u16; LANES]) -> [__m256; 2] {
+        let from = from.as_ptr();
+        // SAFETY: as in `load`, with halves of 16 bytes.
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8).cast()));
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn store(self, vector: [__m256; 2], to: &mut [f32; LANES]) {
+        let to = to.as_mut_ptr();
+        // SAFETY: as in `load`.
+        unsafe {
+            _mm256_storeu_ps(to, vector[0]);
+            _mm256_storeu_ps(to.add(8), vector[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: as in `zero`.
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+}
+
+/// AVX-512: one register.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx512(());
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+impl Avx512 {
+    /// # Safety
+    /// The processor must have AVX-512 F, BW, DQ and VL.
+    pub(crate) unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+impl Simd for Avx512 {
+    type Vector = __m512;
+
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    fn zero(self) -> __m512 {
+        // SAFETY: `self` proves the feature, here and in every method below.
+        unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m512 {
+        // SAFETY: as in `zero`.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> __m512 {
+        // SAFETY: `from` has sixteen floats; the load needs no alignment.
+        unsafe { _mm512_loadu_ps(from.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, from: &[u16; LANES]) -> __m512 {
+        // SAFETY: `from` has 32 bytes; the load needs no alignment.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+    }
+
+    #[inline(always)]
+    fn store(self, vector: __m512, to: &mut [f32; LANES]) {
+        // SAFETY: as in `load`.
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), vector) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: as in `zero`.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+}
