@@ -14,6 +14,8 @@ Environment (defaults):
   SCALE_LEN      0.03125         tokens sent for one token of the trace; a block of 512 becomes 16
   WORKERS        4
   CACHE_PERCENT  60              the workers' KV blocks together, in per cent of the slice's distinct blocks
+  KILL_AFTER_S   unset           kill -9 one worker so many seconds into the run of the first policy, which is then the
+                                 only one, and check how the rest carries on instead of comparing policies
   OUT            a new folder    run.json and logs of each policy
   BIN_DIR        built here      folder with keyway, keyway-worker and keyway-loadtest (release builds)
 
@@ -36,7 +38,11 @@ time_scale=${TIME_SCALE:-60}
 scale_len=${SCALE_LEN:-0.03125}
 workers=${WORKERS:-4}
 cache_percent=${CACHE_PERCENT:-60}
+kill_after_s=${KILL_AFTER_S:-}
+[[ -z $kill_after_s ]] || policies=${policies%% *}
 out=${OUT:-$(mktemp -d)}
+# What keyway-worker runs with by default. The built-in model has one token a byte, so the gateway's blocks are as long.
+kv_block_tokens=16
 mkdir -p "$out"
 
 if [[ -z ${BIN_DIR:-} ]]; then
@@ -47,14 +53,14 @@ fi
 # --- sizes -----------------------------------------------------------------------------------------------------------
 
 info=$("$BIN_DIR/keyway-loadtest" trace info "$trace" --slice "$slice" --scale-len "$scale_len" --json)
-# One KV block of a worker is one scaled block, for the built-in model has one token a byte; so is the gateway's.
 read -r distinct_blocks block_tokens < <(python3 -c '
 import json, sys
 info = json.load(sys.stdin)
 print(info["distinct_blocks"], info["block_tokens"])' <<<"$info")
-worker_blocks=$((distinct_blocks * cache_percent / 100 / workers))
-pooled_blocks=$((worker_blocks * workers))
-echo "slice $slice: $distinct_blocks distinct blocks of $block_tokens tokens; $workers workers of $worker_blocks blocks each"
+pooled_blocks=$((distinct_blocks * cache_percent / 100))
+worker_blocks=$((pooled_blocks * block_tokens / kv_block_tokens / workers))
+echo "slice $slice: $distinct_blocks distinct blocks of $block_tokens tokens;" \
+    "$workers workers of $worker_blocks KV blocks of $kv_block_tokens tokens"
 
 # --- processes -------------------------------------------------------------------------------------------------------
 
@@ -94,10 +100,10 @@ announced() {
 
 # start_fleet POLICY DIR. Ports are the system's choice, so that nothing else can take them first.
 start_fleet() {
-    local policy=$1 dir=$2 i url admin args=()
+    local policy=$1 dir=$2 i url args=()
     worker_pids=()
     for ((i = 0; i < workers; i++)); do
-        RUST_LOG=info "$BIN_DIR/keyway-worker" --listen 127.0.0.1:0 --block-size "$block_tokens" \
+        RUST_LOG=info "$BIN_DIR/keyway-worker" --listen 127.0.0.1:0 --block-size "$kv_block_tokens" \
             --num-kv-blocks "$worker_blocks" >"$dir/worker-$i.log" 2>&1 &
         pids+=($!)
         worker_pids+=($!)
@@ -105,13 +111,14 @@ start_fleet() {
     for ((i = 0; i < workers; i++)); do
         url=$(announced "$dir/worker-$i.log" "${worker_pids[i]}" "ready on")
         args+=(--worker "$url")
+        ((i > 0)) || victim=$url
     done
     RUST_LOG=info "$BIN_DIR/keyway" --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 --policy "$policy" \
-        --block-bytes "$block_tokens" "${args[@]}" >"$dir/gateway.log" 2>&1 &
+        --block-bytes "$kv_block_tokens" "${args[@]}" >"$dir/gateway.log" 2>&1 &
     pids+=($!)
-    admin=$(announced "$dir/gateway.log" $! "admin on")
+    admin_url=$(announced "$dir/gateway.log" $! "admin on")
     gateway_url=$(announced "$dir/gateway.log" $! "listening on")
-    wait_all_workers "$admin/workers" "$dir/gateway.log"
+    wait_all_workers "$admin_url/workers" "$dir/gateway.log"
 }
 
 # The gateway is ready with its first worker; a comparison needs all of them.
@@ -142,6 +149,46 @@ worker_cpu_s() {
     done | awk -v hz="$(getconf CLK_TCK)" '{ ticks += $12 + $13 } END { printf "%.2f\n", ticks / hz }'
 }
 
+# What must hold once a worker was killed in the middle of a run.
+check_after_kill() {
+    python3 - "$@" <<'EOF'
+import json, re, sys, time, urllib.request
+from pathlib import Path
+
+dir, admin, victim = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+run = json.loads((dir / "run.json").read_text())
+records = [json.loads(line) for line in (dir / "requests.jsonl").read_text().splitlines()]
+errors = {error["class"]: error["count"] for error in run["errors"]}
+# The broken streams tell when the worker died, in the run's own time.
+killed_ms = min((record["end_ms"] for record in records if record["outcome"] == "error_event"), default=0)
+later = [record for record in records if record["sent_ms"] > killed_ms > 0]
+
+
+def in_flight():
+    text = urllib.request.urlopen(f"{admin}/metrics", timeout=5).read().decode()
+    gauge = re.compile(r"^(keyway_(?:in_flight|requests_in_flight|waiting_prefill_tokens)(?:\{[^}]*\})?) (\S+)$", re.M)
+    return {name: float(value) for name, value in gauge.findall(text)}
+
+
+deadline = time.monotonic() + 30
+while any(in_flight().values()) and time.monotonic() < deadline:
+    time.sleep(0.1)
+print(f"{len(records)} requests, worker {victim} killed after {killed_ms / 1e3:.1f} s, {len(later)} sent after that")
+print(f"failed: {errors or 'none'}")
+print(f"workers that answered later: {sorted({record['worker'] for record in later if record['outcome'] == 'ok'})}")
+bars = [
+    ("streams were broken off", errors.get("error_event", 0) > 0),
+    ("a request fails only if its stream had begun, with one error event and no [DONE]", set(errors) <= {"error_event"}),
+    ("every request sent after the kill succeeded", bool(later) and all(r["outcome"] == "ok" for r in later)),
+    ("the dead worker answered none of them", all(record["worker"] != victim for record in later)),
+    ("every in-flight gauge is 0", in_flight() and not any(in_flight().values())),
+]
+for text, holds in bars:
+    print("ok  " if holds else "FAIL", text)
+sys.exit(not all(holds for _, holds in bars))
+EOF
+}
+
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 for policy in $policies; do
@@ -150,12 +197,19 @@ for policy in $policies; do
     echo "== $policy"
     start_fleet "$policy" "$dir"
     before=$(worker_cpu_s)
+    if [[ -n $kill_after_s ]]; then
+        (sleep "$kill_after_s" && kill -9 "${worker_pids[0]}") &
+    fi
     # 1 and 3 are verdicts, which the table shows; anything else is no measurement.
     code=0
     "$BIN_DIR/keyway-loadtest" run --url "$gateway_url" --workload trace --trace "$trace" --slice "$slice" \
         --scale-len "$scale_len" --time-scale "$time_scale" --spread-bursts --oracle-blocks "$pooled_blocks" \
-        -o "$dir" "$@" >"$dir/table.txt" || code=$?
+        --records -o "$dir" "$@" >"$dir/table.txt" || code=$?
     [[ -s $dir/run.json && $code =~ ^[013]$ ]] || { echo "replay.sh: the load test ended with $code" >&2; exit 1; }
+    if [[ -n $kill_after_s ]]; then
+        check_after_kill "$dir" "$admin_url" "${victim#http://}"
+        exit
+    fi
     after=$(worker_cpu_s)
     echo "{\"worker_cpu_s\": $(awk -v a="$after" -v b="$before" 'BEGIN { printf "%.2f", a - b }'), \"cores\": $(nproc)}" \
         >"$dir/cpu.json"

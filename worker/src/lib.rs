@@ -1,1 +1,31 @@
-//! Skeleton.
+//! Keyway's inference worker: an OpenAI-compatible server over an engine with continuous batching, a paged KV cache
+//! and automatic prefix caching.
+//!
+//! Read these files in the order in which a request meets them:
+//!
+//! 1. `server.rs` accepts it, and `api.rs` checks, tokenises and answers it;
+//! 2. `engine.rs` runs the step loop on a thread of its own;
+//! 3. `scheduler.rs` chooses who runs in a step;
+//! 4. `block_manager.rs` finds its cached prefix and gives it KV blocks;
+//! 5. `model.rs` computes, behind the seam `backend.rs`.
+//!
+//! `worker.rs` puts them together: [`start`].
+
+mod api;
+pub mod backend;
+mod block_manager;
+pub mod cli;
+mod engine;
+mod generation_config;
+mod limits;
+mod metrics;
+pub mod model;
+mod output;
+mod sampler;
+mod scheduler;
+mod sequence;
+mod server;
+mod stop;
+mod worker;
+
+pub use worker::{RunningWorker, StartError, WorkerOptions, start};

@@ -1,1 +1,73 @@
-fn main() {}
+//! The command `keyway-worker`: options, log, signals, exit status. The worker itself is the library.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser as _};
+use keyway_worker::WorkerOptions;
+use keyway_worker::cli::{Cli, LogFormat, Task};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// Connections are cheap beside the engine, which has a thread of its own.
+const RUNTIME_THREADS: usize = 2;
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<(), String> {
+    match cli.into_task()? {
+        Task::Completions(shell) => {
+            clap_complete::generate(shell, &mut Cli::command(), "keyway-worker", &mut std::io::stdout());
+            Ok(())
+        }
+        Task::Serve(options, log_format) => {
+            start_log(log_format);
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(RUNTIME_THREADS)
+                .enable_all()
+                .build()
+                .map_err(|e| format!("cannot start the runtime: {e}"))?;
+            runtime.block_on(serve(options))
+        }
+    }
+}
+
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+}
+
+async fn serve(options: WorkerOptions) -> Result<(), String> {
+    let no_signal = |e: std::io::Error| format!("cannot wait for signals: {e}");
+    let mut terminate = signal(SignalKind::terminate()).map_err(no_signal)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signal)?;
+    let mut worker = keyway_worker::start(options).await.map_err(|e| e.to_string())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        () = worker.engine_stopped() => return Err("the engine has stopped; the log says why".to_owned()),
+    }
+    tracing::info!("draining: no new connections, open answers may end");
+    tokio::select! {
+        () = worker.shutdown() => Ok(()),
+        // A second signal means now.
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    }
+}

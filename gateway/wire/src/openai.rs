@@ -94,7 +94,8 @@ mod tests {
 
     #[test]
     fn an_error_has_the_four_fields_openai_clients_read() {
-        let body = ErrorBody::new("invalid_request_error", "model_not_found", "no such model").with_param("model");
+        let body =
+            ErrorBody::new("invalid_request_error", "model_not_found", "no such model").with_param("model");
         assert_eq!(
             body.to_json(),
             r#"{"error":{"message":"no such model","type":"invalid_request_error","param":"model","code":"model_not_found"}}"#
@@ -104,9 +105,11 @@ mod tests {
 
     #[test]
     fn usage_reads_engines_that_omit_the_details_or_null_them() {
-        let plain: Usage = serde_json::from_str(r#"{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}"#).unwrap();
+        let plain: Usage =
+            serde_json::from_str(r#"{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}"#).unwrap();
         assert_eq!(plain.cached_tokens(), None);
-        let null: Usage = serde_json::from_str(r#"{"prompt_tokens":5,"prompt_tokens_details":null}"#).unwrap();
+        let null: Usage =
+            serde_json::from_str(r#"{"prompt_tokens":5,"prompt_tokens_details":null}"#).unwrap();
         assert_eq!(null.cached_tokens(), None);
         let full: Usage = serde_json::from_str(r#"{"prompt_tokens_details":{"cached_tokens":16}}"#).unwrap();
         assert_eq!(full.cached_tokens(), Some(16));

@@ -1,0 +1,184 @@
+//! The JSON shapes of generations, whole and in chunks, as OpenAI's clients read them.
+
+use keyway_wire::openai::{PromptTokensDetails, Usage};
+use serde::Serialize;
+
+use super::request::Endpoint;
+use super::{App, Response};
+use crate::sequence::FinishReason;
+
+/// What all chunks of an answer share.
+#[derive(Debug)]
+pub(crate) struct AnswerHead {
+    id: String,
+    created: u64,
+    model: String,
+    system_fingerprint: String,
+    endpoint: Endpoint,
+}
+
+#[derive(Debug, Serialize)]
+struct Answer<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'a str,
+    choices: &'a [C],
+    #[serde(skip_serializing_if = "UsageField::is_absent")]
+    usage: UsageField<'a>,
+}
+
+/// The field `usage`: a stream that will end with usage says `null` before.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(untagged)]
+enum UsageField<'a> {
+    Absent,
+    Null(()),
+    Counts(&'a Usage),
+}
+
+impl UsageField<'_> {
+    const fn is_absent(&self) -> bool {
+        matches!(self, Self::Absent)
+    }
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Choice<'a> {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<Message<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delta: Option<Delta<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+    /// Always `null`: not supported.
+    logprobs: Option<()>,
+    finish_reason: Option<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
+    refusal: Option<()>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Delta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+/// One piece of a choice, for a chunk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Piece<'a> {
+    /// A chat's first chunk.
+    Role,
+    /// More text.
+    Text(&'a str),
+    /// The last chunk.
+    End(FinishReason),
+}
+
+impl AnswerHead {
+    pub(crate) fn new(app: &App, endpoint: Endpoint) -> Self {
+        let prefix = if endpoint == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Self {
+            id: format!("{prefix}-{:032x}", fastrand::u128(..)),
+            created: now.as_secs(),
+            model: app.model.name.clone(),
+            system_fingerprint: app.model.numerics_id.clone(),
+            endpoint,
+        }
+    }
+
+    /// The whole answer: each choice's text and end.
+    pub(crate) fn whole<'a>(&self, outputs: &'a [(String, FinishReason)], usage: &Usage) -> Response {
+        let choice = |(index, (text, finish)): (usize, &'a (String, FinishReason))| {
+            let base = Choice { index, finish_reason: Some(finish.as_str()), ..Choice::default() };
+            match self.endpoint {
+                Endpoint::Chat => Choice {
+                    message: Some(Message { role: "assistant", content: text, refusal: None }),
+                    ..base
+                },
+                Endpoint::Completion => Choice { text: Some(text), ..base },
+            }
+        };
+        let choices: Vec<Choice<'a>> = outputs.iter().enumerate().map(choice).collect();
+        let object = if self.endpoint == Endpoint::Chat { "chat.completion" } else { "text_completion" };
+        super::json_response(&self.answer(object, &choices, UsageField::Counts(usage)))
+    }
+
+    /// Appends one event with one piece of choice `index`. With `null_usage`, the chunk says that usage comes later.
+    pub(crate) fn write_piece(&self, out: &mut Vec<u8>, index: usize, piece: Piece<'_>, null_usage: bool) {
+        let chat = self.endpoint == Endpoint::Chat;
+        let base = Choice { index, ..Choice::default() };
+        let role = || Delta { role: Some("assistant"), content: Some("") };
+        let choice = match piece {
+            Piece::Role => Choice { delta: Some(role()), ..base },
+            Piece::Text(text) if chat => {
+                Choice { delta: Some(Delta { content: Some(text), ..Delta::default() }), ..base }
+            }
+            Piece::Text(text) => Choice { text: Some(text), ..base },
+            Piece::End(finish) => Choice {
+                delta: chat.then(Delta::default),
+                text: (!chat).then_some(""),
+                finish_reason: Some(finish.as_str()),
+                ..base
+            },
+        };
+        let usage = if null_usage { UsageField::Null(()) } else { UsageField::Absent };
+        write_event(out, &self.answer(self.chunk_object(), &[choice], usage));
+    }
+
+    /// Appends the event that carries the usage and no choice.
+    pub(crate) fn write_usage(&self, out: &mut Vec<u8>, usage: &Usage) {
+        write_event(out, &self.answer::<Choice<'_>>(self.chunk_object(), &[], UsageField::Counts(usage)));
+    }
+
+    const fn chunk_object(&self) -> &'static str {
+        match self.endpoint {
+            Endpoint::Chat => "chat.completion.chunk",
+            Endpoint::Completion => "text_completion",
+        }
+    }
+
+    fn answer<'a, C>(
+        &'a self,
+        object: &'static str,
+        choices: &'a [C],
+        usage: UsageField<'a>,
+    ) -> Answer<'a, C> {
+        Answer {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: &self.system_fingerprint,
+            choices,
+            usage,
+        }
+    }
+}
+
+fn write_event(out: &mut Vec<u8>, answer: &impl Serialize) {
+    out.extend_from_slice(b"data: ");
+    // Writing plain structs to memory cannot fail.
+    let _ = serde_json::to_writer(&mut *out, answer);
+    out.extend_from_slice(b"\n\n");
+}
+
+/// Token counts of an answer, over all its choices.
+pub(crate) fn usage(prompt: usize, completion: usize, cached: usize) -> Usage {
+    Usage {
+        prompt_tokens: prompt as u64,
+        completion_tokens: completion as u64,
+        total_tokens: (prompt + completion) as u64,
+        prompt_tokens_details: Some(PromptTokensDetails { cached_tokens: Some(cached as u64) }),
+    }
+}

@@ -1,0 +1,160 @@
+//! Answers that are not a generation: status, OpenAI's error body, and what the request counts as. One constructor
+//! per kind, so that a kind always looks the same.
+
+use http::{StatusCode, header};
+use http_body_util::BodyExt as _;
+use keyway_text::TextError;
+use keyway_wire::openai::ErrorBody;
+
+use super::{Response, full};
+use crate::limits::{BODY_BYTES_MAX, RETRY_AFTER_S};
+use crate::metrics::Outcome;
+
+const INVALID: &str = "invalid_request_error";
+
+/// An error answer.
+#[derive(Debug)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    body: ErrorBody,
+    /// What the request counts as.
+    pub(crate) outcome: Outcome,
+}
+
+impl ApiError {
+    fn invalid(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
+        Self { status, body: ErrorBody::new(INVALID, code, message), outcome: Outcome::Invalid }
+    }
+
+    /// A field has a value that cannot be right.
+    pub(crate) fn invalid_value(param: &str, message: impl Into<String>) -> Self {
+        Self::invalid(StatusCode::BAD_REQUEST, "invalid_value", message).with_param(param)
+    }
+
+    /// A field asks for something this worker does not do.
+    pub(crate) fn unsupported(param: &str, message: impl Into<String>) -> Self {
+        Self::invalid(StatusCode::BAD_REQUEST, "unsupported_parameter", message).with_param(param)
+    }
+
+    /// A field must be there.
+    pub(crate) fn missing(param: &str) -> Self {
+        let message = format!("Missing required parameter: '{param}'.");
+        Self::invalid(StatusCode::BAD_REQUEST, "missing_required_parameter", message).with_param(param)
+    }
+
+    /// The body is not a JSON object.
+    pub(crate) fn malformed(reason: impl std::fmt::Display) -> Self {
+        let message = format!("We could not parse the JSON body of your request: {reason}.");
+        Self::invalid(StatusCode::BAD_REQUEST, "invalid_json", message)
+    }
+
+    /// Prompt and answer do not fit the context, in OpenAI's words. `completion` is what the request asks for.
+    pub(crate) fn context_length(
+        max: usize,
+        prompt: usize,
+        completion: Option<usize>,
+        noun: &'static str,
+    ) -> Self {
+        let message = match completion {
+            Some(completion) => format!(
+                "This model's maximum context length is {max} tokens. However, you requested {} tokens ({prompt} in \
+                 the {noun}, {completion} in the completion). Please reduce the length of the {noun} or completion.",
+                prompt.saturating_add(completion)
+            ),
+            None => format!(
+                "This model's maximum context length is {max} tokens. However, your {noun} resulted in {prompt} \
+                 tokens. Please reduce the length of the {noun}."
+            ),
+        };
+        Self::invalid(StatusCode::BAD_REQUEST, "context_length_exceeded", message).with_param(noun)
+    }
+
+    /// The request names another model.
+    pub(crate) fn model_not_found(model: &str, served: &str) -> Self {
+        let message = format!("The model `{model}` does not exist; this worker serves `{served}`.");
+        Self::invalid(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
+    }
+
+    /// No such path.
+    pub(crate) fn unknown_path(method: &http::Method, path: &str) -> Self {
+        Self::invalid(StatusCode::NOT_FOUND, "unknown_url", format!("Unknown request URL: {method} {path}."))
+    }
+
+    /// The path exists for another method.
+    pub(crate) fn method_not_allowed(method: &http::Method, path: &str, allowed: &str) -> Self {
+        let message = format!("Not allowed to {method} on {path}; use {allowed}.");
+        Self::invalid(StatusCode::METHOD_NOT_ALLOWED, "method_not_supported", message)
+    }
+
+    /// The body is over the limit.
+    pub(crate) fn too_large() -> Self {
+        let message = format!("The request body is larger than {} MiB.", BODY_BYTES_MAX >> 20);
+        Self::invalid(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    }
+
+    /// The client's body broke off.
+    pub(crate) fn body_broken() -> Self {
+        let error = Self::invalid(StatusCode::BAD_REQUEST, "incomplete_body", "The request body broke off.");
+        Self { outcome: Outcome::Aborted, ..error }
+    }
+
+    /// The queue is full.
+    pub(crate) fn overloaded() -> Self {
+        let message = "This worker's queue is full. Please try again, or on another worker.";
+        Self {
+            status: StatusCode::TOO_MANY_REQUESTS,
+            body: ErrorBody::new("rate_limit_error", "engine_overloaded", message),
+            outcome: Outcome::Overloaded,
+        }
+    }
+
+    /// The engine's thread is gone.
+    pub(crate) fn engine_stopped() -> Self {
+        let message = "This worker's engine has stopped. Please try again on another worker.";
+        Self {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            body: ErrorBody::new("server_error", "engine_stopped", message),
+            outcome: Outcome::Error,
+        }
+    }
+
+    /// Something broke that no client can help. The reason goes to the log, not to the client.
+    pub(crate) fn internal(reason: impl std::fmt::Display) -> Self {
+        tracing::error!(%reason, "a request failed");
+        Self {
+            status: StatusCode::INTERNAL_SERVER_ERROR,
+            body: ErrorBody::new(
+                "server_error",
+                "internal_error",
+                "The worker failed on this request. Its log says why.",
+            ),
+            outcome: Outcome::Error,
+        }
+    }
+
+    /// The template or the tokenizer does not take this input.
+    pub(crate) fn text(error: &TextError, param: &str) -> Self {
+        Self::invalid_value(param, error.to_string())
+    }
+
+    fn with_param(mut self, param: &str) -> Self {
+        self.body = self.body.with_param(param);
+        self
+    }
+
+    /// The event that ends a stream which failed after it began.
+    pub(crate) fn to_event(&self) -> String {
+        self.body.to_event()
+    }
+
+    pub(crate) fn into_response(self) -> Response {
+        let mut response = Response::new(full(self.body.to_json()).boxed_unsync());
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, super::JSON);
+        if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+            headers.insert(header::RETRY_AFTER, RETRY_AFTER_S.into());
+        }
+        response
+    }
+}

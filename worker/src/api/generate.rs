@@ -1,0 +1,180 @@
+//! The two generating paths: read, check, tokenise, submit, and answer whole or as a stream.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use keyway_wire::openai::Usage;
+
+use super::answer::{AnswerHead, usage};
+use super::error::ApiError;
+use super::prompt::PromptSource;
+use super::request::{Call, Endpoint};
+use super::stream::EventStream;
+use super::{App, Response};
+use crate::engine::SubmitError;
+use crate::limits::{BODY_BYTES_MAX, INLINE_TOKENIZE_BYTES_MAX};
+use crate::metrics::{Outcome, RequestGuard};
+use crate::output::TextOutput;
+use crate::sequence::{FinishReason, Generation};
+
+/// One choice of an answer in the making.
+#[derive(Debug)]
+pub(crate) struct Running {
+    /// `None` once the choice is complete: a stop string ends the generation too.
+    generation: Option<Generation>,
+    pub(crate) output: TextOutput,
+    pub(crate) prompt_tokens: usize,
+}
+
+impl Running {
+    /// The text of the next token, often empty. `None` once the choice is complete.
+    pub(crate) fn poll_text(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<String>, ApiError>> {
+        let Some(generation) = &mut self.generation else { return Poll::Ready(Ok(None)) };
+        let event = ready!(generation.poll_next(context)).ok_or_else(ApiError::engine_stopped)?;
+        let text = self.output.push(event).map_err(ApiError::internal)?;
+        if self.output.finish.is_some() {
+            self.generation = None;
+        }
+        Poll::Ready(Ok(Some(text)))
+    }
+}
+
+/// Answers a generation request. Dropping the future, or the answer's body, aborts what was submitted.
+pub(crate) async fn generate<B>(app: Arc<App>, endpoint: Endpoint, body: B) -> Result<Response, ApiError>
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: std::fmt::Display,
+{
+    let mut guard = RequestGuard::new(Arc::clone(&app.metrics));
+    match try_generate(&app, endpoint, body, &mut guard).await {
+        Ok(Begun::Whole(response)) => Ok(response),
+        Ok(Begun::Stream(call, running)) => Ok(EventStream::new(&app, &call, running, guard).into_response()),
+        Err(error) => {
+            guard.set(error.outcome);
+            Err(error)
+        }
+    }
+}
+
+enum Begun {
+    Whole(Response),
+    Stream(Call, Vec<Running>),
+}
+
+async fn try_generate<B>(
+    app: &Arc<App>,
+    endpoint: Endpoint,
+    body: B,
+    guard: &mut RequestGuard,
+) -> Result<Begun, ApiError>
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: std::fmt::Display,
+{
+    let body = read(body).await?;
+    let (call, prompts) = if body.len() <= INLINE_TOKENIZE_BYTES_MAX {
+        prepare(app, endpoint, &body)?
+    } else {
+        let app = Arc::clone(app);
+        let prepared = tokio::task::spawn_blocking(move || prepare(&app, endpoint, &body)).await;
+        prepared.map_err(ApiError::internal)??
+    };
+    let running = submit(app, &call, prompts)?;
+    if call.stream {
+        return Ok(Begun::Stream(call, running));
+    }
+    whole(app, &call, running, guard).await.map(Begun::Whole)
+}
+
+async fn read<B>(body: B) -> Result<Bytes, ApiError>
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: std::fmt::Display,
+{
+    if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
+        return Err(ApiError::too_large());
+    }
+    let body = body.map_err(|e| e.to_string());
+    match Limited::new(body, BODY_BYTES_MAX).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large()),
+        Err(_) => Err(ApiError::body_broken()),
+    }
+}
+
+/// The part that costs time with long prompts.
+fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<(Call, Vec<Vec<u32>>), ApiError> {
+    let mut call = Call::parse(app, endpoint, body)?;
+    let nothing = PromptSource::Prompts { prompts: Vec::new(), add_special: false };
+    let prompts = std::mem::replace(&mut call.source, nothing).tokenize(&app.text)?;
+    Ok((call, prompts))
+}
+
+fn submit(app: &App, call: &Call, prompts: Vec<Vec<u32>>) -> Result<Vec<Running>, ApiError> {
+    let output = |prompt: &Vec<u32>| {
+        let output = TextOutput::new(Arc::clone(&app.text.tokenizer), prompt, call.stops.clone());
+        Ok((output.map_err(ApiError::internal)?, prompt.len()))
+    };
+    let outputs: Vec<(TextOutput, usize)> = prompts.iter().map(output).collect::<Result<_, _>>()?;
+    let requests = call.requests(app, prompts)?;
+    let generations = app.engine.submit(requests).map_err(|error| match error {
+        SubmitError::Overloaded => ApiError::overloaded(),
+        SubmitError::Stopped => ApiError::engine_stopped(),
+    })?;
+    let running = |(generation, (output, prompt_tokens))| Running {
+        generation: Some(generation),
+        output,
+        prompt_tokens,
+    };
+    Ok(generations.into_iter().zip(outputs).map(running).collect())
+}
+
+async fn whole(
+    app: &App,
+    call: &Call,
+    mut running: Vec<Running>,
+    guard: &mut RequestGuard,
+) -> Result<Response, ApiError> {
+    let mut texts = vec![String::new(); running.len()];
+    poll_fn(|context| poll_all(&mut running, &mut texts, context)).await?;
+    let finishes = running.iter().filter_map(|r| r.output.finish);
+    guard.set(outcome(finishes.clone()));
+    let outputs: Vec<(String, FinishReason)> = texts.into_iter().zip(finishes).collect();
+    Ok(AnswerHead::new(app, call.endpoint).whole(&outputs, &usage_of(&running)))
+}
+
+/// Ready once every choice is complete.
+fn poll_all(
+    running: &mut [Running],
+    texts: &mut [String],
+    context: &mut Context<'_>,
+) -> Poll<Result<(), ApiError>> {
+    let mut open = false;
+    for (choice, text) in running.iter_mut().zip(texts) {
+        loop {
+            match choice.poll_text(context)? {
+                Poll::Ready(Some(more)) => text.push_str(&more),
+                Poll::Ready(None) => break,
+                Poll::Pending => {
+                    open = true;
+                    break;
+                }
+            }
+        }
+    }
+    if open { Poll::Pending } else { Poll::Ready(Ok(())) }
+}
+
+/// Token counts over all choices.
+pub(crate) fn usage_of(choices: &[Running]) -> Usage {
+    let sum = |count: fn(&Running) -> usize| choices.iter().map(count).sum();
+    usage(sum(|c| c.prompt_tokens), sum(|c| c.output.completion_tokens), sum(|c| c.output.cached_tokens))
+}
+
+/// An answer counts as cut off if any of its choices was.
+pub(crate) fn outcome(mut finishes: impl Iterator<Item = FinishReason>) -> Outcome {
+    if finishes.any(|finish| finish == FinishReason::Length) { Outcome::Length } else { Outcome::Stop }
+}

@@ -1,0 +1,227 @@
+//! A request's JSON fields, taken out one by one with their types and ranges. What is left at the end is accounted
+//! for as well: no field is ignored in silence unless ignoring it changes nothing.
+
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+
+/// Fields that do not change what is generated.
+const HARMLESS: &[&str] = &[
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "request_id",
+    "parallel_tool_calls",
+];
+
+/// Fields this worker does not act on, with the value that asks for nothing.
+const UNSUPPORTED: &[(&str, Neutral)] = &[
+    ("n", Neutral::Number(1.0)),
+    ("best_of", Neutral::Number(1.0)),
+    ("logprobs", Neutral::False),
+    ("top_logprobs", Neutral::Number(0.0)),
+    ("prompt_logprobs", Neutral::Number(0.0)),
+    ("echo", Neutral::False),
+    ("suffix", Neutral::Empty),
+    ("presence_penalty", Neutral::Number(0.0)),
+    ("frequency_penalty", Neutral::Number(0.0)),
+    ("repetition_penalty", Neutral::Number(1.0)),
+    ("length_penalty", Neutral::Number(1.0)),
+    ("min_p", Neutral::Number(0.0)),
+    ("min_tokens", Neutral::Number(0.0)),
+    ("priority", Neutral::Number(0.0)),
+    ("use_beam_search", Neutral::False),
+    ("include_stop_str_in_output", Neutral::False),
+    ("continue_final_message", Neutral::False),
+    ("return_token_ids", Neutral::False),
+    ("return_tokens_as_token_ids", Neutral::False),
+    ("skip_special_tokens", Neutral::True),
+    ("spaces_between_special_tokens", Neutral::True),
+    ("logit_bias", Neutral::Empty),
+    ("stop_token_ids", Neutral::Empty),
+    ("bad_words", Neutral::Empty),
+    ("tools", Neutral::Empty),
+    ("functions", Neutral::Empty),
+    ("documents", Neutral::Empty),
+    ("tool_choice", Neutral::Text("none")),
+    ("function_call", Neutral::Text("none")),
+    ("response_format", Neutral::TextFormat),
+    ("modalities", Neutral::TextOnly),
+    ("structured_outputs", Neutral::Null),
+    ("guided_json", Neutral::Null),
+    ("guided_regex", Neutral::Null),
+    ("guided_choice", Neutral::Null),
+    ("guided_grammar", Neutral::Null),
+    ("allowed_token_ids", Neutral::Null),
+    ("truncate_prompt_tokens", Neutral::Null),
+    ("reasoning_effort", Neutral::Null),
+    ("verbosity", Neutral::Null),
+    ("prediction", Neutral::Null),
+    ("audio", Neutral::Null),
+    ("web_search_options", Neutral::Null),
+    ("kv_transfer_params", Neutral::Null),
+    ("keyway", Neutral::Null),
+];
+
+/// The value of a field that asks for nothing; `null` always does.
+#[derive(Debug, Clone, Copy)]
+enum Neutral {
+    Null,
+    True,
+    False,
+    Number(f64),
+    Empty,
+    Text(&'static str),
+    TextFormat,
+    TextOnly,
+}
+
+impl Neutral {
+    fn is(self, value: &Value) -> bool {
+        match self {
+            Self::Null => false,
+            Self::True => *value == true,
+            Self::False => *value == false,
+            Self::Number(number) => value.as_f64() == Some(number),
+            Self::Empty => *value == "" || *value == serde_json::json!([]) || *value == serde_json::json!({}),
+            Self::Text(text) => *value == text,
+            Self::TextFormat => value["type"] == "text",
+            Self::TextOnly => *value == serde_json::json!(["text"]),
+        }
+    }
+}
+
+/// The fields of a request that nobody has taken yet.
+#[derive(Debug)]
+pub(crate) struct Params {
+    fields: Map<String, Value>,
+}
+
+impl Params {
+    /// Parses a body.
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(fields)) => Ok(Self::new(fields)),
+            Ok(_) => Err(ApiError::malformed("it is not an object")),
+            Err(error) => Err(ApiError::malformed(error)),
+        }
+    }
+
+    /// The fields of an object; `null` counts as absent.
+    pub(crate) fn new(mut fields: Map<String, Value>) -> Self {
+        fields.retain(|_, value| !value.is_null());
+        Self { fields }
+    }
+
+    pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
+        self.fields.remove(name)
+    }
+
+    pub(crate) fn take_bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
+        let wrong = |v: Value| {
+            ApiError::invalid_value(name, format!("'{name}' must be true or false, not {}.", kind(&v)))
+        };
+        self.take(name).map(|v| v.as_bool().ok_or_else(|| wrong(v))).transpose()
+    }
+
+    pub(crate) fn take_string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(v) => {
+                Err(ApiError::invalid_value(name, format!("'{name}' must be a string, not {}.", kind(&v))))
+            }
+        }
+    }
+
+    pub(crate) fn take_object(&mut self, name: &str) -> Result<Option<Map<String, Value>>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Object(fields)) => Ok(Some(fields)),
+            Some(v) => {
+                Err(ApiError::invalid_value(name, format!("'{name}' must be an object, not {}.", kind(&v))))
+            }
+        }
+    }
+
+    /// A number in `min..=max`.
+    pub(crate) fn take_number(&mut self, name: &str, min: f64, max: f64) -> Result<Option<f64>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_f64() {
+            Some(number) if (min..=max).contains(&number) => Ok(Some(number)),
+            _ => Err(ApiError::invalid_value(
+                name,
+                format!("'{name}' must be a number between {min} and {max}, not {}.", shown(&value)),
+            )),
+        }
+    }
+
+    /// An integer of at least `min`.
+    pub(crate) fn take_integer(&mut self, name: &str, min: i64) -> Result<Option<i64>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_i64().or_else(|| value.as_u64().map(|v| v as i64)) {
+            Some(integer) if integer >= min => Ok(Some(integer)),
+            _ => {
+                let range = if min == i64::MIN {
+                    "a 64-bit integer".to_owned()
+                } else {
+                    format!("an integer of at least {min}")
+                };
+                Err(ApiError::invalid_value(
+                    name,
+                    format!("'{name}' must be {range}, not {}.", shown(&value)),
+                ))
+            }
+        }
+    }
+
+    /// Ends the parsing: every field left must be harmless or ask for nothing.
+    pub(crate) fn finish(self) -> Result<(), ApiError> {
+        for (name, value) in &self.fields {
+            if HARMLESS.contains(&name.as_str()) {
+                continue;
+            }
+            match UNSUPPORTED.iter().find(|(known, _)| known == name) {
+                Some((_, neutral)) if neutral.is(value) => {}
+                // Without tools, letting the model choose is choosing none.
+                Some(("tool_choice" | "function_call", _)) if *value == "auto" => {}
+                Some(_) => {
+                    let message =
+                        format!("This worker does not support '{name}' with this value. Leave it out.");
+                    return Err(ApiError::unsupported(name, message));
+                }
+                None => {
+                    return Err(ApiError::unsupported(
+                        name,
+                        format!("Unrecognized request argument supplied: {name}."),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A value's type, for error messages.
+pub(crate) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// A number as it is, anything else by its type: a message must not repeat a client's text.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Number(number) => number.to_string(),
+        other => kind(other).to_owned(),
+    }
+}

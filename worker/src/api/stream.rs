@@ -1,0 +1,126 @@
+//! An answer as server-sent events. Each poll sends what all choices have by then; the end is `[DONE]`, or, if the
+//! engine fails, an error event and a broken body, never both.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderValue, header};
+use http_body::Frame;
+use http_body_util::BodyExt as _;
+
+use super::answer::{AnswerHead, Piece};
+use super::error::ApiError;
+use super::generate::{Running, outcome, usage_of};
+use super::request::{Call, Endpoint};
+use super::{App, Response};
+use crate::metrics::{Outcome, RequestGuard};
+
+/// Ends the body of a stream that could not end well.
+#[derive(Debug, thiserror::Error)]
+#[error("the stream failed after it began")]
+pub(crate) struct StreamFailed;
+
+/// The body of a streamed answer.
+#[derive(Debug)]
+pub(crate) struct EventStream {
+    head: AnswerHead,
+    choices: Vec<Running>,
+    chat: bool,
+    include_usage: bool,
+    guard: RequestGuard,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Running,
+    Done,
+    Failed,
+}
+
+impl EventStream {
+    pub(crate) fn new(app: &App, call: &Call, choices: Vec<Running>, guard: RequestGuard) -> Self {
+        Self {
+            head: AnswerHead::new(app, call.endpoint),
+            choices,
+            chat: call.endpoint == Endpoint::Chat,
+            include_usage: call.include_usage,
+            guard,
+            state: State::Running,
+        }
+    }
+
+    pub(crate) fn into_response(self) -> Response {
+        let mut response = Response::new(self.boxed_unsync());
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        response
+    }
+
+    /// Appends the events of everything that choice `index` has by now.
+    fn drain(&mut self, index: usize, context: &mut Context<'_>, out: &mut Vec<u8>) -> Result<(), ApiError> {
+        let choice = &mut self.choices[index];
+        loop {
+            let first = choice.output.completion_tokens == 0;
+            let Poll::Ready(text) = choice.poll_text(context)? else { return Ok(()) };
+            let Some(text) = text else { return Ok(()) };
+            if self.chat && first {
+                self.head.write_piece(out, index, Piece::Role, self.include_usage);
+            }
+            if !text.is_empty() {
+                self.head.write_piece(out, index, Piece::Text(&text), self.include_usage);
+            }
+            if let Some(finish) = choice.output.finish {
+                self.head.write_piece(out, index, Piece::End(finish), self.include_usage);
+            }
+        }
+    }
+
+    /// Appends the stream's end, once every choice has its own.
+    fn end(&mut self, out: &mut Vec<u8>) {
+        let finishes: Option<Vec<_>> = self.choices.iter().map(|c| c.output.finish).collect();
+        let Some(finishes) = finishes else { return };
+        if self.include_usage {
+            let usage = usage_of(&self.choices);
+            self.head.write_usage(out, &usage);
+        }
+        out.extend_from_slice(b"data: [DONE]\n\n");
+        self.guard.set(outcome(finishes.into_iter()));
+        self.state = State::Done;
+    }
+}
+
+impl http_body::Body for EventStream {
+    type Data = Bytes;
+    type Error = StreamFailed;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, StreamFailed>>> {
+        let this = self.get_mut();
+        match this.state {
+            State::Running => {}
+            State::Done => return Poll::Ready(None),
+            State::Failed => return Poll::Ready(Some(Err(StreamFailed))),
+        }
+        let mut out = Vec::new();
+        let drained = (0..this.choices.len()).try_for_each(|i| this.drain(i, context, &mut out));
+        match drained {
+            Ok(()) => this.end(&mut out),
+            Err(error) => {
+                out.extend_from_slice(error.to_event().as_bytes());
+                this.guard.set(Outcome::Error);
+                this.choices.clear();
+                this.state = State::Failed;
+            }
+        }
+        if out.is_empty() { Poll::Pending } else { Poll::Ready(Some(Ok(Frame::data(out.into())))) }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.state == State::Done
+    }
+}

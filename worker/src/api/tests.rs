@@ -1,0 +1,97 @@
+//! The interface over an engine that fails: what clients see when it is not their fault.
+
+use std::sync::Arc;
+
+use http_body_util::{BodyExt as _, Full};
+use serde_json::json;
+
+use super::*;
+use crate::backend::{Backend, Chunk};
+use crate::engine::{EngineOptions, spawn};
+use crate::metrics::StaticInfo;
+use crate::scheduler::StepLimits;
+
+/// Says "a" a number of times, then breaks.
+struct Failing {
+    steps_left: usize,
+}
+
+impl Backend for Failing {
+    fn vocab_size(&self) -> usize {
+        320
+    }
+
+    fn block_size(&self) -> usize {
+        16
+    }
+
+    fn num_blocks(&self) -> usize {
+        8
+    }
+
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) {
+        assert!(self.steps_left > 0, "broken on purpose");
+        self.steps_left -= 1;
+        logits.clear();
+        for _ in chunks {
+            logits.extend((0..320).map(|id| if id == u32::from(b'a') { 1.0 } else { 0.0 }));
+        }
+    }
+}
+
+/// The interface over an engine that makes `steps` steps.
+fn app(steps: usize) -> Arc<App> {
+    let info = StaticInfo { model: "m", numerics_id: "n", block_size: 16, num_blocks: 8 };
+    let metrics = Arc::new(Metrics::new(&info).unwrap());
+    let limits = StepLimits { max_batched_tokens: 64, max_running: 4 };
+    let options = EngineOptions { limits, eos_token_ids: vec![256], suppress_token_ids: Vec::new() };
+    let spawned = spawn(Box::new(Failing { steps_left: steps }), options, Arc::clone(&metrics)).unwrap();
+    let name = "m".to_owned();
+    let model =
+        ServedModel { name, max_model_len: 128, vocab_size: 320, numerics_id: "n".to_owned(), created: 0 };
+    let text = TextModel::builtin();
+    Arc::new(App { engine: spawned.handle, text, defaults: GenerationConfig::default(), metrics, model })
+}
+
+async fn complete(app: &Arc<App>, stream: bool) -> Response {
+    let body =
+        json!({"model": "m", "prompt": "x", "temperature": 0, "max_tokens": 9, "stream": stream}).to_string();
+    let request = http::Request::post("/v1/completions").body(Full::<Bytes>::from(body)).unwrap();
+    handle(Arc::clone(app), request).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_ends_with_an_error_event_and_a_broken_body() {
+    let app = app(3);
+    let mut body = complete(&app, true).await.into_body();
+    let mut text = String::new();
+    let broken = loop {
+        match body.frame().await {
+            Some(Ok(frame)) => text.push_str(std::str::from_utf8(frame.data_ref().unwrap()).unwrap()),
+            Some(Err(_)) => break true,
+            None => break false,
+        }
+    };
+    assert!(broken, "the body must not end well");
+    assert!(!text.contains("[DONE]"), "{text}");
+    let events: Vec<&str> = text.split_terminator("\n\n").collect();
+    assert_eq!(events.iter().filter(|e| e.contains("\"text\":\"a\"")).count(), 3);
+    assert!(events.last().unwrap().starts_with("data: {\"error\":{"), "{text}");
+    drop(body);
+    assert!(app.metrics.render().contains("keyway_worker_requests_total{outcome=\"error\"} 1\n"));
+}
+
+#[tokio::test]
+async fn after_the_engine_failed_health_and_requests_say_so() {
+    let app = app(0);
+    for _ in 0..2 {
+        let answer = complete(&app, false).await;
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(answer.headers().contains_key(header::RETRY_AFTER));
+    }
+    while app.engine.is_alive() {
+        tokio::task::yield_now().await; // its thread is unwinding
+    }
+    let request = http::Request::get("/health").body(Full::<Bytes>::default()).unwrap();
+    assert_eq!(handle(app, request).await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+}

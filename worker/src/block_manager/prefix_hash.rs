@@ -1,0 +1,40 @@
+//! The 128-bit keyed hash chain that names a prefix within this process. It only finds candidates: what is served is
+//! decided by comparing token ids.
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_128_with_seed};
+
+/// Names a prefix: all tokens up to a block's end, and the salt.
+pub(super) type PrefixHash = u128;
+
+#[derive(Debug)]
+pub(super) struct PrefixHasher {
+    seed: u64,
+    /// Bits kept; fewer in tests, to have collisions.
+    mask: u128,
+}
+
+impl PrefixHasher {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { seed, mask: u128::MAX }
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_bits(seed: u64, bits: u32) -> Self {
+        Self { seed, mask: (1 << bits) - 1 }
+    }
+
+    /// The empty prefix under `salt`.
+    pub(super) fn root(&self, salt: &[u8]) -> PrefixHash {
+        xxh3_128_with_seed(salt, self.seed) & self.mask
+    }
+
+    /// The prefix `before` with one more block.
+    pub(super) fn extend(&self, before: PrefixHash, ids: &[u32]) -> PrefixHash {
+        let mut hash = Xxh3::with_seed(self.seed);
+        hash.update(&before.to_le_bytes());
+        for id in ids {
+            hash.update(&id.to_le_bytes());
+        }
+        hash.digest128() & self.mask
+    }
+}

@@ -1,0 +1,236 @@
+//! The step loop: schedule, run the backend, sample, tell the clients. One thread owns the backend and all
+//! sequences; requests come through a channel, and each client's tokens leave through its own. Sees token ids only,
+//! no text.
+//!
+//! A client that drops its [`Generation`] is noticed at the next step, where its blocks are freed, whether it was
+//! waiting, in prefill or decoding.
+//!
+//! Next: `scheduler.rs`, who runs in a step.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use tokio::sync::{Semaphore, oneshot};
+
+use crate::backend::{Backend, Chunk};
+use crate::block_manager::BlockManager;
+use crate::limits::LIVE_SEQUENCES_MAX;
+use crate::metrics::{Metrics, Phase};
+use crate::sampler::Sampler;
+use crate::scheduler::{Planned, Scheduler, StepLimits};
+use crate::sequence::{Generation, GenerationRequest, Sequence};
+
+/// What an engine is started with, besides its backend.
+#[derive(Debug, Clone)]
+pub(crate) struct EngineOptions {
+    pub(crate) limits: StepLimits,
+    /// Ids that end a generation.
+    pub(crate) eos_token_ids: Vec<u32>,
+    /// Ids that are never generated.
+    pub(crate) suppress_token_ids: Vec<u32>,
+}
+
+/// Why a request was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SubmitError {
+    /// Too many sequences are live.
+    Overloaded,
+    /// The engine is gone.
+    Stopped,
+}
+
+/// Sends requests to the engine. The engine ends when the last handle is dropped and the last sequence is through.
+#[derive(Debug, Clone)]
+pub(crate) struct EngineHandle {
+    arrivals: Sender<Sequence>,
+    slots: Arc<Semaphore>,
+    /// Set while the engine's thread lives.
+    alive: Arc<AtomicBool>,
+}
+
+impl EngineHandle {
+    /// Queues all requests or none. Prompts must be non-empty, of the model's ids, and fit its context with their
+    /// `max_tokens`.
+    pub(crate) fn submit(&self, requests: Vec<GenerationRequest>) -> Result<Vec<Generation>, SubmitError> {
+        let slots = Arc::clone(&self.slots).try_acquire_many_owned(requests.len() as u32);
+        let mut slots = slots.map_err(|_| SubmitError::Overloaded)?;
+        let now = Instant::now();
+        let submit = |request| {
+            let slot = slots.split(1).ok_or(SubmitError::Overloaded)?;
+            let (sequence, generation) = Sequence::new(request, slot, now);
+            self.arrivals.send(sequence).map_err(|_| SubmitError::Stopped)?;
+            Ok(generation)
+        };
+        requests.into_iter().map(submit).collect()
+    }
+
+    /// Whether the engine's thread still serves.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.alive.load(Ordering::Relaxed)
+    }
+}
+
+/// A started engine.
+#[derive(Debug)]
+pub(crate) struct Spawned {
+    pub(crate) handle: EngineHandle,
+    pub(crate) thread: JoinHandle<()>,
+    /// Resolves, to an error, once the thread is gone.
+    pub(crate) stopped: oneshot::Receiver<()>,
+}
+
+/// Marks the end of the engine's thread, by whatever way it ends.
+struct AliveGuard {
+    alive: Arc<AtomicBool>,
+    _stopped: oneshot::Sender<()>,
+}
+
+impl Drop for AliveGuard {
+    fn drop(&mut self) {
+        self.alive.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Starts the engine's thread.
+pub(crate) fn spawn(
+    backend: Box<dyn Backend>,
+    options: EngineOptions,
+    metrics: Arc<Metrics>,
+) -> io::Result<Spawned> {
+    let (arrivals, receiver) = channel();
+    let (stopped_sender, stopped) = oneshot::channel();
+    let alive = Arc::new(AtomicBool::new(true));
+    let guard = AliveGuard { alive: Arc::clone(&alive), _stopped: stopped_sender };
+    let engine = Engine::new(backend, options, metrics, fastrand::u64(..));
+    let thread = std::thread::Builder::new().name("keyway-engine".to_owned()).spawn(move || {
+        let _guard = guard;
+        engine.run(&receiver);
+    })?;
+    let handle = EngineHandle { arrivals, slots: Arc::new(Semaphore::new(LIVE_SEQUENCES_MAX)), alive };
+    Ok(Spawned { handle, thread, stopped })
+}
+
+struct Engine {
+    backend: Box<dyn Backend>,
+    scheduler: Scheduler,
+    sampler: Sampler,
+    options: EngineOptions,
+    metrics: Arc<Metrics>,
+    /// Rows of the last step, in the order of the plan's parts that end their sequence's known tokens.
+    logits: Vec<f32>,
+}
+
+impl Engine {
+    fn new(backend: Box<dyn Backend>, options: EngineOptions, metrics: Arc<Metrics>, hash_seed: u64) -> Self {
+        let blocks = BlockManager::new(backend.num_blocks(), backend.block_size(), hash_seed);
+        let scheduler = Scheduler::new(options.limits, blocks);
+        Self { backend, scheduler, sampler: Sampler::default(), options, metrics, logits: Vec::new() }
+    }
+
+    fn run(mut self, arrivals: &Receiver<Sequence>) {
+        loop {
+            if self.scheduler.is_idle() {
+                debug_assert_eq!(self.scheduler.check(), Ok(()));
+                match arrivals.recv() {
+                    Ok(sequence) => self.scheduler.add(sequence),
+                    Err(_) => return,
+                }
+            }
+            while let Ok(sequence) = arrivals.try_recv() {
+                self.scheduler.add(sequence);
+            }
+            self.step();
+        }
+    }
+
+    /// One step for everybody who is live.
+    fn step(&mut self) {
+        let started = Instant::now();
+        self.scheduler.remove_aborted();
+        self.scheduler.schedule();
+        self.record_plan();
+        if !self.scheduler.plan().parts.is_empty() {
+            self.run_backend();
+            let phase = self.phase();
+            self.scheduler.computed();
+            self.sample();
+            self.scheduler.remove_finished();
+            self.metrics.step_seconds(phase).observe(started.elapsed().as_secs_f64());
+        }
+        self.record_state();
+    }
+
+    fn run_backend(&mut self) {
+        let running = self.scheduler.running();
+        let chunk = |part: &Planned| {
+            let sequence = &running[part.sequence];
+            let end = sequence.computed + part.tokens;
+            Chunk {
+                tokens: &sequence.tokens[sequence.computed..end],
+                start: sequence.computed,
+                blocks: sequence.table.blocks(),
+                wants_logits: end == sequence.tokens.len(),
+            }
+        };
+        let chunks: Vec<Chunk<'_>> = self.scheduler.plan().parts.iter().map(chunk).collect();
+        self.backend.step(&chunks, &mut self.logits);
+    }
+
+    /// Extends every sequence whose tokens are all computed.
+    fn sample(&mut self) {
+        let now = Instant::now();
+        let (parts, sequences) = self.scheduler.planned_mut();
+        let mut rows = self.logits.chunks_exact_mut(self.backend.vocab_size());
+        for part in parts {
+            let sequence = &mut sequences[part.sequence];
+            if sequence.remaining() > 0 {
+                continue;
+            }
+            let Some(row) = rows.next() else { break };
+            for id in &self.options.suppress_token_ids {
+                row[*id as usize] = f32::NEG_INFINITY;
+            }
+            let token = self.sampler.sample(row, &sequence.sampling, sequence.tokens.len());
+            sequence.push(token, self.options.eos_token_ids.contains(&token));
+            let (histogram, since) = match sequence.last_token.replace(now) {
+                None => (&self.metrics.time_to_first_token, sequence.arrived),
+                Some(last) => (&self.metrics.inter_token_latency, last),
+            };
+            histogram.observe((now - since).as_secs_f64());
+            self.metrics.generation_tokens.inc();
+        }
+    }
+
+    /// What kind of work the planned step does.
+    fn phase(&self) -> Phase {
+        let running = self.scheduler.running();
+        let decodes =
+            |part: &Planned| running[part.sequence].tokens.len() > running[part.sequence].prompt_len;
+        let decoding = self.scheduler.plan().parts.iter().filter(|p| p.tokens == 1 && decodes(p)).count();
+        match decoding {
+            0 => Phase::Prefill,
+            n if n == self.scheduler.plan().parts.len() => Phase::Decode,
+            _ => Phase::Mixed,
+        }
+    }
+
+    fn record_plan(&self) {
+        let plan = self.scheduler.plan();
+        self.metrics.prompt_tokens.inc_by(plan.admitted_tokens as u64);
+        self.metrics.cached_tokens.inc_by(plan.cached_tokens as u64);
+        self.metrics.preemptions.inc_by(plan.preempted as u64);
+    }
+
+    fn record_state(&self) {
+        self.metrics.requests_running.set(self.scheduler.running().len() as i64);
+        self.metrics.requests_waiting.set(self.scheduler.waiting_len() as i64);
+        self.metrics.kv_blocks_used.set(self.scheduler.blocks().used_blocks() as i64);
+    }
+}
+
+#[cfg(test)]
+mod tests;

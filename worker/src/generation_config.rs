@@ -1,0 +1,81 @@
+//! What a model says about generating with it: `generation_config.json` of a checkpoint, and the built-in model's
+//! equivalent. End-of-sequence ids are not read here but with the model.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::limits::BUILTIN_MAX_NEW_TOKENS;
+
+/// Defaults for parameters that a request leaves out.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct GenerationConfig {
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_p: Option<f32>,
+    pub(crate) top_k: Option<usize>,
+    /// Tokens to generate at most; without it, as many as the context holds.
+    pub(crate) max_new_tokens: Option<usize>,
+    /// Ids that are never generated.
+    pub(crate) suppress_tokens: Option<Vec<u32>>,
+}
+
+impl GenerationConfig {
+    /// The built-in model's. Its weights are random, so it would speak in bytes that are no text: all ids are
+    /// suppressed but printable ASCII, the newline and the ends of sequence.
+    pub(crate) fn builtin(vocab_size: usize, eos_token_ids: &[u32]) -> Self {
+        let speakable = |id: &u32| *id == 10 || (32..127).contains(id) || eos_token_ids.contains(id);
+        Self {
+            max_new_tokens: Some(BUILTIN_MAX_NEW_TOKENS),
+            suppress_tokens: Some((0..vocab_size as u32).filter(|id| !speakable(id)).collect()),
+            ..Self::default()
+        }
+    }
+
+    /// Reads `dir/generation_config.json`; a checkpoint without one has no defaults.
+    pub(crate) fn from_dir(dir: &Path) -> Result<Self, String> {
+        let path = dir.join("generation_config.json");
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(e) => return Err(format!("cannot read {}: {e}", path.display())),
+        };
+        serde_json::from_str(&text).map_err(|e| format!("{} is malformed: {e}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_builtin_model_speaks_ascii() {
+        let suppressed = GenerationConfig::builtin(320, &[256, 258]).suppress_tokens.unwrap();
+        let allowed: Vec<u32> = (0..320).filter(|id| !suppressed.contains(id)).collect();
+        assert_eq!(allowed.len(), 1 + 95 + 2);
+        assert_eq!((allowed[0], allowed[1], allowed[95], allowed[97]), (10, 32, 126, 258));
+    }
+
+    #[test]
+    fn a_checkpoints_file_is_optional_and_errors_name_it() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(GenerationConfig::from_dir(dir.path()), Ok(GenerationConfig::default()));
+        let path = dir.path().join("generation_config.json");
+        std::fs::write(
+            &path,
+            r#"{"do_sample": true, "temperature": 0.6, "top_k": 20, "suppress_tokens": [1]}"#,
+        )
+        .unwrap();
+        let config = GenerationConfig::from_dir(dir.path()).unwrap();
+        assert_eq!(
+            (config.temperature, config.top_k, config.suppress_tokens),
+            (Some(0.6), Some(20), Some(vec![1]))
+        );
+        std::fs::write(&path, "{").unwrap();
+        assert!(
+            GenerationConfig::from_dir(dir.path())
+                .unwrap_err()
+                .contains("generation_config.json is malformed")
+        );
+    }
+}

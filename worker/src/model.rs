@@ -1,0 +1,139 @@
+//! Models: from a Hugging Face checkpoint directory, or built in, to something that computes.
+//!
+//! `config.rs` reads what a model is, `checkpoint.rs` and `builtin.rs` give its tensors, `weights.rs` packs
+//! them, `decoder.rs` runs them. Tokenizer, sampling and scheduling are elsewhere.
+
+mod builtin;
+mod checkpoint;
+mod config;
+mod decoder;
+mod error;
+mod feed_forward;
+mod tensor;
+mod weights;
+
+#[cfg(test)]
+mod tests;
+
+use std::convert::Infallible;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use self::builtin::Builtin;
+use self::checkpoint::Checkpoint;
+use self::config::Config;
+pub use self::decoder::CpuBackend;
+pub use self::error::ModelError;
+use self::weights::Weights;
+
+/// Where a model comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelSource {
+    /// The tiny model whose weights are drawn from a fixed seed.
+    Builtin,
+    /// A Hugging Face checkpoint directory: `config.json` and safetensors.
+    Dir(PathBuf),
+}
+
+impl FromStr for ModelSource {
+    type Err = Infallible;
+
+    fn from_str(s: &str) -> Result<Self, Infallible> {
+        Ok(if s == "builtin" { Self::Builtin } else { Self::Dir(s.into()) })
+    }
+}
+
+impl fmt::Display for ModelSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Builtin => f.write_str("builtin"),
+            Self::Dir(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// What the rest of the worker needs to know of a model.
+#[derive(Debug, Clone)]
+pub struct ModelInfo {
+    /// `keyway-builtin`, or the last component of the directory's path.
+    pub name: String,
+    /// Longest sequence, in tokens.
+    pub max_model_len: usize,
+    /// Width of a row of logits.
+    pub vocab_size: usize,
+    /// Tokens that end a generation, ascending.
+    pub eos_token_ids: Vec<u32>,
+    /// Equal ids mean equal logits, bit for bit. Names the backend, its kernels' version, the number type,
+    /// and (by a hash) the configuration and every weight.
+    pub numerics_id: String,
+    /// Memory taken by the weights, in bytes.
+    pub weight_bytes: usize,
+    /// KV memory per position over all layers, in bytes.
+    pub kv_bytes_per_token: usize,
+}
+
+/// How the KV cache is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Positions per block, a multiple of 16.
+    pub block_size: usize,
+    /// Number of blocks.
+    pub num_blocks: usize,
+}
+
+/// A model with its weights in memory.
+#[derive(Debug)]
+pub struct LoadedModel {
+    /// What it is.
+    pub info: ModelInfo,
+    config: Config,
+    weights: Weights,
+}
+
+impl LoadedModel {
+    /// Reads and packs the weights. bf16 weights stay bf16 in memory, all others become f32.
+    pub fn load(source: &ModelSource) -> Result<Self, ModelError> {
+        match source {
+            ModelSource::Builtin => {
+                let config = builtin::config();
+                let (weights, id) = Weights::load(&Builtin, &config)?;
+                Ok(Self::new("keyway-builtin".into(), config, weights, &id))
+            }
+            ModelSource::Dir(dir) => {
+                let config = Config::read(dir)?;
+                let (weights, id) = Weights::load(&Checkpoint::open(dir)?, &config)?;
+                Ok(Self::new(directory_name(dir), config, weights, &id))
+            }
+        }
+    }
+
+    fn new(name: String, config: Config, weights: Weights, weights_id: &str) -> Self {
+        let info = ModelInfo {
+            name,
+            max_model_len: config.max_positions,
+            vocab_size: config.vocab_size,
+            eos_token_ids: config.eos_token_ids.clone(),
+            numerics_id: format!("cpu-f32-k{}-{weights_id}", keyway_kernels::NUMERICS_VERSION),
+            weight_bytes: weights.bytes(),
+            kv_bytes_per_token: 2
+                * size_of::<f32>()
+                * config.layers.len()
+                * config.kv_heads
+                * config.head_dim,
+        };
+        Self { info, config, weights }
+    }
+
+    /// Makes it able to compute; takes the KV cache's memory at once.
+    pub fn into_backend(self, kv: KvLayout) -> Result<CpuBackend, ModelError> {
+        CpuBackend::new(self.config, self.weights, kv)
+    }
+}
+
+/// The last component of `dir`, also where `dir` is written as `.` or `..`.
+fn directory_name(dir: &Path) -> String {
+    let absolute = dir.canonicalize();
+    let name = dir.file_name().or_else(|| absolute.as_ref().ok()?.file_name());
+    name.map_or_else(|| dir.display().to_string(), |name| name.to_string_lossy().into_owned())
+}

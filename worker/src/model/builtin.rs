@@ -1,0 +1,89 @@
+//! The built-in model: a tiny Qwen3-MoE over bytes, its weights drawn from a fixed seed, so that a machine
+//! without a checkpoint runs the whole engine. Its text means nothing.
+//!
+//! Tokens 0..=255 are bytes, 256 is `<|endoftext|>`, 257 `<|im_start|>`, 258 `<|im_end|>`; the vocabulary is
+//! padded to 320.
+
+use std::borrow::Cow;
+
+use keyway_kernels::rope::RopeScaling;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::ModelError;
+use super::config::{Config, FeedForward};
+use super::tensor::{Tensor, TensorSource, TensorType};
+
+const SEED: u64 = 0x6b65_7977_6179_0001;
+const END_OF_TEXT: u32 = 256;
+const IM_END: u32 = 258;
+
+/// Its configuration.
+pub(super) fn config() -> Config {
+    let experts = FeedForward::Experts { count: 8, top: 2, width: 64, renormalise: true };
+    Config {
+        vocab_size: 320,
+        hidden: 64,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 16,
+        max_positions: 32_768,
+        norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
+        tied_embeddings: false,
+        qkv_bias: false,
+        output_bias: false,
+        qk_norm: true,
+        layers: vec![experts; 2],
+        eos_token_ids: vec![END_OF_TEXT, IM_END],
+    }
+}
+
+/// Its tensors.
+#[derive(Debug)]
+pub(super) struct Builtin;
+
+impl TensorSource for Builtin {
+    /// Element `i` of a tensor is a function of (seed, tensor's name, `i`) in integers and two exact float
+    /// operations: the same on every machine.
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
+        let stream = xxh3_64_with_seed(name.as_bytes(), SEED);
+        let (mean, deviation) = distribution(name);
+        let count: usize = shape.iter().product();
+        let bytes: Vec<u8> = (0..count as u64)
+            .flat_map(|i| normal(stream, i).mul_add(deviation, mean).to_le_bytes())
+            .collect();
+        let width = shape.last().copied().unwrap_or(1);
+        Ok(Tensor { kind: TensorType::F32, width, bytes: Cow::Owned(bytes) })
+    }
+}
+
+/// Mean and deviation of a tensor's elements. Products keep the size of their inputs (deviation 1 /
+/// sqrt(64)), small embeddings let the layers dominate and doubled queries sharpen attention: with flatter
+/// choices greedy decoding soon repeats one token.
+fn distribution(name: &str) -> (f32, f32) {
+    if name.ends_with("q_norm.weight") {
+        (2.0, 0.1)
+    } else if name.ends_with("norm.weight") {
+        (1.0, 0.1)
+    } else if name.contains("embed_tokens") {
+        (0.0, 0.08)
+    } else {
+        (0.0, 0.125)
+    }
+}
+
+/// An approximately standard normal value: the sum of eight uniform bytes, centred, over its deviation
+/// `sqrt(8 * (256^2 - 1) / 12)`.
+fn normal(stream: u64, index: u64) -> f32 {
+    let sum: u32 = mix(stream.wrapping_add(index)).to_le_bytes().iter().map(|byte| u32::from(*byte)).sum();
+    (sum as f32 - 1020.0) / 209.021_53
+}
+
+/// SplitMix64's output function over a counter (Steele, Lea and Flood, OOPSLA 2014).
+fn mix(counter: u64) -> u64 {
+    let mut z = counter.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,61 @@
+//! Why a model cannot be loaded: what is at fault and what to do about it.
+
+use std::path::PathBuf;
+
+/// A model that cannot be loaded or run.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file is not what its name says.
+    #[error("{}: {reason}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// `config.json` asks for something this worker does not compute.
+    #[error("config.json: `{key}`: {reason}")]
+    Config {
+        /// The key at fault.
+        key: &'static str,
+        /// What is wrong with its value, and what is supported.
+        reason: String,
+    },
+    /// The checkpoint lacks a tensor that the configuration implies.
+    #[error("the checkpoint has no tensor `{name}`; config.json implies one of shape {shape:?}")]
+    MissingTensor {
+        /// Its name.
+        name: String,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+    /// A tensor's shape contradicts the configuration.
+    #[error("tensor `{name}` has shape {found:?}, config.json implies {expected:?}")]
+    TensorShape {
+        /// Its name.
+        name: String,
+        /// In the checkpoint.
+        found: Vec<usize>,
+        /// By the configuration.
+        expected: Vec<usize>,
+    },
+    /// A tensor's number type is not read.
+    #[error("tensor `{name}` has type {dtype}; supported are F32, F16 and BF16")]
+    TensorType {
+        /// Its name.
+        name: String,
+        /// Its type, as safetensors spells it.
+        dtype: String,
+    },
+    /// The KV cache cannot be made as asked.
+    #[error("KV cache: {0}")]
+    KvCache(String),
+}

@@ -1,0 +1,272 @@
+//! A whole worker from its options: model, engine, server. Used by the command and by whoever embeds one.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use keyway_text::{TextError, TextModel};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+use crate::api::{App, ServedModel};
+use crate::engine::{self, EngineOptions};
+use crate::generation_config::GenerationConfig;
+use crate::limits::KV_BYTES_DEFAULT;
+use crate::metrics::{Metrics, StaticInfo};
+use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource};
+use crate::scheduler::StepLimits;
+use crate::server;
+
+/// How a worker is started.
+#[derive(Debug, Clone)]
+pub struct WorkerOptions {
+    /// The built-in model, or a checkpoint directory.
+    pub model: ModelSource,
+    /// The model's name for clients; its own name if absent.
+    pub served_model_name: Option<String>,
+    /// Where to listen; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Tokens per KV block, a multiple of 16.
+    pub block_size: usize,
+    /// KV blocks; if absent, as many as 256 MiB hold.
+    pub num_kv_blocks: Option<usize>,
+    /// Prompt and answer together, in tokens; if absent, what the model and the KV cache allow.
+    pub max_model_len: Option<usize>,
+    /// Tokens computed in one step, over all sequences.
+    pub max_batched_tokens: usize,
+    /// Sequences that run at the same time.
+    pub max_running: usize,
+}
+
+impl Default for WorkerOptions {
+    fn default() -> Self {
+        Self {
+            model: ModelSource::Builtin,
+            served_model_name: None,
+            listen: SocketAddr::from(([127, 0, 0, 1], 8000)),
+            block_size: 16,
+            num_kv_blocks: None,
+            max_model_len: None,
+            max_batched_tokens: 512,
+            max_running: 64,
+        }
+    }
+}
+
+/// Why a worker did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The address cannot be bound.
+    #[error("cannot listen on {addr}: {source}")]
+    Listen {
+        /// The address asked for.
+        addr: SocketAddr,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Options that cannot be, or not together.
+    #[error("{0}")]
+    Options(String),
+    /// The model cannot be loaded.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The model's tokenizer or chat template cannot be loaded.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// The model's generation defaults cannot be loaded.
+    #[error("{0}")]
+    GenerationConfig(String),
+    /// The engine's thread cannot be started.
+    #[error("cannot start the engine: {0}")]
+    Engine(String),
+}
+
+/// A worker that serves until it is shut down. Dropping it shuts it down too, without waiting.
+#[derive(Debug)]
+pub struct RunningWorker {
+    addr: SocketAddr,
+    model_name: String,
+    shutdown: oneshot::Sender<()>,
+    server: tokio::task::JoinHandle<()>,
+    engine: std::thread::JoinHandle<()>,
+    engine_stopped: oneshot::Receiver<()>,
+}
+
+/// The parts of a model that are ready before its backend is.
+struct Loaded {
+    model: LoadedModel,
+    text: TextModel,
+    defaults: GenerationConfig,
+}
+
+/// Starts a worker on the current tokio runtime: bound and ready when this returns.
+pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> {
+    check_options(&options)?;
+    let listen_error = |source| StartError::Listen { addr: options.listen, source };
+    let listener = TcpListener::bind(options.listen).await.map_err(listen_error)?;
+    let addr = listener.local_addr().map_err(listen_error)?;
+
+    let source = options.model.clone();
+    let Loaded { model, text, defaults } = blocking(move || load(&source)).await??;
+    let info = model.info.clone();
+    let (kv, max_model_len) = kv_layout(&options, &info)?;
+    let backend = blocking(move || model.into_backend(kv)).await??;
+
+    let model_name = options.served_model_name.unwrap_or_else(|| info.name.clone());
+    let metrics = Metrics::new(&StaticInfo {
+        model: &model_name,
+        numerics_id: &info.numerics_id,
+        block_size: kv.block_size,
+        num_blocks: kv.num_blocks,
+    });
+    let metrics = Arc::new(metrics.map_err(|e| StartError::Engine(e.to_string()))?);
+    let engine_options = EngineOptions {
+        limits: StepLimits {
+            max_batched_tokens: options.max_batched_tokens,
+            max_running: options.max_running,
+        },
+        eos_token_ids: eos_token_ids(&info, &text),
+        suppress_token_ids: suppressed(&defaults, info.vocab_size),
+    };
+    let spawned = engine::spawn(Box::new(backend), engine_options, Arc::clone(&metrics));
+    let spawned = spawned.map_err(|e| StartError::Engine(e.to_string()))?;
+    let app = Arc::new(App {
+        engine: spawned.handle,
+        text,
+        defaults,
+        metrics,
+        model: ServedModel {
+            name: model_name.clone(),
+            max_model_len,
+            vocab_size: info.vocab_size,
+            numerics_id: info.numerics_id.clone(),
+            created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        },
+    });
+    let (shutdown, shutdown_asked) = oneshot::channel();
+    let server = tokio::spawn(server::serve(listener, app, shutdown_asked));
+    log_ready(addr, &model_name, &info, kv, max_model_len);
+    let (engine, engine_stopped) = (spawned.thread, spawned.stopped);
+    Ok(RunningWorker { addr, model_name, shutdown, server, engine, engine_stopped })
+}
+
+impl RunningWorker {
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The model's name for clients.
+    pub fn model_name(&self) -> &str {
+        &self.model_name
+    }
+
+    /// Waits until the engine is gone, which before a shutdown means that it failed.
+    pub async fn engine_stopped(&mut self) {
+        // Its sender is dropped with the engine's thread; nothing is ever sent.
+        let _ = (&mut self.engine_stopped).await;
+    }
+
+    /// Takes no more connections, lets open answers end (for 25 s at most), and ends the engine.
+    pub async fn shutdown(self) {
+        let _ = self.shutdown.send(());
+        if self.server.await.is_err() {
+            tracing::error!("the server's task failed");
+        }
+        if !matches!(blocking(move || self.engine.join()).await, Ok(Ok(()))) {
+            tracing::error!("the engine's thread failed");
+        }
+    }
+}
+
+/// Runs what would hold up the runtime's threads.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, StartError> {
+    tokio::task::spawn_blocking(work).await.map_err(|e| StartError::Engine(e.to_string()))
+}
+
+fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
+    let positive = [
+        ("block size", options.block_size),
+        ("number of KV blocks", options.num_kv_blocks.unwrap_or(1)),
+        ("maximal model length", options.max_model_len.unwrap_or(1)),
+        ("number of batched tokens", options.max_batched_tokens),
+        ("number of running sequences", options.max_running),
+    ];
+    if let Some((what, _)) = positive.iter().find(|(_, value)| *value == 0) {
+        return Err(StartError::Options(format!("the {what} must be at least 1")));
+    }
+    if options.max_batched_tokens < options.max_running {
+        return Err(StartError::Options(format!(
+            "max-batched-tokens ({}) must not be below max-running ({}): each running sequence needs a token per step",
+            options.max_batched_tokens, options.max_running
+        )));
+    }
+    Ok(())
+}
+
+fn load(source: &ModelSource) -> Result<Loaded, StartError> {
+    let model = LoadedModel::load(source)?;
+    let (text, defaults) = match source {
+        ModelSource::Builtin => (
+            TextModel::builtin(),
+            GenerationConfig::builtin(model.info.vocab_size, &model.info.eos_token_ids),
+        ),
+        ModelSource::Dir(dir) => (
+            TextModel::from_dir(dir)?,
+            GenerationConfig::from_dir(dir).map_err(StartError::GenerationConfig)?,
+        ),
+    };
+    Ok(Loaded { model, text, defaults })
+}
+
+/// The KV cache's shape and the longest context it and the model allow. One sequence of that length always fits, so
+/// every request that is accepted can be finished.
+fn kv_layout(options: &WorkerOptions, info: &ModelInfo) -> Result<(KvLayout, usize), StartError> {
+    let block_size = options.block_size;
+    let by_memory = || (KV_BYTES_DEFAULT / (info.kv_bytes_per_token * block_size).max(1)).max(1);
+    let num_blocks = options.num_kv_blocks.unwrap_or_else(by_memory);
+    let capacity = num_blocks.saturating_mul(block_size);
+    let max_model_len = match options.max_model_len {
+        None => info.max_model_len.min(capacity),
+        Some(len) if len > info.max_model_len => {
+            return Err(StartError::Options(format!(
+                "max-model-len {len} is more than the {} tokens {} was made for",
+                info.max_model_len, info.name
+            )));
+        }
+        Some(len) if len > capacity => {
+            return Err(StartError::Options(format!(
+                "{num_blocks} KV blocks hold {capacity} tokens: max-model-len {len} needs num-kv-blocks {}",
+                len.div_ceil(block_size)
+            )));
+        }
+        Some(len) => len,
+    };
+    Ok((KvLayout { block_size, num_blocks }, max_model_len))
+}
+
+fn eos_token_ids(info: &ModelInfo, text: &TextModel) -> Vec<u32> {
+    let mut ids = info.eos_token_ids.clone();
+    ids.extend(text.eos_token_id);
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+fn suppressed(defaults: &GenerationConfig, vocab_size: usize) -> Vec<u32> {
+    let ids = defaults.suppress_tokens.iter().flatten().copied();
+    ids.filter(|id| (*id as usize) < vocab_size).collect()
+}
+
+fn log_ready(addr: SocketAddr, model: &str, info: &ModelInfo, kv: KvLayout, max_model_len: usize) {
+    tracing::info!(
+        model,
+        max_model_len,
+        kv_blocks = kv.num_blocks,
+        block_size = kv.block_size,
+        kv_mib = (kv.num_blocks * kv.block_size * info.kv_bytes_per_token) >> 20,
+        weights_mib = info.weight_bytes >> 20,
+        numerics_id = info.numerics_id,
+        "ready on http://{addr}"
+    );
+}

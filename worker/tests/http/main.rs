@@ -1,0 +1,12 @@
+//! The worker over real sockets, with the built-in model: what clients see.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed helper fails its test")]
+
+mod abort;
+mod answers;
+mod bad_input;
+mod checkpoint;
+mod client;
+mod exactness;
+mod process;
+mod streaming;
