@@ -10,8 +10,8 @@ Usage: tests/replay.sh TRACE [OPTION of `keyway-loadtest run`]...
 Environment (defaults):
   POLICIES       "prefix round-robin least-loaded"
   SLICE          0s..1200s       stretch of the trace's own time
-  TIME_SCALE     60              seconds of trace time in one second
-  SCALE_LEN      0.03125         tokens sent for one token of the trace; a block of 512 becomes 16
+  TIME_SCALE     22              seconds of trace time in one second
+  SCALE_LEN      0.125           tokens sent for one token of the trace; a block of 512 becomes 64
   WORKERS        4
   CACHE_PERCENT  60              the workers' KV blocks together, in per cent of the slice's distinct blocks
   KILL_AFTER_S   unset           kill -9 one worker so many seconds into the run of the first policy, which is then the
@@ -34,8 +34,8 @@ shift
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 policies=${POLICIES:-prefix round-robin least-loaded}
 slice=${SLICE:-0s..1200s}
-time_scale=${TIME_SCALE:-60}
-scale_len=${SCALE_LEN:-0.03125}
+time_scale=${TIME_SCALE:-22}
+scale_len=${SCALE_LEN:-0.125}
 workers=${WORKERS:-4}
 cache_percent=${CACHE_PERCENT:-60}
 kill_after_s=${KILL_AFTER_S:-}
@@ -149,6 +149,20 @@ worker_cpu_s() {
     done | awk -v hz="$(getconf CLK_TCK)" '{ ticks += $12 + $13 } END { printf "%.2f\n", ticks / hz }'
 }
 
+# kill_while_streaming METRICS PID SECONDS: waits so long, then for a moment in which the worker has several requests.
+kill_while_streaming() {
+    python3 - "$@" <<'EOF'
+import os, re, signal, sys, time, urllib.request
+
+metrics, pid, after_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+time.sleep(after_s)
+running = re.compile(r"^keyway_worker_requests_running(?:\{[^}]*\})? (\S+)$", re.M)
+while float(running.search(urllib.request.urlopen(metrics, timeout=5).read().decode())[1]) < 3:
+    time.sleep(0.002)
+os.kill(pid, signal.SIGKILL)
+EOF
+}
+
 # What must hold once a worker was killed in the middle of a run.
 check_after_kill() {
     python3 - "$@" <<'EOF'
@@ -198,7 +212,7 @@ for policy in $policies; do
     start_fleet "$policy" "$dir"
     before=$(worker_cpu_s)
     if [[ -n $kill_after_s ]]; then
-        (sleep "$kill_after_s" && kill -9 "${worker_pids[0]}") &
+        kill_while_streaming "$victim/metrics" "${worker_pids[0]}" "$kill_after_s" &
     fi
     # 1 and 3 are verdicts, which the table shows; anything else is no measurement.
     code=0
