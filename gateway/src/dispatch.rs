@@ -56,7 +56,7 @@ impl Dispatch {
             let _timer = self.metrics.routing.start_timer();
             request::read(&body, b"", self.keyer)
         };
-        info.model = info.model.or_else(|| model_in_path(parts.uri.path()));
+        info.model = info.model.or_else(|| model_in_path(&parts));
         record.model(info.model.clone());
         self.attempt(parts, body, info, record).await
     }
@@ -136,9 +136,9 @@ fn may_repeat(parts: &Parts) -> bool {
     parts.method.is_safe() || (parts.method == Method::POST && is_generation(parts.uri.path()))
 }
 
-/// `/v1/models/{id}` names its model in the path; an id may hold slashes, written out or as `%2F`.
-fn model_in_path(path: &str) -> Option<String> {
-    let id = path.strip_prefix("/v1/models/")?;
+/// `GET /v1/models/{id}` names its model in the path; an id may hold slashes, written out or as `%2F`.
+fn model_in_path(parts: &Parts) -> Option<String> {
+    let id = parts.uri.path().strip_prefix("/v1/models/").filter(|_| parts.method == Method::GET)?;
     Some(id.replace("%2F", "/").replace("%2f", "/").replace("%3A", ":").replace("%3a", ":"))
 }
 

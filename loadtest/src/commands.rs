@@ -1,9 +1,6 @@
 //! The table of commands. Each line hands over to the module that does the work.
 
-use std::{
-    io::{self, Write as _},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use clap::CommandFactory as _;
 
@@ -12,6 +9,7 @@ use crate::{
     error::Error,
     run,
     scale::Scale,
+    stdout::print,
     trace::Trace,
     trace_info::Info,
 };
@@ -40,15 +38,5 @@ fn trace_info(args: &InfoArgs) -> Result<ExitCode, Error> {
         print(&format!("{}\n", serde_json::to_string_pretty(&info).unwrap_or_default()))
     } else {
         print(&info.render())
-    }
-}
-
-/// Writes to stdout; a reader that has seen enough (`| head`) is no failure.
-pub fn print(text: &str) -> Result<ExitCode, Error> {
-    match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
-        Err(source) if source.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Error::Write { path: "stdout".into(), source })
-        }
-        _ => Ok(ExitCode::SUCCESS),
     }
 }

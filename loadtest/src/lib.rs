@@ -24,6 +24,7 @@ pub mod schedule;
 pub mod sender;
 pub mod sse;
 pub mod stats;
+pub mod stdout;
 pub mod table;
 pub mod tally;
 pub mod trace;

@@ -23,7 +23,6 @@ use crate::{
     body::Bodies,
     calibrate::{Calibration, calibrate},
     client::{self, Server},
-    commands,
     error::Error,
     exchange::{Clock, Session},
     limits,
@@ -34,7 +33,7 @@ use crate::{
     scale::Scale,
     schedule::{self, Due, Pace, Timing},
     sender::{Control, Sender},
-    table,
+    stdout, table,
     tally::Tally,
     trace::Trace,
     trace_info,
@@ -47,7 +46,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode, Error> {
     let threads = thread::available_parallelism().map_or(1, usize::from).min(limits::RUNTIME_THREADS_MAX);
     let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
     let report = runtime.block_on(measure(args, plan, output))?;
-    commands::print(&table::render(&report))?;
+    stdout::print(&table::render(&report))?;
     if let Some(dir) = &args.output.dir {
         write_report(dir, &report)?;
     }

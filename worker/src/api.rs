@@ -7,6 +7,7 @@ mod generate;
 mod params;
 mod prompt;
 mod request;
+mod running;
 mod stream;
 #[cfg(test)]
 mod tests;

@@ -2,8 +2,8 @@
 
 use keyway_wire::block_hash::BlockHash;
 
+use crate::candidate::{Candidate, RequestView, Turn};
 use crate::cost::usable_weight;
-use crate::pick::{Candidate, RequestView, Turn};
 use crate::rendezvous;
 
 /// Prompt tokens whose block names a prompt for `chwbl`: past a system prompt of usual size, yet within the first

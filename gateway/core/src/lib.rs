@@ -20,6 +20,7 @@ pub mod pick;
 pub mod policy;
 
 mod balance;
+mod candidate;
 mod rendezvous;
 
 pub use cost::CostModel;

@@ -1,47 +1,12 @@
 //! The choice of a worker: a pure function of the request, the candidates and the turn, with its reason. It
 //! changes nothing; recording the choice in the index and the load is the caller's.
 
-use keyway_wire::block_hash::BlockHash;
-
+pub use crate::candidate::{Candidate, RequestView, Turn};
 pub use crate::policy::{Policy, Reason};
 
 use crate::balance;
 use crate::cost::CostModel;
-use crate::index::WorkerId;
 use crate::load::LoadSnapshot;
-
-/// A worker that may be chosen.
-#[derive(Copy, Clone, Debug, PartialEq)]
-pub struct Candidate {
-    /// Its name.
-    pub worker: WorkerId,
-    /// What it is doing.
-    pub load: LoadSnapshot,
-    /// Leading blocks of the request's chain that it holds, from [`crate::PrefixIndex::matched`].
-    pub matched_blocks: u32,
-    /// Its speed, and its share of new work, against other workers; a positive number, usually 1.
-    pub weight: f64,
-}
-
-/// What the choice needs to know of a request.
-#[derive(Copy, Clone, Debug, PartialEq)]
-pub struct RequestView<'a> {
-    /// Hashes of the prompt's full blocks.
-    pub chain: &'a [BlockHash],
-    /// Tokens of the whole prompt (an estimate will do).
-    pub prompt_tokens: u64,
-    /// Tokens of one block of the chain (an estimate will do).
-    pub block_tokens: f64,
-}
-
-/// What makes one choice differ from the next where nothing else does.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub struct Turn {
-    /// Counts choices.
-    pub counter: u64,
-    /// Fresh random bits.
-    pub random: u64,
-}
 
 /// A choice.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -88,17 +53,9 @@ pub fn pick_with(
     Some(Pick { index, reason, matched_tokens, uncached_tokens: request.prompt_tokens - matched_tokens })
 }
 
-impl RequestView<'_> {
-    /// Prompt tokens in this many leading blocks; always less than the whole prompt.
-    pub fn matched_tokens(&self, blocks: u32) -> u64 {
-        let tokens = (f64::from(blocks) * self.block_tokens).round() as u64;
-        tokens.min(self.prompt_tokens.saturating_sub(1))
-    }
-
-    fn cost(&self, model: &CostModel, candidate: &Candidate) -> f64 {
-        let uncached = self.prompt_tokens - self.matched_tokens(candidate.matched_blocks);
-        model.cost(candidate.load, uncached, candidate.weight)
-    }
+fn cost_on(model: &CostModel, request: &RequestView<'_>, candidate: &Candidate) -> f64 {
+    let uncached = request.prompt_tokens - request.matched_tokens(candidate.matched_blocks);
+    model.cost(candidate.load, uncached, candidate.weight)
 }
 
 /// The cheapest; among those about as cheap, the first in the rendezvous order of the first block that nobody
@@ -112,11 +69,11 @@ fn by_cost(
     turn: &Turn,
 ) -> (usize, Reason) {
     let cheapest =
-        candidates.iter().map(|candidate| request.cost(model, candidate)).fold(f64::INFINITY, f64::min);
+        candidates.iter().map(|candidate| cost_on(model, request, candidate)).fold(f64::INFINITY, f64::min);
     let limit = model.equal_to(cheapest, request.block_tokens);
     let longest = candidates.iter().map(|candidate| candidate.matched_blocks).max().unwrap_or(0);
     let key = request.chain.get(longest as usize).or(request.chain.last()).map_or(turn.random, |hash| hash.0);
-    let equals = (0..candidates.len()).filter(|&i| request.cost(model, &candidates[i]) <= limit);
+    let equals = (0..candidates.len()).filter(|&i| cost_on(model, request, &candidates[i]) <= limit);
     let index = balance::first_by_rendezvous(candidates, equals, key).unwrap_or(0);
 
     // Would the saving of the longest prefix count, were all else equal?

@@ -37,6 +37,19 @@ async fn each_model_goes_to_a_worker_that_serves_it() {
 }
 
 #[tokio::test]
+async fn one_models_description_comes_from_a_worker_that_has_it() {
+    let cluster = two_models().await;
+    for (model, worker) in [("alpha", 0), ("beta", 1), ("alpha", 0), ("beta", 1)] {
+        let response = get(cluster.addr(), &format!("/v1/models/{model}")).await;
+        assert_eq!(cluster.served_by(&response), worker, "{model}");
+    }
+    assert_eq!(
+        get(cluster.addr(), "/v1/models/org%2Fgamma").await.json()["error"]["code"],
+        "model_not_found"
+    );
+}
+
+#[tokio::test]
 async fn an_unknown_model_is_refused_by_name_and_reaches_no_worker() {
     let cluster = two_models().await;
     let response = post(cluster.addr(), CHAT, &chat_for("gamma", "hi", true)).await;

@@ -2,45 +2,23 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use keyway_wire::openai::Usage;
 
-use super::answer::{AnswerHead, usage};
+use super::answer::AnswerHead;
 use super::error::ApiError;
 use super::prompt::PromptSource;
 use super::request::{Call, Endpoint};
+use super::running::{Running, outcome, usage_of};
 use super::stream::EventStream;
 use super::{App, Response};
 use crate::engine::SubmitError;
 use crate::limits::{BODY_BYTES_MAX, INLINE_TOKENIZE_BYTES_MAX};
-use crate::metrics::{Outcome, RequestGuard};
+use crate::metrics::RequestGuard;
 use crate::output::TextOutput;
-use crate::sequence::{FinishReason, Generation};
-
-/// One choice of an answer in the making.
-#[derive(Debug)]
-pub(crate) struct Running {
-    /// `None` once the choice is complete: a stop string ends the generation too.
-    generation: Option<Generation>,
-    pub(crate) output: TextOutput,
-    pub(crate) prompt_tokens: usize,
-}
-
-impl Running {
-    /// The text of the next token, often empty. `None` once the choice is complete.
-    pub(crate) fn poll_text(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<String>, ApiError>> {
-        let Some(generation) = &mut self.generation else { return Poll::Ready(Ok(None)) };
-        let event = ready!(generation.poll_next(context)).ok_or_else(ApiError::engine_stopped)?;
-        let text = self.output.push(event).map_err(ApiError::internal)?;
-        if self.output.finish.is_some() {
-            self.generation = None;
-        }
-        Poll::Ready(Ok(Some(text)))
-    }
-}
+use crate::sequence::FinishReason;
 
 /// Answers a generation request. Dropping the future, or the answer's body, aborts what was submitted.
 pub(crate) async fn generate<B>(app: Arc<App>, endpoint: Endpoint, body: B) -> Result<Response, ApiError>
@@ -166,15 +144,4 @@ fn poll_all(
         }
     }
     if open { Poll::Pending } else { Poll::Ready(Ok(())) }
-}
-
-/// Token counts over all choices.
-pub(crate) fn usage_of(choices: &[Running]) -> Usage {
-    let sum = |count: fn(&Running) -> usize| choices.iter().map(count).sum();
-    usage(sum(|c| c.prompt_tokens), sum(|c| c.output.completion_tokens), sum(|c| c.output.cached_tokens))
-}
-
-/// An answer counts as cut off if any of its choices was.
-pub(crate) fn outcome(mut finishes: impl Iterator<Item = FinishReason>) -> Outcome {
-    if finishes.any(|finish| finish == FinishReason::Length) { Outcome::Length } else { Outcome::Stop }
 }

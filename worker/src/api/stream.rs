@@ -11,8 +11,8 @@ use http_body_util::BodyExt as _;
 
 use super::answer::{AnswerHead, Piece};
 use super::error::ApiError;
-use super::generate::{Running, outcome, usage_of};
 use super::request::{Call, Endpoint};
+use super::running::{Running, outcome, usage_of};
 use super::{App, Response};
 use crate::metrics::{Outcome, RequestGuard};
 

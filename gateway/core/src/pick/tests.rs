@@ -1,9 +1,10 @@
 //! What each policy chooses, and the properties that hold for every choice.
 
-use keyway_wire::block_hash::{Chain, HashKey};
+use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
 use proptest::prelude::*;
 
 use super::*;
+use crate::index::WorkerId;
 
 const BLOCK_TOKENS: f64 = 64.0;
 const TURN: Turn = Turn { counter: 0, random: 0 };
@@ -64,7 +65,7 @@ proptest! {
         let request = view(&chain);
         let model = CostModel::default();
         let pick = picked(Policy::Prefix, &request, &candidates, &TURN);
-        let costs: Vec<f64> = candidates.iter().map(|candidate| request.cost(&model, candidate)).collect();
+        let costs: Vec<f64> = candidates.iter().map(|candidate| cost_on(&model, &request, candidate)).collect();
         let cheapest = costs.iter().copied().fold(f64::INFINITY, f64::min);
         prop_assert!(costs[pick.index] <= model.equal_to(cheapest, BLOCK_TOKENS));
     }
@@ -146,8 +147,8 @@ fn one_shared_block_draws_nobody_whatever_its_estimated_size() {
         for matched in 0..3 {
             let all = [worker(0, 0, 0, matched + 1), worker(1, 0, 0, matched)];
             let model = CostModel::default();
-            let limit = model.equal_to(request.cost(&model, &all[0]), request.block_tokens);
-            assert!(request.cost(&model, &all[1]) <= limit);
+            let limit = model.equal_to(cost_on(&model, &request, &all[0]), request.block_tokens);
+            assert!(cost_on(&model, &request, &all[1]) <= limit);
         }
     }
 }

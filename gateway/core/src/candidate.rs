@@ -1,0 +1,48 @@
+//! What a choice is made from: the request, the workers that may be chosen, and the turn. Who is chosen is
+//! [`crate::pick`]'s.
+
+use keyway_wire::block_hash::BlockHash;
+
+use crate::index::WorkerId;
+use crate::load::LoadSnapshot;
+
+/// A worker that may be chosen.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// Its name.
+    pub worker: WorkerId,
+    /// What it is doing.
+    pub load: LoadSnapshot,
+    /// Leading blocks of the request's chain that it holds, from [`crate::PrefixIndex::matched`].
+    pub matched_blocks: u32,
+    /// Its speed, and its share of new work, against other workers; a positive number, usually 1.
+    pub weight: f64,
+}
+
+/// What the choice needs to know of a request.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct RequestView<'a> {
+    /// Hashes of the prompt's full blocks.
+    pub chain: &'a [BlockHash],
+    /// Tokens of the whole prompt (an estimate will do).
+    pub prompt_tokens: u64,
+    /// Tokens of one block of the chain (an estimate will do).
+    pub block_tokens: f64,
+}
+
+/// What makes one choice differ from the next where nothing else does.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Counts choices.
+    pub counter: u64,
+    /// Fresh random bits.
+    pub random: u64,
+}
+
+impl RequestView<'_> {
+    /// Prompt tokens in this many leading blocks; always less than the whole prompt.
+    pub fn matched_tokens(&self, blocks: u32) -> u64 {
+        let tokens = (f64::from(blocks) * self.block_tokens).round() as u64;
+        tokens.min(self.prompt_tokens.saturating_sub(1))
+    }
+}
