@@ -52,6 +52,9 @@ pub const BLOCK_BYTES: usize = 64;
 /// Distinct model names that may appear as a metric label; the fleet's own names come first, the rest is `other`.
 pub const MAX_MODEL_LABELS: usize = 256;
 
+/// Models whose bytes per token are learned: about 100 bytes each.
+pub const MAX_LEARNED_MODELS: usize = 4_096;
+
 /// Time in-flight requests get to finish after SIGTERM.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 

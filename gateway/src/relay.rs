@@ -120,7 +120,7 @@ impl Relay {
             self.account.saw(&out, self.events.is_some());
         }
         // Bodies of known length are not polled again after their last byte.
-        if self.events.is_none() && self.upstream.is_end_stream() {
+        if self.upstream.is_end_stream() && self.events.as_ref().is_none_or(EventSplitter::is_empty) {
             self.complete();
         }
         Ok(out)

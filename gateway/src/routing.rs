@@ -21,6 +21,7 @@ use crate::{
     clock::Clock,
     error::Error,
     fleet::{Fleet, Worker},
+    limits::MAX_LEARNED_MODELS,
     metrics::Metrics,
     request::RequestInfo,
 };
@@ -130,10 +131,13 @@ impl Router {
             return;
         }
         let seen = prompt_bytes as f64 / prompt_tokens as f64;
-        self.bytes_per_token
-            .entry(model.unwrap_or_default().to_owned())
-            .and_modify(|known| *known += ESTIMATE_GAIN * (seen - *known))
-            .or_insert(seen);
+        let model = model.unwrap_or_default();
+        if let Some(mut known) = self.bytes_per_token.get_mut(model) {
+            *known += ESTIMATE_GAIN * (seen - *known);
+        } else if self.bytes_per_token.len() < MAX_LEARNED_MODELS {
+            // Names come from clients where a worker does not list its models.
+            self.bytes_per_token.insert(model.to_owned(), seen);
+        }
     }
 
     /// A connection was refused or broke: the worker gets no more requests until a probe succeeds, and since its

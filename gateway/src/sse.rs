@@ -39,6 +39,11 @@ impl EventSplitter {
         Ok(chunk)
     }
 
+    /// Whether no event is unfinished.
+    pub fn is_empty(&self) -> bool {
+        self.tail.is_empty()
+    }
+
     /// The unfinished rest, when the stream has ended.
     pub fn take_tail(&mut self) -> Bytes {
         self.tail.split().freeze()

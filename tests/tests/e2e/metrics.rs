@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use keyway_tests::openai::{CHAT, FAKE_MODEL, chat_for, chat_stream};
+use keyway_tests::openai::{CHAT, DONE, FAKE_MODEL, chat_for, chat_stream, usage_chunk};
 use keyway_tests::{Cluster, Metrics, eventually, post, tools};
 
 /// The names other parts and people rely on.
@@ -44,6 +44,26 @@ async fn the_metrics_of_the_contract_count_what_passed() {
     );
     assert!(metrics.sum("keyway_inter_token_latency_seconds_count", &[model]) > 0.0);
     assert!(metrics.sum("keyway_index_bytes", &[]) > 0.0);
+}
+
+/// Some engines send a short stream in one piece with its length; nobody polls such a body after its last byte.
+#[tokio::test]
+async fn a_stream_of_declared_length_counts_as_complete() {
+    let cluster = Cluster::of_fakes(1, "prefix").await;
+    cluster.fakes[0].manual();
+    let stream = format!("data: {}\n\ndata: {DONE}\n\n", usage_chunk(10, 4));
+    let answered = async {
+        let call = cluster.fakes[0].call().await;
+        call.respond(200, &[("content-type", "text/event-stream")], stream.as_bytes()).await;
+    };
+    let body = chat_stream("hi");
+    let (response, ()) = tokio::join!(post(cluster.addr(), CHAT, &body), answered);
+    assert_eq!(response.text(), stream);
+    cluster.gateway.idle().await;
+    let metrics = cluster.gateway.metrics().await;
+    let model = ("model", FAKE_MODEL);
+    assert_eq!(metrics.sum("keyway_requests_total", &[model, ("outcome", "complete")]), 1.0);
+    assert_eq!(metrics.sum("keyway_cached_tokens_total", &[model, ("source", "reported")]), 4.0);
 }
 
 #[tokio::test]
