@@ -10,7 +10,7 @@ Usage: tests/replay.sh TRACE [OPTION of `keyway-loadtest run`]...
 Environment (defaults):
   POLICIES       "prefix round-robin least-loaded"
   SLICE          0s..1200s       stretch of the trace's own time
-  TIME_SCALE     22              seconds of trace time in one second
+  TIME_SCALE     25              seconds of trace time in one second
   SCALE_LEN      0.125           tokens sent for one token of the trace; a block of 512 becomes 64
   WORKERS        4
   CACHE_PERCENT  60              the workers' KV blocks together, in per cent of the slice's distinct blocks
@@ -34,7 +34,7 @@ shift
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 policies=${POLICIES:-prefix round-robin least-loaded}
 slice=${SLICE:-0s..1200s}
-time_scale=${TIME_SCALE:-22}
+time_scale=${TIME_SCALE:-25}
 scale_len=${SCALE_LEN:-0.125}
 workers=${WORKERS:-4}
 cache_percent=${CACHE_PERCENT:-60}
@@ -157,7 +157,7 @@ import os, re, signal, sys, time, urllib.request
 metrics, pid, after_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 time.sleep(after_s)
 running = re.compile(r"^keyway_worker_requests_running(?:\{[^}]*\})? (\S+)$", re.M)
-while float(running.search(urllib.request.urlopen(metrics, timeout=5).read().decode())[1]) < 3:
+while float(running.search(urllib.request.urlopen(metrics, timeout=5).read().decode())[1]) < 2:
     time.sleep(0.002)
 os.kill(pid, signal.SIGKILL)
 EOF
