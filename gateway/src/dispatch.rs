@@ -52,13 +52,13 @@ impl Dispatch {
     pub async fn handle(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
         let (parts, body) = request.into_parts();
         let body = self.read_body(&parts, body).await?;
-        let mut info = {
-            let _timer = self.metrics.routing.start_timer();
-            request::read(&body, b"", self.keyer)
-        };
+        let routing = self.metrics.routing.start_timer();
+        let mut info = request::read(&body, b"", self.keyer);
         info.model = info.model.or_else(|| model_in_path(&parts));
         record.model(info.model.clone());
-        self.attempt(parts, body, info, record).await
+        let choice = self.router.choose(&info, &[]);
+        routing.observe_duration();
+        self.attempt(parts, body, info, choice?, record).await
     }
 
     async fn read_body(&self, parts: &Parts, body: hyper::body::Incoming) -> Result<Bytes, Error> {
@@ -79,17 +79,11 @@ impl Dispatch {
         parts: Parts,
         body: Bytes,
         info: RequestInfo,
+        mut choice: Choice,
         record: &Arc<Record>,
     ) -> Result<Response, Error> {
         let mut tried: Vec<WorkerId> = Vec::new();
-        let mut failure = Error::NoWorker;
-        while tried.len() < MAX_ATTEMPTS {
-            let choice = match self.router.choose(&info, &tried) {
-                Ok(choice) => choice,
-                // With every worker tried, the last attempt's failure says more than "none is left".
-                Err(Error::NoWorker) => return Err(failure),
-                Err(error) => return Err(error),
-            };
+        loop {
             let Choice { worker, pick, ticket } = choice;
             record.picked(&worker.name, pick.reason.as_str(), pick.matched_tokens);
             let outgoing = outgoing(&parts, body.clone(), &worker, record);
@@ -108,13 +102,18 @@ impl Dispatch {
                     } else if !may_repeat(&parts) {
                         return Err(Error::WorkerLost);
                     }
-                    failure = Error::WorkerLost;
+                    // Its weight and placement go before the next worker is chosen.
+                    drop(ticket);
                     tried.push(worker.id);
+                    if tried.len() == MAX_ATTEMPTS {
+                        return Err(Error::WorkerLost);
+                    }
+                    // With no worker left, what became of this attempt says more than "none is ready".
+                    choice = self.router.choose(&info, &tried).map_err(|_| Error::WorkerLost)?;
                     self.metrics.retries.with_label_values(&[error.as_str()]).inc();
                 }
             }
         }
-        Err(failure)
     }
 
     fn expose(&self, response: &mut Response, worker: &Worker, pick: &Pick) {

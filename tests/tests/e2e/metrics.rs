@@ -44,6 +44,22 @@ async fn the_metrics_of_the_contract_count_what_passed() {
     );
     assert!(metrics.sum("keyway_inter_token_latency_seconds_count", &[model]) > 0.0);
     assert!(metrics.sum("keyway_index_bytes", &[]) > 0.0);
+    assert_eq!(metrics.sum("keyway_routing_seconds_count", &[]), 5.0, "once a request");
+}
+
+#[tokio::test]
+async fn a_retry_counts_when_another_worker_is_tried_and_not_when_none_is_left() {
+    let cluster = Cluster::of_fakes(2, "round-robin").await;
+    cluster.fakes[0].stop().await;
+    // Until the refusal is noticed one of two goes to the worker that is gone, and is repeated once.
+    for i in 0..4 {
+        assert_eq!(cluster.chat(&format!("prompt {i}")).await.status(), 200);
+    }
+    let after_one = cluster.gateway.metrics().await.sum("keyway_retries_total", &[]);
+    cluster.fakes[1].stop().await;
+    assert_ne!(post(cluster.addr(), CHAT, &chat_for(FAKE_MODEL, "hi", false)).await.status(), 200);
+    assert!(after_one <= 1.0, "{after_one}");
+    assert_eq!(cluster.gateway.metrics().await.sum("keyway_retries_total", &[]), after_one);
 }
 
 /// Some engines send a short stream in one piece with its length; nobody polls such a body after its last byte.

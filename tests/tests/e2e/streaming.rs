@@ -3,7 +3,17 @@
 
 use keyway_tests::exchange::PROTOCOLS;
 use keyway_tests::openai::{CHAT, DONE, chat_stream, delta};
-use keyway_tests::{Client, Cluster, End, Exchange, Next};
+use keyway_tests::{Call, Client, Cluster, End, Exchange, Next};
+
+/// A client's stream at the first worker, begun by head alone; the test says the rest.
+async fn begun_stream(cluster: &Cluster) -> (Client, Call) {
+    cluster.fakes[0].manual();
+    let mut client = Client::connect(cluster.addr()).await;
+    client.post(CHAT, &chat_stream("hi")).await;
+    let mut call = cluster.fakes[0].call().await;
+    call.begin_stream().await;
+    (client, call)
+}
 
 #[tokio::test]
 async fn each_event_arrives_before_the_next_is_said() {
@@ -28,11 +38,7 @@ async fn each_event_arrives_before_the_next_is_said() {
 #[tokio::test]
 async fn an_event_said_in_pieces_arrives_whole() {
     let cluster = Cluster::of_fakes(1, "prefix").await;
-    cluster.fakes[0].manual();
-    let mut client = Client::connect(cluster.addr()).await;
-    client.post(CHAT, &chat_stream("hi")).await;
-    let mut call = cluster.fakes[0].call().await;
-    call.begin_stream().await;
+    let (mut client, mut call) = begun_stream(&cluster).await;
     client.head().await;
     let event = delta("Grüße 日本 🔑").to_string();
     for byte in format!("data: {event}\n\n").bytes() {
@@ -68,11 +74,7 @@ async fn the_bytes_of_a_stream_are_not_rewritten() {
 #[tokio::test]
 async fn an_event_of_a_megabyte_passes() {
     let cluster = Cluster::of_fakes(1, "prefix").await;
-    cluster.fakes[0].manual();
-    let mut client = Client::connect(cluster.addr()).await;
-    client.post(CHAT, &chat_stream("hi")).await;
-    let mut call = cluster.fakes[0].call().await;
-    call.begin_stream().await;
+    let (mut client, mut call) = begun_stream(&cluster).await;
     let event = delta(&"x".repeat(1_000_000)).to_string();
     let (said, seen) = tokio::join!(
         async {
