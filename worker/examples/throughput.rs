@@ -40,8 +40,12 @@ fn prefill(backend: &mut CpuBackend, context: usize) {
     while begin.elapsed().as_secs_f64() < 1.0 {
         for start in (0..context).step_by(PREFILL_CHUNK) {
             let end = (start + PREFILL_CHUNK).min(context);
-            let chunk =
-                Chunk { tokens: &prompt[start..end], start, blocks: &blocks, wants_logits: end == context };
+            let chunk = Chunk {
+                tokens: &prompt[start..end],
+                start,
+                tables: &[&blocks],
+                wants_logits: end == context,
+            };
             backend.step(&[chunk], &mut logits);
         }
         prompts += 1;
@@ -53,10 +57,10 @@ fn prefill(backend: &mut CpuBackend, context: usize) {
 /// One token for each of `sequences`, each `context` long; their KV is shared, which costs nothing less.
 fn decode(backend: &mut CpuBackend, sequences: usize, context: usize) {
     let blocks: Vec<u32> = (0..(context + 1).div_ceil(BLOCK_SIZE) as u32).collect();
-    let next = tokens(sequences, backend.vocab_size());
+    let (next, tables) = (tokens(sequences, backend.vocab_size()), [blocks.as_slice()]);
     let chunks: Vec<Chunk<'_>> = next
         .chunks(1)
-        .map(|tokens| Chunk { tokens, start: context, blocks: &blocks, wants_logits: true })
+        .map(|tokens| Chunk { tokens, start: context, tables: &tables, wants_logits: true })
         .collect();
     let (mut logits, begin, mut steps) = (Vec::new(), Instant::now(), 0);
     while begin.elapsed().as_secs_f64() < 1.0 {

@@ -1,15 +1,35 @@
 //! The seam between the engine and the arithmetic: one call runs one step of a batch over a paged KV cache.
 //! The scheduler never sees a tensor, the backend never sees a request.
 
+/// Layers whose KV is kept for the same positions share block tables: a cache group. What a group keeps decides
+/// when its blocks may be given back and how much of a prefix must be cached to go on from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CacheGroup {
+    /// Keys and values of every position.
+    Full,
+    /// One compressed latent per position, shared by all heads (multi-head latent attention); of every position.
+    MlaLatent,
+    /// Keys and values of the last `window` positions, the current one among them.
+    SlidingWindow {
+        /// Positions, at least 1.
+        window: usize,
+    },
+}
+
+/// Stands in a block table for positions whose block was given back; a backend never reads it.
+pub const NO_BLOCK: u32 = u32::MAX;
+
 /// One sequence's part of a step: its next tokens, and the blocks its KV lives in.
 #[derive(Debug, Clone, Copy)]
 pub struct Chunk<'a> {
     /// New token ids, at least one: a piece of the prompt, or the last sampled token.
     pub tokens: &'a [u32],
-    /// Absolute position of `tokens[0]`; the KV of every position before it is already in `blocks`.
+    /// Absolute position of `tokens[0]`. The KV of every position before it that its group still keeps is in the
+    /// blocks, or is written there by another chunk of the same step.
     pub start: usize,
-    /// Block table: `blocks[i]` holds positions `i * block_size ..`; covers `start + tokens.len()` positions.
-    pub blocks: &'a [u32],
+    /// A block table for each of [`Backend::cache_groups`], in that order: entry `i` of each holds positions
+    /// `i * block_size ..`; all cover `start + tokens.len()` positions.
+    pub tables: &'a [&'a [u32]],
     /// Whether the logits after this chunk's last token are wanted.
     pub wants_logits: bool,
 }
@@ -23,8 +43,12 @@ pub trait Backend: Send {
     /// Positions per KV block.
     fn block_size(&self) -> usize;
 
-    /// Number of KV blocks; valid block numbers are `0..num_blocks`.
+    /// Number of KV blocks, one pool for all groups; valid block numbers are `0..num_blocks`.
     fn num_blocks(&self) -> usize;
+
+    /// What is kept for which positions; at least one group. Where one of them is not a sliding window, it comes
+    /// first.
+    fn cache_groups(&self) -> &[CacheGroup];
 
     /// Writes the KV of every chunk's tokens and appends to `logits` (cleared first) one row of
     /// `vocab_size` per chunk that wants it, in the chunks' order.

@@ -14,6 +14,7 @@
 //!
 //! Next: `model.rs`, what is computed into the blocks.
 
+mod changes;
 mod check;
 mod free_list;
 mod prefix_hash;
@@ -24,6 +25,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+pub use self::changes::CacheChange;
 use self::free_list::FreeList;
 use self::prefix_hash::{PrefixHash, PrefixHasher};
 
@@ -76,6 +78,8 @@ pub(crate) struct BlockManager {
     free: FreeList,
     index: HashMap<PrefixHash, BlockId, BuildHasherDefault<HashIsKey>>,
     hasher: PrefixHasher,
+    /// Since the last [`BlockManager::take_changes`]; `None` while nobody follows.
+    changes: Option<Vec<CacheChange>>,
 }
 
 impl BlockManager {
@@ -89,7 +93,50 @@ impl BlockManager {
             free: FreeList::full(num_blocks),
             index: HashMap::with_capacity_and_hasher(num_blocks, BuildHasherDefault::default()),
             hasher: PrefixHasher::new(hash_seed),
+            changes: None,
         }
+    }
+
+    /// Records changes of the prefix cache from now on. Whoever asks for it must take them after every step.
+    pub(crate) fn record_changes(&mut self) {
+        self.changes.get_or_insert_default();
+    }
+
+    /// What changed since the last call, in order.
+    pub(crate) fn take_changes(&mut self) -> Vec<CacheChange> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Every findable block as if it were stored now, parents first.
+    pub(crate) fn resident(&self) -> Vec<CacheChange> {
+        let mut todo: Vec<BlockId> = self.index.values().copied().collect();
+        let mut depth = HashMap::new();
+        for block in &todo {
+            let mut chain = vec![*block];
+            while let Some(parent) = self.parent_of(chain[chain.len() - 1]) {
+                chain.push(parent);
+            }
+            depth.insert(*block, chain.len());
+        }
+        todo.sort_unstable_by_key(|block| (depth[block], *block));
+        todo.into_iter().filter_map(|block| self.stored(block)).collect()
+    }
+
+    fn parent_of(&self, block: BlockId) -> Option<BlockId> {
+        self.blocks[block as usize].registration.as_ref()?.parent
+    }
+
+    fn stored(&self, block: BlockId) -> Option<CacheChange> {
+        let registration = self.blocks[block as usize].registration.as_ref()?;
+        let parent = registration.parent.and_then(|p| self.blocks[p as usize].registration.as_ref());
+        let start = block as usize * self.block_size;
+        Some(CacheChange::Stored {
+            group: 0,
+            hash: registration.hash,
+            parent: parent.map(|parent| parent.hash),
+            tokens: self.tokens[start..start + self.block_size].into(),
+            salt: Arc::clone(&registration.salt),
+        })
     }
 
     /// Blocks held by sequences. Cached blocks that nobody holds are free.
@@ -152,6 +199,10 @@ impl BlockManager {
                     self.block_tokens(own).copy_from_slice(ids);
                     self.blocks[own as usize].registration =
                         Some(Registration { hash, parent, salt: Arc::clone(salt) });
+                    if self.changes.is_some() {
+                        let stored = self.stored(own);
+                        self.changes.iter_mut().for_each(|changes| changes.extend(stored.clone()));
+                    }
                 }
                 Some(other) if self.is(other, parent, ids, salt) => {
                     self.hold(other);
@@ -234,6 +285,9 @@ impl BlockManager {
     fn forget(&mut self, block: BlockId) {
         if let Some(registration) = self.blocks[block as usize].registration.take() {
             self.index.remove(&registration.hash);
+            if let Some(changes) = &mut self.changes {
+                changes.push(CacheChange::Removed { group: 0, hash: registration.hash });
+            }
         }
     }
 }

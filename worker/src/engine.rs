@@ -17,7 +17,7 @@ use std::time::Instant;
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::backend::{Backend, Chunk};
-use crate::block_manager::BlockManager;
+use crate::block_manager::{BlockManager, CacheChange};
 use crate::limits::LIVE_SEQUENCES_MAX;
 use crate::metrics::{Metrics, Phase};
 use crate::sampler::Sampler;
@@ -43,10 +43,17 @@ pub(crate) enum SubmitError {
     Stopped,
 }
 
+/// What reaches the engine's thread.
+enum Message {
+    Submit(Sequence),
+    /// Asks for every block of the prefix cache; answered between two steps.
+    Resident(oneshot::Sender<Vec<CacheChange>>),
+}
+
 /// Sends requests to the engine. The engine ends when the last handle is dropped and the last sequence is through.
 #[derive(Debug, Clone)]
 pub(crate) struct EngineHandle {
-    arrivals: Sender<Sequence>,
+    inbox: Sender<Message>,
     slots: Arc<Semaphore>,
     /// Set while the engine's thread lives.
     alive: Arc<AtomicBool>,
@@ -62,10 +69,17 @@ impl EngineHandle {
         let submit = |request| {
             let slot = slots.split(1).ok_or(SubmitError::Overloaded)?;
             let (sequence, generation) = Sequence::new(request, slot, now);
-            self.arrivals.send(sequence).map_err(|_| SubmitError::Stopped)?;
+            self.inbox.send(Message::Submit(sequence)).map_err(|_| SubmitError::Stopped)?;
             Ok(generation)
         };
         requests.into_iter().map(submit).collect()
+    }
+
+    /// The blocks of the prefix cache, parents first; `None` if the engine is gone.
+    pub(crate) async fn resident_blocks(&self) -> Option<Vec<CacheChange>> {
+        let (reply, blocks) = oneshot::channel();
+        self.inbox.send(Message::Resident(reply)).ok()?;
+        blocks.await.ok()
     }
 
     /// Whether the engine's thread still serves.
@@ -101,7 +115,7 @@ pub(crate) fn spawn(
     options: EngineOptions,
     metrics: Arc<Metrics>,
 ) -> io::Result<Spawned> {
-    let (arrivals, receiver) = channel();
+    let (inbox, receiver) = channel();
     let (stopped_sender, stopped) = oneshot::channel();
     let alive = Arc::new(AtomicBool::new(true));
     let guard = AliveGuard { alive: Arc::clone(&alive), _stopped: stopped_sender };
@@ -110,7 +124,7 @@ pub(crate) fn spawn(
         let _guard = guard;
         engine.run(&receiver);
     })?;
-    let handle = EngineHandle { arrivals, slots: Arc::new(Semaphore::new(LIVE_SEQUENCES_MAX)), alive };
+    let handle = EngineHandle { inbox, slots: Arc::new(Semaphore::new(LIVE_SEQUENCES_MAX)), alive };
     Ok(Spawned { handle, thread, stopped })
 }
 
@@ -131,19 +145,29 @@ impl Engine {
         Self { backend, scheduler, sampler: Sampler::default(), options, metrics, logits: Vec::new() }
     }
 
-    fn run(mut self, arrivals: &Receiver<Sequence>) {
+    fn run(mut self, inbox: &Receiver<Message>) {
         loop {
             if self.scheduler.is_idle() {
                 debug_assert_eq!(self.scheduler.check(), Ok(()));
-                match arrivals.recv() {
-                    Ok(sequence) => self.scheduler.add(sequence),
+                match inbox.recv() {
+                    Ok(message) => self.receive(message),
                     Err(_) => return,
                 }
             }
-            while let Ok(sequence) = arrivals.try_recv() {
-                self.scheduler.add(sequence);
+            while let Ok(message) = inbox.try_recv() {
+                self.receive(message);
             }
-            self.step();
+            if !self.scheduler.is_idle() {
+                self.step();
+            }
+        }
+    }
+
+    fn receive(&mut self, message: Message) {
+        match message {
+            Message::Submit(sequence) => self.scheduler.add(sequence),
+            // Who asked may be gone.
+            Message::Resident(reply) => drop(reply.send(self.scheduler.blocks().resident())),
         }
     }
 
@@ -166,17 +190,20 @@ impl Engine {
 
     fn run_backend(&mut self) {
         let running = self.scheduler.running();
-        let chunk = |part: &Planned| {
+        let parts = &self.scheduler.plan().parts;
+        let tables: Vec<[&[u32]; 1]> =
+            parts.iter().map(|part| [running[part.sequence].table.blocks()]).collect();
+        let mut chunks: Vec<Chunk<'_>> = Vec::with_capacity(parts.len());
+        for (part, tables) in parts.iter().zip(&tables) {
             let sequence = &running[part.sequence];
             let end = sequence.computed + part.tokens;
-            Chunk {
+            chunks.push(Chunk {
                 tokens: &sequence.tokens[sequence.computed..end],
                 start: sequence.computed,
-                blocks: sequence.table.blocks(),
+                tables,
                 wants_logits: end == sequence.tokens.len(),
-            }
-        };
-        let chunks: Vec<Chunk<'_>> = self.scheduler.plan().parts.iter().map(chunk).collect();
+            });
+        }
         self.backend.step(&chunks, &mut self.logits);
     }
 

@@ -28,4 +28,5 @@ mod server;
 mod stop;
 mod worker;
 
+pub use block_manager::CacheChange;
 pub use worker::{RunningWorker, StartError, WorkerOptions, start};

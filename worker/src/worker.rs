@@ -9,7 +9,8 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use crate::api::{App, ServedModel};
-use crate::engine::{self, EngineOptions};
+use crate::block_manager::CacheChange;
+use crate::engine::{self, EngineHandle, EngineOptions};
 use crate::generation_config::GenerationConfig;
 use crate::limits::KV_BYTES_DEFAULT;
 use crate::metrics::{Metrics, StaticInfo};
@@ -90,6 +91,7 @@ pub struct RunningWorker {
     server: tokio::task::JoinHandle<()>,
     engine: std::thread::JoinHandle<()>,
     engine_stopped: oneshot::Receiver<()>,
+    handle: EngineHandle,
 }
 
 /// The parts of a model that are ready before its backend is.
@@ -130,6 +132,7 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     };
     let spawned = engine::spawn(Box::new(backend), engine_options, Arc::clone(&metrics));
     let spawned = spawned.map_err(|e| StartError::Engine(e.to_string()))?;
+    let handle = spawned.handle.clone();
     let app = Arc::new(App {
         engine: spawned.handle,
         text,
@@ -147,7 +150,7 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let server = tokio::spawn(server::serve(listener, app, shutdown_asked));
     log_ready(addr, &model_name, &info, kv, max_model_len);
     let (engine, engine_stopped) = (spawned.thread, spawned.stopped);
-    Ok(RunningWorker { addr, model_name, shutdown, server, engine, engine_stopped })
+    Ok(RunningWorker { addr, model_name, shutdown, server, engine, engine_stopped, handle })
 }
 
 impl RunningWorker {
@@ -161,6 +164,12 @@ impl RunningWorker {
         &self.model_name
     }
 
+    /// Every block of the prefix cache between two steps, parents first; `None` if the engine is gone. For diagnosis:
+    /// what a follower of the KV events should have come to.
+    pub async fn resident_blocks(&self) -> Option<Vec<CacheChange>> {
+        self.handle.resident_blocks().await
+    }
+
     /// Waits until the engine is gone, which before a shutdown means that it failed.
     pub async fn engine_stopped(&mut self) {
         // Its sender is dropped with the engine's thread; nothing is ever sent.
@@ -170,6 +179,7 @@ impl RunningWorker {
     /// Takes no more connections, lets open answers end (for 25 s at most), and ends the engine.
     pub async fn shutdown(self) {
         let _ = self.shutdown.send(());
+        drop(self.handle);
         if self.server.await.is_err() {
             tracing::error!("the server's task failed");
         }

@@ -6,7 +6,7 @@ use http_body_util::{BodyExt as _, Full};
 use serde_json::json;
 
 use super::*;
-use crate::backend::{Backend, Chunk};
+use crate::backend::{Backend, CacheGroup, Chunk};
 use crate::engine::{EngineOptions, spawn};
 use crate::metrics::StaticInfo;
 use crate::scheduler::StepLimits;
@@ -27,6 +27,10 @@ impl Backend for Failing {
 
     fn num_blocks(&self) -> usize {
         8
+    }
+
+    fn cache_groups(&self) -> &[CacheGroup] {
+        &[CacheGroup::Full]
     }
 
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) {

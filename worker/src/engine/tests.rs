@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::*;
+use crate::backend::CacheGroup;
 use crate::metrics::StaticInfo;
 use crate::sampler::Sampling;
 use crate::sequence::{FinishReason, TokenEvent};
@@ -34,10 +35,15 @@ impl Backend for Remembering {
         self.kv.len()
     }
 
+    fn cache_groups(&self) -> &[CacheGroup] {
+        &[CacheGroup::Full]
+    }
+
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) {
         logits.clear();
-        let place =
-            |chunk: &Chunk<'_>, i: usize| (chunk.blocks[i / self.block_size] as usize, i % self.block_size);
+        let place = |chunk: &Chunk<'_>, i: usize| {
+            (chunk.tables[0][i / self.block_size] as usize, i % self.block_size)
+        };
         for chunk in chunks {
             for (i, token) in chunk.tokens.iter().enumerate() {
                 let (block, offset) = place(chunk, chunk.start + i);
@@ -297,6 +303,10 @@ fn an_engine_that_fails_closes_every_stream_and_says_so() {
         }
         fn num_blocks(&self) -> usize {
             9
+        }
+
+        fn cache_groups(&self) -> &[CacheGroup] {
+            &[CacheGroup::Full]
         }
         fn step(&mut self, _: &[Chunk<'_>], _: &mut Vec<f32>) {
             panic!("broken on purpose");

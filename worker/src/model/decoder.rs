@@ -15,7 +15,7 @@ use super::config::Config;
 use super::feed_forward::{FeedForwardBuffers, sized};
 use super::weights::{Layer, Linear, Weights};
 use super::{KvLayout, ModelError};
-use crate::backend::{Backend, Chunk};
+use crate::backend::{Backend, CacheGroup, Chunk};
 
 /// A model and its KV cache on the CPU.
 #[derive(Debug)]
@@ -108,6 +108,10 @@ impl Backend for CpuBackend {
         self.kv.num_blocks
     }
 
+    fn cache_groups(&self) -> &[CacheGroup] {
+        &[CacheGroup::Full]
+    }
+
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) {
         logits.clear();
         assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "step: a chunk has no tokens");
@@ -181,7 +185,7 @@ impl Model {
             for (t, row) in rows.enumerate() {
                 let position = span.start + t;
                 let (keys, values) = row[heads * head_dim..].split_at(kv_heads * head_dim);
-                let block = chunks[span.chunk].blocks[position / block_size];
+                let block = chunks[span.chunk].tables[0][position / block_size];
                 cache.write(block, position % block_size, keys, values);
             }
         }
@@ -199,7 +203,7 @@ impl Model {
                 stride,
                 heads,
                 start: span.start,
-                blocks: chunks[span.chunk].blocks,
+                blocks: chunks[span.chunk].tables[0],
             };
             let out = &mut attended[span.first_row * width..][..span.rows * width];
             paged_attention::cpu(self.isa, cache, queries, scale, out);

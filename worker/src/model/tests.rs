@@ -23,6 +23,6 @@ fn backend(source: &ModelSource, num_blocks: usize) -> CpuBackend {
 /// Runs one chunk and returns the logits after its last token.
 fn run(backend: &mut CpuBackend, tokens: &[u32], start: usize, blocks: &[u32]) -> Vec<f32> {
     let mut logits = Vec::new();
-    backend.step(&[Chunk { tokens, start, blocks, wants_logits: true }], &mut logits);
+    backend.step(&[Chunk { tokens, start, tables: &[blocks], wants_logits: true }], &mut logits);
     logits
 }

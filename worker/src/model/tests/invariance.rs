@@ -46,6 +46,7 @@ fn side_by_side(
     tables: &[Vec<u32>],
 ) -> Vec<Vec<u32>> {
     let vocab = backend.vocab_size();
+    let tables: Vec<[&[u32]; 1]> = tables.iter().map(|table| [table.as_slice()]).collect();
     let plans: Vec<_> = prompts.iter().zip(cuts).map(|(p, c)| pieces(p.len(), c)).collect();
     let mut results = vec![Vec::new(); prompts.len()];
     for step in 0..plans.iter().map(Vec::len).max().unwrap_or(0) {
@@ -58,8 +59,8 @@ fn side_by_side(
             if wants_logits {
                 owners.push(i);
             }
-            let (tokens, blocks) = (&prompts[i][piece.clone()], tables[i].as_slice());
-            chunks.push(Chunk { tokens, start: piece.start, blocks, wants_logits });
+            let tokens = &prompts[i][piece.clone()];
+            chunks.push(Chunk { tokens, start: piece.start, tables: &tables[i], wants_logits });
         }
         let mut logits = Vec::new();
         backend.step(&chunks, &mut logits);
