@@ -17,7 +17,7 @@ use std::time::Instant;
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::backend::{Backend, Chunk};
-use crate::block_manager::{BlockManager, CacheChange};
+use crate::block_manager::{BlockManager, CacheChange, GroupRules};
 use crate::limits::LIVE_SEQUENCES_MAX;
 use crate::metrics::{Metrics, Phase};
 use crate::sampler::Sampler;
@@ -140,7 +140,8 @@ struct Engine {
 
 impl Engine {
     fn new(backend: Box<dyn Backend>, options: EngineOptions, metrics: Arc<Metrics>, hash_seed: u64) -> Self {
-        let blocks = BlockManager::new(backend.num_blocks(), backend.block_size(), hash_seed);
+        let rules = GroupRules::new(backend.cache_groups(), backend.block_size());
+        let blocks = BlockManager::new(backend.num_blocks(), backend.block_size(), rules, hash_seed);
         let scheduler = Scheduler::new(options.limits, blocks);
         Self { backend, scheduler, sampler: Sampler::default(), options, metrics, logits: Vec::new() }
     }
@@ -180,7 +181,7 @@ impl Engine {
         if !self.scheduler.plan().parts.is_empty() {
             self.run_backend();
             let phase = self.phase();
-            self.scheduler.computed();
+            self.scheduler.commit();
             self.sample();
             self.scheduler.remove_finished();
             self.metrics.step_seconds(phase).observe(started.elapsed().as_secs_f64());
@@ -191,10 +192,11 @@ impl Engine {
     fn run_backend(&mut self) {
         let running = self.scheduler.running();
         let parts = &self.scheduler.plan().parts;
-        let tables: Vec<[&[u32]; 1]> =
-            parts.iter().map(|part| [running[part.sequence].table.blocks()]).collect();
+        let tables: Vec<&[u32]> =
+            parts.iter().flat_map(|part| running[part.sequence].table.tables()).collect();
+        let groups = self.backend.cache_groups().len();
         let mut chunks: Vec<Chunk<'_>> = Vec::with_capacity(parts.len());
-        for (part, tables) in parts.iter().zip(&tables) {
+        for (part, tables) in parts.iter().zip(tables.chunks_exact(groups)) {
             let sequence = &running[part.sequence];
             let end = sequence.computed + part.tokens;
             chunks.push(Chunk {

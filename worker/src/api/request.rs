@@ -97,7 +97,15 @@ impl Call {
             }
             let max_tokens = self.max_tokens.or(default).unwrap_or(room).min(room);
             let (ignore_eos, sampling, salt) = (self.ignore_eos, self.sampling, salt.clone());
-            Ok(GenerationRequest { prompt, max_tokens, ignore_eos, sampling, salt })
+            Ok(GenerationRequest {
+                prompt,
+                output_ids: Vec::new(),
+                max_tokens,
+                ignore_eos,
+                sampling,
+                salt,
+                priority: 0,
+            })
         };
         prompts.into_iter().map(request).collect()
     }
