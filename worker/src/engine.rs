@@ -175,18 +175,26 @@ impl Engine {
     /// One step for everybody who is live.
     fn step(&mut self) {
         let started = Instant::now();
-        self.scheduler.remove_aborted();
-        self.scheduler.schedule();
-        self.record_plan();
+        self.plan();
         if !self.scheduler.plan().parts.is_empty() {
-            self.run_backend();
             let phase = self.phase();
-            self.scheduler.commit();
-            self.sample();
-            self.scheduler.remove_finished();
+            self.carry_out();
             self.metrics.step_seconds(phase).observe(started.elapsed().as_secs_f64());
         }
         self.record_state();
+    }
+
+    fn plan(&mut self) {
+        self.scheduler.remove_aborted();
+        self.scheduler.schedule();
+        self.record_plan();
+    }
+
+    fn carry_out(&mut self) {
+        self.run_backend();
+        self.scheduler.commit();
+        self.sample();
+        self.scheduler.remove_finished();
     }
 
     fn run_backend(&mut self) {

@@ -26,6 +26,7 @@ use self::config::Config;
 pub use self::decoder::CpuBackend;
 pub use self::error::ModelError;
 use self::weights::Weights;
+use crate::backend::CacheGroup;
 
 /// Where a model comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +72,8 @@ pub struct ModelInfo {
     pub weight_bytes: usize,
     /// KV memory per position over all layers, in bytes.
     pub kv_bytes_per_token: usize,
+    /// What its layers keep, as its backend's `cache_groups` will say.
+    pub cache_groups: Vec<CacheGroup>,
 }
 
 /// How the KV cache is cut.
@@ -121,6 +124,7 @@ impl LoadedModel {
                 * config.layers.len()
                 * config.kv_heads
                 * config.head_dim,
+            cache_groups: vec![CacheGroup::Full],
         };
         Self { info, config, weights }
     }

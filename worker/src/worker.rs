@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use crate::api::{App, ServedModel};
-use crate::block_manager::CacheChange;
+use crate::block_manager::{CacheChange, GroupRules};
 use crate::engine::{self, EngineHandle, EngineOptions};
 use crate::generation_config::GenerationConfig;
 use crate::limits::KV_BYTES_DEFAULT;
@@ -122,12 +122,13 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
         num_blocks: kv.num_blocks,
     });
     let metrics = Arc::new(metrics.map_err(|e| StartError::Engine(e.to_string()))?);
+    let eos_token_ids = eos_token_ids(&info, &text);
     let engine_options = EngineOptions {
         limits: StepLimits {
             max_batched_tokens: options.max_batched_tokens,
             max_running: options.max_running,
         },
-        eos_token_ids: eos_token_ids(&info, &text),
+        eos_token_ids: eos_token_ids.clone(),
         suppress_token_ids: suppressed(&defaults, info.vocab_size),
     };
     let spawned = engine::spawn(Box::new(backend), engine_options, Arc::clone(&metrics));
@@ -142,6 +143,7 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
             name: model_name.clone(),
             max_model_len,
             vocab_size: info.vocab_size,
+            eos_token_ids,
             numerics_id: info.numerics_id.clone(),
             created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         },
@@ -232,10 +234,18 @@ fn load(source: &ModelSource) -> Result<Loaded, StartError> {
 /// The KV cache's shape and the longest context it and the model allow. One sequence of that length always fits, so
 /// every request that is accepted can be finished.
 fn kv_layout(options: &WorkerOptions, info: &ModelInfo) -> Result<(KvLayout, usize), StartError> {
-    let block_size = options.block_size;
+    let (block_size, chunk) = (options.block_size, options.max_batched_tokens);
     let by_memory = || (KV_BYTES_DEFAULT / (info.kv_bytes_per_token * block_size).max(1)).max(1);
     let num_blocks = options.num_kv_blocks.unwrap_or_else(by_memory);
-    let capacity = num_blocks.saturating_mul(block_size);
+    let rules = GroupRules::new(&info.cache_groups, block_size);
+    let capacity = rules.longest(num_blocks, chunk);
+    if capacity == 0 {
+        return Err(StartError::Options(format!(
+            "num-kv-blocks {num_blocks} is too few for {}: even a short sequence needs {}",
+            info.name,
+            rules.blocks_needed(1, chunk)
+        )));
+    }
     let max_model_len = match options.max_model_len {
         None => info.max_model_len.min(capacity),
         Some(len) if len > info.max_model_len => {
@@ -247,7 +257,7 @@ fn kv_layout(options: &WorkerOptions, info: &ModelInfo) -> Result<(KvLayout, usi
         Some(len) if len > capacity => {
             return Err(StartError::Options(format!(
                 "{num_blocks} KV blocks hold {capacity} tokens: max-model-len {len} needs num-kv-blocks {}",
-                len.div_ceil(block_size)
+                rules.blocks_needed(len, chunk)
             )));
         }
         Some(len) => len,

@@ -9,4 +9,5 @@ mod checkpoint;
 mod client;
 mod exactness;
 mod process;
+mod resume;
 mod streaming;
