@@ -122,6 +122,11 @@ impl BlockManager {
         }
     }
 
+    /// Number of cache groups.
+    pub(crate) fn groups(&self) -> usize {
+        self.rules.len()
+    }
+
     /// Blocks held by sequences. Cached blocks that nobody holds are free.
     pub(crate) fn used_blocks(&self) -> usize {
         self.blocks.len() - self.free.len()

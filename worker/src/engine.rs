@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::backend::{Backend, Chunk};
+use crate::backend::Backend;
 use crate::block_manager::{BlockManager, CacheChange, GroupRules};
 use crate::limits::LIVE_SEQUENCES_MAX;
 use crate::metrics::{Metrics, Phase};
@@ -198,23 +198,8 @@ impl Engine {
     }
 
     fn run_backend(&mut self) {
-        let running = self.scheduler.running();
-        let parts = &self.scheduler.plan().parts;
-        let tables: Vec<&[u32]> =
-            parts.iter().flat_map(|part| running[part.sequence].table.tables()).collect();
-        let groups = self.backend.cache_groups().len();
-        let mut chunks: Vec<Chunk<'_>> = Vec::with_capacity(parts.len());
-        for (part, tables) in parts.iter().zip(tables.chunks_exact(groups)) {
-            let sequence = &running[part.sequence];
-            let end = sequence.computed + part.tokens;
-            chunks.push(Chunk {
-                tokens: &sequence.tokens[sequence.computed..end],
-                start: sequence.computed,
-                tables,
-                wants_logits: end == sequence.tokens.len(),
-            });
-        }
-        self.backend.step(&chunks, &mut self.logits);
+        let tables = self.scheduler.tables();
+        self.backend.step(&self.scheduler.chunks(&tables), &mut self.logits);
     }
 
     /// Extends every sequence whose tokens are all computed.

@@ -15,7 +15,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::block_manager::BlockManager;
+use crate::backend::Chunk;
+use crate::block_manager::{BlockId, BlockManager};
 use crate::sequence::{Rank, Sequence};
 
 /// What bounds one step.
@@ -109,6 +110,26 @@ impl Scheduler {
     /// The plan last made.
     pub(crate) fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// The block tables of the plan's parts: one of each cache group, part by part.
+    pub(crate) fn tables(&self) -> Vec<&[BlockId]> {
+        let mut tables = Vec::with_capacity(self.plan.parts.len() * self.blocks.groups());
+        for part in &self.plan.parts {
+            tables.extend(self.running[part.sequence].table.tables());
+        }
+        tables
+    }
+
+    /// The plan as a backend takes it, with its own `tables`.
+    pub(crate) fn chunks<'a>(&'a self, tables: &'a [&'a [BlockId]]) -> Vec<Chunk<'a>> {
+        let chunk = |(part, tables): (&Planned, &'a [&'a [BlockId]])| {
+            let sequence = &self.running[part.sequence];
+            let (start, end) = (sequence.computed, sequence.computed + part.tokens);
+            let wants_logits = end == sequence.tokens.len();
+            Chunk { tokens: &sequence.tokens[start..end], start, tables, wants_logits }
+        };
+        self.plan.parts.iter().zip(tables.chunks_exact(self.blocks.groups())).map(chunk).collect()
     }
 
     /// Lets go of sequences whose clients are gone.

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use self::remembering::{Remembering, VOCAB};
 use super::*;
-use crate::backend::CacheGroup;
+use crate::backend::{CacheGroup, Chunk};
 use crate::metrics::StaticInfo;
 use crate::sampler::Sampling;
 use crate::sequence::{FinishReason, TokenEvent};

@@ -10,4 +10,5 @@ mod client;
 mod exactness;
 mod process;
 mod resume;
+mod soak;
 mod streaming;
