@@ -33,7 +33,7 @@ fn body(random: &mut fastrand::Rng) -> Value {
         completion(prompt, random.usize(1..40)),
         json!({
             "temperature": if random.bool() { 0.0 } else { 1.2 }, "seed": random.u32(..),
-            "priority": random.i32(-2..3), "cache_salt": ["", "a"][random.usize(0..2)],
+            "priority": random.i32(-2..3), "cache_salt": if random.bool() { "a" } else { "" },
             "ignore_eos": random.bool(),
         }),
     );
@@ -41,7 +41,7 @@ fn body(random: &mut fastrand::Rng) -> Value {
         body["stop"] = json!([random.alphabetic().to_string(), "zz"]);
     }
     if random.u8(0..10) == 0 {
-        body["max_tokens"] = json!([0, 1_000_000][random.usize(0..2)]);
+        body["max_tokens"] = json!(if random.bool() { 0 } else { 1_000_000 });
     }
     body
 }
@@ -105,12 +105,16 @@ async fn hundreds_of_random_requests_leave_nothing_behind() {
         WorkerOptions { num_kv_blocks: Some(24), max_batched_tokens: 40, max_running: 8, ..options() };
     let tight = start(tight).await.unwrap();
     let addr = tight.addr();
-    let mut playing = JoinSet::new();
+    let mut cases = Vec::new();
     for _ in 0..REQUESTS {
+        cases.push(case(alone.addr(), &mut random).await);
+    }
+    let mut playing = JoinSet::new();
+    for case in cases {
         while playing.len() >= AT_ONCE {
             playing.join_next().await.unwrap().unwrap();
         }
-        playing.spawn(play(addr, case(alone.addr(), &mut random).await));
+        playing.spawn(play(addr, case));
     }
     while let Some(played) = playing.join_next().await {
         played.unwrap();
