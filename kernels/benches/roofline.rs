@@ -4,6 +4,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use keyway_kernels::compute::Compute;
 use keyway_kernels::isa::Isa;
 use keyway_kernels::kv_cache::{KvCache, KvShape};
 use keyway_kernels::matmul::{self, PackedMatrix, WeightType};
@@ -42,7 +43,7 @@ fn ramp(n: usize) -> Vec<f32> {
 fn bench_matmul(isa: Isa, m: usize, n: usize, k: usize, kept_as: WeightType) {
     let w = PackedMatrix::pack(n, k, kept_as, |row, out| out.fill(row as f32 / n as f32));
     let (x, mut y) = (ramp(m * k), vec![0.0; m * n]);
-    let s = seconds(|| matmul::cpu(isa, black_box(&x), &w, &mut y));
+    let s = seconds(|| matmul::cpu(&Compute::single().with_isa(isa), black_box(&x), &w, &mut y));
     println!(
         "{:7} matmul    {m}x{n}x{k} {kept_as:?}: {:.1} GFLOP/s, weights {:.1} GB/s",
         isa.name(),
@@ -54,7 +55,9 @@ fn bench_matmul(isa: Isa, m: usize, n: usize, k: usize, kept_as: WeightType) {
 fn bench_attention(isa: Isa, tokens: usize, context: usize, head_dim: usize) {
     let (heads, kv_heads, block_size) = (4, 2, 16);
     let num_blocks = context / block_size;
-    let Some(mut cache) = KvCache::new(KvShape { kv_heads, head_dim, block_size, num_blocks }) else {
+    let Some(mut cache) =
+        KvCache::new(KvShape { kv_heads, key_dim: head_dim, value_dim: head_dim, block_size, num_blocks })
+    else {
         println!("not enough memory");
         return;
     };
@@ -68,8 +71,16 @@ fn bench_attention(isa: Isa, tokens: usize, context: usize, head_dim: usize) {
     let mut out = vec![0.0; tokens * stride];
     let start = context - tokens;
     let s = seconds(|| {
-        let queries = Queries { rows: black_box(&rows), stride, heads, start, blocks: &blocks };
-        paged_attention::cpu(isa, &cache, queries, 0.25, &mut out);
+        let queries = Queries {
+            rows: black_box(&rows),
+            stride,
+            heads,
+            start,
+            blocks: &blocks,
+            window: None,
+            sinks: None,
+        };
+        paged_attention::cpu(&Compute::single().with_isa(isa), &cache, queries, 0.25, &mut out);
     });
     let flops = 4.0 * (tokens * stride) as f64 * (start as f64 + tokens as f64 / 2.0);
     println!(

@@ -1,15 +1,18 @@
-//! The forward pass on the CPU, one thread: a step of a batch through every layer, over a paged KV cache.
+//! The forward pass on the CPU: a step of a batch through every layer, over a paged KV cache.
 //!
 //! All rows of a step, whichever sequence they belong to, go through each product together; only attention
 //! looks at sequences. No operation mixes rows in an order that depends on the batch, hence the bits do not
 //! either.
 
+use keyway_kernels::compute::Compute;
 use keyway_kernels::elementwise::{add_assign, add_bias};
+use keyway_kernels::heads::Heads;
 use keyway_kernels::isa::Isa;
 use keyway_kernels::kv_cache::{KvCache, KvShape};
 use keyway_kernels::matmul;
 use keyway_kernels::paged_attention::{self, Queries};
-use keyway_kernels::{rms_norm, rope};
+use keyway_kernels::rms_norm;
+use keyway_kernels::rope::{self, Pairing};
 
 use super::config::Config;
 use super::feed_forward::{FeedForwardBuffers, sized};
@@ -29,7 +32,7 @@ pub struct CpuBackend {
 
 #[derive(Debug)]
 struct Model {
-    isa: Isa,
+    compute: Compute,
     config: Config,
     weights: Weights,
 }
@@ -74,7 +77,7 @@ impl CpuBackend {
             return Err(ModelError::KvCache(reason));
         }
         let Config { kv_heads, head_dim, .. } = config;
-        let shape = KvShape { kv_heads, head_dim, block_size, num_blocks };
+        let shape = KvShape { kv_heads, key_dim: head_dim, value_dim: head_dim, block_size, num_blocks };
         let caches: Option<Vec<KvCache>> = config.layers.iter().map(|_| KvCache::new(shape)).collect();
         let Some(caches) = caches else {
             let bytes = shape.bytes_per_token() as u128
@@ -83,14 +86,21 @@ impl CpuBackend {
                 format!("{num_blocks} blocks take {} MiB, which is not there; ask for fewer", bytes >> 20);
             return Err(ModelError::KvCache(reason));
         };
-        let model = Model { isa: Isa::detect(), config, weights };
+        let model = Model { compute: Compute::single(), config, weights };
         Ok(Self { model, kv, caches, buffers: Buffers::default() })
     }
 
     /// The same model computing with another instruction set: slower or faster, equal bits.
     #[must_use]
     pub fn with_isa(mut self, isa: Isa) -> Self {
-        self.model.isa = isa;
+        self.model.compute = self.model.compute.with_isa(isa);
+        self
+    }
+
+    /// The same model computing on other threads: slower or faster, equal bits.
+    #[must_use]
+    pub fn with_compute(mut self, compute: Compute) -> Self {
+        self.model.compute = compute;
         self
     }
 }
@@ -153,7 +163,7 @@ impl Model {
                 self.weights.embedding.copy_row(*token as usize, &mut x[row * hidden..][..hidden]);
                 let angles = row * half..(row + 1) * half;
                 let position = chunk.start + t;
-                self.weights.rope.angles(self.isa, position, &mut cos[angles.clone()], &mut sin[angles]);
+                self.weights.rope.angles(&self.compute, position, &mut cos[angles.clone()], &mut sin[angles]);
                 row += 1;
             }
         }
@@ -163,18 +173,17 @@ impl Model {
     fn project_qkv(&self, layer: &Layer, b: &mut Buffers) {
         let Config { heads, kv_heads, head_dim, norm_eps, .. } = self.config;
         let normed = sized(&mut b.normed, b.x.len());
-        rms_norm::cpu(self.isa, &b.x, &layer.input_norm, norm_eps, normed);
+        rms_norm::cpu(&self.compute, &b.x, &layer.input_norm, norm_eps, normed);
         self.linear(&layer.qkv, normed, &mut b.qkv);
-        let angles = b.cos.chunks_exact(head_dim / 2).zip(b.sin.chunks_exact(head_dim / 2));
-        for (row, (cos, sin)) in b.qkv.chunks_exact_mut(layer.qkv.weight.outputs()).zip(angles) {
-            let rotated = &mut row[..(heads + kv_heads) * head_dim];
-            if let Some((q_norm, k_norm)) = &layer.qk_norm {
-                let (queries, keys) = rotated.split_at_mut(heads * head_dim);
-                rms_norm::cpu_in_place(self.isa, queries, q_norm, norm_eps);
-                rms_norm::cpu_in_place(self.isa, keys, k_norm, norm_eps);
-            }
-            rope::cpu(self.isa, rotated, cos, sin);
+        let stride = layer.qkv.weight.outputs();
+        let queries = Heads { stride, first: 0, count: heads, pitch: head_dim };
+        let keys = Heads { stride, first: heads * head_dim, count: kv_heads, pitch: head_dim };
+        if let Some((q_norm, k_norm)) = &layer.qk_norm {
+            rms_norm::cpu_heads(&self.compute, &mut b.qkv, queries, q_norm, norm_eps);
+            rms_norm::cpu_heads(&self.compute, &mut b.qkv, keys, k_norm, norm_eps);
         }
+        let rotated = Heads { count: heads + kv_heads, ..queries };
+        rope::cpu(&self.compute, &mut b.qkv, rotated, Pairing::Halves, &b.cos, &b.sin);
     }
 
     fn write_kv(&self, chunks: &[Chunk<'_>], block_size: usize, cache: &mut KvCache, b: &Buffers) {
@@ -204,36 +213,38 @@ impl Model {
                 heads,
                 start: span.start,
                 blocks: chunks[span.chunk].tables[0],
+                window: None,
+                sinks: None,
             };
             let out = &mut attended[span.first_row * width..][..span.rows * width];
-            paged_attention::cpu(self.isa, cache, queries, scale, out);
+            paged_attention::cpu(&self.compute, cache, queries, scale, out);
         }
         self.linear(&layer.output, attended, &mut b.update);
-        add_assign(&mut b.x, &b.update);
+        add_assign(&self.compute, &mut b.x, &b.update);
     }
 
     /// Adds to the stream what the feed-forward part gives.
     fn feed_forward(&self, layer: &Layer, b: &mut Buffers) {
         let normed = sized(&mut b.normed, b.x.len());
-        rms_norm::cpu(self.isa, &b.x, &layer.post_norm, self.config.norm_eps, normed);
+        rms_norm::cpu(&self.compute, &b.x, &layer.post_norm, self.config.norm_eps, normed);
         let update = sized(&mut b.update, b.x.len());
-        b.feed_forward.run(self.isa, &layer.feed_forward, normed, update);
-        add_assign(&mut b.x, update);
+        b.feed_forward.run(&self.compute, &layer.feed_forward, normed, update);
+        add_assign(&self.compute, &mut b.x, update);
     }
 
     fn head(&self, b: &mut Buffers, logits: &mut Vec<f32>) {
         let normed = sized(&mut b.normed, b.x.len());
-        rms_norm::cpu(self.isa, &b.x, &self.weights.norm, self.config.norm_eps, normed);
+        rms_norm::cpu(&self.compute, &b.x, &self.weights.norm, self.config.norm_eps, normed);
         let head = self.weights.head.as_ref().unwrap_or(&self.weights.embedding);
         let rows = b.x.len() / self.config.hidden;
-        matmul::cpu(self.isa, normed, head, sized(logits, rows * self.config.vocab_size));
+        matmul::cpu(&self.compute, normed, head, sized(logits, rows * self.config.vocab_size));
     }
 
     fn linear(&self, linear: &Linear, x: &[f32], out: &mut Vec<f32>) {
         let out = sized(out, x.len() / linear.weight.inputs() * linear.weight.outputs());
-        matmul::cpu(self.isa, x, &linear.weight, out);
+        matmul::cpu(&self.compute, x, &linear.weight, out);
         if let Some(bias) = &linear.bias {
-            add_bias(out, bias);
+            add_bias(&self.compute, out, bias);
         }
     }
 }

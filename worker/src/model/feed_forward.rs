@@ -1,9 +1,9 @@
 //! The feed-forward part of a layer: one gated network, or the experts a router chooses for each token.
 
+use keyway_kernels::compute::Compute;
 use keyway_kernels::elementwise::silu_mul;
-use keyway_kernels::isa::Isa;
 use keyway_kernels::matmul::{self, PackedMatrix};
-use keyway_kernels::moe::{self, Grouping};
+use keyway_kernels::moe::{self, Grouping, Routing, Scoring};
 
 use super::weights::{FeedForwardWeights, Mlp};
 
@@ -33,30 +33,38 @@ pub(super) fn sized<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) -> &mut 
 
 impl FeedForwardBuffers {
     /// Maps `x` `[tokens, hidden]` to `out` of the same shape.
-    pub(super) fn run(&mut self, isa: Isa, weights: &FeedForwardWeights, x: &[f32], out: &mut [f32]) {
+    pub(super) fn run(
+        &mut self,
+        compute: &Compute,
+        weights: &FeedForwardWeights,
+        x: &[f32],
+        out: &mut [f32],
+    ) {
         match weights {
             FeedForwardWeights::Dense(mlp) => {
-                run_mlp(isa, mlp, x, &mut self.gate_up, &mut self.gated, out);
+                run_mlp(compute, mlp, x, &mut self.gate_up, &mut self.gated, out);
             }
             FeedForwardWeights::Experts { router, experts, top, renormalise } => {
-                self.route(isa, router, *top, *renormalise, x);
-                self.run_experts(isa, experts, x, router.inputs(), *top);
+                self.route(compute, router, *top, *renormalise, x);
+                self.run_experts(compute, experts, x, router.inputs(), *top);
                 let places = &self.grouping.places;
-                moe::combine(isa, &self.expert_out, places, &self.weights, *top, out);
+                moe::combine(compute, &self.expert_out, places, &self.weights, *top, out);
             }
         }
     }
 
-    fn route(&mut self, isa: Isa, router: &PackedMatrix, top: usize, renormalise: bool, x: &[f32]) {
+    fn route(&mut self, compute: &Compute, router: &PackedMatrix, top: usize, renormalise: bool, x: &[f32]) {
         let (experts, tokens) = (router.outputs(), x.len() / router.inputs());
         let logits = sized(&mut self.router, tokens * experts);
-        matmul::cpu(isa, x, router, logits);
+        matmul::cpu(compute, x, router, logits);
         let ids = sized(&mut self.ids, tokens * top);
-        moe::route(isa, logits, experts, renormalise, ids, sized(&mut self.weights, tokens * top));
+        let routing = Routing { top, scoring: Scoring::SoftmaxAll, renormalise, scale: 1.0, groups: None };
+        let weights = sized(&mut self.weights, tokens * top);
+        moe::route(compute, logits, experts, &routing, None, ids, weights);
         self.grouping.group(ids, experts);
     }
 
-    fn run_experts(&mut self, isa: Isa, experts: &[Mlp], x: &[f32], hidden: usize, top: usize) {
+    fn run_experts(&mut self, compute: &Compute, experts: &[Mlp], x: &[f32], hidden: usize, top: usize) {
         let slots = &self.grouping.slots;
         let gathered = sized(&mut self.gathered, slots.len() * hidden);
         for (row, slot) in gathered.chunks_exact_mut(hidden).zip(slots) {
@@ -67,17 +75,24 @@ impl FeedForwardBuffers {
             let rows = ends[0] * hidden..ends[1] * hidden;
             if !rows.is_empty() {
                 let x = &gathered[rows.clone()];
-                run_mlp(isa, expert, x, &mut self.gate_up, &mut self.gated, &mut out[rows]);
+                run_mlp(compute, expert, x, &mut self.gate_up, &mut self.gated, &mut out[rows]);
             }
         }
     }
 }
 
-fn run_mlp(isa: Isa, mlp: &Mlp, x: &[f32], gate_up: &mut Vec<f32>, gated: &mut Vec<f32>, out: &mut [f32]) {
+fn run_mlp(
+    compute: &Compute,
+    mlp: &Mlp,
+    x: &[f32],
+    gate_up: &mut Vec<f32>,
+    gated: &mut Vec<f32>,
+    out: &mut [f32],
+) {
     let (rows, width) = (x.len() / mlp.gate_up.inputs(), mlp.down.inputs());
     let gate_up = sized(gate_up, rows * 2 * width);
-    matmul::cpu(isa, x, &mlp.gate_up, gate_up);
+    matmul::cpu(compute, x, &mlp.gate_up, gate_up);
     let gated = sized(gated, rows * width);
-    silu_mul(isa, gate_up, width, gated);
-    matmul::cpu(isa, gated, &mlp.down, out);
+    silu_mul(compute, gate_up, width, gated);
+    matmul::cpu(compute, gated, &mlp.down, out);
 }
