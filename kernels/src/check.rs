@@ -40,12 +40,12 @@ pub(crate) fn assert_close(actual: &[f32], exact: &[f64], scale: &[f64], toleran
     }
 }
 
-/// Runs `op` on every instruction set with 1, 2 and 3 threads, asserts that all results agree in every bit,
+/// Runs `op` on every instruction set with 1, 2 and 3 threads that share work of any size, asserts that all results agree in every bit,
 /// and returns the result.
 pub(crate) fn everywhere(op: impl Fn(&Compute) -> Vec<f32>) -> Vec<f32> {
     let mut first: Option<Vec<f32>> = None;
     for threads in [1, 2, 3] {
-        let compute = Compute::new(NonZeroUsize::new(threads).unwrap());
+        let compute = self::threads(threads);
         for isa in Isa::available() {
             let result = op(&compute.clone().with_isa(isa));
             let agrees = first.as_ref().is_none_or(|first| same_bits(&result, first));
@@ -54,6 +54,11 @@ pub(crate) fn everywhere(op: impl Fn(&Compute) -> Vec<f32>) -> Vec<f32> {
         }
     }
     first.unwrap()
+}
+
+/// `n` threads that share work of any size.
+pub(crate) fn threads(n: usize) -> Compute {
+    Compute::new(NonZeroUsize::new(n).unwrap()).sharing_everything()
 }
 
 /// Equality of bits, which tells `-0.0` from `0.0` and equates a NaN with itself.

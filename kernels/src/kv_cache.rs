@@ -4,6 +4,9 @@
 //! Keys are kept sixteen positions side by side, `[block][kv_head][offset / 16][key_dim][16]`, so that
 //! scores are computed in lanes across keys; values position by position,
 //! `[block][kv_head][offset][value_dim]`, so that sums run in lanes across the head.
+//!
+//! A **latent** cache (multi-head latent attention in its absorbed form, arXiv 2405.04434) keeps one vector per
+//! position, laid out as keys are; its first `value_dim` elements are the value as well.
 
 use crate::lanes::{LANES, Lanes};
 
@@ -31,6 +34,21 @@ impl KvShape {
         size_of::<f32>() * self.kv_heads * (self.key_dim + self.value_dim)
     }
 
+    /// [`KvShape::bytes_per_token`] in a latent cache: the key alone.
+    pub fn latent_bytes_per_token(&self) -> usize {
+        size_of::<f32>() * self.kv_heads * self.key_dim
+    }
+
+    /// Panics if a size cannot be.
+    fn check(&self) {
+        let Self { kv_heads, key_dim, value_dim, block_size, .. } = *self;
+        assert!(
+            value_dim.is_multiple_of(LANES) && block_size.is_multiple_of(LANES),
+            "kv_cache: value_dim and block_size must be multiples of {LANES}"
+        );
+        assert!(key_dim > 0 && value_dim > 0 && block_size > 0 && kv_heads > 0, "kv_cache: a size is 0");
+    }
+
     /// Vectors of sixteen that heads of `dim` elements take; `None` if that overflows.
     fn vectors(&self, dim: usize) -> Option<usize> {
         self.num_blocks
@@ -45,7 +63,9 @@ impl KvShape {
 #[derive(Debug)]
 pub struct KvCache {
     shape: KvShape,
+    latent: bool,
     keys: Vec<Lanes>,
+    /// Empty in a latent cache.
     values: Vec<Lanes>,
 }
 
@@ -55,15 +75,31 @@ impl KvCache {
     /// # Panics
     /// If a size is 0, or `value_dim` or `block_size` is not a multiple of [`KvShape::GRANULE`].
     pub fn new(shape: KvShape) -> Option<Self> {
-        let KvShape { kv_heads, key_dim, value_dim, block_size, .. } = shape;
-        assert!(
-            value_dim.is_multiple_of(LANES) && block_size.is_multiple_of(LANES),
-            "kv_cache: value_dim and block_size must be multiples of {LANES}"
-        );
-        assert!(key_dim > 0 && value_dim > 0 && block_size > 0 && kv_heads > 0, "kv_cache: a size is 0");
-        let keys = zeroed(shape.vectors(key_dim)?)?;
-        let values = zeroed(shape.vectors(value_dim)?)?;
-        Some(Self { shape, keys, values })
+        shape.check();
+        let keys = zeroed(shape.vectors(shape.key_dim)?)?;
+        let values = zeroed(shape.vectors(shape.value_dim)?)?;
+        Some(Self { shape, latent: false, keys, values })
+    }
+
+    /// An empty latent cache: `key_dim` is the whole of a position's vector (its compressed part and its rotated
+    /// part), `value_dim` the compressed part at its beginning. `None` if there is not enough memory.
+    ///
+    /// # Panics
+    /// As [`KvCache::new`], and if there is not one KV head, or the value is longer than the key.
+    pub fn new_latent(shape: KvShape) -> Option<Self> {
+        shape.check();
+        assert!(shape.kv_heads == 1 && shape.value_dim <= shape.key_dim, "kv_cache: no such latent");
+        Some(Self { shape, latent: true, keys: zeroed(shape.vectors(shape.key_dim)?)?, values: Vec::new() })
+    }
+
+    /// Whether values are the beginnings of keys.
+    pub fn is_latent(&self) -> bool {
+        self.latent
+    }
+
+    /// Bytes that one position takes.
+    pub fn bytes_per_token(&self) -> usize {
+        if self.latent { self.shape.latent_bytes_per_token() } else { self.shape.bytes_per_token() }
     }
 
     /// Its sizes.
@@ -74,19 +110,33 @@ impl KvCache {
     /// Stores one position's `key` `[kv_heads, key_dim]` and `value` `[kv_heads, value_dim]`.
     ///
     /// # Panics
-    /// If `block` or `offset` is out of range, or a slice has another length.
+    /// If `block` or `offset` is out of range, a slice has another length, or the cache is a latent one.
     pub fn write(&mut self, block: u32, offset: usize, key: &[f32], value: &[f32]) {
-        let KvShape { kv_heads, key_dim, value_dim, block_size, num_blocks } = self.shape;
-        assert!((block as usize) < num_blocks && offset < block_size, "kv_cache: no such position");
-        assert!(
-            key.len() == kv_heads * key_dim && value.len() == kv_heads * value_dim,
-            "kv_cache: shapes disagree"
-        );
-        for (head, (key, value)) in key.chunks_exact(key_dim).zip(value.chunks_exact(value_dim)).enumerate() {
+        let KvShape { kv_heads, value_dim, .. } = self.shape;
+        assert!(!self.latent && value.len() == kv_heads * value_dim, "kv_cache: shapes disagree");
+        self.write_keys(block, offset, key);
+        for (head, value) in value.chunks_exact(value_dim).enumerate() {
             let at = self.value_index(block, head, offset);
             for (packed, part) in self.values[at..].iter_mut().zip(value.chunks_exact(LANES)) {
                 packed.0.copy_from_slice(part);
             }
+        }
+    }
+
+    /// Stores one position's `latent` `[key_dim]`.
+    ///
+    /// # Panics
+    /// If `block` or `offset` is out of range, `latent` has another length, or the cache is not a latent one.
+    pub fn write_latent(&mut self, block: u32, offset: usize, latent: &[f32]) {
+        assert!(self.latent, "kv_cache: shapes disagree");
+        self.write_keys(block, offset, latent);
+    }
+
+    fn write_keys(&mut self, block: u32, offset: usize, key: &[f32]) {
+        let KvShape { kv_heads, key_dim, block_size, num_blocks, .. } = self.shape;
+        assert!((block as usize) < num_blocks && offset < block_size, "kv_cache: no such position");
+        assert!(key.len() == kv_heads * key_dim, "kv_cache: shapes disagree");
+        for (head, key) in key.chunks_exact(key_dim).enumerate() {
             let at = self.key_index(block, head, offset);
             for (packed, element) in self.keys[at..].iter_mut().zip(key) {
                 packed.0[offset % LANES] = *element;
@@ -113,6 +163,9 @@ impl KvCache {
 
     /// Element `i` of one value: for oracles.
     pub(crate) fn value_element(&self, block: u32, head: usize, offset: usize, i: usize) -> f32 {
+        if self.latent {
+            return self.key_element(block, head, offset, i);
+        }
         self.values[self.value_index(block, head, offset) + i / LANES].0[i % LANES]
     }
 
@@ -171,9 +224,12 @@ mod tests {
     #[test]
     fn a_position_takes_the_bytes_it_is_said_to_take() {
         let shape = KvShape { kv_heads: 2, key_dim: 192, value_dim: 128, block_size: 16, num_blocks: 3 };
-        let cache = KvCache::new(shape).unwrap();
-        let bytes = size_of_val(cache.keys.as_slice()) + size_of_val(cache.values.as_slice());
-        assert_eq!(bytes, 3 * 16 * shape.bytes_per_token());
+        let latent = KvShape { kv_heads: 1, key_dim: 576, value_dim: 512, ..shape };
+        for cache in [KvCache::new(shape).unwrap(), KvCache::new_latent(latent).unwrap()] {
+            let bytes = size_of_val(cache.keys.as_slice()) + size_of_val(cache.values.as_slice());
+            assert_eq!(bytes, 3 * 16 * cache.bytes_per_token());
+        }
+        assert_eq!((latent.latent_bytes_per_token(), latent.bytes_per_token()), (576 * 4, 1088 * 4));
     }
 
     #[test]

@@ -18,6 +18,8 @@ mod lanes;
 pub mod matmul;
 pub mod moe;
 pub mod paged_attention;
+mod pool;
+pub mod quant;
 pub mod rms_norm;
 pub mod rope;
 pub mod scalar;

@@ -8,6 +8,8 @@
 //! on the token's position alone, never on `start`, the block size, the block numbers or the rows computed
 //! beside it.
 
+mod chunk;
+
 use std::ops::Range;
 
 use crate::compute::Compute;
@@ -15,8 +17,8 @@ use crate::grid::{Grid, Tile};
 use crate::isa::Body;
 use crate::kv_cache::{KvCache, KvShape};
 use crate::lanes::{LANES, Lanes};
-use crate::scalar::exp;
 use crate::simd::Simd;
+use chunk::{Within, add_latent_chunk, add_value_tile, dots, softmax_chunk};
 
 /// Positions between two updates of the running maximum. Larger ones pay its latency less often; the scores
 /// of eight rows still fit the first-level cache.
@@ -146,7 +148,7 @@ struct Attention<'a> {
 struct Running<const R: usize> {
     max: [f32; R],
     sum: [Lanes; R],
-    /// Unnormalised output, `[value_dim / 16]`.
+    /// Unnormalised output, `[value_dim / 16]`; of a latent cache `[value_dim]`, sixteen sums per element.
     out: Vec<[Lanes; R]>,
 }
 
@@ -186,14 +188,14 @@ impl Attention<'_> {
 
     #[inline(always)]
     fn tile<S: Simd, const R: usize>(&mut self, simd: S, first: usize) {
-        let KvShape { key_dim, value_dim, .. } = self.cache.shape();
+        let key_dim = self.cache.shape().key_dim;
         // Ascending with the row; the positions that some row sees are one range.
-        let seen: [(usize, usize); R] = std::array::from_fn(|r| self.queries.seen(self.row(first + r).0));
+        let seen: Within<R> = std::array::from_fn(|r| self.queries.seen(self.row(first + r).0));
         let query = self.load_queries::<R>(first);
         let query: [&[f32]; R] = std::array::from_fn(|r| &query[r * key_dim..][..key_dim]);
         let mut running = self.begin::<R>(first);
         for chunk in (seen[0].0 / CHUNK * CHUNK..seen[R - 1].1).step_by(CHUNK) {
-            let within: [(usize, usize); R] = std::array::from_fn(|r| {
+            let within: Within<R> = std::array::from_fn(|r| {
                 let clamped = |position: usize| position.clamp(chunk, chunk + CHUNK) - chunk;
                 (clamped(seen[r].0), clamped(seen[r].1))
             });
@@ -208,27 +210,24 @@ impl Attention<'_> {
                     out[r] = out[r].scale_add(rescale, Lanes::ZERO);
                 }
             }
-            self.add_values(simd, chunk, within, &weights, &mut running.out);
-        }
-        for r in 0..R {
-            let total = running.sum[r].sum();
-            let (token, head) = self.row(first + r);
-            let out = &mut self.out.row(token)[(head - self.heads.start) * value_dim..][..value_dim];
-            for (part, sums) in out.chunks_exact_mut(LANES).zip(&running.out) {
-                for (out, sum) in part.iter_mut().zip(sums[r].0) {
-                    *out = sum / total;
-                }
+            if self.cache.is_latent() {
+                self.add_latents(simd, chunk, within, &weights, &mut running.out);
+            } else {
+                self.add_values(simd, chunk, within, &weights, &mut running.out);
             }
         }
+        self.finish(first, &running);
     }
 
     /// Before the first chunk. A sink is a first score whose value is zero.
     #[inline(always)]
     fn begin<const R: usize>(&self, first: usize) -> Running<R> {
+        let value_dim = self.cache.shape().value_dim;
+        let vectors = if self.cache.is_latent() { value_dim } else { value_dim / LANES };
         let mut running = Running {
             max: [f32::NEG_INFINITY; R],
             sum: [Lanes::ZERO; R],
-            out: vec![[Lanes::ZERO; R]; self.cache.shape().value_dim / LANES],
+            out: vec![[Lanes::ZERO; R]; vectors],
         };
         if let Some(sinks) = self.queries.sinks {
             for r in 0..R {
@@ -240,6 +239,28 @@ impl Attention<'_> {
             }
         }
         running
+    }
+
+    /// Behind the last chunk.
+    #[inline(always)]
+    fn finish<const R: usize>(&mut self, first: usize, running: &Running<R>) {
+        let value_dim = self.cache.shape().value_dim;
+        for r in 0..R {
+            let total = running.sum[r].sum();
+            let (token, head) = self.row(first + r);
+            let out = &mut self.out.row(token)[(head - self.heads.start) * value_dim..][..value_dim];
+            if self.cache.is_latent() {
+                for (out, sums) in out.iter_mut().zip(&running.out) {
+                    *out = sums[r].sum() / total;
+                }
+                continue;
+            }
+            for (part, sums) in out.chunks_exact_mut(LANES).zip(&running.out) {
+                for (out, sum) in part.iter_mut().zip(sums[r].0) {
+                    *out = sum / total;
+                }
+            }
+        }
     }
 
     /// The rows' queries times `scale`: `[R, key_dim]`.
@@ -281,7 +302,7 @@ impl Attention<'_> {
         &self,
         simd: S,
         chunk: usize,
-        within: [(usize, usize); R],
+        within: Within<R>,
         weights: &[[Lanes; TILES]; R],
         out: &mut [[Lanes; R]],
     ) {
@@ -295,102 +316,30 @@ impl Attention<'_> {
         }
     }
 
+    /// [`Attention::add_values`] for a latent cache.
+    #[inline(always)]
+    fn add_latents<S: Simd, const R: usize>(
+        &self,
+        simd: S,
+        chunk: usize,
+        within: Within<R>,
+        weights: &[[Lanes; TILES]; R],
+        out: &mut [[Lanes; R]],
+    ) {
+        let (first, last) = (within[0].0 / LANES, within[R - 1].1.div_ceil(LANES));
+        let mut tiles: [&[Lanes]; TILES] = [&[]; TILES];
+        for tile in first..last {
+            let (block, offset) = self.locate(chunk + tile * LANES);
+            tiles[tile] = self.cache.key_tile(block, self.kv_head, offset);
+        }
+        add_latent_chunk(simd, &tiles[first..last], first, within, weights, out);
+    }
+
     #[inline(always)]
     fn locate(&self, position: usize) -> (u32, usize) {
         let block_size = self.cache.shape().block_size;
         (self.queries.blocks[position / block_size], position % block_size)
     }
-}
-
-/// Each query's product with sixteen keys; the sums stay in registers.
-#[inline(always)]
-fn dots<S: Simd, const R: usize>(simd: S, keys: &[Lanes], query: [&[f32]; R]) -> [Lanes; R] {
-    // Equal lengths by construction; said once more here, it spares the loop its bounds checks.
-    let query: [&[f32]; R] = std::array::from_fn(|r| &query[r][..keys.len()]);
-    let mut sums = [simd.zero(); R];
-    for (d, keys) in keys.iter().enumerate() {
-        let keys = simd.load(&keys.0);
-        for r in 0..R {
-            sums[r] = simd.mul_add(simd.splat(query[r][d]), keys, sums[r]);
-        }
-    }
-    let mut out = [Lanes::ZERO; R];
-    for r in 0..R {
-        simd.store(sums[r], &mut out[r].0);
-    }
-    out
-}
-
-/// Adds to each row `r` those of sixteen weighted values that it sees, `within[r]`, ascending. Rows ascend in
-/// position, so what the last row's begin and the first row's end enclose is common to all; the few positions
-/// around that are taken row by row, because a weight of zero would not be the same as no term (`0 * inf`,
-/// `-0 + 0`).
-#[inline(always)]
-fn add_value_tile<S: Simd, const R: usize>(
-    simd: S,
-    values: &[Lanes],
-    within: [(usize, usize); R],
-    weights: [&[f32; LANES]; R],
-    out: &mut [[Lanes; R]],
-) {
-    let parts = out.len();
-    let begin = within[R - 1].0;
-    let end = within[0].1.max(begin);
-    for (part, out) in out.iter_mut().enumerate() {
-        let mut sums = [simd.zero(); R];
-        for r in 0..R {
-            sums[r] = simd.load(&out[r].0);
-            for position in within[r].0..within[r].1.min(begin) {
-                let value = simd.load(&values[position * parts + part].0);
-                sums[r] = simd.mul_add(value, simd.splat(weights[r][position]), sums[r]);
-            }
-        }
-        for position in begin..end {
-            let value = simd.load(&values[position * parts + part].0);
-            for r in 0..R {
-                sums[r] = simd.mul_add(value, simd.splat(weights[r][position]), sums[r]);
-            }
-        }
-        for r in 0..R {
-            for position in end..within[r].1 {
-                let value = simd.load(&values[position * parts + part].0);
-                sums[r] = simd.mul_add(value, simd.splat(weights[r][position]), sums[r]);
-            }
-            simd.store(sums[r], &mut out[r].0);
-        }
-    }
-}
-
-/// Turns one row's scores of the positions `within` a chunk, at least one, into weights `e^(score - max)`;
-/// updates the running maximum and the sixteen running sums. Returns what earlier sums were scaled by.
-#[inline(always)]
-fn softmax_chunk(scores: &mut [Lanes; TILES], within: (usize, usize), max: &mut f32, sum: &mut Lanes) -> f32 {
-    let (begin, end) = within;
-    let (first, last) = (begin / LANES, (end - 1) / LANES);
-    for lane in 0..LANES {
-        let real = lane >= begin % LANES;
-        scores[first].0[lane] = if real { scores[first].0[lane] } else { f32::NEG_INFINITY };
-    }
-    for lane in 0..LANES {
-        let real = lane <= (end - 1) % LANES;
-        scores[last].0[lane] = if real { scores[last].0[lane] } else { f32::NEG_INFINITY };
-    }
-    let weights = &mut scores[first..=last];
-    let mut largest = Lanes([*max; LANES]);
-    for scores in &*weights {
-        largest = largest.max(*scores);
-    }
-    let largest = largest.largest();
-    let rescale = exp(*max - largest);
-    *max = largest;
-    *sum = sum.scale_add(rescale, Lanes::ZERO);
-    for scores in weights {
-        for lane in 0..LANES {
-            scores.0[lane] = exp(scores.0[lane] - largest);
-        }
-        *sum = sum.add(*scores);
-    }
-    rescale
 }
 
 #[cfg(test)]
