@@ -235,7 +235,7 @@ fn load(source: &ModelSource) -> Result<Loaded, StartError> {
 /// every request that is accepted can be finished.
 fn kv_layout(options: &WorkerOptions, info: &ModelInfo) -> Result<(KvLayout, usize), StartError> {
     let (block_size, chunk) = (options.block_size, options.max_batched_tokens);
-    let by_memory = || (KV_BYTES_DEFAULT / (info.kv_bytes_per_token * block_size).max(1)).max(1);
+    let by_memory = || (KV_BYTES_DEFAULT / (info.kv_bytes_per_block_position * block_size).max(1)).max(1);
     let num_blocks = options.num_kv_blocks.unwrap_or_else(by_memory);
     let rules = GroupRules::new(&info.cache_groups, block_size);
     let capacity = rules.longest(num_blocks, chunk);
@@ -284,7 +284,7 @@ fn log_ready(addr: SocketAddr, model: &str, info: &ModelInfo, kv: KvLayout, max_
         max_model_len,
         kv_blocks = kv.num_blocks,
         block_size = kv.block_size,
-        kv_mib = (kv.num_blocks * kv.block_size * info.kv_bytes_per_token) >> 20,
+        kv_mib = (kv.num_blocks * kv.block_size * info.kv_bytes_per_block_position) >> 20,
         weights_mib = info.weight_bytes >> 20,
         numerics_id = info.numerics_id,
         "ready on http://{addr}"
