@@ -1,9 +1,12 @@
 //! A whole worker from its options: model, engine, server. Used by the command and by whoever embeds one.
 
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::thread::available_parallelism;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use keyway_kernels::compute::Compute;
 use keyway_text::{TextError, TextModel};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -37,6 +40,8 @@ pub struct WorkerOptions {
     pub max_batched_tokens: usize,
     /// Sequences that run at the same time.
     pub max_running: usize,
+    /// Processor threads that compute; if absent, as many as there are cores.
+    pub threads: Option<usize>,
 }
 
 impl Default for WorkerOptions {
@@ -50,6 +55,7 @@ impl Default for WorkerOptions {
             max_model_len: None,
             max_batched_tokens: 512,
             max_running: 64,
+            threads: None,
         }
     }
 }
@@ -112,7 +118,8 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let Loaded { model, text, defaults } = blocking(move || load(&source)).await??;
     let info = model.info.clone();
     let (kv, max_model_len) = kv_layout(&options, &info)?;
-    let backend = blocking(move || model.into_backend(kv)).await??;
+    let compute = Compute::new(threads(options.threads));
+    let backend = blocking(move || model.into_backend(kv)).await??.with_compute(compute);
 
     let model_name = options.served_model_name.unwrap_or_else(|| info.name.clone());
     let metrics = Metrics::new(&StaticInfo {
@@ -203,6 +210,7 @@ fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
         ("maximal model length", options.max_model_len.unwrap_or(1)),
         ("number of batched tokens", options.max_batched_tokens),
         ("number of running sequences", options.max_running),
+        ("number of threads", options.threads.unwrap_or(1)),
     ];
     if let Some((what, _)) = positive.iter().find(|(_, value)| *value == 0) {
         return Err(StartError::Options(format!("the {what} must be at least 1")));
@@ -263,6 +271,11 @@ fn kv_layout(options: &WorkerOptions, info: &ModelInfo) -> Result<(KvLayout, usi
         Some(len) => len,
     };
     Ok((KvLayout { block_size, num_blocks }, max_model_len))
+}
+
+/// As many as asked for, or as there are cores; one if nobody knows.
+fn threads(asked: Option<usize>) -> NonZeroUsize {
+    asked.and_then(NonZeroUsize::new).or_else(|| available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
 }
 
 fn eos_token_ids(info: &ModelInfo, text: &TextModel) -> Vec<u32> {

@@ -8,6 +8,7 @@ mod bad_input;
 mod checkpoint;
 mod client;
 mod exactness;
+mod families;
 mod process;
 mod resume;
 mod soak;

@@ -24,7 +24,7 @@ async fn elsewhere() -> RunningWorker {
 
 /// What a client and its gateway have of a stream.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Have {
+pub(crate) struct Have {
     ids: Vec<u64>,
     text: String,
     roles: usize,
@@ -68,7 +68,7 @@ fn streamed(body: Value, keyway: Value) -> Value {
 }
 
 /// Cuts the stream after each event and resumes it on `other`: the whole must be the same.
-async fn cut_everywhere(first: SocketAddr, other: SocketAddr, path: &str, body: &Value) -> Have {
+pub(crate) async fn cut_everywhere(first: SocketAddr, other: SocketAddr, path: &str, body: &Value) -> Have {
     let events = post(first, path, &streamed(body.clone(), json!({}))).await.events();
     let whole = Have::of(&events).without_cached();
     let end = events.iter().position(|e| !e["choices"][0]["finish_reason"].is_null()).unwrap();
