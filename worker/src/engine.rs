@@ -45,7 +45,7 @@ pub(crate) enum SubmitError {
 
 /// What reaches the engine's thread.
 enum Message {
-    Submit(Sequence),
+    Submit(Box<Sequence>),
     /// Asks for every block of the prefix cache; answered between two steps.
     Resident(oneshot::Sender<Vec<CacheChange>>),
 }
@@ -69,7 +69,7 @@ impl EngineHandle {
         let submit = |request| {
             let slot = slots.split(1).ok_or(SubmitError::Overloaded)?;
             let (sequence, generation) = Sequence::new(request, slot, now);
-            self.inbox.send(Message::Submit(sequence)).map_err(|_| SubmitError::Stopped)?;
+            self.inbox.send(Message::Submit(Box::new(sequence))).map_err(|_| SubmitError::Stopped)?;
             Ok(generation)
         };
         requests.into_iter().map(submit).collect()
@@ -166,7 +166,7 @@ impl Engine {
 
     fn receive(&mut self, message: Message) {
         match message {
-            Message::Submit(sequence) => self.scheduler.add(sequence),
+            Message::Submit(sequence) => self.scheduler.add(*sequence),
             // Who asked may be gone.
             Message::Resident(reply) => drop(reply.send(self.scheduler.blocks().resident())),
         }

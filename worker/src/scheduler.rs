@@ -182,20 +182,31 @@ impl Scheduler {
     fn plan_running(&mut self) -> Option<usize> {
         self.plan.parts.clear();
         let mut budget = self.limits.max_batched_tokens;
-        for prefills in [false, true] {
-            for (i, sequence) in self.running.iter_mut().enumerate() {
-                let tokens = sequence.remaining().min(budget);
-                if (sequence.remaining() > 1) != prefills || tokens == 0 {
-                    continue;
-                }
-                if !self.blocks.cover(&mut sequence.table, sequence.computed + tokens) {
-                    return None;
-                }
-                self.plan.parts.push(Planned { sequence: i, tokens });
-                budget -= tokens;
+        let mut prefills = Vec::new();
+        for i in 0..self.running.len() {
+            if self.running[i].remaining() > 1 {
+                prefills.push(i);
+            } else {
+                self.plan_part(i, &mut budget)?;
             }
         }
+        for i in prefills {
+            self.plan_part(i, &mut budget)?;
+        }
         Some(budget)
+    }
+
+    /// Plans as much of one sequence as the budget allows; `None` where blocks have run out.
+    fn plan_part(&mut self, i: usize, budget: &mut usize) -> Option<()> {
+        let sequence = &mut self.running[i];
+        let tokens = sequence.remaining().min(*budget);
+        if tokens > 0 {
+            let covered = self.blocks.cover(&mut sequence.table, sequence.computed + tokens);
+            covered.then_some(())?;
+            self.plan.parts.push(Planned { sequence: i, tokens });
+            *budget -= tokens;
+        }
+        Some(())
     }
 
     fn admit(&mut self, budget: &mut usize) {
