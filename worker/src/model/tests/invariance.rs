@@ -47,8 +47,7 @@ fn side_by_side(
     let mut sequences = vec![Sequence::new(backend); prompts.len()];
     let mut results = vec![Vec::new(); prompts.len()];
     for step in 0..plans.iter().map(Vec::len).max().unwrap_or(0) {
-        let now: Vec<_> =
-            (0..prompts.len()).filter_map(|i| Some((i, plans[i].get(step)?.clone()))).collect();
+        let now: Vec<_> = (0..prompts.len()).filter_map(|i| Some((i, plans[i].get(step)?.clone()))).collect();
         for (i, piece) in &now {
             sequences[*i].grow(pool, piece.len());
         }
@@ -59,8 +58,7 @@ fn side_by_side(
             tables,
             wants_logits: piece.end == prompts[*i].len(),
         };
-        let chunks: Vec<Chunk<'_>> =
-            now.iter().zip(tables.iter().map(Vec::as_slice)).map(chunk).collect();
+        let chunks: Vec<Chunk<'_>> = now.iter().zip(tables.iter().map(Vec::as_slice)).map(chunk).collect();
         let mut logits = Vec::new();
         backend.step(&chunks, &mut logits);
         let owners: Vec<usize> =

@@ -52,7 +52,10 @@ fn what_a_family_keeps_is_known_before_its_backend_is() {
     let (kv_heads, head_dim) = (2, 16);
     let per_layer = 2 * kv_heads * head_dim * size_of::<f32>();
     let mistral = info("mistral");
-    assert_eq!((mistral.cache_groups, mistral.kv_bytes_per_block_position), (vec![window(41)], 2 * per_layer));
+    assert_eq!(
+        (mistral.cache_groups, mistral.kv_bytes_per_block_position),
+        (vec![window(41)], 2 * per_layer)
+    );
     let gpt_oss = info("gpt_oss_mxfp4");
     assert_eq!(gpt_oss.cache_groups, [CacheGroup::Full, window(40), window(40)]);
     assert_eq!(gpt_oss.kv_bytes_per_block_position, 2 * per_layer);
