@@ -154,7 +154,8 @@ mod tests {
         let exponents = (0..rows * 3).map(|i| 120 + (i % 11) as u8).collect();
         let codes = tensor(TensorType::U8, width / 2, codes(rows * width / 2));
         let stored = Stored::Mxfp4 { codes, exponents: tensor(TensorType::U8, 3, exponents) };
-        assert_packed(&stored, rows, width, (rows / 2 + rows) * (width / 2 + 3));
+        // An exponent is widened to two bytes.
+        assert_packed(&stored, rows, width, (rows / 2 + rows) * (width / 2 + 2 * 3));
     }
 
     #[test]
