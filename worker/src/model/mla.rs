@@ -65,8 +65,7 @@ impl LatentWeights {
     pub(super) fn write(&self, shape: &Latent, step: &LayerStep<'_>, cache: &mut KvCache, b: &Buffers) {
         let stride = shape.rank + shape.rope_dim;
         step.for_each_row(&b.spans, |row, block, offset| {
-            let latent = &b.latent.latent[row * stride..][..stride];
-            cache.write(block, offset, latent, &latent[..shape.rank]);
+            cache.write_latent(block, offset, &b.latent.latent[row * stride..][..stride]);
         });
     }
 

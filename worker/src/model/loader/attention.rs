@@ -5,7 +5,7 @@ use keyway_kernels::matmul::PackedMatrix;
 use super::Loader;
 use crate::model::ModelError;
 use crate::model::config::{Attention, Grouped, Latent};
-use crate::model::stored::Stored;
+use crate::model::stored::{Rows, Stored, pack};
 use crate::model::weights::{AttentionWeights, GroupedWeights, LatentWeights};
 
 impl Loader<'_> {
@@ -56,24 +56,21 @@ impl Loader<'_> {
         // Of each head the rows that make its key, then those that make its value.
         let up = self.stored(&part("kv_b_proj.weight"), heads * (nope_dim + value_dim), rank)?;
         let first = |head: usize| head * (nope_dim + value_dim);
+        let values =
+            |head: usize| Rows { from: &up, first: first(head) + nope_dim, step: 1, count: value_dim };
         Ok(LatentWeights {
             query_down,
             query,
             kv_down,
             latent_norm,
             absorb: (0..heads).map(|head| transposed(&up, first(head), nope_dim, rank)).collect(),
-            expand: (0..heads).map(|head| straight(&up, first(head) + nope_dim, value_dim, rank)).collect(),
+            expand: (0..heads).map(|head| pack(&[values(head)], rank)).collect(),
             output: self.linear(&[(&part("o_proj"), hidden)], heads * value_dim, bias)?,
         })
     }
 }
 
-/// Rows `first..first + rows` as they are: `[rows, width]`.
-fn straight(stored: &Stored<'_>, first: usize, rows: usize, width: usize) -> PackedMatrix {
-    PackedMatrix::pack(rows, width, stored.kept_as(), |n, row| stored.copy_row(first + n, row))
-}
-
-/// The same rows as columns: `[width, rows]`.
+/// Rows `first..first + rows` as columns: `[width, rows]`. FP8 becomes f32, since its blocks would lie across.
 fn transposed(stored: &Stored<'_>, first: usize, rows: usize, width: usize) -> PackedMatrix {
     let mut values = vec![0.0; rows * width];
     for (n, row) in values.chunks_exact_mut(width).enumerate() {
