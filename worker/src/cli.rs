@@ -69,7 +69,7 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 64, env = "KEYWAY_WORKER_MAX_RUNNING")]
     max_running: usize,
 
-    /// Processor threads that compute; answers do not depend on them [default: one for each core]..
+    /// Processor threads that compute; answers do not depend on them [default: one for each core].
     #[arg(long, value_name = "N", env = "KEYWAY_WORKER_THREADS")]
     threads: Option<usize>,
 
