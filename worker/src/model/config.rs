@@ -12,7 +12,7 @@ use keyway_kernels::kv_cache::{KvCache, KvShape};
 use keyway_kernels::moe::Routing;
 use keyway_kernels::rope::{Pairing, RopeScaling};
 
-pub(super) use self::raw::{RawConfig, RawRope};
+pub(super) use self::raw::{RawConfig, RawRope, RawWindow, TokenIds};
 pub(super) use self::read::{refuse, size};
 use super::{ModelError, families};
 use crate::backend::CacheGroup;

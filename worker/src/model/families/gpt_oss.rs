@@ -33,7 +33,7 @@ pub(super) fn gpt_oss(raw: &RawConfig) -> Result<Config, ModelError> {
         gate: Gate::Clamped(gate),
         shared_width: None,
     };
-    let window = size("sliding_window", raw.sliding_window.flatten())?;
+    let window = size("sliding_window", raw.sliding_window.given())?;
     let layers = layers(raw, |layer| slides(raw, layer).then_some(window), |_| experts(feed_forward))?;
     let attention = Grouped { sinks: true, ..grouped(raw, true)? };
     let parts = Parts::new(attention, layers);

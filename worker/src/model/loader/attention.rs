@@ -12,8 +12,8 @@ impl Loader<'_> {
     /// `name` is that of the layer's attention.
     pub(super) fn attention(&mut self, name: &str) -> Result<AttentionWeights, ModelError> {
         match self.config.attention {
-            Attention::Grouped(shape) => Ok(AttentionWeights::Grouped(self.grouped(name, shape)?)),
-            Attention::Latent(shape) => Ok(AttentionWeights::Latent(self.latent(name, shape)?)),
+            Attention::Grouped(shape) => Ok(AttentionWeights::Grouped(Box::new(self.grouped(name, shape)?))),
+            Attention::Latent(shape) => Ok(AttentionWeights::Latent(Box::new(self.latent(name, shape)?))),
         }
     }
 
@@ -31,6 +31,7 @@ impl Loader<'_> {
         let (q, k, v) = (part("q_proj"), part("k_proj"), part("v_proj"));
         let qkv = [(q.as_str(), queries), (k.as_str(), keys), (v.as_str(), keys)];
         Ok(GroupedWeights {
+            shape,
             qkv: self.linear(&qkv, self.config.hidden, shape.qkv_bias)?,
             qk_norm,
             sinks,
@@ -59,6 +60,7 @@ impl Loader<'_> {
         let values =
             |head: usize| Rows { from: &up, first: first(head) + nope_dim, step: 1, count: value_dim };
         Ok(LatentWeights {
+            shape,
             query_down,
             query,
             kv_down,

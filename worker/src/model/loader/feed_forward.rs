@@ -23,7 +23,9 @@ impl<'a> Loader<'a> {
             FeedForward::Dense { width } => {
                 Ok(FeedForwardWeights::Dense(self.mlp(name, PROJECTIONS, width)?))
             }
-            FeedForward::Experts(shape) => Ok(FeedForwardWeights::Experts(self.experts(name, shape)?)),
+            FeedForward::Experts(shape) => {
+                Ok(FeedForwardWeights::Experts(Box::new(self.experts(name, shape)?)))
+            }
         }
     }
 
