@@ -25,6 +25,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+pub(crate) use self::changes::BlockKey;
 pub use self::changes::CacheChange;
 use self::free_list::FreeList;
 use self::prefix_hash::{PrefixHash, PrefixHasher};

@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 
-use crate::block_manager::BlockManager;
+use crate::block_manager::{BlockManager, CacheChange};
 use crate::sequence::Sequence;
 
 /// What bounds one step.
@@ -83,6 +83,16 @@ impl Scheduler {
 
     pub(crate) fn blocks(&self) -> &BlockManager {
         &self.blocks
+    }
+
+    /// Records changes of the prefix cache from now on; see [`BlockManager::record_changes`].
+    pub(crate) fn record_changes(&mut self) {
+        self.blocks.record_changes();
+    }
+
+    /// What changed in the prefix cache since the last call; see [`BlockManager::take_changes`].
+    pub(crate) fn take_changes(&mut self) -> Vec<CacheChange> {
+        self.blocks.take_changes()
     }
 
     /// The plan last made.

@@ -321,3 +321,5 @@ fn an_engine_that_fails_closes_every_stream_and_says_so() {
     assert_eq!(generation.poll_next(&mut context), Poll::Ready(None));
     assert_eq!(spawned.handle.submit(vec![request(&[1], 1, 0.0)]).unwrap_err(), SubmitError::Stopped);
 }
+
+mod kv_events;
