@@ -13,6 +13,8 @@ mod msgpack;
 #[cfg(test)]
 mod tests;
 
+use xxhash_rust::xxh3::xxh3_64;
+
 pub use self::decode::{DecodeError, Decoded};
 pub use self::encode::WireFormat;
 
@@ -27,6 +29,16 @@ pub enum EngineHash {
     Int(u64),
     /// The whole digest (vLLM with `VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0`).
     Bytes(Box<[u8]>),
+}
+
+impl EngineHash {
+    /// The name in 64 bits, of one size for tables. Two digests may collide there, which costs time.
+    pub fn short(&self) -> u64 {
+        match self {
+            Self::Int(bits) => *bits,
+            Self::Bytes(bytes) => xxh3_64(bytes),
+        }
+    }
 }
 
 /// What changed in one step of an engine, in order.
