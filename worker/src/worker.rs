@@ -322,8 +322,8 @@ fn log_ready(addr: SocketAddr, model: &str, info: &ModelInfo, kv: KvLayout, max_
 
 fn log_kv_events(addrs: Option<BoundAddrs>) {
     let Some(BoundAddrs { publish, replay }) = addrs else { return };
-    match replay {
-        None => tracing::info!("KV events on tcp://{publish}, without replay"),
-        Some(replay) => tracing::info!("KV events on tcp://{publish}, replay on tcp://{replay}"),
+    tracing::info!("KV events on tcp://{publish}");
+    if let Some(replay) = replay {
+        tracing::info!("KV replay on tcp://{replay}");
     }
 }
