@@ -122,7 +122,7 @@ pub enum LogFormat {
 #[derive(Debug)]
 pub enum Task {
     /// Serve until told to stop.
-    Serve(WorkerOptions, LogFormat),
+    Serve(Box<WorkerOptions>, LogFormat),
     /// Print a shell's completion script.
     Completions(Shell),
 }
@@ -156,7 +156,7 @@ impl Cli {
                 },
             }),
         };
-        Ok(Task::Serve(worker, options.log_format))
+        Ok(Task::Serve(Box::new(worker), options.log_format))
     }
 }
 

@@ -80,9 +80,12 @@ async fn without_replays_losses_show() {
 async fn who_comes_late_learns_all_there_is() {
     let worker = worker(WireFormat::VllmMap).await;
     let mut random = fastrand::Rng::with_seed(3);
+    let mut early = Subscriber::connect(&worker, Recovery::Snapshot).await;
     for _ in 0..10 {
         round(&worker, &mut random).await;
     }
+    // From here on all that happened is published.
+    early.follow(&worker).await;
     for recovery in [Recovery::Snapshot, Recovery::Replay] {
         let mut late = Subscriber::connect(&worker, recovery).await;
         let resident = names(&worker).await;
@@ -96,6 +99,7 @@ async fn who_comes_late_learns_all_there_is() {
         for _ in 0..5 {
             mark(&worker, &mut random).await;
             late.follow(&worker).await;
+            early.follow(&worker).await;
         }
         assert_eq!((late.feed.stats().orphans, late.feed.stats().unknown_removals), (0, 0));
     }

@@ -223,7 +223,9 @@ mod tests {
         let taken = follower.next().await.unwrap();
         assert_eq!(taken.len() as u64 + merged.get(), 2 * steps as u64 + 1);
         let mut state = HashSet::new();
-        taken.iter().for_each(|step| apply(&mut state, &step.changes));
+        for step in &taken {
+            apply(&mut state, &step.changes);
+        }
         assert_eq!(state, HashSet::from([0]));
         assert!(follower.next().await.is_none());
     }
