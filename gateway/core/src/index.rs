@@ -1,5 +1,6 @@
 //! Which worker holds which prefix, in one flat table of a fixed number of bytes. It learns from placements (and is
-//! a model of each worker's LRU cache); it neither chooses a worker nor stores any text.
+//! then a model of each worker's LRU cache) or, block by block, from what a worker says of itself; it neither chooses a
+//! worker nor stores any text.
 //!
 //! A slot is one residency: this worker holds this block. Slots of one hash are linked, so are slots of one
 //! worker in the order of their last use. A chained hash names a whole prefix, so no tree is needed.

@@ -22,8 +22,8 @@ use keyway_wire::kv_event::{DecodeError, Decoded, EventBatch};
 use self::blocks::Blocks;
 use crate::index::{PrefixIndex, WorkerId};
 
-/// Live batches held back while a reply is under way; those beyond it are asked for again. At some thousand steps a
-/// second this is longer than a reply takes; at 3 KB each less than 1 MiB.
+/// Live batches held back while a reply is under way; those beyond it are asked for again. At a thousand steps a second
+/// a quarter of one, which is longer than a reply takes; at 3 KB each less than 1 MiB.
 const HELD_BATCHES_MAX: usize = 256;
 
 /// What a worker can be asked for.

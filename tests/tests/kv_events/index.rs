@@ -2,7 +2,8 @@
 //! prefixes are shared and evicted, messages get lost, and subscribers come late.
 
 use keyway_core::Recovery;
-use keyway_worker::WireFormat;
+use keyway_tests::Metrics;
+use keyway_worker::{KvEventOptions, WireFormat, WorkerOptions, start};
 
 use crate::subscriber::{Subscriber, names};
 use crate::traffic::{mark, round, worker};
@@ -103,5 +104,19 @@ async fn who_comes_late_learns_all_there_is() {
         }
         assert_eq!((late.feed.stats().orphans, late.feed.stats().unknown_removals), (0, 0));
     }
+    let requests = Metrics::fetch(worker.addr()).await.sum("keyway_worker_kv_replay_requests_total", &[]);
+    assert_eq!(requests, 3.0);
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn an_address_that_is_taken_is_named() {
+    let worker = worker(WireFormat::VllmMap).await;
+    let taken = format!("tcp://{}", worker.kv_events_addr().expect("events are on"));
+    let kv_events = Some(KvEventOptions::new(taken.parse().expect("an address")));
+    let listen = ([127, 0, 0, 1], 0).into();
+    let refused = start(WorkerOptions { listen, kv_events, ..WorkerOptions::default() }).await;
+    let message = refused.expect_err("the port is taken").to_string();
+    assert!(message.contains(&taken) && message.contains("in use"), "{message}");
     worker.shutdown().await;
 }

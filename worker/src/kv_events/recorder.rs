@@ -129,8 +129,8 @@ impl Pending {
     }
 }
 
-/// The shortest list with the same effect, in an order that keeps parents before children where `changes` did. Relies on
-/// storages and removals of one block taking turns.
+/// The shortest list with the same effect, in an order that keeps parents before children where `changes` did. Relies
+/// on storages and removals of one block taking turns.
 fn net(changes: Vec<CacheChange>) -> Vec<CacheChange> {
     let mut last = HashMap::with_capacity(changes.len());
     for (i, change) in changes.iter().enumerate() {

@@ -531,7 +531,10 @@ proptest! {
     }
 
     #[test]
-    fn a_request_and_its_replies_survive_their_frames(seq in 0..u64::MAX, payload in prop::collection::vec(any::<u8>(), 1..9)) {
+    fn a_request_and_its_replies_survive_their_frames(
+        seq in 0..u64::MAX,
+        payload in prop::collection::vec(any::<u8>(), 1..9),
+    ) {
         use frames::{END_SEQ, Live, ReplayReply, ReplayRequest, seq_frame};
         for request in [ReplayRequest::From(seq), ReplayRequest::Snapshot] {
             assert_eq!(ReplayRequest::parse(&request.frames()), Some(request));

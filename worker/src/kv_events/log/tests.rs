@@ -151,7 +151,9 @@ fn a_run_of_one_prefix_is_one_event_and_its_first_block_names_the_salt() {
 proptest! {
     /// Blocks 1 to 15 form a binary tree: the parent of `n` is `n / 2`.
     #[test]
-    fn a_snapshot_and_a_replay_both_lead_to_the_state(picks in prop::collection::vec((1_u128..16, any::<bool>()), 0..80)) {
+    fn a_snapshot_and_a_replay_both_lead_to_the_state(
+        picks in prop::collection::vec((1_u128..16, any::<bool>()), 0..80),
+    ) {
         let mut log = log();
         let mut resident: Vec<u128> = Vec::new();
         for (block, merge) in picks {
