@@ -71,6 +71,10 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 64, env = "KEYWAY_WORKER_MAX_RUNNING")]
     max_running: usize,
 
+    /// Processor threads that compute; answers do not depend on them [default: one for each core].
+    #[arg(long, value_name = "N", env = "KEYWAY_WORKER_THREADS")]
+    threads: Option<usize>,
+
     /// Publish KV events (ZMQ PUB, vLLM's format) on this address, such as tcp://*:5557; port 0 takes a free one, which
     /// the log names. The address is bound. Subscribers can read prompts: keep it on a network of your own.
     #[arg(long, value_name = "ADDR", env = "KEYWAY_WORKER_KV_EVENTS")]
@@ -146,6 +150,7 @@ impl Cli {
             max_model_len: options.max_model_len,
             max_batched_tokens: options.max_batched_tokens,
             max_running: options.max_running,
+            threads: options.threads,
             kv_events: options.kv_events.map(|publish| KvEventOptions {
                 publish,
                 replay: options.kv_replay,

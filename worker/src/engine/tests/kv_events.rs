@@ -4,37 +4,48 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
 use super::*;
+use crate::block_manager::BlockKey;
 use crate::kv_events::{Follower, channel};
 
-/// Remembers, and keeps account of which prefixes' KV it has written.
+/// Keeps account of which prefixes' KV was written.
 struct Witness {
     inner: Remembering,
+    /// Token by block of the first group and place in it.
+    written: HashMap<(u32, usize), u32>,
     computed: Arc<Mutex<HashSet<Vec<u32>>>>,
     announced: Arc<Announced>,
 }
 
-/// What a follower has come to: the whole prefix of each block.
+/// What a follower has come to.
 struct Announced {
     follower: Follower,
-    prefixes: Mutex<HashMap<u128, Vec<u32>>>,
+    state: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    blocks: HashSet<BlockKey>,
+    /// The tokens that each hash stands for, also of blocks that are gone: a window's first block outlives its parent.
+    prefixes: HashMap<u128, Vec<u32>>,
 }
 
 impl Announced {
     /// Takes what was announced since the last call.
     fn update(&self, computed: &HashSet<Vec<u32>>) {
-        let mut prefixes = self.prefixes.lock().unwrap();
+        let mut state = self.state.lock().unwrap();
         for change in self.follower.take().into_iter().flat_map(|step| step.changes) {
-            match change {
-                CacheChange::Stored { hash, parent, tokens, .. } => {
-                    let before = parent.map_or(&[][..], |parent| &prefixes[&parent]);
-                    let prefix = [before, &tokens].concat();
-                    assert!(computed.contains(&prefix), "announced before it is computed: {prefix:?}");
-                    assert!(prefixes.insert(hash, prefix).is_none(), "announced twice");
-                }
-                CacheChange::Removed { hash, .. } => {
-                    assert!(prefixes.remove(&hash).is_some(), "removed, and never announced");
-                }
-            }
+            let block = change.block();
+            let CacheChange::Stored { group, hash, parent, tokens, .. } = change else {
+                assert!(state.blocks.remove(&block), "removed, and not there: {block:?}");
+                continue;
+            };
+            let whole = parent.is_none_or(|parent| state.blocks.contains(&(0, parent)));
+            assert!(whole || group > 0, "announced before its parent: {block:?}");
+            let before = parent.map_or(&[][..], |parent| &state.prefixes[&parent]);
+            let prefix = [before, &tokens].concat();
+            assert!(computed.contains(&prefix), "announced before it is computed: {prefix:?}");
+            state.prefixes.insert(hash, prefix);
+            assert!(state.blocks.insert(block), "announced twice: {block:?}");
         }
     }
 }
@@ -45,7 +56,7 @@ impl Backend for Witness {
     }
 
     fn block_size(&self) -> usize {
-        self.inner.block_size
+        self.inner.block_size()
     }
 
     fn num_blocks(&self) -> usize {
@@ -60,12 +71,17 @@ impl Backend for Witness {
         // Whatever is announced by now was computed in an earlier step.
         self.announced.update(&self.computed.lock().unwrap());
         self.inner.step(chunks, logits);
+        let size = self.inner.block_size();
+        for chunk in chunks {
+            for (position, token) in (chunk.start..).zip(chunk.tokens) {
+                self.written.insert((chunk.tables[0][position / size], position % size), *token);
+            }
+        }
         let mut computed = self.computed.lock().unwrap();
         for chunk in chunks {
             let len = chunk.start + chunk.tokens.len();
-            let size = self.inner.block_size;
-            let at = |i: usize| self.inner.kv[chunk.tables[0][i / size] as usize][i % size];
-            let history: Vec<u32> = (0..len).map(|i| at(i).expect("written")).collect();
+            let at = |position: usize| self.written[&(chunk.tables[0][position / size], position % size)];
+            let history: Vec<u32> = (0..len).map(at).collect();
             for end in (size..=len).step_by(size) {
                 computed.insert(history[..end].to_vec());
             }
@@ -84,22 +100,21 @@ proptest! {
     #[test]
     fn followers_know_what_is_resident_and_nothing_that_is_not_computed(
         prompts in prop::collection::vec((prompt(), 1_usize..12), 1..14),
-        num_blocks in 12_usize..40,
+        num_blocks in 24_usize..60,
+        groups in prop::sample::select(vec![FULL, HYBRID]),
         max_batched_tokens in 4_usize..40,
     ) {
         let merged = prometheus::IntCounter::new("m", "m").unwrap();
         let (recorder, follower) = channel(num_blocks, merged);
-        let announced = Arc::new(Announced { follower, prefixes: Mutex::default() });
+        let announced = Arc::new(Announced { follower, state: Mutex::default() });
         let computed = Arc::new(Mutex::default());
         let limits = StepLimits { max_batched_tokens, max_running: 4 };
-        let setup = Setup { block_size: 4, num_blocks, limits };
-        let mut engine = engine(setup);
-        let inner = Remembering { block_size: 4, kv: vec![vec![None; 4]; num_blocks] };
-        engine.backend = Box::new(Witness {
-            inner,
-            computed: Arc::clone(&computed),
-            announced: Arc::clone(&announced),
-        });
+        let setup = Setup { groups, block_size: 4, num_blocks, limits };
+        let inner = Remembering::new(4, num_blocks, groups);
+        let (computed_by, announced_to) = (Arc::clone(&computed), Arc::clone(&announced));
+        let written = HashMap::new();
+        let witness = Witness { inner, written, computed: computed_by, announced: announced_to };
+        let mut engine = engine_with(setup, Box::new(witness));
         engine.follow(recorder);
         for round in prompts.chunks(5) {
             let generations = round
@@ -108,9 +123,9 @@ proptest! {
                 .collect();
             finish(&mut engine, generations);
             announced.update(&computed.lock().unwrap());
-            let resident: HashSet<u128> =
-                engine.scheduler.blocks().resident().iter().map(|change| change.block().1).collect();
-            let known: HashSet<u128> = announced.prefixes.lock().unwrap().keys().copied().collect();
+            let resident = engine.scheduler.blocks().resident();
+            let resident: HashSet<BlockKey> = resident.iter().map(CacheChange::block).collect();
+            let known = announced.state.lock().unwrap().blocks.clone();
             prop_assert_eq!(known, resident);
         }
     }
