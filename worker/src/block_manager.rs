@@ -41,6 +41,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
+pub(crate) use self::changes::BlockKey;
 pub use self::changes::CacheChange;
 use self::free_list::FreeList;
 pub(crate) use self::groups::GroupRules;

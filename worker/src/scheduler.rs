@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 
 use crate::backend::Chunk;
-use crate::block_manager::{BlockId, BlockManager};
+use crate::block_manager::{BlockId, BlockManager, CacheChange};
 use crate::sequence::{Rank, Sequence};
 
 /// What bounds one step.
@@ -94,6 +94,16 @@ impl Scheduler {
 
     pub(crate) fn blocks(&self) -> &BlockManager {
         &self.blocks
+    }
+
+    /// Records changes of the prefix cache from now on; see [`BlockManager::record_changes`].
+    pub(crate) fn record_changes(&mut self) {
+        self.blocks.record_changes();
+    }
+
+    /// What changed in the prefix cache since the last call; see [`BlockManager::take_changes`].
+    pub(crate) fn take_changes(&mut self) -> Vec<CacheChange> {
+        self.blocks.take_changes()
     }
 
     #[cfg(test)]
