@@ -16,8 +16,9 @@ mod chat_template;
 mod checkpoint;
 mod decode;
 mod error;
+mod jinja;
+mod limits;
 mod strftime;
-mod tojson;
 mod tokenizer;
 
 pub use chat_template::{ChatTemplate, RenderOptions};

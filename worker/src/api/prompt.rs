@@ -39,6 +39,7 @@ impl PromptSource {
         let options = RenderOptions {
             add_generation_prompt: params.take_bool("add_generation_prompt")?.unwrap_or(true),
             variables: params.take_object("chat_template_kwargs")?.unwrap_or_default(),
+            ..RenderOptions::default()
         };
         Ok(Self::Chat { messages: messages.collect::<Result<Value, _>>()?, options })
     }

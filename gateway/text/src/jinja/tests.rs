@@ -1,0 +1,1 @@
+//! What the goldens do not show: bounds.
