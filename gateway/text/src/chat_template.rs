@@ -128,12 +128,14 @@ impl ChatTemplate {
         let now = options
             .now_unix_seconds
             .unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
-        let text = named.template.render(fixed.into_iter().chain(more), now).map_err(|error| match error
-            .raised
-        {
-            true => TextError::Rejected(error.message),
-            false => TextError::Render(error.to_string()),
-        })?;
+        let refused = |error: Error| {
+            if error.raised {
+                TextError::Rejected(error.message)
+            } else {
+                TextError::Render(error.to_string())
+            }
+        };
+        let text = named.template.render(fixed.into_iter().chain(more), now).map_err(refused)?;
         match tagged {
             Some(last) => cut(text, &last),
             None => Ok(text),

@@ -44,13 +44,16 @@ pub(super) struct For {
 #[derive(Debug)]
 pub(super) struct MacroDef {
     pub(super) name: Arc<str>,
-    pub(super) params: Vec<(Arc<str>, Option<Expr>)>,
+    pub(super) params: Vec<Param>,
     pub(super) body: Body,
     /// Whether the body names `varargs`, `kwargs` or `caller`: then it takes them.
     pub(super) varargs: bool,
     pub(super) kwargs: bool,
     pub(super) caller: bool,
 }
+
+/// A parameter and its default.
+pub(super) type Param = (Arc<str>, Option<Expr>);
 
 #[derive(Debug)]
 pub(super) enum Target {

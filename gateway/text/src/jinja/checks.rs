@@ -113,7 +113,6 @@ fn check_alone(name: &str, value: &Value) -> Result<bool, Error> {
                 | Value::Macro(_)
                 | Value::Function(_)
                 | Value::Method(_)
-                | Value::Unsafe(_)
                 | Value::Loop(_)
                 | Value::Joiner(_)
         ),
@@ -130,7 +129,7 @@ fn check_alone(name: &str, value: &Value) -> Result<bool, Error> {
 
 fn remainder(value: &Value, by: &Value) -> Result<i128, Error> {
     match (value.as_int(), by.as_int()) {
-        (Some(value), Some(by)) if by != 0 => Ok(value.rem_euclid(by)),
+        (Some(value), Some(by)) if by != 0 => Ok(value.checked_rem_euclid(by).unwrap_or(0)),
         _ if value.is_undefined() => Err(undefined_error(value)),
         _ => Err(Error::new("this test needs two integers")),
     }

@@ -451,7 +451,6 @@ impl Interpreter {
     pub(super) fn not_callable(callee: &Value) -> Error {
         match callee {
             Value::Undefined(_) => undefined_error(callee),
-            Value::Unsafe(name) => Error::new(format!("the sandbox does not allow '{name}'")),
             other => Error::new(format!("'{}' cannot be called", other.type_name())),
         }
     }

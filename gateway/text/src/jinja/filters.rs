@@ -76,7 +76,8 @@ pub(super) fn apply(i: &mut Interpreter, name: &str, value: Value, args: CallArg
         "attr" => {
             let [attribute] = args.bind(name, ["name"])?;
             let attribute = to_str(&required(attribute, name)?);
-            ops::attribute(i, &value, &attribute)
+            // Unlike a dot, only what the object itself has, and not what it holds.
+            Ok(ops::member(i, &value, &attribute)?.unwrap_or_else(|| Value::undefined(&attribute)))
         }
         "string" | "safe" | "escape" | "e" | "forceescape" | "pprint" => {
             let [] = args.bind(name, [])?;
@@ -92,7 +93,7 @@ pub(super) fn apply(i: &mut Interpreter, name: &str, value: Value, args: CallArg
             let (old, new) = (to_str(&required(old, name)?), to_str(&required(new, name)?));
             let count = count.filter(|c| !matches!(c, Value::None));
             let count = int_or(count.as_ref(), -1)?;
-            Ok(Value::text(methods::replace(&to_str(&value), &old, &new, count)))
+            methods::replace(&to_str(&value), &old, &new, count).map(Value::text)
         }
         "format" => {
             let text = to_str(&value);
@@ -168,9 +169,10 @@ fn number(name: &str, value: &Value, args: CallArgs) -> Result<Value, Error> {
         "abs" => match value {
             Value::Float(float) => Ok(Value::Float(float.abs())),
             value if value.is_undefined() => Err(undefined_error(value)),
-            value => {
-                value.as_int().map(|n| Value::Int(n.abs())).ok_or_else(|| Error::new("'abs' needs a number"))
-            }
+            value => value
+                .as_int()
+                .map(|n| Value::Int(n.saturating_abs()))
+                .ok_or_else(|| Error::new("'abs' needs a number")),
         },
         "round" => round(value, args),
         "int" => {
@@ -300,7 +302,7 @@ fn truncate(value: &Value, args: CallArgs) -> Result<Value, Error> {
     let length = usize::try_from(int_or(length.as_ref(), 255)?).unwrap_or(0);
     let leeway = usize::try_from(int_or(leeway.as_ref(), 5)?).unwrap_or(0);
     let chars: Vec<char> = text.text.chars().collect();
-    if chars.len() <= length + leeway {
+    if chars.len() <= length.saturating_add(leeway) {
         return Ok(value.clone());
     }
     let Some(kept) = length.checked_sub(end.chars().count()) else {

@@ -352,9 +352,9 @@ fn general(float: f64, precision: usize, point: bool) -> String {
     let scientific = exponent(float, precision - 1);
     let (mantissa, power) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     let power: i32 = power.parse().unwrap_or(0);
-    let trimmed = |text: &str| match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-        false => text.to_owned(),
+    let trimmed = |text: &str| {
+        let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text };
+        text.to_owned()
     };
     if power < -4 || power >= precision as i32 {
         return format!("{}e{}", trimmed(mantissa), scientific.split_once('e').map_or("", |(_, e)| e));

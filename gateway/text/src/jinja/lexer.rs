@@ -194,11 +194,9 @@ impl<'a> Lexer<'a> {
             if brackets.is_empty() {
                 let sign = self.rest.chars().next().filter(|c| *c == '-' || (trims && *c == '+'));
                 let len = usize::from(sign.is_some());
-                let (len, sign) = match self.rest[len..].starts_with(close) {
-                    true => (Some(len), sign),
-                    false => (self.rest.starts_with(close).then_some(0), None),
-                };
-                if let Some(len) = len {
+                let signed = self.rest[len..].starts_with(close).then_some((len, sign));
+                let end_tag = signed.or_else(|| self.rest.starts_with(close).then_some((0, None)));
+                if let Some((len, sign)) = end_tag {
                     self.push(end);
                     self.take(len + 2);
                     self.after_tag(sign, trims);

@@ -9,6 +9,7 @@ use super::repr::to_str;
 use super::sequences::view;
 use super::value::{Value, View, equal};
 use super::{Error, format, ops};
+use crate::limits::RENDER_BYTES_MAX;
 
 const TEXT: [&str; 38] = [
     "capitalize",
@@ -73,7 +74,7 @@ pub(super) fn find(object: &Value, name: &str) -> Option<Value> {
     let method = lists.iter().flat_map(|list| list.iter()).find(|method| **method == name);
     match method {
         Some(method) => Some(Value::Method(Rc::new((object.clone(), method)))),
-        None => forbidden.contains(&name).then(|| Value::Unsafe(name.into())),
+        None => forbidden.contains(&name).then(|| Value::forbidden(name)),
     }
 }
 
@@ -157,7 +158,7 @@ fn text_method(text: &str, name: &str, args: CallArgs) -> Result<Value, Error> {
         "replace" => {
             let [old, new, count] = args.bind(name, ["old", "new", "count"])?;
             let (old, new) = (needed(old, name)?, needed(new, name)?);
-            Ok(Value::text(replace(text, &old, &new, int_or(count.as_ref(), -1)?)))
+            replace(text, &old, &new, int_or(count.as_ref(), -1)?).map(Value::text)
         }
         "removeprefix" | "removesuffix" => {
             let [part] = args.bind(name, ["part"])?;
@@ -185,7 +186,8 @@ fn without_arguments(text: &str, name: &str) -> Value {
         Value::Bool(text.chars().any(has) && !text.chars().any(not))
     };
     match name {
-        "lower" | "casefold" => Value::text(text.to_lowercase()),
+        "lower" => Value::text(text.to_lowercase()),
+        "casefold" => Value::text(text.to_lowercase().replace('ß', "ss")),
         "upper" => Value::text(text.to_uppercase()),
         "isalnum" => all(char::is_alphanumeric),
         "isalpha" => all(char::is_alphabetic),
@@ -218,22 +220,11 @@ fn without_arguments(text: &str, name: &str) -> Value {
     }
 }
 
-/// A character as the first of a word.
+/// A character as the first of a word: the rest of its upper-case form is small, so that "ß" gives "Ss".
 fn titled(c: char) -> String {
     let mut upper = c.to_uppercase();
     let first: String = upper.next().into_iter().collect();
-    first + &upper.as_str_lower()
-}
-
-/// The rest of a character's upper-case form, in lower case: "ß" begins a word as "Ss".
-trait AsLower {
-    fn as_str_lower(self) -> String;
-}
-
-impl AsLower for std::char::ToUppercase {
-    fn as_str_lower(self) -> String {
-        self.flat_map(char::to_lowercase).collect()
-    }
+    first + &upper.flat_map(char::to_lowercase).collect::<String>()
 }
 
 fn needed(value: Option<Value>, what: &str) -> Result<Rc<str>, Error> {
@@ -284,8 +275,8 @@ fn split(text: &str, name: &str, args: CallArgs) -> Result<Value, Error> {
     let separator = optional(separator, name)?;
     let mut parts: Vec<&str> = match (&separator, name) {
         (Some(separator), _) if separator.is_empty() => return Err(Error::new("an empty separator")),
-        (Some(separator), "split") => text.splitn(most + 1, &**separator).collect(),
-        (Some(separator), _) => text.rsplitn(most + 1, &**separator).collect(),
+        (Some(separator), "split") => text.splitn(most.saturating_add(1), &**separator).collect(),
+        (Some(separator), _) => text.rsplitn(most.saturating_add(1), &**separator).collect(),
         (None, _) => split_blanks(text, most, name == "rsplit"),
     };
     if name == "rsplit" {
@@ -431,9 +422,11 @@ fn expand_tabs(text: &str, size: usize) -> String {
 }
 
 /// Python's `replace`, with all occurrences if `count` is negative.
-pub(super) fn replace(text: &str, old: &str, new: &str, count: i128) -> String {
-    match usize::try_from(count) {
-        Ok(count) => text.replacen(old, new, count),
-        Err(_) => text.replace(old, new),
+pub(super) fn replace(text: &str, old: &str, new: &str, count: i128) -> Result<String, Error> {
+    let count = usize::try_from(count).unwrap_or(usize::MAX);
+    let places = text.matches(old).take(count).count();
+    if places.saturating_mul(new.len()) > RENDER_BYTES_MAX {
+        return Err(Error::new("the template makes too long a text"));
     }
+    Ok(text.replacen(old, new, count))
 }

@@ -66,17 +66,16 @@ pub(super) fn escape(text: &str) -> String {
 }
 
 fn arithmetic(operator: Binary, numbers: &Numbers) -> Result<Value, Error> {
-    let zero = || Error::new("division by zero");
     let large = || Error::new("a number is too large");
+    let divides = matches!(operator, Binary::Div | Binary::FloorDiv | Binary::Mod);
     match *numbers {
+        Numbers::Int(_, 0) | Numbers::Float(_, 0.0) if divides => Err(Error::new("division by zero")),
         Numbers::Int(a, b) => {
             let int = match operator {
                 Binary::Add => a.checked_add(b),
                 Binary::Sub => a.checked_sub(b),
                 Binary::Mul => a.checked_mul(b),
-                Binary::Div if b == 0 => return Err(zero()),
                 Binary::Div => return Ok(Value::Float(a as f64 / b as f64)),
-                Binary::FloorDiv | Binary::Mod if b == 0 => return Err(zero()),
                 Binary::FloorDiv => {
                     a.checked_div(b).map(|q| q - i128::from(a % b != 0 && (a < 0) != (b < 0)))
                 }
@@ -90,7 +89,6 @@ fn arithmetic(operator: Binary, numbers: &Numbers) -> Result<Value, Error> {
             Binary::Add => a + b,
             Binary::Sub => a - b,
             Binary::Mul => a * b,
-            Binary::Div | Binary::FloorDiv | Binary::Mod if b == 0.0 => return Err(zero()),
             Binary::Div => a / b,
             Binary::FloorDiv => ((a - float_mod(a, b)) / b).round(),
             Binary::Mod => float_mod(a, b),
@@ -109,7 +107,7 @@ pub(super) fn negative(value: &Value) -> Result<Value, Error> {
     match value {
         Value::Float(float) => Ok(Value::Float(-float)),
         value => match value.as_int() {
-            Some(int) => Ok(Value::Int(-int)),
+            Some(int) => int.checked_neg().map(Value::Int).ok_or_else(|| Error::new("a number is too large")),
             None if value.is_undefined() => Err(undefined_error(value)),
             None => Err(Error::new(format!("'{}' has no negative", value.type_name()))),
         },
@@ -195,12 +193,12 @@ pub(super) fn item(i: &mut Interpreter, object: &Value, key: &Value) -> Result<V
 }
 
 /// What Python finds on the object itself.
-fn member(i: &mut Interpreter, object: &Value, name: &str) -> Result<Option<Value>, Error> {
+pub(super) fn member(i: &mut Interpreter, object: &Value, name: &str) -> Result<Option<Value>, Error> {
     if object.is_undefined() {
         return Ok(None);
     }
     if name.starts_with("__") && name.ends_with("__") {
-        return Ok(Some(Value::Unsafe(name.into())));
+        return Ok(Some(Value::forbidden(name)));
     }
     Ok(match object {
         Value::Loop(this) => loop_attribute(i, this, name)?,
@@ -253,7 +251,7 @@ pub(super) fn slice_bound(value: &Value) -> Result<Option<i128>, Error> {
 
 /// Python's `object[start:stop:step]`.
 pub(super) fn slice(object: &Value, [start, stop, step]: [Option<i128>; 3]) -> Result<Value, Error> {
-    let step = step.unwrap_or(1);
+    let step = step.unwrap_or(1).clamp(-(1 << 62), 1 << 62);
     if step == 0 {
         return Err(Error::new("a slice's step is 0"));
     }

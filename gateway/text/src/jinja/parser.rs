@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::Error;
-use super::ast::{Body, Expr, For, MacroDef, Node, Stmt, Target};
+use super::ast::{Body, Expr, For, MacroDef, Node, Param, Stmt, Target};
 use super::lexer::{Token, lex};
 use crate::limits::TEMPLATE_DEPTH_MAX;
 
@@ -81,13 +81,12 @@ impl Parser {
     }
 
     pub(super) fn expect_name(&mut self) -> Result<Arc<str>, Error> {
-        match self.next() {
-            Some(Token::Name(name)) => Ok(name),
-            _ => {
-                self.at -= 1;
-                Err(self.unexpected("a name"))
-            }
+        if let Some(Token::Name(name)) = self.peek() {
+            let name = Arc::clone(name);
+            self.at += 1;
+            return Ok(name);
         }
+        Err(self.unexpected("a name"))
     }
 
     pub(super) fn unexpected(&self, wanted: &str) -> Error {
@@ -253,12 +252,7 @@ impl Parser {
         self.macro_body(name, params, ends)
     }
 
-    fn macro_body(
-        &mut self,
-        name: Arc<str>,
-        params: Vec<(Arc<str>, Option<Expr>)>,
-        ends: &[&str],
-    ) -> Result<MacroDef, Error> {
+    fn macro_body(&mut self, name: Arc<str>, params: Vec<Param>, ends: &[&str]) -> Result<MacroDef, Error> {
         let (begin, loops) = (self.at, std::mem::take(&mut self.loops));
         let body = self.enclosed(ends)?.0;
         self.loops = loops;
@@ -270,8 +264,8 @@ impl Parser {
         Ok(MacroDef { name, params, body, varargs, kwargs, caller })
     }
 
-    fn params(&mut self) -> Result<Vec<(Arc<str>, Option<Expr>)>, Error> {
-        let mut params: Vec<(Arc<str>, Option<Expr>)> = Vec::new();
+    fn params(&mut self) -> Result<Vec<Param>, Error> {
+        let mut params: Vec<Param> = Vec::new();
         self.expect_symbol("(")?;
         while !self.is_symbol(")") {
             if !params.is_empty() {

@@ -8,6 +8,7 @@ use super::filters::sort_by;
 use super::repr::{to_str, write_str};
 use super::value::{Value, View, equal, undefined_error};
 use super::{Error, checks, filters, ops};
+use crate::limits::RANGE_MAX;
 
 /// `value | name(args)`; `name` is known to be a filter.
 pub(super) fn apply(i: &mut Interpreter, name: &str, value: Value, args: CallArgs) -> Result<Value, Error> {
@@ -177,7 +178,11 @@ fn select(i: &mut Interpreter, name: &str, value: &Value, args: CallArgs) -> Res
 /// `batch` and `slice`: lists of a number of items, a number of lists.
 fn parts(name: &str, value: &Value, args: CallArgs) -> Result<Value, Error> {
     let [count, fill] = args.bind(name, ["count", "fill_with"])?;
-    let count = usize::try_from(int_or(Some(&required(count, name)?), 1)?).unwrap_or(0).max(1);
+    let count = int_or(Some(&required(count, name)?), 1)?;
+    let count = match usize::try_from(count) {
+        Ok(count) if count > 0 && count as i128 <= RANGE_MAX => count,
+        _ => return Err(Error::new(format!("'{name}' takes a number from 1 to {RANGE_MAX}"))),
+    };
     let items = value.items()?;
     let fill = present(fill.as_ref());
     let mut out = Vec::new();
@@ -254,18 +259,8 @@ fn keyed(i: &mut Interpreter, name: &str, value: &Value, args: CallArgs) -> Resu
         }
         "groupby" => {
             sort_by(&mut items, |item| Ok(folded(raw(item)?, sensitive)), false)?;
-            let mut groups: Vec<(Value, Value, Vec<Value>)> = Vec::new();
-            for item in items {
-                let real = raw(&item)?;
-                let key = folded(real.clone(), sensitive);
-                match groups.last_mut() {
-                    Some((k, _, group)) if equal(k, &key) => group.push(item),
-                    _ => groups.push((key, real, vec![item])),
-                }
-            }
-            let groups =
-                groups.into_iter().map(|(_, real, group)| Value::tuple(vec![real, Value::list(group)]));
-            Ok(Value::list(groups.collect()))
+            let keys = items.iter().map(&mut raw).collect::<Result<Vec<_>, _>>()?;
+            Ok(grouped(keys, items, sensitive))
         }
         _ => {
             let reverse = flag_or(first.as_ref(), false) || name == "max";
@@ -276,6 +271,20 @@ fn keyed(i: &mut Interpreter, name: &str, value: &Value, args: CallArgs) -> Resu
             Ok(items.into_iter().next().unwrap_or(Value::Undefined(None)))
         }
     }
+}
+
+/// Runs of items with equal keys, as pairs of the first one's key and the items.
+fn grouped(keys: Vec<Value>, items: Vec<Value>, case_sensitive: bool) -> Value {
+    let mut groups: Vec<(Value, Value, Vec<Value>)> = Vec::new();
+    for (real, item) in keys.into_iter().zip(items) {
+        let key = folded(real.clone(), case_sensitive);
+        match groups.last_mut() {
+            Some((k, _, group)) if equal(k, &key) => group.push(item),
+            _ => groups.push((key, real, vec![item])),
+        }
+    }
+    let groups = groups.into_iter().map(|(_, real, group)| Value::tuple(vec![real, Value::list(group)]));
+    Value::list(groups.collect())
 }
 
 /// What `keys()`, `values()` and `items()` of a mapping give.

@@ -34,8 +34,6 @@ pub(super) enum Value {
     Function(Function),
     /// A method with its object.
     Method(Rc<(Value, &'static str)>),
-    /// A method or attribute that the sandbox does not give out.
-    Unsafe(Rc<str>),
     Loop(Rc<Loop>),
     Cycler(Rc<(Vec<Value>, Cell<usize>)>),
     Joiner(Rc<(Value, Cell<bool>)>),
@@ -130,15 +128,14 @@ impl Dict {
     }
 
     pub(super) fn insert(&mut self, key: Value, value: Value) {
-        match self.place(&key) {
-            Some(i) => self.entries[i].1 = value,
-            None => {
-                if let (Some(index), Value::Text(text)) = (self.index.get_mut(), &key) {
-                    index.insert(text.text.clone(), self.entries.len());
-                }
-                self.entries.push((key, value));
-            }
+        if let Some(i) = self.place(&key) {
+            self.entries[i].1 = value;
+            return;
         }
+        if let (Some(index), Value::Text(text)) = (self.index.get_mut(), &key) {
+            index.insert(text.text.clone(), self.entries.len());
+        }
+        self.entries.push((key, value));
     }
 
     fn place(&self, key: &Value) -> Option<usize> {
@@ -200,6 +197,11 @@ impl Value {
         Self::Undefined(Some(name.into()))
     }
 
+    /// Stands for a method or attribute that the sandbox does not give out.
+    pub(super) fn forbidden(name: &str) -> Self {
+        Self::Undefined(Some(format!("{name} (not for templates)").into()))
+    }
+
     pub(super) fn from_json(json: &serde_json::Value) -> Self {
         use serde_json::Value as Json;
         match json {
@@ -256,7 +258,7 @@ impl Value {
             Self::Generator(_) => "generator",
             Self::Namespace(_) => "Namespace",
             Self::Macro(_) => "Macro",
-            Self::Function(_) | Self::Method(_) | Self::Unsafe(_) => "function",
+            Self::Function(_) | Self::Method(_) => "function",
             Self::Loop(_) => "LoopContext",
             Self::Cycler(_) => "Cycler",
             Self::Joiner(_) => "Joiner",
