@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use crate::tokenizer::AddedToken;
 use crate::{ChatTemplate, TextError, Tokenizer};
 
 /// The special tokens that have a name in `tokenizer_config.json`.
@@ -36,10 +37,11 @@ impl TextModel {
 
     /// Reads a Hugging Face checkpoint directory. `tokenizer.json` is required, the rest is optional.
     pub fn from_dir(dir: &Path) -> Result<Self, TextError> {
-        let tokenizer = Tokenizer::from_file(&dir.join("tokenizer.json"))?;
+        let mut tokenizer = Tokenizer::from_file(&dir.join("tokenizer.json"))?;
         let config_path = dir.join("tokenizer_config.json");
         let config = read_json(&config_path)?;
         let special = special_tokens(dir, &config)?;
+        tokenizer.add_tokens(&added_tokens(&config, &special))?;
         let eos_token_id =
             special.get("eos_token").and_then(Value::as_str).and_then(|eos| tokenizer.token_id(eos));
         let template = templates(dir, config_path, &config, special)?;
@@ -76,6 +78,37 @@ fn special_tokens(dir: &Path, config: &Value) -> Result<Map<String, Value>, Text
     let own =
         fields.chain(extra).filter(|(name, token)| token.is_string() && !SPECIAL.contains(&name.as_str()));
     Ok(named.chain(own.map(|(name, token)| (name.clone(), token.clone()))).collect())
+}
+
+/// Tokens that the configuration adds to those of `tokenizer.json`, in the order of their ids; special tokens last.
+fn added_tokens(config: &Value, special: &Map<String, Value>) -> Vec<AddedToken> {
+    let flag = |token: &Value, name: &str| token[name] == true;
+    let described = config["added_tokens_decoder"].as_object().into_iter().flatten();
+    let mut described: Vec<(u32, AddedToken)> = described
+        .filter_map(|(id, token)| {
+            let added = AddedToken {
+                content: token["content"].as_str()?.to_owned(),
+                single_word: flag(token, "single_word"),
+                lstrip: flag(token, "lstrip"),
+                rstrip: flag(token, "rstrip"),
+                normalized: token["normalized"].as_bool().unwrap_or(!flag(token, "special")),
+                special: flag(token, "special"),
+                must_exist: false,
+            };
+            Some((id.parse().ok()?, added))
+        })
+        .collect();
+    described.sort_by_key(|(id, _)| *id);
+    let named = special.values().filter_map(Value::as_str).map(|text| AddedToken {
+        content: text.to_owned(),
+        single_word: false,
+        lstrip: false,
+        rstrip: false,
+        normalized: false,
+        special: true,
+        must_exist: true,
+    });
+    described.into_iter().map(|(_, token)| token).chain(named).collect()
 }
 
 /// A special token is a string or an object with `content`.
