@@ -1,6 +1,9 @@
 //! What the operations' tests share: adversarial inputs, and the two comparisons (with the oracle, between
 //! instruction sets).
 
+use std::num::NonZeroUsize;
+
+use crate::compute::Compute;
 use crate::isa::Isa;
 
 /// `n` reproducible values: mostly of order one, with exact zeros, tiny values and outliers of order 100
@@ -37,13 +40,25 @@ pub(crate) fn assert_close(actual: &[f32], exact: &[f64], scale: &[f64], toleran
     }
 }
 
-/// Runs `op` on every instruction set, asserts that all results agree in every bit, and returns the result.
-pub(crate) fn on_every_isa(op: impl Fn(Isa) -> Vec<f32>) -> Vec<f32> {
-    let results: Vec<(Isa, Vec<f32>)> = Isa::available().into_iter().map(|isa| (isa, op(isa))).collect();
-    for (isa, result) in &results[1..] {
-        assert!(same_bits(result, &results[0].1), "{} differs from {}", isa.name(), results[0].0.name());
+/// Runs `op` on every instruction set with 1, 2 and 3 threads that share work of any size, asserts that all results agree in every bit,
+/// and returns the result.
+pub(crate) fn everywhere(op: impl Fn(&Compute) -> Vec<f32>) -> Vec<f32> {
+    let mut first: Option<Vec<f32>> = None;
+    for threads in [1, 2, 3] {
+        let compute = self::threads(threads);
+        for isa in Isa::available() {
+            let result = op(&compute.clone().with_isa(isa));
+            let agrees = first.as_ref().is_none_or(|first| same_bits(&result, first));
+            assert!(agrees, "{} with {threads} threads differs from what came before", isa.name());
+            first.get_or_insert(result);
+        }
     }
-    results[0].1.clone()
+    first.unwrap()
+}
+
+/// `n` threads that share work of any size.
+pub(crate) fn threads(n: usize) -> Compute {
+    Compute::new(NonZeroUsize::new(n).unwrap()).sharing_everything()
 }
 
 /// Equality of bits, which tells `-0.0` from `0.0` and equates a NaN with itself.

@@ -49,7 +49,9 @@ impl Isa {
 
     #[cfg(target_arch = "x86_64")]
     fn add_x86_64(mut found: Vec<Self>) -> Vec<Self> {
-        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let avx2 = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
         if avx2 {
             found.push(Self(Kind::Avx2));
         }
@@ -93,7 +95,7 @@ impl Isa {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 #[allow(unsafe_code)]
 fn avx2<B: Body>(body: B) -> B::Out {
     // SAFETY: this function is compiled for, hence called only with, these features.
@@ -101,7 +103,7 @@ fn avx2<B: Body>(body: B) -> B::Out {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 #[allow(unsafe_code)]
 fn avx512<B: Body>(body: B) -> B::Out {
     // SAFETY: as in `avx2`.

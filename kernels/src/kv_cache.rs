@@ -1,9 +1,12 @@
 //! The paged KV cache of one layer: where the key and value of (block, offset, head) lie, and the write.
 //! Which block belongs to which sequence is the caller's business.
 //!
-//! Keys are kept sixteen positions side by side, `[block][kv_head][offset / 16][head_dim][16]`, so that
+//! Keys are kept sixteen positions side by side, `[block][kv_head][offset / 16][key_dim][16]`, so that
 //! scores are computed in lanes across keys; values position by position,
-//! `[block][kv_head][offset][head_dim]`, so that sums run in lanes across the head.
+//! `[block][kv_head][offset][value_dim]`, so that sums run in lanes across the head.
+//!
+//! A **latent** cache (multi-head latent attention in its absorbed form, arXiv 2405.04434) keeps one vector per
+//! position, laid out as keys are; its first `value_dim` elements are the value as well.
 
 use crate::lanes::{LANES, Lanes};
 
@@ -12,8 +15,10 @@ use crate::lanes::{LANES, Lanes};
 pub struct KvShape {
     /// Heads of keys and values.
     pub kv_heads: usize,
-    /// Elements per head, a multiple of [`KvShape::GRANULE`].
-    pub head_dim: usize,
+    /// Elements of a key.
+    pub key_dim: usize,
+    /// Elements of a value, a multiple of [`KvShape::GRANULE`].
+    pub value_dim: usize,
     /// Positions per block, a multiple of [`KvShape::GRANULE`].
     pub block_size: usize,
     /// Blocks.
@@ -21,20 +26,35 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// What `head_dim` and `block_size` must be multiples of.
+    /// What `value_dim` and `block_size` must be multiples of.
     pub const GRANULE: usize = LANES;
 
     /// Bytes that one position takes in one layer: f32 key and value.
     pub fn bytes_per_token(&self) -> usize {
-        2 * size_of::<f32>() * self.kv_heads * self.head_dim
+        size_of::<f32>() * self.kv_heads * (self.key_dim + self.value_dim)
     }
 
-    /// Vectors of sixteen in the keys (and as many in the values); `None` if that overflows.
-    fn vectors(&self) -> Option<usize> {
+    /// [`KvShape::bytes_per_token`] in a latent cache: the key alone.
+    pub fn latent_bytes_per_token(&self) -> usize {
+        size_of::<f32>() * self.kv_heads * self.key_dim
+    }
+
+    /// Panics if a size cannot be.
+    fn check(&self) {
+        let Self { kv_heads, key_dim, value_dim, block_size, .. } = *self;
+        assert!(
+            value_dim.is_multiple_of(LANES) && block_size.is_multiple_of(LANES),
+            "kv_cache: value_dim and block_size must be multiples of {LANES}"
+        );
+        assert!(key_dim > 0 && value_dim > 0 && block_size > 0 && kv_heads > 0, "kv_cache: a size is 0");
+    }
+
+    /// Vectors of sixteen that heads of `dim` elements take; `None` if that overflows.
+    fn vectors(&self, dim: usize) -> Option<usize> {
         self.num_blocks
             .checked_mul(self.block_size)?
             .checked_mul(self.kv_heads)?
-            .checked_mul(self.head_dim)
+            .checked_mul(dim)
             .map(|floats| floats / LANES)
     }
 }
@@ -43,7 +63,9 @@ impl KvShape {
 #[derive(Debug)]
 pub struct KvCache {
     shape: KvShape,
+    latent: bool,
     keys: Vec<Lanes>,
+    /// Empty in a latent cache.
     values: Vec<Lanes>,
 }
 
@@ -51,21 +73,33 @@ impl KvCache {
     /// An empty cache, its memory taken at once; `None` if there is not enough.
     ///
     /// # Panics
-    /// If a size is 0, or `head_dim` or `block_size` is not a multiple of [`KvShape::GRANULE`].
+    /// If a size is 0, or `value_dim` or `block_size` is not a multiple of [`KvShape::GRANULE`].
     pub fn new(shape: KvShape) -> Option<Self> {
-        assert!(
-            shape.head_dim.is_multiple_of(LANES) && shape.block_size.is_multiple_of(LANES),
-            "kv_cache: head_dim and block_size must be multiples of {LANES}"
-        );
-        assert!(shape.head_dim > 0 && shape.block_size > 0 && shape.kv_heads > 0, "kv_cache: a size is 0");
-        let zeroed = |n: usize| {
-            let mut memory = Vec::new();
-            memory.try_reserve_exact(n).ok()?;
-            memory.resize(n, Lanes::ZERO);
-            Some(memory)
-        };
-        let vectors = shape.vectors()?;
-        Some(Self { shape, keys: zeroed(vectors)?, values: zeroed(vectors)? })
+        shape.check();
+        let keys = zeroed(shape.vectors(shape.key_dim)?)?;
+        let values = zeroed(shape.vectors(shape.value_dim)?)?;
+        Some(Self { shape, latent: false, keys, values })
+    }
+
+    /// An empty latent cache: `key_dim` is the whole of a position's vector (its compressed part and its rotated
+    /// part), `value_dim` the compressed part at its beginning. `None` if there is not enough memory.
+    ///
+    /// # Panics
+    /// As [`KvCache::new`], and if there is not one KV head, or the value is longer than the key.
+    pub fn new_latent(shape: KvShape) -> Option<Self> {
+        shape.check();
+        assert!(shape.kv_heads == 1 && shape.value_dim <= shape.key_dim, "kv_cache: no such latent");
+        Some(Self { shape, latent: true, keys: zeroed(shape.vectors(shape.key_dim)?)?, values: Vec::new() })
+    }
+
+    /// Whether values are the beginnings of keys.
+    pub fn is_latent(&self) -> bool {
+        self.latent
+    }
+
+    /// Bytes that one position takes.
+    pub fn bytes_per_token(&self) -> usize {
+        if self.latent { self.shape.latent_bytes_per_token() } else { self.shape.bytes_per_token() }
     }
 
     /// Its sizes.
@@ -73,51 +107,87 @@ impl KvCache {
         self.shape
     }
 
-    /// Stores one position's `key` and `value`, each `[kv_heads, head_dim]`.
+    /// Stores one position's `key` `[kv_heads, key_dim]` and `value` `[kv_heads, value_dim]`.
     ///
     /// # Panics
-    /// If `block` or `offset` is out of range, or a slice has another length.
+    /// If `block` or `offset` is out of range, a slice has another length, or the cache is a latent one.
     pub fn write(&mut self, block: u32, offset: usize, key: &[f32], value: &[f32]) {
-        let KvShape { kv_heads, head_dim, block_size, num_blocks } = self.shape;
-        assert!((block as usize) < num_blocks && offset < block_size, "kv_cache: no such position");
-        assert!(key.len() == kv_heads * head_dim && value.len() == key.len(), "kv_cache: shapes disagree");
-        for head in 0..kv_heads {
+        let KvShape { kv_heads, value_dim, .. } = self.shape;
+        assert!(!self.latent && value.len() == kv_heads * value_dim, "kv_cache: shapes disagree");
+        self.write_keys(block, offset, key);
+        for (head, value) in value.chunks_exact(value_dim).enumerate() {
             let at = self.value_index(block, head, offset);
-            for (packed, part) in
-                self.values[at..].iter_mut().zip(value[head * head_dim..][..head_dim].chunks(LANES))
-            {
+            for (packed, part) in self.values[at..].iter_mut().zip(value.chunks_exact(LANES)) {
                 packed.0.copy_from_slice(part);
             }
+        }
+    }
+
+    /// Stores one position's `latent` `[key_dim]`.
+    ///
+    /// # Panics
+    /// If `block` or `offset` is out of range, `latent` has another length, or the cache is not a latent one.
+    pub fn write_latent(&mut self, block: u32, offset: usize, latent: &[f32]) {
+        assert!(self.latent, "kv_cache: shapes disagree");
+        self.write_keys(block, offset, latent);
+    }
+
+    fn write_keys(&mut self, block: u32, offset: usize, key: &[f32]) {
+        let KvShape { kv_heads, key_dim, block_size, num_blocks, .. } = self.shape;
+        assert!((block as usize) < num_blocks && offset < block_size, "kv_cache: no such position");
+        assert!(key.len() == kv_heads * key_dim, "kv_cache: shapes disagree");
+        for (head, key) in key.chunks_exact(key_dim).enumerate() {
             let at = self.key_index(block, head, offset);
-            for (packed, element) in self.keys[at..].iter_mut().zip(&key[head * head_dim..][..head_dim]) {
+            for (packed, element) in self.keys[at..].iter_mut().zip(key) {
                 packed.0[offset % LANES] = *element;
             }
         }
     }
 
-    /// Keys of the sixteen positions around `offset`: `head_dim` vectors, lane = position.
+    /// Keys of the sixteen positions around `offset`: `key_dim` vectors, lane = position.
     #[inline(always)]
     pub(crate) fn key_tile(&self, block: u32, head: usize, offset: usize) -> &[Lanes] {
-        &self.keys[self.key_index(block, head, offset)..][..self.shape.head_dim]
+        &self.keys[self.key_index(block, head, offset)..][..self.shape.key_dim]
     }
 
-    /// Values of the positions `offset..offset + 16`, `head_dim / 16` vectors each.
+    /// Values of the positions `offset..offset + 16`, `value_dim / 16` vectors each.
     #[inline(always)]
     pub(crate) fn value_tile(&self, block: u32, head: usize, offset: usize) -> &[Lanes] {
-        &self.values[self.value_index(block, head, offset)..][..self.shape.head_dim]
+        &self.values[self.value_index(block, head, offset)..][..self.shape.value_dim]
+    }
+
+    /// Element `i` of one key: for oracles.
+    pub(crate) fn key_element(&self, block: u32, head: usize, offset: usize, i: usize) -> f32 {
+        self.keys[self.key_index(block, head, offset) + i].0[offset % LANES]
+    }
+
+    /// Element `i` of one value: for oracles.
+    pub(crate) fn value_element(&self, block: u32, head: usize, offset: usize, i: usize) -> f32 {
+        if self.latent {
+            return self.key_element(block, head, offset, i);
+        }
+        self.values[self.value_index(block, head, offset) + i / LANES].0[i % LANES]
     }
 
     #[inline(always)]
     fn key_index(&self, block: u32, head: usize, offset: usize) -> usize {
-        let KvShape { kv_heads, head_dim, block_size, .. } = self.shape;
-        ((block as usize * kv_heads + head) * (block_size / LANES) + offset / LANES) * head_dim
+        let KvShape { kv_heads, key_dim, block_size, .. } = self.shape;
+        ((block as usize * kv_heads + head) * (block_size / LANES) + offset / LANES) * key_dim
     }
 
     #[inline(always)]
     fn value_index(&self, block: u32, head: usize, offset: usize) -> usize {
-        let KvShape { kv_heads, head_dim, block_size, .. } = self.shape;
-        ((block as usize * kv_heads + head) * block_size + offset) * (head_dim / LANES)
+        let KvShape { kv_heads, value_dim, block_size, .. } = self.shape;
+        ((block as usize * kv_heads + head) * block_size + offset) * (value_dim / LANES)
     }
+}
+
+/// `n` vectors of zeros; `None` if there is no memory for them.
+fn zeroed(n: usize) -> Option<Vec<Lanes>> {
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(n).ok()?;
+    memory.resize(n, Lanes::ZERO);
+    Some(memory)
 }
 
 #[cfg(test)]
@@ -126,33 +196,46 @@ mod tests {
 
     #[test]
     fn every_position_keeps_its_own_key_and_value() {
-        let shape = KvShape { kv_heads: 2, head_dim: 32, block_size: 32, num_blocks: 3 };
+        let shape = KvShape { kv_heads: 2, key_dim: 9, value_dim: 32, block_size: 32, num_blocks: 3 };
         let mut cache = KvCache::new(shape).unwrap();
-        let row = |block: u32, offset: usize, sign: f32| -> Vec<f32> {
-            (0..64).map(|i| sign * (block as usize * 10_000 + offset * 100 + i) as f32).collect()
+        let row = |block: u32, offset: usize, width: usize| -> Vec<f32> {
+            (0..2 * width)
+                .map(|i| (width * 1_000_000 + block as usize * 10_000 + offset * 100 + i) as f32)
+                .collect()
         };
         for block in 0..3 {
             for offset in 0..32 {
-                cache.write(block, offset, &row(block, offset, 1.0), &row(block, offset, -1.0));
+                cache.write(block, offset, &row(block, offset, 9), &row(block, offset, 32));
             }
         }
         for block in 0..3 {
             for offset in 0..32 {
                 for head in 0..2 {
-                    let key: Vec<f32> =
-                        cache.key_tile(block, head, offset).iter().map(|k| k.0[offset % 16]).collect();
-                    assert_eq!(key, row(block, offset, 1.0)[head * 32..][..32]);
-                    let tile = cache.value_tile(block, head, offset / 16 * 16);
-                    let value: Vec<f32> = tile[offset % 16 * 2..][..2].iter().flat_map(|v| v.0).collect();
-                    assert_eq!(value, row(block, offset, -1.0)[head * 32..][..32]);
+                    let key: Vec<f32> = (0..9).map(|i| cache.key_element(block, head, offset, i)).collect();
+                    assert_eq!(key, row(block, offset, 9)[head * 9..][..9]);
+                    let value: Vec<f32> =
+                        (0..32).map(|i| cache.value_element(block, head, offset, i)).collect();
+                    assert_eq!(value, row(block, offset, 32)[head * 32..][..32]);
                 }
             }
         }
     }
 
     #[test]
+    fn a_position_takes_the_bytes_it_is_said_to_take() {
+        let shape = KvShape { kv_heads: 2, key_dim: 192, value_dim: 128, block_size: 16, num_blocks: 3 };
+        let latent = KvShape { kv_heads: 1, key_dim: 576, value_dim: 512, ..shape };
+        for cache in [KvCache::new(shape).unwrap(), KvCache::new_latent(latent).unwrap()] {
+            let bytes = size_of_val(cache.keys.as_slice()) + size_of_val(cache.values.as_slice());
+            assert_eq!(bytes, 3 * 16 * cache.bytes_per_token());
+        }
+        assert_eq!((latent.latent_bytes_per_token(), latent.bytes_per_token()), (576 * 4, 1088 * 4));
+    }
+
+    #[test]
     fn too_large_a_cache_is_refused() {
-        let shape = KvShape { kv_heads: 8, head_dim: 128, block_size: 16, num_blocks: usize::MAX / 16 };
+        let (key_dim, num_blocks) = (128, usize::MAX / 16);
+        let shape = KvShape { kv_heads: 8, key_dim, value_dim: 128, block_size: 16, num_blocks };
         assert!(KvCache::new(shape).is_none());
     }
 }

@@ -2,26 +2,36 @@
 //! (arXiv 2305.13245). One form serves a piece of a prompt and a single decoded token.
 //!
 //! `out[t][h] = sum over p <= start + t of softmax_p(scale * q[t][h] . key[p]) value[p]`, query head `h`
-//! reading KV head `h / (heads / kv_heads)`. Keys are taken in chunks of 256 **absolute** positions with a
+//! reading KV head `h / (heads / kv_heads)`. A sliding window leaves out the oldest positions
+//! (arXiv 2004.05150), a sink joins the softmax's denominator (arXiv 2309.17453). Keys are taken in chunks of 256 **absolute** positions with a
 //! running maximum and sum (arXiv 1805.02867), position `p` in lane `p % 16`: the order of every sum depends
 //! on the token's position alone, never on `start`, the block size, the block numbers or the rows computed
 //! beside it.
 
-use crate::isa::{Body, Isa};
+mod chunk;
+
+use std::ops::Range;
+
+use crate::compute::Compute;
+use crate::grid::{Grid, Tile};
+use crate::isa::Body;
 use crate::kv_cache::{KvCache, KvShape};
 use crate::lanes::{LANES, Lanes};
-use crate::scalar::exp;
 use crate::simd::Simd;
+use chunk::{Within, add_latent_chunk, add_value_tile, dots, softmax_chunk};
 
 /// Positions between two updates of the running maximum. Larger ones pay its latency less often; the scores
 /// of eight rows still fit the first-level cache.
 const CHUNK: usize = 256;
 const TILES: usize = CHUNK / LANES;
+/// What one element of one key or value takes for one query head on one thread, in nanoseconds
+/// (`benches/roofline.rs`): decides who computes, nothing else.
+const NS_PER_TERM: f64 = 0.02;
 
 /// New tokens of one sequence; their keys and values are already in the cache.
 #[derive(Debug, Clone, Copy)]
 pub struct Queries<'a> {
-    /// Row `t` starts at `t * stride` with token `t`'s query heads, `[heads, head_dim]`.
+    /// Row `t` starts at `t * stride` with token `t`'s query heads, `[heads, key_dim]`.
     pub rows: &'a [f32],
     /// Distance between rows, in elements.
     pub stride: usize,
@@ -29,37 +39,49 @@ pub struct Queries<'a> {
     pub heads: usize,
     /// Absolute position of row 0.
     pub start: usize,
-    /// Block table: `blocks[p / block_size]` holds position `p`, for every `p` up to the last row's.
+    /// Block table: `blocks[p / block_size]` holds position `p`, for every `p` up to the last row's. Entries of
+    /// which no row sees a position are never used.
     pub blocks: &'a [u32],
+    /// How many positions a token sees, its own among them; `None`: all up to its own.
+    pub window: Option<usize>,
+    /// One logit per query head that joins the softmax's denominator and nothing else (gpt-oss).
+    pub sinks: Option<&'a [f32]>,
 }
 
-/// The definition, in float64; `[tokens, heads, head_dim]`.
+impl Queries<'_> {
+    /// The positions that row `t` sees.
+    #[inline(always)]
+    fn seen(&self, t: usize) -> (usize, usize) {
+        let end = self.start + t + 1;
+        (self.window.map_or(0, |window| end.saturating_sub(window)), end)
+    }
+}
+
+/// The definition, in float64; `[tokens, heads, value_dim]`.
 pub fn oracle(cache: &KvCache, queries: Queries<'_>, tokens: usize, scale: f32) -> Vec<f64> {
-    let KvShape { kv_heads, head_dim, block_size, .. } = cache.shape();
-    let Queries { rows, stride, heads, start, blocks } = queries;
-    let mut out = Vec::with_capacity(tokens * heads * head_dim);
+    let KvShape { kv_heads, key_dim, value_dim, block_size, .. } = cache.shape();
+    let Queries { rows, stride, heads, start, blocks, window, sinks } = queries;
+    let mut out = Vec::with_capacity(tokens * heads * value_dim);
     for t in 0..tokens {
         for h in 0..heads {
-            let q = &rows[t * stride + h * head_dim..][..head_dim];
+            let q = &rows[t * stride + h * key_dim..][..key_dim];
             let kv_head = h / (heads / kv_heads);
-            let at = |p: usize| (blocks[p / block_size], kv_head, p % block_size / LANES * LANES);
+            let at = |p: usize| (blocks[p / block_size], p % block_size);
             let score = |p: usize| {
-                let (block, head, offset) = at(p);
-                let keys = cache.key_tile(block, head, offset);
-                let dot: f64 = (0..head_dim).map(|d| f64::from(q[d]) * f64::from(keys[d].0[p % LANES])).sum();
-                dot * f64::from(scale)
+                let (block, offset) = at(p);
+                let key = |d| f64::from(cache.key_element(block, kv_head, offset, d));
+                (0..key_dim).map(|d| f64::from(q[d]) * key(d)).sum::<f64>() * f64::from(scale)
             };
-            let scores: Vec<f64> = (0..=start + t).map(score).collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let last = start + t;
+            let first = window.map_or(0, |window| (last + 1).saturating_sub(window));
+            let scores: Vec<f64> = (first..=last).map(score).collect();
+            let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[h]));
+            let max = scores.iter().copied().fold(sink, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-            let total: f64 = weights.iter().sum();
-            for d in 0..head_dim {
-                let value = |p: usize| {
-                    let (block, head, offset) = at(p);
-                    let tile = cache.value_tile(block, head, offset);
-                    f64::from(tile[p % LANES * (head_dim / LANES) + d / LANES].0[d % LANES])
-                };
-                let sum: f64 = weights.iter().enumerate().map(|(p, w)| w * value(p)).sum();
+            let total = weights.iter().sum::<f64>() + (sink - max).exp();
+            for d in 0..value_dim {
+                let value = |p: usize| f64::from(cache.value_element(at(p).0, kv_head, at(p).1, d));
+                let sum: f64 = weights.iter().enumerate().map(|(i, w)| w * value(first + i)).sum();
                 out.push(sum / total);
             }
         }
@@ -67,41 +89,66 @@ pub fn oracle(cache: &KvCache, queries: Queries<'_>, tokens: usize, scale: f32) 
     out
 }
 
-/// Attends and writes `out` `[tokens, heads * head_dim]`; its length says how many tokens there are.
+/// Attends and writes `out` `[tokens, heads * value_dim]`; its length says how many tokens there are. Threads
+/// take tokens, and where these are few heads.
 ///
 /// # Panics
-/// If shapes disagree, or the block table is too short or names a block that does not exist.
-pub fn cpu(isa: Isa, cache: &KvCache, queries: Queries<'_>, scale: f32, out: &mut [f32]) {
-    let KvShape { kv_heads, head_dim, block_size, .. } = cache.shape();
-    let width = queries.heads * head_dim;
+/// If shapes disagree, a window is 0, or the block table is too short or names a block that does not exist.
+pub fn cpu(compute: &Compute, cache: &KvCache, queries: Queries<'_>, scale: f32, out: &mut [f32]) {
+    let KvShape { kv_heads, key_dim, value_dim, block_size, .. } = cache.shape();
+    let width = queries.heads * value_dim;
     let tokens = out.len() / width;
     assert!(
-        out.len() == tokens * width && queries.heads.is_multiple_of(kv_heads),
+        out.len() == tokens * width
+            && queries.heads.is_multiple_of(kv_heads)
+            && queries.window != Some(0)
+            && queries.sinks.is_none_or(|sinks| sinks.len() == queries.heads),
         "paged_attention: shapes disagree"
     );
     assert!(
         (queries.start + tokens).div_ceil(block_size) <= queries.blocks.len(),
         "paged_attention: the block table is too short"
     );
+    if tokens == 0 {
+        return;
+    }
     let group = queries.heads / kv_heads;
-    isa.run(Attention { cache, queries, scale, out, tokens, group });
+    let context = queries.window.map_or(queries.start + tokens, |w| w.min(queries.start + tokens));
+    let terms = (tokens * queries.heads * context) as f64 * (key_dim + value_dim) as f64;
+    let (tile_tokens, tile_heads) = cut(compute.parts(NS_PER_TERM * terms), tokens, kv_heads, group);
+    compute.tiles(Grid::new(out, width, tile_tokens, tile_heads * value_dim), |out| {
+        let heads = out.columns().start / value_dim..out.columns().end / value_dim;
+        let kv_head = heads.start / group;
+        compute.isa().run(Attention { cache, queries, scale, kv_head, heads, out });
+    });
+}
+
+/// Tokens and query heads per tile: `parts` tiles or more if there are as many rows. A tile's heads share a KV
+/// head. Tokens are cut first: rows of one tile share the keys they load.
+fn cut(parts: usize, tokens: usize, kv_heads: usize, group: usize) -> (usize, usize) {
+    let tile_tokens = tokens.div_ceil(parts.div_ceil(kv_heads));
+    let wanted = parts.div_ceil(kv_heads * tokens.div_ceil(tile_tokens));
+    let cuts = (wanted.min(group)..=group).find(|cuts| group.is_multiple_of(*cuts)).unwrap_or(1);
+    (tile_tokens, group / cuts)
 }
 
 struct Attention<'a> {
     cache: &'a KvCache,
     queries: Queries<'a>,
     scale: f32,
-    out: &'a mut [f32],
-    tokens: usize,
-    /// Query heads per KV head. Row `r` of a KV head is query head `r % group` of token `r / group`.
-    group: usize,
+    kv_head: usize,
+    /// Query heads to compute, all of `kv_head`. Row `r` is head `heads.start + r % heads.len()` of the tile's
+    /// token `r / heads.len()`.
+    heads: Range<usize>,
+    /// These heads' columns of some tokens' rows.
+    out: Tile<'a>,
 }
 
 /// What `R` rows carry from chunk to chunk.
 struct Running<const R: usize> {
     max: [f32; R],
     sum: [Lanes; R],
-    /// Unnormalised output, `[head_dim / 16]`.
+    /// Unnormalised output, `[value_dim / 16]`; of a latent cache `[value_dim]`, sixteen sums per element.
     out: Vec<[Lanes; R]>,
 }
 
@@ -110,63 +157,105 @@ impl Body for Attention<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
-        let rows = self.tokens * self.group;
-        for kv_head in 0..self.cache.shape().kv_heads {
-            let mut row = 0;
-            if S::WIDE {
-                row = self.tiles::<S, 8>(simd, kv_head, row, rows);
-            }
-            row = self.tiles::<S, 4>(simd, kv_head, row, rows);
-            row = self.tiles::<S, 2>(simd, kv_head, row, rows);
-            self.tiles::<S, 1>(simd, kv_head, row, rows);
+        let rows = self.out.rows().len() * self.heads.len();
+        let mut row = 0;
+        if S::WIDE {
+            row = self.tiles::<S, 8>(simd, row, rows);
         }
+        row = self.tiles::<S, 4>(simd, row, rows);
+        row = self.tiles::<S, 2>(simd, row, rows);
+        self.tiles::<S, 1>(simd, row, rows);
     }
 }
 
 impl Attention<'_> {
     /// Attends for the rows `row..end`, `R` at a time; returns the first row that was too few for a tile.
     #[inline(always)]
-    fn tiles<S: Simd, const R: usize>(
-        &mut self,
-        simd: S,
-        kv_head: usize,
-        mut row: usize,
-        end: usize,
-    ) -> usize {
+    fn tiles<S: Simd, const R: usize>(&mut self, simd: S, mut row: usize, end: usize) -> usize {
         while row + R <= end {
-            self.tile::<S, R>(simd, kv_head, row);
+            self.tile::<S, R>(simd, row);
             row += R;
         }
         row
     }
 
+    /// Token (in the grid of all rows) and query head of a row.
     #[inline(always)]
-    fn tile<S: Simd, const R: usize>(&mut self, simd: S, kv_head: usize, first: usize) {
-        let head_dim = self.cache.shape().head_dim;
-        let seen: [usize; R] = std::array::from_fn(|r| self.queries.start + (first + r) / self.group + 1);
-        let query = self.load_queries::<R>(kv_head, first);
-        let query: [&[f32]; R] = std::array::from_fn(|r| &query[r * head_dim..][..head_dim]);
-        let mut running = Running {
-            max: [f32::NEG_INFINITY; R],
-            sum: [Lanes::ZERO; R],
-            out: vec![[Lanes::ZERO; R]; head_dim / LANES],
-        };
-        for chunk in (0..seen[R - 1]).step_by(CHUNK) {
-            let counts: [usize; R] = std::array::from_fn(|r| seen[r].saturating_sub(chunk).min(CHUNK));
-            let mut weights = self.scores(simd, kv_head, chunk, counts[R - 1], query);
+    fn row(&self, row: usize) -> (usize, usize) {
+        let heads = self.heads.len();
+        (self.out.rows().start + row / heads, self.heads.start + row % heads)
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd, const R: usize>(&mut self, simd: S, first: usize) {
+        let key_dim = self.cache.shape().key_dim;
+        // Ascending with the row; the positions that some row sees are one range.
+        let seen: Within<R> = std::array::from_fn(|r| self.queries.seen(self.row(first + r).0));
+        let query = self.load_queries::<R>(first);
+        let query: [&[f32]; R] = std::array::from_fn(|r| &query[r * key_dim..][..key_dim]);
+        let mut running = self.begin::<R>(first);
+        for chunk in (seen[0].0 / CHUNK * CHUNK..seen[R - 1].1).step_by(CHUNK) {
+            let within: Within<R> = std::array::from_fn(|r| {
+                let clamped = |position: usize| position.clamp(chunk, chunk + CHUNK) - chunk;
+                (clamped(seen[r].0), clamped(seen[r].1))
+            });
+            let mut weights = self.scores(simd, chunk, (within[0].0, within[R - 1].1), query);
             for r in 0..R {
+                if within[r].0 == within[r].1 {
+                    continue;
+                }
                 let rescale =
-                    softmax_chunk(&mut weights[r], counts[r], &mut running.max[r], &mut running.sum[r]);
+                    softmax_chunk(&mut weights[r], within[r], &mut running.max[r], &mut running.sum[r]);
                 for out in &mut running.out {
                     out[r] = out[r].scale_add(rescale, Lanes::ZERO);
                 }
             }
-            self.add_values(simd, kv_head, chunk, counts, &weights, &mut running.out);
+            if self.cache.is_latent() {
+                self.add_latents(simd, chunk, within, &weights, &mut running.out);
+            } else {
+                self.add_values(simd, chunk, within, &weights, &mut running.out);
+            }
         }
+        self.finish(first, &running);
+    }
+
+    /// Before the first chunk. A sink is a first score whose value is zero.
+    #[inline(always)]
+    fn begin<const R: usize>(&self, first: usize) -> Running<R> {
+        let value_dim = self.cache.shape().value_dim;
+        let vectors = if self.cache.is_latent() { value_dim } else { value_dim / LANES };
+        let mut running = Running {
+            max: [f32::NEG_INFINITY; R],
+            sum: [Lanes::ZERO; R],
+            out: vec![[Lanes::ZERO; R]; vectors],
+        };
+        if let Some(sinks) = self.queries.sinks {
+            for r in 0..R {
+                let sink = sinks[self.row(first + r).1];
+                if sink != f32::NEG_INFINITY {
+                    running.max[r] = sink;
+                    running.sum[r].0[0] = 1.0;
+                }
+            }
+        }
+        running
+    }
+
+    /// Behind the last chunk.
+    #[inline(always)]
+    fn finish<const R: usize>(&mut self, first: usize, running: &Running<R>) {
+        let value_dim = self.cache.shape().value_dim;
         for r in 0..R {
             let total = running.sum[r].sum();
-            let at = self.out_index(kv_head, first + r);
-            for (part, sums) in self.out[at..][..head_dim].chunks_exact_mut(LANES).zip(&running.out) {
+            let (token, head) = self.row(first + r);
+            let out = &mut self.out.row(token)[(head - self.heads.start) * value_dim..][..value_dim];
+            if self.cache.is_latent() {
+                for (out, sums) in out.iter_mut().zip(&running.out) {
+                    *out = sums[r].sum() / total;
+                }
+                continue;
+            }
+            for (part, sums) in out.chunks_exact_mut(LANES).zip(&running.out) {
                 for (out, sum) in part.iter_mut().zip(sums[r].0) {
                     *out = sum / total;
                 }
@@ -174,33 +263,32 @@ impl Attention<'_> {
         }
     }
 
-    /// The rows' queries times `scale`: `[R, head_dim]`.
+    /// The rows' queries times `scale`: `[R, key_dim]`.
     #[inline(always)]
-    fn load_queries<const R: usize>(&self, kv_head: usize, first: usize) -> Vec<f32> {
-        let head_dim = self.cache.shape().head_dim;
-        let mut query = Vec::with_capacity(R * head_dim);
+    fn load_queries<const R: usize>(&self, first: usize) -> Vec<f32> {
+        let key_dim = self.cache.shape().key_dim;
+        let mut query = Vec::with_capacity(R * key_dim);
         for row in first..first + R {
-            let (token, head) = (row / self.group, kv_head * self.group + row % self.group);
-            let row = &self.queries.rows[token * self.queries.stride + head * head_dim..][..head_dim];
+            let (token, head) = self.row(row);
+            let row = &self.queries.rows[token * self.queries.stride + head * key_dim..][..key_dim];
             query.extend(row.iter().map(|element| element * self.scale));
         }
         query
     }
 
-    /// Scores of the positions `chunk..chunk + keys`; lanes behind them hold garbage.
+    /// Scores of the positions `span.0..span.1` behind `chunk`; elsewhere garbage.
     #[inline(always)]
     fn scores<S: Simd, const R: usize>(
         &self,
         simd: S,
-        kv_head: usize,
         chunk: usize,
-        keys: usize,
+        span: (usize, usize),
         query: [&[f32]; R],
     ) -> [[Lanes; TILES]; R] {
         let mut scores = [[Lanes::ZERO; TILES]; R];
-        for tile in 0..keys.div_ceil(LANES) {
+        for tile in span.0 / LANES..span.1.div_ceil(LANES) {
             let (block, offset) = self.locate(chunk + tile * LANES);
-            let sums = dots(simd, self.cache.key_tile(block, kv_head, offset), query);
+            let sums = dots(simd, self.cache.key_tile(block, self.kv_head, offset), query);
             for (scores, sums) in scores.iter_mut().zip(sums) {
                 scores[tile] = sums;
             }
@@ -208,24 +296,43 @@ impl Attention<'_> {
         scores
     }
 
-    /// Adds the weighted values of the positions `chunk..chunk + counts[r]` to each row `r`.
+    /// Adds to each row `r` the weighted values of its positions `within[r]` behind `chunk`.
     #[inline(always)]
     fn add_values<S: Simd, const R: usize>(
         &self,
         simd: S,
-        kv_head: usize,
         chunk: usize,
-        counts: [usize; R],
+        within: Within<R>,
         weights: &[[Lanes; TILES]; R],
         out: &mut [[Lanes; R]],
     ) {
-        for (tile, position) in (chunk..chunk + counts[R - 1]).step_by(LANES).enumerate() {
-            let (block, offset) = self.locate(position);
-            let values = self.cache.value_tile(block, kv_head, offset);
-            let ends = counts.map(|count| count.saturating_sub(tile * LANES).min(LANES));
+        for tile in within[0].0 / LANES..within[R - 1].1.div_ceil(LANES) {
+            let (block, offset) = self.locate(chunk + tile * LANES);
+            let values = self.cache.value_tile(block, self.kv_head, offset);
+            let clamped = |position: usize| position.saturating_sub(tile * LANES).min(LANES);
+            let within = within.map(|(begin, end)| (clamped(begin), clamped(end)));
             let weights: [&[f32; LANES]; R] = std::array::from_fn(|r| &weights[r][tile].0);
-            add_value_tile(simd, values, ends, weights, out);
+            add_value_tile(simd, values, within, weights, out);
         }
+    }
+
+    /// [`Attention::add_values`] for a latent cache.
+    #[inline(always)]
+    fn add_latents<S: Simd, const R: usize>(
+        &self,
+        simd: S,
+        chunk: usize,
+        within: Within<R>,
+        weights: &[[Lanes; TILES]; R],
+        out: &mut [[Lanes; R]],
+    ) {
+        let (first, last) = (within[0].0 / LANES, within[R - 1].1.div_ceil(LANES));
+        let mut tiles: [&[Lanes]; TILES] = [&[]; TILES];
+        for tile in first..last {
+            let (block, offset) = self.locate(chunk + tile * LANES);
+            tiles[tile] = self.cache.key_tile(block, self.kv_head, offset);
+        }
+        add_latent_chunk(simd, &tiles[first..last], first, within, weights, out);
     }
 
     #[inline(always)]
@@ -233,92 +340,6 @@ impl Attention<'_> {
         let block_size = self.cache.shape().block_size;
         (self.queries.blocks[position / block_size], position % block_size)
     }
-
-    #[inline(always)]
-    fn out_index(&self, kv_head: usize, row: usize) -> usize {
-        let head = kv_head * self.group + row % self.group;
-        (row / self.group * self.queries.heads + head) * self.cache.shape().head_dim
-    }
-}
-
-/// Each query's product with sixteen keys; the sums stay in registers.
-#[inline(always)]
-fn dots<S: Simd, const R: usize>(simd: S, keys: &[Lanes], query: [&[f32]; R]) -> [Lanes; R] {
-    // Equal lengths by construction; said once more here, it spares the loop its bounds checks.
-    let query: [&[f32]; R] = std::array::from_fn(|r| &query[r][..keys.len()]);
-    let mut sums = [simd.zero(); R];
-    for (d, keys) in keys.iter().enumerate() {
-        let keys = simd.load(&keys.0);
-        for r in 0..R {
-            sums[r] = simd.mul_add(simd.splat(query[r][d]), keys, sums[r]);
-        }
-    }
-    let mut out = [Lanes::ZERO; R];
-    for r in 0..R {
-        simd.store(sums[r], &mut out[r].0);
-    }
-    out
-}
-
-/// Adds to each row `r` the first `ends[r]` of sixteen weighted values. Rows ascend in position, so what row
-/// 0 sees is common to all; the few positions behind that are taken row by row, because a weight of zero
-/// would not be the same as no term (`0 * inf`, `-0 + 0`).
-#[inline(always)]
-fn add_value_tile<S: Simd, const R: usize>(
-    simd: S,
-    values: &[Lanes],
-    ends: [usize; R],
-    weights: [&[f32; LANES]; R],
-    out: &mut [[Lanes; R]],
-) {
-    let parts = out.len();
-    for (part, out) in out.iter_mut().enumerate() {
-        let mut sums = [simd.zero(); R];
-        for r in 0..R {
-            sums[r] = simd.load(&out[r].0);
-        }
-        for position in 0..ends[0] {
-            let value = simd.load(&values[position * parts + part].0);
-            for r in 0..R {
-                sums[r] = simd.mul_add(value, simd.splat(weights[r][position]), sums[r]);
-            }
-        }
-        for r in 0..R {
-            for position in ends[0]..ends[r] {
-                let value = simd.load(&values[position * parts + part].0);
-                sums[r] = simd.mul_add(value, simd.splat(weights[r][position]), sums[r]);
-            }
-            simd.store(sums[r], &mut out[r].0);
-        }
-    }
-}
-
-/// Turns the first `count` of one row's scores of a chunk into weights `e^(score - max)`; updates the running
-/// maximum and the sixteen running sums. Returns what earlier sums were scaled by.
-#[inline(always)]
-fn softmax_chunk(scores: &mut [Lanes; TILES], count: usize, max: &mut f32, sum: &mut Lanes) -> f32 {
-    let weights = &mut scores[..count.div_ceil(LANES)];
-    if let Some(last) = weights.last_mut() {
-        for lane in 0..LANES {
-            let real = lane <= (count - 1) % LANES;
-            last.0[lane] = if real { last.0[lane] } else { f32::NEG_INFINITY };
-        }
-    }
-    let mut largest = Lanes([*max; LANES]);
-    for scores in &*weights {
-        largest = largest.max(*scores);
-    }
-    let largest = largest.largest();
-    let rescale = exp(*max - largest);
-    *max = largest;
-    *sum = sum.scale_add(rescale, Lanes::ZERO);
-    for scores in weights {
-        for lane in 0..LANES {
-            scores.0[lane] = exp(scores.0[lane] - largest);
-        }
-        *sum = sum.add(*scores);
-    }
-    rescale
 }
 
 #[cfg(test)]

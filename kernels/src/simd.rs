@@ -6,13 +6,18 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
-    __m256, __m512, _mm_loadu_si128, _mm256_castsi256_ps, _mm256_cvtepu16_epi32, _mm256_fmadd_ps,
-    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
-    _mm256_storeu_ps, _mm512_castsi512_ps, _mm512_cvtepu16_epi32, _mm512_fmadd_ps, _mm512_loadu_ps,
-    _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
+    __m256, __m256i, __m512, _mm_loadl_epi64, _mm_loadu_si128, _mm256_and_si256, _mm256_castsi256_ps,
+    _mm256_castsi256_si128, _mm256_cvtepi8_epi16, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32,
+    _mm256_cvtph_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_mul_ps, _mm256_permutevar8x32_ps, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_setzero_ps, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps,
+    _mm256_xor_ps, _mm512_castsi512_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
+    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mul_ps, _mm512_permutexvar_ps, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps,
 };
 
 use crate::lanes::LANES;
+use crate::quant::{E2M1, e4m3_scaled};
 
 /// Instructions on sixteen floats. Every implementation gives the same bits.
 pub(crate) trait Simd: Copy {
@@ -27,7 +32,14 @@ pub(crate) trait Simd: Copy {
     fn load(self, from: &[f32; LANES]) -> Self::Vector;
     /// Widens bf16 bits, exactly.
     fn load_bf16(self, from: &[u16; LANES]) -> Self::Vector;
+    /// FP8 codes as [`e4m3_scaled`].
+    fn load_e4m3_scaled(self, from: &[u8; LANES]) -> Self::Vector;
+    /// E2M1 codes in the low halves of bytes.
+    fn load_e2m1_low(self, from: &[u8; LANES]) -> Self::Vector;
+    /// E2M1 codes in the high halves of bytes.
+    fn load_e2m1_high(self, from: &[u8; LANES]) -> Self::Vector;
     fn store(self, vector: Self::Vector, to: &mut [f32; LANES]);
+    fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// `a * b + c`, each lane rounded once.
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
 }
@@ -62,8 +74,35 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn load_e4m3_scaled(self, from: &[u8; LANES]) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        for lane in 0..LANES {
+            out[lane] = e4m3_scaled(from[lane]);
+        }
+        out
+    }
+
+    #[inline(always)]
+    fn load_e2m1_low(self, from: &[u8; LANES]) -> [f32; LANES] {
+        from.map(|code| E2M1[usize::from(code & 15)])
+    }
+
+    #[inline(always)]
+    fn load_e2m1_high(self, from: &[u8; LANES]) -> [f32; LANES] {
+        from.map(|code| E2M1[usize::from(code >> 4)])
+    }
+
+    #[inline(always)]
     fn store(self, vector: [f32; LANES], to: &mut [f32; LANES]) {
         *to = vector;
+    }
+
+    #[inline(always)]
+    fn mul(self, mut a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        for lane in 0..LANES {
+            a[lane] *= b[lane];
+        }
+        a
     }
 
     #[inline(always)]
@@ -84,9 +123,33 @@ pub(crate) struct Avx2(());
 #[allow(unsafe_code)]
 impl Avx2 {
     /// # Safety
-    /// The processor must have AVX2 and FMA.
+    /// The processor must have AVX2, FMA and F16C.
     pub(crate) unsafe fn new() -> Self {
         Self(())
+    }
+
+    /// Sixteen bytes as 32-bit integers.
+    #[inline(always)]
+    fn widen(self, from: &[u8; LANES]) -> [__m256i; 2] {
+        let from = from.as_ptr();
+        // SAFETY: both halves lie in `from`'s sixteen bytes; the loads need no alignment.
+        unsafe {
+            [
+                _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast())),
+                _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.add(8).cast())),
+            ]
+        }
+    }
+
+    /// The E2M1 codes in the low four bits: the low three choose a magnitude, the fourth is the sign.
+    #[inline(always)]
+    fn e2m1(self, codes: __m256i) -> __m256 {
+        // SAFETY: `self` proves the feature; the first half of the table has eight floats.
+        unsafe {
+            let magnitude = _mm256_permutevar8x32_ps(_mm256_loadu_ps(E2M1.as_ptr()), codes);
+            let sign = _mm256_and_si256(_mm256_slli_epi32::<28>(codes), _mm256_set1_epi32(i32::MIN));
+            _mm256_xor_ps(magnitude, _mm256_castsi256_ps(sign))
+        }
     }
 }
 
@@ -131,6 +194,31 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn load_e4m3_scaled(self, from: &[u8; LANES]) -> [__m256; 2] {
+        // SAFETY: `from` has 16 bytes; the load needs no alignment.
+        unsafe {
+            // Sign-extended and shifted, a code is an f16 but for one copy of the sign in the exponent.
+            let wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(from.as_ptr().cast()));
+            let half = _mm256_and_si256(_mm256_slli_epi16::<7>(wide), _mm256_set1_epi16(!0x4000));
+            let high = _mm256_extracti128_si256::<1>(half);
+            [_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(high)]
+        }
+    }
+
+    #[inline(always)]
+    fn load_e2m1_low(self, from: &[u8; LANES]) -> [__m256; 2] {
+        self.widen(from).map(|codes| self.e2m1(codes))
+    }
+
+    #[inline(always)]
+    fn load_e2m1_high(self, from: &[u8; LANES]) -> [__m256; 2] {
+        let [low, high] = self.widen(from);
+        // SAFETY: as in `zero`.
+        let [low, high] = unsafe { [_mm256_srli_epi32::<4>(low), _mm256_srli_epi32::<4>(high)] };
+        [self.e2m1(low), self.e2m1(high)]
+    }
+
+    #[inline(always)]
     fn store(self, vector: [__m256; 2], to: &mut [f32; LANES]) {
         let to = to.as_mut_ptr();
         // SAFETY: as in `load`.
@@ -138,6 +226,12 @@ impl Simd for Avx2 {
             _mm256_storeu_ps(to, vector[0]);
             _mm256_storeu_ps(to.add(8), vector[1]);
         }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: as in `zero`.
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
     }
 
     #[inline(always)]
@@ -197,9 +291,43 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn load_e4m3_scaled(self, from: &[u8; LANES]) -> __m512 {
+        // SAFETY: `from` has 16 bytes; the load needs no alignment.
+        unsafe {
+            // As for AVX2.
+            let wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(from.as_ptr().cast()));
+            _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16::<7>(wide), _mm256_set1_epi16(!0x4000)))
+        }
+    }
+
+    #[inline(always)]
+    fn load_e2m1_low(self, from: &[u8; LANES]) -> __m512 {
+        // SAFETY: `from` has 16 bytes and the table sixteen floats; only the low four bits choose.
+        unsafe {
+            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast()));
+            _mm512_permutexvar_ps(codes, _mm512_loadu_ps(E2M1.as_ptr()))
+        }
+    }
+
+    #[inline(always)]
+    fn load_e2m1_high(self, from: &[u8; LANES]) -> __m512 {
+        // SAFETY: as in `load_e2m1_low`.
+        unsafe {
+            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast()));
+            _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(codes), _mm512_loadu_ps(E2M1.as_ptr()))
+        }
+    }
+
+    #[inline(always)]
     fn store(self, vector: __m512, to: &mut [f32; LANES]) {
         // SAFETY: as in `load`.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), vector) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as in `zero`.
+        unsafe { _mm512_mul_ps(a, b) }
     }
 
     #[inline(always)]

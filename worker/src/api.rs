@@ -19,7 +19,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use keyway_text::TextModel;
-use keyway_wire::headers::REQUEST_ID;
+use keyway_wire::headers::{NUMERICS_ID, REQUEST_ID};
 use serde_json::json;
 
 use self::error::ApiError;
@@ -50,6 +50,8 @@ pub(crate) struct ServedModel {
     /// Prompt and answer together, in tokens.
     pub(crate) max_model_len: usize,
     pub(crate) vocab_size: usize,
+    /// Ids that end a generation.
+    pub(crate) eos_token_ids: Vec<u32>,
     pub(crate) numerics_id: String,
     /// Unix seconds.
     pub(crate) created: u64,
@@ -80,7 +82,10 @@ where
     };
     if let Some(endpoint) = endpoint {
         allow(&request, &[Method::POST])?;
-        return generate::generate(app, endpoint, request.into_body()).await;
+        let numerics_id = HeaderValue::from_str(&app.model.numerics_id).map_err(ApiError::internal)?;
+        let mut answer = generate::generate(app, endpoint, request.into_body()).await?;
+        answer.headers_mut().insert(NUMERICS_ID, numerics_id);
+        return Ok(answer);
     }
     let answer = match path {
         "/v1/models" | "/health" | "/metrics" | "/version" => {

@@ -1,62 +1,77 @@
 //! Paged KV blocks: who holds which, which prefixes are cached, what is evicted first. Bookkeeping only: it never
 //! touches KV itself, and does not decide who runs.
 //!
-//! **Prefix caching.** A full block whose KV is computed is *registered* under the keyed hash of all tokens up to its
-//! end and of the request's salt. A later prompt takes registered blocks instead of computing them. A hash only
-//! finds the candidate: it is taken if its token ids equal the prompt's, and if its parent is the very block that
-//! matched before it (for the first block: if the salt is equal), so by induction the whole prefix is equal.
+//! **Prefix caching.** A full block is *registered* under the keyed hash of all tokens up to its end and of the
+//! request's salt. A later prompt takes registered blocks instead of computing them. A hash only finds the
+//! candidate: it is taken if its token ids equal the prompt's, and if its parent is the very block that matched
+//! before it (for the first block: if the salt is equal), so by induction the whole prefix is equal.
+//!
+//! **Groups.** One pool of blocks serves all cache groups; a sequence has a table for each. Prefixes are named by the
+//! blocks of the first group, the anchor. Another group's block of the same positions is *attached* to the anchor's
+//! block and found through it alone. A group with a window gives back what lies wholly before the window, and a hit
+//! needs only the window's blocks of it.
 //!
 //! **Residency is prefix-closed.** A registered block's parent is registered: a holder of a child holds its parent,
-//! and a freed table enters the LRU list deepest block first, so children are evicted before parents.
+//! and a freed table enters the LRU list deepest block first, so children are evicted before parents. Whoever holds
+//! an attached block holds its anchor; when an anchor goes, its attachments are forgotten first.
 //!
-//! **No duplicates.** When two sequences computed the same block at the same time, the later one takes the registered
-//! copy and gives its own back. KV is equal bit for bit, so nothing else changes.
+//! **Promises.** Blocks are registered when a step is planned, before they are computed, so that a newcomer of the
+//! same step shares them; it is computed behind them. Nothing that was promised is taken back: promises are made
+//! once the step's running part is settled, and kept when the step is over ([`BlockManager::commit`]).
+//!
+//! **No duplicates.** When two sequences computed the same block, the later one takes the registered copy and gives
+//! its own back. KV is equal bit for bit, so nothing else changes. For the same reason a sequence that must go over a
+//! prefix again, because a window's blocks are gone, writes into the shared anchor blocks.
 //!
 //! Next: `model.rs`, what is computed into the blocks.
 
 mod changes;
 mod check;
 mod free_list;
+mod groups;
 mod prefix_hash;
+mod registry;
+mod table;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) mod witness;
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
 pub use self::changes::CacheChange;
 use self::free_list::FreeList;
-use self::prefix_hash::{PrefixHash, PrefixHasher};
+pub(crate) use self::groups::GroupRules;
+use self::prefix_hash::{HashIsKey, PrefixHash, PrefixHasher};
+pub(crate) use self::table::BlockTable;
+use self::table::GroupTable;
+use crate::backend::NO_BLOCK;
 
 /// Number of a block in the backend's KV cache.
 pub(crate) type BlockId = u32;
-
-/// The blocks one sequence holds.
-#[derive(Debug, Default)]
-pub(crate) struct BlockTable {
-    /// `blocks[i]` holds positions `i * block_size ..`.
-    blocks: Vec<BlockId>,
-    /// The leading blocks that are registered.
-    registered: usize,
-    /// Registration stopped for good: another prefix owns this one's hash.
-    collided: bool,
-}
-
-impl BlockTable {
-    /// The block numbers in order of position.
-    pub(crate) fn blocks(&self) -> &[BlockId] {
-        &self.blocks
-    }
-}
 
 /// What is known of one block.
 #[derive(Debug, Clone, Default)]
 struct Block {
     /// Sequences that hold it.
     refs: u32,
-    /// Present while its content can be found by others.
-    registration: Option<Registration>,
+    /// It is full and its KV is there. Between two steps, every registered block is.
+    computed: bool,
+    role: Role,
+}
+
+/// How a block is found by others.
+#[derive(Debug, Clone, Default)]
+enum Role {
+    /// Not at all.
+    #[default]
+    Private,
+    /// By the hash of its prefix.
+    Anchor(Registration),
+    /// Through `anchor`, which holds the same positions in the first group.
+    Attached { anchor: BlockId, group: usize },
 }
 
 #[derive(Debug, Clone)]
@@ -71,72 +86,45 @@ struct Registration {
 #[derive(Debug)]
 pub(crate) struct BlockManager {
     block_size: usize,
+    rules: GroupRules,
     blocks: Vec<Block>,
-    /// Token ids of registered blocks, `block_size` for each block number.
+    /// Token ids of anchors, `block_size` for each block number.
     tokens: Vec<u32>,
+    /// For each block number the blocks attached to it, one entry for each group but the first.
+    attached: Vec<BlockId>,
     /// Blocks without holders, in the order in which they are given out; registered ones remain findable.
     free: FreeList,
     index: HashMap<PrefixHash, BlockId, BuildHasherDefault<HashIsKey>>,
     hasher: PrefixHasher,
     /// Since the last [`BlockManager::take_changes`]; `None` while nobody follows.
     changes: Option<Vec<CacheChange>>,
+    /// Registers blocks only once they are computed: shows what promises are good for.
+    #[cfg(test)]
+    pub(crate) without_promises: bool,
 }
 
 impl BlockManager {
     /// All blocks free, nothing cached. `hash_seed` keys the prefix hashes: random per process, so that no client
     /// can aim at a collision.
-    pub(crate) fn new(num_blocks: usize, block_size: usize, hash_seed: u64) -> Self {
+    pub(crate) fn new(num_blocks: usize, block_size: usize, rules: GroupRules, hash_seed: u64) -> Self {
         Self {
             block_size,
             blocks: vec![Block::default(); num_blocks],
             tokens: vec![0; num_blocks * block_size],
+            attached: vec![NO_BLOCK; num_blocks * (rules.len() - 1)],
+            rules,
             free: FreeList::full(num_blocks),
             index: HashMap::with_capacity_and_hasher(num_blocks, BuildHasherDefault::default()),
             hasher: PrefixHasher::new(hash_seed),
             changes: None,
+            #[cfg(test)]
+            without_promises: false,
         }
     }
 
-    /// Records changes of the prefix cache from now on. Whoever asks for it must take them after every step.
-    pub(crate) fn record_changes(&mut self) {
-        self.changes.get_or_insert_default();
-    }
-
-    /// What changed since the last call, in order.
-    pub(crate) fn take_changes(&mut self) -> Vec<CacheChange> {
-        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    /// Every findable block as if it were stored now, parents first.
-    pub(crate) fn resident(&self) -> Vec<CacheChange> {
-        let mut todo: Vec<BlockId> = self.index.values().copied().collect();
-        let mut depth = HashMap::new();
-        for block in &todo {
-            let mut chain = vec![*block];
-            while let Some(parent) = self.parent_of(chain[chain.len() - 1]) {
-                chain.push(parent);
-            }
-            depth.insert(*block, chain.len());
-        }
-        todo.sort_unstable_by_key(|block| (depth[block], *block));
-        todo.into_iter().filter_map(|block| self.stored(block)).collect()
-    }
-
-    fn parent_of(&self, block: BlockId) -> Option<BlockId> {
-        self.blocks[block as usize].registration.as_ref()?.parent
-    }
-
-    fn stored(&self, block: BlockId) -> Option<CacheChange> {
-        let registration = self.blocks[block as usize].registration.as_ref()?;
-        let parent = registration.parent.and_then(|p| self.blocks[p as usize].registration.as_ref());
-        let start = block as usize * self.block_size;
-        Some(CacheChange::Stored {
-            group: 0,
-            hash: registration.hash,
-            parent: parent.map(|parent| parent.hash),
-            tokens: self.tokens[start..start + self.block_size].into(),
-            salt: Arc::clone(&registration.salt),
-        })
+    /// Number of cache groups.
+    pub(crate) fn groups(&self) -> usize {
+        self.rules.len()
     }
 
     /// Blocks held by sequences. Cached blocks that nobody holds are free.
@@ -144,120 +132,152 @@ impl BlockManager {
         self.blocks.len() - self.free.len()
     }
 
-    /// Gives an empty `table` every block that `tokens` need, cached ones first. Returns the number of tokens whose
-    /// KV is there already: a multiple of the block size, and less than `tokens.len()`, because the last token must
-    /// run to have logits. `None`, and nothing changed, while too few blocks are free.
+    /// Gives an empty `table` the blocks that `tokens` need to begin: cached ones first; of groups without a window
+    /// enough for all tokens, of others enough for the first `chunk` tokens that are not cached.
+    ///
+    /// Returns the number of tokens whose KV is there (or will be within this step): a multiple of the block size,
+    /// and less than `tokens.len()`, because the last token must run to have logits. `None`, and nothing changed,
+    /// while too few blocks are free.
     pub(crate) fn admit(
         &mut self,
         table: &mut BlockTable,
         tokens: &[u32],
         salt: &Arc<[u8]>,
+        chunk: usize,
     ) -> Option<usize> {
-        debug_assert!(table.blocks.is_empty());
-        let matched = self.matched(tokens, salt);
-        let from_free = matched.iter().filter(|b| self.blocks[**b as usize].refs == 0).count();
-        let missing = tokens.len().div_ceil(self.block_size) - matched.len();
-        if from_free + missing > self.free.len() {
+        debug_assert!(table.is_empty());
+        let anchors = self.matched(tokens, salt);
+        let cached = self.usable(&anchors) * self.block_size;
+        let group = |g| {
+            let first = self.rules.first_block(g, cached);
+            GroupTable { blocks: vec![NO_BLOCK; first], first }
+        };
+        let mut new = BlockTable {
+            registered: anchors.len(),
+            groups: (0..self.rules.len()).map(group).collect(),
+            collided: false,
+        };
+        let found = anchors.len();
+        new.groups[0].blocks = anchors;
+        let end = cached + chunk.min(tokens.len() - cached);
+        if !self.extend(&mut new, end, tokens.len(), found) {
             return None;
         }
-        for block in &matched {
-            self.hold(*block);
-        }
-        *table = BlockTable { registered: matched.len(), blocks: matched, collided: false };
-        let cached = table.registered * self.block_size;
-        let covered = self.grow(table, tokens.len());
-        debug_assert!(covered);
+        *table = new;
         Some(cached)
     }
 
-    /// Makes `table` cover `len` positions. False, and nothing changed, while too few blocks are free.
-    pub(crate) fn grow(&mut self, table: &mut BlockTable, len: usize) -> bool {
-        let missing = len.div_ceil(self.block_size).saturating_sub(table.blocks.len());
-        if missing > self.free.len() {
+    /// Makes `table` fit for computing the positions before `end`. False, and nothing changed, while too few blocks
+    /// are free.
+    pub(crate) fn cover(&mut self, table: &mut BlockTable, end: usize) -> bool {
+        let places = end.div_ceil(self.block_size);
+        let covered = table.groups.iter().all(|group| group.blocks.len() >= places);
+        covered || self.extend(table, end, end, 0)
+    }
+
+    /// Lengthens every group to `end` positions, those without a window to `end_full`. The first `found` anchors are
+    /// in the table already, but not yet held.
+    fn extend(&mut self, table: &mut BlockTable, end: usize, end_full: usize, found: usize) -> bool {
+        let (places, places_full) = (end.div_ceil(self.block_size), end_full.div_ceil(self.block_size));
+        let places: Vec<usize> = (0..table.groups.len())
+            .map(|g| if self.rules.slides(g) { places } else { places_full })
+            .collect();
+        let mut cached = table.anchors()[..found].to_vec();
+        let mut fresh = 0;
+        for g in 0..table.groups.len() {
+            for i in table.groups[g].blocks.len()..places[g] {
+                match self.attached_at(table, g, i) {
+                    Some(block) => cached.push(block),
+                    None => fresh += 1,
+                }
+            }
+        }
+        let from_free = cached.iter().filter(|block| self.blocks[**block as usize].refs == 0).count();
+        if from_free + fresh > self.free.len() {
             return false;
         }
-        for _ in 0..missing {
-            let Some(block) = self.free.pop_front() else { return false };
-            self.forget(block);
-            self.blocks[block as usize].refs = 1;
-            table.blocks.push(block);
+        // Held before any block is given out, so that none of them is evicted for it.
+        cached.iter().for_each(|block| self.hold(*block));
+        for g in 0..table.groups.len() {
+            for i in table.groups[g].blocks.len()..places[g] {
+                let block = self.attached_at(table, g, i).or_else(|| self.allocate());
+                table.groups[g].blocks.push(block.unwrap_or(NO_BLOCK));
+            }
         }
         true
     }
 
-    /// Registers the blocks that are full now that the KV of all `computed` tokens is there.
-    pub(crate) fn register(&mut self, table: &mut BlockTable, computed: &[u32], salt: &Arc<[u8]>) {
-        let full = computed.len() / self.block_size;
+    /// Registers the blocks that will be full once all `tokens` are computed, which the planned step does from
+    /// position `start` on.
+    pub(crate) fn promise(&mut self, table: &mut BlockTable, tokens: &[u32], start: usize, salt: &Arc<[u8]>) {
+        #[cfg(test)]
+        if self.without_promises {
+            return;
+        }
+        let full = tokens.len() / self.block_size;
         while table.registered < full && !table.collided {
             let i = table.registered;
-            let ids = &computed[i * self.block_size..(i + 1) * self.block_size];
-            let (parent, hash) = self.chain(&table.blocks[..i], ids, salt);
-            let own = table.blocks[i];
-            match self.index.get(&hash).copied() {
-                None => {
-                    self.index.insert(hash, own);
-                    self.block_tokens(own).copy_from_slice(ids);
-                    self.blocks[own as usize].registration =
-                        Some(Registration { hash, parent, salt: Arc::clone(salt) });
-                    if self.changes.is_some() {
-                        let stored = self.stored(own);
-                        self.changes.iter_mut().for_each(|changes| changes.extend(stored.clone()));
-                    }
-                }
-                Some(other) if self.is(other, parent, ids, salt) => {
-                    self.hold(other);
-                    self.let_go(own);
-                    table.blocks[i] = other;
-                }
-                Some(_) => {
-                    table.collided = true;
-                    return;
-                }
+            let ids = &tokens[i * self.block_size..(i + 1) * self.block_size];
+            let (parent, hash) = self.chain(&table.anchors()[..i], ids, salt);
+            if self.index.contains_key(&hash) {
+                break; // equal or not, `commit` sees to it
             }
+            self.insert(table.anchors()[i], ids, Registration { hash, parent, salt: Arc::clone(salt) });
             table.registered += 1;
         }
-    }
-
-    /// Takes all blocks back. The deepest one is evicted first.
-    pub(crate) fn release(&mut self, table: &mut BlockTable) {
-        for block in std::mem::take(table).blocks.into_iter().rev() {
-            self.let_go(block);
+        for i in start / self.block_size..full.min(table.registered) {
+            self.attach_place(table, i);
         }
     }
 
-    /// The cached blocks that `tokens` begin with, never all of its tokens.
-    fn matched(&self, tokens: &[u32], salt: &Arc<[u8]>) -> Vec<BlockId> {
-        let usable = tokens.len().saturating_sub(1) / self.block_size;
-        let mut matched = Vec::new();
-        for ids in tokens.chunks_exact(self.block_size).take(usable) {
-            let (parent, hash) = self.chain(&matched, ids, salt);
-            match self.index.get(&hash) {
-                Some(block) if self.is(*block, parent, ids, salt) => matched.push(*block),
-                _ => break,
+    /// Takes note that a step computed the KV of `tokens` from position `start` on: blocks that are full now can be
+    /// found by others, and blocks before the windows are given back.
+    pub(crate) fn commit(&mut self, table: &mut BlockTable, tokens: &[u32], start: usize, salt: &Arc<[u8]>) {
+        let full = tokens.len() / self.block_size;
+        for i in start / self.block_size..full {
+            if i == table.registered && !table.collided {
+                self.register_place(table, i, &tokens[i * self.block_size..(i + 1) * self.block_size], salt);
+            }
+            if i < table.registered {
+                self.attach_place(table, i);
+            }
+            for g in 0..table.groups.len() {
+                self.mark_computed(table.groups[g].held(i));
             }
         }
-        matched
+        for g in 1..table.groups.len() {
+            let first = self.rules.first_block(g, tokens.len());
+            self.give_back(&mut table.groups[g], first);
+        }
     }
 
-    /// Parent and hash of the block `ids` that follows the registered blocks `before`.
-    fn chain(&self, before: &[BlockId], ids: &[u32], salt: &[u8]) -> (Option<BlockId>, PrefixHash) {
-        let parent = before.last().copied();
-        let registration = parent.and_then(|p| self.blocks[p as usize].registration.as_ref());
-        let hash_before = registration.map_or_else(|| self.hasher.root(salt), |r| r.hash);
-        (parent, self.hasher.extend(hash_before, ids))
+    /// Takes all blocks back. The deepest one is evicted first, and each anchor after what is attached to it.
+    pub(crate) fn release(&mut self, table: &mut BlockTable) {
+        let table = std::mem::take(table);
+        let places = table.groups.iter().map(|group| group.blocks.len()).max().unwrap_or(0);
+        for i in (0..places).rev() {
+            for block in table.groups.iter().rev().filter_map(|group| group.held(i)) {
+                self.let_go(block);
+            }
+        }
     }
 
-    /// Whether registered `block` holds exactly `ids` after `parent` under `salt`.
-    fn is(&self, block: BlockId, parent: Option<BlockId>, ids: &[u32], salt: &[u8]) -> bool {
-        let start = block as usize * self.block_size;
-        self.blocks[block as usize].registration.as_ref().is_some_and(|r| {
-            r.parent == parent && *r.salt == *salt && self.tokens[start..start + self.block_size] == *ids
-        })
+    fn give_back(&mut self, group: &mut GroupTable, first: usize) {
+        while group.first < first {
+            if let Some(block) = group.held(group.first) {
+                self.let_go(block);
+                group.blocks[group.first] = NO_BLOCK;
+            }
+            group.first += 1;
+        }
     }
 
-    fn block_tokens(&mut self, block: BlockId) -> &mut [u32] {
-        let start = block as usize * self.block_size;
-        &mut self.tokens[start..start + self.block_size]
+    /// A free block to write into. The one that was given back first is evicted.
+    fn allocate(&mut self) -> Option<BlockId> {
+        let block = self.free.pop_front()?;
+        self.forget(block);
+        self.blocks[block as usize] = Block { refs: 1, ..Block::default() };
+        Some(block)
     }
 
     fn hold(&mut self, block: BlockId) {
@@ -274,40 +294,11 @@ impl BlockManager {
         if entry.refs > 0 {
             return;
         }
-        if entry.registration.is_some() {
-            self.free.push_back(block);
-        } else {
+        debug_assert!(entry.computed || matches!(entry.role, Role::Private), "a promise is broken");
+        match entry.role {
             // Nobody can find it again, so it goes before anything cached.
-            self.free.push_front(block);
+            Role::Private => self.free.push_front(block),
+            _ => self.free.push_back(block),
         }
-    }
-
-    fn forget(&mut self, block: BlockId) {
-        if let Some(registration) = self.blocks[block as usize].registration.take() {
-            self.index.remove(&registration.hash);
-            if let Some(changes) = &mut self.changes {
-                changes.push(CacheChange::Removed { group: 0, hash: registration.hash });
-            }
-        }
-    }
-}
-
-/// Hasher for keys that are hashes already: takes their low bits.
-#[derive(Debug, Default)]
-struct HashIsKey(u64);
-
-impl Hasher for HashIsKey {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u128(&mut self, hash: u128) {
-        self.0 = hash as u64;
     }
 }

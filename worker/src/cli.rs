@@ -69,6 +69,10 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 64, env = "KEYWAY_WORKER_MAX_RUNNING")]
     max_running: usize,
 
+    /// Processor threads that compute; answers do not depend on them [default: one for each core]..
+    #[arg(long, value_name = "N", env = "KEYWAY_WORKER_THREADS")]
+    threads: Option<usize>,
+
     /// Format of the log on stderr; RUST_LOG sets its level.
     #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "KEYWAY_WORKER_LOG_FORMAT")]
     log_format: LogFormat,
@@ -119,6 +123,7 @@ impl Cli {
             max_model_len: options.max_model_len,
             max_batched_tokens: options.max_batched_tokens,
             max_running: options.max_running,
+            threads: options.threads,
         };
         Ok(Task::Serve(worker, options.log_format))
     }

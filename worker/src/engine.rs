@@ -16,8 +16,8 @@ use std::time::Instant;
 
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::backend::{Backend, Chunk};
-use crate::block_manager::{BlockManager, CacheChange};
+use crate::backend::Backend;
+use crate::block_manager::{BlockManager, CacheChange, GroupRules};
 use crate::limits::LIVE_SEQUENCES_MAX;
 use crate::metrics::{Metrics, Phase};
 use crate::sampler::Sampler;
@@ -140,7 +140,8 @@ struct Engine {
 
 impl Engine {
     fn new(backend: Box<dyn Backend>, options: EngineOptions, metrics: Arc<Metrics>, hash_seed: u64) -> Self {
-        let blocks = BlockManager::new(backend.num_blocks(), backend.block_size(), hash_seed);
+        let rules = GroupRules::new(backend.cache_groups(), backend.block_size());
+        let blocks = BlockManager::new(backend.num_blocks(), backend.block_size(), rules, hash_seed);
         let scheduler = Scheduler::new(options.limits, blocks);
         Self { backend, scheduler, sampler: Sampler::default(), options, metrics, logits: Vec::new() }
     }
@@ -174,37 +175,31 @@ impl Engine {
     /// One step for everybody who is live.
     fn step(&mut self) {
         let started = Instant::now();
-        self.scheduler.remove_aborted();
-        self.scheduler.schedule();
-        self.record_plan();
+        self.plan();
         if !self.scheduler.plan().parts.is_empty() {
-            self.run_backend();
             let phase = self.phase();
-            self.scheduler.computed();
-            self.sample();
-            self.scheduler.remove_finished();
+            self.carry_out();
             self.metrics.step_seconds(phase).observe(started.elapsed().as_secs_f64());
         }
         self.record_state();
     }
 
+    fn plan(&mut self) {
+        self.scheduler.remove_aborted();
+        self.scheduler.schedule();
+        self.record_plan();
+    }
+
+    fn carry_out(&mut self) {
+        self.run_backend();
+        self.scheduler.commit();
+        self.sample();
+        self.scheduler.remove_finished();
+    }
+
     fn run_backend(&mut self) {
-        let running = self.scheduler.running();
-        let parts = &self.scheduler.plan().parts;
-        let tables: Vec<[&[u32]; 1]> =
-            parts.iter().map(|part| [running[part.sequence].table.blocks()]).collect();
-        let mut chunks: Vec<Chunk<'_>> = Vec::with_capacity(parts.len());
-        for (part, tables) in parts.iter().zip(&tables) {
-            let sequence = &running[part.sequence];
-            let end = sequence.computed + part.tokens;
-            chunks.push(Chunk {
-                tokens: &sequence.tokens[sequence.computed..end],
-                start: sequence.computed,
-                tables,
-                wants_logits: end == sequence.tokens.len(),
-            });
-        }
-        self.backend.step(&chunks, &mut self.logits);
+        let tables = self.scheduler.tables();
+        self.backend.step(&self.scheduler.chunks(&tables), &mut self.logits);
     }
 
     /// Extends every sequence whose tokens are all computed.

@@ -13,6 +13,8 @@
 
 mod api;
 pub mod backend;
+#[doc(hidden)]
+pub mod bench;
 mod block_manager;
 pub mod cli;
 mod engine;

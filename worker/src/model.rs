@@ -1,14 +1,22 @@
 //! Models: from a Hugging Face checkpoint directory, or built in, to something that computes.
 //!
-//! `config.rs` reads what a model is, `checkpoint.rs` and `builtin.rs` give its tensors, `weights.rs` packs
-//! them, `decoder.rs` runs them. Tokenizer, sampling and scheduling are elsewhere.
+//! `families.rs` reads what a model is into the shape of `config.rs`, `checkpoint.rs` and `builtin.rs` give its
+//! tensors, `loader.rs` packs them into `weights.rs`, `decoder.rs` runs them, `cpu.rs` owns the memory. Tokenizer,
+//! sampling and scheduling are elsewhere.
 
+mod attention;
 mod builtin;
+mod cache_plan;
 mod checkpoint;
 mod config;
+mod cpu;
 mod decoder;
 mod error;
+mod families;
 mod feed_forward;
+mod loader;
+mod mla;
+mod stored;
 mod tensor;
 mod weights;
 
@@ -21,11 +29,13 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use self::builtin::Builtin;
+use self::cache_plan::CachePlan;
 use self::checkpoint::Checkpoint;
 use self::config::Config;
-pub use self::decoder::CpuBackend;
+pub use self::cpu::CpuBackend;
 pub use self::error::ModelError;
 use self::weights::Weights;
+use crate::backend::CacheGroup;
 
 /// Where a model comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,8 +79,10 @@ pub struct ModelInfo {
     pub numerics_id: String,
     /// Memory taken by the weights, in bytes.
     pub weight_bytes: usize,
-    /// KV memory per position over all layers, in bytes.
-    pub kv_bytes_per_token: usize,
+    /// What the backend's cache groups will be: each needs a block table, blocks come from one pool.
+    pub cache_groups: Vec<CacheGroup>,
+    /// Memory of one position of one block of the pool, in bytes: that of the layers of one group.
+    pub kv_bytes_per_block_position: usize,
 }
 
 /// How the KV cache is cut.
@@ -92,7 +104,7 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Reads and packs the weights. bf16 weights stay bf16 in memory, all others become f32.
+    /// Reads and packs the weights: bf16 ones stay bf16 in memory, as do those of MXFP4, all others become f32.
     pub fn load(source: &ModelSource) -> Result<Self, ModelError> {
         match source {
             ModelSource::Builtin => {
@@ -109,6 +121,7 @@ impl LoadedModel {
     }
 
     fn new(name: String, config: Config, weights: Weights, weights_id: &str) -> Self {
+        let plan = CachePlan::new(config.kept());
         let info = ModelInfo {
             name,
             max_model_len: config.max_positions,
@@ -116,11 +129,8 @@ impl LoadedModel {
             eos_token_ids: config.eos_token_ids.clone(),
             numerics_id: format!("cpu-f32-k{}-{weights_id}", keyway_kernels::NUMERICS_VERSION),
             weight_bytes: weights.bytes(),
-            kv_bytes_per_token: 2
-                * size_of::<f32>()
-                * config.layers.len()
-                * config.kv_heads
-                * config.head_dim,
+            kv_bytes_per_block_position: plan.slots * config.attention.cache_shape(1, 1).bytes_per_token(),
+            cache_groups: plan.groups,
         };
         Self { info, config, weights }
     }

@@ -1,18 +1,23 @@
 //! Who runs in the next step: decodes first, then prefills in pieces, then newcomers, within a budget of tokens.
 //! Knows sequences and blocks; never tensors, clients or time.
 //!
-//! - First come, first served. A newcomer is admitted once all blocks of its prompt are free, so that only a decode can
-//!   run out of blocks.
-//! - Then the youngest running sequence is preempted: its blocks are freed, and it waits at the head of the queue to
-//!   be computed again (its full blocks are still cached, unless somebody needs them).
-//! - The oldest sequence never yields to a younger one, and alone it always fits; so everything ends.
+//! - Ranked by priority, then by arrival. A newcomer is admitted once its first blocks are free; a better one waiting
+//!   is never overtaken.
+//! - When blocks run out, the worst-ranked running sequence is preempted: its blocks are freed, and it waits again at
+//!   its rank to be computed again (its full blocks are still cached, unless somebody needs them).
+//! - The best-ranked running sequence never yields to another, gets at least a token in every step, and alone it
+//!   always fits; so everything ends.
+//! - Equal prompts that arrive together compute their common prefix once: what the step computes is promised, and
+//!   newcomers of the same step are admitted behind it. While a prefill takes the whole budget nobody is admitted,
+//!   so a promise is made and kept within one step, and nobody ever waits for a sequence that may leave.
 //!
 //! Next: `block_manager.rs`, where the blocks come from.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 
-use crate::block_manager::BlockManager;
-use crate::sequence::Sequence;
+use crate::backend::Chunk;
+use crate::block_manager::{BlockId, BlockManager};
+use crate::sequence::{Rank, Sequence};
 
 /// What bounds one step.
 #[derive(Debug, Clone, Copy)]
@@ -48,20 +53,26 @@ pub(crate) struct Plan {
 pub(crate) struct Scheduler {
     limits: StepLimits,
     blocks: BlockManager,
-    waiting: VecDeque<Sequence>,
+    /// The best-ranked first.
+    waiting: BTreeMap<Rank, Sequence>,
     /// In the order of admission.
     running: Vec<Sequence>,
     plan: Plan,
+    /// Newcomers so far.
+    arrivals: u64,
 }
 
 impl Scheduler {
     pub(crate) fn new(limits: StepLimits, blocks: BlockManager) -> Self {
-        Self { limits, blocks, waiting: VecDeque::new(), running: Vec::new(), plan: Plan::default() }
+        let (waiting, running) = (BTreeMap::new(), Vec::new());
+        Self { limits, blocks, waiting, running, plan: Plan::default(), arrivals: 0 }
     }
 
     /// Queues a newcomer.
-    pub(crate) fn add(&mut self, sequence: Sequence) {
-        self.waiting.push_back(sequence);
+    pub(crate) fn add(&mut self, mut sequence: Sequence) {
+        sequence.rank.arrival = self.arrivals;
+        self.arrivals += 1;
+        self.waiting.insert(sequence.rank, sequence);
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -85,14 +96,45 @@ impl Scheduler {
         &self.blocks
     }
 
+    #[cfg(test)]
+    pub(crate) fn blocks_mut(&mut self) -> &mut BlockManager {
+        &mut self.blocks
+    }
+
+    /// Those who wait, the best-ranked first.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = &Sequence> {
+        self.waiting.values()
+    }
+
     /// The plan last made.
     pub(crate) fn plan(&self) -> &Plan {
         &self.plan
     }
 
+    /// The block tables of the plan's parts: one of each cache group, part by part.
+    pub(crate) fn tables(&self) -> Vec<&[BlockId]> {
+        let mut tables = Vec::with_capacity(self.plan.parts.len() * self.blocks.groups());
+        for part in &self.plan.parts {
+            tables.extend(self.running[part.sequence].table.tables());
+        }
+        tables
+    }
+
+    /// The plan as a backend takes it, with its own `tables`.
+    pub(crate) fn chunks<'a>(&'a self, tables: &'a [&'a [BlockId]]) -> Vec<Chunk<'a>> {
+        let chunk = |(part, tables): (&Planned, &'a [&'a [BlockId]])| {
+            let sequence = &self.running[part.sequence];
+            let (start, end) = (sequence.computed, sequence.computed + part.tokens);
+            let wants_logits = end == sequence.tokens.len();
+            Chunk { tokens: &sequence.tokens[start..end], start, tables, wants_logits }
+        };
+        self.plan.parts.iter().zip(tables.chunks_exact(self.blocks.groups())).map(chunk).collect()
+    }
+
     /// Lets go of sequences whose clients are gone.
     pub(crate) fn remove_aborted(&mut self) {
-        self.waiting.retain(|s| !s.aborted());
+        self.waiting.retain(|_, s| !s.aborted());
         self.remove_running(Sequence::aborted);
     }
 
@@ -112,13 +154,22 @@ impl Scheduler {
         });
     }
 
-    /// Makes the plan of the next step. Empty only if nothing is left to run.
+    /// Makes the plan of the next step. Empty only if nothing is left to run. The step must be carried out and
+    /// committed: blocks are promised.
     pub(crate) fn schedule(&mut self) {
-        self.plan.parts.clear();
-        self.plan = Plan { parts: std::mem::take(&mut self.plan.parts), ..Plan::default() };
-        let mut budget = self.limits.max_batched_tokens;
-        self.plan_decodes(&mut budget);
-        self.plan_prefills(&mut budget);
+        let mut parts = std::mem::take(&mut self.plan.parts);
+        parts.clear();
+        self.plan = Plan { parts, ..Plan::default() };
+        let mut budget = loop {
+            match self.plan_running() {
+                Some(budget) => break budget,
+                // Who was planned on may be gone: the whole plan is made again.
+                None => self.preempt_worst(),
+            }
+        };
+        for part in &self.plan.parts {
+            promise(&mut self.blocks, &mut self.running[part.sequence], part.tokens);
+        }
         // Whoever was preempted in this step would come back at once and be preempted again.
         if self.plan.preempted == 0 {
             self.admit(&mut budget);
@@ -126,78 +177,85 @@ impl Scheduler {
         debug_assert!(!self.plan.parts.is_empty() || self.is_idle());
     }
 
-    fn plan_decodes(&mut self, budget: &mut usize) {
-        let mut i = 0;
-        // The victim is the last one, so parts planned before it stay valid.
-        while i < self.running.len() && *budget > 0 {
-            let sequence = &mut self.running[i];
-            if sequence.remaining() == 1 {
-                if !self.blocks.grow(&mut sequence.table, sequence.tokens.len()) {
-                    self.preempt_last();
+    /// Plans those who run: one token of each decode, then the prefills. Returns the budget left, or `None` where
+    /// blocks have run out.
+    fn plan_running(&mut self) -> Option<usize> {
+        self.plan.parts.clear();
+        let mut budget = self.limits.max_batched_tokens;
+        for prefills in [false, true] {
+            for (i, sequence) in self.running.iter_mut().enumerate() {
+                let tokens = sequence.remaining().min(budget);
+                if (sequence.remaining() > 1) != prefills || tokens == 0 {
                     continue;
                 }
-                self.plan.parts.push(Planned { sequence: i, tokens: 1 });
-                *budget -= 1;
-            }
-            i += 1;
-        }
-    }
-
-    fn plan_prefills(&mut self, budget: &mut usize) {
-        for (i, sequence) in self.running.iter().enumerate() {
-            let tokens = sequence.remaining().min(*budget);
-            if sequence.remaining() > 1 && tokens > 0 {
+                if !self.blocks.cover(&mut sequence.table, sequence.computed + tokens) {
+                    return None;
+                }
                 self.plan.parts.push(Planned { sequence: i, tokens });
-                *budget -= tokens;
+                budget -= tokens;
             }
         }
+        Some(budget)
     }
 
     fn admit(&mut self, budget: &mut usize) {
         while *budget > 0 && self.running.len() < self.limits.max_running {
-            let Some(mut sequence) = self.waiting.pop_front() else { return };
-            let Some(cached) = self.blocks.admit(&mut sequence.table, &sequence.tokens, &sequence.salt)
+            let Some(mut next) = self.waiting.first_entry() else { return };
+            let sequence = next.get_mut();
+            let Some(cached) =
+                self.blocks.admit(&mut sequence.table, &sequence.tokens, &sequence.salt, *budget)
             else {
-                self.waiting.push_front(sequence);
                 return;
             };
+            let mut sequence = next.remove();
+            sequence.computed = cached;
             if sequence.cached_tokens.is_none() {
+                let cached = cached.min(sequence.prompt_len);
                 sequence.cached_tokens = Some(cached);
                 self.plan.admitted_tokens += sequence.prompt_len;
                 self.plan.cached_tokens += cached;
             }
-            sequence.computed = cached;
             let tokens = sequence.remaining().min(*budget);
+            promise(&mut self.blocks, &mut sequence, tokens);
             self.plan.parts.push(Planned { sequence: self.running.len(), tokens });
             *budget -= tokens;
             self.running.push(sequence);
         }
     }
 
-    fn preempt_last(&mut self) {
-        if let Some(mut sequence) = self.running.pop() {
+    fn preempt_worst(&mut self) {
+        let worst = self.running.iter().enumerate().max_by_key(|(_, sequence)| sequence.rank);
+        if let Some((worst, _)) = worst {
+            let mut sequence = self.running.remove(worst);
             self.blocks.release(&mut sequence.table);
             sequence.computed = 0;
-            self.waiting.push_front(sequence);
+            self.waiting.insert(sequence.rank, sequence);
             self.plan.preempted += 1;
         }
     }
 
-    /// Takes note that the planned tokens' KV is computed: full blocks can be found by others from now on.
-    pub(crate) fn computed(&mut self) {
+    /// Takes note that the planned step is carried out: its tokens' KV is computed.
+    pub(crate) fn commit(&mut self) {
         for part in &self.plan.parts {
             let sequence = &mut self.running[part.sequence];
+            let start = sequence.computed;
             sequence.computed += part.tokens;
             let tokens = &sequence.tokens[..sequence.computed];
-            self.blocks.register(&mut sequence.table, tokens, &sequence.salt);
+            self.blocks.commit(&mut sequence.table, tokens, start, &sequence.salt);
         }
     }
 
     /// The integrity check of blocks and tables.
     pub(crate) fn check(&self) -> Result<(), String> {
-        if let Some(sequence) = self.waiting.iter().find(|s| !s.table.blocks().is_empty()) {
+        if let Some(sequence) = self.waiting.values().find(|s| !s.table.is_empty()) {
             return Err(format!("a waiting sequence of {} tokens holds blocks", sequence.tokens.len()));
         }
-        self.blocks.check(self.running.iter().map(|s| &s.table))
+        self.blocks.check(self.running.iter().map(|s| (&s.table, s.computed)))
     }
+}
+
+/// Lets others of the same step share what the next `tokens` of `sequence` will fill.
+fn promise(blocks: &mut BlockManager, sequence: &mut Sequence, tokens: usize) {
+    let (start, end) = (sequence.computed, sequence.computed + tokens);
+    blocks.promise(&mut sequence.table, &sequence.tokens[..end], start, &sequence.salt);
 }

@@ -16,7 +16,9 @@ use crate::sampler::Sampling;
 pub(crate) struct GenerationRequest {
     /// Token ids, at least one.
     pub(crate) prompt: Vec<u32>,
-    /// Tokens to generate at most, at least one.
+    /// Tokens that were generated before, elsewhere: the generation goes on behind them. Fewer than `max_tokens`.
+    pub(crate) output_ids: Vec<u32>,
+    /// Tokens to generate at most, `output_ids` among them; at least one.
     pub(crate) max_tokens: usize,
     /// Whether to go on after an end-of-sequence token.
     pub(crate) ignore_eos: bool,
@@ -24,6 +26,17 @@ pub(crate) struct GenerationRequest {
     pub(crate) sampling: Sampling,
     /// Separates prefix caches: only requests with an equal salt share KV.
     pub(crate) salt: Arc<[u8]>,
+    /// The lower, the sooner.
+    pub(crate) priority: i64,
+}
+
+/// Who comes first: the lower rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    /// What the client asked for.
+    pub(crate) priority: i64,
+    /// Counts newcomers; set by the scheduler.
+    pub(crate) arrival: u64,
 }
 
 /// Why a generation ended by itself.
@@ -40,7 +53,7 @@ pub(crate) enum FinishReason {
 pub(crate) struct TokenEvent {
     /// The token's id.
     pub(crate) token: u32,
-    /// Prompt tokens whose KV was found in the prefix cache; the same in each event of a generation.
+    /// Prompt tokens whose KV this generation did not compute itself; the same in each of its events.
     pub(crate) cached_tokens: usize,
     /// Present in the last event.
     pub(crate) finish: Option<FinishReason>,
@@ -68,6 +81,7 @@ pub(crate) struct Sequence {
     /// The prompt, then what was generated.
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompt_len: usize,
+    pub(crate) rank: Rank,
     /// Leading tokens whose KV is in `table`; 0 while waiting.
     pub(crate) computed: usize,
     pub(crate) table: BlockTable,
@@ -95,10 +109,13 @@ impl Sequence {
     ) -> (Self, Generation) {
         let (sender, receiver) = unbounded_channel();
         let prompt_len = request.prompt.len();
+        let mut tokens = request.prompt;
+        tokens.extend(request.output_ids);
         let sequence = Self {
             max_len: prompt_len + request.max_tokens,
-            tokens: request.prompt,
+            tokens,
             prompt_len,
+            rank: Rank { priority: request.priority, arrival: 0 },
             computed: 0,
             table: BlockTable::default(),
             salt: request.salt,

@@ -1,15 +1,18 @@
 //! A whole worker from its options: model, engine, server. Used by the command and by whoever embeds one.
 
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::thread::available_parallelism;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use keyway_kernels::compute::Compute;
 use keyway_text::{TextError, TextModel};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use crate::api::{App, ServedModel};
-use crate::block_manager::CacheChange;
+use crate::block_manager::{CacheChange, GroupRules};
 use crate::engine::{self, EngineHandle, EngineOptions};
 use crate::generation_config::GenerationConfig;
 use crate::limits::KV_BYTES_DEFAULT;
@@ -37,6 +40,8 @@ pub struct WorkerOptions {
     pub max_batched_tokens: usize,
     /// Sequences that run at the same time.
     pub max_running: usize,
+    /// Processor threads that compute; if absent, as many as there are cores.
+    pub threads: Option<usize>,
 }
 
 impl Default for WorkerOptions {
@@ -50,6 +55,7 @@ impl Default for WorkerOptions {
             max_model_len: None,
             max_batched_tokens: 512,
             max_running: 64,
+            threads: None,
         }
     }
 }
@@ -112,7 +118,8 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let Loaded { model, text, defaults } = blocking(move || load(&source)).await??;
     let info = model.info.clone();
     let (kv, max_model_len) = kv_layout(&options, &info)?;
-    let backend = blocking(move || model.into_backend(kv)).await??;
+    let compute = Compute::new(threads(options.threads));
+    let backend = blocking(move || model.into_backend(kv)).await??.with_compute(compute);
 
     let model_name = options.served_model_name.unwrap_or_else(|| info.name.clone());
     let metrics = Metrics::new(&StaticInfo {
@@ -122,12 +129,13 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
         num_blocks: kv.num_blocks,
     });
     let metrics = Arc::new(metrics.map_err(|e| StartError::Engine(e.to_string()))?);
+    let eos_token_ids = eos_token_ids(&info, &text);
     let engine_options = EngineOptions {
         limits: StepLimits {
             max_batched_tokens: options.max_batched_tokens,
             max_running: options.max_running,
         },
-        eos_token_ids: eos_token_ids(&info, &text),
+        eos_token_ids: eos_token_ids.clone(),
         suppress_token_ids: suppressed(&defaults, info.vocab_size),
     };
     let spawned = engine::spawn(Box::new(backend), engine_options, Arc::clone(&metrics));
@@ -142,6 +150,7 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
             name: model_name.clone(),
             max_model_len,
             vocab_size: info.vocab_size,
+            eos_token_ids,
             numerics_id: info.numerics_id.clone(),
             created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         },
@@ -201,6 +210,7 @@ fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
         ("maximal model length", options.max_model_len.unwrap_or(1)),
         ("number of batched tokens", options.max_batched_tokens),
         ("number of running sequences", options.max_running),
+        ("number of threads", options.threads.unwrap_or(1)),
     ];
     if let Some((what, _)) = positive.iter().find(|(_, value)| *value == 0) {
         return Err(StartError::Options(format!("the {what} must be at least 1")));
@@ -232,10 +242,18 @@ fn load(source: &ModelSource) -> Result<Loaded, StartError> {
 /// The KV cache's shape and the longest context it and the model allow. One sequence of that length always fits, so
 /// every request that is accepted can be finished.
 fn kv_layout(options: &WorkerOptions, info: &ModelInfo) -> Result<(KvLayout, usize), StartError> {
-    let block_size = options.block_size;
-    let by_memory = || (KV_BYTES_DEFAULT / (info.kv_bytes_per_token * block_size).max(1)).max(1);
+    let (block_size, chunk) = (options.block_size, options.max_batched_tokens);
+    let by_memory = || (KV_BYTES_DEFAULT / (info.kv_bytes_per_block_position * block_size).max(1)).max(1);
     let num_blocks = options.num_kv_blocks.unwrap_or_else(by_memory);
-    let capacity = num_blocks.saturating_mul(block_size);
+    let rules = GroupRules::new(&info.cache_groups, block_size);
+    let capacity = rules.longest(num_blocks, chunk);
+    if capacity == 0 {
+        return Err(StartError::Options(format!(
+            "num-kv-blocks {num_blocks} is too few for {}: even a short sequence needs {}",
+            info.name,
+            rules.blocks_needed(1, chunk)
+        )));
+    }
     let max_model_len = match options.max_model_len {
         None => info.max_model_len.min(capacity),
         Some(len) if len > info.max_model_len => {
@@ -247,12 +265,17 @@ fn kv_layout(options: &WorkerOptions, info: &ModelInfo) -> Result<(KvLayout, usi
         Some(len) if len > capacity => {
             return Err(StartError::Options(format!(
                 "{num_blocks} KV blocks hold {capacity} tokens: max-model-len {len} needs num-kv-blocks {}",
-                len.div_ceil(block_size)
+                rules.blocks_needed(len, chunk)
             )));
         }
         Some(len) => len,
     };
     Ok((KvLayout { block_size, num_blocks }, max_model_len))
+}
+
+/// As many as asked for, or as there are cores; one if nobody knows.
+fn threads(asked: Option<usize>) -> NonZeroUsize {
+    asked.and_then(NonZeroUsize::new).or_else(|| available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
 }
 
 fn eos_token_ids(info: &ModelInfo, text: &TextModel) -> Vec<u32> {
@@ -274,7 +297,7 @@ fn log_ready(addr: SocketAddr, model: &str, info: &ModelInfo, kv: KvLayout, max_
         max_model_len,
         kv_blocks = kv.num_blocks,
         block_size = kv.block_size,
-        kv_mib = (kv.num_blocks * kv.block_size * info.kv_bytes_per_token) >> 20,
+        kv_mib = (kv.num_blocks * kv.block_size * info.kv_bytes_per_block_position) >> 20,
         weights_mib = info.weight_bytes >> 20,
         numerics_id = info.numerics_id,
         "ready on http://{addr}"

@@ -8,3 +8,5 @@ pub const WORKER: &str = "x-keyway-worker";
 pub const REASON: &str = "x-keyway-reason";
 /// Prompt tokens the gateway expected the worker to hold already.
 pub const MATCHED_TOKENS: &str = "x-keyway-matched-tokens";
+/// The numerics id of the worker that answered: equal ids mean equal logits, bit for bit.
+pub const NUMERICS_ID: &str = "x-keyway-numerics-id";

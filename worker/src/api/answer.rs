@@ -1,5 +1,6 @@
 //! The JSON shapes of generations, whole and in chunks, as OpenAI's clients read them.
 
+use keyway_wire::extension::AnswerExtension;
 use keyway_wire::openai::{PromptTokensDetails, Usage};
 use serde::Serialize;
 
@@ -27,6 +28,8 @@ struct Answer<'a, C> {
     choices: &'a [C],
     #[serde(skip_serializing_if = "UsageField::is_absent")]
     usage: UsageField<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keyway: Option<AnswerExtension>,
 }
 
 /// The field `usage`: a stream that will end with usage says `null` before.
@@ -80,8 +83,16 @@ pub(crate) enum Piece<'a> {
     Role,
     /// More text.
     Text(&'a str),
-    /// The last chunk.
-    End(FinishReason),
+    /// The last chunk, with the rest of the text.
+    End(&'a str, FinishReason),
+}
+
+/// What a chunk carries beside its choice.
+#[derive(Debug)]
+pub(crate) struct ChunkExtras {
+    /// Whether to say that usage comes later.
+    pub(crate) null_usage: bool,
+    pub(crate) keyway: Option<AnswerExtension>,
 }
 
 impl AnswerHead {
@@ -98,7 +109,12 @@ impl AnswerHead {
     }
 
     /// The whole answer: each choice's text and end.
-    pub(crate) fn whole<'a>(&self, outputs: &'a [(String, FinishReason)], usage: &Usage) -> Response {
+    pub(crate) fn whole<'a>(
+        &self,
+        outputs: &'a [(String, FinishReason)],
+        usage: &Usage,
+        keyway: Option<AnswerExtension>,
+    ) -> Response {
         let choice = |(index, (text, finish)): (usize, &'a (String, FinishReason))| {
             let base = Choice { index, finish_reason: Some(finish.as_str()), ..Choice::default() };
             match self.endpoint {
@@ -111,34 +127,33 @@ impl AnswerHead {
         };
         let choices: Vec<Choice<'a>> = outputs.iter().enumerate().map(choice).collect();
         let object = if self.endpoint == Endpoint::Chat { "chat.completion" } else { "text_completion" };
-        super::json_response(&self.answer(object, &choices, UsageField::Counts(usage)))
+        super::json_response(&self.answer(object, &choices, UsageField::Counts(usage), keyway))
     }
 
-    /// Appends one event with one piece of choice `index`. With `null_usage`, the chunk says that usage comes later.
-    pub(crate) fn write_piece(&self, out: &mut Vec<u8>, index: usize, piece: Piece<'_>, null_usage: bool) {
+    /// Appends one event with one piece of choice `index`.
+    pub(crate) fn write_piece(&self, out: &mut Vec<u8>, index: usize, piece: Piece<'_>, extras: ChunkExtras) {
         let chat = self.endpoint == Endpoint::Chat;
         let base = Choice { index, ..Choice::default() };
         let role = || Delta { role: Some("assistant"), content: Some("") };
         let choice = match piece {
             Piece::Role => Choice { delta: Some(role()), ..base },
-            Piece::Text(text) if chat => {
-                Choice { delta: Some(Delta { content: Some(text), ..Delta::default() }), ..base }
-            }
+            Piece::Text(text) if chat => Choice { delta: Some(content(text)), ..base },
             Piece::Text(text) => Choice { text: Some(text), ..base },
-            Piece::End(finish) => Choice {
-                delta: chat.then(Delta::default),
-                text: (!chat).then_some(""),
+            Piece::End(text, finish) => Choice {
+                delta: chat.then(|| if text.is_empty() { Delta::default() } else { content(text) }),
+                text: (!chat).then_some(text),
                 finish_reason: Some(finish.as_str()),
                 ..base
             },
         };
-        let usage = if null_usage { UsageField::Null(()) } else { UsageField::Absent };
-        write_event(out, &self.answer(self.chunk_object(), &[choice], usage));
+        let usage = if extras.null_usage { UsageField::Null(()) } else { UsageField::Absent };
+        write_event(out, &self.answer(self.chunk_object(), &[choice], usage, extras.keyway));
     }
 
     /// Appends the event that carries the usage and no choice.
-    pub(crate) fn write_usage(&self, out: &mut Vec<u8>, usage: &Usage) {
-        write_event(out, &self.answer::<Choice<'_>>(self.chunk_object(), &[], UsageField::Counts(usage)));
+    pub(crate) fn write_usage(&self, out: &mut Vec<u8>, usage: &Usage, keyway: Option<AnswerExtension>) {
+        let usage = UsageField::Counts(usage);
+        write_event(out, &self.answer::<Choice<'_>>(self.chunk_object(), &[], usage, keyway));
     }
 
     const fn chunk_object(&self) -> &'static str {
@@ -153,6 +168,7 @@ impl AnswerHead {
         object: &'static str,
         choices: &'a [C],
         usage: UsageField<'a>,
+        keyway: Option<AnswerExtension>,
     ) -> Answer<'a, C> {
         Answer {
             id: &self.id,
@@ -162,8 +178,13 @@ impl AnswerHead {
             system_fingerprint: &self.system_fingerprint,
             choices,
             usage,
+            keyway,
         }
     }
+}
+
+fn content(text: &str) -> Delta<'_> {
+    Delta { content: Some(text), ..Delta::default() }
 }
 
 fn write_event(out: &mut Vec<u8>, answer: &impl Serialize) {

@@ -9,8 +9,14 @@ use keyway_wire::openai::ErrorBody;
 use super::{Response, full};
 use crate::limits::{BODY_BYTES_MAX, RETRY_AFTER_S};
 use crate::metrics::Outcome;
+use crate::output::ResumeError;
 
 const INVALID: &str = "invalid_request_error";
+
+/// The field of the worker extension that resumes an output.
+pub(crate) const OUTPUT_IDS: &str = "keyway.output_ids";
+/// The field that says how much of its text a client has.
+pub(crate) const EMITTED_BYTES: &str = "keyway.emitted_bytes";
 
 /// An error answer.
 #[derive(Debug)]
@@ -29,6 +35,12 @@ impl ApiError {
     /// A field has a value that cannot be right.
     pub(crate) fn invalid_value(param: &str, message: impl Into<String>) -> Self {
         Self::invalid(StatusCode::BAD_REQUEST, "invalid_value", message).with_param(param)
+    }
+
+    /// There is nothing to resume.
+    pub(crate) fn output_complete() -> Self {
+        let message = "'keyway.output_ids' is a complete output: there is nothing to resume.";
+        Self::invalid(StatusCode::BAD_REQUEST, "output_complete", message).with_param(OUTPUT_IDS)
     }
 
     /// A field asks for something this worker does not do.
@@ -129,6 +141,18 @@ impl ApiError {
                 "The worker failed on this request. Its log says why.",
             ),
             outcome: Outcome::Error,
+        }
+    }
+
+    /// An output that is not as the extension says.
+    pub(crate) fn resume(error: &ResumeError) -> Self {
+        match error {
+            ResumeError::Complete => Self::output_complete(),
+            ResumeError::Text(error) => Self::text(error, OUTPUT_IDS),
+            ResumeError::MoreThanGiven(_) | ResumeError::InsideCharacter => {
+                let message = format!("'{EMITTED_BYTES}' does not belong to '{OUTPUT_IDS}': {error}.");
+                Self::invalid_value(EMITTED_BYTES, message)
+            }
         }
     }
 

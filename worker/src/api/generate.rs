@@ -18,7 +18,7 @@ use crate::engine::SubmitError;
 use crate::limits::{BODY_BYTES_MAX, INLINE_TOKENIZE_BYTES_MAX};
 use crate::metrics::RequestGuard;
 use crate::output::TextOutput;
-use crate::sequence::FinishReason;
+use crate::sequence::{FinishReason, GenerationRequest};
 
 /// Answers a generation request. Dropping the future, or the answer's body, aborts what was submitted.
 pub(crate) async fn generate<B>(app: Arc<App>, endpoint: Endpoint, body: B) -> Result<Response, ApiError>
@@ -53,14 +53,14 @@ where
     B::Error: std::fmt::Display,
 {
     let body = read(body).await?;
-    let (call, prompts) = if body.len() <= INLINE_TOKENIZE_BYTES_MAX {
+    let (call, prepared) = if body.len() <= INLINE_TOKENIZE_BYTES_MAX {
         prepare(app, endpoint, &body)?
     } else {
         let app = Arc::clone(app);
         let prepared = tokio::task::spawn_blocking(move || prepare(&app, endpoint, &body)).await;
         prepared.map_err(ApiError::internal)??
     };
-    let running = submit(app, &call, prompts)?;
+    let running = submit(app, &call, prepared)?;
     if call.stream {
         return Ok(Begun::Stream(call, running));
     }
@@ -83,31 +83,40 @@ where
     }
 }
 
-/// The part that costs time with long prompts.
-fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<(Call, Vec<Vec<u32>>), ApiError> {
+/// One prompt's request to the engine, and the text side of its answer.
+type Prepared = (GenerationRequest, TextOutput);
+
+/// The part that costs time with long prompts, or with long outputs that are resumed.
+fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<(Call, Vec<Prepared>), ApiError> {
     let mut call = Call::parse(app, endpoint, body)?;
     let nothing = PromptSource::Prompts { prompts: Vec::new(), add_special: false };
     let prompts = std::mem::replace(&mut call.source, nothing).tokenize(&app.text)?;
-    Ok((call, prompts))
+    let with_output = |request: GenerationRequest| {
+        let tokenizer = Arc::clone(&app.text.tokenizer);
+        let output = TextOutput::new(tokenizer, &request.prompt, call.stops.clone());
+        let mut output = output.map_err(ApiError::internal)?;
+        let resumed = output.resume(&request.output_ids, call.emitted_bytes());
+        resumed.map_err(|error| ApiError::resume(&error))?;
+        Ok((request, output))
+    };
+    let prepared = call.requests(app, prompts)?.into_iter().map(with_output).collect::<Result<_, _>>()?;
+    Ok((call, prepared))
 }
 
-fn submit(app: &App, call: &Call, prompts: Vec<Vec<u32>>) -> Result<Vec<Running>, ApiError> {
-    let output = |prompt: &Vec<u32>| {
-        let output = TextOutput::new(Arc::clone(&app.text.tokenizer), prompt, call.stops.clone());
-        Ok((output.map_err(ApiError::internal)?, prompt.len()))
-    };
-    let outputs: Vec<(TextOutput, usize)> = prompts.iter().map(output).collect::<Result<_, _>>()?;
-    let requests = call.requests(app, prompts)?;
+fn submit(app: &App, call: &Call, prepared: Vec<Prepared>) -> Result<Vec<Running>, ApiError> {
+    let (requests, outputs): (Vec<GenerationRequest>, Vec<TextOutput>) = prepared.into_iter().unzip();
+    let prompt_tokens: Vec<usize> = requests.iter().map(|request| request.prompt.len()).collect();
     let generations = app.engine.submit(requests).map_err(|error| match error {
         SubmitError::Overloaded => ApiError::overloaded(),
         SubmitError::Stopped => ApiError::engine_stopped(),
     })?;
-    let running = |(generation, (output, prompt_tokens))| Running {
+    let running = |((generation, output), prompt_tokens)| Running {
         generation: Some(generation),
         output,
         prompt_tokens,
+        untold_ids: call.wants_ids().then(Vec::new),
     };
-    Ok(generations.into_iter().zip(outputs).map(running).collect())
+    Ok(generations.into_iter().zip(outputs).zip(prompt_tokens).map(running).collect())
 }
 
 async fn whole(
@@ -121,7 +130,8 @@ async fn whole(
     let finishes = running.iter().filter_map(|r| r.output.finish);
     guard.set(outcome(finishes.clone()));
     let outputs: Vec<(String, FinishReason)> = texts.into_iter().zip(finishes).collect();
-    Ok(AnswerHead::new(app, call.endpoint).whole(&outputs, &usage_of(&running)))
+    let keyway = running.iter_mut().find_map(Running::tell_ids);
+    Ok(AnswerHead::new(app, call.endpoint).whole(&outputs, &usage_of(&running), keyway))
 }
 
 /// Ready once every choice is complete.

@@ -33,7 +33,6 @@ const UNSUPPORTED: &[(&str, Neutral)] = &[
     ("length_penalty", Neutral::Number(1.0)),
     ("min_p", Neutral::Number(0.0)),
     ("min_tokens", Neutral::Number(0.0)),
-    ("priority", Neutral::Number(0.0)),
     ("use_beam_search", Neutral::False),
     ("include_stop_str_in_output", Neutral::False),
     ("continue_final_message", Neutral::False),
@@ -64,7 +63,6 @@ const UNSUPPORTED: &[(&str, Neutral)] = &[
     ("audio", Neutral::Null),
     ("web_search_options", Neutral::Null),
     ("kv_transfer_params", Neutral::Null),
-    ("keyway", Neutral::Null),
 ];
 
 /// The value of a field that asks for nothing; `null` always does.
@@ -177,6 +175,15 @@ impl Params {
                 ))
             }
         }
+    }
+
+    /// An integer of at least 0, up to 2^64 - 1. `path` names the field in messages.
+    pub(crate) fn take_unsigned(&mut self, name: &str, path: &str) -> Result<Option<u64>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        value.as_u64().map(Some).ok_or_else(|| {
+            let what = format!("'{path}' must be an unsigned 64-bit integer, not {}.", shown(&value));
+            ApiError::invalid_value(path, what)
+        })
     }
 
     /// Ends the parsing: every field left must be harmless or ask for nothing.

@@ -57,6 +57,11 @@ impl PromptSource {
         Ok(Self::Prompts { prompts, add_special })
     }
 
+    /// Whether it comes to one prompt.
+    pub(crate) fn is_single(&self) -> bool {
+        !matches!(self, Self::Prompts { prompts, .. } if prompts.len() != 1)
+    }
+
     /// The field that holds the text.
     pub(crate) const fn param(&self) -> &'static str {
         match self {

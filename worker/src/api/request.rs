@@ -1,9 +1,10 @@
 //! A generation request's fields with their defaults and ranges, checked as far as they can be without tokens.
 
+use keyway_wire::extension::{FIELD, RequestExtension};
 use serde_json::Value;
 
 use super::App;
-use super::error::ApiError;
+use super::error::{ApiError, EMITTED_BYTES, OUTPUT_IDS};
 use super::params::{Params, kind};
 use super::prompt::PromptSource;
 use crate::limits::{PROMPTS_PER_REQUEST_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
@@ -33,6 +34,9 @@ pub(crate) struct Call {
     ignore_eos: bool,
     sampling: Sampling,
     salt: String,
+    priority: i64,
+    /// Present if the answer shall carry token ids.
+    extension: Option<RequestExtension>,
 }
 
 impl Call {
@@ -55,6 +59,14 @@ impl Call {
                 format!("'prompt' holds {} prompts; the most is {PROMPTS_PER_REQUEST_MAX}.", prompts.len());
             return Err(ApiError::invalid_value("prompt", what));
         }
+        let extension = take_extension(&mut params, app.model.vocab_size)?;
+        if extension.is_some() && !source.is_single() {
+            return Err(ApiError::invalid_value(FIELD, "'keyway' goes with a single prompt only."));
+        }
+        let mut sampling = take_sampling(&mut params, app)?;
+        if let Some(seed) = extension.as_ref().and_then(|extension| extension.seed) {
+            sampling.seed = seed;
+        }
         let (stream, include_usage) = take_stream(&mut params)?;
         let call = Self {
             endpoint,
@@ -64,11 +76,28 @@ impl Call {
             stops: take_stops(&mut params)?,
             max_tokens: take_max_tokens(&mut params)?,
             ignore_eos: params.take_bool("ignore_eos")?.unwrap_or(false),
-            sampling: take_sampling(&mut params, app)?,
+            sampling,
             salt: params.take_string("cache_salt")?.unwrap_or_default(),
+            priority: params.take_integer("priority", i64::MIN)?.unwrap_or(0),
+            extension,
         };
         params.finish()?;
         Ok(call)
+    }
+
+    /// Whether the answer shall carry token ids.
+    pub(crate) fn wants_ids(&self) -> bool {
+        self.extension.is_some()
+    }
+
+    /// Whether a client has the beginning of the answer.
+    pub(crate) fn resumes(&self) -> bool {
+        self.extension.as_ref().is_some_and(|extension| extension.output_ids.is_some())
+    }
+
+    /// Bytes of text that a client has already.
+    pub(crate) fn emitted_bytes(&self) -> usize {
+        self.extension.as_ref().map_or(0, |extension| extension.emitted_bytes as usize)
     }
 
     /// What the engine is asked for, once the prompts' ids are known; checks that they fit the context.
@@ -96,8 +125,20 @@ impl Call {
                 return Err(ApiError::context_length(max_len, prompt.len(), self.max_tokens, noun));
             }
             let max_tokens = self.max_tokens.or(default).unwrap_or(room).min(room);
-            let (ignore_eos, sampling, salt) = (self.ignore_eos, self.sampling, salt.clone());
-            Ok(GenerationRequest { prompt, max_tokens, ignore_eos, sampling, salt })
+            let output_ids = self.extension.as_ref().and_then(|e| e.output_ids.clone()).unwrap_or_default();
+            let ends = |id: &u32| !self.ignore_eos && app.model.eos_token_ids.contains(id);
+            if output_ids.len() >= max_tokens || output_ids.iter().any(ends) {
+                return Err(ApiError::output_complete());
+            }
+            Ok(GenerationRequest {
+                prompt,
+                output_ids,
+                max_tokens,
+                ignore_eos: self.ignore_eos,
+                sampling: self.sampling,
+                salt: salt.clone(),
+                priority: self.priority,
+            })
         };
         prompts.into_iter().map(request).collect()
     }
@@ -122,6 +163,35 @@ fn take_sampling(params: &mut Params, app: &App) -> Result<Sampling, ApiError> {
         top_k: top_k.or(app.defaults.top_k).unwrap_or(0),
         seed: seed.unwrap_or_else(|| fastrand::u64(..)),
     })
+}
+
+fn take_extension(params: &mut Params, vocab_size: usize) -> Result<Option<RequestExtension>, ApiError> {
+    let Some(fields) = params.take_object(FIELD)? else { return Ok(None) };
+    let mut fields = Params::new(fields);
+    let seed = fields.take_unsigned("seed", "keyway.seed")?;
+    let emitted_bytes = fields.take_unsigned("emitted_bytes", EMITTED_BYTES)?.unwrap_or(0);
+    let id = |value: &Value| value.as_u64().filter(|id| *id < vocab_size as u64).map(|id| id as u32);
+    let output_ids = match fields.take("output_ids") {
+        None => None,
+        Some(Value::Array(ids)) => {
+            Some(ids.iter().map(id).collect::<Option<Vec<u32>>>().ok_or_else(|| {
+                let last = vocab_size - 1;
+                let what =
+                    format!("'{OUTPUT_IDS}' holds something that is not a token id between 0 and {last}.");
+                ApiError::invalid_value(OUTPUT_IDS, what)
+            })?)
+        }
+        Some(other) => {
+            let what = format!("'{OUTPUT_IDS}' must be an array of token ids, not {}.", kind(&other));
+            return Err(ApiError::invalid_value(OUTPUT_IDS, what));
+        }
+    };
+    fields.finish()?;
+    if output_ids.is_none() && emitted_bytes > 0 {
+        let what = format!("'{EMITTED_BYTES}' needs '{OUTPUT_IDS}', the ids that the text came from.");
+        return Err(ApiError::invalid_value(EMITTED_BYTES, what));
+    }
+    Ok(Some(RequestExtension { seed, output_ids, emitted_bytes }))
 }
 
 fn take_stream(params: &mut Params) -> Result<(bool, bool), ApiError> {

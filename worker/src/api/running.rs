@@ -2,6 +2,7 @@
 
 use std::task::{Context, Poll, ready};
 
+use keyway_wire::extension::AnswerExtension;
 use keyway_wire::openai::Usage;
 
 use super::answer::usage;
@@ -17,6 +18,8 @@ pub(crate) struct Running {
     pub(crate) generation: Option<Generation>,
     pub(crate) output: TextOutput,
     pub(crate) prompt_tokens: usize,
+    /// Ids taken and not yet told; `None` if the client does not want them.
+    pub(crate) untold_ids: Option<Vec<u32>>,
 }
 
 impl Running {
@@ -24,11 +27,19 @@ impl Running {
     pub(crate) fn poll_text(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<String>, ApiError>> {
         let Some(generation) = &mut self.generation else { return Poll::Ready(Ok(None)) };
         let event = ready!(generation.poll_next(context)).ok_or_else(ApiError::engine_stopped)?;
+        if let Some(ids) = &mut self.untold_ids {
+            ids.push(event.token);
+        }
         let text = self.output.push(event).map_err(ApiError::internal)?;
         if self.output.finish.is_some() {
             self.generation = None;
         }
         Poll::Ready(Ok(Some(text)))
+    }
+
+    /// What an answer or chunk says of the ids taken since the one before.
+    pub(crate) fn tell_ids(&mut self) -> Option<AnswerExtension> {
+        self.untold_ids.as_mut().map(|ids| AnswerExtension { ids: std::mem::take(ids) })
     }
 }
 

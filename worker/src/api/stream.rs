@@ -8,8 +8,9 @@ use bytes::Bytes;
 use http::{HeaderValue, header};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
+use keyway_wire::extension::AnswerExtension;
 
-use super::answer::{AnswerHead, Piece};
+use super::answer::{AnswerHead, ChunkExtras, Piece};
 use super::error::ApiError;
 use super::request::{Call, Endpoint};
 use super::running::{Running, outcome, usage_of};
@@ -26,7 +27,8 @@ pub(crate) struct StreamFailed;
 pub(crate) struct EventStream {
     head: AnswerHead,
     choices: Vec<Running>,
-    chat: bool,
+    /// Whose first chunk is still to come, and is the one that names the role.
+    roles_due: Vec<bool>,
     include_usage: bool,
     guard: RequestGuard,
     state: State,
@@ -43,8 +45,8 @@ impl EventStream {
     pub(crate) fn new(app: &App, call: &Call, choices: Vec<Running>, guard: RequestGuard) -> Self {
         Self {
             head: AnswerHead::new(app, call.endpoint),
+            roles_due: vec![call.endpoint == Endpoint::Chat && !call.resumes(); choices.len()],
             choices,
-            chat: call.endpoint == Endpoint::Chat,
             include_usage: call.include_usage,
             guard,
             state: State::Running,
@@ -63,18 +65,27 @@ impl EventStream {
     fn drain(&mut self, index: usize, context: &mut Context<'_>, out: &mut Vec<u8>) -> Result<(), ApiError> {
         let choice = &mut self.choices[index];
         loop {
-            let first = choice.output.completion_tokens == 0;
             let Poll::Ready(text) = choice.poll_text(context)? else { return Ok(()) };
             let Some(text) = text else { return Ok(()) };
-            if self.chat && first {
-                self.head.write_piece(out, index, Piece::Role, self.include_usage);
+            let with_ids = choice.untold_ids.is_some();
+            let extras = |keyway| ChunkExtras { null_usage: self.include_usage, keyway };
+            if std::mem::take(&mut self.roles_due[index]) {
+                let no_ids = with_ids.then(AnswerExtension::default);
+                self.head.write_piece(out, index, Piece::Role, extras(no_ids));
             }
-            if !text.is_empty() {
-                self.head.write_piece(out, index, Piece::Text(&text), self.include_usage);
+            let Some(finish) = choice.output.finish else {
+                if !text.is_empty() {
+                    self.head.write_piece(out, index, Piece::Text(&text), extras(choice.tell_ids()));
+                }
+                continue;
+            };
+            let mut rest = text.as_str();
+            // With ids, text and end come in one chunk, so that a stream is never broken between the two.
+            if !with_ids && !rest.is_empty() {
+                self.head.write_piece(out, index, Piece::Text(rest), extras(None));
+                rest = "";
             }
-            if let Some(finish) = choice.output.finish {
-                self.head.write_piece(out, index, Piece::End(finish), self.include_usage);
-            }
+            self.head.write_piece(out, index, Piece::End(rest, finish), extras(choice.tell_ids()));
         }
     }
 
@@ -84,7 +95,8 @@ impl EventStream {
         let Some(finishes) = finishes else { return };
         if self.include_usage {
             let usage = usage_of(&self.choices);
-            self.head.write_usage(out, &usage);
+            let keyway = self.choices.iter_mut().find_map(Running::tell_ids);
+            self.head.write_usage(out, &usage, keyway);
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
         self.guard.set(outcome(finishes.into_iter()));

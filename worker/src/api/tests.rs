@@ -51,8 +51,14 @@ fn app(steps: usize) -> Arc<App> {
     let options = EngineOptions { limits, eos_token_ids: vec![256], suppress_token_ids: Vec::new() };
     let spawned = spawn(Box::new(Failing { steps_left: steps }), options, Arc::clone(&metrics)).unwrap();
     let name = "m".to_owned();
-    let model =
-        ServedModel { name, max_model_len: 128, vocab_size: 320, numerics_id: "n".to_owned(), created: 0 };
+    let model = ServedModel {
+        name,
+        max_model_len: 128,
+        vocab_size: 320,
+        eos_token_ids: vec![256],
+        numerics_id: "n".to_owned(),
+        created: 0,
+    };
     let text = TextModel::builtin();
     Arc::new(App { engine: spawned.handle, text, defaults: GenerationConfig::default(), metrics, model })
 }

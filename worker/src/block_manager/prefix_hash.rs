@@ -1,6 +1,8 @@
 //! The 128-bit keyed hash chain that names a prefix within this process. It only finds candidates: what is served is
 //! decided by comparing token ids.
 
+use std::hash::Hasher;
+
 use xxhash_rust::xxh3::{Xxh3, xxh3_128_with_seed};
 
 /// Names a prefix: all tokens up to a block's end, and the salt.
@@ -36,5 +38,25 @@ impl PrefixHasher {
             hash.update(&id.to_le_bytes());
         }
         hash.digest128() & self.mask
+    }
+}
+
+/// Hasher for keys that are hashes already: takes their low bits.
+#[derive(Debug, Default)]
+pub(super) struct HashIsKey(u64);
+
+impl Hasher for HashIsKey {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u128(&mut self, hash: u128) {
+        self.0 = hash as u64;
     }
 }

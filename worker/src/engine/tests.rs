@@ -1,86 +1,48 @@
-//! The engine over a backend that remembers: its "KV" are the token ids themselves, and a row of logits is a hash of
-//! everything the block table says came before. A foreign, stale or unwritten block changes the tokens that come out.
+//! The engine over a backend that remembers: what it is fed, and with whom, must not change what it says.
+
+mod remembering;
+mod resume;
+mod sharing;
+mod soak;
 
 use std::task::{Context, Poll};
 
 use proptest::prelude::*;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+use self::remembering::{Remembering, VOCAB};
 use super::*;
-use crate::backend::CacheGroup;
+use crate::backend::{CacheGroup, Chunk};
 use crate::metrics::StaticInfo;
 use crate::sampler::Sampling;
 use crate::sequence::{FinishReason, TokenEvent};
 
-const VOCAB: usize = 50;
 const EOS: u32 = 3;
 const SUPPRESSED: u32 = 4;
 
-struct Remembering {
-    block_size: usize,
-    /// Token id per position of each block; `None` where nothing was written.
-    kv: Vec<Vec<Option<u32>>>,
-}
-
-impl Backend for Remembering {
-    fn vocab_size(&self) -> usize {
-        VOCAB
-    }
-
-    fn block_size(&self) -> usize {
-        self.block_size
-    }
-
-    fn num_blocks(&self) -> usize {
-        self.kv.len()
-    }
-
-    fn cache_groups(&self) -> &[CacheGroup] {
-        &[CacheGroup::Full]
-    }
-
-    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) {
-        logits.clear();
-        let place = |chunk: &Chunk<'_>, i: usize| {
-            (chunk.tables[0][i / self.block_size] as usize, i % self.block_size)
-        };
-        for chunk in chunks {
-            for (i, token) in chunk.tokens.iter().enumerate() {
-                let (block, offset) = place(chunk, chunk.start + i);
-                self.kv[block][offset] = Some(*token);
-            }
-        }
-        for chunk in chunks {
-            let len = chunk.start + chunk.tokens.len();
-            let history = (0..len).map(|i| {
-                let (block, offset) = place(chunk, i);
-                self.kv[block][offset].expect("KV is read only where it was written")
-            });
-            if chunk.wants_logits {
-                let bytes: Vec<u8> = history.flat_map(u32::to_le_bytes).collect();
-                let seed = xxh3_64(&bytes);
-                let logit = |id: usize| (xxh3_64_with_seed(&id.to_le_bytes(), seed) >> 40) as f32 / 1e6;
-                logits.extend((0..VOCAB).map(logit));
-            } else {
-                history.for_each(drop);
-            }
-        }
-    }
-}
+const FULL: &[CacheGroup] = &[CacheGroup::Full];
+const HYBRID: &[CacheGroup] = &[CacheGroup::Full, CacheGroup::SlidingWindow { window: 10 }];
 
 #[derive(Debug, Clone, Copy)]
 struct Setup {
+    groups: &'static [CacheGroup],
     block_size: usize,
     num_blocks: usize,
     limits: StepLimits,
 }
 
-const ROOMY: Setup =
-    Setup { block_size: 4, num_blocks: 200, limits: StepLimits { max_batched_tokens: 512, max_running: 16 } };
+const ROOMY: Setup = Setup {
+    groups: FULL,
+    block_size: 4,
+    num_blocks: 400,
+    limits: StepLimits { max_batched_tokens: 512, max_running: 16 },
+};
 
 fn engine(setup: Setup) -> Engine {
-    let kv = vec![vec![None; setup.block_size]; setup.num_blocks];
-    let backend = Box::new(Remembering { block_size: setup.block_size, kv });
+    let backend = Box::new(Remembering::new(setup.block_size, setup.num_blocks, setup.groups));
+    engine_with(setup, backend)
+}
+
+fn engine_with(setup: Setup, backend: Box<dyn Backend>) -> Engine {
     let options = EngineOptions {
         limits: setup.limits,
         eos_token_ids: vec![EOS],
@@ -94,10 +56,12 @@ fn request(prompt: &[u32], max_tokens: usize, temperature: f32) -> GenerationReq
     let sampling = Sampling { temperature, top_p: 0.9, top_k: 20, seed: 11 };
     GenerationRequest {
         prompt: prompt.to_vec(),
+        output_ids: Vec::new(),
         max_tokens,
         ignore_eos: false,
         sampling,
         salt: Arc::from([]),
+        priority: 0,
     }
 }
 
@@ -144,14 +108,24 @@ fn tokens(events: &[Vec<TokenEvent>]) -> Vec<Vec<u32>> {
 }
 
 /// The tokens of each request when it has a roomy engine to itself.
-fn alone(requests: &[GenerationRequest]) -> Vec<Vec<u32>> {
-    requests.iter().flat_map(|r| run(ROOMY, std::slice::from_ref(r))).collect()
+fn alone(requests: &[GenerationRequest], groups: &'static [CacheGroup]) -> Vec<Vec<u32>> {
+    requests.iter().flat_map(|r| run(Setup { groups, ..ROOMY }, std::slice::from_ref(r))).collect()
+}
+
+fn groups() -> impl Strategy<Value = &'static [CacheGroup]> {
+    const WINDOW: CacheGroup = CacheGroup::SlidingWindow { window: 5 };
+    const ALL: &[&[CacheGroup]] =
+        &[FULL, HYBRID, &[WINDOW], &[CacheGroup::MlaLatent, CacheGroup::Full, WINDOW]];
+    prop::sample::select(ALL)
 }
 
 /// Prompts over two ids, so that they share prefixes.
 fn requests() -> impl Strategy<Value = Vec<GenerationRequest>> {
-    let one = (prop::collection::vec(0u32..2, 1..40), 1usize..12, prop_oneof![Just(0.0f32), Just(0.8)]);
-    prop::collection::vec(one.prop_map(|(prompt, max, t)| request(&prompt, max, t)), 1..9)
+    let prompt = prop::collection::vec(0u32..2, 1..40);
+    let one = (prompt, 1usize..12, prop_oneof![Just(0.0f32), Just(0.8)], -1i64..2);
+    let one =
+        one.prop_map(|(prompt, max, t, priority)| GenerationRequest { priority, ..request(&prompt, max, t) });
+    prop::collection::vec(one, 1..9)
 }
 
 proptest! {
@@ -164,12 +138,17 @@ proptest! {
         spare_blocks in 0usize..12,
         max_running in 1usize..9,
         spare_budget in 0usize..20,
+        groups in groups(),
     ) {
-        let expected = alone(&requests);
+        let expected = alone(&requests, groups);
         // Just enough for the largest request: preemption is the rule.
-        let largest = requests.iter().map(|r| (r.prompt.len() + r.max_tokens).div_ceil(block_size)).max().unwrap();
         let limits = StepLimits { max_batched_tokens: max_running + spare_budget, max_running };
-        let tight = Setup { block_size, num_blocks: largest + spare_blocks, limits };
+        let rules = GroupRules::new(groups, block_size);
+        let needed = |r: &GenerationRequest| {
+            rules.blocks_needed(r.prompt.len() + r.max_tokens, limits.max_batched_tokens)
+        };
+        let largest = requests.iter().map(needed).max().unwrap();
+        let tight = Setup { groups, block_size, num_blocks: largest + spare_blocks, limits };
         let mut engine = engine(tight);
         for _warmth in 0..2 {
             let generations = requests.iter().map(|r| add(&mut engine, r.clone())).collect();
@@ -183,7 +162,7 @@ fn a_batch_of_eight_and_a_warm_cache_give_the_same_tokens() {
     let prompts: Vec<Vec<u32>> =
         (0..8).map(|i| (0..30 + i).map(|j| (j * j + i / 4) % 50).collect()).collect();
     let requests: Vec<_> = prompts.iter().map(|p| request(p, 20, 0.0)).collect();
-    let expected = alone(&requests);
+    let expected = alone(&requests, FULL);
     let mut engine = engine(ROOMY);
     for warm in [false, true] {
         let generations = requests.iter().map(|r| add(&mut engine, r.clone())).collect();
@@ -201,7 +180,7 @@ fn preemption_happens_and_is_counted() {
     let setup = Setup { num_blocks: 6, ..ROOMY };
     let mut engine = engine(setup);
     let generations: Vec<_> = requests.iter().map(|r| add(&mut engine, r.clone())).collect();
-    assert_eq!(tokens(&finish(&mut engine, generations)), alone(&requests));
+    assert_eq!(tokens(&finish(&mut engine, generations)), alone(&requests, FULL));
     assert!(engine.metrics.preemptions.get() > 0);
     // A preempted sequence's prompt is counted once.
     assert_eq!(engine.metrics.prompt_tokens.get(), 12);
@@ -276,7 +255,7 @@ fn a_dropped_client_frees_its_blocks_at_the_next_step_wherever_it_stands() {
 #[test]
 fn a_full_queue_refuses_all_prompts_of_a_request_or_none() {
     let info = StaticInfo { model: "m", numerics_id: "n", block_size: 4, num_blocks: 9 };
-    let backend = Remembering { block_size: 4, kv: vec![vec![None; 4]; 9] };
+    let backend = Remembering::new(4, 9, FULL);
     let options = EngineOptions { limits: ROOMY.limits, eos_token_ids: vec![], suppress_token_ids: vec![] };
     let spawned = spawn(Box::new(backend), options, Arc::new(Metrics::new(&info).unwrap())).unwrap();
     let handle = spawned.handle;

@@ -6,12 +6,15 @@
 
 use std::borrow::Cow;
 
-use keyway_kernels::rope::RopeScaling;
+use keyway_kernels::moe::{Routing, Scoring};
+use keyway_kernels::rope::{Pairing, RopeScaling};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::ModelError;
-use super::config::{Config, FeedForward};
+use super::config::{
+    Attention, Config, Experts, FeedForward, Gate, Grouped, LayerShape, Quantisation, RopeShape,
+};
 use super::tensor::{Tensor, TensorSource, TensorType};
+use super::{ModelError, families};
 
 const SEED: u64 = 0x6b65_7977_6179_0001;
 const END_OF_TEXT: u32 = 256;
@@ -19,22 +22,36 @@ const IM_END: u32 = 258;
 
 /// Its configuration.
 pub(super) fn config() -> Config {
-    let experts = FeedForward::Experts { count: 8, top: 2, width: 64, renormalise: true };
+    let routing =
+        Routing { top: 2, scoring: Scoring::SoftmaxAll, renormalise: true, scale: 1.0, groups: None };
+    let feed_forward = FeedForward::Experts(Experts {
+        count: 8,
+        width: 64,
+        routing,
+        correction_bias: false,
+        biases: false,
+        gate: Gate::Silu,
+        shared_width: None,
+    });
     Config {
         vocab_size: 320,
         hidden: 64,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 16,
         max_positions: 32_768,
         norm_eps: 1e-6,
-        rope_theta: 10_000.0,
-        rope_scaling: RopeScaling::None,
+        attention: Attention::Grouped(Grouped {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            qkv_bias: false,
+            output_bias: false,
+            qk_norm: true,
+            sinks: false,
+        }),
+        rope: RopeShape { theta: 10_000.0, scaling: RopeScaling::None, pairing: Pairing::Halves },
+        layers: vec![LayerShape { window: None, feed_forward }; 2],
         tied_embeddings: false,
-        qkv_bias: false,
-        output_bias: false,
-        qk_norm: true,
-        layers: vec![experts; 2],
+        names: &families::NAMES,
+        quantisation: Quantisation::None,
         eos_token_ids: vec![END_OF_TEXT, IM_END],
     }
 }

@@ -75,6 +75,8 @@ impl TensorSource for Checkpoint {
             Dtype::F32 => TensorType::F32,
             Dtype::F16 => TensorType::F16,
             Dtype::BF16 => TensorType::Bf16,
+            Dtype::F8_E4M3 => TensorType::F8E4M3,
+            Dtype::U8 => TensorType::U8,
             other => {
                 return Err(ModelError::TensorType { name: name.into(), dtype: format!("{other:?}") });
             }

@@ -1,148 +1,133 @@
-//! The forward pass on the CPU, one thread: a step of a batch through every layer, over a paged KV cache.
+//! The forward pass: a step of a batch through every layer, over a paged KV cache.
 //!
 //! All rows of a step, whichever sequence they belong to, go through each product together; only attention
 //! looks at sequences. No operation mixes rows in an order that depends on the batch, hence the bits do not
 //! either.
 
-use keyway_kernels::elementwise::{add_assign, add_bias};
-use keyway_kernels::isa::Isa;
-use keyway_kernels::kv_cache::{KvCache, KvShape};
-use keyway_kernels::matmul;
-use keyway_kernels::paged_attention::{self, Queries};
-use keyway_kernels::{rms_norm, rope};
+use keyway_kernels::compute::Compute;
+use keyway_kernels::elementwise::add_assign;
+use keyway_kernels::kv_cache::KvCache;
+use keyway_kernels::{matmul, rms_norm};
 
-use super::config::Config;
+use super::cache_plan::Place;
+use super::config::{Attention, Config};
 use super::feed_forward::{FeedForwardBuffers, sized};
-use super::weights::{Layer, Linear, Weights};
-use super::{KvLayout, ModelError};
-use crate::backend::{Backend, CacheGroup, Chunk};
+use super::mla::LatentBuffers;
+use super::weights::{AttentionWeights, FeedForwardWeights, Weights};
+use crate::backend::Chunk;
 
-/// A model and its KV cache on the CPU.
+/// A model that computes.
 #[derive(Debug)]
-pub struct CpuBackend {
-    model: Model,
-    kv: KvLayout,
-    /// One per layer.
-    caches: Vec<KvCache>,
-    buffers: Buffers,
-}
-
-#[derive(Debug)]
-struct Model {
-    isa: Isa,
-    config: Config,
-    weights: Weights,
+pub(super) struct Decoder {
+    pub(super) compute: Compute,
+    pub(super) config: Config,
+    pub(super) weights: Weights,
 }
 
 /// Rows of the current step that belong to one chunk.
 #[derive(Debug, Clone, Copy)]
-struct Span {
-    chunk: usize,
-    first_row: usize,
-    rows: usize,
+pub(super) struct Span {
+    pub(super) chunk: usize,
+    pub(super) first_row: usize,
+    pub(super) rows: usize,
     /// Absolute position of the first row.
-    start: usize,
+    pub(super) start: usize,
 }
 
 /// Memory that is used again from step to step; grows to the largest step's need.
 #[derive(Debug, Default)]
-struct Buffers {
-    spans: Vec<Span>,
+pub(super) struct Buffers {
+    pub(super) spans: Vec<Span>,
     /// The residual stream `[rows, hidden]`.
     x: Vec<f32>,
     /// `[rows, hidden]`.
-    normed: Vec<f32>,
-    /// `[rows, (heads + 2 * kv_heads) * head_dim]`.
-    qkv: Vec<f32>,
-    /// Of each row's position, `[rows, head_dim / 2]`.
-    cos: Vec<f32>,
-    sin: Vec<f32>,
-    /// `[rows, heads * head_dim]`.
-    attended: Vec<f32>,
+    pub(super) normed: Vec<f32>,
+    /// Queries of every row, and behind them, in grouped attention, its keys and values.
+    pub(super) projected: Vec<f32>,
+    /// Of each row's position, `[rows, rope_dim / 2]`.
+    pub(super) cos: Vec<f32>,
+    pub(super) sin: Vec<f32>,
+    /// `[rows, heads * value_dim]`.
+    pub(super) attended: Vec<f32>,
     /// What a layer's halves add to the stream, `[rows, hidden]`.
-    update: Vec<f32>,
+    pub(super) update: Vec<f32>,
+    pub(super) latent: LatentBuffers,
     feed_forward: FeedForwardBuffers,
 }
 
-impl CpuBackend {
-    pub(super) fn new(config: Config, weights: Weights, kv: KvLayout) -> Result<Self, ModelError> {
-        let KvLayout { block_size, num_blocks } = kv;
-        if block_size == 0 || !block_size.is_multiple_of(KvShape::GRANULE) {
-            let granule = KvShape::GRANULE;
-            let reason =
-                format!("a block size of {block_size} is not supported; use a multiple of {granule}");
-            return Err(ModelError::KvCache(reason));
-        }
-        let Config { kv_heads, head_dim, .. } = config;
-        let shape = KvShape { kv_heads, head_dim, block_size, num_blocks };
-        let caches: Option<Vec<KvCache>> = config.layers.iter().map(|_| KvCache::new(shape)).collect();
-        let Some(caches) = caches else {
-            let bytes = shape.bytes_per_token() as u128
-                * (config.layers.len() as u128 * num_blocks as u128 * block_size as u128);
-            let reason =
-                format!("{num_blocks} blocks take {} MiB, which is not there; ask for fewer", bytes >> 20);
-            return Err(ModelError::KvCache(reason));
-        };
-        let model = Model { isa: Isa::detect(), config, weights };
-        Ok(Self { model, kv, caches, buffers: Buffers::default() })
+/// What a layer's attention knows of the step.
+#[derive(Debug)]
+pub(super) struct LayerStep<'a> {
+    pub(super) compute: &'a Compute,
+    pub(super) config: &'a Config,
+    pub(super) window: Option<usize>,
+    chunks: &'a [Chunk<'a>],
+    group: usize,
+    block_size: usize,
+}
+
+impl<'a> LayerStep<'a> {
+    /// The block table of a chunk for this layer.
+    pub(super) fn table(&self, chunk: usize) -> &'a [u32] {
+        self.chunks[chunk].tables[self.group]
     }
 
-    /// The same model computing with another instruction set: slower or faster, equal bits.
-    #[must_use]
-    pub fn with_isa(mut self, isa: Isa) -> Self {
-        self.model.isa = isa;
-        self
+    /// Calls `write(row, block, offset)` for every row.
+    pub(super) fn for_each_row(&self, spans: &[Span], mut write: impl FnMut(usize, u32, usize)) {
+        for span in spans {
+            let table = self.table(span.chunk);
+            for t in 0..span.rows {
+                let position = span.start + t;
+                write(span.first_row + t, table[position / self.block_size], position % self.block_size);
+            }
+        }
     }
 }
 
-impl Backend for CpuBackend {
-    fn vocab_size(&self) -> usize {
-        self.model.config.vocab_size
-    }
-
-    fn block_size(&self) -> usize {
-        self.kv.block_size
-    }
-
-    fn num_blocks(&self) -> usize {
-        self.kv.num_blocks
-    }
-
-    fn cache_groups(&self) -> &[CacheGroup] {
-        &[CacheGroup::Full]
-    }
-
-    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) {
-        logits.clear();
-        assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "step: a chunk has no tokens");
-        if chunks.is_empty() {
-            return;
-        }
-        let Self { model, kv, caches, buffers } = self;
-        model.begin(chunks, buffers);
-        let last = caches.len() - 1;
-        for (i, (layer, cache)) in model.weights.layers.iter().zip(caches).enumerate() {
-            model.project_qkv(layer, buffers);
-            model.write_kv(chunks, kv.block_size, cache, buffers);
-            if i == last {
+impl Decoder {
+    /// Computes a step: `slabs` and `places` say where each layer's cache is. `logits` gets a row per chunk that
+    /// wants one.
+    pub(super) fn step(
+        &self,
+        chunks: &[Chunk<'_>],
+        slabs: &mut [KvCache],
+        places: &[Place],
+        b: &mut Buffers,
+        logits: &mut Vec<f32>,
+    ) {
+        self.begin(chunks, b);
+        for (i, (layer, place)) in self.weights.layers.iter().zip(places).enumerate() {
+            let cache = &mut slabs[place.slot];
+            let step = LayerStep {
+                compute: &self.compute,
+                config: &self.config,
+                window: self.config.layers[i].window,
+                chunks,
+                group: place.group,
+                block_size: cache.shape().block_size,
+            };
+            self.normalise(&layer.input_norm, b);
+            // Everything that the layer caches is written before anything attends: a chunk may read positions that
+            // another chunk of the same step computes.
+            self.project_and_write(&layer.attention, &step, cache, b);
+            if i + 1 == self.weights.layers.len() {
                 // Behind the last layer's KV only rows whose logits are wanted have a purpose.
-                keep_wanted(chunks, model.config.hidden, buffers);
-                if buffers.spans.is_empty() {
+                keep_wanted(chunks, self.config.hidden, b);
+                if b.spans.is_empty() {
                     return;
                 }
             }
-            model.attend(layer, chunks, cache, buffers);
-            model.feed_forward(layer, buffers);
+            self.attend(&layer.attention, &step, cache, b);
+            self.normalise(&layer.post_norm, b);
+            self.feed_forward(&layer.feed_forward, b);
         }
-        model.head(buffers, logits);
+        self.head(b, logits);
     }
-}
 
-impl Model {
     /// Lays out the step's rows, and fills in embeddings and the angles of their positions.
     fn begin(&self, chunks: &[Chunk<'_>], b: &mut Buffers) {
         let rows = chunks.iter().map(|chunk| chunk.tokens.len()).sum::<usize>();
-        let (hidden, half) = (self.config.hidden, self.config.head_dim / 2);
+        let (hidden, half) = (self.config.hidden, self.config.attention.rope_dim() / 2);
         b.spans.clear();
         let x = sized(&mut b.x, rows * hidden);
         let (cos, sin) = (sized(&mut b.cos, rows * half), sized(&mut b.sin, rows * half));
@@ -153,95 +138,70 @@ impl Model {
                 self.weights.embedding.copy_row(*token as usize, &mut x[row * hidden..][..hidden]);
                 let angles = row * half..(row + 1) * half;
                 let position = chunk.start + t;
-                self.weights.rope.angles(self.isa, position, &mut cos[angles.clone()], &mut sin[angles]);
+                self.weights.rope.angles(&self.compute, position, &mut cos[angles.clone()], &mut sin[angles]);
                 row += 1;
             }
         }
     }
 
-    /// Queries, keys and values of every row: normalised where the model does so, and rotated.
-    fn project_qkv(&self, layer: &Layer, b: &mut Buffers) {
-        let Config { heads, kv_heads, head_dim, norm_eps, .. } = self.config;
-        let normed = sized(&mut b.normed, b.x.len());
-        rms_norm::cpu(self.isa, &b.x, &layer.input_norm, norm_eps, normed);
-        self.linear(&layer.qkv, normed, &mut b.qkv);
-        let angles = b.cos.chunks_exact(head_dim / 2).zip(b.sin.chunks_exact(head_dim / 2));
-        for (row, (cos, sin)) in b.qkv.chunks_exact_mut(layer.qkv.weight.outputs()).zip(angles) {
-            let rotated = &mut row[..(heads + kv_heads) * head_dim];
-            if let Some((q_norm, k_norm)) = &layer.qk_norm {
-                let (queries, keys) = rotated.split_at_mut(heads * head_dim);
-                rms_norm::cpu_in_place(self.isa, queries, q_norm, norm_eps);
-                rms_norm::cpu_in_place(self.isa, keys, k_norm, norm_eps);
+    fn project_and_write(
+        &self,
+        attention: &AttentionWeights,
+        step: &LayerStep<'_>,
+        cache: &mut KvCache,
+        b: &mut Buffers,
+    ) {
+        match (attention, &self.config.attention) {
+            (AttentionWeights::Grouped(weights), Attention::Grouped(shape)) => {
+                weights.project(shape, step, b);
+                weights.write(shape, step, cache, b);
             }
-            rope::cpu(self.isa, rotated, cos, sin);
-        }
-    }
-
-    fn write_kv(&self, chunks: &[Chunk<'_>], block_size: usize, cache: &mut KvCache, b: &Buffers) {
-        let Config { heads, kv_heads, head_dim, .. } = self.config;
-        let width = (heads + 2 * kv_heads) * head_dim;
-        for span in &b.spans {
-            let rows = b.qkv[span.first_row * width..].chunks_exact(width).take(span.rows);
-            for (t, row) in rows.enumerate() {
-                let position = span.start + t;
-                let (keys, values) = row[heads * head_dim..].split_at(kv_heads * head_dim);
-                let block = chunks[span.chunk].tables[0][position / block_size];
-                cache.write(block, position % block_size, keys, values);
+            (AttentionWeights::Latent(weights), Attention::Latent(shape)) => {
+                weights.project(shape, step, b);
+                weights.write(shape, step, cache, b);
             }
+            _ => {}
         }
     }
 
     /// Adds to the stream what attention gives.
-    fn attend(&self, layer: &Layer, chunks: &[Chunk<'_>], cache: &KvCache, b: &mut Buffers) {
-        let Config { heads, head_dim, hidden, .. } = self.config;
-        let (stride, width) = (layer.qkv.weight.outputs(), heads * head_dim);
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        let attended = sized(&mut b.attended, b.x.len() / hidden * width);
-        for span in &b.spans {
-            let queries = Queries {
-                rows: &b.qkv[span.first_row * stride..],
-                stride,
-                heads,
-                start: span.start,
-                blocks: chunks[span.chunk].tables[0],
-            };
-            let out = &mut attended[span.first_row * width..][..span.rows * width];
-            paged_attention::cpu(self.isa, cache, queries, scale, out);
+    fn attend(&self, attention: &AttentionWeights, step: &LayerStep<'_>, cache: &KvCache, b: &mut Buffers) {
+        match (attention, &self.config.attention) {
+            (AttentionWeights::Grouped(weights), Attention::Grouped(shape)) => {
+                weights.attend(shape, step, cache, b);
+            }
+            (AttentionWeights::Latent(weights), Attention::Latent(shape)) => {
+                weights.attend(shape, step, cache, b);
+            }
+            _ => {}
         }
-        self.linear(&layer.output, attended, &mut b.update);
-        add_assign(&mut b.x, &b.update);
+        add_assign(&self.compute, &mut b.x, &b.update);
     }
 
     /// Adds to the stream what the feed-forward part gives.
-    fn feed_forward(&self, layer: &Layer, b: &mut Buffers) {
-        let normed = sized(&mut b.normed, b.x.len());
-        rms_norm::cpu(self.isa, &b.x, &layer.post_norm, self.config.norm_eps, normed);
+    fn feed_forward(&self, weights: &FeedForwardWeights, b: &mut Buffers) {
         let update = sized(&mut b.update, b.x.len());
-        b.feed_forward.run(self.isa, &layer.feed_forward, normed, update);
-        add_assign(&mut b.x, update);
+        b.feed_forward.run(&self.compute, weights, &b.normed, update);
+        add_assign(&self.compute, &mut b.x, update);
+    }
+
+    fn normalise(&self, norm: &[f32], b: &mut Buffers) {
+        let normed = sized(&mut b.normed, b.x.len());
+        rms_norm::cpu(&self.compute, &b.x, norm, self.config.norm_eps, normed);
     }
 
     fn head(&self, b: &mut Buffers, logits: &mut Vec<f32>) {
-        let normed = sized(&mut b.normed, b.x.len());
-        rms_norm::cpu(self.isa, &b.x, &self.weights.norm, self.config.norm_eps, normed);
+        self.normalise(&self.weights.norm, b);
         let head = self.weights.head.as_ref().unwrap_or(&self.weights.embedding);
         let rows = b.x.len() / self.config.hidden;
-        matmul::cpu(self.isa, normed, head, sized(logits, rows * self.config.vocab_size));
-    }
-
-    fn linear(&self, linear: &Linear, x: &[f32], out: &mut Vec<f32>) {
-        let out = sized(out, x.len() / linear.weight.inputs() * linear.weight.outputs());
-        matmul::cpu(self.isa, x, &linear.weight, out);
-        if let Some(bias) = &linear.bias {
-            add_bias(out, bias);
-        }
+        matmul::cpu(&self.compute, &b.normed, head, sized(logits, rows * self.config.vocab_size));
     }
 }
 
 /// Keeps, of all rows, the last one of each chunk that wants logits: in the stream, the queries and the
 /// spans.
 fn keep_wanted(chunks: &[Chunk<'_>], hidden: usize, b: &mut Buffers) {
-    let stride = b.qkv.len() / (b.x.len() / hidden);
+    let stride = b.projected.len() / (b.x.len() / hidden);
     let mut kept = 0;
     b.spans.retain_mut(|span| {
         if !chunks[span.chunk].wants_logits {
@@ -249,11 +209,11 @@ fn keep_wanted(chunks: &[Chunk<'_>], hidden: usize, b: &mut Buffers) {
         }
         let row = span.first_row + span.rows - 1;
         b.x.copy_within(row * hidden..(row + 1) * hidden, kept * hidden);
-        b.qkv.copy_within(row * stride..(row + 1) * stride, kept * stride);
+        b.projected.copy_within(row * stride..(row + 1) * stride, kept * stride);
         *span = Span { chunk: span.chunk, first_row: kept, rows: 1, start: span.start + span.rows - 1 };
         kept += 1;
         true
     });
     b.x.truncate(kept * hidden);
-    b.qkv.truncate(kept * stride);
+    b.projected.truncate(kept * stride);
 }

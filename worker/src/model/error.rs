@@ -47,8 +47,10 @@ pub enum ModelError {
         /// By the configuration.
         expected: Vec<usize>,
     },
-    /// A tensor's number type is not read.
-    #[error("tensor `{name}` has type {dtype}; supported are F32, F16 and BF16")]
+    /// A tensor's number type is not read where it stands.
+    #[error(
+        "tensor `{name}` has type {dtype}, which is not supported there; F32, F16 and BF16 are everywhere"
+    )]
     TensorType {
         /// Its name.
         name: String,

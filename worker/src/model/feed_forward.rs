@@ -1,19 +1,16 @@
 //! The feed-forward part of a layer: one gated network, or the experts a router chooses for each token.
 
-use keyway_kernels::elementwise::silu_mul;
-use keyway_kernels::isa::Isa;
-use keyway_kernels::matmul::{self, PackedMatrix};
+use keyway_kernels::compute::Compute;
+use keyway_kernels::elementwise::{add_assign, silu_mul};
 use keyway_kernels::moe::{self, Grouping};
 
-use super::weights::{FeedForwardWeights, Mlp};
+use super::config::Gate;
+use super::weights::{ExpertsWeights, FeedForwardWeights, Mlp};
 
 /// Memory that is used again from step to step.
 #[derive(Debug, Default)]
 pub(super) struct FeedForwardBuffers {
-    /// `[rows, 2 * inner width]`.
-    gate_up: Vec<f32>,
-    /// `[rows, inner width]`.
-    gated: Vec<f32>,
+    inner: Inner,
     /// `[tokens, experts]`.
     router: Vec<f32>,
     /// `[tokens, top]`.
@@ -23,6 +20,17 @@ pub(super) struct FeedForwardBuffers {
     /// Inputs and outputs of the experts, in the grouping's order: `[tokens * top, hidden]`.
     gathered: Vec<f32>,
     expert_out: Vec<f32>,
+    /// What the shared expert gives, `[tokens, hidden]`.
+    shared_out: Vec<f32>,
+}
+
+/// Between the two products of a gated network.
+#[derive(Debug, Default)]
+struct Inner {
+    /// `[rows, 2 * inner width]`.
+    gate_up: Vec<f32>,
+    /// `[rows, inner width]`.
+    gated: Vec<f32>,
 }
 
 /// Resizes without clearing: the callers write every element.
@@ -33,51 +41,76 @@ pub(super) fn sized<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) -> &mut 
 
 impl FeedForwardBuffers {
     /// Maps `x` `[tokens, hidden]` to `out` of the same shape.
-    pub(super) fn run(&mut self, isa: Isa, weights: &FeedForwardWeights, x: &[f32], out: &mut [f32]) {
+    pub(super) fn run(
+        &mut self,
+        compute: &Compute,
+        weights: &FeedForwardWeights,
+        x: &[f32],
+        out: &mut [f32],
+    ) {
         match weights {
-            FeedForwardWeights::Dense(mlp) => {
-                run_mlp(isa, mlp, x, &mut self.gate_up, &mut self.gated, out);
-            }
-            FeedForwardWeights::Experts { router, experts, top, renormalise } => {
-                self.route(isa, router, *top, *renormalise, x);
-                self.run_experts(isa, experts, x, router.inputs(), *top);
-                let places = &self.grouping.places;
-                moe::combine(isa, &self.expert_out, places, &self.weights, *top, out);
+            FeedForwardWeights::Dense(mlp) => self.inner.run(compute, mlp, Gate::Silu, x, out),
+            FeedForwardWeights::Experts(weights) => {
+                self.route(compute, weights, x);
+                self.run_experts(compute, weights, x);
+                let (places, top) = (&self.grouping.places, weights.shape.routing.top);
+                moe::combine(compute, &self.expert_out, places, &self.weights, top, out);
+                if let Some(shared) = &weights.shared {
+                    let shared_out = sized(&mut self.shared_out, out.len());
+                    self.inner.run(compute, shared, Gate::Silu, x, shared_out);
+                    add_assign(compute, out, shared_out);
+                }
             }
         }
     }
 
-    fn route(&mut self, isa: Isa, router: &PackedMatrix, top: usize, renormalise: bool, x: &[f32]) {
-        let (experts, tokens) = (router.outputs(), x.len() / router.inputs());
-        let logits = sized(&mut self.router, tokens * experts);
-        matmul::cpu(isa, x, router, logits);
-        let ids = sized(&mut self.ids, tokens * top);
-        moe::route(isa, logits, experts, renormalise, ids, sized(&mut self.weights, tokens * top));
+    fn route(&mut self, compute: &Compute, weights: &ExpertsWeights, x: &[f32]) {
+        let (experts, routing) = (weights.shape.count, weights.shape.routing);
+        let logits = weights.router.run_into(compute, x, &mut self.router);
+        let slots = logits.len() / experts * routing.top;
+        let ids = sized(&mut self.ids, slots);
+        let bias = weights.correction_bias.as_deref();
+        moe::route(compute, logits, experts, &routing, bias, ids, sized(&mut self.weights, slots));
         self.grouping.group(ids, experts);
     }
 
-    fn run_experts(&mut self, isa: Isa, experts: &[Mlp], x: &[f32], hidden: usize, top: usize) {
+    fn run_experts(&mut self, compute: &Compute, weights: &ExpertsWeights, x: &[f32]) {
+        let (hidden, top) = (weights.router.weight.inputs(), weights.shape.routing.top);
         let slots = &self.grouping.slots;
         let gathered = sized(&mut self.gathered, slots.len() * hidden);
         for (row, slot) in gathered.chunks_exact_mut(hidden).zip(slots) {
             row.copy_from_slice(&x[*slot as usize / top * hidden..][..hidden]);
         }
         let out = sized(&mut self.expert_out, slots.len() * hidden);
-        for (expert, ends) in experts.iter().zip(self.grouping.offsets.windows(2)) {
+        for (expert, ends) in weights.experts.iter().zip(self.grouping.offsets.windows(2)) {
             let rows = ends[0] * hidden..ends[1] * hidden;
             if !rows.is_empty() {
                 let x = &gathered[rows.clone()];
-                run_mlp(isa, expert, x, &mut self.gate_up, &mut self.gated, &mut out[rows]);
+                self.inner.run(compute, expert, weights.shape.gate, x, &mut out[rows]);
             }
         }
     }
 }
 
-fn run_mlp(isa: Isa, mlp: &Mlp, x: &[f32], gate_up: &mut Vec<f32>, gated: &mut Vec<f32>, out: &mut [f32]) {
-    let (rows, width) = (x.len() / mlp.gate_up.inputs(), mlp.down.inputs());
-    let gate_up = sized(gate_up, rows * 2 * width);
-    matmul::cpu(isa, x, &mlp.gate_up, gate_up);
-    let gated = sized(gated, rows * width);
-    silu_mul(isa, gate_up, width, gated);
-    matmul::cpu(isa, gated, &mlp.down, out);
+impl Inner {
+    fn run(&mut self, compute: &Compute, mlp: &Mlp, gate: Gate, x: &[f32], out: &mut [f32]) {
+        let gate_up = mlp.gate_up.run_into(compute, x, &mut self.gate_up);
+        let gated = sized(&mut self.gated, gate_up.len() / 2);
+        let width = mlp.down.weight.inputs();
+        match gate {
+            Gate::Silu => silu_mul(compute, gate_up, width, gated),
+            Gate::Clamped { limit } => clamped(gate_up, width, limit, gated),
+        }
+        mlp.down.run(compute, gated, out);
+    }
+}
+
+fn clamped(gate_up: &[f32], width: usize, limit: f32, out: &mut [f32]) {
+    for (row, out) in gate_up.chunks_exact(2 * width).zip(out.chunks_exact_mut(width)) {
+        for i in 0..width {
+            let (gate, up) = (row[i].min(limit), row[width + i].clamp(-limit, limit));
+            let glu = gate / (1.0 + keyway_kernels::scalar::exp(-1.702 * gate));
+            out[i] = glu * (up + 1.0);
+        }
+    }
 }

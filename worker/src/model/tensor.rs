@@ -12,6 +12,10 @@ pub(super) enum TensorType {
     F32,
     F16,
     Bf16,
+    /// FP8 E4M3 without infinities; a value only together with its scale.
+    F8E4M3,
+    /// Bytes: packed codes and exponents.
+    U8,
 }
 
 impl TensorType {
@@ -19,27 +23,49 @@ impl TensorType {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
+            Self::F8E4M3 | Self::U8 => 1,
         }
     }
 }
 
-/// A matrix `[rows, width]` or vector `[1, width]`, little-endian and row-major.
+/// A tensor, little-endian and row-major; its rows run over all dimensions but the last.
 #[derive(Debug)]
 pub(super) struct Tensor<'a> {
     pub(super) kind: TensorType,
+    /// Elements of a row: the last dimension.
     pub(super) width: usize,
     pub(super) bytes: Cow<'a, [u8]>,
 }
 
 impl Tensor<'_> {
-    /// Writes row `n` into `out` `[width]`.
-    pub(super) fn copy_row(&self, n: usize, out: &mut [f32]) {
+    /// The bytes of row `n`.
+    pub(super) fn row(&self, n: usize) -> &[u8] {
         let size = self.width * self.kind.bytes();
-        let row = &self.bytes[n * size..][..size];
+        &self.bytes[n * size..][..size]
+    }
+
+    /// Writes row `n` into `out` `[width]`. Not for FP8 or bytes, which are no numbers alone.
+    pub(super) fn copy_row(&self, n: usize, out: &mut [f32]) {
+        let row = self.row(n);
         match self.kind {
             TensorType::F32 => decode(row, out, f32::from_le_bytes),
             TensorType::F16 => decode(row, out, |b| f16::from_le_bytes(b).to_f32()),
             TensorType::Bf16 => decode(row, out, |b| bf16::from_le_bytes(b).to_f32()),
+            TensorType::F8E4M3 | TensorType::U8 => decode(row, out, |[byte]| f32::from(byte)),
+        }
+    }
+
+    /// Writes column `column` of rows `first..` into `out`, one element per row.
+    pub(super) fn copy_column(&self, first: usize, column: usize, out: &mut [f32]) {
+        let size = self.kind.bytes();
+        for (i, out) in out.iter_mut().enumerate() {
+            let bytes = &self.row(first + i)[column * size..][..size];
+            *out = match (self.kind, bytes) {
+                (TensorType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+                (TensorType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
+                (_, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
+                (_, bytes) => f32::from(bytes[0]),
+            };
         }
     }
 }
@@ -52,6 +78,6 @@ fn decode<const N: usize>(row: &[u8], out: &mut [f32], number: impl Fn([u8; N]) 
 
 /// Gives tensors by name.
 pub(super) trait TensorSource {
-    /// The tensor `name`, whose shape must be `shape`: `[rows, width]` or `[width]`.
+    /// The tensor `name`, whose shape must be `shape`.
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, ModelError>;
 }

@@ -17,7 +17,7 @@ fn byte_characters() -> Vec<char> {
 }
 
 /// A tokenizer of 256 bytes and an end token for the 512 ids of the model.
-fn tokenizer() -> Value {
+pub(crate) fn tokenizer() -> Value {
     let vocab: serde_json::Map<String, Value> =
         byte_characters().iter().enumerate().map(|(i, c)| (c.to_string(), json!(i))).collect();
     let byte_level =

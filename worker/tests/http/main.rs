@@ -8,5 +8,8 @@ mod bad_input;
 mod checkpoint;
 mod client;
 mod exactness;
+mod families;
 mod process;
+mod resume;
+mod soak;
 mod streaming;

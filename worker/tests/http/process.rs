@@ -89,4 +89,6 @@ async fn options_that_cannot_be_are_refused_with_what_to_do() {
     assert!(message.contains("keyway-builtin was made for"), "{message}");
     let message = refused(WorkerOptions { num_kv_blocks: Some(0), ..options() }).await;
     assert_eq!(message, "the number of KV blocks must be at least 1");
+    let message = refused(WorkerOptions { threads: Some(0), ..options() }).await;
+    assert_eq!(message, "the number of threads must be at least 1");
 }

@@ -40,8 +40,46 @@ fn refusal(dir: &Path) -> String {
 fn the_built_in_model_describes_itself() {
     let info = LoadedModel::load(&"builtin".parse().unwrap()).unwrap().info;
     assert_eq!((info.name.as_str(), info.vocab_size, info.max_model_len), ("keyway-builtin", 320, 32_768));
-    assert_eq!((info.eos_token_ids, info.kv_bytes_per_token), (vec![256, 258], 2 * 2 * 4 * 2 * 16));
+    assert_eq!((info.eos_token_ids, info.kv_bytes_per_block_position), (vec![256, 258], 2 * 2 * 4 * 2 * 16));
+    assert_eq!(info.cache_groups, [CacheGroup::Full]);
     assert!(info.numerics_id.starts_with("cpu-f32-k"));
+}
+
+#[test]
+fn what_a_family_keeps_is_known_before_its_backend_is() {
+    let info = |family: &str| load(&family_dir(family)).unwrap().info;
+    let window = |window| CacheGroup::SlidingWindow { window };
+    let (kv_heads, head_dim) = (2, 16);
+    let per_layer = 2 * kv_heads * head_dim * size_of::<f32>();
+    let mistral = info("mistral");
+    assert_eq!(
+        (mistral.cache_groups, mistral.kv_bytes_per_block_position),
+        (vec![window(41)], 2 * per_layer)
+    );
+    let gpt_oss = info("gpt_oss_mxfp4");
+    assert_eq!(gpt_oss.cache_groups, [CacheGroup::Full, window(40), window(40)]);
+    assert_eq!(gpt_oss.kv_bytes_per_block_position, 2 * per_layer);
+    let deepseek = info("deepseek_v3");
+    assert_eq!(deepseek.cache_groups, [CacheGroup::MlaLatent]);
+    // A latent and a rotated key per layer, once for all heads.
+    assert_eq!(deepseek.kv_bytes_per_block_position, 2 * (48 + 16) * size_of::<f32>());
+}
+
+#[test]
+fn quantised_weights_need_a_configuration_that_names_them() {
+    let without_quantisation = |family: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let config = fs::read_to_string(family_dir(family).join("config.json")).unwrap();
+        let config = config.replace("quantization_config", "not_quantization_config");
+        fs::write(dir.path().join("config.json"), config).unwrap();
+        let weights = "model.safetensors";
+        fs::copy(family_dir(family).join(weights), dir.path().join(weights)).unwrap();
+        refusal(dir.path())
+    };
+    let message = without_quantisation("deepseek_v3_fp8");
+    assert!(message.contains("q_a_proj.weight` has type F8E4M3"), "{message}");
+    let message = without_quantisation("gpt_oss_mxfp4");
+    assert!(message.contains("no tensor `model.layers.0.mlp.experts.gate_up_proj`"), "{message}");
 }
 
 #[test]

@@ -1,0 +1,151 @@
+//! From a checkpoint's tensors to packed weights, and to the hash that names them. How attention and experts are
+//! stored is in `loader/`.
+
+mod attention;
+mod feed_forward;
+
+use keyway_kernels::matmul::{PackedMatrix, WeightType};
+use keyway_kernels::rope::Rope;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::ModelError;
+use super::config::{Config, Quantisation};
+use super::stored::{Rows, Stored};
+use super::tensor::{Tensor, TensorSource, TensorType};
+use super::weights::{Layer, Linear, Weights};
+
+impl Weights {
+    /// Packs every tensor that `config` implies. The second value names configuration and weights by a hash:
+    /// equal only if both are.
+    pub(super) fn load(source: &dyn TensorSource, config: &Config) -> Result<(Self, String), ModelError> {
+        let mut loader = Loader { source, config, hash: Xxh3::new() };
+        let rope = Rope::new(config.attention.rope_dim(), config.rope.theta, config.rope.scaling);
+        loader.hash.update(format!("{config:?}").as_bytes());
+        for frequency in rope.inv_freq() {
+            loader.hash.update(&frequency.to_le_bytes());
+        }
+        let (vocab, hidden) = (config.vocab_size, config.hidden);
+        let layers = (0..config.layers.len()).map(|i| loader.layer(i)).collect::<Result<_, _>>()?;
+        let weights = Self {
+            embedding: loader.matrix(&[("model.embed_tokens.weight", vocab)], hidden)?,
+            layers,
+            norm: loader.vector("model.norm.weight", hidden)?,
+            head: if config.tied_embeddings {
+                None
+            } else {
+                Some(loader.matrix(&[("lm_head.weight", vocab)], hidden)?)
+            },
+            rope,
+        };
+        Ok((weights, format!("{:032x}", loader.hash.digest128())))
+    }
+}
+
+struct Loader<'a> {
+    source: &'a dyn TensorSource,
+    config: &'a Config,
+    hash: Xxh3,
+}
+
+impl<'a> Loader<'a> {
+    fn layer(&mut self, i: usize) -> Result<Layer, ModelError> {
+        let name = |part: &str| format!("model.layers.{i}.{part}");
+        Ok(Layer {
+            input_norm: self.vector(&name("input_layernorm.weight"), self.config.hidden)?,
+            attention: self.attention(&name("self_attn"))?,
+            post_norm: self.vector(&name("post_attention_layernorm.weight"), self.config.hidden)?,
+            feed_forward: self.feed_forward(&name(self.config.names.feed_forward), i)?,
+        })
+    }
+
+    /// Products with a common input, stacked: `parts` are (name without `.weight`, outputs).
+    fn linear(&mut self, parts: &[(&str, usize)], inputs: usize, bias: bool) -> Result<Linear, ModelError> {
+        let names: Vec<String> = parts.iter().map(|(name, _)| format!("{name}.weight")).collect();
+        let stacked: Vec<(&str, usize)> =
+            names.iter().zip(parts).map(|(name, (_, outputs))| (name.as_str(), *outputs)).collect();
+        let weight = self.matrix(&stacked, inputs)?;
+        let bias = if bias {
+            let biases = parts.iter().map(|(name, outputs)| self.vector(&format!("{name}.bias"), *outputs));
+            Some(biases.collect::<Result<Vec<_>, _>>()?.concat())
+        } else {
+            None
+        };
+        Ok(Linear { weight, bias })
+    }
+
+    /// Matrices stacked by rows: `parts` are (name, rows).
+    fn matrix(&mut self, parts: &[(&str, usize)], inputs: usize) -> Result<PackedMatrix, ModelError> {
+        let mut stored = Vec::new();
+        for (name, rows) in parts {
+            stored.push((self.stored(name, *rows, inputs)?, *rows));
+        }
+        let rows: Vec<Rows<'_, '_>> =
+            stored.iter().map(|(from, count)| Rows { from, first: 0, step: 1, count: *count }).collect();
+        Ok(pack(&rows, inputs))
+    }
+
+    /// The matrix `name`; with its scales if it is in FP8.
+    fn stored(&mut self, name: &str, rows: usize, inputs: usize) -> Result<Stored<'a>, ModelError> {
+        let tensor = self.tensor(name, &[rows, inputs])?;
+        if tensor.kind != TensorType::F8E4M3 {
+            number(name, &tensor)?;
+            return Ok(Stored::Plain(tensor));
+        }
+        if self.config.quantisation != Quantisation::Fp8Blocks {
+            return wrong_type(name, tensor.kind);
+        }
+        let scales_name = format!("{name}_scale_inv");
+        let scales = self.tensor(&scales_name, &[rows.div_ceil(128), inputs.div_ceil(128)])?;
+        number(&scales_name, &scales)?;
+        Ok(Stored::Fp8 { codes: tensor, scales })
+    }
+
+    /// A tensor of bytes.
+    fn codes(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<'a>, ModelError> {
+        let tensor = self.tensor(name, shape)?;
+        if tensor.kind == TensorType::U8 { Ok(tensor) } else { wrong_type(name, tensor.kind) }
+    }
+
+    fn vector(&mut self, name: &str, width: usize) -> Result<Vec<f32>, ModelError> {
+        let mut out = vec![0.0; width];
+        let tensor = self.tensor(name, &[width])?;
+        number(name, &tensor)?;
+        tensor.copy_row(0, &mut out);
+        Ok(out)
+    }
+
+    fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<'a>, ModelError> {
+        let tensor = self.source.tensor(name, shape)?;
+        self.hash.update(format!("{name} {:?} {shape:?}", tensor.kind).as_bytes());
+        self.hash.update(&tensor.bytes);
+        Ok(tensor)
+    }
+}
+
+/// Packs rows of stored matrices one below the other, in bf16 if that keeps every value.
+fn pack(parts: &[Rows<'_, '_>], inputs: usize) -> PackedMatrix {
+    let all_bf16 = parts.iter().all(|rows| rows.from.kept_as() == WeightType::Bf16);
+    let kept_as = if all_bf16 { WeightType::Bf16 } else { WeightType::F32 };
+    let outputs = parts.iter().map(|rows| rows.count).sum();
+    PackedMatrix::pack(outputs, inputs, kept_as, |n, row| {
+        let mut local = n;
+        for rows in parts {
+            if local < rows.count {
+                return rows.from.copy_row(rows.first + local * rows.step, row);
+            }
+            local -= rows.count;
+        }
+    })
+}
+
+/// Refuses codes where numbers are wanted.
+fn number(name: &str, tensor: &Tensor<'_>) -> Result<(), ModelError> {
+    match tensor.kind {
+        TensorType::F32 | TensorType::F16 | TensorType::Bf16 => Ok(()),
+        kind => wrong_type(name, kind),
+    }
+}
+
+fn wrong_type<T>(name: &str, kind: TensorType) -> Result<T, ModelError> {
+    Err(ModelError::TensorType { name: name.into(), dtype: format!("{kind:?}") })
+}
