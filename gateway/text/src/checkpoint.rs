@@ -1,5 +1,5 @@
 //! A checkpoint directory's text side: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`. Not its
-//! weights or `config.json`.
+//! weights, and of `config.json` only the model's type.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::tokenizer::AddedToken;
-use crate::{ChatTemplate, TextError, Tokenizer};
+use crate::{ChatTemplate, HarmonyTokens, TextError, Tokenizer};
 
 /// The special tokens that have a name in `tokenizer_config.json`.
 const SPECIAL: [&str; 7] =
@@ -22,6 +22,8 @@ pub struct TextModel {
     pub template: Arc<ChatTemplate>,
     /// The id of the tokenizer's EOS token, where it names one.
     pub eos_token_id: Option<u32>,
+    /// The tokens of the format that the model answers in, if that is gpt-oss's.
+    pub harmony: Option<HarmonyTokens>,
 }
 
 impl TextModel {
@@ -30,6 +32,7 @@ impl TextModel {
         let tokenizer = Tokenizer::builtin();
         Self {
             eos_token_id: tokenizer.token_id("<|im_end|>"),
+            harmony: None,
             tokenizer: Arc::new(tokenizer),
             template: Arc::new(ChatTemplate::builtin()),
         }
@@ -45,7 +48,9 @@ impl TextModel {
         let eos_token_id =
             special.get("eos_token").and_then(Value::as_str).and_then(|eos| tokenizer.token_id(eos));
         let template = templates(dir, config_path, &config, special)?;
-        Ok(Self { tokenizer: Arc::new(tokenizer), template: Arc::new(template), eos_token_id })
+        let model = read_json(&dir.join("config.json"))?;
+        let harmony = HarmonyTokens::of(&tokenizer).filter(|_| model["model_type"] == "gpt_oss");
+        Ok(Self { tokenizer: Arc::new(tokenizer), template: Arc::new(template), eos_token_id, harmony })
     }
 }
 
