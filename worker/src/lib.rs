@@ -24,6 +24,7 @@ mod limits;
 mod metrics;
 pub mod model;
 mod output;
+mod reader;
 mod sampler;
 mod scheduler;
 mod sequence;

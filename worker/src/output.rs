@@ -1,9 +1,8 @@
-//! A generation's tokens as text: decoded, cut at stop strings, counted. Not JSON, not HTTP.
+//! A generation's tokens as text: read, cut at stop strings, counted. Not JSON, not HTTP.
 
-use std::sync::Arc;
+use keyway_text::{TextError, TextModel};
 
-use keyway_text::{Decoder, TextError, Tokenizer};
-
+use crate::reader::{Reader, Shown};
 use crate::sequence::{FinishReason, TokenEvent};
 use crate::stop::StopMatcher;
 
@@ -26,10 +25,11 @@ pub(crate) enum ResumeError {
 /// The text side of one generation.
 #[derive(Debug)]
 pub(crate) struct TextOutput {
-    decoder: Decoder,
+    reader: Reader,
+    /// Stop strings end the answer, not the reasoning.
     stop: StopMatcher,
     /// Text of a resumed output that its client does not have yet.
-    owed: String,
+    owed: Shown,
     /// Tokens taken, resumed ones and the end-of-sequence token included.
     pub(crate) completion_tokens: usize,
     pub(crate) cached_tokens: usize,
@@ -38,15 +38,17 @@ pub(crate) struct TextOutput {
 }
 
 impl TextOutput {
+    /// The text of what follows `prompt`. With `formatted`, the model's thoughts are told from its answer.
     pub(crate) fn new(
-        tokenizer: Arc<Tokenizer>,
+        text: &TextModel,
         prompt: &[u32],
         stops: Vec<String>,
+        formatted: bool,
     ) -> Result<Self, TextError> {
         Ok(Self {
-            decoder: Decoder::new(tokenizer, prompt)?,
+            reader: Reader::new(text, prompt, formatted)?,
             stop: StopMatcher::new(stops),
-            owed: String::new(),
+            owed: Shown::default(),
             completion_tokens: 0,
             cached_tokens: 0,
             finish: None,
@@ -57,46 +59,50 @@ impl TextOutput {
     /// first `emitted` bytes of their text; how much they give depends on the stop strings and on characters that
     /// are not complete.
     pub(crate) fn resume(&mut self, ids: &[u32], emitted: usize) -> Result<(), ResumeError> {
-        let mut text = String::new();
+        let mut rest = emitted;
         for id in ids {
-            let (shown, stopped) = self.stop.push(&self.decoder.push(*id)?);
+            let read = self.reader.push(*id)?;
+            let (mut shown, stopped) = self.cut(read);
             if stopped {
                 return Err(ResumeError::Complete);
             }
-            text.push_str(&shown);
+            rest -= shown.drop_front(rest).ok_or(ResumeError::InsideCharacter)?;
+            self.owed.append(&shown);
         }
-        if emitted > text.len() {
-            return Err(ResumeError::MoreThanGiven(text.len()));
+        if rest > 0 {
+            return Err(ResumeError::MoreThanGiven(emitted - rest));
         }
-        if !text.is_char_boundary(emitted) {
-            return Err(ResumeError::InsideCharacter);
-        }
-        self.owed = text.split_off(emitted);
         self.completion_tokens = ids.len();
         Ok(())
     }
 
-    /// Takes the next token; returns the text to show now, often empty. Once `finish` is set, no more tokens must
+    /// Takes the next token; returns the text to show now, often none. Once `finish` is set, no more tokens must
     /// come.
-    pub(crate) fn push(&mut self, event: TokenEvent) -> Result<String, TextError> {
+    pub(crate) fn push(&mut self, event: TokenEvent) -> Result<Shown, TextError> {
         self.completion_tokens += 1;
         self.cached_tokens = event.cached_tokens;
-        let mut text = match event.finish {
+        let mut read = match event.finish {
             // The end-of-sequence token has no text, whatever the tokenizer thinks of it.
-            Some(FinishReason::Stop) => String::new(),
-            _ => self.decoder.push(event.token)?,
+            Some(FinishReason::Stop) => Shown::default(),
+            _ => self.reader.push(event.token)?,
         };
         if event.finish.is_some() {
-            text.push_str(&self.decoder.finish()?);
+            read.append(&self.reader.finish()?);
         }
-        let (shown, stopped) = self.stop.push(&text);
-        let mut text = std::mem::take(&mut self.owed);
-        text.push_str(&shown);
+        let (new, stopped) = self.cut(read);
+        let mut shown = std::mem::take(&mut self.owed);
+        shown.append(&new);
         self.finish = if stopped { Some(FinishReason::Stop) } else { event.finish };
         if self.finish.is_some() {
-            text.push_str(&self.stop.finish());
+            shown.content.push_str(&self.stop.finish());
         }
-        Ok(text)
+        Ok(shown)
+    }
+
+    /// Withholds what may begin a stop string; whether one is complete.
+    fn cut(&mut self, read: Shown) -> (Shown, bool) {
+        let (content, stopped) = self.stop.push(&read.content);
+        (Shown { reasoning: read.reasoning, content }, stopped)
     }
 }
 
@@ -111,55 +117,4 @@ impl FinishReason {
 }
 
 #[cfg(test)]
-mod tests {
-    use keyway_text::TextModel;
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn output(stops: &[String]) -> TextOutput {
-        TextOutput::new(TextModel::builtin().tokenizer, &[104, 105], stops.to_vec()).unwrap()
-    }
-
-    /// The text shown of `ids`, the last of which reaches `max_tokens`, and how many were taken.
-    fn take(output: &mut TextOutput, ids: &[u32]) -> String {
-        let mut text = String::new();
-        for (i, id) in ids.iter().enumerate() {
-            let finish = (i + 1 == ids.len()).then_some(FinishReason::Length);
-            text.push_str(&output.push(TokenEvent { token: *id, cached_tokens: 0, finish }).unwrap());
-            if output.finish.is_some() {
-                break;
-            }
-        }
-        text
-    }
-
-    proptest! {
-        /// Cut after any token, also inside a character or a stop string, with all or only some of the text shown.
-        #[test]
-        fn a_resumed_output_shows_what_was_missing(
-            text in "[abé€😀]{1,20}", garbage in prop::collection::vec(0xC0u32..0x100, 0..3),
-            stops in prop::collection::vec("[abé€]{2,4}", 0..3), shown_less in 0usize..3,
-        ) {
-            let ids: Vec<u32> = text.bytes().map(u32::from).chain(garbage).collect();
-            let mut unbroken = output(&stops);
-            let all = take(&mut unbroken, &ids);
-            for cut in 0..unbroken.completion_tokens {
-                let mut broken = output(&stops);
-                let mut shown = String::new();
-                for id in &ids[..cut] {
-                    let event = TokenEvent { token: *id, cached_tokens: 0, finish: None };
-                    shown.push_str(&broken.push(event).unwrap());
-                }
-                let kept = shown.char_indices().rev().nth(shown_less).map_or(shown.len(), |(at, _)| at);
-                shown.truncate(kept);
-                let mut resumed = output(&stops);
-                resumed.resume(&ids[..cut], shown.len()).unwrap();
-                shown.push_str(&take(&mut resumed, &ids[cut..]));
-                prop_assert_eq!(&shown, &all);
-                prop_assert_eq!(resumed.completion_tokens, unbroken.completion_tokens);
-                prop_assert_eq!(resumed.finish, unbroken.finish);
-            }
-        }
-    }
-}
+pub(crate) mod tests;

@@ -1,14 +1,17 @@
-//! Prints how long tokenisation takes: `cargo run --release -p keyway-text --example speed [tokenizer.json]`.
+//! Prints how long tokenisation and chat templates take:
+//! `cargo run --release -p keyway-text --example speed [CHECKPOINT_DIR]`.
 
 use std::time::Instant;
 
-use keyway_text::{Decoder, TextError, TextModel, Tokenizer};
+use keyway_text::{Decoder, RenderOptions, TextError, TextModel};
+use serde_json::json;
 
 fn main() -> Result<(), TextError> {
-    let tokenizer = match std::env::args().nth(1) {
-        Some(path) => Tokenizer::from_file(path.as_ref())?,
-        None => TextModel::builtin().tokenizer.as_ref().clone(),
+    let model = match std::env::args().nth(1) {
+        Some(path) => TextModel::from_dir(path.as_ref())?,
+        None => TextModel::builtin(),
     };
+    let tokenizer = &model.tokenizer;
     let prose = "The quick brown fox jumps over the lazy dog, again and again. ";
     for (name, unit) in [("prose", prose), ("one word", "a"), ("blanks", " "), ("accents", "é")] {
         for bytes in [4_000, 64_000, 1_000_000] {
@@ -18,12 +21,29 @@ fn main() -> Result<(), TextError> {
             println!("encode {name:9} {bytes:8} bytes {:8} ids {:?}", ids.len(), start.elapsed());
         }
     }
-    let ids = tokenizer.encode(&prose.repeat(1000), false)?;
-    let mut decoder = Decoder::new(std::sync::Arc::new(tokenizer), &[])?;
-    let start = Instant::now();
-    for id in &ids {
-        decoder.push(*id)?;
+    for (name, text) in [("prose", prose), ("accents", "é ü ñ "), ("emoji", "😀 👩‍👩‍👧 ")] {
+        let ids = tokenizer.encode(&text.repeat(1000), false)?;
+        let mut decoder = Decoder::new(model.tokenizer.clone(), &[])?;
+        let start = Instant::now();
+        for id in &ids {
+            decoder.push(*id)?;
+        }
+        println!("decode {name:9} one by one {:?} per id", start.elapsed() / ids.len() as u32);
     }
-    println!("decode one by one {:?} per id", start.elapsed() / ids.len() as u32);
+    for (turns, text) in
+        [(1, prose.to_owned()), (100, prose.to_owned()), (1000, prose.to_owned()), (10, prose.repeat(1000))]
+    {
+        let turn = [json!({"role": "user", "content": text}), json!({"role": "assistant", "content": text})];
+        let mut messages = turn.repeat(turns);
+        messages.push(turn[0].clone());
+        let messages = json!(messages);
+        let rounds = 1 + 2000 / turns as u32;
+        let start = Instant::now();
+        let mut bytes = 0;
+        for _ in 0..rounds {
+            bytes = model.template.render(&messages, &RenderOptions::default())?.len();
+        }
+        println!("render {turns:5} turns {bytes:8} bytes {:?}", start.elapsed() / rounds);
+    }
     Ok(())
 }

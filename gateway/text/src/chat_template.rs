@@ -1,32 +1,38 @@
-//! A conversation to the text of a prompt, by the model's own Jinja template, rendered as Hugging Face's
-//! `apply_chat_template` does it. Knows nothing of tokens besides the texts of BOS and EOS.
+//! A conversation to the text of a prompt, by the model's own template, rendered as Hugging Face's
+//! `apply_chat_template` does it (transformers 5). The template language is `jinja/`. Knows nothing of tokens besides the
+//! texts of the special ones.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Serde, Value};
-use minijinja::{Environment, Error, ErrorKind};
+use serde_json::{Map, Value};
 
-use crate::strftime::strftime;
-use crate::{TextError, tojson};
+use crate::TextError;
+use crate::jinja::{Error, Template};
 
 /// ChatML, the built-in model's format.
 const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-const NAME: &str = "chat_template";
 
-/// A compiled chat template.
+/// What a message's reasoning may be called; the first is the name that templates read.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// Marks where the last message ends, when the model is to go on with it.
+const CONTINUE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// A model's compiled chat templates.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
-    special: SpecialTokens,
+    default: Option<Named>,
+    /// Takes the place of `default` when there are tools.
+    tool_use: Option<Named>,
+    /// `bos_token` and so on.
+    special: Map<String, Value>,
 }
 
-/// Texts of the special tokens that templates name; empty where the model has none.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct SpecialTokens {
-    pub(crate) bos: String,
-    pub(crate) eos: String,
+#[derive(Debug)]
+struct Named {
+    template: Template,
+    names_content: bool,
 }
 
 /// How a conversation is rendered.
@@ -34,89 +40,158 @@ pub(crate) struct SpecialTokens {
 pub struct RenderOptions {
     /// Whether the text ends with the opening of the assistant's turn.
     pub add_generation_prompt: bool,
+    /// Whether the text ends inside the last message, for the model to go on with it.
+    pub continue_final_message: bool,
+    /// The functions the model may call: an array of OpenAI's tool objects.
+    pub tools: Option<Value>,
+    /// Documents for the templates of retrieval models: an array of objects.
+    pub documents: Option<Value>,
     /// Further variables for the template, such as `enable_thinking`.
-    pub variables: serde_json::Map<String, serde_json::Value>,
+    pub variables: Map<String, Value>,
+    /// The moment that `strftime_now` names, in seconds since 1970; the system's clock if absent.
+    pub now_unix_seconds: Option<u64>,
 }
 
 impl Default for RenderOptions {
     fn default() -> Self {
-        Self { add_generation_prompt: true, variables: serde_json::Map::new() }
+        Self {
+            add_generation_prompt: true,
+            continue_final_message: false,
+            tools: None,
+            documents: None,
+            variables: Map::new(),
+            now_unix_seconds: None,
+        }
     }
 }
 
-/// What `raise_exception` carries, so that a refusal is told from a broken template.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Raised(String);
+// === impl Named ===
+
+impl Named {
+    fn new(source: &str) -> Result<Self, Error> {
+        Ok(Self { template: Template::new(source)?, names_content: source.contains("content") })
+    }
+}
+
+// === impl ChatTemplate ===
 
 impl ChatTemplate {
     /// The built-in model's ChatML.
     pub(crate) fn builtin() -> Self {
         // A constant that the tests render.
-        Self::new(CHATML, SpecialTokens::default()).unwrap_or_else(|_| Self::none())
+        Self { default: Named::new(CHATML).ok(), ..Self::none() }
     }
 
     /// Stands for a model without a template: every use says so.
     pub(crate) fn none() -> Self {
-        Self { environment: Environment::empty(), special: SpecialTokens::default() }
+        Self { default: None, tool_use: None, special: Map::new() }
     }
 
-    /// Compiles `source`. The error is the parser's, with its line.
-    pub(crate) fn new(source: &str, special: SpecialTokens) -> Result<Self, Error> {
-        let mut environment = Environment::new();
-        environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_filter("tojson", tojson::tojson);
-        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(message)))
-        });
-        environment.add_function("strftime_now", |format: String| {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            strftime(&format, now.as_secs())
-        });
-        // `{% generation %}` marks the assistant's tokens for training; here it only encloses them.
-        let source = replace_tag(&replace_tag(source, "generation", "if true"), "endgeneration", "endif");
-        environment.add_template_owned(NAME, source)?;
-        Ok(Self { environment, special })
+    /// Compiles templates. The error is the parser's, with its line.
+    pub(crate) fn new(
+        default: Option<&str>,
+        tool_use: Option<&str>,
+        special: Map<String, Value>,
+    ) -> Result<Self, Error> {
+        let compile = |source: Option<&str>| source.map(Named::new).transpose();
+        Ok(Self { default: compile(default)?, tool_use: compile(tool_use)?, special })
     }
 
-    /// The prompt's text. `messages` is an array of objects with `role` and `content`.
-    pub fn render(&self, messages: &serde_json::Value, options: &RenderOptions) -> Result<String, TextError> {
-        let template = self.environment.get_template(NAME).map_err(|_| TextError::NoChatTemplate)?;
-        let context = minijinja::context! {
-            messages => Value::from(Serde(messages)),
-            add_generation_prompt => options.add_generation_prompt,
-            bos_token => &self.special.bos,
-            eos_token => &self.special.eos,
-            ..Value::from(Serde(&options.variables))
+    /// Compiles one template. `special` holds the special tokens' texts that it may name, such as `bos_token`.
+    pub fn from_source(source: &str, special: Map<String, Value>) -> Result<Self, TextError> {
+        Self::new(Some(source), None, special).map_err(|e| TextError::Template(e.to_string()))
+    }
+
+    /// The prompt's text. `messages` is an array of objects with `role` and `content`; fields that are `null` count as
+    /// absent.
+    pub fn render(&self, messages: &Value, options: &RenderOptions) -> Result<String, TextError> {
+        let tool_use = self.tool_use.as_ref().filter(|_| options.tools.is_some());
+        let named = tool_use.or(self.default.as_ref()).ok_or(TextError::NoChatTemplate)?;
+        let mut messages = normalized(messages)?;
+        let tagged = match options.continue_final_message {
+            true if options.add_generation_prompt => {
+                return Err(unfit("it and add_generation_prompt exclude each other"));
+            }
+            true if !named.names_content => return Err(unfit("the template does not read 'content'")),
+            true => Some(tag(&mut messages)?),
+            false => None,
         };
-        template.render(context).map_err(|e| match raised(&e) {
-            Some(message) => TextError::Rejected(message),
-            None => TextError::Render(e.to_string()),
-        })
+        let messages = Value::Array(messages);
+        let generate = Value::Bool(options.add_generation_prompt);
+        let fixed = [
+            ("messages", &messages),
+            ("tools", options.tools.as_ref().unwrap_or(&Value::Null)),
+            ("documents", options.documents.as_ref().unwrap_or(&Value::Null)),
+            ("add_generation_prompt", &generate),
+        ];
+        let more = options.variables.iter().chain(&self.special).map(|(name, value)| (name.as_str(), value));
+        let now = options
+            .now_unix_seconds
+            .unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
+        let refused = |error: Error| {
+            if error.raised {
+                TextError::Rejected(error.message)
+            } else {
+                TextError::Render(error.to_string())
+            }
+        };
+        let text = named.template.render(fixed.into_iter().chain(more), now).map_err(refused)?;
+        match tagged {
+            Some(last) => cut(text, &last),
+            None => Ok(text),
+        }
     }
 }
 
-/// Replaces the tag `{% from %}` in all its whitespace-control forms.
-fn replace_tag(source: &str, from: &str, to: &str) -> String {
-    let mut out = source.to_owned();
-    for open in ["{%", "{%-", "{%+"] {
-        for close in ["%}", "-%}", "+%}"] {
-            out = out.replace(&format!("{open} {from} {close}"), &format!("{open} {to} {close}"));
-        }
-    }
-    out
+fn unfit(why: &str) -> TextError {
+    TextError::Rejected(format!("continue_final_message: {why}"))
 }
 
-fn raised(error: &Error) -> Option<String> {
-    let mut source = std::error::Error::source(error);
-    while let Some(e) = source {
-        if let Some(Raised(message)) = e.downcast_ref() {
-            return Some(message.clone());
-        }
-        source = e.source();
+/// The messages without fields that are `null`, and with the reasoning under each of its usual names.
+fn normalized(messages: &Value) -> Result<Vec<Value>, TextError> {
+    let wrong = || TextError::Render("messages must be an array of objects".to_owned());
+    let one = |message: &Value| {
+        let fields = message.as_object().ok_or_else(wrong)?.iter().filter(|(_, value)| !value.is_null());
+        let reasoning = REASONING.iter().find_map(|name| message.get(name).filter(|v| !v.is_null()));
+        let Some(reasoning) = reasoning else {
+            return Ok(Value::Object(fields.map(|(k, v)| (k.clone(), v.clone())).collect()));
+        };
+        // The order is that of the reference, for templates that print a whole message.
+        let mut all = Map::new();
+        all.insert("thinking".to_owned(), reasoning.clone());
+        all.extend(fields.map(|(k, v)| (k.clone(), v.clone())));
+        all.insert(REASONING[0].to_owned(), reasoning.clone());
+        Ok(Value::Object(all))
+    };
+    messages.as_array().ok_or_else(wrong)?.iter().map(one).collect()
+}
+
+/// Appends the mark to the last message's text; returns that text without it.
+fn tag(messages: &mut [Value]) -> Result<String, TextError> {
+    let content = messages.last_mut().and_then(|message| message.get_mut("content"));
+    let text = match content {
+        Some(Value::Array(parts)) => parts.iter_mut().rev().find_map(|part| part.get_mut("text")),
+        content => content,
+    };
+    let Some(Value::String(text)) = text else {
+        return Err(unfit("the last message has no text to go on with"));
+    };
+    let before = text.clone();
+    text.push_str(CONTINUE);
+    Ok(before)
+}
+
+/// The text up to the mark. A template that trims its messages took the mark's blank, and takes the text's own too.
+fn cut(mut text: String, last: &str) -> Result<String, TextError> {
+    let mark = CONTINUE.trim_end();
+    let at = text.rfind(mark).filter(|_| text.contains(last.trim()));
+    let at = at.ok_or_else(|| unfit("the template does not show the last message as it is"))?;
+    let whole = text[at..].starts_with(CONTINUE);
+    text.truncate(at);
+    if !whole {
+        text.truncate(text.trim_end().len());
     }
-    None
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -125,9 +200,9 @@ mod tests {
 
     use super::*;
 
-    fn render(source: &str, messages: &serde_json::Value) -> Result<String, TextError> {
-        let special = SpecialTokens { bos: "<s>".into(), eos: "</s>".into() };
-        ChatTemplate::new(source, special).unwrap().render(messages, &RenderOptions::default())
+    fn render(source: &str, messages: &Value) -> Result<String, TextError> {
+        let special = json!({"bos_token": "<s>", "eos_token": "</s>"}).as_object().unwrap().clone();
+        ChatTemplate::from_source(source, special).unwrap().render(messages, &RenderOptions::default())
     }
 
     #[test]
@@ -160,28 +235,50 @@ mod tests {
 
     #[test]
     fn a_broken_template_says_where() {
-        let error = ChatTemplate::new("a\n{% if %}", SpecialTokens::default()).unwrap_err();
-        assert_eq!(error.line(), Some(2));
-        assert!(matches!(render("{{ messages.a.b }}", &json!([])), Err(TextError::Render(_))));
+        let error = ChatTemplate::new(Some("a\n{% if %}"), None, Map::new()).unwrap_err();
+        assert_eq!(error.line, 2);
+        let error = render("a\n{{ messages.a.b }}", &json!([])).unwrap_err().to_string();
+        assert!(error.contains("line 2: 'a' is undefined"), "{error}");
     }
 
     #[test]
     fn variables_reach_the_template_and_generation_tags_enclose() {
-        let template = ChatTemplate::new(
-            "{%- generation -%} {{ enable_thinking }}{{ undefined_one }} {%- endgeneration -%} ",
-            SpecialTokens::default(),
-        );
+        let source = "{%- generation -%} {{ enable_thinking }}{{ undefined_one }} {%- endgeneration -%} ";
+        let template = ChatTemplate::from_source(source, Map::new());
         let variables = json!({"enable_thinking": false}).as_object().unwrap().clone();
         let options = RenderOptions { variables, ..RenderOptions::default() };
         assert_eq!(template.unwrap().render(&json!([]), &options).unwrap(), "False");
     }
 
     #[test]
-    fn values_print_as_json_and_not_as_html() {
+    fn objects_print_in_the_clients_order_and_not_as_html() {
         assert_eq!(
-            render("{{ messages[0] | tojson }}", &json!([{"role": "<user>", "n": 1}])).unwrap(),
-            r#"{"n": 1, "role": "<user>"}"#
+            render("{{ messages[0] | tojson }}", &json!([{"role": "<user>", "n": 1, "a": 1.0}])).unwrap(),
+            r#"{"role": "<user>", "n": 1, "a": 1.0}"#
         );
+    }
+
+    #[test]
+    fn tools_choose_their_template() {
+        let template = ChatTemplate::new(Some("D"), Some("{{ tools | length }}"), Map::new()).unwrap();
+        let with = RenderOptions { tools: Some(json!([{}, {}])), ..RenderOptions::default() };
+        assert_eq!(template.render(&json!([]), &with).unwrap(), "2");
+        assert_eq!(template.render(&json!([]), &RenderOptions::default()).unwrap(), "D");
+    }
+
+    #[test]
+    fn the_last_message_can_stay_open() {
+        let source = "{% for m in messages %}[{{ m.content }}]{% endfor %}";
+        let options = RenderOptions {
+            add_generation_prompt: false,
+            continue_final_message: true,
+            ..RenderOptions::default()
+        };
+        let template = ChatTemplate::from_source(source, Map::new()).unwrap();
+        let render = |m: Value| template.render(&m, &options);
+        assert_eq!(render(json!([{"content": "a"}, {"content": "b "}])).unwrap(), "[a][b ");
+        assert!(render(json!([{"content": 1}])).is_err());
+        assert!(render(json!([])).is_err());
     }
 
     #[test]

@@ -1,13 +1,17 @@
 //! A checkpoint directory's text side: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`. Not its
-//! weights or `config.json`.
+//! weights, and of `config.json` only the model's type.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use crate::chat_template::SpecialTokens;
-use crate::{ChatTemplate, TextError, Tokenizer};
+use crate::tokenizer::AddedToken;
+use crate::{ChatTemplate, HarmonyTokens, TextError, Tokenizer};
+
+/// The special tokens that have a name in `tokenizer_config.json`.
+const SPECIAL: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// Everything text about one model.
 #[derive(Debug, Clone)]
@@ -18,6 +22,8 @@ pub struct TextModel {
     pub template: Arc<ChatTemplate>,
     /// The id of the tokenizer's EOS token, where it names one.
     pub eos_token_id: Option<u32>,
+    /// The tokens of the format that the model answers in, if that is gpt-oss's.
+    pub harmony: Option<HarmonyTokens>,
 }
 
 impl TextModel {
@@ -26,6 +32,7 @@ impl TextModel {
         let tokenizer = Tokenizer::builtin();
         Self {
             eos_token_id: tokenizer.token_id("<|im_end|>"),
+            harmony: None,
             tokenizer: Arc::new(tokenizer),
             template: Arc::new(ChatTemplate::builtin()),
         }
@@ -33,29 +40,17 @@ impl TextModel {
 
     /// Reads a Hugging Face checkpoint directory. `tokenizer.json` is required, the rest is optional.
     pub fn from_dir(dir: &Path) -> Result<Self, TextError> {
-        let tokenizer = Tokenizer::from_file(&dir.join("tokenizer.json"))?;
+        let mut tokenizer = Tokenizer::from_file(&dir.join("tokenizer.json"))?;
         let config_path = dir.join("tokenizer_config.json");
-        let config: Value = match read_optional(&config_path)? {
-            Some(text) => serde_json::from_str(&text)
-                .map_err(|e| TextError::Malformed { path: config_path.clone(), reason: e.to_string() })?,
-            None => Value::Null,
-        };
-        let special =
-            SpecialTokens { bos: token_text(&config["bos_token"]), eos: token_text(&config["eos_token"]) };
-        let eos_token_id = tokenizer.token_id(&special.eos);
-        let jinja_path = dir.join("chat_template.jinja");
-        let (path, source) = match read_optional(&jinja_path)? {
-            Some(source) => (jinja_path, Some(source)),
-            None => (config_path, default_template(&config["chat_template"]).map(str::to_owned)),
-        };
-        let template = match source {
-            Some(source) => ChatTemplate::new(&source, special).map_err(|e| TextError::Malformed {
-                path,
-                reason: format!("chat template, line {}: {e}", e.line().unwrap_or(1)),
-            })?,
-            None => ChatTemplate::none(),
-        };
-        Ok(Self { tokenizer: Arc::new(tokenizer), template: Arc::new(template), eos_token_id })
+        let config = read_json(&config_path)?;
+        let special = special_tokens(dir, &config)?;
+        tokenizer.add_tokens(&added_tokens(&config, &special))?;
+        let eos_token_id =
+            special.get("eos_token").and_then(Value::as_str).and_then(|eos| tokenizer.token_id(eos));
+        let template = templates(dir, config_path, &config, special)?;
+        let model = read_json(&dir.join("config.json"))?;
+        let harmony = HarmonyTokens::of(&tokenizer).filter(|_| model["model_type"] == "gpt_oss");
+        Ok(Self { tokenizer: Arc::new(tokenizer), template: Arc::new(template), eos_token_id, harmony })
     }
 }
 
@@ -67,15 +62,96 @@ fn read_optional(path: &Path) -> Result<Option<String>, TextError> {
     }
 }
 
-/// A special token is a string or an object with `content`.
-fn token_text(token: &Value) -> String {
-    token.as_str().or_else(|| token["content"].as_str()).unwrap_or_default().to_owned()
+fn read_json(path: &Path) -> Result<Value, TextError> {
+    let Some(text) = read_optional(path)? else { return Ok(Value::Null) };
+    serde_json::from_str(&text)
+        .map_err(|e| TextError::Malformed { path: path.to_owned(), reason: e.to_string() })
 }
 
-/// `chat_template` is a string or a list of named ones, of which `default` is for plain chats.
-fn default_template(template: &Value) -> Option<&str> {
-    let named = || template.as_array()?.iter().find(|t| t["name"] == "default")?["template"].as_str();
-    template.as_str().or_else(named)
+/// The named special tokens' texts, which templates use. Those in `special_tokens_map.json` count where the
+/// configuration does not describe its added tokens itself, which is how older checkpoints were written.
+fn special_tokens(dir: &Path, config: &Value) -> Result<Map<String, Value>, TextError> {
+    let legacy = match config["added_tokens_decoder"] {
+        Value::Null => read_json(&dir.join("special_tokens_map.json"))?,
+        _ => Value::Null,
+    };
+    let token = |name: &str| token_text(&legacy[name]).or_else(|| token_text(&config[name]));
+    let named = SPECIAL.iter().filter_map(|name| Some(((*name).to_owned(), token(name)?.into())));
+    // Any other `…_token` is a name of this model's own.
+    let fields = config.as_object().into_iter().flatten().filter(|(name, _)| name.ends_with("_token"));
+    let extra = config["extra_special_tokens"].as_object().into_iter().flatten();
+    let own =
+        fields.chain(extra).filter(|(name, token)| token.is_string() && !SPECIAL.contains(&name.as_str()));
+    Ok(named.chain(own.map(|(name, token)| (name.clone(), token.clone()))).collect())
+}
+
+/// Tokens that the configuration adds to those of `tokenizer.json`, in the order of their ids; special tokens last.
+fn added_tokens(config: &Value, special: &Map<String, Value>) -> Vec<AddedToken> {
+    let flag = |token: &Value, name: &str| token[name] == true;
+    let described = config["added_tokens_decoder"].as_object().into_iter().flatten();
+    let mut described: Vec<(u32, AddedToken)> = described
+        .filter_map(|(id, token)| {
+            let added = AddedToken {
+                content: token["content"].as_str()?.to_owned(),
+                single_word: flag(token, "single_word"),
+                lstrip: flag(token, "lstrip"),
+                rstrip: flag(token, "rstrip"),
+                normalized: token["normalized"].as_bool().unwrap_or(!flag(token, "special")),
+                special: flag(token, "special"),
+                must_exist: false,
+            };
+            Some((id.parse().ok()?, added))
+        })
+        .collect();
+    described.sort_by_key(|(id, _)| *id);
+    let named = special.values().filter_map(Value::as_str).map(|text| AddedToken {
+        content: text.to_owned(),
+        single_word: false,
+        lstrip: false,
+        rstrip: false,
+        normalized: false,
+        special: true,
+        must_exist: true,
+    });
+    described.into_iter().map(|(_, token)| token).chain(named).collect()
+}
+
+/// A special token is a string or an object with `content`.
+fn token_text(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token["content"].as_str())
+}
+
+/// The templates for plain chats and for chats with tools. Files come before the configuration's `chat_template`,
+/// which is a string or a list of named ones.
+fn templates(
+    dir: &Path,
+    config_path: PathBuf,
+    config: &Value,
+    special: Map<String, Value>,
+) -> Result<ChatTemplate, TextError> {
+    let default_path = dir.join("chat_template.jinja");
+    let tools_path = dir.join("additional_chat_templates").join("tool_use.jinja");
+    let (default, tools) = (read_optional(&default_path)?, read_optional(&tools_path)?);
+    if default.is_some() || tools.is_some() {
+        let path = if default.is_some() { default_path } else { tools_path };
+        return compiled(path, default.as_deref(), tools.as_deref(), special);
+    }
+    let template = &config["chat_template"];
+    let named = |name: &str| {
+        let template = template.as_array()?.iter().find(|t| t["name"] == name)?;
+        template["template"].as_str()
+    };
+    compiled(config_path, template.as_str().or_else(|| named("default")), named("tool_use"), special)
+}
+
+fn compiled(
+    path: PathBuf,
+    default: Option<&str>,
+    tool_use: Option<&str>,
+    special: Map<String, Value>,
+) -> Result<ChatTemplate, TextError> {
+    ChatTemplate::new(default, tool_use, special)
+        .map_err(|e| TextError::Malformed { path, reason: format!("chat template, {e}") })
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::{TextError, Tokenizer};
 
 /// Ids of the prompt kept before the first generated one: some decoders drop a space at the very beginning.
 const CONTEXT_IDS: usize = 5;
-/// An unfinished character is at most three bytes, and reads as at most three U+FFFD.
+/// A character is at most four bytes, so an unfinished one at most three, each of which may be an id.
 const UNFINISHED_MAX: usize = 3;
 /// Ids decoded again with each new one, at most: keeps endless invalid bytes from costing quadratic time.
 const WINDOW_IDS_MAX: usize = 32;
@@ -19,36 +19,41 @@ pub struct Decoder {
     /// The last ids: `context` of them only there for the decoder's sake, then those not yet settled.
     window: Vec<u32>,
     context: usize,
-    /// Bytes of the window's text that are shown.
-    shown: usize,
+    /// The window's text that is shown.
+    shown: String,
 }
 
 impl Decoder {
     /// A decoder for what follows `prompt`.
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[u32]) -> Result<Self, TextError> {
-        let mut window = prompt[prompt.len().saturating_sub(CONTEXT_IDS)..].to_vec();
-        let mut shown = tokenizer.decode(&window)?;
-        if shown.ends_with(char::REPLACEMENT_CHARACTER) {
-            // Raw ids may end inside a character; what follows is then read on its own.
-            window.clear();
-            shown.clear();
+        // The context must not begin inside a character: a tokenizer whose bytes are tokens takes all bytes beside each
+        // other for invalid if one of them is.
+        for ids in CONTEXT_IDS..=CONTEXT_IDS + UNFINISHED_MAX {
+            let window = prompt[prompt.len().saturating_sub(ids)..].to_vec();
+            let shown = tokenizer.decode(&window)?;
+            if !shown.ends_with(char::REPLACEMENT_CHARACTER) {
+                return Ok(Self { tokenizer, context: window.len(), window, shown });
+            }
         }
-        Ok(Self { tokenizer, context: window.len(), window, shown: shown.len() })
+        // Raw ids may end inside a character; what follows is then read on its own.
+        Ok(Self { tokenizer, context: 0, window: Vec::new(), shown: String::new() })
     }
 
     /// Takes the next id; returns the text that is now certain, often empty.
     pub fn push(&mut self, id: u32) -> Result<String, TextError> {
         self.window.push(id);
         let text = self.tokenizer.decode(&self.window)?;
-        let certain = text.len() - unfinished_len(&text);
-        let mut new = text.get(self.shown..certain).unwrap_or_default().to_owned();
-        self.shown = self.shown.max(certain);
-        if certain == text.len() && !new.is_empty() {
+        let full = self.window.len() > WINDOW_IDS_MAX;
+        if text.ends_with(char::REPLACEMENT_CHARACTER) {
+            return if full { self.shorten(&text) } else { Ok(String::new()) };
+        }
+        let new = self.unshown(&text)?;
+        if !new.is_empty() {
             self.window.drain(..self.context);
             self.context = self.window.len();
-            self.shown = self.tokenizer.decode(&self.window)?.len();
-        } else if self.window.len() > WINDOW_IDS_MAX {
-            new.push_str(&self.shorten(&text)?);
+            self.shown = self.tokenizer.decode(&self.window)?;
+        } else if full {
+            self.window.truncate(self.context); // what came has no text
         }
         Ok(new)
     }
@@ -56,38 +61,43 @@ impl Decoder {
     /// The text still withheld, when no id will follow: an unfinished character reads as U+FFFD.
     pub fn finish(&mut self) -> Result<String, TextError> {
         let text = self.tokenizer.decode(&self.window)?;
-        let new = text.get(self.shown..).unwrap_or_default().to_owned();
-        self.shown = text.len();
+        let new = self.unshown(&text)?;
+        self.shown = text;
+        self.context = self.window.len();
         Ok(new)
+    }
+
+    /// The part of the window's text that is not shown. Invalid bytes may change how those before them read, which
+    /// cannot be taken back: then the unsettled ids are read on their own.
+    fn unshown(&self, text: &str) -> Result<String, TextError> {
+        match text.strip_prefix(&self.shown) {
+            Some(new) => Ok(new.to_owned()),
+            None => self.tokenizer.decode(&self.window[self.context..]),
+        }
     }
 
     /// Cuts the window where its text falls into two independent halves, and shows the first one's rest.
     fn shorten(&mut self, text: &str) -> Result<String, TextError> {
         let last = self.window.len();
-        for cut in (last - UNFINISHED_MAX..=last).rev() {
+        // Not at the very end, which may be the beginning of a character.
+        for cut in (last - UNFINISHED_MAX..last).rev() {
             let (head, tail) = self.window.split_at(cut);
             let head = self.tokenizer.decode(head)?;
-            if head.len() >= self.shown && text.strip_prefix(&*head) == Some(&*self.tokenizer.decode(tail)?) {
-                if cut == last && unfinished_len(text) > 0 {
-                    continue; // its end may be the beginning of a character
-                }
-                let new = head[self.shown..].to_owned();
+            let tail = self.tokenizer.decode(tail)?;
+            if text.strip_prefix(&head) == Some(&tail)
+                && let Some(new) = head.strip_prefix(&self.shown)
+            {
+                let new = new.to_owned();
                 self.window.drain(..cut);
-                (self.context, self.shown) = (0, 0);
+                (self.context, self.shown) = (0, String::new());
                 return Ok(new);
             }
         }
-        let new = text[self.shown.min(text.len())..].to_owned();
+        let new = self.unshown(text)?;
         self.window.clear();
-        (self.context, self.shown) = (0, 0);
+        (self.context, self.shown) = (0, String::new());
         Ok(new)
     }
-}
-
-/// Bytes at the end of `text` that may be an unfinished character.
-fn unfinished_len(text: &str) -> usize {
-    let marks = text.chars().rev().take(UNFINISHED_MAX).take_while(|c| *c == char::REPLACEMENT_CHARACTER);
-    marks.map(char::len_utf8).sum()
 }
 
 #[cfg(test)]

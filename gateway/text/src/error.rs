@@ -26,6 +26,9 @@ pub enum TextError {
         "this model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): use /v1/completions"
     )]
     NoChatTemplate,
+    /// A chat template that does not compile.
+    #[error("the chat template is malformed: {0}")]
+    Template(String),
     /// The chat template refuses this conversation, in its own words (`raise_exception`).
     #[error("the model's chat template rejects these messages: {0}")]
     Rejected(String),

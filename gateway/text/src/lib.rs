@@ -16,12 +16,15 @@ mod chat_template;
 mod checkpoint;
 mod decode;
 mod error;
+mod harmony;
+mod jinja;
+mod limits;
 mod strftime;
-mod tojson;
 mod tokenizer;
 
 pub use chat_template::{ChatTemplate, RenderOptions};
 pub use checkpoint::TextModel;
 pub use decode::Decoder;
 pub use error::TextError;
+pub use harmony::{HarmonyChannel, HarmonyParser, HarmonyPiece, HarmonyTokens};
 pub use tokenizer::Tokenizer;

@@ -16,6 +16,24 @@ enum Kind {
     HuggingFace(Box<tokenizers::Tokenizer>),
 }
 
+/// A token beside the model's own, as `tokenizer_config.json` describes it.
+#[derive(Debug, Clone)]
+pub(crate) struct AddedToken {
+    pub(crate) content: String,
+    /// Matches only between characters that are no part of a word.
+    pub(crate) single_word: bool,
+    /// Takes the blanks before it.
+    pub(crate) lstrip: bool,
+    /// Takes the blanks after it.
+    pub(crate) rstrip: bool,
+    /// Is looked for in the text after normalisation, not before.
+    pub(crate) normalized: bool,
+    /// Has no text when decoded.
+    pub(crate) special: bool,
+    /// Only needs to be there: if it is an added token already, its flags stay.
+    pub(crate) must_exist: bool,
+}
+
 impl Tokenizer {
     /// The built-in model's: ids 0..=255 are bytes, then `<|endoftext|>`, `<|im_start|>`, `<|im_end|>`.
     pub const fn builtin() -> Self {
@@ -34,6 +52,32 @@ impl Tokenizer {
             .with_truncation(None)
             .map_err(|e| TextError::Malformed { path: path.to_owned(), reason: e.to_string() })?;
         Ok(Self { kind: Kind::HuggingFace(Box::new(inner)) })
+    }
+
+    /// Adds tokens, or changes the flags of those already added, as transformers does with those of
+    /// `tokenizer_config.json`.
+    pub(crate) fn add_tokens(&mut self, tokens: &[AddedToken]) -> Result<(), TextError> {
+        let Kind::HuggingFace(inner) = &mut self.kind else { return Ok(()) };
+        let known = inner.get_added_tokens_decoder();
+        let new = tokens.iter().filter(|token| {
+            let known = known.values().find(|k| k.content == token.content);
+            known.is_none_or(|k| {
+                let flags = (k.single_word, k.lstrip, k.rstrip, k.normalized, k.special);
+                !token.must_exist
+                    && flags
+                        != (token.single_word, token.lstrip, token.rstrip, token.normalized, token.special)
+            })
+        });
+        let new: Vec<tokenizers::AddedToken> = new
+            .map(|token| {
+                tokenizers::AddedToken::from(token.content.as_str(), token.special)
+                    .single_word(token.single_word)
+                    .lstrip(token.lstrip)
+                    .rstrip(token.rstrip)
+                    .normalized(token.normalized)
+            })
+            .collect();
+        inner.add_tokens(new).map(drop).map_err(|e| TextError::Tokenize(e.to_string()))
     }
 
     /// Token ids of `text`. The texts of special tokens become their ids. With `add_special`, what the

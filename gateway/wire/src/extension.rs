@@ -15,7 +15,8 @@ pub struct RequestExtension {
     /// The ids generated so far. Present, even if empty: this request resumes a generation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_ids: Option<Vec<u32>>,
-    /// Bytes of text (UTF-8) that the client has of those ids; at most what they give.
+    /// Bytes of text (UTF-8) that the client has of those ids, of a chat's `reasoning_content` and `content` together;
+    /// at most what they give.
     #[serde(default)]
     pub emitted_bytes: u64,
 }

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::request::Endpoint;
 use super::{App, Response};
+use crate::reader::Shown;
 use crate::sequence::FinishReason;
 
 /// What all chunks of an answer share.
@@ -65,6 +66,9 @@ struct Choice<'a> {
 struct Message<'a> {
     role: &'static str,
     content: &'a str,
+    /// What the model thought before, as vLLM and DeepSeek name it.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reasoning_content: &'a str,
     refusal: Option<()>,
 }
 
@@ -74,6 +78,8 @@ struct Delta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
 }
 
 /// One piece of a choice, for a chunk.
@@ -82,9 +88,9 @@ pub(crate) enum Piece<'a> {
     /// A chat's first chunk.
     Role,
     /// More text.
-    Text(&'a str),
+    Text(&'a Shown),
     /// The last chunk, with the rest of the text.
-    End(&'a str, FinishReason),
+    End(&'a Shown, FinishReason),
 }
 
 /// What a chunk carries beside its choice.
@@ -111,18 +117,15 @@ impl AnswerHead {
     /// The whole answer: each choice's text and end.
     pub(crate) fn whole<'a>(
         &self,
-        outputs: &'a [(String, FinishReason)],
+        outputs: &'a [(Shown, FinishReason)],
         usage: &Usage,
         keyway: Option<AnswerExtension>,
     ) -> Response {
-        let choice = |(index, (text, finish)): (usize, &'a (String, FinishReason))| {
+        let choice = |(index, (text, finish)): (usize, &'a (Shown, FinishReason))| {
             let base = Choice { index, finish_reason: Some(finish.as_str()), ..Choice::default() };
             match self.endpoint {
-                Endpoint::Chat => Choice {
-                    message: Some(Message { role: "assistant", content: text, refusal: None }),
-                    ..base
-                },
-                Endpoint::Completion => Choice { text: Some(text), ..base },
+                Endpoint::Chat => Choice { message: Some(message(text)), ..base },
+                Endpoint::Completion => Choice { text: Some(&text.content), ..base },
             }
         };
         let choices: Vec<Choice<'a>> = outputs.iter().enumerate().map(choice).collect();
@@ -134,14 +137,14 @@ impl AnswerHead {
     pub(crate) fn write_piece(&self, out: &mut Vec<u8>, index: usize, piece: Piece<'_>, extras: ChunkExtras) {
         let chat = self.endpoint == Endpoint::Chat;
         let base = Choice { index, ..Choice::default() };
-        let role = || Delta { role: Some("assistant"), content: Some("") };
+        let role = || Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
         let choice = match piece {
             Piece::Role => Choice { delta: Some(role()), ..base },
-            Piece::Text(text) if chat => Choice { delta: Some(content(text)), ..base },
-            Piece::Text(text) => Choice { text: Some(text), ..base },
+            Piece::Text(text) if chat => Choice { delta: Some(delta(text)), ..base },
+            Piece::Text(text) => Choice { text: Some(&text.content), ..base },
             Piece::End(text, finish) => Choice {
-                delta: chat.then(|| if text.is_empty() { Delta::default() } else { content(text) }),
-                text: (!chat).then_some(text),
+                delta: chat.then(|| delta(text)),
+                text: (!chat).then_some(&text.content),
                 finish_reason: Some(finish.as_str()),
                 ..base
             },
@@ -183,8 +186,17 @@ impl AnswerHead {
     }
 }
 
-fn content(text: &str) -> Delta<'_> {
-    Delta { content: Some(text), ..Delta::default() }
+fn message(text: &Shown) -> Message<'_> {
+    Message { role: "assistant", content: &text.content, reasoning_content: &text.reasoning, refusal: None }
+}
+
+/// Only the fields that have text.
+fn delta(text: &Shown) -> Delta<'_> {
+    Delta {
+        role: None,
+        content: (!text.content.is_empty()).then_some(&text.content),
+        reasoning_content: (!text.reasoning.is_empty()).then_some(&text.reasoning),
+    }
 }
 
 fn write_event(out: &mut Vec<u8>, answer: &impl Serialize) {

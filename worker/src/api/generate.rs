@@ -18,6 +18,7 @@ use crate::engine::SubmitError;
 use crate::limits::{BODY_BYTES_MAX, INLINE_TOKENIZE_BYTES_MAX};
 use crate::metrics::RequestGuard;
 use crate::output::TextOutput;
+use crate::reader::Shown;
 use crate::sequence::{FinishReason, GenerationRequest};
 
 /// Answers a generation request. Dropping the future, or the answer's body, aborts what was submitted.
@@ -92,8 +93,8 @@ fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<(Call, Vec<Prep
     let nothing = PromptSource::Prompts { prompts: Vec::new(), add_special: false };
     let prompts = std::mem::replace(&mut call.source, nothing).tokenize(&app.text)?;
     let with_output = |request: GenerationRequest| {
-        let tokenizer = Arc::clone(&app.text.tokenizer);
-        let output = TextOutput::new(tokenizer, &request.prompt, call.stops.clone());
+        let formatted = call.endpoint == Endpoint::Chat;
+        let output = TextOutput::new(&app.text, &request.prompt, call.stops.clone(), formatted);
         let mut output = output.map_err(ApiError::internal)?;
         let resumed = output.resume(&request.output_ids, call.emitted_bytes());
         resumed.map_err(|error| ApiError::resume(&error))?;
@@ -125,11 +126,11 @@ async fn whole(
     mut running: Vec<Running>,
     guard: &mut RequestGuard,
 ) -> Result<Response, ApiError> {
-    let mut texts = vec![String::new(); running.len()];
+    let mut texts = vec![Shown::default(); running.len()];
     poll_fn(|context| poll_all(&mut running, &mut texts, context)).await?;
     let finishes = running.iter().filter_map(|r| r.output.finish);
     guard.set(outcome(finishes.clone()));
-    let outputs: Vec<(String, FinishReason)> = texts.into_iter().zip(finishes).collect();
+    let outputs: Vec<(Shown, FinishReason)> = texts.into_iter().zip(finishes).collect();
     let keyway = running.iter_mut().find_map(Running::tell_ids);
     Ok(AnswerHead::new(app, call.endpoint).whole(&outputs, &usage_of(&running), keyway))
 }
@@ -137,14 +138,14 @@ async fn whole(
 /// Ready once every choice is complete.
 fn poll_all(
     running: &mut [Running],
-    texts: &mut [String],
+    texts: &mut [Shown],
     context: &mut Context<'_>,
 ) -> Poll<Result<(), ApiError>> {
     let mut open = false;
     for (choice, text) in running.iter_mut().zip(texts) {
         loop {
             match choice.poll_text(context)? {
-                Poll::Ready(Some(more)) => text.push_str(&more),
+                Poll::Ready(Some(more)) => text.append(&more),
                 Poll::Ready(None) => break,
                 Poll::Pending => {
                     open = true;

@@ -35,7 +35,6 @@ const UNSUPPORTED: &[(&str, Neutral)] = &[
     ("min_tokens", Neutral::Number(0.0)),
     ("use_beam_search", Neutral::False),
     ("include_stop_str_in_output", Neutral::False),
-    ("continue_final_message", Neutral::False),
     ("return_token_ids", Neutral::False),
     ("return_tokens_as_token_ids", Neutral::False),
     ("skip_special_tokens", Neutral::True),

@@ -12,7 +12,7 @@ const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool", "fu
 #[derive(Debug)]
 pub(crate) enum PromptSource {
     /// A checked conversation and how to render it.
-    Chat { messages: Value, options: RenderOptions },
+    Chat { messages: Value, options: Box<RenderOptions> },
     /// Plain prompts.
     Prompts { prompts: Vec<Prompt>, add_special: bool },
 }
@@ -38,9 +38,11 @@ impl PromptSource {
         let messages = messages.into_iter().enumerate().map(|(i, m)| checked_message(i, m));
         let options = RenderOptions {
             add_generation_prompt: params.take_bool("add_generation_prompt")?.unwrap_or(true),
+            continue_final_message: params.take_bool("continue_final_message")?.unwrap_or(false),
             variables: params.take_object("chat_template_kwargs")?.unwrap_or_default(),
+            ..RenderOptions::default()
         };
-        Ok(Self::Chat { messages: messages.collect::<Result<Value, _>>()?, options })
+        Ok(Self::Chat { messages: messages.collect::<Result<Value, _>>()?, options: Box::new(options) })
     }
 
     /// Takes a completion request's fields.
@@ -109,18 +111,19 @@ fn checked_message(i: usize, message: Value) -> Result<Value, ApiError> {
         let what = format!("'messages[{i}].role' must be one of {}.", ROLES.join(", "));
         return Err(ApiError::invalid_value(&format!("messages[{i}].role"), what));
     }
-    let content = match message.remove("content") {
-        Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => joined_parts(i, &parts)?,
+    let content = match message.get("content") {
+        Some(Value::String(_)) => return Ok(Value::Object(message)),
+        Some(Value::Array(parts)) => joined_parts(i, parts)?,
         None | Some(Value::Null) if has_calls(&message) => String::new(),
         other => {
             let what = format!(
                 "'messages[{i}].content' must be a string or an array of text parts, not {}.",
-                other.as_ref().map_or("absent", kind)
+                other.map_or("absent", kind)
             );
             return Err(ApiError::invalid_value(&format!("messages[{i}].content"), what));
         }
     };
+    // In its place: a template may print a whole message.
     message.insert("content".to_owned(), Value::String(content));
     Ok(Value::Object(message))
 }

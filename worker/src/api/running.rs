@@ -9,6 +9,7 @@ use super::answer::usage;
 use super::error::ApiError;
 use crate::metrics::Outcome;
 use crate::output::TextOutput;
+use crate::reader::Shown;
 use crate::sequence::{FinishReason, Generation};
 
 /// One choice of an answer in the making.
@@ -23,8 +24,8 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// The text of the next token, often empty. `None` once the choice is complete.
-    pub(crate) fn poll_text(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<String>, ApiError>> {
+    /// The text of the next token, often none. `None` once the choice is complete.
+    pub(crate) fn poll_text(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Shown>, ApiError>> {
         let Some(generation) = &mut self.generation else { return Poll::Ready(Ok(None)) };
         let event = ready!(generation.poll_next(context)).ok_or_else(ApiError::engine_stopped)?;
         if let Some(ids) = &mut self.untold_ids {

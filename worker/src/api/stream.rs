@@ -16,6 +16,7 @@ use super::request::{Call, Endpoint};
 use super::running::{Running, outcome, usage_of};
 use super::{App, Response};
 use crate::metrics::{Outcome, RequestGuard};
+use crate::reader::Shown;
 
 /// Ends the body of a stream that could not end well.
 #[derive(Debug, thiserror::Error)]
@@ -79,13 +80,13 @@ impl EventStream {
                 }
                 continue;
             };
-            let mut rest = text.as_str();
+            let mut rest = text;
             // With ids, text and end come in one chunk, so that a stream is never broken between the two.
             if !with_ids && !rest.is_empty() {
-                self.head.write_piece(out, index, Piece::Text(rest), extras(None));
-                rest = "";
+                self.head.write_piece(out, index, Piece::Text(&rest), extras(None));
+                rest = Shown::default();
             }
-            self.head.write_piece(out, index, Piece::End(rest, finish), extras(choice.tell_ids()));
+            self.head.write_piece(out, index, Piece::End(&rest, finish), extras(choice.tell_ids()));
         }
     }
 

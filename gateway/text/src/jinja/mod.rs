@@ -1,0 +1,72 @@
+//! Jinja2 as chat templates use it: the language, filters, tests and methods of Jinja2 3.1 in its immutable sandbox, with
+//! Python's values, so that a template renders to the very text that Hugging Face's `apply_chat_template` gives it.
+//! Not here: inheritance, includes, HTML escaping, whatever no chat template can use.
+//!
+//! Read in this order: `lexer.rs`, `parser.rs`, `parse_expr.rs` (text to `ast.rs`); `value.rs`, `repr.rs` (what
+//! templates compute with); `eval.rs`, `ops.rs`, `call.rs` (how); `filters.rs`, `checks.rs`, `methods.rs`, `format.rs`
+//! (the library).
+
+mod ast;
+mod call;
+mod checks;
+mod eval;
+mod filters;
+mod format;
+mod lexer;
+mod methods;
+mod ops;
+mod parse_expr;
+mod parser;
+mod repr;
+mod sequences;
+mod value;
+
+use value::Value;
+
+/// Why a template cannot be compiled or rendered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {message}")]
+pub(crate) struct Error {
+    pub(crate) message: String,
+    /// Line of the template, from 1; 0 while it is not known.
+    pub(crate) line: u32,
+    /// Whether the template itself said so, with `raise_exception`.
+    pub(crate) raised: bool,
+}
+
+impl Error {
+    fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), line: 0, raised: false }
+    }
+
+    fn syntax(message: String, line: u32) -> Self {
+        Self { message, line, raised: false }
+    }
+}
+
+/// A compiled template.
+#[derive(Debug)]
+pub(crate) struct Template {
+    body: ast::Body,
+}
+
+impl Template {
+    /// Compiles `source`.
+    pub(crate) fn new(source: &str) -> Result<Self, Error> {
+        Ok(Self { body: parser::parse(source)? })
+    }
+
+    /// The text, given the template's variables; the first of equal names counts. `now` is what `strftime_now` takes
+    /// for the time, in seconds since 1970.
+    pub(crate) fn render<'a>(
+        &self,
+        variables: impl IntoIterator<Item = (&'a str, &'a serde_json::Value)>,
+        now: u64,
+    ) -> Result<String, Error> {
+        let variables = variables.into_iter().map(|(name, json)| (name.into(), Value::from_json(json)));
+        eval::Interpreter::new(variables.collect(), now).render(&self.body)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! Tokenizers against transformers: each folder of `data/tokenizers` is a small checkpoint with the pipeline of a real
+//! family, and what transformers makes of many texts with it. `make_tokenizer_goldens.py` makes them.
+
+use std::path::{Path, PathBuf};
+
+use keyway_text::{Decoder, TextModel};
+use serde_json::Value;
+
+fn families() -> Vec<PathBuf> {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tokenizers");
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(data).unwrap().map(|e| e.unwrap().path()).collect();
+    folders.sort();
+    assert_eq!(folders.len(), 6);
+    folders
+}
+
+/// The folder's tokenizer, the first line of its goldens, and the others.
+fn load(folder: &Path) -> (TextModel, Value, Vec<Value>) {
+    let goldens = std::fs::read_to_string(folder.join("goldens.jsonl")).unwrap();
+    let mut lines = goldens.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let head = lines.next().unwrap();
+    let lines: Vec<Value> = lines.collect();
+    assert!(lines.len() > 30);
+    (TextModel::from_dir(folder).unwrap(), head, lines)
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+fn text(line: &Value) -> &str {
+    line["text"].as_str().unwrap()
+}
+
+#[test]
+fn the_vocabulary_is_the_references() {
+    for folder in families() {
+        let (model, head, _) = load(&folder);
+        assert_eq!(model.eos_token_id.map(u64::from), head["eos_token_id"].as_u64(), "{}", folder.display());
+        assert_eq!(model.tokenizer.vocab_size() as u64, head["vocab_size"], "{}", folder.display());
+        for (token, id) in head["special_tokens"].as_object().unwrap() {
+            assert_eq!(model.tokenizer.token_id(token).map(u64::from), id.as_u64(), "{token}");
+        }
+    }
+}
+
+#[test]
+fn encoding_is_the_references() {
+    for folder in families() {
+        let (model, _, lines) = load(&folder);
+        for line in &lines {
+            let encode = |special| model.tokenizer.encode(text(line), special).unwrap();
+            let plain = ids(&line["plain"]);
+            assert_eq!(encode(false), plain, "{}: {:?}", folder.display(), text(line));
+            let around = [ids(&line["before"]), plain, ids(&line["after"])].concat();
+            assert_eq!(encode(true), around, "{}: {:?}", folder.display(), text(line));
+        }
+    }
+}
+
+#[test]
+fn decoding_is_the_references() {
+    for folder in families() {
+        let (model, _, lines) = load(&folder);
+        for line in &lines {
+            let want = line["decoded"].as_str().unwrap_or_else(|| text(line));
+            let got = model.tokenizer.decode(&ids(&line["plain"])).unwrap();
+            assert_eq!(got, want, "{}: {:?}", folder.display(), text(line));
+        }
+    }
+}
+
+/// Wherever the prompt ends, the pieces joined are the text of all ids without the prompt's, and after each id
+/// what is shown is a beginning of it.
+#[test]
+fn decoding_one_by_one_is_decoding_at_once() {
+    for folder in families() {
+        let (model, _, lines) = load(&folder);
+        for line in &lines {
+            let ids = ids(&line["plain"]);
+            let ids = &ids[..ids.len().min(400)];
+            let whole = model.tokenizer.decode(ids).unwrap();
+            for prompt in (0..=ids.len()).step_by(1 + ids.len() / 12) {
+                let (prompt, answer) = ids.split_at(prompt);
+                let before = model.tokenizer.decode(prompt).unwrap();
+                let Some(want) = whole.strip_prefix(&before).filter(|_| !before.ends_with('\u{fffd}')) else {
+                    continue; // ends inside a character
+                };
+                let mut decoder = Decoder::new(model.tokenizer.clone(), prompt).unwrap();
+                let mut shown = String::new();
+                for id in answer {
+                    shown.push_str(&decoder.push(*id).unwrap());
+                    assert!(want.starts_with(&shown), "{}: {:?}: {shown:?}", folder.display(), text(line));
+                }
+                shown.push_str(&decoder.finish().unwrap());
+                assert_eq!(shown, want, "{}: {:?} after {prompt:?}", folder.display(), text(line));
+            }
+        }
+    }
+}
