@@ -9,6 +9,7 @@ pub mod body;
 pub mod calibrate;
 pub mod client;
 pub mod commands;
+pub mod engine_model;
 pub mod error;
 pub mod event;
 pub mod exchange;
