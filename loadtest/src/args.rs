@@ -6,6 +6,7 @@ use clap::{ArgAction, Args as ClapArgs, Parser, Subcommand, ValueEnum, ValueHint
 
 use crate::{
     body::Endpoint,
+    mock::{self, args::MockArgs},
     progress::Ui,
     units::{self, Span},
 };
@@ -49,6 +50,9 @@ pub enum Command {
     /// Measure a server once: replay a trace against it and report times, caches and errors
     #[command(after_help = RUN_EXAMPLES, after_long_help = format!("{RUN_EXAMPLES}\n\n{EXIT_CODES}"))]
     Run(Box<RunArgs>),
+    /// Serve a fleet of simulated engines, each on its own port, for tests that need no GPU
+    #[command(after_help = mock::args::EXAMPLES)]
+    Mock(Box<MockArgs>),
     /// Look at traces
     Trace {
         /// What to do with it.

@@ -7,7 +7,7 @@ use clap::CommandFactory as _;
 use crate::{
     args::{Args, Command, InfoArgs, TraceCommand},
     error::Error,
-    run,
+    mock, run,
     scale::Scale,
     stdout::print,
     trace::Trace,
@@ -18,6 +18,7 @@ use crate::{
 pub fn dispatch(args: Args) -> Result<ExitCode, Error> {
     match args.command {
         Command::Run(args) => run::run(&args),
+        Command::Mock(args) => mock::run(&args),
         Command::Trace { command: TraceCommand::Info(args) } => trace_info(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

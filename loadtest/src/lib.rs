@@ -14,6 +14,7 @@ pub mod error;
 pub mod event;
 pub mod exchange;
 pub mod limits;
+pub mod mock;
 pub mod oracle;
 pub mod progress;
 pub mod prompt;

@@ -97,7 +97,6 @@ pub struct Engine {
     running: Vec<Running>,
     /// When the step under way ends.
     step_ends: Option<Nanos>,
-    stalled_until: Nanos,
     slowdown: f64,
     leaving: u32,
     totals: Totals,
@@ -148,7 +147,6 @@ impl Engine {
             waiting: VecDeque::new(),
             running: Vec::new(),
             step_ends: None,
-            stalled_until: 0,
             slowdown: 1.0,
             leaving: 0,
             totals: Totals::default(),
@@ -188,13 +186,13 @@ impl Engine {
         Ok(id)
     }
 
-    /// Ends a request whose client has left; one that is over already is ignored. A running one keeps its blocks
-    /// until the step under way ends.
-    pub fn cancel(&mut self, id: RequestId) {
-        let Some(request) = self.requests.get_mut(id.slot as usize) else { return };
-        if !request.live || request.serial != id.serial || request.cancelled {
-            return;
-        }
+    /// Ends a request whose client has left; `false` if it is over already. A running one keeps its blocks until the
+    /// step under way ends.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        let request = self.requests.get_mut(id.slot as usize);
+        let Some(request) = request.filter(|r| r.live && r.serial == id.serial && !r.cancelled) else {
+            return false;
+        };
         if let Some(at) = self.waiting.iter().position(|&slot| slot == id.slot) {
             self.waiting.remove(at);
             self.forget(id.slot);
@@ -202,6 +200,7 @@ impl Engine {
             request.cancelled = true;
             self.leaving += 1;
         }
+        true
     }
 
     /// When something will happen next, if nothing is submitted before.
@@ -227,10 +226,10 @@ impl Engine {
         self.changes.as_ref().is_some_and(|changes| !changes.is_empty())
     }
 
-    /// Does nothing before `until`: a step under way ends then or later.
-    pub fn stall(&mut self, until: Nanos) {
-        self.stalled_until = self.stalled_until.max(until);
-        self.step_ends = self.step_ends.map(|at| at.max(until));
+    /// Goes on after the caller did not advance it for a while: the step under way ends at `now` or later, and nothing
+    /// was done in between.
+    pub fn resume(&mut self, now: Nanos) {
+        self.step_ends = self.step_ends.map(|at| at.max(now));
     }
 
     /// Steps scheduled from now on take `factor` times as long.
@@ -320,7 +319,7 @@ impl Engine {
         }
         self.step_ends = (work.sequences > 0).then(|| {
             let ns = self.profile.cost.of(&work) * self.slowdown;
-            at.max(self.stalled_until) + ns.round() as Nanos
+            at + ns.round() as Nanos
         });
     }
 

@@ -235,7 +235,7 @@ fn what_can_never_fit_is_refused() {
 }
 
 #[test]
-fn a_stall_moves_everything_and_a_slowdown_what_comes_after() {
+fn a_stall_moves_what_is_left_and_a_slowdown_what_comes_after() {
     let end = |prepare: fn(&mut Engine)| {
         let mut engine = Engine::new(profile(20, 4096));
         let id = engine.submit(0, prompt(&[1], 1, 3)).unwrap();
@@ -245,8 +245,8 @@ fn a_stall_moves_everything_and_a_slowdown_what_comes_after() {
         seen.of(id)[2].at
     };
     let plain = end(|_| ());
-    let stalled = end(|engine| engine.stall(1_000_000));
-    assert!(stalled > 1_000_000 && stalled < 1_000_000 + plain);
+    let stalled = end(|engine| engine.resume(1_000_000));
+    assert!(stalled >= 1_000_000 && stalled < 1_000_000 + plain);
     assert!(end(|engine| engine.slow_down(3.0)) > 2 * plain);
 }
 
