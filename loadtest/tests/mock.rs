@@ -262,6 +262,7 @@ async fn kv_events_are_live_and_can_be_replayed_in_every_form() {
             }
         };
         let live = Live::parse(&live).unwrap();
+        caller.chat(&question(words + 20)).await;
         let batches = replay(&asked, 0).await;
         assert_eq!(
             batches.iter().map(|(seq, _)| *seq).collect::<Vec<_>>(),

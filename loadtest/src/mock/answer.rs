@@ -6,10 +6,12 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
+use tokio::time::Sleep;
 
 use super::{
     prompt::{TOKEN_BYTES, Vocabulary},
@@ -17,6 +19,9 @@ use super::{
     worker::{Admission, Worker},
 };
 use crate::limits::MOCK_FRAME_BYTES;
+
+/// Pause before a cut, so that the tokens before it leave the socket buffer: hyper drops unflushed bytes when a body fails.
+const CUT_DELAY: Duration = Duration::from_millis(20);
 
 /// A response's body.
 #[derive(Debug)]
@@ -70,6 +75,8 @@ pub(super) struct Events {
     head: Vec<u8>,
     sent: u32,
     ended: bool,
+    /// Runs before a cut.
+    cutting: Option<Pin<Box<Sleep>>>,
 }
 
 // === impl Underway ===
@@ -153,7 +160,7 @@ impl Events {
             underway.worker.model_json(),
             &mut head,
         );
-        Self { underway, about, head, sent: 0, ended: false }
+        Self { underway, about, head, sent: 0, ended: false, cutting: None }
     }
 
     /// Appends the events of the tokens up to `ready`, as far as one frame takes them; the last token brings the end
@@ -218,6 +225,8 @@ impl Body for AnswerBody {
             return Poll::Ready(None);
         }
         if events.about.cut_after.is_some_and(|tokens| events.sent >= tokens) {
+            let pause = events.cutting.get_or_insert_with(|| Box::pin(tokio::time::sleep(CUT_DELAY)));
+            ready!(pause.as_mut().poll(context));
             return Poll::Ready(Some(Err(broken())));
         }
         let ready = match ready!(events.underway.ticket().poll(events.sent, context)) {
