@@ -8,6 +8,7 @@ use crate::{
     body::Endpoint,
     mock::{self, args::MockArgs},
     progress::Ui,
+    simulate::{self, args::SimulateArgs},
     units::{self, Span},
 };
 
@@ -53,6 +54,9 @@ pub enum Command {
     /// Serve a fleet of simulated engines, each on its own port, for tests that need no GPU
     #[command(after_help = mock::args::EXAMPLES)]
     Mock(Box<MockArgs>),
+    /// Replay a trace on a simulated fleet in virtual time: compare policies, find how many workers an SLO needs
+    #[command(after_help = simulate::args::EXAMPLES)]
+    Simulate(Box<SimulateArgs>),
     /// Look at traces
     Trace {
         /// What to do with it.

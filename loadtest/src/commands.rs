@@ -9,6 +9,7 @@ use crate::{
     error::Error,
     mock, run,
     scale::Scale,
+    simulate,
     stdout::print,
     trace::Trace,
     trace_info::Info,
@@ -19,6 +20,7 @@ pub fn dispatch(args: Args) -> Result<ExitCode, Error> {
     match args.command {
         Command::Run(args) => run::run(&args),
         Command::Mock(args) => mock::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Trace { command: TraceCommand::Info(args) } => trace_info(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -24,6 +24,7 @@ pub mod run;
 pub mod scale;
 pub mod schedule;
 pub mod sender;
+pub mod simulate;
 pub mod sse;
 pub mod stats;
 pub mod stdout;

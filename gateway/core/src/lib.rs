@@ -7,7 +7,8 @@
 //! 2. [`index`]: which worker holds which prefix, in a fixed number of bytes.
 //! 3. [`load`]: what each worker has been sent and not yet finished.
 //! 4. [`cost`]: the predicted price of sending a request to a worker.
-//! 5. [`mod@pick`]: the choice, with its reason; [`policy`] lists what may be asked for.
+//! 5. [`mod@pick`]: the choice, with its reason; [`policy`] lists what may be asked for; [`mod@route`] is one step of it
+//!    all, as gateway and simulator take it.
 //!
 //! Beside them, [`health`] says whether a worker may be chosen at all.
 
@@ -18,6 +19,7 @@ pub mod keyer;
 pub mod load;
 pub mod pick;
 pub mod policy;
+pub mod route;
 
 mod balance;
 mod candidate;
@@ -30,3 +32,4 @@ pub use keyer::{PrefixChain, TextKeyer};
 pub use load::{Load, LoadSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};
 pub use policy::{Policy, Reason, UnknownPolicy};
+pub use route::route;
