@@ -173,26 +173,24 @@ impl Fleet {
     /// Says where everything is, and how to put `keyway` in front of it.
     fn describe(&self, options: &Options) -> String {
         let (profile, mut out) = (&options.profile, String::new());
-        let (mut line, mut hint) = (|text: String| _ = writeln!(out, "{text}"), String::from("keyway"));
-        line(format!(
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            out,
             "{} ({}), {} KV blocks of {} tokens, at {} times its speed",
             profile.name, profile.about, profile.kv_blocks, profile.block_tokens, options.time_scale
-        ));
+        );
+        let mut hint = String::from("keyway");
         for (number, Address { url, kv }) in self.addresses.iter().enumerate() {
-            match kv {
-                Some((events, replay)) => {
-                    line(format!(
-                        "worker {number} ready on {url}, KV events on {events}, replay on {replay}"
-                    ));
-                    let _ = write!(hint, " \\\n    --worker '{url};kv-events={events};kv-replay={replay}'");
-                }
-                None => {
-                    line(format!("worker {number} ready on {url}"));
-                    let _ = write!(hint, " --worker {url}");
-                }
+            let _ = write!(out, "worker {number} ready on {url}");
+            let _ = write!(hint, " \\\n    --worker '{url}");
+            if let Some((events, replay)) = kv {
+                let _ = write!(out, ", KV events on {events}, replay on {replay}");
+                let _ = write!(hint, ";kv-events={events};kv-replay={replay}");
             }
+            out.push('\n');
+            hint.push('\'');
         }
-        line(format!("put a gateway in front of it:\n  {hint}"));
+        let _ = writeln!(out, "put a gateway in front of it:\n  {hint}");
         out
     }
 }

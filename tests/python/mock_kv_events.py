@@ -161,7 +161,7 @@ def main(form: str, events: str, replay: str, base_url: str) -> None:
     whole = replies(context, replay, 0, with_topic)
     assert [seq for seq, _ in whole] == list(range(len(whole))), [seq for seq, _ in whole]
     batches = [decoder.decode(payload) for _, payload in whole]
-    check(batches, signed=form == "sglang-array")
+    check(batches, signed=form.startswith("sglang"))
     last = batches[-1].events[-1]
     salted = {
         "vllm": lambda: last.extra_keys[0] == ("tenant",),

@@ -98,11 +98,8 @@ pub(super) fn read(body: &[u8], chat: bool, reading: &Reading<'_>) -> Result<Ask
         return Err(invalid("`n` must be 1: the mock gives one answer").with_param("n"));
     }
     let mut tokens = Tokens::default();
-    if chat {
-        push_chat(&body, &mut tokens)?
-    } else {
-        push_prompt(&body, &mut tokens)?
-    }
+    let push = if chat { push_chat } else { push_prompt };
+    push(&body, &mut tokens)?;
     let limit = body.max_completion_tokens.or(body.max_tokens);
     let output_tokens = limit.unwrap_or(reading.output_tokens).max(1);
     let prompt_tokens = tokens.len() as u32;
@@ -158,7 +155,9 @@ fn push_prompt(body: &Body<'_>, tokens: &mut Tokens) -> Result<(), ErrorBody> {
     if let Ok(Text(text)) = serde_json::from_str(raw) {
         tokens.push_text(text.as_bytes());
     } else if let Ok(ids) = serde_json::from_str::<Vec<u32>>(raw) {
-        ids.into_iter().for_each(|id| tokens.push_id(id));
+        for id in ids {
+            tokens.push_id(id);
+        }
     } else {
         return Err(invalid("`prompt` must be one text or one list of token ids").with_param("prompt"));
     }

@@ -5,6 +5,7 @@
 //! would to a millisecond. What is ready at once (always with the `instant` profile) is done in the caller's thread.
 
 use std::{
+    fmt::Write as _,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -215,7 +216,12 @@ impl Worker {
 
     /// Its faults, one a line.
     pub(super) fn faults(&self) -> String {
-        self.lock().faults.iter().map(|fault| format!("{fault}\n")).collect()
+        let mut list = String::new();
+        for fault in self.lock().faults.iter() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(list, "{fault}");
+        }
+        list
     }
 
     /// The first fault that strikes the next request or stream, among those for which `wanted` gives something.
