@@ -111,6 +111,40 @@ proptest! {
         prop_assert_eq!(engine.pool().available(), blocks);
     }
 
+    /// Looking only when the engine says that it may matter shows every first and last token in time.
+    #[test]
+    fn nothing_that_matters_comes_out_while_it_is_quiet(
+        requests in prop::collection::vec(
+            (prop::collection::vec(0u64..4, 0..5), 1u32..20, 1u32..60, 0u64..200_000), 1..30),
+        blocks in 8u32..30,
+    ) {
+        let run = |lazy: bool| {
+            let mut engine = Engine::new(profile(blocks, 64));
+            let mut seen = Seen::default();
+            let mut quiet = true;
+            let mut look = |engine: &mut Engine, until: Nanos, seen: &mut Seen| {
+                let next = |engine: &Engine| if lazy { engine.quiet_until() } else { engine.next_event_at() };
+                while let Some(at) = next(engine).filter(|&at| at <= until) {
+                    let before = seen.0.len();
+                    engine.advance(at, seen);
+                    quiet &= seen.0[before..].iter().all(|t| t.at == at || (t.number > 1 && !t.last));
+                }
+            };
+            let mut now = 0;
+            for (ids, tail, output, gap) in requests.clone() {
+                now += gap;
+                look(&mut engine, now, &mut seen);
+                engine.advance(now, &mut seen);
+                let _ = engine.submit(now, prompt(&ids, tail, output));
+            }
+            look(&mut engine, Nanos::MAX, &mut seen);
+            (seen.0, quiet)
+        };
+        let (eager, lazy) = (run(false), run(true));
+        prop_assert_eq!(&lazy.0, &eager.0);
+        prop_assert!(lazy.1);
+    }
+
     /// What stays after all stores and removals are applied is what the cache holds.
     #[test]
     fn changes_tell_what_the_cache_holds(

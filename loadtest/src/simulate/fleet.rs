@@ -70,7 +70,7 @@ struct Run<'a> {
     setup: &'a FleetSetup,
     index: PrefixIndex,
     engines: Vec<Engine>,
-    /// Ends of steps: a min-heap; an entry whose engine has other plans by now is skipped.
+    /// When to look at which worker: a min-heap; an entry whose engine has other plans by now is skipped.
     events: BinaryHeap<Reverse<(Nanos, u32)>>,
     planned: Vec<Option<Nanos>>,
     desks: Vec<Desk>,
@@ -133,21 +133,22 @@ impl<'a> Run<'a> {
             }
             self.events.pop();
             let worker = worker as usize;
-            if self.planned[worker] != Some(at) {
-                continue;
+            if self.planned[worker] == Some(at) {
+                self.advance_worker(worker, at);
+                self.plan(worker);
             }
-            let mut counting = Counting {
-                desk: &mut self.desks[worker],
-                outcome: &mut self.outcome,
-                slo: &self.workload.slo,
-            };
-            self.engines[worker].advance(at, &mut counting);
-            self.plan(worker);
         }
     }
 
+    fn advance_worker(&mut self, worker: usize, until: Nanos) {
+        let mut counting =
+            Counting { desk: &mut self.desks[worker], outcome: &mut self.outcome, slo: &self.workload.slo };
+        self.engines[worker].advance(until, &mut counting);
+    }
+
     fn plan(&mut self, worker: usize) {
-        let next = self.engines[worker].next_event_at();
+        // Only first and last tokens change what the router sees.
+        let next = self.engines[worker].quiet_until();
         if self.planned[worker] != next {
             self.planned[worker] = next;
             self.events.extend(next.map(|at| Reverse((at, worker as u32))));
@@ -168,6 +169,8 @@ impl<'a> Run<'a> {
             output_tokens: scale.output_tokens(row) as u32,
             chain: chain.into(),
         };
+        // Its tokens in between were not waited for.
+        self.advance_worker(worker, at);
         let Ok(id) = self.engines[worker].submit(at, submission) else {
             self.outcome.refused += 1;
             return;
