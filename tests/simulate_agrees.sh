@@ -9,10 +9,11 @@ Usage: tests/simulate_agrees.sh TRACE
 
 Environment (defaults):
   POLICIES     "prefix round-robin"
-  SLICE        0s..600s       stretch of the trace's own time
-  TIME_SCALE   4              how many times faster than the trace the real runs are
+  SLICE        0s..300s       stretch of the trace's own time
+  TIME_SCALE   2              how many times faster than the trace the real runs are
   WORKERS      8
-  PROFILE      a100-8b        engines: see `keyway-loadtest mock --help`
+  PROFILE      h100x4-70b     engines (`keyway-loadtest mock --help`) that are busy with the trace, but not overloaded:
+                              in an overload the order of two requests decides about seconds
   RUNS         3              real runs of each policy; their median counts
   OUT          a new folder   run.json and logs
   BIN_DIR      built here     folder with keyway and keyway-loadtest (release builds)
@@ -30,10 +31,10 @@ trace=$1
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 policies=${POLICIES:-prefix round-robin}
-slice=${SLICE:-0s..600s}
-time_scale=${TIME_SCALE:-4}
+slice=${SLICE:-0s..300s}
+time_scale=${TIME_SCALE:-2}
 workers=${WORKERS:-8}
-profile=${PROFILE:-a100-8b}
+profile=${PROFILE:-h100x4-70b}
 runs=${RUNS:-3}
 out=${OUT:-$(mktemp -d)}
 mkdir -p "$out"

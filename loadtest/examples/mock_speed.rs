@@ -95,6 +95,6 @@ fn measure(mock: &Mock, body: &str, end: &[u8]) -> (f64, f64) {
         stop.store(true, Ordering::Relaxed);
     });
     let elapsed = start.elapsed().as_secs_f64();
-    let cpu = (mock.cpu() - cpu).as_secs_f64() / elapsed;
+    let cpu = mock.cpu().saturating_sub(cpu).as_secs_f64() / elapsed;
     (answers.load(Ordering::Relaxed) as f64 / elapsed, cpu)
 }
