@@ -2,8 +2,8 @@
 //! real prefix-cache behaviour, vLLM's metrics, KV events and faults on demand. No model runs: tokens are made up, times
 //! come from `engine_model`.
 //!
-//! A request's way: `http.rs` → `request.rs` (what was asked) → `worker.rs` (the engine's lock and thread) → `ticket.rs`
-//! (what came out) → `answer.rs` (events). Beside it `events.rs` and `event_sockets.rs`, `faults.rs`, `series.rs`.
+//! A request's way: `http.rs` → `request.rs` (what was asked) → `worker.rs` (the engine's lock and thread) →
+//! `ticket.rs` (what came out) → `answer.rs` (events). Beside it `events.rs` and `event_sockets.rs`, `faults.rs`, `series.rs`.
 
 mod answer;
 pub mod args;

@@ -20,7 +20,8 @@ use super::{
 };
 use crate::limits::MOCK_FRAME_BYTES;
 
-/// Pause before a cut, so that the tokens before it leave the socket buffer: hyper drops unflushed bytes when a body fails.
+/// Pause before a cut, so that the tokens before it leave the socket buffer: hyper drops unflushed bytes when a body
+/// fails.
 const CUT_DELAY: Duration = Duration::from_millis(20);
 
 /// A response's body.
@@ -168,8 +169,8 @@ impl Events {
     fn write(&mut self, ready: u32, out: &mut Vec<u8>) {
         if self.sent == 0 && self.about.chat {
             out.extend_from_slice(&self.head);
-            out.extend_from_slice(br#"{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}"#);
-            out.extend_from_slice(b"\n\n");
+            out.extend_from_slice(br#"{"index":0,"delta":{"role":"assistant","content":""},"#);
+            out.extend_from_slice(b"\"logprobs\":null,\"finish_reason\":null}]}\n\n");
         }
         let (open, close): (&[u8], &[u8]) = if self.about.chat {
             (br#"{"index":0,"delta":{"content":""#, br#""},"logprobs":null,"finish_reason":"#)

@@ -1,8 +1,8 @@
 //! One simulated worker: the engine under a lock, the thread that keeps its time, and the desk that hands its tokens to
 //! the answers. No HTTP. Engine time is wall time, sped up.
 //!
-//! A thread of its own for each worker, as a real engine has: it sleeps to tens of microseconds where the runtime's timer
-//! would to a millisecond. What is ready at once (always with the `instant` profile) is done in the caller's thread.
+//! A thread of its own for each worker, as a real engine has: it sleeps to tens of microseconds where the runtime's
+//! timer would to a millisecond. What is ready at once (always with the `instant` profile) is done in the caller's thread.
 
 use std::{
     fmt::Write as _,
