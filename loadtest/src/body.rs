@@ -1,16 +1,12 @@
 //! The bytes of each request's body: fixed text around the prompt, so that the same seed sends the same bytes.
 //! Decides no lengths.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::{
-    prompt::PromptText,
-    scale::{Block, Scale},
-    trace::Row,
-};
+use crate::{prompt::PromptText, workload::Ask};
 
 /// Where requests go and how the prompt is wrapped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Endpoint {
     /// `/v1/chat/completions`, the prompt as one user message.
@@ -54,8 +50,6 @@ pub fn probe(endpoint: Endpoint, model: &str, prompt: &str) -> String {
 /// Makes the bodies of a run.
 #[derive(Debug)]
 pub struct Bodies {
-    /// The lengths, in tokens.
-    pub scale: Scale,
     /// Bytes of text for one token.
     pub bytes_per_token: f64,
     text: PromptText,
@@ -65,43 +59,32 @@ pub struct Bodies {
 
 impl Bodies {
     /// Bodies for `model` at `endpoint`.
-    pub fn new(
-        endpoint: Endpoint,
-        model: &str,
-        ignore_eos: bool,
-        seed: u64,
-        scale: Scale,
-        bytes_per_token: f64,
-    ) -> Self {
+    pub fn new(endpoint: Endpoint, model: &str, ignore_eos: bool, seed: u64, bytes_per_token: f64) -> Self {
         let eos = if ignore_eos { r#","ignore_eos":true"# } else { "" };
         let tail = format!(
             r#"{},"stream":true,"stream_options":{{"include_usage":true}},"temperature":0{eos},"max_tokens":"#,
             endpoint.tail()
         );
-        Self { scale, bytes_per_token, text: PromptText::new(seed), head: endpoint.head(model), tail }
+        Self { bytes_per_token, text: PromptText::new(seed), head: endpoint.head(model), tail }
     }
 
-    /// The body of the trace's row number `index`.
-    pub fn make(&self, index: usize, row: &Row) -> Vec<u8> {
-        let prompt_bytes = self.scale.prompt_tokens(row) as f64 * self.bytes_per_token;
+    /// The body of `ask`.
+    pub fn make(&self, ask: &Ask) -> Vec<u8> {
+        let prompt_bytes = ask.prompt_tokens() as f64 * self.bytes_per_token;
         let mut body = Vec::with_capacity(self.head.len() + prompt_bytes as usize + self.tail.len() + 64);
         body.extend_from_slice(self.head.as_bytes());
-        for block in self.scale.blocks(index, row) {
-            self.text.append(block.id, self.bytes(block), &mut body);
+        for block in &ask.blocks {
+            self.text.append(block.id, self.bytes(block.tokens), &mut body);
         }
         body.extend_from_slice(self.tail.as_bytes());
-        body.extend_from_slice(self.scale.output_tokens(row).to_string().as_bytes());
+        body.extend_from_slice(ask.output_tokens.to_string().as_bytes());
         body.push(b'}');
         body
     }
 
-    /// Bytes of a full block's text.
-    pub fn block_bytes(&self) -> usize {
-        self.bytes(Block { id: 0, tokens: self.scale.block_tokens() })
-    }
-
-    fn bytes(&self, block: Block) -> usize {
-        ((f64::from(block.tokens) * self.bytes_per_token).round() as usize).max(1)
+    /// Bytes of the text of a block of `tokens`.
+    pub fn bytes(&self, tokens: u32) -> usize {
+        ((f64::from(tokens) * self.bytes_per_token).round() as usize).max(1)
     }
 }
 
@@ -110,15 +93,17 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::scale::Block;
 
-    fn row() -> Row {
-        Row { timestamp_ms: 0, input_tokens: 1300, output_tokens: 320, blocks: [0, 1, 2].into() }
+    fn ask(ids: [u64; 3]) -> Ask {
+        let blocks = ids.into_iter().zip([16, 16, 9]).map(|(id, tokens)| Block { id, tokens }).collect();
+        Ask { blocks, output_tokens: 10 }
     }
 
     #[test]
     fn a_chat_body() {
-        let bodies = Bodies::new(Endpoint::Chat, "a \"b\"", true, 42, Scale::new(0.03125), 1.0);
-        let body: Value = serde_json::from_slice(&bodies.make(0, &row())).unwrap();
+        let bodies = Bodies::new(Endpoint::Chat, "a \"b\"", true, 42, 1.0);
+        let body: Value = serde_json::from_slice(&bodies.make(&ask([0, 1, 2]))).unwrap();
         assert_eq!(body["model"], "a \"b\"");
         assert_eq!(body["messages"][0]["content"].as_str().unwrap().len(), 16 + 16 + 9);
         assert_eq!(body["max_tokens"], 10);
@@ -128,10 +113,10 @@ mod tests {
 
     #[test]
     fn a_completion_body_and_four_bytes_a_token() {
-        let bodies = Bodies::new(Endpoint::Completions, "m", false, 42, Scale::new(0.03125), 4.2);
-        let body: Value = serde_json::from_slice(&bodies.make(0, &row())).unwrap();
+        let bodies = Bodies::new(Endpoint::Completions, "m", false, 42, 4.2);
+        let body: Value = serde_json::from_slice(&bodies.make(&ask([0, 1, 2]))).unwrap();
         assert_eq!(body["prompt"].as_str().unwrap().len(), 67 + 67 + 38);
-        assert_eq!(bodies.block_bytes(), 67);
+        assert_eq!(bodies.bytes(16), 67);
         assert_eq!(body.get("ignore_eos"), None);
     }
 
@@ -145,9 +130,8 @@ mod tests {
 
     #[test]
     fn rows_with_a_common_prefix_have_bodies_with_a_common_prefix() {
-        let bodies = Bodies::new(Endpoint::Chat, "m", true, 42, Scale::new(0.03125), 1.0);
-        let other = Row { blocks: [0, 1, 9].into(), ..row() };
-        let (a, b) = (bodies.make(0, &row()), bodies.make(1, &other));
+        let bodies = Bodies::new(Endpoint::Chat, "m", true, 42, 1.0);
+        let (a, b) = (bodies.make(&ask([0, 1, 2])), bodies.make(&ask([0, 1, 9])));
         let common = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
         let shared = bodies.head.len() + 32;
         assert!((shared..shared + 8).contains(&common), "{common}");

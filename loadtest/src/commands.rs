@@ -6,6 +6,7 @@ use clap::CommandFactory as _;
 
 use crate::{
     args::{Args, Command, InfoArgs, TraceCommand},
+    compare,
     error::Error,
     run,
     scale::Scale,
@@ -18,6 +19,7 @@ use crate::{
 pub fn dispatch(args: Args) -> Result<ExitCode, Error> {
     match args.command {
         Command::Run(args) => run::run(&args),
+        Command::Compare(args) => compare::run(&args),
         Command::Trace { command: TraceCommand::Info(args) } => trace_info(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -11,6 +11,8 @@ pub const EXIT_FAILED: u8 = 1;
 pub const EXIT_USAGE: u8 = 2;
 /// Exit code of a run that sent its requests too late to be trusted.
 pub const EXIT_INVALID: u8 = 3;
+/// Exit code of a run that does not keep its objective, and of a comparison that fails its gate.
+pub const EXIT_GATE: u8 = 4;
 /// Exit code of a run ended by SIGINT or SIGTERM; its report covers what was done.
 pub const EXIT_INTERRUPTED: u8 = 130;
 
@@ -34,6 +36,17 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// A report cannot be read.
+    #[error("{path}: {reason}")]
+    Report {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// A search or sweep was ended by a signal.
+    #[error("interrupted")]
+    Interrupted,
     /// The process cannot start its threads or its signal handlers.
     #[error("cannot start: {0}")]
     Start(#[from] std::io::Error),
@@ -43,7 +56,10 @@ impl Error {
     /// The code to end the process with.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Usage(_) | Self::Trace(_) | Self::Client(ClientError::Url { .. }) => EXIT_USAGE,
+            Self::Usage(_) | Self::Trace(_) | Self::Report { .. } | Self::Client(ClientError::Url { .. }) => {
+                EXIT_USAGE
+            }
+            Self::Interrupted => EXIT_INTERRUPTED,
             Self::Client(_) | Self::Write { .. } | Self::Start(_) => EXIT_FAILED,
         })
     }

@@ -30,6 +30,11 @@ impl Clock {
     pub fn now_ns(&self) -> u64 {
         self.zero.elapsed().as_nanos() as u64
     }
+
+    /// Time left until the zero.
+    pub fn until_zero(&self) -> Duration {
+        self.zero.saturating_duration_since(Instant::now())
+    }
 }
 
 /// What all requests of a run share.
@@ -77,7 +82,8 @@ struct Watching {
 // === impl Exchange ===
 
 impl Exchange {
-    fn begun(sent_ns: u64) -> Self {
+    /// An exchange of which nothing has happened yet.
+    pub fn begun(sent_ns: u64) -> Self {
         Self {
             sent_ns,
             head_ns: None,

@@ -28,3 +28,27 @@ pub const LEAD_MS: u64 = 50;
 pub const LAG_P99_MS_MAX: f64 = 5.0;
 /// See [`LAG_P99_MS_MAX`].
 pub const LAG_TTFT_SHARE_MAX: f64 = 0.02;
+
+/// Longest prompt or answer of a synthetic workload, in tokens: four times the longest context window sold.
+pub const LENGTH_TOKENS_MAX: u32 = 4 << 20;
+
+/// Pieces of `--rate-shape`: a week in steps of ten minutes.
+pub const RATE_PIECES_MAX: usize = 1008;
+
+/// Requests of one precomputed schedule: 16 bytes each make 320 MB, and at 1,000 requests a second it lasts 5.5 h.
+pub const SCHEDULE_REQUESTS_MAX: usize = 20_000_000;
+
+/// Groups of `--workload shared-prefix`: 8 bytes each.
+pub const PREFIX_GROUPS_MAX: usize = 1_000_000;
+/// Levels of the tree of their prefixes.
+pub const PREFIX_DEPTH_MAX: usize = 16;
+
+/// Users or slots of a closed loop: each is a connection, and a client has fewer than 65,536 ports.
+pub const USERS_MAX: usize = 60_000;
+
+/// Requests whose own figures run.json keeps for `compare`: about 150 bytes each, so at most 3 MB. Of longer runs a
+/// share is kept that only the request's number decides, the same in every run.
+pub const SAMPLES_MAX: usize = 20_000;
+
+/// Points of a run's time series. A longer run gets wider points.
+pub const SERIES_POINTS_MAX: usize = 600;

@@ -22,8 +22,8 @@ pub enum Ui {
 pub struct Status {
     /// Time since the run's zero.
     pub elapsed: Duration,
-    /// Requests in the schedule.
-    pub scheduled: u64,
+    /// Requests in the schedule, if that is known.
+    pub scheduled: Option<u64>,
     /// Of those, sent.
     pub sent: u64,
     /// Of those, ended.
@@ -78,7 +78,7 @@ impl Progress {
     }
 
     /// Clears a redrawn line.
-    pub fn finish(self) {
+    pub fn finish(&self) {
         if self.style == Style::Redraw {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
@@ -87,8 +87,9 @@ impl Progress {
 
 fn line(status: Status, rate: f64) -> String {
     let Status { elapsed, scheduled, sent, done, failed } = status;
+    let scheduled = scheduled.map_or_else(String::new, |scheduled| format!("/{scheduled}"));
     format!(
-        "{:>5.0} s  sent {sent}/{scheduled} ({rate:.1}/s)  in flight {}  done {done}  errors {failed}",
+        "{:>5.0} s  sent {sent}{scheduled} ({rate:.1}/s)  in flight {}  done {done}  errors {failed}",
         elapsed.as_secs_f64(),
         sent.saturating_sub(done)
     )
@@ -100,7 +101,8 @@ mod tests {
 
     #[test]
     fn the_line() {
-        let status = Status { elapsed: Duration::from_secs(7), scheduled: 90, sent: 50, done: 48, failed: 1 };
+        let status =
+            Status { elapsed: Duration::from_secs(7), scheduled: Some(90), sent: 50, done: 48, failed: 1 };
         assert_eq!(line(status, 6.0), "    7 s  sent 50/90 (6.0/s)  in flight 2  done 48  errors 1");
     }
 }

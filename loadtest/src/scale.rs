@@ -1,7 +1,10 @@
 //! Shrinks a trace's lengths and keeps its block structure, so that a small machine can replay a large trace:
 //! every block keeps its id and becomes `round(512 · scale)` tokens. Makes no text.
 
-use crate::trace::{BLOCK_TOKENS, Row};
+use crate::{
+    trace::{BLOCK_TOKENS, Row},
+    workload::unshared_id,
+};
 
 /// How much shorter prompts and answers become.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -57,11 +60,6 @@ impl Scale {
         let rest = (row.input_tokens - 1) % BLOCK_TOKENS + 1;
         ((f64::from(rest) * self.factor).round() as u32).clamp(1, self.block_tokens)
     }
-}
-
-/// Ids of a trace are small numbers; the top bit keeps these apart from them.
-fn unshared_id(row: usize, block: u32) -> u64 {
-    1 << 63 | (row as u64) << 24 | u64::from(block)
 }
 
 #[cfg(test)]

@@ -98,6 +98,19 @@ impl Trace {
         if rows.is_empty() { Err(TraceError::Empty(path.to_owned())) } else { Ok(Self { rows }) }
     }
 
+    /// A hash of all rows: equal traces have equal hashes, wherever their files lie.
+    pub fn hash(&self) -> u64 {
+        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        for row in &self.rows {
+            hash.update(&row.timestamp_ms.to_le_bytes());
+            hash.update(&row.input_tokens.to_le_bytes());
+            hash.update(&row.output_tokens.to_le_bytes());
+            hash.update(&(row.blocks.len() as u64).to_le_bytes());
+            row.blocks.iter().for_each(|id| hash.update(&id.to_le_bytes()));
+        }
+        hash.digest()
+    }
+
     /// The rows whose arrival lies in `span`; equal arrivals are never torn apart.
     pub fn slice(&self, span: &Span) -> Range<usize> {
         let before = |limit: std::time::Duration| {

@@ -8,9 +8,9 @@ use serde::Serialize;
 use crate::{
     oracle::Oracle,
     scale::Scale,
-    schedule::Due,
     trace::{Row, Trace},
     units::Span,
+    workload::{self, Ask},
 };
 
 /// Cache sizes to report, as percentages of the distinct blocks.
@@ -66,19 +66,32 @@ pub struct Pooled {
     pub reused: f64,
 }
 
-/// Adds up the rows that `schedule` names.
-pub fn sums(trace: &Trace, schedule: &[Due], scale: Scale) -> Sums {
-    let (mut sums, mut seen) = (Sums::default(), HashSet::new());
-    for due in schedule {
-        let row = &trace.rows[due.row];
-        sums.prompt_tokens += scale.prompt_tokens(row);
-        sums.output_tokens += scale.output_tokens(row);
-        for block in scale.blocks(due.row, row) {
-            sums.blocks += 1;
-            sums.distinct_blocks += u64::from(seen.insert(block.id));
+// === impl Sums ===
+
+/// Adds up requests.
+#[derive(Debug, Default)]
+pub struct Adder {
+    sums: Sums,
+    /// Ids of blocks that several requests may have.
+    seen: HashSet<u64>,
+}
+
+impl Adder {
+    /// Adds one request.
+    pub fn add(&mut self, ask: &Ask) {
+        self.sums.prompt_tokens += ask.prompt_tokens();
+        self.sums.output_tokens += ask.output_tokens;
+        self.sums.blocks += ask.blocks.len() as u64;
+        for block in &ask.blocks {
+            let is_new = workload::is_unshared(block.id) || self.seen.insert(block.id);
+            self.sums.distinct_blocks += u64::from(is_new);
         }
     }
-    sums
+
+    /// The sums so far.
+    pub fn sums(&self) -> Sums {
+        self.sums
+    }
 }
 
 impl Info {
@@ -87,11 +100,13 @@ impl Info {
         let range = trace.slice(span);
         let rows = &trace.rows[range.clone()];
         let (first, last) = (rows.first()?, rows.last()?);
-        let schedule: Vec<_> = range.map(|row| Due { intended_ns: 0, row }).collect();
-        let sums = sums(trace, &schedule, scale);
+        let asks = || range.clone().map(|row| workload::trace_ask(trace, scale, row));
+        let mut adder = Adder::default();
+        asks().for_each(|ask| adder.add(&ask));
+        let sums = adder.sums();
         let reuse = |blocks: Option<usize>| {
             let mut oracle = Oracle::new(scale.block_tokens(), blocks);
-            let reused = schedule.iter().map(|due| oracle.ask(scale.blocks(due.row, &trace.rows[due.row])));
+            let reused = asks().map(|ask| oracle.ask(ask.blocks.into_iter()));
             let tokens: u64 = reused.map(|r| r.pooled.unwrap_or(r.unbounded)).sum();
             tokens as f64 / sums.prompt_tokens as f64
         };

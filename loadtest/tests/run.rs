@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers may")]
 
+#[path = "run/schedules.rs"]
+mod schedules;
 mod support;
 
 use std::{

@@ -1,0 +1,396 @@
+//! What the options of a measurement mean together: a workload, a pacer, and the record of both that run.json keeps.
+//! Starts nothing.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{
+    args::run::{Overload, RunArgs, ScheduleArgs, WorkloadArgs, WorkloadKind},
+    arrivals::Arrival,
+    body::Endpoint,
+    error::Error,
+    pacer::{Extent, Pacer},
+    rate::RateShape,
+    scale::Scale,
+    schedule::{self, Due, Pace, Process, Timing},
+    synthetic::{PrefixTree, Synthetic},
+    trace::Trace,
+    workload::Workload,
+};
+
+/// What to send, and when.
+#[derive(Debug)]
+pub struct Load {
+    /// The requests.
+    pub workload: Workload,
+    /// Their times.
+    pub pacer: Pacer,
+    /// How many there will be, if that is known.
+    pub requests: Option<u64>,
+}
+
+/// The options that decided a run. Never a key.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "each field is the option of its name")]
+#[serde(default)]
+pub struct Config {
+    pub url: String,
+    pub model: String,
+    pub endpoint: Endpoint,
+    pub workload: String,
+    pub trace: Option<String>,
+    pub slice: Option<String>,
+    pub scale_len: Option<f64>,
+    pub isl: Option<String>,
+    pub osl: Option<String>,
+    pub prefix_groups: Option<usize>,
+    pub prefix_len: Option<u32>,
+    pub prefix_depth: Option<usize>,
+    pub zipf: Option<f64>,
+    pub time_scale: Option<f64>,
+    pub rate: Option<f64>,
+    pub rate_shape: Option<String>,
+    pub arrival: Option<Arrival>,
+    pub burstiness: Option<f64>,
+    pub concurrency: Option<u32>,
+    pub users: Option<u32>,
+    pub user_rate: Option<f64>,
+    pub max_concurrency: Option<u32>,
+    pub overload: Option<String>,
+    pub spread_bursts: bool,
+    pub duration_s: Option<f64>,
+    pub requests: Option<usize>,
+    pub warmup_requests: u64,
+    pub warmup_s: f64,
+    pub seed: u64,
+    pub ignore_eos: bool,
+    pub timeout_s: f64,
+    pub oracle_blocks: Option<usize>,
+}
+
+impl Load {
+    /// What `args` ask for.
+    pub fn new(args: &RunArgs) -> Result<Self, Error> {
+        let rows_of = |trace: &Trace| trace.slice(&args.workload.slice.slice);
+        let workload = workload(&args.workload)?;
+        let schedule = &args.schedule;
+        let rows = match &workload {
+            Workload::Trace { trace, .. } => rows_of(trace),
+            Workload::Synthetic(_) => 0..usize::MAX >> 25,
+        };
+        let count = schedule.requests.map_or(rows.len(), |n| rows.len().min(n as usize));
+        let rows = rows.start..rows.start + count;
+        let until_ns = schedule.duration.map_or(u64::MAX, |d| d.as_nanos() as u64);
+        let extent = Extent { first: rows.start, rows: count, until_ns };
+        let endless = schedule.duration.is_none() && schedule.requests.is_none();
+        let is_trace = matches!(workload, Workload::Trace { .. });
+        if endless && !is_trace && !schedule.rate_shape.as_ref().is_some_and(RateShape::ends) {
+            return Err(Error::Usage("say how long: --requests N or --duration TIME".into()));
+        }
+        let known = schedule.duration.is_none().then_some(count as u64);
+        if let Some(slots) = schedule.concurrency {
+            return Ok(Self { workload, pacer: Pacer::closed(slots as usize, extent), requests: known });
+        }
+        if let (Some(users), Some(rate)) = (schedule.users, schedule.user_rate) {
+            let gap_ns = (f64::from(users) / rate * 1e9) as u64;
+            let pacer = Pacer::users(users as usize, gap_ns, args.workload.seed, extent);
+            return Ok(Self { workload, pacer, requests: known });
+        }
+        let dues = match &workload {
+            Workload::Trace { trace, .. } if is_recorded(schedule) => schedule::plan(trace, &timing(args)),
+            _ => process(args).and_then(|process| schedule::draw(&process, rows)),
+        };
+        let dues: Vec<Due> = dues.map_err(Error::Usage)?;
+        Ok(Self { workload, requests: Some(dues.len() as u64), pacer: Pacer::Open(dues.into()) })
+    }
+}
+
+fn workload(args: &WorkloadArgs) -> Result<Workload, Error> {
+    let kind = kind(args);
+    match (&args.trace, kind) {
+        (None, WorkloadKind::Trace) => {
+            return Err(Error::Usage("--workload trace needs --trace FILE".into()));
+        }
+        (Some(_), WorkloadKind::Random | WorkloadKind::SharedPrefix) => {
+            return Err(Error::Usage("--trace is for --workload trace".into()));
+        }
+        _ => {}
+    }
+    if let Some(path) = &args.trace {
+        let trace = Trace::load(path)?;
+        if trace.slice(&args.slice.slice).is_empty() {
+            let end_s = trace.end_ms() as f64 / 1e3;
+            let slice = args.slice.slice;
+            let text = format!("--slice {slice} holds no requests: the trace lasts from 0s to {end_s}s");
+            return Err(Error::Usage(text));
+        }
+        return Ok(Workload::Trace { trace, scale: Scale::new(args.slice.scale_len) });
+    }
+    if args.slice.scale_len != 1.0 || args.slice.slice != crate::units::Span::default() {
+        return Err(Error::Usage(
+            "--slice and --scale-len are for traces; write other --isl and --osl".into(),
+        ));
+    }
+    let tree = || PrefixTree::new(args.prefix_groups, args.prefix_len, args.prefix_depth, args.zipf);
+    let prefix = (kind == WorkloadKind::SharedPrefix).then(tree).transpose().map_err(Error::Usage)?;
+    Ok(Workload::Synthetic(Synthetic { seed: args.seed, input: args.isl, output: args.osl, prefix }))
+}
+
+fn kind(args: &WorkloadArgs) -> WorkloadKind {
+    let implied = if args.trace.is_some() { WorkloadKind::Trace } else { WorkloadKind::Random };
+    args.workload.unwrap_or(implied)
+}
+
+/// Whether a trace's own timestamps decide.
+fn is_recorded(args: &ScheduleArgs) -> bool {
+    args.arrival.is_none() && args.burstiness.is_none() && args.rate_shape.is_none()
+}
+
+fn timing(args: &RunArgs) -> Timing {
+    Timing {
+        slice: args.workload.slice.slice,
+        pace: args.schedule.rate.map_or(Pace::TimeScale(args.schedule.time_scale), Pace::Rate),
+        spread_bursts: args.schedule.spread_bursts,
+        seed: args.workload.seed,
+        duration: args.schedule.duration,
+        requests: args.schedule.requests.map(|n| n as usize),
+    }
+}
+
+fn process(args: &RunArgs) -> Result<Process, String> {
+    let schedule = &args.schedule;
+    let shape = match (&schedule.rate_shape, schedule.rate) {
+        (Some(shape), _) => shape.clone(),
+        (None, Some(rate)) => RateShape::constant(rate),
+        (None, None) => {
+            return Err("say how fast: --rate R, --rate-shape PIECES, --concurrency N or --users N".into());
+        }
+    };
+    let arrival = arrival(schedule)?;
+    let burstiness = schedule.burstiness.unwrap_or(1.0);
+    Ok(Process { shape, arrival, burstiness, seed: args.workload.seed, duration: schedule.duration })
+}
+
+fn arrival(args: &ScheduleArgs) -> Result<Arrival, String> {
+    match (args.arrival, args.burstiness) {
+        (None, None) => Ok(Arrival::Poisson),
+        (None | Some(Arrival::Gamma), Some(_)) => Ok(Arrival::Gamma),
+        (Some(Arrival::Gamma), None) => Err("--arrival gamma needs --burstiness SHAPE".into()),
+        (Some(arrival), None) => Ok(arrival),
+        (Some(_), Some(_)) => Err("--burstiness is for --arrival gamma".into()),
+    }
+}
+
+// === impl Config ===
+
+impl Default for Config {
+    /// Nothing chosen: what an older report leaves out.
+    fn default() -> Self {
+        Self {
+            url: String::new(),
+            model: String::new(),
+            endpoint: Endpoint::Chat,
+            workload: String::new(),
+            trace: None,
+            slice: None,
+            scale_len: None,
+            isl: None,
+            osl: None,
+            prefix_groups: None,
+            prefix_len: None,
+            prefix_depth: None,
+            zipf: None,
+            time_scale: None,
+            rate: None,
+            rate_shape: None,
+            arrival: None,
+            burstiness: None,
+            concurrency: None,
+            users: None,
+            user_rate: None,
+            max_concurrency: None,
+            overload: None,
+            spread_bursts: false,
+            duration_s: None,
+            requests: None,
+            warmup_requests: 0,
+            warmup_s: 0.0,
+            seed: 0,
+            ignore_eos: true,
+            timeout_s: 0.0,
+            oracle_blocks: None,
+        }
+    }
+}
+
+impl Config {
+    /// The options in `args`, for `model`. What does not apply to the workload is left out.
+    pub fn new(args: &RunArgs, model: String) -> Self {
+        let (workload, schedule) = (&args.workload, &args.schedule);
+        let kind = kind(workload);
+        let (trace, tree) = (kind == WorkloadKind::Trace, kind == WorkloadKind::SharedPrefix);
+        let recorded =
+            trace && is_recorded(schedule) && schedule.concurrency.is_none() && schedule.users.is_none();
+        let open = schedule.concurrency.is_none() && schedule.users.is_none();
+        let arrival = (open && !recorded).then(|| arrival(schedule).ok()).flatten();
+        let seconds = |time: Duration| time.as_secs_f64();
+        let warmup = schedule.warmup.unwrap_or_default();
+        Self {
+            url: args.server.url.clone(),
+            model,
+            endpoint: args.server.endpoint,
+            workload: match kind {
+                WorkloadKind::Trace => "trace",
+                WorkloadKind::Random => "random",
+                WorkloadKind::SharedPrefix => "shared-prefix",
+            }
+            .into(),
+            trace: workload.trace.as_ref().map(|path| path.display().to_string()),
+            slice: trace.then(|| workload.slice.slice.to_string()),
+            scale_len: trace.then_some(workload.slice.scale_len),
+            isl: (!trace).then(|| workload.isl.to_string()),
+            osl: (!trace).then(|| workload.osl.to_string()),
+            prefix_groups: tree.then_some(workload.prefix_groups),
+            prefix_len: tree.then_some(workload.prefix_len),
+            prefix_depth: tree.then_some(workload.prefix_depth),
+            zipf: tree.then_some(workload.zipf),
+            time_scale: (recorded && schedule.rate.is_none()).then_some(schedule.time_scale),
+            rate: schedule.rate,
+            rate_shape: schedule.rate_shape.as_ref().map(ToString::to_string),
+            arrival,
+            burstiness: schedule.burstiness,
+            concurrency: schedule.concurrency,
+            users: schedule.users,
+            user_rate: schedule.user_rate,
+            max_concurrency: schedule.max_concurrency,
+            overload: schedule.max_concurrency.map(|_| match schedule.overload {
+                Overload::Queue => "queue".into(),
+                Overload::Drop => "drop".into(),
+            }),
+            spread_bursts: schedule.spread_bursts,
+            duration_s: schedule.duration.map(seconds),
+            requests: schedule.requests.map(|n| n as usize),
+            warmup_requests: warmup.requests,
+            warmup_s: seconds(warmup.until),
+            seed: workload.seed,
+            ignore_eos: workload.ignore_eos,
+            timeout_s: seconds(args.server.timeout),
+            oracle_blocks: workload.oracle_blocks.map(|n| n as usize),
+        }
+    }
+
+    /// A hash of everything that makes two runs comparable: the workload and how fast it was offered, but not to
+    /// whom, nor the seed. `trace_hash` stands for the trace, wherever its file lies.
+    pub fn fingerprint(&self, trace_hash: u64) -> String {
+        let comparable = Self {
+            url: String::new(),
+            model: String::new(),
+            trace: self.trace.as_ref().map(|_| format!("{trace_hash:016x}")),
+            seed: 0,
+            timeout_s: 0.0,
+            oracle_blocks: None,
+            ..self.clone()
+        };
+        format!("{:016x}", xxh3_64(serde_json::to_string(&comparable).unwrap_or_default().as_bytes()))
+    }
+
+    /// The workload and its pace in a few words.
+    pub fn describe(&self) -> String {
+        let mut words = vec![self.trace.clone().unwrap_or_else(|| self.workload.clone())];
+        let mut add =
+            |name: &str, value: Option<String>| words.extend(value.map(|value| format!("{name} {value}")));
+        let text = |value: Option<f64>| value.map(|value| value.to_string());
+        add("prompt", self.isl.clone());
+        add("output", self.osl.clone());
+        add("prefixes", self.prefix_groups.map(|n| n.to_string()));
+        add("rate", text(self.rate));
+        add("rate", self.rate_shape.clone());
+        add("concurrency", self.concurrency.map(|n| n.to_string()));
+        add("users", self.users.map(|n| n.to_string()));
+        add("user rate", text(self.user_rate));
+        add("speed", text(self.time_scale.filter(|speed| *speed != 1.0)));
+        words.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    fn args(line: &str) -> RunArgs {
+        let line = format!("keyway-loadtest run --url http://h {line}");
+        let Command::Run(args) = Args::try_parse_from(line.split_whitespace()).unwrap().command else {
+            unreachable!()
+        };
+        *args
+    }
+
+    fn trace() -> String {
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/mooncake_slice.jsonl").into()
+    }
+
+    #[test]
+    fn what_is_missing_is_said() {
+        for (line, want) in [
+            ("--rate 5", "--requests N or --duration"),
+            ("--requests 5", "say how fast"),
+            ("--workload trace --rate 5", "needs --trace"),
+            ("--arrival gamma --rate 5 --requests 5", "needs --burstiness"),
+            ("--arrival constant --burstiness 2 --rate 5 --requests 5", "is for --arrival gamma"),
+            ("--scale-len 0.5 --rate 5 --requests 5", "are for traces"),
+            (&format!("--workload random --trace {} --rate 5", trace()), "--trace is for"),
+            ("--workload shared-prefix --prefix-groups 0 --rate 5 --requests 5", "--prefix-groups must be"),
+            ("--rate 5 --duration 1ms", "before the first request"),
+        ] {
+            let error = Load::new(&args(line)).map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains(want), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn how_many_requests_there_will_be() {
+        let trace = trace();
+        for (line, want) in [
+            ("--rate 5 --requests 7".to_owned(), Some(7)),
+            ("--rate 5 --arrival constant --duration 2s".to_owned(), Some(10)),
+            ("--rate-shape 5@2s --arrival constant".to_owned(), Some(10)),
+            ("--concurrency 3 --requests 7".to_owned(), Some(7)),
+            ("--concurrency 3 --duration 2s".to_owned(), None),
+            ("--users 3 --user-rate 1 --requests 7".to_owned(), Some(7)),
+            (format!("--trace {trace}"), Some(798)),
+            (format!("--trace {trace} --concurrency 4"), Some(798)),
+            (format!("--trace {trace} --rate 2 --arrival poisson --requests 10"), Some(10)),
+        ] {
+            assert_eq!(Load::new(&args(&line)).unwrap().requests, want, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_slice_in_a_closed_loop_begins_at_its_own_first_row() {
+        let load = Load::new(&args(&format!("--trace {} --slice 60s.. --concurrency 2", trace()))).unwrap();
+        let Workload::Trace { trace, .. } = &load.workload else { unreachable!() };
+        let row = load.pacer.peek().unwrap().row;
+        assert!(
+            row > 0 && trace.rows[row].timestamp_ms >= 60_000 && trace.rows[row - 1].timestamp_ms < 60_000
+        );
+    }
+
+    #[test]
+    fn the_fingerprint_is_of_the_workload_and_its_pace_alone() {
+        let of = |line: &str| Config::new(&args(line), "m".into()).fingerprint(0);
+        let base = of("--rate 5 --requests 9");
+        assert_eq!(base, of("--rate 5 --requests 9 --seed 7 --timeout 3s --oracle-blocks 5"));
+        for other in ["--rate 6 --requests 9", "--rate 5 --requests 8", "--rate 5 --requests 9 --isl 7"] {
+            assert_ne!(base, of(other), "{other}");
+        }
+        let trace = Config { trace: Some("a".into()), ..Config::default() };
+        let moved = Config { trace: Some("b/a".into()), ..Config::default() };
+        assert_eq!(trace.fingerprint(1), moved.fingerprint(1));
+        assert_ne!(trace.fingerprint(1), trace.fingerprint(2));
+    }
+}
