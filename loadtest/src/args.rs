@@ -7,10 +7,14 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueHint};
 use crate::units::{self, Span};
 
 pub mod compare;
+pub mod report;
 pub mod run;
+pub mod search;
 
 use compare::CompareArgs;
+use report::ReportArgs;
 use run::RunArgs;
+use search::{SearchArgs, SweepArgs};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -36,9 +40,17 @@ pub enum Command {
     /// Measure a server once: send a workload on schedule and report times, caches and errors
     #[command(after_help = run::EXAMPLES, after_long_help = format!("{}\n\n{EXIT_CODES}", run::EXAMPLES))]
     Run(Box<RunArgs>),
+    /// Measure at several rates, concurrencies or lengths
+    #[command(after_help = search::SWEEP_EXAMPLES)]
+    Sweep(Box<SweepArgs>),
+    /// Find the most load that keeps an objective
+    #[command(after_help = search::SEARCH_EXAMPLES)]
+    Search(Box<SearchArgs>),
     /// Compare two runs of one workload, with intervals; can fail a CI job
     #[command(after_help = compare::EXAMPLES)]
     Compare(CompareArgs),
+    /// Show a run as HTML with plots, Markdown, CSV, or the JSON of `vllm bench serve` or AIPerf
+    Report(ReportArgs),
     /// Look at traces
     Trace {
         /// What to do with it.

@@ -8,9 +8,11 @@ use crate::{
     args::{Args, Command, InfoArgs, TraceCommand},
     compare,
     error::Error,
-    run,
+    export, run,
     scale::Scale,
+    search,
     stdout::print,
+    sweep,
     trace::Trace,
     trace_info::Info,
 };
@@ -19,7 +21,10 @@ use crate::{
 pub fn dispatch(args: Args) -> Result<ExitCode, Error> {
     match args.command {
         Command::Run(args) => run::run(&args),
+        Command::Sweep(args) => sweep::run(&args),
+        Command::Search(args) => search::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Report(args) => export::run(&args),
         Command::Trace { command: TraceCommand::Info(args) } => trace_info(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

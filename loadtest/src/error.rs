@@ -44,6 +44,9 @@ pub enum Error {
         /// What is wrong, and what to do.
         reason: String,
     },
+    /// A probe of a search was sent too late to be trusted.
+    #[error("invalid measurement {0}")]
+    Invalid(String),
     /// A search or sweep was ended by a signal.
     #[error("interrupted")]
     Interrupted,
@@ -60,6 +63,7 @@ impl Error {
                 EXIT_USAGE
             }
             Self::Interrupted => EXIT_INTERRUPTED,
+            Self::Invalid(_) => EXIT_INVALID,
             Self::Client(_) | Self::Write { .. } | Self::Start(_) => EXIT_FAILED,
         })
     }

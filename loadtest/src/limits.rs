@@ -52,3 +52,10 @@ pub const SAMPLES_MAX: usize = 20_000;
 
 /// Points of a run's time series. A longer run gets wider points.
 pub const SERIES_POINTS_MAX: usize = 600;
+
+/// Probes after which a search stops repeating at its edge: growth over 2^20 and bisection to 1 % take under 30.
+pub const SEARCH_PROBES_MAX: usize = 60;
+/// How far below its first load a search goes down.
+pub const SEARCH_SHRINK_MIN: f64 = 1.0 / 256.0;
+/// Runs of one sweep.
+pub const SWEEP_RUNS_MAX: usize = 1000;

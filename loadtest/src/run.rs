@@ -22,7 +22,7 @@ use crate::{
     client::{self, Server},
     error::Error,
     exchange::{Clock, Session},
-    limits,
+    export, limits,
     load::{Config, Load},
     oracle::Oracle,
     output::{self, Output},
@@ -44,6 +44,7 @@ pub fn run(args: &RunArgs) -> Result<ExitCode, Error> {
     stdout::print(&table::render(&report))?;
     if let Some(dir) = &args.output.dir {
         output::write_json(dir, "run.json", &report)?;
+        output::write_text(&dir.join("report.html"), &export::html::render(&report))?;
     }
     Ok(ExitCode::from(report.exit_code()))
 }
@@ -104,6 +105,11 @@ impl Plan {
             .map_err(Error::Usage)?;
         let server = Server::new(&args.server.url, key.as_deref())?;
         Ok(Self { load: Load::new(args)?, server })
+    }
+
+    /// How many requests there will be, if that is known.
+    pub fn requests(&self) -> Option<u64> {
+        self.load.requests
     }
 }
 

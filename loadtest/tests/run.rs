@@ -4,6 +4,8 @@
 
 #[path = "run/schedules.rs"]
 mod schedules;
+#[path = "run/searches.rs"]
+mod searches;
 mod support;
 
 use std::{
