@@ -40,6 +40,17 @@ impl Dist {
         }
     }
 
+    /// The mean, before any cut.
+    pub fn mean(&self) -> f64 {
+        match *self {
+            Self::Fixed(mean)
+            | Self::Normal(mean, _)
+            | Self::LogNormal(mean, _)
+            | Self::Exponential(mean) => mean,
+            Self::Uniform(low, high) => low.midpoint(high),
+        }
+    }
+
     /// One draw, never below 0.
     pub fn draw(&self, rng: &mut Rng) -> f64 {
         match *self {

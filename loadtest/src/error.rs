@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use crate::{client::ClientError, trace::TraceError};
+use crate::{client::ClientError, texts::TextError, trace::TraceError};
 
 /// Exit code of a run in which nothing succeeded or the server could not be reached.
 pub const EXIT_FAILED: u8 = 1;
@@ -25,6 +25,9 @@ pub enum Error {
     /// The trace cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// A file of prompts cannot be used.
+    #[error(transparent)]
+    Text(#[from] TextError),
     /// The server cannot be reached or does not answer as an OpenAI-compatible server does.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -59,9 +62,11 @@ impl Error {
     /// The code to end the process with.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Usage(_) | Self::Trace(_) | Self::Report { .. } | Self::Client(ClientError::Url { .. }) => {
-                EXIT_USAGE
-            }
+            Self::Usage(_)
+            | Self::Trace(_)
+            | Self::Text(_)
+            | Self::Report { .. }
+            | Self::Client(ClientError::Url { .. }) => EXIT_USAGE,
             Self::Interrupted => EXIT_INTERRUPTED,
             Self::Invalid(_) => EXIT_INVALID,
             Self::Client(_) | Self::Write { .. } | Self::Start(_) => EXIT_FAILED,

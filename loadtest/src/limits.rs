@@ -59,3 +59,6 @@ pub const SEARCH_PROBES_MAX: usize = 60;
 pub const SEARCH_SHRINK_MIN: f64 = 1.0 / 256.0;
 /// Runs of one sweep.
 pub const SWEEP_RUNS_MAX: usize = 1000;
+
+/// Size of a file of prompts: ShareGPT's cleaned set is 670 MB, and all of it is held.
+pub const TEXT_FILE_BYTES_MAX: usize = 2 << 30;

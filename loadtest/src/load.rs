@@ -1,7 +1,7 @@
 //! What the options of a measurement mean together: a workload, a pacer, and the record of both that run.json keeps.
 //! Starts nothing.
 
-use std::time::Duration;
+use std::{cmp::Reverse, path::Path, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -10,15 +10,21 @@ use crate::{
     args::run::{Overload, RunArgs, ScheduleArgs, WorkloadArgs, WorkloadKind},
     arrivals::Arrival,
     body::Endpoint,
+    conversation::{Conversations, Turns},
+    dist::{Dist, Tokens},
     error::Error,
-    pacer::{Extent, Pacer},
+    pacer::{Extent, Pacer, Starts},
     rate::RateShape,
     scale::Scale,
     schedule::{self, Due, Pace, Process, Timing},
     synthetic::{PrefixTree, Synthetic},
+    texts::Texts,
     trace::Trace,
     workload::Workload,
 };
+
+/// Tokens of a shared prefix, if `--prefix-len` says nothing else.
+const PREFIX_LEN: u32 = 2048;
 
 /// What to send, and when.
 #[derive(Debug)]
@@ -45,6 +51,10 @@ pub struct Config {
     pub scale_len: Option<f64>,
     pub isl: Option<String>,
     pub osl: Option<String>,
+    pub file: Option<String>,
+    pub turns: Option<String>,
+    pub think_time: Option<String>,
+    pub conversations: Option<u32>,
     pub prefix_groups: Option<usize>,
     pub prefix_len: Option<u32>,
     pub prefix_depth: Option<usize>,
@@ -75,10 +85,18 @@ impl Load {
     pub fn new(args: &RunArgs) -> Result<Self, Error> {
         let rows_of = |trace: &Trace| trace.slice(&args.workload.slice.slice);
         let workload = workload(&args.workload)?;
+        if workload.is_conversational() {
+            return sessions(args, workload);
+        }
+        if args.workload.conversations.is_some() || args.workload.turns.is_some() {
+            return Err(Error::Usage(
+                "--turns and --conversations are for workloads of conversations".into(),
+            ));
+        }
         let schedule = &args.schedule;
         let rows = match &workload {
             Workload::Trace { trace, .. } => rows_of(trace),
-            Workload::Synthetic(_) => 0..usize::MAX >> 25,
+            _ => 0..usize::MAX >> 25,
         };
         let count = schedule.requests.map_or(rows.len(), |n| rows.len().min(n as usize));
         let rows = rows.start..rows.start + count;
@@ -107,35 +125,94 @@ impl Load {
     }
 }
 
+/// The load of a workload of conversations.
+fn sessions(args: &RunArgs, workload: Workload) -> Result<Load, Error> {
+    let (schedule, seed) = (&args.schedule, args.workload.seed);
+    let usage = |text: &str| Err(Error::Usage(text.into()));
+    let is_plain = matches!(&workload, Workload::Texts { texts, .. } if texts.is_plain());
+    if args.server.endpoint != Endpoint::Chat && !is_plain {
+        return usage("conversations and messages need --endpoint chat");
+    }
+    if schedule.users.is_some() {
+        return usage(
+            "--users is for requests of one turn; write --concurrency, or --rate for conversations a second",
+        );
+    }
+    if schedule.requests.is_some()
+        && !matches!(&workload, Workload::Texts { texts, .. } if texts.is_single_turn())
+    {
+        return usage("conversations are counted by --conversations, not --requests");
+    }
+    let listed = match &workload {
+        Workload::Texts { texts, .. } => Some(texts.turns(args.workload.turns)),
+        _ => None,
+    };
+    let all = listed.as_ref().map_or(usize::MAX >> 35, Vec::len);
+    let asked = args.workload.conversations.or(schedule.requests);
+    if asked.is_none() && schedule.duration.is_none() && listed.is_none() {
+        return usage("say how long: --conversations N or --duration TIME");
+    }
+    let count = asked.map_or(all, |n| all.min(n as usize));
+    let default_turns = || args.workload.turns.unwrap_or(Tokens(Dist::Fixed(5.0)));
+    let turns = listed.map_or_else(|| Turns::Drawn(default_turns()), |list| Turns::Listed(list.into()));
+    let conversations = Conversations { seed, turns, think: args.workload.think_time };
+    let until_ns = schedule.duration.map_or(u64::MAX, |d| d.as_nanos() as u64);
+    let (starts, count) = if let Some(slots) = schedule.concurrency {
+        (Starts::Free((0..slots).map(|_| Reverse(0)).collect()), count)
+    } else {
+        let process = process(args).map_err(Error::Usage)?;
+        let dues = schedule::draw(&process, 0..count).map_err(Error::Usage)?;
+        (Starts::At(dues.iter().map(|due| due.intended_ns).collect()), dues.len())
+    };
+    let known = schedule.duration.is_none();
+    let requests = known.then(|| (0..count).map(|session| conversations.turns(session) as u64).sum());
+    Ok(Load { workload, pacer: Pacer::sessions(conversations, starts, count, until_ns), requests })
+}
+
 fn workload(args: &WorkloadArgs) -> Result<Workload, Error> {
     let kind = kind(args);
-    match (&args.trace, kind) {
-        (None, WorkloadKind::Trace) => {
-            return Err(Error::Usage("--workload trace needs --trace FILE".into()));
-        }
-        (Some(_), WorkloadKind::Random | WorkloadKind::SharedPrefix) => {
-            return Err(Error::Usage("--trace is for --workload trace".into()));
-        }
+    let is_file = matches!(kind, WorkloadKind::Sharegpt | WorkloadKind::Custom);
+    let usage = |text: &str| Err(Error::Usage(text.into()));
+    match (&args.trace, &args.file) {
+        (None, _) if kind == WorkloadKind::Trace => return usage("--workload trace needs --trace FILE"),
+        (Some(_), _) if kind != WorkloadKind::Trace => return usage("--trace is for --workload trace"),
+        (_, None) if is_file => return usage("this workload needs --file FILE"),
+        (_, Some(_)) if !is_file => return usage("--file is for --workload sharegpt or custom"),
         _ => {}
     }
     if let Some(path) = &args.trace {
-        let trace = Trace::load(path)?;
-        if trace.slice(&args.slice.slice).is_empty() {
-            let end_s = trace.end_ms() as f64 / 1e3;
-            let slice = args.slice.slice;
-            let text = format!("--slice {slice} holds no requests: the trace lasts from 0s to {end_s}s");
-            return Err(Error::Usage(text));
-        }
-        return Ok(Workload::Trace { trace, scale: Scale::new(args.slice.scale_len) });
+        return replay(args, path);
     }
     if args.slice.scale_len != 1.0 || args.slice.slice != crate::units::Span::default() {
-        return Err(Error::Usage(
-            "--slice and --scale-len are for traces; write other --isl and --osl".into(),
-        ));
+        return usage("--slice and --scale-len are for traces; write other --isl and --osl");
     }
-    let tree = || PrefixTree::new(args.prefix_groups, args.prefix_len, args.prefix_depth, args.zipf);
-    let prefix = (kind == WorkloadKind::SharedPrefix).then(tree).transpose().map_err(Error::Usage)?;
-    Ok(Workload::Synthetic(Synthetic { seed: args.seed, input: args.isl, output: args.osl, prefix }))
+    if let Some(path) = &args.file {
+        let texts = if kind == WorkloadKind::Sharegpt { Texts::sharegpt(path)? } else { Texts::lines(path)? };
+        return Ok(Workload::Texts { texts, output: args.osl, seed: args.seed, bytes_per_token: 1.0 });
+    }
+    let prefix_len = match kind {
+        WorkloadKind::SharedPrefix => Some(args.prefix_len.unwrap_or(PREFIX_LEN)),
+        WorkloadKind::MultiTurn => args.prefix_len,
+        _ => None,
+    };
+    let tree = |tokens| PrefixTree::new(args.prefix_groups, tokens, args.prefix_depth, args.zipf);
+    let prefix = prefix_len.map(tree).transpose().map_err(Error::Usage)?;
+    let synthetic = Synthetic { seed: args.seed, input: args.isl, output: args.osl, prefix };
+    Ok(match kind {
+        WorkloadKind::MultiTurn => Workload::MultiTurn(synthetic),
+        _ => Workload::Synthetic(synthetic),
+    })
+}
+
+fn replay(args: &WorkloadArgs, path: &Path) -> Result<Workload, Error> {
+    let trace = Trace::load(path)?;
+    if trace.slice(&args.slice.slice).is_empty() {
+        let end_s = trace.end_ms() as f64 / 1e3;
+        let slice = args.slice.slice;
+        let text = format!("--slice {slice} holds no requests: the trace lasts from 0s to {end_s}s");
+        return Err(Error::Usage(text));
+    }
+    Ok(Workload::Trace { trace, scale: Scale::new(args.slice.scale_len) })
 }
 
 fn kind(args: &WorkloadArgs) -> WorkloadKind {
@@ -198,6 +275,10 @@ impl Default for Config {
             scale_len: None,
             isl: None,
             osl: None,
+            file: None,
+            turns: None,
+            think_time: None,
+            conversations: None,
             prefix_groups: None,
             prefix_len: None,
             prefix_depth: None,
@@ -230,7 +311,10 @@ impl Config {
     pub fn new(args: &RunArgs, model: String) -> Self {
         let (workload, schedule) = (&args.workload, &args.schedule);
         let kind = kind(workload);
-        let (trace, tree) = (kind == WorkloadKind::Trace, kind == WorkloadKind::SharedPrefix);
+        let trace = kind == WorkloadKind::Trace;
+        let is_talk = matches!(kind, WorkloadKind::MultiTurn | WorkloadKind::Sharegpt);
+        let tree = kind == WorkloadKind::SharedPrefix
+            || (kind == WorkloadKind::MultiTurn && workload.prefix_len.is_some());
         let recorded =
             trace && is_recorded(schedule) && schedule.concurrency.is_none() && schedule.users.is_none();
         let open = schedule.concurrency.is_none() && schedule.users.is_none();
@@ -245,15 +329,22 @@ impl Config {
                 WorkloadKind::Trace => "trace",
                 WorkloadKind::Random => "random",
                 WorkloadKind::SharedPrefix => "shared-prefix",
+                WorkloadKind::MultiTurn => "multi-turn",
+                WorkloadKind::Sharegpt => "sharegpt",
+                WorkloadKind::Custom => "custom",
             }
             .into(),
             trace: workload.trace.as_ref().map(|path| path.display().to_string()),
             slice: trace.then(|| workload.slice.slice.to_string()),
             scale_len: trace.then_some(workload.slice.scale_len),
-            isl: (!trace).then(|| workload.isl.to_string()),
-            osl: (!trace).then(|| workload.osl.to_string()),
+            isl: (!trace && workload.file.is_none()).then(|| workload.isl.to_string()),
+            osl: (!trace && kind != WorkloadKind::Sharegpt).then(|| workload.osl.to_string()),
+            file: workload.file.as_ref().map(|path| path.display().to_string()),
+            turns: workload.turns.filter(|_| is_talk).map(|turns| turns.to_string()),
+            think_time: is_talk.then(|| workload.think_time.to_string()),
+            conversations: workload.conversations,
             prefix_groups: tree.then_some(workload.prefix_groups),
-            prefix_len: tree.then_some(workload.prefix_len),
+            prefix_len: tree.then(|| workload.prefix_len.unwrap_or(PREFIX_LEN)),
             prefix_depth: tree.then_some(workload.prefix_depth),
             zipf: tree.then_some(workload.zipf),
             time_scale: (recorded && schedule.rate.is_none()).then_some(schedule.time_scale),
@@ -282,12 +373,14 @@ impl Config {
     }
 
     /// A hash of everything that makes two runs comparable: the workload and how fast it was offered, but not to
-    /// whom, nor the seed. `trace_hash` stands for the trace, wherever its file lies.
-    pub fn fingerprint(&self, trace_hash: u64) -> String {
+    /// whom, nor the seed. `file_hash` stands for the trace or the prompts, wherever their file
+    /// lies.
+    pub fn fingerprint(&self, file_hash: u64) -> String {
         let comparable = Self {
             url: String::new(),
             model: String::new(),
-            trace: self.trace.as_ref().map(|_| format!("{trace_hash:016x}")),
+            trace: self.trace.as_ref().map(|_| format!("{file_hash:016x}")),
+            file: self.file.as_ref().map(|_| format!("{file_hash:016x}")),
             seed: 0,
             timeout_s: 0.0,
             oracle_blocks: None,
@@ -304,6 +397,8 @@ impl Config {
         let text = |value: Option<f64>| value.map(|value| value.to_string());
         add("prompt", self.isl.clone());
         add("output", self.osl.clone());
+        add("of", self.file.clone());
+        add("turns", self.turns.clone());
         add("prefixes", self.prefix_groups.map(|n| n.to_string()));
         add("rate", text(self.rate));
         add("rate", self.rate_shape.clone());
@@ -346,6 +441,14 @@ mod tests {
             (&format!("--workload random --trace {} --rate 5", trace()), "--trace is for"),
             ("--workload shared-prefix --prefix-groups 0 --rate 5 --requests 5", "--prefix-groups must be"),
             ("--rate 5 --duration 1ms", "before the first request"),
+            ("--workload multi-turn --rate 5", "--conversations N or --duration"),
+            ("--workload multi-turn --rate 5 --requests 5", "are counted by --conversations"),
+            ("--workload multi-turn --rate 5 --conversations 5 --endpoint completions", "--endpoint chat"),
+            ("--workload multi-turn --users 2 --user-rate 5 --conversations 5", "--users is for"),
+            ("--turns 3 --rate 5 --requests 5", "are for workloads of conversations"),
+            ("--workload sharegpt --rate 5", "needs --file"),
+            ("--file x --rate 5 --requests 5", "--file is for"),
+            ("--workload custom --file /nonexistent --rate 5", "cannot read"),
         ] {
             let error = Load::new(&args(line)).map(|_| ()).unwrap_err().to_string();
             assert!(error.contains(want), "{line}: {error}");
@@ -359,6 +462,8 @@ mod tests {
             ("--rate 5 --requests 7".to_owned(), Some(7)),
             ("--rate 5 --arrival constant --duration 2s".to_owned(), Some(10)),
             ("--rate-shape 5@2s --arrival constant".to_owned(), Some(10)),
+            ("--workload multi-turn --turns 3 --rate 5 --conversations 4".to_owned(), Some(12)),
+            ("--workload multi-turn --concurrency 5 --duration 4s".to_owned(), None),
             ("--concurrency 3 --requests 7".to_owned(), Some(7)),
             ("--concurrency 3 --duration 2s".to_owned(), None),
             ("--users 3 --user-rate 1 --requests 7".to_owned(), Some(7)),

@@ -1,9 +1,10 @@
 //! Which request is due next. Open loop: whatever the schedule says. Closed loop: one as soon as one ends. Users: each
-//! at its own even pace, never two at once. Takes times as arguments and sleeps nowhere.
+//! at its own even pace, never two at once. Conversations: the next turn once its person has thought. Takes times as arguments and sleeps nowhere.
 
 use std::{cmp::Reverse, collections::BinaryHeap, collections::VecDeque};
 
 use crate::{
+    conversation::{self, Conversations},
     random::{Purpose, Rng},
     schedule::Due,
 };
@@ -28,6 +29,32 @@ pub enum Pacer {
     Closed(Closed),
     /// Users who each ask at an even pace.
     Users(Users),
+    /// Conversations of several turns.
+    Sessions(Sessions),
+}
+
+/// See [`Pacer::Sessions`]. Request numbers are those of [`conversation::row`].
+#[derive(Debug)]
+pub struct Sessions {
+    conversations: Conversations,
+    starts: Starts,
+    /// Conversations to hold.
+    count: usize,
+    /// Those begun so far.
+    begun: usize,
+    /// Later turns: when they are due, and their rows.
+    due: BinaryHeap<Reverse<(u64, usize)>>,
+    until_ns: u64,
+    under_way: usize,
+}
+
+/// When conversations begin.
+#[derive(Debug)]
+pub enum Starts {
+    /// At these times.
+    At(VecDeque<u64>),
+    /// When one of the slots is free; it was freed at these times.
+    Free(BinaryHeap<Reverse<u64>>),
 }
 
 /// See [`Pacer::Closed`].
@@ -68,10 +95,17 @@ impl Pacer {
         Self::Users(Users { phases_ns, gap_ns, idle, extent, under_way: 0 })
     }
 
+    /// `count` conversations, which begin as `starts` says. Nothing is due at or after `until_ns`.
+    pub fn sessions(conversations: Conversations, starts: Starts, count: usize, until_ns: u64) -> Self {
+        let due = BinaryHeap::new();
+        Self::Sessions(Sessions { conversations, starts, count, begun: 0, due, until_ns, under_way: 0 })
+    }
+
     /// The next request. It may change when one ends, unless [`Self::is_fixed`].
     pub fn peek(&self) -> Option<Due> {
         let (due, extent) = match self {
             Self::Open(schedule) => return schedule.front().copied(),
+            Self::Sessions(sessions) => return sessions.peek().map(|(due, _)| due),
             Self::Closed(closed) => {
                 let &Reverse(intended_ns) = closed.free.peek()?;
                 (Due { intended_ns, row: closed.next }, closed.extent)
@@ -100,11 +134,12 @@ impl Pacer {
                 users.idle.pop();
                 users.under_way += 1;
             }
+            Self::Sessions(sessions) => sessions.take(),
         }
     }
 
-    /// Says that the request of `row` has ended.
-    pub fn ended(&mut self, row: usize, at_ns: u64) {
+    /// Says that the request of `row` has ended. A conversation goes on only if it ended well.
+    pub fn ended(&mut self, row: usize, at_ns: u64, well: bool) {
         match self {
             Self::Open(_) => {}
             Self::Closed(closed) => {
@@ -121,7 +156,15 @@ impl Pacer {
                     users.idle.push(Reverse((due_ns, row + count)));
                 }
             }
+            Self::Sessions(sessions) => sessions.ended(row, at_ns, well),
         }
+    }
+
+    /// Whether the conversation of request `row` has a turn after it.
+    pub fn goes_on(&self, row: usize) -> bool {
+        let Self::Sessions(sessions) = self else { return false };
+        let (session, turn) = conversation::split(row);
+        turn + 1 < sessions.conversations.turns(session)
     }
 
     /// Whether nothing that ends can change what is due.
@@ -135,6 +178,54 @@ impl Pacer {
             Self::Open(_) => false,
             Self::Closed(closed) => closed.under_way > 0 && closed.next < closed.extent.rows,
             Self::Users(users) => users.under_way > 0,
+            Self::Sessions(sessions) => sessions.under_way > 0,
+        }
+    }
+}
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// What is due next, and whether it begins a conversation.
+    fn peek(&self) -> Option<(Due, bool)> {
+        let start = match &self.starts {
+            Starts::At(times) => times.front().copied(),
+            Starts::Free(slots) => slots.peek().map(|&Reverse(at)| at),
+        };
+        let start = start.filter(|&at| self.begun < self.count && at < self.until_ns);
+        let start = start.map(|intended_ns| Due { intended_ns, row: conversation::row(self.begun, 0) });
+        let turn = self.due.peek().map(|&Reverse((intended_ns, row))| Due { intended_ns, row });
+        match (start, turn) {
+            (Some(start), Some(turn)) if turn.intended_ns <= start.intended_ns => Some((turn, false)),
+            (Some(start), _) => Some((start, true)),
+            (None, turn) => turn.map(|turn| (turn, false)),
+        }
+    }
+
+    fn take(&mut self) {
+        match self.peek() {
+            Some((_, true)) => {
+                self.begun += 1;
+                match &mut self.starts {
+                    Starts::At(times) => drop(times.pop_front()),
+                    Starts::Free(slots) => drop(slots.pop()),
+                }
+            }
+            _ => drop(self.due.pop()),
+        }
+        self.under_way += 1;
+    }
+
+    fn ended(&mut self, row: usize, at_ns: u64, well: bool) {
+        self.under_way -= 1;
+        let (session, turn) = conversation::split(row);
+        if well && turn + 1 < self.conversations.turns(session) {
+            let due_ns = at_ns.saturating_add(self.conversations.think(row).as_nanos() as u64);
+            if due_ns < self.until_ns {
+                self.due.push(Reverse((due_ns, row + 1)));
+            }
+        } else if let Starts::Free(slots) = &mut self.starts {
+            slots.push(Reverse(at_ns));
         }
     }
 }
@@ -162,7 +253,7 @@ mod tests {
                         return sent;
                     };
                     now = at;
-                    pacer.ended(row, at);
+                    pacer.ended(row, at, row != 2048 + 1);
                 }
             }
         }
@@ -222,6 +313,27 @@ mod tests {
         };
         assert_eq!(rows(1), rows(5000));
         assert_eq!(rows(1), (0..10).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn conversations_think_between_turns_and_end_with_a_failure() {
+        let conversations = |turns: &str| Conversations {
+            seed: 1,
+            turns: conversation::Turns::Drawn(turns.parse().unwrap()),
+            think: "1ms".parse().unwrap(),
+        };
+        let slots = Starts::Free([Reverse(0), Reverse(0)].into());
+        let sent = simulate(Pacer::sessions(conversations("3"), slots, 4, u64::MAX), |_| 10);
+        let rows: Vec<_> = sent.iter().map(|s| conversation::split(s.0)).collect();
+        // Two at a time. Conversation 2 fails in its second turn, which leaves its slot to nobody: 3 has begun.
+        let want = [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 0), (3, 0), (2, 1), (3, 1), (3, 2)];
+        assert_eq!(rows, want);
+        assert_eq!(sent[2].1, 10 + 1_000_000);
+
+        let starts = Starts::At([0, 500, 5_000_000].into());
+        let sent = simulate(Pacer::sessions(conversations("2"), starts, 3, 4_000_000), |_| 10);
+        let rows: Vec<_> = sent.iter().map(|s| conversation::split(s.0)).collect();
+        assert_eq!(rows, [(0, 0), (1, 0), (0, 1), (1, 1)]);
     }
 
     #[test]

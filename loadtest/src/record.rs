@@ -86,6 +86,8 @@ pub struct Exchange {
     pub usage: Option<Usage>,
     /// Who answered, where a gateway says so.
     pub worker: Option<String>,
+    /// The answer, if a conversation goes on from it.
+    pub text: String,
     /// How it ended.
     pub outcome: Outcome,
 }
@@ -211,6 +213,7 @@ pub(crate) mod tests {
                 gaps_us: vec![5000, 5000],
                 usage: Some(usage),
                 worker: None,
+                text: String::new(),
                 outcome: Outcome::Ok,
             },
         }

@@ -120,13 +120,14 @@ pub async fn measure(
     mut output: Output,
     patience: Option<Patience>,
 ) -> Result<Measured, Error> {
-    let Plan { load: Load { workload, pacer, requests }, server } = plan;
+    let Plan { load: Load { mut workload, pacer, requests }, server } = plan;
     let model = match &args.server.model {
         Some(model) => model.clone(),
         None => server.first_model(args.server.timeout).await?,
     };
     let block_tokens = workload.block_tokens();
     let calibration = calibration(args, &server, &model, block_tokens).await?;
+    workload.calibrate(calibration.bytes_per_token);
     let bodies = bodies(args, &model, &calibration, block_tokens)?;
     let config = Config::new(args, model);
     let mut planned = planned(&config, &workload, &bodies);
@@ -136,7 +137,14 @@ pub async fn measure(
     let (records, received) = mpsc::unbounded_channel();
     let clock = Clock { zero: Instant::now() + Duration::from_millis(limits::LEAD_MS) };
     let path = args.server.endpoint.path();
-    let session = Session { server, path, timeout: args.server.timeout, clock, stop: stopped };
+    let session = Session {
+        server,
+        path,
+        timeout: args.server.timeout,
+        clock,
+        keep_text: workload.is_conversational(),
+        stop: stopped,
+    };
     let sender = Sender {
         oracle: Oracle::new(block_tokens, args.workload.oracle_blocks.map(|n| n as usize)),
         workload,
@@ -296,12 +304,8 @@ fn places(args: &RunArgs) -> Option<Places> {
 
 /// What is known of the workload before it is sent.
 fn planned(config: &Config, workload: &workload::Workload, bodies: &Bodies) -> Workload {
-    let trace_hash = match workload {
-        workload::Workload::Trace { trace, .. } => trace.hash(),
-        workload::Workload::Synthetic(_) => 0,
-    };
     Workload {
-        fingerprint: config.fingerprint(trace_hash),
+        fingerprint: config.fingerprint(workload.file_hash()),
         block_tokens: workload.block_tokens(),
         block_bytes: bodies.bytes(workload.block_tokens()),
         ..Workload::default()

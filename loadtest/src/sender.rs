@@ -23,6 +23,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::{
     body::Bodies,
+    conversation::{self, History, Reply},
     exchange::{Session, exchange},
     oracle::{Oracle, Reusable},
     pacer::Pacer,
@@ -114,15 +115,27 @@ enum Woken {
 /// Tells the sender's thread that a request has ended.
 #[derive(Clone)]
 struct Bell {
-    ended: EndSender<(usize, u64)>,
+    ended: EndSender<Ending>,
     thread: Thread,
 }
+
+/// How a request ended, for those that come after it.
+struct Ending {
+    row: usize,
+    at_ns: u64,
+    /// None if it failed.
+    reply: Option<Reply>,
+}
+
+/// What was said in the conversations under way.
+type Histories = HashMap<usize, History>;
 
 impl Sender {
     /// Sends everything.
     pub fn run(mut self, runtime: &Handle) -> SentSums {
         let (ended, mut endings) = channel();
         let bell = (!self.pacer.is_fixed()).then(|| Bell { ended, thread: thread::current() });
+        let mut histories = Histories::new();
         // Only a loop that reacts to answers ever holds more than one.
         let mut ready: HashMap<usize, Ready> = HashMap::new();
         let (mut adder, mut sent) =
@@ -133,11 +146,12 @@ impl Sender {
                     break;
                 }
                 thread::park();
-                self.hear(&mut endings);
+                self.hear(&mut endings, &mut histories);
                 continue;
             };
-            let next = ready.remove(&due.row).unwrap_or_else(|| self.make(due.row, &mut adder));
-            match self.wait_until(due, &mut endings) {
+            let next =
+                ready.remove(&due.row).unwrap_or_else(|| self.make(due.row, &mut adder, &mut histories));
+            match self.wait_until(due, &mut endings, &mut histories) {
                 Woken::Stopped => break,
                 Woken::Changed => {
                     ready.insert(due.row, next);
@@ -154,12 +168,16 @@ impl Sender {
         SentSums { sums: adder.sums(), ..sent }
     }
 
-    fn make(&mut self, row: usize, adder: &mut Adder) -> Ready {
+    fn make(&mut self, row: usize, adder: &mut Adder, histories: &mut Histories) -> Ready {
         let ask = self.workload.ask(row);
         adder.add(&ask);
-        let body = Bytes::from(self.bodies.make(&ask));
-        let wanted_prompt_tokens = ask.prompt_tokens() + self.overhead_tokens;
-        Ready { body, reusable: self.oracle.ask(ask.blocks.into_iter()), wanted_prompt_tokens }
+        let mut history = (self.workload.is_conversational())
+            .then(|| histories.entry(conversation::split(row).0).or_default());
+        let body = Bytes::from(self.bodies.make(&ask, history.as_deref_mut()));
+        let blocks = history.map_or(ask.blocks, |history| history.blocks.clone());
+        let tokens: u64 = blocks.iter().map(|block| u64::from(block.tokens)).sum();
+        let wanted_prompt_tokens = tokens + self.overhead_tokens;
+        Ready { body, reusable: self.oracle.ask(blocks.into_iter()), wanted_prompt_tokens }
     }
 
     fn send(&self, due: Due, ready: Ready, bell: Option<Bell>, runtime: &Handle) {
@@ -169,8 +187,10 @@ impl Sender {
         let (session, records, places) = (self.session.clone(), self.records.clone(), self.places.clone());
         runtime.spawn(async move {
             let Ready { body, reusable, wanted_prompt_tokens } = ready;
-            let (exchange, queued_ns) = placed(session, body, places).await;
-            let end_ns = exchange.end_ns;
+            let (mut exchange, queued_ns) = placed(session, body, places).await;
+            let (at_ns, text) = (exchange.end_ns, std::mem::take(&mut exchange.text));
+            let tokens = exchange.usage.as_ref().map_or(0, |usage| usage.completion_tokens);
+            let reply = (exchange.outcome == Outcome::Ok).then_some(Reply { text, tokens });
             // The run drops its end only when it ends, and then nobody asks.
             let _ = records.send(Record {
                 row,
@@ -182,19 +202,19 @@ impl Sender {
                 exchange,
             });
             if let Some(bell) = bell {
-                let _ = bell.ended.send((row, end_ns));
+                let _ = bell.ended.send(Ending { row, at_ns, reply });
                 bell.thread.unpark();
             }
         });
     }
 
     /// Sleeps until `due`, or until something else must be done.
-    fn wait_until(&mut self, due: Due, endings: &mut Receiver<(usize, u64)>) -> Woken {
+    fn wait_until(&mut self, due: Due, endings: &mut Receiver<Ending>, histories: &mut Histories) -> Woken {
         loop {
             if self.control.stop.load(Ordering::Acquire) {
                 return Woken::Stopped;
             }
-            self.hear(endings);
+            self.hear(endings, histories);
             if self.pacer.peek() != Some(due) {
                 return Woken::Changed;
             }
@@ -207,9 +227,15 @@ impl Sender {
         }
     }
 
-    fn hear(&mut self, endings: &mut Receiver<(usize, u64)>) {
-        for (row, end_ns) in endings.try_iter() {
-            self.pacer.ended(row, end_ns);
+    fn hear(&mut self, endings: &mut Receiver<Ending>, histories: &mut Histories) {
+        for Ending { row, at_ns, reply } in endings.try_iter() {
+            self.pacer.ended(row, at_ns, reply.is_some());
+            let session = conversation::split(row).0;
+            let goes_on = self.pacer.goes_on(row);
+            match (reply, histories.get_mut(&session)) {
+                (Some(reply), Some(history)) if goes_on => history.add_reply(row, &reply),
+                _ => drop(histories.remove(&session)),
+            }
         }
     }
 }

@@ -210,20 +210,16 @@ impl Fitted {
 
     fn ticks(&self) -> Vec<(f64, String)> {
         let values: Vec<f64> = match self.scale {
-            Scale::Linear => {
-                let rough = (self.high - self.low) / 5.0;
-                let power = 10f64.powf(rough.log10().floor());
-                let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|&step| step >= rough);
-                let step = step.unwrap_or(rough);
-                (0..=10).map(|i| f64::from(i) * step).filter(|&value| value <= self.high).collect()
-            }
+            Scale::Linear => even(self.low, self.high),
             Scale::Log => {
                 let decades = (self.high / self.low).log10();
                 let marks: &[f64] = if decades > 3.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
                 let first = self.low.log10().floor() as i32;
                 let last = self.high.log10().ceil() as i32;
                 let all = (first..=last).flat_map(|e| marks.iter().map(move |mark| mark * 10f64.powi(e)));
-                all.filter(|&value| value >= self.low && value <= self.high).collect()
+                let marks: Vec<f64> = all.filter(|&value| value >= self.low && value <= self.high).collect();
+                // Within less than a doubling there may be none.
+                if marks.len() < 2 { even(self.low, self.high) } else { marks }
             }
             Scale::Tail => {
                 let marks = [0.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99];
@@ -232,6 +228,16 @@ impl Fitted {
         };
         values.into_iter().map(|value| (value, short(value))).collect()
     }
+}
+
+/// About five round numbers between `low` and `high`.
+fn even(low: f64, high: f64) -> Vec<f64> {
+    let rough = (high - low) / 5.0;
+    let power = 10f64.powf(rough.log10().floor());
+    let step =
+        [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|&step| step >= rough).unwrap_or(rough);
+    let first = (low / step).ceil();
+    (0..=10).map(|i| (first + f64::from(i)) * step).filter(|&value| value <= high).collect()
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! Each request is a function of the seed and its number, so nothing is stored. Makes no text.
 
 use crate::{
+    conversation,
     dist::Tokens,
     limits,
     random::{Purpose, Rng},
@@ -45,18 +46,28 @@ pub struct PrefixTree {
 impl Synthetic {
     /// Request number `row`.
     pub fn ask(&self, row: usize) -> Ask {
+        self.make(row, true, |i| unshared_id(row, i))
+    }
+
+    /// What is new in the turn of request `row`: in a conversation's first, the shared prefix too.
+    pub fn turn(&self, row: usize) -> Ask {
+        self.make(row, conversation::split(row).1 == 0, |i| conversation::block_id(row, false, i))
+    }
+
+    fn make(&self, row: usize, with_prefix: bool, id: impl Fn(u32) -> u64) -> Ask {
         let draw = |purpose| Rng::at(self.seed, purpose, row as u64);
         let mut blocks = Vec::new();
-        if let Some(prefix) = &self.prefix {
+        if let Some(prefix) = self.prefix.as_ref().filter(|_| with_prefix) {
             prefix.append(prefix.group(draw(Purpose::Group).unit()), &mut blocks);
         }
-        append(self.input.draw(&mut draw(Purpose::PromptLength)), |i| unshared_id(row, i), &mut blocks);
-        Ask { blocks, output_tokens: self.output.draw(&mut draw(Purpose::OutputLength)).into() }
+        append(self.input.draw(&mut draw(Purpose::PromptLength)), id, &mut blocks);
+        let output_tokens = self.output.draw(&mut draw(Purpose::OutputLength)).into();
+        Ask { blocks, output_tokens, said: None }
     }
 }
 
 /// Cuts `tokens` into blocks.
-fn append(tokens: u32, id: impl Fn(u32) -> u64, blocks: &mut Vec<Block>) {
+pub fn append(tokens: u32, id: impl Fn(u32) -> u64, blocks: &mut Vec<Block>) {
     for i in 0..tokens.div_ceil(BLOCK_TOKENS) {
         blocks.push(Block { id: id(i), tokens: (tokens - i * BLOCK_TOKENS).min(BLOCK_TOKENS) });
     }
@@ -125,7 +136,7 @@ mod tests {
         let mut ids = HashSet::new();
         for row in 0..200 {
             let ask = a.ask(row);
-            assert_eq!(ask, a.ask(row));
+            assert_eq!(ask.blocks, a.ask(row).blocks);
             assert!((1..=100).contains(&ask.prompt_tokens()));
             assert_eq!(ask.output_tokens, 8);
             assert!(ask.blocks.iter().all(|block| is_unshared(block.id) && ids.insert(block.id)));

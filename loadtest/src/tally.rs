@@ -252,6 +252,7 @@ mod tests {
                 gaps_us: vec![4000, 6000],
                 usage: Some(usage),
                 worker: Some("w:1".into()),
+                text: String::new(),
                 outcome,
             },
         }

@@ -2,8 +2,12 @@
 //! Makes no text and knows no times.
 
 use crate::{
+    conversation,
+    dist::Tokens,
+    random::{Purpose, Rng},
     scale::{Block, Scale},
     synthetic::Synthetic,
+    texts::{self, Answer, Said, Texts},
     trace::Trace,
 };
 
@@ -11,13 +15,15 @@ use crate::{
 /// shared prefixes are below it.
 const UNSHARED: u64 = 1 << 63;
 
-/// One request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// One request; of a conversation, its newest turn.
+#[derive(Debug, Clone)]
 pub struct Ask {
     /// The prompt.
     pub blocks: Vec<Block>,
     /// Tokens to generate, at least 1.
     pub output_tokens: u64,
+    /// Its words, where a file gives them; else they are made from the blocks.
+    pub said: Option<Said>,
 }
 
 /// Where requests come from.
@@ -32,6 +38,19 @@ pub enum Workload {
     },
     /// Requests drawn from distributions.
     Synthetic(Synthetic),
+    /// Conversations whose turns are drawn from distributions.
+    MultiTurn(Synthetic),
+    /// Conversations from a file.
+    Texts {
+        /// Them.
+        texts: Texts,
+        /// Length of an answer that the file leaves open.
+        output: Tokens,
+        /// Decides such lengths.
+        seed: u64,
+        /// Bytes of text for one token, as measured.
+        bytes_per_token: f64,
+    },
 }
 
 // === impl Ask ===
@@ -51,6 +70,46 @@ impl Workload {
         match self {
             Self::Trace { trace, scale } => trace_ask(trace, *scale, row),
             Self::Synthetic(synthetic) => synthetic.ask(row),
+            Self::MultiTurn(synthetic) => synthetic.turn(row),
+            Self::Texts { texts, output, seed, bytes_per_token } => {
+                let (conversation, turn) = conversation::split(row);
+                let turn = &texts.conversations[conversation][turn];
+                let drawn = || u64::from(output.draw(&mut Rng::at(*seed, Purpose::OutputLength, row as u64)));
+                let text = match &turn.said {
+                    Said::Text(text) => text,
+                    Said::Messages(messages) => messages.get(),
+                };
+                Ask {
+                    blocks: texts::blocks(text, *bytes_per_token),
+                    output_tokens: match turn.answer {
+                        Answer::Bytes(bytes) => ((bytes as f64 / bytes_per_token).round() as u64).max(1),
+                        Answer::Tokens(tokens) => tokens,
+                        Answer::Open => drawn(),
+                    },
+                    said: Some(turn.said.clone()),
+                }
+            }
+        }
+    }
+
+    /// Whether requests are turns of conversations, whose history they carry.
+    pub fn is_conversational(&self) -> bool {
+        matches!(self, Self::MultiTurn(_) | Self::Texts { .. })
+    }
+
+    /// Takes in what calibration has measured.
+    pub fn calibrate(&mut self, measured: f64) {
+        if let Self::Texts { bytes_per_token, .. } = self {
+            *bytes_per_token = measured;
+        }
+    }
+
+    /// A hash of the file that it comes from; 0 without one.
+    pub fn file_hash(&self) -> u64 {
+        match self {
+            Self::Trace { trace, .. } => trace.hash(),
+            Self::Texts { texts, .. } => texts.hash,
+            Self::Synthetic(_) | Self::MultiTurn(_) => 0,
         }
     }
 
@@ -58,7 +117,7 @@ impl Workload {
     pub fn block_tokens(&self) -> u32 {
         match self {
             Self::Trace { scale, .. } => scale.block_tokens(),
-            Self::Synthetic(_) => crate::synthetic::BLOCK_TOKENS,
+            Self::Synthetic(_) | Self::MultiTurn(_) | Self::Texts { .. } => crate::synthetic::BLOCK_TOKENS,
         }
     }
 }
@@ -66,7 +125,8 @@ impl Workload {
 /// Row number `row` of `trace`, shrunk.
 pub fn trace_ask(trace: &Trace, scale: Scale, row: usize) -> Ask {
     let request = &trace.rows[row];
-    Ask { blocks: scale.blocks(row, request).collect(), output_tokens: scale.output_tokens(request) }
+    let blocks = scale.blocks(row, request).collect();
+    Ask { blocks, output_tokens: scale.output_tokens(request), said: None }
 }
 
 /// The id of a block that no other request has. `row` < 2^39, `block` < 2^24.

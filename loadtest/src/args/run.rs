@@ -7,8 +7,15 @@ use clap::{ArgAction, Args as ClapArgs, ValueEnum, ValueHint};
 
 use super::SliceArgs;
 use crate::{
-    arrivals::Arrival, body::Endpoint, dist::Tokens, limits, progress::Ui, rate::RateShape, sender::Warmup,
-    slo::Slo, units,
+    arrivals::Arrival,
+    body::Endpoint,
+    dist::{Seconds, Tokens},
+    limits,
+    progress::Ui,
+    rate::RateShape,
+    sender::Warmup,
+    slo::Slo,
+    units,
 };
 
 /// Shown under `run --help`.
@@ -21,6 +28,10 @@ Examples:
   # 64 system prompts of 2,048 tokens, the popular ones far more often, 32 requests at a time
   keyway-loadtest run --url http://127.0.0.1:8080 --workload shared-prefix --prefix-groups 64 \\
       --prefix-len 2048 --zipf 1.1 --isl 'lognormal(200,100)' --concurrency 32 --requests 2000
+
+  # 200 conversations, 4 beginning a second, with a person's pauses
+  keyway-loadtest run --url http://127.0.0.1:8080 --workload multi-turn --turns 'uniform(2,8)' --isl 200 \\
+      --prefix-len 1000 --think-time 'exp(3s)' --rate 4 --conversations 200
 
   # Twenty minutes of a trace in two, prompts shrunk 32 times, arrivals spread evenly
   keyway-loadtest run --url http://127.0.0.1:8080 --trace trace.jsonl --slice 0s..20m \\
@@ -39,6 +50,12 @@ pub enum WorkloadKind {
     /// Random lengths behind prefixes that groups of requests share.
     #[value(alias = "generated-shared-prefix")]
     SharedPrefix,
+    /// Conversations: each turn carries the ones before it and the server's own answers.
+    MultiTurn,
+    /// Conversations from a file in ShareGPT's JSON.
+    Sharegpt,
+    /// Requests from a file of JSON lines.
+    Custom,
 }
 
 /// What to do with a request that finds `--max-concurrency` others under way.
@@ -102,14 +119,27 @@ pub struct WorkloadArgs {
     #[arg(long, value_name = "TOKENS", default_value = "128",
           aliases = ["random-output-len", "output-tokens", "gsp-output-len"])]
     pub osl: Tokens,
-    /// Prefixes of shared-prefix
+    /// Turns of a conversation, written like --isl [default: 5; of sharegpt as in the file]
+    #[arg(long, value_name = "TURNS", alias = "session-turns-mean")]
+    pub turns: Option<Tokens>,
+    /// Time between an answer's end and the next turn: a time, or exp(3s), lognormal(3s,2s), …
+    #[arg(long, value_name = "TIME", default_value = "0s")]
+    pub think_time: Seconds,
+    /// Conversations to hold; --rate is how many begin a second, --concurrency how many are under way
+    #[arg(long, value_name = "N", aliases = ["num-conversations", "num-sessions"],
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub conversations: Option<u32>,
+    /// Prompts of sharegpt (its JSON) or custom (lines of {"prompt": …} or {"messages": […]}, with "max_tokens")
+    #[arg(long, value_name = "FILE", aliases = ["dataset-path", "input-file"], value_hint = ValueHint::FilePath)]
+    pub file: Option<PathBuf>,
+    /// Prefixes of shared-prefix, and of multi-turn with --prefix-len
     #[arg(long, value_name = "N", default_value_t = 8, aliases = ["gsp-num-groups", "num-prefix-prompts"])]
     pub prefix_groups: usize,
-    /// Tokens of each prefix
-    #[arg(long, value_name = "TOKENS", default_value_t = 2048,
+    /// Tokens of each prefix [default: 2048; multi-turn: none]
+    #[arg(long, value_name = "TOKENS",
           aliases = ["gsp-system-prompt-len", "prefix-prompt-length"],
           value_parser = clap::value_parser!(u32).range(1..=i64::from(limits::LENGTH_TOKENS_MAX)))]
-    pub prefix_len: u32,
+    pub prefix_len: Option<u32>,
     /// Levels of the tree of prefixes: groups of one branch share all levels above it
     #[arg(long, value_name = "LEVELS", default_value_t = 1)]
     pub prefix_depth: usize,
