@@ -13,7 +13,7 @@ pub mod search;
 
 use compare::CompareArgs;
 use report::ReportArgs;
-use run::RunArgs;
+use run::{RunArgs, ServerArgs};
 use search::{SearchArgs, SweepArgs};
 
 const EXIT_CODES: &str = "\
@@ -51,6 +51,8 @@ pub enum Command {
     Compare(CompareArgs),
     /// Show a run as HTML with plots, Markdown, CSV, or the JSON of `vllm bench serve` or AIPerf
     Report(ReportArgs),
+    /// Say whether a server can be measured, and what it tells of tokens, caches and workers
+    Check(Box<ServerArgs>),
     /// Look at traces
     Trace {
         /// What to do with it.
@@ -85,7 +87,7 @@ pub struct SliceArgs {
 /// Options of `trace info`.
 #[derive(Debug, ClapArgs)]
 pub struct InfoArgs {
-    /// Trace in Mooncake's JSON lines
+    /// Trace: Mooncake's or Bailian's JSON lines, Azure's or BurstGPT's CSV
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
     #[command(flatten)]

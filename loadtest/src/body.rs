@@ -1,7 +1,10 @@
 //! The bytes of each request's body: fixed text around the prompt, so that the same seed sends the same bytes.
 //! Decides no lengths.
 
+use std::{collections::BTreeMap, fmt::Write as _};
+
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, value::RawValue};
 
 use crate::{conversation::History, prompt::PromptText, texts::Said, workload::Ask};
 
@@ -56,6 +59,9 @@ pub fn probe(endpoint: Endpoint, model: &str, prompt: &str) -> String {
     format!("{head}{open}{prompt}{close}{tail},\"max_tokens\":1,\"temperature\":0}}")
 }
 
+/// Fields of a body, in an order that no build changes, and their values as they were written.
+pub type Fields = BTreeMap<String, Box<RawValue>>;
+
 /// Makes the bodies of a run.
 #[derive(Debug)]
 pub struct Bodies {
@@ -64,18 +70,47 @@ pub struct Bodies {
     text: PromptText,
     endpoint: Endpoint,
     head: String,
+    /// Fields beside the prompt and its lengths.
+    fields: Fields,
     tail: String,
 }
 
 impl Bodies {
     /// Bodies for `model` at `endpoint`.
     pub fn new(endpoint: Endpoint, model: &str, ignore_eos: bool, seed: u64, bytes_per_token: f64) -> Self {
-        let eos = if ignore_eos { r#","ignore_eos":true"# } else { "" };
-        let tail = format!(
-            r#"{},"stream":true,"stream_options":{{"include_usage":true}},"temperature":0{eos},"max_tokens":"#,
-            endpoint.tail()
-        );
-        Self { bytes_per_token, text: PromptText::new(seed), endpoint, head: endpoint.head(model), tail }
+        let raw = |json: &str| RawValue::from_string(json.into()).unwrap_or_default();
+        let mut fields = Fields::from([("temperature".into(), raw("0"))]);
+        if ignore_eos {
+            fields.insert("ignore_eos".into(), raw("true"));
+        }
+        Self {
+            bytes_per_token,
+            text: PromptText::new(seed),
+            endpoint,
+            head: endpoint.head(model),
+            fields,
+            tail: String::new(),
+        }
+        .sealed()
+    }
+
+    /// The same with more fields; one that is there already is replaced.
+    #[must_use]
+    pub fn with_fields(mut self, fields: &Fields) -> Self {
+        self.fields.extend(fields.iter().map(|(name, value)| (name.clone(), value.clone())));
+        self.sealed()
+    }
+
+    /// Makes the tail, which every body ends with, from the fields.
+    fn sealed(mut self) -> Self {
+        let close = self.endpoint.tail();
+        self.tail = format!(r#"{close},"stream":true,"stream_options":{{"include_usage":true}}"#);
+        for (name, value) in &self.fields {
+            // Writing to a string cannot fail.
+            let _ = write!(self.tail, ",{}:{}", Value::from(name.as_str()), value.get());
+        }
+        self.tail += r#","max_tokens":"#;
+        self
     }
 
     /// The body of `ask`. Of a conversation, `history` comes before it and then holds it too.
@@ -134,8 +169,6 @@ impl Bodies {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
     use crate::scale::Block;
 
@@ -153,6 +186,18 @@ mod tests {
         assert_eq!(body["max_tokens"], 10);
         assert_eq!((&body["stream"], &body["ignore_eos"]), (&Value::from(true), &Value::from(true)));
         assert_eq!(body["stream_options"]["include_usage"], true);
+    }
+
+    #[test]
+    fn fields_of_one_s_own_replace_ours() {
+        let fields = serde_json::from_str(r#"{"temperature": 0.7, "top_p": 0.9}"#).unwrap();
+        let bodies = Bodies::new(Endpoint::Chat, "m", true, 42, 1.0).with_fields(&fields);
+        let text = String::from_utf8(bodies.make(&ask([0, 1, 2]), None)).unwrap();
+        assert_eq!(text.matches("temperature").count(), 1);
+        let body: Value = serde_json::from_str(&text).unwrap();
+        let of = |name: &str| body[name].as_f64().unwrap();
+        assert_eq!((of("temperature"), of("top_p"), of("max_tokens")), (0.7, 0.9, 10.0));
+        assert_eq!((&body["ignore_eos"], &body["stream"]), (&true.into(), &true.into()));
     }
 
     #[test]

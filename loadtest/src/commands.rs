@@ -6,7 +6,7 @@ use clap::CommandFactory as _;
 
 use crate::{
     args::{Args, Command, InfoArgs, TraceCommand},
-    compare,
+    check, compare,
     error::Error,
     export, run,
     scale::Scale,
@@ -25,6 +25,7 @@ pub fn dispatch(args: Args) -> Result<ExitCode, Error> {
         Command::Search(args) => search::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Report(args) => export::run(&args),
+        Command::Check(args) => check::run(&args),
         Command::Trace { command: TraceCommand::Info(args) } => trace_info(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
@@ -36,7 +37,9 @@ pub fn dispatch(args: Args) -> Result<ExitCode, Error> {
 
 fn trace_info(args: &InfoArgs) -> Result<ExitCode, Error> {
     let trace = Trace::load(&args.file)?;
-    let Some(info) = Info::new(&trace, &args.slice.slice, Scale::new(args.slice.scale_len)) else {
+    let Some(info) =
+        Info::new(&trace, &args.slice.slice, Scale::of(args.slice.scale_len, trace.block_tokens))
+    else {
         let end_s = trace.end_ms() as f64 / 1e3;
         return Err(Error::Usage(format!("--slice holds no requests: the trace lasts from 0s to {end_s}s")));
     };

@@ -58,7 +58,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::{
         calibrate::Calibration,
-        load::Config,
+        config::Config,
         record::{Outcome, tests::good},
         report::{Facts, Workload},
         tally::Tally,

@@ -55,6 +55,8 @@ pub const SERIES_POINTS_MAX: usize = 600;
 
 /// Probes after which a search stops repeating at its edge: growth over 2^20 and bisection to 1 % take under 30.
 pub const SEARCH_PROBES_MAX: usize = 60;
+/// Attempts at one probe of a search: a moment in which the machine was busy must not end an hour's work.
+pub const SEARCH_ATTEMPTS_MAX: usize = 4;
 /// How far below its first load a search goes down.
 pub const SEARCH_SHRINK_MIN: f64 = 1.0 / 256.0;
 /// Runs of one sweep.

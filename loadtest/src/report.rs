@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     calibrate::Calibration,
+    config::Config,
     error, limits,
-    load::Config,
     samples::Columns,
     series::SeriesReport,
     slo::Goodput,

@@ -17,13 +17,14 @@ use tokio::{
 
 use crate::{
     args::run::{Overload, RunArgs},
-    body::Bodies,
+    body::{Bodies, Fields},
     calibrate::{Calibration, calibrate},
     client::{self, Server},
+    config::Config,
     error::Error,
     exchange::{Clock, Session},
     export, limits,
-    load::{Config, Load},
+    load::Load,
     oracle::Oracle,
     output::{self, Output},
     progress::{Progress, Status},
@@ -104,6 +105,8 @@ impl Plan {
             .transpose()
             .map_err(Error::Usage)?;
         let server = Server::new(&args.server.url, key.as_deref())?;
+        let server = server.with_headers(&args.server.header).map_err(Error::Usage)?;
+        extra_body(args)?;
         Ok(Self { load: Load::new(args)?, server })
     }
 
@@ -285,7 +288,8 @@ fn bodies(
 ) -> Result<Bodies, Error> {
     let (endpoint, workload) = (args.server.endpoint, &args.workload);
     let bodies =
-        Bodies::new(endpoint, model, workload.ignore_eos, workload.seed, calibration.bytes_per_token);
+        Bodies::new(endpoint, model, workload.ignore_eos, workload.seed, calibration.bytes_per_token)
+            .with_fields(&extra_body(args)?);
     let block_bytes = bodies.bytes(block_tokens);
     if block_bytes < limits::BLOCK_BYTES_MIN {
         return Err(Error::Usage(format!(
@@ -294,6 +298,18 @@ fn bodies(
         )));
     }
     Ok(bodies)
+}
+
+/// The fields of `--extra-body`, which may be none that the schedule or the measurement depends on.
+fn extra_body(args: &RunArgs) -> Result<Fields, Error> {
+    let Some(text) = &args.server.extra_body else { return Ok(Fields::new()) };
+    let fields: Fields = serde_json::from_str(text)
+        .map_err(|error| Error::Usage(format!("--extra-body must be a JSON object: {error}")))?;
+    let ours = ["model", "messages", "prompt", "stream", "stream_options", "max_tokens", "n"];
+    match ours.into_iter().find(|name| fields.contains_key(*name)) {
+        Some(name) => Err(Error::Usage(format!("--extra-body must not set `{name}`: the load tester does"))),
+        None => Ok(fields),
+    }
 }
 
 fn places(args: &RunArgs) -> Option<Places> {

@@ -150,7 +150,7 @@ mod tests {
     fn trace(timestamps: &[u64]) -> Trace {
         let row =
             |&timestamp_ms| Row { timestamp_ms, input_tokens: 1, output_tokens: 1, blocks: Box::default() };
-        Trace { rows: timestamps.iter().map(row).collect() }
+        Trace::from(timestamps.iter().map(row).collect::<Vec<_>>())
     }
 
     fn timing(slice: &str, pace: Pace, spread_bursts: bool) -> Timing {

@@ -12,6 +12,7 @@ use crate::{
     },
     error::{EXIT_GATE, Error},
     knee::{Found, Probe, Search, Settings, Step},
+    limits,
     output::{self, Output},
     report::Status,
     run::{self, Measured, Patience, Plan},
@@ -78,13 +79,13 @@ pub fn run(args: &SearchArgs) -> Result<ExitCode, Error> {
     });
     let runtime = run::runtime(&args.run)?;
     let mut probes: Vec<ProbeReport> = Vec::new();
+    let mut seeds = (0..).map(|i| args.run.workload.seed.wrapping_add(i));
     let found = loop {
         let load = match search.next() {
             Step::Done(found) => break found,
             Step::Try(load) => load,
         };
-        let seed = args.run.workload.seed.wrapping_add(probes.len() as u64);
-        let probe = runtime.block_on(probe(args, load, seed))?;
+        let probe = runtime.block_on(valid_probe(args, load, &mut seeds))?;
         search.add(Probe { load, attainment: probe.attainment, requests: probe.of });
         stdout::print(&line(&probe))?;
         probes.push(probe);
@@ -123,6 +124,21 @@ fn check(args: &SearchArgs) -> Result<(), Error> {
         return usage("say how long one probe is: --requests N or --duration TIME");
     }
     Ok(())
+}
+
+/// A probe that can be trusted: one that was sent too late is repeated with another seed, a few times.
+async fn valid_probe(
+    args: &SearchArgs,
+    load: f64,
+    seeds: &mut impl Iterator<Item = u64>,
+) -> Result<ProbeReport, Error> {
+    let mut attempt = 1;
+    loop {
+        match probe(args, load, seeds.next().unwrap_or_default()).await {
+            Err(Error::Invalid(_)) if attempt < limits::SEARCH_ATTEMPTS_MAX => attempt += 1,
+            result => return result,
+        }
+    }
 }
 
 async fn probe(args: &SearchArgs, load: f64, seed: u64) -> Result<ProbeReport, Error> {

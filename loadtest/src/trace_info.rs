@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::{
     oracle::Oracle,
     scale::Scale,
+    schedule::Due,
     trace::{Row, Trace},
     units::Span,
     workload::{self, Ask},
@@ -94,16 +95,24 @@ impl Adder {
     }
 }
 
+/// Adds up the rows that `schedule` names.
+pub fn sums(trace: &Trace, schedule: &[Due], scale: Scale) -> Sums {
+    let mut adder = Adder::default();
+    for due in schedule {
+        adder.add(&workload::trace_ask(trace, scale, due.row));
+    }
+    adder.sums()
+}
+
 impl Info {
     /// Looks at `span` of `trace`, which must hold at least one row.
     pub fn new(trace: &Trace, span: &Span, scale: Scale) -> Option<Self> {
         let range = trace.slice(span);
         let rows = &trace.rows[range.clone()];
         let (first, last) = (rows.first()?, rows.last()?);
-        let asks = || range.clone().map(|row| workload::trace_ask(trace, scale, row));
-        let mut adder = Adder::default();
-        asks().for_each(|ask| adder.add(&ask));
-        let sums = adder.sums();
+        let schedule: Vec<_> = range.map(|row| Due { intended_ns: 0, row }).collect();
+        let asks = || schedule.iter().map(|due| workload::trace_ask(trace, scale, due.row));
+        let sums = sums(trace, &schedule, scale);
         let reuse = |blocks: Option<usize>| {
             let mut oracle = Oracle::new(scale.block_tokens(), blocks);
             let reused = asks().map(|ask| oracle.ask(ask.blocks.into_iter()));
@@ -112,8 +121,7 @@ impl Info {
         };
         let distinct = sums.distinct_blocks as usize;
         let pooled = |percent: usize| (distinct * percent / 100).max(1);
-        let missing =
-            |row: &Row| row.input_tokens.div_ceil(crate::trace::BLOCK_TOKENS) as usize - row.blocks.len();
+        let missing = |row: &Row| row.input_tokens.div_ceil(trace.block_tokens) as usize - row.blocks.len();
         Some(Self {
             requests: rows.len() as u64,
             first_s: first.timestamp_ms as f64 / 1e3,
@@ -197,15 +205,14 @@ mod tests {
     fn a_small_slice() {
         let rows =
             vec![row(0, 1024, &[0, 1]), row(0, 1536, &[0, 1, 2]), row(3000, 1024, &[0]), row(9000, 9, &[5])];
-        let info = Info::new(&Trace { rows }, &"0s..5s".parse().unwrap(), Scale::new(0.03125)).unwrap();
+        let info = Info::new(&Trace::from(rows), &"0s..5s".parse().unwrap(), Scale::new(0.03125)).unwrap();
         assert_eq!((info.requests, info.distinct_timestamps, info.prompt_tokens_max), (3, 2, 48));
         assert_eq!((info.sums.prompt_tokens, info.sums.output_tokens), (112, 48));
         assert_eq!((info.sums.blocks, info.sums.distinct_blocks), (7, 4));
         assert_eq!(info.possible, 48.0 / 112.0);
         assert_eq!((info.blocks_without_id, info.prefix_violations), (1, 0));
         assert!(info.render().contains("7 of 16 tokens, 4 distinct"));
-        let empty =
-            Info::new(&Trace { rows: vec![row(0, 1, &[])] }, &"1s..".parse().unwrap(), Scale::new(1.0));
+        let empty = Info::new(&Trace::from(vec![row(0, 1, &[])]), &"1s..".parse().unwrap(), Scale::new(1.0));
         assert!(empty.is_none());
     }
 

@@ -99,6 +99,12 @@ pub struct ServerArgs {
     /// Most time from sending a request to the end of its answer
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = units::duration)]
     pub timeout: Duration,
+    /// Header to send with every request, as `Name: value`; repeatable
+    #[arg(long, short = 'H', value_name = "HEADER")]
+    pub header: Vec<String>,
+    /// Fields to add to every body, as a JSON object, such as '{"top_p": 0.9}'
+    #[arg(long, value_name = "JSON", alias = "extra-inputs")]
+    pub extra_body: Option<String>,
     /// Threads that read answers [default: the machine's cores, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
@@ -146,7 +152,7 @@ pub struct WorkloadArgs {
     /// Popularity of prefixes: the k-th is asked for with weight 1/k^S; 0 is even
     #[arg(long, value_name = "S", default_value_t = 0.0, alias = "gsp-zipf-alpha", value_parser = units::not_negative)]
     pub zipf: f64,
-    /// Trace in Mooncake's JSON lines (timestamp, input_length, output_length, hash_ids of 512 tokens)
+    /// Trace to replay: Mooncake's or Bailian's JSON lines, Azure's or BurstGPT's CSV
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub trace: Option<PathBuf>,
     #[command(flatten)]

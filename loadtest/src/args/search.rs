@@ -16,7 +16,7 @@ Examples:
 Each probe is a whole measurement with a seed of its own; --requests or --duration is the length of one. The load
 doubles until the objective is lost, then the edge is bisected in steps of equal ratio, then both sides are
 repeated. A probe that has lost the objective beyond doubt ends early.
-Exit code: 0 found (or kept at --to), 3 a probe was invalid, 4 the objective is kept at no load.";
+Exit code: 0 found (or kept at --to), 3 a probe was sent too late four times, 4 the objective is kept at no load.";
 
 /// Shown under `sweep --help`.
 pub const SWEEP_EXAMPLES: &str = "\

@@ -99,3 +99,29 @@ fn sharegpt_and_lines_of_one_s_own() {
     sent.sort_by_key(|(content, _)| *content);
     assert_eq!(sent, [("p", &5.into()), ("s", &3.into())]);
 }
+
+#[test]
+fn a_check_says_what_a_server_tells() {
+    let check = |script: fn(usize) -> Script| {
+        let server = FakeServer::start(script);
+        let output = Command::new(env!("CARGO_BIN_EXE_keyway-loadtest"))
+            .args(["check", "--url", &server.url(), "-H", "x-tenant: a"])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, text) = check(|_| Script::Good);
+    assert_eq!(code, Some(0), "{text}");
+    for want in [
+        "ok   model           fake",
+        "1.000 bytes",
+        "8 events with text",
+        "8 generated as asked",
+        "of 518 for a repeated",
+    ] {
+        assert!(text.contains(want), "{want}: {text}");
+    }
+    let (code, text) = check(|_| Script::Cut);
+    assert!(code == Some(1) && text.contains("FAIL stream          cut"), "{text}");
+}
