@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Method;
 use keyway_wire::openai::Usage;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     body::{self, Endpoint},
@@ -24,7 +24,7 @@ const PROBE_BYTES: [usize; 2] = [512, 2048];
 const BYTES_PER_TOKEN_GUESS: usize = 4;
 
 /// The relation of bytes to tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
     /// Bytes of prompt text for one more prompt token.
     pub bytes_per_token: f64,

@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, Uri, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use hyper_util::{
@@ -61,6 +61,7 @@ pub struct Server {
     /// `http://host:port` and any path in front of `/v1`.
     base: String,
     authorization: Option<HeaderValue>,
+    headers: HeaderMap,
 }
 
 impl Server {
@@ -89,7 +90,21 @@ impl Server {
             .pool_idle_timeout(Duration::from_secs(20))
             .build(connector);
         let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        Ok(Self { client, base, authorization })
+        Ok(Self { client, base, authorization, headers: HeaderMap::new() })
+    }
+
+    /// The same, sending `headers` (`Name: value`) too. Their values are never shown.
+    pub fn with_headers(mut self, headers: &[String]) -> Result<Self, String> {
+        for header in headers {
+            let name = header.split(':').next().unwrap_or_default();
+            let wrong = || format!("--header {name}: write `Name: value`");
+            let (name, value) = header.split_once(':').ok_or_else(wrong)?;
+            let name = HeaderName::try_from(name.trim()).map_err(|_| wrong())?;
+            let mut value = HeaderValue::try_from(value.trim()).map_err(|_| wrong())?;
+            value.set_sensitive(true);
+            self.headers.append(name, value);
+        }
+        Ok(self)
     }
 
     /// Sends one request; the answer's body is still to come.
@@ -108,6 +123,9 @@ impl Server {
         headers.insert(header::USER_AGENT, HeaderValue::from_static("keyway-loadtest"));
         if let Some(value) = &self.authorization {
             headers.insert(header::AUTHORIZATION, value.clone());
+        }
+        for (name, value) in &self.headers {
+            headers.insert(name, value.clone());
         }
         self.client.request(request).await
     }
@@ -217,6 +235,20 @@ mod tests {
         let server = Server::new("http://h", Some("sk-secret")).unwrap();
         assert!(!format!("{server:?}").contains("secret"));
         assert!(!Server::new("http://h", Some("sk-\nsecret")).unwrap_err().to_string().contains("secret"));
+    }
+
+    #[test]
+    fn headers_of_one_s_own() {
+        let server = || Server::new("http://h", None).unwrap();
+        let with = server().with_headers(&["X-Tenant: secret".into(), "x-b:c:d".into()]).unwrap();
+        assert_eq!(
+            (&with.headers["x-tenant"], &with.headers["x-b"]),
+            (&"secret".try_into().unwrap(), &"c:d".try_into().unwrap())
+        );
+        assert!(!format!("{with:?}").contains("secret"));
+        for bad in ["x-tenant", "a b: c", ": c"] {
+            assert!(server().with_headers(&[bad.into()]).is_err(), "{bad}");
+        }
     }
 
     #[test]

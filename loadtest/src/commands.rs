@@ -6,11 +6,13 @@ use clap::CommandFactory as _;
 
 use crate::{
     args::{Args, Command, InfoArgs, TraceCommand},
+    check, compare,
     error::Error,
-    mock, run,
+    export, mock, run,
     scale::Scale,
-    simulate,
+    search, simulate,
     stdout::print,
+    sweep,
     trace::Trace,
     trace_info::Info,
 };
@@ -19,6 +21,11 @@ use crate::{
 pub fn dispatch(args: Args) -> Result<ExitCode, Error> {
     match args.command {
         Command::Run(args) => run::run(&args),
+        Command::Sweep(args) => sweep::run(&args),
+        Command::Search(args) => search::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::Report(args) => export::run(&args),
+        Command::Check(args) => check::run(&args),
         Command::Mock(args) => mock::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Trace { command: TraceCommand::Info(args) } => trace_info(&args),
@@ -32,7 +39,9 @@ pub fn dispatch(args: Args) -> Result<ExitCode, Error> {
 
 fn trace_info(args: &InfoArgs) -> Result<ExitCode, Error> {
     let trace = Trace::load(&args.file)?;
-    let Some(info) = Info::new(&trace, &args.slice.slice, Scale::new(args.slice.scale_len)) else {
+    let Some(info) =
+        Info::new(&trace, &args.slice.slice, Scale::of(args.slice.scale_len, trace.block_tokens))
+    else {
         let end_s = trace.end_ms() as f64 / 1e3;
         return Err(Error::Usage(format!("--slice holds no requests: the trace lasts from 0s to {end_s}s")));
     };

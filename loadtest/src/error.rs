@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use crate::{client::ClientError, trace::TraceError};
+use crate::{client::ClientError, texts::TextError, trace::TraceError};
 
 /// Exit code of a run in which nothing succeeded or the server could not be reached.
 pub const EXIT_FAILED: u8 = 1;
@@ -11,6 +11,8 @@ pub const EXIT_FAILED: u8 = 1;
 pub const EXIT_USAGE: u8 = 2;
 /// Exit code of a run that sent its requests too late to be trusted.
 pub const EXIT_INVALID: u8 = 3;
+/// Exit code of a run that does not keep its objective, and of a comparison that fails its gate.
+pub const EXIT_GATE: u8 = 4;
 /// Exit code of a run ended by SIGINT or SIGTERM; its report covers what was done.
 pub const EXIT_INTERRUPTED: u8 = 130;
 
@@ -23,6 +25,9 @@ pub enum Error {
     /// The trace cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// A file of prompts cannot be used.
+    #[error(transparent)]
+    Text(#[from] TextError),
     /// The server cannot be reached or does not answer as an OpenAI-compatible server does.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -34,6 +39,20 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// A report cannot be read.
+    #[error("{path}: {reason}")]
+    Report {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// A probe of a search was sent too late to be trusted.
+    #[error("invalid measurement {0}")]
+    Invalid(String),
+    /// A search or sweep was ended by a signal.
+    #[error("interrupted")]
+    Interrupted,
     /// The process cannot start its threads or its signal handlers.
     #[error("cannot start: {0}")]
     Start(#[from] std::io::Error),
@@ -43,7 +62,13 @@ impl Error {
     /// The code to end the process with.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Usage(_) | Self::Trace(_) | Self::Client(ClientError::Url { .. }) => EXIT_USAGE,
+            Self::Usage(_)
+            | Self::Trace(_)
+            | Self::Text(_)
+            | Self::Report { .. }
+            | Self::Client(ClientError::Url { .. }) => EXIT_USAGE,
+            Self::Interrupted => EXIT_INTERRUPTED,
+            Self::Invalid(_) => EXIT_INVALID,
             Self::Client(_) | Self::Write { .. } | Self::Start(_) => EXIT_FAILED,
         })
     }

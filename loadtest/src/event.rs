@@ -76,6 +76,14 @@ impl Event {
     }
 }
 
+/// The text of a chunk's first choice, without reasoning; empty where there is none.
+pub fn text(data: &[u8]) -> String {
+    let chunk: Option<Chunk<'_>> = serde_json::from_slice(data).ok();
+    let choice = chunk.and_then(|chunk| chunk.choices.into_iter().next());
+    let text = choice.and_then(|choice| choice.delta.and_then(|delta| delta.content).or(choice.text));
+    text.map(Cow::into_owned).unwrap_or_default()
+}
+
 impl Choice<'_> {
     fn has_text(&self) -> bool {
         let filled = |text: &Option<Cow<'_, str>>| text.as_deref().is_some_and(|text| !text.is_empty());
@@ -124,5 +132,7 @@ mod tests {
         };
         assert_eq!((usage.prompt_tokens, usage.cached_tokens()), (9, Some(8)));
         assert!(Event::read(b"<html>").is_err());
+        assert_eq!(text(br#"{"choices":[{"delta":{"content":"a\nb"}}]}"#), "a\nb");
+        assert_eq!(text(br#"{"choices":[{"delta":{"reasoning_content":"hm"}}]}"#), "");
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::{
     client::{self, Server},
-    event::Event,
+    event::{self, Event},
     limits,
     record::{Exchange, Failure, FailureClass, Outcome},
     sse,
@@ -30,6 +30,11 @@ impl Clock {
     pub fn now_ns(&self) -> u64 {
         self.zero.elapsed().as_nanos() as u64
     }
+
+    /// Time left until the zero.
+    pub fn until_zero(&self) -> Duration {
+        self.zero.saturating_duration_since(Instant::now())
+    }
 }
 
 /// What all requests of a run share.
@@ -43,6 +48,8 @@ pub struct Session {
     pub timeout: Duration,
     /// The run's clock.
     pub clock: Clock,
+    /// Whether the answers' text is kept, for conversations to go on from.
+    pub keep_text: bool,
     /// Turns `true` when the run is interrupted.
     pub stop: watch::Receiver<bool>,
 }
@@ -50,7 +57,8 @@ pub struct Session {
 /// Sends `body` and reads the answer to its end.
 pub async fn exchange(mut session: Session, body: Bytes) -> Exchange {
     let clock = session.clock;
-    let mut watching = Watching { clock, seen: Exchange::begun(clock.now_ns()), done_ns: None };
+    let keep_text = session.keep_text;
+    let mut watching = Watching { clock, keep_text, seen: Exchange::begun(clock.now_ns()), done_ns: None };
     let outcome = tokio::select! {
         result = tokio::time::timeout(session.timeout, watching.run(&session.server, session.path, body)) => match result {
             Ok(Ok(())) => Outcome::Ok,
@@ -69,6 +77,7 @@ pub async fn exchange(mut session: Session, body: Bytes) -> Exchange {
 /// An exchange under way.
 struct Watching {
     clock: Clock,
+    keep_text: bool,
     seen: Exchange,
     /// When `[DONE]` was here.
     done_ns: Option<u64>,
@@ -77,7 +86,8 @@ struct Watching {
 // === impl Exchange ===
 
 impl Exchange {
-    fn begun(sent_ns: u64) -> Self {
+    /// An exchange of which nothing has happened yet.
+    pub fn begun(sent_ns: u64) -> Self {
         Self {
             sent_ns,
             head_ns: None,
@@ -88,6 +98,7 @@ impl Exchange {
             gaps_us: Vec::new(),
             usage: None,
             worker: None,
+            text: String::new(),
             outcome: Outcome::Cancelled,
         }
     }
@@ -148,6 +159,9 @@ impl Watching {
             Event::Chunk { has_text, finished, usage } => {
                 if has_text {
                     self.text(now_ns);
+                    if self.keep_text {
+                        self.seen.text.push_str(&event::text(data));
+                    }
                 }
                 if has_text || finished {
                     self.seen.first_ns.get_or_insert(now_ns);

@@ -47,3 +47,38 @@ pub const MOCK_EVENT_BATCHES_MAX: usize = 10_000;
 pub const MOCK_EVENT_BYTES_MAX: usize = 64 << 20;
 /// Batches on their way to the socket; one that comes on top is lost to subscribers.
 pub const MOCK_EVENT_QUEUE_MAX: usize = 10_000;
+/// Longest prompt or answer of a synthetic workload, in tokens: four times the longest context window sold.
+pub const LENGTH_TOKENS_MAX: u32 = 4 << 20;
+
+/// Pieces of `--rate-shape`: a week in steps of ten minutes.
+pub const RATE_PIECES_MAX: usize = 1008;
+
+/// Requests of one precomputed schedule: 16 bytes each make 320 MB, and at 1,000 requests a second it lasts 5.5 h.
+pub const SCHEDULE_REQUESTS_MAX: usize = 20_000_000;
+
+/// Groups of `--workload shared-prefix`: 8 bytes each.
+pub const PREFIX_GROUPS_MAX: usize = 1_000_000;
+/// Levels of the tree of their prefixes.
+pub const PREFIX_DEPTH_MAX: usize = 16;
+
+/// Users or slots of a closed loop: each is a connection, and a client has fewer than 65,536 ports.
+pub const USERS_MAX: usize = 60_000;
+
+/// Requests whose own figures run.json keeps for `compare`: about 150 bytes each, so at most 3 MB. Of longer runs a
+/// share is kept that only the request's number decides, the same in every run.
+pub const SAMPLES_MAX: usize = 20_000;
+
+/// Points of a run's time series. A longer run gets wider points.
+pub const SERIES_POINTS_MAX: usize = 600;
+
+/// Probes after which a search stops repeating at its edge: growth over 2^20 and bisection to 1 % take under 30.
+pub const SEARCH_PROBES_MAX: usize = 60;
+/// Attempts at one probe of a search: a moment in which the machine was busy must not end an hour's work.
+pub const SEARCH_ATTEMPTS_MAX: usize = 4;
+/// How far below its first load a search goes down.
+pub const SEARCH_SHRINK_MIN: f64 = 1.0 / 256.0;
+/// Runs of one sweep.
+pub const SWEEP_RUNS_MAX: usize = 1000;
+
+/// Size of a file of prompts: ShareGPT's cleaned set is 670 MB, and all of it is held.
+pub const TEXT_FILE_BYTES_MAX: usize = 2 << 30;

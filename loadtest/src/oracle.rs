@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
 
-use crate::scale::Block;
+use crate::{scale::Block, workload};
 
 /// Tokens of one prompt that a cache would have held.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct Oracle {
     block_tokens: u32,
     /// The prompt being asked about: the hash of each block's prefix, and its tokens.
     chain: Vec<(BlockHash, u32)>,
+    /// How many of its blocks come before the first that no other request has.
+    shareable: usize,
 }
 
 // === impl Oracle ===
@@ -35,7 +37,13 @@ pub struct Oracle {
 impl Oracle {
     /// Empty caches for blocks of `block_tokens`; the pooled one holds `pooled_blocks`.
     pub fn new(block_tokens: u32, pooled_blocks: Option<usize>) -> Self {
-        Self { seen: HashMap::new(), pooled: pooled_blocks.map(Lru::new), block_tokens, chain: Vec::new() }
+        Self {
+            seen: HashMap::new(),
+            pooled: pooled_blocks.map(Lru::new),
+            block_tokens,
+            chain: Vec::new(),
+            shareable: 0,
+        }
     }
 
     /// Answers for one prompt and then holds it.
@@ -43,29 +51,34 @@ impl Oracle {
         // Chained, so that a trace whose ids are not prefix hashes is still judged by whole prefixes.
         let mut hashes = Chain::new(HashKey::new(0), b"");
         self.chain.clear();
-        self.chain.extend(prompt.map(|block| (hashes.push(&block.id.to_le_bytes()), block.tokens)));
+        self.shareable = usize::MAX;
+        for (i, block) in prompt.enumerate() {
+            if workload::is_unshared(block.id) {
+                self.shareable = self.shareable.min(i);
+            }
+            self.chain.push((hashes.push(&block.id.to_le_bytes()), block.tokens));
+        }
 
         let prompt_tokens: u64 = self.chain.iter().map(|(_, tokens)| u64::from(*tokens)).sum();
         let reusable_max = prompt_tokens.saturating_sub(1);
         let unbounded = self.ask_unbounded().min(reusable_max);
+        let last_is_whole = self.chain.last().is_some_and(|(_, tokens)| *tokens == self.block_tokens);
+        let whole = if last_is_whole { self.chain.len() } else { self.chain.len().saturating_sub(1) };
         let pooled = self.pooled.as_mut().map(|lru| {
-            let whole = self
-                .chain
-                .iter()
-                .take_while(|(_, tokens)| *tokens == self.block_tokens)
-                .map(|(hash, _)| *hash);
-            (lru.ask(whole) as u64 * u64::from(self.block_tokens)).min(reusable_max)
+            let held = lru.ask(self.chain[..whole].iter().map(|(hash, _)| *hash));
+            self.chain[..held].iter().map(|(_, tokens)| u64::from(*tokens)).sum::<u64>().min(reusable_max)
         });
         Reusable { unbounded, pooled }
     }
 
+    /// Blocks that no other request can have are not kept: memory grows with what is shared, not with the run.
     fn ask_unbounded(&mut self) -> u64 {
         let (mut reusable, mut prefix) = (0, true);
-        for &(hash, tokens) in &self.chain {
+        for &(hash, tokens) in self.chain.iter().take(self.shareable) {
             let seen = self.seen.entry(hash).or_insert(0);
             if prefix {
                 reusable += u64::from(tokens.min(*seen));
-                prefix = *seen >= self.block_tokens;
+                prefix = *seen >= tokens;
             }
             *seen = tokens.max(*seen);
         }

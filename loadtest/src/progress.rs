@@ -1,5 +1,5 @@
 //! The line on stderr that shows a run under way: redrawn each second on a terminal, a new one every five seconds
-//! elsewhere. Ends up in no result.
+//! elsewhere, or JSON. Ends up in no result.
 
 use std::{
     io::{IsTerminal as _, Write as _},
@@ -13,6 +13,9 @@ pub enum Ui {
     Auto,
     /// A line every five seconds.
     Plain,
+    /// A line of JSON each second, for programs.
+    #[value(alias = "json-lines")]
+    Json,
     /// Nothing.
     None,
 }
@@ -22,8 +25,8 @@ pub enum Ui {
 pub struct Status {
     /// Time since the run's zero.
     pub elapsed: Duration,
-    /// Requests in the schedule.
-    pub scheduled: u64,
+    /// Requests in the schedule, if that is known.
+    pub scheduled: Option<u64>,
     /// Of those, sent.
     pub sent: u64,
     /// Of those, ended.
@@ -44,6 +47,7 @@ pub struct Progress {
 enum Style {
     Redraw,
     Plain,
+    Json,
     Nothing,
 }
 
@@ -55,6 +59,7 @@ impl Progress {
     pub fn new(ui: Ui) -> Self {
         let style = match ui {
             Ui::None => Style::Nothing,
+            Ui::Json => Style::Json,
             Ui::Auto if std::io::stderr().is_terminal() => Style::Redraw,
             Ui::Auto | Ui::Plain => Style::Plain,
         };
@@ -68,7 +73,8 @@ impl Progress {
         if self.style == Style::Nothing || !self.ticks.is_multiple_of(every) {
             return;
         }
-        let line = line(status, (status.sent - self.sent_before) as f64 / every as f64);
+        let rate = (status.sent - self.sent_before) as f64 / every as f64;
+        let line = if self.style == Style::Json { json(status, rate) } else { line(status, rate) };
         self.sent_before = status.sent;
         // A closed stderr must not end the measurement.
         let _ = match self.style {
@@ -78,7 +84,7 @@ impl Progress {
     }
 
     /// Clears a redrawn line.
-    pub fn finish(self) {
+    pub fn finish(&self) {
         if self.style == Style::Redraw {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
@@ -87,11 +93,23 @@ impl Progress {
 
 fn line(status: Status, rate: f64) -> String {
     let Status { elapsed, scheduled, sent, done, failed } = status;
+    let scheduled = scheduled.map_or_else(String::new, |scheduled| format!("/{scheduled}"));
     format!(
-        "{:>5.0} s  sent {sent}/{scheduled} ({rate:.1}/s)  in flight {}  done {done}  errors {failed}",
+        "{:>5.0} s  sent {sent}{scheduled} ({rate:.1}/s)  in flight {}  done {done}  errors {failed}",
         elapsed.as_secs_f64(),
         sent.saturating_sub(done)
     )
+}
+
+fn json(status: Status, rate: f64) -> String {
+    let Status { elapsed, scheduled, sent, done, failed } = status;
+    let elapsed_s = elapsed.as_secs_f64();
+    let in_flight = sent.saturating_sub(done);
+    serde_json::json!({
+        "elapsed_s": elapsed_s, "scheduled": scheduled, "sent": sent, "sent_per_s": rate, "in_flight": in_flight,
+        "done": done, "failed": failed,
+    })
+    .to_string()
 }
 
 #[cfg(test)]
@@ -100,7 +118,13 @@ mod tests {
 
     #[test]
     fn the_line() {
-        let status = Status { elapsed: Duration::from_secs(7), scheduled: 90, sent: 50, done: 48, failed: 1 };
+        let status =
+            Status { elapsed: Duration::from_secs(7), scheduled: Some(90), sent: 50, done: 48, failed: 1 };
+        let read: serde_json::Value = serde_json::from_str(&json(status, 6.0)).unwrap();
+        assert_eq!(
+            (&read["in_flight"], &read["scheduled"], &read["failed"]),
+            (&2.into(), &90.into(), &1.into())
+        );
         assert_eq!(line(status, 6.0), "    7 s  sent 50/90 (6.0/s)  in flight 2  done 48  errors 1");
     }
 }

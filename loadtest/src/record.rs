@@ -20,6 +20,8 @@ pub enum FailureClass {
     Timeout,
     /// Bytes that are no stream of OpenAI events.
     Protocol,
+    /// Not sent: `--max-concurrency` requests were under way and `--overload` is `drop`.
+    Dropped,
 }
 
 impl std::fmt::Display for FailureClass {
@@ -31,6 +33,7 @@ impl std::fmt::Display for FailureClass {
             Self::Cut => f.write_str("cut"),
             Self::Timeout => f.write_str("timeout"),
             Self::Protocol => f.write_str("protocol"),
+            Self::Dropped => f.write_str("dropped"),
         }
     }
 }
@@ -83,6 +86,8 @@ pub struct Exchange {
     pub usage: Option<Usage>,
     /// Who answered, where a gateway says so.
     pub worker: Option<String>,
+    /// The answer, if a conversation goes on from it.
+    pub text: String,
     /// How it ended.
     pub outcome: Outcome,
 }
@@ -90,10 +95,14 @@ pub struct Exchange {
 /// One request of the run.
 #[derive(Debug, Clone)]
 pub struct Record {
-    /// Index of the trace's row.
+    /// The request's number in its workload; of a trace, its row.
     pub row: usize,
     /// When it was due.
     pub intended_ns: u64,
+    /// How long it waited for one of `--max-concurrency` places, in nanoseconds.
+    pub queued_ns: u64,
+    /// Sent to warm up: in no figure.
+    pub warmup: bool,
     /// Tokens the prompt was made to have, chat template included.
     pub wanted_prompt_tokens: u64,
     /// What caches could have held of it.
@@ -107,6 +116,7 @@ pub struct Record {
 pub struct RecordLine<'a> {
     row: usize,
     intended_ms: f64,
+    queued_ms: f64,
     sent_ms: f64,
     head_ms: Option<f64>,
     first_ms: Option<f64>,
@@ -118,9 +128,32 @@ pub struct RecordLine<'a> {
     completion_tokens: Option<u64>,
     possible_tokens: u64,
     pooled_lru_tokens: Option<u64>,
+    warmup: bool,
 }
 
 impl Record {
+    /// Time to the first token as a person would have seen it, in nanoseconds; of a good answer.
+    pub fn ttft_ns(&self) -> Option<u64> {
+        Some(self.exchange.first_ns?.saturating_sub(self.intended_ns))
+    }
+
+    /// Time to the end as a person would have seen it, in nanoseconds.
+    pub fn e2e_ns(&self) -> u64 {
+        self.exchange.end_ns.saturating_sub(self.intended_ns)
+    }
+
+    /// Time from the first to the second event with text, in nanoseconds.
+    pub fn ttst_ns(&self) -> Option<u64> {
+        self.exchange.gaps_us.first().map(|&us| u64::from(us) * 1000)
+    }
+
+    /// Mean time of a generated token after the first, in nanoseconds, by the server's own count.
+    pub fn tpot_ns(&self) -> Option<u64> {
+        let tokens = self.exchange.usage.as_ref()?.completion_tokens;
+        let (first_ns, last_ns) = (self.exchange.first_ns?, self.exchange.last_ns?);
+        (tokens >= 2).then(|| last_ns.saturating_sub(first_ns) / (tokens - 1))
+    }
+
     /// Whether the stream ended well.
     pub fn is_ok(&self) -> bool {
         self.exchange.outcome == Outcome::Ok
@@ -134,6 +167,7 @@ impl Record {
         RecordLine {
             row: self.row,
             intended_ms: ms(self.intended_ns),
+            queued_ms: ms(self.queued_ns),
             sent_ms: ms(exchange.sent_ns),
             head_ms: exchange.head_ns.map(ms),
             first_ms: exchange.first_ns.map(ms),
@@ -149,6 +183,39 @@ impl Record {
             completion_tokens: usage.map(|u| u.completion_tokens),
             possible_tokens: self.reusable.unbounded,
             pooled_lru_tokens: self.reusable.pooled,
+            warmup: self.warmup,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A good answer of three tokens 5 ms apart; times in milliseconds.
+    pub(crate) fn good(due: u64, sent: u64, first: u64, end: u64) -> Record {
+        let ns = |ms: u64| ms * 1_000_000;
+        let usage = Usage { prompt_tokens: 40, completion_tokens: 3, total_tokens: 43, ..Usage::default() };
+        Record {
+            row: 0,
+            intended_ns: ns(due),
+            queued_ns: 0,
+            warmup: false,
+            wanted_prompt_tokens: 40,
+            reusable: Reusable::default(),
+            exchange: Exchange {
+                sent_ns: ns(sent),
+                head_ns: Some(ns(sent)),
+                first_ns: Some(ns(first)),
+                last_ns: Some(ns(first) + ns(10)),
+                end_ns: ns(end),
+                text_events: 3,
+                gaps_us: vec![5000, 5000],
+                usage: Some(usage),
+                worker: None,
+                text: String::new(),
+                outcome: Outcome::Ok,
+            },
         }
     }
 }

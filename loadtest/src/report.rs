@@ -1,12 +1,17 @@
 //! The result of a run in the shape of `run.json` (described in `README.md`), and the verdict on the measurement
 //! itself. Formats nothing.
 
-use serde::Serialize;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
 
 use crate::{
-    body::Endpoint,
     calibrate::Calibration,
+    config::Config,
     error, limits,
+    samples::Columns,
+    series::SeriesReport,
+    slo::Goodput,
     stats::Summary,
     tally::{FailureRow, Tally, Tokens, View, WorkerRow},
 };
@@ -15,12 +20,12 @@ use crate::{
 pub const FORMAT: &str = "keyway-loadtest/run/1";
 
 /// `run.json`. Times are milliseconds where the name says nothing else.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
     /// [`FORMAT`].
-    pub format: &'static str,
+    pub format: String,
     /// Of this program.
-    pub version: &'static str,
+    pub version: String,
     /// Whether to trust what follows.
     pub verdict: Verdict,
     /// Start, in seconds since 1970.
@@ -41,6 +46,9 @@ pub struct Report {
     pub response: ViewReport,
     /// Times from the real one: what the server took.
     pub service: ViewReport,
+    /// From the first to the second event with text.
+    #[serde(default)]
+    pub ttst: Option<Summary>,
     /// Between events with text.
     pub itl: Option<Summary>,
     /// Per request, mean time of a token after the first.
@@ -55,10 +63,22 @@ pub struct Report {
     pub workers: Workers,
     /// How late requests were sent.
     pub schedule_lag: ScheduleLag,
+    /// Who kept the objective, if one was given.
+    #[serde(default)]
+    pub goodput: Option<Goodput>,
+    /// The run over time.
+    #[serde(default)]
+    pub series: SeriesReport,
+    /// All samples of each figure as an HdrHistogram of microseconds (V2, compressed, base64).
+    #[serde(default)]
+    pub histograms: BTreeMap<String, String>,
+    /// Single requests, for comparisons.
+    #[serde(default)]
+    pub samples: Columns,
 }
 
 /// A status and its reason.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Verdict {
     /// The status.
     pub status: Status,
@@ -67,7 +87,7 @@ pub struct Verdict {
 }
 
 /// What became of the measurement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// It can be trusted; single requests may have failed.
@@ -80,32 +100,13 @@ pub enum Status {
     Interrupted,
 }
 
-/// The options that decided the run. Never a key.
-#[derive(Debug, Clone, Serialize)]
-#[expect(missing_docs, reason = "each field is the option of its name")]
-pub struct Config {
-    pub url: String,
-    pub model: String,
-    pub endpoint: Endpoint,
-    pub workload: &'static str,
-    pub trace: String,
-    pub slice: String,
-    pub scale_len: f64,
-    pub time_scale: Option<f64>,
-    pub rate: Option<f64>,
-    pub spread_bursts: bool,
-    pub duration_s: Option<f64>,
-    pub requests: Option<usize>,
-    pub seed: u64,
-    pub ignore_eos: bool,
-    pub timeout_s: f64,
-    pub oracle_blocks: Option<usize>,
-}
-
-/// The schedule's sums, in scaled tokens.
-#[derive(Debug, Clone, Serialize)]
+/// What was sent, in scaled tokens.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Workload {
-    /// Requests in the schedule.
+    /// Hash of the workload and its pace, without the seed: runs with equal ones can be compared.
+    #[serde(default)]
+    pub fingerprint: String,
+    /// Requests sent.
     pub requests: u64,
     /// When the last is due, in seconds.
     pub last_due_s: f64,
@@ -119,12 +120,12 @@ pub struct Workload {
     pub prompt_tokens: u64,
     /// Tokens to generate.
     pub output_tokens: u64,
-    /// xxh3 of all bodies sent, in order: equal hashes mean equal bytes.
+    /// Sum of the xxh3 of all bodies sent: equal hashes mean equal bytes.
     pub body_hash: String,
 }
 
 /// Counts of requests.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Requests {
     pub scheduled: u64,
@@ -132,10 +133,13 @@ pub struct Requests {
     pub ok: u64,
     pub failed: u64,
     pub cancelled: u64,
+    /// Sent to warm up: in no figure.
+    #[serde(default)]
+    pub warmup: u64,
 }
 
 /// Times from one point of view, of good answers.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct ViewReport {
     /// To the first token.
     pub ttft: Option<Summary>,
@@ -144,7 +148,7 @@ pub struct ViewReport {
 }
 
 /// Token sums of good answers, by the server's `usage`.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct TokensReport {
     /// Prompt tokens.
     pub prompt: u64,
@@ -159,7 +163,7 @@ pub struct TokensReport {
 }
 
 /// Means over `elapsed_s`.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Throughput {
     pub requests_per_s: f64,
@@ -168,7 +172,7 @@ pub struct Throughput {
 }
 
 /// Shares of all prompt tokens that came, or could have come, from a cache.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Cache {
     /// Cached tokens by `usage`; none if the server reports none.
     pub cached_tokens: Option<u64>,
@@ -187,7 +191,7 @@ pub struct Cache {
 }
 
 /// The workers that answered, where a gateway names them.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Workers {
     /// Each of them.
     pub list: Vec<WorkerRow>,
@@ -196,7 +200,7 @@ pub struct Workers {
 }
 
 /// How late requests were sent, and how late is too late.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct ScheduleLag {
     /// Real minus intended time of sending.
     pub lag: Option<Summary>,
@@ -213,6 +217,8 @@ pub struct Facts {
     pub calibration: Calibration,
     pub started_unix_s: u64,
     pub elapsed_s: f64,
+    /// Requests in the schedule.
+    pub scheduled: u64,
     pub sent: u64,
     pub interrupted: bool,
 }
@@ -222,25 +228,29 @@ pub struct Facts {
 impl Report {
     /// Puts the report together.
     pub fn new(facts: Facts, tally: &Tally) -> Self {
-        let Facts { config, workload, calibration, started_unix_s, elapsed_s, sent, interrupted } = facts;
-        let Tally { ok, failed, cancelled, tokens, .. } = *tally;
+        let Facts { config, workload, calibration, started_unix_s, elapsed_s, scheduled, sent, interrupted } =
+            facts;
+        let Tally { ok, failed, cancelled, warmup, tokens, .. } = *tally;
         let response = ViewReport::new(&tally.response);
         let schedule_lag = ScheduleLag::new(tally, response.ttft);
-        let per_second = |count: u64| if elapsed_s > 0.0 { count as f64 / elapsed_s } else { 0.0 };
+        // A warm-up is not part of the time that figures are taken over.
+        let counted_s = elapsed_s - tally.first_due_ns.unwrap_or(0) as f64 / 1e9;
+        let per_second = |count: u64| if counted_s > 0.0 { count as f64 / counted_s } else { 0.0 };
         Self {
-            format: FORMAT,
-            version: env!("CARGO_PKG_VERSION"),
+            format: FORMAT.into(),
+            version: env!("CARGO_PKG_VERSION").into(),
             verdict: Verdict::new(interrupted, tally, &schedule_lag),
             started_unix_s,
             elapsed_s,
             cache: Cache::new(&tokens, config.oracle_blocks),
-            requests: Requests { scheduled: workload.requests, sent, ok, failed, cancelled },
+            requests: Requests { scheduled, sent, ok, failed, cancelled, warmup },
             config,
             workload,
             calibration,
             errors: tally.failures(),
             response,
             service: ViewReport::new(&tally.service),
+            ttst: tally.ttst.summary(),
             itl: tally.itl.summary(),
             tpot: tally.tpot.summary(),
             tokens: TokensReport {
@@ -257,6 +267,35 @@ impl Report {
             },
             workers: Workers::new(tally.workers()),
             schedule_lag,
+            goodput: tally.slo.as_ref().map(|slo| slo.report(counted_s)),
+            series: tally.series.report(),
+            histograms: histograms(tally),
+            samples: tally.samples.columns(),
+        }
+    }
+}
+
+fn histograms(tally: &Tally) -> BTreeMap<String, String> {
+    let figures = [
+        ("response_ttft", &tally.response.ttft),
+        ("response_e2e", &tally.response.e2e),
+        ("service_ttft", &tally.service.ttft),
+        ("service_e2e", &tally.service.e2e),
+        ("ttst", &tally.ttst),
+        ("itl", &tally.itl),
+        ("tpot", &tally.tpot),
+        ("schedule_lag", &tally.lag),
+    ];
+    figures.into_iter().map(|(name, samples)| (name.into(), samples.hdr())).collect()
+}
+
+impl Report {
+    /// The exit code of a run with this report.
+    pub fn exit_code(&self) -> u8 {
+        let bounds = self.goodput.iter().flat_map(|goodput| &goodput.bounds);
+        match self.verdict.exit_code() {
+            0 if bounds.filter_map(|bound| bound.holds).any(|holds| !holds) => error::EXIT_GATE,
+            code => code,
         }
     }
 }
@@ -282,7 +321,7 @@ impl Verdict {
     }
 
     /// The exit code this verdict ends the process with.
-    pub fn exit_code(&self) -> u8 {
+    fn exit_code(&self) -> u8 {
         match self.status {
             Status::Valid => 0,
             Status::Failed => error::EXIT_FAILED,

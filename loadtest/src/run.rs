@@ -1,11 +1,8 @@
 //! `keyway-loadtest run`: one measurement from its arguments to its report. The steps only; each is a module.
 //!
-//! Next: `schedule.rs`.
+//! Next: `load.rs`.
 
 use std::{
-    fs::{self, File},
-    io::{BufWriter, Write as _},
-    path::{Path, PathBuf},
     process::ExitCode,
     sync::{Arc, atomic::Ordering},
     thread,
@@ -13,67 +10,93 @@ use std::{
 };
 
 use tokio::{
-    runtime::{Builder, Handle},
+    runtime::{Builder, Handle, Runtime},
     signal::unix::{Signal, SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
 };
 
 use crate::{
-    args::RunArgs,
-    body::Bodies,
+    args::run::{Overload, RunArgs},
+    body::{Bodies, Fields},
     calibrate::{Calibration, calibrate},
     client::{self, Server},
+    config::Config,
     error::Error,
     exchange::{Clock, Session},
-    limits,
+    export, limits,
+    load::Load,
     oracle::Oracle,
+    output::{self, Output},
     progress::{Progress, Status},
     record::Record,
-    report::{Config, Facts, Report, Workload},
-    scale::Scale,
-    schedule::{self, Due, Pace, Timing},
-    sender::{Control, Sender},
+    report::{Facts, Report, Workload},
+    sender::{Control, Places, Sender, SentSums},
+    slo::Keeper,
     stdout, table,
     tally::Tally,
-    trace::Trace,
-    trace_info,
+    workload,
 };
 
 /// Measures, prints the table, writes the files; gives the verdict's exit code.
 pub fn run(args: &RunArgs) -> Result<ExitCode, Error> {
     let plan = Plan::new(args)?;
-    let output = Output::open(args)?;
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(limits::RUNTIME_THREADS_MAX);
-    let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
-    let report = runtime.block_on(measure(args, plan, output))?;
+    let output = Output::open(&args.output)?;
+    let Measured { report, .. } = runtime(args)?.block_on(measure(args, plan, output, None))?;
     stdout::print(&table::render(&report))?;
     if let Some(dir) = &args.output.dir {
-        write_report(dir, &report)?;
+        output::write_json(dir, "run.json", &report)?;
+        output::write_text(&dir.join("report.html"), &export::html::render(&report))?;
     }
-    Ok(ExitCode::from(report.verdict.exit_code()))
+    Ok(ExitCode::from(report.exit_code()))
+}
+
+/// The runtime that measurements run in.
+pub fn runtime(args: &RunArgs) -> Result<Runtime, Error> {
+    let cores = || thread::available_parallelism().map_or(1, usize::from).min(limits::RUNTIME_THREADS_MAX);
+    let threads = args.server.threads.map_or_else(cores, usize::from);
+    Ok(Builder::new_multi_thread().worker_threads(threads).enable_all().build()?)
 }
 
 /// What is known before the server is asked anything.
-struct Plan {
-    trace: Trace,
-    schedule: Vec<Due>,
-    scale: Scale,
+#[derive(Debug)]
+pub struct Plan {
+    load: Load,
     server: Server,
+}
+
+/// A measurement's result.
+#[derive(Debug)]
+pub struct Measured {
+    /// The figures.
+    pub report: Report,
+    /// Who kept the objective, if there is one.
+    pub slo: Option<Keeper>,
+    /// Whether it ended early because of [`Patience`].
+    pub gave_up: bool,
+}
+
+/// When a measurement has seen enough.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// Requests that may miss the objective before the rest is not sent.
+    pub misses_max: u64,
 }
 
 /// How the sending went.
 struct Sent {
     tally: Tally,
     requests: u64,
-    body_hash: u64,
+    sums: SentSums,
     elapsed: Duration,
     interrupted: bool,
+    gave_up: bool,
 }
 
 // === impl Plan ===
 
 impl Plan {
-    fn new(args: &RunArgs) -> Result<Self, Error> {
+    /// Reads the inputs that `args` name.
+    pub fn new(args: &RunArgs) -> Result<Self, Error> {
         let key = args
             .server
             .api_key_file
@@ -82,152 +105,162 @@ impl Plan {
             .transpose()
             .map_err(Error::Usage)?;
         let server = Server::new(&args.server.url, key.as_deref())?;
-        let trace = Trace::load(&args.workload.trace)?;
-        let schedule = schedule::plan(&trace, &timing(args)).map_err(Error::Usage)?;
-        Ok(Self { trace, schedule, scale: Scale::new(args.workload.slice.scale_len), server })
+        let server = server.with_headers(&args.server.header).map_err(Error::Usage)?;
+        extra_body(args)?;
+        Ok(Self { load: Load::new(args)?, server })
+    }
+
+    /// How many requests there will be, if that is known.
+    pub fn requests(&self) -> Option<u64> {
+        self.load.requests
     }
 }
 
-fn timing(args: &RunArgs) -> Timing {
-    Timing {
-        slice: args.workload.slice.slice,
-        pace: args.schedule.rate.map_or(Pace::TimeScale(args.schedule.time_scale), Pace::Rate),
-        spread_bursts: args.schedule.spread_bursts,
-        seed: args.workload.seed,
-        duration: args.schedule.duration,
-        requests: args.schedule.requests.map(|n| n as usize),
-    }
-}
-
-/// The folder's files, opened before the run so that a mistake costs no measurement.
-struct Output {
-    records: Option<(PathBuf, BufWriter<File>)>,
-}
-
-impl Output {
-    fn open(args: &RunArgs) -> Result<Self, Error> {
-        let Some(dir) = &args.output.dir else { return Ok(Self { records: None }) };
-        fs::create_dir_all(dir).map_err(|source| Error::Write { path: dir.clone(), source })?;
-        let path = dir.join("requests.jsonl");
-        let open = || File::create(&path).map_err(|source| Error::Write { path: path.clone(), source });
-        let file = args.output.records.then(open).transpose()?;
-        Ok(Self { records: file.map(|file| (path, BufWriter::new(file))) })
-    }
-
-    fn record(&mut self, record: &Record) -> Result<(), Error> {
-        let Some((path, file)) = &mut self.records else { return Ok(()) };
-        let line = serde_json::to_string(&record.line()).unwrap_or_default();
-        writeln!(file, "{line}").map_err(|source| Error::Write { path: path.clone(), source })
-    }
-
-    fn close(mut self) -> Result<(), Error> {
-        let Some((path, file)) = &mut self.records else { return Ok(()) };
-        file.flush().map_err(|source| Error::Write { path: path.clone(), source })
-    }
-}
-
-/// Written beside and renamed: a reader never sees half a report.
-fn write_report(dir: &Path, report: &Report) -> Result<(), Error> {
-    let (path, partial) = (dir.join("run.json"), dir.join("run.json.partial"));
-    let json = serde_json::to_string_pretty(report).unwrap_or_default();
-    fs::write(&partial, json + "\n")
-        .and_then(|()| fs::rename(&partial, &path))
-        .map_err(|source| Error::Write { path, source })
-}
-
-async fn measure(args: &RunArgs, plan: Plan, mut output: Output) -> Result<Report, Error> {
-    let Plan { trace, schedule, scale, server } = plan;
+/// Measures once. With `patience`, stops early when the objective is lost.
+pub async fn measure(
+    args: &RunArgs,
+    plan: Plan,
+    mut output: Output,
+    patience: Option<Patience>,
+) -> Result<Measured, Error> {
+    let Plan { load: Load { mut workload, pacer, requests }, server } = plan;
     let model = match &args.server.model {
         Some(model) => model.clone(),
         None => server.first_model(args.server.timeout).await?,
     };
-    let calibration = calibration(args, &server, &model, scale).await?;
-    let (endpoint, workload) = (args.server.endpoint, &args.workload);
-    let bodies =
-        Bodies::new(endpoint, &model, workload.ignore_eos, workload.seed, scale, calibration.bytes_per_token);
-    if bodies.block_bytes() < limits::BLOCK_BYTES_MIN {
-        return Err(Error::Usage(format!(
-            "a block would be {} bytes of text, too few to tell blocks apart ({} needed): raise --scale-len",
-            bodies.block_bytes(),
-            limits::BLOCK_BYTES_MIN
-        )));
-    }
-    let mut workload = planned(&trace, &schedule, &bodies);
+    let block_tokens = workload.block_tokens();
+    let calibration = calibration(args, &server, &model, block_tokens).await?;
+    workload.calibrate(calibration.bytes_per_token);
+    let bodies = bodies(args, &model, &calibration, block_tokens)?;
+    let config = Config::new(args, model);
+    let mut planned = planned(&config, &workload, &bodies);
     let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
 
     let (stop, stopped) = watch::channel(false);
     let (records, received) = mpsc::unbounded_channel();
     let clock = Clock { zero: Instant::now() + Duration::from_millis(limits::LEAD_MS) };
-    let session =
-        Session { server, path: endpoint.path(), timeout: args.server.timeout, clock, stop: stopped };
-    let oracle = Oracle::new(scale.block_tokens(), args.workload.oracle_blocks.map(|n| n as usize));
-    let overhead_tokens = calibration.overhead_tokens;
-    let control = Arc::new(Control::default());
-    let sender = Sender {
-        trace,
-        schedule,
-        bodies,
-        oracle,
-        overhead_tokens,
-        session,
-        records,
-        control: control.clone(),
+    let path = args.server.endpoint.path();
+    let session = Session {
+        server,
+        path,
+        timeout: args.server.timeout,
+        clock,
+        keep_text: workload.is_conversational(),
+        stop: stopped,
     };
-    let sent = send(sender, received, &stop, &mut output, Progress::new(args.output.ui)).await?;
+    let sender = Sender {
+        oracle: Oracle::new(block_tokens, args.workload.oracle_blocks.map(|n| n as usize)),
+        workload,
+        pacer,
+        bodies,
+        overhead_tokens: calibration.overhead_tokens,
+        session,
+        places: places(args),
+        warmup: args.schedule.warmup.unwrap_or_default(),
+        records,
+        control: Arc::new(Control::default()),
+    };
+    let mut run = Running {
+        scheduled: requests,
+        tally: Tally::new(args.output.slo.clone()),
+        progress: Progress::new(args.output.ui),
+        output: &mut output,
+        stop: &stop,
+        patience,
+    };
+    let sent = run.send(sender, received).await?;
     output.close()?;
 
-    workload.body_hash = format!("{:016x}", sent.body_hash);
+    fill(&mut planned, &sent);
     let facts = Facts {
-        config: config(args, model),
-        workload,
+        config,
+        scheduled: requests.unwrap_or(sent.requests),
+        workload: planned,
         calibration,
         started_unix_s,
         elapsed_s: sent.elapsed.as_secs_f64(),
         sent: sent.requests,
         interrupted: sent.interrupted,
     };
-    Ok(Report::new(facts, &sent.tally))
+    let report = Report::new(facts, &sent.tally);
+    if sent.interrupted && patience.is_some() {
+        return Err(Error::Interrupted);
+    }
+    Ok(Measured { report, slo: sent.tally.slo, gave_up: sent.gave_up })
 }
 
-/// Runs the sender's thread and takes in records until the last request has ended.
-async fn send(
-    sender: Sender,
-    mut records: mpsc::UnboundedReceiver<Record>,
-    stop: &watch::Sender<bool>,
-    output: &mut Output,
-    mut progress: Progress,
-) -> Result<Sent, Error> {
-    let (clock, control, scheduled) =
-        (sender.session.clock, sender.control.clone(), sender.schedule.len() as u64);
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let mut ticks = tokio::time::interval_at(clock.zero.into(), Duration::from_secs(1));
-    let runtime = Handle::current();
-    let thread = thread::Builder::new().name("sender".into()).spawn(move || sender.run(&runtime))?;
+/// What takes in records while the sender's thread runs.
+struct Running<'a> {
+    scheduled: Option<u64>,
+    tally: Tally,
+    progress: Progress,
+    output: &'a mut Output,
+    stop: &'a watch::Sender<bool>,
+    patience: Option<Patience>,
+}
 
-    let (mut tally, mut interrupted) = (Tally::default(), false);
-    // The channel ends when the sender and every request have dropped their ends.
-    loop {
-        tokio::select! {
-            record = records.recv() => match record {
-                Some(record) => { output.record(&record)?; tally.add(&record); }
-                None => break,
-            },
-            _ = ticks.tick() => {
-                let (elapsed, sent) = (clock.zero.elapsed(), control.sent.load(Ordering::Relaxed));
-                progress.tick(Status { elapsed, scheduled, sent, done: tally.done(), failed: tally.failed });
+impl Running<'_> {
+    /// Runs the sender's thread and takes in records until the last request has ended.
+    async fn send(
+        &mut self,
+        sender: Sender,
+        mut records: mpsc::UnboundedReceiver<Record>,
+    ) -> Result<Sent, Error> {
+        let (clock, control) = (sender.session.clock, sender.control.clone());
+        let (mut interrupt, mut terminate) =
+            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let mut ticks = tokio::time::interval_at(clock.zero.into(), Duration::from_secs(1));
+        let runtime = Handle::current();
+        let thread = thread::Builder::new().name("sender".into()).spawn(move || sender.run(&runtime))?;
+
+        let (mut interrupted, mut gave_up) = (false, false);
+        // The channel ends when the sender and every request have dropped their ends.
+        loop {
+            let mut end = false;
+            tokio::select! {
+                record = records.recv() => match record {
+                    Some(record) => {
+                        self.output.record(&record)?;
+                        self.tally.add(&record);
+                        if !gave_up && self.has_lost() {
+                            (gave_up, end) = (true, true);
+                        }
+                    }
+                    None => break,
+                },
+                _ = ticks.tick() => self.tick(clock, &control),
+                () = either(&mut interrupt, &mut terminate), if !interrupted => {
+                    (interrupted, end) = (true, true);
+                }
             }
-            () = either(&mut interrupt, &mut terminate), if !interrupted => {
-                interrupted = true;
+            if end {
                 control.stop.store(true, Ordering::Release);
                 thread.thread().unpark();
-                stop.send_replace(true);
+                self.stop.send_replace(true);
             }
         }
+        let elapsed = clock.zero.elapsed();
+        self.progress.finish();
+        let sums = thread.join().map_err(|_| std::io::Error::other("the sender's thread failed"))?;
+        let requests = control.sent.load(Ordering::Relaxed);
+        Ok(Sent { tally: std::mem::take(&mut self.tally), requests, sums, elapsed, interrupted, gave_up })
     }
-    let elapsed = clock.zero.elapsed();
-    progress.finish();
-    let body_hash = thread.join().map_err(|_| std::io::Error::other("the sender's thread failed"))?;
-    Ok(Sent { tally, requests: control.sent.load(Ordering::Relaxed), body_hash, elapsed, interrupted })
+
+    fn has_lost(&self) -> bool {
+        let misses = self.tally.slo.as_ref().map_or(0, |slo| slo.of - slo.met);
+        self.patience.is_some_and(|patience| misses > patience.misses_max)
+    }
+
+    fn tick(&mut self, clock: Clock, control: &Control) {
+        let sent = control.sent.load(Ordering::Relaxed);
+        self.progress.tick(Status {
+            elapsed: clock.zero.elapsed(),
+            scheduled: self.scheduled,
+            sent,
+            done: self.tally.done(),
+            failed: self.tally.failed,
+        });
+    }
 }
 
 async fn either(a: &mut Signal, b: &mut Signal) {
@@ -238,47 +271,69 @@ async fn calibration(
     args: &RunArgs,
     server: &Server,
     model: &str,
-    scale: Scale,
+    block_tokens: u32,
 ) -> Result<Calibration, Error> {
     if let Some(bytes_per_token) = args.workload.bytes_per_token {
         return Ok(Calibration { bytes_per_token, overhead_tokens: 0, measured: false });
     }
     let (endpoint, seed, timeout) = (args.server.endpoint, args.workload.seed, args.server.timeout);
-    Ok(calibrate(server, endpoint, model, seed, scale.block_tokens(), timeout).await?)
+    Ok(calibrate(server, endpoint, model, seed, block_tokens, timeout).await?)
 }
 
-fn planned(trace: &Trace, schedule: &[Due], bodies: &Bodies) -> Workload {
-    let sums = trace_info::sums(trace, schedule, bodies.scale);
+fn bodies(
+    args: &RunArgs,
+    model: &str,
+    calibration: &Calibration,
+    block_tokens: u32,
+) -> Result<Bodies, Error> {
+    let (endpoint, workload) = (args.server.endpoint, &args.workload);
+    let bodies =
+        Bodies::new(endpoint, model, workload.ignore_eos, workload.seed, calibration.bytes_per_token)
+            .with_fields(&extra_body(args)?);
+    let block_bytes = bodies.bytes(block_tokens);
+    if block_bytes < limits::BLOCK_BYTES_MIN {
+        return Err(Error::Usage(format!(
+            "a block would be {block_bytes} bytes of text, too few to tell blocks apart ({} needed): raise --scale-len",
+            limits::BLOCK_BYTES_MIN
+        )));
+    }
+    Ok(bodies)
+}
+
+/// The fields of `--extra-body`, which may be none that the schedule or the measurement depends on.
+fn extra_body(args: &RunArgs) -> Result<Fields, Error> {
+    let Some(text) = &args.server.extra_body else { return Ok(Fields::new()) };
+    let fields: Fields = serde_json::from_str(text)
+        .map_err(|error| Error::Usage(format!("--extra-body must be a JSON object: {error}")))?;
+    let ours = ["model", "messages", "prompt", "stream", "stream_options", "max_tokens", "n"];
+    match ours.into_iter().find(|name| fields.contains_key(*name)) {
+        Some(name) => Err(Error::Usage(format!("--extra-body must not set `{name}`: the load tester does"))),
+        None => Ok(fields),
+    }
+}
+
+fn places(args: &RunArgs) -> Option<Places> {
+    let count = args.schedule.max_concurrency?;
+    let drop = args.schedule.overload == Overload::Drop;
+    Some(Places { free: Arc::new(Semaphore::new(count as usize)), drop })
+}
+
+/// What is known of the workload before it is sent.
+fn planned(config: &Config, workload: &workload::Workload, bodies: &Bodies) -> Workload {
     Workload {
-        requests: schedule.len() as u64,
-        last_due_s: schedule.last().map_or(0.0, |due| due.intended_ns as f64 / 1e9),
-        block_tokens: bodies.scale.block_tokens(),
-        block_bytes: bodies.block_bytes(),
-        distinct_blocks: sums.distinct_blocks,
-        prompt_tokens: sums.prompt_tokens,
-        output_tokens: sums.output_tokens,
-        body_hash: String::new(),
+        fingerprint: config.fingerprint(workload.file_hash()),
+        block_tokens: workload.block_tokens(),
+        block_bytes: bodies.bytes(workload.block_tokens()),
+        ..Workload::default()
     }
 }
 
-fn config(args: &RunArgs, model: String) -> Config {
-    let (workload, schedule) = (&args.workload, &args.schedule);
-    Config {
-        url: args.server.url.clone(),
-        model,
-        endpoint: args.server.endpoint,
-        workload: "trace",
-        trace: workload.trace.display().to_string(),
-        slice: workload.slice.slice.to_string(),
-        scale_len: workload.slice.scale_len,
-        time_scale: schedule.rate.is_none().then_some(schedule.time_scale),
-        rate: schedule.rate,
-        spread_bursts: schedule.spread_bursts,
-        duration_s: schedule.duration.map(|d| d.as_secs_f64()),
-        requests: schedule.requests.map(|n| n as usize),
-        seed: workload.seed,
-        ignore_eos: workload.ignore_eos,
-        timeout_s: args.server.timeout.as_secs_f64(),
-        oracle_blocks: workload.oracle_blocks.map(|n| n as usize),
-    }
+fn fill(workload: &mut Workload, sent: &Sent) {
+    let SentSums { sums, last_due_ns, body_hash } = sent.sums;
+    workload.requests = sent.requests;
+    workload.last_due_s = last_due_ns as f64 / 1e9;
+    workload.distinct_blocks = sums.distinct_blocks;
+    workload.prompt_tokens = sums.prompt_tokens;
+    workload.output_tokens = sums.output_tokens;
+    workload.body_hash = format!("{body_hash:016x}");
 }

@@ -1,13 +1,18 @@
 //! Shrinks a trace's lengths and keeps its block structure, so that a small machine can replay a large trace:
-//! every block keeps its id and becomes `round(512 · scale)` tokens. Makes no text.
+//! every block keeps its id and becomes `round(512 · scale)` tokens (or of what length the trace's blocks are). Makes no text.
 
-use crate::trace::{BLOCK_TOKENS, Row};
+use crate::{
+    trace::{BLOCK_TOKENS, Row},
+    workload::unshared_id,
+};
 
 /// How much shorter prompts and answers become.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scale {
     /// Tokens sent for one token of the trace.
     factor: f64,
+    /// Tokens of one block of the trace.
+    whole_tokens: u32,
     /// Tokens of one scaled block, at least 1.
     block_tokens: u32,
 }
@@ -22,9 +27,15 @@ pub struct Block {
 }
 
 impl Scale {
-    /// A scale of `factor` > 0.
+    /// A scale of `factor` > 0 for a trace with Mooncake's blocks.
     pub fn new(factor: f64) -> Self {
-        Self { factor, block_tokens: ((f64::from(BLOCK_TOKENS) * factor).round() as u32).max(1) }
+        Self::of(factor, BLOCK_TOKENS)
+    }
+
+    /// A scale of `factor` > 0 for a trace with blocks of `whole_tokens`.
+    pub fn of(factor: f64, whole_tokens: u32) -> Self {
+        let block_tokens = ((f64::from(whole_tokens) * factor).round() as u32).max(1);
+        Self { factor, whole_tokens, block_tokens }
     }
 
     /// Tokens of a full scaled block.
@@ -35,7 +46,7 @@ impl Scale {
     /// The blocks of the trace's row number `index`, in order. Blocks whose id the trace left out get one of
     /// their own, which no other row shares.
     pub fn blocks<'a>(&self, index: usize, row: &'a Row) -> impl ExactSizeIterator<Item = Block> + use<'a> {
-        let (scale, count) = (*self, row.input_tokens.div_ceil(BLOCK_TOKENS));
+        let (scale, count) = (*self, row.input_tokens.div_ceil(self.whole_tokens));
         (0..count).map(move |i| Block {
             id: row.blocks.get(i as usize).copied().unwrap_or_else(|| unshared_id(index, i)),
             tokens: if i + 1 == count { scale.last_tokens(row) } else { scale.block_tokens },
@@ -44,7 +55,7 @@ impl Scale {
 
     /// Tokens of the scaled prompt.
     pub fn prompt_tokens(&self, row: &Row) -> u64 {
-        let full = u64::from(row.input_tokens.div_ceil(BLOCK_TOKENS) - 1);
+        let full = u64::from(row.input_tokens.div_ceil(self.whole_tokens) - 1);
         full * u64::from(self.block_tokens) + u64::from(self.last_tokens(row))
     }
 
@@ -54,14 +65,9 @@ impl Scale {
     }
 
     fn last_tokens(&self, row: &Row) -> u32 {
-        let rest = (row.input_tokens - 1) % BLOCK_TOKENS + 1;
+        let rest = (row.input_tokens - 1) % self.whole_tokens + 1;
         ((f64::from(rest) * self.factor).round() as u32).clamp(1, self.block_tokens)
     }
-}
-
-/// Ids of a trace are small numbers; the top bit keeps these apart from them.
-fn unshared_id(row: usize, block: u32) -> u64 {
-    1 << 63 | (row as u64) << 24 | u64::from(block)
 }
 
 #[cfg(test)]

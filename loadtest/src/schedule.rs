@@ -1,9 +1,16 @@
-//! When each request is due: computed once, ahead of the run, from the trace and a seed. Open loop: nothing that
-//! happens during the run can move it. Sends nothing.
+//! When each request of an open loop is due: computed once, ahead of the run, from a seed and the trace's times or a
+//! rate. Nothing that happens during the run can move it. Sends nothing.
 
 use std::time::Duration;
 
-use crate::{prompt::splitmix, trace::Trace, units::Span};
+use crate::{
+    arrivals::{Arrival, arrivals},
+    limits,
+    prompt::splitmix,
+    rate::RateShape,
+    trace::Trace,
+    units::Span,
+};
 
 /// One request's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +82,41 @@ pub fn plan(trace: &Trace, timing: &Timing) -> Result<Vec<Due>, String> {
     }
 }
 
+/// Arrivals of a process, in place of recorded ones.
+#[derive(Debug, Clone)]
+pub struct Process {
+    /// Requests a second, over time.
+    pub shape: RateShape,
+    /// How gaps vary.
+    pub arrival: Arrival,
+    /// Shape of gamma gaps.
+    pub burstiness: f64,
+    /// Decides the gaps.
+    pub seed: u64,
+    /// Run time at which the schedule is cut.
+    pub duration: Option<Duration>,
+}
+
+/// Makes a schedule of the requests `rows`, in order, at a process's arrivals.
+pub fn draw(process: &Process, rows: std::ops::Range<usize>) -> Result<Vec<Due>, String> {
+    let cut_ns = process.duration.map_or(u128::MAX, |d| d.as_nanos());
+    let times = arrivals(&process.shape, process.arrival, process.burstiness, process.seed);
+    let schedule: Vec<_> = times
+        .take_while(|&ns| u128::from(ns) < cut_ns)
+        .zip(rows)
+        .map(|(intended_ns, row)| Due { intended_ns, row })
+        .take(limits::SCHEDULE_REQUESTS_MAX + 1)
+        .collect();
+    match schedule.len() {
+        0 => Err("--duration ends before the first request is due".into()),
+        n if n > limits::SCHEDULE_REQUESTS_MAX => {
+            let most = limits::SCHEDULE_REQUESTS_MAX;
+            Err(format!("more than {most} requests: shorten --duration or lower the rate"))
+        }
+        _ => Ok(schedule),
+    }
+}
+
 /// Arrivals in trace time. A spread burst of k lies in k equal parts of its gap, one request in each, at a place
 /// the seed chooses: order is kept, and the mean rate within the gap is even.
 fn arrivals_ms(trace: &Trace, rows: std::ops::Range<usize>, timing: &Timing) -> Vec<f64> {
@@ -108,7 +150,7 @@ mod tests {
     fn trace(timestamps: &[u64]) -> Trace {
         let row =
             |&timestamp_ms| Row { timestamp_ms, input_tokens: 1, output_tokens: 1, blocks: Box::default() };
-        Trace { rows: timestamps.iter().map(row).collect() }
+        Trace::from(timestamps.iter().map(row).collect::<Vec<_>>())
     }
 
     fn timing(slice: &str, pace: Pace, spread_bursts: bool) -> Timing {

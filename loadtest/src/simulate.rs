@@ -91,7 +91,7 @@ fn workload(args: &SimulateArgs) -> Result<Workload, Error> {
     };
     let schedule = schedule::plan(&trace, &timing).map_err(Error::Usage)?;
     let copy_ns = length_ns(&schedule);
-    let scale = Scale::new(args.slice.scale_len);
+    let scale = Scale::of(args.slice.scale_len, trace.block_tokens);
     let (copies, seed, slo) = (u64::from(args.repeat), args.seed, args.slo.clone());
     Ok(Workload { trace, schedule, scale, copies, copy_ns, seed, slo })
 }

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::hdr;
 
 /// A counted set of times.
 #[derive(Debug, Clone, Default)]
@@ -12,20 +14,28 @@ pub struct Samples {
     counts: BTreeMap<u64, u64>,
     n: u64,
     sum_us: u128,
+    /// Sum of the squares, for the standard deviation.
+    sum_us2: f64,
 }
 
 /// The figures of one metric, in milliseconds. Percentiles are by nearest rank: the smallest sample that at least
 /// p per cent of all do not exceed.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Samples.
     pub n: u64,
     /// Arithmetic mean.
     pub mean: f64,
+    /// Standard deviation.
+    #[serde(default)]
+    pub std: f64,
     /// Median.
     pub p50: f64,
     /// 90th percentile.
     pub p90: f64,
+    /// 95th percentile.
+    #[serde(default)]
+    pub p95: f64,
     /// 99th percentile.
     pub p99: f64,
     /// Largest sample.
@@ -43,24 +53,59 @@ impl Samples {
         *self.counts.entry(us).or_insert(0) += 1;
         self.n += 1;
         self.sum_us += u128::from(us);
+        self.sum_us2 += (us as f64).powi(2);
     }
 
     /// The figures; `None` without samples.
     pub fn summary(&self) -> Option<Summary> {
         let (&max_us, _) = self.counts.last_key_value()?;
-        let ms = |us: u64| us as f64 / 1e3;
+        let mean = self.sum_us as f64 / self.n as f64;
+        let percentile = |percent| self.percentile_ms(percent);
         Some(Summary {
             n: self.n,
-            mean: self.sum_us as f64 / self.n as f64 / 1e3,
-            p50: ms(self.percentile_us(50)),
-            p90: ms(self.percentile_us(90)),
-            p99: ms(self.percentile_us(99)),
-            max: ms(max_us),
+            mean: mean / 1e3,
+            std: (self.sum_us2 / self.n as f64 - mean * mean).max(0.0).sqrt() / 1e3,
+            p50: percentile(50.0),
+            p90: percentile(90.0),
+            p95: percentile(95.0),
+            p99: percentile(99.0),
+            max: max_us as f64 / 1e3,
         })
     }
 
-    fn percentile_us(&self, percent: u64) -> u64 {
-        let rank = (self.n * percent).div_ceil(100);
+    /// How many samples there are.
+    pub fn len(&self) -> u64 {
+        self.n
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.n == 0
+    }
+
+    /// The smallest sample that at least `percent` of 100 do not exceed, in milliseconds; 0 without samples.
+    pub fn percentile_ms(&self, percent: f64) -> f64 {
+        self.percentile_us(percent) as f64 / 1e3
+    }
+
+    /// All of them as an HdrHistogram of microseconds (V2, compressed, base64).
+    pub fn hdr(&self) -> String {
+        hdr::encode(self.counts.iter().map(|(&us, &count)| (us, count)))
+    }
+
+    /// Adds all samples of `other`.
+    pub fn merge(&mut self, other: &Self) {
+        for (&us, &count) in &other.counts {
+            *self.counts.entry(us).or_insert(0) += count;
+        }
+        self.n += other.n;
+        self.sum_us += other.sum_us;
+        self.sum_us2 += other.sum_us2;
+    }
+
+    fn percentile_us(&self, percent: f64) -> u64 {
+        // Less than a millionth of a sample is the arithmetic's own error.
+        let rank = (self.n as f64 * percent / 100.0 - 1e-6).ceil().max(1.0) as u64;
         let mut below = 0;
         for (&us, &count) in &self.counts {
             below += count;

@@ -17,12 +17,15 @@ pub fn render(report: &Report) -> String {
 
 fn write(report: &Report, out: &mut String) -> std::fmt::Result {
     let (config, requests) = (&report.config, &report.requests);
-    writeln!(out, "{} at {}, model {}", config.trace, config.url, config.model)?;
+    writeln!(out, "{} at {}, model {}", config.describe(), config.url, config.model)?;
     writeln!(
         out,
         "requests   {} scheduled, {} sent, {} ok, {} failed, {} cancelled in {:.1} s",
         requests.scheduled, requests.sent, requests.ok, requests.failed, requests.cancelled, report.elapsed_s
     )?;
+    if requests.warmup > 0 {
+        writeln!(out, "           {} more warmed up and count in no figure", requests.warmup)?;
+    }
     for error in &report.errors {
         writeln!(out, "  error    {} x {}: {}", error.count, error.class, error.samples.join(" | "))?;
     }
@@ -43,6 +46,7 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
         rates.requests_per_s, rates.prompt_tokens_per_s, rates.output_tokens_per_s
     )?;
     latencies(report, out)?;
+    goodput(report, out)?;
     cache(report, out)?;
     workers(report, out)?;
     let word = match report.verdict.status {
@@ -55,7 +59,7 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
 }
 
 fn latencies(report: &Report, out: &mut String) -> std::fmt::Result {
-    let columns = ["mean", "p50", "p90", "p99", "max"];
+    let columns = ["mean", "p50", "p90", "p95", "p99", "max"];
     write!(out, "\n{:<24}", "milliseconds")?;
     columns.iter().try_for_each(|name| write!(out, "{name:>10}"))?;
     writeln!(out)?;
@@ -64,20 +68,39 @@ fn latencies(report: &Report, out: &mut String) -> std::fmt::Result {
         ("TTFT service", report.service.ttft),
         ("end to end response", report.response.e2e),
         ("end to end service", report.service.e2e),
+        ("first to second", report.ttst),
         ("between text events", report.itl),
         ("per output token", report.tpot),
         ("schedule lag", report.schedule_lag.lag),
     ] {
         write!(out, "{name:<24}")?;
         match summary {
-            Some(Summary { mean, p50, p90, p99, max, .. }) => {
-                [mean, p50, p90, p99, max].iter().try_for_each(|ms| write!(out, "{ms:>10.2}"))?;
+            Some(Summary { mean, p50, p90, p95, p99, max, .. }) => {
+                [mean, p50, p90, p95, p99, max].iter().try_for_each(|ms| write!(out, "{ms:>10.2}"))?;
             }
             None => write!(out, "{:>10}", "-")?,
         }
         writeln!(out)?;
     }
     writeln!(out, "(response: from when a request was due; service: from when it was sent)")
+}
+
+fn goodput(report: &Report, out: &mut String) -> std::fmt::Result {
+    let Some(goodput) = &report.goodput else { return Ok(()) };
+    writeln!(
+        out,
+        "\ngoodput    {:.1} % of {} requests keep {}: {:.2} requests/s, {:.0} generated tokens/s",
+        goodput.share * 100.0,
+        goodput.of,
+        goodput.slo,
+        goodput.requests_per_s,
+        goodput.output_tokens_per_s
+    )?;
+    for bound in &goodput.bounds {
+        let verdict = bound.holds.map_or("", |holds| if holds { ", holds" } else { ", BROKEN" });
+        writeln!(out, "           {:.2} % keep {}{verdict}", bound.share * 100.0, bound.bound)?;
+    }
+    Ok(())
 }
 
 fn cache(report: &Report, out: &mut String) -> std::fmt::Result {

@@ -4,19 +4,22 @@
 use std::collections::BTreeMap;
 
 use keyway_wire::openai::Usage;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     limits,
     record::{Failure, FailureClass, Outcome, Record},
+    samples,
+    series::Series,
+    slo::{Keeper, Slo},
     stats::Samples,
 };
 
 /// One class of failure.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FailureRow {
     /// How to count it.
-    pub class: FailureClass,
+    pub class: String,
     /// Requests that ended so.
     pub count: u64,
     /// The first messages, each once.
@@ -24,7 +27,7 @@ pub struct FailureRow {
 }
 
 /// What one worker did, by the gateway's `x-keyway-worker`. Tokens of good answers.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct WorkerRow {
     /// Its address.
     pub worker: String,
@@ -77,6 +80,10 @@ pub struct Tally {
     pub failed: u64,
     /// Requests we ended ourselves.
     pub cancelled: u64,
+    /// Requests that warmed up: in nothing else but the lag and the count of those done.
+    pub warmup: u64,
+    /// When the first request was due that did not warm up.
+    pub first_due_ns: Option<u64>,
     /// From the intended time of sending.
     pub response: View,
     /// From the real one.
@@ -85,8 +92,16 @@ pub struct Tally {
     pub itl: Samples,
     /// Per request: (last text - first text) / (generated tokens - 1).
     pub tpot: Samples,
-    /// Real minus intended time of sending, of all requests.
+    /// From the first to the second event with text.
+    pub ttst: Samples,
+    /// Real minus intended time of sending, of all requests, without the wait for `--max-concurrency`.
     pub lag: Samples,
+    /// Who kept the objective, if there is one.
+    pub slo: Option<Keeper>,
+    /// The run over time.
+    pub series: Series,
+    /// Single requests.
+    pub samples: samples::Samples,
     /// Token sums.
     pub tokens: Tokens,
     failures: BTreeMap<FailureClass, FailureRow>,
@@ -96,15 +111,32 @@ pub struct Tally {
 // === impl Tally ===
 
 impl Tally {
+    /// Nothing yet; counts who keeps `slo`.
+    pub fn new(slo: Option<Slo>) -> Self {
+        Self { slo: slo.map(Keeper::new), ..Self::default() }
+    }
+
     /// Adds one request.
     pub fn add(&mut self, record: &Record) {
-        self.lag.add_ns(record.exchange.sent_ns.saturating_sub(record.intended_ns));
+        let late_ns = record.exchange.sent_ns.saturating_sub(record.intended_ns);
+        self.lag.add_ns(late_ns.saturating_sub(record.queued_ns));
+        if record.warmup {
+            self.warmup += 1;
+            return;
+        }
+        let first_ns = self.first_due_ns.get_or_insert(record.intended_ns);
+        *first_ns = record.intended_ns.min(*first_ns);
+        self.series.add(record);
         self.add_worker(record);
+        if let (Some(slo), false) = (&mut self.slo, record.exchange.outcome == Outcome::Cancelled) {
+            slo.add(record);
+        }
         match &record.exchange.outcome {
             Outcome::Ok => {
                 self.ok += 1;
                 self.add_times(record);
                 self.add_tokens(record);
+                self.samples.add(record);
             }
             Outcome::Failed(failure) => self.add_failure(failure),
             Outcome::Cancelled => self.cancelled += 1,
@@ -113,7 +145,7 @@ impl Tally {
 
     /// Requests that ended in any way.
     pub fn done(&self) -> u64 {
-        self.ok + self.failed + self.cancelled
+        self.ok + self.failed + self.cancelled + self.warmup
     }
 
     /// The classes of failure, the most frequent first.
@@ -139,9 +171,11 @@ impl Tally {
             }
         }
         exchange.gaps_us.iter().for_each(|&us| self.itl.add_us(us.into()));
-        let tokens = exchange.usage.as_ref().map_or(0, |usage| usage.completion_tokens);
-        if let (Some(first_ns), Some(last_ns), 2..) = (exchange.first_ns, exchange.last_ns, tokens) {
-            self.tpot.add_ns(last_ns.saturating_sub(first_ns) / (tokens - 1));
+        if let Some(ns) = record.tpot_ns() {
+            self.tpot.add_ns(ns);
+        }
+        if let Some(ns) = record.ttst_ns() {
+            self.ttst.add_ns(ns);
         }
     }
 
@@ -177,7 +211,8 @@ impl Tally {
     fn add_failure(&mut self, failure: &Failure) {
         self.failed += 1;
         let class = failure.class;
-        let row = self.failures.entry(class).or_insert(FailureRow { class, count: 0, samples: Vec::new() });
+        let new = || FailureRow { class: class.to_string(), count: 0, samples: Vec::new() };
+        let row = self.failures.entry(class).or_insert_with(new);
         row.count += 1;
         if row.samples.len() < limits::ERROR_SAMPLES_MAX && !row.samples.contains(&failure.message) {
             row.samples.push(failure.message.clone());
@@ -203,6 +238,8 @@ mod tests {
         Record {
             row: 0,
             intended_ns: 1_000_000,
+            queued_ns: 0,
+            warmup: false,
             wanted_prompt_tokens: 38,
             reusable: Reusable { unbounded: 20, pooled: Some(16) },
             exchange: Exchange {
@@ -215,6 +252,7 @@ mod tests {
                 gaps_us: vec![4000, 6000],
                 usage: Some(usage),
                 worker: Some("w:1".into()),
+                text: String::new(),
                 outcome,
             },
         }
@@ -232,6 +270,23 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_for_a_place_is_the_person_s_and_not_the_schedule_s() {
+        let mut tally = Tally::default();
+        tally.add(&Record { queued_ns: 800_000, ..record(Outcome::Ok) });
+        let mean = |samples: &Samples| samples.summary().unwrap().mean;
+        assert_eq!((mean(&tally.response.ttft), mean(&tally.lag)), (10.0, 0.2));
+    }
+
+    #[test]
+    fn a_warm_up_is_in_no_figure() {
+        let mut tally = Tally::new(Some("ttft<1s".parse().unwrap()));
+        tally.add(&Record { warmup: true, ..record(Outcome::Ok) });
+        assert_eq!((tally.ok, tally.warmup, tally.done()), (0, 1, 1));
+        assert!(tally.response.ttft.is_empty() && tally.workers().is_empty());
+        assert_eq!(tally.slo.unwrap().of, 0);
+    }
+
+    #[test]
     fn failures_count_in_no_time_and_no_token_sum() {
         let mut tally = Tally::default();
         let failed =
@@ -246,9 +301,9 @@ mod tests {
         tally.add(&record(Outcome::Cancelled));
         assert_eq!((tally.ok, tally.failed, tally.cancelled, tally.done()), (0, 6, 1, 7));
         let rows = tally.failures();
-        assert_eq!((rows[0].class, rows[0].count), (FailureClass::Cut, 5));
+        assert_eq!((rows[0].class.as_str(), rows[0].count), ("cut", 5));
         assert_eq!(rows[0].samples, ["a", "b", "c"]);
-        assert_eq!(rows[1].class.to_string(), "status_503");
+        assert_eq!(rows[1].class, "status_503");
         assert_eq!((tally.tokens.prompt, tally.response.e2e.summary()), (0, None));
         let workers = tally.workers();
         assert_eq!((workers[0].requests, workers[0].prompt_tokens), (7, 0));

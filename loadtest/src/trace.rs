@@ -1,8 +1,6 @@
-//! Reads a request trace in Mooncake's format: JSON lines of `timestamp` (ms), `input_length`, `output_length`
-//! (tokens) and `hash_ids`, one id for each 512 prompt tokens. Scales and schedules nothing.
+//! Reads a request trace, in any of the formats of `trace_formats.rs`. Scales and schedules nothing.
 //!
 //! Each row is a whole prompt, never a delta. Ids are prefix hashes: an id stands for its block and all before it.
-//! Format: R. Qin et al., "Mooncake: Trading More Storage for Less Computation", USENIX FAST 2025.
 
 use std::{
     fs::File,
@@ -11,11 +9,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::Deserialize;
+use crate::{trace_formats::Format, units::Span};
 
-use crate::units::Span;
-
-/// Prompt tokens that one hash id stands for.
+/// Prompt tokens that one hash id stands for, in Mooncake's traces.
 pub const BLOCK_TOKENS: u32 = 512;
 
 /// Why a trace was refused.
@@ -53,7 +49,7 @@ pub struct Row {
     pub input_tokens: u32,
     /// Tokens that were generated.
     pub output_tokens: u32,
-    /// One id for each block of [`BLOCK_TOKENS`]; some exports leave out the last ones.
+    /// One id for each block; some exports leave out the last ones, some traces all.
     pub blocks: Box<[u64]>,
 }
 
@@ -62,14 +58,15 @@ pub struct Row {
 pub struct Trace {
     /// The requests in order of arrival; at least one.
     pub rows: Vec<Row>,
+    /// Prompt tokens that one id stands for.
+    pub block_tokens: u32,
 }
 
-#[derive(Deserialize)]
-struct RawRow {
-    timestamp: u64,
-    input_length: u32,
-    output_length: u32,
-    hash_ids: Box<[u64]>,
+impl From<Vec<Row>> for Trace {
+    /// A trace with Mooncake's blocks.
+    fn from(rows: Vec<Row>) -> Self {
+        Self { rows, block_tokens: BLOCK_TOKENS }
+    }
 }
 
 impl Trace {
@@ -78,6 +75,7 @@ impl Trace {
         let io = |source| TraceError::Io { path: path.to_owned(), source };
         let mut reader = BufReader::new(File::open(path).map_err(io)?);
         let (mut rows, mut text, mut line, mut last_ms) = (Vec::new(), String::new(), 0, 0);
+        let mut format = None;
         loop {
             text.clear();
             if reader.read_line(&mut text).map_err(io)? == 0 {
@@ -87,15 +85,39 @@ impl Trace {
             if text.trim().is_empty() {
                 continue;
             }
-            let row = row(&text, last_ms).map_err(|reason| TraceError::Line {
-                path: path.to_owned(),
-                line,
-                reason,
-            })?;
+            if format.is_none() {
+                let (detected, is_header) = Format::detect(&text);
+                format = Some(detected);
+                if is_header {
+                    continue;
+                }
+            }
+            let format = format.get_or_insert(Format::Mooncake);
+            let row = format.read(&text).and_then(|row| checked(row, format.block_tokens(), last_ms));
+            let row = row.map_err(|reason| TraceError::Line { path: path.to_owned(), line, reason })?;
             last_ms = row.timestamp_ms;
             rows.push(row);
         }
-        if rows.is_empty() { Err(TraceError::Empty(path.to_owned())) } else { Ok(Self { rows }) }
+        let block_tokens = format.map_or(BLOCK_TOKENS, |format| format.block_tokens());
+        if rows.is_empty() {
+            Err(TraceError::Empty(path.to_owned()))
+        } else {
+            Ok(Self { rows, block_tokens })
+        }
+    }
+
+    /// A hash of all rows: equal traces have equal hashes, wherever their files lie.
+    pub fn hash(&self) -> u64 {
+        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        hash.update(&self.block_tokens.to_le_bytes());
+        for row in &self.rows {
+            hash.update(&row.timestamp_ms.to_le_bytes());
+            hash.update(&row.input_tokens.to_le_bytes());
+            hash.update(&row.output_tokens.to_le_bytes());
+            hash.update(&(row.blocks.len() as u64).to_le_bytes());
+            row.blocks.iter().for_each(|id| hash.update(&id.to_le_bytes()));
+        }
+        hash.digest()
     }
 
     /// The rows whose arrival lies in `span`; equal arrivals are never torn apart.
@@ -115,31 +137,24 @@ impl Trace {
     }
 }
 
-fn row(text: &str, last_ms: u64) -> Result<Row, String> {
-    let raw: RawRow = serde_json::from_str(text).map_err(|e| format!("not a request of a trace: {e}"))?;
-    let blocks_max = raw.input_length.div_ceil(BLOCK_TOKENS) as usize;
-    if raw.input_length == 0 {
+/// What must hold in every format.
+fn checked(row: Row, block_tokens: u32, last_ms: u64) -> Result<Row, String> {
+    let blocks_max = row.input_tokens.div_ceil(block_tokens) as usize;
+    if row.input_tokens == 0 {
         return Err("input_length is 0: a prompt has at least one token".into());
     }
-    if raw.hash_ids.len() > blocks_max {
+    if row.blocks.len() > blocks_max {
         return Err(format!(
-            "{} hash_ids for {} prompt tokens: at most one for each {BLOCK_TOKENS} ({blocks_max})",
-            raw.hash_ids.len(),
-            raw.input_length
+            "{} hash_ids for {} prompt tokens: at most one for each {block_tokens} ({blocks_max})",
+            row.blocks.len(),
+            row.input_tokens
         ));
     }
-    if raw.timestamp < last_ms {
-        return Err(format!(
-            "timestamp {} goes back behind {last_ms}: sort the trace by timestamp",
-            raw.timestamp
-        ));
+    if row.timestamp_ms < last_ms {
+        let at = row.timestamp_ms;
+        return Err(format!("timestamp {at} goes back behind {last_ms}: sort the trace by timestamp"));
     }
-    Ok(Row {
-        timestamp_ms: raw.timestamp,
-        input_tokens: raw.input_length,
-        output_tokens: raw.output_length,
-        blocks: raw.hash_ids,
-    })
+    Ok(row)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use crate::{
     schedule::Due,
     trace::{Row, Trace},
     units::Span,
+    workload::{self, Ask},
 };
 
 /// Cache sizes to report, as percentages of the distinct blocks.
@@ -66,19 +67,41 @@ pub struct Pooled {
     pub reused: f64,
 }
 
-/// Adds up the rows that `schedule` names.
-pub fn sums(trace: &Trace, schedule: &[Due], scale: Scale) -> Sums {
-    let (mut sums, mut seen) = (Sums::default(), HashSet::new());
-    for due in schedule {
-        let row = &trace.rows[due.row];
-        sums.prompt_tokens += scale.prompt_tokens(row);
-        sums.output_tokens += scale.output_tokens(row);
-        for block in scale.blocks(due.row, row) {
-            sums.blocks += 1;
-            sums.distinct_blocks += u64::from(seen.insert(block.id));
+// === impl Sums ===
+
+/// Adds up requests.
+#[derive(Debug, Default)]
+pub struct Adder {
+    sums: Sums,
+    /// Ids of blocks that several requests may have.
+    seen: HashSet<u64>,
+}
+
+impl Adder {
+    /// Adds one request.
+    pub fn add(&mut self, ask: &Ask) {
+        self.sums.prompt_tokens += ask.prompt_tokens();
+        self.sums.output_tokens += ask.output_tokens;
+        self.sums.blocks += ask.blocks.len() as u64;
+        for block in &ask.blocks {
+            let is_new = workload::is_unshared(block.id) || self.seen.insert(block.id);
+            self.sums.distinct_blocks += u64::from(is_new);
         }
     }
-    sums
+
+    /// The sums so far.
+    pub fn sums(&self) -> Sums {
+        self.sums
+    }
+}
+
+/// Adds up the rows that `schedule` names.
+pub fn sums(trace: &Trace, schedule: &[Due], scale: Scale) -> Sums {
+    let mut adder = Adder::default();
+    for due in schedule {
+        adder.add(&workload::trace_ask(trace, scale, due.row));
+    }
+    adder.sums()
 }
 
 impl Info {
@@ -88,17 +111,17 @@ impl Info {
         let rows = &trace.rows[range.clone()];
         let (first, last) = (rows.first()?, rows.last()?);
         let schedule: Vec<_> = range.map(|row| Due { intended_ns: 0, row }).collect();
+        let asks = || schedule.iter().map(|due| workload::trace_ask(trace, scale, due.row));
         let sums = sums(trace, &schedule, scale);
         let reuse = |blocks: Option<usize>| {
             let mut oracle = Oracle::new(scale.block_tokens(), blocks);
-            let reused = schedule.iter().map(|due| oracle.ask(scale.blocks(due.row, &trace.rows[due.row])));
+            let reused = asks().map(|ask| oracle.ask(ask.blocks.into_iter()));
             let tokens: u64 = reused.map(|r| r.pooled.unwrap_or(r.unbounded)).sum();
             tokens as f64 / sums.prompt_tokens as f64
         };
         let distinct = sums.distinct_blocks as usize;
         let pooled = |percent: usize| (distinct * percent / 100).max(1);
-        let missing =
-            |row: &Row| row.input_tokens.div_ceil(crate::trace::BLOCK_TOKENS) as usize - row.blocks.len();
+        let missing = |row: &Row| row.input_tokens.div_ceil(trace.block_tokens) as usize - row.blocks.len();
         Some(Self {
             requests: rows.len() as u64,
             first_s: first.timestamp_ms as f64 / 1e3,
@@ -182,15 +205,14 @@ mod tests {
     fn a_small_slice() {
         let rows =
             vec![row(0, 1024, &[0, 1]), row(0, 1536, &[0, 1, 2]), row(3000, 1024, &[0]), row(9000, 9, &[5])];
-        let info = Info::new(&Trace { rows }, &"0s..5s".parse().unwrap(), Scale::new(0.03125)).unwrap();
+        let info = Info::new(&Trace::from(rows), &"0s..5s".parse().unwrap(), Scale::new(0.03125)).unwrap();
         assert_eq!((info.requests, info.distinct_timestamps, info.prompt_tokens_max), (3, 2, 48));
         assert_eq!((info.sums.prompt_tokens, info.sums.output_tokens), (112, 48));
         assert_eq!((info.sums.blocks, info.sums.distinct_blocks), (7, 4));
         assert_eq!(info.possible, 48.0 / 112.0);
         assert_eq!((info.blocks_without_id, info.prefix_violations), (1, 0));
         assert!(info.render().contains("7 of 16 tokens, 4 distinct"));
-        let empty =
-            Info::new(&Trace { rows: vec![row(0, 1, &[])] }, &"1s..".parse().unwrap(), Scale::new(1.0));
+        let empty = Info::new(&Trace::from(vec![row(0, 1, &[])]), &"1s..".parse().unwrap(), Scale::new(1.0));
         assert!(empty.is_none());
     }
 

@@ -61,6 +61,22 @@ pub fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Reads a share: a number above 0 and below 1.
+pub fn share(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(value) if value > 0.0 && value < 1.0 => Ok(value),
+        _ => Err(format!("`{text}` is not a share between 0 and 1")),
+    }
+}
+
+/// Reads a finite number that is not below zero.
+pub fn not_negative(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
+        _ => Err(format!("`{text}` is not a number of 0 or more")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

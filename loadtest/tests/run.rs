@@ -2,6 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers may")]
 
+#[path = "run/conversations.rs"]
+mod conversations;
+#[path = "run/schedules.rs"]
+mod schedules;
+#[path = "run/searches.rs"]
+mod searches;
 mod support;
 
 use std::{

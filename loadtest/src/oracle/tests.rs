@@ -32,6 +32,18 @@ fn an_id_behind_another_prefix_is_another_block() {
     assert_eq!(oracle.ask(prompt(&[(0, 16), (9, 16), (2, 16)])), Reusable { unbounded: 16, pooled: None });
 }
 
+#[test]
+fn a_prefix_that_ends_inside_a_block_is_reused_and_one_request_s_own_blocks_are_not_kept() {
+    let mut oracle = Oracle::new(16, Some(100));
+    let own = |row| workload::unshared_id(row, 0);
+    for row in 0..50 {
+        let reused = if row == 0 { 0 } else { 21 };
+        let got = oracle.ask(prompt(&[(0, 16), (1, 5), (own(row), 16), (own(row) + 1, 2)]));
+        assert_eq!(got, Reusable { unbounded: reused, pooled: Some(reused) });
+    }
+    assert_eq!(oracle.seen.len(), 2);
+}
+
 /// The same cache with nothing clever: newest first.
 struct NaiveLru {
     blocks: Vec<BlockHash>,

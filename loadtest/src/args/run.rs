@@ -1,0 +1,323 @@
+//! The options of one measurement, shared by `run`, `sweep` and `search`. Names that people know from `vllm bench
+//! serve` and AIPerf are aliases. Decides nothing; `load.rs` says what the options mean together.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{ArgAction, Args as ClapArgs, ValueEnum, ValueHint};
+
+use super::SliceArgs;
+use crate::{
+    arrivals::Arrival,
+    body::Endpoint,
+    dist::{Seconds, Tokens},
+    limits,
+    progress::Ui,
+    rate::RateShape,
+    sender::Warmup,
+    slo::Slo,
+    units,
+};
+
+/// Shown under `run --help`.
+pub const EXAMPLES: &str = "\
+Examples:
+  # Poisson arrivals, 10 a second, for one minute; who gets a first token within half a second?
+  keyway-loadtest run --url http://127.0.0.1:8080 --isl 1024 --osl 128 --rate 10 --duration 60s \\
+      --slo 'ttft<500ms' -o out
+
+  # 64 system prompts of 2,048 tokens, the popular ones far more often, 32 requests at a time
+  keyway-loadtest run --url http://127.0.0.1:8080 --workload shared-prefix --prefix-groups 64 \\
+      --prefix-len 2048 --zipf 1.1 --isl 'lognormal(200,100)' --concurrency 32 --requests 2000
+
+  # 200 conversations, 4 beginning a second, with a person's pauses
+  keyway-loadtest run --url http://127.0.0.1:8080 --workload multi-turn --turns 'uniform(2,8)' --isl 200 \\
+      --prefix-len 1000 --think-time 'exp(3s)' --rate 4 --conversations 200
+
+  # Twenty minutes of a trace in two, prompts shrunk 32 times, arrivals spread evenly
+  keyway-loadtest run --url http://127.0.0.1:8080 --trace trace.jsonl --slice 0s..20m \\
+      --scale-len 0.03125 --time-scale 10 --spread-bursts --oracle-blocks 36000 -o out
+
+Open loop (--rate, --rate-shape, --trace): the schedule is computed from the seed before the run and nothing moves
+it. `response` times count from when a request was due, `service` times from when it was sent.";
+
+/// Kinds of workload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WorkloadKind {
+    /// Replay of a recorded trace.
+    Trace,
+    /// Random lengths, nothing shared.
+    Random,
+    /// Random lengths behind prefixes that groups of requests share.
+    #[value(alias = "generated-shared-prefix")]
+    SharedPrefix,
+    /// Conversations: each turn carries the ones before it and the server's own answers.
+    MultiTurn,
+    /// Conversations from a file in ShareGPT's JSON.
+    Sharegpt,
+    /// Requests from a file of JSON lines.
+    Custom,
+}
+
+/// What to do with a request that finds `--max-concurrency` others under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Overload {
+    /// It waits; `response` times count the wait.
+    Queue,
+    /// It fails, as `dropped`.
+    Drop,
+}
+
+/// Options of `run`.
+#[derive(Debug, Clone, ClapArgs)]
+#[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+pub struct RunArgs {
+    #[command(flatten, next_help_heading = "Server")]
+    pub server: ServerArgs,
+    #[command(flatten, next_help_heading = "Workload")]
+    pub workload: WorkloadArgs,
+    #[command(flatten, next_help_heading = "Schedule")]
+    pub schedule: ScheduleArgs,
+    #[command(flatten, next_help_heading = "Objective and output")]
+    pub output: OutputArgs,
+}
+
+/// Who is measured.
+#[derive(Debug, Clone, ClapArgs)]
+pub struct ServerArgs {
+    /// Base URL of the server, with or without /v1
+    #[arg(long, alias = "base-url", value_hint = ValueHint::Url)]
+    pub url: String,
+    /// Model to ask for [default: the first that /v1/models lists]
+    #[arg(long, short = 'm', alias = "served-model-name")]
+    pub model: Option<String>,
+    /// API to use
+    #[arg(long, alias = "endpoint-type", value_enum, default_value_t = Endpoint::Chat)]
+    pub endpoint: Endpoint,
+    /// File whose content is sent as the bearer token
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub api_key_file: Option<PathBuf>,
+    /// Most time from sending a request to the end of its answer
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = units::duration)]
+    pub timeout: Duration,
+    /// Header to send with every request, as `Name: value`; repeatable
+    #[arg(long, short = 'H', value_name = "HEADER")]
+    pub header: Vec<String>,
+    /// Fields to add to every body, as a JSON object, such as '{"top_p": 0.9}'
+    #[arg(long, value_name = "JSON", alias = "extra-inputs")]
+    pub extra_body: Option<String>,
+    /// Threads that read answers [default: the machine's cores, at most 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: Option<u16>,
+}
+
+/// What is sent.
+#[derive(Debug, Clone, ClapArgs)]
+pub struct WorkloadArgs {
+    /// Where requests come from [default: trace with --trace, else random]
+    #[arg(long, alias = "dataset-name", value_enum)]
+    pub workload: Option<WorkloadKind>,
+    /// Tokens of a prompt, of shared-prefix the part behind the prefix: a number, uniform(LOW,HIGH), normal(MEAN,SD),
+    /// lognormal(MEAN,SD) or exp(MEAN)
+    #[arg(long, value_name = "TOKENS", default_value = "1024",
+          aliases = ["random-input-len", "prompt-tokens", "gsp-question-len"])]
+    pub isl: Tokens,
+    /// Tokens to generate, written like --isl
+    #[arg(long, value_name = "TOKENS", default_value = "128",
+          aliases = ["random-output-len", "output-tokens", "gsp-output-len"])]
+    pub osl: Tokens,
+    /// Turns of a conversation, written like --isl [default: 5; of sharegpt as in the file]
+    #[arg(long, value_name = "TURNS", alias = "session-turns-mean")]
+    pub turns: Option<Tokens>,
+    /// Time between an answer's end and the next turn: a time, or exp(3s), lognormal(3s,2s), …
+    #[arg(long, value_name = "TIME", default_value = "0s")]
+    pub think_time: Seconds,
+    /// Conversations to hold; --rate is how many begin a second, --concurrency how many are under way
+    #[arg(long, value_name = "N", aliases = ["num-conversations", "num-sessions"],
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub conversations: Option<u32>,
+    /// Prompts of sharegpt (its JSON) or custom (lines of {"prompt": …} or {"messages": […]}, with "max_tokens")
+    #[arg(long, value_name = "FILE", aliases = ["dataset-path", "input-file"], value_hint = ValueHint::FilePath)]
+    pub file: Option<PathBuf>,
+    /// Prefixes of shared-prefix, and of multi-turn with --prefix-len
+    #[arg(long, value_name = "N", default_value_t = 8, aliases = ["gsp-num-groups", "num-prefix-prompts"])]
+    pub prefix_groups: usize,
+    /// Tokens of each prefix [default: 2048; multi-turn: none]
+    #[arg(long, value_name = "TOKENS",
+          aliases = ["gsp-system-prompt-len", "prefix-prompt-length"],
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(limits::LENGTH_TOKENS_MAX)))]
+    pub prefix_len: Option<u32>,
+    /// Levels of the tree of prefixes: groups of one branch share all levels above it
+    #[arg(long, value_name = "LEVELS", default_value_t = 1)]
+    pub prefix_depth: usize,
+    /// Popularity of prefixes: the k-th is asked for with weight 1/k^S; 0 is even
+    #[arg(long, value_name = "S", default_value_t = 0.0, alias = "gsp-zipf-alpha", value_parser = units::not_negative)]
+    pub zipf: f64,
+    /// Trace to replay: Mooncake's or Bailian's JSON lines, Azure's or BurstGPT's CSV
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub trace: Option<PathBuf>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+    pub slice: SliceArgs,
+    /// Seed of lengths, prompts, arrivals and jitter: equal seeds send equal bytes
+    #[arg(long, alias = "random-seed", default_value_t = 42)]
+    pub seed: u64,
+    /// Generate exactly the wanted output lengths (`ignore_eos`, an extension of vLLM, SGLang and keyway-worker);
+    /// write `--ignore-eos=false` for servers that refuse it
+    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          action = ArgAction::Set)]
+    pub ignore_eos: bool,
+    /// Bytes of prompt text for one token [default: measured with two one-token requests]
+    #[arg(long, value_name = "RATIO", value_parser = units::positive)]
+    pub bytes_per_token: Option<f64>,
+    /// Size, in scaled blocks, of the LRU cache that results are compared with
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub oracle_blocks: Option<u32>,
+}
+
+/// When it is sent.
+#[derive(Debug, Clone, ClapArgs)]
+pub struct ScheduleArgs {
+    /// Mean requests a second, open loop; of a trace in place of --time-scale
+    #[arg(long, alias = "request-rate", value_parser = units::positive, conflicts_with = "time_scale")]
+    pub rate: Option<f64>,
+    /// Requests a second over time, open loop: pieces that hold or ramp, such as `1..20@60s,20@30s`
+    #[arg(long, value_name = "PIECES", conflicts_with_all = ["rate", "time_scale"])]
+    pub rate_shape: Option<RateShape>,
+    /// How arrivals vary around the rate [default: poisson; of a trace its own timestamps]
+    #[arg(long, alias = "arrival-pattern", value_enum)]
+    pub arrival: Option<Arrival>,
+    /// Shape of gamma arrivals: below 1 burstier than Poisson, above 1 more even
+    #[arg(long, value_name = "SHAPE", aliases = ["arrival-smoothness", "vllm-burstiness"],
+          value_parser = units::positive)]
+    pub burstiness: Option<f64>,
+    /// Closed loop: keep N requests under way
+    #[arg(long, value_name = "N", conflicts_with_all = ["rate", "rate_shape", "time_scale", "arrival", "burstiness"],
+          value_parser = clap::value_parser!(u32).range(1..=limits::USERS_MAX as i64))]
+    pub concurrency: Option<u32>,
+    /// N users, each at an even pace and never two requests at once; needs --user-rate
+    #[arg(long, value_name = "N", alias = "num-users", requires = "user_rate",
+          conflicts_with_all = ["rate", "rate_shape", "time_scale", "arrival", "burstiness", "concurrency"],
+          value_parser = clap::value_parser!(u32).range(1..=limits::USERS_MAX as i64))]
+    pub users: Option<u32>,
+    /// Requests a second of all users together: each asks every users/rate seconds
+    #[arg(long, value_name = "RATE", alias = "user-centric-rate", requires = "users", value_parser = units::positive)]
+    pub user_rate: Option<f64>,
+    /// Seconds of trace time in one second
+    #[arg(long, value_name = "SPEED", default_value = "1", value_parser = units::positive)]
+    pub time_scale: f64,
+    /// Spread requests with equal timestamps over the gap to the next timestamp
+    #[arg(long)]
+    pub spread_bursts: bool,
+    /// Cut the schedule at this run time; answers under way are waited for
+    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    pub duration: Option<Duration>,
+    /// Cut the schedule after N requests
+    #[arg(long, value_name = "N", aliases = ["num-prompts", "request-count", "num-requests"],
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub requests: Option<u32>,
+    /// Leave the first requests out of every figure: a number of them, or a time such as 10s
+    #[arg(long, value_name = "N|TIME", aliases = ["num-warmups", "warmup-request-count"], value_parser = warmup)]
+    pub warmup: Option<Warmup>,
+    /// Most requests under way; what happens to the others is --overload
+    #[arg(long, value_name = "N", conflicts_with = "concurrency",
+          value_parser = clap::value_parser!(u32).range(1..=limits::USERS_MAX as i64))]
+    pub max_concurrency: Option<u32>,
+    /// What becomes of a request over --max-concurrency
+    #[arg(long, value_enum, default_value_t = Overload::Queue, requires = "max_concurrency")]
+    pub overload: Overload,
+}
+
+/// What comes out.
+#[derive(Debug, Clone, ClapArgs)]
+pub struct OutputArgs {
+    /// Objective: bounds on each request (`ttft<500ms,tpot<50ms`: its goodput is reported) or on a percentile
+    /// (`ttft.p99<500ms`: exit code 4 if the run does not keep it), counted from when requests were due
+    #[arg(long, value_name = "BOUNDS", alias = "goodput")]
+    pub slo: Option<Slo>,
+    /// Folder for run.json; made if absent
+    #[arg(short = 'o', long = "output", value_name = "DIR", aliases = ["result-dir", "artifact-dir"],
+          value_hint = ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+    /// Also write DIR/requests.jsonl, one line a request, in the order they end
+    #[arg(long, alias = "save-detailed", requires = "dir")]
+    pub records: bool,
+    /// Progress on stderr
+    #[arg(long, value_enum, default_value_t = Ui::Auto)]
+    pub ui: Ui,
+    /// Accepted because other tools need it: answers are always streamed
+    #[arg(long, hide = true)]
+    pub streaming: bool,
+}
+
+/// `20` or `20req`: so many requests; `10s`: those due in that time.
+fn warmup(text: &str) -> Result<Warmup, String> {
+    if let Ok(requests) = text.trim().trim_end_matches("req").parse() {
+        return Ok(Warmup { requests, ..Warmup::default() });
+    }
+    units::duration(text).map(|until| Warmup { until, ..Warmup::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    fn run(extra: &[&str]) -> Result<RunArgs, clap::Error> {
+        let base = ["keyway-loadtest", "run", "--url", "http://h", "--trace", "t"];
+        let Command::Run(args) = Args::try_parse_from(base.iter().chain(extra))?.command else {
+            unreachable!()
+        };
+        Ok(*args)
+    }
+
+    #[test]
+    fn ignore_eos_is_on_and_can_be_turned_off() {
+        assert!(run(&[]).unwrap().workload.ignore_eos);
+        assert!(run(&["--ignore-eos"]).unwrap().workload.ignore_eos);
+        assert!(!run(&["--ignore-eos=false"]).unwrap().workload.ignore_eos);
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        for bad in [
+            &["--rate", "2", "--time-scale", "3"] as &[&str],
+            &["--rate", "2", "--concurrency", "3"],
+            &["--rate", "2", "--rate-shape", "1@5s"],
+            &["--users", "2"],
+            &["--user-rate", "2"],
+            &["--users", "2", "--user-rate", "1", "--concurrency", "3"],
+            &["--concurrency", "3", "--max-concurrency", "3"],
+            &["--overload", "drop"],
+            &["--records"],
+            &["--requests", "0"],
+            &["--scale-len", "0"],
+            &["--slice", "5s"],
+            &["--duration", "60"],
+            &["--warmup", "many"],
+            &["--slo", "ttft"],
+            &["--workload", "noise"],
+            &["--tokenizer", "t"],
+        ] {
+            assert!(run(bad).is_err(), "{bad:?}");
+        }
+        assert!(run(&["--rate", "2"]).is_ok());
+    }
+
+    #[test]
+    fn the_names_that_other_tools_use() {
+        let args = "keyway-loadtest run --base-url http://h --dataset-name random --random-input-len 100 \
+                    --random-output-len 10 --request-rate 4 --burstiness 0.5 --num-prompts 50 --max-concurrency 8 \
+                    --num-warmups 5 --result-dir out --save-detailed --ignore-eos --seed 1 --model m";
+        let Command::Run(args) = Args::try_parse_from(args.split_whitespace()).unwrap().command else {
+            unreachable!()
+        };
+        assert_eq!((args.workload.isl.to_string(), args.schedule.requests), ("100".into(), Some(50)));
+        assert_eq!(args.schedule.warmup, Some(Warmup { requests: 5, ..Warmup::default() }));
+        let args = "keyway-loadtest run --url http://h --isl 100 --osl 10 --arrival-pattern gamma \
+                    --arrival-smoothness 2 --request-rate 4 --request-count 9 --random-seed 3 --streaming \
+                    --endpoint-type chat --artifact-dir out";
+        assert!(Args::try_parse_from(args.split_whitespace()).is_ok());
+    }
+}

@@ -1,0 +1,358 @@
+//! `keyway-loadtest compare`: two runs of the same workload, figure by figure, with what chance alone could do. Refuses
+//! runs of different workloads. Measures nothing.
+
+use std::{fmt::Write as _, fs, path::Path, process::ExitCode};
+
+use serde::Serialize;
+
+use crate::{
+    args::compare::CompareArgs,
+    bootstrap::{self, Runs, Stat},
+    error::{EXIT_GATE, EXIT_INVALID, Error},
+    gate::Gate,
+    hdr,
+    report::{FORMAT, Report, Status},
+    samples::{ITL_HALF_MAGNITUDE, Sample},
+    stdout,
+};
+
+/// Chance of calling any figure of a comparison different by accident.
+const ALPHA: f64 = 0.05;
+
+const STATS: [(&str, Stat); 5] = [
+    ("mean", Stat::Mean),
+    ("p50", Stat::Percentile(50.0)),
+    ("p90", Stat::Percentile(90.0)),
+    ("p95", Stat::Percentile(95.0)),
+    ("p99", Stat::Percentile(99.0)),
+];
+
+/// What became of a figure. Times: less is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Significantly less.
+    Better,
+    /// Significantly more.
+    Worse,
+    /// Chance explains the difference.
+    Same,
+    /// The runs are too short to say.
+    TooFew,
+}
+
+/// One figure in both runs.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// Such as `ttft.p99`.
+    pub figure: String,
+    /// In milliseconds.
+    pub base_ms: f64,
+    /// In milliseconds.
+    pub new_ms: f64,
+    /// new / base - 1.
+    pub change: f64,
+    /// 95 % interval of `change`.
+    pub interval: Option<(f64, f64)>,
+    /// Chance of a difference as large if there were none.
+    pub p: Option<f64>,
+    /// With all figures of the comparison in view.
+    pub verdict: Verdict,
+}
+
+/// A figure without an interval.
+#[derive(Debug, Clone, Serialize)]
+pub struct Plain {
+    /// Such as `requests_per_s`.
+    pub figure: &'static str,
+    /// In the first run.
+    pub base: Option<f64>,
+    /// In the second.
+    pub new: Option<f64>,
+}
+
+/// The whole comparison.
+#[derive(Debug, Serialize)]
+pub struct Comparison {
+    /// Whether each request of one run was compared with the same request of the other.
+    pub paired: bool,
+    /// Requests compared, in each run.
+    pub requests: (usize, usize),
+    /// Why the runs should not be trusted, if so.
+    pub warnings: Vec<String>,
+    /// Times.
+    pub rows: Vec<Row>,
+    /// Other figures.
+    pub plain: Vec<Plain>,
+    /// Gates that failed.
+    pub failed: Vec<String>,
+    #[serde(skip)]
+    untrusted: bool,
+}
+
+/// Compares, prints, and gives the exit code: 4 when a gate fails.
+pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
+    let (base, new) = (load(&args.base)?, load(&args.new)?);
+    let comparison = Comparison::new(&base, &new, args)?;
+    let text = if args.json {
+        serde_json::to_string_pretty(&comparison).unwrap_or_default() + "\n"
+    } else {
+        comparison.render(args.md)
+    };
+    stdout::print(&text)?;
+    Ok(ExitCode::from(match (comparison.failed.is_empty(), comparison.untrusted) {
+        (false, _) => EXIT_GATE,
+        (true, true) if !args.fail_on.is_empty() => EXIT_INVALID,
+        _ => 0,
+    }))
+}
+
+/// Reads a run's report; `path` is the file or its folder.
+pub fn load(path: &Path) -> Result<Report, Error> {
+    let file = if path.is_dir() { path.join("run.json") } else { path.to_owned() };
+    let refuse = |reason: String| Error::Report { path: file.clone(), reason };
+    let text = fs::read(&file).map_err(|error| refuse(format!("cannot read it: {error}")))?;
+    let report: Report = serde_json::from_slice(&text)
+        .map_err(|error| refuse(format!("not a run.json of this program: {error}")))?;
+    if report.format != FORMAT {
+        return Err(refuse(format!("its format is `{}`, not `{FORMAT}`", report.format)));
+    }
+    Ok(report)
+}
+
+impl Comparison {
+    fn new(base: &Report, new: &Report, args: &CompareArgs) -> Result<Self, Error> {
+        if !args.force {
+            same_workload(base, new)?;
+        }
+        let read = |report: &Report, path: &Path| {
+            report.samples.read().map_err(|reason| Error::Report { path: path.into(), reason })
+        };
+        let (mut a, mut b) = (read(base, &args.base)?, read(new, &args.new)?);
+        let paired = base.workload.body_hash == new.workload.body_hash && pair(&mut a, &mut b);
+        let mut rows = rows(&a, &b, paired, args.seed);
+        judge(&mut rows);
+        let plain = plain(base, new);
+        let failed = failed(&args.fail_on, &rows, &plain)?;
+        let sides = [("the base run", base), ("the new run", new)];
+        let bad = sides.iter().filter(|(_, run)| run.verdict.status != Status::Valid);
+        let warnings: Vec<_> =
+            bad.map(|(name, run)| format!("{name} is not valid: {}", run.verdict.reason)).collect();
+        let untrusted = !warnings.is_empty();
+        Ok(Self { paired, requests: (a.len(), b.len()), warnings, rows, plain, failed, untrusted })
+    }
+
+    fn render(&self, md: bool) -> String {
+        let mut out = String::new();
+        // Writing to a string cannot fail.
+        let _ = if md { self.markdown(&mut out) } else { self.text(&mut out) };
+        out
+    }
+
+    fn text(&self, out: &mut String) -> std::fmt::Result {
+        let how = if self.paired { "request by request" } else { "as two samples" };
+        writeln!(out, "{} and {} good answers, compared {how}", self.requests.0, self.requests.1)?;
+        for warning in &self.warnings {
+            writeln!(out, "WARNING    {warning}")?;
+        }
+        let heads = ["base ms", "new ms", "change", "95 % interval", "p", "verdict"];
+        let [base, new, change, interval, p, verdict] = heads;
+        writeln!(out, "\n{:<14}{base:>11}{new:>11}{change:>10}{interval:>20}{p:>9}  {verdict}", "")?;
+        for row in &self.rows {
+            let [figure, base, new, change, interval, p, verdict] = row.cells();
+            writeln!(out, "{figure:<14}{base:>11}{new:>11}{change:>10}{interval:>20}{p:>9}  {verdict}")?;
+        }
+        writeln!(out)?;
+        for plain in &self.plain {
+            let [figure, base, new] = plain.cells();
+            writeln!(out, "{figure:<22}{base:>12} -> {new}")?;
+        }
+        writeln!(
+            out,
+            "(better, worse: by more than chance, with all figures in view; chance of a mistake 5 %)"
+        )?;
+        self.failed.iter().try_for_each(|gate| writeln!(out, "FAILED     {gate}"))
+    }
+
+    fn markdown(&self, out: &mut String) -> std::fmt::Result {
+        for warning in &self.warnings {
+            writeln!(out, "> **Warning:** {warning}\n")?;
+        }
+        writeln!(out, "| figure | base ms | new ms | change | 95 % interval | p | verdict |")?;
+        writeln!(out, "|---|--:|--:|--:|--:|--:|---|")?;
+        for row in &self.rows {
+            writeln!(out, "| {} |", row.cells().join(" | "))?;
+        }
+        writeln!(out, "\n| figure | base | new |\n|---|--:|--:|")?;
+        for plain in &self.plain {
+            writeln!(out, "| {} |", plain.cells().join(" | "))?;
+        }
+        self.failed.iter().try_for_each(|gate| writeln!(out, "\n**Failed:** {gate}"))
+    }
+}
+
+fn same_workload(base: &Report, new: &Report) -> Result<(), Error> {
+    let (a, b) = (&base.workload.fingerprint, &new.workload.fingerprint);
+    if !a.is_empty() && a == b {
+        return Ok(());
+    }
+    let mut different = Vec::new();
+    let object = |report: &Report| serde_json::to_value(&report.config).unwrap_or_default();
+    if let (Some(a), Some(b)) = (object(base).as_object(), object(new).as_object()) {
+        let told = ["url", "model", "seed", "timeout_s", "oracle_blocks"];
+        let keys = a.keys().filter(|key| !told.contains(&key.as_str()) && a.get(*key) != b.get(*key));
+        different.extend(keys.map(|key| format!("{key}: {} and {}", a[key], b[key])));
+    }
+    let what = if different.is_empty() { "no record of the workload".into() } else { different.join(", ") };
+    Err(Error::Usage(format!(
+        "these runs had different workloads ({what}); --force compares them all the same"
+    )))
+}
+
+/// Keeps the requests that both runs answered; `false`, and nothing dropped, if there are none.
+fn pair(a: &mut Vec<Sample>, b: &mut Vec<Sample>) -> bool {
+    let rows = |samples: &[Sample]| samples.iter().map(|s| s.row).collect::<std::collections::HashSet<_>>();
+    let (in_a, in_b) = (rows(a), rows(b));
+    if in_a.is_disjoint(&in_b) {
+        return false;
+    }
+    a.retain(|sample| in_b.contains(&sample.row));
+    b.retain(|sample| in_a.contains(&sample.row));
+    // Slots of a closed loop may have taken turns.
+    a.sort_by_key(|sample| sample.row);
+    b.sort_by_key(|sample| sample.row);
+    true
+}
+
+fn rows(a: &[Sample], b: &[Sample], paired: bool, seed: u64) -> Vec<Row> {
+    type Values = fn(&Sample) -> Vec<(f64, u32)>;
+    let metrics: [(&str, Values); 5] = [
+        ("ttft", |s| single(s.ttft)),
+        ("ttst", |s| single(s.ttst)),
+        ("tpot", |s| single(s.tpot)),
+        ("itl", |s| {
+            let ms = |bucket: usize| hdr::middle(bucket, ITL_HALF_MAGNITUDE) / 1e3;
+            s.itl.iter().map(|&(bucket, count)| (ms(bucket), count as u32)).collect()
+        }),
+        ("e2e", |s| single(Some(s.e2e))),
+    ];
+    let stats = STATS.map(|(_, stat)| stat);
+    let mut rows = Vec::new();
+    for (metric, values) in metrics {
+        let of = |samples: &[Sample]| Runs { requests: samples.iter().map(values).collect() };
+        let (a, b) = (of(a), of(b));
+        if a.requests.iter().all(Vec::is_empty) || b.requests.iter().all(Vec::is_empty) {
+            continue;
+        }
+        let differences = bootstrap::compare(&a, &b, paired, &stats, bootstrap::RESAMPLES, seed);
+        for ((name, _), difference) in STATS.iter().zip(differences) {
+            let figure = format!("{metric}.{name}");
+            rows.push(match difference {
+                Some(d) => Row {
+                    figure,
+                    base_ms: d.base,
+                    new_ms: d.new,
+                    change: d.change(),
+                    interval: Some(d.interval),
+                    p: Some(d.p),
+                    verdict: Verdict::Same,
+                },
+                None => Row {
+                    figure,
+                    base_ms: f64::NAN,
+                    new_ms: f64::NAN,
+                    change: f64::NAN,
+                    interval: None,
+                    p: None,
+                    verdict: Verdict::TooFew,
+                },
+            });
+        }
+    }
+    rows
+}
+
+fn single(us: Option<u64>) -> Vec<(f64, u32)> {
+    us.map(|us| (us as f64 / 1e3, 1)).into_iter().collect()
+}
+
+fn judge(rows: &mut [Row]) {
+    let p: Vec<f64> = rows.iter().filter_map(|row| row.p).collect();
+    let significant = bootstrap::holm(&p, ALPHA);
+    for (row, significant) in rows.iter_mut().filter(|row| row.p.is_some()).zip(significant) {
+        row.verdict = match (significant, row.change > 0.0) {
+            (false, _) => Verdict::Same,
+            (true, true) => Verdict::Worse,
+            (true, false) => Verdict::Better,
+        };
+    }
+}
+
+fn plain(base: &Report, new: &Report) -> Vec<Plain> {
+    type Figure = fn(&Report) -> Option<f64>;
+    let figures: [(&str, Figure); 5] = [
+        ("requests_per_s", |r| Some(r.throughput.requests_per_s)),
+        ("output_tokens_per_s", |r| Some(r.throughput.output_tokens_per_s)),
+        ("failed", |r| Some(r.requests.failed as f64)),
+        ("cached", |r| r.cache.achieved),
+        ("goodput", |r| r.goodput.as_ref().map(|goodput| goodput.share)),
+    ];
+    let both = |(figure, of): (&'static str, Figure)| Plain { figure, base: of(base), new: of(new) };
+    figures.map(both).into_iter().filter(|plain| plain.base.is_some() || plain.new.is_some()).collect()
+}
+
+fn failed(gates: &[Gate], rows: &[Row], plain: &[Plain]) -> Result<Vec<String>, Error> {
+    let mut failed = Vec::new();
+    for gate in gates {
+        let (change, significant) = if let Some(row) = rows.iter().find(|row| row.figure == gate.figure) {
+            if row.verdict == Verdict::TooFew {
+                let text = format!("{gate}: the runs are too short for {}; send more requests", row.figure);
+                return Err(Error::Usage(text));
+            }
+            (row.change, row.verdict != Verdict::Same)
+        } else if let Some(plain) = plain.iter().find(|plain| plain.figure == gate.figure) {
+            match (plain.base, plain.new) {
+                (Some(base), Some(new)) if base == new => (0.0, true),
+                (Some(base), Some(new)) => (new / base - 1.0, true),
+                _ => return Err(Error::Usage(format!("{gate}: one of the runs has no {}", plain.figure))),
+            }
+        } else {
+            let names: Vec<_> =
+                rows.iter().map(|row| row.figure.as_str()).chain(plain.iter().map(|p| p.figure)).collect();
+            return Err(Error::Usage(format!("{gate}: no such figure; there are {}", names.join(", "))));
+        };
+        if gate.fails(change, significant) {
+            failed.push(format!("{gate}: it is {:+.1} %", change * 100.0));
+        }
+    }
+    Ok(failed)
+}
+
+impl Row {
+    fn cells(&self) -> [String; 7] {
+        let (Some((low, high)), Some(p)) = (self.interval, self.p) else {
+            return [&self.figure, "-", "-", "-", "-", "-", "too few requests"].map(Into::into);
+        };
+        let verdict = match self.verdict {
+            Verdict::Better => "better",
+            Verdict::Worse => "WORSE",
+            Verdict::Same | Verdict::TooFew => "same",
+        };
+        [
+            self.figure.clone(),
+            format!("{:.2}", self.base_ms),
+            format!("{:.2}", self.new_ms),
+            format!("{:+.1} %", self.change * 100.0),
+            format!("{:+.1} to {:+.1} %", low * 100.0, high * 100.0),
+            format!("{p:.4}"),
+            verdict.into(),
+        ]
+    }
+}
+
+impl Plain {
+    fn cells(&self) -> [String; 3] {
+        let text = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.3}"));
+        [self.figure.into(), text(self.base), text(self.new)]
+    }
+}

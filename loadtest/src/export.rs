@@ -1,0 +1,134 @@
+//! `keyway-loadtest report`: a run.json in other shapes. Each shape is a module; none measures or judges anything.
+
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+
+use crate::{args::report::ReportArgs, compare, error::Error, output, report::Report, stdout, table};
+
+pub mod aiperf;
+pub mod csv;
+pub mod html;
+pub mod markdown;
+pub mod plots;
+pub mod vllm;
+
+/// Shapes of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// The table that `run` prints.
+    Text,
+    /// One page with plots, without anything from elsewhere.
+    Html,
+    /// Tables for a pull request or a wiki.
+    Md,
+    /// One line a figure: metric,statistic,unit,value.
+    Csv,
+    /// The JSON of `vllm bench serve`; times from the real sending, as there.
+    Vllm,
+    /// The JSON of AIPerf's profile export; times from the real sending, as there.
+    Aiperf,
+}
+
+/// Reads, converts, prints or writes.
+pub fn run(args: &ReportArgs) -> Result<ExitCode, Error> {
+    let report = compare::load(&args.run)?;
+    let text = render(&report, args.format);
+    match &args.output {
+        None => stdout::print(&text),
+        Some(path) => output::write_text(path, &text).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// `report` in the shape of `format`.
+pub fn render(report: &Report, format: Format) -> String {
+    let json = |value: serde_json::Value| serde_json::to_string_pretty(&value).unwrap_or_default() + "\n";
+    match format {
+        Format::Text => table::render(report),
+        Format::Html => html::render(report),
+        Format::Md => markdown::render(report),
+        Format::Csv => csv::render(report),
+        Format::Vllm => json(vllm::render(report)),
+        Format::Aiperf => json(aiperf::render(report)),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::{
+        calibrate::Calibration,
+        config::Config,
+        record::{Outcome, tests::good},
+        report::{Facts, Workload},
+        tally::Tally,
+    };
+
+    /// Two hundred answers and one failure whose message is hostile.
+    pub(crate) fn report() -> Report {
+        let mut tally = Tally::new(Some("ttft<50ms,e2e.p99<1s".parse().unwrap()));
+        for i in 0..200 {
+            let mut record = good(i * 10, i * 10 + 1, i * 10 + 20 + i % 40, i * 10 + 90);
+            record.row = i as usize;
+            record.exchange.worker = Some(format!("10.0.0.{}:8000", i % 3));
+            tally.add(&record);
+        }
+        let mut failed = good(2000, 2000, 2001, 2002);
+        failed.exchange.outcome = Outcome::Failed(crate::record::Failure {
+            class: crate::record::FailureClass::ErrorEvent,
+            message: "<script>alert(1)</script>".into(),
+        });
+        tally.add(&failed);
+        let config = Config {
+            model: "m<1>".into(),
+            workload: "random".into(),
+            rate: Some(100.0),
+            ..Config::default()
+        };
+        let calibration = Calibration { bytes_per_token: 4.0, overhead_tokens: 3, measured: true };
+        let facts = Facts {
+            config,
+            workload: Workload::default(),
+            calibration,
+            started_unix_s: 1_700_000_000,
+            elapsed_s: 2.1,
+            scheduled: 201,
+            sent: 201,
+            interrupted: false,
+        };
+        Report::new(facts, &tally)
+    }
+
+    #[test]
+    fn every_shape_has_the_figures() {
+        let report = report();
+        let p50 = report.response.ttft.unwrap().p50;
+        let service = report.service.ttft.unwrap().p50;
+        for (format, want) in [
+            (Format::Text, format!("{p50:.2}")),
+            (Format::Html, format!("{p50:.1}")),
+            (Format::Md, format!("{p50:.2}")),
+            (Format::Csv, format!("response_ttft,p50,ms,{p50}\n")),
+            (Format::Vllm, format!("\"median_ttft_ms\": {service:.1}")),
+            (Format::Aiperf, "\"time_to_first_token\"".into()),
+        ] {
+            let text = render(&report, format);
+            assert!(text.contains(&want), "{format:?} without {want}:\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_run_without_a_good_answer_has_a_report_in_every_shape() {
+        let mut report = report();
+        (report.response, report.service) = (
+            crate::report::ViewReport { ttft: None, e2e: None },
+            crate::report::ViewReport { ttft: None, e2e: None },
+        );
+        (report.itl, report.tpot, report.ttst) = (None, None, None);
+        report.samples = crate::samples::Samples::default().columns();
+        report.series = crate::series::SeriesReport::default();
+        for format in Format::value_variants() {
+            assert!(render(&report, *format).len() > 100, "{format:?}");
+        }
+    }
+}

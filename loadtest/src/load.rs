@@ -1,0 +1,293 @@
+//! What the options of a measurement mean together: a workload and a pacer. Starts nothing.
+
+use std::{cmp::Reverse, path::Path};
+
+use crate::{
+    args::run::{RunArgs, ScheduleArgs, WorkloadArgs, WorkloadKind},
+    arrivals::Arrival,
+    body::Endpoint,
+    conversation::{Conversations, Turns},
+    dist::{Dist, Tokens},
+    error::Error,
+    pacer::{Extent, Pacer, Starts},
+    rate::RateShape,
+    scale::Scale,
+    schedule::{self, Due, Pace, Process, Timing},
+    synthetic::{PrefixTree, Synthetic},
+    texts::Texts,
+    trace::Trace,
+    workload::Workload,
+};
+
+/// Tokens of a shared prefix, if `--prefix-len` says nothing else.
+pub const PREFIX_LEN: u32 = 2048;
+
+/// What to send, and when.
+#[derive(Debug)]
+pub struct Load {
+    /// The requests.
+    pub workload: Workload,
+    /// Their times.
+    pub pacer: Pacer,
+    /// How many there will be, if that is known.
+    pub requests: Option<u64>,
+}
+
+impl Load {
+    /// What `args` ask for.
+    pub fn new(args: &RunArgs) -> Result<Self, Error> {
+        let rows_of = |trace: &Trace| trace.slice(&args.workload.slice.slice);
+        let workload = workload(&args.workload)?;
+        if workload.is_conversational() {
+            return sessions(args, workload);
+        }
+        if args.workload.conversations.is_some() || args.workload.turns.is_some() {
+            return Err(Error::Usage(
+                "--turns and --conversations are for workloads of conversations".into(),
+            ));
+        }
+        let schedule = &args.schedule;
+        let rows = match &workload {
+            Workload::Trace { trace, .. } => rows_of(trace),
+            _ => 0..usize::MAX >> 25,
+        };
+        let count = schedule.requests.map_or(rows.len(), |n| rows.len().min(n as usize));
+        let rows = rows.start..rows.start + count;
+        let until_ns = schedule.duration.map_or(u64::MAX, |d| d.as_nanos() as u64);
+        let extent = Extent { first: rows.start, rows: count, until_ns };
+        let endless = schedule.duration.is_none() && schedule.requests.is_none();
+        let is_trace = matches!(workload, Workload::Trace { .. });
+        if endless && !is_trace && !schedule.rate_shape.as_ref().is_some_and(RateShape::ends) {
+            return Err(Error::Usage("say how long: --requests N or --duration TIME".into()));
+        }
+        let known = schedule.duration.is_none().then_some(count as u64);
+        if let Some(slots) = schedule.concurrency {
+            return Ok(Self { workload, pacer: Pacer::closed(slots as usize, extent), requests: known });
+        }
+        if let (Some(users), Some(rate)) = (schedule.users, schedule.user_rate) {
+            let gap_ns = (f64::from(users) / rate * 1e9) as u64;
+            let pacer = Pacer::users(users as usize, gap_ns, args.workload.seed, extent);
+            return Ok(Self { workload, pacer, requests: known });
+        }
+        let dues = match &workload {
+            Workload::Trace { trace, .. } if is_recorded(schedule) => schedule::plan(trace, &timing(args)),
+            _ => process(args).and_then(|process| schedule::draw(&process, rows)),
+        };
+        let dues: Vec<Due> = dues.map_err(Error::Usage)?;
+        Ok(Self { workload, requests: Some(dues.len() as u64), pacer: Pacer::Open(dues.into()) })
+    }
+}
+
+/// The load of a workload of conversations.
+fn sessions(args: &RunArgs, workload: Workload) -> Result<Load, Error> {
+    let (schedule, seed) = (&args.schedule, args.workload.seed);
+    let usage = |text: &str| Err(Error::Usage(text.into()));
+    let is_plain = matches!(&workload, Workload::Texts { texts, .. } if texts.is_plain());
+    if args.server.endpoint != Endpoint::Chat && !is_plain {
+        return usage("conversations and messages need --endpoint chat");
+    }
+    if schedule.users.is_some() {
+        return usage(
+            "--users is for requests of one turn; write --concurrency, or --rate for conversations a second",
+        );
+    }
+    if schedule.requests.is_some()
+        && !matches!(&workload, Workload::Texts { texts, .. } if texts.is_single_turn())
+    {
+        return usage("conversations are counted by --conversations, not --requests");
+    }
+    let listed = match &workload {
+        Workload::Texts { texts, .. } => Some(texts.turns(args.workload.turns)),
+        _ => None,
+    };
+    let all = listed.as_ref().map_or(usize::MAX >> 35, Vec::len);
+    let asked = args.workload.conversations.or(schedule.requests);
+    if asked.is_none() && schedule.duration.is_none() && listed.is_none() {
+        return usage("say how long: --conversations N or --duration TIME");
+    }
+    let count = asked.map_or(all, |n| all.min(n as usize));
+    let default_turns = || args.workload.turns.unwrap_or(Tokens(Dist::Fixed(5.0)));
+    let turns = listed.map_or_else(|| Turns::Drawn(default_turns()), |list| Turns::Listed(list.into()));
+    let conversations = Conversations { seed, turns, think: args.workload.think_time };
+    let until_ns = schedule.duration.map_or(u64::MAX, |d| d.as_nanos() as u64);
+    let (starts, count) = if let Some(slots) = schedule.concurrency {
+        (Starts::Free((0..slots).map(|_| Reverse(0)).collect()), count)
+    } else {
+        let process = process(args).map_err(Error::Usage)?;
+        let dues = schedule::draw(&process, 0..count).map_err(Error::Usage)?;
+        (Starts::At(dues.iter().map(|due| due.intended_ns).collect()), dues.len())
+    };
+    let known = schedule.duration.is_none();
+    let requests = known.then(|| (0..count).map(|session| conversations.turns(session) as u64).sum());
+    Ok(Load { workload, pacer: Pacer::sessions(conversations, starts, count, until_ns), requests })
+}
+
+fn workload(args: &WorkloadArgs) -> Result<Workload, Error> {
+    let kind = kind(args);
+    let is_file = matches!(kind, WorkloadKind::Sharegpt | WorkloadKind::Custom);
+    let usage = |text: &str| Err(Error::Usage(text.into()));
+    match (&args.trace, &args.file) {
+        (None, _) if kind == WorkloadKind::Trace => return usage("--workload trace needs --trace FILE"),
+        (Some(_), _) if kind != WorkloadKind::Trace => return usage("--trace is for --workload trace"),
+        (_, None) if is_file => return usage("this workload needs --file FILE"),
+        (_, Some(_)) if !is_file => return usage("--file is for --workload sharegpt or custom"),
+        _ => {}
+    }
+    if let Some(path) = &args.trace {
+        return replay(args, path);
+    }
+    if args.slice.scale_len != 1.0 || args.slice.slice != crate::units::Span::default() {
+        return usage("--slice and --scale-len are for traces; write other --isl and --osl");
+    }
+    if let Some(path) = &args.file {
+        let texts = if kind == WorkloadKind::Sharegpt { Texts::sharegpt(path)? } else { Texts::lines(path)? };
+        return Ok(Workload::Texts { texts, output: args.osl, seed: args.seed, bytes_per_token: 1.0 });
+    }
+    let prefix_len = match kind {
+        WorkloadKind::SharedPrefix => Some(args.prefix_len.unwrap_or(PREFIX_LEN)),
+        WorkloadKind::MultiTurn => args.prefix_len,
+        _ => None,
+    };
+    let tree = |tokens| PrefixTree::new(args.prefix_groups, tokens, args.prefix_depth, args.zipf);
+    let prefix = prefix_len.map(tree).transpose().map_err(Error::Usage)?;
+    let synthetic = Synthetic { seed: args.seed, input: args.isl, output: args.osl, prefix };
+    Ok(match kind {
+        WorkloadKind::MultiTurn => Workload::MultiTurn(synthetic),
+        _ => Workload::Synthetic(synthetic),
+    })
+}
+
+fn replay(args: &WorkloadArgs, path: &Path) -> Result<Workload, Error> {
+    let trace = Trace::load(path)?;
+    if trace.slice(&args.slice.slice).is_empty() {
+        let end_s = trace.end_ms() as f64 / 1e3;
+        let slice = args.slice.slice;
+        let text = format!("--slice {slice} holds no requests: the trace lasts from 0s to {end_s}s");
+        return Err(Error::Usage(text));
+    }
+    let scale = Scale::of(args.slice.scale_len, trace.block_tokens);
+    Ok(Workload::Trace { trace, scale })
+}
+
+/// The workload that `args` name or imply.
+pub fn kind(args: &WorkloadArgs) -> WorkloadKind {
+    let implied = if args.trace.is_some() { WorkloadKind::Trace } else { WorkloadKind::Random };
+    args.workload.unwrap_or(implied)
+}
+
+/// Whether a trace's own timestamps decide.
+pub fn is_recorded(args: &ScheduleArgs) -> bool {
+    args.arrival.is_none() && args.burstiness.is_none() && args.rate_shape.is_none()
+}
+
+fn timing(args: &RunArgs) -> Timing {
+    Timing {
+        slice: args.workload.slice.slice,
+        pace: args.schedule.rate.map_or(Pace::TimeScale(args.schedule.time_scale), Pace::Rate),
+        spread_bursts: args.schedule.spread_bursts,
+        seed: args.workload.seed,
+        duration: args.schedule.duration,
+        requests: args.schedule.requests.map(|n| n as usize),
+    }
+}
+
+fn process(args: &RunArgs) -> Result<Process, String> {
+    let schedule = &args.schedule;
+    let shape = match (&schedule.rate_shape, schedule.rate) {
+        (Some(shape), _) => shape.clone(),
+        (None, Some(rate)) => RateShape::constant(rate),
+        (None, None) => {
+            return Err("say how fast: --rate R, --rate-shape PIECES, --concurrency N or --users N".into());
+        }
+    };
+    let arrival = arrival(schedule)?;
+    let burstiness = schedule.burstiness.unwrap_or(1.0);
+    Ok(Process { shape, arrival, burstiness, seed: args.workload.seed, duration: schedule.duration })
+}
+
+/// How arrivals vary, unless a trace's own timestamps decide.
+pub fn arrival(args: &ScheduleArgs) -> Result<Arrival, String> {
+    match (args.arrival, args.burstiness) {
+        (None, None) => Ok(Arrival::Poisson),
+        (None | Some(Arrival::Gamma), Some(_)) => Ok(Arrival::Gamma),
+        (Some(Arrival::Gamma), None) => Err("--arrival gamma needs --burstiness SHAPE".into()),
+        (Some(arrival), None) => Ok(arrival),
+        (Some(_), Some(_)) => Err("--burstiness is for --arrival gamma".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    fn args(line: &str) -> RunArgs {
+        let line = format!("keyway-loadtest run --url http://h {line}");
+        let Command::Run(args) = Args::try_parse_from(line.split_whitespace()).unwrap().command else {
+            unreachable!()
+        };
+        *args
+    }
+
+    fn trace() -> String {
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/mooncake_slice.jsonl").into()
+    }
+
+    #[test]
+    fn what_is_missing_is_said() {
+        for (line, want) in [
+            ("--rate 5", "--requests N or --duration"),
+            ("--requests 5", "say how fast"),
+            ("--workload trace --rate 5", "needs --trace"),
+            ("--arrival gamma --rate 5 --requests 5", "needs --burstiness"),
+            ("--arrival constant --burstiness 2 --rate 5 --requests 5", "is for --arrival gamma"),
+            ("--scale-len 0.5 --rate 5 --requests 5", "are for traces"),
+            (&format!("--workload random --trace {} --rate 5", trace()), "--trace is for"),
+            ("--workload shared-prefix --prefix-groups 0 --rate 5 --requests 5", "--prefix-groups must be"),
+            ("--rate 5 --duration 1ms", "before the first request"),
+            ("--workload multi-turn --rate 5", "--conversations N or --duration"),
+            ("--workload multi-turn --rate 5 --requests 5", "are counted by --conversations"),
+            ("--workload multi-turn --rate 5 --conversations 5 --endpoint completions", "--endpoint chat"),
+            ("--workload multi-turn --users 2 --user-rate 5 --conversations 5", "--users is for"),
+            ("--turns 3 --rate 5 --requests 5", "are for workloads of conversations"),
+            ("--workload sharegpt --rate 5", "needs --file"),
+            ("--file x --rate 5 --requests 5", "--file is for"),
+            ("--workload custom --file /nonexistent --rate 5", "cannot read"),
+        ] {
+            let error = Load::new(&args(line)).map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains(want), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn how_many_requests_there_will_be() {
+        let trace = trace();
+        for (line, want) in [
+            ("--rate 5 --requests 7".to_owned(), Some(7)),
+            ("--rate 5 --arrival constant --duration 2s".to_owned(), Some(10)),
+            ("--rate-shape 5@2s --arrival constant".to_owned(), Some(10)),
+            ("--workload multi-turn --turns 3 --rate 5 --conversations 4".to_owned(), Some(12)),
+            ("--workload multi-turn --concurrency 5 --duration 4s".to_owned(), None),
+            ("--concurrency 3 --requests 7".to_owned(), Some(7)),
+            ("--concurrency 3 --duration 2s".to_owned(), None),
+            ("--users 3 --user-rate 1 --requests 7".to_owned(), Some(7)),
+            (format!("--trace {trace}"), Some(798)),
+            (format!("--trace {trace} --concurrency 4"), Some(798)),
+            (format!("--trace {trace} --rate 2 --arrival poisson --requests 10"), Some(10)),
+        ] {
+            assert_eq!(Load::new(&args(&line)).unwrap().requests, want, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_slice_in_a_closed_loop_begins_at_its_own_first_row() {
+        let load = Load::new(&args(&format!("--trace {} --slice 60s.. --concurrency 2", trace()))).unwrap();
+        let Workload::Trace { trace, .. } = &load.workload else { unreachable!() };
+        let row = load.pacer.peek().unwrap().row;
+        assert!(
+            row > 0 && trace.rows[row].timestamp_ms >= 60_000 && trace.rows[row - 1].timestamp_ms < 60_000
+        );
+    }
+}

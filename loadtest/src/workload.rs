@@ -1,0 +1,140 @@
+//! What is asked, by number: request `row` of a workload has the same blocks and lengths whenever it is asked for.
+//! Makes no text and knows no times.
+
+use crate::{
+    conversation,
+    dist::Tokens,
+    random::{Purpose, Rng},
+    scale::{Block, Scale},
+    synthetic::Synthetic,
+    texts::{self, Answer, Said, Texts},
+    trace::Trace,
+};
+
+/// Top bit of the ids of blocks that belong to one request only: no cache can ever reuse them, and ids of traces and
+/// shared prefixes are below it.
+const UNSHARED: u64 = 1 << 63;
+
+/// One request; of a conversation, its newest turn.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// The prompt.
+    pub blocks: Vec<Block>,
+    /// Tokens to generate, at least 1.
+    pub output_tokens: u64,
+    /// Its words, where a file gives them; else they are made from the blocks.
+    pub said: Option<Said>,
+}
+
+/// Where requests come from.
+#[derive(Debug)]
+pub enum Workload {
+    /// The rows of a trace, shrunk.
+    Trace {
+        /// The rows.
+        trace: Trace,
+        /// How much they shrink.
+        scale: Scale,
+    },
+    /// Requests drawn from distributions.
+    Synthetic(Synthetic),
+    /// Conversations whose turns are drawn from distributions.
+    MultiTurn(Synthetic),
+    /// Conversations from a file.
+    Texts {
+        /// Them.
+        texts: Texts,
+        /// Length of an answer that the file leaves open.
+        output: Tokens,
+        /// Decides such lengths.
+        seed: u64,
+        /// Bytes of text for one token, as measured.
+        bytes_per_token: f64,
+    },
+}
+
+// === impl Ask ===
+
+impl Ask {
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> u64 {
+        self.blocks.iter().map(|block| u64::from(block.tokens)).sum()
+    }
+}
+
+// === impl Workload ===
+
+impl Workload {
+    /// Request number `row`.
+    pub fn ask(&self, row: usize) -> Ask {
+        match self {
+            Self::Trace { trace, scale } => trace_ask(trace, *scale, row),
+            Self::Synthetic(synthetic) => synthetic.ask(row),
+            Self::MultiTurn(synthetic) => synthetic.turn(row),
+            Self::Texts { texts, output, seed, bytes_per_token } => {
+                let (conversation, turn) = conversation::split(row);
+                let turn = &texts.conversations[conversation][turn];
+                let drawn = || u64::from(output.draw(&mut Rng::at(*seed, Purpose::OutputLength, row as u64)));
+                let text = match &turn.said {
+                    Said::Text(text) => text,
+                    Said::Messages(messages) => messages.get(),
+                };
+                Ask {
+                    blocks: texts::blocks(text, *bytes_per_token),
+                    output_tokens: match turn.answer {
+                        Answer::Bytes(bytes) => ((bytes as f64 / bytes_per_token).round() as u64).max(1),
+                        Answer::Tokens(tokens) => tokens,
+                        Answer::Open => drawn(),
+                    },
+                    said: Some(turn.said.clone()),
+                }
+            }
+        }
+    }
+
+    /// Whether requests are turns of conversations, whose history they carry.
+    pub fn is_conversational(&self) -> bool {
+        matches!(self, Self::MultiTurn(_) | Self::Texts { .. })
+    }
+
+    /// Takes in what calibration has measured.
+    pub fn calibrate(&mut self, measured: f64) {
+        if let Self::Texts { bytes_per_token, .. } = self {
+            *bytes_per_token = measured;
+        }
+    }
+
+    /// A hash of the file that it comes from; 0 without one.
+    pub fn file_hash(&self) -> u64 {
+        match self {
+            Self::Trace { trace, .. } => trace.hash(),
+            Self::Texts { texts, .. } => texts.hash,
+            Self::Synthetic(_) | Self::MultiTurn(_) => 0,
+        }
+    }
+
+    /// Tokens of a full block.
+    pub fn block_tokens(&self) -> u32 {
+        match self {
+            Self::Trace { scale, .. } => scale.block_tokens(),
+            Self::Synthetic(_) | Self::MultiTurn(_) | Self::Texts { .. } => crate::synthetic::BLOCK_TOKENS,
+        }
+    }
+}
+
+/// Row number `row` of `trace`, shrunk.
+pub fn trace_ask(trace: &Trace, scale: Scale, row: usize) -> Ask {
+    let request = &trace.rows[row];
+    let blocks = scale.blocks(row, request).collect();
+    Ask { blocks, output_tokens: scale.output_tokens(request), said: None }
+}
+
+/// The id of a block that no other request has. `row` < 2^39, `block` < 2^24.
+pub fn unshared_id(row: usize, block: u32) -> u64 {
+    UNSHARED | (row as u64) << 24 | u64::from(block)
+}
+
+/// Whether `id` is from [`unshared_id`].
+pub fn is_unshared(id: u64) -> bool {
+    id & UNSHARED != 0
+}
