@@ -81,12 +81,18 @@ impl Compute {
 
     /// [`Compute::parts`] for work cut by rows: how many rows to take together, at least 1.
     pub(crate) fn tile_rows(&self, rows: usize, nanoseconds_per_row: f64) -> usize {
-        rows.div_ceil(self.parts(nanoseconds_per_row * rows as f64)).max(1)
+        match self.parts(nanoseconds_per_row * rows as f64) {
+            1 => rows.max(1),
+            parts => rows.div_ceil(parts).max(1),
+        }
     }
 
     /// Runs `work` on every tile of `grid`, in any order, on any of the threads.
     #[allow(unsafe_code)]
-    pub(crate) fn tiles(&self, grid: Grid<'_>, work: impl Fn(Tile<'_>) + Sync) {
+    pub(crate) fn tiles(&self, mut grid: Grid<'_>, work: impl Fn(Tile<'_>) + Sync) {
+        if let Some(tile) = grid.only_tile() {
+            return work(tile);
+        }
         match &self.pool {
             // SAFETY: the pool runs each of the grid's tiles once, and the grid ends here.
             Some(pool) => pool.run(grid.len(), &|i| work(unsafe { grid.tile(i) })),
