@@ -58,6 +58,19 @@ impl<'a> Grid<'a> {
         }
     }
 
+    /// The only tile, if there is but one: most operations of a small model, hence without a division.
+    #[inline(always)]
+    pub(crate) fn only_tile(&mut self) -> Option<Tile<'_>> {
+        let whole = self.tile_rows >= self.rows && self.tile_columns >= self.width;
+        (whole && self.rows > 0 && self.width > 0).then_some(Tile {
+            start: self.start,
+            width: self.width,
+            rows: 0..self.rows,
+            columns: 0..self.width,
+            grid: PhantomData,
+        })
+    }
+
     /// Calls `work` with one tile after the other.
     #[allow(unsafe_code)]
     pub(crate) fn in_order(self, work: impl Fn(Tile<'_>)) {
@@ -136,6 +149,26 @@ mod tests {
                 }
             });
             assert!(matrix.iter().enumerate().all(|(i, element)| *element == (i + 1) as f32));
+        }
+    }
+
+    #[test]
+    fn an_only_tile_is_the_matrix() {
+        for (rows, width, tile_rows, tile_columns, only) in [
+            (2, 3, 2, 3, true),
+            (2, 3, 9, 9, true),
+            (2, 3, 1, 3, false),
+            (2, 3, 2, 2, false),
+            (0, 3, 1, 3, false),
+        ] {
+            let mut matrix = vec![0.0; rows * width];
+            let mut grid = Grid::new(&mut matrix, width, tile_rows, tile_columns);
+            assert_eq!(grid.only_tile().is_some(), only);
+            if let Some(mut tile) = grid.only_tile() {
+                assert_eq!((tile.rows(), tile.columns()), (0..rows, 0..width));
+                tile.whole_rows().fill(1.0);
+                assert_eq!(matrix, [1.0; 6]);
+            }
         }
     }
 

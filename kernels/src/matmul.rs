@@ -41,7 +41,9 @@ pub fn cpu(compute: &Compute, x: &[f32], w: &PackedMatrix, y: &mut [f32]) {
     let weights = (inputs * outputs) as f64;
     let reading = (NS_PER_WEIGHT * weights).max(NS_PER_BYTE * w.bytes() as f64);
     let parts = compute.parts(reading.max(NS_PER_MULTIPLICATION * weights * rows as f64));
-    let tile_columns = (outputs.div_ceil(2 * PANEL).div_ceil(parts) * 2 * PANEL).max(PANEL);
+    let pairs = outputs.div_ceil(2 * PANEL);
+    let tile_pairs = if parts == 1 { pairs } else { pairs.div_ceil(parts) };
+    let tile_columns = (tile_pairs * 2 * PANEL).max(PANEL);
     compute.tiles(Grid::new(y, outputs, rows.max(1), tile_columns), |y| match w.panels() {
         Panels::F32(weights) => compute.isa().run(MatMul { x, weights, y, inputs }),
         Panels::Bf16(weights) => compute.isa().run(MatMul { x, weights, y, inputs }),

@@ -18,7 +18,7 @@ use crate::isa::Body;
 use crate::kv_cache::{KvCache, KvShape};
 use crate::lanes::{LANES, Lanes};
 use crate::simd::Simd;
-use chunk::{Within, add_latent_chunk, add_value_tile, dots, softmax_chunk};
+use chunk::{Within, add_latent_chunk, add_value_tile, add_whole_value_tile, dots, softmax_chunk};
 
 /// Positions between two updates of the running maximum. Larger ones pay its latency less often; the scores
 /// of eight rows still fit the first-level cache.
@@ -126,6 +126,9 @@ pub fn cpu(compute: &Compute, cache: &KvCache, queries: Queries<'_>, scale: f32,
 /// Tokens and query heads per tile: `parts` tiles or more if there are as many rows. A tile's heads share a KV
 /// head. Tokens are cut first: rows of one tile share the keys they load.
 fn cut(parts: usize, tokens: usize, kv_heads: usize, group: usize) -> (usize, usize) {
+    if parts == 1 {
+        return (tokens, group);
+    }
     let tile_tokens = tokens.div_ceil(parts.div_ceil(kv_heads));
     let wanted = parts.div_ceil(kv_heads * tokens.div_ceil(tile_tokens));
     let cuts = (wanted.min(group)..=group).find(|cuts| group.is_multiple_of(*cuts)).unwrap_or(1);
@@ -306,9 +309,16 @@ impl Attention<'_> {
         weights: &[[Lanes; TILES]; R],
         out: &mut [[Lanes; R]],
     ) {
+        // Tiles that all rows see whole.
+        let common = within[R - 1].0.div_ceil(LANES)..within[0].1 / LANES;
         for tile in within[0].0 / LANES..within[R - 1].1.div_ceil(LANES) {
             let (block, offset) = self.locate(chunk + tile * LANES);
             let values = self.cache.value_tile(block, self.kv_head, offset);
+            if common.contains(&tile) {
+                let weights: [&[f32; LANES]; R] = std::array::from_fn(|r| &weights[r][tile].0);
+                add_whole_value_tile(simd, values, weights, out);
+                continue;
+            }
             let clamped = |position: usize| position.saturating_sub(tile * LANES).min(LANES);
             let within = within.map(|(begin, end)| (clamped(begin), clamped(end)));
             let weights: [&[f32; LANES]; R] = std::array::from_fn(|r| &weights[r][tile].0);

@@ -47,9 +47,14 @@ pub(super) fn add_value_tile<S: Simd, const R: usize>(
         let mut sums = [simd.zero(); R];
         for r in 0..R {
             sums[r] = simd.load(&out[r].0);
-            for position in within[r].0..within[r].1.min(begin) {
-                let value = simd.load(&values[position * parts + part].0);
-                sums[r] = simd.mul_add(value, simd.splat(weights[r][position]), sums[r]);
+        }
+        // Without a window nothing lies before `begin`: one branch instead of a loop per row.
+        if begin > 0 {
+            for r in 0..R {
+                for position in within[r].0..within[r].1.min(begin) {
+                    let value = simd.load(&values[position * parts + part].0);
+                    sums[r] = simd.mul_add(value, simd.splat(weights[r][position]), sums[r]);
+                }
             }
         }
         for position in begin..end {
@@ -68,6 +73,32 @@ pub(super) fn add_value_tile<S: Simd, const R: usize>(
     }
 }
 
+/// [`add_value_tile`] for rows that all see all sixteen positions.
+#[inline(always)]
+pub(super) fn add_whole_value_tile<S: Simd, const R: usize>(
+    simd: S,
+    values: &[Lanes],
+    weights: [&[f32; LANES]; R],
+    out: &mut [[Lanes; R]],
+) {
+    let parts = out.len();
+    for (part, out) in out.iter_mut().enumerate() {
+        let mut sums = [simd.zero(); R];
+        for r in 0..R {
+            sums[r] = simd.load(&out[r].0);
+        }
+        for position in 0..LANES {
+            let value = simd.load(&values[position * parts + part].0);
+            for r in 0..R {
+                sums[r] = simd.mul_add(value, simd.splat(weights[r][position]), sums[r]);
+            }
+        }
+        for r in 0..R {
+            simd.store(sums[r], &mut out[r].0);
+        }
+    }
+}
+
 /// Turns one row's scores of the positions `within` a chunk, at least one, into weights `e^(score - max)`;
 /// updates the running maximum and the sixteen running sums. Returns what earlier sums were scaled by.
 #[inline(always)]
@@ -79,13 +110,17 @@ pub(super) fn softmax_chunk(
 ) -> f32 {
     let (begin, end) = within;
     let (first, last) = (begin / LANES, (end - 1) / LANES);
-    for lane in 0..LANES {
-        let real = lane >= begin % LANES;
-        scores[first].0[lane] = if real { scores[first].0[lane] } else { f32::NEG_INFINITY };
+    if !begin.is_multiple_of(LANES) {
+        for lane in 0..LANES {
+            let real = lane >= begin % LANES;
+            scores[first].0[lane] = if real { scores[first].0[lane] } else { f32::NEG_INFINITY };
+        }
     }
-    for lane in 0..LANES {
-        let real = lane <= (end - 1) % LANES;
-        scores[last].0[lane] = if real { scores[last].0[lane] } else { f32::NEG_INFINITY };
+    if !end.is_multiple_of(LANES) {
+        for lane in 0..LANES {
+            let real = lane < end % LANES;
+            scores[last].0[lane] = if real { scores[last].0[lane] } else { f32::NEG_INFINITY };
+        }
     }
     let weights = &mut scores[first..=last];
     let mut largest = Lanes([*max; LANES]);

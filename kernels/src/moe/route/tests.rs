@@ -94,3 +94,42 @@ fn a_routing_that_does_not_suit_is_named() {
     }
     assert_eq!(Routing { groups: groups(4, 1), ..PLAIN }.check(8), Ok(()));
 }
+
+/// References: `DeepseekV3TopkRouter`, `DeepseekV2TopkRouter` (group_limited_greedy), `GptOssTopKRouter` and
+/// `MixtralTopKRouter` of transformers 5.23 with the unit matrix as weight; the first leaves
+/// the order of its choices open.
+#[test]
+fn the_routers_of_transformers_are_matched() {
+    let logits =
+        [[0.5, -1.25, 2.0, 0.75, -0.5, 1.5, 1.0, -2.0], [3.0, -0.25, 0.125, 1.75, 2.5, -1.0, 0.25, 2.25]]
+            .concat();
+    let bias = [0.0, 0.25, -0.5, 0.125, 0.0625, -0.25, 0.5, 0.375];
+    let groups = |by| Some(Groups { count: 4, keep: 2, by });
+    let plain = Routing { top: 3, ..PLAIN };
+    let deepseek_v3 =
+        Routing { scoring: Scoring::Sigmoid, scale: 2.5, groups: groups(GroupScore::TopTwoSum), ..plain };
+    let deepseek_v2 = Routing { renormalise: false, scale: 16.0, groups: groups(GroupScore::Max), ..plain };
+    let gpt_oss = Routing { scoring: Scoring::SoftmaxTop, renormalise: false, ..plain };
+    let softmax_top =
+        [0.506_480_396, 0.307_195_902, 0.186_323_732, 0.481_024_265, 0.291_755_974, 0.227_219_775];
+    for (routing, bias, exact_ids, exact) in [
+        (
+            deepseek_v3,
+            Some(bias.as_slice()),
+            [6, 3, 7, 7, 6, 0],
+            [1.194_977_283, 1.110_175_252, 0.194_847_286, 0.934_787_631, 0.580_904_603, 0.984_307_766],
+        ),
+        (
+            deepseek_v2,
+            None,
+            [2, 5, 3, 0, 4, 1],
+            [6.099_374_771, 3.699_457_884, 1.747_500_181, 6.292_187_214, 3.816_404_581, 0.243_974_566],
+        ),
+        (gpt_oss, None, [2, 5, 6, 0, 4, 7], softmax_top),
+        (plain, None, [2, 5, 6, 0, 4, 7], softmax_top),
+    ] {
+        let (ids, weights) = routed(&Compute::single(), &logits, 8, &routing, bias);
+        assert_eq!(ids, exact_ids, "{routing:?}");
+        assert_close(&weights, &exact, &[f64::from(routing.scale); 6], 5e-7);
+    }
+}
