@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Installs what the tests need beyond Rust into .venv/ (ignored by git; another folder: KEYWAY_TEST_VENV): the
-# official openai client and Prometheus' promtool. Starts no service and installs nothing outside that folder, except
+# official openai client, msgspec and pyzmq, and Prometheus' promtool. Starts no service and installs nothing outside that folder, except
 # Debian's own python3-venv, curl and ca-certificates where they are missing and this runs as root.
 set -euo pipefail
 
 OPENAI_VERSION=3.52.0
+MSGSPEC_VERSION=0.22.0
+PYZMQ_VERSION=27.3.0
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${KEYWAY_TEST_VENV:-$root/.venv}
@@ -28,10 +30,16 @@ if [ ${#missing[@]} -gt 0 ]; then
         { say "please install: ${missing[*]}" >&2; exit 1; }
 fi
 
-if ! "$venv/bin/python" -c "import openai; assert openai.__version__ == '$OPENAI_VERSION'" 2>/dev/null; then
-    say "openai $OPENAI_VERSION into $venv"
+packages=("openai==$OPENAI_VERSION" "msgspec==$MSGSPEC_VERSION" "pyzmq==$PYZMQ_VERSION")
+if ! "$venv/bin/python" - "${packages[@]}" 2>/dev/null <<'PYTHON'
+import sys
+from importlib.metadata import version
+sys.exit(any(version(name) != wanted for name, wanted in (p.split("==") for p in sys.argv[1:])))
+PYTHON
+then
+    say "${packages[*]} into $venv"
     python3 -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "openai==$OPENAI_VERSION"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
 fi
 
 if ! command -v promtool >/dev/null && [ ! -x "$venv/bin/promtool" ]; then

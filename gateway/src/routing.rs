@@ -1,5 +1,5 @@
-//! From a request to a worker: asks the index and the fleet, lets `keyway_core::pick` choose, and records the choice
-//! at once, so that the next request of a burst already sees it. The ticket undoes what did not come true.
+//! From a request to a worker: asks the index and the fleet, lets `keyway_core::route` choose and record the choice at
+//! once, so that the next request of a burst already sees it. The ticket undoes what did not come true.
 
 use std::{
     sync::{
@@ -12,7 +12,8 @@ use std::{
 use dashmap::DashMap;
 use keyway_core::{
     index::{Placement, PrefixIndex, WorkerId},
-    pick::{Candidate, Pick, Policy, RequestView, Turn, pick},
+    pick::{Candidate, Pick, Policy, RequestView, Turn},
+    route,
 };
 use parking_lot::Mutex;
 use prometheus::IntGauge;
@@ -99,20 +100,18 @@ impl Router {
         let turn = Turn { counter: self.turn.fetch_add(1, Ordering::Relaxed), random: fastrand::u64(..) };
 
         let mut index = self.index.lock();
-        let matches = index.matched(&request.chain.blocks);
-        let matched = |id| matches.iter().find(|(worker, _)| *worker == id).map_or(0, |(_, blocks)| *blocks);
-        let candidates: Vec<Candidate> = workers
+        let mut candidates: Vec<Candidate> = workers
             .iter()
             .map(|worker| Candidate {
                 worker: worker.id,
                 load: worker.load.snapshot(),
-                matched_blocks: matched(worker.id),
+                matched_blocks: 0,
                 weight: worker.weight,
             })
             .collect();
-        let pick = pick(self.policy, &view, &candidates, &turn).ok_or(Error::NoWorker)?;
+        let (pick, placement) =
+            route(self.policy, &view, &mut candidates, &turn, &mut index).ok_or(Error::NoWorker)?;
         let worker = Arc::clone(&workers[pick.index]);
-        let placement = index.place(worker.id, &request.chain.blocks);
         // The load counts before the lock opens, so that two requests of a burst never see the same queue.
         let ticket = Ticket::start(Arc::clone(self), Arc::clone(&worker), placement, pick.uncached_tokens);
         drop(index);

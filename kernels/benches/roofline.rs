@@ -24,12 +24,24 @@ fn main() {
 
 fn bench(compute: &Compute) {
     for (m, n, k) in [(512, 512, 512), (512, 64, 64), (512, 128, 64), (1, 1024, 1024), (1, 4096, 4096)] {
-        for kept_as in [WeightType::F32, WeightType::Bf16] {
-            bench_matmul(compute, m, n, k, kept_as);
+        for (kept_as, weight) in weights(n, k) {
+            bench_matmul(compute, m, kept_as, &weight);
         }
     }
     for (tokens, context, head_dim) in [(256, 4096, 16), (256, 4096, 128), (1, 4096, 16), (1, 4096, 128)] {
-        bench_attention(compute, tokens, context, head_dim);
+        let shape = KvShape { kv_heads: 2, key_dim: head_dim, value_dim: head_dim, ..KV_SHAPE };
+        bench_attention(
+            compute,
+            tokens,
+            context,
+            4,
+            KvCache::new(KvShape { num_blocks: context / 16, ..shape }),
+        );
+    }
+    // DeepSeek-V3's, with a quarter of its heads.
+    let latent = KvShape { kv_heads: 1, key_dim: 576, value_dim: 512, ..KV_SHAPE };
+    for tokens in [1, 8] {
+        bench_attention(compute, tokens, 4096, 32, KvCache::new_latent(latent));
     }
 }
 
@@ -53,53 +65,69 @@ fn ramp(n: usize) -> Vec<f32> {
     (0..n).map(|i| (i % 251) as f32 / 251.0 - 0.5).collect()
 }
 
-fn bench_matmul(compute: &Compute, m: usize, n: usize, k: usize, kept_as: WeightType) {
-    let w = PackedMatrix::pack(n, k, kept_as, |row, out| out.fill(row as f32 / n as f32));
+/// A weight in every number type it can be kept in.
+fn weights(n: usize, k: usize) -> [(&'static str, PackedMatrix); 4] {
+    let fill = |row: usize, out: &mut [f32]| out.fill(row as f32 / n as f32);
+    let fp8 = PackedMatrix::pack_fp8(n, k, 128, |row, codes, scales| {
+        codes.fill(row as u8 % 120);
+        scales.fill(0.01);
+    });
+    let mxfp4 = PackedMatrix::pack_mxfp4(n, k, |row, codes, scales| {
+        codes.fill(row as u8);
+        scales.fill(120);
+    });
+    [
+        ("f32", PackedMatrix::pack(n, k, WeightType::F32, fill)),
+        ("bf16", PackedMatrix::pack(n, k, WeightType::Bf16, fill)),
+        ("fp8", fp8),
+        ("mxfp4", mxfp4),
+    ]
+}
+
+fn bench_matmul(compute: &Compute, m: usize, kept_as: &str, w: &PackedMatrix) {
+    let (n, k) = (w.outputs(), w.inputs());
     let (x, mut y) = (ramp(m * k), vec![0.0; m * n]);
-    let s = seconds(|| matmul::cpu(compute, black_box(&x), &w, &mut y));
+    let s = seconds(|| matmul::cpu(compute, black_box(&x), w, &mut y));
     println!(
-        "{:9} matmul    {m}x{n}x{k} {kept_as:?}: {:.1} GFLOP/s, weights {:.1} GB/s",
+        "{:9} matmul    {m}x{n}x{k} {kept_as}: {:.1} GFLOP/s, weights {:.1} GB/s",
         label(compute),
         2.0 * (m * n * k) as f64 / s / 1e9,
         w.bytes() as f64 / s / 1e9
     );
 }
 
-fn bench_attention(compute: &Compute, tokens: usize, context: usize, head_dim: usize) {
-    let (heads, kv_heads, block_size) = (4, 2, 16);
-    let num_blocks = context / block_size;
-    let Some(mut cache) =
-        KvCache::new(KvShape { kv_heads, key_dim: head_dim, value_dim: head_dim, block_size, num_blocks })
-    else {
+const KV_SHAPE: KvShape =
+    KvShape { kv_heads: 2, key_dim: 16, value_dim: 16, block_size: 16, num_blocks: 256 };
+
+fn bench_attention(compute: &Compute, tokens: usize, context: usize, heads: usize, cache: Option<KvCache>) {
+    let Some(mut cache) = cache else {
         println!("not enough memory");
         return;
     };
-    let row = ramp(kv_heads * head_dim);
+    let KvShape { kv_heads, key_dim, value_dim, block_size, num_blocks } = cache.shape();
+    let (key, value) = (ramp(kv_heads * key_dim), ramp(kv_heads * value_dim));
     for p in 0..context {
-        cache.write((p / block_size) as u32, p % block_size, &row, &row);
+        let (block, offset) = ((p / block_size) as u32, p % block_size);
+        if cache.is_latent() {
+            cache.write_latent(block, offset, &key);
+        } else {
+            cache.write(block, offset, &key, &value);
+        }
     }
     let blocks: Vec<u32> = (0..num_blocks as u32).collect();
-    let stride = heads * head_dim;
-    let rows = ramp(tokens * stride);
-    let mut out = vec![0.0; tokens * stride];
-    let start = context - tokens;
+    let (stride, start) = (heads * key_dim, context - tokens);
+    let (rows, mut out) = (ramp(tokens * stride), vec![0.0; tokens * heads * value_dim]);
     let s = seconds(|| {
-        let queries = Queries {
-            rows: black_box(&rows),
-            stride,
-            heads,
-            start,
-            blocks: &blocks,
-            window: None,
-            sinks: None,
-        };
+        let rows = black_box(rows.as_slice());
+        let queries = Queries { rows, stride, heads, start, blocks: &blocks, window: None, sinks: None };
         paged_attention::cpu(compute, &cache, queries, 0.25, &mut out);
     });
-    let flops = 4.0 * (tokens * stride) as f64 * (start as f64 + tokens as f64 / 2.0);
+    let pairs = (tokens * heads) as f64 * (start as f64 + tokens as f64 / 2.0);
     println!(
-        "{:9} attention {tokens} tokens, context {context}, head_dim {head_dim}: {:.1} GFLOP/s, {:.1} us",
+        "{:9} attention {tokens} tokens, context {context}, {heads} heads of {key_dim}{}: {:.1} GFLOP/s, {:.1} us",
         label(compute),
-        flops / s / 1e9,
+        if cache.is_latent() { " (latent)" } else { "" },
+        2.0 * pairs * (key_dim + value_dim) as f64 / s / 1e9,
         s * 1e6
     );
 }

@@ -16,10 +16,11 @@ use packed::{PANEL, Panels, Read};
 
 pub use packed::{PackedMatrix, WeightType};
 
-/// What one multiplication, and one byte of the weight, takes one thread, in nanoseconds (`benches/roofline.rs`
-/// on AVX-512: 120 a nanosecond, 60 bytes a nanosecond): decides who computes, nothing else.
+/// What a multiplication, reading an element of the weight, and reading a byte of it take one thread at least, in
+/// nanoseconds (`benches/roofline.rs` on AVX-512, the weight in cache): decides who computes, nothing else.
 const NS_PER_MULTIPLICATION: f64 = 1.0 / 120.0;
-const NS_PER_BYTE: f64 = 1.0 / 60.0;
+const NS_PER_WEIGHT: f64 = 1.0 / 40.0;
+const NS_PER_BYTE: f64 = 1.0 / 100.0;
 /// Rows of `x` that stay in the second-level cache while all panels pass by.
 const ROW_BLOCK: usize = 64;
 
@@ -37,8 +38,9 @@ pub fn cpu(compute: &Compute, x: &[f32], w: &PackedMatrix, y: &mut [f32]) {
     let (inputs, outputs) = (w.inputs(), w.outputs());
     let rows = x.len() / inputs;
     assert!(x.len() == rows * inputs && y.len() == rows * outputs, "matmul: shapes disagree");
-    let multiplications = NS_PER_MULTIPLICATION * (rows * inputs * outputs) as f64;
-    let parts = compute.parts(multiplications.max(NS_PER_BYTE * w.bytes() as f64));
+    let weights = (inputs * outputs) as f64;
+    let reading = (NS_PER_WEIGHT * weights).max(NS_PER_BYTE * w.bytes() as f64);
+    let parts = compute.parts(reading.max(NS_PER_MULTIPLICATION * weights * rows as f64));
     let tile_columns = (outputs.div_ceil(2 * PANEL).div_ceil(parts) * 2 * PANEL).max(PANEL);
     compute.tiles(Grid::new(y, outputs, rows.max(1), tile_columns), |y| match w.panels() {
         Panels::F32(weights) => compute.isa().run(MatMul { x, weights, y, inputs }),
@@ -67,6 +69,11 @@ impl<W: Read> Body for MatMul<'_, W> {
         for block in (0..rows).step_by(ROW_BLOCK) {
             let end = (block + ROW_BLOCK).min(rows);
             let mut panel = panels.start;
+            // One row alone has few sums under way in a tile; more panels hide the additions' latency.
+            while panel + 4 <= panels.end && end - block == 1 {
+                self.tiles::<S, 1, 4>(simd, block, end, panel);
+                panel += 4;
+            }
             while panel + 2 <= panels.end && S::WIDE {
                 let row = self.tiles::<S, 8, 2>(simd, block, end, panel);
                 let row = self.tiles::<S, 4, 2>(simd, row, end, panel);
@@ -127,8 +134,8 @@ fn tile<S: Simd, W: Read, const R: usize, const P: usize>(
         let x: [&[f32]; R] = std::array::from_fn(|r| &x[r][begin..begin + len]);
         let parts: [W::Part<'_>; P] = std::array::from_fn(|p| weights.part(panel + p, begin, len));
         let mut scales = [simd.zero(); P];
-        for p in 0..P {
-            scales[p] = weights.scale(simd, panel + p, begin);
+        for (p, scale) in scales.iter_mut().enumerate() {
+            *scale = weights.scale(simd, panel + p, begin);
         }
         for k in (0..len).step_by(W::STEP) {
             for step in 0..W::STEP {

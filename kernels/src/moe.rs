@@ -119,7 +119,7 @@ impl Body for Combine<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{assert_close, everywhere, values};
+    use crate::check::{assert_close, everywhere, same_bits, values};
 
     #[test]
     fn grouping_is_a_permutation_in_expert_order() {
@@ -154,5 +154,28 @@ mod tests {
             let exact = combine_oracle(&rows, &grouping.places, &weights, top, width);
             assert_close(&out, &exact, &vec![1e4; out.len()], 1e-6);
         }
+    }
+
+    #[test]
+    fn combine_sums_in_slot_order_wherever_the_rows_lie() {
+        let (top, width) = (4, 33);
+        let ids = [3, 0, 2, 1, 1, 3, 0, 2, 2, 1, 3, 0];
+        let (slot_rows, weights) = (values(1, ids.len() * width), values(2, ids.len()));
+        // Renumbered experts finish in another order; a token's slots are the same.
+        let combined = |numbers: [u32; 4]| {
+            let mut grouping = Grouping::default();
+            grouping.group(&ids.map(|id: usize| numbers[id]), 4);
+            let mut rows = vec![f32::NAN; slot_rows.len()];
+            for (slot, place) in grouping.places.iter().enumerate() {
+                rows[*place as usize * width..][..width].copy_from_slice(&slot_rows[slot * width..][..width]);
+            }
+            everywhere(|compute| {
+                let mut out = vec![f32::NAN; ids.len() / top * width];
+                combine(compute, &rows, &grouping.places, &weights, top, &mut out);
+                out
+            })
+        };
+        let first = combined([0, 1, 2, 3]);
+        assert!(same_bits(&first, &combined([3, 2, 1, 0])) && same_bits(&first, &combined([2, 0, 3, 1])));
     }
 }

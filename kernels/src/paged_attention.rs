@@ -328,9 +328,9 @@ impl Attention<'_> {
     ) {
         let (first, last) = (within[0].0 / LANES, within[R - 1].1.div_ceil(LANES));
         let mut tiles: [&[Lanes]; TILES] = [&[]; TILES];
-        for tile in first..last {
+        for (tile, latents) in (first..last).zip(&mut tiles[first..]) {
             let (block, offset) = self.locate(chunk + tile * LANES);
-            tiles[tile] = self.cache.key_tile(block, self.kv_head, offset);
+            *latents = self.cache.key_tile(block, self.kv_head, offset);
         }
         add_latent_chunk(simd, &tiles[first..last], first, within, weights, out);
     }

@@ -129,6 +129,7 @@ impl Avx2 {
     }
 
     /// Sixteen bytes as 32-bit integers.
+    #[allow(clippy::unused_self)] // the proof that the processor has the instructions
     #[inline(always)]
     fn widen(self, from: &[u8; LANES]) -> [__m256i; 2] {
         let from = from.as_ptr();
@@ -142,6 +143,7 @@ impl Avx2 {
     }
 
     /// The E2M1 codes in the low four bits: the low three choose a magnitude, the fourth is the sign.
+    #[allow(clippy::unused_self)] // as for `widen`
     #[inline(always)]
     fn e2m1(self, codes: __m256i) -> __m256 {
         // SAFETY: `self` proves the feature; the first half of the table has eight floats.

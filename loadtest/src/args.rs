@@ -6,7 +6,9 @@ use clap::{ArgAction, Args as ClapArgs, Parser, Subcommand, ValueEnum, ValueHint
 
 use crate::{
     body::Endpoint,
+    mock::{self, args::MockArgs},
     progress::Ui,
+    simulate::{self, args::SimulateArgs},
     units::{self, Span},
 };
 
@@ -49,6 +51,12 @@ pub enum Command {
     /// Measure a server once: replay a trace against it and report times, caches and errors
     #[command(after_help = RUN_EXAMPLES, after_long_help = format!("{RUN_EXAMPLES}\n\n{EXIT_CODES}"))]
     Run(Box<RunArgs>),
+    /// Serve a fleet of simulated engines, each on its own port, for tests that need no GPU
+    #[command(after_help = mock::args::EXAMPLES)]
+    Mock(Box<MockArgs>),
+    /// Replay a trace on a simulated fleet in virtual time: compare policies, find how many workers an SLO needs
+    #[command(after_help = simulate::args::EXAMPLES)]
+    Simulate(Box<SimulateArgs>),
     /// Look at traces
     Trace {
         /// What to do with it.

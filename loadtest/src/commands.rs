@@ -7,8 +7,9 @@ use clap::CommandFactory as _;
 use crate::{
     args::{Args, Command, InfoArgs, TraceCommand},
     error::Error,
-    run,
+    mock, run,
     scale::Scale,
+    simulate,
     stdout::print,
     trace::Trace,
     trace_info::Info,
@@ -18,6 +19,8 @@ use crate::{
 pub fn dispatch(args: Args) -> Result<ExitCode, Error> {
     match args.command {
         Command::Run(args) => run::run(&args),
+        Command::Mock(args) => mock::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Trace { command: TraceCommand::Info(args) } => trace_info(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -28,3 +28,22 @@ pub const LEAD_MS: u64 = 50;
 pub const LAG_P99_MS_MAX: f64 = 5.0;
 /// See [`LAG_P99_MS_MAX`].
 pub const LAG_TTFT_SHARE_MAX: f64 = 0.02;
+
+/// Workers of one mock. Each is a listener, a thread and its KV blocks' state (about 3 MiB for 400,000 tokens).
+pub const MOCK_WORKERS_MAX: u16 = 1024;
+
+/// Largest request body that the mock reads: a prompt of 16 million of its tokens, more than any profile holds.
+pub const MOCK_BODY_BYTES_MAX: usize = 64 << 20;
+
+/// Bytes of events in one frame of a stream: enough that a frame's own cost is lost among its 300 events.
+pub const MOCK_FRAME_BYTES: usize = 64 << 10;
+
+/// Faults that one worker remembers; each takes 64 bytes and a look at every request.
+pub const MOCK_FAULTS_MAX: usize = 256;
+
+/// Batches of KV events kept for replay: vLLM's own default.
+pub const MOCK_EVENT_BATCHES_MAX: usize = 10_000;
+/// Bytes of those batches: 10,000 of a long prompt each would be gigabytes.
+pub const MOCK_EVENT_BYTES_MAX: usize = 64 << 20;
+/// Batches on their way to the socket; one that comes on top is lost to subscribers.
+pub const MOCK_EVENT_QUEUE_MAX: usize = 10_000;

@@ -16,7 +16,8 @@ pub enum CacheGroup {
     },
 }
 
-/// Stands in a block table for positions whose block was given back; a backend never reads it.
+/// Stands in a sliding window's block table for a block that no token of the chunk, nor of any later one, sees a
+/// position of: it was given back. A backend never reads it.
 pub const NO_BLOCK: u32 = u32::MAX;
 
 /// One sequence's part of a step: its next tokens, and the blocks its KV lives in.
@@ -25,7 +26,7 @@ pub struct Chunk<'a> {
     /// New token ids, at least one: a piece of the prompt, or the last sampled token.
     pub tokens: &'a [u32],
     /// Absolute position of `tokens[0]`. The KV of every position before it that its group still keeps is in the
-    /// blocks, or is written there by another chunk of the same step.
+    /// blocks, or is written there by another chunk of the same step, in whatever order the chunks stand.
     pub start: usize,
     /// A block table for each of [`Backend::cache_groups`], in that order: entry `i` of each holds positions
     /// `i * block_size ..`; all cover `start + tokens.len()` positions.

@@ -41,6 +41,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
+pub(crate) use self::changes::BlockKey;
 pub use self::changes::CacheChange;
 use self::free_list::FreeList;
 pub(crate) use self::groups::GroupRules;
@@ -184,8 +185,8 @@ impl BlockManager {
             .collect();
         let mut cached = table.anchors()[..found].to_vec();
         let mut fresh = 0;
-        for g in 0..table.groups.len() {
-            for i in table.groups[g].blocks.len()..places[g] {
+        for (g, places) in places.iter().enumerate() {
+            for i in table.groups[g].blocks.len()..*places {
                 match self.attached_at(table, g, i) {
                     Some(block) => cached.push(block),
                     None => fresh += 1,
@@ -197,9 +198,11 @@ impl BlockManager {
             return false;
         }
         // Held before any block is given out, so that none of them is evicted for it.
-        cached.iter().for_each(|block| self.hold(*block));
-        for g in 0..table.groups.len() {
-            for i in table.groups[g].blocks.len()..places[g] {
+        for block in cached {
+            self.hold(block);
+        }
+        for (g, places) in places.iter().enumerate() {
+            for i in table.groups[g].blocks.len()..*places {
                 let block = self.attached_at(table, g, i).or_else(|| self.allocate());
                 table.groups[g].blocks.push(block.unwrap_or(NO_BLOCK));
             }

@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use keyway_wire::kv_event::WireFormat;
 
+use crate::kv_events::{KvEventOptions, ZmqAddr};
 use crate::model::ModelSource;
 use crate::worker::WorkerOptions;
 
@@ -69,9 +71,26 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 64, env = "KEYWAY_WORKER_MAX_RUNNING")]
     max_running: usize,
 
-    /// Processor threads that compute; answers do not depend on them [default: one for each core]..
+    /// Processor threads that compute; answers do not depend on them [default: one for each core].
     #[arg(long, value_name = "N", env = "KEYWAY_WORKER_THREADS")]
     threads: Option<usize>,
+
+    /// Publish KV events (ZMQ PUB, vLLM's format) on this address, such as tcp://*:5557; port 0 takes a free one, which
+    /// the log names. The address is bound. Subscribers can read prompts: keep it on a network of your own.
+    #[arg(long, value_name = "ADDR", env = "KEYWAY_WORKER_KV_EVENTS")]
+    kv_events: Option<ZmqAddr>,
+
+    /// Replay missed KV events, or all of the state, to those who ask on this address (ZMQ ROUTER).
+    #[arg(long, value_name = "ADDR", requires = "kv_events", env = "KEYWAY_WORKER_KV_REPLAY")]
+    kv_replay: Option<ZmqAddr>,
+
+    /// First frame of every message with KV events, which subscribers filter by.
+    #[arg(long, value_name = "TEXT", default_value = "", env = "KEYWAY_WORKER_KV_EVENTS_TOPIC")]
+    kv_events_topic: String,
+
+    /// How KV events are written.
+    #[arg(long, value_enum, default_value_t = EventFormat::Map, env = "KEYWAY_WORKER_KV_EVENTS_FORMAT")]
+    kv_events_format: EventFormat,
 
     /// Format of the log on stderr; RUST_LOG sets its level.
     #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "KEYWAY_WORKER_LOG_FORMAT")]
@@ -84,6 +103,14 @@ enum Device {
     Cpu,
     /// An NVIDIA GPU.
     Cuda,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum EventFormat {
+    /// Events are maps, as in vLLM from v0.24 on.
+    Map,
+    /// Events are arrays, as in vLLM up to v0.23.
+    Array,
 }
 
 /// How log lines look.
@@ -99,7 +126,7 @@ pub enum LogFormat {
 #[derive(Debug)]
 pub enum Task {
     /// Serve until told to stop.
-    Serve(WorkerOptions, LogFormat),
+    Serve(Box<WorkerOptions>, LogFormat),
     /// Print a shell's completion script.
     Completions(Shell),
 }
@@ -124,8 +151,17 @@ impl Cli {
             max_batched_tokens: options.max_batched_tokens,
             max_running: options.max_running,
             threads: options.threads,
+            kv_events: options.kv_events.map(|publish| KvEventOptions {
+                publish,
+                replay: options.kv_replay,
+                topic: options.kv_events_topic,
+                format: match options.kv_events_format {
+                    EventFormat::Map => WireFormat::VllmMap,
+                    EventFormat::Array => WireFormat::VllmArray,
+                },
+            }),
         };
-        Ok(Task::Serve(worker, options.log_format))
+        Ok(Task::Serve(Box::new(worker), options.log_format))
     }
 }
 
@@ -148,6 +184,22 @@ mod tests {
     fn without_arguments_the_options_are_the_librarys_defaults() {
         let Ok(Task::Serve(options, LogFormat::Text)) = task(&[]) else { panic!("must serve") };
         assert_eq!(format!("{options:?}"), format!("{:?}", WorkerOptions::default()));
+    }
+
+    #[test]
+    fn kv_events_have_an_address_and_a_replay_needs_them() {
+        let args = ["--kv-events", "tcp://*:5557", "--kv-replay", "tcp://[::1]:5558"];
+        let Ok(Task::Serve(options, _)) = task(&[&args[..], &["--kv-events-format", "array"]].concat())
+        else {
+            panic!("must serve")
+        };
+        let kv_events = options.kv_events.unwrap();
+        assert_eq!(kv_events.publish.to_string(), "tcp://*:5557");
+        assert_eq!(kv_events.replay.unwrap().to_string(), "tcp://[::1]:5558");
+        assert_eq!((kv_events.format, kv_events.topic.as_str()), (WireFormat::VllmArray, ""));
+        let refused = |args: &[&str]| Cli::try_parse_from([&["keyway-worker"], args].concat()).unwrap_err();
+        assert!(refused(&["--kv-replay", "tcp://*:1"]).to_string().contains("--kv-events"));
+        assert!(refused(&["--kv-events", "5557"]).to_string().contains("tcp://HOST:PORT"));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::backend::Backend;
 use crate::block_manager::{BlockManager, CacheChange, GroupRules};
+use crate::kv_events::Recorder;
 use crate::limits::LIVE_SEQUENCES_MAX;
 use crate::metrics::{Metrics, Phase};
 use crate::sampler::Sampler;
@@ -45,9 +46,11 @@ pub(crate) enum SubmitError {
 
 /// What reaches the engine's thread.
 enum Message {
-    Submit(Sequence),
+    Submit(Box<Sequence>),
     /// Asks for every block of the prefix cache; answered between two steps.
     Resident(oneshot::Sender<Vec<CacheChange>>),
+    /// Wants to know every change of the prefix cache from now on, and what is in it.
+    Follow(Recorder),
 }
 
 /// Sends requests to the engine. The engine ends when the last handle is dropped and the last sequence is through.
@@ -69,7 +72,7 @@ impl EngineHandle {
         let submit = |request| {
             let slot = slots.split(1).ok_or(SubmitError::Overloaded)?;
             let (sequence, generation) = Sequence::new(request, slot, now);
-            self.inbox.send(Message::Submit(sequence)).map_err(|_| SubmitError::Stopped)?;
+            self.inbox.send(Message::Submit(Box::new(sequence))).map_err(|_| SubmitError::Stopped)?;
             Ok(generation)
         };
         requests.into_iter().map(submit).collect()
@@ -80,6 +83,12 @@ impl EngineHandle {
         let (reply, blocks) = oneshot::channel();
         self.inbox.send(Message::Resident(reply)).ok()?;
         blocks.await.ok()
+    }
+
+    /// Tells `recorder` what the prefix cache holds and, after each step, what changed.
+    pub(crate) fn follow(&self, recorder: Recorder) {
+        // If the engine is gone, nothing changes any more.
+        drop(self.inbox.send(Message::Follow(recorder)));
     }
 
     /// Whether the engine's thread still serves.
@@ -134,6 +143,8 @@ struct Engine {
     sampler: Sampler,
     options: EngineOptions,
     metrics: Arc<Metrics>,
+    /// Told of the changes of the prefix cache, after the step that made them.
+    kv_events: Option<Recorder>,
     /// Rows of the last step, in the order of the plan's parts that end their sequence's known tokens.
     logits: Vec<f32>,
 }
@@ -143,7 +154,14 @@ impl Engine {
         let rules = GroupRules::new(backend.cache_groups(), backend.block_size());
         let blocks = BlockManager::new(backend.num_blocks(), backend.block_size(), rules, hash_seed);
         let scheduler = Scheduler::new(options.limits, blocks);
-        Self { backend, scheduler, sampler: Sampler::default(), options, metrics, logits: Vec::new() }
+        let (sampler, logits) = (Sampler::default(), Vec::new());
+        Self { backend, scheduler, sampler, options, metrics, kv_events: None, logits }
+    }
+
+    fn follow(&mut self, recorder: Recorder) {
+        recorder.record(self.scheduler.blocks().resident());
+        self.scheduler.record_changes();
+        self.kv_events = Some(recorder);
     }
 
     fn run(mut self, inbox: &Receiver<Message>) {
@@ -166,9 +184,10 @@ impl Engine {
 
     fn receive(&mut self, message: Message) {
         match message {
-            Message::Submit(sequence) => self.scheduler.add(sequence),
+            Message::Submit(sequence) => self.scheduler.add(*sequence),
             // Who asked may be gone.
             Message::Resident(reply) => drop(reply.send(self.scheduler.blocks().resident())),
+            Message::Follow(recorder) => self.follow(recorder),
         }
     }
 
@@ -180,6 +199,9 @@ impl Engine {
             let phase = self.phase();
             self.carry_out();
             self.metrics.step_seconds(phase).observe(started.elapsed().as_secs_f64());
+        }
+        if let Some(recorder) = &self.kv_events {
+            recorder.record(self.scheduler.take_changes());
         }
         self.record_state();
     }

@@ -19,6 +19,7 @@ mod block_manager;
 pub mod cli;
 mod engine;
 mod generation_config;
+mod kv_events;
 mod limits;
 mod metrics;
 pub mod model;
@@ -32,4 +33,6 @@ mod stop;
 mod worker;
 
 pub use block_manager::CacheChange;
+pub use keyway_wire::kv_event::WireFormat;
+pub use kv_events::{BadZmqAddr, KvEventOptions, ZmqAddr};
 pub use worker::{RunningWorker, StartError, WorkerOptions, start};

@@ -41,5 +41,25 @@ pub(crate) const KV_BYTES_DEFAULT: usize = 256 << 20;
 /// speak, and it does not stop by itself.
 pub(crate) const BUILTIN_MAX_NEW_TOKENS: usize = 128;
 
+/// Batches of KV events kept for replay: vLLM's default, some minutes of steps.
+pub(crate) const KV_REPLAY_BATCHES_MAX: usize = 10_000;
+
+/// Bytes of the batches kept for replay. A step of 512 new tokens makes about 3 KB of events, so that the number of
+/// batches is the bound at the default batch, and this one with larger batches.
+pub(crate) const KV_REPLAY_BYTES_MAX: usize = 64 << 20;
+
+/// Blocks in one batch of a snapshot: about 100 KB with 16 tokens each, so that a message is neither tiny nor stalls
+/// what goes over the same connection.
+pub(crate) const KV_SNAPSHOT_BLOCKS_PER_BATCH: usize = 1024;
+
+/// How long a reply on the KV replay socket may wait for a client that does not read.
+pub(crate) const KV_REPLY_STALL_MAX: Duration = Duration::from_secs(10);
+
+/// Changes of the prefix cache that may wait for the publisher of KV events before they are merged. Merged they are
+/// at most two a block, so twice that pays for a merge; at least some steps' worth, lest a tiny cache merges always.
+pub(crate) const fn kv_events_pending_max(num_blocks: usize) -> usize {
+    4 * num_blocks + 4096
+}
+
 /// Seconds a client is told to wait when the queue is full.
 pub(crate) const RETRY_AFTER_S: u64 = 1;

@@ -35,7 +35,7 @@ fn run(cli: Cli) -> Result<(), String> {
                 .enable_all()
                 .build()
                 .map_err(|e| format!("cannot start the runtime: {e}"))?;
-            runtime.block_on(serve(options))
+            runtime.block_on(serve(*options))
         }
     }
 }

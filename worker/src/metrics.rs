@@ -48,6 +48,9 @@ pub(crate) struct Metrics {
     pub(crate) cached_tokens: IntCounter,
     pub(crate) generation_tokens: IntCounter,
     pub(crate) preemptions: IntCounter,
+    pub(crate) kv_event_batches: IntCounter,
+    pub(crate) kv_event_batches_merged: IntCounter,
+    pub(crate) kv_replay_requests: IntCounter,
     pub(crate) time_to_first_token: Histogram,
     pub(crate) inter_token_latency: Histogram,
     steps: HistogramVec,
@@ -90,6 +93,8 @@ impl Metrics {
         let used = "KV blocks held by running sequences; cached blocks without a holder are free.";
         let waiting = "Sequences waiting for KV blocks or a place in the batch.";
         let preemptions = "Sequences put back to the queue because KV blocks ran out.";
+        let merged = "Steps whose KV events went out in a later batch because the publisher was behind.";
+        let replays = "Requests for a replay or a snapshot of KV events.";
         Ok(Self {
             requests_running: new.gauge("requests_running", "Sequences that hold KV blocks.")?,
             requests_waiting: new.gauge("requests_waiting", waiting)?,
@@ -100,6 +105,9 @@ impl Metrics {
                 .counter("cached_tokens", "Prompt tokens whose KV was found in the prefix cache.")?,
             generation_tokens: new.counter("generation_tokens", "Tokens generated.")?,
             preemptions: new.counter("preemptions", preemptions)?,
+            kv_event_batches: new.counter("kv_event_batches", "Batches of KV events published.")?,
+            kv_event_batches_merged: new.counter("kv_event_batches_merged", merged)?,
+            kv_replay_requests: new.counter("kv_replay_requests", replays)?,
             time_to_first_token: first.with_label_values(none),
             inter_token_latency: between.with_label_values(none),
             steps,

@@ -104,7 +104,7 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Reads and packs the weights: bf16 ones stay bf16 in memory, as do those of MXFP4, all others become f32.
+    /// Reads and packs the weights: those in bf16, FP8 and MXFP4 stay so in memory, others become f32.
     pub fn load(source: &ModelSource) -> Result<Self, ModelError> {
         match source {
             ModelSource::Builtin => {
@@ -129,7 +129,7 @@ impl LoadedModel {
             eos_token_ids: config.eos_token_ids.clone(),
             numerics_id: format!("cpu-f32-k{}-{weights_id}", keyway_kernels::NUMERICS_VERSION),
             weight_bytes: weights.bytes(),
-            kv_bytes_per_block_position: plan.slots * config.attention.cache_shape(1, 1).bytes_per_token(),
+            kv_bytes_per_block_position: plan.slots * config.attention.cache_bytes(),
             cache_groups: plan.groups,
         };
         Self { info, config, weights }

@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 
 use crate::backend::Chunk;
-use crate::block_manager::{BlockId, BlockManager};
+use crate::block_manager::{BlockId, BlockManager, CacheChange};
 use crate::sequence::{Rank, Sequence};
 
 /// What bounds one step.
@@ -94,6 +94,16 @@ impl Scheduler {
 
     pub(crate) fn blocks(&self) -> &BlockManager {
         &self.blocks
+    }
+
+    /// Records changes of the prefix cache from now on; see [`BlockManager::record_changes`].
+    pub(crate) fn record_changes(&mut self) {
+        self.blocks.record_changes();
+    }
+
+    /// What changed in the prefix cache since the last call; see [`BlockManager::take_changes`].
+    pub(crate) fn take_changes(&mut self) -> Vec<CacheChange> {
+        self.blocks.take_changes()
     }
 
     #[cfg(test)]
@@ -182,20 +192,31 @@ impl Scheduler {
     fn plan_running(&mut self) -> Option<usize> {
         self.plan.parts.clear();
         let mut budget = self.limits.max_batched_tokens;
-        for prefills in [false, true] {
-            for (i, sequence) in self.running.iter_mut().enumerate() {
-                let tokens = sequence.remaining().min(budget);
-                if (sequence.remaining() > 1) != prefills || tokens == 0 {
-                    continue;
-                }
-                if !self.blocks.cover(&mut sequence.table, sequence.computed + tokens) {
-                    return None;
-                }
-                self.plan.parts.push(Planned { sequence: i, tokens });
-                budget -= tokens;
+        let mut prefills = Vec::new();
+        for i in 0..self.running.len() {
+            if self.running[i].remaining() > 1 {
+                prefills.push(i);
+            } else {
+                self.plan_part(i, &mut budget)?;
             }
         }
+        for i in prefills {
+            self.plan_part(i, &mut budget)?;
+        }
         Some(budget)
+    }
+
+    /// Plans as much of one sequence as the budget allows; `None` where blocks have run out.
+    fn plan_part(&mut self, i: usize, budget: &mut usize) -> Option<()> {
+        let sequence = &mut self.running[i];
+        let tokens = sequence.remaining().min(*budget);
+        if tokens > 0 {
+            let covered = self.blocks.cover(&mut sequence.table, sequence.computed + tokens);
+            covered.then_some(())?;
+            self.plan.parts.push(Planned { sequence: i, tokens });
+            *budget -= tokens;
+        }
+        Some(())
     }
 
     fn admit(&mut self, budget: &mut usize) {

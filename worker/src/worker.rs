@@ -12,9 +12,11 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use crate::api::{App, ServedModel};
+use crate::backend::Backend;
 use crate::block_manager::{CacheChange, GroupRules};
 use crate::engine::{self, EngineHandle, EngineOptions};
 use crate::generation_config::GenerationConfig;
+use crate::kv_events::{self, BoundAddrs, KvEventOptions, Layout, Publisher, Recorder};
 use crate::limits::KV_BYTES_DEFAULT;
 use crate::metrics::{Metrics, StaticInfo};
 use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource};
@@ -42,6 +44,8 @@ pub struct WorkerOptions {
     pub max_running: usize,
     /// Processor threads that compute; if absent, as many as there are cores.
     pub threads: Option<usize>,
+    /// Where the state of the prefix cache is published; nowhere if absent.
+    pub kv_events: Option<KvEventOptions>,
 }
 
 impl Default for WorkerOptions {
@@ -56,6 +60,7 @@ impl Default for WorkerOptions {
             max_batched_tokens: 512,
             max_running: 64,
             threads: None,
+            kv_events: None,
         }
     }
 }
@@ -71,6 +76,9 @@ pub enum StartError {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// The addresses for KV events cannot be bound.
+    #[error("{0}")]
+    KvEvents(String),
     /// Options that cannot be, or not together.
     #[error("{0}")]
     Options(String),
@@ -98,6 +106,7 @@ pub struct RunningWorker {
     engine: std::thread::JoinHandle<()>,
     engine_stopped: oneshot::Receiver<()>,
     handle: EngineHandle,
+    kv_events: Option<BoundAddrs>,
 }
 
 /// The parts of a model that are ready before its backend is.
@@ -113,6 +122,11 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let listen_error = |source| StartError::Listen { addr: options.listen, source };
     let listener = TcpListener::bind(options.listen).await.map_err(listen_error)?;
     let addr = listener.local_addr().map_err(listen_error)?;
+    let publisher = match &options.kv_events {
+        None => None,
+        Some(options) => Some(kv_events::bind(options).await.map_err(StartError::KvEvents)?),
+    };
+    let kv_events = publisher.as_ref().map(Publisher::addrs);
 
     let source = options.model.clone();
     let Loaded { model, text, defaults } = blocking(move || load(&source)).await??;
@@ -138,9 +152,13 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
         eos_token_ids: eos_token_ids.clone(),
         suppress_token_ids: suppressed(&defaults, info.vocab_size),
     };
+    let recorder = publisher.map(|publisher| publish(publisher, &backend, &metrics));
     let spawned = engine::spawn(Box::new(backend), engine_options, Arc::clone(&metrics));
     let spawned = spawned.map_err(|e| StartError::Engine(e.to_string()))?;
     let handle = spawned.handle.clone();
+    if let Some(recorder) = recorder {
+        handle.follow(recorder);
+    }
     let app = Arc::new(App {
         engine: spawned.handle,
         text,
@@ -158,8 +176,9 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let (shutdown, shutdown_asked) = oneshot::channel();
     let server = tokio::spawn(server::serve(listener, app, shutdown_asked));
     log_ready(addr, &model_name, &info, kv, max_model_len);
+    log_kv_events(kv_events);
     let (engine, engine_stopped) = (spawned.thread, spawned.stopped);
-    Ok(RunningWorker { addr, model_name, shutdown, server, engine, engine_stopped, handle })
+    Ok(RunningWorker { addr, model_name, shutdown, server, engine, engine_stopped, handle, kv_events })
 }
 
 impl RunningWorker {
@@ -171,6 +190,16 @@ impl RunningWorker {
     /// The model's name for clients.
     pub fn model_name(&self) -> &str {
         &self.model_name
+    }
+
+    /// Where KV events are published; `None` if they are not.
+    pub fn kv_events_addr(&self) -> Option<SocketAddr> {
+        self.kv_events.map(|addrs| addrs.publish)
+    }
+
+    /// Where KV events are replayed; `None` if they are not.
+    pub fn kv_replay_addr(&self) -> Option<SocketAddr> {
+        self.kv_events.and_then(|addrs| addrs.replay)
     }
 
     /// Every block of the prefix cache between two steps, parents first; `None` if the engine is gone. For diagnosis:
@@ -196,6 +225,16 @@ impl RunningWorker {
             tracing::error!("the engine's thread failed");
         }
     }
+}
+
+/// Starts the publisher of KV events; the engine's end of it.
+fn publish(publisher: Publisher, backend: &impl Backend, metrics: &Arc<Metrics>) -> Recorder {
+    let merged = metrics.kv_event_batches_merged.clone();
+    let (recorder, follower) = kv_events::channel(backend.num_blocks(), merged);
+    let layout = Layout { block_size: backend.block_size() as u32, groups: backend.cache_groups().to_vec() };
+    // It ends with the engine, which drops its end.
+    tokio::spawn(publisher.run(follower, layout, Arc::clone(metrics)));
+    recorder
 }
 
 /// Runs what would hold up the runtime's threads.
@@ -302,4 +341,12 @@ fn log_ready(addr: SocketAddr, model: &str, info: &ModelInfo, kv: KvLayout, max_
         numerics_id = info.numerics_id,
         "ready on http://{addr}"
     );
+}
+
+fn log_kv_events(addrs: Option<BoundAddrs>) {
+    let Some(BoundAddrs { publish, replay }) = addrs else { return };
+    tracing::info!("KV events on tcp://{publish}");
+    if let Some(replay) = replay {
+        tracing::info!("KV replay on tcp://{replay}");
+    }
 }

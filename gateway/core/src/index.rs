@@ -1,5 +1,6 @@
 //! Which worker holds which prefix, in one flat table of a fixed number of bytes. It learns from placements (and is
-//! a model of each worker's LRU cache); it neither chooses a worker nor stores any text.
+//! then a model of each worker's LRU cache) or, block by block, from what a worker says of itself; it neither chooses a
+//! worker nor stores any text.
 //!
 //! A slot is one residency: this worker holds this block. Slots of one hash are linked, so are slots of one
 //! worker in the order of their last use. A chained hash names a whole prefix, so no tree is needed.
@@ -145,6 +146,46 @@ impl PrefixIndex {
                 self.evict(slot);
             }
         }
+    }
+
+    /// Records one block that `worker` says it holds, most recent after its parent. False, and nothing changed, if the
+    /// index does not have the parent, or no room: then the block's children will be refused too.
+    pub fn store_block(&mut self, worker: WorkerId, parent: Option<BlockHash>, hash: BlockHash) -> bool {
+        let Some(place) = self.workers.get_or_add(worker) else { return false };
+        if holders::find(&self.table, &self.slab, hash, place).is_some() {
+            return true;
+        }
+        let parent = match parent {
+            None => NIL,
+            Some(parent) => match holders::find(&self.table, &self.slab, parent, place) {
+                None => return false,
+                Some(slot) => slot,
+            },
+        };
+        // The parent must survive the search for room; what is more recent than it, its own parents too, then does.
+        self.stamp += 1;
+        if parent != NIL {
+            self.slab[parent].stamp = self.stamp;
+        }
+        let room = self.make_room(place);
+        if room {
+            self.insert(place, parent, hash);
+        }
+        room
+    }
+
+    /// Forgets one block of `worker`. The caller has forgotten its children: residency stays prefix-closed.
+    pub fn drop_block(&mut self, worker: WorkerId, hash: BlockHash) {
+        let Some(place) = self.workers.get(worker) else { return };
+        if let Some(slot) = holders::find(&self.table, &self.slab, hash, place) {
+            self.evict(slot);
+        }
+    }
+
+    /// Whether the index believes `worker` to hold this block.
+    pub fn holds(&self, worker: WorkerId, hash: BlockHash) -> bool {
+        let place = self.workers.get(worker);
+        place.is_some_and(|place| holders::find(&self.table, &self.slab, hash, place).is_some())
     }
 
     /// Forgets a worker and all it held.

@@ -7,17 +7,22 @@
 //! 2. [`index`]: which worker holds which prefix, in a fixed number of bytes.
 //! 3. [`load`]: what each worker has been sent and not yet finished.
 //! 4. [`cost`]: the predicted price of sending a request to a worker.
-//! 5. [`mod@pick`]: the choice, with its reason; [`policy`] lists what may be asked for.
+//! 5. [`mod@pick`]: the choice, with its reason; [`policy`] lists what may be asked for; [`mod@route`] is one step of it
+//!    all, as gateway and simulator take it.
 //!
+//! Where an engine publishes its KV events, [`kv_feed`] makes the index exact, over the names of [`token_chain`].
 //! Beside them, [`health`] says whether a worker may be chosen at all.
 
 pub mod cost;
 pub mod health;
 pub mod index;
 pub mod keyer;
+pub mod kv_feed;
 pub mod load;
 pub mod pick;
 pub mod policy;
+pub mod route;
+pub mod token_chain;
 
 mod balance;
 mod candidate;
@@ -27,6 +32,9 @@ pub use cost::CostModel;
 pub use health::{Health, State};
 pub use index::{Placement, PrefixIndex, WorkerId};
 pub use keyer::{PrefixChain, TextKeyer};
+pub use kv_feed::{Action, KvFeed, Recovery};
 pub use load::{Load, LoadSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};
 pub use policy::{Policy, Reason, UnknownPolicy};
+pub use route::route;
+pub use token_chain::TokenSpace;

@@ -42,6 +42,11 @@ impl Chain {
         Self(xxh3_64_with_seed(salt, key.0))
     }
 
+    /// Goes on from the prefix that `hash` names.
+    pub const fn after(hash: BlockHash) -> Self {
+        Self(hash.0)
+    }
+
     /// Appends one block and returns the name of the prefix that ends with it.
     pub fn push(&mut self, block: &[u8]) -> BlockHash {
         self.0 = xxh3_64_with_seed(block, self.0);

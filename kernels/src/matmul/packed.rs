@@ -349,7 +349,8 @@ impl Mxfp4 {
 
     fn element(&self, panel: usize, column: usize, k: usize) -> f32 {
         let scale = self.scales[(panel * self.inputs + k) / MXFP4_BLOCK].0[column];
-        e2m1(self.codes[(panel * self.inputs + k) / 2].0[column] >> (k % 2 * 4)) * scale.widen()
+        let code = self.codes[panel * (self.inputs / 2) + k / 2].0[column] >> (k % 2 * 4);
+        e2m1(code) * scale.widen()
     }
 }
 
@@ -365,7 +366,7 @@ impl Read for Mxfp4 {
 
     #[inline(always)]
     fn part(&self, panel: usize, begin: usize, len: usize) -> &[Codes] {
-        &self.codes[(panel * self.inputs + begin) / 2..][..len / 2]
+        &self.codes[panel * (self.inputs / 2) + begin / 2..][..len / 2]
     }
 
     #[inline(always)]

@@ -120,26 +120,55 @@ pub(super) fn add_latent_chunk<S: Simd, const R: usize>(
     // Tiles that all rows see whole; around them lane by lane, for `add_value_tile`'s reason.
     let begin = within[R - 1].0.div_ceil(LANES).clamp(first, first + tiles.len());
     let end = (within[0].1 / LANES).clamp(begin, first + tiles.len());
-    let common = &tiles[begin - first..end - first];
-    for (d, out) in out.iter_mut().enumerate() {
-        for (tile, latents) in (first..begin).zip(tiles) {
-            add_seen_lanes(&latents[d], tile, within, weights, out);
+    for (tile, latents) in (first..begin).zip(tiles) {
+        for (latent, out) in latents.iter().zip(&mut *out) {
+            add_seen_lanes(latent, tile, within, weights, out);
         }
+    }
+    let mut tile = begin;
+    while tile + TILES_TOGETHER <= end {
+        add_whole_tiles::<S, R, TILES_TOGETHER>(simd, &tiles[tile - first..], tile, weights, out);
+        tile += TILES_TOGETHER;
+    }
+    while tile < end {
+        add_whole_tiles::<S, R, 1>(simd, &tiles[tile - first..], tile, weights, out);
+        tile += 1;
+    }
+    for (tile, latents) in (end..).zip(&tiles[end - first..]) {
+        for (latent, out) in latents.iter().zip(&mut *out) {
+            add_seen_lanes(latent, tile, within, weights, out);
+        }
+    }
+}
+
+/// Tiles whose products are added between a load and a store of a sum: more save memory traffic, until tiles of
+/// a power of two apart crowd one another out of the first-level cache.
+const TILES_TOGETHER: usize = 4;
+
+/// Adds the first `T` of `tiles`, the chunk's tiles from number `tile` on, which all rows see whole.
+#[inline(always)]
+fn add_whole_tiles<S: Simd, const R: usize, const T: usize>(
+    simd: S,
+    tiles: &[&[Lanes]],
+    tile: usize,
+    weights: &[[Lanes; TILES]; R],
+    out: &mut [[Lanes; R]],
+) {
+    let tiles: [&[Lanes]; T] = std::array::from_fn(|t| &tiles[t][..out.len()]);
+    let weights: [&[Lanes]; R] = std::array::from_fn(|r| &weights[r][tile..tile + T]);
+    for (d, out) in out.iter_mut().enumerate() {
         let mut sums = [simd.zero(); R];
         for r in 0..R {
             sums[r] = simd.load(&out[r].0);
         }
-        for (tile, latents) in (begin..end).zip(common) {
-            let latent = simd.load(&latents[d].0);
+        for t in 0..T {
+            let latent = simd.load(&tiles[t][d].0);
             for r in 0..R {
-                sums[r] = simd.mul_add(latent, simd.load(&weights[r][tile].0), sums[r]);
+                sums[r] = simd.mul_add(latent, simd.load(&weights[r][t].0), sums[r]);
             }
         }
         for r in 0..R {
             simd.store(sums[r], &mut out[r].0);
-        }
-        for (tile, latents) in (end..).zip(&tiles[end - first..]) {
-            add_seen_lanes(&latents[d], tile, within, weights, out);
         }
     }
 }

@@ -12,6 +12,7 @@ mod config;
 mod lifecycle;
 mod limits;
 mod metrics;
+mod mock_events;
 mod models;
 mod openai_client;
 mod passthrough;

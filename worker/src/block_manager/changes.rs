@@ -28,3 +28,15 @@ pub enum CacheChange {
         hash: PrefixHash,
     },
 }
+
+/// Names one registered block within this process: its cache group and hash.
+pub(crate) type BlockKey = (usize, PrefixHash);
+
+impl CacheChange {
+    /// The block it is about.
+    pub(crate) fn block(&self) -> BlockKey {
+        match self {
+            Self::Stored { group, hash, .. } | Self::Removed { group, hash } => (*group, *hash),
+        }
+    }
+}

@@ -36,8 +36,8 @@ impl Witness {
         let prefixes: Vec<Vec<u64>> = parts.iter().map(prefixes).collect();
         for (part, prefixes) in parts.iter().zip(&prefixes) {
             for (g, table) in part.table.tables().enumerate() {
-                for p in part.start..part.tokens.len() {
-                    self.kv[place(table, p, self.block_size)] = Some(prefixes[p] ^ g as u64);
+                for (p, prefix) in prefixes.iter().enumerate().skip(part.start) {
+                    self.kv[place(table, p, self.block_size)] = Some(prefix ^ g as u64);
                 }
             }
         }

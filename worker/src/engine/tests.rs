@@ -1,5 +1,6 @@
 //! The engine over a backend that remembers: what it is fed, and with whom, must not change what it says.
 
+mod kv_events;
 mod remembering;
 mod resume;
 mod sharing;

@@ -13,8 +13,8 @@ use super::weights::GroupedWeights;
 
 impl GroupedWeights {
     /// Queries, keys and values of every row, into `b.projected`: normalised where the model does so, and rotated.
-    pub(super) fn project(&self, shape: &Grouped, step: &LayerStep<'_>, b: &mut Buffers) {
-        let Grouped { heads, kv_heads, head_dim, .. } = *shape;
+    pub(super) fn project(&self, step: &LayerStep<'_>, b: &mut Buffers) {
+        let Grouped { heads, kv_heads, head_dim, .. } = self.shape;
         let (compute, config) = (step.compute, step.config);
         let stride = self.qkv.weight.outputs();
         let qkv = self.qkv.run_into(compute, &b.normed, &mut b.projected);
@@ -29,8 +29,8 @@ impl GroupedWeights {
     }
 
     /// Writes every row's keys and values.
-    pub(super) fn write(&self, shape: &Grouped, step: &LayerStep<'_>, cache: &mut KvCache, b: &Buffers) {
-        let Grouped { heads, kv_heads, head_dim, .. } = *shape;
+    pub(super) fn write(&self, step: &LayerStep<'_>, cache: &mut KvCache, b: &Buffers) {
+        let Grouped { heads, kv_heads, head_dim, .. } = self.shape;
         let stride = self.qkv.weight.outputs();
         step.for_each_row(&b.spans, |row, block, offset| {
             let keys_values = &b.projected[row * stride..][heads * head_dim..stride];
@@ -40,8 +40,8 @@ impl GroupedWeights {
     }
 
     /// What each row gathers from the positions it sees, into `b.update`.
-    pub(super) fn attend(&self, shape: &Grouped, step: &LayerStep<'_>, cache: &KvCache, b: &mut Buffers) {
-        let Grouped { heads, head_dim, .. } = *shape;
+    pub(super) fn attend(&self, step: &LayerStep<'_>, cache: &KvCache, b: &mut Buffers) {
+        let Grouped { heads, head_dim, .. } = self.shape;
         let (stride, width) = (self.qkv.weight.outputs(), heads * head_dim);
         let scale = 1.0 / (head_dim as f32).sqrt();
         let attended = sized(&mut b.attended, b.projected.len() / stride * width);

@@ -7,11 +7,12 @@ mod rope;
 
 use std::path::Path;
 
-use keyway_kernels::kv_cache::KvShape;
+use keyway_kernels::elementwise::ClampedGate;
+use keyway_kernels::kv_cache::{KvCache, KvShape};
 use keyway_kernels::moe::Routing;
 use keyway_kernels::rope::{Pairing, RopeScaling};
 
-pub(super) use self::raw::{RawConfig, RawRope};
+pub(super) use self::raw::{RawConfig, RawRope, RawWindow, TokenIds};
 pub(super) use self::read::{refuse, size};
 use super::{ModelError, families};
 use crate::backend::CacheGroup;
@@ -124,8 +125,8 @@ pub(super) struct Experts {
 pub(super) enum Gate {
     /// `silu(gate) * up`.
     Silu,
-    /// gpt-oss': both clamped, `gate * sigmoid(1.702 gate) * (up + 1)`.
-    Clamped { limit: f32 },
+    /// gpt-oss': both clamped, `gate * sigmoid(alpha gate) * (up + 1)`.
+    Clamped(ClampedGate),
 }
 
 /// How a family's checkpoints name what differs between families.
@@ -186,8 +187,25 @@ impl Attention {
         }
     }
 
-    /// The KV cache of one layer.
-    pub(super) fn cache_shape(&self, block_size: usize, num_blocks: usize) -> KvShape {
+    /// The KV cache of one layer; `None` if there is not enough memory.
+    pub(super) fn new_cache(&self, block_size: usize, num_blocks: usize) -> Option<KvCache> {
+        let shape = self.cache_shape(block_size, num_blocks);
+        match self {
+            Self::Grouped(_) => KvCache::new(shape),
+            Self::Latent(_) => KvCache::new_latent(shape),
+        }
+    }
+
+    /// Bytes that one position takes in the cache of one layer.
+    pub(super) fn cache_bytes(&self) -> usize {
+        let shape = self.cache_shape(1, 1);
+        match self {
+            Self::Grouped(_) => shape.bytes_per_token(),
+            Self::Latent(_) => shape.latent_bytes_per_token(),
+        }
+    }
+
+    fn cache_shape(&self, block_size: usize, num_blocks: usize) -> KvShape {
         let (kv_heads, key_dim, value_dim) = match self {
             Self::Grouped(grouped) => (grouped.kv_heads, grouped.head_dim, grouped.head_dim),
             Self::Latent(latent) => (1, latent.rank + latent.rope_dim, latent.rank),

@@ -32,10 +32,10 @@ impl CpuBackend {
             return Err(ModelError::KvCache(reason));
         }
         let plan = CachePlan::new(config.kept());
-        let shape = config.attention.cache_shape(block_size, num_blocks);
-        let slabs: Option<Vec<KvCache>> = (0..plan.slots).map(|_| KvCache::new(shape)).collect();
+        let slab = || config.attention.new_cache(block_size, num_blocks);
+        let slabs: Option<Vec<KvCache>> = (0..plan.slots).map(|_| slab()).collect();
         let Some(slabs) = slabs else {
-            let bytes = shape.bytes_per_token() as u128
+            let bytes = config.attention.cache_bytes() as u128
                 * (plan.slots as u128 * num_blocks as u128 * block_size as u128);
             let reason =
                 format!("{num_blocks} blocks take {} MiB, which is not there; ask for fewer", bytes >> 20);

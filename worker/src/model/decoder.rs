@@ -10,7 +10,7 @@ use keyway_kernels::kv_cache::KvCache;
 use keyway_kernels::{matmul, rms_norm};
 
 use super::cache_plan::Place;
-use super::config::{Attention, Config};
+use super::config::Config;
 use super::feed_forward::{FeedForwardBuffers, sized};
 use super::mla::LatentBuffers;
 use super::weights::{AttentionWeights, FeedForwardWeights, Weights};
@@ -109,7 +109,16 @@ impl Decoder {
             self.normalise(&layer.input_norm, b);
             // Everything that the layer caches is written before anything attends: a chunk may read positions that
             // another chunk of the same step computes.
-            self.project_and_write(&layer.attention, &step, cache, b);
+            match &layer.attention {
+                AttentionWeights::Grouped(grouped) => {
+                    grouped.project(&step, b);
+                    grouped.write(&step, cache, b);
+                }
+                AttentionWeights::Latent(latent) => {
+                    latent.project(&step, b);
+                    latent.write(&step, cache, b);
+                }
+            }
             if i + 1 == self.weights.layers.len() {
                 // Behind the last layer's KV only rows whose logits are wanted have a purpose.
                 keep_wanted(chunks, self.config.hidden, b);
@@ -144,36 +153,11 @@ impl Decoder {
         }
     }
 
-    fn project_and_write(
-        &self,
-        attention: &AttentionWeights,
-        step: &LayerStep<'_>,
-        cache: &mut KvCache,
-        b: &mut Buffers,
-    ) {
-        match (attention, &self.config.attention) {
-            (AttentionWeights::Grouped(weights), Attention::Grouped(shape)) => {
-                weights.project(shape, step, b);
-                weights.write(shape, step, cache, b);
-            }
-            (AttentionWeights::Latent(weights), Attention::Latent(shape)) => {
-                weights.project(shape, step, b);
-                weights.write(shape, step, cache, b);
-            }
-            _ => {}
-        }
-    }
-
     /// Adds to the stream what attention gives.
     fn attend(&self, attention: &AttentionWeights, step: &LayerStep<'_>, cache: &KvCache, b: &mut Buffers) {
-        match (attention, &self.config.attention) {
-            (AttentionWeights::Grouped(weights), Attention::Grouped(shape)) => {
-                weights.attend(shape, step, cache, b);
-            }
-            (AttentionWeights::Latent(weights), Attention::Latent(shape)) => {
-                weights.attend(shape, step, cache, b);
-            }
-            _ => {}
+        match attention {
+            AttentionWeights::Grouped(grouped) => grouped.attend(step, cache, b),
+            AttentionWeights::Latent(latent) => latent.attend(step, cache, b),
         }
         add_assign(&self.compute, &mut b.x, &b.update);
     }

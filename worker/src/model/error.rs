@@ -57,6 +57,14 @@ pub enum ModelError {
         /// Its type, as safetensors spells it.
         dtype: String,
     },
+    /// A tensor holds values that cannot be computed with.
+    #[error("tensor `{name}`: {reason}")]
+    TensorValue {
+        /// Its name.
+        name: String,
+        /// What is wrong with them.
+        reason: String,
+    },
     /// The KV cache cannot be made as asked.
     #[error("KV cache: {0}")]
     KvCache(String),

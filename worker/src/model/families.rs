@@ -35,3 +35,6 @@ pub(super) fn config(raw: &RawConfig) -> Result<Config, ModelError> {
     let supported = FAMILIES.map(|(name, _)| name).join(", ");
     refuse("architectures", format!("`{architecture}` is not supported; supported are {supported}"))
 }
+
+#[cfg(test)]
+mod tests;

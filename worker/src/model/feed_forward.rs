@@ -1,7 +1,7 @@
 //! The feed-forward part of a layer: one gated network, or the experts a router chooses for each token.
 
 use keyway_kernels::compute::Compute;
-use keyway_kernels::elementwise::{add_assign, silu_mul};
+use keyway_kernels::elementwise::{add_assign, clamped_gate_mul, silu_mul};
 use keyway_kernels::moe::{self, Grouping};
 
 use super::config::Gate;
@@ -99,18 +99,8 @@ impl Inner {
         let width = mlp.down.weight.inputs();
         match gate {
             Gate::Silu => silu_mul(compute, gate_up, width, gated),
-            Gate::Clamped { limit } => clamped(gate_up, width, limit, gated),
+            Gate::Clamped(by) => clamped_gate_mul(compute, gate_up, width, by, gated),
         }
         mlp.down.run(compute, gated, out);
-    }
-}
-
-fn clamped(gate_up: &[f32], width: usize, limit: f32, out: &mut [f32]) {
-    for (row, out) in gate_up.chunks_exact(2 * width).zip(out.chunks_exact_mut(width)) {
-        for i in 0..width {
-            let (gate, up) = (row[i].min(limit), row[width + i].clamp(-limit, limit));
-            let glu = gate / (1.0 + keyway_kernels::scalar::exp(-1.702 * gate));
-            out[i] = glu * (up + 1.0);
-        }
     }
 }

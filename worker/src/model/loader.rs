@@ -4,13 +4,13 @@
 mod attention;
 mod feed_forward;
 
-use keyway_kernels::matmul::{PackedMatrix, WeightType};
+use keyway_kernels::matmul::PackedMatrix;
 use keyway_kernels::rope::Rope;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::ModelError;
 use super::config::{Config, Quantisation};
-use super::stored::{Rows, Stored};
+use super::stored::{FP8_BLOCK, Rows, Stored, pack};
 use super::tensor::{Tensor, TensorSource, TensorType};
 use super::weights::{Layer, Linear, Weights};
 
@@ -40,6 +40,9 @@ impl Weights {
         Ok((weights, format!("{:032x}", loader.hash.digest128())))
     }
 }
+
+/// What `PackedMatrix::pack_fp8` takes; models' scales are far below 1.
+const FP8_SCALE_MAX: f32 = f32::from_bits((127 + 120) << 23);
 
 struct Loader<'a> {
     source: &'a dyn TensorSource,
@@ -95,8 +98,17 @@ impl<'a> Loader<'a> {
             return wrong_type(name, tensor.kind);
         }
         let scales_name = format!("{name}_scale_inv");
-        let scales = self.tensor(&scales_name, &[rows.div_ceil(128), inputs.div_ceil(128)])?;
+        let scales = self.tensor(&scales_name, &[rows.div_ceil(FP8_BLOCK), inputs.div_ceil(FP8_BLOCK)])?;
         number(&scales_name, &scales)?;
+        let mut values = vec![0.0; scales.width];
+        for row in 0..rows.div_ceil(FP8_BLOCK) {
+            scales.copy_row(row, &mut values);
+            // Also refuses what is no number.
+            if !values.iter().all(|scale| scale.abs() < FP8_SCALE_MAX) {
+                let reason = format!("row {row} has a scale that is not below 2^120");
+                return Err(ModelError::TensorValue { name: scales_name, reason });
+            }
+        }
         Ok(Stored::Fp8 { codes: tensor, scales })
     }
 
@@ -120,22 +132,6 @@ impl<'a> Loader<'a> {
         self.hash.update(&tensor.bytes);
         Ok(tensor)
     }
-}
-
-/// Packs rows of stored matrices one below the other, in bf16 if that keeps every value.
-fn pack(parts: &[Rows<'_, '_>], inputs: usize) -> PackedMatrix {
-    let all_bf16 = parts.iter().all(|rows| rows.from.kept_as() == WeightType::Bf16);
-    let kept_as = if all_bf16 { WeightType::Bf16 } else { WeightType::F32 };
-    let outputs = parts.iter().map(|rows| rows.count).sum();
-    PackedMatrix::pack(outputs, inputs, kept_as, |n, row| {
-        let mut local = n;
-        for rows in parts {
-            if local < rows.count {
-                return rows.from.copy_row(rows.first + local * rows.step, row);
-            }
-            local -= rows.count;
-        }
-    })
 }
 
 /// Refuses codes where numbers are wanted.

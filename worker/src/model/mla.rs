@@ -35,8 +35,8 @@ pub(super) struct LatentBuffers {
 
 impl LatentWeights {
     /// Rotated queries of every row into `b.projected`, and what is to be cached into `b.latent`.
-    pub(super) fn project(&self, shape: &Latent, step: &LayerStep<'_>, b: &mut Buffers) {
-        let Latent { heads, rank, nope_dim, rope_dim, .. } = *shape;
+    pub(super) fn project(&self, step: &LayerStep<'_>, b: &mut Buffers) {
+        let Latent { heads, rank, nope_dim, rope_dim, .. } = self.shape;
         let (compute, pairing) = (step.compute, step.config.rope.pairing);
         let query_input: &[f32] = match &self.query_down {
             None => &b.normed,
@@ -62,19 +62,18 @@ impl LatentWeights {
     }
 
     /// Writes every row's latent.
-    pub(super) fn write(&self, shape: &Latent, step: &LayerStep<'_>, cache: &mut KvCache, b: &Buffers) {
-        let stride = shape.rank + shape.rope_dim;
+    pub(super) fn write(&self, step: &LayerStep<'_>, cache: &mut KvCache, b: &Buffers) {
+        let stride = self.kv_down.weight.outputs();
         step.for_each_row(&b.spans, |row, block, offset| {
-            let latent = &b.latent.latent[row * stride..][..stride];
-            cache.write(block, offset, latent, &latent[..shape.rank]);
+            cache.write_latent(block, offset, &b.latent.latent[row * stride..][..stride]);
         });
     }
 
     /// What each row gathers from the positions it sees, into `b.update`.
-    pub(super) fn attend(&self, shape: &Latent, step: &LayerStep<'_>, cache: &KvCache, b: &mut Buffers) {
-        let Latent { heads, rank, value_dim, .. } = *shape;
-        self.absorb_queries(shape, step, b);
-        let key_dim = rank + shape.rope_dim;
+    pub(super) fn attend(&self, step: &LayerStep<'_>, cache: &KvCache, b: &mut Buffers) {
+        let Latent { heads, rank, rope_dim, value_dim, scale, .. } = self.shape;
+        self.absorb_queries(step, b);
+        let key_dim = rank + rope_dim;
         let (stride, width) = (heads * key_dim, heads * rank);
         let rows = b.latent.absorbed.len() / stride;
         let attended = sized(&mut b.attended, rows * width);
@@ -89,7 +88,7 @@ impl LatentWeights {
                 sinks: None,
             };
             let out = &mut attended[span.first_row * width..][..span.rows * width];
-            paged_attention::cpu(step.compute, cache, queries, shape.scale, out);
+            paged_attention::cpu(step.compute, cache, queries, scale, out);
         }
         let values = sized(&mut b.latent.values, rows * heads * value_dim);
         let (head_in, head_out) = (&mut b.latent.head_in, &mut b.latent.head_out);
@@ -102,8 +101,8 @@ impl LatentWeights {
     }
 
     /// Takes the queries' unrotated parts into the latent's space, and the rotated ones along.
-    fn absorb_queries(&self, shape: &Latent, step: &LayerStep<'_>, b: &mut Buffers) {
-        let Latent { heads, rank, nope_dim, rope_dim, .. } = *shape;
+    fn absorb_queries(&self, step: &LayerStep<'_>, b: &mut Buffers) {
+        let Latent { heads, rank, nope_dim, rope_dim, .. } = self.shape;
         let (query_dim, key_dim) = (nope_dim + rope_dim, rank + rope_dim);
         let queries = &b.projected;
         let absorbed = sized(&mut b.latent.absorbed, queries.len() / query_dim * key_dim);

@@ -5,7 +5,7 @@ use keyway_kernels::elementwise::add_bias;
 use keyway_kernels::matmul::{self, PackedMatrix};
 use keyway_kernels::rope::Rope;
 
-use super::config::Experts;
+use super::config::{Experts, Grouped, Latent};
 use super::feed_forward::sized;
 
 /// All weights.
@@ -32,13 +32,14 @@ pub(super) struct Layer {
 /// The attention of a layer.
 #[derive(Debug)]
 pub(super) enum AttentionWeights {
-    Grouped(GroupedWeights),
-    Latent(LatentWeights),
+    Grouped(Box<GroupedWeights>),
+    Latent(Box<LatentWeights>),
 }
 
 /// Grouped-query attention.
 #[derive(Debug)]
 pub(super) struct GroupedWeights {
+    pub(super) shape: Grouped,
     /// Rows of queries, then keys, then values.
     pub(super) qkv: Linear,
     /// Norms of each query head and of each key head.
@@ -51,6 +52,7 @@ pub(super) struct GroupedWeights {
 /// Multi-head latent attention, absorbed.
 #[derive(Debug)]
 pub(super) struct LatentWeights {
+    pub(super) shape: Latent,
     /// To the queries' bottleneck, and its norm.
     pub(super) query_down: Option<(Linear, Vec<f32>)>,
     /// To the queries; of each head first what is not rotated.
@@ -77,7 +79,7 @@ pub(super) struct Linear {
 #[derive(Debug)]
 pub(super) enum FeedForwardWeights {
     Dense(Mlp),
-    Experts(ExpertsWeights),
+    Experts(Box<ExpertsWeights>),
 }
 
 /// A mixture of experts.

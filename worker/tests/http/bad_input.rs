@@ -51,6 +51,7 @@ fn wrong_values() -> Vec<Case> {
         (CHAT, json!({"max_tokens": 0}), (400, Some("max_tokens"), INVALID, "at least 1, not 0")),
         (CHAT, json!({"max_tokens": 1.5}), (400, Some("max_tokens"), INVALID, "an integer")),
         (CHAT, json!({"seed": "x"}), (400, Some("seed"), INVALID, "64-bit")),
+        (CHAT, json!({"priority": "high"}), (400, Some("priority"), INVALID, "64-bit integer, not a string")),
         (CHAT, json!({"stream": "yes"}), (400, Some("stream"), INVALID, "true or false")),
         (
             CHAT,

@@ -50,7 +50,9 @@ impl Have {
 
     fn of(events: &[Value]) -> Self {
         let mut have = Self::default();
-        events.iter().for_each(|event| have.take(event));
+        for event in events {
+            have.take(event);
+        }
         have
     }
 
@@ -77,7 +79,9 @@ pub(crate) async fn cut_everywhere(first: SocketAddr, other: SocketAddr, path: &
         let keyway = json!({"output_ids": have.ids, "emitted_bytes": have.text.len()});
         let answer = post(other, path, &streamed(body.clone(), keyway)).await;
         assert_eq!(answer.status, 200, "{}", answer.text);
-        answer.events().iter().for_each(|event| have.take(event));
+        for event in answer.events() {
+            have.take(&event);
+        }
         if cut == 0 {
             have.roles = whole.roles; // it was present but empty: a resumption tells no role
         }

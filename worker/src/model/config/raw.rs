@@ -29,9 +29,7 @@ pub(in crate::model) struct RawConfig {
     pub(in crate::model) partial_rotary_factor: Option<f64>,
     pub(in crate::model) rope_interleave: Option<bool>,
 
-    /// Absent and null are told apart: Mistral has a window where nothing is said.
-    #[serde(deserialize_with = "said")]
-    pub(in crate::model) sliding_window: Option<Option<usize>>,
+    pub(in crate::model) sliding_window: RawWindow,
     pub(in crate::model) use_sliding_window: Option<bool>,
     pub(in crate::model) max_window_layers: Option<usize>,
     pub(in crate::model) layer_types: Option<Vec<String>>,
@@ -120,7 +118,26 @@ impl TokenIds {
     }
 }
 
-/// A key that is there, whatever it says.
-fn said<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<usize>>, D::Error> {
-    Option::deserialize(deserializer).map(Some)
+/// A sliding window. Absent and null are told apart: Mistral has a window where nothing is said.
+#[derive(Debug, Default, Clone, Copy)]
+pub(in crate::model) enum RawWindow {
+    #[default]
+    Absent,
+    Null,
+    Of(usize),
+}
+
+impl RawWindow {
+    pub(in crate::model) fn given(self) -> Option<usize> {
+        match self {
+            Self::Absent | Self::Null => None,
+            Self::Of(window) => Some(window),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for RawWindow {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Option::deserialize(deserializer)?.map_or(Self::Null, Self::Of))
+    }
 }

@@ -1,6 +1,7 @@
 //! gpt-oss: attention sinks, a sliding window in every other layer, biases everywhere, a clamped gate, experts
 //! in MXFP4.
 
+use keyway_kernels::elementwise::ClampedGate;
 use keyway_kernels::moe::{Routing, Scoring};
 
 use super::shared::{Parts, assemble, experts, grouped, layers};
@@ -10,17 +11,13 @@ use crate::model::config::{
 };
 
 const NAMES: Names = Names { feed_forward: "mlp", router: "router", experts: ExpertNames::Fused };
-/// The gate's slope, the only one that is computed.
-const ALPHA: f32 = 1.702;
 
 pub(super) fn gpt_oss(raw: &RawConfig) -> Result<Config, ModelError> {
-    if raw.swiglu_alpha.is_some_and(|alpha| alpha != ALPHA) {
-        return refuse("swiglu_alpha", format!("only {ALPHA} is supported"));
-    }
     let limit = raw.swiglu_limit.unwrap_or(7.0);
     if !limit.is_finite() || limit <= 0.0 {
         return refuse("swiglu_limit", format!("is {limit}; must be above 0"));
     }
+    let gate = ClampedGate { alpha: raw.swiglu_alpha.unwrap_or(1.702), limit };
     let feed_forward = Experts {
         count: size("num_local_experts", raw.num_local_experts.or(raw.num_experts))?,
         width: size("intermediate_size", raw.intermediate_size)?,
@@ -33,10 +30,10 @@ pub(super) fn gpt_oss(raw: &RawConfig) -> Result<Config, ModelError> {
         },
         correction_bias: false,
         biases: true,
-        gate: Gate::Clamped { limit },
+        gate: Gate::Clamped(gate),
         shared_width: None,
     };
-    let window = size("sliding_window", raw.sliding_window.flatten())?;
+    let window = size("sliding_window", raw.sliding_window.given())?;
     let layers = layers(raw, |layer| slides(raw, layer).then_some(window), |_| experts(feed_forward))?;
     let attention = Grouped { sinks: true, ..grouped(raw, true)? };
     let parts = Parts::new(attention, layers);

@@ -28,7 +28,7 @@ pub(super) fn mixtral(raw: &RawConfig) -> Result<Config, ModelError> {
         gate: Gate::Silu,
         shared_width: None,
     };
-    let layers = layers(raw, |_| raw.sliding_window.flatten(), |_| experts(feed_forward))?;
+    let layers = layers(raw, |_| raw.sliding_window.given(), |_| experts(feed_forward))?;
     let parts = Parts::new(grouped(raw, false)?, layers);
     assemble(raw, Parts { names: &NAMES, norm_eps: 1e-5, rope_theta: 1e6, ..parts })
 }

@@ -30,7 +30,7 @@ pub(super) fn qwen3_moe(raw: &RawConfig) -> Result<Config, ModelError> {
 
 /// Qwen writes a window's size even where it is not used.
 fn used_window(raw: &RawConfig) -> Option<usize> {
-    raw.sliding_window.flatten().filter(|_| raw.use_sliding_window.unwrap_or(false))
+    raw.sliding_window.given().filter(|_| raw.use_sliding_window.unwrap_or(false))
 }
 
 fn window(raw: &RawConfig, layer: usize) -> Option<usize> {

@@ -6,7 +6,7 @@ use keyway_kernels::rope::Pairing;
 use crate::model::ModelError;
 use crate::model::config::{
     Attention, Config, ExpertNames, Experts, FeedForward, Grouped, LayerShape, Names, Quantisation,
-    RawConfig, RopeShape, refuse, size,
+    RawConfig, RopeShape, TokenIds, refuse, size,
 };
 
 /// The names of Llama and of most that came after it.
@@ -74,7 +74,7 @@ pub(super) fn assemble(raw: &RawConfig, parts: Parts) -> Result<Config, ModelErr
         tied_embeddings: raw.tie_word_embeddings,
         names: parts.names,
         quantisation: parts.quantisation,
-        eos_token_ids: raw.eos_token_id.clone().map(|ids| ids.into_vec()).unwrap_or_default(),
+        eos_token_ids: raw.eos_token_id.clone().map(TokenIds::into_vec).unwrap_or_default(),
     })
 }
 

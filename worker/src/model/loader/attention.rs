@@ -5,15 +5,15 @@ use keyway_kernels::matmul::PackedMatrix;
 use super::Loader;
 use crate::model::ModelError;
 use crate::model::config::{Attention, Grouped, Latent};
-use crate::model::stored::Stored;
+use crate::model::stored::{Rows, Stored, pack};
 use crate::model::weights::{AttentionWeights, GroupedWeights, LatentWeights};
 
 impl Loader<'_> {
     /// `name` is that of the layer's attention.
     pub(super) fn attention(&mut self, name: &str) -> Result<AttentionWeights, ModelError> {
         match self.config.attention {
-            Attention::Grouped(shape) => Ok(AttentionWeights::Grouped(self.grouped(name, shape)?)),
-            Attention::Latent(shape) => Ok(AttentionWeights::Latent(self.latent(name, shape)?)),
+            Attention::Grouped(shape) => Ok(AttentionWeights::Grouped(Box::new(self.grouped(name, shape)?))),
+            Attention::Latent(shape) => Ok(AttentionWeights::Latent(Box::new(self.latent(name, shape)?))),
         }
     }
 
@@ -31,6 +31,7 @@ impl Loader<'_> {
         let (q, k, v) = (part("q_proj"), part("k_proj"), part("v_proj"));
         let qkv = [(q.as_str(), queries), (k.as_str(), keys), (v.as_str(), keys)];
         Ok(GroupedWeights {
+            shape,
             qkv: self.linear(&qkv, self.config.hidden, shape.qkv_bias)?,
             qk_norm,
             sinks,
@@ -56,24 +57,22 @@ impl Loader<'_> {
         // Of each head the rows that make its key, then those that make its value.
         let up = self.stored(&part("kv_b_proj.weight"), heads * (nope_dim + value_dim), rank)?;
         let first = |head: usize| head * (nope_dim + value_dim);
+        let values =
+            |head: usize| Rows { from: &up, first: first(head) + nope_dim, step: 1, count: value_dim };
         Ok(LatentWeights {
+            shape,
             query_down,
             query,
             kv_down,
             latent_norm,
             absorb: (0..heads).map(|head| transposed(&up, first(head), nope_dim, rank)).collect(),
-            expand: (0..heads).map(|head| straight(&up, first(head) + nope_dim, value_dim, rank)).collect(),
+            expand: (0..heads).map(|head| pack(&[values(head)], rank)).collect(),
             output: self.linear(&[(&part("o_proj"), hidden)], heads * value_dim, bias)?,
         })
     }
 }
 
-/// Rows `first..first + rows` as they are: `[rows, width]`.
-fn straight(stored: &Stored<'_>, first: usize, rows: usize, width: usize) -> PackedMatrix {
-    PackedMatrix::pack(rows, width, stored.kept_as(), |n, row| stored.copy_row(first + n, row))
-}
-
-/// The same rows as columns: `[width, rows]`.
+/// Rows `first..first + rows` as columns: `[width, rows]`. FP8 becomes f32, since its blocks would lie across.
 fn transposed(stored: &Stored<'_>, first: usize, rows: usize, width: usize) -> PackedMatrix {
     let mut values = vec![0.0; rows * width];
     for (n, row) in values.chunks_exact_mut(width).enumerate() {

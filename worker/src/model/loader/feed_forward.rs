@@ -1,9 +1,12 @@
 //! The feed-forward part of a layer, as it is stored: one network, experts apart, or experts fused.
 
-use super::{Loader, pack};
+use keyway_kernels::quant::MXFP4_BLOCK;
+
+use super::Loader;
 use crate::model::ModelError;
 use crate::model::config::{ExpertNames, Experts, FeedForward, Quantisation, refuse};
-use crate::model::stored::{MXFP4_BLOCK, Rows, Stored};
+use crate::model::stored::{Rows, Stored, pack};
+use crate::model::tensor::Tensor;
 use crate::model::weights::{ExpertsWeights, FeedForwardWeights, Linear, Mlp};
 
 /// Names of the gate, up and down projections of what is no expert.
@@ -20,7 +23,9 @@ impl<'a> Loader<'a> {
             FeedForward::Dense { width } => {
                 Ok(FeedForwardWeights::Dense(self.mlp(name, PROJECTIONS, width)?))
             }
-            FeedForward::Experts(shape) => Ok(FeedForwardWeights::Experts(self.experts(name, shape)?)),
+            FeedForward::Experts(shape) => {
+                Ok(FeedForwardWeights::Experts(Box::new(self.experts(name, shape)?)))
+            }
         }
     }
 
@@ -99,8 +104,10 @@ impl<'a> Loader<'a> {
             return refuse("quantization_config", format!("{inputs} inputs are no blocks of {MXFP4_BLOCK}"));
         }
         let blocks = inputs / MXFP4_BLOCK;
+        let codes = self.codes(&format!("{name}_blocks"), &[experts, outputs, blocks, MXFP4_BLOCK / 2])?;
         Ok(Stored::Mxfp4 {
-            blocks: self.codes(&format!("{name}_blocks"), &[experts, outputs, blocks, MXFP4_BLOCK / 2])?,
+            // A row's blocks follow each other.
+            codes: Tensor { width: inputs / 2, ..codes },
             exponents: self.codes(&format!("{name}_scales"), &[experts, outputs, blocks])?,
         })
     }

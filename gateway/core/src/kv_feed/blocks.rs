@@ -1,0 +1,234 @@
+//! What one worker has announced: the engine's name of each block, how many copies there are, and its place in the
+//! tree of prefixes. A block is in the index while it and all blocks before it have a copy.
+//!
+//! A block whose last copy went while later blocks are still there stays as an empty place: if it is stored again,
+//! those are reachable again. Engines evict the last block of a prefix first, so that is rare.
+
+use std::collections::HashMap;
+
+use keyway_wire::block_hash::BlockHash;
+
+use crate::index::{PrefixIndex, WorkerId};
+
+/// The worker's part of the index.
+pub(super) struct Held<'a> {
+    pub(super) index: &'a mut PrefixIndex,
+    pub(super) worker: WorkerId,
+}
+
+/// Place of a node.
+pub(super) type NodeId = u32;
+
+/// No node.
+const NONE: NodeId = NodeId::MAX;
+
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    name: u64,
+    /// Its name in the index.
+    key: BlockHash,
+    /// The empty prefix it descends from.
+    root: BlockHash,
+    /// Copies the engine has.
+    copies: u32,
+    parent: NodeId,
+    first_child: NodeId,
+    next_sibling: NodeId,
+    previous_sibling: NodeId,
+    /// Another node of the same name: hashes that do not cover the salt.
+    namesake: NodeId,
+}
+
+#[derive(Debug)]
+pub(super) struct Blocks {
+    nodes: Vec<Node>,
+    free: Vec<NodeId>,
+    names: HashMap<u64, NodeId>,
+    max: usize,
+}
+
+impl Blocks {
+    pub(super) fn new(max: usize) -> Self {
+        let max = max.min(NONE as usize);
+        Self { nodes: Vec::new(), free: Vec::new(), names: HashMap::new(), max }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.nodes.clear();
+        self.free.clear();
+        self.names.clear();
+    }
+
+    /// Blocks known.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len() - self.free.len()
+    }
+
+    pub(super) fn key(&self, node: NodeId) -> BlockHash {
+        self.nodes[node as usize].key
+    }
+
+    pub(super) fn root(&self, node: NodeId) -> BlockHash {
+        self.nodes[node as usize].root
+    }
+
+    /// The block of this name; where several have it, the one below `root`.
+    pub(super) fn find_parent(&self, name: u64, root: Option<BlockHash>) -> Option<NodeId> {
+        let first = self.names.get(&name).copied()?;
+        let below = |node: &NodeId| root.is_none_or(|root| self.root(*node) == root);
+        self.namesakes(first).find(below)
+    }
+
+    /// Counts one more copy of a block. `None` if there is no room for another block.
+    pub(super) fn store(
+        &mut self,
+        held: &mut Held<'_>,
+        name: u64,
+        parent: Option<NodeId>,
+        key: BlockHash,
+        root: BlockHash,
+    ) -> Option<NodeId> {
+        let known = self.names.get(&name).copied();
+        let same = known.and_then(|first| self.namesakes(first).find(|node| self.key(*node) == key));
+        let node = match same {
+            Some(node) => node,
+            None => self.add(name, parent.unwrap_or(NONE), key, root)?,
+        };
+        let copies = &mut self.nodes[node as usize].copies;
+        *copies = copies.saturating_add(1);
+        if *copies == 1 {
+            self.attach(held, node);
+        }
+        Some(node)
+    }
+
+    /// Counts one copy less, or as many as are `left`; false if the block is not known. Where several have the name,
+    /// each loses a copy: which one is meant is not said, and too little known is the better mistake.
+    pub(super) fn remove(&mut self, held: &mut Held<'_>, name: u64, left: Option<u32>) -> bool {
+        let Some(first) = self.names.get(&name).copied() else { return false };
+        let namesakes: Vec<NodeId> = self.namesakes(first).collect();
+        let mut known = false;
+        for node in namesakes {
+            let copies = &mut self.nodes[node as usize].copies;
+            known |= *copies > 0;
+            let had = std::mem::replace(copies, left.unwrap_or(copies.saturating_sub(1)));
+            match (had, *copies) {
+                (0, 0) => {}
+                (_, 0) => self.detach(held, node),
+                (0, _) => self.attach(held, node),
+                _ => {}
+            }
+            self.discard(node);
+        }
+        known
+    }
+
+    fn namesakes(&self, first: NodeId) -> impl Iterator<Item = NodeId> {
+        let step = |node: &NodeId| Some(self.nodes[*node as usize].namesake).filter(|next| *next != NONE);
+        std::iter::successors(Some(first), step)
+    }
+
+    fn children(&self, node: NodeId) -> impl Iterator<Item = NodeId> {
+        let first = Some(self.nodes[node as usize].first_child).filter(|child| *child != NONE);
+        let step =
+            |child: &NodeId| Some(self.nodes[*child as usize].next_sibling).filter(|next| *next != NONE);
+        std::iter::successors(first, step)
+    }
+
+    /// Puts a block that now has a copy into the index, and what waited behind it. The index refuses a block whose
+    /// parent it lacks, so a gap further up holds all of them back.
+    fn attach(&self, held: &mut Held<'_>, node: NodeId) {
+        let mut todo = vec![node];
+        while let Some(node) = todo.pop() {
+            let Node { copies, key, parent, .. } = self.nodes[node as usize];
+            let parent = (parent != NONE).then(|| self.key(parent));
+            if copies > 0 && held.index.store_block(held.worker, parent, key) {
+                todo.extend(self.children(node));
+            }
+        }
+    }
+
+    /// Takes a block without a copy out of the index, and all blocks behind it before it.
+    fn detach(&self, held: &mut Held<'_>, node: NodeId) {
+        let mut todo = vec![node];
+        let mut order = Vec::new();
+        while let Some(node) = todo.pop() {
+            if held.index.holds(held.worker, self.key(node)) {
+                order.push(node);
+                todo.extend(self.children(node));
+            }
+        }
+        for node in order.into_iter().rev() {
+            held.index.drop_block(held.worker, self.key(node));
+        }
+    }
+
+    fn add(&mut self, name: u64, parent: NodeId, key: BlockHash, root: BlockHash) -> Option<NodeId> {
+        if self.nodes.len() - self.free.len() >= self.max {
+            return None;
+        }
+        let next_sibling = if parent == NONE { NONE } else { self.nodes[parent as usize].first_child };
+        let node = Node {
+            name,
+            key,
+            root,
+            copies: 0,
+            parent,
+            first_child: NONE,
+            next_sibling,
+            previous_sibling: NONE,
+            namesake: self.names.get(&name).copied().unwrap_or(NONE),
+        };
+        let id = if let Some(id) = self.free.pop() {
+            self.nodes[id as usize] = node;
+            id
+        } else {
+            self.nodes.push(node);
+            (self.nodes.len() - 1) as NodeId
+        };
+        self.names.insert(name, id);
+        if next_sibling != NONE {
+            self.nodes[next_sibling as usize].previous_sibling = id;
+        }
+        if parent != NONE {
+            self.nodes[parent as usize].first_child = id;
+        }
+        Some(id)
+    }
+
+    /// Forgets a block without copies and without blocks behind it, and those before it that were kept for it.
+    fn discard(&mut self, mut id: NodeId) {
+        while id != NONE {
+            let node = self.nodes[id as usize];
+            if node.copies > 0 || node.first_child != NONE {
+                return;
+            }
+            self.unlink(id, &node);
+            self.free.push(id);
+            id = node.parent;
+        }
+    }
+
+    fn unlink(&mut self, id: NodeId, node: &Node) {
+        if node.next_sibling != NONE {
+            self.nodes[node.next_sibling as usize].previous_sibling = node.previous_sibling;
+        }
+        if node.previous_sibling != NONE {
+            self.nodes[node.previous_sibling as usize].next_sibling = node.next_sibling;
+        } else if node.parent != NONE {
+            self.nodes[node.parent as usize].first_child = node.next_sibling;
+        }
+        match self.names.get(&node.name).copied() {
+            Some(first) if first == id && node.namesake == NONE => drop(self.names.remove(&node.name)),
+            Some(first) if first == id => drop(self.names.insert(node.name, node.namesake)),
+            Some(first) => {
+                let before = self.namesakes(first).find(|other| self.nodes[*other as usize].namesake == id);
+                if let Some(before) = before {
+                    self.nodes[before as usize].namesake = node.namesake;
+                }
+            }
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Msgpack to KV events, whatever engine and release it comes from. A batch that is not msgpack is an error; an event
+//! that makes no sense is counted and left out, because the removals beside it still count.
+//!
+//! Nothing here recurses, and nothing is reserved for a length before the elements were seen to be there: what is
+//! decoded takes at most [`BYTES_PER_BYTE`] times the payload.
+
+use std::fmt;
+
+use super::msgpack::{NotMsgpack, Reader, Value};
+use super::{BlockRemoved, BlockStored, EngineHash, EventBatch, ExtraKey, KvEvent};
+
+/// Memory that a byte of payload can come to take. The shortest event has 17 bytes and takes some 350 in a vector that
+/// may be half empty. Within an event a nil that becomes an empty list of extra keys, or a one-byte hash, takes 24, an
+/// empty string as an extra key 32.
+#[cfg(test)]
+pub(super) const BYTES_PER_BYTE: usize = 48;
+
+/// A batch, or an event in it, cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeError(&'static str);
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KV events: {}", self.0)
+    }
+}
+
+impl std::error::Error for DecodeError {}
+
+impl From<NotMsgpack> for DecodeError {
+    fn from(_: NotMsgpack) -> Self {
+        Self("not msgpack, or cut short")
+    }
+}
+
+/// A batch, and what in it could not be read.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Decoded {
+    /// The events that could be read, in order.
+    pub batch: EventBatch,
+    /// Events of a known type that make no sense.
+    pub malformed: usize,
+    /// What was wrong with the first of them.
+    pub first_error: Option<DecodeError>,
+    /// Events of types this version does not know; newer engines may add some.
+    pub unknown: usize,
+}
+
+impl EventBatch {
+    /// Reads a payload, in any of the known forms.
+    pub fn decode(payload: &[u8]) -> Result<Decoded, DecodeError> {
+        // From here on every length in it is known to be true.
+        let payload = Reader::new(payload).whole()?;
+        let mut reader = Reader::new(payload);
+        let (mut ts, mut events, mut rank) = (None, None, None);
+        match reader.next()? {
+            Value::Array(len) => {
+                let mut parts = (0..len).map(|_| reader.whole());
+                ts = parts.next().transpose()?;
+                events = parts.next().transpose()?;
+                rank = parts.next().transpose()?;
+            }
+            Value::Map(len) => {
+                for _ in 0..len {
+                    let (name, value) = (reader.whole()?, reader.whole()?);
+                    match text(name).unwrap_or_default() {
+                        "ts" => ts = Some(value),
+                        "events" => events = Some(value),
+                        "data_parallel_rank" | "attn_dp_rank" => rank = Some(value),
+                        _ => {}
+                    }
+                }
+            }
+            _ => return Err(DecodeError("a batch is an array or a map")),
+        }
+        let mut decoded = Decoded::default();
+        decoded.batch.ts = ts.and_then(number).ok_or(DecodeError("`ts` is not a number"))?;
+        decoded.batch.data_parallel_rank = optional(rank, uint, "`data_parallel_rank` is not a number")?;
+        decoded.read_events(events.ok_or(DecodeError("`events` is missing"))?)?;
+        Ok(decoded)
+    }
+}
+
+impl Decoded {
+    fn read_events(&mut self, events: &[u8]) -> Result<(), DecodeError> {
+        let mut reader = Reader::new(events);
+        let Value::Array(len) = reader.next()? else { return Err(DecodeError("`events` is not an array")) };
+        for _ in 0..len {
+            match read_event(reader.whole()?) {
+                Ok(Some(event)) => self.batch.events.push(event),
+                Ok(None) => self.unknown += 1,
+                Err(error) => {
+                    self.malformed += 1;
+                    self.first_error.get_or_insert(error);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The names of the fields in an array, by place behind the event's type.
+const STORED: [&str; 11] = [
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    SEVENTH,
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
+];
+const REMOVED: [&str; 3] = ["block_hashes", "medium", "group_idx"];
+/// `lora_name` in vLLM; a map of salt and session, or a list of components, in SGLang.
+const SEVENTH: &str = "7";
+
+/// An event's values by the names of their fields.
+#[derive(Default)]
+struct Fields<'a> {
+    values: Vec<(&'a str, &'a [u8])>,
+}
+
+impl<'a> Fields<'a> {
+    fn from_array(reader: &mut Reader<'a>, len: u32, names: &[&'static str]) -> Result<Self, DecodeError> {
+        let values = names.iter().take(len as usize);
+        let values: Result<Vec<_>, NotMsgpack> = values.map(|name| Ok((*name, reader.whole()?))).collect();
+        Ok(Self { values: values? })
+    }
+
+    fn from_map(reader: &mut Reader<'a>, len: u32) -> Result<Self, DecodeError> {
+        let mut fields = Self::default();
+        for _ in 0..len {
+            let (name, value) = (reader.whole()?, reader.whole()?);
+            if let Some(name) = text(name) {
+                fields.values.push((name, value));
+            }
+        }
+        Ok(fields)
+    }
+
+    /// The field's value; nil is as good as none.
+    fn get(&self, name: &str) -> Option<&'a [u8]> {
+        let found = self.values.iter().rev().find(|(field, _)| *field == name);
+        found.map(|(_, value)| *value).filter(|value| Reader::new(value).next() != Ok(Value::Nil))
+    }
+
+    /// A field that decides what is cached where: of the wrong type, the event is not understood.
+    fn strict<T>(
+        &self,
+        name: &str,
+        read: fn(&'a [u8]) -> Option<T>,
+        wrong: &'static str,
+    ) -> Result<Option<T>, DecodeError> {
+        optional(self.get(name), read, wrong)
+    }
+
+    /// A field that only describes: of the wrong type, it is left out.
+    fn lenient<T>(&self, name: &str, read: fn(&'a [u8]) -> Option<T>) -> Option<T> {
+        self.get(name).and_then(read)
+    }
+}
+
+fn optional<'a, T>(
+    value: Option<&'a [u8]>,
+    read: fn(&'a [u8]) -> Option<T>,
+    wrong: &'static str,
+) -> Result<Option<T>, DecodeError> {
+    let value = value.filter(|value| Reader::new(value).next() != Ok(Value::Nil));
+    value.map(|value| read(value).ok_or(DecodeError(wrong))).transpose()
+}
+
+/// One event; `None` if its type is not known.
+fn read_event(event: &[u8]) -> Result<Option<KvEvent>, DecodeError> {
+    let mut reader = Reader::new(event);
+    let nameless = DecodeError("an event without a type");
+    match reader.next()? {
+        Value::Array(len) => {
+            let rest = len.checked_sub(1).ok_or(nameless)?;
+            let tag = text(reader.whole()?).ok_or(nameless)?;
+            let names: &[&str] = match tag {
+                "BlockStored" => &STORED,
+                "BlockRemoved" => &REMOVED,
+                _ => &[],
+            };
+            read_fields(tag, &Fields::from_array(&mut reader, rest, names)?)
+        }
+        Value::Map(len) => {
+            let fields = Fields::from_map(&mut reader, len)?;
+            let tag = fields.get("type").and_then(text).ok_or(nameless)?;
+            read_fields(tag, &fields)
+        }
+        _ => Err(DecodeError("an event is an array or a map")),
+    }
+}
+
+fn read_fields(tag: &str, fields: &Fields<'_>) -> Result<Option<KvEvent>, DecodeError> {
+    Ok(Some(match tag {
+        "BlockStored" => KvEvent::BlockStored(read_stored(fields)?),
+        "BlockRemoved" => KvEvent::BlockRemoved(read_removed(fields)?),
+        "AllBlocksCleared" => KvEvent::AllBlocksCleared,
+        _ => return Ok(None),
+    }))
+}
+
+fn read_hashes(fields: &Fields<'_>) -> Result<Vec<EngineHash>, DecodeError> {
+    let found = fields.strict("block_hashes", hashes, "`block_hashes` is not an array of hashes")?;
+    found.filter(|hashes| !hashes.is_empty()).ok_or(DecodeError("`block_hashes` is missing or empty"))
+}
+
+fn read_stored(fields: &Fields<'_>) -> Result<BlockStored, DecodeError> {
+    let tokens = fields.strict("token_ids", tokens, "`token_ids` is not an array of token ids or pairs")?;
+    let (token_ids, bigram_tail) = tokens.unwrap_or_default();
+    let mut stored = BlockStored {
+        block_hashes: read_hashes(fields)?,
+        parent_block_hash: fields.strict("parent_block_hash", hash, "`parent_block_hash` is not a hash")?,
+        token_ids,
+        bigram_tail,
+        block_size: fields.strict("block_size", uint, "`block_size` is not a number")?.unwrap_or(0),
+        lora_id: fields.lenient("lora_id", int),
+        medium: fields.strict("medium", string, "`medium` is not a string")?,
+        lora_name: fields.strict("lora_name", string, "`lora_name` is not a string")?,
+        extra_keys: fields
+            .strict("extra_keys", extra_keys, "`extra_keys` is not an array of arrays")?
+            .unwrap_or_default(),
+        group_idx: fields.strict("group_idx", uint, "`group_idx` is not a number")?,
+        kv_cache_spec_kind: fields.lenient("kv_cache_spec_kind", string),
+        kv_cache_spec_sliding_window: fields.lenient("kv_cache_spec_sliding_window", uint),
+        cache_salt: fields.strict("cache_salt", string, "`cache_salt` is not a string")?,
+        session_id: fields.lenient("session_id", string),
+        locality: fields.lenient("locality", string),
+    };
+    if let Some(seventh) = fields.get(SEVENTH) {
+        read_seventh(&mut stored, seventh)?;
+    }
+    Ok(stored)
+}
+
+/// The seventh value of an array means what its type says.
+fn read_seventh(stored: &mut BlockStored, value: &[u8]) -> Result<(), DecodeError> {
+    let mut reader = Reader::new(value);
+    match reader.next()? {
+        Value::Text(_) => stored.lora_name = string(value),
+        Value::Map(len) => {
+            let metadata = Fields::from_map(&mut reader, len)?;
+            stored.cache_salt = metadata.strict("cache_salt", string, "`cache_salt` is not a string")?;
+            stored.session_id = metadata.lenient("session_id", string);
+        }
+        Value::Array(_) => {}
+        _ => return Err(DecodeError("the seventh value is no adapter, map or list")),
+    }
+    Ok(())
+}
+
+fn read_removed(fields: &Fields<'_>) -> Result<BlockRemoved, DecodeError> {
+    let block_hashes = read_hashes(fields)?;
+    let counts = fields.lenient("remaining_copy_counts", |value| list(value, uint));
+    Ok(BlockRemoved {
+        medium: fields.strict("medium", string, "`medium` is not a string")?,
+        group_idx: fields.strict("group_idx", uint, "`group_idx` is not a number")?,
+        locality: fields.lenient("locality", string),
+        remaining_copy_counts: counts.filter(|counts| counts.len() == block_hashes.len()),
+        block_hashes,
+    })
+}
+
+/// Every element of an array.
+fn list<'a, T>(value: &'a [u8], read: fn(&'a [u8]) -> Option<T>) -> Option<Vec<T>> {
+    let mut reader = Reader::new(value);
+    let Ok(Value::Array(len)) = reader.next() else { return None };
+    let mut elements = Vec::with_capacity(len as usize);
+    for _ in 0..len {
+        elements.push(read(reader.whole().ok()?)?);
+    }
+    Some(elements)
+}
+
+fn hashes(value: &[u8]) -> Option<Vec<EngineHash>> {
+    list(value, hash)
+}
+
+fn hash(value: &[u8]) -> Option<EngineHash> {
+    match Reader::new(value).next().ok()? {
+        Value::Uint(bits) => Some(EngineHash::Int(bits)),
+        Value::Negative(bits) => Some(EngineHash::Int(bits as u64)),
+        Value::Bytes(bytes) => Some(EngineHash::Bytes(bytes.into())),
+        _ => None,
+    }
+}
+
+/// Token ids, or pairs of neighbours: then the first of each, and the second of the last.
+fn tokens(value: &[u8]) -> Option<(Vec<u32>, Option<u32>)> {
+    let mut reader = Reader::new(value);
+    let Value::Array(len) = reader.next().ok()? else { return None };
+    let mut ids = Vec::with_capacity(len as usize);
+    let mut tail = None;
+    for i in 0..len {
+        match reader.next().ok()? {
+            Value::Uint(id) if tail.is_none() => ids.push(u32::try_from(id).ok()?),
+            Value::Array(2) if tail.is_some() || i == 0 => {
+                let (Value::Uint(left), Value::Uint(right)) = (reader.next().ok()?, reader.next().ok()?)
+                else {
+                    return None;
+                };
+                let left = u32::try_from(left).ok()?;
+                if tail.is_some_and(|tail| tail != left) {
+                    return None;
+                }
+                ids.push(left);
+                tail = Some(u32::try_from(right).ok()?);
+            }
+            _ => return None,
+        }
+    }
+    Some((ids, tail))
+}
+
+fn extra_keys(value: &[u8]) -> Option<Vec<Vec<ExtraKey>>> {
+    list(value, |keys| match Reader::new(keys).next().ok()? {
+        Value::Nil => Some(Vec::new()),
+        _ => list(keys, |key| Some(extra_key(key))),
+    })
+}
+
+fn extra_key(value: &[u8]) -> ExtraKey {
+    text(value).map_or_else(|| ExtraKey::Raw(value.into()), |text| ExtraKey::Text(text.to_owned()))
+}
+
+fn text(value: &[u8]) -> Option<&str> {
+    match Reader::new(value).next().ok()? {
+        Value::Text(bytes) => std::str::from_utf8(bytes).ok(),
+        _ => None,
+    }
+}
+
+fn string(value: &[u8]) -> Option<String> {
+    text(value).map(str::to_owned)
+}
+
+fn uint(value: &[u8]) -> Option<u32> {
+    match Reader::new(value).next().ok()? {
+        Value::Uint(value) => u32::try_from(value).ok(),
+        _ => None,
+    }
+}
+
+fn int(value: &[u8]) -> Option<i64> {
+    match Reader::new(value).next().ok()? {
+        Value::Uint(value) => i64::try_from(value).ok(),
+        Value::Negative(value) => Some(value),
+        _ => None,
+    }
+}
+
+fn number(value: &[u8]) -> Option<f64> {
+    match Reader::new(value).next().ok()? {
+        Value::Float(value) => Some(value),
+        Value::Uint(value) => Some(value as f64),
+        Value::Negative(value) => Some(value as f64),
+        _ => None,
+    }
+}

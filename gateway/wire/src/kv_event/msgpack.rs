@@ -1,0 +1,173 @@
+//! Msgpack as far as KV events need it: a reader over a slice that never recurses and never trusts a length, and a
+//! writer into a vector. Knows values, not events.
+
+use rmp::Marker;
+use rmp::encode;
+
+/// The bytes are not msgpack, or end too early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct NotMsgpack;
+
+/// One value; of an array or map only its head, whose elements follow.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Value<'a> {
+    Nil,
+    Bool,
+    Uint(u64),
+    /// Below zero.
+    Negative(i64),
+    Float(f64),
+    Text(&'a [u8]),
+    Bytes(&'a [u8]),
+    Array(u32),
+    Map(u32),
+    Extension,
+}
+
+/// Reads values one after the other.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes }
+    }
+
+    /// The next value.
+    pub(super) fn next(&mut self) -> Result<Value<'a>, NotMsgpack> {
+        let marker = Marker::from_u8(self.bytes(1)?[0]);
+        Ok(match marker {
+            Marker::Null => Value::Nil,
+            Marker::True | Marker::False => Value::Bool,
+            Marker::FixPos(value) => Value::Uint(u64::from(value)),
+            Marker::FixNeg(value) => Value::Negative(i64::from(value)),
+            Marker::U8 => Value::Uint(self.uint(1)?),
+            Marker::U16 => Value::Uint(self.uint(2)?),
+            Marker::U32 => Value::Uint(self.uint(4)?),
+            Marker::U64 => Value::Uint(self.uint(8)?),
+            Marker::I8 => signed(i64::from(self.uint(1)? as i8)),
+            Marker::I16 => signed(i64::from(self.uint(2)? as i16)),
+            Marker::I32 => signed(i64::from(self.uint(4)? as i32)),
+            Marker::I64 => signed(self.uint(8)? as i64),
+            Marker::F32 => Value::Float(f64::from(f32::from_bits(self.uint(4)? as u32))),
+            Marker::F64 => Value::Float(f64::from_bits(self.uint(8)?)),
+            Marker::FixStr(len) => Value::Text(self.bytes(usize::from(len))?),
+            Marker::Str8 => Value::Text(self.sized(1)?),
+            Marker::Str16 => Value::Text(self.sized(2)?),
+            Marker::Str32 => Value::Text(self.sized(4)?),
+            Marker::Bin8 => Value::Bytes(self.sized(1)?),
+            Marker::Bin16 => Value::Bytes(self.sized(2)?),
+            Marker::Bin32 => Value::Bytes(self.sized(4)?),
+            Marker::FixArray(len) => Value::Array(u32::from(len)),
+            Marker::Array16 => Value::Array(self.uint(2)? as u32),
+            Marker::Array32 => Value::Array(self.uint(4)? as u32),
+            Marker::FixMap(len) => Value::Map(u32::from(len)),
+            Marker::Map16 => Value::Map(self.uint(2)? as u32),
+            Marker::Map32 => Value::Map(self.uint(4)? as u32),
+            Marker::FixExt1 => self.extension(1)?,
+            Marker::FixExt2 => self.extension(2)?,
+            Marker::FixExt4 => self.extension(4)?,
+            Marker::FixExt8 => self.extension(8)?,
+            Marker::FixExt16 => self.extension(16)?,
+            Marker::Ext8 => self.sized_extension(1)?,
+            Marker::Ext16 => self.sized_extension(2)?,
+            Marker::Ext32 => self.sized_extension(4)?,
+            Marker::Reserved => return Err(NotMsgpack),
+        })
+    }
+
+    /// The bytes of the next value, with all its elements. Counts what is outstanding instead of recursing, so depth
+    /// costs nothing; a length that lies runs out of bytes.
+    pub(super) fn whole(&mut self) -> Result<&'a [u8], NotMsgpack> {
+        let start = self.rest;
+        let mut outstanding = 1_u64;
+        while outstanding > 0 {
+            outstanding -= 1;
+            match self.next()? {
+                Value::Array(len) => outstanding += u64::from(len),
+                Value::Map(len) => outstanding += 2 * u64::from(len),
+                _ => {}
+            }
+        }
+        Ok(&start[..start.len() - self.rest.len()])
+    }
+
+    fn bytes(&mut self, len: usize) -> Result<&'a [u8], NotMsgpack> {
+        let (bytes, rest) = self.rest.split_at_checked(len).ok_or(NotMsgpack)?;
+        self.rest = rest;
+        Ok(bytes)
+    }
+
+    /// A big-endian number of `len` bytes, at most 8.
+    fn uint(&mut self, len: usize) -> Result<u64, NotMsgpack> {
+        Ok(self.bytes(len)?.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
+    }
+
+    /// Bytes behind their number, which takes `len` bytes.
+    fn sized(&mut self, len: usize) -> Result<&'a [u8], NotMsgpack> {
+        let size = self.uint(len)?;
+        self.bytes(usize::try_from(size).map_err(|_| NotMsgpack)?)
+    }
+
+    fn extension(&mut self, len: usize) -> Result<Value<'a>, NotMsgpack> {
+        self.bytes(1 + len)?;
+        Ok(Value::Extension)
+    }
+
+    fn sized_extension(&mut self, len: usize) -> Result<Value<'a>, NotMsgpack> {
+        let size = self.uint(len)?;
+        self.extension(usize::try_from(size).map_err(|_| NotMsgpack)?)
+    }
+}
+
+fn signed(value: i64) -> Value<'static> {
+    u64::try_from(value).map_or(Value::Negative(value), Value::Uint)
+}
+
+/// Writes values one after the other, each in its shortest form. Writing to memory cannot fail, so `rmp`'s results are
+/// dropped.
+#[derive(Debug, Default)]
+pub(super) struct Writer {
+    pub(super) out: Vec<u8>,
+}
+
+impl Writer {
+    pub(super) fn nil(&mut self) {
+        let _ = encode::write_nil(&mut self.out);
+    }
+
+    pub(super) fn uint(&mut self, value: u64) {
+        let _ = encode::write_uint(&mut self.out, value);
+    }
+
+    pub(super) fn int(&mut self, value: i64) {
+        let _ = encode::write_sint(&mut self.out, value);
+    }
+
+    pub(super) fn float(&mut self, value: f64) {
+        let _ = encode::write_f64(&mut self.out, value);
+    }
+
+    pub(super) fn text(&mut self, value: &str) {
+        let _ = encode::write_str(&mut self.out, value);
+    }
+
+    pub(super) fn bytes(&mut self, value: &[u8]) {
+        let _ = encode::write_bin(&mut self.out, value);
+    }
+
+    pub(super) fn array(&mut self, len: usize) {
+        let _ = encode::write_array_len(&mut self.out, len as u32);
+    }
+
+    pub(super) fn map(&mut self, len: usize) {
+        let _ = encode::write_map_len(&mut self.out, len as u32);
+    }
+
+    /// A value that is msgpack already.
+    pub(super) fn raw(&mut self, value: &[u8]) {
+        self.out.extend_from_slice(value);
+    }
+}

@@ -1,0 +1,463 @@
+//! The step loop: who waits, who runs, how many tokens each step computes, and when it ends. Time is an argument
+//! and only moves forward; nothing here sleeps. What a step costs is `profile.rs`'s, blocks are `block_pool.rs`'s.
+//!
+//! A step serves the running requests in the order of their admission, one token for each that decodes and a chunk
+//! for each whose prompt is not done, then admits waiting ones while the token budget lasts. When blocks run out the
+//! request admitted last gives up its own and waits again, in front.
+
+use std::collections::VecDeque;
+
+use keyway_wire::block_hash::BlockHash;
+
+use super::{
+    block_pool::{BlockPool, Change},
+    profile::{Profile, StepWork, pairs},
+};
+
+/// Engine time, in nanoseconds.
+pub type Nanos = u64;
+
+/// Names a request as long as it lives; a later request in the same slot has another serial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RequestId {
+    /// Small, and used again: an index for the caller's own tables.
+    pub slot: u32,
+    serial: u32,
+}
+
+/// A request as it is submitted.
+#[derive(Debug)]
+pub struct Submission {
+    /// Prompt tokens, at least 1.
+    pub prompt_tokens: u32,
+    /// Tokens to generate, at least 1.
+    pub output_tokens: u32,
+    /// Names of the full blocks of the prompt and then of the answer, as far as they are known. A block beyond them
+    /// is never cached.
+    pub chain: Box<[BlockHash]>,
+}
+
+/// Why a request is not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It could never run, not even alone.
+    #[error("prompt and answer need {tokens} tokens of KV, but there are only {kv_tokens}")]
+    TooLong {
+        /// What it needs.
+        tokens: u64,
+        /// What there is.
+        kv_tokens: u64,
+    },
+}
+
+/// A token came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Token {
+    /// Whose.
+    pub request: RequestId,
+    /// When its step ended.
+    pub at: Nanos,
+    /// Its number, from 1.
+    pub number: u32,
+    /// Prompt tokens found in the prefix cache when the request was first admitted.
+    pub cached_tokens: u32,
+    /// Whether it was the last: the request is over.
+    pub last: bool,
+}
+
+/// Who is told what comes out of the engine.
+pub trait Listener {
+    /// A token came out.
+    fn token(&mut self, token: Token);
+}
+
+/// Counters since the start, and gauges.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Prompt tokens of admitted requests.
+    pub queried_tokens: u64,
+    /// Those of them that were cached.
+    pub hit_tokens: u64,
+    /// Requests that gave up their blocks.
+    pub preemptions: u64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// Steps done.
+    pub steps: u64,
+}
+
+/// The engine.
+#[derive(Debug)]
+pub struct Engine {
+    profile: Profile,
+    pool: BlockPool,
+    requests: Vec<Slot>,
+    unused: Vec<u32>,
+    waiting: VecDeque<u32>,
+    running: Vec<Running>,
+    /// When the step under way ends.
+    step_ends: Option<Nanos>,
+    slowdown: f64,
+    leaving: u32,
+    totals: Totals,
+    changes: Option<Vec<Change<RequestId>>>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    serial: u32,
+    live: bool,
+    cancelled: bool,
+    prompt_tokens: u32,
+    /// Tokens still to generate.
+    left: u32,
+    generated: u32,
+    /// `None` until the first admission.
+    cached_tokens: Option<u32>,
+    chain: Box<[BlockHash]>,
+    blocks: Vec<u32>,
+}
+
+/// What a step touches of a running request; the rest is in its slot.
+#[derive(Debug)]
+struct Running {
+    slot: u32,
+    /// Tokens whose KV is computed.
+    computed: u32,
+    /// Tokens known: prompt and generated ones. The step that computes the last of them gives the next.
+    known: u32,
+    /// Tokens that the step under way computes.
+    scheduled: u32,
+    /// Tokens that its blocks have room for.
+    room: u32,
+    /// Computed tokens at which its next block is full.
+    name_at: u32,
+}
+
+// === impl Engine ===
+
+impl Engine {
+    /// An idle engine with an empty cache.
+    pub fn new(profile: Profile) -> Self {
+        Self {
+            pool: BlockPool::new(profile.kv_blocks),
+            profile,
+            requests: Vec::new(),
+            unused: Vec::new(),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            step_ends: None,
+            slowdown: 1.0,
+            leaving: 0,
+            totals: Totals::default(),
+            changes: None,
+        }
+    }
+
+    /// Keeps a list of what happens to the cache from now on, for [`Engine::take_changes`].
+    #[must_use]
+    pub fn recording(mut self) -> Self {
+        self.changes = Some(Vec::new());
+        self
+    }
+
+    /// Takes a request in at `now`. The engine must have been advanced to `now`.
+    pub fn submit(&mut self, now: Nanos, submission: Submission) -> Result<RequestId, Refusal> {
+        let Submission { prompt_tokens, output_tokens, chain } = submission;
+        let tokens = u64::from(prompt_tokens) + u64::from(output_tokens) - 1;
+        let kv_tokens = self.profile.kv_tokens();
+        if tokens > kv_tokens {
+            return Err(Refusal::TooLong { tokens, kv_tokens });
+        }
+        let slot = self.unused.pop().unwrap_or_else(|| {
+            self.requests.push(Slot::default());
+            self.requests.len() as u32 - 1
+        });
+        let request = &mut self.requests[slot as usize];
+        request.serial = request.serial.wrapping_add(1);
+        (request.live, request.cancelled) = (true, false);
+        (request.prompt_tokens, request.left, request.generated) = (prompt_tokens, output_tokens, 0);
+        (request.cached_tokens, request.chain) = (None, chain);
+        let id = RequestId { slot, serial: request.serial };
+        self.waiting.push_back(slot);
+        if self.step_ends.is_none() {
+            self.schedule(now);
+        }
+        Ok(id)
+    }
+
+    /// Ends a request whose client has left; `false` if it is over already. A running one keeps its blocks until the
+    /// step under way ends.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        let request = self.requests.get_mut(id.slot as usize);
+        let Some(request) = request.filter(|r| r.live && r.serial == id.serial && !r.cancelled) else {
+            return false;
+        };
+        if let Some(at) = self.waiting.iter().position(|&slot| slot == id.slot) {
+            self.waiting.remove(at);
+            self.forget(id.slot);
+        } else {
+            request.cancelled = true;
+            self.leaving += 1;
+        }
+        true
+    }
+
+    /// When something will happen next, if nothing is submitted before.
+    pub fn next_event_at(&self) -> Option<Nanos> {
+        self.step_ends
+    }
+
+    /// A time before which no request's first or last token comes out, if nothing is submitted or cancelled; at or after
+    /// [`Engine::next_event_at`]. Who needs no other tokens saves the steps in between: while all decode, the one that
+    /// ends first ends after as many steps as it has tokens left, and none is shorter than for the shortest one alone.
+    pub fn quiet_until(&self) -> Option<Nanos> {
+        let ends = self.step_ends?;
+        let mut left = u32::MAX;
+        let mut context = u32::MAX;
+        for run in &self.running {
+            let request = &self.requests[run.slot as usize];
+            if request.generated == 0 || request.cancelled || run.computed + run.scheduled < run.known {
+                return Some(ends);
+            }
+            (left, context) = (left.min(request.left), context.min(run.computed));
+        }
+        if !self.waiting.is_empty() {
+            return Some(ends);
+        }
+        let alone =
+            StepWork { decodes: 1, decode_context: context.into(), sequences: 1, ..StepWork::default() };
+        let step = (self.profile.cost.of(&alone) * self.slowdown).floor() as Nanos;
+        Some(ends + u64::from(left - 1) * step)
+    }
+
+    /// Does all that ends until `now`, and included.
+    pub fn advance(&mut self, now: Nanos, listener: &mut impl Listener) {
+        while let Some(at) = self.step_ends.filter(|&at| at <= now) {
+            self.finish_step(at, listener);
+            self.schedule(at);
+        }
+    }
+
+    /// What happened to the cache since the last call, in order; nothing unless [`Engine::recording`].
+    pub fn take_changes(&mut self) -> Vec<Change<RequestId>> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Whether [`Engine::take_changes`] has something.
+    pub fn has_changes(&self) -> bool {
+        self.changes.as_ref().is_some_and(|changes| !changes.is_empty())
+    }
+
+    /// Goes on after the caller did not advance it for a while: the step under way ends at `now` or later, and nothing
+    /// was done in between.
+    pub fn resume(&mut self, now: Nanos) {
+        self.step_ends = self.step_ends.map(|at| at.max(now));
+    }
+
+    /// Steps scheduled from now on take `factor` times as long.
+    pub fn slow_down(&mut self, factor: f64) {
+        self.slowdown = factor;
+    }
+
+    /// Its profile.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// Its blocks.
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Counters.
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Requests that run.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Requests that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn finish_step(&mut self, at: Nanos, listener: &mut impl Listener) {
+        self.totals.steps += 1;
+        let mut running = std::mem::take(&mut self.running);
+        running.retain_mut(|run| {
+            run.computed += std::mem::take(&mut run.scheduled);
+            if self.leaving > 0 && self.requests[run.slot as usize].cancelled {
+                self.leaving -= 1;
+                self.end(run.slot);
+                return false;
+            }
+            if run.computed < run.known {
+                return true;
+            }
+            run.known += 1;
+            self.totals.generated_tokens += 1;
+            let request = &mut self.requests[run.slot as usize];
+            request.generated += 1;
+            request.left -= 1;
+            let last = request.left == 0;
+            listener.token(Token {
+                request: RequestId { slot: run.slot, serial: request.serial },
+                at,
+                number: request.generated,
+                cached_tokens: request.cached_tokens.unwrap_or(0),
+                last,
+            });
+            if last {
+                self.end(run.slot);
+            }
+            !last
+        });
+        self.running = running;
+    }
+
+    /// Puts the next step together, at `at`; without work there is none.
+    fn schedule(&mut self, at: Nanos) {
+        let (mut work, mut budget) = (StepWork::default(), self.profile.token_budget);
+        let mut i = 0;
+        let mut preempted = false;
+        while i < self.running.len() && budget > 0 {
+            let run = &self.running[i];
+            let tokens = (run.known - run.computed).min(budget);
+            if run.computed + tokens > run.room && !self.make_room(i, tokens, &mut preempted) {
+                break; // It was the last, and has given up its own blocks.
+            }
+            self.run(i, tokens, &mut work);
+            budget -= tokens;
+            i += 1;
+        }
+        while !preempted && budget > 0 && self.running.len() < self.profile.running_max as usize {
+            match self.waiting.front().copied() {
+                Some(slot) if self.admit(slot, &mut budget, &mut work) => _ = self.waiting.pop_front(),
+                _ => break,
+            }
+        }
+        self.step_ends = (work.sequences > 0).then(|| {
+            let ns = self.profile.cost.of(&work) * self.slowdown;
+            at + ns.round() as Nanos
+        });
+    }
+
+    /// Notes that the next step computes `tokens` of the running request number `i`, and names the blocks it fills.
+    fn run(&mut self, i: usize, tokens: u32, work: &mut StepWork) {
+        let run = &mut self.running[i];
+        run.scheduled = tokens;
+        let request = &self.requests[run.slot as usize];
+        work.sequences += 1;
+        if tokens == 1 && request.generated > 0 {
+            work.decodes += 1;
+            work.decode_context += u64::from(run.computed);
+        } else {
+            work.prefill_tokens += u64::from(tokens);
+            work.prefill_pairs += pairs(run.computed, tokens);
+        }
+        let filled = run.computed + tokens;
+        if filled < run.name_at {
+            return;
+        }
+        let block_tokens = self.profile.block_tokens;
+        let first = run.name_at / block_tokens - 1;
+        run.name_at = (filled / block_tokens + 1) * block_tokens;
+        let full = (filled / block_tokens).min(request.chain.len() as u32);
+        for block in first..full {
+            self.pool.name(request.blocks[block as usize], request.chain[block as usize]);
+        }
+        if let Some(changes) = &mut self.changes
+            && first < full
+        {
+            let request = RequestId { slot: run.slot, serial: request.serial };
+            changes.push(Change::Stored { request, first, count: full - first });
+        }
+    }
+
+    /// Gives the running request number `i` room for `tokens` more, at the cost of those admitted after it.
+    fn make_room(&mut self, i: usize, tokens: u32, preempted: &mut bool) -> bool {
+        let block_tokens = self.profile.block_tokens;
+        while self.running[i].computed + tokens > self.running[i].room {
+            if let Some(block) = take(&mut self.pool, &mut self.changes) {
+                self.requests[self.running[i].slot as usize].blocks.push(block);
+                self.running[i].room += block_tokens;
+                continue;
+            }
+            *preempted = true;
+            let Some(victim) = self.running.pop() else { return false };
+            self.totals.preemptions += 1;
+            self.release(victim.slot);
+            self.waiting.push_front(victim.slot);
+            if self.running.len() == i {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Starts a waiting request if blocks for its first chunk are there.
+    fn admit(&mut self, slot: u32, budget: &mut u32, work: &mut StepWork) -> bool {
+        let block_tokens = self.profile.block_tokens;
+        let request = &mut self.requests[slot as usize];
+        let known = request.prompt_tokens + request.generated;
+        // The last token is computed always, for its logits.
+        let reusable = ((known - 1) / block_tokens) as usize;
+        let chain = &request.chain[..reusable.min(request.chain.len())];
+        let hits = self.pool.cached(chain);
+        let cached = hits as u32 * block_tokens;
+        let tokens = (known - cached).min(*budget);
+        let blocks = (cached + tokens).div_ceil(block_tokens);
+        if blocks - hits as u32 + self.pool.released_among(&chain[..hits]) > self.pool.available() {
+            return false;
+        }
+        self.pool.claim(&chain[..hits], &mut request.blocks);
+        for _ in hits as u32..blocks {
+            request.blocks.extend(take(&mut self.pool, &mut self.changes));
+        }
+        if request.cached_tokens.is_none() {
+            request.cached_tokens = Some(cached);
+            self.totals.queried_tokens += u64::from(known);
+            self.totals.hit_tokens += u64::from(cached);
+        }
+        self.running.push(Running {
+            slot,
+            computed: cached,
+            known,
+            scheduled: 0,
+            room: blocks * block_tokens,
+            name_at: cached + block_tokens,
+        });
+        self.run(self.running.len() - 1, tokens, work);
+        *budget -= tokens;
+        true
+    }
+
+    fn release(&mut self, slot: u32) {
+        let blocks = std::mem::take(&mut self.requests[slot as usize].blocks);
+        self.pool.release(&blocks);
+    }
+
+    fn end(&mut self, slot: u32) {
+        self.release(slot);
+        self.forget(slot);
+    }
+
+    fn forget(&mut self, slot: u32) {
+        let request = &mut self.requests[slot as usize];
+        request.live = false;
+        request.chain = Box::default();
+        self.unused.push(slot);
+    }
+}
+
+fn take(pool: &mut BlockPool, changes: &mut Option<Vec<Change<RequestId>>>) -> Option<u32> {
+    pool.take(|hash| {
+        if let Some(changes) = changes {
+            changes.push(Change::Removed(hash));
+        }
+    })
+}

@@ -1,0 +1,211 @@
+//! `keyway-loadtest mock`: a fleet of simulated engines in one process, each on its own port, OpenAI-compatible, with
+//! real prefix-cache behaviour, vLLM's metrics, KV events and faults on demand. No model runs: tokens are made up, times
+//! come from `engine_model`.
+//!
+//! A request's way: `http.rs` → `request.rs` (what was asked) → `worker.rs` (the engine's lock and thread) →
+//! `ticket.rs` (what came out) → `answer.rs` (events). Beside it `events.rs` and `event_sockets.rs`, `faults.rs`, `series.rs`.
+
+mod answer;
+pub mod args;
+mod event_sockets;
+mod events;
+mod faults;
+mod http;
+mod prompt;
+mod request;
+mod series;
+mod ticket;
+mod worker;
+
+use std::{fmt::Write as _, net::SocketAddr, process::ExitCode, sync::Arc, thread, time::Instant};
+
+use keyway_wire::kv_event::WireFormat;
+use tokio::{
+    net::TcpListener,
+    runtime::Builder,
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+    task::JoinSet,
+};
+
+pub use self::faults::{Fault, Kind};
+use self::{
+    args::MockArgs,
+    event_sockets::EventSockets,
+    events::EventLog,
+    prompt::Vocabulary,
+    worker::{Setup, Worker},
+};
+use crate::{
+    engine_model::Profile,
+    error::Error,
+    limits::{MOCK_EVENT_QUEUE_MAX, RUNTIME_THREADS_MAX},
+    stdout,
+};
+
+/// What a fleet is made of.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where to listen.
+    pub host: String,
+    /// Workers.
+    pub workers: usize,
+    /// Worker i listens here + i; 0: each where the system chooses.
+    pub base_port: u16,
+    /// The model's name.
+    pub model: String,
+    /// Its speed and bounds.
+    pub profile: Profile,
+    /// Seconds of engine time in one second.
+    pub time_scale: f64,
+    /// Tokens generated for requests that set no limit.
+    pub output_tokens: u32,
+    /// What goes wrong.
+    pub faults: Vec<Fault>,
+    /// KV events, if wanted.
+    pub kv_events: Option<KvEvents>,
+}
+
+/// Where and how KV events are published.
+#[derive(Debug, Clone, Copy)]
+pub struct KvEvents {
+    /// Worker i publishes here + i; 0: where the system chooses.
+    pub base_port: u16,
+    /// Worker i replays here + i; 0: where the system chooses.
+    pub replay_base_port: u16,
+    /// In which engine's words.
+    pub format: WireFormat,
+}
+
+/// Where one worker is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// Base URL.
+    pub url: String,
+    /// Where to subscribe to KV events, and where to ask for a replay.
+    pub kv: Option<(String, String)>,
+}
+
+/// A running fleet. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Fleet {
+    /// Each worker's.
+    pub addresses: Vec<Address>,
+    workers: Vec<Arc<Worker>>,
+    tasks: JoinSet<()>,
+}
+
+/// Runs a fleet until SIGINT or SIGTERM.
+pub fn run(args: &MockArgs) -> Result<ExitCode, Error> {
+    let options = args.options().map_err(Error::Usage)?;
+    let cores = thread::available_parallelism().map_or(1, usize::from).min(RUNTIME_THREADS_MAX);
+    let threads = args.threads.map_or(cores, usize::from);
+    let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
+    runtime.block_on(async {
+        let fleet = Fleet::start(&options).await.map_err(Error::Usage)?;
+        stdout::print(&fleet.describe(&options))?;
+        let (mut interrupt, mut terminate) =
+            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        tokio::select! { _ = interrupt.recv() => (), _ = terminate.recv() => () }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// Binds all ports and starts serving; an error says which port could not be had.
+    pub async fn start(options: &Options) -> Result<Self, String> {
+        let setup = Arc::new(Setup {
+            model: options.model.clone(),
+            profile: options.profile.clone(),
+            time_scale: options.time_scale,
+            output_tokens: options.output_tokens,
+            zero: Instant::now(),
+            vocabulary: Vocabulary::default(),
+        });
+        let mut fleet = Self { addresses: Vec::new(), workers: Vec::new(), tasks: JoinSet::new() };
+        for number in 0..options.workers {
+            fleet.add(options, number, Arc::clone(&setup)).await?;
+        }
+        Ok(fleet)
+    }
+
+    async fn add(&mut self, options: &Options, number: usize, setup: Arc<Setup>) -> Result<(), String> {
+        let name = format!("{}:{}", options.host, port(options.base_port, number)?);
+        let listener =
+            TcpListener::bind(&name).await.map_err(|error| format!("cannot listen on {name}: {error}"))?;
+        let addr = listener.local_addr().map_err(|error| error.to_string())?;
+        let sockets = match options.kv_events {
+            Some(kv) => {
+                let ports = (port(kv.base_port, number)?, port(kv.replay_base_port, number)?);
+                Some((EventSockets::bind(&options.host, ports.0, ports.1).await?, kv.format))
+            }
+            None => None,
+        };
+        self.addresses.push(Address {
+            url: format!("http://{addr}"),
+            kv: sockets.as_ref().map(|(s, _)| (s.events_url.clone(), s.replay_url.clone())),
+        });
+        let (live, received) = mpsc::channel(MOCK_EVENT_QUEUE_MAX);
+        let events = sockets.as_ref().map(|(_, format)| EventLog::new(*format, live));
+        let worker = Arc::new(Worker::new(number, setup, events));
+        for fault in options.faults.iter().filter(|fault| fault.worker.is_none_or(|worker| worker == number))
+        {
+            worker.add_fault(*fault)?;
+        }
+        self.serve(worker, listener, addr)?;
+        if let (Some((sockets, format)), Some(worker)) = (sockets, self.workers.last()) {
+            self.tasks.spawn(sockets.serve(Arc::clone(worker), format, received));
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self, worker: Arc<Worker>, listener: TcpListener, addr: SocketAddr) -> Result<(), String> {
+        let own = Arc::clone(&worker);
+        let thread = thread::Builder::new().name(format!("engine-{}", worker.number));
+        thread.spawn(move || own.keep_time()).map_err(|error| format!("cannot start a thread: {error}"))?;
+        self.tasks.spawn(http::serve(Arc::clone(&worker), listener, addr));
+        self.workers.push(worker);
+        Ok(())
+    }
+
+    /// Says where everything is, and how to put `keyway` in front of it.
+    fn describe(&self, options: &Options) -> String {
+        let (profile, mut out) = (&options.profile, String::new());
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            out,
+            "{} ({}), {} KV blocks of {} tokens, at {} times its speed",
+            profile.name, profile.about, profile.kv_blocks, profile.block_tokens, options.time_scale
+        );
+        let mut hint = String::from("keyway");
+        for (number, Address { url, kv }) in self.addresses.iter().enumerate() {
+            let _ = write!(out, "worker {number} ready on {url}");
+            let _ = write!(hint, " \\\n    --worker '{url}");
+            if let Some((events, replay)) = kv {
+                let _ = write!(out, ", KV events on {events}, replay on {replay}");
+                let _ = write!(hint, ";kv-events={events};kv-replay={replay}");
+            }
+            out.push('\n');
+            hint.push('\'');
+        }
+        let _ = writeln!(out, "put a gateway in front of it:\n  {hint}");
+        out
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.workers.iter().for_each(|worker| worker.stop());
+    }
+}
+
+fn port(base: u16, number: usize) -> Result<u16, String> {
+    if base == 0 {
+        return Ok(0);
+    }
+    u16::try_from(usize::from(base) + number).map_err(|_| {
+        format!("worker {number} would need port {}: choose a lower base port", usize::from(base) + number)
+    })
+}

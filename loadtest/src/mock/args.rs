@@ -1,0 +1,158 @@
+//! The options of `keyway-loadtest mock`.
+
+use clap::{Args, ValueEnum, builder::PossibleValuesParser};
+use keyway_wire::kv_event::WireFormat;
+
+use super::{Fault, KvEvents, Options};
+use crate::{
+    engine_model::{self, PROFILES, Profile},
+    limits::MOCK_WORKERS_MAX,
+    units,
+};
+
+/// Shown below the options.
+pub const EXAMPLES: &str = "\
+Examples:
+  # Eight H100s with Llama 8B on ports 9000 to 9007, at twenty times their speed
+  keyway-loadtest mock --workers 8 --base-port 9000 --time-scale 20
+
+  # Small caches, and KV events as vLLM publishes them (ports 5557…, replay on 5657…)
+  keyway-loadtest mock --workers 4 --kv-blocks 4096 --kv-events --kv-events-format vllm-map
+
+  # What the gateway itself costs: engines that take no time
+  keyway-loadtest mock --profile instant --threads 1
+
+  # Worker 2 is gone from second 30 to 45, and one request in four gets 503
+  keyway-loadtest mock --workers 4 --fault 2:die@30s..45s --fault status=503x0.25
+  # … or while it runs, on one worker
+  curl -d 'stall@0s..5s' http://127.0.0.1:9001/mock/faults     (GET lists, DELETE clears)
+
+Faults: [WORKER:]KIND[=VALUE][xSHARE][@START[..[END]]]
+  die           nothing listens, connections break; afterwards it starts anew, its cache empty
+  restart       the same, back at once
+  stall         the engine does nothing, HTTP goes on
+  slow=FACTOR   steps take that many times as long
+  status=CODE   requests are refused, with Retry-After
+  cut=TOKENS    streams break after that many tokens
+  lose-events   batches of KV events are numbered and can be replayed, but are not sent";
+
+/// Options of `mock`.
+#[derive(Debug, Args)]
+pub struct MockArgs {
+    /// Simulated engines, each on a port of its own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(MOCK_WORKERS_MAX)))]
+    pub workers: u16,
+    /// Worker i listens on this port + i; 0: on ports of the system's choice
+    #[arg(long, value_name = "PORT", default_value_t = 9000)]
+    pub base_port: u16,
+    /// Address to listen on
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
+    pub host: String,
+    /// Name of the model that they say they serve
+    #[arg(long, value_name = "NAME", default_value = "mock")]
+    pub model: String,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+    pub engine: EngineArgs,
+    /// Seconds of engine time in one second
+    #[arg(long, value_name = "SPEED", default_value = "1", value_parser = units::positive)]
+    pub time_scale: f64,
+    /// Tokens generated for a request that sets no limit
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub output_tokens: u32,
+    /// What goes wrong, and when; see below
+    #[arg(long, value_name = "FAULT")]
+    pub fault: Vec<Fault>,
+    /// Publish KV events over ZMQ
+    #[arg(long)]
+    pub kv_events: bool,
+    /// Worker i publishes on this port + i; 0: on ports of the system's choice
+    #[arg(long, value_name = "PORT", default_value_t = 5557, requires = "kv_events")]
+    pub kv_events_base_port: u16,
+    /// Worker i replays on this port + i; 0: on ports of the system's choice
+    #[arg(long, value_name = "PORT", default_value_t = 5657, requires = "kv_events")]
+    pub kv_replay_base_port: u16,
+    /// Whose events: vLLM's from v0.24 on, older ones, SGLang's newest, older ones
+    #[arg(long, value_enum, default_value_t = Format::VllmMap, requires = "kv_events")]
+    pub kv_events_format: Format,
+    /// Threads that serve HTTP [default: the machine's, at most 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    pub threads: Option<u8>,
+}
+
+/// Which engine is simulated; shared with `simulate`.
+#[derive(Debug, Clone, Args)]
+pub struct EngineArgs {
+    /// Accelerator and model whose speed is simulated
+    #[arg(long, default_value = "h100-8b", value_parser = PossibleValuesParser::new(PROFILES.map(|profile| profile.name)))]
+    pub profile: String,
+    /// KV blocks of each worker [default: the profile's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub kv_blocks: Option<u32>,
+    /// Tokens of a KV block [default: the profile's; without --kv-blocks the number of tokens stays]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub block_size: Option<u32>,
+    /// Most tokens in one step [default: the profile's]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_batched_tokens: Option<u32>,
+    /// Most requests running at once [default: the profile's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_running: Option<u32>,
+}
+
+/// The forms of KV events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[expect(missing_docs, reason = "the names say it; the option's help says more")]
+pub enum Format {
+    VllmMap,
+    VllmArray,
+    SglangMap,
+    SglangArray,
+}
+
+impl EngineArgs {
+    /// The profile with what was set.
+    pub fn profile(&self) -> Result<Profile, String> {
+        let mut profile = engine_model::named(&self.profile)?;
+        if let Some(block_tokens) = self.block_size {
+            profile.kv_blocks = (profile.kv_tokens() / u64::from(block_tokens)) as u32;
+            profile.block_tokens = block_tokens;
+        }
+        profile.kv_blocks = self.kv_blocks.unwrap_or(profile.kv_blocks);
+        profile.token_budget = self.max_batched_tokens.unwrap_or(profile.token_budget);
+        profile.running_max = self.max_running.unwrap_or(profile.running_max);
+        Ok(profile)
+    }
+}
+
+impl MockArgs {
+    /// The fleet that was asked for.
+    pub fn options(&self) -> Result<Options, String> {
+        let workers = usize::from(self.workers);
+        if let Some(fault) =
+            self.fault.iter().find(|fault| fault.worker.is_some_and(|worker| worker >= workers))
+        {
+            return Err(format!("--fault {fault}: there are only {workers} workers, counted from 0"));
+        }
+        Ok(Options {
+            host: self.host.clone(),
+            workers,
+            base_port: self.base_port,
+            model: self.model.clone(),
+            profile: self.engine.profile()?,
+            time_scale: self.time_scale,
+            output_tokens: self.output_tokens,
+            faults: self.fault.clone(),
+            kv_events: self.kv_events.then_some(KvEvents {
+                base_port: self.kv_events_base_port,
+                replay_base_port: self.kv_replay_base_port,
+                format: match self.kv_events_format {
+                    Format::VllmMap => WireFormat::VllmMap,
+                    Format::VllmArray => WireFormat::VllmArray,
+                    Format::SglangMap => WireFormat::SglangMap,
+                    Format::SglangArray => WireFormat::SglangArray,
+                },
+            }),
+        })
+    }
+}

@@ -1,0 +1,210 @@
+//! KV events of one worker: from what changed in the engine's cache to numbered batches in the chosen engine's format,
+//! kept for replay. No sockets: they are in `event_sockets.rs`.
+
+use std::{
+    collections::VecDeque,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use bytes::Bytes;
+use keyway_wire::{
+    block_hash::{BlockHash, Chain, HashKey},
+    kv_event::{
+        BlockRemoved, BlockStored, EngineHash, EventBatch, ExtraKey, KvEvent, MEDIUM_GPU, WireFormat,
+    },
+};
+use tokio::sync::mpsc;
+
+use super::prompt::{TOKEN_BYTES, Tokens};
+use crate::{
+    engine_model::{Change, RequestId},
+    limits::{MOCK_EVENT_BATCHES_MAX, MOCK_EVENT_BYTES_MAX},
+};
+
+/// A numbered, encoded batch.
+pub(super) type Numbered = (u64, Bytes);
+
+/// What was published, and what is next.
+#[derive(Debug)]
+pub(super) struct EventLog {
+    format: WireFormat,
+    next: u64,
+    kept: VecDeque<Numbered>,
+    kept_bytes: usize,
+    live: mpsc::Sender<Numbered>,
+}
+
+// === impl EventLog ===
+
+impl EventLog {
+    /// An empty log whose live batches go to `live`; what does not fit there is lost to subscribers, and seen by the
+    /// gap in the numbers.
+    pub(super) fn new(format: WireFormat, live: mpsc::Sender<Numbered>) -> Self {
+        Self { format, next: 0, kept: VecDeque::new(), kept_bytes: 0, live }
+    }
+
+    /// Publishes what changed as one batch; `lost`: it is numbered and kept, but not sent. `said` gives a request's
+    /// tokens and salt.
+    pub(super) fn publish<'a>(
+        &mut self,
+        changes: Vec<Change<RequestId>>,
+        block_tokens: u32,
+        said: impl Fn(RequestId) -> Option<&'a (Tokens, Option<String>)>,
+        lost: bool,
+    ) {
+        let ts = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let events = events(changes, block_tokens, said);
+        if events.is_empty() {
+            return;
+        }
+        let payload = Bytes::from(EventBatch { ts, events, data_parallel_rank: Some(0) }.encode(self.format));
+        let batch = (self.next, payload);
+        self.next += 1;
+        if !lost {
+            // Full: the subscribers' side is too slow. They will see the gap.
+            let _ = self.live.try_send(batch.clone());
+        }
+        self.kept_bytes += batch.1.len();
+        self.kept.push_back(batch);
+        while self.kept.len() > MOCK_EVENT_BATCHES_MAX || self.kept_bytes > MOCK_EVENT_BYTES_MAX {
+            self.kept_bytes -= self.kept.pop_front().map_or(0, |(_, payload)| payload.len());
+        }
+    }
+
+    /// The batches kept, from number `start` on.
+    pub(super) fn since(&self, start: u64) -> Vec<Numbered> {
+        self.kept.iter().filter(|(number, _)| *number >= start).cloned().collect()
+    }
+
+    /// A new process: numbers begin anew, nothing is kept.
+    pub(super) fn restart(&mut self) {
+        (self.next, self.kept_bytes) = (0, 0);
+        self.kept.clear();
+    }
+}
+
+fn events<'a>(
+    changes: Vec<Change<RequestId>>,
+    block_tokens: u32,
+    said: impl Fn(RequestId) -> Option<&'a (Tokens, Option<String>)>,
+) -> Vec<KvEvent> {
+    let mut events = Vec::with_capacity(changes.len());
+    for change in changes {
+        match change {
+            Change::Stored { request, first, count } => {
+                if let Some((tokens, salt)) = said(request) {
+                    events.push(stored(
+                        tokens,
+                        salt.as_deref(),
+                        block_tokens,
+                        first as usize,
+                        count as usize,
+                    ));
+                }
+            }
+            Change::Removed(hash) => {
+                // Removals in a row are one event.
+                if let Some(KvEvent::BlockRemoved(last)) = events.last_mut() {
+                    last.block_hashes.push(name(hash));
+                } else {
+                    events.push(KvEvent::BlockRemoved(BlockRemoved {
+                        block_hashes: vec![name(hash)],
+                        medium: Some(MEDIUM_GPU.into()),
+                        group_idx: Some(0),
+                        ..BlockRemoved::default()
+                    }));
+                }
+            }
+        }
+    }
+    events
+}
+
+fn stored(tokens: &Tokens, salt: Option<&str>, block_tokens: u32, first: usize, count: usize) -> KvEvent {
+    let block_bytes = block_tokens as usize * TOKEN_BYTES;
+    let mut chain = Chain::new(HashKey::new(0), salt.unwrap_or_default().as_bytes());
+    let names: Vec<_> =
+        tokens.bytes().chunks_exact(block_bytes).take(first + count).map(|block| chain.push(block)).collect();
+    let size = block_tokens as usize;
+    // vLLM tells a salt with the first block of the prompt only, and nothing when there is nothing to tell.
+    let extra_keys = match salt {
+        Some(salt) if first == 0 => {
+            let mut keys = vec![Vec::new(); count];
+            keys[0] = vec![ExtraKey::Text(salt.to_owned())];
+            keys
+        }
+        _ => Vec::new(),
+    };
+    KvEvent::BlockStored(BlockStored {
+        block_hashes: names[first..].iter().copied().map(name).collect(),
+        parent_block_hash: first.checked_sub(1).map(|parent| name(names[parent])),
+        token_ids: tokens.ids(first * size..(first + count) * size),
+        block_size: block_tokens,
+        medium: Some(MEDIUM_GPU.into()),
+        extra_keys,
+        group_idx: Some(0),
+        kv_cache_spec_kind: Some("full_attention".into()),
+        cache_salt: salt.map(str::to_owned),
+        ..BlockStored::default()
+    })
+}
+
+fn name(hash: BlockHash) -> EngineHash {
+    EngineHash::Int(hash.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine_model::{Engine, Listener, Submission, Token, named};
+
+    struct Nobody;
+
+    impl Listener for Nobody {
+        fn token(&mut self, _: Token) {}
+    }
+
+    /// One request of 40 tokens, as changes, with its tokens.
+    fn changes() -> (Vec<Change<RequestId>>, Tokens, Box<[BlockHash]>) {
+        let mut tokens = Tokens::default();
+        (0..40).for_each(|id| tokens.push_id(id));
+        let mut chain = Chain::new(HashKey::new(0), b"salt");
+        let chain: Box<[_]> = tokens.bytes().chunks_exact(64).map(|block| chain.push(block)).collect();
+        let mut engine = Engine::new(named("instant").unwrap()).recording();
+        engine.submit(0, Submission { prompt_tokens: 38, output_tokens: 2, chain: chain.clone() }).unwrap();
+        engine.advance(0, &mut Nobody);
+        (engine.take_changes(), tokens, chain)
+    }
+
+    #[test]
+    fn stored_blocks_tell_tokens_names_and_salt() {
+        let (changes, tokens, chain) = changes();
+        let said = (tokens, Some("salt".to_owned()));
+        let events = events(changes, 16, |_| Some(&said));
+        let [KvEvent::BlockStored(stored)] = &events[..] else { panic!("{events:?}") };
+        assert_eq!(stored.block_hashes, [EngineHash::Int(chain[0].0), EngineHash::Int(chain[1].0)]);
+        assert_eq!(stored.token_ids, (0..32).collect::<Vec<_>>());
+        assert_eq!((stored.parent_block_hash.clone(), stored.block_size), (None, 16));
+        assert_eq!(stored.extra_keys, [vec![ExtraKey::Text("salt".into())], vec![]]);
+    }
+
+    #[test]
+    fn a_lost_batch_leaves_a_gap_that_replay_fills() {
+        let (live, mut received) = mpsc::channel(10);
+        let mut log = EventLog::new(WireFormat::VllmMap, live);
+        for lost in [false, true, false] {
+            let (changes, tokens, _) = changes();
+            let said = (tokens, None);
+            log.publish(changes, 16, |_| Some(&said), lost);
+        }
+        let mut numbers = Vec::new();
+        while let Ok((number, payload)) = received.try_recv() {
+            assert_eq!(EventBatch::decode(&payload).unwrap().batch.events.len(), 1);
+            numbers.push(number);
+        }
+        assert_eq!(numbers, [0, 2]);
+        assert_eq!(log.since(1).iter().map(|(number, _)| *number).collect::<Vec<_>>(), [1, 2]);
+        log.restart();
+        assert!(log.since(0).is_empty());
+    }
+}

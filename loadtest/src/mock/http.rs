@@ -1,0 +1,239 @@
+//! The HTTP side of one worker: the paths of an OpenAI-compatible engine, and one for faults. One listener a worker, as
+//! if each were a process of its own; when its fault says that it is dead, nothing listens and all connections break.
+
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use keyway_wire::openai::ErrorBody;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
+
+use super::{
+    answer::{About, AnswerBody, Events, Underway},
+    faults::{Fault, Kind},
+    request::{self, Ask, Reading},
+    worker::Worker,
+};
+use crate::{engine_model::Refusal, limits::MOCK_BODY_BYTES_MAX};
+
+type Answer = Response<AnswerBody>;
+
+/// Seconds that a refused client is told to wait.
+const RETRY_AFTER_S: u32 = 1;
+
+/// Serves `worker` until the process ends.
+pub(super) async fn serve(worker: Arc<Worker>, listener: TcpListener, addr: SocketAddr) {
+    let mut alive = worker.alive();
+    let mut listener = Some(listener);
+    loop {
+        let mut connections = JoinSet::new();
+        tokio::select! {
+            () = accept(&worker, listener.as_ref(), &mut connections) => {}
+            changed = alive.changed() => if changed.is_err() { return },
+        }
+        connections.abort_all();
+        if *alive.borrow_and_update() {
+            listener = match listener.take() {
+                Some(listener) => Some(listener),
+                None => TcpListener::bind(addr).await.ok(),
+            };
+        } else {
+            listener = None;
+        }
+    }
+}
+
+async fn accept(worker: &Arc<Worker>, listener: Option<&TcpListener>, connections: &mut JoinSet<()>) {
+    let Some(listener) = listener else { return std::future::pending().await };
+    let ids = Arc::new(AtomicU64::new(0));
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            // Usually for want of file descriptors; others must end first.
+            tokio::task::yield_now().await;
+            continue;
+        };
+        while connections.try_join_next().is_some() {} // those that are over
+        connections.spawn(connection(Arc::clone(worker), Arc::clone(&ids), stream));
+    }
+}
+
+async fn connection(worker: Arc<Worker>, ids: Arc<AtomicU64>, stream: TcpStream) {
+    // Without it tokens wait for acknowledgements; the connection works either way.
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(move |request| {
+        let (worker, id) = (Arc::clone(&worker), ids.fetch_add(1, Ordering::Relaxed));
+        async move { Ok::<_, Infallible>(route(worker, id, request).await) }
+    });
+    // A broken connection is the client's news, or the fault that was asked for.
+    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+}
+
+async fn route(worker: Arc<Worker>, id: u64, request: Request<Incoming>) -> Answer {
+    match (request.method(), request.uri().path()) {
+        (&Method::POST, "/v1/chat/completions") => generate(worker, id, true, request).await,
+        (&Method::POST, "/v1/completions") => generate(worker, id, false, request).await,
+        (&Method::GET, "/health") => text(StatusCode::OK, String::new()),
+        (&Method::GET, "/metrics") => text(StatusCode::OK, worker.metrics()),
+        (&Method::GET, "/v1/models") => models(&worker),
+        (&Method::GET, "/mock/faults") => text(StatusCode::OK, worker.faults()),
+        (&Method::POST, "/mock/faults") => add_faults(&worker, request).await,
+        (&Method::DELETE, "/mock/faults") => {
+            worker.clear_faults();
+            text(StatusCode::OK, String::new())
+        }
+        (method, path) => {
+            let message = format!("there is no {method} {path}");
+            error(StatusCode::NOT_FOUND, &ErrorBody::new("invalid_request_error", "not_found", message))
+        }
+    }
+}
+
+async fn body(request: Request<Incoming>) -> Result<Bytes, Answer> {
+    match Limited::new(request.into_body(), MOCK_BODY_BYTES_MAX).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(cause) => Err(bad_request("unreadable_body", &format!("the body cannot be read: {cause}"))),
+    }
+}
+
+async fn generate(worker: Arc<Worker>, id: u64, chat: bool, request: Request<Incoming>) -> Answer {
+    let body = match body(request).await {
+        Ok(body) => body,
+        Err(answer) => return answer,
+    };
+    if let Some(code) = worker.strike(|kind| if let Kind::Status(code) = kind { Some(code) } else { None }) {
+        return refused(code);
+    }
+    let setup = &worker.setup;
+    let reading = Reading {
+        model: &setup.model,
+        block_tokens: setup.profile.block_tokens,
+        output_tokens: setup.output_tokens,
+        vocabulary: &setup.vocabulary,
+    };
+    let mut ask = match request::read(&body, chat, &reading) {
+        Ok(ask) => ask,
+        Err(cause) => {
+            let unknown = cause.error.code.as_deref() == Some("model_not_found");
+            return error(if unknown { StatusCode::NOT_FOUND } else { StatusCode::BAD_REQUEST }, &cause);
+        }
+    };
+    drop(body);
+    let admission = match worker.submit(&mut ask) {
+        Ok(admission) => admission,
+        Err(refusal @ Refusal::TooLong { .. }) => {
+            return bad_request("context_length_exceeded", &refusal.to_string());
+        }
+    };
+    let about = about(&worker, id, &ask);
+    let underway = Underway { worker, admission, done: false };
+    if ask.stream { streamed(underway, about) } else { whole(underway, about).await }
+}
+
+fn about(worker: &Worker, id: u64, ask: &Ask) -> About {
+    let cut = |kind| if let Kind::Cut(tokens) = kind { Some(tokens) } else { None };
+    About {
+        chat: ask.chat,
+        id: (worker.number as u64) << 48 | id,
+        created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        prompt_tokens: ask.prompt_tokens,
+        output_tokens: ask.output_tokens,
+        first: ask.first,
+        finish: ask.finish,
+        include_usage: ask.include_usage,
+        cut_after: ask.stream.then(|| worker.strike(cut)).flatten(),
+    }
+}
+
+fn streamed(underway: Underway, about: About) -> Answer {
+    let mut answer = Response::new(AnswerBody::Events(Box::new(Events::new(underway, about))));
+    let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
+    answer.headers_mut().insert(header::CONTENT_TYPE, kind);
+    answer
+}
+
+async fn whole(mut underway: Underway, about: About) -> Answer {
+    if underway.finished(about.output_tokens).await.is_err() {
+        return error(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            &ErrorBody::new("server_error", "engine_dead", "the mock's engine is gone"),
+        );
+    }
+    let (worker, cached) = (&underway.worker, underway.admission.ticket.cached_tokens());
+    json(StatusCode::OK, about.whole(worker.model_json(), worker.vocabulary(), cached).into())
+}
+
+fn models(worker: &Worker) -> Answer {
+    let (model, kv_tokens) = (worker.model_json(), worker.setup.profile.kv_tokens());
+    let list = format!(
+        r#"{{"object":"list","data":[{{"id":{model},"object":"model","created":0,"owned_by":"keyway-loadtest mock","max_model_len":{kv_tokens}}}]}}"#
+    );
+    json(StatusCode::OK, list.into())
+}
+
+/// One fault a line, as on the command line; times count from now.
+async fn add_faults(worker: &Worker, request: Request<Incoming>) -> Answer {
+    let body = match body(request).await {
+        Ok(body) => body,
+        Err(answer) => return answer,
+    };
+    let Ok(lines) = std::str::from_utf8(&body) else {
+        return bad_request("invalid_fault", "faults are text");
+    };
+    for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let fault = line.parse::<Fault>().and_then(|fault| match fault.worker {
+            Some(number) if number != worker.number => {
+                Err(format!("`{line}`: this is worker {}; ask the other one", worker.number))
+            }
+            _ => worker.add_fault(fault),
+        });
+        if let Err(reason) = fault {
+            return bad_request("invalid_fault", &reason);
+        }
+    }
+    text(StatusCode::OK, worker.faults())
+}
+
+fn refused(code: u16) -> Answer {
+    let status = StatusCode::from_u16(code).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    let kind = if status.is_server_error() { "server_error" } else { "rate_limit_error" };
+    let mut answer = error(status, &ErrorBody::new(kind, "mock_fault", "the mock was asked to refuse this"));
+    answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
+    answer
+}
+
+fn bad_request(code: &str, message: &str) -> Answer {
+    error(StatusCode::BAD_REQUEST, &ErrorBody::new("invalid_request_error", code, message))
+}
+
+fn error(status: StatusCode, body: &ErrorBody) -> Answer {
+    json(status, body.to_json().into())
+}
+
+fn json(status: StatusCode, body: Bytes) -> Answer {
+    sized(status, "application/json", body)
+}
+
+fn text(status: StatusCode, body: String) -> Answer {
+    sized(status, "text/plain; charset=utf-8", body.into())
+}
+
+fn sized(status: StatusCode, kind: &'static str, body: Bytes) -> Answer {
+    let mut answer = Response::new(AnswerBody::Whole(Some(body)));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer
+}

@@ -1,0 +1,229 @@
+//! Reads an OpenAI request body: what the mock has to know of it, and nothing of what only a real model would heed
+//! (temperature, stop strings, tools' meaning). Answers nothing.
+
+use std::borrow::Cow;
+
+use keyway_wire::{
+    block_hash::{BlockHash, Chain, HashKey},
+    openai::ErrorBody,
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::prompt::{TOKEN_BYTES, Tokens, Vocabulary};
+
+/// What was asked for.
+#[derive(Debug)]
+pub(super) struct Ask {
+    /// `/v1/chat/completions`; otherwise `/v1/completions`.
+    pub chat: bool,
+    /// The prompt's tokens, and then the answer's.
+    pub tokens: Tokens,
+    /// How many of them are the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens to generate.
+    pub output_tokens: u32,
+    /// First token of the answer.
+    pub first: u32,
+    /// Names of the full blocks.
+    pub chain: Box<[BlockHash]>,
+    /// Why the answer will end.
+    pub finish: &'static str,
+    /// Whether as a stream.
+    pub stream: bool,
+    /// Whether the stream ends with a usage chunk.
+    pub include_usage: bool,
+    /// The tenant's salt; seeds the chain.
+    pub salt: Option<String>,
+}
+
+/// What reading depends on.
+#[derive(Debug)]
+pub(super) struct Reading<'a> {
+    /// The model served.
+    pub model: &'a str,
+    /// Tokens of a KV block.
+    pub block_tokens: u32,
+    /// Tokens generated for requests that set no limit.
+    pub output_tokens: u32,
+    /// What answers are made of.
+    pub vocabulary: &'a Vocabulary,
+}
+
+#[derive(Deserialize)]
+struct Body<'a> {
+    model: Option<String>,
+    #[serde(borrow)]
+    messages: Option<Vec<Message<'a>>>,
+    #[serde(borrow)]
+    prompt: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tools: Option<&'a RawValue>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    max_tokens: Option<u32>,
+    max_completion_tokens: Option<u32>,
+    n: Option<u32>,
+    cache_salt: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(borrow)]
+    role: Cow<'a, str>,
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tool_calls: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct StreamOptions {
+    #[serde(default)]
+    include_usage: bool,
+}
+
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// Reads `body`, sent to the chat endpoint or the other one; an error is what the client gets.
+pub(super) fn read(body: &[u8], chat: bool, reading: &Reading<'_>) -> Result<Ask, ErrorBody> {
+    let body: Body<'_> = serde_json::from_slice(body)
+        .map_err(|error| invalid(&format!("the body is not a request: {error}")))?;
+    if let Some(model) = body.model.as_deref().filter(|model| *model != reading.model) {
+        let message = format!("the model `{model}` does not exist; this server has `{}`", reading.model);
+        return Err(ErrorBody::new("invalid_request_error", "model_not_found", message).with_param("model"));
+    }
+    if body.n.is_some_and(|n| n != 1) {
+        return Err(invalid("`n` must be 1: the mock gives one answer").with_param("n"));
+    }
+    let mut tokens = Tokens::default();
+    let push = if chat { push_chat } else { push_prompt };
+    push(&body, &mut tokens)?;
+    let limit = body.max_completion_tokens.or(body.max_tokens);
+    let output_tokens = limit.unwrap_or(reading.output_tokens).max(1);
+    let prompt_tokens = tokens.len() as u32;
+    let seed = tokens.bytes().chunks_exact(TOKEN_BYTES).next_back().map_or(0, |token| u32::from(token[0]));
+    let first = seed.wrapping_mul(977).wrapping_add(prompt_tokens);
+    tokens.push_answer(reading.vocabulary, first, output_tokens);
+    let mut chain = Chain::new(HashKey::new(0), body.cache_salt.as_deref().unwrap_or_default().as_bytes());
+    let block_bytes = reading.block_tokens as usize * TOKEN_BYTES;
+    let chain = tokens.bytes().chunks_exact(block_bytes).map(|block| chain.push(block)).collect();
+    Ok(Ask {
+        chat,
+        tokens,
+        prompt_tokens,
+        output_tokens,
+        first,
+        chain,
+        finish: if limit.is_some() { "length" } else { "stop" },
+        stream: body.stream.unwrap_or(false),
+        include_usage: body.stream_options.is_some_and(|options| options.include_usage),
+        salt: body.cache_salt,
+    })
+}
+
+fn push_chat(body: &Body<'_>, tokens: &mut Tokens) -> Result<(), ErrorBody> {
+    let messages = body.messages.as_deref().unwrap_or_default();
+    if messages.is_empty() {
+        return Err(invalid("`messages` must hold at least one message").with_param("messages"));
+    }
+    if let Some(tools) = body.tools {
+        tokens.push_message("tools", |tokens| tokens.push_text(tools.get().as_bytes()));
+    }
+    for message in messages {
+        tokens.push_message(&message.role, |tokens| {
+            for raw in [message.content, message.tool_calls].into_iter().flatten() {
+                push_value(raw, tokens);
+            }
+        });
+    }
+    tokens.push_role("assistant");
+    Ok(())
+}
+
+/// A string as its text, anything else (parts of content) as it stands.
+fn push_value(raw: &RawValue, tokens: &mut Tokens) {
+    match serde_json::from_str::<Text<'_>>(raw.get()) {
+        Ok(text) => tokens.push_text(text.0.as_bytes()),
+        Err(_) => tokens.push_text(raw.get().as_bytes()),
+    }
+}
+
+fn push_prompt(body: &Body<'_>, tokens: &mut Tokens) -> Result<(), ErrorBody> {
+    let raw = body.prompt.map(RawValue::get).unwrap_or_default();
+    if let Ok(Text(text)) = serde_json::from_str(raw) {
+        tokens.push_text(text.as_bytes());
+    } else if let Ok(ids) = serde_json::from_str::<Vec<u32>>(raw) {
+        for id in ids {
+            tokens.push_id(id);
+        }
+    } else {
+        return Err(invalid("`prompt` must be one text or one list of token ids").with_param("prompt"));
+    }
+    if tokens.is_empty() {
+        return Err(invalid("`prompt` must not be empty").with_param("prompt"));
+    }
+    Ok(())
+}
+
+fn invalid(message: &str) -> ErrorBody {
+    ErrorBody::new("invalid_request_error", "invalid_request", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(body: &str, chat: bool) -> Result<Ask, ErrorBody> {
+        let vocabulary = Vocabulary::default();
+        let reading = Reading { model: "m", block_tokens: 4, output_tokens: 7, vocabulary: &vocabulary };
+        read(body.as_bytes(), chat, &reading)
+    }
+
+    fn shared(a: &Ask, b: &Ask) -> usize {
+        a.chain.iter().zip(&b.chain).take_while(|(a, b)| a == b).count()
+    }
+
+    #[test]
+    fn a_chat_request() {
+        let body = r#"{"model":"m","messages":[{"role":"user","content":"0123456\u0038"}],"stream":true,
+            "stream_options":{"include_usage":true},"max_tokens":3,"temperature":0}"#;
+        let ask = ask(body, true).unwrap();
+        // <|user|> 2, text 3 (nine bytes), <|end|> 2, <|assistant|> 4.
+        assert_eq!((ask.prompt_tokens, ask.output_tokens, ask.finish), (10, 3, "length"));
+        assert!(ask.stream && ask.include_usage);
+        assert_eq!(ask.tokens.len(), 13);
+        assert_eq!(ask.chain.len(), 3);
+    }
+
+    #[test]
+    fn prompts_as_text_and_as_ids() {
+        assert_eq!(ask(r#"{"prompt":"01234567"}"#, false).unwrap().prompt_tokens, 2);
+        let ids = ask(r#"{"prompt":[1,2,70000]}"#, false).unwrap();
+        assert_eq!((ids.prompt_tokens, ids.output_tokens, ids.finish), (3, 7, "stop"));
+    }
+
+    #[test]
+    fn a_salt_shares_no_block() {
+        let body = |salt: &str| format!(r#"{{"prompt":"{}"{salt}}}"#, "x".repeat(64));
+        let plain = ask(&body(""), false).unwrap();
+        assert_eq!(shared(&plain, &ask(&body(""), false).unwrap()), plain.chain.len());
+        assert_eq!(shared(&plain, &ask(&body(r#","cache_salt":"t""#), false).unwrap()), 0);
+    }
+
+    #[test]
+    fn mistakes_name_the_field() {
+        for (body, chat, want) in [
+            ("{", true, "not a request"),
+            (r#"{"model":"x","prompt":"a"}"#, false, "does not exist"),
+            (r#"{"messages":[]}"#, true, "at least one"),
+            (r#"{"prompt":["a","b"]}"#, false, "one text or one list"),
+            (r#"{"prompt":""}"#, false, "not be empty"),
+            (r#"{"prompt":"a","n":2}"#, false, "must be 1"),
+        ] {
+            let error = ask(body, chat).unwrap_err().error.message;
+            assert!(error.contains(want), "{error}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! `keyway-loadtest simulate`: a trace on a fleet that does not exist, in virtual time, routed by the gateway's own core
+//! over the engines that `mock` serves. It compares policies, and finds how many workers an SLO needs. Sends nothing.
+//!
+//! Next: `simulate/fleet.rs`, the run itself.
+
+pub mod args;
+mod find;
+mod fleet;
+mod outcome;
+mod prompts;
+mod render;
+mod report;
+mod slo;
+#[cfg(test)]
+mod tests;
+
+use std::process::ExitCode;
+
+use keyway_core::Policy;
+
+use self::{
+    args::SimulateArgs,
+    fleet::{FleetSetup, Workload, replay},
+};
+pub use self::{
+    outcome::Figures,
+    report::{Found, Report},
+    slo::Slo,
+};
+use crate::{
+    error::Error,
+    oracle::Oracle,
+    scale::Scale,
+    schedule::{self, Due, Pace, Timing},
+    stdout,
+    trace::Trace,
+    trace_info,
+};
+
+/// Simulates and prints; exit code 0 whatever the figures are.
+pub fn run(args: &SimulateArgs) -> Result<ExitCode, Error> {
+    let report = simulate(args)?;
+    if args.json {
+        // Numbers and names always serialise.
+        stdout::print(&format!("{}\n", serde_json::to_string_pretty(&report).unwrap_or_default()))
+    } else {
+        stdout::print(&render::render(&report))
+    }
+}
+
+/// Simulates what `args` ask for.
+pub fn simulate(args: &SimulateArgs) -> Result<Report, Error> {
+    let workload = workload(args)?;
+    let profile = args.fleet.engine.profile().map_err(Error::Usage)?;
+    let setup = |policy: Policy, workers: usize| FleetSetup {
+        workers,
+        profile: profile.clone(),
+        policy,
+        index_bytes: (args.fleet.index_mib as usize) << 20,
+        index_block_tokens: args.fleet.index_block_tokens,
+        index_knows_capacity: args.fleet.index_knows_capacity,
+    };
+    let figures = |policy: Policy, workers: usize| {
+        replay(&workload, &setup(policy, workers)).figures(policy.as_str(), &workload.slo)
+    };
+    let (mut runs, mut found) = (Vec::new(), Vec::new());
+    for &policy in &args.fleet.policy {
+        if args.find_workers {
+            let workers_max = usize::from(args.max_workers);
+            let workers = find::fewest(workers_max, |workers| {
+                runs.push(figures(policy, workers));
+                runs.last().is_some_and(|run| run.slo_met)
+            });
+            found.push(Found { policy: policy.to_string(), workers, workers_max });
+        } else {
+            runs.push(figures(policy, usize::from(args.fleet.workers)));
+        }
+    }
+    Ok(report(args, &workload, &setup(Policy::Prefix, 1), runs, found))
+}
+
+fn workload(args: &SimulateArgs) -> Result<Workload, Error> {
+    let trace = Trace::load(&args.trace)?;
+    let timing = Timing {
+        slice: args.slice.slice,
+        pace: args.rate.map_or(Pace::TimeScale(args.time_scale), Pace::Rate),
+        spread_bursts: args.spread_bursts,
+        seed: args.seed,
+        duration: None,
+        requests: args.requests.map(|n| n as usize),
+    };
+    let schedule = schedule::plan(&trace, &timing).map_err(Error::Usage)?;
+    let copy_ns = length_ns(&schedule);
+    let scale = Scale::new(args.slice.scale_len);
+    let (copies, seed, slo) = (u64::from(args.repeat), args.seed, args.slo.clone());
+    Ok(Workload { trace, schedule, scale, copies, copy_ns, seed, slo })
+}
+
+/// How long the schedule takes: to its last arrival, and one mean gap.
+fn length_ns(schedule: &[Due]) -> u64 {
+    let last = schedule.last().map_or(0, |due| due.intended_ns);
+    last + last / (schedule.len() as u64 - 1).max(1)
+}
+
+fn report(
+    args: &SimulateArgs,
+    workload: &Workload,
+    setup: &FleetSetup,
+    runs: Vec<Figures>,
+    found: Vec<Found>,
+) -> Report {
+    let Workload { trace, schedule, scale, copies, copy_ns, seed, slo } = workload;
+    let sums = trace_info::sums(trace, schedule, *scale);
+    let requests = schedule.len() as u64 * copies;
+    let mut oracle = Oracle::new(scale.block_tokens(), None);
+    let possible: u64 =
+        schedule.iter().map(|due| oracle.ask(scale.blocks(due.row, &trace.rows[due.row])).unbounded).sum();
+    Report {
+        format: "keyway-loadtest/simulate/1",
+        version: env!("CARGO_PKG_VERSION"),
+        trace: args.trace.display().to_string(),
+        requests,
+        rate_per_s: requests as f64 / ((copy_ns * copies).max(1) as f64 / 1e9),
+        prompt_tokens: sums.prompt_tokens * copies,
+        output_tokens: sums.output_tokens * copies,
+        possible: possible as f64 / sums.prompt_tokens.max(1) as f64,
+        profile: setup.profile.name.to_owned(),
+        kv_blocks: setup.profile.kv_blocks,
+        block_tokens: setup.profile.block_tokens,
+        seed: *seed,
+        slo: slo.to_string(),
+        runs,
+        found,
+    }
+}

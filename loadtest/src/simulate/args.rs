@@ -1,0 +1,94 @@
+//! The options of `keyway-loadtest simulate`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+use keyway_core::Policy;
+
+use super::slo::Slo;
+use crate::{args::SliceArgs, limits::MOCK_WORKERS_MAX, mock::args::EngineArgs, units};
+
+/// Shown below the options.
+pub const EXAMPLES: &str = "\
+Examples:
+  # Which policy serves this trace best on 64 workers?
+  keyway-loadtest simulate --trace trace.jsonl --spread-bursts --workers 64 --rate 60 \\
+      --policy keyway,round-robin,least-loaded --profile h100-8b
+
+  # How many workers does it need?
+  keyway-loadtest simulate --trace trace.jsonl --spread-bursts --find-workers --slo 'ttft.p90<2s,tpot.p90<50ms'
+
+  # A million requests on a thousand workers
+  keyway-loadtest simulate --trace trace.jsonl --spread-bursts --repeat 84 --rate 300 --workers 1000
+
+Nothing is sent and nothing sleeps: time is virtual, and the same options give the same figures on any machine. Requests
+are routed by the code that the gateway routes by; workers are the engines that `mock` serves.";
+
+/// Options of `simulate`.
+#[derive(Debug, Args)]
+pub struct SimulateArgs {
+    /// Trace in Mooncake's JSON lines
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Workload")]
+    pub trace: PathBuf,
+    #[command(flatten, next_help_heading = "Workload")]
+    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+    pub slice: SliceArgs,
+    /// Seconds of trace time in one second
+    #[arg(long, value_name = "SPEED", default_value = "1", value_parser = units::positive)]
+    pub time_scale: f64,
+    /// Mean requests a second over the slice, in place of --time-scale
+    #[arg(long, value_parser = units::positive, conflicts_with = "time_scale")]
+    pub rate: Option<f64>,
+    /// Spread requests with equal timestamps over the gap to the next timestamp
+    #[arg(long)]
+    pub spread_bursts: bool,
+    /// Cut the schedule after N requests
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub requests: Option<u32>,
+    /// Replay the schedule so many times, one copy after the other, each with prompts of its own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub repeat: u32,
+    /// Seed of jitter and of random choices
+    #[arg(long, default_value_t = 42)]
+    pub seed: u64,
+    #[command(flatten, next_help_heading = "Fleet")]
+    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+    pub fleet: FleetArgs,
+    /// What must hold, comma-separated: ttft, tpot or e2e, and mean, p50, p90, p99 or max
+    #[arg(long, value_name = "SLO", default_value = "ttft.p90<2s", help_heading = "Result")]
+    pub slo: Slo,
+    /// Find the fewest workers with which the SLO holds, for each policy
+    #[arg(long, conflicts_with = "workers", help_heading = "Result")]
+    pub find_workers: bool,
+    /// Most workers to try
+    #[arg(long, value_name = "N", default_value_t = MOCK_WORKERS_MAX, requires = "find_workers", help_heading = "Result",
+          value_parser = clap::value_parser!(u16).range(1..=i64::from(MOCK_WORKERS_MAX)))]
+    pub max_workers: u16,
+    /// Print JSON
+    #[arg(long, help_heading = "Result")]
+    pub json: bool,
+}
+
+/// Who serves the requests, and who routes them.
+#[derive(Debug, Args)]
+pub struct FleetArgs {
+    /// Workers
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=i64::from(MOCK_WORKERS_MAX)))]
+    pub workers: u16,
+    /// Routing policies to compare: prefix (or keyway), least-loaded, round-robin, random, power-of-two, chwbl
+    #[arg(long, value_name = "POLICY,…", default_value = "prefix,round-robin", value_delimiter = ',')]
+    pub policy: Vec<Policy>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+    pub engine: EngineArgs,
+    /// Megabytes of the router's index (the gateway's default)
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub index_mib: u32,
+    /// Tell the router how much each worker's cache holds; otherwise it takes them for endless, as the gateway does
+    /// without KV events
+    #[arg(long)]
+    pub index_knows_capacity: bool,
+    /// Prompt tokens in one block of the router's chain (the gateway's 64 bytes of text at 4 bytes a token)
+    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub index_block_tokens: u32,
+}

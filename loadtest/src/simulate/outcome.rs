@@ -1,0 +1,142 @@
+//! What came of a simulated run, as figures. Prints nothing.
+
+use serde::Serialize;
+
+use super::slo::{Metric, Slo};
+use crate::{
+    engine_model::Nanos,
+    stats::{Samples, Summary},
+};
+
+/// A run as it is counted.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    ttft: Samples,
+    tpot: Samples,
+    e2e: Samples,
+    requests: u64,
+    good: u64,
+    cached_tokens: u64,
+    prompt_tokens: u64,
+    output_tokens: u64,
+    per_worker: Vec<u64>,
+    end: Nanos,
+    pub(super) refused: u64,
+    pub(super) preemptions: u64,
+    pub(super) steps: u64,
+}
+
+/// A run's figures, as they are printed. Times in milliseconds unless the name says `_s`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Figures {
+    /// The policy.
+    pub policy: String,
+    /// Workers of the fleet.
+    pub workers: usize,
+    /// Requests answered.
+    pub requests: u64,
+    /// Requests that no worker could ever hold.
+    pub refused: u64,
+    /// From the first arrival to the last token, in seconds of virtual time.
+    pub elapsed_s: f64,
+    /// Share of prompt tokens found cached.
+    pub cached: f64,
+    /// Time to the first token, from arrival.
+    pub ttft: Option<Summary>,
+    /// Mean time per generated token after the first.
+    pub tpot: Option<Summary>,
+    /// Time to the last token.
+    pub e2e: Option<Summary>,
+    /// Share of requests that met the SLO's bounds by themselves.
+    pub good: f64,
+    /// Those requests a second.
+    pub goodput_per_s: f64,
+    /// Generated tokens a second.
+    pub output_tokens_per_s: f64,
+    /// Prompt tokens of the busiest worker over the mean.
+    pub max_over_mean: f64,
+    /// Requests that lost their KV blocks to others and began anew.
+    pub preemptions: u64,
+    /// Engine steps simulated.
+    pub steps: u64,
+    /// Whether the SLO holds for the run.
+    pub slo_met: bool,
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    pub(super) fn new(workers: usize) -> Self {
+        Self {
+            ttft: Samples::default(),
+            tpot: Samples::default(),
+            e2e: Samples::default(),
+            requests: 0,
+            good: 0,
+            cached_tokens: 0,
+            prompt_tokens: 0,
+            output_tokens: 0,
+            per_worker: vec![0; workers],
+            end: 0,
+            refused: 0,
+            preemptions: 0,
+            steps: 0,
+        }
+    }
+
+    /// A request was taken by `worker`.
+    pub(super) fn taken(&mut self, worker: usize, prompt_tokens: u64) {
+        self.prompt_tokens += prompt_tokens;
+        self.per_worker[worker] += prompt_tokens;
+    }
+
+    /// A request's first token came.
+    pub(super) fn first_token(&mut self, ttft: Nanos, cached_tokens: u32) {
+        self.ttft.add_ns(ttft);
+        self.cached_tokens += u64::from(cached_tokens);
+    }
+
+    /// A request's last token came.
+    pub(super) fn done(&mut self, at: Nanos, e2e: Nanos, tpot: Option<Nanos>, tokens: u32, good: bool) {
+        self.requests += 1;
+        self.good += u64::from(good);
+        self.output_tokens += u64::from(tokens);
+        self.end = self.end.max(at);
+        self.e2e.add_ns(e2e);
+        if let Some(tpot) = tpot {
+            self.tpot.add_ns(tpot);
+        }
+    }
+
+    /// The figures.
+    pub(super) fn figures(&self, policy: &str, slo: &Slo) -> Figures {
+        let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        let elapsed_s = self.end as f64 / 1e9;
+        let rate = |count: u64| if elapsed_s > 0.0 { count as f64 / elapsed_s } else { 0.0 };
+        let busiest = self.per_worker.iter().max().copied().unwrap_or(0);
+        let (ttft, tpot, e2e) = (self.ttft.summary(), self.tpot.summary(), self.e2e.summary());
+        Figures {
+            policy: policy.to_owned(),
+            workers: self.per_worker.len(),
+            requests: self.requests,
+            refused: self.refused,
+            elapsed_s,
+            cached: share(self.cached_tokens, self.prompt_tokens),
+            ttft,
+            tpot,
+            e2e,
+            good: share(self.good, self.requests + self.refused),
+            goodput_per_s: rate(self.good),
+            output_tokens_per_s: rate(self.output_tokens),
+            max_over_mean: share(busiest * self.per_worker.len() as u64, self.prompt_tokens),
+            preemptions: self.preemptions,
+            steps: self.steps,
+            slo_met: self.refused == 0
+                && slo.met_by_run(|metric| match metric {
+                    Metric::Ttft => ttft,
+                    Metric::Tpot => tpot,
+                    Metric::E2e => e2e,
+                }),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Whole simulations of small traces: deterministic, and with the effects that routing by prefix must have.
+
+use std::io::Write as _;
+
+use clap::Parser;
+
+use super::{Report, args::SimulateArgs, simulate};
+
+#[derive(Parser)]
+struct Command {
+    #[command(flatten)]
+    args: SimulateArgs,
+}
+
+/// Conversations whose turns come one after the other: each row continues one of `talks` prompts by a block.
+fn trace(talks: u64, turns: u64, gap_ms: u64) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    for i in 0..talks * turns {
+        let (talk, turn) = (i % talks, i / talks);
+        let ids: Vec<_> = std::iter::once(0).chain((0..=turn * 4 + 3).map(|n| 1 + talk * 1000 + n)).collect();
+        let (length, at) = (ids.len() * 512 - 100, i * gap_ms);
+        writeln!(
+            file,
+            r#"{{"timestamp":{at},"input_length":{length},"output_length":40,"hash_ids":{ids:?}}}"#
+        )
+        .unwrap();
+    }
+    file
+}
+
+fn run(file: &tempfile::NamedTempFile, options: &str) -> Report {
+    let path = file.path().to_str().unwrap();
+    let words =
+        ["simulate", "--trace", path, "--index-mib", "8"].into_iter().chain(options.split_whitespace());
+    simulate(&Command::try_parse_from(words).unwrap().args).unwrap()
+}
+
+#[test]
+fn the_same_options_give_the_same_figures() {
+    let file = trace(12, 8, 150);
+    let once = || {
+        let report = run(&file, "--workers 4 --policy keyway,random,power-of-two,chwbl --repeat 2 --seed 7");
+        serde_json::to_string(&report).unwrap()
+    };
+    assert_eq!(once(), once());
+}
+
+#[test]
+fn every_request_is_answered_and_counted() {
+    let file = trace(10, 6, 100);
+    for run in run(&file, "--workers 3 --repeat 3 --policy prefix,least-loaded").runs {
+        assert_eq!((run.requests, run.refused), (180, 0));
+        assert_eq!(run.ttft.unwrap().n, 180);
+    }
+}
+
+#[test]
+fn prefix_routing_finds_more_and_answers_sooner_than_round_robin() {
+    // Seven talks over four workers: round-robin moves each of them at every turn.
+    let report = run(&trace(7, 12, 400), "--workers 4 --policy prefix,round-robin --profile a100-8b");
+    let [prefix, round_robin] = &report.runs[..] else { panic!("{report:?}") };
+    assert!(prefix.cached > round_robin.cached + 0.2, "{report:?}");
+    assert!(prefix.cached <= report.possible);
+    assert!(prefix.ttft.unwrap().mean < 0.7 * round_robin.ttft.unwrap().mean, "{report:?}");
+}
+
+#[test]
+fn what_is_not_cached_takes_time() {
+    // Prompts that share only their first block, against the same prompt over and over.
+    let (different, same) = (trace(60, 1, 2000), trace(1, 60, 2000));
+    let ttft = |file| run(file, "--workers 1 --policy prefix --requests 40").runs[0].ttft.unwrap().mean;
+    let (different, same) = (ttft(&different), ttft(&same));
+    assert!(different > 50.0 && same > 20.0, "{different} {same}");
+    // The 40th turn is 80,000 tokens long, of which 2,048 are new.
+    let long = run(&trace(1, 60, 2000), "--workers 1 --policy prefix --requests 40");
+    assert!(long.runs[0].cached > 0.9);
+}
+
+#[test]
+fn more_load_needs_more_workers_and_the_answer_is_a_knee() {
+    let file = trace(40, 5, 50);
+    let needed = |rate: f64| {
+        let report = run(
+            &file,
+            &format!(
+                "--find-workers --policy prefix --slo ttft.p90<500ms --rate {rate} --profile h100-8b --max-workers 64"
+            ),
+        );
+        let Some(workers) = report.found[0].workers else { panic!("{report:#?}") };
+        let met = |workers| report.runs.iter().find(|run| run.workers == workers).unwrap().slo_met;
+        assert!(met(workers) && (workers == 1 || !met(workers - 1)));
+        workers
+    };
+    let (few, many) = (needed(4.0), needed(40.0));
+    assert!(many > few, "{few} {many}");
+}
+
+#[test]
+fn prompts_that_no_worker_can_hold_are_refused() {
+    let report = run(&trace(2, 3, 100), "--workers 2 --policy prefix --kv-blocks 200");
+    // Up to 6,556 tokens in 3,200.
+    assert!(report.runs[0].refused > 0 && report.runs[0].requests > 0 && !report.runs[0].slo_met);
+}
+
+/// Workers whose caches hold two prompts: a router that takes them for endless follows prefixes that are long gone.
+#[test]
+fn a_router_that_knows_the_caches_size_spreads_what_they_cannot_hold() {
+    let file = trace(40, 5, 50);
+    let run = |more: &str| {
+        let options = format!("--workers 8 --policy prefix --rate 0.5 --profile l4-8b {more}");
+        run(&file, &options).runs[0].clone()
+    };
+    let (blind, knowing) = (run(""), run("--index-knows-capacity"));
+    assert!(knowing.max_over_mean < 0.7 * blind.max_over_mean, "{blind:?} {knowing:?}");
+    assert!(knowing.ttft.unwrap().mean < blind.ttft.unwrap().mean, "{blind:?} {knowing:?}");
+}
