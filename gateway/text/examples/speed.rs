@@ -34,7 +34,7 @@ fn main() -> Result<(), TextError> {
         [(1, prose.to_owned()), (100, prose.to_owned()), (1000, prose.to_owned()), (10, prose.repeat(1000))]
     {
         let turn = [json!({"role": "user", "content": text}), json!({"role": "assistant", "content": text})];
-        let mut messages = turn.repeat(turns);
+        let mut messages: Vec<_> = std::iter::repeat_n(&turn, turns).flatten().cloned().collect();
         messages.push(turn[0].clone());
         let messages = json!(messages);
         let rounds = 1 + 2000 / turns as u32;

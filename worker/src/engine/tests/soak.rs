@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use keyway_text::{TextModel, Tokenizer};
+use keyway_text::TextModel;
 
 use super::*;
 use crate::block_manager::witness::{Part, Witness};
@@ -41,7 +41,7 @@ struct Client {
 
 struct Soak {
     random: fastrand::Rng,
-    tokenizer: Arc<Tokenizer>,
+    text: TextModel,
     engine: Engine,
     witness: Witness,
     slots: Arc<Semaphore>,
@@ -53,7 +53,7 @@ impl Soak {
     fn new(seed: u64) -> Self {
         Self {
             random: fastrand::Rng::with_seed(seed),
-            tokenizer: TextModel::builtin().tokenizer,
+            text: TextModel::builtin(),
             engine: engine(SETUP),
             witness: Witness::new(SETUP.num_blocks, SETUP.block_size, SETUP.groups),
             slots: Arc::new(Semaphore::new(LIVE_MAX)),
@@ -111,7 +111,7 @@ impl Soak {
 
     fn output(&self, request: &GenerationRequest, stop: Option<String>) -> TextOutput {
         let stops = stop.into_iter().collect();
-        TextOutput::new(Arc::clone(&self.tokenizer), &request.prompt, stops).unwrap()
+        TextOutput::new(&self.text, &request.prompt, stops, false).unwrap()
     }
 
     fn step(&mut self) {
