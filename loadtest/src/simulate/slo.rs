@@ -135,7 +135,8 @@ mod tests {
 
     #[test]
     fn the_named_figure_decides() {
-        let summary = Summary { n: 9, mean: 5.0, std: 1.0, p50: 1.0, p90: 9.0, p95: 50.0, p99: 90.0, max: 100.0 };
+        let summary =
+            Summary { n: 9, mean: 5.0, std: 1.0, p50: 1.0, p90: 9.0, p95: 50.0, p99: 90.0, max: 100.0 };
         let run = |text: &str| text.parse::<Slo>().unwrap().met_by_run(|_| Some(summary));
         assert!(run("ttft.p90<10ms") && !run("ttft.p90<9ms") && !run("ttft.p90<10ms,ttft.p99<90ms"));
         let slo: Slo = "ttft.p90<2s,tpot.p50<50ms".parse().unwrap();
