@@ -142,15 +142,13 @@ fn at_once(answer: &[u32]) -> Vec<(HarmonyChannel, String)> {
     }
     let mut out: Vec<(HarmonyChannel, String)> = Vec::new();
     for (started, segment) in segments {
-        let (channel, text) = match segment.iter().position(|id| *id == tokens.message) {
-            Some(at) => (
-                tokens.channel_of(&TOKENIZER, &segment[..at]).unwrap(),
-                TOKENIZER.decode(&segment[at + 1..]).unwrap(),
-            ),
-            None => {
-                let text = TOKENIZER.decode(&segment).unwrap();
-                (HarmonyChannel::Content, if started && text == "assistant" { String::new() } else { text })
-            }
+        let message = segment.iter().position(|id| *id == tokens.message);
+        let (channel, text) = if let Some(at) = message {
+            let channel = tokens.channel_of(&TOKENIZER, &segment[..at]).unwrap();
+            (channel, TOKENIZER.decode(&segment[at + 1..]).unwrap())
+        } else {
+            let text = TOKENIZER.decode(&segment).unwrap();
+            (HarmonyChannel::Content, if started && text == "assistant" { String::new() } else { text })
         };
         if text.is_empty() {
             continue;
