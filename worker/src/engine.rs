@@ -239,13 +239,14 @@ impl Engine {
                 row[*id as usize] = f32::NEG_INFINITY;
             }
             let token = self.sampler.sample(row, &sequence.sampling, sequence.tokens.len());
-            sequence.push(token, self.options.eos_token_ids.contains(&token));
             let (histogram, since) = match sequence.last_token.replace(now) {
                 None => (&self.metrics.time_to_first_token, sequence.arrived),
                 Some(last) => (&self.metrics.inter_token_latency, last),
             };
             histogram.observe((now - since).as_secs_f64());
             self.metrics.generation_tokens.inc();
+            // Last: who has the token finds it counted.
+            sequence.push(token, self.options.eos_token_ids.contains(&token));
         }
     }
 

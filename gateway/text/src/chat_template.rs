@@ -2,6 +2,7 @@
 //! `apply_chat_template` does it (transformers 5). The template language is `jinja/`. Knows nothing of tokens besides the
 //! texts of the special ones.
 
+use std::borrow::Cow;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value};
@@ -108,18 +109,20 @@ impl ChatTemplate {
         let tool_use = self.tool_use.as_ref().filter(|_| options.tools.is_some());
         let named = tool_use.or(self.default.as_ref()).ok_or(TextError::NoChatTemplate)?;
         let mut messages = normalized(messages)?;
-        let tagged = match options.continue_final_message {
-            true if options.add_generation_prompt => {
+        let tagged = if options.continue_final_message {
+            if options.add_generation_prompt {
                 return Err(unfit("it and add_generation_prompt exclude each other"));
             }
-            true if !named.names_content => return Err(unfit("the template does not read 'content'")),
-            true => Some(tag(&mut messages)?),
-            false => None,
+            if !named.names_content {
+                return Err(unfit("the template does not read 'content'"));
+            }
+            Some(tag(messages.to_mut())?)
+        } else {
+            None
         };
-        let messages = Value::Array(messages);
         let generate = Value::Bool(options.add_generation_prompt);
         let fixed = [
-            ("messages", &messages),
+            ("messages", &*messages),
             ("tools", options.tools.as_ref().unwrap_or(&Value::Null)),
             ("documents", options.documents.as_ref().unwrap_or(&Value::Null)),
             ("add_generation_prompt", &generate),
@@ -147,28 +150,39 @@ fn unfit(why: &str) -> TextError {
     TextError::Rejected(format!("continue_final_message: {why}"))
 }
 
-/// The messages without fields that are `null`, and with the reasoning under each of its usual names.
-fn normalized(messages: &Value) -> Result<Vec<Value>, TextError> {
+/// The messages without fields that are `null`, and with the reasoning under each of its usual names. Most need no
+/// change, and are not copied.
+fn normalized(messages: &Value) -> Result<Cow<'_, Value>, TextError> {
     let wrong = || TextError::Render("messages must be an array of objects".to_owned());
+    let items = messages.as_array().ok_or_else(wrong)?;
+    let mut changes = false;
+    for message in items {
+        let fields = message.as_object().ok_or_else(wrong)?;
+        changes |= fields.iter().any(|(name, value)| value.is_null() || REASONING.contains(&name.as_str()));
+    }
+    if !changes {
+        return Ok(Cow::Borrowed(messages));
+    }
     let one = |message: &Value| {
-        let fields = message.as_object().ok_or_else(wrong)?.iter().filter(|(_, value)| !value.is_null());
+        let fields = message.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
         let reasoning = REASONING.iter().find_map(|name| message.get(name).filter(|v| !v.is_null()));
         let Some(reasoning) = reasoning else {
-            return Ok(Value::Object(fields.map(|(k, v)| (k.clone(), v.clone())).collect()));
+            return Value::Object(fields.map(|(k, v)| (k.clone(), v.clone())).collect());
         };
         // The order is that of the reference, for templates that print a whole message.
         let mut all = Map::new();
         all.insert("thinking".to_owned(), reasoning.clone());
         all.extend(fields.map(|(k, v)| (k.clone(), v.clone())));
         all.insert(REASONING[0].to_owned(), reasoning.clone());
-        Ok(Value::Object(all))
+        Value::Object(all)
     };
-    messages.as_array().ok_or_else(wrong)?.iter().map(one).collect()
+    Ok(Cow::Owned(items.iter().map(one).collect()))
 }
 
 /// Appends the mark to the last message's text; returns that text without it.
-fn tag(messages: &mut [Value]) -> Result<String, TextError> {
-    let content = messages.last_mut().and_then(|message| message.get_mut("content"));
+fn tag(messages: &mut Value) -> Result<String, TextError> {
+    let last = messages.as_array_mut().and_then(|messages| messages.last_mut());
+    let content = last.and_then(|message| message.get_mut("content"));
     let text = match content {
         Some(Value::Array(parts)) => parts.iter_mut().rev().find_map(|part| part.get_mut("text")),
         content => content,

@@ -142,11 +142,10 @@ fn at_once(answer: &[u32]) -> Vec<(HarmonyChannel, String)> {
     }
     let mut out: Vec<(HarmonyChannel, String)> = Vec::new();
     for (started, segment) in segments {
-        let (channel, text) = if let Some(at) = segment.iter().position(|id| *id == tokens.message) {
-            (
-                tokens.channel_of(&TOKENIZER, &segment[..at]).unwrap(),
-                TOKENIZER.decode(&segment[at + 1..]).unwrap(),
-            )
+        let message = segment.iter().position(|id| *id == tokens.message);
+        let (channel, text) = if let Some(at) = message {
+            let channel = tokens.channel_of(&TOKENIZER, &segment[..at]).unwrap();
+            (channel, TOKENIZER.decode(&segment[at + 1..]).unwrap())
         } else {
             let text = TOKENIZER.decode(&segment).unwrap();
             (HarmonyChannel::Content, if started && text == "assistant" { String::new() } else { text })

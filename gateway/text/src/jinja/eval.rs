@@ -31,13 +31,14 @@ enum Flow {
 #[derive(Default)]
 pub(super) struct CallArgs {
     pub(super) positional: Vec<Value>,
-    pub(super) keyword: Vec<(Rc<str>, Value)>,
+    pub(super) keyword: Vec<(Arc<str>, Value)>,
 }
 
 /// One rendering.
 pub(super) struct Interpreter {
     context: Vec<(Arc<str>, Value)>,
     pub(super) now: u64,
+    loop_name: Arc<str>,
     steps: u64,
     depth: usize,
     /// The text of the enclosing filter block or `set` block.
@@ -69,7 +70,7 @@ impl Scope {
 
 impl Interpreter {
     pub(super) fn new(context: Vec<(Arc<str>, Value)>, now: u64) -> Self {
-        Self { context, now, steps: 0, depth: 0, body: None }
+        Self { context, now, loop_name: "loop".into(), steps: 0, depth: 0, body: None }
     }
 
     pub(super) fn render(&mut self, body: &Body) -> Result<String, Error> {
@@ -240,7 +241,7 @@ impl Interpreter {
             this.before.replace(before);
             let inner = Scope::new(Some(Rc::clone(scope)));
             self.assign(&node.target, item, &inner)?;
-            inner.set("loop".into(), Value::Loop(Rc::clone(&this)));
+            inner.set(Arc::clone(&self.loop_name), Value::Loop(Rc::clone(&this)));
             count += 1;
             if self.run(&node.body, &inner, out)? == Flow::Break {
                 break;
@@ -319,7 +320,7 @@ impl Interpreter {
             Expr::Bool(b) => Value::Bool(*b),
             Expr::Int(int) => Value::Int(*int),
             Expr::Float(float) => Value::Float(*float),
-            Expr::Text(text) => Value::text(&**text),
+            Expr::Text(text) => Value::text(Arc::clone(text)),
             Expr::Body => self.body.clone().unwrap_or(Value::None),
             Expr::Name(name) => self.lookup(name, scope),
             Expr::Tuple(items) => Value::tuple(self.all(items, scope)?),
@@ -434,7 +435,7 @@ impl Interpreter {
             call.positional.extend(self.eval(star, scope)?.items()?);
         }
         for (name, value) in &args.keyword {
-            call.keyword.push((Rc::from(&**name), self.eval(value, scope)?));
+            call.keyword.push((Arc::clone(name), self.eval(value, scope)?));
         }
         if let Some(star_star) = &args.star_star {
             let value = self.eval(star_star, scope)?;

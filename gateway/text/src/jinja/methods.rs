@@ -1,6 +1,7 @@
 //! Methods of Python's strings, lists and mappings, as far as the sandbox gives them out: none that change.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::call::{flag_or, int_or, required};
 use super::eval::{CallArgs, Interpreter};
@@ -227,14 +228,14 @@ fn titled(c: char) -> String {
     first + &upper.flat_map(char::to_lowercase).collect::<String>()
 }
 
-fn needed(value: Option<Value>, what: &str) -> Result<Rc<str>, Error> {
+fn needed(value: Option<Value>, what: &str) -> Result<Arc<str>, Error> {
     match required(value, what)? {
         Value::Text(text) => Ok(text.text),
         other => Err(Error::new(format!("'{what}' needs a string, not '{}'", other.type_name()))),
     }
 }
 
-fn optional(value: Option<Value>, what: &str) -> Result<Option<Rc<str>>, Error> {
+fn optional(value: Option<Value>, what: &str) -> Result<Option<Arc<str>>, Error> {
     match value {
         None | Some(Value::None) => Ok(None),
         value => needed(value, what).map(Some),

@@ -1,6 +1,7 @@
 //! Operators, subscripts and attributes, as Python and Jinja2's sandbox define them.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::Error;
 use super::ast::{Binary, Comparison};
@@ -55,7 +56,7 @@ fn times(n: &Value, size: usize) -> Result<usize, Error> {
 fn joined(a: &Text, b: &Text) -> Text {
     let safe = a.safe || b.safe;
     let part =
-        |text: &Text| if safe && !text.safe { escape(&text.text).into() } else { Rc::clone(&text.text) };
+        |text: &Text| if safe && !text.safe { escape(&text.text).into() } else { Arc::clone(&text.text) };
     Text { text: [part(a), part(b)].concat().into(), safe }
 }
 

@@ -1,13 +1,13 @@
 //! Values as text, as Python's `str` and `repr` write them, and as `json.dumps` does.
 
 use std::fmt::Write as _;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::Error;
 use super::value::{Value, View};
 
 /// Python's `str(value)`.
-pub(super) fn to_str(value: &Value) -> Rc<str> {
+pub(super) fn to_str(value: &Value) -> Arc<str> {
     match value {
         Value::Text(text) => text.text.clone(),
         Value::Undefined(_) => "".into(),

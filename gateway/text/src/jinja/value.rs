@@ -15,7 +15,7 @@ use super::eval::Scope;
 #[derive(Clone)]
 pub(super) enum Value {
     /// A missing variable or attribute, with its name.
-    Undefined(Option<Rc<str>>),
+    Undefined(Option<Arc<str>>),
     None,
     Bool(bool),
     Int(i128),
@@ -42,7 +42,7 @@ pub(super) enum Value {
 /// A string; `safe` ones escape what is appended to them, as Markup does in Python.
 #[derive(Clone)]
 pub(super) struct Text {
-    pub(super) text: Rc<str>,
+    pub(super) text: Arc<str>,
     pub(super) safe: bool,
 }
 
@@ -98,7 +98,7 @@ pub(super) struct Loop {
 pub(super) struct Dict {
     entries: Vec<(Value, Value)>,
     /// Places of text keys, once there are many.
-    index: OnceCell<HashMap<Rc<str>, usize>>,
+    index: OnceCell<HashMap<Arc<str>, usize>>,
 }
 
 /// Below this, looking at each key is faster than hashing.
@@ -151,7 +151,7 @@ impl Dict {
         }
         let index = self.index.get_or_init(|| {
             let texts = self.entries.iter().enumerate();
-            texts.filter_map(|(i, (k, _))| k.as_text().map(|t| (Rc::from(t), i))).collect()
+            texts.filter_map(|(i, (k, _))| k.as_text().map(|t| (Arc::from(t), i))).collect()
         });
         index.get(key).copied()
     }
@@ -173,11 +173,11 @@ impl Range {
 // === impl Value ===
 
 impl Value {
-    pub(super) fn text(text: impl Into<Rc<str>>) -> Self {
+    pub(super) fn text(text: impl Into<Arc<str>>) -> Self {
         Self::Text(Text { text: text.into(), safe: false })
     }
 
-    pub(super) fn markup(text: impl Into<Rc<str>>, safe: bool) -> Self {
+    pub(super) fn markup(text: impl Into<Arc<str>>, safe: bool) -> Self {
         Self::Text(Text { text: text.into(), safe })
     }
 
