@@ -1,6 +1,7 @@
 //! The engine over a backend that remembers: what it is fed, and with whom, must not change what it says.
 
 mod kv_events;
+mod position;
 mod remembering;
 mod resume;
 mod sharing;
