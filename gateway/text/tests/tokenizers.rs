@@ -1,6 +1,6 @@
 //! Tokenizers against transformers: each folder of `data/tokenizers` is a small checkpoint with the pipeline of a real
 //! family, and what transformers makes of many texts with it. `make_tokenizer_goldens.py` makes them.
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail the test by panicking")]
+
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed helper fails its test")]
 
 use std::path::{Path, PathBuf};
