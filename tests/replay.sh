@@ -104,7 +104,7 @@ start_fleet() {
     worker_pids=()
     for ((i = 0; i < workers; i++)); do
         RUST_LOG=info "$BIN_DIR/keyway-worker" --listen 127.0.0.1:0 --block-size "$kv_block_tokens" \
-            --num-kv-blocks "$worker_blocks" >"$dir/worker-$i.log" 2>&1 &
+            --threads 1 --num-kv-blocks "$worker_blocks" >"$dir/worker-$i.log" 2>&1 &
         pids+=($!)
         worker_pids+=($!)
     done

@@ -21,8 +21,14 @@ pub struct Embedded {
 /// Starts them on free loopback ports.
 pub async fn start() -> io::Result<Embedded> {
     let mut workers = Vec::with_capacity(WORKERS);
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     for _ in 0..WORKERS {
-        let options = WorkerOptions { listen: ([127, 0, 0, 1], 0).into(), ..WorkerOptions::default() };
+        let options = WorkerOptions {
+            listen: ([127, 0, 0, 1], 0).into(),
+            // Each its share: threads beyond the cores would only wait for each other.
+            threads: Some((cores / WORKERS).max(1)),
+            ..WorkerOptions::default()
+        };
         workers.push(keyway_worker::start(options).await.map_err(io::Error::other)?);
     }
     Ok(Embedded { workers })
