@@ -4,7 +4,7 @@
 //!
 //! 1. [`server`]: accept, HTTP/1.1 and h2, connection limits, drain
 //! 2. [`stack`]: the tower stack, one layer a line
-//! 3. [`keyway_core::pick`]: the pure choice of a worker, with its reason
+//! 3. [`mod@keyway_core::pick`]: the pure choice of a worker, with its reason
 //! 4. [`dispatch`]: attempts, retry before the first byte, cancellation
 //! 5. [`relay`]: the answer's body, passed through, counted, ended honestly
 //!

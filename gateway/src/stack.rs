@@ -1,6 +1,6 @@
 //! The tower stack, top to bottom as a request meets it, with why each layer stands at its height.
 //!
-//! Next: [`keyway_core::pick`], then [`crate::dispatch`].
+//! Next: [`mod@keyway_core::pick`], then [`crate::dispatch`].
 
 use std::{any::Any, convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 

@@ -1,7 +1,6 @@
 """Reads a worker's KV events with nothing but vLLM's documented structures, msgspec and libzmq.
 
 Usage: kv_events.py map|array EVENTS REPLAY BASE_URL. Exits non-zero, with a traceback, when an expectation fails.
-The structures are those of vllm/distributed/kv_events.py; msgspec refuses what does not fit their types.
 """
 
 import json
@@ -10,46 +9,9 @@ import urllib.request
 
 import msgspec
 import zmq
+from kv_event_reader import BLOCK_SIZE, END, ask, receive, structures
 
-BLOCK_SIZE = 16
 TOPIC = b"kv@test"
-END = b"\xff" * 8
-PATIENCE_MS = 30_000
-
-
-def structures(array_like: bool) -> type:
-    """The batch type whose events are arrays (up to v0.23) or maps."""
-
-    class Event(msgspec.Struct, array_like=array_like, omit_defaults=True, tag=True, forbid_unknown_fields=True):
-        pass
-
-    class BlockStored(Event):
-        block_hashes: list[int]
-        parent_block_hash: int | None
-        token_ids: list[int]
-        block_size: int
-        lora_id: int | None
-        medium: str | None
-        lora_name: str | None
-        extra_keys: list[tuple[str, ...] | None] | None = None
-        group_idx: int | None = None
-        kv_cache_spec_kind: str | None = None
-        kv_cache_spec_sliding_window: int | None = None
-
-    class BlockRemoved(Event):
-        block_hashes: list[int]
-        medium: str | None
-        group_idx: int | None = None
-
-    class AllBlocksCleared(Event):
-        pass
-
-    class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
-        ts: float
-        events: list[BlockStored | BlockRemoved | AllBlocksCleared]
-        data_parallel_rank: int | None = None
-
-    return Batch
 
 
 class State:
@@ -94,23 +56,6 @@ class State:
             parent = block_hash
 
 
-def ask(base_url: str, prompt: list[int], **more) -> None:
-    """Completes a prompt of token ids."""
-    with urllib.request.urlopen(f"{base_url}/v1/models", timeout=30) as response:
-        model = json.load(response)["data"][0]["id"]
-    body = {"model": model, "prompt": prompt, "max_tokens": 4, "ignore_eos": True, **more}
-    request = urllib.request.Request(
-        f"{base_url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=30) as response:
-        assert response.status == 200
-
-
-def receive(socket: zmq.Socket) -> list[bytes]:
-    assert socket.poll(PATIENCE_MS), "nothing came"
-    return socket.recv_multipart()
-
-
 def replies(context: zmq.Context, replay: str, request: bytes) -> list[tuple[int, bytes]]:
     """All replies to a request, up to the end mark."""
     found = []
@@ -128,7 +73,9 @@ def replies(context: zmq.Context, replay: str, request: bytes) -> list[tuple[int
 
 
 def main(form: str, events: str, replay: str, base_url: str) -> None:
-    decoder = msgspec.msgpack.Decoder(structures(array_like=form == "array"))
+    decoder = msgspec.msgpack.Decoder(structures(f"vllm-{form}"))
+    with urllib.request.urlopen(f"{base_url}/v1/models", timeout=30) as response:
+        model = json.load(response)["data"][0]["id"]
     context = zmq.Context()
     live = context.socket(zmq.SUB)
     live.connect(events)
@@ -137,12 +84,12 @@ def main(form: str, events: str, replay: str, base_url: str) -> None:
     n = 0
     while not live.poll(100):
         n += 1
-        ask(base_url, [10 + n % 200] * 40)
+        ask(base_url, model, [10 + n % 200] * 40)
 
     shared = [20 + i % 90 for i in range(100)]
     for i in range(24):
-        ask(base_url, shared[: 20 + 3 * i] + [10 + i] * (40 + i))
-    ask(base_url, shared, cache_salt="tenant")
+        ask(base_url, model, shared[: 20 + 3 * i] + [10 + i] * (40 + i))
+    ask(base_url, model, shared, cache_salt="tenant")
 
     # Everything since the start, by number without a gap.
     whole = replies(context, replay, (0).to_bytes(8, "big"))

@@ -1,103 +1,14 @@
 """Reads the mock's KV events with nothing but the engines' documented structures, msgspec and libzmq.
 
 Usage: mock_kv_events.py vllm-map|vllm-array|sglang-map|sglang-array EVENTS REPLAY BASE_URL. Exits non-zero, with a
-traceback, when an expectation fails. The structures are those of vllm/distributed/kv_events.py and of
-sglang/srt/disaggregation/kv_events.py; msgspec refuses what does not fit their types.
+traceback, when an expectation fails.
 """
 
-import json
 import sys
-import urllib.request
 
 import msgspec
 import zmq
-
-BLOCK_SIZE = 16
-END = b"\xff" * 8
-PATIENCE_MS = 30_000
-
-
-def structures(form: str) -> type:
-    """The batch type in the words of one engine."""
-    engine, shape = form.split("-")
-
-    class Event(msgspec.Struct, array_like=shape == "array", omit_defaults=True, tag=True, forbid_unknown_fields=True):
-        pass
-
-    if engine == "vllm":
-
-        class BlockStored(Event):
-            block_hashes: list[int]
-            parent_block_hash: int | None
-            token_ids: list[int]
-            block_size: int
-            lora_id: int | None
-            medium: str | None
-            lora_name: str | None
-            extra_keys: list[tuple[str, ...] | None] | None = None
-            group_idx: int | None = None
-            kv_cache_spec_kind: str | None = None
-            kv_cache_spec_sliding_window: int | None = None
-
-        class BlockRemoved(Event):
-            block_hashes: list[int]
-            medium: str | None
-            group_idx: int | None = None
-
-    elif shape == "map":
-
-        class BlockStored(Event):
-            block_hashes: list[int]
-            parent_block_hash: int | None
-            token_ids: list[int]
-            block_size: int
-            lora_id: int | None
-            medium: str | None = None
-            cache_salt: str | None = None
-            session_id: str | None = None
-
-        class BlockRemoved(Event):
-            block_hashes: list[int]
-            medium: str | None = None
-
-    else:
-
-        class BlockStored(Event):
-            block_hashes: list[int]
-            parent_block_hash: int | None
-            token_ids: list[int]
-            block_size: int
-            lora_id: int | None
-            medium: str | None = None
-            metadata: dict[str, str] | None = None
-
-        class BlockRemoved(Event):
-            block_hashes: list[int]
-            medium: str | None = None
-
-    class AllBlocksCleared(Event):
-        pass
-
-    class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
-        ts: float
-        events: list[BlockStored | BlockRemoved | AllBlocksCleared]
-        rank: int | None = None
-
-    return Batch
-
-
-def ask(base_url: str, prompt: list[int], **more) -> None:
-    """Completes a prompt of token ids."""
-    body = {"model": "mock", "prompt": prompt, "max_tokens": 4, **more}
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(f"{base_url}/v1/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=30) as response:
-        assert response.status == 200
-
-
-def receive(socket: zmq.Socket) -> list[bytes]:
-    assert socket.poll(PATIENCE_MS), "nothing came"
-    return socket.recv_multipart()
+from kv_event_reader import BLOCK_SIZE, END, ask, receive, structures
 
 
 def replies(context: zmq.Context, replay: str, start: int, with_topic: bool) -> list[tuple[int, bytes]]:
@@ -120,7 +31,7 @@ def check(batches: list, signed: bool) -> None:
     copies: dict[int, int] = {}
     removals = 0
     for batch in batches:
-        assert batch.rank == 0 and batch.ts > 1.7e9 and batch.events, batch
+        assert batch.data_parallel_rank == 0 and batch.ts > 1.7e9 and batch.events, batch
         for event in batch.events:
             low, high = (-(2**63), 2**63) if signed else (0, 2**64)
             assert all(low <= block < high for block in event.block_hashes), event
@@ -150,12 +61,12 @@ def main(form: str, events: str, replay: str, base_url: str) -> None:
     n = 0
     while not live.poll(100):
         n += 1
-        ask(base_url, [10 + n % 200] * 40)
+        ask(base_url, "mock", [10 + n % 200] * 40)
 
     shared = [20 + i % 90 for i in range(100)]
     for i in range(40):
-        ask(base_url, shared[: 20 + 2 * i] + [10 + i] * (40 + i))
-    ask(base_url, shared, cache_salt="tenant")
+        ask(base_url, "mock", shared[: 20 + 2 * i] + [10 + i] * (40 + i))
+    ask(base_url, "mock", shared, cache_salt="tenant")
 
     # Everything since the start, by number without a gap.
     whole = replies(context, replay, 0, with_topic)
