@@ -1,6 +1,8 @@
 //! The built-in model's tokenizer: a byte is a token, and three special tokens follow. Not for checkpoints, which
 //! bring their own `tokenizer.json`.
 
+use crate::token_bytes::TokenBytes;
+
 /// `<|endoftext|>`, `<|im_start|>`, `<|im_end|>`: ids 256, 257 and 258.
 pub(crate) const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 const FIRST_SPECIAL_ID: u32 = 256;
@@ -35,6 +37,13 @@ pub(crate) fn encode(text: &str) -> Vec<u32> {
 /// The byte an id stands for; special tokens and padding have none.
 pub(crate) fn byte(id: u32) -> Option<u8> {
     u8::try_from(id).ok()
+}
+
+/// Every token's bytes.
+pub(crate) fn table() -> Vec<TokenBytes> {
+    let bytes = (0..=u8::MAX).map(|byte| TokenBytes { bytes: vec![byte], special: false });
+    let special = SPECIAL.iter().map(|text| TokenBytes { bytes: text.as_bytes().to_vec(), special: true });
+    bytes.chain(special).collect()
 }
 
 #[cfg(test)]

@@ -10,8 +10,13 @@ use serde_json::{Map, Value};
 use crate::TextError;
 use crate::jinja::{Error, Template};
 
-/// ChatML, the built-in model's format.
-const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
+/// ChatML, the built-in model's format, with functions and calls as Hermes 2 Pro writes them.
+const CHATML: &str = "{% if tools %}<|im_start|>system\n# Tools\n\nThese functions may be called:\n\
+{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}A call is written as\n\
+<tool_call>\n{\"name\": NAME, \"arguments\": OBJECT}\n</tool_call><|im_end|>\n{% endif %}\
+{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}\
+{% for call in message.tool_calls or [] %}{{ '\\n' }}<tool_call>\n{\"name\": {{ call.function.name | tojson }}, \"arguments\": \
+{{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n\
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 /// What a message's reasoning may be called; the first is the name that templates read.
@@ -33,7 +38,9 @@ pub struct ChatTemplate {
 #[derive(Debug)]
 struct Named {
     template: Template,
-    names_content: bool,
+    source: String,
+    /// Whether it takes a message's content as a list of parts.
+    reads_parts: bool,
 }
 
 /// How a conversation is rendered.
@@ -43,6 +50,8 @@ pub struct RenderOptions {
     pub add_generation_prompt: bool,
     /// Whether the text ends inside the last message, for the model to go on with it.
     pub continue_final_message: bool,
+    /// Whether a message's text parts are joined for templates that do not go through them.
+    pub join_parts: bool,
     /// The functions the model may call: an array of OpenAI's tool objects.
     pub tools: Option<Value>,
     /// Documents for the templates of retrieval models: an array of objects.
@@ -58,6 +67,7 @@ impl Default for RenderOptions {
         Self {
             add_generation_prompt: true,
             continue_final_message: false,
+            join_parts: true,
             tools: None,
             documents: None,
             variables: Map::new(),
@@ -70,7 +80,9 @@ impl Default for RenderOptions {
 
 impl Named {
     fn new(source: &str) -> Result<Self, Error> {
-        Ok(Self { template: Template::new(source)?, names_content: source.contains("content") })
+        let template = Template::new(source)?;
+        let reads_parts = reads_parts(&template);
+        Ok(Self { template, source: source.to_owned(), reads_parts })
     }
 }
 
@@ -103,17 +115,25 @@ impl ChatTemplate {
         Self::new(Some(source), None, special).map_err(|e| TextError::Template(e.to_string()))
     }
 
+    /// Whether a template's source has this text: its family's marks.
+    pub fn mentions(&self, text: &str) -> bool {
+        [&self.default, &self.tool_use].into_iter().flatten().any(|named| named.source.contains(text))
+    }
+
     /// The prompt's text. `messages` is an array of objects with `role` and `content`; fields that are `null` count as
     /// absent.
     pub fn render(&self, messages: &Value, options: &RenderOptions) -> Result<String, TextError> {
         let tool_use = self.tool_use.as_ref().filter(|_| options.tools.is_some());
         let named = tool_use.or(self.default.as_ref()).ok_or(TextError::NoChatTemplate)?;
         let mut messages = normalized(messages)?;
+        if options.join_parts && !named.reads_parts {
+            join_parts(&mut messages);
+        }
         let tagged = if options.continue_final_message {
             if options.add_generation_prompt {
                 return Err(unfit("it and add_generation_prompt exclude each other"));
             }
-            if !named.names_content {
+            if !named.source.contains("content") {
                 return Err(unfit("the template does not read 'content'"));
             }
             Some(tag(messages.to_mut())?)
@@ -143,6 +163,40 @@ impl ChatTemplate {
             Some(last) => cut(text, &last),
             None => Ok(text),
         }
+    }
+}
+
+/// Whether a template goes through the parts of a message's content, tried with a message of one: what shows their text,
+/// and not the list itself, does.
+fn reads_parts(template: &Template) -> bool {
+    const PROBE: &str = "PROBE OF PARTS";
+    let messages = serde_json::json!([{"role": "user", "content": [{"type": "text", "text": PROBE}]}]);
+    let (null, generate) = (Value::Null, Value::Bool(true));
+    let fixed = [
+        ("messages", &messages),
+        ("tools", &null),
+        ("documents", &null),
+        ("add_generation_prompt", &generate),
+    ];
+    let shown = template.render(fixed, 0);
+    shown.is_ok_and(|text| text.contains(PROBE) && !text.contains("[{"))
+}
+
+/// Joins the text parts of each message by newlines, as vLLM does for templates that take strings. The reference
+/// (transformers) hands lists to the template as they are, which such templates print or break on.
+fn join_parts(messages: &mut Cow<'_, Value>) {
+    let texts = |content: &Value| -> Option<Vec<String>> {
+        content.as_array()?.iter().map(|part| part["text"].as_str().map(str::to_owned)).collect()
+    };
+    let items = messages.as_array().into_iter().flatten().enumerate();
+    let joined: Vec<(usize, String)> =
+        items.filter_map(|(i, message)| Some((i, texts(&message["content"])?.join("\n")))).collect();
+    if joined.is_empty() {
+        return;
+    }
+    let messages = messages.to_mut();
+    for (i, text) in joined {
+        messages[i]["content"] = Value::String(text);
     }
 }
 
@@ -230,6 +284,20 @@ mod tests {
     }
 
     #[test]
+    fn chatml_shows_functions_and_earlier_calls() {
+        let call = json!({"type": "function", "function": {"name": "f", "arguments": {"a": 1}}});
+        let messages = json!([{"role": "assistant", "content": "", "tool_calls": [call]}]);
+        let options = RenderOptions {
+            tools: Some(json!([{"type": "function", "function": {"name": "f"}}])),
+            ..RenderOptions::default()
+        };
+        let text = ChatTemplate::builtin().render(&messages, &options).unwrap();
+        assert!(text.contains("\n{\"type\": \"function\", \"function\": {\"name\": \"f\"}}\n"), "{text}");
+        let shown = "assistant\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call><|im_end|>\n";
+        assert!(text.contains(shown), "{text}");
+    }
+
+    #[test]
     fn blocks_leave_no_whitespace_and_python_methods_work() {
         let source = "{{ bos_token }}\n{% for m in messages %}\n  {% if m['content'].startswith('x') %}\n\
             {{ m.content.strip() | trim }}{{ eos_token }}\n  {% break %}\n  {% endif %}\n{% endfor %}\n";
@@ -293,6 +361,18 @@ mod tests {
         assert_eq!(render(json!([{"content": "a"}, {"content": "b "}])).unwrap(), "[a][b ");
         assert!(render(json!([{"content": 1}])).is_err());
         assert!(render(json!([])).is_err());
+    }
+
+    #[test]
+    fn parts_are_joined_for_templates_that_take_strings_and_left_to_others() {
+        let parts = json!([{"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]);
+        let strings = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}";
+        assert_eq!(render(strings, &parts).unwrap(), "[a\nb]");
+        assert_eq!(render("{% for m in messages %}{{ m.content }}{% endfor %}", &parts).unwrap(), "a\nb");
+        let both = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
+            {% for p in m.content %}({{ p.text }}){% endfor %}{% endif %}{% endfor %}";
+        assert_eq!(render(both, &parts).unwrap(), "(a)(b)");
+        assert_eq!(render(both, &json!([{"content": "c"}])).unwrap(), "c");
     }
 
     #[test]

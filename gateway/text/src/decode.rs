@@ -16,6 +16,8 @@ const WINDOW_IDS_MAX: usize = 32;
 #[derive(Debug)]
 pub struct Decoder {
     tokenizer: Arc<Tokenizer>,
+    /// Whether special tokens have text.
+    special: bool,
     /// The last ids: `context` of them only there for the decoder's sake, then those not yet settled.
     window: Vec<u32>,
     context: usize,
@@ -26,23 +28,28 @@ pub struct Decoder {
 impl Decoder {
     /// A decoder for what follows `prompt`.
     pub fn new(tokenizer: Arc<Tokenizer>, prompt: &[u32]) -> Result<Self, TextError> {
+        Self::with_special(tokenizer, prompt, false)
+    }
+
+    /// The same, where special tokens may be shown too.
+    pub fn with_special(tokenizer: Arc<Tokenizer>, prompt: &[u32], special: bool) -> Result<Self, TextError> {
         // The context must not begin inside a character: a tokenizer whose bytes are tokens takes all bytes beside each
         // other for invalid if one of them is.
         for ids in CONTEXT_IDS..=CONTEXT_IDS + UNFINISHED_MAX {
             let window = prompt[prompt.len().saturating_sub(ids)..].to_vec();
-            let shown = tokenizer.decode(&window)?;
+            let shown = decode(&tokenizer, &window, special)?;
             if !shown.ends_with(char::REPLACEMENT_CHARACTER) {
-                return Ok(Self { tokenizer, context: window.len(), window, shown });
+                return Ok(Self { tokenizer, special, context: window.len(), window, shown });
             }
         }
         // Raw ids may end inside a character; what follows is then read on its own.
-        Ok(Self { tokenizer, context: 0, window: Vec::new(), shown: String::new() })
+        Ok(Self { tokenizer, special, context: 0, window: Vec::new(), shown: String::new() })
     }
 
     /// Takes the next id; returns the text that is now certain, often empty.
     pub fn push(&mut self, id: u32) -> Result<String, TextError> {
         self.window.push(id);
-        let text = self.tokenizer.decode(&self.window)?;
+        let text = self.decode(&self.window)?;
         let full = self.window.len() > WINDOW_IDS_MAX;
         if text.ends_with(char::REPLACEMENT_CHARACTER) {
             return if full { self.shorten(&text) } else { Ok(String::new()) };
@@ -51,7 +58,7 @@ impl Decoder {
         if !new.is_empty() {
             self.window.drain(..self.context);
             self.context = self.window.len();
-            self.shown = self.tokenizer.decode(&self.window)?;
+            self.shown = self.decode(&self.window)?;
         } else if full {
             self.window.truncate(self.context); // what came has no text
         }
@@ -60,7 +67,7 @@ impl Decoder {
 
     /// The text still withheld, when no id will follow: an unfinished character reads as U+FFFD.
     pub fn finish(&mut self) -> Result<String, TextError> {
-        let text = self.tokenizer.decode(&self.window)?;
+        let text = self.decode(&self.window)?;
         let new = self.unshown(&text)?;
         self.shown = text;
         self.context = self.window.len();
@@ -72,7 +79,7 @@ impl Decoder {
     fn unshown(&self, text: &str) -> Result<String, TextError> {
         match text.strip_prefix(&self.shown) {
             Some(new) => Ok(new.to_owned()),
-            None => self.tokenizer.decode(&self.window[self.context..]),
+            None => self.decode(&self.window[self.context..]),
         }
     }
 
@@ -82,8 +89,8 @@ impl Decoder {
         // Not at the very end, which may be the beginning of a character.
         for cut in (last - UNFINISHED_MAX..last).rev() {
             let (head, tail) = self.window.split_at(cut);
-            let head = self.tokenizer.decode(head)?;
-            let tail = self.tokenizer.decode(tail)?;
+            let head = self.decode(head)?;
+            let tail = self.decode(tail)?;
             if text.strip_prefix(&head) == Some(&tail)
                 && let Some(new) = head.strip_prefix(&self.shown)
             {
@@ -98,6 +105,14 @@ impl Decoder {
         (self.context, self.shown) = (0, String::new());
         Ok(new)
     }
+
+    fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
+        decode(&self.tokenizer, ids, self.special)
+    }
+}
+
+fn decode(tokenizer: &Tokenizer, ids: &[u32], special: bool) -> Result<String, TextError> {
+    if special { tokenizer.decode_all(ids) } else { tokenizer.decode(ids) }
 }
 
 #[cfg(test)]

@@ -44,8 +44,10 @@ pub enum HarmonyChannel {
 pub struct HarmonyPiece {
     /// For whom it is.
     pub channel: HarmonyChannel,
-    /// Its text, never empty.
+    /// Its text; empty only where a call begins.
     pub text: String,
+    /// Whether a message begins with it.
+    pub begins: bool,
 }
 
 /// Reads one answer, id by id.
@@ -146,7 +148,12 @@ impl HarmonyParser {
             State::Header { ids, .. } if id == message => {
                 let channel = self.tokens.channel_of(&self.tokenizer, ids)?;
                 let decoder = Decoder::new(Arc::clone(&self.tokenizer), &[])?;
+                // A call is one even if it has no arguments.
+                let begins = matches!(channel, HarmonyChannel::Call(_));
                 self.state = State::Message { channel, decoder, shown: false };
+                if begins {
+                    self.show(String::new(), pieces);
+                }
             }
             State::Header { ids, given, .. } => {
                 ids.push(id);
@@ -205,15 +212,16 @@ impl HarmonyParser {
 
     fn show(&mut self, text: String, pieces: &mut Vec<HarmonyPiece>) {
         let State::Message { channel, shown, .. } = &mut self.state else { return };
-        if text.is_empty() {
+        let call = matches!(channel, HarmonyChannel::Call(_));
+        let begins = !std::mem::replace(shown, *shown || call || !text.is_empty());
+        if text.is_empty() && !(call && begins) {
             return;
         }
-        let again = !*shown && self.last.as_ref() == Some(channel);
-        *shown = true;
+        let again = begins && !call && self.last.as_ref() == Some(channel);
         let text = if again { format!("{SEPARATOR}{text}") } else { text };
         match pieces.last_mut() {
-            Some(piece) if piece.channel == *channel => piece.text.push_str(&text),
-            _ => pieces.push(HarmonyPiece { channel: channel.clone(), text }),
+            Some(piece) if piece.channel == *channel && !(call && begins) => piece.text.push_str(&text),
+            _ => pieces.push(HarmonyPiece { channel: channel.clone(), text, begins }),
         }
     }
 }

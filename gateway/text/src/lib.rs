@@ -20,6 +20,7 @@ mod harmony;
 mod jinja;
 mod limits;
 mod strftime;
+mod token_bytes;
 mod tokenizer;
 
 pub use chat_template::{ChatTemplate, RenderOptions};

@@ -1,13 +1,17 @@
 //! Text to token ids and back, whole. Streams of ids are decoded in `decode.rs`.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
+use crate::token_bytes::{self, TokenBytes};
 use crate::{TextError, byte_tokenizer};
 
 /// A model's tokenizer: the built-in byte tokenizer or a Hugging Face `tokenizer.json`.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     kind: Kind,
+    /// Made at the first use: a few megabytes with a large vocabulary.
+    bytes: OnceLock<Vec<TokenBytes>>,
 }
 
 #[derive(Debug, Clone)]
@@ -37,7 +41,7 @@ pub(crate) struct AddedToken {
 impl Tokenizer {
     /// The built-in model's: ids 0..=255 are bytes, then `<|endoftext|>`, `<|im_start|>`, `<|im_end|>`.
     pub const fn builtin() -> Self {
-        Self { kind: Kind::Bytes }
+        Self { kind: Kind::Bytes, bytes: OnceLock::new() }
     }
 
     /// Reads a `tokenizer.json`.
@@ -51,7 +55,7 @@ impl Tokenizer {
         inner
             .with_truncation(None)
             .map_err(|e| TextError::Malformed { path: path.to_owned(), reason: e.to_string() })?;
-        Ok(Self { kind: Kind::HuggingFace(Box::new(inner)) })
+        Ok(Self { kind: Kind::HuggingFace(Box::new(inner)), bytes: OnceLock::new() })
     }
 
     /// Adds tokens, or changes the flags of those already added, as transformers does with those of
@@ -104,6 +108,36 @@ impl Tokenizer {
                 inner.decode(ids, true).map_err(|e| TextError::Tokenize(e.to_string()))
             }
         }
+    }
+
+    /// Text of `ids` with the texts of special tokens.
+    pub fn decode_all(&self, ids: &[u32]) -> Result<String, TextError> {
+        match &self.kind {
+            Kind::Bytes => {
+                let bytes = ids.iter().flat_map(|id| self.token_bytes(*id)).copied().collect::<Vec<u8>>();
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Kind::HuggingFace(inner) => {
+                inner.decode(ids, false).map_err(|e| TextError::Tokenize(e.to_string()))
+            }
+        }
+    }
+
+    /// The bytes that one token stands for, a special token's name included; none for an id without a token.
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        self.table().get(id as usize).map_or(&[], |token| &token.bytes)
+    }
+
+    /// Whether a token has no text of its own in an answer.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.table().get(id as usize).is_some_and(|token| token.special)
+    }
+
+    fn table(&self) -> &[TokenBytes] {
+        self.bytes.get_or_init(|| match &self.kind {
+            Kind::Bytes => byte_tokenizer::table(),
+            Kind::HuggingFace(inner) => token_bytes::table(inner),
+        })
     }
 
     /// The id of one token's text, special tokens included.

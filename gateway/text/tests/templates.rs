@@ -21,6 +21,8 @@ fn render(line: &Value, head: &Value) -> Result<String, TextError> {
     let options = RenderOptions {
         add_generation_prompt: *field("add_generation_prompt") == true,
         continue_final_message: *field("continue_final_message") == true,
+        // As transformers takes them.
+        join_parts: false,
         tools: present("tools"),
         documents: present("documents"),
         variables: object(field("variables")),

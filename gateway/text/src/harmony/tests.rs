@@ -27,11 +27,17 @@ fn joined(pieces: impl IntoIterator<Item = HarmonyPiece>) -> Vec<(HarmonyChannel
     let mut out: Vec<(HarmonyChannel, String)> = Vec::new();
     for piece in pieces {
         match out.last_mut() {
-            Some((channel, text)) if *channel == piece.channel => text.push_str(&piece.text),
+            Some((channel, text)) if *channel == piece.channel && !begins_call(&piece) => {
+                text.push_str(&piece.text);
+            }
             _ => out.push((piece.channel, piece.text)),
         }
     }
     out
+}
+
+fn begins_call(piece: &HarmonyPiece) -> bool {
+    piece.begins && matches!(piece.channel, HarmonyChannel::Call(_))
 }
 
 fn parse(prompt: &str, answer: &str) -> Vec<(HarmonyChannel, String)> {
@@ -78,6 +84,16 @@ fn calls_are_neither_reasoning_nor_content() {
     }
     let python = "<|channel|>analysis to=python code<|message|>1 + 1<|call|>";
     assert_eq!(parse(PROMPT, python), [call("python", "1 + 1")]);
+}
+
+#[test]
+fn each_call_is_one_of_its_own_even_without_arguments() {
+    let one = "<|channel|>commentary to=functions.f<|message|>";
+    let answer = format!("{one}{{}}<|end|><|start|>assistant{one}<|end|><|start|>assistant{one}{{}}<|call|>");
+    assert_eq!(
+        parse(PROMPT, &answer),
+        [call("functions.f", "{}"), call("functions.f", ""), call("functions.f", "{}")]
+    );
 }
 
 #[test]
@@ -150,11 +166,14 @@ fn at_once(answer: &[u32]) -> Vec<(HarmonyChannel, String)> {
             let text = TOKENIZER.decode(&segment).unwrap();
             (HarmonyChannel::Content, if started && text == "assistant" { String::new() } else { text })
         };
-        if text.is_empty() {
+        let call = matches!(channel, HarmonyChannel::Call(_));
+        if text.is_empty() && !call {
             continue;
         }
         match out.last_mut() {
-            Some((last, before)) if *last == channel => *before = format!("{before}{SEPARATOR}{text}"),
+            Some((last, before)) if *last == channel && !call => {
+                *before = format!("{before}{SEPARATOR}{text}");
+            }
             _ => out.push((channel, text)),
         }
     }
@@ -207,7 +226,7 @@ proptest! {
             pieces.extend(parser.push_all(&answer[cut[0]..cut[1]]).unwrap());
         }
         pieces.extend(parser.finish().unwrap());
-        prop_assert!(pieces.iter().all(|piece| !piece.text.is_empty()));
+        prop_assert!(pieces.iter().all(|piece| !piece.text.is_empty() || begins_call(piece)));
         prop_assert_eq!(joined(pieces), at_once(&answer));
     }
 }
