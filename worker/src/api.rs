@@ -2,15 +2,23 @@
 //! (`engine.rs`).
 
 mod answer;
+mod constraint;
+mod embeddings;
 mod error;
 mod generate;
+mod logprobs;
+mod model;
 mod params;
 mod prompt;
 mod request;
 mod running;
+mod sampling;
+mod shape;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod tokenize;
+mod tools;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -23,9 +31,13 @@ use keyway_wire::headers::{NUMERICS_ID, REQUEST_ID};
 use serde_json::json;
 
 use self::error::ApiError;
+pub(crate) use self::model::ServedModel;
 use self::stream::StreamFailed;
+use crate::answer_format::Formats;
 use crate::engine::EngineHandle;
 use crate::generation_config::GenerationConfig;
+use crate::grammar::GrammarCompiler;
+use crate::limits::INLINE_TOKENIZE_BYTES_MAX;
 use crate::metrics::Metrics;
 
 /// An answer; its body fails only where a stream must end without its end.
@@ -38,23 +50,29 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 pub(crate) struct App {
     pub(crate) engine: EngineHandle,
     pub(crate) text: TextModel,
+    /// How the model writes thoughts and calls.
+    pub(crate) formats: Formats,
+    pub(crate) grammars: GrammarCompiler,
     pub(crate) defaults: GenerationConfig,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) model: ServedModel,
 }
 
-/// The model as clients see it.
-#[derive(Debug)]
-pub(crate) struct ServedModel {
-    pub(crate) name: String,
-    /// Prompt and answer together, in tokens.
-    pub(crate) max_model_len: usize,
-    pub(crate) vocab_size: usize,
-    /// Ids that end a generation.
-    pub(crate) eos_token_ids: Vec<u32>,
-    pub(crate) numerics_id: String,
-    /// Unix seconds.
-    pub(crate) created: u64,
+/// The part that costs time with long texts and with grammars, on a thread of its own if it does.
+async fn off_the_runtime<T: Send + 'static>(
+    body: Bytes,
+    work: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if body.len() <= INLINE_TOKENIZE_BYTES_MAX && !may_ask_for_a_form(&body) {
+        return work(&body);
+    }
+    tokio::task::spawn_blocking(move || work(&body)).await.map_err(ApiError::internal)?
+}
+
+/// Whether a body names a field for whose sake a grammar may be compiled.
+fn may_ask_for_a_form(body: &[u8]) -> bool {
+    const FIELDS: [&str; 4] = ["response_format", "guided_", "structured_outputs", "tool_choice"];
+    std::str::from_utf8(body).is_ok_and(|body| FIELDS.iter().any(|field| body.contains(field)))
 }
 
 /// Answers one request.
@@ -87,18 +105,27 @@ where
         answer.headers_mut().insert(NUMERICS_ID, numerics_id);
         return Ok(answer);
     }
-    let answer = match path {
+    let path = path.to_owned();
+    let answer = match path.as_str() {
+        "/v1/embeddings" => {
+            allow(&request, &[Method::POST])?;
+            embeddings::embed(app, request.into_body()).await?
+        }
+        "/tokenize" | "/detokenize" => {
+            allow(&request, &[Method::POST])?;
+            tokenize::answer(app, &path, request.into_body()).await?
+        }
         "/v1/models" | "/health" | "/metrics" | "/version" => {
             allow(&request, &[Method::GET, Method::HEAD])?;
-            get(&app, path)?
+            get(&app, &path)?
         }
         _ => match path.strip_prefix("/v1/models/") {
-            Some(name) if name == app.model.name => {
+            Some(name) if app.model.is_named(name) => {
                 allow(&request, &[Method::GET, Method::HEAD])?;
-                json_response(&model_card(&app.model))
+                json_response(&app.model.card(name))
             }
-            Some(name) => return Err(ApiError::model_not_found(name, &app.model.name)),
-            None => return Err(ApiError::unknown_path(request.method(), path)),
+            Some(name) => return Err(ApiError::model_not_found(name, app.model.name())),
+            None => return Err(ApiError::unknown_path(request.method(), &path)),
         },
     };
     Ok(answer)
@@ -113,7 +140,7 @@ fn allow<B>(request: &http::Request<B>, methods: &[Method]) -> Result<(), ApiErr
 
 fn get(app: &App, path: &str) -> Result<Response, ApiError> {
     Ok(match path {
-        "/v1/models" => json_response(&json!({"object": "list", "data": [model_card(&app.model)]})),
+        "/v1/models" => json_response(&json!({"object": "list", "data": app.model.cards()})),
         "/version" => json_response(&json!({
             "version": env!("CARGO_PKG_VERSION"), "numerics_id": app.model.numerics_id,
         })),
@@ -125,13 +152,6 @@ fn get(app: &App, path: &str) -> Result<Response, ApiError> {
         }
         _ if app.engine.is_alive() => json_response(&json!({"status": "ok"})),
         _ => return Err(ApiError::engine_stopped()),
-    })
-}
-
-fn model_card(model: &ServedModel) -> serde_json::Value {
-    json!({
-        "id": model.name, "object": "model", "created": model.created, "owned_by": "keyway",
-        "max_model_len": model.max_model_len, "numerics_id": model.numerics_id,
     })
 }
 

@@ -54,4 +54,10 @@ pub trait Backend: Send {
     /// Writes the KV of every chunk's tokens and appends to `logits` (cleared first) one row of
     /// `vocab_size` per chunk that wants it, in the chunks' order.
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>);
+
+    /// The final hidden states, behind the last normalisation, from which the last step's logits were made: a row of
+    /// equal width for each row of logits. `None` where a backend does not keep them.
+    fn hidden(&self) -> Option<&[f32]> {
+        None
+    }
 }

@@ -74,12 +74,10 @@ impl SchedulerBench {
         let prompt = shared.chain(own.map(|_| random.u32(..))).collect();
         let request = GenerationRequest {
             prompt,
-            output_ids: Vec::new(),
             max_tokens: self.case.output,
             ignore_eos: true,
-            sampling: Sampling { temperature: 0.0, top_p: 1.0, top_k: 0, seed: 0 },
-            salt: Arc::from([]),
-            priority: 0,
+            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+            ..GenerationRequest::default()
         };
         let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() else { return };
         let (sequence, generation) = Sequence::new(request, slot, Instant::now());
@@ -103,7 +101,7 @@ impl SchedulerBench {
         let (parts, sequences) = self.scheduler.planned_mut();
         for part in parts {
             if sequences[part.sequence].remaining() == 0 {
-                sequences[part.sequence].push(self.random.u32(..), false);
+                sequences[part.sequence].push(self.random.u32(..), false, None);
             }
         }
         let begin = Instant::now();

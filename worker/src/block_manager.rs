@@ -138,16 +138,19 @@ impl BlockManager {
     ///
     /// Returns the number of tokens whose KV is there (or will be within this step): a multiple of the block size,
     /// and less than `tokens.len()`, because the last token must run to have logits. `None`, and nothing changed,
-    /// while too few blocks are free.
+    /// while too few blocks are free. Of what is cached, at most the first `reuse` tokens are taken: who wants the
+    /// logits of a prompt must compute it.
     pub(crate) fn admit(
         &mut self,
         table: &mut BlockTable,
         tokens: &[u32],
         salt: &Arc<[u8]>,
         chunk: usize,
+        reuse: usize,
     ) -> Option<usize> {
         debug_assert!(table.is_empty());
-        let anchors = self.matched(tokens, salt);
+        let mut anchors = self.matched(tokens, salt);
+        anchors.truncate(reuse / self.block_size);
         let cached = self.usable(&anchors) * self.block_size;
         let group = |g| {
             let first = self.rules.first_block(g, cached);

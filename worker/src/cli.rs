@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use keyway_wire::kv_event::WireFormat;
 
+use crate::answer_format::{CallFormat, ReasoningFormat};
 use crate::kv_events::{KvEventOptions, ZmqAddr};
 use crate::model::ModelSource;
 use crate::worker::WorkerOptions;
@@ -39,9 +40,19 @@ struct Options {
     #[arg(long, value_name = "DIR|builtin", default_value = "builtin", env = "KEYWAY_WORKER_MODEL")]
     model: ModelSource,
 
-    /// The model's name for clients [default: the directory's name, or keyway-builtin].
-    #[arg(long, value_name = "NAME", env = "KEYWAY_WORKER_SERVED_MODEL_NAME")]
-    served_model_name: Option<String>,
+    /// The model's names for clients, set off by commas or given several times; answers to requests without one bear
+    /// the first [default: the directory's name, or keyway-builtin].
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', env = "KEYWAY_WORKER_SERVED_MODEL_NAME")]
+    served_model_name: Vec<String>,
+
+    /// How the model writes its thoughts: none, qwen3 or deepseek_r1 [default: as its chat template tells].
+    #[arg(long, value_name = "FORMAT", env = "KEYWAY_WORKER_REASONING_PARSER")]
+    reasoning_parser: Option<ReasoningFormat>,
+
+    /// How the model writes calls of functions: none, hermes, llama3_json or qwen3_coder [default: as its chat template
+    /// tells].
+    #[arg(long, value_name = "FORMAT", env = "KEYWAY_WORKER_TOOL_CALL_PARSER")]
+    tool_call_parser: Option<CallFormat>,
 
     /// Address to listen on; port 0 takes a free one, which the log names.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000", env = "KEYWAY_WORKER_LISTEN")]
@@ -141,9 +152,13 @@ impl Cli {
         if options.device == Device::Cuda {
             return Err("this build has the CPU backend only: leave out --device cuda".to_owned());
         }
+        let mut names = options.served_model_name.into_iter().filter(|name| !name.is_empty());
         let worker = WorkerOptions {
             model: options.model,
-            served_model_name: options.served_model_name,
+            served_model_name: names.next(),
+            served_model_aliases: names.collect(),
+            reasoning_format: options.reasoning_parser,
+            call_format: options.tool_call_parser,
             listen: options.listen,
             block_size: options.block_size,
             num_kv_blocks: options.num_kv_blocks,

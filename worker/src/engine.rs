@@ -20,6 +20,7 @@ use crate::backend::Backend;
 use crate::block_manager::{BlockManager, CacheChange, GroupRules};
 use crate::kv_events::Recorder;
 use crate::limits::LIVE_SEQUENCES_MAX;
+use crate::logprobs::TokenScore;
 use crate::metrics::{Metrics, Phase};
 use crate::sampler::Sampler;
 use crate::scheduler::{Planned, Scheduler, StepLimits};
@@ -224,21 +225,43 @@ impl Engine {
         self.backend.step(&self.scheduler.chunks(&tables), &mut self.logits);
     }
 
-    /// Extends every sequence whose tokens are all computed.
+    /// Scores prompts, and extends every sequence whose tokens are all computed.
     fn sample(&mut self) {
         let now = Instant::now();
         let (parts, sequences) = self.scheduler.planned_mut();
+        let count = self.logits.len() / self.backend.vocab_size();
+        let hidden = self.backend.hidden();
         let mut rows = self.logits.chunks_exact_mut(self.backend.vocab_size());
         for part in parts {
             let sequence = &mut sequences[part.sequence];
+            if sequence.is_scoring() {
+                // One row for each of the part's tokens; the last one's may be the one to sample from.
+                for position in sequence.computed - part.tokens..sequence.computed {
+                    if position + 1 == sequence.tokens.len() {
+                        break;
+                    }
+                    let Some(row) = rows.next() else { break };
+                    sequence.score(position, row);
+                }
+            }
             if sequence.remaining() > 0 {
                 continue;
             }
+            let index = count - rows.len();
             let Some(row) = rows.next() else { break };
-            for id in &self.options.suppress_token_ids {
-                row[*id as usize] = f32::NEG_INFINITY;
+            let hidden =
+                hidden.and_then(|states| states.chunks_exact((states.len() / count).max(1)).nth(index));
+            sequence.prompt_computed(hidden);
+            if sequence.finish.is_some() {
+                continue;
             }
-            let token = self.sampler.sample(row, &sequence.sampling, sequence.tokens.len());
+            let (token, score) = match draw(&mut self.sampler, &self.options, sequence, row) {
+                Ok(drawn) => drawn,
+                Err(reason) => {
+                    sequence.fail(reason);
+                    continue;
+                }
+            };
             let (histogram, since) = match sequence.last_token.replace(now) {
                 None => (&self.metrics.time_to_first_token, sequence.arrived),
                 Some(last) => (&self.metrics.inter_token_latency, last),
@@ -246,7 +269,7 @@ impl Engine {
             histogram.observe((now - since).as_secs_f64());
             self.metrics.generation_tokens.inc();
             // Last: who has the token finds it counted.
-            sequence.push(token, self.options.eos_token_ids.contains(&token));
+            sequence.push(token, self.options.eos_token_ids.contains(&token), score);
         }
     }
 
@@ -275,6 +298,39 @@ impl Engine {
         self.metrics.requests_waiting.set(self.scheduler.waiting_len() as i64);
         self.metrics.kv_blocks_used.set(self.scheduler.blocks().used_blocks() as i64);
     }
+}
+
+/// The next token of a sequence from its row of logits, and its score if the client wants one. The error says why the
+/// answer's form cannot be kept.
+fn draw(
+    sampler: &mut Sampler,
+    options: &EngineOptions,
+    sequence: &mut Sequence,
+    row: &mut [f32],
+) -> Result<(u32, Option<Box<TokenScore>>), String> {
+    // Scores are of the model's own distribution, before anything changes it.
+    let raw = sequence.logprobs.map(|_| row.to_vec());
+    let eos = &options.eos_token_ids;
+    let masked = match &mut sequence.grammar {
+        None => None,
+        Some(grammar) => {
+            grammar.mask(row, eos)?;
+            Some(row.to_vec())
+        }
+    };
+    for id in &options.suppress_token_ids {
+        row[*id as usize] = f32::NEG_INFINITY;
+    }
+    sequence.rules.apply(row, eos, sequence.generated());
+    if let Some(masked) = masked
+        && row.iter().all(|logit| *logit == f32::NEG_INFINITY)
+    {
+        // The answer's form comes before everything else.
+        row.copy_from_slice(&masked);
+    }
+    let token = sampler.sample(row, &sequence.sampling, sequence.tokens.len());
+    let score = raw.zip(sequence.logprobs).map(|(raw, top)| Box::new(TokenScore::of(&raw, token, top)));
+    Ok((token, score))
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ pub(crate) struct GenerationConfig {
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,
     pub(crate) top_k: Option<usize>,
+    pub(crate) min_p: Option<f32>,
+    pub(crate) repetition_penalty: Option<f32>,
     /// Tokens to generate at most; without it, as many as the context holds.
     pub(crate) max_new_tokens: Option<usize>,
     /// Ids that are never generated.

@@ -11,6 +11,7 @@
 //!
 //! `worker.rs` puts them together: [`start`].
 
+mod answer_format;
 mod api;
 pub mod backend;
 #[doc(hidden)]
@@ -19,8 +20,10 @@ mod block_manager;
 pub mod cli;
 mod engine;
 mod generation_config;
+mod grammar;
 mod kv_events;
 mod limits;
+mod logprobs;
 mod metrics;
 pub mod model;
 mod output;
@@ -30,8 +33,10 @@ mod scheduler;
 mod sequence;
 mod server;
 mod stop;
+mod token_rules;
 mod worker;
 
+pub use answer_format::{CallFormat, ReasoningFormat};
 pub use block_manager::CacheChange;
 pub use keyway_wire::kv_event::WireFormat;
 pub use kv_events::{BadZmqAddr, KvEventOptions, ZmqAddr};

@@ -15,6 +15,33 @@ pub(crate) const LIVE_SEQUENCES_MAX: usize = 1024;
 pub(crate) const PROMPTS_PER_REQUEST_MAX: usize = 128;
 const _: () = assert!(PROMPTS_PER_REQUEST_MAX <= LIVE_SEQUENCES_MAX / 4);
 
+/// Tokens of a step, over all sequences, whose prompts are scored: each has a row of logits, of 600 KB with the
+/// largest vocabularies. The step's other tokens have none, or one for a whole piece.
+pub(crate) const SCORED_TOKENS_PER_STEP_MAX: usize = 64;
+
+/// Likeliest tokens told with a token's own log probability: OpenAI's bound, and vLLM's default.
+pub(crate) const TOP_LOGPROBS_MAX: usize = 20;
+
+/// Answers to one prompt (`n`). All of a request's together are bounded by [`PROMPTS_PER_REQUEST_MAX`].
+pub(crate) const CHOICES_MAX: usize = 128;
+const _: () = assert!(CHOICES_MAX <= PROMPTS_PER_REQUEST_MAX);
+
+/// Entries of `logit_bias`, and ids of `stop_token_ids`, of one request: OpenAI's clients may bias 300 tokens. Each
+/// costs a few nanoseconds a token.
+pub(crate) const TOKEN_RULES_MAX: usize = 1024;
+
+/// Steps that compiling a grammar may take before it is refused: llguidance's default, some 20 ms.
+pub(crate) const GRAMMAR_COMPILE_FUEL_MAX: u64 = 1_000_000;
+
+/// Bytes of the text that says an answer's form, schemas as JSON: the largest public ones have some hundred kilobytes.
+pub(crate) const GRAMMAR_BYTES_MAX: usize = 1 << 20;
+
+/// Symbols of a compiled grammar: llguidance's default, a few megabytes of JSON schema.
+pub(crate) const GRAMMAR_SIZE_MAX: usize = 500_000;
+
+/// States of a grammar's lexer, of one to two kilobytes each: 100 MB at the worst, for one request.
+pub(crate) const GRAMMAR_STATES_MAX: usize = 50_000;
+
 /// `stop` strings of one request. OpenAI takes 4; engines' own clients send more.
 pub(crate) const STOP_STRINGS_MAX: usize = 16;
 

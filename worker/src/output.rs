@@ -2,9 +2,9 @@
 
 use keyway_text::{TextError, TextModel};
 
-use crate::reader::{Reader, Shown};
+use crate::reader::{ReadOptions, Reader, Shown};
 use crate::sequence::{FinishReason, TokenEvent};
-use crate::stop::StopMatcher;
+use crate::stop::{StopMatcher, StopStrings};
 
 /// Why an output cannot be resumed.
 #[derive(Debug, thiserror::Error)]
@@ -33,26 +33,52 @@ pub(crate) struct TextOutput {
     /// Tokens taken, resumed ones and the end-of-sequence token included.
     pub(crate) completion_tokens: usize,
     pub(crate) cached_tokens: usize,
+    /// Whether a stop token's text is shown.
+    shows_stop_token: bool,
     /// Set with the last piece of text.
     pub(crate) finish: Option<FinishReason>,
+    /// The stop string or token that ended it.
+    pub(crate) stop_reason: Option<StopReason>,
+}
+
+/// What a request named as an end, and came.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(untagged)]
+pub(crate) enum StopReason {
+    Text(String),
+    Token(u32),
 }
 
 impl TextOutput {
-    /// The text of what follows `prompt`. With `formatted`, the model's thoughts are told from its answer.
-    pub(crate) fn new(
+    /// The text of what follows `prompt`, as it is.
+    #[cfg(test)]
+    pub(crate) fn new(text: &TextModel, prompt: &[u32], stops: Vec<String>) -> Result<Self, TextError> {
+        let stops = StopStrings { texts: stops, ..StopStrings::default() };
+        Self::with(text, prompt, stops, &ReadOptions::default())
+    }
+
+    /// The text of what follows `prompt`.
+    pub(crate) fn with(
         text: &TextModel,
         prompt: &[u32],
-        stops: Vec<String>,
-        formatted: bool,
+        stops: StopStrings,
+        options: &ReadOptions,
     ) -> Result<Self, TextError> {
         Ok(Self {
-            reader: Reader::new(text, prompt, formatted)?,
+            reader: Reader::new(text, prompt, options)?,
+            shows_stop_token: stops.shown,
             stop: StopMatcher::new(stops),
             owed: Shown::default(),
             completion_tokens: 0,
             cached_tokens: 0,
             finish: None,
+            stop_reason: None,
         })
+    }
+
+    /// Puts text in front of all: the prompt's, where a client wants it echoed.
+    pub(crate) fn echo(&mut self, text: &str) {
+        self.owed.content.insert_str(0, text);
     }
 
     /// Takes the tokens of an output that was broken off, none of which ended it. What follows begins behind the
@@ -61,48 +87,58 @@ impl TextOutput {
     pub(crate) fn resume(&mut self, ids: &[u32], emitted: usize) -> Result<(), ResumeError> {
         let mut rest = emitted;
         for id in ids {
+            self.completion_tokens += 1;
             let read = self.reader.push(*id)?;
-            let (mut shown, stopped) = self.cut(read);
-            if stopped {
+            let mut shown = self.cut(read);
+            if self.stop_reason.is_some() {
                 return Err(ResumeError::Complete);
             }
             rest -= shown.drop_front(rest).ok_or(ResumeError::InsideCharacter)?;
-            self.owed.append(&shown);
+            self.owed.append(shown);
         }
         if rest > 0 {
             return Err(ResumeError::MoreThanGiven(emitted - rest));
         }
-        self.completion_tokens = ids.len();
         Ok(())
     }
 
     /// Takes the next token; returns the text to show now, often none. Once `finish` is set, no more tokens must
     /// come.
-    pub(crate) fn push(&mut self, event: TokenEvent) -> Result<Shown, TextError> {
+    pub(crate) fn push(&mut self, event: &TokenEvent) -> Result<Shown, TextError> {
         self.completion_tokens += 1;
         self.cached_tokens = event.cached_tokens;
         let mut read = match event.finish {
             // The end-of-sequence token has no text, whatever the tokenizer thinks of it.
             Some(FinishReason::Stop) => Shown::default(),
+            Some(FinishReason::StopToken) if !self.shows_stop_token => Shown::default(),
             _ => self.reader.push(event.token)?,
         };
         if event.finish.is_some() {
-            read.append(&self.reader.finish()?);
+            read.append(self.reader.finish()?);
         }
-        let (new, stopped) = self.cut(read);
-        let mut shown = std::mem::take(&mut self.owed);
-        shown.append(&new);
-        self.finish = if stopped { Some(FinishReason::Stop) } else { event.finish };
+        let new = self.cut(read);
+        let mut shown = self.owed();
+        shown.append(new);
+        self.finish = if self.stop_reason.is_some() { Some(FinishReason::Stop) } else { event.finish };
         if self.finish.is_some() {
             shown.content.push_str(&self.stop.finish());
+        }
+        if self.finish == Some(FinishReason::StopToken) {
+            self.stop_reason = Some(StopReason::Token(event.token));
         }
         Ok(shown)
     }
 
-    /// Withholds what may begin a stop string; whether one is complete.
-    fn cut(&mut self, read: Shown) -> (Shown, bool) {
-        let (content, stopped) = self.stop.push(&read.content);
-        (Shown { reasoning: read.reasoning, content }, stopped)
+    /// Text that a client is owed before any token comes.
+    pub(crate) fn owed(&mut self) -> Shown {
+        std::mem::take(&mut self.owed)
+    }
+
+    /// Withholds what may begin a stop string, and notes one that is complete.
+    fn cut(&mut self, read: Shown) -> Shown {
+        let (content, stopped) = self.stop.push(&read.content, self.completion_tokens);
+        self.stop_reason = stopped.map(|text| StopReason::Text(text.to_owned()));
+        Shown { content, ..read }
     }
 }
 
@@ -110,7 +146,7 @@ impl FinishReason {
     /// OpenAI's word.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
-            Self::Stop => "stop",
+            Self::Stop | Self::StopToken | Self::Complete => "stop",
             Self::Length => "length",
         }
     }

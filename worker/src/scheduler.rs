@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 
 use crate::backend::Chunk;
 use crate::block_manager::{BlockId, BlockManager, CacheChange};
+use crate::limits::SCORED_TOKENS_PER_STEP_MAX;
 use crate::sequence::{Rank, Sequence};
 
 /// What bounds one step.
@@ -58,14 +59,40 @@ pub(crate) struct Scheduler {
     /// In the order of admission.
     running: Vec<Sequence>,
     plan: Plan,
+    scored: ScoredBudget,
     /// Newcomers so far.
     arrivals: u64,
+}
+
+/// What is left in a step of the rows of logits for prompts that are scored.
+#[derive(Debug)]
+struct ScoredBudget(usize);
+
+impl Default for ScoredBudget {
+    fn default() -> Self {
+        Self(SCORED_TOKENS_PER_STEP_MAX)
+    }
+}
+
+impl ScoredBudget {
+    /// How many of the sequence's remaining tokens may run.
+    fn tokens(&self, sequence: &Sequence, budget: usize) -> usize {
+        let most = if sequence.is_scoring() { self.0.min(budget) } else { budget };
+        sequence.remaining().min(most)
+    }
+
+    fn spend(&mut self, sequence: &Sequence, tokens: usize) {
+        if sequence.is_scoring() {
+            self.0 -= tokens;
+        }
+    }
 }
 
 impl Scheduler {
     pub(crate) fn new(limits: StepLimits, blocks: BlockManager) -> Self {
         let (waiting, running) = (BTreeMap::new(), Vec::new());
-        Self { limits, blocks, waiting, running, plan: Plan::default(), arrivals: 0 }
+        let (plan, scored) = (Plan::default(), ScoredBudget::default());
+        Self { limits, blocks, waiting, running, plan, scored, arrivals: 0 }
     }
 
     /// Queues a newcomer.
@@ -133,13 +160,20 @@ impl Scheduler {
 
     /// The plan as a backend takes it, with its own `tables`.
     pub(crate) fn chunks<'a>(&'a self, tables: &'a [&'a [BlockId]]) -> Vec<Chunk<'a>> {
-        let chunk = |(part, tables): (&Planned, &'a [&'a [BlockId]])| {
+        let mut chunks = Vec::with_capacity(self.plan.parts.len());
+        for (part, tables) in self.plan.parts.iter().zip(tables.chunks_exact(self.blocks.groups())) {
             let sequence = &self.running[part.sequence];
             let (start, end) = (sequence.computed, sequence.computed + part.tokens);
-            let wants_logits = end == sequence.tokens.len();
-            Chunk { tokens: &sequence.tokens[start..end], start, tables, wants_logits }
-        };
-        self.plan.parts.iter().zip(tables.chunks_exact(self.blocks.groups())).map(chunk).collect()
+            let known = sequence.tokens.len();
+            // A prompt that is scored wants the logits behind each of its tokens, so each is a chunk of its own.
+            let stride = if sequence.is_scoring() { 1 } else { part.tokens };
+            for start in (start..end).step_by(stride) {
+                let wants_logits = stride == 1 && sequence.is_scoring() || start + stride == known;
+                let tokens = &sequence.tokens[start..start + stride];
+                chunks.push(Chunk { tokens, start, tables, wants_logits });
+            }
+        }
+        chunks
     }
 
     /// Lets go of sequences whose clients are gone.
@@ -191,6 +225,7 @@ impl Scheduler {
     /// blocks have run out.
     fn plan_running(&mut self) -> Option<usize> {
         self.plan.parts.clear();
+        self.scored = ScoredBudget::default();
         let mut budget = self.limits.max_batched_tokens;
         let mut prefills = Vec::new();
         for i in 0..self.running.len() {
@@ -209,12 +244,13 @@ impl Scheduler {
     /// Plans as much of one sequence as the budget allows; `None` where blocks have run out.
     fn plan_part(&mut self, i: usize, budget: &mut usize) -> Option<()> {
         let sequence = &mut self.running[i];
-        let tokens = sequence.remaining().min(*budget);
+        let tokens = self.scored.tokens(sequence, *budget);
         if tokens > 0 {
             let covered = self.blocks.cover(&mut sequence.table, sequence.computed + tokens);
             covered.then_some(())?;
             self.plan.parts.push(Planned { sequence: i, tokens });
             *budget -= tokens;
+            self.scored.spend(&self.running[i], tokens);
         }
         Some(())
     }
@@ -223,8 +259,12 @@ impl Scheduler {
         while *budget > 0 && self.running.len() < self.limits.max_running {
             let Some(mut next) = self.waiting.first_entry() else { return };
             let sequence = next.get_mut();
-            let Some(cached) =
-                self.blocks.admit(&mut sequence.table, &sequence.tokens, &sequence.salt, *budget)
+            if self.scored.tokens(sequence, *budget) == 0 {
+                return;
+            }
+            let reuse = sequence.reusable();
+            let table = &mut sequence.table;
+            let Some(cached) = self.blocks.admit(table, &sequence.tokens, &sequence.salt, *budget, reuse)
             else {
                 return;
             };
@@ -236,10 +276,11 @@ impl Scheduler {
                 self.plan.admitted_tokens += sequence.prompt_len;
                 self.plan.cached_tokens += cached;
             }
-            let tokens = sequence.remaining().min(*budget);
+            let tokens = self.scored.tokens(&sequence, *budget);
             promise(&mut self.blocks, &mut sequence, tokens);
             self.plan.parts.push(Planned { sequence: self.running.len(), tokens });
             *budget -= tokens;
+            self.scored.spend(&sequence, tokens);
             self.running.push(sequence);
         }
     }

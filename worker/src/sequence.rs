@@ -9,7 +9,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::block_manager::BlockTable;
+use crate::grammar::{Grammar, Next};
+use crate::logprobs::TokenScore;
 use crate::sampler::Sampling;
+use crate::token_rules::{RuleState, TokenRules};
 
 /// What a client asks of the engine, in token ids.
 #[derive(Debug, Clone)]
@@ -18,16 +21,45 @@ pub(crate) struct GenerationRequest {
     pub(crate) prompt: Vec<u32>,
     /// Tokens that were generated before, elsewhere: the generation goes on behind them. Fewer than `max_tokens`.
     pub(crate) output_ids: Vec<u32>,
-    /// Tokens to generate at most, `output_ids` among them; at least one.
+    /// Tokens to generate at most, `output_ids` among them. With 0 the prompt is computed and that is all.
     pub(crate) max_tokens: usize,
     /// Whether to go on after an end-of-sequence token.
     pub(crate) ignore_eos: bool,
     /// How tokens are chosen.
     pub(crate) sampling: Sampling,
+    /// What changes the logits before.
+    pub(crate) rules: TokenRules,
+    /// The form that the answer must have, from its beginning.
+    pub(crate) grammar: Option<Grammar>,
+    /// How many of the likeliest tokens to tell with each token's own log probability; `None` tells nothing.
+    pub(crate) logprobs: Option<usize>,
+    /// The same for the prompt's tokens, which are then all computed, cached or not.
+    pub(crate) prompt_logprobs: Option<usize>,
+    /// Whether the final hidden state behind the prompt is wanted.
+    pub(crate) hidden: bool,
     /// Separates prefix caches: only requests with an equal salt share KV.
     pub(crate) salt: Arc<[u8]>,
     /// The lower, the sooner.
     pub(crate) priority: i64,
+}
+
+impl Default for GenerationRequest {
+    fn default() -> Self {
+        Self {
+            prompt: Vec::new(),
+            output_ids: Vec::new(),
+            max_tokens: 1,
+            ignore_eos: false,
+            sampling: Sampling::default(),
+            rules: TokenRules::default(),
+            grammar: None,
+            logprobs: None,
+            prompt_logprobs: None,
+            hidden: false,
+            salt: Arc::from([]),
+            priority: 0,
+        }
+    }
 }
 
 /// Who comes first: the lower rank.
@@ -44,17 +76,46 @@ pub(crate) struct Rank {
 pub(crate) enum FinishReason {
     /// An end-of-sequence token, or a stop string.
     Stop,
+    /// A token that the request names.
+    StopToken,
+    /// The answer's form lets nothing follow.
+    Complete,
     /// `max_tokens`.
     Length,
 }
 
+/// What a client hears of its generation.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Event {
+    /// The prompt is computed. Comes first, and only if the request asked for something that is in it.
+    Prompt(PromptOutcome),
+    /// A token.
+    Token(TokenEvent),
+    /// The answer's form cannot be kept, for this reason. The last event.
+    Failed(String),
+}
+
+/// What a request asked of its prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct PromptOutcome {
+    /// The score of each token of the prompt but the first; empty if not asked for.
+    pub(crate) scores: Vec<TokenScore>,
+    /// The final hidden state behind the prompt's last token; empty if not asked for.
+    pub(crate) hidden: Vec<f32>,
+    pub(crate) cached_tokens: usize,
+    /// Whether this was all.
+    pub(crate) is_last: bool,
+}
+
 /// One generated token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TokenEvent {
     /// The token's id.
     pub(crate) token: u32,
     /// Prompt tokens whose KV this generation did not compute itself; the same in each of its events.
     pub(crate) cached_tokens: usize,
+    /// If the request asked for it.
+    pub(crate) score: Option<Box<TokenScore>>,
     /// Present in the last event.
     pub(crate) finish: Option<FinishReason>,
 }
@@ -65,12 +126,12 @@ pub(crate) struct TokenEvent {
 /// few words per token, and a generation has at most the model's context of them.
 #[derive(Debug)]
 pub(crate) struct Generation {
-    events: UnboundedReceiver<TokenEvent>,
+    events: UnboundedReceiver<Event>,
 }
 
 impl Generation {
-    /// The next token. `None` after the last one, or if the engine failed before it.
-    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<TokenEvent>> {
+    /// The next event. `None` after the last one, or if the engine failed before it.
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         self.events.poll_recv(context)
     }
 }
@@ -87,17 +148,33 @@ pub(crate) struct Sequence {
     pub(crate) table: BlockTable,
     pub(crate) salt: Arc<[u8]>,
     pub(crate) sampling: Sampling,
+    pub(crate) rules: RuleState,
+    pub(crate) grammar: Option<Grammar>,
+    /// Likeliest tokens to tell with each token; `None` tells no score.
+    pub(crate) logprobs: Option<usize>,
     /// Set once, at the first admission.
     pub(crate) cached_tokens: Option<usize>,
     pub(crate) arrived: Instant,
     pub(crate) last_token: Option<Instant>,
     /// Why it ended; it leaves at the end of that step.
     pub(crate) finish: Option<FinishReason>,
+    prompt_wish: PromptWish,
     ignore_eos: bool,
     max_len: usize,
-    events: UnboundedSender<TokenEvent>,
+    events: UnboundedSender<Event>,
     /// Its place among the live sequences, given back on drop.
     _slot: OwnedSemaphorePermit,
+}
+
+/// What a request wants of its prompt, as far as it is not told.
+#[derive(Debug)]
+struct PromptWish {
+    /// Likeliest tokens with each score; `None` once nothing is to be scored.
+    top: Option<usize>,
+    /// Scores so far: of the prompt's second token, of its third, and so on.
+    scores: Vec<TokenScore>,
+    hidden: bool,
+    told: bool,
 }
 
 impl Sequence {
@@ -109,6 +186,13 @@ impl Sequence {
     ) -> (Self, Generation) {
         let (sender, receiver) = unbounded_channel();
         let prompt_len = request.prompt.len();
+        let rules = RuleState::new(request.rules, &request.prompt, &request.output_ids);
+        let prompt_wish = PromptWish {
+            top: request.prompt_logprobs.filter(|_| prompt_len > 1),
+            scores: Vec::new(),
+            hidden: request.hidden,
+            told: request.prompt_logprobs.is_none() && !request.hidden && request.max_tokens > 0,
+        };
         let mut tokens = request.prompt;
         tokens.extend(request.output_ids);
         let sequence = Self {
@@ -120,10 +204,14 @@ impl Sequence {
             table: BlockTable::default(),
             salt: request.salt,
             sampling: request.sampling,
+            rules,
+            grammar: request.grammar,
+            logprobs: request.logprobs,
             cached_tokens: None,
             arrived: now,
             last_token: None,
             finish: None,
+            prompt_wish,
             ignore_eos: request.ignore_eos,
             events: sender,
             _slot: slot,
@@ -136,21 +224,86 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
+    /// Whether the logits behind each of the next tokens are wanted, because the prompt is scored.
+    pub(crate) fn is_scoring(&self) -> bool {
+        self.prompt_wish.top.is_some()
+    }
+
+    /// How many tokens at the front may come out of the cache: what is scored must be computed.
+    pub(crate) fn reusable(&self) -> usize {
+        if self.is_scoring() { self.prompt_wish.scores.len() } else { usize::MAX }
+    }
+
+    /// Takes the logits behind the token at `position`, while the prompt is scored.
+    pub(crate) fn score(&mut self, position: usize, row: &[f32]) {
+        let Some(top) = self.prompt_wish.top else { return };
+        // After a preemption, rows may come again.
+        if position == self.prompt_wish.scores.len() && position + 1 < self.prompt_len {
+            self.prompt_wish.scores.push(TokenScore::of(row, self.tokens[position + 1], top));
+        }
+    }
+
+    /// Takes note that the prompt is computed, with the hidden state behind it; tells the client, if it asked for
+    /// anything, and once.
+    pub(crate) fn prompt_computed(&mut self, hidden: Option<&[f32]>) {
+        self.prompt_wish.top = None;
+        if std::mem::replace(&mut self.prompt_wish.told, true) {
+            return;
+        }
+        let is_last = self.max_len == self.prompt_len;
+        if is_last {
+            self.finish = Some(FinishReason::Length);
+        }
+        let hidden = hidden.filter(|_| self.prompt_wish.hidden).unwrap_or_default().to_vec();
+        let scores = std::mem::take(&mut self.prompt_wish.scores);
+        let cached_tokens = self.cached_tokens.unwrap_or(0);
+        self.tell(Event::Prompt(PromptOutcome { scores, hidden, cached_tokens, is_last }));
+    }
+
     /// Whether the client is gone.
     pub(crate) fn aborted(&self) -> bool {
         self.events.is_closed()
     }
 
+    /// Tokens generated so far, here and elsewhere.
+    pub(crate) fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
     /// Appends a sampled token and tells the client.
-    pub(crate) fn push(&mut self, token: u32, is_eos: bool) {
+    pub(crate) fn push(&mut self, token: u32, is_eos: bool, score: Option<Box<TokenScore>>) {
         self.tokens.push(token);
-        if is_eos && !self.ignore_eos {
+        self.rules.push(token);
+        let complete = match &mut self.grammar {
+            None => false,
+            // A grammar lets the end come where the answer is complete.
+            Some(_) if is_eos => true,
+            Some(grammar) => match grammar.accept(token) {
+                Ok(next) => next == Next::Nothing,
+                Err(reason) => return self.fail(reason),
+            },
+        };
+        if is_eos && (!self.ignore_eos || complete) {
             self.finish = Some(FinishReason::Stop);
+        } else if complete {
+            self.finish = Some(FinishReason::Complete);
+        } else if self.rules.is_stop(token) {
+            self.finish = Some(FinishReason::StopToken);
         } else if self.tokens.len() >= self.max_len {
             self.finish = Some(FinishReason::Length);
         }
         let cached_tokens = self.cached_tokens.unwrap_or(0);
+        self.tell(Event::Token(TokenEvent { token, cached_tokens, score, finish: self.finish }));
+    }
+
+    /// Ends because the answer's form cannot be kept.
+    pub(crate) fn fail(&mut self, reason: String) {
+        self.finish = Some(FinishReason::Stop);
+        self.tell(Event::Failed(reason));
+    }
+
+    fn tell(&self, event: Event) {
         // A client that is gone is noticed at the next step.
-        let _ = self.events.send(TokenEvent { token, cached_tokens, finish: self.finish });
+        let _ = self.events.send(event);
     }
 }

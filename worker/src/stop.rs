@@ -1,32 +1,47 @@
 //! Stop strings over text that comes in pieces: text is withheld while it may be the beginning of one. Not stop
 //! tokens, which the engine knows.
 
+/// A request's stop strings.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StopStrings {
+    /// None of them empty: that would match everywhere.
+    pub(crate) texts: Vec<String>,
+    /// Whether the one that ends the text is shown.
+    pub(crate) shown: bool,
+    /// They do not count in the text of the first so many tokens.
+    pub(crate) min_tokens: usize,
+}
+
 /// Looks for stop strings in one generation's text.
 #[derive(Debug)]
 pub(crate) struct StopMatcher {
-    stops: Vec<String>,
+    stops: StopStrings,
     /// Text that may turn out to be the beginning of a stop string.
     withheld: String,
 }
 
 impl StopMatcher {
-    /// Empty strings in `stops` would match everywhere and must not be given.
-    pub(crate) fn new(stops: Vec<String>) -> Self {
+    pub(crate) fn new(stops: StopStrings) -> Self {
         Self { stops, withheld: String::new() }
     }
 
-    /// Takes more text; returns what may be shown, and whether a stop string was complete (its text and everything
-    /// after it is dropped).
-    pub(crate) fn push(&mut self, text: &str) -> (String, bool) {
+    /// Takes the text of the generation's token number `tokens`, counted from 1; returns what may be shown, and the
+    /// stop string that is complete, if one is: its text, unless it is to be shown, and everything after it is dropped.
+    pub(crate) fn push(&mut self, text: &str, tokens: usize) -> (String, Option<&str>) {
+        if tokens <= self.stops.min_tokens {
+            return (text.to_owned(), None);
+        }
         self.withheld.push_str(text);
         // The one that is complete first, as if the text came character by character.
-        let found = |stop: &String| self.withheld.find(stop.as_str()).map(|at| (at + stop.len(), at));
-        if let Some((_, at)) = self.stops.iter().filter_map(found).min() {
-            self.withheld.truncate(at);
-            return (std::mem::take(&mut self.withheld), true);
+        let found = |(i, stop): (usize, &String)| {
+            self.withheld.find(stop.as_str()).map(|at| (at + stop.len(), at, i))
+        };
+        if let Some((end, at, i)) = self.stops.texts.iter().enumerate().filter_map(found).min() {
+            self.withheld.truncate(if self.stops.shown { end } else { at });
+            return (std::mem::take(&mut self.withheld), Some(&self.stops.texts[i]));
         }
         let tail = self.withheld.split_off(self.certain_len());
-        (std::mem::replace(&mut self.withheld, tail), false)
+        (std::mem::replace(&mut self.withheld, tail), None)
     }
 
     /// The text still withheld, when none will follow.
@@ -37,10 +52,11 @@ impl StopMatcher {
     /// Where the longest end of the text begins that begins a stop string.
     fn certain_len(&self) -> usize {
         let text = &self.withheld;
-        let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
+        let longest = self.stops.texts.iter().map(String::len).max().unwrap_or(0);
         let first = text.len().saturating_sub(longest);
-        let begins =
-            |at: &usize| self.stops.iter().any(|stop| stop.as_bytes().starts_with(&text.as_bytes()[*at..]));
+        let begins = |at: &usize| {
+            self.stops.texts.iter().any(|stop| stop.as_bytes().starts_with(&text.as_bytes()[*at..]))
+        };
         (first..text.len()).filter(|at| text.is_char_boundary(*at)).find(begins).unwrap_or(text.len())
     }
 }
@@ -52,12 +68,13 @@ mod tests {
     use super::*;
 
     fn run(stops: &[&str], pieces: &[&str]) -> (Vec<String>, bool) {
-        let mut matcher = StopMatcher::new(stops.iter().map(|s| (*s).to_owned()).collect());
+        let texts = stops.iter().map(|s| (*s).to_owned()).collect();
+        let mut matcher = StopMatcher::new(StopStrings { texts, ..StopStrings::default() });
         let mut out = Vec::new();
         for piece in pieces {
-            let (text, stopped) = matcher.push(piece);
+            let (text, stopped) = matcher.push(piece, 1);
             out.push(text);
-            if stopped {
+            if stopped.is_some() {
                 return (out, true);
             }
         }
@@ -78,6 +95,16 @@ mod tests {
         assert_eq!(run(&["abc", "b"], &["abc"]).0.concat(), run(&["abc", "b"], &["a", "b", "c"]).0.concat());
         assert_eq!(run(&["cd", "bcd"], &["abcd"]), (vec!["a".into()], true));
         assert_eq!(run(&["\n\n", "b"], &["a\n", "\nb"]), (vec!["a".into(), String::new()], true));
+    }
+
+    #[test]
+    fn a_stop_may_be_shown_and_does_not_count_before_its_time() {
+        let texts = vec!["END".to_owned()];
+        let mut matcher = StopMatcher::new(StopStrings { texts: texts.clone(), shown: true, min_tokens: 0 });
+        assert_eq!(matcher.push("a END b", 1), ("a END".to_owned(), Some("END")));
+        let mut matcher = StopMatcher::new(StopStrings { texts, shown: false, min_tokens: 2 });
+        assert_eq!(matcher.push("END", 2), ("END".to_owned(), None));
+        assert_eq!(matcher.push("xEND", 3), ("x".to_owned(), Some("END")));
     }
 
     proptest! {

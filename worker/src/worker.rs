@@ -11,11 +11,13 @@ use keyway_text::{TextError, TextModel};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
+use crate::answer_format::{CallFormat, Formats, ReasoningFormat};
 use crate::api::{App, ServedModel};
 use crate::backend::Backend;
 use crate::block_manager::{CacheChange, GroupRules};
 use crate::engine::{self, EngineHandle, EngineOptions};
 use crate::generation_config::GenerationConfig;
+use crate::grammar::GrammarCompiler;
 use crate::kv_events::{self, BoundAddrs, KvEventOptions, Layout, Publisher, Recorder};
 use crate::limits::KV_BYTES_DEFAULT;
 use crate::metrics::{Metrics, StaticInfo};
@@ -30,6 +32,12 @@ pub struct WorkerOptions {
     pub model: ModelSource,
     /// The model's name for clients; its own name if absent.
     pub served_model_name: Option<String>,
+    /// Further names by which clients may ask for it.
+    pub served_model_aliases: Vec<String>,
+    /// How the model writes its thoughts; as its chat template tells, if absent.
+    pub reasoning_format: Option<ReasoningFormat>,
+    /// How the model writes calls of functions; as its chat template tells, if absent.
+    pub call_format: Option<CallFormat>,
     /// Where to listen; port 0 takes a free one.
     pub listen: SocketAddr,
     /// Tokens per KV block, a multiple of 16.
@@ -53,6 +61,9 @@ impl Default for WorkerOptions {
         Self {
             model: ModelSource::Builtin,
             served_model_name: None,
+            served_model_aliases: Vec::new(),
+            reasoning_format: None,
+            call_format: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 8000)),
             block_size: 16,
             num_kv_blocks: None,
@@ -161,11 +172,13 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     }
     let app = Arc::new(App {
         engine: spawned.handle,
+        grammars: GrammarCompiler::new(Arc::clone(&text.tokenizer), info.vocab_size, eos_token_ids.clone()),
+        formats: Formats::of(&text, options.reasoning_format, options.call_format),
         text,
         defaults,
         metrics,
         model: ServedModel {
-            name: model_name.clone(),
+            names: [std::slice::from_ref(&model_name), &options.served_model_aliases].concat(),
             max_model_len,
             vocab_size: info.vocab_size,
             eos_token_ids,

@@ -1,13 +1,20 @@
 //! The JSON shapes of generations, whole and in chunks, as OpenAI's clients read them.
 
+use std::sync::Arc;
+
 use keyway_wire::extension::AnswerExtension;
 use keyway_wire::openai::{PromptTokensDetails, Usage};
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use super::request::Endpoint;
+use super::logprobs::Namer;
+use super::request::{Call, Endpoint};
+use super::running::Running;
+use super::shape::Shape;
 use super::{App, Response};
+use crate::answer_format::CallDelta;
+use crate::output::StopReason;
 use crate::reader::Shown;
-use crate::sequence::FinishReason;
 
 /// What all chunks of an answer share.
 #[derive(Debug)]
@@ -17,6 +24,8 @@ pub(crate) struct AnswerHead {
     model: String,
     system_fingerprint: String,
     endpoint: Endpoint,
+    shape: Shape,
+    app: Arc<App>,
 }
 
 #[derive(Debug, Serialize)]
@@ -28,21 +37,26 @@ struct Answer<'a, C> {
     system_fingerprint: &'a str,
     choices: &'a [C],
     #[serde(skip_serializing_if = "UsageField::is_absent")]
-    usage: UsageField<'a>,
+    usage: UsageField,
+    /// A chat's; a completion's choices have their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     keyway: Option<AnswerExtension>,
 }
 
 /// The field `usage`: a stream that will end with usage says `null` before.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
-enum UsageField<'a> {
+pub(crate) enum UsageField {
     Absent,
     Null(()),
-    Counts(&'a Usage),
+    Counts(Usage),
 }
 
-impl UsageField<'_> {
+impl UsageField {
     const fn is_absent(&self) -> bool {
         matches!(self, Self::Absent)
     }
@@ -57,19 +71,30 @@ struct Choice<'a> {
     delta: Option<Delta<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<&'a str>,
-    /// Always `null`: not supported.
-    logprobs: Option<()>,
+    logprobs: Option<Value>,
     finish_reason: Option<&'static str>,
+    /// The stop string or token that ended it (vLLM).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<&'a StopReason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Debug, Serialize)]
 struct Message<'a> {
     role: &'static str,
-    content: &'a str,
+    /// `null` where there are calls and nothing else.
+    content: Option<&'a str>,
     /// What the model thought before, as vLLM and DeepSeek name it.
     #[serde(skip_serializing_if = "str::is_empty")]
     reasoning_content: &'a str,
     refusal: Option<()>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Value>,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -80,6 +105,8 @@ struct Delta<'a> {
     content: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Value>,
 }
 
 /// One piece of a choice, for a chunk.
@@ -90,73 +117,168 @@ pub(crate) enum Piece<'a> {
     /// More text.
     Text(&'a Shown),
     /// The last chunk, with the rest of the text.
-    End(&'a Shown, FinishReason),
-}
-
-/// What a chunk carries beside its choice.
-#[derive(Debug)]
-pub(crate) struct ChunkExtras {
-    /// Whether to say that usage comes later.
-    pub(crate) null_usage: bool,
-    pub(crate) keyway: Option<AnswerExtension>,
+    End(&'a Shown),
 }
 
 impl AnswerHead {
-    pub(crate) fn new(app: &App, endpoint: Endpoint) -> Self {
-        let prefix = if endpoint == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    pub(crate) fn new(app: &Arc<App>, call: &Call) -> Self {
+        let prefix = if call.endpoint == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
         Self {
             id: format!("{prefix}-{:032x}", fastrand::u128(..)),
-            created: now.as_secs(),
-            model: app.model.name.clone(),
+            created: unix_seconds(),
+            model: call.model.clone(),
             system_fingerprint: app.model.numerics_id.clone(),
-            endpoint,
+            endpoint: call.endpoint,
+            shape: call.shape.clone(),
+            app: Arc::clone(app),
         }
     }
 
-    /// The whole answer: each choice's text and end.
-    pub(crate) fn whole<'a>(
+    /// The whole answer: each choice with its text.
+    pub(crate) fn whole(
         &self,
-        outputs: &'a [(Shown, FinishReason)],
-        usage: &Usage,
+        running: &mut [Running],
+        texts: &[Shown],
+        usage: Usage,
         keyway: Option<AnswerExtension>,
     ) -> Response {
-        let choice = |(index, (text, finish)): (usize, &'a (Shown, FinishReason))| {
-            let base = Choice { index, finish_reason: Some(finish.as_str()), ..Choice::default() };
-            match self.endpoint {
-                Endpoint::Chat => Choice { message: Some(message(text)), ..base },
-                Endpoint::Completion => Choice { text: Some(&text.content), ..base },
-            }
+        let chat = self.endpoint == Endpoint::Chat;
+        let told = |choice: &mut Running| {
+            let ids = self.shape.token_ids.then(|| match &keyway {
+                Some(keyway) => keyway.ids.clone(),
+                None => choice.untold.take_ids().ids,
+            });
+            (self.logprobs(choice, true), ids)
         };
-        let choices: Vec<Choice<'a>> = outputs.iter().enumerate().map(choice).collect();
-        let object = if self.endpoint == Endpoint::Chat { "chat.completion" } else { "text_completion" };
-        super::json_response(&self.answer(object, &choices, UsageField::Counts(usage), keyway))
+        let told: Vec<_> = running.iter_mut().map(told).collect();
+        let running: &[Running] = running;
+        let mut prompt_logprobs = None;
+        let mut choices = Vec::with_capacity(texts.len());
+        for (index, ((choice, text), (logprobs, token_ids))) in
+            running.iter().zip(texts).zip(told).enumerate()
+        {
+            let mut json = Choice { index, logprobs, token_ids, ..Choice::default() };
+            json.finish_reason = choice.finish_reason();
+            json.stop_reason = choice.output.stop_reason.as_ref();
+            let scores = self.shape.prompt_logprobs.map(|_| self.namer().prompt(&choice.prompt_scores));
+            if chat {
+                json.message = Some(self.message(index, text));
+                prompt_logprobs = scores;
+            } else {
+                json.text = Some(&text.content);
+                json.prompt_logprobs = scores;
+                json.prompt_token_ids = self.shape.token_ids.then_some(&choice.prompt);
+            }
+            choices.push(json);
+        }
+        let object = if chat { "chat.completion" } else { "text_completion" };
+        let mut answer = self.answer(object, &choices, UsageField::Counts(usage), keyway);
+        answer.prompt_logprobs = prompt_logprobs;
+        if chat && self.shape.token_ids {
+            answer.prompt_token_ids = running.first().map(|choice| choice.prompt.as_slice());
+        }
+        super::json_response(&answer)
     }
 
     /// Appends one event with one piece of choice `index`.
-    pub(crate) fn write_piece(&self, out: &mut Vec<u8>, index: usize, piece: Piece<'_>, extras: ChunkExtras) {
+    pub(crate) fn write_piece(
+        &self,
+        out: &mut Vec<u8>,
+        index: usize,
+        piece: Piece<'_>,
+        running: &mut Running,
+        usage: UsageField,
+        keyway: Option<AnswerExtension>,
+    ) {
         let chat = self.endpoint == Endpoint::Chat;
-        let base = Choice { index, ..Choice::default() };
-        let role = || Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
-        let choice = match piece {
-            Piece::Role => Choice { delta: Some(role()), ..base },
-            Piece::Text(text) if chat => Choice { delta: Some(delta(text)), ..base },
-            Piece::Text(text) => Choice { text: Some(&text.content), ..base },
-            Piece::End(text, finish) => Choice {
-                delta: chat.then(|| delta(text)),
-                text: (!chat).then_some(&text.content),
-                finish_reason: Some(finish.as_str()),
-                ..base
-            },
-        };
-        let usage = if extras.null_usage { UsageField::Null(()) } else { UsageField::Absent };
-        write_event(out, &self.answer(self.chunk_object(), &[choice], usage, extras.keyway));
+        let mut choice = Choice { index, ..Choice::default() };
+        if let Piece::Text(_) | Piece::End(_) = piece {
+            choice.logprobs = self.logprobs(running, false);
+            // Where the extension is asked for, it has the ids.
+            choice.token_ids = self.shape.token_ids.then(|| match &keyway {
+                Some(keyway) => keyway.ids.clone(),
+                None => running.untold.take_ids().ids,
+            });
+        }
+        match piece {
+            Piece::Role => {
+                choice.delta = Some(Delta { role: Some("assistant"), content: Some(""), ..Delta::default() });
+            }
+            Piece::Text(text) | Piece::End(text) if chat => choice.delta = Some(self.delta(index, text)),
+            Piece::Text(text) | Piece::End(text) => choice.text = Some(&text.content),
+        }
+        if let Piece::End(_) = piece {
+            choice.finish_reason = running.finish_reason();
+            choice.stop_reason = running.output.stop_reason.as_ref();
+        }
+        write_event(out, &self.answer(self.chunk_object(), &[choice], usage, keyway));
     }
 
     /// Appends the event that carries the usage and no choice.
-    pub(crate) fn write_usage(&self, out: &mut Vec<u8>, usage: &Usage, keyway: Option<AnswerExtension>) {
+    pub(crate) fn write_usage(&self, out: &mut Vec<u8>, usage: Usage, keyway: Option<AnswerExtension>) {
         let usage = UsageField::Counts(usage);
         write_event(out, &self.answer::<Choice<'_>>(self.chunk_object(), &[], usage, keyway));
+    }
+
+    fn namer(&self) -> Namer<'_> {
+        Namer { tokenizer: &self.app.text.tokenizer, as_ids: self.shape.tokens_as_ids }
+    }
+
+    /// The log probabilities of the tokens since the chunk before; absent from a chunk without tokens.
+    fn logprobs(&self, running: &mut Running, always: bool) -> Option<Value> {
+        self.shape.logprobs?;
+        let (told, offset) = running.untold.take_told(&self.app.text.tokenizer);
+        if told.is_empty() && !always {
+            return None;
+        }
+        Some(match self.endpoint {
+            Endpoint::Chat => self.namer().chat(&told),
+            Endpoint::Completion => self.namer().completion(&told, offset),
+        })
+    }
+
+    fn message<'a>(&self, index: usize, text: &'a Shown) -> Message<'a> {
+        let tool_calls: Vec<Value> = text
+            .calls
+            .iter()
+            .map(|call| {
+                json!({"id": self.call_id(index, call), "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments}})
+            })
+            .collect();
+        let silent = text.content.is_empty() && !tool_calls.is_empty();
+        Message {
+            role: "assistant",
+            content: (!silent).then_some(&text.content),
+            reasoning_content: &text.reasoning,
+            refusal: None,
+            tool_calls,
+        }
+    }
+
+    /// Only the fields that have something.
+    fn delta<'a>(&self, index: usize, text: &'a Shown) -> Delta<'a> {
+        Delta {
+            role: None,
+            content: (!text.content.is_empty()).then_some(&text.content),
+            reasoning_content: (!text.reasoning.is_empty()).then_some(&text.reasoning),
+            tool_calls: text.calls.iter().map(|call| self.call_delta(index, call)).collect(),
+        }
+    }
+
+    /// Id, type and name come with a call's beginning only.
+    fn call_delta(&self, index: usize, call: &CallDelta) -> Value {
+        match &call.name {
+            Some(name) => json!({"index": call.index, "id": self.call_id(index, call), "type": "function",
+                "function": {"name": name, "arguments": call.arguments}}),
+            None => json!({"index": call.index, "function": {"arguments": call.arguments}}),
+        }
+    }
+
+    /// Unique among all answers' calls.
+    fn call_id(&self, index: usize, call: &CallDelta) -> String {
+        let random = self.id.rsplit('-').next().unwrap_or_default();
+        format!("call_{}{index:02x}{:02x}", &random[..random.len().min(20)], call.index)
     }
 
     const fn chunk_object(&self) -> &'static str {
@@ -170,7 +292,7 @@ impl AnswerHead {
         &'a self,
         object: &'static str,
         choices: &'a [C],
-        usage: UsageField<'a>,
+        usage: UsageField,
         keyway: Option<AnswerExtension>,
     ) -> Answer<'a, C> {
         Answer {
@@ -181,21 +303,10 @@ impl AnswerHead {
             system_fingerprint: &self.system_fingerprint,
             choices,
             usage,
+            prompt_logprobs: None,
+            prompt_token_ids: None,
             keyway,
         }
-    }
-}
-
-fn message(text: &Shown) -> Message<'_> {
-    Message { role: "assistant", content: &text.content, reasoning_content: &text.reasoning, refusal: None }
-}
-
-/// Only the fields that have text.
-fn delta(text: &Shown) -> Delta<'_> {
-    Delta {
-        role: None,
-        content: (!text.content.is_empty()).then_some(&text.content),
-        reasoning_content: (!text.reasoning.is_empty()).then_some(&text.reasoning),
     }
 }
 
@@ -204,6 +315,10 @@ fn write_event(out: &mut Vec<u8>, answer: &impl Serialize) {
     // Writing plain structs to memory cannot fail.
     let _ = serde_json::to_writer(&mut *out, answer);
     out.extend_from_slice(b"\n\n");
+}
+
+fn unix_seconds() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// Token counts of an answer, over all its choices.

@@ -48,6 +48,24 @@ impl ApiError {
         Self::invalid(StatusCode::BAD_REQUEST, "unsupported_parameter", message).with_param(param)
     }
 
+    /// A generation that cannot be resumed exactly because of something in it.
+    pub(crate) fn not_resumable(what: &str) -> Self {
+        let message = format!("A generation with {what} cannot be resumed.");
+        Self::invalid(StatusCode::BAD_REQUEST, "not_resumable", message).with_param(OUTPUT_IDS)
+    }
+
+    /// The form of an answer cannot be compiled.
+    pub(crate) fn bad_form(reason: &str) -> Self {
+        let message = format!("The answer's form cannot be compiled: {reason}");
+        Self::invalid(StatusCode::BAD_REQUEST, "invalid_grammar", message)
+    }
+
+    /// The form of an answer could not be kept to its end.
+    pub(crate) fn form_failed(reason: &str) -> Self {
+        let message = format!("The answer's form cannot be kept any further: {reason}");
+        Self::invalid(StatusCode::BAD_REQUEST, "invalid_grammar", message)
+    }
+
     /// A field must be there.
     pub(crate) fn missing(param: &str) -> Self {
         let message = format!("Missing required parameter: '{param}'.");

@@ -11,15 +11,16 @@ use super::answer::AnswerHead;
 use super::error::ApiError;
 use super::prompt::PromptSource;
 use super::request::{Call, Endpoint};
-use super::running::{Running, outcome, usage_of};
+use super::running::{Running, Untold, outcome, usage_of};
 use super::stream::EventStream;
-use super::{App, Response};
+use super::{App, Response, off_the_runtime};
 use crate::engine::SubmitError;
-use crate::limits::{BODY_BYTES_MAX, INLINE_TOKENIZE_BYTES_MAX};
+use crate::limits::BODY_BYTES_MAX;
 use crate::metrics::RequestGuard;
 use crate::output::TextOutput;
 use crate::reader::Shown;
-use crate::sequence::{FinishReason, GenerationRequest};
+use crate::sampler::Sampling;
+use crate::sequence::GenerationRequest;
 
 /// Answers a generation request. Dropping the future, or the answer's body, aborts what was submitted.
 pub(crate) async fn generate<B>(app: Arc<App>, endpoint: Endpoint, body: B) -> Result<Response, ApiError>
@@ -40,7 +41,7 @@ where
 
 enum Begun {
     Whole(Response),
-    Stream(Call, Vec<Running>),
+    Stream(Box<Call>, Vec<Running>),
 }
 
 async fn try_generate<B>(
@@ -54,21 +55,17 @@ where
     B::Error: std::fmt::Display,
 {
     let body = read(body).await?;
-    let (call, prepared) = if body.len() <= INLINE_TOKENIZE_BYTES_MAX {
-        prepare(app, endpoint, &body)?
-    } else {
-        let app = Arc::clone(app);
-        let prepared = tokio::task::spawn_blocking(move || prepare(&app, endpoint, &body)).await;
-        prepared.map_err(ApiError::internal)??
-    };
+    let preparer = Arc::clone(app);
+    let (call, prepared) = off_the_runtime(body, move |body| prepare(&preparer, endpoint, body)).await?;
     let running = submit(app, &call, prepared)?;
     if call.stream {
-        return Ok(Begun::Stream(call, running));
+        return Ok(Begun::Stream(Box::new(call), running));
     }
     whole(app, &call, running, guard).await.map(Begun::Whole)
 }
 
-async fn read<B>(body: B) -> Result<Bytes, ApiError>
+/// Reads a body, up to the limit.
+pub(super) async fn read<B>(body: B) -> Result<Bytes, ApiError>
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: std::fmt::Display,
@@ -84,55 +81,69 @@ where
     }
 }
 
-/// One prompt's request to the engine, and the text side of its answer.
+/// One choice's request to the engine, and the text side of its answer.
 type Prepared = (GenerationRequest, TextOutput);
 
 /// The part that costs time with long prompts, or with long outputs that are resumed.
 fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<(Call, Vec<Prepared>), ApiError> {
     let mut call = Call::parse(app, endpoint, body)?;
-    let nothing = PromptSource::Prompts { prompts: Vec::new(), add_special: false };
+    let nothing = PromptSource::Prompts { prompts: Vec::new(), add_special: false, param: "prompt" };
     let prompts = std::mem::replace(&mut call.source, nothing).tokenize(&app.text)?;
-    let with_output = |request: GenerationRequest| {
-        let formatted = call.endpoint == Endpoint::Chat;
-        let output = TextOutput::new(&app.text, &request.prompt, call.stops.clone(), formatted);
-        let mut output = output.map_err(ApiError::internal)?;
-        let resumed = output.resume(&request.output_ids, call.emitted_bytes());
-        resumed.map_err(|error| ApiError::resume(&error))?;
-        Ok((request, output))
-    };
-    let prepared = call.requests(app, prompts)?.into_iter().map(with_output).collect::<Result<_, _>>()?;
+    let options = call.read_options(app);
+    let mut prepared = Vec::with_capacity(prompts.len() * call.shape.n);
+    for prompt in prompts {
+        let echo = if call.shape.echo { Some(app.text.tokenizer.decode(&prompt)) } else { None };
+        let echo = echo.transpose().map_err(ApiError::internal)?;
+        let request = call.request(app, prompt)?;
+        for choice in 0..call.shape.n {
+            let output = TextOutput::with(&app.text, &request.prompt, call.stops.clone(), &options);
+            let mut output = output.map_err(ApiError::internal)?;
+            let resumed = output.resume(&request.output_ids, call.emitted_bytes());
+            resumed.map_err(|error| ApiError::resume(&error))?;
+            if let Some(echo) = &echo {
+                output.echo(echo);
+            }
+            // Each choice has draws of its own; the first those of a request for one.
+            let seed = request.sampling.seed.wrapping_add(choice as u64);
+            let sampling = Sampling { seed, ..request.sampling };
+            prepared.push((GenerationRequest { sampling, ..request.clone() }, output));
+        }
+    }
     Ok((call, prepared))
 }
 
 fn submit(app: &App, call: &Call, prepared: Vec<Prepared>) -> Result<Vec<Running>, ApiError> {
     let (requests, outputs): (Vec<GenerationRequest>, Vec<TextOutput>) = prepared.into_iter().unzip();
-    let prompt_tokens: Vec<usize> = requests.iter().map(|request| request.prompt.len()).collect();
+    let prompts: Vec<Vec<u32>> = requests.iter().map(|request| request.prompt.clone()).collect();
     let generations = app.engine.submit(requests).map_err(|error| match error {
         SubmitError::Overloaded => ApiError::overloaded(),
         SubmitError::Stopped => ApiError::engine_stopped(),
     })?;
-    let running = |((generation, output), prompt_tokens)| Running {
+    let running = |(i, ((generation, output), prompt))| Running {
         generation: Some(generation),
         output,
-        prompt_tokens,
-        untold_ids: call.wants_ids().then(Vec::new),
+        prompt,
+        counts_prompt: i % call.shape.n == 0,
+        untold: Untold { echo: call.shape.echo && call.shape.logprobs.is_some(), ..Untold::default() },
+        prompt_scores: Vec::new(),
+        cached_tokens: 0,
+        has_calls: false,
     };
-    Ok(generations.into_iter().zip(outputs).zip(prompt_tokens).map(running).collect())
+    Ok(generations.into_iter().zip(outputs).zip(prompts).enumerate().map(running).collect())
 }
 
 async fn whole(
-    app: &App,
+    app: &Arc<App>,
     call: &Call,
     mut running: Vec<Running>,
     guard: &mut RequestGuard,
 ) -> Result<Response, ApiError> {
     let mut texts = vec![Shown::default(); running.len()];
     poll_fn(|context| poll_all(&mut running, &mut texts, context)).await?;
-    let finishes = running.iter().filter_map(|r| r.output.finish);
-    guard.set(outcome(finishes.clone()));
-    let outputs: Vec<(Shown, FinishReason)> = texts.into_iter().zip(finishes).collect();
-    let keyway = running.iter_mut().find_map(Running::tell_ids);
-    Ok(AnswerHead::new(app, call.endpoint).whole(&outputs, &usage_of(&running), keyway))
+    guard.set(outcome(running.iter().filter_map(|r| r.output.finish)));
+    let usage = usage_of(&running);
+    let ids = call.wants_ids().then(|| running.first_mut().map(|choice| choice.untold.take_ids()));
+    Ok(AnswerHead::new(app, call).whole(&mut running, &texts, usage, ids.flatten()))
 }
 
 /// Ready once every choice is complete.
@@ -145,7 +156,7 @@ fn poll_all(
     for (choice, text) in running.iter_mut().zip(texts) {
         loop {
             match choice.poll_text(context)? {
-                Poll::Ready(Some(more)) => text.append(&more),
+                Poll::Ready(Some(more)) => text.append(more),
                 Poll::Ready(None) => break,
                 Poll::Pending => {
                     open = true;

@@ -14,46 +14,22 @@ const HARMLESS: &[&str] = &[
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "prompt_cache_options",
     "request_id",
+    // Without a tool that could be called.
     "parallel_tool_calls",
 ];
 
 /// Fields this worker does not act on, with the value that asks for nothing.
 const UNSUPPORTED: &[(&str, Neutral)] = &[
-    ("n", Neutral::Number(1.0)),
-    ("best_of", Neutral::Number(1.0)),
-    ("logprobs", Neutral::False),
-    ("top_logprobs", Neutral::Number(0.0)),
-    ("prompt_logprobs", Neutral::Number(0.0)),
-    ("echo", Neutral::False),
     ("suffix", Neutral::Empty),
-    ("presence_penalty", Neutral::Number(0.0)),
-    ("frequency_penalty", Neutral::Number(0.0)),
-    ("repetition_penalty", Neutral::Number(1.0)),
     ("length_penalty", Neutral::Number(1.0)),
-    ("min_p", Neutral::Number(0.0)),
-    ("min_tokens", Neutral::Number(0.0)),
     ("use_beam_search", Neutral::False),
-    ("include_stop_str_in_output", Neutral::False),
-    ("return_token_ids", Neutral::False),
-    ("return_tokens_as_token_ids", Neutral::False),
-    ("skip_special_tokens", Neutral::True),
     ("spaces_between_special_tokens", Neutral::True),
-    ("logit_bias", Neutral::Empty),
-    ("stop_token_ids", Neutral::Empty),
     ("bad_words", Neutral::Empty),
-    ("tools", Neutral::Empty),
     ("functions", Neutral::Empty),
-    ("documents", Neutral::Empty),
-    ("tool_choice", Neutral::Text("none")),
     ("function_call", Neutral::Text("none")),
-    ("response_format", Neutral::TextFormat),
     ("modalities", Neutral::TextOnly),
-    ("structured_outputs", Neutral::Null),
-    ("guided_json", Neutral::Null),
-    ("guided_regex", Neutral::Null),
-    ("guided_choice", Neutral::Null),
-    ("guided_grammar", Neutral::Null),
     ("allowed_token_ids", Neutral::Null),
     ("truncate_prompt_tokens", Neutral::Null),
     ("reasoning_effort", Neutral::Null),
@@ -61,7 +37,15 @@ const UNSUPPORTED: &[(&str, Neutral)] = &[
     ("prediction", Neutral::Null),
     ("audio", Neutral::Null),
     ("web_search_options", Neutral::Null),
+    ("moderation", Neutral::Null),
     ("kv_transfer_params", Neutral::Null),
+    // Where the endpoint has them not.
+    ("echo", Neutral::False),
+    ("logprobs", Neutral::False),
+    ("top_logprobs", Neutral::Number(0.0)),
+    ("best_of", Neutral::Number(1.0)),
+    ("tools", Neutral::Empty),
+    ("tool_choice", Neutral::Text("none")),
 ];
 
 /// The value of a field that asks for nothing; `null` always does.
@@ -73,7 +57,6 @@ enum Neutral {
     Number(f64),
     Empty,
     Text(&'static str),
-    TextFormat,
     TextOnly,
 }
 
@@ -86,7 +69,6 @@ impl Neutral {
             Self::Number(number) => value.as_f64() == Some(number),
             Self::Empty => *value == "" || *value == serde_json::json!([]) || *value == serde_json::json!({}),
             Self::Text(text) => *value == text,
-            Self::TextFormat => value["type"] == "text",
             Self::TextOnly => *value == serde_json::json!(["text"]),
         }
     }
@@ -112,6 +94,11 @@ impl Params {
     pub(crate) fn new(mut fields: Map<String, Value>) -> Self {
         fields.retain(|_, value| !value.is_null());
         Self { fields }
+    }
+
+    /// Whether the field is there.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.fields.contains_key(name)
     }
 
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
@@ -176,6 +163,49 @@ impl Params {
         }
     }
 
+    /// An integer in `min..=max`.
+    pub(crate) fn take_bounded(
+        &mut self,
+        name: &str,
+        min: usize,
+        max: usize,
+    ) -> Result<Option<usize>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_u64().map(|integer| integer as usize) {
+            Some(integer) if (min..=max).contains(&integer) => Ok(Some(integer)),
+            _ => Err(ApiError::invalid_value(
+                name,
+                format!("'{name}' must be an integer between {min} and {max}, not {}.", shown(&value)),
+            )),
+        }
+    }
+
+    /// An array of token ids of a vocabulary.
+    pub(crate) fn take_ids(
+        &mut self,
+        name: &str,
+        path: &str,
+        vocab_size: usize,
+    ) -> Result<Option<Vec<u32>>, ApiError> {
+        let id = |value: &Value| value.as_u64().filter(|id| *id < vocab_size as u64).map(|id| id as u32);
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Array(ids)) => {
+                let ids = ids.iter().map(id).collect::<Option<Vec<u32>>>().ok_or_else(|| {
+                    let last = vocab_size - 1;
+                    let what =
+                        format!("'{path}' holds something that is not a token id between 0 and {last}.");
+                    ApiError::invalid_value(path, what)
+                })?;
+                Ok(Some(ids))
+            }
+            Some(other) => {
+                let what = format!("'{path}' must be an array of token ids, not {}.", kind(&other));
+                Err(ApiError::invalid_value(path, what))
+            }
+        }
+    }
+
     /// An integer of at least 0, up to 2^64 - 1. `path` names the field in messages.
     pub(crate) fn take_unsigned(&mut self, name: &str, path: &str) -> Result<Option<u64>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
@@ -193,8 +223,8 @@ impl Params {
             }
             match UNSUPPORTED.iter().find(|(known, _)| known == name) {
                 Some((_, neutral)) if neutral.is(value) => {}
-                // Without tools, letting the model choose is choosing none.
-                Some(("tool_choice" | "function_call", _)) if *value == "auto" => {}
+                // Without functions, letting the model choose is choosing none.
+                Some(("function_call", _)) if *value == "auto" => {}
                 Some(_) => {
                     let message =
                         format!("This worker does not support '{name}' with this value. Leave it out.");

@@ -14,7 +14,7 @@ pub(crate) enum PromptSource {
     /// A checked conversation and how to render it.
     Chat { messages: Value, options: Box<RenderOptions> },
     /// Plain prompts.
-    Prompts { prompts: Vec<Prompt>, add_special: bool },
+    Prompts { prompts: Vec<Prompt>, add_special: bool, param: &'static str },
 }
 
 /// One of a completion request's prompts.
@@ -26,7 +26,7 @@ pub(crate) enum Prompt {
 
 impl PromptSource {
     /// Takes a chat request's fields.
-    pub(crate) fn chat(params: &mut Params) -> Result<Self, ApiError> {
+    pub(crate) fn chat(params: &mut Params, tools: Option<Value>) -> Result<Self, ApiError> {
         let messages = params.take("messages").ok_or_else(|| ApiError::missing("messages"))?;
         let Value::Array(messages) = messages else {
             let message = format!("'messages' must be an array, not {}.", kind(&messages));
@@ -40,6 +40,8 @@ impl PromptSource {
             add_generation_prompt: params.take_bool("add_generation_prompt")?.unwrap_or(true),
             continue_final_message: params.take_bool("continue_final_message")?.unwrap_or(false),
             variables: params.take_object("chat_template_kwargs")?.unwrap_or_default(),
+            documents: take_documents(params)?,
+            tools,
             ..RenderOptions::default()
         };
         Ok(Self::Chat { messages: messages.collect::<Result<Value, _>>()?, options: Box::new(options) })
@@ -47,27 +49,44 @@ impl PromptSource {
 
     /// Takes a completion request's fields.
     pub(crate) fn completion(params: &mut Params, vocab_size: usize) -> Result<Self, ApiError> {
-        let prompt = params.take("prompt").ok_or_else(|| ApiError::missing("prompt"))?;
+        Self::prompts(params, "prompt", vocab_size)
+    }
+
+    /// Takes the field `name`: a text, token ids, or an array of either.
+    pub(crate) fn prompts(
+        params: &mut Params,
+        name: &'static str,
+        vocab_size: usize,
+    ) -> Result<Self, ApiError> {
+        let prompt = params.take(name).ok_or_else(|| ApiError::missing(name))?;
         let add_special = params.take_bool("add_special_tokens")?.unwrap_or(true);
         let prompts = match prompt {
             Value::Array(items) if items.iter().any(|item| item.is_string() || item.is_array()) => {
-                items.into_iter().map(|item| one_prompt(item, vocab_size)).collect::<Result<_, _>>()?
+                items.into_iter().map(|item| one_prompt(item, name, vocab_size)).collect::<Result<_, _>>()?
             }
-            one => vec![one_prompt(one, vocab_size)?],
+            one => vec![one_prompt(one, name, vocab_size)?],
         };
-        Ok(Self::Prompts { prompts, add_special })
+        Ok(Self::Prompts { prompts, add_special, param: name })
+    }
+
+    /// Prompts it comes to.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Chat { .. } => 1,
+            Self::Prompts { prompts, .. } => prompts.len(),
+        }
     }
 
     /// Whether it comes to one prompt.
     pub(crate) fn is_single(&self) -> bool {
-        !matches!(self, Self::Prompts { prompts, .. } if prompts.len() != 1)
+        self.len() == 1
     }
 
     /// The field that holds the text.
     pub(crate) const fn param(&self) -> &'static str {
         match self {
             Self::Chat { .. } => "messages",
-            Self::Prompts { .. } => "prompt",
+            Self::Prompts { param, .. } => param,
         }
     }
 
@@ -83,7 +102,7 @@ impl PromptSource {
                     text.template.render(&messages, &options).map_err(|e| ApiError::text(&e, param))?;
                 vec![encode(&rendered, false)?]
             }
-            Self::Prompts { prompts, add_special } => {
+            Self::Prompts { prompts, add_special, .. } => {
                 let ids = prompts.into_iter().map(|prompt| match prompt {
                     Prompt::Text(text) => encode(&text, add_special),
                     Prompt::Ids(ids) => Ok(ids),
@@ -101,7 +120,18 @@ impl PromptSource {
     }
 }
 
-/// A message with its text parts joined, as templates expect it.
+/// Documents for templates of retrieval models.
+fn take_documents(params: &mut Params) -> Result<Option<Value>, ApiError> {
+    match params.take("documents") {
+        None => Ok(None),
+        Some(Value::Array(documents)) if documents.iter().all(Value::is_object) => {
+            Ok(Some(Value::Array(documents)).filter(|documents| *documents != Value::Array(Vec::new())))
+        }
+        Some(_) => Err(ApiError::invalid_value("documents", "'documents' must be an array of objects.")),
+    }
+}
+
+/// A message as templates expect it: text, or text parts, and calls with their arguments as objects.
 fn checked_message(i: usize, message: Value) -> Result<Value, ApiError> {
     let Value::Object(mut message) = message else {
         let what = format!("'messages[{i}]' must be an object, not {}.", kind(&message));
@@ -111,10 +141,14 @@ fn checked_message(i: usize, message: Value) -> Result<Value, ApiError> {
         let what = format!("'messages[{i}].role' must be one of {}.", ROLES.join(", "));
         return Err(ApiError::invalid_value(&format!("messages[{i}].role"), what));
     }
-    let content = match message.get("content") {
-        Some(Value::String(_)) => return Ok(Value::Object(message)),
-        Some(Value::Array(parts)) => joined_parts(i, parts)?,
-        None | Some(Value::Null) if has_calls(&message) => String::new(),
+    parse_calls(i, &mut message)?;
+    match message.get("content") {
+        Some(Value::String(_)) => {}
+        Some(Value::Array(parts)) => check_parts(i, parts)?,
+        None | Some(Value::Null) if has_calls(&message) => {
+            // In its place: a template may print a whole message.
+            message.insert("content".to_owned(), Value::String(String::new()));
+        }
         other => {
             let what = format!(
                 "'messages[{i}].content' must be a string or an array of text parts, not {}.",
@@ -122,10 +156,40 @@ fn checked_message(i: usize, message: Value) -> Result<Value, ApiError> {
             );
             return Err(ApiError::invalid_value(&format!("messages[{i}].content"), what));
         }
-    };
-    // In its place: a template may print a whole message.
-    message.insert("content".to_owned(), Value::String(content));
+    }
     Ok(Value::Object(message))
+}
+
+/// The arguments of earlier calls, which OpenAI sends as JSON in a string, as what templates print.
+fn parse_calls(i: usize, message: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let calls = match message.get_mut("tool_calls") {
+        None | Some(Value::Null) => return Ok(()),
+        Some(Value::Array(calls)) => calls,
+        Some(other) => {
+            let param = format!("messages[{i}].tool_calls");
+            let what = format!("'{param}' must be an array, not {}.", kind(other));
+            return Err(ApiError::invalid_value(&param, what));
+        }
+    };
+    for (j, call) in calls.iter_mut().enumerate() {
+        let wrong = |what: &str| {
+            let param = format!("messages[{i}].tool_calls[{j}].function");
+            ApiError::invalid_value(&param, format!("'{param}' must have {what}."))
+        };
+        if !call["function"]["name"].is_string() {
+            return Err(wrong("a 'name'"));
+        }
+        let parsed = match call["function"].get("arguments") {
+            Some(Value::String(json)) if json.trim().is_empty() => Value::Object(Map::new()),
+            Some(Value::String(json)) => {
+                serde_json::from_str(json).map_err(|_| wrong("'arguments' that are JSON"))?
+            }
+            Some(Value::Object(_)) => continue,
+            _ => return Err(wrong("'arguments', a string of JSON")),
+        };
+        call["function"]["arguments"] = parsed;
+    }
+    Ok(())
 }
 
 fn has_calls(message: &Map<String, Value>) -> bool {
@@ -133,21 +197,20 @@ fn has_calls(message: &Map<String, Value>) -> bool {
         && ["tool_calls", "function_call"].iter().any(|name| message.get(*name).is_some_and(|v| !v.is_null()))
 }
 
-fn joined_parts(i: usize, parts: &[Value]) -> Result<String, ApiError> {
-    let text = |(j, part): (usize, &Value)| {
-        let text = part["text"].as_str().filter(|_| part["type"] == "text").map(str::to_owned);
-        text.ok_or_else(|| {
+fn check_parts(i: usize, parts: &[Value]) -> Result<(), ApiError> {
+    for (j, part) in parts.iter().enumerate() {
+        if part["type"] != "text" || !part["text"].is_string() {
             let param = format!("messages[{i}].content[{j}]");
             let what = format!(
                 "'{param}' must be of type text with a 'text' string: this model reads nothing else."
             );
-            ApiError::invalid_value(&param, what)
-        })
-    };
-    Ok(parts.iter().enumerate().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
+            return Err(ApiError::invalid_value(&param, what));
+        }
+    }
+    Ok(())
 }
 
-fn one_prompt(prompt: Value, vocab_size: usize) -> Result<Prompt, ApiError> {
+fn one_prompt(prompt: Value, name: &str, vocab_size: usize) -> Result<Prompt, ApiError> {
     let id = |value: &Value| value.as_u64().filter(|id| *id < vocab_size as u64).map(|id| id as u32);
     match prompt {
         Value::String(text) => Ok(Prompt::Text(text)),
@@ -155,16 +218,16 @@ fn one_prompt(prompt: Value, vocab_size: usize) -> Result<Prompt, ApiError> {
             let ids: Option<Vec<u32>> = ids.iter().map(id).collect();
             ids.map(Prompt::Ids).ok_or_else(|| {
                 let what = format!(
-                    "'prompt' holds something that is not a token id between 0 and {}.",
+                    "'{name}' holds something that is not a token id between 0 and {}.",
                     vocab_size - 1
                 );
-                ApiError::invalid_value("prompt", what)
+                ApiError::invalid_value(name, what)
             })
         }
         other => {
             let what =
-                format!("'prompt' must be a string, token ids, or an array of them, not {}.", kind(&other));
-            Err(ApiError::invalid_value("prompt", what))
+                format!("'{name}' must be a string, token ids, or an array of them, not {}.", kind(&other));
+            Err(ApiError::invalid_value(name, what))
         }
     }
 }

@@ -1,15 +1,23 @@
-//! A generation request's fields with their defaults and ranges, checked as far as they can be without tokens.
+//! A generation request's fields with their defaults and ranges, checked as far as they can be without tokens. How
+//! tokens are chosen is `sampling.rs`, what the answer holds `shape.rs`, functions and formats `tools.rs`.
 
 use keyway_wire::extension::{FIELD, RequestExtension};
 use serde_json::Value;
 
-use super::App;
 use super::error::{ApiError, EMITTED_BYTES, OUTPUT_IDS};
 use super::params::{Params, kind};
 use super::prompt::PromptSource;
+use super::sampling::{take_rules, take_sampling};
+use super::shape::Shape;
+use super::tools::Tools;
+use super::{App, constraint};
+use crate::grammar::{Form, Grammar};
 use crate::limits::{PROMPTS_PER_REQUEST_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
+use crate::reader::{ReadOptions, opens_thoughts};
 use crate::sampler::Sampling;
 use crate::sequence::GenerationRequest;
+use crate::stop::StopStrings;
+use crate::token_rules::TokenRules;
 
 /// OpenAI's default for `/v1/completions`.
 const COMPLETION_MAX_TOKENS: usize = 16;
@@ -25,14 +33,20 @@ pub(crate) enum Endpoint {
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) endpoint: Endpoint,
+    /// The name by which the client knows the model.
+    pub(crate) model: String,
     pub(crate) source: PromptSource,
-    pub(crate) stops: Vec<String>,
+    pub(crate) stops: StopStrings,
     pub(crate) stream: bool,
-    /// Whether a stream ends with a chunk of usage.
-    pub(crate) include_usage: bool,
+    pub(crate) shape: Shape,
+    pub(crate) tools: Tools,
+    /// The form that the answer must have.
+    form: Option<Form>,
+    special_tokens: bool,
     max_tokens: Option<usize>,
     ignore_eos: bool,
     sampling: Sampling,
+    rules: TokenRules,
     salt: String,
     priority: i64,
     /// Present if the answer shall carry token ids.
@@ -43,46 +57,68 @@ impl Call {
     /// Reads a request's body.
     pub(crate) fn parse(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<Self, ApiError> {
         let mut params = Params::parse(body)?;
-        // A worker serves one model, so a request that names none means that one (as vLLM reads it).
-        let model = params.take_string("model")?.unwrap_or_else(|| app.model.name.clone());
-        if model != app.model.name {
-            return Err(ApiError::model_not_found(&model, &app.model.name));
-        }
-        let source = match endpoint {
-            Endpoint::Chat => PromptSource::chat(&mut params)?,
-            Endpoint::Completion => PromptSource::completion(&mut params, app.model.vocab_size)?,
+        let model = app.model.named_in(&mut params)?;
+        let vocab_size = app.model.vocab_size;
+        let tools = match endpoint {
+            Endpoint::Chat => Tools::take(&mut params)?,
+            Endpoint::Completion => Tools::default(),
         };
-        if let PromptSource::Prompts { prompts, .. } = &source
-            && prompts.len() > PROMPTS_PER_REQUEST_MAX
-        {
-            let what =
-                format!("'prompt' holds {} prompts; the most is {PROMPTS_PER_REQUEST_MAX}.", prompts.len());
-            return Err(ApiError::invalid_value("prompt", what));
-        }
-        let extension = take_extension(&mut params, app.model.vocab_size)?;
-        if extension.is_some() && !source.is_single() {
-            return Err(ApiError::invalid_value(FIELD, "'keyway' goes with a single prompt only."));
-        }
+        let source = match endpoint {
+            Endpoint::Chat => PromptSource::chat(&mut params, tools.definitions.clone())?,
+            Endpoint::Completion => PromptSource::completion(&mut params, vocab_size)?,
+        };
+        let (stream, shape) = Shape::take(&mut params, endpoint)?;
+        check_choices(&source, shape.n)?;
+        let extension = take_extension(&mut params, vocab_size)?;
         let mut sampling = take_sampling(&mut params, app)?;
         if let Some(seed) = extension.as_ref().and_then(|extension| extension.seed) {
             sampling.seed = seed;
         }
-        let (stream, include_usage) = take_stream(&mut params)?;
+        let rules = take_rules(&mut params, app)?;
         let call = Self {
             endpoint,
+            model,
             source,
             stream,
-            include_usage,
-            stops: take_stops(&mut params)?,
-            max_tokens: take_max_tokens(&mut params)?,
+            stops: take_stops(&mut params, rules.min_tokens)?,
+            max_tokens: take_max_tokens(&mut params, usize::from(!shape.may_be_empty()))?,
+            shape,
+            tools,
+            form: constraint::take(&mut params)?,
+            special_tokens: !params.take_bool("skip_special_tokens")?.unwrap_or(true),
             ignore_eos: params.take_bool("ignore_eos")?.unwrap_or(false),
             sampling,
+            rules,
             salt: params.take_string("cache_salt")?.unwrap_or_default(),
             priority: params.take_integer("priority", i64::MIN)?.unwrap_or(0),
             extension,
         };
         params.finish()?;
+        call.check_extension()?;
         Ok(call)
+    }
+
+    /// What the worker extension goes with, and what can be resumed.
+    fn check_extension(&self) -> Result<(), ApiError> {
+        if !self.wants_ids() {
+            return Ok(());
+        }
+        if !self.source.is_single() || self.shape.n > 1 {
+            return Err(ApiError::invalid_value(
+                FIELD,
+                "'keyway' goes with a single prompt and answer only.",
+            ));
+        }
+        let obstacle = [
+            (self.form.is_some(), "a form for the answer"),
+            (self.tools.can_call(), "functions to call"),
+            (self.shape.prompt_logprobs.is_some(), "'prompt_logprobs'"),
+            (self.shape.echo, "'echo'"),
+        ];
+        match obstacle.iter().find(|(there, _)| *there && self.resumes()) {
+            Some((_, what)) => Err(ApiError::not_resumable(what)),
+            None => Ok(()),
+        }
     }
 
     /// Whether the answer shall carry token ids.
@@ -100,69 +136,84 @@ impl Call {
         self.extension.as_ref().map_or(0, |extension| extension.emitted_bytes as usize)
     }
 
-    /// What the engine is asked for, once the prompts' ids are known; checks that they fit the context.
-    pub(crate) fn requests(
-        &self,
-        app: &App,
-        prompts: Vec<Vec<u32>>,
-    ) -> Result<Vec<GenerationRequest>, ApiError> {
+    /// What is told apart in the answer's text.
+    pub(crate) fn read_options(&self, app: &App) -> ReadOptions {
+        let options = match self.endpoint {
+            Endpoint::Chat => ReadOptions::chat(app.formats),
+            Endpoint::Completion => ReadOptions::default(),
+        };
+        ReadOptions {
+            functions: self.tools.callable.clone(),
+            parallel_calls: self.tools.parallel,
+            special_tokens: self.special_tokens,
+            ..options
+        }
+    }
+
+    /// The grammar of the whole answer behind a prompt.
+    fn grammar(&self, app: &App, prompt: &[u32]) -> Result<Option<Grammar>, ApiError> {
+        let read = |prompt: &[u32]| opens_thoughts(&app.text, prompt).map_err(ApiError::internal);
+        let form = match self.endpoint {
+            Endpoint::Chat => constraint::whole_form(app, self.form.as_ref(), &self.tools, read(prompt)?),
+            Endpoint::Completion => self.form.clone(),
+        };
+        let compile = |form: Form| app.grammars.compile(&form).map_err(|reason| ApiError::bad_form(&reason));
+        form.map(compile).transpose()
+    }
+
+    /// What the engine is asked for, once a prompt's ids are known; checks that they fit the context.
+    pub(crate) fn request(&self, app: &App, prompt: Vec<u32>) -> Result<GenerationRequest, ApiError> {
         let (noun, default) = match self.endpoint {
             Endpoint::Chat => ("messages", app.defaults.max_new_tokens),
             Endpoint::Completion => ("prompt", Some(COMPLETION_MAX_TOKENS)),
         };
-        let max_len = app.model.max_model_len;
-        let salt: std::sync::Arc<[u8]> = std::sync::Arc::from(self.salt.as_bytes());
-        let request = |prompt: Vec<u32>| {
-            if prompt.iter().any(|id| *id as usize >= app.model.vocab_size) {
-                // A tokenizer with more tokens than the model.
-                return Err(ApiError::invalid_value(
-                    noun,
-                    format!("'{noun}' holds a token this model does not know."),
-                ));
-            }
-            let room = max_len.saturating_sub(prompt.len());
-            if room == 0 || self.max_tokens.is_some_and(|max| max > room) {
-                return Err(ApiError::context_length(max_len, prompt.len(), self.max_tokens, noun));
-            }
-            let max_tokens = self.max_tokens.or(default).unwrap_or(room).min(room);
-            let output_ids = self.extension.as_ref().and_then(|e| e.output_ids.clone()).unwrap_or_default();
-            let ends = |id: &u32| !self.ignore_eos && app.model.eos_token_ids.contains(id);
-            if output_ids.len() >= max_tokens || output_ids.iter().any(ends) {
-                return Err(ApiError::output_complete());
-            }
-            Ok(GenerationRequest {
-                prompt,
-                output_ids,
-                max_tokens,
-                ignore_eos: self.ignore_eos,
-                sampling: self.sampling,
-                salt: salt.clone(),
-                priority: self.priority,
-            })
+        let room = app.model.room_behind(&prompt, self.max_tokens, noun)?;
+        let max_tokens = self.max_tokens.or(default).unwrap_or(room).min(room);
+        let output_ids = self.extension.as_ref().and_then(|e| e.output_ids.clone()).unwrap_or_default();
+        let ends = |id: &u32| {
+            !self.ignore_eos && app.model.eos_token_ids.contains(id) || self.rules.stop_token_ids.contains(id)
         };
-        prompts.into_iter().map(request).collect()
+        if self.resumes() && (output_ids.len() >= max_tokens || output_ids.iter().any(ends)) {
+            return Err(ApiError::output_complete());
+        }
+        let grammar = self.grammar(app, &prompt)?;
+        Ok(GenerationRequest {
+            prompt,
+            grammar,
+            output_ids,
+            max_tokens,
+            ignore_eos: self.ignore_eos,
+            sampling: self.sampling,
+            rules: self.rules.clone(),
+            logprobs: self.shape.logprobs,
+            prompt_logprobs: self.shape.prompt_scores(),
+            hidden: false,
+            salt: std::sync::Arc::from(self.salt.as_bytes()),
+            priority: self.priority,
+        })
     }
 }
 
-/// `max_completion_tokens` is the newer name of `max_tokens` and wins.
-fn take_max_tokens(params: &mut Params) -> Result<Option<usize>, ApiError> {
-    let old = params.take_integer("max_tokens", 1)?;
-    let new = params.take_integer("max_completion_tokens", 1)?;
-    Ok(new.or(old).map(|max| max as usize))
+fn check_choices(source: &PromptSource, n: usize) -> Result<(), ApiError> {
+    let prompts = source.len();
+    if prompts > PROMPTS_PER_REQUEST_MAX {
+        let what = format!("'prompt' holds {prompts} prompts; the most is {PROMPTS_PER_REQUEST_MAX}.");
+        return Err(ApiError::invalid_value("prompt", what));
+    }
+    if prompts * n > PROMPTS_PER_REQUEST_MAX {
+        let what = format!(
+            "{prompts} prompts with n {n} are too many answers; the most is {PROMPTS_PER_REQUEST_MAX}."
+        );
+        return Err(ApiError::invalid_value("n", what));
+    }
+    Ok(())
 }
 
-fn take_sampling(params: &mut Params, app: &App) -> Result<Sampling, ApiError> {
-    let temperature = params.take_number("temperature", 0.0, 2.0)?.map(|t| t as f32);
-    let top_p = params.take_number("top_p", 0.0, 1.0)?.map(|p| p as f32);
-    // vLLM's clients say -1 for "all".
-    let top_k = params.take_integer("top_k", -1)?.map(|k| k.max(0) as usize);
-    let seed = params.take_integer("seed", i64::MIN)?.map(|seed| seed as u64);
-    Ok(Sampling {
-        temperature: temperature.or(app.defaults.temperature).unwrap_or(1.0),
-        top_p: top_p.or(app.defaults.top_p).unwrap_or(1.0),
-        top_k: top_k.or(app.defaults.top_k).unwrap_or(0),
-        seed: seed.unwrap_or_else(|| fastrand::u64(..)),
-    })
+/// `max_completion_tokens` is the newer name of `max_tokens` and wins.
+fn take_max_tokens(params: &mut Params, min: usize) -> Result<Option<usize>, ApiError> {
+    let old = params.take_integer("max_tokens", min as i64)?;
+    let new = params.take_integer("max_completion_tokens", min as i64)?;
+    Ok(new.or(old).map(|max| max as usize))
 }
 
 fn take_extension(params: &mut Params, vocab_size: usize) -> Result<Option<RequestExtension>, ApiError> {
@@ -170,22 +221,7 @@ fn take_extension(params: &mut Params, vocab_size: usize) -> Result<Option<Reque
     let mut fields = Params::new(fields);
     let seed = fields.take_unsigned("seed", "keyway.seed")?;
     let emitted_bytes = fields.take_unsigned("emitted_bytes", EMITTED_BYTES)?.unwrap_or(0);
-    let id = |value: &Value| value.as_u64().filter(|id| *id < vocab_size as u64).map(|id| id as u32);
-    let output_ids = match fields.take("output_ids") {
-        None => None,
-        Some(Value::Array(ids)) => {
-            Some(ids.iter().map(id).collect::<Option<Vec<u32>>>().ok_or_else(|| {
-                let last = vocab_size - 1;
-                let what =
-                    format!("'{OUTPUT_IDS}' holds something that is not a token id between 0 and {last}.");
-                ApiError::invalid_value(OUTPUT_IDS, what)
-            })?)
-        }
-        Some(other) => {
-            let what = format!("'{OUTPUT_IDS}' must be an array of token ids, not {}.", kind(&other));
-            return Err(ApiError::invalid_value(OUTPUT_IDS, what));
-        }
-    };
+    let output_ids = fields.take_ids("output_ids", OUTPUT_IDS, vocab_size)?;
     fields.finish()?;
     if output_ids.is_none() && emitted_bytes > 0 {
         let what = format!("'{EMITTED_BYTES}' needs '{OUTPUT_IDS}', the ids that the text came from.");
@@ -194,29 +230,12 @@ fn take_extension(params: &mut Params, vocab_size: usize) -> Result<Option<Reque
     Ok(Some(RequestExtension { seed, output_ids, emitted_bytes }))
 }
 
-fn take_stream(params: &mut Params) -> Result<(bool, bool), ApiError> {
-    let stream = params.take_bool("stream")?.unwrap_or(false);
-    let Some(options) = params.take_object("stream_options")? else { return Ok((stream, false)) };
-    if !stream {
-        let what = "'stream_options' is only allowed when 'stream' is true.";
-        return Err(ApiError::invalid_value("stream_options", what));
-    }
-    let mut options = Params::new(options);
-    let include_usage = options.take_bool("include_usage")?.unwrap_or(false);
-    // Padding against traffic analysis; without it the text is the same.
-    options.take_bool("include_obfuscation")?;
-    if options.take_bool("continuous_usage_stats")? == Some(true) {
-        let param = "stream_options.continuous_usage_stats";
-        return Err(ApiError::unsupported(
-            param,
-            format!("This worker does not support '{param}'. Leave it out."),
-        ));
-    }
-    options.finish()?;
-    Ok((stream, include_usage))
+fn take_stops(params: &mut Params, min_tokens: usize) -> Result<StopStrings, ApiError> {
+    let shown = params.take_bool("include_stop_str_in_output")?.unwrap_or(false);
+    Ok(StopStrings { texts: take_stop_texts(params)?, shown, min_tokens })
 }
 
-fn take_stops(params: &mut Params) -> Result<Vec<String>, ApiError> {
+fn take_stop_texts(params: &mut Params) -> Result<Vec<String>, ApiError> {
     let wrong = |what: String| Err(ApiError::invalid_value("stop", what));
     let stops = match params.take("stop") {
         None => return Ok(Vec::new()),

@@ -2,6 +2,7 @@
 //! engine fails, an error event and a broken body, never both.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use http_body::Frame;
 use http_body_util::BodyExt as _;
 use keyway_wire::extension::AnswerExtension;
 
-use super::answer::{AnswerHead, ChunkExtras, Piece};
+use super::answer::{AnswerHead, Piece, UsageField};
 use super::error::ApiError;
 use super::request::{Call, Endpoint};
 use super::running::{Running, outcome, usage_of};
@@ -31,6 +32,9 @@ pub(crate) struct EventStream {
     /// Whose first chunk is still to come, and is the one that names the role.
     roles_due: Vec<bool>,
     include_usage: bool,
+    continuous_usage: bool,
+    /// Whether chunks carry the worker extension.
+    with_ids: bool,
     guard: RequestGuard,
     state: State,
 }
@@ -43,12 +47,14 @@ enum State {
 }
 
 impl EventStream {
-    pub(crate) fn new(app: &App, call: &Call, choices: Vec<Running>, guard: RequestGuard) -> Self {
+    pub(crate) fn new(app: &Arc<App>, call: &Call, choices: Vec<Running>, guard: RequestGuard) -> Self {
         Self {
-            head: AnswerHead::new(app, call.endpoint),
+            head: AnswerHead::new(app, call),
             roles_due: vec![call.endpoint == Endpoint::Chat && !call.resumes(); choices.len()],
             choices,
-            include_usage: call.include_usage,
+            include_usage: call.shape.include_usage,
+            continuous_usage: call.shape.continuous_usage,
+            with_ids: call.wants_ids(),
             guard,
             state: State::Running,
         }
@@ -64,30 +70,44 @@ impl EventStream {
 
     /// Appends the events of everything that choice `index` has by now.
     fn drain(&mut self, index: usize, context: &mut Context<'_>, out: &mut Vec<u8>) -> Result<(), ApiError> {
-        let choice = &mut self.choices[index];
         loop {
-            let Poll::Ready(text) = choice.poll_text(context)? else { return Ok(()) };
+            let Poll::Ready(text) = self.choices[index].poll_text(context)? else { return Ok(()) };
             let Some(text) = text else { return Ok(()) };
-            let with_ids = choice.untold_ids.is_some();
-            let extras = |keyway| ChunkExtras { null_usage: self.include_usage, keyway };
             if std::mem::take(&mut self.roles_due[index]) {
-                let no_ids = with_ids.then(AnswerExtension::default);
-                self.head.write_piece(out, index, Piece::Role, extras(no_ids));
+                let no_ids = self.with_ids.then(AnswerExtension::default);
+                self.write(out, index, Piece::Role, no_ids);
             }
-            let Some(finish) = choice.output.finish else {
+            if self.choices[index].output.finish.is_none() {
                 if !text.is_empty() {
-                    self.head.write_piece(out, index, Piece::Text(&text), extras(choice.tell_ids()));
+                    let keyway = self.take_ids(index);
+                    self.write(out, index, Piece::Text(&text), keyway);
                 }
                 continue;
-            };
+            }
             let mut rest = text;
             // With ids, text and end come in one chunk, so that a stream is never broken between the two.
-            if !with_ids && !rest.is_empty() {
-                self.head.write_piece(out, index, Piece::Text(&rest), extras(None));
+            if !self.with_ids && !rest.is_empty() {
+                self.write(out, index, Piece::Text(&rest), None);
                 rest = Shown::default();
             }
-            self.head.write_piece(out, index, Piece::End(&rest, finish), extras(choice.tell_ids()));
+            let keyway = self.take_ids(index);
+            self.write(out, index, Piece::End(&rest), keyway);
         }
+    }
+
+    fn take_ids(&mut self, index: usize) -> Option<AnswerExtension> {
+        self.with_ids.then(|| self.choices[index].untold.take_ids())
+    }
+
+    fn write(&mut self, out: &mut Vec<u8>, index: usize, piece: Piece<'_>, keyway: Option<AnswerExtension>) {
+        let usage = if self.continuous_usage {
+            UsageField::Counts(usage_of(&self.choices))
+        } else if self.include_usage {
+            UsageField::Null(())
+        } else {
+            UsageField::Absent
+        };
+        self.head.write_piece(out, index, piece, &mut self.choices[index], usage, keyway);
     }
 
     /// Appends the stream's end, once every choice has its own.
@@ -96,8 +116,8 @@ impl EventStream {
         let Some(finishes) = finishes else { return };
         if self.include_usage {
             let usage = usage_of(&self.choices);
-            let keyway = self.choices.iter_mut().find_map(Running::tell_ids);
-            self.head.write_usage(out, &usage, keyway);
+            let keyway = self.take_ids(0);
+            self.head.write_usage(out, usage, keyway);
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
         self.guard.set(outcome(finishes.into_iter()));

@@ -50,9 +50,9 @@ fn app(steps: usize) -> Arc<App> {
     let limits = StepLimits { max_batched_tokens: 64, max_running: 4 };
     let options = EngineOptions { limits, eos_token_ids: vec![256], suppress_token_ids: Vec::new() };
     let spawned = spawn(Box::new(Failing { steps_left: steps }), options, Arc::clone(&metrics)).unwrap();
-    let name = "m".to_owned();
+    let names = vec!["m".to_owned()];
     let model = ServedModel {
-        name,
+        names,
         max_model_len: 128,
         vocab_size: 320,
         eos_token_ids: vec![256],
@@ -60,7 +60,17 @@ fn app(steps: usize) -> Arc<App> {
         created: 0,
     };
     let text = TextModel::builtin();
-    Arc::new(App { engine: spawned.handle, text, defaults: GenerationConfig::default(), metrics, model })
+    let formats = Formats::of(&text, None, None);
+    let grammars = GrammarCompiler::new(Arc::clone(&text.tokenizer), 320, vec![256]);
+    Arc::new(App {
+        engine: spawned.handle,
+        text,
+        formats,
+        grammars,
+        defaults: GenerationConfig::default(),
+        metrics,
+        model,
+    })
 }
 
 async fn complete(app: &Arc<App>, stream: bool) -> Response {

@@ -45,7 +45,7 @@ impl Shadow {
     /// Admits a prompt and plans up to `chunk` of its tokens; returns the cached ones.
     fn admit(&mut self, tokens: Vec<u32>, salt: Arc<[u8]>, chunk: usize) -> Option<usize> {
         let mut table = BlockTable::default();
-        let cached = self.manager.admit(&mut table, &tokens, &salt, chunk)?;
+        let cached = self.manager.admit(&mut table, &tokens, &salt, chunk, usize::MAX)?;
         assert!(cached < tokens.len() && cached.is_multiple_of(BLOCK));
         let planned = chunk.min(tokens.len() - cached);
         self.manager.promise(&mut table, &tokens[..cached + planned], cached, &salt);

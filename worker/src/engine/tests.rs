@@ -16,7 +16,7 @@ use super::*;
 use crate::backend::{CacheGroup, Chunk};
 use crate::metrics::StaticInfo;
 use crate::sampler::Sampling;
-use crate::sequence::{FinishReason, TokenEvent};
+use crate::sequence::{Event, FinishReason, TokenEvent};
 
 const EOS: u32 = 3;
 const SUPPRESSED: u32 = 4;
@@ -55,16 +55,8 @@ fn engine_with(setup: Setup, backend: Box<dyn Backend>) -> Engine {
 }
 
 fn request(prompt: &[u32], max_tokens: usize, temperature: f32) -> GenerationRequest {
-    let sampling = Sampling { temperature, top_p: 0.9, top_k: 20, seed: 11 };
-    GenerationRequest {
-        prompt: prompt.to_vec(),
-        output_ids: Vec::new(),
-        max_tokens,
-        ignore_eos: false,
-        sampling,
-        salt: Arc::from([]),
-        priority: 0,
-    }
+    let sampling = Sampling { temperature, top_p: 0.9, top_k: 20, seed: 11, ..Sampling::default() };
+    GenerationRequest { prompt: prompt.to_vec(), max_tokens, sampling, ..GenerationRequest::default() }
 }
 
 fn add(engine: &mut Engine, request: GenerationRequest) -> Generation {
@@ -83,7 +75,7 @@ fn step(engine: &mut Engine) {
 }
 
 /// Runs everything to its end, with the integrity check after every step; returns each one's events.
-fn finish(engine: &mut Engine, generations: Vec<Generation>) -> Vec<Vec<TokenEvent>> {
+fn finish_all(engine: &mut Engine, generations: Vec<Generation>) -> Vec<Vec<Event>> {
     while !engine.scheduler.is_idle() {
         step(engine);
     }
@@ -97,6 +89,19 @@ fn finish(engine: &mut Engine, generations: Vec<Generation>) -> Vec<Vec<TokenEve
         std::iter::from_fn(next).collect()
     };
     generations.into_iter().map(events).collect()
+}
+
+fn token(event: Event) -> Option<TokenEvent> {
+    match event {
+        Event::Token(event) => Some(event),
+        Event::Prompt(_) | Event::Failed(_) => None,
+    }
+}
+
+/// The same, of tokens only.
+fn finish(engine: &mut Engine, generations: Vec<Generation>) -> Vec<Vec<TokenEvent>> {
+    let tokens = |events: Vec<Event>| events.into_iter().filter_map(token).collect();
+    finish_all(engine, generations).into_iter().map(tokens).collect()
 }
 
 fn run(setup: Setup, requests: &[GenerationRequest]) -> Vec<Vec<u32>> {
@@ -203,7 +208,7 @@ fn an_ending_is_named_and_a_suppressed_id_never_comes() {
         match last.finish {
             Some(FinishReason::Stop) => assert_eq!(last.token, EOS),
             Some(FinishReason::Length) => assert_eq!(events.len(), 30),
-            None => panic!("no finish reason"),
+            other => panic!("{other:?}"),
         }
         stopped |= last.finish == Some(FinishReason::Stop);
     }

@@ -84,4 +84,8 @@ impl Backend for CpuBackend {
             self.decoder.step(chunks, &mut self.slabs, &self.plan.places, &mut self.buffers, logits);
         }
     }
+
+    fn hidden(&self) -> Option<&[f32]> {
+        Some(&self.buffers.normed)
+    }
 }

@@ -6,9 +6,10 @@ use keyway_text::{HarmonyTokens, TextModel};
 use proptest::prelude::*;
 
 use super::*;
+use crate::answer_format::AnswerFormat;
 
 fn output(stops: &[String]) -> TextOutput {
-    TextOutput::new(&TextModel::builtin(), &[104, 105], stops.to_vec(), true).unwrap()
+    TextOutput::new(&TextModel::builtin(), &[104, 105], stops.to_vec()).unwrap()
 }
 
 /// A small tokenizer with gpt-oss's special tokens, read as gpt-oss's.
@@ -25,11 +26,15 @@ fn take(output: &mut TextOutput, ids: &[u32]) -> String {
     take_both(output, ids).content
 }
 
+fn event(token: u32, finish: Option<FinishReason>) -> TokenEvent {
+    TokenEvent { token, cached_tokens: 0, score: None, finish }
+}
+
 fn take_both(output: &mut TextOutput, ids: &[u32]) -> Shown {
     let mut text = Shown::default();
     for (i, id) in ids.iter().enumerate() {
         let finish = (i + 1 == ids.len()).then_some(FinishReason::Length);
-        text.append(&output.push(TokenEvent { token: *id, cached_tokens: 0, finish }).unwrap());
+        text.append(output.push(&event(*id, finish)).unwrap());
         if output.finish.is_some() {
             break;
         }
@@ -51,8 +56,7 @@ proptest! {
             let mut broken = output(&stops);
             let mut shown = String::new();
             for id in &ids[..cut] {
-                let event = TokenEvent { token: *id, cached_tokens: 0, finish: None };
-                shown.push_str(&broken.push(event).unwrap().content);
+                shown.push_str(&broken.push(&event(*id, None)).unwrap().content);
             }
             let kept = shown.char_indices().rev().nth(shown_less).map_or(shown.len(), |(at, _)| at);
             shown.truncate(kept);
@@ -75,18 +79,20 @@ proptest! {
     ) {
         let text = gpt_oss();
         let ids = text.tokenizer.encode(&parts.concat(), false).unwrap();
-        let output = || TextOutput::new(&text, &[], vec!["STOP".to_owned()], true).unwrap();
+        let options = ReadOptions { format: AnswerFormat::Harmony, ..ReadOptions::default() };
+        let stops = StopStrings { texts: vec!["STOP".to_owned()], ..StopStrings::default() };
+        let output = || TextOutput::with(&text, &[], stops.clone(), &options).unwrap();
         let mut unbroken = output();
         let all = take_both(&mut unbroken, &ids);
         for cut in 0..unbroken.completion_tokens {
             let mut broken = output();
             let mut shown = Shown::default();
             for id in &ids[..cut] {
-                shown.append(&broken.push(TokenEvent { token: *id, cached_tokens: 0, finish: None }).unwrap());
+                shown.append(broken.push(&event(*id, None)).unwrap());
             }
             let mut resumed = output();
             resumed.resume(&ids[..cut], shown.reasoning.len() + shown.content.len()).unwrap();
-            shown.append(&take_both(&mut resumed, &ids[cut..]));
+            shown.append(take_both(&mut resumed, &ids[cut..]));
             prop_assert_eq!(&shown, &all);
             prop_assert_eq!(resumed.finish, unbroken.finish);
         }

@@ -66,17 +66,30 @@ fn wrong_values() -> Vec<Case> {
 
 fn unsupported_values() -> Vec<Case> {
     vec![
-        (CHAT, json!({"n": 2}), (400, Some("n"), UNSUPPORTED, "does not support 'n'")),
-        (CHAT, json!({"logprobs": true}), (400, Some("logprobs"), UNSUPPORTED, "Leave it out")),
-        (CHAT, json!({"tools": [{}]}), (400, Some("tools"), UNSUPPORTED, "tools")),
-        (CHAT, json!({"tool_choice": "required"}), (400, Some("tool_choice"), UNSUPPORTED, "tool_choice")),
+        (CHAT, json!({"n": 0}), (400, Some("n"), INVALID, "between 1 and 128, not 0")),
+        (CHAT, json!({"logprobs": 3}), (400, Some("logprobs"), INVALID, "true or false")),
+        (CHAT, json!({"top_logprobs": 3}), (400, Some("top_logprobs"), INVALID, "needs 'logprobs'")),
         (
             CHAT,
-            json!({"response_format": {"type": "json_object"}}),
-            (400, Some("response_format"), UNSUPPORTED, ""),
+            json!({"logprobs": true, "top_logprobs": 21}),
+            (400, Some("top_logprobs"), INVALID, "between 0 and 20"),
         ),
-        (CHAT, json!({"presence_penalty": 0.5}), (400, Some("presence_penalty"), UNSUPPORTED, "")),
-        (CHAT, json!({"logit_bias": {"5": 1}}), (400, Some("logit_bias"), UNSUPPORTED, "")),
+        (CHAT, json!({"functions": [{}]}), (400, Some("functions"), UNSUPPORTED, "Leave it out")),
+        (CHAT, json!({"reasoning_effort": "low"}), (400, Some("reasoning_effort"), UNSUPPORTED, "")),
+        (
+            CHAT,
+            json!({"presence_penalty": 2.5}),
+            (400, Some("presence_penalty"), INVALID, "between -2 and 2"),
+        ),
+        (CHAT, json!({"logit_bias": {"foo": 1}}), (400, Some("logit_bias"), INVALID, "between 0 and 319")),
+        (CHAT, json!({"logit_bias": {"5": 101}}), (400, Some("logit_bias"), INVALID, "-100 and 100")),
+        (CHAT, json!({"stop_token_ids": [320]}), (400, Some("stop_token_ids"), INVALID, "between 0 and 319")),
+        (CHAT, json!({"keyway": {}, "n": 2}), (400, Some("keyway"), INVALID, "single prompt and answer")),
+        (
+            CHAT,
+            json!({"prompt_logprobs": 1, "stream": true}),
+            (400, Some("prompt_logprobs"), INVALID, "does not go with 'stream'"),
+        ),
         (CHAT, json!({"colour": "red"}), (400, Some("colour"), UNSUPPORTED, "Unrecognized request argument")),
         (
             CHAT,
@@ -95,7 +108,11 @@ fn wrong_completions() -> Vec<Case> {
         (COMPLETIONS, json!({"prompt": [1, 320]}), (400, Some("prompt"), INVALID, "between 0 and 319")),
         (COMPLETIONS, json!({"prompt": {}}), (400, Some("prompt"), INVALID, "not an object")),
         (COMPLETIONS, json!({"prompt": vec!["a"; 129]}), (400, Some("prompt"), INVALID, "the most is 128")),
-        (COMPLETIONS, json!({"echo": true}), (400, Some("echo"), UNSUPPORTED, "")),
+        (COMPLETIONS, json!({"suffix": "x"}), (400, Some("suffix"), UNSUPPORTED, "")),
+        (COMPLETIONS, json!({"best_of": 2}), (400, Some("best_of"), UNSUPPORTED, "other than 'n'")),
+        (COMPLETIONS, json!({"logprobs": 21}), (400, Some("logprobs"), INVALID, "between 0 and 20")),
+        (COMPLETIONS, json!({"max_tokens": 0}), (400, Some("max_tokens"), INVALID, "at least 1")),
+        (COMPLETIONS, json!({"prompt": vec!["a"; 2], "n": 65}), (400, Some("n"), INVALID, "the most is 128")),
         (
             COMPLETIONS,
             json!({"prompt": "a".repeat(40_000)}),
@@ -130,8 +147,8 @@ async fn bodies_paths_and_methods() {
     check(&send(addr, "POST", CHAT, "[1]").await, malformed("not an object"));
     check(&send(addr, "POST", CHAT, "{\"model\": \"x\"").await, malformed("could not parse"));
     check(
-        &send(addr, "POST", "/v1/embeddings", "{}").await,
-        (404, None, "unknown_url", "POST /v1/embeddings"),
+        &send(addr, "POST", "/v1/images/generations", "{}").await,
+        (404, None, "unknown_url", "POST /v1/images/generations"),
     );
     check(&send(addr, "GET", CHAT, "").await, (405, None, "method_not_supported", "use POST"));
     check(&send(addr, "POST", "/v1/models", "{}").await, (405, None, "method_not_supported", "use GET"));

@@ -230,7 +230,8 @@ async fn what_cannot_be_resumed_is_refused() {
             "output_complete",
             "nothing to resume",
         ),
-        (json!({"n": 2, "keyway": {}}), Some("n"), "unsupported_parameter", "'n'"),
+        (json!({"n": 2, "keyway": {}}), Some("keyway"), "invalid_value", "single prompt and answer"),
+        (json!({"echo": true, "keyway": {"output_ids": [97]}}), output, "not_resumable", "'echo'"),
     ];
     for (more, param, code, message) in cases {
         let answer = post(worker.addr(), COMPLETIONS, &with(completion("a", 20), more.clone())).await;

@@ -49,7 +49,9 @@ fn siblings_get_their_first_token_in_the_same_step() {
     step(&mut engine);
     let mut context = Context::from_waker(std::task::Waker::noop());
     for (i, generation) in generations.iter_mut().enumerate() {
-        let Poll::Ready(Some(event)) = generation.poll_next(&mut context) else { panic!("no token for {i}") };
+        let Poll::Ready(Some(Event::Token(event))) = generation.poll_next(&mut context) else {
+            panic!("no token for {i}")
+        };
         assert_eq!(event.cached_tokens, if i == 0 { 0 } else { 80 });
     }
 }

@@ -9,6 +9,7 @@ use keyway_text::TextModel;
 use super::*;
 use crate::block_manager::witness::{Part, Witness};
 use crate::output::TextOutput;
+use crate::token_rules::{Penalties, TokenRules};
 
 const REQUESTS: usize = 10_000;
 const LIVE_MAX: usize = 24;
@@ -35,6 +36,7 @@ struct Client {
     generation: Generation,
     output: TextOutput,
     expected: VecDeque<(u32, Option<FinishReason>)>,
+    scores: Vec<TokenScore>,
     /// Leaves after this many more events.
     patience: usize,
 }
@@ -72,16 +74,22 @@ impl Soak {
             temperature: if random.bool() { 0.0 } else { 0.9 },
             top_p: if random.bool() { 1.0 } else { 0.9 },
             top_k: random.usize(0..8),
+            min_p: if random.bool() { 0.0 } else { 0.1 },
             seed: random.u64(..),
         };
+        let penalties = Penalties { presence: 0.5, frequency: 0.5, repetition: 1.2 };
+        let rules =
+            TokenRules { penalties, logit_bias: vec![(1, 2.0)], min_tokens: 5, stop_token_ids: vec![9] };
         GenerationRequest {
             prompt: [shared, own].concat(),
-            output_ids: Vec::new(),
+            rules: if random.bool() { TokenRules::default() } else { rules },
+            prompt_logprobs: (random.u8(0..4) == 0).then_some(1),
             max_tokens: random.usize(1..30),
             ignore_eos: random.bool(),
             sampling,
             salt: Arc::from(["", "a", "b"][random.usize(0..3)].as_bytes()),
             priority: random.i64(-1..2),
+            ..GenerationRequest::default()
         }
     }
 
@@ -89,8 +97,13 @@ impl Soak {
         let mut request = self.request();
         let mut alone = engine(Setup { groups: HYBRID, ..ROOMY });
         let solo = add(&mut alone, request.clone());
+        let mut events = finish_all(&mut alone, vec![solo]).remove(0);
+        let scores = match events.first() {
+            Some(Event::Prompt(outcome)) => outcome.scores.clone(),
+            _ => Vec::new(),
+        };
         let mut expected: VecDeque<_> =
-            finish(&mut alone, vec![solo]).remove(0).iter().map(|e| (e.token, e.finish)).collect();
+            events.drain(..).filter_map(token).map(|e| (e.token, e.finish)).collect();
         let stop = self.random.bool().then(|| char::from(self.random.u8(0..VOCAB as u8)).to_string());
         let mut output = self.output(&request, stop.clone());
         if self.random.u8(0..4) == 0 {
@@ -105,13 +118,13 @@ impl Soak {
         let (sequence, generation) = Sequence::new(request, slot, Instant::now());
         self.engine.scheduler.add(sequence);
         let patience = if self.random.u8(0..3) == 0 { self.random.usize(0..20) } else { usize::MAX };
-        self.clients.push(Client { generation, output, expected, patience });
+        self.clients.push(Client { generation, output, expected, scores, patience });
         self.seen.submitted += 1;
     }
 
     fn output(&self, request: &GenerationRequest, stop: Option<String>) -> TextOutput {
         let stops = stop.into_iter().collect();
-        TextOutput::new(&self.text, &request.prompt, stops, false).unwrap()
+        TextOutput::new(&self.text, &request.prompt, stops).unwrap()
     }
 
     fn step(&mut self) {
@@ -151,9 +164,17 @@ impl Client {
     fn listen(&mut self, seen: &mut Seen) -> bool {
         let mut context = Context::from_waker(std::task::Waker::noop());
         while let Poll::Ready(event) = self.generation.poll_next(&mut context) {
-            let event = event.expect("the generation ended without its last event");
+            let event = match event.expect("the generation ended without its last event") {
+                Event::Token(event) => event,
+                // Scores do not depend on who else was there.
+                Event::Prompt(outcome) => {
+                    assert_eq!(outcome.scores, self.scores);
+                    continue;
+                }
+                Event::Failed(reason) => panic!("{reason}"),
+            };
             assert_eq!(self.expected.pop_front(), Some((event.token, event.finish)));
-            self.output.push(event).unwrap();
+            self.output.push(&event).unwrap();
             if self.output.finish.is_some() {
                 seen.ended += 1;
                 seen.stopped_by_text += usize::from(event.finish.is_none());

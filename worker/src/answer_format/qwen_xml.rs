@@ -1,0 +1,109 @@
+//! Calls as Qwen3-Coder writes them: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`,
+//! values as plain text, whose types the function's schema says. A call is told when it is complete, because its
+//! arguments are not JSON before.
+
+use serde_json::{Map, Value};
+
+use super::tag::{Search, search};
+use super::{Found, Function};
+
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+
+/// Reads one answer.
+#[derive(Debug)]
+pub(crate) struct QwenXml {
+    functions: Vec<Function>,
+    buffer: String,
+    in_call: bool,
+    calls: usize,
+    /// Whether nothing but blanks came since the last call.
+    after_call: bool,
+}
+
+impl QwenXml {
+    pub(crate) fn new(functions: &[Function]) -> Self {
+        Self {
+            functions: functions.to_vec(),
+            buffer: String::new(),
+            in_call: false,
+            calls: 0,
+            after_call: false,
+        }
+    }
+
+    pub(crate) fn push(&mut self, text: &str, found: &mut Found) {
+        self.buffer.push_str(text);
+        loop {
+            if !self.in_call {
+                if self.after_call {
+                    self.buffer.drain(..self.buffer.len() - self.buffer.trim_start().len());
+                    self.after_call = self.buffer.is_empty();
+                }
+                match search(&mut self.buffer, OPEN) {
+                    Search::Open(certain) => return found.content.push_str(&certain),
+                    Search::Found { before, after } => {
+                        found.content.push_str(&before);
+                        (self.buffer, self.in_call) = (after, true);
+                    }
+                }
+            }
+            let Some(end) = self.buffer.find(CLOSE) else { return };
+            let after = self.buffer.split_off(end + CLOSE.len());
+            let call = std::mem::replace(&mut self.buffer, after);
+            self.in_call = false;
+            match self.parse(&call[..end]) {
+                Some((name, arguments)) => {
+                    found.call(self.calls, Some(name), &arguments);
+                    self.calls += 1;
+                    self.after_call = true;
+                }
+                None => found.content.extend([OPEN, call.as_str()]),
+            }
+        }
+    }
+
+    /// The name and the arguments of what stands between the tags.
+    fn parse(&self, call: &str) -> Option<(String, String)> {
+        let (_, call) = call.split_once("<function=")?;
+        let (name, mut rest) = call.split_once('>')?;
+        let name = name.trim();
+        let function = self.functions.iter().find(|function| function.name == name);
+        let mut arguments = Map::new();
+        while let Some((_, parameter)) = rest.split_once("<parameter=") {
+            let (key, value) = parameter.split_once('>')?;
+            let (value, after) = value.split_once("</parameter>")?;
+            let value = value.strip_prefix('\n').unwrap_or(value);
+            let value = value.strip_suffix('\n').unwrap_or(value);
+            let kind = function.map(|f| &f.parameters["properties"][key.trim()]["type"]);
+            arguments.insert(key.trim().to_owned(), typed(value, kind.unwrap_or(&Value::Null)));
+            rest = after;
+        }
+        Some((name.to_owned(), Value::Object(arguments).to_string()))
+    }
+
+    pub(crate) fn finish(&mut self, found: &mut Found) {
+        let rest = std::mem::take(&mut self.buffer);
+        if !self.in_call {
+            found.content.push_str(&rest);
+        }
+    }
+}
+
+/// A text as the schema's type; what is not that, and what the schema does not say, stays text.
+fn typed(text: &str, kind: &Value) -> Value {
+    let as_text = || Value::String(text.to_owned());
+    match kind.as_str() {
+        Some("integer" | "number" | "boolean" | "object" | "array" | "null") => {
+            // Python's spelling too, which the template shows to the model.
+            let json = match text.trim() {
+                "True" => "true",
+                "False" => "false",
+                "None" => "null",
+                other => other,
+            };
+            serde_json::from_str(json).unwrap_or_else(|_| as_text())
+        }
+        _ => as_text(),
+    }
+}

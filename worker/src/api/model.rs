@@ -1,0 +1,74 @@
+//! The model as clients see it: its names, its card, and what fits its context.
+
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::params::Params;
+
+/// The model that a worker serves.
+#[derive(Debug)]
+pub(crate) struct ServedModel {
+    /// Its name, and others by which it may be asked for; at least one.
+    pub(crate) names: Vec<String>,
+    /// Prompt and answer together, in tokens.
+    pub(crate) max_model_len: usize,
+    pub(crate) vocab_size: usize,
+    /// Ids that end a generation.
+    pub(crate) eos_token_ids: Vec<u32>,
+    pub(crate) numerics_id: String,
+    /// Unix seconds.
+    pub(crate) created: u64,
+}
+
+impl ServedModel {
+    /// The first name.
+    pub(crate) fn name(&self) -> &str {
+        self.names.first().map_or("", String::as_str)
+    }
+
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        self.names.iter().any(|known| known == name)
+    }
+
+    /// The name by which a request asks for it.
+    pub(crate) fn named_in(&self, params: &mut Params) -> Result<String, ApiError> {
+        // A worker serves one model, so a request that names none means that one (as vLLM reads it).
+        match params.take_string("model")? {
+            None => Ok(self.name().to_owned()),
+            Some(name) if self.is_named(&name) => Ok(name),
+            Some(name) => Err(ApiError::model_not_found(&name, self.name())),
+        }
+    }
+
+    /// Tokens that fit behind a prompt: at least one, and as many as are asked for.
+    pub(crate) fn room_behind(
+        &self,
+        prompt: &[u32],
+        asked: Option<usize>,
+        noun: &'static str,
+    ) -> Result<usize, ApiError> {
+        if prompt.iter().any(|id| *id as usize >= self.vocab_size) {
+            // A tokenizer with more tokens than the model.
+            let what = format!("'{noun}' holds a token this model does not know.");
+            return Err(ApiError::invalid_value(noun, what));
+        }
+        let room = self.max_model_len.saturating_sub(prompt.len());
+        if room == 0 || asked.is_some_and(|asked| asked > room) {
+            return Err(ApiError::context_length(self.max_model_len, prompt.len(), asked, noun));
+        }
+        Ok(room)
+    }
+
+    /// What `/v1/models` says, under each name.
+    pub(crate) fn cards(&self) -> Vec<Value> {
+        self.names.iter().map(|name| self.card(name)).collect()
+    }
+
+    /// What `/v1/models` says under one name.
+    pub(crate) fn card(&self, name: &str) -> Value {
+        json!({
+            "id": name, "object": "model", "created": self.created, "owned_by": "keyway", "root": self.name(),
+            "max_model_len": self.max_model_len, "numerics_id": self.numerics_id,
+        })
+    }
+}

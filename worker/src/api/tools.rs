@@ -1,0 +1,118 @@
+//! The fields about functions: what the model is shown, and what its calls are told against.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::error::ApiError;
+use super::params::{Params, kind};
+use crate::answer_format::Function;
+
+/// A request's functions.
+#[derive(Debug, Clone)]
+pub(crate) struct Tools {
+    /// As the client sent them, for the template.
+    pub(crate) definitions: Option<Value>,
+    /// Those whose calls are told.
+    pub(crate) callable: Arc<[Function]>,
+    pub(crate) choice: ToolChoice,
+    /// Whether there may be more than one call.
+    pub(crate) parallel: bool,
+}
+
+/// Whether the model calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    Never,
+    /// The model chooses.
+    Auto,
+    /// At least one call.
+    Required,
+    /// A call of this function.
+    Named(String),
+}
+
+impl Default for Tools {
+    fn default() -> Self {
+        Self { definitions: None, callable: Arc::from([]), choice: ToolChoice::Never, parallel: true }
+    }
+}
+
+impl Tools {
+    pub(super) fn take(params: &mut Params) -> Result<Self, ApiError> {
+        let definitions = match params.take("tools") {
+            None => Vec::new(),
+            Some(Value::Array(tools)) => tools,
+            Some(other) => {
+                let what = format!("'tools' must be an array, not {}.", kind(&other));
+                return Err(ApiError::invalid_value("tools", what));
+            }
+        };
+        let functions = definitions
+            .iter()
+            .enumerate()
+            .map(|(i, tool)| function(i, tool))
+            .collect::<Result<Vec<_>, _>>()?;
+        let choice = take_choice(params, &functions)?;
+        let parallel = params.take_bool("parallel_tool_calls")?.unwrap_or(true);
+        if functions.is_empty() {
+            return Ok(Self::default());
+        }
+        let callable = if choice == ToolChoice::Never { Arc::from([]) } else { Arc::from(functions) };
+        Ok(Self { definitions: Some(Value::Array(definitions)), callable, choice, parallel })
+    }
+
+    /// Whether the answer may hold calls.
+    pub(crate) fn can_call(&self) -> bool {
+        !self.callable.is_empty()
+    }
+}
+
+fn function(i: usize, tool: &Value) -> Result<Function, ApiError> {
+    let wrong = |field: &str, what: &str| {
+        let param = format!("tools[{i}]{field}");
+        ApiError::invalid_value(&param, format!("'{param}' must be {what}."))
+    };
+    if tool["type"] != "function" {
+        return Err(wrong(".type", "\"function\": this worker knows no other tools"));
+    }
+    let function = &tool["function"];
+    let name = function["name"].as_str().filter(|name| is_name(name));
+    let name = name.ok_or_else(|| wrong(".function.name", "1 to 64 letters, digits, _, . or -"))?;
+    let parameters = match &function["parameters"] {
+        Value::Null => serde_json::json!({"type": "object", "properties": {}}),
+        Value::Object(_) => function["parameters"].clone(),
+        _ => return Err(wrong(".function.parameters", "a JSON schema, which is an object")),
+    };
+    Ok(Function { name: name.to_owned(), parameters })
+}
+
+/// OpenAI's rule, with the dot that engines' clients use.
+fn is_name(name: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
+    (1..=64).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+fn take_choice(params: &mut Params, functions: &[Function]) -> Result<ToolChoice, ApiError> {
+    let wrong = |what: &str| Err(ApiError::invalid_value("tool_choice", what));
+    let choice = match params.take("tool_choice") {
+        None if functions.is_empty() => ToolChoice::Never,
+        None => ToolChoice::Auto,
+        Some(Value::String(choice)) => match choice.as_str() {
+            "none" => ToolChoice::Never,
+            "auto" => ToolChoice::Auto,
+            "required" | "any" => ToolChoice::Required,
+            _ => return wrong("'tool_choice' must be none, auto, required or a function of 'tools'."),
+        },
+        Some(choice) => match choice["function"]["name"].as_str().filter(|_| choice["type"] == "function") {
+            Some(name) if functions.iter().any(|function| function.name == name) => {
+                ToolChoice::Named(name.to_owned())
+            }
+            _ => return wrong("'tool_choice' must be none, auto, required or a function of 'tools'."),
+        },
+    };
+    if functions.is_empty() && !matches!(choice, ToolChoice::Never | ToolChoice::Auto) {
+        return wrong("'tool_choice' needs 'tools' to choose from.");
+    }
+    Ok(choice)
+}

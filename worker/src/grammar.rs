@@ -1,0 +1,225 @@
+//! Answers of a given form: a grammar, compiled once for a request by the crate `llguidance`, says before each token which
+//! ones may come. Not what the form is for: `api/constraint.rs` words it.
+//!
+//! A mask costs the engine's thread some ten microseconds to a few milliseconds a token; all of llguidance's work is bounded
+//! by counted steps, not by time, so that equal requests end equally.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use keyway_text::Tokenizer;
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+
+use crate::limits::{GRAMMAR_BYTES_MAX, GRAMMAR_COMPILE_FUEL_MAX, GRAMMAR_SIZE_MAX, GRAMMAR_STATES_MAX};
+
+/// Characters of an error that a client is told.
+const ERROR_CHARS_MAX: usize = 400;
+
+/// A form that an answer must have.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Form {
+    /// JSON by a schema, with one blank behind `,` and `:` and no others.
+    Json(Value),
+    /// A regular expression over the whole answer.
+    Regex(String),
+    /// A grammar in llguidance's variant of Lark.
+    Lark(String),
+}
+
+/// Compiles forms for one model's vocabulary, whose table it makes at the first use.
+pub(crate) struct GrammarCompiler {
+    tokenizer: Arc<Tokenizer>,
+    vocab_size: usize,
+    eos_token_ids: Vec<u32>,
+    factory: OnceLock<Result<ParserFactory, String>>,
+}
+
+/// Where in its grammar an answer is.
+#[derive(Clone)]
+pub(crate) struct Grammar {
+    matcher: Matcher,
+}
+
+/// What may come next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    More,
+    /// Nothing: the answer is complete.
+    Nothing,
+}
+
+impl fmt::Debug for GrammarCompiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrammarCompiler").field("vocab_size", &self.vocab_size).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammar").finish_non_exhaustive()
+    }
+}
+
+/// A schema with the way in which its JSON is set: compact, as models are shown it.
+pub(crate) fn set_compactly(schema: Value) -> Value {
+    let options = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+    match schema {
+        Value::Object(mut fields) => {
+            fields.insert("x-guidance".to_owned(), options);
+            Value::Object(fields)
+        }
+        Value::Bool(true) => json!({"x-guidance": options}),
+        other => other,
+    }
+}
+
+// === impl GrammarCompiler ===
+
+impl GrammarCompiler {
+    pub(crate) fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, eos_token_ids: Vec<u32>) -> Self {
+        Self { tokenizer, vocab_size, eos_token_ids, factory: OnceLock::new() }
+    }
+
+    /// Compiles a form. The error says what is wrong with it, or which bound it exceeds.
+    pub(crate) fn compile(&self, form: &Form) -> Result<Grammar, String> {
+        let bytes = match form {
+            Form::Json(schema) => schema.to_string().len(),
+            Form::Regex(text) | Form::Lark(text) => text.len(),
+        };
+        if bytes > GRAMMAR_BYTES_MAX {
+            return Err(format!("it has {bytes} bytes; the most is {GRAMMAR_BYTES_MAX}"));
+        }
+        let factory = self.factory.get_or_init(|| self.factory()).as_ref().map_err(Clone::clone)?;
+        let grammar = match form {
+            Form::Json(schema) => TopLevelGrammar::from_json_schema(set_compactly(schema.clone())),
+            Form::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Form::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+        };
+        let mut matcher = Matcher::new(factory.create_parser(grammar));
+        if let Some(error) = matcher.get_error() {
+            return Err(summary(&error));
+        }
+        // The first mask finds what compiling leaves for later.
+        matcher.compute_mask().map_err(|error| summary(&error.to_string()))?;
+        Ok(Grammar { matcher })
+    }
+
+    fn factory(&self) -> Result<ParserFactory, String> {
+        let eos = self.eos_token_ids.first().copied().unwrap_or(0);
+        let words: Vec<Vec<u8>> = (0..self.vocab_size as u32).map(|id| self.word(id)).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(self.vocab_size as u32, eos), &words);
+        let trie =
+            if self.eos_token_ids.is_empty() { trie } else { trie.with_eos_tokens(&self.eos_token_ids) };
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let slices = SlicedBiasComputer::general_slices();
+        let factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices);
+        let mut factory =
+            factory.map_err(|error| format!("this model's vocabulary has no table: {error}"))?;
+        factory.quiet();
+        *factory.limits_mut() = ParserLimits {
+            initial_lexer_fuel: GRAMMAR_COMPILE_FUEL_MAX,
+            max_grammar_size: GRAMMAR_SIZE_MAX,
+            max_lexer_states: GRAMMAR_STATES_MAX,
+            verbose_errors: false,
+            ..ParserLimits::default()
+        };
+        Ok(factory)
+    }
+
+    /// A token as the table has it: special ones behind a mark that no text has.
+    fn word(&self, id: u32) -> Vec<u8> {
+        let bytes = self.tokenizer.token_bytes(id);
+        if self.tokenizer.is_special(id) || self.eos_token_ids.contains(&id) {
+            [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat()
+        } else {
+            bytes.to_vec()
+        }
+    }
+}
+
+/// An error on one line, without what is only for llguidance's authors.
+fn summary(error: &str) -> String {
+    let words: Vec<&str> = error.split_whitespace().collect();
+    words.join(" ").chars().take(ERROR_CHARS_MAX).collect()
+}
+
+// === impl Grammar ===
+
+impl Grammar {
+    /// Leaves only the tokens that may come. `eos` are the ids that end a generation: one may come if all may.
+    pub(crate) fn mask(&mut self, row: &mut [f32], eos: &[u32]) -> Result<(), String> {
+        let mask = self.matcher.compute_mask_or_eos().map_err(|error| summary(&error.to_string()))?;
+        let may_end = eos.iter().any(|id| mask.is_allowed(*id));
+        for (id, logit) in (0..).zip(row) {
+            let may_come = mask.is_allowed(id) || may_end && eos.contains(&id);
+            if !may_come {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the token that came, none that ends a generation.
+    pub(crate) fn accept(&mut self, token: u32) -> Result<Next, String> {
+        self.matcher.consume_token(token).map_err(|error| summary(&error.to_string()))?;
+        Ok(if self.matcher.is_stopped() { Next::Nothing } else { Next::More })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EOS: u32 = 258;
+
+    fn compile(form: &Form) -> Result<Grammar, String> {
+        GrammarCompiler::new(Arc::new(Tokenizer::builtin()), 320, vec![256, EOS]).compile(form)
+    }
+
+    /// The bytes that may come after `text`, and whether the end may.
+    fn next(form: &Form, text: &str) -> (String, bool) {
+        let mut grammar = compile(form).unwrap();
+        for byte in text.bytes() {
+            assert_eq!(grammar.accept(u32::from(byte)), Ok(Next::More), "{text}");
+        }
+        let mut row = vec![0.0; 320];
+        grammar.mask(&mut row, &[256, EOS]).unwrap();
+        let bytes = (0..128u8).filter(|byte| row[*byte as usize] == 0.0).map(char::from).collect();
+        assert_eq!(row[256], row[EOS as usize], "all ends or none");
+        (bytes, row[EOS as usize] == 0.0)
+    }
+
+    #[test]
+    fn a_schema_says_what_comes_next() {
+        let schema = json!({"type": "object", "properties": {"n": {"enum": [7, 12]}}, "required": ["n"],
+            "additionalProperties": false});
+        let form = Form::Json(schema);
+        assert_eq!(next(&form, ""), ("{".to_owned(), false));
+        assert_eq!(next(&form, "{\"n\": "), ("17".to_owned(), false));
+        assert_eq!(next(&form, "{\"n\": 12"), ("}".to_owned(), false));
+        let mut grammar = compile(&form).unwrap();
+        let taken: Vec<_> = "{\"n\": 7}".bytes().map(|b| grammar.accept(u32::from(b)).unwrap()).collect();
+        assert_eq!(taken.last(), Some(&Next::Nothing), "nothing may follow");
+    }
+
+    #[test]
+    fn expressions_and_grammars_do_too() {
+        assert_eq!(next(&Form::Regex("a(b|cd)?".to_owned()), "a"), ("bc".to_owned(), true));
+        assert_eq!(next(&Form::Lark("start: \"x\" | \"yz\"".to_owned()), ""), ("xy".to_owned(), false));
+    }
+
+    #[test]
+    fn what_cannot_be_compiled_says_why() {
+        let refused = |form| compile(&form).unwrap_err();
+        assert!(refused(Form::Regex("a(".to_owned())).contains("unclosed"));
+        assert!(!refused(Form::Json(json!({"type": "flower"}))).is_empty());
+        assert!(!refused(Form::Lark("start: nowhere".to_owned())).is_empty());
+        let large = "a".repeat(GRAMMAR_BYTES_MAX + 1);
+        assert!(refused(Form::Regex(large.clone())).contains("the most is 1048576"));
+        assert!(refused(Form::Json(json!({"const": large}))).contains("the most is 1048576"));
+    }
+}
