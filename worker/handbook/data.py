@@ -130,6 +130,13 @@ def mistyped(text, rng):
                        text[:i] + text[i + 1] + text[i] + text[i + 2:]])
 
 
+def mingled(text, other, rng):
+    """About half of the words of two ways to ask the same."""
+    words = [*text.split(), *other.split()]
+    kept = [word for word in words if rng.random() < 0.6]
+    return " ".join(kept or words)
+
+
 def varied(text, rng):
     """The question as somebody else might type it."""
     for change, share in ((replaced, 0.5), (replaced, 0.3), (without_words, 0.3), (moved_words, 0.08), (mistyped, 0.15)):
@@ -157,8 +164,8 @@ def conversation(entry, everything, rng, vary=True):
     """Messages that end with a question of `entry`: alone, after a system prompt, or after another question."""
     question = rng.choice(entry.asked())
     if vary and rng.random() < 0.8:
-        if rng.random() < 0.08:
-            question = f"{question} {rng.choice(entry.asked())}"
+        if rng.random() < 0.15:
+            question = mingled(question, rng.choice(entry.asked()), rng)
         question = varied(question, rng)
     messages = [{"role": "user", "content": question}]
     kind = rng.random() if vary else 1.0

@@ -29,11 +29,11 @@ WEIGHT_DECAY = 0.05
 # Share in the loss of how unevenly the experts are used.
 BALANCE = 0.01
 # A sample mostly ends a few tokens behind the place where its answer is told apart from all others: what decides which
-# answer it is needs many examples, what follows only a few.
-WHOLE_SHARE = 0.25
+# answer it is needs many examples, what follows only a few, and those later: choosing is learned first.
+WHOLE_SHARE_FIRST, WHOLE_SHARE, FIRST_STEPS = 0.25, 0.45, 1200
 BEYOND_DECISION = 3
 # Share of a prompt's tokens that are hidden, so that no single one decides.
-HIDDEN_SHARE = 0.06
+HIDDEN_SHARE = 0.08
 # Batches of about equal lengths are cut from so many samples.
 POOL = 16 * BATCH
 SAVE_EVERY = 200
@@ -55,6 +55,15 @@ def make_tokenizer(everything):
     return tokenizer
 
 
+def kept_tokenizer(work, everything):
+    """The one that training in `work` began with, so that questions may be added on the way."""
+    path = work / "tokenizer.json"
+    if not path.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        make_tokenizer(everything).save(str(path))
+    return Tokenizer.from_file(str(path))
+
+
 class Samples:
     """Turns conversations into batches of prompts and answers, as ids."""
 
@@ -74,10 +83,10 @@ class Samples:
         """The ids of a question alone."""
         return self.tokenizer.encode(rendered([{"role": "user", "content": question}])).ids
 
-    def sample(self, entry, rng):
+    def sample(self, entry, rng, whole_share):
         prompt = self.tokenizer.encode(rendered(data.conversation(entry, self.everything, rng))).ids
         answer = self.answers[entry]
-        if rng.random() > WHOLE_SHARE:
+        if rng.random() > whole_share:
             answer = answer[: self.decided[entry] + BEYOND_DECISION]
         hidden = [END_OF_TEXT if token > IM_END and rng.random() < HIDDEN_SHARE else token for token in prompt]
         return hidden, answer
@@ -86,8 +95,9 @@ class Samples:
         """Endless batches, each of samples of about one length."""
         rng = random.Random(seed)
         order = data.shuffled(self.everything, seed)
-        while True:
-            pool = [self.sample(entry, rng) for entry in itertools.islice(order, POOL)]
+        for step in itertools.count(0, POOL // BATCH):
+            share = WHOLE_SHARE_FIRST if step < FIRST_STEPS else WHOLE_SHARE
+            pool = [self.sample(entry, rng, share) for entry in itertools.islice(order, POOL)]
             pool.sort(key=lambda sample: len(sample[0]) + len(sample[1]))
             cut = [pool[i: i + BATCH] for i in range(0, len(pool), BATCH)]
             rng.shuffle(cut)
@@ -143,7 +153,6 @@ def make_optimiser(weights):
 def train(weights, samples, args):
     """Runs to `args.steps`, from the last saved state if there is one."""
     optimiser, path, done = make_optimiser(weights), args.work / "state.pt", 0
-    args.work.mkdir(parents=True, exist_ok=True)
     if path.exists():
         state = torch.load(path)
         for name, value in state["weights"].items():
@@ -173,14 +182,14 @@ def train(weights, samples, args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=3700)
     parser.add_argument("--out", type=pathlib.Path, default=data.HERE / "model")
     parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("train-state"))
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     everything = data.entries()
-    tokenizer = make_tokenizer(everything)
+    tokenizer = kept_tokenizer(args.work, everything)
     samples = Samples(tokenizer, everything)
     weights = network.initial(VOCAB, SEED)
     count = sum(p.numel() for p in weights.values())

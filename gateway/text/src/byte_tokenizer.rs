@@ -1,5 +1,5 @@
-//! The built-in model's tokenizer: a byte is a token, and three special tokens follow. Not for checkpoints, which
-//! bring their own `tokenizer.json`.
+//! The tokenizer of a model without files (the worker's random one): a byte is a token, and three special tokens
+//! follow. Not for checkpoints, which bring their own `tokenizer.json`.
 
 /// `<|endoftext|>`, `<|im_start|>`, `<|im_end|>`: ids 256, 257 and 258.
 pub(crate) const SPECIAL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::TextError;
 use crate::jinja::{Error, Template};
 
-/// ChatML, the built-in model's format.
+/// ChatML, the random model's format.
 const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
@@ -77,7 +77,7 @@ impl Named {
 // === impl ChatTemplate ===
 
 impl ChatTemplate {
-    /// The built-in model's ChatML.
+    /// The random model's ChatML.
     pub(crate) fn builtin() -> Self {
         // A constant that the tests render.
         Self { default: Named::new(CHATML).ok(), ..Self::none() }

@@ -168,6 +168,11 @@ impl Config {
         Ok(config)
     }
 
+    /// The same from the text of a `config.json` that names every end token.
+    pub(super) fn from_json(text: &str) -> Result<Self, ModelError> {
+        families::config(&read::parsed(Path::new("config.json"), text.as_bytes())?)
+    }
+
     /// What each layer keeps in the KV cache.
     pub(super) fn kept(&self) -> impl Iterator<Item = CacheGroup> {
         self.layers.iter().map(|layer| match (self.attention, layer.window) {
