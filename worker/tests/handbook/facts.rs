@@ -31,10 +31,12 @@ fn collect(root: &Path, dir: &Path, known: &mut Known) {
         if ["target", ".git", ".venv", ".cuda", "__pycache__"].contains(&name) {
             continue;
         }
-        known.files.insert(path.strip_prefix(root).unwrap().to_str().unwrap().to_owned());
+        let relative = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+        let handbook = relative.contains("handbook");
+        known.files.insert(relative);
         if path.is_dir() {
             collect(root, &path, known);
-        } else if !path.components().any(|part| part.as_os_str() == "handbook") {
+        } else if !handbook {
             let source = path.extension().and_then(|e| e.to_str());
             if source.is_some_and(|e| ["rs", "toml", "sh", "yml", "py"].contains(&e)) || name == "run" {
                 known.sources += &fs::read_to_string(&path).unwrap_or_default();
