@@ -41,7 +41,7 @@ cache_percent=${CACHE_PERCENT:-60}
 kill_after_s=${KILL_AFTER_S:-}
 [[ -z $kill_after_s ]] || policies=${policies%% *}
 out=${OUT:-$(mktemp -d)}
-# What keyway-worker runs with by default. The built-in model has one token a byte, so the gateway's blocks are as long.
+# What keyway-worker runs with by default. The random model has one token a byte, so the gateway's blocks are as long.
 kv_block_tokens=16
 mkdir -p "$out"
 
@@ -103,7 +103,7 @@ start_fleet() {
     local policy=$1 dir=$2 i url args=()
     worker_pids=()
     for ((i = 0; i < workers; i++)); do
-        RUST_LOG=info "$BIN_DIR/keyway-worker" --listen 127.0.0.1:0 --block-size "$kv_block_tokens" \
+        RUST_LOG=info "$BIN_DIR/keyway-worker" --model random --listen 127.0.0.1:0 --block-size "$kv_block_tokens" \
             --threads 1 --num-kv-blocks "$worker_blocks" >"$dir/worker-$i.log" 2>&1 &
         pids+=($!)
         worker_pids+=($!)

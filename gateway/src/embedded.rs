@@ -9,8 +9,8 @@ use crate::config::WorkerConfig;
 
 /// Two, so that routing has something to choose.
 const WORKERS: usize = 2;
-/// The built-in model has one token a byte and 16 tokens a KV block.
-pub const BLOCK_BYTES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(15);
+/// The built-in model's tokens are about 3 bytes of English each, 16 of them a KV block.
+pub const BLOCK_BYTES: NonZeroUsize = NonZeroUsize::MIN.saturating_add(47);
 
 /// The running workers; they stop with the process.
 #[derive(Debug)]

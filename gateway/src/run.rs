@@ -149,10 +149,11 @@ fn welcome(gateway: &Gateway, workers: &[WorkerConfig]) {
     let names: Vec<String> = workers.iter().map(WorkerConfig::name).collect();
     let (addr, admin) = (gateway.addr, gateway.admin_addr);
     eprintln!(
-        "\nNo worker is configured, so keyway started {count} embedded CPU workers ({names}) with the built-in model.\n\
+        "\nNo worker is configured, so keyway started {count} embedded CPU workers ({names}) with the built-in model,\n\
+         which answers questions about Keyway.\n\
          Put it before your own with: keyway --worker http://HOST:PORT --worker …\n\n\
          Try:\n  curl http://{addr}/v1/chat/completions -H 'content-type: application/json' \\\n    \
-         -d '{{\"model\":\"{model}\",\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}],\"max_tokens\":32,\"stream\":true}}' -N\n  \
+         -d '{{\"model\":\"{model}\",\"messages\":[{{\"role\":\"user\",\"content\":\"How do I add a worker?\"}}],\"stream\":true}}' -N\n  \
          curl http://{admin}/workers\n",
         count = workers.len(),
         names = names.join(", "),

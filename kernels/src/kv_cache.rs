@@ -9,6 +9,7 @@
 //! position, laid out as keys are; its first `value_dim` elements are the value as well.
 
 use crate::lanes::{LANES, Lanes};
+use crate::zeroed::Zeroed;
 
 /// Sizes of a layer's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,20 +65,20 @@ impl KvShape {
 pub struct KvCache {
     shape: KvShape,
     latent: bool,
-    keys: Vec<Lanes>,
+    keys: Zeroed,
     /// Empty in a latent cache.
-    values: Vec<Lanes>,
+    values: Zeroed,
 }
 
 impl KvCache {
-    /// An empty cache, its memory taken at once; `None` if there is not enough.
+    /// An empty cache, its memory reserved at once but not touched before it is written; `None` if there is not enough.
     ///
     /// # Panics
     /// If a size is 0, or `value_dim` or `block_size` is not a multiple of [`KvShape::GRANULE`].
     pub fn new(shape: KvShape) -> Option<Self> {
         shape.check();
-        let keys = zeroed(shape.vectors(shape.key_dim)?)?;
-        let values = zeroed(shape.vectors(shape.value_dim)?)?;
+        let keys = Zeroed::new(shape.vectors(shape.key_dim)?)?;
+        let values = Zeroed::new(shape.vectors(shape.value_dim)?)?;
         Some(Self { shape, latent: false, keys, values })
     }
 
@@ -89,7 +90,12 @@ impl KvCache {
     pub fn new_latent(shape: KvShape) -> Option<Self> {
         shape.check();
         assert!(shape.kv_heads == 1 && shape.value_dim <= shape.key_dim, "kv_cache: no such latent");
-        Some(Self { shape, latent: true, keys: zeroed(shape.vectors(shape.key_dim)?)?, values: Vec::new() })
+        Some(Self {
+            shape,
+            latent: true,
+            keys: Zeroed::new(shape.vectors(shape.key_dim)?)?,
+            values: Zeroed::new(0)?,
+        })
     }
 
     /// Whether values are the beginnings of keys.
@@ -180,14 +186,6 @@ impl KvCache {
         let KvShape { kv_heads, value_dim, block_size, .. } = self.shape;
         ((block as usize * kv_heads + head) * block_size + offset) * (value_dim / LANES)
     }
-}
-
-/// `n` vectors of zeros; `None` if there is no memory for them.
-fn zeroed(n: usize) -> Option<Vec<Lanes>> {
-    let mut memory = Vec::new();
-    memory.try_reserve_exact(n).ok()?;
-    memory.resize(n, Lanes::ZERO);
-    Some(memory)
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ pub mod rms_norm;
 pub mod rope;
 pub mod scalar;
 mod simd;
+mod zeroed;
 
 #[cfg(test)]
 mod check;

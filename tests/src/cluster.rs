@@ -83,7 +83,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// Adds `n` real workers with the built-in model.
+    /// Adds `n` real workers with the random model.
     #[must_use]
     pub fn workers(mut self, n: usize) -> Self {
         self.real += n;
@@ -246,7 +246,7 @@ impl GatewayBuilder {
     }
 }
 
-/// A `keyway-worker` process with the built-in model.
+/// A `keyway-worker` process.
 #[derive(Debug)]
 pub struct RealWorker {
     /// The process.
@@ -255,10 +255,14 @@ pub struct RealWorker {
 }
 
 impl RealWorker {
-    /// Starts one without waiting for it.
+    /// Starts one without waiting for it, with the random model unless `args` name one: most tests need an engine, no
+    /// sense.
     pub fn spawn(args: &[&str]) -> Self {
         let mut command = Command::new(bin("keyway-worker"));
         command.args(["--listen", "127.0.0.1:0"]).args(args);
+        if !args.contains(&"--model") {
+            command.args(["--model", "random"]);
+        }
         Self { process: Process::spawn("keyway-worker", &mut command), addr: None }
     }
 

@@ -1,5 +1,5 @@
-//! Prints the built-in model's (or a checkpoint's) speed on this machine, without the engine:
-//! `cargo run --release -p keyway-worker --example throughput [DIR|builtin [THREADS]]`, on one thread unless told.
+//! Prints a model's speed on this machine, without the engine:
+//! `cargo run --release -p keyway-worker --example throughput [DIR|builtin|random [THREADS]]`, on one thread unless told.
 
 use std::error::Error;
 use std::num::NonZeroUsize;

@@ -8,6 +8,7 @@ use keyway_wire::kv_event::WireFormat;
 
 use crate::answer_format::{CallFormat, ReasoningFormat};
 use crate::kv_events::{KvEventOptions, ZmqAddr};
+use crate::memory::ByteSize;
 use crate::model::ModelSource;
 use crate::worker::WorkerOptions;
 
@@ -36,12 +37,14 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct Options {
-    /// A Hugging Face checkpoint directory (config.json, tokenizer.json, *.safetensors), or `builtin`.
-    #[arg(long, value_name = "DIR|builtin", default_value = "builtin", env = "KEYWAY_WORKER_MODEL")]
+    /// A Hugging Face checkpoint directory (config.json, tokenizer.json, *.safetensors), `builtin` (answers about Keyway),
+    /// or `random` (seeded weights, for benchmarks).
+    #[arg(long, value_name = "DIR|builtin|random", default_value = "builtin", env = "KEYWAY_WORKER_MODEL")]
     model: ModelSource,
 
     /// The model's names for clients, set off by commas or given several times; answers to requests without one bear
-    /// the first [default: the directory's name, or keyway-builtin].
+    /// the first [default: the directory's name, keyway-builtin or
+    /// keyway-random].
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', env = "KEYWAY_WORKER_SERVED_MODEL_NAME")]
     served_model_name: Vec<String>,
 
@@ -66,9 +69,19 @@ struct Options {
     #[arg(long, value_name = "TOKENS", default_value_t = 16, env = "KEYWAY_WORKER_BLOCK_SIZE")]
     block_size: usize,
 
-    /// KV blocks [default: as many as 256 MiB hold].
+    /// KV blocks [default: as many as the KV cache's memory holds].
     #[arg(long, value_name = "N", env = "KEYWAY_WORKER_NUM_KV_BLOCKS")]
     num_kv_blocks: Option<usize>,
+
+    /// Memory of the KV cache, such as 2GiB; reserved at the start, taken as it is used [default: 256MiB].
+    #[arg(long, value_name = "SIZE", alias = "kv-cache-memory-bytes", conflicts_with = "num_kv_blocks")]
+    #[arg(env = "KEYWAY_WORKER_KV_CACHE_MEMORY")]
+    kv_cache_memory: Option<ByteSize>,
+
+    /// Instead: the share of the memory that is free once the weights are loaded, such as 0.5.
+    #[arg(long, value_name = "SHARE", alias = "gpu-memory-utilization")]
+    #[arg(conflicts_with_all = ["num_kv_blocks", "kv_cache_memory"], env = "KEYWAY_WORKER_MEMORY_UTILIZATION")]
+    memory_utilization: Option<f64>,
 
     /// Longest prompt and answer together [default: what the model and the KV cache allow].
     #[arg(long, value_name = "TOKENS", env = "KEYWAY_WORKER_MAX_MODEL_LEN")]
@@ -162,6 +175,8 @@ impl Cli {
             listen: options.listen,
             block_size: options.block_size,
             num_kv_blocks: options.num_kv_blocks,
+            kv_cache_memory: options.kv_cache_memory.map(|size| size.0),
+            memory_utilization: options.memory_utilization,
             max_model_len: options.max_model_len,
             max_batched_tokens: options.max_batched_tokens,
             max_running: options.max_running,
@@ -215,6 +230,21 @@ mod tests {
         let refused = |args: &[&str]| Cli::try_parse_from([&["keyway-worker"], args].concat()).unwrap_err();
         assert!(refused(&["--kv-replay", "tcp://*:1"]).to_string().contains("--kv-events"));
         assert!(refused(&["--kv-events", "5557"]).to_string().contains("tcp://HOST:PORT"));
+    }
+
+    #[test]
+    fn the_kv_cache_is_sized_in_one_way_under_vllms_names_too() {
+        let sized = |args: &[&str]| {
+            let Ok(Task::Serve(options, _)) = task(args) else { panic!("must serve") };
+            (options.num_kv_blocks, options.kv_cache_memory, options.memory_utilization)
+        };
+        assert_eq!(sized(&["--kv-cache-memory", "2GiB"]), (None, Some(2 << 30), None));
+        assert_eq!(sized(&["--kv-cache-memory-bytes", "512M"]), (None, Some(512 << 20), None));
+        assert_eq!(sized(&["--gpu-memory-utilization", "0.5"]), (None, None, Some(0.5)));
+        let refused = |args: &[&str]| Cli::try_parse_from([&["keyway-worker"], args].concat()).unwrap_err();
+        let twice = ["--num-kv-blocks", "1", "--memory-utilization", "0.5"];
+        assert!(refused(&twice).to_string().contains("cannot be used with"));
+        assert!(refused(&["--kv-cache-memory", "much"]).to_string().contains("is not a size"));
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! What a model says about generating with it: `generation_config.json` of a checkpoint, and the built-in model's
+//! What a model says about generating with it: `generation_config.json` of a checkpoint, and the random model's
 //! equivalent. End-of-sequence ids are not read here but with the model.
 
 use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::limits::BUILTIN_MAX_NEW_TOKENS;
+use crate::limits::RANDOM_MAX_NEW_TOKENS;
 
 /// Defaults for parameters that a request leaves out.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -23,12 +23,12 @@ pub(crate) struct GenerationConfig {
 }
 
 impl GenerationConfig {
-    /// The built-in model's. Its weights are random, so it would speak in bytes that are no text: all ids are
+    /// The random model's. Its weights are random, so it would speak in bytes that are no text: all ids are
     /// suppressed but printable ASCII, the newline and the ends of sequence.
-    pub(crate) fn builtin(vocab_size: usize, eos_token_ids: &[u32]) -> Self {
+    pub(crate) fn random(vocab_size: usize, eos_token_ids: &[u32]) -> Self {
         let speakable = |id: &u32| *id == 10 || (32..127).contains(id) || eos_token_ids.contains(id);
         Self {
-            max_new_tokens: Some(BUILTIN_MAX_NEW_TOKENS),
+            max_new_tokens: Some(RANDOM_MAX_NEW_TOKENS),
             suppress_tokens: Some((0..vocab_size as u32).filter(|id| !speakable(id)).collect()),
             ..Self::default()
         }
@@ -42,7 +42,12 @@ impl GenerationConfig {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Self::default()),
             Err(e) => return Err(format!("cannot read {}: {e}", path.display())),
         };
-        serde_json::from_str(&text).map_err(|e| format!("{} is malformed: {e}", path.display()))
+        Self::from_json(&text).map_err(|e| format!("{} is malformed: {e}", path.display()))
+    }
+
+    /// The text of a `generation_config.json`.
+    pub(crate) fn from_json(text: &str) -> serde_json::Result<Self> {
+        serde_json::from_str(text)
     }
 }
 
@@ -51,8 +56,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_builtin_model_speaks_ascii() {
-        let suppressed = GenerationConfig::builtin(320, &[256, 258]).suppress_tokens.unwrap();
+    fn the_random_model_speaks_ascii() {
+        let suppressed = GenerationConfig::random(320, &[256, 258]).suppress_tokens.unwrap();
         let allowed: Vec<u32> = (0..320).filter(|id| !suppressed.contains(id)).collect();
         assert_eq!(allowed.len(), 1 + 95 + 2);
         assert_eq!((allowed[0], allowed[1], allowed[95], allowed[97]), (10, 32, 126, 258));

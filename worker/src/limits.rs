@@ -61,12 +61,12 @@ pub(crate) const INLINE_TOKENIZE_BYTES_MAX: usize = 16 << 10;
 /// How long open answers may go on after a shutdown was asked for; Kubernetes kills after 30 s by default.
 pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(25);
 
-/// Memory of the KV cache where `--num-kv-blocks` is not given: half a million tokens of the built-in model.
+/// Memory of the KV cache where no option sets it: 131,072 tokens of the built-in model.
 pub(crate) const KV_BYTES_DEFAULT: usize = 256 << 20;
 
-/// Answer's length in tokens where neither the request nor the checkpoint says: enough to see the built-in model
+/// Answer's length in tokens where neither the request nor the checkpoint says: enough to see the random model
 /// speak, and it does not stop by itself.
-pub(crate) const BUILTIN_MAX_NEW_TOKENS: usize = 128;
+pub(crate) const RANDOM_MAX_NEW_TOKENS: usize = 128;
 
 /// Batches of KV events kept for replay: vLLM's default, some minutes of steps.
 pub(crate) const KV_REPLAY_BATCHES_MAX: usize = 10_000;
@@ -87,6 +87,9 @@ pub(crate) const KV_REPLY_STALL_MAX: Duration = Duration::from_secs(10);
 pub(crate) const fn kv_events_pending_max(num_blocks: usize) -> usize {
     4 * num_blocks + 4096
 }
+
+/// Time between two lines about loading: a small checkpoint prints none, a large one a few.
+pub(crate) const LOAD_PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
 /// Seconds a client is told to wait when the queue is full.
 pub(crate) const RETRY_AFTER_S: u64 = 1;

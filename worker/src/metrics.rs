@@ -1,4 +1,7 @@
-//! Every series of the worker, declared once. One registry per worker, because a process may embed several.
+//! Every series of the worker, declared once. One registry per worker, because a process may embed several. What is also
+//! exposed under vLLM's names is in `metrics/vllm.rs`.
+
+mod vllm;
 
 use prometheus::{
     Encoder as _, Error, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
@@ -41,6 +44,7 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
+    model: String,
     pub(crate) requests_running: IntGauge,
     pub(crate) requests_waiting: IntGauge,
     pub(crate) kv_blocks_used: IntGauge,
@@ -113,6 +117,7 @@ impl Metrics {
             steps,
             requests,
             registry,
+            model: info.model.to_owned(),
         })
     }
 
@@ -123,7 +128,9 @@ impl Metrics {
     /// The exposition in Prometheus's text format.
     pub(crate) fn render(&self) -> String {
         let mut out = Vec::new();
-        if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut out) {
+        let mut families = self.registry.gather();
+        families.extend(vllm::families(&families, &self.model));
+        if let Err(error) = TextEncoder::new().encode(&families, &mut out) {
             tracing::error!(%error, "metrics cannot be rendered");
         }
         String::from_utf8(out).unwrap_or_default()

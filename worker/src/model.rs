@@ -1,11 +1,11 @@
-//! Models: from a Hugging Face checkpoint directory, or built in, to something that computes.
+//! Models: from a Hugging Face checkpoint directory, built in, or random, to something that computes.
 //!
-//! `families.rs` reads what a model is into the shape of `config.rs`, `checkpoint.rs` and `builtin.rs` give its
-//! tensors, `loader.rs` packs them into `weights.rs`, `decoder.rs` runs them, `cpu.rs` owns the memory. Tokenizer,
+//! `families.rs` reads what a model is into the shape of `config.rs`, `checkpoint.rs` and `random.rs` give its
+//! tensors (`builtin.rs`: those of a checkpoint in the program), `loader.rs` packs them into `weights.rs`, `decoder.rs` runs them, `cpu.rs` owns the memory. Tokenizer,
 //! sampling and scheduling are elsewhere.
 
 mod attention;
-mod builtin;
+pub(crate) mod builtin;
 mod cache_plan;
 mod checkpoint;
 mod config;
@@ -16,6 +16,7 @@ mod families;
 mod feed_forward;
 mod loader;
 mod mla;
+mod random;
 mod stored;
 mod tensor;
 mod weights;
@@ -28,20 +29,22 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use self::builtin::Builtin;
 use self::cache_plan::CachePlan;
 use self::checkpoint::Checkpoint;
 use self::config::Config;
 pub use self::cpu::CpuBackend;
 pub use self::error::ModelError;
+use self::random::Random;
 use self::weights::Weights;
 use crate::backend::CacheGroup;
 
 /// Where a model comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelSource {
-    /// The tiny model whose weights are drawn from a fixed seed.
+    /// The model that knows Keyway's handbook.
     Builtin,
+    /// The tiny model whose weights are drawn from a fixed seed.
+    Random,
     /// A Hugging Face checkpoint directory: `config.json` and safetensors.
     Dir(PathBuf),
 }
@@ -50,7 +53,11 @@ impl FromStr for ModelSource {
     type Err = Infallible;
 
     fn from_str(s: &str) -> Result<Self, Infallible> {
-        Ok(if s == "builtin" { Self::Builtin } else { Self::Dir(s.into()) })
+        Ok(match s {
+            "builtin" => Self::Builtin,
+            "random" => Self::Random,
+            dir => Self::Dir(dir.into()),
+        })
     }
 }
 
@@ -58,6 +65,7 @@ impl fmt::Display for ModelSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Builtin => f.write_str("builtin"),
+            Self::Random => f.write_str("random"),
             Self::Dir(path) => path.display().fmt(f),
         }
     }
@@ -66,7 +74,7 @@ impl fmt::Display for ModelSource {
 /// What the rest of the worker needs to know of a model.
 #[derive(Debug, Clone)]
 pub struct ModelInfo {
-    /// `keyway-builtin`, or the last component of the directory's path.
+    /// `keyway-builtin`, `keyway-random`, or the last component of the directory's path.
     pub name: String,
     /// Longest sequence, in tokens.
     pub max_model_len: usize,
@@ -108,9 +116,14 @@ impl LoadedModel {
     pub fn load(source: &ModelSource) -> Result<Self, ModelError> {
         match source {
             ModelSource::Builtin => {
-                let config = builtin::config();
-                let (weights, id) = Weights::load(&Builtin, &config)?;
+                let config = builtin::config()?;
+                let (weights, id) = Weights::load(&builtin::checkpoint()?, &config)?;
                 Ok(Self::new("keyway-builtin".into(), config, weights, &id))
+            }
+            ModelSource::Random => {
+                let config = random::config();
+                let (weights, id) = Weights::load(&Random, &config)?;
+                Ok(Self::new("keyway-random".into(), config, weights, &id))
             }
             ModelSource::Dir(dir) => {
                 let config = Config::read(dir)?;

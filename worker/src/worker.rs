@@ -20,15 +20,16 @@ use crate::generation_config::GenerationConfig;
 use crate::grammar::GrammarCompiler;
 use crate::kv_events::{self, BoundAddrs, KvEventOptions, Layout, Publisher, Recorder};
 use crate::limits::KV_BYTES_DEFAULT;
+use crate::memory;
 use crate::metrics::{Metrics, StaticInfo};
-use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource};
+use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource, builtin};
 use crate::scheduler::StepLimits;
 use crate::server;
 
 /// How a worker is started.
 #[derive(Debug, Clone)]
 pub struct WorkerOptions {
-    /// The built-in model, or a checkpoint directory.
+    /// The built-in model, the random one, or a checkpoint directory.
     pub model: ModelSource,
     /// The model's name for clients; its own name if absent.
     pub served_model_name: Option<String>,
@@ -42,8 +43,12 @@ pub struct WorkerOptions {
     pub listen: SocketAddr,
     /// Tokens per KV block, a multiple of 16.
     pub block_size: usize,
-    /// KV blocks; if absent, as many as 256 MiB hold.
+    /// KV blocks; if absent, as many as the KV cache's memory holds.
     pub num_kv_blocks: Option<usize>,
+    /// Memory of the KV cache, in bytes; if absent, 256 MiB.
+    pub kv_cache_memory: Option<usize>,
+    /// Instead: the share of the memory that is free once the weights are loaded, above 0 and at most 1.
+    pub memory_utilization: Option<f64>,
     /// Prompt and answer together, in tokens; if absent, what the model and the KV cache allow.
     pub max_model_len: Option<usize>,
     /// Tokens computed in one step, over all sequences.
@@ -67,6 +72,8 @@ impl Default for WorkerOptions {
             listen: SocketAddr::from(([127, 0, 0, 1], 8000)),
             block_size: 16,
             num_kv_blocks: None,
+            kv_cache_memory: None,
+            memory_utilization: None,
             max_model_len: None,
             max_batched_tokens: 512,
             max_running: 64,
@@ -263,9 +270,15 @@ fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
         ("number of batched tokens", options.max_batched_tokens),
         ("number of running sequences", options.max_running),
         ("number of threads", options.threads.unwrap_or(1)),
+        ("KV cache's memory", options.kv_cache_memory.unwrap_or(1)),
     ];
     if let Some((what, _)) = positive.iter().find(|(_, value)| *value == 0) {
         return Err(StartError::Options(format!("the {what} must be at least 1")));
+    }
+    if let Some(share) = options.memory_utilization
+        && !(f64::MIN_POSITIVE..=1.0).contains(&share)
+    {
+        return Err(StartError::Options(format!("memory-utilization {share} must be above 0 and at most 1")));
     }
     if options.max_batched_tokens < options.max_running {
         return Err(StartError::Options(format!(
@@ -280,9 +293,13 @@ fn load(source: &ModelSource) -> Result<Loaded, StartError> {
     let model = LoadedModel::load(source)?;
     let (text, defaults) = match source {
         ModelSource::Builtin => (
-            TextModel::builtin(),
-            GenerationConfig::builtin(model.info.vocab_size, &model.info.eos_token_ids),
+            TextModel::from_json(builtin::TOKENIZER, builtin::TOKENIZER_CONFIG)?,
+            GenerationConfig::from_json(builtin::GENERATION_CONFIG)
+                .map_err(|e| StartError::GenerationConfig(format!("the built-in model's defaults: {e}")))?,
         ),
+        ModelSource::Random => {
+            (TextModel::builtin(), GenerationConfig::random(model.info.vocab_size, &model.info.eos_token_ids))
+        }
         ModelSource::Dir(dir) => (
             TextModel::from_dir(dir)?,
             GenerationConfig::from_dir(dir).map_err(StartError::GenerationConfig)?,
@@ -295,8 +312,10 @@ fn load(source: &ModelSource) -> Result<Loaded, StartError> {
 /// every request that is accepted can be finished.
 fn kv_layout(options: &WorkerOptions, info: &ModelInfo) -> Result<(KvLayout, usize), StartError> {
     let (block_size, chunk) = (options.block_size, options.max_batched_tokens);
-    let by_memory = || (KV_BYTES_DEFAULT / (info.kv_bytes_per_block_position * block_size).max(1)).max(1);
-    let num_blocks = options.num_kv_blocks.unwrap_or_else(by_memory);
+    let num_blocks = match options.num_kv_blocks {
+        Some(blocks) => blocks,
+        None => (kv_bytes(options)? / (info.kv_bytes_per_block_position * block_size).max(1)).max(1),
+    };
     let rules = GroupRules::new(&info.cache_groups, block_size);
     let capacity = rules.longest(num_blocks, chunk);
     if capacity == 0 {
@@ -325,6 +344,20 @@ fn kv_layout(options: &WorkerOptions, info: &ModelInfo) -> Result<(KvLayout, usi
     Ok((KvLayout { block_size, num_blocks }, max_model_len))
 }
 
+/// Memory that the KV cache shall take, called once the weights are loaded.
+fn kv_bytes(options: &WorkerOptions) -> Result<usize, StartError> {
+    match (options.kv_cache_memory, options.memory_utilization) {
+        (Some(bytes), _) => Ok(bytes),
+        (None, None) => Ok(KV_BYTES_DEFAULT),
+        (None, Some(share)) => match memory::available_bytes() {
+            Some(free) => Ok((free as f64 * share) as usize),
+            None => Err(StartError::Options(
+                "this system does not say how much memory is free: use kv-cache-memory".to_owned(),
+            )),
+        },
+    }
+}
+
 /// As many as asked for, or as there are cores; one if nobody knows.
 fn threads(asked: Option<usize>) -> NonZeroUsize {
     asked.and_then(NonZeroUsize::new).or_else(|| available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
@@ -344,6 +377,8 @@ fn suppressed(defaults: &GenerationConfig, vocab_size: usize) -> Vec<u32> {
 }
 
 fn log_ready(addr: SocketAddr, model: &str, info: &ModelInfo, kv: KvLayout, max_model_len: usize) {
+    // The KV cache is reserved, not touched: what is held beside the weights is everything else.
+    let other = memory::resident_bytes().map(|held| held.saturating_sub(info.weight_bytes) >> 20);
     tracing::info!(
         model,
         max_model_len,
@@ -351,6 +386,7 @@ fn log_ready(addr: SocketAddr, model: &str, info: &ModelInfo, kv: KvLayout, max_
         block_size = kv.block_size,
         kv_mib = (kv.num_blocks * kv.block_size * info.kv_bytes_per_block_position) >> 20,
         weights_mib = info.weight_bytes >> 20,
+        other_mib = other,
         numerics_id = info.numerics_id,
         "ready on http://{addr}"
     );

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::TextError;
 use crate::jinja::{Error, Template};
 
-/// ChatML, the built-in model's format, with functions and calls as Hermes 2 Pro writes them.
+/// ChatML, the random model's format, with functions and calls as Hermes 2 Pro writes them.
 const CHATML: &str = "{% if tools %}<|im_start|>system\n# Tools\n\nThese functions may be called:\n\
 {% for tool in tools %}{{ tool | tojson }}\n{% endfor %}A call is written as\n\
 <tool_call>\n{\"name\": NAME, \"arguments\": OBJECT}\n</tool_call><|im_end|>\n{% endif %}\
@@ -89,7 +89,7 @@ impl Named {
 // === impl ChatTemplate ===
 
 impl ChatTemplate {
-    /// The built-in model's ChatML.
+    /// The random model's ChatML.
     pub(crate) fn builtin() -> Self {
         // A constant that the tests render.
         Self { default: Named::new(CHATML).ok(), ..Self::none() }

@@ -27,7 +27,7 @@ pub struct TextModel {
 }
 
 impl TextModel {
-    /// The built-in model's: bytes and ChatML.
+    /// What this crate brings itself, for a model without files: bytes and ChatML.
     pub fn builtin() -> Self {
         let tokenizer = Tokenizer::builtin();
         Self {
@@ -36,6 +36,18 @@ impl TextModel {
             tokenizer: Arc::new(tokenizer),
             template: Arc::new(ChatTemplate::builtin()),
         }
+    }
+
+    /// The texts of a `tokenizer.json` and a `tokenizer_config.json` that say everything between them: the end token, and
+    /// one chat template.
+    pub fn from_json(tokenizer: &str, config: &str) -> Result<Self, TextError> {
+        let tokenizer = Tokenizer::from_json(Path::new("tokenizer.json"), tokenizer.as_bytes())?;
+        let path = PathBuf::from("tokenizer_config.json");
+        let config: Value = serde_json::from_str(config)
+            .map_err(|e| TextError::Malformed { path: path.clone(), reason: e.to_string() })?;
+        let eos_token_id = token_text(&config["eos_token"]).and_then(|eos| tokenizer.token_id(eos));
+        let template = compiled(path, config["chat_template"].as_str(), None, Map::new())?;
+        Ok(Self { tokenizer: Arc::new(tokenizer), template: Arc::new(template), eos_token_id, harmony: None })
     }
 
     /// Reads a Hugging Face checkpoint directory. `tokenizer.json` is required, the rest is optional.

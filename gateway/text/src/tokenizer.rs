@@ -39,7 +39,7 @@ pub(crate) struct AddedToken {
 }
 
 impl Tokenizer {
-    /// The built-in model's: ids 0..=255 are bytes, then `<|endoftext|>`, `<|im_start|>`, `<|im_end|>`.
+    /// This crate's own: ids 0..=255 are bytes, then `<|endoftext|>`, `<|im_start|>`, `<|im_end|>`.
     pub const fn builtin() -> Self {
         Self { kind: Kind::Bytes, bytes: OnceLock::new() }
     }
@@ -48,13 +48,16 @@ impl Tokenizer {
     pub fn from_file(path: &Path) -> Result<Self, TextError> {
         let bytes =
             std::fs::read(path).map_err(|source| TextError::Read { path: path.to_owned(), source })?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(bytes)
-            .map_err(|e| TextError::Malformed { path: path.to_owned(), reason: e.to_string() })?;
+        Self::from_json(path, &bytes)
+    }
+
+    /// The bytes of a `tokenizer.json`; `path` is for messages.
+    pub(crate) fn from_json(path: &Path, json: &[u8]) -> Result<Self, TextError> {
+        let malformed = |reason: String| TextError::Malformed { path: path.to_owned(), reason };
+        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|e| malformed(e.to_string()))?;
         // A training setting that some files keep: it would cut or pad prompts without a word.
         inner.with_padding(None);
-        inner
-            .with_truncation(None)
-            .map_err(|e| TextError::Malformed { path: path.to_owned(), reason: e.to_string() })?;
+        inner.with_truncation(None).map_err(|e| malformed(e.to_string()))?;
         Ok(Self { kind: Kind::HuggingFace(Box::new(inner)), bytes: OnceLock::new() })
     }
 

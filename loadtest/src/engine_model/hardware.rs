@@ -100,12 +100,12 @@ pub const PROFILES: [Profile; 8] = [
     INSTANT,
 ];
 
-/// `keyway-worker` with its built-in model on one thread, fitted to the figures of `kernels/README.md`: prefill of 400
+/// `keyway-worker` with its random model on one thread, fitted to the figures of `kernels/README.md`: prefill of 400
 /// to 16,000 tokens at 519,000 to 35,000 tokens/s; a decode step of 17 µs for one sequence of 1,000 tokens, 421 µs for
 /// 32. Bounds are the worker's defaults.
 const CPU_WORKER: Profile = Profile {
     name: "cpu-worker",
-    about: "keyway-worker's built-in model on one CPU thread",
+    about: "keyway-worker's random model on one CPU thread",
     block_tokens: 16,
     kv_blocks: 8192,
     token_budget: 512,

@@ -131,7 +131,11 @@ async fn promtool_finds_nothing_to_complain_about() {
         std::io::Write::write_all(&mut child.stdin.take().unwrap(), text.as_bytes()).expect("promtool reads");
         let output = child.wait_with_output().expect("promtool ends");
         let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        assert!(output.status.success() && said.trim().is_empty(), "{addr}: {said}");
+        // vLLM's own names have a colon, which promtool reserves for recording rules; nothing else may be said.
+        let vllms = |line: &&str| line.starts_with("vllm:") && line.ends_with("should not contain ':'");
+        let faults: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty() && !vllms(line)).collect();
+        assert!(faults.is_empty(), "{addr}: {said}");
+        assert_eq!(output.status.success(), !text.contains("\nvllm:"), "{addr}: {said}");
     }
 }
 

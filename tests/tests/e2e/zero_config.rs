@@ -37,6 +37,20 @@ async fn keyway_alone_answers_streams_and_finds_a_long_prompt_again() {
 }
 
 #[tokio::test]
+async fn a_first_question_gets_a_true_answer() {
+    let gateway = Gateway::builder().start().await;
+    gateway.wait_ready(2).await;
+    let question = br#"{"messages": [{"role": "user", "content": "How do I add a worker?"}]}"#;
+    let answer = post(gateway.addr, CHAT, question).await;
+    assert_eq!(answer.status(), 200, "{}", answer.text());
+    let answer = answer.json();
+    let said = answer["choices"][0]["message"]["content"].as_str().unwrap_or_default();
+    assert!(said.contains("--worker") && said.contains("keyway"), "{said}");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    gateway.idle().await;
+}
+
+#[tokio::test]
 async fn the_curl_line_it_prints_works_as_printed() {
     let Some(curl) = keyway_tests::tools::tool("curl") else { return };
     let gateway = Gateway::builder().start().await;

@@ -1,11 +1,14 @@
 //! The tensors of a Hugging Face checkpoint directory: `model.safetensors`, or the shards that
-//! `model.safetensors.index.json` lists. Files are mapped, not read: a tensor is paged in when it is packed.
+//! `model.safetensors.index.json` lists, or one that lies in the program. Files are mapped, not read: a tensor is paged
+//! in when it is packed.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Mutex;
+use std::time::Instant;
 
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
@@ -13,12 +16,40 @@ use serde::Deserialize;
 
 use super::ModelError;
 use super::tensor::{Tensor, TensorSource, TensorType};
+use crate::limits::LOAD_PROGRESS_EVERY;
 
 /// An open checkpoint.
 #[derive(Debug)]
 pub(super) struct Checkpoint {
-    files: Vec<Mmap>,
+    files: Vec<Storage>,
     tensors: HashMap<String, Entry>,
+    progress: Mutex<Progress>,
+}
+
+/// How far loading is.
+#[derive(Debug)]
+struct Progress {
+    /// Bytes of the tensors that were asked for.
+    read: usize,
+    /// When the log was last told.
+    told: Instant,
+}
+
+/// Where a file's bytes are.
+#[derive(Debug)]
+enum Storage {
+    Mapped(Mmap),
+    /// In the program itself.
+    Embedded(&'static [u8]),
+}
+
+impl Storage {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Embedded(bytes) => bytes,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -37,16 +68,44 @@ struct Index {
 impl Checkpoint {
     /// Maps the files of `dir` and reads their headers.
     pub(super) fn open(dir: &Path) -> Result<Self, ModelError> {
-        let mut checkpoint = Self { files: Vec::new(), tensors: HashMap::new() };
+        let mut checkpoint = Self::empty();
         for name in file_names(dir)? {
-            checkpoint.add(&dir.join(name))?;
+            let path = dir.join(name);
+            let map = map(&path).map_err(|source| ModelError::Read { path: path.clone(), source })?;
+            checkpoint.add(&path, Storage::Mapped(map))?;
         }
         Ok(checkpoint)
     }
 
-    fn add(&mut self, path: &Path) -> Result<(), ModelError> {
-        let map = map(path).map_err(|source| ModelError::Read { path: path.into(), source })?;
-        let (header, metadata) = SafeTensors::read_metadata(&map).map_err(|e| ModelError::Malformed {
+    /// A safetensors file in the program itself; `name` is for messages.
+    pub(super) fn embedded(name: &str, file: &'static [u8]) -> Result<Self, ModelError> {
+        let mut checkpoint = Self::empty();
+        checkpoint.add(Path::new(name), Storage::Embedded(file))?;
+        Ok(checkpoint)
+    }
+
+    fn empty() -> Self {
+        let progress = Mutex::new(Progress { read: 0, told: Instant::now() });
+        Self { files: Vec::new(), tensors: HashMap::new(), progress }
+    }
+
+    /// Tells the log now and then how much of a large checkpoint has been read.
+    fn tell(&self, bytes: usize) {
+        // Poisoned or not, it is only a number for people.
+        let mut progress = self.progress.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if progress.told.elapsed() >= LOAD_PROGRESS_EVERY {
+            let all: usize = self.tensors.values().map(|entry| entry.bytes.len()).sum();
+            let gb = |bytes: usize| format!("{:.1}", bytes as f64 / 1e9);
+            let percent = progress.read.saturating_mul(100) / all.max(1);
+            tracing::info!("loading weights: {} of {} GB, {percent} %", gb(progress.read), gb(all));
+            progress.told = Instant::now();
+        }
+        progress.read = progress.read.saturating_add(bytes);
+    }
+
+    fn add(&mut self, path: &Path, file: Storage) -> Result<(), ModelError> {
+        let read = SafeTensors::read_metadata(file.bytes());
+        let (header, metadata) = read.map_err(|e| ModelError::Malformed {
             path: path.into(),
             reason: format!("not a complete safetensors file: {e}"),
         })?;
@@ -57,7 +116,7 @@ impl Checkpoint {
             let entry = Entry { file: self.files.len(), dtype: info.dtype, shape: info.shape.clone(), bytes };
             self.tensors.insert(name, entry);
         }
-        self.files.push(map);
+        self.files.push(file);
         Ok(())
     }
 }
@@ -81,7 +140,8 @@ impl TensorSource for Checkpoint {
                 return Err(ModelError::TensorType { name: name.into(), dtype: format!("{other:?}") });
             }
         };
-        let bytes = Cow::Borrowed(&self.files[entry.file][entry.bytes.clone()]);
+        self.tell(entry.bytes.len());
+        let bytes = Cow::Borrowed(&self.files[entry.file].bytes()[entry.bytes.clone()]);
         Ok(Tensor { kind, width: shape.last().copied().unwrap_or(1), bytes })
     }
 }

@@ -161,11 +161,22 @@ pub(super) enum Quantisation {
 impl Config {
     /// Reads `config.json`, and `generation_config.json` if there is one.
     pub(super) fn read(dir: &Path) -> Result<Self, ModelError> {
-        let mut config = families::config(&read::json(&dir.join("config.json"))?)?;
-        config.eos_token_ids.extend(read::generation_eos(dir)?);
-        config.eos_token_ids.sort_unstable();
-        config.eos_token_ids.dedup();
-        Ok(config)
+        let config = families::config(&read::json(&dir.join("config.json"))?)?;
+        Ok(config.with_ends(read::generation_eos(dir)?))
+    }
+
+    /// The same from the text of a `config.json` that names every end token.
+    pub(super) fn from_json(text: &str) -> Result<Self, ModelError> {
+        let config = families::config(&read::parsed(Path::new("config.json"), text.as_bytes())?)?;
+        Ok(config.with_ends(Vec::new()))
+    }
+
+    /// With these end tokens too, all of them ascending.
+    fn with_ends(mut self, more: Vec<u32>) -> Self {
+        self.eos_token_ids.extend(more);
+        self.eos_token_ids.sort_unstable();
+        self.eos_token_ids.dedup();
+        self
     }
 
     /// What each layer keeps in the KV cache.

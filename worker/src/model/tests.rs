@@ -32,13 +32,13 @@ fn family_dir(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(family)
 }
 
-/// Every family, and behind them the built-in model.
+/// Every family, and behind them the random model.
 fn sources() -> impl Iterator<Item = ModelSource> {
     (0..=FAMILIES.len()).map(source)
 }
 
 fn source(family: usize) -> ModelSource {
-    FAMILIES.get(family).map_or(ModelSource::Builtin, |family| ModelSource::Dir(family_dir(family)))
+    FAMILIES.get(family).map_or(ModelSource::Random, |family| ModelSource::Dir(family_dir(family)))
 }
 
 fn backend(source: &ModelSource) -> CpuBackend {

@@ -13,12 +13,12 @@ async fn a_chat_has_openais_shape() {
     assert_eq!(answer.headers["x-request-id"].len(), 32);
     let body = answer.json();
     assert_eq!(body["object"], "chat.completion");
-    assert_eq!(body["model"], "keyway-builtin");
+    assert_eq!(body["model"], "keyway-random");
     assert!(body["id"].as_str().unwrap().starts_with("chatcmpl-") && body["created"].is_u64());
     let choice = &body["choices"][0];
     assert_eq!(choice["message"]["role"], "assistant");
     assert_eq!((choice["finish_reason"].as_str(), &choice["logprobs"]), (Some("length"), &Value::Null));
-    // Each id the built-in model may say is one ASCII character, or an end of sequence without text.
+    // Each id the random model may say is one ASCII character, or an end of sequence without text.
     let text = choice["message"]["content"].as_str().unwrap();
     assert!(text.len() <= 8 && text.bytes().all(|b| b == b'\n' || (32..127).contains(&b)), "{text:?}");
     // ChatML: <|im_start|> u s e r \n H e l l o <|im_end|> \n <|im_start|> a s s i s t a n t \n
@@ -34,7 +34,7 @@ async fn a_request_that_names_no_model_means_the_one_served() {
     let mut body = chat("Hello", 1);
     body.as_object_mut().unwrap().remove("model");
     let answer = post(worker.addr(), "/v1/chat/completions", &body).await;
-    assert_eq!((answer.status, answer.json()["model"].as_str()), (200, Some("keyway-builtin")));
+    assert_eq!((answer.status, answer.json()["model"].as_str()), (200, Some("keyway-random")));
     worker.shutdown().await;
 }
 
@@ -149,8 +149,8 @@ async fn models_health_version_and_metrics() {
     let worker = worker().await;
     let addr = worker.addr();
     let models = send(addr, "GET", "/v1/models", "").await.json();
-    assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("keyway-builtin")));
-    assert_eq!(send(addr, "GET", "/v1/models/keyway-builtin", "").await.json(), models["data"][0]);
+    assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("keyway-random")));
+    assert_eq!(send(addr, "GET", "/v1/models/keyway-random", "").await.json(), models["data"][0]);
     assert_eq!(send(addr, "GET", "/health", "").await.status, 200);
     assert_eq!(send(addr, "HEAD", "/health", "").await.text, "");
     let version = send(addr, "GET", "/version", "").await.json();

@@ -8,15 +8,17 @@ use http_body_util::{BodyExt as _, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use keyway_worker::model::ModelSource;
 use keyway_worker::{RunningWorker, WorkerOptions, start};
 use serde_json::{Value, json};
 
 /// How long a state that must come may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A small worker on a free port.
+/// A small worker on a free port, with the random model: these tests need an engine, no sense.
 pub(crate) fn options() -> WorkerOptions {
     WorkerOptions {
+        model: ModelSource::Random,
         listen: ([127, 0, 0, 1], 0).into(),
         num_kv_blocks: Some(2048),
         ..WorkerOptions::default()
@@ -84,7 +86,7 @@ pub(crate) fn with(mut body: Value, more: Value) -> Value {
 /// A greedy chat request.
 pub(crate) fn chat(content: &str, max_tokens: usize) -> Value {
     json!({
-        "model": "keyway-builtin", "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens,
+        "model": "keyway-random", "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens,
         "temperature": 0, "ignore_eos": true,
     })
 }
@@ -92,7 +94,7 @@ pub(crate) fn chat(content: &str, max_tokens: usize) -> Value {
 /// A greedy completion request.
 pub(crate) fn completion(prompt: impl Into<Value>, max_tokens: usize) -> Value {
     json!({
-        "model": "keyway-builtin", "prompt": prompt.into(), "max_tokens": max_tokens, "temperature": 0,
+        "model": "keyway-random", "prompt": prompt.into(), "max_tokens": max_tokens, "temperature": 0,
         "ignore_eos": true,
     })
 }

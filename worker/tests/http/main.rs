@@ -1,4 +1,4 @@
-//! The worker over real sockets, with the built-in model: what clients see.
+//! The worker over real sockets, with the random model: what clients see.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed helper fails its test")]
 

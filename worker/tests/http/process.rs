@@ -86,7 +86,7 @@ async fn options_that_cannot_be_are_refused_with_what_to_do() {
         refused(WorkerOptions { num_kv_blocks: Some(2), max_model_len: Some(100), ..options() }).await;
     assert!(message.contains("needs num-kv-blocks 7"), "{message}");
     let message = refused(WorkerOptions { max_model_len: Some(1 << 30), ..options() }).await;
-    assert!(message.contains("keyway-builtin was made for"), "{message}");
+    assert!(message.contains("keyway-random was made for"), "{message}");
     let message = refused(WorkerOptions { num_kv_blocks: Some(0), ..options() }).await;
     assert_eq!(message, "the number of KV blocks must be at least 1");
     let message = refused(WorkerOptions { threads: Some(0), ..options() }).await;

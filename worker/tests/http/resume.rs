@@ -142,7 +142,7 @@ async fn an_output_cut_inside_a_character_or_a_stop_string_goes_on_behind_what_w
     let worker = worker().await;
     let addr = worker.addr();
     let text = |answer: Answer| answer.json()["choices"][0]["text"].as_str().unwrap().to_owned();
-    // The built-in model says ASCII only, so the first byte of an é stays alone.
+    // The random model says ASCII only, so the first byte of an é stays alone.
     let ids: Vec<u32> = "café".bytes().take(4).map(u32::from).collect();
     let all = text(resumed(addr, &ids, 0, json!({})).await);
     assert!(all.starts_with("caf\u{fffd}") && all.len() > 6, "{all:?}");

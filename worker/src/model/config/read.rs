@@ -13,7 +13,12 @@ const SIZE_MAX: usize = 1 << 20;
 
 pub(super) fn json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
     let text = fs::read(path).map_err(|source| ModelError::Read { path: path.into(), source })?;
-    serde_json::from_slice(&text)
+    parsed(path, &text)
+}
+
+/// A file's JSON; `path` is for messages.
+pub(super) fn parsed<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, ModelError> {
+    serde_json::from_slice(text)
         .map_err(|e| ModelError::Malformed { path: path.into(), reason: e.to_string() })
 }
 

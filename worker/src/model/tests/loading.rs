@@ -37,9 +37,9 @@ fn refusal(dir: &Path) -> String {
 }
 
 #[test]
-fn the_built_in_model_describes_itself() {
-    let info = LoadedModel::load(&"builtin".parse().unwrap()).unwrap().info;
-    assert_eq!((info.name.as_str(), info.vocab_size, info.max_model_len), ("keyway-builtin", 320, 32_768));
+fn the_random_model_describes_itself() {
+    let info = LoadedModel::load(&"random".parse().unwrap()).unwrap().info;
+    assert_eq!((info.name.as_str(), info.vocab_size, info.max_model_len), ("keyway-random", 320, 32_768));
     assert_eq!((info.eos_token_ids, info.kv_bytes_per_block_position), (vec![256, 258], 2 * 2 * 4 * 2 * 16));
     assert_eq!(info.cache_groups, [CacheGroup::Full]);
     assert!(info.numerics_id.starts_with("cpu-f32-k"));
@@ -158,7 +158,7 @@ fn a_refusal_names_what_is_at_fault() {
 #[test]
 fn a_kv_cache_that_cannot_be_is_refused() {
     let refused = |block_size, num_blocks| {
-        let model = LoadedModel::load(&ModelSource::Builtin).unwrap();
+        let model = LoadedModel::load(&ModelSource::Random).unwrap();
         model.into_backend(KvLayout { block_size, num_blocks }).unwrap_err().to_string()
     };
     assert!(refused(24, 1).contains("multiple of 16"));
