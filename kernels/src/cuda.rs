@@ -1,0 +1,12 @@
+//! CUDA forms of the operations: for each `x.cu` here a module that turns typed arguments into a [`Launch`], a plain
+//! description of what to start. Nothing here touches a driver; a [`Device`] carries launches out: a GPU
+//! (`gpu`, feature `cuda`) or, in tests, the emulator that compiles the same `.cu` files for the CPU.
+//!
+//! Numbers are bf16 in memory and f32 in sums. As on the CPU, no bit of a result depends on what ran beside it.
+
+pub mod device;
+#[cfg(feature = "cuda")]
+pub mod gpu;
+pub mod rms_norm;
+
+pub use device::{Argument, Device, DeviceError, Element, Launch, Slice};
