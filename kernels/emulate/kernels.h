@@ -7,7 +7,34 @@
 #include <tuple>
 #include <utility>
 
+#include "../src/numbers.cuh"
+#include "../src/tile.cuh"
+
+// Each file's own names stay in a namespace of its own.
+namespace attention_cu {
+#include "../src/attention.cu"
+}
+namespace elementwise_cu {
+#include "../src/elementwise.cu"
+}
+namespace matmul_cu {
+#include "../src/matmul.cu"
+}
+namespace rope_cu {
+#include "../src/rope.cu"
+}
+namespace sample_cu {
+#include "../src/sample.cu"
+}
+namespace rms_norm_cu {
 #include "../src/rms_norm.cu"
+}
+using namespace attention_cu;
+using namespace elementwise_cu;
+using namespace matmul_cu;
+using namespace rms_norm_cu;
+using namespace rope_cu;
+using namespace sample_cu;
 
 struct Kernel {
     size_t arguments;
@@ -31,5 +58,30 @@ Kernel entry(void (*kernel)(A...)) {
 #define KERNEL(name) {#name, entry(name)}
 
 inline const std::map<std::string, Kernel> kernels = {
+    KERNEL(attention_64_bf16_16),
+    KERNEL(attention_64_bf16_64),
+    KERNEL(attention_64_fp8_16),
+    KERNEL(attention_64_fp8_64),
+    KERNEL(attention_128_bf16_16),
+    KERNEL(attention_128_bf16_64),
+    KERNEL(attention_128_fp8_16),
+    KERNEL(attention_128_fp8_64),
+    KERNEL(attention_latent_bf16_16),
+    KERNEL(attention_latent_fp8_16),
+    KERNEL(attention_merge),
+    KERNEL(clamped_gate_mul),
+    KERNEL(matmul_bf16_16),
+    KERNEL(matmul_bf16_64),
+    KERNEL(matmul_bf16_128),
+    KERNEL(matmul_int8_16),
+    KERNEL(matmul_int8_64),
+    KERNEL(matmul_int4_16),
+    KERNEL(matmul_int4_64),
+    KERNEL(matmul_reduce),
+    KERNEL(penalize),
     KERNEL(rms_norm),
+    KERNEL(rope_write_bf16),
+    KERNEL(rope_write_fp8),
+    KERNEL(sample),
+    KERNEL(silu_mul),
 };

@@ -7,6 +7,11 @@
 pub mod device;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+pub mod elementwise;
+pub mod matmul;
+pub mod paged_attention;
 pub mod rms_norm;
+pub mod rope;
+pub mod sample;
 
 pub use device::{Argument, Device, DeviceError, Element, Launch, Slice};

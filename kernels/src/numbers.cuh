@@ -77,6 +77,15 @@ __device__ __forceinline__ uint8_t f32_to_e4m3(float value) {
     return uint8_t(sign | (code > 0x7e ? 0x7e : code));
 }
 
+template <class T>
+__device__ __forceinline__ T min_of(T a, T b) {
+    return a < b ? a : b;
+}
+template <class T>
+__device__ __forceinline__ T max_of(T a, T b) {
+    return a > b ? a : b;
+}
+
 // 16 bytes that are loaded and stored at once.
 struct alignas(16) Packet {
     uint32_t words[4];

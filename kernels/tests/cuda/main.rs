@@ -37,4 +37,4 @@ macro_rules! emulated {
     };
 }
 
-emulated!(rms_norm,);
+emulated!(attention, elementwise, matmul, rms_norm, rope, sample);

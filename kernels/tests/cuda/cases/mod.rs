@@ -1,7 +1,12 @@
 //! What is checked of every kernel, on whichever device: agreement with the float64 oracle on adversarial input, and
 //! equal bits however the same work is cut. Buffers start poisoned; a case says what it compared.
 
+mod attention;
+mod elementwise;
+mod matmul;
 mod rms_norm;
+mod rope;
+mod sample;
 
 use half::bf16;
 use keyway_kernels::cuda::{Device, Element, Launch, Slice};
@@ -20,7 +25,7 @@ macro_rules! cases {
         pub(crate) const CASES: &[Case] = &[$(Case { name: stringify!($name), run: $name::check }),*];
     };
 }
-cases!(rms_norm);
+cases!(attention, elementwise, matmul, rms_norm, rope, sample);
 
 /// How large the shapes are: an emulator cannot do a GPU's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
