@@ -72,14 +72,26 @@ struct Warp {
     void* registers[32];
 };
 
+// Four warps, whose matrix products run behind their backs.
+struct Warpgroup {
+    Meeting meeting;
+    std::vector<uint64_t> given;
+    std::vector<Work> gathering;
+    std::deque<std::vector<Work>> committed;
+    void finish(size_t left) {
+        while (committed.size() > left) {
+            for (Work& one : committed.front()) one();
+            committed.pop_front();
+        }
+    }
+};
+
 struct Block {
     std::vector<Fiber> fibers;
     std::vector<Fiber*> runnable;
     std::vector<Warp> warps;
-    std::vector<Meeting> warpgroups;
+    std::vector<Warpgroup> warpgroups;
     Meeting barriers[16];
-    // Asynchronous work (bulk copies, matrix products of warpgroups) that nobody has waited for yet.
-    std::vector<Work> in_flight;
     unsigned char* shared = nullptr;
     unsigned unfinished = 0;
 };
@@ -194,29 +206,15 @@ inline Warp& warp() { return block->warps[current->rank / 32]; }
 // Asynchronous work happens at once or when it is waited for: a kernel must be right either way.
 inline bool happens_at_once() { return random.coin(); }
 
-inline void settle_in_flight() {
-    std::vector<Work> work = std::move(block->in_flight);
-    block->in_flight.clear();
-    while (!work.empty()) {
-        size_t i = random.below(work.size());
-        work[i]();
-        work.erase(work.begin() + i);
-    }
-}
-
 // === the scheduler ===
 
 inline void run_fibers() {
     while (block->unfinished > 0) {
         if (block->runnable.empty()) {
-            if (block->in_flight.empty()) {
-                for (Fiber& f : block->fibers) {
-                    if (!f.finished) std::fprintf(stderr, "emulator: thread %u sleeps in %s\n", f.rank, f.sleeps_in);
-                }
-                fail("deadlock: the threads of a block wait for each other");
+            for (Fiber& f : block->fibers) {
+                if (!f.finished) std::fprintf(stderr, "emulator: thread %u sleeps in %s\n", f.rank, f.sleeps_in);
             }
-            settle_in_flight();
-            continue;
+            fail("deadlock: the threads of a block wait for each other");
         }
         size_t i = random.below(block->runnable.size());
         current = block->runnable[i];
@@ -234,7 +232,7 @@ inline void run_block(Block& b, Dim index, unsigned char* shared) {
     unsigned threads = blockDim.x * blockDim.y * blockDim.z;
     b.fibers.resize(threads);
     b.warps.assign((threads + 31) / 32, Warp{});
-    b.warpgroups.assign((threads + 127) / 128, Meeting{});
+    b.warpgroups.assign((threads + 127) / 128, Warpgroup{});
     for (Meeting& barrier : b.barriers) barrier = Meeting{};
     b.shared = shared;
     b.unfinished = threads;
@@ -250,7 +248,6 @@ inline void run_block(Block& b, Dim index, unsigned char* shared) {
         b.runnable.push_back(&fiber);
     }
     run_fibers();
-    settle_in_flight();
 }
 
 }  // namespace emulate

@@ -177,3 +177,84 @@ inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
     warp.registers[emulate::lane()] = &mine;
     emulate::meet(warp.meeting, 32, "mma", [&] { emulate::mma_16_8_16(warp); });
 }
+
+// === wgmma (PTX 9.7.15) ===
+
+namespace emulate {
+
+struct Wgmma {
+    float* d;
+    uint64_t a, b;
+};
+
+// Element (row, k) of an operand whose descriptor says: start, 1024 bytes between groups of eight rows, 128-byte swizzle. The
+// swizzle is of addresses: bits 4 to 6 by bits 7 to 9.
+inline float operand_element(uint64_t descriptor, unsigned row, unsigned k) {
+    if (descriptor >> 62 != 1) fail("wgmma: a descriptor without 128-byte swizzle");
+    uint64_t groups = (descriptor >> 32 & 0x3fff) << 4;
+    uint64_t at = ((descriptor & 0x3fff) << 4) + row / 8 * groups + row % 8 * 128 + k * 2;
+    at ^= (at >> 7 & 7) << 4;
+    uint16_t bits;
+    std::memcpy(&bits, block->shared + at, 2);
+    return bf16_value(bits);
+}
+
+// m64nNk16: lane 4 g + t of warp w holds (16 w + g, 8 j + 2 t..) and (16 w + g + 8, 8 j + 2 t..) for each j, four registers.
+inline void wgmma_64_n_16(const std::vector<Wgmma>& threads, unsigned n) {
+    std::vector<float> a(64 * 16), b(n * 16);
+    for (unsigned i = 0; i < 64 * 16; ++i) a[i] = operand_element(threads[0].a, i / 16, i % 16);
+    for (unsigned i = 0; i < n * 16; ++i) b[i] = operand_element(threads[0].b, i / 16, i % 16);
+    for (unsigned thread = 0; thread < 128; ++thread) {
+        for (unsigned i = 0; i < n / 2; ++i) {
+            unsigned row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
+            double sum = threads[thread].d[i];
+            for (unsigned k = 0; k < 16; ++k) sum += double(a[row * 16 + k]) * double(b[column * 16 + k]);
+            threads[thread].d[i] = float(sum);
+        }
+    }
+}
+
+inline Warpgroup& warpgroup() { return block->warpgroups[current->rank / 128]; }
+
+}  // namespace emulate
+
+inline uint64_t swizzled_operand(const void* p) {
+    uint64_t at = static_cast<const unsigned char*>(p) - emulate::block->shared;
+    return (at >> 4 & 0x3fff) | uint64_t(1) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+}
+
+inline void fence_for_matrix_units() {}
+inline void warpgroup_arrive() { emulate::meet(emulate::warpgroup().meeting, 128, "warpgroup_arrive", [] {}); }
+
+template <int N>
+void warpgroup_mma(float (&d)[N], uint64_t a, uint64_t b) {
+    emulate::Warpgroup& group = emulate::warpgroup();
+    group.given.resize(128 * 3);
+    uint64_t* mine = &group.given[emulate::current->rank % 128 * 3];
+    mine[0] = reinterpret_cast<uint64_t>(&d[0]), mine[1] = a, mine[2] = b;
+    emulate::meet(group.meeting, 128, "warpgroup_mma", [&group] {
+        std::vector<emulate::Wgmma> threads;
+        for (unsigned i = 0; i < 128; ++i) {
+            const uint64_t* of = &group.given[i * 3];
+            if (of[1] != group.given[1] || of[2] != group.given[2]) emulate::fail("wgmma: operands differ in a warpgroup");
+            threads.push_back({reinterpret_cast<float*>(of[0]), of[1], of[2]});
+        }
+        group.gathering.push_back([threads] { emulate::wgmma_64_n_16(threads, 2 * N); });
+    });
+}
+
+// Groups run in order, as late as they may or at once.
+inline void warpgroup_commit() {
+    emulate::Warpgroup& group = emulate::warpgroup();
+    emulate::meet(group.meeting, 128, "warpgroup_commit", [&group] {
+        group.committed.push_back(std::move(group.gathering));
+        group.gathering.clear();
+        if (emulate::happens_at_once()) group.finish(0);
+    });
+}
+
+template <int LEFT, int N>
+void warpgroup_wait(float (&)[N]) {
+    emulate::Warpgroup& group = emulate::warpgroup();
+    emulate::meet(group.meeting, 128, "warpgroup_wait", [&group] { group.finish(LEFT); });
+}

@@ -19,9 +19,16 @@ namespace elementwise_cu {
 }
 namespace matmul_cu {
 #include "../src/matmul.cu"
+#undef MATMUL
+}
+namespace matmul_sm90_cu {
+#include "../src/matmul_sm90.cu"
 }
 namespace rope_cu {
 #include "../src/rope.cu"
+}
+namespace probe_cu {
+#include "../src/probe.cu"
 }
 namespace sample_cu {
 #include "../src/sample.cu"
@@ -32,8 +39,10 @@ namespace rms_norm_cu {
 using namespace attention_cu;
 using namespace elementwise_cu;
 using namespace matmul_cu;
+using namespace matmul_sm90_cu;
 using namespace rms_norm_cu;
 using namespace rope_cu;
+using namespace probe_cu;
 using namespace sample_cu;
 
 struct Kernel {
@@ -78,6 +87,11 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(matmul_int4_16),
     KERNEL(matmul_int4_64),
     KERNEL(matmul_reduce),
+    KERNEL(matmul_sm90_16),
+    KERNEL(matmul_sm90_64),
+    KERNEL(matmul_sm90_128),
+    KERNEL(copy),
+    KERNEL(matrix_peak),
     KERNEL(penalize),
     KERNEL(rms_norm),
     KERNEL(rope_write_bf16),

@@ -294,7 +294,7 @@ __device__ __forceinline__ void attend(const Item* items, const uint32_t* tables
 }
 
 #define ATTENTION(name, key_dim, value_dim, latent, fp8, row_tiles, tile, stages)                                    \
-    extern "C" __global__ void __launch_bounds__(THREADS, row_tiles == 1 ? 3 : 2)                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS, latent ? 1 : row_tiles == 1 ? 3 : 2)                       \
     name(const Item* items, const uint32_t* tables, const uint16_t* q, uint32_t q_stride, const void* keys,          \
          const void* values, const float* sinks, uint16_t* out, float* partials, uint32_t kv_heads, uint32_t group,  \
          uint32_t page_shift, uint32_t window, float score_scale, float value_scale) {                               \

@@ -10,6 +10,7 @@ pub mod gpu;
 pub mod elementwise;
 pub mod matmul;
 pub mod paged_attention;
+pub mod probe;
 pub mod rms_norm;
 pub mod rope;
 pub mod sample;

@@ -220,7 +220,7 @@ __device__ __forceinline__ void matmul(const Problem& p) {
 }
 
 #define MATMUL(name, ...)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(Matmul<__VA_ARGS__>::THREADS)                                       \
+    extern "C" __global__ void __launch_bounds__(Matmul<__VA_ARGS__>::THREADS, 256 / Matmul<__VA_ARGS__>::THREADS)   \
     name(const uint16_t* x, const unsigned char* weights, const float* scales, const uint16_t* bias, void* y,        \
          float* partials, uint32_t m, uint32_t n, uint32_t k, uint32_t split_tiles, uint32_t wide_y) {               \
         matmul<Matmul<__VA_ARGS__>>(Problem{x, weights, scales, bias, y, partials, m, n, k, split_tiles, wide_y});   \

@@ -4,13 +4,13 @@
 // Weights e^((logit - max) / temperature) are integers, in units of 2^-40: their sums are exact in any order, so neither the
 // order in which threads add nor the batch can change a choice. All cuts are one question, "which element, in descending
 // order, takes the running sum past a target?", answered by a radix descent over 32-bit keys in four passes.
-// Grid: (rows). Block: 1024 threads (`penalize`: 128). Shared: `Scratch`.
+// Grid: (rows). Block: 512 threads (`penalize`: 128). Shared: `Scratch`.
 #include "numbers.cuh"
 #ifndef KEYWAY_EMULATE
 #include <math.h>
 #endif
 
-constexpr int THREADS = 1024, BINS = 256;
+constexpr int THREADS = 512, BINS = 256;
 constexpr float UNIT = 0x1p40f;
 // Below this, a temperature means the most likely token (`sampler.rs`).
 constexpr float GREEDY_TEMPERATURE = 1e-5f;

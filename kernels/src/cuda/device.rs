@@ -53,6 +53,16 @@ impl<T: Element> Slice<T> {
         Self { buffer, offset, len, of: PhantomData }
     }
 
+    /// The same bytes as elements of another type.
+    ///
+    /// # Panics
+    /// If they are not whole elements.
+    pub fn cast<U: Element>(self) -> Slice<U> {
+        let bytes = self.len * size_of::<T>();
+        assert!(bytes.is_multiple_of(size_of::<U>()), "cuda: a slice of parts of elements");
+        Slice::new(self.buffer, self.offset, bytes / size_of::<U>())
+    }
+
     /// The elements from `first` on.
     ///
     /// # Panics
@@ -146,6 +156,8 @@ pub trait Device {
     fn write(&mut self, buffer: u64, offset: u64, bytes: &[u8]) -> Result<(), DeviceError>;
     /// Copies from a buffer, from its byte `offset` on; waits for what was launched before.
     fn read(&mut self, buffer: u64, offset: u64, bytes: &mut [u8]) -> Result<(), DeviceError>;
+    /// Whether it has Hopper's matrix instructions (`matmul::Unit::Warpgroup`).
+    fn has_warpgroups(&self) -> bool;
     /// Starts a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError>;
 }

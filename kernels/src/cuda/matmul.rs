@@ -1,4 +1,4 @@
-//! Packs weights for `matmul.cu` and launches it: bf16 rows by bf16, int8 or int4 weights.
+//! Packs weights for `matmul.cu` and `matmul_sm90.cu` and launches them: bf16 rows by bf16, int8 or int4 weights.
 //!
 //! How K is split follows from the weight's shape alone ([`Shape::splits`]); how many rows a block takes, and whether the
 //! splits go to blocks of their own, follows the batch and changes no bit.
@@ -123,11 +123,22 @@ fn pack(shape: Shape, put: impl Fn(&mut [u8], usize, usize, usize)) -> Vec<u8> {
     packed
 }
 
+/// Which matrix instruction multiplies. They may round differently: a worker keeps to one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// A warp's, of every GPU since sm_80 (`mma.sync`).
+    Warp,
+    /// A warpgroup's, of Hopper (`wgmma`); bf16 weights alone.
+    Warpgroup,
+}
+
 /// A packed weight on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct Packed {
     /// Its sizes.
     pub shape: Shape,
+    /// What multiplies it.
+    pub unit: Unit,
     /// The images.
     pub images: Slice<u8>,
     /// `[inputs / 128, outputs]` of integers, `None` of bf16.
@@ -172,12 +183,48 @@ impl Cut {
     }
 }
 
+/// A kernel of `matmul.cu` or `matmul_sm90.cu`, with the parameters that its name stands for there.
+struct Kernel {
+    module: &'static str,
+    name: &'static str,
+    block_m: usize,
+    block_n: usize,
+    stages: usize,
+    threads: u32,
+}
+
+impl Kernel {
+    fn choose(weights: Weights, unit: Unit, rows: usize) -> Self {
+        let (name, block_m, block_n, stages) = match (unit, weights, rows) {
+            (Unit::Warpgroup, Weights::Bf16, 16) => ("matmul_sm90_16", 16, 128, 6),
+            (Unit::Warpgroup, Weights::Bf16, 64) => ("matmul_sm90_64", 64, 128, 5),
+            (Unit::Warpgroup, Weights::Bf16, _) => ("matmul_sm90_128", 128, 128, 5),
+            (_, Weights::Bf16, 16) => ("matmul_bf16_16", 16, 64, 5),
+            (_, Weights::Bf16, 64) => ("matmul_bf16_64", 64, 64, 4),
+            (_, Weights::Bf16, _) => ("matmul_bf16_128", 128, 128, 3),
+            (_, Weights::Int8, 16) => ("matmul_int8_16", 16, 64, 6),
+            (_, Weights::Int8, _) => ("matmul_int8_64", 64, 64, 4),
+            (_, Weights::Int4, 16) => ("matmul_int4_16", 16, 64, 8),
+            (_, Weights::Int4, _) => ("matmul_int4_64", 64, 64, 4),
+        };
+        let hopper = unit == Unit::Warpgroup && weights == Weights::Bf16;
+        Self {
+            module: if hopper { "matmul_sm90" } else { "matmul" },
+            name,
+            block_m,
+            block_n,
+            stages,
+            threads: if block_n == 128 { 256 } else { 128 },
+        }
+    }
+}
+
 /// `y = x w^T + bias` of `rows` rows `[rows, inputs]`.
 ///
 /// # Panics
 /// If shapes disagree.
 pub fn launch(x: Slice<bf16>, rows: usize, weight: &Packed, cut: Cut, out: Out, partials: Slice<f32>) -> Vec<Launch> {
-    let Packed { shape, images, scales, bias } = *weight;
+    let Packed { shape, unit, images, scales, bias } = *weight;
     shape.check();
     let (y, len, wide) = match out {
         Out::Bf16(y) => (Argument::from(y), y.len, 0usize),
@@ -196,20 +243,11 @@ pub fn launch(x: Slice<bf16>, rows: usize, weight: &Packed, cut: Cut, out: Out, 
     if rows == 0 {
         return Vec::new();
     }
-    let (kernel, block_n, stages, threads) = match (shape.weights, cut.rows) {
-        (Weights::Bf16, 16) => ("matmul_bf16_16", 64, 5, 128),
-        (Weights::Bf16, 64) => ("matmul_bf16_64", 64, 4, 128),
-        (Weights::Bf16, _) => ("matmul_bf16_128", 128, 3, 256),
-        (Weights::Int8, 16) => ("matmul_int8_16", 64, 6, 128),
-        (Weights::Int8, _) => ("matmul_int8_64", 64, 4, 128),
-        (Weights::Int4, 16) => ("matmul_int4_16", 64, 8, 128),
-        (Weights::Int4, _) => ("matmul_int4_64", 64, 4, 128),
-    };
-    let block_m = if block_n == 128 { 128 } else { cut.rows.min(64) };
+    let Kernel { module, name, block_m, block_n, stages, threads } = Kernel::choose(shape.weights, unit, cut.rows);
     let apart = if cut.apart { Argument::from(partials) } else { Argument::Null };
     let product = Launch {
-        module: "matmul",
-        kernel: kernel.into(),
+        module,
+        kernel: name.into(),
         grid: [
             shape.outputs.div_ceil(block_n) as u32,
             rows.div_ceil(block_m) as u32,

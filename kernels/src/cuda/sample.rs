@@ -2,7 +2,7 @@
 
 use super::{Launch, Slice};
 
-const THREADS: u32 = 1024;
+const THREADS: u32 = 512;
 /// `struct Scratch`: bins, what is left, sums; then words.
 const SCRATCH_BYTES: u32 = 8 * (256 + 1 + THREADS / 32) + 4 * (2 + 2 * (THREADS / 32));
 /// Words of `struct Parameters`, `struct Seen` and `struct Penalties`.

@@ -81,6 +81,10 @@ impl Device for Emulator {
         self.receive(bytes)
     }
 
+    fn has_warpgroups(&self) -> bool {
+        true
+    }
+
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
         self.launches += 1;
         let order = self.seed.wrapping_mul(1_000_003).wrapping_add(self.launches);

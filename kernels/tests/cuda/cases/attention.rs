@@ -159,7 +159,8 @@ impl Data {
             if setup.kind == HeadKind::Latent {
                 // Magnitudes of a latent's value would change its key: outliers bound the sum.
                 let largest = self.keys[i].iter().fold(0.0f32, |max, v| max.max(v.abs()));
-                bound.resize(exact.len(), f64::from(largest) / 16.0);
+                let from = bound.len();
+                bound.extend(exact[from..].iter().map(|v| v.abs() + f64::from(largest) / 16.0));
             } else {
                 bound.extend(oracle(&self.cache(setup, i, true), queries, *tokens, setup.scale()));
             }

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use keyway_kernels::cuda::Slice;
-use keyway_kernels::cuda::matmul::{Cut, GROUP, Out, Packed, Shape, Weights, launch, pack_bf16, pack_integers};
+use keyway_kernels::cuda::matmul::{Cut, GROUP, Out, Packed, Shape, Unit, Weights, launch, pack_bf16, pack_integers};
 use keyway_kernels::matmul::oracle;
 
 use super::{BF16, Lab, values, wide};
@@ -26,14 +26,19 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         shapes.push((Shape { outputs: 2000, inputs: 1024, ..bf16 }, vec![1, 333]));
     }
     for (shape, counts) in shapes {
-        one(lab, shape, &counts).map_err(|fault| format!("{shape:?}: {fault}"))?;
-        lab.clear();
+        for unit in [Unit::Warp, Unit::Warpgroup] {
+            if unit == Unit::Warpgroup && (shape.weights != Weights::Bf16 || !lab.has_warpgroups()) {
+                continue;
+            }
+            one(lab, shape, unit, &counts).map_err(|fault| format!("{shape:?}, {unit:?}: {fault}"))?;
+            lab.clear();
+        }
     }
     Ok(())
 }
 
-fn one(lab: &mut Lab<'_>, shape: Shape, counts: &[usize]) -> Result<(), String> {
-    let weight = Weight::new(lab, shape)?;
+fn one(lab: &mut Lab<'_>, shape: Shape, unit: Unit, counts: &[usize]) -> Result<(), String> {
+    let weight = Weight::new(lab, shape, unit)?;
     let most = counts.iter().copied().max().unwrap_or(0);
     let x = values(11, most * shape.inputs);
     let exact = exact(&x, &weight, shape);
@@ -83,14 +88,14 @@ struct Weight {
 }
 
 impl Weight {
-    fn new(lab: &mut Lab<'_>, shape: Shape) -> Result<Self, String> {
+    fn new(lab: &mut Lab<'_>, shape: Shape, unit: Unit) -> Result<Self, String> {
         let Shape { outputs, inputs, weights } = shape;
         let raw = values(5, outputs * inputs);
         let bias = values(6, outputs);
         let device_bias = Some(lab.upload(&bias)?);
         if weights == Weights::Bf16 {
             let images = lab.upload(&pack_bf16(shape, &raw))?;
-            let packed = Packed { shape, images, scales: None, bias: device_bias };
+            let packed = Packed { shape, unit, images, scales: None, bias: device_bias };
             return Ok(Self { packed, values: wide(&raw), bias });
         }
         let codes: Vec<i8> = raw.iter().map(|v| (v.to_bits().wrapping_mul(37) >> 5) as u8 as i8).collect();
@@ -99,7 +104,7 @@ impl Weight {
         let value = |i: usize| f32::from(codes[i]) * scales[i % inputs / GROUP * outputs + i / inputs];
         let values = (0..codes.len()).map(value).collect();
         let images = lab.upload(&pack_integers(shape, &codes))?;
-        let packed = Packed { shape, images, scales: Some(lab.upload(&scales)?), bias: device_bias };
+        let packed = Packed { shape, unit, images, scales: Some(lab.upload(&scales)?), bias: device_bias };
         Ok(Self { packed, values, bias })
     }
 

@@ -4,6 +4,7 @@
 mod attention;
 mod elementwise;
 mod matmul;
+mod probe;
 mod rms_norm;
 mod rope;
 mod sample;
@@ -25,7 +26,7 @@ macro_rules! cases {
         pub(crate) const CASES: &[Case] = &[$(Case { name: stringify!($name), run: $name::check }),*];
     };
 }
-cases!(attention, elementwise, matmul, rms_norm, rope, sample);
+cases!(attention, elementwise, matmul, probe, rms_norm, rope, sample);
 
 /// How large the shapes are: an emulator cannot do a GPU's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +61,11 @@ impl<'a> Lab<'a> {
         self.size == Size::Large
     }
 
+    /// Whether the device has Hopper's matrix instructions.
+    pub(crate) fn has_warpgroups(&self) -> bool {
+        self.device.has_warpgroups()
+    }
+
     /// Elements compared.
     pub(crate) fn compared(&self) -> usize {
         self.compared
@@ -69,6 +75,12 @@ impl<'a> Lab<'a> {
     #[allow(dead_code, reason = "of the check on a GPU")]
     pub(crate) fn worst(&self) -> f64 {
         self.worst
+    }
+
+    /// Leaves all buffers to the device: for timings.
+    #[allow(dead_code, reason = "of the check on a GPU")]
+    pub(crate) fn keep(&mut self) {
+        self.buffers.clear();
     }
 
     /// Frees all buffers.
@@ -89,6 +101,18 @@ impl<'a> Lab<'a> {
     pub(crate) fn poisoned<T: Element>(&mut self, len: usize) -> Result<Slice<T>, String> {
         let slice = self.device.slice(len).map_err(|e| e.to_string())?;
         self.buffers.push(slice.buffer);
+        Ok(slice)
+    }
+
+    /// A buffer of `bytes` filled with bf16 values of [`values`], a block of them again and again: for timings.
+    #[allow(dead_code, reason = "of the check on a GPU")]
+    pub(crate) fn filled(&mut self, bytes: usize, seed: u64) -> Result<Slice<u8>, String> {
+        let slice = self.poisoned(bytes)?;
+        let block: Vec<u8> = values(seed, (bytes / 2).min(1 << 20)).iter().flat_map(|v| v.to_le_bytes()).collect();
+        for at in (0..bytes).step_by(block.len().max(1)) {
+            let part = &block[..block.len().min(bytes - at)];
+            self.device.write(slice.buffer, at as u64, part).map_err(|e| e.to_string())?;
+        }
         Ok(slice)
     }
 
