@@ -1,6 +1,7 @@
-// Runs a CUDA grid on the CPU for tests: every CUDA thread is a fiber, and whoever may run is chosen at random,
-// so that a missing barrier shows as a wrong result under some seed. One operating-system thread runs all of
-// it: what real hardware does at once here happens in some order. Not for speed, and no model of time.
+// Runs a CUDA grid on the CPU for tests: every CUDA thread is a fiber, and whoever may run is chosen at
+// random, so that a missing barrier shows as a wrong result under some seed. One operating-system thread
+// runs all of it: what real hardware does at once here happens in some order. Not for speed, and no model
+// of time.
 #pragma once
 
 #include <cstdint>
@@ -212,7 +213,8 @@ inline void run_fibers() {
     while (block->unfinished > 0) {
         if (block->runnable.empty()) {
             for (Fiber& f : block->fibers) {
-                if (!f.finished) std::fprintf(stderr, "emulator: thread %u sleeps in %s\n", f.rank, f.sleeps_in);
+                if (!f.finished)
+                    std::fprintf(stderr, "emulator: thread %u sleeps in %s\n", f.rank, f.sleeps_in);
             }
             fail("deadlock: the threads of a block wait for each other");
         }

@@ -1,6 +1,7 @@
-// What `platform.cuh` wraps, done on the CPU: barriers, shuffles, asynchronous copies and the matrix instructions, with the
-// fragment layouts of the PTX ISA 9.0 (sections 9.7.14 "warp-level matrix", 9.7.9 "data movement"). A product of
-// a matrix instruction is summed in float64 and rounded once; hardware rounds its own way, which only a GPU shows.
+// What `platform.cuh` wraps, done on the CPU: barriers, shuffles, asynchronous copies and the matrix
+// instructions, with the fragment layouts of the PTX ISA 9.0 (sections 9.7.14 "warp-level matrix", 9.7.9
+// "data movement"). A product of a matrix instruction is summed in float64 and rounded once; hardware
+// rounds its own way, which only a GPU shows.
 #pragma once
 
 #include <cmath>
@@ -25,7 +26,9 @@ inline void sync_block() {
     emulate::meet(emulate::block->barriers[0], threads, "sync_block", [] {});
 }
 
-inline void sync_warp() { emulate::meet(emulate::warp().meeting, 32, "sync_warp", [] {}); }
+inline void sync_warp() {
+    emulate::meet(emulate::warp().meeting, 32, "sync_warp", [] {});
+}
 
 // Exchanges 64-bit values inside a warp: the value of lane `from`.
 inline uint64_t exchange(uint64_t value, unsigned from, const char* what) {
@@ -53,13 +56,6 @@ T shuffle_xor(T value, unsigned mask) {
     return shuffle_as(value, emulate::lane() ^ mask);
 }
 
-inline uint32_t votes(bool vote) {
-    exchange(vote, 0, "votes");
-    uint32_t all = 0;
-    for (unsigned i = 0; i < 32; ++i) all |= uint32_t(emulate::warp().taken[i] & 1) << i;
-    return all;
-}
-
 template <class T>
 T atomic_add(T* address, T value) {
     T old = *address;
@@ -72,7 +68,8 @@ inline float exp2_fast(float x) { return std::exp2(x); }
 // === cp.async (PTX 9.7.9.25) ===
 
 inline void async_copy_16(void* shared, const void* global, bool valid) {
-    if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(valid ? global : nullptr)) % 16 != 0) {
+    if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(valid ? global : nullptr)) % 16 !=
+        0) {
         emulate::fail("async_copy_16: not aligned to 16 bytes");
     }
     auto copy = [=] {
@@ -113,8 +110,8 @@ struct LoadMatrix {
     const unsigned char* row;
 };
 
-// Matrix i's row r is what lane 8 i + r points at. Lane l receives, of matrix i, the elements (l / 4, 2 (l % 4))
-// and the one to its right; transposed, (2 (l % 4), l / 4) and the one below it.
+// Matrix i's row r is what lane 8 i + r points at. Lane l receives, of matrix i, the elements (l / 4, 2 (l
+// % 4)) and the one to its right; transposed, (2 (l % 4), l / 4) and the one below it.
 inline void load_matrices(uint32_t (&out)[4], const void* row, bool transposed) {
     if (reinterpret_cast<uintptr_t>(row) % 16 != 0) fail("load_matrix: not aligned to 16 bytes");
     LoadMatrix mine{out, static_cast<const unsigned char*>(row)};
@@ -141,8 +138,8 @@ struct Mma {
     const uint32_t *a, *b;
 };
 
-// m16n8k16: lane l = 4 g + t holds d (g, 2t..), (g + 8, 2t..); a (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..);
-// b (2t.., g), (2t + 8.., g), two elements a register.
+// m16n8k16: lane l = 4 g + t holds d (g, 2t..), (g + 8, 2t..); a (g, 2t..), (g + 8, 2t..), (g, 2t + 8..),
+// (g + 8, 2t + 8..); b (2t.., g), (2t + 8.., g), two elements a register.
 inline void mma_16_8_16(Warp& warp) {
     float a[16][16], b[16][8];
     auto at = [&warp](unsigned lane) { return static_cast<Mma*>(warp.registers[lane]); };
@@ -168,7 +165,9 @@ inline void mma_16_8_16(Warp& warp) {
 }  // namespace emulate
 
 inline void load_matrix(uint32_t (&out)[4], const void* row) { emulate::load_matrices(out, row, false); }
-inline void load_matrix_transposed(uint32_t (&out)[4], const void* row) { emulate::load_matrices(out, row, true); }
+inline void load_matrix_transposed(uint32_t (&out)[4], const void* row) {
+    emulate::load_matrices(out, row, true);
+}
 
 inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     uint32_t b[2] = {b0, b1};
@@ -187,8 +186,8 @@ struct Wgmma {
     uint64_t a, b;
 };
 
-// Element (row, k) of an operand whose descriptor says: start, 1024 bytes between groups of eight rows, 128-byte swizzle. The
-// swizzle is of addresses: bits 4 to 6 by bits 7 to 9.
+// Element (row, k) of an operand whose descriptor says: start, 1024 bytes between groups of eight rows,
+// 128-byte swizzle. The swizzle is of addresses: bits 4 to 6 by bits 7 to 9.
 inline float operand_element(uint64_t descriptor, unsigned row, unsigned k) {
     if (descriptor >> 62 != 1) fail("wgmma: a descriptor without 128-byte swizzle");
     uint64_t groups = (descriptor >> 32 & 0x3fff) << 4;
@@ -199,14 +198,16 @@ inline float operand_element(uint64_t descriptor, unsigned row, unsigned k) {
     return bf16_value(bits);
 }
 
-// m64nNk16: lane 4 g + t of warp w holds (16 w + g, 8 j + 2 t..) and (16 w + g + 8, 8 j + 2 t..) for each j, four registers.
+// m64nNk16: lane 4 g + t of warp w holds (16 w + g, 8 j + 2 t..) and (16 w + g + 8, 8 j + 2 t..) for each
+// j, four registers.
 inline void wgmma_64_n_16(const std::vector<Wgmma>& threads, unsigned n) {
     std::vector<float> a(64 * 16), b(n * 16);
     for (unsigned i = 0; i < 64 * 16; ++i) a[i] = operand_element(threads[0].a, i / 16, i % 16);
     for (unsigned i = 0; i < n * 16; ++i) b[i] = operand_element(threads[0].b, i / 16, i % 16);
     for (unsigned thread = 0; thread < 128; ++thread) {
         for (unsigned i = 0; i < n / 2; ++i) {
-            unsigned row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
+            unsigned row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8,
+                     column = i / 4 * 8 + thread % 4 * 2 + i % 2;
             double sum = threads[thread].d[i];
             for (unsigned k = 0; k < 16; ++k) sum += double(a[row * 16 + k]) * double(b[column * 16 + k]);
             threads[thread].d[i] = float(sum);
@@ -224,7 +225,9 @@ inline uint64_t swizzled_operand(const void* p) {
 }
 
 inline void fence_for_matrix_units() {}
-inline void warpgroup_arrive() { emulate::meet(emulate::warpgroup().meeting, 128, "warpgroup_arrive", [] {}); }
+inline void warpgroup_arrive() {
+    emulate::meet(emulate::warpgroup().meeting, 128, "warpgroup_arrive", [] {});
+}
 
 template <int N>
 void warpgroup_mma(float (&d)[N], uint64_t a, uint64_t b) {
@@ -236,7 +239,8 @@ void warpgroup_mma(float (&d)[N], uint64_t a, uint64_t b) {
         std::vector<emulate::Wgmma> threads;
         for (unsigned i = 0; i < 128; ++i) {
             const uint64_t* of = &group.given[i * 3];
-            if (of[1] != group.given[1] || of[2] != group.given[2]) emulate::fail("wgmma: operands differ in a warpgroup");
+            if (of[1] != group.given[1] || of[2] != group.given[2])
+                emulate::fail("wgmma: operands differ in a warpgroup");
             threads.push_back({reinterpret_cast<float*>(of[0]), of[1], of[2]});
         }
         group.gathering.push_back([threads] { emulate::wgmma_64_n_16(threads, 2 * N); });

@@ -20,7 +20,7 @@ namespace elementwise_cu {
 namespace matmul_cu {
 #include "../src/matmul.cu"
 #undef MATMUL
-}
+}  // namespace matmul_cu
 namespace matmul_sm90_cu {
 #include "../src/matmul_sm90.cu"
 }

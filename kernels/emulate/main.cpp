@@ -1,7 +1,8 @@
-// The emulator's process: keeps buffers, launches kernels of `kernels.h` on request, answers on standard output. Words of the
-// protocol are little-endian u64: 'A' id bytes, 'W' id offset bytes data, 'R' id offset bytes -> data, 'L' name grid block
-// shared seed arguments -> 1. Every buffer ends (or begins) at a page that may not be touched, and what lies
-// between holds a pattern that is checked after each launch: an access outside a buffer is an error.
+// The emulator's process: keeps buffers, launches kernels of `kernels.h` on request, answers on standard
+// output. Words of the protocol are little-endian u64: 'A' id bytes, 'W' id offset bytes data, 'R' id
+// offset bytes -> data, 'L' name grid block shared seed arguments -> 1. Every buffer ends (or begins) at a
+// page that may not be touched, and what lies between holds a pattern that is checked after each launch: an
+// access outside a buffer is an error.
 #include <csignal>
 #include <map>
 #include <string>
@@ -14,7 +15,8 @@
 namespace {
 
 constexpr size_t PAGE = 4096;
-// The most that a kernel may rely on: 16 bytes of a global buffer, and what a swizzled tile needs of shared memory.
+// The most that a kernel may rely on: 16 bytes of a global buffer, and what a swizzled tile needs of shared
+// memory.
 constexpr size_t GLOBAL_ALIGNMENT = 16, SHARED_ALIGNMENT = 1024;
 constexpr unsigned char PATTERN = 0xa5, POISON = 0xff;
 
@@ -37,14 +39,16 @@ struct Buffer {
 
     void check() const {
         for (const unsigned char* p = pages; p < pages + page_bytes; ++p) {
-            if ((p < data || p >= data + bytes) && *p != PATTERN) emulate::fail("a kernel wrote outside of a buffer");
+            if ((p < data || p >= data + bytes) && *p != PATTERN)
+                emulate::fail("a kernel wrote outside of a buffer");
         }
     }
 };
 
 void on_fault(int) {
     const char message[] = "emulator: a kernel touched memory outside of its buffers\n";
-    if (write(2, message, sizeof message - 1)) {}
+    if (write(2, message, sizeof message - 1)) {
+    }
     _exit(3);
 }
 
@@ -91,7 +95,8 @@ void launch() {
     std::vector<uint64_t> arguments = read_arguments();
     auto kernel = kernels.find(name);
     if (kernel == kernels.end()) emulate::fail("no such kernel:", name.c_str());
-    if (arguments.size() != kernel->second.arguments) emulate::fail("wrong number of arguments:", name.c_str());
+    if (arguments.size() != kernel->second.arguments)
+        emulate::fail("wrong number of arguments:", name.c_str());
     emulate::body = [&] { kernel->second.call(arguments.data()); };
 
     emulate::Dim grid = emulate::gridDim;
@@ -117,7 +122,7 @@ int main() {
     stack_t stack{};
     stack.ss_sp = fault_stack, stack.ss_size = sizeof fault_stack;
     sigaltstack(&stack, nullptr);
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = on_fault, action.sa_flags = SA_ONSTACK;
     sigaction(SIGSEGV, &action, nullptr);
     sigaction(SIGBUS, &action, nullptr);

@@ -1,7 +1,8 @@
-// The gated activations of the feed-forward part (`elementwise.rs`): row r of `gate_up` is [gate | up], each `width` long.
-// silu_mul: out = gate / (1 + e^-gate) * up. clamped_gate_mul (gpt-oss): out = (up + 1) * gate / (1 + e^(-alpha gate)) with gate at
-// most `limit` and up within -limit..=limit; NaN passes through. Every element is computed alone.
-// Grid: (packets of 8 columns / 128, rows). Block: 128 threads. `width` is a multiple of 8.
+// The gated activations of the feed-forward part (`elementwise.rs`): row r of `gate_up` is [gate | up],
+// each `width` long. silu_mul: out = gate / (1 + e^-gate) * up. clamped_gate_mul (gpt-oss): out = (up + 1)
+// * gate / (1 + e^(-alpha gate)) with gate at most `limit` and up within -limit..=limit; NaN passes
+// through. Every element is computed alone. Grid: (packets of 8 columns / 128, rows). Block: 128 threads.
+// `width` is a multiple of 8.
 #include "numbers.cuh"
 
 constexpr int THREADS = 128;
@@ -26,12 +27,12 @@ __device__ __forceinline__ void each_pair(const uint16_t* gate_up, uint16_t* out
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-silu_mul(const uint16_t* gate_up, uint16_t* out, uint32_t width) {
+    silu_mul(const uint16_t* gate_up, uint16_t* out, uint32_t width) {
     each_pair(gate_up, out, width, [](float gate, float up) { return gated(gate, 1.0f) * up; });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-clamped_gate_mul(const uint16_t* gate_up, uint16_t* out, uint32_t width, float alpha, float limit) {
+    clamped_gate_mul(const uint16_t* gate_up, uint16_t* out, uint32_t width, float alpha, float limit) {
     each_pair(gate_up, out, width, [=](float gate, float up) {
         gate = gate > limit ? limit : gate;
         up = up > limit ? limit : up;

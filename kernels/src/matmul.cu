@@ -1,18 +1,20 @@
-// y[m][n] = sum over k of x[m][k] w[n][k] (+ bias[n]), for a few rows and for many: bf16 rows, bf16, int8 or int4 weights, f32 sums.
+// y[m][n] = sum over k of x[m][k] w[n][k] (+ bias[n]), for a few rows and for many: bf16 rows, bf16, int8
+// or int4 weights, f32 sums.
 //
-// Weights are packed once into tiles of 64 outputs by 64 inputs, [n / 64][k / 64], each an image of what lies in shared
-// memory, so that loading one is a plain copy (`matmul.rs`, CUDA, packs them):
+// Weights are packed once into tiles of 64 outputs by 64 inputs, [n / 64][k / 64], each an image of what
+// lies in shared memory, so that loading one is a plain copy (`matmul.rs`, CUDA, packs them):
 //   bf16  [64 outputs][8 units of 16 bytes], unit u of output n at u ^ (n % 8)
-//   int8  [8 groups of 8 outputs][32 lanes][16]: lane 4 g + t holds, of output g, for each of four steps of 16 inputs,
-//         inputs 2t, 2t + 1, 2t + 8, 2t + 9, plus 128
+//   int8  [8 groups of 8 outputs][32 lanes][16]: lane 4 g + t holds, of output g, for each of four steps of 16
+//         inputs, those at 2t, 2t + 1, 2t + 8, 2t + 9, plus 128
 //   int4  the same in nibbles, lower first, plus 8
-// int8 and int4 have one f32 scale per output and 128 inputs, `scales` [K / 128][N]; their integers are exact in bf16, so
-// that a group is summed exactly like bf16 weights and scaled as a whole.
+// int8 and int4 have one f32 scale per output and 128 inputs, `scales` [K / 128][N]; their integers are
+// exact in bf16, so that a group is summed exactly like bf16 weights and scaled as a whole.
 //
-// The order of every sum follows from the weight's shape alone: K is cut into `splits` ranges of `split_tiles` tiles, each summed on its
-// own and added in ascending order. Splits go to blocks of their own (`partials`, then `matmul_reduce`) or are taken
-// one after another by one block: **the same bits**. The rows per block follow M; they cannot change a sum.
-// Grid: (n tiles, m tiles, splits or 1). x, bias, y row-major; K a multiple of 64 (128 for int8, int4).
+// The order of every sum follows from the weight's shape alone: K is cut into `splits` ranges of
+// `split_tiles` tiles, each summed on its own and added in ascending order. Splits go to blocks of their
+// own (`partials`, then `matmul_reduce`) or are taken one after another by one block: **the same bits**.
+// The rows per block follow M; they cannot change a sum. Grid: (n tiles, m tiles, splits or 1). x, bias, y
+// row-major; K a multiple of 64 (128 for int8, int4).
 #include "numbers.cuh"
 #include "tile.cuh"
 
@@ -48,7 +50,9 @@ struct Matmul {
         tiles_k = p.k / TILE_K;
     }
 
-    __device__ __forceinline__ static unsigned char* stage(int i) { return shared_memory() + i % STAGES * STAGE; }
+    __device__ __forceinline__ static unsigned char* stage(int i) {
+        return shared_memory() + i % STAGES * STAGE;
+    }
 
     __device__ __forceinline__ void load(int tile, unsigned char* to) const {
 #pragma unroll
@@ -83,7 +87,8 @@ struct Matmul {
     }
 
     // The weights' fragments of one step of 16 inputs, for this warp's columns.
-    __device__ __forceinline__ void load_weights(uint32_t (&b)[N_TILES][2], unsigned char* images, int step) const {
+    __device__ __forceinline__ void load_weights(uint32_t (&b)[N_TILES][2], unsigned char* images,
+                                                 int step) const {
         const int first = warp_n * N_TILES;  // group of 8 outputs in the block
         if (WEIGHT == BF16) {
             const int matrix = lane / 8, row = lane % 8;
@@ -114,7 +119,8 @@ struct Matmul {
             uint32_t a[M_TILES][4], b[N_TILES][2];
 #pragma unroll
             for (int i = 0; i < M_TILES; ++i) {
-                load_matrix(a[i], unit_of<8>(rows, (warp_m * M_TILES + i) * 16 + matrix % 2 * 8 + row, 2 * step + matrix / 2));
+                load_matrix(a[i], unit_of<8>(rows, (warp_m * M_TILES + i) * 16 + matrix % 2 * 8 + row,
+                                             2 * step + matrix / 2));
             }
             load_weights(b, rows + ROWS_BYTES, step);
 #pragma unroll
@@ -219,11 +225,14 @@ __device__ __forceinline__ void matmul(const Problem& p) {
     kernel.each(total, [&](uint32_t m, uint32_t n, float sum) { store(p, m, n, sum); });
 }
 
-#define MATMUL(name, ...)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(Matmul<__VA_ARGS__>::THREADS, 256 / Matmul<__VA_ARGS__>::THREADS)   \
-    name(const uint16_t* x, const unsigned char* weights, const float* scales, const uint16_t* bias, void* y,        \
-         float* partials, uint32_t m, uint32_t n, uint32_t k, uint32_t split_tiles, uint32_t wide_y) {               \
-        matmul<Matmul<__VA_ARGS__>>(Problem{x, weights, scales, bias, y, partials, m, n, k, split_tiles, wide_y});   \
+#define MATMUL(name, ...)                                                                                \
+    extern "C" __global__ void __launch_bounds__(Matmul<__VA_ARGS__>::THREADS,                           \
+                                                 256 / Matmul<__VA_ARGS__>::THREADS)                     \
+        name(const uint16_t* x, const unsigned char* weights, const float* scales, const uint16_t* bias, \
+             void* y, float* partials, uint32_t m, uint32_t n, uint32_t k, uint32_t split_tiles,         \
+             uint32_t wide_y) {                                                                          \
+        matmul<Matmul<__VA_ARGS__>>(                                                                     \
+            Problem{x, weights, scales, bias, y, partials, m, n, k, split_tiles, wide_y});               \
     }
 
 MATMUL(matmul_bf16_16, BF16, 16, 64, 1, 4, 5)
@@ -236,12 +245,13 @@ MATMUL(matmul_int4_64, INT4, 64, 64, 2, 2, 4)
 
 // Adds the splits in ascending order. Grid: (columns / 256, rows). Block: 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
-matmul_reduce(const float* partials, const uint16_t* bias, void* y, uint32_t splits, uint32_t m, uint32_t n,
-              uint32_t wide_y) {
+    matmul_reduce(const float* partials, const uint16_t* bias, void* y, uint32_t splits, uint32_t m,
+                  uint32_t n, uint32_t wide_y) {
     const uint32_t column = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
     if (column >= n) return;
     float total = 0.0f;
-    for (uint32_t split = 0; split < splits; ++split) total += partials[(uint64_t(split) * m + row) * n + column];
+    for (uint32_t split = 0; split < splits; ++split)
+        total += partials[(uint64_t(split) * m + row) * n + column];
     const Problem p{nullptr, nullptr, nullptr, bias, y, nullptr, m, n, 0, 0, wide_y};
     store(p, row, column, total);
 }

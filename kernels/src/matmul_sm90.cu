@@ -1,11 +1,13 @@
-// `matmul.cu`'s product for Hopper, bf16 weights: the matrix units are fed straight from shared memory by warpgroups
-// (`wgmma`). Same packed weights, same contract, other bits: a worker uses one of the two for all its products.
+// `matmul.cu`'s product for Hopper, bf16 weights: the matrix units are fed straight from shared memory by
+// warpgroups (`wgmma`). Same packed weights, same contract, other bits: a worker uses one of the two for
+// all its products.
 //
-// Operands are swapped: the weight's 64 outputs are the instruction's fixed side, the rows of x its variable one (16, 64 or 128). So
-// the tile of rows may follow the batch, while an element's chain over K, sixteen inputs an instruction, stays
-// the same: batch invariance without padding small batches to 64 rows. Whether the hardware keeps that promise across
-// its tile widths is what the equality tests on a GPU show.
-// Grid: (n tiles, m tiles, splits or 1). Block: 256 threads, two warpgroups of 64 outputs each. K a multiple of 64.
+// Operands are swapped: the weight's 64 outputs are the instruction's fixed side, the rows of x its
+// variable one (16, 64 or 128). So the tile of rows may follow the batch, while an element's chain over K,
+// sixteen inputs an instruction, stays the same: batch invariance without padding small batches to 64 rows.
+// Whether the hardware keeps that promise across its tile widths is what the equality tests on a GPU show.
+// Grid: (n tiles, m tiles, splits or 1). Block: 256 threads, two warpgroups of 64 outputs each. K a
+// multiple of 64.
 #include "numbers.cuh"
 #include "tile.cuh"
 
@@ -38,9 +40,12 @@ struct Matmul {
     const Problem& p;
     int tiles_k;
 
-    __device__ __forceinline__ explicit Matmul(const Problem& problem) : p(problem), tiles_k(problem.k / TILE_K) {}
+    __device__ __forceinline__ explicit Matmul(const Problem& problem)
+        : p(problem), tiles_k(problem.k / TILE_K) {}
 
-    __device__ __forceinline__ static unsigned char* stage(int i) { return shared_memory() + i % STAGES * STAGE; }
+    __device__ __forceinline__ static unsigned char* stage(int i) {
+        return shared_memory() + i % STAGES * STAGE;
+    }
 
     __device__ __forceinline__ void load(int tile, unsigned char* to) const {
 #pragma unroll
@@ -81,7 +86,8 @@ struct Matmul {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < ROWS / 2; ++i) {
-            const uint32_t n = (blockIdx.x * WARPGROUPS + warp / 4) * OUTPUTS + warp % 4 * 16 + lane / 4 + i / 2 % 2 * 8;
+            const uint32_t n =
+                (blockIdx.x * WARPGROUPS + warp / 4) * OUTPUTS + warp % 4 * 16 + lane / 4 + i / 2 % 2 * 8;
             const uint32_t m = blockIdx.y * ROWS + i / 4 * 8 + lane % 4 * 2 + i % 2;
             if (m < p.m && n < p.n) f(m, n, sums[i]);
         }
@@ -103,7 +109,8 @@ struct Matmul {
                 fence_for_matrix_units();
                 sync_block();
                 multiply(part, stage(tile - first));
-                // The products of the tile before are done: its stage may be filled. This tile's run meanwhile.
+                // The products of the tile before are done: its stage may be filled. This tile's run
+                // meanwhile.
                 warpgroup_wait<1>(part);
                 sync_block();
                 if (tile + STAGES - 2 < end) load(tile + STAGES - 2, stage(tile - first + STAGES - 2));
@@ -137,11 +144,11 @@ __device__ __forceinline__ void matmul(const Problem& p) {
 }
 
 // Splits in blocks of their own are added by `matmul_reduce` of `matmul.cu`.
-#define MATMUL(name, rows, stages)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                            \
-    name(const uint16_t* x, const unsigned char* weights, const float*, const uint16_t* bias, void* y,               \
-         float* partials, uint32_t m, uint32_t n, uint32_t k, uint32_t split_tiles, uint32_t wide_y) {               \
-        matmul<Matmul<rows, stages>>(Problem{x, weights, bias, y, partials, m, n, k, split_tiles, wide_y});          \
+#define MATMUL(name, rows, stages)                                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                   \
+        name(const uint16_t* x, const unsigned char* weights, const float*, const uint16_t* bias, void* y,  \
+             float* partials, uint32_t m, uint32_t n, uint32_t k, uint32_t split_tiles, uint32_t wide_y) {  \
+        matmul<Matmul<rows, stages>>(Problem{x, weights, bias, y, partials, m, n, k, split_tiles, wide_y}); \
     }
 
 MATMUL(matmul_sm90_16, 16, 6)

@@ -1,5 +1,5 @@
-// Number formats and the vectors they travel in: bf16 pairs, FP8 (E4M3, as in `quant.rs`), and 16 bytes at once. Sums that must
-// not depend on how a compiler contracts them are written with fmaf.
+// Number formats and the vectors they travel in: bf16 pairs, FP8 (E4M3, as in `quant.rs`), and 16 bytes at
+// once. Sums that must not depend on how a compiler contracts them are written with fmaf.
 #pragma once
 
 #include "platform.cuh"
@@ -69,7 +69,8 @@ __device__ __forceinline__ uint8_t f32_to_e4m3(float value) {
     if (magnitude > 0x7f800000u) return uint8_t(sign | 0x7f);
     if (magnitude >= 0x43e00000u) return uint8_t(sign | 0x7e);
     if (magnitude < 0x3c800000u) {
-        // Below 2^-6 the codes are multiples of 2^-9: adding 2^14 leaves them in the low mantissa bits, rounded.
+        // Below 2^-6 the codes are multiples of 2^-9: adding 2^14 leaves them in the low mantissa bits,
+        // rounded.
         return uint8_t(sign | (to_bits(from_bits(magnitude) + 0x1p14f) & 0xf));
     }
     magnitude += 0x7ffff + (magnitude >> 20 & 1);
@@ -92,10 +93,12 @@ struct alignas(16) Packet {
 };
 
 __device__ __forceinline__ Packet load_packet(const void* p) { return *static_cast<const Packet*>(p); }
-__device__ __forceinline__ void store_packet(void* p, const Packet& packet) { *static_cast<Packet*>(p) = packet; }
+__device__ __forceinline__ void store_packet(void* p, const Packet& packet) {
+    *static_cast<Packet*>(p) = packet;
+}
 
-// Sums over a block of whole warps in an order that its size fixes. `scratch` has room for a float per warp; a
-// barrier must come before it is used again.
+// Sums over a block of whole warps in an order that its size fixes. `scratch` has room for a float per
+// warp; a barrier must come before it is used again.
 __device__ __forceinline__ float sum_over_block(float value, float* scratch) {
     for (unsigned mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
     unsigned warps = blockDim.x / 32;

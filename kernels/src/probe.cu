@@ -1,13 +1,12 @@
-// What the device itself reaches, to judge the other kernels by in the same minute: a plain copy, and matrix products of
-// registers. No operation of a model.
-// Grid: as many blocks as fill the device. Block: 256 threads.
+// What the device itself reaches, to judge the other kernels by in the same minute: a plain copy, and
+// matrix products of registers. No operation of a model. Grid: as many blocks as fill the device. Block:
+// 256 threads.
 #include "numbers.cuh"
 
 constexpr int THREADS = 256;
 
 // to = from, `packets` of 16 bytes, four in flight per thread.
-extern "C" __global__ void __launch_bounds__(THREADS)
-copy(const void* from, void* to, uint32_t packets) {
+extern "C" __global__ void __launch_bounds__(THREADS) copy(const void* from, void* to, uint32_t packets) {
     const Packet* source = static_cast<const Packet*>(from);
     Packet* target = static_cast<Packet*>(to);
     const uint64_t stride = uint64_t(gridDim.x) * THREADS;
@@ -22,9 +21,10 @@ copy(const void* from, void* to, uint32_t packets) {
     }
 }
 
-// Eight independent chains of 16x8x16 products per warp, `rounds` long: 8 * 4096 operations a round and warp. `seed` is data.
+// Eight independent chains of 16x8x16 products per warp, `rounds` long: 8 * 4096 operations a round and
+// warp. `seed` is data.
 extern "C" __global__ void __launch_bounds__(THREADS)
-matrix_peak(const uint32_t* seed, float* out, uint32_t rounds) {
+    matrix_peak(const uint32_t* seed, float* out, uint32_t rounds) {
     uint32_t a[4], b[2];
     for (int i = 0; i < 4; ++i) a[i] = seed[threadIdx.x * 6 + i];
     for (int i = 0; i < 2; ++i) b[i] = seed[threadIdx.x * 6 + 4 + i];

@@ -1,10 +1,12 @@
-// From logits to a token id, as `worker/src/sampler.rs` defines it: temperature, top-k, top-p, then a draw that depends on (seed,
-// position) alone; here also min-p, and the chosen token's log-probability. And `penalize`, which comes before.
+// From logits to a token id, as `worker/src/sampler.rs` defines it: temperature, top-k, top-p, then a draw
+// that depends on (seed, position) alone; here also min-p, and the chosen token's log-probability. And
+// `penalize`, which comes before.
 //
-// Weights e^((logit - max) / temperature) are integers, in units of 2^-40: their sums are exact in any order, so neither the
-// order in which threads add nor the batch can change a choice. All cuts are one question, "which element, in descending
-// order, takes the running sum past a target?", answered by a radix descent over 32-bit keys in four passes.
-// Grid: (rows). Block: 512 threads (`penalize`: 128). Shared: `Scratch`.
+// Weights e^((logit - max) / temperature) are integers, in units of 2^-40: their sums are exact in any
+// order, so neither the order in which threads add nor the batch can change a choice. All cuts are one
+// question, "which element, in descending order, takes the running sum past a target?", answered by a radix
+// descent over 32-bit keys in four passes. Grid: (rows). Block: 512 threads (`penalize`: 128). Shared:
+// `Scratch`.
 #include "numbers.cuh"
 #ifndef KEYWAY_EMULATE
 #include <math.h>
@@ -34,7 +36,8 @@ __device__ __forceinline__ uint64_t weight_of(float logit, float maximum, float 
     return uint64_t(exp2_fast((logit - maximum) / temperature * LOG2_E) * UNIT);
 }
 
-// XXH3 (64 bits, seeded) of the position's 8 bytes; doc/xxhash_spec.md of xxHash 0.8, "XXH3 algorithm for small inputs".
+// XXH3 (64 bits, seeded) of the position's 8 bytes; doc/xxhash_spec.md of xxHash 0.8, "XXH3 algorithm for
+// small inputs".
 __device__ __forceinline__ uint64_t hash_position(uint64_t position, uint64_t seed) {
     constexpr uint64_t PRIME = 0x9fb21c651e98df25, SECRET = 0x1cad21f72c81017c ^ 0xdb979083e96dd4de;
     const uint32_t low = uint32_t(seed);
@@ -50,7 +53,7 @@ __device__ __forceinline__ uint64_t hash_position(uint64_t position, uint64_t se
 // floor(a b / 2^64)
 __device__ __forceinline__ uint64_t multiply_high(uint64_t a, uint64_t b) {
 #ifdef KEYWAY_EMULATE
-    return uint64_t((unsigned __int128)(a) * b >> 64);
+    return uint64_t((unsigned __int128)(a)*b >> 64);
 #else
     return __umul64hi(a, b);
 #endif
@@ -82,7 +85,8 @@ __device__ __forceinline__ Place first_over_block(Place best, Scratch& scratch) 
         if (best.after(other)) best = other;
     }
     sync_block();
-    if (threadIdx.x % 32 == 0) scratch.keys[threadIdx.x / 32] = best.key, scratch.ids[threadIdx.x / 32] = best.id;
+    if (threadIdx.x % 32 == 0)
+        scratch.keys[threadIdx.x / 32] = best.key, scratch.ids[threadIdx.x / 32] = best.id;
     sync_block();
     for (int i = 0; i < THREADS / 32; ++i) {
         const Place other{scratch.keys[i], scratch.ids[i]};
@@ -91,10 +95,12 @@ __device__ __forceinline__ Place first_over_block(Place best, Scratch& scratch) 
     return best;
 }
 
-// Among the ids below `vocabulary`, in descending order of `key(id)`: the key at which the running sum of `measure(id)` exceeds
-// `target` (which the whole sum does). `target` becomes what of it lies beyond the greater keys.
+// Among the ids below `vocabulary`, in descending order of `key(id)`: the key at which the running sum of
+// `measure(id)` exceeds `target` (which the whole sum does). `target` becomes what of it lies beyond the
+// greater keys.
 template <class Key, class Measure>
-__device__ __forceinline__ uint32_t descend(uint32_t vocabulary, uint64_t& target, Scratch& scratch, Key key, Measure measure) {
+__device__ __forceinline__ uint32_t descend(uint32_t vocabulary, uint64_t& target, Scratch& scratch, Key key,
+                                            Measure measure) {
     uint32_t prefix = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
         sync_block();
@@ -120,7 +126,8 @@ __device__ __forceinline__ uint32_t descend(uint32_t vocabulary, uint64_t& targe
     return prefix;
 }
 
-// A row, and which of its elements are still candidates: those not after `last`, and of at least `least` weight.
+// A row, and which of its elements are still candidates: those not after `last`, and of at least `least`
+// weight.
 struct Row {
     const float* logits;
     uint32_t vocabulary;
@@ -141,12 +148,15 @@ struct Row {
         return sum_exactly(sum, scratch);
     }
 
-    // The element that takes the running sum, in descending order, past `target`. Equal logits have equal measures.
+    // The element that takes the running sum, in descending order, past `target`. Equal logits have equal
+    // measures.
     template <class Measure>
     __device__ __forceinline__ Place find(uint64_t target, Scratch& scratch, Measure measure) const {
         const float* row = logits;
-        const uint32_t key = descend(vocabulary, target, scratch, [=](uint32_t id) { return key_of(row[id]); }, measure);
-        // How many of the elements with this very logit come before: they have ascending ids, and a descent finds the id.
+        const uint32_t key =
+            descend(vocabulary, target, scratch, [=](uint32_t id) { return key_of(row[id]); }, measure);
+        // How many of the elements with this very logit come before: they have ascending ids, and a descent
+        // finds the id.
         auto counts = [=](uint32_t id) { return uint64_t(key_of(row[id]) == key && measure(id) > 0); };
         sync_block();
         for (uint32_t id = threadIdx.x; id < vocabulary; id += THREADS) {
@@ -156,12 +166,14 @@ struct Row {
         sync_block();
         uint64_t before = target / scratch.below;
         sync_block();
-        const uint32_t inverted = descend(vocabulary, before, scratch, [](uint32_t id) { return ~id; }, counts);
+        const uint32_t inverted =
+            descend(vocabulary, before, scratch, [](uint32_t id) { return ~id; }, counts);
         return {key, ~inverted};
     }
 };
 
-// Of each row's parameters: temperature, top-p, min-p as f32; top-k; seed and position in two words each, lower first.
+// Of each row's parameters: temperature, top-p, min-p as f32; top-k; seed and position in two words each,
+// lower first.
 struct Parameters {
     float temperature, top_p, min_p;
     uint32_t top_k, seed[2], position[2];
@@ -175,23 +187,31 @@ __device__ __forceinline__ uint32_t choose(Row row, const Parameters& by, uint32
     candidates = sum_exactly(candidates, scratch);
     if (candidates == 0) return best;
     const bool few = by.top_k > 0 && by.top_k < candidates;
-    if (few) row.last = row.find(by.top_k - 1, scratch, [=](uint32_t id) { return uint64_t(row.weight(id) > 0); });
+    if (few)
+        row.last = row.find(by.top_k - 1, scratch, [=](uint32_t id) { return uint64_t(row.weight(id) > 0); });
     if (by.top_p < 1.0f) {
         const uint64_t wanted = uint64_t(double(by.top_p) * double(row.total(scratch)));
         // The last one kept is the one that reaches what is wanted, that is, passes one less.
         const Row all = row;
-        row.last = all.find(wanted > 0 ? wanted - 1 : 0, scratch, [=](uint32_t id) { return all.weight(id); });
+        row.last =
+            all.find(wanted > 0 ? wanted - 1 : 0, scratch, [=](uint32_t id) { return all.weight(id); });
     }
-    const uint64_t seed = by.seed[0] | uint64_t(by.seed[1]) << 32, position = by.position[0] | uint64_t(by.position[1]) << 32;
+    const uint64_t seed = by.seed[0] | uint64_t(by.seed[1]) << 32,
+                   position = by.position[0] | uint64_t(by.position[1]) << 32;
     // The upper 53 bits of the hash are a number in [0, 1).
     uint64_t target = multiply_high(hash_position(position, seed) >> 11 << 11, row.total(scratch));
-    if (few || by.top_p < 1.0f) return row.find(target, scratch, [=](uint32_t id) { return row.weight(id); }).id;
-    return ~descend(row.vocabulary, target, scratch, [](uint32_t id) { return ~id; }, [=](uint32_t id) { return row.weight(id); });
+    if (few || by.top_p < 1.0f)
+        return row.find(target, scratch, [=](uint32_t id) { return row.weight(id); }).id;
+    return ~descend(
+        row.vocabulary, target, scratch, [](uint32_t id) { return ~id; },
+        [=](uint32_t id) { return row.weight(id); });
 }
 
-// `logits` [rows, vocabulary] f32; `parameters` one per row; `tokens` and `logprobs` (of the logits given, at temperature 1) one per row.
-extern "C" __global__ void __launch_bounds__(THREADS)
-sample(const float* logits, const Parameters* parameters, uint32_t* tokens, float* logprobs, uint32_t vocabulary) {
+// `logits` [rows, vocabulary] f32; `parameters` one per row; `tokens` and `logprobs` (of the logits given,
+// at temperature 1) one per row.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    sample(const float* logits, const Parameters* parameters, uint32_t* tokens, float* logprobs,
+           uint32_t vocabulary) {
     Scratch& scratch = *reinterpret_cast<Scratch*>(shared_memory());
     const float* own = logits + uint64_t(blockIdx.x) * vocabulary;
     Place best{0, 0xffffffffu};
@@ -216,14 +236,16 @@ struct Seen {
     uint32_t id, generated, in_prompt;
 };
 
-// Penalties of a row: repetition first (1 is none), then frequency per occurrence and presence once, both of generated tokens.
+// Penalties of a row: repetition first (1 is none), then frequency per occurrence and presence once, both
+// of generated tokens.
 struct Penalties {
     float repetition, frequency, presence;
 };
 
 // Changes `logits` of the tokens seen; row r's are seen[offsets[r]..offsets[r + 1]), each id once.
 extern "C" __global__ void __launch_bounds__(128)
-penalize(float* logits, const uint32_t* offsets, const Seen* seen, const Penalties* penalties, uint32_t vocabulary) {
+    penalize(float* logits, const uint32_t* offsets, const Seen* seen, const Penalties* penalties,
+             uint32_t vocabulary) {
     float* row = logits + uint64_t(blockIdx.x) * vocabulary;
     const Penalties by = penalties[blockIdx.x];
     for (uint32_t i = offsets[blockIdx.x] + threadIdx.x; i < offsets[blockIdx.x + 1]; i += 128) {

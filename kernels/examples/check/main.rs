@@ -1,4 +1,5 @@
-//! Checks and times the CUDA kernels on a GPU; `kernels/check` runs it and prints the table. Needs a driver, no toolkit.
+//! Checks and times the CUDA kernels on a GPU; `kernels/check` runs it and prints the table. Needs a
+//! driver, no toolkit.
 //!
 //! ```text
 //! check list           the names of cases and timings
@@ -6,8 +7,8 @@
 //! check case NAME      a kernel against its oracle, and for equal bits however its work is cut
 //! check time NAME      how long it takes, and the bytes and operations it cannot avoid
 //! ```
-//! Each answers with one line of JSON; a fault ends it with status 1 and the reason in `"fault"`. One name a process, so that a
-//! kernel that crashes the context spoils nothing else.
+//! Each answers with one line of JSON; a fault ends it with status 1 and the reason in `"fault"`. One name
+//! a process, so that a kernel that crashes the context spoils nothing else.
 
 #[allow(unused_macros, clippy::expect_used, clippy::panic, reason = "shared with tests")]
 #[path = "../../tests/cuda/cases/mod.rs"]
@@ -51,7 +52,8 @@ fn list() -> String {
 
 fn device() -> Result<String, String> {
     let gpu = Gpu::new(0).map_err(|e| e.to_string())?;
-    let (name, processors) = (gpu.name().map_err(|e| e.to_string())?, gpu.processors().map_err(|e| e.to_string())?);
+    let (name, processors) =
+        (gpu.name().map_err(|e| e.to_string())?, gpu.processors().map_err(|e| e.to_string())?);
     Ok(format!("{{\"device\": {}, \"processors\": {processors}}}", quoted(&name)))
 }
 
@@ -60,7 +62,12 @@ fn case(name: &str, size: Size) -> Result<String, String> {
     let mut gpu = Gpu::new(0).map_err(|e| e.to_string())?;
     let mut lab = Lab::new(&mut gpu, size);
     (case.run)(&mut lab)?;
-    Ok(format!("{{\"case\": {}, \"compared\": {}, \"worst\": {:.3}}}", quoted(name), lab.compared(), lab.worst()))
+    Ok(format!(
+        "{{\"case\": {}, \"compared\": {}, \"worst\": {:.3}}}",
+        quoted(name),
+        lab.compared(),
+        lab.worst()
+    ))
 }
 
 /// As a JSON string.

@@ -1,5 +1,6 @@
-//! What is timed: each operation at the shapes of the roofline table, on random data larger than the second-level cache, as one
-//! captured graph. Says the bytes and operations that no form of it can avoid; judging them is `kernels/check`'s.
+//! What is timed: each operation at the shapes of the roofline table, on random data larger than the
+//! second-level cache, as one captured graph. Says the bytes and operations that no form of it can avoid;
+//! judging them is `kernels/check`'s.
 
 use keyway_kernels::cuda::gpu::Gpu;
 use keyway_kernels::cuda::matmul::{self, GROUP, Out, Packed, Shape, Unit, Weights};
@@ -60,11 +61,20 @@ pub(crate) fn run(name: &str) -> Result<String, String> {
     times.sort_by(f32::total_cmp);
     let microseconds = f64::from(times[REPEATS / 2]) * 1e3;
     let Work { bytes, operations, .. } = work;
-    Ok(format!("{{\"timing\": \"{name}\", \"us\": {microseconds:.2}, \"bytes\": {bytes}, \"operations\": {operations}}}"))
+    Ok(format!(
+        "{{\"timing\": \"{name}\", \"us\": {microseconds:.2}, \"bytes\": {bytes}, \
+         \"operations\": {operations}}}"
+    ))
 }
 
 fn work(lab: &mut Lab<'_>, name: &str, processors: usize) -> Result<Work, String> {
-    let plain = Decode { sequences: 32, context: 4096, page_size: PAGE_SIZE, kv_type: KvType::Bf16, kind: HeadKind::Dim128 };
+    let plain = Decode {
+        sequences: 32,
+        context: 4096,
+        page_size: PAGE_SIZE,
+        kv_type: KvType::Bf16,
+        kind: HeadKind::Dim128,
+    };
     match name {
         "copy" => copy(lab, processors),
         "matrix_peak" => matrix_peak(lab, processors),
@@ -119,7 +129,8 @@ fn decode(lab: &mut Lab<'_>, d: Decode, processors: usize) -> Result<Work, Strin
     let pages = d.context.div_ceil(d.page_size);
     let sequence = |i: usize| Sequence { query: i, tokens: 1, start: d.context - 1, table: i * pages };
     let sequences: Vec<Sequence> = (0..d.sequences).map(sequence).collect();
-    let launches = attention(lab, &sequences, d.sequences * pages, d.page_size, d.kv_type, d.kind, processors)?;
+    let launches =
+        attention(lab, &sequences, d.sequences * pages, d.page_size, d.kv_type, d.kind, processors)?;
     let latent = d.kind == HeadKind::Latent;
     let (heads, kv_heads) = if latent { (128, 1) } else { (32, 8) };
     let elements = d.kind.key_dim() + if latent { 0 } else { d.kind.value_dim() };
@@ -154,7 +165,8 @@ fn attention(
     let tokens: usize = sequences.iter().map(|s| s.tokens).sum();
     let size = if kv_type == KvType::Fp8 { 1 } else { 2 };
     let vectors = pages * page_size * kv_heads * size;
-    let values = if kind == HeadKind::Latent { None } else { Some(lab.filled(vectors * kind.value_dim(), 4)?) };
+    let values =
+        if kind == HeadKind::Latent { None } else { Some(lab.filled(vectors * kind.value_dim(), 4)?) };
     let keys = lab.filled(vectors * kind.key_dim(), 3)?;
     let cache = Pages { keys, values, kv_type, kind, kv_heads, page_size };
     // Scattered: 7919 is a prime that shares no factor with a number of pages below it times a power of two.
@@ -185,7 +197,8 @@ fn product(lab: &mut Lab<'_>, weights: Weights, unit: Unit, [m, n, k]: [usize; 3
         return Err("this GPU has no wgmma".into());
     }
     let shape = Shape { outputs: n, inputs: k, weights };
-    let scales = if weights == Weights::Bf16 { None } else { Some(lab.upload(&vec![0.01f32; k / GROUP * n])?) };
+    let scales =
+        if weights == Weights::Bf16 { None } else { Some(lab.upload(&vec![0.01f32; k / GROUP * n])?) };
     let packed = Packed { shape, unit, images: lab.filled(shape.packed_bytes(), 6)?, scales, bias: None };
     let x = lab.filled(m * k * 2, 7)?.cast();
     let cut = matmul::Cut::choose(shape, m);
@@ -198,7 +211,8 @@ fn product(lab: &mut Lab<'_>, weights: Weights, unit: Unit, [m, n, k]: [usize; 3
 
 fn norm(lab: &mut Lab<'_>, rows: usize, width: usize) -> Result<Work, String> {
     let bytes = rows * width * 2;
-    let (x, residual, weight) = (lab.filled(bytes, 1)?.cast(), lab.filled(bytes, 2)?.cast(), lab.filled(width * 2, 3)?.cast());
+    let (x, residual, weight) =
+        (lab.filled(bytes, 1)?.cast(), lab.filled(bytes, 2)?.cast(), lab.filled(width * 2, 3)?.cast());
     let out = lab.poisoned(rows * width)?;
     let launch = rms_norm::launch(x, Some(residual), weight, 1e-6, rms_norm::Rows::whole(rows, width), out);
     // Reads both, writes both.
@@ -241,9 +255,17 @@ fn gate(lab: &mut Lab<'_>, rows: usize, width: usize) -> Result<Work, String> {
 }
 
 fn draw(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Work, String> {
-    let block: Vec<f32> = crate::cases::values(10, vocabulary).iter().map(|v| v.to_f32().clamp(-6.0, 6.0)).collect();
+    let block: Vec<f32> =
+        crate::cases::values(10, vocabulary).iter().map(|v| v.to_f32().clamp(-6.0, 6.0)).collect();
     let logits: Vec<f32> = block.iter().copied().cycle().take(rows * vocabulary).collect();
-    let by = |row: usize| Parameters { temperature: 0.8, top_p: 0.95, min_p: 0.0, top_k: 50, seed: row as u64, position: 9 };
+    let by = |row: usize| Parameters {
+        temperature: 0.8,
+        top_p: 0.95,
+        min_p: 0.0,
+        top_k: 50,
+        seed: row as u64,
+        position: 9,
+    };
     let words: Vec<u32> = (0..rows).flat_map(|row| by(row).words()).collect();
     let (logits, words) = (lab.upload(&logits)?, lab.upload(&words)?);
     let launch = sample::launch(logits, vocabulary, words, lab.poisoned(rows)?, lab.poisoned(rows)?);

@@ -9,7 +9,8 @@ use crate::elementwise::ClampedGate;
 const PACKET: usize = 8;
 const THREADS: usize = 128;
 
-/// SiLU of the gate times up: `gate_up` `[rows, 2 * width]` to `out` `[rows, width]`. `None` if there are no rows.
+/// SiLU of the gate times up: `gate_up` `[rows, 2 * width]` to `out` `[rows, width]`. `None` if there are
+/// no rows.
 ///
 /// # Panics
 /// If shapes disagree, or `width` is not a multiple of 8.
@@ -21,7 +22,12 @@ pub fn silu_mul(gate_up: Slice<bf16>, width: usize, out: Slice<bf16>) -> Option<
 ///
 /// # Panics
 /// As [`silu_mul`].
-pub fn clamped_gate_mul(gate_up: Slice<bf16>, width: usize, by: ClampedGate, out: Slice<bf16>) -> Option<Launch> {
+pub fn clamped_gate_mul(
+    gate_up: Slice<bf16>,
+    width: usize,
+    by: ClampedGate,
+    out: Slice<bf16>,
+) -> Option<Launch> {
     let mut launch = launch("clamped_gate_mul", gate_up, width, out)?;
     launch.arguments.extend([by.alpha, by.limit].map(super::Argument::F32));
     Some(launch)
@@ -29,7 +35,10 @@ pub fn clamped_gate_mul(gate_up: Slice<bf16>, width: usize, by: ClampedGate, out
 
 fn launch(kernel: &str, gate_up: Slice<bf16>, width: usize, out: Slice<bf16>) -> Option<Launch> {
     assert!(
-        width > 0 && width.is_multiple_of(PACKET) && out.len.is_multiple_of(width) && gate_up.len == 2 * out.len,
+        width > 0
+            && width.is_multiple_of(PACKET)
+            && out.len.is_multiple_of(width)
+            && gate_up.len == 2 * out.len,
         "{kernel}: shapes disagree"
     );
     let rows = out.len / width;

@@ -1,5 +1,5 @@
-//! An NVIDIA GPU as a [`Device`]: the driver through cudarc, loaded at run time, and the committed fatbins. Chooses no kernel and
-//! no shape.
+//! An NVIDIA GPU as a [`Device`]: the driver through cudarc, loaded at run time, and the committed fatbins.
+//! Chooses no kernel and no shape.
 #![allow(unsafe_code, reason = "launches and raw copies; each block says why it is sound")]
 
 use std::collections::HashMap;
@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg, result,
+    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg,
+    result,
 };
 use cudarc::nvrtc::Ptx;
 
@@ -67,13 +68,15 @@ impl Gpu {
         self.stream.context().attribute(attribute).map(|n| n as usize).map_err(failed)
     }
 
-    /// Milliseconds that each of `repeats` replays of `launches` took, captured as one graph so that no launch waits for
-    /// the host.
+    /// Milliseconds that each of `repeats` replays of `launches` took, captured as one graph so that no
+    /// launch waits for the host.
     pub fn time(&mut self, launches: &[Launch], repeats: usize) -> Result<Vec<f32>, DeviceError> {
         // Once before: loads modules, and surfaces what is wrong outside of the capture.
         launches.iter().try_for_each(|launch| self.launch(launch))?;
         self.stream.synchronize().map_err(failed)?;
-        self.stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(failed)?;
+        self.stream
+            .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+            .map_err(failed)?;
         let captured = launches.iter().try_for_each(|launch| self.launch(launch));
         let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags_enum(0)).map_err(failed)?;
         captured?;
@@ -112,8 +115,11 @@ impl Gpu {
         }
         if !self.modules.contains_key(launch.module) {
             let fatbin = FATBINS.iter().find(|(name, _)| *name == launch.module);
-            let Some((_, bytes)) = fatbin else { return Err(DeviceError(format!("no fatbin {}", launch.module))) };
-            let module = self.stream.context().load_module(Ptx::from_binary(bytes.to_vec())).map_err(failed)?;
+            let Some((_, bytes)) = fatbin else {
+                return Err(DeviceError(format!("no fatbin {}", launch.module)));
+            };
+            let module =
+                self.stream.context().load_module(Ptx::from_binary(bytes.to_vec())).map_err(failed)?;
             self.modules.insert(launch.module, module);
         }
         let function = self.modules[launch.module].load_function(&launch.kernel).map_err(failed)?;
@@ -133,7 +139,8 @@ impl Device for Gpu {
         let slice = unsafe { self.stream.alloc::<u8>(bytes.max(1)) }.map_err(failed)?;
         let address = slice.device_ptr(&self.stream).0;
         // SAFETY: the address is of a buffer of this many bytes that lives on this stream.
-        unsafe { result::memset_d8_async(address, 0xff, bytes.max(1), self.stream.cu_stream()) }.map_err(failed)?;
+        unsafe { result::memset_d8_async(address, 0xff, bytes.max(1), self.stream.cu_stream()) }
+            .map_err(failed)?;
         self.next += 1;
         self.buffers.insert(self.next, slice);
         Ok(self.next)
@@ -195,8 +202,11 @@ impl Device for Gpu {
             block_dim: (launch.threads, 1, 1),
             shared_mem_bytes: launch.shared_bytes,
         };
-        // SAFETY: the launcher that made `launch` names the kernel's arguments in its order and types, which the same kernel in the
-        // emulator confirms, and has checked that buffers are as long as the kernel reads and writes.
-        unsafe { builder.launch(config) }.map(|_| ()).map_err(|e| DeviceError(format!("{}: {e:?}", launch.kernel)))
+        // SAFETY: the launcher that made `launch` names the kernel's arguments in its order and types,
+        // which the same kernel in the emulator confirms, and has checked that buffers are as long as the
+        // kernel reads and writes.
+        unsafe { builder.launch(config) }
+            .map(|_| ())
+            .map_err(|e| DeviceError(format!("{}: {e:?}", launch.kernel)))
     }
 }

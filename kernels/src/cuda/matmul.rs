@@ -1,7 +1,8 @@
-//! Packs weights for `matmul.cu` and `matmul_sm90.cu` and launches them: bf16 rows by bf16, int8 or int4 weights.
+//! Packs weights for `matmul.cu` and `matmul_sm90.cu` and launches them: bf16 rows by bf16, int8 or int4
+//! weights.
 //!
-//! How K is split follows from the weight's shape alone ([`Shape::splits`]); how many rows a block takes, and whether the
-//! splits go to blocks of their own, follows the batch and changes no bit.
+//! How K is split follows from the weight's shape alone ([`Shape::splits`]); how many rows a block takes,
+//! and whether the splits go to blocks of their own, follows the batch and changes no bit.
 
 use half::bf16;
 
@@ -43,11 +44,12 @@ pub struct Shape {
 impl Shape {
     /// Bytes of a packed tile.
     fn image(self) -> usize {
-        TILE * TILE * 2 / match self.weights {
-            Weights::Bf16 => 1,
-            Weights::Int8 => 2,
-            Weights::Int4 => 4,
-        }
+        TILE * TILE * 2
+            / match self.weights {
+                Weights::Bf16 => 1,
+                Weights::Int8 => 2,
+                Weights::Int4 => 4,
+            }
     }
 
     /// Bytes of the packed weight.
@@ -71,7 +73,10 @@ impl Shape {
     /// Panics if `inputs` is not whole tiles or groups.
     fn check(self) {
         let granule = if self.weights == Weights::Bf16 { TILE } else { GROUP };
-        assert!(self.inputs > 0 && self.inputs.is_multiple_of(granule), "matmul: inputs must be a multiple of {granule}");
+        assert!(
+            self.inputs > 0 && self.inputs.is_multiple_of(granule),
+            "matmul: inputs must be a multiple of {granule}"
+        );
     }
 }
 
@@ -80,7 +85,10 @@ impl Shape {
 /// # Panics
 /// If shapes disagree.
 pub fn pack_bf16(shape: Shape, w: &[bf16]) -> Vec<u8> {
-    assert!(shape.weights == Weights::Bf16 && w.len() == shape.outputs * shape.inputs, "matmul: shapes disagree");
+    assert!(
+        shape.weights == Weights::Bf16 && w.len() == shape.outputs * shape.inputs,
+        "matmul: shapes disagree"
+    );
     pack(shape, |image, n, k, at| {
         let unit = (k / 8) ^ (n % 8);
         image[(n * 8 + unit) * 16 + k % 8 * 2..][..2].copy_from_slice(&w[at].to_le_bytes());
@@ -92,7 +100,10 @@ pub fn pack_bf16(shape: Shape, w: &[bf16]) -> Vec<u8> {
 /// # Panics
 /// If shapes disagree.
 pub fn pack_integers(shape: Shape, w: &[i8]) -> Vec<u8> {
-    assert!(shape.weights != Weights::Bf16 && w.len() == shape.outputs * shape.inputs, "matmul: shapes disagree");
+    assert!(
+        shape.weights != Weights::Bf16 && w.len() == shape.outputs * shape.inputs,
+        "matmul: shapes disagree"
+    );
     pack(shape, |image, n, k, at| {
         // Lane 4 g + t of step s holds inputs 2t, 2t + 1, 2t + 8, 2t + 9 of the step's sixteen.
         let (step, within) = (k / 16, k % 16);
@@ -106,8 +117,8 @@ pub fn pack_integers(shape: Shape, w: &[i8]) -> Vec<u8> {
     })
 }
 
-/// Fills every tile's image: `put(image, output in it, input in it, index in the row-major weight)`. Outputs past the last stay zero
-/// bytes, which no result is stored of.
+/// Fills every tile's image: `put(image, output in it, input in it, index in the row-major weight)`.
+/// Outputs past the last stay zero bytes, which no result is stored of.
 fn pack(shape: Shape, put: impl Fn(&mut [u8], usize, usize, usize)) -> Vec<u8> {
     shape.check();
     let tiles = shape.inputs / TILE;
@@ -223,7 +234,14 @@ impl Kernel {
 ///
 /// # Panics
 /// If shapes disagree.
-pub fn launch(x: Slice<bf16>, rows: usize, weight: &Packed, cut: Cut, out: Out, partials: Slice<f32>) -> Vec<Launch> {
+pub fn launch(
+    x: Slice<bf16>,
+    rows: usize,
+    weight: &Packed,
+    cut: Cut,
+    out: Out,
+    partials: Slice<f32>,
+) -> Vec<Launch> {
     let Packed { shape, unit, images, scales, bias } = *weight;
     shape.check();
     let (y, len, wide) = match out {
@@ -243,7 +261,8 @@ pub fn launch(x: Slice<bf16>, rows: usize, weight: &Packed, cut: Cut, out: Out, 
     if rows == 0 {
         return Vec::new();
     }
-    let Kernel { module, name, block_m, block_n, stages, threads } = Kernel::choose(shape.weights, unit, cut.rows);
+    let Kernel { module, name, block_m, block_n, stages, threads } =
+        Kernel::choose(shape.weights, unit, cut.rows);
     let apart = if cut.apart { Argument::from(partials) } else { Argument::Null };
     let product = Launch {
         module,

@@ -1,7 +1,7 @@
 //! Plans and launches `attention.cu`: causal attention over a paged KV cache, prefill and decode alike.
 //!
-//! A [`Plan`] says which block does which rows over which chunks of positions. It decides speed alone: every plan of
-//! the same batch gives the same bits.
+//! A [`Plan`] says which block does which rows over which chunks of positions. It decides speed alone:
+//! every plan of the same batch gives the same bits.
 
 use half::bf16;
 
@@ -12,6 +12,9 @@ pub const CHUNK: usize = 256;
 /// Words of an item: `struct Item` in `attention.cu`.
 const ITEM_WORDS: usize = 8;
 const THREADS: u32 = 128;
+/// Blocks that even out what they differ in, and chunks of one block after which a longer one saves nothing more.
+const BLOCKS_PER_PROCESSOR: usize = 8;
+const CHUNKS_MAX: usize = 4;
 
 /// How pages hold keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,18 +107,30 @@ pub struct Sequence {
 pub struct Cut {
     /// Rows (query heads of tokens that share a KV head) per block: 16 or 64; 16 alone of a latent cache.
     pub rows: usize,
-    /// Whether every chunk goes to a block of its own and is joined afterwards.
-    pub split: bool,
+    /// How many chunks a block takes, leaving the state of each to be joined afterwards; `None`: all, and it joins
+    /// them itself.
+    pub chunks: Option<usize>,
 }
 
 impl Cut {
-    /// Few rows per block where sequences have few; chunks apart where the blocks would not fill `processors` twice.
-    pub fn choose(sequences: &[Sequence], kind: HeadKind, kv_heads: usize, group: usize, processors: usize) -> Self {
+    /// Few rows per block where sequences have few; chunks apart where the blocks would not fill `processors`, as
+    /// many in one block as still leaves each processor several blocks.
+    pub fn choose(
+        sequences: &[Sequence],
+        kind: HeadKind,
+        kv_heads: usize,
+        group: usize,
+        processors: usize,
+    ) -> Self {
         let few = sequences.iter().all(|s| s.tokens * group <= 16);
         let rows = if few || kind == HeadKind::Latent { 16 } else { 64 };
-        let blocks: usize = sequences.iter().map(|s| (s.tokens * group).div_ceil(rows) * kv_heads).sum();
-        let long = sequences.iter().any(|s| s.start + s.tokens > CHUNK);
-        Self { rows, split: long && blocks < 2 * processors }
+        let tiles = |s: &Sequence| (s.tokens * group).div_ceil(rows) * kv_heads;
+        let blocks: usize = sequences.iter().map(tiles).sum();
+        let chunks = |s: &Sequence| tiles(s) * (s.start + s.tokens).div_ceil(CHUNK);
+        let all: usize = sequences.iter().map(chunks).sum();
+        let enough = BLOCKS_PER_PROCESSOR * processors.max(1);
+        let apart = all > blocks && blocks < enough;
+        Self { rows, chunks: apart.then(|| (all / enough).clamp(1, CHUNKS_MAX)) }
     }
 }
 
@@ -136,7 +151,7 @@ impl Plan {
     /// For `group` query heads per KV head and a sliding window, if any.
     ///
     /// # Panics
-    /// If a sequence has no new tokens, or the window is 0.
+    /// If a sequence has no new tokens, or the window or the chunks of a block are 0.
     pub fn new(sequences: &[Sequence], group: usize, window: Option<usize>, cut: Cut) -> Self {
         assert!(window != Some(0), "attention: a window of 0 sees nothing");
         let mut plan = Self { cut, items: Vec::new(), merges: Vec::new(), slots: 0 };
@@ -158,14 +173,15 @@ impl Plan {
             let Sequence { query, tokens, start, table } = *sequence;
             [query, tokens, start, table, first_row, from, to, slot].map(|n| n as u32)
         };
-        if !self.cut.split {
+        let Some(chunks) = self.cut.chunks else {
             self.items.extend(item(first_chunk, end_chunk, 0));
             return;
-        }
+        };
         self.merges.extend(item(first_chunk, end_chunk, self.slots));
-        for chunk in first_chunk..end_chunk {
-            self.items.extend(item(chunk, chunk + 1, self.slots));
-            self.slots += 1;
+        for chunk in (first_chunk..end_chunk).step_by(chunks) {
+            let end = end_chunk.min(chunk + chunks);
+            self.items.extend(item(chunk, end, self.slots));
+            self.slots += end - chunk;
         }
     }
 
@@ -212,7 +228,7 @@ pub struct Batch<'a> {
 /// If shapes disagree.
 pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
     pages.check();
-    let (plan, kind, Cut { rows, split }) = (batch.plan, pages.kind, batch.plan.cut);
+    let (plan, kind, Cut { rows, chunks }) = (batch.plan, pages.kind, batch.plan.cut);
     let group = batch.heads / pages.kv_heads;
     let items = plan.items.len() / ITEM_WORDS;
     assert!(
@@ -229,7 +245,7 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
     if items == 0 {
         return Vec::new();
     }
-    let partials = if split { batch.partials.into() } else { super::Argument::Null };
+    let partials = if chunks.is_some() { batch.partials.into() } else { super::Argument::Null };
     let attend = Launch {
         module: "attention",
         kernel: kernel(kind, pages.kv_type, rows),
@@ -254,7 +270,7 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
             batch.kv_scale[1].into(),
         ],
     };
-    if !split {
+    if chunks.is_none() {
         return vec![attend];
     }
     let merge = Launch {
@@ -310,15 +326,19 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Every row of every sequence is in exactly one item per chunk that it sees, and slots are not shared.
+        /// Every row of every sequence is in exactly one item per chunk that it sees, and slots are not
+        /// shared.
         #[test]
         fn a_plan_covers_every_row_and_chunk_once(
             shapes in prop::collection::vec((1usize..200, 0usize..2000), 1..6),
-            group in 1usize..9, window in prop::option::of(1usize..700), wide: bool, split: bool,
+            group in 1usize..9, window in prop::option::of(1usize..700), wide: bool,
+            chunks in prop::option::of(1usize..4),
         ) {
-            let cut = Cut { rows: if wide { 64 } else { 16 }, split };
-            let sequence = |(i, &(tokens, start)): (usize, &(usize, usize))| Sequence { query: i, tokens, start, table: 0 };
-            let sequences: Vec<Sequence> = shapes.iter().enumerate().map(sequence).collect();
+            let cut = Cut { rows: if wide { 64 } else { 16 }, chunks };
+            let mut sequences = Vec::new();
+            for (query, (tokens, start)) in shapes.iter().copied().enumerate() {
+                sequences.push(Sequence { query, tokens, start, table: 0 });
+            }
             let plan = Plan::new(&sequences, group, window, cut);
             let mut slots = Vec::new();
             for s in &sequences {
@@ -333,11 +353,12 @@ mod tests {
                     for chunk in chunks {
                         prop_assert_eq!(covered.iter().filter(|c| **c as usize == chunk).count(), 1);
                     }
-                    if row % cut.rows == 0 && split {
-                        slots.extend(of_row.iter().map(|i| i[7]));
+                    if row % cut.rows == 0 && chunks.is_some() {
+                        slots.extend(of_row.iter().flat_map(|i| i[7]..i[7] + i[6] - i[5]));
                         let merge = plan.merges.chunks(ITEM_WORDS)
                             .find(|i| i[0] as usize == s.query && i[4] as usize == row);
-                        prop_assert!(merge.is_some_and(|m| of_row.iter().all(|i| i[7] - m[7] == i[5] - m[5])));
+                        let in_order = |m: &[u32]| of_row.iter().all(|i| i[7] - m[7] == i[5] - m[5]);
+                        prop_assert!(merge.is_some_and(in_order));
                     }
                 }
             }

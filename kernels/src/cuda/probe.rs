@@ -26,8 +26,8 @@ pub fn copy(from: Slice<u8>, to: Slice<u8>, processors: usize) -> Launch {
     }
 }
 
-/// Products of registers on every processor, and how many operations they are. `seed` is [`SEED_WORDS`] long, `out` as long as
-/// [`matrix_peak_outputs`] says.
+/// Products of registers on every processor, and how many operations they are. `seed` is [`SEED_WORDS`]
+/// long, `out` as long as [`matrix_peak_outputs`] says.
 ///
 /// # Panics
 /// If shapes disagree.

@@ -26,8 +26,8 @@ impl Rows {
     }
 }
 
-/// `out = norm(x + residual) * weight`, and the sum into `residual` if there is one. `x`, `residual` and `out` are laid out as
-/// `rows` says; `out` may be `x`. `None` if there are no rows.
+/// `out = norm(x + residual) * weight`, and the sum into `residual` if there is one. `x`, `residual` and
+/// `out` are laid out as `rows` says; `out` may be `x`. `None` if there are no rows.
 ///
 /// # Panics
 /// If shapes disagree, or a size is not a multiple of 8.

@@ -10,8 +10,8 @@ use crate::rope::Pairing;
 pub const NO_SLOT: u32 = u32::MAX;
 const THREADS: u32 = 256;
 
-/// New tokens as a projection left them: rows `[heads * key_dim | kv_heads * key_dim | kv_heads * value_dim]`, the last part
-/// absent for latents.
+/// New tokens as a projection left them: rows `[heads * key_dim | kv_heads * key_dim | kv_heads *
+/// value_dim]`, the last part absent for latents.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
     /// The rows; queries are turned in place.

@@ -36,8 +36,9 @@ impl Parameters {
     }
 }
 
-/// Chooses a token for every row of `logits` `[rows, vocabulary]`; `logprobs` are the logarithms of the chosen ones' probabilities
-/// in the logits given, at temperature 1. `parameters` are [`Parameters::words`], one row's after another's. `None` if there are no rows.
+/// Chooses a token for every row of `logits` `[rows, vocabulary]`; `logprobs` are the logarithms of the
+/// chosen ones' probabilities in the logits given, at temperature 1. `parameters` are
+/// [`Parameters::words`], one row's after another's. `None` if there are no rows.
 ///
 /// # Panics
 /// If shapes disagree.
@@ -84,8 +85,9 @@ impl Seen {
     }
 }
 
-/// Lowers the logits of tokens that were seen: row `r`'s are `seen[offsets[r]..offsets[r + 1]]`, each id once, as [`Seen::words`]; `penalties`
-/// are each row's repetition, frequency and presence. `None` if there are no rows.
+/// Lowers the logits of tokens that were seen: row `r`'s are `seen[offsets[r]..offsets[r + 1]]`, each id
+/// once, as [`Seen::words`]; `penalties` are each row's repetition, frequency and presence. `None` if there
+/// are no rows.
 ///
 /// # Panics
 /// If shapes disagree.

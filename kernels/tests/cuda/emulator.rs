@@ -23,8 +23,8 @@ pub(crate) struct Emulator {
 }
 
 impl Emulator {
-    /// Starts one whose threads run in an order that `seed` decides; `None`, with the reason printed, where there is no C++
-    /// compiler.
+    /// Starts one whose threads run in an order that `seed` decides; `None`, with the reason printed, where
+    /// there is no C++ compiler.
     pub(crate) fn start(seed: u64) -> Option<Self> {
         static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
         let program = PROGRAM.get_or_init(build).as_ref()?;
@@ -148,7 +148,11 @@ fn sources(folder: &Path, hasher: &mut DefaultHasher) {
     for path in paths {
         if path.is_dir() {
             sources(&path, hasher);
-        } else if path.extension().and_then(|e| e.to_str()).is_some_and(|e| ["cu", "cuh", "h", "cpp"].contains(&e)) {
+        } else if path
+            .extension()
+            .and_then(|e| e.to_str())
+            .is_some_and(|e| ["cu", "cuh", "h", "cpp"].contains(&e))
+        {
             fs::read(&path).expect("a readable file").hash(hasher);
         }
     }

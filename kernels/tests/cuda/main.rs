@@ -1,7 +1,7 @@
-//! The CUDA kernels against their oracles, on the CPU: the emulator in `emulate/` compiles the very `.cu` files with the machine's
-//! C++ compiler. Shows index arithmetic, numerics, missing barriers and accesses outside of buffers; cannot show
-//! real races inside one instruction, timing, or how the matrix units round. `examples/check.rs` runs the same
-//! cases on a GPU.
+//! The CUDA kernels against their oracles, on the CPU: the emulator in `emulate/` compiles the very `.cu`
+//! files with the machine's C++ compiler. Shows index arithmetic, numerics, missing barriers and accesses
+//! outside of buffers; cannot show real races inside one instruction, timing, or how the matrix units
+//! round. `examples/check.rs` runs the same cases on a GPU.
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail the test by panicking")]
 
 mod cases;

@@ -1,4 +1,5 @@
-//! The committed fatbins belong to the committed sources: found out by hashes alone, without the CUDA compiler.
+//! The committed fatbins belong to the committed sources: found out by hashes alone, without the CUDA
+//! compiler.
 
 use std::collections::BTreeSet;
 use std::fs;

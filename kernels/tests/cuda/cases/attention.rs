@@ -1,5 +1,5 @@
-//! Paged attention: every kind of head, type, page size and cut, windows and sinks, against the oracle; and that no cut, page
-//! layout or neighbour changes a bit.
+//! Paged attention: every kind of head, type, page size and cut, windows and sinks, against the oracle; and
+//! that no cut, page layout or neighbour changes a bit.
 
 use half::bf16;
 use keyway_kernels::cuda::paged_attention::{Batch, Cut, HeadKind, KvType, Pages, Plan, Sequence, launch};
@@ -9,8 +9,8 @@ use keyway_kernels::quant::e4m3;
 
 use super::{Lab, values};
 
-/// Error against the same sums over magnitudes: weights and outputs are rounded to bf16, 2^-9 each; the rest is
-/// what scores of order 1000 lose in f32.
+/// Error against the same sums over magnitudes: weights and outputs are rounded to bf16, 2^-9 each; the
+/// rest is what scores of order 1000 lose in f32.
 const TOLERANCE: f64 = 1.5 / 256.0;
 const KV_SCALE: [f32; 2] = [0.5, 0.25];
 
@@ -55,11 +55,16 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
     ];
     for kv_type in [KvType::Bf16, KvType::Fp8] {
         let sequences = vec![(1, 0), (2, 290)];
-        let latent = Setup { kind: HeadKind::Latent, kv_type, kv_heads: 1, group: 20, sequences, ..plain.clone() };
+        let latent =
+            Setup { kind: HeadKind::Latent, kv_type, kv_heads: 1, group: 20, sequences, ..plain.clone() };
         setups.push(latent);
     }
     if lab.is_large() {
-        setups.push(Setup { kv_heads: 8, sequences: vec![(1, 4095), (300, 1700), (1, 777), (64, 0)], ..plain.clone() });
+        setups.push(Setup {
+            kv_heads: 8,
+            sequences: vec![(1, 4095), (300, 1700), (1, 777), (64, 0)],
+            ..plain.clone()
+        });
         setups.push(Setup { sequences: vec![(1, 20_000), (17, 9000)], window: Some(4096), ..plain });
     }
     for (i, setup) in setups.iter().enumerate() {
@@ -72,7 +77,7 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
 
 fn run_one(lab: &mut Lab<'_>, setup: &Setup, page_size: usize) -> Result<(), String> {
     let data = Data::new(setup);
-    let narrow = Cut { rows: 16, split: false };
+    let narrow = Cut { rows: 16, chunks: None };
     let all: Vec<usize> = (0..setup.sequences.len()).collect();
     let out = data.run(lab, setup, page_size, narrow, &all)?;
     let (exact, bound) = data.oracle(setup);
@@ -80,13 +85,13 @@ fn run_one(lab: &mut Lab<'_>, setup: &Setup, page_size: usize) -> Result<(), Str
 
     let rows: &[usize] = if setup.kind == HeadKind::Latent { &[16] } else { &[16, 64] };
     for &rows in rows {
-        for split in [false, true] {
-            let other = data.run(lab, setup, page_size, Cut { rows, split }, &all)?;
-            lab.same(&format!("{rows} rows, split {split}"), &other, &out)?;
+        for chunks in [None, Some(1), Some(2)] {
+            let other = data.run(lab, setup, page_size, Cut { rows, chunks }, &all)?;
+            lab.same(&format!("{rows} rows, {chunks:?} chunks apart"), &other, &out)?;
         }
     }
     for other_size in [8, 256] {
-        let other = data.run(lab, setup, other_size, Cut { rows: 16, split: true }, &all)?;
+        let other = data.run(lab, setup, other_size, Cut { rows: 16, chunks: Some(1) }, &all)?;
         lab.same(&format!("pages of {other_size}"), &other, &out)?;
     }
     // Each sequence alone, and each one's last token alone, as decoding computes it.
@@ -128,7 +133,8 @@ impl Data {
             let positions = start + tokens;
             let seed = i as u64 * 10;
             data.q.push(values(seed + 1, tokens * setup.heads() * setup.kind.key_dim()));
-            let (keys, bytes) = stored(setup, seed + 2, positions * setup.kv_heads * setup.kind.key_dim(), KV_SCALE[0]);
+            let (keys, bytes) =
+                stored(setup, seed + 2, positions * setup.kv_heads * setup.kind.key_dim(), KV_SCALE[0]);
             data.keys.push(keys);
             data.key_bytes.push(bytes);
             let (values, bytes) =
@@ -196,7 +202,14 @@ impl Data {
     }
 
     /// Attention of the sequences `which` on the device.
-    fn run(&self, lab: &mut Lab<'_>, setup: &Setup, page_size: usize, cut: Cut, which: &[usize]) -> Result<Vec<bf16>, String> {
+    fn run(
+        &self,
+        lab: &mut Lab<'_>,
+        setup: &Setup,
+        page_size: usize,
+        cut: Cut,
+        which: &[usize],
+    ) -> Result<Vec<bf16>, String> {
         let mut q = Vec::new();
         let (mut sequences, mut table) = (Vec::new(), 0);
         let mut query = 0;
@@ -211,16 +224,30 @@ impl Data {
     }
 
     /// The last token of sequence `i` as a decode step.
-    fn decode_last(&self, lab: &mut Lab<'_>, setup: &Setup, page_size: usize, i: usize, at: usize) -> Result<Vec<bf16>, String> {
+    fn decode_last(
+        &self,
+        lab: &mut Lab<'_>,
+        setup: &Setup,
+        page_size: usize,
+        i: usize,
+        at: usize,
+    ) -> Result<Vec<bf16>, String> {
         let width = setup.heads() * setup.kind.key_dim();
         let q = &self.q[i][self.q[i].len() - width..];
         let sequence = Sequence { query: 0, tokens: 1, start: at, table: 0 };
-        self.launch(lab, setup, page_size, Cut { rows: 16, split: true }, &[i], &[sequence], q)
+        self.launch(lab, setup, page_size, Cut { rows: 16, chunks: Some(1) }, &[i], &[sequence], q)
     }
 
     #[allow(clippy::too_many_arguments, reason = "what differs between the runs of one setup")]
     fn launch(
-        &self, lab: &mut Lab<'_>, setup: &Setup, page_size: usize, cut: Cut, which: &[usize], sequences: &[Sequence], q: &[bf16],
+        &self,
+        lab: &mut Lab<'_>,
+        setup: &Setup,
+        page_size: usize,
+        cut: Cut,
+        which: &[usize],
+        sequences: &[Sequence],
+        q: &[bf16],
     ) -> Result<Vec<bf16>, String> {
         let (key_dim, value_dim) = (setup.kind.key_dim(), setup.kind.value_dim());
         let (keys, tables) = paged(setup, which.iter().map(|i| &self.key_bytes[*i]), key_dim, page_size);
@@ -261,9 +288,10 @@ impl Data {
 fn stored(setup: &Setup, seed: u64, n: usize, scale: f32) -> (Vec<f32>, Vec<u8>) {
     let values = values(seed, n);
     match setup.kv_type {
-        KvType::Bf16 => {
-            (values.iter().map(|v| v.to_f32()).collect(), values.iter().flat_map(|v| v.to_le_bytes()).collect())
-        }
+        KvType::Bf16 => (
+            values.iter().map(|v| v.to_f32()).collect(),
+            values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        ),
         KvType::Fp8 => {
             // Codes of every exponent, by the bits of the value; NaN's two left out.
             let code = |v: &bf16| {
@@ -277,8 +305,8 @@ fn stored(setup: &Setup, seed: u64, n: usize, scale: f32) -> (Vec<f32>, Vec<u8>)
     }
 }
 
-/// The sequences' vectors in pages that are dealt in a scrambled order, with pages of poison between them and poison behind each end; and
-/// their tables, one behind the other.
+/// The sequences' vectors in pages that are dealt in a scrambled order, with pages of poison between them
+/// and poison behind each end; and their tables, one behind the other.
 fn paged<'a>(
     setup: &Setup,
     sequences: impl Iterator<Item = &'a Vec<u8>>,

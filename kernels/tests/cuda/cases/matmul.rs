@@ -2,7 +2,9 @@
 
 use half::bf16;
 use keyway_kernels::cuda::Slice;
-use keyway_kernels::cuda::matmul::{Cut, GROUP, Out, Packed, Shape, Unit, Weights, launch, pack_bf16, pack_integers};
+use keyway_kernels::cuda::matmul::{
+    Cut, GROUP, Out, Packed, Shape, Unit, Weights, launch, pack_bf16, pack_integers,
+};
 use keyway_kernels::matmul::oracle;
 
 use super::{BF16, Lab, values, wide};
@@ -51,7 +53,12 @@ fn one(lab: &mut Lab<'_>, shape: Shape, unit: Unit, counts: &[usize]) -> Result<
         let out = weight.multiply(lab, x, rows, chosen)?;
         let tolerance = |i: usize| f64::abs(exact[i]) * BF16 + bound[i] * SUMS + 1e-30;
         lab.close(&format!("{rows} rows"), &out, &exact[..out.len()], tolerance)?;
-        let mut cuts = vec![plain, Cut { rows: 16, apart: true }, Cut { rows: 64, apart: true }, Cut { rows: 64, apart: false }];
+        let mut cuts = vec![
+            plain,
+            Cut { rows: 16, apart: true },
+            Cut { rows: 64, apart: true },
+            Cut { rows: 64, apart: false },
+        ];
         if shape.weights == Weights::Bf16 {
             cuts.extend([Cut { rows: 128, apart: false }, Cut { rows: 128, apart: true }]);
         }
@@ -99,8 +106,10 @@ impl Weight {
             return Ok(Self { packed, values: wide(&raw), bias });
         }
         let codes: Vec<i8> = raw.iter().map(|v| (v.to_bits().wrapping_mul(37) >> 5) as u8 as i8).collect();
-        let codes: Vec<i8> = if weights == Weights::Int4 { codes.iter().map(|c| c >> 4).collect() } else { codes };
-        let scales: Vec<f32> = (0..inputs / GROUP * outputs).map(|i| 0.01 + (i % 13) as f32 * 0.003).collect();
+        let codes: Vec<i8> =
+            if weights == Weights::Int4 { codes.iter().map(|c| c >> 4).collect() } else { codes };
+        let scales: Vec<f32> =
+            (0..inputs / GROUP * outputs).map(|i| 0.01 + (i % 13) as f32 * 0.003).collect();
         let value = |i: usize| f32::from(codes[i]) * scales[i % inputs / GROUP * outputs + i / inputs];
         let values = (0..codes.len()).map(value).collect();
         let images = lab.upload(&pack_integers(shape, &codes))?;
@@ -108,9 +117,16 @@ impl Weight {
         Ok(Self { packed, values, bias })
     }
 
-    fn multiply(&self, lab: &mut Lab<'_>, x: Slice<bf16>, rows: usize, cut: Cut) -> Result<Vec<bf16>, String> {
+    fn multiply(
+        &self,
+        lab: &mut Lab<'_>,
+        x: Slice<bf16>,
+        rows: usize,
+        cut: Cut,
+    ) -> Result<Vec<bf16>, String> {
         let shape = self.packed.shape;
-        let (y, partials) = (lab.poisoned(rows * shape.outputs)?, lab.poisoned(cut.partial_floats(shape, rows))?);
+        let (y, partials) =
+            (lab.poisoned(rows * shape.outputs)?, lab.poisoned(cut.partial_floats(shape, rows))?);
         lab.launch(launch(x, rows, &self.packed, cut, Out::Bf16(y), partials))?;
         lab.download(y)
     }

@@ -1,5 +1,6 @@
-//! What is checked of every kernel, on whichever device: agreement with the float64 oracle on adversarial input, and
-//! equal bits however the same work is cut. Buffers start poisoned; a case says what it compared.
+//! What is checked of every kernel, on whichever device: agreement with the float64 oracle on adversarial
+//! input, and equal bits however the same work is cut. Buffers start poisoned; a case says what it
+//! compared.
 
 mod attention;
 mod elementwise;
@@ -104,11 +105,13 @@ impl<'a> Lab<'a> {
         Ok(slice)
     }
 
-    /// A buffer of `bytes` filled with bf16 values of [`values`], a block of them again and again: for timings.
+    /// A buffer of `bytes` filled with bf16 values of [`values`], a block of them again and again: for
+    /// timings.
     #[allow(dead_code, reason = "of the check on a GPU")]
     pub(crate) fn filled(&mut self, bytes: usize, seed: u64) -> Result<Slice<u8>, String> {
         let slice = self.poisoned(bytes)?;
-        let block: Vec<u8> = values(seed, (bytes / 2).min(1 << 20)).iter().flat_map(|v| v.to_le_bytes()).collect();
+        let block: Vec<u8> =
+            values(seed, (bytes / 2).min(1 << 20)).iter().flat_map(|v| v.to_le_bytes()).collect();
         for at in (0..bytes).step_by(block.len().max(1)) {
             let part = &block[..block.len().min(bytes - at)];
             self.device.write(slice.buffer, at as u64, part).map_err(|e| e.to_string())?;
@@ -123,9 +126,9 @@ impl<'a> Lab<'a> {
 
     /// Runs what there is to run.
     pub(crate) fn launch(&mut self, launches: impl IntoIterator<Item = Launch>) -> Result<(), String> {
-        launches.into_iter().try_for_each(|launch| {
-            self.device.launch(&launch).map_err(|e| format!("{}: {e}", launch.kernel))
-        })
+        launches
+            .into_iter()
+            .try_for_each(|launch| self.device.launch(&launch).map_err(|e| format!("{}: {e}", launch.kernel)))
     }
 
     /// Errs unless `|actual - exact| <= tolerance(i)` for every element.
@@ -177,12 +180,12 @@ impl<'a> Lab<'a> {
     }
 }
 
-/// What rounding to bf16 may change, relative to the value: half a unit in its 8 bits, and a little for the f32
-/// arithmetic before.
+/// What rounding to bf16 may change, relative to the value: half a unit in its 8 bits, and a little for the
+/// f32 arithmetic before.
 pub(crate) const BF16: f64 = 1.0 / 256.0 * 1.01;
 
-/// `n` reproducible values: mostly of order one, with exact zeros, tiny values and outliers of order 100 among
-/// them, so that nothing averages out and a softmax is not flat.
+/// `n` reproducible values: mostly of order one, with exact zeros, tiny values and outliers of order 100
+/// among them, so that nothing averages out and a softmax is not flat.
 pub(crate) fn values(seed: u64, n: usize) -> Vec<bf16> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut value = move || {

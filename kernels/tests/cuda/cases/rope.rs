@@ -23,7 +23,14 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn one(lab: &mut Lab<'_>, kind: HeadKind, kv_type: KvType, pairing: Pairing, rotated_from: usize, half: usize) -> Result<(), String> {
+fn one(
+    lab: &mut Lab<'_>,
+    kind: HeadKind,
+    kv_type: KvType,
+    pairing: Pairing,
+    rotated_from: usize,
+    half: usize,
+) -> Result<(), String> {
     let what = format!("{kind:?} {kv_type:?} {pairing:?} {rotated_from}+2*{half}");
     let latent = kind == HeadKind::Latent;
     let (heads, kv_heads) = if latent { (3, 1) } else { (4, 2) };
@@ -39,11 +46,13 @@ fn one(lab: &mut Lab<'_>, kind: HeadKind, kv_type: KvType, pairing: Pairing, rot
 
     let bytes = if kv_type == KvType::Fp8 { 1 } else { 2 };
     let keys = lab.poisoned::<u8>(PAGES * PAGE_SIZE * kv_heads * key_dim * bytes)?;
-    let values = if latent { None } else { Some(lab.poisoned(PAGES * PAGE_SIZE * kv_heads * value_dim * bytes)?) };
+    let values =
+        if latent { None } else { Some(lab.poisoned(PAGES * PAGE_SIZE * kv_heads * value_dim * bytes)?) };
     let pages = Pages { keys, values, kv_type, kind, kv_heads, page_size: PAGE_SIZE };
     let device_x = lab.upload(&x)?;
     let angles = [lab.upload(&cos)?, lab.upload(&sin)?];
-    let tokens = Tokens { x: device_x, stride, heads, angles, rotated_from, pairing, slots: lab.upload(&slots)? };
+    let tokens =
+        Tokens { x: device_x, stride, heads, angles, rotated_from, pairing, slots: lab.upload(&slots)? };
     lab.launch(launch(&tokens, &pages, scale))?;
 
     let turned = turned(&x, stride, heads + kv_heads, key_dim, pairing, rotated_from, [&cos, &sin]);
@@ -56,7 +65,9 @@ fn one(lab: &mut Lab<'_>, kind: HeadKind, kv_type: KvType, pairing: Pairing, rot
         lab.same(&format!("{what}: what is not a query"), rest, &x[heads * key_dim..])?;
     }
     let (vectors, dim) = (heads * key_dim, key_dim);
-    written(lab, &what, keys, &slots, kv_heads, dim, kv_type, scale[0], |row, i| turned[row * stride + vectors + i])?;
+    written(lab, &what, keys, &slots, kv_heads, dim, kv_type, scale[0], |row, i| {
+        turned[row * stride + vectors + i]
+    })?;
     if let Some(pages) = values {
         let at = (heads + kv_heads) * key_dim;
         written(lab, &what, pages, &slots, kv_heads, value_dim, kv_type, scale[1], |row, i| {
@@ -67,7 +78,15 @@ fn one(lab: &mut Lab<'_>, kind: HeadKind, kv_type: KvType, pairing: Pairing, rot
 }
 
 /// The rows with their first `count` heads turned, in float64.
-fn turned(x: &[bf16], stride: usize, count: usize, dim: usize, pairing: Pairing, from: usize, angles: [&[f32]; 2]) -> Vec<f64> {
+fn turned(
+    x: &[bf16],
+    stride: usize,
+    count: usize,
+    dim: usize,
+    pairing: Pairing,
+    from: usize,
+    angles: [&[f32]; 2],
+) -> Vec<f64> {
     let x = wide(x);
     let half = angles[0].len() / (x.len() / stride);
     let mut out: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
@@ -75,7 +94,12 @@ fn turned(x: &[bf16], stride: usize, count: usize, dim: usize, pairing: Pairing,
         let of_row = row * half..(row + 1) * half;
         for head in 0..count {
             let at = row * stride + head * dim + from;
-            let part = oracle(&x[at..at + 2 * half], pairing, &angles[0][of_row.clone()], &angles[1][of_row.clone()]);
+            let part = oracle(
+                &x[at..at + 2 * half],
+                pairing,
+                &angles[0][of_row.clone()],
+                &angles[1][of_row.clone()],
+            );
             out[at..at + 2 * half].copy_from_slice(&part);
         }
     }
@@ -85,13 +109,21 @@ fn turned(x: &[bf16], stride: usize, count: usize, dim: usize, pairing: Pairing,
 /// Every vector of the pages: the token's whose slot it is, else poison.
 #[allow(clippy::too_many_arguments, reason = "one page layout, described once")]
 fn written(
-    lab: &mut Lab<'_>, what: &str, pages: keyway_kernels::cuda::Slice<u8>, slots: &[u32], kv_heads: usize, dim: usize, kv_type: KvType,
-    scale: f32, exact: impl Fn(usize, usize) -> f64,
+    lab: &mut Lab<'_>,
+    what: &str,
+    pages: keyway_kernels::cuda::Slice<u8>,
+    slots: &[u32],
+    kv_heads: usize,
+    dim: usize,
+    kv_type: KvType,
+    scale: f32,
+    exact: impl Fn(usize, usize) -> f64,
 ) -> Result<(), String> {
     let bytes = lab.download(pages)?;
     let size = if kv_type == KvType::Fp8 { 1 } else { 2 };
     for (vector, bytes) in bytes.chunks(dim * size).enumerate() {
-        let (page, head, offset) = (vector / PAGE_SIZE / kv_heads, vector / PAGE_SIZE % kv_heads, vector % PAGE_SIZE);
+        let (page, head, offset) =
+            (vector / PAGE_SIZE / kv_heads, vector / PAGE_SIZE % kv_heads, vector % PAGE_SIZE);
         let Some(row) = slots.iter().position(|slot| *slot as usize == page * PAGE_SIZE + offset) else {
             lab.same(&format!("{what}: a slot of nobody"), bytes, &vec![0xff; bytes.len()])?;
             continue;

@@ -1,5 +1,5 @@
-//! Sampling: that the token drawn is the one at which the float64 distribution's running sum passes the hash's number, after every
-//! cut; the log-probability; the penalties.
+//! Sampling: that the token drawn is the one at which the float64 distribution's running sum passes the
+//! hash's number, after every cut; the log-probability; the penalties.
 
 use keyway_kernels::cuda::sample::{Parameters, Seen, launch, penalize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -39,7 +39,8 @@ fn draws(lab: &mut Lab<'_>, vocabulary: usize, kinds: &[Parameters]) -> Result<(
         .collect();
     let mut logits: Vec<f32> = values(3, by.len() * vocabulary).iter().map(|v| v.to_f32()).collect();
     for (i, logit) in logits.iter_mut().enumerate() {
-        // bf16 values repeat, so there are ties; outliers are cut, or they would win always; a few are impossible.
+        // bf16 values repeat, so there are ties; outliers are cut, or they would win always; a few are
+        // impossible.
         *logit = if i % 17 == 3 && vocabulary > 4 { f32::NEG_INFINITY } else { logit.clamp(-4.0, 4.0) };
     }
     let device = lab.upload(&logits)?;
@@ -50,7 +51,8 @@ fn draws(lab: &mut Lab<'_>, vocabulary: usize, kinds: &[Parameters]) -> Result<(
     let (tokens, logprobs) = (lab.download(tokens)?, lab.download(logprobs)?);
     for (row, by) in by.iter().enumerate() {
         let logits = &logits[row * vocabulary..][..vocabulary];
-        expect(lab, logits, by, tokens[row]).map_err(|fault| format!("{vocabulary} ids, row {row}, {by:?}: {fault}"))?;
+        expect(lab, logits, by, tokens[row])
+            .map_err(|fault| format!("{vocabulary} ids, row {row}, {by:?}: {fault}"))?;
         let max = logits.iter().copied().fold(f32::MIN, f32::max);
         let sum: f64 = logits.iter().map(|l| f64::from(l - max).exp()).sum();
         let exact = f64::from(logits[tokens[row] as usize] - max) - sum.ln();
@@ -108,8 +110,9 @@ fn expect(lab: &mut Lab<'_>, logits: &[f32], by: &Parameters, token: u32) -> Res
 fn penalties(lab: &mut Lab<'_>) -> Result<(), String> {
     let vocabulary = 300;
     let logits: Vec<f32> = values(8, 2 * vocabulary).iter().map(|v| v.to_f32()).collect();
-    let seen: Vec<Seen> =
-        (0..150).map(|i| Seen { id: i * 2 % 299, generated: i % 4, in_prompt: i % 4 == 0 || i % 3 == 0 }).collect();
+    let seen: Vec<Seen> = (0..150)
+        .map(|i| Seen { id: i * 2 % 299, generated: i % 4, in_prompt: i % 4 == 0 || i % 3 == 0 })
+        .collect();
     let penalties = [1.3f32, 0.5, 0.25, 1.0, 0.0, -1.5];
     let device = lab.upload(&logits)?;
     let words: Vec<u32> = seen.iter().flat_map(Seen::words).collect();
