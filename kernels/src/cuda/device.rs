@@ -68,7 +68,7 @@ impl<T: Element> Slice<T> {
     /// # Panics
     /// If there are fewer.
     #[must_use]
-    pub fn from(self, first: usize) -> Self {
+    pub fn starting_at(self, first: usize) -> Self {
         assert!(first <= self.len, "cuda: a slice has no element {first}");
         Self::new(self.buffer, self.offset + (first * size_of::<T>()) as u64, self.len - first)
     }
@@ -178,7 +178,9 @@ impl dyn Device + '_ {
     /// Replaces the first elements of a slice.
     pub fn overwrite<T: Element>(&mut self, slice: Slice<T>, elements: &[T]) -> Result<(), DeviceError> {
         let mut bytes = Vec::with_capacity(size_of_val(elements));
-        elements.iter().for_each(|element| element.put(&mut bytes));
+        for element in elements {
+            element.put(&mut bytes);
+        }
         self.write(slice.buffer, slice.offset, &bytes)
     }
 

@@ -158,7 +158,8 @@ impl Plan {
         for sequence in sequences {
             let rows = sequence.tokens * group;
             assert!(rows > 0, "attention: a sequence without new tokens");
-            for first_row in (0..rows).step_by(cut.rows) {
+            // The last rows see most: begun first, they are not what everybody waits for at the end.
+            for first_row in (0..rows).step_by(cut.rows).rev() {
                 let first_end = sequence.start + first_row / group + 1;
                 let last_end = sequence.start + (rows.min(first_row + cut.rows) - 1) / group + 1;
                 let first_chunk = window.map_or(0, |window| first_end.saturating_sub(window)) / CHUNK;
@@ -345,12 +346,12 @@ mod tests {
                 for row in 0..s.tokens * group {
                     let end = s.start + row / group + 1;
                     let from = window.map_or(0, |w| end.saturating_sub(w));
-                    let chunks = from / CHUNK..end.div_ceil(CHUNK);
+                    let seen = from / CHUNK..end.div_ceil(CHUNK);
                     let of_row: Vec<&[u32]> = plan.items.chunks(ITEM_WORDS)
                         .filter(|i| i[0] as usize == s.query && i[4] as usize == row / cut.rows * cut.rows)
                         .collect();
                     let covered: Vec<u32> = of_row.iter().flat_map(|i| i[5]..i[6]).collect();
-                    for chunk in chunks {
+                    for chunk in seen {
                         prop_assert_eq!(covered.iter().filter(|c| **c as usize == chunk).count(), 1);
                     }
                     if row % cut.rows == 0 && chunks.is_some() {

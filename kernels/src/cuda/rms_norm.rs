@@ -61,10 +61,10 @@ pub fn launch(
         threads,
         shared_bytes: threads / 32 * 4,
         arguments: vec![
-            x.from(heads.first).into(),
-            residual.map(|r| r.from(heads.first)).into(),
+            x.starting_at(heads.first).into(),
+            residual.map(|r| r.starting_at(heads.first)).into(),
             weight.into(),
-            out.from(heads.first).into(),
+            out.starting_at(heads.first).into(),
             width.into(),
             heads.stride.into(),
             heads.pitch.into(),

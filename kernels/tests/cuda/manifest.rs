@@ -2,6 +2,7 @@
 //! compiler.
 
 use std::collections::BTreeSet;
+use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
@@ -28,7 +29,11 @@ fn files(folder: &str, ending: &str) -> BTreeSet<String> {
 fn digest(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     let bytes = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut hex = String::new();
+    for byte in Sha256::digest(bytes) {
+        write!(hex, "{byte:02x}").expect("a string grows");
+    }
+    hex
 }
 
 #[test]

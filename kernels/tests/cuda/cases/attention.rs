@@ -2,7 +2,9 @@
 //! that no cut, page layout or neighbour changes a bit.
 
 use half::bf16;
-use keyway_kernels::cuda::paged_attention::{Batch, Cut, HeadKind, KvType, Pages, Plan, Sequence, launch};
+use keyway_kernels::cuda::paged_attention::{
+    Batch, CHUNK, Cut, HeadKind, KvType, Pages, Plan, Sequence, launch,
+};
 use keyway_kernels::kv_cache::{KvCache, KvShape};
 use keyway_kernels::paged_attention::{Queries, oracle};
 use keyway_kernels::quant::e4m3;
@@ -25,6 +27,9 @@ struct Setup {
     sequences: Vec<(usize, usize)>,
     window: Option<usize>,
     sinks: bool,
+    /// Whether the first chunk's values and the second's are large and cancel, so that the order in which chunks are
+    /// joined shows in the output.
+    cancelling: bool,
 }
 
 impl Setup {
@@ -46,12 +51,14 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         sequences: vec![(1, 0), (1, 63), (5, 0), (1, 256), (20, 243), (1, 300)],
         window: None,
         sinks: false,
+        cancelling: false,
     };
     let mut setups = vec![
         plain.clone(),
         Setup { kv_type: KvType::Fp8, sinks: true, ..plain.clone() },
         Setup { kind: HeadKind::Dim64, group: 3, sinks: true, window: Some(100), ..plain.clone() },
         Setup { kind: HeadKind::Dim64, kv_type: KvType::Fp8, group: 1, window: Some(1), ..plain.clone() },
+        Setup { kind: HeadKind::Dim64, sequences: vec![(2, 700)], cancelling: true, ..plain.clone() },
     ];
     for kv_type in [KvType::Bf16, KvType::Fp8] {
         let sequences = vec![(1, 0), (2, 290)];
@@ -141,8 +148,26 @@ impl Data {
                 stored(setup, seed + 3, positions * setup.kv_heads * setup.kind.value_dim(), KV_SCALE[1]);
             data.values.push(values);
             data.value_bytes.push(bytes);
+            if setup.cancelling {
+                data.cancel(setup, i);
+            }
         }
         data
+    }
+
+    /// Equal weights, and values of sequence `i` that are large in the first chunk and their opposite in the second.
+    fn cancel(&mut self, setup: &Setup, i: usize) {
+        self.q[i].fill(bf16::ZERO);
+        let width = setup.kv_heads * setup.kind.value_dim();
+        for (at, value) in self.values[i].iter_mut().enumerate() {
+            *value = match at / width / CHUNK {
+                0 => 1048576.0,
+                1 => -1048576.0,
+                _ => *value,
+            };
+        }
+        let bytes = self.values[i].iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes());
+        self.value_bytes[i] = bytes.collect();
     }
 
     /// All sequences' outputs, and the same sums over magnitudes.
@@ -318,7 +343,7 @@ fn paged<'a>(
     let lengths: Vec<usize> = sequences.iter().map(|s| s.len() / (vector * setup.kv_heads)).collect();
     let pages: usize = lengths.iter().map(|l| l.div_ceil(page_size)).sum();
     // A bijection onto some of twice as many pages and a few more: 7 shares no factor with the number.
-    let total = 2 * pages + if (2 * pages + 1) % 7 == 0 { 3 } else { 1 };
+    let total = 2 * pages + if (2 * pages + 1).is_multiple_of(7) { 3 } else { 1 };
     let number = |i: usize| (i * 7 + 3) % total;
     let mut bytes = vec![0xff; total * setup.kv_heads * page_size * vector];
     let mut tables = Vec::new();

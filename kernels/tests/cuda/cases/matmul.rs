@@ -131,15 +131,20 @@ impl Weight {
         lab.download(y)
     }
 
-    /// The f32 output rounds to the bf16 one.
+    /// The f32 output is the same in every bit however it is cut, and rounds to the bf16 one.
     fn logits(&self, lab: &mut Lab<'_>, x: Slice<bf16>, rows: usize, narrow: &[bf16]) -> Result<(), String> {
         let shape = self.packed.shape;
-        for cut in [Cut { rows: 16, apart: false }, Cut { rows: 64, apart: true }] {
+        let mut first: Option<Vec<f32>> = None;
+        for (block, apart) in [(16, false), (64, true), (64, false), (128, true)] {
+            let cut = Cut { rows: block, apart };
             let y = lab.poisoned(rows * shape.outputs)?;
             let partials = lab.poisoned(cut.partial_floats(shape, rows))?;
             lab.launch(launch(x, rows, &self.packed, cut, Out::F32(y), partials))?;
-            let rounded: Vec<bf16> = lab.download(y)?.into_iter().map(bf16::from_f32).collect();
+            let y = lab.download(y)?;
+            let rounded: Vec<bf16> = y.iter().map(|v| bf16::from_f32(*v)).collect();
             lab.same("logits, rounded", &rounded, narrow)?;
+            lab.same(&format!("logits, {cut:?}"), &y, first.as_ref().unwrap_or(&y))?;
+            first = Some(y);
         }
         Ok(())
     }

@@ -145,8 +145,7 @@ impl<'a> Lab<'a> {
         for (i, (a, e)) in actual.iter().zip(exact).enumerate() {
             let (a, tolerance): (f64, f64) = ((*a).into(), tolerance(i));
             let share = (a - e).abs() / tolerance;
-            // NaN is no agreement.
-            if !(share <= 1.0) {
+            if share.is_nan() || share > 1.0 {
                 return Err(format!("{what}: element {i} is {a} instead of {e}, tolerance {tolerance:e}"));
             }
             self.worst = self.worst.max(share);

@@ -62,7 +62,7 @@ fn draws(lab: &mut Lab<'_>, vocabulary: usize, kinds: &[Parameters]) -> Result<(
     let last = by.len() - 1;
     let (alone, logprob) = (lab.poisoned(1)?, lab.poisoned(1)?);
     let own = lab.upload(&words[last * 8..])?;
-    lab.launch(launch(device.from(last * vocabulary), vocabulary, own, alone, logprob))?;
+    lab.launch(launch(device.starting_at(last * vocabulary), vocabulary, own, alone, logprob))?;
     let (alone, logprob) = (lab.download(alone)?, lab.download(logprob)?);
     lab.same("a row alone", &alone, &tokens[last..])?;
     lab.same("a row alone, its log-probability", &logprob, &logprobs[last..])
