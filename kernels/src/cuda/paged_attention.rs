@@ -215,7 +215,7 @@ pub struct Batch<'a> {
     pub window: Option<usize>,
     /// Factor of `q . k`.
     pub scale: f32,
-    /// What FP8 keys and values were divided by; 1 for bf16.
+    /// What FP8 keys and values were divided by, the same of a latent's; 1 for bf16.
     pub kv_scale: [f32; 2],
     /// `[tokens, heads * value_dim]`.
     pub out: Slice<bf16>,
@@ -236,6 +236,7 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
         batch.heads == group * pages.kv_heads
             && batch.q_stride >= batch.heads * kind.key_dim()
             && batch.q_stride.is_multiple_of(8)
+            && (kind != HeadKind::Latent || batch.kv_scale[0] == batch.kv_scale[1])
             && batch.sinks.is_none_or(|sinks| sinks.len == batch.heads)
             && batch.items.len == plan.items.len()
             && batch.merges.len == plan.merges.len()

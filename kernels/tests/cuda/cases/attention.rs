@@ -300,7 +300,11 @@ impl Data {
             sinks: if setup.sinks { Some(lab.upload(&self.sinks)?) } else { None },
             window: setup.window,
             scale: setup.scale(),
-            kv_scale: if setup.kv_type == KvType::Fp8 { KV_SCALE } else { [1.0; 2] },
+            kv_scale: match (setup.kv_type, setup.kind) {
+                (KvType::Bf16, _) => [1.0; 2],
+                (KvType::Fp8, HeadKind::Latent) => [KV_SCALE[0]; 2],
+                (KvType::Fp8, _) => KV_SCALE,
+            },
             out,
             partials: lab.poisoned(plan.partial_floats(setup.kv_heads, value_dim))?,
         };
