@@ -109,10 +109,9 @@ struct Matmul {
                 fence_for_matrix_units();
                 sync_block();
                 multiply(part, stage(tile - first));
-                // The products of the tile before are done: its stage may be filled. This tile's run
-                // meanwhile.
+                // All have passed the barrier, and so had finished the products of two tiles before, whose stage
+                // is filled now. This tile's products run meanwhile.
                 warpgroup_wait<1>(part);
-                sync_block();
                 if (tile + STAGES - 2 < end) load(tile + STAGES - 2, stage(tile - first + STAGES - 2));
                 async_copy_commit();
             }
