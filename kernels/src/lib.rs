@@ -9,6 +9,7 @@
 //! Read [`rms_norm`] first: it is the smallest complete operation.
 
 pub mod compute;
+pub mod cuda;
 pub mod elementwise;
 mod grid;
 pub mod heads;

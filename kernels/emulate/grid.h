@@ -1,0 +1,255 @@
+// Runs a CUDA grid on the CPU for tests: every CUDA thread is a fiber, and whoever may run is chosen at
+// random, so that a missing barrier shows as a wrong result under some seed. One operating-system thread
+// runs all of it: what real hardware does at once here happens in some order. Not for speed, and no model
+// of time.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+namespace emulate {
+
+struct Dim {
+    unsigned x = 1, y = 1, z = 1;
+};
+
+[[noreturn]] inline void fail(const char* what, const char* detail = "") {
+    std::fprintf(stderr, "emulator: %s %s\n", what, detail);
+    std::fflush(nullptr);
+    std::_Exit(3);
+}
+
+// splitmix64 (Steele, Lea, Flood 2014): the order in which threads run is a function of the launch's seed.
+struct Random {
+    uint64_t state = 0;
+    uint64_t next() {
+        uint64_t z = (state += 0x9e3779b97f4a7c15);
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+        return z ^ (z >> 31);
+    }
+    uint64_t below(uint64_t n) { return next() % n; }
+    bool coin() { return next() & 1; }
+};
+
+using Work = std::function<void()>;
+
+// One CUDA thread.
+struct Fiber {
+    std::unique_ptr<char[]> stack;
+#if defined(__x86_64__)
+    void* stack_pointer = nullptr;
+#else
+    ucontext_t context;
+#endif
+    Dim index;
+    unsigned rank = 0;
+    bool finished = false;
+    const char* sleeps_in = "";
+    // cp.async: copies of the group being gathered, and of committed groups, oldest first.
+    std::vector<Work> gathering;
+    std::deque<std::vector<Work>> committed;
+};
+
+// Where `size` fibers wait for each other. The last one to come acts for all of them.
+struct Meeting {
+    unsigned arrived = 0;
+    const char* what = "";
+    std::vector<Fiber*> sleepers;
+};
+
+struct Warp {
+    Meeting meeting;
+    uint64_t given[32], taken[32];
+    void* registers[32];
+};
+
+// Four warps, whose matrix products run behind their backs.
+struct Warpgroup {
+    Meeting meeting;
+    std::vector<uint64_t> given;
+    std::vector<Work> gathering;
+    std::deque<std::vector<Work>> committed;
+    void finish(size_t left) {
+        while (committed.size() > left) {
+            for (Work& one : committed.front()) one();
+            committed.pop_front();
+        }
+    }
+};
+
+struct Block {
+    std::vector<Fiber> fibers;
+    std::vector<Fiber*> runnable;
+    std::vector<Warp> warps;
+    std::vector<Warpgroup> warpgroups;
+    Meeting barriers[16];
+    unsigned char* shared = nullptr;
+    unsigned unfinished = 0;
+};
+
+inline Block* block;
+inline Fiber* current;
+inline Random random;
+inline Work body;
+inline Dim threadIdx, blockIdx, blockDim, gridDim;
+
+// === switching between the scheduler and a fiber ===
+
+#if defined(__x86_64__)
+inline void* scheduler_stack_pointer;
+extern "C" void emulate_switch(void** from, void* to);
+asm(R"(
+.text
+.weak emulate_switch
+emulate_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+)");
+inline void to_scheduler() { emulate_switch(&current->stack_pointer, scheduler_stack_pointer); }
+inline void to_fiber(Fiber& fiber) { emulate_switch(&scheduler_stack_pointer, fiber.stack_pointer); }
+#else
+inline ucontext_t scheduler_context;
+inline void to_scheduler() { swapcontext(&current->context, &scheduler_context); }
+inline void to_fiber(Fiber& fiber) { swapcontext(&scheduler_context, &fiber.context); }
+#endif
+
+constexpr size_t STACK_BYTES = 64 << 10;
+
+inline void run_all(std::vector<Work>& work) {
+    for (Work& one : work) one();
+    work.clear();
+}
+
+[[noreturn]] inline void fiber_main() {
+    body();
+    for (auto& group : current->committed) run_all(group);
+    run_all(current->gathering);
+    current->finished = true;
+    --block->unfinished;
+    to_scheduler();
+    fail("a finished thread ran on");
+}
+
+inline void start(Fiber& fiber) {
+    if (!fiber.stack) fiber.stack.reset(new char[STACK_BYTES]);
+#if defined(__x86_64__)
+    auto top = reinterpret_cast<uintptr_t>(fiber.stack.get() + STACK_BYTES) & ~uintptr_t{63};
+    auto stack = reinterpret_cast<void**>(top);
+    *--stack = nullptr;  // fiber_main returns nowhere; keeps the alignment that a call leaves
+    *--stack = reinterpret_cast<void*>(&fiber_main);
+    for (int i = 0; i < 6; ++i) *--stack = nullptr;
+    fiber.stack_pointer = stack;
+#else
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = STACK_BYTES;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, reinterpret_cast<void (*)()>(&fiber_main), 0);
+#endif
+}
+
+// === what threads do with each other ===
+
+inline void yield() {
+    block->runnable.push_back(current);
+    to_scheduler();
+}
+
+inline void wake(std::vector<Fiber*>& sleepers) {
+    for (Fiber* fiber : sleepers) block->runnable.push_back(fiber);
+    sleepers.clear();
+}
+
+inline void sleep(std::vector<Fiber*>& sleepers, const char* what) {
+    current->sleeps_in = what;
+    sleepers.push_back(current);
+    to_scheduler();
+}
+
+// Returns when `size` fibers have called it; `act` runs once, before any of them goes on.
+template <class Act>
+void meet(Meeting& meeting, unsigned size, const char* what, Act act) {
+    if (meeting.arrived == 0) meeting.what = what;
+    if (std::strcmp(meeting.what, what) != 0) fail("threads of one warp diverge:", what);
+    if (++meeting.arrived < size) return sleep(meeting.sleepers, what);
+    meeting.arrived = 0;
+    act();
+    wake(meeting.sleepers);
+    if (random.coin()) yield();
+}
+
+inline unsigned lane() { return current->rank % 32; }
+inline Warp& warp() { return block->warps[current->rank / 32]; }
+
+// Asynchronous work happens at once or when it is waited for: a kernel must be right either way.
+inline bool happens_at_once() { return random.coin(); }
+
+// === the scheduler ===
+
+inline void run_fibers() {
+    while (block->unfinished > 0) {
+        if (block->runnable.empty()) {
+            for (Fiber& f : block->fibers) {
+                if (!f.finished)
+                    std::fprintf(stderr, "emulator: thread %u sleeps in %s\n", f.rank, f.sleeps_in);
+            }
+            fail("deadlock: the threads of a block wait for each other");
+        }
+        size_t i = random.below(block->runnable.size());
+        current = block->runnable[i];
+        block->runnable[i] = block->runnable.back();
+        block->runnable.pop_back();
+        threadIdx = current->index;
+        to_fiber(*current);
+    }
+}
+
+// Runs one block; `shared` has been filled with poison.
+inline void run_block(Block& b, Dim index, unsigned char* shared) {
+    block = &b;
+    blockIdx = index;
+    unsigned threads = blockDim.x * blockDim.y * blockDim.z;
+    b.fibers.resize(threads);
+    b.warps.assign((threads + 31) / 32, Warp{});
+    b.warpgroups.assign((threads + 127) / 128, Warpgroup{});
+    for (Meeting& barrier : b.barriers) barrier = Meeting{};
+    b.shared = shared;
+    b.unfinished = threads;
+    b.runnable.clear();
+    for (unsigned rank = 0; rank < threads; ++rank) {
+        Fiber& fiber = b.fibers[rank];
+        fiber.rank = rank;
+        fiber.index = {rank % blockDim.x, rank / blockDim.x % blockDim.y, rank / (blockDim.x * blockDim.y)};
+        fiber.finished = false;
+        fiber.gathering.clear();
+        fiber.committed.clear();
+        start(fiber);
+        b.runnable.push_back(&fiber);
+    }
+    run_fibers();
+}
+
+}  // namespace emulate

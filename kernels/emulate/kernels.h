@@ -1,0 +1,101 @@
+// The kernels under test, by the names that launches use: the very sources that nvcc compiles.
+#pragma once
+
+#define KEYWAY_EMULATE 1
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "../src/numbers.cuh"
+#include "../src/tile.cuh"
+
+// Each file's own names stay in a namespace of its own.
+namespace attention_cu {
+#include "../src/attention.cu"
+}
+namespace elementwise_cu {
+#include "../src/elementwise.cu"
+}
+namespace matmul_cu {
+#include "../src/matmul.cu"
+#undef MATMUL
+}  // namespace matmul_cu
+namespace matmul_sm90_cu {
+#include "../src/matmul_sm90.cu"
+}
+namespace rope_cu {
+#include "../src/rope.cu"
+}
+namespace probe_cu {
+#include "../src/probe.cu"
+}
+namespace sample_cu {
+#include "../src/sample.cu"
+}
+namespace rms_norm_cu {
+#include "../src/rms_norm.cu"
+}
+using namespace attention_cu;
+using namespace elementwise_cu;
+using namespace matmul_cu;
+using namespace matmul_sm90_cu;
+using namespace rms_norm_cu;
+using namespace rope_cu;
+using namespace probe_cu;
+using namespace sample_cu;
+
+struct Kernel {
+    size_t arguments;
+    std::function<void(const uint64_t*)> call;
+};
+
+template <class... A, size_t... I>
+Kernel entry(void (*kernel)(A...), std::index_sequence<I...>) {
+    return {sizeof...(A), [=](const uint64_t* arguments) {
+                std::tuple<std::decay_t<A>...> typed;
+                (std::memcpy(&std::get<I>(typed), &arguments[I], sizeof(std::get<I>(typed))), ...);
+                kernel(std::get<I>(typed)...);
+            }};
+}
+
+template <class... A>
+Kernel entry(void (*kernel)(A...)) {
+    return entry(kernel, std::index_sequence_for<A...>{});
+}
+
+#define KERNEL(name) {#name, entry(name)}
+
+inline const std::map<std::string, Kernel> kernels = {
+    KERNEL(attention_64_bf16_16),
+    KERNEL(attention_64_bf16_64),
+    KERNEL(attention_64_fp8_16),
+    KERNEL(attention_64_fp8_64),
+    KERNEL(attention_128_bf16_16),
+    KERNEL(attention_128_bf16_64),
+    KERNEL(attention_128_fp8_16),
+    KERNEL(attention_128_fp8_64),
+    KERNEL(attention_latent_bf16_16),
+    KERNEL(attention_latent_fp8_16),
+    KERNEL(attention_merge),
+    KERNEL(clamped_gate_mul),
+    KERNEL(matmul_bf16_16),
+    KERNEL(matmul_bf16_64),
+    KERNEL(matmul_bf16_128),
+    KERNEL(matmul_int8_16),
+    KERNEL(matmul_int8_64),
+    KERNEL(matmul_int4_16),
+    KERNEL(matmul_int4_64),
+    KERNEL(matmul_reduce),
+    KERNEL(matmul_sm90_16),
+    KERNEL(matmul_sm90_64),
+    KERNEL(matmul_sm90_128),
+    KERNEL(copy),
+    KERNEL(matrix_peak),
+    KERNEL(penalize),
+    KERNEL(rms_norm),
+    KERNEL(rope_write_bf16),
+    KERNEL(rope_write_fp8),
+    KERNEL(sample),
+    KERNEL(silu_mul),
+};

@@ -1,0 +1,273 @@
+//! What is timed: each operation at the shapes of the roofline table, on random data larger than the
+//! second-level cache, as one captured graph. Says the bytes and operations that no form of it can avoid;
+//! judging them is `kernels/check`'s.
+
+use keyway_kernels::cuda::gpu::Gpu;
+use keyway_kernels::cuda::matmul::{self, GROUP, Out, Packed, Shape, Unit, Weights};
+use keyway_kernels::cuda::paged_attention::{self, Batch, Cut, HeadKind, KvType, Pages, Plan, Sequence};
+use keyway_kernels::cuda::sample::{self, Parameters};
+use keyway_kernels::cuda::{Launch, elementwise, probe, rms_norm, rope};
+use keyway_kernels::rope::Pairing;
+
+use crate::cases::{Lab, Size};
+
+/// All of them. The first two are the ceilings that the rest are shares of.
+pub(crate) const NAMES: &[&str] = &[
+    "copy",
+    "matrix_peak",
+    "decode_32x4096_page8",
+    "decode_32x4096_page16",
+    "decode_32x4096_page256",
+    "decode_32x4096_fp8",
+    "decode_1x1024",
+    "decode_1x32768",
+    "decode_latent_32x4096",
+    "prefill_8192",
+    "matmul_bf16_1x14336x4096",
+    "matmul_bf16_16x14336x4096",
+    "matmul_bf16_64x14336x4096",
+    "matmul_int8_16x14336x4096",
+    "matmul_int4_16x14336x4096",
+    "matmul_bf16_8192x8192x8192",
+    "matmul_sm90_1x14336x4096",
+    "matmul_sm90_64x14336x4096",
+    "matmul_sm90_8192x8192x8192",
+    "rms_norm_4096x4096",
+    "rope_write_4096",
+    "silu_mul_4096x14336",
+    "sample_256x151936",
+];
+const REPEATS: usize = 50;
+const PAGE_SIZE: usize = 16;
+
+/// Launches, and what they cannot avoid.
+struct Work {
+    launches: Vec<Launch>,
+    bytes: u64,
+    operations: u64,
+}
+
+/// The median of [`REPEATS`] replays, as a line of JSON.
+pub(crate) fn run(name: &str) -> Result<String, String> {
+    let mut gpu = Gpu::new(0).map_err(|e| e.to_string())?;
+    let processors = gpu.processors().map_err(|e| e.to_string())?;
+    let work = {
+        let mut lab = Lab::new(&mut gpu, Size::Large);
+        let work = work(&mut lab, name, processors)?;
+        lab.keep();
+        work
+    };
+    let mut times = gpu.time(&work.launches, REPEATS).map_err(|e| e.to_string())?;
+    times.sort_by(f32::total_cmp);
+    let microseconds = f64::from(times[REPEATS / 2]) * 1e3;
+    let Work { bytes, operations, .. } = work;
+    Ok(format!(
+        "{{\"timing\": \"{name}\", \"us\": {microseconds:.2}, \"bytes\": {bytes}, \
+         \"operations\": {operations}}}"
+    ))
+}
+
+fn work(lab: &mut Lab<'_>, name: &str, processors: usize) -> Result<Work, String> {
+    let plain = Decode {
+        sequences: 32,
+        context: 4096,
+        page_size: PAGE_SIZE,
+        kv_type: KvType::Bf16,
+        kind: HeadKind::Dim128,
+    };
+    match name {
+        "copy" => copy(lab, processors),
+        "matrix_peak" => matrix_peak(lab, processors),
+        "decode_32x4096_page8" => decode(lab, Decode { page_size: 8, ..plain }, processors),
+        "decode_32x4096_page16" => decode(lab, plain, processors),
+        "decode_32x4096_page256" => decode(lab, Decode { page_size: 256, ..plain }, processors),
+        "decode_32x4096_fp8" => decode(lab, Decode { kv_type: KvType::Fp8, ..plain }, processors),
+        "decode_1x1024" => decode(lab, Decode { sequences: 1, context: 1024, ..plain }, processors),
+        "decode_1x32768" => decode(lab, Decode { sequences: 1, context: 32_768, ..plain }, processors),
+        "decode_latent_32x4096" => decode(lab, Decode { kind: HeadKind::Latent, ..plain }, processors),
+        "prefill_8192" => prefill(lab, 8192, processors),
+        "matmul_bf16_1x14336x4096" => product(lab, Weights::Bf16, Unit::Warp, [1, 14_336, 4096]),
+        "matmul_bf16_16x14336x4096" => product(lab, Weights::Bf16, Unit::Warp, [16, 14_336, 4096]),
+        "matmul_bf16_64x14336x4096" => product(lab, Weights::Bf16, Unit::Warp, [64, 14_336, 4096]),
+        "matmul_int8_16x14336x4096" => product(lab, Weights::Int8, Unit::Warp, [16, 14_336, 4096]),
+        "matmul_int4_16x14336x4096" => product(lab, Weights::Int4, Unit::Warp, [16, 14_336, 4096]),
+        "matmul_bf16_8192x8192x8192" => product(lab, Weights::Bf16, Unit::Warp, [8192; 3]),
+        "matmul_sm90_1x14336x4096" => product(lab, Weights::Bf16, Unit::Warpgroup, [1, 14_336, 4096]),
+        "matmul_sm90_64x14336x4096" => product(lab, Weights::Bf16, Unit::Warpgroup, [64, 14_336, 4096]),
+        "matmul_sm90_8192x8192x8192" => product(lab, Weights::Bf16, Unit::Warpgroup, [8192; 3]),
+        "rms_norm_4096x4096" => norm(lab, 4096, 4096),
+        "rope_write_4096" => rotate(lab, 4096),
+        "silu_mul_4096x14336" => gate(lab, 4096, 14_336),
+        "sample_256x151936" => draw(lab, 256, 151_936),
+        _ => Err(format!("no timing {name}")),
+    }
+}
+
+fn copy(lab: &mut Lab<'_>, processors: usize) -> Result<Work, String> {
+    let bytes = 1 << 30;
+    let (from, to) = (lab.filled(bytes, 1)?, lab.poisoned(bytes)?);
+    Ok(Work { launches: vec![probe::copy(from, to, processors)], bytes: 2 * bytes as u64, operations: 0 })
+}
+
+fn matrix_peak(lab: &mut Lab<'_>, processors: usize) -> Result<Work, String> {
+    let seed = lab.filled(probe::SEED_WORDS * 4, 2)?.cast();
+    let out = lab.poisoned(probe::matrix_peak_outputs(processors))?;
+    let (launch, operations) = probe::matrix_peak(seed, out, processors, 4096);
+    Ok(Work { launches: vec![launch], bytes: 0, operations })
+}
+
+struct Decode {
+    sequences: usize,
+    context: usize,
+    page_size: usize,
+    kv_type: KvType,
+    kind: HeadKind,
+}
+
+/// One token of every sequence: 32 query heads on 8 KV heads, or 128 on a latent.
+fn decode(lab: &mut Lab<'_>, d: Decode, processors: usize) -> Result<Work, String> {
+    let pages = d.context.div_ceil(d.page_size);
+    let sequence = |i: usize| Sequence { query: i, tokens: 1, start: d.context - 1, table: i * pages };
+    let sequences: Vec<Sequence> = (0..d.sequences).map(sequence).collect();
+    let launches =
+        attention(lab, &sequences, d.sequences * pages, d.page_size, d.kv_type, d.kind, processors)?;
+    let latent = d.kind == HeadKind::Latent;
+    let (heads, kv_heads) = if latent { (128, 1) } else { (32, 8) };
+    let elements = d.kind.key_dim() + if latent { 0 } else { d.kind.value_dim() };
+    let positions = (d.sequences * d.context) as u64;
+    let size = if d.kv_type == KvType::Fp8 { 1 } else { 2 };
+    Ok(Work {
+        launches,
+        bytes: positions * (kv_heads * elements * size) as u64,
+        operations: positions * (2 * heads * (d.kind.key_dim() + d.kind.value_dim())) as u64,
+    })
+}
+
+/// A prompt alone, nothing cached.
+fn prefill(lab: &mut Lab<'_>, tokens: usize, processors: usize) -> Result<Work, String> {
+    let sequence = Sequence { query: 0, tokens, start: 0, table: 0 };
+    let pages = tokens / PAGE_SIZE;
+    let launches = attention(lab, &[sequence], pages, PAGE_SIZE, KvType::Bf16, HeadKind::Dim128, processors)?;
+    let operations = 2 * 32 * 128 * (tokens * (tokens + 1)) as u64;
+    Ok(Work { launches, bytes: 2 * 8 * 128 * 2 * tokens as u64, operations })
+}
+
+fn attention(
+    lab: &mut Lab<'_>,
+    sequences: &[Sequence],
+    pages: usize,
+    page_size: usize,
+    kv_type: KvType,
+    kind: HeadKind,
+    processors: usize,
+) -> Result<Vec<Launch>, String> {
+    let (heads, kv_heads) = if kind == HeadKind::Latent { (128, 1) } else { (32, 8) };
+    let tokens: usize = sequences.iter().map(|s| s.tokens).sum();
+    let size = if kv_type == KvType::Fp8 { 1 } else { 2 };
+    let vectors = pages * page_size * kv_heads * size;
+    let values =
+        if kind == HeadKind::Latent { None } else { Some(lab.filled(vectors * kind.value_dim(), 4)?) };
+    let keys = lab.filled(vectors * kind.key_dim(), 3)?;
+    let cache = Pages { keys, values, kv_type, kind, kv_heads, page_size };
+    // Scattered: 7919 is a prime that shares no factor with a number of pages below it times a power of two.
+    let table: Vec<u32> = (0..pages).map(|i| ((i * 7919) % pages) as u32).collect();
+    let cut = Cut::choose(sequences, kind, kv_heads, heads / kv_heads, processors);
+    let plan = Plan::new(sequences, heads / kv_heads, None, cut);
+    let batch = Batch {
+        plan: &plan,
+        items: lab.upload(&plan.items)?,
+        merges: lab.upload(&plan.merges)?,
+        tables: lab.upload(&table)?,
+        q: lab.filled(tokens * heads * kind.key_dim() * 2, 5)?.cast(),
+        q_stride: heads * kind.key_dim(),
+        heads,
+        sinks: None,
+        window: None,
+        scale: 1.0 / (kind.key_dim() as f32).sqrt(),
+        kv_scale: [1.0; 2],
+        out: lab.poisoned(tokens * heads * kind.value_dim())?,
+        partials: lab.poisoned(plan.partial_floats(kv_heads, kind.value_dim()))?,
+    };
+    Ok(paged_attention::launch(&cache, &batch))
+}
+
+/// M rows by a weight of N outputs and K inputs.
+fn product(lab: &mut Lab<'_>, weights: Weights, unit: Unit, [m, n, k]: [usize; 3]) -> Result<Work, String> {
+    if unit == Unit::Warpgroup && !lab.has_warpgroups() {
+        return Err("this GPU has no wgmma".into());
+    }
+    let shape = Shape { outputs: n, inputs: k, weights };
+    let scales =
+        if weights == Weights::Bf16 { None } else { Some(lab.upload(&vec![0.01f32; k / GROUP * n])?) };
+    let packed = Packed { shape, unit, images: lab.filled(shape.packed_bytes(), 6)?, scales, bias: None };
+    let x = lab.filled(m * k * 2, 7)?.cast();
+    let cut = matmul::Cut::choose(shape, m);
+    let (y, partials) = (lab.poisoned(m * n)?, lab.poisoned(cut.partial_floats(shape, m))?);
+    let launches = matmul::launch(x, m, &packed, cut, Out::Bf16(y), partials);
+    let scale_bytes = scales.map_or(0, |s| s.len * 4);
+    let bytes = (shape.packed_bytes() + scale_bytes + 2 * m * (n + k)) as u64;
+    Ok(Work { launches, bytes, operations: 2 * (m * n) as u64 * k as u64 })
+}
+
+fn norm(lab: &mut Lab<'_>, rows: usize, width: usize) -> Result<Work, String> {
+    let bytes = rows * width * 2;
+    let (x, residual, weight) =
+        (lab.filled(bytes, 1)?.cast(), lab.filled(bytes, 2)?.cast(), lab.filled(width * 2, 3)?.cast());
+    let out = lab.poisoned(rows * width)?;
+    let launch = rms_norm::launch(x, Some(residual), weight, 1e-6, rms_norm::Rows::whole(rows, width), out);
+    // Reads both, writes both.
+    Ok(Work { launches: launch.into_iter().collect(), bytes: 4 * bytes as u64, operations: 0 })
+}
+
+fn rotate(lab: &mut Lab<'_>, tokens: usize) -> Result<Work, String> {
+    let (heads, kv_heads, dim) = (32, 8, 128);
+    let stride = (heads + 2 * kv_heads) * dim;
+    let vectors = tokens * kv_heads * dim * 2;
+    let pages = Pages {
+        keys: lab.poisoned(vectors)?,
+        values: Some(lab.poisoned(vectors)?),
+        kv_type: KvType::Bf16,
+        kind: HeadKind::Dim128,
+        kv_heads,
+        page_size: PAGE_SIZE,
+    };
+    let angles = vec![0.6f32; tokens * dim / 2];
+    let slots: Vec<u32> = (0..tokens as u32).collect();
+    let tokens_of = rope::Tokens {
+        x: lab.filled(tokens * stride * 2, 8)?.cast(),
+        stride,
+        heads,
+        angles: [lab.upload(&angles)?, lab.upload(&angles)?],
+        rotated_from: 0,
+        pairing: Pairing::Halves,
+        slots: lab.upload(&slots)?,
+    };
+    let launch = rope::launch(&tokens_of, &pages, [1.0; 2]);
+    // Every row is read; queries, keys and values are written; angles are read.
+    let bytes = (tokens * (2 * stride * 2 + dim * 4)) as u64;
+    Ok(Work { launches: launch.into_iter().collect(), bytes, operations: 0 })
+}
+
+fn gate(lab: &mut Lab<'_>, rows: usize, width: usize) -> Result<Work, String> {
+    let (gate_up, out) = (lab.filled(rows * width * 4, 9)?.cast(), lab.poisoned(rows * width)?);
+    let launch = elementwise::silu_mul(gate_up, width, out);
+    Ok(Work { launches: launch.into_iter().collect(), bytes: (rows * width * 6) as u64, operations: 0 })
+}
+
+fn draw(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Work, String> {
+    let block: Vec<f32> =
+        crate::cases::values(10, vocabulary).iter().map(|v| v.to_f32().clamp(-6.0, 6.0)).collect();
+    let logits: Vec<f32> = block.iter().copied().cycle().take(rows * vocabulary).collect();
+    let by = |row: usize| Parameters {
+        temperature: 0.8,
+        top_p: 0.95,
+        min_p: 0.0,
+        top_k: 50,
+        seed: row as u64,
+        position: 9,
+    };
+    let words: Vec<u32> = (0..rows).flat_map(|row| by(row).words()).collect();
+    let (logits, words) = (lab.upload(&logits)?, lab.upload(&words)?);
+    let launch = sample::launch(logits, vocabulary, words, lab.poisoned(rows)?, lab.poisoned(rows)?);
+    Ok(Work { launches: launch.into_iter().collect(), bytes: (rows * vocabulary * 4) as u64, operations: 0 })
+}

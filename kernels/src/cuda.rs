@@ -1,0 +1,20 @@
+//! CUDA forms of the operations: for each `x.cu` here a module that turns typed arguments into a
+//! [`Launch`], a plain description of what to start. Nothing here touches a driver; a [`Device`] carries
+//! launches out: a GPU (`gpu`, feature `cuda`) or, in tests, the emulator that compiles the same `.cu`
+//! files for the CPU.
+//!
+//! Numbers are bf16 in memory and f32 in sums. As on the CPU, no bit of a result depends on what ran beside
+//! it.
+
+pub mod device;
+pub mod elementwise;
+#[cfg(feature = "cuda")]
+pub mod gpu;
+pub mod matmul;
+pub mod paged_attention;
+pub mod probe;
+pub mod rms_norm;
+pub mod rope;
+pub mod sample;
+
+pub use device::{Argument, Device, DeviceError, Element, Launch, Slice};

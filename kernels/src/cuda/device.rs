@@ -1,0 +1,193 @@
+//! What a device does: keep buffers, carry out launches. No operation, and no driver.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+/// What kernels' buffers hold: a number of fixed size, little-endian in memory.
+pub trait Element: Copy + Default + 'static {
+    /// Appends its bytes.
+    fn put(self, bytes: &mut Vec<u8>);
+    /// From as many bytes as it has.
+    fn get(bytes: &[u8]) -> Self;
+}
+
+macro_rules! element {
+    ($($t:ty),*) => {$(
+        impl Element for $t {
+            fn put(self, bytes: &mut Vec<u8>) {
+                bytes.extend_from_slice(&self.to_le_bytes());
+            }
+            fn get(bytes: &[u8]) -> Self {
+                let mut own = [0; size_of::<Self>()];
+                own.copy_from_slice(bytes);
+                Self::from_le_bytes(own)
+            }
+        }
+    )*};
+}
+element!(u8, i8, u32, i32, u64, f32, half::bf16);
+
+/// A part of a buffer on a device, in elements. Not tied to the device's life: a launch that names a freed
+/// buffer is refused.
+#[derive(Debug)]
+pub struct Slice<T> {
+    /// The device's number of the buffer.
+    pub buffer: u64,
+    /// Where it begins in the buffer, in bytes.
+    pub offset: u64,
+    /// Elements.
+    pub len: usize,
+    of: PhantomData<T>,
+}
+
+impl<T> Clone for Slice<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Slice<T> {}
+
+impl<T: Element> Slice<T> {
+    /// `len` elements of `buffer` from byte `offset`.
+    pub fn new(buffer: u64, offset: u64, len: usize) -> Self {
+        Self { buffer, offset, len, of: PhantomData }
+    }
+
+    /// The same bytes as elements of another type.
+    ///
+    /// # Panics
+    /// If they are not whole elements.
+    pub fn cast<U: Element>(self) -> Slice<U> {
+        let bytes = self.len * size_of::<T>();
+        assert!(bytes.is_multiple_of(size_of::<U>()), "cuda: a slice of parts of elements");
+        Slice::new(self.buffer, self.offset, bytes / size_of::<U>())
+    }
+
+    /// The elements from `first` on.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[must_use]
+    pub fn starting_at(self, first: usize) -> Self {
+        assert!(first <= self.len, "cuda: a slice has no element {first}");
+        Self::new(self.buffer, self.offset + (first * size_of::<T>()) as u64, self.len - first)
+    }
+}
+
+/// An argument of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Argument {
+    /// The address of a buffer's byte.
+    Pointer {
+        /// The device's number of the buffer.
+        buffer: u64,
+        /// Byte in it.
+        offset: u64,
+    },
+    /// A null pointer.
+    Null,
+    /// A `uint32_t`.
+    U32(u32),
+    /// A `float`.
+    F32(f32),
+}
+
+impl<T> From<Slice<T>> for Argument {
+    fn from(slice: Slice<T>) -> Self {
+        Self::Pointer { buffer: slice.buffer, offset: slice.offset }
+    }
+}
+impl<T> From<Option<Slice<T>>> for Argument {
+    fn from(slice: Option<Slice<T>>) -> Self {
+        slice.map_or(Self::Null, Self::from)
+    }
+}
+impl From<u32> for Argument {
+    fn from(value: u32) -> Self {
+        Self::U32(value)
+    }
+}
+impl From<usize> for Argument {
+    fn from(value: usize) -> Self {
+        Self::U32(value as u32)
+    }
+}
+impl From<f32> for Argument {
+    fn from(value: f32) -> Self {
+        Self::F32(value)
+    }
+}
+
+/// A kernel to start: everything that a driver wants to know.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Launch {
+    /// The fatbin that holds it: `bin/MODULE.fatbin`.
+    pub module: &'static str,
+    /// Its name.
+    pub kernel: String,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads per block, along x.
+    pub threads: u32,
+    /// Dynamic shared memory per block.
+    pub shared_bytes: u32,
+    /// In the kernel's order.
+    pub arguments: Vec<Argument>,
+}
+
+/// Why a device did not do something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceError(pub String);
+
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+impl std::error::Error for DeviceError {}
+
+/// Keeps buffers and carries out launches, in the order given.
+pub trait Device {
+    /// A new buffer of `bytes`, each 0xff (NaN in every format here), so that what no kernel wrote shows.
+    fn allocate(&mut self, bytes: usize) -> Result<u64, DeviceError>;
+    /// Gives a buffer back.
+    fn free(&mut self, buffer: u64);
+    /// Copies to a buffer, from its byte `offset` on.
+    fn write(&mut self, buffer: u64, offset: u64, bytes: &[u8]) -> Result<(), DeviceError>;
+    /// Copies from a buffer, from its byte `offset` on; waits for what was launched before.
+    fn read(&mut self, buffer: u64, offset: u64, bytes: &mut [u8]) -> Result<(), DeviceError>;
+    /// Whether it has Hopper's matrix instructions (`matmul::Unit::Warpgroup`).
+    fn has_warpgroups(&self) -> bool;
+    /// Starts a kernel.
+    fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError>;
+}
+
+impl dyn Device + '_ {
+    /// A buffer of `len` elements.
+    pub fn slice<T: Element>(&mut self, len: usize) -> Result<Slice<T>, DeviceError> {
+        Ok(Slice::new(self.allocate(len * size_of::<T>())?, 0, len))
+    }
+
+    /// A buffer with these elements.
+    pub fn upload<T: Element>(&mut self, elements: &[T]) -> Result<Slice<T>, DeviceError> {
+        let slice = self.slice(elements.len())?;
+        self.overwrite(slice, elements)?;
+        Ok(slice)
+    }
+
+    /// Replaces the first elements of a slice.
+    pub fn overwrite<T: Element>(&mut self, slice: Slice<T>, elements: &[T]) -> Result<(), DeviceError> {
+        let mut bytes = Vec::with_capacity(size_of_val(elements));
+        for element in elements {
+            element.put(&mut bytes);
+        }
+        self.write(slice.buffer, slice.offset, &bytes)
+    }
+
+    /// A slice's elements.
+    pub fn download<T: Element>(&mut self, slice: Slice<T>) -> Result<Vec<T>, DeviceError> {
+        let mut bytes = vec![0; slice.len * size_of::<T>()];
+        self.read(slice.buffer, slice.offset, &mut bytes)?;
+        Ok(bytes.chunks_exact(size_of::<T>()).map(T::get).collect())
+    }
+}

@@ -1,0 +1,212 @@
+//! An NVIDIA GPU as a [`Device`]: the driver through cudarc, loaded at run time, and the committed fatbins.
+//! Chooses no kernel and no shape.
+#![allow(unsafe_code, reason = "launches and raw copies; each block says why it is sound")]
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use cudarc::driver::{
+    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg,
+    result,
+};
+use cudarc::nvrtc::Ptx;
+
+use super::{Argument, Device, DeviceError, Launch};
+
+/// Shared memory that a block gets without asking.
+const SHARED_BYTES_DEFAULT: u32 = 48 << 10;
+
+macro_rules! fatbins {
+    ($($name:literal),*) => {
+        &[$(($name, include_bytes!(concat!("../../bin/", $name, ".fatbin")))),*]
+    };
+}
+const FATBINS: &[(&str, &[u8])] =
+    fatbins!("attention", "elementwise", "matmul", "matmul_sm90", "probe", "rms_norm", "rope", "sample");
+
+/// One GPU and a stream on it.
+#[derive(Debug)]
+pub struct Gpu {
+    stream: Arc<CudaStream>,
+    modules: HashMap<&'static str, Arc<CudaModule>>,
+    functions: HashMap<String, CudaFunction>,
+    buffers: HashMap<u64, CudaSlice<u8>>,
+    next: u64,
+}
+
+fn failed(error: impl std::fmt::Debug) -> DeviceError {
+    DeviceError(format!("{error:?}"))
+}
+
+impl Gpu {
+    /// The GPU of this number. Errs with one line where there is no driver or no such GPU.
+    pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
+        // SAFETY: only opens the library and closes it again.
+        if !unsafe { sys::is_culib_present() } {
+            let advice = "no NVIDIA driver (libcuda) on this machine: run with --device cpu";
+            return Err(DeviceError(advice.into()));
+        }
+        let none = |e| DeviceError(format!("no usable NVIDIA GPU {ordinal} ({e:?}): run with --device cpu"));
+        let context = CudaContext::new(ordinal).map_err(none)?;
+        // SAFETY: all work goes to this value's one stream, so there is nothing for events to order; and a
+        // capture would fail with them.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(failed)?;
+        let (modules, functions, buffers) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Ok(Self { stream, modules, functions, buffers, next: 0 })
+    }
+
+    /// Its name, as the driver says it.
+    pub fn name(&self) -> Result<String, DeviceError> {
+        self.stream.context().name().map_err(failed)
+    }
+
+    /// Streaming multiprocessors.
+    pub fn processors(&self) -> Result<usize, DeviceError> {
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        self.stream.context().attribute(attribute).map(|n| n as usize).map_err(failed)
+    }
+
+    /// Milliseconds that each of `repeats` replays of `launches` took, captured as one graph so that no
+    /// launch waits for the host.
+    pub fn time(&mut self, launches: &[Launch], repeats: usize) -> Result<Vec<f32>, DeviceError> {
+        // Once before: loads modules, and surfaces what is wrong outside of the capture.
+        launches.iter().try_for_each(|launch| self.launch(launch))?;
+        self.stream.synchronize().map_err(failed)?;
+        self.stream
+            .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+            .map_err(failed)?;
+        let captured = launches.iter().try_for_each(|launch| self.launch(launch));
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags_enum(0)).map_err(failed)?;
+        captured?;
+        let Some(graph) = graph else { return Err(DeviceError("the capture holds no work".into())) };
+        let timing = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        for _ in 0..3 {
+            graph.launch().map_err(failed)?;
+        }
+        let mut times = Vec::with_capacity(repeats);
+        for _ in 0..repeats {
+            let before = self.stream.record_event(timing).map_err(failed)?;
+            graph.launch().map_err(failed)?;
+            let after = self.stream.record_event(timing).map_err(failed)?;
+            times.push(before.elapsed_ms(&after).map_err(failed)?);
+        }
+        Ok(times)
+    }
+
+    fn buffer(&self, buffer: u64, offset: u64, bytes: usize) -> Result<&CudaSlice<u8>, DeviceError> {
+        let slice = self.buffers.get(&buffer).ok_or_else(|| DeviceError(format!("no buffer {buffer}")))?;
+        if offset as usize + bytes > slice.len() {
+            return Err(DeviceError(format!("buffer {buffer} has no {bytes} bytes at {offset}")));
+        }
+        Ok(slice)
+    }
+
+    /// The address of a buffer's byte.
+    fn address(&self, buffer: u64, offset: u64, bytes: usize) -> Result<u64, DeviceError> {
+        let slice = self.buffer(buffer, offset, bytes)?;
+        Ok(slice.device_ptr(&self.stream).0 + offset)
+    }
+
+    fn function(&mut self, launch: &Launch) -> Result<CudaFunction, DeviceError> {
+        if let Some(function) = self.functions.get(&launch.kernel) {
+            return Ok(function.clone());
+        }
+        if !self.modules.contains_key(launch.module) {
+            let fatbin = FATBINS.iter().find(|(name, _)| *name == launch.module);
+            let Some((_, bytes)) = fatbin else {
+                return Err(DeviceError(format!("no fatbin {}", launch.module)));
+            };
+            let module =
+                self.stream.context().load_module(Ptx::from_binary(bytes.to_vec())).map_err(failed)?;
+            self.modules.insert(launch.module, module);
+        }
+        let function = self.modules[launch.module].load_function(&launch.kernel).map_err(failed)?;
+        if launch.shared_bytes > SHARED_BYTES_DEFAULT {
+            let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            function.set_attribute(attribute, launch.shared_bytes as i32).map_err(failed)?;
+        }
+        self.functions.insert(launch.kernel.clone(), function.clone());
+        Ok(function)
+    }
+}
+
+impl Device for Gpu {
+    fn allocate(&mut self, bytes: usize) -> Result<u64, DeviceError> {
+        // The driver refuses buffers of nothing.
+        // SAFETY: the bytes are set below, before anyone can read them.
+        let slice = unsafe { self.stream.alloc::<u8>(bytes.max(1)) }.map_err(failed)?;
+        let address = slice.device_ptr(&self.stream).0;
+        // SAFETY: the address is of a buffer of this many bytes that lives on this stream.
+        unsafe { result::memset_d8_async(address, 0xff, bytes.max(1), self.stream.cu_stream()) }
+            .map_err(failed)?;
+        self.next += 1;
+        self.buffers.insert(self.next, slice);
+        Ok(self.next)
+    }
+
+    fn free(&mut self, buffer: u64) {
+        self.buffers.remove(&buffer);
+    }
+
+    fn write(&mut self, buffer: u64, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let address = self.address(buffer, offset, bytes.len())?;
+        // SAFETY: `address` has room for the bytes, and they live until the stream has been waited for.
+        unsafe { result::memcpy_htod_async(address, bytes, self.stream.cu_stream()) }.map_err(failed)?;
+        self.stream.synchronize().map_err(failed)
+    }
+
+    fn read(&mut self, buffer: u64, offset: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let address = self.address(buffer, offset, bytes.len())?;
+        // SAFETY: `address` has as many bytes, and `bytes` lives until the stream has been waited for.
+        unsafe { result::memcpy_dtoh_async(bytes, address, self.stream.cu_stream()) }.map_err(failed)?;
+        self.stream.synchronize().map_err(failed)
+    }
+
+    fn has_warpgroups(&self) -> bool {
+        self.stream.context().compute_capability().is_ok_and(|(major, _)| major == 9)
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
+        enum Value {
+            Word(u64),
+            Half(u32),
+            Float(f32),
+        }
+        let function = self.function(launch)?;
+        let values = launch.arguments.iter().map(|argument| match *argument {
+            Argument::Pointer { buffer, offset } => self.address(buffer, offset, 0).map(Value::Word),
+            Argument::Null => Ok(Value::Word(0)),
+            Argument::U32(value) => Ok(Value::Half(value)),
+            Argument::F32(value) => Ok(Value::Float(value)),
+        });
+        let values = values.collect::<Result<Vec<Value>, DeviceError>>()?;
+        let stream = Arc::clone(&self.stream);
+        let mut builder = stream.launch_builder(&function);
+        for value in &values {
+            match value {
+                Value::Word(value) => builder.arg(value),
+                Value::Half(value) => builder.arg(value),
+                Value::Float(value) => builder.arg(value),
+            };
+        }
+        let config = LaunchConfig {
+            grid_dim: launch.grid.into(),
+            block_dim: (launch.threads, 1, 1),
+            shared_mem_bytes: launch.shared_bytes,
+        };
+        // SAFETY: the launcher that made `launch` names the kernel's arguments in its order and types,
+        // which the same kernel in the emulator confirms, and has checked that buffers are as long as the
+        // kernel reads and writes.
+        unsafe { builder.launch(config) }
+            .map(|_| ())
+            .map_err(|e| DeviceError(format!("{}: {e:?}", launch.kernel)))
+    }
+}

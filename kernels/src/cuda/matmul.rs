@@ -1,0 +1,311 @@
+//! Packs weights for `matmul.cu` and `matmul_sm90.cu` and launches them: bf16 rows by bf16, int8 or int4
+//! weights.
+//!
+//! How K is split follows from the weight's shape alone ([`Shape::splits`]); how many rows a block takes,
+//! and whether the splits go to blocks of their own, follows the batch and changes no bit.
+
+use half::bf16;
+
+use super::{Argument, Launch, Slice};
+
+/// Outputs and inputs of a packed tile.
+const TILE: usize = 64;
+/// Inputs that share a scale.
+pub const GROUP: usize = 128;
+/// Blocks that a product with few rows should have at least: two for each of an H100's 132 processors.
+const BLOCKS: usize = 264;
+/// A split should not be shorter, in tiles: each leaves a sum that must be read again.
+const SPLIT_TILES_MIN: usize = 8;
+/// Rows up to which splits go to blocks of their own; above, there are blocks enough.
+const SPLIT_ROWS_MAX: usize = 128;
+
+/// How a weight is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weights {
+    /// bf16.
+    Bf16,
+    /// Integers in -128..=127 with a scale per output and 128 inputs.
+    Int8,
+    /// Integers in -8..=7 with such a scale.
+    Int4,
+}
+
+/// A weight's sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// N.
+    pub outputs: usize,
+    /// K, a multiple of 64; of 128 for integers.
+    pub inputs: usize,
+    /// How it is kept.
+    pub weights: Weights,
+}
+
+impl Shape {
+    /// Bytes of a packed tile.
+    fn image(self) -> usize {
+        TILE * TILE * 2
+            / match self.weights {
+                Weights::Bf16 => 1,
+                Weights::Int8 => 2,
+                Weights::Int4 => 4,
+            }
+    }
+
+    /// Bytes of the packed weight.
+    pub fn packed_bytes(self) -> usize {
+        self.outputs.div_ceil(TILE) * (self.inputs / TILE) * self.image()
+    }
+
+    /// Tiles of a split: a function of the weight's shape alone, since it decides the order of sums.
+    fn split_tiles(self) -> usize {
+        let tiles = self.inputs / TILE;
+        let wanted = BLOCKS.div_ceil(self.outputs.div_ceil(TILE)).min(tiles / SPLIT_TILES_MIN).max(1);
+        // Even, so that no group of an integer weight is cut.
+        tiles.div_ceil(wanted).next_multiple_of(2)
+    }
+
+    /// Into how many ranges K is cut.
+    pub fn splits(self) -> usize {
+        (self.inputs / TILE).div_ceil(self.split_tiles())
+    }
+
+    /// Panics if `inputs` is not whole tiles or groups.
+    fn check(self) {
+        let granule = if self.weights == Weights::Bf16 { TILE } else { GROUP };
+        assert!(
+            self.inputs > 0 && self.inputs.is_multiple_of(granule),
+            "matmul: inputs must be a multiple of {granule}"
+        );
+    }
+}
+
+/// Packs bf16 weights `[outputs, inputs]`.
+///
+/// # Panics
+/// If shapes disagree.
+pub fn pack_bf16(shape: Shape, w: &[bf16]) -> Vec<u8> {
+    assert!(
+        shape.weights == Weights::Bf16 && w.len() == shape.outputs * shape.inputs,
+        "matmul: shapes disagree"
+    );
+    pack(shape, |image, n, k, at| {
+        let unit = (k / 8) ^ (n % 8);
+        image[(n * 8 + unit) * 16 + k % 8 * 2..][..2].copy_from_slice(&w[at].to_le_bytes());
+    })
+}
+
+/// Packs integers `[outputs, inputs]`, each within what `shape.weights` holds.
+///
+/// # Panics
+/// If shapes disagree.
+pub fn pack_integers(shape: Shape, w: &[i8]) -> Vec<u8> {
+    assert!(
+        shape.weights != Weights::Bf16 && w.len() == shape.outputs * shape.inputs,
+        "matmul: shapes disagree"
+    );
+    pack(shape, |image, n, k, at| {
+        // Lane 4 g + t of step s holds inputs 2t, 2t + 1, 2t + 8, 2t + 9 of the step's sixteen.
+        let (step, within) = (k / 16, k % 16);
+        let lane = n % 8 * 4 + within % 8 / 2;
+        let place = ((n / 8 * 32 + lane) * 4 + step) * 4 + within / 8 * 2 + within % 2;
+        if shape.weights == Weights::Int8 {
+            image[place] = w[at].cast_unsigned() ^ 0x80;
+        } else {
+            image[place / 2] |= ((w[at] + 8).cast_unsigned() & 15) << (place % 2 * 4);
+        }
+    })
+}
+
+/// Fills every tile's image: `put(image, output in it, input in it, index in the row-major weight)`.
+/// Outputs past the last stay zero bytes, which no result is stored of.
+fn pack(shape: Shape, put: impl Fn(&mut [u8], usize, usize, usize)) -> Vec<u8> {
+    shape.check();
+    let tiles = shape.inputs / TILE;
+    let mut packed = vec![0; shape.packed_bytes()];
+    for (i, image) in packed.chunks_exact_mut(shape.image()).enumerate() {
+        let (first_output, first_input) = (i / tiles * TILE, i % tiles * TILE);
+        for n in 0..TILE.min(shape.outputs - first_output) {
+            for k in 0..TILE {
+                put(image, n, k, (first_output + n) * shape.inputs + first_input + k);
+            }
+        }
+    }
+    packed
+}
+
+/// Which matrix instruction multiplies. They may round differently: a worker keeps to one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// A warp's, of every GPU since sm_80 (`mma.sync`).
+    Warp,
+    /// A warpgroup's, of Hopper (`wgmma`); bf16 weights alone.
+    Warpgroup,
+}
+
+/// A packed weight on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct Packed {
+    /// Its sizes.
+    pub shape: Shape,
+    /// What multiplies it.
+    pub unit: Unit,
+    /// The images.
+    pub images: Slice<u8>,
+    /// `[inputs / 128, outputs]` of integers, `None` of bf16.
+    pub scales: Option<Slice<f32>>,
+    /// `[outputs]`.
+    pub bias: Option<Slice<bf16>>,
+}
+
+/// What the product goes to.
+#[derive(Debug, Clone, Copy)]
+pub enum Out {
+    /// Rounded to bf16.
+    Bf16(Slice<bf16>),
+    /// As summed: logits.
+    F32(Slice<f32>),
+}
+
+/// How a product is cut into blocks: speed alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    /// Rows per block: 16, 64 or, of bf16 weights, 128.
+    pub rows: usize,
+    /// Whether the splits go to blocks of their own.
+    pub apart: bool,
+}
+
+impl Cut {
+    /// For `rows` rows.
+    pub fn choose(shape: Shape, rows: usize) -> Self {
+        let block = match rows {
+            0..=16 => 16,
+            17..=128 => 64,
+            _ if shape.weights == Weights::Bf16 => 128,
+            _ => 64,
+        };
+        Self { rows: block, apart: shape.splits() > 1 && rows <= SPLIT_ROWS_MAX }
+    }
+
+    /// f32 elements that the splits of `rows` rows take.
+    pub fn partial_floats(self, shape: Shape, rows: usize) -> usize {
+        if self.apart { shape.splits() * rows * shape.outputs } else { 0 }
+    }
+}
+
+/// A kernel of `matmul.cu` or `matmul_sm90.cu`, with the parameters that its name stands for there.
+struct Kernel {
+    module: &'static str,
+    name: &'static str,
+    block_m: usize,
+    block_n: usize,
+    stages: usize,
+    threads: u32,
+}
+
+impl Kernel {
+    fn choose(weights: Weights, unit: Unit, rows: usize) -> Self {
+        let (name, block_m, block_n, stages) = match (unit, weights, rows) {
+            (Unit::Warpgroup, Weights::Bf16, 16) => ("matmul_sm90_16", 16, 128, 6),
+            (Unit::Warpgroup, Weights::Bf16, 64) => ("matmul_sm90_64", 64, 128, 5),
+            (Unit::Warpgroup, Weights::Bf16, _) => ("matmul_sm90_128", 128, 128, 5),
+            (_, Weights::Bf16, 16) => ("matmul_bf16_16", 16, 64, 5),
+            (_, Weights::Bf16, 64) => ("matmul_bf16_64", 64, 64, 4),
+            (_, Weights::Bf16, _) => ("matmul_bf16_128", 128, 128, 3),
+            (_, Weights::Int8, 16) => ("matmul_int8_16", 16, 64, 6),
+            (_, Weights::Int8, _) => ("matmul_int8_64", 64, 64, 4),
+            (_, Weights::Int4, 16) => ("matmul_int4_16", 16, 64, 8),
+            (_, Weights::Int4, _) => ("matmul_int4_64", 64, 64, 4),
+        };
+        let hopper = unit == Unit::Warpgroup && weights == Weights::Bf16;
+        Self {
+            module: if hopper { "matmul_sm90" } else { "matmul" },
+            name,
+            block_m,
+            block_n,
+            stages,
+            threads: if block_n == 128 { 256 } else { 128 },
+        }
+    }
+}
+
+/// `y = x w^T + bias` of `rows` rows `[rows, inputs]`.
+///
+/// # Panics
+/// If shapes disagree.
+pub fn launch(
+    x: Slice<bf16>,
+    rows: usize,
+    weight: &Packed,
+    cut: Cut,
+    out: Out,
+    partials: Slice<f32>,
+) -> Vec<Launch> {
+    let Packed { shape, unit, images, scales, bias } = *weight;
+    shape.check();
+    let (y, len, wide) = match out {
+        Out::Bf16(y) => (Argument::from(y), y.len, 0usize),
+        Out::F32(y) => (Argument::from(y), y.len, 1),
+    };
+    assert!(
+        x.len == rows * shape.inputs
+            && len == rows * shape.outputs
+            && images.len == shape.packed_bytes()
+            && bias.is_none_or(|b| b.len == shape.outputs)
+            && scales.map_or(0, |s| s.len)
+                == if shape.weights == Weights::Bf16 { 0 } else { shape.inputs / GROUP * shape.outputs }
+            && partials.len >= cut.partial_floats(shape, rows),
+        "matmul: shapes disagree"
+    );
+    if rows == 0 {
+        return Vec::new();
+    }
+    let Kernel { module, name, block_m, block_n, stages, threads } =
+        Kernel::choose(shape.weights, unit, cut.rows);
+    let apart = if cut.apart { Argument::from(partials) } else { Argument::Null };
+    let product = Launch {
+        module,
+        kernel: name.into(),
+        grid: [
+            shape.outputs.div_ceil(block_n) as u32,
+            rows.div_ceil(block_m) as u32,
+            if cut.apart { shape.splits() as u32 } else { 1 },
+        ],
+        threads,
+        shared_bytes: (stages * (block_m * TILE * 2 + block_n / TILE * shape.image())) as u32,
+        arguments: vec![
+            x.into(),
+            images.into(),
+            scales.into(),
+            bias.into(),
+            y,
+            apart,
+            rows.into(),
+            shape.outputs.into(),
+            shape.inputs.into(),
+            shape.split_tiles().into(),
+            wide.into(),
+        ],
+    };
+    if !cut.apart {
+        return vec![product];
+    }
+    let reduce = Launch {
+        module: "matmul",
+        kernel: "matmul_reduce".into(),
+        grid: [shape.outputs.div_ceil(256) as u32, rows as u32, 1],
+        threads: 256,
+        shared_bytes: 0,
+        arguments: vec![
+            partials.into(),
+            bias.into(),
+            y,
+            shape.splits().into(),
+            rows.into(),
+            shape.outputs.into(),
+            wide.into(),
+        ],
+    };
+    vec![product, reduce]
+}

@@ -1,0 +1,371 @@
+//! Plans and launches `attention.cu`: causal attention over a paged KV cache, prefill and decode alike.
+//!
+//! A [`Plan`] says which block does which rows over which chunks of positions. It decides speed alone:
+//! every plan of the same batch gives the same bits.
+
+use half::bf16;
+
+use super::{Launch, Slice};
+
+/// Absolute positions whose state is joined at a time.
+pub const CHUNK: usize = 256;
+/// Words of an item: `struct Item` in `attention.cu`.
+const ITEM_WORDS: usize = 8;
+const THREADS: u32 = 128;
+/// Blocks that even out what they differ in, and chunks of one block after which a longer one saves nothing more.
+const BLOCKS_PER_PROCESSOR: usize = 8;
+const CHUNKS_MAX: usize = 4;
+
+/// How pages hold keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvType {
+    /// bf16.
+    Bf16,
+    /// FP8 E4M3, with one scale for all keys and one for all values.
+    Fp8,
+}
+
+/// A vector's width in the cache, and what a value is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadKind {
+    /// Keys and values of 64 elements.
+    Dim64,
+    /// Keys and values of 128 elements.
+    Dim128,
+    /// One vector of 576 elements a position, whose first 512 are the value (DeepSeek's MLA, absorbed).
+    Latent,
+}
+
+impl HeadKind {
+    /// Elements of a key.
+    pub fn key_dim(self) -> usize {
+        match self {
+            Self::Dim64 => 64,
+            Self::Dim128 => 128,
+            Self::Latent => 576,
+        }
+    }
+
+    /// Elements of a value.
+    pub fn value_dim(self) -> usize {
+        match self {
+            Self::Dim64 => 64,
+            Self::Dim128 => 128,
+            Self::Latent => 512,
+        }
+    }
+}
+
+/// One layer's pages on the device: `keys` `[page][kv_head][offset][key_dim]`, `values` alike, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Pages {
+    /// Keys, or latents.
+    pub keys: Slice<u8>,
+    /// Values; `None` of a latent cache.
+    pub values: Option<Slice<u8>>,
+    /// What an element is.
+    pub kv_type: KvType,
+    /// Sizes of a vector.
+    pub kind: HeadKind,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Positions a page, a power of two.
+    pub page_size: usize,
+}
+
+impl Pages {
+    /// Panics if the sizes disagree.
+    fn check(&self) {
+        let Self { keys, values, kv_type, kind, kv_heads, page_size } = *self;
+        let bytes = kv_heads * page_size * if kv_type == KvType::Fp8 { 1 } else { 2 };
+        assert!(
+            page_size.is_power_of_two()
+                && keys.len % (bytes * kind.key_dim()) == 0
+                && values.is_none() == (kind == HeadKind::Latent)
+                && (kind != HeadKind::Latent || kv_heads == 1)
+                && values.is_none_or(|v| v.len * kind.key_dim() == keys.len * kind.value_dim()),
+            "attention: shapes disagree"
+        );
+    }
+}
+
+/// New tokens of one sequence, whose keys and values are already in the pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sequence {
+    /// Row of the first one among the queries.
+    pub query: usize,
+    /// How many, at least 1.
+    pub tokens: usize,
+    /// Absolute position of the first one.
+    pub start: usize,
+    /// Where its page numbers begin in the tables.
+    pub table: usize,
+}
+
+/// How a batch is cut into blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    /// Rows (query heads of tokens that share a KV head) per block: 16 or 64; 16 alone of a latent cache.
+    pub rows: usize,
+    /// How many chunks a block takes, leaving the state of each to be joined afterwards; `None`: all, and it joins
+    /// them itself.
+    pub chunks: Option<usize>,
+}
+
+impl Cut {
+    /// Few rows per block where sequences have few; chunks apart where the blocks would not fill `processors`, as
+    /// many in one block as still leaves each processor several blocks.
+    pub fn choose(
+        sequences: &[Sequence],
+        kind: HeadKind,
+        kv_heads: usize,
+        group: usize,
+        processors: usize,
+    ) -> Self {
+        let few = sequences.iter().all(|s| s.tokens * group <= 16);
+        let rows = if few || kind == HeadKind::Latent { 16 } else { 64 };
+        let tiles = |s: &Sequence| (s.tokens * group).div_ceil(rows) * kv_heads;
+        let blocks: usize = sequences.iter().map(tiles).sum();
+        let chunks = |s: &Sequence| tiles(s) * (s.start + s.tokens).div_ceil(CHUNK);
+        let all: usize = sequences.iter().map(chunks).sum();
+        let enough = BLOCKS_PER_PROCESSOR * processors.max(1);
+        let apart = all > blocks && blocks < enough;
+        Self { rows, chunks: apart.then(|| (all / enough).clamp(1, CHUNKS_MAX)) }
+    }
+}
+
+/// Which block does what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// How it was cut.
+    pub cut: Cut,
+    /// One item per block and KV head.
+    pub items: Vec<u32>,
+    /// One item per tile of rows, where chunks are joined afterwards; else empty.
+    pub merges: Vec<u32>,
+    /// States that blocks leave for each KV head.
+    pub slots: usize,
+}
+
+impl Plan {
+    /// For `group` query heads per KV head and a sliding window, if any.
+    ///
+    /// # Panics
+    /// If a sequence has no new tokens, or the window or the chunks of a block are 0.
+    pub fn new(sequences: &[Sequence], group: usize, window: Option<usize>, cut: Cut) -> Self {
+        assert!(window != Some(0), "attention: a window of 0 sees nothing");
+        let mut plan = Self { cut, items: Vec::new(), merges: Vec::new(), slots: 0 };
+        for sequence in sequences {
+            let rows = sequence.tokens * group;
+            assert!(rows > 0, "attention: a sequence without new tokens");
+            // The last rows see most: begun first, they are not what everybody waits for at the end.
+            for first_row in (0..rows).step_by(cut.rows).rev() {
+                let first_end = sequence.start + first_row / group + 1;
+                let last_end = sequence.start + (rows.min(first_row + cut.rows) - 1) / group + 1;
+                let first_chunk = window.map_or(0, |window| first_end.saturating_sub(window)) / CHUNK;
+                plan.add(sequence, first_row, first_chunk, last_end.div_ceil(CHUNK));
+            }
+        }
+        plan
+    }
+
+    fn add(&mut self, sequence: &Sequence, first_row: usize, first_chunk: usize, end_chunk: usize) {
+        let item = |from: usize, to: usize, slot: usize| {
+            let Sequence { query, tokens, start, table } = *sequence;
+            [query, tokens, start, table, first_row, from, to, slot].map(|n| n as u32)
+        };
+        let Some(chunks) = self.cut.chunks else {
+            self.items.extend(item(first_chunk, end_chunk, 0));
+            return;
+        };
+        self.merges.extend(item(first_chunk, end_chunk, self.slots));
+        for chunk in (first_chunk..end_chunk).step_by(chunks) {
+            let end = end_chunk.min(chunk + chunks);
+            self.items.extend(item(chunk, end, self.slots));
+            self.slots += end - chunk;
+        }
+    }
+
+    /// f32 elements of the states that blocks leave.
+    pub fn partial_floats(&self, kv_heads: usize, value_dim: usize) -> usize {
+        self.slots * kv_heads * self.cut.rows * (value_dim + 2)
+    }
+}
+
+/// What a launch reads and writes.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a> {
+    /// The plan, and its lists on the device.
+    pub plan: &'a Plan,
+    /// `plan.items`.
+    pub items: Slice<u32>,
+    /// `plan.merges`.
+    pub merges: Slice<u32>,
+    /// Page numbers of all sequences.
+    pub tables: Slice<u32>,
+    /// Queries; row `t` begins at `t * q_stride` with its heads.
+    pub q: Slice<bf16>,
+    /// Distance between rows, in elements.
+    pub q_stride: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// One logit per query head that joins the denominator alone.
+    pub sinks: Option<Slice<f32>>,
+    /// How many positions a token sees, its own among them.
+    pub window: Option<usize>,
+    /// Factor of `q . k`.
+    pub scale: f32,
+    /// What FP8 keys and values were divided by, the same of a latent's; 1 for bf16.
+    pub kv_scale: [f32; 2],
+    /// `[tokens, heads * value_dim]`.
+    pub out: Slice<bf16>,
+    /// Room for [`Plan::partial_floats`].
+    pub partials: Slice<f32>,
+}
+
+/// Attention of a batch over one layer's pages.
+///
+/// # Panics
+/// If shapes disagree.
+pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
+    pages.check();
+    let (plan, kind, Cut { rows, chunks }) = (batch.plan, pages.kind, batch.plan.cut);
+    let group = batch.heads / pages.kv_heads;
+    let items = plan.items.len() / ITEM_WORDS;
+    assert!(
+        batch.heads == group * pages.kv_heads
+            && batch.q_stride >= batch.heads * kind.key_dim()
+            && batch.q_stride.is_multiple_of(8)
+            && (kind != HeadKind::Latent || batch.kv_scale[0] == batch.kv_scale[1])
+            && batch.sinks.is_none_or(|sinks| sinks.len == batch.heads)
+            && batch.items.len == plan.items.len()
+            && batch.merges.len == plan.merges.len()
+            && batch.partials.len >= plan.partial_floats(pages.kv_heads, kind.value_dim()),
+        "attention: shapes disagree"
+    );
+    assert!(rows == 16 || rows == 64 && kind != HeadKind::Latent, "attention: no kernel has {rows} rows");
+    if items == 0 {
+        return Vec::new();
+    }
+    let partials = if chunks.is_some() { batch.partials.into() } else { super::Argument::Null };
+    let attend = Launch {
+        module: "attention",
+        kernel: kernel(kind, pages.kv_type, rows),
+        grid: [items as u32, pages.kv_heads as u32, 1],
+        threads: THREADS,
+        shared_bytes: shared_bytes(kind, pages.kv_type, rows) as u32,
+        arguments: vec![
+            batch.items.into(),
+            batch.tables.into(),
+            batch.q.into(),
+            batch.q_stride.into(),
+            pages.keys.into(),
+            pages.values.into(),
+            batch.sinks.into(),
+            batch.out.into(),
+            partials,
+            pages.kv_heads.into(),
+            group.into(),
+            (pages.page_size.trailing_zeros() as usize).into(),
+            batch.window.unwrap_or(0).into(),
+            (batch.scale * batch.kv_scale[0] * std::f32::consts::LOG2_E).into(),
+            batch.kv_scale[1].into(),
+        ],
+    };
+    if chunks.is_none() {
+        return vec![attend];
+    }
+    let merge = Launch {
+        module: "attention",
+        kernel: "attention_merge".into(),
+        grid: [(plan.merges.len() / ITEM_WORDS) as u32, pages.kv_heads as u32, rows as u32],
+        threads: THREADS,
+        shared_bytes: 0,
+        arguments: vec![
+            batch.merges.into(),
+            batch.partials.into(),
+            batch.sinks.into(),
+            batch.out.into(),
+            pages.kv_heads.into(),
+            group.into(),
+            rows.into(),
+            kind.value_dim().into(),
+            batch.kv_scale[1].into(),
+        ],
+    };
+    vec![attend, merge]
+}
+
+fn kernel(kind: HeadKind, kv_type: KvType, rows: usize) -> String {
+    let kind = match kind {
+        HeadKind::Dim64 => "64",
+        HeadKind::Dim128 => "128",
+        HeadKind::Latent => "latent",
+    };
+    let kv_type = if kv_type == KvType::Fp8 { "fp8" } else { "bf16" };
+    format!("attention_{kind}_{kv_type}_{rows}")
+}
+
+/// `Attention::SHARED` in `attention.cu`, with the stages named beside each kernel there.
+fn shared_bytes(kind: HeadKind, kv_type: KvType, rows: usize) -> usize {
+    let (tile, stages) = match (kind, rows) {
+        (HeadKind::Latent, _) => (32, 3),
+        (HeadKind::Dim64, 16) => (64, 4),
+        (HeadKind::Dim128, 16) => (64, 3),
+        _ => (64, 2),
+    };
+    let values = if kind == HeadKind::Latent { 0 } else { kind.value_dim() };
+    let wide = tile * (kind.key_dim() + values) * 2;
+    let staged = if kv_type == KvType::Fp8 { stages * wide / 2 + wide } else { stages * wide };
+    let warps = THREADS as usize / 32;
+    rows * kind.key_dim() * 2 + rows * tile * 2 + warps * rows * 4 + staged
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Every row of every sequence is in exactly one item per chunk that it sees, and slots are not
+        /// shared.
+        #[test]
+        fn a_plan_covers_every_row_and_chunk_once(
+            shapes in prop::collection::vec((1usize..200, 0usize..2000), 1..6),
+            group in 1usize..9, window in prop::option::of(1usize..700), wide: bool,
+            chunks in prop::option::of(1usize..4),
+        ) {
+            let cut = Cut { rows: if wide { 64 } else { 16 }, chunks };
+            let mut sequences = Vec::new();
+            for (query, (tokens, start)) in shapes.iter().copied().enumerate() {
+                sequences.push(Sequence { query, tokens, start, table: 0 });
+            }
+            let plan = Plan::new(&sequences, group, window, cut);
+            let mut slots = Vec::new();
+            for s in &sequences {
+                for row in 0..s.tokens * group {
+                    let end = s.start + row / group + 1;
+                    let from = window.map_or(0, |w| end.saturating_sub(w));
+                    let seen = from / CHUNK..end.div_ceil(CHUNK);
+                    let of_row: Vec<&[u32]> = plan.items.chunks(ITEM_WORDS)
+                        .filter(|i| i[0] as usize == s.query && i[4] as usize == row / cut.rows * cut.rows)
+                        .collect();
+                    let covered: Vec<u32> = of_row.iter().flat_map(|i| i[5]..i[6]).collect();
+                    for chunk in seen {
+                        prop_assert_eq!(covered.iter().filter(|c| **c as usize == chunk).count(), 1);
+                    }
+                    if row % cut.rows == 0 && chunks.is_some() {
+                        slots.extend(of_row.iter().flat_map(|i| i[7]..i[7] + i[6] - i[5]));
+                        let merge = plan.merges.chunks(ITEM_WORDS)
+                            .find(|i| i[0] as usize == s.query && i[4] as usize == row);
+                        let in_order = |m: &[u32]| of_row.iter().all(|i| i[7] - m[7] == i[5] - m[5]);
+                        prop_assert!(merge.is_some_and(in_order));
+                    }
+                }
+            }
+            slots.sort_unstable();
+            prop_assert_eq!(slots, (0..plan.slots as u32).collect::<Vec<_>>());
+        }
+    }
+}

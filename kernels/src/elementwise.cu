@@ -1,0 +1,42 @@
+// The gated activations of the feed-forward part (`elementwise.rs`): row r of `gate_up` is [gate | up],
+// each `width` long. silu_mul: out = gate / (1 + e^-gate) * up. clamped_gate_mul (gpt-oss): out = (up + 1)
+// * gate / (1 + e^(-alpha gate)) with gate at most `limit` and up within -limit..=limit; NaN passes
+// through. Every element is computed alone. Grid: (packets of 8 columns / 128, rows). Block: 128 threads.
+// `width` is a multiple of 8.
+#include "numbers.cuh"
+
+constexpr int THREADS = 128;
+
+// a / (1 + e^-(steepness a)); the product with log2(e) is rounded before the exponential, as in `scalar.rs`.
+__device__ __forceinline__ float gated(float a, float steepness) {
+    return a / (1.0f + exp2_fast(-steepness * a * LOG2_E));
+}
+
+template <class F>
+__device__ __forceinline__ void each_pair(const uint16_t* gate_up, uint16_t* out, uint32_t width, F f) {
+    const uint32_t column = (blockIdx.x * THREADS + threadIdx.x) * 8;
+    if (column >= width) return;
+    const uint16_t* row = gate_up + uint64_t(blockIdx.y) * 2 * width + column;
+    const Packet gate = load_packet(row), up = load_packet(row + width);
+    Packet result;
+    for (int i = 0; i < 4; ++i) {
+        result.words[i] = bf16_pair(f(bf16_low(gate.words[i]), bf16_low(up.words[i])),
+                                    f(bf16_high(gate.words[i]), bf16_high(up.words[i])));
+    }
+    store_packet(out + uint64_t(blockIdx.y) * width + column, result);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    silu_mul(const uint16_t* gate_up, uint16_t* out, uint32_t width) {
+    each_pair(gate_up, out, width, [](float gate, float up) { return gated(gate, 1.0f) * up; });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    clamped_gate_mul(const uint16_t* gate_up, uint16_t* out, uint32_t width, float alpha, float limit) {
+    each_pair(gate_up, out, width, [=](float gate, float up) {
+        gate = gate > limit ? limit : gate;
+        up = up > limit ? limit : up;
+        up = up < -limit ? -limit : up;
+        return (up + 1.0f) * gated(gate, alpha);
+    });
+}

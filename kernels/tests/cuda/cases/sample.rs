@@ -1,0 +1,133 @@
+//! Sampling: that the token drawn is the one at which the float64 distribution's running sum passes the
+//! hash's number, after every cut; the log-probability; the penalties.
+
+use keyway_kernels::cuda::sample::{Parameters, Seen, launch, penalize};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::{Lab, values};
+
+/// Of the distribution: what f32 exponentials, and weights in units of 2^-40, may shift a boundary by.
+const SHIFT: f64 = 2e-6;
+
+pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
+    let plain = Parameters { temperature: 0.8, top_p: 1.0, min_p: 0.0, top_k: 0, seed: 42, position: 0 };
+    let kinds = [
+        plain,
+        Parameters { temperature: 0.0, ..plain },
+        Parameters { top_k: 3, ..plain },
+        Parameters { top_p: 0.9, seed: u64::MAX - 5, ..plain },
+        Parameters { top_p: 0.6, top_k: 40, temperature: 1.7, ..plain },
+        Parameters { min_p: 0.2, ..plain },
+        Parameters { top_k: 1, ..plain },
+        Parameters { top_p: 1e-6, position: 1 << 33, ..plain },
+    ];
+    let mut vocabularies = vec![1, 5, 1500];
+    if lab.is_large() {
+        vocabularies.extend([128_256, 151_936]);
+    }
+    for vocabulary in vocabularies {
+        draws(lab, vocabulary, &kinds)?;
+        lab.clear();
+    }
+    penalties(lab)
+}
+
+fn draws(lab: &mut Lab<'_>, vocabulary: usize, kinds: &[Parameters]) -> Result<(), String> {
+    let rounds = if vocabulary > 1000 { 1 } else { 4 };
+    let by: Vec<Parameters> = (0..rounds as u64)
+        .flat_map(|i| kinds.iter().map(move |k| Parameters { position: k.position + 7 * i, ..*k }))
+        .collect();
+    let mut logits: Vec<f32> = values(3, by.len() * vocabulary).iter().map(|v| v.to_f32()).collect();
+    for (i, logit) in logits.iter_mut().enumerate() {
+        // bf16 values repeat, so there are ties; outliers are cut, or they would win always; a few are
+        // impossible.
+        *logit = if i % 17 == 3 && vocabulary > 4 { f32::NEG_INFINITY } else { logit.clamp(-4.0, 4.0) };
+    }
+    let device = lab.upload(&logits)?;
+    let words: Vec<u32> = by.iter().flat_map(Parameters::words).collect();
+    let parameters = lab.upload(&words)?;
+    let (tokens, logprobs) = (lab.poisoned(by.len())?, lab.poisoned(by.len())?);
+    lab.launch(launch(device, vocabulary, parameters, tokens, logprobs))?;
+    let (tokens, logprobs) = (lab.download(tokens)?, lab.download(logprobs)?);
+    for (row, by) in by.iter().enumerate() {
+        let logits = &logits[row * vocabulary..][..vocabulary];
+        expect(lab, logits, by, tokens[row])
+            .map_err(|fault| format!("{vocabulary} ids, row {row}, {by:?}: {fault}"))?;
+        let max = logits.iter().copied().fold(f32::MIN, f32::max);
+        let sum: f64 = logits.iter().map(|l| f64::from(l - max).exp()).sum();
+        let exact = f64::from(logits[tokens[row] as usize] - max) - sum.ln();
+        lab.close("the log-probability", &logprobs[row..=row], &[exact], |_| 2e-6 + exact.abs() * 1e-6)?;
+    }
+    // A row alone is drawn as among others.
+    let last = by.len() - 1;
+    let (alone, logprob) = (lab.poisoned(1)?, lab.poisoned(1)?);
+    let own = lab.upload(&words[last * 8..])?;
+    lab.launch(launch(device.starting_at(last * vocabulary), vocabulary, own, alone, logprob))?;
+    let (alone, logprob) = (lab.download(alone)?, lab.download(logprob)?);
+    lab.same("a row alone", &alone, &tokens[last..])?;
+    lab.same("a row alone, its log-probability", &logprob, &logprobs[last..])
+}
+
+/// Errs unless `token` is the choice, in float64, or so near a boundary that f32 may differ.
+fn expect(lab: &mut Lab<'_>, logits: &[f32], by: &Parameters, token: u32) -> Result<(), String> {
+    let mut order: Vec<usize> = (0..logits.len()).filter(|i| logits[*i] > f32::NEG_INFINITY).collect();
+    let likelier = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+    order.sort_by(likelier);
+    let best = order[0];
+    if by.temperature < 1e-5 {
+        return lab.same("the most likely token", &[token], &[best as u32]);
+    }
+    let weight = |i: usize| (f64::from(logits[i] - logits[best]) / f64::from(by.temperature)).exp();
+    order.retain(|i| weight(*i) >= f64::from(by.min_p));
+    let few = by.top_k > 0 && (by.top_k as usize) < order.len();
+    if few {
+        order.truncate(by.top_k as usize);
+    }
+    if by.top_p < 1.0 {
+        let wanted = f64::from(by.top_p) * order.iter().map(|i| weight(*i)).sum::<f64>();
+        let mut sum = 0.0;
+        let last = order.iter().position(|i| {
+            sum += weight(*i);
+            sum >= wanted
+        });
+        order.truncate(last.map_or(order.len(), |last| last + 1));
+    }
+    if !few && by.top_p >= 1.0 {
+        order.sort_unstable();
+    }
+    let total: f64 = order.iter().map(|i| weight(*i)).sum();
+    let bits = xxh3_64_with_seed(&by.position.to_le_bytes(), by.seed);
+    let number = (bits >> 11) as f64 / (1u64 << 53) as f64;
+    let Some(place) = order.iter().position(|i| *i == token as usize) else {
+        return Err(format!("{token} was cut off"));
+    };
+    let before: f64 = order[..place].iter().map(|i| weight(*i) / total).sum();
+    let after = before + weight(order[place]) / total;
+    let middle = f64::midpoint(before, after);
+    lab.close("where the number falls", &[number], &[middle], |_| (after - before) / 2.0 + SHIFT)
+}
+
+fn penalties(lab: &mut Lab<'_>) -> Result<(), String> {
+    let vocabulary = 300;
+    let logits: Vec<f32> = values(8, 2 * vocabulary).iter().map(|v| v.to_f32()).collect();
+    let seen: Vec<Seen> = (0..150)
+        .map(|i| Seen { id: i * 2 % 299, generated: i % 4, in_prompt: i % 4 == 0 || i % 3 == 0 })
+        .collect();
+    let penalties = [1.3f32, 0.5, 0.25, 1.0, 0.0, -1.5];
+    let device = lab.upload(&logits)?;
+    let words: Vec<u32> = seen.iter().flat_map(Seen::words).collect();
+    let (offsets, words, by) = (lab.upload(&[0u32, 149, 150])?, lab.upload(&words)?, lab.upload(&penalties)?);
+    lab.launch(penalize(device, vocabulary, offsets, words, by))?;
+    let out = lab.download(device)?;
+    let mut exact: Vec<f64> = logits.iter().map(|l| f64::from(*l)).collect();
+    for (i, token) in seen.iter().enumerate() {
+        let row = usize::from(i >= 149);
+        let [repetition, frequency, presence] = [0, 1, 2].map(|j| f64::from(penalties[row * 3 + j]));
+        let logit = &mut exact[row * vocabulary + token.id as usize];
+        *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
+        if token.generated > 0 {
+            *logit -= frequency * f64::from(token.generated) + presence;
+        }
+    }
+    lab.close("penalties", &out, &exact, |i| exact[i].abs() * 1e-6 + 1e-6)
+}

@@ -1,0 +1,159 @@
+//! The emulator as a [`Device`]: builds `emulate/main.cpp` once and speaks to its process through pipes.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+
+use keyway_kernels::cuda::{Argument, Device, DeviceError, Launch};
+
+/// Contraction is off, so that sums are what the source says; tests must not depend on the compiler's taste.
+const FLAGS: [&str; 5] = ["-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-pthread"];
+
+/// A running emulator.
+pub(crate) struct Emulator {
+    process: Child,
+    to: BufWriter<ChildStdin>,
+    from: BufReader<ChildStdout>,
+    buffers: u64,
+    launches: u64,
+    seed: u64,
+}
+
+impl Emulator {
+    /// Starts one whose threads run in an order that `seed` decides; `None`, with the reason printed, where
+    /// there is no C++ compiler.
+    pub(crate) fn start(seed: u64) -> Option<Self> {
+        static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
+        let program = PROGRAM.get_or_init(build).as_ref()?;
+        let mut process = Command::new(program)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the emulator starts");
+        let to = BufWriter::new(process.stdin.take().expect("a pipe"));
+        let from = BufReader::new(process.stdout.take().expect("a pipe"));
+        Some(Self { process, to, from, buffers: 0, launches: 0, seed })
+    }
+
+    fn send(&mut self, words: &[u64]) -> Result<(), DeviceError> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.to.write_all(&bytes).map_err(gone)
+    }
+
+    fn receive(&mut self, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.to.flush().map_err(gone)?;
+        self.from.read_exact(bytes).map_err(gone)
+    }
+}
+
+fn gone(error: std::io::Error) -> DeviceError {
+    DeviceError(format!("the emulator ended; it says why above ({error})"))
+}
+
+impl Drop for Emulator {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Device for Emulator {
+    fn allocate(&mut self, bytes: usize) -> Result<u64, DeviceError> {
+        self.buffers += 1;
+        self.send(&[b'A'.into(), self.buffers, bytes as u64])?;
+        Ok(self.buffers)
+    }
+
+    fn free(&mut self, buffer: u64) {
+        let _ = self.send(&[b'F'.into(), buffer]);
+    }
+
+    fn write(&mut self, buffer: u64, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.send(&[b'W'.into(), buffer, offset, bytes.len() as u64])?;
+        self.to.write_all(bytes).map_err(gone)
+    }
+
+    fn read(&mut self, buffer: u64, offset: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.send(&[b'R'.into(), buffer, offset, bytes.len() as u64])?;
+        self.receive(bytes)
+    }
+
+    fn has_warpgroups(&self) -> bool {
+        true
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
+        self.launches += 1;
+        let order = self.seed.wrapping_mul(1_000_003).wrapping_add(self.launches);
+        self.send(&[b'L'.into(), launch.kernel.len() as u64])?;
+        self.to.write_all(launch.kernel.as_bytes()).map_err(gone)?;
+        self.send(&launch.grid.map(u64::from))?;
+        self.send(&[launch.threads.into(), 1, 1, launch.shared_bytes.into(), order])?;
+        self.send(&[launch.arguments.len() as u64])?;
+        for argument in &launch.arguments {
+            self.send(&match *argument {
+                Argument::Pointer { buffer, offset } => [1, buffer, offset],
+                Argument::Null => [1, 0, 0],
+                Argument::U32(value) => [0, value.into(), 0],
+                Argument::F32(value) => [0, value.to_bits().into(), 0],
+            })?;
+        }
+        self.receive(&mut [0; 8])
+    }
+}
+
+/// Compiles the emulator unless its sources are unchanged; `None` where no compiler is.
+fn build() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let compiler = ["c++", "g++", "clang++"].into_iter().find(|c| runs(c));
+    let Some(compiler) = compiler else {
+        assert!(std::env::var_os("CI").is_none(), "CI needs a C++ compiler to check the CUDA kernels");
+        println!("SKIPPED: no C++ compiler (c++, g++ or clang++) to emulate the CUDA kernels with");
+        return None;
+    };
+    let mut hasher = DefaultHasher::new();
+    FLAGS.hash(&mut hasher);
+    sources(&root.join("emulate"), &mut hasher);
+    sources(&root.join("src"), &mut hasher);
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulator-{:016x}", hasher.finish()));
+    if !program.exists() {
+        // Compiled aside and renamed, so that another test's process never sees half a program.
+        let partial = program.with_extension(std::process::id().to_string());
+        let done = Command::new(compiler)
+            .args(FLAGS)
+            .arg("-o")
+            .arg(&partial)
+            .arg("emulate/main.cpp")
+            .current_dir(root)
+            .status()
+            .expect("the compiler starts");
+        assert!(done.success(), "the kernels compile for the CPU");
+        fs::rename(&partial, &program).expect("a file is renamed");
+    }
+    Some(program)
+}
+
+fn runs(compiler: &str) -> bool {
+    Command::new(compiler).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
+/// Adds every C++ and CUDA file below `folder` to the hash.
+fn sources(folder: &Path, hasher: &mut DefaultHasher) {
+    let entries = fs::read_dir(folder).expect("a readable folder");
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    paths.sort();
+    for path in paths {
+        if path.is_dir() {
+            sources(&path, hasher);
+        } else if path
+            .extension()
+            .and_then(|e| e.to_str())
+            .is_some_and(|e| ["cu", "cuh", "h", "cpp"].contains(&e))
+        {
+            fs::read(&path).expect("a readable file").hash(hasher);
+        }
+    }
+}
