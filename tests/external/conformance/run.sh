@@ -41,7 +41,7 @@ if [ -z "${KEYWAY_BIN_DIR:-}" ]; then
 fi
 
 # The openai tests name OpenAI's models.
-"$KEYWAY_BIN_DIR/keyway-worker" --listen 127.0.0.1:0 \
+"$KEYWAY_BIN_DIR/keyway-worker" --model random --listen 127.0.0.1:0 \
     --served-model-name keyway-builtin,gpt-6-astra,gpt-3.5-turbo-instruct,text-embedding-3-small,model \
     2>"$scratch/worker.log" &
 pids+=($!)
