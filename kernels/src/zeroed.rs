@@ -11,13 +11,13 @@ use crate::lanes::{LANES, Lanes};
 pub(crate) struct Zeroed {
     /// One vector more than needed, to begin at an aligned address: an allocation that asks for more than the default
     /// alignment would be zeroed by hand, which touches it.
-    floats: Vec<f32>,
+    floats: Box<[f32]>,
     /// Index of the first aligned float.
     first: usize,
     vectors: usize,
 }
 
-#[allow(unsafe_code)]
+#[allow(unsafe_code, clippy::cast_ptr_alignment)] // the layout is that of floats
 impl Zeroed {
     /// `n` vectors; `None` if there is no memory for them.
     pub(crate) fn new(n: usize) -> Option<Self> {
@@ -29,13 +29,13 @@ impl Zeroed {
             return None;
         }
         // SAFETY: the memory comes from the global allocator with the layout of `count` floats, and zeros are floats.
-        let floats = unsafe { Vec::from_raw_parts(start, count, count) };
+        let floats = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start, count)) };
         let first = floats.as_ptr().align_offset(align_of::<Lanes>());
         (first <= LANES).then_some(Self { floats, first, vectors: n })
     }
 }
 
-#[allow(unsafe_code)]
+#[allow(unsafe_code, clippy::cast_ptr_alignment)] // `first` aligns it
 impl Deref for Zeroed {
     type Target = [Lanes];
 
@@ -49,7 +49,7 @@ impl Deref for Zeroed {
     }
 }
 
-#[allow(unsafe_code)]
+#[allow(unsafe_code, clippy::cast_ptr_alignment)] // `first` aligns it
 impl DerefMut for Zeroed {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut [Lanes] {

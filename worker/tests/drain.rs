@@ -8,7 +8,9 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStderr, Command};
 
 /// More events than the sockets' buffers hold, so that an answer nobody reads stays open.
-const TOKENS: usize = 30_000;
+const ENDLESS: usize = 30_000;
+/// An answer that takes far longer than a signal, and far shorter than a drain may.
+const LONG: usize = 2_000;
 
 struct Worker {
     child: Child,
@@ -19,7 +21,7 @@ struct Worker {
 
 impl Worker {
     /// A worker in the middle of an answer.
-    async fn answering() -> Self {
+    async fn answering(tokens: usize) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_keyway-worker"))
             .args(["--model", "random", "--listen", "127.0.0.1:0"])
             .stderr(Stdio::piped())
@@ -31,7 +33,7 @@ impl Worker {
         let addr = ready.split("http://").nth(1).unwrap().split_whitespace().next().unwrap();
         let body = json!({
             "messages": [{"role": "user", "content": "go on"}],
-            "max_tokens": TOKENS, "ignore_eos": true, "stream": true});
+            "max_tokens": tokens, "ignore_eos": true, "stream": true});
         let body = body.to_string();
         let head = format!(
             "POST /v1/chat/completions HTTP/1.1\r\nhost: w\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
@@ -66,7 +68,7 @@ impl Worker {
 
 #[tokio::test]
 async fn the_first_signal_lets_an_open_answer_end() {
-    let mut worker = Worker::answering().await;
+    let mut worker = Worker::answering(LONG).await;
     worker.terminate().await;
     worker.draining().await;
     assert!(worker.read_to_the_end().await);
@@ -75,7 +77,7 @@ async fn the_first_signal_lets_an_open_answer_end() {
 
 #[tokio::test]
 async fn the_second_signal_ends_it_at_once() {
-    let mut worker = Worker::answering().await;
+    let mut worker = Worker::answering(ENDLESS).await;
     worker.terminate().await;
     worker.draining().await;
     worker.terminate().await;

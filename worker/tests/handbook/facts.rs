@@ -65,7 +65,7 @@ impl Known {
             return cargo.contains(&flag) || in_sources(word) || in_sources(&quoted) || in_sources(&field);
         }
         if word.starts_with("keyway_worker_") || word.starts_with("vllm:") {
-            return self.exposition.contains(word);
+            return self.exposition.contains(word) || in_sources(&format!("\"{word}\""));
         }
         if word.starts_with('/') || word.starts_with("x-keyway") || word.starts_with("KEYWAY_") {
             return in_sources(word.trim_end_matches('/'));
@@ -75,7 +75,9 @@ impl Known {
             ["rs", "toml", "md", "sh", "py", "yml", "html", "json", "jinja", "jsonl"].contains(&extension);
         if file || (word.contains('/') && !word.contains("://") && !word.contains("tokens/s")) {
             let path = word.trim_end_matches('/');
-            return self.files.contains(path) || in_sources(path.rsplit('/').next().unwrap_or(path));
+            let ends = format!("/{path}");
+            let named = self.files.contains(path) || self.files.iter().any(|file| file.ends_with(&ends));
+            return named || in_sources(path.rsplit('/').next().unwrap_or(path));
         }
         if word.contains('_') { in_sources(word) } else { true }
     }
@@ -106,8 +108,12 @@ async fn everything_that_answers_name_exists() {
 async fn what_does_not_exist_is_noticed() {
     let known = Known::gather().await;
     // Put together here, so that this file does not name it either.
-    let parts =
-        [("--no-such", "-flag"), ("keyway_worker_", "beauty"), ("vllm:", "beauty"), ("x-keyway-", "beauty")];
+    let parts = [
+        ("--colour-of", "-the-sky"),
+        ("keyway_worker_", "beauty"),
+        ("vllm:", "beauty"),
+        ("x-keyway-", "beauty"),
+    ];
     let more =
         [("/no/such", "/path"), ("gateway/no_such", ".rs"), ("KEYWAY_NO", "THING"), ("no_such", "_word")];
     for (first, second) in parts.into_iter().chain(more) {
