@@ -5,10 +5,12 @@
 //! Read in this order:
 //! 1. [`keyer`]: a prompt's canonical bytes become a chain of block hashes.
 //! 2. [`index`]: which worker holds which prefix, in a fixed number of bytes.
-//! 3. [`load`]: what each worker has been sent and not yet finished.
+//! 3. [`load`]: what each worker has been sent and not yet finished; [`pace`]: how fast it gets through that.
 //! 4. [`cost`]: the predicted price of sending a request to a worker.
 //! 5. [`mod@pick`]: the choice, with its reason; [`policy`] lists what may be asked for; [`mod@route`] is one step of it
 //!    all, as gateway and simulator take it.
+//!
+//! 6. [`waiting_room`]: who begins when, and who waits until a worker can begin.
 //!
 //! Where an engine publishes its KV events, [`kv_feed`] makes the index exact, over the names of [`token_chain`].
 //! Beside them, [`health`] says whether a worker may be chosen at all.
@@ -19,10 +21,12 @@ pub mod index;
 pub mod keyer;
 pub mod kv_feed;
 pub mod load;
+pub mod pace;
 pub mod pick;
 pub mod policy;
 pub mod route;
 pub mod token_chain;
+pub mod waiting_room;
 
 mod balance;
 mod candidate;
@@ -34,7 +38,9 @@ pub use index::{Placement, PrefixIndex, WorkerId};
 pub use keyer::{PrefixChain, TextKeyer};
 pub use kv_feed::{Action, KvFeed, Recovery};
 pub use load::{Load, LoadSnapshot};
+pub use pace::{Pace, PaceSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};
 pub use policy::{Policy, Reason, UnknownPolicy};
-pub use route::route;
+pub use route::{consider, route};
 pub use token_chain::TokenSpace;
+pub use waiting_room::{Quote, RoomRules, WaitingRoom};

@@ -13,6 +13,19 @@ pub fn route(
     turn: &Turn,
     index: &mut PrefixIndex,
 ) -> Option<(Pick, Placement)> {
+    let pick = consider(policy, request, candidates, turn, index)?;
+    let placement = index.place(candidates[pick.index].worker, request.chain);
+    Some((pick, placement))
+}
+
+/// [`route`] without recording anything: what would happen to this request.
+pub fn consider(
+    policy: Policy,
+    request: &RequestView<'_>,
+    candidates: &mut [Candidate],
+    turn: &Turn,
+    index: &PrefixIndex,
+) -> Option<Pick> {
     // Sorted and searched, because a prompt that everybody holds the beginning of is matched on every worker.
     let mut matches = index.matched(request.chain);
     matches.sort_unstable_by_key(|(worker, _)| *worker);
@@ -20,9 +33,7 @@ pub fn route(
         let found = matches.binary_search_by_key(&candidate.worker, |(worker, _)| *worker);
         candidate.matched_blocks = found.map_or(0, |at| matches[at].1);
     }
-    let pick = pick(policy, request, candidates, turn)?;
-    let placement = index.place(candidates[pick.index].worker, request.chain);
-    Some((pick, placement))
+    pick(policy, request, candidates, turn)
 }
 
 #[cfg(test)]
@@ -42,6 +53,7 @@ mod tests {
             .map(|worker| Candidate {
                 worker: WorkerId(worker * 7),
                 load: LoadSnapshot::default(),
+                ahead_ms: 0.0,
                 matched_blocks: 0,
                 weight: 1.0,
             })
