@@ -39,6 +39,24 @@ pub struct CostModel {
     pub equal_blocks: f64,
 }
 
+/// The parts of a cost, in prefill tokens of a worker of weight 1.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct CostTerms {
+    /// What waits there already.
+    pub waiting: f64,
+    /// What runs there, for what its decoding takes.
+    pub running: f64,
+    /// The request's own work, as often as it counts.
+    pub own: f64,
+}
+
+impl CostTerms {
+    /// The cost.
+    pub fn total(&self) -> f64 {
+        self.waiting + self.running + self.own
+    }
+}
+
 impl Default for CostModel {
     fn default() -> Self {
         Self { own_factor: 6.0, tokens_per_running: 256.0, equal_share: 0.0625, equal_blocks: 1.0 }
@@ -49,9 +67,17 @@ impl CostModel {
     /// The cost of `uncached_tokens` of own prefill on a worker under this load, in prefill tokens of a worker
     /// of weight 1.
     pub fn cost(&self, load: LoadSnapshot, uncached_tokens: u64, weight: f64) -> f64 {
-        let waiting = load.waiting_prefill_tokens as f64;
-        let running = load.requests as f64 * self.tokens_per_running;
-        (waiting + running + self.own_factor * uncached_tokens as f64) / usable_weight(weight)
+        self.terms(load, uncached_tokens, weight).total()
+    }
+
+    /// [`CostModel::cost`] part by part.
+    pub fn terms(&self, load: LoadSnapshot, uncached_tokens: u64, weight: f64) -> CostTerms {
+        let weight = usable_weight(weight);
+        CostTerms {
+            waiting: load.waiting_prefill_tokens as f64 / weight,
+            running: load.requests as f64 * self.tokens_per_running / weight,
+            own: self.own_factor * uncached_tokens as f64 / weight,
+        }
     }
 
     /// The greatest cost that counts as equal to the cheapest one. `block_tokens`: prompt tokens of one block.

@@ -10,9 +10,12 @@
 //! 5. [`mod@pick`]: the choice, with its reason; [`policy`] lists what may be asked for; [`mod@route`] is one step of it
 //!    all, as gateway and simulator take it.
 //!
+//! [`mod@capacity`] is what a cache that says nothing is believed to hold, [`rate`] how fast a worker is.
+//!
 //! Where an engine publishes its KV events, [`kv_feed`] makes the index exact, over the names of [`token_chain`].
 //! Beside them, [`health`] says whether a worker may be chosen at all.
 
+pub mod capacity;
 pub mod cost;
 pub mod health;
 pub mod index;
@@ -21,6 +24,7 @@ pub mod kv_feed;
 pub mod load;
 pub mod pick;
 pub mod policy;
+pub mod rate;
 pub mod route;
 pub mod token_chain;
 
@@ -28,7 +32,8 @@ mod balance;
 mod candidate;
 mod rendezvous;
 
-pub use cost::CostModel;
+pub use capacity::Capacity;
+pub use cost::{CostModel, CostTerms};
 pub use health::{Health, State};
 pub use index::{Placement, PrefixIndex, WorkerId};
 pub use keyer::{PrefixChain, TextKeyer};
@@ -36,5 +41,6 @@ pub use kv_feed::{Action, KvFeed, Recovery};
 pub use load::{Load, LoadSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};
 pub use policy::{Policy, Reason, UnknownPolicy};
-pub use route::route;
+pub use rate::{PrefillRate, relative_speeds};
+pub use route::{fill_matches, route, route_views};
 pub use token_chain::TokenSpace;
