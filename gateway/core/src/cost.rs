@@ -9,7 +9,7 @@
 //! ```
 //!
 //! `queue` is the prefill that waits there (and what running requests take from it), `own` the request's own uncached
-//! prefill, both by the worker's own rate.
+//! prefill, both by the worker's rate.
 //!
 //! `later` is the price of waiting in a queue that serves in order of arrival: with random arrivals, `arrivals` a
 //! millisecond and the share `busy` of time spent on them, all who come later wait
@@ -27,7 +27,8 @@
 //! speed, 2.78 and 2.91 at 1.4 times, 0.77 and 2.35 when half of all prompts share 20,000 tokens; hits within one
 //! point. `displaced` 3 keeps 95 % of a pooled cache's hits (0: 91 %).
 
-use crate::pace::PaceSnapshot;
+use crate::candidate::Candidate;
+use crate::load::LoadSnapshot;
 
 /// The constants of the cost, and how close two costs are to count as equal.
 #[derive(Copy, Clone, Debug, PartialEq)]
@@ -77,13 +78,13 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// The queue of a worker of this pace, with `running` requests and `ahead_ms` waiting in front of the gateway. Its
-    /// weight is in its pace already (as long as that is not learned), unless it is no positive number: then the worker
-    /// is a last resort.
-    pub fn queue(&self, pace: &PaceSnapshot, running: u64, ahead_ms: f64, weight: f64) -> Queue {
-        let tokens_per_ms = pace.tokens_per_ms * usable_weight(weight).min(1.0);
+    /// The queue at this candidate.
+    pub fn queue(&self, candidate: &Candidate) -> Queue {
+        let tokens_per_ms = candidate.tokens_per_ms * usable_weight(candidate.weight).min(1.0);
+        let LoadSnapshot { requests, pace, .. } = candidate.load;
+        let running_ms = requests as f64 * self.tokens_per_running / tokens_per_ms;
         Queue {
-            wait_ms: pace.backlog_ms + ahead_ms + running as f64 * self.tokens_per_running / tokens_per_ms,
+            wait_ms: pace.backlog_ms + candidate.ahead_ms + running_ms,
             tokens_per_ms,
             arrivals_per_ms: pace.arrivals_per_ms,
             busy_share: pace.busy_share,
@@ -125,6 +126,8 @@ pub(crate) fn usable_weight(weight: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::index::WorkerId;
+    use crate::pace::PaceSnapshot;
 
     const MODEL: CostModel = CostModel {
         later: 1.0,
@@ -134,13 +137,15 @@ mod tests {
         equal_blocks: 1.0,
     };
 
-    fn pace(backlog_ms: f64, arrivals_per_s: f64, busy_share: f64) -> PaceSnapshot {
-        PaceSnapshot { backlog_ms, tokens_per_ms: 5.0, arrivals_per_ms: arrivals_per_s / 1e3, busy_share }
+    fn candidate(backlog_ms: f64, requests: u64, arrivals_per_s: f64, busy_share: f64) -> Candidate {
+        let pace = PaceSnapshot { backlog_ms, arrivals_per_ms: arrivals_per_s / 1e3, busy_share };
+        let load = LoadSnapshot { requests, waiting_prefill_tokens: 0, pace };
+        Candidate { worker: WorkerId(0), load, ahead_ms: 0.0, matched_blocks: 0, tokens_per_ms: 5.0, weight: 1.0 }
     }
 
     #[test]
     fn the_formula() {
-        let queue = MODEL.queue(&pace(300.0, 2.0, 0.5), 3, 40.0, 2.0);
+        let queue = MODEL.queue(&Candidate { ahead_ms: 40.0, ..candidate(300.0, 3, 2.0, 0.5) });
         assert_eq!((queue.wait_ms, queue.tokens_per_ms), (300.0 + 40.0 + 6.0, 5.0));
         let cost = MODEL.cost(&queue, 1_000);
         assert_eq!((cost.queue_ms, cost.own_ms, cost.displaced_ms), (346.0, 200.0, 200.0));
@@ -183,8 +188,8 @@ mod tests {
     #[test]
     fn a_weight_that_is_no_positive_number_is_a_last_resort() {
         for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            let cost =
-                |weight, tokens| MODEL.cost(&MODEL.queue(&pace(0.0, 0.0, 0.0), 0, 0.0, weight), tokens);
+            let of = |weight| MODEL.queue(&Candidate { weight, ..candidate(0.0, 0, 0.0, 0.0) });
+            let cost = |weight, tokens| MODEL.cost(&of(weight), tokens);
             let (last, usual) = (cost(weight, 1).total_ms(), cost(1.0, 1_000_000).total_ms());
             assert!(last.is_finite() && last > usual);
         }

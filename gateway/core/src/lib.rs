@@ -12,9 +12,12 @@
 //!
 //! 6. [`waiting_room`]: who begins when, and who waits until a worker can begin.
 //!
+//! [`mod@capacity`] is what a cache that says nothing is believed to hold, [`rate`] how fast a worker is.
+//!
 //! Where an engine publishes its KV events, [`kv_feed`] makes the index exact, over the names of [`token_chain`].
 //! Beside them, [`health`] says whether a worker may be chosen at all.
 
+pub mod capacity;
 pub mod cost;
 pub mod health;
 pub mod index;
@@ -24,6 +27,7 @@ pub mod load;
 pub mod pace;
 pub mod pick;
 pub mod policy;
+pub mod rate;
 pub mod route;
 pub mod token_chain;
 pub mod waiting_room;
@@ -32,7 +36,8 @@ mod balance;
 mod candidate;
 mod rendezvous;
 
-pub use cost::CostModel;
+pub use capacity::Capacity;
+pub use cost::{Cost, CostModel};
 pub use health::{Health, State};
 pub use index::{Placement, PrefixIndex, WorkerId};
 pub use keyer::{PrefixChain, TextKeyer};
@@ -41,6 +46,7 @@ pub use load::{Load, LoadSnapshot};
 pub use pace::{Pace, PaceSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};
 pub use policy::{Policy, Reason, UnknownPolicy};
-pub use route::{consider, route};
+pub use rate::{PrefillRate, relative_speeds, tokens_per_ms};
+pub use route::{fill_matches, route, route_views};
 pub use token_chain::TokenSpace;
 pub use waiting_room::{Quote, RoomRules, WaitingRoom};

@@ -1,4 +1,4 @@
-//! What one worker has been sent and has not finished, and the pace it is learned to have. Who holds these for how long is
+//! What one worker has been sent and has not finished, and how busy it has been. Who holds these for how long is
 //! decided by the owner of the response body, which calls `start`, then `first_token` or `cancelled`, then `end`.
 
 use std::sync::{
@@ -23,16 +23,11 @@ pub struct LoadSnapshot {
     pub requests: u64,
     /// Uncached prompt tokens of those among them that have not produced a first token.
     pub waiting_prefill_tokens: u64,
-    /// What waits, in time, and the pace behind it.
+    /// What waits, in time, and how busy it has been.
     pub pace: PaceSnapshot,
 }
 
 impl Load {
-    /// A worker whose pace is yet to be learned, starting from this rate.
-    pub fn new(prior_tokens_per_s: f64) -> Self {
-        Self { requests: AtomicU64::new(0), pace: Mutex::new(Pace::new(prior_tokens_per_s)) }
-    }
-
     /// A request with this much prefill of its own was sent.
     pub fn start(&self, now: Duration, uncached_tokens: u64) -> Waiting {
         self.requests.fetch_add(1, Relaxed);
@@ -49,6 +44,16 @@ impl Load {
         self.pace().cancelled(now, waiting);
     }
 
+    /// Requests sent whose response body still lives.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Relaxed)
+    }
+
+    /// Uncached prompt tokens of those that have not produced a first token.
+    pub fn waiting_prefill_tokens(&self) -> u64 {
+        self.pace().waiting_tokens()
+    }
+
     /// Its response body is gone.
     pub fn end(&self) {
         // Stops at zero: a call too many must not make a worker look infinitely loaded for ever.
@@ -56,13 +61,13 @@ impl Load {
         debug_assert!(before.is_ok_and(|value| value > 0), "ended more than was started");
     }
 
-    /// The state now.
-    pub fn snapshot(&self, now: Duration) -> LoadSnapshot {
+    /// The state now, of a worker that computes `tokens_per_ms` prompt tokens in a millisecond.
+    pub fn snapshot(&self, now: Duration, tokens_per_ms: f64) -> LoadSnapshot {
         let pace = self.pace();
         LoadSnapshot {
             requests: self.requests.load(Relaxed),
             waiting_prefill_tokens: pace.waiting_tokens(),
-            pace: pace.snapshot(now),
+            pace: pace.snapshot(now, tokens_per_ms),
         }
     }
 
@@ -84,7 +89,7 @@ mod tests {
     fn waiting_ends_with_the_first_token_and_the_request_with_its_body() {
         let load = Load::default();
         let (first, second) = (load.start(NOW, 100), load.start(NOW, 50));
-        let seen = || (load.snapshot(NOW).requests, load.snapshot(NOW).waiting_prefill_tokens);
+        let seen = || (load.snapshot(NOW, 1.0).requests, load.snapshot(NOW, 1.0).waiting_prefill_tokens);
         assert_eq!(seen(), (2, 150));
         load.first_token(NOW, &first);
         assert_eq!(seen(), (2, 50));
@@ -109,7 +114,7 @@ mod tests {
                 });
             }
         });
-        let rest = load.snapshot(NOW);
+        let rest = load.snapshot(NOW, 1.0);
         assert_eq!((rest.requests, rest.waiting_prefill_tokens, rest.pace.backlog_ms), (0, 0, 0.0));
     }
 }

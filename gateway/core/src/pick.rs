@@ -64,12 +64,7 @@ pub fn pick_with(
 /// What this candidate would cost, term by term.
 pub fn cost_on(model: &CostModel, request: &RequestView<'_>, candidate: &Candidate) -> Cost {
     let uncached = request.prompt_tokens - request.matched_tokens(candidate.matched_blocks);
-    model.cost(&queue_of(model, candidate), uncached)
-}
-
-fn queue_of(model: &CostModel, candidate: &Candidate) -> Queue {
-    let load = &candidate.load;
-    model.queue(&load.pace, load.requests, candidate.ahead_ms, candidate.weight)
+    model.cost(&model.queue(candidate), uncached)
 }
 
 /// The cheapest; among those about as cheap, the first in the rendezvous order of the first block that nobody
@@ -84,7 +79,7 @@ fn by_cost(
 ) -> (usize, Reason) {
     let costs: Vec<f64> = candidates.iter().map(|one| cost_on(model, request, one).total_ms()).collect();
     let cheapest = (0..costs.len()).min_by(|&a, &b| costs[a].total_cmp(&costs[b])).unwrap_or(0);
-    let queue = queue_of(model, &candidates[cheapest]);
+    let queue = model.queue(&candidates[cheapest]);
     // Matched tokens are rounded, so two that are a block apart may differ by the next whole number.
     let block_ms = request.block_tokens.ceil() / queue.tokens_per_ms;
     let limit = model.equal_to(costs[cheapest], block_ms);

@@ -17,8 +17,10 @@ mod checkpoint;
 mod decode;
 mod error;
 mod harmony;
+mod incremental;
 mod jinja;
 mod limits;
+mod segments;
 mod strftime;
 mod tokenizer;
 
@@ -27,4 +29,5 @@ pub use checkpoint::TextModel;
 pub use decode::Decoder;
 pub use error::TextError;
 pub use harmony::{HarmonyChannel, HarmonyParser, HarmonyPiece, HarmonyTokens};
+pub use incremental::{Encoded, IncrementalTokenizer};
 pub use tokenizer::Tokenizer;

@@ -9,6 +9,7 @@ use crate::load::LoadSnapshot;
 use crate::pace::PaceSnapshot;
 
 const BLOCK_TOKENS: f64 = 64.0;
+const TOKENS_PER_MS: f64 = 8.0;
 const TURN: Turn = Turn { counter: 0, random: 0 };
 
 fn chain(seed: u64, blocks: usize) -> Vec<BlockHash> {
@@ -21,10 +22,16 @@ fn view(chain: &[BlockHash]) -> RequestView<'_> {
 }
 
 fn worker(id: u32, requests: u64, waiting: u64, matched_blocks: u32) -> Candidate {
-    let idle = PaceSnapshot::default();
-    let pace = PaceSnapshot { backlog_ms: waiting as f64 / idle.tokens_per_ms, ..idle };
+    let pace = PaceSnapshot { backlog_ms: waiting as f64 / TOKENS_PER_MS, ..PaceSnapshot::default() };
     let load = LoadSnapshot { requests, waiting_prefill_tokens: waiting, pace };
-    Candidate { worker: WorkerId(id), load, ahead_ms: 0.0, matched_blocks, weight: 1.0 }
+    Candidate {
+        worker: WorkerId(id),
+        load,
+        ahead_ms: 0.0,
+        matched_blocks,
+        tokens_per_ms: TOKENS_PER_MS,
+        weight: 1.0,
+    }
 }
 
 fn picked(policy: Policy, request: &RequestView<'_>, candidates: &[Candidate], turn: &Turn) -> Pick {
@@ -71,7 +78,7 @@ proptest! {
         let pick = picked(Policy::Prefix, &request, &candidates, &TURN);
         let cost = |candidate: &Candidate| cost_on(&model, &request, candidate).total_ms();
         let cheapest = candidates.iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap();
-        let block_ms = BLOCK_TOKENS / queue_of(&model, cheapest).tokens_per_ms;
+        let block_ms = BLOCK_TOKENS / model.queue(cheapest).tokens_per_ms;
         prop_assert!(cost(&candidates[pick.index]) <= model.equal_to(cost(cheapest), block_ms));
     }
 
@@ -152,7 +159,7 @@ fn one_shared_block_draws_nobody_whatever_its_estimated_size() {
         for matched in 0..3 {
             let all = [worker(0, 0, 0, matched + 1), worker(1, 0, 0, matched)];
             let model = CostModel::default();
-            let block_ms = request.block_tokens.ceil() / PaceSnapshot::default().tokens_per_ms;
+            let block_ms = request.block_tokens.ceil() / TOKENS_PER_MS;
             let limit = model.equal_to(cost_on(&model, &request, &all[0]).total_ms(), block_ms);
             assert!(cost_on(&model, &request, &all[1]).total_ms() <= limit);
         }

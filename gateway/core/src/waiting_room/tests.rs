@@ -13,6 +13,7 @@ use crate::pick::pick_with;
 use crate::policy::Policy;
 
 const RATE_PER_S: f64 = 5_000.0;
+const TOKENS_PER_MS: f64 = RATE_PER_S / 1e3;
 const BLOCK: u64 = 512;
 
 fn s(seconds: f64) -> Duration {
@@ -49,7 +50,7 @@ impl Fleet {
     fn new(workers: usize) -> Self {
         Self {
             model: CostModel::default(),
-            loads: (0..workers).map(|_| Load::new(RATE_PER_S)).collect(),
+            loads: (0..workers).map(|_| Load::default()).collect(),
             holds: vec![BTreeSet::new(); workers],
             free_at: vec![0.0; workers],
             now: 0.0,
@@ -79,13 +80,14 @@ impl Desk<(usize, Prompt)> for Fleet {
         let candidates: Vec<Candidate> = (0..self.loads.len())
             .map(|worker| Candidate {
                 worker: WorkerId(worker as u32),
-                load: self.loads[worker].snapshot(s(self.now)),
+                load: self.loads[worker].snapshot(s(self.now), TOKENS_PER_MS),
                 ahead_ms: if self.blind { 0.0 } else { ahead.of(WorkerId(worker as u32)) },
                 matched_blocks: if self.holds[worker].contains(&prompt.prefix) {
                     prompt.shared as u32
                 } else {
                     0
                 },
+                tokens_per_ms: TOKENS_PER_MS,
                 weight: 1.0,
             })
             .collect();
@@ -98,7 +100,7 @@ impl Desk<(usize, Prompt)> for Fleet {
         let quote = Quote {
             worker: chosen.worker,
             backlog_ms: chosen.load.pace.backlog_ms,
-            own_ms: pick.uncached_tokens as f64 / chosen.load.pace.tokens_per_ms,
+            own_ms: pick.uncached_tokens as f64 / TOKENS_PER_MS,
         };
         Some((quote, pick.index))
     }
