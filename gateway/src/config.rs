@@ -4,7 +4,7 @@
 use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf, str::FromStr, time::Duration};
 
 use http::{HeaderValue, Uri};
-use keyway_core::pick::Policy;
+use keyway_core::{pick::Policy, waiting_room::RoomRules};
 use keyway_wire::block_hash::HashKey;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -61,6 +61,13 @@ pub struct RoutingFile {
     pub hash_key_file: Option<PathBuf>,
     /// Whether answers carry `x-keyway-worker` and its siblings; by default only on loopback.
     pub expose: Option<bool>,
+    /// Whether requests wait in the gateway, short prefills first, until a worker can begin on them (true); only with the
+    /// policy `prefix`.
+    pub hold: Option<bool>,
+    /// Milliseconds of prefill at a worker up to which it is sent more (500).
+    pub hold_horizon_ms: Option<f64>,
+    /// Requests that may wait; those beyond are sent at once (256).
+    pub hold_max: Option<usize>,
     /// File to which choices are appended as JSON lines: hashes and counts, never text.
     pub decision_log: Option<PathBuf>,
     /// Share of the choices that are logged there (1.0).
@@ -299,6 +306,8 @@ pub struct Config {
     pub hash_key: HashKey,
     /// Whether answers name the worker.
     pub expose_routing: bool,
+    /// When requests wait in the gateway; `None`: never.
+    pub room: Option<RoomRules>,
     /// File for choices, and the share of them that go there.
     pub decision_log: Option<(PathBuf, f64)>,
     /// Largest request body.
@@ -355,6 +364,7 @@ impl TryFrom<File> for Config {
         if !(0.0..=1.0).contains(&share) {
             return Err(ConfigError("routing.decision_log_share must be between 0 and 1".to_owned()));
         }
+        let room = room_rules(&file.routing)?;
         let limits = &file.limits;
         let config = Self {
             listen,
@@ -369,6 +379,7 @@ impl TryFrom<File> for Config {
             index_bytes: file.routing.index_bytes.unwrap_or(limits::INDEX_BYTES),
             hash_key,
             expose_routing: file.routing.expose.unwrap_or_else(|| listen.ip().is_loopback()),
+            room,
             decision_log: file.routing.decision_log.map(|path| (path, share)),
             max_body_bytes: limits.max_body_bytes.unwrap_or(limits::MAX_BODY_BYTES),
             max_in_flight: limits.max_in_flight.unwrap_or(limits::MAX_IN_FLIGHT),
@@ -387,6 +398,16 @@ impl TryFrom<File> for Config {
         }
         Ok(config)
     }
+}
+
+fn room_rules(file: &RoutingFile) -> Result<Option<RoomRules>, ConfigError> {
+    let default = RoomRules::default();
+    let horizon_ms = file.hold_horizon_ms.unwrap_or(default.horizon_ms);
+    if !horizon_ms.is_finite() || horizon_ms < 0.0 {
+        return Err(ConfigError("routing.hold_horizon_ms must be 0 or more".to_owned()));
+    }
+    let max_waiting = file.hold_max.unwrap_or(default.max_waiting);
+    Ok(file.hold.unwrap_or(true).then_some(RoomRules { horizon_ms, max_waiting, ..default }))
 }
 
 fn first_duplicate(names: impl Iterator<Item = String>) -> Option<String> {

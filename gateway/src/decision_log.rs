@@ -6,7 +6,10 @@ use std::{
     fs::OpenOptions,
     io::{self, BufWriter, Write},
     path::Path,
-    sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+    },
     thread,
     time::Duration,
 };
@@ -16,7 +19,12 @@ use keyway_wire::block_hash::BlockHash;
 use prometheus::IntCounterVec;
 use serde::Serialize;
 
-use crate::{clock, limits::DECISION_LOG_LINES, request::RequestInfo, routing::Setting};
+use crate::{
+    clock,
+    fleet::Worker,
+    limits::DECISION_LOG_LINES,
+    routing::{Setting, View},
+};
 
 /// How long a line may wait in memory.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
@@ -54,6 +62,18 @@ struct Row<'a> {
     weight: f64,
 }
 
+impl<'a> Row<'a> {
+    fn of((worker, candidate): (&'a Arc<Worker>, &'a Candidate)) -> Self {
+        Self {
+            worker: &worker.name,
+            matched_blocks: candidate.matched_blocks,
+            requests_in_flight: candidate.load.requests,
+            waiting_prefill_tokens: candidate.load.waiting_prefill_tokens,
+            weight: candidate.weight,
+        }
+    }
+}
+
 impl DecisionLog {
     /// Appends to `path`, of each choice with probability `share`. `counted` counts lines by what became of them.
     pub fn open(path: &Path, share: f64, counted: IntCounterVec) -> io::Result<Self> {
@@ -66,36 +86,32 @@ impl DecisionLog {
         Ok(Self { lines, share, counted })
     }
 
-    /// Logs a choice, if it is one of those to be logged.
-    pub fn choice(&self, request: &RequestInfo, setting: &Setting, candidates: &[Candidate], pick: &Pick) {
+    /// Logs a choice, if it is one of those to be logged. `weighed`: the workers it was made from.
+    pub fn choice<'a>(
+        &self,
+        model: Option<&'a str>,
+        setting: &Setting,
+        view: &View,
+        weighed: impl Iterator<Item = (&'a Arc<Worker>, &'a Candidate)>,
+        pick: &Pick,
+        worker: &'a str,
+    ) {
         if fastrand::f64() >= self.share {
             return;
         }
-        let view = &setting.views[setting.view_of[pick.index]];
         let hex = |hash: &BlockHash| format!("{:016x}", hash.0);
         let line = Line {
             unix_seconds: clock::unix_seconds(),
-            model: request.model.as_deref(),
+            model,
             keyed_by: if setting.by_tokens { "tokens" } else { "text" },
             prompt_tokens: setting.prompt_tokens,
             blocks: view.chain.len(),
             first_block: view.chain.first().map(hex),
             last_block: view.chain.last().map(hex),
-            worker: &setting.workers[pick.index].name,
+            worker,
             reason: pick.reason.as_str(),
             matched_tokens: pick.matched_tokens,
-            workers: setting
-                .workers
-                .iter()
-                .zip(candidates)
-                .map(|(worker, candidate)| Row {
-                    worker: &worker.name,
-                    matched_blocks: candidate.matched_blocks,
-                    requests_in_flight: candidate.load.requests,
-                    waiting_prefill_tokens: candidate.load.waiting_prefill_tokens,
-                    weight: candidate.weight,
-                })
-                .collect(),
+            workers: weighed.map(Row::of).collect(),
         };
         let mut bytes = serde_json::to_vec(&line).unwrap_or_default();
         bytes.push(b'\n');

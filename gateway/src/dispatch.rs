@@ -59,9 +59,9 @@ impl Dispatch {
         let mut info = read_request(parts.uri.path(), &body, self.keyer, &self.tokens).await;
         info.model = info.model.or_else(|| model_in_path(&parts));
         record.model(info.model.clone());
-        let choice = self.router.choose(&info, &[]);
         routing.observe_duration();
-        self.attempt(parts, body, info, choice?, record).await
+        let choice = self.router.choose(&info, &[]).await?;
+        self.attempt(parts, body, info, choice, record).await
     }
 
     async fn read_body(&self, parts: &Parts, body: hyper::body::Incoming) -> Result<Bytes, Error> {
@@ -112,7 +112,7 @@ impl Dispatch {
                         return Err(Error::WorkerLost);
                     }
                     // With no worker left, what became of this attempt says more than "none is ready".
-                    choice = self.router.choose(&info, &tried).map_err(|_| Error::WorkerLost)?;
+                    choice = self.router.choose(&info, &tried).await.map_err(|_| Error::WorkerLost)?;
                     self.metrics.retries.with_label_values(&[error.as_str()]).inc();
                 }
             }

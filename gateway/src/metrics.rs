@@ -50,8 +50,12 @@ pub struct Metrics {
     pub retries: IntCounterVec,
     /// `keyway_worker_ready{worker}`.
     pub worker_ready: IntGaugeVec,
-    /// `keyway_routing_seconds`: hashing, matching and picking.
+    /// `keyway_routing_seconds`: reading and hashing.
     pub routing: Histogram,
+    /// `keyway_requests_waiting`: an in-flight gauge, 0 when nothing is in flight.
+    pub holding: IntGauge,
+    /// `keyway_request_wait_seconds`: before a worker could begin.
+    pub hold: Histogram,
     /// `keyway_index_bytes`.
     pub index_bytes: IntGauge,
     /// `keyway_index_blocks`.
@@ -117,7 +121,7 @@ impl Metrics {
         let build = d.gauges("keyway_build_info", "Always 1; the version is in the label.", &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let routing =
-            HistogramOpts::new("keyway_routing_seconds", "Time to hash, match and pick, per request.");
+            HistogramOpts::new("keyway_routing_seconds", "Time to read and hash a request.");
         Ok(Self {
             requests: d.counter(
                 "keyway_requests_total",
@@ -177,6 +181,17 @@ impl Metrics {
                 &["worker"],
             )?,
             routing: d.register(Histogram::with_opts(routing.buckets(ROUTING_BUCKETS.to_vec())))?,
+            holding: d.gauge(
+                "keyway_requests_waiting",
+                "Requests that wait in the gateway until a worker can begin on them.",
+            )?,
+            hold: d.register(Histogram::with_opts(
+                HistogramOpts::new(
+                    "keyway_request_wait_seconds",
+                    "How long requests waited in the gateway until a worker could begin on them.",
+                )
+                .buckets(TTFT_BUCKETS.to_vec()),
+            ))?,
             index_bytes: d.gauge("keyway_index_bytes", "Memory held by the prefix index.")?,
             index_blocks: d.gauge("keyway_index_blocks", "Block residencies in the prefix index.")?,
             index_expected: d.gauge(

@@ -40,6 +40,7 @@ pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream,
         if ready != was_ready {
             let models = worker.models().into_iter().map(|m| m.id).collect::<Vec<_>>().join(", ");
             tracing::info!(worker = %worker.name, ready, models, "worker changed state");
+            router.fleet_changed();
         }
     }
 }

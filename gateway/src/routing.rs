@@ -1,7 +1,9 @@
-//! From a request to a worker: asks the index and the fleet, lets `keyway_core::route` choose and record the choice at
-//! once, so that the next request of a burst already sees it. The ticket undoes what did not come true; what an answer
+//! From a request to a worker: asks the index and the fleet, lets `keyway_core` say which request begins where
+//! (`routing/holding.rs`), and records the choice at once, so that the next request of a burst already sees it. The ticket
+//! undoes what did not come true; what an answer
 //! says of the cache corrects what is believed of it (`routing/truth.rs`).
 
+mod holding;
 mod setting;
 mod ticket;
 mod truth;
@@ -10,7 +12,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -18,23 +20,23 @@ use std::{
 use dashmap::DashMap;
 use keyway_core::{
     fill_matches,
-    index::{Placement, PrefixIndex, WorkerId},
+    index::{Placement, PrefixIndex},
     pick::{Candidate, Pick, Policy, Turn, pick},
-    route_views,
+    waiting_room::{RoomRules, WaitingRoom},
 };
 use keyway_wire::block_hash::HashKey;
 use parking_lot::Mutex;
 
+use self::holding::Held;
 pub use self::setting::{Setting, View};
 pub use self::ticket::Ticket;
 
 use crate::{
     clock::Clock,
     decision_log::DecisionLog,
-    error::Error,
     fleet::{Fleet, Worker},
     metrics::Metrics,
-    request::{KeyerConfig, RequestInfo},
+    request::KeyerConfig,
 };
 
 /// Routes requests.
@@ -52,6 +54,13 @@ pub struct Router {
     turn: AtomicU64,
     bytes_per_token: DashMap<String, f64>,
     decision_log: Option<DecisionLog>,
+    /// Whether requests wait here for a worker that can begin.
+    holds: bool,
+    room: Mutex<WaitingRoom<Held>>,
+    /// Requests in the room, to know without its lock that there are none.
+    holding: AtomicUsize,
+    /// When the room is looked at again.
+    alarm: Mutex<Option<Duration>>,
 }
 
 /// Where a request goes, and what keeps that true.
@@ -87,7 +96,18 @@ impl Router {
             turn: AtomicU64::new(0),
             bytes_per_token: DashMap::new(),
             decision_log: None,
+            holds: true,
+            room: Mutex::new(WaitingRoom::new(RoomRules::default())),
+            holding: AtomicUsize::new(0),
+            alarm: Mutex::default(),
         }
+    }
+
+    /// Lets requests wait by these rules; without, each is sent as it comes.
+    #[must_use]
+    pub fn with_room(self, rules: Option<RoomRules>) -> Self {
+        let room = Mutex::new(WaitingRoom::new(rules.unwrap_or_default()));
+        Self { holds: rules.is_some(), room, ..self }
     }
 
     /// Logs choices from now on.
@@ -116,28 +136,6 @@ impl Router {
         f(&mut self.index.lock())
     }
 
-    /// Chooses a worker that was not `tried` yet, and records the placement.
-    pub fn choose(self: &Arc<Self>, request: &RequestInfo, tried: &[WorkerId]) -> Result<Choice, Error> {
-        let setting = self.setting(request, tried)?;
-        let turn = Turn { counter: self.turn.fetch_add(1, Ordering::Relaxed), random: fastrand::u64(..) };
-        let views = setting.request_views();
-        self.finish_lingering();
-        let mut index = self.index.lock();
-        let mut candidates = setting.candidates(self.now());
-        let (pick, placement) =
-            route_views(self.policy, &views, &setting.view_of, &mut candidates, &turn, &mut index)
-                .ok_or(Error::NoWorker)?;
-        let worker = Arc::clone(&setting.workers[pick.index]);
-        // The load counts before the lock opens, so that two requests of a burst never see the same queue.
-        let ticket = Ticket::start(Arc::clone(self), Arc::clone(&worker), placement, pick.uncached_tokens);
-        drop(index);
-        if let Some(log) = &self.decision_log {
-            log.choice(request, &setting, &candidates, &pick);
-        }
-        self.metrics.picks.with_label_values(&[worker.name.as_str(), pick.reason.as_str()]).inc();
-        Ok(Choice { worker, pick, ticket })
-    }
-
     /// What would be chosen; nothing is recorded.
     pub fn preview(&self, setting: &Setting) -> Option<(Vec<Candidate>, Pick)> {
         let turn = Turn { counter: self.turn.load(Ordering::Relaxed), random: fastrand::u64(..) };
@@ -162,6 +160,11 @@ impl Router {
     /// A worker answered.
     pub fn worker_answered(&self, worker: &Worker) {
         worker.with_health(|health| health.on_success(self.now()));
+    }
+
+    /// Who may be chosen has changed: those who wait may go elsewhere now.
+    pub fn fleet_changed(self: &Arc<Self>) {
+        self.pump();
     }
 
     /// Brings the gauges that nobody adds to up to date, before a scrape.

@@ -61,7 +61,7 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
         keyer,
         config.index_bytes,
     );
-    let router = Arc::new(router.with_log(log.transpose()?));
+    let router = Arc::new(router.with_log(log.transpose()?).with_room(config.room));
     let mut background = Vec::new();
     for worker in fleet.all() {
         if let Some(source) = worker.kv_source().cloned() {

@@ -28,10 +28,10 @@ pub struct LoadSnapshot {
 }
 
 impl Load {
-    /// A request with this much prefill of its own was sent.
-    pub fn start(&self, now: Duration, uncached_tokens: u64) -> Waiting {
+    /// A request with this much prefill of its own was sent. `streams`: its first token will be seen when it is made.
+    pub fn start(&self, now: Duration, uncached_tokens: u64, streams: bool) -> Waiting {
         self.requests.fetch_add(1, Relaxed);
-        self.pace().start(now, uncached_tokens)
+        self.pace().start(now, uncached_tokens, streams)
     }
 
     /// Its first token came: its prefill no longer waits.
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn waiting_ends_with_the_first_token_and_the_request_with_its_body() {
         let load = Load::default();
-        let (first, second) = (load.start(NOW, 100), load.start(NOW, 50));
+        let (first, second) = (load.start(NOW, 100, true), load.start(NOW, 50, true));
         let seen = || (load.snapshot(NOW, 1.0).requests, load.snapshot(NOW, 1.0).waiting_prefill_tokens);
         assert_eq!(seen(), (2, 150));
         load.first_token(NOW, &first);
@@ -107,7 +107,7 @@ mod tests {
                 let load = &load;
                 scope.spawn(move || {
                     for _ in 0..1000 {
-                        let waiting = load.start(NOW, tokens);
+                        let waiting = load.start(NOW, tokens, true);
                         load.first_token(NOW, &waiting);
                         load.end();
                     }

@@ -12,8 +12,8 @@ const MAX_BUSY_SHARE: f64 = 0.95;
 /// What is known of one worker's prefill.
 #[derive(Debug, Clone, Default)]
 pub struct Pace {
-    /// Requests without a first token, in the order sent: a number, and uncached prompt tokens.
-    waiting: VecDeque<(u64, u64)>,
+    /// Requests without a first token, in the order sent.
+    waiting: VecDeque<Prefill>,
     waiting_tokens: u64,
     next: u64,
     /// Since when the first of `waiting` is taken to be in prefill.
@@ -24,6 +24,15 @@ pub struct Pace {
     arrivals: f64,
     /// Share of time in which somebody waited for a first token.
     busy: f64,
+}
+
+#[derive(Debug, Clone)]
+struct Prefill {
+    number: u64,
+    /// Uncached prompt tokens that are not known to be computed.
+    tokens: u64,
+    /// Whether its first token will be seen: that of an answer that does not stream comes with its last.
+    seen: bool,
 }
 
 /// Names one request that waits, from [`Pace::start`].
@@ -42,8 +51,8 @@ pub struct PaceSnapshot {
 }
 
 impl Pace {
-    /// A request with this much prefill of its own was sent.
-    pub fn start(&mut self, now: Duration, uncached_tokens: u64) -> Waiting {
+    /// A request with this much prefill of its own was sent. `streams`: its first token will be seen when it is made.
+    pub fn start(&mut self, now: Duration, uncached_tokens: u64, streams: bool) -> Waiting {
         self.advance(now);
         self.arrivals += 1.0 / MEMORY_S;
         if self.waiting.is_empty() {
@@ -51,7 +60,7 @@ impl Pace {
         }
         let number = self.next;
         self.next += 1;
-        self.waiting.push_back((number, uncached_tokens));
+        self.waiting.push_back(Prefill { number, tokens: uncached_tokens, seen: streams });
         self.waiting_tokens += uncached_tokens;
         Waiting(number)
     }
@@ -59,25 +68,31 @@ impl Pace {
     /// Its first token came.
     pub fn first_token(&mut self, now: Duration, waiting: &Waiting) {
         self.advance(now);
-        if self.remove(waiting) {
+        if let Some(prefill) = self.remove(waiting).filter(|prefill| prefill.seen) {
             self.head_since = now;
+            // Prompts are computed in the order sent, so what was sent before it and cannot be seen is computed too.
+            for earlier in self.waiting.iter_mut().take_while(|other| other.number < prefill.number) {
+                if !earlier.seen {
+                    self.waiting_tokens -= std::mem::take(&mut earlier.tokens);
+                }
+            }
         }
     }
 
     /// It ended without a first token.
     pub fn cancelled(&mut self, now: Duration, waiting: &Waiting) {
         self.advance(now);
-        let was_first = self.waiting.front().is_some_and(|(number, _)| *number == waiting.0);
-        if self.remove(waiting) && was_first {
+        let was_first = self.waiting.front().is_some_and(|first| first.number == waiting.0);
+        if self.remove(waiting).is_some() && was_first {
             self.head_since = now;
         }
     }
 
-    /// The pace now, at this rate. The prompt in prefill counts as done in proportion to its time, until it is seen to
-    /// take longer.
+    /// The pace now, at this rate. Prompts count as done in proportion to the time since the last first token, but not
+    /// beyond the first whose own first token would have been seen.
     pub fn snapshot(&self, now: Duration, tokens_per_ms: f64) -> PaceSnapshot {
-        let head = self.waiting.front().map_or(0, |(_, tokens)| *tokens) as f64;
-        let done = (millis(now.saturating_sub(self.head_since)) * tokens_per_ms).min(head);
+        let possible = millis(now.saturating_sub(self.head_since)) * tokens_per_ms;
+        let done = possible.min(self.tokens_to_first_seen(possible));
         let (decay, busy) = self.faded(now);
         PaceSnapshot {
             backlog_ms: (self.waiting_tokens as f64 - done) / tokens_per_ms,
@@ -91,12 +106,24 @@ impl Pace {
         self.waiting_tokens
     }
 
-    fn remove(&mut self, waiting: &Waiting) -> bool {
+    fn remove(&mut self, waiting: &Waiting) -> Option<Prefill> {
         // In order of their numbers, and the one that ends is mostly the first.
-        let at = self.waiting.binary_search_by_key(&waiting.0, |(number, _)| *number);
-        let Some((_, tokens)) = at.ok().and_then(|at| self.waiting.remove(at)) else { return false };
-        self.waiting_tokens -= tokens;
-        true
+        let at = self.waiting.binary_search_by_key(&waiting.0, |prefill| prefill.number).ok()?;
+        let prefill = self.waiting.remove(at)?;
+        self.waiting_tokens -= prefill.tokens;
+        Some(prefill)
+    }
+
+    /// Tokens up to the first prompt whose first token will be seen, with it; counted no further than `enough`.
+    fn tokens_to_first_seen(&self, enough: f64) -> f64 {
+        let mut tokens = 0.0;
+        for prefill in &self.waiting {
+            tokens += prefill.tokens as f64;
+            if prefill.seen || tokens >= enough {
+                break;
+            }
+        }
+        tokens
     }
 
     /// What is left by now of a number learned, and the busy share.
@@ -141,7 +168,7 @@ mod tests {
         let mut tickets: Vec<Option<Waiting>> = (0..n).map(|_| None).collect();
         for (at, starts, i) in events {
             if starts {
-                tickets[i] = Some(pace.start(s(at), tokens));
+                tickets[i] = Some(pace.start(s(at), tokens, true));
             } else {
                 pace.first_token(s(at), tickets[i].as_ref().unwrap());
             }
@@ -164,8 +191,8 @@ mod tests {
     #[test]
     fn the_backlog_falls_with_time_but_not_below_what_has_not_begun() {
         let mut pace = Pace::default();
-        let first = pace.start(s(1.0), 2_000);
-        let second = pace.start(s(1.0), 500);
+        let first = pace.start(s(1.0), 2_000, true);
+        let second = pace.start(s(1.0), 500, true);
         assert_eq!(pace.snapshot(s(1.0), 1.0).backlog_ms, 2_500.0);
         assert_eq!(pace.snapshot(s(2.5), 1.0).backlog_ms, 1_000.0);
         assert_eq!(pace.snapshot(s(60.0), 1.0).backlog_ms, 500.0, "the head takes longer than thought");
@@ -174,5 +201,22 @@ mod tests {
         pace.first_token(s(61.5), &second);
         pace.first_token(s(61.5), &second);
         assert_eq!((pace.waiting_tokens(), pace.snapshot(s(61.5), 1.0).backlog_ms), (0, 0.0));
+    }
+
+    #[test]
+    fn answers_that_do_not_stream_are_taken_to_be_prefilled_in_time() {
+        let mut pace = Pace::default();
+        let whole: Vec<_> = (0..3).map(|_| pace.start(s(0.0), 1_000, false)).collect();
+        assert_eq!(pace.snapshot(s(1.5), 1.0).backlog_ms, 1_500.0);
+        assert_eq!(pace.snapshot(s(9.0), 1.0).backlog_ms, 0.0, "they may decode for long");
+        let streamed = pace.start(s(9.0), 400, true);
+        let after = pace.start(s(9.0), 300, false);
+        assert_eq!(pace.snapshot(s(9.0), 1.0).backlog_ms, 300.0);
+        pace.first_token(s(9.5), &streamed);
+        assert_eq!((pace.waiting_tokens(), pace.snapshot(s(9.5), 1.0).backlog_ms), (300, 300.0));
+        for waiting in whole.iter().chain([&after]) {
+            pace.first_token(s(10.0), waiting);
+        }
+        assert_eq!((pace.waiting_tokens(), pace.snapshot(s(10.0), 1.0).backlog_ms), (0, 0.0));
     }
 }

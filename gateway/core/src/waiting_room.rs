@@ -14,6 +14,12 @@ use std::time::Duration;
 
 use crate::index::WorkerId;
 
+/// Bounds of the pause until the next look at those who wait, in milliseconds: a prediction that has not come true is
+/// not asked again at once, and one that is far off not believed for long.
+const MIN_PAUSE_MS: f64 = 2.0;
+/// See above.
+const MAX_PAUSE_MS: f64 = 1_000.0;
+
 /// When requests begin.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct RoomRules {
@@ -75,6 +81,8 @@ pub struct WaitingRoom<R> {
     rules: RoomRules,
     waiting: Vec<Entry<R>>,
     next: u64,
+    /// When somebody may begin although nothing happens.
+    wake: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -107,7 +115,7 @@ impl Ahead {
 impl<R> WaitingRoom<R> {
     /// An empty room.
     pub fn new(rules: RoomRules) -> Self {
-        Self { rules, waiting: Vec::new(), next: 0 }
+        Self { rules, waiting: Vec::new(), next: 0, wake: None }
     }
 
     /// A request came; `own_ms` is its prefill where it is least. It begins with the next [`WaitingRoom::release`].
@@ -134,9 +142,10 @@ impl<R> WaitingRoom<R> {
         self.waiting.is_empty()
     }
 
-    /// When [`WaitingRoom::release`] must be called although nothing happened: somebody will have waited for long enough.
-    pub fn deadline(&self) -> Option<Duration> {
-        self.waiting.iter().map(|entry| entry.arrived + self.rules.max_wait).min()
+    /// When [`WaitingRoom::release`] is to be called again if nothing happens before: a backlog will have fallen to the
+    /// horizon if all goes as predicted, or somebody will have waited for long enough.
+    pub fn wake(&self) -> Option<Duration> {
+        self.wake.filter(|_| !self.waiting.is_empty())
     }
 
     /// Begins what can be begun now. A request that nobody may have begins too, for the desk to refuse.
@@ -145,12 +154,14 @@ impl<R> WaitingRoom<R> {
         let mut ahead = Ahead::default();
         let mut surplus = self.waiting.len().saturating_sub(self.rules.max_waiting);
         let mut kept = Vec::new();
+        let mut wake: Option<Duration> = None;
         for mut entry in self.waiting.drain(..) {
             let Some((quote, plan)) = desk.quote(&entry.request, &ahead) else {
                 desk.begin(entry.request, None);
                 continue;
             };
-            let open = quote.backlog_ms + ahead.of(quote.worker) <= self.rules.horizon_ms;
+            let excess_ms = quote.backlog_ms + ahead.of(quote.worker) - self.rules.horizon_ms;
+            let open = excess_ms <= 0.0;
             let overdue = now.saturating_sub(entry.arrived) >= self.rules.max_wait;
             if open || overdue || surplus > 0 {
                 surplus = surplus.saturating_sub(1);
@@ -158,10 +169,14 @@ impl<R> WaitingRoom<R> {
             } else {
                 entry.own_ms = quote.own_ms;
                 ahead.add(quote.worker, quote.own_ms);
+                let pause = Duration::from_secs_f64(excess_ms.clamp(MIN_PAUSE_MS, MAX_PAUSE_MS) / 1e3);
+                let due = (now + pause).min(entry.arrived + self.rules.max_wait);
+                wake = Some(wake.map_or(due, |wake| wake.min(due)));
                 kept.push(entry);
             }
         }
         self.waiting = kept;
+        self.wake = wake;
     }
 
     fn order(&mut self, now: Duration) {

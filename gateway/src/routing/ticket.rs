@@ -34,13 +34,14 @@ impl Ticket {
         worker: Arc<Worker>,
         placement: Placement,
         uncached_tokens: u64,
+        streams: bool,
     ) -> Self {
         let label = [worker.name.as_str()];
         let in_flight = router.metrics.worker_in_flight.with_label_values(&label);
         let waiting_tokens = router.metrics.waiting_prefill_tokens.with_label_values(&label);
         let sent = router.now();
         let tokens_before_first = worker.load.waiting_prefill_tokens() + uncached_tokens;
-        let waiting = Some(worker.load.start(sent, uncached_tokens));
+        let waiting = Some(worker.load.start(sent, uncached_tokens, streams));
         in_flight.inc();
         waiting_tokens.add(uncached_tokens as i64);
         Self {
@@ -100,6 +101,7 @@ impl Ticket {
             self.worker.load.cancelled(now, &waiting);
         }
         self.waiting_tokens.sub(self.uncached_tokens as i64);
+        self.router.pump();
         true
     }
 }
@@ -142,5 +144,6 @@ impl Drop for Ticket {
                 self.router.index.lock().withdraw(placement);
             }
         }
+        self.router.pump();
     }
 }

@@ -110,7 +110,7 @@ impl Desk<(usize, Prompt)> for Fleet {
         let held = self.holds[worker].contains(&prompt.prefix);
         let uncached = (prompt.own + if held { 0 } else { prompt.shared }) * BLOCK;
         self.holds[worker].insert(prompt.prefix);
-        let waiting = self.loads[worker].start(s(self.now), uncached);
+        let waiting = self.loads[worker].start(s(self.now), uncached, true);
         self.free_at[worker] = self.free_at[worker].max(self.now) + uncached as f64 / RATE_PER_S;
         self.coming.push((self.free_at[worker], worker, waiting));
         self.ttft.insert(number, self.free_at[worker] - prompt.at);
@@ -123,14 +123,12 @@ fn run(fleet: &mut Fleet, rules: RoomRules, prompts: &[Prompt]) {
     let mut room = WaitingRoom::new(rules);
     let mut next = 0;
     while next < prompts.len() || !room.is_empty() {
+        // As a gateway: at the next arrival or first token, or when the room asks for it.
         let arrival = prompts.get(next).map(|prompt| prompt.at);
-        // As a gateway: at the next arrival, first token, or moment at which a backlog has fallen to the horizon.
-        let horizon = rules.horizon_ms / 1e3;
-        let open = fleet.free_at.iter().map(|free| free - horizon + 1e-6).filter(|at| *at > fleet.now);
         let first = fleet.coming.iter().map(|(at, ..)| *at).filter(|at| *at > fleet.now);
-        let wake =
-            open.chain(first).filter(|_| !room.is_empty()).chain(arrival).fold(f64::INFINITY, f64::min);
-        fleet.now = fleet.now.max(wake.min(fleet.now + 5.0));
+        let wake = room.wake().map(|at| at.as_secs_f64());
+        let then = first.chain(wake).filter(|_| !room.is_empty()).chain(arrival).fold(f64::INFINITY, f64::min);
+        fleet.now = fleet.now.max(then);
         fleet.first_tokens();
         while prompts.get(next).is_some_and(|prompt| prompt.at <= fleet.now) {
             let own_ms = prompts[next].own as f64 * BLOCK as f64 / RATE_PER_S * 1e3;
@@ -198,7 +196,10 @@ fn nobody_waits_longer_than_the_rules_say() {
         room.enter(s(0.0), 1.0, (i, Prompt { at: 0.0, prefix: i as u32, shared: 0, own }));
     }
     room.release(s(0.0), &mut fleet);
-    assert_eq!((fleet.begun.clone(), room.len(), room.deadline()), (vec![0], 1, Some(s(20.0))));
+    assert_eq!((fleet.begun.clone(), room.len(), room.wake()), (vec![0], 1, Some(s(1.0))));
+    fleet.now = 19.5;
+    room.release(s(19.5), &mut fleet);
+    assert_eq!((room.len(), room.wake()), (1, Some(s(20.0))));
     fleet.now = 20.0;
     room.release(s(20.0), &mut fleet);
     assert_eq!((fleet.begun, room.is_empty()), (vec![0, 1], true));
@@ -244,7 +245,7 @@ fn who_leaves_does_not_begin_and_who_has_begun_cannot_leave() {
     fleet.now = 100.0;
     fleet.first_tokens();
     room.release(s(100.0), &mut fleet);
-    assert_eq!((fleet.begun, room.deadline()), (vec![0, 2], None));
+    assert_eq!((fleet.begun, room.wake()), (vec![0, 2], None));
 }
 
 proptest! {
