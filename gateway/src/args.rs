@@ -50,7 +50,7 @@ pub enum Command {
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
     /// Check the configuration and print what would be in force.
-    Check(ServeArgs),
+    Check(Box<ServeArgs>),
     /// Print the file's JSON Schema, for editors.
     Schema,
 }

@@ -76,11 +76,11 @@ impl Follower {
         let recovery = if source.replay.is_some() { Recovery::Snapshot } else { Recovery::Nothing };
         let feed = KvFeed::new(worker.residency.token_id, router.hash_key(), recovery, KV_FEED_BLOCKS_MAX);
         let label = [worker.name.as_str()];
-        metrics.kv_trusted.with_label_values(&label).set(0);
+        metrics.caches.kv_trusted.with_label_values(&label).set(0);
         Self {
-            live: metrics.kv_batches.with_label_values(&[worker.name.as_str(), "live"]),
-            replayed: metrics.kv_batches.with_label_values(&[worker.name.as_str(), "replay"]),
-            lag: metrics.kv_lag.with_label_values(&label),
+            live: metrics.caches.kv_batches.with_label_values(&[worker.name.as_str(), "live"]),
+            replayed: metrics.caches.kv_batches.with_label_values(&[worker.name.as_str(), "replay"]),
+            lag: metrics.caches.kv_lag.with_label_values(&label),
             worker,
             source,
             router,
@@ -197,7 +197,7 @@ impl Follower {
         }
         if self.feed.is_synced() && self.worker.residency.set_trusted(true) {
             self.router.with_index(|index| index.set_exact(self.worker.residency.token_id, true));
-            self.metrics.kv_trusted.with_label_values(&[&self.worker.name]).set(1);
+            self.metrics.caches.kv_trusted.with_label_values(&[&self.worker.name]).set(1);
             self.told = false;
             tracing::info!(worker = %self.worker.name, "KV events are followed");
         }
@@ -223,7 +223,7 @@ impl Follower {
 
     /// The events say nothing any more that can be relied on. Returns whether they did before.
     fn distrust(&mut self, error: &io::Error) -> bool {
-        self.metrics.kv_trusted.with_label_values(&[&self.worker.name]).set(0);
+        self.metrics.caches.kv_trusted.with_label_values(&[&self.worker.name]).set(0);
         let trusted = self.worker.residency.set_trusted(false);
         if trusted {
             // From here on what it held last is the state of a model.
@@ -241,12 +241,16 @@ impl Follower {
 
     fn count_replay(&self, complete: bool) {
         let outcome = if complete { "complete" } else { "given_up" };
-        self.metrics.kv_replays.with_label_values(&[self.worker.name.as_str(), outcome]).inc();
+        self.metrics.caches.kv_replays.with_label_values(&[self.worker.name.as_str(), outcome]).inc();
     }
 
     fn problem(&self, kind: &str, count: u64) {
         if count > 0 {
-            self.metrics.kv_problems.with_label_values(&[self.worker.name.as_str(), kind]).inc_by(count);
+            self.metrics
+                .caches
+                .kv_problems
+                .with_label_values(&[self.worker.name.as_str(), kind])
+                .inc_by(count);
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Every series of the gateway, declared once. Labels are closed sets or names from the fleet, so a client cannot
 //! make series; what lies outside is `other`. Each gateway instance has its own registry.
 
+mod caches;
+
 use std::collections::HashSet;
 
 use parking_lot::Mutex;
@@ -9,6 +11,7 @@ use prometheus::{
     Registry, TextEncoder, core::Collector,
 };
 
+pub use self::caches::CacheMetrics;
 use crate::limits::MAX_MODEL_LABELS;
 
 /// Seconds, from a cached short prompt to a cold 1M-token one.
@@ -60,32 +63,8 @@ pub struct Metrics {
     pub index_bytes: IntGauge,
     /// `keyway_index_blocks`.
     pub index_blocks: IntGauge,
-    /// `keyway_index_expected_blocks`.
-    pub index_expected: IntGauge,
-    /// `keyway_worker_cached_blocks{worker}`.
-    pub worker_blocks: IntGaugeVec,
-    /// `keyway_worker_cache_capacity_tokens{worker}`: 0 where it is unknown.
-    pub worker_capacity: IntGaugeVec,
-    /// `keyway_worker_prefill_tokens_per_second{worker}`: 0 until enough answers have told.
-    pub worker_rate: GaugeVec,
-    /// `keyway_predictions_total{worker,result="right|over|under"}`.
-    pub predictions: IntCounterVec,
-    /// `keyway_prediction_error_tokens_total{worker,direction="over|under"}`.
-    pub prediction_error: IntCounterVec,
-    /// `keyway_token_keyer_requests_total{model,outcome="tokens|overflow|unsupported|failed"}`.
-    pub token_keyer: IntCounterVec,
-    /// `keyway_decision_log_lines_total{outcome="written|dropped"}`.
-    pub decision_log: IntCounterVec,
-    /// `keyway_kv_events_trusted{worker}`.
-    pub kv_trusted: IntGaugeVec,
-    /// `keyway_kv_event_batches_total{worker,source="live|replay"}`.
-    pub kv_batches: IntCounterVec,
-    /// `keyway_kv_event_problems_total{worker,kind}`.
-    pub kv_problems: IntCounterVec,
-    /// `keyway_kv_replays_total{worker,outcome="complete|given_up"}`.
-    pub kv_replays: IntCounterVec,
-    /// `keyway_kv_event_lag_seconds{worker}`.
-    pub kv_lag: GaugeVec,
+    /// What is believed of workers' caches, and how true it is.
+    pub caches: CacheMetrics,
 }
 
 struct Declare(Registry);
@@ -107,6 +86,10 @@ impl Declare {
 
     fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
         self.register(IntGaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    fn real_gauges(&self, name: &str, help: &str) -> prometheus::Result<GaugeVec> {
+        self.register(GaugeVec::new(Opts::new(name, help), &["worker"]))
     }
 
     fn histograms(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<HistogramVec> {
@@ -194,72 +177,7 @@ impl Metrics {
             ))?,
             index_bytes: d.gauge("keyway_index_bytes", "Memory held by the prefix index.")?,
             index_blocks: d.gauge("keyway_index_blocks", "Block residencies in the prefix index.")?,
-            index_expected: d.gauge(
-                "keyway_index_expected_blocks",
-                "Blocks under way at workers with KV events and not announced yet.",
-            )?,
-            worker_blocks: d.gauges(
-                "keyway_worker_cached_blocks",
-                "Blocks that the index believes a worker to hold.",
-                &["worker"],
-            )?,
-            worker_capacity: d.gauges(
-                "keyway_worker_cache_capacity_tokens",
-                "Tokens that a worker's cache is believed to hold; 0 where that is unknown.",
-                &["worker"],
-            )?,
-            worker_rate: d.register(GaugeVec::new(
-                Opts::new(
-                    "keyway_worker_prefill_tokens_per_second",
-                    "How fast a worker computes prompts, by its answers' first tokens; 0 until that is known.",
-                ),
-                &["worker"],
-            ))?,
-            predictions: d.counter(
-                "keyway_predictions_total",
-                "Answers by whether as many tokens were cached as the index predicted, within a block of tokens \
-                 (or two where the prompt was known by its text).",
-                &["worker", "result"],
-            )?,
-            prediction_error: d.counter(
-                "keyway_prediction_error_tokens_total",
-                "Tokens by which predictions of cached tokens were too high (over) or too low (under).",
-                &["worker", "direction"],
-            )?,
-            token_keyer: d.counter(
-                "keyway_token_keyer_requests_total",
-                "Requests for models with a tokenizer: routed by their tokens, or why by their text.",
-                &["model", "outcome"],
-            )?,
-            decision_log: d.counter(
-                "keyway_decision_log_lines_total",
-                "Choices sampled for the decision log, by what became of them.",
-                &["outcome"],
-            )?,
-            kv_trusted: d.gauges(
-                "keyway_kv_events_trusted",
-                "1 where the index holds exactly what a worker's KV events say.",
-                &["worker"],
-            )?,
-            kv_batches: d.counter(
-                "keyway_kv_event_batches_total",
-                "Batches of KV events received, live or replayed.",
-                &["worker", "source"],
-            )?,
-            kv_problems: d.counter(
-                "keyway_kv_event_problems_total",
-                "What was wrong with KV events: gaps, restarts, what could not be read or placed.",
-                &["worker", "kind"],
-            )?,
-            kv_replays: d.counter(
-                "keyway_kv_replays_total",
-                "Requests for missed KV events, by how they ended.",
-                &["worker", "outcome"],
-            )?,
-            kv_lag: d.register(GaugeVec::new(
-                Opts::new("keyway_kv_event_lag_seconds", "Age of the last live batch when it came."),
-                &["worker"],
-            ))?,
+            caches: CacheMetrics::declare(&d)?,
             model_labels: Mutex::new(HashSet::new()),
             registry: d.0,
         })

@@ -44,7 +44,7 @@ pub enum Prompt {
 
 /// A chat request, as far as its prompt depends on it.
 #[derive(Deserialize)]
-struct Chat {
+struct Conversation {
     messages: Vec<Map<String, Value>>,
     tools: Option<Value>,
     documents: Option<Value>,
@@ -73,7 +73,7 @@ pub fn read(path: &str, body: &[u8], template: &ChatTemplate) -> Result<Vec<Prom
 }
 
 fn chat(body: &[u8], template: &ChatTemplate) -> Result<Prompt, Unknown> {
-    let chat: Chat = serde_json::from_slice(body).map_err(|_| Unknown::Unsupported)?;
+    let chat: Conversation = serde_json::from_slice(body).map_err(|_| Unknown::Unsupported)?;
     if chat.chat_template.is_some_and(|template| !template.is_null()) {
         return Err(Unknown::Unsupported);
     }

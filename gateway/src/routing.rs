@@ -179,15 +179,15 @@ impl Router {
             if residency.token_id != worker.id {
                 blocks += index.resident(residency.token_id);
             }
-            self.metrics.worker_blocks.with_label_values(&label).set(blocks as i64);
+            self.metrics.caches.worker_blocks.with_label_values(&label).set(blocks as i64);
             let rate = worker.rate.lock().tokens_per_second();
-            self.metrics.worker_rate.with_label_values(&label).set(rate.unwrap_or(0.0));
+            self.metrics.caches.worker_rate.with_label_values(&label).set(rate.unwrap_or(0.0));
             let capacity = residency.capacity.lock().tokens();
-            self.metrics.worker_capacity.with_label_values(&label).set(capacity.unwrap_or(0) as i64);
+            self.metrics.caches.worker_capacity.with_label_values(&label).set(capacity.unwrap_or(0) as i64);
         }
         self.metrics.index_bytes.set(index.bytes() as i64);
         self.metrics.index_blocks.set(index.len() as i64);
-        self.metrics.index_expected.set(index.expected() as i64);
+        self.metrics.caches.index_expected.set(index.expected() as i64);
     }
 
     /// Time as the routing core takes it.

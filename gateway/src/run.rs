@@ -52,7 +52,7 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     let tokens = TokenKeyer::load(tokenizers, Arc::clone(&metrics)).map_err(io::Error::other)?;
     let tokens = Arc::new(tokens);
     let log = config.decision_log.as_ref();
-    let log = log.map(|(path, share)| DecisionLog::open(path, *share, metrics.decision_log.clone()));
+    let log = log.map(|(path, share)| DecisionLog::open(path, *share, metrics.caches.decision_log.clone()));
     let router = Router::new(
         Arc::clone(&fleet),
         Arc::clone(&metrics),

@@ -99,7 +99,7 @@ impl TokenKeyer {
             }
         };
         let outcome = result.as_ref().err().map_or("tokens", |unknown| unknown.as_str());
-        self.metrics.token_keyer.with_label_values(&[name, outcome]).inc();
+        self.metrics.caches.token_keyer.with_label_values(&[name, outcome]).inc();
         if result.is_err() && self.told.lock().insert((name.to_owned(), outcome)) {
             tracing::warn!(
                 model = name,
@@ -170,7 +170,7 @@ mod tests {
         assert!(keyer.tokens("/v1/chat/completions", &chat("short"), Some("m")).await.is_some());
         drop(taken);
         assert!(keyer.tokens("/v1/chat/completions", &long, Some("m")).await.is_some());
-        let count = |outcome| keyer.metrics.token_keyer.with_label_values(&["m", outcome]).get();
+        let count = |outcome| keyer.metrics.caches.token_keyer.with_label_values(&["m", outcome]).get();
         assert_eq!((count("tokens"), count("overflow")), (3, 1));
     }
 

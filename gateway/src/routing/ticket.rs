@@ -66,7 +66,7 @@ impl Ticket {
 
     /// The first event of a stream is here, which tells how fast the worker is.
     pub fn stream_began(&mut self) {
-        let seconds = (self.router.now() - self.sent).as_secs_f64();
+        let seconds = self.router.now().saturating_sub(self.sent).as_secs_f64();
         self.worker.rate.lock().observe(self.tokens_before_first, seconds);
         self.first_token();
     }
@@ -127,7 +127,9 @@ impl Router {
         drop(lingering);
         if !finished.is_empty() {
             let mut index = self.index.lock();
-            finished.into_iter().for_each(|(_, placement)| index.finish(placement));
+            for (_, placement) in finished {
+                index.finish(placement);
+            }
         }
     }
 }

@@ -30,9 +30,9 @@ impl Router {
             _ => "right",
         };
         let name = worker.name.as_str();
-        self.metrics.predictions.with_label_values(&[name, result]).inc();
+        self.metrics.caches.predictions.with_label_values(&[name, result]).inc();
         for (direction, tokens) in [("over", over), ("under", under)] {
-            self.metrics.prediction_error.with_label_values(&[name, direction]).inc_by(tokens);
+            self.metrics.caches.prediction_error.with_label_values(&[name, direction]).inc_by(tokens);
         }
         let exact = by_tokens && residency.trusted();
         if exact && usage.prompt_tokens.saturating_sub(reported) > 2 * block_tokens {

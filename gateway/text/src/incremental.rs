@@ -78,15 +78,14 @@ impl IncrementalTokenizer {
             let name = self.name(segment);
             // The lock is not held while tokenising.
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(name);
-            let tokens = match known {
-                Some(tokens) => tokens,
-                None => {
-                    new_bytes += segment.len();
-                    let tokens: Arc<[u32]> = self.tokenizer.encode(segment, false)?.into();
-                    let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-                    known.insert(name, Arc::clone(&tokens));
-                    tokens
-                }
+            let tokens = if let Some(tokens) = known {
+                tokens
+            } else {
+                new_bytes += segment.len();
+                let tokens: Arc<[u32]> = self.tokenizer.encode(segment, false)?.into();
+                let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+                known.insert(name, Arc::clone(&tokens));
+                tokens
             };
             ids.extend_from_slice(&tokens);
         }
