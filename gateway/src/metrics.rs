@@ -103,8 +103,7 @@ impl Metrics {
         let d = Declare(Registry::new());
         let build = d.gauges("keyway_build_info", "Always 1; the version is in the label.", &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let routing =
-            HistogramOpts::new("keyway_routing_seconds", "Time to read and hash a request.");
+        let routing = HistogramOpts::new("keyway_routing_seconds", "Time to read and hash a request.");
         Ok(Self {
             requests: d.counter(
                 "keyway_requests_total",

@@ -140,7 +140,14 @@ mod tests {
     fn candidate(backlog_ms: f64, requests: u64, arrivals_per_s: f64, busy_share: f64) -> Candidate {
         let pace = PaceSnapshot { backlog_ms, arrivals_per_ms: arrivals_per_s / 1e3, busy_share };
         let load = LoadSnapshot { requests, waiting_prefill_tokens: 0, pace };
-        Candidate { worker: WorkerId(0), load, ahead_ms: 0.0, matched_blocks: 0, tokens_per_ms: 5.0, weight: 1.0 }
+        Candidate {
+            worker: WorkerId(0),
+            load,
+            ahead_ms: 0.0,
+            matched_blocks: 0,
+            tokens_per_ms: 5.0,
+            weight: 1.0,
+        }
     }
 
     #[test]

@@ -157,10 +157,8 @@ impl Counter<'_> {
 
     fn plan(&self, held: &Held, ahead: &Ahead) -> Option<Plan> {
         let setting = &held.setting;
-        let turn = Turn {
-            counter: self.router.turn.fetch_add(1, Ordering::Relaxed),
-            random: fastrand::u64(..),
-        };
+        let turn =
+            Turn { counter: self.router.turn.fetch_add(1, Ordering::Relaxed), random: fastrand::u64(..) };
         let views = setting.request_views();
         let mut candidates = setting.candidates(self.now);
         fill_matches(&views, &setting.view_of, &mut candidates, &self.index);
@@ -185,7 +183,8 @@ impl Desk<Held> for Counter<'_> {
         let chosen = &plan.candidates[plan.pick.index];
         // Other policies do not look at queues, so none is a reason to wait.
         // Nor does a request without a prompt wait.
-        let waits = self.router.holds && self.router.policy == Policy::Prefix && held.setting.prompt_tokens > 0;
+        let waits =
+            self.router.holds && self.router.policy == Policy::Prefix && held.setting.prompt_tokens > 0;
         let backlog_ms = if waits { chosen.load.pace.backlog_ms } else { f64::NEG_INFINITY };
         let quote = Quote { worker: chosen.worker, backlog_ms, own_ms: plan.pick.cost.own_ms };
         Some((quote, plan))

@@ -24,4 +24,5 @@ mod routing;
 mod secrets;
 mod streaming;
 mod upstream_failure;
+mod waiting;
 mod zero_config;

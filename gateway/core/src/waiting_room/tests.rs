@@ -127,7 +127,8 @@ fn run(fleet: &mut Fleet, rules: RoomRules, prompts: &[Prompt]) {
         let arrival = prompts.get(next).map(|prompt| prompt.at);
         let first = fleet.coming.iter().map(|(at, ..)| *at).filter(|at| *at > fleet.now);
         let wake = room.wake().map(|at| at.as_secs_f64());
-        let then = first.chain(wake).filter(|_| !room.is_empty()).chain(arrival).fold(f64::INFINITY, f64::min);
+        let then =
+            first.chain(wake).filter(|_| !room.is_empty()).chain(arrival).fold(f64::INFINITY, f64::min);
         fleet.now = fleet.now.max(then);
         fleet.first_tokens();
         while prompts.get(next).is_some_and(|prompt| prompt.at <= fleet.now) {
