@@ -1,5 +1,5 @@
-//! The second listener, for operators: liveness, readiness, metrics, the fleet, why a request would go where. Loopback by default; never the
-//! clients' port.
+//! The second listener, for operators: liveness, readiness, metrics, the fleet, why a request would go where. Loopback
+//! by default; never the clients' port.
 
 use std::{convert::Infallible, sync::Arc};
 

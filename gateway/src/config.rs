@@ -112,7 +112,8 @@ pub struct WorkerTable {
     pub weight: Option<f64>,
     /// File that holds the key sent to it as a bearer token, instead of the client's.
     pub api_key_file: Option<PathBuf>,
-    /// Where it publishes its KV events: `tcp://HOST:PORT` (vLLM's and SGLang's `endpoint`, keyway-worker's `--kv-events`).
+    /// Where it publishes its KV events: `tcp://HOST:PORT` (vLLM's and SGLang's `endpoint`, keyway-worker's
+    /// `--kv-events`).
     pub kv_events: Option<String>,
     /// Where it repeats those that were missed (`replay_endpoint`, `--kv-replay`).
     pub kv_replay: Option<String>,
