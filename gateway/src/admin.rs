@@ -1,29 +1,76 @@
-//! The second listener, for operators: liveness, readiness, metrics, the fleet. Loopback by default; never the
-//! clients' port.
+//! The second listener, for operators: liveness, readiness, metrics, the fleet, why a request would go where. Loopback
+//! by default; never the clients' port.
 
 use std::{convert::Infallible, sync::Arc};
 
 use http::{HeaderValue, Method, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
 use serde::Serialize;
 use tower::{service_fn, util::BoxCloneSyncService};
 
 use crate::{
     body::{Request, Response, full},
+    dispatch::read_request,
     error::Error,
+    explain::explain,
     metrics::Metrics,
+    request::KeyerConfig,
     routing::Router,
     stack::Stack,
+    token_keyer::TokenKeyer,
 };
 
 const INDEX: &str = "Keyway admin\n\n/livez    200 while the process runs\n/readyz   200 once a worker is ready\n\
-    /metrics  Prometheus text format\n/workers  the fleet as JSON\n";
+    /metrics  Prometheus text format\n/workers  the fleet as JSON\n\
+    /explain  POST a request's body: where it would go, and why; ?path=/v1/completions if it is no chat\n";
+
+/// What the admin listener shows.
+#[derive(Debug, Clone)]
+pub struct Admin {
+    /// The fleet and the index.
+    pub router: Arc<Router>,
+    /// The series.
+    pub metrics: Arc<Metrics>,
+    /// How prompts are hashed.
+    pub keyer: KeyerConfig,
+    /// Models whose prompts are known by their tokens.
+    pub tokens: Arc<TokenKeyer>,
+    /// Largest body to explain.
+    pub max_body_bytes: usize,
+}
 
 /// The admin listener's service.
-pub fn admin(router: Arc<Router>, metrics: Arc<Metrics>) -> Stack {
+pub fn admin(admin: Admin) -> Stack {
+    let admin = Arc::new(admin);
     BoxCloneSyncService::new(service_fn(move |request: Request| {
-        let response = answer(&request, &router, &metrics);
-        async move { Ok::<_, Infallible>(response) }
+        let admin = Arc::clone(&admin);
+        async move {
+            let explains = request.uri().path() == "/explain" && request.method() == Method::POST;
+            let response = if explains {
+                explained(request, &admin).await
+            } else {
+                answer(&request, &admin.router, &admin.metrics)
+            };
+            Ok::<_, Infallible>(response)
+        }
     }))
+}
+
+async fn explained(request: Request, admin: &Admin) -> Response {
+    let query = request.uri().query().unwrap_or_default();
+    let path = query.split('&').find_map(|pair| pair.strip_prefix("path=")).unwrap_or("/v1/chat/completions");
+    let path = path.replace("%2F", "/").replace("%2f", "/");
+    let body = match Limited::new(request.into_body(), admin.max_body_bytes).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) => return Error::BodyUnreadable(error.to_string()).to_response(),
+    };
+    let info = read_request(&path, &body, admin.keyer, &admin.tokens).await;
+    match explain(&admin.router, &info) {
+        Ok(found) => {
+            text(StatusCode::OK, "application/json", serde_json::to_vec_pretty(&found).unwrap_or_default())
+        }
+        Err(error) => error.to_response(),
+    }
 }
 
 fn answer(request: &Request, router: &Router, metrics: &Metrics) -> Response {
@@ -64,19 +111,28 @@ struct Row {
     weight: f64,
     requests_in_flight: u64,
     waiting_prefill_tokens: u64,
+    /// How its cache is known: `events`, `events not trusted`, or `model`.
+    cache_known_by: &'static str,
+    block_size: u32,
+    /// Tokens that its cache is believed to hold, where that is known.
+    cache_capacity_tokens: Option<u64>,
 }
 
 fn workers(router: &Router) -> Vec<u8> {
-    let row = |worker: &Arc<crate::fleet::Worker>| {
-        let load = worker.load.snapshot();
-        Row {
-            worker: worker.name.clone(),
-            state: worker.state().as_str(),
-            models: worker.models().into_iter().map(|model| model.id).collect(),
-            weight: worker.weight,
-            requests_in_flight: load.requests,
-            waiting_prefill_tokens: load.waiting_prefill_tokens,
-        }
+    let row = |worker: &Arc<crate::fleet::Worker>| Row {
+        worker: worker.name.clone(),
+        state: worker.state().as_str(),
+        models: worker.models().into_iter().map(|model| model.id).collect(),
+        weight: worker.weight,
+        requests_in_flight: worker.load.requests(),
+        waiting_prefill_tokens: worker.load.waiting_prefill_tokens(),
+        cache_known_by: match (worker.kv_source(), worker.residency.trusted()) {
+            (None, _) => "model",
+            (Some(_), true) => "events",
+            (Some(_), false) => "events not trusted",
+        },
+        block_size: worker.residency.block_size(),
+        cache_capacity_tokens: worker.residency.capacity.lock().tokens(),
     };
     let rows: Vec<Row> = router.fleet().all().iter().map(row).collect();
     serde_json::to_vec_pretty(&rows).unwrap_or_default()

@@ -5,13 +5,15 @@ use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{Config, ConfigError, File, LogFormat, WorkerEntry};
+use crate::config::{Config, ConfigError, File, LogFormat, ModelTable, WorkerEntry};
 
 const AFTER: &str = "\
 Examples:
   keyway                                              two embedded CPU workers, for a first try
   keyway --worker http://10.0.0.7:8000 --worker http://10.0.0.8:8000
   keyway --config keyway.toml --listen 0.0.0.0:8080
+  keyway --worker 'http://10.0.0.7:8000;kv-events=tcp://10.0.0.7:5557;kv-replay=tcp://10.0.0.7:5558' \\
+         --tokenizer Qwen/Qwen3-0.6B=/models/qwen3   route by what the worker says it holds, token by token
   keyway config check --config keyway.toml
 
 Point any OpenAI-compatible client at the listening address; every path under /v1/ is passed on.";
@@ -48,7 +50,7 @@ pub enum Command {
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
     /// Check the configuration and print what would be in force.
-    Check(ServeArgs),
+    Check(Box<ServeArgs>),
     /// Print the file's JSON Schema, for editors.
     Schema,
 }
@@ -65,9 +67,19 @@ pub struct ServeArgs {
     /// Address for operators: /metrics, /readyz, /workers [default: 127.0.0.1:9090]
     #[arg(long, env = "KEYWAY_ADMIN_LISTEN", value_name = "ADDR")]
     pub admin_listen: Option<SocketAddr>,
-    /// An inference server's URL; repeat it for each. Replaces the file's workers [default: two embedded ones]
-    #[arg(long, env = "KEYWAY_WORKER", value_name = "URL", value_delimiter = ',')]
+    /// An inference server's URL, with where it publishes KV events; repeat it for each. Replaces the file's workers
+    /// [default: two embedded ones]
+    #[arg(
+        long,
+        env = "KEYWAY_WORKER",
+        value_name = "URL[;kv-events=tcp://H:P][;kv-replay=tcp://H:P]",
+        value_delimiter = ','
+    )]
     pub worker: Vec<String>,
+    /// Folder with a model's tokenizer and chat template (`builtin` for the built-in model), to route its prompts by their
+    /// tokens, as KV events name them; repeat it for each model. Replaces the file's
+    #[arg(long, env = "KEYWAY_TOKENIZER", value_name = "MODEL=DIR", value_delimiter = ',')]
+    pub tokenizer: Vec<String>,
     /// prefix, least-loaded, round-robin, random, power-of-two or chwbl [default: prefix]
     #[arg(long, env = "KEYWAY_POLICY", value_name = "POLICY")]
     pub policy: Option<String>,
@@ -77,6 +89,9 @@ pub struct ServeArgs {
     /// Memory for the prefix index [default: 268435456]
     #[arg(long, env = "KEYWAY_INDEX_BYTES", value_name = "BYTES")]
     pub index_bytes: Option<usize>,
+    /// Append choices to this file as JSON lines: what each worker held and how busy it was; hashes, never text
+    #[arg(long, env = "KEYWAY_DECISION_LOG", value_name = "FILE")]
+    pub decision_log: Option<PathBuf>,
     /// How log lines look; RUST_LOG chooses which [default: text]
     #[arg(long, env = "KEYWAY_LOG_FORMAT", value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
@@ -95,11 +110,26 @@ impl ServeArgs {
         file.log_format = self.log_format.or(file.log_format);
         file.routing.block_bytes = self.block_bytes.or(file.routing.block_bytes);
         file.routing.index_bytes = self.index_bytes.or(file.routing.index_bytes);
+        file.routing.decision_log = self.decision_log.or(file.routing.decision_log);
         if !self.worker.is_empty() {
             file.worker = self.worker.into_iter().map(WorkerEntry::Url).collect();
         }
+        if !self.tokenizer.is_empty() {
+            file.model = self.tokenizer.iter().map(|text| model_table(text)).collect::<Result<_, _>>()?;
+        }
         Config::try_from(file)
     }
+}
+
+fn model_table(text: &str) -> Result<ModelTable, ConfigError> {
+    // A model's name may hold anything but this.
+    let (name, dir) =
+        text.split_once('=').filter(|(name, dir)| !name.is_empty() && !dir.is_empty()).ok_or_else(|| {
+            ConfigError(format!(
+                "--tokenizer {text:?}: expected MODEL=DIR, such as Qwen/Qwen3-0.6B=/models/qwen3"
+            ))
+        })?;
+    Ok(ModelTable { name: name.to_owned(), tokenizer: dir.into() })
 }
 
 fn read(path: &PathBuf) -> Result<File, ConfigError> {

@@ -1,9 +1,14 @@
 //! The seam for time: everything in the gateway that reads or waits for time does it here, so that tests run in
 //! tokio's paused time and a simulator can take over.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 pub use tokio::time::{Instant, Sleep, sleep, timeout};
+
+/// Seconds since 1970, to compare with what others say.
+pub fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
 
 /// Time since the gateway started, as the routing core takes it.
 #[derive(Debug, Clone, Copy)]

@@ -4,7 +4,7 @@
 use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf, str::FromStr, time::Duration};
 
 use http::{HeaderValue, Uri};
-use keyway_core::pick::Policy;
+use keyway_core::{pick::Policy, waiting_room::RoomRules};
 use keyway_wire::block_hash::HashKey;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,8 @@ pub struct File {
     pub log_format: Option<LogFormat>,
     /// The workers: URLs, or tables.
     pub worker: Vec<WorkerEntry>,
+    /// What is known of models beforehand.
+    pub model: Vec<ModelTable>,
     /// How prompts are identified and the index is sized.
     pub routing: RoutingFile,
     /// Bounds.
@@ -59,6 +61,17 @@ pub struct RoutingFile {
     pub hash_key_file: Option<PathBuf>,
     /// Whether answers carry `x-keyway-worker` and its siblings; by default only on loopback.
     pub expose: Option<bool>,
+    /// Whether requests wait in the gateway, short prefills first, until a worker can begin on them (true); only with the
+    /// policy `prefix`.
+    pub hold: Option<bool>,
+    /// Milliseconds of prefill at a worker up to which it is sent more (500).
+    pub hold_horizon_ms: Option<f64>,
+    /// Requests that may wait; those beyond are sent at once (256).
+    pub hold_max: Option<usize>,
+    /// File to which choices are appended as JSON lines: hashes and counts, never text.
+    pub decision_log: Option<PathBuf>,
+    /// Share of the choices that are logged there (1.0).
+    pub decision_log_share: Option<f64>,
 }
 
 /// `[limits]`
@@ -99,6 +112,23 @@ pub struct WorkerTable {
     pub weight: Option<f64>,
     /// File that holds the key sent to it as a bearer token, instead of the client's.
     pub api_key_file: Option<PathBuf>,
+    /// Where it publishes its KV events: `tcp://HOST:PORT` (vLLM's and SGLang's `endpoint`, keyway-worker's
+    /// `--kv-events`).
+    pub kv_events: Option<String>,
+    /// Where it repeats those that were missed (`replay_endpoint`, `--kv-replay`).
+    pub kv_replay: Option<String>,
+    /// Tokens in one of its KV blocks, until its events or metrics tell (16).
+    pub block_size: Option<u32>,
+}
+
+/// `[[model]]`
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ModelTable {
+    /// As requests name it.
+    pub name: String,
+    /// Folder with its `tokenizer.json`, `tokenizer_config.json` and chat template; `builtin` for the built-in model.
+    pub tokenizer: PathBuf,
 }
 
 impl<'de> Deserialize<'de> for WorkerEntry {
@@ -136,6 +166,19 @@ pub struct WorkerConfig {
     pub weight: f64,
     /// `Bearer …`, marked sensitive so that it is never printed.
     pub api_key: Option<HeaderValue>,
+    /// Where it says what it caches.
+    pub kv_events: Option<KvSource>,
+    /// Tokens in one of its KV blocks, until it says so itself.
+    pub block_size: u32,
+}
+
+/// Where a worker says what it caches; both as `tcp://HOST:PORT`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvSource {
+    /// The live stream.
+    pub events: String,
+    /// Batches that were missed.
+    pub replay: Option<String>,
 }
 
 impl WorkerConfig {
@@ -148,8 +191,58 @@ impl WorkerConfig {
 impl FromStr for WorkerConfig {
     type Err = ConfigError;
 
-    fn from_str(url: &str) -> Result<Self, ConfigError> {
-        Self::try_from(&WorkerTable { url: url.to_owned(), model: None, weight: None, api_key_file: None })
+    /// `URL[;kv-events=tcp://HOST:PORT][;kv-replay=tcp://HOST:PORT]`
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let mut parts = text.split(';');
+        let mut table = WorkerTable::of(parts.next().unwrap_or_default());
+        for part in parts {
+            let wrong = || {
+                let known = "kv-events=tcp://HOST:PORT or kv-replay=tcp://HOST:PORT";
+                ConfigError(format!("worker {text:?}: {part:?} is not known; expected {known}"))
+            };
+            let (name, value) = part.split_once('=').ok_or_else(wrong)?;
+            let field = match name.trim() {
+                "kv-events" => &mut table.kv_events,
+                "kv-replay" => &mut table.kv_replay,
+                _ => return Err(wrong()),
+            };
+            *field = Some(value.trim().to_owned());
+        }
+        Self::try_from(&table)
+    }
+}
+
+impl WorkerTable {
+    /// A worker of which nothing but its URL is known.
+    pub fn of(url: &str) -> Self {
+        Self {
+            url: url.to_owned(),
+            model: None,
+            weight: None,
+            api_key_file: None,
+            kv_events: None,
+            kv_replay: None,
+            block_size: None,
+        }
+    }
+
+    fn kv_source(&self) -> Result<Option<KvSource>, String> {
+        for address in self.kv_events.iter().chain(&self.kv_replay) {
+            let place = address.strip_prefix("tcp://").and_then(|place| place.rsplit_once(':'));
+            let good = place.is_some_and(|(host, port)| {
+                !host.is_empty() && host != "*" && port.parse::<u16>().is_ok_and(|port| port > 0)
+            });
+            if !good {
+                return Err(format!(
+                    "{address:?} is no place to connect to for KV events; expected tcp://HOST:PORT"
+                ));
+            }
+        }
+        match (&self.kv_events, &self.kv_replay) {
+            (None, Some(_)) => Err("kv_replay needs kv_events, the live stream that it completes".to_owned()),
+            (None, None) => Ok(None),
+            (Some(events), replay) => Ok(Some(KvSource { events: events.clone(), replay: replay.clone() })),
+        }
     }
 }
 
@@ -172,8 +265,13 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
         if !weight.is_finite() || weight <= 0.0 {
             return Err(wrong("weight must be a number above 0"));
         }
+        let block_size = table.block_size.unwrap_or(limits::BLOCK_TOKENS);
+        if block_size == 0 {
+            return Err(wrong("block_size must be above 0"));
+        }
+        let kv_events = table.kv_source().map_err(|why| wrong(&why))?;
         let api_key = table.api_key_file.as_ref().map(read_key).transpose()?;
-        Ok(Self { url, model: table.model.clone(), weight, api_key })
+        Ok(Self { url, model: table.model.clone(), weight, api_key, kv_events, block_size })
     }
 }
 
@@ -199,6 +297,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// The workers; none means embedded ones.
     pub workers: Vec<WorkerConfig>,
+    /// Models whose prompts are routed by their tokens, with the folder of each one's tokenizer.
+    pub tokenizers: Vec<(String, PathBuf)>,
     /// Bytes of prompt text in one block.
     pub block_bytes: Option<NonZeroUsize>,
     /// Memory for the prefix index.
@@ -207,6 +307,10 @@ pub struct Config {
     pub hash_key: HashKey,
     /// Whether answers name the worker.
     pub expose_routing: bool,
+    /// When requests wait in the gateway; `None`: never.
+    pub room: Option<RoomRules>,
+    /// File for choices, and the share of them that go there.
+    pub decision_log: Option<(PathBuf, f64)>,
     /// Largest request body.
     pub max_body_bytes: usize,
     /// Requests in flight at once.
@@ -246,6 +350,10 @@ impl TryFrom<File> for Config {
         if let Some(twice) = first_duplicate(workers.iter().map(WorkerConfig::name)) {
             return Err(ConfigError(format!("worker {twice} is listed twice")));
         }
+        let tokenizers: Vec<_> = file.model.into_iter().map(|model| (model.name, model.tokenizer)).collect();
+        if let Some(twice) = first_duplicate(tokenizers.iter().map(|(name, _)| name.clone())) {
+            return Err(ConfigError(format!("model {twice} has two tokenizers")));
+        }
         let hash_key = match &file.routing.hash_key_file {
             Some(path) => HashKey::from_bytes(
                 &fs::read(path)
@@ -253,6 +361,11 @@ impl TryFrom<File> for Config {
             ),
             None => HashKey::new(fastrand::u64(..)),
         };
+        let share = file.routing.decision_log_share.unwrap_or(1.0);
+        if !(0.0..=1.0).contains(&share) {
+            return Err(ConfigError("routing.decision_log_share must be between 0 and 1".to_owned()));
+        }
+        let room = room_rules(&file.routing)?;
         let limits = &file.limits;
         let config = Self {
             listen,
@@ -262,10 +375,13 @@ impl TryFrom<File> for Config {
                 .unwrap_or(Policy::Prefix),
             log_format: file.log_format.unwrap_or_default(),
             workers,
+            tokenizers,
             block_bytes: file.routing.block_bytes,
             index_bytes: file.routing.index_bytes.unwrap_or(limits::INDEX_BYTES),
             hash_key,
             expose_routing: file.routing.expose.unwrap_or_else(|| listen.ip().is_loopback()),
+            room,
+            decision_log: file.routing.decision_log.map(|path| (path, share)),
             max_body_bytes: limits.max_body_bytes.unwrap_or(limits::MAX_BODY_BYTES),
             max_in_flight: limits.max_in_flight.unwrap_or(limits::MAX_IN_FLIGHT),
             max_connections: limits.max_connections.unwrap_or(limits::MAX_CONNECTIONS),
@@ -283,6 +399,16 @@ impl TryFrom<File> for Config {
         }
         Ok(config)
     }
+}
+
+fn room_rules(file: &RoutingFile) -> Result<Option<RoomRules>, ConfigError> {
+    let default = RoomRules::default();
+    let horizon_ms = file.hold_horizon_ms.unwrap_or(default.horizon_ms);
+    if !horizon_ms.is_finite() || horizon_ms < 0.0 {
+        return Err(ConfigError("routing.hold_horizon_ms must be 0 or more".to_owned()));
+    }
+    let max_waiting = file.hold_max.unwrap_or(default.max_waiting);
+    Ok(file.hold.unwrap_or(true).then_some(RoomRules { horizon_ms, max_waiting, ..default }))
 }
 
 fn first_duplicate(names: impl Iterator<Item = String>) -> Option<String> {
@@ -304,6 +430,16 @@ mod tests {
         assert_eq!(urls.workers[1].name(), "b:2");
         let tables = config("[[worker]]\nurl = \"http://a:1\"\nmodel = \"m\"\nweight = 2.0").unwrap();
         assert_eq!(tables.workers[0].weight, 2.0);
+    }
+
+    #[test]
+    fn a_worker_s_events_are_named_behind_its_url_or_in_its_table() {
+        let flag: WorkerConfig = "http://a:1;kv-events=tcp://a:2;kv-replay=tcp://[::1]:3".parse().unwrap();
+        let table =
+            "[[worker]]\nurl = \"http://a:1\"\nkv_events = \"tcp://a:2\"\nkv_replay = \"tcp://[::1]:3\"";
+        assert_eq!(flag.kv_events, config(table).unwrap().workers[0].kv_events);
+        assert_eq!(flag.kv_events.unwrap().replay.as_deref(), Some("tcp://[::1]:3"));
+        assert_eq!((flag.url.host(), flag.block_size), (Some("a"), 16));
     }
 
     #[test]
@@ -343,6 +479,13 @@ mod tests {
             ("[[worker]]\nurl = \"http://a:1\"\nweight = 0.0", "weight"),
             ("[[worker]]\nurl = \"http://a:1\"\napi_key_file = \"/nowhere\"", "/nowhere"),
             ("[limits]\nmax_in_flight = 0", "max_in_flight"),
+            ("[routing]\ndecision_log_share = 2.0", "decision_log_share"),
+            ("worker = [\"http://a:1;kv-event=tcp://a:2\"]", "kv-events="),
+            ("worker = [\"http://a:1;kv-events=a:2\"]", "tcp://HOST:PORT"),
+            ("worker = [\"http://a:1;kv-replay=tcp://a:2\"]", "kv_events"),
+            ("[[worker]]\nurl = \"http://a:1\"\nkv_events = \"tcp://*:5557\"", "tcp://HOST:PORT"),
+            ("[[worker]]\nurl = \"http://a:1\"\nblock_size = 0", "block_size"),
+            ("[[model]]\nname = \"m\"\ntokenizer = \"a\"\n[[model]]\nname = \"m\"\ntokenizer = \"b\"", "two"),
         ] {
             let error = config(text).unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");

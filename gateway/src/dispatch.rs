@@ -27,6 +27,7 @@ use crate::{
     relay,
     request::{self, KeyerConfig, RequestInfo},
     routing::{Choice, Router},
+    token_keyer::TokenKeyer,
     upstream::{SendError, Upstream},
 };
 
@@ -41,6 +42,8 @@ pub struct Dispatch {
     pub metrics: Arc<Metrics>,
     /// How prompts are hashed.
     pub keyer: KeyerConfig,
+    /// Models whose prompts are known by their tokens.
+    pub tokens: Arc<TokenKeyer>,
     /// Largest request body.
     pub max_body_bytes: usize,
     /// Whether answers name the worker and the reason.
@@ -53,12 +56,12 @@ impl Dispatch {
         let (parts, body) = request.into_parts();
         let body = self.read_body(&parts, body).await?;
         let routing = self.metrics.routing.start_timer();
-        let mut info = request::read(&body, b"", self.keyer);
+        let mut info = read_request(parts.uri.path(), &body, self.keyer, &self.tokens).await;
         info.model = info.model.or_else(|| model_in_path(&parts));
         record.model(info.model.clone());
-        let choice = self.router.choose(&info, &[]);
         routing.observe_duration();
-        self.attempt(parts, body, info, choice?, record).await
+        let choice = self.router.choose(&info, &[]).await?;
+        self.attempt(parts, body, info, choice, record).await
     }
 
     async fn read_body(&self, parts: &Parts, body: hyper::body::Incoming) -> Result<Bytes, Error> {
@@ -109,7 +112,7 @@ impl Dispatch {
                         return Err(Error::WorkerLost);
                     }
                     // With no worker left, what became of this attempt says more than "none is ready".
-                    choice = self.router.choose(&info, &tried).map_err(|_| Error::WorkerLost)?;
+                    choice = self.router.choose(&info, &tried).await.map_err(|_| Error::WorkerLost)?;
                     self.metrics.retries.with_label_values(&[error.as_str()]).inc();
                 }
             }
@@ -127,6 +130,13 @@ impl Dispatch {
         headers.insert(names::REASON, HeaderValue::from_static(pick.reason.as_str()));
         headers.insert(names::MATCHED_TOKENS, HeaderValue::from(pick.matched_tokens));
     }
+}
+
+/// All that routing knows of a request to `path`.
+pub async fn read_request(path: &str, body: &Bytes, keyer: KeyerConfig, tokens: &TokenKeyer) -> RequestInfo {
+    let mut info = request::read(body, keyer);
+    info.tokens = tokens.tokens(path, body, info.model.as_deref()).await;
+    info
 }
 
 /// Whether a request that a worker may have begun to compute can be sent to another one. Generating is free of side

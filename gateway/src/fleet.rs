@@ -9,13 +9,17 @@ use keyway_core::{
     health::{Health, State},
     index::WorkerId,
     load::Load,
+    rate::PrefillRate,
 };
 use keyway_wire::block_hash::{Chain, HashKey};
 use parking_lot::{Mutex, RwLock};
 use serde_json::value::RawValue;
 use tokio::sync::Notify;
 
-use crate::config::WorkerConfig;
+use crate::{
+    config::{KvSource, WorkerConfig},
+    residency::Residency,
+};
 
 /// One entry of a worker's `/v1/models`.
 #[derive(Debug, Clone)]
@@ -37,6 +41,10 @@ pub struct Worker {
     pub weight: f64,
     /// Work in flight there.
     pub load: Load,
+    /// How fast it computes prompts, by its answers.
+    pub rate: Mutex<PrefillRate>,
+    /// What it says of its cache.
+    pub residency: Residency,
     base: Uri,
     model: Option<String>,
     api_key: Option<HeaderValue>,
@@ -46,13 +54,15 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker that has yet to answer its first probe.
-    pub fn new(id: WorkerId, config: &WorkerConfig, now: Duration) -> Self {
+    /// A worker that has yet to answer its first probe. `token_id` is its identity in the index for blocks of tokens.
+    pub fn new(id: WorkerId, token_id: WorkerId, config: &WorkerConfig, now: Duration) -> Self {
         Self {
+            residency: Residency::new(token_id, config.kv_events.clone(), config.block_size),
             id,
             name: config.name(),
             weight: config.weight,
             load: Load::default(),
+            rate: Mutex::default(),
             base: config.url.clone(),
             model: config.model.clone(),
             api_key: config.api_key.clone(),
@@ -113,6 +123,11 @@ impl Worker {
         self.health.lock().state()
     }
 
+    /// Where it publishes KV events.
+    pub fn kv_source(&self) -> Option<&KvSource> {
+        self.residency.source()
+    }
+
     /// Notes that no connection could be made.
     pub fn connect_failed(&self, now: Duration) {
         self.health.lock().on_connect_failure(now);
@@ -142,7 +157,12 @@ impl Fleet {
         let fleet = Self::default();
         for config in configs {
             let id = fleet.id_for(&config.name());
-            fleet.workers.insert(id, Arc::new(Worker::new(id, config, now)));
+            // Its events clear what they contradict, so what was placed by text is kept apart from them.
+            let token_id = match config.kv_events {
+                Some(_) => fleet.id_for(&format!("{} tokens", config.name())),
+                None => id,
+            };
+            fleet.workers.insert(id, Arc::new(Worker::new(id, token_id, config, now)));
         }
         fleet
     }
@@ -151,7 +171,10 @@ impl Fleet {
     fn id_for(&self, name: &str) -> WorkerId {
         let hash = Chain::new(HashKey::new(0), name.as_bytes()).push(b"worker").0 as u32;
         let mut ids = (hash..=u32::MAX).chain(0..hash).map(WorkerId);
-        ids.find(|id| !self.workers.contains_key(id)).unwrap_or(WorkerId(hash))
+        let taken = |id: &WorkerId| {
+            self.workers.iter().any(|worker| worker.id == *id || worker.residency.token_id == *id)
+        };
+        ids.find(|id| !taken(id)).unwrap_or(WorkerId(hash))
     }
 
     /// Every worker, in the order of their ids.

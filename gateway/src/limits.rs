@@ -49,6 +49,54 @@ pub const INDEX_BYTES: usize = 256 << 20;
 /// Bytes of canonical prompt text in one hashed block: 16 tokens (the usual KV block) of 4 bytes.
 pub const BLOCK_BYTES: usize = 64;
 
+/// Tokens in a worker's KV block until it says: vLLM's default.
+pub const BLOCK_TOKENS: u32 = 16;
+
+/// Blocks known of one worker by its events, at about 80 bytes each: 8 million tokens of 16 a block, four times what one
+/// 8-GPU node holds of a 70B model.
+pub const KV_FEED_BLOCKS_MAX: usize = 512 << 10;
+
+/// Time to connect to a worker's KV events or replays.
+pub const KV_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Longest pause between two replies of a replay: an idle engine looks at its replay socket every 100 ms; one that
+/// prefills a long prompt, after that step.
+pub const KV_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Replays in a row that may be given up before the worker's events are no longer trusted.
+pub const KV_REPLAY_FAILURES_MAX: u32 = 3;
+
+/// Time after an answer that stored blocks in which its events must have come: engines publish with each step.
+pub const KV_SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// Pauses before a lost connection to KV events is made anew: doubled from the first to the last.
+pub const KV_RECONNECT_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// How long after an answer's end its blocks still count as held, until their events are here: some steps of an engine.
+pub const EXPECTED_LINGER: Duration = Duration::from_millis(250);
+
+/// Answers whose blocks linger at once; beyond it the oldest go first. At most 2,000 a second then linger in full.
+pub const EXPECTED_LINGER_MAX: usize = 512;
+
+/// Bytes of remembered tokens for each model with a tokenizer: 16 million tokens of prompts.
+pub const TOKEN_MEMORY_BYTES: usize = 64 << 20;
+
+/// Largest request body that is tokenised where it arrived, about 2 ms of it; others go to threads of their own.
+pub const INLINE_TOKENIZE_BYTES: usize = 8 << 10;
+
+/// Prompts at those threads for each core, running or waiting; what comes beyond is routed by its text. At 10 ms each
+/// a wait of 40 ms.
+pub const TOKENIZE_QUEUE_PER_CORE: usize = 4;
+
+/// Lines of the decision log that wait to be written: about 1 KB each with ten workers; a second of 1,000 choices.
+pub const DECISION_LOG_LINES: usize = 1_024;
+
+/// Largest page of a worker's metrics that is read: vLLM's with all histograms stays below 200 KB.
+pub const MAX_SCRAPE_BYTES: usize = 4 << 20;
+
+/// Age at which what a worker's metrics said of its cache no longer counts.
+pub const SCRAPE_MAX_AGE: Duration = Duration::from_secs(60);
+
 /// Distinct model names that may appear as a metric label; the fleet's own names come first, the rest is `other`.
 pub const MAX_MODEL_LABELS: usize = 256;
 

@@ -1,14 +1,17 @@
 //! Every series of the gateway, declared once. Labels are closed sets or names from the fleet, so a client cannot
 //! make series; what lies outside is `other`. Each gateway instance has its own registry.
 
+mod caches;
+
 use std::collections::HashSet;
 
 use parking_lot::Mutex;
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder, core::Collector,
+    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder, core::Collector,
 };
 
+pub use self::caches::CacheMetrics;
 use crate::limits::MAX_MODEL_LABELS;
 
 /// Seconds, from a cached short prompt to a cold 1M-token one.
@@ -50,12 +53,18 @@ pub struct Metrics {
     pub retries: IntCounterVec,
     /// `keyway_worker_ready{worker}`.
     pub worker_ready: IntGaugeVec,
-    /// `keyway_routing_seconds`: hashing, matching and picking.
+    /// `keyway_routing_seconds`: reading and hashing.
     pub routing: Histogram,
+    /// `keyway_requests_waiting`: an in-flight gauge, 0 when nothing is in flight.
+    pub holding: IntGauge,
+    /// `keyway_request_wait_seconds`: before a worker could begin.
+    pub hold: Histogram,
     /// `keyway_index_bytes`.
     pub index_bytes: IntGauge,
     /// `keyway_index_blocks`.
     pub index_blocks: IntGauge,
+    /// What is believed of workers' caches, and how true it is.
+    pub caches: CacheMetrics,
 }
 
 struct Declare(Registry);
@@ -79,6 +88,10 @@ impl Declare {
         self.register(IntGaugeVec::new(Opts::new(name, help), labels))
     }
 
+    fn real_gauges(&self, name: &str, help: &str) -> prometheus::Result<GaugeVec> {
+        self.register(GaugeVec::new(Opts::new(name, help), &["worker"]))
+    }
+
     fn histograms(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<HistogramVec> {
         self.register(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["model"]))
     }
@@ -90,8 +103,7 @@ impl Metrics {
         let d = Declare(Registry::new());
         let build = d.gauges("keyway_build_info", "Always 1; the version is in the label.", &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let routing =
-            HistogramOpts::new("keyway_routing_seconds", "Time to hash, match and pick, per request.");
+        let routing = HistogramOpts::new("keyway_routing_seconds", "Time to read and hash a request.");
         Ok(Self {
             requests: d.counter(
                 "keyway_requests_total",
@@ -151,8 +163,20 @@ impl Metrics {
                 &["worker"],
             )?,
             routing: d.register(Histogram::with_opts(routing.buckets(ROUTING_BUCKETS.to_vec())))?,
+            holding: d.gauge(
+                "keyway_requests_waiting",
+                "Requests that wait in the gateway until a worker can begin on them.",
+            )?,
+            hold: d.register(Histogram::with_opts(
+                HistogramOpts::new(
+                    "keyway_request_wait_seconds",
+                    "How long requests waited in the gateway until a worker could begin on them.",
+                )
+                .buckets(TTFT_BUCKETS.to_vec()),
+            ))?,
             index_bytes: d.gauge("keyway_index_bytes", "Memory held by the prefix index.")?,
             index_blocks: d.gauge("keyway_index_blocks", "Block residencies in the prefix index.")?,
+            caches: CacheMetrics::declare(&d)?,
             model_labels: Mutex::new(HashSet::new()),
             registry: d.0,
         })

@@ -1,5 +1,8 @@
 //! The seam for sockets: listening, accepting and connecting, always with `TCP_NODELAY` (a stream's events are
-//! small, and Nagle's algorithm with delayed ACKs would hold each back 40 ms). No HTTP here.
+//! small, and Nagle's algorithm with delayed ACKs would hold each back 40 ms). No HTTP here; ZMQ is in
+//! `net/zmq.rs`.
+
+pub mod zmq;
 
 use std::{
     future::Future,

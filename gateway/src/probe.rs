@@ -1,4 +1,5 @@
-//! Asks each worker, at the times its health state machine names, whether it is up and which models it serves.
+//! Asks each worker, at the times its health state machine names, whether it is up, which models it serves, and how large
+//! its cache is.
 //! What the answers mean is `keyway_core::health`'s business.
 
 use std::{sync::Arc, time::Duration};
@@ -12,14 +13,16 @@ use serde_json::value::RawValue;
 use crate::{
     clock,
     fleet::{Model, Worker},
-    limits::{MAX_MODELS_BYTES, PROBE_TIMEOUT},
+    limits::{MAX_MODELS_BYTES, MAX_SCRAPE_BYTES, PROBE_TIMEOUT, SCRAPE_MAX_AGE},
     metrics::Metrics,
     routing::Router,
+    scrape,
     upstream::Upstream,
 };
 
 /// Probes one worker for ever.
 pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream, metrics: Arc<Metrics>) {
+    let mut scraped_at = None;
     loop {
         // A worker that has just failed is due earlier than it was: look again when it does.
         let due = worker.with_health(|health| health.next_probe_at()).saturating_sub(router.now());
@@ -30,20 +33,43 @@ pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream,
         let was_ready = worker.routable();
         let up = clock::timeout(PROBE_TIMEOUT, probe(&worker, &upstream, &metrics)).await.unwrap_or(false);
         worker.with_health(|health| health.on_probe(up, router.now()));
+        if up {
+            scrape_cache(&worker, &router, &upstream, &mut scraped_at).await;
+        }
         let ready = worker.routable();
         if ready != was_ready {
             let models = worker.models().into_iter().map(|m| m.id).collect::<Vec<_>>().join(", ");
             tracing::info!(worker = %worker.name, ready, models, "worker changed state");
+            router.fleet_changed();
         }
+    }
+}
+
+/// Asks for the size of its cache. Not part of its health: an engine without metrics serves as well.
+async fn scrape_cache(
+    worker: &Worker,
+    router: &Router,
+    upstream: &Upstream,
+    scraped_at: &mut Option<Duration>,
+) {
+    let page = get(worker, upstream, "/metrics", MAX_SCRAPE_BYTES);
+    let page = clock::timeout(PROBE_TIMEOUT, page).await.ok().flatten();
+    let config = page.map(|page| scrape::cache_config(&String::from_utf8_lossy(&page)));
+    if let Some(config) = config.filter(|config| config.tokens().is_some()) {
+        *scraped_at = Some(router.now());
+        router.cache_is(worker, config);
+    } else if scraped_at.take_if(|at| router.now() > *at + SCRAPE_MAX_AGE).is_some() {
+        router.cache_is(worker, scrape::CacheConfig::default());
     }
 }
 
 /// Whether the worker answers; its models are noted on the way.
 async fn probe(worker: &Worker, upstream: &Upstream, metrics: &Metrics) -> bool {
-    if get(worker, upstream, "/health").await.is_none() {
+    if get(worker, upstream, "/health", MAX_MODELS_BYTES).await.is_none() {
         return false;
     }
-    if let Some(models) = get(worker, upstream, "/v1/models").await.and_then(|body| read_models(&body)) {
+    let models = get(worker, upstream, "/v1/models", MAX_MODELS_BYTES).await;
+    if let Some(models) = models.and_then(|body| read_models(&body)) {
         for model in &models {
             metrics.admit_model(&model.id);
         }
@@ -53,14 +79,14 @@ async fn probe(worker: &Worker, upstream: &Upstream, metrics: &Metrics) -> bool 
 }
 
 /// The body of a successful answer.
-async fn get(worker: &Worker, upstream: &Upstream, path: &'static str) -> Option<Bytes> {
+async fn get(worker: &Worker, upstream: &Upstream, path: &'static str, max_bytes: usize) -> Option<Bytes> {
     let mut request = Request::new(Full::default());
     *request.uri_mut() = worker.uri(&PathAndQuery::from_static(path));
     if let Some(key) = worker.api_key() {
         request.headers_mut().insert(AUTHORIZATION, key.clone());
     }
     let answer = upstream.send(request).await.ok().filter(|answer| answer.status().is_success())?;
-    Some(Limited::new(answer.into_body(), MAX_MODELS_BYTES).collect().await.ok()?.to_bytes())
+    Some(Limited::new(answer.into_body(), max_bytes).collect().await.ok()?.to_bytes())
 }
 
 fn read_models(body: &[u8]) -> Option<Vec<Model>> {

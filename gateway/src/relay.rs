@@ -236,7 +236,7 @@ impl Account {
             let label = self.metrics.model_label(self.info.model.as_deref());
             self.metrics.ttft.with_label_values(&[label]).observe(ttft.as_secs_f64());
             self.record.first_token(ttft);
-            self.ticket.first_token();
+            self.ticket.stream_began();
         }
         self.failed_in_band |= memmem::find(bytes, b"data: {\"error\"").is_some();
         self.done |= bytes.trim_ascii_end().ends_with(b"[DONE]");
@@ -261,8 +261,7 @@ impl Account {
         let cached = &self.metrics.cached_tokens;
         cached.with_label_values(&[label, "predicted"]).inc_by(self.pick.matched_tokens);
         cached.with_label_values(&[label, "reported"]).inc_by(usage.cached_tokens().unwrap_or(0));
-        let prompt_bytes = self.info.chain.total_bytes;
-        self.ticket.router().learn_token_size(self.info.model.as_deref(), prompt_bytes, usage.prompt_tokens);
+        self.ticket.router().learn(&self.info, &self.pick, &usage, &self.ticket);
         self.record.usage(usage);
     }
 }

@@ -15,6 +15,8 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
+use crate::token_keyer::TokenPrompt;
+
 /// How prompts are cut and hashed.
 #[derive(Debug, Clone, Copy)]
 pub struct KeyerConfig {
@@ -31,14 +33,19 @@ pub struct RequestInfo {
     pub model: Option<String>,
     /// Whether the client asked for a stream.
     pub stream: bool,
-    /// The prompt's hashed prefix; empty where there is no prompt.
+    /// Separates its tenant's cache from others' (`cache_salt`); empty if there is none.
+    pub salt: String,
+    /// The prompt's hashed prefix, by its text; empty where there is no prompt.
     pub chain: PrefixChain,
+    /// The prompt's tokens, where the model's tokenizer is known.
+    pub tokens: Option<TokenPrompt>,
 }
 
-/// Reads a body. `salt` separates tenants.
-pub fn read(body: &[u8], salt: &[u8], config: KeyerConfig) -> RequestInfo {
+/// Reads a body, all but its tokens.
+pub fn read(body: &[u8], config: KeyerConfig) -> RequestInfo {
     let fields: Fields<'_> = serde_json::from_slice(body).unwrap_or_default();
-    let mut keyer = TextKeyer::new(config.key, salt, config.block_bytes);
+    let salt = fields.salt.and_then(|raw| text_of(raw).map(Cow::into_owned)).unwrap_or_default();
+    let mut keyer = TextKeyer::new(config.key, salt.as_bytes(), config.block_bytes);
     let model = fields.model.and_then(|raw| text_of(raw).map(Cow::into_owned));
     if let Some(model) = &model {
         keyer.push(model.as_bytes());
@@ -56,7 +63,7 @@ pub fn read(body: &[u8], salt: &[u8], config: KeyerConfig) -> RequestInfo {
         push_value(&mut keyer, raw, tag::PROMPT);
     }
     let stream = fields.stream.is_some_and(|raw| raw.get() == "true");
-    RequestInfo { model, stream, chain: keyer.finish() }
+    RequestInfo { model, stream, salt, chain: keyer.finish(), tokens: None }
 }
 
 /// Which field a piece of canonical text came from; part of the hash, so never renumber.
@@ -105,6 +112,7 @@ fn push_messages(keyer: &mut TextKeyer, raw: &RawValue) {
 struct Fields<'a> {
     model: Option<&'a RawValue>,
     stream: Option<&'a RawValue>,
+    salt: Option<&'a RawValue>,
     system: Option<&'a RawValue>,
     tools: Option<&'a RawValue>,
     messages: Option<&'a RawValue>,
@@ -128,6 +136,7 @@ impl<'de> Deserialize<'de> for Fields<'de> {
                     let field = match key.as_ref() {
                         "model" => &mut fields.model,
                         "stream" => &mut fields.stream,
+                        "cache_salt" => &mut fields.salt,
                         "system" | "instructions" => &mut fields.system,
                         "tools" => &mut fields.tools,
                         "messages" => &mut fields.messages,
@@ -182,7 +191,7 @@ mod tests {
 
     fn info(body: &str) -> RequestInfo {
         let config = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(16).unwrap() };
-        read(body.as_bytes(), b"", config)
+        read(body.as_bytes(), config)
     }
 
     fn shared(a: &str, b: &str) -> usize {
@@ -219,6 +228,15 @@ mod tests {
         };
         assert_eq!(shared(&body("m", "[1]"), &body("m", "[2]")), 0);
         assert_eq!(shared(&body("m", "[1]"), &body("n", "[1]")), 0);
+    }
+
+    #[test]
+    fn a_tenant_s_salt_separates_its_prompts() {
+        let body =
+            |salt: &str| format!(r#"{{"prompt":"0123456789abcdef0123456789abcdef","cache_salt":{salt}}}"#);
+        assert_eq!(shared(&body("\"a\""), &body("\"b\"")), 0);
+        assert_eq!(shared(&body("\"\\u0061\""), &body("\"a\"")), 2);
+        assert_eq!(shared(&body("null"), r#"{"prompt":"0123456789abcdef0123456789abcdef"}"#), 2);
     }
 
     #[test]

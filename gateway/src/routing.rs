@@ -1,36 +1,43 @@
-//! From a request to a worker: asks the index and the fleet, lets `keyway_core::route` choose and record the choice at
-//! once, so that the next request of a burst already sees it. The ticket undoes what did not come true.
+//! From a request to a worker: asks the index and the fleet, lets `keyway_core` say which request begins where
+//! (`routing/holding.rs`), and records the choice at once, so that the next request of a burst already sees it. The ticket
+//! undoes what did not come true; what an answer
+//! says of the cache corrects what is believed of it (`routing/truth.rs`).
+
+mod holding;
+mod setting;
+mod ticket;
+mod truth;
 
 use std::{
+    collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use dashmap::DashMap;
 use keyway_core::{
-    index::{Placement, PrefixIndex, WorkerId},
-    pick::{Candidate, Pick, Policy, RequestView, Turn},
-    route,
+    fill_matches,
+    index::{Placement, PrefixIndex},
+    pick::{Candidate, Pick, Policy, Turn, pick},
+    waiting_room::{RoomRules, WaitingRoom},
 };
+use keyway_wire::block_hash::HashKey;
 use parking_lot::Mutex;
-use prometheus::IntGauge;
+
+use self::holding::Held;
+pub use self::setting::{Setting, View};
+pub use self::ticket::Ticket;
 
 use crate::{
     clock::Clock,
-    error::Error,
+    decision_log::DecisionLog,
     fleet::{Fleet, Worker},
-    limits::MAX_LEARNED_MODELS,
     metrics::Metrics,
-    request::RequestInfo,
+    request::KeyerConfig,
 };
-
-/// Bytes of canonical text per token before any answer has told better: English in a large vocabulary.
-const INITIAL_BYTES_PER_TOKEN: f64 = 4.0;
-/// Weight of the newest answer in the running estimate: about the last twenty count.
-const ESTIMATE_GAIN: f64 = 0.1;
 
 /// Routes requests.
 #[derive(Debug)]
@@ -39,9 +46,21 @@ pub struct Router {
     metrics: Arc<Metrics>,
     clock: Clock,
     policy: Policy,
+    hash_key: HashKey,
+    block_bytes: usize,
     index: Mutex<PrefixIndex>,
+    /// Placements at exact workers whose answers have just ended, with when.
+    lingering: Mutex<VecDeque<(Duration, Placement)>>,
     turn: AtomicU64,
     bytes_per_token: DashMap<String, f64>,
+    decision_log: Option<DecisionLog>,
+    /// Whether requests wait here for a worker that can begin.
+    holds: bool,
+    room: Mutex<WaitingRoom<Held>>,
+    /// Requests in the room, to know without its lock that there are none.
+    holding: AtomicUsize,
+    /// When the room is looked at again.
+    alarm: Mutex<Option<Duration>>,
 }
 
 /// Where a request goes, and what keeps that true.
@@ -56,24 +75,45 @@ pub struct Choice {
 }
 
 impl Router {
-    /// A router with an empty index of at most `index_bytes`.
+    /// A router with an empty index of at most `index_bytes`, whose blocks are cut and named as `keyer` says.
     pub fn new(
         fleet: Arc<Fleet>,
         metrics: Arc<Metrics>,
         clock: Clock,
         policy: Policy,
+        keyer: KeyerConfig,
         index_bytes: usize,
     ) -> Self {
-        let index = Mutex::new(PrefixIndex::new(index_bytes));
         Self {
             fleet,
             metrics,
             clock,
             policy,
-            index,
+            hash_key: keyer.key,
+            block_bytes: keyer.block_bytes.get(),
+            index: Mutex::new(PrefixIndex::new(index_bytes)),
+            lingering: Mutex::default(),
             turn: AtomicU64::new(0),
             bytes_per_token: DashMap::new(),
+            decision_log: None,
+            holds: true,
+            room: Mutex::new(WaitingRoom::new(RoomRules::default())),
+            holding: AtomicUsize::new(0),
+            alarm: Mutex::default(),
         }
+    }
+
+    /// Lets requests wait by these rules; without, each is sent as it comes.
+    #[must_use]
+    pub fn with_room(self, rules: Option<RoomRules>) -> Self {
+        let room = Mutex::new(WaitingRoom::new(rules.unwrap_or_default()));
+        Self { holds: rules.is_some(), room, ..self }
+    }
+
+    /// Logs choices from now on.
+    #[must_use]
+    pub fn with_log(self, decision_log: Option<DecisionLog>) -> Self {
+        Self { decision_log, ..self }
     }
 
     /// The workers routed to.
@@ -81,69 +121,40 @@ impl Router {
         &self.fleet
     }
 
-    /// Chooses a worker that was not `tried` yet, and records the placement.
-    pub fn choose(self: &Arc<Self>, request: &RequestInfo, tried: &[WorkerId]) -> Result<Choice, Error> {
-        let mut workers = self.fleet.all();
-        workers.retain(|worker| worker.may_serve(request.model.as_deref()));
-        if let (true, Some(model)) = (workers.is_empty(), &request.model) {
-            let known = self.fleet.model_ids().join(", ");
-            return Err(Error::ModelNotFound { model: model.clone(), known });
-        }
-        workers.retain(|worker| worker.routable() && !tried.contains(&worker.id));
-
-        let bytes_per_token = self.bytes_per_token(request.model.as_deref());
-        let view = RequestView {
-            chain: &request.chain.blocks,
-            prompt_tokens: (request.chain.total_bytes as f64 / bytes_per_token).ceil() as u64,
-            block_tokens: request.chain.block_bytes as f64 / bytes_per_token,
-        };
-        let turn = Turn { counter: self.turn.fetch_add(1, Ordering::Relaxed), random: fastrand::u64(..) };
-
-        let mut index = self.index.lock();
-        let mut candidates: Vec<Candidate> = workers
-            .iter()
-            .map(|worker| Candidate {
-                worker: worker.id,
-                load: worker.load.snapshot(),
-                matched_blocks: 0,
-                weight: worker.weight,
-            })
-            .collect();
-        let (pick, placement) =
-            route(self.policy, &view, &mut candidates, &turn, &mut index).ok_or(Error::NoWorker)?;
-        let worker = Arc::clone(&workers[pick.index]);
-        // The load counts before the lock opens, so that two requests of a burst never see the same queue.
-        let ticket = Ticket::start(Arc::clone(self), Arc::clone(&worker), placement, pick.uncached_tokens);
-        drop(index);
-        self.metrics.picks.with_label_values(&[worker.name.as_str(), pick.reason.as_str()]).inc();
-        Ok(Choice { worker, pick, ticket })
+    /// How workers are chosen.
+    pub fn policy(&self) -> Policy {
+        self.policy
     }
 
-    fn bytes_per_token(&self, model: Option<&str>) -> f64 {
-        self.bytes_per_token.get(model.unwrap_or_default()).map_or(INITIAL_BYTES_PER_TOKEN, |known| *known)
+    /// The secret of the index's names.
+    pub fn hash_key(&self) -> HashKey {
+        self.hash_key
     }
 
-    /// Learns the size of a token from an answer: `prompt_tokens` as reported for a prompt of `prompt_bytes`.
-    pub fn learn_token_size(&self, model: Option<&str>, prompt_bytes: u64, prompt_tokens: u64) {
-        // Short prompts tell more about the chat template than about the tokenizer.
-        if prompt_tokens < 32 || prompt_bytes == 0 {
-            return;
-        }
-        let seen = prompt_bytes as f64 / prompt_tokens as f64;
-        let model = model.unwrap_or_default();
-        if let Some(mut known) = self.bytes_per_token.get_mut(model) {
-            *known += ESTIMATE_GAIN * (seen - *known);
-        } else if self.bytes_per_token.len() < MAX_LEARNED_MODELS {
-            // Names come from clients where a worker does not list its models.
-            self.bytes_per_token.insert(model.to_owned(), seen);
-        }
+    /// Looks at or changes the index, briefly: every choice waits for it.
+    pub fn with_index<T>(&self, f: impl FnOnce(&mut PrefixIndex) -> T) -> T {
+        f(&mut self.index.lock())
+    }
+
+    /// What would be chosen; nothing is recorded.
+    pub fn preview(&self, setting: &Setting) -> Option<(Vec<Candidate>, Pick)> {
+        let turn = Turn { counter: self.turn.load(Ordering::Relaxed), random: fastrand::u64(..) };
+        let views = setting.request_views();
+        let mut candidates = setting.candidates(self.now());
+        fill_matches(&views, &setting.view_of, &mut candidates, &self.index.lock());
+        let pick = pick(self.policy, views.first()?, &candidates, &turn)?;
+        Some((candidates, pick))
     }
 
     /// A connection was refused or broke: the worker gets no more requests until a probe succeeds, and since its
     /// process is likely gone, so is its cache.
     pub fn worker_failed(&self, worker: &Worker) {
         worker.connect_failed(self.now());
-        self.index.lock().remove_worker(worker.id);
+        let mut index = self.index.lock();
+        index.remove_worker(worker.id);
+        if !worker.residency.trusted() {
+            index.remove_worker(worker.residency.token_id);
+        }
     }
 
     /// A worker answered.
@@ -151,86 +162,36 @@ impl Router {
         worker.with_health(|health| health.on_success(self.now()));
     }
 
+    /// Who may be chosen has changed: those who wait may go elsewhere now.
+    pub fn fleet_changed(self: &Arc<Self>) {
+        self.pump();
+    }
+
     /// Brings the gauges that nobody adds to up to date, before a scrape.
     pub fn show_state(&self) {
-        for worker in self.fleet.all() {
-            self.metrics.worker_ready.with_label_values(&[&worker.name]).set(i64::from(worker.routable()));
-        }
+        self.finish_lingering();
         let index = self.index.lock();
+        for worker in self.fleet.all() {
+            let label = [worker.name.as_str()];
+            self.metrics.worker_ready.with_label_values(&label).set(i64::from(worker.routable()));
+            let residency = &worker.residency;
+            let mut blocks = index.resident(worker.id);
+            if residency.token_id != worker.id {
+                blocks += index.resident(residency.token_id);
+            }
+            self.metrics.caches.worker_blocks.with_label_values(&label).set(blocks as i64);
+            let rate = worker.rate.lock().tokens_per_second();
+            self.metrics.caches.worker_rate.with_label_values(&label).set(rate.unwrap_or(0.0));
+            let capacity = residency.capacity.lock().tokens();
+            self.metrics.caches.worker_capacity.with_label_values(&label).set(capacity.unwrap_or(0) as i64);
+        }
         self.metrics.index_bytes.set(index.bytes() as i64);
         self.metrics.index_blocks.set(index.len() as i64);
+        self.metrics.caches.index_expected.set(index.expected() as i64);
     }
 
     /// Time as the routing core takes it.
     pub fn now(&self) -> Duration {
         self.clock.now()
-    }
-}
-
-/// One request's weight on one worker. Counts until it is dropped; the placement is withdrawn unless the worker
-/// began to answer.
-#[derive(Debug)]
-pub struct Ticket {
-    router: Arc<Router>,
-    worker: Arc<Worker>,
-    placement: Option<Placement>,
-    uncached_tokens: u64,
-    waiting: bool,
-    // Added to and subtracted from, never set: two tickets may end at the same moment.
-    in_flight: IntGauge,
-    waiting_tokens: IntGauge,
-}
-
-impl Ticket {
-    fn start(router: Arc<Router>, worker: Arc<Worker>, placement: Placement, uncached_tokens: u64) -> Self {
-        let label = [worker.name.as_str()];
-        let in_flight = router.metrics.worker_in_flight.with_label_values(&label);
-        let waiting_tokens = router.metrics.waiting_prefill_tokens.with_label_values(&label);
-        worker.load.start(uncached_tokens);
-        in_flight.inc();
-        waiting_tokens.add(uncached_tokens as i64);
-        Self {
-            router,
-            worker,
-            placement: Some(placement),
-            uncached_tokens,
-            waiting: true,
-            in_flight,
-            waiting_tokens,
-        }
-    }
-
-    /// The first byte of the answer is here: the prompt is computed, its KV is in the worker's cache.
-    pub fn first_token(&mut self) {
-        self.placement = None;
-        self.stop_waiting();
-    }
-
-    /// The worker's answer goes on: it is alive, whatever its probes say.
-    pub fn still_answering(&self) {
-        self.router.worker_answered(&self.worker);
-    }
-
-    /// The router that issued it.
-    pub fn router(&self) -> &Router {
-        &self.router
-    }
-
-    fn stop_waiting(&mut self) {
-        if std::mem::take(&mut self.waiting) {
-            self.worker.load.first_token(self.uncached_tokens);
-            self.waiting_tokens.sub(self.uncached_tokens as i64);
-        }
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.stop_waiting();
-        self.worker.load.end();
-        self.in_flight.dec();
-        if let Some(placement) = self.placement.take() {
-            self.router.index.lock().withdraw(placement);
-        }
     }
 }

@@ -5,13 +5,14 @@ use std::{future::Future, io, net::SocketAddr, num::NonZeroUsize, sync::Arc, tim
 use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
-    admin,
+    admin::{self, Admin},
     admission::Admission,
     clock::Clock,
     config::{Config, WorkerConfig},
+    decision_log::DecisionLog,
     dispatch::Dispatch,
     fleet::Fleet,
-    limits,
+    kv_events, limits,
     metrics::Metrics,
     net::{self, Connector},
     probe,
@@ -19,6 +20,7 @@ use crate::{
     routing::Router,
     server::{self, Server},
     stack,
+    token_keyer::TokenKeyer,
     upstream::Upstream,
 };
 
@@ -45,15 +47,30 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     let metrics = Arc::new(Metrics::new().map_err(io::Error::other)?);
     let fleet = Arc::new(Fleet::new(&config.workers, clock.now()));
     let upstream = Upstream::new(Connector::new(config.connect_timeout));
-    let router = Arc::new(Router::new(
+    let keyer = KeyerConfig { key: config.hash_key, block_bytes: block_bytes(config) };
+    let tokenizers = config.tokenizers.iter().map(|(name, dir)| (name.as_str(), dir.as_path()));
+    let tokens = TokenKeyer::load(tokenizers, Arc::clone(&metrics)).map_err(io::Error::other)?;
+    let tokens = Arc::new(tokens);
+    let log = config.decision_log.as_ref();
+    let log = log.map(|(path, share)| DecisionLog::open(path, *share, metrics.caches.decision_log.clone()));
+    let router = Router::new(
         Arc::clone(&fleet),
         Arc::clone(&metrics),
         clock,
         config.policy,
+        keyer,
         config.index_bytes,
-    ));
+    );
+    let router = Arc::new(router.with_log(log.transpose()?).with_room(config.room));
     let mut background = Vec::new();
     for worker in fleet.all() {
+        if let Some(source) = worker.kv_source().cloned() {
+            if config.tokenizers.is_empty() {
+                tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");
+            }
+            let (worker, router, metrics) = (Arc::clone(&worker), Arc::clone(&router), Arc::clone(&metrics));
+            background.push(tokio::spawn(kv_events::follow(worker, source, router, metrics)));
+        }
         let probing = probe::watch(worker, Arc::clone(&router), upstream.clone(), Arc::clone(&metrics));
         background.push(tokio::spawn(probing));
     }
@@ -62,7 +79,8 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
         router: Arc::clone(&router),
         upstream,
         metrics: Arc::clone(&metrics),
-        keyer: KeyerConfig { key: config.hash_key, block_bytes: block_bytes(config) },
+        keyer,
+        tokens: Arc::clone(&tokens),
         max_body_bytes: config.max_body_bytes,
         expose_routing: config.expose_routing,
     };
@@ -78,7 +96,9 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     let operators = server(admin_listener, Duration::ZERO);
     let serving = tokio::spawn(server::serve(clients, stack::stack(dispatch, admission), on(stopped)));
     // The admin listener outlives the drain, so that it can be watched; it ends with the process.
-    let admin = admin::admin(Arc::clone(&router), metrics);
+    let admin =
+        Admin { router: Arc::clone(&router), metrics, keyer, tokens, max_body_bytes: config.max_body_bytes };
+    let admin = admin::admin(admin);
     background.push(tokio::spawn(async move {
         server::serve(operators, admin, std::future::pending()).await;
     }));

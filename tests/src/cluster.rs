@@ -31,6 +31,9 @@ pub struct Cluster {
 pub struct ClusterBuilder {
     fakes: Vec<Vec<String>>,
     real: usize,
+    /// Arguments of the real workers; with events they publish KV events that the gateway follows.
+    worker_args: Vec<String>,
+    events: bool,
     gateway: GatewayBuilder,
 }
 
@@ -90,6 +93,22 @@ impl ClusterBuilder {
         self
     }
 
+    /// Adds arguments of every real worker.
+    #[must_use]
+    pub fn worker_args(mut self, args: &[&str]) -> Self {
+        self.worker_args.extend(args.iter().map(|&a| a.to_owned()));
+        self
+    }
+
+    /// Lets the real workers publish KV events, with replays, and the gateway follow them by the built-in tokenizer.
+    #[must_use]
+    pub fn kv_events(mut self) -> Self {
+        self.events = true;
+        let any = "tcp://127.0.0.1:0";
+        self.gateway = self.gateway.args(&["--tokenizer", "keyway-builtin=builtin"]);
+        self.worker_args(&["--kv-events", any, "--kv-replay", any])
+    }
+
     /// Sets the routing policy.
     #[must_use]
     pub fn policy(mut self, policy: &str) -> Self {
@@ -115,14 +134,22 @@ impl ClusterBuilder {
             fakes.push(fake);
         }
         for _ in 0..self.real {
-            workers.push(RealWorker::spawn(&[]));
+            let args: Vec<&str> = self.worker_args.iter().map(String::as_str).collect();
+            workers.push(RealWorker::spawn(&args));
         }
         for worker in &mut workers {
             worker.ready().await;
-            gateway = gateway.worker(worker.addr());
+            gateway = if self.events {
+                gateway.args(&["--worker", &worker.with_events().await])
+            } else {
+                gateway.worker(worker.addr())
+            };
         }
         let gateway = gateway.start().await;
         gateway.wait_ready(fakes.len() + workers.len()).await;
+        if self.events {
+            gateway.wait_trusted(workers.len()).await;
+        }
         Cluster { gateway, fakes, workers }
     }
 }
@@ -173,6 +200,15 @@ impl Gateway {
         let workers = self.workers().await;
         let list = workers.as_array().cloned().unwrap_or_default();
         list.iter().filter(|w| w["state"] == "ready").count()
+    }
+
+    /// Waits until the gateway relies on the KV events of `n` workers.
+    pub async fn wait_trusted(&self, n: usize) {
+        eventually!(
+            self.metrics().await.sum("keyway_kv_events_trusted", &[]) == n as f64,
+            "{n} trusted workers; /workers says {}",
+            self.workers().await
+        );
     }
 
     /// Status of `/readyz`.
@@ -269,6 +305,13 @@ impl RealWorker {
     /// Waits until it serves.
     pub async fn ready(&mut self) {
         self.addr = Some(addr(&self.process.announced("ready on http://").await));
+    }
+
+    /// How a gateway is told of it and of where it publishes KV events.
+    pub async fn with_events(&self) -> String {
+        let events = self.process.announced("KV events on ").await;
+        let replay = self.process.announced("KV replay on ").await;
+        format!("http://{};kv-events={events};kv-replay={replay}", self.addr())
     }
 
     /// Where it listens.

@@ -19,7 +19,7 @@ use crate::openai::{FAKE_MODEL, model_list};
 
 pub use call::Call;
 
-/// What the worker does with a call to anything but its health and its model list.
+/// What the worker does with a call to anything but its health, its model list and its metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     /// Answers three words at once.
@@ -63,6 +63,7 @@ struct Shared {
     health: Mutex<u16>,
     models: Mutex<Vec<String>>,
     usage: Mutex<(u64, u64)>,
+    metrics: Mutex<String>,
     requests: Mutex<Vec<Recorded>>,
     active: AtomicUsize,
     aborted: AtomicUsize,
@@ -83,6 +84,7 @@ impl FakeWorker {
             health: Mutex::new(200),
             models: Mutex::new(models.iter().map(|&m| m.to_owned()).collect()),
             usage: Mutex::new((12, 0)),
+            metrics: Mutex::default(),
             requests: Mutex::default(),
             active: AtomicUsize::new(0),
             aborted: AtomicUsize::new(0),
@@ -119,6 +121,11 @@ impl FakeWorker {
         *self.shared.health.lock() = status;
     }
 
+    /// Sets what `/metrics` says; nothing unless set.
+    pub fn set_metrics(&self, page: &str) {
+        page.clone_into(&mut self.shared.metrics.lock());
+    }
+
     /// Sets the token counts that default answers report: prompt tokens, and those of them found cached.
     pub fn set_usage(&self, prompt_tokens: u64, cached_tokens: u64) {
         *self.shared.usage.lock() = (prompt_tokens, cached_tokens);
@@ -135,7 +142,7 @@ impl FakeWorker {
         self.calls.try_lock().ok()?.try_recv().ok()
     }
 
-    /// Every request so far, without probes of health and models.
+    /// Every request so far, without probes of health, models and metrics.
     pub fn requests(&self) -> Vec<Recorded> {
         self.shared.requests.lock().clone()
     }
@@ -209,6 +216,7 @@ async fn answer_one(conn: Conn, request: Recorded, shared: &Arc<Shared>) -> Opti
     let (back, returned) = oneshot::channel();
     let probe = match request.target() {
         ("GET", "/health") => Some((*shared.health.lock(), "{}".to_owned())),
+        ("GET", "/metrics") => Some((200, shared.metrics.lock().clone())),
         ("GET", "/v1/models") => Some((200, model_list(&shared.models.lock()).to_string())),
         _ => None,
     };

@@ -6,8 +6,12 @@ use std::net::SocketAddr;
 use crate::client::get;
 
 /// The gateway's gauges that must read 0 when nothing is in flight.
-const IN_FLIGHT: [&str; 3] =
-    ["keyway_in_flight", "keyway_requests_in_flight", "keyway_waiting_prefill_tokens"];
+const IN_FLIGHT: [&str; 4] = [
+    "keyway_in_flight",
+    "keyway_requests_in_flight",
+    "keyway_requests_waiting",
+    "keyway_waiting_prefill_tokens",
+];
 
 /// One line of the exposition.
 #[derive(Debug, Clone, PartialEq)]

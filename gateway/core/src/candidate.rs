@@ -13,9 +13,14 @@ pub struct Candidate {
     pub worker: WorkerId,
     /// What it is doing.
     pub load: LoadSnapshot,
+    /// Milliseconds of prefill that wait for it in front of the gateway, before this request.
+    pub ahead_ms: f64,
     /// Leading blocks of the request's chain that it holds, from [`crate::PrefixIndex::matched`].
     pub matched_blocks: u32,
-    /// Its speed, and its share of new work, against other workers; a positive number, usually 1.
+    /// Prompt tokens that it computes in a millisecond.
+    pub tokens_per_ms: f64,
+    /// Its share of new work against other workers, for policies that do not look at costs; a positive number, usually
+    /// 1. One that is not makes the worker a last resort for all.
     pub weight: f64,
 }
 

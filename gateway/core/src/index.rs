@@ -2,12 +2,15 @@
 //! then a model of each worker's LRU cache) or, block by block, from what a worker says of itself; it neither chooses a
 //! worker nor stores any text.
 //!
+//! A worker that is *exact* announces its blocks itself; placements there are only expected (`expected.rs`).
+//!
 //! A slot is one residency: this worker holds this block. Slots of one hash are linked, so are slots of one
 //! worker in the order of their last use. A chained hash names a whole prefix, so no tree is needed.
 //!
 //! Invariant: residency is *prefix-closed* per worker: who holds a block holds every block before it. A
 //! placement puts each block right behind its parent in recency, so children are evicted before parents.
 
+mod expected;
 mod holders;
 mod slab;
 mod table;
@@ -19,6 +22,7 @@ use keyway_wire::block_hash::BlockHash;
 
 pub use self::workers::WorkerId;
 
+use self::expected::Expected;
 use self::slab::{NIL, SLOT_BYTES, Slab};
 use self::table::{ENTRY_BYTES, Table};
 use self::workers::{WORKER_BYTES, Workers};
@@ -31,17 +35,24 @@ const MAX_EVICTION_BATCH: usize = 32;
 const EVICTION_SHARE: usize = 1024;
 
 /// What one [`PrefixIndex::place`] added. Give it to [`PrefixIndex::withdraw`] if the request never reached the
-/// worker; drop it otherwise.
+/// worker, to [`PrefixIndex::finish`] when its answer ends. It may be dropped for a worker that is modelled.
 #[derive(Debug)]
 pub struct Placement {
+    worker: WorkerId,
     stamp: u64,
     added: Vec<u32>,
+    expected: Vec<BlockHash>,
 }
 
 impl Placement {
     /// Blocks that were not resident before.
     pub fn added(&self) -> usize {
-        self.added.len()
+        self.added.len() + self.expected.len()
+    }
+
+    /// Whether it says what is expected of an exact worker, until [`PrefixIndex::finish`].
+    pub fn is_expected(&self) -> bool {
+        !self.expected.is_empty()
     }
 }
 
@@ -53,6 +64,7 @@ pub struct PrefixIndex {
     /// Number of the last placement. Numbers start at 1 and are never used again.
     stamp: u64,
     eviction_batch: usize,
+    expected: Expected,
 }
 
 impl PrefixIndex {
@@ -69,11 +81,12 @@ impl PrefixIndex {
             workers,
             stamp: 0,
             eviction_batch: (slots / EVICTION_SHARE).clamp(1, MAX_EVICTION_BATCH),
+            expected: Expected::default(),
         }
     }
 
     /// For every worker that holds the first block: how many leading blocks of `chain` it holds (at least 1).
-    /// In no particular order.
+    /// In no particular order. What an exact worker is computing counts as held.
     pub fn matched(&self, chain: &[BlockHash]) -> Vec<(WorkerId, u32)> {
         let mut matched = Vec::new();
         self.matched_into(chain, &mut matched);
@@ -104,14 +117,24 @@ impl PrefixIndex {
             count = self.count(chain[depth]);
             depth += 1;
         }
+        self.expected.extend(chain, out);
     }
 
     /// Records that `worker` was sent this chain: all of it is resident from now on, and most recent. Where the
     /// index is full, the worker with the most residencies gives up its least recent ones; where the worker's
     /// own capacity is reached, that worker does. Of a chain too long for either, the head is kept.
+    ///
+    /// An exact worker ([`PrefixIndex::set_exact`]) announces what it holds: there the chain is only expected, until the
+    /// placement is finished.
     pub fn place(&mut self, worker: WorkerId, chain: &[BlockHash]) -> Placement {
         self.stamp += 1;
-        let mut placement = Placement { stamp: self.stamp, added: Vec::new() };
+        let mut placement = Placement { worker, stamp: self.stamp, added: Vec::new(), expected: Vec::new() };
+        if self.expected.is_exact(worker) {
+            // Residency is prefix-closed, so what is held is a prefix of the chain.
+            let held = chain.partition_point(|block| self.holds(worker, *block));
+            placement.expected = self.expected.add(worker, &chain[held..]);
+            return placement;
+        }
         let Some(place) = self.workers.get_or_add(worker) else { return placement };
         // A chain placed before lies in the list in order, so the next block is mostly the next slot.
         let (mut parent, mut likely) = (NIL, NIL);
@@ -141,11 +164,28 @@ impl PrefixIndex {
 
     /// Undoes what a placement added, except blocks that another placement has touched since.
     pub fn withdraw(&mut self, placement: Placement) {
+        self.expected.release(placement.worker, &placement.expected);
         for &slot in placement.added.iter().rev() {
             if self.slab[slot].stamp == placement.stamp {
                 self.evict(slot);
             }
         }
+    }
+
+    /// The request's answer has ended: an exact worker has announced by now what it keeps of it.
+    pub fn finish(&mut self, placement: Placement) {
+        self.expected.release(placement.worker, &placement.expected);
+    }
+
+    /// Whether `worker` says itself, block by block, what it holds. While it does not, placements are taken as a model
+    /// of its cache.
+    pub fn set_exact(&mut self, worker: WorkerId, exact: bool) {
+        self.expected.set_exact(worker, exact);
+    }
+
+    /// Blocks that exact workers are computing, as far as they have not announced them.
+    pub fn expected(&self) -> usize {
+        self.expected.len()
     }
 
     /// Records one block that `worker` says it holds, most recent after its parent. False, and nothing changed, if the

@@ -109,6 +109,7 @@ pub struct KvFeed {
     /// Live batches that came before their turn.
     held: BTreeMap<u64, Result<Decoded, DecodeError>>,
     blocks: Blocks,
+    block_size: Option<u32>,
     stats: FeedStats,
 }
 
@@ -125,6 +126,7 @@ impl KvFeed {
             last_live: None,
             held: BTreeMap::new(),
             blocks: Blocks::new(max_blocks),
+            block_size: None,
             stats: FeedStats::default(),
         }
     }
@@ -132,6 +134,11 @@ impl KvFeed {
     /// What it has met so far.
     pub fn stats(&self) -> FeedStats {
         self.stats
+    }
+
+    /// Tokens in a block, as the last stored ones had them; `None` before the first.
+    pub fn block_size(&self) -> Option<u32> {
+        self.block_size
     }
 
     /// Whether the index has all that the worker has announced.

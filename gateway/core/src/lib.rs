@@ -5,36 +5,48 @@
 //! Read in this order:
 //! 1. [`keyer`]: a prompt's canonical bytes become a chain of block hashes.
 //! 2. [`index`]: which worker holds which prefix, in a fixed number of bytes.
-//! 3. [`load`]: what each worker has been sent and not yet finished.
+//! 3. [`load`]: what each worker has been sent and not yet finished; [`pace`]: how fast it gets through that.
 //! 4. [`cost`]: the predicted price of sending a request to a worker.
 //! 5. [`mod@pick`]: the choice, with its reason; [`policy`] lists what may be asked for; [`mod@route`] is one step of it
 //!    all, as gateway and simulator take it.
 //!
+//! 6. [`waiting_room`]: who begins when, and who waits until a worker can begin.
+//!
+//! [`mod@capacity`] is what a cache that says nothing is believed to hold, [`rate`] how fast a worker is.
+//!
 //! Where an engine publishes its KV events, [`kv_feed`] makes the index exact, over the names of [`token_chain`].
 //! Beside them, [`health`] says whether a worker may be chosen at all.
 
+pub mod capacity;
 pub mod cost;
 pub mod health;
 pub mod index;
 pub mod keyer;
 pub mod kv_feed;
 pub mod load;
+pub mod pace;
 pub mod pick;
 pub mod policy;
+pub mod rate;
 pub mod route;
 pub mod token_chain;
+pub mod waiting_room;
 
 mod balance;
 mod candidate;
 mod rendezvous;
 
-pub use cost::CostModel;
+pub use capacity::Capacity;
+pub use cost::{Cost, CostModel};
 pub use health::{Health, State};
 pub use index::{Placement, PrefixIndex, WorkerId};
 pub use keyer::{PrefixChain, TextKeyer};
 pub use kv_feed::{Action, KvFeed, Recovery};
 pub use load::{Load, LoadSnapshot};
+pub use pace::{Pace, PaceSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};
 pub use policy::{Policy, Reason, UnknownPolicy};
-pub use route::route;
+pub use rate::{PrefillRate, relative_speeds, tokens_per_ms};
+pub use route::{fill_matches, route, route_views};
 pub use token_chain::TokenSpace;
+pub use waiting_room::{Quote, RoomRules, WaitingRoom};

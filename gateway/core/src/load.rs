@@ -1,55 +1,80 @@
-//! What one worker has been sent and has not finished. Counters only: who holds them for how long is decided by
-//! the owner of the response body, which calls `start`, `first_token` and `end` exactly once each.
+//! What one worker has been sent and has not finished, and how busy it has been. Who holds these for how long is
+//! decided by the owner of the response body, which calls `start`, then `first_token` or `cancelled`, then `end`.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+use std::time::Duration;
 
-/// Shared counters of one worker.
+use crate::pace::{Pace, PaceSnapshot, Waiting};
+
+/// Shared state of one worker.
 #[derive(Debug, Default)]
 pub struct Load {
     requests: AtomicU64,
-    waiting_prefill_tokens: AtomicU64,
+    pace: Mutex<Pace>,
 }
 
-/// The counters at one moment.
-#[derive(Copy, Clone, Default, Debug, PartialEq, Eq)]
+/// The state at one moment.
+#[derive(Copy, Clone, Default, Debug, PartialEq)]
 pub struct LoadSnapshot {
     /// Requests sent whose response body still lives.
     pub requests: u64,
     /// Uncached prompt tokens of those among them that have not produced a first token.
     pub waiting_prefill_tokens: u64,
+    /// What waits, in time, and how busy it has been.
+    pub pace: PaceSnapshot,
 }
 
 impl Load {
-    /// A request with this much prefill of its own was sent.
-    pub fn start(&self, uncached_tokens: u64) {
+    /// A request with this much prefill of its own was sent. `streams`: its first token will be seen when it is made.
+    pub fn start(&self, now: Duration, uncached_tokens: u64, streams: bool) -> Waiting {
         self.requests.fetch_add(1, Relaxed);
-        self.waiting_prefill_tokens.fetch_add(uncached_tokens, Relaxed);
+        self.pace().start(now, uncached_tokens, streams)
     }
 
-    /// Its first token came, or it ended without one: its prefill no longer waits. Takes the value given to
-    /// [`Load::start`].
-    pub fn first_token(&self, uncached_tokens: u64) {
-        subtract(&self.waiting_prefill_tokens, uncached_tokens);
+    /// Its first token came: its prefill no longer waits.
+    pub fn first_token(&self, now: Duration, waiting: &Waiting) {
+        self.pace().first_token(now, waiting);
+    }
+
+    /// It ended without a first token.
+    pub fn cancelled(&self, now: Duration, waiting: &Waiting) {
+        self.pace().cancelled(now, waiting);
+    }
+
+    /// Requests sent whose response body still lives.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Relaxed)
+    }
+
+    /// Uncached prompt tokens of those that have not produced a first token.
+    pub fn waiting_prefill_tokens(&self) -> u64 {
+        self.pace().waiting_tokens()
     }
 
     /// Its response body is gone.
     pub fn end(&self) {
-        subtract(&self.requests, 1);
+        // Stops at zero: a call too many must not make a worker look infinitely loaded for ever.
+        let before = self.requests.fetch_update(Relaxed, Relaxed, |value| Some(value.saturating_sub(1)));
+        debug_assert!(before.is_ok_and(|value| value > 0), "ended more than was started");
     }
 
-    /// The counters now. The two are read one after the other, so they may differ by a request in between.
-    pub fn snapshot(&self) -> LoadSnapshot {
+    /// The state now, of a worker that computes `tokens_per_ms` prompt tokens in a millisecond.
+    pub fn snapshot(&self, now: Duration, tokens_per_ms: f64) -> LoadSnapshot {
+        let pace = self.pace();
         LoadSnapshot {
             requests: self.requests.load(Relaxed),
-            waiting_prefill_tokens: self.waiting_prefill_tokens.load(Relaxed),
+            waiting_prefill_tokens: pace.waiting_tokens(),
+            pace: pace.snapshot(now, tokens_per_ms),
         }
     }
-}
 
-/// Stops at zero: a call too many must not make a worker look infinitely loaded for ever.
-fn subtract(counter: &AtomicU64, amount: u64) {
-    let before = counter.fetch_update(Relaxed, Relaxed, |value| Some(value.saturating_sub(amount)));
-    debug_assert!(before.is_ok_and(|value| value >= amount), "ended more than was started");
+    fn pace(&self) -> MutexGuard<'_, Pace> {
+        // A panic elsewhere leaves numbers that are at worst a little old.
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[cfg(test)]
@@ -58,18 +83,20 @@ mod tests {
 
     use super::*;
 
+    const NOW: Duration = Duration::from_secs(7);
+
     #[test]
     fn waiting_ends_with_the_first_token_and_the_request_with_its_body() {
         let load = Load::default();
-        load.start(100);
-        load.start(50);
-        assert_eq!(load.snapshot(), LoadSnapshot { requests: 2, waiting_prefill_tokens: 150 });
-        load.first_token(100);
-        assert_eq!(load.snapshot(), LoadSnapshot { requests: 2, waiting_prefill_tokens: 50 });
+        let (first, second) = (load.start(NOW, 100, true), load.start(NOW, 50, true));
+        let seen = || (load.snapshot(NOW, 1.0).requests, load.snapshot(NOW, 1.0).waiting_prefill_tokens);
+        assert_eq!(seen(), (2, 150));
+        load.first_token(NOW, &first);
+        assert_eq!(seen(), (2, 50));
         load.end();
-        load.first_token(50);
+        load.cancelled(NOW, &second);
         load.end();
-        assert_eq!(load.snapshot(), LoadSnapshot::default());
+        assert_eq!(seen(), (0, 0));
     }
 
     #[test]
@@ -80,13 +107,14 @@ mod tests {
                 let load = &load;
                 scope.spawn(move || {
                     for _ in 0..1000 {
-                        load.start(tokens);
-                        load.first_token(tokens);
+                        let waiting = load.start(NOW, tokens, true);
+                        load.first_token(NOW, &waiting);
                         load.end();
                     }
                 });
             }
         });
-        assert_eq!(load.snapshot(), LoadSnapshot::default());
+        let rest = load.snapshot(NOW, 1.0);
+        assert_eq!((rest.requests, rest.waiting_prefill_tokens, rest.pace.backlog_ms), (0, 0, 0.0));
     }
 }

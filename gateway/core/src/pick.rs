@@ -5,11 +5,10 @@ pub use crate::candidate::{Candidate, RequestView, Turn};
 pub use crate::policy::{Policy, Reason};
 
 use crate::balance;
-use crate::cost::CostModel;
-use crate::load::LoadSnapshot;
+use crate::cost::{Cost, CostModel, Queue};
 
 /// A choice.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Pick {
     /// Which of the candidates.
     pub index: usize,
@@ -19,6 +18,8 @@ pub struct Pick {
     pub matched_tokens: u64,
     /// Prompt tokens left to compute.
     pub uncached_tokens: u64,
+    /// The price of that worker, whatever the policy.
+    pub cost: Cost,
 }
 
 /// Chooses one of the candidates with the default [`CostModel`]; `None` if there are none.
@@ -50,12 +51,20 @@ pub fn pick_with(
         (_, Policy::Chwbl) => (balance::chwbl(request, candidates, turn), Reason::Chwbl),
     };
     let matched_tokens = request.matched_tokens(candidates[index].matched_blocks);
-    Some(Pick { index, reason, matched_tokens, uncached_tokens: request.prompt_tokens - matched_tokens })
+    let cost = cost_on(model, request, &candidates[index]);
+    Some(Pick {
+        index,
+        reason,
+        matched_tokens,
+        uncached_tokens: request.prompt_tokens - matched_tokens,
+        cost,
+    })
 }
 
-fn cost_on(model: &CostModel, request: &RequestView<'_>, candidate: &Candidate) -> f64 {
+/// What this candidate would cost, term by term.
+pub fn cost_on(model: &CostModel, request: &RequestView<'_>, candidate: &Candidate) -> Cost {
     let uncached = request.prompt_tokens - request.matched_tokens(candidate.matched_blocks);
-    model.cost(candidate.load, uncached, candidate.weight)
+    model.cost(&model.queue(candidate), uncached)
 }
 
 /// The cheapest; among those about as cheap, the first in the rendezvous order of the first block that nobody
@@ -68,19 +77,22 @@ fn by_cost(
     candidates: &[Candidate],
     turn: &Turn,
 ) -> (usize, Reason) {
-    let cheapest =
-        candidates.iter().map(|candidate| cost_on(model, request, candidate)).fold(f64::INFINITY, f64::min);
-    let limit = model.equal_to(cheapest, request.block_tokens);
+    let costs: Vec<f64> = candidates.iter().map(|one| cost_on(model, request, one).total_ms()).collect();
+    let cheapest = (0..costs.len()).min_by(|&a, &b| costs[a].total_cmp(&costs[b])).unwrap_or(0);
+    let queue = model.queue(&candidates[cheapest]);
+    // Matched tokens are rounded, so two that are a block apart may differ by the next whole number.
+    let block_ms = request.block_tokens.ceil() / queue.tokens_per_ms;
+    let limit = model.equal_to(costs[cheapest], block_ms);
     let longest = candidates.iter().map(|candidate| candidate.matched_blocks).max().unwrap_or(0);
     let key = request.chain.get(longest as usize).or(request.chain.last()).map_or(turn.random, |hash| hash.0);
-    let equals = (0..candidates.len()).filter(|&i| cost_on(model, request, &candidates[i]) <= limit);
-    let index = balance::first_by_rendezvous(candidates, equals, key).unwrap_or(0);
+    let equals = (0..candidates.len()).filter(|&i| costs[i] <= limit);
+    let index = balance::first_by_rendezvous(candidates, equals, key).unwrap_or(cheapest);
 
     // Would the saving of the longest prefix count, were all else equal?
     let counts = |saved: u64, rest: u64| {
-        let idle = LoadSnapshot::default();
-        let cost = |uncached| model.cost(idle, uncached, 1.0);
-        cost(saved + rest) > model.equal_to(cost(rest), request.block_tokens)
+        let idle = Queue { wait_ms: 0.0, ..queue };
+        let cost = |uncached| model.cost(&idle, uncached).total_ms();
+        cost(saved + rest) > model.equal_to(cost(rest), block_ms)
     };
     let best = request.matched_tokens(longest);
     let own = request.matched_tokens(candidates[index].matched_blocks);

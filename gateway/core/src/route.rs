@@ -13,16 +13,52 @@ pub fn route(
     turn: &Turn,
     index: &mut PrefixIndex,
 ) -> Option<(Pick, Placement)> {
-    // Sorted and searched, because a prompt that everybody holds the beginning of is matched on every worker.
-    let mut matches = index.matched(request.chain);
-    matches.sort_unstable_by_key(|(worker, _)| *worker);
-    for candidate in &mut *candidates {
-        let found = matches.binary_search_by_key(&candidate.worker, |(worker, _)| *worker);
-        candidate.matched_blocks = found.map_or(0, |at| matches[at].1);
-    }
-    let pick = pick(policy, request, candidates, turn)?;
-    let placement = index.place(candidates[pick.index].worker, request.chain);
+    route_views(policy, std::slice::from_ref(request), &[], candidates, turn, index)
+}
+
+/// [`route`] where workers cut prompts into blocks of different sizes: `views` are the request in each way, `view_of` a
+/// candidate's, by its place; the first where it says nothing. `matched_blocks` is in blocks of the first.
+pub fn route_views(
+    policy: Policy,
+    views: &[RequestView<'_>],
+    view_of: &[usize],
+    candidates: &mut [Candidate],
+    turn: &Turn,
+    index: &mut PrefixIndex,
+) -> Option<(Pick, Placement)> {
+    fill_matches(views, view_of, candidates, index);
+    let pick = pick(policy, views.first()?, candidates, turn)?;
+    let view = &views[view_of.get(pick.index).copied().unwrap_or(0)];
+    let placement = index.place(candidates[pick.index].worker, view.chain);
     Some((pick, placement))
+}
+
+/// Says of each candidate how much of the request it holds, as [`route_views`] does.
+pub fn fill_matches(
+    views: &[RequestView<'_>],
+    view_of: &[usize],
+    candidates: &mut [Candidate],
+    index: &PrefixIndex,
+) {
+    let Some(first) = views.first() else { return };
+    for (n, view) in views.iter().enumerate() {
+        // Sorted and searched, because a prompt that everybody holds the beginning of is matched on every worker.
+        let mut matches = index.matched(view.chain);
+        matches.sort_unstable_by_key(|(worker, _)| *worker);
+        for (i, candidate) in candidates.iter_mut().enumerate() {
+            if view_of.get(i).copied().unwrap_or(0) != n {
+                continue;
+            }
+            let found = matches.binary_search_by_key(&candidate.worker, |(worker, _)| *worker);
+            let blocks = found.map_or(0, |at| matches[at].1);
+            candidate.matched_blocks = if n == 0 {
+                blocks
+            } else {
+                // What ends inside one of the first view's blocks does not count; 1e-9 forgives the division.
+                (f64::from(blocks) * view.block_tokens / first.block_tokens + 1e-9) as u32
+            };
+        }
+    }
 }
 
 #[cfg(test)]
@@ -33,6 +69,40 @@ mod tests {
     use crate::index::WorkerId;
     use crate::load::LoadSnapshot;
 
+    fn idle(worker: u32) -> Candidate {
+        let load = LoadSnapshot::default();
+        Candidate {
+            worker: WorkerId(worker),
+            load,
+            ahead_ms: 0.0,
+            matched_blocks: 0,
+            tokens_per_ms: 8.0,
+            weight: 1.0,
+        }
+    }
+
+    #[test]
+    fn workers_with_blocks_of_different_sizes_are_compared_in_tokens() {
+        let mut index = PrefixIndex::new(1 << 20);
+        let (small, large): (Vec<_>, Vec<_>) =
+            ((1..=64).map(BlockHash).collect(), (101..=108).map(BlockHash).collect());
+        // 32 blocks of 16 tokens here, 6 of 128 there.
+        index.place(WorkerId(1), &small[..32]);
+        index.place(WorkerId(2), &large[..6]);
+        let views = [
+            RequestView { chain: &small, prompt_tokens: 1025, block_tokens: 16.0 },
+            RequestView { chain: &large, prompt_tokens: 1025, block_tokens: 128.0 },
+        ];
+        let mut candidates = [idle(1), idle(2), idle(3)];
+        let turn = Turn { counter: 0, random: 0 };
+        let picked =
+            route_views(Policy::Prefix, &views, &[0, 1, 0], &mut candidates, &turn, &mut index).unwrap();
+        assert_eq!(candidates.map(|candidate| candidate.matched_blocks), [32, 48, 0]);
+        assert_eq!((picked.0.index, picked.0.matched_tokens), (1, 768));
+        // Recorded in the names that this worker uses.
+        assert_eq!((index.resident(WorkerId(2)), index.matched(&large)), (8, vec![(WorkerId(2), 8)]));
+    }
+
     #[test]
     fn the_second_request_goes_where_the_first_was_placed() {
         let mut index = PrefixIndex::new(1 << 20);
@@ -42,7 +112,9 @@ mod tests {
             .map(|worker| Candidate {
                 worker: WorkerId(worker * 7),
                 load: LoadSnapshot::default(),
+                ahead_ms: 0.0,
                 matched_blocks: 0,
+                tokens_per_ms: 8.0,
                 weight: 1.0,
             })
             .collect();

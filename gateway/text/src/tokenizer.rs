@@ -38,6 +38,14 @@ pub(crate) struct AddedToken {
     pub(crate) must_exist: bool,
 }
 
+/// An added token that is looked for in the text as it is, before any normalisation.
+#[derive(Debug, Clone)]
+pub(crate) struct RawAddedToken {
+    pub(crate) content: String,
+    /// Whether it is matched wherever its text stands, and takes nothing else.
+    pub(crate) alone: bool,
+}
+
 impl Tokenizer {
     /// This crate's own: ids 0..=255 are bytes, then `<|endoftext|>`, `<|im_start|>`, `<|im_end|>`.
     pub const fn builtin() -> Self {
@@ -96,6 +104,38 @@ impl Tokenizer {
                 .encode_fast(text, add_special)
                 .map(|encoding| encoding.get_ids().to_vec())
                 .map_err(|e| TextError::Tokenize(e.to_string())),
+        }
+    }
+
+    /// What the tokenizer puts before and after a plain prompt (`add_special` of [`Tokenizer::encode`]); `None` if that
+    /// depends on the prompt.
+    pub(crate) fn frame(&self) -> Option<(Vec<u32>, Vec<u32>)> {
+        // Two texts, so that a frame is told from what one of them happens to look like.
+        let of = |text: &str| {
+            let (plain, framed) = (self.encode(text, false).ok()?, self.encode(text, true).ok()?);
+            let at = framed.windows(plain.len().max(1)).position(|window| window == plain)?;
+            Some((framed[..at].to_vec(), framed[at + plain.len()..].to_vec()))
+        };
+        of("a").filter(|frame| of("b 1").as_ref() == Some(frame))
+    }
+
+    /// The texts that are cut out of a prompt before anything else looks at it, with whether each takes blanks before
+    /// it, or depends on its neighbours: added tokens that are looked for in the text as it is.
+    pub(crate) fn raw_added_tokens(&self) -> Vec<RawAddedToken> {
+        match &self.kind {
+            Kind::Bytes => byte_tokenizer::SPECIAL
+                .iter()
+                .map(|content| RawAddedToken { content: (*content).to_owned(), alone: true })
+                .collect(),
+            Kind::HuggingFace(inner) => inner
+                .get_added_tokens_decoder()
+                .into_values()
+                .filter(|token| !token.normalized)
+                .map(|token| RawAddedToken {
+                    alone: !token.lstrip && !token.single_word,
+                    content: token.content,
+                })
+                .collect(),
         }
     }
 

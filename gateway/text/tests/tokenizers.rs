@@ -4,8 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed helper fails its test")]
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use keyway_text::{Decoder, TextModel};
+use keyway_text::{Decoder, IncrementalTokenizer, TextModel};
+use proptest::prelude::*;
 use serde_json::Value;
 
 fn families() -> Vec<PathBuf> {
@@ -98,5 +100,53 @@ fn decoding_one_by_one_is_decoding_at_once() {
                 assert_eq!(shown, want, "{}: {:?} after {prompt:?}", folder.display(), text(line));
             }
         }
+    }
+}
+
+/// Texts in which special tokens, their beginnings and ends, blanks and words stand beside each other in any order.
+fn fragments(special: Vec<String>) -> impl Strategy<Value = String> {
+    let half = |token: &str| token.chars().count() / 2;
+    let cut: Vec<String> = special.iter().map(|token| token.chars().take(half(token)).collect()).collect();
+    let rest: Vec<String> = special.iter().map(|token| token.chars().skip(half(token)).collect()).collect();
+    let plain =
+        ["a", " ", "  ", "\n", "word", "Hello, world 123", "é", "日本", "<", "<|", "|>", "_", "\t", "."];
+    let mut all: Vec<String> = plain.map(str::to_owned).into_iter().chain(cut).chain(rest).collect();
+    all.retain(|text| !text.is_empty());
+    let special = if special.is_empty() { vec![" ".to_owned()] } else { special };
+    let piece = prop_oneof![
+        3 => prop::sample::select(all),
+        2 => prop::sample::select(special),
+        // Long enough that there is something to cut.
+        1 => "[a-z ,.]{60,90}",
+    ];
+    prop::collection::vec(piece, 0..24).prop_map(|pieces| pieces.concat())
+}
+
+/// Cut, remembered and joined, or at once: the same tokens, whatever stands beside a place to cut.
+#[test]
+fn remembered_pieces_give_the_same_tokens_as_the_whole() {
+    for folder in families() {
+        let (model, head, lines) = load(&folder);
+        let incremental = IncrementalTokenizer::new(Arc::clone(&model.tokenizer), 1 << 16, 3);
+        let same = |text: &str| {
+            for special in [false, true] {
+                let want = model.tokenizer.encode(text, special).unwrap();
+                assert_eq!(
+                    incremental.encode(text, special).unwrap().ids,
+                    want,
+                    "{}: {text:?}",
+                    folder.display()
+                );
+            }
+        };
+        lines.iter().for_each(|line| same(text(line)));
+        let special = head["special_tokens"].as_object().unwrap().keys().cloned().collect();
+        let mut runner = proptest::test_runner::TestRunner::deterministic();
+        runner
+            .run(&fragments(special), |text| {
+                same(&text);
+                Ok(())
+            })
+            .unwrap();
     }
 }

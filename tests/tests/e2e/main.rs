@@ -7,8 +7,11 @@
     reason = "helpers of tests fail the test by panicking"
 )]
 
+mod cache_size;
 mod cancel;
 mod config;
+mod explain;
+mod kv_routing;
 mod lifecycle;
 mod limits;
 mod metrics;
@@ -21,4 +24,5 @@ mod routing;
 mod secrets;
 mod streaming;
 mod upstream_failure;
+mod waiting;
 mod zero_config;

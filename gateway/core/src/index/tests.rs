@@ -310,3 +310,40 @@ fn two_blocks_of_one_chain_that_collide_do_no_harm() {
     assert_eq!(index.place(WorkerId(1), &colliding).added(), 0);
     assert_eq!(index.matched(&colliding), [(WorkerId(1), 4)]);
 }
+
+#[test]
+fn what_an_exact_worker_computes_counts_as_held_until_it_is_finished() {
+    let mut index = PrefixIndex::new(1 << 16);
+    let (worker, prompt) = (WorkerId(1), chain(&[0, 1, 2, 3]));
+    index.set_exact(worker, true);
+    let first = index.place(worker, &prompt);
+    let second = index.place(worker, &prompt);
+    assert_eq!((index.matched(&prompt), index.len(), index.expected()), (vec![(worker, 4)], 0, 4));
+    // It announces the beginning; the rest is expected still, and not more than that is known afterwards.
+    index.store_block(worker, None, prompt[0]);
+    index.store_block(worker, Some(prompt[0]), prompt[1]);
+    assert_eq!(index.matched(&prompt), [(worker, 4)]);
+    index.finish(first);
+    assert_eq!(index.matched(&prompt), [(worker, 4)], "the second request needs them too");
+    index.withdraw(second);
+    assert_eq!((index.matched(&prompt), index.expected()), (vec![(worker, 2)], 0));
+    // Another worker's places are a model, as before; and so are this one's when its events are not trusted.
+    index.place(WorkerId(2), &prompt);
+    index.set_exact(worker, false);
+    let late = index.place(worker, &prompt);
+    index.finish(late);
+    assert_eq!(index.matched(&prompt), [(worker, 4), (WorkerId(2), 4)]);
+}
+
+#[test]
+fn an_exact_worker_is_still_one_when_it_starts_anew() {
+    let mut index = PrefixIndex::new(1 << 16);
+    index.set_exact(WorkerId(1), true);
+    let before = index.place(WorkerId(1), &chain(&[0, 1]));
+    index.remove_worker(WorkerId(1));
+    let after = index.place(WorkerId(1), &chain(&[0, 2]));
+    index.finish(before);
+    assert_eq!(index.matched(&chain(&[0, 2])), [(WorkerId(1), 2)], "the request under way holds it");
+    index.finish(after);
+    assert!(index.matched(&chain(&[0, 2])).is_empty() && index.is_empty());
+}

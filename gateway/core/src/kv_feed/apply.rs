@@ -32,6 +32,7 @@ impl KvFeed {
             self.stats.malformed += 1;
             return;
         }
+        self.block_size = Some(event.block_size);
         let extra = |i: usize| event.extra_keys.get(i).map_or(&[][..], |keys| keys);
         let root = self.root(event);
         let parent = event.parent_block_hash.as_ref().map(EngineHash::short);

@@ -5,8 +5,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::index::WorkerId;
+use crate::load::LoadSnapshot;
+use crate::pace::PaceSnapshot;
 
 const BLOCK_TOKENS: f64 = 64.0;
+const TOKENS_PER_MS: f64 = 8.0;
 const TURN: Turn = Turn { counter: 0, random: 0 };
 
 fn chain(seed: u64, blocks: usize) -> Vec<BlockHash> {
@@ -19,8 +22,16 @@ fn view(chain: &[BlockHash]) -> RequestView<'_> {
 }
 
 fn worker(id: u32, requests: u64, waiting: u64, matched_blocks: u32) -> Candidate {
-    let load = LoadSnapshot { requests, waiting_prefill_tokens: waiting };
-    Candidate { worker: WorkerId(id), load, matched_blocks, weight: 1.0 }
+    let pace = PaceSnapshot { backlog_ms: waiting as f64 / TOKENS_PER_MS, ..PaceSnapshot::default() };
+    let load = LoadSnapshot { requests, waiting_prefill_tokens: waiting, pace };
+    Candidate {
+        worker: WorkerId(id),
+        load,
+        ahead_ms: 0.0,
+        matched_blocks,
+        tokens_per_ms: TOKENS_PER_MS,
+        weight: 1.0,
+    }
 }
 
 fn picked(policy: Policy, request: &RequestView<'_>, candidates: &[Candidate], turn: &Turn) -> Pick {
@@ -65,9 +76,10 @@ proptest! {
         let request = view(&chain);
         let model = CostModel::default();
         let pick = picked(Policy::Prefix, &request, &candidates, &TURN);
-        let costs: Vec<f64> = candidates.iter().map(|candidate| cost_on(&model, &request, candidate)).collect();
-        let cheapest = costs.iter().copied().fold(f64::INFINITY, f64::min);
-        prop_assert!(costs[pick.index] <= model.equal_to(cheapest, BLOCK_TOKENS));
+        let cost = |candidate: &Candidate| cost_on(&model, &request, candidate).total_ms();
+        let cheapest = candidates.iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap();
+        let block_ms = BLOCK_TOKENS / model.queue(cheapest).tokens_per_ms;
+        prop_assert!(cost(&candidates[pick.index]) <= model.equal_to(cost(cheapest), block_ms));
     }
 
     #[test]
@@ -109,7 +121,7 @@ fn a_full_hit_still_computes_its_last_token() {
 fn a_prefix_spreads_when_its_holder_has_too_long_a_queue() {
     let chain = chain(1, 20);
     let all = |waiting| [worker(0, 0, waiting, 18), worker(1, 0, 0, 0)];
-    let saved = 18.0 * BLOCK_TOKENS * CostModel::default().own_factor;
+    let saved = 18.0 * BLOCK_TOKENS * (1.0 + CostModel::default().displaced);
     let stays = picked(Policy::Prefix, &view(&chain), &all((saved * 0.8) as u64), &TURN);
     assert_eq!((stays.index, stays.reason), (0, Reason::Prefix));
     let leaves = picked(Policy::Prefix, &view(&chain), &all((saved * 1.5) as u64), &TURN);
@@ -147,8 +159,9 @@ fn one_shared_block_draws_nobody_whatever_its_estimated_size() {
         for matched in 0..3 {
             let all = [worker(0, 0, 0, matched + 1), worker(1, 0, 0, matched)];
             let model = CostModel::default();
-            let limit = model.equal_to(cost_on(&model, &request, &all[0]), request.block_tokens);
-            assert!(cost_on(&model, &request, &all[1]) <= limit);
+            let block_ms = request.block_tokens.ceil() / TOKENS_PER_MS;
+            let limit = model.equal_to(cost_on(&model, &request, &all[0]).total_ms(), block_ms);
+            assert!(cost_on(&model, &request, &all[1]).total_ms() <= limit);
         }
     }
 }

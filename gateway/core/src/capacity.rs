@@ -1,0 +1,109 @@
+//! How many tokens a worker's cache is believed to hold: what the worker says of itself, and less where its answers
+//! show that it has forgotten what that would let it keep. Only for workers whose events do not tell; the index then
+//! models an LRU cache of this size.
+//!
+//! Both directions are needed. A model that is too large sends prompts to where their prefix is gone; one that is too
+//! small sends them away from where it is. So a forgotten prefix shrinks the belief at once, and each prefix that was
+//! found where it was expected lets it grow a little again (additive increase, multiplicative decrease).
+
+/// What is left of the belief after a prefix turned out to be forgotten.
+const SHRINK: f64 = 0.875;
+/// Tokens by which the belief grows for each token that was found as predicted.
+const GROWTH: f64 = 0.125;
+/// Tokens that any cache holds: a few prompts. Below, nothing would ever be matched and so nothing learned.
+const MIN_TOKENS: f64 = 4096.0;
+
+/// The belief about one worker.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Capacity {
+    /// As the worker says; `None`: unknown.
+    told: Option<f64>,
+    /// As its answers show; `None`: nothing speaks against what it says.
+    learned: Option<f64>,
+}
+
+impl Capacity {
+    /// The worker says how many tokens its cache holds, or (`None`) does not say it any more.
+    pub fn tell(&mut self, tokens: Option<u64>) {
+        let told = tokens.map(|tokens| tokens as f64);
+        if told != self.told {
+            // Another cache: what was learned of the old one says nothing.
+            *self = Self { told, learned: None };
+        }
+    }
+
+    /// Tokens it is believed to hold; `None`: unknown.
+    pub fn tokens(&self) -> Option<u64> {
+        self.learned.or(self.told).map(|tokens| tokens as u64)
+    }
+
+    /// An answer reported `reported` cached tokens where `predicted` were expected while the model held `resident`
+    /// tokens of this worker. `slack` is what may be missing for other reasons: a block.
+    pub fn observe(&mut self, predicted: u64, reported: u64, slack: u64, resident: u64) {
+        let now = self.learned.or(self.told).unwrap_or(f64::INFINITY);
+        if reported + slack < predicted {
+            let shrunk = (now.min(resident as f64) * SHRINK).max(MIN_TOKENS);
+            self.learned = Some(shrunk.min(now));
+        } else if let (Some(learned), true) = (self.learned, predicted > 0) {
+            let grown = learned + GROWTH * predicted as f64;
+            // Beyond what it says there is nothing to learn.
+            self.learned = Some(grown).filter(|grown| self.told.is_none_or(|told| *grown < told));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_holds_until_answers_speak_against_it() {
+        let mut capacity = Capacity::default();
+        assert_eq!(capacity.tokens(), None);
+        capacity.tell(Some(100_000));
+        capacity.observe(5_000, 5_000, 16, 90_000);
+        assert_eq!(capacity.tokens(), Some(100_000));
+        capacity.observe(5_000, 0, 16, 80_000);
+        assert_eq!(capacity.tokens(), Some(70_000));
+        // The same again is no news; another size is another cache.
+        capacity.tell(Some(100_000));
+        assert_eq!(capacity.tokens(), Some(70_000));
+        capacity.tell(Some(50_000));
+        assert_eq!(capacity.tokens(), Some(50_000));
+    }
+
+    #[test]
+    fn a_block_less_is_no_sign_of_forgetting() {
+        let mut capacity = Capacity::default();
+        capacity.observe(1_000, 984, 16, 50_000);
+        assert_eq!(capacity.tokens(), None);
+        capacity.observe(1_000, 983, 16, 50_000);
+        assert_eq!(capacity.tokens(), Some(43_750));
+    }
+
+    /// A cache of 30,000 tokens that says nothing: the belief ends up near its size, from above and from below.
+    #[test]
+    fn the_belief_finds_the_size_and_stays_near_it() {
+        let mut capacity = Capacity::default();
+        let mut seen = Vec::new();
+        for round in 0..400 {
+            let resident = capacity.tokens().unwrap_or(500_000);
+            // What was used least recently of what is believed to be there is asked for.
+            let reported = if resident > 30_000 { 0 } else { 2_000 };
+            capacity.observe(2_000, reported, 16, resident);
+            if round > 100 {
+                seen.push(capacity.tokens().unwrap());
+            }
+        }
+        assert!(seen.iter().all(|tokens| (24_000..33_000).contains(tokens)), "{seen:?}");
+    }
+
+    #[test]
+    fn the_belief_never_dies() {
+        let mut capacity = Capacity::default();
+        for _ in 0..100 {
+            capacity.observe(10_000, 0, 16, 8_000);
+        }
+        assert_eq!(capacity.tokens(), Some(4096));
+    }
+}

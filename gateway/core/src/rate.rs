@@ -1,0 +1,142 @@
+//! How fast a worker computes prompts, fitted from its answers: the running median of tokens per second, where the tokens
+//! are those that waited there when a request came and its own, and the seconds are those to its first token. And what
+//! follows for the choice: workers' speeds relative to each other, which scale the cost.
+//!
+//! A median, because single answers are off by orders of magnitude (a stalled batch, a prefix that was cached after
+//! all), and in logarithms, because half and double the speed are errors of one size.
+
+/// Tokens below which the time to the first token says more of everything else than of prefill.
+const MIN_TOKENS: u64 = 128;
+/// Answers before the median counts.
+const MIN_ANSWERS: u32 = 16;
+/// Steps of the estimate, as a natural logarithm: from 65 % at first down to 3 % a step.
+const STEPS: (f64, f64) = (0.5, 0.03);
+/// What is left of a step after each answer.
+const STEP_DECAY: f64 = 0.9;
+/// Speeds within this share of the median count as equal, so that noise moves no prefix.
+const EQUAL_SHARE: f64 = 0.25;
+/// A worker counts as at most this many times as fast, or as slow, as the median one.
+const MAX_RATIO: f64 = 4.0;
+
+/// Before any answer: tokens per second of an eight-billion-parameter model on a large GPU.
+const PRIOR_TOKENS_PER_S: f64 = 8_000.0;
+
+/// One worker's speed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PrefillRate {
+    /// Natural logarithm of tokens per second.
+    log: f64,
+    step: f64,
+    answers: u32,
+}
+
+impl Default for PrefillRate {
+    fn default() -> Self {
+        Self { log: 0.0, step: STEPS.0, answers: 0 }
+    }
+}
+
+impl PrefillRate {
+    /// The first token came `seconds` after a request that found, with its own, `tokens` to compute.
+    pub fn observe(&mut self, tokens: u64, seconds: f64) {
+        if tokens < MIN_TOKENS || !seconds.is_finite() || seconds <= 0.0 {
+            return;
+        }
+        let seen = (tokens as f64 / seconds).ln();
+        if self.answers == 0 {
+            self.log = seen;
+        } else {
+            // Up and down by equal steps: it rests where as many answers lie above as below.
+            let error = seen - self.log;
+            self.log += self.step.min(error.abs()).copysign(error);
+            self.step = (self.step * STEP_DECAY).max(STEPS.1);
+        }
+        self.answers = self.answers.saturating_add(1);
+    }
+
+    /// Tokens per second, once enough answers have told.
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        (self.answers >= MIN_ANSWERS).then(|| self.log.exp())
+    }
+}
+
+/// How fast each worker is relative to the median of those known; 1 where that is unknown or about equal.
+pub fn relative_speeds(rates: &[Option<f64>]) -> Vec<f64> {
+    let mut known: Vec<f64> = rates.iter().copied().flatten().collect();
+    known.sort_unstable_by(f64::total_cmp);
+    let Some(&median) = known.get(known.len() / 2) else { return vec![1.0; rates.len()] };
+    let relative = |rate: &Option<f64>| {
+        let ratio = rate.map_or(1.0, |rate| (rate / median).clamp(1.0 / MAX_RATIO, MAX_RATIO));
+        if (1.0 / (1.0 + EQUAL_SHARE)..=1.0 + EQUAL_SHARE).contains(&ratio) { 1.0 } else { ratio }
+    };
+    rates.iter().map(relative).collect()
+}
+
+/// Each worker's prompt tokens per millisecond: the median of those known, or a large GPU's where none is, times the
+/// worker's relative speed.
+pub fn tokens_per_ms(rates: &[Option<f64>], speeds: &[f64]) -> Vec<f64> {
+    let mut known: Vec<f64> = rates.iter().copied().flatten().collect();
+    known.sort_unstable_by(f64::total_cmp);
+    let base = known.get(known.len() / 2).copied().unwrap_or(PRIOR_TOKENS_PER_S);
+    speeds.iter().map(|speed| base / 1e3 * speed).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers at `rate` tokens per second, every fifth of them off by a factor of a hundred.
+    fn fitted(rate: f64, answers: u64) -> PrefillRate {
+        let mut fit = PrefillRate::default();
+        for i in 0..answers {
+            let tokens = 200 + 37 * i % 5000;
+            let factor = match i % 10 {
+                3 => 100.0,
+                8 => 0.01,
+                _ => 1.0,
+            };
+            fit.observe(tokens, factor * tokens as f64 / rate);
+        }
+        fit
+    }
+
+    #[test]
+    fn the_median_is_found_whatever_single_answers_say() {
+        for rate in [50.0, 4_000.0, 100_000.0] {
+            let found = fitted(rate, 200).tokens_per_second().unwrap();
+            assert!((0.8..1.25).contains(&(found / rate)), "{found} for {rate}");
+        }
+    }
+
+    #[test]
+    fn a_change_is_followed() {
+        let mut fit = fitted(1_000.0, 100);
+        for _ in 0..100 {
+            fit.observe(1_000, 0.25);
+        }
+        assert!((0.8..1.25).contains(&(fit.tokens_per_second().unwrap() / 4_000.0)));
+    }
+
+    #[test]
+    fn few_or_short_prompts_tell_nothing() {
+        assert_eq!(fitted(100.0, u64::from(MIN_ANSWERS) - 1).tokens_per_second(), None);
+        let mut fit = PrefillRate::default();
+        for _ in 0..100 {
+            fit.observe(10, 1.0);
+            fit.observe(1_000, 0.0);
+            fit.observe(1_000, f64::NAN);
+        }
+        assert_eq!(fit, PrefillRate::default());
+    }
+
+    #[test]
+    fn speeds_are_relative_to_the_median_and_bounded() {
+        let speeds = relative_speeds(&[Some(1000.0), Some(1100.0), Some(2200.0), None, Some(10.0)]);
+        // The median is 1100.
+        assert_eq!(speeds, [1.0, 1.0, 2.0, 1.0, 0.25]);
+        assert_eq!(relative_speeds(&[None, None]), [1.0, 1.0]);
+        assert_eq!(relative_speeds(&[Some(5.0)]), [1.0]);
+        assert_eq!(tokens_per_ms(&[Some(5000.0), None], &[1.0, 2.0]), [5.0, 10.0]);
+        assert_eq!(tokens_per_ms(&[None], &[0.5]), [4.0]);
+    }
+}

@@ -1,0 +1,197 @@
+//! Requests that no worker can begin yet wait here, not in a worker's queue, so that the order in which they begin and
+//! the worker each begins on are decided as late as can be. It keeps the order; costs, loads and the index are the
+//! caller's, asked through a quote.
+//!
+//! - **Order:** the highest response ratio first, (waited + own) / own with `own` the request's own prefill (highest
+//!   response ratio next, P. Brinch Hansen 1971): short prefills, above all those whose prefix is cached, do not wait
+//!   for long ones, and a long one's turn comes as its wait grows.
+//! - **Whole plan:** every release goes through all that wait in that order, and who is not begun yet weighs on the worker
+//!   it would go to. Otherwise a hot prefix would keep all its requests waiting for one worker while others idle, since
+//!   the queue that makes it spread is in here and not there.
+//! - **Bounded:** beyond its limit, and after the longest wait, requests begin at once wherever they cost least.
+
+use std::time::Duration;
+
+use crate::index::WorkerId;
+
+/// Bounds of the pause until the next look at those who wait, in milliseconds: a prediction that has not come true is
+/// not asked again at once, and one that is far off not believed for long.
+const MIN_PAUSE_MS: f64 = 2.0;
+/// See above.
+const MAX_PAUSE_MS: f64 = 1_000.0;
+
+/// When requests begin.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct RoomRules {
+    /// A worker takes another request while its backlog is at most this: enough to bridge the time until the next one
+    /// reaches it, little enough to leave the choice open.
+    pub horizon_ms: f64,
+    /// Requests that may wait.
+    pub max_waiting: usize,
+    /// The longest wait.
+    pub max_wait: Duration,
+    /// Milliseconds added to each prefill in the order: differences below it do not matter to anybody.
+    pub grain_ms: f64,
+    /// Whether the order is by response ratio; otherwise by arrival.
+    pub by_response_ratio: bool,
+}
+
+impl Default for RoomRules {
+    fn default() -> Self {
+        Self {
+            horizon_ms: 500.0,
+            max_waiting: 256,
+            max_wait: Duration::from_secs(30),
+            grain_ms: 1_000.0,
+            by_response_ratio: true,
+        }
+    }
+}
+
+/// Where a request would begin now.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Quote {
+    /// The worker that costs least, with all that waits for it before this request.
+    pub worker: WorkerId,
+    /// Milliseconds until that worker has computed what it was sent.
+    pub backlog_ms: f64,
+    /// Milliseconds of this request's own prefill there.
+    pub own_ms: f64,
+}
+
+/// Who knows the workers: says where a request would begin, and begins it.
+pub trait Desk<R> {
+    /// What [`Desk::begin`] needs of the quote.
+    type Plan;
+
+    /// Where this request would go now, given what waits before it; `None` if nobody may have it.
+    fn quote(&mut self, request: &R, ahead: &Ahead) -> Option<(Quote, Self::Plan)>;
+
+    /// Sends the request there; what that changes must be seen by the next quote. Without a plan, refuses it.
+    fn begin(&mut self, request: R, plan: Option<Self::Plan>);
+}
+
+/// Milliseconds of prefill that wait for each worker in here, before the request that is asked about.
+#[derive(Debug, Default)]
+pub struct Ahead(Vec<(WorkerId, f64)>);
+
+/// The room. `R` is what the caller needs to quote and to begin a request.
+#[derive(Debug)]
+pub struct WaitingRoom<R> {
+    rules: RoomRules,
+    waiting: Vec<Entry<R>>,
+    next: u64,
+    /// When somebody may begin although nothing happens.
+    wake: Option<Duration>,
+}
+
+#[derive(Debug)]
+struct Entry<R> {
+    number: u64,
+    arrived: Duration,
+    /// Own prefill, as of the last quote.
+    own_ms: f64,
+    request: R,
+}
+
+/// Names a request that waits.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Place(u64);
+
+impl Ahead {
+    /// What waits for this worker.
+    pub fn of(&self, worker: WorkerId) -> f64 {
+        self.0.binary_search_by_key(&worker, |entry| entry.0).map_or(0.0, |at| self.0[at].1)
+    }
+
+    fn add(&mut self, worker: WorkerId, ms: f64) {
+        match self.0.binary_search_by_key(&worker, |entry| entry.0) {
+            Ok(at) => self.0[at].1 += ms,
+            Err(at) => self.0.insert(at, (worker, ms)),
+        }
+    }
+}
+
+impl<R> WaitingRoom<R> {
+    /// An empty room.
+    pub fn new(rules: RoomRules) -> Self {
+        Self { rules, waiting: Vec::new(), next: 0, wake: None }
+    }
+
+    /// A request came; `own_ms` is its prefill where it is least. It begins with the next [`WaitingRoom::release`].
+    pub fn enter(&mut self, now: Duration, own_ms: f64, request: R) -> Place {
+        let number = self.next;
+        self.next += 1;
+        self.waiting.push(Entry { number, arrived: now, own_ms, request });
+        Place(number)
+    }
+
+    /// Its client left. `None` if it has begun.
+    pub fn leave(&mut self, place: Place) -> Option<R> {
+        let at = self.waiting.iter().position(|entry| entry.number == place.0)?;
+        Some(self.waiting.swap_remove(at).request)
+    }
+
+    /// Requests that wait.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// When [`WaitingRoom::release`] is to be called again if nothing happens before: a backlog will have fallen to the
+    /// horizon if all goes as predicted, or somebody will have waited for long enough.
+    pub fn wake(&self) -> Option<Duration> {
+        self.wake.filter(|_| !self.waiting.is_empty())
+    }
+
+    /// Begins what can be begun now. A request that nobody may have begins too, for the desk to refuse.
+    pub fn release(&mut self, now: Duration, desk: &mut impl Desk<R>) {
+        self.order(now);
+        let mut ahead = Ahead::default();
+        let mut surplus = self.waiting.len().saturating_sub(self.rules.max_waiting);
+        let mut kept = Vec::new();
+        let mut wake: Option<Duration> = None;
+        for mut entry in self.waiting.drain(..) {
+            let Some((quote, plan)) = desk.quote(&entry.request, &ahead) else {
+                desk.begin(entry.request, None);
+                continue;
+            };
+            let excess_ms = quote.backlog_ms + ahead.of(quote.worker) - self.rules.horizon_ms;
+            let open = excess_ms <= 0.0;
+            let overdue = now.saturating_sub(entry.arrived) >= self.rules.max_wait;
+            if open || overdue || surplus > 0 {
+                surplus = surplus.saturating_sub(1);
+                desk.begin(entry.request, Some(plan));
+            } else {
+                entry.own_ms = quote.own_ms;
+                ahead.add(quote.worker, quote.own_ms);
+                let pause = Duration::from_secs_f64(excess_ms.clamp(MIN_PAUSE_MS, MAX_PAUSE_MS) / 1e3);
+                let due = (now + pause).min(entry.arrived + self.rules.max_wait);
+                wake = Some(wake.map_or(due, |wake| wake.min(due)));
+                kept.push(entry);
+            }
+        }
+        self.waiting = kept;
+        self.wake = wake;
+    }
+
+    fn order(&mut self, now: Duration) {
+        let grain = self.rules.grain_ms;
+        if self.rules.by_response_ratio {
+            let ratio = |entry: &Entry<R>| {
+                let waited = now.saturating_sub(entry.arrived).as_secs_f64() * 1e3;
+                (grain + waited) / entry.own_ms.max(f64::MIN_POSITIVE)
+            };
+            self.waiting.sort_by(|a, b| ratio(b).total_cmp(&ratio(a)).then(a.number.cmp(&b.number)));
+        } else {
+            self.waiting.sort_by_key(|entry| entry.number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

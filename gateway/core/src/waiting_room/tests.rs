@@ -1,0 +1,274 @@
+//! The room with a fleet behind it in virtual time: who begins when, and what it does to those who wait.
+
+use std::collections::{BTreeSet, HashMap};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::candidate::{Candidate, RequestView, Turn};
+use crate::cost::CostModel;
+use crate::load::Load;
+use crate::pace::Waiting;
+use crate::pick::pick_with;
+use crate::policy::Policy;
+
+const RATE_PER_S: f64 = 5_000.0;
+const TOKENS_PER_MS: f64 = RATE_PER_S / 1e3;
+const BLOCK: u64 = 512;
+
+fn s(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds)
+}
+
+/// A prompt: `shared` blocks of a prefix (named by its number) and `own` blocks after it.
+#[derive(Clone, Debug)]
+struct Prompt {
+    at: f64,
+    prefix: u32,
+    shared: u64,
+    own: u64,
+}
+
+/// Workers that prefill one prompt after the other and never forget a prefix.
+struct Fleet {
+    model: CostModel,
+    loads: Vec<Load>,
+    holds: Vec<BTreeSet<u32>>,
+    free_at: Vec<f64>,
+    now: f64,
+    random: u64,
+    /// First tokens to come: time, worker, what waits.
+    coming: Vec<(f64, usize, Waiting)>,
+    /// Time to first token of each prompt, by its number.
+    ttft: HashMap<usize, f64>,
+    begun: Vec<usize>,
+    /// The mutant: pretends that nobody waits ahead.
+    blind: bool,
+}
+
+impl Fleet {
+    fn new(workers: usize) -> Self {
+        Self {
+            model: CostModel::default(),
+            loads: (0..workers).map(|_| Load::default()).collect(),
+            holds: vec![BTreeSet::new(); workers],
+            free_at: vec![0.0; workers],
+            now: 0.0,
+            random: 1,
+            coming: Vec::new(),
+            ttft: HashMap::new(),
+            begun: Vec::new(),
+            blind: false,
+        }
+    }
+
+    fn first_tokens(&mut self) {
+        self.coming.sort_by(|a, b| a.0.total_cmp(&b.0));
+        while self.coming.first().is_some_and(|(at, ..)| *at <= self.now) {
+            let (at, worker, waiting) = self.coming.remove(0);
+            self.loads[worker].first_token(s(at), &waiting);
+            self.loads[worker].end();
+        }
+    }
+}
+
+impl Desk<(usize, Prompt)> for Fleet {
+    type Plan = usize;
+
+    fn quote(&mut self, request: &(usize, Prompt), ahead: &Ahead) -> Option<(Quote, usize)> {
+        let prompt = &request.1;
+        let candidates: Vec<Candidate> = (0..self.loads.len())
+            .map(|worker| Candidate {
+                worker: WorkerId(worker as u32),
+                load: self.loads[worker].snapshot(s(self.now), TOKENS_PER_MS),
+                ahead_ms: if self.blind { 0.0 } else { ahead.of(WorkerId(worker as u32)) },
+                matched_blocks: if self.holds[worker].contains(&prompt.prefix) {
+                    prompt.shared as u32
+                } else {
+                    0
+                },
+                tokens_per_ms: TOKENS_PER_MS,
+                weight: 1.0,
+            })
+            .collect();
+        let tokens = (prompt.shared + prompt.own) * BLOCK;
+        let view = RequestView { chain: &[], prompt_tokens: tokens, block_tokens: BLOCK as f64 };
+        self.random = self.random.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1);
+        let turn = Turn { counter: 0, random: self.random };
+        let pick = pick_with(&self.model, Policy::Prefix, &view, &candidates, &turn)?;
+        let chosen = &candidates[pick.index];
+        let quote = Quote {
+            worker: chosen.worker,
+            backlog_ms: chosen.load.pace.backlog_ms,
+            own_ms: pick.uncached_tokens as f64 / TOKENS_PER_MS,
+        };
+        Some((quote, pick.index))
+    }
+
+    fn begin(&mut self, (number, prompt): (usize, Prompt), plan: Option<usize>) {
+        let worker = plan.unwrap();
+        let held = self.holds[worker].contains(&prompt.prefix);
+        let uncached = (prompt.own + if held { 0 } else { prompt.shared }) * BLOCK;
+        self.holds[worker].insert(prompt.prefix);
+        let waiting = self.loads[worker].start(s(self.now), uncached, true);
+        self.free_at[worker] = self.free_at[worker].max(self.now) + uncached as f64 / RATE_PER_S;
+        self.coming.push((self.free_at[worker], worker, waiting));
+        self.ttft.insert(number, self.free_at[worker] - prompt.at);
+        self.begun.push(number);
+    }
+}
+
+/// Sends prompts through a room with these rules.
+fn run(fleet: &mut Fleet, rules: RoomRules, prompts: &[Prompt]) {
+    let mut room = WaitingRoom::new(rules);
+    let mut next = 0;
+    while next < prompts.len() || !room.is_empty() {
+        // As a gateway: at the next arrival or first token, or when the room asks for it.
+        let arrival = prompts.get(next).map(|prompt| prompt.at);
+        let first = fleet.coming.iter().map(|(at, ..)| *at).filter(|at| *at > fleet.now);
+        let wake = room.wake().map(|at| at.as_secs_f64());
+        let then =
+            first.chain(wake).filter(|_| !room.is_empty()).chain(arrival).fold(f64::INFINITY, f64::min);
+        fleet.now = fleet.now.max(then);
+        fleet.first_tokens();
+        while prompts.get(next).is_some_and(|prompt| prompt.at <= fleet.now) {
+            let own_ms = prompts[next].own as f64 * BLOCK as f64 / RATE_PER_S * 1e3;
+            room.enter(s(fleet.now), own_ms, (next, prompts[next].clone()));
+            next += 1;
+        }
+        room.release(s(fleet.now), fleet);
+    }
+}
+
+fn mean(fleet: &Fleet) -> f64 {
+    fleet.ttft.values().sum::<f64>() / fleet.ttft.len() as f64
+}
+
+fn worst(fleet: &Fleet) -> f64 {
+    fleet.ttft.values().copied().fold(0.0, f64::max)
+}
+
+/// Bursts of different lengths, a little less than four workers can do.
+fn bursts() -> Vec<Prompt> {
+    let burst = |k: usize| {
+        (0..10).map(move |i| Prompt {
+            at: k as f64 * 10.0,
+            prefix: (k * 100 + i) as u32,
+            shared: 0,
+            own: [2, 60, 5, 4, 90, 1, 8, 30, 3, 120][(i + 3 * k) % 10],
+        })
+    };
+    (0..60).flat_map(burst).collect()
+}
+
+/// Half of all prompts share 40 blocks.
+fn one_hot_prefix(every_s: f64) -> Vec<Prompt> {
+    (0..1500_usize)
+        .map(|i| Prompt {
+            at: i as f64 * every_s,
+            prefix: if i % 2 == 0 { 0 } else { i as u32 },
+            shared: if i % 2 == 0 { 40 } else { 0 },
+            own: 2 + (i as u64 * 7) % 5,
+        })
+        .collect()
+}
+
+#[test]
+fn short_prefills_do_not_wait_for_long_ones_and_long_ones_come_too() {
+    let of = |by_response_ratio| {
+        let mut fleet = Fleet::new(4);
+        run(&mut fleet, RoomRules { by_response_ratio, ..RoomRules::default() }, &bursts());
+        let mut all: Vec<f64> = fleet.ttft.values().copied().collect();
+        all.sort_by(f64::total_cmp);
+        (all[all.len() / 2], mean(&fleet), worst(&fleet))
+    };
+    let (ours, by_arrival) = (of(true), of(false));
+    assert!(ours.0 < 0.8 * by_arrival.0 && ours.1 < 0.9 * by_arrival.1, "{ours:?} {by_arrival:?}");
+    assert!(ours.2 < 1.25 * by_arrival.2, "{ours:?} {by_arrival:?}");
+}
+
+#[test]
+fn nobody_waits_longer_than_the_rules_say() {
+    let rules = RoomRules { max_wait: s(20.0), ..RoomRules::default() };
+    let mut room = WaitingRoom::new(rules);
+    let mut fleet = Fleet::new(1);
+    // One long prefill is in the way, and short ones keep coming.
+    for (i, own) in [(0, 4_000), (1, 200)] {
+        room.enter(s(0.0), 1.0, (i, Prompt { at: 0.0, prefix: i as u32, shared: 0, own }));
+    }
+    room.release(s(0.0), &mut fleet);
+    assert_eq!((fleet.begun.clone(), room.len(), room.wake()), (vec![0], 1, Some(s(1.0))));
+    fleet.now = 19.5;
+    room.release(s(19.5), &mut fleet);
+    assert_eq!((room.len(), room.wake()), (1, Some(s(20.0))));
+    fleet.now = 20.0;
+    room.release(s(20.0), &mut fleet);
+    assert_eq!((fleet.begun, room.is_empty()), (vec![0, 1], true));
+}
+
+#[test]
+fn a_hot_prefix_spreads_though_its_queue_is_in_the_room() {
+    let of = |blind| {
+        let mut fleet = Fleet { blind, ..Fleet::new(4) };
+        run(&mut fleet, RoomRules { max_waiting: 10_000, ..RoomRules::default() }, &one_hot_prefix(0.16));
+        (mean(&fleet), fleet.holds.iter().filter(|held| held.contains(&0)).count())
+    };
+    let (seen, holders) = of(false);
+    assert!(holders >= 2 && seen < 2.0, "{seen} s, {holders} holders");
+    let (unseen, _) = of(true);
+    assert!(unseen > 2.0 * seen, "without it: {unseen} s");
+}
+
+/// The former cost, a fixed factor on the request's own work, leaves a hot prefix where it is while its queue is long
+/// but not longer than computing it again by that factor.
+#[test]
+fn a_busy_holder_grows_dear_before_its_queue_is_long() {
+    let of = |later| {
+        let model = CostModel { later, ..CostModel::default() };
+        let mut fleet = Fleet { model, ..Fleet::new(4) };
+        run(&mut fleet, RoomRules::default(), &one_hot_prefix(0.2));
+        mean(&fleet)
+    };
+    let (with, without) = (of(1.0), of(0.0));
+    assert!(with < 0.5 * without, "{with} {without}");
+}
+
+#[test]
+fn who_leaves_does_not_begin_and_who_has_begun_cannot_leave() {
+    let mut fleet = Fleet::new(1);
+    let mut room = WaitingRoom::new(RoomRules::default());
+    let prompt = |prefix| Prompt { at: 0.0, prefix, shared: 0, own: 100 };
+    let places: Vec<_> = (0..3).map(|i| room.enter(s(0.0), 1.0, (i, prompt(i as u32)))).collect();
+    room.release(s(0.0), &mut fleet);
+    assert_eq!((fleet.begun.clone(), room.len()), (vec![0], 2));
+    assert!(room.leave(places[0]).is_none());
+    assert_eq!(room.leave(places[1]).map(|request| request.0), Some(1));
+    fleet.now = 100.0;
+    fleet.first_tokens();
+    room.release(s(100.0), &mut fleet);
+    assert_eq!((fleet.begun, room.wake()), (vec![0, 2], None));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whoever comes begins, once, and no more wait than may.
+    #[test]
+    fn everybody_begins_once(
+        gaps in prop::collection::vec((0.0_f64..2.0, 0_u32..6, 0_u64..30, 1_u64..60), 1..80),
+        workers in 1_usize..5,
+        max_waiting in 0_usize..12,
+        by_response_ratio in any::<bool>(),
+    ) {
+        let mut at = 0.0;
+        let prompts: Vec<Prompt> = gaps
+            .into_iter()
+            .map(|(gap, prefix, shared, own)| { at += gap; Prompt { at, prefix, shared, own } })
+            .collect();
+        let mut fleet = Fleet::new(workers);
+        let rules = RoomRules { max_waiting, by_response_ratio, ..RoomRules::default() };
+        run(&mut fleet, rules, &prompts);
+        fleet.begun.sort_unstable();
+        prop_assert_eq!(fleet.begun, (0..prompts.len()).collect::<Vec<_>>());
+    }
+}

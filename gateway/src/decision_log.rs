@@ -1,0 +1,140 @@
+//! A sampled log of choices, one JSON object a line, to look at or replay later: the request's prefix by its hashes, and
+//! for each worker what it held and how busy it was. Never text; and a choice never waits for the file: what the writer
+//! cannot keep up with is dropped and counted.
+
+use std::{
+    fs::OpenOptions,
+    io::{self, BufWriter, Write},
+    path::Path,
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use keyway_core::pick::{Candidate, Pick};
+use keyway_wire::block_hash::BlockHash;
+use prometheus::IntCounterVec;
+use serde::Serialize;
+
+use crate::{
+    clock,
+    fleet::Worker,
+    limits::DECISION_LOG_LINES,
+    routing::{Setting, View},
+};
+
+/// How long a line may wait in memory.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Where choices are logged.
+#[derive(Debug)]
+pub struct DecisionLog {
+    lines: SyncSender<Vec<u8>>,
+    share: f64,
+    counted: IntCounterVec,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    unix_seconds: f64,
+    model: Option<&'a str>,
+    keyed_by: &'static str,
+    prompt_tokens: u64,
+    blocks: usize,
+    /// Names of the first block and of the whole prefix, in hexadecimal; equal ones are equal prefixes.
+    first_block: Option<String>,
+    last_block: Option<String>,
+    worker: &'a str,
+    reason: &'static str,
+    matched_tokens: u64,
+    workers: Vec<Row<'a>>,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    worker: &'a str,
+    matched_blocks: u32,
+    requests_in_flight: u64,
+    waiting_prefill_tokens: u64,
+    weight: f64,
+}
+
+impl<'a> Row<'a> {
+    fn of((worker, candidate): (&'a Arc<Worker>, &'a Candidate)) -> Self {
+        Self {
+            worker: &worker.name,
+            matched_blocks: candidate.matched_blocks,
+            requests_in_flight: candidate.load.requests,
+            waiting_prefill_tokens: candidate.load.waiting_prefill_tokens,
+            weight: candidate.weight,
+        }
+    }
+}
+
+impl DecisionLog {
+    /// Appends to `path`, of each choice with probability `share`. `counted` counts lines by what became of them.
+    pub fn open(path: &Path, share: f64, counted: IntCounterVec) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).open(path).map_err(|error| {
+            io::Error::new(error.kind(), format!("decision log {}: {error}", path.display()))
+        })?;
+        let (lines, waiting) = sync_channel(DECISION_LOG_LINES);
+        let writer = move || write_all(BufWriter::new(file), &waiting);
+        thread::Builder::new().name("decision-log".to_owned()).spawn(writer)?;
+        Ok(Self { lines, share, counted })
+    }
+
+    /// Logs a choice, if it is one of those to be logged. `weighed`: the workers it was made from.
+    pub fn choice<'a>(
+        &self,
+        model: Option<&'a str>,
+        setting: &Setting,
+        view: &View,
+        weighed: impl Iterator<Item = (&'a Arc<Worker>, &'a Candidate)>,
+        pick: &Pick,
+        worker: &'a str,
+    ) {
+        if fastrand::f64() >= self.share {
+            return;
+        }
+        let hex = |hash: &BlockHash| format!("{:016x}", hash.0);
+        let line = Line {
+            unix_seconds: clock::unix_seconds(),
+            model,
+            keyed_by: if setting.by_tokens { "tokens" } else { "text" },
+            prompt_tokens: setting.prompt_tokens,
+            blocks: view.chain.len(),
+            first_block: view.chain.first().map(hex),
+            last_block: view.chain.last().map(hex),
+            worker,
+            reason: pick.reason.as_str(),
+            matched_tokens: pick.matched_tokens,
+            workers: weighed.map(Row::of).collect(),
+        };
+        let mut bytes = serde_json::to_vec(&line).unwrap_or_default();
+        bytes.push(b'\n');
+        let outcome = if self.lines.try_send(bytes).is_ok() { "written" } else { "dropped" };
+        self.counted.with_label_values(&[outcome]).inc();
+    }
+}
+
+/// Writes until the log is gone. An error is said once; the lines after it are lost.
+fn write_all(mut file: impl Write, waiting: &Receiver<Vec<u8>>) {
+    let mut failed = false;
+    loop {
+        let result = match waiting.recv_timeout(FLUSH_INTERVAL) {
+            Ok(line) => file.write_all(&line),
+            Err(RecvTimeoutError::Timeout) => file.flush(),
+            Err(RecvTimeoutError::Disconnected) => {
+                let _ = file.flush(); // nobody is left to tell
+                return;
+            }
+        };
+        if let (Err(error), false) = (result, failed) {
+            failed = true;
+            tracing::error!(%error, "the decision log cannot be written");
+        }
+    }
+}

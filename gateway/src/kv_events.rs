@@ -1,0 +1,264 @@
+//! Follows one worker's KV events: connects to its live stream, asks for what was missed, and lets
+//! `keyway_core::kv_feed` make residency of both. While that works the worker is *trusted*: the index holds exactly what
+//! it says. When it does not, the gateway says so once and goes on with a model of the cache, from what it knew last.
+//!
+//! Trust ends when the connection is lost, when replays fail again and again, and when answers show that blocks were
+//! stored of which no event came. It returns when all that was missed is known again.
+
+use std::{io, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt, stream::BoxStream};
+use keyway_core::kv_feed::{Action, FeedStats, KvFeed, Recovery};
+use keyway_wire::kv_event::{
+    EventBatch,
+    frames::{Live, ReplayReply, ReplayRequest},
+};
+use prometheus::{Gauge, IntCounter};
+
+use crate::{
+    clock,
+    config::KvSource,
+    fleet::Worker,
+    limits::{
+        KV_CONNECT_TIMEOUT, KV_FEED_BLOCKS_MAX, KV_RECONNECT_PAUSE, KV_REPLAY_FAILURES_MAX, KV_REPLY_TIMEOUT,
+    },
+    metrics::Metrics,
+    net::zmq::{self, Ask, Frames, LiveStream},
+    routing::Router,
+};
+
+/// How often silence is looked for.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Follows `worker`'s events for ever.
+pub async fn follow(worker: Arc<Worker>, source: KvSource, router: Arc<Router>, metrics: Arc<Metrics>) {
+    let mut follower = Follower::new(worker, source, router, metrics);
+    let (shortest, longest) = KV_RECONNECT_PAUSE;
+    let mut pause = shortest;
+    loop {
+        let error = follower.session().await;
+        if follower.distrust(&error) {
+            pause = shortest;
+        }
+        clock::sleep(pause).await;
+        pause = (2 * pause).min(longest);
+    }
+}
+
+struct Follower {
+    worker: Arc<Worker>,
+    source: KvSource,
+    router: Arc<Router>,
+    metrics: Arc<Metrics>,
+    feed: KvFeed,
+    /// What the counters have counted already.
+    counted: FeedStats,
+    live: IntCounter,
+    replayed: IntCounter,
+    lag: Gauge,
+    /// Whether it was said that they are not trusted.
+    told: bool,
+}
+
+/// The replies under way.
+type Replies = BoxStream<'static, io::Result<Frames>>;
+
+/// What came.
+enum Came {
+    Live(io::Result<Frames>),
+    Reply(Option<io::Result<Frames>>),
+    Tick,
+}
+
+impl Follower {
+    fn new(worker: Arc<Worker>, source: KvSource, router: Arc<Router>, metrics: Arc<Metrics>) -> Self {
+        // An engine without snapshots ends the request for one at once, and is asked for a replay then.
+        let recovery = if source.replay.is_some() { Recovery::Snapshot } else { Recovery::Nothing };
+        let feed = KvFeed::new(worker.residency.token_id, router.hash_key(), recovery, KV_FEED_BLOCKS_MAX);
+        let label = [worker.name.as_str()];
+        metrics.caches.kv_trusted.with_label_values(&label).set(0);
+        Self {
+            live: metrics.caches.kv_batches.with_label_values(&[worker.name.as_str(), "live"]),
+            replayed: metrics.caches.kv_batches.with_label_values(&[worker.name.as_str(), "replay"]),
+            lag: metrics.caches.kv_lag.with_label_values(&label),
+            worker,
+            source,
+            router,
+            metrics,
+            feed,
+            counted: FeedStats::default(),
+            told: false,
+        }
+    }
+
+    /// One connection's life; why it ended.
+    async fn session(&mut self) -> io::Error {
+        let mut live = match LiveStream::connect(&self.source.events, KV_CONNECT_TIMEOUT).await {
+            Ok(live) => live,
+            Err(error) => return error,
+        };
+        self.worker.residency.batch_came(self.router.now());
+        let mut action = self.router.with_index(|index| self.feed.connected(index));
+        let (mut replies, mut failures): (Option<Replies>, u32) = (None, 0);
+        loop {
+            if let Some(asked) = self.replies(action, failures) {
+                replies = Some(asked);
+            }
+            if failures >= KV_REPLAY_FAILURES_MAX {
+                return io::Error::other("its replays fail");
+            }
+            self.show();
+            let came = tokio::select! {
+                message = live.next() => Came::Live(message),
+                reply = next_of(&mut replies) => Came::Reply(reply),
+                () = clock::sleep(TICK) => Came::Tick,
+            };
+            action = match came {
+                Came::Live(Ok(frames)) => self.live(&frames),
+                Came::Live(Err(error)) => return error,
+                Came::Reply(reply) => match self.reply(reply) {
+                    None => Action::Wait,
+                    Some(complete) => {
+                        replies = None;
+                        failures = if complete { 0 } else { failures + 1 };
+                        self.count_replay(complete);
+                        self.router.with_index(|index| self.feed.reply_ended(index, complete))
+                    }
+                },
+                Came::Tick if self.worker.residency.is_silent(self.router.now()) => {
+                    return io::Error::other("blocks were stored of which no event came");
+                }
+                Came::Tick => Action::Wait,
+            };
+        }
+    }
+
+    /// Asks for what `action` says.
+    fn replies(&self, action: Action, failures: u32) -> Option<Replies> {
+        let request = match action {
+            Action::Wait => return None,
+            Action::Replay { from } => ReplayRequest::From(from),
+            Action::Snapshot => ReplayRequest::Snapshot,
+        };
+        let ask = Ask {
+            endpoint: self.source.replay.clone()?,
+            request: request.frames(),
+            pause: failures * KV_RECONNECT_PAUSE.0,
+            connect_timeout: KV_CONNECT_TIMEOUT,
+            reply_timeout: KV_REPLY_TIMEOUT,
+        };
+        Some(zmq::ask(ask))
+    }
+
+    fn live(&mut self, frames: &Frames) -> Action {
+        let Some(live) = Live::parse(frames) else {
+            self.problem("malformed_message", 1);
+            return Action::Wait;
+        };
+        let batch = EventBatch::decode(live.payload);
+        self.worker.residency.batch_came(self.router.now());
+        if let Ok(decoded) = &batch {
+            self.lag.set((clock::unix_seconds() - decoded.batch.ts).max(0.0));
+        }
+        let action = self.router.with_index(|index| self.feed.live(index, live.seq, batch));
+        self.live.inc();
+        action
+    }
+
+    /// Takes one reply. `Some` ends the request: whether it was answered to its end.
+    fn reply(&mut self, reply: Option<io::Result<Frames>>) -> Option<bool> {
+        let frames = match reply {
+            Some(Ok(frames)) => frames,
+            Some(Err(error)) => {
+                tracing::debug!(worker = %self.worker.name, %error, "a replay of KV events was given up");
+                return Some(false);
+            }
+            None => return Some(false),
+        };
+        match ReplayReply::parse(&frames) {
+            None => {
+                self.problem("malformed_message", 1);
+                Some(false)
+            }
+            Some(ReplayReply::End) => Some(true),
+            Some(ReplayReply::Batch { seq, payload }) => {
+                let batch = EventBatch::decode(payload);
+                self.router.with_index(|index| self.feed.reply(index, seq, batch));
+                self.replayed.inc();
+                None
+            }
+        }
+    }
+
+    /// Brings trust and metrics up to date.
+    fn show(&mut self) {
+        if let Some(tokens) = self.feed.block_size() {
+            self.worker.residency.set_block_size(tokens);
+        }
+        if self.feed.is_synced() && self.worker.residency.set_trusted(true) {
+            self.router.with_index(|index| index.set_exact(self.worker.residency.token_id, true));
+            self.metrics.caches.kv_trusted.with_label_values(&[&self.worker.name]).set(1);
+            self.told = false;
+            tracing::info!(worker = %self.worker.name, "KV events are followed");
+        }
+        let (now, before) = (self.feed.stats(), self.counted);
+        if now == before {
+            return;
+        }
+        for (kind, count) in [
+            ("undecodable", now.undecodable - before.undecodable),
+            ("gap", now.gaps - before.gaps),
+            ("restart", now.restarts - before.restarts),
+            ("cleared", now.cleared - before.cleared),
+            ("malformed_event", now.malformed - before.malformed),
+            ("ignored_event", now.ignored - before.ignored),
+            ("orphan_block", now.orphans - before.orphans),
+            ("unknown_removal", now.unknown_removals - before.unknown_removals),
+            ("over_capacity", now.over_capacity - before.over_capacity),
+        ] {
+            self.problem(kind, count);
+        }
+        self.counted = now;
+    }
+
+    /// The events say nothing any more that can be relied on. Returns whether they did before.
+    fn distrust(&mut self, error: &io::Error) -> bool {
+        self.metrics.caches.kv_trusted.with_label_values(&[&self.worker.name]).set(0);
+        let trusted = self.worker.residency.set_trusted(false);
+        if trusted {
+            // From here on what it held last is the state of a model.
+            self.router.with_index(|index| index.set_exact(self.worker.residency.token_id, false));
+        }
+        if !std::mem::replace(&mut self.told, true) {
+            tracing::warn!(
+                worker = %self.worker.name,
+                %error,
+                "KV events are not trusted; routing goes on with a model of this worker's cache"
+            );
+        }
+        trusted
+    }
+
+    fn count_replay(&self, complete: bool) {
+        let outcome = if complete { "complete" } else { "given_up" };
+        self.metrics.caches.kv_replays.with_label_values(&[self.worker.name.as_str(), outcome]).inc();
+    }
+
+    fn problem(&self, kind: &str, count: u64) {
+        if count > 0 {
+            self.metrics
+                .caches
+                .kv_problems
+                .with_label_values(&[self.worker.name.as_str(), kind])
+                .inc_by(count);
+        }
+    }
+}
+
+/// The next reply; never, if nothing was asked.
+async fn next_of(replies: &mut Option<Replies>) -> Option<io::Result<Frames>> {
+    match replies {
+        Some(replies) => replies.next().await,
+        None => std::future::pending().await,
+    }
+}

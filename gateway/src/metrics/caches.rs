@@ -1,0 +1,103 @@
+//! The series of what is believed of workers' caches: where it comes from, and how true it turned out to be.
+
+use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
+
+use super::Declare;
+
+/// Handles of these series.
+#[derive(Debug)]
+pub struct CacheMetrics {
+    /// `keyway_index_expected_blocks`.
+    pub index_expected: IntGauge,
+    /// `keyway_worker_cached_blocks{worker}`.
+    pub worker_blocks: IntGaugeVec,
+    /// `keyway_worker_cache_capacity_tokens{worker}`: 0 where it is unknown.
+    pub worker_capacity: IntGaugeVec,
+    /// `keyway_worker_prefill_tokens_per_second{worker}`: 0 until enough answers have told.
+    pub worker_rate: GaugeVec,
+    /// `keyway_predictions_total{worker,result="right|over|under"}`.
+    pub predictions: IntCounterVec,
+    /// `keyway_prediction_error_tokens_total{worker,direction="over|under"}`.
+    pub prediction_error: IntCounterVec,
+    /// `keyway_token_keyer_requests_total{model,outcome="tokens|overflow|unsupported|failed"}`.
+    pub token_keyer: IntCounterVec,
+    /// `keyway_decision_log_lines_total{outcome="written|dropped"}`.
+    pub decision_log: IntCounterVec,
+    /// `keyway_kv_events_trusted{worker}`.
+    pub kv_trusted: IntGaugeVec,
+    /// `keyway_kv_event_batches_total{worker,source="live|replay"}`.
+    pub kv_batches: IntCounterVec,
+    /// `keyway_kv_event_problems_total{worker,kind}`.
+    pub kv_problems: IntCounterVec,
+    /// `keyway_kv_replays_total{worker,outcome="complete|given_up"}`.
+    pub kv_replays: IntCounterVec,
+    /// `keyway_kv_event_lag_seconds{worker}`.
+    pub kv_lag: GaugeVec,
+}
+
+impl CacheMetrics {
+    pub(super) fn declare(d: &Declare) -> prometheus::Result<Self> {
+        Ok(Self {
+            index_expected: d.gauge(
+                "keyway_index_expected_blocks",
+                "Blocks under way at workers with KV events and not announced yet.",
+            )?,
+            worker_blocks: d.gauges(
+                "keyway_worker_cached_blocks",
+                "Blocks that the index believes a worker to hold.",
+                &["worker"],
+            )?,
+            worker_capacity: d.gauges(
+                "keyway_worker_cache_capacity_tokens",
+                "Tokens that a worker's cache is believed to hold; 0 where that is unknown.",
+                &["worker"],
+            )?,
+            worker_rate: d.real_gauges(
+                "keyway_worker_prefill_tokens_per_second",
+                "How fast a worker computes prompts, by its answers' first tokens; 0 until that is known.",
+            )?,
+            predictions: d.counter(
+                "keyway_predictions_total",
+                "Answers by whether about as many tokens were cached as the index predicted.",
+                &["worker", "result"],
+            )?,
+            prediction_error: d.counter(
+                "keyway_prediction_error_tokens_total",
+                "Tokens by which predictions of cached tokens were too high (over) or too low (under).",
+                &["worker", "direction"],
+            )?,
+            token_keyer: d.counter(
+                "keyway_token_keyer_requests_total",
+                "Requests for models with a tokenizer: routed by their tokens, or why by their text.",
+                &["model", "outcome"],
+            )?,
+            decision_log: d.counter(
+                "keyway_decision_log_lines_total",
+                "Choices sampled for the decision log, by what became of them.",
+                &["outcome"],
+            )?,
+            kv_trusted: d.gauges(
+                "keyway_kv_events_trusted",
+                "1 where the index holds exactly what a worker's KV events say.",
+                &["worker"],
+            )?,
+            kv_batches: d.counter(
+                "keyway_kv_event_batches_total",
+                "Batches of KV events received, live or replayed.",
+                &["worker", "source"],
+            )?,
+            kv_problems: d.counter(
+                "keyway_kv_event_problems_total",
+                "What was wrong with KV events: gaps, restarts, what could not be read or placed.",
+                &["worker", "kind"],
+            )?,
+            kv_replays: d.counter(
+                "keyway_kv_replays_total",
+                "Requests for missed KV events, by how they ended.",
+                &["worker", "outcome"],
+            )?,
+            kv_lag: d
+                .real_gauges("keyway_kv_event_lag_seconds", "Age of the last live batch when it came.")?,
+        })
+    }
+}

@@ -1,0 +1,158 @@
+//! What is known of one worker's cache besides the blocks themselves, which are in the index: whether its KV events are
+//! trusted, how its blocks are cut, how much it holds. Written by `kv_events.rs`, `scrape.rs` and the truth loop in
+//! `routing.rs`; read at every choice, so most of it is atomic.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use keyway_core::{capacity::Capacity, index::WorkerId};
+use parking_lot::Mutex;
+
+use crate::{config::KvSource, limits::KV_SILENCE_MAX};
+
+/// Answers that are looked back on to tell a systematic error from chance.
+const DRIFT_ANSWERS: u32 = 16;
+
+/// The state of one worker's cache, as the gateway knows it.
+#[derive(Debug)]
+pub struct Residency {
+    /// Its identity in the index for blocks of tokens; for blocks of text it is the worker's own.
+    pub token_id: WorkerId,
+    source: Option<KvSource>,
+    trusted: AtomicBool,
+    block_size: AtomicU32,
+    /// When the last batch of events came, and when one was found to be missing; milliseconds since the start, plus one.
+    last_batch: AtomicU64,
+    owed: AtomicU64,
+    /// What its cache holds, if its events do not tell.
+    pub capacity: Mutex<Capacity>,
+    drift: Mutex<Drift>,
+}
+
+/// Predictions that came true, or did not, of late.
+#[derive(Debug, Default)]
+struct Drift {
+    answers: u32,
+    wrong: u32,
+    told: bool,
+}
+
+impl Residency {
+    /// Of a worker that has said nothing yet.
+    pub fn new(token_id: WorkerId, source: Option<KvSource>, block_size: u32) -> Self {
+        Self {
+            token_id,
+            source,
+            trusted: AtomicBool::new(false),
+            block_size: AtomicU32::new(block_size.max(1)),
+            last_batch: AtomicU64::new(0),
+            owed: AtomicU64::new(0),
+            capacity: Mutex::default(),
+            drift: Mutex::default(),
+        }
+    }
+
+    /// Where its KV events come from.
+    pub fn source(&self) -> Option<&KvSource> {
+        self.source.as_ref()
+    }
+
+    /// Whether the index holds exactly what its events say.
+    pub fn trusted(&self) -> bool {
+        self.trusted.load(Relaxed)
+    }
+
+    /// Notes it; returns whether that is a change.
+    pub fn set_trusted(&self, trusted: bool) -> bool {
+        self.trusted.swap(trusted, Relaxed) != trusted
+    }
+
+    /// Tokens in one of its blocks.
+    pub fn block_size(&self) -> u32 {
+        self.block_size.load(Relaxed)
+    }
+
+    /// Notes it.
+    pub fn set_block_size(&self, tokens: u32) {
+        if tokens > 0 {
+            self.block_size.store(tokens, Relaxed);
+        }
+    }
+
+    /// A batch of events came, or the stream is new.
+    pub fn batch_came(&self, now: Duration) {
+        self.last_batch.store(mark(now), Relaxed);
+    }
+
+    /// An answer whose prompt was sent at `sent` has ended, and it stored blocks: events must have come since.
+    pub fn blocks_stored(&self, sent: Duration, now: Duration) {
+        if self.last_batch.load(Relaxed) < mark(sent) {
+            self.owed.store(mark(now), Relaxed);
+        }
+    }
+
+    /// Whether events have been missing for too long.
+    pub fn is_silent(&self, now: Duration) -> bool {
+        let owed = self.owed.load(Relaxed);
+        owed > self.last_batch.load(Relaxed) && mark(now) > owed + KV_SILENCE_MAX.as_millis() as u64
+    }
+
+    /// Notes whether a prediction came true. True once, if most of them do not: then it is no accident.
+    pub fn drifts(&self, wrong: bool) -> bool {
+        let mut drift = self.drift.lock();
+        drift.answers += 1;
+        drift.wrong += u32::from(wrong);
+        if drift.answers < DRIFT_ANSWERS {
+            return false;
+        }
+        let mostly = 2 * drift.wrong > drift.answers;
+        (drift.answers, drift.wrong) = (0, 0);
+        mostly && !std::mem::replace(&mut drift.told, true)
+    }
+}
+
+/// Never 0, which means never.
+fn mark(at: Duration) -> u64 {
+    at.as_millis() as u64 + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn residency() -> Residency {
+        Residency::new(WorkerId(1), None, 16)
+    }
+
+    #[test]
+    fn a_worker_that_stores_blocks_and_says_nothing_is_silent_after_a_while() {
+        let residency = residency();
+        let at = Duration::from_secs;
+        assert!(!residency.is_silent(at(100)), "nobody asked it for anything");
+        residency.blocks_stored(at(10), at(11));
+        assert!(!residency.is_silent(at(12)) && residency.is_silent(at(17)));
+        residency.batch_came(at(18));
+        assert!(!residency.is_silent(at(100)));
+        // Its events came while it worked.
+        residency.batch_came(at(21));
+        residency.blocks_stored(at(20), at(22));
+        assert!(!residency.is_silent(at(100)));
+    }
+
+    #[test]
+    fn only_a_systematic_error_is_told_and_only_once() {
+        let residency = residency();
+        assert!((0..160).all(|i| !residency.drifts(i % 4 == 0)));
+        let told: usize = (0..160).map(|_| usize::from(residency.drifts(true))).sum();
+        assert_eq!(told, 1);
+    }
+
+    #[test]
+    fn no_block_is_empty() {
+        let residency = residency();
+        residency.set_block_size(0);
+        assert_eq!(residency.block_size(), 16);
+    }
+}

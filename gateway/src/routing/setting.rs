@@ -1,0 +1,166 @@
+//! What a choice is made from: the workers that may be chosen, and the request's prefix in the names that each of them
+//! goes by: blocks of text, or blocks of as many tokens as the worker's own.
+
+use std::{sync::Arc, time::Duration};
+
+use keyway_core::{
+    index::WorkerId,
+    pick::{Candidate, RequestView},
+    rate::{relative_speeds, tokens_per_ms},
+    token_chain::TokenSpace,
+};
+use keyway_wire::block_hash::BlockHash;
+
+use super::Router;
+use crate::{error::Error, fleet::Worker, limits::MAX_LEARNED_MODELS, request::RequestInfo};
+
+/// Bytes of canonical text per token before any answer has told better: English in a large vocabulary.
+const INITIAL_BYTES_PER_TOKEN: f64 = 4.0;
+/// Weight of the newest answer in the running estimate: about the last twenty count.
+const ESTIMATE_GAIN: f64 = 0.1;
+
+/// The request's prefix, cut in one way.
+#[derive(Debug, Clone, PartialEq)]
+pub struct View {
+    /// Names of its full blocks.
+    pub chain: Vec<BlockHash>,
+    /// Tokens of one block.
+    pub block_tokens: f64,
+}
+
+/// A request before the workers that may serve it.
+#[derive(Debug)]
+pub struct Setting {
+    /// The workers.
+    pub workers: Vec<Arc<Worker>>,
+    /// The prefix, in each way that a worker cuts it; at least one.
+    pub views: Vec<View>,
+    /// Each worker's view.
+    pub view_of: Vec<usize>,
+    /// Tokens of the whole prompt; an estimate, unless it was tokenised.
+    pub prompt_tokens: u64,
+    /// Whether the blocks are of tokens.
+    pub by_tokens: bool,
+}
+
+impl Setting {
+    /// The request in the first view, in which matches are counted.
+    pub fn request_view(&self) -> RequestView<'_> {
+        self.request_in(&self.views[0])
+    }
+
+    pub(super) fn request_views(&self) -> Vec<RequestView<'_>> {
+        self.views.iter().map(|view| self.request_in(view)).collect()
+    }
+
+    fn request_in<'a>(&self, view: &'a View) -> RequestView<'a> {
+        let (prompt_tokens, block_tokens) = (self.prompt_tokens, view.block_tokens);
+        RequestView { chain: &view.chain, prompt_tokens, block_tokens }
+    }
+
+    /// The workers as candidates whose matches are yet to be filled in.
+    pub(super) fn candidates(&self, now: Duration) -> Vec<Candidate> {
+        // An operator's own weight says more than a fit; where there is none, the fit among those without.
+        let fitted = |worker: &Arc<Worker>| worker.rate.lock().tokens_per_second();
+        let rates: Vec<Option<f64>> = self.workers.iter().map(fitted).collect();
+        let of_fit = |(worker, rate): (&Arc<Worker>, &Option<f64>)| rate.filter(|_| worker.weight == 1.0);
+        let unweighted: Vec<Option<f64>> = self.workers.iter().zip(&rates).map(of_fit).collect();
+        let mut speeds = relative_speeds(&unweighted);
+        for (speed, worker) in speeds.iter_mut().zip(&self.workers) {
+            if worker.weight != 1.0 {
+                *speed = worker.weight;
+            }
+        }
+        let candidate = |((worker, speed), tokens_per_ms): ((&Arc<Worker>, &f64), f64)| Candidate {
+            worker: index_id(worker, self.by_tokens),
+            load: worker.load.snapshot(now, tokens_per_ms),
+            ahead_ms: 0.0,
+            matched_blocks: 0,
+            tokens_per_ms,
+            weight: *speed,
+        };
+        self.workers.iter().zip(&speeds).zip(tokens_per_ms(&rates, &speeds)).map(candidate).collect()
+    }
+}
+
+/// What the index calls a worker.
+pub(super) fn index_id(worker: &Worker, by_tokens: bool) -> WorkerId {
+    if by_tokens { worker.residency.token_id } else { worker.id }
+}
+
+impl Router {
+    /// The workers that may serve a request and were not `tried` yet, and what it looks like to them.
+    pub fn setting(&self, request: &RequestInfo, tried: &[WorkerId]) -> Result<Setting, Error> {
+        let mut workers = self.fleet.all();
+        workers.retain(|worker| worker.may_serve(request.model.as_deref()));
+        if let (true, Some(model)) = (workers.is_empty(), &request.model) {
+            let known = self.fleet.model_ids().join(", ");
+            return Err(Error::ModelNotFound { model: model.clone(), known });
+        }
+        workers.retain(|worker| worker.routable() && !tried.contains(&worker.id));
+        Ok(match &request.tokens {
+            None => self.by_text(request, workers),
+            Some(prompt) => {
+                let sizes: Vec<u32> = workers.iter().map(|worker| worker.residency.block_size()).collect();
+                let mut distinct = sizes.clone();
+                distinct.sort_unstable();
+                distinct.dedup();
+                if distinct.is_empty() {
+                    distinct.push(crate::limits::BLOCK_TOKENS);
+                }
+                let view = |&block_size: &u32| {
+                    let space = TokenSpace { salt: request.salt.as_bytes(), adapter: None, block_size };
+                    View {
+                        chain: space.chain(self.hash_key, &prompt.ids),
+                        block_tokens: f64::from(block_size),
+                    }
+                };
+                Setting {
+                    views: distinct.iter().map(view).collect(),
+                    view_of: sizes
+                        .iter()
+                        .map(|size| distinct.partition_point(|other| other < size))
+                        .collect(),
+                    workers,
+                    prompt_tokens: prompt.total,
+                    by_tokens: true,
+                }
+            }
+        })
+    }
+
+    fn by_text(&self, request: &RequestInfo, workers: Vec<Arc<Worker>>) -> Setting {
+        let bytes_per_token = self.bytes_per_token(request.model.as_deref());
+        let view = View {
+            chain: request.chain.blocks.clone(),
+            block_tokens: request.chain.block_bytes as f64 / bytes_per_token,
+        };
+        Setting {
+            view_of: vec![0; workers.len()],
+            workers,
+            views: vec![view],
+            prompt_tokens: (request.chain.total_bytes as f64 / bytes_per_token).ceil() as u64,
+            by_tokens: false,
+        }
+    }
+
+    pub(super) fn bytes_per_token(&self, model: Option<&str>) -> f64 {
+        self.bytes_per_token.get(model.unwrap_or_default()).map_or(INITIAL_BYTES_PER_TOKEN, |known| *known)
+    }
+
+    /// Learns the size of a token from an answer: `prompt_tokens` as reported for a prompt of `prompt_bytes`.
+    pub fn learn_token_size(&self, model: Option<&str>, prompt_bytes: u64, prompt_tokens: u64) {
+        // Short prompts tell more about the chat template than about the tokenizer.
+        if prompt_tokens < 32 || prompt_bytes == 0 {
+            return;
+        }
+        let seen = prompt_bytes as f64 / prompt_tokens as f64;
+        let model = model.unwrap_or_default();
+        if let Some(mut known) = self.bytes_per_token.get_mut(model) {
+            *known += ESTIMATE_GAIN * (seen - *known);
+        } else if self.bytes_per_token.len() < MAX_LEARNED_MODELS {
+            // Names come from clients where a worker does not list its models.
+            self.bytes_per_token.insert(model.to_owned(), seen);
+        }
+    }
+}

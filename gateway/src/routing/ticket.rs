@@ -1,0 +1,151 @@
+//! One request's weight on one worker, from the choice to the last byte of its answer.
+
+use std::{sync::Arc, time::Duration};
+
+use keyway_core::{index::Placement, pace::Waiting};
+use prometheus::IntGauge;
+
+use super::Router;
+use crate::{
+    fleet::Worker,
+    limits::{EXPECTED_LINGER, EXPECTED_LINGER_MAX},
+};
+
+/// One request's weight on one worker. Counts until it is dropped; the placement is withdrawn unless the worker
+/// began to answer.
+#[derive(Debug)]
+pub struct Ticket {
+    router: Arc<Router>,
+    worker: Arc<Worker>,
+    placement: Option<Placement>,
+    sent: Duration,
+    uncached_tokens: u64,
+    /// Uncached tokens that were at the worker when it was sent, its own among them.
+    tokens_before_first: u64,
+    waiting: Option<Waiting>,
+    // Added to and subtracted from, never set: two tickets may end at the same moment.
+    in_flight: IntGauge,
+    waiting_tokens: IntGauge,
+}
+
+impl Ticket {
+    pub(super) fn start(
+        router: Arc<Router>,
+        worker: Arc<Worker>,
+        placement: Placement,
+        uncached_tokens: u64,
+        streams: bool,
+    ) -> Self {
+        let label = [worker.name.as_str()];
+        let in_flight = router.metrics.worker_in_flight.with_label_values(&label);
+        let waiting_tokens = router.metrics.waiting_prefill_tokens.with_label_values(&label);
+        let sent = router.now();
+        let tokens_before_first = worker.load.waiting_prefill_tokens() + uncached_tokens;
+        let waiting = Some(worker.load.start(sent, uncached_tokens, streams));
+        in_flight.inc();
+        waiting_tokens.add(uncached_tokens as i64);
+        Self {
+            sent,
+            router,
+            worker,
+            placement: Some(placement),
+            uncached_tokens,
+            tokens_before_first,
+            waiting,
+            in_flight,
+            waiting_tokens,
+        }
+    }
+
+    /// The first byte of the answer is here: the prompt is computed, its KV is in the worker's cache.
+    pub fn first_token(&mut self) {
+        // What an exact worker is expected to hold is expected until the answer's end.
+        self.placement = self.placement.take().filter(Placement::is_expected);
+        self.stop_waiting(true);
+    }
+
+    /// The first event of a stream is here, which tells how fast the worker is.
+    pub fn stream_began(&mut self) {
+        let seconds = self.router.now().saturating_sub(self.sent).as_secs_f64();
+        self.worker.rate.lock().observe(self.tokens_before_first, seconds);
+        self.first_token();
+    }
+
+    /// The worker's answer goes on: it is alive, whatever its probes say.
+    pub fn still_answering(&self) {
+        self.router.worker_answered(&self.worker);
+    }
+
+    /// The router that issued it.
+    pub fn router(&self) -> &Router {
+        &self.router
+    }
+
+    /// The worker it counts at.
+    pub fn worker(&self) -> &Worker {
+        &self.worker
+    }
+
+    /// When the request was sent there.
+    pub fn sent(&self) -> Duration {
+        self.sent
+    }
+
+    /// Whether it waited until now.
+    fn stop_waiting(&mut self, answered: bool) -> bool {
+        let Some(waiting) = self.waiting.take() else { return false };
+        let now = self.router.now();
+        if answered {
+            self.worker.load.first_token(now, &waiting);
+        } else {
+            self.worker.load.cancelled(now, &waiting);
+        }
+        self.waiting_tokens.sub(self.uncached_tokens as i64);
+        self.router.pump();
+        true
+    }
+}
+
+impl Router {
+    /// The events of an answer that has just ended are on their way: until then its blocks count as held.
+    fn linger(&self, placement: Placement) {
+        let mut lingering = self.lingering.lock();
+        lingering.push_back((self.now(), placement));
+        let surplus = (lingering.len() > EXPECTED_LINGER_MAX).then(|| lingering.pop_front()).flatten();
+        drop(lingering);
+        if let Some((_, oldest)) = surplus {
+            self.index.lock().finish(oldest);
+        }
+    }
+
+    /// Finishes placements whose events have come by now.
+    pub(super) fn finish_lingering(&self) {
+        let now = self.now();
+        let mut lingering = self.lingering.lock();
+        let over = lingering.iter().take_while(|(ended, _)| *ended + EXPECTED_LINGER <= now).count();
+        let finished: Vec<_> = lingering.drain(..over).collect();
+        drop(lingering);
+        if !finished.is_empty() {
+            let mut index = self.index.lock();
+            for (_, placement) in finished {
+                index.finish(placement);
+            }
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let answered = !self.stop_waiting(false);
+        self.worker.load.end();
+        self.in_flight.dec();
+        if let Some(placement) = self.placement.take() {
+            if answered {
+                self.router.linger(placement);
+            } else {
+                self.router.index.lock().withdraw(placement);
+            }
+        }
+        self.router.pump();
+    }
+}

@@ -1,0 +1,109 @@
+//! The truth loop: what an answer reports as cached beside what the index predicted. The difference is a metric; for a
+//! worker whose cache is modelled it corrects the model's size, and where most predictions fail it is named once,
+//! because then tokens, salts or block sizes differ and no correction helps.
+
+use keyway_core::pick::Pick;
+use keyway_wire::openai::Usage;
+
+use super::{Router, Ticket, setting::index_id};
+use crate::{fleet::Worker, request::RequestInfo, scrape::CacheConfig};
+
+impl Router {
+    /// Takes an answer's usage.
+    pub fn learn(&self, request: &RequestInfo, pick: &Pick, usage: &Usage, ticket: &Ticket) {
+        let model = request.model.as_deref();
+        self.learn_token_size(model, request.chain.total_bytes, usage.prompt_tokens);
+        let Some(reported) = usage.cached_tokens() else { return };
+        let (worker, by_tokens) = (ticket.worker(), request.tokens.is_some());
+        let residency = &worker.residency;
+        let block_tokens = if by_tokens {
+            u64::from(residency.block_size())
+        } else {
+            // Text is cut elsewhere than tokens: one block more or less at either end.
+            2 * u64::from(residency.block_size())
+        };
+        let predicted = pick.matched_tokens;
+        let (over, under) = (predicted.saturating_sub(reported), reported.saturating_sub(predicted));
+        let result = match (over > block_tokens, under > block_tokens) {
+            (true, _) => "over",
+            (_, true) => "under",
+            _ => "right",
+        };
+        let name = worker.name.as_str();
+        self.metrics.caches.predictions.with_label_values(&[name, result]).inc();
+        for (direction, tokens) in [("over", over), ("under", under)] {
+            self.metrics.caches.prediction_error.with_label_values(&[name, direction]).inc_by(tokens);
+        }
+        let exact = by_tokens && residency.trusted();
+        if exact && usage.prompt_tokens.saturating_sub(reported) > 2 * block_tokens {
+            residency.blocks_stored(ticket.sent(), self.now());
+        }
+        if !exact {
+            self.correct_capacity(request, ticket, predicted, reported, block_tokens);
+        }
+        if by_tokens && residency.drifts(result != "right") {
+            tracing::warn!(
+                worker = name,
+                model,
+                prompt_tokens = usage.prompt_tokens,
+                tokenised = request.tokens.as_ref().map(|tokens| tokens.total),
+                predicted,
+                reported,
+                "most predictions of cached tokens fail here: compare the chat template and tokenizer (if the prompt's \
+                 token counts differ), the block size, and whether the worker adds a salt of its own"
+            );
+        }
+    }
+
+    /// Takes what a worker's metrics say of its cache.
+    pub fn cache_is(&self, worker: &Worker, config: CacheConfig) {
+        let residency = &worker.residency;
+        if residency.trusted() {
+            // Its events tell both, and what they say it holds it does hold.
+            return;
+        }
+        if let Some(tokens) = config.block_size {
+            residency.set_block_size(tokens);
+        }
+        let mut index = self.index.lock();
+        let mut capacity = residency.capacity.lock();
+        capacity.tell(config.tokens());
+        let tokens = capacity.tokens().map(|tokens| tokens as f64);
+        let model = worker.models().into_iter().next().map(|model| model.id);
+        let of_text = self.block_bytes as f64 / self.bytes_per_token(model.as_deref());
+        for (id, block_tokens) in
+            [(worker.id, of_text), (residency.token_id, f64::from(residency.block_size()))]
+        {
+            index.set_capacity(id, tokens.map(|tokens| (tokens / block_tokens) as usize));
+        }
+    }
+
+    fn correct_capacity(
+        &self,
+        request: &RequestInfo,
+        ticket: &Ticket,
+        predicted: u64,
+        reported: u64,
+        slack: u64,
+    ) {
+        let worker = ticket.worker();
+        let id = index_id(worker, request.tokens.is_some());
+        let mut index = self.index.lock();
+        let mut capacity = worker.residency.capacity.lock();
+        let before = capacity.tokens();
+        let block_tokens = self.block_tokens(request, worker);
+        let resident = (index.resident(id) as f64 * block_tokens) as u64;
+        capacity.observe(predicted, reported, slack, resident);
+        let now = capacity.tokens();
+        if now != before {
+            index.set_capacity(id, now.map(|tokens| (tokens as f64 / block_tokens) as usize));
+        }
+    }
+
+    fn block_tokens(&self, request: &RequestInfo, worker: &Worker) -> f64 {
+        if request.tokens.is_some() {
+            return f64::from(worker.residency.block_size());
+        }
+        request.chain.block_bytes.max(1) as f64 / self.bytes_per_token(request.model.as_deref())
+    }
+}

@@ -1,0 +1,113 @@
+//! What a worker's own metrics say of its cache: how its blocks are cut and how many there are. Engines name the same
+//! thing differently, and rename it; the table of names is here. Asking is `probe.rs`'s business.
+
+/// A worker's cache, as far as its metrics say.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// Tokens in a block.
+    pub block_size: Option<u32>,
+    /// Blocks in all.
+    pub blocks: Option<u64>,
+}
+
+impl CacheConfig {
+    /// Tokens in all.
+    pub fn tokens(&self) -> Option<u64> {
+        Some(u64::from(self.block_size?) * self.blocks?)
+    }
+}
+
+/// Series whose labels describe the cache: `vllm:cache_config_info`, `sglang:cache_config_info`,
+/// `keyway_worker_cache_config_info`, the load tester's mock.
+const CONFIG_SUFFIX: &str = "cache_config_info";
+/// Labels for the tokens of a block: vLLM and keyway-worker, SGLang.
+const BLOCK_SIZE: [&str; 2] = ["block_size", "page_size"];
+/// Labels for the number of blocks: vLLM, keyway-worker, SGLang.
+const BLOCKS: [&str; 3] = ["num_gpu_blocks", "num_blocks", "num_pages"];
+/// A gauge of tokens in all, where SGLang has no such labels (older releases).
+const MAX_TOKENS: &str = "sglang:max_total_num_tokens";
+
+/// Reads a page in Prometheus' text format. Engines that hold several caches (data parallel ranks) are taken as one of
+/// their sum.
+pub fn cache_config(page: &str) -> CacheConfig {
+    let mut found = CacheConfig::default();
+    let mut tokens = None;
+    for line in page.lines().filter(|line| !line.starts_with('#')) {
+        let (name, rest) = line.split_at(line.find(['{', ' ']).unwrap_or(line.len()));
+        if name.ends_with(CONFIG_SUFFIX) {
+            let label = |names: &[&str]| names.iter().find_map(|name| label(rest, name)?.parse::<u64>().ok());
+            found.block_size =
+                label(&BLOCK_SIZE).and_then(|size| u32::try_from(size).ok()).filter(|size| *size > 0);
+            if let Some(blocks) = label(&BLOCKS).filter(|blocks| *blocks > 0) {
+                found.blocks = Some(found.blocks.unwrap_or(0) + blocks);
+            }
+        } else if name == MAX_TOKENS {
+            let value = rest.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok());
+            tokens = value.filter(|value| *value >= 1.0).map(|value| value as u64).or(tokens);
+        }
+    }
+    if let (None, Some(tokens)) = (found.blocks, tokens) {
+        // SGLang's pages are single tokens unless it says otherwise.
+        found.block_size = found.block_size.or(Some(1));
+        found.blocks = found.block_size.map(|size| tokens / u64::from(size));
+    }
+    found
+}
+
+/// The value of a label in `{a="1",b="2"} 3`; escapes do not occur in numbers.
+fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
+    let mut from = 0;
+    while let Some(at) = labels[from..].find(name).map(|at| from + at) {
+        let before = labels[..at].chars().next_back();
+        let after = labels[at + name.len()..].strip_prefix("=\"");
+        if let (Some('{' | ','), Some(value)) = (before, after) {
+            return value.split('"').next();
+        }
+        from = at + name.len();
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(page: &str) -> (Option<u32>, Option<u64>) {
+        let config = cache_config(page);
+        (config.block_size, config.blocks)
+    }
+
+    #[test]
+    fn each_engine_s_names_are_known() {
+        let vllm = "# HELP vllm:cache_config_info x\nvllm:cache_config_info{block_size=\"16\",cache_dtype=\"auto\",\
+                    engine=\"0\",gpu_memory_utilization=\"0.9\",num_gpu_blocks=\"27898\",num_gpu_blocks_override=\"None\"} 1.0\n";
+        assert_eq!(config(vllm), (Some(16), Some(27_898)));
+        assert_eq!(
+            config("sglang:cache_config_info{page_size=\"64\",num_pages=\"100\"} 1"),
+            (Some(64), Some(100))
+        );
+        assert_eq!(
+            config("keyway_worker_cache_config_info{block_size=\"16\",num_blocks=\"512\"} 1"),
+            (Some(16), Some(512))
+        );
+        let older = "sglang:max_total_num_tokens{model_name=\"m\"} 123456.0";
+        assert_eq!(cache_config(older).tokens(), Some(123_456));
+    }
+
+    #[test]
+    fn ranks_add_up() {
+        let two = "vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"10\"} 1\n\
+                   vllm:cache_config_info{block_size=\"16\",engine=\"1\",num_gpu_blocks=\"12\"} 1\n";
+        assert_eq!(config(two), (Some(16), Some(22)));
+    }
+
+    #[test]
+    fn what_is_not_said_is_not_made_up() {
+        assert_eq!(config(""), (None, None));
+        assert_eq!(
+            config("vllm:cache_config_info{block_size=\"None\",num_gpu_blocks=\"0\"} 1"),
+            (None, None)
+        );
+        assert_eq!(config("other{block_size=\"16\"} 1\ncache_config_info"), (None, None));
+    }
+}

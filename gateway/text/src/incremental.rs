@@ -1,0 +1,184 @@
+//! Tokens of a prompt of which most was seen before: each piece between two places to cut (`segments.rs`) is looked up
+//! by its hash, and only new ones are tokenised. A conversation's next turn pays for what it adds, and prompts share
+//! their system text. The result equals [`Tokenizer::encode`]'s, unless two pieces' hashes collide.
+//!
+//! The pieces' tokens are kept in a bounded number of bytes, in two generations: what is used moves to the younger one,
+//! and when that is full the older one is dropped. Their text is not kept.
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::segments::Segmenter;
+use crate::{TextError, Tokenizer};
+
+/// Bytes that an entry takes besides its tokens: key, pointer, counts, the map's own.
+const ENTRY_BYTES: usize = 64;
+
+/// A prompt's tokens, and what they cost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded {
+    /// Token ids of the whole prompt.
+    pub ids: Vec<u32>,
+    /// Bytes of it that had to be tokenised; the rest was known.
+    pub new_bytes: usize,
+}
+
+/// A tokenizer that remembers.
+#[derive(Debug)]
+pub struct IncrementalTokenizer {
+    tokenizer: Arc<Tokenizer>,
+    segmenter: Segmenter,
+    /// What stands around a plain prompt; `None` if that depends on the prompt.
+    frame: Option<(Vec<u32>, Vec<u32>)>,
+    /// Keeps those who know the texts from choosing which entries collide.
+    seed: u64,
+    known: Mutex<Known>,
+}
+
+impl IncrementalTokenizer {
+    /// Remembers at most `max_bytes` of tokens. `seed` is a secret: with it known, pieces could be made to collide.
+    pub fn new(tokenizer: Arc<Tokenizer>, max_bytes: usize, seed: u64) -> Self {
+        Self {
+            segmenter: Segmenter::new(&tokenizer),
+            frame: tokenizer.frame(),
+            tokenizer,
+            seed,
+            known: Mutex::new(Known { max_bytes: max_bytes / 2, ..Known::default() }),
+        }
+    }
+
+    /// Bytes of `text` that [`IncrementalTokenizer::encode`] would have to tokenise: what it would cost.
+    pub fn new_bytes(&self, text: &str) -> usize {
+        let segments = self.segmenter.segments(text);
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = segments.iter().filter(|segment| !known.has(self.name(segment)));
+        new.map(|segment| segment.len()).sum()
+    }
+
+    /// Token ids of `text`, as [`Tokenizer::encode`] gives them.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Encoded, TextError> {
+        if text.is_empty() {
+            return Ok(Encoded { ids: self.tokenizer.encode(text, add_special)?, new_bytes: 0 });
+        }
+        let Some((before, after)) = self.frame.as_ref().filter(|_| add_special) else {
+            if add_special {
+                return Ok(Encoded { ids: self.tokenizer.encode(text, true)?, new_bytes: text.len() });
+            }
+            return self.encode_framed(text, &[], &[]);
+        };
+        self.encode_framed(text, before, after)
+    }
+
+    fn encode_framed(&self, text: &str, before: &[u32], after: &[u32]) -> Result<Encoded, TextError> {
+        let (mut ids, mut new_bytes) = (before.to_vec(), 0);
+        for segment in self.segmenter.segments(text) {
+            let name = self.name(segment);
+            // The lock is not held while tokenising.
+            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(name);
+            let tokens = if let Some(tokens) = known {
+                tokens
+            } else {
+                new_bytes += segment.len();
+                let tokens: Arc<[u32]> = self.tokenizer.encode(segment, false)?.into();
+                let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+                known.insert(name, Arc::clone(&tokens));
+                tokens
+            };
+            ids.extend_from_slice(&tokens);
+        }
+        ids.extend_from_slice(after);
+        Ok(Encoded { ids, new_bytes })
+    }
+
+    /// A piece by its text and length.
+    fn name(&self, segment: &str) -> (u64, u32) {
+        (xxh3_64_with_seed(segment.as_bytes(), self.seed), segment.len() as u32)
+    }
+}
+
+type Generation = HashMap<(u64, u32), Arc<[u32]>>;
+
+/// Pieces' tokens, in two generations of at most `max_bytes` each.
+#[derive(Debug, Default)]
+struct Known {
+    young: Generation,
+    old: Generation,
+    young_bytes: usize,
+    max_bytes: usize,
+}
+
+impl Known {
+    fn has(&self, name: (u64, u32)) -> bool {
+        self.young.contains_key(&name) || self.old.contains_key(&name)
+    }
+
+    fn get(&mut self, name: (u64, u32)) -> Option<Arc<[u32]>> {
+        if let Some(tokens) = self.young.get(&name) {
+            return Some(Arc::clone(tokens));
+        }
+        let tokens = self.old.remove(&name)?;
+        self.insert(name, Arc::clone(&tokens));
+        Some(tokens)
+    }
+
+    fn insert(&mut self, name: (u64, u32), tokens: Arc<[u32]>) {
+        let bytes = ENTRY_BYTES + 4 * tokens.len();
+        if bytes > self.max_bytes {
+            return;
+        }
+        if self.young_bytes + bytes > self.max_bytes {
+            self.old = mem::take(&mut self.young);
+            self.young_bytes = 0;
+        }
+        if self.young.insert(name, tokens).is_none() {
+            self.young_bytes += bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn incremental(max_bytes: usize) -> IncrementalTokenizer {
+        IncrementalTokenizer::new(Arc::new(Tokenizer::builtin()), max_bytes, 7)
+    }
+
+    fn conversation(turns: usize) -> String {
+        let turn = |i: usize| format!("<|im_start|>user\n{i}: {}<|im_end|>\n", "tell me more. ".repeat(40));
+        (0..turns).map(turn).collect()
+    }
+
+    #[test]
+    fn the_next_turn_pays_for_what_it_adds() {
+        let tokenizer = incremental(1 << 20);
+        let (first, second) = (conversation(50), conversation(51));
+        assert_eq!(tokenizer.new_bytes(&first), first.len());
+        assert_eq!(tokenizer.encode(&first, false).unwrap().new_bytes, first.len());
+        let added = second.len() - first.len();
+        // The piece at the first one's end is whole only now.
+        assert!(tokenizer.new_bytes(&second) <= 2 * added, "{} of {added}", tokenizer.new_bytes(&second));
+        let encoded = tokenizer.encode(&second, false).unwrap();
+        assert!(encoded.new_bytes <= 2 * added);
+        assert_eq!(encoded.ids, Tokenizer::builtin().encode(&second, false).unwrap());
+        assert_eq!(tokenizer.encode(&second, false).unwrap().new_bytes, 0);
+    }
+
+    #[test]
+    fn memory_is_bounded_and_what_is_used_stays() {
+        let tokenizer = incremental(40_000);
+        let system = format!("<|im_start|>system\n{}<|im_end|>\n", "Be kind. ".repeat(30));
+        for i in 0..200 {
+            let prompt = format!("{system}<|im_start|>user\n{i} {}<|im_end|>\n", "x".repeat(200));
+            tokenizer.encode(&prompt, false).unwrap();
+            let known = tokenizer.known.lock().unwrap();
+            let bytes: usize =
+                known.young.values().chain(known.old.values()).map(|ids| ENTRY_BYTES + 4 * ids.len()).sum();
+            assert!(bytes <= 40_000, "{bytes}");
+        }
+        assert_eq!(tokenizer.new_bytes(&system[..system.len() - 11]), 0, "it was in every prompt");
+    }
+}

@@ -1,0 +1,72 @@
+//! Hazard: nobody can say why a request went where it went. `/explain` must say what then happens, and change nothing.
+
+use keyway_tests::openai::{CHAT, chat};
+use keyway_tests::{Cluster, FakeWorker, eventually, post};
+use serde_json::Value;
+
+async fn explained(cluster: &Cluster, body: &[u8]) -> Value {
+    let response = post(cluster.gateway.admin, "/explain", body).await;
+    assert_eq!(response.status(), 200, "{}", response.text());
+    response.json()
+}
+
+#[tokio::test]
+async fn what_is_explained_is_what_happens() {
+    let cluster = Cluster::of_fakes(3, "prefix").await;
+    let prompt = "The same beginning. ".repeat(40);
+    let home = cluster.served_by(&cluster.chat(&prompt).await);
+    let next = format!("{prompt} And a question.");
+    let (first, again) = (explained(&cluster, &chat(&next)).await, explained(&cluster, &chat(&next)).await);
+    assert_eq!(first, again, "explaining records nothing");
+    let name = cluster.fakes[home].addr().to_string();
+    assert_eq!((first["chosen"].as_str(), first["reason"].as_str()), (Some(name.as_str()), Some("prefix")));
+    let rows = first["workers"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    let row = rows.iter().find(|row| row["worker"] == name.as_str()).unwrap();
+    assert!(row["matched_tokens"].as_u64().unwrap() > 100 && row["chosen"] == true, "{row}");
+    let cheapest = rows.iter().map(|row| row["cost"].as_f64().unwrap()).fold(f64::INFINITY, f64::min);
+    assert_eq!(row["cost"].as_f64(), Some(cheapest));
+    let answer = cluster.chat(&next).await;
+    assert_eq!(cluster.served_by(&answer), home);
+    assert_eq!(answer.header("x-keyway-matched-tokens"), Some(row["matched_tokens"].to_string().as_str()));
+    assert_eq!(cluster.fakes.iter().map(FakeWorker::request_count).sum::<usize>(), 2, "nothing was sent");
+    assert!(!first.to_string().contains("beginning"), "no text of the prompt");
+}
+
+#[tokio::test]
+async fn a_model_that_is_not_there_is_said_to_be() {
+    let cluster = Cluster::of_fakes(1, "prefix").await;
+    let response = post(cluster.gateway.admin, "/explain", br#"{"model":"nobody's","messages":[]}"#).await;
+    assert_eq!(response.status(), 404);
+    let response = post(cluster.addr(), "/explain", br#"{"messages":[]}"#).await;
+    assert_eq!(response.status(), 404, "not for clients");
+    assert_eq!(post(cluster.addr(), CHAT, &chat("hi")).await.status(), 200);
+}
+
+#[tokio::test]
+async fn choices_are_logged_by_their_hashes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("decisions.jsonl");
+    let cluster = Cluster::builder().fakes(2).args(&["--decision-log", file.to_str().unwrap()]).start().await;
+    let prompt = "Something confidential. ".repeat(40);
+    let mut served = Vec::new();
+    for question in ["", "One?", "Two?"] {
+        // Longer than a block: what ends inside one has no name.
+        let answer = cluster.chat(&format!("{prompt}{}", question.repeat(40))).await;
+        served.push(answer.header("x-keyway-worker").unwrap().to_owned());
+    }
+    let read = || -> Vec<Value> {
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    };
+    eventually!(read().len() == 3);
+    let lines = read();
+    for (line, served) in lines.iter().zip(&served) {
+        assert_eq!(line["worker"].as_str(), Some(served.as_str()));
+        assert_eq!(line["first_block"], lines[0]["first_block"], "an equal beginning has an equal name");
+        assert_eq!(line["workers"].as_array().map(Vec::len), Some(2));
+        assert!(!line.to_string().contains("confidential"));
+    }
+    assert!(lines[1]["matched_tokens"].as_u64() > Some(100), "{}", lines[1]);
+    assert_ne!(lines[1]["last_block"], lines[2]["last_block"]);
+}
