@@ -1,8 +1,6 @@
 //! The command line: every option, its default and its help. Reads no file and starts nothing.
 
-use std::path::PathBuf;
-
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueHint};
+use clap::{Args as ClapArgs, Parser, Subcommand};
 
 use crate::{
     mock::{self, args::MockArgs},
@@ -14,11 +12,13 @@ pub mod compare;
 pub mod report;
 pub mod run;
 pub mod search;
+pub mod trace;
 
 use compare::CompareArgs;
 use report::ReportArgs;
 use run::{RunArgs, ServerArgs};
 use search::{SearchArgs, SweepArgs};
+use trace::TraceCommand;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -63,7 +63,7 @@ pub enum Command {
     /// Replay a trace on a simulated fleet in virtual time: compare policies, find how many workers an SLO needs
     #[command(after_help = simulate::args::EXAMPLES)]
     Simulate(Box<SimulateArgs>),
-    /// Look at traces
+    /// Look at traces, convert them, make them
     Trace {
         /// What to do with it.
         #[command(subcommand)]
@@ -76,13 +76,6 @@ pub enum Command {
     },
 }
 
-/// The commands for traces.
-#[derive(Debug, Subcommand)]
-pub enum TraceCommand {
-    /// Say what a trace holds: requests, tokens, distinct blocks, and what caches could reuse
-    Info(InfoArgs),
-}
-
 /// Which part of which trace.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct SliceArgs {
@@ -92,20 +85,6 @@ pub struct SliceArgs {
     /// Shrink prompts and answers: tokens sent for one token of the trace
     #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = units::positive)]
     pub scale_len: f64,
-}
-
-/// Options of `trace info`.
-#[derive(Debug, ClapArgs)]
-pub struct InfoArgs {
-    /// Trace: Mooncake's or Bailian's JSON lines, Azure's or BurstGPT's CSV
-    #[arg(value_hint = ValueHint::FilePath)]
-    pub file: PathBuf,
-    #[command(flatten)]
-    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
-    pub slice: SliceArgs,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 #[cfg(test)]

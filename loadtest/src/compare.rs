@@ -1,18 +1,25 @@
 //! `keyway-loadtest compare`: two runs of the same workload, figure by figure, with what chance alone could do. Refuses
 //! runs of different workloads. Measures nothing.
 
+pub mod bootstrap;
+pub mod gate;
+
 use std::{fmt::Write as _, fs, path::Path, process::ExitCode};
 
 use serde::Serialize;
 
 use crate::{
     args::compare::CompareArgs,
-    bootstrap::{self, Runs, Stat},
+    compare::{
+        bootstrap::{Runs, Stat},
+        gate::Gate,
+    },
     error::{EXIT_GATE, EXIT_INVALID, Error},
-    gate::Gate,
-    hdr,
     report::{FORMAT, Report, Status},
-    samples::{ITL_HALF_MAGNITUDE, Sample},
+    stats::{
+        hdr,
+        samples::{ITL_HALF_MAGNITUDE, Sample},
+    },
     stdout,
 };
 

@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use crate::{client::ClientError, texts::TextError, trace::TraceError};
+use crate::{client::ClientError, trace::TraceError, workload::texts::TextError};
 
 /// Exit code of a run in which nothing succeeded or the server could not be reached.
 pub const EXIT_FAILED: u8 = 1;

@@ -1,6 +1,8 @@
 //! `keyway-loadtest search`: measures at one load after another until it has the most that keeps the objective. The
 //! choice of loads is `knee.rs`'s.
 
+pub mod knee;
+
 use std::{fmt::Write as _, process::ExitCode};
 
 use serde::{Deserialize, Serialize};
@@ -11,11 +13,11 @@ use crate::{
         search::{Over, SearchArgs},
     },
     error::{EXIT_GATE, Error},
-    knee::{Found, Probe, Search, Settings, Step},
     limits,
     output::{self, Output},
     report::Status,
     run::{self, Measured, Patience, Plan},
+    search::knee::{Found, Probe, Search, Settings, Step},
     stdout,
 };
 
@@ -174,7 +176,7 @@ async fn probe(args: &SearchArgs, load: f64, seed: u64) -> Result<ProbeReport, E
 /// Twice the misses that every bound together may have, and some more: a probe near the edge is measured to its end.
 fn misses_max(run: &RunArgs, attain: f64, planned: u64) -> u64 {
     let bounds = run.output.slo.iter().flat_map(|slo| &slo.bounds);
-    let may_miss = bounds.map(|bound| 1.0 - bound.percentile.map_or(attain, |percent| percent / 100.0));
+    let may_miss = bounds.map(|bound| 1.0 - bound.share().unwrap_or(attain));
     (may_miss.sum::<f64>() * planned as f64 * 2.0) as u64 + 20
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueHint};
 
-use crate::gate::Gate;
+use crate::compare::gate::Gate;
 
 /// Shown under `compare --help`.
 pub const EXAMPLES: &str = "\

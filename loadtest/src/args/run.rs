@@ -7,15 +7,16 @@ use clap::{ArgAction, Args as ClapArgs, ValueEnum, ValueHint};
 
 use super::SliceArgs;
 use crate::{
-    arrivals::Arrival,
-    body::Endpoint,
-    dist::{Seconds, Tokens},
+    client::sender::Warmup,
     limits,
     progress::Ui,
-    rate::RateShape,
-    sender::Warmup,
+    schedule::{arrivals::Arrival, rate::RateShape},
     slo::Slo,
     units,
+    workload::{
+        body::Endpoint,
+        dist::{Seconds, Tokens},
+    },
 };
 
 /// Shown under `run --help`.
@@ -244,6 +245,12 @@ pub struct OutputArgs {
     /// Progress on stderr
     #[arg(long, value_enum, default_value_t = Ui::Auto)]
     pub ui: Ui,
+    /// Prometheus metrics to read before, during and after the run, such as http://127.0.0.1:9090/metrics; repeatable
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
+    pub scrape: Vec<String>,
+    /// Time from one reading of --scrape to the next
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = units::duration)]
+    pub scrape_interval: Duration,
     /// Accepted because other tools need it: answers are always streamed
     #[arg(long, hide = true)]
     pub streaming: bool,

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 
 use super::{csv::times, plots};
 use crate::{
+    export::svg::{Plot, escape, short},
     report::{Report, Status},
     stats::Summary,
-    svg::{Plot, escape, short},
 };
 
 const STYLE: &str = include_str!("html.css");

@@ -1,10 +1,12 @@
 //! Which plots a report has, and their lines. Draws nothing itself.
 
 use crate::{
-    hdr,
+    export::svg::{Axis, Line, Plot, Scale},
     report::Report,
-    samples::{ITL_HALF_MAGNITUDE, Sample},
-    svg::{Axis, Line, Plot, Scale},
+    stats::{
+        hdr,
+        samples::{ITL_HALF_MAGNITUDE, Sample},
+    },
 };
 
 /// Points of a percentile curve: where its values are read, in per cent.

@@ -13,7 +13,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{conversation, limits, scale::Block};
+use crate::{
+    limits,
+    workload::{conversation, scale::Block},
+};
 
 /// Bytes of text that one block of the reference caches stands for.
 const BLOCK_BYTES: usize = 64;
@@ -155,7 +158,7 @@ impl Texts {
     }
 
     /// The number of turns of each conversation, cut to `most` (its mean counts).
-    pub fn turns(&self, most: Option<crate::dist::Tokens>) -> Vec<usize> {
+    pub fn turns(&self, most: Option<crate::workload::dist::Tokens>) -> Vec<usize> {
         let most = most.map_or(usize::MAX, |most| most.0.mean() as usize);
         self.conversations.iter().map(|turns| turns.len().min(most).max(1)).collect()
     }

@@ -22,15 +22,18 @@ use tokio::{
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::{
-    body::Bodies,
-    conversation::{self, History, Reply},
-    exchange::{Session, exchange},
+    client::{
+        exchange::{Session, exchange},
+        record::{Exchange, Failure, FailureClass, Outcome, Record},
+    },
     oracle::{Oracle, Reusable},
-    pacer::Pacer,
-    record::{Exchange, Failure, FailureClass, Outcome, Record},
-    schedule::Due,
-    trace_info::{Adder, Sums},
-    workload::Workload,
+    schedule::{Due, pacer::Pacer},
+    trace::info::{Adder, Sums},
+    workload::{
+        Workload,
+        body::Bodies,
+        conversation::{self, History, Reply},
+    },
 };
 
 /// The sender's orders. It ends after the last request, or when told to stop.

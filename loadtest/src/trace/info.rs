@@ -7,11 +7,10 @@ use serde::Serialize;
 
 use crate::{
     oracle::Oracle,
-    scale::Scale,
     schedule::Due,
     trace::{Row, Trace},
     units::Span,
-    workload::{self, Ask},
+    workload::{self, Ask, scale::Scale},
 };
 
 /// Cache sizes to report, as percentages of the distinct blocks.
@@ -181,7 +180,8 @@ impl Info {
     }
 }
 
-fn prefix_violations(rows: &[Row]) -> u64 {
+/// Ids that stand behind another prefix than when they were first seen.
+pub(super) fn prefix_violations(rows: &[Row]) -> u64 {
     let (mut parents, mut violations) = (HashMap::new(), 0);
     for row in rows {
         let mut parent = None;

@@ -4,8 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    client::record::{Outcome, Record},
     limits,
-    record::{Outcome, Record},
     stats::Samples,
 };
 
@@ -145,7 +145,7 @@ impl Point {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::good;
+    use crate::client::record::tests::good;
 
     #[test]
     fn points_of_a_short_run() {

@@ -4,9 +4,11 @@
 use std::{cmp::Reverse, collections::BinaryHeap, collections::VecDeque};
 
 use crate::{
-    conversation::{self, Conversations},
-    random::{Purpose, Rng},
     schedule::Due,
+    workload::{
+        conversation::{self, Conversations},
+        random::{Purpose, Rng},
+    },
 };
 
 /// Which requests a closed loop or users send.

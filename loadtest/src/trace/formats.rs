@@ -4,6 +4,8 @@
 //!   "Mooncake: Trading More Storage for Less Computation", USENIX FAST 2025.
 //! - Bailian (JSON lines): the same with `chat_id`, `timestamp` in seconds and `hash_ids` of 16 tokens.
 //!   github.com/alibaba-edu/qwen-bailian-usagetraces-anon.
+//! - vLLM's timed traces (JSON lines): Mooncake's fields, `timestamp` in seconds and `hash_ids` of 16 tokens, the defaults
+//!   of `vllm bench serve --dataset-name timed_trace`. Told from Mooncake's by more ids than blocks of 512 tokens.
 //! - Azure (CSV): `TIMESTAMP,ContextTokens,GeneratedTokens`, a date with up to seven digits of a second.
 //!   github.com/Azure/AzurePublicDataset.
 //! - BurstGPT (CSV): `Timestamp` in seconds, `Request tokens`, `Response tokens`, …. github.com/HPMLL/BurstGPT.
@@ -12,8 +14,8 @@ use serde::Deserialize;
 
 use crate::trace::{BLOCK_TOKENS, Row};
 
-/// Tokens of one of Bailian's hash ids.
-const BAILIAN_BLOCK_TOKENS: u32 = 16;
+/// Tokens of one hash id of Bailian's and vLLM's.
+pub const SMALL_BLOCK_TOKENS: u32 = 16;
 
 /// What a file's lines are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +24,8 @@ pub enum Format {
     Mooncake,
     /// See the module.
     Bailian,
+    /// See the module.
+    VllmTimed,
     /// See the module. Times count from the first row's, in milliseconds since 1970.
     Azure {
         /// The first row's time, once it is known.
@@ -52,8 +56,7 @@ impl Format {
     pub fn detect(line: &str) -> (Self, bool) {
         let line = line.trim().trim_start_matches('\u{feff}');
         if line.starts_with('{') {
-            let is_bailian = line.contains("\"chat_id\"");
-            return (if is_bailian { Self::Bailian } else { Self::Mooncake }, false);
+            return (Self::of_json(line), false);
         }
         let columns: Vec<_> = line.split(',').map(|name| name.trim().to_ascii_lowercase()).collect();
         let place = |name: &str| columns.iter().position(|column| column == name);
@@ -68,9 +71,32 @@ impl Format {
         }
     }
 
+    fn of_json(line: &str) -> Self {
+        if line.contains("\"chat_id\"") {
+            return Self::Bailian;
+        }
+        let is_finer = |row: &JsonRow| row.hash_ids.len() > row.input_length.div_ceil(BLOCK_TOKENS) as usize;
+        let finer = serde_json::from_str(line).is_ok_and(|row| is_finer(&row));
+        if finer { Self::VllmTimed } else { Self::Mooncake }
+    }
+
     /// Prompt tokens of one hash id.
     pub fn block_tokens(&self) -> u32 {
-        if *self == Self::Bailian { BAILIAN_BLOCK_TOKENS } else { BLOCK_TOKENS }
+        match self {
+            Self::Bailian | Self::VllmTimed => SMALL_BLOCK_TOKENS,
+            _ => BLOCK_TOKENS,
+        }
+    }
+
+    /// As people call it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Mooncake => "mooncake",
+            Self::Bailian => "bailian",
+            Self::VllmTimed => "vllm-timed",
+            Self::Azure { .. } => "azure",
+            Self::BurstGpt { .. } => "burstgpt",
+        }
     }
 
     /// What `line` says. Azure's and BurstGPT's rows have no ids: nothing of their prompts is shared.
@@ -79,7 +105,7 @@ impl Format {
         let field = |place: usize| *fields.get(place).unwrap_or(&"");
         match self {
             Self::Mooncake => json(line, 1.0),
-            Self::Bailian => json(line, 1e3),
+            Self::Bailian | Self::VllmTimed => json(line, 1e3),
             Self::Azure { first_ms } => {
                 let ms = date_ms(field(0)).ok_or_else(|| format!("`{}` is no date", field(0)))?;
                 let first_ms = *first_ms.get_or_insert(ms);
@@ -201,6 +227,16 @@ mod tests {
         assert_eq!((&format, header, format.block_tokens()), (&Format::Bailian, false, 16));
         let row = format.read(line).unwrap();
         assert_eq!((row.timestamp_ms, &*row.blocks), (61_114, &[7, 8][..]));
+    }
+
+    #[test]
+    fn vllm_s_timed_traces_are_told_by_their_many_ids() {
+        let line = r#"{"timestamp": 1.5, "input_length": 40, "output_length": 3, "hash_ids": [7, 8, 9]}"#;
+        let (mut format, _) = Format::detect(line);
+        assert_eq!((&format, format.block_tokens(), format.name()), (&Format::VllmTimed, 16, "vllm-timed"));
+        assert_eq!(format.read(line).unwrap().timestamp_ms, 1500);
+        let line = r#"{"timestamp": 1, "input_length": 513, "output_length": 3, "hash_ids": [7, 8]}"#;
+        assert_eq!(Format::detect(line).0, Format::Mooncake);
     }
 
     #[test]

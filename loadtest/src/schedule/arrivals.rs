@@ -4,8 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    random::{Purpose, Rng},
-    rate::RateShape,
+    schedule::rate::RateShape,
+    workload::random::{Purpose, Rng},
 };
 
 /// How the gaps between arrivals vary.

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt::Write as _};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 
-use crate::{conversation::History, prompt::PromptText, texts::Said, workload::Ask};
+use crate::workload::{Ask, conversation::History, prompt::PromptText, texts::Said};
 
 /// Where requests go and how the prompt is wrapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -170,7 +170,7 @@ impl Bodies {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scale::Block;
+    use crate::workload::scale::Block;
 
     fn ask(ids: [u64; 3]) -> Ask {
         let blocks = ids.into_iter().zip([16, 16, 9]).map(|(id, tokens)| Block { id, tokens }).collect();
@@ -214,7 +214,7 @@ mod tests {
         let bodies = Bodies::new(Endpoint::Chat, "m", true, 42, 1.0);
         let mut history = History::default();
         let first: Value = serde_json::from_slice(&bodies.make(&ask([0, 1, 2]), Some(&mut history))).unwrap();
-        history.add_reply(0, &crate::conversation::Reply { text: "so \"so\"".into(), tokens: 4 });
+        history.add_reply(0, &crate::workload::conversation::Reply { text: "so \"so\"".into(), tokens: 4 });
         let said = Said::Text("and \"then\"\n".into());
         let next = Ask { said: Some(said), ..ask([3, 4, 5]) };
         let second: Value = serde_json::from_slice(&bodies.make(&next, Some(&mut history))).unwrap();

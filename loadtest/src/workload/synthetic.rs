@@ -2,12 +2,14 @@
 //! Each request is a function of the seed and its number, so nothing is stored. Makes no text.
 
 use crate::{
-    conversation,
-    dist::Tokens,
     limits,
-    random::{Purpose, Rng},
-    scale::Block,
-    workload::{Ask, unshared_id},
+    workload::{
+        Ask, conversation,
+        dist::Tokens,
+        random::{Purpose, Rng},
+        scale::Block,
+        unshared_id,
+    },
 };
 
 /// Tokens of a block: vLLM's default KV block. It decides only where the reference caches cut prompts.

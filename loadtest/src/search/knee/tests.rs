@@ -1,7 +1,7 @@
 //! The search against queues of known capacity, in virtual time.
 
 use super::*;
-use crate::{
+use crate::schedule::{
     arrivals::{Arrival, arrivals},
     rate::RateShape,
 };

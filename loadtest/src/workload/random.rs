@@ -1,7 +1,7 @@
 //! Seeded randomness that can be asked for by number: the draws of request 17 are the same whether or not request 16
 //! was made first, in any process. Draws numbers only; what they mean is the caller's.
 
-use crate::prompt::splitmix;
+use crate::workload::prompt::splitmix;
 
 /// What a generator's draws are for, so that two purposes never share them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,12 +7,10 @@ use keyway_wire::openai::Usage;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    client::record::{Failure, FailureClass, Outcome, Record},
     limits,
-    record::{Failure, FailureClass, Outcome, Record},
-    samples,
-    series::Series,
     slo::{Keeper, Slo},
-    stats::Samples,
+    stats::{Samples, samples, series::Series},
 };
 
 /// One class of failure.
@@ -225,7 +223,7 @@ mod tests {
     use keyway_wire::openai::PromptTokensDetails;
 
     use super::*;
-    use crate::{oracle::Reusable, record::Exchange};
+    use crate::{client::record::Exchange, oracle::Reusable};
 
     fn record(outcome: Outcome) -> Record {
         let details = PromptTokensDetails { cached_tokens: Some(16) };

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{
+use crate::workload::{
     dist::{Seconds, Tokens},
     random::{Purpose, Rng},
     scale::Block,

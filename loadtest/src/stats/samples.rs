@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{hdr, limits, prompt::splitmix, record::Record};
+use crate::{client::record::Record, limits, stats::hdr, workload::prompt::splitmix};
 
 /// Buckets for each doubling of a time between tokens, as an exponent: within 0.4 %.
 pub const ITL_HALF_MAGNITUDE: u32 = 7;
@@ -146,7 +146,7 @@ impl Columns {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::good;
+    use crate::client::record::tests::good;
 
     #[test]
     fn columns_are_read_back() {
@@ -169,7 +169,7 @@ mod tests {
         let rows = |order: &mut dyn Iterator<Item = usize>| {
             let mut samples = Samples::default();
             for row in order {
-                samples.add(&crate::record::Record { row, ..good(0, 0, 1, 2) });
+                samples.add(&crate::client::record::Record { row, ..good(0, 0, 1, 2) });
             }
             assert_eq!(
                 (samples.kept.len(), samples.seen),

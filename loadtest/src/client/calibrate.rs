@@ -9,10 +9,12 @@ use keyway_wire::openai::Usage;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    body::{self, Endpoint},
     client::{ClientError, Server},
     limits,
-    prompt::PromptText,
+    workload::{
+        body::{self, Endpoint},
+        prompt::PromptText,
+    },
 };
 
 /// Bytes of the two probes' prompts. Long enough that a token more or less is under one per cent of their

@@ -11,11 +11,13 @@ use keyway_wire::headers;
 use tokio::sync::watch;
 
 use crate::{
-    client::{self, Server},
-    event::{self, Event},
+    client::{
+        self, Server,
+        event::{self, Event},
+        record::{Exchange, Failure, FailureClass, Outcome},
+        sse,
+    },
     limits,
-    record::{Exchange, Failure, FailureClass, Outcome},
-    sse,
 };
 
 /// The run's clock: nanoseconds after its zero.
