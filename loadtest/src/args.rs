@@ -8,12 +8,14 @@ use crate::{
     units::{self, Span},
 };
 
+pub mod calibrate;
 pub mod compare;
 pub mod report;
 pub mod run;
 pub mod search;
 pub mod trace;
 
+use calibrate::CalibrateArgs;
 use compare::CompareArgs;
 use report::ReportArgs;
 use run::{RunArgs, ServerArgs};
@@ -57,6 +59,8 @@ pub enum Command {
     Report(ReportArgs),
     /// Say whether a server can be measured, and what it tells of tokens, caches and workers
     Check(Box<ServerArgs>),
+    /// Measure an idle server's speed: time to a first token by prompt length, with and without cache, and by token
+    Calibrate(Box<CalibrateArgs>),
     /// Serve a fleet of simulated engines, each on its own port, for tests that need no GPU
     #[command(after_help = mock::args::EXAMPLES)]
     Mock(Box<MockArgs>),

@@ -6,7 +6,7 @@ use clap::CommandFactory as _;
 
 use crate::{
     args::{Args, Command},
-    check, compare,
+    calibrate, check, compare,
     error::Error,
     export, mock, run, search, simulate,
     stdout::print,
@@ -22,6 +22,7 @@ pub fn dispatch(args: Args) -> Result<ExitCode, Error> {
         Command::Compare(args) => compare::run(&args),
         Command::Report(args) => export::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Calibrate(args) => calibrate::run(&args),
         Command::Mock(args) => mock::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Trace { command } => trace::commands::run(&command),

@@ -50,6 +50,9 @@ pub enum Error {
     /// A probe of a search was sent too late to be trusted.
     #[error("invalid measurement {0}")]
     Invalid(String),
+    /// A request that everything else needs failed.
+    #[error("a request failed: {0}")]
+    Failed(String),
     /// A search or sweep was ended by a signal.
     #[error("interrupted")]
     Interrupted,
@@ -69,7 +72,7 @@ impl Error {
             | Self::Client(ClientError::Url { .. }) => EXIT_USAGE,
             Self::Interrupted => EXIT_INTERRUPTED,
             Self::Invalid(_) => EXIT_INVALID,
-            Self::Client(_) | Self::Write { .. } | Self::Start(_) => EXIT_FAILED,
+            Self::Client(_) | Self::Failed(_) | Self::Write { .. } | Self::Start(_) => EXIT_FAILED,
         })
     }
 }

@@ -10,6 +10,7 @@ pub mod aiperf;
 pub mod csv;
 pub mod html;
 pub mod markdown;
+pub mod page;
 pub mod plots;
 pub mod svg;
 pub mod table;

@@ -5,6 +5,7 @@
 //! due next), `sender.rs` (keeps to it), `exchange.rs` (one request and its stream), `report.rs` (what comes out).
 
 pub mod args;
+pub mod calibrate;
 pub mod check;
 pub mod client;
 pub mod commands;

@@ -73,7 +73,9 @@ impl Load {
             return Ok(Self { workload, pacer, requests: known });
         }
         let dues = match &workload {
-            Workload::Trace { trace, .. } if is_recorded(schedule) => schedule::plan(trace, &timing(args, schedule)),
+            Workload::Trace { trace, .. } if is_recorded(schedule) => {
+                schedule::plan(trace, &timing(args, schedule))
+            }
             _ => process(schedule, args.seed).and_then(|process| schedule::draw(&process, rows)),
         };
         let dues: Vec<Due> = dues.map_err(Error::Usage)?;
@@ -94,10 +96,8 @@ fn sessions(
     if endpoint != Endpoint::Chat && !is_plain {
         return usage("conversations and messages need --endpoint chat");
     }
-    if schedule.users.is_some() {
-        return usage(
-            "--users is for requests of one turn; write --concurrency, or --rate for conversations a second",
-        );
+    if schedule.users.is_some() && args.think_time.to_string() != "0s" {
+        return usage("users have an even pace of their own: leave out --think-time, or write --concurrency");
     }
     if schedule.requests.is_some()
         && !matches!(&workload, Workload::Texts { texts, .. } if texts.is_single_turn())
@@ -118,6 +118,15 @@ fn sessions(
     let turns = listed.map_or_else(|| Turns::Drawn(default_turns()), |list| Turns::Listed(list.into()));
     let conversations = Conversations { seed, turns, think: args.think_time };
     let until_ns = schedule.duration.map_or(u64::MAX, |d| d.as_nanos() as u64);
+    let requests = |count: usize| {
+        let known = schedule.duration.is_none();
+        known.then(|| (0..count).map(|session| conversations.turns(session) as u64).sum())
+    };
+    if let (Some(users), Some(rate)) = (schedule.users, schedule.user_rate) {
+        let (requests, gap_ns) = (requests(count), (f64::from(users) / rate * 1e9) as u64);
+        let pacer = Pacer::talkers(conversations, users as usize, gap_ns, count, until_ns);
+        return Ok(Load { workload, pacer, requests });
+    }
     let (starts, count) = if let Some(slots) = schedule.concurrency {
         (Starts::Free((0..slots).map(|_| Reverse(0)).collect()), count)
     } else {
@@ -125,8 +134,7 @@ fn sessions(
         let dues = schedule::draw(&process, 0..count).map_err(Error::Usage)?;
         (Starts::At(dues.iter().map(|due| due.intended_ns).collect()), dues.len())
     };
-    let known = schedule.duration.is_none();
-    let requests = known.then(|| (0..count).map(|session| conversations.turns(session) as u64).sum());
+    let requests = requests(count);
     Ok(Load { workload, pacer: Pacer::sessions(conversations, starts, count, until_ns), requests })
 }
 
@@ -262,7 +270,10 @@ mod tests {
             ("--workload multi-turn --rate 5", "--conversations N or --duration"),
             ("--workload multi-turn --rate 5 --requests 5", "are counted by --conversations"),
             ("--workload multi-turn --rate 5 --conversations 5 --endpoint completions", "--endpoint chat"),
-            ("--workload multi-turn --users 2 --user-rate 5 --conversations 5", "--users is for"),
+            (
+                "--workload multi-turn --users 2 --user-rate 5 --conversations 5 --think-time 2s",
+                "leave out --think-time",
+            ),
             ("--turns 3 --rate 5 --requests 5", "are for workloads of conversations"),
             ("--workload sharegpt --rate 5", "needs --file"),
             ("--file x --rate 5 --requests 5", "--file is for"),
@@ -282,6 +293,10 @@ mod tests {
             ("--rate-shape 5@2s --arrival constant".to_owned(), Some(10)),
             ("--workload multi-turn --turns 3 --rate 5 --conversations 4".to_owned(), Some(12)),
             ("--workload multi-turn --concurrency 5 --duration 4s".to_owned(), None),
+            (
+                "--workload multi-turn --turns 3 --users 2 --user-rate 4 --conversations 4".to_owned(),
+                Some(12),
+            ),
             ("--concurrency 3 --requests 7".to_owned(), Some(7)),
             ("--concurrency 3 --duration 2s".to_owned(), None),
             ("--users 3 --user-rate 1 --requests 7".to_owned(), Some(7)),

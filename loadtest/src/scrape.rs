@@ -137,8 +137,10 @@ async fn fetch(server: &Server, path: &str, timeout: Duration) -> Result<String,
     let request = format!("GET {path} (--scrape)");
     let fail = |reason: String| ClientError::NoAnswer { request: request.clone(), reason };
     let exchange = async {
-        let response =
-            server.send(Method::GET, path, Bytes::new()).await.map_err(|error| fail(client::chain(&error)))?;
+        let response = server
+            .send(Method::GET, path, Bytes::new())
+            .await
+            .map_err(|error| fail(client::chain(&error)))?;
         let status = response.status();
         let body = client::read(response.into_body()).await.map_err(fail)?;
         if !status.is_success() {
@@ -226,7 +228,8 @@ impl Collector {
     fn finish(self) -> Scraped {
         let Self { mut scraped, series, .. } = self;
         let points = scraped.times_s.len();
-        let mut all: Vec<Metric> = series.into_iter().map(|(name, watched)| watched.metric(name, points)).collect();
+        let mut all: Vec<Metric> =
+            series.into_iter().map(|(name, watched)| watched.metric(name, points)).collect();
         // What never moved says nothing of the run, unless it is a gauge above 0.
         all.retain(|metric| metric.added.unwrap_or(metric.max) != 0.0);
         scraped.left_out = all.len().saturating_sub(limits::SCRAPED_SERIES_MAX);
@@ -249,7 +252,17 @@ fn halve<T>(list: &mut Vec<T>) {
 impl Watched {
     fn new(counter: bool, value: f64, missed: usize) -> Self {
         let points = vec![None; missed];
-        Self { counter, first: value, last: value, added: 0.0, min: value, max: value, sum: 0.0, n: 0, points }
+        Self {
+            counter,
+            first: value,
+            last: value,
+            added: 0.0,
+            min: value,
+            max: value,
+            sum: 0.0,
+            n: 0,
+            points,
+        }
     }
 
     fn add(&mut self, value: f64) {
@@ -292,11 +305,16 @@ fn samples(text: &str) -> impl Iterator<Item = (&str, bool, f64)> {
             return None;
         }
         // Labels may hold spaces and braces, but only within quotes.
-        let end = line.find('{').map_or_else(|| line.find(' '), |open| closing(line, open).map(|at| at + 1))?;
+        let end =
+            line.find('{').map_or_else(|| line.find(' '), |open| closing(line, open).map(|at| at + 1))?;
         let (name, rest) = line.split_at(end);
         let value: f64 = rest.split_whitespace().next()?.parse().ok()?;
         let bare = name.split('{').next().unwrap_or(name);
-        if bare.ends_with("_bucket") || bare.ends_with("_created") || name.contains("quantile=") || !value.is_finite() {
+        if bare.ends_with("_bucket")
+            || bare.ends_with("_created")
+            || name.contains("quantile=")
+            || !value.is_finite()
+        {
             return None;
         }
         let kind = types.get(bare).copied();
@@ -339,7 +357,7 @@ mod tests {
     fn counters_add_and_gauges_move() {
         let text = |sent: u32, running: u32| {
             format!(
-                "# TYPE sent counter\nsent{{to=\"a } b\"}} {sent}\n# TYPE running gauge\nrunning {running} 1700000000\n\
+                "# TYPE sent counter\nsent{{to=\"a }} b\"}} {sent}\n# TYPE running gauge\nrunning {running} 1700000000\n\
                  idle 0\ntime_seconds_sum {sent}.5\ntime_seconds_bucket{{le=\"1\"}} 3\nbroken\nodd NaN\n"
             )
         };
@@ -363,7 +381,10 @@ mod tests {
         }
         let scraped = collector.finish();
         let points = scraped.times_s.len();
-        assert!(points <= limits::SCRAPED_POINTS_MAX && points > limits::SCRAPED_POINTS_MAX / 2 - 1, "{points}");
+        assert!(
+            points <= limits::SCRAPED_POINTS_MAX && points > limits::SCRAPED_POINTS_MAX / 2 - 1,
+            "{points}"
+        );
         assert!(scraped.series.iter().all(|metric| metric.points.len() == points));
         assert!(scraped.times_s.is_sorted());
         let first = scraped.series[1].points.iter().position(Option::is_some).unwrap();

@@ -2,6 +2,7 @@
 //! choice of loads is `knee.rs`'s.
 
 pub mod knee;
+pub mod page;
 
 use std::{fmt::Write as _, process::ExitCode};
 
@@ -97,6 +98,7 @@ pub fn run(args: &SearchArgs) -> Result<ExitCode, Error> {
     if let Some(dir) = &args.run.output.dir {
         output::make_dir(dir)?;
         output::write_json(dir, "search.json", &report)?;
+        output::write_text(&dir.join("report.html"), &page::render(&report))?;
     }
     Ok(ExitCode::from(if matches!(found, Found::BelowAll(_)) { EXIT_GATE } else { 0 }))
 }

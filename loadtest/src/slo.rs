@@ -188,8 +188,9 @@ impl FromStr for Bound {
 
     /// `ttft<500ms`, `ttft.p99<500ms`, and as vLLM writes it, in milliseconds, `ttft:500`.
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            || format!("`{text}` is no bound: write METRIC<TIME or METRIC.FIGURE<TIME, such as ttft.p99<500ms");
+        let wrong = || {
+            format!("`{text}` is no bound: write METRIC<TIME or METRIC.FIGURE<TIME, such as ttft.p99<500ms")
+        };
         let (left, right, bare) = match (text.split_once('<'), text.split_once(':')) {
             (Some((left, right)), _) => (left, right, false),
             (None, Some((left, right))) => (left, right, true),
@@ -335,7 +336,10 @@ mod tests {
         assert_eq!(slo.to_string(), "ttft.p99<500ms,tpot<50ms");
         assert_eq!("ttft:p99<0.5s".parse::<Bound>().unwrap(), slo.bounds[0]);
         assert_eq!("ttft:500 e2el:2000".parse::<Slo>().unwrap().to_string(), "ttft<500ms,e2e<2000ms");
-        assert_eq!("ttft.mean<2s,tpot:max<50ms".parse::<Slo>().unwrap().to_string(), "ttft.mean<2000ms,tpot.max<50ms");
+        assert_eq!(
+            "ttft.mean<2s,tpot:max<50ms".parse::<Slo>().unwrap().to_string(),
+            "ttft.mean<2000ms,tpot.max<50ms"
+        );
         for bad in
             ["", "ttft", "ttft<5", "ttft.p0<1s", "ttft.p100<1s", "ttft.q9<1s", "itl<5ms", "ttft<0s", "x:5"]
         {

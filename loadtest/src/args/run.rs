@@ -195,7 +195,8 @@ pub struct ScheduleArgs {
     #[arg(long, value_name = "N", conflicts_with_all = ["rate", "rate_shape", "time_scale", "arrival", "burstiness"],
           value_parser = clap::value_parser!(u32).range(1..=limits::USERS_MAX as i64))]
     pub concurrency: Option<u32>,
-    /// N users, each at an even pace and never two requests at once; needs --user-rate
+    /// N users, each at an even pace and never two requests at once; needs --user-rate. With conversations each request
+    /// is the next turn of the user's own
     #[arg(long, value_name = "N", alias = "num-users", requires = "user_rate",
           conflicts_with_all = ["rate", "rate_shape", "time_scale", "arrival", "burstiness", "concurrency"],
           value_parser = clap::value_parser!(u32).range(1..=limits::USERS_MAX as i64))]

@@ -3,6 +3,10 @@
 //! Knows numbers only.
 //!
 //! Circular block bootstrap: Politis and Romano, "A circular block-resampling procedure for stationary data", 1992.
+//! Of several runs on a side, whole runs are drawn first, so that what differs from run to run counts too; as few runs
+//! show too little of that, each change is stretched by sqrt(n / (n - 1)) around the one found (Davison and Hinkley,
+//! "Bootstrap Methods and their Application", 1997, section 3.8).
+//!
 //! Block length: Politis and White, "Automatic block-length selection for the dependent bootstrap", Econometric
 //! Reviews 23(1), 2004, with the correction of Patton, Politis and White, 2009.
 
@@ -43,40 +47,47 @@ pub struct Difference {
     pub p: f64,
 }
 
-/// A run prepared for resampling: its distinct values in order, and each request's as indices into them.
+/// A side prepared for resampling: its distinct values in order, and each request's as indices into them, run after run.
 struct Indexed {
+    /// Requests of each run.
+    lengths: Vec<usize>,
     values: Vec<f64>,
     requests: Vec<Vec<(usize, u32)>>,
 }
 
-/// Compares `stats` of two runs by `resamples`. `paired`: request i of one is request i of the other, and both are
-/// drawn together. `None` for a percentile with too few requests above it.
+/// Compares `stats` of two sides, each of one or several runs of one workload, by `resamples`. `paired`, for one run
+/// each: request i of one is request i of the other, and both are drawn together. `None` for a percentile with too few
+/// requests above it.
 pub fn compare(
-    base: &Runs,
-    new: &Runs,
+    base: &[Runs],
+    new: &[Runs],
     paired: bool,
     stats: &[Stat],
     resamples: usize,
     seed: u64,
 ) -> Vec<Option<Difference>> {
-    let n = base.requests.len().min(new.requests.len());
-    if n == 0 {
+    let requests = |side: &[Runs]| side.iter().map(|run| run.requests.len()).sum::<usize>();
+    let n = requests(base).min(requests(new));
+    if base.iter().chain(new).any(|run| run.requests.is_empty()) || n == 0 {
         return vec![None; stats.len()];
     }
-    let block = block_length(&base.means()).max(block_length(&new.means()));
+    let runs = base.len().min(new.len()) as f64;
+    let stretch = if runs > 1.0 { (runs / (runs - 1.0)).sqrt() } else { 1.0 };
+    let block = base.iter().chain(new).map(|run| block_length(&run.means())).max().unwrap_or(1);
     let (base, new) = (Indexed::new(base), Indexed::new(new));
-    let all = |run: &Indexed| run.figures(&mut (0..run.requests.len()), stats);
+    let all = |side: &Indexed| side.figures(&mut (0..side.requests.len()), stats);
     let (base_figures, new_figures) = (all(&base), all(&new));
 
     let mut changes = vec![Vec::with_capacity(resamples); stats.len()];
     for i in 0..resamples {
         let mut rng = Rng::at(seed, Purpose::Bootstrap, i as u64);
-        let base_draw = draw(base.requests.len(), block, &mut rng);
-        let new_draw = if paired { base_draw.clone() } else { draw(new.requests.len(), block, &mut rng) };
-        let base_figures = base.figures(&mut base_draw.into_iter(), stats);
-        let new_figures = new.figures(&mut new_draw.into_iter(), stats);
-        for ((changes, base), new) in changes.iter_mut().zip(base_figures).zip(new_figures) {
-            changes.push(change(base, new));
+        let base_draw = base.draw(block, &mut rng);
+        let new_draw = if paired { base_draw.clone() } else { new.draw(block, &mut rng) };
+        let base_drawn = base.figures(&mut base_draw.into_iter(), stats);
+        let new_drawn = new.figures(&mut new_draw.into_iter(), stats);
+        for (s, changes) in changes.iter_mut().enumerate() {
+            let found = change(base_figures[s], new_figures[s]);
+            changes.push(found + (change(base_drawn[s], new_drawn[s]) - found) * stretch);
         }
     }
     let difference = |i: usize| {
@@ -176,13 +187,26 @@ impl Runs {
 // === impl Indexed ===
 
 impl Indexed {
-    fn new(runs: &Runs) -> Self {
-        let mut values: Vec<f64> = runs.requests.iter().flatten().map(|(value, _)| *value).collect();
+    fn new(runs: &[Runs]) -> Self {
+        let lengths = runs.iter().map(|run| run.requests.len()).collect();
+        let requests = || runs.iter().flat_map(|run| &run.requests);
+        let mut values: Vec<f64> = requests().flatten().map(|(value, _)| *value).collect();
         values.sort_by(f64::total_cmp);
         values.dedup();
         let index = |value: f64| values.partition_point(|&other| other < value);
         let request = |request: &Vec<(f64, u32)>| request.iter().map(|&(v, c)| (index(v), c)).collect();
-        Self { requests: runs.requests.iter().map(request).collect(), values }
+        Self { lengths, requests: requests().map(request).collect(), values }
+    }
+
+    /// As many runs as there are, drawn, and of each its requests in blocks.
+    fn draw(&self, block: usize, rng: &mut Rng) -> Vec<usize> {
+        let mut drawn = Vec::with_capacity(self.requests.len());
+        for _ in 0..self.lengths.len() {
+            let run = if self.lengths.len() > 1 { rng.below(self.lengths.len()) } else { 0 };
+            let first: usize = self.lengths[..run].iter().sum();
+            drawn.extend(draw(self.lengths[run], block, rng).into_iter().map(|i| first + i));
+        }
+        drawn
     }
 
     /// The figures of the drawn requests.

@@ -41,7 +41,8 @@ impl Screen {
         let size = rustix::termios::tcgetwinsize(std::io::stderr()).ok();
         let columns = size.map_or(0, |size| usize::from(size.ws_col));
         let rows = size.map_or(0, |size| usize::from(size.ws_row));
-        let (columns, rows) = (if columns > 0 { columns } else { COLUMNS }, if rows > 0 { rows } else { ROWS });
+        let (columns, rows) =
+            (if columns > 0 { columns } else { COLUMNS }, if rows > 0 { rows } else { ROWS });
         let mut lines = self.lines(status, tally, columns);
         lines.truncate(rows.saturating_sub(1));
         let mut out = String::from(if first { ENTER } else { "" });
@@ -63,7 +64,10 @@ impl Screen {
             self.done_per_s.pop_front();
         }
         let mut lines = vec![
-            format!("keyway-loadtest   {:.0} s   (Ctrl-C ends the run and keeps the report)", elapsed.as_secs_f64()),
+            format!(
+                "keyway-loadtest   {:.0} s   (Ctrl-C ends the run and keeps the report)",
+                elapsed.as_secs_f64()
+            ),
             String::new(),
             progress(sent, scheduled, columns),
             format!(
@@ -132,8 +136,13 @@ fn failures(tally: &Tally, lines: &mut Vec<String>) {
     lines.push(String::new());
     for row in failures.iter().take(FAILURES_MAX) {
         // What a server says must not steer the terminal.
-        let sample: String =
-            row.samples.first().into_iter().flat_map(|text| text.chars()).filter(|c| !c.is_control()).collect();
+        let sample: String = row
+            .samples
+            .first()
+            .into_iter()
+            .flat_map(|text| text.chars())
+            .filter(|c| !c.is_control())
+            .collect();
         lines.push(format!("{:>8} {:<14}{sample}", row.count, row.class));
     }
 }
@@ -151,7 +160,12 @@ fn workers(tally: &Tally, columns: usize, lines: &mut Vec<String>) {
         let cached = row.cached_tokens as f64 * 100.0 / row.prompt_tokens.max(1) as f64;
         let worker: String = row.worker.chars().filter(|c| !c.is_control()).take(28).collect();
         // Writing to a string cannot fail.
-        let _ = write!(line, "{worker:<28}{:>8} {:>5.1} %", row.requests, row.requests as f64 * 100.0 / all as f64);
+        let _ = write!(
+            line,
+            "{worker:<28}{:>8} {:>5.1} %",
+            row.requests,
+            row.requests as f64 * 100.0 / all as f64
+        );
         let width = columns.saturating_sub(70).clamp(10, 40);
         let _ = write!(line, " {}  cached {cached:>5.1} %", bar(row.requests as f64 / most as f64, width));
         lines.push(line);
@@ -186,7 +200,9 @@ mod tests {
             Status { elapsed: Duration::from_secs(3), scheduled: Some(62), sent: 31, done: 31, failed: 1 };
         let lines = screen.lines(status, &tally(), 80);
         let text = lines.join("\n");
-        for want in ["31 of 62 sent", "failed 1", "answered 31/s", "TTFT", "status_503", "w2", "33.3 %", "30 of 31"] {
+        for want in
+            ["31 of 62 sent", "failed 1", "answered 31/s", "TTFT", "status_503", "w2", "33.3 %", "30 of 31"]
+        {
             assert!(text.contains(want), "{want} in\n{text}");
         }
         // What a server said cannot move the cursor.

@@ -1,5 +1,6 @@
 //! Which request is due next. Open loop: whatever the schedule says. Closed loop: one as soon as one ends. Users: each
-//! at its own even pace, never two at once. Conversations: the next turn once its person has thought. Takes times as arguments and sleeps nowhere.
+//! at its own even pace, never two at once, with single requests or with the turns of conversations. Conversations: the
+//! next turn once its person has thought. Takes times as arguments and sleeps nowhere.
 
 use std::{cmp::Reverse, collections::BinaryHeap, collections::VecDeque};
 
@@ -33,6 +34,25 @@ pub enum Pacer {
     Users(Users),
     /// Conversations of several turns.
     Sessions(Sessions),
+    /// Users who each hold one conversation after the other, at an even pace.
+    Talkers(Talkers),
+}
+
+/// See [`Pacer::Talkers`]. User u's k-th conversation has the number k·users + u; request numbers are those of
+/// [`conversation::row`].
+#[derive(Debug)]
+pub struct Talkers {
+    conversations: Conversations,
+    phases_ns: Vec<u64>,
+    gap_ns: u64,
+    /// Requests that each user has been through.
+    asked: Vec<u64>,
+    /// Users with no request under way: when their next is due, and its row.
+    idle: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Conversations to hold.
+    count: usize,
+    until_ns: u64,
+    under_way: usize,
 }
 
 /// See [`Pacer::Sessions`]. Request numbers are those of [`conversation::row`].
@@ -91,10 +111,34 @@ impl Pacer {
 
     /// `users` who each ask every `gap_ns`. Their first requests spread over one gap, in places the seed chooses.
     pub fn users(users: usize, gap_ns: u64, seed: u64, extent: Extent) -> Self {
-        let place = |u: usize| (u as f64 + Rng::at(seed, Purpose::Phase, u as u64).unit()) / users as f64;
-        let phases_ns: Vec<u64> = (0..users).map(|u| (place(u) * gap_ns as f64) as u64).collect();
+        let phases_ns = phases_ns(users, gap_ns, seed);
         let idle = phases_ns.iter().enumerate().map(|(u, &phase)| Reverse((phase, u))).collect();
         Self::Users(Users { phases_ns, gap_ns, idle, extent, under_way: 0 })
+    }
+
+    /// `users` who each take a turn every `gap_ns`, in `count` conversations of all of them together. Nothing is due at
+    /// or after `until_ns`.
+    pub fn talkers(
+        conversations: Conversations,
+        users: usize,
+        gap_ns: u64,
+        count: usize,
+        until_ns: u64,
+    ) -> Self {
+        let phases_ns = phases_ns(users, gap_ns, conversations.seed);
+        let first = |(u, &phase): (usize, &u64)| Reverse((phase, conversation::row(u, 0)));
+        let idle = phases_ns.iter().enumerate().take(count).map(first).collect();
+        let asked = vec![0; users];
+        Self::Talkers(Talkers {
+            conversations,
+            phases_ns,
+            gap_ns,
+            asked,
+            idle,
+            count,
+            until_ns,
+            under_way: 0,
+        })
     }
 
     /// `count` conversations, which begin as `starts` says. Nothing is due at or after `until_ns`.
@@ -108,6 +152,10 @@ impl Pacer {
         let (due, extent) = match self {
             Self::Open(schedule) => return schedule.front().copied(),
             Self::Sessions(sessions) => return sessions.peek().map(|(due, _)| due),
+            Self::Talkers(talkers) => {
+                let &Reverse((intended_ns, row)) = talkers.idle.peek()?;
+                return (intended_ns < talkers.until_ns).then_some(Due { intended_ns, row });
+            }
             Self::Closed(closed) => {
                 let &Reverse(intended_ns) = closed.free.peek()?;
                 (Due { intended_ns, row: closed.next }, closed.extent)
@@ -137,6 +185,10 @@ impl Pacer {
                 users.under_way += 1;
             }
             Self::Sessions(sessions) => sessions.take(),
+            Self::Talkers(talkers) => {
+                talkers.idle.pop();
+                talkers.under_way += 1;
+            }
         }
     }
 
@@ -159,14 +211,19 @@ impl Pacer {
                 }
             }
             Self::Sessions(sessions) => sessions.ended(row, at_ns, well),
+            Self::Talkers(talkers) => talkers.ended(row, well),
         }
     }
 
     /// Whether the conversation of request `row` has a turn after it.
     pub fn goes_on(&self, row: usize) -> bool {
-        let Self::Sessions(sessions) = self else { return false };
+        let conversations = match self {
+            Self::Sessions(sessions) => &sessions.conversations,
+            Self::Talkers(talkers) => &talkers.conversations,
+            Self::Open(_) | Self::Closed(_) | Self::Users(_) => return false,
+        };
         let (session, turn) = conversation::split(row);
-        turn + 1 < sessions.conversations.turns(session)
+        turn + 1 < conversations.turns(session)
     }
 
     /// Whether nothing that ends can change what is due.
@@ -181,6 +238,30 @@ impl Pacer {
             Self::Closed(closed) => closed.under_way > 0 && closed.next < closed.extent.rows,
             Self::Users(users) => users.under_way > 0,
             Self::Sessions(sessions) => sessions.under_way > 0,
+            Self::Talkers(talkers) => talkers.under_way > 0,
+        }
+    }
+}
+
+/// Where in the gap each user's first request lies: evenly, at places the seed chooses.
+fn phases_ns(users: usize, gap_ns: u64, seed: u64) -> Vec<u64> {
+    let place = |u: usize| (u as f64 + Rng::at(seed, Purpose::Phase, u as u64).unit()) / users as f64;
+    (0..users).map(|u| (place(u) * gap_ns as f64) as u64).collect()
+}
+
+// === impl Talkers ===
+
+impl Talkers {
+    fn ended(&mut self, row: usize, well: bool) {
+        self.under_way -= 1;
+        let (session, turn) = conversation::split(row);
+        let (user, users) = (session % self.phases_ns.len(), self.phases_ns.len());
+        self.asked[user] += 1;
+        let goes_on = well && turn + 1 < self.conversations.turns(session);
+        let next = if goes_on { row + 1 } else { conversation::row(session + users, 0) };
+        if goes_on || session + users < self.count {
+            // As with single requests, a late answer makes the next turn late and moves nothing.
+            self.idle.push(Reverse((self.phases_ns[user] + self.gap_ns * self.asked[user], next)));
         }
     }
 }
@@ -336,6 +417,25 @@ mod tests {
         let sent = simulate(Pacer::sessions(conversations("2"), starts, 3, 4_000_000), |_| 10);
         let rows: Vec<_> = sent.iter().map(|s| conversation::split(s.0)).collect();
         assert_eq!(rows, [(0, 0), (1, 0), (0, 1), (1, 1)]);
+    }
+
+    #[test]
+    fn users_hold_one_conversation_after_the_other_at_their_own_pace() {
+        let conversations = Conversations {
+            seed: 1,
+            turns: conversation::Turns::Drawn("3".parse().unwrap()),
+            think: "0s".parse().unwrap(),
+        };
+        // Conversation 2's second turn fails: its user goes on with the next one.
+        let sent = simulate(Pacer::talkers(conversations, 2, 1000, 5, u64::MAX), |_| 10);
+        let of =
+            |user: usize| sent.iter().filter(|s| conversation::split(s.0).0 % 2 == user).collect::<Vec<_>>();
+        let rows = |user| of(user).iter().map(|s| conversation::split(s.0)).collect::<Vec<_>>();
+        assert_eq!(rows(0), [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1), (4, 0), (4, 1), (4, 2)]);
+        assert_eq!(rows(1), [(1, 0), (1, 1), (1, 2), (3, 0), (3, 1), (3, 2)]);
+        for user in [of(0), of(1)] {
+            assert!(user.windows(2).all(|w| w[1].1 - w[0].1 == 1000) && user[0].1 < 1000);
+        }
     }
 
     #[test]

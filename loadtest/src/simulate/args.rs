@@ -103,7 +103,9 @@ fn objective(text: &str) -> Result<Slo, String> {
     let slo: Slo = text.parse()?;
     for bound in &slo.bounds {
         if bound.figure == Figure::Each {
-            return Err(format!("`{bound}` is on single requests: write METRIC.FIGURE<TIME, such as ttft.p90<2s"));
+            return Err(format!(
+                "`{bound}` is on single requests: write METRIC.FIGURE<TIME, such as ttft.p90<2s"
+            ));
         }
         if bound.metric == Metric::Ttst {
             return Err(format!("`{bound}`: events are not simulated; bound tpot"));

@@ -41,7 +41,11 @@ fn info(args: &InfoArgs) -> Result<ExitCode, Error> {
 
 fn validate(args: &ValidateArgs) -> Result<ExitCode, Error> {
     let findings = validate::validate(&args.file)?;
-    if args.json { json(&findings)? } else { print(&findings.render())? };
+    if args.json {
+        json(&findings)?
+    } else {
+        print(&findings.render())?
+    };
     Ok(if findings.is_valid() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) })
 }
 

@@ -135,7 +135,10 @@ pub fn own_times(trace: &Trace, rows: std::ops::Range<usize>) -> Vec<Due> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{oracle::Oracle, workload::{scale::Scale, trace_ask}};
+    use crate::{
+        oracle::Oracle,
+        workload::{scale::Scale, trace_ask},
+    };
 
     fn converted(trace: &Trace, target: Target) -> Trace {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -163,13 +166,19 @@ mod tests {
         assert_eq!((&bailian.rows[5].blocks, bailian.block_tokens), (&small.rows[5].blocks, 16));
         let back = converted(&small, Target::Mooncake);
         for (a, b) in trace.rows.iter().zip(&back.rows) {
-            assert_eq!((a.input_tokens, a.output_tokens, a.blocks.len()), (b.input_tokens, b.output_tokens, b.blocks.len()));
+            assert_eq!(
+                (a.input_tokens, a.output_tokens, a.blocks.len()),
+                (b.input_tokens, b.output_tokens, b.blocks.len())
+            );
             assert_eq!(a.timestamp_ms - trace.rows[0].timestamp_ms, b.timestamp_ms);
         }
         assert_eq!(super::super::info::prefix_violations(&back.rows), 0);
         // A partial block of the one is in no block of the other, so a little less than a block a row can differ.
         let (want, got) = (reusable(&trace), reusable(&back));
-        assert!(want.abs_diff(got) <= 798 * 512 && want.abs_diff(reusable(&small)) <= 798 * 512, "{want} {got}");
+        assert!(
+            want.abs_diff(got) <= 798 * 512 && want.abs_diff(reusable(&small)) <= 798 * 512,
+            "{want} {got}"
+        );
     }
 
     #[test]

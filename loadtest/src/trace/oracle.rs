@@ -40,7 +40,8 @@ impl Reuse {
         let cache = |blocks: Option<usize>| {
             let mut oracle = Oracle::new(scale.block_tokens(), blocks);
             let asked = rows.clone().map(|i| oracle.ask(scale.blocks(i, &trace.rows[i])));
-            let reused_tokens: u64 = asked.map(|reusable| reusable.pooled.unwrap_or(reusable.unbounded)).sum();
+            let reused_tokens: u64 =
+                asked.map(|reusable| reusable.pooled.unwrap_or(reusable.unbounded)).sum();
             Cache { blocks, reused_tokens, reused: reused_tokens as f64 / prompt_tokens as f64 }
         };
         let caches = sizes.iter().map(|&blocks| cache(Some(blocks))).chain([cache(None)]).collect();
@@ -52,11 +53,18 @@ impl Reuse {
     pub fn render(&self) -> String {
         let mut out = format!(
             "{} requests, {} prompt tokens, blocks of {} tokens\n{:>12}{:>14}{:>16}{:>9}\n",
-            self.requests, self.prompt_tokens, self.block_tokens, "blocks", "KV tokens", "reused tokens", "share"
+            self.requests,
+            self.prompt_tokens,
+            self.block_tokens,
+            "blocks",
+            "KV tokens",
+            "reused tokens",
+            "share"
         );
         for cache in &self.caches {
             let blocks = cache.blocks.map_or_else(|| "unbounded".into(), |blocks| blocks.to_string());
-            let tokens = cache.blocks.map_or_else(|| "-".into(), |n| (n * self.block_tokens as usize).to_string());
+            let tokens =
+                cache.blocks.map_or_else(|| "-".into(), |n| (n * self.block_tokens as usize).to_string());
             // Writing to a string cannot fail.
             let _ = writeln!(
                 out,

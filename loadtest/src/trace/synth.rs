@@ -15,7 +15,9 @@ pub fn synth(args: &SynthArgs) -> Result<usize, Error> {
     let Load { workload, pacer, .. } = Load::new(&args.workload, &args.schedule, Endpoint::Chat)?;
     let usage = |text: &str| Err(Error::Usage(text.into()));
     if !matches!(workload, Workload::Synthetic(_)) {
-        return usage("trace synth is for --workload random and shared-prefix: others depend on answers or files");
+        return usage(
+            "trace synth is for --workload random and shared-prefix: others depend on answers or files",
+        );
     }
     let Pacer::Open(schedule) = pacer else {
         return usage("a trace has times of its own: write --rate or --rate-shape");

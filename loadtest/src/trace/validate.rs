@@ -1,11 +1,7 @@
 //! `keyway-loadtest trace validate`: everything that is wrong with a trace, not only the first, and what is only odd.
 //! Changes nothing.
 
-use std::{
-    collections::HashSet,
-    fmt::Write as _,
-    path::Path,
-};
+use std::{collections::HashSet, fmt::Write as _, path::Path};
 
 use serde::Serialize;
 
@@ -112,7 +108,11 @@ impl Findings {
     }
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
-        writeln!(out, "{}: {} rows can be replayed, {} lines cannot", self.format, self.rows, self.bad_lines)?;
+        writeln!(
+            out,
+            "{}: {} rows can be replayed, {} lines cannot",
+            self.format, self.rows, self.bad_lines
+        )?;
         self.mistakes.iter().try_for_each(|mistake| writeln!(out, "  {mistake}"))?;
         if self.bad_lines > self.mistakes.len() {
             writeln!(out, "  … and {} more", self.bad_lines - self.mistakes.len())?;
@@ -149,7 +149,9 @@ nonsense
 "#,
         );
         assert_eq!((found.format.as_str(), found.rows, found.bad_lines), ("mooncake", 3, 2));
-        assert!(found.mistakes[0].starts_with("line 2: ") && found.mistakes[1].starts_with("line 4: timestamp"));
+        assert!(
+            found.mistakes[0].starts_with("line 2: ") && found.mistakes[1].starts_with("line 4: timestamp")
+        );
         assert_eq!((found.prefix_violations, found.blocks_without_id, found.partial_and_whole), (1, 1, 1));
         assert_eq!((found.equal_timestamps, found.without_output, found.is_valid()), (2, 1, false));
         let text = found.render();

@@ -66,13 +66,15 @@ pub(super) fn load(path: &Path) -> Result<Trace, TraceError> {
     let sessions = files(path)?.iter().map(|file| read(file)).collect::<Result<Vec<_>, _>>()?;
     let sessions: Vec<Session> = sessions.into_iter().flatten().collect();
     let broken = |reason: String| TraceError::Line { path: path.into(), line: 1, reason };
-    let Some(block_tokens) = sessions.first().map(|session| session.block_size).filter(|&size| size > 0) else {
+    let Some(block_tokens) = sessions.first().map(|session| session.block_size).filter(|&size| size > 0)
+    else {
         return Err(TraceError::Empty(path.into()));
     };
     if sessions.iter().any(|session| session.block_size != block_tokens) {
         return Err(broken("its sessions differ in block_size: keep those of one size".into()));
     }
-    let mut rows: Vec<Vec<Row>> = sessions.iter().enumerate().map(|(i, session)| flatten(i, session)).collect();
+    let mut rows: Vec<Vec<Row>> =
+        sessions.iter().enumerate().map(|(i, session)| flatten(i, session)).collect();
     let lengths_ms = rows.iter().map(|rows| rows.iter().map(|row| row.timestamp_ms).max().unwrap_or(0));
     let mean_ms = lengths_ms.sum::<u64>() / rows.len() as u64;
     let count = rows.len() as u64;
@@ -112,7 +114,9 @@ fn read(path: &Path) -> Result<Vec<Session>, TraceError> {
     }
     let sessions = serde_json::Deserializer::from_str(&text).into_iter();
     sessions
-        .map(|session| session.map_err(|error| broken(error.line(), format!("not a session of WEKA's: {error}"))))
+        .map(|session| {
+            session.map_err(|error| broken(error.line(), format!("not a session of WEKA's: {error}")))
+        })
         .collect()
 }
 

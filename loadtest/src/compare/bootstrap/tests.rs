@@ -30,7 +30,7 @@ fn found(pair: impl Fn(u64) -> (Runs, Runs, bool)) -> usize {
     let significant = |seed: u64| {
         let (base, new, paired) = pair(seed);
         let p: Vec<f64> =
-            compare(&base, &new, paired, &STATS, 400, seed).into_iter().flatten().map(|d| d.p).collect();
+            compare(&[base], &[new], paired, &STATS, 400, seed).into_iter().flatten().map(|d| d.p).collect();
         holm(&p, 0.05).contains(&true)
     };
     (0..40).filter(|&seed| significant(seed)).count()
@@ -39,7 +39,7 @@ fn found(pair: impl Fn(u64) -> (Runs, Runs, bool)) -> usize {
 #[test]
 fn a_run_differs_in_nothing_from_itself() {
     let run = queue(1, 500, 1.0);
-    for difference in compare(&run, &run, true, &STATS, 400, 1) {
+    for difference in compare(&[run.clone()], &[run.clone()], true, &STATS, 400, 1) {
         let difference = difference.unwrap();
         assert_eq!((difference.change(), difference.interval, difference.p), (0.0, (0.0, 0.0), 1.0));
     }
@@ -61,7 +61,7 @@ fn gaps_of_one_answer_count_as_one_draw() {
 fn a_planted_five_per_cent_is_found() {
     let found = found(|seed| (queue(seed, 800, 1.0), queue(seed, 800, 1.05), true));
     assert_eq!(found, 40);
-    let change = compare(&queue(1, 800, 1.0), &queue(1, 800, 1.05), true, &STATS, 400, 1)[0].unwrap();
+    let change = compare(&[queue(1, 800, 1.0)], &[queue(1, 800, 1.05)], true, &STATS, 400, 1)[0].unwrap();
     assert!((change.change() - 0.05).abs() < 1e-9);
     assert!(change.interval.0 <= 0.0500001 && change.interval.1 >= 0.0499999, "{change:?}");
 }
@@ -69,9 +69,16 @@ fn a_planted_five_per_cent_is_found() {
 #[test]
 fn a_percentile_needs_requests_above_it() {
     let run = queue(1, 400, 1.0);
-    let got = compare(&run, &run, true, &[Stat::Percentile(99.0), Stat::Percentile(98.0)], 400, 1);
+    let got = compare(
+        &[run.clone()],
+        &[run.clone()],
+        true,
+        &[Stat::Percentile(99.0), Stat::Percentile(98.0)],
+        400,
+        1,
+    );
     assert!(got[0].is_none() && got[1].is_some());
-    assert_eq!(compare(&Runs::default(), &run, false, &STATS, 400, 1), [None; 3]);
+    assert_eq!(compare(&[Runs::default()], &[run], false, &STATS, 400, 1), [None; 3]);
 }
 
 #[test]
@@ -97,4 +104,31 @@ fn holm_is_between_no_correction_and_bonferroni() {
     assert_eq!(holm(&[0.001, 0.04, 0.02], 0.05), [true, true, true]);
     assert_eq!(holm(&[0.001, 0.04, 0.03], 0.05), [true, false, false]);
     assert_eq!(holm(&[0.02, 0.9, 0.9], 0.05), [false, false, false]);
+}
+
+/// Three runs of one side; each run as a whole is up to a tenth slower or faster than another, as machines are.
+fn runs(seed: u64, factor: f64) -> Vec<Runs> {
+    let level = |k: u64| 1.0 + 0.05 * Rng::at(seed, Purpose::Phase, k).normal();
+    (0..3).map(|k| queue(7919 * seed + k, 300, factor * level(k))).collect()
+}
+
+#[test]
+fn what_differs_from_run_to_run_is_no_finding_and_what_differs_from_side_to_side_is() {
+    let significant = |base: &[Runs], new: &[Runs], seed: u64| {
+        let p: Vec<f64> =
+            compare(base, new, false, &STATS, 400, seed).into_iter().flatten().map(|d| d.p).collect();
+        holm(&p, 0.05).contains(&true)
+    };
+    let count = |factor: f64| {
+        (0..30).filter(|&s| significant(&runs(2 * s, 1.0), &runs(2 * s + 1, factor), s)).count()
+    };
+    let (nothing, planted) = (count(1.0), count(1.6));
+    assert!(nothing <= 5, "{nothing} of 30");
+    assert!(planted >= 25, "{planted} of 30");
+    // Taken for one long run each, the same runs are told apart far too often.
+    let joined = |runs: Vec<Runs>| Runs { requests: runs.into_iter().flat_map(|run| run.requests).collect() };
+    let naive = (0..30)
+        .filter(|&s| significant(&[joined(runs(2 * s, 1.0))], &[joined(runs(2 * s + 1, 1.0))], s))
+        .count();
+    assert!(naive >= nothing, "{naive} {nothing}");
 }
