@@ -90,3 +90,6 @@ pub const SCRAPED_NAMES_MAX: usize = 50_000;
 pub const SCRAPED_SERIES_MAX: usize = 400;
 /// Points of each; a longer run keeps every second, fourth, …
 pub const SCRAPED_POINTS_MAX: usize = 240;
+
+/// Records that a run takes in at a time, 300 bytes each.
+pub const RECORDS_AT_ONCE: usize = 8192;

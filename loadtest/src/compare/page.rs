@@ -11,7 +11,7 @@ use crate::{
 /// Size of the plot of changes, in SVG units.
 const WIDTH: f64 = 760.0;
 const LEFT: f64 = 110.0;
-const RIGHT: f64 = 20.0;
+const RIGHT: f64 = 44.0;
 const LINE: f64 = 22.0;
 const TOP: f64 = 8.0;
 

@@ -11,12 +11,15 @@ const RIGHT: f64 = 16.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 44.0;
 
+/// The lowest value of a logarithmic axis over its highest.
+const LOG_SPAN_MIN: f64 = 1e-4;
+
 /// How an axis places its values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
     /// Evenly, from 0 on.
     Linear,
-    /// By logarithm; for values above 0.
+    /// By logarithm; what lies more than four decades below the highest value, 0 among it, is drawn at the bottom.
     Log,
     /// A percentile by -log10(1 - p/100), so that 90, 99 and 99.9 stand apart evenly.
     Tail,
@@ -188,7 +191,11 @@ impl Fitted {
         let high = values.fold(f64::NEG_INFINITY, f64::max);
         let (low, high) = match scale {
             Scale::Linear => (low.min(0.0), if high > 0.0 { high * 1.05 } else { 1.0 }),
-            Scale::Log => (low.max(1e-9) / 1.1, (high * 1.1).max(low * 1.5).max(2e-9)),
+            Scale::Log => {
+                let high = high.max(1e-9);
+                let low = low.max(high * LOG_SPAN_MIN);
+                (low / 1.1, (high * 1.1).max(low * 1.5))
+            }
             Scale::Tail => (0.0, high.clamp(90.0, 99.999)),
         };
         Self { scale, low, high }

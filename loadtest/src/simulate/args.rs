@@ -32,7 +32,7 @@ are routed by the code that the gateway routes by; workers are the engines that 
 /// Options of `simulate`.
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
-    /// Trace in Mooncake's JSON lines
+    /// Trace, in any format that `trace info` reads
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Workload")]
     pub trace: PathBuf,
     #[command(flatten, next_help_heading = "Workload")]
