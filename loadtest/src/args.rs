@@ -1,8 +1,6 @@
 //! The command line: every option, its default and its help. Reads no file and starts nothing.
 
-use std::path::PathBuf;
-
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueHint};
+use clap::{Args as ClapArgs, Parser, Subcommand};
 
 use crate::{
     mock::{self, args::MockArgs},
@@ -10,15 +8,19 @@ use crate::{
     units::{self, Span},
 };
 
+pub mod calibrate;
 pub mod compare;
 pub mod report;
 pub mod run;
 pub mod search;
+pub mod trace;
 
+use calibrate::CalibrateArgs;
 use compare::CompareArgs;
 use report::ReportArgs;
 use run::{RunArgs, ServerArgs};
 use search::{SearchArgs, SweepArgs};
+use trace::TraceCommand;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -57,13 +59,15 @@ pub enum Command {
     Report(ReportArgs),
     /// Say whether a server can be measured, and what it tells of tokens, caches and workers
     Check(Box<ServerArgs>),
+    /// Measure an idle server's speed: time to a first token by prompt length, with and without cache, and by token
+    Calibrate(Box<CalibrateArgs>),
     /// Serve a fleet of simulated engines, each on its own port, for tests that need no GPU
     #[command(after_help = mock::args::EXAMPLES)]
     Mock(Box<MockArgs>),
     /// Replay a trace on a simulated fleet in virtual time: compare policies, find how many workers an SLO needs
     #[command(after_help = simulate::args::EXAMPLES)]
     Simulate(Box<SimulateArgs>),
-    /// Look at traces
+    /// Look at traces, convert them, make them
     Trace {
         /// What to do with it.
         #[command(subcommand)]
@@ -76,13 +80,6 @@ pub enum Command {
     },
 }
 
-/// The commands for traces.
-#[derive(Debug, Subcommand)]
-pub enum TraceCommand {
-    /// Say what a trace holds: requests, tokens, distinct blocks, and what caches could reuse
-    Info(InfoArgs),
-}
-
 /// Which part of which trace.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct SliceArgs {
@@ -92,20 +89,6 @@ pub struct SliceArgs {
     /// Shrink prompts and answers: tokens sent for one token of the trace
     #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = units::positive)]
     pub scale_len: f64,
-}
-
-/// Options of `trace info`.
-#[derive(Debug, ClapArgs)]
-pub struct InfoArgs {
-    /// Trace: Mooncake's or Bailian's JSON lines, Azure's or BurstGPT's CSV
-    #[arg(value_hint = ValueHint::FilePath)]
-    pub file: PathBuf,
-    #[command(flatten)]
-    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
-    pub slice: SliceArgs,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 #[cfg(test)]

@@ -12,15 +12,15 @@ use tokio::{runtime::Builder, sync::watch};
 
 use crate::{
     args::run::ServerArgs,
-    body::Bodies,
-    calibrate::{Calibration, calibrate},
-    client::{self, Server},
+    client::{
+        self, Server,
+        calibrate::{Calibration, calibrate},
+        exchange::{Clock, Session, exchange},
+        record::{Exchange, Outcome},
+    },
     error::{EXIT_FAILED, Error},
-    exchange::{Clock, Session, exchange},
-    record::{Exchange, Outcome},
-    scale::Block,
     stdout,
-    workload::Ask,
+    workload::{Ask, body::Bodies, scale::Block},
 };
 
 /// Tokens of the prompt that is sent twice: several blocks of any engine.

@@ -1,5 +1,12 @@
 //! The connection to the server under test: its base URL, its key, a pool of HTTP/1.1 connections. Measures nothing.
 
+pub mod calibrate;
+pub mod event;
+pub mod exchange;
+pub mod record;
+pub mod sender;
+pub mod sse;
+
 use std::{path::Path, time::Duration};
 
 use bytes::Bytes;

@@ -5,16 +5,12 @@ use std::process::ExitCode;
 use clap::CommandFactory as _;
 
 use crate::{
-    args::{Args, Command, InfoArgs, TraceCommand},
-    check, compare,
+    args::{Args, Command},
+    calibrate, check, compare,
     error::Error,
-    export, mock, run,
-    scale::Scale,
-    search, simulate,
+    export, mock, run, search, simulate,
     stdout::print,
-    sweep,
-    trace::Trace,
-    trace_info::Info,
+    sweep, trace,
 };
 
 /// Does what the command line says; gives the exit code.
@@ -26,29 +22,14 @@ pub fn dispatch(args: Args) -> Result<ExitCode, Error> {
         Command::Compare(args) => compare::run(&args),
         Command::Report(args) => export::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Calibrate(args) => calibrate::run(&args),
         Command::Mock(args) => mock::run(&args),
         Command::Simulate(args) => simulate::run(&args),
-        Command::Trace { command: TraceCommand::Info(args) } => trace_info(&args),
+        Command::Trace { command } => trace::commands::run(&command),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "keyway-loadtest", &mut script);
             print(&String::from_utf8_lossy(&script))
         }
-    }
-}
-
-fn trace_info(args: &InfoArgs) -> Result<ExitCode, Error> {
-    let trace = Trace::load(&args.file)?;
-    let Some(info) =
-        Info::new(&trace, &args.slice.slice, Scale::of(args.slice.scale_len, trace.block_tokens))
-    else {
-        let end_s = trace.end_ms() as f64 / 1e3;
-        return Err(Error::Usage(format!("--slice holds no requests: the trace lasts from 0s to {end_s}s")));
-    };
-    if args.json {
-        // Numbers and names always serialise.
-        print(&format!("{}\n", serde_json::to_string_pretty(&info).unwrap_or_default()))
-    } else {
-        print(&info.render())
     }
 }

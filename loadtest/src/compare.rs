@@ -1,18 +1,32 @@
 //! `keyway-loadtest compare`: two runs of the same workload, figure by figure, with what chance alone could do. Refuses
 //! runs of different workloads. Measures nothing.
 
-use std::{fmt::Write as _, fs, path::Path, process::ExitCode};
+pub mod bootstrap;
+pub mod gate;
+pub mod page;
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use serde::Serialize;
 
 use crate::{
     args::compare::CompareArgs,
-    bootstrap::{self, Runs, Stat},
+    compare::{
+        bootstrap::{Runs, Stat},
+        gate::Gate,
+    },
     error::{EXIT_GATE, EXIT_INVALID, Error},
-    gate::Gate,
-    hdr,
+    output,
     report::{FORMAT, Report, Status},
-    samples::{ITL_HALF_MAGNITUDE, Sample},
+    stats::{
+        hdr,
+        samples::{ITL_HALF_MAGNITUDE, Sample},
+    },
     stdout,
 };
 
@@ -76,7 +90,9 @@ pub struct Plain {
 pub struct Comparison {
     /// Whether each request of one run was compared with the same request of the other.
     pub paired: bool,
-    /// Requests compared, in each run.
+    /// Runs of each side.
+    pub runs: (usize, usize),
+    /// Requests compared, of each side.
     pub requests: (usize, usize),
     /// Why the runs should not be trusted, if so.
     pub warnings: Vec<String>,
@@ -92,8 +108,11 @@ pub struct Comparison {
 
 /// Compares, prints, and gives the exit code: 4 when a gate fails.
 pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
-    let (base, new) = (load(&args.base)?, load(&args.new)?);
+    let (base, new) = (Side::load(&args.base, &args.more_base)?, Side::load(&args.new, &args.more_new)?);
     let comparison = Comparison::new(&base, &new, args)?;
+    if let Some(path) = &args.html {
+        output::write_text(path, &page::render(&comparison, &base.reports[0], &new.reports[0]))?;
+    }
     let text = if args.json {
         serde_json::to_string_pretty(&comparison).unwrap_or_default() + "\n"
     } else {
@@ -120,26 +139,54 @@ pub fn load(path: &Path) -> Result<Report, Error> {
     Ok(report)
 }
 
-impl Comparison {
-    fn new(base: &Report, new: &Report, args: &CompareArgs) -> Result<Self, Error> {
-        if !args.force {
-            same_workload(base, new)?;
+/// The runs of one side.
+struct Side {
+    /// At least one.
+    reports: Vec<Report>,
+    /// Their single requests.
+    samples: Vec<Vec<Sample>>,
+}
+
+// === impl Side ===
+
+impl Side {
+    fn load(first: &Path, more: &[PathBuf]) -> Result<Self, Error> {
+        let (mut reports, mut samples) = (Vec::new(), Vec::new());
+        for path in std::iter::once(first).chain(more.iter().map(PathBuf::as_path)) {
+            let report = load(path)?;
+            let read = report.samples.read();
+            samples.push(read.map_err(|reason| Error::Report { path: path.into(), reason })?);
+            reports.push(report);
         }
-        let read = |report: &Report, path: &Path| {
-            report.samples.read().map_err(|reason| Error::Report { path: path.into(), reason })
+        Ok(Self { reports, samples })
+    }
+}
+
+// === impl Comparison ===
+
+impl Comparison {
+    fn new(base: &Side, new: &Side, args: &CompareArgs) -> Result<Self, Error> {
+        let first = &base.reports[0];
+        if !args.force {
+            base.reports.iter().chain(&new.reports).try_for_each(|report| same_workload(first, report))?;
+        }
+        let (mut a, mut b) = (base.samples.clone(), new.samples.clone());
+        let paired = match (&mut a[..], &mut b[..]) {
+            ([a], [b]) => first.workload.body_hash == new.reports[0].workload.body_hash && pair(a, b),
+            _ => false,
         };
-        let (mut a, mut b) = (read(base, &args.base)?, read(new, &args.new)?);
-        let paired = base.workload.body_hash == new.workload.body_hash && pair(&mut a, &mut b);
         let mut rows = rows(&a, &b, paired, args.seed);
         judge(&mut rows);
         let plain = plain(base, new);
         let failed = failed(&args.fail_on, &rows, &plain)?;
-        let sides = [("the base run", base), ("the new run", new)];
-        let bad = sides.iter().filter(|(_, run)| run.verdict.status != Status::Valid);
-        let warnings: Vec<_> =
-            bad.map(|(name, run)| format!("{name} is not valid: {}", run.verdict.reason)).collect();
-        let untrusted = !warnings.is_empty();
-        Ok(Self { paired, requests: (a.len(), b.len()), warnings, rows, plain, failed, untrusted })
+        let named = |name: &'static str, side: &Side| {
+            let bad = side.reports.iter().filter(|run| run.verdict.status != Status::Valid);
+            bad.map(|run| format!("{name} is not valid: {}", run.verdict.reason)).collect::<Vec<_>>()
+        };
+        let warnings = [named("the base run", base), named("the new run", new)].concat();
+        let count = |side: &[Vec<Sample>]| side.iter().map(Vec::len).sum();
+        let (untrusted, runs, requests) = (!warnings.is_empty(), (a.len(), b.len()), (count(&a), count(&b)));
+        Ok(Self { paired, runs, requests, warnings, rows, plain, failed, untrusted })
     }
 
     fn render(&self, md: bool) -> String {
@@ -150,8 +197,7 @@ impl Comparison {
     }
 
     fn text(&self, out: &mut String) -> std::fmt::Result {
-        let how = if self.paired { "request by request" } else { "as two samples" };
-        writeln!(out, "{} and {} good answers, compared {how}", self.requests.0, self.requests.1)?;
+        writeln!(out, "{}", self.describe())?;
         for warning in &self.warnings {
             writeln!(out, "WARNING    {warning}")?;
         }
@@ -172,6 +218,14 @@ impl Comparison {
             "(better, worse: by more than chance, with all figures in view; chance of a mistake 5 %)"
         )?;
         self.failed.iter().try_for_each(|gate| writeln!(out, "FAILED     {gate}"))
+    }
+
+    /// What was compared, in words.
+    pub fn describe(&self) -> String {
+        let how = if self.paired { "request by request" } else { "as two samples" };
+        let of = |runs: usize| if runs > 1 { format!(" of {runs} runs") } else { String::new() };
+        let ((a, b), (n, m)) = (self.runs, self.requests);
+        format!("{n}{} and {m}{} good answers, compared {how}", of(a), of(b))
     }
 
     fn markdown(&self, out: &mut String) -> std::fmt::Result {
@@ -224,7 +278,7 @@ fn pair(a: &mut Vec<Sample>, b: &mut Vec<Sample>) -> bool {
     true
 }
 
-fn rows(a: &[Sample], b: &[Sample], paired: bool, seed: u64) -> Vec<Row> {
+fn rows(a: &[Vec<Sample>], b: &[Vec<Sample>], paired: bool, seed: u64) -> Vec<Row> {
     type Values = fn(&Sample) -> Vec<(f64, u32)>;
     let metrics: [(&str, Values); 5] = [
         ("ttft", |s| single(s.ttft)),
@@ -239,9 +293,11 @@ fn rows(a: &[Sample], b: &[Sample], paired: bool, seed: u64) -> Vec<Row> {
     let stats = STATS.map(|(_, stat)| stat);
     let mut rows = Vec::new();
     for (metric, values) in metrics {
-        let of = |samples: &[Sample]| Runs { requests: samples.iter().map(values).collect() };
+        let of = |side: &[Vec<Sample>]| -> Vec<Runs> {
+            side.iter().map(|samples| Runs { requests: samples.iter().map(values).collect() }).collect()
+        };
         let (a, b) = (of(a), of(b));
-        if a.requests.iter().all(Vec::is_empty) || b.requests.iter().all(Vec::is_empty) {
+        if a.iter().chain(&b).any(|run| run.requests.iter().all(Vec::is_empty)) {
             continue;
         }
         let differences = bootstrap::compare(&a, &b, paired, &stats, bootstrap::RESAMPLES, seed);
@@ -288,7 +344,8 @@ fn judge(rows: &mut [Row]) {
     }
 }
 
-fn plain(base: &Report, new: &Report) -> Vec<Plain> {
+/// Figures without an interval: each side's mean over its runs.
+fn plain(base: &Side, new: &Side) -> Vec<Plain> {
     type Figure = fn(&Report) -> Option<f64>;
     let figures: [(&str, Figure); 5] = [
         ("requests_per_s", |r| Some(r.throughput.requests_per_s)),
@@ -297,7 +354,12 @@ fn plain(base: &Report, new: &Report) -> Vec<Plain> {
         ("cached", |r| r.cache.achieved),
         ("goodput", |r| r.goodput.as_ref().map(|goodput| goodput.share)),
     ];
-    let both = |(figure, of): (&'static str, Figure)| Plain { figure, base: of(base), new: of(new) };
+    let mean = |side: &Side, of: Figure| {
+        let values: Option<Vec<f64>> = side.reports.iter().map(of).collect();
+        values.map(|values| values.iter().sum::<f64>() / values.len() as f64)
+    };
+    let both =
+        |(figure, of): (&'static str, Figure)| Plain { figure, base: mean(base, of), new: mean(new, of) };
     figures.map(both).into_iter().filter(|plain| plain.base.is_some() || plain.new.is_some()).collect()
 }
 

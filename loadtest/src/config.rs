@@ -8,9 +8,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     args::run::{Overload, RunArgs, WorkloadKind},
-    arrivals::Arrival,
-    body::Endpoint,
     load::{PREFIX_LEN, arrival, is_recorded, kind},
+    schedule::arrivals::Arrival,
+    workload::body::Endpoint,
 };
 
 /// The options that decided a run. Never a key.

@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use crate::{client::ClientError, texts::TextError, trace::TraceError};
+use crate::{client::ClientError, trace::TraceError, workload::texts::TextError};
 
 /// Exit code of a run in which nothing succeeded or the server could not be reached.
 pub const EXIT_FAILED: u8 = 1;
@@ -50,6 +50,9 @@ pub enum Error {
     /// A probe of a search was sent too late to be trusted.
     #[error("invalid measurement {0}")]
     Invalid(String),
+    /// A request that everything else needs failed.
+    #[error("a request failed: {0}")]
+    Failed(String),
     /// A search or sweep was ended by a signal.
     #[error("interrupted")]
     Interrupted,
@@ -69,7 +72,7 @@ impl Error {
             | Self::Client(ClientError::Url { .. }) => EXIT_USAGE,
             Self::Interrupted => EXIT_INTERRUPTED,
             Self::Invalid(_) => EXIT_INVALID,
-            Self::Client(_) | Self::Write { .. } | Self::Start(_) => EXIT_FAILED,
+            Self::Client(_) | Self::Failed(_) | Self::Write { .. } | Self::Start(_) => EXIT_FAILED,
         })
     }
 }

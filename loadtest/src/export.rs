@@ -4,13 +4,16 @@ use std::process::ExitCode;
 
 use clap::ValueEnum;
 
-use crate::{args::report::ReportArgs, compare, error::Error, output, report::Report, stdout, table};
+use crate::{args::report::ReportArgs, compare, error::Error, output, report::Report, stdout};
 
 pub mod aiperf;
 pub mod csv;
 pub mod html;
 pub mod markdown;
+pub mod page;
 pub mod plots;
+pub mod svg;
+pub mod table;
 pub mod vllm;
 
 /// Shapes of a report.
@@ -57,11 +60,13 @@ pub fn render(report: &Report, format: Format) -> String {
 pub(crate) mod tests {
     use super::*;
     use crate::{
-        calibrate::Calibration,
+        client::{
+            calibrate::Calibration,
+            record::{Outcome, tests::good},
+        },
         config::Config,
-        record::{Outcome, tests::good},
         report::{Facts, Workload},
-        tally::Tally,
+        stats::tally::Tally,
     };
 
     /// Two hundred answers and one failure whose message is hostile.
@@ -74,8 +79,8 @@ pub(crate) mod tests {
             tally.add(&record);
         }
         let mut failed = good(2000, 2000, 2001, 2002);
-        failed.exchange.outcome = Outcome::Failed(crate::record::Failure {
-            class: crate::record::FailureClass::ErrorEvent,
+        failed.exchange.outcome = Outcome::Failed(crate::client::record::Failure {
+            class: crate::client::record::FailureClass::ErrorEvent,
             message: "<script>alert(1)</script>".into(),
         });
         tally.add(&failed);
@@ -95,6 +100,7 @@ pub(crate) mod tests {
             scheduled: 201,
             sent: 201,
             interrupted: false,
+            scraped: Vec::new(),
         };
         Report::new(facts, &tally)
     }
@@ -125,8 +131,8 @@ pub(crate) mod tests {
             crate::report::ViewReport { ttft: None, e2e: None },
         );
         (report.itl, report.tpot, report.ttst) = (None, None, None);
-        report.samples = crate::samples::Samples::default().columns();
-        report.series = crate::series::SeriesReport::default();
+        report.samples = crate::stats::samples::Samples::default().columns();
+        report.series = crate::stats::series::SeriesReport::default();
         for format in Format::value_variants() {
             assert!(render(&report, *format).len() > 100, "{format:?}");
         }

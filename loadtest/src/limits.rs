@@ -82,3 +82,14 @@ pub const SWEEP_RUNS_MAX: usize = 1000;
 
 /// Size of a file of prompts: ShareGPT's cleaned set is 670 MB, and all of it is held.
 pub const TEXT_FILE_BYTES_MAX: usize = 2 << 30;
+
+/// Metrics of one server that `--scrape` watches: a gateway of 1,000 workers has about 20,000 without buckets, 100 bytes
+/// each.
+pub const SCRAPED_NAMES_MAX: usize = 50_000;
+/// Of those, kept in run.json: with [`SCRAPED_POINTS_MAX`] points about 600 KB.
+pub const SCRAPED_SERIES_MAX: usize = 400;
+/// Points of each; a longer run keeps every second, fourth, …
+pub const SCRAPED_POINTS_MAX: usize = 240;
+
+/// Records that a run takes in at a time, 300 bytes each.
+pub const RECORDS_AT_ONCE: usize = 8192;

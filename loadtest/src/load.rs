@@ -3,20 +3,24 @@
 use std::{cmp::Reverse, path::Path};
 
 use crate::{
-    args::run::{RunArgs, ScheduleArgs, WorkloadArgs, WorkloadKind},
-    arrivals::Arrival,
-    body::Endpoint,
-    conversation::{Conversations, Turns},
-    dist::{Dist, Tokens},
+    args::run::{ScheduleArgs, WorkloadArgs, WorkloadKind},
     error::Error,
-    pacer::{Extent, Pacer, Starts},
-    rate::RateShape,
-    scale::Scale,
-    schedule::{self, Due, Pace, Process, Timing},
-    synthetic::{PrefixTree, Synthetic},
-    texts::Texts,
+    schedule::{
+        self, Due, Pace, Process, Timing,
+        arrivals::Arrival,
+        pacer::{Extent, Pacer, Starts},
+        rate::RateShape,
+    },
     trace::Trace,
-    workload::Workload,
+    workload::{
+        Workload,
+        body::Endpoint,
+        conversation::{Conversations, Turns},
+        dist::{Dist, Tokens},
+        scale::Scale,
+        synthetic::{PrefixTree, Synthetic},
+        texts::Texts,
+    },
 };
 
 /// Tokens of a shared prefix, if `--prefix-len` says nothing else.
@@ -34,19 +38,18 @@ pub struct Load {
 }
 
 impl Load {
-    /// What `args` ask for.
-    pub fn new(args: &RunArgs) -> Result<Self, Error> {
-        let rows_of = |trace: &Trace| trace.slice(&args.workload.slice.slice);
-        let workload = workload(&args.workload)?;
+    /// What the options ask for.
+    pub fn new(args: &WorkloadArgs, schedule: &ScheduleArgs, endpoint: Endpoint) -> Result<Self, Error> {
+        let rows_of = |trace: &Trace| trace.slice(&args.slice.slice);
+        let workload = workload(args)?;
         if workload.is_conversational() {
-            return sessions(args, workload);
+            return sessions(args, schedule, endpoint, workload);
         }
-        if args.workload.conversations.is_some() || args.workload.turns.is_some() {
+        if args.conversations.is_some() || args.turns.is_some() {
             return Err(Error::Usage(
                 "--turns and --conversations are for workloads of conversations".into(),
             ));
         }
-        let schedule = &args.schedule;
         let rows = match &workload {
             Workload::Trace { trace, .. } => rows_of(trace),
             _ => 0..usize::MAX >> 25,
@@ -66,12 +69,14 @@ impl Load {
         }
         if let (Some(users), Some(rate)) = (schedule.users, schedule.user_rate) {
             let gap_ns = (f64::from(users) / rate * 1e9) as u64;
-            let pacer = Pacer::users(users as usize, gap_ns, args.workload.seed, extent);
+            let pacer = Pacer::users(users as usize, gap_ns, args.seed, extent);
             return Ok(Self { workload, pacer, requests: known });
         }
         let dues = match &workload {
-            Workload::Trace { trace, .. } if is_recorded(schedule) => schedule::plan(trace, &timing(args)),
-            _ => process(args).and_then(|process| schedule::draw(&process, rows)),
+            Workload::Trace { trace, .. } if is_recorded(schedule) => {
+                schedule::plan(trace, &timing(args, schedule))
+            }
+            _ => process(schedule, args.seed).and_then(|process| schedule::draw(&process, rows)),
         };
         let dues: Vec<Due> = dues.map_err(Error::Usage)?;
         Ok(Self { workload, requests: Some(dues.len() as u64), pacer: Pacer::Open(dues.into()) })
@@ -79,17 +84,20 @@ impl Load {
 }
 
 /// The load of a workload of conversations.
-fn sessions(args: &RunArgs, workload: Workload) -> Result<Load, Error> {
-    let (schedule, seed) = (&args.schedule, args.workload.seed);
+fn sessions(
+    args: &WorkloadArgs,
+    schedule: &ScheduleArgs,
+    endpoint: Endpoint,
+    workload: Workload,
+) -> Result<Load, Error> {
+    let seed = args.seed;
     let usage = |text: &str| Err(Error::Usage(text.into()));
     let is_plain = matches!(&workload, Workload::Texts { texts, .. } if texts.is_plain());
-    if args.server.endpoint != Endpoint::Chat && !is_plain {
+    if endpoint != Endpoint::Chat && !is_plain {
         return usage("conversations and messages need --endpoint chat");
     }
-    if schedule.users.is_some() {
-        return usage(
-            "--users is for requests of one turn; write --concurrency, or --rate for conversations a second",
-        );
+    if schedule.users.is_some() && args.think_time.to_string() != "0s" {
+        return usage("users have an even pace of their own: leave out --think-time, or write --concurrency");
     }
     if schedule.requests.is_some()
         && !matches!(&workload, Workload::Texts { texts, .. } if texts.is_single_turn())
@@ -97,28 +105,36 @@ fn sessions(args: &RunArgs, workload: Workload) -> Result<Load, Error> {
         return usage("conversations are counted by --conversations, not --requests");
     }
     let listed = match &workload {
-        Workload::Texts { texts, .. } => Some(texts.turns(args.workload.turns)),
+        Workload::Texts { texts, .. } => Some(texts.turns(args.turns)),
         _ => None,
     };
     let all = listed.as_ref().map_or(usize::MAX >> 35, Vec::len);
-    let asked = args.workload.conversations.or(schedule.requests);
+    let asked = args.conversations.or(schedule.requests);
     if asked.is_none() && schedule.duration.is_none() && listed.is_none() {
         return usage("say how long: --conversations N or --duration TIME");
     }
     let count = asked.map_or(all, |n| all.min(n as usize));
-    let default_turns = || args.workload.turns.unwrap_or(Tokens(Dist::Fixed(5.0)));
+    let default_turns = || args.turns.unwrap_or(Tokens(Dist::Fixed(5.0)));
     let turns = listed.map_or_else(|| Turns::Drawn(default_turns()), |list| Turns::Listed(list.into()));
-    let conversations = Conversations { seed, turns, think: args.workload.think_time };
+    let conversations = Conversations { seed, turns, think: args.think_time };
     let until_ns = schedule.duration.map_or(u64::MAX, |d| d.as_nanos() as u64);
+    let requests = |count: usize| {
+        let known = schedule.duration.is_none();
+        known.then(|| (0..count).map(|session| conversations.turns(session) as u64).sum())
+    };
+    if let (Some(users), Some(rate)) = (schedule.users, schedule.user_rate) {
+        let (requests, gap_ns) = (requests(count), (f64::from(users) / rate * 1e9) as u64);
+        let pacer = Pacer::talkers(conversations, users as usize, gap_ns, count, until_ns);
+        return Ok(Load { workload, pacer, requests });
+    }
     let (starts, count) = if let Some(slots) = schedule.concurrency {
         (Starts::Free((0..slots).map(|_| Reverse(0)).collect()), count)
     } else {
-        let process = process(args).map_err(Error::Usage)?;
+        let process = process(schedule, seed).map_err(Error::Usage)?;
         let dues = schedule::draw(&process, 0..count).map_err(Error::Usage)?;
         (Starts::At(dues.iter().map(|due| due.intended_ns).collect()), dues.len())
     };
-    let known = schedule.duration.is_none();
-    let requests = known.then(|| (0..count).map(|session| conversations.turns(session) as u64).sum());
+    let requests = requests(count);
     Ok(Load { workload, pacer: Pacer::sessions(conversations, starts, count, until_ns), requests })
 }
 
@@ -180,19 +196,18 @@ pub fn is_recorded(args: &ScheduleArgs) -> bool {
     args.arrival.is_none() && args.burstiness.is_none() && args.rate_shape.is_none()
 }
 
-fn timing(args: &RunArgs) -> Timing {
+fn timing(args: &WorkloadArgs, schedule: &ScheduleArgs) -> Timing {
     Timing {
-        slice: args.workload.slice.slice,
-        pace: args.schedule.rate.map_or(Pace::TimeScale(args.schedule.time_scale), Pace::Rate),
-        spread_bursts: args.schedule.spread_bursts,
-        seed: args.workload.seed,
-        duration: args.schedule.duration,
-        requests: args.schedule.requests.map(|n| n as usize),
+        slice: args.slice.slice,
+        pace: schedule.rate.map_or(Pace::TimeScale(schedule.time_scale), Pace::Rate),
+        spread_bursts: schedule.spread_bursts,
+        seed: args.seed,
+        duration: schedule.duration,
+        requests: schedule.requests.map(|n| n as usize),
     }
 }
 
-fn process(args: &RunArgs) -> Result<Process, String> {
-    let schedule = &args.schedule;
+fn process(schedule: &ScheduleArgs, seed: u64) -> Result<Process, String> {
     let shape = match (&schedule.rate_shape, schedule.rate) {
         (Some(shape), _) => shape.clone(),
         (None, Some(rate)) => RateShape::constant(rate),
@@ -202,7 +217,7 @@ fn process(args: &RunArgs) -> Result<Process, String> {
     };
     let arrival = arrival(schedule)?;
     let burstiness = schedule.burstiness.unwrap_or(1.0);
-    Ok(Process { shape, arrival, burstiness, seed: args.workload.seed, duration: schedule.duration })
+    Ok(Process { shape, arrival, burstiness, seed, duration: schedule.duration })
 }
 
 /// How arrivals vary, unless a trace's own timestamps decide.
@@ -221,7 +236,7 @@ mod tests {
     use clap::Parser as _;
 
     use super::*;
-    use crate::args::{Args, Command};
+    use crate::args::{Args, Command, run::RunArgs};
 
     fn args(line: &str) -> RunArgs {
         let line = format!("keyway-loadtest run --url http://h {line}");
@@ -229,6 +244,11 @@ mod tests {
             unreachable!()
         };
         *args
+    }
+
+    fn load(line: &str) -> Result<Load, Error> {
+        let args = args(line);
+        Load::new(&args.workload, &args.schedule, args.server.endpoint)
     }
 
     fn trace() -> String {
@@ -250,13 +270,16 @@ mod tests {
             ("--workload multi-turn --rate 5", "--conversations N or --duration"),
             ("--workload multi-turn --rate 5 --requests 5", "are counted by --conversations"),
             ("--workload multi-turn --rate 5 --conversations 5 --endpoint completions", "--endpoint chat"),
-            ("--workload multi-turn --users 2 --user-rate 5 --conversations 5", "--users is for"),
+            (
+                "--workload multi-turn --users 2 --user-rate 5 --conversations 5 --think-time 2s",
+                "leave out --think-time",
+            ),
             ("--turns 3 --rate 5 --requests 5", "are for workloads of conversations"),
             ("--workload sharegpt --rate 5", "needs --file"),
             ("--file x --rate 5 --requests 5", "--file is for"),
             ("--workload custom --file /nonexistent --rate 5", "cannot read"),
         ] {
-            let error = Load::new(&args(line)).map(|_| ()).unwrap_err().to_string();
+            let error = load(line).map(|_| ()).unwrap_err().to_string();
             assert!(error.contains(want), "{line}: {error}");
         }
     }
@@ -270,6 +293,10 @@ mod tests {
             ("--rate-shape 5@2s --arrival constant".to_owned(), Some(10)),
             ("--workload multi-turn --turns 3 --rate 5 --conversations 4".to_owned(), Some(12)),
             ("--workload multi-turn --concurrency 5 --duration 4s".to_owned(), None),
+            (
+                "--workload multi-turn --turns 3 --users 2 --user-rate 4 --conversations 4".to_owned(),
+                Some(12),
+            ),
             ("--concurrency 3 --requests 7".to_owned(), Some(7)),
             ("--concurrency 3 --duration 2s".to_owned(), None),
             ("--users 3 --user-rate 1 --requests 7".to_owned(), Some(7)),
@@ -277,13 +304,13 @@ mod tests {
             (format!("--trace {trace} --concurrency 4"), Some(798)),
             (format!("--trace {trace} --rate 2 --arrival poisson --requests 10"), Some(10)),
         ] {
-            assert_eq!(Load::new(&args(&line)).unwrap().requests, want, "{line}");
+            assert_eq!(load(&line).unwrap().requests, want, "{line}");
         }
     }
 
     #[test]
     fn a_slice_in_a_closed_loop_begins_at_its_own_first_row() {
-        let load = Load::new(&args(&format!("--trace {} --slice 60s.. --concurrency 2", trace()))).unwrap();
+        let load = load(&format!("--trace {} --slice 60s.. --concurrency 2", trace())).unwrap();
         let Workload::Trace { trace, .. } = &load.workload else { unreachable!() };
         let row = load.pacer.peek().unwrap().row;
         assert!(

@@ -28,13 +28,16 @@ use tokio::{
     task::JoinSet,
 };
 
-pub use self::faults::{Fault, Kind};
 use self::{
     args::MockArgs,
     event_sockets::EventSockets,
     events::EventLog,
     prompt::Vocabulary,
     worker::{Setup, Worker},
+};
+pub use self::{
+    faults::{Fault, Kind},
+    series::Names,
 };
 use crate::{
     engine_model::Profile,
@@ -60,6 +63,8 @@ pub struct Options {
     pub time_scale: f64,
     /// Tokens generated for requests that set no limit.
     pub output_tokens: u32,
+    /// In whose names the workers tell their metrics.
+    pub metrics: Names,
     /// What goes wrong.
     pub faults: Vec<Fault>,
     /// KV events, if wanted.
@@ -121,6 +126,7 @@ impl Fleet {
             profile: options.profile.clone(),
             time_scale: options.time_scale,
             output_tokens: options.output_tokens,
+            metrics: options.metrics,
             zero: Instant::now(),
             vocabulary: Vocabulary::default(),
         });

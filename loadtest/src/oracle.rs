@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
 
-use crate::{scale::Block, workload};
+use crate::workload::{self, scale::Block};
 
 /// Tokens of one prompt that a cache would have held.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

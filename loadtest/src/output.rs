@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{args::run::OutputArgs, error::Error, record::Record};
+use crate::{args::run::OutputArgs, client::record::Record, error::Error};
 
 /// The files that grow during a run.
 #[derive(Debug)]

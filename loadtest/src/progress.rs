@@ -1,16 +1,27 @@
-//! The line on stderr that shows a run under way: redrawn each second on a terminal, a new one every five seconds
+//! What stderr shows of a run under way: a screen of its own on a terminal (`screen.rs`), a line every five seconds
 //! elsewhere, or JSON. Ends up in no result.
+
+mod screen;
 
 use std::{
     io::{IsTerminal as _, Write as _},
     time::Duration,
 };
 
+use self::screen::Screen;
+use crate::stats::tally::Tally;
+
 /// How to show progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Ui {
-    /// `redraw` on a terminal, else plain lines.
+    /// `screen` on a terminal, else plain lines.
     Auto,
+    /// The whole terminal: progress, rates, percentiles, failures, workers.
+    #[value(alias = "tui", alias = "dashboard")]
+    Screen,
+    /// One line, redrawn each second.
+    #[value(alias = "simple")]
+    Line,
     /// A line every five seconds.
     Plain,
     /// A line of JSON each second, for programs.
@@ -43,8 +54,9 @@ pub struct Progress {
     sent_before: u64,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 enum Style {
+    Screen(Screen),
     Redraw,
     Plain,
     Json,
@@ -60,15 +72,22 @@ impl Progress {
         let style = match ui {
             Ui::None => Style::Nothing,
             Ui::Json => Style::Json,
-            Ui::Auto if std::io::stderr().is_terminal() => Style::Redraw,
+            Ui::Line => Style::Redraw,
+            Ui::Screen => Style::Screen(Screen::default()),
+            Ui::Auto if std::io::stderr().is_terminal() => Style::Screen(Screen::default()),
             Ui::Auto | Ui::Plain => Style::Plain,
         };
         Self { style, ticks: 0, sent_before: 0 }
     }
 
-    /// Call once a second.
-    pub fn tick(&mut self, status: Status) {
+    /// Call once a second. `tally` is what has come in so far.
+    pub fn tick(&mut self, status: Status, tally: &Tally) {
         self.ticks += 1;
+        if let Style::Screen(screen) = &mut self.style {
+            // A closed stderr must not end the measurement.
+            let _ = std::io::stderr().write_all(screen.draw(status, tally, self.ticks == 1).as_bytes());
+            return;
+        }
         let every = if self.style == Style::Plain { PLAIN_EVERY_TICKS } else { 1 };
         if self.style == Style::Nothing || !self.ticks.is_multiple_of(every) {
             return;
@@ -83,11 +102,20 @@ impl Progress {
         };
     }
 
-    /// Clears a redrawn line.
-    pub fn finish(&self) {
-        if self.style == Style::Redraw {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
+    /// Clears a redrawn line, gives the terminal back.
+    pub fn finish(&mut self) {
+        let _ = match std::mem::replace(&mut self.style, Style::Nothing) {
+            Style::Redraw => write!(std::io::stderr(), "\r\x1b[K"),
+            Style::Screen(_) if self.ticks > 0 => write!(std::io::stderr(), "{}", screen::LEAVE),
+            _ => Ok(()),
+        };
+    }
+}
+
+impl Drop for Progress {
+    /// Whatever ended the run, the terminal is the user's again.
+    fn drop(&mut self) {
+        self.finish();
     }
 }
 

@@ -6,14 +6,17 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    calibrate::Calibration,
+    client::calibrate::Calibration,
     config::Config,
     error, limits,
-    samples::Columns,
-    series::SeriesReport,
+    scrape::Scraped,
     slo::Goodput,
-    stats::Summary,
-    tally::{FailureRow, Tally, Tokens, View, WorkerRow},
+    stats::{
+        Summary,
+        samples::Columns,
+        series::SeriesReport,
+        tally::{FailureRow, Tally, Tokens, View, WorkerRow},
+    },
 };
 
 /// Name and version of the report's shape.
@@ -66,6 +69,9 @@ pub struct Report {
     /// Who kept the objective, if one was given.
     #[serde(default)]
     pub goodput: Option<Goodput>,
+    /// The metrics that servers told of themselves, one for each `--scrape`.
+    #[serde(default)]
+    pub scraped: Vec<Scraped>,
     /// The run over time.
     #[serde(default)]
     pub series: SeriesReport,
@@ -221,6 +227,7 @@ pub struct Facts {
     pub scheduled: u64,
     pub sent: u64,
     pub interrupted: bool,
+    pub scraped: Vec<Scraped>,
 }
 
 // === impl Report ===
@@ -228,8 +235,8 @@ pub struct Facts {
 impl Report {
     /// Puts the report together.
     pub fn new(facts: Facts, tally: &Tally) -> Self {
-        let Facts { config, workload, calibration, started_unix_s, elapsed_s, scheduled, sent, interrupted } =
-            facts;
+        let Facts { config, workload, calibration, started_unix_s, elapsed_s, .. } = facts;
+        let Facts { scheduled, sent, interrupted, scraped, .. } = facts;
         let Tally { ok, failed, cancelled, warmup, tokens, .. } = *tally;
         let response = ViewReport::new(&tally.response);
         let schedule_lag = ScheduleLag::new(tally, response.ttft);
@@ -268,6 +275,7 @@ impl Report {
             workers: Workers::new(tally.workers()),
             schedule_lag,
             goodput: tally.slo.as_ref().map(|slo| slo.report(counted_s)),
+            scraped,
             series: tally.series.report(),
             histograms: histograms(tally),
             samples: tally.samples.columns(),

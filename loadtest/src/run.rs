@@ -17,24 +17,30 @@ use tokio::{
 
 use crate::{
     args::run::{Overload, RunArgs},
-    body::{Bodies, Fields},
-    calibrate::{Calibration, calibrate},
-    client::{self, Server},
+    client::{
+        self, Server,
+        calibrate::{Calibration, calibrate},
+        exchange::{Clock, Session},
+        record::Record,
+        sender::{Control, Places, Sender, SentSums},
+    },
     config::Config,
     error::Error,
-    exchange::{Clock, Session},
-    export, limits,
+    export::{self, table},
+    limits,
     load::Load,
     oracle::Oracle,
     output::{self, Output},
     progress::{Progress, Status},
-    record::Record,
     report::{Facts, Report, Workload},
-    sender::{Control, Places, Sender, SentSums},
+    scrape::Scrapers,
     slo::Keeper,
-    stdout, table,
-    tally::Tally,
-    workload,
+    stats::tally::Tally,
+    stdout,
+    workload::{
+        self,
+        body::{Bodies, Fields},
+    },
 };
 
 /// Measures, prints the table, writes the files; gives the verdict's exit code.
@@ -107,7 +113,7 @@ impl Plan {
         let server = Server::new(&args.server.url, key.as_deref())?;
         let server = server.with_headers(&args.server.header).map_err(Error::Usage)?;
         extra_body(args)?;
-        Ok(Self { load: Load::new(args)?, server })
+        Ok(Self { load: Load::new(&args.workload, &args.schedule, args.server.endpoint)?, server })
     }
 
     /// How many requests there will be, if that is known.
@@ -136,6 +142,7 @@ pub async fn measure(
     let mut planned = planned(&config, &workload, &bodies);
     let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
 
+    let mut scrapers = Scrapers::new(&args.output.scrape, args.output.scrape_interval).await?;
     let (stop, stopped) = watch::channel(false);
     let (records, received) = mpsc::unbounded_channel();
     let clock = Clock { zero: Instant::now() + Duration::from_millis(limits::LEAD_MS) };
@@ -160,6 +167,7 @@ pub async fn measure(
         records,
         control: Arc::new(Control::default()),
     };
+    scrapers.begin(clock);
     let mut run = Running {
         scheduled: requests,
         tally: Tally::new(args.output.slo.clone()),
@@ -169,6 +177,7 @@ pub async fn measure(
         patience,
     };
     let sent = run.send(sender, received).await?;
+    let scraped = scrapers.finish().await;
     output.close()?;
 
     fill(&mut planned, &sent);
@@ -181,6 +190,7 @@ pub async fn measure(
         elapsed_s: sent.elapsed.as_secs_f64(),
         sent: sent.requests,
         interrupted: sent.interrupted,
+        scraped,
     };
     let report = Report::new(facts, &sent.tally);
     if sent.interrupted && patience.is_some() {
@@ -213,21 +223,25 @@ impl Running<'_> {
         let runtime = Handle::current();
         let thread = thread::Builder::new().name("sender".into()).spawn(move || sender.run(&runtime))?;
 
-        let (mut interrupted, mut gave_up) = (false, false);
+        let (mut interrupted, mut gave_up, mut batch) = (false, false, Vec::new());
         // The channel ends when the sender and every request have dropped their ends.
         loop {
             let mut end = false;
             tokio::select! {
-                record = records.recv() => match record {
-                    Some(record) => {
+                received = records.recv_many(&mut batch, limits::RECORDS_AT_ONCE) => {
+                    if received == 0 {
+                        break;
+                    }
+                    for record in batch.drain(..) {
                         self.output.record(&record)?;
                         self.tally.add(&record);
-                        if !gave_up && self.has_lost() {
-                            (gave_up, end) = (true, true);
-                        }
                     }
-                    None => break,
-                },
+                    if !gave_up && self.has_lost() {
+                        (gave_up, end) = (true, true);
+                    }
+                    // A wake-up for each answer would take a tenth of a core that the answers need.
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
                 _ = ticks.tick() => self.tick(clock, &control),
                 () = either(&mut interrupt, &mut terminate), if !interrupted => {
                     (interrupted, end) = (true, true);
@@ -253,13 +267,14 @@ impl Running<'_> {
 
     fn tick(&mut self, clock: Clock, control: &Control) {
         let sent = control.sent.load(Ordering::Relaxed);
-        self.progress.tick(Status {
+        let status = Status {
             elapsed: clock.zero.elapsed(),
             scheduled: self.scheduled,
             sent,
             done: self.tally.done(),
             failed: self.tally.failed,
-        });
+        };
+        self.progress.tick(status, &self.tally);
     }
 }
 

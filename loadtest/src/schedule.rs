@@ -1,15 +1,21 @@
 //! When each request of an open loop is due: computed once, ahead of the run, from a seed and the trace's times or a
 //! rate. Nothing that happens during the run can move it. Sends nothing.
 
+pub mod arrivals;
+pub mod pacer;
+pub mod rate;
+
 use std::time::Duration;
 
 use crate::{
-    arrivals::{Arrival, arrivals},
     limits,
-    prompt::splitmix,
-    rate::RateShape,
+    schedule::{
+        arrivals::{Arrival, arrivals},
+        rate::RateShape,
+    },
     trace::Trace,
     units::Span,
+    workload::prompt::splitmix,
 };
 
 /// One request's turn.

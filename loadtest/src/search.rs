@@ -1,6 +1,9 @@
 //! `keyway-loadtest search`: measures at one load after another until it has the most that keeps the objective. The
 //! choice of loads is `knee.rs`'s.
 
+pub mod knee;
+pub mod page;
+
 use std::{fmt::Write as _, process::ExitCode};
 
 use serde::{Deserialize, Serialize};
@@ -11,11 +14,11 @@ use crate::{
         search::{Over, SearchArgs},
     },
     error::{EXIT_GATE, Error},
-    knee::{Found, Probe, Search, Settings, Step},
     limits,
     output::{self, Output},
     report::Status,
     run::{self, Measured, Patience, Plan},
+    search::knee::{Found, Probe, Search, Settings, Step},
     stdout,
 };
 
@@ -95,6 +98,7 @@ pub fn run(args: &SearchArgs) -> Result<ExitCode, Error> {
     if let Some(dir) = &args.run.output.dir {
         output::make_dir(dir)?;
         output::write_json(dir, "search.json", &report)?;
+        output::write_text(&dir.join("report.html"), &page::render(&report))?;
     }
     Ok(ExitCode::from(if matches!(found, Found::BelowAll(_)) { EXIT_GATE } else { 0 }))
 }
@@ -174,7 +178,7 @@ async fn probe(args: &SearchArgs, load: f64, seed: u64) -> Result<ProbeReport, E
 /// Twice the misses that every bound together may have, and some more: a probe near the edge is measured to its end.
 fn misses_max(run: &RunArgs, attain: f64, planned: u64) -> u64 {
     let bounds = run.output.slo.iter().flat_map(|slo| &slo.bounds);
-    let may_miss = bounds.map(|bound| 1.0 - bound.percentile.map_or(attain, |percent| percent / 100.0));
+    let may_miss = bounds.map(|bound| 1.0 - bound.share().unwrap_or(attain));
     (may_miss.sum::<f64>() * planned as f64 * 2.0) as u64 + 20
 }
 

@@ -10,7 +10,6 @@ mod outcome;
 mod prompts;
 mod render;
 mod report;
-mod slo;
 #[cfg(test)]
 mod tests;
 
@@ -25,16 +24,14 @@ use self::{
 pub use self::{
     outcome::Figures,
     report::{Found, Report},
-    slo::Slo,
 };
 use crate::{
     error::Error,
     oracle::Oracle,
-    scale::Scale,
     schedule::{self, Due, Pace, Timing},
     stdout,
-    trace::Trace,
-    trace_info,
+    trace::{Trace, info as trace_info},
+    workload::scale::Scale,
 };
 
 /// Simulates and prints; exit code 0 whatever the figures are.

@@ -1,11 +1,12 @@
 //! Service-level objectives: bounds on the time a request takes (`ttft<500ms`) or on a figure of the whole run
-//! (`ttft.p99<500ms`), and the count of requests that keep them. All times count from when a request was due.
+//! (`ttft.p99<500ms`, `tpot.mean<50ms`), and the count of requests that keep them. All times count from when a request
+//! was due. Runs, searches and the simulator read and judge by it.
 
 use std::{fmt, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{record::Record, units};
+use crate::{client::record::Record, stats::Samples, units};
 
 /// A time that a bound can be set on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,13 +21,26 @@ pub enum Metric {
     E2e,
 }
 
+/// What of a run's times must stay below a bound.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Figure {
+    /// Each request's by itself: it decides about that request, not about the run.
+    Each,
+    /// A percentile, above 0 and below 100: that share of requests must keep the bound.
+    Percentile(f64),
+    /// The arithmetic mean.
+    Mean,
+    /// The largest.
+    Max,
+}
+
 /// One bound.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bound {
     /// On what.
     pub metric: Metric,
-    /// The share of requests, in per cent, that must keep it; `None`: every request by itself decides.
-    pub percentile: Option<f64>,
+    /// On which figure of it.
+    pub figure: Figure,
     /// The bound.
     pub below: Duration,
 }
@@ -64,7 +78,7 @@ pub struct BoundReport {
     pub bound: String,
     /// Share of requests that keep it.
     pub share: f64,
-    /// For a bound on a percentile: whether the run keeps it.
+    /// For a bound on a figure of the run: whether the run keeps it.
     pub holds: Option<bool>,
 }
 
@@ -77,7 +91,18 @@ pub struct Keeper {
     /// Of those, kept every bound.
     pub met: u64,
     tokens: u64,
-    met_each: Vec<u64>,
+    each: Vec<Kept>,
+}
+
+/// How one bound was kept.
+#[derive(Debug, Clone, Copy, Default)]
+struct Kept {
+    met: u64,
+    /// Of the requests that have the time.
+    sum_ns: u128,
+    timed: u64,
+    /// Requests that failed: no mean stays below anything.
+    failed: u64,
 }
 
 // === impl Metric ===
@@ -125,9 +150,36 @@ impl Bound {
         record.is_ok() && ns.map_or(self.metric != Metric::Ttft, |ns| ns < self.below.as_nanos())
     }
 
-    /// The share of requests that must keep it, if it is set on a percentile.
-    fn share(&self) -> Option<f64> {
-        self.percentile.map(|percent| percent / 100.0)
+    /// The share of requests that must keep it, if a share decides.
+    pub fn share(&self) -> Option<f64> {
+        match self.figure {
+            Figure::Percentile(percent) => Some(percent / 100.0),
+            Figure::Max => Some(1.0),
+            Figure::Each | Figure::Mean => None,
+        }
+    }
+
+    /// Whether a run with these times keeps it, as far as it is set on a run; no times break no bound.
+    pub fn holds(&self, times: &Samples) -> bool {
+        let Some(summary) = times.summary() else { return true };
+        let ms = match self.figure {
+            Figure::Each => return true,
+            Figure::Percentile(percent) => times.percentile_ms(percent),
+            Figure::Mean => summary.mean,
+            Figure::Max => summary.max,
+        };
+        ms < self.below.as_secs_f64() * 1e3
+    }
+
+    /// How well the requests counted in `kept`, of `of`, keep it: at least 1 if they do; `None` if it is set on each by
+    /// itself.
+    fn attainment(&self, kept: &Kept, of: u64) -> Option<f64> {
+        if self.figure == Figure::Mean {
+            let mean_ns = kept.sum_ns as f64 / kept.timed.max(1) as f64;
+            let ratio = self.below.as_nanos() as f64 / mean_ns.max(1.0);
+            return Some(if kept.failed > 0 { 0.0 } else { ratio });
+        }
+        Some(kept.met as f64 / of.max(1) as f64 / self.share()?)
     }
 }
 
@@ -136,8 +188,9 @@ impl FromStr for Bound {
 
     /// `ttft<500ms`, `ttft.p99<500ms`, and as vLLM writes it, in milliseconds, `ttft:500`.
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            || format!("`{text}` is no bound: write METRIC<TIME or METRIC.pNN<TIME, such as ttft.p99<500ms");
+        let wrong = || {
+            format!("`{text}` is no bound: write METRIC<TIME or METRIC.FIGURE<TIME, such as ttft.p99<500ms")
+        };
         let (left, right, bare) = match (text.split_once('<'), text.split_once(':')) {
             (Some((left, right)), _) => (left, right, false),
             (None, Some((left, right))) => (left, right, true),
@@ -147,15 +200,21 @@ impl FromStr for Bound {
             Some((name, stat)) => (name, Some(stat)),
             None => (left.trim(), None),
         };
-        let percentile = |stat: &str| {
-            let percent = stat.strip_prefix('p').and_then(|digits| digits.parse::<f64>().ok());
-            percent.filter(|percent| *percent > 0.0 && *percent < 100.0).ok_or_else(wrong)
+        let figure = |stat: &str| match stat {
+            "mean" | "avg" => Ok(Figure::Mean),
+            "max" => Ok(Figure::Max),
+            _ => {
+                let percent = stat.strip_prefix('p').and_then(|digits| digits.parse::<f64>().ok());
+                let percent = percent.filter(|percent| *percent > 0.0 && *percent < 100.0);
+                percent.map(Figure::Percentile).ok_or_else(wrong)
+            }
         };
         let below = match right.trim().parse::<f64>() {
             Ok(ms) if bare => Duration::try_from_secs_f64(ms / 1e3).map_err(|_| wrong())?,
             _ => units::duration(right)?,
         };
-        let bound = Self { metric: name.parse()?, percentile: stat.map(percentile).transpose()?, below };
+        let figure = stat.map_or(Ok(Figure::Each), figure)?;
+        let bound = Self { metric: name.parse()?, figure, below };
         if below.is_zero() { Err(format!("`{text}`: no request can keep a bound of 0")) } else { Ok(bound) }
     }
 }
@@ -164,14 +223,24 @@ impl fmt::Display for Bound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = Metric::ALL.iter().find(|(_, metric)| *metric == self.metric).map_or("", |(name, _)| name);
         f.write_str(name)?;
-        if let Some(percent) = self.percentile {
-            write!(f, ".p{percent}")?;
+        match self.figure {
+            Figure::Each => {}
+            Figure::Percentile(percent) => write!(f, ".p{percent}")?,
+            Figure::Mean => f.write_str(".mean")?,
+            Figure::Max => f.write_str(".max")?,
         }
         write!(f, "<{}ms", self.below.as_secs_f64() * 1e3)
     }
 }
 
 // === impl Slo ===
+
+impl Slo {
+    /// Whether one request with these times keeps every bound by itself; a time that it does not have breaks none.
+    pub fn met_by(&self, time: impl Fn(Metric) -> Option<Duration>) -> bool {
+        self.bounds.iter().all(|bound| time(bound.metric).is_none_or(|time| time < bound.below))
+    }
+}
 
 impl FromStr for Slo {
     type Err = String;
@@ -201,16 +270,21 @@ impl fmt::Display for Slo {
 impl Keeper {
     /// Counts for `slo`.
     pub fn new(slo: Slo) -> Self {
-        Self { met_each: vec![0; slo.bounds.len()], slo, ..Self::default() }
+        Self { each: vec![Kept::default(); slo.bounds.len()], slo, ..Self::default() }
     }
 
     /// Adds a request that ended, well or badly.
     pub fn add(&mut self, record: &Record) {
         self.of += 1;
         let mut all = true;
-        for (bound, met) in self.slo.bounds.iter().zip(&mut self.met_each) {
+        for (bound, kept) in self.slo.bounds.iter().zip(&mut self.each) {
             let is_met = bound.is_met(record);
-            *met += u64::from(is_met);
+            kept.met += u64::from(is_met);
+            kept.failed += u64::from(!record.is_ok());
+            if let Some(ns) = bound.metric.ns(record).filter(|_| record.is_ok()) {
+                kept.sum_ns += u128::from(ns);
+                kept.timed += 1;
+            }
             all &= is_met;
         }
         if all {
@@ -220,12 +294,13 @@ impl Keeper {
     }
 
     /// The smallest, over the objective's parts, of (share that keeps it) / (share that must): at least 1 when the
-    /// objective holds. Bounds without a percentile are one part, which `attain` of requests must keep together.
+    /// objective holds; of a mean, bound / mean. Bounds on each request are one part, which `attain` of requests must
+    /// keep together.
     pub fn attainment(&self, attain: f64) -> f64 {
         let share = |met: u64| met as f64 / self.of.max(1) as f64;
-        let each = self.slo.bounds.iter().zip(&self.met_each);
-        let parts = each.filter_map(|(bound, &met)| Some(share(met) / bound.share()?));
-        let together = self.slo.bounds.iter().any(|bound| bound.percentile.is_none());
+        let each = self.slo.bounds.iter().zip(&self.each);
+        let parts = each.filter_map(|(bound, kept)| bound.attainment(kept, self.of));
+        let together = self.slo.bounds.iter().any(|bound| bound.figure == Figure::Each);
         parts.chain(together.then(|| share(self.met) / attain)).fold(f64::INFINITY, f64::min)
     }
 
@@ -233,10 +308,10 @@ impl Keeper {
     pub fn report(&self, elapsed_s: f64) -> Goodput {
         let share = |met: u64| met as f64 / self.of.max(1) as f64;
         let per_s = |count: u64| if elapsed_s > 0.0 { count as f64 / elapsed_s } else { 0.0 };
-        let bounds = self.slo.bounds.iter().zip(&self.met_each).map(|(bound, &met)| BoundReport {
+        let bounds = self.slo.bounds.iter().zip(&self.each).map(|(bound, kept)| BoundReport {
             bound: bound.to_string(),
-            share: share(met),
-            holds: bound.share().map(|must| share(met) >= must),
+            share: share(kept.met),
+            holds: bound.attainment(kept, self.of).map(|attained| attained >= 1.0),
         });
         Goodput {
             slo: self.slo.to_string(),
@@ -253,7 +328,7 @@ impl Keeper {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Outcome, tests::good};
+    use crate::client::record::{Outcome, tests::good};
 
     #[test]
     fn what_people_write() {
@@ -261,6 +336,10 @@ mod tests {
         assert_eq!(slo.to_string(), "ttft.p99<500ms,tpot<50ms");
         assert_eq!("ttft:p99<0.5s".parse::<Bound>().unwrap(), slo.bounds[0]);
         assert_eq!("ttft:500 e2el:2000".parse::<Slo>().unwrap().to_string(), "ttft<500ms,e2e<2000ms");
+        assert_eq!(
+            "ttft.mean<2s,tpot:max<50ms".parse::<Slo>().unwrap().to_string(),
+            "ttft.mean<2000ms,tpot.max<50ms"
+        );
         for bad in
             ["", "ttft", "ttft<5", "ttft.p0<1s", "ttft.p100<1s", "ttft.q9<1s", "itl<5ms", "ttft<0s", "x:5"]
         {
@@ -287,6 +366,46 @@ mod tests {
             let report = keeper.report(2.0);
             assert_eq!((report.met, report.of, report.requests_per_s), (met, 2, met as f64 / 2.0), "{slo}");
         }
+    }
+
+    #[test]
+    fn means_and_maxima() {
+        let of = |slo: &str, firsts: &[u64]| {
+            let mut keeper = Keeper::new(slo.parse().unwrap());
+            firsts.iter().for_each(|&first| keeper.add(&good(0, 0, first, 40)));
+            keeper
+        };
+        let mean = of("ttft.mean<20ms", &[5, 11]);
+        assert_eq!((mean.attainment(0.5), mean.report(1.0).bounds[0].holds), (20.0 / 8.0, Some(true)));
+        assert_eq!(of("ttft.mean<8ms", &[5, 11]).report(1.0).bounds[0].holds, Some(false));
+        assert_eq!(of("ttft.max<11ms", &[5, 11]).attainment(0.5), 0.5);
+        assert_eq!(of("ttft.max<12ms", &[5, 11]).report(1.0).bounds[0].holds, Some(true));
+        // A failed request has no time, and keeps no mean.
+        let mut failed = good(0, 0, 1, 2);
+        failed.exchange.outcome = Outcome::Cancelled;
+        let mut mean = of("ttft.mean<20ms", &[5]);
+        mean.add(&failed);
+        assert_eq!(mean.report(1.0).bounds[0].holds, Some(false));
+    }
+
+    #[test]
+    fn the_named_figure_of_a_run_decides() {
+        let mut times = Samples::default();
+        [1, 1, 1, 9, 100].iter().for_each(|&ms| times.add_us(ms * 1000));
+        for (slo, holds) in [
+            ("ttft.p60<2ms", true),
+            ("ttft.p70<2ms", false),
+            ("ttft.mean<23ms", true),
+            ("ttft.mean<22ms", false),
+            ("ttft.max<100ms", false),
+            ("ttft<1ms", true),
+        ] {
+            assert_eq!(slo.parse::<Bound>().unwrap().holds(&times), holds, "{slo}");
+            assert!(slo.parse::<Bound>().unwrap().holds(&Samples::default()));
+        }
+        let slo: Slo = "ttft.p90<2s,tpot.p50<50ms".parse().unwrap();
+        assert!(slo.met_by(|metric| (metric == Metric::Ttft).then_some(Duration::from_secs(1))));
+        assert!(!slo.met_by(|_| Some(Duration::from_secs(1))));
     }
 
     #[test]

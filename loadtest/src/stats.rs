@@ -1,11 +1,14 @@
 //! Samples of times and their summary: mean, percentiles, maximum. Exact to the microsecond; bounded by the number
 //! of distinct microseconds, not by the number of samples.
 
+pub mod hdr;
+pub mod samples;
+pub mod series;
+pub mod tally;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-
-use crate::hdr;
 
 /// A counted set of times.
 #[derive(Debug, Clone, Default)]

@@ -1,5 +1,7 @@
 //! `keyway-loadtest sweep`: one measurement for each combination of loads and lengths, and a table of all.
 
+pub mod page;
+
 use std::{fmt::Write as _, process::ExitCode};
 
 use serde::{Deserialize, Serialize};
@@ -10,7 +12,7 @@ use crate::{
         search::SweepArgs,
     },
     error::{EXIT_FAILED, EXIT_GATE, EXIT_INVALID, Error},
-    limits,
+    export, limits,
     output::{self, Output},
     report::{Report, Status},
     run::{self, Plan},
@@ -69,14 +71,16 @@ pub fn run(args: &SweepArgs) -> Result<ExitCode, Error> {
     let runtime = run::runtime(&args.run)?;
     // Mistakes in any of them show before the first is measured.
     runs.iter().try_for_each(|run| Plan::new(run).map(|_| ()))?;
-    let (mut points, mut code) = (Vec::new(), 0);
+    let (mut points, mut code, mut about) = (Vec::new(), 0, String::new());
     stdout::print(&head())?;
     for (i, run) in runs.iter().enumerate() {
         let measured =
             runtime.block_on(run::measure(run, Plan::new(run)?, Output::open(&run.output)?, None))?;
         if let Some(dir) = &run.output.dir {
             output::write_json(dir, "run.json", &measured.report)?;
+            output::write_text(&dir.join("report.html"), &export::html::render(&measured.report))?;
         }
+        about = format!("sweep of {} at {}", measured.report.config.model, measured.report.config.url);
         let point = Point::new(i + 1, &measured.report);
         stdout::print(&point.line())?;
         points.push(point);
@@ -86,7 +90,9 @@ pub fn run(args: &SweepArgs) -> Result<ExitCode, Error> {
         }
     }
     if let Some(dir) = &args.run.output.dir {
-        output::write_json(dir, "sweep.json", &SweepReport { format: FORMAT.into(), points })?;
+        let report = SweepReport { format: FORMAT.into(), points };
+        output::write_json(dir, "sweep.json", &report)?;
+        output::write_text(&dir.join("report.html"), &page::render(&report, &about))?;
     }
     Ok(ExitCode::from(code))
 }

@@ -1,6 +1,16 @@
-//! Reads a request trace, in any of the formats of `trace_formats.rs`. Scales and schedules nothing.
+//! Reads a request trace, in any of the formats of `formats.rs` and `weka.rs`. Scales and schedules nothing.
 //!
 //! Each row is a whole prompt, never a delta. Ids are prefix hashes: an id stands for its block and all before it.
+//! The commands `trace …` are `info.rs`, `validate.rs`, `convert.rs`, `synth.rs` and `oracle.rs`.
+
+pub mod commands;
+pub mod convert;
+pub mod formats;
+pub mod info;
+pub mod oracle;
+pub mod synth;
+pub mod validate;
+mod weka;
 
 use std::{
     fs::File,
@@ -9,7 +19,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{trace_formats::Format, units::Span};
+use crate::{trace::formats::Format, units::Span};
 
 /// Prompt tokens that one hash id stands for, in Mooncake's traces.
 pub const BLOCK_TOKENS: u32 = 512;
@@ -72,37 +82,21 @@ impl From<Vec<Row>> for Trace {
 impl Trace {
     /// Reads `path`. Empty lines are skipped; anything else that is not a request is an error that names its line.
     pub fn load(path: &Path) -> Result<Self, TraceError> {
-        let io = |source| TraceError::Io { path: path.to_owned(), source };
-        let mut reader = BufReader::new(File::open(path).map_err(io)?);
-        let (mut rows, mut text, mut line, mut last_ms) = (Vec::new(), String::new(), 0, 0);
-        let mut format = None;
-        loop {
-            text.clear();
-            if reader.read_line(&mut text).map_err(io)? == 0 {
-                break;
-            }
-            line += 1;
-            if text.trim().is_empty() {
-                continue;
-            }
-            if format.is_none() {
-                let (detected, is_header) = Format::detect(&text);
-                format = Some(detected);
-                if is_header {
-                    continue;
-                }
-            }
-            let format = format.get_or_insert(Format::Mooncake);
-            let row = format.read(&text).and_then(|row| checked(row, format.block_tokens(), last_ms));
+        if weka::is_weka(path) {
+            return weka::load(path);
+        }
+        let mut lines = Lines::open(path)?;
+        let (mut rows, mut last_ms) = (Vec::new(), 0);
+        while let Some((line, row)) = lines.next_row()? {
+            let row = row.and_then(|row| checked(row, lines.block_tokens(), last_ms));
             let row = row.map_err(|reason| TraceError::Line { path: path.to_owned(), line, reason })?;
             last_ms = row.timestamp_ms;
             rows.push(row);
         }
-        let block_tokens = format.map_or(BLOCK_TOKENS, |format| format.block_tokens());
         if rows.is_empty() {
             Err(TraceError::Empty(path.to_owned()))
         } else {
-            Ok(Self { rows, block_tokens })
+            Ok(Self { rows, block_tokens: lines.block_tokens() })
         }
     }
 
@@ -134,6 +128,54 @@ impl Trace {
         let last = self.rows.last().map_or(0, |row| row.timestamp_ms);
         let earlier = self.rows.iter().rev().map(|row| row.timestamp_ms).find(|&ms| ms < last);
         last + earlier.map_or(0, |ms| last - ms)
+    }
+}
+
+/// The rows of a file of lines, one after the other.
+struct Lines {
+    path: PathBuf,
+    reader: BufReader<File>,
+    text: String,
+    line: usize,
+    /// Known from the first line on.
+    format: Option<Format>,
+}
+
+// === impl Lines ===
+
+impl Lines {
+    fn open(path: &Path) -> Result<Self, TraceError> {
+        let file = File::open(path).map_err(|source| TraceError::Io { path: path.to_owned(), source })?;
+        let (path, reader) = (path.to_owned(), BufReader::new(file));
+        Ok(Self { path, reader, text: String::new(), line: 0, format: None })
+    }
+
+    /// The next line that is neither empty nor a header: its number, and what it says.
+    fn next_row(&mut self) -> Result<Option<(usize, Result<Row, String>)>, TraceError> {
+        loop {
+            self.text.clear();
+            let read = self.reader.read_line(&mut self.text);
+            if read.map_err(|source| TraceError::Io { path: self.path.clone(), source })? == 0 {
+                return Ok(None);
+            }
+            self.line += 1;
+            if self.text.trim().is_empty() {
+                continue;
+            }
+            if self.format.is_none() {
+                let (detected, is_header) = Format::detect(&self.text);
+                self.format = Some(detected);
+                if is_header {
+                    continue;
+                }
+            }
+            let format = self.format.get_or_insert(Format::Mooncake);
+            return Ok(Some((self.line, format.read(&self.text))));
+        }
+    }
+
+    fn block_tokens(&self) -> u32 {
+        self.format.as_ref().map_or(BLOCK_TOKENS, Format::block_tokens)
     }
 }
 

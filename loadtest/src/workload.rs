@@ -1,14 +1,24 @@
 //! What is asked, by number: request `row` of a workload has the same blocks and lengths whenever it is asked for.
 //! Makes no text and knows no times.
 
+pub mod body;
+pub mod conversation;
+pub mod dist;
+pub mod prompt;
+pub mod random;
+pub mod scale;
+pub mod synthetic;
+pub mod texts;
+
 use crate::{
-    conversation,
-    dist::Tokens,
-    random::{Purpose, Rng},
-    scale::{Block, Scale},
-    synthetic::Synthetic,
-    texts::{self, Answer, Said, Texts},
     trace::Trace,
+    workload::{
+        dist::Tokens,
+        random::{Purpose, Rng},
+        scale::{Block, Scale},
+        synthetic::Synthetic,
+        texts::{Answer, Said, Texts},
+    },
 };
 
 /// Top bit of the ids of blocks that belong to one request only: no cache can ever reuse them, and ids of traces and
@@ -117,7 +127,9 @@ impl Workload {
     pub fn block_tokens(&self) -> u32 {
         match self {
             Self::Trace { scale, .. } => scale.block_tokens(),
-            Self::Synthetic(_) | Self::MultiTurn(_) | Self::Texts { .. } => crate::synthetic::BLOCK_TOKENS,
+            Self::Synthetic(_) | Self::MultiTurn(_) | Self::Texts { .. } => {
+                crate::workload::synthetic::BLOCK_TOKENS
+            }
         }
     }
 }

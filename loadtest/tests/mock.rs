@@ -13,7 +13,7 @@ use hyper_util::{
 };
 use keyway_loadtest::{
     engine_model::{Profile, named},
-    mock::{Fleet, KvEvents, Options},
+    mock::{Fleet, KvEvents, Names, Options},
 };
 use keyway_wire::kv_event::{
     EventBatch, KvEvent, WireFormat,
@@ -31,6 +31,7 @@ fn options(profile: Profile) -> Options {
         profile,
         time_scale: 1.0,
         output_tokens: 5,
+        metrics: Names::Vllm,
         faults: Vec::new(),
         kv_events: None,
     }
@@ -222,9 +223,13 @@ async fn a_worker_that_died_comes_back_empty() {
 }
 
 async fn replay(url: &str, from: u64) -> Vec<(u64, EventBatch)> {
+    request_batches(url, ReplayRequest::From(from)).await
+}
+
+async fn request_batches(url: &str, request: ReplayRequest) -> Vec<(u64, EventBatch)> {
     let mut socket = DealerSocket::new();
     socket.connect(url).await.unwrap();
-    let frames = ReplayRequest::From(from).frames().map(Bytes::from).to_vec();
+    let frames = request.frames().map(Bytes::from).to_vec();
     socket.send(ZmqMessage::try_from(frames).unwrap()).await.unwrap();
     let mut batches = Vec::new();
     loop {
@@ -277,4 +282,69 @@ async fn kv_events_are_live_and_can_be_replayed_in_every_form() {
         assert!(second.parent_block_hash.as_ref().is_some_and(|parent| first.block_hashes.contains(parent)));
         assert_eq!(replay(&asked, 1).await[0].0, 1);
     }
+}
+
+/// Whether something listens at a ZMQ address.
+async fn listens(url: &str) -> bool {
+    let address = url.trim_start_matches("tcp://");
+    tokio::net::TcpStream::connect(address).await.is_ok()
+}
+
+#[tokio::test]
+async fn a_dead_worker_s_event_sockets_are_closed_and_open_again_with_it() {
+    let kv_events = Some(KvEvents { base_port: 0, replay_base_port: 0, format: WireFormat::VllmMap });
+    let fleet = Fleet::start(&Options { kv_events, ..instant() }).await.unwrap();
+    let (events, asked) = fleet.addresses[0].kv.clone().unwrap();
+    let caller = Caller::of(&fleet);
+    caller.chat(&question(40)).await;
+    assert!(!replay(&asked, 0).await.is_empty() && listens(&events).await);
+    assert_eq!(caller.text(Method::POST, "/mock/faults", "die@0s..1s").await.0, StatusCode::OK);
+    let closed = async { while listens(&events).await || listens(&asked).await {} };
+    tokio::time::timeout(Duration::from_secs(30), closed).await.expect("the sockets close");
+    let opened = async { while !(listens(&events).await && listens(&asked).await) {} };
+    tokio::time::timeout(Duration::from_secs(30), opened).await.expect("the sockets open");
+    // A new engine: nothing is kept, and numbers begin anew.
+    assert!(replay(&asked, 0).await.is_empty());
+    let health = || Request::get(format!("{}/health", caller.url)).body(Full::default()).unwrap();
+    let alive = async { while caller.client.request(health()).await.is_err() {} };
+    tokio::time::timeout(Duration::from_secs(30), alive).await.expect("it listens");
+    caller.chat(&question(40)).await;
+    assert_eq!(replay(&asked, 0).await[0].0, 0);
+}
+
+#[tokio::test]
+async fn a_snapshot_holds_what_is_cached() {
+    let kv_events = Some(KvEvents { base_port: 0, replay_base_port: 0, format: WireFormat::VllmMap });
+    let fleet = Fleet::start(&Options { kv_events, ..instant() }).await.unwrap();
+    let (_, asked) = fleet.addresses[0].kv.clone().unwrap();
+    let caller = Caller::of(&fleet);
+    caller.chat(&question(400)).await;
+    let snapshot = request_batches(&asked, ReplayRequest::Snapshot).await;
+    assert_eq!(snapshot[0].1.events, [KvEvent::AllBlocksCleared]);
+    let stored = |batches: &[(u64, EventBatch)]| -> Vec<_> {
+        let events = batches.iter().flat_map(|(_, batch)| batch.events.clone());
+        events
+            .filter_map(|e| if let KvEvent::BlockStored(s) = e { Some(s.block_hashes) } else { None })
+            .flatten()
+            .collect()
+    };
+    let told = stored(&replay(&asked, 0).await);
+    assert!(told.len() > 5);
+    assert_eq!(stored(&snapshot), told);
+    // It goes on from the first batch that it does not cover.
+    let next = replay(&asked, 0).await.last().unwrap().0 + 1;
+    assert!(snapshot.iter().all(|(seq, _)| *seq == next));
+}
+
+#[tokio::test]
+async fn metrics_have_the_names_that_were_asked_for() {
+    let fleet = Fleet::start(&Options { metrics: Names::Sglang, ..instant() }).await.unwrap();
+    let caller = Caller::of(&fleet);
+    caller.chat(&question(40)).await;
+    let (_, text) = caller.text(Method::GET, "/metrics", "").await;
+    assert!(!text.contains("vllm:"));
+    assert_eq!(caller.metric("sglang:num_requests_total").await, 1.0);
+    assert_eq!(caller.metric("sglang:generation_tokens_total").await, 5.0);
+    assert!(caller.metric("sglang:token_usage").await < 1.0);
+    assert!(text.contains("sglang:time_to_first_token_seconds_bucket{model_name=\"mock\""), "{text}");
 }

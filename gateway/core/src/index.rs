@@ -33,6 +33,8 @@ const WORKERS_SHARE: usize = 16;
 const MAX_EVICTION_BATCH: usize = 32;
 /// ... but never more than one in this many of all.
 const EVICTION_SHARE: usize = 1024;
+/// Blocks whose table entries are fetched together: as many as a core has misses of its cache under way at once.
+const FETCHED_TOGETHER: usize = 16;
 
 /// What one [`PrefixIndex::place`] added. Give it to [`PrefixIndex::withdraw`] if the request never reached the
 /// worker, to [`PrefixIndex::finish`] when its answer ends. It may be dropped for a worker that is modelled.
@@ -104,11 +106,16 @@ impl PrefixIndex {
         let (mut depth, mut count) = (1, out.len());
         while count > 0 {
             depth = self.deepest(chain, depth, count);
-            // Both lists are in the same order, and these holders are some of those.
-            let mut rest = out.iter_mut();
-            for id in self.holders(chain[depth - 1]) {
-                if let Some(entry) = rest.find(|entry| entry.0 == id) {
-                    entry.1 = depth as u32;
+            if count == out.len() {
+                // All of them: what everybody holds is known without a look at each.
+                out.iter_mut().for_each(|entry| entry.1 = depth as u32);
+            } else {
+                // Both lists are in the same order, and these holders are some of those.
+                let mut rest = out.iter_mut();
+                for id in self.holders(chain[depth - 1]) {
+                    if let Some(entry) = rest.find(|entry| entry.0 == id) {
+                        entry.1 = depth as u32;
+                    }
                 }
             }
             if depth == chain.len() {
@@ -136,12 +143,17 @@ impl PrefixIndex {
             return placement;
         }
         let Some(place) = self.workers.get_or_add(worker) else { return placement };
-        // A chain placed before lies in the list in order, so the next block is mostly the next slot.
-        let (mut parent, mut likely) = (NIL, NIL);
-        for &hash in chain {
+        // A chain placed before lies in the list in order, so the next block is mostly the next slot; and chains that
+        // begin alike follow each other, so the first is often the newest. A search would pass every other holder.
+        let (mut parent, mut likely, mut fetched) = (NIL, self.workers[place].recency.newest, 0);
+        for (i, &hash) in chain.iter().enumerate() {
             let held = if likely != NIL && self.slab[likely].hash == hash {
                 Some(likely)
             } else {
+                if i >= fetched {
+                    fetched = (i + FETCHED_TOGETHER).min(chain.len());
+                    self.table.fetch(&chain[i..fetched]);
+                }
                 holders::find(&self.table, &self.slab, hash, place)
             };
             if let Some(slot) = held {

@@ -7,15 +7,16 @@ use clap::{ArgAction, Args as ClapArgs, ValueEnum, ValueHint};
 
 use super::SliceArgs;
 use crate::{
-    arrivals::Arrival,
-    body::Endpoint,
-    dist::{Seconds, Tokens},
+    client::sender::Warmup,
     limits,
     progress::Ui,
-    rate::RateShape,
-    sender::Warmup,
+    schedule::{arrivals::Arrival, rate::RateShape},
     slo::Slo,
     units,
+    workload::{
+        body::Endpoint,
+        dist::{Seconds, Tokens},
+    },
 };
 
 /// Shown under `run --help`.
@@ -48,7 +49,7 @@ pub enum WorkloadKind {
     /// Random lengths, nothing shared.
     Random,
     /// Random lengths behind prefixes that groups of requests share.
-    #[value(alias = "generated-shared-prefix")]
+    #[value(aliases = ["generated-shared-prefix", "prefix_repetition"])]
     SharedPrefix,
     /// Conversations: each turn carries the ones before it and the server's own answers.
     MultiTurn,
@@ -119,11 +120,13 @@ pub struct WorkloadArgs {
     /// Tokens of a prompt, of shared-prefix the part behind the prefix: a number, uniform(LOW,HIGH), normal(MEAN,SD),
     /// lognormal(MEAN,SD) or exp(MEAN)
     #[arg(long, value_name = "TOKENS", default_value = "1024",
-          aliases = ["random-input-len", "prompt-tokens", "gsp-question-len"])]
+          aliases = ["random-input-len", "prompt-tokens", "gsp-question-len", "synthetic-input-tokens-mean",
+                     "prefix-repetition-suffix-len"])]
     pub isl: Tokens,
     /// Tokens to generate, written like --isl
     #[arg(long, value_name = "TOKENS", default_value = "128",
-          aliases = ["random-output-len", "output-tokens", "gsp-output-len"])]
+          aliases = ["random-output-len", "output-tokens", "gsp-output-len", "output-tokens-mean",
+                     "prefix-repetition-output-len"])]
     pub osl: Tokens,
     /// Turns of a conversation, written like --isl [default: 5; of sharegpt as in the file]
     #[arg(long, value_name = "TURNS", alias = "session-turns-mean")]
@@ -139,11 +142,11 @@ pub struct WorkloadArgs {
     #[arg(long, value_name = "FILE", aliases = ["dataset-path", "input-file"], value_hint = ValueHint::FilePath)]
     pub file: Option<PathBuf>,
     /// Prefixes of shared-prefix, and of multi-turn with --prefix-len
-    #[arg(long, value_name = "N", default_value_t = 8, aliases = ["gsp-num-groups", "num-prefix-prompts"])]
+    #[arg(long, value_name = "N", default_value_t = 8, aliases = ["gsp-num-groups", "num-prefix-prompts", "prefix-repetition-num-prefixes"])]
     pub prefix_groups: usize,
     /// Tokens of each prefix [default: 2048; multi-turn: none]
     #[arg(long, value_name = "TOKENS",
-          aliases = ["gsp-system-prompt-len", "prefix-prompt-length"],
+          aliases = ["gsp-system-prompt-len", "prefix-prompt-length", "prefix-repetition-prefix-len"],
           value_parser = clap::value_parser!(u32).range(1..=i64::from(limits::LENGTH_TOKENS_MAX)))]
     pub prefix_len: Option<u32>,
     /// Levels of the tree of prefixes: groups of one branch share all levels above it
@@ -152,8 +155,9 @@ pub struct WorkloadArgs {
     /// Popularity of prefixes: the k-th is asked for with weight 1/k^S; 0 is even
     #[arg(long, value_name = "S", default_value_t = 0.0, alias = "gsp-zipf-alpha", value_parser = units::not_negative)]
     pub zipf: f64,
-    /// Trace to replay: Mooncake's or Bailian's JSON lines, Azure's or BurstGPT's CSV
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    /// Trace to replay: Mooncake's, Bailian's or vLLM's JSON lines, Azure's or BurstGPT's CSV, WEKA's sessions (a file or
+    /// a folder)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::AnyPath)]
     pub trace: Option<PathBuf>,
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
@@ -194,7 +198,8 @@ pub struct ScheduleArgs {
     #[arg(long, value_name = "N", conflicts_with_all = ["rate", "rate_shape", "time_scale", "arrival", "burstiness"],
           value_parser = clap::value_parser!(u32).range(1..=limits::USERS_MAX as i64))]
     pub concurrency: Option<u32>,
-    /// N users, each at an even pace and never two requests at once; needs --user-rate
+    /// N users, each at an even pace and never two requests at once; needs --user-rate. With conversations each request
+    /// is the next turn of the user's own
     #[arg(long, value_name = "N", alias = "num-users", requires = "user_rate",
           conflicts_with_all = ["rate", "rate_shape", "time_scale", "arrival", "burstiness", "concurrency"],
           value_parser = clap::value_parser!(u32).range(1..=limits::USERS_MAX as i64))]
@@ -209,7 +214,7 @@ pub struct ScheduleArgs {
     #[arg(long)]
     pub spread_bursts: bool,
     /// Cut the schedule at this run time; answers under way are waited for
-    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", alias = "benchmark-duration", value_parser = seconds)]
     pub duration: Option<Duration>,
     /// Cut the schedule after N requests
     #[arg(long, value_name = "N", aliases = ["num-prompts", "request-count", "num-requests"],
@@ -230,8 +235,8 @@ pub struct ScheduleArgs {
 /// What comes out.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct OutputArgs {
-    /// Objective: bounds on each request (`ttft<500ms,tpot<50ms`: its goodput is reported) or on a percentile
-    /// (`ttft.p99<500ms`: exit code 4 if the run does not keep it), counted from when requests were due
+    /// Objective: bounds on each request (`ttft<500ms,tpot<50ms`: its goodput is reported) or on a figure of the run
+    /// (`ttft.p99<500ms`, also .mean and .max: exit code 4 if it is not kept), counted from when requests were due
     #[arg(long, value_name = "BOUNDS", alias = "goodput")]
     pub slo: Option<Slo>,
     /// Folder for run.json; made if absent
@@ -244,9 +249,23 @@ pub struct OutputArgs {
     /// Progress on stderr
     #[arg(long, value_enum, default_value_t = Ui::Auto)]
     pub ui: Ui,
+    /// Prometheus metrics to read before, during and after the run, such as http://127.0.0.1:9090/metrics; repeatable
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
+    pub scrape: Vec<String>,
+    /// Time from one reading of --scrape to the next
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = units::duration)]
+    pub scrape_interval: Duration,
     /// Accepted because other tools need it: answers are always streamed
     #[arg(long, hide = true)]
     pub streaming: bool,
+    /// Accepted because other tools need it: with a folder, results are always saved
+    #[arg(long, hide = true, requires = "dir")]
+    pub save_result: bool,
+}
+
+/// A time; AIPerf's bare numbers are seconds.
+fn seconds(text: &str) -> Result<Duration, String> {
+    units::duration(text).or_else(|reason| units::duration(&format!("{}s", text.trim())).map_err(|_| reason))
 }
 
 /// `20` or `20req`: so many requests; `10s`: those due in that time.
@@ -294,7 +313,7 @@ mod tests {
             &["--requests", "0"],
             &["--scale-len", "0"],
             &["--slice", "5s"],
-            &["--duration", "60"],
+            &["--duration", "soon"],
             &["--warmup", "many"],
             &["--slo", "ttft"],
             &["--workload", "noise"],
@@ -309,12 +328,30 @@ mod tests {
     fn the_names_that_other_tools_use() {
         let args = "keyway-loadtest run --base-url http://h --dataset-name random --random-input-len 100 \
                     --random-output-len 10 --request-rate 4 --burstiness 0.5 --num-prompts 50 --max-concurrency 8 \
-                    --num-warmups 5 --result-dir out --save-detailed --ignore-eos --seed 1 --model m";
+                    --num-warmups 5 --result-dir out --save-detailed --save-result --ignore-eos --seed 1 --model m";
         let Command::Run(args) = Args::try_parse_from(args.split_whitespace()).unwrap().command else {
             unreachable!()
         };
         assert_eq!((args.workload.isl.to_string(), args.schedule.requests), ("100".into(), Some(50)));
         assert_eq!(args.schedule.warmup, Some(Warmup { requests: 5, ..Warmup::default() }));
+        let args = "keyway-loadtest run --base-url http://h --dataset-name prefix_repetition --request-rate 4 \
+                    --prefix-repetition-prefix-len 512 --prefix-repetition-suffix-len 64 \
+                    --prefix-repetition-num-prefixes 3 --prefix-repetition-output-len 9 --num-prompts 50";
+        let Command::Run(args) = Args::try_parse_from(args.split_whitespace()).unwrap().command else {
+            unreachable!()
+        };
+        let workload = &args.workload;
+        assert_eq!((workload.workload, workload.prefix_groups), (Some(WorkloadKind::SharedPrefix), 3));
+        assert_eq!(
+            (workload.prefix_len, workload.isl.to_string(), workload.osl.to_string()),
+            (Some(512), "64".into(), "9".into())
+        );
+        let args = "keyway-loadtest run --url http://h --synthetic-input-tokens-mean 100 --output-tokens-mean 10 \
+                    --benchmark-duration 30 --concurrency 4";
+        let Command::Run(args) = Args::try_parse_from(args.split_whitespace()).unwrap().command else {
+            unreachable!()
+        };
+        assert_eq!(args.schedule.duration, Some(Duration::from_secs(30)));
         let args = "keyway-loadtest run --url http://h --isl 100 --osl 10 --arrival-pattern gamma \
                     --arrival-smoothness 2 --request-rate 4 --request-count 9 --random-seed 3 --streaming \
                     --endpoint-type chat --artifact-dir out";

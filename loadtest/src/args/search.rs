@@ -3,7 +3,7 @@
 use clap::{Args as ClapArgs, ValueEnum};
 
 use super::run::RunArgs;
-use crate::{dist::Tokens, units};
+use crate::{units, workload::dist::Tokens};
 
 /// Shown under `search --help`.
 pub const SEARCH_EXAMPLES: &str = "\

@@ -56,7 +56,7 @@ struct Block {
     twin: u32,
 }
 
-/// Block hashes are uniform already.
+/// Block hashes are uniform already, or placed as the caller wants them.
 #[derive(Debug, Default)]
 struct Through(u64);
 

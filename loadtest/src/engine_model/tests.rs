@@ -4,7 +4,7 @@ use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{oracle::Oracle, scale::Block};
+use crate::{oracle::Oracle, workload::scale::Block};
 
 const BLOCK: u32 = 16;
 

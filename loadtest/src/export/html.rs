@@ -3,14 +3,12 @@
 
 use std::fmt::Write as _;
 
-use super::{csv::times, plots};
+use super::{csv::times, page, plots};
 use crate::{
+    export::svg::{escape, short},
     report::{Report, Status},
     stats::Summary,
-    svg::{Plot, escape, short},
 };
-
-const STYLE: &str = include_str!("html.css");
 
 /// Renders `report`.
 pub fn render(report: &Report) -> String {
@@ -22,24 +20,18 @@ pub fn render(report: &Report) -> String {
 
 fn write(report: &Report, out: &mut String) -> std::fmt::Result {
     let title = escape(&report.config.describe());
-    writeln!(out, "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">")?;
-    writeln!(out, r#"<meta name="viewport" content="width=device-width, initial-scale=1">"#)?;
-    // Without this a browser asks the server for an icon.
-    writeln!(out, r#"<link rel="icon" href="data:,">"#)?;
-    writeln!(
-        out,
-        "<title>{title} - keyway-loadtest</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>"
-    )?;
+    page::begin(&title, out)?;
     head(report, &title, out)?;
     cards(report, out)?;
-    section("Distributions", plots::distributions(report), out)?;
-    section("Over time", plots::timelines(report), out)?;
+    page::plots("Distributions", plots::distributions(report), out)?;
+    page::plots("Over time", plots::timelines(report), out)?;
     figures(report, out)?;
     objective(report, out)?;
     workers(report, out)?;
+    scraped(report, out)?;
     errors(report, out)?;
     options(report, out)?;
-    writeln!(out, "</main>\n</body>\n</html>")
+    page::end(out)
 }
 
 fn head(report: &Report, title: &str, out: &mut String) -> std::fmt::Result {
@@ -79,19 +71,6 @@ fn cards(report: &Report, out: &mut String) -> std::fmt::Result {
     writeln!(out, r#"<div class="cards">"#)?;
     for (name, value) in cards {
         writeln!(out, r#"<div class="card"><span>{name}</span><b>{value}</b></div>"#)?;
-    }
-    writeln!(out, "</div>")
-}
-
-fn section(title: &str, plots: Vec<(&'static str, Plot)>, out: &mut String) -> std::fmt::Result {
-    let drawn: Vec<_> =
-        plots.into_iter().filter_map(|(name, plot)| Some((name, plot.render()?, plot.legend()))).collect();
-    if drawn.is_empty() {
-        return Ok(());
-    }
-    writeln!(out, "<h2>{title}</h2>\n<div class=\"plots\">")?;
-    for (name, svg, legend) in drawn {
-        writeln!(out, "<figure>\n<figcaption>{name}</figcaption>\n{legend}\n{svg}</figure>")?;
     }
     writeln!(out, "</div>")
 }
@@ -150,6 +129,37 @@ fn workers(report: &Report, out: &mut String) -> std::fmt::Result {
         )?;
     }
     writeln!(out, "</table></div>")
+}
+
+/// What servers told of themselves.
+fn scraped(report: &Report, out: &mut String) -> std::fmt::Result {
+    for server in &report.scraped {
+        writeln!(out, "<h2>Metrics of {}</h2>", escape(&server.url))?;
+        let reason =
+            server.error.as_deref().map_or_else(String::new, |error| format!(" ({})", escape(error)));
+        writeln!(
+            out,
+            "<p class=\"sub\">read {} times, {} times in vain{reason}; {} more metrics moved</p>",
+            server.scrapes, server.failed, server.left_out
+        )?;
+        page::plots("Gauges", plots::gauges(server), out)?;
+        writeln!(out, "<details><summary>All that moved</summary><div class=\"scroll\"><table>")?;
+        writeln!(
+            out,
+            "<tr><th>metric</th><th>added</th><th>min</th><th>mean</th><th>max</th><th>last</th></tr>"
+        )?;
+        for metric in &server.series {
+            let added = metric.added.map_or_else(|| "-".into(), short);
+            let [min, mean, max, last] = [metric.min, metric.mean, metric.max, metric.last].map(short);
+            let name = escape(&metric.name);
+            writeln!(
+                out,
+                "<tr><td>{name}</td><td>{added}</td><td>{min}</td><td>{mean}</td><td>{max}</td><td>{last}</td></tr>"
+            )?;
+        }
+        writeln!(out, "</table></div></details>")?;
+    }
+    Ok(())
 }
 
 fn errors(report: &Report, out: &mut String) -> std::fmt::Result {

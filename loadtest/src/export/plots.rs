@@ -1,10 +1,13 @@
 //! Which plots a report has, and their lines. Draws nothing itself.
 
 use crate::{
-    hdr,
+    export::svg::{Axis, Line, Plot, Scale, escape},
     report::Report,
-    samples::{ITL_HALF_MAGNITUDE, Sample},
-    svg::{Axis, Line, Plot, Scale},
+    scrape::{Metric, Scraped},
+    stats::{
+        hdr,
+        samples::{ITL_HALF_MAGNITUDE, Sample},
+    },
 };
 
 /// Points of a percentile curve: where its values are read, in per cent.
@@ -104,4 +107,29 @@ pub fn timelines(report: &Report) -> Vec<(&'static str, Plot)> {
             ),
         ),
     ]
+}
+
+/// Plots of a server's gauges: the ones that moved most, for their size.
+const GAUGES_MAX: usize = 8;
+
+/// The gauges that moved, over time.
+pub fn gauges(server: &Scraped) -> Vec<(String, Plot)> {
+    let moved = |metric: &&Metric| !metric.counter && metric.max > metric.min;
+    let mut gauges: Vec<&Metric> = server.series.iter().filter(moved).collect();
+    let spread = |metric: &Metric| (metric.max - metric.min) / metric.max.abs().max(metric.min.abs());
+    gauges.sort_by(|a, b| spread(b).total_cmp(&spread(a)).then_with(|| a.name.cmp(&b.name)));
+    gauges.truncate(GAUGES_MAX);
+    let plot = |metric: &Metric| {
+        let points =
+            server.times_s.iter().zip(&metric.points).map(|(&s, y)| (s, y.unwrap_or(f64::NAN))).collect();
+        let name = metric.name.clone();
+        let plot = Plot {
+            title: format!("{name} over time"),
+            x: Axis { label: "seconds".into(), scale: Scale::Linear },
+            y: Axis { label: "value".into(), scale: Scale::Linear },
+            lines: vec![Line { name, points, dots: false }],
+        };
+        (escape(&metric.name), plot)
+    };
+    gauges.into_iter().map(plot).collect()
 }

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
 use keyway_wire::kv_event::WireFormat;
 
-use super::{Fault, KvEvents, Options};
+use super::{Fault, KvEvents, Names, Options};
 use crate::{
     engine_model::{self, PROFILES, Profile},
     limits::MOCK_WORKERS_MAX,
@@ -60,6 +60,9 @@ pub struct MockArgs {
     /// Tokens generated for a request that sets no limit
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub output_tokens: u32,
+    /// Whose names /metrics has
+    #[arg(long, value_enum, default_value_t = Names::Vllm)]
+    pub metrics: Names,
     /// What goes wrong, and when; see below
     #[arg(long, value_name = "FAULT")]
     pub fault: Vec<Fault>,
@@ -142,6 +145,7 @@ impl MockArgs {
             profile: self.engine.profile()?,
             time_scale: self.time_scale,
             output_tokens: self.output_tokens,
+            metrics: self.metrics,
             faults: self.fault.clone(),
             kv_events: self.kv_events.then_some(KvEvents {
                 base_port: self.kv_events_base_port,

@@ -2,7 +2,7 @@
 //! kept for replay. No sockets: they are in `event_sockets.rs`.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -32,7 +32,23 @@ pub(super) struct EventLog {
     kept: VecDeque<Numbered>,
     kept_bytes: usize,
     live: mpsc::Sender<Numbered>,
+    /// What the published events add up to.
+    held: HashMap<EngineHash, Held>,
 }
+
+/// A block in the cache, as it was told.
+#[derive(Debug)]
+struct Held {
+    /// The block alone.
+    stored: BlockStored,
+    /// Blocks before it.
+    depth: u32,
+    /// Blocks of this name.
+    copies: u32,
+}
+
+/// Blocks in one batch of a snapshot: with 16 tokens each about 100 KB.
+const SNAPSHOT_BATCH: usize = 1000;
 
 // === impl EventLog ===
 
@@ -40,7 +56,7 @@ impl EventLog {
     /// An empty log whose live batches go to `live`; what does not fit there is lost to subscribers, and seen by the
     /// gap in the numbers.
     pub(super) fn new(format: WireFormat, live: mpsc::Sender<Numbered>) -> Self {
-        Self { format, next: 0, kept: VecDeque::new(), kept_bytes: 0, live }
+        Self { format, next: 0, kept: VecDeque::new(), kept_bytes: 0, live, held: HashMap::new() }
     }
 
     /// Publishes what changed as one batch; `lost`: it is numbered and kept, but not sent. `said` gives a request's
@@ -52,13 +68,12 @@ impl EventLog {
         said: impl Fn(RequestId) -> Option<&'a (Tokens, Option<String>)>,
         lost: bool,
     ) {
-        let ts = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let events = events(changes, block_tokens, said);
         if events.is_empty() {
             return;
         }
-        let payload = Bytes::from(EventBatch { ts, events, data_parallel_rank: Some(0) }.encode(self.format));
-        let batch = (self.next, payload);
+        events.iter().for_each(|event| self.hold(event));
+        let batch = (self.next, self.encode(events));
         self.next += 1;
         if !lost {
             // Full: the subscribers' side is too slow. They will see the gap.
@@ -80,6 +95,61 @@ impl EventLog {
     pub(super) fn restart(&mut self) {
         (self.next, self.kept_bytes) = (0, 0);
         self.kept.clear();
+        self.held.clear();
+    }
+
+    /// The whole cache: `AllBlocksCleared`, then every block after its parent. All batches carry the number of the first
+    /// live one that they do not cover.
+    pub(super) fn snapshot(&self) -> Vec<Numbered> {
+        let mut held: Vec<&Held> = self.held.values().collect();
+        held.sort_by_key(|held| held.depth);
+        // Each copy is removed by itself, so each is told by itself.
+        let stored = held.iter().flat_map(|held| std::iter::repeat_n(&held.stored, held.copies as usize));
+        let stored: Vec<KvEvent> = stored.cloned().map(KvEvent::BlockStored).collect();
+        let cleared = vec![KvEvent::AllBlocksCleared];
+        let batches = std::iter::once(cleared).chain(stored.chunks(SNAPSHOT_BATCH).map(<[KvEvent]>::to_vec));
+        batches.map(|events| (self.next, self.encode(events))).collect()
+    }
+
+    fn encode(&self, events: Vec<KvEvent>) -> Bytes {
+        let ts = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        Bytes::from(EventBatch { ts, events, data_parallel_rank: Some(0) }.encode(self.format))
+    }
+
+    fn hold(&mut self, event: &KvEvent) {
+        match event {
+            KvEvent::BlockStored(stored) => self.hold_blocks(stored),
+            KvEvent::BlockRemoved(removed) => {
+                for hash in &removed.block_hashes {
+                    let Some(held) = self.held.get_mut(hash) else { continue };
+                    held.copies -= 1;
+                    if held.copies == 0 {
+                        self.held.remove(hash);
+                    }
+                }
+            }
+            KvEvent::AllBlocksCleared => self.held.clear(),
+        }
+    }
+
+    fn hold_blocks(&mut self, stored: &BlockStored) {
+        let size = stored.block_size as usize;
+        let mut parent = stored.parent_block_hash.clone();
+        for (i, hash) in stored.block_hashes.iter().enumerate() {
+            let depth =
+                parent.as_ref().and_then(|parent| self.held.get(parent)).map_or(0, |held| held.depth + 1);
+            let alone = || BlockStored {
+                block_hashes: vec![hash.clone()],
+                parent_block_hash: parent.clone(),
+                token_ids: stored.token_ids[i * size..(i + 1) * size].to_vec(),
+                extra_keys: stored.extra_keys.get(i).cloned().into_iter().collect(),
+                ..stored.clone()
+            };
+            let held =
+                self.held.entry(hash.clone()).or_insert_with(|| Held { stored: alone(), depth, copies: 0 });
+            held.copies += 1;
+            parent = Some(hash.clone());
+        }
     }
 }
 
@@ -186,6 +256,37 @@ mod tests {
         assert_eq!(stored.token_ids, (0..32).collect::<Vec<_>>());
         assert_eq!((stored.parent_block_hash.clone(), stored.block_size), (None, 16));
         assert_eq!(stored.extra_keys, [vec![ExtraKey::Text("salt".into())], vec![]]);
+    }
+
+    #[test]
+    fn a_snapshot_tells_every_block_after_its_parent_and_each_copy() {
+        let (live, _received) = mpsc::channel(10);
+        let mut log = EventLog::new(WireFormat::VllmMap, live);
+        let (stored, tokens, chain) = changes();
+        let said = (tokens, Some("salt".to_owned()));
+        log.publish(stored.clone(), 16, |_| Some(&said), false);
+        // Computed twice, and the second block's one copy removed.
+        log.publish(stored, 16, |_| Some(&said), false);
+        log.publish(vec![Change::Removed(chain[1])], 16, |_| None, false);
+        let mut stored = Vec::new();
+        for (number, payload) in log.snapshot() {
+            assert_eq!(number, 3);
+            for event in EventBatch::decode(&payload).unwrap().batch.events {
+                match event {
+                    KvEvent::AllBlocksCleared => assert!(stored.is_empty()),
+                    KvEvent::BlockStored(one) => stored.push(one),
+                    event @ KvEvent::BlockRemoved(_) => panic!("{event:?}"),
+                }
+            }
+        }
+        let names: Vec<_> = stored.iter().map(|one| one.block_hashes[0].clone()).collect();
+        let [a, b] = [EngineHash::Int(chain[0].0), EngineHash::Int(chain[1].0)];
+        assert_eq!(names, [a.clone(), a.clone(), b]);
+        assert_eq!((&stored[0].parent_block_hash, &stored[2].parent_block_hash), (&None, &Some(a)));
+        assert_eq!(stored[2].token_ids, (16..32).collect::<Vec<_>>());
+        log.publish(vec![Change::Removed(chain[1])], 16, |_| None, false);
+        log.restart();
+        assert_eq!(log.snapshot().len(), 1);
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! What a worker counts, and its `/metrics` in vLLM's names (v0.32: `vllm/v1/metrics/loggers.py`), so that whatever
-//! scrapes a real engine scrapes the mock. Times are wall-clock seconds, as a client sees them.
+//! What a worker counts, and its `/metrics` in vLLM's names (v0.32: `vllm/v1/metrics/loggers.py`) or SGLang's (v0.5:
+//! `python/sglang/srt/metrics/collector.py`), so that whatever scrapes a real engine scrapes the mock. Times are
+//! wall-clock seconds, as a client sees them.
 
 use std::fmt::Write as _;
 
@@ -17,6 +18,15 @@ const E2E_S: &[f64] = &[
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
     960.0, 1920.0, 7680.0,
 ];
+
+/// Whose names the metrics have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Names {
+    /// vLLM's.
+    Vllm,
+    /// SGLang's.
+    Sglang,
+}
 
 /// A histogram in Prometheus' sense.
 #[derive(Debug)]
@@ -90,43 +100,40 @@ impl Series {
         }
     }
 
-    /// Prometheus' text format.
-    pub(super) fn render(&self, engine: &Engine, model: &str) -> String {
+    /// Prometheus' text format, in the words of the chosen engine.
+    pub(super) fn render(&self, engine: &Engine, model: &str, names: Names) -> String {
         let model = model.replace('\\', "\\\\").replace('"', "\\\"");
-        let labels = format!("engine=\"0\",model_name=\"{model}\"");
+        match names {
+            Names::Vllm => self.vllm(engine, &format!("engine=\"0\",model_name=\"{model}\"")),
+            Names::Sglang => self.sglang(
+                engine,
+                &format!("model_name=\"{model}\",engine_type=\"unified\",tp_rank=\"0\",pp_rank=\"0\""),
+            ),
+        }
+    }
+
+    fn vllm(&self, engine: &Engine, labels: &str) -> String {
         let (totals, profile) = (engine.totals(), engine.profile());
         let used = profile.kv_blocks - engine.pool().available();
-        let mut out = String::with_capacity(8 << 10);
-        let mut one = |name: &str, kind: &str, help: &str, value: f64| {
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{{{labels}}} {value:?}");
-        };
-        one("vllm:num_requests_running", "gauge", "Requests in execution batches.", engine.running() as f64);
-        one("vllm:num_requests_waiting", "gauge", "Requests waiting.", engine.waiting() as f64);
         let usage = f64::from(used) / f64::from(profile.kv_blocks);
-        one("vllm:kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.", usage);
-        one(
-            "vllm:prefix_cache_queries_total",
-            "counter",
-            "Prompt tokens looked up.",
-            totals.queried_tokens as f64,
-        );
-        one(
-            "vllm:prefix_cache_hits_total",
-            "counter",
-            "Prompt tokens found cached.",
-            totals.hit_tokens as f64,
-        );
-        one("vllm:num_preemptions_total", "counter", "Preemptions.", totals.preemptions as f64);
-        one("vllm:prompt_tokens_total", "counter", "Prompt tokens processed.", self.prompt_tokens as f64);
-        one("vllm:generation_tokens_total", "counter", "Tokens generated.", totals.generated_tokens as f64);
+        let mut page = Page::new(labels);
+        page.gauge("vllm:num_requests_running", "Requests in execution batches.", engine.running() as f64);
+        page.gauge("vllm:num_requests_waiting", "Requests waiting.", engine.waiting() as f64);
+        page.gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage);
+        page.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up.", totals.queried_tokens);
+        page.counter("vllm:prefix_cache_hits_total", "Prompt tokens found cached.", totals.hit_tokens);
+        page.counter("vllm:num_preemptions_total", "Preemptions.", totals.preemptions);
+        page.counter("vllm:prompt_tokens_total", "Prompt tokens processed.", self.prompt_tokens);
+        page.counter("vllm:generation_tokens_total", "Tokens generated.", totals.generated_tokens);
+        let mut out = page.out;
         let name = "vllm:request_success_total";
         let _ = writeln!(out, "# HELP {name} Requests that ended.\n# TYPE {name} counter");
         for (reason, count) in self.ended {
             let _ = writeln!(out, "{name}{{{labels},finished_reason=\"{reason}\"}} {count}");
         }
-        self.ttft.write("vllm:time_to_first_token_seconds", "Time to first token.", &labels, &mut out);
-        self.itl.write("vllm:inter_token_latency_seconds", "Time between tokens.", &labels, &mut out);
-        self.e2e.write("vllm:e2e_request_latency_seconds", "Time to the last token.", &labels, &mut out);
+        self.ttft.write("vllm:time_to_first_token_seconds", "Time to first token.", labels, &mut out);
+        self.itl.write("vllm:inter_token_latency_seconds", "Time between tokens.", labels, &mut out);
+        self.e2e.write("vllm:e2e_request_latency_seconds", "Time to the last token.", labels, &mut out);
         let _ = writeln!(
             out,
             "# HELP vllm:cache_config_info Cache configuration.\n# TYPE vllm:cache_config_info gauge\n\
@@ -134,5 +141,77 @@ impl Series {
             profile.block_tokens, profile.kv_blocks
         );
         out
+    }
+
+    fn sglang(&self, engine: &Engine, labels: &str) -> String {
+        let (totals, profile) = (engine.totals(), engine.profile());
+        let used = profile.kv_blocks - engine.pool().available();
+        let hits = totals.hit_tokens as f64 / totals.queried_tokens.max(1) as f64;
+        let requests = self.ended.iter().map(|(_, count)| count).sum();
+        let aborted =
+            self.ended.iter().filter(|(reason, _)| *reason == "abort").map(|(_, count)| count).sum();
+        let mut page = Page::new(labels);
+        page.gauge("sglang:num_running_reqs", "The number of running requests.", engine.running() as f64);
+        page.gauge(
+            "sglang:num_queue_reqs",
+            "The number of requests in the waiting queue.",
+            engine.waiting() as f64,
+        );
+        page.gauge(
+            "sglang:num_used_tokens",
+            "The number of used tokens.",
+            f64::from(used * profile.block_tokens),
+        );
+        page.gauge("sglang:token_usage", "The token usage.", f64::from(used) / f64::from(profile.kv_blocks));
+        page.gauge(
+            "sglang:max_total_num_tokens",
+            "Maximum total number of tokens in the KV pool.",
+            profile.kv_tokens() as f64,
+        );
+        page.gauge("sglang:cache_hit_rate", "The prefix cache hit rate.", hits);
+        page.counter("sglang:prompt_tokens_total", "Prompt tokens processed.", self.prompt_tokens);
+        page.counter("sglang:generation_tokens_total", "Tokens generated.", totals.generated_tokens);
+        page.counter("sglang:cached_tokens_total", "Prompt tokens found cached.", totals.hit_tokens);
+        page.counter("sglang:num_requests_total", "Requests that ended.", requests);
+        page.counter("sglang:num_aborted_requests_total", "Requests that were aborted.", aborted);
+        page.counter(
+            "sglang:num_retracted_requests_total",
+            "Requests that gave up their KV.",
+            totals.preemptions,
+        );
+        let mut out = page.out;
+        self.ttft.write("sglang:time_to_first_token_seconds", "Time to first token.", labels, &mut out);
+        self.itl.write("sglang:inter_token_latency_seconds", "Time between tokens.", labels, &mut out);
+        self.e2e.write("sglang:e2e_request_latency_seconds", "Time to the last token.", labels, &mut out);
+        out
+    }
+}
+
+/// Series of one value each.
+struct Page<'a> {
+    labels: &'a str,
+    out: String,
+}
+
+// === impl Page ===
+
+impl<'a> Page<'a> {
+    fn new(labels: &'a str) -> Self {
+        Self { labels, out: String::with_capacity(8 << 10) }
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        self.one(name, "gauge", help, value);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.one(name, "counter", help, value as f64);
+    }
+
+    fn one(&mut self, name: &str, kind: &str, help: &str, value: f64) {
+        let labels = self.labels;
+        // Writing to a string cannot fail.
+        let _ =
+            writeln!(self.out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{{{labels}}} {value:?}");
     }
 }

@@ -20,7 +20,7 @@ use super::{
     faults::{Fault, Faults, Kind},
     prompt::{Tokens, Vocabulary},
     request::Ask,
-    series::Series,
+    series::{Names, Series},
     ticket::Ticket,
 };
 use crate::engine_model::{Engine, Listener, Nanos, Profile, Refusal, RequestId, Submission, Token};
@@ -39,6 +39,8 @@ pub(super) struct Setup {
     pub time_scale: f64,
     /// Tokens generated for requests that set no limit.
     pub output_tokens: u32,
+    /// In whose names they tell their metrics.
+    pub metrics: Names,
     /// When the mock started.
     pub zero: Instant,
     /// What answers are made of.
@@ -189,12 +191,17 @@ impl Worker {
     /// `/metrics`.
     pub(super) fn metrics(&self) -> String {
         let state = self.lock();
-        state.desk.series.render(&state.engine, &self.setup.model)
+        state.desk.series.render(&state.engine, &self.setup.model, self.setup.metrics)
     }
 
     /// The batches of KV events kept, from number `start` on.
     pub(super) fn batches_since(&self, start: u64) -> Vec<Numbered> {
         self.lock().desk.events.as_ref().map(|events| events.since(start)).unwrap_or_default()
+    }
+
+    /// The whole cache as batches of KV events.
+    pub(super) fn snapshot(&self) -> Vec<Numbered> {
+        self.lock().desk.events.as_ref().map(EventLog::snapshot).unwrap_or_default()
     }
 
     /// Adds a fault whose times count from now.

@@ -5,8 +5,13 @@ use std::path::PathBuf;
 use clap::{Args, ValueHint};
 use keyway_core::Policy;
 
-use super::slo::Slo;
-use crate::{args::SliceArgs, limits::MOCK_WORKERS_MAX, mock::args::EngineArgs, units};
+use crate::{
+    args::SliceArgs,
+    limits::MOCK_WORKERS_MAX,
+    mock::args::EngineArgs,
+    slo::{Figure, Metric, Slo},
+    units,
+};
 
 /// Shown below the options.
 pub const EXAMPLES: &str = "\
@@ -27,7 +32,7 @@ are routed by the code that the gateway routes by; workers are the engines that 
 /// Options of `simulate`.
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
-    /// Trace in Mooncake's JSON lines
+    /// Trace, in any format that `trace info` reads
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Workload")]
     pub trace: PathBuf,
     #[command(flatten, next_help_heading = "Workload")]
@@ -54,8 +59,8 @@ pub struct SimulateArgs {
     #[command(flatten, next_help_heading = "Fleet")]
     #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
     pub fleet: FleetArgs,
-    /// What must hold, comma-separated: ttft, tpot or e2e, and mean, p50, p90, p99 or max
-    #[arg(long, value_name = "SLO", default_value = "ttft.p90<2s", help_heading = "Result")]
+    /// What must hold, comma-separated: ttft, tpot or e2e, and mean, max or a percentile such as p90
+    #[arg(long, value_name = "SLO", default_value = "ttft.p90<2s", help_heading = "Result", value_parser = objective)]
     pub slo: Slo,
     /// Find the fewest workers with which the SLO holds, for each policy
     #[arg(long, conflicts_with = "workers", help_heading = "Result")]
@@ -91,4 +96,20 @@ pub struct FleetArgs {
     /// Prompt tokens in one block of the router's chain (the gateway's 64 bytes of text at 4 bytes a token)
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub index_block_tokens: u32,
+}
+
+/// An objective that a simulated run can be held to: on figures of the run, and on times that are simulated.
+fn objective(text: &str) -> Result<Slo, String> {
+    let slo: Slo = text.parse()?;
+    for bound in &slo.bounds {
+        if bound.figure == Figure::Each {
+            return Err(format!(
+                "`{bound}` is on single requests: write METRIC.FIGURE<TIME, such as ttft.p90<2s"
+            ));
+        }
+        if bound.metric == Metric::Ttst {
+            return Err(format!("`{bound}`: events are not simulated; bound tpot"));
+        }
+    }
+    Ok(slo)
 }

@@ -10,17 +10,13 @@ use keyway_core::{
 };
 use keyway_wire::block_hash::BlockHash;
 
-use super::{
-    outcome::Outcome,
-    prompts,
-    slo::{Metric, Slo},
-};
+use super::{outcome::Outcome, prompts};
 use crate::{
     engine_model::{Engine, Listener, Nanos, Profile, Submission, Token},
-    prompt::splitmix,
-    scale::Scale,
     schedule::Due,
+    slo::{Metric, Slo},
     trace::Trace,
+    workload::{prompt::splitmix, scale::Scale},
 };
 
 /// What is replayed, whatever the fleet.
@@ -234,6 +230,7 @@ impl Listener for Counting<'_> {
             let good = self.slo.met_by(|metric| match metric {
                 Metric::Ttft => Some(Duration::from_nanos(ttft)),
                 Metric::Tpot => tpot.map(Duration::from_nanos),
+                Metric::Ttst => None,
                 Metric::E2e => Some(Duration::from_nanos(e2e)),
             });
             self.outcome.done(token.at, e2e, tpot, token.number, good);

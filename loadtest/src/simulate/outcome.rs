@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::slo::{Metric, Slo};
 use crate::{
     engine_model::Nanos,
+    slo::{Metric, Slo},
     stats::{Samples, Summary},
 };
 
@@ -132,10 +132,11 @@ impl Outcome {
             preemptions: self.preemptions,
             steps: self.steps,
             slo_met: self.refused == 0
-                && slo.met_by_run(|metric| match metric {
-                    Metric::Ttft => ttft,
-                    Metric::Tpot => tpot,
-                    Metric::E2e => e2e,
+                && slo.bounds.iter().all(|bound| match bound.metric {
+                    Metric::Ttft => bound.holds(&self.ttft),
+                    Metric::Tpot => bound.holds(&self.tpot),
+                    Metric::E2e => bound.holds(&self.e2e),
+                    Metric::Ttst => true,
                 }),
         }
     }

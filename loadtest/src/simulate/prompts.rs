@@ -4,15 +4,22 @@
 use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
 
 use crate::{
-    scale::{Block, Scale},
     trace::Row,
+    workload::scale::{Block, Scale},
 };
 
+/// Blocks in a row whose hashes are neighbours.
+const ROW: usize = 32;
+
 /// Hashes of the full blocks of `block_tokens` in a prompt of trace blocks. Copies of a trace share nothing.
+///
+/// The lower half of a hash says the row of 32 blocks, by its first one, and the place in it, so that a table by the
+/// lower bits has them side by side: a simulation of many engines waits for memory more than for anything else. The
+/// upper half tells apart the prompts that part within the row.
 pub(super) fn chain(scale: Scale, index: usize, row: &Row, copy: u64, block_tokens: u32) -> Vec<BlockHash> {
     let mut chain = Chain::new(HashKey::new(copy), b"");
     let mut hashes = Vec::with_capacity((scale.prompt_tokens(row) / u64::from(block_tokens)) as usize);
-    let (mut piece, mut missing) = (Vec::with_capacity(32), block_tokens);
+    let (mut piece, mut missing, mut first) = (Vec::with_capacity(32), block_tokens, 0);
     for Block { id, tokens } in scale.blocks(index, row) {
         let mut from = 0;
         while from < tokens {
@@ -21,7 +28,11 @@ pub(super) fn chain(scale: Scale, index: usize, row: &Row, copy: u64, block_toke
             piece.extend_from_slice(&from.to_le_bytes());
             (from, missing) = (from + taken, missing - taken);
             if missing == 0 {
-                hashes.push(chain.push(&piece));
+                let (BlockHash(own), place) = (chain.push(&piece), hashes.len() % ROW);
+                if place == 0 {
+                    first = own;
+                }
+                hashes.push(BlockHash(own & !0xffff_ffff | u64::from((first as u32) << 5) | place as u64));
                 piece.clear();
                 missing = block_tokens;
             }
@@ -35,7 +46,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::prompt::PromptText;
+    use crate::workload::prompt::PromptText;
 
     fn row(blocks: Vec<u64>, tail: u32) -> Row {
         let input_tokens = (blocks.len() as u32 - 1) * 512 + tail;

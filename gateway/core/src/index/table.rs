@@ -10,7 +10,8 @@ pub(super) const ENTRY_BYTES: usize = size_of::<u64>();
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// An entry is a 32-bit tag of the hash above the 32-bit slot; 0 is empty, as slot 0 is never used. The tag
-/// spares nearly every look at a slot of another hash, which would miss the processor's cache.
+/// spares nearly every look at a slot of another hash, which would miss the processor's cache; and it alone says where
+/// an entry belongs, so that closing a gap looks at no slot at all.
 pub(super) struct Table {
     entries: Vec<u64>,
 }
@@ -45,7 +46,7 @@ impl Table {
 
     /// Forgets `hash`, and closes the gap so that no tombstone is left.
     pub(super) fn remove(&mut self, hash: BlockHash, hash_of: impl Fn(u32) -> BlockHash) {
-        let Ok(mut gap) = self.find(hash, &hash_of) else { return };
+        let Ok(mut gap) = self.find(hash, hash_of) else { return };
         let mut at = gap;
         loop {
             at = self.after(at);
@@ -54,7 +55,7 @@ impl Table {
                 break;
             }
             // An entry may move back to the gap unless its home lies behind the gap.
-            let home = self.home(hash_of(entry as u32));
+            let home = self.home((entry >> 32) as u32);
             if self.distance(home, at) >= self.distance(gap, at) {
                 self.entries[gap] = entry;
                 gap = at;
@@ -69,7 +70,7 @@ impl Table {
             return Err(None);
         }
         let tag = tag(hash);
-        let mut at = self.home(hash);
+        let mut at = self.home(tag);
         loop {
             let entry = self.entries[at];
             if entry == 0 {
@@ -82,10 +83,18 @@ impl Table {
         }
     }
 
-    /// Multiply and shift: any table size works, not only powers of two.
-    fn home(&self, hash: BlockHash) -> usize {
-        let spread = u128::from(hash.0.wrapping_mul(SPREAD));
-        ((spread * self.entries.len() as u128) >> 64) as usize
+    /// Brings the entries of several hashes into the processor's cache: it fetches them side by side, where searches one
+    /// after the other would each wait for memory.
+    pub(super) fn fetch(&self, hashes: &[BlockHash]) {
+        if !self.entries.is_empty() {
+            let entry = |hash: &BlockHash| self.entries[self.home(tag(*hash))];
+            std::hint::black_box(hashes.iter().fold(0, |all, hash| all ^ entry(hash)));
+        }
+    }
+
+    /// Where an entry with this tag belongs. Multiply and shift: any table size works, not only powers of two.
+    fn home(&self, tag: u32) -> usize {
+        ((u128::from(tag) * self.entries.len() as u128) >> 32) as usize
     }
 
     fn after(&self, at: usize) -> usize {
@@ -99,7 +108,7 @@ impl Table {
 }
 
 fn tag(hash: BlockHash) -> u32 {
-    hash.0.wrapping_mul(SPREAD) as u32
+    (hash.0.wrapping_mul(SPREAD) >> 32) as u32
 }
 
 #[cfg(test)]

@@ -1,0 +1,193 @@
+//! One request: sends it, reads its stream, notes when what arrived and how it ended. Keeps no text, decides no
+//! time of sending.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{Method, Response, StatusCode, header};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use keyway_wire::headers;
+use tokio::sync::watch;
+
+use crate::{
+    client::{
+        self, Server,
+        event::{self, Event},
+        record::{Exchange, Failure, FailureClass, Outcome},
+        sse,
+    },
+    limits,
+};
+
+/// The run's clock: nanoseconds after its zero.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    /// The zero.
+    pub zero: Instant,
+}
+
+impl Clock {
+    /// Nanoseconds since the zero; 0 before it.
+    pub fn now_ns(&self) -> u64 {
+        self.zero.elapsed().as_nanos() as u64
+    }
+
+    /// Time left until the zero.
+    pub fn until_zero(&self) -> Duration {
+        self.zero.saturating_duration_since(Instant::now())
+    }
+}
+
+/// What all requests of a run share.
+#[derive(Debug, Clone)]
+pub struct Session {
+    /// Where they go.
+    pub server: Server,
+    /// The endpoint's path.
+    pub path: &'static str,
+    /// Time from sending to `[DONE]`.
+    pub timeout: Duration,
+    /// The run's clock.
+    pub clock: Clock,
+    /// Whether the answers' text is kept, for conversations to go on from.
+    pub keep_text: bool,
+    /// Turns `true` when the run is interrupted.
+    pub stop: watch::Receiver<bool>,
+}
+
+/// Sends `body` and reads the answer to its end.
+pub async fn exchange(mut session: Session, body: Bytes) -> Exchange {
+    let clock = session.clock;
+    let keep_text = session.keep_text;
+    let mut watching = Watching { clock, keep_text, seen: Exchange::begun(clock.now_ns()), done_ns: None };
+    let outcome = tokio::select! {
+        result = tokio::time::timeout(session.timeout, watching.run(&session.server, session.path, body)) => match result {
+            Ok(Ok(())) => Outcome::Ok,
+            Ok(Err(failure)) => Outcome::Failed(failure),
+            Err(_) => Outcome::Failed(failure(FailureClass::Timeout, format!("not done after {:?}", session.timeout))),
+        },
+        _ = session.stop.wait_for(|stop| *stop) => Outcome::Cancelled,
+    };
+    // After `[DONE]` only the connection is still of use; how it ends no longer matters.
+    match watching.done_ns {
+        Some(end_ns) => Exchange { outcome: Outcome::Ok, end_ns, ..watching.seen },
+        None => Exchange { outcome, end_ns: clock.now_ns(), ..watching.seen },
+    }
+}
+
+/// An exchange under way.
+struct Watching {
+    clock: Clock,
+    keep_text: bool,
+    seen: Exchange,
+    /// When `[DONE]` was here.
+    done_ns: Option<u64>,
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// An exchange of which nothing has happened yet.
+    pub fn begun(sent_ns: u64) -> Self {
+        Self {
+            sent_ns,
+            head_ns: None,
+            first_ns: None,
+            last_ns: None,
+            end_ns: sent_ns,
+            text_events: 0,
+            gaps_us: Vec::new(),
+            usage: None,
+            worker: None,
+            text: String::new(),
+            outcome: Outcome::Cancelled,
+        }
+    }
+}
+
+// === impl Watching ===
+
+impl Watching {
+    async fn run(&mut self, server: &Server, path: &str, body: Bytes) -> Result<(), Failure> {
+        let response = server.send(Method::POST, path, body).await.map_err(|error| {
+            let class = if error.is_connect() { FailureClass::Connect } else { FailureClass::Cut };
+            failure(class, client::chain(&error))
+        })?;
+        self.seen.head_ns = Some(self.clock.now_ns());
+        self.seen.worker = worker_of(&response);
+        if response.status() != StatusCode::OK {
+            let class = FailureClass::Status(response.status().as_u16());
+            let body = client::read(response.into_body()).await.unwrap_or_default();
+            return Err(failure(class, client::error_message(&body)));
+        }
+        let kind = response.headers().get(header::CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+        if !kind.starts_with(b"text/event-stream") {
+            let message = format!("the answer is `{}`, not an event stream", kind.escape_ascii());
+            return Err(failure(FailureClass::Protocol, message));
+        }
+        self.stream(response.into_body()).await
+    }
+
+    async fn stream(&mut self, mut body: Incoming) -> Result<(), Failure> {
+        let mut parser = sse::Parser::new(limits::EVENT_BYTES_MAX);
+        while let Some(frame) = body.frame().await {
+            let frame = match frame {
+                Ok(frame) => frame,
+                Err(error) => return Err(failure(FailureClass::Cut, client::chain(&error))),
+            };
+            let (now_ns, mut result) = (self.clock.now_ns(), Ok(()));
+            let Some(piece) = frame.data_ref() else { continue };
+            parser
+                .push(piece, |data| {
+                    if result.is_ok() && self.done_ns.is_none() {
+                        result = self.event(data, now_ns);
+                    }
+                })
+                .map_err(|error| failure(FailureClass::Protocol, error.to_string()))?;
+            result?;
+        }
+        if self.done_ns.is_some() {
+            Ok(())
+        } else {
+            Err(failure(FailureClass::Cut, "the stream ended without [DONE]".into()))
+        }
+    }
+
+    fn event(&mut self, data: &[u8], now_ns: u64) -> Result<(), Failure> {
+        match Event::read(data).map_err(|error| failure(FailureClass::Protocol, error.to_string()))? {
+            Event::Done => self.done_ns = Some(now_ns),
+            Event::Error(message) => return Err(failure(FailureClass::ErrorEvent, message)),
+            Event::Chunk { has_text, finished, usage } => {
+                if has_text {
+                    self.text(now_ns);
+                    if self.keep_text {
+                        self.seen.text.push_str(&event::text(data));
+                    }
+                }
+                if has_text || finished {
+                    self.seen.first_ns.get_or_insert(now_ns);
+                }
+                if usage.is_some() {
+                    self.seen.usage = usage;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, now_ns: u64) {
+        if let Some(last_ns) = self.seen.last_ns.replace(now_ns) {
+            self.seen.gaps_us.push(u32::try_from((now_ns - last_ns) / 1000).unwrap_or(u32::MAX));
+        }
+        self.seen.text_events += 1;
+    }
+}
+
+fn failure(class: FailureClass, message: String) -> Failure {
+    Failure { class, message: message.chars().take(limits::ERROR_SAMPLE_CHARS_MAX).collect() }
+}
+
+fn worker_of(response: &Response<Incoming>) -> Option<String> {
+    response.headers().get(headers::WORKER)?.to_str().ok().map(str::to_owned)
+}

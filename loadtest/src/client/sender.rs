@@ -1,0 +1,267 @@
+//! Keeps to the schedule: a thread of its own makes each body ahead of its time, sleeps until it is due, and hands
+//! it over. In an open loop it waits for no answer; it never moves what is due, and when late, sends at once.
+//!
+//! A thread, because a runtime's timers round to the millisecond and share their thread with the answers.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{Receiver, Sender as EndSender, channel},
+    },
+    thread::{self, Thread},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, mpsc::UnboundedSender},
+};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::{
+    client::{
+        exchange::{Session, exchange},
+        record::{Exchange, Failure, FailureClass, Outcome, Record},
+    },
+    oracle::{Oracle, Reusable},
+    schedule::{Due, pacer::Pacer},
+    trace::info::{Adder, Sums},
+    workload::{
+        Workload,
+        body::Bodies,
+        conversation::{self, History, Reply},
+    },
+};
+
+/// The sender's orders. It ends after the last request, or when told to stop.
+#[derive(Debug)]
+pub struct Sender {
+    /// What to ask.
+    pub workload: Workload,
+    /// When.
+    pub pacer: Pacer,
+    /// In which words.
+    pub bodies: Bodies,
+    /// Judges each prompt in the order of sending.
+    pub oracle: Oracle,
+    /// Prompt tokens of the server's chat template.
+    pub overhead_tokens: u64,
+    /// Where to.
+    pub session: Session,
+    /// Requests at most under way; the rest wait or are dropped.
+    pub places: Option<Places>,
+    /// Which requests only warm up.
+    pub warmup: Warmup,
+    /// Takes one record a request: it holds at most as many as there are requests.
+    pub records: UnboundedSender<Record>,
+    /// How far it is.
+    pub control: Arc<Control>,
+}
+
+/// A bound on requests under way.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// One permit a place; first come, first served.
+    pub free: Arc<Semaphore>,
+    /// Drop a request that finds none, instead of letting it wait.
+    pub drop: bool,
+}
+
+/// The requests at the start that no figure counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Warmup {
+    /// The first so many.
+    pub requests: u64,
+    /// Those due before this time.
+    pub until: Duration,
+}
+
+/// What the sender's thread shares with the run.
+#[derive(Debug, Default)]
+pub struct Control {
+    /// Requests sent so far.
+    pub sent: AtomicU64,
+    /// Set it and unpark the thread: nothing more is sent.
+    pub stop: AtomicBool,
+}
+
+/// What was sent.
+#[derive(Debug, Clone, Copy)]
+pub struct SentSums {
+    /// Tokens and blocks.
+    pub sums: Sums,
+    /// When the last was due, in nanoseconds.
+    pub last_due_ns: u64,
+    /// Sum, modulo 2^64, of the xxh3 of each body, seeded with the request's number: equal for equal bytes, in
+    /// whatever order users and slots sent them.
+    pub body_hash: u64,
+}
+
+/// A request ready to go.
+struct Ready {
+    body: Bytes,
+    reusable: Reusable,
+    wanted_prompt_tokens: u64,
+}
+
+/// Why waiting ended.
+enum Woken {
+    Due,
+    /// Something else is due first.
+    Changed,
+    Stopped,
+}
+
+/// Tells the sender's thread that a request has ended.
+#[derive(Clone)]
+struct Bell {
+    ended: EndSender<Ending>,
+    thread: Thread,
+}
+
+/// How a request ended, for those that come after it.
+struct Ending {
+    row: usize,
+    at_ns: u64,
+    /// None if it failed.
+    reply: Option<Reply>,
+}
+
+/// What was said in the conversations under way.
+type Histories = HashMap<usize, History>;
+
+impl Sender {
+    /// Sends everything.
+    pub fn run(mut self, runtime: &Handle) -> SentSums {
+        let (ended, mut endings) = channel();
+        let bell = (!self.pacer.is_fixed()).then(|| Bell { ended, thread: thread::current() });
+        let mut histories = Histories::new();
+        // Only a loop that reacts to answers ever holds more than one.
+        let mut ready: HashMap<usize, Ready> = HashMap::new();
+        let (mut adder, mut sent) =
+            (Adder::default(), SentSums { sums: Sums::default(), last_due_ns: 0, body_hash: 0 });
+        loop {
+            let Some(due) = self.pacer.peek() else {
+                if !self.pacer.is_waiting() || self.control.stop.load(Ordering::Acquire) {
+                    break;
+                }
+                thread::park();
+                self.hear(&mut endings, &mut histories);
+                continue;
+            };
+            let next =
+                ready.remove(&due.row).unwrap_or_else(|| self.make(due.row, &mut adder, &mut histories));
+            match self.wait_until(due, &mut endings, &mut histories) {
+                Woken::Stopped => break,
+                Woken::Changed => {
+                    ready.insert(due.row, next);
+                }
+                Woken::Due => {
+                    self.pacer.take();
+                    sent.body_hash =
+                        sent.body_hash.wrapping_add(xxh3_64_with_seed(&next.body, due.row as u64));
+                    sent.last_due_ns = sent.last_due_ns.max(due.intended_ns);
+                    self.send(due, next, bell.clone(), runtime);
+                }
+            }
+        }
+        SentSums { sums: adder.sums(), ..sent }
+    }
+
+    fn make(&mut self, row: usize, adder: &mut Adder, histories: &mut Histories) -> Ready {
+        let ask = self.workload.ask(row);
+        adder.add(&ask);
+        let mut history = (self.workload.is_conversational())
+            .then(|| histories.entry(conversation::split(row).0).or_default());
+        let body = Bytes::from(self.bodies.make(&ask, history.as_deref_mut()));
+        let blocks = history.map_or(ask.blocks, |history| history.blocks.clone());
+        let tokens: u64 = blocks.iter().map(|block| u64::from(block.tokens)).sum();
+        let wanted_prompt_tokens = tokens + self.overhead_tokens;
+        Ready { body, reusable: self.oracle.ask(blocks.into_iter()), wanted_prompt_tokens }
+    }
+
+    fn send(&self, due: Due, ready: Ready, bell: Option<Bell>, runtime: &Handle) {
+        let Due { intended_ns, row } = due;
+        let order = self.control.sent.fetch_add(1, Ordering::Relaxed);
+        let warmup = order < self.warmup.requests || u128::from(intended_ns) < self.warmup.until.as_nanos();
+        let (session, records, places) = (self.session.clone(), self.records.clone(), self.places.clone());
+        runtime.spawn(async move {
+            let Ready { body, reusable, wanted_prompt_tokens } = ready;
+            let (mut exchange, queued_ns) = placed(session, body, places).await;
+            let (at_ns, text) = (exchange.end_ns, std::mem::take(&mut exchange.text));
+            let tokens = exchange.usage.as_ref().map_or(0, |usage| usage.completion_tokens);
+            let reply = (exchange.outcome == Outcome::Ok).then_some(Reply { text, tokens });
+            // The run drops its end only when it ends, and then nobody asks.
+            let _ = records.send(Record {
+                row,
+                intended_ns,
+                queued_ns,
+                warmup,
+                wanted_prompt_tokens,
+                reusable,
+                exchange,
+            });
+            if let Some(bell) = bell {
+                let _ = bell.ended.send(Ending { row, at_ns, reply });
+                bell.thread.unpark();
+            }
+        });
+    }
+
+    /// Sleeps until `due`, or until something else must be done.
+    fn wait_until(&mut self, due: Due, endings: &mut Receiver<Ending>, histories: &mut Histories) -> Woken {
+        loop {
+            if self.control.stop.load(Ordering::Acquire) {
+                return Woken::Stopped;
+            }
+            self.hear(endings, histories);
+            if self.pacer.peek() != Some(due) {
+                return Woken::Changed;
+            }
+            let left = Duration::from_nanos(due.intended_ns.saturating_sub(self.session.clock.now_ns()));
+            let left = left.max(self.session.clock.until_zero());
+            if left.is_zero() {
+                return Woken::Due;
+            }
+            thread::park_timeout(left);
+        }
+    }
+
+    fn hear(&mut self, endings: &mut Receiver<Ending>, histories: &mut Histories) {
+        for Ending { row, at_ns, reply } in endings.try_iter() {
+            self.pacer.ended(row, at_ns, reply.is_some());
+            let session = conversation::split(row).0;
+            let goes_on = self.pacer.goes_on(row);
+            match (reply, histories.get_mut(&session)) {
+                (Some(reply), Some(history)) if goes_on => history.add_reply(row, &reply),
+                _ => drop(histories.remove(&session)),
+            }
+        }
+    }
+}
+
+/// The exchange, once there is a place for it; and the time that took, in nanoseconds.
+async fn placed(session: Session, body: Bytes, places: Option<Places>) -> (Exchange, u64) {
+    let Some(Places { free, drop }) = places else { return (exchange(session, body).await, 0) };
+    let (clock, mut stop) = (session.clock, session.stop.clone());
+    let begun_ns = clock.now_ns();
+    let place = if drop {
+        free.try_acquire_owned().map_err(|_| {
+            let message = "--max-concurrency requests were under way".into();
+            Outcome::Failed(Failure { class: FailureClass::Dropped, message })
+        })
+    } else {
+        tokio::select! {
+            place = free.acquire_owned() => place.map_err(|_| Outcome::Cancelled),
+            _ = stop.wait_for(|stop| *stop) => Err(Outcome::Cancelled),
+        }
+    };
+    let queued_ns = clock.now_ns() - begun_ns;
+    match place {
+        Ok(_held_to_the_end) => (exchange(session, body).await, queued_ns),
+        Err(outcome) => (Exchange { outcome, ..Exchange::begun(clock.now_ns()) }, queued_ns),
+    }
+}

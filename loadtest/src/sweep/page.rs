@@ -1,0 +1,179 @@
+//! A sweep as one HTML page: what more load costs, and what it gives. Measures nothing.
+
+use std::fmt::Write as _;
+
+use super::{Point, SweepReport};
+use crate::{
+    export::{
+        page,
+        svg::{Axis, Line, Plot, Scale, escape, short},
+    },
+    report::Status,
+    stats::Summary,
+};
+
+/// Lines of one plot: as many as the style sheet has colours.
+const LINES_MAX: usize = 4;
+
+/// Renders `report`; `about` says what was swept, in words.
+pub fn render(report: &SweepReport, about: &str) -> String {
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = write(report, about, &mut out);
+    out
+}
+
+fn write(report: &SweepReport, about: &str, out: &mut String) -> std::fmt::Result {
+    let title = escape(about);
+    page::begin(&title, out)?;
+    writeln!(out, "<h1>{title}</h1>\n<p class=\"sub\">{} measurements</p>", report.points.len())?;
+    for group in groups(&report.points).chunks(LINES_MAX) {
+        page::plots("What load costs and gives", plots(group), out)?;
+    }
+    writeln!(out, "<h2>Measurements</h2>")?;
+    let heads = [
+        "run",
+        "load",
+        "lengths",
+        "ok",
+        "failed",
+        "requests/s",
+        "tokens/s",
+        "TTFT p50",
+        "p90",
+        "p99",
+        "TPOT p50",
+        "p99",
+        "E2E p99",
+        "goodput",
+        "",
+    ];
+    page::table(&heads, report.points.iter().map(cells), out)?;
+    writeln!(out, r#"<p class="sub">Times in milliseconds, from when requests were due</p>"#)?;
+    page::end(out)
+}
+
+/// The points of equal lengths, each list in order of load.
+fn groups(points: &[Point]) -> Vec<(String, Vec<&Point>)> {
+    let mut groups: Vec<(String, Vec<&Point>)> = Vec::new();
+    for point in points {
+        let name = lengths(point);
+        match groups.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, list)) => list.push(point),
+            None => groups.push((name, vec![point])),
+        }
+    }
+    for (_, list) in &mut groups {
+        list.sort_by(|a, b| load(a).unwrap_or(0.0).total_cmp(&load(b).unwrap_or(0.0)));
+    }
+    groups
+}
+
+fn load(point: &Point) -> Option<f64> {
+    point.rate.or(point.concurrency.map(f64::from))
+}
+
+fn lengths(point: &Point) -> String {
+    point
+        .isl
+        .iter()
+        .zip(&point.osl)
+        .map(|(isl, osl)| format!("{isl}/{osl}"))
+        .next()
+        .unwrap_or_else(|| "all".into())
+}
+
+fn plots(groups: &[(String, Vec<&Point>)]) -> Vec<(&'static str, Plot)> {
+    type Value = fn(&Point) -> Option<f64>;
+    let unit = if groups.iter().any(|(_, list)| list.iter().any(|p| p.concurrency.is_some())) {
+        "requests under way"
+    } else {
+        "requests/s offered"
+    };
+    let plot = |title: &'static str, x: &str, of_x: Value, y: &str, scale: Scale, of_y: Value| {
+        let line = |(name, list): &(String, Vec<&Point>)| Line {
+            name: name.clone(),
+            points: list.iter().filter_map(|p| Some((of_x(p)?, of_y(p)?))).collect(),
+            dots: false,
+        };
+        let lines: Vec<Line> = groups.iter().map(line).collect();
+        let axis = |label: &str, scale| Axis { label: label.into(), scale };
+        (title, Plot { title: title.into(), x: axis(x, Scale::Linear), y: axis(y, scale), lines })
+    };
+    let ttft = |p: &Point| Some(p.ttft?.p50);
+    let tail = |p: &Point| Some(p.ttft?.p99);
+    let tpot = |p: &Point| Some(p.tpot?.p50);
+    vec![
+        plot("Time to first token, median", unit, load, "ms", Scale::Log, ttft),
+        plot("Time to first token, 99th percentile", unit, load, "ms", Scale::Log, tail),
+        plot("Time per output token, median", unit, load, "ms", Scale::Linear, tpot),
+        plot("Answers a second", unit, load, "requests/s", Scale::Linear, |p| Some(p.requests_per_s)),
+        plot(
+            "Generated tokens a second against each user's wait per token",
+            "ms per output token",
+            tpot,
+            "tokens/s",
+            Scale::Linear,
+            |p| Some(p.output_tokens_per_s),
+        ),
+        plot("Requests that keep the objective", unit, load, "%", Scale::Linear, |p| {
+            Some(p.goodput? * 100.0)
+        }),
+    ]
+}
+
+fn cells(point: &Point) -> Vec<String> {
+    let ms = |summary: Option<Summary>, of: fn(&Summary) -> f64| {
+        summary.map_or_else(|| "-".into(), |summary| format!("{:.1}", of(&summary)))
+    };
+    vec![
+        point.number.to_string(),
+        load(point).map_or_else(|| "-".into(), short),
+        escape(&lengths(point)),
+        point.ok.to_string(),
+        point.failed.to_string(),
+        format!("{:.2}", point.requests_per_s),
+        format!("{:.0}", point.output_tokens_per_s),
+        ms(point.ttft, |s| s.p50),
+        ms(point.ttft, |s| s.p90),
+        ms(point.ttft, |s| s.p99),
+        ms(point.tpot, |s| s.p50),
+        ms(point.tpot, |s| s.p99),
+        ms(point.e2e, |s| s.p99),
+        point.goodput.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0)),
+        if point.status == Status::Valid { String::new() } else { "not valid".into() },
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_for_each_length_and_a_row_for_each_run() {
+        let summary =
+            Summary { n: 9, mean: 5.0, std: 1.0, p50: 4.0, p90: 9.0, p95: 9.5, p99: 10.0, max: 11.0 };
+        let point = |number: usize, rate: f64, isl: &str| Point {
+            number,
+            rate: Some(rate),
+            concurrency: None,
+            isl: Some(isl.into()),
+            osl: Some("8".into()),
+            status: Status::Valid,
+            ok: 9,
+            failed: 0,
+            requests_per_s: rate,
+            output_tokens_per_s: rate * 8.0,
+            ttft: Some(summary),
+            tpot: Some(summary),
+            e2e: Some(summary),
+            goodput: None,
+        };
+        let points = vec![point(1, 2.0, "64"), point(2, 1.0, "64"), point(3, 1.0, "<b>")];
+        let page = render(&SweepReport { format: String::new(), points }, "a & b");
+        assert!(page.contains("a &amp; b") && page.contains("&lt;b&gt;/8") && !page.contains("<script"));
+        // No objective, no plot of it.
+        assert_eq!((page.matches("<svg").count(), page.matches("<tr>").count()), (5, 4));
+        assert_eq!(page.matches("class=\"line c1\"").count(), 5);
+    }
+}
