@@ -19,6 +19,7 @@ pub mod matmul;
 pub mod moe;
 pub mod paged_attention;
 mod pool;
+pub mod probe;
 pub mod quant;
 pub mod rms_norm;
 pub mod rope;

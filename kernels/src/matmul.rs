@@ -6,14 +6,19 @@
 //! a bit, and a row's result is the same alone and in any batch. How the weight is kept in memory is `packed`'s
 //! business: narrow types are widened when used, to the f32 they stand for.
 
+mod activations;
+mod integers;
 mod packed;
 
 use crate::compute::Compute;
 use crate::grid::{Grid, Tile};
 use crate::isa::Body;
 use crate::simd::Simd;
+use activations::Activations;
+use integers::IntMatMul;
 use packed::{PANEL, Panels, Read};
 
+pub use integers::IntBits;
 pub use packed::{PackedMatrix, WeightType};
 
 /// What a multiplication, reading an element of the weight, and reading a byte of it take one thread at least, in
@@ -21,6 +26,8 @@ pub use packed::{PackedMatrix, WeightType};
 const NS_PER_MULTIPLICATION: f64 = 1.0 / 120.0;
 const NS_PER_WEIGHT: f64 = 1.0 / 40.0;
 const NS_PER_BYTE: f64 = 1.0 / 100.0;
+/// Outputs that stand together in memory: four panels.
+const BLOCK: usize = 4 * PANEL;
 /// Rows of `x` that stay in the second-level cache while all panels pass by.
 const ROW_BLOCK: usize = 64;
 
@@ -41,15 +48,30 @@ pub fn cpu(compute: &Compute, x: &[f32], w: &PackedMatrix, y: &mut [f32]) {
     let weights = (inputs * outputs) as f64;
     let reading = (NS_PER_WEIGHT * weights).max(NS_PER_BYTE * w.bytes() as f64);
     let parts = compute.parts(reading.max(NS_PER_MULTIPLICATION * weights * rows as f64));
-    let pairs = outputs.div_ceil(2 * PANEL);
-    let tile_pairs = if parts == 1 { pairs } else { pairs.div_ceil(parts) };
-    let tile_columns = (tile_pairs * 2 * PANEL).max(PANEL);
-    compute.tiles(Grid::new(y, outputs, rows.max(1), tile_columns), |y| match w.panels() {
-        Panels::F32(weights) => compute.isa().run(MatMul { x, weights, y, inputs }),
-        Panels::Bf16(weights) => compute.isa().run(MatMul { x, weights, y, inputs }),
-        Panels::Fp8(weights) => compute.isa().run(MatMul { x, weights, y, inputs }),
-        Panels::Mxfp4(weights) => compute.isa().run(MatMul { x, weights, y, inputs }),
-    });
+    let blocks = outputs.div_ceil(BLOCK);
+    let tile_blocks = if parts == 1 { blocks } else { blocks.div_ceil(parts) };
+    let tile_columns = (tile_blocks * BLOCK).max(BLOCK);
+    let grid = Grid::new(y, outputs, rows.max(1), tile_columns);
+    let isa = compute.isa();
+    match w.panels() {
+        Panels::F32(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs })),
+        Panels::Bf16(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs })),
+        Panels::Fp8(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs })),
+        Panels::Mxfp4(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs })),
+        Panels::Int8(weights) => {
+            let x = Activations::quantise(compute, x, inputs);
+            compute.tiles(grid, |y| isa.run(IntMatMul { x: &x, weights, y }));
+        }
+        Panels::Int4(weights) => {
+            let x = Activations::quantise(compute, x, inputs);
+            compute.tiles(grid, |y| isa.run(IntMatMul { x: &x, weights, y }));
+        }
+    }
+}
+
+/// Up to how many rows go by four panels.
+const fn few_rows<S: Simd>() -> usize {
+    if S::WIDE { 7 } else { 1 }
 }
 
 struct MatMul<'a, W> {
@@ -71,9 +93,12 @@ impl<W: Read> Body for MatMul<'_, W> {
         for block in (0..rows).step_by(ROW_BLOCK) {
             let end = (block + ROW_BLOCK).min(rows);
             let mut panel = panels.start;
-            // One row alone has few sums under way in a tile; more panels hide the additions' latency.
-            while panel + 4 <= panels.end && end - block == 1 {
-                self.tiles::<S, 1, 4>(simd, block, end, panel);
+            // Few rows have few sums under way in a tile: more panels hide the additions' latency, and read a
+            // block's memory in one go.
+            while panel + 4 <= panels.end && end - block <= few_rows::<S>() {
+                let row = if S::WIDE { self.tiles::<S, 4, 4>(simd, block, end, panel) } else { block };
+                let row = if S::WIDE { self.tiles::<S, 2, 4>(simd, row, end, panel) } else { row };
+                self.tiles::<S, 1, 4>(simd, row, end, panel);
                 panel += 4;
             }
             while panel + 2 <= panels.end && S::WIDE {
@@ -140,6 +165,7 @@ fn tile<S: Simd, W: Read, const R: usize, const P: usize>(
             *scale = weights.scale(simd, panel + p, begin);
         }
         for k in (0..len).step_by(W::STEP) {
+            W::prefetch(simd, parts, k);
             for step in 0..W::STEP {
                 let mut w = [simd.zero(); P];
                 for p in 0..P {

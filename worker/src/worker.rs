@@ -19,7 +19,7 @@ use crate::generation_config::GenerationConfig;
 use crate::kv_events::{self, BoundAddrs, KvEventOptions, Layout, Publisher, Recorder};
 use crate::limits::KV_BYTES_DEFAULT;
 use crate::metrics::{Metrics, StaticInfo};
-use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource};
+use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource, Quantize};
 use crate::scheduler::StepLimits;
 use crate::server;
 
@@ -28,6 +28,8 @@ use crate::server;
 pub struct WorkerOptions {
     /// The built-in model, or a checkpoint directory.
     pub model: ModelSource,
+    /// How its matrices are kept in memory.
+    pub quantize: Quantize,
     /// The model's name for clients; its own name if absent.
     pub served_model_name: Option<String>,
     /// Where to listen; port 0 takes a free one.
@@ -52,6 +54,7 @@ impl Default for WorkerOptions {
     fn default() -> Self {
         Self {
             model: ModelSource::Builtin,
+            quantize: Quantize::None,
             served_model_name: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 8000)),
             block_size: 16,
@@ -129,7 +132,8 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let kv_events = publisher.as_ref().map(Publisher::addrs);
 
     let source = options.model.clone();
-    let Loaded { model, text, defaults } = blocking(move || load(&source)).await??;
+    let quantize = options.quantize;
+    let Loaded { model, text, defaults } = blocking(move || load(&source, quantize)).await??;
     let info = model.info.clone();
     let (kv, max_model_len) = kv_layout(&options, &info)?;
     let compute = Compute::new(threads(options.threads));
@@ -263,8 +267,8 @@ fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
     Ok(())
 }
 
-fn load(source: &ModelSource) -> Result<Loaded, StartError> {
-    let model = LoadedModel::load(source)?;
+fn load(source: &ModelSource, quantize: Quantize) -> Result<Loaded, StartError> {
+    let model = LoadedModel::load_quantized(source, quantize)?;
     let (text, defaults) = match source {
         ModelSource::Builtin => (
             TextModel::builtin(),
