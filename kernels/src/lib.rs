@@ -8,6 +8,7 @@
 //!
 //! Read [`rms_norm`] first: it is the smallest complete operation.
 
+mod arena;
 pub mod compute;
 pub mod elementwise;
 mod grid;

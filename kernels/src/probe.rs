@@ -4,6 +4,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use crate::arena::Arena;
 use crate::compute::Compute;
 use crate::grid::Grid;
 use crate::isa::Body;
@@ -20,14 +21,14 @@ const TURN: usize = 8;
 /// Memory to read, 768 MiB for each thread.
 #[derive(Debug)]
 pub struct Bandwidth {
-    memory: Vec<Lanes>,
+    memory: Arena<Lanes>,
 }
 
 impl Bandwidth {
     /// Takes and fills the memory.
     pub fn new(compute: &Compute) -> Self {
         let vectors = BYTES_PER_THREAD / size_of::<Lanes>();
-        Self { memory: vec![Lanes([1.0; LANES]); compute.threads().get() * vectors] }
+        Self { memory: Arena::filled(Lanes([1.0; LANES]), compute.threads().get() * vectors) }
     }
 
     /// Bytes per second at which all threads together read it once; the best of a few loops.
@@ -44,7 +45,7 @@ impl Bandwidth {
             tile.whole_rows()[0] = compute.isa().run(Read { memory, ahead });
         });
         black_box(&sums);
-        size_of_val(self.memory.as_slice()) as f64 / begin.elapsed().as_secs_f64()
+        size_of_val(&*self.memory) as f64 / begin.elapsed().as_secs_f64()
     }
 }
 

@@ -20,8 +20,8 @@ const ROUND: f32 = 12_582_912.0;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Group {
     pub(super) quads: [i32; GROUP / 4],
-    /// Sum of the codes.
-    pub(super) sum: i32,
+    /// What a dot product with unsigned codes begins with: the codes' sum times what the weights' codes are off by.
+    pub(super) bias: i32,
     /// NaN if an input is not finite.
     pub(super) scale: f32,
 }
@@ -35,15 +35,15 @@ pub(super) struct Activations {
 }
 
 impl Activations {
-    /// Quantises `x` `[rows, inputs]`.
-    pub(super) fn quantise(compute: &Compute, x: &[f32], inputs: usize) -> Self {
+    /// Quantises `x` `[rows, inputs]` for weights whose codes have `zero` added to them.
+    pub(super) fn quantise(compute: &Compute, x: &[f32], inputs: usize, zero: i32) -> Self {
         let (rows, per_row) = (x.len() / inputs, inputs.div_ceil(GROUP));
-        let empty = Group { quads: [0; GROUP / 4], sum: 0, scale: 0.0 };
+        let empty = Group { quads: [0; GROUP / 4], bias: 0, scale: 0.0 };
         let mut groups = vec![empty; rows * per_row];
         let tile_rows = compute.tile_rows(rows, NS_PER_ELEMENT * inputs as f64);
         compute.tiles(Grid::new(&mut groups, per_row, tile_rows, per_row), |mut tile| {
             let x = &x[tile.rows().start * inputs..tile.rows().end * inputs];
-            compute.isa().run(Quantise { x, inputs, out: tile.whole_rows() });
+            compute.isa().run(Quantise { x, inputs, zero, out: tile.whole_rows() });
         });
         Self { groups, per_row }
     }
@@ -65,6 +65,7 @@ impl Activations {
 struct Quantise<'a> {
     x: &'a [f32],
     inputs: usize,
+    zero: i32,
     out: &'a mut [Group],
 }
 
@@ -77,12 +78,12 @@ impl Body for Quantise<'_> {
         for (x, out) in self.x.chunks_exact(self.inputs).zip(self.out.chunks_exact_mut(per_row)) {
             let (whole, rest) = x.as_chunks::<GROUP>();
             for (x, out) in whole.iter().zip(&mut *out) {
-                *out = quantise(x);
+                *out = quantise(x, self.zero);
             }
             if !rest.is_empty() {
                 let mut last = [0.0; GROUP];
                 last[..rest.len()].copy_from_slice(rest);
-                out[whole.len()] = quantise(&last);
+                out[whole.len()] = quantise(&last, self.zero);
             }
         }
     }
@@ -90,7 +91,7 @@ impl Body for Quantise<'_> {
 
 /// Codes from -127 to 127 in proportion to the group's largest magnitude, rounded to even.
 #[inline(always)]
-fn quantise(x: &[f32; GROUP]) -> Group {
+fn quantise(x: &[f32; GROUP], zero: i32) -> Group {
     let (mut largest, mut poison) = ([0.0_f32; 16], [0.0_f32; 16]);
     for half in x.as_chunks::<16>().0 {
         for lane in 0..16 {
@@ -109,7 +110,7 @@ fn quantise(x: &[f32; GROUP]) -> Group {
     }
     let (largest, poison) = (largest[0], poison[0]);
     if poison != 0.0 || largest < MAGNITUDE_MIN {
-        return Group { quads: [0; GROUP / 4], sum: 0, scale: poison };
+        return Group { quads: [0; GROUP / 4], bias: 0, scale: poison };
     }
     let factor = CODE_MAX / largest;
     let mut codes = [0_i32; GROUP];
@@ -120,7 +121,7 @@ fn quantise(x: &[f32; GROUP]) -> Group {
     for (quad, codes) in quads.iter_mut().zip(codes.as_chunks::<4>().0) {
         *quad = i32::from_le_bytes(codes.map(|code| code as u8));
     }
-    Group { quads, sum: codes.iter().sum(), scale: largest / CODE_MAX }
+    Group { quads, bias: -zero * codes.iter().sum::<i32>(), scale: largest / CODE_MAX }
 }
 
 #[cfg(test)]
@@ -132,7 +133,7 @@ mod tests {
     fn a_code_is_half_a_step_from_its_value() {
         let (rows, inputs) = (3, 75);
         let x = values(1, rows * inputs);
-        let quantised = Activations::quantise(&Compute::single(), &x, inputs);
+        let quantised = Activations::quantise(&Compute::single(), &x, inputs, 3);
         for row in 0..rows {
             let found = quantised.values(row);
             for (i, x) in x[row * inputs..][..inputs].iter().enumerate() {
@@ -142,7 +143,7 @@ mod tests {
             assert!(found[inputs..].iter().all(|padding| *padding == 0.0));
             for group in quantised.row(row) {
                 let codes = group.quads.iter().flat_map(|quad| quad.to_le_bytes());
-                assert_eq!(group.sum, codes.map(|code| i32::from(code as i8)).sum::<i32>());
+                assert_eq!(group.bias, -3 * codes.map(|code| i32::from(code as i8)).sum::<i32>());
             }
         }
     }
@@ -152,10 +153,10 @@ mod tests {
         let group = |value: f32| {
             let mut x = [1.0; GROUP];
             x[17] = value;
-            quantise(&x)
+            quantise(&x, 1)
         };
         assert!(group(f32::NAN).scale.is_nan() && group(f32::INFINITY).scale.is_nan());
-        assert_eq!(quantise(&[1e-40; GROUP]), quantise(&[0.0; GROUP]));
-        assert_eq!(quantise(&[f32::MAX; GROUP]).sum, 32 * 127);
+        assert_eq!(quantise(&[1e-40; GROUP], 1), quantise(&[0.0; GROUP], 1));
+        assert_eq!(quantise(&[f32::MAX; GROUP], -1).bias, 32 * 127);
     }
 }

@@ -9,6 +9,8 @@
 
 use super::activations::{Activations, Group};
 use super::packed::PANEL;
+use crate::arena::Arena;
+use crate::compute::Compute;
 use crate::grid::Tile;
 use crate::isa::Body;
 use crate::simd::Simd;
@@ -18,11 +20,11 @@ mod quantise;
 /// Inputs that share a scale.
 pub(super) const GROUP: usize = 32;
 /// Panels that stand together in memory.
-const BLOCK_PANELS: usize = 4;
+const BLOCK_PANELS: usize = 2;
 /// Fours of a group's inputs.
 const QUADS: usize = GROUP / 4;
-/// How far ahead of its use memory is asked for; see `packed/plain.rs`.
-const PREFETCH_BYTES: usize = 2048;
+/// How far ahead of its use memory is asked for, by a single row and by several; see `packed/plain.rs`.
+const PREFETCH_BYTES: [usize; 2] = [4096, 8192];
 /// Rows whose codes stay in the second-level cache while all weights pass by.
 const ROW_BLOCK: usize = 128;
 
@@ -81,18 +83,23 @@ pub(super) struct Quad4 {
     scales: [[u16; PANEL]; BLOCK_PANELS],
 }
 
-/// A weight, `[N / 64][K / 32]` groups, both rounded up.
+/// A weight, `[N / 32][K / 32]` groups, both rounded up.
 #[derive(Debug, Clone)]
-pub(super) struct Integers<Q> {
-    groups: Vec<Q>,
+pub(super) struct Integers<Q: Copy> {
+    groups: Arena<Q>,
     per_block: usize,
 }
 
 impl<Q: QuadGroup> Integers<Q> {
+    /// `x` as products with this weight want it.
+    pub(super) fn quantise(&self, compute: &Compute, x: &[f32], inputs: usize) -> Activations {
+        Activations::quantise(compute, x, inputs, Q::ZERO)
+    }
+
     /// `fill(n, row)` writes row `n`.
     pub(super) fn pack(outputs: usize, inputs: usize, mut fill: impl FnMut(usize, &mut [f32])) -> Self {
         let per_block = inputs.div_ceil(GROUP);
-        let mut groups = vec![Q::EMPTY; outputs.div_ceil(BLOCK_PANELS * PANEL) * per_block];
+        let mut groups = Arena::filled(Q::EMPTY, outputs.div_ceil(BLOCK_PANELS * PANEL) * per_block);
         let mut row = vec![0.0; per_block * GROUP];
         for n in 0..outputs {
             fill(n, &mut row[..inputs]);
@@ -110,7 +117,7 @@ impl<Q: QuadGroup> Integers<Q> {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(self.groups.as_slice())
+        size_of_val(&*self.groups)
     }
 
     /// The value of one weight: exact, since a code and a scale have eight bits each.
@@ -193,7 +200,7 @@ impl QuadGroup for Quad4 {
 // === impl IntMatMul ===
 
 /// A product; see [`super::cpu`].
-pub(super) struct IntMatMul<'a, Q> {
+pub(super) struct IntMatMul<'a, Q: Copy> {
     pub(super) x: &'a Activations,
     /// The whole weight.
     pub(super) weights: &'a Integers<Q>,
@@ -211,11 +218,6 @@ impl<Q: QuadGroup> Body for IntMatMul<'_, Q> {
         for begin in (0..rows).step_by(ROW_BLOCK) {
             let end = (begin + ROW_BLOCK).min(rows);
             let mut panel = panels.start;
-            while panel + 4 <= panels.end && S::WIDE && end - begin < 4 {
-                let row = self.tiles::<S, 2, 4>(simd, begin, end, panel);
-                self.tiles::<S, 1, 4>(simd, row, end, panel);
-                panel += 4;
-            }
             while panel + 2 <= panels.end && S::WIDE {
                 let row = self.tiles::<S, 4, 2>(simd, begin, end, panel);
                 let row = self.tiles::<S, 2, 2>(simd, row, end, panel);
@@ -260,7 +262,7 @@ impl<Q: QuadGroup> IntMatMul<'_, Q> {
     }
 }
 
-/// `R` rows against `P` panels of a block from `first` on; the sums stay in registers.
+/// `R` rows against `P` panels of a block from its panel `first` on; the sums stay in registers.
 #[inline(always)]
 fn tile<S: Simd, Q: QuadGroup, const R: usize, const P: usize>(
     simd: S,
@@ -272,10 +274,10 @@ fn tile<S: Simd, Q: QuadGroup, const R: usize, const P: usize>(
     let x: [&[Group]; R] = std::array::from_fn(|r| &x[r][..block.len()]);
     let mut sums = [[simd.zero(); P]; R];
     for (g, weights) in block.iter().enumerate() {
-        prefetch::<S, Q, P>(simd, weights, first);
+        prefetch::<S, Q, R>(simd, weights);
         let mut dots = [[simd.splat_int(0); P]; R];
         for r in 0..R {
-            dots[r] = [simd.splat_int(-Q::ZERO * x[r][g].sum); P];
+            dots[r] = [simd.splat_int(x[r][g].bias); P];
         }
         for pair in 0..QUADS / 2 {
             for p in 0..P {
@@ -303,15 +305,11 @@ fn tile<S: Simd, Q: QuadGroup, const R: usize, const P: usize>(
     out
 }
 
-/// Asks memory for the same panels of a group some way ahead.
+/// Asks memory for a group some way ahead.
 #[inline(always)]
-fn prefetch<S: Simd, Q: QuadGroup, const P: usize>(simd: S, group: &Q, first: usize) {
-    let lines = size_of::<Q>() / 64;
-    // All of it in the first pass over a block.
-    if P == BLOCK_PANELS || first == 0 {
-        for line in 0..lines {
-            simd.prefetch(group, PREFETCH_BYTES + 64 * line);
-        }
+fn prefetch<S: Simd, Q: QuadGroup, const R: usize>(simd: S, group: &Q) {
+    for line in 0..size_of::<Q>() / 64 {
+        simd.prefetch(group, PREFETCH_BYTES[usize::from(R > 1)] + 64 * line);
     }
 }
 

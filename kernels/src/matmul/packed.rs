@@ -58,8 +58,8 @@ pub(super) trait Read: Sync {
     /// The scales of that group.
     fn scale<S: Simd>(&self, simd: S, panel: usize, begin: usize) -> S::Vector;
 
-    /// Asks memory for what will be read some inputs after input `k` of these neighbours.
-    fn prefetch<S: Simd, const P: usize>(simd: S, parts: [Self::Part<'_>; P], k: usize);
+    /// Asks memory for what `R` rows will read some inputs after input `k` of these neighbours.
+    fn prefetch<S: Simd, const R: usize, const P: usize>(simd: S, parts: [Self::Part<'_>; P], k: usize);
 
     /// The weights of input `k + step` of a part of `len` inputs; `k` is a multiple of `STEP`, above `step`.
     fn load<S: Simd>(

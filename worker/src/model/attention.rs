@@ -32,10 +32,10 @@ impl GroupedWeights {
     pub(super) fn write(&self, step: &LayerStep<'_>, cache: &mut KvCache, b: &Buffers) {
         let Grouped { heads, kv_heads, head_dim, .. } = self.shape;
         let stride = self.qkv.weight.outputs();
-        step.for_each_row(&b.spans, |row, block, offset| {
-            let keys_values = &b.projected[row * stride..][heads * head_dim..stride];
-            let (keys, values) = keys_values.split_at(kv_heads * head_dim);
-            cache.write(block, offset, keys, values);
+        let (keys, values) = (heads * head_dim, (heads + kv_heads) * head_dim);
+        step.for_each_run(&b.spans, |row, count, block, offset| {
+            let rows = &b.projected[row * stride..];
+            cache.write_run(block, offset, count, stride, (&rows[keys..], &rows[values..]));
         });
     }
 

@@ -64,8 +64,10 @@ impl LatentWeights {
     /// Writes every row's latent.
     pub(super) fn write(&self, step: &LayerStep<'_>, cache: &mut KvCache, b: &Buffers) {
         let stride = self.kv_down.weight.outputs();
-        step.for_each_row(&b.spans, |row, block, offset| {
-            cache.write_latent(block, offset, &b.latent.latent[row * stride..][..stride]);
+        step.for_each_run(&b.spans, |row, count, block, offset| {
+            for i in 0..count {
+                cache.write_latent(block, offset + i, &b.latent.latent[(row + i) * stride..][..stride]);
+            }
         });
     }
 

@@ -41,7 +41,7 @@ fn products_agree_with_the_oracle_of_the_quantised_operands_everywhere() {
         for bits in BITS {
             let (x, w) = (values(m as u64 + 1, m * k), packed(&values(n as u64, n * k), k, bits));
             let y = everywhere(|compute| product(compute, &x, &w));
-            let quantised = Activations::quantise(&Compute::single(), &x, k);
+            let quantised = Activations::quantise(&Compute::single(), &x, k, 0);
             let x: Vec<f32> = (0..m).flat_map(|row| quantised.values(row)[..k].to_vec()).collect();
             let w = dequantised(&w);
             let scale = oracle(&magnitudes(&x), &magnitudes(&w), k);

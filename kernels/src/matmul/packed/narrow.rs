@@ -87,7 +87,7 @@ impl Read for Fp8 {
     }
 
     #[inline(always)]
-    fn prefetch<S: Simd, const P: usize>(_: S, _: [&[Codes]; P], _: usize) {}
+    fn prefetch<S: Simd, const R: usize, const P: usize>(_: S, _: [&[Codes]; P], _: usize) {}
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, part: &[Codes], len: usize, k: usize, _: usize, scale: S::Vector) -> S::Vector {
@@ -157,7 +157,7 @@ impl Read for Mxfp4 {
     }
 
     #[inline(always)]
-    fn prefetch<S: Simd, const P: usize>(_: S, _: [&[Codes]; P], _: usize) {}
+    fn prefetch<S: Simd, const R: usize, const P: usize>(_: S, _: [&[Codes]; P], _: usize) {}
 
     #[inline(always)]
     fn load<S: Simd>(

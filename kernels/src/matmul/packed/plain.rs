@@ -1,26 +1,28 @@
-//! Weights whose elements stand by themselves, as f32 or bf16: `[N / 64][K][4][16]`. The four panels of a block
-//! stand together, so that one row alone reads a single stream of memory.
+//! Weights whose elements stand by themselves, as f32 or bf16: `[N / 32][K][2][16]`. The two panels of a block
+//! stand together: a tile reads one stream of memory, of bf16 a whole cache line for each input.
 
 use half::bf16;
 
 use super::{PANEL, Read};
+use crate::arena::Arena;
 use crate::simd::Simd;
 
 /// Panels of a block; the last one of a matrix is padded with zeros.
-const BLOCK_PANELS: usize = 4;
-/// How far ahead of its use memory is asked for: long enough to cover a fetch from memory, short enough to stay
-/// in the first-level cache until then. It runs over into the next block, which is read next.
-const PREFETCH_BYTES: usize = 2048;
+const BLOCK_PANELS: usize = 2;
+/// How far ahead of its use memory is asked for, by a single row and by several, which take longer over a byte: long
+/// enough to cover a fetch from memory, short enough to stay in the first-level cache until then. It runs over into
+/// the next block, which is read next.
+const PREFETCH_BYTES: [usize; 2] = [4096, 8192];
 
-/// Four panels' values for one input.
+/// Two panels' values for one input.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 struct Line<E>([[E; PANEL]; BLOCK_PANELS]);
 
 /// Every element by itself.
 #[derive(Debug, Clone)]
-pub(in crate::matmul) struct Plain<E> {
-    lines: Vec<Line<E>>,
+pub(in crate::matmul) struct Plain<E: Copy> {
+    lines: Arena<Line<E>>,
     inputs: usize,
 }
 
@@ -70,7 +72,7 @@ impl Element for u16 {
 impl<E: Element> Plain<E> {
     pub(super) fn pack(outputs: usize, inputs: usize, mut fill: impl FnMut(usize, &mut [f32])) -> Self {
         let blocks = outputs.div_ceil(BLOCK_PANELS * PANEL);
-        let mut lines = vec![Line([[E::default(); PANEL]; BLOCK_PANELS]); blocks * inputs];
+        let mut lines = Arena::filled(Line([[E::default(); PANEL]; BLOCK_PANELS]), blocks * inputs);
         // A panel's rows together: elements that lie side by side are written together.
         let mut rows = vec![0.0; PANEL * inputs];
         for first in (0..outputs).step_by(PANEL) {
@@ -89,7 +91,7 @@ impl<E: Element> Plain<E> {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(self.lines.as_slice())
+        size_of_val(&*self.lines)
     }
 
     pub(super) fn element(&self, panel: usize, column: usize, k: usize) -> f32 {
@@ -119,10 +121,10 @@ impl<E: Element> Read for Plain<E> {
     }
 
     #[inline(always)]
-    fn prefetch<S: Simd, const P: usize>(simd: S, parts: [Part<'_, E>; P], k: usize) {
+    fn prefetch<S: Simd, const R: usize, const P: usize>(simd: S, parts: [Part<'_, E>; P], k: usize) {
         // Two panels of bf16 share a cache line.
         for part in parts.iter().step_by(64 / size_of::<[E; PANEL]>()) {
-            simd.prefetch(&part.lines[k].0[part.panel % BLOCK_PANELS], PREFETCH_BYTES);
+            simd.prefetch(&part.lines[k].0[part.panel % BLOCK_PANELS], PREFETCH_BYTES[usize::from(R > 1)]);
         }
     }
 
