@@ -87,9 +87,33 @@ impl Compute {
         }
     }
 
+    /// Runs `work(i, tile)` on every tile of every grid `i`; on the caller's thread alone unless `shared`.
+    #[allow(unsafe_code)]
+    pub(crate) fn tiles_of<T: Send>(
+        &self,
+        grids: Vec<Grid<'_, T>>,
+        shared: bool,
+        work: impl Fn(usize, Tile<'_, T>) + Sync,
+    ) {
+        match &self.pool {
+            Some(pool) if shared => {
+                // Where each grid's tiles end among all.
+                let mut tiles = 0;
+                let ends: Vec<usize> = grids.iter().map(|grid| (tiles += grid.len(), tiles).1).collect();
+                pool.run(tiles, &|task| {
+                    let i = ends.partition_point(|end| *end <= task);
+                    let first = ends[i] - grids[i].len();
+                    // SAFETY: the pool runs each task once, each of which is another tile; the grids end here.
+                    work(i, unsafe { grids[i].tile(task - first) });
+                });
+            }
+            _ => grids.into_iter().enumerate().for_each(|(i, grid)| grid.in_order(|tile| work(i, tile))),
+        }
+    }
+
     /// Runs `work` on every tile of `grid`, in any order, on any of the threads.
     #[allow(unsafe_code)]
-    pub(crate) fn tiles(&self, mut grid: Grid<'_>, work: impl Fn(Tile<'_>) + Sync) {
+    pub(crate) fn tiles<T: Send>(&self, mut grid: Grid<'_, T>, work: impl Fn(Tile<'_, T>) + Sync) {
         if let Some(tile) = grid.only_tile() {
             return work(tile);
         }

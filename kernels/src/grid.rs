@@ -6,29 +6,29 @@ use std::ops::Range;
 
 /// A matrix and how it is cut. The last tile of a row or column of tiles may be smaller.
 #[derive(Debug)]
-pub(crate) struct Grid<'a> {
-    start: *mut f32,
+pub(crate) struct Grid<'a, T = f32> {
+    start: *mut T,
     rows: usize,
     width: usize,
     tile_rows: usize,
     tile_columns: usize,
-    matrix: PhantomData<&'a mut [f32]>,
+    matrix: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: a grid stands for the exclusive reference it was made of, which may be sent and shared; access goes
 // through `tile`, whose callers keep the tiles apart.
 #[allow(unsafe_code)]
-unsafe impl Send for Grid<'_> {}
+unsafe impl<T: Send> Send for Grid<'_, T> {}
 #[allow(unsafe_code)]
 // SAFETY: as above.
-unsafe impl Sync for Grid<'_> {}
+unsafe impl<T: Send> Sync for Grid<'_, T> {}
 
-impl<'a> Grid<'a> {
+impl<'a, T> Grid<'a, T> {
     /// `matrix` `[rows, width]` in tiles of `tile_rows` by `tile_columns`.
     ///
     /// # Panics
     /// If `matrix` is not whole rows, or a tile is empty.
-    pub(crate) fn new(matrix: &'a mut [f32], width: usize, tile_rows: usize, tile_columns: usize) -> Self {
+    pub(crate) fn new(matrix: &'a mut [T], width: usize, tile_rows: usize, tile_columns: usize) -> Self {
         assert!(tile_rows > 0 && tile_columns > 0, "grid: a tile is empty");
         let rows = matrix.len().checked_div(width).unwrap_or(0);
         assert!(matrix.len() == rows * width, "grid: the matrix is not whole rows");
@@ -45,7 +45,7 @@ impl<'a> Grid<'a> {
     /// # Safety
     /// Each `i` is asked for at most once in a grid's life.
     #[allow(unsafe_code)]
-    pub(crate) unsafe fn tile(&self, i: usize) -> Tile<'_> {
+    pub(crate) unsafe fn tile(&self, i: usize) -> Tile<'_, T> {
         assert!(i < self.len(), "grid: no such tile");
         let across = self.width.div_ceil(self.tile_columns);
         let (row, column) = (i / across * self.tile_rows, i % across * self.tile_columns);
@@ -60,7 +60,7 @@ impl<'a> Grid<'a> {
 
     /// The only tile, if there is but one: most operations of a small model, hence without a division.
     #[inline(always)]
-    pub(crate) fn only_tile(&mut self) -> Option<Tile<'_>> {
+    pub(crate) fn only_tile(&mut self) -> Option<Tile<'_, T>> {
         let whole = self.tile_rows >= self.rows && self.tile_columns >= self.width;
         (whole && self.rows > 0 && self.width > 0).then_some(Tile {
             start: self.start,
@@ -73,7 +73,7 @@ impl<'a> Grid<'a> {
 
     /// Calls `work` with one tile after the other.
     #[allow(unsafe_code)]
-    pub(crate) fn in_order(self, work: impl Fn(Tile<'_>)) {
+    pub(crate) fn in_order(self, work: impl Fn(Tile<'_, T>)) {
         for i in 0..self.len() {
             // SAFETY: `i` ascends, and `self` ends here.
             work(unsafe { self.tile(i) });
@@ -83,15 +83,15 @@ impl<'a> Grid<'a> {
 
 /// A rectangle of a matrix, of which its holder alone may read and write.
 #[derive(Debug)]
-pub(crate) struct Tile<'a> {
-    start: *mut f32,
+pub(crate) struct Tile<'a, T = f32> {
+    start: *mut T,
     width: usize,
     rows: Range<usize>,
     columns: Range<usize>,
-    grid: PhantomData<&'a mut [f32]>,
+    grid: PhantomData<&'a mut [T]>,
 }
 
-impl Tile<'_> {
+impl<T> Tile<'_, T> {
     /// Its rows in the matrix.
     #[inline(always)]
     pub(crate) fn rows(&self) -> Range<usize> {
@@ -107,7 +107,7 @@ impl Tile<'_> {
     /// The tile's part of the matrix's row `row`.
     #[inline(always)]
     #[allow(unsafe_code)]
-    pub(crate) fn row(&mut self, row: usize) -> &mut [f32] {
+    pub(crate) fn row(&mut self, row: usize) -> &mut [T] {
         assert!(self.rows.contains(&row), "grid: the row is not in the tile");
         // SAFETY: row and columns lie in the matrix, and in no other tile of its grid.
         unsafe {
@@ -121,7 +121,7 @@ impl Tile<'_> {
     /// # Panics
     /// If it has not.
     #[allow(unsafe_code)]
-    pub(crate) fn whole_rows(&mut self) -> &mut [f32] {
+    pub(crate) fn whole_rows(&mut self) -> &mut [T] {
         assert!(self.columns.len() == self.width, "grid: the tile is not whole rows");
         // SAFETY: the rows lie one behind the other in the matrix, and in no other tile of its grid.
         unsafe {

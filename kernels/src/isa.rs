@@ -60,6 +60,7 @@ impl Isa {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
         {
             found.push(Self(Kind::Avx512));
         }
@@ -103,7 +104,7 @@ fn avx2<B: Body>(body: B) -> B::Out {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 #[allow(unsafe_code)]
 fn avx512<B: Body>(body: B) -> B::Out {
     // SAFETY: as in `avx2`.

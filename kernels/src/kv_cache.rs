@@ -118,14 +118,34 @@ impl KvCache {
     /// # Panics
     /// If `block` or `offset` is out of range, a slice has another length, or the cache is a latent one.
     pub fn write(&mut self, block: u32, offset: usize, key: &[f32], value: &[f32]) {
-        let KvShape { kv_heads, value_dim, .. } = self.shape;
-        assert!(!self.latent && value.len() == kv_heads * value_dim, "kv_cache: shapes disagree");
-        self.write_keys(block, offset, key);
-        for (head, value) in value.chunks_exact(value_dim).enumerate() {
-            let at = self.value_index(block, head, offset);
-            for (packed, part) in self.values[at..].iter_mut().zip(value.chunks_exact(LANES)) {
-                packed.0.copy_from_slice(part);
-            }
+        let KvShape { kv_heads, key_dim, value_dim, .. } = self.shape;
+        let whole = key.len() == kv_heads * key_dim && value.len() == kv_heads * value_dim;
+        assert!(!self.latent && whole, "kv_cache: shapes disagree");
+        self.write_keys(block, offset, 1, key.len(), key);
+        self.write_values(block, offset, 1, value.len(), value);
+    }
+
+    /// [`KvCache::write`] for `count` positions from `offset` on, all in one block: position `i`'s key begins at
+    /// `keys[i * stride]`, its value at `values[i * stride]`.
+    ///
+    /// # Panics
+    /// As [`KvCache::write`].
+    pub fn write_run(
+        &mut self,
+        block: u32,
+        offset: usize,
+        count: usize,
+        stride: usize,
+        (keys, values): (&[f32], &[f32]),
+    ) {
+        assert!(!self.latent, "kv_cache: shapes disagree");
+        // Sixteen positions share the vectors of their keys, which stay in cache in between.
+        let mut i = 0;
+        while i < count {
+            let here = (LANES - (offset + i) % LANES).min(count - i);
+            self.write_keys(block, offset + i, here, stride, &keys[i * stride..]);
+            self.write_values(block, offset + i, here, stride, &values[i * stride..]);
+            i += here;
         }
     }
 
@@ -134,18 +154,37 @@ impl KvCache {
     /// # Panics
     /// If `block` or `offset` is out of range, `latent` has another length, or the cache is not a latent one.
     pub fn write_latent(&mut self, block: u32, offset: usize, latent: &[f32]) {
-        assert!(self.latent, "kv_cache: shapes disagree");
-        self.write_keys(block, offset, latent);
+        assert!(self.latent && latent.len() == self.shape.key_dim, "kv_cache: shapes disagree");
+        self.write_keys(block, offset, 1, latent.len(), latent);
     }
 
-    fn write_keys(&mut self, block: u32, offset: usize, key: &[f32]) {
+    /// `count` positions of the sixteen around `offset`.
+    fn write_keys(&mut self, block: u32, offset: usize, count: usize, stride: usize, keys: &[f32]) {
         let KvShape { kv_heads, key_dim, block_size, num_blocks, .. } = self.shape;
-        assert!((block as usize) < num_blocks && offset < block_size, "kv_cache: no such position");
-        assert!(key.len() == kv_heads * key_dim, "kv_cache: shapes disagree");
-        for (head, key) in key.chunks_exact(key_dim).enumerate() {
+        let (width, lane) = (kv_heads * key_dim, offset % LANES);
+        assert!((block as usize) < num_blocks && offset + count <= block_size, "kv_cache: no such position");
+        assert!(stride >= width && keys.len() >= (count - 1) * stride + width, "kv_cache: shapes disagree");
+        for head in 0..kv_heads {
             let at = self.key_index(block, head, offset);
-            for (packed, element) in self.keys[at..].iter_mut().zip(key) {
-                packed.0[offset % LANES] = *element;
+            for (d, packed) in self.keys[at..][..key_dim].iter_mut().enumerate() {
+                let elements = keys[head * key_dim + d..].iter().step_by(stride);
+                for (packed, element) in packed.0[lane..].iter_mut().take(count).zip(elements) {
+                    *packed = *element;
+                }
+            }
+        }
+    }
+
+    /// `count` positions of a block.
+    fn write_values(&mut self, block: u32, offset: usize, count: usize, stride: usize, values: &[f32]) {
+        let KvShape { kv_heads, value_dim, .. } = self.shape;
+        for i in 0..count {
+            let value = &values[i * stride..][..kv_heads * value_dim];
+            for (head, value) in value.chunks_exact(value_dim).enumerate() {
+                let at = self.value_index(block, head, offset + i);
+                for (packed, part) in self.values[at..].iter_mut().zip(value.chunks_exact(LANES)) {
+                    packed.0.copy_from_slice(part);
+                }
             }
         }
     }
@@ -216,6 +255,25 @@ mod tests {
                     assert_eq!(value, row(block, offset, 32)[head * 32..][..32]);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_run_of_positions_is_written_as_each_alone() {
+        let shape = KvShape { kv_heads: 2, key_dim: 9, value_dim: 32, block_size: 48, num_blocks: 2 };
+        let (stride, width) = (100, 2 * 9);
+        let rows = crate::check::values(1, 48 * stride);
+        for (offset, count) in [(0, 48), (5, 1), (3, 30), (16, 16), (47, 1), (20, 0)] {
+            let (mut run, mut each) = (KvCache::new(shape).unwrap(), KvCache::new(shape).unwrap());
+            run.write_run(1, offset, count, stride, (&rows, &rows[width..]));
+            for i in 0..count {
+                let row = &rows[i * stride..];
+                each.write(1, offset + i, &row[..width], &row[width..][..2 * 32]);
+            }
+            let bits = |cache: &KvCache| -> Vec<[u32; LANES]> {
+                cache.keys.iter().chain(&cache.values).map(|lanes| lanes.0.map(f32::to_bits)).collect()
+            };
+            assert_eq!(bits(&run), bits(&each), "{offset} {count}");
         }
     }
 

@@ -8,6 +8,7 @@
 //!
 //! Read [`rms_norm`] first: it is the smallest complete operation.
 
+mod arena;
 pub mod compute;
 pub mod cuda;
 pub mod elementwise;
@@ -20,6 +21,7 @@ pub mod matmul;
 pub mod moe;
 pub mod paged_attention;
 mod pool;
+pub mod probe;
 pub mod quant;
 pub mod rms_norm;
 pub mod rope;

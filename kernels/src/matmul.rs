@@ -6,14 +6,20 @@
 //! a bit, and a row's result is the same alone and in any batch. How the weight is kept in memory is `packed`'s
 //! business: narrow types are widened when used, to the f32 they stand for.
 
+mod activations;
+mod integers;
 mod packed;
+
+use std::ops::Range;
 
 use crate::compute::Compute;
 use crate::grid::{Grid, Tile};
 use crate::isa::Body;
 use crate::simd::Simd;
+use integers::IntMatMul;
 use packed::{PANEL, Panels, Read};
 
+pub use integers::IntBits;
 pub use packed::{PackedMatrix, WeightType};
 
 /// What a multiplication, reading an element of the weight, and reading a byte of it take one thread at least, in
@@ -21,6 +27,13 @@ pub use packed::{PackedMatrix, WeightType};
 const NS_PER_MULTIPLICATION: f64 = 1.0 / 120.0;
 const NS_PER_WEIGHT: f64 = 1.0 / 40.0;
 const NS_PER_BYTE: f64 = 1.0 / 100.0;
+/// Outputs that a thread takes together at least: what one row computes at once.
+const BLOCK: usize = 4 * PANEL;
+/// Inputs after which many rows go on to the next tile, their sums kept in `y`: two panels' weights and eight rows stay
+/// in the first-level cache.
+const DEPTH: usize = 512;
+/// A weight up to this size is taken to be in the second-level cache, or near enough.
+const CACHED_BYTES: usize = 1 << 20;
 /// Rows of `x` that stay in the second-level cache while all panels pass by.
 const ROW_BLOCK: usize = 64;
 
@@ -41,15 +54,25 @@ pub fn cpu(compute: &Compute, x: &[f32], w: &PackedMatrix, y: &mut [f32]) {
     let weights = (inputs * outputs) as f64;
     let reading = (NS_PER_WEIGHT * weights).max(NS_PER_BYTE * w.bytes() as f64);
     let parts = compute.parts(reading.max(NS_PER_MULTIPLICATION * weights * rows as f64));
-    let pairs = outputs.div_ceil(2 * PANEL);
-    let tile_pairs = if parts == 1 { pairs } else { pairs.div_ceil(parts) };
-    let tile_columns = (tile_pairs * 2 * PANEL).max(PANEL);
-    compute.tiles(Grid::new(y, outputs, rows.max(1), tile_columns), |y| match w.panels() {
-        Panels::F32(weights) => compute.isa().run(MatMul { x, weights, y, inputs }),
-        Panels::Bf16(weights) => compute.isa().run(MatMul { x, weights, y, inputs }),
-        Panels::Fp8(weights) => compute.isa().run(MatMul { x, weights, y, inputs }),
-        Panels::Mxfp4(weights) => compute.isa().run(MatMul { x, weights, y, inputs }),
-    });
+    let blocks = outputs.div_ceil(BLOCK);
+    let tile_blocks = if parts == 1 { blocks } else { blocks.div_ceil(parts) };
+    let tile_columns = (tile_blocks * BLOCK).max(BLOCK);
+    let grid = Grid::new(y, outputs, rows.max(1), tile_columns);
+    let (isa, in_cache) = (compute.isa(), w.bytes() <= CACHED_BYTES);
+    match w.panels() {
+        Panels::F32(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
+        Panels::Bf16(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
+        Panels::Fp8(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
+        Panels::Mxfp4(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
+        Panels::Int8(weights) => {
+            let x = weights.quantise(compute, x, inputs);
+            compute.tiles(grid, |y| isa.run(IntMatMul { x: &x, weights, y }));
+        }
+        Panels::Int4(weights) => {
+            let x = weights.quantise(compute, x, inputs);
+            compute.tiles(grid, |y| isa.run(IntMatMul { x: &x, weights, y }));
+        }
+    }
 }
 
 struct MatMul<'a, W> {
@@ -59,6 +82,7 @@ struct MatMul<'a, W> {
     /// All rows of the outputs to compute, whose first is a panel's first.
     y: Tile<'a>,
     inputs: usize,
+    in_cache: bool,
 }
 
 impl<W: Read> Body for MatMul<'_, W> {
@@ -67,47 +91,90 @@ impl<W: Read> Body for MatMul<'_, W> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let rows = self.y.rows().end;
-        let panels = self.y.columns().start / PANEL..self.y.columns().end.div_ceil(PANEL);
-        for block in (0..rows).step_by(ROW_BLOCK) {
-            let end = (block + ROW_BLOCK).min(rows);
-            let mut panel = panels.start;
-            // One row alone has few sums under way in a tile; more panels hide the additions' latency.
-            while panel + 4 <= panels.end && end - block == 1 {
-                self.tiles::<S, 1, 4>(simd, block, end, panel);
-                panel += 4;
-            }
-            while panel + 2 <= panels.end && S::WIDE {
-                let row = self.tiles::<S, 8, 2>(simd, block, end, panel);
-                let row = self.tiles::<S, 4, 2>(simd, row, end, panel);
-                let row = self.tiles::<S, 2, 2>(simd, row, end, panel);
-                self.tiles::<S, 1, 2>(simd, row, end, panel);
-                panel += 2;
-            }
-            while panel < panels.end {
-                let row = self.tiles::<S, 6, 1>(simd, block, end, panel);
-                let row = self.tiles::<S, 2, 1>(simd, row, end, panel);
-                self.tiles::<S, 1, 1>(simd, row, end, panel);
-                panel += 1;
+        for begin in (0..rows).step_by(ROW_BLOCK) {
+            let rows = begin..(begin + ROW_BLOCK).min(rows);
+            if rows.len() == 1 {
+                self.one_row(simd, begin);
+            } else {
+                self.some_rows(simd, rows);
             }
         }
     }
 }
 
 impl<W: Read> MatMul<'_, W> {
-    /// Computes the outputs of `P` panels for the rows `row..end`, `R` rows at a time; returns the first row
-    /// that was too few for a tile.
+    fn panels(&self) -> Range<usize> {
+        self.y.columns().start / PANEL..self.y.columns().end.div_ceil(PANEL)
+    }
+
+    #[inline(always)]
+    fn one_row<S: Simd>(&mut self, simd: S, row: usize) {
+        let (mut panel, end, rows, depth) = (self.panels().start, self.panels().end, row..row + 1, 0..self.inputs);
+        // One row has few sums under way in a tile. Where the weight is in cache more panels hide the additions'
+        // latency; where it comes from memory one stream is read faster than two.
+        while panel + 4 <= end && self.in_cache {
+            self.tiles::<S, 1, 4>(simd, rows.clone(), panel, depth.clone());
+            panel += 4;
+        }
+        while panel + 2 <= end {
+            self.tiles::<S, 1, 2>(simd, rows.clone(), panel, depth.clone());
+            panel += 2;
+        }
+        if panel < end {
+            self.tiles::<S, 1, 1>(simd, rows, panel, depth);
+        }
+    }
+
+    #[inline(always)]
+    fn some_rows<S: Simd>(&mut self, simd: S, rows: Range<usize>) {
+        let (mut panel, end) = (self.panels().start, self.panels().end);
+        // A scale's group is not cut.
+        let whole = rows.len() <= 8 || self.weights.group() < self.inputs;
+        let step = if whole { self.inputs.max(1) } else { DEPTH };
+        let width = if S::WIDE { 2 } else { 1 };
+        while panel < end {
+            for begin in (0..self.inputs.max(1)).step_by(step) {
+                let depth = begin..(begin + step).min(self.inputs);
+                if panel + 2 <= end && S::WIDE {
+                    let left = self.tiles::<S, 8, 2>(simd, rows.clone(), panel, depth.clone());
+                    let left = self.tiles::<S, 4, 2>(simd, left, panel, depth.clone());
+                    let left = self.tiles::<S, 2, 2>(simd, left, panel, depth.clone());
+                    self.tiles::<S, 1, 2>(simd, left, panel, depth);
+                } else {
+                    let left = self.tiles::<S, 6, 1>(simd, rows.clone(), panel, depth.clone());
+                    let left = self.tiles::<S, 2, 1>(simd, left, panel, depth.clone());
+                    self.tiles::<S, 1, 1>(simd, left, panel, depth);
+                }
+            }
+            panel += width;
+        }
+    }
+
+    /// Adds to the outputs of `P` panels the products of the inputs `depth`, for `rows`, `R` rows at a time; returns
+    /// the rows that were too few for a tile.
     #[inline(always)]
     fn tiles<S: Simd, const R: usize, const P: usize>(
         &mut self,
         simd: S,
-        mut row: usize,
-        end: usize,
+        rows: Range<usize>,
         panel: usize,
-    ) -> usize {
+        depth: Range<usize>,
+    ) -> Range<usize> {
         let column = panel * PANEL - self.y.columns().start;
-        while row + R <= end {
-            let x: [&[f32]; R] = std::array::from_fn(|r| &self.x[(row + r) * self.inputs..][..self.inputs]);
-            let sums = tile::<S, W, R, P>(simd, x, self.weights, panel);
+        let mut row = rows.start;
+        while row + R <= rows.end {
+            let x: [&[f32]; R] =
+                std::array::from_fn(|r| &self.x[(row + r) * self.inputs..][..self.inputs][depth.clone()]);
+            let mut sums = [[[0.0; PANEL]; P]; R];
+            if depth.start > 0 {
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let y = self.y.row(row + r);
+                    for (y, sums) in y[column..].chunks(PANEL).zip(sums) {
+                        sums[..y.len()].copy_from_slice(y);
+                    }
+                }
+            }
+            tile::<S, W, R, P>(simd, x, self.weights, panel, depth.start, &mut sums);
             for (r, sums) in sums.iter().enumerate() {
                 let y = self.y.row(row + r);
                 for (y, sums) in y[column..].chunks_mut(PANEL).zip(sums) {
@@ -116,30 +183,40 @@ impl<W: Read> MatMul<'_, W> {
             }
             row += R;
         }
-        row
+        row..rows.end
     }
 }
 
-/// `R` rows against the `P` panels from `panel` on; the sums stay in registers.
+/// Adds the products of `R` rows' inputs from number `first` on with the `P` panels from `panel` on; the sums stay in
+/// registers.
 #[inline(always)]
 fn tile<S: Simd, W: Read, const R: usize, const P: usize>(
     simd: S,
     x: [&[f32]; R],
     weights: &W,
     panel: usize,
-) -> [[[f32; PANEL]; P]; R] {
+    first: usize,
+    out: &mut [[[f32; PANEL]; P]; R],
+) {
     let inputs = x[0].len();
     let mut sums = [[simd.zero(); P]; R];
+    for r in 0..R {
+        for p in 0..P {
+            sums[r][p] = simd.load(&out[r][p]);
+        }
+    }
     for begin in (0..inputs).step_by(weights.group()) {
         let len = weights.group().min(inputs - begin);
         // Equal lengths by construction; said once more here, it spares the loop its bounds checks.
         let x: [&[f32]; R] = std::array::from_fn(|r| &x[r][begin..begin + len]);
-        let parts: [W::Part<'_>; P] = std::array::from_fn(|p| weights.part(panel + p, begin, len));
+        let parts: [W::Part<'_>; P] =
+            std::array::from_fn(|p| weights.part(panel + p, first + begin, len));
         let mut scales = [simd.zero(); P];
         for (p, scale) in scales.iter_mut().enumerate() {
-            *scale = weights.scale(simd, panel + p, begin);
+            *scale = weights.scale(simd, panel + p, first + begin);
         }
         for k in (0..len).step_by(W::STEP) {
+            W::prefetch::<S, R, P>(simd, parts, k);
             for step in 0..W::STEP {
                 let mut w = [simd.zero(); P];
                 for p in 0..P {
@@ -154,13 +231,11 @@ fn tile<S: Simd, W: Read, const R: usize, const P: usize>(
             }
         }
     }
-    let mut out = [[[0.0; PANEL]; P]; R];
     for r in 0..R {
         for p in 0..P {
             simd.store(sums[r][p], &mut out[r][p]);
         }
     }
-    out
 }
 
 #[cfg(test)]

@@ -89,18 +89,56 @@ pub fn oracle(cache: &KvCache, queries: Queries<'_>, tokens: usize, scale: f32) 
     out
 }
 
-/// Attends and writes `out` `[tokens, heads * value_dim]`; its length says how many tokens there are. Threads
-/// take tokens, and where these are few heads.
+/// Attends and writes `out` `[tokens, heads * value_dim]`; its length says how many tokens there are.
 ///
 /// # Panics
 /// If shapes disagree, a window is 0, or the block table is too short or names a block that does not exist.
 pub fn cpu(compute: &Compute, cache: &KvCache, queries: Queries<'_>, scale: f32, out: &mut [f32]) {
-    let KvShape { kv_heads, key_dim, value_dim, block_size, .. } = cache.shape();
-    let width = queries.heads * value_dim;
-    let tokens = out.len() / width;
+    let tokens = out.len() / (queries.heads * cache.shape().value_dim);
+    batch(compute, cache, &[(queries, tokens)], scale, out);
+}
+
+/// [`cpu`] for several sequences, each with its number of tokens: their rows of `out` follow each other. Threads take
+/// tokens, and where these are few heads, of all sequences.
+///
+/// # Panics
+/// As [`cpu`].
+pub fn batch(
+    compute: &Compute,
+    cache: &KvCache,
+    sequences: &[(Queries<'_>, usize)],
+    scale: f32,
+    out: &mut [f32],
+) {
+    let KvShape { kv_heads, value_dim, .. } = cache.shape();
+    let costs: Vec<f64> = sequences.iter().map(|(queries, tokens)| cost(cache, queries, *tokens)).collect();
+    let total = costs.iter().sum::<f64>();
+    let parts = compute.parts(total);
+    let mut rest = out;
+    let mut grids = Vec::with_capacity(sequences.len());
+    for ((queries, tokens), cost) in sequences.iter().zip(costs) {
+        check(cache, queries, *tokens);
+        let width = queries.heads * value_dim;
+        assert!(rest.len() >= tokens * width, "paged_attention: shapes disagree");
+        let (own, behind) = rest.split_at_mut(tokens * width);
+        rest = behind;
+        let own_parts = if parts == 1 { 1 } else { (parts as f64 * cost / total).ceil() as usize };
+        let (tile_tokens, tile_heads) = cut(own_parts, *tokens, kv_heads, queries.heads / kv_heads);
+        grids.push(Grid::new(own, width, tile_tokens.max(1), tile_heads * value_dim));
+    }
+    assert!(rest.is_empty(), "paged_attention: shapes disagree");
+    compute.tiles_of(grids, parts > 1, |sequence, out| {
+        let queries = sequences[sequence].0;
+        let heads = out.columns().start / value_dim..out.columns().end / value_dim;
+        let kv_head = heads.start / (queries.heads / kv_heads);
+        compute.isa().run(Attention { cache, queries, scale, kv_head, heads, out });
+    });
+}
+
+fn check(cache: &KvCache, queries: &Queries<'_>, tokens: usize) {
+    let KvShape { kv_heads, block_size, .. } = cache.shape();
     assert!(
-        out.len() == tokens * width
-            && queries.heads.is_multiple_of(kv_heads)
+        queries.heads.is_multiple_of(kv_heads)
             && queries.window != Some(0)
             && queries.sinks.is_none_or(|sinks| sinks.len() == queries.heads),
         "paged_attention: shapes disagree"
@@ -109,24 +147,19 @@ pub fn cpu(compute: &Compute, cache: &KvCache, queries: Queries<'_>, scale: f32,
         (queries.start + tokens).div_ceil(block_size) <= queries.blocks.len(),
         "paged_attention: the block table is too short"
     );
-    if tokens == 0 {
-        return;
-    }
-    let group = queries.heads / kv_heads;
+}
+
+/// Nanoseconds that a sequence takes one thread.
+fn cost(cache: &KvCache, queries: &Queries<'_>, tokens: usize) -> f64 {
+    let KvShape { key_dim, value_dim, .. } = cache.shape();
     let context = queries.window.map_or(queries.start + tokens, |w| w.min(queries.start + tokens));
-    let terms = (tokens * queries.heads * context) as f64 * (key_dim + value_dim) as f64;
-    let (tile_tokens, tile_heads) = cut(compute.parts(NS_PER_TERM * terms), tokens, kv_heads, group);
-    compute.tiles(Grid::new(out, width, tile_tokens, tile_heads * value_dim), |out| {
-        let heads = out.columns().start / value_dim..out.columns().end / value_dim;
-        let kv_head = heads.start / group;
-        compute.isa().run(Attention { cache, queries, scale, kv_head, heads, out });
-    });
+    NS_PER_TERM * (tokens * queries.heads * context) as f64 * (key_dim + value_dim) as f64
 }
 
 /// Tokens and query heads per tile: `parts` tiles or more if there are as many rows. A tile's heads share a KV
 /// head. Tokens are cut first: rows of one tile share the keys they load.
 fn cut(parts: usize, tokens: usize, kv_heads: usize, group: usize) -> (usize, usize) {
-    if parts == 1 {
+    if parts <= 1 {
         return (tokens, group);
     }
     let tile_tokens = tokens.div_ceil(parts.div_ceil(kv_heads));

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
-/// Turns of the waiting loop before a thread sleeps: about 20 us, longer than the gaps between the operations
+/// Turns of the waiting loop before a thread sleeps: about 100 us, longer than the gaps between the operations
 /// of a layer, short against a scheduler's time slice.
-const SPINS: u32 = 1000;
+const SPINS: u32 = 5000;
 
 /// Bits of [`Shared::state`]: how many workers are inside the job; whether more may enter; the job's number.
 const INSIDE: u64 = 0xffff;

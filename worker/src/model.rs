@@ -16,6 +16,7 @@ mod families;
 mod feed_forward;
 mod loader;
 mod mla;
+mod quantize;
 mod random;
 mod stored;
 mod tensor;
@@ -34,6 +35,7 @@ use self::checkpoint::Checkpoint;
 use self::config::Config;
 pub use self::cpu::CpuBackend;
 pub use self::error::ModelError;
+pub use self::quantize::Quantize;
 use self::random::Random;
 use self::weights::Weights;
 use crate::backend::CacheGroup;
@@ -82,8 +84,8 @@ pub struct ModelInfo {
     pub vocab_size: usize,
     /// Tokens that end a generation, ascending.
     pub eos_token_ids: Vec<u32>,
-    /// Equal ids mean equal logits, bit for bit. Names the backend, its kernels' version, the number type,
-    /// and (by a hash) the configuration and every weight.
+    /// Equal ids mean equal logits, bit for bit. Names the backend, the number type of products (`f32`, `int8`,
+    /// `int4`), the kernels' version, and (by a hash) the configuration and every weight.
     pub numerics_id: String,
     /// Memory taken by the weights, in bytes.
     pub weight_bytes: usize,
@@ -114,33 +116,38 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// Reads and packs the weights: those in bf16, FP8 and MXFP4 stay so in memory, others become f32.
     pub fn load(source: &ModelSource) -> Result<Self, ModelError> {
+        Self::load_quantized(source, Quantize::None)
+    }
+
+    /// [`LoadedModel::load`], with matrices quantised as [`Quantize`] says.
+    pub fn load_quantized(source: &ModelSource, quantize: Quantize) -> Result<Self, ModelError> {
         match source {
             ModelSource::Builtin => {
                 let config = builtin::config()?;
-                let (weights, id) = Weights::load(&builtin::checkpoint()?, &config)?;
-                Ok(Self::new("keyway-builtin".into(), config, weights, &id))
+                let (weights, id) = Weights::load(&builtin::checkpoint()?, &config, quantize)?;
+                Ok(Self::new("keyway-builtin".into(), config, weights, quantize, &id))
             }
             ModelSource::Random => {
                 let config = random::config();
-                let (weights, id) = Weights::load(&Random, &config)?;
-                Ok(Self::new("keyway-random".into(), config, weights, &id))
+                let (weights, id) = Weights::load(&Random, &config, quantize)?;
+                Ok(Self::new("keyway-random".into(), config, weights, quantize, &id))
             }
             ModelSource::Dir(dir) => {
                 let config = Config::read(dir)?;
-                let (weights, id) = Weights::load(&Checkpoint::open(dir)?, &config)?;
-                Ok(Self::new(directory_name(dir), config, weights, &id))
+                let (weights, id) = Weights::load(&Checkpoint::open(dir)?, &config, quantize)?;
+                Ok(Self::new(directory_name(dir), config, weights, quantize, &id))
             }
         }
     }
 
-    fn new(name: String, config: Config, weights: Weights, weights_id: &str) -> Self {
+    fn new(name: String, config: Config, weights: Weights, quantize: Quantize, weights_id: &str) -> Self {
         let plan = CachePlan::new(config.kept());
         let info = ModelInfo {
             name,
             max_model_len: config.max_positions,
             vocab_size: config.vocab_size,
             eos_token_ids: config.eos_token_ids.clone(),
-            numerics_id: format!("cpu-f32-k{}-{weights_id}", keyway_kernels::NUMERICS_VERSION),
+            numerics_id: format!("cpu-{quantize}-k{}-{weights_id}", keyway_kernels::NUMERICS_VERSION),
             weight_bytes: weights.bytes(),
             kv_bytes_per_block_position: plan.slots * config.attention.cache_bytes(),
             cache_groups: plan.groups,

@@ -22,7 +22,7 @@ use crate::kv_events::{self, BoundAddrs, KvEventOptions, Layout, Publisher, Reco
 use crate::limits::KV_BYTES_DEFAULT;
 use crate::memory;
 use crate::metrics::{Metrics, StaticInfo};
-use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource, builtin};
+use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource, Quantize, builtin};
 use crate::scheduler::StepLimits;
 use crate::server;
 
@@ -31,6 +31,8 @@ use crate::server;
 pub struct WorkerOptions {
     /// The built-in model, the random one, or a checkpoint directory.
     pub model: ModelSource,
+    /// How its matrices are kept in memory.
+    pub quantize: Quantize,
     /// The model's name for clients; its own name if absent.
     pub served_model_name: Option<String>,
     /// Further names by which clients may ask for it.
@@ -65,6 +67,7 @@ impl Default for WorkerOptions {
     fn default() -> Self {
         Self {
             model: ModelSource::Builtin,
+            quantize: Quantize::None,
             served_model_name: None,
             served_model_aliases: Vec::new(),
             reasoning_format: None,
@@ -147,7 +150,8 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let kv_events = publisher.as_ref().map(Publisher::addrs);
 
     let source = options.model.clone();
-    let Loaded { model, text, defaults } = blocking(move || load(&source)).await??;
+    let quantize = options.quantize;
+    let Loaded { model, text, defaults } = blocking(move || load(&source, quantize)).await??;
     let info = model.info.clone();
     let (kv, max_model_len) = kv_layout(&options, &info)?;
     let compute = Compute::new(threads(options.threads));
@@ -289,8 +293,8 @@ fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
     Ok(())
 }
 
-fn load(source: &ModelSource) -> Result<Loaded, StartError> {
-    let model = LoadedModel::load(source)?;
+fn load(source: &ModelSource, quantize: Quantize) -> Result<Loaded, StartError> {
+    let model = LoadedModel::load_quantized(source, quantize)?;
     let (text, defaults) = match source {
         ModelSource::Builtin => (
             TextModel::from_json(builtin::TOKENIZER, builtin::TOKENIZER_CONFIG)?,

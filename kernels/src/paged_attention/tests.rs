@@ -209,3 +209,22 @@ fn a_cut_covers_all_rows_with_enough_tiles() {
         assert!(tiles >= parts.min(tokens * kv_heads * group), "{parts} {tiles}");
     }
 }
+
+/// Sequences of one batch, some of one token and one of none, against each alone.
+#[test]
+fn a_batch_of_sequences_gives_the_bits_of_each_alone() {
+    for kind in KINDS {
+        let case = case(kind, 300, |i| (i * 7 % 30) as u32);
+        let spans = [(299, 300), (0, 40), (17, 17), (100, 101), (3, 280)];
+        let sequences = spans.map(|(start, end)| (case.queries(start), end - start));
+        let together = everywhere(|compute| {
+            let tokens: usize = sequences.iter().map(|(_, tokens)| tokens).sum();
+            let mut out = vec![f32::NAN; tokens * case.width()];
+            batch(compute, &case.cache, &sequences, 0.25, &mut out);
+            out
+        });
+        let alone: Vec<f32> =
+            spans.iter().flat_map(|(start, end)| case.run(&Compute::single(), *start, *end)).collect();
+        assert!(same_bits(&together, &alone));
+    }
+}

@@ -7,7 +7,7 @@ use keyway_kernels::rms_norm;
 use keyway_kernels::rope;
 
 use super::config::Grouped;
-use super::decoder::{Buffers, LayerStep};
+use super::decoder::{Buffers, LayerStep, Span};
 use super::feed_forward::sized;
 use super::weights::GroupedWeights;
 
@@ -32,10 +32,10 @@ impl GroupedWeights {
     pub(super) fn write(&self, step: &LayerStep<'_>, cache: &mut KvCache, b: &Buffers) {
         let Grouped { heads, kv_heads, head_dim, .. } = self.shape;
         let stride = self.qkv.weight.outputs();
-        step.for_each_row(&b.spans, |row, block, offset| {
-            let keys_values = &b.projected[row * stride..][heads * head_dim..stride];
-            let (keys, values) = keys_values.split_at(kv_heads * head_dim);
-            cache.write(block, offset, keys, values);
+        let (keys, values) = (heads * head_dim, (heads + kv_heads) * head_dim);
+        step.for_each_run(&b.spans, |row, count, block, offset| {
+            let rows = &b.projected[row * stride..];
+            cache.write_run(block, offset, count, stride, (&rows[keys..], &rows[values..]));
         });
     }
 
@@ -45,19 +45,17 @@ impl GroupedWeights {
         let (stride, width) = (self.qkv.weight.outputs(), heads * head_dim);
         let scale = 1.0 / (head_dim as f32).sqrt();
         let attended = sized(&mut b.attended, b.projected.len() / stride * width);
-        for span in &b.spans {
-            let queries = Queries {
-                rows: &b.projected[span.first_row * stride..],
-                stride,
-                heads,
-                start: span.start,
-                blocks: step.table(span.chunk),
-                window: step.window,
-                sinks: self.sinks.as_deref(),
-            };
-            let out = &mut attended[span.first_row * width..][..span.rows * width];
-            paged_attention::cpu(step.compute, cache, queries, scale, out);
-        }
+        let queries = |span: &Span| Queries {
+            rows: &b.projected[span.first_row * stride..],
+            stride,
+            heads,
+            start: span.start,
+            blocks: step.table(span.chunk),
+            window: step.window,
+            sinks: self.sinks.as_deref(),
+        };
+        let sequences: Vec<_> = b.spans.iter().map(|span| (queries(span), span.rows)).collect();
+        paged_attention::batch(step.compute, cache, &sequences, scale, attended);
         self.output.run_into(step.compute, attended, &mut b.update);
     }
 }

@@ -72,13 +72,16 @@ impl<'a> LayerStep<'a> {
         self.chunks[chunk].tables[self.group]
     }
 
-    /// Calls `write(row, block, offset)` for every row.
-    pub(super) fn for_each_row(&self, spans: &[Span], mut write: impl FnMut(usize, u32, usize)) {
+    /// Calls `write(row, count, block, offset)` for every run of rows whose positions are in one block.
+    pub(super) fn for_each_run(&self, spans: &[Span], mut write: impl FnMut(usize, usize, u32, usize)) {
         for span in spans {
-            let table = self.table(span.chunk);
-            for t in 0..span.rows {
+            let (table, mut t) = (self.table(span.chunk), 0);
+            while t < span.rows {
                 let position = span.start + t;
-                write(span.first_row + t, table[position / self.block_size], position % self.block_size);
+                let offset = position % self.block_size;
+                let count = (self.block_size - offset).min(span.rows - t);
+                write(span.first_row + t, count, table[position / self.block_size], offset);
+                t += count;
             }
         }
     }

@@ -4,21 +4,25 @@
 mod attention;
 mod feed_forward;
 
-use keyway_kernels::matmul::PackedMatrix;
+use keyway_kernels::matmul::{IntBits, PackedMatrix};
 use keyway_kernels::rope::Rope;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::ModelError;
 use super::config::{Config, Quantisation};
 use super::stored::{FP8_BLOCK, Rows, Stored, pack};
 use super::tensor::{Tensor, TensorSource, TensorType};
 use super::weights::{Layer, Linear, Weights};
+use super::{ModelError, Quantize};
 
 impl Weights {
     /// Packs every tensor that `config` implies. The second value names configuration and weights by a hash:
     /// equal only if both are.
-    pub(super) fn load(source: &dyn TensorSource, config: &Config) -> Result<(Self, String), ModelError> {
-        let mut loader = Loader { source, config, hash: Xxh3::new() };
+    pub(super) fn load(
+        source: &dyn TensorSource,
+        config: &Config,
+        quantize: Quantize,
+    ) -> Result<(Self, String), ModelError> {
+        let mut loader = Loader { source, config, bits: quantize.layers(), hash: Xxh3::new() };
         let rope = Rope::new(config.attention.rope_dim(), config.rope.theta, config.rope.scaling);
         loader.hash.update(format!("{config:?}").as_bytes());
         for frequency in rope.inv_freq() {
@@ -26,14 +30,17 @@ impl Weights {
         }
         let (vocab, hidden) = (config.vocab_size, config.hidden);
         let layers = (0..config.layers.len()).map(|i| loader.layer(i)).collect::<Result<_, _>>()?;
+        let head = quantize.head();
+        // A look-up reads one row: what is not the head as well would gain nothing.
+        let embedding = head.filter(|_| config.tied_embeddings);
         let weights = Self {
-            embedding: loader.matrix(&[("model.embed_tokens.weight", vocab)], hidden)?,
+            embedding: loader.matrix(&[("model.embed_tokens.weight", vocab)], hidden, embedding)?,
             layers,
             norm: loader.vector("model.norm.weight", hidden)?,
             head: if config.tied_embeddings {
                 None
             } else {
-                Some(loader.matrix(&[("lm_head.weight", vocab)], hidden)?)
+                Some(loader.matrix(&[("lm_head.weight", vocab)], hidden, head)?)
             },
             rope,
         };
@@ -47,6 +54,8 @@ const FP8_SCALE_MAX: f32 = f32::from_bits((127 + 120) << 23);
 struct Loader<'a> {
     source: &'a dyn TensorSource,
     config: &'a Config,
+    /// What the matrices of layers are quantised to.
+    bits: Option<IntBits>,
     hash: Xxh3,
 }
 
@@ -63,10 +72,21 @@ impl<'a> Loader<'a> {
 
     /// Products with a common input, stacked: `parts` are (name without `.weight`, outputs).
     fn linear(&mut self, parts: &[(&str, usize)], inputs: usize, bias: bool) -> Result<Linear, ModelError> {
+        self.linear_of(parts, inputs, bias, self.bits)
+    }
+
+    /// [`Loader::linear`], quantised to these `bits` or not at all.
+    fn linear_of(
+        &mut self,
+        parts: &[(&str, usize)],
+        inputs: usize,
+        bias: bool,
+        bits: Option<IntBits>,
+    ) -> Result<Linear, ModelError> {
         let names: Vec<String> = parts.iter().map(|(name, _)| format!("{name}.weight")).collect();
         let stacked: Vec<(&str, usize)> =
             names.iter().zip(parts).map(|(name, (_, outputs))| (name.as_str(), *outputs)).collect();
-        let weight = self.matrix(&stacked, inputs)?;
+        let weight = self.matrix(&stacked, inputs, bits)?;
         let bias = if bias {
             let biases = parts.iter().map(|(name, outputs)| self.vector(&format!("{name}.bias"), *outputs));
             Some(biases.collect::<Result<Vec<_>, _>>()?.concat())
@@ -77,14 +97,19 @@ impl<'a> Loader<'a> {
     }
 
     /// Matrices stacked by rows: `parts` are (name, rows).
-    fn matrix(&mut self, parts: &[(&str, usize)], inputs: usize) -> Result<PackedMatrix, ModelError> {
+    fn matrix(
+        &mut self,
+        parts: &[(&str, usize)],
+        inputs: usize,
+        bits: Option<IntBits>,
+    ) -> Result<PackedMatrix, ModelError> {
         let mut stored = Vec::new();
         for (name, rows) in parts {
             stored.push((self.stored(name, *rows, inputs)?, *rows));
         }
         let rows: Vec<Rows<'_, '_>> =
             stored.iter().map(|(from, count)| Rows { from, first: 0, step: 1, count: *count }).collect();
-        Ok(pack(&rows, inputs))
+        Ok(pack(&rows, inputs, bits))
     }
 
     /// The matrix `name`; with its scales if it is in FP8.

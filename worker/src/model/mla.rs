@@ -10,7 +10,7 @@ use keyway_kernels::rms_norm;
 use keyway_kernels::rope;
 
 use super::config::Latent;
-use super::decoder::{Buffers, LayerStep};
+use super::decoder::{Buffers, LayerStep, Span};
 use super::feed_forward::sized;
 use super::weights::LatentWeights;
 
@@ -64,8 +64,10 @@ impl LatentWeights {
     /// Writes every row's latent.
     pub(super) fn write(&self, step: &LayerStep<'_>, cache: &mut KvCache, b: &Buffers) {
         let stride = self.kv_down.weight.outputs();
-        step.for_each_row(&b.spans, |row, block, offset| {
-            cache.write_latent(block, offset, &b.latent.latent[row * stride..][..stride]);
+        step.for_each_run(&b.spans, |row, count, block, offset| {
+            for i in 0..count {
+                cache.write_latent(block, offset + i, &b.latent.latent[(row + i) * stride..][..stride]);
+            }
         });
     }
 
@@ -77,19 +79,17 @@ impl LatentWeights {
         let (stride, width) = (heads * key_dim, heads * rank);
         let rows = b.latent.absorbed.len() / stride;
         let attended = sized(&mut b.attended, rows * width);
-        for span in &b.spans {
-            let queries = Queries {
-                rows: &b.latent.absorbed[span.first_row * stride..],
-                stride,
-                heads,
-                start: span.start,
-                blocks: step.table(span.chunk),
-                window: step.window,
-                sinks: None,
-            };
-            let out = &mut attended[span.first_row * width..][..span.rows * width];
-            paged_attention::cpu(step.compute, cache, queries, scale, out);
-        }
+        let queries = |span: &Span| Queries {
+            rows: &b.latent.absorbed[span.first_row * stride..],
+            stride,
+            heads,
+            start: span.start,
+            blocks: step.table(span.chunk),
+            window: step.window,
+            sinks: None,
+        };
+        let sequences: Vec<_> = b.spans.iter().map(|span| (queries(span), span.rows)).collect();
+        paged_attention::batch(step.compute, cache, &sequences, scale, attended);
         let values = sized(&mut b.latent.values, rows * heads * value_dim);
         let (head_in, head_out) = (&mut b.latent.head_in, &mut b.latent.head_out);
         for (head, expand) in self.expand.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! A matrix as a checkpoint stores it: plain, transposed, in FP8 with block scales or in MXFP4; read row by row,
 //! and packed so that it stays as small.
 
-use keyway_kernels::matmul::{PackedMatrix, WeightType};
+use keyway_kernels::matmul::{IntBits, PackedMatrix, WeightType};
 use keyway_kernels::quant::{decode_fp8, decode_mxfp4};
 
 use super::tensor::{Tensor, TensorType};
@@ -68,8 +68,9 @@ impl Stored<'_> {
 }
 
 /// Packs rows of stored matrices, `inputs` wide, one below the other: as they are stored if all are stored alike,
-/// in the narrowest type that keeps every value if not.
-pub(super) fn pack(parts: &[Rows<'_, '_>], inputs: usize) -> PackedMatrix {
+/// in the narrowest type that keeps every value if not. What is stored as FP8 or MXFP4 stays so, all else is
+/// quantised if `bits` are given.
+pub(super) fn pack(parts: &[Rows<'_, '_>], inputs: usize, bits: Option<IntBits>) -> PackedMatrix {
     let outputs = parts.iter().map(|rows| rows.count).sum();
     let all = |kind: fn(&Stored<'_>) -> bool| parts.iter().all(|rows| kind(rows.from));
     if all(|stored| matches!(stored, Stored::Fp8 { .. })) {
@@ -90,10 +91,14 @@ pub(super) fn pack(parts: &[Rows<'_, '_>], inputs: usize) -> PackedMatrix {
     }
     let bf16 = all(|stored| stored.kept_as() == WeightType::Bf16);
     let kept_as = if bf16 { WeightType::Bf16 } else { WeightType::F32 };
-    PackedMatrix::pack(outputs, inputs, kept_as, |n, row| {
+    let fill = |n, row: &mut [f32]| {
         let (stored, n) = locate(parts, n);
         stored.copy_row(n, row);
-    })
+    };
+    match bits {
+        Some(bits) => PackedMatrix::pack_int(outputs, inputs, bits, fill),
+        None => PackedMatrix::pack(outputs, inputs, kept_as, fill),
+    }
 }
 
 /// Where row `n` of the stacked parts is; `n` is below their sum.
@@ -128,7 +133,7 @@ mod tests {
     fn assert_packed(stored: &Stored<'_>, rows: usize, width: usize, bytes_max: usize) {
         let odd = Rows { from: stored, first: 1, step: 2, count: rows / 2 };
         let all = Rows { from: stored, first: 0, step: 1, count: rows };
-        let matrix = pack(&[odd, all], width);
+        let matrix = pack(&[odd, all], width, None);
         assert_eq!((matrix.outputs(), matrix.inputs()), (rows / 2 + rows, width));
         let (mut found, mut expected) = (vec![0.0; width], vec![0.0; width]);
         for n in 0..matrix.outputs() {

@@ -3,6 +3,7 @@
 mod invariance;
 mod loading;
 mod parity;
+mod quantized;
 mod sequence;
 
 use std::path::{Path, PathBuf};

@@ -66,7 +66,7 @@ impl Loader<'_> {
             kv_down,
             latent_norm,
             absorb: (0..heads).map(|head| transposed(&up, first(head), nope_dim, rank)).collect(),
-            expand: (0..heads).map(|head| pack(&[values(head)], rank)).collect(),
+            expand: (0..heads).map(|head| pack(&[values(head)], rank, None)).collect(),
             output: self.linear(&[(&part("o_proj"), hidden)], heads * value_dim, bias)?,
         })
     }

@@ -40,7 +40,7 @@ impl<'a> Loader<'a> {
             Some(width) => Some(self.mlp(&format!("{name}.shared_experts"), PROJECTIONS, width)?),
             None => None,
         };
-        let router = self.linear(&[(&router, shape.count)], self.config.hidden, shape.biases)?;
+        let router = self.linear_of(&[(&router, shape.count)], self.config.hidden, shape.biases, None)?;
         let name = format!("{name}.experts");
         let experts = match self.config.names.experts {
             ExpertNames::Apart(parts) => (0..shape.count)
@@ -68,6 +68,7 @@ impl<'a> Loader<'a> {
         let down = self.fused_matrix(&format!("{name}.down_proj"), count, hidden, width)?;
         let gate_up_bias = self.fused_bias(&format!("{name}.gate_up_proj_bias"), count, 2 * width)?;
         let down_bias = self.fused_bias(&format!("{name}.down_proj_bias"), count, hidden)?;
+        let bits = self.bits;
         let expert = |e: usize| {
             let half = |odd| Rows { from: &gate_up, first: 2 * e * width + odd, step: 2, count: width };
             let interleaved = &gate_up_bias[2 * e * width..][..2 * width];
@@ -75,11 +76,11 @@ impl<'a> Loader<'a> {
             let down = Rows { from: &down, first: e * hidden, step: 1, count: hidden };
             Mlp {
                 gate_up: Linear {
-                    weight: pack(&[half(0), half(1)], hidden),
+                    weight: pack(&[half(0), half(1)], hidden, bits),
                     bias: Some(bias(0).chain(bias(1)).collect()),
                 },
                 down: Linear {
-                    weight: pack(&[down], width),
+                    weight: pack(&[down], width, bits),
                     bias: Some(down_bias[e * hidden..][..hidden].to_vec()),
                 },
             }

@@ -15,7 +15,7 @@ fn reference(family: usize, prompt: &[u32]) -> Vec<u32> {
     bits(&run_whole(&mut backend(&source(family)), prompt))
 }
 
-fn tokens(len: u32, step: u32) -> Vec<u32> {
+pub(super) fn tokens(len: u32, step: u32) -> Vec<u32> {
     (0..len).map(|i| i * step % VOCAB).collect()
 }
 
@@ -36,7 +36,7 @@ fn pieces(len: usize, cuts: &[usize]) -> Vec<std::ops::Range<usize>> {
 
 /// Runs all prompts side by side, each in its own pieces, one piece each per step; returns the logits after
 /// each prompt's last token.
-fn side_by_side(
+pub(super) fn side_by_side(
     backend: &mut CpuBackend,
     pool: &mut Pool,
     prompts: &[Vec<u32>],

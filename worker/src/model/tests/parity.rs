@@ -6,15 +6,15 @@ use safetensors::SafeTensors;
 
 use super::*;
 
-struct Golden {
-    ids: Vec<u32>,
-    positions: Vec<u32>,
+pub(super) struct Golden {
+    pub(super) ids: Vec<u32>,
+    pub(super) positions: Vec<u32>,
     /// `[positions, vocab]`.
-    logits: Vec<f64>,
+    pub(super) logits: Vec<f64>,
     greedy: Vec<u32>,
 }
 
-fn golden(family: &str) -> Golden {
+pub(super) fn golden(family: &str) -> Golden {
     let bytes = std::fs::read(family_dir(family).join("golden.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let ints = |name: &str| {

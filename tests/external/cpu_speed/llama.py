@@ -1,0 +1,68 @@
+"""llama.cpp on the steps of `worker/benches/qwen3_0_6b`: decode of 24 tokens from an empty context, one sequence and eight,
+and a prompt of 512; medians.
+
+    llama.py MODEL.gguf THREADS ROUNDS
+"""
+
+import ctypes
+import statistics
+import sys
+import time
+
+import llama_cpp as llama
+
+DECODE, BATCH, PREFILL = 24, 8, 512
+
+
+def step(context, tokens) -> None:
+    """Computes `tokens`, each (token id, position, sequence, whether its logits are wanted)."""
+    batch = llama.llama_batch_init(len(tokens), 0, 1)
+    batch.n_tokens = len(tokens)
+    for i, (token, position, sequence, wanted) in enumerate(tokens):
+        batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
+        batch.seq_id[i][0], batch.logits[i] = sequence, wanted
+    assert llama.llama_decode(context, batch) == 0
+    llama.llama_batch_free(batch)
+
+
+def decode(context, sequences: int) -> float:
+    """Seconds per step."""
+    llama.llama_memory_clear(llama.llama_get_memory(context), True)
+    begin = time.perf_counter()
+    for position in range(DECODE):
+        step(context, [(position * 7919, position, sequence, 1) for sequence in range(sequences)])
+    return (time.perf_counter() - begin) / DECODE
+
+
+def prefill(context) -> float:
+    """Seconds for the prompt."""
+    llama.llama_memory_clear(llama.llama_get_memory(context), True)
+    begin = time.perf_counter()
+    step(context, [(i * 7919 % 151936, i, 0, int(i + 1 == PREFILL)) for i in range(PREFILL)])
+    return time.perf_counter() - begin
+
+
+@llama.llama_log_callback
+def quiet(_level, _text, _data) -> None:
+    """Drops llama.cpp's log."""
+
+
+def main() -> None:
+    path, threads, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    llama.llama_log_set(quiet, ctypes.c_void_p(0))
+    llama.llama_backend_init()
+    model = llama.llama_load_model_from_file(path.encode(), llama.llama_model_default_params())
+    params = llama.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch = 1024, PREFILL, PREFILL
+    params.n_threads, params.n_threads_batch, params.n_seq_max = threads, threads, BATCH
+    context = llama.llama_new_context_with_model(model, params)
+    decode(context, 1)
+    times = [(decode(context, 1), decode(context, BATCH), prefill(context)) for _ in range(rounds)]
+    one, eight, prompt = (statistics.median(column) for column in zip(*times))
+    print(f"  decode, batch 1            {1 / one:7.1f} tokens/s")
+    print(f"  decode, batch {BATCH}            {BATCH / eight:7.1f} tokens/s, {BATCH * one / eight:.2f} times batch 1")
+    print(f"  prefill of {PREFILL}             {PREFILL / prompt:7.0f} tokens/s")
+
+
+if __name__ == "__main__":
+    main()
