@@ -91,36 +91,33 @@ fn chat(body: &[u8], template: &ChatTemplate) -> Result<Prompt, Unknown> {
         documents: given(chat.documents),
         variables,
         now_unix_seconds: None,
+        ..RenderOptions::default()
     };
     let messages = Value::Array(messages.ok_or(Unknown::Unsupported)?);
     let text = template.render(&messages, &options).map_err(|_| Unknown::Failed)?;
     Ok(Prompt::Text { text, add_special: chat.add_special_tokens.unwrap_or(false) })
 }
 
-/// A message as templates expect it: its text parts joined, its calls' arguments as objects. `None` if it holds anything
-/// but text.
+/// A message as templates expect it, and as a worker makes it one: calls' arguments as objects, no content as an empty
+/// text. `None` if it holds anything but text.
 fn message(mut message: Map<String, Value>) -> Option<Value> {
     match message.get("content") {
         Some(Value::Array(parts)) => {
-            let text = |part: &Value| match part {
-                Value::String(text) => Some(text.clone()),
-                part => part["text"].as_str().filter(|_| part["type"] == "text").map(str::to_owned),
-            };
-            let texts: Vec<String> = parts.iter().map(text).collect::<Option<_>>()?;
-            message.insert("content".to_owned(), texts.join("\n").into());
+            // The template's renderer joins them where it does not read parts.
+            let text = |part: &Value| part["type"] == "text" && part["text"].is_string();
+            parts.iter().all(text).then_some(())?;
         }
         None | Some(Value::Null) => drop(message.insert("content".to_owned(), "".into())),
         Some(_) => {}
     }
     for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
-        let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments"))
-        else {
-            continue;
-        };
-        let object =
-            arguments.as_str().and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok());
-        if let Some(object) = object {
-            *arguments = Value::Object(object);
+        if let Some(Value::String(json)) = call["function"].get("arguments") {
+            let parsed = if json.trim().is_empty() {
+                Value::Object(Map::new())
+            } else {
+                serde_json::from_str(json).ok()?
+            };
+            call["function"]["arguments"] = parsed;
         }
     }
     Some(Value::Object(message))

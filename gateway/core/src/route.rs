@@ -33,6 +33,18 @@ pub fn route_views(
     Some((pick, placement))
 }
 
+/// [`route`] without recording anything: what would happen to this request.
+pub fn consider(
+    policy: Policy,
+    request: &RequestView<'_>,
+    candidates: &mut [Candidate],
+    turn: &Turn,
+    index: &PrefixIndex,
+) -> Option<Pick> {
+    fill_matches(std::slice::from_ref(request), &[], candidates, index);
+    pick(policy, request, candidates, turn)
+}
+
 /// Says of each candidate how much of the request it holds, as [`route_views`] does.
 pub fn fill_matches(
     views: &[RequestView<'_>],

@@ -93,6 +93,10 @@ pub struct FleetArgs {
     /// without KV events
     #[arg(long)]
     pub index_knows_capacity: bool,
+    /// Send each request as it comes, to queue at its worker (the gateway's `hold = false`); otherwise requests wait in the
+    /// router until a worker can begin
+    #[arg(long)]
+    pub no_hold: bool,
     /// Prompt tokens in one block of the router's chain (the gateway's 64 bytes of text at 4 bytes a token)
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub index_block_tokens: u32,

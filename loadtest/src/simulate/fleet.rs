@@ -4,20 +4,26 @@
 use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 
 use keyway_core::{
-    Load, PrefixIndex, WorkerId,
-    pick::{Candidate, Policy, RequestView, Turn},
-    route,
+    Load, PrefixIndex, RoomRules, WaitingRoom, WorkerId,
+    pace::Waiting,
+    pick::{Candidate, Policy},
+    rate::{PrefillRate, relative_speeds, tokens_per_ms},
 };
-use keyway_wire::block_hash::BlockHash;
 
-use super::{outcome::Outcome, prompts};
+use super::{
+    outcome::Outcome,
+    routing::{Arrival, Clerk},
+};
 use crate::{
     engine_model::{Engine, Listener, Nanos, Profile, Submission, Token},
     schedule::Due,
     slo::{Metric, Slo},
     trace::Trace,
-    workload::{prompt::splitmix, scale::Scale},
+    workload::scale::Scale,
 };
+
+/// Choices after which the workers' fitted speeds are looked at again.
+const SPEEDS_EVERY: u64 = 64;
 
 /// What is replayed, whatever the fleet.
 #[derive(Debug)]
@@ -46,6 +52,8 @@ pub(super) struct FleetSetup {
     pub(super) index_block_tokens: u32,
     /// Whether the index is told the size of each worker's cache.
     pub(super) index_knows_capacity: bool,
+    /// Whether requests wait in the router until a worker can begin on them.
+    pub(super) hold: bool,
 }
 
 /// Replays the workload.
@@ -61,17 +69,21 @@ pub(super) fn replay(workload: &Workload, setup: &FleetSetup) -> Outcome {
     run.finish()
 }
 
-struct Run<'a> {
-    workload: &'a Workload,
-    setup: &'a FleetSetup,
-    index: PrefixIndex,
+pub(super) struct Run<'a> {
+    pub(super) workload: &'a Workload,
+    pub(super) setup: &'a FleetSetup,
+    pub(super) index: PrefixIndex,
+    room: WaitingRoom<Arrival>,
     engines: Vec<Engine>,
     /// When to look at which worker: a min-heap; an entry whose engine has other plans by now is skipped.
     events: BinaryHeap<Reverse<(Nanos, u32)>>,
     planned: Vec<Option<Nanos>>,
     desks: Vec<Desk>,
-    counter: u64,
-    random: u64,
+    /// Each worker's prompt tokens per millisecond, as fitted lately.
+    speeds: Vec<f64>,
+    /// Choices made.
+    pub(super) counter: u64,
+    pub(super) random: u64,
     outcome: Outcome,
 }
 
@@ -79,16 +91,21 @@ struct Run<'a> {
 #[derive(Debug, Default)]
 struct Desk {
     load: Load,
+    rate: PrefillRate,
     flights: Vec<Flight>,
+    /// Whether a first or last token came since the router last looked.
+    changed: bool,
 }
 
 /// A request under way.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 struct Flight {
     arrived: Nanos,
+    sent: Nanos,
     first: Nanos,
-    /// Prompt tokens that the router expected to be computed.
-    uncached: u64,
+    waiting: Option<Waiting>,
+    /// Prompt tokens that the router expected to be computed there before its first token, its own among them.
+    tokens_before_first: u64,
 }
 
 /// One worker's desk and the run's figures, while its engine is advanced.
@@ -111,10 +128,12 @@ impl<'a> Run<'a> {
             workload,
             setup,
             index,
+            room: WaitingRoom::new(RoomRules::default()),
             engines: (0..setup.workers).map(|_| Engine::new(setup.profile.clone())).collect(),
             events: BinaryHeap::new(),
             planned: vec![None; setup.workers],
             desks: (0..setup.workers).map(|_| Desk::default()).collect(),
+            speeds: Vec::new(),
             counter: 0,
             random: workload.seed,
             outcome: Outcome::new(setup.workers),
@@ -123,17 +142,35 @@ impl<'a> Run<'a> {
 
     /// Does all that happens before `until`, or at it.
     fn advance(&mut self, until: Nanos) {
-        while let Some(&Reverse((at, worker))) = self.events.peek() {
+        loop {
+            let event = self.events.peek().map(|&Reverse((at, worker))| (at, Some(worker)));
+            let wake = self.room.wake().map(|at| (at.as_nanos() as Nanos, None));
+            let Some((at, worker)) = event.into_iter().chain(wake).min_by_key(|(at, _)| *at) else { return };
             if at > until {
                 return;
             }
+            let Some(worker) = worker else {
+                self.release(at);
+                continue;
+            };
             self.events.pop();
             let worker = worker as usize;
             if self.planned[worker] == Some(at) {
                 self.advance_worker(worker, at);
                 self.plan(worker);
+                if std::mem::take(&mut self.desks[worker].changed) && !self.room.is_empty() {
+                    self.release(at);
+                }
             }
         }
+    }
+
+    /// Begins what can begin now.
+    fn release(&mut self, at: Nanos) {
+        // Out of the way, because the clerk works with all the rest.
+        let mut room = std::mem::replace(&mut self.room, WaitingRoom::new(RoomRules::default()));
+        room.release(Duration::from_nanos(at), &mut Clerk { run: self, at });
+        self.room = room;
     }
 
     fn advance_worker(&mut self, worker: usize, until: Nanos) {
@@ -151,19 +188,37 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn arrive(&mut self, at: Nanos, copy: u64, index: usize) {
-        let (workload, setup) = (self.workload, self.setup);
-        let (row, scale) = (&workload.trace.rows[index], workload.scale);
-        let prompt_tokens = scale.prompt_tokens(row);
-        let own = setup.profile.block_tokens;
-        let chain = prompts::chain(scale, index, row, copy, own);
-        let other = (setup.index_block_tokens != own)
-            .then(|| prompts::chain(scale, index, row, copy, setup.index_block_tokens));
-        let (worker, uncached) = self.route(other.as_deref().unwrap_or(&chain), prompt_tokens);
+    fn arrive(&mut self, at: Nanos, copy: u64, row: usize) {
+        let arrival = Arrival::new(self.workload, self.setup, at, copy, row);
+        let own_ms = if self.room.is_empty() { 0.0 } else { Clerk { run: self, at }.own_ms(&arrival) };
+        self.room.enter(Duration::from_nanos(at), own_ms, arrival);
+        self.release(at);
+    }
+
+    /// The workers, without what they hold.
+    pub(super) fn candidates(&mut self, at: Nanos) -> Vec<Candidate> {
+        if self.counter.is_multiple_of(SPEEDS_EVERY) || self.speeds.is_empty() {
+            let rates: Vec<_> = self.desks.iter().map(|desk| desk.rate.tokens_per_second()).collect();
+            self.speeds = tokens_per_ms(&rates, &relative_speeds(&rates));
+        }
+        let now = Duration::from_nanos(at);
+        let of = |((worker, desk), &tokens_per_ms): ((u32, &Desk), &f64)| Candidate {
+            worker: WorkerId(worker),
+            load: desk.load.snapshot(now, tokens_per_ms),
+            ahead_ms: 0.0,
+            matched_blocks: 0,
+            tokens_per_ms,
+            weight: 1.0,
+        };
+        (0u32..).zip(&self.desks).zip(&self.speeds).map(of).collect()
+    }
+
+    /// Sends a request to a worker, of which `uncached` tokens are expected to be computed.
+    pub(super) fn send(&mut self, at: Nanos, worker: usize, arrival: Arrival, uncached: u64) {
         let submission = Submission {
-            prompt_tokens: prompt_tokens as u32,
-            output_tokens: scale.output_tokens(row) as u32,
-            chain: chain.into(),
+            prompt_tokens: arrival.prompt_tokens as u32,
+            output_tokens: arrival.output_tokens,
+            chain: arrival.chain.into(),
         };
         // Its tokens in between were not waited for.
         self.advance_worker(worker, at);
@@ -172,34 +227,15 @@ impl<'a> Run<'a> {
             return;
         };
         let desk = &mut self.desks[worker];
-        desk.load.start(uncached);
+        let tokens_before_first = desk.load.waiting_prefill_tokens() + uncached;
+        let waiting = Some(desk.load.start(Duration::from_nanos(at), uncached, true));
         let slot = id.slot as usize;
         if desk.flights.len() <= slot {
             desk.flights.resize_with(slot + 1, Flight::default);
         }
-        desk.flights[slot] = Flight { arrived: at, first: 0, uncached };
-        self.outcome.taken(worker, prompt_tokens);
+        desk.flights[slot] = Flight { arrived: arrival.at, sent: at, first: 0, waiting, tokens_before_first };
+        self.outcome.taken(worker, arrival.prompt_tokens);
         self.plan(worker);
-    }
-
-    fn route(&mut self, chain: &[BlockHash], prompt_tokens: u64) -> (usize, u64) {
-        let mut candidates: Vec<Candidate> = (0u32..)
-            .zip(&self.desks)
-            .map(|(worker, desk)| Candidate {
-                worker: WorkerId(worker),
-                load: desk.load.snapshot(),
-                matched_blocks: 0,
-                weight: 1.0,
-            })
-            .collect();
-        let view =
-            RequestView { chain, prompt_tokens, block_tokens: f64::from(self.setup.index_block_tokens) };
-        self.random = splitmix(self.random);
-        let turn = Turn { counter: self.counter, random: self.random };
-        self.counter += 1;
-        // There is at least one worker.
-        route(self.setup.policy, &view, &mut candidates, &turn, &mut self.index)
-            .map_or((0, prompt_tokens), |(pick, _)| (pick.index, pick.uncached_tokens))
     }
 
     fn finish(mut self) -> Outcome {
@@ -219,11 +255,17 @@ impl Listener for Counting<'_> {
         let flight = &mut self.desk.flights[token.request.slot as usize];
         if token.number == 1 {
             flight.first = token.at;
-            self.desk.load.first_token(flight.uncached);
+            if let Some(waiting) = flight.waiting.take() {
+                self.desk.load.first_token(Duration::from_nanos(token.at), &waiting);
+            }
+            let seconds = Duration::from_nanos(token.at - flight.sent).as_secs_f64();
+            self.desk.rate.observe(flight.tokens_before_first, seconds);
+            self.desk.changed = true;
             self.outcome.first_token(token.at - flight.arrived, token.cached_tokens);
         }
         if token.last {
             self.desk.load.end();
+            self.desk.changed = true;
             let gaps = u64::from(token.number - 1);
             let tpot = (token.at - flight.first).checked_div(gaps);
             let (ttft, e2e) = (flight.first - flight.arrived, token.at - flight.arrived);

@@ -1,0 +1,90 @@
+//! The router of a simulated fleet: the gateway's own core at the gateway's own places, with the simulation's clock.
+
+use keyway_core::{
+    consider,
+    pick::{Pick, Policy, RequestView, Turn},
+    waiting_room::{Ahead, Desk, Quote},
+};
+use keyway_wire::block_hash::BlockHash;
+
+use super::{
+    fleet::{FleetSetup, Run, Workload},
+    prompts,
+};
+use crate::{engine_model::Nanos, workload::prompt::splitmix};
+
+/// A request before it is sent.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) at: Nanos,
+    pub(super) prompt_tokens: u64,
+    pub(super) output_tokens: u32,
+    /// In the engine's blocks.
+    pub(super) chain: Vec<BlockHash>,
+    /// In the router's, where they differ.
+    index_chain: Option<Vec<BlockHash>>,
+}
+
+/// The waiting room's desk.
+pub(super) struct Clerk<'r, 'a> {
+    pub(super) run: &'r mut Run<'a>,
+    pub(super) at: Nanos,
+}
+
+impl Arrival {
+    pub(super) fn new(workload: &Workload, setup: &FleetSetup, at: Nanos, copy: u64, index: usize) -> Self {
+        let (row, scale) = (&workload.trace.rows[index], workload.scale);
+        let own = setup.profile.block_tokens;
+        let cut = |tokens| prompts::chain(scale, index, row, copy, tokens);
+        Self {
+            at,
+            prompt_tokens: scale.prompt_tokens(row),
+            output_tokens: scale.output_tokens(row) as u32,
+            chain: cut(own),
+            index_chain: (setup.index_block_tokens != own).then(|| cut(setup.index_block_tokens)),
+        }
+    }
+
+    fn index_chain(&self) -> &[BlockHash] {
+        self.index_chain.as_deref().unwrap_or(&self.chain)
+    }
+}
+
+impl Clerk<'_, '_> {
+    /// Its own prefill where it is least, in milliseconds.
+    pub(super) fn own_ms(&mut self, arrival: &Arrival) -> f64 {
+        self.quote(arrival, &Ahead::default()).map_or(0.0, |(quote, _)| quote.own_ms)
+    }
+}
+
+impl Desk<Arrival> for Clerk<'_, '_> {
+    type Plan = Pick;
+
+    fn quote(&mut self, arrival: &Arrival, ahead: &Ahead) -> Option<(Quote, Pick)> {
+        let run = &mut *self.run;
+        let mut candidates = run.candidates(self.at);
+        for candidate in &mut candidates {
+            candidate.ahead_ms = ahead.of(candidate.worker);
+        }
+        run.random = splitmix(run.random);
+        let turn = Turn { counter: run.counter, random: run.random };
+        run.counter += 1;
+        let view = RequestView {
+            chain: arrival.index_chain(),
+            prompt_tokens: arrival.prompt_tokens,
+            block_tokens: f64::from(run.setup.index_block_tokens),
+        };
+        let pick = consider(run.setup.policy, &view, &mut candidates, &turn, &run.index)?;
+        let chosen = &candidates[pick.index];
+        let waits = run.setup.hold && run.setup.policy == Policy::Prefix;
+        let backlog_ms = if waits { chosen.load.pace.backlog_ms } else { f64::NEG_INFINITY };
+        Some((Quote { worker: chosen.worker, backlog_ms, own_ms: pick.cost.own_ms }, pick))
+    }
+
+    fn begin(&mut self, arrival: Arrival, plan: Option<Pick>) {
+        // There is at least one worker, so there is a plan.
+        let Some(pick) = plan else { return };
+        drop(self.run.index.place(keyway_core::WorkerId(pick.index as u32), arrival.index_chain()));
+        self.run.send(self.at, pick.index, arrival, pick.uncached_tokens);
+    }
+}
