@@ -16,7 +16,7 @@ use crate::compute::Compute;
 use crate::grid::{Grid, Tile};
 use crate::isa::Body;
 use crate::simd::Simd;
-use integers::IntMatMul;
+use integers::{IntMatMul, Integers, Quad4, Quad8};
 use packed::{PANEL, Panels, Read};
 
 pub use integers::IntBits;
@@ -29,9 +29,9 @@ const NS_PER_WEIGHT: f64 = 1.0 / 40.0;
 const NS_PER_BYTE: f64 = 1.0 / 100.0;
 /// Outputs that a thread takes together at least: what one row computes at once.
 const BLOCK: usize = 4 * PANEL;
-/// Inputs after which many rows go on to the next tile, their sums kept in `y`: two panels' weights and eight rows stay
-/// in the first-level cache.
-const DEPTH: usize = 512;
+/// Inputs after which many rows go on to the next tile, their sums kept in `y`: two panels' weights, eight
+/// rows and what is asked for ahead stay in the first-level cache.
+const DEPTH: usize = 256;
 /// A weight up to this size is taken to be in the second-level cache, or near enough.
 const CACHED_BYTES: usize = 1 << 20;
 /// Rows of `x` that stay in the second-level cache while all panels pass by.
@@ -65,11 +65,11 @@ pub fn cpu(compute: &Compute, x: &[f32], w: &PackedMatrix, y: &mut [f32]) {
         Panels::Fp8(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
         Panels::Mxfp4(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
         Panels::Int8(weights) => {
-            let x = weights.quantise(compute, x, inputs);
+            let x = Integers::<Quad8>::quantise(compute, x, inputs);
             compute.tiles(grid, |y| isa.run(IntMatMul { x: &x, weights, y }));
         }
         Panels::Int4(weights) => {
-            let x = weights.quantise(compute, x, inputs);
+            let x = Integers::<Quad4>::quantise(compute, x, inputs);
             compute.tiles(grid, |y| isa.run(IntMatMul { x: &x, weights, y }));
         }
     }

@@ -43,8 +43,8 @@ pub(crate) trait Simd: Copy {
     fn dot(self, sums: Self::Ints, bytes: Self::Bytes, by: i32) -> Self::Ints;
     /// Integers of at most 24 bits.
     fn to_floats(self, ints: Self::Ints) -> Self::Vector;
-    /// Asks memory for what lies `bytes` behind `near`.
-    fn prefetch<T>(self, near: &T, bytes: usize);
+    /// Asks memory for what lies `bytes` behind `near`; any address is allowed.
+    fn prefetch<T>(self, near: *const T, bytes: usize);
     fn store(self, vector: Self::Vector, to: &mut [f32; LANES]);
     fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// `a * b + c`, each lane rounded once.
@@ -133,7 +133,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, _: &T, _: usize) {}
+    fn prefetch<T>(self, _: *const T, _: usize) {}
 
     #[inline(always)]
     fn store(self, vector: [f32; LANES], to: &mut [f32; LANES]) {
@@ -317,9 +317,9 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, near: &T, bytes: usize) {
+    fn prefetch<T>(self, near: *const T, bytes: usize) {
         // SAFETY: a prefetch of any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(near).wrapping_byte_add(bytes).cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(near.wrapping_byte_add(bytes).cast()) }
     }
 
     #[inline(always)]
@@ -459,9 +459,9 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, near: &T, bytes: usize) {
+    fn prefetch<T>(self, near: *const T, bytes: usize) {
         // SAFETY: a prefetch of any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(near).wrapping_byte_add(bytes).cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(near.wrapping_byte_add(bytes).cast()) }
     }
 
     #[inline(always)]
