@@ -1,7 +1,7 @@
 //! Matrix product with a weight: `y[m][n] = sum over k of x[m][k] * w[n][k]`, `x` `[M, K]` and `y` `[M, N]`
 //! row-major.
 //!
-//! The weight is packed into panels of 16 outputs, `[N / 16][K][16]`, so one load feeds 16 independent sums.
+//! The weight is packed into panels of 16 outputs, so one load feeds 16 independent sums (`packed/plain.rs`).
 //! Each sum is one chain of fused multiply-adds over ascending `k`: the tile sizes below change speed, never
 //! a bit, and a row's result is the same alone and in any batch. How the weight is kept in memory is `packed`'s
 //! business: narrow types are widened when used, to the f32 they stand for.
@@ -63,7 +63,9 @@ pub fn cpu(compute: &Compute, x: &[f32], w: &PackedMatrix, y: &mut [f32]) {
         Panels::F32(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
         Panels::Bf16(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
         Panels::Fp8(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
-        Panels::Mxfp4(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
+        Panels::Mxfp4(weights) => {
+            compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache }))
+        }
         Panels::Int8(weights) => {
             let x = Integers::<Quad8>::quantise(compute, x, inputs);
             compute.tiles(grid, |y| isa.run(IntMatMul { x: &x, weights, y }));
@@ -109,7 +111,8 @@ impl<W: Read> MatMul<'_, W> {
 
     #[inline(always)]
     fn one_row<S: Simd>(&mut self, simd: S, row: usize) {
-        let (mut panel, end, rows, depth) = (self.panels().start, self.panels().end, row..row + 1, 0..self.inputs);
+        let (mut panel, end, rows, depth) =
+            (self.panels().start, self.panels().end, row..row + 1, 0..self.inputs);
         // One row has few sums under way in a tile. Where the weight is in cache more panels hide the additions'
         // latency; where it comes from memory one stream is read faster than two.
         while panel + 4 <= end && self.in_cache {
@@ -209,8 +212,7 @@ fn tile<S: Simd, W: Read, const R: usize, const P: usize>(
         let len = weights.group().min(inputs - begin);
         // Equal lengths by construction; said once more here, it spares the loop its bounds checks.
         let x: [&[f32]; R] = std::array::from_fn(|r| &x[r][begin..begin + len]);
-        let parts: [W::Part<'_>; P] =
-            std::array::from_fn(|p| weights.part(panel + p, first + begin, len));
+        let parts: [W::Part<'_>; P] = std::array::from_fn(|p| weights.part(panel + p, first + begin, len));
         let mut scales = [simd.zero(); P];
         for (p, scale) in scales.iter_mut().enumerate() {
             *scale = weights.scale(simd, panel + p, first + begin);

@@ -57,7 +57,8 @@ impl Activations {
     /// The values that a row's codes stand for, `[groups * 32]`.
     #[cfg(test)]
     pub(super) fn values(&self, row: usize) -> Vec<f32> {
-        let value = |group: &Group, i: usize| f32::from(group.quads[i / 4].to_le_bytes()[i % 4] as i8) * group.scale;
+        let value =
+            |group: &Group, i: usize| f32::from(group.quads[i / 4].to_le_bytes()[i % 4] as i8) * group.scale;
         self.row(row).iter().flat_map(|group| (0..GROUP).map(move |i| value(group, i))).collect()
     }
 }
