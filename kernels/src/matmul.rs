@@ -64,7 +64,7 @@ pub fn cpu(compute: &Compute, x: &[f32], w: &PackedMatrix, y: &mut [f32]) {
         Panels::Bf16(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
         Panels::Fp8(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
         Panels::Mxfp4(weights) => {
-            compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache }))
+            compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache }));
         }
         Panels::Int8(weights) => {
             let x = Integers::<Quad8>::quantise(compute, x, inputs);
