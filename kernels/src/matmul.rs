@@ -368,6 +368,19 @@ mod tests {
         }
     }
 
+    /// More rows than a tile go through the inputs in steps, their sums kept in between.
+    #[test]
+    fn steps_through_the_inputs_do_not_change_a_bit() {
+        let (rows, outputs, inputs) = (13, 50, 2 * DEPTH + 40);
+        let (x, w) = (values(6, rows * inputs), values(7, outputs * inputs));
+        for kept_as in [WeightType::F32, WeightType::Bf16] {
+            let w = packed(&w, inputs, kept_as);
+            let together = everywhere(|compute| product(compute, &x, &w));
+            let alone = x.chunks(inputs).flat_map(|x| product(&Compute::single(), x, &w));
+            assert!(same_bits(&together, &alone.collect::<Vec<f32>>()));
+        }
+    }
+
     #[test]
     fn a_row_is_copied_back_exactly() {
         let w = values(5, 37 * 9);
