@@ -14,11 +14,12 @@ use crate::pool::Pool;
 /// call; nothing where the thread still spins), and that thread comes tens of microseconds later: from 20 us on
 /// the loss is at most an eighth and the gain up to half.
 const SHARED_FROM_NS: f64 = 20_000.0;
-/// A part should take this long: a hundred times what taking one costs, and short enough for a thread that comes
+/// A part should take this long: fifty times what taking one costs, and short enough for a thread that comes
 /// late to find some.
-const PART_NS: f64 = 10_000.0;
-/// More parts than threads, so that a thread that was interrupted holds up little.
-const PARTS_PER_THREAD: usize = 4;
+const PART_NS: f64 = 5_000.0;
+/// More parts than threads, so that a thread that was interrupted, or gets less of the memory's bandwidth, holds up
+/// little.
+const PARTS_PER_THREAD: usize = 8;
 
 /// An instruction set, and threads that its clones share.
 #[derive(Clone, Debug)]

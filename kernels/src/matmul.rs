@@ -1,7 +1,7 @@
 //! Matrix product with a weight: `y[m][n] = sum over k of x[m][k] * w[n][k]`, `x` `[M, K]` and `y` `[M, N]`
 //! row-major.
 //!
-//! The weight is packed into panels of 16 outputs, `[N / 16][K][16]`, so one load feeds 16 independent sums.
+//! The weight is packed into panels of 16 outputs, so one load feeds 16 independent sums (`packed/plain.rs`).
 //! Each sum is one chain of fused multiply-adds over ascending `k`: the tile sizes below change speed, never
 //! a bit, and a row's result is the same alone and in any batch. How the weight is kept in memory is `packed`'s
 //! business: narrow types are widened when used, to the f32 they stand for.
@@ -16,7 +16,7 @@ use crate::compute::Compute;
 use crate::grid::{Grid, Tile};
 use crate::isa::Body;
 use crate::simd::Simd;
-use integers::IntMatMul;
+use integers::{IntMatMul, Integers, Quad4, Quad8};
 use packed::{PANEL, Panels, Read};
 
 pub use integers::IntBits;
@@ -29,9 +29,9 @@ const NS_PER_WEIGHT: f64 = 1.0 / 40.0;
 const NS_PER_BYTE: f64 = 1.0 / 100.0;
 /// Outputs that a thread takes together at least: what one row computes at once.
 const BLOCK: usize = 4 * PANEL;
-/// Inputs after which many rows go on to the next tile, their sums kept in `y`: two panels' weights and eight rows stay
-/// in the first-level cache.
-const DEPTH: usize = 512;
+/// Inputs after which many rows go on to the next tile, their sums kept in `y`: two panels' weights, eight
+/// rows and what is asked for ahead stay in the first-level cache.
+const DEPTH: usize = 256;
 /// A weight up to this size is taken to be in the second-level cache, or near enough.
 const CACHED_BYTES: usize = 1 << 20;
 /// Rows of `x` that stay in the second-level cache while all panels pass by.
@@ -63,13 +63,15 @@ pub fn cpu(compute: &Compute, x: &[f32], w: &PackedMatrix, y: &mut [f32]) {
         Panels::F32(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
         Panels::Bf16(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
         Panels::Fp8(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
-        Panels::Mxfp4(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
+        Panels::Mxfp4(weights) => {
+            compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache }));
+        }
         Panels::Int8(weights) => {
-            let x = weights.quantise(compute, x, inputs);
+            let x = Integers::<Quad8>::quantise(compute, x, inputs);
             compute.tiles(grid, |y| isa.run(IntMatMul { x: &x, weights, y }));
         }
         Panels::Int4(weights) => {
-            let x = weights.quantise(compute, x, inputs);
+            let x = Integers::<Quad4>::quantise(compute, x, inputs);
             compute.tiles(grid, |y| isa.run(IntMatMul { x: &x, weights, y }));
         }
     }
@@ -109,7 +111,8 @@ impl<W: Read> MatMul<'_, W> {
 
     #[inline(always)]
     fn one_row<S: Simd>(&mut self, simd: S, row: usize) {
-        let (mut panel, end, rows, depth) = (self.panels().start, self.panels().end, row..row + 1, 0..self.inputs);
+        let (mut panel, end, rows, depth) =
+            (self.panels().start, self.panels().end, row..row + 1, 0..self.inputs);
         // One row has few sums under way in a tile. Where the weight is in cache more panels hide the additions'
         // latency; where it comes from memory one stream is read faster than two.
         while panel + 4 <= end && self.in_cache {
@@ -209,8 +212,7 @@ fn tile<S: Simd, W: Read, const R: usize, const P: usize>(
         let len = weights.group().min(inputs - begin);
         // Equal lengths by construction; said once more here, it spares the loop its bounds checks.
         let x: [&[f32]; R] = std::array::from_fn(|r| &x[r][begin..begin + len]);
-        let parts: [W::Part<'_>; P] =
-            std::array::from_fn(|p| weights.part(panel + p, first + begin, len));
+        let parts: [W::Part<'_>; P] = std::array::from_fn(|p| weights.part(panel + p, first + begin, len));
         let mut scales = [simd.zero(); P];
         for (p, scale) in scales.iter_mut().enumerate() {
             *scale = weights.scale(simd, panel + p, first + begin);
@@ -363,6 +365,19 @@ mod tests {
                 same_bits(&all[..rows * 40], &product(&Compute::single(), &x[..rows * 50], &w)),
                 "{rows}"
             );
+        }
+    }
+
+    /// More rows than a tile go through the inputs in steps, their sums kept in between.
+    #[test]
+    fn steps_through_the_inputs_do_not_change_a_bit() {
+        let (rows, outputs, inputs) = (13, 50, 2 * DEPTH + 40);
+        let (x, w) = (values(6, rows * inputs), values(7, outputs * inputs));
+        for kept_as in [WeightType::F32, WeightType::Bf16] {
+            let w = packed(&w, inputs, kept_as);
+            let together = everywhere(|compute| product(compute, &x, &w));
+            let alone = x.chunks(inputs).flat_map(|x| product(&Compute::single(), x, &w));
+            assert!(same_bits(&together, &alone.collect::<Vec<f32>>()));
         }
     }
 

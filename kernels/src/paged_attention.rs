@@ -27,6 +27,9 @@ const TILES: usize = CHUNK / LANES;
 /// What one element of one key or value takes for one query head on one thread, in nanoseconds
 /// (`benches/roofline.rs`): decides who computes, nothing else.
 const NS_PER_TERM: f64 = 0.02;
+/// What a byte of keys and values takes one thread that finds it in memory, between two layers' weights: the latency of
+/// many short reads.
+const NS_PER_BYTE: f64 = 0.12;
 
 /// New tokens of one sequence; their keys and values are already in the cache.
 #[derive(Debug, Clone, Copy)]
@@ -152,8 +155,12 @@ fn check(cache: &KvCache, queries: &Queries<'_>, tokens: usize) {
 /// Nanoseconds that a sequence takes one thread.
 fn cost(cache: &KvCache, queries: &Queries<'_>, tokens: usize) -> f64 {
     let KvShape { key_dim, value_dim, .. } = cache.shape();
-    let context = queries.window.map_or(queries.start + tokens, |w| w.min(queries.start + tokens));
-    NS_PER_TERM * (tokens * queries.heads * context) as f64 * (key_dim + value_dim) as f64
+    let end = queries.start + tokens;
+    let context = queries.window.map_or(end, |window| window.min(end));
+    let computing = (tokens * queries.heads * context) as f64 * (key_dim + value_dim) as f64;
+    // A window's first position is not a tile's; one token of a short sequence is all that this is about.
+    let reading = context.next_multiple_of(LANES) * cache.bytes_per_token();
+    (NS_PER_TERM * computing).max(NS_PER_BYTE * reading as f64)
 }
 
 /// Tokens and query heads per tile: `parts` tiles or more if there are as many rows. A tile's heads share a KV

@@ -63,7 +63,7 @@ impl Body for Read<'_> {
         for turn in self.memory.as_chunks::<TURN>().0 {
             for i in 0..TURN {
                 if self.ahead > 0 {
-                    simd.prefetch(&turn[i], self.ahead);
+                    simd.prefetch(&raw const turn[i], self.ahead);
                 }
                 sums[i] = simd.mul_add(simd.load(&turn[i].0), one, sums[i]);
             }

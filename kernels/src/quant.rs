@@ -1,5 +1,5 @@
 //! What the codes of quantised checkpoints mean, element by element and row by row. Keeping them packed and
-//! multiplying with them is `matmul`'s business; quantising is nobody's.
+//! multiplying with them is `matmul`'s business; quantising, to whole numbers, is `matmul/integers/quantise.rs`'.
 //!
 //! * FP8 E4M3FN (arXiv 2209.05433; the OCP 8-bit floating point specification): sign, 4 exponent bits (bias 7),
 //!   3 mantissa bits; no infinity, NaN where all but the sign is set. A row has one f32 scale per block of inputs;

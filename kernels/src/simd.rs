@@ -5,7 +5,19 @@
 //! makes it.
 
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{_MM_HINT_T0, __m256, __m256i, __m512, __m512i, _mm256_add_epi32, _mm256_and_si256, _mm256_andnot_si256, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cvtepi32_ps, _mm256_cvtepi8_epi16, _mm256_cvtepu16_epi32, _mm256_cvtepu8_epi32, _mm256_cvtph_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_permutevar8x32_ps, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_epi8, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_xor_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtepu8_epi32, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps, _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_epi8, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_srli_epi16, _mm512_srli_epi32, _mm512_storeu_ps, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch};
+use std::arch::x86_64::{
+    __m256, __m256i, __m512, __m512i, _MM_HINT_T0, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
+    _mm256_add_epi32, _mm256_and_si256, _mm256_andnot_si256, _mm256_castsi256_ps, _mm256_castsi256_si128,
+    _mm256_cvtepi8_epi16, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps,
+    _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16,
+    _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_permutevar8x32_ps, _mm256_set1_epi8, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi16, _mm256_slli_epi32,
+    _mm256_srli_epi16, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_xor_ps, _mm512_and_si512,
+    _mm512_castsi512_ps, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
+    _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps,
+    _mm512_permutexvar_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
+    _mm512_slli_epi32, _mm512_srli_epi16, _mm512_srli_epi32, _mm512_storeu_ps,
+};
 
 use crate::lanes::LANES;
 use crate::quant::{E2M1, e4m3_scaled};
@@ -43,8 +55,8 @@ pub(crate) trait Simd: Copy {
     fn dot(self, sums: Self::Ints, bytes: Self::Bytes, by: i32) -> Self::Ints;
     /// Integers of at most 24 bits.
     fn to_floats(self, ints: Self::Ints) -> Self::Vector;
-    /// Asks memory for what lies `bytes` behind `near`.
-    fn prefetch<T>(self, near: &T, bytes: usize);
+    /// Asks memory for what lies `bytes` behind `near`; any address is allowed.
+    fn prefetch<T>(self, near: *const T, bytes: usize);
     fn store(self, vector: Self::Vector, to: &mut [f32; LANES]);
     fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// `a * b + c`, each lane rounded once.
@@ -133,7 +145,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, _: &T, _: usize) {}
+    fn prefetch<T>(self, _: *const T, _: usize) {}
 
     #[inline(always)]
     fn store(self, vector: [f32; LANES], to: &mut [f32; LANES]) {
@@ -317,9 +329,9 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, near: &T, bytes: usize) {
+    fn prefetch<T>(self, near: *const T, bytes: usize) {
         // SAFETY: a prefetch of any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(near).wrapping_byte_add(bytes).cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(near.wrapping_byte_add(bytes).cast()) }
     }
 
     #[inline(always)]
@@ -459,9 +471,9 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, near: &T, bytes: usize) {
+    fn prefetch<T>(self, near: *const T, bytes: usize) {
         // SAFETY: a prefetch of any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(near).wrapping_byte_add(bytes).cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(near.wrapping_byte_add(bytes).cast()) }
     }
 
     #[inline(always)]

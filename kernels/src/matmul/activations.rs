@@ -57,7 +57,8 @@ impl Activations {
     /// The values that a row's codes stand for, `[groups * 32]`.
     #[cfg(test)]
     pub(super) fn values(&self, row: usize) -> Vec<f32> {
-        let value = |group: &Group, i: usize| f32::from(group.quads[i / 4].to_le_bytes()[i % 4] as i8) * group.scale;
+        let value =
+            |group: &Group, i: usize| f32::from(group.quads[i / 4].to_le_bytes()[i % 4] as i8) * group.scale;
         self.row(row).iter().flat_map(|group| (0..GROUP).map(move |i| value(group, i))).collect()
     }
 }
@@ -113,15 +114,18 @@ fn quantise(x: &[f32; GROUP], zero: i32) -> Group {
         return Group { quads: [0; GROUP / 4], bias: 0, scale: poison };
     }
     let factor = CODE_MAX / largest;
-    let mut codes = [0_i32; GROUP];
+    // A code's byte is the low one of the sum's bits: the number added has zeros there.
+    let (mut codes, mut sum) = ([0; GROUP], 0);
     for (code, x) in codes.iter_mut().zip(x) {
-        *code = (x * factor + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
+        let bits = (x * factor + ROUND).to_bits();
+        *code = bits as u8;
+        sum += bits as i32 - ROUND.to_bits() as i32;
     }
     let mut quads = [0; GROUP / 4];
     for (quad, codes) in quads.iter_mut().zip(codes.as_chunks::<4>().0) {
-        *quad = i32::from_le_bytes(codes.map(|code| code as u8));
+        *quad = i32::from_le_bytes(*codes);
     }
-    Group { quads, bias: -zero * codes.iter().sum::<i32>(), scale: largest / CODE_MAX }
+    Group { quads, bias: -zero * sum, scale: largest / CODE_MAX }
 }
 
 #[cfg(test)]

@@ -91,8 +91,8 @@ pub(super) struct Integers<Q: Copy> {
 }
 
 impl<Q: QuadGroup> Integers<Q> {
-    /// `x` as products with this weight want it.
-    pub(super) fn quantise(&self, compute: &Compute, x: &[f32], inputs: usize) -> Activations {
+    /// `x` as products with such weights want it.
+    pub(super) fn quantise(compute: &Compute, x: &[f32], inputs: usize) -> Activations {
         Activations::quantise(compute, x, inputs, Q::ZERO)
     }
 
@@ -176,7 +176,7 @@ impl QuadGroup for Quad4 {
 
     fn set(&mut self, panel: usize, column: usize, k: usize, code: u8) {
         let byte = &mut self.codes[k / 8][panel][4 * column + k % 4];
-        *byte = if k / 4 % 2 == 0 { *byte & 0xf0 | code } else { *byte & 0x0f | code << 4 };
+        *byte = if (k / 4).is_multiple_of(2) { *byte & 0xf0 | code } else { *byte & 0x0f | code << 4 };
     }
 
     fn get(&self, panel: usize, column: usize, k: usize) -> u8 {
@@ -276,20 +276,20 @@ fn tile<S: Simd, Q: QuadGroup, const R: usize, const P: usize>(
     for (g, weights) in block.iter().enumerate() {
         prefetch::<S, Q, R>(simd, weights);
         let mut dots = [[simd.splat_int(0); P]; R];
-        for r in 0..R {
-            dots[r] = [simd.splat_int(x[r][g].bias); P];
+        for (dots, x) in dots.iter_mut().zip(x) {
+            *dots = [simd.splat_int(x[g].bias); P];
         }
         for pair in 0..QUADS / 2 {
-            for p in 0..P {
-                let [low, high] = weights.load(simd, first + p, pair);
+            for (p, panel) in (first..first + P).enumerate() {
+                let [low, high] = weights.load(simd, panel, pair);
                 for r in 0..R {
                     dots[r][p] = simd.dot(dots[r][p], low, x[r][g].quads[2 * pair]);
                     dots[r][p] = simd.dot(dots[r][p], high, x[r][g].quads[2 * pair + 1]);
                 }
             }
         }
-        for p in 0..P {
-            let scales = simd.load_bf16(&weights.scales()[(first + p) % BLOCK_PANELS]);
+        for (p, panel) in (first..first + P).enumerate() {
+            let scales = simd.load_bf16(&weights.scales()[panel % BLOCK_PANELS]);
             for r in 0..R {
                 let scale = simd.mul(scales, simd.splat(x[r][g].scale));
                 sums[r][p] = simd.mul_add(simd.to_floats(dots[r][p]), scale, sums[r][p]);

@@ -111,7 +111,7 @@ impl PackedMatrix {
     /// f32 that [`crate::quant::decode_mxfp4`] gives.
     ///
     /// # Panics
-    /// If `inputs` is not a multiple of [`MXFP4_BLOCK`].
+    /// If `inputs` is not a multiple of [`crate::quant::MXFP4_BLOCK`].
     pub fn pack_mxfp4(outputs: usize, inputs: usize, fill: impl FnMut(usize, &mut [u8], &mut [u8])) -> Self {
         Self { outputs, inputs, panels: Panels::Mxfp4(Mxfp4::pack(outputs, inputs, fill)) }
     }

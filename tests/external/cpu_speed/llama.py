@@ -11,7 +11,7 @@ import time
 
 import llama_cpp as llama
 
-DECODE, BATCH, PREFILL = 24, 8, 512
+DECODE, BATCH, PREFILL, VOCAB = 24, 8, 512, 151936
 
 
 def step(context, tokens) -> None:
@@ -30,7 +30,7 @@ def decode(context, sequences: int) -> float:
     llama.llama_memory_clear(llama.llama_get_memory(context), True)
     begin = time.perf_counter()
     for position in range(DECODE):
-        step(context, [(position * 7919, position, sequence, 1) for sequence in range(sequences)])
+        step(context, [(position * 7919 % VOCAB, position, sequence, 1) for sequence in range(sequences)])
     return (time.perf_counter() - begin) / DECODE
 
 
@@ -38,7 +38,7 @@ def prefill(context) -> float:
     """Seconds for the prompt."""
     llama.llama_memory_clear(llama.llama_get_memory(context), True)
     begin = time.perf_counter()
-    step(context, [(i * 7919 % 151936, i, 0, int(i + 1 == PREFILL)) for i in range(PREFILL)])
+    step(context, [(i * 7919 % VOCAB, i, 0, int(i + 1 == PREFILL)) for i in range(PREFILL)])
     return time.perf_counter() - begin
 
 
@@ -55,6 +55,7 @@ def main() -> None:
     params = llama.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch = 1024, PREFILL, PREFILL
     params.n_threads, params.n_threads_batch, params.n_seq_max = threads, threads, BATCH
+    params.kv_unified = True
     context = llama.llama_new_context_with_model(model, params)
     decode(context, 1)
     times = [(decode(context, 1), decode(context, BATCH), prefill(context)) for _ in range(rounds)]

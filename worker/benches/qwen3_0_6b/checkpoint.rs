@@ -48,9 +48,11 @@ fn write_tensor(
 ) -> io::Result<()> {
     for _ in 0..elements / 4 {
         let mut bytes = [0; 8];
-        for (bytes, bits) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(random.u64(..).to_le_bytes().as_chunks::<2>().0)
+        for (bytes, bits) in
+            bytes.as_chunks_mut::<2>().0.iter_mut().zip(random.u64(..).to_le_bytes().as_chunks::<2>().0)
         {
-            let value = f32::from(i16::from_le_bytes(*bits)) * (0.03 / 32768.0) + if norm { 1.0 } else { 0.0 };
+            let value =
+                f32::from(i16::from_le_bytes(*bits)) * (0.03 / 32768.0) + if norm { 1.0 } else { 0.0 };
             *bytes = half::bf16::from_f32(value).to_le_bytes();
         }
         file.write_all(&bytes)?;

@@ -55,7 +55,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn options() -> Result<Options, Box<dyn Error>> {
-    let (mut threads, mut rounds, mut only, mut write) = (std::thread::available_parallelism()?, 7, None, None);
+    let (mut threads, mut rounds, mut only, mut write) =
+        (std::thread::available_parallelism()?, 7, None, None);
     let mut args = std::env::args().skip(1);
     while let Some(option) = args.next() {
         if option == "--bench" {
@@ -96,7 +97,8 @@ fn bench(
     let model = LoadedModel::load_quantized(&ModelSource::Dir(dir), quantize)?;
     let loading = begin.elapsed().as_secs_f64();
     let weights = model.info.weight_bytes as f64;
-    let layout = KvLayout { block_size: BLOCK_SIZE, num_blocks: PREFILL.max(BATCH * DECODE) / BLOCK_SIZE + BATCH };
+    let layout =
+        KvLayout { block_size: BLOCK_SIZE, num_blocks: PREFILL.max(BATCH * DECODE) / BLOCK_SIZE + BATCH };
     let mut backend = model.into_backend(layout)?.with_compute(options.compute.clone());
     println!("{name}: {:.0} MB of weights, loaded in {loading:.1} s", weights / 1e6);
     decode(&mut backend, 1);
@@ -113,7 +115,11 @@ fn bench(
     let share = median(rounds.iter().map(|round| weights / round.bandwidth / round.decode).collect());
     println!("  read probe                 {:7.1} GB/s", of(|r| r.bandwidth) / 1e9);
     println!("  f32 multiply-add probe     {:7.0} GFLOP/s", of(|r| r.arithmetic) / 1e9);
-    println!("  decode, batch 1            {:7.1} tokens/s, {:.0} % of the floor", of(|r| 1.0 / r.decode), 100.0 * share);
+    println!(
+        "  decode, batch 1            {:7.1} tokens/s, {:.0} % of the floor",
+        of(|r| 1.0 / r.decode),
+        100.0 * share
+    );
     println!(
         "  decode, batch {BATCH}            {:7.1} tokens/s, {:.2} times batch 1",
         of(|r| BATCH as f64 / r.batch),

@@ -35,8 +35,16 @@ fn magnitudes(v: &[f32]) -> Vec<f32> {
 
 #[test]
 fn products_agree_with_the_oracle_of_the_quantised_operands_everywhere() {
-    let shapes =
-        [(0, 5, 3), (1, 1, 1), (1, 130, 32), (2, 31, 64), (3, 70, 100), (7, 64, 33), (9, 65, 100), (131, 8, 64)];
+    let shapes = [
+        (0, 5, 3),
+        (1, 1, 1),
+        (1, 130, 32),
+        (2, 31, 64),
+        (3, 70, 100),
+        (7, 64, 33),
+        (9, 65, 100),
+        (131, 8, 64),
+    ];
     for (m, n, k) in shapes {
         for bits in BITS {
             let (x, w) = (values(m as u64 + 1, m * k), packed(&values(n as u64, n * k), k, bits));

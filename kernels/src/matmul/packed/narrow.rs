@@ -107,7 +107,11 @@ pub(in crate::matmul) struct Mxfp4 {
 }
 
 impl Mxfp4 {
-    pub(super) fn pack(outputs: usize, inputs: usize, mut fill: impl FnMut(usize, &mut [u8], &mut [u8])) -> Self {
+    pub(super) fn pack(
+        outputs: usize,
+        inputs: usize,
+        mut fill: impl FnMut(usize, &mut [u8], &mut [u8]),
+    ) -> Self {
         assert!(inputs.is_multiple_of(MXFP4_BLOCK), "pack_mxfp4: the last block is not whole");
         let (panels, pairs, blocks) = (outputs.div_ceil(PANEL), inputs / 2, inputs / MXFP4_BLOCK);
         let mut codes = vec![Codes([0; PANEL]); panels * pairs];

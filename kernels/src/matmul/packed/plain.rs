@@ -124,7 +124,9 @@ impl<E: Element> Read for Plain<E> {
     fn prefetch<S: Simd, const R: usize, const P: usize>(simd: S, parts: [Part<'_, E>; P], k: usize) {
         // Two panels of bf16 share a cache line.
         for part in parts.iter().step_by(64 / size_of::<[E; PANEL]>()) {
-            simd.prefetch(&part.lines[k].0[part.panel % BLOCK_PANELS], PREFETCH_BYTES[usize::from(R > 1)]);
+            let line = part.lines.as_ptr().wrapping_add(k);
+            let ahead = PREFETCH_BYTES[usize::from(R > 1)] + part.panel * size_of::<[E; PANEL]>();
+            simd.prefetch(line, ahead);
         }
     }
 
