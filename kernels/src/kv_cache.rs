@@ -224,7 +224,7 @@ mod tests {
         let shape = KvShape { kv_heads: 2, key_dim: 192, value_dim: 128, block_size: 16, num_blocks: 3 };
         let latent = KvShape { kv_heads: 1, key_dim: 576, value_dim: 512, ..shape };
         for cache in [KvCache::new(shape).unwrap(), KvCache::new_latent(latent).unwrap()] {
-            let bytes = size_of_val(cache.keys.as_slice()) + size_of_val(cache.values.as_slice());
+            let bytes = size_of_val(&*cache.keys) + size_of_val(&*cache.values);
             assert_eq!(bytes, 3 * 16 * cache.bytes_per_token());
         }
         assert_eq!((latent.latent_bytes_per_token(), latent.bytes_per_token()), (576 * 4, 1088 * 4));
