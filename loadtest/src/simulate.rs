@@ -56,6 +56,7 @@ pub fn simulate(args: &SimulateArgs) -> Result<Report, Error> {
         index_bytes: (args.fleet.index_mib as usize) << 20,
         index_block_tokens: args.fleet.index_block_tokens,
         index_knows_capacity: args.fleet.index_knows_capacity,
+        hash_seed: args.fleet.hash_seed,
     };
     let figures = |policy: Policy, workers: usize| {
         replay(&workload, &setup(policy, workers)).figures(policy.as_str(), &workload.slo)

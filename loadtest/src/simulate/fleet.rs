@@ -46,6 +46,8 @@ pub(super) struct FleetSetup {
     pub(super) index_block_tokens: u32,
     /// Whether the index is told the size of each worker's cache.
     pub(super) index_knows_capacity: bool,
+    /// Decides all hashes.
+    pub(super) hash_seed: u32,
 }
 
 /// Replays the workload.
@@ -156,9 +158,11 @@ impl<'a> Run<'a> {
         let (row, scale) = (&workload.trace.rows[index], workload.scale);
         let prompt_tokens = scale.prompt_tokens(row);
         let own = setup.profile.block_tokens;
-        let chain = prompts::chain(scale, index, row, copy, own);
+        // There are fewer copies than 2^32.
+        let key = copy | u64::from(setup.hash_seed) << 32;
+        let chain = prompts::chain(scale, index, row, key, own);
         let other = (setup.index_block_tokens != own)
-            .then(|| prompts::chain(scale, index, row, copy, setup.index_block_tokens));
+            .then(|| prompts::chain(scale, index, row, key, setup.index_block_tokens));
         let (worker, uncached) = self.route(other.as_deref().unwrap_or(&chain), prompt_tokens);
         let submission = Submission {
             prompt_tokens: prompt_tokens as u32,
