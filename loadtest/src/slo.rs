@@ -177,6 +177,8 @@ impl Bound {
         if self.figure == Figure::Mean {
             let mean_ns = kept.sum_ns as f64 / kept.timed.max(1) as f64;
             let ratio = self.below.as_nanos() as f64 / mean_ns.max(1.0);
+            // The mean must stay below the bound: at the bound it is not kept.
+            let ratio = if ratio > 1.0 { ratio } else { ratio.min(1.0 - f64::EPSILON) };
             return Some(if kept.failed > 0 { 0.0 } else { ratio });
         }
         Some(kept.met as f64 / of.max(1) as f64 / self.share()?)
