@@ -239,8 +239,11 @@ impl Running<'_> {
                     if !gave_up && self.has_lost() {
                         (gave_up, end) = (true, true);
                     }
-                    // A wake-up for each answer would take a tenth of a core that the answers need.
-                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    // A wake-up for each answer would take a tenth of a core that the answers need. Who may stop early
+                    // looks at each.
+                    if self.patience.is_none() {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
                 }
                 _ = ticks.tick() => self.tick(clock, &control),
                 () = either(&mut interrupt, &mut terminate), if !interrupted => {

@@ -222,7 +222,9 @@ impl Collector {
     fn thin(&mut self) {
         self.every *= 2;
         halve(&mut self.scraped.times_s);
-        self.series.values_mut().for_each(|watched| halve(&mut watched.points));
+        for watched in self.series.values_mut() {
+            halve(&mut watched.points);
+        }
     }
 
     fn finish(self) -> Scraped {

@@ -58,6 +58,7 @@ pub fn simulate(args: &SimulateArgs) -> Result<Report, Error> {
         index_block_tokens: args.fleet.index_block_tokens,
         index_knows_capacity: args.fleet.index_knows_capacity,
         hold: !args.fleet.no_hold,
+        hash_seed: args.fleet.hash_seed,
     };
     let figures = |policy: Policy, workers: usize| {
         replay(&workload, &setup(policy, workers)).figures(policy.as_str(), &workload.slo)

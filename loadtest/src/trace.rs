@@ -131,6 +131,9 @@ impl Trace {
     }
 }
 
+/// A line's number, and its row or what is wrong with it.
+type Numbered = (usize, Result<Row, String>);
+
 /// The rows of a file of lines, one after the other.
 struct Lines {
     path: PathBuf,
@@ -151,7 +154,7 @@ impl Lines {
     }
 
     /// The next line that is neither empty nor a header: its number, and what it says.
-    fn next_row(&mut self) -> Result<Option<(usize, Result<Row, String>)>, TraceError> {
+    fn next_row(&mut self) -> Result<Option<Numbered>, TraceError> {
         loop {
             self.text.clear();
             let read = self.reader.read_line(&mut self.text);

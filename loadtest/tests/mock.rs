@@ -344,7 +344,7 @@ async fn metrics_have_the_names_that_were_asked_for() {
     let (_, text) = caller.text(Method::GET, "/metrics", "").await;
     assert!(!text.contains("vllm:"));
     assert_eq!(caller.metric("sglang:num_requests_total").await, 1.0);
-    assert_eq!(caller.metric("sglang:generation_tokens_total").await, 5.0);
+    assert_eq!(caller.metric("sglang:generation_tokens_total").await, 6.0);
     assert!(caller.metric("sglang:token_usage").await < 1.0);
     assert!(text.contains("sglang:time_to_first_token_seconds_bucket{model_name=\"mock\""), "{text}");
 }

@@ -108,7 +108,9 @@ impl PrefixIndex {
             depth = self.deepest(chain, depth, count);
             if count == out.len() {
                 // All of them: what everybody holds is known without a look at each.
-                out.iter_mut().for_each(|entry| entry.1 = depth as u32);
+                for entry in &mut *out {
+                    entry.1 = depth as u32;
+                }
             } else {
                 // Both lists are in the same order, and these holders are some of those.
                 let mut rest = out.iter_mut();

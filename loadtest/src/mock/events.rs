@@ -72,7 +72,9 @@ impl EventLog {
         if events.is_empty() {
             return;
         }
-        events.iter().for_each(|event| self.hold(event));
+        for event in &events {
+            self.hold(event);
+        }
         let batch = (self.next, self.encode(events));
         self.next += 1;
         if !lost {

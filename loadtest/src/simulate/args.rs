@@ -97,6 +97,9 @@ pub struct FleetArgs {
     /// router until a worker can begin
     #[arg(long)]
     pub no_hold: bool,
+    /// Stands for the key of the router's hashes, which a gateway draws at its start: another one breaks ties otherwise
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub hash_seed: u32,
     /// Prompt tokens in one block of the router's chain (the gateway's 64 bytes of text at 4 bytes a token)
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub index_block_tokens: u32,

@@ -54,6 +54,8 @@ pub(super) struct FleetSetup {
     pub(super) index_knows_capacity: bool,
     /// Whether requests wait in the router until a worker can begin on them.
     pub(super) hold: bool,
+    /// Decides all hashes.
+    pub(super) hash_seed: u32,
 }
 
 /// Replays the workload.

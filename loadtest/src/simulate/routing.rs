@@ -35,7 +35,9 @@ impl Arrival {
     pub(super) fn new(workload: &Workload, setup: &FleetSetup, at: Nanos, copy: u64, index: usize) -> Self {
         let (row, scale) = (&workload.trace.rows[index], workload.scale);
         let own = setup.profile.block_tokens;
-        let cut = |tokens| prompts::chain(scale, index, row, copy, tokens);
+        // There are fewer copies than 2^32.
+        let key = copy | u64::from(setup.hash_seed) << 32;
+        let cut = |tokens| prompts::chain(scale, index, row, key, tokens);
         Self {
             at,
             prompt_tokens: scale.prompt_tokens(row),

@@ -17,6 +17,9 @@ use crate::trace::{BLOCK_TOKENS, Row};
 /// Tokens of one hash id of Bailian's and vLLM's.
 pub const SMALL_BLOCK_TOKENS: u32 = 16;
 
+/// Ids that a row of a trace may lack and still be told by how many it has.
+const LEFT_OUT_MAX: u64 = 4;
+
 /// What a file's lines are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Format {
@@ -75,7 +78,12 @@ impl Format {
         if line.contains("\"chat_id\"") {
             return Self::Bailian;
         }
-        let is_finer = |row: &JsonRow| row.hash_ids.len() > row.input_length.div_ceil(BLOCK_TOKENS) as usize;
+        // Some traces leave out a few of the last ids.
+        let is_finer = |row: &JsonRow| {
+            let (ids, tokens) = (row.hash_ids.len() as u64, row.input_length);
+            let reach = (ids + LEFT_OUT_MAX) * u64::from(SMALL_BLOCK_TOKENS);
+            ids > u64::from(tokens.div_ceil(BLOCK_TOKENS)) && reach >= u64::from(tokens)
+        };
         let finer = serde_json::from_str(line).is_ok_and(|row| is_finer(&row));
         if finer { Self::VllmTimed } else { Self::Mooncake }
     }

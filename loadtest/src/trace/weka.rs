@@ -54,7 +54,8 @@ pub(super) fn is_weka(path: &Path) -> bool {
         Ok(head)
     };
     let is_session = |head: &[u8]| {
-        let text = head.utf8_chunks().next().map_or("", |chunk| chunk.valid()).trim_start();
+        let chunk = head.utf8_chunks().next();
+        let text = chunk.as_ref().map_or("", std::str::Utf8Chunk::valid).trim_start();
         let first = &text[..text.find("\"hash_ids\"").unwrap_or(text.len())];
         text.starts_with('{') && first.contains("\"requests\"")
     };
@@ -79,7 +80,9 @@ pub(super) fn load(path: &Path) -> Result<Trace, TraceError> {
     let mean_ms = lengths_ms.sum::<u64>() / rows.len() as u64;
     let count = rows.len() as u64;
     for (i, rows) in rows.iter_mut().enumerate() {
-        rows.iter_mut().for_each(|row| row.timestamp_ms += mean_ms * i as u64 / count);
+        for row in rows {
+            row.timestamp_ms += mean_ms * i as u64 / count;
+        }
     }
     let mut rows: Vec<Row> = rows.into_iter().flatten().collect();
     rows.sort_by_key(|row| row.timestamp_ms);

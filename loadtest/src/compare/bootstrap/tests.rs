@@ -1,5 +1,7 @@
 //! The bootstrap on data whose truth is known: nothing planted is rarely found, what is planted nearly always.
 
+use std::slice::from_ref;
+
 use super::*;
 
 const STATS: [Stat; 3] = [Stat::Mean, Stat::Percentile(50.0), Stat::Percentile(90.0)];
@@ -39,7 +41,7 @@ fn found(pair: impl Fn(u64) -> (Runs, Runs, bool)) -> usize {
 #[test]
 fn a_run_differs_in_nothing_from_itself() {
     let run = queue(1, 500, 1.0);
-    for difference in compare(&[run.clone()], &[run.clone()], true, &STATS, 400, 1) {
+    for difference in compare(from_ref(&run), from_ref(&run), true, &STATS, 400, 1) {
         let difference = difference.unwrap();
         assert_eq!((difference.change(), difference.interval, difference.p), (0.0, (0.0, 0.0), 1.0));
     }
@@ -70,8 +72,8 @@ fn a_planted_five_per_cent_is_found() {
 fn a_percentile_needs_requests_above_it() {
     let run = queue(1, 400, 1.0);
     let got = compare(
-        &[run.clone()],
-        &[run.clone()],
+        from_ref(&run),
+        from_ref(&run),
         true,
         &[Stat::Percentile(99.0), Stat::Percentile(98.0)],
         400,
