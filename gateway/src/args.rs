@@ -76,7 +76,7 @@ pub struct ServeArgs {
         value_delimiter = ','
     )]
     pub worker: Vec<String>,
-    /// Folder with a model's tokenizer and chat template (`builtin` for the built-in model), to route its prompts by their
+    /// Folder with a model's tokenizer and chat template (`builtin` or `random` for the worker's own models), to route its prompts by their
     /// tokens, as KV events name them; repeat it for each model. Replaces the file's
     #[arg(long, env = "KEYWAY_TOKENIZER", value_name = "MODEL=DIR", value_delimiter = ',')]
     pub tokenizer: Vec<String>,

@@ -127,7 +127,8 @@ pub struct WorkerTable {
 pub struct ModelTable {
     /// As requests name it.
     pub name: String,
-    /// Folder with its `tokenizer.json`, `tokenizer_config.json` and chat template; `builtin` for the built-in model.
+    /// Folder with its `tokenizer.json`, `tokenizer_config.json` and chat template; `builtin` or `random` for the
+    /// worker's own models.
     pub tokenizer: PathBuf,
 }
 

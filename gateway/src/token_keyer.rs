@@ -23,8 +23,10 @@ use crate::{
     prompt::{self, Prompt, Unknown},
 };
 
-/// Stands for the built-in model where a tokenizer's folder is expected.
+/// Stand for the worker's own models where a tokenizer's folder is expected.
 const BUILTIN: &str = "builtin";
+/// See above.
+const RANDOM: &str = "random";
 
 /// A prompt's tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +52,17 @@ struct Model {
     tokenizer: IncrementalTokenizer,
 }
 
+fn text_model(dir: &Path) -> Result<TextModel, String> {
+    match dir.to_str() {
+        Some(RANDOM) => Ok(TextModel::builtin()),
+        #[cfg(feature = "embedded-worker")]
+        Some(BUILTIN) => keyway_worker::builtin_text().map_err(|error| error.to_string()),
+        #[cfg(not(feature = "embedded-worker"))]
+        Some(BUILTIN) => Err("this build is without the embedded worker and its model".to_owned()),
+        _ => TextModel::from_dir(dir).map_err(|error| error.to_string()),
+    }
+}
+
 impl TokenKeyer {
     /// Loads the tokenizers. The error names the model and the file.
     pub fn load<'a>(
@@ -58,8 +71,7 @@ impl TokenKeyer {
     ) -> Result<Self, ConfigError> {
         let load = |(name, dir): (&str, &Path)| {
             let text =
-                if dir == Path::new(BUILTIN) { Ok(TextModel::builtin()) } else { TextModel::from_dir(dir) };
-            let text = text.map_err(|error| ConfigError(format!("tokenizer of {name}: {error}")))?;
+                text_model(dir).map_err(|error| ConfigError(format!("tokenizer of {name}: {error}")))?;
             let seed = fastrand::u64(..);
             let tokenizer = IncrementalTokenizer::new(Arc::clone(&text.tokenizer), TOKEN_MEMORY_BYTES, seed);
             Ok((name.to_owned(), Arc::new(Model { text, tokenizer })))

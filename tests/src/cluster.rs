@@ -105,7 +105,7 @@ impl ClusterBuilder {
     pub fn kv_events(mut self) -> Self {
         self.events = true;
         let any = "tcp://127.0.0.1:0";
-        self.gateway = self.gateway.args(&["--tokenizer", "keyway-builtin=builtin"]);
+        self.gateway = self.gateway.args(&["--tokenizer", "keyway-random=random"]);
         self.worker_args(&["--kv-events", any, "--kv-replay", any])
     }
 

@@ -42,4 +42,4 @@ pub use block_manager::CacheChange;
 pub use keyway_wire::kv_event::WireFormat;
 pub use kv_events::{BadZmqAddr, KvEventOptions, ZmqAddr};
 pub use memory::{BadByteSize, ByteSize};
-pub use worker::{RunningWorker, StartError, WorkerOptions, start};
+pub use worker::{RunningWorker, StartError, WorkerOptions, builtin_text, start};

@@ -293,11 +293,16 @@ fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
     Ok(())
 }
 
+/// The built-in model's tokenizer and chat template.
+pub fn builtin_text() -> Result<TextModel, TextError> {
+    TextModel::from_json(builtin::TOKENIZER, builtin::TOKENIZER_CONFIG)
+}
+
 fn load(source: &ModelSource, quantize: Quantize) -> Result<Loaded, StartError> {
     let model = LoadedModel::load_quantized(source, quantize)?;
     let (text, defaults) = match source {
         ModelSource::Builtin => (
-            TextModel::from_json(builtin::TOKENIZER, builtin::TOKENIZER_CONFIG)?,
+            builtin_text()?,
             GenerationConfig::from_json(builtin::GENERATION_CONFIG)
                 .map_err(|e| StartError::GenerationConfig(format!("the built-in model's defaults: {e}")))?,
         ),

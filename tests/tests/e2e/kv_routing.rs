@@ -6,7 +6,7 @@ use keyway_tests::openai::CHAT;
 use keyway_tests::{Cluster, Metrics, Response, eventually, post};
 use serde_json::{Value, json};
 
-const MODEL: &str = "keyway-builtin";
+const MODEL: &str = "keyway-random";
 /// So few that prompts push each other out.
 const TIGHT: [&str; 2] = ["--num-kv-blocks", "96"];
 
@@ -89,7 +89,7 @@ async fn with_events_and_tokens_predictions_are_what_workers_report() {
 #[tokio::test]
 async fn without_events_predictions_go_wrong_where_caches_are_tight() {
     let builder = Cluster::builder().workers(2).worker_args(&TIGHT);
-    let cluster = builder.args(&["--tokenizer", "keyway-builtin=builtin"]).start().await;
+    let cluster = builder.args(&["--tokenizer", "keyway-random=random"]).start().await;
     let (right, turns) = traffic(&cluster, 120).await;
     assert!(100 * right < 99 * turns, "{right} of {turns}");
 }

@@ -35,8 +35,9 @@ async fn enter(cluster: &Cluster, body: &[u8]) -> Exchange {
     exchange
 }
 
+/// The beginning of a call's body.
 fn prompt_of(call: &Call) -> String {
-    String::from_utf8_lossy(call.request.body.get(..200).unwrap_or_default()).into_owned()
+    String::from_utf8_lossy(&call.request.body[..call.request.body.len().min(200)]).into_owned()
 }
 
 #[tokio::test]
