@@ -92,6 +92,10 @@ impl Declare {
         self.register(GaugeVec::new(Opts::new(name, help), &["worker"]))
     }
 
+    fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<Histogram> {
+        self.register(Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())))
+    }
+
     fn histograms(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<HistogramVec> {
         self.register(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["model"]))
     }
@@ -103,13 +107,8 @@ impl Metrics {
         let d = Declare(Registry::new());
         let build = d.gauges("keyway_build_info", "Always 1; the version is in the label.", &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let routing = HistogramOpts::new("keyway_routing_seconds", "Time to read and hash a request.");
         Ok(Self {
-            requests: d.counter(
-                "keyway_requests_total",
-                "Requests ended, by model and outcome.",
-                &["model", "outcome"],
-            )?,
+            requests: d.counter("keyway_requests_total", "Requests ended.", &["model", "outcome"])?,
             worker_in_flight: d.gauges(
                 "keyway_requests_in_flight",
                 "Requests at a worker, answers included.",
@@ -147,33 +146,24 @@ impl Metrics {
                 "Prompt tokens found in a prefix cache: predicted by the index, reported by the worker.",
                 &["model", "source"],
             )?,
-            picks: d.counter(
-                "keyway_picks_total",
-                "Routing decisions, by worker and reason.",
-                &["worker", "reason"],
-            )?,
-            retries: d.counter(
-                "keyway_retries_total",
-                "Attempts repeated on another worker.",
-                &["reason"],
-            )?,
+            picks: d.counter("keyway_picks_total", "Routing decisions.", &["worker", "reason"])?,
+            retries: d.counter("keyway_retries_total", "Attempts on another worker.", &["reason"])?,
             worker_ready: d.gauges(
                 "keyway_worker_ready",
                 "1 where the worker takes requests.",
                 &["worker"],
             )?,
-            routing: d.register(Histogram::with_opts(routing.buckets(ROUTING_BUCKETS.to_vec())))?,
-            holding: d.gauge(
-                "keyway_requests_waiting",
-                "Requests that wait in the gateway until a worker can begin on them.",
+            routing: d.histogram(
+                "keyway_routing_seconds",
+                "Time to read and hash a request.",
+                &ROUTING_BUCKETS,
             )?,
-            hold: d.register(Histogram::with_opts(
-                HistogramOpts::new(
-                    "keyway_request_wait_seconds",
-                    "How long requests waited in the gateway until a worker could begin on them.",
-                )
-                .buckets(TTFT_BUCKETS.to_vec()),
-            ))?,
+            holding: d.gauge("keyway_requests_waiting", "Requests that wait for a worker that can begin.")?,
+            hold: d.histogram(
+                "keyway_request_wait_seconds",
+                "How long requests waited for a worker that could begin.",
+                &TTFT_BUCKETS,
+            )?,
             index_bytes: d.gauge("keyway_index_bytes", "Memory held by the prefix index.")?,
             index_blocks: d.gauge("keyway_index_blocks", "Block residencies in the prefix index.")?,
             caches: CacheMetrics::declare(&d)?,
