@@ -151,7 +151,7 @@ mod tests {
 
     fn keyer() -> TokenKeyer {
         let metrics = Arc::new(Metrics::new().unwrap());
-        TokenKeyer::load([("m", Path::new(BUILTIN))], metrics).unwrap()
+        TokenKeyer::load([("m", Path::new(RANDOM))], metrics).unwrap()
     }
 
     fn chat(content: &str) -> Bytes {
