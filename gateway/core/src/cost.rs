@@ -25,7 +25,8 @@
 //! 6,000 prefill tokens/s whose caches hold 25 % of its blocks, at 1 and 1.4 times its speed, and five synthetic loads
 //! with one hot prefix. Against the former sum `queue + 4 own` (mean time to first token, s): 1.94 and 1.95 at trace
 //! speed, 2.78 and 2.91 at 1.4 times, 0.77 and 2.35 when half of all prompts share 20,000 tokens; hits within one
-//! point. `displaced` 3 keeps 95 % of a pooled cache's hits (0: 91 %).
+//! point. `displaced` 3 keeps 95 % of a pooled cache's hits (0: 91 %). That was a model of a
+//! few lines, no part of this repository; `keyway-loadtest simulate` compares over simulated engines.
 
 use crate::candidate::Candidate;
 use crate::load::LoadSnapshot;
