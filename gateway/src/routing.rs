@@ -19,10 +19,10 @@ use std::{
 
 use dashmap::DashMap;
 use keyway_core::{
-    fill_matches,
+    consider,
     index::{Placement, PrefixIndex},
-    pick::{Candidate, Pick, Policy, Turn, pick},
-    waiting_room::{RoomRules, WaitingRoom},
+    pick::{Candidate, Pick, Policy, Turn},
+    waiting_room::{Ahead, RoomRules, WaitingRoom},
 };
 use keyway_wire::block_hash::HashKey;
 use parking_lot::Mutex;
@@ -141,8 +141,8 @@ impl Router {
         let turn = Turn { counter: self.turn.load(Ordering::Relaxed), random: fastrand::u64(..) };
         let views = setting.request_views();
         let mut candidates = setting.candidates(self.now());
-        fill_matches(&views, &setting.view_of, &mut candidates, &self.index.lock());
-        let pick = pick(self.policy, views.first()?, &candidates, &turn)?;
+        let (seen, nobody) = ((&views[..], &setting.view_of[..]), Ahead::default());
+        let pick = consider(self.policy, seen, &mut candidates, &nobody, &turn, &self.index.lock())?;
         Some((candidates, pick))
     }
 

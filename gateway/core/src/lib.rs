@@ -47,6 +47,6 @@ pub use pace::{Pace, PaceSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};
 pub use policy::{Policy, Reason, UnknownPolicy};
 pub use rate::{PrefillRate, relative_speeds, tokens_per_ms};
-pub use route::{consider, fill_matches, route, route_views};
+pub use route::{consider, quote};
 pub use token_chain::TokenSpace;
 pub use waiting_room::{Quote, RoomRules, WaitingRoom};

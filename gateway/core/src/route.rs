@@ -1,52 +1,37 @@
-//! One routing step: what the index knows is put beside each candidate, one is picked, and the choice is recorded at
-//! once, so that the next request of a burst already sees it. The gateway and the simulator both route by this.
+//! One routing step: what the index knows, and what waits in front, is put beside each candidate, and one is picked.
+//! The gateway and the simulator both route by this; recording the choice in index and load is theirs.
 
-use crate::index::{Placement, PrefixIndex};
+use crate::index::PrefixIndex;
 use crate::pick::{Candidate, Pick, Policy, RequestView, Turn, pick};
+use crate::waiting_room::{Ahead, Quote};
 
-/// Picks one of `candidates`, whose matches are filled in here, and records the placement; `None` if there are none.
-/// The load is the caller's to count.
-pub fn route(
-    policy: Policy,
-    request: &RequestView<'_>,
-    candidates: &mut [Candidate],
-    turn: &Turn,
-    index: &mut PrefixIndex,
-) -> Option<(Pick, Placement)> {
-    route_views(policy, std::slice::from_ref(request), &[], candidates, turn, index)
-}
-
-/// [`route`] where workers cut prompts into blocks of different sizes: `views` are the request in each way, `view_of` a
-/// candidate's, by its place; the first where it says nothing. `matched_blocks` is in blocks of the first.
-pub fn route_views(
-    policy: Policy,
-    views: &[RequestView<'_>],
-    view_of: &[usize],
-    candidates: &mut [Candidate],
-    turn: &Turn,
-    index: &mut PrefixIndex,
-) -> Option<(Pick, Placement)> {
-    fill_matches(views, view_of, candidates, index);
-    let pick = pick(policy, views.first()?, candidates, turn)?;
-    let view = &views[view_of.get(pick.index).copied().unwrap_or(0)];
-    let placement = index.place(candidates[pick.index].worker, view.chain);
-    Some((pick, placement))
-}
-
-/// [`route`] without recording anything: what would happen to this request.
+/// Picks one of `candidates`; `None` if there are none. Workers may cut prompts into blocks of different sizes: `views` are
+/// the request in each way, `view_of` a candidate's, by its place; the first where it says nothing. Matches, counted in
+/// blocks of the first view, and what waits `ahead` are filled in here.
 pub fn consider(
     policy: Policy,
-    request: &RequestView<'_>,
+    (views, view_of): (&[RequestView<'_>], &[usize]),
     candidates: &mut [Candidate],
+    ahead: &Ahead,
     turn: &Turn,
     index: &PrefixIndex,
 ) -> Option<Pick> {
-    fill_matches(std::slice::from_ref(request), &[], candidates, index);
-    pick(policy, request, candidates, turn)
+    fill_matches(views, view_of, candidates, index);
+    for candidate in &mut *candidates {
+        candidate.ahead_ms = ahead.of(candidate.worker);
+    }
+    pick(policy, views.first()?, candidates, turn)
 }
 
-/// Says of each candidate how much of the request it holds, as [`route_views`] does.
-pub fn fill_matches(
+/// The waiting room's quote for this pick. Only a choice by cost can be worth a wait, and only where there is a prompt.
+pub fn quote(policy: Policy, holds: bool, prompt_tokens: u64, chosen: &Candidate, pick: &Pick) -> Quote {
+    let waits = holds && policy == Policy::Prefix && prompt_tokens > 0;
+    let backlog_ms = if waits { chosen.load.pace.backlog_ms } else { f64::NEG_INFINITY };
+    Quote { worker: chosen.worker, backlog_ms, own_ms: pick.cost.own_ms }
+}
+
+/// Says of each candidate how much of the request it holds, as [`consider`] does.
+fn fill_matches(
     views: &[RequestView<'_>],
     view_of: &[usize],
     candidates: &mut [Candidate],
@@ -107,12 +92,11 @@ mod tests {
         ];
         let mut candidates = [idle(1), idle(2), idle(3)];
         let turn = Turn { counter: 0, random: 0 };
-        let picked =
-            route_views(Policy::Prefix, &views, &[0, 1, 0], &mut candidates, &turn, &mut index).unwrap();
+        let ahead = Ahead::default();
+        let seen = (&views[..], &[0, 1, 0][..]);
+        let pick = consider(Policy::Prefix, seen, &mut candidates, &ahead, &turn, &index).unwrap();
         assert_eq!(candidates.map(|candidate| candidate.matched_blocks), [32, 48, 0]);
-        assert_eq!((picked.0.index, picked.0.matched_tokens), (1, 768));
-        // Recorded in the names that this worker uses.
-        assert_eq!((index.resident(WorkerId(2)), index.matched(&large)), (8, vec![(WorkerId(2), 8)]));
+        assert_eq!((pick.index, pick.matched_tokens), (1, 768));
     }
 
     #[test]
@@ -131,11 +115,33 @@ mod tests {
             })
             .collect();
         let turn = Turn { counter: 0, random: 9 };
-        let (first, placement) = route(Policy::Prefix, &request, &mut candidates, &turn, &mut index).unwrap();
+        let (views, ahead) = ([request], Ahead::default());
+        let mut route = |candidates: &mut [Candidate]| {
+            let pick = consider(Policy::Prefix, (&views, &[]), candidates, &ahead, &turn, &index)?;
+            Some((pick, index.place(candidates[pick.index].worker, &chain)))
+        };
+        let (first, placement) = route(&mut candidates).unwrap();
         assert_eq!((first.matched_tokens, placement.added()), (0, 40));
-        let (second, _) = route(Policy::Prefix, &request, &mut candidates, &turn, &mut index).unwrap();
+        let (second, _) = route(&mut candidates).unwrap();
         assert_eq!((second.index, second.matched_tokens), (first.index, 640));
         assert_eq!(candidates[second.index].matched_blocks, 40);
-        assert!(route(Policy::Prefix, &request, &mut [], &turn, &mut index).is_none());
+        assert!(route(&mut []).is_none());
+    }
+
+    #[test]
+    fn only_a_choice_by_cost_waits() {
+        let chain: Vec<_> = (1..=4).map(BlockHash).collect();
+        let view = [RequestView { chain: &chain, prompt_tokens: 65, block_tokens: 16.0 }];
+        let mut busy = [idle(1)];
+        busy[0].load.pace.backlog_ms = 900.0;
+        let (ahead, turn, index) = (Ahead::default(), Turn { counter: 0, random: 9 }, PrefixIndex::new(0));
+        let pick = consider(Policy::Prefix, (&view, &[]), &mut busy, &ahead, &turn, &index).unwrap();
+        let backlog = |policy, holds, tokens| quote(policy, holds, tokens, &busy[0], &pick).backlog_ms;
+        assert_eq!(backlog(Policy::Prefix, true, 65), 900.0);
+        for (policy, holds, tokens) in
+            [(Policy::Prefix, false, 65), (Policy::RoundRobin, true, 65), (Policy::Prefix, true, 0)]
+        {
+            assert_eq!(backlog(policy, holds, tokens), f64::NEG_INFINITY);
+        }
     }
 }

@@ -11,9 +11,10 @@ use std::{
 };
 
 use keyway_core::{
-    fill_matches,
+    consider,
     index::{PrefixIndex, WorkerId},
-    pick::{Candidate, Pick, Policy, RequestView, Turn, pick},
+    pick::{Candidate, Pick, Turn},
+    quote,
     waiting_room::{Ahead, Desk, Place, Quote, WaitingRoom},
 };
 use parking_lot::MutexGuard;
@@ -160,17 +161,13 @@ impl Counter<'_> {
         let turn =
             Turn { counter: self.router.turn.fetch_add(1, Ordering::Relaxed), random: fastrand::u64(..) };
         let views = setting.request_views();
-        let mut candidates = setting.candidates(self.now);
-        fill_matches(&views, &setting.view_of, &mut candidates, &self.index);
+        let all = setting.candidates(self.now);
         // Who went down while it waited is no candidate any more.
-        let worker_of: Vec<usize> =
-            (0..candidates.len()).filter(|&i| setting.workers[i].routable()).collect();
-        let mut candidates: Vec<Candidate> = worker_of.iter().map(|&i| candidates[i]).collect();
-        for candidate in &mut candidates {
-            candidate.ahead_ms = ahead.of(candidate.worker);
-        }
-        let request: &RequestView<'_> = views.first()?;
-        let pick = pick(self.router.policy, request, &candidates, &turn)?;
+        let worker_of: Vec<usize> = (0..all.len()).filter(|&i| setting.workers[i].routable()).collect();
+        let mut candidates: Vec<Candidate> = worker_of.iter().map(|&i| all[i]).collect();
+        let view_of: Vec<usize> = worker_of.iter().map(|&i| setting.view_of[i]).collect();
+        let seen = (&views[..], &view_of[..]);
+        let pick = consider(self.router.policy, seen, &mut candidates, ahead, &turn, &self.index)?;
         Some(Plan { candidates, pick, worker_of })
     }
 }
@@ -181,12 +178,8 @@ impl Desk<Held> for Counter<'_> {
     fn quote(&mut self, held: &Held, ahead: &Ahead) -> Option<(Quote, Plan)> {
         let plan = self.plan(held, ahead)?;
         let chosen = &plan.candidates[plan.pick.index];
-        // Other policies do not look at queues, so none is a reason to wait.
-        // Nor does a request without a prompt wait.
-        let waits =
-            self.router.holds && self.router.policy == Policy::Prefix && held.setting.prompt_tokens > 0;
-        let backlog_ms = if waits { chosen.load.pace.backlog_ms } else { f64::NEG_INFINITY };
-        let quote = Quote { worker: chosen.worker, backlog_ms, own_ms: plan.pick.cost.own_ms };
+        let (router, prompt_tokens) = (self.router, held.setting.prompt_tokens);
+        let quote = quote(router.policy, router.holds, prompt_tokens, chosen, &plan.pick);
         Some((quote, plan))
     }
 

@@ -2,7 +2,8 @@
 
 use keyway_core::{
     consider,
-    pick::{Pick, Policy, RequestView, Turn},
+    pick::{Pick, RequestView, Turn},
+    quote,
     waiting_room::{Ahead, Desk, Quote},
 };
 use keyway_wire::block_hash::BlockHash;
@@ -65,9 +66,6 @@ impl Desk<Arrival> for Clerk<'_, '_> {
     fn quote(&mut self, arrival: &Arrival, ahead: &Ahead) -> Option<(Quote, Pick)> {
         let run = &mut *self.run;
         let mut candidates = run.candidates(self.at);
-        for candidate in &mut candidates {
-            candidate.ahead_ms = ahead.of(candidate.worker);
-        }
         run.random = splitmix(run.random);
         let turn = Turn { counter: run.counter, random: run.random };
         run.counter += 1;
@@ -76,11 +74,9 @@ impl Desk<Arrival> for Clerk<'_, '_> {
             prompt_tokens: arrival.prompt_tokens,
             block_tokens: f64::from(run.setup.index_block_tokens),
         };
-        let pick = consider(run.setup.policy, &view, &mut candidates, &turn, &run.index)?;
-        let chosen = &candidates[pick.index];
-        let waits = run.setup.hold && run.setup.policy == Policy::Prefix;
-        let backlog_ms = if waits { chosen.load.pace.backlog_ms } else { f64::NEG_INFINITY };
-        Some((Quote { worker: chosen.worker, backlog_ms, own_ms: pick.cost.own_ms }, pick))
+        let FleetSetup { policy, hold, .. } = *run.setup;
+        let pick = consider(policy, (&[view], &[]), &mut candidates, ahead, &turn, &run.index)?;
+        Some((quote(policy, hold, arrival.prompt_tokens, &candidates[pick.index], &pick), pick))
     }
 
     fn begin(&mut self, arrival: Arrival, plan: Option<Pick>) {
