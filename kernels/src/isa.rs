@@ -5,8 +5,8 @@
 //! fixes, every instantiation gives the same bits.
 
 #[cfg(target_arch = "x86_64")]
-use crate::simd::{Avx2, Avx512};
-use crate::simd::{Portable, Simd};
+use crate::simd::{Avx2, Avx512, Avx512Bf16};
+use crate::simd::{PairDot, Portable, Simd, Widening};
 
 /// A computation to instantiate per instruction set. Implement `run` with `#[inline(always)]`, and give
 /// everything hot that it calls the same attribute: only inlined code is compiled with the wider vectors.
@@ -17,6 +17,27 @@ pub(crate) trait Body {
 
     /// Computes, with `simd`'s instructions.
     fn run<S: Simd>(self, simd: S) -> Self::Out;
+}
+
+/// A [`Body`] whose hot loop is a dot product of bf16 pairs, which some processors have an instruction for.
+pub(crate) trait PairBody {
+    /// What it returns.
+    type Out;
+
+    /// Computes, with `dot`'s instructions.
+    fn run<D: PairDot>(self, dot: D) -> Self::Out;
+}
+
+/// A body where pairs are widened.
+struct Widened<B>(B);
+
+impl<B: PairBody> Body for Widened<B> {
+    type Out = B::Out;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> B::Out {
+        self.0.run(Widening(simd))
+    }
 }
 
 /// An instruction set this machine was found to have; there is no other way to get one.
@@ -31,6 +52,9 @@ enum Kind {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// The same, but for dot products of bf16 pairs.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
 }
 
 impl Isa {
@@ -63,11 +87,14 @@ impl Isa {
             && is_x86_feature_detected!("avx512vnni")
         {
             found.push(Self(Kind::Avx512));
+            if is_x86_feature_detected!("avx512bf16") {
+                found.push(Self(Kind::Avx512Bf16));
+            }
         }
         found
     }
 
-    /// For logs: `avx512`, `avx2`, `neon` or `scalar`.
+    /// For logs: `avx512_bf16`, `avx512`, `avx2`, `neon` or `scalar`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Kind::Baseline if cfg!(target_arch = "aarch64") => "neon",
@@ -76,6 +103,8 @@ impl Isa {
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512Bf16 => "avx512_bf16",
         }
     }
 
@@ -90,7 +119,19 @@ impl Isa {
             Kind::Avx2 => unsafe { avx2(body) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Kind::Avx512 => unsafe { avx512(body) },
+            Kind::Avx512 | Kind::Avx512Bf16 => unsafe { avx512(body) },
+        }
+    }
+
+    /// [`Self::run`] for dot products of bf16 pairs.
+    #[inline]
+    #[allow(unsafe_code)]
+    pub(crate) fn run_pairs<B: PairBody>(self, body: B) -> B::Out {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as in `run`.
+            Kind::Avx512Bf16 => unsafe { avx512_bf16(body) },
+            _ => self.run(Widened(body)),
         }
     }
 }
@@ -111,6 +152,14 @@ fn avx512<B: Body>(body: B) -> B::Out {
     body.run(unsafe { Avx512::new() })
 }
 
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")]
+#[allow(unsafe_code)]
+fn avx512_bf16<B: PairBody>(body: B) -> B::Out {
+    // SAFETY: as in `avx2`.
+    body.run(unsafe { Avx512Bf16::new() })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,6 +167,6 @@ mod tests {
     #[test]
     fn the_widest_set_is_detected() {
         assert_eq!(Some(&Isa::detect()), Isa::available().last());
-        assert!(["avx512", "avx2", "neon", "scalar"].contains(&Isa::detect().name()));
+        assert!(["avx512_bf16", "avx512", "avx2", "neon", "scalar"].contains(&Isa::detect().name()));
     }
 }

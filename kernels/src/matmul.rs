@@ -9,6 +9,8 @@
 mod activations;
 mod integers;
 mod packed;
+mod pairs;
+mod rounded;
 
 use std::ops::Range;
 
@@ -61,7 +63,7 @@ pub fn cpu(compute: &Compute, x: &[f32], w: &PackedMatrix, y: &mut [f32]) {
     let (isa, in_cache) = (compute.isa(), w.bytes() <= CACHED_BYTES);
     match w.panels() {
         Panels::F32(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
-        Panels::Bf16(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
+        Panels::Bf16(weights) => weights.product(compute, x, inputs, grid),
         Panels::Fp8(weights) => compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache })),
         Panels::Mxfp4(weights) => {
             compute.tiles(grid, |y| isa.run(MatMul { x, weights, y, inputs, in_cache }));
@@ -242,11 +244,10 @@ fn tile<S: Simd, W: Read, const R: usize, const P: usize>(
 
 #[cfg(test)]
 mod tests {
-    use half::bf16;
-
     use super::*;
     use crate::check::{assert_close, everywhere, same_bits, values};
     use crate::quant::{decode_fp8, decode_mxfp4, e4m3};
+    use crate::simd::round;
 
     fn packed(w: &[f32], inputs: usize, kept_as: WeightType) -> PackedMatrix {
         PackedMatrix::pack(w.len() / inputs, inputs, kept_as, |n, row| {
@@ -273,15 +274,29 @@ mod tests {
         }
     }
 
+    /// Both sides rounded, a product is that of the rounded numbers in f32.
     #[test]
-    fn bf16_weights_give_the_bits_of_the_same_values_in_f32() {
-        let x = values(1, 5 * 48);
-        let w: Vec<f32> = values(2, 70 * 48).iter().map(|v| bf16::from_f32(*v).to_f32()).collect();
-        let narrow = packed(&w, 48, WeightType::Bf16);
-        let y = everywhere(|compute| product(compute, &x, &narrow));
-        let wide = packed(&w, 48, WeightType::F32);
-        assert!(same_bits(&y, &product(&Compute::single(), &x, &wide)));
-        assert_eq!(2 * narrow.bytes(), wide.bytes());
+    fn bf16_weights_give_the_bits_of_rounded_values_in_f32() {
+        let rounded = |v: Vec<f32>| v.iter().map(|v| f32::from_bits(round(*v))).collect::<Vec<f32>>();
+        for (m, n, k) in [(1, 70, 48), (5, 70, 48), (29, 40, 47), (29, 80, 801), (100, 33, 1), (3, 1, 2)] {
+            let (x, w) = (values(1, m * k), values(2, n * k));
+            let narrow = packed(&w, k, WeightType::Bf16);
+            let y = everywhere(|compute| product(compute, &x, &narrow));
+            let wide = packed(&rounded(w), k, WeightType::F32);
+            assert!(same_bits(&y, &product(&Compute::single(), &rounded(x), &wide)), "{m}x{n}x{k}");
+            assert_eq!(narrow.bytes() * k, wide.bytes() * k.div_ceil(2));
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_is_not_hidden_in_bf16() {
+        let w = packed(&[1.0; 3 * 64], 64, WeightType::Bf16);
+        for odd in [f32::NAN, f32::INFINITY] {
+            let mut x = [1.0; 64];
+            x[37] = odd;
+            let y = everywhere(|compute| product(compute, &x, &w));
+            assert!(y.iter().all(|y| !y.is_finite()));
+        }
     }
 
     /// FP8 codes and scales of `[n, k]`; no NaN.

@@ -19,6 +19,14 @@ use std::arch::x86_64::{
     _mm512_slli_epi32, _mm512_srli_epi16, _mm512_srli_epi32, _mm512_storeu_ps,
 };
 
+mod pairs;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use pairs::Avx512Bf16;
+#[cfg(test)]
+pub(crate) use pairs::round;
+pub(crate) use pairs::{PairDot, Widening, pair};
+
 use crate::lanes::LANES;
 use crate::quant::{E2M1, e4m3_scaled};
 
@@ -39,6 +47,8 @@ pub(crate) trait Simd: Copy {
     fn load(self, from: &[f32; LANES]) -> Self::Vector;
     /// Widens bf16 bits, exactly.
     fn load_bf16(self, from: &[u16; LANES]) -> Self::Vector;
+    /// The upper halves of 32 bits as bf16, and the lower ones.
+    fn load_pairs(self, from: &[u32; LANES]) -> [Self::Vector; 2];
     /// FP8 codes as [`e4m3_scaled`].
     fn load_e4m3_scaled(self, from: &[u8; LANES]) -> Self::Vector;
     /// E2M1 codes in the low halves of bytes.
@@ -92,6 +102,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn load_bf16(self, from: &[u16; LANES]) -> [f32; LANES] {
         from.map(|bits| f32::from_bits(u32::from(bits) << 16))
+    }
+
+    #[inline(always)]
+    fn load_pairs(self, from: &[u32; LANES]) -> [[f32; LANES]; 2] {
+        [from.map(|bits| f32::from_bits(bits & 0xffff_0000)), from.map(|bits| f32::from_bits(bits << 16))]
     }
 
     #[inline(always)]
@@ -269,6 +284,20 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn load_pairs(self, from: &[u32; LANES]) -> [[__m256; 2]; 2] {
+        let from = from.as_ptr();
+        // SAFETY: both halves lie in `from`'s 64 bytes; the loads need no alignment.
+        unsafe {
+            let bits = [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(8).cast())];
+            let upper = _mm256_set1_epi32(-0x1_0000);
+            [
+                bits.map(|bits| _mm256_castsi256_ps(_mm256_and_si256(bits, upper))),
+                bits.map(|bits| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn load_e4m3_scaled(self, from: &[u8; LANES]) -> [__m256; 2] {
         // SAFETY: `from` has 16 bytes; the load needs no alignment.
         unsafe {
@@ -405,6 +434,18 @@ impl Simd for Avx512 {
         unsafe {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+    }
+
+    #[inline(always)]
+    fn load_pairs(self, from: &[u32; LANES]) -> [__m512; 2] {
+        // SAFETY: `from` has 64 bytes; the load needs no alignment.
+        unsafe {
+            let bits = _mm512_loadu_si512(from.as_ptr().cast());
+            [
+                _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-0x1_0000))),
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)),
+            ]
         }
     }
 

@@ -1,11 +1,12 @@
 //! How a weight lies in memory: panels of sixteen outputs in one of several number types, and how the inner loop
-//! reads those that are multiplied as f32. No arithmetic but the exact meaning of a code. Whole numbers, which are
-//! multiplied as such, are `integers.rs`' business.
+//! reads those that are multiplied as f32. No arithmetic but the exact meaning of a code. bf16 and whole numbers, which
+//! are multiplied as such, are the business of `pairs.rs` and `integers.rs`.
 
 mod narrow;
 mod plain;
 
 use super::integers::{IntBits, Integers, Quad4, Quad8};
+use super::pairs::Pairs;
 use crate::lanes::LANES;
 use crate::simd::Simd;
 use narrow::{Fp8, Mxfp4};
@@ -19,7 +20,7 @@ pub(super) const PANEL: usize = LANES;
 pub enum WeightType {
     /// Four bytes.
     F32,
-    /// Two bytes, the upper half of an f32.
+    /// Two bytes, the upper half of an f32; products round their input likewise: see `pairs.rs`.
     Bf16,
 }
 
@@ -33,8 +34,8 @@ pub struct PackedMatrix {
 
 #[derive(Debug, Clone)]
 pub(super) enum Panels {
-    F32(Plain<f32>),
-    Bf16(Plain<u16>),
+    F32(Plain),
+    Bf16(Pairs),
     Fp8(Fp8),
     Mxfp4(Mxfp4),
     Int8(Integers<Quad8>),
@@ -85,7 +86,7 @@ impl PackedMatrix {
     ) -> Self {
         let panels = match kept_as {
             WeightType::F32 => Panels::F32(Plain::pack(outputs, inputs, fill)),
-            WeightType::Bf16 => Panels::Bf16(Plain::pack(outputs, inputs, fill)),
+            WeightType::Bf16 => Panels::Bf16(Pairs::pack(outputs, inputs, fill)),
         };
         Self { outputs, inputs, panels }
     }
@@ -149,7 +150,7 @@ impl PackedMatrix {
     pub fn bytes(&self) -> usize {
         match &self.panels {
             Panels::F32(plain) => plain.bytes(),
-            Panels::Bf16(plain) => plain.bytes(),
+            Panels::Bf16(pairs) => pairs.bytes(),
             Panels::Fp8(fp8) => fp8.bytes(),
             Panels::Mxfp4(mx) => mx.bytes(),
             Panels::Int8(integers) => integers.bytes(),
@@ -167,7 +168,7 @@ impl PackedMatrix {
         for (k, out) in out.iter_mut().enumerate() {
             *out = match &self.panels {
                 Panels::F32(plain) => plain.element(panel, column, k),
-                Panels::Bf16(plain) => plain.element(panel, column, k),
+                Panels::Bf16(pairs) => pairs.element(panel, column, k),
                 Panels::Fp8(fp8) => fp8.element(panel, column, k),
                 Panels::Mxfp4(mx) => mx.element(panel, column, k),
                 Panels::Int8(integers) => integers.element(panel, column, k),

@@ -1,7 +1,8 @@
 //! Weights in the small floats of checkpoints, FP8 and MXFP4, kept as their codes: panels of sixteen outputs, one
 //! after another.
 
-use super::plain::Element as _;
+use half::bf16;
+
 use super::{PANEL, Read};
 use crate::quant::{E4M3_UNSCALE, MXFP4_BLOCK, e2m1, e4m3, e4m3_scaled, e8m0};
 use crate::simd::Simd;
@@ -123,7 +124,7 @@ impl Mxfp4 {
                 packed.0[n % PANEL] = *code;
             }
             for (packed, scale) in scales[n / PANEL * blocks..].iter_mut().zip(&row_scales) {
-                packed.0[n % PANEL] = u16::narrow(e8m0(*scale));
+                packed.0[n % PANEL] = bf16::from_f32(e8m0(*scale)).to_bits();
             }
         }
         Self { codes, scales, inputs }
@@ -136,7 +137,7 @@ impl Mxfp4 {
     pub(super) fn element(&self, panel: usize, column: usize, k: usize) -> f32 {
         let scale = self.scales[(panel * self.inputs + k) / MXFP4_BLOCK].0[column];
         let code = self.codes[panel * (self.inputs / 2) + k / 2].0[column] >> (k % 2 * 4);
-        e2m1(code) * scale.widen()
+        e2m1(code) * bf16::from_bits(scale).to_f32()
     }
 }
 

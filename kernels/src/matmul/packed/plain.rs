@@ -1,7 +1,4 @@
-//! Weights whose elements stand by themselves, as f32 or bf16: `[N / 32][K][2][16]`. The two panels of a block
-//! stand together: a tile reads one stream of memory, of bf16 a whole cache line for each input.
-
-use half::bf16;
+//! Weights as f32: `[N / 32][K][2][16]`. The two panels of a block stand together: a tile reads one stream of memory.
 
 use super::{PANEL, Read};
 use crate::arena::Arena;
@@ -17,62 +14,26 @@ const PREFETCH_BYTES: [usize; 2] = [4096, 8192];
 /// Two panels' values for one input.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
-struct Line<E>([[E; PANEL]; BLOCK_PANELS]);
+struct Line([[f32; PANEL]; BLOCK_PANELS]);
 
 /// Every element by itself.
 #[derive(Debug, Clone)]
-pub(in crate::matmul) struct Plain<E: Copy> {
-    lines: Arena<Line<E>>,
+pub(in crate::matmul) struct Plain {
+    lines: Arena<Line>,
     inputs: usize,
 }
 
 /// A panel's lines of some inputs, and which of the block's panels it is.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::matmul) struct Part<'a, E> {
-    lines: &'a [Line<E>],
+pub(in crate::matmul) struct Part<'a> {
+    lines: &'a [Line],
     panel: usize,
 }
 
-pub(in crate::matmul) trait Element: Copy + Default + Sync + 'static {
-    fn load<S: Simd>(simd: S, from: &[Self; PANEL]) -> S::Vector;
-    fn widen(self) -> f32;
-    fn narrow(value: f32) -> Self;
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    fn load<S: Simd>(simd: S, from: &[f32; PANEL]) -> S::Vector {
-        simd.load(from)
-    }
-
-    fn widen(self) -> f32 {
-        self
-    }
-
-    fn narrow(value: f32) -> Self {
-        value
-    }
-}
-
-impl Element for u16 {
-    #[inline(always)]
-    fn load<S: Simd>(simd: S, from: &[u16; PANEL]) -> S::Vector {
-        simd.load_bf16(from)
-    }
-
-    fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self) << 16)
-    }
-
-    fn narrow(value: f32) -> Self {
-        bf16::from_f32(value).to_bits()
-    }
-}
-
-impl<E: Element> Plain<E> {
+impl Plain {
     pub(super) fn pack(outputs: usize, inputs: usize, mut fill: impl FnMut(usize, &mut [f32])) -> Self {
         let blocks = outputs.div_ceil(BLOCK_PANELS * PANEL);
-        let mut lines = Arena::filled(Line([[E::default(); PANEL]; BLOCK_PANELS]), blocks * inputs);
+        let mut lines = Arena::filled(Line([[0.0; PANEL]; BLOCK_PANELS]), blocks * inputs);
         // A panel's rows together: elements that lie side by side are written together.
         let mut rows = vec![0.0; PANEL * inputs];
         for first in (0..outputs).step_by(PANEL) {
@@ -83,7 +44,7 @@ impl<E: Element> Plain<E> {
             let (block, panel) = (first / (BLOCK_PANELS * PANEL), first / PANEL % BLOCK_PANELS);
             for (k, line) in lines[block * inputs..][..inputs].iter_mut().enumerate() {
                 for (n, packed) in line.0[panel].iter_mut().take(count).enumerate() {
-                    *packed = E::narrow(rows[n * inputs + k]);
+                    *packed = rows[n * inputs + k];
                 }
             }
         }
@@ -95,14 +56,14 @@ impl<E: Element> Plain<E> {
     }
 
     pub(super) fn element(&self, panel: usize, column: usize, k: usize) -> f32 {
-        self.lines[panel / BLOCK_PANELS * self.inputs + k].0[panel % BLOCK_PANELS][column].widen()
+        self.lines[panel / BLOCK_PANELS * self.inputs + k].0[panel % BLOCK_PANELS][column]
     }
 }
 
-impl<E: Element> Read for Plain<E> {
+impl Read for Plain {
     const STEP: usize = 1;
 
-    type Part<'a> = Part<'a, E>;
+    type Part<'a> = Part<'a>;
 
     #[inline(always)]
     fn group(&self) -> usize {
@@ -110,7 +71,7 @@ impl<E: Element> Read for Plain<E> {
     }
 
     #[inline(always)]
-    fn part(&self, panel: usize, begin: usize, len: usize) -> Part<'_, E> {
+    fn part(&self, panel: usize, begin: usize, len: usize) -> Part<'_> {
         let lines = &self.lines[panel / BLOCK_PANELS * self.inputs + begin..][..len];
         Part { lines, panel: panel % BLOCK_PANELS }
     }
@@ -121,18 +82,17 @@ impl<E: Element> Read for Plain<E> {
     }
 
     #[inline(always)]
-    fn prefetch<S: Simd, const R: usize, const P: usize>(simd: S, parts: [Part<'_, E>; P], k: usize) {
-        // Two panels of bf16 share a cache line.
-        for part in parts.iter().step_by(64 / size_of::<[E; PANEL]>()) {
+    fn prefetch<S: Simd, const R: usize, const P: usize>(simd: S, parts: [Part<'_>; P], k: usize) {
+        for part in parts {
             let line = part.lines.as_ptr().wrapping_add(k);
-            let ahead = PREFETCH_BYTES[usize::from(R > 1)] + part.panel * size_of::<[E; PANEL]>();
+            let ahead = PREFETCH_BYTES[usize::from(R > 1)] + part.panel * size_of::<[f32; PANEL]>();
             simd.prefetch(line, ahead);
         }
     }
 
     #[inline(always)]
-    fn load<S: Simd>(simd: S, part: Part<'_, E>, len: usize, k: usize, _: usize, _: S::Vector) -> S::Vector {
+    fn load<S: Simd>(simd: S, part: Part<'_>, len: usize, k: usize, _: usize, _: S::Vector) -> S::Vector {
         // Below `BLOCK_PANELS` already: said so that the compiler sees it.
-        E::load(simd, &part.lines[..len][k].0[part.panel % BLOCK_PANELS])
+        simd.load(&part.lines[..len][k].0[part.panel % BLOCK_PANELS])
     }
 }
