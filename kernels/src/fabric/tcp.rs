@@ -1,0 +1,300 @@
+//! Ranks on different machines: a TCP connection between each two of them. Words go as they lie in memory, so both ends
+//! must have the same byte order, which the greeting shows. Nothing is encrypted, nobody is asked who they are: for a
+//! network of the fleet's own.
+
+use std::fmt;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::{Cause, Fabric, FabricError, Phase};
+
+/// First word of a greeting; another byte order shows.
+const MAGIC: u32 = 0x6b77_7831;
+/// Words before a message: its exchange's number, its length.
+const HEAD: usize = 2;
+/// Between two attempts to reach a rank that does not listen yet.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// One of the ranks of a group over TCP.
+#[derive(Debug)]
+pub struct Tcp {
+    rank: usize,
+    capacity: usize,
+    exchange: u64,
+    /// `None` for this rank itself.
+    peers: Vec<Option<Peer>>,
+    failed: Option<FabricError>,
+}
+
+struct Peer {
+    stream: TcpStream,
+    /// The next message with its head, and how many of its bytes are sent.
+    outbox: Vec<u32>,
+    sent: usize,
+    /// The last message with its head, and how many of its bytes are here.
+    inbox: Vec<u32>,
+    received: usize,
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+/// How far a peer is in an exchange.
+enum Progress {
+    Done,
+    Some,
+    None,
+}
+
+// === impl Tcp ===
+
+impl Tcp {
+    /// Rank `rank` of a group whose ranks listen at `addrs`, this one with `listener`; returns when all are connected,
+    /// `deadline` at most. Messages have at most `capacity` words. A rank calls those below it.
+    pub fn join(
+        rank: usize,
+        addrs: &[SocketAddr],
+        listener: &TcpListener,
+        capacity: usize,
+        deadline: Duration,
+    ) -> io::Result<Self> {
+        let until = Instant::now() + deadline;
+        let greeting = [MAGIC, rank as u32, addrs.len() as u32, capacity as u32];
+        let mut streams: Vec<Option<TcpStream>> = addrs.iter().map(|_| None).collect();
+        for (other, addr) in addrs.iter().enumerate().take(rank) {
+            let mut stream = call(*addr, until)?;
+            stream.write_all(bytes(&greeting))?;
+            streams[other] = Some(stream);
+        }
+        while streams.iter().skip(rank + 1).any(Option::is_none) {
+            let mut stream = accept(listener, until)?;
+            stream.set_read_timeout(Some(left(until)?))?;
+            let mut theirs = [0; 4];
+            stream.read_exact(bytes_mut(&mut theirs))?;
+            let [magic, other, size, words] = theirs;
+            let known = (rank + 1..addrs.len()).contains(&(other as usize));
+            if magic != MAGIC || size as usize != addrs.len() || words as usize != capacity || !known {
+                return Err(io::Error::other(format!("a caller who is not of this group: {theirs:x?}")));
+            }
+            streams[other as usize] = Some(stream);
+        }
+        let peers = streams.into_iter().map(|stream| stream.map(Peer::new).transpose());
+        Ok(Self { rank, capacity, exchange: 0, peers: peers.collect::<io::Result<_>>()?, failed: None })
+    }
+
+    fn error(&self, rank: usize, phase: Phase, cause: Cause) -> FabricError {
+        FabricError { rank, exchange: self.exchange, phase, layer: None, cause }
+    }
+
+    fn run(&mut self, phase: Phase, deadline: Duration) -> Result<(), FabricError> {
+        let until = Instant::now() + deadline;
+        let (number, capacity) = (self.exchange as u32, self.capacity);
+        loop {
+            let (mut waiting, mut progress) = (None, false);
+            for rank in 0..self.peers.len() {
+                let Some(peer) = &mut self.peers[rank] else { continue };
+                match peer.advance(number, capacity) {
+                    Ok(Progress::Done) => {}
+                    Ok(Progress::Some) => (waiting, progress) = (Some(rank), true),
+                    Ok(Progress::None) => waiting = waiting.or(Some(rank)),
+                    Err(cause) => return Err(self.error(rank, phase, cause)),
+                }
+            }
+            let Some(rank) = waiting else { return Ok(()) };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(self.error(rank, phase, Cause::Deadline(deadline)));
+            }
+            if !progress {
+                self.wait(left);
+            }
+        }
+    }
+
+    /// Waits until a connection has something to read, or room for what is not sent.
+    #[cfg(target_os = "linux")]
+    #[allow(unsafe_code)]
+    fn wait(&self, at_most: Duration) {
+        use std::os::fd::AsRawFd as _;
+        let open = self.peers.iter().flatten().filter(|peer| !peer.is_done());
+        let mut polled: Vec<libc::pollfd> = open
+            .map(|peer| libc::pollfd {
+                fd: peer.stream.as_raw_fd(),
+                events: if peer.is_sent() { libc::POLLIN } else { libc::POLLIN | libc::POLLOUT },
+                revents: 0,
+            })
+            .collect();
+        let milliseconds = at_most.as_millis().clamp(1, 1000) as libc::c_int;
+        // SAFETY: the list is alive for the call and as long as it says.
+        unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, milliseconds) };
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn wait(&self, _: Duration) {
+        std::thread::yield_now();
+    }
+}
+
+impl Fabric for Tcp {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.peers.len()
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn outbox(&mut self, to: usize, words: usize) -> Result<&mut [u32], FabricError> {
+        let (capacity, phase) = (self.capacity, Phase::Dispatch);
+        if words > capacity {
+            return Err(self.error(to, phase, Cause::TooLong { words, capacity }));
+        }
+        let error = self.error(to, phase, Cause::Protocol("nothing: it is this rank itself"));
+        let peer = self.peers[to].as_mut().ok_or(error)?;
+        peer.outbox.resize(HEAD + words, 0);
+        Ok(&mut peer.outbox[HEAD..])
+    }
+
+    fn exchange(&mut self, phase: Phase, deadline: Duration) -> Result<(), FabricError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        self.exchange += 1;
+        for peer in self.peers.iter_mut().flatten() {
+            peer.begin(self.exchange as u32);
+        }
+        let done = self.run(phase, deadline);
+        for peer in self.peers.iter_mut().flatten() {
+            peer.outbox.truncate(HEAD);
+        }
+        self.failed = done.clone().err();
+        done
+    }
+
+    fn inbox(&self, from: usize) -> &[u32] {
+        match &self.peers[from] {
+            Some(peer) if self.failed.is_none() && peer.inbox.len() > HEAD => &peer.inbox[HEAD..],
+            _ => &[],
+        }
+    }
+}
+
+// === impl Peer ===
+
+impl Peer {
+    fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_read_timeout(None)?;
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, outbox: vec![0; HEAD], sent: 0, inbox: vec![0; HEAD], received: 0 })
+    }
+
+    fn begin(&mut self, exchange: u32) {
+        let words = (self.outbox.len() - HEAD) as u32;
+        self.outbox[..HEAD].copy_from_slice(&[exchange, words]);
+        self.inbox.resize(HEAD, 0);
+        (self.sent, self.received) = (0, 0);
+    }
+
+    fn is_sent(&self) -> bool {
+        self.sent == self.outbox.len() * 4
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_sent() && self.received >= HEAD * 4 && self.received == self.inbox.len() * 4
+    }
+
+    /// Sends and receives as much as goes at once.
+    fn advance(&mut self, exchange: u32, capacity: usize) -> Result<Progress, Cause> {
+        let before = (self.sent, self.received);
+        while !self.is_sent() {
+            match self.stream.write(&bytes(&self.outbox)[self.sent..]) {
+                Ok(0) => return Err(Cause::Gone),
+                Ok(n) => self.sent += n,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Err(Cause::Gone),
+            }
+        }
+        while self.received < self.inbox.len() * 4 {
+            match self.stream.read(&mut bytes_mut(&mut self.inbox)[self.received..]) {
+                Ok(0) => return Err(Cause::Gone),
+                Ok(n) => self.received += n,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Err(Cause::Gone),
+            }
+            if self.received == HEAD * 4 && self.inbox.len() == HEAD {
+                let (number, words) = (self.inbox[0], self.inbox[1] as usize);
+                if number != exchange {
+                    return Err(Cause::Protocol("a message of another exchange"));
+                }
+                if words > capacity {
+                    return Err(Cause::Protocol("a message that is too long"));
+                }
+                self.inbox.resize(HEAD + words, 0);
+            }
+        }
+        Ok(match (self.is_done(), before == (self.sent, self.received)) {
+            (true, _) => Progress::Done,
+            (false, false) => Progress::Some,
+            (false, true) => Progress::None,
+        })
+    }
+}
+
+// === connections ===
+
+/// What is left until then; an error once it is past.
+fn left(until: Instant) -> io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// Connects to a rank, which may not listen yet.
+fn call(addr: SocketAddr, until: Instant) -> io::Result<TcpStream> {
+    loop {
+        match TcpStream::connect_timeout(&addr, left(until)?) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if left(until).is_err() => return Err(error),
+            Err(_) => std::thread::park_timeout(RETRY),
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, until: Instant) -> io::Result<TcpStream> {
+    listener.set_nonblocking(true)?;
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                left(until)?;
+                std::thread::park_timeout(RETRY);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[allow(unsafe_code)]
+fn bytes(words: &[u32]) -> &[u8] {
+    // SAFETY: the bytes of the words, which have no padding.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
+}
+
+#[allow(unsafe_code)]
+fn bytes_mut(words: &mut [u32]) -> &mut [u8] {
+    // SAFETY: as above; every pattern of bits is a word, and the reference is exclusive.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
+}
