@@ -42,6 +42,9 @@ pub trait Fabric: Send + fmt::Debug {
 
     /// What rank `from` sent in the last exchange. Nothing came from oneself.
     fn inbox(&self, from: usize) -> &[u32];
+
+    /// Ends the group because of what `rank` sent: this error is that of every later exchange.
+    fn fail(&mut self, rank: usize, phase: Phase, cause: Cause) -> FabricError;
 }
 
 /// What an exchange is for.
@@ -146,4 +149,4 @@ pub fn floats_mut(words: &mut [u32]) -> &mut [f32] {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

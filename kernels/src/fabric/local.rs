@@ -122,6 +122,11 @@ impl Fabric for Local {
         received
     }
 
+    fn fail(&mut self, rank: usize, phase: Phase, cause: Cause) -> FabricError {
+        let error = self.error(rank, phase, cause);
+        self.failed.get_or_insert(error).clone()
+    }
+
     fn inbox(&self, from: usize) -> &[u32] {
         &self.inboxes[from]
     }

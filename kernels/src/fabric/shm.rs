@@ -191,6 +191,11 @@ impl Fabric for Shm {
         done
     }
 
+    fn fail(&mut self, rank: usize, phase: Phase, cause: Cause) -> FabricError {
+        let error = self.error(rank, phase, cause);
+        self.failed.get_or_insert(error).clone()
+    }
+
     #[allow(unsafe_code)]
     fn inbox(&self, from: usize) -> &[u32] {
         if from == self.rank {

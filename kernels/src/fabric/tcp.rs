@@ -179,6 +179,11 @@ impl Fabric for Tcp {
         done
     }
 
+    fn fail(&mut self, rank: usize, phase: Phase, cause: Cause) -> FabricError {
+        let error = self.error(rank, phase, cause);
+        self.failed.get_or_insert(error).clone()
+    }
+
     fn inbox(&self, from: usize) -> &[u32] {
         match &self.peers[from] {
             Some(peer) if self.failed.is_none() && peer.inbox.len() > HEAD => &peer.inbox[HEAD..],

@@ -80,7 +80,8 @@ impl Layout {
 
 #[allow(unsafe_code)]
 pub(super) fn create(layout: Layout) -> io::Result<OwnedFd> {
-    let words = layout.words().ok_or_else(|| io::Error::other("the group's memory is more than there can be"))?;
+    let words =
+        layout.words().ok_or_else(|| io::Error::other("the group's memory is more than there can be"))?;
     // SAFETY: the name is a C string; a descriptor that comes back is this caller's alone.
     let file = unsafe {
         let fd = libc::memfd_create(c"keyway-experts".as_ptr(), libc::MFD_CLOEXEC);
@@ -199,7 +200,13 @@ impl Memory {
     /// # Safety
     /// Nobody else reads or writes it while the reference lives.
     #[allow(unsafe_code, clippy::mut_from_ref)] // shared memory: the caller answers for who writes
-    pub(super) unsafe fn message_mut(&self, from: usize, to: usize, exchange: u64, words: usize) -> &mut [u32] {
+    pub(super) unsafe fn message_mut(
+        &self,
+        from: usize,
+        to: usize,
+        exchange: u64,
+        words: usize,
+    ) -> &mut [u32] {
         let start = self.message_start(from, to, exchange, words);
         // SAFETY: the words lie in the mapping; the caller answers for the rest.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(start), words) }
