@@ -78,6 +78,19 @@ impl Placement {
         &self.holders
     }
 
+    /// The greatest load of a rank for measured `loads`, if an expert's tokens are shared equally by its holders.
+    ///
+    /// # Panics
+    /// If there are not as many loads as experts.
+    pub fn heaviest(&self, loads: &[u64]) -> f64 {
+        assert_eq!(loads.len(), self.holders.len(), "placement: a load for each expert");
+        let of_rank = |rank: usize| -> f64 {
+            let held = self.holders.iter().zip(loads).filter(|(mask, _)| *mask >> rank & 1 == 1);
+            held.map(|(mask, load)| *load as f64 / f64::from(mask.count_ones())).sum()
+        };
+        (0..self.ranks).map(of_rank).fold(0.0, f64::max)
+    }
+
     /// Whether `rank` holds `expert`.
     pub fn holds(&self, rank: usize, expert: usize) -> bool {
         self.holders[expert] >> rank & 1 == 1
@@ -109,15 +122,8 @@ mod tests {
 
     /// The greatest load of a rank if an expert's tokens are shared equally by its holders, over the mean.
     fn imbalance(placement: &Placement, loads: &[u64]) -> f64 {
-        let mut ranks = vec![0.0; placement.ranks()];
-        for (expert, load) in loads.iter().enumerate() {
-            let holders = placement.holders()[expert].count_ones();
-            for (_, sum) in ranks.iter_mut().enumerate().filter(|(rank, _)| placement.holds(*rank, expert)) {
-                *sum += *load as f64 / f64::from(holders);
-            }
-        }
-        let mean = ranks.iter().sum::<f64>() / ranks.len() as f64;
-        ranks.iter().fold(0.0, |a: f64, b| a.max(*b)) / mean.max(f64::MIN_POSITIVE)
+        let mean = loads.iter().sum::<u64>() as f64 / placement.ranks() as f64;
+        placement.heaviest(loads) / mean.max(f64::MIN_POSITIVE)
     }
 
     #[test]
