@@ -169,7 +169,7 @@ fn capacity(source: &ModelSource, tokens: usize) -> usize {
 /// Prompts side by side, in pieces and token by token.
 fn generate(backend: &mut CpuBackend) -> Vec<Vec<u32>> {
     let prompts: Vec<Vec<u32>> = [7, 11, 13].map(|step| tokens(90, step)).into();
-    let cuts = [vec![85, 1], vec![33], vec![1, 90]];
+    let cuts = [vec![85, 1, 1, 1], vec![33], vec![1, 80, 1, 1]];
     let mut pool = Pool::ascending(backend);
     side_by_side(backend, &mut pool, &prompts, &cuts)
 }
@@ -208,7 +208,13 @@ fn a_rank_that_leaves_in_any_exchange_changes_no_bit() {
     let source = ModelSource::Random;
     let expected = generate(&mut backend(&source));
     let capacity = capacity(&source, 200);
-    for leaves_at in 1..30 {
+    let whole = Threads::new(&source, Transport::Local, 3, capacity);
+    let exchanges = Arc::clone(&whole.exchanges);
+    generate(&mut spread(&source, whole, options(3)));
+    let last = exchanges.load(Ordering::SeqCst);
+    assert!(last > 16, "{last} exchanges are few");
+    // The one after the last waits for what does not come any more.
+    for leaves_at in 1..last {
         let mut threads = Threads::new(&source, Transport::Local, 3, capacity);
         threads.leaves_at = leaves_at;
         let starts = Arc::clone(&threads.starts);
@@ -264,6 +270,7 @@ fn an_idle_group_is_kept_alive_and_restarted() {
 /// A skewed load makes the hottest experts move, and a second copy of them; bits do not.
 #[test]
 fn experts_that_move_change_no_bit() {
+    let mut moved = 0;
     for source in with_experts() {
         let mut alone = backend(&source);
         let threads = Threads::new(&source, Transport::Local, 2, capacity(&source, 200));
@@ -278,6 +285,8 @@ fn experts_that_move_change_no_bit() {
                 "{source}"
             );
         }
-        assert!(spread.placements_changed() > 0, "{source}");
+        moved += u64::from(spread.placements_changed() > 0);
     }
+    // Where the load is even nothing is worth moving.
+    assert!(moved >= 5, "in {moved} families experts moved");
 }
