@@ -39,11 +39,11 @@ enum Command {
     },
     /// Hold a part of a model's experts for a worker, which starts this itself.
     #[command(hide = true)]
-    ExpertRank(Rank),
+    ExpertRank(RankArgs),
 }
 
 #[derive(Debug, clap::Args)]
-struct Rank {
+struct RankArgs {
     /// Its number in the group.
     #[arg(long)]
     rank: usize,
@@ -246,7 +246,7 @@ impl Cli {
             None => {}
             Some(Command::Completions { shell }) => return Ok(Task::Completions(shell)),
             Some(Command::ExpertRank(rank)) => {
-                let Rank { rank, memory, model, quantize, threads, deadline, log_format } = rank;
+                let RankArgs { rank, memory, model, quantize, threads, deadline, log_format } = rank;
                 let quantize = quantize.quantize();
                 let options = RankOptions { rank, memory, model, quantize, threads, deadline };
                 return Ok(Task::ExpertRank(Box::new(options), log_format));

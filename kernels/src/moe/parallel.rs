@@ -141,6 +141,7 @@ impl Parallel {
     ///
     /// # Panics
     /// If shapes disagree.
+    #[allow(clippy::too_many_arguments, reason = "a layer's whole surroundings")]
     pub fn run(
         &mut self,
         compute: &Compute,
@@ -333,7 +334,7 @@ impl Arrivals {
             match own.filter(|_| from == rank) {
                 // One's own tokens are not packed.
                 Some(part) => {
-                    self.place(from, part.experts.iter().copied(), &part.rows, |row| part.tokens[row])
+                    self.place(from, part.experts.iter().copied(), &part.rows, |row| part.tokens[row]);
                 }
                 None => self.place(from, message(from).groups(), message(from).rows(), |row| row as u32),
             }

@@ -222,7 +222,7 @@ impl Drop for Memory {
 }
 
 /// The system call; whatever it answers, the caller looks again.
-#[allow(unsafe_code)]
+#[allow(unsafe_code, clippy::cast_lossless)] // c_long has 32 bits elsewhere
 fn futex(word: &AtomicU32, operation: libc::c_int, value: u32, timeout: Option<Duration>) {
     let timeout = timeout.map(|timeout| libc::timespec {
         tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,

@@ -259,7 +259,9 @@ impl ExpertGroup {
                 *placement = better;
                 moved = true;
             }
-            loads.iter_mut().for_each(|load| *load /= 2);
+            for load in loads.iter_mut() {
+                *load /= 2;
+            }
         }
         if !moved {
             return Ok(());
