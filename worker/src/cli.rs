@@ -10,11 +10,11 @@ use clap_complete::Shell;
 use keyway_wire::kv_event::WireFormat;
 
 use crate::answer_format::{CallFormat, ReasoningFormat};
-use crate::expert_parallel::{ExpertParallelOptions, RankOptions};
+use crate::expert_parallel::{ExpertParallelOptions, RankGroup, RankOptions};
 use crate::kv_events::{KvEventOptions, ZmqAddr};
 use crate::memory::ByteSize;
 use crate::model::{ModelSource, Quantize};
-use crate::worker::WorkerOptions;
+use crate::worker::{self, WorkerOptions};
 
 /// An OpenAI-compatible inference worker with a paged KV cache and automatic prefix caching.
 ///
@@ -37,8 +37,7 @@ enum Command {
         /// The shell.
         shell: Shell,
     },
-    /// Hold a part of a model's experts for a worker, which starts this itself.
-    #[command(hide = true)]
+    /// Hold a part of a model's experts for a worker: started by itself, or with its --expert-parallel-hosts by you.
     ExpertRank(RankArgs),
 }
 
@@ -48,19 +47,22 @@ struct RankArgs {
     #[arg(long)]
     rank: usize,
     /// The group's memory.
-    #[arg(long)]
-    memory: PathBuf,
+    #[arg(long, conflicts_with = "hosts", required_unless_present = "hosts")]
+    memory: Option<PathBuf>,
+    /// Addresses of all ranks, the worker's first: this one listens at its own.
+    #[arg(long, value_name = "ADDR,…", value_delimiter = ',')]
+    hosts: Vec<SocketAddr>,
     /// As the worker's.
     #[arg(long)]
     model: ModelSource,
     /// As the worker's.
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, default_value_t = Bits::None)]
     quantize: Bits,
-    /// Threads that compute.
+    /// Threads that compute [default: one for each core].
     #[arg(long)]
-    threads: usize,
+    threads: Option<usize>,
     /// Seconds that another rank may take for its part of an exchange.
-    #[arg(long, value_parser = seconds)]
+    #[arg(long, default_value = "10", value_parser = seconds)]
     deadline: Duration,
     /// Format of the log on stderr.
     #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "KEYWAY_WORKER_LOG_FORMAT")]
@@ -158,6 +160,13 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 1, env = "KEYWAY_WORKER_EXPERT_PARALLEL_SIZE")]
     expert_parallel_size: usize,
 
+    /// Instead of processes of this machine: the addresses at which all ranks find each other, this worker's first.
+    /// Start `keyway-worker expert-rank --rank N --hosts …` with the same addresses, model and --quantize for each
+    /// further one. Unencrypted: keep it on a network of your own.
+    #[arg(long, value_name = "ADDR,…", value_delimiter = ',', conflicts_with = "expert_parallel_size")]
+    #[arg(env = "KEYWAY_WORKER_EXPERT_PARALLEL_HOSTS")]
+    expert_parallel_hosts: Vec<SocketAddr>,
+
     /// Seconds after which an expert-parallel process that does not answer is taken for dead.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     #[arg(env = "KEYWAY_WORKER_EXPERT_PARALLEL_DEADLINE")]
@@ -246,9 +255,10 @@ impl Cli {
             None => {}
             Some(Command::Completions { shell }) => return Ok(Task::Completions(shell)),
             Some(Command::ExpertRank(rank)) => {
-                let RankArgs { rank, memory, model, quantize, threads, deadline, log_format } = rank;
-                let quantize = quantize.quantize();
-                let options = RankOptions { rank, memory, model, quantize, threads, deadline };
+                let RankArgs { rank, memory, hosts, model, quantize, threads, deadline, log_format } = rank;
+                let (quantize, threads) = (quantize.quantize(), worker::threads(threads).get());
+                let group = memory.map_or(RankGroup::Hosts(hosts), RankGroup::Memory);
+                let options = RankOptions { rank, group, model, quantize, threads, deadline };
                 return Ok(Task::ExpertRank(Box::new(options), log_format));
             }
         }
@@ -283,7 +293,11 @@ impl Cli {
                 },
             }),
             expert_parallel: ExpertParallelOptions {
-                size: options.expert_parallel_size,
+                size: match options.expert_parallel_hosts.len() {
+                    0 => options.expert_parallel_size,
+                    hosts => hosts,
+                },
+                hosts: options.expert_parallel_hosts,
                 deadline: options.expert_parallel_deadline,
                 retries: options.expert_parallel_retries,
                 redundant_experts: options.redundant_experts,

@@ -5,7 +5,11 @@
 //! Neither side outlives the other. A rank ends when its standard input does, which this process holds; that a rank has
 //! ended shows at the end of its standard output, and is an alarm in the group's memory, so that nobody waits for it.
 
+#[cfg(target_os = "linux")]
+mod hosts;
+
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -22,6 +26,9 @@ pub struct ExpertParallelOptions {
     pub retries: usize,
     /// Experts that each process holds beyond its share: further copies of those that serve the most tokens.
     pub redundant_experts: usize,
+    /// Instead of processes of this machine: where each rank listens, this process first. The others are started by
+    /// somebody else; `size` is their number.
+    pub hosts: Vec<SocketAddr>,
     /// The program that is a rank, and its first arguments: this program itself, and its subcommand.
     pub rank_command: Vec<OsString>,
 }
@@ -33,6 +40,7 @@ impl Default for ExpertParallelOptions {
             deadline: Duration::from_secs(10),
             retries: 2,
             redundant_experts: 0,
+            hosts: Vec::new(),
             // Not its path: a file that was replaced meanwhile would be another version.
             rank_command: vec!["/proc/self/exe".into(), "expert-rank".into()],
         }
@@ -44,8 +52,8 @@ impl Default for ExpertParallelOptions {
 pub struct RankOptions {
     /// Its number.
     pub rank: usize,
-    /// Where the group's memory can be opened.
-    pub memory: PathBuf,
+    /// Where its group is found.
+    pub group: RankGroup,
     /// As rank 0's.
     pub model: ModelSource,
     /// As rank 0's.
@@ -56,6 +64,17 @@ pub struct RankOptions {
     pub deadline: Duration,
 }
 
+/// Where a rank finds its group.
+#[derive(Debug, Clone)]
+pub enum RankGroup {
+    /// In memory that can be opened here; rank 0 has started this process.
+    Memory(PathBuf),
+    /// At the addresses of all ranks, this one's among them.
+    Hosts(Vec<SocketAddr>),
+}
+
+#[cfg(target_os = "linux")]
+pub(crate) use hosts::Hosts;
 #[cfg(target_os = "linux")]
 pub use linux::run_rank;
 #[cfg(target_os = "linux")]
@@ -76,8 +95,8 @@ mod linux {
     use keyway_kernels::fabric::{Alarm, Fabric, Shm};
     use tokio::signal::unix::{SignalKind, signal};
 
-    use super::{ExpertParallelOptions, ModelSource, Quantize, RankOptions};
-    use crate::model::{Supervisor, serve_rank};
+    use super::{ExpertParallelOptions, ModelSource, Quantize, RankGroup, RankOptions, hosts};
+    use crate::model::{ExpertRank, Supervisor};
 
     /// What all ranks are started with.
     #[derive(Debug, Clone)]
@@ -182,8 +201,17 @@ mod linux {
         }
     }
 
-    /// Is a rank until the group fails or rank 0 ends. The error says why.
+    /// Is a rank: of a group in memory until it fails or rank 0 ends, of one over hosts for good. The error says why it
+    /// ended.
     pub fn run_rank(options: &RankOptions) -> Result<(), String> {
+        let RankOptions { rank, group, model, quantize, threads, deadline } = options;
+        let compute = Compute::new(NonZeroUsize::new(*threads).unwrap_or(NonZeroUsize::MIN));
+        let opened = ExpertRank::open(model, *quantize);
+        let mut experts = opened.map_err(|e| e.to_string())?;
+        let memory = match group {
+            RankGroup::Memory(memory) => memory,
+            RankGroup::Hosts(addrs) => return hosts::serve(*rank, addrs, &mut experts, &compute, *deadline),
+        };
         // A service manager ends all processes at once: rank 0 drains, and this one is needed as long.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
         let runtime = runtime.map_err(|e| format!("cannot start the runtime: {e}"))?;
@@ -196,13 +224,12 @@ mod linux {
             std::process::exit(0);
         });
         parent.map_err(|e| format!("cannot watch rank 0: {e}"))?;
-        let RankOptions { rank, memory, model, quantize, threads, deadline } = options;
         let file = OpenOptions::new().read(true).write(true).open(memory);
         let attached = file.and_then(|file| Shm::attach(&file, *rank));
         let mut fabric =
             attached.map_err(|e| format!("cannot join the group in {}: {e}", memory.display()))?;
-        let compute = Compute::new(NonZeroUsize::new(*threads).unwrap_or(NonZeroUsize::MIN));
-        serve_rank(&mut fabric, model, *quantize, &compute, *deadline)
+        experts
+            .serve(&mut fabric, &compute, *deadline)
             .map_err(|error| format!("expert-parallel rank {rank} ends: {error}"))
     }
 }

@@ -42,7 +42,7 @@ pub use answer_format::{CallFormat, ReasoningFormat};
 pub use block_manager::CacheChange;
 #[cfg(target_os = "linux")]
 pub use expert_parallel::run_rank;
-pub use expert_parallel::{ExpertParallelOptions, RankOptions};
+pub use expert_parallel::{ExpertParallelOptions, RankGroup, RankOptions};
 pub use keyway_wire::kv_event::WireFormat;
 pub use kv_events::{BadZmqAddr, KvEventOptions, ZmqAddr};
 pub use memory::{BadByteSize, ByteSize};

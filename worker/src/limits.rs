@@ -94,6 +94,9 @@ pub(crate) const LOAD_PROGRESS_EVERY: Duration = Duration::from_secs(2);
 /// How long the ranks of an expert-parallel group may take to load their experts: 60 GB from a disk of 100 MB/s.
 pub(crate) const EXPERT_LOAD_MAX: Duration = Duration::from_secs(600);
 
+/// How long a rank waits for all others to join their group: a process of another machine to be started again.
+pub(crate) const EXPERT_JOIN_MAX: Duration = Duration::from_secs(30);
+
 /// Shortest deadline of an exchange between expert-parallel ranks: below it a busy machine's scheduling would show.
 pub(crate) const EXPERT_DEADLINE_MIN: Duration = Duration::from_millis(100);
 

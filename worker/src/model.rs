@@ -36,7 +36,7 @@ use self::checkpoint::Checkpoint;
 use self::config::Config;
 pub use self::cpu::CpuBackend;
 pub use self::error::ModelError;
-pub(crate) use self::experts::{ExpertGroup, GroupOptions, Supervisor, serve_rank};
+pub(crate) use self::experts::{ExpertGroup, ExpertRank, GroupOptions, RankError, Supervisor};
 pub use self::quantize::Quantize;
 use self::random::Random;
 use self::tensor::TensorSource;

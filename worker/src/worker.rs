@@ -390,7 +390,7 @@ fn kv_bytes(options: &WorkerOptions) -> Result<usize, StartError> {
 }
 
 /// As many as asked for, or as there are cores; one if nobody knows.
-fn threads(asked: Option<usize>) -> NonZeroUsize {
+pub(crate) fn threads(asked: Option<usize>) -> NonZeroUsize {
     asked.and_then(NonZeroUsize::new).or_else(|| available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
 }
 

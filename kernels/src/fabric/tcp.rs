@@ -81,6 +81,12 @@ impl Tcp {
                 return Err(io::Error::other(format!("a caller who is not of this group: {theirs:x?}")));
             }
             streams[other as usize] = Some(stream);
+            // Who called and gave up, before this rank was there to answer, calls again.
+            for stream in &mut streams[rank + 1..] {
+                if stream.as_ref().is_some_and(is_closed) {
+                    *stream = None;
+                }
+            }
         }
         let peers = streams.into_iter().map(|stream| stream.map(Peer::new).transpose());
         Ok(Self { rank, capacity, exchange: 0, peers: peers.collect::<io::Result<_>>()?, failed: None })
@@ -272,6 +278,17 @@ fn call(addr: SocketAddr, until: Instant) -> io::Result<TcpStream> {
             Err(error) if left(until).is_err() => return Err(error),
             Err(_) => std::thread::park_timeout(RETRY),
         }
+    }
+}
+
+/// Whether the other end has closed a connection that nothing was sent on yet.
+fn is_closed(stream: &TcpStream) -> bool {
+    let _ = stream.set_nonblocking(true);
+    let peeked = stream.peek(&mut [0]);
+    let _ = stream.set_nonblocking(false);
+    match peeked {
+        Ok(bytes) => bytes == 0,
+        Err(error) => error.kind() != ErrorKind::WouldBlock,
     }
 }
 

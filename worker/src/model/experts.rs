@@ -11,7 +11,7 @@ use keyway_kernels::moe::Placement;
 use keyway_kernels::moe::parallel::{Experts, capacity_for};
 
 pub(crate) use self::group::{ExpertGroup, GroupError, GroupOptions, Supervisor};
-pub(crate) use self::rank::serve_rank;
+pub(crate) use self::rank::{ExpertRank, RankError};
 pub(super) use self::store::Store;
 use super::config::{Config, FeedForward, Gate};
 use super::feed_forward::Inner;

@@ -12,9 +12,9 @@ pub(super) use linux::{plan, start};
 #[cfg(target_os = "linux")]
 mod linux {
     use super::{Arc, CpuBackend, LoadedModel, Metrics, StartError, WorkerOptions};
-    use crate::expert_parallel::{Processes, Ranks};
+    use crate::expert_parallel::{Hosts, Processes, Ranks};
     use crate::limits::EXPERT_MESSAGE_BYTES_MAX;
-    use crate::model::{ExpertGroup, GroupOptions};
+    use crate::model::{ExpertGroup, GroupOptions, Supervisor};
     use crate::worker::{blocking, threads};
 
     /// What the group is started with.
@@ -48,7 +48,11 @@ mod linux {
             options: options.expert_parallel.clone(),
             model: options.model.clone(),
             quantize: options.quantize,
-            threads: (threads(options.threads).get() / size).max(1),
+            // Processes of one machine share its cores.
+            threads: match threads(options.threads).get() {
+                all if options.expert_parallel.hosts.is_empty() => (all / size).max(1),
+                all => all,
+            },
             capacity: words.max(model.words_for(1)),
         };
         Ok(Some(Spread { ranks, experts }))
@@ -72,7 +76,12 @@ mod linux {
                 threads: threads(Some(ranks.threads)),
             };
             let (model, quantize) = (ranks.model.clone(), ranks.quantize);
-            let supervisor = Box::new(Processes::new(ranks));
+            let hosts = ranks.options.hosts.clone();
+            let supervisor: Box<dyn Supervisor> = if hosts.is_empty() {
+                Box::new(Processes::new(ranks))
+            } else {
+                Box::new(Hosts::listen(hosts).map_err(StartError::Options)?)
+            };
             let group = ExpertGroup::new(&model, quantize, options, supervisor, of_group)?;
             backend.with_group(group).map_err(|error| StartError::Engine(error.to_string()))
         })

@@ -25,6 +25,7 @@ fn spread(size: usize, deadline: f64, retries: usize) -> WorkerOptions {
         deadline: Duration::from_secs_f64(deadline),
         retries,
         redundant_experts: 0,
+        hosts: Vec::new(),
         rank_command: vec![env!("CARGO_BIN_EXE_keyway-worker").into(), "expert-rank".into()],
     };
     WorkerOptions { expert_parallel, threads: Some(2), ..options() }
@@ -223,6 +224,50 @@ async fn a_rank_that_dies_while_nothing_runs_is_started_again() {
     assert_eq!(send(worker.addr(), "GET", "/health", "").await.status, 200);
     assert!(ranks(62.0).len() == 1 && ranks(62.0) != before);
     worker.shutdown().await;
+}
+
+/// Free addresses of this machine; others may take one before it is used, which is unlikely.
+fn addrs<const N: usize>() -> [SocketAddr; N] {
+    let listeners = [(); N].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    std::array::from_fn(|i| listeners[i].local_addr().unwrap())
+}
+
+/// Ranks started by somebody else, over TCP: one is killed and started again in the middle of a generation.
+#[tokio::test]
+async fn a_group_over_tcp_answers_the_same_and_takes_a_rank_back() {
+    let hosts = addrs::<3>();
+    let list = hosts.map(|addr| addr.to_string()).join(",");
+    let rank = |rank: usize| {
+        tokio::process::Command::new(env!("CARGO_BIN_EXE_keyway-worker"))
+            .args(["expert-rank", "--rank", &rank.to_string(), "--hosts", &list, "--model", "random"])
+            .args(["--threads", "1", "--deadline", "65"])
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap()
+    };
+    let (mut one, _two) = (rank(1), rank(2));
+    let mut options = spread(3, 65.0, 2);
+    options.expert_parallel.hosts = hosts.into();
+    let worker = start(options).await.unwrap();
+    let alone = start(self::options()).await.unwrap();
+    let expected = text(alone.addr(), &body(0, 600)).await;
+    assert_eq!(text(worker.addr(), &body(0, 600)).await, expected);
+    let pid = one.id().unwrap();
+    let hit = |events| {
+        if events == 5 {
+            signal("-KILL", pid);
+        }
+    };
+    let again = async {
+        one.wait().await.unwrap();
+        rank(1)
+    };
+    let (answer, _one) = tokio::join!(stream(worker.addr(), body(0, 600), hit), again);
+    assert_eq!(answer, (expected, None));
+    metric_becomes(worker.addr(), "keyway_worker_expert_group_restarts_total", 1.0).await;
+    idle_again(&worker).await;
+    worker.shutdown().await;
+    alone.shutdown().await;
 }
 
 /// The command, killed and ended: its ranks end with it.

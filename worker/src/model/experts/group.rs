@@ -75,7 +75,7 @@ pub(crate) struct ExpertGroup {
 pub(super) enum Note {
     /// Nothing is to be done; rank 0 is there.
     KeepAlive,
-    /// Who shall hold what: behind the first word, each layer's masks of holders.
+    /// Who shall hold what: behind the first word, the model's fingerprint and each layer's masks of holders.
     Place,
 }
 
@@ -92,9 +92,14 @@ impl Note {
     }
 }
 
-/// The placements in a note; `None` if they are not for `layers`, a model's experts by layer.
-pub(super) fn placements(note: &[u32], ranks: usize, layers: &[usize]) -> Option<Vec<Option<Placement>>> {
-    let mut masks = note.get(1..)?;
+/// The placements in a note; `None` if they are not for this model, whose experts by layer are `layers`.
+pub(super) fn placements(
+    note: &[u32],
+    ranks: usize,
+    layers: &[usize],
+    fingerprint: [u32; 2],
+) -> Option<Vec<Option<Placement>>> {
+    let mut masks = note.get(1..)?.strip_prefix(&fingerprint)?;
     let mut placements = Vec::new();
     for experts in layers {
         let (of_layer, rest) = masks.split_at_checked(*experts)?;
@@ -239,6 +244,7 @@ impl ExpertGroup {
     fn place(&mut self) -> Result<(), FabricError> {
         let Some(fabric) = &mut self.fabric else { return Ok(()) };
         let mut note = vec![Note::Place.word()];
+        note.extend(self.store.fingerprint());
         for placement in self.placements.iter().flatten() {
             note.extend(placement.holders());
         }

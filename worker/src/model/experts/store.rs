@@ -1,6 +1,7 @@
 //! An open checkpoint from which single experts are loaded: what a rank holds changes while it runs.
 
 use keyway_kernels::moe::Placement;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Bank, counts, even};
 use crate::model::config::{Config, FeedForward};
@@ -29,6 +30,12 @@ impl Store {
     /// By layer: how many experts it has, 0 without.
     pub(in crate::model) fn experts(&self) -> Vec<usize> {
         counts(&self.config)
+    }
+
+    /// Names the model's shape and how it is quantised: ranks of one group must agree on it.
+    pub(in crate::model) fn fingerprint(&self) -> [u32; 2] {
+        let hash = xxh3_64(format!("{:?} {}", self.config, self.quantize).as_bytes());
+        [hash as u32, (hash >> 32) as u32]
     }
 
     /// The placements that a group of `ranks` begins with.

@@ -17,7 +17,7 @@ use super::invariance::{side_by_side, tokens};
 use super::*;
 use crate::backend::StepError;
 use crate::metrics::{ExpertMetrics, Metrics, StaticInfo};
-use crate::model::experts::{ExpertGroup, GroupOptions, Supervisor, serve_rank};
+use crate::model::experts::{ExpertGroup, ExpertRank, GroupOptions, Supervisor};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -133,7 +133,8 @@ impl Supervisor for Threads {
             thread::spawn(move || {
                 // It ends with the group.
                 let compute = Compute::single();
-                drop(serve_rank(&mut *fabric, &source, Quantize::None, &compute, PATIENCE));
+                let mut rank = ExpertRank::open(&source, Quantize::None).unwrap();
+                drop(rank.serve(&mut *fabric, &compute, PATIENCE));
             });
         }
         group.pop().ok_or_else(|| "no rank".to_owned())
