@@ -4,7 +4,7 @@
 //!
 //! A rank writes its messages where they will be sent from ([`Fabric::outbox`]), exchanges, and reads what came where
 //! it lies ([`Fabric::inbox`]): over shared memory nothing is copied in between. After an error a fabric stays failed:
-//! the group is made anew.
+//! the group is made anew. Whoever finds a rank at fault tells the others, lest they take its own leaving for the fault.
 
 mod local;
 #[cfg(target_os = "linux")]
@@ -82,6 +82,8 @@ pub enum Cause {
     Gone,
     /// It sent what makes no sense.
     Protocol(&'static str),
+    /// It sent what makes no sense to another rank.
+    Reported,
     /// A message to it is longer than the fabric takes, in words.
     TooLong {
         /// The message's.
@@ -94,6 +96,16 @@ pub enum Cause {
 // === impl FabricError ===
 
 impl FabricError {
+    /// Rank and cause in a word that is not 0, for other ranks.
+    fn blame(&self) -> u32 {
+        let cause = match self.cause {
+            Cause::Deadline(_) => 1,
+            Cause::Gone => 2,
+            Cause::Protocol(_) | Cause::Reported | Cause::TooLong { .. } => 3,
+        };
+        cause << 8 | self.rank as u32
+    }
+
     /// The same, in this layer.
     #[must_use]
     pub fn in_layer(mut self, layer: u32) -> Self {
@@ -113,6 +125,7 @@ impl fmt::Display for FabricError {
             Cause::Deadline(deadline) => write!(f, "): no answer within {deadline:?}"),
             Cause::Gone => write!(f, "): it is gone"),
             Cause::Protocol(what) => write!(f, "): it sent {what}"),
+            Cause::Reported => write!(f, "): another rank cannot read what it sent"),
             Cause::TooLong { words, capacity } => {
                 write!(f, "): a message to it has {words} words, the fabric takes {capacity}")
             }
@@ -130,6 +143,16 @@ impl Phase {
             Self::Placement => "placement",
         }
     }
+}
+
+/// Rank and cause of [`FabricError::blame`]'s word; the deadline is one's own.
+fn blamed(word: u32, deadline: Duration) -> (usize, Cause) {
+    let cause = match word >> 8 {
+        1 => Cause::Deadline(deadline),
+        2 => Cause::Gone,
+        _ => Cause::Reported,
+    };
+    ((word & 0xff) as usize, cause)
 }
 
 // === words ===

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Cause, Fabric, FabricError, Phase};
+use super::{Cause, Fabric, FabricError, Phase, blamed};
 
 /// One of the ranks of a group in this process.
 #[derive(Debug)]
@@ -28,13 +28,24 @@ struct Hub {
 struct Mail {
     /// From each rank, the oldest first: a rank that is ahead sends its next message before this one is taken.
     queues: Vec<VecDeque<Vec<u32>>>,
-    gone: Vec<bool>,
+    /// Who has left, and who is at fault for it.
+    gone: Vec<Option<u32>>,
+}
+
+impl Mail {
+    /// Who is at fault if there is no message of `from`: a rank that left because of another one says so, one that is
+    /// through and left only keeps those waiting who still want something of it.
+    fn fault(&self, from: usize, deadline: Duration) -> Option<(usize, Cause)> {
+        let mut faults =
+            self.gone.iter().enumerate().filter_map(|(i, fault)| Some((i, blamed((*fault)?, deadline))));
+        faults.find(|(left, (rank, _))| *left == from || left != rank).map(|(_, fault)| fault)
+    }
 }
 
 impl Local {
     /// A group of `size` ranks whose messages have at most `capacity` words.
     pub fn group(size: usize, capacity: usize) -> Vec<Self> {
-        let mail = || Mail { queues: vec![VecDeque::new(); size], gone: vec![false; size] };
+        let mail = || Mail { queues: vec![VecDeque::new(); size], gone: vec![None; size] };
         let hub = Hub { mail: (0..size).map(|_| (Mutex::new(mail()), Condvar::new())).collect() };
         let hub = Arc::new(hub);
         let rank = |rank| Self {
@@ -63,8 +74,8 @@ impl Local {
                     self.inboxes[from] = message;
                     break;
                 }
-                if mail.gone[from] {
-                    return Err(self.error(from, phase, Cause::Gone));
+                if let Some((rank, cause)) = mail.fault(from, deadline) {
+                    return Err(self.error(rank, phase, cause));
                 }
                 let left = until.saturating_duration_since(Instant::now());
                 if left.is_zero() {
@@ -134,8 +145,10 @@ impl Fabric for Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
+        let gone = || self.error(self.rank, Phase::Dispatch, Cause::Gone);
+        let fault = self.failed.clone().unwrap_or_else(gone).blame();
         for (mail, bell) in &self.hub.mail {
-            lock(mail).gone[self.rank] = true;
+            lock(mail).gone[self.rank] = Some(fault);
             bell.notify_one();
         }
     }

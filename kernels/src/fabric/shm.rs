@@ -16,7 +16,7 @@ use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use self::memory::{Layout, Memory};
-use super::{Cause, Fabric, FabricError, Phase, RANKS_MAX};
+use super::{Cause, Fabric, FabricError, Phase, RANKS_MAX, blamed};
 
 /// Looks at the other ranks' numbers before sleeping: some 20 us, which a wake-up takes at the worst of quiet times.
 const SPINS: u32 = 4000;
@@ -44,11 +44,8 @@ pub struct Alarm {
 impl Alarm {
     /// Ends every exchange, under way or to come, with the word that `rank` is gone. The first call counts.
     pub fn rank_is_gone(&self, rank: usize) {
-        let gone = self.memory.gone();
-        let _ = gone.compare_exchange(0, rank as u32 + 1, Ordering::SeqCst, Ordering::SeqCst);
-        for rank in 0..self.memory.layout().size {
-            self.memory.ring(rank);
-        }
+        let phase = Phase::Dispatch;
+        self.memory.blame(&FabricError { rank, exchange: 0, phase, layer: None, cause: Cause::Gone });
     }
 }
 
@@ -119,9 +116,10 @@ impl Shm {
         loop {
             let rung = self.memory.rung(self.rank);
             let Some(missing) = self.missing() else { return Ok(()) };
-            let gone = self.memory.gone().load(Ordering::Acquire);
-            if gone != 0 {
-                return Err(self.error(gone as usize - 1, phase, Cause::Gone));
+            let fault = self.memory.fault().load(Ordering::Acquire);
+            if fault != 0 {
+                let (rank, cause) = blamed(fault, deadline);
+                return Err(self.error(rank, phase, cause));
             }
             if spins < self.spins {
                 spins += 1;
@@ -184,8 +182,9 @@ impl Fabric for Shm {
         self.send();
         let done = self.wait(phase, deadline);
         let done = done.and_then(|()| self.receive().map_err(|(from, cause)| self.error(from, phase, cause)));
-        if done.is_err() {
+        if let Err(error) = &done {
             self.received.fill(0);
+            self.memory.blame(error);
         }
         self.failed = done.clone().err();
         done
@@ -193,6 +192,7 @@ impl Fabric for Shm {
 
     fn fail(&mut self, rank: usize, phase: Phase, cause: Cause) -> FabricError {
         let error = self.error(rank, phase, cause);
+        self.memory.blame(&error);
         self.failed.get_or_insert(error).clone()
     }
 

@@ -7,12 +7,16 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::{Cause, Fabric, FabricError, Phase};
+use super::{Cause, Fabric, FabricError, Phase, blamed};
 
 /// First word of a greeting; another byte order shows.
 const MAGIC: u32 = 0x6b77_7831;
 /// Words before a message: its exchange's number, its length.
 const HEAD: usize = 2;
+/// In the place of an exchange's number: the sender leaves the group, the second word says whose fault it is.
+const FAREWELL: u32 = u32::MAX;
+/// While one rank is waited for, those who are through are asked this often whether they have left.
+const LISTEN: Duration = Duration::from_millis(50);
 /// Between two attempts to reach a rank that does not listen yet.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -29,9 +33,10 @@ pub struct Tcp {
 
 struct Peer {
     stream: TcpStream,
-    /// The next message with its head, and how many of its bytes are sent.
+    /// The next message with its head; of the one under way, how many of its bytes are sent, and how many it has.
     outbox: Vec<u32>,
     sent: usize,
+    to_send: usize,
     /// The last message with its head, and how many of its bytes are here.
     inbox: Vec<u32>,
     received: usize,
@@ -40,6 +45,19 @@ struct Peer {
 impl fmt::Debug for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Peer").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+/// Why there is no further exchange with a peer.
+enum Fault {
+    Own(Cause),
+    /// Somebody else's, as [`FabricError::blame`] says it.
+    Told(u32),
+}
+
+impl From<Cause> for Fault {
+    fn from(cause: Cause) -> Self {
+        Self::Own(cause)
     }
 }
 
@@ -107,7 +125,11 @@ impl Tcp {
                     Ok(Progress::Done) => {}
                     Ok(Progress::Some) => (waiting, progress) = (Some(rank), true),
                     Ok(Progress::None) => waiting = waiting.or(Some(rank)),
-                    Err(cause) => return Err(self.error(rank, phase, cause)),
+                    Err(Fault::Own(cause)) => return Err(self.error(rank, phase, cause)),
+                    Err(Fault::Told(word)) => {
+                        let (rank, cause) = blamed(word, deadline);
+                        return Err(self.error(rank, phase, cause));
+                    }
                 }
             }
             let Some(rank) = waiting else { return Ok(()) };
@@ -116,8 +138,22 @@ impl Tcp {
                 return Err(self.error(rank, phase, Cause::Deadline(deadline)));
             }
             if !progress {
-                self.wait(left);
+                // Who is through with this exchange may have given up since.
+                if let Some(word) = self.peers.iter().flatten().find_map(Peer::farewell) {
+                    let (rank, cause) = blamed(word, deadline);
+                    return Err(self.error(rank, phase, cause));
+                }
+                self.wait(left.min(LISTEN));
             }
+        }
+    }
+
+    fn leave(&mut self, error: FabricError) {
+        if self.failed.is_none() {
+            for peer in self.peers.iter_mut().flatten() {
+                peer.leave(error.blame());
+            }
+            self.failed = Some(error);
         }
     }
 
@@ -178,16 +214,21 @@ impl Fabric for Tcp {
             peer.begin(self.exchange as u32);
         }
         let done = self.run(phase, deadline);
-        for peer in self.peers.iter_mut().flatten() {
-            peer.outbox.truncate(HEAD);
+        if done.is_ok() {
+            for peer in self.peers.iter_mut().flatten() {
+                peer.outbox.truncate(HEAD);
+            }
         }
-        self.failed = done.clone().err();
+        if let Err(error) = &done {
+            self.leave(error.clone());
+        }
         done
     }
 
     fn fail(&mut self, rank: usize, phase: Phase, cause: Cause) -> FabricError {
         let error = self.error(rank, phase, cause);
-        self.failed.get_or_insert(error).clone()
+        self.leave(error.clone());
+        error
     }
 
     fn inbox(&self, from: usize) -> &[u32] {
@@ -205,18 +246,33 @@ impl Peer {
         stream.set_read_timeout(None)?;
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        Ok(Self { stream, outbox: vec![0; HEAD], sent: 0, inbox: vec![0; HEAD], received: 0 })
+        Ok(Self { stream, outbox: vec![0; HEAD], sent: 0, to_send: 0, inbox: vec![0; HEAD], received: 0 })
+    }
+
+    /// Says whose fault it is that this rank leaves; in the middle of a message there is no way to.
+    fn leave(&mut self, fault: u32) {
+        if self.is_sent() || self.sent == 0 {
+            // If it does not go, the other end finds the connection closed.
+            let _ = self.stream.write(bytes(&[FAREWELL, fault]));
+        }
+    }
+
+    /// Whose fault it is, if the peer has left behind its message of this exchange.
+    fn farewell(&self) -> Option<u32> {
+        let mut head = [0; HEAD];
+        let next = self.is_done().then(|| self.stream.peek(bytes_mut(&mut head)));
+        (matches!(next, Some(Ok(8))) && head[0] == FAREWELL).then_some(head[1])
     }
 
     fn begin(&mut self, exchange: u32) {
         let words = (self.outbox.len() - HEAD) as u32;
         self.outbox[..HEAD].copy_from_slice(&[exchange, words]);
         self.inbox.resize(HEAD, 0);
-        (self.sent, self.received) = (0, 0);
+        (self.sent, self.to_send, self.received) = (0, self.outbox.len() * 4, 0);
     }
 
     fn is_sent(&self) -> bool {
-        self.sent == self.outbox.len() * 4
+        self.sent == self.to_send
     }
 
     fn is_done(&self) -> bool {
@@ -224,32 +280,35 @@ impl Peer {
     }
 
     /// Sends and receives as much as goes at once.
-    fn advance(&mut self, exchange: u32, capacity: usize) -> Result<Progress, Cause> {
+    fn advance(&mut self, exchange: u32, capacity: usize) -> Result<Progress, Fault> {
         let before = (self.sent, self.received);
         while !self.is_sent() {
-            match self.stream.write(&bytes(&self.outbox)[self.sent..]) {
-                Ok(0) => return Err(Cause::Gone),
+            match self.stream.write(&bytes(&self.outbox)[self.sent..self.to_send]) {
+                Ok(0) => return Err(Cause::Gone.into()),
                 Ok(n) => self.sent += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Err(Cause::Gone),
+                Err(_) => return Err(Cause::Gone.into()),
             }
         }
         while self.received < self.inbox.len() * 4 {
             match self.stream.read(&mut bytes_mut(&mut self.inbox)[self.received..]) {
-                Ok(0) => return Err(Cause::Gone),
+                Ok(0) => return Err(Cause::Gone.into()),
                 Ok(n) => self.received += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Err(Cause::Gone),
+                Err(_) => return Err(Cause::Gone.into()),
             }
             if self.received == HEAD * 4 && self.inbox.len() == HEAD {
                 let (number, words) = (self.inbox[0], self.inbox[1] as usize);
+                if number == FAREWELL {
+                    return Err(Fault::Told(self.inbox[1]));
+                }
                 if number != exchange {
-                    return Err(Cause::Protocol("a message of another exchange"));
+                    return Err(Cause::Protocol("a message of another exchange").into());
                 }
                 if words > capacity {
-                    return Err(Cause::Protocol("a message that is too long"));
+                    return Err(Cause::Protocol("a message that is too long").into());
                 }
                 self.inbox.resize(HEAD + words, 0);
             }

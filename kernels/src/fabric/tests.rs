@@ -136,6 +136,29 @@ fn a_rank_that_leaves_is_gone_at_once() {
     }
 }
 
+/// A rank that gives up early, and leaves, is not taken for the one at fault; nor does anybody wait any longer.
+#[test]
+fn whoever_finds_a_rank_at_fault_tells_the_others() {
+    for (name, mut group) in groups(3, 16) {
+        let stalled = group.remove(1);
+        let errors = each(group, |mut fabric| {
+            fabric.outbox(1, 3).unwrap().fill(1);
+            let deadline = if fabric.rank() == 0 { PATIENCE } else { SHORT };
+            fabric.exchange(Phase::Dispatch, deadline).unwrap_err()
+        });
+        assert!(errors.iter().all(|error| error.rank == 1), "{name}: {errors:?}");
+        drop(stalled);
+    }
+    for (name, mut group) in groups(3, 16) {
+        let (mut two, one, mut zero) = (group.pop().unwrap(), group.pop().unwrap(), group.pop().unwrap());
+        drop(two.fail(1, Phase::Dispatch, Cause::Protocol("nonsense")));
+        drop(two);
+        let error = zero.exchange(Phase::Dispatch, PATIENCE).unwrap_err();
+        assert_eq!((error.rank, error.cause), (1, Cause::Reported), "{name}");
+        drop(one);
+    }
+}
+
 #[test]
 fn what_is_too_long_is_refused() {
     for (name, mut group) in groups(2, 16) {

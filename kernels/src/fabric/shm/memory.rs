@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use crate::fabric::RANKS_MAX;
+use crate::fabric::{FabricError, RANKS_MAX};
 
 /// First word of a group's memory.
 const MAGIC: u32 = u32::from_ne_bytes(*b"kwx1");
@@ -136,9 +136,17 @@ impl Memory {
         self.layout
     }
 
-    /// 1 + the rank that is gone, if one is.
-    pub(super) fn gone(&self) -> &AtomicU32 {
+    /// Who is at fault, as [`FabricError::blame`] says it; 0: nobody.
+    pub(super) fn fault(&self) -> &AtomicU32 {
         self.word(3)
+    }
+
+    /// Tells all ranks who is at fault. The first one to do so counts.
+    pub(super) fn blame(&self, error: &FabricError) {
+        let _ = self.fault().compare_exchange(0, error.blame(), Ordering::SeqCst, Ordering::SeqCst);
+        for rank in 0..self.layout.size {
+            self.ring(rank);
+        }
     }
 
     pub(super) fn place(&self, from: usize, to: usize, exchange: u64) -> Place<'_> {
