@@ -165,8 +165,9 @@ mod linux {
             };
             let mut matrix =
                 |outputs, inputs| PackedMatrix::pack(outputs, inputs, WeightType::Bf16, |_, row| fill(row));
-            let networks = held.clone().map(|_| (matrix(2 * INNER, HIDDEN), matrix(HIDDEN, INNER))).collect();
-            Self { compute, first: held.start, networks, gate_up: Vec::new(), gated: Vec::new() }
+            let first = held.start;
+            let held = held.map(|_| (matrix(2 * INNER, HIDDEN), matrix(HIDDEN, INNER))).collect();
+            Self { compute, first, held, gate_up: Vec::new(), gated: Vec::new() }
         }
     }
 

@@ -1,6 +1,8 @@
 //! Prints a model's speed on this machine, without the engine:
 //! `cargo run --release -p keyway-worker --example throughput [DIR|builtin|random [THREADS]]`, on one thread unless told.
 
+#![allow(clippy::expect_used, reason = "an example ends at whatever fails")]
+
 use std::error::Error;
 use std::num::NonZeroUsize;
 use std::time::Instant;

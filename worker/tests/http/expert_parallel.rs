@@ -157,18 +157,27 @@ async fn processes_answer_as_one_does() {
     }
 }
 
-#[tokio::test]
-async fn a_rank_killed_or_stopped_at_any_step_changes_no_answer() {
+/// Waits until there are at least so many.
+async fn at_least(addr: SocketAddr, name: &str, count: f64) {
+    let reached = async {
+        while metric(addr, name).await < count {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), reached).await.expect(name);
+}
+
+/// Two generations side by side, again and again; at an event of the first, a rank is sent a signal. Returns how often
+/// each rank was at fault.
+async fn disturb(deadline: f64, how: &str, at: &[(usize, usize)]) -> [f64; 3] {
     let alone = start(options()).await.unwrap();
-    let worker = start(spread(3, 1.5, 2)).await.unwrap();
-    let (mut killed, bodies) = (0.0, [body(0, 1000), body(1, 1000)]);
+    let worker = start(spread(3, deadline, 2)).await.unwrap();
+    let bodies = [body(0, 1000), body(1, 1000)];
     let expected = [text(alone.addr(), &bodies[0]).await, text(alone.addr(), &bodies[1]).await];
-    for (how, step, victim) in
-        [("-KILL", 1, 1), ("-KILL", 9, 2), ("-STOP", 1, 2), ("-STOP", 15, 1), ("-KILL", 20, 1)]
-    {
-        let (_, pid) = *ranks(1.5).iter().find(|(rank, _)| *rank == victim).unwrap();
+    for (i, (step, victim)) in at.iter().enumerate() {
+        let (_, pid) = *ranks(deadline).iter().find(|(rank, _)| rank == victim).unwrap();
         let hit = |events| {
-            if events == step {
+            if events == *step {
                 signal(how, pid);
             }
         };
@@ -178,16 +187,33 @@ async fn a_rank_killed_or_stopped_at_any_step_changes_no_answer() {
         );
         assert_eq!([one.0, other.0], expected, "{how} at {step}");
         assert_eq!((one.1, other.1), (None, None));
+        at_least(worker.addr(), "keyway_worker_expert_group_restarts_total", i as f64 + 1.0).await;
         idle_again(&worker).await;
-        killed += 1.0;
-        metric_becomes(worker.addr(), "keyway_worker_expert_group_restarts_total", killed).await;
     }
-    assert!(metric(worker.addr(), "keyway_worker_expert_rank_failures_total{rank=\"1\"}").await >= 3.0);
-    let last = ranks(1.5);
-    assert_eq!(last.len(), 2, "stopped ranks are ended too");
+    let mut faults = [0.0; 3];
+    for (rank, faults) in faults.iter_mut().enumerate() {
+        let name = format!("keyway_worker_expert_rank_failures_total{{rank=\"{rank}\"}}");
+        *faults = metric(worker.addr(), &name).await;
+    }
+    let last = ranks(deadline);
+    assert_eq!(last.len(), 2, "ranks of earlier groups are ended");
     worker.shutdown().await;
     gone(&last).await;
     alone.shutdown().await;
+    faults
+}
+
+#[tokio::test]
+async fn a_rank_killed_at_any_step_changes_no_answer_and_is_named() {
+    let faults = disturb(66.0, "-KILL", &[(1, 1), (9, 2), (20, 1), (200, 2)]).await;
+    assert_eq!(faults, [0.0, 2.0, 2.0]);
+}
+
+#[tokio::test]
+async fn a_rank_that_stalls_changes_no_answer_and_is_named() {
+    let faults = disturb(1.5, "-STOP", &[(1, 2), (15, 1)]).await;
+    // On a busy machine another one may seem to stall as well.
+    assert!(faults[1] >= 1.0 && faults[2] >= 1.0, "{faults:?}");
 }
 
 #[tokio::test]
