@@ -128,7 +128,7 @@ impl LoadedModel {
     }
 
     /// [`LoadedModel::load_quantized`] with rank 0's share of the experts among `ranks` ranks, and all else. It needs
-    /// an [`ExpertGroup`] to compute.
+    /// an `ExpertGroup` to compute.
     ///
     /// # Panics
     /// If there is no rank, or more than the fabric takes.

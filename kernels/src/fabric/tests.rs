@@ -151,7 +151,7 @@ fn whoever_finds_a_rank_at_fault_tells_the_others() {
     }
     for (name, mut group) in groups(3, 16) {
         let (mut two, one, mut zero) = (group.pop().unwrap(), group.pop().unwrap(), group.pop().unwrap());
-        drop(two.fail(1, Phase::Dispatch, Cause::Protocol("nonsense")));
+        assert_eq!(two.fail(1, Phase::Dispatch, Cause::Protocol("nonsense")).rank, 1);
         drop(two);
         let error = zero.exchange(Phase::Dispatch, PATIENCE).unwrap_err();
         assert_eq!((error.rank, error.cause), (1, Cause::Reported), "{name}");

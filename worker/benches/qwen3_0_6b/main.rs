@@ -9,6 +9,8 @@
 //! Takes about 4 GiB of memory, and 1.2 GB of a temporary folder. A step's floor is the weights it reads over the
 //! bandwidth that a probe reaches just before it: each round probes, decodes and prefills in turn.
 
+#![allow(clippy::expect_used, reason = "a benchmark ends at whatever fails")]
+
 mod checkpoint;
 
 use std::error::Error;
