@@ -311,11 +311,15 @@ impl Arrivals {
             }
         }
         let count = self.layer.and_then(|layer| experts.shape(layer)).map_or(0, |(_, experts)| experts);
+        let layer_of_own = layer.unwrap_or_default();
         let message = |from: usize| Message::of(fabric.inbox(from));
         self.offsets.clear();
         self.offsets.resize(count + 1, 0);
         for from in 0..size {
             let own = own.filter(|_| from == rank);
+            let held =
+                |own: &super::Part| own.experts.iter().all(|(e, _)| experts.holds(layer_of_own, *e as usize));
+            assert!(own.is_none_or(held), "parallel: this rank does not hold what the placement says");
             for (expert, rows) in
                 message(from).groups().chain(own.into_iter().flat_map(|p| p.experts.clone()))
             {

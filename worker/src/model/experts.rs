@@ -27,6 +27,15 @@ pub(super) struct Bank {
     pub(super) networks: Vec<Option<Mlp>>,
 }
 
+impl Bank {
+    /// Lets go of all but what is `held`.
+    fn keep(&mut self, held: impl Fn(usize) -> bool) {
+        for (_, network) in self.networks.iter_mut().enumerate().filter(|(expert, _)| !held(*expert)) {
+            *network = None;
+        }
+    }
+}
+
 /// What a rank computes with while a layer runs.
 pub(super) struct Held<'a, F> {
     pub(super) compute: &'a Compute,

@@ -313,7 +313,9 @@ async fn ranks_end_with_their_worker_however_it_ends() {
         assert_eq!(pids.len(), 2);
         if success {
             // A service manager tells all of them at once.
-            pids.iter().for_each(|(_, pid)| signal(how, *pid));
+            for (_, pid) in &pids {
+                signal(how, *pid);
+            }
         }
         signal(how, child.id().unwrap());
         assert_eq!(child.wait().await.unwrap().success(), success);

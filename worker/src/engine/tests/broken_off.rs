@@ -88,7 +88,7 @@ fn whoever_is_in_flight_is_told_and_the_next_ones_get_what_they_always_get() {
                     match change {
                         CacheChange::Stored { .. } => assert!(state.insert(block), "stored twice"),
                         CacheChange::Removed { .. } => {
-                            assert!(state.remove(&block), "removed and not stored")
+                            assert!(state.remove(&block), "removed and not stored");
                         }
                     }
                 }

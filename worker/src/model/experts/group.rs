@@ -256,24 +256,37 @@ impl ExpertGroup {
     /// Gives the hottest experts further holders, where that pays.
     fn rebalance(&mut self, weights: &mut Weights) -> Result<(), GroupError> {
         self.counted = 0;
-        let (ranks, mut moved) = (self.options.ranks, false);
-        for (placement, loads) in self.placements.iter_mut().zip(&mut self.loads) {
+        let mut placements = self.placements.clone();
+        for (placement, loads) in placements.iter_mut().zip(&mut self.loads) {
             let Some(placement) = placement else { continue };
-            let room = loads.len().div_ceil(ranks) + self.options.redundant;
-            let better = Placement::balanced(loads, ranks, room);
+            let room = loads.len().div_ceil(self.options.ranks) + self.options.redundant;
+            let better = Placement::balanced(loads, self.options.ranks, room);
             if better.heaviest(loads) < placement.heaviest(loads) * WORTH_MOVING {
                 *placement = better;
-                moved = true;
             }
-            for load in loads.iter_mut() {
+            for load in loads {
                 *load /= 2;
             }
         }
-        if !moved {
+        if placements == self.placements {
             return Ok(());
         }
-        let held = self.load_own(weights);
-        held.map_err(|error| GroupError(format!("experts cannot be moved: {error}")))?;
+        // First what is new, then away with what is old: if that does not load, all stays as it is.
+        let loaded = self.load_own(weights, &placements);
+        if loaded.is_ok() {
+            self.placements = placements;
+        }
+        for (weights, placement) in weights.layers.iter_mut().zip(&self.placements) {
+            if let (FeedForwardWeights::Experts(experts), Some(placement)) =
+                (&mut weights.feed_forward, placement)
+            {
+                experts.experts.keep(|expert| placement.holds(0, expert));
+            }
+        }
+        if let Err(error) = loaded {
+            tracing::warn!("experts stay where they are: {error}");
+            return Ok(());
+        }
         self.metrics.placements.inc();
         tracing::info!("experts are placed anew by their load");
         match self.place() {
@@ -282,13 +295,13 @@ impl ExpertGroup {
         }
     }
 
-    /// Rank 0's own experts.
-    fn load_own(&self, weights: &mut Weights) -> Result<(), ModelError> {
-        for (layer, (weights, placement)) in weights.layers.iter_mut().zip(&self.placements).enumerate() {
+    /// Loads what rank 0 lacks for these placements.
+    fn load_own(&self, weights: &mut Weights, placements: &[Option<Placement>]) -> Result<(), ModelError> {
+        for (layer, (weights, placement)) in weights.layers.iter_mut().zip(placements).enumerate() {
             if let (FeedForwardWeights::Experts(experts), Some(placement)) =
                 (&mut weights.feed_forward, placement)
             {
-                self.store.update(layer, &mut experts.experts, |expert| placement.holds(0, expert))?;
+                self.store.load(layer, &mut experts.experts, |expert| placement.holds(0, expert))?;
             }
         }
         Ok(())

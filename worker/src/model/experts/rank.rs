@@ -81,7 +81,9 @@ impl ExpertRank {
         };
         for (layer, placement) in placements.iter().enumerate() {
             if let (Some(placement), Some(bank)) = (placement, &mut self.banks[layer]) {
-                self.store.update(layer, bank, |expert| placement.holds(fabric.rank(), expert))?;
+                let held = |expert| placement.holds(fabric.rank(), expert);
+                bank.keep(held);
+                self.store.load(layer, bank, held)?;
             }
         }
         Ok(fabric.exchange(Phase::Placement, EXPERT_LOAD_MAX)?)

@@ -55,18 +55,13 @@ impl Store {
         }
     }
 
-    /// Loads what `bank` lacks of `held` and lets go of everything else.
-    pub(in crate::model) fn update(
+    /// Loads what `bank` lacks of `held`.
+    pub(in crate::model) fn load(
         &self,
         layer: usize,
         bank: &mut Bank,
         held: impl Fn(usize) -> bool,
     ) -> Result<(), ModelError> {
-        for (expert, network) in bank.networks.iter_mut().enumerate() {
-            if !held(expert) {
-                *network = None;
-            }
-        }
         let lacking = |expert: usize| held(expert) && bank.networks[expert].is_none();
         if (0..bank.networks.len()).any(&lacking) {
             let loaded = loader::experts(&*self.source, &self.config, self.quantize, layer, &lacking)?;

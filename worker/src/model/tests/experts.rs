@@ -126,10 +126,8 @@ impl Supervisor for Threads {
         for (i, inner) in group.drain(1..).enumerate() {
             let (at, exchanges) = (self.leaves_at, Arc::clone(&self.exchanges));
             let source = self.source.clone();
-            let mut fabric: Box<dyn Fabric> = match i + 2 == self.ranks {
-                true => Box::new(Leaving { inner, at, exchanges }),
-                false => inner,
-            };
+            let mut fabric: Box<dyn Fabric> =
+                if i + 2 == self.ranks { Box::new(Leaving { inner, at, exchanges }) } else { inner };
             thread::spawn(move || {
                 // It ends with the group.
                 let compute = Compute::single();
