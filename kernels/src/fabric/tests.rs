@@ -180,6 +180,19 @@ fn an_alarm_ends_an_exchange_that_is_under_way() {
     assert_eq!((error.rank, error.cause), (2, Cause::Gone));
 }
 
+/// A process that gives up because of another one ends, which its own alarm tells: the other one is still at fault.
+#[test]
+#[cfg(target_os = "linux")]
+fn an_alarm_does_not_hide_who_is_at_fault() {
+    let file = Shm::create(3, 16).unwrap();
+    // Rank 0 stalls.
+    let mut one = Shm::attach(&file, 1).unwrap();
+    assert_eq!(one.exchange(Phase::Dispatch, SHORT).unwrap_err().rank, 0);
+    one.alarm().rank_is_gone(1);
+    let error = Shm::attach(&file, 2).unwrap().exchange(Phase::Dispatch, PATIENCE).unwrap_err();
+    assert_eq!((error.rank, error.cause), (0, Cause::Deadline(PATIENCE)));
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn what_is_no_groups_memory_is_refused() {

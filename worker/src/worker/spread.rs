@@ -17,6 +17,9 @@ mod linux {
     use crate::model::{ExpertGroup, GroupOptions, Supervisor};
     use crate::worker::{blocking, threads};
 
+    /// Words of a placement beside its masks, generously.
+    const PLACEMENT_HEAD: usize = 16;
+
     /// What the group is started with.
     pub(in crate::worker) struct Spread {
         ranks: Ranks,
@@ -53,7 +56,8 @@ mod linux {
                 all if options.expert_parallel.hosts.is_empty() => (all / size).max(1),
                 all => all,
             },
-            capacity: words.max(model.words_for(1)),
+            // One token, or the placement of all layers, must go into a message.
+            capacity: words.max(model.words_for(1)).max(PLACEMENT_HEAD + counts.iter().sum::<usize>()),
         };
         Ok(Some(Spread { ranks, experts }))
     }
