@@ -240,8 +240,13 @@ impl ExpertGroup {
         Ok(())
     }
 
-    /// Sends the placements and waits until every rank has loaded what it shall hold.
+    /// Has every rank of a new group load what it shall hold.
     fn place(&mut self) -> Result<(), FabricError> {
+        self.tell_placements(EXPERT_LOAD_MAX)?;
+        self.await_placements()
+    }
+
+    fn tell_placements(&mut self, deadline: Duration) -> Result<(), FabricError> {
         let Some(fabric) = &mut self.fabric else { return Ok(()) };
         let mut note = vec![Note::Place.word()];
         note.extend(self.store.fingerprint());
@@ -249,8 +254,15 @@ impl ExpertGroup {
             note.extend(placement.holders());
         }
         write_note(&mut **fabric, &note)?;
-        fabric.exchange(Phase::Dispatch, self.options.deadline.max(EXPERT_LOAD_MAX))?;
-        fabric.exchange(Phase::Placement, EXPERT_LOAD_MAX)
+        fabric.exchange(Phase::Dispatch, deadline)
+    }
+
+    /// Waits until every rank has loaded what it shall hold.
+    fn await_placements(&mut self) -> Result<(), FabricError> {
+        match &mut self.fabric {
+            Some(fabric) => fabric.exchange(Phase::Placement, EXPERT_LOAD_MAX),
+            None => Ok(()),
+        }
     }
 
     /// Gives the hottest experts further holders, where that pays.
@@ -271,10 +283,12 @@ impl ExpertGroup {
         if placements == self.placements {
             return Ok(());
         }
-        // First what is new, then away with what is old: if that does not load, all stays as it is.
-        let loaded = self.load_own(weights, &placements);
-        if loaded.is_ok() {
-            self.placements = placements;
+        let old = std::mem::replace(&mut self.placements, placements);
+        // The others load while rank 0 does, and wait for it as long as it takes.
+        let told = self.tell_placements(self.options.deadline);
+        let loaded = self.load_own(weights);
+        if loaded.is_err() {
+            self.placements = old;
         }
         for (weights, placement) in weights.layers.iter_mut().zip(&self.placements) {
             if let (FeedForwardWeights::Experts(experts), Some(placement)) =
@@ -285,19 +299,20 @@ impl ExpertGroup {
         }
         if let Err(error) = loaded {
             tracing::warn!("experts stay where they are: {error}");
-            return Ok(());
+            self.fabric = None;
+            return self.ensure();
         }
         self.metrics.placements.inc();
         tracing::info!("experts are placed anew by their load");
-        match self.place() {
+        match told.and_then(|()| self.await_placements()) {
             Ok(()) => Ok(()),
             Err(error) => self.fail(&error).and_then(|()| self.ensure()),
         }
     }
 
-    /// Loads what rank 0 lacks for these placements.
-    fn load_own(&self, weights: &mut Weights, placements: &[Option<Placement>]) -> Result<(), ModelError> {
-        for (layer, (weights, placement)) in weights.layers.iter_mut().zip(placements).enumerate() {
+    /// Loads what rank 0 lacks.
+    fn load_own(&self, weights: &mut Weights) -> Result<(), ModelError> {
+        for (layer, (weights, placement)) in weights.layers.iter_mut().zip(&self.placements).enumerate() {
             if let (FeedForwardWeights::Experts(experts), Some(placement)) =
                 (&mut weights.feed_forward, placement)
             {
