@@ -12,6 +12,7 @@ mod arena;
 pub mod compute;
 pub mod cuda;
 pub mod elementwise;
+pub mod fabric;
 mod grid;
 pub mod heads;
 pub mod isa;

@@ -1,13 +1,19 @@
 //! The parts of a mixture-of-experts layer around the experts' products: the router's choice (`moe/route.rs`),
-//! the grouping of tokens by expert, and the combination of the experts' outputs.
+//! the grouping of tokens by expert, and the combination of the experts' outputs. Where experts are spread over ranks:
+//! who holds which (`moe/placement.rs`), what goes where (`moe/plan.rs`), and the layer itself (`moe/parallel.rs`).
 
 use crate::compute::Compute;
 use crate::grid::Grid;
 use crate::isa::Body;
 use crate::simd::Simd;
 
+pub mod parallel;
+mod placement;
+mod plan;
 mod route;
 
+pub use placement::Placement;
+pub use plan::{Part, Plan};
 pub use route::{GroupScore, Groups, Routing, Scoring, route, route_oracle};
 
 /// What combining one element of one slot takes one thread, in nanoseconds: decides who computes, nothing else.
@@ -107,10 +113,67 @@ impl Body for Combine<'_> {
         for (out, (places, weights)) in self.out.chunks_exact_mut(self.width).zip(slots) {
             out.fill(0.0);
             for (place, weight) in places.iter().zip(weights) {
-                let row = &self.rows[*place as usize * self.width..][..self.width];
-                for (out, value) in out.iter_mut().zip(row) {
-                    *out = weight.mul_add(*value, *out);
-                }
+                add(out, *weight, &self.rows[*place as usize * self.width..][..self.width]);
+            }
+        }
+    }
+}
+
+/// `out += weight * row`, each element rounded once.
+#[inline(always)]
+fn add(out: &mut [f32], weight: f32, row: &[f32]) {
+    for (out, value) in out.iter_mut().zip(row) {
+        *out = weight.mul_add(*value, *out);
+    }
+}
+
+/// [`combine`] of rows that lie in several places: `terms` `[slots]` are a part and a row in it, `parts` each
+/// `[rows, width]`. The same sums, and so the same bits.
+///
+/// # Panics
+/// If shapes disagree.
+pub fn combine_parts(
+    compute: &Compute,
+    parts: &[&[f32]],
+    terms: &[(u32, u32)],
+    weights: &[f32],
+    top: usize,
+    out: &mut [f32],
+) {
+    assert!(terms.len() == weights.len() && terms.len().is_multiple_of(top), "combine: shapes disagree");
+    let width = (out.len() * top).checked_div(terms.len()).unwrap_or(0);
+    assert!(out.len() * top == terms.len() * width, "combine: shapes disagree");
+    if width == 0 {
+        return;
+    }
+    let tile_rows = compute.tile_rows(out.len() / width, NS_PER_TERM * (top * width) as f64);
+    compute.tiles(Grid::new(out, width, tile_rows, width), |mut tile| {
+        let slots = tile.rows().start * top..tile.rows().end * top;
+        let (terms, weights) = (&terms[slots.clone()], &weights[slots]);
+        compute.isa().run(CombineParts { parts, terms, weights, top, width, out: tile.whole_rows() });
+    });
+}
+
+struct CombineParts<'a> {
+    parts: &'a [&'a [f32]],
+    terms: &'a [(u32, u32)],
+    weights: &'a [f32],
+    top: usize,
+    width: usize,
+    out: &'a mut [f32],
+}
+
+impl Body for CombineParts<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let slots = self.terms.chunks_exact(self.top).zip(self.weights.chunks_exact(self.top));
+        for (out, (terms, weights)) in self.out.chunks_exact_mut(self.width).zip(slots) {
+            out.fill(0.0);
+            for ((part, row), weight) in terms.iter().zip(weights) {
+                let rows = self.parts[*part as usize];
+                add(out, *weight, &rows[*row as usize * self.width..][..self.width]);
             }
         }
     }

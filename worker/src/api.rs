@@ -150,6 +150,7 @@ fn get(app: &App, path: &str) -> Result<Response, ApiError> {
             response.headers_mut().insert(header::CONTENT_TYPE, text);
             response
         }
+        _ if app.engine.is_alive() && !app.metrics.ranks_are_up() => return Err(ApiError::ranks_missing()),
         _ if app.engine.is_alive() => json_response(&json!({"status": "ok"})),
         _ => return Err(ApiError::engine_stopped()),
     })

@@ -1,6 +1,8 @@
 //! The seam between the engine and the arithmetic: one call runs one step of a batch over a paged KV cache.
 //! The scheduler never sees a tensor, the backend never sees a request.
 
+use std::time::Duration;
+
 /// Layers whose KV is kept for the same positions share block tables: a cache group. What a group keeps decides
 /// when its blocks may be given back and how much of a prefix must be cached to go on from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,6 +37,11 @@ pub struct Chunk<'a> {
     pub wants_logits: bool,
 }
 
+/// Why a step was not carried out, for those who wait for it. What it would have written to the KV cache is not there.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct StepError(pub String);
+
 /// Runs a model. A token's logits depend only on the tokens before it, bit for bit: never on the batch, the
 /// chunking, the block numbers, or whether the KV of earlier positions came from this request or another.
 pub trait Backend: Send {
@@ -53,7 +60,19 @@ pub trait Backend: Send {
 
     /// Writes the KV of every chunk's tokens and appends to `logits` (cleared first) one row of
     /// `vocab_size` per chunk that wants it, in the chunks' order.
-    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>);
+    ///
+    /// # Errors
+    /// If a part of the backend outside of this process failed for longer than it is worth waiting. A later step may
+    /// succeed.
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError>;
+
+    /// How often [`Backend::keep_alive`] wants to be called while nothing is to be computed; `None`: never.
+    fn keep_alive_every(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Tells whatever the backend has outside of this process that it is still needed.
+    fn keep_alive(&mut self) {}
 
     /// The final hidden states, behind the last normalisation, from which the last step's logits were made: a row of
     /// equal width for each row of logits. `None` where a backend does not keep them.

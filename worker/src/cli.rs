@@ -1,16 +1,20 @@
 //! The command line of `keyway-worker`. Options only; what they mean is `worker.rs`'s business.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use keyway_wire::kv_event::WireFormat;
 
 use crate::answer_format::{CallFormat, ReasoningFormat};
+use crate::expert_parallel::{ExpertParallelOptions, RankGroup, RankOptions};
 use crate::kv_events::{KvEventOptions, ZmqAddr};
 use crate::memory::ByteSize;
 use crate::model::{ModelSource, Quantize};
-use crate::worker::WorkerOptions;
+use crate::worker::{self, WorkerOptions};
 
 /// An OpenAI-compatible inference worker with a paged KV cache and automatic prefix caching.
 ///
@@ -33,6 +37,36 @@ enum Command {
         /// The shell.
         shell: Shell,
     },
+    /// Hold a part of a model's experts for a worker: started by itself, or with its --expert-parallel-hosts by you.
+    ExpertRank(RankArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct RankArgs {
+    /// Its number in the group.
+    #[arg(long)]
+    rank: usize,
+    /// The group's memory.
+    #[arg(long, conflicts_with = "hosts", required_unless_present = "hosts")]
+    memory: Option<PathBuf>,
+    /// Addresses of all ranks, the worker's first: this one listens at its own.
+    #[arg(long, value_name = "ADDR,…", value_delimiter = ',')]
+    hosts: Vec<SocketAddr>,
+    /// As the worker's.
+    #[arg(long)]
+    model: ModelSource,
+    /// As the worker's.
+    #[arg(long, value_enum, default_value_t = Bits::None)]
+    quantize: Bits,
+    /// Threads that compute [default: one for each core].
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Seconds that another rank may take for its part of an exchange.
+    #[arg(long, default_value = "10", value_parser = seconds)]
+    deadline: Duration,
+    /// Format of the log on stderr.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "KEYWAY_WORKER_LOG_FORMAT")]
+    log_format: LogFormat,
 }
 
 #[derive(Debug, clap::Args)]
@@ -121,6 +155,32 @@ struct Options {
     #[arg(long, value_enum, default_value_t = EventFormat::Map, env = "KEYWAY_WORKER_KV_EVENTS_FORMAT")]
     kv_events_format: EventFormat,
 
+    /// Spread a mixture of experts over this many processes of this machine, each with its part of the weights, say one
+    /// for each NUMA node or half of the cores. Answers have the same bits for every number.
+    #[arg(long, value_name = "N", default_value_t = 1, env = "KEYWAY_WORKER_EXPERT_PARALLEL_SIZE")]
+    expert_parallel_size: usize,
+
+    /// Instead of processes of this machine: the addresses at which all ranks find each other, this worker's first.
+    /// Start `keyway-worker expert-rank --rank N --hosts …` with the same addresses, model and --quantize for each
+    /// further one. Unencrypted: keep it on a network of your own.
+    #[arg(long, value_name = "ADDR,…", value_delimiter = ',', conflicts_with = "expert_parallel_size")]
+    #[arg(env = "KEYWAY_WORKER_EXPERT_PARALLEL_HOSTS")]
+    expert_parallel_hosts: Vec<SocketAddr>,
+
+    /// Seconds after which an expert-parallel process that does not answer is taken for dead.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    #[arg(env = "KEYWAY_WORKER_EXPERT_PARALLEL_DEADLINE")]
+    expert_parallel_deadline: Duration,
+
+    /// How often a step is run again, by processes started again, before the requests in it fail.
+    #[arg(long, value_name = "N", default_value_t = 2, env = "KEYWAY_WORKER_EXPERT_PARALLEL_RETRIES")]
+    expert_parallel_retries: usize,
+
+    /// Experts that each process holds beyond its share: second copies of those that serve the most tokens, chosen
+    /// from the load as it is; 0 moves nothing.
+    #[arg(long, value_name = "N", default_value_t = 0, env = "KEYWAY_WORKER_REDUNDANT_EXPERTS")]
+    redundant_experts: usize,
+
     /// Format of the log on stderr; RUST_LOG sets its level.
     #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "KEYWAY_WORKER_LOG_FORMAT")]
     log_format: LogFormat,
@@ -168,13 +228,39 @@ pub enum Task {
     Serve(Box<WorkerOptions>, LogFormat),
     /// Print a shell's completion script.
     Completions(Shell),
+    /// Be a rank of an expert-parallel group.
+    ExpertRank(Box<RankOptions>, LogFormat),
+}
+
+/// A number of seconds.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
+}
+
+impl Bits {
+    fn quantize(self) -> Quantize {
+        match self {
+            Self::None => Quantize::None,
+            Self::Int8 => Quantize::Int8,
+            Self::Int4 => Quantize::Int4,
+        }
+    }
 }
 
 impl Cli {
     /// Checks what clap cannot. The error is one line for the user.
     pub fn into_task(self) -> Result<Task, String> {
-        if let Some(Command::Completions { shell }) = self.command {
-            return Ok(Task::Completions(shell));
+        match self.command {
+            None => {}
+            Some(Command::Completions { shell }) => return Ok(Task::Completions(shell)),
+            Some(Command::ExpertRank(rank)) => {
+                let RankArgs { rank, memory, hosts, model, quantize, threads, deadline, log_format } = rank;
+                let (quantize, threads) = (quantize.quantize(), worker::threads(threads).get());
+                let group = memory.map_or(RankGroup::Hosts(hosts), RankGroup::Memory);
+                let options = RankOptions { rank, group, model, quantize, threads, deadline };
+                return Ok(Task::ExpertRank(Box::new(options), log_format));
+            }
         }
         let options = self.options;
         if options.device == Device::Cuda {
@@ -183,11 +269,7 @@ impl Cli {
         let mut names = options.served_model_name.into_iter().filter(|name| !name.is_empty());
         let worker = WorkerOptions {
             model: options.model,
-            quantize: match options.quantize {
-                Bits::None => Quantize::None,
-                Bits::Int8 => Quantize::Int8,
-                Bits::Int4 => Quantize::Int4,
-            },
+            quantize: options.quantize.quantize(),
             served_model_name: names.next(),
             served_model_aliases: names.collect(),
             reasoning_format: options.reasoning_parser,
@@ -210,9 +292,29 @@ impl Cli {
                     EventFormat::Array => WireFormat::VllmArray,
                 },
             }),
+            expert_parallel: ExpertParallelOptions {
+                size: match options.expert_parallel_hosts.len() {
+                    0 => options.expert_parallel_size,
+                    hosts => hosts,
+                },
+                hosts: options.expert_parallel_hosts,
+                deadline: options.expert_parallel_deadline,
+                retries: options.expert_parallel_retries,
+                redundant_experts: options.redundant_experts,
+                rank_command: rank_command(options.log_format),
+            },
         };
         Ok(Task::Serve(Box::new(worker), options.log_format))
     }
+}
+
+/// What starts a rank that logs as this process does.
+fn rank_command(format: LogFormat) -> Vec<OsString> {
+    let mut command = ExpertParallelOptions::default().rank_command;
+    if format == LogFormat::Json {
+        command.extend(["--log-format".into(), "json".into()]);
+    }
+    command
 }
 
 #[cfg(test)]

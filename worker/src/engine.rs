@@ -10,13 +10,13 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, StepError};
 use crate::block_manager::{BlockManager, CacheChange, GroupRules};
 use crate::kv_events::Recorder;
 use crate::limits::LIVE_SEQUENCES_MAX;
@@ -169,9 +169,9 @@ impl Engine {
         loop {
             if self.scheduler.is_idle() {
                 debug_assert_eq!(self.scheduler.check(), Ok(()));
-                match inbox.recv() {
-                    Ok(message) => self.receive(message),
-                    Err(_) => return,
+                match self.wait(inbox) {
+                    Some(message) => self.receive(message),
+                    None => return,
                 }
             }
             while let Ok(message) = inbox.try_recv() {
@@ -179,6 +179,18 @@ impl Engine {
             }
             if !self.scheduler.is_idle() {
                 self.step();
+            }
+        }
+    }
+
+    /// The next message; `None` once nobody can send one. Meanwhile the backend's other parts are kept alive.
+    fn wait(&mut self, inbox: &Receiver<Message>) -> Option<Message> {
+        let Some(every) = self.backend.keep_alive_every() else { return inbox.recv().ok() };
+        loop {
+            match inbox.recv_timeout(every) {
+                Ok(message) => return Some(message),
+                Err(RecvTimeoutError::Timeout) => self.backend.keep_alive(),
+                Err(RecvTimeoutError::Disconnected) => return None,
             }
         }
     }
@@ -214,15 +226,19 @@ impl Engine {
     }
 
     fn carry_out(&mut self) {
-        self.run_backend();
+        if let Err(StepError(reason)) = self.run_backend() {
+            tracing::error!("a step failed: {reason}");
+            self.scheduler.fail_all(&reason);
+            return;
+        }
         self.scheduler.commit();
         self.sample();
         self.scheduler.remove_finished();
     }
 
-    fn run_backend(&mut self) {
+    fn run_backend(&mut self) -> Result<(), StepError> {
         let tables = self.scheduler.tables();
-        self.backend.step(&self.scheduler.chunks(&tables), &mut self.logits);
+        self.backend.step(&self.scheduler.chunks(&tables), &mut self.logits)
     }
 
     /// Scores prompts, and extends every sequence whose tokens are all computed.

@@ -19,6 +19,7 @@ pub mod bench;
 mod block_manager;
 pub mod cli;
 mod engine;
+mod expert_parallel;
 mod generation_config;
 mod grammar;
 mod kv_events;
@@ -39,6 +40,9 @@ mod worker;
 
 pub use answer_format::{CallFormat, ReasoningFormat};
 pub use block_manager::CacheChange;
+#[cfg(target_os = "linux")]
+pub use expert_parallel::run_rank;
+pub use expert_parallel::{ExpertParallelOptions, RankGroup, RankOptions};
 pub use keyway_wire::kv_event::WireFormat;
 pub use kv_events::{BadZmqAddr, KvEventOptions, ZmqAddr};
 pub use memory::{BadByteSize, ByteSize};

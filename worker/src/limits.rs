@@ -91,5 +91,18 @@ pub(crate) const fn kv_events_pending_max(num_blocks: usize) -> usize {
 /// Time between two lines about loading: a small checkpoint prints none, a large one a few.
 pub(crate) const LOAD_PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
+/// How long the ranks of an expert-parallel group may take to load their experts: 60 GB from a disk of 100 MB/s.
+pub(crate) const EXPERT_LOAD_MAX: Duration = Duration::from_secs(600);
+
+/// How long a rank waits for all others to join their group: a process of another machine to be started again.
+pub(crate) const EXPERT_JOIN_MAX: Duration = Duration::from_secs(30);
+
+/// Shortest deadline of an exchange between expert-parallel ranks: below it a busy machine's scheduling would show.
+pub(crate) const EXPERT_DEADLINE_MIN: Duration = Duration::from_millis(100);
+
+/// Bytes of one message between expert-parallel ranks: what 1024 tokens of 8 experts and a width of 2048 send back. It
+/// takes memory as it is used; more tokens go in several exchanges.
+pub(crate) const EXPERT_MESSAGE_BYTES_MAX: usize = 64 << 20;
+
 /// Seconds a client is told to wait when the queue is full.
 pub(crate) const RETRY_AFTER_S: u64 = 1;

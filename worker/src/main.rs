@@ -28,6 +28,13 @@ fn run(cli: Cli) -> Result<(), String> {
             clap_complete::generate(shell, &mut Cli::command(), "keyway-worker", &mut std::io::stdout());
             Ok(())
         }
+        #[cfg(target_os = "linux")]
+        Task::ExpertRank(options, log_format) => {
+            start_log(log_format);
+            keyway_worker::run_rank(&options)
+        }
+        #[cfg(not(target_os = "linux"))]
+        Task::ExpertRank(..) => Err("expert-parallel processes need Linux".to_owned()),
         Task::Serve(options, log_format) => {
             start_log(log_format);
             let runtime = tokio::runtime::Builder::new_multi_thread()

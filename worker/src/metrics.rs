@@ -1,8 +1,12 @@
 //! Every series of the worker, declared once. One registry per worker, because a process may embed several. What is also
 //! exposed under vLLM's names is in `metrics/vllm.rs`.
 
+mod experts;
 mod vllm;
 
+use std::sync::{Arc, OnceLock};
+
+pub(crate) use experts::ExpertMetrics;
 use prometheus::{
     Encoder as _, Error, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec, Opts, Registry, TextEncoder,
@@ -59,6 +63,8 @@ pub(crate) struct Metrics {
     pub(crate) inter_token_latency: Histogram,
     steps: HistogramVec,
     requests: IntCounterVec,
+    /// Set where experts are spread over ranks.
+    experts: OnceLock<Arc<ExpertMetrics>>,
 }
 
 /// What does not change while the worker runs.
@@ -116,9 +122,21 @@ impl Metrics {
             inter_token_latency: between.with_label_values(none),
             steps,
             requests,
+            experts: OnceLock::new(),
             registry,
             model: info.model.to_owned(),
         })
+    }
+
+    /// Declares the series of an expert-parallel group.
+    pub(crate) fn with_experts(&self, ranks: usize, experts: usize) -> Result<Arc<ExpertMetrics>, Error> {
+        let declared = Arc::new(self.declare_experts(ranks, experts)?);
+        Ok(Arc::clone(self.experts.get_or_init(|| declared)))
+    }
+
+    /// Whether all ranks are there that this worker needs.
+    pub(crate) fn ranks_are_up(&self) -> bool {
+        self.experts.get().is_none_or(|experts| experts.up.get() == 1)
     }
 
     pub(crate) fn step_seconds(&self, phase: Phase) -> Histogram {

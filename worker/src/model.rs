@@ -12,6 +12,7 @@ mod config;
 mod cpu;
 mod decoder;
 mod error;
+mod experts;
 mod families;
 mod feed_forward;
 mod loader;
@@ -35,8 +36,10 @@ use self::checkpoint::Checkpoint;
 use self::config::Config;
 pub use self::cpu::CpuBackend;
 pub use self::error::ModelError;
+pub(crate) use self::experts::{ExpertGroup, ExpertRank, GroupOptions, RankError, Supervisor};
 pub use self::quantize::Quantize;
 use self::random::Random;
+use self::tensor::TensorSource;
 use self::weights::Weights;
 use crate::backend::CacheGroup;
 
@@ -121,23 +124,32 @@ impl LoadedModel {
 
     /// [`LoadedModel::load`], with matrices quantised as [`Quantize`] says.
     pub fn load_quantized(source: &ModelSource, quantize: Quantize) -> Result<Self, ModelError> {
-        match source {
-            ModelSource::Builtin => {
-                let config = builtin::config()?;
-                let (weights, id) = Weights::load(&builtin::checkpoint()?, &config, quantize)?;
-                Ok(Self::new("keyway-builtin".into(), config, weights, quantize, &id))
-            }
-            ModelSource::Random => {
-                let config = random::config();
-                let (weights, id) = Weights::load(&Random, &config, quantize)?;
-                Ok(Self::new("keyway-random".into(), config, weights, quantize, &id))
-            }
-            ModelSource::Dir(dir) => {
-                let config = Config::read(dir)?;
-                let (weights, id) = Weights::load(&Checkpoint::open(dir)?, &config, quantize)?;
-                Ok(Self::new(directory_name(dir), config, weights, quantize, &id))
-            }
-        }
+        Self::load_share(source, quantize, 1)
+    }
+
+    /// [`LoadedModel::load_quantized`] with rank 0's share of the experts among `ranks` ranks, and all else. It needs
+    /// an `ExpertGroup` to compute.
+    ///
+    /// # Panics
+    /// If there is no rank, or more than the fabric takes.
+    pub fn load_share(source: &ModelSource, quantize: Quantize, ranks: usize) -> Result<Self, ModelError> {
+        let (name, config, tensors) = open(source)?;
+        let placements = experts::even(&config, ranks);
+        let held = |layer: usize, expert: usize| {
+            placements[layer].as_ref().is_none_or(|placement| placement.holds(0, expert))
+        };
+        let (weights, id) = Weights::load(&*tensors, &config, quantize, &held)?;
+        Ok(Self::new(name, config, weights, quantize, &id))
+    }
+
+    /// By layer, how many experts it has; 0 without.
+    pub fn experts(&self) -> Vec<usize> {
+        experts::counts(&self.config)
+    }
+
+    /// Words of a message between ranks that takes `tokens` tokens of any layer at once.
+    pub fn words_for(&self, tokens: usize) -> usize {
+        experts::words_for(&self.config, tokens)
     }
 
     fn new(name: String, config: Config, weights: Weights, quantize: Quantize, weights_id: &str) -> Self {
@@ -159,6 +171,17 @@ impl LoadedModel {
     pub fn into_backend(self, kv: KvLayout) -> Result<CpuBackend, ModelError> {
         CpuBackend::new(self.config, self.weights, kv)
     }
+}
+
+/// A model's name, shape and tensors.
+fn open(source: &ModelSource) -> Result<(String, Config, Box<dyn TensorSource + Send>), ModelError> {
+    Ok(match source {
+        ModelSource::Builtin => {
+            ("keyway-builtin".into(), builtin::config()?, Box::new(builtin::checkpoint()?))
+        }
+        ModelSource::Random => ("keyway-random".into(), random::config(), Box::new(Random)),
+        ModelSource::Dir(dir) => (directory_name(dir), Config::read(dir)?, Box::new(Checkpoint::open(dir)?)),
+    })
 }
 
 /// The last component of `dir`, also where `dir` is written as `.` or `..`.

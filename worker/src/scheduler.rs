@@ -187,6 +187,16 @@ impl Scheduler {
         self.remove_running(|s| s.finish.is_some());
     }
 
+    /// Ends everybody, with the reason why the planned step was not carried out. What it was to compute is promised to
+    /// be there and is not, so everything cached is forgotten.
+    pub(crate) fn fail_all(&mut self, reason: &str) {
+        for sequence in self.running.drain(..).chain(std::mem::take(&mut self.waiting).into_values()) {
+            sequence.break_off(reason.to_owned());
+        }
+        self.plan = Plan::default();
+        self.blocks.clear();
+    }
+
     fn remove_running(&mut self, leaves: impl Fn(&Sequence) -> bool) {
         let blocks = &mut self.blocks;
         self.running.retain_mut(|sequence| {

@@ -93,6 +93,8 @@ pub(crate) enum Event {
     Token(TokenEvent),
     /// The answer's form cannot be kept, for this reason. The last event.
     Failed(String),
+    /// The backend failed, for this reason: another worker may go on. The last event.
+    BrokenOff(String),
 }
 
 /// What a request asked of its prompt.
@@ -300,6 +302,11 @@ impl Sequence {
     pub(crate) fn fail(&mut self, reason: String) {
         self.finish = Some(FinishReason::Stop);
         self.tell(Event::Failed(reason));
+    }
+
+    /// Ends because the backend failed.
+    pub(crate) fn break_off(self, reason: String) {
+        self.tell(Event::BrokenOff(reason));
     }
 
     fn tell(&self, event: Event) {

@@ -1,5 +1,7 @@
 //! A whole worker from its options: model, engine, server. Used by the command and by whoever embeds one.
 
+mod spread;
+
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -7,6 +9,7 @@ use std::thread::available_parallelism;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use keyway_kernels::compute::Compute;
+use keyway_kernels::fabric::RANKS_MAX;
 use keyway_text::{TextError, TextModel};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -16,10 +19,11 @@ use crate::api::{App, ServedModel};
 use crate::backend::Backend;
 use crate::block_manager::{CacheChange, GroupRules};
 use crate::engine::{self, EngineHandle, EngineOptions};
+use crate::expert_parallel::ExpertParallelOptions;
 use crate::generation_config::GenerationConfig;
 use crate::grammar::GrammarCompiler;
 use crate::kv_events::{self, BoundAddrs, KvEventOptions, Layout, Publisher, Recorder};
-use crate::limits::KV_BYTES_DEFAULT;
+use crate::limits::{EXPERT_DEADLINE_MIN as DEADLINE_MIN, KV_BYTES_DEFAULT};
 use crate::memory;
 use crate::metrics::{Metrics, StaticInfo};
 use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource, Quantize, builtin};
@@ -61,6 +65,8 @@ pub struct WorkerOptions {
     pub threads: Option<usize>,
     /// Where the state of the prefix cache is published; nowhere if absent.
     pub kv_events: Option<KvEventOptions>,
+    /// How the model's experts are spread over processes.
+    pub expert_parallel: ExpertParallelOptions,
 }
 
 impl Default for WorkerOptions {
@@ -82,6 +88,7 @@ impl Default for WorkerOptions {
             max_running: 64,
             threads: None,
             kv_events: None,
+            expert_parallel: ExpertParallelOptions::default(),
         }
     }
 }
@@ -150,11 +157,12 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let kv_events = publisher.as_ref().map(Publisher::addrs);
 
     let source = options.model.clone();
-    let quantize = options.quantize;
-    let Loaded { model, text, defaults } = blocking(move || load(&source, quantize)).await??;
+    let (quantize, ranks) = (options.quantize, options.expert_parallel.size);
+    let Loaded { model, text, defaults } = blocking(move || load(&source, quantize, ranks)).await??;
     let info = model.info.clone();
     let (kv, max_model_len) = kv_layout(&options, &info)?;
     let compute = Compute::new(threads(options.threads));
+    let spread = spread::plan(&options, &model)?;
     let backend = blocking(move || model.into_backend(kv)).await??.with_compute(compute);
 
     let model_name = options.served_model_name.unwrap_or_else(|| info.name.clone());
@@ -165,6 +173,10 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
         num_blocks: kv.num_blocks,
     });
     let metrics = Arc::new(metrics.map_err(|e| StartError::Engine(e.to_string()))?);
+    let backend = match spread {
+        None => backend,
+        Some(spread) => spread::start(spread, backend, &metrics).await?,
+    };
     let eos_token_ids = eos_token_ids(&info, &text);
     let engine_options = EngineOptions {
         limits: StepLimits {
@@ -275,6 +287,7 @@ fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
         ("number of running sequences", options.max_running),
         ("number of threads", options.threads.unwrap_or(1)),
         ("KV cache's memory", options.kv_cache_memory.unwrap_or(1)),
+        ("expert-parallel size", options.expert_parallel.size),
     ];
     if let Some((what, _)) = positive.iter().find(|(_, value)| *value == 0) {
         return Err(StartError::Options(format!("the {what} must be at least 1")));
@@ -283,6 +296,15 @@ fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
         && !(f64::MIN_POSITIVE..=1.0).contains(&share)
     {
         return Err(StartError::Options(format!("memory-utilization {share} must be above 0 and at most 1")));
+    }
+    if options.expert_parallel.size > RANKS_MAX {
+        let size = options.expert_parallel.size;
+        return Err(StartError::Options(format!("expert-parallel-size {size} must be at most {RANKS_MAX}")));
+    }
+    if options.expert_parallel.deadline < DEADLINE_MIN {
+        return Err(StartError::Options(format!(
+            "expert-parallel-deadline must be at least {DEADLINE_MIN:?}"
+        )));
     }
     if options.max_batched_tokens < options.max_running {
         return Err(StartError::Options(format!(
@@ -298,8 +320,8 @@ pub fn builtin_text() -> Result<TextModel, TextError> {
     TextModel::from_json(builtin::TOKENIZER, builtin::TOKENIZER_CONFIG)
 }
 
-fn load(source: &ModelSource, quantize: Quantize) -> Result<Loaded, StartError> {
-    let model = LoadedModel::load_quantized(source, quantize)?;
+fn load(source: &ModelSource, quantize: Quantize, ranks: usize) -> Result<Loaded, StartError> {
+    let model = LoadedModel::load_share(source, quantize, ranks)?;
     let (text, defaults) = match source {
         ModelSource::Builtin => (
             builtin_text()?,
@@ -368,7 +390,7 @@ fn kv_bytes(options: &WorkerOptions) -> Result<usize, StartError> {
 }
 
 /// As many as asked for, or as there are cores; one if nobody knows.
-fn threads(asked: Option<usize>) -> NonZeroUsize {
+pub(crate) fn threads(asked: Option<usize>) -> NonZeroUsize {
     asked.and_then(NonZeroUsize::new).or_else(|| available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
 }
 

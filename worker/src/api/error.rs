@@ -148,6 +148,21 @@ impl ApiError {
         }
     }
 
+    /// A part of the engine outside of this process failed.
+    pub(crate) fn broken_off(reason: &str) -> Self {
+        let message = format!("The generation broke off: {reason}. Please try again, or on another worker.");
+        Self {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            body: ErrorBody::new("server_error", "engine_unavailable", message),
+            outcome: Outcome::Error,
+        }
+    }
+
+    /// Not all expert-parallel ranks are there.
+    pub(crate) fn ranks_missing() -> Self {
+        Self::broken_off("the expert-parallel ranks are being started again")
+    }
+
     /// Something broke that no client can help. The reason goes to the log, not to the client.
     pub(crate) fn internal(reason: impl std::fmt::Display) -> Self {
         tracing::error!(%reason, "a request failed");

@@ -58,6 +58,7 @@ impl Running {
                 shown
             }
             Event::Failed(reason) => return Poll::Ready(Err(ApiError::form_failed(&reason))),
+            Event::BrokenOff(reason) => return Poll::Ready(Err(ApiError::broken_off(&reason))),
             Event::Prompt(outcome) => {
                 self.cached_tokens = outcome.cached_tokens;
                 if self.untold.echo {

@@ -43,6 +43,8 @@ pub(crate) struct EventStream {
 enum State {
     Running,
     Done,
+    /// The error's event is given away, not yet sent.
+    Failing,
     Failed,
 }
 
@@ -137,6 +139,12 @@ impl http_body::Body for EventStream {
         match this.state {
             State::Running => {}
             State::Done => return Poll::Ready(None),
+            State::Failing => {
+                // A body that breaks at once takes with it what the connection has not written: let it write.
+                this.state = State::Failed;
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             State::Failed => return Poll::Ready(Some(Err(StreamFailed))),
         }
         let mut out = Vec::new();
@@ -147,7 +155,7 @@ impl http_body::Body for EventStream {
                 out.extend_from_slice(error.to_event().as_bytes());
                 this.guard.set(Outcome::Error);
                 this.choices.clear();
-                this.state = State::Failed;
+                this.state = State::Failing;
             }
         }
         if out.is_empty() { Poll::Pending } else { Poll::Ready(Some(Ok(Frame::data(out.into())))) }

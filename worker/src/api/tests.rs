@@ -6,7 +6,7 @@ use http_body_util::{BodyExt as _, Full};
 use serde_json::json;
 
 use super::*;
-use crate::backend::{Backend, CacheGroup, Chunk};
+use crate::backend::{Backend, CacheGroup, Chunk, StepError};
 use crate::engine::{EngineOptions, spawn};
 use crate::metrics::StaticInfo;
 use crate::scheduler::StepLimits;
@@ -33,13 +33,14 @@ impl Backend for Failing {
         &[CacheGroup::Full]
     }
 
-    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) {
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
         assert!(self.steps_left > 0, "broken on purpose");
         self.steps_left -= 1;
         logits.clear();
         for _ in chunks {
             logits.extend((0..320).map(|id| if id == u32::from(b'a') { 1.0 } else { 0.0 }));
         }
+        Ok(())
     }
 }
 

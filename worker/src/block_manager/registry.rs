@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use super::{BlockId, BlockManager, BlockTable, CacheChange, PrefixHash, Registration, Role};
+use super::{
+    Block, BlockId, BlockManager, BlockTable, CacheChange, FreeList, PrefixHash, Registration, Role,
+};
 use crate::backend::NO_BLOCK;
 
 impl BlockManager {
@@ -176,6 +178,23 @@ impl BlockManager {
         self.changes.get_or_insert_default();
     }
 
+    /// Forgets everything, also what is held or promised: no table made before may be used any more.
+    pub(crate) fn clear(&mut self) {
+        if self.changes.is_some() {
+            // Children before parents, what is attached before its anchor.
+            let removed = self.resident().into_iter().rev().map(|stored| {
+                let (group, hash) = stored.block();
+                CacheChange::Removed { group, hash }
+            });
+            let removed: Vec<CacheChange> = removed.collect();
+            self.changes.iter_mut().for_each(|changes| changes.extend(removed.iter().cloned()));
+        }
+        self.blocks.fill(Block::default());
+        self.attached.fill(NO_BLOCK);
+        self.free = FreeList::full(self.blocks.len());
+        self.index.clear();
+    }
+
     /// What changed since the last call, in order.
     pub(crate) fn take_changes(&mut self) -> Vec<CacheChange> {
         self.changes.as_mut().map(std::mem::take).unwrap_or_default()
@@ -208,6 +227,9 @@ impl BlockManager {
             Role::Anchor(_) => (0, block),
             Role::Attached { anchor, group } => (group, anchor),
         };
+        if !self.blocks[block as usize].computed {
+            return None;
+        }
         let registration = self.registration(anchor)?;
         Some(CacheChange::Stored {
             group,

@@ -1,5 +1,6 @@
 //! The engine over a backend that remembers: what it is fed, and with whom, must not change what it says.
 
+mod broken_off;
 mod kv_events;
 mod position;
 mod remembering;
@@ -94,7 +95,7 @@ fn finish_all(engine: &mut Engine, generations: Vec<Generation>) -> Vec<Vec<Even
 fn token(event: Event) -> Option<TokenEvent> {
     match event {
         Event::Token(event) => Some(event),
-        Event::Prompt(_) | Event::Failed(_) => None,
+        Event::Prompt(_) | Event::Failed(_) | Event::BrokenOff(_) => None,
     }
 }
 
@@ -294,7 +295,7 @@ fn an_engine_that_fails_closes_every_stream_and_says_so() {
         fn cache_groups(&self) -> &[CacheGroup] {
             &[CacheGroup::Full]
         }
-        fn step(&mut self, _: &[Chunk<'_>], _: &mut Vec<f32>) {
+        fn step(&mut self, _: &[Chunk<'_>], _: &mut Vec<f32>) -> Result<(), StepError> {
             panic!("broken on purpose");
         }
     }

@@ -1,5 +1,7 @@
 //! The CPU backend: a model, the memory of its KV cache, and the buffers of a step.
 
+use std::time::Duration;
+
 use keyway_kernels::compute::Compute;
 use keyway_kernels::isa::Isa;
 use keyway_kernels::kv_cache::{KvCache, KvShape};
@@ -7,9 +9,10 @@ use keyway_kernels::kv_cache::{KvCache, KvShape};
 use super::cache_plan::CachePlan;
 use super::config::Config;
 use super::decoder::{Buffers, Decoder};
+use super::experts::{ExpertGroup, GroupError};
 use super::weights::Weights;
 use super::{KvLayout, ModelError};
-use crate::backend::{Backend, CacheGroup, Chunk};
+use crate::backend::{Backend, CacheGroup, Chunk, StepError};
 
 /// A model and its KV cache on the CPU.
 #[derive(Debug)]
@@ -58,6 +61,45 @@ impl CpuBackend {
         self.decoder.compute = compute;
         self
     }
+
+    /// The same model with its experts spread over a group, which is started: equal bits. Of the model its share must
+    /// be loaded, see `LoadedModel::load_share`.
+    pub(crate) fn with_group(mut self, mut group: ExpertGroup) -> Result<Self, GroupError> {
+        group.ensure()?;
+        self.buffers.feed_forward.group = Some(group);
+        Ok(self)
+    }
+
+    /// Runs a step until it succeeds, or the group says that it will not: a step may be run again, as it writes the
+    /// same KV to the same places.
+    fn step_in_group(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), GroupError> {
+        loop {
+            if let Some(group) = &mut self.buffers.feed_forward.group {
+                group.ensure()?;
+            }
+            logits.clear();
+            let (slabs, places) = (&mut self.slabs, &self.plan.places);
+            let done = self.decoder.step(chunks, slabs, places, &mut self.buffers, logits);
+            let Some(group) = &mut self.buffers.feed_forward.group else { return Ok(()) };
+            match done {
+                Ok(()) => return group.step_done(&mut self.decoder.weights),
+                Err(error) => group.fail(&error)?,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl CpuBackend {
+    /// Has the next step look at the experts' load, however small.
+    pub(super) fn rebalance_soon(&mut self) {
+        self.buffers.feed_forward.group.iter_mut().for_each(ExpertGroup::rebalance_soon);
+    }
+
+    /// How often experts were given other ranks.
+    pub(super) fn placements_changed(&self) -> u64 {
+        self.buffers.feed_forward.group.as_ref().map_or(0, ExpertGroup::placements_changed)
+    }
 }
 
 impl Backend for CpuBackend {
@@ -77,11 +119,24 @@ impl Backend for CpuBackend {
         &self.plan.groups
     }
 
-    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) {
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
         logits.clear();
         assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "step: a chunk has no tokens");
-        if !chunks.is_empty() {
-            self.decoder.step(chunks, &mut self.slabs, &self.plan.places, &mut self.buffers, logits);
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        self.step_in_group(chunks, logits).map_err(|GroupError(reason)| StepError(reason))
+    }
+
+    fn keep_alive_every(&self) -> Option<Duration> {
+        self.buffers.feed_forward.group.as_ref().map(ExpertGroup::keep_alive_every)
+    }
+
+    fn keep_alive(&mut self) {
+        let group = self.buffers.feed_forward.group.as_mut();
+        if let Some(Err(error)) = group.map(ExpertGroup::keep_alive) {
+            // The next step tries again.
+            tracing::error!("{error}");
         }
     }
 

@@ -6,6 +6,7 @@
 
 use keyway_kernels::compute::Compute;
 use keyway_kernels::elementwise::add_assign;
+use keyway_kernels::fabric::FabricError;
 use keyway_kernels::kv_cache::KvCache;
 use keyway_kernels::{matmul, rms_norm};
 
@@ -52,7 +53,7 @@ pub(super) struct Buffers {
     /// What a layer's halves add to the stream, `[rows, hidden]`.
     pub(super) update: Vec<f32>,
     pub(super) latent: LatentBuffers,
-    feed_forward: FeedForwardBuffers,
+    pub(super) feed_forward: FeedForwardBuffers,
 }
 
 /// What a layer's attention knows of the step.
@@ -89,7 +90,7 @@ impl<'a> LayerStep<'a> {
 
 impl Decoder {
     /// Computes a step: `slabs` and `places` say where each layer's cache is. `logits` gets a row per chunk that
-    /// wants one.
+    /// wants one. An error is another rank's; the step may then be run again.
     pub(super) fn step(
         &self,
         chunks: &[Chunk<'_>],
@@ -97,7 +98,7 @@ impl Decoder {
         places: &[Place],
         b: &mut Buffers,
         logits: &mut Vec<f32>,
-    ) {
+    ) -> Result<(), FabricError> {
         self.begin(chunks, b);
         for (i, (layer, place)) in self.weights.layers.iter().zip(places).enumerate() {
             let cache = &mut slabs[place.slot];
@@ -126,14 +127,15 @@ impl Decoder {
                 // Behind the last layer's KV only rows whose logits are wanted have a purpose.
                 keep_wanted(chunks, self.config.hidden, b);
                 if b.spans.is_empty() {
-                    return;
+                    return Ok(());
                 }
             }
             self.attend(&layer.attention, &step, cache, b);
             self.normalise(&layer.post_norm, b);
-            self.feed_forward(&layer.feed_forward, b);
+            self.feed_forward(i, &layer.feed_forward, b)?;
         }
         self.head(b, logits);
+        Ok(())
     }
 
     /// Lays out the step's rows, and fills in embeddings and the angles of their positions.
@@ -166,10 +168,16 @@ impl Decoder {
     }
 
     /// Adds to the stream what the feed-forward part gives.
-    fn feed_forward(&self, weights: &FeedForwardWeights, b: &mut Buffers) {
+    fn feed_forward(
+        &self,
+        layer: usize,
+        weights: &FeedForwardWeights,
+        b: &mut Buffers,
+    ) -> Result<(), FabricError> {
         let update = sized(&mut b.update, b.x.len());
-        b.feed_forward.run(&self.compute, weights, &b.normed, update);
+        b.feed_forward.run(&self.compute, layer, weights, &b.normed, update)?;
         add_assign(&self.compute, &mut b.x, update);
+        Ok(())
     }
 
     fn normalise(&self, norm: &[f32], b: &mut Buffers) {

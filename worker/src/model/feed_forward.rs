@@ -2,9 +2,12 @@
 
 use keyway_kernels::compute::Compute;
 use keyway_kernels::elementwise::{add_assign, clamped_gate_mul, silu_mul};
+use keyway_kernels::fabric::FabricError;
+use keyway_kernels::moe::parallel::Tokens;
 use keyway_kernels::moe::{self, Grouping};
 
 use super::config::Gate;
+use super::experts::ExpertGroup;
 use super::weights::{ExpertsWeights, FeedForwardWeights, Mlp};
 
 /// Memory that is used again from step to step.
@@ -22,11 +25,13 @@ pub(super) struct FeedForwardBuffers {
     expert_out: Vec<f32>,
     /// What the shared expert gives, `[tokens, hidden]`.
     shared_out: Vec<f32>,
+    /// The ranks that share the experts, if they are spread.
+    pub(super) group: Option<ExpertGroup>,
 }
 
 /// Between the two products of a gated network.
 #[derive(Debug, Default)]
-struct Inner {
+pub(super) struct Inner {
     /// `[rows, 2 * inner width]`.
     gate_up: Vec<f32>,
     /// `[rows, inner width]`.
@@ -40,21 +45,29 @@ pub(super) fn sized<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) -> &mut 
 }
 
 impl FeedForwardBuffers {
-    /// Maps `x` `[tokens, hidden]` to `out` of the same shape.
+    /// Maps `x` `[tokens, hidden]` to `out` of the same shape. An error is another rank's.
     pub(super) fn run(
         &mut self,
         compute: &Compute,
+        layer: usize,
         weights: &FeedForwardWeights,
         x: &[f32],
         out: &mut [f32],
-    ) {
+    ) -> Result<(), FabricError> {
         match weights {
             FeedForwardWeights::Dense(mlp) => self.inner.run(compute, mlp, Gate::Silu, x, out),
             FeedForwardWeights::Experts(weights) => {
                 self.route(compute, weights, x);
-                self.run_experts(compute, weights, x);
-                let (places, top) = (&self.grouping.places, weights.shape.routing.top);
-                moe::combine(compute, &self.expert_out, places, &self.weights, top, out);
+                let top = weights.shape.routing.top;
+                if let Some(group) = &mut self.group {
+                    let (ids, weights_of_ids) = (&self.ids, &self.weights);
+                    let tokens = Tokens { layer: layer as u32, top, x, ids, weights: weights_of_ids };
+                    group.run(compute, &weights.experts, &mut self.inner, tokens, out)?;
+                } else {
+                    self.run_experts(compute, weights, x);
+                    let places = &self.grouping.places;
+                    moe::combine(compute, &self.expert_out, places, &self.weights, top, out);
+                }
                 if let Some(shared) = &weights.shared {
                     let shared_out = sized(&mut self.shared_out, out.len());
                     self.inner.run(compute, shared, Gate::Silu, x, shared_out);
@@ -62,6 +75,7 @@ impl FeedForwardBuffers {
                 }
             }
         }
+        Ok(())
     }
 
     fn route(&mut self, compute: &Compute, weights: &ExpertsWeights, x: &[f32]) {
@@ -71,29 +85,31 @@ impl FeedForwardBuffers {
         let ids = sized(&mut self.ids, slots);
         let bias = weights.correction_bias.as_deref();
         moe::route(compute, logits, experts, &routing, bias, ids, sized(&mut self.weights, slots));
-        self.grouping.group(ids, experts);
     }
 
     fn run_experts(&mut self, compute: &Compute, weights: &ExpertsWeights, x: &[f32]) {
         let (hidden, top) = (weights.router.weight.inputs(), weights.shape.routing.top);
+        self.grouping.group(&self.ids, weights.shape.count);
         let slots = &self.grouping.slots;
         let gathered = sized(&mut self.gathered, slots.len() * hidden);
         for (row, slot) in gathered.chunks_exact_mut(hidden).zip(slots) {
             row.copy_from_slice(&x[*slot as usize / top * hidden..][..hidden]);
         }
         let out = sized(&mut self.expert_out, slots.len() * hidden);
-        for (expert, ends) in weights.experts.iter().zip(self.grouping.offsets.windows(2)) {
+        let bank = &weights.experts;
+        for (expert, ends) in bank.networks.iter().zip(self.grouping.offsets.windows(2)) {
             let rows = ends[0] * hidden..ends[1] * hidden;
-            if !rows.is_empty() {
+            // Without a group, all are held.
+            if let Some(expert) = expert.as_ref().filter(|_| !rows.is_empty()) {
                 let x = &gathered[rows.clone()];
-                self.inner.run(compute, expert, weights.shape.gate, x, &mut out[rows]);
+                self.inner.run(compute, expert, bank.gate, x, &mut out[rows]);
             }
         }
     }
 }
 
 impl Inner {
-    fn run(&mut self, compute: &Compute, mlp: &Mlp, gate: Gate, x: &[f32], out: &mut [f32]) {
+    pub(super) fn run(&mut self, compute: &Compute, mlp: &Mlp, gate: Gate, x: &[f32], out: &mut [f32]) {
         let gate_up = mlp.gate_up.run_into(compute, x, &mut self.gate_up);
         let gated = sized(&mut self.gated, gate_up.len() / 2);
         let width = mlp.down.weight.inputs();

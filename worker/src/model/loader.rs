@@ -8,10 +8,10 @@ use keyway_kernels::matmul::{IntBits, PackedMatrix};
 use keyway_kernels::rope::Rope;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::config::{Config, Quantisation};
+use super::config::{Config, FeedForward, Quantisation};
 use super::stored::{FP8_BLOCK, Rows, Stored, pack};
 use super::tensor::{Tensor, TensorSource, TensorType};
-use super::weights::{Layer, Linear, Weights};
+use super::weights::{Layer, Linear, Mlp, Weights};
 use super::{ModelError, Quantize};
 
 impl Weights {
@@ -21,12 +21,14 @@ impl Weights {
         source: &dyn TensorSource,
         config: &Config,
         quantize: Quantize,
+        held: Held<'_>,
     ) -> Result<(Self, String), ModelError> {
-        let mut loader = Loader { source, config, bits: quantize.layers(), hash: Xxh3::new() };
+        let (bits, hash) = (quantize.layers(), Some(Xxh3::new()));
+        let mut loader = Loader { source, config, bits, hash, held };
         let rope = Rope::new(config.attention.rope_dim(), config.rope.theta, config.rope.scaling);
-        loader.hash.update(format!("{config:?}").as_bytes());
+        loader.digest(format!("{config:?}").as_bytes());
         for frequency in rope.inv_freq() {
-            loader.hash.update(&frequency.to_le_bytes());
+            loader.digest(&frequency.to_le_bytes());
         }
         let (vocab, hidden) = (config.vocab_size, config.hidden);
         let layers = (0..config.layers.len()).map(|i| loader.layer(i)).collect::<Result<_, _>>()?;
@@ -44,9 +46,28 @@ impl Weights {
             },
             rope,
         };
-        Ok((weights, format!("{:032x}", loader.hash.digest128())))
+        let digest = loader.hash.map_or(0, |hash| hash.digest128());
+        Ok((weights, format!("{digest:032x}")))
     }
 }
+
+/// The experts of one layer that `held` names; nothing for a layer without.
+pub(super) fn experts(
+    source: &dyn TensorSource,
+    config: &Config,
+    quantize: Quantize,
+    layer: usize,
+    held: &dyn Fn(usize) -> bool,
+) -> Result<Vec<Option<Mlp>>, ModelError> {
+    let FeedForward::Experts(shape) = config.layers[layer].feed_forward else { return Ok(Vec::new()) };
+    let held: Held<'_> = &|_, expert| held(expert);
+    let mut loader = Loader { source, config, bits: quantize.layers(), hash: None, held };
+    let name = format!("model.layers.{layer}.{}.experts", config.names.feed_forward);
+    loader.networks(&name, layer, shape)
+}
+
+/// Whether this process holds an expert of a layer.
+pub(super) type Held<'a> = &'a dyn Fn(usize, usize) -> bool;
 
 /// What `PackedMatrix::pack_fp8` takes; models' scales are far below 1.
 const FP8_SCALE_MAX: f32 = f32::from_bits((127 + 120) << 23);
@@ -56,7 +77,9 @@ struct Loader<'a> {
     config: &'a Config,
     /// What the matrices of layers are quantised to.
     bits: Option<IntBits>,
-    hash: Xxh3,
+    /// Of everything that is read; `None`: nobody asks for it.
+    hash: Option<Xxh3>,
+    held: Held<'a>,
 }
 
 impl<'a> Loader<'a> {
@@ -153,9 +176,15 @@ impl<'a> Loader<'a> {
 
     fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<'a>, ModelError> {
         let tensor = self.source.tensor(name, shape)?;
-        self.hash.update(format!("{name} {:?} {shape:?}", tensor.kind).as_bytes());
-        self.hash.update(&tensor.bytes);
+        self.digest(format!("{name} {:?} {shape:?}", tensor.kind).as_bytes());
+        self.digest(&tensor.bytes);
         Ok(tensor)
+    }
+
+    fn digest(&mut self, bytes: &[u8]) {
+        if let Some(hash) = &mut self.hash {
+            hash.update(bytes);
+        }
     }
 }
 

@@ -37,6 +37,17 @@ impl Quantize {
     }
 }
 
+impl Quantize {
+    /// As `--quantize` spells it.
+    pub(crate) fn option(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
+}
+
 impl fmt::Display for Quantize {
     /// As the numerics id names the type of products.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,6 +6,7 @@ use keyway_kernels::matmul::{self, PackedMatrix};
 use keyway_kernels::rope::Rope;
 
 use super::config::{Experts, Grouped, Latent};
+use super::experts::Bank;
 use super::feed_forward::sized;
 
 /// All weights.
@@ -88,7 +89,7 @@ pub(super) struct ExpertsWeights {
     pub(super) shape: Experts,
     pub(super) router: Linear,
     pub(super) correction_bias: Option<Vec<f32>>,
-    pub(super) experts: Vec<Mlp>,
+    pub(super) experts: Bank,
     /// Serves every token beside the chosen ones.
     pub(super) shared: Option<Mlp>,
 }
@@ -153,7 +154,8 @@ impl FeedForwardWeights {
         match self {
             Self::Dense(dense) => mlp(dense),
             Self::Experts(experts) => {
-                let served = experts.experts.iter().chain(&experts.shared).map(mlp).sum::<usize>();
+                let held = experts.experts.networks.iter().flatten();
+                let served = held.chain(&experts.shared).map(mlp).sum::<usize>();
                 experts.router.weight.bytes() + served
             }
         }

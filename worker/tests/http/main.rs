@@ -9,6 +9,7 @@ mod checkpoint;
 mod client;
 mod endpoints;
 mod exactness;
+mod expert_parallel;
 mod families;
 mod process;
 mod reasoning;

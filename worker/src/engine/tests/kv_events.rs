@@ -67,10 +67,10 @@ impl Backend for Witness {
         self.inner.cache_groups()
     }
 
-    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) {
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
         // Whatever is announced by now was computed in an earlier step.
         self.announced.update(&self.computed.lock().unwrap());
-        self.inner.step(chunks, logits);
+        self.inner.step(chunks, logits)?;
         let size = self.inner.block_size();
         for chunk in chunks {
             for (position, token) in (chunk.start..).zip(chunk.tokens) {
@@ -86,6 +86,7 @@ impl Backend for Witness {
                 computed.insert(history[..end].to_vec());
             }
         }
+        Ok(())
     }
 }
 

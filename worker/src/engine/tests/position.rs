@@ -22,9 +22,10 @@ impl Backend for Flat {
         FULL
     }
 
-    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) {
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
         logits.clear();
         logits.resize(chunks.iter().filter(|chunk| chunk.wants_logits).count() * VOCAB, 0.0);
+        Ok(())
     }
 }
 

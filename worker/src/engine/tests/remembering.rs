@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::backend::{Backend, CacheGroup, Chunk};
+use crate::backend::{Backend, CacheGroup, Chunk, StepError};
 
 pub(super) const VOCAB: usize = 50;
 
@@ -68,7 +68,7 @@ impl Backend for Remembering {
         &self.groups
     }
 
-    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) {
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
         logits.clear();
         for chunk in chunks {
             self.computed.fetch_add(chunk.tokens.len(), Ordering::Relaxed);
@@ -86,6 +86,7 @@ impl Backend for Remembering {
                 logits.extend((0..VOCAB as u64).map(|id| (mix(history ^ id << 32) >> 40) as f32 / 1e6));
             }
         }
+        Ok(())
     }
 }
 

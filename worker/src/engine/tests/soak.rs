@@ -171,7 +171,7 @@ impl Client {
                     assert_eq!(outcome.scores, self.scores);
                     continue;
                 }
-                Event::Failed(reason) => panic!("{reason}"),
+                Event::Failed(reason) | Event::BrokenOff(reason) => panic!("{reason}"),
             };
             assert_eq!(self.expected.pop_front(), Some((event.token, event.finish)));
             self.output.push(&event).unwrap();

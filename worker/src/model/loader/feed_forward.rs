@@ -5,6 +5,7 @@ use keyway_kernels::quant::MXFP4_BLOCK;
 use super::Loader;
 use crate::model::ModelError;
 use crate::model::config::{ExpertNames, Experts, FeedForward, Quantisation, refuse};
+use crate::model::experts::Bank;
 use crate::model::stored::{Rows, Stored, pack};
 use crate::model::tensor::Tensor;
 use crate::model::weights::{ExpertsWeights, FeedForwardWeights, Linear, Mlp};
@@ -24,12 +25,12 @@ impl<'a> Loader<'a> {
                 Ok(FeedForwardWeights::Dense(self.mlp(name, PROJECTIONS, width)?))
             }
             FeedForward::Experts(shape) => {
-                Ok(FeedForwardWeights::Experts(Box::new(self.experts(name, shape)?)))
+                Ok(FeedForwardWeights::Experts(Box::new(self.experts(name, layer, shape)?)))
             }
         }
     }
 
-    fn experts(&mut self, name: &str, shape: Experts) -> Result<ExpertsWeights, ModelError> {
+    fn experts(&mut self, name: &str, layer: usize, shape: Experts) -> Result<ExpertsWeights, ModelError> {
         let router = format!("{name}.{}", self.config.names.router);
         let correction_bias = if shape.correction_bias {
             Some(self.vector(&format!("{router}.e_score_correction_bias"), shape.count)?)
@@ -41,14 +42,43 @@ impl<'a> Loader<'a> {
             None => None,
         };
         let router = self.linear_of(&[(&router, shape.count)], self.config.hidden, shape.biases, None)?;
-        let name = format!("{name}.experts");
-        let experts = match self.config.names.experts {
-            ExpertNames::Apart(parts) => (0..shape.count)
-                .map(|expert| self.mlp(&format!("{name}.{expert}"), parts, shape.width))
-                .collect::<Result<_, _>>()?,
-            ExpertNames::Fused => self.fused(&name, shape)?,
-        };
+        let networks = self.networks(&format!("{name}.experts"), layer, shape)?;
+        let experts = Bank { hidden: self.config.hidden, gate: shape.gate, networks };
         Ok(ExpertsWeights { shape, router, correction_bias, experts, shared })
+    }
+
+    /// The experts that are held here. `name` is that of all experts of the layer.
+    pub(super) fn networks(
+        &mut self,
+        name: &str,
+        layer: usize,
+        shape: Experts,
+    ) -> Result<Vec<Option<Mlp>>, ModelError> {
+        let parts = match self.config.names.experts {
+            ExpertNames::Apart(parts) => parts,
+            ExpertNames::Fused => return self.fused(name, layer, shape),
+        };
+        let mut expert = |expert: usize| {
+            let name = format!("{name}.{expert}");
+            if (self.held)(layer, expert) {
+                return self.mlp(&name, parts, shape.width).map(Some);
+            }
+            if self.hash.is_some() {
+                self.pass(&name, parts, shape.width)?;
+            }
+            Ok(None)
+        };
+        (0..shape.count).map(&mut expert).collect()
+    }
+
+    /// Reads a network as [`Loader::mlp`] does, for the hash alone.
+    fn pass(&mut self, name: &str, parts: [&str; 3], width: usize) -> Result<(), ModelError> {
+        let hidden = self.config.hidden;
+        let [gate, up, down] = parts.map(|part| format!("{name}.{part}.weight"));
+        for (name, outputs, inputs) in [(gate, width, hidden), (up, width, hidden), (down, hidden, width)] {
+            self.stored(&name, outputs, inputs)?;
+        }
+        Ok(())
     }
 
     fn mlp(&mut self, name: &str, parts: [&str; 3], width: usize) -> Result<Mlp, ModelError> {
@@ -61,7 +91,7 @@ impl<'a> Loader<'a> {
     }
 
     /// gpt-oss: all experts in one tensor, rows of gate and up in turn.
-    fn fused(&mut self, name: &str, shape: Experts) -> Result<Vec<Mlp>, ModelError> {
+    fn fused(&mut self, name: &str, layer: usize, shape: Experts) -> Result<Vec<Option<Mlp>>, ModelError> {
         let Experts { count, width, .. } = shape;
         let hidden = self.config.hidden;
         let gate_up = self.fused_matrix(&format!("{name}.gate_up_proj"), count, 2 * width, hidden)?;
@@ -85,7 +115,8 @@ impl<'a> Loader<'a> {
                 },
             }
         };
-        Ok((0..count).map(expert).collect())
+        let held = self.held;
+        Ok((0..count).map(|e| held(layer, e).then(|| expert(e))).collect())
     }
 
     /// One matrix `[outputs, inputs]` per expert: input-major, or in MXFP4.

@@ -60,7 +60,7 @@ pub(super) fn side_by_side(
         };
         let chunks: Vec<Chunk<'_>> = now.iter().zip(tables.iter().map(Vec::as_slice)).map(chunk).collect();
         let mut logits = Vec::new();
-        backend.step(&chunks, &mut logits);
+        backend.step(&chunks, &mut logits).unwrap();
         let owners: Vec<usize> =
             now.iter().filter(|(i, piece)| piece.end == prompts[*i].len()).map(|(i, _)| *i).collect();
         assert_eq!(logits.len(), owners.len() * vocab);
@@ -151,7 +151,7 @@ proptest! {
             chunks.reverse();
         }
         let mut logits = Vec::new();
-        backend.step(&chunks, &mut logits);
+        backend.step(&chunks, &mut logits).unwrap();
         prop_assert_eq!(bits(&logits), reference(family, &prompt));
     }
 }

@@ -85,7 +85,7 @@ impl Sequence {
         self.grow(pool, tokens.len());
         let mut logits = Vec::new();
         let chunk = Chunk { tokens, start: self.len, tables: &self.tables(), wants_logits: true };
-        backend.step(&[chunk], &mut logits);
+        backend.step(&[chunk], &mut logits).unwrap();
         self.len += tokens.len();
         logits
     }

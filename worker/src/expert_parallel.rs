@@ -1,0 +1,235 @@
+//! Processes that share a model's experts: this one is rank 0 and starts the others, each the same program again, over
+//! memory that all of them map. Watches them and ends them; what they say to each other is `model/experts.rs`'
+//! business.
+//!
+//! Neither side outlives the other. A rank ends when its standard input does, which this process holds; that a rank has
+//! ended shows at the end of its standard output, and is an alarm in the group's memory, so that nobody waits for it.
+
+#[cfg(target_os = "linux")]
+mod hosts;
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::model::{ModelSource, Quantize};
+
+/// How a model's experts are spread over processes.
+#[derive(Debug, Clone)]
+pub struct ExpertParallelOptions {
+    /// How many processes there are, this one included; 1: no others.
+    pub size: usize,
+    /// How long a process may take for its part of an exchange.
+    pub deadline: Duration,
+    /// How often a step that failed is run again, by a group that was started again, before its requests fail.
+    pub retries: usize,
+    /// Experts that each process holds beyond its share: further copies of those that serve the most tokens.
+    pub redundant_experts: usize,
+    /// Instead of processes of this machine: where each rank listens, this process first. The others are started by
+    /// somebody else; `size` is their number.
+    pub hosts: Vec<SocketAddr>,
+    /// The program that is a rank, and its first arguments: this program itself, and its subcommand.
+    pub rank_command: Vec<OsString>,
+}
+
+impl Default for ExpertParallelOptions {
+    fn default() -> Self {
+        Self {
+            size: 1,
+            deadline: Duration::from_secs(10),
+            retries: 2,
+            redundant_experts: 0,
+            hosts: Vec::new(),
+            // Not its path: a file that was replaced meanwhile would be another version.
+            rank_command: vec!["/proc/self/exe".into(), "expert-rank".into()],
+        }
+    }
+}
+
+/// What a rank is told when it is started.
+#[derive(Debug, Clone)]
+pub struct RankOptions {
+    /// Its number.
+    pub rank: usize,
+    /// Where its group is found.
+    pub group: RankGroup,
+    /// As rank 0's.
+    pub model: ModelSource,
+    /// As rank 0's.
+    pub quantize: Quantize,
+    /// Processor threads that compute.
+    pub threads: usize,
+    /// How long another rank may take for its part of an exchange.
+    pub deadline: Duration,
+}
+
+/// Where a rank finds its group.
+#[derive(Debug, Clone)]
+pub enum RankGroup {
+    /// In memory that can be opened here; rank 0 has started this process.
+    Memory(PathBuf),
+    /// At the addresses of all ranks, this one's among them.
+    Hosts(Vec<SocketAddr>),
+}
+
+#[cfg(target_os = "linux")]
+pub(crate) use hosts::Hosts;
+#[cfg(target_os = "linux")]
+pub use linux::run_rank;
+#[cfg(target_os = "linux")]
+pub(crate) use linux::{Processes, Ranks};
+
+/// Shared memory and its alarm are Linux'.
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::fs::OpenOptions;
+    use std::io::{self, Read as _};
+    use std::num::NonZeroUsize;
+    use std::os::fd::{AsRawFd as _, OwnedFd};
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Child, Command, Stdio};
+    use std::thread;
+
+    use keyway_kernels::compute::Compute;
+    use keyway_kernels::fabric::{Alarm, Fabric, Shm};
+    use tokio::signal::unix::{SignalKind, signal};
+
+    use super::{ExpertParallelOptions, ModelSource, Quantize, RankGroup, RankOptions, hosts};
+    use crate::model::{ExpertRank, Supervisor};
+
+    /// What all ranks are started with.
+    #[derive(Debug, Clone)]
+    pub(crate) struct Ranks {
+        pub(crate) options: ExpertParallelOptions,
+        pub(crate) model: ModelSource,
+        pub(crate) quantize: Quantize,
+        /// Threads of each.
+        pub(crate) threads: usize,
+        /// Words of the longest message.
+        pub(crate) capacity: usize,
+    }
+
+    /// The ranks beside this process.
+    #[derive(Debug)]
+    pub(crate) struct Processes {
+        ranks: Ranks,
+        /// Open as long as a rank may open it.
+        memory: Option<OwnedFd>,
+        children: Vec<Child>,
+    }
+
+    impl Processes {
+        pub(crate) fn new(ranks: Ranks) -> Self {
+            Self { ranks, memory: None, children: Vec::new() }
+        }
+
+        /// They hold nothing that would have to be put away.
+        fn end(&mut self) {
+            for child in &mut self.children {
+                // One that has ended already cannot be killed.
+                let _ = child.kill();
+            }
+            for mut child in self.children.drain(..) {
+                let _ = child.wait();
+            }
+            self.memory = None;
+        }
+
+        fn spawn(&self, rank: usize, memory: &OwnedFd, alarm: Alarm) -> io::Result<Child> {
+            let Ranks { options, model, quantize, threads, .. } = &self.ranks;
+            let (program, first) = options
+                .rank_command
+                .split_first()
+                .ok_or_else(|| io::Error::other("there is no program to be a rank"))?;
+            let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
+            let mut child = Command::new(program)
+                .args(first)
+                .args(["--rank", &rank.to_string(), "--memory", &path])
+                .args(["--model", &model.to_string(), "--quantize", quantize.option()])
+                .args(["--threads", &threads.to_string()])
+                .args(["--deadline", &options.deadline.as_secs_f64().to_string()])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                // A terminal's interrupt is for rank 0, which drains first.
+                .process_group(0)
+                .spawn()?;
+            let mut stdout = child.stdout.take().ok_or_else(|| io::Error::other("a rank without output"))?;
+            let watch = move || {
+                // Nothing is written there: it ends with the process.
+                let _ = stdout.read(&mut [0]);
+                alarm.rank_is_gone(rank);
+            };
+            if let Err(error) = thread::Builder::new().name(format!("keyway-rank-{rank}")).spawn(watch) {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(error);
+            }
+            Ok(child)
+        }
+
+        fn start_all(&mut self) -> io::Result<Shm> {
+            let Ranks { options, capacity, .. } = &self.ranks;
+            let memory = Shm::create(options.size, *capacity)?;
+            let fabric = Shm::attach(&memory, 0)?;
+            for rank in 1..self.ranks.options.size {
+                let child = self.spawn(rank, &memory, fabric.alarm())?;
+                tracing::info!(rank, pid = child.id(), "expert-parallel rank started");
+                self.children.push(child);
+            }
+            self.memory = Some(memory);
+            Ok(fabric)
+        }
+    }
+
+    impl Supervisor for Processes {
+        fn start(&mut self) -> Result<Box<dyn Fabric>, String> {
+            self.end();
+            match self.start_all() {
+                Ok(fabric) => Ok(Box::new(fabric)),
+                Err(error) => {
+                    self.end();
+                    Err(error.to_string())
+                }
+            }
+        }
+    }
+
+    impl Drop for Processes {
+        fn drop(&mut self) {
+            self.end();
+        }
+    }
+
+    /// Is a rank: of a group in memory until it fails or rank 0 ends, of one over hosts for good. The error says why it
+    /// ended.
+    pub fn run_rank(options: &RankOptions) -> Result<(), String> {
+        let RankOptions { rank, group, model, quantize, threads, deadline } = options;
+        let compute = Compute::new(NonZeroUsize::new(*threads).unwrap_or(NonZeroUsize::MIN));
+        let opened = ExpertRank::open(model, *quantize);
+        let mut experts = opened.map_err(|e| e.to_string())?;
+        let memory = match group {
+            RankGroup::Memory(memory) => memory,
+            RankGroup::Hosts(addrs) => return hosts::serve(*rank, addrs, &mut experts, &compute, *deadline),
+        };
+        // A service manager ends all processes at once: rank 0 drains, and this one is needed as long.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+        let runtime = runtime.map_err(|e| format!("cannot start the runtime: {e}"))?;
+        let _guard = runtime.enter();
+        let _ignored =
+            signal(SignalKind::terminate()).map_err(|e| format!("cannot wait for signals: {e}"))?;
+        let parent = thread::Builder::new().name("keyway-parent".to_owned()).spawn(|| {
+            // Nothing is written there: it ends with rank 0.
+            let _ = io::stdin().read(&mut [0]);
+            std::process::exit(0);
+        });
+        parent.map_err(|e| format!("cannot watch rank 0: {e}"))?;
+        let file = OpenOptions::new().read(true).write(true).open(memory);
+        let attached = file.and_then(|file| Shm::attach(&file, *rank));
+        let mut fabric =
+            attached.map_err(|e| format!("cannot join the group in {}: {e}", memory.display()))?;
+        experts
+            .serve(&mut fabric, &compute, *deadline)
+            .map_err(|error| format!("expert-parallel rank {rank} ends: {error}"))
+    }
+}

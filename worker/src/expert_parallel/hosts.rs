@@ -1,0 +1,79 @@
+//! A group over TCP: ranks on several machines, each started by whoever runs that machine. After a failure all of them
+//! join again; a rank keeps its experts meanwhile. Nothing is encrypted and nobody is asked who they are: for a network
+//! of the fleet's own.
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use keyway_kernels::compute::Compute;
+use keyway_kernels::fabric::{Fabric, Tcp};
+
+use crate::limits::{EXPERT_JOIN_MAX, EXPERT_MESSAGE_BYTES_MAX};
+use crate::model::{ExpertRank, RankError, Supervisor};
+
+/// Ranks must agree on it; memory is taken as messages need it.
+const CAPACITY: usize = EXPERT_MESSAGE_BYTES_MAX / 4;
+
+/// Rank 0's way to the others.
+#[derive(Debug)]
+pub(crate) struct Hosts {
+    addrs: Vec<SocketAddr>,
+    listener: TcpListener,
+}
+
+impl Hosts {
+    /// Listens at the first of `addrs`.
+    pub(crate) fn listen(addrs: Vec<SocketAddr>) -> Result<Self, String> {
+        let listener = listen(&addrs, 0)?;
+        Ok(Self { addrs, listener })
+    }
+}
+
+impl Supervisor for Hosts {
+    fn start(&mut self) -> Result<Box<dyn Fabric>, String> {
+        tracing::info!("waiting for the expert-parallel ranks at {:?}", &self.addrs[1..]);
+        let joined = Tcp::join(0, &self.addrs, &self.listener, CAPACITY, EXPERT_JOIN_MAX);
+        match joined {
+            Ok(fabric) => Ok(Box::new(fabric)),
+            Err(error) => Err(format!("not all ranks at {:?} have joined: {error}", &self.addrs[1..])),
+        }
+    }
+}
+
+/// Is a rank of one group after the other. The error says why it cannot.
+pub(super) fn serve(
+    rank: usize,
+    addrs: &[SocketAddr],
+    experts: &mut ExpertRank,
+    compute: &Compute,
+    deadline: Duration,
+) -> Result<(), String> {
+    if !(1..addrs.len()).contains(&rank) {
+        return Err(format!(
+            "{} hosts have ranks 1 to {}, not {rank}",
+            addrs.len(),
+            addrs.len().saturating_sub(1)
+        ));
+    }
+    let listener = listen(addrs, rank)?;
+    loop {
+        tracing::info!("joining the expert-parallel group as rank {rank}");
+        let mut fabric = match Tcp::join(rank, addrs, &listener, CAPACITY, EXPERT_JOIN_MAX) {
+            Ok(fabric) => fabric,
+            Err(error) => {
+                tracing::warn!("the expert-parallel group is not complete: {error}");
+                continue;
+            }
+        };
+        tracing::info!("rank {rank} of {} serves", addrs.len());
+        match experts.serve(&mut fabric, compute, deadline) {
+            Err(RankError::Model(error)) => return Err(error.to_string()),
+            Err(RankError::Fabric(error)) => tracing::warn!("{error}"),
+            Ok(()) => {}
+        }
+    }
+}
+
+fn listen(addrs: &[SocketAddr], rank: usize) -> Result<TcpListener, String> {
+    TcpListener::bind(addrs[rank]).map_err(|e| format!("cannot listen on {}: {e}", addrs[rank]))
+}
