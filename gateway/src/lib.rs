@@ -25,6 +25,7 @@ pub mod error;
 pub mod explain;
 pub mod fleet;
 pub mod headers;
+pub mod json;
 pub mod kv_events;
 pub mod limits;
 pub mod metrics;
