@@ -58,7 +58,7 @@ impl Dispatch {
         let routing = self.metrics.routing.start_timer();
         let mut info = read_request(parts.uri.path(), &body, self.keyer, &self.tokens).await;
         info.model = info.model.or_else(|| model_in_path(&parts));
-        record.model(info.model.clone());
+        record.model(self.metrics.model(info.model.as_deref()));
         routing.observe_duration();
         let choice = self.router.choose(&info, &[]).await?;
         self.attempt(parts, body, info, choice, record).await
@@ -88,13 +88,13 @@ impl Dispatch {
         let mut tried: Vec<WorkerId> = Vec::new();
         loop {
             let Choice { worker, pick, ticket } = choice;
-            record.picked(&worker.name, pick.reason.as_str(), pick.matched_tokens);
+            record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
             let outgoing = outgoing(&parts, body.clone(), &worker, record);
-            match self.upstream.send(outgoing).await {
+            match self.upstream.send(worker.origin(), outgoing).await {
                 Ok(answer) => {
                     self.router.worker_answered(&worker);
-                    let mut response =
-                        relay::relay(answer, ticket, info, pick, Arc::clone(record), &self.metrics);
+                    let series = self.metrics.model(info.model.as_deref());
+                    let mut response = relay::relay(answer, ticket, info, pick, Arc::clone(record), series);
                     self.expose(&mut response, &worker, &pick);
                     return Ok(response);
                 }
@@ -162,12 +162,10 @@ fn outgoing(parts: &Parts, body: Bytes, worker: &Worker, record: &Record) -> htt
     let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let mut request = http::Request::new(Full::new(body));
     *request.method_mut() = parts.method.clone();
-    *request.uri_mut() = worker.uri(&path);
+    *request.uri_mut() = worker.target(&path);
     let mut outgoing = parts.headers.clone();
     headers::for_worker(&mut outgoing);
-    if let Ok(id) = HeaderValue::from_str(record.id()) {
-        outgoing.insert(names::REQUEST_ID, id);
-    }
+    outgoing.insert(names::REQUEST_ID, record.id_header().clone());
     if let Some(key) = worker.api_key() {
         outgoing.insert(AUTHORIZATION, key.clone());
     }

@@ -1,5 +1,5 @@
-//! The workers: who they are, which models they serve, how busy and how healthy they are. Holds no connections
-//! (`upstream.rs`) and decides nothing (`keyway_core::pick`).
+//! The workers: who they are, which models they serve, how busy and how healthy they are. How they are
+//! talked to is `upstream.rs`; nothing is decided here (`keyway_core::pick`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 use crate::{
     config::{KvSource, WorkerConfig},
     residency::Residency,
+    upstream::Origin,
 };
 
 /// One entry of a worker's `/v1/models`.
@@ -45,7 +46,8 @@ pub struct Worker {
     pub rate: Mutex<PrefillRate>,
     /// What it says of its cache.
     pub residency: Residency,
-    base: Uri,
+    origin: Origin,
+    prefix: String,
     model: Option<String>,
     api_key: Option<HeaderValue>,
     health: Mutex<Health>,
@@ -63,7 +65,8 @@ impl Worker {
             weight: config.weight,
             load: Load::default(),
             rate: Mutex::default(),
-            base: config.url.clone(),
+            origin: Origin::of(&config.url),
+            prefix: config.url.path().trim_end_matches('/').to_owned(),
             model: config.model.clone(),
             api_key: config.api_key.clone(),
             health: Mutex::new(Health::new(now)),
@@ -72,17 +75,18 @@ impl Worker {
         }
     }
 
-    /// The worker's URL for a path and query.
-    pub fn uri(&self, path: &PathAndQuery) -> Uri {
-        let mut parts = self.base.clone().into_parts();
-        let prefix = self.base.path().trim_end_matches('/');
-        parts.path_and_query = if prefix.is_empty() {
-            Some(path.clone())
-        } else {
-            // A valid path after a valid prefix is a valid path.
-            format!("{prefix}{path}").parse().ok()
-        };
-        Uri::from_parts(parts).unwrap_or_else(|_| self.base.clone())
+    /// Where it listens.
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// What it is asked for, for a path and query: behind the path of its URL, if that has one.
+    pub fn target(&self, path: &PathAndQuery) -> Uri {
+        if self.prefix.is_empty() {
+            return path.clone().into();
+        }
+        // A valid path after a valid prefix is a valid path.
+        format!("{}{path}", self.prefix).parse().unwrap_or_else(|_| path.clone().into())
     }
 
     /// The credential that replaces the client's, if one is configured.

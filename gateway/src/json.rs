@@ -238,21 +238,37 @@ mod tests {
     fn json() -> impl Strategy<Value = String> {
         let space = || prop::sample::select(vec!["", " ", "\n\t", "\r "]);
         let string = prop::collection::vec(
-            prop::sample::select(vec!["a", "é", "\\\"", "\\\\", "\\u00e9", "{", "]", ",", ":", "\\n", "\\ud83d\\ude00"]),
+            prop::sample::select(vec![
+                "a",
+                "é",
+                "\\\"",
+                "\\\\",
+                "\\u00e9",
+                "{",
+                "]",
+                ",",
+                ":",
+                "\\n",
+                "\\ud83d\\ude00",
+            ]),
             0..6,
         );
         let string = string.prop_map(|parts| format!("\"{}\"", parts.concat()));
         let scalar = prop::sample::select(vec!["0", "-1.5e+3", "true", "false", "null", "1E9"]);
         let leaf = prop_oneof![string.clone(), scalar.prop_map(str::to_owned)];
         leaf.prop_recursive(4, 24, 5, move |inner| {
-            let list = (prop::collection::vec((space(), inner.clone()), 0..5), space()).prop_map(|(items, end)| {
-                let items: Vec<String> = items.into_iter().map(|(s, item)| format!("{s}{item}{s}")).collect();
-                format!("[{}{end}]", items.join(","))
-            });
+            let list =
+                (prop::collection::vec((space(), inner.clone()), 0..5), space()).prop_map(|(items, end)| {
+                    let items: Vec<String> =
+                        items.into_iter().map(|(s, item)| format!("{s}{item}{s}")).collect();
+                    format!("[{}{end}]", items.join(","))
+                });
             let field = (space(), string.clone(), space(), inner);
             let object = (prop::collection::vec(field, 0..5), space()).prop_map(|(fields, end)| {
-                let fields: Vec<String> =
-                    fields.into_iter().map(|(s, name, t, value)| format!("{s}{name}{t}:{s}{value}{t}")).collect();
+                let fields: Vec<String> = fields
+                    .into_iter()
+                    .map(|(s, name, t, value)| format!("{s}{name}{t}:{s}{value}{t}"))
+                    .collect();
                 format!("{{{}{end}}}", fields.join(","))
             });
             prop_oneof![list, object]
@@ -302,8 +318,21 @@ mod tests {
     fn what_is_broken_off_or_too_deep_is_malformed() {
         let deep = format!("{{\"a\":{}{}}}", "[".repeat(200), "]".repeat(200));
         for text in [
-            "", " ", "[]", "{", "{\"a\":1", "{\"a", "{\"a\\\"", "{\"a\":[1,2", "{} {}", "{}x", "{\"a\":1,,\"b\":2}",
-            "{\"a\" 1}", "{\"a\":}", "{a:1}", &deep,
+            "",
+            " ",
+            "[]",
+            "{",
+            "{\"a\":1",
+            "{\"a",
+            "{\"a\\\"",
+            "{\"a\":[1,2",
+            "{} {}",
+            "{}x",
+            "{\"a\":1,,\"b\":2}",
+            "{\"a\" 1}",
+            "{\"a\":}",
+            "{a:1}",
+            &deep,
         ] {
             assert!(document(text).is_err(), "{text:?}");
         }

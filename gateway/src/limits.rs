@@ -31,6 +31,9 @@ pub const MAX_ATTEMPTS: usize = 3;
 /// that the worker does not close it under a request.
 pub const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
+/// Connections to one worker that wait for a request, about 10 KB each: twice what an engine runs at once.
+pub const POOL_IDLE_MAX: usize = 1_024;
+
 /// Time for a worker to answer a probe's `/health` or `/v1/models`.
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -2,17 +2,17 @@
 //! make series; what lies outside is `other`. Each gateway instance has its own registry.
 
 mod caches;
+mod per_model;
 
-use std::collections::HashSet;
+use std::sync::Arc;
 
-use parking_lot::Mutex;
 use prometheus::{
     Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts,
     Registry, TextEncoder, core::Collector,
 };
 
-pub use self::caches::CacheMetrics;
-use crate::limits::MAX_MODEL_LABELS;
+use self::per_model::{Families, PerModel};
+pub use self::{caches::CacheMetrics, per_model::ModelSeries};
 
 /// Seconds, from a cached short prompt to a cold 1M-token one.
 const TTFT_BUCKETS: [f64; 16] =
@@ -26,9 +26,7 @@ const ROUTING_BUCKETS: [f64; 8] = [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    model_labels: Mutex<HashSet<String>>,
-    /// `keyway_requests_total{model,outcome}`.
-    pub requests: IntCounterVec,
+    per_model: PerModel,
     /// `keyway_requests_in_flight{worker}`: an in-flight gauge, 0 when nothing is in flight.
     pub worker_in_flight: IntGaugeVec,
     /// `keyway_in_flight`: an in-flight gauge over all requests, 0 when nothing is in flight.
@@ -37,16 +35,6 @@ pub struct Metrics {
     pub waiting_prefill_tokens: IntGaugeVec,
     /// `keyway_connections`: open client connections.
     pub connections: IntGauge,
-    /// `keyway_time_to_first_token_seconds{model}`.
-    pub ttft: HistogramVec,
-    /// `keyway_inter_token_latency_seconds{model}`.
-    pub itl: HistogramVec,
-    /// `keyway_prompt_tokens_total{model}`.
-    pub prompt_tokens: IntCounterVec,
-    /// `keyway_generation_tokens_total{model}`.
-    pub generation_tokens: IntCounterVec,
-    /// `keyway_cached_tokens_total{model,source}`.
-    pub cached_tokens: IntCounterVec,
     /// `keyway_picks_total{worker,reason}`.
     pub picks: IntCounterVec,
     /// `keyway_retries_total{reason}`.
@@ -107,20 +95,8 @@ impl Metrics {
         let d = Declare(Registry::new());
         let build = d.gauges("keyway_build_info", "Always 1; the version is in the label.", &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        Ok(Self {
+        let by_model = Families {
             requests: d.counter("keyway_requests_total", "Requests ended.", &["model", "outcome"])?,
-            worker_in_flight: d.gauges(
-                "keyway_requests_in_flight",
-                "Requests at a worker, answers included.",
-                &["worker"],
-            )?,
-            in_flight: d.gauge("keyway_in_flight", "Requests in the gateway, answers included.")?,
-            waiting_prefill_tokens: d.gauges(
-                "keyway_waiting_prefill_tokens",
-                "Estimated uncached prompt tokens sent to a worker whose first token is still awaited.",
-                &["worker"],
-            )?,
-            connections: d.gauge("keyway_connections", "Open client connections.")?,
             ttft: d.histograms(
                 "keyway_time_to_first_token_seconds",
                 "From request head to first event.",
@@ -146,6 +122,20 @@ impl Metrics {
                 "Prompt tokens found in a prefix cache: predicted by the index, reported by the worker.",
                 &["model", "source"],
             )?,
+        };
+        Ok(Self {
+            worker_in_flight: d.gauges(
+                "keyway_requests_in_flight",
+                "Requests at a worker, answers included.",
+                &["worker"],
+            )?,
+            in_flight: d.gauge("keyway_in_flight", "Requests in the gateway, answers included.")?,
+            waiting_prefill_tokens: d.gauges(
+                "keyway_waiting_prefill_tokens",
+                "Estimated uncached prompt tokens sent to a worker whose first token is still awaited.",
+                &["worker"],
+            )?,
+            connections: d.gauge("keyway_connections", "Open client connections.")?,
             picks: d.counter("keyway_picks_total", "Routing decisions.", &["worker", "reason"])?,
             retries: d.counter("keyway_retries_total", "Attempts on another worker.", &["reason"])?,
             worker_ready: d.gauges(
@@ -167,26 +157,19 @@ impl Metrics {
             index_bytes: d.gauge("keyway_index_bytes", "Memory held by the prefix index.")?,
             index_blocks: d.gauge("keyway_index_blocks", "Block residencies in the prefix index.")?,
             caches: CacheMetrics::declare(&d)?,
-            model_labels: Mutex::new(HashSet::new()),
+            per_model: PerModel::new(by_model),
             registry: d.0,
         })
     }
 
     /// Admits a model of the fleet as a label value, up to a bound.
     pub fn admit_model(&self, model: &str) {
-        let mut labels = self.model_labels.lock();
-        if labels.len() < MAX_MODEL_LABELS && !labels.contains(model) {
-            labels.insert(model.to_owned());
-        }
+        self.per_model.admit(model);
     }
 
-    /// The label for a model that a client named: itself if the fleet has it.
-    pub fn model_label<'a>(&self, model: Option<&'a str>) -> &'a str {
-        match model {
-            Some(model) if self.model_labels.lock().contains(model) => model,
-            Some(_) => "other",
-            None => "none",
-        }
+    /// The series for a model that a client named: its own if the fleet has it.
+    pub fn model(&self, model: Option<&str>) -> Arc<ModelSeries> {
+        self.per_model.get(model)
     }
 
     /// The exposition in Prometheus' text format.
@@ -209,9 +192,9 @@ mod tests {
         metrics.admit_model("m");
         for i in 0..10_000 {
             let name = format!("made-up-{i}");
-            metrics.requests.with_label_values(&[metrics.model_label(Some(&name)), "complete"]).inc();
+            metrics.model(Some(&name)).ended("complete");
         }
-        metrics.requests.with_label_values(&[metrics.model_label(Some("m")), "complete"]).inc();
+        metrics.model(Some("m")).ended("complete");
         let text = String::from_utf8(metrics.render()).unwrap();
         assert_eq!(text.lines().filter(|line| line.starts_with("keyway_requests_total")).count(), 2);
     }

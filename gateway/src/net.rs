@@ -4,16 +4,8 @@
 
 pub mod zmq;
 
-use std::{
-    future::Future,
-    io,
-    net::SocketAddr,
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, time::Duration};
 
-use http::Uri;
 use hyper_util::rt::TokioIo;
 pub use tokio::net::{TcpListener, TcpStream};
 
@@ -33,7 +25,10 @@ pub async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr
     Ok((stream, peer))
 }
 
-/// Opens connections to workers for the pooled HTTP client, within a deadline.
+/// A connection to a worker, as hyper reads and writes it.
+pub type Wire = TokioIo<TcpStream>;
+
+/// Opens connections to workers, within a deadline.
 #[derive(Debug, Clone)]
 pub struct Connector {
     timeout: Duration,
@@ -44,30 +39,13 @@ impl Connector {
     pub fn new(timeout: Duration) -> Self {
         Self { timeout }
     }
-}
 
-async fn connect(uri: Uri, timeout: Duration) -> io::Result<TokioIo<TcpStream>> {
-    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
-    let port = uri.port_u16().unwrap_or(80);
-    // `TcpStream::connect` tries each address that the name resolves to.
-    let stream =
-        clock::timeout(timeout, TcpStream::connect((host.as_str(), port))).await.map_err(|_| {
-            io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {timeout:?}"))
-        })??;
-    stream.set_nodelay(true)?;
-    Ok(TokioIo::new(stream))
-}
-
-impl tower::Service<Uri> for Connector {
-    type Response = TokioIo<TcpStream>;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        Box::pin(connect(uri, self.timeout))
+    /// Connects to the first address of the name that answers.
+    pub async fn connect(&self, host: &str, port: u16) -> io::Result<Wire> {
+        let timeout = self.timeout;
+        let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {timeout:?}"));
+        let stream = clock::timeout(timeout, TcpStream::connect((host, port))).await.map_err(late)??;
+        stream.set_nodelay(true)?;
+        Ok(TokioIo::new(stream))
     }
 }

@@ -13,35 +13,33 @@ use std::{
 use bytes::Bytes;
 use http::{StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use keyway_core::pick::Pick;
 use keyway_wire::openai::Usage;
 use memchr::memmem;
-use prometheus::Histogram;
 
 use crate::{
-    body::{BoxError, Response},
+    body::{BoxError, Response, ResponseBody},
     clock::{self, Instant, Sleep},
     error::Error,
     headers::strip_hop_by_hop,
     limits::{ABORT_DELAY, ALIVE_NOTE_INTERVAL, MAX_EVENT_BYTES},
-    metrics::Metrics,
+    metrics::ModelSeries,
     record::Record,
     request::RequestInfo,
     routing::Ticket,
     sse::EventSplitter,
+    upstream::Answer,
     usage::UsageTap,
 };
 
 /// Turns a worker's answer into the client's.
 pub fn relay(
-    answer: http::Response<Incoming>,
+    answer: http::Response<Answer>,
     ticket: Ticket,
     info: RequestInfo,
     pick: Pick,
     record: Arc<Record>,
-    metrics: &Arc<Metrics>,
+    series: Arc<ModelSeries>,
 ) -> Response {
     let (mut parts, upstream) = answer.into_parts();
     strip_hop_by_hop(&mut parts.headers);
@@ -54,13 +52,11 @@ pub fn relay(
         (true, _, true) => (None, UsageTap::Body(Vec::new(), 0)),
         _ => (None, UsageTap::Blind),
     };
-    let label = metrics.model_label(info.model.as_deref());
     let body = Relay {
         upstream,
         events,
         state: State::Relaying,
         account: Account {
-            itl: metrics.itl.with_label_values(&[label]),
             last_event: None,
             alive_noted: Instant::now(),
             succeeded: parts.status.is_success(),
@@ -71,21 +67,23 @@ pub fn relay(
             info,
             pick,
             record,
-            metrics: Arc::clone(metrics),
+            series,
         },
     };
     let body = body.started(parts.status);
-    http::Response::from_parts(parts, body.boxed_unsync())
+    http::Response::from_parts(parts, ResponseBody::relay(body))
 }
 
 /// The body. The ticket in its account is the worker's load; it goes when the body goes.
-struct Relay {
-    upstream: Incoming,
+#[derive(Debug)]
+pub struct Relay {
+    upstream: Answer,
     events: Option<EventSplitter>,
     state: State,
     account: Account,
 }
 
+#[derive(Debug)]
 enum State {
     Relaying,
     /// The error event was handed out; the abort follows once it has left.
@@ -202,8 +200,8 @@ impl Body for Relay {
 }
 
 /// What is counted of an answer as it passes.
+#[derive(Debug)]
 struct Account {
-    itl: Histogram,
     last_event: Option<Instant>,
     alive_noted: Instant,
     succeeded: bool,
@@ -215,7 +213,7 @@ struct Account {
     info: RequestInfo,
     pick: Pick,
     record: Arc<Record>,
-    metrics: Arc<Metrics>,
+    series: Arc<ModelSeries>,
 }
 
 impl Account {
@@ -230,11 +228,10 @@ impl Account {
             self.ticket.still_answering();
         }
         if let Some(last) = self.last_event.replace(now) {
-            self.itl.observe((now - last).as_secs_f64());
+            self.series.itl().observe((now - last).as_secs_f64());
         } else {
             let ttft = now - self.record.started();
-            let label = self.metrics.model_label(self.info.model.as_deref());
-            self.metrics.ttft.with_label_values(&[label]).observe(ttft.as_secs_f64());
+            self.series.ttft().observe(ttft.as_secs_f64());
             self.record.first_token(ttft);
             self.ticket.stream_began();
         }
@@ -255,12 +252,8 @@ impl Account {
     }
 
     fn count(&self, usage: Usage) {
-        let label = self.metrics.model_label(self.info.model.as_deref());
-        self.metrics.prompt_tokens.with_label_values(&[label]).inc_by(usage.prompt_tokens);
-        self.metrics.generation_tokens.with_label_values(&[label]).inc_by(usage.completion_tokens);
-        let cached = &self.metrics.cached_tokens;
-        cached.with_label_values(&[label, "predicted"]).inc_by(self.pick.matched_tokens);
-        cached.with_label_values(&[label, "reported"]).inc_by(usage.cached_tokens().unwrap_or(0));
+        let reported = usage.cached_tokens().unwrap_or(0);
+        self.series.tokens(usage.prompt_tokens, usage.completion_tokens, self.pick.matched_tokens, reported);
         self.ticket.router().learn(&self.info, &self.pick, &usage, &self.ticket);
         self.record.usage(usage);
     }

@@ -83,7 +83,8 @@ fn push_value(keyer: &mut TextKeyer, value: Value<'_>, tag: u8) {
 /// Messages field by field; anything that is not a list of objects (the `input` of `/v1/responses` or
 /// `/v1/embeddings` may be text) as one value.
 fn push_messages(keyer: &mut TextKeyer, value: Value<'_>) {
-    let messages = value.items().and_then(|items| items.map(|item| item.ok()?.fields()).collect::<Option<Vec<_>>>());
+    let messages =
+        value.items().and_then(|items| items.map(|item| item.ok()?.fields()).collect::<Option<Vec<_>>>());
     let Some(messages) = messages else {
         return push_value(keyer, value, tag::PROMPT);
     };

@@ -34,7 +34,7 @@ pub struct Server {
 }
 
 /// Serves until `shutdown` completes, then lets open requests finish within the drain time. Returns whether all did.
-pub async fn serve(server: Server, stack: Stack, shutdown: impl Future<Output = ()>) -> bool {
+pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Output = ()>) -> bool {
     let builder = Arc::new(connection_builder());
     let slots = Arc::new(Semaphore::new(server.max_connections));
     let graceful = GracefulShutdown::new();

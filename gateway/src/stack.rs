@@ -6,14 +6,13 @@ use std::{any::Any, convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 
 use futures_util::FutureExt;
 use http::{HeaderValue, Method};
-use http_body_util::BodyExt;
 use keyway_wire::headers as names;
-use tower::{Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 
 use crate::{
     admission::Admission,
     around::around,
-    body::{Guarded, Request, Response, full},
+    body::{Request, Response, full},
     dispatch::Dispatch,
     error::{Error, Failed},
     limits::MAX_REQUEST_ID_BYTES,
@@ -22,14 +21,12 @@ use crate::{
     record::Record,
 };
 
-/// What the server calls for each request. Errors have become answers.
-pub type Stack = BoxCloneSyncService<Request, Response, Infallible>;
-
-/// Builds the stack.
-pub fn stack(dispatch: Dispatch, admission: Admission) -> Stack {
+/// Builds the stack that the server calls for each request. Errors have become answers. Nothing in it is boxed: the
+/// future of a request is one value.
+pub fn stack(dispatch: Dispatch, admission: Admission) -> impl Stack {
     let metrics = Arc::clone(&dispatch.metrics);
     let dispatch = Arc::new(dispatch);
-    let service = ServiceBuilder::new()
+    ServiceBuilder::new()
         // Outermost, so that every request has an id, one log line and one count, refused ones too.
         .layer(around(move |request, next| recorded(Arc::clone(&metrics), request, next)))
         // Below the record, so that a panic is recorded; above all that may panic.
@@ -37,8 +34,18 @@ pub fn stack(dispatch: Dispatch, admission: Admission) -> Stack {
         // Before anything that costs: a refused request must be cheap.
         .layer(around(move |request, next| admitted(admission.clone(), request, next)))
         // Innermost: the gateway's own answers, or a worker's.
-        .service(service_fn(move |request| routes(Arc::clone(&dispatch), request)));
-    BoxCloneSyncService::new(service)
+        .service(service_fn(move |request| routes(Arc::clone(&dispatch), request)))
+}
+
+/// What the server can call.
+pub trait Stack:
+    Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static
+{
+}
+
+impl<S> Stack for S where
+    S: Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static
+{
 }
 
 async fn recorded<S>(metrics: Arc<Metrics>, mut request: Request, next: S) -> Result<Response, Infallible>
@@ -46,25 +53,26 @@ where
     S: Service<Request, Response = Response, Error = Infallible>,
 {
     let id = request_id(&request);
-    let record = Record::open(metrics, id, request.method(), request.uri().path());
+    let record = Record::open(metrics, id, request.method().clone(), request.uri().clone());
     request.extensions_mut().insert(Arc::clone(&record));
     let mut response = next.oneshot(request).await?;
     record.status(response.status());
     if let Some(Failed(code)) = response.extensions().get() {
         record.outcome(code);
     }
-    if let Ok(id) = HeaderValue::from_str(record.id()) {
-        response.headers_mut().insert(names::REQUEST_ID, id);
-    }
-    Ok(response.map(|body| Guarded::new(body, record).boxed_unsync()))
+    response.headers_mut().insert(names::REQUEST_ID, record.id_header().clone());
+    Ok(response.map(|body| body.with_record(record)))
 }
 
 /// The client's own id where it is printable and short, so that its logs and ours meet.
-fn request_id(request: &Request) -> String {
-    let given = request.headers().get(names::REQUEST_ID).and_then(|id| id.to_str().ok());
+fn request_id(request: &Request) -> HeaderValue {
+    let printable = |id: &&HeaderValue| id.to_str().is_ok_and(|id| !id.is_empty());
+    let given = request.headers().get(names::REQUEST_ID).filter(printable);
     match given {
-        Some(id) if !id.is_empty() && id.len() <= MAX_REQUEST_ID_BYTES => id.to_owned(),
-        _ => format!("req-{:032x}", fastrand::u128(..)),
+        Some(id) if id.len() <= MAX_REQUEST_ID_BYTES => id.clone(),
+        // Letters and digits are always a header's value.
+        _ => HeaderValue::try_from(format!("req-{:032x}", fastrand::u128(..)))
+            .unwrap_or(HeaderValue::from_static("req")),
     }
 }
 
@@ -97,7 +105,7 @@ where
     match admission.admit() {
         Ok(permit) => {
             let response = next.oneshot(request).await?;
-            Ok(response.map(|body| Guarded::new(body, permit).boxed_unsync()))
+            Ok(response.map(|body| body.with_permit(permit)))
         }
         Err(error) => Ok(error.to_response()),
     }

@@ -7,6 +7,7 @@ small JSON object, as routers probe this and that. Knows nothing of models; the 
 
 import argparse
 import heapq
+import itertools
 import json
 import math
 import select
@@ -27,8 +28,10 @@ LAST = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
 class Conn:
+    serial = itertools.count()
+
     def __init__(self, sock):
-        self.sock, self.buffer, self.left = sock, b"", 0
+        self.sock, self.buffer, self.left, self.serial = sock, b"", 0, next(Conn.serial)
 
 
 def whole_request(buffer: bytes):
@@ -70,7 +73,7 @@ def main():
             return
         conn.left = args.events - 1
         conn.sock.sendall(HEAD + EVENT)
-        heapq.heappush(due, (math.ceil((time.monotonic() + gap) * 1e3) / 1e3, fd, conn))
+        heapq.heappush(due, (math.ceil((time.monotonic() + gap) * 1e3) / 1e3, conn.serial, fd, conn))
 
     def readable(fd):
         conn = conns.get(fd)
@@ -100,7 +103,7 @@ def main():
                 close(fd)
         now = time.monotonic()
         while due and due[0][0] <= now:
-            at, fd, conn = heapq.heappop(due)
+            at, _, fd, conn = heapq.heappop(due)
             if conns.get(fd) is not conn:
                 continue
             conn.left -= 1
@@ -110,7 +113,7 @@ def main():
                 close(fd)
                 continue
             if conn.left:
-                heapq.heappush(due, (at + gap, fd, conn))
+                heapq.heappush(due, (at + gap, conn.serial, fd, conn))
 
 
 if __name__ == "__main__":
