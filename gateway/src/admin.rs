@@ -121,7 +121,7 @@ struct Row {
 fn workers(router: &Router) -> Vec<u8> {
     let row = |worker: &Arc<crate::fleet::Worker>| Row {
         worker: worker.name.clone(),
-        state: worker.state().as_str(),
+        state: worker.condition(),
         models: worker.models().into_iter().map(|model| model.id).collect(),
         weight: worker.weight,
         requests_in_flight: worker.load.requests(),

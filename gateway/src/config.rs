@@ -3,6 +3,7 @@
 //! `args.rs`.
 
 mod file;
+mod timeouts;
 mod worker;
 
 use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf, time::Duration};
@@ -12,6 +13,7 @@ use keyway_wire::block_hash::HashKey;
 
 pub use self::{
     file::{File, LimitsFile, LogFormat, ModelTable, RoutingFile},
+    timeouts::Timeouts,
     worker::{KvSource, WorkerConfig, WorkerEntry, WorkerTable},
 };
 use crate::limits;
@@ -56,8 +58,8 @@ pub struct Config {
     pub max_connections: usize,
     /// Time for open requests after SIGTERM.
     pub drain_timeout: Duration,
-    /// Time to open a connection to a worker.
-    pub connect_timeout: Duration,
+    /// How long the parts of a request may take.
+    pub timeouts: Timeouts,
 }
 
 impl TryFrom<File> for Config {
@@ -110,7 +112,7 @@ impl TryFrom<File> for Config {
             max_in_flight: limits.max_in_flight.unwrap_or(limits::MAX_IN_FLIGHT),
             max_connections: limits.max_connections.unwrap_or(limits::MAX_CONNECTIONS),
             drain_timeout: limits.drain_seconds.map_or(limits::DRAIN_TIMEOUT, Duration::from_secs),
-            connect_timeout: limits.connect_timeout_ms.map_or(limits::CONNECT_TIMEOUT, Duration::from_millis),
+            timeouts: Timeouts::try_from(limits)?,
         };
         for (name, value) in [
             ("limits.max_body_bytes", config.max_body_bytes),

@@ -13,14 +13,18 @@ use http::{
     uri::PathAndQuery,
 };
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use keyway_core::{index::WorkerId, pick::Pick};
+use keyway_core::{RetryBudget, breaker::Verdict, index::WorkerId, pick::Pick};
 use keyway_wire::headers as names;
+use parking_lot::Mutex;
 
 use crate::{
     body::{Request, Response},
+    clock,
+    config::Timeouts,
     error::Error,
     fleet::Worker,
     headers,
+    impatient::{Impatient, TooSlow},
     limits::MAX_ATTEMPTS,
     metrics::Metrics,
     record::Record,
@@ -48,11 +52,21 @@ pub struct Dispatch {
     pub max_body_bytes: usize,
     /// Whether answers name the worker and the reason.
     pub expose_routing: bool,
+    /// How long the parts of a request may take.
+    pub timeouts: Timeouts,
+    /// How many requests may be sent again.
+    pub retry_budget: Arc<Mutex<RetryBudget>>,
 }
 
 impl Dispatch {
     /// Serves one request under `/v1/`.
     pub async fn handle(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
+        let late = Error::Deadline { limit: self.timeouts.request };
+        let deadline = record.started() + self.timeouts.request;
+        clock::timeout_at(deadline, self.serve(request, record)).await.unwrap_or(Err(late))
+    }
+
+    async fn serve(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
         let (parts, body) = request.into_parts();
         let body = self.read_body(&parts, body).await?;
         let routing = self.metrics.routing.start_timer();
@@ -60,6 +74,7 @@ impl Dispatch {
         info.model = info.model.or_else(|| model_in_path(&parts));
         record.model(self.metrics.model(info.model.as_deref()));
         routing.observe_duration();
+        self.retry_budget.lock().request();
         let choice = self.router.choose(&info, &[]).await?;
         self.attempt(parts, body, info, choice, record).await
     }
@@ -70,8 +85,11 @@ impl Dispatch {
         if declared.is_some_and(|bytes| bytes > self.max_body_bytes as u64) {
             return Err(too_large);
         }
-        match Limited::new(body, self.max_body_bytes).collect().await {
+        let idle = self.timeouts.body_idle;
+        let body = Limited::new(Impatient::new(body, idle), self.max_body_bytes);
+        match body.collect().await {
             Ok(whole) => Ok(whole.to_bytes()),
+            Err(error) if error.is::<TooSlow>() => Err(Error::BodyTooSlow { limit: idle }),
             Err(error) if error.is::<LengthLimitError>() => Err(too_large),
             Err(error) => Err(Error::BodyUnreadable(error.to_string())),
         }
@@ -87,14 +105,15 @@ impl Dispatch {
     ) -> Result<Response, Error> {
         let mut tried: Vec<WorkerId> = Vec::new();
         loop {
-            let Choice { worker, pick, ticket } = choice;
+            let Choice { worker, pick, mut ticket } = choice;
             record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
             let outgoing = outgoing(&parts, body.clone(), &worker, record);
             match self.upstream.send(worker.origin(), outgoing).await {
                 Ok(answer) => {
                     self.router.worker_answered(&worker);
                     let series = self.metrics.model(info.model.as_deref());
-                    let mut response = relay::relay(answer, ticket, info, pick, Arc::clone(record), series);
+                    let told = relay::Told { ticket, info, pick, record: Arc::clone(record), series };
+                    let mut response = relay::relay(answer, told, self.timeouts);
                     self.expose(&mut response, &worker, &pick);
                     return Ok(response);
                 }
@@ -102,13 +121,20 @@ impl Dispatch {
                     tracing::warn!(worker = %worker.name, id = record.id(), error = error.as_str(), "worker gave no answer");
                     if error == SendError::Connect {
                         self.router.worker_failed(&worker);
-                    } else if !may_repeat(&parts) {
-                        return Err(Error::WorkerLost);
+                    } else {
+                        ticket.judge(Verdict::Bad);
+                        if !may_repeat(&parts) {
+                            return Err(Error::WorkerLost);
+                        }
                     }
                     // Its weight and placement go before the next worker is chosen.
                     drop(ticket);
                     tried.push(worker.id);
                     if tried.len() == MAX_ATTEMPTS {
+                        return Err(Error::WorkerLost);
+                    }
+                    if !self.retry_budget.lock().take(self.router.now()) {
+                        self.metrics.retries_refused.inc();
                         return Err(Error::WorkerLost);
                     }
                     // With no worker left, what became of this attempt says more than "none is ready".

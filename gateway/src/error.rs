@@ -48,6 +48,24 @@ pub enum Error {
     /// The worker broke off in the middle of its answer.
     #[error("the worker broke off in the middle of its answer")]
     StreamLost,
+    /// The worker's answer began and then stopped.
+    #[error("the worker sent nothing for {} s in the middle of its answer", limit.as_secs_f64())]
+    Stalled {
+        /// `limits.answer_idle_ms`.
+        limit: Duration,
+    },
+    /// The request took longer than any may.
+    #[error("the request took longer than {} s, the limit of this gateway (limits.request_timeout_ms)", limit.as_secs_f64())]
+    Deadline {
+        /// The limit.
+        limit: Duration,
+    },
+    /// The client stopped in the middle of its body.
+    #[error("no more of the request body came for {} s (limits.body_idle_ms)", limit.as_secs_f64())]
+    BodyTooSlow {
+        /// The limit.
+        limit: Duration,
+    },
     /// A bug of ours: the request's task panicked.
     #[error("internal error of the gateway")]
     Internal,
@@ -79,6 +97,13 @@ impl Error {
             Self::NoWorker => row(StatusCode::SERVICE_UNAVAILABLE, server, "no_worker_ready", None, SOON),
             Self::WorkerLost => row(StatusCode::BAD_GATEWAY, server, "worker_lost", None, None),
             Self::StreamLost => row(StatusCode::BAD_GATEWAY, server, "stream_lost", None, None),
+            Self::Stalled { .. } => row(StatusCode::GATEWAY_TIMEOUT, server, "worker_stalled", None, None),
+            Self::Deadline { .. } => {
+                row(StatusCode::GATEWAY_TIMEOUT, server, "deadline_exceeded", None, None)
+            }
+            Self::BodyTooSlow { .. } => {
+                row(StatusCode::REQUEST_TIMEOUT, invalid, "body_too_slow", None, None)
+            }
             Self::Internal => row(StatusCode::INTERNAL_SERVER_ERROR, server, "internal_error", None, None),
         }
     }

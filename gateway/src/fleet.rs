@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 
 use crate::{
     config::{KvSource, WorkerConfig},
+    ejection::{Ejections, Gate},
     residency::Residency,
     upstream::Origin,
 };
@@ -53,11 +54,18 @@ pub struct Worker {
     health: Mutex<Health>,
     models: RwLock<Option<Vec<Model>>>,
     failed: Notify,
+    gate: Arc<Gate>,
 }
 
 impl Worker {
     /// A worker that has yet to answer its first probe. `token_id` is its identity in the index for blocks of tokens.
-    pub fn new(id: WorkerId, token_id: WorkerId, config: &WorkerConfig, now: Duration) -> Self {
+    pub fn new(
+        id: WorkerId,
+        token_id: WorkerId,
+        config: &WorkerConfig,
+        now: Duration,
+        ejections: &Arc<Ejections>,
+    ) -> Self {
         Self {
             residency: Residency::new(token_id, config.kv_events.clone(), config.block_size),
             id,
@@ -72,6 +80,7 @@ impl Worker {
             health: Mutex::new(Health::new(now)),
             models: RwLock::new(None),
             failed: Notify::new(),
+            gate: ejections.gate(config.name()),
         }
     }
 
@@ -117,14 +126,27 @@ impl Worker {
         *self.models.write() = Some(models);
     }
 
-    /// Whether it takes requests now.
+    /// Whether it takes requests now: it is reachable, and answers well enough.
     pub fn routable(&self) -> bool {
-        self.health.lock().routable()
+        self.health.lock().routable() && self.gate.admits()
+    }
+
+    /// What lets requests through to it.
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
     }
 
     /// Its state, for people.
     pub fn state(&self) -> State {
         self.health.lock().state()
+    }
+
+    /// How it is doing, for people.
+    pub fn condition(&self) -> &'static str {
+        match self.state() {
+            State::Ready if !self.gate.admits() => "ejected",
+            state => state.as_str(),
+        }
     }
 
     /// Where it publishes KV events.
@@ -157,7 +179,7 @@ pub struct Fleet {
 
 impl Fleet {
     /// A fleet of the configured workers.
-    pub fn new(configs: &[WorkerConfig], now: Duration) -> Self {
+    pub fn new(configs: &[WorkerConfig], now: Duration, ejections: &Arc<Ejections>) -> Self {
         let fleet = Self::default();
         for config in configs {
             let id = fleet.id_for(&config.name());
@@ -166,7 +188,7 @@ impl Fleet {
                 Some(_) => fleet.id_for(&format!("{} tokens", config.name())),
                 None => id,
             };
-            fleet.workers.insert(id, Arc::new(Worker::new(id, token_id, config, now)));
+            fleet.workers.insert(id, Arc::new(Worker::new(id, token_id, config, now, ejections)));
         }
         fleet
     }

@@ -19,12 +19,14 @@ pub mod clock;
 pub mod config;
 pub mod decision_log;
 pub mod dispatch;
+pub mod ejection;
 #[cfg(feature = "embedded-worker")]
 pub mod embedded;
 pub mod error;
 pub mod explain;
 pub mod fleet;
 pub mod headers;
+pub mod impatient;
 pub mod json;
 pub mod kv_events;
 pub mod limits;

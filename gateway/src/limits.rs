@@ -24,6 +24,17 @@ pub const HEAD_BUFFER_BYTES: usize = 128 << 10;
 /// Time to open a connection to a worker. Within a data centre a SYN is lost at most twice in this time.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Time between two pieces of a request's body, as a defence against slow-body attacks; a phone's longest gaps are
+/// shorter.
+pub const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Time between two pieces of an answer that has begun: an engine that preempts a stream and computes a long prompt in
+/// between takes a minute or two. Before the first piece only the whole request's time counts: queues may be long.
+pub const ANSWER_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Time from a request's head to its answer's end: 100,000 tokens at 30 a second.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(3_600);
+
 /// Workers tried for one request, the first included.
 pub const MAX_ATTEMPTS: usize = 3;
 

@@ -7,8 +7,8 @@ mod per_model;
 use std::sync::Arc;
 
 use prometheus::{
-    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder, core::Collector,
+    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
 };
 
 use self::per_model::{Families, PerModel};
@@ -39,6 +39,10 @@ pub struct Metrics {
     pub picks: IntCounterVec,
     /// `keyway_retries_total{reason}`.
     pub retries: IntCounterVec,
+    /// `keyway_retries_refused_total`: the budget was spent.
+    pub retries_refused: IntCounter,
+    /// `keyway_worker_ejections_total{worker}`.
+    pub ejections: IntCounterVec,
     /// `keyway_worker_ready{worker}`.
     pub worker_ready: IntGaugeVec,
     /// `keyway_routing_seconds`: reading and hashing.
@@ -138,6 +142,15 @@ impl Metrics {
             connections: d.gauge("keyway_connections", "Open client connections.")?,
             picks: d.counter("keyway_picks_total", "Routing decisions.", &["worker", "reason"])?,
             retries: d.counter("keyway_retries_total", "Attempts on another worker.", &["reason"])?,
+            retries_refused: d.register(IntCounter::new(
+                "keyway_retries_refused_total",
+                "Attempts on another worker that the retry budget did not allow.",
+            ))?,
+            ejections: d.counter(
+                "keyway_worker_ejections_total",
+                "Times that a worker was taken out for its failures, or stayed out after a trial.",
+                &["worker"],
+            )?,
             worker_ready: d.gauges(
                 "keyway_worker_ready",
                 "1 where the worker takes requests.",

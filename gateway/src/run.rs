@@ -2,6 +2,8 @@
 
 use std::{future::Future, io, net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
 
+use keyway_core::RetryBudget;
+use parking_lot::Mutex;
 use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
@@ -11,6 +13,7 @@ use crate::{
     config::{Config, WorkerConfig},
     decision_log::DecisionLog,
     dispatch::Dispatch,
+    ejection::Ejections,
     fleet::Fleet,
     kv_events, limits,
     metrics::Metrics,
@@ -45,8 +48,9 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
 
     let clock = Clock::start();
     let metrics = Arc::new(Metrics::new().map_err(io::Error::other)?);
-    let fleet = Arc::new(Fleet::new(&config.workers, clock.now()));
-    let upstream = Upstream::new(Connector::new(config.connect_timeout));
+    let ejections = Ejections::new(clock, config.workers.len(), Some(metrics.ejections.clone()));
+    let fleet = Arc::new(Fleet::new(&config.workers, clock.now(), &ejections));
+    let upstream = Upstream::new(Connector::new(config.timeouts.connect));
     let keyer = KeyerConfig { key: config.hash_key, block_bytes: block_bytes(config) };
     let tokenizers = config.tokenizers.iter().map(|(name, dir)| (name.as_str(), dir.as_path()));
     let tokens = TokenKeyer::load(tokenizers, Arc::clone(&metrics)).map_err(io::Error::other)?;
@@ -83,6 +87,8 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
         tokens: Arc::clone(&tokens),
         max_body_bytes: config.max_body_bytes,
         expose_routing: config.expose_routing,
+        timeouts: config.timeouts,
+        retry_budget: Arc::new(Mutex::new(RetryBudget::new(clock.now()))),
     };
     let admission = Admission::new(config.max_in_flight, metrics.in_flight.clone());
     let (stop, stopped) = watch::channel(false);

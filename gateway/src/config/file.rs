@@ -80,6 +80,12 @@ pub struct LimitsFile {
     pub drain_seconds: Option<u64>,
     /// Milliseconds to open a connection to a worker.
     pub connect_timeout_ms: Option<u64>,
+    /// Milliseconds between two pieces of a request's body.
+    pub body_idle_ms: Option<u64>,
+    /// Milliseconds between two pieces of an answer, once it has begun.
+    pub answer_idle_ms: Option<u64>,
+    /// Milliseconds from a request's head to its answer's end.
+    pub request_timeout_ms: Option<u64>,
 }
 
 /// `[[model]]`

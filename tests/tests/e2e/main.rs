@@ -10,6 +10,7 @@
 mod cache_size;
 mod cancel;
 mod config;
+mod ejection;
 mod explain;
 mod kv_routing;
 mod lifecycle;
@@ -23,6 +24,7 @@ mod real_workers;
 mod routing;
 mod secrets;
 mod streaming;
+mod timeouts;
 mod upstream_failure;
 mod waiting;
 mod zero_config;
