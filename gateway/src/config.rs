@@ -4,6 +4,7 @@
 
 mod file;
 mod timeouts;
+mod tls;
 mod worker;
 
 use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf, time::Duration};
@@ -14,7 +15,8 @@ use keyway_wire::block_hash::HashKey;
 pub use self::{
     file::{File, LimitsFile, LogFormat, ModelTable, RoutingFile},
     timeouts::Timeouts,
-    worker::{KvSource, WorkerConfig, WorkerEntry, WorkerTable},
+    tls::{TlsFiles, WorkerTls},
+    worker::{KvSource, WorkerConfig, WorkerEntry, WorkerTable, port_of},
 };
 use crate::limits;
 
@@ -58,6 +60,8 @@ pub struct Config {
     pub max_connections: usize,
     /// Time for open requests after SIGTERM.
     pub drain_timeout: Duration,
+    /// TLS for clients.
+    pub tls: Option<TlsFiles>,
     /// How long the parts of a request may take.
     pub timeouts: Timeouts,
 }
@@ -112,6 +116,7 @@ impl TryFrom<File> for Config {
             max_in_flight: limits.max_in_flight.unwrap_or(limits::MAX_IN_FLIGHT),
             max_connections: limits.max_connections.unwrap_or(limits::MAX_CONNECTIONS),
             drain_timeout: limits.drain_seconds.map_or(limits::DRAIN_TIMEOUT, Duration::from_secs),
+            tls: file.tls,
             timeouts: Timeouts::try_from(limits)?,
         };
         for (name, value) in [

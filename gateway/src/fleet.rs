@@ -73,7 +73,7 @@ impl Worker {
             weight: config.weight,
             load: Load::default(),
             rate: Mutex::default(),
-            origin: Origin::of(&config.url),
+            origin: Origin::of(&config.url, config.tls.clone()),
             prefix: config.url.path().trim_end_matches('/').to_owned(),
             model: config.model.clone(),
             api_key: config.api_key.clone(),

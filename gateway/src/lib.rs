@@ -45,6 +45,7 @@ pub mod scrape;
 pub mod server;
 pub mod sse;
 pub mod stack;
+pub mod tls;
 pub mod token_keyer;
 pub mod upstream;
 pub mod usage;

@@ -18,6 +18,12 @@ pub const MAX_H2_STREAMS: u32 = 1_024;
 /// Time for a client to send its request head, as a defence against slow-header attacks.
 pub const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Time for a client to finish the TLS handshake: some round trips across the world.
+pub const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often the files of certificates are looked at: some calls of the kernel.
+pub const TLS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Bytes of request head that HTTP/1.1 buffers: room for a 64 KiB head twice over.
 pub const HEAD_BUFFER_BYTES: usize = 128 << 10;
 

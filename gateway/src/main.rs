@@ -46,7 +46,12 @@ fn check(config: &Config) {
 
 fn serve(config: Config) -> Outcome {
     log_to_stderr(config.log_format);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    // On one core there is nobody to hand a task to, and handing them over is what the other kind prepares for.
+    let mut runtime = match std::thread::available_parallelism() {
+        Ok(cores) if cores.get() == 1 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    let runtime = runtime.enable_all().build()?;
     runtime.block_on(async { run::run(config, terminated()?).await })?;
     // Streams that outlived the drain time are cut here.
     runtime.shutdown_background();

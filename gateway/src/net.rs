@@ -2,13 +2,17 @@
 //! small, and Nagle's algorithm with delayed ACKs would hold each back 40 ms). No HTTP here; ZMQ is in
 //! `net/zmq.rs`.
 
+mod stream;
 pub mod zmq;
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use hyper_util::rt::TokioIo;
+use rustls::{ClientConfig, pki_types::ServerName};
 pub use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsConnector;
 
+pub use self::stream::Stream;
 use crate::clock;
 
 /// Binds a listener; the error names the address.
@@ -26,7 +30,10 @@ pub async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr
 }
 
 /// A connection to a worker, as hyper reads and writes it.
-pub type Wire = TokioIo<TcpStream>;
+pub type Wire = TokioIo<Stream>;
+
+/// TLS to a worker: by which rules, and whose certificate is expected.
+pub type Security = (Arc<ClientConfig>, ServerName<'static>);
 
 /// Opens connections to workers, within a deadline.
 #[derive(Debug, Clone)]
@@ -41,11 +48,16 @@ impl Connector {
     }
 
     /// Connects to the first address of the name that answers.
-    pub async fn connect(&self, host: &str, port: u16) -> io::Result<Wire> {
+    pub async fn connect(&self, host: &str, port: u16, security: Option<&Security>) -> io::Result<Wire> {
         let timeout = self.timeout;
         let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {timeout:?}"));
-        let stream = clock::timeout(timeout, TcpStream::connect((host, port))).await.map_err(late)??;
-        stream.set_nodelay(true)?;
-        Ok(TokioIo::new(stream))
+        let connecting = async {
+            let stream = TcpStream::connect((host, port)).await?;
+            stream.set_nodelay(true)?;
+            let Some((config, name)) = security else { return Ok(Stream::Plain(stream)) };
+            let connector = TlsConnector::from(Arc::clone(config));
+            Ok(Stream::Tls(Box::new(connector.connect(name.clone(), stream).await?)))
+        };
+        clock::timeout(timeout, connecting).await.map_err(late)?.map(TokioIo::new)
     }
 }

@@ -23,6 +23,7 @@ use crate::{
     routing::Router,
     server::{self, Server},
     stack,
+    tls::ServerTls,
     token_keyer::TokenKeyer,
     upstream::Upstream,
 };
@@ -34,6 +35,8 @@ pub struct Gateway {
     pub addr: SocketAddr,
     /// Where operators connect.
     pub admin_addr: SocketAddr,
+    /// `http` or `https`, for clients.
+    pub scheme: &'static str,
     router: Arc<Router>,
     stop: watch::Sender<bool>,
     serving: JoinHandle<bool>,
@@ -92,14 +95,19 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     };
     let admission = Admission::new(config.max_in_flight, metrics.in_flight.clone());
     let (stop, stopped) = watch::channel(false);
-    let server = |listener, drain_timeout| Server {
+    let tls = config.tls.clone().map(ServerTls::load).transpose().map_err(io::Error::other)?;
+    if let Some(tls) = &tls {
+        background.push(tokio::spawn(Arc::clone(tls).follow_files()));
+    }
+    let server = |listener, drain_timeout, tls| Server {
         listener,
+        tls,
         max_connections: config.max_connections,
         drain_timeout,
         connections: metrics.connections.clone(),
     };
-    let clients = server(listener, config.drain_timeout);
-    let operators = server(admin_listener, Duration::ZERO);
+    let clients = server(listener, config.drain_timeout, tls);
+    let operators = server(admin_listener, Duration::ZERO, None);
     let serving = tokio::spawn(server::serve(clients, stack::stack(dispatch, admission), on(stopped)));
     // The admin listener outlives the drain, so that it can be watched; it ends with the process.
     let admin =
@@ -108,7 +116,8 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     background.push(tokio::spawn(async move {
         server::serve(operators, admin, std::future::pending()).await;
     }));
-    Ok(Gateway { addr, admin_addr, router, stop, serving, background })
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    Ok(Gateway { addr, admin_addr, scheme, router, stop, serving, background })
 }
 
 async fn on(mut stopped: watch::Receiver<bool>) {
@@ -145,7 +154,7 @@ pub async fn run(mut config: Config, shutdown: impl Future<Output = ()>) -> io::
     if embedded.is_some() {
         gateway.ready(Duration::from_secs(10)).await;
     }
-    tracing::info!(policy = %config.policy, workers = config.workers.len(), "listening on http://{}", gateway.addr);
+    tracing::info!(policy = %config.policy, workers = config.workers.len(), "listening on {}://{}", gateway.scheme, gateway.addr);
     if embedded.is_some() {
         welcome(&gateway, &config.workers);
     }

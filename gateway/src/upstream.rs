@@ -74,7 +74,11 @@ impl Upstream {
             tracing::debug!(error = %chain(error), "no connection to the worker");
             SendError::Connect
         };
-        let stream = self.connector.connect(origin.host(), origin.port()).await.map_err(|e| failed(&e))?;
+        let stream = self
+            .connector
+            .connect(origin.host(), origin.port(), origin.security())
+            .await
+            .map_err(|e| failed(&e))?;
         let (sender, connection) = http1::handshake(stream).await.map_err(|e| failed(&e))?;
         Ok(Link::new(sender, connection))
     }

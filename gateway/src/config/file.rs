@@ -6,7 +6,7 @@ use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, WorkerEntry};
+use super::{ConfigError, TlsFiles, WorkerEntry};
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
@@ -37,6 +37,8 @@ pub struct File {
     pub model: Vec<ModelTable>,
     /// How prompts are identified and the index is sized.
     pub routing: RoutingFile,
+    /// TLS for clients.
+    pub tls: Option<TlsFiles>,
     /// Bounds.
     pub limits: LimitsFile,
 }

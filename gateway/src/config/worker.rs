@@ -1,13 +1,14 @@
 //! A worker in the configuration: as the file or a flag names it ([`WorkerEntry`]), and validated ([`WorkerConfig`]).
 
-use std::{fs, path::PathBuf, str::FromStr};
+use std::{fs, path::PathBuf, str::FromStr, sync::Arc};
 
 use http::{HeaderValue, Uri};
+use rustls::ClientConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::ConfigError;
-use crate::limits;
+use super::{ConfigError, WorkerTls};
+use crate::{limits, tls::client_config};
 
 /// A worker in the file.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -31,6 +32,8 @@ pub struct WorkerTable {
     pub weight: Option<f64>,
     /// File that holds the key sent to it as a bearer token, instead of the client's.
     pub api_key_file: Option<PathBuf>,
+    /// For an `https` URL: who is believed, and who the gateway is.
+    pub tls: Option<WorkerTls>,
     /// Where it publishes its KV events: `tcp://HOST:PORT` (vLLM's and SGLang's `endpoint`, keyway-worker's
     /// `--kv-events`).
     pub kv_events: Option<String>,
@@ -75,6 +78,8 @@ pub struct WorkerConfig {
     pub weight: f64,
     /// `Bearer …`, marked sensitive so that it is never printed.
     pub api_key: Option<HeaderValue>,
+    /// How TLS is spoken with it, where its URL begins with `https`.
+    pub tls: Option<Arc<ClientConfig>>,
     /// Where it says what it caches.
     pub kv_events: Option<KvSource>,
     /// Tokens in one of its KV blocks, until it says so itself.
@@ -93,7 +98,7 @@ pub struct KvSource {
 impl WorkerConfig {
     /// `host:port`.
     pub fn name(&self) -> String {
-        format!("{}:{}", self.url.host().unwrap_or_default(), self.url.port_u16().unwrap_or(80))
+        format!("{}:{}", self.url.host().unwrap_or_default(), port_of(&self.url))
     }
 }
 
@@ -129,6 +134,7 @@ impl WorkerTable {
             model: None,
             weight: None,
             api_key_file: None,
+            tls: None,
             kv_events: None,
             kv_replay: None,
             block_size: None,
@@ -162,11 +168,12 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
         let text = &table.url;
         let wrong = |why: &str| ConfigError(format!("worker {text:?}: {why}"));
         let url: Uri = text.parse().map_err(|_| wrong("not a URL; expected such as http://10.0.0.7:8000"))?;
-        match url.scheme_str() {
-            Some("http") => {}
-            Some("https") => return Err(wrong("https to workers is not supported yet; use http")),
-            _ => return Err(wrong("the URL must begin with http://")),
-        }
+        let tls = match (url.scheme_str(), &table.tls) {
+            (Some("http"), None) => None,
+            (Some("http"), Some(_)) => return Err(wrong("tls needs a URL that begins with https://")),
+            (Some("https"), tls) => Some(table_tls(tls.as_ref()).map_err(|error| wrong(&error.0))?),
+            _ => return Err(wrong("the URL must begin with http:// or https://")),
+        };
         if url.host().is_none_or(str::is_empty) || url.query().is_some() {
             return Err(wrong("expected http://HOST:PORT, without a query"));
         }
@@ -180,8 +187,23 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
         }
         let kv_events = table.kv_source().map_err(|why| wrong(&why))?;
         let api_key = table.api_key_file.as_ref().map(read_key).transpose()?;
-        Ok(Self { url, model: table.model.clone(), weight, api_key, kv_events, block_size })
+        Ok(Self { url, model: table.model.clone(), weight, api_key, tls, kv_events, block_size })
     }
+}
+
+/// The port that a URL means.
+pub fn port_of(url: &Uri) -> u16 {
+    url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 })
+}
+
+fn table_tls(tls: Option<&WorkerTls>) -> Result<Arc<ClientConfig>, ConfigError> {
+    let tls = tls.cloned().unwrap_or_default();
+    let identity = match (&tls.cert_file, &tls.key_file) {
+        (None, None) => None,
+        (Some(cert), Some(key)) => Some((cert.as_path(), key.as_path())),
+        _ => return Err(ConfigError("tls.cert_file and tls.key_file need each other".to_owned())),
+    };
+    client_config(tls.ca_file.as_deref(), identity)
 }
 
 fn read_key(path: &PathBuf) -> Result<HeaderValue, ConfigError> {

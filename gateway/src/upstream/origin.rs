@@ -11,11 +11,13 @@ use http::{HeaderValue, Uri};
 use http_body_util::Full;
 use hyper::client::conn::http1;
 use parking_lot::Mutex;
+use rustls::{ClientConfig, pki_types::ServerName};
 
 use crate::{
     clock::Instant,
+    config::port_of,
     limits::{POOL_IDLE_MAX, POOL_IDLE_TIMEOUT},
-    net::Wire,
+    net::{Security, Wire},
 };
 
 /// Where a worker listens. A clone is the same place, with the same idle connections: what makes two connections
@@ -28,6 +30,7 @@ struct Inner {
     host: String,
     port: u16,
     host_header: HeaderValue,
+    security: Option<Security>,
     idle: Mutex<Vec<Idle>>,
 }
 
@@ -38,16 +41,17 @@ struct Idle {
 }
 
 impl Origin {
-    /// The scheme, host and port of a URL.
-    pub fn of(url: &Uri) -> Self {
+    /// The host and port of a URL; with TLS by these rules.
+    pub fn of(url: &Uri, tls: Option<Arc<ClientConfig>>) -> Self {
         let authority = url.authority().map_or("", http::uri::Authority::as_str);
         let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
         Self(Arc::new(Inner {
-            host,
-            port: url.port_u16().unwrap_or(80),
+            port: port_of(url),
+            security: tls.zip(ServerName::try_from(host.clone()).ok()),
             // An authority has no byte that a header's value must not have.
             host_header: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("")),
             idle: Mutex::default(),
+            host,
         }))
     }
 
@@ -59,6 +63,11 @@ impl Origin {
     /// Port.
     pub fn port(&self) -> u16 {
         self.0.port
+    }
+
+    /// TLS, if it wants that.
+    pub(super) fn security(&self) -> Option<&Security> {
+        self.0.security.as_ref()
     }
 
     /// What requests to it carry as `Host`.

@@ -25,6 +25,7 @@ mod routing;
 mod secrets;
 mod streaming;
 mod timeouts;
+mod tls;
 mod upstream_failure;
 mod waiting;
 mod zero_config;
