@@ -9,11 +9,12 @@ mod worker;
 
 use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf, time::Duration};
 
+use http::HeaderValue;
 use keyway_core::{pick::Policy, waiting_room::RoomRules};
 use keyway_wire::block_hash::HashKey;
 
 pub use self::{
-    file::{File, LimitsFile, LogFormat, ModelTable, RoutingFile},
+    file::{AuthFile, File, LimitsFile, LogFormat, ModelTable, RoutingFile},
     timeouts::Timeouts,
     tls::{TlsFiles, WorkerTls},
     worker::{KvSource, WorkerConfig, WorkerEntry, WorkerTable, port_of},
@@ -60,6 +61,10 @@ pub struct Config {
     pub max_connections: usize,
     /// Time for open requests after SIGTERM.
     pub drain_timeout: Duration,
+    /// File of tenants, and whether their prompts share no cache.
+    pub tenants: Option<(PathBuf, bool)>,
+    /// `Bearer …` that operators show, marked sensitive.
+    pub admin_token: Option<HeaderValue>,
     /// TLS for clients.
     pub tls: Option<TlsFiles>,
     /// How long the parts of a request may take.
@@ -116,6 +121,8 @@ impl TryFrom<File> for Config {
             max_in_flight: limits.max_in_flight.unwrap_or(limits::MAX_IN_FLIGHT),
             max_connections: limits.max_connections.unwrap_or(limits::MAX_CONNECTIONS),
             drain_timeout: limits.drain_seconds.map_or(limits::DRAIN_TIMEOUT, Duration::from_secs),
+            tenants: file.auth.tenants_file.map(|path| (path, file.auth.isolate.unwrap_or(true))),
+            admin_token: file.auth.admin_token_file.as_ref().map(worker::read_key).transpose()?,
             tls: file.tls,
             timeouts: Timeouts::try_from(limits)?,
         };

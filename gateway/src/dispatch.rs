@@ -31,6 +31,7 @@ use crate::{
     relay,
     request::{self, KeyerConfig, RequestInfo},
     routing::{Choice, Router},
+    tenants,
     token_keyer::TokenKeyer,
     upstream::{SendError, Upstream},
 };
@@ -69,6 +70,10 @@ impl Dispatch {
     async fn serve(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
         let (parts, body) = request.into_parts();
         let body = self.read_body(&parts, body).await?;
+        let body = match record.visit().as_ref().and_then(|visit| visit.salt()) {
+            Some(salt) if takes_salt(&parts) => tenants::salted(&body, salt)?,
+            _ => body,
+        };
         let routing = self.metrics.routing.start_timer();
         let mut info = read_request(parts.uri.path(), &body, self.keyer, &self.tokens).await;
         info.model = info.model.or_else(|| model_in_path(&parts));
@@ -171,6 +176,18 @@ fn may_repeat(parts: &Parts) -> bool {
     parts.method.is_safe() || (parts.method == Method::POST && is_generation(parts.uri.path()))
 }
 
+/// Whether a request fills a prefix cache, which tenants must not share.
+fn takes_salt(parts: &Parts) -> bool {
+    parts.method == Method::POST && fills_cache(parts.uri.path())
+}
+
+fn fills_cache(path: &str) -> bool {
+    matches!(
+        path,
+        "/v1/chat/completions" | "/v1/completions" | "/v1/messages" | "/v1/responses" | "/generate"
+    )
+}
+
 /// `GET /v1/models/{id}` names its model in the path; an id may hold slashes, written out or as `%2F`.
 fn model_in_path(parts: &Parts) -> Option<String> {
     let id = parts.uri.path().strip_prefix("/v1/models/").filter(|_| parts.method == Method::GET)?;
@@ -178,19 +195,25 @@ fn model_in_path(parts: &Parts) -> Option<String> {
 }
 
 fn is_generation(path: &str) -> bool {
-    matches!(
-        path,
-        "/v1/chat/completions" | "/v1/completions" | "/v1/messages" | "/v1/embeddings" | "/v1/rerank"
-    )
+    fills_cache(path)
+        || matches!(
+            path,
+            "/v1/embeddings" | "/v1/rerank" | "/rerank" | "/v2/rerank" | "/score" | "/classify" | "/pooling"
+        )
 }
 
 fn outgoing(parts: &Parts, body: Bytes, worker: &Worker, record: &Record) -> http::Request<Full<Bytes>> {
     let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let body_bytes = body.len();
     let mut request = http::Request::new(Full::new(body));
     *request.method_mut() = parts.method.clone();
     *request.uri_mut() = worker.target(&path);
     let mut outgoing = parts.headers.clone();
     headers::for_worker(&mut outgoing);
+    if let Some(length) = outgoing.get_mut(CONTENT_LENGTH) {
+        // A tenant's salt makes the body longer.
+        *length = body_bytes.into();
+    }
     outgoing.insert(names::REQUEST_ID, record.id_header().clone());
     if let Some(key) = worker.api_key() {
         outgoing.insert(AUTHORIZATION, key.clone());

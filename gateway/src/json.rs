@@ -24,7 +24,7 @@ impl<'a> Value<'a> {
         cursor.skip_space();
         let object = cursor.peek() == Some(b'{');
         cursor.at += 1;
-        object.then_some(Fields(Parts { cursor, place: Place::Begin, end: b'}', whole: true }))
+        object.then_some(Fields(Parts { cursor, began: 0, place: Place::Begin, end: b'}', whole: true }))
     }
 
     /// As it is written.
@@ -66,6 +66,13 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
+impl<'a> Fields<'a> {
+    /// The field that was returned last, name and value, as it is written.
+    pub fn last_written(&self) -> &'a str {
+        self.0.cursor.text.get(self.0.began..self.0.cursor.at).unwrap_or_default()
+    }
+}
+
 /// See [`Value::items`].
 #[derive(Debug)]
 pub struct Items<'a>(Parts<'a>);
@@ -82,6 +89,8 @@ impl<'a> Iterator for Items<'a> {
 #[derive(Debug)]
 struct Parts<'a> {
     cursor: Cursor<'a>,
+    /// Where the last part begins.
+    began: usize,
     place: Place,
     end: u8,
     /// Whether nothing may follow.
@@ -98,7 +107,7 @@ enum Place {
 
 impl<'a> Parts<'a> {
     fn of(text: &'a str, end: u8) -> Self {
-        Self { cursor: Cursor { text, at: 1 }, place: Place::Begin, end, whole: false }
+        Self { cursor: Cursor { text, at: 1 }, began: 1, place: Place::Begin, end, whole: false }
     }
 
     fn next_with<T>(
@@ -133,6 +142,7 @@ impl<'a> Parts<'a> {
         }
         self.place = Place::Within;
         cursor.skip_space();
+        self.began = cursor.at;
         part(cursor).map(Some)
     }
 }

@@ -11,6 +11,7 @@
 //! `ARCHITECTURE.md` states the invariants and where each is enforced.
 
 pub mod admin;
+pub mod admin_guard;
 pub mod admission;
 pub mod args;
 pub mod around;
@@ -45,6 +46,7 @@ pub mod scrape;
 pub mod server;
 pub mod sse;
 pub mod stack;
+pub mod tenants;
 pub mod tls;
 pub mod token_keyer;
 pub mod upstream;

@@ -24,6 +24,12 @@ pub const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often the files of certificates are looked at: some calls of the kernel.
 pub const TLS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Tenants of one gateway: each is a series of every metric by tenant.
+pub const MAX_TENANTS: usize = 1_000;
+
+/// How often the file of tenants is looked at: a call of the kernel.
+pub const TENANTS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Bytes of request head that HTTP/1.1 buffers: room for a 64 KiB head twice over.
 pub const HEAD_BUFFER_BYTES: usize = 128 << 10;
 

@@ -18,6 +18,7 @@ fn main() -> ExitCode {
             clap_complete::generate(shell, &mut Cli::command(), "keyway", &mut std::io::stdout());
             Ok(())
         }
+        Some(Command::NewKey) => new_key(),
         Some(Command::Config { command: ConfigCommand::Schema }) => schema(),
         Some(Command::Config { command: ConfigCommand::Check(args) }) => {
             args.resolve().map(|c| check(&c)).map_err(Into::into)
@@ -37,6 +38,18 @@ type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 fn schema() -> Outcome {
     println!("{}", serde_json::to_string_pretty(&schemars::schema_for!(File))?);
+    Ok(())
+}
+
+fn new_key() -> Outcome {
+    let mut bits = [0; 32];
+    rustls::crypto::ring::default_provider()
+        .secure_random
+        .fill(&mut bits)
+        .map_err(|_| "the system gives no random bits")?;
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let key = format!("kw-{}", hex(&bits));
+    println!("key         {key}\nkey_sha256  {}", hex(&keyway::tenants::key_hash(key.as_bytes())));
     Ok(())
 }
 

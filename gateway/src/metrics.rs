@@ -41,6 +41,8 @@ pub struct Metrics {
     pub retries: IntCounterVec,
     /// `keyway_retries_refused_total`: the budget was spent.
     pub retries_refused: IntCounter,
+    /// `keyway_tenant_requests_total{tenant,outcome="admitted|rate_limit_exceeded"}`.
+    pub tenants: IntCounterVec,
     /// `keyway_worker_ejections_total{worker}`.
     pub ejections: IntCounterVec,
     /// `keyway_worker_ready{worker}`.
@@ -146,6 +148,11 @@ impl Metrics {
                 "keyway_retries_refused_total",
                 "Attempts on another worker that the retry budget did not allow.",
             ))?,
+            tenants: d.counter(
+                "keyway_tenant_requests_total",
+                "Requests with a tenant's key: let in, or over one of its limits.",
+                &["tenant", "outcome"],
+            )?,
             ejections: d.counter(
                 "keyway_worker_ejections_total",
                 "Times that a worker was taken out for its failures, or stayed out after a trial.",

@@ -11,6 +11,7 @@ use crate::{
     clock::Instant,
     fleet::Worker,
     metrics::{Metrics, ModelSeries},
+    tenants::Visit,
 };
 
 /// What is known of a request so far; shared by the stack and the relay, written when the last of them drops it.
@@ -25,6 +26,8 @@ pub struct Record {
 
 #[derive(Default)]
 struct Line {
+    /// Counts as in flight as long as the record lives: until the answer's end.
+    visit: Option<Arc<Visit>>,
     model: Option<Arc<ModelSeries>>,
     worker: Option<Arc<Worker>>,
     reason: &'static str,
@@ -57,6 +60,16 @@ impl Record {
         self.started
     }
 
+    /// Notes whose request it is.
+    pub fn tenant(&self, visit: Arc<Visit>) {
+        self.line.lock().visit = Some(visit);
+    }
+
+    /// Whose request it is.
+    pub fn visit(&self) -> Option<Arc<Visit>> {
+        self.line.lock().visit.clone()
+    }
+
     /// Notes the model that the body names.
     pub fn model(&self, model: Arc<ModelSeries>) {
         self.line.lock().model = Some(model);
@@ -83,7 +96,11 @@ impl Record {
 
     /// Notes the token counts.
     pub fn usage(&self, usage: Usage) {
-        self.line.lock().usage = usage;
+        let mut line = self.line.lock();
+        if let Some(visit) = &line.visit {
+            visit.charge(&usage);
+        }
+        line.usage = usage;
     }
 
     /// Notes how the request ended. The first word counts; without one the client left.
@@ -103,6 +120,7 @@ impl Drop for Record {
             id = self.id.to_str().unwrap_or_default(),
             method = %self.method,
             path = self.uri.path(),
+            tenant = line.visit.as_ref().map(|visit| visit.tenant().name()),
             model = model.label(),
             status = line.status,
             outcome,

@@ -1,6 +1,6 @@
 //! Puts the parts together: binds both listeners, starts the workers it was given or its own, probes, serves, drains.
 
-use std::{future::Future, io, net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
+use std::{future::Future, io, net::SocketAddr, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
 
 use keyway_core::RetryBudget;
 use parking_lot::Mutex;
@@ -8,6 +8,7 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
     admin::{self, Admin},
+    admin_guard,
     admission::Admission,
     clock::Clock,
     config::{Config, WorkerConfig},
@@ -23,6 +24,7 @@ use crate::{
     routing::Router,
     server::{self, Server},
     stack,
+    tenants::Tenants,
     tls::ServerTls,
     token_keyer::TokenKeyer,
     upstream::Upstream,
@@ -99,6 +101,13 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     if let Some(tls) = &tls {
         background.push(tokio::spawn(Arc::clone(tls).follow_files()));
     }
+    let load_tenants = |(path, isolate): (PathBuf, bool)| {
+        Tenants::load(path, isolate, config.hash_key, clock, metrics.tenants.clone())
+    };
+    let tenants = config.tenants.clone().map(load_tenants).transpose().map_err(io::Error::other)?;
+    if let Some(tenants) = &tenants {
+        background.push(tokio::spawn(Arc::clone(tenants).follow_file()));
+    }
     let server = |listener, drain_timeout, tls| Server {
         listener,
         tls,
@@ -108,11 +117,12 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     };
     let clients = server(listener, config.drain_timeout, tls);
     let operators = server(admin_listener, Duration::ZERO, None);
-    let serving = tokio::spawn(server::serve(clients, stack::stack(dispatch, admission), on(stopped)));
+    let serving =
+        tokio::spawn(server::serve(clients, stack::stack(dispatch, admission, tenants), on(stopped)));
     // The admin listener outlives the drain, so that it can be watched; it ends with the process.
     let admin =
         Admin { router: Arc::clone(&router), metrics, keyer, tokens, max_body_bytes: config.max_body_bytes };
-    let admin = admin::admin(admin);
+    let admin = admin_guard::guarded(config.admin_token.clone(), admin::admin(admin));
     background.push(tokio::spawn(async move {
         server::serve(operators, admin, std::future::pending()).await;
     }));

@@ -19,11 +19,12 @@ use crate::{
     metrics::Metrics,
     models,
     record::Record,
+    tenants::Tenants,
 };
 
 /// Builds the stack that the server calls for each request. Errors have become answers. Nothing in it is boxed: the
 /// future of a request is one value.
-pub fn stack(dispatch: Dispatch, admission: Admission) -> impl Stack {
+pub fn stack(dispatch: Dispatch, admission: Admission, tenants: Option<Arc<Tenants>>) -> impl Stack {
     let metrics = Arc::clone(&dispatch.metrics);
     let dispatch = Arc::new(dispatch);
     ServiceBuilder::new()
@@ -31,11 +32,17 @@ pub fn stack(dispatch: Dispatch, admission: Admission) -> impl Stack {
         .layer(around(move |request, next| recorded(Arc::clone(&metrics), request, next)))
         // Below the record, so that a panic is recorded; above all that may panic.
         .layer(around(panic_safe))
+        // Above the places, so that who may not come in takes none.
+        .layer(around(move |request, next| known(tenants.clone(), request, next)))
         // Before anything that costs: a refused request must be cheap.
         .layer(around(move |request, next| admitted(admission.clone(), request, next)))
         // Innermost: the gateway's own answers, or a worker's.
         .service(service_fn(move |request| routes(Arc::clone(&dispatch), request)))
 }
+
+/// What engines offer beside `/v1/`, by the names that vLLM and SGLang both give or one of them does.
+const ENGINE_PATHS: [&str; 8] =
+    ["/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score", "/classify", "/pooling", "/generate"];
 
 /// What the server can call.
 pub trait Stack:
@@ -98,6 +105,24 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("?")
 }
 
+async fn known<S>(
+    tenants: Option<Arc<Tenants>>,
+    mut request: Request,
+    next: S,
+) -> Result<Response, Infallible>
+where
+    S: Service<Request, Response = Response, Error = Infallible>,
+{
+    if let Some(tenants) = tenants.filter(|_| request.uri().path() != "/health") {
+        match (tenants.admit(request.headers_mut()), request.extensions().get::<Arc<Record>>()) {
+            (Ok(visit), Some(record)) => record.tenant(Arc::new(visit)),
+            (Ok(_), None) => return Ok(Error::Internal.to_response()),
+            (Err(error), _) => return Ok(error.to_response()),
+        }
+    }
+    next.oneshot(request).await
+}
+
 async fn admitted<S>(admission: Admission, request: Request, next: S) -> Result<Response, Infallible>
 where
     S: Service<Request, Response = Response, Error = Infallible>,
@@ -118,9 +143,7 @@ async fn routes(dispatch: Arc<Dispatch>, request: Request) -> Result<Response, I
         (&Method::GET, "/v1/models", Some(record)) => {
             Ok(own(models::merged(dispatch.router.fleet()), &record))
         }
-        (_, path, Some(record)) if path.starts_with("/v1/") && !has_dot_segment(path) => {
-            dispatch.handle(request, &record).await
-        }
+        (_, path, Some(record)) if is_passed(path) => dispatch.handle(request, &record).await,
         _ => Err(Error::NotFound(path.to_owned())),
     };
     Ok(result.unwrap_or_else(|error| error.to_response()))
@@ -130,6 +153,11 @@ async fn routes(dispatch: Arc<Dispatch>, request: Request) -> Result<Response, I
 fn own(response: Response, record: &Record) -> Response {
     record.outcome("complete");
     response
+}
+
+/// Whether requests to a path go to workers: everything under `/v1/`, and engines' own besides that.
+fn is_passed(path: &str) -> bool {
+    (path.starts_with("/v1/") && !has_dot_segment(path)) || ENGINE_PATHS.contains(&path)
 }
 
 /// Whether a path could leave `/v1/` once a worker normalises it.

@@ -16,7 +16,7 @@
 //!
 //! Where an engine publishes its KV events, [`kv_feed`] makes the index exact, over the names of [`token_chain`].
 //! Beside them, [`health`] says whether a worker may be chosen at all, [`breaker`] whether it answers well enough to be,
-//! and [`retry_budget`] how many requests may be sent again.
+//! and [`retry_budget`] how many requests may be sent again; [`rate_limit`] is how much may come in a time.
 
 pub mod breaker;
 pub mod capacity;
@@ -30,6 +30,7 @@ pub mod pace;
 pub mod pick;
 pub mod policy;
 pub mod rate;
+pub mod rate_limit;
 pub mod retry_budget;
 pub mod route;
 pub mod token_chain;
@@ -51,6 +52,7 @@ pub use pace::{Pace, PaceSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};
 pub use policy::{Policy, Reason, UnknownPolicy};
 pub use rate::{PrefillRate, relative_speeds, tokens_per_ms};
+pub use rate_limit::RateLimit;
 pub use retry_budget::RetryBudget;
 pub use route::{consider, quote};
 pub use token_chain::TokenSpace;

@@ -37,6 +37,8 @@ pub struct File {
     pub model: Vec<ModelTable>,
     /// How prompts are identified and the index is sized.
     pub routing: RoutingFile,
+    /// Who may come in.
+    pub auth: AuthFile,
     /// TLS for clients.
     pub tls: Option<TlsFiles>,
     /// Bounds.
@@ -66,6 +68,18 @@ pub struct RoutingFile {
     pub decision_log: Option<PathBuf>,
     /// Share of the choices that are logged there (1.0).
     pub decision_log_share: Option<f64>,
+}
+
+/// `[auth]`
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AuthFile {
+    /// File of tenants, their keys' hashes and their limits; without it everybody may come in.
+    pub tenants_file: Option<PathBuf>,
+    /// Whether tenants' prompts share no cache (true): each gets a `cache_salt` of its own.
+    pub isolate: Option<bool>,
+    /// File with the token that operators show to the admin listener; /livez and /readyz need none.
+    pub admin_token_file: Option<PathBuf>,
 }
 
 /// `[limits]`

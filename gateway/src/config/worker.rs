@@ -206,8 +206,9 @@ fn table_tls(tls: Option<&WorkerTls>) -> Result<Arc<ClientConfig>, ConfigError> 
     client_config(tls.ca_file.as_deref(), identity)
 }
 
-fn read_key(path: &PathBuf) -> Result<HeaderValue, ConfigError> {
-    let wrong = |why: &dyn std::fmt::Display| ConfigError(format!("api_key_file {}: {why}", path.display()));
+/// `Bearer …` with the key in a file.
+pub(super) fn read_key(path: &PathBuf) -> Result<HeaderValue, ConfigError> {
+    let wrong = |why: &dyn std::fmt::Display| ConfigError(format!("key file {}: {why}", path.display()));
     let text = fs::read_to_string(path).map_err(|error| wrong(&error))?;
     let mut value = HeaderValue::from_str(&format!("Bearer {}", text.trim()))
         .map_err(|_| wrong(&"holds characters that a header cannot carry"))?;

@@ -24,6 +24,7 @@ mod real_workers;
 mod routing;
 mod secrets;
 mod streaming;
+mod tenants;
 mod timeouts;
 mod tls;
 mod upstream_failure;
