@@ -101,6 +101,9 @@ impl TryFrom<File> for Config {
             return Err(ConfigError("routing.decision_log_share must be between 0 and 1".to_owned()));
         }
         let room = room_rules(&file.routing)?;
+        // What these files hold is used elsewhere; here, whether it can be.
+        file.tls.as_ref().map(crate::tls::check).transpose()?;
+        file.auth.tenants_file.as_deref().map(crate::tenants::check).transpose()?;
         let limits = &file.limits;
         let config = Self {
             listen,

@@ -7,6 +7,7 @@ use keyway::{
     args::{Cli, Command, ConfigCommand},
     config::{Config, File, LogFormat},
     run,
+    tenants::{hex, key_hash},
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -47,9 +48,8 @@ fn new_key() -> Outcome {
         .secure_random
         .fill(&mut bits)
         .map_err(|_| "the system gives no random bits")?;
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let key = format!("kw-{}", hex(&bits));
-    println!("key         {key}\nkey_sha256  {}", hex(&keyway::tenants::key_hash(key.as_bytes())));
+    println!("key         {key}\nkey_sha256  {}", hex(&key_hash(key.as_bytes())));
     Ok(())
 }
 

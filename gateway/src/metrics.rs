@@ -17,8 +17,6 @@ pub use self::{caches::CacheMetrics, per_model::ModelSeries};
 /// Seconds, from a cached short prompt to a cold 1M-token one.
 const TTFT_BUCKETS: [f64; 16] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0];
-/// Seconds, from speculative decoding to a badly overloaded batch.
-const ITL_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 /// Seconds of routing work, from an empty index to a very long prompt.
 const ROUTING_BUCKETS: [f64; 8] = [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.001, 0.01, 0.1];
 
@@ -101,34 +99,6 @@ impl Metrics {
         let d = Declare(Registry::new());
         let build = d.gauges("keyway_build_info", "Always 1; the version is in the label.", &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let by_model = Families {
-            requests: d.counter("keyway_requests_total", "Requests ended.", &["model", "outcome"])?,
-            ttft: d.histograms(
-                "keyway_time_to_first_token_seconds",
-                "From request head to first event.",
-                &TTFT_BUCKETS,
-            )?,
-            itl: d.histograms(
-                "keyway_inter_token_latency_seconds",
-                "Between the events of a stream.",
-                &ITL_BUCKETS,
-            )?,
-            prompt_tokens: d.counter(
-                "keyway_prompt_tokens_total",
-                "Prompt tokens, as workers report them.",
-                &["model"],
-            )?,
-            generation_tokens: d.counter(
-                "keyway_generation_tokens_total",
-                "Generated tokens, as workers report them.",
-                &["model"],
-            )?,
-            cached_tokens: d.counter(
-                "keyway_cached_tokens_total",
-                "Prompt tokens found in a prefix cache: predicted by the index, reported by the worker.",
-                &["model", "source"],
-            )?,
-        };
         Ok(Self {
             worker_in_flight: d.gauges(
                 "keyway_requests_in_flight",
@@ -177,7 +147,7 @@ impl Metrics {
             index_bytes: d.gauge("keyway_index_bytes", "Memory held by the prefix index.")?,
             index_blocks: d.gauge("keyway_index_blocks", "Block residencies in the prefix index.")?,
             caches: CacheMetrics::declare(&d)?,
-            per_model: PerModel::new(by_model),
+            per_model: PerModel::new(Families::declare(&d)?),
             registry: d.0,
         })
     }

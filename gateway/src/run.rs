@@ -11,7 +11,7 @@ use crate::{
     admin_guard,
     admission::Admission,
     clock::Clock,
-    config::{Config, WorkerConfig},
+    config::{Config, ConfigError, WorkerConfig},
     decision_log::DecisionLog,
     dispatch::Dispatch,
     ejection::Ejections,
@@ -71,18 +71,7 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
         config.index_bytes,
     );
     let router = Arc::new(router.with_log(log.transpose()?).with_room(config.room));
-    let mut background = Vec::new();
-    for worker in fleet.all() {
-        if let Some(source) = worker.kv_source().cloned() {
-            if config.tokenizers.is_empty() {
-                tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");
-            }
-            let (worker, router, metrics) = (Arc::clone(&worker), Arc::clone(&router), Arc::clone(&metrics));
-            background.push(tokio::spawn(kv_events::follow(worker, source, router, metrics)));
-        }
-        let probing = probe::watch(worker, Arc::clone(&router), upstream.clone(), Arc::clone(&metrics));
-        background.push(tokio::spawn(probing));
-    }
+    let mut background = watch_workers(config, &router, &upstream, &metrics);
 
     let dispatch = Dispatch {
         router: Arc::clone(&router),
@@ -97,17 +86,7 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     };
     let admission = Admission::new(config.max_in_flight, metrics.in_flight.clone());
     let (stop, stopped) = watch::channel(false);
-    let tls = config.tls.clone().map(ServerTls::load).transpose().map_err(io::Error::other)?;
-    if let Some(tls) = &tls {
-        background.push(tokio::spawn(Arc::clone(tls).follow_files()));
-    }
-    let load_tenants = |(path, isolate): (PathBuf, bool)| {
-        Tenants::load(path, isolate, config.hash_key, clock, metrics.tenants.clone())
-    };
-    let tenants = config.tenants.clone().map(load_tenants).transpose().map_err(io::Error::other)?;
-    if let Some(tenants) = &tenants {
-        background.push(tokio::spawn(Arc::clone(tenants).follow_file()));
-    }
+    let (tls, tenants) = doors(config, clock, &metrics, &mut background).map_err(io::Error::other)?;
     let server = |listener, drain_timeout, tls| Server {
         listener,
         tls,
@@ -128,6 +107,52 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     }));
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     Ok(Gateway { addr, admin_addr, scheme, router, stop, serving, background })
+}
+
+/// Probes each worker, and follows its KV events.
+fn watch_workers(
+    config: &Config,
+    router: &Arc<Router>,
+    upstream: &Upstream,
+    metrics: &Arc<Metrics>,
+) -> Vec<JoinHandle<()>> {
+    let mut background = Vec::new();
+    for worker in router.fleet().all() {
+        if let Some(source) = worker.kv_source().cloned() {
+            if config.tokenizers.is_empty() {
+                tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");
+            }
+            let (worker, router, metrics) = (Arc::clone(&worker), Arc::clone(router), Arc::clone(metrics));
+            background.push(tokio::spawn(kv_events::follow(worker, source, router, metrics)));
+        }
+        let probing = probe::watch(worker, Arc::clone(router), upstream.clone(), Arc::clone(metrics));
+        background.push(tokio::spawn(probing));
+    }
+    background
+}
+
+/// What stands before clients.
+type Doors = (Option<Arc<ServerTls>>, Option<Arc<Tenants>>);
+
+/// TLS and tenants, both following their files.
+fn doors(
+    config: &Config,
+    clock: Clock,
+    metrics: &Metrics,
+    background: &mut Vec<JoinHandle<()>>,
+) -> Result<Doors, ConfigError> {
+    let tls = config.tls.clone().map(ServerTls::load).transpose()?;
+    if let Some(tls) = &tls {
+        background.push(tokio::spawn(Arc::clone(tls).follow_files()));
+    }
+    let load = |(path, isolate): (PathBuf, bool)| {
+        Tenants::load(path, isolate, config.hash_key, clock, metrics.tenants.clone())
+    };
+    let tenants = config.tenants.clone().map(load).transpose()?;
+    if let Some(tenants) = &tenants {
+        background.push(tokio::spawn(Arc::clone(tenants).follow_file()));
+    }
+    Ok((tls, tenants))
 }
 
 async fn on(mut stopped: watch::Receiver<bool>) {

@@ -8,7 +8,7 @@ mod salt;
 use std::{
     collections::HashMap,
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -21,7 +21,7 @@ use prometheus::IntCounterVec;
 
 use self::file::{KeyHash, Parsed};
 pub use self::{
-    file::{TenantTable, key_hash},
+    file::{TenantTable, hex, key_hash},
     salt::salted,
 };
 use crate::{
@@ -71,6 +71,11 @@ struct Budget {
 /// A tenant's request, which counts as in flight until it is dropped.
 #[derive(Debug)]
 pub struct Visit(Arc<Tenant>);
+
+/// Whether a file of tenants can be used.
+pub fn check(path: &Path) -> Result<(), ConfigError> {
+    file::read(path).map(drop)
+}
 
 impl Tenants {
     /// Reads the file. `isolate`: whether their prompts are kept apart; `salt_key`: from which names are made for that.

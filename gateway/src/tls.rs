@@ -77,6 +77,11 @@ impl ServerTls {
     }
 }
 
+/// Whether the files can be used.
+pub fn check(files: &TlsFiles) -> Result<(), ConfigError> {
+    server_config(files).map(drop)
+}
+
 fn server_config(files: &TlsFiles) -> Result<ServerConfig, ConfigError> {
     let wrong = |error: &dyn std::fmt::Display| {
         ConfigError(format!("tls: {} and its key: {error}", files.cert_file.display()))

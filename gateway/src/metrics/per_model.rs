@@ -8,7 +8,11 @@ use std::{
 use parking_lot::RwLock;
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec};
 
+use super::{Declare, TTFT_BUCKETS};
 use crate::limits::MAX_MODEL_LABELS;
+
+/// Seconds, from speculative decoding to a badly overloaded batch.
+const ITL_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
 /// Of what is counted by model.
 #[derive(Debug, Clone)]
@@ -19,6 +23,39 @@ pub(super) struct Families {
     pub(super) prompt_tokens: IntCounterVec,
     pub(super) generation_tokens: IntCounterVec,
     pub(super) cached_tokens: IntCounterVec,
+}
+
+impl Families {
+    pub(super) fn declare(d: &Declare) -> prometheus::Result<Self> {
+        Ok(Self {
+            requests: d.counter("keyway_requests_total", "Requests ended.", &["model", "outcome"])?,
+            ttft: d.histograms(
+                "keyway_time_to_first_token_seconds",
+                "From request head to first event.",
+                &TTFT_BUCKETS,
+            )?,
+            itl: d.histograms(
+                "keyway_inter_token_latency_seconds",
+                "Between the events of a stream.",
+                &ITL_BUCKETS,
+            )?,
+            prompt_tokens: d.counter(
+                "keyway_prompt_tokens_total",
+                "Prompt tokens, as workers report them.",
+                &["model"],
+            )?,
+            generation_tokens: d.counter(
+                "keyway_generation_tokens_total",
+                "Generated tokens, as workers report them.",
+                &["model"],
+            )?,
+            cached_tokens: d.counter(
+                "keyway_cached_tokens_total",
+                "Prompt tokens found in a prefix cache: predicted by the index, reported by the worker.",
+                &["model", "source"],
+            )?,
+        })
+    }
 }
 
 /// Handles of one model's series. A series appears when it is first counted.
@@ -53,9 +90,9 @@ impl ModelSeries {
     pub fn ended(&self, outcome: &'static str) {
         let of = |outcome| self.families.requests.with_label_values(&[self.label.as_str(), outcome]);
         if outcome == "complete" {
-            self.complete.get_or_init(|| of(outcome)).inc()
+            self.complete.get_or_init(|| of(outcome)).inc();
         } else {
-            of(outcome).inc()
+            of(outcome).inc();
         }
     }
 

@@ -1,6 +1,6 @@
 //! The file of tenants: who may come in by which keys, and how much each may ask for. Keys are in it only as hashes.
 
-use std::{collections::HashMap, fs, path::Path};
+use std::{collections::HashMap, fmt::Write as _, fs, path::Path};
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -13,6 +13,14 @@ pub(super) type KeyHash = [u8; 32];
 /// The hash of a key that a client showed.
 pub fn key_hash(key: &[u8]) -> KeyHash {
     Sha256::digest(key).into()
+}
+
+/// Bytes in hex, as the file wants a hash.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// `[[tenant]]`

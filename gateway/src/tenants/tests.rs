@@ -7,10 +7,6 @@ use prometheus::Opts;
 
 use super::*;
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn table(name: &str, key: &str, limits: &str) -> String {
     format!("[[tenant]]\nname = {name:?}\nkey_sha256 = [\"{}\"]\n{limits}\n", hex(&key_hash(key.as_bytes())))
 }

@@ -49,7 +49,8 @@ fn one_trial_at_a_time_and_pauses_that_double() {
     for _ in 0..CONSECUTIVE_FAILURES {
         breaker.end(Verdict::Bad, false, true, now);
     }
-    assert!(breaker.admits(now + FIRST_PAUSE) && !breaker.admits(now + FIRST_PAUSE - ms(1)));
+    let nearly = FIRST_PAUSE.saturating_sub(ms(1));
+    assert!(breaker.admits(now + FIRST_PAUSE) && !breaker.admits(now + nearly));
 }
 
 #[test]
@@ -77,7 +78,7 @@ fn a_trial_that_says_nothing_makes_room_for_another() {
 #[test]
 fn the_share_of_failures_counts_over_ten_seconds_and_from_some_answers_on() {
     // Every other answer fails: never many in a row.
-    let answer = |i: u32| if i % 2 == 0 { Verdict::Good } else { Verdict::Bad };
+    let answer = |i: u32| if i.is_multiple_of(2) { Verdict::Good } else { Verdict::Bad };
     let mut breaker = Breaker::default();
     let opened: Vec<u32> = (0..20).filter(|&i| breaker.end(answer(i), false, true, ms(0))).collect();
     assert_eq!(opened, [19], "with the twentieth");
@@ -88,7 +89,7 @@ fn the_share_of_failures_counts_over_ten_seconds_and_from_some_answers_on() {
 
     // Four of five good ones: never.
     let mut breaker = Breaker::default();
-    let answer = |i: u32| if i % 5 == 0 { Verdict::Bad } else { Verdict::Good };
+    let answer = |i: u32| if i.is_multiple_of(5) { Verdict::Bad } else { Verdict::Good };
     assert!((0..1_000).all(|i| !breaker.end(answer(i), false, true, ms(u64::from(i)))));
 }
 
