@@ -8,7 +8,9 @@ VLLM_ROUTER=0.1.17
 
 usage() {
     cat <<'EOF_USAGE'
-Usage: tests/external/data_plane/run.sh [arguments of bench.py]
+Usage: tests/external/data_plane/run.sh [cancel] [arguments of bench.py or cancel.py]
+
+  cancel                   how soon a worker notices that its client has left, instead of what a request costs
 
   --proxies nginx,keyway,sglang-router,vllm-router   which to measure, in this order
   --only unary|streams     half of it
@@ -40,5 +42,10 @@ if [[ -z ${BIN_DIR:-} ]]; then
     cargo build --release --manifest-path "$root/Cargo.toml" -p keyway -p keyway-loadtest
     BIN_DIR=${CARGO_TARGET_DIR:-$root/target}/release
 fi
-exec python3 "$root/tests/external/data_plane/bench.py" --keyway "$BIN_DIR/keyway" \
-    --loadtest "$BIN_DIR/keyway-loadtest" --venv "$SCRATCH/venv" "$@"
+here=$root/tests/external/data_plane
+if [[ ${1:-} == cancel ]]; then
+    shift
+    exec python3 "$here/cancel.py" --keyway "$BIN_DIR/keyway" --venv "$SCRATCH/venv" "$@"
+fi
+exec python3 "$here/bench.py" --keyway "$BIN_DIR/keyway" --loadtest "$BIN_DIR/keyway-loadtest" \
+    --venv "$SCRATCH/venv" "$@"
