@@ -17,6 +17,7 @@
 //! Where an engine publishes its KV events, [`kv_feed`] makes the index exact, over the names of [`token_chain`].
 //! Beside them, [`health`] says whether a worker may be chosen at all.
 
+pub mod autoscale;
 pub mod capacity;
 pub mod cost;
 pub mod health;
