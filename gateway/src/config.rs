@@ -1,6 +1,9 @@
 //! The configuration: what the file may say ([`File`]), and what the gateway runs with ([`Config`]), validated. Where a
 //! value comes from (flag, environment, file, default) is decided in `args.rs`.
 
+mod discovery;
+mod scale;
+
 use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf, str::FromStr, time::Duration};
 
 use http::{HeaderValue, Uri};
@@ -9,6 +12,10 @@ use keyway_wire::block_hash::HashKey;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::{
+    discovery::{DiscoveryConfig, DiscoveryFile, DnsName, HostRule},
+    scale::{ModelScale, ScaleConfig, ScaleFile},
+};
 use crate::limits;
 
 /// One line that says what is wrong with the configuration and where.
@@ -47,6 +54,10 @@ pub struct File {
     pub routing: RoutingFile,
     /// Bounds.
     pub limits: LimitsFile,
+    /// Workers that come and go.
+    pub discovery: DiscoveryFile,
+    /// How many workers each model is to have.
+    pub scale: ScaleFile,
 }
 
 /// `[routing]`
@@ -157,7 +168,7 @@ impl<'de> Deserialize<'de> for WorkerEntry {
 }
 
 /// A worker, validated.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct WorkerConfig {
     /// Scheme, authority and perhaps a path before `/v1`.
     pub url: Uri,
@@ -322,6 +333,10 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// Time to open a connection to a worker.
     pub connect_timeout: Duration,
+    /// Where workers that come and go are learned of.
+    pub discovery: DiscoveryConfig,
+    /// What is wanted of each model's fleet.
+    pub scale: ScaleConfig,
 }
 
 impl File {
@@ -343,14 +358,7 @@ impl TryFrom<File> for Config {
     fn try_from(file: File) -> Result<Self, ConfigError> {
         let listen = file.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8080)));
         let policy = file.policy.as_deref().map(str::parse::<Policy>).transpose();
-        let workers = file.worker.iter().map(|entry| match entry {
-            WorkerEntry::Url(url) => url.parse(),
-            WorkerEntry::Table(table) => WorkerConfig::try_from(table),
-        });
-        let workers = workers.collect::<Result<Vec<WorkerConfig>, _>>()?;
-        if let Some(twice) = first_duplicate(workers.iter().map(WorkerConfig::name)) {
-            return Err(ConfigError(format!("worker {twice} is listed twice")));
-        }
+        let workers = workers(&file.worker)?;
         let tokenizers: Vec<_> = file.model.into_iter().map(|model| (model.name, model.tokenizer)).collect();
         if let Some(twice) = first_duplicate(tokenizers.iter().map(|(name, _)| name.clone())) {
             return Err(ConfigError(format!("model {twice} has two tokenizers")));
@@ -388,6 +396,8 @@ impl TryFrom<File> for Config {
             max_connections: limits.max_connections.unwrap_or(limits::MAX_CONNECTIONS),
             drain_timeout: limits.drain_seconds.map_or(limits::DRAIN_TIMEOUT, Duration::from_secs),
             connect_timeout: limits.connect_timeout_ms.map_or(limits::CONNECT_TIMEOUT, Duration::from_millis),
+            discovery: DiscoveryConfig::try_from(&file.discovery)?,
+            scale: ScaleConfig::try_from(&file.scale)?,
         };
         for (name, value) in [
             ("limits.max_body_bytes", config.max_body_bytes),
@@ -399,6 +409,19 @@ impl TryFrom<File> for Config {
             }
         }
         Ok(config)
+    }
+}
+
+/// The workers of a list, each once.
+pub fn workers(entries: &[WorkerEntry]) -> Result<Vec<WorkerConfig>, ConfigError> {
+    let workers = entries.iter().map(|entry| match entry {
+        WorkerEntry::Url(url) => url.parse(),
+        WorkerEntry::Table(table) => WorkerConfig::try_from(table),
+    });
+    let workers = workers.collect::<Result<Vec<WorkerConfig>, _>>()?;
+    match first_duplicate(workers.iter().map(WorkerConfig::name)) {
+        Some(twice) => Err(ConfigError(format!("worker {twice} is listed twice"))),
+        None => Ok(workers),
     }
 }
 

@@ -17,6 +17,7 @@ use keyway_core::{index::WorkerId, pick::Pick};
 use keyway_wire::headers as names;
 
 use crate::{
+    autoscale::Autoscale,
     body::{Request, Response},
     error::Error,
     fleet::Worker,
@@ -36,6 +37,8 @@ use crate::{
 pub struct Dispatch {
     /// Chooses workers.
     pub router: Arc<Router>,
+    /// Follows what requests ask of the fleet, and lets them wait for a first worker.
+    pub scale: Arc<Autoscale>,
     /// Reaches workers.
     pub upstream: Upstream,
     /// Counts.
@@ -60,7 +63,9 @@ impl Dispatch {
         info.model = info.model.or_else(|| model_in_path(&parts));
         record.model(info.model.clone());
         routing.observe_duration();
-        let choice = self.router.choose(&info, &[]).await?;
+        let demand = self.scale.enter(&self.router, &info);
+        let mut choice = self.scale.choose(&self.router, &info).await?;
+        choice.ticket.carry(demand);
         self.attempt(parts, body, info, choice, record).await
     }
 
@@ -87,7 +92,7 @@ impl Dispatch {
     ) -> Result<Response, Error> {
         let mut tried: Vec<WorkerId> = Vec::new();
         loop {
-            let Choice { worker, pick, ticket } = choice;
+            let Choice { worker, pick, mut ticket } = choice;
             record.picked(&worker.name, pick.reason.as_str(), pick.matched_tokens);
             let outgoing = outgoing(&parts, body.clone(), &worker, record);
             match self.upstream.send(outgoing).await {
@@ -106,6 +111,7 @@ impl Dispatch {
                         return Err(Error::WorkerLost);
                     }
                     // Its weight and placement go before the next worker is chosen.
+                    let demand = ticket.give_back();
                     drop(ticket);
                     tried.push(worker.id);
                     if tried.len() == MAX_ATTEMPTS {
@@ -113,6 +119,7 @@ impl Dispatch {
                     }
                     // With no worker left, what became of this attempt says more than "none is ready".
                     choice = self.router.choose(&info, &tried).await.map_err(|_| Error::WorkerLost)?;
+                    demand.into_iter().for_each(|demand| choice.ticket.carry(demand));
                     self.metrics.retries.with_label_values(&[error.as_str()]).inc();
                 }
             }

@@ -45,9 +45,7 @@ pub struct Worker {
     pub rate: Mutex<PrefillRate>,
     /// What it says of its cache.
     pub residency: Residency,
-    base: Uri,
-    model: Option<String>,
-    api_key: Option<HeaderValue>,
+    config: WorkerConfig,
     health: Mutex<Health>,
     models: RwLock<Option<Vec<Model>>>,
     failed: Notify,
@@ -63,9 +61,7 @@ impl Worker {
             weight: config.weight,
             load: Load::default(),
             rate: Mutex::default(),
-            base: config.url.clone(),
-            model: config.model.clone(),
-            api_key: config.api_key.clone(),
+            config: config.clone(),
             health: Mutex::new(Health::new(now)),
             models: RwLock::new(None),
             failed: Notify::new(),
@@ -74,26 +70,38 @@ impl Worker {
 
     /// The worker's URL for a path and query.
     pub fn uri(&self, path: &PathAndQuery) -> Uri {
-        let mut parts = self.base.clone().into_parts();
-        let prefix = self.base.path().trim_end_matches('/');
+        let mut parts = self.config.url.clone().into_parts();
+        let prefix = self.config.url.path().trim_end_matches('/');
         parts.path_and_query = if prefix.is_empty() {
             Some(path.clone())
         } else {
             // A valid path after a valid prefix is a valid path.
             format!("{prefix}{path}").parse().ok()
         };
-        Uri::from_parts(parts).unwrap_or_else(|_| self.base.clone())
+        Uri::from_parts(parts).unwrap_or_else(|_| self.config.url.clone())
     }
 
     /// The credential that replaces the client's, if one is configured.
     pub fn api_key(&self) -> Option<&HeaderValue> {
-        self.api_key.as_ref()
+        self.config.api_key.as_ref()
+    }
+
+    /// What it was made from.
+    pub fn config(&self) -> &WorkerConfig {
+        &self.config
+    }
+
+    /// The model that stands for the worker: the only one it serves, else the first that it lists (an engine's base
+    /// model; its adapters follow).
+    pub fn primary_model(&self) -> Option<String> {
+        let listed = || self.models.read().as_ref()?.first().map(|model| model.id.clone());
+        self.config.model.clone().or_else(listed)
     }
 
     /// Whether requests for `model` may go here. Before its models are known, a worker may serve any.
     pub fn may_serve(&self, model: Option<&str>) -> bool {
         let Some(model) = model else { return true };
-        if let Some(configured) = &self.model {
+        if let Some(configured) = &self.config.model {
             return configured == model;
         }
         self.models.read().as_ref().is_none_or(|known| known.iter().any(|m| m.id == model))
@@ -102,7 +110,7 @@ impl Worker {
     /// The models it serves, as far as known.
     pub fn models(&self) -> Vec<Model> {
         let mut models = self.models.read().clone().unwrap_or_default();
-        if let Some(configured) = &self.model {
+        if let Some(configured) = &self.config.model {
             models.retain(|model| model.id == *configured);
         }
         models
@@ -156,15 +164,27 @@ impl Fleet {
     pub fn new(configs: &[WorkerConfig], now: Duration) -> Self {
         let fleet = Self::default();
         for config in configs {
-            let id = fleet.id_for(&config.name());
-            // Its events clear what they contradict, so what was placed by text is kept apart from them.
-            let token_id = match config.kv_events {
-                Some(_) => fleet.id_for(&format!("{} tokens", config.name())),
-                None => id,
-            };
-            fleet.workers.insert(id, Arc::new(Worker::new(id, token_id, config, now)));
+            fleet.add(config, now);
         }
         fleet
+    }
+
+    /// Adds a worker. One that has its address but still drains is another worker.
+    pub fn add(&self, config: &WorkerConfig, now: Duration) -> Arc<Worker> {
+        let id = self.id_for(&config.name());
+        // Its events clear what they contradict, so what was placed by text is kept apart from them.
+        let token_id = match config.kv_events {
+            Some(_) => self.id_for(&format!("{} tokens", config.name())),
+            None => id,
+        };
+        let worker = Arc::new(Worker::new(id, token_id, config, now));
+        self.workers.insert(id, Arc::clone(&worker));
+        worker
+    }
+
+    /// Forgets a worker that has drained.
+    pub fn remove(&self, id: WorkerId) {
+        self.workers.remove(&id);
     }
 
     /// An id that follows from the name, so that every gateway gives it and their rendezvous orders agree.

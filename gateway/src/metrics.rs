@@ -2,8 +2,10 @@
 //! make series; what lies outside is `other`. Each gateway instance has its own registry.
 
 mod caches;
+mod forget;
+mod scale;
 
-use std::collections::HashSet;
+use std::{cell::RefCell, collections::HashSet};
 
 use parking_lot::Mutex;
 use prometheus::{
@@ -11,14 +13,16 @@ use prometheus::{
     Registry, TextEncoder, core::Collector,
 };
 
-pub use self::caches::CacheMetrics;
+use self::forget::OfWorkers;
+pub use self::{caches::CacheMetrics, scale::ScaleMetrics};
 use crate::limits::MAX_MODEL_LABELS;
 
 /// Seconds, from a cached short prompt to a cold 1M-token one.
 const TTFT_BUCKETS: [f64; 16] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0];
 /// Seconds, from speculative decoding to a badly overloaded batch.
-const ITL_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+const ITL_BUCKETS: [f64; 15] =
+    [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 20.0, 80.0, 300.0];
 /// Seconds of routing work, from an empty index to a very long prompt.
 const ROUTING_BUCKETS: [f64; 8] = [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.001, 0.01, 0.1];
 
@@ -26,6 +30,7 @@ const ROUTING_BUCKETS: [f64; 8] = [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
+    of_workers: Vec<Box<dyn OfWorkers>>,
     model_labels: Mutex<HashSet<String>>,
     /// `keyway_requests_total{model,outcome}`.
     pub requests: IntCounterVec,
@@ -63,21 +68,42 @@ pub struct Metrics {
     pub index_bytes: IntGauge,
     /// `keyway_index_blocks`.
     pub index_blocks: IntGauge,
+    /// `keyway_fleet_workers{state}`.
+    pub fleet: IntGaugeVec,
+    /// `keyway_discovery_updates_total{source,outcome="ok|failed"}`.
+    pub discovery: IntCounterVec,
     /// What is believed of workers' caches, and how true it is.
     pub caches: CacheMetrics,
+    /// How many workers there should be.
+    pub scale: ScaleMetrics,
 }
 
-struct Declare(Registry);
+#[derive(Default)]
+struct Declare {
+    registry: Registry,
+    of_workers: RefCell<Vec<Box<dyn OfWorkers>>>,
+}
 
 impl Declare {
     fn register<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> prometheus::Result<C> {
         let collector = made?;
-        self.0.register(Box::new(collector.clone()))?;
+        self.registry.register(Box::new(collector.clone()))?;
         Ok(collector)
     }
 
+    fn family<C>(&self, made: prometheus::Result<C>, labels: &[&str]) -> prometheus::Result<C>
+    where
+        C: Collector + OfWorkers + Clone + 'static,
+    {
+        let family = self.register(made)?;
+        if labels.contains(&"worker") {
+            self.of_workers.borrow_mut().push(Box::new(family.clone()));
+        }
+        Ok(family)
+    }
+
     fn counter(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntCounterVec> {
-        self.register(IntCounterVec::new(Opts::new(name, help), labels))
+        self.family(IntCounterVec::new(Opts::new(name, help), labels), labels)
     }
 
     fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
@@ -85,11 +111,15 @@ impl Declare {
     }
 
     fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
-        self.register(IntGaugeVec::new(Opts::new(name, help), labels))
+        self.family(IntGaugeVec::new(Opts::new(name, help), labels), labels)
     }
 
     fn real_gauges(&self, name: &str, help: &str) -> prometheus::Result<GaugeVec> {
-        self.register(GaugeVec::new(Opts::new(name, help), &["worker"]))
+        self.real_gauges_of(name, help, &["worker"])
+    }
+
+    fn real_gauges_of(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<GaugeVec> {
+        self.family(GaugeVec::new(Opts::new(name, help), labels), labels)
     }
 
     fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<Histogram> {
@@ -104,7 +134,7 @@ impl Declare {
 impl Metrics {
     /// Declares every series in a registry of its own.
     pub fn new() -> prometheus::Result<Self> {
-        let d = Declare(Registry::new());
+        let d = Declare::default();
         let build = d.gauges("keyway_build_info", "Always 1; the version is in the label.", &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         Ok(Self {
@@ -166,9 +196,17 @@ impl Metrics {
             )?,
             index_bytes: d.gauge("keyway_index_bytes", "Memory held by the prefix index.")?,
             index_blocks: d.gauge("keyway_index_blocks", "Block residencies in the prefix index.")?,
+            fleet: d.gauges("keyway_fleet_workers", "Workers known, by state.", &["state"])?,
+            discovery: d.counter(
+                "keyway_discovery_updates_total",
+                "Looks at a list of workers, by source and whether it could be read.",
+                &["source", "outcome"],
+            )?,
             caches: CacheMetrics::declare(&d)?,
+            scale: ScaleMetrics::declare(&d)?,
             model_labels: Mutex::new(HashSet::new()),
-            registry: d.0,
+            of_workers: d.of_workers.into_inner(),
+            registry: d.registry,
         })
     }
 
@@ -178,6 +216,11 @@ impl Metrics {
         if labels.len() < MAX_MODEL_LABELS && !labels.contains(model) {
             labels.insert(model.to_owned());
         }
+    }
+
+    /// Removes every series of a worker that is gone.
+    pub fn forget_worker(&self, worker: &str) {
+        self.of_workers.iter().for_each(|family| family.forget(worker));
     }
 
     /// The label for a model that a client named: itself if the fleet has it.
@@ -214,6 +257,20 @@ mod tests {
         metrics.requests.with_label_values(&[metrics.model_label(Some("m")), "complete"]).inc();
         let text = String::from_utf8(metrics.render()).unwrap();
         assert_eq!(text.lines().filter(|line| line.starts_with("keyway_requests_total")).count(), 2);
+    }
+
+    #[test]
+    fn nothing_of_a_worker_stays_when_it_is_gone() {
+        let metrics = Metrics::new().unwrap();
+        for worker in ["a:1", "a:10"] {
+            metrics.picks.with_label_values(&[worker, "prefix"]).inc();
+            metrics.picks.with_label_values(&[worker, "least_loaded"]).inc();
+            metrics.worker_in_flight.with_label_values(&[worker]).inc();
+            metrics.caches.kv_lag.with_label_values(&[worker]).set(0.5);
+        }
+        metrics.forget_worker("a:1");
+        let text = String::from_utf8(metrics.render()).unwrap();
+        assert!(!text.contains("\"a:1\"") && text.matches("\"a:10\"").count() == 4, "{text}");
     }
 
     #[test]

@@ -7,12 +7,15 @@ use tokio::{sync::watch, task::JoinHandle};
 use crate::{
     admin::{self, Admin},
     admission::Admission,
+    autoscale::Autoscale,
     clock::Clock,
     config::{Config, WorkerConfig},
     decision_log::DecisionLog,
+    discovery,
     dispatch::Dispatch,
     fleet::Fleet,
-    kv_events, limits,
+    limits,
+    members::{Members, Source},
     metrics::Metrics,
     net::{self, Connector},
     probe,
@@ -32,12 +35,13 @@ pub struct Gateway {
     /// Where operators connect.
     pub admin_addr: SocketAddr,
     router: Arc<Router>,
+    members: Arc<Members>,
     stop: watch::Sender<bool>,
     serving: JoinHandle<bool>,
     background: Vec<JoinHandle<()>>,
 }
 
-/// Binds and starts. `config.workers` must not be empty.
+/// Binds and starts. Without `config.workers` and a discovery that is dynamic it can only refuse requests.
 pub async fn start(config: &Config) -> io::Result<Gateway> {
     let listener = net::listen(config.listen).await?;
     let admin_listener = net::listen(config.admin_listen).await?;
@@ -63,20 +67,21 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     );
     let router = Arc::new(router.with_log(log.transpose()?).with_room(config.room));
     let mut background = Vec::new();
+    let members = Members::new(Arc::clone(&router), upstream.clone(), Arc::clone(&metrics));
     for worker in fleet.all() {
-        if let Some(source) = worker.kv_source().cloned() {
-            if config.tokenizers.is_empty() {
-                tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");
-            }
-            let (worker, router, metrics) = (Arc::clone(&worker), Arc::clone(&router), Arc::clone(&metrics));
-            background.push(tokio::spawn(kv_events::follow(worker, source, router, metrics)));
+        if worker.kv_source().is_some() && config.tokenizers.is_empty() {
+            tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");
         }
-        let probing = probe::watch(worker, Arc::clone(&router), upstream.clone(), Arc::clone(&metrics));
-        background.push(tokio::spawn(probing));
+        members.adopt(worker, Source::Static);
     }
+    let watching = discovery::watch(config.discovery.clone(), Arc::clone(&members), Arc::clone(&metrics));
+    background.push(tokio::spawn(watching));
+    let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
+    background.push(tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router))));
 
     let dispatch = Dispatch {
         router: Arc::clone(&router),
+        scale: Arc::clone(&scale),
         upstream,
         metrics: Arc::clone(&metrics),
         keyer,
@@ -96,13 +101,21 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     let operators = server(admin_listener, Duration::ZERO);
     let serving = tokio::spawn(server::serve(clients, stack::stack(dispatch, admission), on(stopped)));
     // The admin listener outlives the drain, so that it can be watched; it ends with the process.
-    let admin =
-        Admin { router: Arc::clone(&router), metrics, keyer, tokens, max_body_bytes: config.max_body_bytes };
+    let admin = Admin {
+        router: Arc::clone(&router),
+        metrics,
+        keyer,
+        tokens,
+        max_body_bytes: config.max_body_bytes,
+        members: Arc::clone(&members),
+        allow: config.discovery.admin_allow.clone(),
+        scale,
+    };
     let admin = admin::admin(admin);
     background.push(tokio::spawn(async move {
         server::serve(operators, admin, std::future::pending()).await;
     }));
-    Ok(Gateway { addr, admin_addr, router, stop, serving, background })
+    Ok(Gateway { addr, admin_addr, router, members, stop, serving, background })
 }
 
 async fn on(mut stopped: watch::Receiver<bool>) {
@@ -127,13 +140,18 @@ impl Gateway {
         self.stop.send_replace(true);
         let drained = self.serving.await.unwrap_or(false);
         self.background.iter().for_each(JoinHandle::abort);
+        self.members.stop();
         drained
     }
 }
 
 /// Serves until `shutdown`; what `keyway` without a subcommand does.
 pub async fn run(mut config: Config, shutdown: impl Future<Output = ()>) -> io::Result<()> {
-    let embedded = if config.workers.is_empty() { Some(embedded(&mut config).await?) } else { None };
+    let embedded = if config.workers.is_empty() && !config.discovery.is_dynamic() {
+        Some(embedded(&mut config).await?)
+    } else {
+        None
+    };
     let gateway = start(&config).await?;
     tracing::info!("admin on http://{}", gateway.admin_addr);
     if embedded.is_some() {

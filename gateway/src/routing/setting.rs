@@ -129,6 +129,17 @@ impl Router {
         })
     }
 
+    /// Tokens of a request's prompt; an estimate, unless it was tokenised.
+    pub fn prompt_tokens(&self, request: &RequestInfo) -> u64 {
+        match &request.tokens {
+            Some(prompt) => prompt.total,
+            None => {
+                let bytes = request.chain.total_bytes as f64;
+                (bytes / self.bytes_per_token(request.model.as_deref())).ceil() as u64
+            }
+        }
+    }
+
     fn by_text(&self, request: &RequestInfo, workers: Vec<Arc<Worker>>) -> Setting {
         let bytes_per_token = self.bytes_per_token(request.model.as_deref());
         let view = View {
@@ -139,7 +150,7 @@ impl Router {
             view_of: vec![0; workers.len()],
             workers,
             views: vec![view],
-            prompt_tokens: (request.chain.total_bytes as f64 / bytes_per_token).ceil() as u64,
+            prompt_tokens: self.prompt_tokens(request),
             by_tokens: false,
         }
     }
