@@ -162,6 +162,7 @@ impl Autoscale {
         }
         metrics.need.with_label_values(&label).set(sum.need);
         metrics.correction.with_label_values(&label).set(sum.correction);
+        metrics.margin.with_label_values(&label).set(sum.spare);
         metrics.guard.with_label_values(&label).set(sum.guard.into());
         metrics.peak.with_label_values(&label).set(sum.peak.into());
         for reason in Reason::ALL {

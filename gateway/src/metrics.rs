@@ -3,6 +3,7 @@
 
 mod caches;
 mod forget;
+mod reference;
 mod scale;
 
 use std::{cell::RefCell, collections::HashSet};
@@ -14,7 +15,7 @@ use prometheus::{
 };
 
 use self::forget::OfWorkers;
-pub use self::{caches::CacheMetrics, scale::ScaleMetrics};
+pub use self::{caches::CacheMetrics, reference::Family, scale::ScaleMetrics};
 use crate::limits::MAX_MODEL_LABELS;
 
 /// Seconds, from a cached short prompt to a cold 1M-token one.
@@ -31,6 +32,7 @@ const ROUTING_BUCKETS: [f64; 8] = [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000
 pub struct Metrics {
     registry: Registry,
     of_workers: Vec<Box<dyn OfWorkers>>,
+    families: Vec<Family>,
     model_labels: Mutex<HashSet<String>>,
     /// `keyway_requests_total{model,outcome}`.
     pub requests: IntCounterVec,
@@ -82,20 +84,31 @@ pub struct Metrics {
 struct Declare {
     registry: Registry,
     of_workers: RefCell<Vec<Box<dyn OfWorkers>>>,
+    families: RefCell<Vec<Family>>,
 }
 
 impl Declare {
-    fn register<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> prometheus::Result<C> {
+    fn register<C: Collector + Clone + 'static>(
+        &self,
+        kind: &'static str,
+        made: prometheus::Result<C>,
+    ) -> prometheus::Result<C> {
         let collector = made?;
+        self.families.borrow_mut().extend(collector.desc().into_iter().map(|desc| Family::new(desc, kind)));
         self.registry.register(Box::new(collector.clone()))?;
         Ok(collector)
     }
 
-    fn family<C>(&self, made: prometheus::Result<C>, labels: &[&str]) -> prometheus::Result<C>
+    fn family<C>(
+        &self,
+        kind: &'static str,
+        made: prometheus::Result<C>,
+        labels: &[&str],
+    ) -> prometheus::Result<C>
     where
         C: Collector + OfWorkers + Clone + 'static,
     {
-        let family = self.register(made)?;
+        let family = self.register(kind, made)?;
         if labels.contains(&"worker") {
             self.of_workers.borrow_mut().push(Box::new(family.clone()));
         }
@@ -103,15 +116,15 @@ impl Declare {
     }
 
     fn counter(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntCounterVec> {
-        self.family(IntCounterVec::new(Opts::new(name, help), labels), labels)
+        self.family("counter", IntCounterVec::new(Opts::new(name, help), labels), labels)
     }
 
     fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
-        self.register(IntGauge::new(name, help))
+        self.register("gauge", IntGauge::new(name, help))
     }
 
     fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
-        self.family(IntGaugeVec::new(Opts::new(name, help), labels), labels)
+        self.family("gauge", IntGaugeVec::new(Opts::new(name, help), labels), labels)
     }
 
     fn real_gauges(&self, name: &str, help: &str) -> prometheus::Result<GaugeVec> {
@@ -119,15 +132,21 @@ impl Declare {
     }
 
     fn real_gauges_of(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<GaugeVec> {
-        self.family(GaugeVec::new(Opts::new(name, help), labels), labels)
+        self.family("gauge", GaugeVec::new(Opts::new(name, help), labels), labels)
     }
 
     fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<Histogram> {
-        self.register(Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())))
+        self.register(
+            "histogram",
+            Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())),
+        )
     }
 
     fn histograms(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<HistogramVec> {
-        self.register(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["model"]))
+        self.register(
+            "histogram",
+            HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["model"]),
+        )
     }
 }
 
@@ -206,6 +225,7 @@ impl Metrics {
             scale: ScaleMetrics::declare(&d)?,
             model_labels: Mutex::new(HashSet::new()),
             of_workers: d.of_workers.into_inner(),
+            families: d.families.into_inner(),
             registry: d.registry,
         })
     }
@@ -230,6 +250,11 @@ impl Metrics {
             Some(_) => "other",
             None => "none",
         }
+    }
+
+    /// Every family, in the order declared.
+    pub fn families(&self) -> &[Family] {
+        &self.families
     }
 
     /// The exposition in Prometheus' text format.

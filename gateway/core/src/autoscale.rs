@@ -187,6 +187,8 @@ pub struct Sum {
     pub correction: f64,
     /// Workers that the guard asks for; 0 where it does not.
     pub guard: u32,
+    /// Factor from what is needed to what is needed with a margin, `U / (U - margin)`.
+    pub spare: f64,
     /// What the last `scale_in_after` would have needed with a margin.
     pub peak: u32,
     /// The result.
@@ -309,7 +311,7 @@ impl Scaler {
             terms.greatest()
         };
         self.desired = desired;
-        Sum { terms, need, correction: self.correction, guard, peak, desired, reason }
+        Sum { terms, need, correction: self.correction, guard, spare, peak, desired, reason }
     }
 
     /// The greatest of `scale_in_after`, `value` among them.

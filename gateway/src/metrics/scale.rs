@@ -15,6 +15,8 @@ pub struct ScaleMetrics {
     pub need: GaugeVec,
     /// `keyway_scale_correction_ratio{model}`.
     pub correction: GaugeVec,
+    /// `keyway_scale_margin_ratio{model}`.
+    pub margin: GaugeVec,
     /// `keyway_scale_guard_workers{model}`.
     pub guard: IntGaugeVec,
     /// `keyway_scale_peak_workers{model}`.
@@ -61,6 +63,11 @@ impl ScaleMetrics {
             correction: d.real_gauges_of(
                 "keyway_scale_correction_ratio",
                 "Factor on the terms that missed SLOs have taught; at least 1.",
+                model,
+            )?,
+            margin: d.real_gauges_of(
+                "keyway_scale_margin_ratio",
+                "Factor from workers needed to workers that must be enough before one is given up.",
                 model,
             )?,
             guard: d.gauges(

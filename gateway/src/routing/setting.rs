@@ -92,8 +92,10 @@ impl Router {
     /// The workers that may serve a request and were not `tried` yet, and what it looks like to them.
     pub fn setting(&self, request: &RequestInfo, tried: &[WorkerId]) -> Result<Setting, Error> {
         let mut workers = self.fleet.all();
+        let anybody = !workers.is_empty();
         workers.retain(|worker| worker.may_serve(request.model.as_deref()));
-        if let (true, Some(model)) = (workers.is_empty(), &request.model) {
+        // While nobody is there it is not known which models are.
+        if let (true, true, Some(model)) = (anybody, workers.is_empty(), &request.model) {
             let known = self.fleet.model_ids().join(", ");
             return Err(Error::ModelNotFound { model: model.clone(), known });
         }
