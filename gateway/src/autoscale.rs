@@ -67,13 +67,15 @@ struct PoolState {
     unsent_tokens: f64,
     /// Uncached tokens of requests at a worker without a first token.
     sent_tokens: f64,
-    /// Uncached tokens of requests at a worker, until their end.
+    /// Uncached tokens of requests past their first token: who still waits for it waits in a queue and holds no cache, and to
+    /// count a queue as cache would ask for workers to keep it in.
     held_tokens: f64,
     waiting: u64,
     running: u64,
     first_waiting: u64,
-    /// Tokens per second of a worker, as last known.
+    /// Tokens per second of a worker, as last known, and when; `None` while it is the operator's guess.
     rate: f64,
+    rated: Option<Duration>,
     last: Option<(Seen, Sum)>,
 }
 
@@ -288,6 +290,7 @@ impl PoolState {
             running: 0,
             first_waiting: 0,
             rate: scale.prior_tokens_per_s,
+            rated: None,
             last: None,
         }
     }
@@ -295,7 +298,8 @@ impl PoolState {
     fn sum(&mut self, now: Duration, workers: &[&Arc<Worker>]) -> (Seen, Sum) {
         let ready: Vec<&Arc<Worker>> = workers.iter().copied().filter(|worker| worker.routable()).collect();
         let rates = ready.iter().filter_map(|worker| worker.rate.lock().tokens_per_second());
-        self.rate = mean(rates).unwrap_or(self.rate);
+        let measured = mean(rates);
+        self.take_rate(now, measured);
         let caches = ready.iter().filter_map(|worker| worker.residency.capacity.lock().tokens());
         let starting = workers.iter().filter(|worker| worker.state() == State::Joining).count();
         let share = self.uncached_share;
@@ -315,6 +319,21 @@ impl PoolState {
         let sum = self.scaler.step(now, &seen);
         self.last = Some((seen, sum));
         (seen, sum)
+    }
+
+    /// Takes a rate that is higher at once, and one that is lower over the scale-in time: an overloaded worker looks slow,
+    /// and a sum that believed it would ask for more and more just when it is too late.
+    fn take_rate(&mut self, now: Duration, measured: Option<f64>) {
+        let Some(measured) = measured else { return };
+        let memory_s = self.scaler.rules().scale_in_after.as_secs_f64().max(1e-3);
+        self.rate = match self.rated {
+            Some(then) if measured < self.rate => {
+                let elapsed = now.saturating_sub(then).as_secs_f64();
+                self.rate + (measured - self.rate) * (1.0 - (-elapsed / memory_s).exp())
+            }
+            _ => measured,
+        };
+        self.rated = Some(now);
     }
 
     fn learn_share(&mut self, prompt_tokens: u64, uncached_tokens: u64) {

@@ -51,7 +51,6 @@ impl Demand {
             let mut state = pool.state.lock();
             state.waiting += 1;
             state.sent_tokens += uncached as f64;
-            state.held_tokens += uncached as f64;
             if first {
                 state.learn_share(self.prompt_tokens, uncached);
             }
@@ -89,7 +88,6 @@ impl Demand {
             Stage::Sent { uncached } => {
                 state.waiting -= 1;
                 state.sent_tokens -= uncached as f64;
-                state.held_tokens -= uncached as f64;
             }
             Stage::Running { uncached } => {
                 state.running -= 1;

@@ -49,9 +49,9 @@ async fn a_request_counts_as_what_it_is_and_is_gone_when_dropped() {
     let mut demand = scale.enter(&router, &request("adapter"));
     assert_eq!(state(&scale, "base"), (1, 0, true, 0.0, 0.0));
     demand.sent(60);
-    assert_eq!(state(&scale, "base"), (1, 0, false, 60.0, 60.0));
+    assert_eq!(state(&scale, "base"), (1, 0, false, 60.0, 0.0));
     demand.sent(40);
-    assert_eq!(state(&scale, "base"), (1, 0, false, 40.0, 40.0));
+    assert_eq!(state(&scale, "base"), (1, 0, false, 40.0, 0.0));
     demand.first_token();
     demand.first_token();
     assert_eq!(state(&scale, "base"), (0, 1, false, 0.0, 40.0));
@@ -114,4 +114,22 @@ async fn the_wait_for_a_first_worker_ends() {
     assert_eq!((router.now() - asked).as_secs(), 60);
     let (never, router) = setup("");
     assert!(never.choose(&router, &request("m")).await.is_err());
+}
+
+#[test]
+fn a_worker_that_looks_slow_under_load_is_believed_slowly() {
+    let mut state = PoolState::new(&ScaleConfig::try_from(&ScaleFile::default()).unwrap().default);
+    let s = Duration::from_secs;
+    state.take_rate(s(0), Some(1_000.0));
+    assert_eq!(state.rate, 1_000.0, "a measurement replaces the guess at once");
+    state.take_rate(s(1), Some(4_000.0));
+    assert_eq!(state.rate, 4_000.0);
+    state.take_rate(s(31), Some(2_000.0));
+    assert!((3_700.0..3_900.0).contains(&state.rate), "{}", state.rate);
+    for t in 32..1_500 {
+        state.take_rate(s(t), Some(2_000.0));
+    }
+    assert!((1_999.0..2_050.0).contains(&state.rate), "{}", state.rate);
+    state.take_rate(s(1_500), None);
+    assert!(state.rate < 2_050.0);
 }

@@ -19,4 +19,5 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 PATH="${KEYWAY_TEST_VENV:-$root/.venv}/bin:$PATH"
 "$venv/bin/python" page.py "$bin/keyway" "$bin/keyway-loadtest" "${KEYWAY_SHOTS:-$work/shots}"
+if command -v buildah >/dev/null; then ./images.sh "$bin"; else echo "SKIPPED: images; please install buildah" >&2; fi
 python3 closed_loop.py "$bin/keyway" "$bin/keyway-loadtest"
