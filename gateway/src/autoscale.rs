@@ -72,6 +72,8 @@ struct PoolState {
     held_tokens: f64,
     waiting: u64,
     running: u64,
+    /// Seconds from a request's first token to its end, of late.
+    run_s: Option<f64>,
     first_waiting: u64,
     /// Tokens per second of a worker, as last known, and when; `None` while it is the operator's guess.
     rate: f64,
@@ -288,6 +290,7 @@ impl PoolState {
             held_tokens: 0.0,
             waiting: 0,
             running: 0,
+            run_s: None,
             first_waiting: 0,
             rate: scale.prior_tokens_per_s,
             rated: None,
@@ -310,6 +313,7 @@ impl PoolState {
             waiting: self.waiting,
             running: self.running,
             kv_tokens: self.held_tokens,
+            flow: self.run_s.map_or(f64::INFINITY, |run_s| self.arrivals.requests_per_second(now) * run_s),
             kv_tokens_per_worker: mean(caches.map(|tokens| tokens as f64)),
             prefill_tokens_per_s: self.rate,
             ttft_p90_s: self.ttft.quantile(now, 0.9),
@@ -334,6 +338,11 @@ impl PoolState {
             _ => measured,
         };
         self.rated = Some(now);
+    }
+
+    fn learn_run(&mut self, seconds: f64) {
+        let known = self.run_s.get_or_insert(seconds);
+        *known += SHARE_GAIN * (seconds - *known);
     }
 
     fn learn_share(&mut self, prompt_tokens: u64, uncached_tokens: u64) {

@@ -5,7 +5,7 @@
 //! prefill = uncached tokens a second / (V U)          what comes must be computed
 //! backlog = uncached tokens that wait / (V budget)    what waits must be computed in time for the SLO
 //! decode  = running requests / running_per_worker
-//! kv      = tokens held by requests / (kv_share * tokens of a worker's cache)
+//! kv      = tokens that running requests hold / (kv_share * tokens of a worker's cache)
 //! steady  = max(prefill, decode, kv)
 //! need    = c max(steady, min(backlog, (1 + catch_up) steady), 1 if anybody is here)
 //! out     = max(ceil(need), guard, min)
@@ -18,6 +18,9 @@
 //! - Tokens that a cache holds cost nothing, so they are not in it, and a queue counts by its work, not by its length.
 //! - A backlog is what a fleet that was too small has left behind. Workers that are only starting do not shrink it, so
 //!   taken at its word it would ask for many times too many: it adds at most `catch_up`.
+//! - A worker with a queue runs as many requests as fit, whatever is needed: while the backlog is the greater part, `decode` and
+//!   `kv` are at most what flows through, arrivals times the time that a request runs (J. Little, 1961). Otherwise each worker
+//!   that comes would be full too, and ask for the next.
 //! - `c` is what the guard has learned: when the SLO is missed although nobody is starting and the sum holds, the sum is
 //!   wrong (prompts that differ, a noisy machine), and one more worker in ten is asked for. It fades over an hour, so that the
 //!   fleet does not swing between what the sum says and what the SLO needs.
@@ -88,7 +91,7 @@ impl Default for ScaleRules {
 }
 
 /// What one gateway sees of a model at one moment.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Seen {
     /// Uncached prompt tokens per second that came lately.
     pub uncached_tokens_per_s: f64,
@@ -100,8 +103,11 @@ pub struct Seen {
     pub waiting: u64,
     /// Requests past their first token.
     pub running: u64,
-    /// Tokens of KV cache that requests hold or are about to.
+    /// Tokens of KV cache that running requests hold.
     pub kv_tokens: f64,
+    /// Requests that would run if all that comes began at once: arrivals a second times the seconds that one runs. Infinite where
+    /// that is unknown.
+    pub flow: f64,
     /// Tokens that one worker's cache holds, if that is known.
     pub kv_tokens_per_worker: Option<f64>,
     /// Prompt tokens that one worker computes in a second.
@@ -112,6 +118,25 @@ pub struct Seen {
     pub ready: u32,
     /// Workers known that do not take requests yet or at the moment.
     pub starting: u32,
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        Self {
+            uncached_tokens_per_s: 0.0,
+            mean_uncached_tokens: 0.0,
+            backlog_tokens: 0.0,
+            waiting: 0,
+            running: 0,
+            kv_tokens: 0.0,
+            flow: f64::INFINITY,
+            kv_tokens_per_worker: None,
+            prefill_tokens_per_s: 0.0,
+            ttft_p90_s: None,
+            ready: 0,
+            starting: 0,
+        }
+    }
 }
 
 /// The terms of the sum, in workers.
@@ -204,16 +229,17 @@ impl Terms {
         let own_s = seen.mean_uncached_tokens / rate;
         let floor_slo = MIN_SHARE_OF_SLO * rules.ttft_slo_s;
         let budget_s = (MEAN_SHARE_OF_SLO * (rules.ttft_slo_s - own_s)).max(floor_slo);
-        let kv = seen
-            .kv_tokens_per_worker
-            .map_or(0.0, |tokens| seen.kv_tokens / positive(rules.kv_share * tokens));
+        let prefill = seen.uncached_tokens_per_s / (rate * positive(rules.utilisation));
+        let backlog = seen.backlog_tokens / (rate * positive(budget_s));
+        let running = seen.running as f64;
+        // How much of what runs is there because work waits.
+        let flows = if backlog > prefill && running > seen.flow { seen.flow / running } else { 1.0 };
+        let kv = |tokens: f64| flows * seen.kv_tokens / positive(rules.kv_share * tokens);
         Self {
-            prefill: seen.uncached_tokens_per_s / (rate * positive(rules.utilisation)),
-            backlog: seen.backlog_tokens / (rate * positive(budget_s)),
-            decode: rules
-                .running_per_worker
-                .map_or(0.0, |per_worker| seen.running as f64 / positive(per_worker)),
-            kv,
+            prefill,
+            backlog,
+            decode: rules.running_per_worker.map_or(0.0, |per_worker| flows * running / positive(per_worker)),
+            kv: seen.kv_tokens_per_worker.map_or(0.0, kv),
         }
     }
 

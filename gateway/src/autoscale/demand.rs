@@ -13,7 +13,7 @@ enum Stage {
     /// A worker has it; no first token yet.
     Sent { uncached: u64 },
     /// It has its first token.
-    Running { uncached: u64 },
+    Running { uncached: u64, since: Duration },
 }
 
 /// One request's part. Counts until it is dropped.
@@ -65,10 +65,10 @@ impl Demand {
     }
 
     /// Its prompt is computed.
-    pub fn first_token(&mut self) {
+    pub fn first_token(&mut self, now: Duration) {
         if let Stage::Sent { uncached } = self.stage {
             self.leave_stage();
-            self.stage = Stage::Running { uncached };
+            self.stage = Stage::Running { uncached, since: now };
             if let Some(pool) = &self.pool {
                 let mut state = pool.state.lock();
                 state.running += 1;
@@ -89,10 +89,19 @@ impl Demand {
                 state.waiting -= 1;
                 state.sent_tokens -= uncached as f64;
             }
-            Stage::Running { uncached } => {
+            Stage::Running { uncached, .. } => {
                 state.running -= 1;
                 state.held_tokens -= uncached as f64;
             }
+        }
+    }
+}
+
+impl Demand {
+    /// It ends now; whoever only drops it does not say when.
+    pub fn ended(&self, now: Duration) {
+        if let (Some(pool), Stage::Running { since, .. }) = (&self.pool, self.stage) {
+            pool.state.lock().learn_run(now.saturating_sub(since).as_secs_f64());
         }
     }
 }

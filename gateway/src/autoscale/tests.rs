@@ -52,9 +52,11 @@ async fn a_request_counts_as_what_it_is_and_is_gone_when_dropped() {
     assert_eq!(state(&scale, "base"), (1, 0, false, 60.0, 0.0));
     demand.sent(40);
     assert_eq!(state(&scale, "base"), (1, 0, false, 40.0, 0.0));
-    demand.first_token();
-    demand.first_token();
+    demand.first_token(Duration::from_secs(1));
+    demand.first_token(Duration::from_secs(2));
     assert_eq!(state(&scale, "base"), (0, 1, false, 0.0, 40.0));
+    demand.ended(Duration::from_secs(4));
+    assert_eq!(scale.pools.read()["base"].state.lock().run_s, Some(3.0));
     drop(demand);
     assert_eq!(state(&scale, "base"), (0, 0, false, 0.0, 0.0));
     drop(scale.enter(&router, &request("base")));

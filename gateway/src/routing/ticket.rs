@@ -77,7 +77,7 @@ impl Ticket {
         // What an exact worker is expected to hold is expected until the answer's end.
         self.placement = self.placement.take().filter(Placement::is_expected);
         if let Some(demand) = &mut self.demand {
-            demand.first_token();
+            demand.first_token(self.router.now());
         }
         self.stop_waiting(true);
     }
@@ -159,6 +159,9 @@ impl Router {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let answered = !self.stop_waiting(false);
+        if let Some(demand) = &self.demand {
+            demand.ended(self.router.now());
+        }
         self.worker.load.end();
         self.in_flight.dec();
         if let Some(placement) = self.placement.take() {

@@ -41,6 +41,26 @@ fn the_terms() {
 }
 
 #[test]
+fn what_runs_because_work_waits_asks_for_nothing() {
+    let rules = ScaleRules { running_per_worker: Some(10.0), ..rules() };
+    let full = Seen {
+        uncached_tokens_per_s: 1_500.0,
+        running: 40,
+        kv_tokens: 40_000.0,
+        kv_tokens_per_worker: Some(10_000.0),
+        ..seen()
+    };
+    let of = |flow, backlog_tokens| {
+        let terms = Terms::of(&rules, &Seen { flow, backlog_tokens, ..full });
+        (terms.decode, terms.kv)
+    };
+    assert_eq!(of(20.0, 1_000.0), (4.0, 5.0), "nothing to catch up with");
+    assert_eq!(of(20.0, 9_000.0), (2.0, 2.5));
+    assert_eq!(of(80.0, 9_000.0), (4.0, 5.0), "more would run if it could");
+    assert_eq!(of(f64::INFINITY, 9_000.0), (4.0, 5.0), "nothing has ended yet");
+}
+
+#[test]
 fn a_backlog_adds_no_more_than_the_catch_up() {
     let terms = Terms { prefill: 5.0, backlog: 100.0, decode: 0.0, kv: 0.0 };
     assert_eq!(terms.need(0.2, true), 6.0);

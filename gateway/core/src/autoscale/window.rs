@@ -52,6 +52,12 @@ impl TokenRate {
         self.slots.iter().map(|slot| slot.1).sum::<f64>() / seen.as_secs_f64()
     }
 
+    /// Requests per second, of the same time.
+    pub fn requests_per_second(&mut self, now: Duration) -> f64 {
+        let (tokens, mean) = (self.per_second(now), self.mean(now));
+        if mean > 0.0 { tokens / mean } else { 0.0 }
+    }
+
     /// Tokens of one request; 0 without any.
     pub fn mean(&mut self, now: Duration) -> f64 {
         self.forget(now);
