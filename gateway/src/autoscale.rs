@@ -112,7 +112,9 @@ impl Autoscale {
                 of.entry(model).or_default().push(worker);
             }
         }
-        of.keys().for_each(|model| drop(self.pool(model)));
+        for model in of.keys() {
+            drop(self.pool(model));
+        }
         let pools: Vec<Arc<Pool>> = self.pools.read().values().cloned().collect();
         for pool in pools {
             let own = of.get(&pool.model).map_or(&[][..], Vec::as_slice);

@@ -36,7 +36,7 @@ fn take(
     told: &mut HashMap<Source, String>,
 ) {
     let outcome = if found.is_ok() { "ok" } else { "failed" };
-    metrics.discovery.with_label_values(&[source.as_str(), outcome]).inc();
+    metrics.fleet.discovery.with_label_values(&[source.as_str(), outcome]).inc();
     match found {
         Ok(workers) => {
             told.remove(&source);

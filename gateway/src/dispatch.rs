@@ -119,7 +119,9 @@ impl Dispatch {
                     }
                     // With no worker left, what became of this attempt says more than "none is ready".
                     choice = self.router.choose(&info, &tried).await.map_err(|_| Error::WorkerLost)?;
-                    demand.into_iter().for_each(|demand| choice.ticket.carry(demand));
+                    if let Some(demand) = demand {
+                        choice.ticket.carry(demand);
+                    }
                     self.metrics.retries.with_label_values(&[error.as_str()]).inc();
                 }
             }

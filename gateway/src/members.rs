@@ -49,7 +49,7 @@ pub struct Members {
     router: Arc<Router>,
     upstream: Upstream,
     metrics: Arc<Metrics>,
-    members: Mutex<HashMap<WorkerId, Member>>,
+    all: Mutex<HashMap<WorkerId, Member>>,
 }
 
 #[derive(Debug)]
@@ -64,7 +64,7 @@ struct Member {
 impl Members {
     /// Nobody yet.
     pub fn new(router: Arc<Router>, upstream: Upstream, metrics: Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Self { router, upstream, metrics, members: Mutex::default() })
+        Arc::new(Self { router, upstream, metrics, all: Mutex::default() })
     }
 
     /// Takes a worker that the fleet has already.
@@ -78,7 +78,7 @@ impl Members {
         let (router, metrics) = (Arc::clone(&self.router), Arc::clone(&self.metrics));
         let probing = probe::watch(Arc::clone(&worker), router, self.upstream.clone(), metrics);
         tasks.push(tokio::spawn(probing).abort_handle());
-        self.members.lock().insert(worker.id, Member { worker, source, tasks, by_hand: false });
+        self.all.lock().insert(worker.id, Member { worker, source, tasks, by_hand: false });
     }
 
     /// Makes the members of `source` those of the list: new ones join, others drain, one whose settings changed does both.
@@ -102,7 +102,7 @@ impl Members {
     /// Adds a worker. `false` if its address belongs to another member already.
     pub fn join(self: &Arc<Self>, config: &WorkerConfig, source: Source) -> bool {
         let name = config.name();
-        if self.all().iter().any(|worker| worker.name == name && worker.state() != State::Draining) {
+        if self.workers().iter().any(|worker| worker.name == name && worker.state() != State::Draining) {
             return false;
         }
         tracing::info!(worker = %name, source = source.as_str(), "worker joins");
@@ -113,7 +113,7 @@ impl Members {
 
     /// Lets a worker drain by an operator's wish. `false` if there is none of this name.
     pub fn drain(self: &Arc<Self>, name: &str) -> bool {
-        let found = self.all().into_iter().find(|w| w.name == name && w.state() != State::Draining);
+        let found = self.workers().into_iter().find(|w| w.name == name && w.state() != State::Draining);
         found.is_some_and(|worker| {
             self.leave(&worker, true);
             true
@@ -124,7 +124,7 @@ impl Members {
     fn leave(self: &Arc<Self>, worker: &Arc<Worker>, by_hand: bool) {
         tracing::info!(worker = %worker.name, "worker drains");
         worker.with_health(|health| health.drain(self.router.now()));
-        if let Some(member) = self.members.lock().get_mut(&worker.id) {
+        if let Some(member) = self.all.lock().get_mut(&worker.id) {
             member.by_hand = by_hand;
         }
         self.router.fleet_changed();
@@ -142,7 +142,7 @@ impl Members {
     /// Its last answer has ended.
     fn drained(&self, worker: &Worker) {
         tracing::info!(worker = %worker.name, "worker has drained");
-        if let Some(member) = self.members.lock().get_mut(&worker.id) {
+        if let Some(member) = self.all.lock().get_mut(&worker.id) {
             member.tasks.drain(..).for_each(|task| task.abort());
         }
         self.router.forget_cache(worker);
@@ -153,16 +153,16 @@ impl Members {
     }
 
     fn forget(&self, worker: &Worker) {
-        self.members.lock().remove(&worker.id);
+        self.all.lock().remove(&worker.id);
         self.router.fleet().remove(worker.id);
-        if self.all().iter().all(|other| other.name != worker.name) {
+        if self.workers().iter().all(|other| other.name != worker.name) {
             self.metrics.forget_worker(&worker.name);
         }
     }
 
     /// It drains or has drained, and nobody wants it back.
     fn let_go(&self, worker: &Worker) {
-        let mut members = self.members.lock();
+        let mut members = self.all.lock();
         let Some(member) = members.get_mut(&worker.id) else { return };
         member.by_hand = false;
         let drained = member.tasks.is_empty();
@@ -174,7 +174,7 @@ impl Members {
 
     /// Takes back an operator's drain: the worker joins anew. `false` if it was not drained by hand.
     pub fn undrain(self: &Arc<Self>, name: &str) -> bool {
-        let mut members = self.members.lock();
+        let mut members = self.all.lock();
         let found = members.iter().find(|(_, m)| m.by_hand && m.worker.name == name).map(|(id, _)| *id);
         let Some(member) = found.and_then(|id| members.remove(&id)) else { return false };
         drop(members);
@@ -196,21 +196,21 @@ impl Members {
 
     /// Ends every watching task.
     pub fn stop(&self) {
-        self.members.lock().values().flat_map(|member| &member.tasks).for_each(AbortHandle::abort);
+        self.all.lock().values().flat_map(|member| &member.tasks).for_each(AbortHandle::abort);
     }
 
-    fn all(&self) -> Vec<Arc<Worker>> {
-        self.members.lock().values().map(|member| Arc::clone(&member.worker)).collect()
+    fn workers(&self) -> Vec<Arc<Worker>> {
+        self.all.lock().values().map(|member| Arc::clone(&member.worker)).collect()
     }
 
     fn of(&self, source: Source) -> Vec<Arc<Worker>> {
-        let members = self.members.lock();
+        let members = self.all.lock();
         let own = members.values().filter(|member| member.source == source);
         own.map(|member| Arc::clone(&member.worker)).collect()
     }
 
     /// Whether an operator drained it.
     fn by_hand(&self, worker: &Worker) -> bool {
-        self.members.lock().get(&worker.id).is_some_and(|member| member.by_hand)
+        self.all.lock().get(&worker.id).is_some_and(|member| member.by_hand)
     }
 }

@@ -2,6 +2,7 @@
 //! make series; what lies outside is `other`. Each gateway instance has its own registry.
 
 mod caches;
+mod fleet;
 mod forget;
 mod reference;
 mod scale;
@@ -15,7 +16,7 @@ use prometheus::{
 };
 
 use self::forget::OfWorkers;
-pub use self::{caches::CacheMetrics, reference::Family, scale::ScaleMetrics};
+pub use self::{caches::CacheMetrics, fleet::FleetMetrics, reference::Family, scale::ScaleMetrics};
 use crate::limits::MAX_MODEL_LABELS;
 
 /// Seconds, from a cached short prompt to a cold 1M-token one.
@@ -70,10 +71,8 @@ pub struct Metrics {
     pub index_bytes: IntGauge,
     /// `keyway_index_blocks`.
     pub index_blocks: IntGauge,
-    /// `keyway_fleet_workers{state}`.
-    pub fleet: IntGaugeVec,
-    /// `keyway_discovery_updates_total{source,outcome="ok|failed"}`.
-    pub discovery: IntCounterVec,
+    /// Who belongs to the fleet.
+    pub fleet: FleetMetrics,
     /// What is believed of workers' caches, and how true it is.
     pub caches: CacheMetrics,
     /// How many workers there should be.
@@ -215,12 +214,7 @@ impl Metrics {
             )?,
             index_bytes: d.gauge("keyway_index_bytes", "Memory held by the prefix index.")?,
             index_blocks: d.gauge("keyway_index_blocks", "Block residencies in the prefix index.")?,
-            fleet: d.gauges("keyway_fleet_workers", "Workers known, by state.", &["state"])?,
-            discovery: d.counter(
-                "keyway_discovery_updates_total",
-                "Looks at a list of workers, by source and whether it could be read.",
-                &["source", "outcome"],
-            )?,
+            fleet: FleetMetrics::declare(&d)?,
             caches: CacheMetrics::declare(&d)?,
             scale: ScaleMetrics::declare(&d)?,
             model_labels: Mutex::new(HashSet::new()),

@@ -204,7 +204,7 @@ impl Router {
         self.finish_lingering();
         for state in [State::Joining, State::Ready, State::Down, State::Draining] {
             let workers = self.fleet.all().iter().filter(|worker| worker.state() == state).count();
-            self.metrics.fleet.with_label_values(&[state.as_str()]).set(workers as i64);
+            self.metrics.fleet.workers.with_label_values(&[state.as_str()]).set(workers as i64);
         }
         let index = self.index.lock();
         for worker in self.fleet.all() {

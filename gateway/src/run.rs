@@ -68,12 +68,7 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     let router = Arc::new(router.with_log(log.transpose()?).with_room(config.room));
     let mut background = Vec::new();
     let members = Members::new(Arc::clone(&router), upstream.clone(), Arc::clone(&metrics));
-    for worker in fleet.all() {
-        if worker.kv_source().is_some() && config.tokenizers.is_empty() {
-            tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");
-        }
-        members.adopt(worker, Source::Static);
-    }
+    adopt_all(&fleet, &members, config);
     let watching = discovery::watch(config.discovery.clone(), Arc::clone(&members), Arc::clone(&metrics));
     background.push(tokio::spawn(watching));
     let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
@@ -116,6 +111,16 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
         server::serve(operators, admin, std::future::pending()).await;
     }));
     Ok(Gateway { addr, admin_addr, router, members, stop, serving, background })
+}
+
+/// Takes the configured workers into the fleet.
+fn adopt_all(fleet: &Fleet, members: &Members, config: &Config) {
+    for worker in fleet.all() {
+        if worker.kv_source().is_some() && config.tokenizers.is_empty() {
+            tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");
+        }
+        members.adopt(worker, Source::Static);
+    }
 }
 
 async fn on(mut stopped: watch::Receiver<bool>) {

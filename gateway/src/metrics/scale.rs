@@ -44,42 +44,20 @@ pub struct ScaleMetrics {
 impl ScaleMetrics {
     pub(super) fn declare(d: &Declare) -> prometheus::Result<Self> {
         let model = &["model"][..];
+        let real = |name, help| d.real_gauges_of(name, help, model);
+        let whole = |name, help| d.gauges(name, help, model);
         Ok(Self {
-            desired: d.gauges(
-                "keyway_desired_workers",
-                "Workers that a model needs by what this gateway sees; with several gateways see the recording rule.",
-                model,
-            )?,
+            desired: whole("keyway_desired_workers", "Workers that a model needs by what this gateway sees; with several gateways see the recording rule.")?,
             terms: d.real_gauges_of(
                 "keyway_scale_term_workers",
                 "Terms of the autoscaling sum in workers, of this gateway's requests alone: add up over gateways.",
                 &["model", "term"],
             )?,
-            need: d.real_gauges_of(
-                "keyway_scale_need_workers",
-                "What the terms come to in workers, correction included, before bounds and holding.",
-                model,
-            )?,
-            correction: d.real_gauges_of(
-                "keyway_scale_correction_ratio",
-                "Factor on the terms that missed SLOs have taught; at least 1.",
-                model,
-            )?,
-            margin: d.real_gauges_of(
-                "keyway_scale_margin_ratio",
-                "Factor from workers needed to workers that must be enough before one is given up.",
-                model,
-            )?,
-            guard: d.gauges(
-                "keyway_scale_guard_workers",
-                "Workers that the SLO guard asks for; 0 where it is met.",
-                model,
-            )?,
-            peak: d.gauges(
-                "keyway_scale_peak_workers",
-                "Greatest number of workers needed with a margin during the scale-in time.",
-                model,
-            )?,
+            need: real("keyway_scale_need_workers", "What the terms come to in workers, correction included, before bounds and holding.")?,
+            correction: real("keyway_scale_correction_ratio", "Factor on the terms that missed SLOs have taught; at least 1.")?,
+            margin: real("keyway_scale_margin_ratio", "Factor from workers needed to workers that must be enough before one is given up.")?,
+            guard: whole("keyway_scale_guard_workers", "Workers that the SLO guard asks for; 0 where it is met.")?,
+            peak: whole("keyway_scale_peak_workers", "Greatest number of workers needed with a margin during the scale-in time.")?,
             bounds: d.gauges(
                 "keyway_scale_bound_workers",
                 "Least and most workers of a model, as configured.",
@@ -91,31 +69,11 @@ impl ScaleMetrics {
                 &["model", "reason"],
             )?,
             workers: d.gauges("keyway_scale_workers", "Workers of a model by state.", &["model", "state"])?,
-            uncached: d.real_gauges_of(
-                "keyway_scale_uncached_tokens_per_second",
-                "Uncached prompt tokens that come in a second.",
-                model,
-            )?,
-            rate: d.real_gauges_of(
-                "keyway_scale_prefill_tokens_per_second",
-                "Prompt tokens that one worker of a model computes in a second, as the sum takes it.",
-                model,
-            )?,
-            backlog: d.real_gauges_of(
-                "keyway_scale_backlog_tokens",
-                "Uncached prompt tokens of requests without a first token.",
-                model,
-            )?,
-            slo: d.real_gauges_of(
-                "keyway_scale_ttft_slo_seconds",
-                "Time to first token that nine of ten streams are to keep, as configured.",
-                model,
-            )?,
-            waiting: d.gauges(
-                "keyway_scale_waiting_requests",
-                "Requests that wait for the first worker of their model.",
-                model,
-            )?,
+            uncached: real("keyway_scale_uncached_tokens_per_second", "Uncached prompt tokens that come in a second.")?,
+            rate: real("keyway_scale_prefill_tokens_per_second", "Prompt tokens that one worker of a model computes in a second, as the sum takes it.")?,
+            backlog: real("keyway_scale_backlog_tokens", "Uncached prompt tokens of requests without a first token.")?,
+            slo: real("keyway_scale_ttft_slo_seconds", "Time to first token that nine of ten streams are to keep, as configured.")?,
+            waiting: whole("keyway_scale_waiting_requests", "Requests that wait for the first worker of their model.")?,
             waits: d.counter(
                 "keyway_scale_waits_total",
                 "Requests that met a model without a worker, by what became of them.",

@@ -133,13 +133,11 @@ impl Router {
 
     /// Tokens of a request's prompt; an estimate, unless it was tokenised.
     pub fn prompt_tokens(&self, request: &RequestInfo) -> u64 {
-        match &request.tokens {
-            Some(prompt) => prompt.total,
-            None => {
-                let bytes = request.chain.total_bytes as f64;
-                (bytes / self.bytes_per_token(request.model.as_deref())).ceil() as u64
-            }
+        if let Some(prompt) = &request.tokens {
+            return prompt.total;
         }
+        let bytes = request.chain.total_bytes as f64;
+        (bytes / self.bytes_per_token(request.model.as_deref())).ceil() as u64
     }
 
     fn by_text(&self, request: &RequestInfo, workers: Vec<Arc<Worker>>) -> Setting {

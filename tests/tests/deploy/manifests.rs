@@ -105,7 +105,8 @@ fn every_configuration_is_valid_and_every_flag_is_known() {
         };
         let help = Command::new(bin(name)).args(subcommand).arg("--help").output().unwrap();
         let help = said(&help);
-        let flags = text.split([' ', ',', '[', ']', '\n']).filter(|word| word.starts_with("--") && *word != "---");
+        let flags =
+            text.split([' ', ',', '[', ']', '\n']).filter(|word| word.starts_with("--") && *word != "---");
         let flags: Vec<&str> = flags.collect();
         assert!(flags.len() > 3, "{flags:?}");
         for flag in flags {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{fs, io::Write as _};
+use std::{fmt::Write as _, fs};
 
 use keyway_tests::bins::{bin, workspace_root};
 use keyway_tests::openai::{CHAT, chat_for};
@@ -100,7 +100,8 @@ async fn watched() -> Option<Watched> {
     let quoted: Vec<String> = urls().iter().map(|url| format!("{url:?}")).collect();
     fs::write(&list, format!("worker = [{}]", quoted.join(", "))).unwrap();
     let config = format!(
-        "[discovery]\nfile = {list:?}\n[scale]\nwait_seconds = 1.0\n[[scale.model]]\nname = \"absent\"\n"
+        "[discovery]\nfile = \"{}\"\n[scale]\nwait_seconds = 1.0\n[[scale.model]]\nname = \"absent\"\n",
+        list.display()
     );
     let gateway = Gateway::builder().config(&config).start().await;
     gateway.wait_ready(2).await;
@@ -128,13 +129,15 @@ fn configure(folder: &Path, gateway: SocketAddr, workers: &[String]) {
         .replace("5s", "1s");
     fs::write(folder.join("prometheus.yml"), text).unwrap();
     for name in ["rules.yml", "alerts.yml"] {
-        let mut file = fs::File::create(folder.join(name)).unwrap();
-        file.write_all(read(&format!("prometheus/{name}")).as_bytes()).unwrap();
+        fs::write(folder.join(name), read(&format!("prometheus/{name}"))).unwrap();
     }
 }
 
 async fn query(server: SocketAddr, promql: &str) -> Value {
-    let encoded: String = promql.bytes().map(|byte| format!("%{byte:02X}")).collect();
+    let encoded = promql.bytes().fold(String::new(), |mut encoded, byte| {
+        let _ = write!(encoded, "%{byte:02X}"); // a string takes all
+        encoded
+    });
     let response = get(server, &format!("/api/v1/query?query={encoded}")).await;
     let answer = response.json();
     assert_eq!(answer["status"], "success", "{promql}\n{answer}");

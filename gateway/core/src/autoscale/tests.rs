@@ -51,7 +51,7 @@ fn what_runs_because_work_waits_asks_for_nothing() {
         ..seen()
     };
     let of = |flow, backlog_tokens| {
-        let terms = Terms::of(&rules, &Seen { flow, backlog_tokens, ..full });
+        let terms = Terms::of(&rules, &Seen { backlog_tokens, flow, ..full });
         (terms.decode, terms.kv)
     };
     assert_eq!(of(20.0, 1_000.0), (4.0, 5.0), "nothing to catch up with");
