@@ -1,10 +1,16 @@
 //! What happened lately: tokens per second, and a quantile of single times, each over a window of fixed length. A window
-//! forgets exactly, so a step of the load is seen whole after one length of it.
+//! forgets exactly, so a step of the load is seen whole after one length of it, and a great one after a third.
 
 use std::{collections::VecDeque, time::Duration};
 
 /// Parts of a window in which tokens are counted.
 const SLOTS: usize = 30;
+/// Parts of a window that alone say how much comes when they say so much more than all of it that chance is no reason.
+const LATEST_SLOTS: usize = 10;
+/// How much more that is: with the least requests below, 3.4 standard deviations of a Poisson process.
+const STEP: f64 = 1.75;
+/// Requests in the latest part below which it says nothing.
+const STEP_REQUESTS: u64 = 20;
 /// Single values kept: of more that come in one window the oldest leave first.
 const MAX_VALUES: usize = 1_024;
 /// Values below which a quantile says nothing.
@@ -49,7 +55,12 @@ impl TokenRate {
         self.forget(now);
         let window = self.slot * SLOTS as u32;
         let seen = self.began.map_or(window, |began| now.saturating_sub(began).clamp(window / 5, window));
-        self.slots.iter().map(|slot| slot.1).sum::<f64>() / seen.as_secs_f64()
+        let whole = self.slots.iter().map(|slot| slot.1).sum::<f64>() / seen.as_secs_f64();
+        let latest = self.number(now).saturating_sub(LATEST_SLOTS as u64 - 1);
+        let since = self.slots.iter().filter(|slot| slot.0 >= latest);
+        let (tokens, requests) = since.fold((0.0, 0), |sum, slot| (sum.0 + slot.1, sum.1 + slot.2));
+        let lately = tokens / (window / SLOTS as u32 * LATEST_SLOTS as u32).as_secs_f64();
+        if requests >= STEP_REQUESTS && lately > STEP * whole { lately } else { whole }
     }
 
     /// Requests per second, of the same time.
@@ -139,6 +150,32 @@ mod tests {
         assert!((rate.per_second(s(89.99)) - 3_000.0).abs() < 110.0);
         assert_eq!(rate.mean(s(89.99)), 300.0);
         assert_eq!((rate.per_second(s(121.0)), rate.mean(s(121.0))), (0.0, 0.0));
+    }
+
+    #[test]
+    fn a_great_step_is_seen_after_a_third_of_a_window_and_chance_is_not_taken_for_one() {
+        let after = |step: f64, seconds: f64| {
+            let mut rate = TokenRate::new(s(30.0));
+            let (mut now, mut random) = (0.0, 0x9E37_79B9_7F4A_7C15_u64);
+            let mut most: f64 = 0.0;
+            while now < 600.0 + seconds {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let per_s = if now < 600.0 { 2.5 } else { 2.5 * step };
+                now -= ((random >> 11) as f64 / (1_u64 << 53) as f64).max(1e-12).ln() / per_s;
+                rate.add(s(now), 100.0);
+                if (60.0..600.0).contains(&now) {
+                    most = most.max(rate.per_second(s(now)) / 250.0);
+                }
+            }
+            (most, rate.per_second(s(600.0 + seconds)) / 250.0)
+        };
+        let (by_chance, stepped) = after(6.0, 10.5);
+        assert!(by_chance < 1.6, "{by_chance}");
+        assert!((5.0..7.0).contains(&stepped), "{stepped}");
+        let (_, small) = after(1.3, 10.5);
+        assert!(small < 1.5, "{small}");
     }
 
     #[test]
