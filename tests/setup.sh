@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests need beyond Rust into .venv/ (ignored by git; another folder: KEYWAY_TEST_VENV): the
 # official openai client, msgspec, pyzmq, Kubernetes' schemas, Prometheus and kubectl. Starts no service and installs nothing outside that folder, except
-# Debian's own python3-venv, curl and ca-certificates where they are missing and this runs as root.
+# Debian's own python3-venv, curl, ca-certificates and systemd where they are missing and this runs as root.
 set -euo pipefail
 
 OPENAI_VERSION=3.52.0
@@ -25,6 +25,8 @@ apt() {
 missing=()
 command -v curl >/dev/null || missing+=(curl ca-certificates)
 python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv)
+# For `systemd-analyze verify`; elsewhere than on Debian its test is skipped.
+if command -v apt-get >/dev/null && ! command -v systemd-analyze >/dev/null; then missing+=(systemd); fi
 if [ ${#missing[@]} -gt 0 ]; then
     say "installing ${missing[*]}"
     apt install -y -qq --no-install-recommends "${missing[@]}" ||
