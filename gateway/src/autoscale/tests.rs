@@ -96,7 +96,8 @@ async fn whoever_waits_for_a_first_worker_is_counted_and_bounded() {
     assert!(scale.choose(&router, &request("unknown")).await.is_err());
     ready(&router, &["m"]);
     router.fleet_changed();
-    assert_eq!(waiting.await.unwrap().unwrap().0, "127.0.0.1:1");
+    let served = clock::timeout(Duration::from_secs(30), waiting).await.expect("it is told of the worker");
+    assert_eq!(served.unwrap().unwrap().0, "127.0.0.1:1");
     assert_eq!(scale.first_waiting(), 0);
     let text = String::from_utf8(scale.metrics.render()).unwrap();
     for line in [
