@@ -8,7 +8,7 @@ use std::{convert::Infallible, sync::Arc};
 use http::{HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use serde::Serialize;
-use tower::{service_fn, util::BoxCloneSyncService};
+use tower::service_fn;
 
 use crate::{
     autoscale::Autoscale,
@@ -55,9 +55,9 @@ pub struct Admin {
 }
 
 /// The admin listener's service.
-pub fn admin(admin: Admin) -> Stack {
+pub fn admin(admin: Admin) -> impl Stack {
     let admin = Arc::new(admin);
-    BoxCloneSyncService::new(service_fn(move |request: Request| {
+    service_fn(move |request: Request| {
         let admin = Arc::clone(&admin);
         async move {
             let (path, reads) =
@@ -71,7 +71,7 @@ pub fn admin(admin: Admin) -> Stack {
             };
             Ok::<_, Infallible>(response)
         }
-    }))
+    })
 }
 
 async fn explained(request: Request, admin: &Admin) -> Response {
@@ -166,7 +166,7 @@ struct Row {
 fn workers(router: &Router) -> Vec<u8> {
     let row = |worker: &Arc<crate::fleet::Worker>| Row {
         worker: worker.name.clone(),
-        state: worker.state().as_str(),
+        state: worker.condition(),
         models: worker.models().into_iter().map(|model| model.id).collect(),
         weight: worker.weight,
         requests_in_flight: worker.load.requests(),

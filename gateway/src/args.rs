@@ -39,6 +39,8 @@ pub enum Command {
         #[command(subcommand)]
         command: ConfigCommand,
     },
+    /// Print a new API key for a tenant, and its hash for the file of tenants.
+    NewKey,
     /// Print completions for a shell.
     Completions {
         /// The shell.

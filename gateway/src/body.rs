@@ -1,62 +1,91 @@
-//! The one body type of answers, and the guard that makes something live exactly as long as a body.
+//! The one body type of answers. What must live exactly as long as an answer lives in its body: the worker's load and
+//! connection, the request's place in the gateway, its record.
 
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
-use pin_project_lite::pin_project;
+
+use crate::{admission::Permit, record::Record, relay::Relay};
 
 /// Any error, boxed.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-/// The body of every answer.
-pub type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 /// Every answer.
 pub type Response = http::Response<ResponseBody>;
 /// Every request, as the server receives it.
 pub type Request = http::Request<hyper::body::Incoming>;
 
+/// The body of every answer. Dropped when it was sent in full or the client left: first what it is made from, then its
+/// place, then its record, which is written last.
+#[derive(Debug)]
+pub struct ResponseBody {
+    source: Source,
+    _permit: Option<Permit>,
+    _record: Option<Arc<Record>>,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// The gateway's own answer, until it was taken.
+    Own(Option<Bytes>),
+    /// A worker's.
+    Relay(Box<Relay>),
+}
+
+impl ResponseBody {
+    /// A worker's answer.
+    pub fn relay(relay: Relay) -> Self {
+        Self { source: Source::Relay(Box::new(relay)), _permit: None, _record: None }
+    }
+
+    /// Ties the request's place in the gateway to it.
+    #[must_use]
+    pub fn with_permit(self, permit: Permit) -> Self {
+        Self { _permit: Some(permit), ..self }
+    }
+
+    /// Ties the request's record to it.
+    #[must_use]
+    pub fn with_record(self, record: Arc<Record>) -> Self {
+        Self { _record: Some(record), ..self }
+    }
+}
+
 /// A body known in full.
 pub fn full(bytes: impl Into<Bytes>) -> ResponseBody {
-    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+    let bytes = Some(bytes.into()).filter(|bytes| !bytes.is_empty());
+    ResponseBody { source: Source::Own(bytes), _permit: None, _record: None }
 }
 
-pin_project! {
-    /// Holds `guard` until the body is dropped: when it was sent in full, or the client left.
-    #[derive(Debug)]
-    pub struct Guarded<B, G> {
-        #[pin]
-        inner: B,
-        guard: G,
-    }
-}
-
-impl<B, G> Guarded<B, G> {
-    /// Ties `guard` to `inner`.
-    pub fn new(inner: B, guard: G) -> Self {
-        Self { inner, guard }
-    }
-}
-
-impl<B: Body, G> Body for Guarded<B, G> {
-    type Data = B::Data;
-    type Error = B::Error;
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = BoxError;
 
     fn poll_frame(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        self.project().inner.poll_frame(cx)
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match &mut self.source {
+            Source::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Source::Relay(relay) => Pin::new(&mut **relay).poll_frame(cx),
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        match &self.source {
+            Source::Own(bytes) => bytes.is_none(),
+            Source::Relay(relay) => relay.is_end_stream(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        match &self.source {
+            Source::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            Source::Relay(relay) => relay.size_hint(),
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-pub use tokio::time::{Instant, Sleep, sleep, timeout};
+pub use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout, timeout_at};
 
 /// Seconds since 1970, to compare with what others say.
 pub fn unix_seconds() -> f64 {

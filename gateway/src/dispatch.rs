@@ -13,21 +13,26 @@ use http::{
     uri::PathAndQuery,
 };
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use keyway_core::{index::WorkerId, pick::Pick};
+use keyway_core::{RetryBudget, breaker::Verdict, index::WorkerId, pick::Pick};
 use keyway_wire::headers as names;
+use parking_lot::Mutex;
 
 use crate::{
     autoscale::Autoscale,
     body::{Request, Response},
+    clock,
+    config::Timeouts,
     error::Error,
     fleet::Worker,
     headers,
+    impatient::{Impatient, TooSlow},
     limits::MAX_ATTEMPTS,
     metrics::Metrics,
     record::Record,
     relay,
     request::{self, KeyerConfig, RequestInfo},
     routing::{Choice, Router},
+    tenants,
     token_keyer::TokenKeyer,
     upstream::{SendError, Upstream},
 };
@@ -51,18 +56,33 @@ pub struct Dispatch {
     pub max_body_bytes: usize,
     /// Whether answers name the worker and the reason.
     pub expose_routing: bool,
+    /// How long the parts of a request may take.
+    pub timeouts: Timeouts,
+    /// How many requests may be sent again.
+    pub retry_budget: Arc<Mutex<RetryBudget>>,
 }
 
 impl Dispatch {
     /// Serves one request under `/v1/`.
     pub async fn handle(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
+        let late = Error::Deadline { limit: self.timeouts.request };
+        let deadline = record.started() + self.timeouts.request;
+        clock::timeout_at(deadline, self.serve(request, record)).await.unwrap_or(Err(late))
+    }
+
+    async fn serve(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
         let (parts, body) = request.into_parts();
         let body = self.read_body(&parts, body).await?;
+        let body = match record.visit().as_ref().and_then(|visit| visit.salt()) {
+            Some(salt) if takes_salt(&parts) => tenants::salted(&body, salt)?,
+            _ => body,
+        };
         let routing = self.metrics.routing.start_timer();
         let mut info = read_request(parts.uri.path(), &body, self.keyer, &self.tokens).await;
         info.model = info.model.or_else(|| model_in_path(&parts));
-        record.model(info.model.clone());
+        record.model(self.metrics.model(info.model.as_deref()));
         routing.observe_duration();
+        self.retry_budget.lock().request();
         let demand = self.scale.enter(&self.router, &info);
         let mut choice = self.scale.choose(&self.router, &info).await?;
         choice.ticket.carry(demand);
@@ -75,8 +95,11 @@ impl Dispatch {
         if declared.is_some_and(|bytes| bytes > self.max_body_bytes as u64) {
             return Err(too_large);
         }
-        match Limited::new(body, self.max_body_bytes).collect().await {
+        let idle = self.timeouts.body_idle;
+        let body = Limited::new(Impatient::new(body, idle), self.max_body_bytes);
+        match body.collect().await {
             Ok(whole) => Ok(whole.to_bytes()),
+            Err(error) if error.is::<TooSlow>() => Err(Error::BodyTooSlow { limit: idle }),
             Err(error) if error.is::<LengthLimitError>() => Err(too_large),
             Err(error) => Err(Error::BodyUnreadable(error.to_string())),
         }
@@ -93,13 +116,14 @@ impl Dispatch {
         let mut tried: Vec<WorkerId> = Vec::new();
         loop {
             let Choice { worker, pick, mut ticket } = choice;
-            record.picked(&worker.name, pick.reason.as_str(), pick.matched_tokens);
+            record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
             let outgoing = outgoing(&parts, body.clone(), &worker, record);
-            match self.upstream.send(outgoing).await {
+            match self.upstream.send(worker.origin(), outgoing).await {
                 Ok(answer) => {
                     self.router.worker_answered(&worker);
-                    let mut response =
-                        relay::relay(answer, ticket, info, pick, Arc::clone(record), &self.metrics);
+                    let series = self.metrics.model(info.model.as_deref());
+                    let told = relay::Told { ticket, info, pick, record: Arc::clone(record), series };
+                    let mut response = relay::relay(answer, told, self.timeouts);
                     self.expose(&mut response, &worker, &pick);
                     return Ok(response);
                 }
@@ -107,14 +131,21 @@ impl Dispatch {
                     tracing::warn!(worker = %worker.name, id = record.id(), error = error.as_str(), "worker gave no answer");
                     if error == SendError::Connect {
                         self.router.worker_failed(&worker);
-                    } else if !may_repeat(&parts) {
-                        return Err(Error::WorkerLost);
+                    } else {
+                        ticket.judge(Verdict::Bad);
+                        if !may_repeat(&parts) {
+                            return Err(Error::WorkerLost);
+                        }
                     }
                     // Its weight and placement go before the next worker is chosen.
                     let demand = ticket.give_back();
                     drop(ticket);
                     tried.push(worker.id);
                     if tried.len() == MAX_ATTEMPTS {
+                        return Err(Error::WorkerLost);
+                    }
+                    if !self.retry_budget.lock().take(self.router.now()) {
+                        self.metrics.retries_refused.inc();
                         return Err(Error::WorkerLost);
                     }
                     // With no worker left, what became of this attempt says more than "none is ready".
@@ -154,6 +185,18 @@ fn may_repeat(parts: &Parts) -> bool {
     parts.method.is_safe() || (parts.method == Method::POST && is_generation(parts.uri.path()))
 }
 
+/// Whether a request fills a prefix cache, which tenants must not share.
+fn takes_salt(parts: &Parts) -> bool {
+    parts.method == Method::POST && fills_cache(parts.uri.path())
+}
+
+fn fills_cache(path: &str) -> bool {
+    matches!(
+        path,
+        "/v1/chat/completions" | "/v1/completions" | "/v1/messages" | "/v1/responses" | "/generate"
+    )
+}
+
 /// `GET /v1/models/{id}` names its model in the path; an id may hold slashes, written out or as `%2F`.
 fn model_in_path(parts: &Parts) -> Option<String> {
     let id = parts.uri.path().strip_prefix("/v1/models/").filter(|_| parts.method == Method::GET)?;
@@ -161,22 +204,26 @@ fn model_in_path(parts: &Parts) -> Option<String> {
 }
 
 fn is_generation(path: &str) -> bool {
-    matches!(
-        path,
-        "/v1/chat/completions" | "/v1/completions" | "/v1/messages" | "/v1/embeddings" | "/v1/rerank"
-    )
+    fills_cache(path)
+        || matches!(
+            path,
+            "/v1/embeddings" | "/v1/rerank" | "/rerank" | "/v2/rerank" | "/score" | "/classify" | "/pooling"
+        )
 }
 
 fn outgoing(parts: &Parts, body: Bytes, worker: &Worker, record: &Record) -> http::Request<Full<Bytes>> {
     let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let body_bytes = body.len();
     let mut request = http::Request::new(Full::new(body));
     *request.method_mut() = parts.method.clone();
-    *request.uri_mut() = worker.uri(&path);
+    *request.uri_mut() = worker.target(&path);
     let mut outgoing = parts.headers.clone();
     headers::for_worker(&mut outgoing);
-    if let Ok(id) = HeaderValue::from_str(record.id()) {
-        outgoing.insert(names::REQUEST_ID, id);
+    if let Some(length) = outgoing.get_mut(CONTENT_LENGTH) {
+        // A tenant's salt makes the body longer.
+        *length = body_bytes.into();
     }
+    outgoing.insert(names::REQUEST_ID, record.id_header().clone());
     if let Some(key) = worker.api_key() {
         outgoing.insert(AUTHORIZATION, key.clone());
     }

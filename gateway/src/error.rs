@@ -48,6 +48,35 @@ pub enum Error {
     /// The worker broke off in the middle of its answer.
     #[error("the worker broke off in the middle of its answer")]
     StreamLost,
+    /// The worker's answer began and then stopped.
+    #[error("the worker sent nothing for {} s in the middle of its answer", limit.as_secs_f64())]
+    Stalled {
+        /// `limits.answer_idle_ms`.
+        limit: Duration,
+    },
+    /// The request took longer than any may.
+    #[error("the request took longer than {} s, the limit of this gateway (limits.request_timeout_ms)", limit.as_secs_f64())]
+    Deadline {
+        /// The limit.
+        limit: Duration,
+    },
+    /// The client stopped in the middle of its body.
+    #[error("no more of the request body came for {} s (limits.body_idle_ms)", limit.as_secs_f64())]
+    BodyTooSlow {
+        /// The limit.
+        limit: Duration,
+    },
+    /// No key, or none of a tenant.
+    #[error("a valid API key is needed: Authorization: Bearer KEY, or x-api-key")]
+    BadKey,
+    /// The tenant has asked for more than it may.
+    #[error("over the limit of {limit}; try again in {} s", retry_after.as_secs_f64().ceil())]
+    TenantLimit {
+        /// Which.
+        limit: &'static str,
+        /// When it will be enough.
+        retry_after: Duration,
+    },
     /// A bug of ours: the request's task panicked.
     #[error("internal error of the gateway")]
     Internal,
@@ -79,6 +108,18 @@ impl Error {
             Self::NoWorker => row(StatusCode::SERVICE_UNAVAILABLE, server, "no_worker_ready", None, SOON),
             Self::WorkerLost => row(StatusCode::BAD_GATEWAY, server, "worker_lost", None, None),
             Self::StreamLost => row(StatusCode::BAD_GATEWAY, server, "stream_lost", None, None),
+            Self::Stalled { .. } => row(StatusCode::GATEWAY_TIMEOUT, server, "worker_stalled", None, None),
+            Self::Deadline { .. } => {
+                row(StatusCode::GATEWAY_TIMEOUT, server, "deadline_exceeded", None, None)
+            }
+            Self::BodyTooSlow { .. } => {
+                row(StatusCode::REQUEST_TIMEOUT, invalid, "body_too_slow", None, None)
+            }
+            Self::BadKey => row(StatusCode::UNAUTHORIZED, invalid, "invalid_api_key", None, None),
+            Self::TenantLimit { retry_after, .. } => {
+                let after = Some(Duration::from_secs(retry_after.as_secs_f64().ceil().max(1.0) as u64));
+                row(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded", None, after)
+            }
             Self::Internal => row(StatusCode::INTERNAL_SERVER_ERROR, server, "internal_error", None, None),
         }
     }
@@ -107,6 +148,9 @@ impl Error {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if let Some(after) = row.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs()));
+        }
+        if row.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response.extensions_mut().insert(Failed(self.code()));
         response

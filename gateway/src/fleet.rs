@@ -1,5 +1,5 @@
-//! The workers: who they are, which models they serve, how busy and how healthy they are. Holds no connections
-//! (`upstream.rs`) and decides nothing (`keyway_core::pick`).
+//! The workers: who they are, which models they serve, how busy and how healthy they are. How they are
+//! talked to is `upstream.rs`; nothing is decided here (`keyway_core::pick`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,9 @@ use tokio::sync::Notify;
 
 use crate::{
     config::{KvSource, WorkerConfig},
+    ejection::{Ejections, Gate},
     residency::Residency,
+    upstream::Origin,
 };
 
 /// One entry of a worker's `/v1/models`.
@@ -46,14 +48,23 @@ pub struct Worker {
     /// What it says of its cache.
     pub residency: Residency,
     config: WorkerConfig,
+    origin: Origin,
+    prefix: String,
     health: Mutex<Health>,
     models: RwLock<Option<Vec<Model>>>,
     failed: Notify,
+    gate: Arc<Gate>,
 }
 
 impl Worker {
     /// A worker that has yet to answer its first probe. `token_id` is its identity in the index for blocks of tokens.
-    pub fn new(id: WorkerId, token_id: WorkerId, config: &WorkerConfig, now: Duration) -> Self {
+    pub fn new(
+        id: WorkerId,
+        token_id: WorkerId,
+        config: &WorkerConfig,
+        now: Duration,
+        ejections: &Arc<Ejections>,
+    ) -> Self {
         Self {
             residency: Residency::new(token_id, config.kv_events.clone(), config.block_size),
             id,
@@ -62,23 +73,27 @@ impl Worker {
             load: Load::default(),
             rate: Mutex::default(),
             config: config.clone(),
+            origin: Origin::of(&config.url, config.tls.clone()),
+            prefix: config.url.path().trim_end_matches('/').to_owned(),
             health: Mutex::new(Health::new(now)),
             models: RwLock::new(None),
             failed: Notify::new(),
+            gate: ejections.gate(config.name()),
         }
     }
 
-    /// The worker's URL for a path and query.
-    pub fn uri(&self, path: &PathAndQuery) -> Uri {
-        let mut parts = self.config.url.clone().into_parts();
-        let prefix = self.config.url.path().trim_end_matches('/');
-        parts.path_and_query = if prefix.is_empty() {
-            Some(path.clone())
-        } else {
-            // A valid path after a valid prefix is a valid path.
-            format!("{prefix}{path}").parse().ok()
-        };
-        Uri::from_parts(parts).unwrap_or_else(|_| self.config.url.clone())
+    /// Where it listens.
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// What it is asked for, for a path and query: behind the path of its URL, if that has one.
+    pub fn target(&self, path: &PathAndQuery) -> Uri {
+        if self.prefix.is_empty() {
+            return path.clone().into();
+        }
+        // A valid path after a valid prefix is a valid path.
+        format!("{}{path}", self.prefix).parse().unwrap_or_else(|_| path.clone().into())
     }
 
     /// The credential that replaces the client's, if one is configured.
@@ -121,14 +136,27 @@ impl Worker {
         *self.models.write() = Some(models);
     }
 
-    /// Whether it takes requests now.
+    /// Whether it takes requests now: it is reachable, and answers well enough.
     pub fn routable(&self) -> bool {
-        self.health.lock().routable()
+        self.health.lock().routable() && self.gate.admits()
+    }
+
+    /// What lets requests through to it.
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
     }
 
     /// Its state, for people.
     pub fn state(&self) -> State {
         self.health.lock().state()
+    }
+
+    /// How it is doing, for people.
+    pub fn condition(&self) -> &'static str {
+        match self.state() {
+            State::Ready if !self.gate.admits() => "ejected",
+            state => state.as_str(),
+        }
     }
 
     /// Where it publishes KV events.
@@ -154,15 +182,16 @@ impl Worker {
 }
 
 /// All workers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Fleet {
+    ejections: Arc<Ejections>,
     workers: DashMap<WorkerId, Arc<Worker>>,
 }
 
 impl Fleet {
     /// A fleet of the configured workers.
-    pub fn new(configs: &[WorkerConfig], now: Duration) -> Self {
-        let fleet = Self::default();
+    pub fn new(configs: &[WorkerConfig], now: Duration, ejections: &Arc<Ejections>) -> Self {
+        let fleet = Self { workers: DashMap::new(), ejections: Arc::clone(ejections) };
         for config in configs {
             fleet.add(config, now);
         }
@@ -177,7 +206,7 @@ impl Fleet {
             Some(_) => self.id_for(&format!("{} tokens", config.name())),
             None => id,
         };
-        let worker = Arc::new(Worker::new(id, token_id, config, now));
+        let worker = Arc::new(Worker::new(id, token_id, config, now, &self.ejections));
         self.workers.insert(id, Arc::clone(&worker));
         worker
     }

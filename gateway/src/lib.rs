@@ -11,6 +11,7 @@
 //! `ARCHITECTURE.md` states the invariants and where each is enforced.
 
 pub mod admin;
+pub mod admin_guard;
 pub mod admission;
 pub mod args;
 pub mod around;
@@ -21,12 +22,15 @@ pub mod config;
 pub mod decision_log;
 pub mod discovery;
 pub mod dispatch;
+pub mod ejection;
 #[cfg(feature = "embedded-worker")]
 pub mod embedded;
 pub mod error;
 pub mod explain;
 pub mod fleet;
 pub mod headers;
+pub mod impatient;
+pub mod json;
 pub mod kv_events;
 pub mod limits;
 pub mod members;
@@ -45,6 +49,8 @@ pub mod scrape;
 pub mod server;
 pub mod sse;
 pub mod stack;
+pub mod tenants;
+pub mod tls;
 pub mod token_keyer;
 pub mod upstream;
 pub mod usage;

@@ -18,11 +18,34 @@ pub const MAX_H2_STREAMS: u32 = 1_024;
 /// Time for a client to send its request head, as a defence against slow-header attacks.
 pub const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Time for a client to finish the TLS handshake: some round trips across the world.
+pub const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often the files of certificates are looked at: some calls of the kernel.
+pub const TLS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Tenants of one gateway: each is a series of every metric by tenant.
+pub const MAX_TENANTS: usize = 1_000;
+
+/// How often the file of tenants is looked at: a call of the kernel.
+pub const TENANTS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Bytes of request head that HTTP/1.1 buffers: room for a 64 KiB head twice over.
 pub const HEAD_BUFFER_BYTES: usize = 128 << 10;
 
 /// Time to open a connection to a worker. Within a data centre a SYN is lost at most twice in this time.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Time between two pieces of a request's body, as a defence against slow-body attacks; a phone's longest gaps are
+/// shorter.
+pub const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Time between two pieces of an answer that has begun: an engine that preempts a stream and computes a long prompt in
+/// between takes a minute or two. Before the first piece only the whole request's time counts: queues may be long.
+pub const ANSWER_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Time from a request's head to its answer's end: 100,000 tokens at 30 a second.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(3_600);
 
 /// Workers tried for one request, the first included.
 pub const MAX_ATTEMPTS: usize = 3;
@@ -30,6 +53,9 @@ pub const MAX_ATTEMPTS: usize = 3;
 /// Idle time after which a pooled worker connection is dropped: below uvicorn's 5 s keep-alive (vLLM, SGLang), so
 /// that the worker does not close it under a request.
 pub const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Connections to one worker that wait for a request, about 10 KB each: twice what an engine runs at once.
+pub const POOL_IDLE_MAX: usize = 1_024;
 
 /// Time for a worker to answer a probe's `/health` or `/v1/models`.
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -7,6 +7,7 @@ use keyway::{
     args::{Cli, Command, ConfigCommand},
     config::{Config, File, LogFormat},
     run,
+    tenants::{hex, key_hash},
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
             clap_complete::generate(shell, &mut Cli::command(), "keyway", &mut std::io::stdout());
             Ok(())
         }
+        Some(Command::NewKey) => new_key(),
         Some(Command::Config { command: ConfigCommand::Schema }) => schema(),
         Some(Command::Config { command: ConfigCommand::Check(args) }) => {
             args.resolve().map(|c| check(&c)).map_err(Into::into)
@@ -40,13 +42,29 @@ fn schema() -> Outcome {
     Ok(())
 }
 
+fn new_key() -> Outcome {
+    let mut bits = [0; 32];
+    rustls::crypto::ring::default_provider()
+        .secure_random
+        .fill(&mut bits)
+        .map_err(|_| "the system gives no random bits")?;
+    let key = format!("kw-{}", hex(&bits));
+    println!("key         {key}\nkey_sha256  {}", hex(&key_hash(key.as_bytes())));
+    Ok(())
+}
+
 fn check(config: &Config) {
     println!("The configuration is valid.\n{config:#?}");
 }
 
 fn serve(config: Config) -> Outcome {
     log_to_stderr(config.log_format);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    // On one core there is nobody to hand a task to, and handing them over is what the other kind prepares for.
+    let mut runtime = match std::thread::available_parallelism() {
+        Ok(cores) if cores.get() == 1 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    let runtime = runtime.enable_all().build()?;
     runtime.block_on(async { run::run(config, terminated()?).await })?;
     // Streams that outlived the drain time are cut here.
     runtime.shutdown_background();

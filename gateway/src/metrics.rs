@@ -4,27 +4,28 @@
 mod caches;
 mod fleet;
 mod forget;
+mod per_model;
 mod reference;
 mod scale;
 
-use std::{cell::RefCell, collections::HashSet};
+use std::{cell::RefCell, sync::Arc};
 
-use parking_lot::Mutex;
 use prometheus::{
-    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder, core::Collector,
+    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
 };
 
-use self::forget::OfWorkers;
-pub use self::{caches::CacheMetrics, fleet::FleetMetrics, reference::Family, scale::ScaleMetrics};
-use crate::limits::MAX_MODEL_LABELS;
+pub use self::{
+    caches::CacheMetrics, fleet::FleetMetrics, per_model::ModelSeries, reference::Family, scale::ScaleMetrics,
+};
+use self::{
+    forget::OfWorkers,
+    per_model::{Families, PerModel},
+};
 
 /// Seconds, from a cached short prompt to a cold 1M-token one.
 const TTFT_BUCKETS: [f64; 16] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0];
-/// Seconds, from speculative decoding to a badly overloaded batch.
-const ITL_BUCKETS: [f64; 15] =
-    [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 20.0, 80.0, 300.0];
 /// Seconds of routing work, from an empty index to a very long prompt.
 const ROUTING_BUCKETS: [f64; 8] = [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.001, 0.01, 0.1];
 
@@ -34,9 +35,7 @@ pub struct Metrics {
     registry: Registry,
     of_workers: Vec<Box<dyn OfWorkers>>,
     families: Vec<Family>,
-    model_labels: Mutex<HashSet<String>>,
-    /// `keyway_requests_total{model,outcome}`.
-    pub requests: IntCounterVec,
+    per_model: PerModel,
     /// `keyway_requests_in_flight{worker}`: an in-flight gauge, 0 when nothing is in flight.
     pub worker_in_flight: IntGaugeVec,
     /// `keyway_in_flight`: an in-flight gauge over all requests, 0 when nothing is in flight.
@@ -45,20 +44,16 @@ pub struct Metrics {
     pub waiting_prefill_tokens: IntGaugeVec,
     /// `keyway_connections`: open client connections.
     pub connections: IntGauge,
-    /// `keyway_time_to_first_token_seconds{model}`.
-    pub ttft: HistogramVec,
-    /// `keyway_inter_token_latency_seconds{model}`.
-    pub itl: HistogramVec,
-    /// `keyway_prompt_tokens_total{model}`.
-    pub prompt_tokens: IntCounterVec,
-    /// `keyway_generation_tokens_total{model}`.
-    pub generation_tokens: IntCounterVec,
-    /// `keyway_cached_tokens_total{model,source}`.
-    pub cached_tokens: IntCounterVec,
     /// `keyway_picks_total{worker,reason}`.
     pub picks: IntCounterVec,
     /// `keyway_retries_total{reason}`.
     pub retries: IntCounterVec,
+    /// `keyway_retries_refused_total`: the budget was spent.
+    pub retries_refused: IntCounter,
+    /// `keyway_tenant_requests_total{tenant,outcome="admitted|rate_limit_exceeded"}`.
+    pub tenants: IntCounterVec,
+    /// `keyway_worker_ejections_total{worker}`.
+    pub ejections: IntCounterVec,
     /// `keyway_worker_ready{worker}`.
     pub worker_ready: IntGaugeVec,
     /// `keyway_routing_seconds`: reading and hashing.
@@ -156,7 +151,6 @@ impl Metrics {
         let build = d.gauges("keyway_build_info", "Always 1; the version is in the label.", &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         Ok(Self {
-            requests: d.counter("keyway_requests_total", "Requests ended.", &["model", "outcome"])?,
             worker_in_flight: d.gauges(
                 "keyway_requests_in_flight",
                 "Requests at a worker, answers included.",
@@ -169,33 +163,25 @@ impl Metrics {
                 &["worker"],
             )?,
             connections: d.gauge("keyway_connections", "Open client connections.")?,
-            ttft: d.histograms(
-                "keyway_time_to_first_token_seconds",
-                "From request head to first event.",
-                &TTFT_BUCKETS,
-            )?,
-            itl: d.histograms(
-                "keyway_inter_token_latency_seconds",
-                "Between the events of a stream.",
-                &ITL_BUCKETS,
-            )?,
-            prompt_tokens: d.counter(
-                "keyway_prompt_tokens_total",
-                "Prompt tokens, as workers report them.",
-                &["model"],
-            )?,
-            generation_tokens: d.counter(
-                "keyway_generation_tokens_total",
-                "Generated tokens, as workers report them.",
-                &["model"],
-            )?,
-            cached_tokens: d.counter(
-                "keyway_cached_tokens_total",
-                "Prompt tokens found in a prefix cache: predicted by the index, reported by the worker.",
-                &["model", "source"],
-            )?,
             picks: d.counter("keyway_picks_total", "Routing decisions.", &["worker", "reason"])?,
             retries: d.counter("keyway_retries_total", "Attempts on another worker.", &["reason"])?,
+            retries_refused: d.register(
+                "counter",
+                IntCounter::new(
+                    "keyway_retries_refused_total",
+                    "Attempts on another worker that the retry budget did not allow.",
+                ),
+            )?,
+            tenants: d.counter(
+                "keyway_tenant_requests_total",
+                "Requests with a tenant's key: let in, or over one of its limits.",
+                &["tenant", "outcome"],
+            )?,
+            ejections: d.counter(
+                "keyway_worker_ejections_total",
+                "Times that a worker was taken out for its failures, or stayed out after a trial.",
+                &["worker"],
+            )?,
             worker_ready: d.gauges(
                 "keyway_worker_ready",
                 "1 where the worker takes requests.",
@@ -217,7 +203,7 @@ impl Metrics {
             fleet: FleetMetrics::declare(&d)?,
             caches: CacheMetrics::declare(&d)?,
             scale: ScaleMetrics::declare(&d)?,
-            model_labels: Mutex::new(HashSet::new()),
+            per_model: PerModel::new(Families::declare(&d)?),
             of_workers: d.of_workers.into_inner(),
             families: d.families.into_inner(),
             registry: d.registry,
@@ -226,10 +212,7 @@ impl Metrics {
 
     /// Admits a model of the fleet as a label value, up to a bound.
     pub fn admit_model(&self, model: &str) {
-        let mut labels = self.model_labels.lock();
-        if labels.len() < MAX_MODEL_LABELS && !labels.contains(model) {
-            labels.insert(model.to_owned());
-        }
+        self.per_model.admit(model);
     }
 
     /// Removes every series of a worker that is gone.
@@ -237,13 +220,9 @@ impl Metrics {
         self.of_workers.iter().for_each(|family| family.forget(worker));
     }
 
-    /// The label for a model that a client named: itself if the fleet has it.
-    pub fn model_label<'a>(&self, model: Option<&'a str>) -> &'a str {
-        match model {
-            Some(model) if self.model_labels.lock().contains(model) => model,
-            Some(_) => "other",
-            None => "none",
-        }
+    /// The series for a model that a client named: its own if the fleet has it.
+    pub fn model(&self, model: Option<&str>) -> Arc<ModelSeries> {
+        self.per_model.get(model)
     }
 
     /// Every family, in the order declared.
@@ -271,9 +250,9 @@ mod tests {
         metrics.admit_model("m");
         for i in 0..10_000 {
             let name = format!("made-up-{i}");
-            metrics.requests.with_label_values(&[metrics.model_label(Some(&name)), "complete"]).inc();
+            metrics.model(Some(&name)).ended("complete");
         }
-        metrics.requests.with_label_values(&[metrics.model_label(Some("m")), "complete"]).inc();
+        metrics.model(Some("m")).ended("complete");
         let text = String::from_utf8(metrics.render()).unwrap();
         assert_eq!(text.lines().filter(|line| line.starts_with("keyway_requests_total")).count(), 2);
     }

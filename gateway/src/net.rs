@@ -2,21 +2,22 @@
 //! small, and Nagle's algorithm with delayed ACKs would hold each back 40 ms). No HTTP here; ZMQ is in
 //! `net/zmq.rs`.
 
+mod stream;
 pub mod zmq;
 
 use std::{
-    future::Future,
     io,
     net::{IpAddr, SocketAddr},
-    pin::Pin,
-    task::{Context, Poll},
+    sync::Arc,
     time::Duration,
 };
 
-use http::Uri;
 use hyper_util::rt::TokioIo;
+use rustls::{ClientConfig, pki_types::ServerName};
 pub use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsConnector;
 
+pub use self::stream::Stream;
 use crate::clock;
 
 /// Binds a listener; the error names the address.
@@ -42,7 +43,13 @@ pub async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr
     Ok((stream, peer))
 }
 
-/// Opens connections to workers for the pooled HTTP client, within a deadline.
+/// A connection to a worker, as hyper reads and writes it.
+pub type Wire = TokioIo<Stream>;
+
+/// TLS to a worker: by which rules, and whose certificate is expected.
+pub type Security = (Arc<ClientConfig>, ServerName<'static>);
+
+/// Opens connections to workers, within a deadline.
 #[derive(Debug, Clone)]
 pub struct Connector {
     timeout: Duration,
@@ -53,30 +60,18 @@ impl Connector {
     pub fn new(timeout: Duration) -> Self {
         Self { timeout }
     }
-}
 
-async fn connect(uri: Uri, timeout: Duration) -> io::Result<TokioIo<TcpStream>> {
-    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
-    let port = uri.port_u16().unwrap_or(80);
-    // `TcpStream::connect` tries each address that the name resolves to.
-    let stream =
-        clock::timeout(timeout, TcpStream::connect((host.as_str(), port))).await.map_err(|_| {
-            io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {timeout:?}"))
-        })??;
-    stream.set_nodelay(true)?;
-    Ok(TokioIo::new(stream))
-}
-
-impl tower::Service<Uri> for Connector {
-    type Response = TokioIo<TcpStream>;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        Box::pin(connect(uri, self.timeout))
+    /// Connects to the first address of the name that answers.
+    pub async fn connect(&self, host: &str, port: u16, security: Option<&Security>) -> io::Result<Wire> {
+        let timeout = self.timeout;
+        let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {timeout:?}"));
+        let connecting = async {
+            let stream = TcpStream::connect((host, port)).await?;
+            stream.set_nodelay(true)?;
+            let Some((config, name)) = security else { return Ok(Stream::Plain(stream)) };
+            let connector = TlsConnector::from(Arc::clone(config));
+            Ok(Stream::Tls(Box::new(connector.connect(name.clone(), stream).await?)))
+        };
+        clock::timeout(timeout, connecting).await.map_err(late)?.map(TokioIo::new)
     }
 }

@@ -30,6 +30,7 @@ pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream,
             let _ = clock::timeout(due, worker.failed()).await;
             continue;
         }
+        worker.origin().sweep();
         let was_ready = worker.routable();
         let up = clock::timeout(PROBE_TIMEOUT, probe(&worker, &upstream, &metrics)).await.unwrap_or(false);
         worker.with_health(|health| health.on_probe(up, router.now()));
@@ -81,11 +82,12 @@ async fn probe(worker: &Worker, upstream: &Upstream, metrics: &Metrics) -> bool 
 /// The body of a successful answer.
 async fn get(worker: &Worker, upstream: &Upstream, path: &'static str, max_bytes: usize) -> Option<Bytes> {
     let mut request = Request::new(Full::default());
-    *request.uri_mut() = worker.uri(&PathAndQuery::from_static(path));
+    *request.uri_mut() = worker.target(&PathAndQuery::from_static(path));
     if let Some(key) = worker.api_key() {
         request.headers_mut().insert(AUTHORIZATION, key.clone());
     }
-    let answer = upstream.send(request).await.ok().filter(|answer| answer.status().is_success())?;
+    let answer =
+        upstream.send(worker.origin(), request).await.ok().filter(|answer| answer.status().is_success())?;
     Some(Limited::new(answer.into_body(), max_bytes).collect().await.ok()?.to_bytes())
 }
 

@@ -3,25 +3,33 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use http::{HeaderValue, Method, Uri};
 use keyway_wire::openai::Usage;
 use parking_lot::Mutex;
 
-use crate::{clock::Instant, metrics::Metrics};
+use crate::{
+    clock::Instant,
+    fleet::Worker,
+    metrics::{Metrics, ModelSeries},
+    tenants::Visit,
+};
 
 /// What is known of a request so far; shared by the stack and the relay, written when the last of them drops it.
 pub struct Record {
     metrics: Arc<Metrics>,
     started: Instant,
-    id: String,
+    id: HeaderValue,
+    method: Method,
+    uri: Uri,
     line: Mutex<Line>,
 }
 
 #[derive(Default)]
 struct Line {
-    method: String,
-    path: String,
-    model: Option<String>,
-    worker: String,
+    /// Counts as in flight as long as the record lives: until the answer's end.
+    visit: Option<Arc<Visit>>,
+    model: Option<Arc<ModelSeries>>,
+    worker: Option<Arc<Worker>>,
     reason: &'static str,
     matched_tokens: u64,
     attempts: u32,
@@ -33,13 +41,17 @@ struct Line {
 
 impl Record {
     /// Opens the record of a request that has just come in.
-    pub fn open(metrics: Arc<Metrics>, id: String, method: &http::Method, path: &str) -> Arc<Self> {
-        let line = Line { method: method.to_string(), path: path.to_owned(), ..Line::default() };
-        Arc::new(Self { metrics, started: Instant::now(), id, line: Mutex::new(line) })
+    pub fn open(metrics: Arc<Metrics>, id: HeaderValue, method: Method, uri: Uri) -> Arc<Self> {
+        Arc::new(Self { metrics, started: Instant::now(), id, method, uri, line: Mutex::default() })
     }
 
     /// The request's id.
     pub fn id(&self) -> &str {
+        self.id.to_str().unwrap_or_default()
+    }
+
+    /// The request's id, as headers carry it.
+    pub fn id_header(&self) -> &HeaderValue {
         &self.id
     }
 
@@ -48,15 +60,25 @@ impl Record {
         self.started
     }
 
+    /// Notes whose request it is.
+    pub fn tenant(&self, visit: Arc<Visit>) {
+        self.line.lock().visit = Some(visit);
+    }
+
+    /// Whose request it is.
+    pub fn visit(&self) -> Option<Arc<Visit>> {
+        self.line.lock().visit.clone()
+    }
+
     /// Notes the model that the body names.
-    pub fn model(&self, model: Option<String>) {
-        self.line.lock().model = model;
+    pub fn model(&self, model: Arc<ModelSeries>) {
+        self.line.lock().model = Some(model);
     }
 
     /// Notes an attempt: the worker, why, and how many tokens it is expected to hold.
-    pub fn picked(&self, worker: &str, reason: &'static str, matched_tokens: u64) {
+    pub fn picked(&self, worker: &Arc<Worker>, reason: &'static str, matched_tokens: u64) {
         let mut line = self.line.lock();
-        worker.clone_into(&mut line.worker);
+        line.worker = Some(Arc::clone(worker));
         line.reason = reason;
         line.matched_tokens = matched_tokens;
         line.attempts += 1;
@@ -74,7 +96,11 @@ impl Record {
 
     /// Notes the token counts.
     pub fn usage(&self, usage: Usage) {
-        self.line.lock().usage = usage;
+        let mut line = self.line.lock();
+        if let Some(visit) = &line.visit {
+            visit.charge(&usage);
+        }
+        line.usage = usage;
     }
 
     /// Notes how the request ended. The first word counts; without one the client left.
@@ -87,17 +113,18 @@ impl Drop for Record {
     fn drop(&mut self) {
         let line = self.line.get_mut();
         let outcome = line.outcome.unwrap_or("client_gone");
-        let label = self.metrics.model_label(line.model.as_deref());
-        self.metrics.requests.with_label_values(&[label, outcome]).inc();
+        let model = line.model.take().unwrap_or_else(|| self.metrics.model(None));
+        model.ended(outcome);
         tracing::info!(
             target: "access",
-            id = %self.id,
-            method = %line.method,
-            path = %line.path,
-            model = label,
+            id = self.id.to_str().unwrap_or_default(),
+            method = %self.method,
+            path = self.uri.path(),
+            tenant = line.visit.as_ref().map(|visit| visit.tenant().name()),
+            model = model.label(),
             status = line.status,
             outcome,
-            worker = %line.worker,
+            worker = line.worker.as_ref().map_or("", |worker| worker.name.as_str()),
             reason = line.reason,
             attempts = line.attempts,
             prompt_tokens = line.usage.prompt_tokens,
@@ -117,6 +144,6 @@ fn milliseconds(time: Duration) -> f64 {
 
 impl fmt::Debug for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Record").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("Record").field("id", &self.id()).finish_non_exhaustive()
     }
 }

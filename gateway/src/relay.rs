@@ -4,6 +4,8 @@
 //! A stream ends honestly: whole events only, and when the worker breaks off, one error event, no `[DONE]`, and an
 //! aborted body. Other answers pass byte for byte; a broken one is aborted.
 
+mod patience;
+
 use std::{
     pin::Pin,
     sync::Arc,
@@ -13,36 +15,29 @@ use std::{
 use bytes::Bytes;
 use http::{StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
-use keyway_core::pick::Pick;
+use keyway_core::{breaker::Verdict, pick::Pick};
 use keyway_wire::openai::Usage;
 use memchr::memmem;
-use prometheus::Histogram;
 
+use self::patience::Patience;
 use crate::{
-    body::{BoxError, Response},
+    body::{BoxError, Response, ResponseBody},
     clock::{self, Instant, Sleep},
+    config::Timeouts,
     error::Error,
     headers::strip_hop_by_hop,
     limits::{ABORT_DELAY, ALIVE_NOTE_INTERVAL, MAX_EVENT_BYTES},
-    metrics::Metrics,
+    metrics::ModelSeries,
     record::Record,
     request::RequestInfo,
     routing::Ticket,
     sse::EventSplitter,
+    upstream::Answer,
     usage::UsageTap,
 };
 
 /// Turns a worker's answer into the client's.
-pub fn relay(
-    answer: http::Response<Incoming>,
-    ticket: Ticket,
-    info: RequestInfo,
-    pick: Pick,
-    record: Arc<Record>,
-    metrics: &Arc<Metrics>,
-) -> Response {
+pub fn relay(answer: http::Response<Answer>, told: Told, timeouts: Timeouts) -> Response {
     let (mut parts, upstream) = answer.into_parts();
     strip_hop_by_hop(&mut parts.headers);
     let plain = !parts.headers.contains_key(header::CONTENT_ENCODING);
@@ -54,42 +49,41 @@ pub fn relay(
         (true, _, true) => (None, UsageTap::Body(Vec::new(), 0)),
         _ => (None, UsageTap::Blind),
     };
-    let label = metrics.model_label(info.model.as_deref());
     let body = Relay {
-        upstream,
+        upstream: Some(upstream),
         events,
         state: State::Relaying,
+        patience: Patience::new(timeouts, told.record.started()),
         account: Account {
-            itl: metrics.itl.with_label_values(&[label]),
             last_event: None,
             alive_noted: Instant::now(),
-            succeeded: parts.status.is_success(),
+            status: parts.status,
             failed_in_band: false,
             done: false,
             tap,
-            ticket,
-            info,
-            pick,
-            record,
-            metrics: Arc::clone(metrics),
+            told,
         },
     };
     let body = body.started(parts.status);
-    http::Response::from_parts(parts, body.boxed_unsync())
+    http::Response::from_parts(parts, ResponseBody::relay(body))
 }
 
 /// The body. The ticket in its account is the worker's load; it goes when the body goes.
-struct Relay {
-    upstream: Incoming,
+#[derive(Debug)]
+pub struct Relay {
+    /// `None` once it failed: its connection is closed before the client has heard of it.
+    upstream: Option<Answer>,
     events: Option<EventSplitter>,
     state: State,
+    patience: Patience,
     account: Account,
 }
 
+#[derive(Debug)]
 enum State {
     Relaying,
     /// The error event was handed out; the abort follows once it has left.
-    Aborting(Pin<Box<Sleep>>),
+    Aborting(Pin<Box<Sleep>>, Error),
     Ended,
 }
 
@@ -97,12 +91,16 @@ impl Relay {
     fn started(mut self, status: StatusCode) -> Self {
         if self.events.is_none() && status.is_success() {
             // An unstreamed answer's head comes when its tokens are computed.
-            self.account.ticket.first_token();
+            self.account.told.ticket.first_token();
         }
-        if self.upstream.is_end_stream() {
+        if self.upstream_ended() {
             self.complete();
         }
         self
+    }
+
+    fn upstream_ended(&self) -> bool {
+        self.upstream.as_ref().is_none_or(Answer::is_end_stream)
     }
 
     fn complete(&mut self) {
@@ -120,7 +118,7 @@ impl Relay {
             self.account.saw(&out, self.events.is_some());
         }
         // Bodies of known length are not polled again after their last byte.
-        if self.upstream.is_end_stream() && self.events.as_ref().is_none_or(EventSplitter::is_empty) {
+        if self.upstream_ended() && self.events.as_ref().is_none_or(EventSplitter::is_empty) {
             self.complete();
         }
         Ok(out)
@@ -141,19 +139,25 @@ impl Relay {
             self.complete();
             return None;
         }
-        Some(self.lose(cause))
+        Some(self.lose(cause, Error::StreamLost))
     }
 
-    fn lose(&mut self, cause: &dyn std::fmt::Display) -> Result<Frame<Bytes>, BoxError> {
-        let record = &self.account.record;
-        tracing::warn!(id = record.id(), %cause, "the worker's answer broke off");
-        record.outcome(Error::StreamLost.code());
+    fn lose(&mut self, cause: &dyn std::fmt::Display, error: Error) -> Result<Frame<Bytes>, BoxError> {
+        let told = &mut self.account.told;
+        tracing::warn!(id = told.record.id(), %cause, "the worker's answer broke off");
+        told.record.outcome(error.code());
+        // Slow in all is no failure of the worker; to stop or to stall is one.
+        if !matches!(error, Error::Deadline { .. }) {
+            told.ticket.judge(Verdict::Bad);
+        }
+        self.upstream = None;
         if self.events.is_some() {
-            self.state = State::Aborting(Box::pin(clock::sleep(ABORT_DELAY)));
-            return Ok(Frame::data(Error::StreamLost.to_body().to_event().into()));
+            let event = error.to_body().to_event().into();
+            self.state = State::Aborting(Box::pin(clock::sleep(ABORT_DELAY)), error);
+            return Ok(Frame::data(event));
         }
         self.state = State::Ended;
-        Err(Error::StreamLost.into())
+        Err(error.into())
     }
 }
 
@@ -169,17 +173,23 @@ impl Body for Relay {
         loop {
             match &mut this.state {
                 State::Ended => return Poll::Ready(None),
-                State::Aborting(delay) => {
+                State::Aborting(delay, error) => {
                     ready!(delay.as_mut().poll(cx));
+                    let error = error.clone();
                     this.state = State::Ended;
-                    return Poll::Ready(Some(Err(Error::StreamLost.into())));
+                    return Poll::Ready(Some(Err(error.into())));
                 }
                 State::Relaying => {}
             }
-            let frame = match ready!(Pin::new(&mut this.upstream).poll_frame(cx)) {
-                Some(Ok(frame)) => frame,
-                Some(Err(error)) => return Poll::Ready(this.break_off(&error)),
-                None => return Poll::Ready(this.end()),
+            let Some(upstream) = &mut this.upstream else { return Poll::Ready(None) };
+            let frame = match Pin::new(upstream).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => frame,
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(this.break_off(&error)),
+                Poll::Ready(None) => return Poll::Ready(this.end()),
+                Poll::Pending => {
+                    let error = ready!(this.patience.poll(this.account.last_event, cx));
+                    return Poll::Ready(Some(this.lose(&"it took too long", error)));
+                }
             };
             match frame.into_data() {
                 Ok(bytes) => match this.pass(bytes) {
@@ -197,25 +207,39 @@ impl Body for Relay {
     }
 
     fn size_hint(&self) -> SizeHint {
-        if self.events.is_some() { SizeHint::default() } else { self.upstream.size_hint() }
+        match &self.upstream {
+            Some(upstream) if self.events.is_none() => upstream.size_hint(),
+            _ => SizeHint::default(),
+        }
     }
 }
 
 /// What is counted of an answer as it passes.
+#[derive(Debug)]
 struct Account {
-    itl: Histogram,
     last_event: Option<Instant>,
     alive_noted: Instant,
-    succeeded: bool,
+    status: StatusCode,
     failed_in_band: bool,
     /// Whether `[DONE]` was passed on.
     done: bool,
     tap: UsageTap,
-    ticket: Ticket,
-    info: RequestInfo,
-    pick: Pick,
-    record: Arc<Record>,
-    metrics: Arc<Metrics>,
+    told: Told,
+}
+
+/// What is known of a request when its answer begins.
+#[derive(Debug)]
+pub struct Told {
+    /// Its weight on the worker.
+    pub ticket: Ticket,
+    /// What routing read of it.
+    pub info: RequestInfo,
+    /// Why it went there.
+    pub pick: Pick,
+    /// Its record.
+    pub record: Arc<Record>,
+    /// The series of its model.
+    pub series: Arc<ModelSeries>,
 }
 
 impl Account {
@@ -227,41 +251,55 @@ impl Account {
         let now = Instant::now();
         if now - self.alive_noted > ALIVE_NOTE_INTERVAL {
             self.alive_noted = now;
-            self.ticket.still_answering();
+            self.told.ticket.still_answering();
         }
         if let Some(last) = self.last_event.replace(now) {
-            self.itl.observe((now - last).as_secs_f64());
+            self.told.series.itl().observe((now - last).as_secs_f64());
         } else {
-            let ttft = now - self.record.started();
-            let label = self.metrics.model_label(self.info.model.as_deref());
-            self.metrics.ttft.with_label_values(&[label]).observe(ttft.as_secs_f64());
-            self.record.first_token(ttft);
-            self.ticket.stream_began();
+            let ttft = now - self.told.record.started();
+            self.told.series.ttft().observe(ttft.as_secs_f64());
+            self.told.record.first_token(ttft);
+            self.told.ticket.stream_began();
         }
         self.failed_in_band |= memmem::find(bytes, b"data: {\"error\"").is_some();
         self.done |= bytes.trim_ascii_end().ends_with(b"[DONE]");
     }
 
     fn complete(&mut self) {
-        let outcome = match (self.succeeded, self.failed_in_band) {
+        let outcome = match (self.status.is_success(), self.failed_in_band) {
             (true, false) => "complete",
             (true, true) => "worker_error_event",
             (false, _) => "worker_status",
         };
-        self.record.outcome(outcome);
+        if let Some(verdict) = verdict(self.status, self.failed_in_band) {
+            self.told.ticket.judge(verdict);
+        }
+        self.told.record.outcome(outcome);
         if let Some(usage) = self.tap.finish() {
             self.count(usage);
         }
     }
 
     fn count(&self, usage: Usage) {
-        let label = self.metrics.model_label(self.info.model.as_deref());
-        self.metrics.prompt_tokens.with_label_values(&[label]).inc_by(usage.prompt_tokens);
-        self.metrics.generation_tokens.with_label_values(&[label]).inc_by(usage.completion_tokens);
-        let cached = &self.metrics.cached_tokens;
-        cached.with_label_values(&[label, "predicted"]).inc_by(self.pick.matched_tokens);
-        cached.with_label_values(&[label, "reported"]).inc_by(usage.cached_tokens().unwrap_or(0));
-        self.ticket.router().learn(&self.info, &self.pick, &usage, &self.ticket);
-        self.record.usage(usage);
+        let reported = usage.cached_tokens().unwrap_or(0);
+        self.told.series.tokens(
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            self.told.pick.matched_tokens,
+            reported,
+        );
+        self.told.ticket.router().learn(&self.told.info, &self.told.pick, &usage, &self.told.ticket);
+        self.told.record.usage(usage);
+    }
+}
+
+/// What a whole answer says of the worker. Refusals are answers; "not now" (429, 503) is neither good nor bad, and an
+/// error inside a stream may be the request's.
+fn verdict(status: StatusCode, failed_in_band: bool) -> Option<Verdict> {
+    match status {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => None,
+        status if status.is_server_error() => Some(Verdict::Bad),
+        _ if failed_in_band => None,
+        _ => Some(Verdict::Good),
     }
 }

@@ -9,13 +9,8 @@ use std::{borrow::Cow, num::NonZeroUsize};
 
 use keyway_core::keyer::{PrefixChain, TextKeyer};
 use keyway_wire::block_hash::HashKey;
-use serde::{
-    Deserialize, Deserializer,
-    de::{IgnoredAny, MapAccess, Visitor},
-};
-use serde_json::value::RawValue;
 
-use crate::token_keyer::TokenPrompt;
+use crate::{json::Value, token_keyer::TokenPrompt};
 
 /// How prompts are cut and hashed.
 #[derive(Debug, Clone, Copy)]
@@ -43,26 +38,26 @@ pub struct RequestInfo {
 
 /// Reads a body, all but its tokens.
 pub fn read(body: &[u8], config: KeyerConfig) -> RequestInfo {
-    let fields: Fields<'_> = serde_json::from_slice(body).unwrap_or_default();
-    let salt = fields.salt.and_then(|raw| text_of(raw).map(Cow::into_owned)).unwrap_or_default();
+    let fields = std::str::from_utf8(body).ok().and_then(Fields::of).unwrap_or_default();
+    let salt = fields.salt.and_then(Value::text).map(Cow::into_owned).unwrap_or_default();
     let mut keyer = TextKeyer::new(config.key, salt.as_bytes(), config.block_bytes);
-    let model = fields.model.and_then(|raw| text_of(raw).map(Cow::into_owned));
+    let model = fields.model.and_then(Value::text).map(Cow::into_owned);
     if let Some(model) = &model {
-        keyer.push(model.as_bytes());
+        keyer.push_text(model);
         keyer.end_field(tag::MODEL);
     }
-    for (raw, tag) in [(fields.system, tag::SYSTEM), (fields.tools, tag::TOOLS)] {
-        if let Some(raw) = raw {
-            push_value(&mut keyer, raw, tag);
+    for (value, tag) in [(fields.system, tag::SYSTEM), (fields.tools, tag::TOOLS)] {
+        if let Some(value) = value {
+            push_value(&mut keyer, value, tag);
         }
     }
-    for raw in [fields.messages, fields.input].into_iter().flatten() {
-        push_messages(&mut keyer, raw);
+    for value in [fields.messages, fields.input].into_iter().flatten() {
+        push_messages(&mut keyer, value);
     }
-    if let Some(raw) = fields.prompt {
-        push_value(&mut keyer, raw, tag::PROMPT);
+    if let Some(value) = fields.prompt {
+        push_value(&mut keyer, value, tag::PROMPT);
     }
-    let stream = fields.stream.is_some_and(|raw| raw.get() == "true");
+    let stream = fields.stream.is_some_and(|value| value.raw() == "true");
     RequestInfo { model, stream, salt, chain: keyer.finish(), tokens: None }
 }
 
@@ -77,29 +72,25 @@ mod tag {
     pub(super) const MESSAGE_END: u8 = 7;
 }
 
-fn text_of(raw: &RawValue) -> Option<Cow<'_, str>> {
-    #[derive(Deserialize)]
-    struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
-    serde_json::from_str::<Text<'_>>(raw.get()).ok().map(|text| text.0)
-}
-
-fn push_value(keyer: &mut TextKeyer, raw: &RawValue, tag: u8) {
-    match text_of(raw) {
-        Some(text) => keyer.push(text.as_bytes()),
-        None => keyer.push(raw.get().as_bytes()),
+fn push_value(keyer: &mut TextKeyer, value: Value<'_>, tag: u8) {
+    match value.text() {
+        Some(text) => keyer.push_text(&text),
+        None => keyer.push_text(value.raw()),
     }
     keyer.end_field(tag);
 }
 
 /// Messages field by field; anything that is not a list of objects (the `input` of `/v1/responses` or
 /// `/v1/embeddings` may be text) as one value.
-fn push_messages(keyer: &mut TextKeyer, raw: &RawValue) {
-    let Ok(messages) = serde_json::from_str::<Vec<Object<'_>>>(raw.get()) else {
-        return push_value(keyer, raw, tag::PROMPT);
+fn push_messages(keyer: &mut TextKeyer, value: Value<'_>) {
+    let messages =
+        value.items().and_then(|items| items.map(|item| item.ok()?.fields()).collect::<Option<Vec<_>>>());
+    let Some(messages) = messages else {
+        return push_value(keyer, value, tag::PROMPT);
     };
-    for Object(fields) in messages {
-        for (name, value) in fields {
-            keyer.push(name.as_bytes());
+    for message in messages {
+        for (name, value) in message.map_while(Result::ok) {
+            keyer.push_text(&name);
             keyer.end_field(tag::MESSAGE_NAME);
             push_value(keyer, value, tag::MESSAGE_VALUE);
         }
@@ -110,78 +101,36 @@ fn push_messages(keyer: &mut TextKeyer, raw: &RawValue) {
 /// The fields that routing reads. A repeated key counts as its last value, as in the engines' own JSON readers.
 #[derive(Default)]
 struct Fields<'a> {
-    model: Option<&'a RawValue>,
-    stream: Option<&'a RawValue>,
-    salt: Option<&'a RawValue>,
-    system: Option<&'a RawValue>,
-    tools: Option<&'a RawValue>,
-    messages: Option<&'a RawValue>,
-    input: Option<&'a RawValue>,
-    prompt: Option<&'a RawValue>,
+    model: Option<Value<'a>>,
+    stream: Option<Value<'a>>,
+    salt: Option<Value<'a>>,
+    system: Option<Value<'a>>,
+    tools: Option<Value<'a>>,
+    messages: Option<Value<'a>>,
+    input: Option<Value<'a>>,
+    prompt: Option<Value<'a>>,
 }
 
-impl<'de> Deserialize<'de> for Fields<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct TopLevel;
-        impl<'de> Visitor<'de> for TopLevel {
-            type Value = Fields<'de>;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a JSON object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
-                let mut fields = Fields::default();
-                while let Some(Key(key)) = map.next_key()? {
-                    let field = match key.as_ref() {
-                        "model" => &mut fields.model,
-                        "stream" => &mut fields.stream,
-                        "cache_salt" => &mut fields.salt,
-                        "system" | "instructions" => &mut fields.system,
-                        "tools" => &mut fields.tools,
-                        "messages" => &mut fields.messages,
-                        "input" => &mut fields.input,
-                        "prompt" => &mut fields.prompt,
-                        _ => {
-                            map.next_value::<IgnoredAny>()?;
-                            continue;
-                        }
-                    };
-                    *field = Some(map.next_value()?);
-                }
-                Ok(fields)
-            }
+impl<'a> Fields<'a> {
+    /// `None` where the body is not a JSON object, or breaks off.
+    fn of(body: &'a str) -> Option<Self> {
+        let mut fields = Self::default();
+        for field in Value::document(body)? {
+            let (name, value) = field.ok()?;
+            let field = match name.as_ref() {
+                "model" => &mut fields.model,
+                "stream" => &mut fields.stream,
+                "cache_salt" => &mut fields.salt,
+                "system" | "instructions" => &mut fields.system,
+                "tools" => &mut fields.tools,
+                "messages" => &mut fields.messages,
+                "input" => &mut fields.input,
+                "prompt" => &mut fields.prompt,
+                _ => continue,
+            };
+            *field = Some(value);
         }
-        deserializer.deserialize_map(TopLevel)
-    }
-}
-
-/// A key, borrowed unless it holds escapes.
-#[derive(Deserialize)]
-struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
-
-/// An object as its fields in order.
-struct Object<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
-
-impl<'de> Deserialize<'de> for Object<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder;
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Object<'de>;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a message object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object<'de>, A::Error> {
-                let mut fields = Vec::with_capacity(map.size_hint().unwrap_or(4));
-                while let Some((Key(key), value)) = map.next_entry()? {
-                    fields.push((key, value));
-                }
-                Ok(Object(fields))
-            }
-        }
-        deserializer.deserialize_map(InOrder)
+        Some(fields)
     }
 }
 

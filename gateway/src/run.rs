@@ -1,18 +1,22 @@
 //! Puts the parts together: binds both listeners, starts the workers it was given or its own, probes, serves, drains.
 
-use std::{future::Future, io, net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
+use std::{future::Future, io, net::SocketAddr, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
 
+use keyway_core::RetryBudget;
+use parking_lot::Mutex;
 use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
     admin::{self, Admin},
+    admin_guard,
     admission::Admission,
     autoscale::Autoscale,
     clock::Clock,
-    config::{Config, WorkerConfig},
+    config::{Config, ConfigError, WorkerConfig},
     decision_log::DecisionLog,
     discovery,
     dispatch::Dispatch,
+    ejection::Ejections,
     fleet::Fleet,
     limits,
     members::{Members, Source},
@@ -23,6 +27,8 @@ use crate::{
     routing::Router,
     server::{self, Server},
     stack,
+    tenants::Tenants,
+    tls::ServerTls,
     token_keyer::TokenKeyer,
     upstream::Upstream,
 };
@@ -34,6 +40,8 @@ pub struct Gateway {
     pub addr: SocketAddr,
     /// Where operators connect.
     pub admin_addr: SocketAddr,
+    /// `http` or `https`, for clients.
+    pub scheme: &'static str,
     router: Arc<Router>,
     members: Arc<Members>,
     stop: watch::Sender<bool>,
@@ -49,8 +57,9 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
 
     let clock = Clock::start();
     let metrics = Arc::new(Metrics::new().map_err(io::Error::other)?);
-    let fleet = Arc::new(Fleet::new(&config.workers, clock.now()));
-    let upstream = Upstream::new(Connector::new(config.connect_timeout));
+    let ejections = Ejections::new(clock, Some(metrics.ejections.clone()));
+    let fleet = Arc::new(Fleet::new(&config.workers, clock.now(), &ejections));
+    let upstream = Upstream::new(Connector::new(config.timeouts.connect));
     let keyer = KeyerConfig { key: config.hash_key, block_bytes: block_bytes(config) };
     let tokenizers = config.tokenizers.iter().map(|(name, dir)| (name.as_str(), dir.as_path()));
     let tokens = TokenKeyer::load(tokenizers, Arc::clone(&metrics)).map_err(io::Error::other)?;
@@ -67,10 +76,7 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     );
     let router = Arc::new(router.with_log(log.transpose()?).with_room(config.room));
     let mut background = Vec::new();
-    let members = Members::new(Arc::clone(&router), upstream.clone(), Arc::clone(&metrics));
-    adopt_all(&fleet, &members, config);
-    let watching = discovery::watch(config.discovery.clone(), Arc::clone(&members), Arc::clone(&metrics));
-    background.push(tokio::spawn(watching));
+    let members = watch_workers(config, &router, &upstream, &metrics, &mut background);
     let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
     background.push(tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router))));
 
@@ -83,18 +89,23 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
         tokens: Arc::clone(&tokens),
         max_body_bytes: config.max_body_bytes,
         expose_routing: config.expose_routing,
+        timeouts: config.timeouts,
+        retry_budget: Arc::new(Mutex::new(RetryBudget::new(clock.now()))),
     };
     let admission = Admission::new(config.max_in_flight, metrics.in_flight.clone());
     let (stop, stopped) = watch::channel(false);
-    let server = |listener, drain_timeout| Server {
+    let (tls, tenants) = doors(config, clock, &metrics, &mut background).map_err(io::Error::other)?;
+    let server = |listener, drain_timeout, tls| Server {
         listener,
+        tls,
         max_connections: config.max_connections,
         drain_timeout,
         connections: metrics.connections.clone(),
     };
-    let clients = server(listener, config.drain_timeout);
-    let operators = server(admin_listener, Duration::ZERO);
-    let serving = tokio::spawn(server::serve(clients, stack::stack(dispatch, admission), on(stopped)));
+    let clients = server(listener, config.drain_timeout, tls);
+    let operators = server(admin_listener, Duration::ZERO, None);
+    let serving =
+        tokio::spawn(server::serve(clients, stack::stack(dispatch, admission, tenants), on(stopped)));
     // The admin listener outlives the drain, so that it can be watched; it ends with the process.
     let admin = Admin {
         router: Arc::clone(&router),
@@ -106,21 +117,56 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
         allow: config.discovery.admin_allow.clone(),
         scale,
     };
-    let admin = admin::admin(admin);
+    let admin = admin_guard::guarded(config.admin_token.clone(), admin::admin(admin));
     background.push(tokio::spawn(async move {
         server::serve(operators, admin, std::future::pending()).await;
     }));
-    Ok(Gateway { addr, admin_addr, router, members, stop, serving, background })
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    Ok(Gateway { addr, admin_addr, scheme, router, members, stop, serving, background })
 }
 
-/// Takes the configured workers into the fleet.
-fn adopt_all(fleet: &Fleet, members: &Members, config: &Config) {
-    for worker in fleet.all() {
+/// Takes the configured workers into the fleet, and those that are found later.
+fn watch_workers(
+    config: &Config,
+    router: &Arc<Router>,
+    upstream: &Upstream,
+    metrics: &Arc<Metrics>,
+    background: &mut Vec<JoinHandle<()>>,
+) -> Arc<Members> {
+    let members = Members::new(Arc::clone(router), upstream.clone(), Arc::clone(metrics));
+    for worker in router.fleet().all() {
         if worker.kv_source().is_some() && config.tokenizers.is_empty() {
             tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");
         }
         members.adopt(worker, Source::Static);
     }
+    let watching = discovery::watch(config.discovery.clone(), Arc::clone(&members), Arc::clone(metrics));
+    background.push(tokio::spawn(watching));
+    members
+}
+
+/// What stands before clients.
+type Doors = (Option<Arc<ServerTls>>, Option<Arc<Tenants>>);
+
+/// TLS and tenants, both following their files.
+fn doors(
+    config: &Config,
+    clock: Clock,
+    metrics: &Metrics,
+    background: &mut Vec<JoinHandle<()>>,
+) -> Result<Doors, ConfigError> {
+    let tls = config.tls.clone().map(ServerTls::load).transpose()?;
+    if let Some(tls) = &tls {
+        background.push(tokio::spawn(Arc::clone(tls).follow_files()));
+    }
+    let load = |(path, isolate): (PathBuf, bool)| {
+        Tenants::load(path, isolate, config.hash_key, clock, metrics.tenants.clone())
+    };
+    let tenants = config.tenants.clone().map(load).transpose()?;
+    if let Some(tenants) = &tenants {
+        background.push(tokio::spawn(Arc::clone(tenants).follow_file()));
+    }
+    Ok((tls, tenants))
 }
 
 async fn on(mut stopped: watch::Receiver<bool>) {
@@ -162,7 +208,7 @@ pub async fn run(mut config: Config, shutdown: impl Future<Output = ()>) -> io::
     if embedded.is_some() {
         gateway.ready(Duration::from_secs(10)).await;
     }
-    tracing::info!(policy = %config.policy, workers = config.workers.len(), "listening on http://{}", gateway.addr);
+    tracing::info!(policy = %config.policy, workers = config.workers.len(), "listening on {}://{}", gateway.scheme, gateway.addr);
     if embedded.is_some() {
         welcome(&gateway, &config.workers);
     }

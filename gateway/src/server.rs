@@ -1,4 +1,5 @@
-//! The listening socket: accepts connections, speaks HTTP/1.1 and HTTP/2 (prior knowledge) on them, bounds them, and
+//! The listening socket: accepts connections, speaks HTTP/1.1 and HTTP/2 (prior knowledge, or by
+//! ALPN where it speaks TLS) on them, bounds them, and
 //! drains them on shutdown. What a request means is the stack's business.
 //!
 //! Next: [`crate::stack`].
@@ -11,13 +12,14 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use prometheus::IntGauge;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     clock,
     limits::{HEAD_BUFFER_BYTES, HEADER_READ_TIMEOUT, MAX_H2_STREAMS},
     net,
     stack::Stack,
+    tls::ServerTls,
 };
 
 /// What the server needs besides the stack.
@@ -29,12 +31,14 @@ pub struct Server {
     pub max_connections: usize,
     /// Time that requests get after shutdown began.
     pub drain_timeout: Duration,
+    /// TLS, if clients are to speak it.
+    pub tls: Option<Arc<ServerTls>>,
     /// Open connections.
     pub connections: IntGauge,
 }
 
 /// Serves until `shutdown` completes, then lets open requests finish within the drain time. Returns whether all did.
-pub async fn serve(server: Server, stack: Stack, shutdown: impl Future<Output = ()>) -> bool {
+pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Output = ()>) -> bool {
     let builder = Arc::new(connection_builder());
     let slots = Arc::new(Semaphore::new(server.max_connections));
     let graceful = GracefulShutdown::new();
@@ -54,16 +58,22 @@ pub async fn serve(server: Server, stack: Stack, shutdown: impl Future<Output = 
             }
         };
         let service = TowerToHyperService::new(stack.clone());
-        let connection = builder.serve_connection(TokioIo::new(stream), service).into_owned();
-        let connection = graceful.watch(connection);
-        let open = server.connections.clone();
-        open.inc();
+        let (builder, watcher, tls) = (Arc::clone(&builder), graceful.watcher(), server.tls.clone());
+        let open = Open::count(&server.connections, slot);
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            let ended = match tls {
+                None => watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await,
+                Some(tls) => match tls.accept(stream).await {
+                    Ok(stream) => {
+                        watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await
+                    }
+                    Err(error) => Err(error.into()),
+                },
+            };
+            if let Err(error) = ended {
                 tracing::debug!(error = %error, "a client connection ended with an error");
             }
-            open.dec();
-            drop(slot);
+            drop(open);
         });
     }
     drop(server.listener);
@@ -71,10 +81,29 @@ pub async fn serve(server: Server, stack: Stack, shutdown: impl Future<Output = 
     clock::timeout(server.drain_timeout, graceful.shutdown()).await.is_ok()
 }
 
+/// An open connection's place; given back on drop.
+struct Open {
+    gauge: IntGauge,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl Open {
+    fn count(gauge: &IntGauge, slot: OwnedSemaphorePermit) -> Self {
+        gauge.inc();
+        Self { gauge: gauge.clone(), _slot: slot }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.gauge.dec();
+    }
+}
+
 async fn accept(
     listener: &net::TcpListener,
     slots: &Arc<Semaphore>,
-) -> io::Result<(net::TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+) -> io::Result<(net::TcpStream, OwnedSemaphorePermit)> {
     let slot = Arc::clone(slots).acquire_owned().await.map_err(io::Error::other)?;
     let (stream, _) = net::accept(listener).await?;
     Ok((stream, slot))

@@ -6,39 +6,53 @@ use std::{any::Any, convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 
 use futures_util::FutureExt;
 use http::{HeaderValue, Method};
-use http_body_util::BodyExt;
 use keyway_wire::headers as names;
-use tower::{Service, ServiceBuilder, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 
 use crate::{
     admission::Admission,
     around::around,
-    body::{Guarded, Request, Response, full},
+    body::{Request, Response, full},
     dispatch::Dispatch,
     error::{Error, Failed},
     limits::MAX_REQUEST_ID_BYTES,
     metrics::Metrics,
     models,
     record::Record,
+    tenants::Tenants,
 };
 
-/// What the server calls for each request. Errors have become answers.
-pub type Stack = BoxCloneSyncService<Request, Response, Infallible>;
-
-/// Builds the stack.
-pub fn stack(dispatch: Dispatch, admission: Admission) -> Stack {
+/// Builds the stack that the server calls for each request. Errors have become answers. Nothing in it is boxed: the
+/// future of a request is one value.
+pub fn stack(dispatch: Dispatch, admission: Admission, tenants: Option<Arc<Tenants>>) -> impl Stack {
     let metrics = Arc::clone(&dispatch.metrics);
     let dispatch = Arc::new(dispatch);
-    let service = ServiceBuilder::new()
+    ServiceBuilder::new()
         // Outermost, so that every request has an id, one log line and one count, refused ones too.
         .layer(around(move |request, next| recorded(Arc::clone(&metrics), request, next)))
         // Below the record, so that a panic is recorded; above all that may panic.
         .layer(around(panic_safe))
+        // Above the places, so that who may not come in takes none.
+        .layer(around(move |request, next| known(tenants.clone(), request, next)))
         // Before anything that costs: a refused request must be cheap.
         .layer(around(move |request, next| admitted(admission.clone(), request, next)))
         // Innermost: the gateway's own answers, or a worker's.
-        .service(service_fn(move |request| routes(Arc::clone(&dispatch), request)));
-    BoxCloneSyncService::new(service)
+        .service(service_fn(move |request| routes(Arc::clone(&dispatch), request)))
+}
+
+/// What engines offer beside `/v1/`, by the names that vLLM and SGLang both give or one of them does.
+const ENGINE_PATHS: [&str; 8] =
+    ["/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score", "/classify", "/pooling", "/generate"];
+
+/// What the server can call.
+pub trait Stack:
+    Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static
+{
+}
+
+impl<S> Stack for S where
+    S: Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static
+{
 }
 
 async fn recorded<S>(metrics: Arc<Metrics>, mut request: Request, next: S) -> Result<Response, Infallible>
@@ -46,25 +60,26 @@ where
     S: Service<Request, Response = Response, Error = Infallible>,
 {
     let id = request_id(&request);
-    let record = Record::open(metrics, id, request.method(), request.uri().path());
+    let record = Record::open(metrics, id, request.method().clone(), request.uri().clone());
     request.extensions_mut().insert(Arc::clone(&record));
     let mut response = next.oneshot(request).await?;
     record.status(response.status());
     if let Some(Failed(code)) = response.extensions().get() {
         record.outcome(code);
     }
-    if let Ok(id) = HeaderValue::from_str(record.id()) {
-        response.headers_mut().insert(names::REQUEST_ID, id);
-    }
-    Ok(response.map(|body| Guarded::new(body, record).boxed_unsync()))
+    response.headers_mut().insert(names::REQUEST_ID, record.id_header().clone());
+    Ok(response.map(|body| body.with_record(record)))
 }
 
 /// The client's own id where it is printable and short, so that its logs and ours meet.
-fn request_id(request: &Request) -> String {
-    let given = request.headers().get(names::REQUEST_ID).and_then(|id| id.to_str().ok());
+fn request_id(request: &Request) -> HeaderValue {
+    let printable = |id: &&HeaderValue| id.to_str().is_ok_and(|id| !id.is_empty());
+    let given = request.headers().get(names::REQUEST_ID).filter(printable);
     match given {
-        Some(id) if !id.is_empty() && id.len() <= MAX_REQUEST_ID_BYTES => id.to_owned(),
-        _ => format!("req-{:032x}", fastrand::u128(..)),
+        Some(id) if id.len() <= MAX_REQUEST_ID_BYTES => id.clone(),
+        // Letters and digits are always a header's value.
+        _ => HeaderValue::try_from(format!("req-{:032x}", fastrand::u128(..)))
+            .unwrap_or(HeaderValue::from_static("req")),
     }
 }
 
@@ -90,6 +105,24 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("?")
 }
 
+async fn known<S>(
+    tenants: Option<Arc<Tenants>>,
+    mut request: Request,
+    next: S,
+) -> Result<Response, Infallible>
+where
+    S: Service<Request, Response = Response, Error = Infallible>,
+{
+    if let Some(tenants) = tenants.filter(|_| request.uri().path() != "/health") {
+        match (tenants.admit(request.headers_mut()), request.extensions().get::<Arc<Record>>()) {
+            (Ok(visit), Some(record)) => record.tenant(Arc::new(visit)),
+            (Ok(_), None) => return Ok(Error::Internal.to_response()),
+            (Err(error), _) => return Ok(error.to_response()),
+        }
+    }
+    next.oneshot(request).await
+}
+
 async fn admitted<S>(admission: Admission, request: Request, next: S) -> Result<Response, Infallible>
 where
     S: Service<Request, Response = Response, Error = Infallible>,
@@ -97,7 +130,7 @@ where
     match admission.admit() {
         Ok(permit) => {
             let response = next.oneshot(request).await?;
-            Ok(response.map(|body| Guarded::new(body, permit).boxed_unsync()))
+            Ok(response.map(|body| body.with_permit(permit)))
         }
         Err(error) => Ok(error.to_response()),
     }
@@ -110,9 +143,7 @@ async fn routes(dispatch: Arc<Dispatch>, request: Request) -> Result<Response, I
         (&Method::GET, "/v1/models", Some(record)) => {
             Ok(own(models::merged(dispatch.router.fleet()), &record))
         }
-        (_, path, Some(record)) if path.starts_with("/v1/") && !has_dot_segment(path) => {
-            dispatch.handle(request, &record).await
-        }
+        (_, path, Some(record)) if is_passed(path) => dispatch.handle(request, &record).await,
         _ => Err(Error::NotFound(path.to_owned())),
     };
     Ok(result.unwrap_or_else(|error| error.to_response()))
@@ -122,6 +153,11 @@ async fn routes(dispatch: Arc<Dispatch>, request: Request) -> Result<Response, I
 fn own(response: Response, record: &Record) -> Response {
     record.outcome("complete");
     response
+}
+
+/// Whether requests to a path go to workers: everything under `/v1/`, and engines' own besides that.
+fn is_passed(path: &str) -> bool {
+    (path.starts_with("/v1/") && !has_dot_segment(path)) || ENGINE_PATHS.contains(&path)
 }
 
 /// Whether a path could leave `/v1/` once a worker normalises it.

@@ -277,7 +277,8 @@ impl GatewayBuilder {
         }
         let process = Process::spawn("keyway", &mut command);
         let admin = addr(&process.announced("admin on http://").await);
-        let addr = addr(&process.announced("listening on http://").await);
+        let url = process.announced("listening on http").await;
+        let addr = addr(url.trim_start_matches("s://").trim_start_matches("://"));
         Gateway { process, addr, admin, _config: config }
     }
 }

@@ -20,6 +20,7 @@ pub mod metrics;
 pub mod openai;
 pub mod process;
 pub mod sse;
+pub mod tls;
 pub mod tools;
 
 pub use chaos_proxy::ChaosProxy;

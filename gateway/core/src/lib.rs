@@ -15,9 +15,11 @@
 //! [`mod@capacity`] is what a cache that says nothing is believed to hold, [`rate`] how fast a worker is.
 //!
 //! Where an engine publishes its KV events, [`kv_feed`] makes the index exact, over the names of [`token_chain`].
-//! Beside them, [`health`] says whether a worker may be chosen at all.
+//! Beside them, [`health`] says whether a worker may be chosen at all, [`breaker`] whether it answers well enough to be,
+//! and [`retry_budget`] how many requests may be sent again; [`rate_limit`] is how much may come in a time.
 
 pub mod autoscale;
+pub mod breaker;
 pub mod capacity;
 pub mod cost;
 pub mod health;
@@ -29,6 +31,8 @@ pub mod pace;
 pub mod pick;
 pub mod policy;
 pub mod rate;
+pub mod rate_limit;
+pub mod retry_budget;
 pub mod route;
 pub mod token_chain;
 pub mod waiting_room;
@@ -37,6 +41,7 @@ mod balance;
 mod candidate;
 mod rendezvous;
 
+pub use breaker::{Breaker, Verdict};
 pub use capacity::Capacity;
 pub use cost::{Cost, CostModel};
 pub use health::{Health, State};
@@ -48,6 +53,8 @@ pub use pace::{Pace, PaceSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};
 pub use policy::{Policy, Reason, UnknownPolicy};
 pub use rate::{PrefillRate, relative_speeds, tokens_per_ms};
+pub use rate_limit::RateLimit;
+pub use retry_budget::RetryBudget;
 pub use route::{consider, quote};
 pub use token_chain::TokenSpace;
 pub use waiting_room::{Quote, RoomRules, WaitingRoom};

@@ -52,8 +52,8 @@ async fn add(request: Request, admin: &Admin) -> Result<(StatusCode, String), Re
     let body = Limited::new(request.into_body(), MAX_COMMAND_BYTES).collect().await;
     let body = body.map_err(|error| wrong(error.to_string()))?.to_bytes();
     let table: WorkerTable = serde_json::from_slice(&body).map_err(|error| wrong(error.to_string()))?;
-    if table.api_key_file.is_some() {
-        return Err(wrong("api_key_file can only be set in a file".to_owned()));
+    if table.api_key_file.is_some() || table.tls.is_some() {
+        return Err(wrong("api_key_file and tls can only be set in a file".to_owned()));
     }
     let worker = WorkerConfig::try_from(&table).map_err(|error| wrong(error.0))?;
     for host in hosts(&worker) {

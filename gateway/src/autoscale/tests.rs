@@ -7,6 +7,7 @@ use super::*;
 use crate::{
     clock::Clock,
     config::{ScaleFile, WorkerConfig},
+    ejection::Ejections,
     fleet::{Fleet, Model},
     request::{self, KeyerConfig, RequestInfo},
 };
@@ -15,7 +16,7 @@ fn setup(toml: &str) -> (Arc<Autoscale>, Arc<Router>) {
     let config = ScaleConfig::try_from(&toml::from_str::<ScaleFile>(toml).unwrap()).unwrap();
     let metrics = Arc::new(Metrics::new().unwrap());
     let worker: WorkerConfig = "http://127.0.0.1:1".parse().unwrap();
-    let fleet = Arc::new(Fleet::new(&[worker], Duration::ZERO));
+    let fleet = Arc::new(Fleet::new(&[worker], Duration::ZERO, &Ejections::new(Clock::start(), None)));
     let keyer = KeyerConfig { key: HashKey::new(1), block_bytes: std::num::NonZeroUsize::new(64).unwrap() };
     let router = Router::new(fleet, Arc::clone(&metrics), Clock::start(), Policy::Prefix, keyer, 1 << 20);
     (Autoscale::new(config, metrics), Arc::new(router))

@@ -2,12 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use keyway_core::{index::Placement, pace::Waiting};
+use keyway_core::{breaker::Verdict, index::Placement, pace::Waiting};
 use prometheus::IntGauge;
 
 use super::Router;
 use crate::{
     autoscale::Demand,
+    ejection::Trip,
     fleet::Worker,
     limits::{EXPECTED_LINGER, EXPECTED_LINGER_MAX},
 };
@@ -24,6 +25,7 @@ pub struct Ticket {
     /// Uncached tokens that were at the worker when it was sent, its own among them.
     tokens_before_first: u64,
     waiting: Option<Waiting>,
+    trip: Trip,
     // Added to and subtracted from, never set: two tickets may end at the same moment.
     in_flight: IntGauge,
     waiting_tokens: IntGauge,
@@ -50,6 +52,7 @@ impl Ticket {
         Self {
             sent,
             router,
+            trip: worker.gate().begin(),
             worker,
             placement: Some(placement),
             uncached_tokens,
@@ -96,6 +99,11 @@ impl Ticket {
     /// The worker's answer goes on: it is alive, whatever its probes say.
     pub fn still_answering(&self) {
         self.router.worker_answered(&self.worker);
+    }
+
+    /// Says how the answer ended, where that says something of the worker.
+    pub fn judge(&mut self, verdict: Verdict) {
+        self.trip.judge(verdict);
     }
 
     /// The router that issued it.

@@ -1,16 +1,22 @@
 //! Hazard: the client leaves and the worker computes on, or the gateway goes on counting the request. At whatever
 //! moment and over whichever protocol it leaves, the worker sees the abort and every in-flight gauge returns to 0.
 
-use keyway_tests::exchange::PROTOCOLS;
-use keyway_tests::openai::{CHAT, chat, chat_stream};
-use keyway_tests::{Client, Cluster, Exchange, FakeWorker, eventually};
+use std::net::SocketAddr;
+use std::time::Duration;
 
-/// The three moments at which a client can find its answer wanting.
+use keyway_tests::exchange::PROTOCOLS;
+use keyway_tests::openai::{CHAT, DONE, chat, chat_stream};
+use keyway_tests::{Client, Cluster, Exchange, FakeWorker, Gateway, eventually};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+/// The moments at which a client can find its answer wanting.
 #[derive(Debug, Clone, Copy)]
 enum Moment {
     BeforeTheHead,
     BeforeTheFirstToken,
     MidStream,
+    AtTheLastEvent,
 }
 
 #[tokio::test]
@@ -19,16 +25,23 @@ async fn leaving_at_any_moment_aborts_the_worker_s_call() {
     let worker = &cluster.fakes[0];
     worker.manual();
     for protocol in PROTOCOLS {
-        for moment in [Moment::BeforeTheHead, Moment::BeforeTheFirstToken, Moment::MidStream] {
+        for moment in
+            [Moment::BeforeTheHead, Moment::BeforeTheFirstToken, Moment::MidStream, Moment::AtTheLastEvent]
+        {
             let mut exchange = Exchange::post(protocol, cluster.addr(), CHAT, &chat_stream("hi")).await;
             let mut call = worker.call().await;
             if !matches!(moment, Moment::BeforeTheHead) {
                 call.begin_stream().await;
                 assert_eq!(exchange.status().await, 200, "{protocol:?} {moment:?}");
             }
-            if matches!(moment, Moment::MidStream) {
+            if matches!(moment, Moment::MidStream | Moment::AtTheLastEvent) {
                 call.say("one").await;
                 exchange.next_event().await.event();
+            }
+            if matches!(moment, Moment::AtTheLastEvent) {
+                // All is said, but the stream has not ended.
+                call.event(DONE).await;
+                assert_eq!(exchange.next_event().await.event(), DONE);
             }
             let aborted = worker.aborted();
             let connection = exchange.disconnect();
@@ -114,4 +127,96 @@ async fn an_abort_is_nobody_s_failure() {
     cluster.fakes[0].answer();
     cluster.chat("after").await;
     cluster.gateway.idle().await;
+}
+
+#[tokio::test]
+async fn leaving_while_waiting_for_a_place_reaches_no_worker() {
+    let cluster = Cluster::of_fakes(1, "prefix").await;
+    let worker = &cluster.fakes[0];
+    worker.manual();
+    let waiting = || async { cluster.gateway.metrics().await.sum("keyway_requests_waiting", &[]) };
+    // Minutes of prefill by the speed that is assumed of an unknown worker.
+    let long = "all work and no play ".repeat(200_000);
+    let first = Exchange::post(PROTOCOLS[0], cluster.addr(), CHAT, &chat_stream(&long)).await;
+    let call = worker.call().await;
+    for protocol in PROTOCOLS {
+        for body in [chat(&format!("second {long}")), chat_stream(&format!("second {long}"))] {
+            let exchange = Exchange::post(protocol, cluster.addr(), CHAT, &body).await;
+            eventually!(waiting().await == 1.0, "it waits");
+            let connection = exchange.disconnect();
+            eventually!(waiting().await == 0.0, "it has left");
+            drop(connection);
+        }
+    }
+    drop(first);
+    call.must_be_aborted().await;
+    cluster.gateway.idle().await;
+    assert_eq!(worker.request_count(), 1);
+}
+
+/// A worker that is well until its connections are no longer accepted: then one that is begun hangs.
+struct Clogged {
+    addr: SocketAddr,
+    accepting: tokio::task::JoinHandle<TcpListener>,
+    stop: tokio::sync::oneshot::Sender<()>,
+}
+
+impl Clogged {
+    fn start() -> Self {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind(([127, 0, 0, 1], 0).into()).expect("a free port");
+        let listener = socket.listen(1).expect("it listens");
+        let addr = listener.local_addr().expect("bound");
+        let (stop, mut stopped) = tokio::sync::oneshot::channel();
+        let accepting = tokio::spawn(async move {
+            loop {
+                let mut stream = tokio::select! {
+                    accepted = listener.accept() => accepted.expect("a connection").0,
+                    _ = &mut stopped => return listener,
+                };
+                // Connections are not kept, so that each request needs a new one.
+                let head = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}";
+                let mut buffer = [0; 4096];
+                let _ = stream.read(&mut buffer).await;
+                let _ = stream.write_all(head.as_bytes()).await;
+            }
+        });
+        Self { addr, accepting, stop }
+    }
+
+    /// Lets nobody in any more; what is returned keeps it so.
+    async fn clog(self) -> (TcpListener, Vec<TcpStream>) {
+        let _ = self.stop.send(());
+        let listener = self.accepting.await.expect("it accepted until now");
+        let mut waiting = Vec::new();
+        while let Ok(Ok(stream)) =
+            tokio::time::timeout(Duration::from_millis(300), TcpStream::connect(self.addr)).await
+        {
+            waiting.push(stream);
+        }
+        (listener, waiting)
+    }
+}
+
+#[tokio::test]
+async fn leaving_while_the_gateway_connects_leaves_nothing_behind() {
+    let worker = Clogged::start();
+    // Patient enough that the connection is still being made when the client leaves.
+    let toml = format!("worker = [\"http://{}\"]\n[limits]\nconnect_timeout_ms = 60000\n", worker.addr);
+    let gateway = Gateway::builder().config(&toml).start().await;
+    gateway.wait_ready(1).await;
+    let clogged = worker.clog().await;
+    for protocol in PROTOCOLS {
+        for body in [chat("hi"), chat_stream("hi")] {
+            let exchange = Exchange::post(protocol, gateway.addr, CHAT, &body).await;
+            eventually!(
+                gateway.metrics().await.sum("keyway_requests_in_flight", &[]) == 1.0,
+                "it is on its way"
+            );
+            let connection = exchange.disconnect();
+            gateway.idle().await;
+            drop(connection);
+        }
+    }
+    drop(clogged);
 }

@@ -1,5 +1,6 @@
 //! End-to-end tests over real sockets and real processes, one file per hazard. One binary, so that the harness
 //! links once; `tests/README.md` has the table.
+#![allow(clippy::unnecessary_debug_formatting, reason = "a path in quotes is a TOML string")]
 #![allow(
     clippy::expect_used,
     clippy::panic,
@@ -10,6 +11,7 @@
 mod cache_size;
 mod cancel;
 mod config;
+mod ejection;
 mod explain;
 mod kv_routing;
 mod lifecycle;
@@ -23,6 +25,9 @@ mod real_workers;
 mod routing;
 mod secrets;
 mod streaming;
+mod tenants;
+mod timeouts;
+mod tls;
 mod upstream_failure;
 mod waiting;
 mod zero_config;

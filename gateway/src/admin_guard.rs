@@ -1,0 +1,33 @@
+//! Before the operators' listener: with a token in the configuration, only who shows it sees more than liveness and
+//! readiness, which a kubelet asks for without one.
+
+use std::convert::Infallible;
+
+use http::{HeaderValue, header::AUTHORIZATION};
+use tower::{Layer, Service, ServiceExt};
+
+use crate::{
+    around::around,
+    body::{Request, Response},
+    error::Error,
+    stack::Stack,
+    tenants::key_hash,
+};
+
+/// The service for who shows `token` (`Bearer …`); for everybody where there is none.
+pub fn guarded(token: Option<HeaderValue>, service: impl Stack) -> impl Stack {
+    around(move |request, next| guard(token.clone(), request, next)).layer(service)
+}
+
+async fn guard<S>(token: Option<HeaderValue>, request: Request, next: S) -> Result<Response, Infallible>
+where
+    S: Service<Request, Response = Response, Error = Infallible>,
+{
+    let open = matches!(request.uri().path(), "/livez" | "/readyz");
+    let shown = request.headers().get(AUTHORIZATION);
+    // Hashes are compared, so that the time it takes says nothing of how much of a guess was right.
+    let may = token.is_none_or(|token| {
+        shown.is_some_and(|shown| key_hash(shown.as_bytes()) == key_hash(token.as_bytes()))
+    });
+    if open || may { next.oneshot(request).await } else { Ok(Error::BadKey.to_response()) }
+}

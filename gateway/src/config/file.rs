@@ -1,0 +1,133 @@
+//! The TOML file as it is written: every key optional, an unknown one an error. What the values must satisfy is checked
+//! where they become a [`super::Config`].
+
+use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{ConfigError, DiscoveryFile, ScaleFile, TlsFiles, WorkerEntry};
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The TOML file. Every key is optional; an unknown one is an error.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct File {
+    /// Address that clients use.
+    pub listen: Option<SocketAddr>,
+    /// Address for operators: metrics, readiness, the fleet.
+    pub admin_listen: Option<SocketAddr>,
+    /// How workers are chosen: prefix, least-loaded, round-robin, random, power-of-two or chwbl.
+    pub policy: Option<String>,
+    /// Log format.
+    pub log_format: Option<LogFormat>,
+    /// The workers: URLs, or tables.
+    pub worker: Vec<WorkerEntry>,
+    /// What is known of models beforehand.
+    pub model: Vec<ModelTable>,
+    /// How prompts are identified and the index is sized.
+    pub routing: RoutingFile,
+    /// Who may come in.
+    pub auth: AuthFile,
+    /// TLS for clients.
+    pub tls: Option<TlsFiles>,
+    /// Bounds.
+    pub limits: LimitsFile,
+    /// Workers that come and go.
+    pub discovery: DiscoveryFile,
+    /// How many workers each model is to have.
+    pub scale: ScaleFile,
+}
+
+/// `[routing]`
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RoutingFile {
+    /// Bytes of prompt text in one hashed block: a worker's KV block size times the bytes of a token.
+    pub block_bytes: Option<NonZeroUsize>,
+    /// Memory for the prefix index.
+    pub index_bytes: Option<usize>,
+    /// File whose bytes key the hashes; random at start if absent.
+    pub hash_key_file: Option<PathBuf>,
+    /// Whether answers carry `x-keyway-worker` and its siblings; by default only on loopback.
+    pub expose: Option<bool>,
+    /// Whether requests wait in the gateway, short prefills first, until a worker can begin on them (true); only with the
+    /// policy `prefix`.
+    pub hold: Option<bool>,
+    /// Milliseconds of prefill at a worker up to which it is sent more (500).
+    pub hold_horizon_ms: Option<f64>,
+    /// Requests that may wait; those beyond are sent at once (256).
+    pub hold_max: Option<usize>,
+    /// File to which choices are appended as JSON lines: hashes and counts, never text.
+    pub decision_log: Option<PathBuf>,
+    /// Share of the choices that are logged there (1.0).
+    pub decision_log_share: Option<f64>,
+}
+
+/// `[auth]`
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AuthFile {
+    /// File of tenants, their keys' hashes and their limits; without it everybody may come in.
+    pub tenants_file: Option<PathBuf>,
+    /// Whether tenants' prompts share no cache (true): each gets a `cache_salt` of its own.
+    pub isolate: Option<bool>,
+    /// File with the token that operators show to the admin listener; /livez and /readyz need none.
+    pub admin_token_file: Option<PathBuf>,
+}
+
+/// `[limits]`
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsFile {
+    /// Largest request body.
+    pub max_body_bytes: Option<usize>,
+    /// Requests in flight at once.
+    pub max_in_flight: Option<usize>,
+    /// Client connections at once.
+    pub max_connections: Option<usize>,
+    /// Seconds that open requests get after SIGTERM.
+    pub drain_seconds: Option<u64>,
+    /// Milliseconds to open a connection to a worker.
+    pub connect_timeout_ms: Option<u64>,
+    /// Milliseconds between two pieces of a request's body.
+    pub body_idle_ms: Option<u64>,
+    /// Milliseconds between two pieces of an answer, once it has begun.
+    pub answer_idle_ms: Option<u64>,
+    /// Milliseconds from a request's head to its answer's end.
+    pub request_timeout_ms: Option<u64>,
+}
+
+/// `[[model]]`
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ModelTable {
+    /// As requests name it.
+    pub name: String,
+    /// Folder with its `tokenizer.json`, `tokenizer_config.json` and chat template; `builtin` or `random` for the
+    /// worker's own models.
+    pub tokenizer: PathBuf,
+}
+
+impl File {
+    /// Parses TOML; the error names the line and key, in one line.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        toml::from_str(text).map_err(|error: toml::de::Error| {
+            // The parser's own text shows the line over several ones; here it is one.
+            let at = error.span().map_or(0, |span| span.start);
+            let number = text[..at].matches('\n').count() + 1;
+            let line = text.lines().nth(number - 1).unwrap_or_default().trim();
+            ConfigError(format!("line {number}, `{line}`: {}", error.message().replace('\n', "; ")))
+        })
+    }
+}

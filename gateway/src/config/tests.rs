@@ -1,0 +1,99 @@
+//! What the configuration accepts, refuses and says about it.
+
+use super::*;
+
+fn config(text: &str) -> Result<Config, ConfigError> {
+    Config::try_from(File::parse(text)?)
+}
+
+#[test]
+fn a_worker_is_a_url_or_a_table() {
+    let urls = config(r#"worker = ["http://a:1", "http://b:2/base"]"#).unwrap();
+    assert_eq!(urls.workers[1].name(), "b:2");
+    let tables = config("[[worker]]\nurl = \"http://a:1\"\nmodel = \"m\"\nweight = 2.0").unwrap();
+    assert_eq!(tables.workers[0].weight, 2.0);
+}
+
+#[test]
+fn a_worker_s_events_are_named_behind_its_url_or_in_its_table() {
+    let flag: WorkerConfig = "http://a:1;kv-events=tcp://a:2;kv-replay=tcp://[::1]:3".parse().unwrap();
+    let table = "[[worker]]\nurl = \"http://a:1\"\nkv_events = \"tcp://a:2\"\nkv_replay = \"tcp://[::1]:3\"";
+    assert_eq!(flag.kv_events, config(table).unwrap().workers[0].kv_events);
+    assert_eq!(flag.kv_events.unwrap().replay.as_deref(), Some("tcp://[::1]:3"));
+    assert_eq!((flag.url.host(), flag.block_size), (Some("a"), 16));
+}
+
+#[test]
+fn the_example_file_is_valid_and_shows_every_key() {
+    let example = include_str!("../../../deploy/keyway.toml");
+    let config = config(example).unwrap();
+    assert_eq!(config.workers.len(), 2);
+    let schema = serde_json::to_value(schemars::schema_for!(File)).unwrap();
+    let mut keys = Vec::new();
+    collect_keys(&schema, &mut keys);
+    assert!(keys.len() >= 15, "{keys:?}");
+    for key in keys {
+        assert!(example.contains(&key), "deploy/keyway.toml does not show {key}");
+    }
+}
+
+fn collect_keys(value: &serde_json::Value, keys: &mut Vec<String>) {
+    let serde_json::Value::Object(map) = value else { return };
+    for (name, inner) in map {
+        if let (true, Some(properties)) = (name == "properties", inner.as_object()) {
+            keys.extend(properties.keys().cloned());
+        }
+        collect_keys(inner, keys);
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    for (text, word) in [
+        ("lisen = \"127.0.0.1:1\"", "lisen"),
+        ("[[worker]]\nurl = \"http://a:1\"\nwait = 2", "wait"),
+        ("[routing]\nblock_bytes = 0", "block_bytes"),
+        ("policy = \"best\"", "best"),
+        ("worker = [\"a:1\"]", "http://"),
+        ("worker = [\"ftp://a:1\"]", "https://"),
+        ("[[worker]]\nurl = \"http://a:1\"\ntls = { ca_file = \"ca\" }", "https://"),
+        ("[[worker]]\nurl = \"https://a\"\ntls = { ca_file = \"/nowhere\" }", "/nowhere"),
+        ("[[worker]]\nurl = \"https://a\"\ntls = { cert_file = \"c\" }", "key_file"),
+        ("[tls]\ncert_file = \"c\"", "key_file"),
+        ("[tls]\ncert_file = \"/nowhere\"\nkey_file = \"k\"", "/nowhere"),
+        ("[auth]\ntenants_file = \"/nowhere\"", "/nowhere"),
+        ("[limits]\nanswer_idle_ms = 0", "answer_idle_ms"),
+        ("worker = [\"http://a:1\", \"http://a:1/\"]", "twice"),
+        ("[[worker]]\nurl = \"http://a:1\"\nweight = 0.0", "weight"),
+        ("[[worker]]\nurl = \"http://a:1\"\napi_key_file = \"/nowhere\"", "/nowhere"),
+        ("[limits]\nmax_in_flight = 0", "max_in_flight"),
+        ("[routing]\ndecision_log_share = 2.0", "decision_log_share"),
+        ("worker = [\"http://a:1;kv-event=tcp://a:2\"]", "kv-events="),
+        ("worker = [\"http://a:1;kv-events=a:2\"]", "tcp://HOST:PORT"),
+        ("worker = [\"http://a:1;kv-replay=tcp://a:2\"]", "kv_events"),
+        ("[[worker]]\nurl = \"http://a:1\"\nkv_events = \"tcp://*:5557\"", "tcp://HOST:PORT"),
+        ("[[worker]]\nurl = \"http://a:1\"\nblock_size = 0", "block_size"),
+        ("[[model]]\nname = \"m\"\ntokenizer = \"a\"\n[[model]]\nname = \"m\"\ntokenizer = \"b\"", "two"),
+    ] {
+        let error = config(text).unwrap_err().to_string();
+        assert!(error.contains(word), "{text}: {error}");
+    }
+}
+
+#[test]
+fn routing_is_exposed_only_on_loopback() {
+    assert!(config("").unwrap().expose_routing);
+    assert!(!config("listen = \"0.0.0.0:80\"").unwrap().expose_routing);
+    assert!(config("listen = \"0.0.0.0:80\"\n[routing]\nexpose = true").unwrap().expose_routing);
+}
+
+#[test]
+fn a_workers_key_is_not_printable() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("key");
+    fs::write(&path, "canary-key\n").unwrap();
+    let text = format!("[[worker]]\nurl = \"http://a:1\"\napi_key_file = {path:?}");
+    let config = config(&text).unwrap();
+    assert_eq!(config.workers[0].api_key.as_ref().unwrap(), "Bearer canary-key");
+    assert!(!format!("{config:?}").contains("canary-key"));
+}

@@ -1,0 +1,231 @@
+//! A worker in the configuration: as the file or a flag names it ([`WorkerEntry`]), and validated ([`WorkerConfig`]).
+
+use std::{fs, path::PathBuf, str::FromStr, sync::Arc};
+
+use http::{HeaderValue, Uri};
+use rustls::ClientConfig;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{ConfigError, WorkerTls};
+use crate::{limits, tls::client_config};
+
+/// A worker in the file.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum WorkerEntry {
+    /// Its URL alone.
+    Url(String),
+    /// With options.
+    Table(WorkerTable),
+}
+
+/// `[[worker]]`
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerTable {
+    /// Such as `http://10.0.0.7:8000`.
+    pub url: String,
+    /// Serve only this model from it; by default all that its `/v1/models` lists.
+    pub model: Option<String>,
+    /// Share of new work relative to its peers (1.0).
+    pub weight: Option<f64>,
+    /// File that holds the key sent to it as a bearer token, instead of the client's.
+    pub api_key_file: Option<PathBuf>,
+    /// For an `https` URL: who is believed, and who the gateway is.
+    pub tls: Option<WorkerTls>,
+    /// Where it publishes its KV events: `tcp://HOST:PORT` (vLLM's and SGLang's `endpoint`, keyway-worker's
+    /// `--kv-events`).
+    pub kv_events: Option<String>,
+    /// Where it repeats those that were missed (`replay_endpoint`, `--kv-replay`).
+    pub kv_replay: Option<String>,
+    /// Tokens in one of its KV blocks, until its events or metrics tell (16).
+    pub block_size: Option<u32>,
+}
+
+impl<'de> Deserialize<'de> for WorkerEntry {
+    // By hand, because an untagged enum would answer a misspelt key with "did not match any variant".
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct UrlOrTable;
+        impl<'de> serde::de::Visitor<'de> for UrlOrTable {
+            type Value = WorkerEntry;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a worker's URL or a [[worker]] table")
+            }
+
+            fn visit_str<E>(self, url: &str) -> Result<WorkerEntry, E> {
+                Ok(WorkerEntry::Url(url.to_owned()))
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, map: A) -> Result<WorkerEntry, A::Error> {
+                WorkerTable::deserialize(serde::de::value::MapAccessDeserializer::new(map))
+                    .map(WorkerEntry::Table)
+            }
+        }
+        deserializer.deserialize_any(UrlOrTable)
+    }
+}
+
+/// A worker, validated.
+#[derive(Debug, Clone)]
+pub struct WorkerConfig {
+    /// Scheme, authority and perhaps a path before `/v1`.
+    pub url: Uri,
+    /// The only model to serve from it.
+    pub model: Option<String>,
+    /// Relative share of new work, above 0.
+    pub weight: f64,
+    /// `Bearer …`, marked sensitive so that it is never printed.
+    pub api_key: Option<HeaderValue>,
+    /// How TLS is spoken with it, where its URL begins with `https`.
+    pub tls: Option<Arc<ClientConfig>>,
+    /// The files that this was made from.
+    pub tls_files: Option<WorkerTls>,
+    /// Where it says what it caches.
+    pub kv_events: Option<KvSource>,
+    /// Tokens in one of its KV blocks, until it says so itself.
+    pub block_size: u32,
+}
+
+impl PartialEq for WorkerConfig {
+    // What TLS was made from stands for it: a list that is read again makes it anew.
+    fn eq(&self, other: &Self) -> bool {
+        let of = |c: &Self| (c.url.clone(), c.model.clone(), c.api_key.clone(), c.tls_files.clone());
+        of(self) == of(other)
+            && self.weight == other.weight
+            && self.kv_events == other.kv_events
+            && self.block_size == other.block_size
+    }
+}
+
+/// Where a worker says what it caches; both as `tcp://HOST:PORT`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvSource {
+    /// The live stream.
+    pub events: String,
+    /// Batches that were missed.
+    pub replay: Option<String>,
+}
+
+impl WorkerConfig {
+    /// `host:port`.
+    pub fn name(&self) -> String {
+        format!("{}:{}", self.url.host().unwrap_or_default(), port_of(&self.url))
+    }
+}
+
+impl FromStr for WorkerConfig {
+    type Err = ConfigError;
+
+    /// `URL[;kv-events=tcp://HOST:PORT][;kv-replay=tcp://HOST:PORT]`
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let mut parts = text.split(';');
+        let mut table = WorkerTable::of(parts.next().unwrap_or_default());
+        for part in parts {
+            let wrong = || {
+                let known = "kv-events=tcp://HOST:PORT or kv-replay=tcp://HOST:PORT";
+                ConfigError(format!("worker {text:?}: {part:?} is not known; expected {known}"))
+            };
+            let (name, value) = part.split_once('=').ok_or_else(wrong)?;
+            let field = match name.trim() {
+                "kv-events" => &mut table.kv_events,
+                "kv-replay" => &mut table.kv_replay,
+                _ => return Err(wrong()),
+            };
+            *field = Some(value.trim().to_owned());
+        }
+        Self::try_from(&table)
+    }
+}
+
+impl WorkerTable {
+    /// A worker of which nothing but its URL is known.
+    pub fn of(url: &str) -> Self {
+        Self {
+            url: url.to_owned(),
+            model: None,
+            weight: None,
+            api_key_file: None,
+            tls: None,
+            kv_events: None,
+            kv_replay: None,
+            block_size: None,
+        }
+    }
+
+    fn kv_source(&self) -> Result<Option<KvSource>, String> {
+        for address in self.kv_events.iter().chain(&self.kv_replay) {
+            let place = address.strip_prefix("tcp://").and_then(|place| place.rsplit_once(':'));
+            let good = place.is_some_and(|(host, port)| {
+                !host.is_empty() && host != "*" && port.parse::<u16>().is_ok_and(|port| port > 0)
+            });
+            if !good {
+                return Err(format!(
+                    "{address:?} is no place to connect to for KV events; expected tcp://HOST:PORT"
+                ));
+            }
+        }
+        match (&self.kv_events, &self.kv_replay) {
+            (None, Some(_)) => Err("kv_replay needs kv_events, the live stream that it completes".to_owned()),
+            (None, None) => Ok(None),
+            (Some(events), replay) => Ok(Some(KvSource { events: events.clone(), replay: replay.clone() })),
+        }
+    }
+}
+
+impl TryFrom<&WorkerTable> for WorkerConfig {
+    type Error = ConfigError;
+
+    fn try_from(table: &WorkerTable) -> Result<Self, ConfigError> {
+        let text = &table.url;
+        let wrong = |why: &str| ConfigError(format!("worker {text:?}: {why}"));
+        let url: Uri = text.parse().map_err(|_| wrong("not a URL; expected such as http://10.0.0.7:8000"))?;
+        let tls = match (url.scheme_str(), &table.tls) {
+            (Some("http"), None) => None,
+            (Some("http"), Some(_)) => return Err(wrong("tls needs a URL that begins with https://")),
+            (Some("https"), tls) => Some(table_tls(tls.as_ref()).map_err(|error| wrong(&error.0))?),
+            _ => return Err(wrong("the URL must begin with http:// or https://")),
+        };
+        if url.host().is_none_or(str::is_empty) || url.query().is_some() {
+            return Err(wrong("expected http://HOST:PORT, without a query"));
+        }
+        let weight = table.weight.unwrap_or(1.0);
+        if !weight.is_finite() || weight <= 0.0 {
+            return Err(wrong("weight must be a number above 0"));
+        }
+        let block_size = table.block_size.unwrap_or(limits::BLOCK_TOKENS);
+        if block_size == 0 {
+            return Err(wrong("block_size must be above 0"));
+        }
+        let kv_events = table.kv_source().map_err(|why| wrong(&why))?;
+        let api_key = table.api_key_file.as_ref().map(read_key).transpose()?;
+        let tls_files = table.tls.clone();
+        Ok(Self { url, model: table.model.clone(), weight, api_key, tls, tls_files, kv_events, block_size })
+    }
+}
+
+/// The port that a URL means.
+pub fn port_of(url: &Uri) -> u16 {
+    url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 })
+}
+
+fn table_tls(tls: Option<&WorkerTls>) -> Result<Arc<ClientConfig>, ConfigError> {
+    let tls = tls.cloned().unwrap_or_default();
+    let identity = match (&tls.cert_file, &tls.key_file) {
+        (None, None) => None,
+        (Some(cert), Some(key)) => Some((cert.as_path(), key.as_path())),
+        _ => return Err(ConfigError("tls.cert_file and tls.key_file need each other".to_owned())),
+    };
+    client_config(tls.ca_file.as_deref(), identity)
+}
+
+/// `Bearer …` with the key in a file.
+pub(super) fn read_key(path: &PathBuf) -> Result<HeaderValue, ConfigError> {
+    let wrong = |why: &dyn std::fmt::Display| ConfigError(format!("key file {}: {why}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| wrong(&error))?;
+    let mut value = HeaderValue::from_str(&format!("Bearer {}", text.trim()))
+        .map_err(|_| wrong(&"holds characters that a header cannot carry"))?;
+    value.set_sensitive(true);
+    Ok(value)
+}

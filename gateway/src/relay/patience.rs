@@ -1,0 +1,98 @@
+//! How long an answer may take: between two of its pieces, once it has begun, and in all. Looked at only while the worker
+//! is waited for: a client that reads slowly costs the worker nothing. No timer is touched as events pass.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use crate::{
+    clock::{self, Instant, Sleep},
+    config::Timeouts,
+    error::Error,
+};
+
+/// The clocks of one answer.
+#[derive(Debug)]
+pub(super) struct Patience {
+    timeouts: Timeouts,
+    deadline: Instant,
+    /// Set for the first moment at which one of them may run out; not set anew until then.
+    alarm: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patience {
+    pub(super) fn new(timeouts: Timeouts, started: Instant) -> Self {
+        Self { timeouts, deadline: started + timeouts.request, alarm: None }
+    }
+
+    /// Which clock has run out. `last`: when the last piece came, if any did.
+    pub(super) fn poll(&mut self, last: Option<Instant>, cx: &mut Context<'_>) -> Poll<Error> {
+        let idle = last.map(|last| last + self.timeouts.answer_idle);
+        let due = idle.map_or(self.deadline, |idle| idle.min(self.deadline));
+        let alarm = self.alarm.get_or_insert_with(|| Box::pin(clock::sleep_until(due)));
+        while alarm.as_mut().poll(cx).is_ready() {
+            if Instant::now() < due {
+                // Pieces came since it was set.
+                alarm.as_mut().reset(due);
+                continue;
+            }
+            return Poll::Ready(if due == self.deadline {
+                Error::Deadline { limit: self.timeouts.request }
+            } else {
+                Error::Stalled { limit: self.timeouts.answer_idle }
+            });
+        }
+        // An alarm set before the first piece may be later than what is due since.
+        if alarm.deadline() > due {
+            alarm.as_mut().reset(due);
+            let _ = alarm.as_mut().poll(cx);
+        }
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::poll_fn, time::Duration};
+
+    use super::*;
+
+    fn patience(idle_ms: u64, request_ms: u64) -> Patience {
+        let timeouts = Timeouts {
+            answer_idle: Duration::from_millis(idle_ms),
+            request: Duration::from_millis(request_ms),
+            ..Timeouts::default()
+        };
+        Patience::new(timeouts, Instant::now())
+    }
+
+    async fn runs_out(patience: &mut Patience, last: Option<Instant>) -> (Error, Duration) {
+        let began = Instant::now();
+        let error = poll_fn(|cx| patience.poll(last, cx)).await;
+        (error, began.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_due_before_the_first_piece_but_the_whole() {
+        let (error, after) = runs_out(&mut patience(10, 5_000), None).await;
+        assert!(matches!(error, Error::Deadline { .. }));
+        assert_eq!(after.as_millis().div_ceil(10), 500);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stall_is_counted_from_the_last_piece() {
+        let mut patience = patience(1_000, 60_000);
+        let cx = &mut Context::from_waker(std::task::Waker::noop());
+        assert!(patience.poll(None, cx).is_pending());
+        for _ in 0..5 {
+            let last = Some(Instant::now());
+            assert!(patience.poll(last, cx).is_pending());
+            tokio::time::advance(Duration::from_millis(900)).await;
+            assert!(patience.poll(last, cx).is_pending(), "every piece starts the clock anew");
+        }
+        let (error, after) = runs_out(&mut patience, Some(Instant::now())).await;
+        assert!(matches!(error, Error::Stalled { .. }), "{error:?}");
+        assert_eq!(after.as_millis() / 10, 100);
+    }
+}

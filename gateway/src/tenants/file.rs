@@ -1,0 +1,144 @@
+//! The file of tenants: who may come in by which keys, and how much each may ask for. Keys are in it only as hashes.
+
+use std::{collections::HashMap, fmt::Write as _, fs, path::Path};
+
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+use crate::{config::ConfigError, limits::MAX_TENANTS};
+
+/// SHA-256 of a key. Keys are made of random bits, so a plain hash cannot be searched.
+pub(super) type KeyHash = [u8; 32];
+
+/// The hash of a key that a client showed.
+pub fn key_hash(key: &[u8]) -> KeyHash {
+    Sha256::digest(key).into()
+}
+
+/// Bytes in hex, as the file wants a hash.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// `[[tenant]]`
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantTable {
+    /// In logs and metrics.
+    pub name: String,
+    /// SHA-256 of each of its keys, in hex.
+    pub key_sha256: Vec<String>,
+    /// Its requests in flight at once.
+    pub max_in_flight: Option<usize>,
+    /// Its requests in a minute.
+    pub requests_per_minute: Option<f64>,
+    /// Its tokens in a minute, of prompts and answers.
+    pub tokens_per_minute: Option<f64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TenantFile {
+    tenant: Vec<TenantTable>,
+}
+
+/// The tenants, and whose each key is.
+#[derive(Debug)]
+pub(super) struct Parsed {
+    pub(super) tenants: Vec<TenantTable>,
+    pub(super) of_key: HashMap<KeyHash, usize>,
+}
+
+pub(super) fn read(path: &Path) -> Result<Parsed, ConfigError> {
+    let wrong =
+        |error: &dyn std::fmt::Display| ConfigError(format!("tenants_file {}: {error}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| wrong(&error))?;
+    parse(&text).map_err(|error| wrong(&error))
+}
+
+fn parse(text: &str) -> Result<Parsed, ConfigError> {
+    // The parser's own text quotes the line, which may hold what should be secret.
+    let file: TenantFile =
+        toml::from_str(text).map_err(|error| ConfigError(without_values(error.message())))?;
+    let mut of_key = HashMap::new();
+    for (i, tenant) in file.tenant.iter().enumerate() {
+        let wrong = |why: &str| ConfigError(format!("tenant {:?}: {why}", tenant.name));
+        if file.tenant[..i].iter().any(|other| other.name == tenant.name) {
+            return Err(wrong("is there twice"));
+        }
+        let limits = [tenant.requests_per_minute, tenant.tokens_per_minute];
+        if limits.into_iter().flatten().any(|limit| !limit.is_finite() || limit <= 0.0)
+            || tenant.max_in_flight == Some(0)
+        {
+            return Err(wrong("limits must be above 0"));
+        }
+        for hash in &tenant.key_sha256 {
+            let bytes = hash_of_hex(hash);
+            let bytes = bytes.ok_or_else(|| {
+                wrong("key_sha256 must be 64 hex digits: `keyway new-key` prints a key and its hash")
+            })?;
+            if of_key.insert(bytes, i).is_some_and(|other| other != i) {
+                return Err(wrong("has a key of another tenant"));
+            }
+        }
+    }
+    if file.tenant.len() > MAX_TENANTS {
+        return Err(ConfigError(format!("more than {MAX_TENANTS} tenants")));
+    }
+    Ok(Parsed { tenants: file.tenant, of_key })
+}
+
+impl TenantTable {
+    /// Whether what was used of one's limits is used of the other's.
+    pub(super) fn same_limits(&self, other: &Self) -> bool {
+        let limits = |table: &Self| (table.max_in_flight, table.requests_per_minute, table.tokens_per_minute);
+        limits(self) == limits(other)
+    }
+}
+
+fn hash_of_hex(text: &str) -> Option<KeyHash> {
+    let mut hash = KeyHash::default();
+    if text.len() != 2 * hash.len() {
+        return None;
+    }
+    for (byte, digits) in hash.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    }
+    Some(hash)
+}
+
+/// A message without what it quotes: that may be a key in the wrong place.
+fn without_values(message: &str) -> String {
+    let parts = message.split('"').enumerate().map(|(i, part)| if i % 2 == 0 { part } else { "\"…\"" });
+    parts.collect::<String>().replace('\n', "; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_is_named_and_no_key_is_repeated() {
+        let hash = "ab".repeat(32);
+        let tenant = |name: &str, more: &str| {
+            format!("[[tenant]]\nname = {name:?}\nkey_sha256 = [{hash:?}]\n{more}\n")
+        };
+        assert_eq!(parse(&tenant("a", "max_in_flight = 3")).unwrap().of_key.len(), 1);
+        for (text, word) in [
+            (tenant("a", "") + &tenant("b", ""), "another tenant"),
+            (tenant("a", "") + &tenant("a", ""), "twice"),
+            (tenant("a", "requests_per_minute = 0.0"), "above 0"),
+            (tenant("a", "request_per_minute = 1.0"), "request_per_minute"),
+            ("[[tenant]]\nname = \"a\"\nkey_sha256 = [\"canary-key\"]".into(), "new-key"),
+            ("[[tenant]]\nname = \"a\"\nkey = \"canary-key\"".into(), "key"),
+            ("[[tenant]]\nname = \"a\"\nkey_sha256 = \"canary-key\"".into(), "sequence"),
+        ] {
+            let error = parse(&text).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+            assert!(!error.contains("canary"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! A worker as a place to connect to, and the connections to it that wait for a request.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Waker},
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Uri};
+use http_body_util::Full;
+use hyper::client::conn::http1;
+use parking_lot::Mutex;
+use rustls::{ClientConfig, pki_types::ServerName};
+
+use crate::{
+    clock::Instant,
+    config::port_of,
+    limits::{POOL_IDLE_MAX, POOL_IDLE_TIMEOUT},
+    net::{Security, Wire},
+};
+
+/// Where a worker listens. A clone is the same place, with the same idle connections: what makes two connections
+/// interchangeable is that they are of one origin.
+#[derive(Debug, Clone)]
+pub struct Origin(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    host: String,
+    port: u16,
+    host_header: HeaderValue,
+    security: Option<Security>,
+    idle: Mutex<Vec<Idle>>,
+}
+
+#[derive(Debug)]
+struct Idle {
+    link: Link,
+    since: Instant,
+}
+
+impl Origin {
+    /// The host and port of a URL; with TLS by these rules.
+    pub fn of(url: &Uri, tls: Option<Arc<ClientConfig>>) -> Self {
+        let authority = url.authority().map_or("", http::uri::Authority::as_str);
+        let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
+        Self(Arc::new(Inner {
+            port: port_of(url),
+            security: tls.zip(ServerName::try_from(host.clone()).ok()),
+            // An authority has no byte that a header's value must not have.
+            host_header: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("")),
+            idle: Mutex::default(),
+            host,
+        }))
+    }
+
+    /// Name or address, without brackets.
+    pub fn host(&self) -> &str {
+        &self.0.host
+    }
+
+    /// Port.
+    pub fn port(&self) -> u16 {
+        self.0.port
+    }
+
+    /// TLS, if it wants that.
+    pub(super) fn security(&self) -> Option<&Security> {
+        self.0.security.as_ref()
+    }
+
+    /// What requests to it carry as `Host`.
+    pub fn host_header(&self) -> &HeaderValue {
+        &self.0.host_header
+    }
+
+    /// A connection that waits here, still open as far as is known, the last used first.
+    pub(super) fn take(&self) -> Option<Link> {
+        loop {
+            let Idle { mut link, since } = self.0.idle.lock().pop()?;
+            if since.elapsed() < POOL_IDLE_TIMEOUT && link.is_idle() {
+                return Some(link);
+            }
+        }
+    }
+
+    /// Keeps a connection whose answer has come to its end, unless it is of no more use.
+    pub(super) fn keep(&self, mut link: Link) {
+        if link.is_idle() {
+            let mut idle = self.0.idle.lock();
+            if idle.len() < POOL_IDLE_MAX {
+                idle.push(Idle { link, since: Instant::now() });
+            }
+        }
+    }
+
+    /// Closes what has waited too long; to be called now and then.
+    pub fn sweep(&self) {
+        let mut idle = self.0.idle.lock();
+        // The longest idle are in front, as the last used is taken first.
+        let old = idle.iter().take_while(|idle| idle.since.elapsed() >= POOL_IDLE_TIMEOUT).count();
+        let closed: Vec<Idle> = idle.drain(..old).collect();
+        drop(idle);
+        drop(closed);
+    }
+}
+
+/// One connection: the end that takes requests, and what moves its bytes.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) sender: http1::SendRequest<Full<Bytes>>,
+    pub(super) connection: Connection,
+}
+
+/// The half of a connection that must be polled; in a box, because it is large and changes hands.
+#[derive(Debug)]
+pub(super) struct Connection(Option<Box<http1::Connection<Wire, Full<Bytes>>>>);
+
+impl Link {
+    pub(super) fn new(
+        sender: http1::SendRequest<Full<Bytes>>,
+        connection: http1::Connection<Wire, Full<Bytes>>,
+    ) -> Self {
+        Self { sender, connection: Connection(Some(Box::new(connection))) }
+    }
+
+    /// Whether it is open and takes a request. Nobody is woken for it from then on.
+    fn is_idle(&mut self) -> bool {
+        self.connection.drive(&mut Context::from_waker(Waker::noop()));
+        self.sender.is_ready()
+    }
+}
+
+impl Connection {
+    /// Moves what can be moved. At its end, or where it breaks, the connection is closed; who waits for something of it
+    /// is told so.
+    pub(super) fn drive(&mut self, cx: &mut Context<'_>) {
+        if let Some(connection) = &mut self.0
+            && let std::task::Poll::Ready(result) = Pin::new(connection).poll(cx)
+        {
+            if let Err(error) = result {
+                tracing::trace!(%error, "a worker's connection ended");
+            }
+            self.0 = None;
+        }
+    }
+}

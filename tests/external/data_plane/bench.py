@@ -1,0 +1,309 @@
+"""CPU per request and per event of a proxy alone on one core, everything else on another. See run.sh."""
+
+import argparse
+import json
+import os
+import pathlib
+import select
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).parent
+PROXY_CORE, OTHER_CORE = 0, 1
+BACKENDS, PROXY, ADMIN, STREAMS = (9100, 9101), 9110, 9111, 9120
+EVENTS = 64
+NGINX = """
+worker_processes 1; daemon off; pid {dir}/pid; error_log {dir}/error.log;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off; client_body_buffer_size 128k; client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy;
+  fastcgi_temp_path {dir}/f; uwsgi_temp_path {dir}/u; scgi_temp_path {dir}/s;
+  keepalive_requests 1000000;
+  upstream workers {{ {servers} keepalive 128; keepalive_requests 1000000; }}
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{ proxy_pass http://workers; proxy_http_version 1.1; proxy_set_header Connection "";
+                  proxy_buffering off; }}
+  }}
+}}
+"""
+
+
+def spawn(command, core, **kwargs):
+    log = open(kwargs.pop("log", os.devnull), "wb")
+    return subprocess.Popen([str(part) for part in command], stdout=log, stderr=log, start_new_session=True,
+                            preexec_fn=lambda: os.sched_setaffinity(0, {core}), **kwargs)
+
+
+def stop(process):
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    except ProcessLookupError:
+        pass
+
+
+def await_port(port, path="/v1/models", seconds=60):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            with socket.create_connection(("127.0.0.1", port), 1) as sock:
+                sock.settimeout(2)
+                sock.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+                if b" 200 " in sock.recv(4096)[:20]:
+                    return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    sys.exit(f"nothing answers {path} on port {port}")
+
+
+def members(root):
+    """The process and everything it started."""
+    found, todo = [], [root]
+    while todo:
+        pid = todo.pop()
+        found.append(pid)
+        for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
+            try:
+                todo += [int(child) for child in (task / "children").read_text().split()]
+            except OSError:
+                pass
+    return found
+
+
+def cpu_ns(root):
+    total = 0
+    for pid in members(root):
+        for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
+            try:
+                total += int((task / "schedstat").read_text().split()[0])
+            except OSError:
+                pass
+    return total
+
+
+def rss_mb(root):
+    total = 0
+    for pid in members(root):
+        for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                total += int(line.split()[1]) / 1024
+    return total
+
+
+class Proxies:
+    """How each is started in front of given backends."""
+
+    def __init__(self, args, scratch):
+        self.args, self.scratch = args, scratch
+
+    def start(self, name, backends):
+        urls = [f"http://127.0.0.1:{port}" for port in backends]
+        log = self.scratch / f"{name}.log"
+        process = spawn(getattr(self, name.replace("-", "_"))(urls), PROXY_CORE, log=log)
+        await_port(PROXY)
+        time.sleep(1.0)
+        return process
+
+    def nginx(self, urls):
+        folder = self.scratch / "nginx"
+        folder.mkdir(exist_ok=True)
+        servers = " ".join(f"server {url[7:]};" for url in urls)
+        (folder / "conf").write_text(NGINX.format(dir=folder, servers=servers, port=PROXY))
+        return ["nginx", "-c", folder / "conf", "-p", folder, "-e", folder / "error.log"]
+
+    def keyway(self, urls, binary=None):
+        workers = [part for url in urls for part in ("--worker", url)]
+        # The log of requests is what the others, at their defaults, do not write.
+        return ["env", "RUST_LOG=warn", binary or self.args.keyway, "--listen", f"127.0.0.1:{PROXY}", "--admin-listen",
+                f"127.0.0.1:{ADMIN}", *self.args.keyway_args.split(), *workers]
+
+    def base(self, urls):
+        return self.keyway(urls, self.args.base)
+
+    def sglang_router(self, urls):
+        return [self.args.venv / "bin/python", "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port",
+                PROXY, "--policy", "cache_aware", "--log-level", "warn", "--prometheus-port", ADMIN, "--worker-urls",
+                *urls]
+
+    def vllm_router(self, urls):
+        return [self.args.venv / "bin/vllm-router", "--host", "127.0.0.1", "--port", PROXY, "--policy", "cache_aware",
+                "--log-level", "warning", "--prometheus-port", ADMIN, "--worker-urls", *urls]
+
+
+def unary(port, size, seconds):
+    environment = dict(os.environ, PROMPT_BYTES=str(size))
+    command = ["taskset", "-c", str(OTHER_CORE), "wrk", "-t1", "-c16", f"-d{seconds}s", "-s", HERE / "unary.lua",
+               f"http://127.0.0.1:{port}"]
+    done = subprocess.run([str(part) for part in command], env=environment, capture_output=True, text=True, check=True)
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    assert not result["errors"], result
+    return result
+
+
+BODY = json.dumps({"model": "mock", "stream": True, "max_tokens": EVENTS,
+                   "messages": [{"role": "user", "content": "a prompt of some words, " * 40}]}).encode()
+REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n" \
+    b"content-length: %d\r\n\r\n%s" % (len(BODY), BODY)
+END = b"0\r\n\r\n"
+
+
+class Stream:
+    """One connection that asks for stream after stream."""
+
+    def __init__(self, port):
+        self.port, self.sock = port, None
+        self.connect()
+
+    def connect(self):
+        if self.sock:
+            self.sock.close()
+        self.sock = socket.create_connection(("127.0.0.1", self.port))
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self):
+        self.tail, self.began = b"", time.monotonic()
+        self.sock.sendall(REQUEST)
+
+
+def streams(port, connections, seconds):
+    """Streams one after the other on each connection; events, and each stream's time to its first byte."""
+    poll, open_streams, ttft, events, broken = select.epoll(), {}, [], 0, 0
+
+    def ask(stream):
+        open_streams[stream.sock.fileno()] = stream
+        stream.ask()
+
+    for _ in range(connections):
+        stream = Stream(port)
+        poll.register(stream.sock.fileno(), select.EPOLLIN)
+        # Each begins in a phase of its own.
+        time.sleep(0.0047 if connections > 1 else 0)
+        ask(stream)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for fd, _ in poll.poll(0.1):
+            stream = open_streams[fd]
+            data = stream.sock.recv(1 << 16)
+            if not data:
+                # Some proxies close a connection now and then; what does it all the time is not measured.
+                broken += 1
+                assert broken <= connections, f"{broken} connections were closed"
+                del open_streams[fd]
+                stream.connect()
+                poll.register(stream.sock.fileno(), select.EPOLLIN)
+                ask(stream)
+                continue
+            if stream.began is not None and b"data: " in data:
+                ttft.append(time.monotonic() - stream.began)
+                stream.began = None
+            events += data.count(b"data: {")
+            stream.tail = (stream.tail + data)[-5:]
+            if stream.tail == END:
+                ask(stream)
+    for stream in open_streams.values():
+        stream.sock.close()
+    return {"events": events, "ttft_us": 1e6 * statistics.median(ttft)}
+
+
+def measured(process, work):
+    before = cpu_ns(process.pid)
+    result = work()
+    result["cpu_us"] = (cpu_ns(process.pid) - before) / 1e3
+    return result
+
+
+def measure_proxy(proxies, name, args, rows):
+    row = rows.setdefault(name, {"unary_1k": [], "unary_32k": [], "event": [], "ttft_us": [], "rate": [], "p99_us": [],
+                                 "stream_ttft_us": []})
+    if args.only != "streams":
+        process = proxies.start(name, BACKENDS)
+        try:
+            unary(PROXY, 1024, 1)
+            for size, key in ((1024, "unary_1k"), (32768, "unary_32k")):
+                result = measured(process, lambda size=size: unary(PROXY, size, args.seconds))
+                row[key].append(result["cpu_us"] / result["requests"])
+                if size == 1024:
+                    row["rate"].append(result["requests"] / result["seconds"])
+                    row["p99_us"].append(result["p99_us"])
+            row["rss_mb"] = rss_mb(process.pid)
+        finally:
+            stop(process)
+    if args.only != "unary":
+        process = proxies.start(name, [STREAMS])
+        try:
+            streams(PROXY, 64, 0.5)
+            result = measured(process, lambda: streams(PROXY, 64, args.seconds))
+            row["event"].append(result["cpu_us"] / result["events"])
+            row["stream_ttft_us"].append(result["ttft_us"])
+        finally:
+            stop(process)
+        process = proxies.start(name, [STREAMS + 1])
+        try:
+            streams(PROXY, 1, 0.2)
+            row["ttft_us"].append(streams(PROXY, 1, args.seconds / 2)["ttft_us"])
+        finally:
+            stop(process)
+
+
+def table(rows, direct_us):
+    median = lambda values: statistics.median(values) if values else float("nan")
+    lines = ["| proxy | unary 1 KB µs | unary 32 KB µs | event µs | TTFT added µs | 64 streams' TTFT µs "
+             "| requests/s | p99 µs | RSS MB |", "|---|---|---|---|---|---|---|---|---|"]
+    for name, row in rows.items():
+        lines.append(f"| {name} | {median(row['unary_1k']):.1f} | {median(row['unary_32k']):.1f} | "
+                     f"{median(row['event']):.2f} | {median(row['ttft_us']) - direct_us:.0f} | "
+                     f"{median(row['stream_ttft_us']):.0f} | {median(row['rate']):.0f} | {median(row['p99_us']):.0f} | "
+                     f"{row.get('rss_mb', float('nan')):.0f} |")
+    return "\n".join(lines)
+
+
+def main():
+    parse = argparse.ArgumentParser(description=__doc__)
+    parse.add_argument("--keyway", required=True)
+    parse.add_argument("--base", help="another build of keyway, as the row `base`")
+    parse.add_argument("--keyway-args", default="")
+    parse.add_argument("--loadtest", required=True)
+    parse.add_argument("--venv", type=pathlib.Path)
+    parse.add_argument("--proxies", default="nginx,keyway,sglang-router,vllm-router")
+    parse.add_argument("--only", choices=["unary", "streams"])
+    parse.add_argument("--repeats", type=int, default=3)
+    parse.add_argument("--seconds", type=int, default=3)
+    args = parse.parse_args()
+    os.sched_setaffinity(0, {OTHER_CORE})
+    scratch = pathlib.Path(tempfile.mkdtemp())
+    backends = [spawn([args.loadtest, "mock", "--profile", "instant", "--workers", len(BACKENDS), "--base-port",
+                       BACKENDS[0], "--threads", "1"], OTHER_CORE),
+                spawn([sys.executable, HERE / "stream_backend.py", "--port", STREAMS], OTHER_CORE),
+                spawn([sys.executable, HERE / "stream_backend.py", "--port", STREAMS + 1, "--events", "2", "--gap-ms",
+                       "1"], OTHER_CORE)]
+    rows, direct = {}, []
+    try:
+        for port in (*BACKENDS, STREAMS, STREAMS + 1):
+            await_port(port)
+        # In turn, so that what disturbs the machine disturbs each.
+        for _ in range(args.repeats):
+            if args.only != "unary":
+                streams(STREAMS + 1, 1, 0.2)
+                direct.append(streams(STREAMS + 1, 1, args.seconds / 2)["ttft_us"])
+            for name in args.proxies.split(","):
+                measure_proxy(Proxies(args, scratch), name, args, rows)
+    finally:
+        for backend in backends:
+            stop(backend)
+        shutil.rmtree(scratch, ignore_errors=True)
+        print(table(rows, statistics.median(direct) if direct else 0.0))
+
+
+if __name__ == "__main__":
+    main()

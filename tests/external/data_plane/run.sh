@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# What a request and an event cost in CPU: `keyway` beside nginx and the routers of SGLang and vLLM, each alone on one
+# core in front of the same backends, with everything else on another core.
+set -euo pipefail
+
+SGLANG_ROUTER=0.3.2
+VLLM_ROUTER=0.1.17
+
+usage() {
+    cat <<'EOF_USAGE'
+Usage: tests/external/data_plane/run.sh [cancel] [arguments of bench.py or cancel.py]
+
+  cancel                   how soon a worker notices that its client has left, instead of what a request costs
+
+  --proxies nginx,keyway,sglang-router,vllm-router   which to measure, in this order
+  --only unary|streams     half of it
+  --repeats 3              runs of each, in turn; the table shows medians
+  --seconds 3              of each measurement
+  --base FILE              another build of keyway, measured as `base` (name it in --proxies)
+  --keyway-args '…'        for keyway
+
+Environment (defaults):
+  BIN_DIR   built here      folder with keyway and keyway-loadtest (release builds)
+  SCRATCH   a new folder    virtual environment; kept if given, so that a second run installs nothing
+
+Needs python3 with venv, Debian's nginx and wrk, and two cores that nothing else uses.
+EOF_USAGE
+}
+
+case ${1:-} in -h | --help) usage && exit 0 ;; esac
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+for tool in nginx wrk taskset; do
+    command -v $tool >/dev/null || { echo "$tool is missing: apt-get install nginx-light wrk util-linux" >&2; exit 1; }
+done
+SCRATCH=${SCRATCH:-$(mktemp -d)}
+mkdir -p "$SCRATCH"
+if [[ ! -x $SCRATCH/venv/bin/vllm-router ]]; then
+    python3 -m venv "$SCRATCH/venv"
+    "$SCRATCH/venv/bin/pip" install --quiet "sglang-router==$SGLANG_ROUTER" "vllm-router==$VLLM_ROUTER"
+fi
+if [[ -z ${BIN_DIR:-} ]]; then
+    cargo build --release --manifest-path "$root/Cargo.toml" -p keyway -p keyway-loadtest
+    BIN_DIR=${CARGO_TARGET_DIR:-$root/target}/release
+fi
+here=$root/tests/external/data_plane
+if [[ ${1:-} == cancel ]]; then
+    shift
+    exec python3 "$here/cancel.py" --keyway "$BIN_DIR/keyway" --venv "$SCRATCH/venv" "$@"
+fi
+exec python3 "$here/bench.py" --keyway "$BIN_DIR/keyway" --loadtest "$BIN_DIR/keyway-loadtest" \
+    --venv "$SCRATCH/venv" "$@"
