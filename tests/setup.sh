@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Installs what the tests need beyond Rust into .venv/ (ignored by git; another folder: KEYWAY_TEST_VENV): the
-# official openai client, msgspec and pyzmq, and Prometheus' promtool. Starts no service and installs nothing outside that folder, except
-# Debian's own python3-venv, curl and ca-certificates where they are missing and this runs as root.
+# official openai client, msgspec, pyzmq, Kubernetes' schemas, Prometheus and kubectl. Starts no service and installs nothing outside that folder, except
+# Debian's own python3-venv, curl, ca-certificates and systemd where they are missing and this runs as root.
 set -euo pipefail
 
 OPENAI_VERSION=3.52.0
 MSGSPEC_VERSION=0.22.0
 PYZMQ_VERSION=27.3.0
+KUBERNETES_VALIDATE_VERSION=1.37.0
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${KEYWAY_TEST_VENV:-$root/.venv}
@@ -24,13 +25,16 @@ apt() {
 missing=()
 command -v curl >/dev/null || missing+=(curl ca-certificates)
 python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv)
+# For `systemd-analyze verify`; elsewhere than on Debian its test is skipped.
+if command -v apt-get >/dev/null && ! command -v systemd-analyze >/dev/null; then missing+=(systemd); fi
 if [ ${#missing[@]} -gt 0 ]; then
     say "installing ${missing[*]}"
     apt install -y -qq --no-install-recommends "${missing[@]}" ||
         { say "please install: ${missing[*]}" >&2; exit 1; }
 fi
 
-packages=("openai==$OPENAI_VERSION" "msgspec==$MSGSPEC_VERSION" "pyzmq==$PYZMQ_VERSION")
+packages=("openai==$OPENAI_VERSION" "msgspec==$MSGSPEC_VERSION" "pyzmq==$PYZMQ_VERSION"
+    "kubernetes-validate==$KUBERNETES_VALIDATE_VERSION")
 if ! "$venv/bin/python" - "${packages[@]}" 2>/dev/null <<'PYTHON'
 import sys
 from importlib.metadata import version
@@ -42,20 +46,32 @@ then
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
 fi
 
-if ! command -v promtool >/dev/null && [ ! -x "$venv/bin/promtool" ]; then
-    if command -v apt-get >/dev/null; then
-        # Unpacked, not installed: the package would start a Prometheus server.
-        say "promtool into $venv"
-        scratch=$(mktemp -d)
-        trap 'rm -rf "$scratch"' EXIT
-        (
-            cd "$scratch"
-            apt download -qq prometheus || apt-get download -qq prometheus </dev/null
-            dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool
-        )
-        install -m 755 "$scratch/usr/bin/promtool" "$venv/bin/promtool"
-    else
-        say "please install promtool (part of Prometheus); the test that needs it is skipped without" >&2
+# From Debian's packages: Prometheus and its promtool, and kubectl, of which only `kubectl kustomize` is used.
+unpack() { # PACKAGE PATH_IN_PACKAGE...
+    local package=$1 wanted=() path
+    shift
+    for path; do
+        command -v "${path##*/}" >/dev/null || [ -x "$venv/bin/${path##*/}" ] || wanted+=("$path")
+    done
+    [ ${#wanted[@]} -gt 0 ] || return 0
+    if ! command -v apt-get >/dev/null; then
+        say "please install ${wanted[*]##*/} (Debian: $package); the tests that need it are skipped without" >&2
+        return 0
     fi
-fi
+    # Unpacked, not installed: the package would start a server.
+    say "${wanted[*]##*/} into $venv"
+    scratch=$(mktemp -d)
+    trap 'rm -rf "$scratch"' EXIT
+    (
+        cd "$scratch"
+        apt download -qq "$package" || apt-get download -qq "$package" </dev/null
+        dpkg-deb --fsys-tarfile "$package"_*.deb | tar -x "${wanted[@]}"
+    )
+    for path in "${wanted[@]}"; do
+        install -m 755 "$scratch/$path" "$venv/bin/${path##*/}"
+    done
+    rm -rf "$scratch"
+}
+unpack prometheus ./usr/bin/promtool ./usr/bin/prometheus
+unpack kubernetes-client ./usr/bin/kubectl
 say "ready"

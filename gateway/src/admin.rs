@@ -1,6 +1,8 @@
 //! The second listener, for operators: liveness, readiness, metrics, the fleet, why a request would go where. Loopback
 //! by default; never the clients' port.
 
+mod commands;
+
 use std::{convert::Infallible, sync::Arc};
 
 use http::{HeaderValue, Method, StatusCode, header};
@@ -9,10 +11,13 @@ use serde::Serialize;
 use tower::service_fn;
 
 use crate::{
+    autoscale::Autoscale,
     body::{Request, Response, full},
+    config::HostRule,
     dispatch::read_request,
     error::Error,
     explain::explain,
+    members::Members,
     metrics::Metrics,
     request::KeyerConfig,
     routing::Router,
@@ -21,8 +26,12 @@ use crate::{
 };
 
 const INDEX: &str = "Keyway admin\n\n/livez    200 while the process runs\n/readyz   200 once a worker is ready\n\
-    /metrics  Prometheus text format\n/workers  the fleet as JSON\n\
-    /explain  POST a request's body: where it would go, and why; ?path=/v1/completions if it is no chat\n";
+    /metrics  Prometheus text format\n/workers  the fleet as JSON\n/scale    workers each model needs, term by term\n\
+    /explain  POST a request's body: where it would go, and why; ?path=/v1/completions if it is no chat\n\
+    /workers  POST a [[worker]] table as JSON to add it; DELETE /workers/HOST:PORT; POST /workers/HOST:PORT/drain, /undrain\n\
+    /help     this list\n";
+/// The operators' page: one file, without anything from elsewhere.
+const PAGE: &str = include_str!("admin/page.html");
 
 /// What the admin listener shows.
 #[derive(Debug, Clone)]
@@ -37,6 +46,12 @@ pub struct Admin {
     pub tokens: Arc<TokenKeyer>,
     /// Largest body to explain.
     pub max_body_bytes: usize,
+    /// Who belongs to the fleet.
+    pub members: Arc<Members>,
+    /// Hosts that may be added as workers.
+    pub allow: Vec<HostRule>,
+    /// How many workers each model needs.
+    pub scale: Arc<Autoscale>,
 }
 
 /// The admin listener's service.
@@ -45,11 +60,14 @@ pub fn admin(admin: Admin) -> impl Stack {
     service_fn(move |request: Request| {
         let admin = Arc::clone(&admin);
         async move {
-            let explains = request.uri().path() == "/explain" && request.method() == Method::POST;
-            let response = if explains {
+            let (path, reads) =
+                (request.uri().path(), matches!(*request.method(), Method::GET | Method::HEAD));
+            let response = if path == "/explain" && request.method() == Method::POST {
                 explained(request, &admin).await
+            } else if !reads && path.starts_with("/workers") {
+                commands::command(request, &admin).await
             } else {
-                answer(&request, &admin.router, &admin.metrics)
+                answer(&request, &admin)
             };
             Ok::<_, Infallible>(response)
         }
@@ -73,13 +91,16 @@ async fn explained(request: Request, admin: &Admin) -> Response {
     }
 }
 
-fn answer(request: &Request, router: &Router, metrics: &Metrics) -> Response {
+fn answer(request: &Request, admin: &Admin) -> Response {
+    let (router, metrics) = (&admin.router, &admin.metrics);
     let path = request.uri().path();
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return Error::NotFound(format!("{} {path}", request.method())).to_response();
     }
     match path {
-        "/" => text(StatusCode::OK, "text/plain; charset=utf-8", INDEX),
+        "/" => page(),
+        "/help" => text(StatusCode::OK, "text/plain; charset=utf-8", INDEX),
+        "/scale" => json_answer(StatusCode::OK, &admin.scale.rows()),
         "/livez" => text(StatusCode::OK, "text/plain; charset=utf-8", "ok\n"),
         "/readyz" if router.fleet().all().iter().any(|worker| worker.routable()) => {
             text(StatusCode::OK, "text/plain; charset=utf-8", "ready\n")
@@ -94,6 +115,26 @@ fn answer(request: &Request, router: &Router, metrics: &Metrics) -> Response {
         "/workers" => text(StatusCode::OK, "application/json", workers(router)),
         _ => Error::NotFound(path.to_owned()).to_response(),
     }
+}
+
+/// The page, which may load nothing and be framed by nobody.
+fn page() -> Response {
+    let mut response = text(StatusCode::OK, "text/html; charset=utf-8", PAGE);
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static(
+            "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+             img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+        ),
+    );
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+fn json_answer(status: StatusCode, value: &impl Serialize) -> Response {
+    text(status, "application/json", serde_json::to_vec_pretty(value).unwrap_or_default())
 }
 
 fn text(status: StatusCode, kind: &'static str, body: impl Into<bytes::Bytes>) -> Response {
@@ -111,6 +152,10 @@ struct Row {
     weight: f64,
     requests_in_flight: u64,
     waiting_prefill_tokens: u64,
+    /// Prompt tokens computed in a second, fitted from answers; absent until they told.
+    prefill_tokens_per_s: Option<f64>,
+    /// Tokens that the index believes its cache to hold.
+    cached_tokens: u64,
     /// How its cache is known: `events`, `events not trusted`, or `model`.
     cache_known_by: &'static str,
     block_size: u32,
@@ -126,6 +171,8 @@ fn workers(router: &Router) -> Vec<u8> {
         weight: worker.weight,
         requests_in_flight: worker.load.requests(),
         waiting_prefill_tokens: worker.load.waiting_prefill_tokens(),
+        prefill_tokens_per_s: worker.rate.lock().tokens_per_second(),
+        cached_tokens: router.cached_tokens(worker),
         cache_known_by: match (worker.kv_source(), worker.residency.trusted()) {
             (None, _) => "model",
             (Some(_), true) => "events",

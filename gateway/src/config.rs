@@ -2,7 +2,9 @@
 //! said of a worker in `config/worker.rs`; where a value comes from (flag, environment, file, default) is decided in
 //! `args.rs`.
 
+mod discovery;
 mod file;
+mod scale;
 mod timeouts;
 mod tls;
 mod worker;
@@ -14,7 +16,9 @@ use keyway_core::{pick::Policy, waiting_room::RoomRules};
 use keyway_wire::block_hash::HashKey;
 
 pub use self::{
+    discovery::{DiscoveryConfig, DiscoveryFile, DnsName, HostRule},
     file::{AuthFile, File, LimitsFile, LogFormat, ModelTable, RoutingFile},
+    scale::{ModelScale, ScaleConfig, ScaleFile},
     timeouts::Timeouts,
     tls::{TlsFiles, WorkerTls},
     worker::{KvSource, WorkerConfig, WorkerEntry, WorkerTable, port_of},
@@ -61,6 +65,10 @@ pub struct Config {
     pub max_connections: usize,
     /// Time for open requests after SIGTERM.
     pub drain_timeout: Duration,
+    /// Where workers that come and go are learned of.
+    pub discovery: DiscoveryConfig,
+    /// What is wanted of each model's fleet.
+    pub scale: ScaleConfig,
     /// File of tenants, and whether their prompts share no cache.
     pub tenants: Option<(PathBuf, bool)>,
     /// `Bearer …` that operators show, marked sensitive.
@@ -77,14 +85,7 @@ impl TryFrom<File> for Config {
     fn try_from(file: File) -> Result<Self, ConfigError> {
         let listen = file.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8080)));
         let policy = file.policy.as_deref().map(str::parse::<Policy>).transpose();
-        let workers = file.worker.iter().map(|entry| match entry {
-            WorkerEntry::Url(url) => url.parse(),
-            WorkerEntry::Table(table) => WorkerConfig::try_from(table),
-        });
-        let workers = workers.collect::<Result<Vec<WorkerConfig>, _>>()?;
-        if let Some(twice) = first_duplicate(workers.iter().map(WorkerConfig::name)) {
-            return Err(ConfigError(format!("worker {twice} is listed twice")));
-        }
+        let workers = workers(&file.worker)?;
         let tokenizers: Vec<_> = file.model.into_iter().map(|model| (model.name, model.tokenizer)).collect();
         if let Some(twice) = first_duplicate(tokenizers.iter().map(|(name, _)| name.clone())) {
             return Err(ConfigError(format!("model {twice} has two tokenizers")));
@@ -124,6 +125,8 @@ impl TryFrom<File> for Config {
             max_in_flight: limits.max_in_flight.unwrap_or(limits::MAX_IN_FLIGHT),
             max_connections: limits.max_connections.unwrap_or(limits::MAX_CONNECTIONS),
             drain_timeout: limits.drain_seconds.map_or(limits::DRAIN_TIMEOUT, Duration::from_secs),
+            discovery: DiscoveryConfig::try_from(&file.discovery)?,
+            scale: ScaleConfig::try_from(&file.scale)?,
             tenants: file.auth.tenants_file.map(|path| (path, file.auth.isolate.unwrap_or(true))),
             admin_token: file.auth.admin_token_file.as_ref().map(worker::read_key).transpose()?,
             tls: file.tls,
@@ -139,6 +142,19 @@ impl TryFrom<File> for Config {
             }
         }
         Ok(config)
+    }
+}
+
+/// The workers of a list, each once.
+pub fn workers(entries: &[WorkerEntry]) -> Result<Vec<WorkerConfig>, ConfigError> {
+    let workers = entries.iter().map(|entry| match entry {
+        WorkerEntry::Url(url) => url.parse(),
+        WorkerEntry::Table(table) => WorkerConfig::try_from(table),
+    });
+    let workers = workers.collect::<Result<Vec<WorkerConfig>, _>>()?;
+    match first_duplicate(workers.iter().map(WorkerConfig::name)) {
+        Some(twice) => Err(ConfigError(format!("worker {twice} is listed twice"))),
+        None => Ok(workers),
     }
 }
 

@@ -18,6 +18,7 @@ use keyway_wire::headers as names;
 use parking_lot::Mutex;
 
 use crate::{
+    autoscale::Autoscale,
     body::{Request, Response},
     clock,
     config::Timeouts,
@@ -41,6 +42,8 @@ use crate::{
 pub struct Dispatch {
     /// Chooses workers.
     pub router: Arc<Router>,
+    /// Follows what requests ask of the fleet, and lets them wait for a first worker.
+    pub scale: Arc<Autoscale>,
     /// Reaches workers.
     pub upstream: Upstream,
     /// Counts.
@@ -80,7 +83,9 @@ impl Dispatch {
         record.model(self.metrics.model(info.model.as_deref()));
         routing.observe_duration();
         self.retry_budget.lock().request();
-        let choice = self.router.choose(&info, &[]).await?;
+        let demand = self.scale.enter(&self.router, &info);
+        let mut choice = self.scale.choose(&self.router, &info).await?;
+        choice.ticket.carry(demand);
         self.attempt(parts, body, info, choice, record).await
     }
 
@@ -133,6 +138,7 @@ impl Dispatch {
                         }
                     }
                     // Its weight and placement go before the next worker is chosen.
+                    let demand = ticket.give_back();
                     drop(ticket);
                     tried.push(worker.id);
                     if tried.len() == MAX_ATTEMPTS {
@@ -144,6 +150,9 @@ impl Dispatch {
                     }
                     // With no worker left, what became of this attempt says more than "none is ready".
                     choice = self.router.choose(&info, &tried).await.map_err(|_| Error::WorkerLost)?;
+                    if let Some(demand) = demand {
+                        choice.ticket.carry(demand);
+                    }
                     self.metrics.retries.with_label_values(&[error.as_str()]).inc();
                 }
             }

@@ -3,7 +3,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use keyway_core::breaker::{Breaker, Verdict, may_eject};
@@ -16,7 +16,8 @@ use crate::clock::Clock;
 #[derive(Debug)]
 pub struct Ejections {
     clock: Clock,
-    workers: usize,
+    /// Workers that belong to the fleet.
+    workers: AtomicUsize,
     /// Workers that are out.
     out: Mutex<usize>,
     counted: Option<IntCounterVec>,
@@ -41,13 +42,14 @@ pub struct Trip {
 }
 
 impl Ejections {
-    /// For a fleet of so many workers; what is ejected is counted by worker.
-    pub fn new(clock: Clock, workers: usize, counted: Option<IntCounterVec>) -> Arc<Self> {
-        Arc::new(Self { clock, workers, out: Mutex::default(), counted })
+    /// For a fleet without workers; what is ejected is counted by worker.
+    pub fn new(clock: Clock, counted: Option<IntCounterVec>) -> Arc<Self> {
+        Arc::new(Self { clock, workers: AtomicUsize::new(0), out: Mutex::default(), counted })
     }
 
-    /// The gate of one of the workers.
+    /// The gate of a worker that joins.
     pub fn gate(self: &Arc<Self>, worker: String) -> Arc<Gate> {
+        self.workers.fetch_add(1, Ordering::Relaxed);
         Arc::new(Gate {
             worker,
             breaker: Mutex::default(),
@@ -80,7 +82,8 @@ impl Gate {
         let mut out = self.fleet.out.lock();
         let mut breaker = self.breaker.lock();
         let was_open = breaker.is_open();
-        let opened = breaker.end(verdict, trial, may_eject(*out, self.fleet.workers), now);
+        let opened =
+            breaker.end(verdict, trial, may_eject(*out, self.fleet.workers.load(Ordering::Relaxed)), now);
         self.open.store(breaker.is_open(), Ordering::Release);
         match (was_open, breaker.is_open()) {
             (false, true) => *out += 1,
@@ -103,6 +106,17 @@ impl Trip {
     pub fn judge(&mut self, verdict: Verdict) {
         if !std::mem::replace(&mut self.judged, true) {
             self.gate.end(verdict, self.trial);
+        }
+    }
+}
+
+impl Drop for Gate {
+    // Its worker has left the fleet, and nobody has a trip through it any more.
+    fn drop(&mut self) {
+        self.fleet.workers.fetch_sub(1, Ordering::Relaxed);
+        if *self.open.get_mut() {
+            let mut out = self.fleet.out.lock();
+            *out = out.saturating_sub(1);
         }
     }
 }
@@ -131,7 +145,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn of_ten_workers_that_all_fail_five_stay_and_each_comes_back_by_a_trial() {
-        let fleet = Ejections::new(Clock::start(), 10, None);
+        let fleet = Ejections::new(Clock::start(), None);
         let gates: Vec<_> = (0..10).map(|i| fleet.gate(i.to_string())).collect();
         gates.iter().for_each(fail);
         assert_eq!(gates.iter().filter(|gate| gate.admits()).count(), 5);
@@ -152,7 +166,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_trial_whose_client_leaves_makes_room_for_the_next() {
-        let fleet = Ejections::new(Clock::start(), 2, None);
+        let fleet = Ejections::new(Clock::start(), None);
         let gate = fleet.gate("a".into());
         fail(&gate);
         assert!(!gate.admits());

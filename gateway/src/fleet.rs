@@ -47,10 +47,9 @@ pub struct Worker {
     pub rate: Mutex<PrefillRate>,
     /// What it says of its cache.
     pub residency: Residency,
+    config: WorkerConfig,
     origin: Origin,
     prefix: String,
-    model: Option<String>,
-    api_key: Option<HeaderValue>,
     health: Mutex<Health>,
     models: RwLock<Option<Vec<Model>>>,
     failed: Notify,
@@ -73,10 +72,9 @@ impl Worker {
             weight: config.weight,
             load: Load::default(),
             rate: Mutex::default(),
+            config: config.clone(),
             origin: Origin::of(&config.url, config.tls.clone()),
             prefix: config.url.path().trim_end_matches('/').to_owned(),
-            model: config.model.clone(),
-            api_key: config.api_key.clone(),
             health: Mutex::new(Health::new(now)),
             models: RwLock::new(None),
             failed: Notify::new(),
@@ -100,13 +98,25 @@ impl Worker {
 
     /// The credential that replaces the client's, if one is configured.
     pub fn api_key(&self) -> Option<&HeaderValue> {
-        self.api_key.as_ref()
+        self.config.api_key.as_ref()
+    }
+
+    /// What it was made from.
+    pub fn config(&self) -> &WorkerConfig {
+        &self.config
+    }
+
+    /// The model that stands for the worker: the only one it serves, else the first that it lists (an engine's base
+    /// model; its adapters follow).
+    pub fn primary_model(&self) -> Option<String> {
+        let listed = || self.models.read().as_ref()?.first().map(|model| model.id.clone());
+        self.config.model.clone().or_else(listed)
     }
 
     /// Whether requests for `model` may go here. Before its models are known, a worker may serve any.
     pub fn may_serve(&self, model: Option<&str>) -> bool {
         let Some(model) = model else { return true };
-        if let Some(configured) = &self.model {
+        if let Some(configured) = &self.config.model {
             return configured == model;
         }
         self.models.read().as_ref().is_none_or(|known| known.iter().any(|m| m.id == model))
@@ -115,7 +125,7 @@ impl Worker {
     /// The models it serves, as far as known.
     pub fn models(&self) -> Vec<Model> {
         let mut models = self.models.read().clone().unwrap_or_default();
-        if let Some(configured) = &self.model {
+        if let Some(configured) = &self.config.model {
             models.retain(|model| model.id == *configured);
         }
         models
@@ -172,25 +182,38 @@ impl Worker {
 }
 
 /// All workers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Fleet {
+    ejections: Arc<Ejections>,
     workers: DashMap<WorkerId, Arc<Worker>>,
 }
 
 impl Fleet {
     /// A fleet of the configured workers.
     pub fn new(configs: &[WorkerConfig], now: Duration, ejections: &Arc<Ejections>) -> Self {
-        let fleet = Self::default();
+        let fleet = Self { workers: DashMap::new(), ejections: Arc::clone(ejections) };
         for config in configs {
-            let id = fleet.id_for(&config.name());
-            // Its events clear what they contradict, so what was placed by text is kept apart from them.
-            let token_id = match config.kv_events {
-                Some(_) => fleet.id_for(&format!("{} tokens", config.name())),
-                None => id,
-            };
-            fleet.workers.insert(id, Arc::new(Worker::new(id, token_id, config, now, ejections)));
+            fleet.add(config, now);
         }
         fleet
+    }
+
+    /// Adds a worker. One that has its address but still drains is another worker.
+    pub fn add(&self, config: &WorkerConfig, now: Duration) -> Arc<Worker> {
+        let id = self.id_for(&config.name());
+        // Its events clear what they contradict, so what was placed by text is kept apart from them.
+        let token_id = match config.kv_events {
+            Some(_) => self.id_for(&format!("{} tokens", config.name())),
+            None => id,
+        };
+        let worker = Arc::new(Worker::new(id, token_id, config, now, &self.ejections));
+        self.workers.insert(id, Arc::clone(&worker));
+        worker
+    }
+
+    /// Forgets a worker that has drained.
+    pub fn remove(&self, id: WorkerId) {
+        self.workers.remove(&id);
     }
 
     /// An id that follows from the name, so that every gateway gives it and their rendezvous orders agree.

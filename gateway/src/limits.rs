@@ -143,6 +143,25 @@ pub const ALIVE_NOTE_INTERVAL: Duration = Duration::from_secs(2);
 /// Longest client-chosen request id that is kept; a longer one is replaced.
 pub const MAX_REQUEST_ID_BYTES: usize = 128;
 
+/// Time between two looks at a file or a name that lists workers: a pod that leaves is not ready for as long before.
+pub const DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Largest file that lists workers: 10,000 tables of 200 bytes.
+pub const MAX_WORKERS_FILE_BYTES: u64 = 2 << 20;
+
+/// Largest body of an operator's command: one worker's table.
+pub const MAX_COMMAND_BYTES: usize = 16 << 10;
+
+/// Requests that wait for the first worker of their model, over all models: each holds its body, so at 64 KiB 16 MB.
+pub const FIRST_WORKER_WAITERS: usize = 256;
+
+/// Prompt tokens per second of a worker before any answer told: an eight-billion-parameter model on a large GPU.
+pub const PRIOR_PREFILL_TOKENS_PER_S: f64 = 8_000.0;
+
+/// Models for which a sum is kept, at about 40 KB each (the times to first token of a window).
+pub const MAX_SCALED_MODELS: usize = 256;
+
+const _: () = assert!(MAX_SCALED_MODELS <= MAX_MODEL_LABELS);
 const _: () = assert!(MAX_IN_FLIGHT <= MAX_CONNECTIONS);
 const _: () = assert!(MAX_USAGE_BODY_BYTES <= MAX_EVENT_BYTES && MAX_EVENT_BYTES <= MAX_BODY_BYTES);
 const _: () = assert!(BLOCK_BYTES >= 8);

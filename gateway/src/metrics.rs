@@ -2,17 +2,26 @@
 //! make series; what lies outside is `other`. Each gateway instance has its own registry.
 
 mod caches;
+mod fleet;
+mod forget;
 mod per_model;
+mod reference;
+mod scale;
 
-use std::sync::Arc;
+use std::{cell::RefCell, sync::Arc};
 
 use prometheus::{
     Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
 };
 
-use self::per_model::{Families, PerModel};
-pub use self::{caches::CacheMetrics, per_model::ModelSeries};
+pub use self::{
+    caches::CacheMetrics, fleet::FleetMetrics, per_model::ModelSeries, reference::Family, scale::ScaleMetrics,
+};
+use self::{
+    forget::OfWorkers,
+    per_model::{Families, PerModel},
+};
 
 /// Seconds, from a cached short prompt to a cold 1M-token one.
 const TTFT_BUCKETS: [f64; 16] =
@@ -24,6 +33,8 @@ const ROUTING_BUCKETS: [f64; 8] = [0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
+    of_workers: Vec<Box<dyn OfWorkers>>,
+    families: Vec<Family>,
     per_model: PerModel,
     /// `keyway_requests_in_flight{worker}`: an in-flight gauge, 0 when nothing is in flight.
     pub worker_in_flight: IntGaugeVec,
@@ -55,48 +66,88 @@ pub struct Metrics {
     pub index_bytes: IntGauge,
     /// `keyway_index_blocks`.
     pub index_blocks: IntGauge,
+    /// Who belongs to the fleet.
+    pub fleet: FleetMetrics,
     /// What is believed of workers' caches, and how true it is.
     pub caches: CacheMetrics,
+    /// How many workers there should be.
+    pub scale: ScaleMetrics,
 }
 
-struct Declare(Registry);
+#[derive(Default)]
+struct Declare {
+    registry: Registry,
+    of_workers: RefCell<Vec<Box<dyn OfWorkers>>>,
+    families: RefCell<Vec<Family>>,
+}
 
 impl Declare {
-    fn register<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> prometheus::Result<C> {
+    fn register<C: Collector + Clone + 'static>(
+        &self,
+        kind: &'static str,
+        made: prometheus::Result<C>,
+    ) -> prometheus::Result<C> {
         let collector = made?;
-        self.0.register(Box::new(collector.clone()))?;
+        self.families.borrow_mut().extend(collector.desc().into_iter().map(|desc| Family::new(desc, kind)));
+        self.registry.register(Box::new(collector.clone()))?;
         Ok(collector)
     }
 
+    fn family<C>(
+        &self,
+        kind: &'static str,
+        made: prometheus::Result<C>,
+        labels: &[&str],
+    ) -> prometheus::Result<C>
+    where
+        C: Collector + OfWorkers + Clone + 'static,
+    {
+        let family = self.register(kind, made)?;
+        if labels.contains(&"worker") {
+            self.of_workers.borrow_mut().push(Box::new(family.clone()));
+        }
+        Ok(family)
+    }
+
     fn counter(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntCounterVec> {
-        self.register(IntCounterVec::new(Opts::new(name, help), labels))
+        self.family("counter", IntCounterVec::new(Opts::new(name, help), labels), labels)
     }
 
     fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
-        self.register(IntGauge::new(name, help))
+        self.register("gauge", IntGauge::new(name, help))
     }
 
     fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
-        self.register(IntGaugeVec::new(Opts::new(name, help), labels))
+        self.family("gauge", IntGaugeVec::new(Opts::new(name, help), labels), labels)
     }
 
     fn real_gauges(&self, name: &str, help: &str) -> prometheus::Result<GaugeVec> {
-        self.register(GaugeVec::new(Opts::new(name, help), &["worker"]))
+        self.real_gauges_of(name, help, &["worker"])
+    }
+
+    fn real_gauges_of(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<GaugeVec> {
+        self.family("gauge", GaugeVec::new(Opts::new(name, help), labels), labels)
     }
 
     fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<Histogram> {
-        self.register(Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())))
+        self.register(
+            "histogram",
+            Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())),
+        )
     }
 
     fn histograms(&self, name: &str, help: &str, buckets: &[f64]) -> prometheus::Result<HistogramVec> {
-        self.register(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["model"]))
+        self.register(
+            "histogram",
+            HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["model"]),
+        )
     }
 }
 
 impl Metrics {
     /// Declares every series in a registry of its own.
     pub fn new() -> prometheus::Result<Self> {
-        let d = Declare(Registry::new());
+        let d = Declare::default();
         let build = d.gauges("keyway_build_info", "Always 1; the version is in the label.", &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         Ok(Self {
@@ -114,10 +165,13 @@ impl Metrics {
             connections: d.gauge("keyway_connections", "Open client connections.")?,
             picks: d.counter("keyway_picks_total", "Routing decisions.", &["worker", "reason"])?,
             retries: d.counter("keyway_retries_total", "Attempts on another worker.", &["reason"])?,
-            retries_refused: d.register(IntCounter::new(
-                "keyway_retries_refused_total",
-                "Attempts on another worker that the retry budget did not allow.",
-            ))?,
+            retries_refused: d.register(
+                "counter",
+                IntCounter::new(
+                    "keyway_retries_refused_total",
+                    "Attempts on another worker that the retry budget did not allow.",
+                ),
+            )?,
             tenants: d.counter(
                 "keyway_tenant_requests_total",
                 "Requests with a tenant's key: let in, or over one of its limits.",
@@ -146,9 +200,13 @@ impl Metrics {
             )?,
             index_bytes: d.gauge("keyway_index_bytes", "Memory held by the prefix index.")?,
             index_blocks: d.gauge("keyway_index_blocks", "Block residencies in the prefix index.")?,
+            fleet: FleetMetrics::declare(&d)?,
             caches: CacheMetrics::declare(&d)?,
+            scale: ScaleMetrics::declare(&d)?,
             per_model: PerModel::new(Families::declare(&d)?),
-            registry: d.0,
+            of_workers: d.of_workers.into_inner(),
+            families: d.families.into_inner(),
+            registry: d.registry,
         })
     }
 
@@ -157,9 +215,19 @@ impl Metrics {
         self.per_model.admit(model);
     }
 
+    /// Removes every series of a worker that is gone.
+    pub fn forget_worker(&self, worker: &str) {
+        self.of_workers.iter().for_each(|family| family.forget(worker));
+    }
+
     /// The series for a model that a client named: its own if the fleet has it.
     pub fn model(&self, model: Option<&str>) -> Arc<ModelSeries> {
         self.per_model.get(model)
+    }
+
+    /// Every family, in the order declared.
+    pub fn families(&self) -> &[Family] {
+        &self.families
     }
 
     /// The exposition in Prometheus' text format.
@@ -187,6 +255,20 @@ mod tests {
         metrics.model(Some("m")).ended("complete");
         let text = String::from_utf8(metrics.render()).unwrap();
         assert_eq!(text.lines().filter(|line| line.starts_with("keyway_requests_total")).count(), 2);
+    }
+
+    #[test]
+    fn nothing_of_a_worker_stays_when_it_is_gone() {
+        let metrics = Metrics::new().unwrap();
+        for worker in ["a:1", "a:10"] {
+            metrics.picks.with_label_values(&[worker, "prefix"]).inc();
+            metrics.picks.with_label_values(&[worker, "least_loaded"]).inc();
+            metrics.worker_in_flight.with_label_values(&[worker]).inc();
+            metrics.caches.kv_lag.with_label_values(&[worker]).set(0.5);
+        }
+        metrics.forget_worker("a:1");
+        let text = String::from_utf8(metrics.render()).unwrap();
+        assert!(!text.contains("\"a:1\"") && text.matches("\"a:10\"").count() == 4, "{text}");
     }
 
     #[test]

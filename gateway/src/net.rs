@@ -5,7 +5,12 @@
 mod stream;
 pub mod zmq;
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, pki_types::ServerName};
@@ -20,6 +25,15 @@ pub async fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(addr)
         .await
         .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {addr}: {error}")))
+}
+
+/// The addresses of a name, sorted, each once. An error, not an empty list, where there are none.
+pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
+    let mut found: Vec<IpAddr> =
+        tokio::net::lookup_host((host, port)).await?.map(|address| address.ip()).collect();
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
 }
 
 /// Accepts one connection and sets `TCP_NODELAY`.

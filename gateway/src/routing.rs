@@ -20,12 +20,14 @@ use std::{
 use dashmap::DashMap;
 use keyway_core::{
     consider,
+    health::State,
     index::{Placement, PrefixIndex},
     pick::{Candidate, Pick, Policy, Turn},
     waiting_room::{Ahead, RoomRules, WaitingRoom},
 };
 use keyway_wire::block_hash::HashKey;
 use parking_lot::Mutex;
+use tokio::sync::{Notify, futures::Notified};
 
 use self::holding::Held;
 pub use self::setting::{Setting, View};
@@ -61,6 +63,8 @@ pub struct Router {
     holding: AtomicUsize,
     /// When the room is looked at again.
     alarm: Mutex<Option<Duration>>,
+    /// Tells who waits for a first worker that the fleet has changed.
+    changed: Notify,
 }
 
 /// Where a request goes, and what keeps that true.
@@ -100,6 +104,7 @@ impl Router {
             room: Mutex::new(WaitingRoom::new(RoomRules::default())),
             holding: AtomicUsize::new(0),
             alarm: Mutex::default(),
+            changed: Notify::new(),
         }
     }
 
@@ -165,11 +170,42 @@ impl Router {
     /// Who may be chosen has changed: those who wait may go elsewhere now.
     pub fn fleet_changed(self: &Arc<Self>) {
         self.pump();
+        self.changed.notify_waiters();
+    }
+
+    /// Completes when the fleet has changed.
+    pub fn fleet_change(&self) -> Notified<'_> {
+        self.changed.notified()
+    }
+
+    /// Forgets all that a worker held: it is gone for good.
+    pub fn forget_cache(&self, worker: &Worker) {
+        self.finish_lingering();
+        let mut index = self.index.lock();
+        for id in [worker.id, worker.residency.token_id] {
+            index.set_exact(id, false);
+            index.remove_worker(id);
+        }
+    }
+
+    /// Tokens that the index believes a worker's cache to hold: blocks of its own size, or of text.
+    pub fn cached_tokens(&self, worker: &Worker) -> u64 {
+        let index = self.index.lock();
+        let block_size = u64::from(worker.residency.block_size());
+        let by_text = index.resident(worker.id) as u64;
+        if worker.residency.token_id == worker.id {
+            return by_text * block_size;
+        }
+        index.resident(worker.residency.token_id) as u64 * block_size
     }
 
     /// Brings the gauges that nobody adds to up to date, before a scrape.
     pub fn show_state(&self) {
         self.finish_lingering();
+        for state in [State::Joining, State::Ready, State::Down, State::Draining] {
+            let workers = self.fleet.all().iter().filter(|worker| worker.state() == state).count();
+            self.metrics.fleet.workers.with_label_values(&[state.as_str()]).set(workers as i64);
+        }
         let index = self.index.lock();
         for worker in self.fleet.all() {
             let label = [worker.name.as_str()];

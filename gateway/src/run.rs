@@ -10,13 +10,16 @@ use crate::{
     admin::{self, Admin},
     admin_guard,
     admission::Admission,
+    autoscale::Autoscale,
     clock::Clock,
     config::{Config, ConfigError, WorkerConfig},
     decision_log::DecisionLog,
+    discovery,
     dispatch::Dispatch,
     ejection::Ejections,
     fleet::Fleet,
-    kv_events, limits,
+    limits,
+    members::{Members, Source},
     metrics::Metrics,
     net::{self, Connector},
     probe,
@@ -40,12 +43,13 @@ pub struct Gateway {
     /// `http` or `https`, for clients.
     pub scheme: &'static str,
     router: Arc<Router>,
+    members: Arc<Members>,
     stop: watch::Sender<bool>,
     serving: JoinHandle<bool>,
     background: Vec<JoinHandle<()>>,
 }
 
-/// Binds and starts. `config.workers` must not be empty.
+/// Binds and starts. Without `config.workers` and a discovery that is dynamic it can only refuse requests.
 pub async fn start(config: &Config) -> io::Result<Gateway> {
     let listener = net::listen(config.listen).await?;
     let admin_listener = net::listen(config.admin_listen).await?;
@@ -53,7 +57,7 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
 
     let clock = Clock::start();
     let metrics = Arc::new(Metrics::new().map_err(io::Error::other)?);
-    let ejections = Ejections::new(clock, config.workers.len(), Some(metrics.ejections.clone()));
+    let ejections = Ejections::new(clock, Some(metrics.ejections.clone()));
     let fleet = Arc::new(Fleet::new(&config.workers, clock.now(), &ejections));
     let upstream = Upstream::new(Connector::new(config.timeouts.connect));
     let keyer = KeyerConfig { key: config.hash_key, block_bytes: block_bytes(config) };
@@ -71,10 +75,14 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
         config.index_bytes,
     );
     let router = Arc::new(router.with_log(log.transpose()?).with_room(config.room));
-    let mut background = watch_workers(config, &router, &upstream, &metrics);
+    let mut background = Vec::new();
+    let members = watch_workers(config, &router, &upstream, &metrics, &mut background);
+    let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
+    background.push(tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router))));
 
     let dispatch = Dispatch {
         router: Arc::clone(&router),
+        scale: Arc::clone(&scale),
         upstream,
         metrics: Arc::clone(&metrics),
         keyer,
@@ -99,36 +107,42 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     let serving =
         tokio::spawn(server::serve(clients, stack::stack(dispatch, admission, tenants), on(stopped)));
     // The admin listener outlives the drain, so that it can be watched; it ends with the process.
-    let admin =
-        Admin { router: Arc::clone(&router), metrics, keyer, tokens, max_body_bytes: config.max_body_bytes };
+    let admin = Admin {
+        router: Arc::clone(&router),
+        metrics,
+        keyer,
+        tokens,
+        max_body_bytes: config.max_body_bytes,
+        members: Arc::clone(&members),
+        allow: config.discovery.admin_allow.clone(),
+        scale,
+    };
     let admin = admin_guard::guarded(config.admin_token.clone(), admin::admin(admin));
     background.push(tokio::spawn(async move {
         server::serve(operators, admin, std::future::pending()).await;
     }));
     let scheme = if config.tls.is_some() { "https" } else { "http" };
-    Ok(Gateway { addr, admin_addr, scheme, router, stop, serving, background })
+    Ok(Gateway { addr, admin_addr, scheme, router, members, stop, serving, background })
 }
 
-/// Probes each worker, and follows its KV events.
+/// Takes the configured workers into the fleet, and those that are found later.
 fn watch_workers(
     config: &Config,
     router: &Arc<Router>,
     upstream: &Upstream,
     metrics: &Arc<Metrics>,
-) -> Vec<JoinHandle<()>> {
-    let mut background = Vec::new();
+    background: &mut Vec<JoinHandle<()>>,
+) -> Arc<Members> {
+    let members = Members::new(Arc::clone(router), upstream.clone(), Arc::clone(metrics));
     for worker in router.fleet().all() {
-        if let Some(source) = worker.kv_source().cloned() {
-            if config.tokenizers.is_empty() {
-                tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");
-            }
-            let (worker, router, metrics) = (Arc::clone(&worker), Arc::clone(router), Arc::clone(metrics));
-            background.push(tokio::spawn(kv_events::follow(worker, source, router, metrics)));
+        if worker.kv_source().is_some() && config.tokenizers.is_empty() {
+            tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");
         }
-        let probing = probe::watch(worker, Arc::clone(router), upstream.clone(), Arc::clone(metrics));
-        background.push(tokio::spawn(probing));
+        members.adopt(worker, Source::Static);
     }
-    background
+    let watching = discovery::watch(config.discovery.clone(), Arc::clone(&members), Arc::clone(metrics));
+    background.push(tokio::spawn(watching));
+    members
 }
 
 /// What stands before clients.
@@ -177,13 +191,18 @@ impl Gateway {
         self.stop.send_replace(true);
         let drained = self.serving.await.unwrap_or(false);
         self.background.iter().for_each(JoinHandle::abort);
+        self.members.stop();
         drained
     }
 }
 
 /// Serves until `shutdown`; what `keyway` without a subcommand does.
 pub async fn run(mut config: Config, shutdown: impl Future<Output = ()>) -> io::Result<()> {
-    let embedded = if config.workers.is_empty() { Some(embedded(&mut config).await?) } else { None };
+    let embedded = if config.workers.is_empty() && !config.discovery.is_dynamic() {
+        Some(embedded(&mut config).await?)
+    } else {
+        None
+    };
     let gateway = start(&config).await?;
     tracing::info!("admin on http://{}", gateway.admin_addr);
     if embedded.is_some() {

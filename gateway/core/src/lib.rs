@@ -18,6 +18,7 @@
 //! Beside them, [`health`] says whether a worker may be chosen at all, [`breaker`] whether it answers well enough to be,
 //! and [`retry_budget`] how many requests may be sent again; [`rate_limit`] is how much may come in a time.
 
+pub mod autoscale;
 pub mod breaker;
 pub mod capacity;
 pub mod cost;

@@ -80,10 +80,23 @@ pub struct WorkerConfig {
     pub api_key: Option<HeaderValue>,
     /// How TLS is spoken with it, where its URL begins with `https`.
     pub tls: Option<Arc<ClientConfig>>,
+    /// The files that this was made from.
+    pub tls_files: Option<WorkerTls>,
     /// Where it says what it caches.
     pub kv_events: Option<KvSource>,
     /// Tokens in one of its KV blocks, until it says so itself.
     pub block_size: u32,
+}
+
+impl PartialEq for WorkerConfig {
+    // What TLS was made from stands for it: a list that is read again makes it anew.
+    fn eq(&self, other: &Self) -> bool {
+        let of = |c: &Self| (c.url.clone(), c.model.clone(), c.api_key.clone(), c.tls_files.clone());
+        of(self) == of(other)
+            && self.weight == other.weight
+            && self.kv_events == other.kv_events
+            && self.block_size == other.block_size
+    }
 }
 
 /// Where a worker says what it caches; both as `tcp://HOST:PORT`.
@@ -187,7 +200,8 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
         }
         let kv_events = table.kv_source().map_err(|why| wrong(&why))?;
         let api_key = table.api_key_file.as_ref().map(read_key).transpose()?;
-        Ok(Self { url, model: table.model.clone(), weight, api_key, tls, kv_events, block_size })
+        let tls_files = table.tls.clone();
+        Ok(Self { url, model: table.model.clone(), weight, api_key, tls, tls_files, kv_events, block_size })
     }
 }
 

@@ -12,7 +12,8 @@ use super::{Declare, TTFT_BUCKETS};
 use crate::limits::MAX_MODEL_LABELS;
 
 /// Seconds, from speculative decoding to a badly overloaded batch.
-const ITL_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+const ITL_BUCKETS: [f64; 15] =
+    [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 20.0, 80.0, 300.0];
 
 /// Of what is counted by model.
 #[derive(Debug, Clone)]

@@ -92,8 +92,10 @@ impl Router {
     /// The workers that may serve a request and were not `tried` yet, and what it looks like to them.
     pub fn setting(&self, request: &RequestInfo, tried: &[WorkerId]) -> Result<Setting, Error> {
         let mut workers = self.fleet.all();
+        let anybody = !workers.is_empty();
         workers.retain(|worker| worker.may_serve(request.model.as_deref()));
-        if let (true, Some(model)) = (workers.is_empty(), &request.model) {
+        // While nobody is there it is not known which models are.
+        if let (true, true, Some(model)) = (anybody, workers.is_empty(), &request.model) {
             let known = self.fleet.model_ids().join(", ");
             return Err(Error::ModelNotFound { model: model.clone(), known });
         }
@@ -129,6 +131,15 @@ impl Router {
         })
     }
 
+    /// Tokens of a request's prompt; an estimate, unless it was tokenised.
+    pub fn prompt_tokens(&self, request: &RequestInfo) -> u64 {
+        if let Some(prompt) = &request.tokens {
+            return prompt.total;
+        }
+        let bytes = request.chain.total_bytes as f64;
+        (bytes / self.bytes_per_token(request.model.as_deref())).ceil() as u64
+    }
+
     fn by_text(&self, request: &RequestInfo, workers: Vec<Arc<Worker>>) -> Setting {
         let bytes_per_token = self.bytes_per_token(request.model.as_deref());
         let view = View {
@@ -139,7 +150,7 @@ impl Router {
             view_of: vec![0; workers.len()],
             workers,
             views: vec![view],
-            prompt_tokens: (request.chain.total_bytes as f64 / bytes_per_token).ceil() as u64,
+            prompt_tokens: self.prompt_tokens(request),
             by_tokens: false,
         }
     }

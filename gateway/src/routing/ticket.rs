@@ -7,6 +7,7 @@ use prometheus::IntGauge;
 
 use super::Router;
 use crate::{
+    autoscale::Demand,
     ejection::Trip,
     fleet::Worker,
     limits::{EXPECTED_LINGER, EXPECTED_LINGER_MAX},
@@ -28,6 +29,8 @@ pub struct Ticket {
     // Added to and subtracted from, never set: two tickets may end at the same moment.
     in_flight: IntGauge,
     waiting_tokens: IntGauge,
+    /// What the request asks of its model's fleet, as long as it is here.
+    demand: Option<Demand>,
 }
 
 impl Ticket {
@@ -57,19 +60,38 @@ impl Ticket {
             waiting,
             in_flight,
             waiting_tokens,
+            demand: None,
         }
+    }
+
+    /// Carries the request's part in its model's demand from now on.
+    pub fn carry(&mut self, mut demand: Demand) {
+        demand.sent(self.uncached_tokens);
+        self.demand = Some(demand);
+    }
+
+    /// Gives it back, for the next attempt.
+    pub fn give_back(&mut self) -> Option<Demand> {
+        self.demand.take()
     }
 
     /// The first byte of the answer is here: the prompt is computed, its KV is in the worker's cache.
     pub fn first_token(&mut self) {
         // What an exact worker is expected to hold is expected until the answer's end.
         self.placement = self.placement.take().filter(Placement::is_expected);
+        if let Some(demand) = &mut self.demand {
+            demand.first_token(self.router.now());
+        }
         self.stop_waiting(true);
     }
 
     /// The first event of a stream is here, which tells how fast the worker is.
     pub fn stream_began(&mut self) {
-        let seconds = self.router.now().saturating_sub(self.sent).as_secs_f64();
+        let now = self.router.now();
+        let seconds = now.saturating_sub(self.sent).as_secs_f64();
+        if let Some(demand) = &mut self.demand {
+            demand.stream_began(now);
+        }
         self.worker.rate.lock().observe(self.tokens_before_first, seconds);
         self.first_token();
     }
@@ -145,6 +167,9 @@ impl Router {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let answered = !self.stop_waiting(false);
+        if let Some(demand) = &self.demand {
+            demand.ended(self.router.now());
+        }
         self.worker.load.end();
         self.in_flight.dec();
         if let Some(placement) = self.placement.take() {

@@ -142,7 +142,7 @@ async fn promtool_finds_nothing_to_complain_about() {
 #[test]
 fn the_deployed_scrape_configuration_is_valid() {
     let Some(promtool) = tools::tool("promtool") else { return };
-    let file = keyway_tests::bins::workspace_root().join("deploy/prometheus.yml");
+    let file = keyway_tests::bins::workspace_root().join("deploy/prometheus/prometheus.yml");
     let output = Command::new(promtool).args(["check", "config"]).arg(file).output().expect("promtool runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

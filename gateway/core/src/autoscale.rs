@@ -1,0 +1,395 @@
+//! How many workers a model needs, worked out from what one gateway sees of its requests. Sans-IO: it reads no clock and
+//! starts nothing; whoever owns the workers (KEDA, an HPA, a script) acts on the result.
+//!
+//! ```text
+//! prefill = uncached tokens a second / (V U)          what comes must be computed
+//! backlog = uncached tokens that wait / (V budget)    what waits must be computed in time for the SLO
+//! decode  = running requests / running_per_worker
+//! kv      = tokens that running requests hold / (kv_share * tokens of a worker's cache)
+//! steady  = max(prefill, decode, kv)
+//! need    = c max(steady, min(backlog, (1 + catch_up) steady), 1 if anybody is here)
+//! out     = max(ceil(need), guard, min)
+//! in      = greatest ceil(need U / (U - margin)) of the last `scale_in_after`
+//! desired = out, but what was desired before until `in` is lower; at most `max`
+//! ```
+//!
+//! `V` is the measured prefill rate of one worker, `U` the share of it that is planned for, and
+//! `budget = 0.65 (SLO - floor)` with `floor` a mean prompt's own prefill: an average that keeps a tail below the SLO.
+//! - Tokens that a cache holds cost nothing, so they are not in it, and a queue counts by its work, not by its length.
+//! - A backlog is what a fleet that was too small has left behind. Workers that are only starting do not shrink it, so
+//!   taken at its word it would ask for many times too many: it adds at most `catch_up`.
+//! - A worker with a queue runs as many requests as fit, whatever is needed: while the backlog is the greater part, `decode` and
+//!   `kv` are at most what flows through, arrivals times the time that a request runs (J. Little, 1961). Otherwise each worker
+//!   that comes would be full too, and ask for the next.
+//! - `c` is what the guard has learned: when the SLO is missed although nobody is starting and the sum holds, the sum is
+//!   wrong (prompts that differ, a noisy machine), and one more worker in ten is asked for. It fades over an hour, so that the
+//!   fleet does not swing between what the sum says and what the SLO needs.
+//! - Fewer are asked for only when one worker fewer would have held, with `margin` to spare, all through `scale_in_after`.
+//!
+//! `prefill`, `backlog`, `decode` and `kv` count this gateway's own requests, so with several gateways they add up.
+
+mod window;
+
+use std::{collections::VecDeque, time::Duration};
+
+pub use self::window::{Recent, TokenRate};
+
+/// Share of the TTFT budget that an average may use, so that the tail keeps the SLO.
+const MEAN_SHARE_OF_SLO: f64 = 0.65;
+/// The budget is never taken for less than this share of the SLO, however long a prompt's own prefill is.
+const MIN_SHARE_OF_SLO: f64 = 0.1;
+/// Below the planned utilisation by this much, one worker fewer would hold.
+const SCALE_IN_MARGIN: f64 = 0.05;
+/// What the guard adds at a time, as a share of the fleet; at least one worker.
+const GUARD_STEP: f64 = 0.1;
+/// Bounds of the guard's correction of the sum.
+const MAX_CORRECTION: f64 = 2.0;
+/// Time in which the correction falls to 37 %.
+const CORRECTION_MEMORY_S: f64 = 3_600.0;
+/// A backlog that has fallen to this share between two looks of the guard is being caught up with.
+const FALLING: f64 = 0.9;
+/// Sums this close above a whole number of workers are that number.
+const GRAIN: f64 = 1e-6;
+
+/// What the operator wants of a model's fleet.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScaleRules {
+    /// Workers at least, even without requests.
+    pub min: u32,
+    /// Workers at most.
+    pub max: u32,
+    /// Seconds to the first token that nine of ten streams must keep.
+    pub ttft_slo_s: f64,
+    /// Share of the measured prefill rate that is planned for, above 0.05 and at most 1.
+    pub utilisation: f64,
+    /// Share of the KV cache that running requests may hold.
+    pub kv_share: f64,
+    /// Running requests that one worker bears; `None`: not a limit.
+    pub running_per_worker: Option<f64>,
+    /// How much a backlog may add to what arrivals need.
+    pub catch_up: f64,
+    /// How long one worker fewer must have been enough before it is asked for.
+    pub scale_in_after: Duration,
+    /// Time over which arrivals and times to first token are looked at, and the guard waits between its steps.
+    pub window: Duration,
+}
+
+impl Default for ScaleRules {
+    fn default() -> Self {
+        Self {
+            min: 1,
+            max: 64,
+            ttft_slo_s: 2.0,
+            utilisation: 0.8,
+            kv_share: 0.8,
+            running_per_worker: None,
+            catch_up: 0.2,
+            scale_in_after: Duration::from_secs(300),
+            window: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What one gateway sees of a model at one moment.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Seen {
+    /// Uncached prompt tokens per second that came lately.
+    pub uncached_tokens_per_s: f64,
+    /// Uncached prompt tokens of one request, on average.
+    pub mean_uncached_tokens: f64,
+    /// Uncached prompt tokens without a first token, wherever they wait.
+    pub backlog_tokens: f64,
+    /// Requests that wait for a worker or a first token.
+    pub waiting: u64,
+    /// Requests past their first token.
+    pub running: u64,
+    /// Tokens of KV cache that running requests hold.
+    pub kv_tokens: f64,
+    /// Requests that would run if all that comes began at once: arrivals a second times the seconds that one runs. Infinite where
+    /// that is unknown.
+    pub flow: f64,
+    /// Tokens that one worker's cache holds, if that is known.
+    pub kv_tokens_per_worker: Option<f64>,
+    /// Prompt tokens that one worker computes in a second.
+    pub prefill_tokens_per_s: f64,
+    /// What nine of ten streams of the last window kept; `None` where too few began.
+    pub ttft_p90_s: Option<f64>,
+    /// Workers that take requests.
+    pub ready: u32,
+    /// Workers known that do not take requests yet or at the moment.
+    pub starting: u32,
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        Self {
+            uncached_tokens_per_s: 0.0,
+            mean_uncached_tokens: 0.0,
+            backlog_tokens: 0.0,
+            waiting: 0,
+            running: 0,
+            kv_tokens: 0.0,
+            flow: f64::INFINITY,
+            kv_tokens_per_worker: None,
+            prefill_tokens_per_s: 0.0,
+            ttft_p90_s: None,
+            ready: 0,
+            starting: 0,
+        }
+    }
+}
+
+/// The terms of the sum, in workers.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Terms {
+    /// For what comes.
+    pub prefill: f64,
+    /// For what waits.
+    pub backlog: f64,
+    /// For running requests.
+    pub decode: f64,
+    /// For the cache they hold.
+    pub kv: f64,
+}
+
+/// Which term decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// Nothing asks for more than the minimum.
+    Minimum,
+    /// What comes.
+    Prefill,
+    /// What waits.
+    Backlog,
+    /// Running requests.
+    Decode,
+    /// The cache they hold.
+    Kv,
+    /// A missed SLO.
+    Guard,
+    /// Fewer would do, but not for long enough.
+    Held,
+    /// More than the maximum would be needed.
+    Maximum,
+}
+
+impl Reason {
+    /// All, in the order of the enum.
+    pub const ALL: [Self; 8] = [
+        Self::Minimum,
+        Self::Prefill,
+        Self::Backlog,
+        Self::Decode,
+        Self::Kv,
+        Self::Guard,
+        Self::Held,
+        Self::Maximum,
+    ];
+
+    /// Its name in metrics and on the operators' page.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Minimum => "minimum",
+            Self::Prefill => "prefill",
+            Self::Backlog => "backlog",
+            Self::Decode => "decode",
+            Self::Kv => "kv",
+            Self::Guard => "guard",
+            Self::Held => "held",
+            Self::Maximum => "maximum",
+        }
+    }
+}
+
+/// The sum, worked out.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sum {
+    /// Its terms, as seen by this gateway alone.
+    pub terms: Terms,
+    /// What the terms come to, in workers, with the correction.
+    pub need: f64,
+    /// Factor on the terms that the guard has learned, at least 1.
+    pub correction: f64,
+    /// Workers that the guard asks for; 0 where it does not.
+    pub guard: u32,
+    /// Factor from what is needed to what is needed with a margin, `U / (U - margin)`.
+    pub spare: f64,
+    /// What the last `scale_in_after` would have needed with a margin.
+    pub peak: u32,
+    /// The result.
+    pub desired: u32,
+    /// Why that many.
+    pub reason: Reason,
+}
+
+impl Terms {
+    /// The terms of what is seen.
+    pub fn of(rules: &ScaleRules, seen: &Seen) -> Self {
+        let rate = positive(seen.prefill_tokens_per_s);
+        let own_s = seen.mean_uncached_tokens / rate;
+        let floor_slo = MIN_SHARE_OF_SLO * rules.ttft_slo_s;
+        let budget_s = (MEAN_SHARE_OF_SLO * (rules.ttft_slo_s - own_s)).max(floor_slo);
+        let prefill = seen.uncached_tokens_per_s / (rate * positive(rules.utilisation));
+        let backlog = seen.backlog_tokens / (rate * positive(budget_s));
+        let running = seen.running as f64;
+        // How much of what runs is there because work waits.
+        let flows = if backlog > prefill && running > seen.flow { seen.flow / running } else { 1.0 };
+        let kv = |tokens: f64| flows * seen.kv_tokens / positive(rules.kv_share * tokens);
+        Self {
+            prefill,
+            backlog,
+            decode: rules.running_per_worker.map_or(0.0, |per_worker| flows * running / positive(per_worker)),
+            kv: seen.kv_tokens_per_worker.map_or(0.0, kv),
+        }
+    }
+
+    /// What must be there all the time.
+    pub fn steady(&self) -> f64 {
+        self.prefill.max(self.decode).max(self.kv)
+    }
+
+    /// What is needed now, with what is left to catch up; `present`: whether anybody is here.
+    pub fn need(&self, catch_up: f64, present: bool) -> f64 {
+        let steady = self.steady();
+        let late = self.backlog.min(steady * (1.0 + catch_up));
+        steady.max(late).max(if present { 1.0 } else { 0.0 })
+    }
+
+    fn greatest(&self) -> Reason {
+        let terms = [
+            (self.prefill, Reason::Prefill),
+            (self.decode, Reason::Decode),
+            (self.kv, Reason::Kv),
+            // More than the others only if it adds to them.
+            (self.backlog, Reason::Backlog),
+        ];
+        let greatest = terms.iter().max_by(|a, b| a.0.total_cmp(&b.0));
+        greatest.map_or(Reason::Minimum, |term| term.1)
+    }
+}
+
+/// The state behind the sum of one model.
+#[derive(Debug, Clone)]
+pub struct Scaler {
+    rules: ScaleRules,
+    began: Option<Duration>,
+    desired: u32,
+    /// What one worker fewer had to bear: decreasing values, each with the last time it was seen.
+    peaks: VecDeque<(Duration, u32)>,
+    correction: f64,
+    corrected: Duration,
+    /// Since when as many workers are ready as now, and how many.
+    fleet: (Duration, u32),
+    /// Workers that the guard asks for, and until when.
+    guard: (u32, Duration),
+    /// When the guard last looked, and the backlog then, in workers.
+    looked: (Duration, f64),
+}
+
+impl Scaler {
+    /// Of a model of which nothing was seen.
+    pub fn new(rules: ScaleRules) -> Self {
+        Self {
+            rules,
+            began: None,
+            desired: 0,
+            peaks: VecDeque::new(),
+            correction: 1.0,
+            corrected: Duration::ZERO,
+            fleet: (Duration::ZERO, 0),
+            guard: (0, Duration::ZERO),
+            looked: (Duration::ZERO, 0.0),
+        }
+    }
+
+    /// The rules.
+    pub fn rules(&self) -> &ScaleRules {
+        &self.rules
+    }
+
+    /// The sum at `now`; to be called about once a second, with times that do not go back.
+    pub fn step(&mut self, now: Duration, seen: &Seen) -> Sum {
+        let began = *self.began.get_or_insert(now);
+        let terms = Terms::of(&self.rules, seen);
+        let uncorrected = terms.need(self.rules.catch_up, seen.waiting + seen.running > 0);
+        self.watch_slo(now, seen, &terms);
+        let need = uncorrected * self.correction;
+        let guard = if now < self.guard.1 { self.guard.0 } else { 0 };
+
+        let spare = self.rules.utilisation / positive(self.rules.utilisation - SCALE_IN_MARGIN);
+        let peak = self.peak(now, whole(need * spare));
+        let settled = now.saturating_sub(began) >= self.rules.scale_in_after;
+        // After a start nothing is known of the last minutes: the fleet found is right until it was watched for long enough.
+        let known = if settled { 0 } else { seen.ready + seen.starting };
+        let held = if peak < self.desired && settled { peak } else { self.desired.max(known) };
+        let out = whole(need).max(guard);
+        let wanted = out.max(held);
+        let desired = wanted.max(self.rules.min).min(self.rules.max);
+        let reason = if wanted > self.rules.max {
+            Reason::Maximum
+        } else if desired > wanted || desired == 0 || (desired == self.rules.min && out < desired) {
+            Reason::Minimum
+        } else if desired > out {
+            Reason::Held
+        } else if guard == out && guard > whole(need) {
+            Reason::Guard
+        } else {
+            terms.greatest()
+        };
+        self.desired = desired;
+        Sum { terms, need, correction: self.correction, guard, spare, peak, desired, reason }
+    }
+
+    /// The greatest of `scale_in_after`, `value` among them.
+    fn peak(&mut self, now: Duration, value: u32) -> u32 {
+        while self.peaks.back().is_some_and(|last| last.1 <= value) {
+            self.peaks.pop_back();
+        }
+        self.peaks.push_back((now, value));
+        let over = |(at, _): &(Duration, u32)| now.saturating_sub(*at) > self.rules.scale_in_after;
+        while self.peaks.front().is_some_and(over) {
+            self.peaks.pop_front();
+        }
+        self.peaks.front().map_or(value, |first| first.1)
+    }
+
+    /// Asks for one more in ten when the SLO is missed by a fleet that is all there, as large as the sum says, and not
+    /// catching up.
+    fn watch_slo(&mut self, now: Duration, seen: &Seen, terms: &Terms) {
+        let elapsed = now.saturating_sub(self.corrected).as_secs_f64();
+        self.correction = 1.0 + (self.correction - 1.0) * (-elapsed / CORRECTION_MEMORY_S).exp();
+        self.corrected = now;
+        if self.fleet.1 != seen.ready {
+            self.fleet = (now, seen.ready);
+            self.looked = (now, terms.backlog);
+        }
+        // Times to first token of the last window must all be of this fleet.
+        if now.saturating_sub(self.looked.0) < 2 * self.rules.window {
+            return;
+        }
+        let before = std::mem::replace(&mut self.looked, (now, terms.backlog)).1;
+        let catching_up = terms.backlog < before * FALLING && terms.backlog > terms.steady();
+        let missed = seen.ttft_p90_s.is_some_and(|p90| p90 > self.rules.ttft_slo_s);
+        let stands = seen.starting == 0 && seen.ready >= self.desired && seen.ready > 0;
+        if missed && stands && !catching_up {
+            let more = (f64::from(seen.ready) * GUARD_STEP).ceil().max(1.0) as u32;
+            self.guard = ((seen.ready + more).min(self.rules.max), now + 2 * self.rules.window);
+            let learned = f64::from(self.guard.0) / terms.steady().max(1.0);
+            self.correction = learned.clamp(self.correction, MAX_CORRECTION.max(self.correction));
+        }
+    }
+}
+
+/// Whole workers; what is no number is none.
+fn whole(workers: f64) -> u32 {
+    // The cast saturates, and takes NaN for 0.
+    (workers - GRAIN).ceil().max(0.0) as u32
+}
+
+/// To divide by.
+fn positive(value: f64) -> f64 {
+    if value > 0.0 && value.is_finite() { value } else { f64::MIN_POSITIVE.sqrt() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,371 @@
+//! What each model's requests ask of its fleet: follows every request from its arrival to its end, and works out once a tick how
+//! many workers the model needs ([`keyway_core::autoscale`]). It starts and stops nothing.
+//!
+//! A model here is a fleet's: requests for an adapter count for the base model, whose workers serve both.
+
+mod demand;
+mod first_worker;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use keyway_core::{
+    autoscale::{Reason, Recent, Scaler, Seen, Sum, TokenRate},
+    health::State,
+};
+use parking_lot::{Mutex, RwLock};
+use serde::Serialize;
+
+pub use self::demand::Demand;
+use crate::{
+    clock,
+    config::{ModelScale, ScaleConfig},
+    fleet::Worker,
+    limits::MAX_SCALED_MODELS,
+    metrics::Metrics,
+    routing::Router,
+};
+
+/// Weight of one request in the running share of uncached tokens: about the last fifty count.
+const SHARE_GAIN: f64 = 0.02;
+/// Longest time between two sums.
+const MAX_TICK: Duration = Duration::from_secs(1);
+
+/// All models' demand.
+#[derive(Debug)]
+pub struct Autoscale {
+    config: ScaleConfig,
+    metrics: Arc<Metrics>,
+    pools: RwLock<HashMap<String, Arc<Pool>>>,
+    /// Requests that wait for a first worker, of all models.
+    waiting: AtomicUsize,
+}
+
+/// One model's.
+#[derive(Debug)]
+struct Pool {
+    model: String,
+    state: Mutex<PoolState>,
+}
+
+#[derive(Debug)]
+struct PoolState {
+    /// Prompt tokens that came, cached or not.
+    arrivals: TokenRate,
+    /// Of streams.
+    ttft: Recent,
+    scaler: Scaler,
+    /// Share of prompt tokens that no cache held, of late.
+    uncached_share: f64,
+    /// Prompt tokens of requests that have no worker yet.
+    unsent_tokens: f64,
+    /// Uncached tokens of requests at a worker without a first token.
+    sent_tokens: f64,
+    /// Uncached tokens of requests past their first token: who still waits for it waits in a queue and holds no cache, and to
+    /// count a queue as cache would ask for workers to keep it in.
+    held_tokens: f64,
+    waiting: u64,
+    running: u64,
+    /// Seconds from a request's first token to its end, of late.
+    run_s: Option<f64>,
+    first_waiting: u64,
+    /// Tokens per second of a worker, as last known, and when; `None` while it is the operator's guess.
+    rate: f64,
+    rated: Option<Duration>,
+    last: Option<(Seen, Sum)>,
+}
+
+impl Autoscale {
+    /// Of a fleet that has had no requests.
+    pub fn new(config: ScaleConfig, metrics: Arc<Metrics>) -> Arc<Self> {
+        let scale = Self { config, metrics, pools: RwLock::default(), waiting: AtomicUsize::new(0) };
+        for model in scale.config.models.keys() {
+            scale.pool(model);
+        }
+        Arc::new(scale)
+    }
+
+    /// Works out every model's sum, for ever.
+    pub async fn watch(self: Arc<Self>, router: Arc<Router>) {
+        let windows = self.config.models.values().chain([&self.config.default]);
+        let shortest = windows.map(|model| model.rules.window).min().unwrap_or(MAX_TICK);
+        // Thirty looks a window, so that a window is as long as it says.
+        let tick = (shortest / 30).clamp(Duration::from_millis(20), MAX_TICK);
+        loop {
+            self.tick(&router);
+            clock::sleep(tick).await;
+        }
+    }
+
+    /// Works out every model's sum.
+    pub fn tick(&self, router: &Router) {
+        let workers = router.fleet().all();
+        let mut of: HashMap<String, Vec<&Arc<Worker>>> = HashMap::new();
+        for worker in &workers {
+            if let Some(model) = worker.primary_model() {
+                of.entry(model).or_default().push(worker);
+            }
+        }
+        for model in of.keys() {
+            drop(self.pool(model));
+        }
+        let pools: Vec<Arc<Pool>> = self.pools.read().values().cloned().collect();
+        for pool in pools {
+            let own = of.get(&pool.model).map_or(&[][..], Vec::as_slice);
+            let (seen, sum) = pool.state.lock().sum(router.now(), own);
+            self.show(&pool.model, &seen, &sum);
+        }
+    }
+
+    /// The pool of a model, as long as there are not too many.
+    fn pool(&self, model: &str) -> Option<Arc<Pool>> {
+        if let Some(pool) = self.pools.read().get(model) {
+            return Some(Arc::clone(pool));
+        }
+        let mut pools = self.pools.write();
+        if pools.len() >= MAX_SCALED_MODELS {
+            return None;
+        }
+        let scale = self.config.models.get(model).unwrap_or(&self.config.default);
+        let pool = pools.entry(model.to_owned()).or_insert_with(|| {
+            self.metrics.admit_model(model);
+            Arc::new(Pool { model: model.to_owned(), state: Mutex::new(PoolState::new(scale)) })
+        });
+        Some(Arc::clone(pool))
+    }
+
+    /// The pool whose workers serve `model`, the only one where a request names none. A name that no worker and no rule
+    /// knows has none, so that clients cannot make pools.
+    fn pool_of(&self, router: &Router, model: Option<&str>) -> Option<Arc<Pool>> {
+        let workers = router.fleet().all();
+        let serving =
+            workers.iter().find(|worker| worker.may_serve(model) && worker.primary_model().is_some());
+        match (serving.and_then(|worker| worker.primary_model()), model) {
+            (Some(primary), _) => self.pool(&primary),
+            (None, Some(model)) => self.pools.read().get(model).cloned(),
+            (None, None) => None,
+        }
+    }
+
+    fn show(&self, model: &str, seen: &Seen, sum: &Sum) {
+        let metrics = &self.metrics.scale;
+        let label = [model];
+        metrics.desired.with_label_values(&label).set(sum.desired.into());
+        let terms = &sum.terms;
+        for (term, workers) in [
+            ("prefill", terms.prefill),
+            ("backlog", terms.backlog),
+            ("decode", terms.decode),
+            ("kv", terms.kv),
+        ] {
+            metrics.terms.with_label_values(&[model, term]).set(workers);
+        }
+        metrics.need.with_label_values(&label).set(sum.need);
+        metrics.correction.with_label_values(&label).set(sum.correction);
+        metrics.margin.with_label_values(&label).set(sum.spare);
+        metrics.guard.with_label_values(&label).set(sum.guard.into());
+        metrics.peak.with_label_values(&label).set(sum.peak.into());
+        for reason in Reason::ALL {
+            let is = i64::from(reason == sum.reason);
+            metrics.reason.with_label_values(&[model, reason.as_str()]).set(is);
+        }
+        for (state, workers) in [("ready", seen.ready), ("starting", seen.starting)] {
+            metrics.workers.with_label_values(&[model, state]).set(workers.into());
+        }
+        metrics.uncached.with_label_values(&label).set(seen.uncached_tokens_per_s);
+        metrics.rate.with_label_values(&label).set(seen.prefill_tokens_per_s);
+        metrics.backlog.with_label_values(&label).set(seen.backlog_tokens);
+        let rules = &self.config.models.get(model).unwrap_or(&self.config.default).rules;
+        metrics.slo.with_label_values(&label).set(rules.ttft_slo_s);
+        for (bound, workers) in [("min", rules.min), ("max", rules.max)] {
+            metrics.bounds.with_label_values(&[model, bound]).set(workers.into());
+        }
+    }
+
+    /// Every model's last sum, for the operators' page.
+    pub fn rows(&self) -> Vec<ScaleRow> {
+        let pools: Vec<Arc<Pool>> = self.pools.read().values().cloned().collect();
+        let mut rows: Vec<ScaleRow> = pools.iter().filter_map(|pool| pool.row()).collect();
+        rows.sort_unstable_by(|a, b| a.model.cmp(&b.model));
+        rows
+    }
+
+    /// Requests of all models that wait for a first worker.
+    pub fn first_waiting(&self) -> usize {
+        self.waiting.load(Relaxed)
+    }
+}
+
+/// One model's sum, as the operators' page shows it.
+#[derive(Debug, Serialize)]
+pub struct ScaleRow {
+    /// The model.
+    pub model: String,
+    /// Workers wanted.
+    pub desired: u32,
+    /// Why that many.
+    pub reason: &'static str,
+    /// Workers that take requests.
+    pub ready: u32,
+    /// Workers known that do not yet.
+    pub starting: u32,
+    /// Bounds.
+    pub min: u32,
+    /// Bounds.
+    pub max: u32,
+    /// Terms, in workers.
+    pub prefill: f64,
+    /// See above.
+    pub backlog: f64,
+    /// See above.
+    pub decode: f64,
+    /// See above.
+    pub kv: f64,
+    /// What they come to.
+    pub need: f64,
+    /// Factor that missed SLOs have taught.
+    pub correction: f64,
+    /// What the SLO guard asks for.
+    pub guard: u32,
+    /// The greatest of the scale-in time.
+    pub peak: u32,
+    /// Uncached prompt tokens that come in a second.
+    pub uncached_tokens_per_s: f64,
+    /// Those that wait.
+    pub backlog_tokens: f64,
+    /// Prompt tokens that a worker computes in a second.
+    pub prefill_tokens_per_s: f64,
+    /// What nine of ten streams kept.
+    pub ttft_p90_s: Option<f64>,
+    /// What they are to keep.
+    pub ttft_slo_s: f64,
+    /// Requests that wait for a first worker.
+    pub first_waiting: u64,
+}
+
+impl Pool {
+    fn row(&self) -> Option<ScaleRow> {
+        let state = self.state.lock();
+        let (seen, sum) = state.last?;
+        let rules = state.scaler.rules();
+        Some(ScaleRow {
+            model: self.model.clone(),
+            desired: sum.desired,
+            reason: sum.reason.as_str(),
+            ready: seen.ready,
+            starting: seen.starting,
+            min: rules.min,
+            max: rules.max,
+            prefill: sum.terms.prefill,
+            backlog: sum.terms.backlog,
+            decode: sum.terms.decode,
+            kv: sum.terms.kv,
+            need: sum.need,
+            correction: sum.correction,
+            guard: sum.guard,
+            peak: sum.peak,
+            uncached_tokens_per_s: seen.uncached_tokens_per_s,
+            backlog_tokens: seen.backlog_tokens,
+            prefill_tokens_per_s: seen.prefill_tokens_per_s,
+            ttft_p90_s: seen.ttft_p90_s,
+            ttft_slo_s: rules.ttft_slo_s,
+            first_waiting: state.first_waiting,
+        })
+    }
+}
+
+impl PoolState {
+    fn new(scale: &ModelScale) -> Self {
+        Self {
+            arrivals: TokenRate::new(scale.rules.window),
+            ttft: Recent::new(scale.rules.window),
+            scaler: Scaler::new(scale.rules.clone()),
+            uncached_share: 1.0,
+            unsent_tokens: 0.0,
+            sent_tokens: 0.0,
+            held_tokens: 0.0,
+            waiting: 0,
+            running: 0,
+            run_s: None,
+            first_waiting: 0,
+            rate: scale.prior_tokens_per_s,
+            rated: None,
+            last: None,
+        }
+    }
+
+    fn sum(&mut self, now: Duration, workers: &[&Arc<Worker>]) -> (Seen, Sum) {
+        let ready: Vec<&Arc<Worker>> = workers.iter().copied().filter(|worker| worker.routable()).collect();
+        let rates = ready.iter().filter_map(|worker| worker.rate.lock().tokens_per_second());
+        let measured = mean(rates);
+        self.take_rate(now, measured);
+        let caches = ready.iter().filter_map(|worker| worker.residency.capacity.lock().tokens());
+        let starting = workers.iter().filter(|worker| worker.state() == State::Joining).count();
+        let share = self.uncached_share;
+        let seen = Seen {
+            uncached_tokens_per_s: self.arrivals.per_second(now) * share,
+            mean_uncached_tokens: self.arrivals.mean(now) * share,
+            backlog_tokens: self.unsent_tokens * share + self.sent_tokens,
+            waiting: self.waiting,
+            running: self.running,
+            kv_tokens: self.held_tokens,
+            flow: self.run_s.map_or(f64::INFINITY, |run_s| self.arrivals.requests_per_second(now) * run_s),
+            kv_tokens_per_worker: mean(caches.map(|tokens| tokens as f64)),
+            prefill_tokens_per_s: self.rate,
+            ttft_p90_s: self.ttft.quantile(now, 0.9),
+            ready: ready.len() as u32,
+            starting: starting as u32,
+        };
+        let sum = self.scaler.step(now, &seen);
+        self.last = Some((seen, sum));
+        (seen, sum)
+    }
+
+    /// Takes a rate that is higher at once, and one that is lower over the scale-in time: an overloaded worker looks slow,
+    /// and a sum that believed it would ask for more and more just when it is too late.
+    fn take_rate(&mut self, now: Duration, measured: Option<f64>) {
+        let Some(measured) = measured else { return };
+        let memory_s = self.scaler.rules().scale_in_after.as_secs_f64().max(1e-3);
+        self.rate = match self.rated {
+            Some(then) if measured < self.rate => {
+                let elapsed = now.saturating_sub(then).as_secs_f64();
+                self.rate + (measured - self.rate) * (1.0 - (-elapsed / memory_s).exp())
+            }
+            _ => measured,
+        };
+        self.rated = Some(now);
+    }
+
+    fn learn_run(&mut self, seconds: f64) {
+        let known = self.run_s.get_or_insert(seconds);
+        *known += SHARE_GAIN * (seconds - *known);
+    }
+
+    fn learn_share(&mut self, prompt_tokens: u64, uncached_tokens: u64) {
+        if prompt_tokens > 0 {
+            let share = (uncached_tokens as f64 / prompt_tokens as f64).min(1.0);
+            // Long prompts are most of the work, so they are most of what is learned.
+            let weight = prompt_tokens as f64 / self.arrivals_mean().max(1.0);
+            let gain = (SHARE_GAIN * weight).min(0.5);
+            self.uncached_share += gain * (share - self.uncached_share);
+        }
+    }
+
+    fn arrivals_mean(&self) -> f64 {
+        self.last.map_or(0.0, |(seen, _)| seen.mean_uncached_tokens / self.uncached_share.max(1e-3))
+    }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (sum, count) = values.fold((0.0, 0_u32), |(sum, count), value| (sum + value, count + 1));
+    (count > 0).then(|| sum / f64::from(count))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! One request's part in its model's demand, from its arrival until its answer's body is gone: undone wherever it ends.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Autoscale, Pool};
+use crate::{request::RequestInfo, routing::Router};
+
+/// Where a request is, and so what it counts as.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Stage {
+    /// No worker has it.
+    Unsent,
+    /// A worker has it; no first token yet.
+    Sent { uncached: u64 },
+    /// It has its first token.
+    Running { uncached: u64, since: Duration },
+}
+
+/// One request's part. Counts until it is dropped.
+#[derive(Debug)]
+pub struct Demand {
+    pool: Option<Arc<Pool>>,
+    arrived: Duration,
+    prompt_tokens: u64,
+    stage: Stage,
+}
+
+impl Autoscale {
+    /// A request came.
+    pub fn enter(&self, router: &Router, request: &RequestInfo) -> Demand {
+        let (arrived, prompt_tokens) = (router.now(), router.prompt_tokens(request));
+        // What has no prompt (GET /v1/models/…) asks nothing of a fleet.
+        let pool = if prompt_tokens > 0 { self.pool_of(router, request.model.as_deref()) } else { None };
+        if let Some(pool) = &pool {
+            let mut state = pool.state.lock();
+            state.arrivals.add(arrived, prompt_tokens as f64);
+            state.waiting += 1;
+            state.unsent_tokens += prompt_tokens as f64;
+        }
+        Demand { pool, arrived, prompt_tokens, stage: Stage::Unsent }
+    }
+}
+
+impl Demand {
+    /// It goes to a worker that has to compute this much of it; again, after a worker that gave no answer.
+    pub fn sent(&mut self, uncached: u64) {
+        let first = self.stage == Stage::Unsent;
+        self.leave_stage();
+        self.stage = Stage::Sent { uncached };
+        if let Some(pool) = &self.pool {
+            let mut state = pool.state.lock();
+            state.waiting += 1;
+            state.sent_tokens += uncached as f64;
+            if first {
+                state.learn_share(self.prompt_tokens, uncached);
+            }
+        }
+    }
+
+    /// A stream's first event came.
+    pub fn stream_began(&mut self, now: Duration) {
+        if let (Some(pool), Stage::Sent { .. }) = (&self.pool, self.stage) {
+            pool.state.lock().ttft.add(now, now.saturating_sub(self.arrived).as_secs_f64());
+        }
+    }
+
+    /// Its prompt is computed.
+    pub fn first_token(&mut self, now: Duration) {
+        if let Stage::Sent { uncached } = self.stage {
+            self.leave_stage();
+            self.stage = Stage::Running { uncached, since: now };
+            if let Some(pool) = &self.pool {
+                let mut state = pool.state.lock();
+                state.running += 1;
+                state.held_tokens += uncached as f64;
+            }
+        }
+    }
+
+    fn leave_stage(&mut self) {
+        let Some(pool) = &self.pool else { return };
+        let mut state = pool.state.lock();
+        match self.stage {
+            Stage::Unsent => {
+                state.waiting -= 1;
+                state.unsent_tokens -= self.prompt_tokens as f64;
+            }
+            Stage::Sent { uncached } => {
+                state.waiting -= 1;
+                state.sent_tokens -= uncached as f64;
+            }
+            Stage::Running { uncached, .. } => {
+                state.running -= 1;
+                state.held_tokens -= uncached as f64;
+            }
+        }
+    }
+}
+
+impl Demand {
+    /// It ends now; whoever only drops it does not say when.
+    pub fn ended(&self, now: Duration) {
+        if let (Some(pool), Stage::Running { since, .. }) = (&self.pool, self.stage) {
+            pool.state.lock().learn_run(now.saturating_sub(since).as_secs_f64());
+        }
+    }
+}
+
+impl Drop for Demand {
+    fn drop(&mut self) {
+        self.leave_stage();
+    }
+}

@@ -1,0 +1,229 @@
+//! `[discovery]`: where workers that come and go are learned of, besides those that the file lists.
+
+use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
+
+use http::Uri;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{ConfigError, WorkerConfig, WorkerTable};
+use crate::limits;
+
+/// `[discovery]`
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct DiscoveryFile {
+    /// File with `[[worker]]` tables, read again when it changes; what is no longer in it drains.
+    pub file: Option<PathBuf>,
+    /// Names each of whose addresses is a worker: a headless Service in Kubernetes.
+    pub dns: Vec<DnsTable>,
+    /// Seconds between two looks at the file and the names (5).
+    pub interval_seconds: Option<f64>,
+    /// Hosts that the admin listener may add as workers: addresses, networks (10.0.0.0/8), names, or names below one
+    /// (*.example). None by default.
+    pub admin_allow: Vec<String>,
+}
+
+/// `[[discovery.dns]]`
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DnsTable {
+    /// Such as `http://vllm.models.svc.cluster.local:8000`.
+    pub url: String,
+    /// Serve only this model from them.
+    pub model: Option<String>,
+    /// Share of new work of each relative to other workers (1.0).
+    pub weight: Option<f64>,
+    /// File that holds the key sent to them.
+    pub api_key_file: Option<PathBuf>,
+    /// Port on which each publishes its KV events.
+    pub kv_events_port: Option<u16>,
+    /// Port on which each repeats those that were missed.
+    pub kv_replay_port: Option<u16>,
+}
+
+/// `[discovery]`, validated.
+#[derive(Debug, Clone, Default)]
+pub struct DiscoveryConfig {
+    /// The file.
+    pub file: Option<PathBuf>,
+    /// The names.
+    pub dns: Vec<DnsName>,
+    /// Time between two looks.
+    pub interval: Duration,
+    /// Who may be added by operators.
+    pub admin_allow: Vec<HostRule>,
+}
+
+/// A name whose addresses are workers.
+#[derive(Debug, Clone)]
+pub struct DnsName {
+    /// What to look up.
+    pub host: String,
+    /// Where workers listen.
+    pub port: u16,
+    table: DnsTable,
+}
+
+impl DiscoveryConfig {
+    /// Whether workers can come later.
+    pub fn is_dynamic(&self) -> bool {
+        self.file.is_some() || !self.dns.is_empty() || !self.admin_allow.is_empty()
+    }
+}
+
+impl TryFrom<&DiscoveryFile> for DiscoveryConfig {
+    type Error = ConfigError;
+
+    fn try_from(file: &DiscoveryFile) -> Result<Self, ConfigError> {
+        let interval = match file.interval_seconds {
+            None => limits::DISCOVERY_INTERVAL,
+            Some(seconds) if seconds >= 0.05 => Duration::try_from_secs_f64(seconds)
+                .map_err(|_| ConfigError("discovery.interval_seconds is too large".to_owned()))?,
+            Some(_) => {
+                return Err(ConfigError("discovery.interval_seconds must be at least 0.05".to_owned()));
+            }
+        };
+        let dns = file.dns.iter().map(DnsName::try_from).collect::<Result<_, _>>()?;
+        let admin_allow = file.admin_allow.iter().map(|rule| rule.parse()).collect::<Result<_, _>>()?;
+        Ok(Self { file: file.file.clone(), dns, interval, admin_allow })
+    }
+}
+
+impl TryFrom<&DnsTable> for DnsName {
+    type Error = ConfigError;
+
+    fn try_from(table: &DnsTable) -> Result<Self, ConfigError> {
+        let url: Uri = table.url.parse().unwrap_or_default();
+        let (Some("http"), Some(host), Some(port)) = (url.scheme_str(), url.host(), url.port_u16()) else {
+            let text = &table.url;
+            return Err(ConfigError(format!("discovery.dns {text:?}: expected http://NAME:PORT")));
+        };
+        let name = Self { host: host.to_owned(), port, table: table.clone() };
+        // All but the address is checked now, not at the first answer.
+        name.worker(IpAddr::from([127, 0, 0, 1]))?;
+        Ok(name)
+    }
+}
+
+impl DnsName {
+    /// The worker at one of its addresses.
+    pub fn worker(&self, address: IpAddr) -> Result<WorkerConfig, ConfigError> {
+        let host = match address {
+            IpAddr::V4(v4) => v4.to_string(),
+            IpAddr::V6(v6) => format!("[{v6}]"),
+        };
+        let tcp = |port: u16| format!("tcp://{host}:{port}");
+        WorkerConfig::try_from(&WorkerTable {
+            model: self.table.model.clone(),
+            weight: self.table.weight,
+            api_key_file: self.table.api_key_file.clone(),
+            kv_events: self.table.kv_events_port.map(tcp),
+            kv_replay: self.table.kv_replay_port.map(tcp),
+            ..WorkerTable::of(&format!("http://{host}:{}", self.port))
+        })
+    }
+}
+
+/// Hosts that may be added as workers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HostRule {
+    /// The first bits of an address.
+    Network(IpAddr, u8),
+    /// This name.
+    Name(String),
+    /// Any name that ends so, the dot included.
+    Below(String),
+}
+
+impl FromStr for HostRule {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let wrong = || {
+            ConfigError(format!(
+                "discovery.admin_allow {text:?}: expected an address, a network such as 10.0.0.0/8, a name or *.name"
+            ))
+        };
+        if let Some(rest) = text.strip_prefix("*.").filter(|rest| !rest.is_empty()) {
+            return Ok(Self::Below(format!(".{}", rest.to_ascii_lowercase())));
+        }
+        let (address, bits) = text.split_once('/').map_or((text, None), |(a, b)| (a, Some(b)));
+        match (address.parse::<IpAddr>(), bits) {
+            (Ok(address), bits) => {
+                let widest = if address.is_ipv4() { 32 } else { 128 };
+                let bits = bits.map_or(Ok(widest), str::parse).map_err(|_| wrong())?;
+                if bits <= widest { Ok(Self::Network(address, bits)) } else { Err(wrong()) }
+            }
+            (Err(_), None) if !text.is_empty() && !text.contains(['*', ':', ' ']) => {
+                Ok(Self::Name(text.to_ascii_lowercase()))
+            }
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl HostRule {
+    /// Whether a URL's host is meant.
+    pub fn allows(&self, host: &str) -> bool {
+        let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        match (self, address) {
+            (Self::Network(IpAddr::V4(net), bits), Ok(IpAddr::V4(host))) => {
+                same_bits(u32::from(*net).into(), u32::from(host).into(), 32 - bits)
+            }
+            (Self::Network(IpAddr::V6(net), bits), Ok(IpAddr::V6(host))) => {
+                same_bits((*net).into(), host.into(), 128 - bits)
+            }
+            (Self::Name(name), Err(_)) => host.eq_ignore_ascii_case(name),
+            (Self::Below(end), Err(_)) => host.to_ascii_lowercase().ends_with(end),
+            _ => false,
+        }
+    }
+}
+
+/// Whether two numbers agree but for their lowest bits.
+fn same_bits(a: u128, b: u128, lowest: u8) -> bool {
+    (a ^ b).checked_shr(lowest.into()).unwrap_or(0) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(text: &str) -> HostRule {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn only_the_hosts_of_the_list_are_allowed() {
+        for (text, yes, no) in [
+            ("10.0.0.0/8", "10.200.3.4", "11.0.0.1"),
+            ("127.0.0.1", "127.0.0.1", "127.0.0.2"),
+            ("192.168.4.0/23", "192.168.5.9", "192.168.6.1"),
+            ("fd00::/8", "[fd12::1]", "[fe80::1]"),
+            ("0.0.0.0/0", "1.2.3.4", "a.example"),
+            ("worker.example", "Worker.example", "x.worker.example"),
+            ("*.pods.example", "a.pods.example", "pods.example"),
+        ] {
+            assert!(rule(text).allows(yes), "{text} {yes}");
+            assert!(!rule(text).allows(no), "{text} {no}");
+        }
+        for wrong in ["", "10.0.0.0/33", "*", "http://a", "*.", "a*b"] {
+            assert!(wrong.parse::<HostRule>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn each_address_of_a_name_is_a_worker_with_its_ports() {
+        let table: DnsTable =
+            toml::from_str("url = \"http://vllm:8000\"\nkv_events_port = 5557\nweight = 2.0").unwrap();
+        let name = DnsName::try_from(&table).unwrap();
+        let worker = name.worker("fd00::7".parse().unwrap()).unwrap();
+        assert_eq!((worker.name().as_str(), worker.weight), ("[fd00::7]:8000", 2.0));
+        assert_eq!(worker.kv_events.unwrap().events, "tcp://[fd00::7]:5557");
+        let bad: DnsTable = toml::from_str("url = \"http://vllm:8000\"\nweight = -1.0").unwrap();
+        assert!(DnsName::try_from(&bad).unwrap_err().0.contains("weight"));
+        let no_port: DnsTable = toml::from_str("url = \"http://vllm\"").unwrap();
+        assert!(DnsName::try_from(&no_port).unwrap_err().0.contains("PORT"));
+    }
+}

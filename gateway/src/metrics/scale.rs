@@ -1,0 +1,84 @@
+//! The series of the fleet's size: the autoscaling sum term by term, its result, and those who wait for a first worker.
+
+use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
+
+use super::Declare;
+
+/// Handles of these series.
+#[derive(Debug)]
+pub struct ScaleMetrics {
+    /// `keyway_desired_workers{model}`: the result.
+    pub desired: IntGaugeVec,
+    /// `keyway_scale_term_workers{model,term="prefill|backlog|decode|kv"}`: of this gateway alone; add them up.
+    pub terms: GaugeVec,
+    /// `keyway_scale_need_workers{model}`.
+    pub need: GaugeVec,
+    /// `keyway_scale_correction_ratio{model}`.
+    pub correction: GaugeVec,
+    /// `keyway_scale_margin_ratio{model}`.
+    pub margin: GaugeVec,
+    /// `keyway_scale_guard_workers{model}`.
+    pub guard: IntGaugeVec,
+    /// `keyway_scale_peak_workers{model}`.
+    pub peak: IntGaugeVec,
+    /// `keyway_scale_bound_workers{model,bound="min|max"}`.
+    pub bounds: IntGaugeVec,
+    /// `keyway_scale_reason{model,reason}`: 1 for the one in force.
+    pub reason: IntGaugeVec,
+    /// `keyway_scale_workers{model,state="ready|starting"}`.
+    pub workers: IntGaugeVec,
+    /// `keyway_scale_uncached_tokens_per_second{model}`.
+    pub uncached: GaugeVec,
+    /// `keyway_scale_prefill_tokens_per_second{model}`.
+    pub rate: GaugeVec,
+    /// `keyway_scale_backlog_tokens{model}`: an in-flight gauge.
+    pub backlog: GaugeVec,
+    /// `keyway_scale_ttft_slo_seconds{model}`.
+    pub slo: GaugeVec,
+    /// `keyway_scale_waiting_requests{model}`: an in-flight gauge.
+    pub waiting: IntGaugeVec,
+    /// `keyway_scale_waits_total{model,outcome="served|timed_out|refused|left"}`.
+    pub waits: IntCounterVec,
+}
+
+impl ScaleMetrics {
+    pub(super) fn declare(d: &Declare) -> prometheus::Result<Self> {
+        let model = &["model"][..];
+        let real = |name, help| d.real_gauges_of(name, help, model);
+        let whole = |name, help| d.gauges(name, help, model);
+        Ok(Self {
+            desired: whole("keyway_desired_workers", "Workers that a model needs by what this gateway sees; with several gateways see the recording rule.")?,
+            terms: d.real_gauges_of(
+                "keyway_scale_term_workers",
+                "Terms of the autoscaling sum in workers, of this gateway's requests alone: add up over gateways.",
+                &["model", "term"],
+            )?,
+            need: real("keyway_scale_need_workers", "What the terms come to in workers, correction included, before bounds and holding.")?,
+            correction: real("keyway_scale_correction_ratio", "Factor on the terms that missed SLOs have taught; at least 1.")?,
+            margin: real("keyway_scale_margin_ratio", "Factor from workers needed to workers that must be enough before one is given up.")?,
+            guard: whole("keyway_scale_guard_workers", "Workers that the SLO guard asks for; 0 where it is met.")?,
+            peak: whole("keyway_scale_peak_workers", "Greatest number of workers needed with a margin during the scale-in time.")?,
+            bounds: d.gauges(
+                "keyway_scale_bound_workers",
+                "Least and most workers of a model, as configured.",
+                &["model", "bound"],
+            )?,
+            reason: d.gauges(
+                "keyway_scale_reason",
+                "1 for the term that decides how many workers are desired.",
+                &["model", "reason"],
+            )?,
+            workers: d.gauges("keyway_scale_workers", "Workers of a model by state.", &["model", "state"])?,
+            uncached: real("keyway_scale_uncached_tokens_per_second", "Uncached prompt tokens that come in a second.")?,
+            rate: real("keyway_scale_prefill_tokens_per_second", "Prompt tokens that one worker of a model computes in a second, as the sum takes it.")?,
+            backlog: real("keyway_scale_backlog_tokens", "Uncached prompt tokens of requests without a first token.")?,
+            slo: real("keyway_scale_ttft_slo_seconds", "Time to first token that nine of ten streams are to keep, as configured.")?,
+            waiting: whole("keyway_scale_waiting_requests", "Requests that wait for the first worker of their model.")?,
+            waits: d.counter(
+                "keyway_scale_waits_total",
+                "Requests that met a model without a worker, by what became of them.",
+                &["model", "outcome"],
+            )?,
+        })
+    }
+}

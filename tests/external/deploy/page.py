@@ -1,0 +1,122 @@
+"""The operators' page in a real browser, offline but for the gateway: it shows the fleet, follows changes, survives the gateway's
+restart, explains, drains; no console error, nothing serious for axe-core, in light and dark.
+Usage: page.py KEYWAY KEYWAY_LOADTEST SHOTS; needs PyPI's playwright and axe-playwright-python, and a Chromium."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import sync_playwright
+
+keyway, loadtest, shots = sys.argv[1:4]
+Path(shots).mkdir(parents=True, exist_ok=True)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def started(command, marker):
+    process = subprocess.Popen(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if marker in line:
+            return process
+    sys.exit(f"{command[0]} ended")
+
+
+def post(url, body, kind="application/json"):
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": kind})
+    return urllib.request.urlopen(request).read()
+
+
+ports = [free_port() for _ in range(2)]
+base = free_port()
+mock = started([loadtest, "mock", "--workers", "3", "--base-port", str(base), "--time-scale", "5"], "ready on")
+flags = [f for i in range(3) for f in ("--worker", f"http://127.0.0.1:{base + i}")]
+gateway_command = [keyway, "--listen", f"127.0.0.1:{ports[0]}", "--admin-listen", f"127.0.0.1:{ports[1]}", *flags]
+gateway = started(gateway_command, "listening on")
+api, admin = (f"http://127.0.0.1:{port}" for port in ports)
+
+
+def until(page, condition, arg=None):
+    """Polls from outside: the page's policy forbids the evaluation that Playwright's own waiting needs."""
+    for _ in range(300):
+        if page.evaluate(condition, arg):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"never came true: {condition}")
+
+
+def load(n):
+    model = json.load(urllib.request.urlopen(f"{api}/v1/models"))["data"][0]["id"]
+    for i in range(n):
+        text = f"A beginning that all share. {'word ' * 300} {i % 5}"
+        body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 8, "stream": True,
+                "stream_options": {"include_usage": True}}
+        post(f"{api}/v1/chat/completions", body)
+
+
+try:
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        faults, elsewhere = [], []
+        for scheme in ("light", "dark"):
+            page = browser.new_page(color_scheme=scheme, viewport={"width": 1280, "height": 900})
+            page.on("console", lambda m: faults.append(m.text) if m.type == "error" else None)
+            page.on("pageerror", lambda e: faults.append(str(e)))
+            page.on("request", lambda r: None if r.url.startswith((admin, "data:")) else elsewhere.append(r.url))
+            page.goto(admin)
+            until(page, "() => document.querySelectorAll('#workers tr').length === 3")
+            until(page, "() => document.querySelectorAll('#workers .ready').length === 3")
+            load(30)
+            before = page.inner_text("#when")
+            until(page, "before => document.querySelector('#when').innerText !== before", before)
+            until(page, "() => [...document.querySelectorAll('#cards dd')].some(d => d.innerText.endsWith('%'))")
+            until(page, "() => document.querySelectorAll('#scale section').length === 1")
+            # By keyboard alone: to the form, and sent.
+            page.focus("#body")
+            page.keyboard.press("Tab")
+            page.keyboard.press("Tab")
+            page.keyboard.press("Enter")
+            page.wait_for_selector("#explained table")
+            assert page.locator("#explained tbody tr").count() == 3
+            page.screenshot(path=f"{shots}/page-{scheme}.png", full_page=True)
+            found = Axe().run(page).response["violations"]
+            serious = [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")]
+            assert not serious, serious
+            page.set_viewport_size({"width": 390, "height": 800})
+            wide = page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+            assert not wide, "the page is wider than a telephone"
+            page.screenshot(path=f"{shots}/page-{scheme}-narrow.png", full_page=True)
+            page.set_viewport_size({"width": 1280, "height": 900})
+            assert not faults, faults
+            if scheme == "dark":
+                name = f"127.0.0.1:{base}"
+                page.click(f"button[data-worker='{name}']")
+                page.wait_for_selector("#workers .draining")
+                page.click(f"button[data-worker='{name}']")
+                until(page, "() => document.querySelectorAll('#workers .ready').length === 3")
+                # The gateway restarts: the page says so, and goes on by itself.
+                gateway.terminate()
+                gateway.wait()
+                until(page, "() => document.querySelector('#lost').innerText !== ''")
+                gateway = started(gateway_command, "listening on")
+                until(page, "() => document.querySelector('#lost').innerText === ''")
+                until(page, "() => document.querySelectorAll('#workers .ready').length === 3")
+                refused = [f for f in faults if not re.search("ERR_CONNECTION|Failed to load resource", f)]
+                assert not refused, refused
+            page.close()
+        assert not elsewhere, elsewhere
+        browser.close()
+    print("page: all well")
+finally:
+    gateway.kill()
+    mock.kill()

@@ -1,0 +1,13 @@
+//! What operators rely on: workers that come and go, the numbers that size the fleet, and every file under `deploy/`, held
+//! against the real tools.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "helpers of tests fail the test by panicking"
+)]
+
+mod discovery;
+mod first_worker;
+mod manifests;
+mod prometheus;

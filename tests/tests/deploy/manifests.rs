@@ -1,0 +1,154 @@
+//! Hazard: a manifest that Kubernetes refuses, or accepts and that does nothing: an unknown field, a selector that selects
+//! nobody, a flag or a key that no binary knows.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use keyway_tests::bins::{bin, workspace_root};
+use keyway_tests::tools;
+
+const OVERLAYS: [&str; 3] = ["demo", "vllm", "keyway-worker"];
+
+fn kubernetes() -> PathBuf {
+    workspace_root().join("deploy/kubernetes")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
+}
+
+/// An overlay as `kubectl kustomize` builds it.
+fn built(kubectl: &Path, overlay: &str) -> String {
+    let build = |root: &Path| {
+        let mut command = Command::new(kubectl);
+        command.arg("kustomize").arg(root.join("overlays").join(overlay)).output().expect("kubectl runs")
+    };
+    let mut output = build(&kubernetes());
+    if said(&output).contains("must be a file") {
+        // Before 2.1 kustomize wanted folders under `bases`; Debian's kubectl has such a one.
+        let copy = tempfile::tempdir().unwrap();
+        for_old_kustomize(&kubernetes(), copy.path());
+        output = build(copy.path());
+    }
+    assert!(output.status.success(), "{overlay}: {}", said(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Copies a tree; in its kustomizations folders go from `resources` to `bases`.
+fn for_old_kustomize(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let target = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            for_old_kustomize(&path, &target);
+        } else {
+            let text = fs::read_to_string(&path).unwrap();
+            let (folders, rest): (Vec<&str>, Vec<&str>) =
+                text.lines().partition(|line| line.trim_start().starts_with("- ../"));
+            let bases =
+                if folders.is_empty() { String::new() } else { format!("bases:\n{}\n", folders.join("\n")) };
+            fs::write(target, format!("{}\n{bases}", rest.join("\n"))).unwrap();
+        }
+    }
+}
+
+fn check(python: &Path, yaml: &str) -> Output {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), yaml).unwrap();
+    let script = workspace_root().join("tests/python/manifests.py");
+    Command::new(python).arg(script).arg(file.path()).output().expect("Python runs")
+}
+
+#[test]
+fn every_overlay_is_what_kubernetes_knows_and_fits_together() {
+    let (Some(kubectl), Some(python)) = (tools::tool("kubectl"), tools::python()) else { return };
+    for overlay in OVERLAYS {
+        let output = check(&python, &built(&kubectl, overlay));
+        assert!(output.status.success(), "{overlay}:\n{}", said(&output));
+    }
+}
+
+#[test]
+fn the_check_sees_what_is_wrong() {
+    let (Some(kubectl), Some(python)) = (tools::tool("kubectl"), tools::python()) else { return };
+    let good = built(&kubectl, "vllm");
+    for (what, instead, word) in [
+        ("minAvailable: 1", "minAvailible: 1", "minAvailible"),
+        ("kind: PodDisruptionBudget", "kind: PodDisruptionBudge", "PodDisruptionBudge"),
+        ("serverAddress:", "serverAdress:", "serverAddress"),
+        ("pollingInterval:", "pollingIntervall:", "pollingIntervall"),
+        ("targetPort: http", "targetPort: https", "no pod has port https"),
+        ("allowPrivilegeEscalation: false", "allowPrivilegeEscalation: true", "privileges"),
+        ("replicas: 2", "replicas: two", "two"),
+    ] {
+        assert!(good.contains(what), "{what}");
+        let output = check(&python, &good.replacen(what, instead, 1));
+        assert!(!output.status.success() && said(&output).contains(word), "{instead}: {}", said(&output));
+    }
+}
+
+#[test]
+fn every_configuration_is_valid_and_every_flag_is_known() {
+    for overlay in OVERLAYS {
+        let folder = kubernetes().join("overlays").join(overlay);
+        let mut command = Command::new(bin("keyway"));
+        let output =
+            command.args(["config", "check", "--config"]).arg(folder.join("keyway.toml")).output().unwrap();
+        assert!(output.status.success(), "{overlay}: {}", said(&output));
+        let text = fs::read_to_string(folder.join("workers.yaml")).unwrap();
+        let (name, subcommand) = match overlay {
+            "demo" => ("keyway-loadtest", Some("mock")),
+            "keyway-worker" => ("keyway-worker", None),
+            _ => continue,
+        };
+        let help = Command::new(bin(name)).args(subcommand).arg("--help").output().unwrap();
+        let help = said(&help);
+        let flags =
+            text.split([' ', ',', '[', ']', '\n']).filter(|word| word.starts_with("--") && *word != "---");
+        let flags: Vec<&str> = flags.collect();
+        assert!(flags.len() > 3, "{flags:?}");
+        for flag in flags {
+            assert!(help.contains(flag), "{name} has no {flag}");
+        }
+    }
+    let gateway = fs::read_to_string(kubernetes().join("base/gateway.yaml")).unwrap();
+    assert!(gateway.contains("\"--config\", \"/etc/keyway/keyway.toml\""));
+    // The grace period is longer than the pause and the drain together.
+    let seconds = |text: &str, key: &str| {
+        let rest = text.split(key).nth(1).unwrap();
+        rest.trim_start_matches([':', ' ', '='])
+            .split(|c: char| !c.is_ascii_digit())
+            .next()
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+    };
+    for overlay in OVERLAYS {
+        let config =
+            fs::read_to_string(kubernetes().join("overlays").join(overlay).join("keyway.toml")).unwrap();
+        let drain = seconds(&config, "drain_seconds");
+        assert!(
+            drain + seconds(&gateway, "sleep: { seconds")
+                < seconds(&gateway, "terminationGracePeriodSeconds")
+        );
+    }
+}
+
+#[test]
+fn the_units_are_what_systemd_knows() {
+    let Some(systemd_analyze) = tools::tool("systemd-analyze") else { return };
+    let root = tempfile::tempdir().unwrap();
+    for unit in ["keyway.service", "keyway-worker.service"] {
+        let text = fs::read_to_string(workspace_root().join("deploy/systemd").join(unit)).unwrap();
+        // It wants the program to be there.
+        let folder = bin("keyway").parent().unwrap().display().to_string();
+        let path = root.path().join(unit);
+        fs::write(&path, text.replace("/usr/local/bin", &folder)).unwrap();
+        let output = Command::new(&systemd_analyze).args(["verify", "--man=no"]).arg(&path).output().unwrap();
+        let faults: Vec<String> =
+            said(&output).lines().filter(|line| line.contains(unit)).map(str::to_owned).collect();
+        assert!(output.status.success() && faults.is_empty(), "{unit}: {faults:?}");
+    }
+}
