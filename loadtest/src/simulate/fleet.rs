@@ -4,7 +4,7 @@
 use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 
 use keyway_core::{
-    Load, PrefixIndex, RoomRules, WaitingRoom, WorkerId,
+    Load, LoadSnapshot, PrefixIndex, RoomRules, WaitingRoom, WorkerId,
     pace::Waiting,
     pick::{Candidate, Policy},
     rate::{PrefillRate, relative_speeds, tokens_per_ms},
@@ -83,6 +83,8 @@ pub(super) struct Run<'a> {
     desks: Vec<Desk>,
     /// Each worker's prompt tokens per millisecond, as fitted lately.
     speeds: Vec<f64>,
+    /// Choices made when they are looked at again.
+    speeds_until: u64,
     /// Choices made.
     pub(super) counter: u64,
     pub(super) random: u64,
@@ -136,6 +138,7 @@ impl<'a> Run<'a> {
             planned: vec![None; setup.workers],
             desks: (0..setup.workers).map(|_| Desk::default()).collect(),
             speeds: Vec::new(),
+            speeds_until: 0,
             counter: 0,
             random: workload.seed,
             outcome: Outcome::new(setup.workers),
@@ -171,7 +174,7 @@ impl<'a> Run<'a> {
     fn release(&mut self, at: Nanos) {
         // Out of the way, because the clerk works with all the rest.
         let mut room = std::mem::replace(&mut self.room, WaitingRoom::new(RoomRules::default()));
-        room.release(Duration::from_nanos(at), &mut Clerk { run: self, at });
+        room.release(Duration::from_nanos(at), &mut Clerk::new(self, at));
         self.room = room;
     }
 
@@ -192,14 +195,15 @@ impl<'a> Run<'a> {
 
     fn arrive(&mut self, at: Nanos, copy: u64, row: usize) {
         let arrival = Arrival::new(self.workload, self.setup, at, copy, row);
-        let own_ms = if self.room.is_empty() { 0.0 } else { Clerk { run: self, at }.own_ms(&arrival) };
+        let own_ms = if self.room.is_empty() { 0.0 } else { Clerk::new(self, at).own_ms(&arrival) };
         self.room.enter(Duration::from_nanos(at), own_ms, arrival);
         self.release(at);
     }
 
     /// The workers, without what they hold.
     pub(super) fn candidates(&mut self, at: Nanos) -> Vec<Candidate> {
-        if self.counter.is_multiple_of(SPEEDS_EVERY) || self.speeds.is_empty() {
+        if self.counter >= self.speeds_until {
+            self.speeds_until = self.counter + SPEEDS_EVERY;
             let rates: Vec<_> = self.desks.iter().map(|desk| desk.rate.tokens_per_second()).collect();
             self.speeds = tokens_per_ms(&rates, &relative_speeds(&rates));
         }
@@ -213,6 +217,11 @@ impl<'a> Run<'a> {
             weight: 1.0,
         };
         (0u32..).zip(&self.desks).zip(&self.speeds).map(of).collect()
+    }
+
+    /// What one worker is doing.
+    pub(super) fn load(&self, worker: usize, at: Nanos) -> LoadSnapshot {
+        self.desks[worker].load.snapshot(Duration::from_nanos(at), self.speeds[worker])
     }
 
     /// Sends a request to a worker, of which `uncached` tokens are expected to be computed.

@@ -1,10 +1,10 @@
 //! The router of a simulated fleet: the gateway's own core at the gateway's own places, with the simulation's clock.
 
 use keyway_core::{
-    consider,
+    RoomRules, WorkerId, consider, may_wait,
     pick::{Pick, RequestView, Turn},
     quote,
-    waiting_room::{Ahead, Desk, Quote},
+    waiting_room::{Ahead, Desk, Quote, Sheet},
 };
 use keyway_wire::block_hash::BlockHash;
 
@@ -28,8 +28,10 @@ pub(super) struct Arrival {
 
 /// The waiting room's desk.
 pub(super) struct Clerk<'r, 'a> {
-    pub(super) run: &'r mut Run<'a>,
-    pub(super) at: Nanos,
+    run: &'r mut Run<'a>,
+    at: Nanos,
+    /// The workers at this moment.
+    sheet: Sheet,
 }
 
 impl Arrival {
@@ -53,7 +55,12 @@ impl Arrival {
     }
 }
 
-impl Clerk<'_, '_> {
+impl<'r, 'a> Clerk<'r, 'a> {
+    pub(super) fn new(run: &'r mut Run<'a>, at: Nanos) -> Self {
+        let sheet = Sheet::new(run.candidates(at), RoomRules::default().horizon_ms);
+        Self { run, at, sheet }
+    }
+
     /// Its own prefill where it is least, in milliseconds.
     pub(super) fn own_ms(&mut self, arrival: &Arrival) -> f64 {
         self.quote(arrival, &Ahead::default()).map_or(0.0, |(quote, _)| quote.own_ms)
@@ -63,9 +70,22 @@ impl Clerk<'_, '_> {
 impl Desk<Arrival> for Clerk<'_, '_> {
     type Plan = Pick;
 
+    fn least_excess_ms(&mut self, arrival: &Arrival, ahead: &Ahead) -> f64 {
+        let FleetSetup { policy, hold, .. } = *self.run.setup;
+        if may_wait(policy, hold, arrival.prompt_tokens) {
+            self.sheet.least_excess_ms(ahead)
+        } else {
+            f64::NEG_INFINITY
+        }
+    }
+
+    fn is_open(&mut self, _: &Arrival, worker: WorkerId, ahead: &Ahead) -> bool {
+        self.sheet.is_open(worker, ahead)
+    }
+
     fn quote(&mut self, arrival: &Arrival, ahead: &Ahead) -> Option<(Quote, Pick)> {
         let run = &mut *self.run;
-        let mut candidates = run.candidates(self.at);
+        let mut candidates = self.sheet.candidates().to_vec();
         run.random = splitmix(run.random);
         let turn = Turn { counter: run.counter, random: run.random };
         run.counter += 1;
@@ -76,13 +96,14 @@ impl Desk<Arrival> for Clerk<'_, '_> {
         };
         let FleetSetup { policy, hold, .. } = *run.setup;
         let pick = consider(policy, (&[view], &[]), &mut candidates, ahead, &turn, &run.index)?;
-        Some((quote(policy, hold, arrival.prompt_tokens, &candidates[pick.index], &pick), pick))
+        Some((quote(policy, hold, arrival.prompt_tokens, &candidates, &pick), pick))
     }
 
     fn begin(&mut self, arrival: Arrival, plan: Option<Pick>) {
         // There is at least one worker, so there is a plan.
         let Some(pick) = plan else { return };
-        drop(self.run.index.place(keyway_core::WorkerId(pick.index as u32), arrival.index_chain()));
+        drop(self.run.index.place(WorkerId(pick.index as u32), arrival.index_chain()));
         self.run.send(self.at, pick.index, arrival, pick.uncached_tokens);
+        self.sheet.update(pick.index, self.run.load(pick.index, self.at));
     }
 }
