@@ -48,6 +48,6 @@ pub use pace::{Pace, PaceSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};
 pub use policy::{Policy, Reason, UnknownPolicy};
 pub use rate::{PrefillRate, relative_speeds, tokens_per_ms};
-pub use route::{consider, may_wait, quote};
+pub use route::{consider, fill_matches, may_wait, quote};
 pub use token_chain::TokenSpace;
 pub use waiting_room::{Quote, RoomRules, Sheet, WaitingRoom};

@@ -43,7 +43,7 @@ pub fn quote(
 }
 
 /// Says of each candidate how much of the request it holds, as [`consider`] does.
-fn fill_matches(
+pub fn fill_matches(
     views: &[RequestView<'_>],
     view_of: &[usize],
     candidates: &mut [Candidate],

@@ -6,11 +6,12 @@ use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 use keyway_core::{
     Load, LoadSnapshot, PrefixIndex, RoomRules, WaitingRoom, WorkerId,
     pace::Waiting,
-    pick::{Candidate, Policy},
+    pick::Candidate,
     rate::{PrefillRate, relative_speeds, tokens_per_ms},
 };
 
 use super::{
+    contender::Contender,
     outcome::Outcome,
     routing::{Arrival, Clerk},
 };
@@ -45,7 +46,7 @@ pub(super) struct Workload {
 pub(super) struct FleetSetup {
     pub(super) workers: usize,
     pub(super) profile: Profile,
-    pub(super) policy: Policy,
+    pub(super) policy: Contender,
     /// Bytes of the router's index.
     pub(super) index_bytes: usize,
     /// Prompt tokens in one block of the router's chain.
@@ -97,6 +98,8 @@ struct Desk {
     load: Load,
     rate: PrefillRate,
     flights: Vec<Flight>,
+    /// Prompt tokens of the requests under way.
+    context_tokens: u64,
     /// Whether a first or last token came since the router last looked.
     changed: bool,
 }
@@ -108,6 +111,7 @@ struct Flight {
     sent: Nanos,
     first: Nanos,
     waiting: Option<Waiting>,
+    prompt_tokens: u64,
     /// Prompt tokens that the router expected to be computed there before its first token, its own among them.
     tokens_before_first: u64,
 }
@@ -219,6 +223,11 @@ impl<'a> Run<'a> {
         (0u32..).zip(&self.desks).zip(&self.speeds).map(of).collect()
     }
 
+    /// Prompt tokens under way at each worker.
+    pub(super) fn contexts(&self) -> Vec<u64> {
+        self.desks.iter().map(|desk| desk.context_tokens).collect()
+    }
+
     /// What one worker is doing.
     pub(super) fn load(&self, worker: usize, at: Nanos) -> LoadSnapshot {
         self.desks[worker].load.snapshot(Duration::from_nanos(at), self.speeds[worker])
@@ -244,8 +253,11 @@ impl<'a> Run<'a> {
         if desk.flights.len() <= slot {
             desk.flights.resize_with(slot + 1, Flight::default);
         }
-        desk.flights[slot] = Flight { arrived: arrival.at, sent: at, first: 0, waiting, tokens_before_first };
-        self.outcome.taken(worker, arrival.prompt_tokens);
+        let Arrival { at: arrived, prompt_tokens, .. } = arrival;
+        desk.flights[slot] =
+            Flight { arrived, sent: at, first: 0, waiting, prompt_tokens, tokens_before_first };
+        desk.context_tokens += prompt_tokens;
+        self.outcome.taken(worker, prompt_tokens);
         self.plan(worker);
     }
 
@@ -276,6 +288,7 @@ impl Listener for Counting<'_> {
         }
         if token.last {
             self.desk.load.end();
+            self.desk.context_tokens -= flight.prompt_tokens;
             self.desk.changed = true;
             let gaps = u64::from(token.number - 1);
             let tpot = (token.at - flight.first).checked_div(gaps);

@@ -2,13 +2,14 @@
 
 use keyway_core::{
     RoomRules, WorkerId, consider, may_wait,
-    pick::{Pick, RequestView, Turn},
+    pick::{Candidate, RequestView, Turn},
     quote,
     waiting_room::{Ahead, Desk, Quote, Sheet},
 };
 use keyway_wire::block_hash::BlockHash;
 
 use super::{
+    contender::Contender,
     fleet::{FleetSetup, Run, Workload},
     prompts,
 };
@@ -24,6 +25,12 @@ pub(super) struct Arrival {
     pub(super) chain: Vec<BlockHash>,
     /// In the router's, where they differ.
     index_chain: Option<Vec<BlockHash>>,
+}
+
+/// Where a request goes, and how much of it is computed there.
+pub(super) struct Plan {
+    index: usize,
+    uncached_tokens: u64,
 }
 
 /// The waiting room's desk.
@@ -68,14 +75,16 @@ impl<'r, 'a> Clerk<'r, 'a> {
 }
 
 impl Desk<Arrival> for Clerk<'_, '_> {
-    type Plan = Pick;
+    type Plan = Plan;
 
     fn least_excess_ms(&mut self, arrival: &Arrival, ahead: &Ahead) -> f64 {
-        let FleetSetup { policy, hold, .. } = *self.run.setup;
-        if may_wait(policy, hold, arrival.prompt_tokens) {
-            self.sheet.least_excess_ms(ahead)
-        } else {
-            f64::NEG_INFINITY
+        match *self.run.setup {
+            FleetSetup { policy: Contender::Ours(policy), hold, .. }
+                if may_wait(policy, hold, arrival.prompt_tokens) =>
+            {
+                self.sheet.least_excess_ms(ahead)
+            }
+            _ => f64::NEG_INFINITY,
         }
     }
 
@@ -83,7 +92,7 @@ impl Desk<Arrival> for Clerk<'_, '_> {
         self.sheet.is_open(worker, ahead)
     }
 
-    fn quote(&mut self, arrival: &Arrival, ahead: &Ahead) -> Option<(Quote, Pick)> {
+    fn quote(&mut self, arrival: &Arrival, ahead: &Ahead) -> Option<(Quote, Plan)> {
         let run = &mut *self.run;
         let mut candidates = self.sheet.candidates().to_vec();
         run.random = splitmix(run.random);
@@ -94,16 +103,25 @@ impl Desk<Arrival> for Clerk<'_, '_> {
             prompt_tokens: arrival.prompt_tokens,
             block_tokens: f64::from(run.setup.index_block_tokens),
         };
-        let FleetSetup { policy, hold, .. } = *run.setup;
+        let FleetSetup { policy: contender, hold, .. } = *run.setup;
+        let Contender::Ours(policy) = contender else {
+            let index = contender.choose(&view, &mut candidates, &run.contexts(), &turn, &run.index)?;
+            let Candidate { worker, matched_blocks, .. } = candidates[index];
+            let quote =
+                Quote { worker, backlog_ms: f64::NEG_INFINITY, own_ms: 0.0, weighed: candidates.len() };
+            let uncached_tokens = view.prompt_tokens - view.matched_tokens(matched_blocks);
+            return Some((quote, Plan { index, uncached_tokens }));
+        };
         let pick = consider(policy, (&[view], &[]), &mut candidates, ahead, &turn, &run.index)?;
-        Some((quote(policy, hold, arrival.prompt_tokens, &candidates, &pick), pick))
+        let plan = Plan { index: pick.index, uncached_tokens: pick.uncached_tokens };
+        Some((quote(policy, hold, arrival.prompt_tokens, &candidates, &pick), plan))
     }
 
-    fn begin(&mut self, arrival: Arrival, plan: Option<Pick>) {
+    fn begin(&mut self, arrival: Arrival, plan: Option<Plan>) {
         // There is at least one worker, so there is a plan.
-        let Some(pick) = plan else { return };
-        drop(self.run.index.place(WorkerId(pick.index as u32), arrival.index_chain()));
-        self.run.send(self.at, pick.index, arrival, pick.uncached_tokens);
-        self.sheet.update(pick.index, self.run.load(pick.index, self.at));
+        let Some(Plan { index, uncached_tokens }) = plan else { return };
+        drop(self.run.index.place(WorkerId(index as u32), arrival.index_chain()));
+        self.run.send(self.at, index, arrival, uncached_tokens);
+        self.sheet.update(index, self.run.load(index, self.at));
     }
 }

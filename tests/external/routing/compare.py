@@ -64,7 +64,7 @@ def attempts(args, requests, distinct, name, cache, repeat):
     for _ in range(ATTEMPTS):
         if result.exists():
             return
-        found = run(args, requests, distinct, name, cache)
+        found = run(args, requests, distinct, name, cache, args.out / f"{result.stem}.metrics.txt")
         disturbed = found["foreign_cores"] > FOREIGN_CORES_MAX and not args.keep_disturbed
         if disturbed:
             count = len(list(args.out.glob(f"{result.stem}.disturbed-*.json")))
@@ -74,7 +74,7 @@ def attempts(args, requests, distinct, name, cache, repeat):
         print(f"{result.stem}{' disturbed' if disturbed else ''}: {json.dumps(found)}", flush=True)
 
 
-def run(args, requests, distinct, name, cache):
+def run(args, requests, distinct, name, cache, metrics):
     processes = []
     try:
         blocks = distinct * cache // 100 * trace.BLOCK // 16 // WORKERS
@@ -95,6 +95,8 @@ def run(args, requests, distinct, name, cache):
             router_pids=[router.pid],
             other_pids=[mock.pid],
         )
+        # What the router says of itself: whether it took the events, or routed blind.
+        metrics.write_bytes(urllib.request.urlopen(f"http://127.0.0.1:{port + 1}/metrics", timeout=10).read())
         found["prompt_tokens"] = [prompt_tokens(url) for url, _, _ in fleet]
         return found
     finally:
