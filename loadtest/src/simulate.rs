@@ -4,6 +4,7 @@
 //! Next: `simulate/fleet.rs`, the run itself.
 
 pub mod args;
+mod contender;
 mod find;
 mod fleet;
 mod outcome;
@@ -23,6 +24,7 @@ use self::{
     fleet::{FleetSetup, Workload, replay},
 };
 pub use self::{
+    contender::Contender,
     outcome::Figures,
     report::{Found, Report},
 };
@@ -50,7 +52,7 @@ pub fn run(args: &SimulateArgs) -> Result<ExitCode, Error> {
 pub fn simulate(args: &SimulateArgs) -> Result<Report, Error> {
     let workload = workload(args)?;
     let profile = args.fleet.engine.profile().map_err(Error::Usage)?;
-    let setup = |policy: Policy, workers: usize| FleetSetup {
+    let setup = |policy: Contender, workers: usize| FleetSetup {
         workers,
         profile: profile.clone(),
         policy,
@@ -60,7 +62,7 @@ pub fn simulate(args: &SimulateArgs) -> Result<Report, Error> {
         hold: !args.fleet.no_hold,
         hash_seed: args.fleet.hash_seed,
     };
-    let figures = |policy: Policy, workers: usize| {
+    let figures = |policy: Contender, workers: usize| {
         replay(&workload, &setup(policy, workers)).figures(policy.as_str(), &workload.slo)
     };
     let (mut runs, mut found) = (Vec::new(), Vec::new());
@@ -76,7 +78,7 @@ pub fn simulate(args: &SimulateArgs) -> Result<Report, Error> {
             runs.push(figures(policy, usize::from(args.fleet.workers)));
         }
     }
-    Ok(report(args, &workload, &setup(Policy::Prefix, 1), runs, found))
+    Ok(report(args, &workload, &setup(Contender::Ours(Policy::Prefix), 1), runs, found))
 }
 
 fn workload(args: &SimulateArgs) -> Result<Workload, Error> {

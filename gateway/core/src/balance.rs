@@ -63,8 +63,9 @@ pub(crate) fn first_by_rendezvous(
     among: impl Iterator<Item = usize>,
     key: u64,
 ) -> Option<usize> {
-    let score = |i: usize| rendezvous::score(key, candidates[i].worker, candidates[i].weight);
-    among.max_by(|&a, &b| score(a).total_cmp(&score(b)))
+    // Each score once: a logarithm for each of a thousand idle workers is the dearest part of a choice.
+    let scored = among.map(|i| (rendezvous::score(key, candidates[i].worker, candidates[i].weight), i));
+    scored.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, i)| i)
 }
 
 fn chwbl_key(request: &RequestView<'_>) -> Option<BlockHash> {

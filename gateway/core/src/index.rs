@@ -4,7 +4,7 @@
 //!
 //! A worker that is *exact* announces its blocks itself; placements there are only expected (`expected.rs`).
 //!
-//! A slot is one residency: this worker holds this block. Slots of one hash are linked, so are slots of one
+//! A slot is one residency: this worker holds this block. Slots of one hash are linked (`holders.rs`), so are slots of one
 //! worker in the order of their last use. A chained hash names a whole prefix, so no tree is needed.
 //!
 //! Invariant: residency is *prefix-closed* per worker: who holds a block holds every block before it. A
@@ -12,6 +12,7 @@
 
 mod expected;
 mod holders;
+mod matching;
 mod slab;
 mod table;
 #[cfg(test)]
@@ -20,15 +21,19 @@ mod workers;
 
 use keyway_wire::block_hash::BlockHash;
 
+pub use self::matching::Lengths;
 pub use self::workers::WorkerId;
 
 use self::expected::Expected;
-use self::slab::{NIL, SLOT_BYTES, Slab};
-use self::table::{ENTRY_BYTES, Table};
-use self::workers::{WORKER_BYTES, Workers};
+use self::holders::Holders;
+use self::slab::NIL;
+use self::workers::Workers;
 
 /// One part in this many of the budget is kept for the workers' own state.
 const WORKERS_SHARE: usize = 16;
+/// One part in this many of the budget is kept for blocks that are expected: of 256 MiB enough for 190,000 blocks that are
+/// being computed at a time, which are three million tokens.
+const EXPECTED_SHARE: usize = 32;
 /// Residencies evicted at a time when the index is full, so that the search for the largest worker is rare.
 const MAX_EVICTION_BATCH: usize = 32;
 /// ... but never more than one in this many of all.
@@ -41,7 +46,7 @@ const FETCHED_TOGETHER: usize = 16;
 #[derive(Debug)]
 pub struct Placement {
     worker: WorkerId,
-    stamp: u64,
+    stamp: u32,
     added: Vec<u32>,
     expected: Vec<BlockHash>,
 }
@@ -60,73 +65,24 @@ impl Placement {
 
 /// The index. 44 bytes a residency, all allocated at the start and written as they come to be used.
 pub struct PrefixIndex {
-    table: Table,
-    slab: Slab,
-    workers: Workers,
-    /// Number of the last placement. Numbers start at 1 and are never used again.
-    stamp: u64,
-    eviction_batch: usize,
+    held: Holders,
     expected: Expected,
+    workers: Workers,
+    /// Number of the last placement, never 0. One that comes again after four billion is taken for the old one, which at
+    /// worst spares a block from eviction.
+    stamp: u32,
+    eviction_batch: usize,
 }
 
 impl PrefixIndex {
     /// An index that never allocates more than `byte_budget` bytes. A budget too small for one residency gives
     /// an index that stays empty.
     pub fn new(byte_budget: usize) -> Self {
-        let workers = Workers::new(byte_budget / WORKERS_SHARE / WORKER_BYTES);
-        // Slot 0 and the table's spare entry come on top of what each residency takes.
-        let rest = byte_budget.saturating_sub(workers.bytes() + SLOT_BYTES + ENTRY_BYTES);
-        let slots = (2 * rest / (2 * SLOT_BYTES + 3 * ENTRY_BYTES)).min(u32::MAX as usize - 1);
-        Self {
-            table: Table::new(slots),
-            slab: Slab::new(slots),
-            workers,
-            stamp: 0,
-            eviction_batch: (slots / EVICTION_SHARE).clamp(1, MAX_EVICTION_BATCH),
-            expected: Expected::default(),
-        }
-    }
-
-    /// For every worker that holds the first block: how many leading blocks of `chain` it holds (at least 1).
-    /// In no particular order. What an exact worker is computing counts as held.
-    pub fn matched(&self, chain: &[BlockHash]) -> Vec<(WorkerId, u32)> {
-        let mut matched = Vec::new();
-        self.matched_into(chain, &mut matched);
-        matched
-    }
-
-    /// [`PrefixIndex::matched`] into a buffer of the caller's, which is cleared first.
-    ///
-    /// As residency is prefix-closed, the sets of holders shrink along the chain, and equal numbers of holders
-    /// mean equal sets. So each distinct length costs one galloping search, whatever the number of workers.
-    pub fn matched_into(&self, chain: &[BlockHash], out: &mut Vec<(WorkerId, u32)>) {
-        out.clear();
-        let Some(&root) = chain.first() else { return };
-        out.extend(self.holders(root).map(|id| (id, 1)));
-        let (mut depth, mut count) = (1, out.len());
-        while count > 0 {
-            depth = self.deepest(chain, depth, count);
-            if count == out.len() {
-                // All of them: what everybody holds is known without a look at each.
-                for entry in &mut *out {
-                    entry.1 = depth as u32;
-                }
-            } else {
-                // Both lists are in the same order, and these holders are some of those.
-                let mut rest = out.iter_mut();
-                for id in self.holders(chain[depth - 1]) {
-                    if let Some(entry) = rest.find(|entry| entry.0 == id) {
-                        entry.1 = depth as u32;
-                    }
-                }
-            }
-            if depth == chain.len() {
-                break;
-            }
-            count = self.count(chain[depth]);
-            depth += 1;
-        }
-        self.expected.extend(chain, out);
+        let workers = Workers::new(byte_budget / WORKERS_SHARE);
+        let expected = Expected::new(byte_budget / EXPECTED_SHARE);
+        let held = Holders::new(byte_budget.saturating_sub(workers.bytes() + expected.bytes()));
+        let eviction_batch = (held.slab.capacity() / EVICTION_SHARE).clamp(1, MAX_EVICTION_BATCH);
+        Self { held, expected, workers, stamp: 0, eviction_batch }
     }
 
     /// Records that `worker` was sent this chain: all of it is resident from now on, and most recent. Where the
@@ -136,33 +92,34 @@ impl PrefixIndex {
     /// An exact worker ([`PrefixIndex::set_exact`]) announces what it holds: there the chain is only expected, until the
     /// placement is finished.
     pub fn place(&mut self, worker: WorkerId, chain: &[BlockHash]) -> Placement {
-        self.stamp += 1;
-        let mut placement = Placement { worker, stamp: self.stamp, added: Vec::new(), expected: Vec::new() };
-        if self.expected.is_exact(worker) {
+        let stamp = self.next_stamp();
+        let mut placement = Placement { worker, stamp, added: Vec::new(), expected: Vec::new() };
+        let Some(place) = self.workers.get_or_add(worker) else { return placement };
+        if self.workers[place].exact {
             // Residency is prefix-closed, so what is held is a prefix of the chain.
-            let held = chain.partition_point(|block| self.holds(worker, *block));
-            placement.expected = self.expected.add(worker, &chain[held..]);
+            let held = chain.partition_point(|block| self.held.find(*block, place).is_some());
+            let list = &mut self.workers[place].expected;
+            placement.expected = self.expected.add(list, place, &chain[held..]);
             return placement;
         }
-        let Some(place) = self.workers.get_or_add(worker) else { return placement };
         // A chain placed before lies in the list in order, so the next block is mostly the next slot; and chains that
         // begin alike follow each other, so the first is often the newest. A search would pass every other holder.
         let (mut parent, mut likely, mut fetched) = (NIL, self.workers[place].recency.newest, 0);
         for (i, &hash) in chain.iter().enumerate() {
-            let held = if likely != NIL && self.slab[likely].hash == hash {
+            let held = if likely != NIL && self.held.slab[likely].hash == hash {
                 Some(likely)
             } else {
                 if i >= fetched {
                     fetched = (i + FETCHED_TOGETHER).min(chain.len());
-                    self.table.fetch(&chain[i..fetched]);
+                    self.held.fetch(&chain[i..fetched]);
                 }
-                holders::find(&self.table, &self.slab, hash, place)
+                self.held.find(hash, place)
             };
             if let Some(slot) = held {
-                if self.slab[slot].stamp == self.stamp {
+                if self.held.slab[slot].stamp == self.stamp {
                     continue; // A chain never repeats a hash, unless two of them collide.
                 }
-                likely = self.slab[slot].older;
+                likely = self.held.slab[slot].older;
                 self.touch(place, parent, slot);
                 parent = slot;
             } else {
@@ -178,9 +135,9 @@ impl PrefixIndex {
 
     /// Undoes what a placement added, except blocks that another placement has touched since.
     pub fn withdraw(&mut self, placement: Placement) {
-        self.expected.release(placement.worker, &placement.expected);
+        self.release(&placement);
         for &slot in placement.added.iter().rev() {
-            if self.slab[slot].stamp == placement.stamp {
+            if self.held.slab[slot].stamp == placement.stamp {
                 self.evict(slot);
             }
         }
@@ -188,13 +145,17 @@ impl PrefixIndex {
 
     /// The request's answer has ended: an exact worker has announced by now what it keeps of it.
     pub fn finish(&mut self, placement: Placement) {
-        self.expected.release(placement.worker, &placement.expected);
+        self.release(&placement);
     }
 
     /// Whether `worker` says itself, block by block, what it holds. While it does not, placements are taken as a model
     /// of its cache.
     pub fn set_exact(&mut self, worker: WorkerId, exact: bool) {
-        self.expected.set_exact(worker, exact);
+        let Some(place) = self.workers.get_or_add(worker) else { return };
+        self.workers[place].exact = exact;
+        if !exact {
+            self.expected.clear(&mut self.workers[place].expected);
+        }
     }
 
     /// Blocks that exact workers are computing, as far as they have not announced them.
@@ -206,32 +167,32 @@ impl PrefixIndex {
     /// index does not have the parent, or no room: then the block's children will be refused too.
     pub fn store_block(&mut self, worker: WorkerId, parent: Option<BlockHash>, hash: BlockHash) -> bool {
         let Some(place) = self.workers.get_or_add(worker) else { return false };
-        if holders::find(&self.table, &self.slab, hash, place).is_some() {
+        if let Some(held) = self.held.find(hash, place) {
+            self.workers[place].last = held;
             return true;
         }
-        let parent = match parent {
-            None => NIL,
-            Some(parent) => match holders::find(&self.table, &self.slab, parent, place) {
-                None => return false,
-                Some(slot) => slot,
-            },
-        };
+        let Some(parent) = self.parent(place, parent) else { return false };
         // The parent must survive the search for room; what is more recent than it, its own parents too, then does.
-        self.stamp += 1;
+        let stamp = self.next_stamp();
         if parent != NIL {
-            self.slab[parent].stamp = self.stamp;
+            self.held.slab[parent].stamp = stamp;
         }
         let room = self.make_room(place);
         if room {
-            self.insert(place, parent, hash);
+            self.workers[place].last = self.insert(place, parent, hash);
         }
         room
+    }
+
+    /// Brings what leads to these blocks into the processor's cache, all at once: worth it before many of them are stored.
+    pub fn fetch(&self, blocks: &[BlockHash]) {
+        self.held.fetch(blocks);
     }
 
     /// Forgets one block of `worker`. The caller has forgotten its children: residency stays prefix-closed.
     pub fn drop_block(&mut self, worker: WorkerId, hash: BlockHash) {
         let Some(place) = self.workers.get(worker) else { return };
-        if let Some(slot) = holders::find(&self.table, &self.slab, hash, place) {
+        if let Some(slot) = self.held.find(hash, place) {
             self.evict(slot);
         }
     }
@@ -239,14 +200,19 @@ impl PrefixIndex {
     /// Whether the index believes `worker` to hold this block.
     pub fn holds(&self, worker: WorkerId, hash: BlockHash) -> bool {
         let place = self.workers.get(worker);
-        place.is_some_and(|place| holders::find(&self.table, &self.slab, hash, place).is_some())
+        place.is_some_and(|place| self.held.find(hash, place).is_some())
     }
 
     /// Forgets a worker and all it held.
     pub fn remove_worker(&mut self, worker: WorkerId) {
         let Some(place) = self.workers.get(worker) else { return };
         while self.evict_oldest(place, None) {}
-        self.workers.remove(worker);
+        if self.workers[place].exact {
+            // It is one still, and what was sent to it is still expected.
+            self.workers[place].capacity = u32::MAX;
+        } else {
+            self.workers.remove(worker);
+        }
     }
 
     /// Sets how many blocks the worker's cache holds; `None`: unknown, so only the index's own bytes bound it.
@@ -259,7 +225,7 @@ impl PrefixIndex {
 
     /// Residencies of all workers.
     pub fn len(&self) -> usize {
-        self.slab.used()
+        self.held.slab.used()
     }
 
     /// Whether no worker holds anything.
@@ -269,12 +235,12 @@ impl PrefixIndex {
 
     /// Residencies that fit the budget.
     pub fn capacity(&self) -> usize {
-        self.slab.capacity()
+        self.held.slab.capacity()
     }
 
     /// Bytes allocated: constant, and at most the budget.
     pub fn bytes(&self) -> usize {
-        self.table.bytes() + self.slab.bytes() + self.workers.bytes()
+        self.held.bytes() + self.expected.bytes() + self.workers.bytes()
     }
 
     /// Blocks the index believes this worker to hold.
@@ -282,49 +248,44 @@ impl PrefixIndex {
         self.workers.get(worker).map_or(0, |place| self.workers[place].recency.len as usize)
     }
 
-    /// The greatest depth at which `count` workers still hold the chain, given that they do at `depth`.
-    fn deepest(&self, chain: &[BlockHash], depth: usize, count: usize) -> usize {
-        let (mut held, mut lost) = (depth, chain.len() + 1);
-        let mut step = 1;
-        while held + step < lost {
-            if self.count(chain[held + step - 1]) == count {
-                held += step;
-                step *= 2;
-            } else {
-                lost = held + step;
-            }
-        }
-        while lost - held > 1 {
-            let middle = usize::midpoint(held, lost);
-            if self.count(chain[middle - 1]) == count { held = middle } else { lost = middle }
-        }
-        held
+    fn next_stamp(&mut self) -> u32 {
+        self.stamp = self.stamp.wrapping_add(1).max(1);
+        self.stamp
     }
 
-    fn holders(&self, hash: BlockHash) -> impl Iterator<Item = WorkerId> {
-        holders::iter(&self.table, &self.slab, hash).map(|slot| self.workers[self.slab[slot].worker].id)
+    fn release(&mut self, placement: &Placement) {
+        if let (Some(place), false) = (self.workers.get(placement.worker), placement.expected.is_empty()) {
+            self.expected.release(&mut self.workers[place].expected, place, &placement.expected);
+        }
     }
 
-    fn count(&self, hash: BlockHash) -> usize {
-        holders::count(&self.table, &self.slab, hash)
+    /// Where the worker's parent block is; [`NIL`] if there is none to be had, `None` if it is not held.
+    fn parent(&self, place: u16, parent: Option<BlockHash>) -> Option<u32> {
+        let Some(parent) = parent else { return Some(NIL) };
+        let last = Some(self.workers[place].last).filter(|&last| last != NIL);
+        let is_parent = |&last: &u32| {
+            let slot = &self.held.slab[last];
+            slot.hash == parent && slot.worker == place && slot.stamp != 0
+        };
+        last.filter(is_parent).or_else(|| self.held.find(parent, place))
     }
 
     /// Makes a resident block most recent after its parent.
     fn touch(&mut self, place: u16, parent: u32, slot: u32) {
-        self.slab[slot].stamp = self.stamp;
+        self.held.slab[slot].stamp = self.stamp;
         let recency = &mut self.workers[place].recency;
-        let in_place = if parent == NIL { recency.newest == slot } else { self.slab[slot].newer == parent };
+        let in_place =
+            if parent == NIL { recency.newest == slot } else { self.held.slab[slot].newer == parent };
         if !in_place {
-            self.slab.unlink(recency, slot);
-            self.slab.link(recency, parent, slot);
+            self.held.slab.unlink(recency, slot);
+            self.held.slab.link(recency, parent, slot);
         }
     }
 
     /// Makes a block resident, most recent after its parent. There must be room.
     fn insert(&mut self, place: u16, parent: u32, hash: BlockHash) -> u32 {
-        let slot = self.slab.take(hash, place, self.stamp);
-        holders::attach(&mut self.table, &mut self.slab, slot);
-        self.slab.link(&mut self.workers[place].recency, parent, slot);
+        let slot = self.held.insert(hash, place, self.stamp);
+        self.held.slab.link(&mut self.workers[place].recency, parent, slot);
         slot
     }
 
@@ -335,22 +296,31 @@ impl PrefixIndex {
                 return false;
             }
         }
-        if self.slab.is_full()
+        if self.held.slab.is_full()
             && let Some(largest) = self.workers.largest()
         {
+            self.fetch_oldest(largest);
             for _ in 0..self.eviction_batch {
                 if !self.evict_oldest(largest, Some(self.stamp)) {
                     break;
                 }
             }
         }
-        !self.slab.is_full()
+        !self.held.slab.is_full()
+    }
+
+    /// Brings what leads to the worker's least recent blocks into the processor's cache.
+    fn fetch_oldest(&self, place: u16) {
+        let newer = |&slot: &u32| Some(self.held.slab[slot].newer).filter(|&newer| newer != NIL);
+        let oldest = Some(self.workers[place].recency.oldest).filter(|&oldest| oldest != NIL);
+        let batch = std::iter::successors(oldest, newer).take(self.eviction_batch);
+        self.held.fetch(&batch.map(|slot| self.held.slab[slot].hash).collect::<Vec<_>>());
     }
 
     /// Evicts the worker's least recent block, unless there is none or placement `keep` touched it.
-    fn evict_oldest(&mut self, place: u16, keep: Option<u64>) -> bool {
+    fn evict_oldest(&mut self, place: u16, keep: Option<u32>) -> bool {
         let oldest = self.workers[place].recency.oldest;
-        let evictable = oldest != NIL && Some(self.slab[oldest].stamp) != keep;
+        let evictable = oldest != NIL && Some(self.held.slab[oldest].stamp) != keep;
         if evictable {
             self.evict(oldest);
         }
@@ -358,10 +328,9 @@ impl PrefixIndex {
     }
 
     fn evict(&mut self, slot: u32) {
-        let place = self.slab[slot].worker;
-        holders::detach(&mut self.table, &mut self.slab, slot);
-        self.slab.unlink(&mut self.workers[place].recency, slot);
-        self.slab.give(slot);
+        let place = self.held.slab[slot].worker;
+        self.held.slab.unlink(&mut self.workers[place].recency, slot);
+        self.held.remove(slot);
     }
 }
 

@@ -64,9 +64,7 @@ impl PrefillRate {
 
 /// How fast each worker is relative to the median of those known; 1 where that is unknown or about equal.
 pub fn relative_speeds(rates: &[Option<f64>]) -> Vec<f64> {
-    let mut known: Vec<f64> = rates.iter().copied().flatten().collect();
-    known.sort_unstable_by(f64::total_cmp);
-    let Some(&median) = known.get(known.len() / 2) else { return vec![1.0; rates.len()] };
+    let Some(median) = median(rates) else { return vec![1.0; rates.len()] };
     let relative = |rate: &Option<f64>| {
         let ratio = rate.map_or(1.0, |rate| (rate / median).clamp(1.0 / MAX_RATIO, MAX_RATIO));
         if (1.0 / (1.0 + EQUAL_SHARE)..=1.0 + EQUAL_SHARE).contains(&ratio) { 1.0 } else { ratio }
@@ -77,10 +75,15 @@ pub fn relative_speeds(rates: &[Option<f64>]) -> Vec<f64> {
 /// Each worker's prompt tokens per millisecond: the median of those known, or a large GPU's where none is, times the
 /// worker's relative speed.
 pub fn tokens_per_ms(rates: &[Option<f64>], speeds: &[f64]) -> Vec<f64> {
-    let mut known: Vec<f64> = rates.iter().copied().flatten().collect();
-    known.sort_unstable_by(f64::total_cmp);
-    let base = known.get(known.len() / 2).copied().unwrap_or(PRIOR_TOKENS_PER_S);
+    let base = median(rates).unwrap_or(PRIOR_TOKENS_PER_S);
     speeds.iter().map(|speed| base / 1e3 * speed).collect()
+}
+
+/// The upper median of those known.
+fn median(rates: &[Option<f64>]) -> Option<f64> {
+    let mut known: Vec<f64> = rates.iter().copied().flatten().collect();
+    let middle = known.len() / 2;
+    (!known.is_empty()).then(|| *known.select_nth_unstable_by(middle, f64::total_cmp).1)
 }
 
 #[cfg(test)]

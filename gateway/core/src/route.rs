@@ -23,15 +23,27 @@ pub fn consider(
     pick(policy, views.first()?, candidates, turn)
 }
 
-/// The waiting room's quote for this pick. Only a choice by cost can be worth a wait, and only where there is a prompt.
-pub fn quote(policy: Policy, holds: bool, prompt_tokens: u64, chosen: &Candidate, pick: &Pick) -> Quote {
-    let waits = holds && policy == Policy::Prefix && prompt_tokens > 0;
-    let backlog_ms = if waits { chosen.load.pace.backlog_ms } else { f64::NEG_INFINITY };
-    Quote { worker: chosen.worker, backlog_ms, own_ms: pick.cost.own_ms }
+/// Whether a request may have to wait for a worker: only a choice by cost can be worth it, and only where there is a prompt.
+pub fn may_wait(policy: Policy, holds: bool, prompt_tokens: u64) -> bool {
+    holds && policy == Policy::Prefix && prompt_tokens > 0
+}
+
+/// The waiting room's quote for this pick. Whoever may not have to wait finds no backlog.
+pub fn quote(
+    policy: Policy,
+    holds: bool,
+    prompt_tokens: u64,
+    candidates: &[Candidate],
+    pick: &Pick,
+) -> Quote {
+    let chosen = &candidates[pick.index];
+    let backlog_ms =
+        if may_wait(policy, holds, prompt_tokens) { chosen.load.pace.backlog_ms } else { f64::NEG_INFINITY };
+    Quote { worker: chosen.worker, backlog_ms, own_ms: pick.cost.own_ms, weighed: candidates.len() }
 }
 
 /// Says of each candidate how much of the request it holds, as [`consider`] does.
-fn fill_matches(
+pub fn fill_matches(
     views: &[RequestView<'_>],
     view_of: &[usize],
     candidates: &mut [Candidate],
@@ -39,15 +51,12 @@ fn fill_matches(
 ) {
     let Some(first) = views.first() else { return };
     for (n, view) in views.iter().enumerate() {
-        // Sorted and searched, because a prompt that everybody holds the beginning of is matched on every worker.
-        let mut matches = index.matched(view.chain);
-        matches.sort_unstable_by_key(|(worker, _)| *worker);
+        let lengths = index.lengths(view.chain);
         for (i, candidate) in candidates.iter_mut().enumerate() {
             if view_of.get(i).copied().unwrap_or(0) != n {
                 continue;
             }
-            let found = matches.binary_search_by_key(&candidate.worker, |(worker, _)| *worker);
-            let blocks = found.map_or(0, |at| matches[at].1);
+            let blocks = lengths.of(candidate.worker);
             candidate.matched_blocks = if n == 0 {
                 blocks
             } else {
@@ -136,7 +145,7 @@ mod tests {
         busy[0].load.pace.backlog_ms = 900.0;
         let (ahead, turn, index) = (Ahead::default(), Turn { counter: 0, random: 9 }, PrefixIndex::new(0));
         let pick = consider(Policy::Prefix, (&view, &[]), &mut busy, &ahead, &turn, &index).unwrap();
-        let backlog = |policy, holds, tokens| quote(policy, holds, tokens, &busy[0], &pick).backlog_ms;
+        let backlog = |policy, holds, tokens| quote(policy, holds, tokens, &busy, &pick).backlog_ms;
         assert_eq!(backlog(Policy::Prefix, true, 65), 900.0);
         for (policy, holds, tokens) in
             [(Policy::Prefix, false, 65), (Policy::RoundRobin, true, 65), (Policy::Prefix, true, 0)]

@@ -8,6 +8,8 @@ use keyway_wire::kv_event::ExtraKey;
 
 /// Keeps these chains apart from those of [`crate::keyer`], which share the key.
 const DOMAIN: &[u8] = b"token blocks";
+/// Tokens in a block of the largest usual size.
+const USUAL_BLOCK_TOKENS: usize = 64;
 
 /// What must be equal, besides tokens, for KV to be shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,6 +47,12 @@ impl TokenSpace<'_> {
 /// The prefix `before` with one more block. `extra` is what the block's content depends on besides its tokens, such as
 /// an image.
 pub fn extend(before: BlockHash, tokens: &[u32], extra: &[ExtraKey]) -> BlockHash {
+    // A block of usual size needs no memory of its own.
+    let mut bytes = [[0; 4]; USUAL_BLOCK_TOKENS];
+    if let (true, Some(bytes)) = (extra.is_empty(), bytes.get_mut(..tokens.len())) {
+        bytes.iter_mut().zip(tokens).for_each(|(bytes, id)| *bytes = id.to_le_bytes());
+        return Chain::after(before).push(bytes.as_flattened());
+    }
     let mut block = Vec::with_capacity(4 * tokens.len());
     for id in tokens {
         block.extend_from_slice(&id.to_le_bytes());
@@ -65,6 +73,17 @@ pub fn extend(before: BlockHash, tokens: &[u32], extra: &[ExtraKey]) -> BlockHas
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Short and long blocks are hashed from the same bytes.
+    #[test]
+    fn a_block_is_named_by_its_bytes() {
+        for tokens in [1, 16, 64, 65, 256] {
+            let ids: Vec<u32> = (0..tokens).map(|i| i * 70_001).collect();
+            let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+            let before = BlockHash(77);
+            assert_eq!(extend(before, &ids, &[]), Chain::after(before).push(&bytes));
+        }
+    }
 
     #[test]
     fn what_is_kept_apart_shares_no_name() {

@@ -13,15 +13,16 @@ use std::{
 use keyway_core::{
     consider,
     index::{PrefixIndex, WorkerId},
+    may_wait,
     pick::{Candidate, Pick, Turn},
     quote,
-    waiting_room::{Ahead, Desk, Place, Quote, WaitingRoom},
+    waiting_room::{Ahead, Desk, Place, Quote, Sheet, WaitingRoom},
 };
 use parking_lot::MutexGuard;
 use tokio::sync::oneshot;
 
 use super::{Choice, Router, Setting, Ticket};
-use crate::{clock, error::Error, request::RequestInfo};
+use crate::{clock, error::Error, fleet::Worker, request::RequestInfo};
 
 /// A request that waits.
 #[derive(Debug)]
@@ -33,12 +34,21 @@ pub(super) struct Held {
     begin: oneshot::Sender<Choice>,
 }
 
-/// Where a request would begin: candidates as they were weighed, the pick among them, and whose they are.
+/// Where a request would begin: candidates as they were weighed, and the pick among them.
 struct Plan {
+    /// Which of the counter's rosters the candidates are from.
+    roster: usize,
     candidates: Vec<Candidate>,
     pick: Pick,
-    /// The place of each candidate among the setting's workers.
+}
+
+/// Workers that the same requests may go to, looked at once for all of them.
+struct Roster {
+    workers: Vec<Arc<Worker>>,
+    by_tokens: bool,
+    /// The place of each candidate among the workers: who went down in the meantime is no candidate.
     worker_of: Vec<usize>,
+    sheet: Sheet,
 }
 
 /// The room's desk: quotes from the index, begins with a ticket.
@@ -46,6 +56,9 @@ struct Counter<'a> {
     router: &'a Arc<Router>,
     index: MutexGuard<'a, PrefixIndex>,
     now: Duration,
+    horizon_ms: f64,
+    /// One for each set of workers that those who wait may go to; they are few, as there are few models.
+    rosters: Vec<Roster>,
     begun: Vec<(oneshot::Sender<Choice>, Choice)>,
 }
 
@@ -87,9 +100,10 @@ impl Router {
         let held = Held { setting, streams: request.stream, model: request.model.clone(), entered, begin };
         self.finish_lingering();
         let mut room = self.room.lock();
-        let own_ms = if room.is_empty() { 0.0 } else { self.counter().own_ms(&held) };
+        let mut counter = self.counter(&room);
+        let own_ms = if room.is_empty() { 0.0 } else { counter.own_ms(&held) };
         let place = room.enter(entered, own_ms, held);
-        hand_out(self.release(room));
+        hand_out(counter.release(room));
         Ok((begun, LeaveOnDrop { router: self, place }))
     }
 
@@ -97,26 +111,20 @@ impl Router {
     pub(super) fn pump(self: &Arc<Self>) {
         // Almost always nobody waits.
         if self.holding.load(Ordering::Acquire) > 0 {
-            hand_out(self.release(self.room.lock()));
+            let room = self.room.lock();
+            hand_out(self.counter(&room).release(room));
         }
     }
 
-    fn counter(self: &Arc<Self>) -> Counter<'_> {
-        Counter { router: self, index: self.index.lock(), now: self.now(), begun: Vec::new() }
-    }
-
-    fn release(
-        self: &Arc<Self>,
-        mut room: MutexGuard<'_, WaitingRoom<Held>>,
-    ) -> Vec<(oneshot::Sender<Choice>, Choice)> {
-        let mut counter = self.counter();
-        room.release(counter.now, &mut counter);
-        let (now, begun) = (counter.now, std::mem::take(&mut counter.begun));
-        drop(counter);
-        self.holding.store(room.len(), Ordering::Release);
-        self.metrics.holding.set(room.len() as i64);
-        self.set_alarm(now, room.wake());
-        begun
+    fn counter(self: &Arc<Self>, room: &WaitingRoom<Held>) -> Counter<'_> {
+        Counter {
+            router: self,
+            index: self.index.lock(),
+            now: self.now(),
+            horizon_ms: room.rules().horizon_ms,
+            rosters: Vec::new(),
+            begun: Vec::new(),
+        }
     }
 
     /// Looks at the room again at `wake`, unless an alarm is set for an earlier time.
@@ -152,41 +160,86 @@ fn hand_out(begun: Vec<(oneshot::Sender<Choice>, Choice)>) {
 }
 
 impl Counter<'_> {
+    /// Begins what can begin now, and closes.
+    fn release(
+        mut self,
+        mut room: MutexGuard<'_, WaitingRoom<Held>>,
+    ) -> Vec<(oneshot::Sender<Choice>, Choice)> {
+        room.release(self.now, &mut self);
+        let Self { router, index, now, begun, .. } = self;
+        drop(index);
+        router.holding.store(room.len(), Ordering::Release);
+        router.metrics.holding.set(room.len() as i64);
+        router.set_alarm(now, room.wake());
+        begun
+    }
+
     fn own_ms(&mut self, held: &Held) -> f64 {
         self.quote(held, &Ahead::default()).map_or(0.0, |(quote, _)| quote.own_ms)
     }
 
-    fn plan(&self, held: &Held, ahead: &Ahead) -> Option<Plan> {
+    /// The roster of a request, and which it is.
+    fn roster(&mut self, setting: &Setting) -> usize {
+        let same = |roster: &Roster| {
+            roster.by_tokens == setting.by_tokens
+                && roster.workers.len() == setting.workers.len()
+                && roster.workers.iter().zip(&setting.workers).all(|(a, b)| Arc::ptr_eq(a, b))
+        };
+        if let Some(known) = self.rosters.iter().position(same) {
+            return known;
+        }
+        let all = setting.candidates(self.now);
+        let worker_of: Vec<usize> = (0..all.len()).filter(|&i| setting.workers[i].routable()).collect();
+        let candidates = worker_of.iter().map(|&i| all[i]).collect();
+        let sheet = Sheet::new(candidates, self.horizon_ms);
+        let (workers, by_tokens) = (setting.workers.clone(), setting.by_tokens);
+        self.rosters.push(Roster { workers, by_tokens, worker_of, sheet });
+        self.rosters.len() - 1
+    }
+
+    fn plan(&mut self, held: &Held, ahead: &Ahead) -> Option<Plan> {
         let setting = &held.setting;
         let turn =
             Turn { counter: self.router.turn.fetch_add(1, Ordering::Relaxed), random: fastrand::u64(..) };
         let views = setting.request_views();
-        let all = setting.candidates(self.now);
-        // Who went down while it waited is no candidate any more.
-        let worker_of: Vec<usize> = (0..all.len()).filter(|&i| setting.workers[i].routable()).collect();
-        let mut candidates: Vec<Candidate> = worker_of.iter().map(|&i| all[i]).collect();
+        let roster = self.roster(setting);
+        let Roster { worker_of, sheet, .. } = &self.rosters[roster];
+        let mut candidates = sheet.candidates().to_vec();
         let view_of: Vec<usize> = worker_of.iter().map(|&i| setting.view_of[i]).collect();
         let seen = (&views[..], &view_of[..]);
         let pick = consider(self.router.policy, seen, &mut candidates, ahead, &turn, &self.index)?;
-        Some(Plan { candidates, pick, worker_of })
+        Some(Plan { roster, candidates, pick })
     }
 }
 
 impl Desk<Held> for Counter<'_> {
     type Plan = Plan;
 
+    fn least_excess_ms(&mut self, held: &Held, ahead: &Ahead) -> f64 {
+        if !may_wait(self.router.policy, self.router.holds, held.setting.prompt_tokens) {
+            return f64::NEG_INFINITY;
+        }
+        let roster = self.roster(&held.setting);
+        self.rosters[roster].sheet.least_excess_ms(ahead)
+    }
+
+    fn is_open(&mut self, held: &Held, worker: WorkerId, ahead: &Ahead) -> bool {
+        let roster = self.roster(&held.setting);
+        self.rosters[roster].sheet.is_open(worker, ahead)
+    }
+
     fn quote(&mut self, held: &Held, ahead: &Ahead) -> Option<(Quote, Plan)> {
         let plan = self.plan(held, ahead)?;
-        let chosen = &plan.candidates[plan.pick.index];
         let (router, prompt_tokens) = (self.router, held.setting.prompt_tokens);
-        let quote = quote(router.policy, router.holds, prompt_tokens, chosen, &plan.pick);
+        let quote = quote(router.policy, router.holds, prompt_tokens, &plan.candidates, &plan.pick);
         Some((quote, plan))
     }
 
     fn begin(&mut self, held: Held, plan: Option<Plan>) {
         // Without a plan nobody is ready; dropping its end of the channel says so.
-        let Some(Plan { candidates, pick, worker_of }) = plan else { return };
+        let Some(Plan { roster, candidates, pick }) = plan else { return };
         let (router, setting) = (self.router, &held.setting);
+        let Roster { worker_of, sheet, .. } = &mut self.rosters[roster];
         let chosen = worker_of[pick.index];
         let worker = Arc::clone(&setting.workers[chosen]);
         let view = &setting.views[setting.view_of[chosen]];
@@ -199,6 +252,7 @@ impl Desk<Held> for Counter<'_> {
             pick.uncached_tokens,
             held.streams,
         );
+        sheet.update(pick.index, worker.load.snapshot(self.now, candidates[pick.index].tokens_per_ms));
         if let Some(log) = &router.decision_log {
             let workers = worker_of.iter().map(|&i| &setting.workers[i]);
             log.choice(held.model.as_deref(), setting, view, workers.zip(&candidates), &pick, &worker.name);

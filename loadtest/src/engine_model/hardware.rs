@@ -82,7 +82,7 @@ const QWEN3_30B_A3B: Model = Model {
 };
 
 /// Every profile, in the order in which they are listed to users.
-pub const PROFILES: [Profile; 8] = [
+pub const PROFILES: [Profile; 9] = [
     derive("h100-8b", "Llama 3.1 8B on one H100 SXM", &H100, &LLAMA_8B, 1.0, 8192),
     derive("h200-8b", "Llama 3.1 8B on one H200", &H200, &LLAMA_8B, 1.0, 8192),
     derive("a100-8b", "Llama 3.1 8B on one A100 80 GB", &A100, &LLAMA_8B, 1.0, 8192),
@@ -97,6 +97,7 @@ pub const PROFILES: [Profile; 8] = [
         8192,
     ),
     CPU_WORKER,
+    FCFS_6K,
     INSTANT,
 ];
 
@@ -129,6 +130,19 @@ const INSTANT: Profile = Profile {
     token_budget: 1 << 20,
     running_max: 1024,
     cost: StepCost::ZERO,
+};
+
+/// What routers are compared on: 6,000 prompt tokens a second in order of arrival, whatever their length, so that a figure
+/// can be checked by hand; a decode step takes 20 ms, as long as 120 tokens of prompt.
+const FCFS_6K: Profile = Profile {
+    name: "fcfs-6k",
+    about: "6,000 prompt tokens a second in order of arrival: for comparing routers",
+    block_tokens: KV_BLOCK_TOKENS,
+    kv_blocks: 32_768,
+    // One step is at most 85 ms, and mostly one prompt's alone.
+    token_budget: 512,
+    running_max: 256,
+    cost: StepCost { weights_ns: 20e6, token_ns: 1e9 / 6_000.0, ..StepCost::ZERO },
 };
 
 /// The profile of this name.

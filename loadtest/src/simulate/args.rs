@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
-use keyway_core::Policy;
 
+use super::Contender;
 use crate::{
     args::SliceArgs,
     limits::MOCK_WORKERS_MAX,
@@ -80,9 +80,10 @@ pub struct FleetArgs {
     /// Workers
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=i64::from(MOCK_WORKERS_MAX)))]
     pub workers: u16,
-    /// Routing policies to compare: prefix (or keyway), least-loaded, round-robin, random, power-of-two, chwbl
+    /// Routing policies to compare: prefix (or keyway), least-loaded, round-robin, random, power-of-two, chwbl; and formulas of
+    /// other routers: lmetric, dynamo, threshold (sglang-router's cache_aware)
     #[arg(long, value_name = "POLICY,…", default_value = "prefix,round-robin", value_delimiter = ',')]
-    pub policy: Vec<Policy>,
+    pub policy: Vec<Contender>,
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
     pub engine: EngineArgs,

@@ -4,13 +4,14 @@
 use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 
 use keyway_core::{
-    Load, PrefixIndex, RoomRules, WaitingRoom, WorkerId,
+    Load, LoadSnapshot, PrefixIndex, RoomRules, WaitingRoom, WorkerId,
     pace::Waiting,
-    pick::{Candidate, Policy},
+    pick::Candidate,
     rate::{PrefillRate, relative_speeds, tokens_per_ms},
 };
 
 use super::{
+    contender::Contender,
     outcome::Outcome,
     routing::{Arrival, Clerk},
 };
@@ -45,7 +46,7 @@ pub(super) struct Workload {
 pub(super) struct FleetSetup {
     pub(super) workers: usize,
     pub(super) profile: Profile,
-    pub(super) policy: Policy,
+    pub(super) policy: Contender,
     /// Bytes of the router's index.
     pub(super) index_bytes: usize,
     /// Prompt tokens in one block of the router's chain.
@@ -83,6 +84,8 @@ pub(super) struct Run<'a> {
     desks: Vec<Desk>,
     /// Each worker's prompt tokens per millisecond, as fitted lately.
     speeds: Vec<f64>,
+    /// Choices made when they are looked at again.
+    speeds_until: u64,
     /// Choices made.
     pub(super) counter: u64,
     pub(super) random: u64,
@@ -95,6 +98,8 @@ struct Desk {
     load: Load,
     rate: PrefillRate,
     flights: Vec<Flight>,
+    /// Prompt tokens of the requests under way.
+    context_tokens: u64,
     /// Whether a first or last token came since the router last looked.
     changed: bool,
 }
@@ -106,6 +111,7 @@ struct Flight {
     sent: Nanos,
     first: Nanos,
     waiting: Option<Waiting>,
+    prompt_tokens: u64,
     /// Prompt tokens that the router expected to be computed there before its first token, its own among them.
     tokens_before_first: u64,
 }
@@ -136,6 +142,7 @@ impl<'a> Run<'a> {
             planned: vec![None; setup.workers],
             desks: (0..setup.workers).map(|_| Desk::default()).collect(),
             speeds: Vec::new(),
+            speeds_until: 0,
             counter: 0,
             random: workload.seed,
             outcome: Outcome::new(setup.workers),
@@ -171,7 +178,7 @@ impl<'a> Run<'a> {
     fn release(&mut self, at: Nanos) {
         // Out of the way, because the clerk works with all the rest.
         let mut room = std::mem::replace(&mut self.room, WaitingRoom::new(RoomRules::default()));
-        room.release(Duration::from_nanos(at), &mut Clerk { run: self, at });
+        room.release(Duration::from_nanos(at), &mut Clerk::new(self, at));
         self.room = room;
     }
 
@@ -192,14 +199,15 @@ impl<'a> Run<'a> {
 
     fn arrive(&mut self, at: Nanos, copy: u64, row: usize) {
         let arrival = Arrival::new(self.workload, self.setup, at, copy, row);
-        let own_ms = if self.room.is_empty() { 0.0 } else { Clerk { run: self, at }.own_ms(&arrival) };
+        let own_ms = if self.room.is_empty() { 0.0 } else { Clerk::new(self, at).own_ms(&arrival) };
         self.room.enter(Duration::from_nanos(at), own_ms, arrival);
         self.release(at);
     }
 
     /// The workers, without what they hold.
     pub(super) fn candidates(&mut self, at: Nanos) -> Vec<Candidate> {
-        if self.counter.is_multiple_of(SPEEDS_EVERY) || self.speeds.is_empty() {
+        if self.counter >= self.speeds_until {
+            self.speeds_until = self.counter + SPEEDS_EVERY;
             let rates: Vec<_> = self.desks.iter().map(|desk| desk.rate.tokens_per_second()).collect();
             self.speeds = tokens_per_ms(&rates, &relative_speeds(&rates));
         }
@@ -213,6 +221,16 @@ impl<'a> Run<'a> {
             weight: 1.0,
         };
         (0u32..).zip(&self.desks).zip(&self.speeds).map(of).collect()
+    }
+
+    /// Prompt tokens under way at each worker.
+    pub(super) fn contexts(&self) -> Vec<u64> {
+        self.desks.iter().map(|desk| desk.context_tokens).collect()
+    }
+
+    /// What one worker is doing.
+    pub(super) fn load(&self, worker: usize, at: Nanos) -> LoadSnapshot {
+        self.desks[worker].load.snapshot(Duration::from_nanos(at), self.speeds[worker])
     }
 
     /// Sends a request to a worker, of which `uncached` tokens are expected to be computed.
@@ -235,8 +253,11 @@ impl<'a> Run<'a> {
         if desk.flights.len() <= slot {
             desk.flights.resize_with(slot + 1, Flight::default);
         }
-        desk.flights[slot] = Flight { arrived: arrival.at, sent: at, first: 0, waiting, tokens_before_first };
-        self.outcome.taken(worker, arrival.prompt_tokens);
+        let Arrival { at: arrived, prompt_tokens, .. } = arrival;
+        desk.flights[slot] =
+            Flight { arrived, sent: at, first: 0, waiting, prompt_tokens, tokens_before_first };
+        desk.context_tokens += prompt_tokens;
+        self.outcome.taken(worker, prompt_tokens);
         self.plan(worker);
     }
 
@@ -267,6 +288,7 @@ impl Listener for Counting<'_> {
         }
         if token.last {
             self.desk.load.end();
+            self.desk.context_tokens -= flight.prompt_tokens;
             self.desk.changed = true;
             let gaps = u64::from(token.number - 1);
             let tpot = (token.at - flight.first).checked_div(gaps);

@@ -1,14 +1,15 @@
 //! The router of a simulated fleet: the gateway's own core at the gateway's own places, with the simulation's clock.
 
 use keyway_core::{
-    consider,
-    pick::{Pick, RequestView, Turn},
+    RoomRules, WorkerId, consider, may_wait,
+    pick::{Candidate, RequestView, Turn},
     quote,
-    waiting_room::{Ahead, Desk, Quote},
+    waiting_room::{Ahead, Desk, Quote, Sheet},
 };
 use keyway_wire::block_hash::BlockHash;
 
 use super::{
+    contender::Contender,
     fleet::{FleetSetup, Run, Workload},
     prompts,
 };
@@ -26,10 +27,18 @@ pub(super) struct Arrival {
     index_chain: Option<Vec<BlockHash>>,
 }
 
+/// Where a request goes, and how much of it is computed there.
+pub(super) struct Plan {
+    index: usize,
+    uncached_tokens: u64,
+}
+
 /// The waiting room's desk.
 pub(super) struct Clerk<'r, 'a> {
-    pub(super) run: &'r mut Run<'a>,
-    pub(super) at: Nanos,
+    run: &'r mut Run<'a>,
+    at: Nanos,
+    /// The workers at this moment.
+    sheet: Sheet,
 }
 
 impl Arrival {
@@ -53,7 +62,12 @@ impl Arrival {
     }
 }
 
-impl Clerk<'_, '_> {
+impl<'r, 'a> Clerk<'r, 'a> {
+    pub(super) fn new(run: &'r mut Run<'a>, at: Nanos) -> Self {
+        let sheet = Sheet::new(run.candidates(at), RoomRules::default().horizon_ms);
+        Self { run, at, sheet }
+    }
+
     /// Its own prefill where it is least, in milliseconds.
     pub(super) fn own_ms(&mut self, arrival: &Arrival) -> f64 {
         self.quote(arrival, &Ahead::default()).map_or(0.0, |(quote, _)| quote.own_ms)
@@ -61,11 +75,26 @@ impl Clerk<'_, '_> {
 }
 
 impl Desk<Arrival> for Clerk<'_, '_> {
-    type Plan = Pick;
+    type Plan = Plan;
 
-    fn quote(&mut self, arrival: &Arrival, ahead: &Ahead) -> Option<(Quote, Pick)> {
+    fn least_excess_ms(&mut self, arrival: &Arrival, ahead: &Ahead) -> f64 {
+        match *self.run.setup {
+            FleetSetup { policy: Contender::Ours(policy), hold, .. }
+                if may_wait(policy, hold, arrival.prompt_tokens) =>
+            {
+                self.sheet.least_excess_ms(ahead)
+            }
+            _ => f64::NEG_INFINITY,
+        }
+    }
+
+    fn is_open(&mut self, _: &Arrival, worker: WorkerId, ahead: &Ahead) -> bool {
+        self.sheet.is_open(worker, ahead)
+    }
+
+    fn quote(&mut self, arrival: &Arrival, ahead: &Ahead) -> Option<(Quote, Plan)> {
         let run = &mut *self.run;
-        let mut candidates = run.candidates(self.at);
+        let mut candidates = self.sheet.candidates().to_vec();
         run.random = splitmix(run.random);
         let turn = Turn { counter: run.counter, random: run.random };
         run.counter += 1;
@@ -74,15 +103,25 @@ impl Desk<Arrival> for Clerk<'_, '_> {
             prompt_tokens: arrival.prompt_tokens,
             block_tokens: f64::from(run.setup.index_block_tokens),
         };
-        let FleetSetup { policy, hold, .. } = *run.setup;
+        let FleetSetup { policy: contender, hold, .. } = *run.setup;
+        let Contender::Ours(policy) = contender else {
+            let index = contender.choose(&view, &mut candidates, &run.contexts(), &turn, &run.index)?;
+            let Candidate { worker, matched_blocks, .. } = candidates[index];
+            let quote =
+                Quote { worker, backlog_ms: f64::NEG_INFINITY, own_ms: 0.0, weighed: candidates.len() };
+            let uncached_tokens = view.prompt_tokens - view.matched_tokens(matched_blocks);
+            return Some((quote, Plan { index, uncached_tokens }));
+        };
         let pick = consider(policy, (&[view], &[]), &mut candidates, ahead, &turn, &run.index)?;
-        Some((quote(policy, hold, arrival.prompt_tokens, &candidates[pick.index], &pick), pick))
+        let plan = Plan { index: pick.index, uncached_tokens: pick.uncached_tokens };
+        Some((quote(policy, hold, arrival.prompt_tokens, &candidates, &pick), plan))
     }
 
-    fn begin(&mut self, arrival: Arrival, plan: Option<Pick>) {
+    fn begin(&mut self, arrival: Arrival, plan: Option<Plan>) {
         // There is at least one worker, so there is a plan.
-        let Some(pick) = plan else { return };
-        drop(self.run.index.place(keyway_core::WorkerId(pick.index as u32), arrival.index_chain()));
-        self.run.send(self.at, pick.index, arrival, pick.uncached_tokens);
+        let Some(Plan { index, uncached_tokens }) = plan else { return };
+        drop(self.run.index.place(WorkerId(index as u32), arrival.index_chain()));
+        self.run.send(self.at, index, arrival, uncached_tokens);
+        self.sheet.update(index, self.run.load(index, self.at));
     }
 }

@@ -1,70 +1,119 @@
-//! Who holds a given block: the table's entry leads to the first slot of a list in the order of worker places,
-//! and that first slot knows how long the list is. Recency is not its business.
+//! Who holds which block: slots, and the way to them. A block's hash leads to its first holder, which knows how many there
+//! are and from which the others can be listed; hash and worker together lead to any other one. So each residency
+//! takes one entry of the table, and none is more than two searches away, however many share a block. Recency is the
+//! index's business.
 
 use keyway_wire::block_hash::BlockHash;
 
-use super::slab::{NIL, Slab};
-use super::table::Table;
+use super::slab::{NIL, SLOT_BYTES, Slab, Slot};
+use super::table::{ENTRY_BYTES, Table};
 
-/// The slots that hold `hash`, in the order of worker places.
-pub(super) fn iter<'a>(table: &Table, slab: &'a Slab, hash: BlockHash) -> impl Iterator<Item = u32> + 'a {
-    let first = table.get(hash, |slot| slab[slot].hash);
-    std::iter::successors(first, |&slot| Some(slab[slot].holder).filter(|&next| next != NIL))
+/// Residencies, at most as many as there is room for.
+pub(super) struct Holders {
+    table: Table,
+    pub(super) slab: Slab,
 }
 
-/// How many workers hold `hash`.
-pub(super) fn count(table: &Table, slab: &Slab, hash: BlockHash) -> usize {
-    table.get(hash, |slot| slab[slot].hash).map_or(0, |first| usize::from(slab[first].holders))
-}
-
-/// The slot that says the worker at `place` holds `hash`.
-pub(super) fn find(table: &Table, slab: &Slab, hash: BlockHash, place: u16) -> Option<u32> {
-    iter(table, slab, hash)
-        .find(|&slot| slab[slot].worker >= place)
-        .filter(|&slot| slab[slot].worker == place)
-}
-
-/// Enters `slot` among the holders of its hash. Its worker must not be among them.
-pub(super) fn attach(table: &mut Table, slab: &mut Slab, slot: u32) {
-    let (hash, place) = (slab[slot].hash, slab[slot].worker);
-    let Some(first) = table.get(hash, |slot| slab[slot].hash) else {
-        slab[slot].holders = 1;
-        table.set(hash, slot, |slot| slab[slot].hash);
-        return;
-    };
-    let holders = slab[first].holders + 1;
-    if place < slab[first].worker {
-        slab[slot].holder = first;
-        slab[slot].holders = holders;
-        table.set(hash, slot, |slot| slab[slot].hash);
-        return;
+impl Holders {
+    /// As many as fit into so many bytes.
+    pub(super) fn new(byte_budget: usize) -> Self {
+        // Slot 0 and the table's spare entry come on top of what each residency takes.
+        let rest = byte_budget.saturating_sub(SLOT_BYTES + ENTRY_BYTES);
+        let slots = (2 * rest / (2 * SLOT_BYTES + 3 * ENTRY_BYTES)).min(u32::MAX as usize - 1);
+        Self { table: Table::new(slots), slab: Slab::new(slots) }
     }
-    slab[first].holders = holders;
-    let mut before = first;
-    while slab[before].holder != NIL && slab[slab[before].holder].worker < place {
-        before = slab[before].holder;
-    }
-    slab[slot].holder = slab[before].holder;
-    slab[before].holder = slot;
-}
 
-/// Takes `slot` from among the holders of its hash.
-pub(super) fn detach(table: &mut Table, slab: &mut Slab, slot: u32) {
-    let hash = slab[slot].hash;
-    let Some(first) = table.get(hash, |slot| slab[slot].hash) else { return };
-    let holders = slab[first].holders - 1;
-    if first != slot {
-        let mut before = first;
-        while slab[before].holder != slot {
-            before = slab[before].holder;
+    pub(super) fn bytes(&self) -> usize {
+        self.table.bytes() + self.slab.bytes()
+    }
+
+    /// The slots that hold `hash`, in no particular order.
+    pub(super) fn iter(&self, hash: BlockHash) -> impl Iterator<Item = u32> {
+        let next = |&slot: &u32| Some(self.slab[slot].next_holder).filter(|&next| next != NIL);
+        std::iter::successors(self.first(hash), next)
+    }
+
+    /// How many workers hold `hash`.
+    pub(super) fn count(&self, hash: BlockHash) -> usize {
+        self.first(hash).map_or(0, |first| usize::from(self.slab[first].holders))
+    }
+
+    /// The slot that says the worker at `place` holds `hash`.
+    pub(super) fn find(&self, hash: BlockHash, place: u16) -> Option<u32> {
+        let first = self.first(hash)?;
+        if self.slab[first].worker == place {
+            return Some(first);
         }
-        slab[before].holder = slab[slot].holder;
-        slab[first].holders = holders;
-    } else if holders == 0 {
-        table.remove(hash, |slot| slab[slot].hash);
-    } else {
-        let next = slab[slot].holder;
-        slab[next].holders = holders;
-        table.set(hash, next, |slot| slab[slot].hash);
+        if self.slab[first].holders == 1 {
+            return None;
+        }
+        let is = |slot| {
+            let Slot { hash: of, worker, .. } = self.slab[slot];
+            of == hash && worker == place
+        };
+        self.table.get(key(hash, place), is)
     }
+
+    /// Enters a residency. There must be room, and the worker must not hold the block yet.
+    pub(super) fn insert(&mut self, hash: BlockHash, place: u16, stamp: u32) -> u32 {
+        let first = self.first(hash);
+        let slot = self.slab.take(hash, place, stamp);
+        let Some(first) = first else {
+            self.slab[slot].holders = 1;
+            self.table.insert(hash.0, slot);
+            return slot;
+        };
+        self.slab[first].holders += 1;
+        let next = std::mem::replace(&mut self.slab[first].next_holder, slot);
+        (self.slab[slot].previous_holder, self.slab[slot].next_holder) = (first, next);
+        if next != NIL {
+            self.slab[next].previous_holder = slot;
+        }
+        self.table.insert(key(hash, place), slot);
+        slot
+    }
+
+    /// Forgets a residency that is on no recency list any more.
+    pub(super) fn remove(&mut self, slot: u32) {
+        let Slot { hash, worker, holders, next_holder: next, previous_holder: previous, .. } =
+            self.slab[slot];
+        let itself = |found| found == slot;
+        if next != NIL {
+            self.slab[next].previous_holder = previous;
+        }
+        if previous != NIL {
+            self.slab[previous].next_holder = next;
+            if let Some(first) = self.first(hash) {
+                self.slab[first].holders -= 1;
+            }
+            self.table.remove(key(hash, worker), itself);
+        } else if next == NIL {
+            self.table.remove(hash.0, itself);
+        } else {
+            // The next one becomes the first.
+            self.table.remove(key(hash, self.slab[next].worker), |found| found == next);
+            self.table.replace(hash.0, next, itself);
+            self.slab[next].holders = holders - 1;
+        }
+        self.slab.give(slot);
+    }
+
+    /// Brings what leads to these blocks into the processor's cache.
+    pub(super) fn fetch(&self, hashes: &[BlockHash]) {
+        self.table.fetch(hashes.iter().map(|hash| hash.0));
+    }
+
+    fn first(&self, hash: BlockHash) -> Option<u32> {
+        let is_first = |slot| {
+            let Slot { hash: of, holders, .. } = self.slab[slot];
+            of == hash && holders > 0
+        };
+        self.table.get(hash.0, is_first)
+    }
+}
+
+/// The table's key of a residency that is not its block's first.
+fn key(hash: BlockHash, place: u16) -> u64 {
+    // An odd factor: places differ in the low bits, tags are made of all.
+    hash.0.rotate_left(32) ^ (u64::from(place) + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93)
 }

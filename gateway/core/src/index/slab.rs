@@ -1,4 +1,4 @@
-//! The residencies themselves: one slot says that one worker holds one block. Allocated once, recycled through a
+//! The slots of residencies: one slot says that one worker holds one block. Allocated once, recycled through a
 //! free list, and threaded onto each worker's recency list. Which slots share a hash is [`super::holders`]'.
 
 use keyway_wire::block_hash::BlockHash;
@@ -12,16 +12,18 @@ pub(super) struct Slot {
     /// The block, and with it the whole prefix that ends there.
     pub(super) hash: BlockHash,
     /// Number of the last placement that touched it; 0 in a free slot.
-    pub(super) stamp: u64,
-    /// Next holder of the same hash, in the order of worker places.
-    pub(super) holder: u32,
+    pub(super) stamp: u32,
+    /// Next holder of the same hash.
+    pub(super) next_holder: u32,
+    /// The holder before it; [`NIL`] in the first.
+    pub(super) previous_holder: u32,
     /// Neighbour in the worker's recency list that was used later.
     pub(super) newer: u32,
     /// Neighbour in the worker's recency list that was used earlier; in a free slot, the next free one.
     pub(super) older: u32,
     /// Place of the worker in the workers' table.
     pub(super) worker: u16,
-    /// In the first holder of a hash: how many there are.
+    /// In the first holder of a hash: how many there are; 0 in the others.
     pub(super) holders: u16,
 }
 
@@ -29,8 +31,16 @@ pub(super) struct Slot {
 pub(super) const SLOT_BYTES: usize = size_of::<Slot>();
 const _: () = assert!(SLOT_BYTES == 32, "two slots to a cache line");
 
-const VACANT: Slot =
-    Slot { hash: BlockHash(0), stamp: 0, holder: NIL, newer: NIL, older: NIL, worker: 0, holders: 0 };
+const VACANT: Slot = Slot {
+    hash: BlockHash(0),
+    stamp: 0,
+    next_holder: NIL,
+    previous_holder: NIL,
+    newer: NIL,
+    older: NIL,
+    worker: 0,
+    holders: 0,
+};
 
 /// One worker's residencies, from the most to the least recently used.
 #[derive(Clone, Copy, Default)]
@@ -75,7 +85,7 @@ impl Slab {
     }
 
     /// A slot for one more residency. The caller has made room: see [`Slab::is_full`].
-    pub(super) fn take(&mut self, hash: BlockHash, worker: u16, stamp: u64) -> u32 {
+    pub(super) fn take(&mut self, hash: BlockHash, worker: u16, stamp: u32) -> u32 {
         debug_assert!(!self.is_full());
         let slot = Slot { hash, stamp, worker, ..VACANT };
         self.used += 1;

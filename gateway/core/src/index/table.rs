@@ -1,29 +1,27 @@
-//! The map from a block hash to the first slot that holds it: open addressing with linear probing in one
-//! allocation of fixed size. It keeps no hashes: the slots do, and whoever calls says where.
-
-use keyway_wire::block_hash::BlockHash;
+//! The map from a 64-bit key to a slot: open addressing with linear probing in one allocation of fixed size. It keeps
+//! no keys: whoever calls says which slot is meant.
 
 /// Bytes of one entry.
 pub(super) const ENTRY_BYTES: usize = size_of::<u64>();
 
-/// Spreads hashes whose upper bits are alike (2^64 divided by the golden ratio, odd).
+/// Spreads keys whose upper bits are alike (2^64 divided by the golden ratio, odd).
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// An entry is a 32-bit tag of the hash above the 32-bit slot; 0 is empty, as slot 0 is never used. The tag
-/// spares nearly every look at a slot of another hash, which would miss the processor's cache; and it alone says where
+/// An entry is a 32-bit tag of the key above the 32-bit slot; 0 is empty, as slot 0 is never used. The tag
+/// spares nearly every look at a slot of another key, which would miss the processor's cache; and it alone says where
 /// an entry belongs, so that closing a gap looks at no slot at all.
 pub(super) struct Table {
     entries: Vec<u64>,
 }
 
 impl Table {
-    /// Room for `slots` distinct hashes at a load of at most 2/3; zeroed memory, which the system backs with
+    /// Room for `slots` keys at a load of at most 2/3; zeroed memory, which the system backs with
     /// pages only where it is written.
     pub(super) fn new(slots: usize) -> Self {
         Self { entries: vec![0; Self::entries_for(slots)] }
     }
 
-    /// Entries of a table for `slots` hashes. One is always empty, so that a search ends.
+    /// Entries of a table for `slots` keys. One is always empty, so that a search ends.
     pub(super) const fn entries_for(slots: usize) -> usize {
         if slots == 0 { 0 } else { slots + slots / 2 + 1 }
     }
@@ -32,21 +30,28 @@ impl Table {
         self.entries.capacity() * ENTRY_BYTES
     }
 
-    /// The first slot that holds `hash`.
-    pub(super) fn get(&self, hash: BlockHash, hash_of: impl Fn(u32) -> BlockHash) -> Option<u32> {
-        self.find(hash, hash_of).ok().map(|at| self.entries[at] as u32)
+    /// The slot of `key`: of those whose keys are or seem equal, the one that `is` it.
+    pub(super) fn get(&self, key: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
+        self.find(key, is).map(|at| self.entries[at] as u32)
     }
 
-    /// Maps `hash` to `slot`, in place of what it was mapped to.
-    pub(super) fn set(&mut self, hash: BlockHash, slot: u32, hash_of: impl Fn(u32) -> BlockHash) {
-        if let Ok(at) | Err(Some(at)) = self.find(hash, hash_of) {
-            self.entries[at] = u64::from(tag(hash)) << 32 | u64::from(slot);
+    /// Maps `key`, which has no slot, to `slot`.
+    pub(super) fn insert(&mut self, key: u64, slot: u32) {
+        if let Err(Some(at)) = self.probe(key, |_| false) {
+            self.entries[at] = entry(key, slot);
         }
     }
 
-    /// Forgets `hash`, and closes the gap so that no tombstone is left.
-    pub(super) fn remove(&mut self, hash: BlockHash, hash_of: impl Fn(u32) -> BlockHash) {
-        let Ok(mut gap) = self.find(hash, hash_of) else { return };
+    /// Maps `key` to `slot` in place of the slot that `is` its own.
+    pub(super) fn replace(&mut self, key: u64, slot: u32, is: impl Fn(u32) -> bool) {
+        if let Some(at) = self.find(key, is) {
+            self.entries[at] = entry(key, slot);
+        }
+    }
+
+    /// Forgets `key`, and closes the gap so that no tombstone is left.
+    pub(super) fn remove(&mut self, key: u64, is: impl Fn(u32) -> bool) {
+        let Some(mut gap) = self.find(key, is) else { return };
         let mut at = gap;
         loop {
             at = self.after(at);
@@ -64,31 +69,35 @@ impl Table {
         self.entries[gap] = 0;
     }
 
-    /// Where `hash` is, or where it would go (`None` in a table without entries).
-    fn find(&self, hash: BlockHash, hash_of: impl Fn(u32) -> BlockHash) -> Result<usize, Option<usize>> {
+    /// Brings the entries of several keys into the processor's cache: it fetches them side by side, where searches one
+    /// after the other would each wait for memory.
+    pub(super) fn fetch(&self, keys: impl Iterator<Item = u64>) {
+        if !self.entries.is_empty() {
+            let entry = |key: u64| self.entries[self.home(tag(key))];
+            std::hint::black_box(keys.fold(0, |all, key| all ^ entry(key)));
+        }
+    }
+
+    fn find(&self, key: u64, is: impl Fn(u32) -> bool) -> Option<usize> {
+        self.probe(key, is).ok()
+    }
+
+    /// Where `key` is, or where it would go (`None` in a table without entries).
+    fn probe(&self, key: u64, is: impl Fn(u32) -> bool) -> Result<usize, Option<usize>> {
         if self.entries.is_empty() {
             return Err(None);
         }
-        let tag = tag(hash);
+        let tag = tag(key);
         let mut at = self.home(tag);
         loop {
             let entry = self.entries[at];
             if entry == 0 {
                 return Err(Some(at));
             }
-            if (entry >> 32) as u32 == tag && hash_of(entry as u32) == hash {
+            if (entry >> 32) as u32 == tag && is(entry as u32) {
                 return Ok(at);
             }
             at = self.after(at);
-        }
-    }
-
-    /// Brings the entries of several hashes into the processor's cache: it fetches them side by side, where searches one
-    /// after the other would each wait for memory.
-    pub(super) fn fetch(&self, hashes: &[BlockHash]) {
-        if !self.entries.is_empty() {
-            let entry = |hash: &BlockHash| self.entries[self.home(tag(*hash))];
-            std::hint::black_box(hashes.iter().fold(0, |all, hash| all ^ entry(hash)));
         }
     }
 
@@ -107,8 +116,12 @@ impl Table {
     }
 }
 
-fn tag(hash: BlockHash) -> u32 {
-    (hash.0.wrapping_mul(SPREAD) >> 32) as u32
+fn entry(key: u64, slot: u32) -> u64 {
+    u64::from(tag(key)) << 32 | u64::from(slot)
+}
+
+fn tag(key: u64) -> u32 {
+    (key.wrapping_mul(SPREAD) >> 32) as u32
 }
 
 #[cfg(test)]
@@ -120,35 +133,43 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Hashes from a few homes, the last one included, so that runs are long and wrap around.
+        /// Keys from a few homes, the last one included, so that runs are long and wrap around; and two of equal tags.
         #[test]
         fn equals_a_map(ops in prop::collection::vec((0_u64..24, any::<bool>()), 0..200)) {
             let slots = 16_usize;
-            let hash_of = |slot: u32| BlockHash(u64::from(slot).wrapping_mul(0xF1DE_83E1_9937_733D));
+            let key_of = |slot: u32| u64::from(slot / 2).wrapping_mul(0xF1DE_83E1_9937_733D);
             let mut table = Table::new(slots);
             let mut model: HashMap<u32, u32> = HashMap::new();
             for (n, insert) in ops {
                 let slot = n as u32 + 1;
-                if insert && model.len() < slots {
-                    table.set(hash_of(slot), slot, hash_of);
+                let is = |found| found == slot;
+                if insert && model.len() < slots && !model.contains_key(&slot) {
+                    table.insert(key_of(slot), slot);
                     model.insert(slot, slot);
                 } else if !insert {
-                    table.remove(hash_of(slot), hash_of);
+                    table.remove(key_of(slot), is);
                     model.remove(&slot);
                 }
                 for slot in 1..=24 {
-                    prop_assert_eq!(table.get(hash_of(slot), hash_of), model.get(&slot).copied());
+                    prop_assert_eq!(table.get(key_of(slot), |found| found == slot), model.get(&slot).copied());
                 }
             }
         }
     }
 
     #[test]
+    fn another_slot_takes_a_key_over() {
+        let mut table = Table::new(3);
+        table.insert(5, 1);
+        table.replace(5, 2, |slot| slot == 1);
+        assert_eq!((table.get(5, |slot| slot == 1), table.get(5, |slot| slot == 2)), (None, Some(2)));
+    }
+
+    #[test]
     fn a_table_of_nothing_finds_nothing() {
         let mut table = Table::new(0);
-        let none = |_| BlockHash(0);
-        table.set(BlockHash(1), 1, none);
-        table.remove(BlockHash(1), none);
-        assert_eq!((table.get(BlockHash(1), none), table.bytes()), (None, 0));
+        table.insert(1, 1);
+        table.remove(1, |_| true);
+        assert_eq!((table.get(1, |_| true), table.bytes()), (None, 0));
     }
 }

@@ -1,7 +1,8 @@
 //! The workers an index knows, each at a small stable place that slots can name in two bytes. The place of a
 //! worker that was removed is given to a later one; its id never is.
 
-use super::slab::Recency;
+use super::slab::{NIL, Recency};
+use super::table::{ENTRY_BYTES, Table};
 
 /// Names one worker. Never reused within a gateway's life. Rendezvous hashing uses it, so gateways that are to
 /// agree on where a new prefix goes must give a worker the same id (one derived from its address, say).
@@ -12,85 +13,93 @@ pub struct WorkerId(pub u32);
 #[derive(Clone, Copy)]
 pub(super) struct Worker {
     pub(super) id: WorkerId,
+    /// Whether the place is taken.
+    known: bool,
     pub(super) recency: Recency,
+    /// What it is computing, where it is exact.
+    pub(super) expected: Recency,
+    /// Whether it says itself what it holds.
+    pub(super) exact: bool,
+    /// The residency it announced last, or one that has gone since: mostly the parent of the next.
+    pub(super) last: u32,
     /// Blocks its cache is believed to hold at most; `u32::MAX`: unknown.
     pub(super) capacity: u32,
 }
 
-/// Bytes of one worker: its state, its entry in the order of ids, and its place in the free list.
-pub(super) const WORKER_BYTES: usize = size_of::<Worker>() + size_of::<(WorkerId, u16)>() + size_of::<u16>();
+/// Bytes of one worker: its state, one and a half entries of the table of ids, and its place in the free list.
+pub(super) const WORKER_BYTES: usize = size_of::<Worker>() + 3 * ENTRY_BYTES / 2 + size_of::<u16>();
 
 pub(super) struct Workers {
     places: Vec<Worker>,
-    /// Ids in order, each with its place.
-    by_id: Vec<(WorkerId, u16)>,
+    /// From an id to its place, counted from 1.
+    by_id: Table,
     free: Vec<u16>,
     max: usize,
 }
 
 impl Workers {
-    /// Room for `max` workers at a time, at most 65,535.
-    pub(super) fn new(max: usize) -> Self {
-        let max = max.min(usize::from(u16::MAX));
-        Self {
-            places: Vec::with_capacity(max),
-            by_id: Vec::with_capacity(max),
-            free: Vec::with_capacity(max),
-            max,
-        }
+    /// As many workers at a time as fit into so many bytes, at most 65,535.
+    pub(super) fn new(byte_budget: usize) -> Self {
+        let max = (byte_budget.saturating_sub(ENTRY_BYTES) / WORKER_BYTES).min(usize::from(u16::MAX));
+        Self { places: Vec::with_capacity(max), by_id: Table::new(max), free: Vec::with_capacity(max), max }
     }
 
     pub(super) fn bytes(&self) -> usize {
         self.places.capacity() * size_of::<Worker>()
-            + self.by_id.capacity() * size_of::<(WorkerId, u16)>()
+            + self.by_id.bytes()
             + self.free.capacity() * size_of::<u16>()
     }
 
     pub(super) fn get(&self, id: WorkerId) -> Option<u16> {
-        self.position(id).ok().map(|at| self.by_id[at].1)
+        self.by_id.get(u64::from(id.0), |place| self.is(place, id)).map(|place| (place - 1) as u16)
     }
 
     /// The place of this worker, a new one if need be; `None` if there is room for no more workers.
     pub(super) fn get_or_add(&mut self, id: WorkerId) -> Option<u16> {
-        let at = match self.position(id) {
-            Ok(at) => return Some(self.by_id[at].1),
-            Err(at) => at,
-        };
-        if self.by_id.len() == self.max {
-            return None;
+        if let Some(place) = self.get(id) {
+            return Some(place);
         }
-        let worker = Worker { id, recency: Recency::default(), capacity: u32::MAX };
+        let (recency, expected) = (Recency::default(), Recency::default());
+        let worker =
+            Worker { id, known: true, recency, expected, exact: false, last: NIL, capacity: u32::MAX };
         let place = if let Some(place) = self.free.pop() {
             self[place] = worker;
             place
-        } else {
+        } else if self.places.len() < self.max {
             self.places.push(worker);
             (self.places.len() - 1) as u16
+        } else {
+            return None;
         };
-        self.by_id.insert(at, (id, place));
+        self.by_id.insert(u64::from(id.0), u32::from(place) + 1);
         Some(place)
     }
 
-    /// Forgets a worker that holds nothing any more.
+    /// Forgets a worker of which nothing is held or expected any more.
     pub(super) fn remove(&mut self, id: WorkerId) {
-        if let Ok(at) = self.position(id) {
-            self.free.push(self.by_id.remove(at).1);
-        }
+        let Some(place) = self.get(id) else { return };
+        self.by_id.remove(u64::from(id.0), |other| other == u32::from(place) + 1);
+        self[place].known = false;
+        self.free.push(place);
     }
 
     /// The worker with the most residencies; the lowest id among equals.
     pub(super) fn largest(&self) -> Option<u16> {
-        let largest =
-            self.by_id.iter().max_by_key(|&&(id, place)| (self[place].recency.len, std::cmp::Reverse(id)));
-        largest.map(|&(_, place)| place)
+        self.iter().max_by_key(|&(id, place)| (self[place].recency.len, std::cmp::Reverse(id))).map(|of| of.1)
+    }
+
+    /// One more than the largest place.
+    pub(super) fn places(&self) -> usize {
+        self.places.len()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (WorkerId, u16)> {
-        self.by_id.iter().copied()
+        let known = (0..).zip(&self.places).filter(|(_, worker)| worker.known);
+        known.map(|(place, worker)| (worker.id, place))
     }
 
-    fn position(&self, id: WorkerId) -> Result<usize, usize> {
-        self.by_id.binary_search_by_key(&id, |&(id, _)| id)
+    fn is(&self, place: u32, id: WorkerId) -> bool {
+        self.places[place as usize - 1].id == id
     }
 }
 

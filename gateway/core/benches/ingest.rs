@@ -1,0 +1,79 @@
+//! KV events from the bytes of a message to the index of full size: each message stores a prompt of 64 blocks of 16 tokens
+//! and removes one that is 256 messages old, as an engine does whose cache is full. Throughput is in stored blocks a
+//! second on one core; as many are removed.
+//!
+//! `cargo bench -p keyway-core --bench ingest`
+#![allow(missing_docs, reason = "Criterion's macros")]
+
+mod support;
+
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use keyway_core::{KvFeed, Recovery, WorkerId};
+use keyway_wire::block_hash::HashKey;
+use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, EventBatch, KvEvent, WireFormat};
+
+const BLOCKS: u64 = 64;
+const BLOCK_TOKENS: u64 = 16;
+/// Messages until a prompt's blocks are removed.
+const KEPT: u64 = 256;
+/// Different messages; more than are kept.
+const MESSAGES: u64 = 2048;
+
+/// The message that stores prompt `number` and removes the one that is due.
+fn message(number: u64, format: WireFormat) -> Vec<u8> {
+    let names = |number: u64| -> Vec<EngineHash> {
+        let name = |block: u64| (number * BLOCKS + block + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        // From the last block to the first, as engines evict, costs the same as in this order.
+        (0..BLOCKS).map(|block| EngineHash::Int(name(block))).collect()
+    };
+    let stored = BlockStored {
+        block_hashes: names(number),
+        token_ids: (0..BLOCKS * BLOCK_TOKENS).map(|i| ((number * 7919 + i * 31) % 128_000) as u32).collect(),
+        block_size: BLOCK_TOKENS as u32,
+        medium: Some("GPU".into()),
+        ..BlockStored::default()
+    };
+    let due = (number + MESSAGES - KEPT) % MESSAGES;
+    let mut gone = names(due);
+    gone.reverse();
+    let removed = BlockRemoved { block_hashes: gone, medium: Some("GPU".into()), ..BlockRemoved::default() };
+    let events = vec![KvEvent::BlockRemoved(removed), KvEvent::BlockStored(stored)];
+    EventBatch { ts: 1.0, events, data_parallel_rank: None }.encode(format)
+}
+
+fn bench(c: &mut Criterion) {
+    let mut filled = support::fill();
+    let mut group = c.benchmark_group("ingest");
+    group.throughput(Throughput::Elements(BLOCKS));
+    for (name, format) in [("vLLM map", WireFormat::VllmMap), ("SGLang array", WireFormat::SglangArray)] {
+        let messages: Vec<Vec<u8>> = (0..MESSAGES).map(|number| message(number, format)).collect();
+        let mut feed = KvFeed::new(WorkerId(7), HashKey::new(3), Recovery::Nothing, 1 << 19);
+        let _ = feed.connected(&mut filled.index);
+        let mut seq = 0;
+        group.bench_function(name, |b| {
+            b.iter(|| {
+                let payload = &messages[(seq % MESSAGES) as usize];
+                let _ = feed.live(&mut filled.index, seq, EventBatch::decode(black_box(payload)));
+                seq += 1;
+            });
+        });
+        let stats = feed.stats();
+        assert_eq!((stats.batches, stats.malformed + stats.orphans + stats.over_capacity), (seq, 0));
+        group.bench_function(format!("{name}, decoding alone"), |b| {
+            b.iter(|| {
+                seq += 1;
+                EventBatch::decode(black_box(&messages[(seq % MESSAGES) as usize]))
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(20);
+    targets = bench
+}
+criterion_main!(benches);

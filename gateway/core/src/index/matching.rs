@@ -1,0 +1,151 @@
+//! How much of a chain each worker holds. As residency is prefix-closed, the sets of holders shrink along the chain, and
+//! equal numbers of holders mean equal sets: the search is a bisection by counts, and workers are told apart only where
+//! a count says that some of them stop there. Changes nothing.
+
+use keyway_wire::block_hash::BlockHash;
+
+use super::{PrefixIndex, WorkerId};
+
+/// A worker that holds the beginning of a chain.
+#[derive(Clone, Copy)]
+struct Found {
+    place: u16,
+    /// Leading blocks it holds.
+    blocks: u32,
+}
+
+/// How much of one chain each worker holds.
+#[derive(Debug)]
+pub struct Lengths<'a> {
+    index: &'a PrefixIndex,
+    by_place: Vec<u32>,
+}
+
+impl Lengths<'_> {
+    /// Leading blocks that this worker holds.
+    pub fn of(&self, worker: WorkerId) -> u32 {
+        self.index.workers.get(worker).map_or(0, |place| self.by_place[usize::from(place)])
+    }
+}
+
+impl PrefixIndex {
+    /// How many leading blocks of `chain` each worker holds, to ask for many of them. What an exact worker is computing
+    /// counts as held.
+    ///
+    /// Takes O(log blocks) searches for each distinct length and O(holders of the first block) for each time that they
+    /// are halved, so O(holders × log lengths) however many hold the prompt.
+    pub fn lengths(&self, chain: &[BlockHash]) -> Lengths<'_> {
+        let mut by_place = vec![0; self.workers.places()];
+        for found in self.find(chain) {
+            by_place[usize::from(found.place)] = found.blocks;
+        }
+        Lengths { index: self, by_place }
+    }
+
+    /// [`PrefixIndex::lengths`] of those that hold the first block, in no particular order.
+    pub fn matched(&self, chain: &[BlockHash]) -> Vec<(WorkerId, u32)> {
+        let found = self.find(chain);
+        found.iter().map(|found| (self.workers[found.place].id, found.blocks)).collect()
+    }
+
+    /// The workers that hold the first block, those of one length side by side.
+    fn find(&self, chain: &[BlockHash]) -> Vec<Found> {
+        let Some(&root) = chain.first() else { return Vec::new() };
+        let of = |slot| Found { place: self.held.slab[slot].worker, blocks: 1 };
+        let mut found: Vec<Found> = self.held.iter(root).map(of).collect();
+        self.search(chain, &mut found, (1, chain.len() + 1), 0);
+        self.expect(chain, &mut found);
+        found
+    }
+
+    /// Finds the lengths of a group of workers, all of whom hold `held` blocks and none `lost`; so many `others` hold
+    /// `lost` blocks too.
+    fn search(
+        &self,
+        chain: &[BlockHash],
+        mut group: &mut [Found],
+        (mut held, mut lost): (usize, usize),
+        mut others: usize,
+    ) {
+        while lost - held > 1 && !group.is_empty() {
+            let middle = usize::midpoint(held, lost);
+            let count = self.held.count(chain[middle - 1]);
+            if count >= group.len() + others {
+                held = middle;
+            } else if count <= others {
+                lost = middle;
+            } else {
+                let stop = self.split(chain[middle - 1], count, group);
+                let (less, more) = group.split_at_mut(stop);
+                self.search(chain, more, (middle, lost), others);
+                others += more.len();
+                (group, lost) = (less, middle);
+            }
+        }
+        for found in group {
+            found.blocks = held as u32;
+        }
+    }
+
+    /// Puts those of the group that do not hold the block in front; says how many they are. The block's `count` holders
+    /// are listed if they are few, else each of the group is searched for.
+    fn split(&self, block: BlockHash, count: usize, group: &mut [Found]) -> usize {
+        if count > group.len() {
+            return partition(group, |found| self.held.find(block, found.place).is_some());
+        }
+        let mut holders = PlaceSet::new(self.workers.places());
+        self.held.iter(block).for_each(|slot| holders.add(self.held.slab[slot].worker));
+        partition(group, |found| holders.has(found.place))
+    }
+
+    /// Adds what exact workers are computing. Groups of one length lie side by side, so that there are few searches.
+    fn expect(&self, chain: &[BlockHash], found: &mut Vec<Found>) {
+        if self.expected.is_empty() {
+            return;
+        }
+        let run = |place, held: u32| {
+            let more = chain[held as usize..].iter().take_while(|block| self.expected.has(**block, place));
+            held + more.count() as u32
+        };
+        for group in found.chunk_by_mut(|a, b| a.blocks == b.blocks) {
+            let next = chain.get(group[0].blocks as usize);
+            if next.is_some_and(|next| self.expected.places(*next).next().is_some()) {
+                for found in group {
+                    found.blocks = run(found.place, found.blocks);
+                }
+            }
+        }
+        // Those that hold nothing of it yet.
+        let new = self.expected.places(chain[0]).filter(|&place| self.held.find(chain[0], place).is_none());
+        found.extend(new.map(|place| Found { place, blocks: run(place, 0) }));
+    }
+}
+
+/// Puts those of the group in front of which `holds` is false; says how many they are.
+fn partition(group: &mut [Found], holds: impl Fn(&Found) -> bool) -> usize {
+    let mut without = 0;
+    for i in 0..group.len() {
+        if !holds(&group[i]) {
+            group.swap(i, without);
+            without += 1;
+        }
+    }
+    without
+}
+
+/// A set of workers' places.
+struct PlaceSet(Vec<u64>);
+
+impl PlaceSet {
+    fn new(places: usize) -> Self {
+        Self(vec![0; places.div_ceil(64)])
+    }
+
+    fn add(&mut self, place: u16) {
+        self.0[usize::from(place / 64)] |= 1 << (place % 64);
+    }
+
+    fn has(&self, place: u16) -> bool {
+        self.0[usize::from(place / 64)] & 1 << (place % 64) != 0
+    }
+}

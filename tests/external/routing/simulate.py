@@ -1,0 +1,130 @@
+"""Every policy of the gateway and every formula of another router over the workloads that hurt one or the other, in virtual
+time (`keyway-loadtest simulate`): 8, 64 and 512 workers at 0.5, 0.8 and 0.95 of what they can compute without any cache,
+five seeds each. Prints a table and the bar: `prefix` is never worse than `least-loaded` in TTFT p99 by more than 2 %, unless
+the seeds' confidence intervals overlap.
+
+    python3 tests/external/routing/simulate.py --bin target/release/keyway-loadtest [--trace conversation_trace.jsonl]
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+
+BLOCK = 512
+RATE = 6000
+POLICIES = ["prefix", "least-loaded", "power-of-two", "chwbl", "lmetric", "dynamo", "threshold"]
+# Student's t for 95 % and few samples, by degrees of freedom.
+STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78}
+
+
+def prompts(kind, rng):
+    """Endless block lists of one workload."""
+    fresh = iter(range(10**6, 10**9))
+    new = lambda n: [next(fresh) for _ in range(n)]
+    if kind == "one block shared":
+        while True:
+            yield [0] + new(rng.randint(2, 30))
+    if kind == "one prefix half":
+        hot = new(40)
+        while True:
+            yield (hot if rng.random() < 0.5 else []) + new(rng.randint(1, 12))
+    if kind == "never repeats":
+        while True:
+            yield new(rng.randint(1, 40))
+    if kind == "shared prefixes":
+        groups = [new(rng.randint(4, 40)) for _ in range(200)]
+        while True:
+            # A few are asked for much more often than the rest.
+            yield groups[min(int(rng.paretovariate(0.8)) - 1, 199)] + new(rng.randint(1, 8))
+    if kind == "agents":
+        tools, talks = new(20), []
+        while True:
+            if len(talks) < 300 or rng.random() < 0.05:
+                talks.append(tools + new(rng.randint(4, 40)))
+                talks = talks[-300:]
+            talk = rng.choice(talks)
+            talk += new(rng.randint(1, 3))
+            yield list(talk) if len(talk) < 220 else list(talk[:220])
+
+
+def write(path, kind, seed, requests, rate):
+    """A trace of random arrivals in Mooncake's format; `rate` in prompt tokens a second."""
+    rng = random.Random(f"{kind} {seed}")
+    rows, source = [], prompts(kind, rng)
+    for _ in range(requests):
+        rows.append(next(source))
+    mean = sum(len(row) for row in rows) * BLOCK / len(rows)
+    at = 0.0
+    with open(path, "w") as out:
+        for row in rows:
+            at += rng.expovariate(rate / mean)
+            fields = {"timestamp": round(at * 1000), "input_length": len(row) * BLOCK - 7}
+            out.write(json.dumps({**fields, "output_length": rng.randint(8, 64), "hash_ids": row}) + "\n")
+
+
+def simulate(args, trace, workers, seed, more):
+    command = [args.bin, "simulate", "--trace", trace, "--profile", "fcfs-6k", "--workers", str(workers), "--json"]
+    command += ["--policy", ",".join(POLICIES), "--seed", str(seed), "--hash-seed", str(seed), "--index-knows-capacity"]
+    out = subprocess.run([*map(str, command), *more], check=True, stdout=subprocess.PIPE)
+    return {run["policy"]: run for run in json.loads(out.stdout)["runs"]}
+
+
+def recorded(args, workers, share, seed):
+    """The trace of real conversations, at the rate that loads so many workers."""
+    with open(args.trace) as lines:
+        tokens = [json.loads(line)["input_length"] for line in lines][: args.requests * 4]
+    rate = share * workers * RATE / statistics.mean(tokens)
+    options = ["--rate", str(rate), "--spread-bursts", "--requests", str(len(tokens))]
+    return simulate(args, args.trace, workers, seed, options)
+
+
+def interval(values):
+    if len(values) < 2:
+        return statistics.mean(values), 0.0
+    return statistics.mean(values), STUDENT[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", type=pathlib.Path, required=True, help="keyway-loadtest, a release build")
+    parser.add_argument("--trace", help="Mooncake's conversation trace, beside the generated workloads")
+    parser.add_argument("--workers", type=int, nargs="+", default=[8, 64, 512])
+    parser.add_argument("--load", type=float, nargs="+", default=[0.5, 0.8, 0.95])
+    parser.add_argument("--seeds", type=int, default=5, choices=range(1, 6))
+    parser.add_argument("--requests", type=int, default=3000, help="of each run, at least 40 a worker")
+    args = parser.parse_args()
+    kinds = ["one block shared", "one prefix half", "never repeats", "shared prefixes", "agents"]
+    kinds += ["recorded"] if args.trace else []
+    print("TTFT p99 in s (cached share), means of the seeds\n")
+    print(f"| workload | workers | load | {' | '.join(POLICIES)} | |\n|{'---|' * (len(POLICIES) + 4)}")
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        trace = pathlib.Path(folder) / "trace.jsonl"
+        for kind in kinds:
+            for workers in args.workers:
+                for share in args.load:
+                    runs = []
+                    for seed in range(args.seeds):
+                        if kind == "recorded":
+                            runs.append(recorded(args, workers, share, seed))
+                            continue
+                        write(trace, kind, seed, max(args.requests, 40 * workers), share * workers * RATE)
+                        runs.append(simulate(args, trace, workers, seed, []))
+                    p99 = {name: interval([run[name]["ttft"]["p99"] / 1e3 for run in runs]) for name in POLICIES}
+                    cached = {name: statistics.mean(run[name]["cached"] for run in runs) for name in POLICIES}
+                    (ours, ours_ci), (least, least_ci) = p99["prefix"], p99["least-loaded"]
+                    worse = ours > 1.02 * least and ours - ours_ci > least + least_ci
+                    missed += worse
+                    cells = " | ".join(f"{p99[name][0]:.2f} ({cached[name]:.0%})" for name in POLICIES)
+                    print(f"| {kind} | {workers} | {share} | {cells} | {'WORSE' if worse else 'ok'} |", flush=True)
+    print(f"\n{missed} of the rows worse than least-loaded by more than 2 % outside the intervals")
+    sys.exit(1 if missed else 0)
+
+
+main()
