@@ -168,6 +168,7 @@ mod tests {
     async fn a_trial_whose_client_leaves_makes_room_for_the_next() {
         let fleet = Ejections::new(Clock::start(), None);
         let gate = fleet.gate("a".into());
+        let _another = fleet.gate("b".into());
         fail(&gate);
         assert!(!gate.admits());
         tokio::time::advance(FIRST_PAUSE + Duration::from_millis(1)).await;

@@ -8,7 +8,8 @@ import sys
 
 import openai
 
-MESSAGES = [{"role": "user", "content": "What is a KV cache? " * 8}]
+# Long enough that a worker which has it is worth a wait for the answer before.
+MESSAGES = [{"role": "user", "content": "What is a KV cache? " * 64}]
 
 
 def answers(client: openai.OpenAI) -> None:

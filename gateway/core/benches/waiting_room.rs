@@ -70,7 +70,7 @@ fn bench(c: &mut Criterion) {
         let room = || {
             let mut room = WaitingRoom::new(rules);
             for chain in filled.conversations.iter().take(WAITING) {
-                room.enter(Duration::ZERO, 20.0, chain.as_slice());
+                room.enter(Duration::ZERO, Some(20.0), chain.as_slice());
             }
             room
         };

@@ -111,8 +111,8 @@ pub struct WaitingRoom<R> {
 struct Entry<R> {
     number: u64,
     arrived: Duration,
-    /// Own prefill, as of the last quote.
-    own_ms: f64,
+    /// Own prefill, as of the last quote; who comes while nobody waits mostly begins unasked.
+    own_ms: Option<f64>,
     /// The worker that it waits for, as of the last quote, and until when that is not asked again.
     hope: Option<(WorkerId, Duration)>,
     request: R,
@@ -144,8 +144,9 @@ impl<R> WaitingRoom<R> {
         &self.rules
     }
 
-    /// A request came; `own_ms` is its prefill where it is least. It begins with the next [`WaitingRoom::release`].
-    pub fn enter(&mut self, now: Duration, own_ms: f64, request: R) -> Place {
+    /// A request came; `own_ms` is its prefill where it is least, which may be unknown if nobody waits. It begins with the
+    /// next [`WaitingRoom::release`].
+    pub fn enter(&mut self, now: Duration, own_ms: Option<f64>, request: R) -> Place {
         let number = self.next;
         self.next += 1;
         self.waiting.push(Entry { number, arrived: now, own_ms, hope: None, request });
@@ -194,13 +195,16 @@ impl<R> WaitingRoom<R> {
             if !must_begin {
                 let least_ms = desk.least_excess_ms(&entry.request, &ahead);
                 if least_ms > 0.0 {
+                    if entry.own_ms.is_none() {
+                        entry.own_ms = desk.quote(&entry.request, &ahead).map(|(quote, _)| quote.own_ms);
+                    }
                     keep(entry, after(least_ms));
                     continue;
                 }
                 if let Some((worker, until)) = entry.hope.filter(|(_, until)| now < *until)
                     && !desk.is_open(&entry.request, worker, &ahead)
                 {
-                    ahead.add(worker, entry.own_ms);
+                    ahead.add(worker, entry.own_ms.unwrap_or(0.0));
                     keep(entry, until);
                     continue;
                 }
@@ -217,7 +221,7 @@ impl<R> WaitingRoom<R> {
                 let pause =
                     Duration::from_nanos((PAUSE_PER_WEIGHED_NS * quote.weighed as f64 * waiting) as u64);
                 entry.hope = Some((quote.worker, now + pause));
-                entry.own_ms = quote.own_ms;
+                entry.own_ms = Some(quote.own_ms);
                 ahead.add(quote.worker, quote.own_ms);
                 keep(entry, after(excess_ms));
             }
@@ -231,7 +235,7 @@ impl<R> WaitingRoom<R> {
         if self.rules.by_response_ratio {
             let ratio = |entry: &Entry<R>| {
                 let waited = now.saturating_sub(entry.arrived).as_secs_f64() * 1e3;
-                (grain + waited) / entry.own_ms.max(f64::MIN_POSITIVE)
+                (grain + waited) / entry.own_ms.unwrap_or(0.0).max(f64::MIN_POSITIVE)
             };
             self.waiting.sort_by(|a, b| ratio(b).total_cmp(&ratio(a)).then(a.number.cmp(&b.number)));
         } else {

@@ -101,7 +101,7 @@ impl Router {
         self.finish_lingering();
         let mut room = self.room.lock();
         let mut counter = self.counter(&room);
-        let own_ms = if room.is_empty() { 0.0 } else { counter.own_ms(&held) };
+        let own_ms = if room.is_empty() { None } else { counter.own_ms(&held) };
         let place = room.enter(entered, own_ms, held);
         hand_out(counter.release(room));
         Ok((begun, LeaveOnDrop { router: self, place }))
@@ -174,8 +174,8 @@ impl Counter<'_> {
         begun
     }
 
-    fn own_ms(&mut self, held: &Held) -> f64 {
-        self.quote(held, &Ahead::default()).map_or(0.0, |(quote, _)| quote.own_ms)
+    fn own_ms(&mut self, held: &Held) -> Option<f64> {
+        self.quote(held, &Ahead::default()).map(|(quote, _)| quote.own_ms)
     }
 
     /// The roster of a request, and which it is.

@@ -199,7 +199,7 @@ impl<'a> Run<'a> {
 
     fn arrive(&mut self, at: Nanos, copy: u64, row: usize) {
         let arrival = Arrival::new(self.workload, self.setup, at, copy, row);
-        let own_ms = if self.room.is_empty() { 0.0 } else { Clerk::new(self, at).own_ms(&arrival) };
+        let own_ms = if self.room.is_empty() { None } else { Clerk::new(self, at).own_ms(&arrival) };
         self.room.enter(Duration::from_nanos(at), own_ms, arrival);
         self.release(at);
     }

@@ -69,8 +69,8 @@ impl<'r, 'a> Clerk<'r, 'a> {
     }
 
     /// Its own prefill where it is least, in milliseconds.
-    pub(super) fn own_ms(&mut self, arrival: &Arrival) -> f64 {
-        self.quote(arrival, &Ahead::default()).map_or(0.0, |(quote, _)| quote.own_ms)
+    pub(super) fn own_ms(&mut self, arrival: &Arrival) -> Option<f64> {
+        self.quote(arrival, &Ahead::default()).map(|(quote, _)| quote.own_ms)
     }
 }
 

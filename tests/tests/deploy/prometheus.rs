@@ -167,7 +167,9 @@ async fn load(fleet: &Watched) {
 }
 
 /// Families that this fleet leaves without series: it has no events that go wrong, no tokenizer, no second attempts.
-const SILENT: [&str; 9] = [
+const SILENT: [&str; 11] = [
+    "keyway_tenant_requests_total",
+    "keyway_worker_ejections_total",
     "keyway_retries_total",
     "keyway_token_keyer_requests_total",
     "keyway_decision_log_lines_total",

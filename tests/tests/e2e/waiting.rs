@@ -12,8 +12,9 @@ fn long(name: &str) -> Vec<u8> {
     chat_stream(&format!("{name} {}", "all work and no play ".repeat(200_000)))
 }
 
+/// One of some 20 ms.
 fn short(name: &str) -> Vec<u8> {
-    chat_stream(&format!("{name} is short"))
+    chat_stream(&format!("{name} {}", "all play and no work ".repeat(20)))
 }
 
 async fn waiting(cluster: &Cluster) -> f64 {
@@ -42,15 +43,20 @@ fn prompt_of(call: &Call) -> String {
 
 #[tokio::test]
 async fn the_shortest_of_those_who_wait_begins_first() {
-    let (cluster, first, mut call) = busy_cluster(&[]).await;
+    // A backlog of 20 ms is too much, so one begins at a time.
+    let config = config_file("[routing]\nhold_horizon_ms = 5\n");
+    let args = ["--config", config.path().to_str().unwrap()];
+    let (cluster, first, mut call) = busy_cluster(&args).await;
     let second = enter(&cluster, &long("second")).await;
     let third = enter(&cluster, &short("third")).await;
     assert_eq!(cluster.fakes[0].request_count(), 1);
     // The first token tells that the worker can begin on another.
     call.begin_stream().await;
     call.say("one").await;
-    let next = cluster.fakes[0].call().await;
+    let mut next = cluster.fakes[0].call().await;
     assert!(prompt_of(&next).contains("third"), "{}", prompt_of(&next));
+    next.begin_stream().await;
+    next.say("one").await;
     let mut last = cluster.fakes[0].call().await;
     assert!(prompt_of(&last).contains("second"), "{}", prompt_of(&last));
     last.begin_stream().await;

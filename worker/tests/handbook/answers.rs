@@ -14,7 +14,7 @@ use crate::worker::{Asker, worker};
 /// Per cent of the questions that must be answered word for word.
 const QUESTIONS_MIN: usize = 95;
 /// Per cent of the held-out questions that must. The goal is 60: see the open points of `worker/handbook/README.md`.
-const HELD_OUT_MIN: usize = 53;
+const HELD_OUT_MIN: usize = 60;
 /// Questions under way at a time.
 const TOGETHER: usize = 32;
 
@@ -100,7 +100,8 @@ async fn odd_conversations_are_answered_too() {
     let question = json!({"role": "user", "content": "How do I add a worker?"});
     let system = json!({"role": "system", "content": "You are a helpful assistant."});
     let with_system = asker.chat(&json!([system, question])).await;
-    assert!(with_system.contains("--worker"), "{with_system}");
+    // Two entries say how: at the start, and while it runs.
+    assert!(with_system.contains("--worker") || with_system.contains("[discovery]"), "{with_system}");
     let history = json!([
         {"role": "user", "content": "What is Keyway?"}, {"role": "assistant", "content": "A gateway."}, question]);
     assert!(!asker.chat(&history).await.is_empty());

@@ -79,7 +79,9 @@ impl Known {
             let named = self.files.contains(path) || self.files.iter().any(|file| file.ends_with(&ends));
             return named || in_sources(path.rsplit('/').next().unwrap_or(path));
         }
-        if word.contains('_') { in_sources(word) } else { true }
+        // A key of the configuration stands behind its table's name.
+        let key = word.rsplit('.').next().unwrap_or(word);
+        if key.contains('_') { in_sources(key) } else { true }
     }
 
     /// What `answer` names and does not exist.

@@ -155,7 +155,7 @@ fn run(fleet: &mut Fleet, rules: RoomRules, prompts: &[Prompt]) {
         fleet.first_tokens();
         while prompts.get(next).is_some_and(|prompt| prompt.at <= fleet.now) {
             let own_ms = prompts[next].own as f64 * BLOCK as f64 / RATE_PER_S * 1e3;
-            room.enter(s(fleet.now), own_ms, (next, prompts[next].clone()));
+            room.enter(s(fleet.now), Some(own_ms), (next, prompts[next].clone()));
             next += 1;
         }
         room.release(s(fleet.now), fleet);
@@ -216,7 +216,7 @@ fn nobody_waits_longer_than_the_rules_say() {
     let mut fleet = Fleet::new(1);
     // One long prefill is in the way, and short ones keep coming.
     for (i, own) in [(0, 4_000), (1, 200)] {
-        room.enter(s(0.0), 1.0, (i, Prompt { at: 0.0, prefix: i as u32, shared: 0, own }));
+        room.enter(s(0.0), Some(1.0), (i, Prompt { at: 0.0, prefix: i as u32, shared: 0, own }));
     }
     room.release(s(0.0), &mut fleet);
     assert_eq!((fleet.begun.clone(), room.len(), room.wake()), (vec![0], 1, Some(s(1.0))));
@@ -226,6 +226,25 @@ fn nobody_waits_longer_than_the_rules_say() {
     fleet.now = 20.0;
     room.release(s(20.0), &mut fleet);
     assert_eq!((fleet.begun, room.is_empty()), (vec![0, 1], true));
+}
+
+/// Whoever comes first into an empty room is as long as any other.
+#[test]
+fn the_first_to_wait_is_asked_for_its_length() {
+    let mut fleet = Fleet::new(1);
+    let mut room = WaitingRoom::new(RoomRules::default());
+    for (i, (at, own, own_ms)) in
+        [(0.0, 400, None), (0.1, 300, None), (0.2, 1, Some(102.4))].into_iter().enumerate()
+    {
+        fleet.now = at;
+        room.enter(s(at), own_ms, (i, Prompt { at, prefix: i as u32, shared: 0, own }));
+        room.release(s(at), &mut fleet);
+    }
+    assert_eq!((fleet.begun.clone(), room.len()), (vec![0], 2));
+    fleet.now = fleet.free_at[0];
+    fleet.first_tokens();
+    room.release(s(fleet.now), &mut fleet);
+    assert_eq!(fleet.begun, [0, 2, 1]);
 }
 
 #[test]
@@ -260,7 +279,7 @@ fn who_leaves_does_not_begin_and_who_has_begun_cannot_leave() {
     let mut fleet = Fleet::new(1);
     let mut room = WaitingRoom::new(RoomRules::default());
     let prompt = |prefix| Prompt { at: 0.0, prefix, shared: 0, own: 100 };
-    let places: Vec<_> = (0..3).map(|i| room.enter(s(0.0), 1.0, (i, prompt(i as u32)))).collect();
+    let places: Vec<_> = (0..3).map(|i| room.enter(s(0.0), Some(1.0), (i, prompt(i as u32)))).collect();
     room.release(s(0.0), &mut fleet);
     assert_eq!((fleet.begun.clone(), room.len()), (vec![0], 2));
     assert!(room.leave(places[0]).is_none());
