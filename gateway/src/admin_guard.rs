@@ -1,5 +1,5 @@
 //! Before the operators' listener: with a token in the configuration, only who shows it sees more than liveness and
-//! readiness, which a kubelet asks for without one.
+//! readiness, which a kubelet asks for without one, and the page, which shows nothing until it is given the token.
 
 use std::convert::Infallible;
 
@@ -23,7 +23,7 @@ async fn guard<S>(token: Option<HeaderValue>, request: Request, next: S) -> Resu
 where
     S: Service<Request, Response = Response, Error = Infallible>,
 {
-    let open = matches!(request.uri().path(), "/livez" | "/readyz");
+    let open = matches!(request.uri().path(), "/livez" | "/readyz" | "/");
     let shown = request.headers().get(AUTHORIZATION);
     // Hashes are compared, so that the time it takes says nothing of how much of a guess was right.
     let may = token.is_none_or(|token| {

@@ -64,17 +64,7 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     let tokenizers = config.tokenizers.iter().map(|(name, dir)| (name.as_str(), dir.as_path()));
     let tokens = TokenKeyer::load(tokenizers, Arc::clone(&metrics)).map_err(io::Error::other)?;
     let tokens = Arc::new(tokens);
-    let log = config.decision_log.as_ref();
-    let log = log.map(|(path, share)| DecisionLog::open(path, *share, metrics.caches.decision_log.clone()));
-    let router = Router::new(
-        Arc::clone(&fleet),
-        Arc::clone(&metrics),
-        clock,
-        config.policy,
-        keyer,
-        config.index_bytes,
-    );
-    let router = Arc::new(router.with_log(log.transpose()?).with_room(config.room));
+    let router = router(config, &fleet, &metrics, clock, keyer)?;
     let mut background = Vec::new();
     let members = watch_workers(config, &router, &upstream, &metrics, &mut background);
     let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
@@ -123,6 +113,20 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     }));
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     Ok(Gateway { addr, admin_addr, scheme, router, members, stop, serving, background })
+}
+
+fn router(
+    config: &Config,
+    fleet: &Arc<Fleet>,
+    metrics: &Arc<Metrics>,
+    clock: Clock,
+    keyer: KeyerConfig,
+) -> io::Result<Arc<Router>> {
+    let log = config.decision_log.as_ref();
+    let log = log.map(|(path, share)| DecisionLog::open(path, *share, metrics.caches.decision_log.clone()));
+    let (fleet, metrics) = (Arc::clone(fleet), Arc::clone(metrics));
+    let router = Router::new(fleet, metrics, clock, config.policy, keyer, config.index_bytes);
+    Ok(Arc::new(router.with_log(log.transpose()?).with_room(config.room)))
 }
 
 /// Takes the configured workers into the fleet, and those that are found later.

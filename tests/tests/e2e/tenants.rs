@@ -171,6 +171,7 @@ async fn operators_show_a_token_where_one_is_set() {
     for (path, bearer, status) in [
         ("/livez", "", 200),
         ("/readyz", "", 200),
+        ("/", "", 200),
         ("/metrics", "", 401),
         ("/workers", "Bearer wrong", 401),
         ("/nothing", "", 401),
