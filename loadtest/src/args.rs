@@ -10,6 +10,7 @@ use crate::{
 
 pub mod calibrate;
 pub mod compare;
+pub mod other_tools;
 pub mod report;
 pub mod run;
 pub mod search;

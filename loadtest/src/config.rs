@@ -120,7 +120,7 @@ impl Config {
         let seconds = |time: Duration| time.as_secs_f64();
         let warmup = schedule.warmup.unwrap_or_default();
         Self {
-            url: args.server.url.clone(),
+            url: args.server.url(),
             model,
             endpoint: args.server.endpoint,
             workload: match kind {
@@ -135,8 +135,8 @@ impl Config {
             trace: workload.trace.as_ref().map(|path| path.display().to_string()),
             slice: trace.then(|| workload.slice.slice.to_string()),
             scale_len: trace.then_some(workload.slice.scale_len),
-            isl: (!trace && workload.file.is_none()).then(|| workload.isl.to_string()),
-            osl: (!trace && kind != WorkloadKind::Sharegpt).then(|| workload.osl.to_string()),
+            isl: (!trace && workload.file.is_none()).then(|| workload.isl().to_string()),
+            osl: (!trace && kind != WorkloadKind::Sharegpt).then(|| workload.osl().to_string()),
             file: workload.file.as_ref().map(|path| path.display().to_string()),
             turns: workload.turns.filter(|_| is_talk).map(|turns| turns.to_string()),
             think_time: is_talk.then(|| workload.think_time.to_string()),

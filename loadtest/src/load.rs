@@ -157,7 +157,7 @@ fn workload(args: &WorkloadArgs) -> Result<Workload, Error> {
     }
     if let Some(path) = &args.file {
         let texts = if kind == WorkloadKind::Sharegpt { Texts::sharegpt(path)? } else { Texts::lines(path)? };
-        return Ok(Workload::Texts { texts, output: args.osl, seed: args.seed, bytes_per_token: 1.0 });
+        return Ok(Workload::Texts { texts, output: args.osl(), seed: args.seed, bytes_per_token: 1.0 });
     }
     let prefix_len = match kind {
         WorkloadKind::SharedPrefix => Some(args.prefix_len.unwrap_or(PREFIX_LEN)),
@@ -166,7 +166,7 @@ fn workload(args: &WorkloadArgs) -> Result<Workload, Error> {
     };
     let tree = |tokens| PrefixTree::new(args.prefix_groups, tokens, args.prefix_depth, args.zipf);
     let prefix = prefix_len.map(tree).transpose().map_err(Error::Usage)?;
-    let synthetic = Synthetic { seed: args.seed, input: args.isl, output: args.osl, prefix };
+    let synthetic = Synthetic { seed: args.seed, input: args.isl(), output: args.osl(), prefix };
     Ok(match kind {
         WorkloadKind::MultiTurn => Workload::MultiTurn(synthetic),
         _ => Workload::Synthetic(synthetic),

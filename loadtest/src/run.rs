@@ -110,7 +110,7 @@ impl Plan {
             .map(client::read_api_key)
             .transpose()
             .map_err(Error::Usage)?;
-        let server = Server::new(&args.server.url, key.as_deref())?;
+        let server = Server::new(&args.server.url(), key.as_deref())?;
         let server = server.with_headers(&args.server.header).map_err(Error::Usage)?;
         extra_body(args)?;
         Ok(Self { load: Load::new(&args.workload, &args.schedule, args.server.endpoint)?, server })

@@ -14,6 +14,7 @@ mod report;
 mod routing;
 #[cfg(test)]
 mod tests;
+mod ticker;
 
 use std::process::ExitCode;
 

@@ -126,7 +126,7 @@ fn combinations(args: &SweepArgs) -> Result<Vec<RunArgs>, Error> {
                 .collect();
         }
     };
-    multiply(grid.isl_osl.len(), &|run, i| (run.workload.isl, run.workload.osl) = grid.isl_osl[i]);
+    multiply(grid.isl_osl.len(), &|run, i| run.workload.set_lengths(grid.isl_osl[i]));
     multiply(grid.rates.len(), &|run, i| run.schedule.rate = Some(grid.rates[i]));
     multiply(grid.concurrencies.len(), &|run, i| run.schedule.concurrency = Some(grid.concurrencies[i]));
     if runs.len() > limits::SWEEP_RUNS_MAX {
@@ -237,7 +237,7 @@ mod tests {
         let runs = runs("--concurrencies 1,4 --isl-osl 128/16,64/8 -o out").unwrap();
         let shown = runs.iter().map(|run| {
             let dir = run.output.dir.as_ref().unwrap().display().to_string();
-            (run.workload.isl.to_string(), run.schedule.concurrency.unwrap(), dir)
+            (run.workload.isl().to_string(), run.schedule.concurrency.unwrap(), dir)
         });
         let want = [("128", 1, "out/1"), ("128", 4, "out/2"), ("64", 1, "out/3"), ("64", 4, "out/4")];
         assert_eq!(shown.collect::<Vec<_>>(), want.map(|(isl, n, dir)| (isl.to_owned(), n, dir.to_owned())));

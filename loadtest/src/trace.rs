@@ -1,12 +1,13 @@
 //! Reads a request trace, in any of the formats of `formats.rs` and `weka.rs`. Scales and schedules nothing.
 //!
 //! Each row is a whole prompt, never a delta. Ids are prefix hashes: an id stands for its block and all before it.
-//! The commands `trace …` are `info.rs`, `validate.rs`, `convert.rs`, `synth.rs` and `oracle.rs`.
+//! The commands `trace …` are `info.rs`, `validate.rs`, `convert.rs`, `synth.rs` (with `multiply.rs`) and `oracle.rs`.
 
 pub mod commands;
 pub mod convert;
 pub mod formats;
 pub mod info;
+mod multiply;
 pub mod oracle;
 pub mod synth;
 pub mod validate;

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Args as ClapArgs, ValueEnum, ValueHint};
 
-use super::SliceArgs;
+use super::{SliceArgs, other_tools};
 use crate::{
     client::sender::Warmup,
     limits,
@@ -86,8 +86,8 @@ pub struct RunArgs {
 #[derive(Debug, Clone, ClapArgs)]
 pub struct ServerArgs {
     /// Base URL of the server, with or without /v1
-    #[arg(long, alias = "base-url", value_hint = ValueHint::Url)]
-    pub url: String,
+    #[arg(long, alias = "base-url", value_hint = ValueHint::Url, required_unless_present_any = ["host", "port"])]
+    url: Option<String>,
     /// Model to ask for [default: the first that /v1/models lists]
     #[arg(long, short = 'm', alias = "served-model-name")]
     pub model: Option<String>,
@@ -109,6 +109,16 @@ pub struct ServerArgs {
     /// Threads that read answers [default: the machine's cores, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+    pub other: other_tools::Server,
+}
+
+impl ServerArgs {
+    /// The base URL.
+    pub fn url(&self) -> String {
+        self.url.clone().unwrap_or_else(|| self.other.url())
+    }
 }
 
 /// What is sent.
@@ -122,12 +132,12 @@ pub struct WorkloadArgs {
     #[arg(long, value_name = "TOKENS", default_value = "1024",
           aliases = ["random-input-len", "prompt-tokens", "gsp-question-len", "synthetic-input-tokens-mean",
                      "prefix-repetition-suffix-len"])]
-    pub isl: Tokens,
+    pub(super) isl: Tokens,
     /// Tokens to generate, written like --isl
     #[arg(long, value_name = "TOKENS", default_value = "128",
           aliases = ["random-output-len", "output-tokens", "gsp-output-len", "output-tokens-mean",
                      "prefix-repetition-output-len"])]
-    pub osl: Tokens,
+    pub(super) osl: Tokens,
     /// Turns of a conversation, written like --isl [default: 5; of sharegpt as in the file]
     #[arg(long, value_name = "TURNS", alias = "session-turns-mean")]
     pub turns: Option<Tokens>,
@@ -176,6 +186,26 @@ pub struct WorkloadArgs {
     /// Size, in scaled blocks, of the LRU cache that results are compared with
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub oracle_blocks: Option<u32>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+    pub other: other_tools::Lengths,
+}
+
+impl WorkloadArgs {
+    /// Tokens of a prompt.
+    pub fn isl(&self) -> Tokens {
+        self.other.spread(self.isl)
+    }
+
+    /// Tokens to generate.
+    pub fn osl(&self) -> Tokens {
+        self.other.spread(self.osl)
+    }
+
+    /// Other lengths.
+    pub fn set_lengths(&mut self, (isl, osl): (Tokens, Tokens)) {
+        (self.isl, self.osl) = (isl, osl);
+    }
 }
 
 /// When it is sent.
@@ -230,6 +260,9 @@ pub struct ScheduleArgs {
     /// What becomes of a request over --max-concurrency
     #[arg(long, value_enum, default_value_t = Overload::Queue, requires = "max_concurrency")]
     pub overload: Overload,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+    pub other: other_tools::Rates,
 }
 
 /// What comes out.
@@ -255,12 +288,9 @@ pub struct OutputArgs {
     /// Time from one reading of --scrape to the next
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = units::duration)]
     pub scrape_interval: Duration,
-    /// Accepted because other tools need it: answers are always streamed
-    #[arg(long, hide = true)]
-    pub streaming: bool,
-    /// Accepted because other tools need it: with a folder, results are always saved
-    #[arg(long, hide = true, requires = "dir")]
-    pub save_result: bool,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+    pub other: other_tools::Output,
 }
 
 /// A time; AIPerf's bare numbers are seconds.
@@ -317,7 +347,6 @@ mod tests {
             &["--warmup", "many"],
             &["--slo", "ttft"],
             &["--workload", "noise"],
-            &["--tokenizer", "t"],
         ] {
             assert!(run(bad).is_err(), "{bad:?}");
         }

@@ -8,7 +8,7 @@ use super::{
     SliceArgs,
     run::{ScheduleArgs, WorkloadArgs},
 };
-use crate::trace::convert::Target;
+use crate::{trace::convert::Target, units};
 
 /// The commands for traces.
 #[derive(Debug, Subcommand)]
@@ -21,7 +21,7 @@ pub enum TraceCommand {
     Convert(ConvertArgs),
     /// Write a stretch of a trace, its times counted from 0
     Slice(ConvertArgs),
-    /// Write a synthetic workload and its schedule as a trace
+    /// Write a synthetic workload and its schedule, or a trace with its lengths multiplied, as a trace
     Synth(Box<SynthArgs>),
     /// Say what caches of given sizes could reuse of a trace
     Oracle(OracleArgs),
@@ -81,12 +81,38 @@ pub struct SynthArgs {
     #[command(flatten, next_help_heading = "Schedule")]
     #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
     pub schedule: ScheduleArgs,
+    #[command(flatten, next_help_heading = "Multipliers of --trace")]
+    #[expect(missing_docs, reason = "clap shows a flattened field's own docs")]
+    pub multipliers: Multipliers,
     /// Format to write
     #[arg(long, value_enum, default_value_t = Target::VllmTimed, help_heading = "Output")]
     pub to: Target,
     /// File to write
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Output")]
     pub output: PathBuf,
+}
+
+/// By how much a trace grows.
+#[derive(Debug, Clone, Copy, PartialEq, ClapArgs)]
+pub struct Multipliers {
+    /// Tokens for one token of what several prompts of the trace share
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, alias = "synthesis-prefix-len-multiplier",
+          value_parser = units::positive)]
+    pub prefix_len_multiplier: f64,
+    /// Tokens for one token of what no other prompt of the trace has
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, alias = "synthesis-prompt-len-multiplier",
+          value_parser = units::positive)]
+    pub prompt_len_multiplier: f64,
+    /// Equal trees of prefixes that share nothing; each prompt belongs to one of them
+    #[arg(long, value_name = "N", default_value_t = 1, alias = "synthesis-prefix-root-multiplier",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub prefix_copies: u32,
+}
+
+impl Default for Multipliers {
+    fn default() -> Self {
+        Self { prefix_len_multiplier: 1.0, prompt_len_multiplier: 1.0, prefix_copies: 1 }
+    }
 }
 
 /// Options of `trace oracle`.

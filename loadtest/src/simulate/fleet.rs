@@ -14,6 +14,7 @@ use super::{
     contender::Contender,
     outcome::Outcome,
     routing::{Arrival, Clerk},
+    ticker::Ticker,
 };
 use crate::{
     engine_model::{Engine, Listener, Nanos, Profile, Submission, Token},
@@ -62,11 +63,14 @@ pub(super) struct FleetSetup {
 /// Replays the workload.
 pub(super) fn replay(workload: &Workload, setup: &FleetSetup) -> Outcome {
     let mut run = Run::new(workload, setup);
+    let what = format!("{} on {} workers", setup.policy.as_str(), setup.workers);
+    let mut ticker = Ticker::new(what, workload.copies * workload.schedule.len() as u64);
     let arrivals = (0..workload.copies).flat_map(|copy| workload.schedule.iter().map(move |due| (copy, due)));
     for (copy, due) in arrivals {
         let at = due.intended_ns + copy * workload.copy_ns;
         run.advance(at);
         run.arrive(at, copy, due.row);
+        ticker.tick();
     }
     run.advance(Nanos::MAX);
     run.finish()

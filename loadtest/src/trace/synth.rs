@@ -1,12 +1,13 @@
-//! `keyway-loadtest trace synth`: a synthetic workload and its schedule as a trace, for other tools or for `simulate`.
-//! The lengths and what is shared are those that `run` would send with the same options. Sends nothing.
+//! `keyway-loadtest trace synth`: a synthetic workload and its schedule, or another trace with its lengths multiplied, as a
+//! trace for other tools or for `simulate`. The lengths and what is shared are those that `run` would send with the same
+//! options. Sends nothing.
 
 use crate::{
-    args::trace::SynthArgs,
+    args::trace::{Multipliers, SynthArgs},
     error::Error,
     load::Load,
     schedule::{Due, pacer::Pacer},
-    trace::convert,
+    trace::{convert, multiply::Multiplier},
     workload::{Workload, body::Endpoint},
 };
 
@@ -14,16 +15,24 @@ use crate::{
 pub fn synth(args: &SynthArgs) -> Result<usize, Error> {
     let Load { workload, pacer, .. } = Load::new(&args.workload, &args.schedule, Endpoint::Chat)?;
     let usage = |text: &str| Err(Error::Usage(text.into()));
-    if !matches!(workload, Workload::Synthetic(_)) {
+    if !matches!(workload, Workload::Synthetic(_) | Workload::Trace { .. }) {
         return usage(
-            "trace synth is for --workload random and shared-prefix: others depend on answers or files",
+            "trace synth is for --workload random and shared-prefix and for --trace: others depend on answers or files",
         );
+    }
+    if matches!(workload, Workload::Synthetic(_)) && args.multipliers != Multipliers::default() {
+        return usage("multipliers are for --trace: write other --isl, --prefix-len and --prefix-groups");
     }
     let Pacer::Open(schedule) = pacer else {
         return usage("a trace has times of its own: write --rate or --rate-shape");
     };
     let schedule: Vec<Due> = schedule.into();
-    convert::write(&args.output, args.to, &schedule, |row| workload.ask(row))
+    if args.multipliers == Multipliers::default() {
+        return convert::write(&args.output, args.to, &schedule, |row| workload.ask(row));
+    }
+    let prompts = schedule.iter().map(|due| workload.ask(due.row));
+    let multiplier = Multiplier::new(args.multipliers, args.workload.seed, prompts);
+    convert::write(&args.output, args.to, &schedule, |row| multiplier.grow(row, workload.ask(row)))
 }
 
 #[cfg(test)]
@@ -61,9 +70,43 @@ mod tests {
     }
 
     #[test]
+    fn a_trace_grows_where_it_is_shared_and_where_it_is_not() {
+        let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/mooncake_slice.jsonl");
+        let totals = |options: &str| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let line = format!("--trace {trace} --spread-bursts --to mooncake {options}");
+            assert_eq!(synth(&args(&line, file.path())).unwrap(), 798);
+            let trace = Trace::load(file.path()).unwrap();
+            let (scale, mut oracle) = (Scale::of(1.0, 512), Oracle::new(512, None));
+            let rows = trace.rows.iter().enumerate();
+            let reused: u64 = rows.map(|(i, row)| oracle.ask(scale.blocks(i, row)).unbounded).sum();
+            let asked: u64 = trace.rows.iter().map(|row| u64::from(row.input_tokens)).sum();
+            (asked as f64, reused as f64, trace.rows.last().unwrap().timestamp_ms as f64)
+        };
+        let near = |got: f64, want: f64| assert!((got / want - 1.0).abs() < 0.03, "{got} {want}");
+        let (asked, reused, end) = totals("");
+        // Twice the shared part is twice the reuse, at half the rate.
+        let (asked_2, reused_2, end_2) = totals("--prefix-len-multiplier 2 --time-scale 0.5");
+        near(reused_2, 2.0 * reused);
+        near(end_2, 2.0 * end);
+        // What is left of growth is the shared part itself, so that twice the rest makes up the whole.
+        let (asked_own, reused_own, _) = totals("--prompt-len-multiplier 2");
+        near(reused_own, reused);
+        near((asked_2 - asked) + (asked_own - asked), asked);
+        // In many trees less is found again, and nothing is longer.
+        let (asked_trees, reused_trees, _) = totals("--prefix-copies 20");
+        near(asked_trees, asked);
+        assert!(reused_trees < 0.7 * reused, "{reused_trees} {reused}");
+    }
+
+    #[test]
     fn what_has_no_times_is_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        for line in ["--concurrency 4 --requests 5", "--workload multi-turn --rate 5 --conversations 3"] {
+        for line in [
+            "--concurrency 4 --requests 5",
+            "--workload multi-turn --rate 5 --conversations 3",
+            "--rate 5 --requests 5 --prefix-copies 2",
+        ] {
             assert!(synth(&args(line, file.path())).is_err(), "{line}");
         }
     }
