@@ -56,6 +56,14 @@ T shuffle_xor(T value, unsigned mask) {
     return shuffle_as(value, emulate::lane() ^ mask);
 }
 
+inline uint32_t lanes_where(bool set) {
+    exchange(set, 0, "lanes_where");
+    uint32_t bits = 0;
+    for (int lane = 0; lane < 32; ++lane) bits |= uint32_t(emulate::warp().taken[lane] != 0) << lane;
+    return bits;
+}
+inline int count_bits(uint32_t bits) { return __builtin_popcount(bits); }
+
 template <class T>
 T atomic_add(T* address, T value) {
     T old = *address;

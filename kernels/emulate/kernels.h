@@ -7,7 +7,11 @@
 #include <tuple>
 #include <utility>
 
+#include "../src/gate.cuh"
+#include "../src/moe.cuh"
 #include "../src/numbers.cuh"
+#include "../src/product.cuh"
+#include "../src/product_sm90.cuh"
 #include "../src/tile.cuh"
 
 // Each file's own names stay in a namespace of its own.
@@ -23,6 +27,16 @@ namespace matmul_cu {
 }  // namespace matmul_cu
 namespace matmul_sm90_cu {
 #include "../src/matmul_sm90.cu"
+}
+namespace moe_cu {
+#include "../src/moe.cu"
+}
+namespace moe_product_cu {
+#include "../src/moe_product.cu"
+#undef MOE_PRODUCT
+}
+namespace moe_product_sm90_cu {
+#include "../src/moe_product_sm90.cu"
 }
 namespace rope_cu {
 #include "../src/rope.cu"
@@ -40,6 +54,9 @@ using namespace attention_cu;
 using namespace elementwise_cu;
 using namespace matmul_cu;
 using namespace matmul_sm90_cu;
+using namespace moe_cu;
+using namespace moe_product_cu;
+using namespace moe_product_sm90_cu;
 using namespace rms_norm_cu;
 using namespace rope_cu;
 using namespace probe_cu;
@@ -90,6 +107,19 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(matmul_sm90_16),
     KERNEL(matmul_sm90_64),
     KERNEL(matmul_sm90_128),
+    KERNEL(moe_combine),
+    KERNEL(moe_group),
+    KERNEL(moe_product_bf16_16),
+    KERNEL(moe_product_bf16_64),
+    KERNEL(moe_product_bf16_128),
+    KERNEL(moe_product_int4_16),
+    KERNEL(moe_product_int4_64),
+    KERNEL(moe_product_int8_16),
+    KERNEL(moe_product_int8_64),
+    KERNEL(moe_product_sm90_16),
+    KERNEL(moe_product_sm90_64),
+    KERNEL(moe_product_sm90_128),
+    KERNEL(moe_route),
     KERNEL(copy),
     KERNEL(matrix_peak),
     KERNEL(penalize),

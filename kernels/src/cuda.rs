@@ -11,6 +11,7 @@ pub mod elementwise;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod matmul;
+pub mod moe;
 pub mod paged_attention;
 pub mod probe;
 pub mod rms_norm;

@@ -3,14 +3,9 @@
 // * gate / (1 + e^(-alpha gate)) with gate at most `limit` and up within -limit..=limit; NaN passes
 // through. Every element is computed alone. Grid: (packets of 8 columns / 128, rows). Block: 128 threads.
 // `width` is a multiple of 8.
-#include "numbers.cuh"
+#include "gate.cuh"
 
 constexpr int THREADS = 128;
-
-// a / (1 + e^-(steepness a)); the product with log2(e) is rounded before the exponential, as in `scalar.rs`.
-__device__ __forceinline__ float gated(float a, float steepness) {
-    return a / (1.0f + exp2_fast(-steepness * a * LOG2_E));
-}
 
 template <class F>
 __device__ __forceinline__ void each_pair(const uint16_t* gate_up, uint16_t* out, uint32_t width, F f) {
@@ -28,15 +23,11 @@ __device__ __forceinline__ void each_pair(const uint16_t* gate_up, uint16_t* out
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     silu_mul(const uint16_t* gate_up, uint16_t* out, uint32_t width) {
-    each_pair(gate_up, out, width, [](float gate, float up) { return gated(gate, 1.0f) * up; });
+    each_pair(gate_up, out, width, silu_gate);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     clamped_gate_mul(const uint16_t* gate_up, uint16_t* out, uint32_t width, float alpha, float limit) {
-    each_pair(gate_up, out, width, [=](float gate, float up) {
-        gate = gate > limit ? limit : gate;
-        up = up > limit ? limit : up;
-        up = up < -limit ? -limit : up;
-        return (up + 1.0f) * gated(gate, alpha);
-    });
+    each_pair(gate_up, out, width,
+              [=](float gate, float up) { return clamped_gate(gate, up, alpha, limit); });
 }

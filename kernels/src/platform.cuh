@@ -26,6 +26,10 @@ __device__ __forceinline__ T shuffle_xor(T value, unsigned mask) {
     return __shfl_xor_sync(0xffffffffu, value, mask);
 }
 
+// A bit for each lane of the warp.
+__device__ __forceinline__ uint32_t lanes_where(bool set) { return __ballot_sync(0xffffffffu, set); }
+__device__ __forceinline__ int count_bits(uint32_t bits) { return __popc(bits); }
+
 // On shared or global memory; returns what was there.
 template <class T>
 __device__ __forceinline__ T atomic_add(T* address, T value) {

@@ -2,11 +2,14 @@
 //! second-level cache, as one captured graph. Says the bytes and operations that no form of it can avoid;
 //! judging them is `kernels/check`'s.
 
+use half::bf16;
 use keyway_kernels::cuda::gpu::Gpu;
 use keyway_kernels::cuda::matmul::{self, GROUP, Out, Packed, Shape, Unit, Weights};
+use keyway_kernels::cuda::moe::{self, Experts, Grouped};
 use keyway_kernels::cuda::paged_attention::{self, Batch, Cut, HeadKind, KvType, Pages, Plan, Sequence};
 use keyway_kernels::cuda::sample::{self, Parameters};
-use keyway_kernels::cuda::{Launch, elementwise, probe, rms_norm, rope};
+use keyway_kernels::cuda::{Launch, Slice, elementwise, probe, rms_norm, rope};
+use keyway_kernels::moe::{Routing, Scoring};
 use keyway_kernels::rope::Pairing;
 
 use crate::cases::{Lab, Size};
@@ -32,6 +35,17 @@ pub(crate) const NAMES: &[&str] = &[
     "matmul_sm90_1x14336x4096",
     "matmul_sm90_64x14336x4096",
     "matmul_sm90_8192x8192x8192",
+    "moe_1",
+    "moe_8",
+    "moe_64",
+    "moe_1024",
+    "moe_4096",
+    "moe_sm90_1",
+    "moe_sm90_8",
+    "moe_sm90_64",
+    "moe_sm90_1024",
+    "moe_sm90_4096",
+    "moe_route_group_combine_64",
     "rms_norm_4096x4096",
     "rope_write_4096",
     "silu_mul_4096x14336",
@@ -95,6 +109,17 @@ fn work(lab: &mut Lab<'_>, name: &str, processors: usize) -> Result<Work, String
         "matmul_sm90_1x14336x4096" => product(lab, Weights::Bf16, Unit::Warpgroup, [1, 14_336, 4096]),
         "matmul_sm90_64x14336x4096" => product(lab, Weights::Bf16, Unit::Warpgroup, [64, 14_336, 4096]),
         "matmul_sm90_8192x8192x8192" => product(lab, Weights::Bf16, Unit::Warpgroup, [8192; 3]),
+        "moe_1" => experts(lab, Unit::Warp, 1),
+        "moe_8" => experts(lab, Unit::Warp, 8),
+        "moe_64" => experts(lab, Unit::Warp, 64),
+        "moe_1024" => experts(lab, Unit::Warp, 1024),
+        "moe_4096" => experts(lab, Unit::Warp, 4096),
+        "moe_sm90_1" => experts(lab, Unit::Warpgroup, 1),
+        "moe_sm90_8" => experts(lab, Unit::Warpgroup, 8),
+        "moe_sm90_64" => experts(lab, Unit::Warpgroup, 64),
+        "moe_sm90_1024" => experts(lab, Unit::Warpgroup, 1024),
+        "moe_sm90_4096" => experts(lab, Unit::Warpgroup, 4096),
+        "moe_route_group_combine_64" => around_experts(lab, 64),
         "rms_norm_4096x4096" => norm(lab, 4096, 4096),
         "rope_write_4096" => rotate(lab, 4096),
         "silu_mul_4096x14336" => gate(lab, 4096, 14_336),
@@ -207,6 +232,90 @@ fn product(lab: &mut Lab<'_>, weights: Weights, unit: Unit, [m, n, k]: [usize; 3
     let scale_bytes = scales.map_or(0, |s| s.len * 4);
     let bytes = (shape.packed_bytes() + scale_bytes + 2 * m * (n + k)) as u64;
     Ok(Work { launches, bytes, operations: 2 * (m * n) as u64 * k as u64 })
+}
+
+/// A layer of Qwen3-30B-A3B's kind: 128 experts of 704, of which a token has 8, in a model of 2,816.
+const MOE: (usize, usize, usize, usize) = (128, 8, 704, 2816);
+
+/// What stands between a layer's kernels.
+struct Around {
+    ids: Slice<u32>,
+    weights: Slice<f32>,
+    grouped: Grouped,
+    rows: Slice<bf16>,
+    out: Slice<bf16>,
+    /// Experts that were chosen.
+    busy: usize,
+}
+
+impl Around {
+    /// Even choices, as many experts as there can be.
+    fn new(lab: &mut Lab<'_>, tokens: usize) -> Result<Self, String> {
+        let (count, top, _, width) = MOE;
+        let slots = tokens * top;
+        let block_rows = Grouped::choose_rows(slots, count, Weights::Bf16);
+        let ids: Vec<u32> = (0..slots).map(|slot| (slot * 37 % count) as u32).collect();
+        Ok(Self {
+            ids: lab.upload(&ids)?,
+            weights: lab.upload(&vec![0.125f32; slots])?,
+            grouped: Grouped {
+                places: lab.poisoned(slots)?,
+                slots_at: lab.poisoned(slots)?,
+                items: lab.poisoned(Grouped::item_words(slots, count, block_rows))?,
+                item_count: lab.poisoned(1)?,
+                block_rows,
+            },
+            rows: lab.filled(slots * width * 2, 11)?.cast(),
+            out: lab.poisoned(tokens * width)?,
+            busy: slots.min(count),
+        })
+    }
+}
+
+/// The experts of one layer: grouping, both products, the sum.
+fn experts(lab: &mut Lab<'_>, unit: Unit, tokens: usize) -> Result<Work, String> {
+    if unit == Unit::Warpgroup && !lab.has_warpgroups() {
+        return Err("this GPU has no wgmma".into());
+    }
+    let (count, top, inner, width) = MOE;
+    let around = Around::new(lab, tokens)?;
+    let up = Shape { outputs: 2 * inner, inputs: width, weights: Weights::Bf16 };
+    let down = Shape { outputs: width, inputs: inner, weights: Weights::Bf16 };
+    let mut weights = |shape: Shape, seed: u64| -> Result<Experts, String> {
+        let images = lab.filled(count * shape.packed_bytes(), seed)?;
+        Ok(Experts { count, shape, unit, images, scales: None, bias: None })
+    };
+    let (first, second) = (weights(up, 12)?, weights(down, 13)?);
+    let (x, h) = (lab.filled(tokens * width * 2, 14)?.cast(), lab.poisoned(tokens * top * inner)?);
+    let Around { ids, weights, grouped, rows, out, busy } = around;
+    let launches = [
+        moe::group(ids, count, &grouped),
+        moe::product(x, moe::Rows::OfTokens { top }, &first, &grouped, moe::Ending::Silu, h),
+        moe::product(h, moe::Rows::OfPlaces, &second, &grouped, moe::Ending::Plain, rows),
+        moe::combine(rows, grouped.places, weights, top, width, out),
+    ];
+    Ok(Work {
+        launches: launches.into_iter().flatten().collect(),
+        // The weights of all experts that were chosen, and the tokens in and out.
+        bytes: (busy * (up.packed_bytes() + down.packed_bytes()) + 2 * tokens * width * 2) as u64,
+        operations: 2 * (tokens * top) as u64 * (3 * inner * width) as u64,
+    })
+}
+
+/// What a layer does besides its products.
+fn around_experts(lab: &mut Lab<'_>, tokens: usize) -> Result<Work, String> {
+    let (count, top, _, width) = MOE;
+    let Around { ids, weights, grouped, rows, out, .. } = Around::new(lab, tokens)?;
+    let logits: Vec<f32> = (0..tokens * count).map(|i| (i * 37 % 1009) as f32 * 0.01).collect();
+    let logits = lab.upload(&logits)?;
+    let routing = Routing { top, scoring: Scoring::SoftmaxAll, renormalise: true, scale: 1.0, groups: None };
+    let launches = [
+        moe::route(logits, count, &routing, None, ids, weights),
+        moe::group(ids, count, &grouped),
+        moe::combine(rows, grouped.places, weights, top, width, out),
+    ];
+    let bytes = (tokens * count * 4 + (tokens * top + tokens) * width * 2) as u64;
+    Ok(Work { launches: launches.into_iter().flatten().collect(), bytes, operations: 0 })
 }
 
 fn norm(lab: &mut Lab<'_>, rows: usize, width: usize) -> Result<Work, String> {

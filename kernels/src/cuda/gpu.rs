@@ -22,8 +22,19 @@ macro_rules! fatbins {
         &[$(($name, include_bytes!(concat!("../../bin/", $name, ".fatbin")))),*]
     };
 }
-const FATBINS: &[(&str, &[u8])] =
-    fatbins!("attention", "elementwise", "matmul", "matmul_sm90", "probe", "rms_norm", "rope", "sample");
+const FATBINS: &[(&str, &[u8])] = fatbins!(
+    "attention",
+    "elementwise",
+    "matmul",
+    "matmul_sm90",
+    "moe",
+    "moe_product",
+    "moe_product_sm90",
+    "probe",
+    "rms_norm",
+    "rope",
+    "sample"
+);
 
 /// One GPU and a stream on it.
 #[derive(Debug)]

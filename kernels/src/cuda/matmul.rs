@@ -9,7 +9,7 @@ use half::bf16;
 use super::{Argument, Launch, Slice};
 
 /// Outputs and inputs of a packed tile.
-const TILE: usize = 64;
+pub(super) const TILE: usize = 64;
 /// Inputs that share a scale.
 pub const GROUP: usize = 128;
 /// Blocks that a product with few rows should have at least: two for each of an H100's 132 processors.
@@ -43,7 +43,7 @@ pub struct Shape {
 
 impl Shape {
     /// Bytes of a packed tile.
-    fn image(self) -> usize {
+    pub(super) fn image(self) -> usize {
         TILE * TILE * 2
             / match self.weights {
                 Weights::Bf16 => 1,
@@ -58,7 +58,7 @@ impl Shape {
     }
 
     /// Tiles of a split: a function of the weight's shape alone, since it decides the order of sums.
-    fn split_tiles(self) -> usize {
+    pub(super) fn split_tiles(self) -> usize {
         let tiles = self.inputs / TILE;
         let wanted = BLOCKS.div_ceil(self.outputs.div_ceil(TILE)).min(tiles / SPLIT_TILES_MIN).max(1);
         // Even, so that no group of an integer weight is cut.
@@ -71,7 +71,7 @@ impl Shape {
     }
 
     /// Panics if `inputs` is not whole tiles or groups.
-    fn check(self) {
+    pub(super) fn check(self) {
         let granule = if self.weights == Weights::Bf16 { TILE } else { GROUP };
         assert!(
             self.inputs > 0 && self.inputs.is_multiple_of(granule),

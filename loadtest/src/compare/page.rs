@@ -56,7 +56,8 @@ fn write(comparison: &Comparison, base: &Report, new: &Report, out: &mut String)
 /// A line for each figure: its interval, and a dot at the change.
 fn intervals(rows: &[Row], out: &mut String) -> std::fmt::Result {
     let judged: Vec<_> = rows.iter().filter_map(|row| Some((row, row.interval?))).collect();
-    let reach = judged.iter().flat_map(|(_, (low, high))| [low.abs(), high.abs()]).fold(0.01, f64::max);
+    let reach =
+        round_up(judged.iter().flat_map(|(_, (low, high))| [low.abs(), high.abs()]).fold(0.01, f64::max));
     let middle = f64::midpoint(LEFT, WIDTH - RIGHT);
     let at = |change: f64| middle + change / reach * (WIDTH - RIGHT - middle);
     let height = TOP + judged.len() as f64 * LINE + 26.0;
@@ -66,7 +67,8 @@ fn intervals(rows: &[Row], out: &mut String) -> std::fmt::Result {
     for share in [-1.0, -0.5, 0.0, 0.5, 1.0] {
         let x = at(share * reach);
         writeln!(out, r#"<line class="grid" x1="{x:.1}" x2="{x:.1}" y1="{TOP}" y2="{bottom}"/>"#)?;
-        let text = format!("{:+.1} %", share * reach * 100.0);
+        let percent = (share * reach * 1e6).round() / 1e4;
+        let text = if percent == 0.0 { "0 %".into() } else { format!("{percent:+} %") };
         writeln!(out, r#"<text class="tick mid" x="{x:.1}" y="{:.1}">{text}</text>"#, bottom + 16.0)?;
     }
     for (i, (row, (low, high))) in judged.iter().enumerate() {
@@ -96,4 +98,27 @@ fn intervals(rows: &[Row], out: &mut String) -> std::fmt::Result {
         )?;
     }
     writeln!(out, "</svg></figure>")
+}
+
+/// The next of 1, 2, 4, 6, 8 and 10 times a power of ten, so that its half reads well too.
+fn round_up(reach: f64) -> f64 {
+    let power = 10f64.powi(reach.log10().floor() as i32);
+    let steps = [1.0, 2.0, 4.0, 6.0, 8.0, 10.0];
+    let step = steps.into_iter().find(|step| step * power >= reach * (1.0 - 1e-9)).unwrap_or(10.0);
+    // By way of decimal digits: 0.6 of 0.1 is not 0.06 in binary, and would be printed so.
+    format!("{:.6}", step * power).parse().unwrap_or(reach)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::round_up;
+
+    #[test]
+    fn ends_of_the_axis_are_round() {
+        for (reach, end) in
+            [(0.01, 0.01), (0.013, 0.02), (0.052, 0.06), (0.85, 1.0), (2.867, 4.0), (14.0, 20.0)]
+        {
+            assert_eq!(round_up(reach), end);
+        }
+    }
 }

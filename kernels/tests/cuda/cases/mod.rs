@@ -5,6 +5,7 @@
 mod attention;
 mod elementwise;
 mod matmul;
+mod moe;
 mod probe;
 mod rms_norm;
 mod rope;
@@ -27,7 +28,7 @@ macro_rules! cases {
         pub(crate) const CASES: &[Case] = &[$(Case { name: stringify!($name), run: $name::check }),*];
     };
 }
-cases!(attention, elementwise, matmul, probe, rms_norm, rope, sample);
+cases!(attention, elementwise, matmul, moe, probe, rms_norm, rope, sample);
 
 /// How large the shapes are: an emulator cannot do a GPU's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,360 @@
+//! Launches `moe.cu`, `moe_product.cu` and `moe_product_sm90.cu`: a mixture-of-experts layer as the router's choice, the grouping
+//! of slots by expert, two grouped products (the gate at the end of the first), and the sum of a token's experts. The host learns
+//! nothing of the choice: grids are as large as any choice could need, so that a graph can be captured.
+
+use half::bf16;
+
+use super::matmul::{Shape, TILE, Unit, Weights};
+use super::{Argument, Launch, Slice};
+use crate::elementwise::ClampedGate;
+use crate::moe::{GroupScore, Routing, Scoring};
+
+/// Experts of a layer at most: each lane of a warp keeps a bit for 32 of them.
+pub const EXPERTS_MAX: usize = 1024;
+/// Groups of experts at most: a lane has one.
+const GROUPS_MAX: usize = 32;
+/// Threads of a block of `moe_group`, and of a warp.
+const GROUPERS: usize = 256;
+const WARP: usize = 32;
+/// Words of an item of work.
+const ITEM_WORDS: usize = 4;
+/// Outputs that lie together in a gated weight: this many gates, then their values.
+const EIGHT: usize = 8;
+
+/// The router's choice for every row of `logits` `[tokens, experts]`: `ids` and `weights` `[tokens, routing.top]`. What they mean
+/// is in [`crate::moe::route`]; equal scores may differ from the CPU's in their last bits. `None` if there are no tokens.
+///
+/// # Panics
+/// If shapes disagree, or `routing` does not suit the number of experts.
+pub fn route(
+    logits: Slice<f32>,
+    experts: usize,
+    routing: &Routing,
+    correction_bias: Option<Slice<f32>>,
+    ids: Slice<u32>,
+    weights: Slice<f32>,
+) -> Option<Launch> {
+    let tokens = logits.len / experts;
+    assert!(
+        experts <= EXPERTS_MAX && routing.check(experts).is_ok(),
+        "route: the routing does not suit {experts} experts"
+    );
+    assert!(
+        logits.len == tokens * experts
+            && ids.len == tokens * routing.top
+            && weights.len == ids.len
+            && correction_bias.is_none_or(|bias| bias.len == experts)
+            && routing.groups.is_none_or(|groups| groups.count <= GROUPS_MAX),
+        "route: shapes disagree"
+    );
+    let scoring = match routing.scoring {
+        Scoring::SoftmaxAll => 0u32,
+        Scoring::SoftmaxTop => 1,
+        Scoring::Sigmoid => 2,
+    };
+    let (groups, keep, by_two) =
+        routing.groups.map_or((0, 0, 0), |g| (g.count, g.keep, usize::from(g.by == GroupScore::TopTwoSum)));
+    (tokens > 0).then(|| Launch {
+        module: "moe",
+        kernel: "moe_route".into(),
+        grid: [tokens.div_ceil(4) as u32, 1, 1],
+        threads: 128,
+        shared_bytes: (4 * experts * 4) as u32,
+        arguments: vec![
+            logits.into(),
+            correction_bias.into(),
+            ids.into(),
+            weights.into(),
+            tokens.into(),
+            experts.into(),
+            routing.top.into(),
+            scoring.into(),
+            usize::from(routing.renormalise).into(),
+            routing.scale.into(),
+            groups.into(),
+            keep.into(),
+            by_two.into(),
+        ],
+    })
+}
+
+/// Slots grouped by expert, on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct Grouped {
+    /// By slot, its place.
+    pub places: Slice<u32>,
+    /// By place, its slot.
+    pub slots_at: Slice<u32>,
+    /// `[items_max, 4]`: expert, first place, end.
+    pub items: Slice<u32>,
+    /// `[1]`: how many items there are.
+    pub item_count: Slice<u32>,
+    /// Rows of an item.
+    pub block_rows: usize,
+}
+
+impl Grouped {
+    /// Items that any choice of `slots` slots among `experts` can need, at `block_rows` rows an item.
+    pub fn items_max(slots: usize, experts: usize, block_rows: usize) -> usize {
+        slots / block_rows + slots.min(experts)
+    }
+
+    /// Words of `items` for as many.
+    pub fn item_words(slots: usize, experts: usize, block_rows: usize) -> usize {
+        Self::items_max(slots, experts, block_rows) * ITEM_WORDS
+    }
+
+    /// Rows of an item for `slots` slots: what an expert is asked for on average, and no more than the kernels have. Speed alone.
+    pub fn choose_rows(slots: usize, experts: usize, weights: Weights) -> usize {
+        match slots.div_ceil(experts.max(1)) {
+            0..=16 => 16,
+            17..=96 => 64,
+            _ if weights == Weights::Bf16 => 128,
+            _ => 64,
+        }
+    }
+}
+
+/// Groups the slots of `ids` `[tokens, top]` by expert. `None` if there are none.
+///
+/// # Panics
+/// If shapes disagree.
+pub fn group(ids: Slice<u32>, experts: usize, to: &Grouped) -> Option<Launch> {
+    let slots = ids.len;
+    assert!(
+        experts <= EXPERTS_MAX
+            && to.places.len == slots
+            && to.slots_at.len == slots
+            && to.items.len >= Grouped::item_words(slots, experts, to.block_rows)
+            && to.item_count.len == 1,
+        "group: shapes disagree"
+    );
+    (slots > 0).then(|| Launch {
+        module: "moe",
+        kernel: "moe_group".into(),
+        grid: [experts as u32, 1, 1],
+        threads: GROUPERS as u32,
+        shared_bytes: ((experts + 2 + GROUPERS / WARP) * 4) as u32,
+        arguments: vec![
+            ids.into(),
+            slots.into(),
+            experts.into(),
+            to.block_rows.into(),
+            to.places.into(),
+            to.slots_at.into(),
+            to.items.into(),
+            to.item_count.into(),
+        ],
+    })
+}
+
+/// Puts gates and values `[width, inputs]` beside each other in eights, as a gated product wants its weight before it
+/// is packed: `[2 width, inputs]`. Biases are weights of one input.
+///
+/// # Panics
+/// If shapes disagree, or the number of gates is not a multiple of 8.
+pub fn interleave<T: Copy>(gates: &[T], values: &[T], inputs: usize) -> Vec<T> {
+    let eight = EIGHT * inputs;
+    assert!(gates.len() == values.len() && gates.len().is_multiple_of(eight), "interleave: shapes disagree");
+    gates.chunks(eight).zip(values.chunks(eight)).flat_map(|(g, v)| [g, v].concat()).collect()
+}
+
+/// All experts' weights of one product on the device, one after another.
+#[derive(Debug, Clone, Copy)]
+pub struct Experts {
+    /// How many there are.
+    pub count: usize,
+    /// Of one of them.
+    pub shape: Shape,
+    /// What multiplies them.
+    pub unit: Unit,
+    /// The images, `matmul::pack_*` of each.
+    pub images: Slice<u8>,
+    /// `[count, inputs / 128, outputs]` of integers, `None` of bf16.
+    pub scales: Option<Slice<f32>>,
+    /// `[count, outputs]`.
+    pub bias: Option<Slice<bf16>>,
+}
+
+/// What becomes of a product's sums.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Ending {
+    /// They are rounded.
+    Plain,
+    /// SiLU of the gates times the values: half as many columns.
+    Silu,
+    /// gpt-oss's gate.
+    Clamped(ClampedGate),
+}
+
+/// Where the rows of a product come from.
+#[derive(Debug, Clone, Copy)]
+pub enum Rows {
+    /// A slot's row is its token's; tokens have `top` slots.
+    OfTokens {
+        /// Experts per token.
+        top: usize,
+    },
+    /// A place's row is its own.
+    OfPlaces,
+}
+
+/// `y[place] = ending(x[row of place] w[expert of place]^T + bias)` for all places of `grouped`. `None` if there are none.
+///
+/// # Panics
+/// If shapes disagree.
+pub fn product(
+    x: Slice<bf16>,
+    rows: Rows,
+    experts: &Experts,
+    grouped: &Grouped,
+    ending: Ending,
+    y: Slice<bf16>,
+) -> Option<Launch> {
+    let Experts { count, shape, unit, images, scales, bias } = *experts;
+    let slots = grouped.places.len;
+    let (of_slots, top) = match rows {
+        Rows::OfTokens { top } => (Argument::from(grouped.slots_at), top),
+        Rows::OfPlaces => (Argument::Null, 1),
+    };
+    let columns = if ending == Ending::Plain { shape.outputs } else { shape.outputs / 2 };
+    let of_integers = if shape.weights == Weights::Bf16 { 0 } else { shape.inputs / super::matmul::GROUP };
+    shape.check();
+    assert!(
+        x.len * top == slots * shape.inputs
+            && y.len == slots * columns
+            && (ending == Ending::Plain || shape.outputs.is_multiple_of(2 * EIGHT))
+            && images.len == count * shape.packed_bytes()
+            && scales.map_or(0, |scales| scales.len) == count * of_integers * shape.outputs
+            && bias.is_none_or(|bias| bias.len == count * shape.outputs),
+        "experts: shapes disagree"
+    );
+    let kernel = Kernel::choose(shape.weights, unit, grouped.block_rows);
+    assert!(kernel.is_some(), "experts: no kernel takes {} rows of {:?}", grouped.block_rows, shape.weights);
+    let kernel = kernel?;
+    let (gate, by) = match ending {
+        Ending::Plain => (0u32, ClampedGate { alpha: 0.0, limit: 0.0 }),
+        Ending::Silu => (1, ClampedGate { alpha: 0.0, limit: 0.0 }),
+        Ending::Clamped(by) => (2, by),
+    };
+    (slots > 0).then(|| Launch {
+        module: kernel.module,
+        kernel: kernel.name.into(),
+        grid: [
+            shape.outputs.div_ceil(kernel.block_n) as u32,
+            Grouped::items_max(slots, count, grouped.block_rows) as u32,
+            1,
+        ],
+        threads: if kernel.block_n == 128 { 256 } else { 128 },
+        shared_bytes: (kernel.stages
+            * (grouped.block_rows * TILE * 2 + kernel.block_n / TILE * shape.image()))
+            as u32,
+        arguments: vec![
+            x.into(),
+            images.into(),
+            scales.into(),
+            bias.into(),
+            y.into(),
+            grouped.items.into(),
+            grouped.item_count.into(),
+            of_slots,
+            top.into(),
+            shape.outputs.into(),
+            shape.inputs.into(),
+            shape.split_tiles().into(),
+            gate.into(),
+            by.alpha.into(),
+            by.limit.into(),
+        ],
+    })
+}
+
+/// A kernel, with the parameters that its name stands for.
+struct Kernel {
+    module: &'static str,
+    name: &'static str,
+    block_n: usize,
+    stages: usize,
+}
+
+impl Kernel {
+    /// `None` if none takes so many rows.
+    fn choose(weights: Weights, unit: Unit, rows: usize) -> Option<Self> {
+        let (name, block_n, stages) = match (unit, weights, rows) {
+            (Unit::Warpgroup, Weights::Bf16, 16) => ("moe_product_sm90_16", 128, 6),
+            (Unit::Warpgroup, Weights::Bf16, 64) => ("moe_product_sm90_64", 128, 5),
+            (Unit::Warpgroup, Weights::Bf16, 128) => ("moe_product_sm90_128", 128, 5),
+            (_, Weights::Bf16, 16) => ("moe_product_bf16_16", 64, 5),
+            (_, Weights::Bf16, 64) => ("moe_product_bf16_64", 64, 4),
+            (_, Weights::Bf16, 128) => ("moe_product_bf16_128", 128, 3),
+            (_, Weights::Int8, 16) => ("moe_product_int8_16", 64, 6),
+            (_, Weights::Int8, 64) => ("moe_product_int8_64", 64, 4),
+            (_, Weights::Int4, 16) => ("moe_product_int4_16", 64, 8),
+            (_, Weights::Int4, 64) => ("moe_product_int4_64", 64, 4),
+            _ => return None,
+        };
+        let hopper = unit == Unit::Warpgroup && weights == Weights::Bf16;
+        let module = if hopper { "moe_product_sm90" } else { "moe_product" };
+        Some(Self { module, name, block_n, stages })
+    }
+}
+
+/// `out[t]`: the sum of the rows of token t's slots, each times its weight, in slot order. `rows` `[slots, width]` by place. `None`
+/// if there are no tokens.
+///
+/// # Panics
+/// If shapes disagree, or `width` is not a multiple of 8.
+pub fn combine(
+    rows: Slice<bf16>,
+    places: Slice<u32>,
+    weights: Slice<f32>,
+    top: usize,
+    width: usize,
+    out: Slice<bf16>,
+) -> Option<Launch> {
+    let tokens = places.len / top;
+    assert!(
+        width > 0
+            && width.is_multiple_of(EIGHT)
+            && rows.len == places.len * width
+            && places.len == tokens * top
+            && weights.len == places.len
+            && out.len == tokens * width,
+        "combine: shapes disagree"
+    );
+    (tokens > 0).then(|| Launch {
+        module: "moe",
+        kernel: "moe_combine".into(),
+        grid: [width.div_ceil(EIGHT * 128) as u32, tokens as u32, 1],
+        threads: 128,
+        shared_bytes: 0,
+        arguments: vec![rows.into(), places.into(), weights.into(), out.into(), top.into(), width.into()],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gates_and_values_alternate_in_eights() {
+        let gates: Vec<usize> = (0..32).collect();
+        let values: Vec<usize> = (100..132).collect();
+        let woven = interleave(&gates, &values, 2);
+        assert_eq!(
+            (woven[0], woven[15], woven[16], woven[31], woven[32], woven[63]),
+            (0, 15, 100, 115, 16, 131)
+        );
+    }
+
+    #[test]
+    fn there_is_room_for_the_items_of_any_choice() {
+        for (counts, rows) in
+            [(vec![1; 40], 16), (vec![640], 16), (vec![17, 1, 16, 33, 0], 16), (vec![129; 3], 128)]
+        {
+            let slots = counts.iter().sum();
+            let items: usize = counts.iter().map(|count: &usize| count.div_ceil(rows)).sum();
+            assert!(items <= Grouped::items_max(slots, counts.len(), rows), "{counts:?}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+// The experts' products: each row of x by the weight of the expert that serves it, y[place] = x[row] w[expert]^T (+ bias),
+// with the gate of a feed-forward layer at the end where there is one. Weights of all experts one after another, each packed as for
+// `matmul.cu`, whose sums these are, bit for bit: a row's result depends on its expert alone.
+//
+// What there is to do stands in `items` (`moe_group`). Grid: (n tiles, the most items there can be); blocks past the
+// last item return at once, so that a captured graph serves whatever the router chose. Row `place` of x is slots[place] / top, or
+// `place` itself where `slots` is null.
+#include "moe.cuh"
+#include "product.cuh"
+
+using namespace warp_product;
+
+template <class K>
+__device__ __forceinline__ void write(const K& kernel, const Operands& p, const Ending& ending,
+                                      const typename K::Sums& total) {
+    if (ending.gate == NO_GATE) {
+        kernel.each(total, [&](uint32_t m, uint32_t n, float sum) { ending.plain(m, n, sum); });
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < K::M_TILES; ++i)
+#pragma unroll
+        for (int j = 0; j < K::N_TILES; j += 2)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const uint32_t m = kernel.row(i, e), n = kernel.column(j, e);
+                if (m < p.end && n < p.n) ending.gated_pair(m, n, total[i][j][e], total[i][j + 1][e]);
+            }
+}
+
+template <class K>
+__device__ __forceinline__ void product(Operands p, Ending ending, const ExpertRows* items,
+                                        const uint32_t* item_count) {
+    if (blockIdx.y >= *item_count) return;
+    const ExpertRows item = items[blockIdx.y];
+    const uint64_t tiles = uint64_t((p.n + TILE_N - 1) / TILE_N) * (p.k / TILE_K);
+    p.weights += item.expert * tiles * K::IMAGE;
+    if (p.scales != nullptr) p.scales += uint64_t(item.expert) * (p.k / (GROUP_TILES * TILE_K)) * p.n;
+    if (ending.bias != nullptr) ending.bias += uint64_t(item.expert) * p.n;
+    p.first = item.first, p.end = item.end;
+    K kernel(p);
+    typename K::Sums total;
+    kernel.run_all(total);
+    write(kernel, p, ending, total);
+}
+
+#define MOE_PRODUCT(name, ...)                                                                                \
+    extern "C" __global__ void __launch_bounds__(Product<__VA_ARGS__, true>::THREADS,                         \
+                                                 256 / Product<__VA_ARGS__, true>::THREADS)                   \
+        name(const uint16_t* x, const unsigned char* weights, const float* scales, const uint16_t* bias,      \
+             uint16_t* y, const ExpertRows* items, const uint32_t* item_count, const uint32_t* slots,         \
+             uint32_t top, uint32_t n, uint32_t k, uint32_t split_tiles, uint32_t gate, float alpha,          \
+             float limit) {                                                                                   \
+        product<Product<__VA_ARGS__, true>>(Operands{x, weights, scales, n, k, split_tiles, 0, 0, slots, top}, \
+                                            Ending{bias, y, n, gate, alpha, limit}, items, item_count);       \
+    }
+
+MOE_PRODUCT(moe_product_bf16_16, BF16, 16, 64, 1, 4, 5)
+MOE_PRODUCT(moe_product_bf16_64, BF16, 64, 64, 2, 2, 4)
+MOE_PRODUCT(moe_product_bf16_128, BF16, 128, 128, 2, 4, 3)
+MOE_PRODUCT(moe_product_int8_16, INT8, 16, 64, 1, 4, 6)
+MOE_PRODUCT(moe_product_int8_64, INT8, 64, 64, 2, 2, 4)
+MOE_PRODUCT(moe_product_int4_16, INT4, 16, 64, 1, 4, 8)
+MOE_PRODUCT(moe_product_int4_64, INT4, 64, 64, 2, 2, 4)

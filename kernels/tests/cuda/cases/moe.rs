@@ -1,0 +1,438 @@
+//! A mixture-of-experts layer: the router's choice, the grouping, the grouped products with their gates, the sum; and that no row's
+//! result depends on its company or on how the work is cut.
+
+use half::bf16;
+use keyway_kernels::cuda::matmul::{
+    self, Cut, GROUP, Out, Packed, Shape, Unit, Weights, pack_bf16, pack_integers,
+};
+use keyway_kernels::cuda::moe::{Ending, Experts, Grouped, Rows, combine, group, product, route};
+use keyway_kernels::elementwise::{ClampedGate, clamped_gate_mul_oracle, silu_mul_oracle};
+use keyway_kernels::matmul::oracle;
+use keyway_kernels::moe::{GroupScore, Grouping, Groups, Routing, Scoring, combine_oracle, route_oracle};
+
+use super::{BF16, Lab, values, wide};
+
+const PLAIN: Routing =
+    Routing { top: 3, scoring: Scoring::SoftmaxAll, renormalise: true, scale: 1.0, groups: None };
+
+pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
+    routes(lab)?;
+    groups(lab)?;
+    sums(lab)?;
+    let bf16 = Shape { outputs: 48, inputs: 192, weights: Weights::Bf16 };
+    let mut layers = vec![
+        Layer { experts: 5, top: 2, tokens: 1, shape: bf16 },
+        Layer { experts: 5, top: 2, tokens: 37, shape: bf16 },
+        // Three splits; every expert of every token.
+        Layer { experts: 2, top: 2, tokens: 21, shape: Shape { outputs: 80, inputs: 1600, ..bf16 } },
+        Layer { experts: 3, top: 1, tokens: 9, shape: Shape { inputs: 256, weights: Weights::Int8, ..bf16 } },
+        Layer { experts: 3, top: 2, tokens: 9, shape: Shape { inputs: 256, weights: Weights::Int4, ..bf16 } },
+    ];
+    if lab.is_large() {
+        let shape = Shape { outputs: 1408, inputs: 2816, weights: Weights::Bf16 };
+        layers.extend([1, 64, 1024].map(|tokens| Layer { experts: 16, top: 8, tokens, shape }));
+    }
+    for layer in layers {
+        for unit in [Unit::Warp, Unit::Warpgroup] {
+            let bf16 = layer.shape.weights == Weights::Bf16;
+            if unit == Unit::Warpgroup && !(bf16 && lab.has_warpgroups()) {
+                continue;
+            }
+            layer.check(lab, unit).map_err(|fault| format!("{layer:?}, {unit:?}: {fault}"))?;
+            lab.clear();
+        }
+    }
+    Ok(())
+}
+
+/// Logits whose scores differ by more than an exponential's error, but for some that are equal.
+fn logits(seed: u64, tokens: usize, experts: usize) -> Vec<f32> {
+    let noise = wide(&values(seed, tokens * experts));
+    let spread = |i: usize| ((i * 37 + i / experts * 11) % experts) as f32 / experts as f32;
+    (0..noise.len()).map(|i| 6.0 * spread(i) + if noise[i].abs() > 50.0 { 1.0 } else { 0.0 }).collect()
+}
+
+fn routes(lab: &mut Lab<'_>) -> Result<(), String> {
+    let grouped = |by| Some(Groups { count: 4, keep: 2, by });
+    let routings = [
+        PLAIN,
+        Routing { top: 1, renormalise: false, ..PLAIN },
+        Routing { top: 4, scoring: Scoring::SoftmaxTop, renormalise: false, ..PLAIN },
+        Routing { top: 4, groups: grouped(GroupScore::Max), renormalise: false, scale: 16.0, ..PLAIN },
+        Routing {
+            top: 4,
+            scoring: Scoring::Sigmoid,
+            scale: 2.5,
+            groups: grouped(GroupScore::TopTwoSum),
+            ..PLAIN
+        },
+    ];
+    for routing in routings {
+        for (tokens, experts) in [(1, 8), (7, 64), (6, 160)] {
+            for biased in [false, true] {
+                let logits = logits(experts as u64, tokens, experts);
+                let bias: Vec<f32> = (0..experts).map(|e| 0.3 * ((e * 13) % 7) as f32).collect();
+                let bias = biased.then_some(&bias[..]);
+                let exact = route_oracle(&logits, experts, &routing, bias);
+                let (ids, weights) = routed(lab, &logits, experts, &routing, bias)?;
+                let want: Vec<u32> = exact.iter().flatten().map(|(expert, _)| *expert as u32).collect();
+                let what = format!("{routing:?}, {experts} experts, bias {biased}");
+                lab.same(&format!("experts of {what}"), &ids, &want)?;
+                let want: Vec<f64> = exact.iter().flatten().map(|(_, weight)| *weight).collect();
+                lab.close(&format!("weights of {what}"), &weights, &want, |i| want[i].abs() * 4e-6 + 1e-30)?;
+                // A token alone chooses as in company.
+                let last = logits.len() - experts;
+                let (alone, _) = routed(lab, &logits[last..], experts, &routing, bias)?;
+                lab.same("a token alone", &alone, &ids[ids.len() - routing.top..])?;
+            }
+        }
+        lab.clear();
+    }
+    // Equal scores: the lower group, the lower expert.
+    let ties = Routing { top: 5, groups: grouped(GroupScore::TopTwoSum), ..PLAIN };
+    let (ids, _) = routed(lab, &[1.0; 16], 16, &ties, None)?;
+    lab.same("experts of equal scores", &ids, &[0, 1, 2, 3, 4])?;
+    // What is no number is chosen last, and nothing out of range ever is.
+    let mut odd = vec![f32::NAN; 8];
+    (odd[5], odd[2]) = (0.5, f32::NEG_INFINITY);
+    let (ids, _) = routed(lab, &odd, 8, &PLAIN, None)?;
+    lab.same("experts of a row with NaN", &ids, &[5, 0, 1])
+}
+
+fn routed(
+    lab: &mut Lab<'_>,
+    logits: &[f32],
+    experts: usize,
+    routing: &Routing,
+    bias: Option<&[f32]>,
+) -> Result<(Vec<u32>, Vec<f32>), String> {
+    let slots = logits.len() / experts * routing.top;
+    let (ids, weights) = (lab.poisoned(slots)?, lab.poisoned(slots)?);
+    let logits = lab.upload(logits)?;
+    let bias = bias.map(|bias| lab.upload(bias)).transpose()?;
+    lab.launch(route(logits, experts, routing, bias, ids, weights))?;
+    Ok((lab.download(ids)?, lab.download(weights)?))
+}
+
+/// `tokens * top` choices: even, all of one expert, and with experts that nobody chose.
+fn choices(kind: usize, slots: usize, experts: usize) -> Vec<u32> {
+    let id = |slot: usize| match kind {
+        0 => (slot * 7 + slot / 5) % experts,
+        1 => experts - 1,
+        _ => slot * slot % experts / 2 * 2,
+    };
+    (0..slots).map(|slot| id(slot) as u32).collect()
+}
+
+/// What grouping leaves on the device.
+fn grouped(lab: &mut Lab<'_>, ids: &[u32], experts: usize, block_rows: usize) -> Result<Grouped, String> {
+    let to = Grouped {
+        places: lab.poisoned(ids.len())?,
+        slots_at: lab.poisoned(ids.len())?,
+        items: lab.poisoned(Grouped::item_words(ids.len(), experts, block_rows))?,
+        item_count: lab.poisoned(1)?,
+        block_rows,
+    };
+    let ids = lab.upload(ids)?;
+    lab.launch(group(ids, experts, &to))?;
+    Ok(to)
+}
+
+fn groups(lab: &mut Lab<'_>) -> Result<(), String> {
+    for (slots, experts, block_rows) in [(1, 1, 16), (6, 4, 16), (300, 9, 16), (700, 40, 64)] {
+        for kind in 0..3 {
+            let ids = choices(kind, slots, experts);
+            let mut exact = Grouping::default();
+            exact.group(&ids, experts);
+            let found = grouped(lab, &ids, experts, block_rows)?;
+            let what = format!("{slots} slots, {experts} experts, kind {kind}");
+            let (places, slots_at) = (lab.download(found.places)?, lab.download(found.slots_at)?);
+            lab.same(&format!("places of {what}"), &places, &exact.places)?;
+            lab.same(&format!("slots of {what}"), &slots_at, &exact.slots)?;
+            let mut items = Vec::new();
+            for expert in 0..experts {
+                let (first, end) = (exact.offsets[expert], exact.offsets[expert + 1]);
+                for from in (first..end).step_by(block_rows) {
+                    items.extend([expert, from, end.min(from + block_rows), 0].map(|word| word as u32));
+                }
+            }
+            let count = lab.download(found.item_count)?;
+            lab.same(&format!("items of {what}"), &count, &[items.len() as u32 / 4])?;
+            let written = lab.download(found.items)?;
+            lab.same(&format!("items of {what}"), &written[..items.len()], &items)?;
+            lab.clear();
+        }
+    }
+    Ok(())
+}
+
+/// The first product of a layer with a gate, and its second one back to the tokens' width.
+#[derive(Debug, Clone, Copy)]
+struct Layer {
+    experts: usize,
+    top: usize,
+    tokens: usize,
+    /// Of the first product, gates and values together.
+    shape: Shape,
+}
+
+/// Weights of one product, of all experts.
+struct Weight {
+    device: Experts,
+    /// Of each expert, as rows of outputs.
+    values: Vec<Vec<f32>>,
+    biases: Vec<Vec<bf16>>,
+}
+
+impl Weight {
+    fn new(lab: &mut Lab<'_>, count: usize, shape: Shape, unit: Unit, seed: u64) -> Result<Self, String> {
+        let (mut images, mut scales, mut values_of) = (Vec::new(), Vec::new(), Vec::new());
+        let of_expert = |expert: usize| values(seed + expert as u64, shape.outputs * shape.inputs);
+        for expert in 0..count {
+            let raw = of_expert(expert);
+            if shape.weights == Weights::Bf16 {
+                images.extend(pack_bf16(shape, &raw));
+                values_of.push(wide(&raw));
+                continue;
+            }
+            let shift = if shape.weights == Weights::Int4 { 4 } else { 0 };
+            let code = |v: &bf16| ((v.to_bits().wrapping_mul(37) >> 5) as u8).cast_signed() >> shift;
+            let codes: Vec<i8> = raw.iter().map(code).collect();
+            let own: Vec<f32> = (0..shape.inputs / GROUP * shape.outputs)
+                .map(|i| 0.001 + ((i + expert) % 13) as f32 * 0.0003)
+                .collect();
+            let value = |i: usize| {
+                let (output, input) = (i / shape.inputs, i % shape.inputs);
+                f32::from(codes[i]) * own[input / GROUP * shape.outputs + output]
+            };
+            values_of.push((0..codes.len()).map(value).collect());
+            images.extend(pack_integers(shape, &codes));
+            scales.extend(own);
+        }
+        let biases: Vec<Vec<bf16>> =
+            (0..count).map(|expert| values(seed + 90 + expert as u64, shape.outputs)).collect();
+        let device = Experts {
+            count,
+            shape,
+            unit,
+            images: lab.upload(&images)?,
+            scales: if scales.is_empty() { None } else { Some(lab.upload(&scales)?) },
+            bias: Some(lab.upload(&biases.concat())?),
+        };
+        Ok(Self { device, values: values_of, biases })
+    }
+
+    /// One row by one expert in float64, and the sum of magnitudes.
+    fn exact(&self, expert: usize, x: &[f32]) -> (Vec<f64>, Vec<f64>) {
+        let inputs = self.device.shape.inputs;
+        let magnitudes = |v: &[f32]| v.iter().map(|v| v.abs()).collect::<Vec<f32>>();
+        let mut sums = oracle(x, &self.values[expert], inputs);
+        let bounds = oracle(&magnitudes(x), &magnitudes(&self.values[expert]), inputs);
+        for (sum, bias) in sums.iter_mut().zip(&self.biases[expert]) {
+            *sum += f64::from(bias.to_f32());
+        }
+        (sums, bounds)
+    }
+
+    /// One expert's weight alone, for `matmul.rs`.
+    fn alone(&self, expert: usize) -> Packed {
+        let Experts { shape, unit, images, scales, bias, .. } = self.device;
+        let part = shape.packed_bytes();
+        let per_expert = shape.inputs / GROUP * shape.outputs;
+        let cut = |len: usize, of: keyway_kernels::cuda::Slice<u8>| {
+            keyway_kernels::cuda::Slice::new(of.buffer, of.offset + (expert * len) as u64, len)
+        };
+        Packed {
+            shape,
+            unit,
+            images: cut(part, images),
+            scales: scales.map(|s| cut(per_expert * 4, s.cast()).cast()),
+            bias: bias.map(|b| cut(shape.outputs * 2, b.cast()).cast()),
+        }
+    }
+}
+
+impl Layer {
+    fn check(self, lab: &mut Lab<'_>, unit: Unit) -> Result<(), String> {
+        let weight = Weight::new(lab, self.experts, self.shape, unit, 40)?;
+        let x = values(3, self.tokens * self.shape.inputs);
+        for kind in 0..3 {
+            let ids = choices(kind, self.tokens * self.top, self.experts);
+            let plain = self.first_product(lab, &weight, &x, &ids, Ending::Plain, 16)?;
+            self.is_the_dense_product(lab, &weight, &x, &ids, &plain)?;
+            for ending in [Ending::Silu, Ending::Clamped(ClampedGate { alpha: 1.702, limit: 7.0 })] {
+                let gated = self.first_product(lab, &weight, &x, &ids, ending, 16)?;
+                self.has_the_gate(lab, &weight, &x, &ids, ending, &gated)?;
+                for &rows in self.cuts() {
+                    let other = self.first_product(lab, &weight, &x, &ids, ending, rows)?;
+                    lab.same(&format!("{ending:?} by {rows} rows"), &other, &gated)?;
+                }
+            }
+        }
+        self.whole(lab, &weight, unit, &x)
+    }
+
+    fn cuts(self) -> &'static [usize] {
+        if self.shape.weights == Weights::Bf16 { &[64, 128] } else { &[64] }
+    }
+
+    /// By slot, so that groupings can be compared.
+    fn first_product(
+        self,
+        lab: &mut Lab<'_>,
+        weight: &Weight,
+        x: &[bf16],
+        ids: &[u32],
+        ending: Ending,
+        rows: usize,
+    ) -> Result<Vec<bf16>, String> {
+        let to = grouped(lab, ids, self.experts, rows)?;
+        let columns = if ending == Ending::Plain { self.shape.outputs } else { self.shape.outputs / 2 };
+        let (x, y) = (lab.upload(x)?, lab.poisoned(ids.len() * columns)?);
+        lab.launch(product(x, Rows::OfTokens { top: self.top }, &weight.device, &to, ending, y))?;
+        let (y, places) = (lab.download(y)?, lab.download(to.places)?);
+        Ok(places.iter().flat_map(|p| y[*p as usize * columns..][..columns].to_vec()).collect())
+    }
+
+    /// What each slot got is what its token alone gets of its expert's weight alone, bit for bit.
+    fn is_the_dense_product(
+        self,
+        lab: &mut Lab<'_>,
+        weight: &Weight,
+        x: &[bf16],
+        ids: &[u32],
+        got: &[bf16],
+    ) -> Result<(), String> {
+        let Shape { outputs, inputs, .. } = self.shape;
+        for (slot, expert) in ids.iter().enumerate().step_by(ids.len().div_ceil(7)) {
+            let row = lab.upload(&x[slot / self.top * inputs..][..inputs])?;
+            let y = lab.poisoned(outputs)?;
+            let none = lab.poisoned(0)?;
+            let cut = Cut { rows: 16, apart: false };
+            lab.launch(matmul::launch(row, 1, &weight.alone(*expert as usize), cut, Out::Bf16(y), none))?;
+            let y = lab.download(y)?;
+            lab.same(&format!("slot {slot} alone"), &y, &got[slot * outputs..][..outputs])?;
+        }
+        Ok(())
+    }
+
+    fn has_the_gate(
+        self,
+        lab: &mut Lab<'_>,
+        weight: &Weight,
+        x: &[bf16],
+        ids: &[u32],
+        ending: Ending,
+        got: &[bf16],
+    ) -> Result<(), String> {
+        let (inputs, width) = (self.shape.inputs, self.shape.outputs / 2);
+        for (slot, expert) in ids.iter().enumerate().step_by(ids.len().div_ceil(7)) {
+            let row = wide(&x[slot / self.top * inputs..][..inputs]);
+            let (sums, bounds) = weight.exact(*expert as usize, &row);
+            let (exact, slack) = gate_of(&sums, &bounds, ending);
+            let got = &got[slot * width..][..width];
+            lab.close(&format!("{ending:?} of slot {slot}"), got, &exact, |i| slack[i])?;
+        }
+        Ok(())
+    }
+
+    /// Both products and the sum, beside float64 from the first to the last; and a token's bits whatever the others choose.
+    fn whole(self, lab: &mut Lab<'_>, first: &Weight, unit: Unit, x: &[bf16]) -> Result<(), String> {
+        let Shape { outputs, inputs, weights } = self.shape;
+        let granule = if weights == Weights::Bf16 { 64 } else { GROUP };
+        if (outputs / 2) % granule != 0 {
+            return Ok(());
+        }
+        let back = Shape { outputs: inputs, inputs: outputs / 2, weights };
+        let second = Weight::new(lab, self.experts, back, unit, 60)?;
+        let run = |lab: &mut Lab<'_>, kind: usize, rows: usize| {
+            let ids = choices(kind, self.tokens * self.top, self.experts);
+            let to = grouped(lab, &ids, self.experts, rows)?;
+            let (h, y) = (lab.poisoned(ids.len() * outputs / 2)?, lab.poisoned(ids.len() * inputs)?);
+            let (x, out) = (lab.upload(x)?, lab.poisoned(self.tokens * inputs)?);
+            let weights: Vec<f32> = (0..ids.len()).map(|slot| 0.2 + (slot % 5) as f32 * 0.1).collect();
+            let weights = lab.upload(&weights)?;
+            lab.launch(product(x, Rows::OfTokens { top: self.top }, &first.device, &to, Ending::Silu, h))?;
+            lab.launch(product(h, Rows::OfPlaces, &second.device, &to, Ending::Plain, y))?;
+            lab.launch(combine(y, to.places, weights, self.top, inputs, out))?;
+            lab.download(out)
+        };
+        let all = run(lab, 0, 16)?;
+        for rows in self.cuts() {
+            let other = run(lab, 0, *rows)?;
+            lab.same(&format!("the layer by {rows} rows"), &other, &all)?;
+        }
+        // Token 0's first choice is expert 0 in both; with one expert a token, the others' choices do not matter.
+        if self.top == 1 {
+            let other = run(lab, 2, 16)?;
+            lab.same("token 0 beside other choices", &other[..inputs], &all[..inputs])?;
+        }
+        Ok(())
+    }
+}
+
+/// The sum over a token's slots. The first two terms are large and cancel, so that another order shows.
+fn sums(lab: &mut Lab<'_>) -> Result<(), String> {
+    for (tokens, top, width) in [(1, 1, 8), (9, 5, 1032), (3, 8, 64)] {
+        let ids = choices(0, tokens * top, 7);
+        let mut grouping = Grouping::default();
+        grouping.group(&ids, 7);
+        let (mut rows, weights) = (values(8, ids.len() * width), wide(&values(9, ids.len())));
+        let mut weights: Vec<f32> = weights.iter().map(|w| w.abs().min(1.0) + 0.1).collect();
+        for token in 0..if top > 2 { tokens } else { 0 } {
+            for (choice, value) in [(0, 3e4), (1, -3e4)] {
+                let slot = token * top + choice;
+                weights[slot] = 1.0;
+                rows[grouping.places[slot] as usize * width..][..width].fill(bf16::from_f32(value));
+            }
+        }
+        let exact = combine_oracle(&wide(&rows), &grouping.places, &weights, top, width);
+        let magnitudes: Vec<f32> = wide(&rows).iter().map(|v| v.abs()).collect();
+        let bound = combine_oracle(&magnitudes, &grouping.places, &weights, top, width);
+        let in_order = in_slot_order(&wide(&rows), &grouping.places, &weights, top, width);
+        let (rows, out) = (lab.upload(&rows)?, lab.poisoned(tokens * width)?);
+        let (places, weights) = (lab.upload(&grouping.places)?, lab.upload(&weights)?);
+        lab.launch(combine(rows, places, weights, top, width, out))?;
+        let out = lab.download(out)?;
+        lab.close("sums of experts", &out, &exact, |i| exact[i].abs() * BF16 + bound[i] * 1e-6 + 1e-30)?;
+        lab.same("sums in slot order", &out, &in_order)?;
+    }
+    Ok(())
+}
+
+/// The sums as they are to be made: in f32, each product and addition rounded once, a token's slots in order.
+fn in_slot_order(rows: &[f32], places: &[u32], weights: &[f32], top: usize, width: usize) -> Vec<bf16> {
+    let mut sums = vec![0.0f32; places.len() / top * width];
+    for (slot, (place, weight)) in places.iter().zip(weights).enumerate() {
+        let row = &rows[*place as usize * width..][..width];
+        for (sum, value) in sums[slot / top * width..][..width].iter_mut().zip(row) {
+            *sum = weight.mul_add(*value, *sum);
+        }
+    }
+    sums.into_iter().map(bf16::from_f32).collect()
+}
+
+/// The gate of float64 sums, and how far rounded sums may lead away from it.
+fn gate_of(sums: &[f64], bounds: &[f64], ending: Ending) -> (Vec<f64>, Vec<f64>) {
+    let pick = |all: &[f64], values: bool| -> Vec<f64> {
+        let eight = |eight: &[f64]| if values { eight[8..].to_vec() } else { eight[..8].to_vec() };
+        all.chunks(16).flat_map(eight).collect()
+    };
+    let gate = |gates: &[f64], values: &[f64]| -> Vec<f64> {
+        let narrow: Vec<f32> = gates.iter().chain(values).map(|v| *v as f32).collect();
+        match ending {
+            Ending::Clamped(by) => clamped_gate_mul_oracle(&narrow, gates.len(), by),
+            _ => silu_mul_oracle(&narrow, gates.len()),
+        }
+    };
+    let (gates, ups) = (pick(sums, false), pick(sums, true));
+    let exact = gate(&gates, &ups);
+    // Both gates have slopes of at most 1.2 in the gate and of at most the gate's magnitude in the value.
+    let (gate_slack, up_slack) = (pick(bounds, false), pick(bounds, true));
+    let slack = (0..exact.len()).map(|i| {
+        let moved =
+            1.2 * gate_slack[i] * 2e-6 * (ups[i].abs() + 1.0) + (gates[i].abs() + 1.0) * up_slack[i] * 2e-6;
+        exact[i].abs() * (BF16 + 3e-5) + moved + 1e-6
+    });
+    (exact.clone(), slack.collect())
+}
