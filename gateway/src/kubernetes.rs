@@ -11,9 +11,12 @@ mod moves;
 mod slices;
 mod worth;
 
-use std::{pin::pin, sync::Arc};
+use std::{
+    pin::{Pin, pin},
+    sync::Arc,
+};
 
-use futures_util::{StreamExt, future::join_all};
+use futures_util::{Stream, StreamExt, future::join_all};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{
     Api, Client,
@@ -95,10 +98,20 @@ impl Follower<'_> {
     async fn follow(mut self, client: Client) {
         let slices: Api<EndpointSlice> = Api::namespaced(client, &self.namespace);
         let how = watcher::Config::default().labels(&self.fleet.selector).timeout(KUBERNETES_WATCH_SECONDS);
-        let mut events = pin!(watcher(slices, how).backoff(Pauses::default()));
         loop {
-            let until = self.moves.next_end();
-            let event = match until {
+            let events = watcher(slices.clone(), how.clone()).backoff(Pauses::default());
+            self.watch(pin!(events)).await;
+            clock::sleep(Pauses::default().next_pause()).await;
+        }
+    }
+
+    /// Takes events until the watch must begin anew.
+    async fn watch(
+        &mut self,
+        mut events: Pin<&mut impl Stream<Item = watcher::Result<watcher::Event<EndpointSlice>>>>,
+    ) {
+        loop {
+            let event = match self.moves.next_end() {
                 None => events.next().await,
                 Some(end) => match clock::timeout_at(end, events.next()).await {
                     Ok(event) => event,
@@ -110,8 +123,12 @@ impl Follower<'_> {
             };
             match event {
                 Some(Ok(event)) => self.take(event),
+                // The version to begin at is too old to be known, which a server may say by its status; a watcher would ask
+                // for it for ever.
+                Some(Err(watcher::Error::WatchStartFailed(error))) if access::status(&error) == Some(410) => {
+                    return;
+                }
                 Some(Err(error)) => self.failed(&error),
-                // The stream of a watcher has no end.
                 None => return,
             }
         }

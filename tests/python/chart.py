@@ -36,6 +36,9 @@ def lint(chart):
 
 
 def install(chart, kubeconfig, values):
+    # Helm would keep the release in a Secret, which it writes as protobuf; the tests' server reads JSON alone. The library
+    # looks at it when it is loaded.
+    os.environ["HELM_DRIVER"] = "memory"
     import helm_sdkpy
 
     with open(values, encoding="utf-8") as file:
@@ -59,6 +62,8 @@ def plain(value, of=None):
         return [plain(each) for each in value]
     if isinstance(value, str) and value.startswith("keyway-") and len(value) == len("keyway-xxxxxxxxxx") and of == "name":
         return "keyway"  # kustomize names a ConfigMap by its content
+    if of == "namespace" and value in ("models", "keyway-demo"):
+        return "the release's"
     return value
 
 
@@ -91,7 +96,7 @@ def effect(manifest):
 
 def same(objects, built):
     with open(objects, encoding="utf-8") as file:
-        received = by_name(m for m in yaml.safe_load_all(file) if m["kind"] != "Secret")
+        received = by_name(yaml.safe_load_all(file))
     with open(built, encoding="utf-8") as file:
         wanted = by_name(m for m in yaml.safe_load_all(file) if m)
     faults = [f"{kind} {name}: only {'the chart' if (kind, name) in received else 'kustomize'} has it"

@@ -101,6 +101,11 @@ def references(manifests):
             target = spec["scaleTargetRef"]["name"]
             if ("Deployment", target) not in named:
                 yield f"{name}: there is no Deployment {target}"
+        if m["kind"] == "RoleBinding":
+            wanted = [(m["roleRef"]["kind"], m["roleRef"]["name"])] + [(s["kind"], s["name"]) for s in m["subjects"]]
+            yield from (f"{name}: there is no {' '.join(other)}" for other in wanted if other not in named)
+            # The API server refuses a ServiceAccount without one.
+            yield from (f"{name}: {s['name']} has no namespace" for s in m["subjects"] if not s.get("namespace"))
         if m["kind"] == "Deployment":
             pod = spec["template"]["spec"]
             if not spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items():

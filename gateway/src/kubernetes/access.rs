@@ -6,6 +6,7 @@ use std::{error::Error, path::Path, time::Duration};
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
+    core::Status,
     runtime::utils::Backoff,
 };
 
@@ -43,8 +44,12 @@ pub fn check(path: &Path) -> Result<(), ConfigError> {
 
 /// An error of the API server, and what to do about it where that is known.
 pub(super) fn explain(error: &(dyn Error + 'static)) -> String {
-    let text = chain(error);
-    let hint = match status(error) {
+    let refused = refusal(error);
+    let text = refused.map_or_else(
+        || chain(error),
+        |status| format!("the API server answers {}: {}", status.code, status.message),
+    );
+    let hint = match refused.map(|status| status.code) {
         Some(401) => "; is the service account's token mounted, and not expired?",
         Some(403) => "; the gateway's service account needs a Role (deploy/README.md, rights)",
         Some(400) => "; is discovery.kubernetes.selector as Kubernetes writes selectors?",
@@ -53,12 +58,16 @@ pub(super) fn explain(error: &(dyn Error + 'static)) -> String {
     format!("{text}{hint}")
 }
 
-/// The HTTP status by which the API server refused.
-fn status(error: &(dyn Error + 'static)) -> Option<u16> {
+/// The HTTP status by which the API server refused, if it did.
+pub(super) fn status(error: &(dyn Error + 'static)) -> Option<u16> {
+    refusal(error).map(|status| status.code)
+}
+
+fn refusal<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
     let mut error = Some(error);
     while let Some(cause) = error {
         if let Some(kube::Error::Api(status)) = cause.downcast_ref::<kube::Error>() {
-            return Some(status.code);
+            return Some(status);
         }
         error = cause.source();
     }

@@ -85,6 +85,7 @@ fn the_check_sees_what_is_wrong() {
         ("targetPort: http", "targetPort: https", "no pod has port https"),
         ("allowPrivilegeEscalation: false", "allowPrivilegeEscalation: true", "privileges"),
         ("replicas: 2", "replicas: two", "two"),
+        ("kind: Role\n  name: keyway\n", "kind: Role\n  name: keyways\n", "no Role keyways"),
     ] {
         assert!(good.contains(what), "{what}");
         let output = check(&python, &good.replacen(what, instead, 1));
