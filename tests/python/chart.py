@@ -36,9 +36,10 @@ def lint(chart):
 
 
 def install(chart, kubeconfig, values):
-    # Helm would keep the release in a Secret, which it writes as protobuf; the tests' server reads JSON alone. The library
-    # looks at it when it is loaded.
-    os.environ["HELM_DRIVER"] = "memory"
+    if os.environ.get("HELM_DRIVER") != "memory":
+        # Helm would keep the release in a Secret, which it writes as protobuf; the tests' server reads JSON alone. A library
+        # in Go sees only the environment that its process began with.
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "HELM_DRIVER": "memory"})
     import helm_sdkpy
 
     with open(values, encoding="utf-8") as file:

@@ -30,6 +30,8 @@ pub(super) async fn client(kubeconfig: Option<&Path>) -> Result<Client, String> 
             })?,
         },
     };
+    // Whoever asks waits and asks again by itself, and counts how often.
+    config.default_retry = false;
     // A connection that has died silently ends what it was asked for, a little after the watch would have ended.
     config.read_timeout = Some(Duration::from_secs(u64::from(KUBERNETES_WATCH_SECONDS) + 10));
     config.reset_reader_on_write = true;
