@@ -7,7 +7,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
 };
 
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
@@ -37,10 +37,10 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// What it is told from others by: its pod's UID, else its address.
+    /// What it is told from others by: its pod's UID, else its address and port.
     pub(super) fn identity(&self) -> String {
         let config = &self.listed.config;
-        config.identity.clone().unwrap_or_else(|| config.url.host().unwrap_or_default().to_owned())
+        config.identity.clone().unwrap_or_else(|| config.name())
     }
 }
 
@@ -92,7 +92,7 @@ impl Slices {
         if self.known.len() > KUBERNETES_SLICES_MAX {
             return Err(format!("more than {KUBERNETES_SLICES_MAX} EndpointSlices have these labels"));
         }
-        // By pod; what is no pod, by its address. IPv4 sorts before IPv6, and a pod that has both is met at the first.
+        // By pod; what is no pod, by its address and port. IPv4 sorts before IPv6, and a pod that has both is met at the first.
         let mut by_identity: BTreeMap<String, Seen<'_>> = BTreeMap::new();
         for slice in self.known.values() {
             let port = match port_of(slice.ports.as_deref().unwrap_or_default(), fleet.port.as_ref()) {
@@ -103,7 +103,8 @@ impl Slices {
             };
             for endpoint in &slice.endpoints {
                 if let Some(seen) = seen(endpoint, port) {
-                    let identity = seen.uid.map_or_else(|| seen.address.to_string(), str::to_owned);
+                    let place = SocketAddr::new(seen.address, seen.port);
+                    let identity = seen.uid.map_or_else(|| place.to_string(), str::to_owned);
                     by_identity.entry(identity).and_modify(|known| known.merge(&seen)).or_insert(seen);
                 }
             }

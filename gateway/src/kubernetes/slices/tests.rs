@@ -72,6 +72,18 @@ fn an_endpoint_of_two_slices_counts_once_and_the_careful_view_wins() {
 }
 
 #[test]
+fn what_is_no_pod_is_told_apart_by_its_port_too() {
+    let by_hand = [json!({ "addresses": ["10.0.0.1"] })];
+    let mut slices = Slices::default();
+    for (name, port) in [("a", 8000), ("b", 8001)] {
+        slices.apply(Event::Apply(with_ports(name, &json!([{ "port": port }]), &by_hand)));
+    }
+    assert_eq!(shown(&slices), ["10.0.0.1:8000  true", "10.0.0.1:8001  true"]);
+    let view = slices.view(&fleet("")).unwrap();
+    assert_eq!(view.workers[1].identity(), "10.0.0.1:8001");
+}
+
+#[test]
 fn a_pod_with_two_addresses_is_one_worker() {
     let mut slices = Slices::default();
     slices.apply(Event::Apply(slice("a", &[ready("fd00::1", "u1")])));
