@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the tests need beyond Rust into .venv/ (ignored by git; another folder: KEYWAY_TEST_VENV): the
-# official openai client, msgspec, pyzmq, Kubernetes' schemas, Prometheus and kubectl. Starts no service and installs nothing outside that folder, except
+# official openai client, msgspec, pyzmq, Kubernetes' schemas, Helm's library, Prometheus and kubectl. Starts no service and installs nothing outside that folder, except
 # Debian's own python3-venv, curl, ca-certificates and systemd where they are missing and this runs as root.
 set -euo pipefail
 
@@ -8,6 +8,8 @@ OPENAI_VERSION=3.52.0
 MSGSPEC_VERSION=0.22.0
 PYZMQ_VERSION=27.3.0
 KUBERNETES_VALIDATE_VERSION=1.37.0
+HELM_SDKPY_VERSION=0.1.32
+CFFI_VERSION=2.1.1
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${KEYWAY_TEST_VENV:-$root/.venv}
@@ -34,7 +36,7 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 packages=("openai==$OPENAI_VERSION" "msgspec==$MSGSPEC_VERSION" "pyzmq==$PYZMQ_VERSION"
-    "kubernetes-validate==$KUBERNETES_VALIDATE_VERSION")
+    "kubernetes-validate==$KUBERNETES_VALIDATE_VERSION" "helm-sdkpy==$HELM_SDKPY_VERSION" "cffi==$CFFI_VERSION")
 if ! "$venv/bin/python" - "${packages[@]}" 2>/dev/null <<'PYTHON'
 import sys
 from importlib.metadata import version
@@ -43,7 +45,8 @@ PYTHON
 then
     say "${packages[*]} into $venv"
     python3 -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
+    # helm-sdkpy asks for Python 3.12 and works on 3.11 as well.
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --ignore-requires-python "${packages[@]}"
 fi
 
 # From Debian's packages: Prometheus and its promtool, and kubectl, of which only `kubectl kustomize` is used.

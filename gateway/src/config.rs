@@ -4,6 +4,7 @@
 
 mod discovery;
 mod file;
+mod kubernetes;
 mod scale;
 mod timeouts;
 mod tls;
@@ -18,6 +19,7 @@ use keyway_wire::block_hash::HashKey;
 pub use self::{
     discovery::{DiscoveryConfig, DiscoveryFile, DnsName, HostRule},
     file::{AuthFile, File, LimitsFile, LogFormat, ModelTable, RoutingFile},
+    kubernetes::{KubernetesFleet, KubernetesTable, PortRef},
     scale::{ModelScale, ScaleConfig, ScaleFile},
     timeouts::Timeouts,
     tls::{TlsFiles, WorkerTls},

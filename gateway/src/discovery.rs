@@ -1,53 +1,88 @@
-//! Learns of workers that come and go, from a file and from DNS, and tells [`Members`]. A look that fails changes nothing:
+//! Learns of workers that come and go, from a file and from DNS, and tells [`Members`]; Kubernetes' part of it is in
+//! `kubernetes.rs`. A look that fails changes nothing:
 //! a broken file or a silent name server must not take down a fleet that works; health takes out who is really gone.
 
-use std::{collections::HashMap, fs, path::Path, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
 use crate::{
     clock,
     config::{self, DiscoveryConfig, DnsName, File, WorkerConfig},
+    kubernetes,
     limits::MAX_WORKERS_FILE_BYTES,
-    members::{Members, Source},
+    members::{Listed, Members, Source},
     metrics::Metrics,
     net,
 };
 
 /// Looks again and again, for ever.
 pub async fn watch(config: DiscoveryConfig, members: Arc<Members>, metrics: Arc<Metrics>) {
-    let mut told = HashMap::new();
-    loop {
-        if let Some(path) = &config.file {
-            take(Source::File, &path.display().to_string(), listed(path), &members, &metrics, &mut told);
+    let listing = lists(&config, &members, &metrics);
+    tokio::join!(listing, kubernetes::follow(config.clone(), Arc::clone(&members), Arc::clone(&metrics)));
+}
+
+/// The file and the names.
+async fn lists(config: &DiscoveryConfig, members: &Arc<Members>, metrics: &Arc<Metrics>) {
+    let looks = |source, place: &str| Looks::new(source, place, members, metrics);
+    let file = config.file.as_ref().map(|path| (path, looks(Source::File, &path.display().to_string())));
+    let mut file = file.into_iter().collect::<Vec<_>>();
+    let names = config.dns.iter().enumerate();
+    let mut names: Vec<_> =
+        names.map(|(place, name)| (name, looks(Source::Dns(place), &name.host))).collect();
+    while !file.is_empty() || !names.is_empty() {
+        for (path, looks) in &mut file {
+            looks.take(listed(path));
         }
-        for (place, name) in config.dns.iter().enumerate() {
-            take(Source::Dns(place), &name.host, resolved(name).await, &members, &metrics, &mut told);
+        for (name, looks) in &mut names {
+            looks.take(resolved(name).await);
         }
         clock::sleep(config.interval).await;
     }
 }
 
-/// Takes what one look found; says what is wrong when that changes.
-fn take(
+/// What is seen at one place where workers are listed.
+#[derive(Debug)]
+pub struct Looks {
     source: Source,
-    place: &str,
-    found: Result<Vec<WorkerConfig>, String>,
-    members: &Arc<Members>,
-    metrics: &Metrics,
-    told: &mut HashMap<Source, String>,
-) {
-    let outcome = if found.is_ok() { "ok" } else { "failed" };
-    metrics.fleet.discovery.with_label_values(&[source.as_str(), outcome]).inc();
-    match found {
-        Ok(workers) => {
-            told.remove(&source);
-            members.set(source, &workers);
+    place: String,
+    members: Arc<Members>,
+    metrics: Arc<Metrics>,
+    /// What was last said to be wrong.
+    told: Option<String>,
+}
+
+impl Looks {
+    /// At a place that nobody has looked at yet.
+    pub fn new(source: Source, place: &str, members: &Arc<Members>, metrics: &Arc<Metrics>) -> Self {
+        let (members, metrics) = (Arc::clone(members), Arc::clone(metrics));
+        Self { source, place: place.to_owned(), members, metrics, told: None }
+    }
+
+    fn take(&mut self, found: Result<Vec<WorkerConfig>, String>) {
+        match found {
+            Ok(workers) => self.found(&workers.into_iter().map(Listed::from).collect::<Vec<_>>()),
+            Err(error) => self.failed(&error),
         }
-        Err(error) if told.get(&source) != Some(&error) => {
-            let source_name = source.as_str();
-            tracing::warn!(source = source_name, place, %error, "workers could not be listed; those known stay");
-            told.insert(source, error);
+    }
+
+    /// Takes what one look found.
+    pub fn found(&mut self, workers: &[Listed]) {
+        self.count("ok");
+        self.told = None;
+        self.members.set(self.source, workers);
+    }
+
+    /// A look failed: nothing changes. Says what is wrong when that changes.
+    pub fn failed(&mut self, error: &str) {
+        self.count("failed");
+        if self.told.as_deref() != Some(error) {
+            let (source, place) = (self.source.as_str(), &self.place);
+            tracing::warn!(source, place, %error, "workers could not be listed; those known stay");
+            self.told = Some(error.to_owned());
         }
-        Err(_) => {}
+    }
+
+    fn count(&self, outcome: &str) {
+        self.metrics.fleet.discovery.with_label_values(&[self.source.as_str(), outcome]).inc();
     }
 }
 

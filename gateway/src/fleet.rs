@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 use dashmap::DashMap;
 use http::{HeaderValue, Uri, uri::PathAndQuery};
 use keyway_core::{
+    FadingSum,
     health::{Health, State},
     index::WorkerId,
     load::Load,
@@ -19,6 +20,7 @@ use tokio::sync::Notify;
 use crate::{
     config::{KvSource, WorkerConfig},
     ejection::{Ejections, Gate},
+    limits::SAVED_HALF_LIFE,
     residency::Residency,
     upstream::Origin,
 };
@@ -47,6 +49,8 @@ pub struct Worker {
     pub rate: Mutex<PrefillRate>,
     /// What it says of its cache.
     pub residency: Residency,
+    /// Prompt tokens that its cache saved lately.
+    pub saved: Mutex<FadingSum>,
     config: WorkerConfig,
     origin: Origin,
     prefix: String,
@@ -72,6 +76,7 @@ impl Worker {
             weight: config.weight,
             load: Load::default(),
             rate: Mutex::default(),
+            saved: Mutex::new(FadingSum::new(SAVED_HALF_LIFE)),
             config: config.clone(),
             origin: Origin::of(&config.url, config.tls.clone()),
             prefix: config.url.path().trim_end_matches('/').to_owned(),
@@ -173,6 +178,16 @@ impl Worker {
     /// Completes when a connection has failed.
     pub async fn failed(&self) {
         self.failed.notified().await;
+    }
+
+    /// Its source says that it is not ready, or is again. Returns whether that is news.
+    pub fn pause(&self, paused: bool, now: Duration) -> bool {
+        let news = self.health.lock().pause(paused, now);
+        if news && !paused {
+            // Whoever probes it looks again when the next probe is due.
+            self.failed.notify_one();
+        }
+        news
     }
 
     /// Looks at or changes the health state machine.

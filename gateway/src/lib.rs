@@ -31,6 +31,7 @@ pub mod fleet;
 pub mod headers;
 pub mod impatient;
 pub mod json;
+pub mod kubernetes;
 pub mod kv_events;
 pub mod limits;
 pub mod members;

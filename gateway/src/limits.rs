@@ -149,6 +149,34 @@ pub const DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);
 /// Largest file that lists workers: 10,000 tables of 200 bytes.
 pub const MAX_WORKERS_FILE_BYTES: u64 = 2 << 20;
 
+/// Seconds after which a watch of the API server is begun anew: a connection that died silently is noticed that late.
+pub const KUBERNETES_WATCH_SECONDS: u32 = 60;
+
+/// Pauses before the API server is asked again after it failed: doubled from the first to the last.
+pub const KUBERNETES_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
+
+/// How long a worker that vanished from its EndpointSlice is held back before it drains: an endpoint that moves from one
+/// slice to another is in neither for the time between two writes of the API server.
+pub const KUBERNETES_MOVE_TIME: Duration = Duration::from_secs(2);
+
+/// Time between two looks at which pod is worth least: it asks nobody but once in a third of a Lease's time.
+pub const KUBERNETES_MARK_LOOK: Duration = Duration::from_secs(1);
+
+/// Time between two changes of that mark, each of which is a write to two pods that every controller reads.
+pub const KUBERNETES_MARK_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Tokens by which the marked pod must be worth more than another before the mark moves: one long prompt.
+pub const KUBERNETES_MARK_MARGIN_TOKENS: f64 = 1_024.0;
+
+/// Time after which the tokens that a cache saved count half: conversations and agents come back within minutes.
+pub const SAVED_HALF_LIFE: Duration = Duration::from_secs(600);
+
+/// Time for which a gateway holds a Lease that it does not renew; it renews after a third.
+pub const KUBERNETES_LEASE_TIME: Duration = Duration::from_secs(15);
+
+/// EndpointSlices of one entry of the configuration: 1,000 times Kubernetes' own 100 endpoints a slice.
+pub const KUBERNETES_SLICES_MAX: usize = 1_000;
+
 /// Largest body of an operator's command: one worker's table.
 pub const MAX_COMMAND_BYTES: usize = 16 << 10;
 

@@ -4,7 +4,11 @@
 //! Each source has its own members: a file that no longer names a worker takes out that worker, not one that the
 //! configuration lists.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use keyway_core::{health::State, index::WorkerId};
 use parking_lot::Mutex;
@@ -27,6 +31,8 @@ pub enum Source {
     File,
     /// `discovery.dns`, by its place there.
     Dns(usize),
+    /// `discovery.kubernetes`, by its place there.
+    Kubernetes(usize),
     /// The admin listener.
     Admin,
 }
@@ -38,8 +44,25 @@ impl Source {
             Self::Static => "static",
             Self::File => "file",
             Self::Dns(_) => "dns",
+            Self::Kubernetes(_) => "kubernetes",
             Self::Admin => "admin",
         }
+    }
+}
+
+/// A worker as its source lists it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Listed {
+    /// What it is made from.
+    pub config: WorkerConfig,
+    /// Whether it may get new requests. One that may not joins only once it may, and keeps its place until it is no
+    /// longer listed.
+    pub ready: bool,
+}
+
+impl From<WorkerConfig> for Listed {
+    fn from(config: WorkerConfig) -> Self {
+        Self { config, ready: true }
     }
 }
 
@@ -82,21 +105,51 @@ impl Members {
     }
 
     /// Makes the members of `source` those of the list: new ones join, others drain, one whose settings changed does both.
-    pub fn set(self: &Arc<Self>, source: Source, list: &[WorkerConfig]) {
-        let mut keep = Vec::new();
+    pub fn set(self: &Arc<Self>, source: Source, list: &[Listed]) {
+        let named: HashMap<String, &Listed> =
+            list.iter().map(|listed| (listed.config.name(), listed)).collect();
+        let (mut keep, mut changed) = (HashSet::new(), false);
         for member in self.of(source) {
-            let wanted = list.iter().any(|config| config == member.config());
+            let listed = named.get(&member.name).filter(|listed| listed.config == *member.config());
             let draining = member.state() == State::Draining;
-            match (wanted, draining) {
-                (true, draining) if !draining || self.by_hand(&member) => keep.push(member.name.clone()),
-                (false, false) => self.leave(&member, false),
-                (false, true) => self.let_go(&member),
+            match (listed, draining) {
+                (Some(listed), draining) if !draining || self.by_hand(&member) => {
+                    changed |= self.pause(&member, !listed.ready);
+                    keep.insert(member.name.clone());
+                }
+                (None, false) => self.leave(&member, false),
+                (None, true) => self.let_go(&member),
                 _ => {}
             }
         }
-        for config in list.iter().filter(|config| !keep.contains(&config.name())) {
-            self.join(config, source);
+        for (name, listed) in named {
+            if listed.ready && !keep.contains(&name) {
+                self.join(&listed.config, source);
+            }
         }
+        if changed {
+            self.router.fleet_changed();
+        }
+    }
+
+    /// Nothing new goes there until its source says that it is ready again. Returns whether that is news.
+    fn pause(&self, worker: &Worker, paused: bool) -> bool {
+        let news = worker.pause(paused, self.router.now());
+        if news {
+            tracing::info!(worker = %worker.name, paused, "worker's readiness changed");
+        }
+        news
+    }
+
+    /// What the fleet would lose with each of a source's workers that has an identity and takes requests: prompt tokens
+    /// that its cache saved lately, and requests in flight.
+    pub fn worths(&self, source: Source) -> Vec<(String, f64)> {
+        let worth = |worker: Arc<Worker>| {
+            let identity = worker.config().identity.clone().filter(|_| worker.routable())?;
+            let saved = worker.saved.lock().at(self.router.now());
+            Some((identity, saved + worker.load.requests() as f64))
+        };
+        self.of(source).into_iter().filter_map(worth).collect()
     }
 
     /// Adds a worker. `false` if its address belongs to another member already.

@@ -202,7 +202,7 @@ impl Router {
     /// Brings the gauges that nobody adds to up to date, before a scrape.
     pub fn show_state(&self) {
         self.finish_lingering();
-        for state in [State::Joining, State::Ready, State::Down, State::Draining] {
+        for state in [State::Joining, State::Ready, State::Paused, State::Down, State::Draining] {
             let workers = self.fleet.all().iter().filter(|worker| worker.state() == state).count();
             self.metrics.fleet.workers.with_label_values(&[state.as_str()]).set(workers as i64);
         }

@@ -1,55 +1,77 @@
 """Reads a built overlay and holds it against Kubernetes' own schemas, several versions of them, unknown fields included.
-Kinds that Kubernetes does not know are held against the list below: apiVersion, kind and the fields that their projects
-document as required. Usage: manifests.py BUILT.yaml; prints one line a fault and ends with 1 if there are any."""
+Kinds that Kubernetes does not know are held against the fields that their own projects' types have
+(tests/data/custom_resources.json); a kind that neither knows is a fault. Usage: manifests.py BUILT.yaml; prints one line a fault and ends with 1 if there are any."""
 
+import json
+import pathlib
 import sys
 
 import kubernetes_validate
 import yaml
 
 VERSIONS = ["1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37"]
-# Field paths that must be there (lists by their first element), and the keys that `spec` may have.
-CUSTOM = {
-    ("keda.sh/v1alpha1", "ScaledObject"): (
-        ["spec.scaleTargetRef.name", "spec.triggers.0.type", "spec.triggers.0.metadata.serverAddress",
-         "spec.triggers.0.metadata.query", "spec.triggers.0.metadata.threshold"],
-        {"scaleTargetRef", "pollingInterval", "cooldownPeriod", "initialCooldownPeriod", "idleReplicaCount",
-         "minReplicaCount", "maxReplicaCount", "fallback", "advanced", "triggers"},
-    ),
-    ("monitoring.coreos.com/v1", "ServiceMonitor"): (
-        ["spec.selector.matchLabels", "spec.endpoints.0.port"],
-        {"selector", "endpoints", "jobLabel", "namespaceSelector", "targetLabels", "podTargetLabels", "sampleLimit"},
-    ),
-    ("monitoring.coreos.com/v1", "PodMonitor"): (
-        ["spec.selector.matchLabels", "spec.podMetricsEndpoints.0.port"],
-        {"selector", "podMetricsEndpoints", "jobLabel", "namespaceSelector", "podTargetLabels", "sampleLimit"},
-    ),
+# The fields of kinds that are not Kubernetes' own: name -> [required, fields of it if it is an object].
+CUSTOM = json.loads((pathlib.Path(__file__).parent.parent / "data/custom_resources.json").read_text(encoding="utf-8"))
+# What a trigger of KEDA needs besides, by its type (keda.sh/docs, scalers).
+TRIGGERS = {
+    "prometheus": {"serverAddress", "query", "threshold"},
+    "external": {"scalerAddress"},
+    "external-push": {"scalerAddress"},
 }
 
 
-def at(value, path):
-    for key in path.split("."):
-        if isinstance(value, list):
-            value = value[int(key)] if int(key) < len(value) else None
-        else:
-            value = (value or {}).get(key)
-    return value
-
-
-def schema_faults(manifest):
-    kind = (manifest["apiVersion"], manifest["kind"])
-    if kind in CUSTOM:
-        needed, allowed = CUSTOM[kind]
-        yield from (f"lacks {path}" for path in needed if at(manifest, path) in (None, ""))
-        yield from (f"has unknown spec.{key}" for key in set(manifest["spec"]) - allowed)
-        return
+def strict_faults(manifest):
+    """Against Kubernetes' schemas; an unknown version, kind or field is a fault."""
     for version in VERSIONS:
         try:
             kubernetes_validate.validate(manifest, version, strict=True)
         except kubernetes_validate.ValidationError as error:
             yield f"{version}: {error.message} at {list(error.path)}"
-        except Exception as error:  # an unknown version or kind is a fault as well
+        except Exception as error:
             yield f"{version}: {type(error).__name__}: {error}"
+
+
+def unknown_fields(value, fields, path):
+    """What would be lost if the value were read into its type and written again, and what would be missing."""
+    if isinstance(fields, list):
+        if not isinstance(value, list):
+            yield f"{path} is no list"
+            return
+        for i, each in enumerate(value):
+            yield from unknown_fields(each, fields[0], f"{path}.{i}")
+    elif fields is not None:
+        if not isinstance(value, dict):
+            yield f"{path} is no object"
+            return
+        yield from (f"has unknown {path}.{key}" for key in value if key not in fields)
+        yield from (f"lacks {path}.{key}" for key, (required, _) in fields.items() if required and key not in value)
+        for key in value.keys() & fields.keys():
+            yield from unknown_fields(value[key], fields[key][1], f"{path}.{key}")
+
+
+def scaled_faults(spec):
+    """What KEDA hands on to an HPA must be what an HPA knows, and a trigger must have what its scaler needs."""
+    behavior = spec.get("advanced", {}).get("horizontalPodAutoscalerConfig", {}).get("behavior", {})
+    hpa = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "x"},
+           "spec": {"scaleTargetRef": {"kind": "Deployment", "name": "x"}, "maxReplicas": 1, "behavior": behavior}}
+    yield from strict_faults(hpa)
+    for trigger in spec.get("triggers", []):
+        if trigger.get("type") not in TRIGGERS:
+            yield f"knows no trigger of type {trigger.get('type')}"
+        missing = TRIGGERS.get(trigger.get("type"), set()) - {k for k, v in trigger.get("metadata", {}).items() if v}
+        yield from (f"lacks spec.triggers.metadata.{key}" for key in sorted(missing))
+        yield from (f"metadata.{k} is no string" for k, v in trigger.get("metadata", {}).items() if not isinstance(v, str))
+
+
+def schema_faults(manifest):
+    custom = CUSTOM.get(f"{manifest['apiVersion']} {manifest['kind']}")
+    if custom is None:
+        yield from strict_faults(manifest)
+        return
+    yield from unknown_fields(manifest["spec"], custom["spec"], "spec")
+    yield from (f"has unknown {key}" for key in manifest.keys() - {"apiVersion", "kind", "metadata", "spec"})
+    if manifest["kind"] == "ScaledObject":
+        yield from scaled_faults(manifest["spec"])
 
 
 def references(manifests):
@@ -79,6 +101,11 @@ def references(manifests):
             target = spec["scaleTargetRef"]["name"]
             if ("Deployment", target) not in named:
                 yield f"{name}: there is no Deployment {target}"
+        if m["kind"] == "RoleBinding":
+            wanted = [(m["roleRef"]["kind"], m["roleRef"]["name"])] + [(s["kind"], s["name"]) for s in m["subjects"]]
+            yield from (f"{name}: there is no {' '.join(other)}" for other in wanted if other not in named)
+            # The API server refuses a ServiceAccount without one.
+            yield from (f"{name}: {s['name']} has no namespace" for s in m["subjects"] if not s.get("namespace"))
         if m["kind"] == "Deployment":
             pod = spec["template"]["spec"]
             if not spec["selector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items():
@@ -103,8 +130,12 @@ def references(manifests):
                     yield f"{name}: the pause before its end is longer than its grace period"
 
 
+def read(path):
+    return [m for m in yaml.safe_load_all(open(path, encoding="utf-8")) if m]
+
+
 def main():
-    manifests = [m for m in yaml.safe_load_all(open(sys.argv[1], encoding="utf-8")) if m]
+    manifests = read(sys.argv[1])
     if len(manifests) < 8:
         sys.exit(f"only {len(manifests)} manifests")
     faults = []
@@ -116,4 +147,5 @@ def main():
         sys.exit("\n".join(faults))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -78,6 +78,11 @@ impl FakeWorker {
 
     /// Starts with these models.
     pub async fn with_models(models: &[&str]) -> Self {
+        Self::at(SocketAddr::from(([127, 0, 0, 1], 0)), models).await
+    }
+
+    /// Starts at this address: pods of a Service have one port and an address each.
+    pub async fn at(addr: SocketAddr, models: &[&str]) -> Self {
         let (calls, receiver) = mpsc::unbounded_channel(); // bounded by what the test sends
         let shared = Arc::new(Shared {
             mode: Mutex::new(Mode::Answer),
@@ -90,7 +95,7 @@ impl FakeWorker {
             aborted: AtomicUsize::new(0),
             calls,
         });
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let listener = TcpListener::bind(addr).await.expect("a free port");
         let addr = listener.local_addr().expect("bound");
         let accepting = Mutex::new(Some(tokio::spawn(accept(listener, shared.clone()))));
         Self { addr, shared, calls: tokio::sync::Mutex::new(receiver), accepting }

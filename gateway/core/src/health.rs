@@ -24,6 +24,8 @@ pub enum State {
     Joining,
     /// May be chosen.
     Ready,
+    /// Reachable, but who lists it says that it is not ready; it keeps what it has and may be chosen again.
+    Paused,
     /// Not reachable; probed until it is.
     Down,
     /// Finishes what it has and gets nothing new.
@@ -36,6 +38,7 @@ impl State {
         match self {
             Self::Joining => "joining",
             Self::Ready => "ready",
+            Self::Paused => "paused",
             Self::Down => "down",
             Self::Draining => "draining",
         }
@@ -52,6 +55,8 @@ pub struct Health {
     last_success: Option<Duration>,
     /// Down because a connection failed: only a new connection, a probe's, proves the contrary.
     refused: bool,
+    /// Its list says that it is not ready: beside `state`, which goes on meanwhile.
+    paused: bool,
     next_probe_at: Duration,
 }
 
@@ -63,6 +68,7 @@ impl Health {
             failed_probes: 0,
             last_success: None,
             refused: false,
+            paused: false,
             next_probe_at: now,
         }
     }
@@ -93,7 +99,7 @@ impl Health {
                 self.refused = true;
             }
             State::Down => self.refused = true,
-            State::Draining => {}
+            State::Paused | State::Draining => {}
         }
     }
 
@@ -109,8 +115,18 @@ impl Health {
                 self.last_success = Some(now);
                 self.failed_probes = 0;
             }
-            State::Down | State::Draining => {}
+            State::Down | State::Paused | State::Draining => {}
         }
+    }
+
+    /// Whoever lists it says that it is not ready, or is again: then a probe of one that is down is due at once.
+    /// Returns whether that is news.
+    pub fn pause(&mut self, paused: bool, now: Duration) -> bool {
+        let news = std::mem::replace(&mut self.paused, paused) != paused;
+        if news && !paused && self.state == State::Down {
+            self.next_probe_at = now;
+        }
+        news
     }
 
     /// It gets nothing new from now on, for good: a worker that returns is a new one.
@@ -121,7 +137,7 @@ impl Health {
 
     /// Where it stands.
     pub fn state(&self) -> State {
-        self.state
+        if self.state == State::Ready && self.paused { State::Paused } else { self.state }
     }
 
     /// When the next probe is due; `Duration::MAX`: never.
@@ -131,7 +147,7 @@ impl Health {
 
     /// Whether it may be chosen.
     pub fn routable(&self) -> bool {
-        self.state == State::Ready
+        self.state() == State::Ready
     }
 
     fn up(&mut self, now: Duration) {

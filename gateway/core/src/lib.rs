@@ -12,7 +12,8 @@
 //!
 //! 6. [`waiting_room`]: who begins when, and who waits until a worker can begin.
 //!
-//! [`mod@capacity`] is what a cache that says nothing is believed to hold, [`rate`] how fast a worker is.
+//! [`mod@capacity`] is what a cache that says nothing is believed to hold, [`rate`] how fast a worker is, [`mod@fading`]
+//! what its cache was good for lately.
 //!
 //! Where an engine publishes its KV events, [`kv_feed`] makes the index exact, over the names of [`token_chain`].
 //! Beside them, [`health`] says whether a worker may be chosen at all, [`breaker`] whether it answers well enough to be,
@@ -22,6 +23,7 @@ pub mod autoscale;
 pub mod breaker;
 pub mod capacity;
 pub mod cost;
+pub mod fading;
 pub mod health;
 pub mod index;
 pub mod keyer;
@@ -45,6 +47,7 @@ mod spread_map;
 pub use breaker::{Breaker, Verdict};
 pub use capacity::Capacity;
 pub use cost::{Cost, CostModel};
+pub use fading::FadingSum;
 pub use health::{Health, State};
 pub use index::{Lengths, Placement, PrefixIndex, WorkerId};
 pub use keyer::{PrefixChain, TextKeyer};

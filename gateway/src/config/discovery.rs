@@ -6,7 +6,7 @@ use http::Uri;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, WorkerConfig, WorkerTable};
+use super::{ConfigError, KubernetesFleet, KubernetesTable, WorkerConfig, WorkerTable};
 use crate::limits;
 
 /// `[discovery]`
@@ -17,6 +17,10 @@ pub struct DiscoveryFile {
     pub file: Option<PathBuf>,
     /// Names each of whose addresses is a worker: a headless Service in Kubernetes.
     pub dns: Vec<DnsTable>,
+    /// Services of a Kubernetes cluster each of whose ready endpoints is a worker.
+    pub kubernetes: Vec<KubernetesTable>,
+    /// How the cluster is reached: a kubeconfig; by default as a pod in it, else as `kubectl` would.
+    pub kubeconfig: Option<PathBuf>,
     /// Seconds between two looks at the file and the names (5).
     pub interval_seconds: Option<f64>,
     /// Hosts that the admin listener may add as workers: addresses, networks (10.0.0.0/8), names, or names below one
@@ -49,6 +53,10 @@ pub struct DiscoveryConfig {
     pub file: Option<PathBuf>,
     /// The names.
     pub dns: Vec<DnsName>,
+    /// The Services.
+    pub kubernetes: Vec<KubernetesFleet>,
+    /// How their cluster is reached, unless as a pod in it.
+    pub kubeconfig: Option<PathBuf>,
     /// Time between two looks.
     pub interval: Duration,
     /// Who may be added by operators.
@@ -68,7 +76,8 @@ pub struct DnsName {
 impl DiscoveryConfig {
     /// Whether workers can come later.
     pub fn is_dynamic(&self) -> bool {
-        self.file.is_some() || !self.dns.is_empty() || !self.admin_allow.is_empty()
+        let lists = self.file.is_some() || !self.dns.is_empty() || !self.kubernetes.is_empty();
+        lists || !self.admin_allow.is_empty()
     }
 }
 
@@ -85,8 +94,11 @@ impl TryFrom<&DiscoveryFile> for DiscoveryConfig {
             }
         };
         let dns = file.dns.iter().map(DnsName::try_from).collect::<Result<_, _>>()?;
+        let kubernetes = file.kubernetes.iter().map(KubernetesFleet::try_from).collect::<Result<_, _>>()?;
         let admin_allow = file.admin_allow.iter().map(|rule| rule.parse()).collect::<Result<_, _>>()?;
-        Ok(Self { file: file.file.clone(), dns, interval, admin_allow })
+        file.kubeconfig.as_deref().map(crate::kubernetes::check).transpose()?;
+        let (file, kubeconfig) = (file.file.clone(), file.kubeconfig.clone());
+        Ok(Self { file, dns, kubernetes, kubeconfig, interval, admin_allow })
     }
 }
 
@@ -109,18 +121,11 @@ impl TryFrom<&DnsTable> for DnsName {
 impl DnsName {
     /// The worker at one of its addresses.
     pub fn worker(&self, address: IpAddr) -> Result<WorkerConfig, ConfigError> {
-        let host = match address {
-            IpAddr::V4(v4) => v4.to_string(),
-            IpAddr::V6(v6) => format!("[{v6}]"),
-        };
-        let tcp = |port: u16| format!("tcp://{host}:{port}");
         WorkerConfig::try_from(&WorkerTable {
             model: self.table.model.clone(),
             weight: self.table.weight,
             api_key_file: self.table.api_key_file.clone(),
-            kv_events: self.table.kv_events_port.map(tcp),
-            kv_replay: self.table.kv_replay_port.map(tcp),
-            ..WorkerTable::of(&format!("http://{host}:{}", self.port))
+            ..WorkerTable::at(address, self.port, self.table.kv_events_port, self.table.kv_replay_port)
         })
     }
 }

@@ -1,6 +1,6 @@
 //! A worker in the configuration: as the file or a flag names it ([`WorkerEntry`]), and validated ([`WorkerConfig`]).
 
-use std::{fs, path::PathBuf, str::FromStr, sync::Arc};
+use std::{fs, net::IpAddr, path::PathBuf, str::FromStr, sync::Arc};
 
 use http::{HeaderValue, Uri};
 use rustls::ClientConfig;
@@ -86,13 +86,18 @@ pub struct WorkerConfig {
     pub kv_events: Option<KvSource>,
     /// Tokens in one of its KV blocks, until it says so itself.
     pub block_size: u32,
+    /// What tells it from another worker that had its address before, where its source knows: a pod's UID.
+    pub identity: Option<String>,
 }
 
 impl PartialEq for WorkerConfig {
     // What TLS was made from stands for it: a list that is read again makes it anew.
     fn eq(&self, other: &Self) -> bool {
-        let of = |c: &Self| (c.url.clone(), c.model.clone(), c.api_key.clone(), c.tls_files.clone());
-        of(self) == of(other)
+        self.url == other.url
+            && self.identity == other.identity
+            && self.model == other.model
+            && self.api_key == other.api_key
+            && self.tls_files == other.tls_files
             && self.weight == other.weight
             && self.kv_events == other.kv_events
             && self.block_size == other.block_size
@@ -154,6 +159,20 @@ impl WorkerTable {
         }
     }
 
+    /// A worker at an address, with the ports of its KV events there.
+    pub(super) fn at(address: IpAddr, port: u16, kv_events: Option<u16>, kv_replay: Option<u16>) -> Self {
+        let host = match address {
+            IpAddr::V4(v4) => v4.to_string(),
+            IpAddr::V6(v6) => format!("[{v6}]"),
+        };
+        let tcp = |port: u16| format!("tcp://{host}:{port}");
+        Self {
+            kv_events: kv_events.map(tcp),
+            kv_replay: kv_replay.map(tcp),
+            ..Self::of(&format!("http://{host}:{port}"))
+        }
+    }
+
     fn kv_source(&self) -> Result<Option<KvSource>, String> {
         for address in self.kv_events.iter().chain(&self.kv_replay) {
             let place = address.strip_prefix("tcp://").and_then(|place| place.rsplit_once(':'));
@@ -201,7 +220,8 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
         let kv_events = table.kv_source().map_err(|why| wrong(&why))?;
         let api_key = table.api_key_file.as_ref().map(read_key).transpose()?;
         let tls_files = table.tls.clone();
-        Ok(Self { url, model: table.model.clone(), weight, api_key, tls, tls_files, kv_events, block_size })
+        let (model, identity) = (table.model.clone(), None);
+        Ok(Self { url, model, weight, api_key, tls, tls_files, kv_events, block_size, identity })
     }
 }
 

@@ -13,6 +13,8 @@ impl Router {
     pub fn learn(&self, request: &RequestInfo, pick: &Pick, usage: &Usage, ticket: &Ticket) {
         let model = request.model.as_deref();
         self.learn_token_size(model, request.chain.total_bytes, usage.prompt_tokens);
+        let saved = usage.cached_tokens().unwrap_or(pick.matched_tokens);
+        ticket.worker().saved.lock().add(saved as f64, self.now());
         let Some(reported) = usage.cached_tokens() else { return };
         let (worker, by_tokens) = (ticket.worker(), request.tokens.is_some());
         let residency = &worker.residency;

@@ -7,7 +7,9 @@
     reason = "helpers of tests fail the test by panicking"
 )]
 
+mod chart;
 mod discovery;
 mod first_worker;
+mod kubernetes;
 mod manifests;
 mod prometheus;

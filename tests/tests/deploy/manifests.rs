@@ -14,12 +14,12 @@ fn kubernetes() -> PathBuf {
     workspace_root().join("deploy/kubernetes")
 }
 
-fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
 /// An overlay as `kubectl kustomize` builds it.
-fn built(kubectl: &Path, overlay: &str) -> String {
+pub(crate) fn built(kubectl: &Path, overlay: &str) -> String {
     let build = |root: &Path| {
         let mut command = Command::new(kubectl);
         command.arg("kustomize").arg(root.join("overlays").join(overlay)).output().expect("kubectl runs")
@@ -79,9 +79,13 @@ fn the_check_sees_what_is_wrong() {
         ("kind: PodDisruptionBudget", "kind: PodDisruptionBudge", "PodDisruptionBudge"),
         ("serverAddress:", "serverAdress:", "serverAddress"),
         ("pollingInterval:", "pollingIntervall:", "pollingIntervall"),
+        ("stabilizationWindowSeconds:", "stabilisationWindowSeconds:", "stabilisationWindowSeconds"),
+        ("podMetricsEndpoints:", "podMetricEndpoints:", "podMetricEndpoints"),
+        ("interval: 5s", "intervall: 5s", "spec.endpoints.0.intervall"),
         ("targetPort: http", "targetPort: https", "no pod has port https"),
         ("allowPrivilegeEscalation: false", "allowPrivilegeEscalation: true", "privileges"),
         ("replicas: 2", "replicas: two", "two"),
+        ("kind: Role\n  name: keyway\n", "kind: Role\n  name: keyways\n", "no Role keyways"),
     ] {
         assert!(good.contains(what), "{what}");
         let output = check(&python, &good.replacen(what, instead, 1));

@@ -148,6 +148,24 @@ fn draining_is_for_good() {
     assert_eq!(health.next_probe_at(), Duration::MAX);
 }
 
+#[test]
+fn a_paused_worker_is_not_chosen_and_comes_back_as_it_was() {
+    let mut health = ready();
+    assert!(health.pause(true, secs(101)) && !health.pause(true, secs(102)));
+    assert_eq!((health.state(), health.routable()), (State::Paused, false));
+    health.on_success(secs(103));
+    health.on_probe(true, secs(104));
+    assert_eq!(health.state(), State::Paused, "what it answers does not change what its list says");
+    assert!(health.pause(false, secs(105)));
+    assert_eq!((health.state(), health.routable()), (State::Ready, true));
+
+    health.pause(true, secs(106));
+    health.on_connect_failure(secs(107));
+    assert_eq!(health.state(), State::Down);
+    health.pause(false, secs(108));
+    assert_eq!(health.next_probe_at(), secs(108), "its return is news worth a probe");
+}
+
 proptest! {
     /// Whatever happens, the next probe is due within the cap, and an answered one makes the worker ready.
     #[test]

@@ -1,0 +1,26 @@
+{{- define "keyway.selector" -}}
+app.kubernetes.io/name: keyway
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "keyway.labels" -}}
+{{ include "keyway.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- define "keyway.workerSelector" -}}
+keyway.dev/role: worker
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "keyway.workerLabels" -}}
+{{ include "keyway.workerSelector" . }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- define "keyway.config" -}}
+{{ tpl .Values.config . }}
+{{- end }}

@@ -1,0 +1,155 @@
+//! `[[discovery.kubernetes]]`: which Services of a Kubernetes cluster have workers behind them, and what is true of those.
+//! How they are watched is `crate::kubernetes`.
+
+use std::{net::IpAddr, path::PathBuf};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{ConfigError, WorkerConfig, WorkerTable};
+
+/// The label by which Kubernetes says to which Service an EndpointSlice belongs.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// `[[discovery.kubernetes]]`
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct KubernetesTable {
+    /// Name of the Service whose endpoints are workers.
+    pub service: Option<String>,
+    /// Labels of the Services whose endpoints are workers, as Kubernetes writes selectors: `tier in (a, b),!canary`.
+    pub selector: Option<String>,
+    /// Where the Services are; the gateway's own namespace by default.
+    pub namespace: Option<String>,
+    /// The workers' port: a number, or the name of a port of the Service; needed where it has several.
+    pub port: Option<PortRef>,
+    /// Serve only this model from them.
+    pub model: Option<String>,
+    /// Share of new work of each relative to other workers (1.0).
+    pub weight: Option<f64>,
+    /// File that holds the key sent to them.
+    pub api_key_file: Option<PathBuf>,
+    /// Port on which each publishes its KV events.
+    pub kv_events_port: Option<u16>,
+    /// Port on which each repeats those that were missed.
+    pub kv_replay_port: Option<u16>,
+    /// Whether the pod that is worth least is marked, so that a scale-in takes it first (false).
+    pub deletion_cost: bool,
+}
+
+/// A port of a Service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum PortRef {
+    /// Its number at the pod.
+    Number(u16),
+    /// Its name.
+    Name(String),
+}
+
+/// Services whose endpoints are workers, validated.
+#[derive(Debug, Clone)]
+pub struct KubernetesFleet {
+    /// Labels of their EndpointSlices, which have those of their Service.
+    pub selector: String,
+    /// Where they are; `None`: where the gateway is.
+    pub namespace: Option<String>,
+    /// The workers' port.
+    pub port: Option<PortRef>,
+    /// Whether the pod that is worth least is marked.
+    pub deletion_cost: bool,
+    table: KubernetesTable,
+}
+
+impl TryFrom<&KubernetesTable> for KubernetesFleet {
+    type Error = ConfigError;
+
+    fn try_from(table: &KubernetesTable) -> Result<Self, ConfigError> {
+        let wrong = |why: &str| ConfigError(format!("discovery.kubernetes: {why}"));
+        let service = table.service.as_ref().map(|name| format!("{SERVICE_NAME}={name}"));
+        let selector = [service.as_deref(), table.selector.as_deref()].into_iter().flatten();
+        let selector = selector.collect::<Vec<_>>().join(",");
+        if selector.is_empty() {
+            return Err(wrong("needs a service, or a selector of Services by their labels"));
+        }
+        if let Some(name) =
+            [&table.service, &table.namespace].into_iter().flatten().find(|name| !is_name(name))
+        {
+            return Err(wrong(&format!("{name:?} is no name of an object in Kubernetes")));
+        }
+        let fleet = Self {
+            selector,
+            namespace: table.namespace.clone(),
+            port: table.port.clone(),
+            deletion_cost: table.deletion_cost,
+            table: table.clone(),
+        };
+        // All but the address is checked now, not at the first endpoint.
+        fleet.worker(IpAddr::from([127, 0, 0, 1]), 1, None).map_err(|error| wrong(&error.0))?;
+        Ok(fleet)
+    }
+}
+
+/// A DNS label: <https://kubernetes.io/docs/concepts/overview/working-with-objects/names/>.
+fn is_name(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    (1..=63).contains(&text.len())
+        && text.chars().all(inner)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+impl KubernetesFleet {
+    /// The worker at an endpoint; `uid` is its pod's.
+    pub fn worker(&self, address: IpAddr, port: u16, uid: Option<&str>) -> Result<WorkerConfig, ConfigError> {
+        let table = WorkerTable::at(address, port, self.table.kv_events_port, self.table.kv_replay_port);
+        let worker = WorkerConfig::try_from(&WorkerTable {
+            model: self.table.model.clone(),
+            weight: self.table.weight,
+            api_key_file: self.table.api_key_file.clone(),
+            ..table
+        })?;
+        Ok(WorkerConfig { identity: uid.map(str::to_owned), ..worker })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fleet(toml: &str) -> Result<KubernetesFleet, ConfigError> {
+        KubernetesFleet::try_from(&toml::from_str::<KubernetesTable>(toml).unwrap())
+    }
+
+    #[test]
+    fn a_service_and_labels_become_one_selector_of_slices() {
+        let both = fleet("service = \"vllm\"\nselector = \"tier in (a,b)\"").unwrap();
+        assert_eq!(both.selector, "kubernetes.io/service-name=vllm,tier in (a,b)");
+        assert_eq!(fleet("selector = \"!canary\"").unwrap().selector, "!canary");
+    }
+
+    #[test]
+    fn an_endpoint_is_a_worker_with_its_pods_identity() {
+        let fleet = fleet("service = \"vllm\"\nkv_events_port = 5557\nmodel = \"m\"").unwrap();
+        let worker = fleet.worker("fd00::7".parse().unwrap(), 8000, Some("u1")).unwrap();
+        assert_eq!((worker.name().as_str(), worker.identity.as_deref()), ("[fd00::7]:8000", Some("u1")));
+        assert_eq!(worker.kv_events.as_ref().unwrap().events, "tcp://[fd00::7]:5557");
+        let next = fleet.worker("fd00::7".parse().unwrap(), 8000, Some("u2")).unwrap();
+        assert!(worker != next, "another pod at the same address is another worker");
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_at_once() {
+        for (toml, word) in [
+            ("namespace = \"a\"", "needs a service"),
+            ("service = \"a.b\"", "no name"),
+            ("service = \"a\"\nnamespace = \"B\"", "no name"),
+            ("service = \"a\"\nweight = 0.0", "weight"),
+            ("service = \"a\"\nkv_replay_port = 1", "kv_replay needs kv_events"),
+            ("service = \"a\"\napi_key_file = \"/nonexistent\"", "key file"),
+        ] {
+            let error = fleet(toml).unwrap_err().0;
+            assert!(error.contains(word), "{toml}: {error}");
+        }
+    }
+}
