@@ -11,8 +11,7 @@ VERSIONS = ["1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37"]
 # Field paths that must be there (lists by their first element), and the keys that `spec` may have.
 CUSTOM = {
     ("keda.sh/v1alpha1", "ScaledObject"): (
-        ["spec.scaleTargetRef.name", "spec.triggers.0.type", "spec.triggers.0.metadata.serverAddress",
-         "spec.triggers.0.metadata.query", "spec.triggers.0.metadata.threshold"],
+        ["spec.scaleTargetRef.name", "spec.triggers.0.type"],
         {"scaleTargetRef", "pollingInterval", "cooldownPeriod", "initialCooldownPeriod", "idleReplicaCount",
          "minReplicaCount", "maxReplicaCount", "fallback", "advanced", "triggers"},
     ),
@@ -24,6 +23,11 @@ CUSTOM = {
         ["spec.selector.matchLabels", "spec.podMetricsEndpoints.0.port"],
         {"selector", "podMetricsEndpoints", "jobLabel", "namespaceSelector", "podTargetLabels", "sampleLimit"},
     ),
+}
+# What the triggers that are used here must say, by type.
+TRIGGERS = {
+    "prometheus": ["metadata.serverAddress", "metadata.query", "metadata.threshold"],
+    "external-push": ["metadata.scalerAddress", "metadata.model"],
 }
 
 
@@ -42,6 +46,9 @@ def schema_faults(manifest):
         needed, allowed = CUSTOM[kind]
         yield from (f"lacks {path}" for path in needed if at(manifest, path) in (None, ""))
         yield from (f"has unknown spec.{key}" for key in set(manifest["spec"]) - allowed)
+        for trigger in manifest["spec"].get("triggers", []):
+            needed = TRIGGERS.get(trigger["type"], ["a known type"])
+            yield from (f"lacks {path}" for path in needed if at(trigger, path) in (None, ""))
         return
     for version in VERSIONS:
         try:
@@ -75,6 +82,13 @@ def references(manifests):
             services = [s for s in manifests if s["kind"] == "Service" and wanted <= s["metadata"].get("labels", {}).items()]
             if len(services) != 1:
                 yield f"{name}: selects {len(services)} services"
+        for trigger in spec.get("triggers", []) if m["kind"] == "ScaledObject" else []:
+            host, _, port = trigger["metadata"].get("scalerAddress", "").partition(":")
+            service = next((s for s in manifests if s["kind"] == "Service" and s["metadata"]["name"] == host.split(".")[0]), None)
+            if host and (service is None or host.split(".")[1:2] != [m["metadata"]["namespace"]]):
+                yield f"{name}: there is no Service {host}"
+            elif host and int(port or 0) not in {p["port"] for p in service["spec"]["ports"]}:
+                yield f"{name}: {host} has no port {port}"
         if m["kind"] in ("ScaledObject", "HorizontalPodAutoscaler"):
             target = spec["scaleTargetRef"]["name"]
             if ("Deployment", target) not in named:

@@ -8,6 +8,8 @@
 )]
 
 mod discovery;
+mod external_scaler;
 mod first_worker;
 mod manifests;
+mod page;
 mod prometheus;
