@@ -84,11 +84,8 @@ impl ExternalScaler {
     async fn metrics(&self, request: Request) -> Result<Answer, Status> {
         let asked: MetricsRequest = grpc::message(request).await?;
         let desired = wanted(&self.scale, &asked.scaled_object_ref.unwrap_or_default())?.desired;
-        let value = MetricValue {
-            metric_name: asked.metric_name,
-            metric_value: desired.into(),
-            metric_value_float: desired.into(),
-        };
+        let value =
+            MetricValue { name: asked.metric_name, value: desired.into(), value_float: desired.into() };
         Ok(grpc::unary(&MetricValues { metric_values: vec![value] }))
     }
 }

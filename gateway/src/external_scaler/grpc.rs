@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_message_is_read_back_and_anything_but_one_whole_message_is_refused() {
-        let value = MetricValue { metric_name: "m".to_owned(), metric_value: 7, metric_value_float: 7.0 };
+        let value = MetricValue { name: "m".to_owned(), value: 7, value_float: 7.0 };
         let frame = framed(&value);
         assert_eq!(decode::<MetricValue>(frame.clone()).unwrap(), value);
         assert_eq!(code::<ScaledObject>(&[0, 0, 0, 0, 0]), None, "all fields at their defaults");

@@ -60,9 +60,9 @@ pub(super) struct MetricValues {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct MetricValue {
     #[prost(string, tag = "1")]
-    pub(super) metric_name: String,
+    pub(super) name: String,
     #[prost(int64, tag = "2")]
-    pub(super) metric_value: i64,
+    pub(super) value: i64,
     #[prost(double, tag = "3")]
-    pub(super) metric_value_float: f64,
+    pub(super) value_float: f64,
 }

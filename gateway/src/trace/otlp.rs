@@ -50,7 +50,7 @@ pub(super) struct Span {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) trace_id: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
-    pub(super) span_id: Vec<u8>,
+    pub(super) id: Vec<u8>,
     #[prost(string, tag = "3")]
     pub(super) trace_state: String,
     #[prost(bytes = "vec", tag = "4")]

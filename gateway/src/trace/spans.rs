@@ -64,7 +64,7 @@ fn span(trace: &RequestTrace, own: SpanId, parent: Option<SpanId>, time: (Instan
     let state = trace.state.as_ref().and_then(|state| state.to_str().ok()).unwrap_or_default();
     Span {
         trace_id: trace.context.trace.to_be_bytes().to_vec(),
-        span_id: own.0.to_be_bytes().to_vec(),
+        id: own.0.to_be_bytes().to_vec(),
         trace_state: state.to_owned(),
         parent_span_id: parent.map_or(Vec::new(), |parent| parent.0.to_be_bytes().to_vec()),
         start_time_unix_nano: nanos(trace, time.0),
@@ -137,5 +137,7 @@ fn failed(why: &str) -> Status {
 
 /// A client's text, cut where it is longer than anything that is meant.
 fn short(text: &str) -> &str {
-    &text[..text.floor_char_boundary(MAX_TRACE_TEXT_BYTES)]
+    let fits = |end: &usize| text.is_char_boundary(*end);
+    let end = (0..=text.len().min(MAX_TRACE_TEXT_BYTES)).rev().find(fits);
+    &text[..end.unwrap_or(0)]
 }
