@@ -262,9 +262,11 @@ fn a_step_of_six_times_and_back_is_followed_without_swinging() {
     for start_s in [30, 60, 120] {
         // 1.5 workers' worth, then 9, then 1.5 again: 12 at 0.8.
         let rules = ScaleRules { start: s(start_s), ..ScaleRules::default() };
-        let course =
-            course(rules, 4_000, start_s, 1.0, |t| if (600..2_200).contains(&t) { 9.0 } else { 1.5 });
+        let load = |t| if (600..2_200).contains(&t) { 9.0 } else { 1.5 };
+        let slow = course(ScaleRules { catch_up: 0.0, ..rules.clone() }, 4_000, start_s, 1.0, load);
+        let course = course(rules, 4_000, start_s, 1.0, load);
         let recovered = course.recovers_after(600, 2.0);
+        assert!(recovered < slow.recovers_after(600, 2.0), "{start_s}: {recovered}");
         assert!(recovered <= 60 + 3 * start_s as usize, "{start_s}: {recovered}");
         assert!(course.peak() <= 15, "{start_s}: {}", course.peak());
         assert!(course.turns() <= 2, "{start_s}: {:?}", course.changes());
