@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests need beyond Rust into .venv/ (ignored by git; another folder: KEYWAY_TEST_VENV): the
-# official openai client, msgspec, pyzmq, Kubernetes' schemas, Helm's library, Prometheus and kubectl. Starts no service and installs nothing outside that folder, except
-# Debian's own python3-venv, curl, ca-certificates and systemd where they are missing and this runs as root.
+# official openai client, msgspec, pyzmq, Kubernetes' schemas, Helm's library, gRPC, OpenTelemetry's messages, Playwright with
+# axe, Prometheus and kubectl. Starts no service and installs nothing outside that folder, except Debian's own python3-venv,
+# curl, ca-certificates, systemd and chromium where they are missing and this runs as root.
 set -euo pipefail
 
 OPENAI_VERSION=3.52.0
@@ -10,6 +11,10 @@ PYZMQ_VERSION=27.3.0
 KUBERNETES_VALIDATE_VERSION=1.37.0
 HELM_SDKPY_VERSION=0.1.32
 CFFI_VERSION=2.1.1
+GRPCIO_VERSION=1.85.1
+OPENTELEMETRY_PROTO_VERSION=1.45.2
+PLAYWRIGHT_VERSION=1.65.2
+AXE_PLAYWRIGHT_VERSION=0.1.8
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${KEYWAY_TEST_VENV:-$root/.venv}
@@ -29,6 +34,8 @@ command -v curl >/dev/null || missing+=(curl ca-certificates)
 python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv)
 # For `systemd-analyze verify`; elsewhere than on Debian its test is skipped.
 if command -v apt-get >/dev/null && ! command -v systemd-analyze >/dev/null; then missing+=(systemd); fi
+# For the test of the operators' page; Playwright brings none that every network may fetch.
+if command -v apt-get >/dev/null && ! command -v chromium >/dev/null; then missing+=(chromium); fi
 if [ ${#missing[@]} -gt 0 ]; then
     say "installing ${missing[*]}"
     apt install -y -qq --no-install-recommends "${missing[@]}" ||
@@ -36,7 +43,9 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 packages=("openai==$OPENAI_VERSION" "msgspec==$MSGSPEC_VERSION" "pyzmq==$PYZMQ_VERSION"
-    "kubernetes-validate==$KUBERNETES_VALIDATE_VERSION" "helm-sdkpy==$HELM_SDKPY_VERSION" "cffi==$CFFI_VERSION")
+    "kubernetes-validate==$KUBERNETES_VALIDATE_VERSION" "helm-sdkpy==$HELM_SDKPY_VERSION" "cffi==$CFFI_VERSION"
+    "grpcio==$GRPCIO_VERSION" "grpcio-tools==$GRPCIO_VERSION" "opentelemetry-proto==$OPENTELEMETRY_PROTO_VERSION"
+    "playwright==$PLAYWRIGHT_VERSION" "axe-playwright-python==$AXE_PLAYWRIGHT_VERSION")
 if ! "$venv/bin/python" - "${packages[@]}" 2>/dev/null <<'PYTHON'
 import sys
 from importlib.metadata import version

@@ -94,6 +94,9 @@ pub struct ServeArgs {
     /// Append choices to this file as JSON lines: what each worker held and how busy it was; hashes, never text
     #[arg(long, env = "KEYWAY_DECISION_LOG", value_name = "FILE")]
     pub decision_log: Option<PathBuf>,
+    /// Send traces to the OpenTelemetry collector at this URL (OTLP over HTTP) [default: no traces]
+    #[arg(long, env = "KEYWAY_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
     /// How log lines look; RUST_LOG chooses which [default: text]
     #[arg(long, env = "KEYWAY_LOG_FORMAT", value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
@@ -113,6 +116,7 @@ impl ServeArgs {
         file.routing.block_bytes = self.block_bytes.or(file.routing.block_bytes);
         file.routing.index_bytes = self.index_bytes.or(file.routing.index_bytes);
         file.routing.decision_log = self.decision_log.or(file.routing.decision_log);
+        file.traces.otlp_endpoint = self.otlp_endpoint.or(file.traces.otlp_endpoint);
         if !self.worker.is_empty() {
             file.worker = self.worker.into_iter().map(WorkerEntry::Url).collect();
         }

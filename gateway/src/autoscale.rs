@@ -5,6 +5,7 @@
 
 mod demand;
 mod first_worker;
+mod shown;
 
 use std::{
     collections::HashMap,
@@ -16,13 +17,13 @@ use std::{
 };
 
 use keyway_core::{
-    autoscale::{Reason, Recent, Scaler, Seen, Sum, TokenRate},
+    autoscale::{Recent, Scaler, Seen, Sum, TokenRate, flowing},
     health::State,
 };
 use parking_lot::{Mutex, RwLock};
-use serde::Serialize;
+use tokio::sync::{Notify, watch};
 
-pub use self::demand::Demand;
+pub use self::{demand::Demand, shown::ScaleRow};
 use crate::{
     clock,
     config::{ModelScale, ScaleConfig},
@@ -45,6 +46,10 @@ pub struct Autoscale {
     pools: RwLock<HashMap<String, Arc<Pool>>>,
     /// Requests that wait for a first worker, of all models.
     waiting: AtomicUsize,
+    /// Told when a request begins to wait so: the next sum is due at once.
+    wake: Notify,
+    /// Told when a model wants another number of workers.
+    changed: watch::Sender<()>,
 }
 
 /// One model's.
@@ -60,6 +65,8 @@ struct PoolState {
     arrivals: TokenRate,
     /// Of streams.
     ttft: Recent,
+    /// Mean time between tokens of those that ended.
+    itl: Recent,
     scaler: Scaler,
     /// Share of prompt tokens that no cache held, of late.
     uncached_share: f64,
@@ -74,6 +81,9 @@ struct PoolState {
     running: u64,
     /// Seconds from a request's first token to its end, of late.
     run_s: Option<f64>,
+    /// Tokens of an answer, and their squares, of late.
+    answers: Option<(f64, f64)>,
+    held: Held,
     first_waiting: u64,
     /// Tokens per second of a worker, as last known, and when; `None` while it is the operator's guess.
     rate: f64,
@@ -81,10 +91,30 @@ struct PoolState {
     last: Option<(Seen, Sum)>,
 }
 
+/// What runs, as a mean over about a window.
+#[derive(Debug, Clone, Copy, Default)]
+struct Held {
+    /// Until when it was seen.
+    at: Duration,
+    /// When something ran last.
+    busy: Duration,
+    /// Requests.
+    running: f64,
+    /// Tokens of KV cache that they hold.
+    tokens: f64,
+}
+
 impl Autoscale {
     /// Of a fleet that has had no requests.
     pub fn new(config: ScaleConfig, metrics: Arc<Metrics>) -> Arc<Self> {
-        let scale = Self { config, metrics, pools: RwLock::default(), waiting: AtomicUsize::new(0) };
+        let scale = Self {
+            config,
+            metrics,
+            pools: RwLock::default(),
+            waiting: AtomicUsize::new(0),
+            wake: Notify::new(),
+            changed: watch::Sender::new(()),
+        };
         for model in scale.config.models.keys() {
             scale.pool(model);
         }
@@ -99,7 +129,8 @@ impl Autoscale {
         let tick = (shortest / 30).clamp(Duration::from_millis(20), MAX_TICK);
         loop {
             self.tick(&router);
-            clock::sleep(tick).await;
+            // Whoever waits for a first worker does not wait for the clock too; either way it is time for a sum.
+            let _ = clock::timeout(tick, self.wake.notified()).await;
         }
     }
 
@@ -116,11 +147,24 @@ impl Autoscale {
             drop(self.pool(model));
         }
         let pools: Vec<Arc<Pool>> = self.pools.read().values().cloned().collect();
+        let mut changed = false;
         for pool in pools {
             let own = of.get(&pool.model).map_or(&[][..], Vec::as_slice);
-            let (seen, sum) = pool.state.lock().sum(router.now(), own);
+            let mut state = pool.state.lock();
+            let before = state.last.map(|(_, sum)| sum.desired);
+            let (seen, sum) = state.sum(router.now(), own);
+            drop(state);
+            changed |= before != Some(sum.desired);
             self.show(&pool.model, &seen, &sum);
         }
+        if changed {
+            self.changed.send_replace(());
+        }
+    }
+
+    /// Changes whenever a model wants another number of workers than before.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
     }
 
     /// The pool of a model, as long as there are not too many.
@@ -153,41 +197,6 @@ impl Autoscale {
         }
     }
 
-    fn show(&self, model: &str, seen: &Seen, sum: &Sum) {
-        let metrics = &self.metrics.scale;
-        let label = [model];
-        metrics.desired.with_label_values(&label).set(sum.desired.into());
-        let terms = &sum.terms;
-        for (term, workers) in [
-            ("prefill", terms.prefill),
-            ("backlog", terms.backlog),
-            ("decode", terms.decode),
-            ("kv", terms.kv),
-        ] {
-            metrics.terms.with_label_values(&[model, term]).set(workers);
-        }
-        metrics.need.with_label_values(&label).set(sum.need);
-        metrics.correction.with_label_values(&label).set(sum.correction);
-        metrics.margin.with_label_values(&label).set(sum.spare);
-        metrics.guard.with_label_values(&label).set(sum.guard.into());
-        metrics.peak.with_label_values(&label).set(sum.peak.into());
-        for reason in Reason::ALL {
-            let is = i64::from(reason == sum.reason);
-            metrics.reason.with_label_values(&[model, reason.as_str()]).set(is);
-        }
-        for (state, workers) in [("ready", seen.ready), ("starting", seen.starting)] {
-            metrics.workers.with_label_values(&[model, state]).set(workers.into());
-        }
-        metrics.uncached.with_label_values(&label).set(seen.uncached_tokens_per_s);
-        metrics.rate.with_label_values(&label).set(seen.prefill_tokens_per_s);
-        metrics.backlog.with_label_values(&label).set(seen.backlog_tokens);
-        let rules = &self.config.models.get(model).unwrap_or(&self.config.default).rules;
-        metrics.slo.with_label_values(&label).set(rules.ttft_slo_s);
-        for (bound, workers) in [("min", rules.min), ("max", rules.max)] {
-            metrics.bounds.with_label_values(&[model, bound]).set(workers.into());
-        }
-    }
-
     /// Every model's last sum, for the operators' page.
     pub fn rows(&self) -> Vec<ScaleRow> {
         let pools: Vec<Arc<Pool>> = self.pools.read().values().cloned().collect();
@@ -202,89 +211,12 @@ impl Autoscale {
     }
 }
 
-/// One model's sum, as the operators' page shows it.
-#[derive(Debug, Serialize)]
-pub struct ScaleRow {
-    /// The model.
-    pub model: String,
-    /// Workers wanted.
-    pub desired: u32,
-    /// Why that many.
-    pub reason: &'static str,
-    /// Workers that take requests.
-    pub ready: u32,
-    /// Workers known that do not yet.
-    pub starting: u32,
-    /// Bounds.
-    pub min: u32,
-    /// Bounds.
-    pub max: u32,
-    /// Terms, in workers.
-    pub prefill: f64,
-    /// See above.
-    pub backlog: f64,
-    /// See above.
-    pub decode: f64,
-    /// See above.
-    pub kv: f64,
-    /// What they come to.
-    pub need: f64,
-    /// Factor that missed SLOs have taught.
-    pub correction: f64,
-    /// What the SLO guard asks for.
-    pub guard: u32,
-    /// The greatest of the scale-in time.
-    pub peak: u32,
-    /// Uncached prompt tokens that come in a second.
-    pub uncached_tokens_per_s: f64,
-    /// Those that wait.
-    pub backlog_tokens: f64,
-    /// Prompt tokens that a worker computes in a second.
-    pub prefill_tokens_per_s: f64,
-    /// What nine of ten streams kept.
-    pub ttft_p90_s: Option<f64>,
-    /// What they are to keep.
-    pub ttft_slo_s: f64,
-    /// Requests that wait for a first worker.
-    pub first_waiting: u64,
-}
-
-impl Pool {
-    fn row(&self) -> Option<ScaleRow> {
-        let state = self.state.lock();
-        let (seen, sum) = state.last?;
-        let rules = state.scaler.rules();
-        Some(ScaleRow {
-            model: self.model.clone(),
-            desired: sum.desired,
-            reason: sum.reason.as_str(),
-            ready: seen.ready,
-            starting: seen.starting,
-            min: rules.min,
-            max: rules.max,
-            prefill: sum.terms.prefill,
-            backlog: sum.terms.backlog,
-            decode: sum.terms.decode,
-            kv: sum.terms.kv,
-            need: sum.need,
-            correction: sum.correction,
-            guard: sum.guard,
-            peak: sum.peak,
-            uncached_tokens_per_s: seen.uncached_tokens_per_s,
-            backlog_tokens: seen.backlog_tokens,
-            prefill_tokens_per_s: seen.prefill_tokens_per_s,
-            ttft_p90_s: seen.ttft_p90_s,
-            ttft_slo_s: rules.ttft_slo_s,
-            first_waiting: state.first_waiting,
-        })
-    }
-}
-
 impl PoolState {
     fn new(scale: &ModelScale) -> Self {
         Self {
             arrivals: TokenRate::new(scale.rules.window),
             ttft: Recent::new(scale.rules.window),
+            itl: Recent::new(scale.rules.window),
             scaler: Scaler::new(scale.rules.clone()),
             uncached_share: 1.0,
             unsent_tokens: 0.0,
@@ -293,6 +225,8 @@ impl PoolState {
             waiting: 0,
             running: 0,
             run_s: None,
+            answers: None,
+            held: Held::default(),
             first_waiting: 0,
             rate: scale.prior_tokens_per_s,
             rated: None,
@@ -308,20 +242,23 @@ impl PoolState {
         let caches = ready.iter().filter_map(|worker| worker.residency.capacity.lock().tokens());
         let starting = workers.iter().filter(|worker| worker.state() == State::Joining).count();
         let share = self.uncached_share;
-        let seen = Seen {
+        let mut seen = Seen {
             uncached_tokens_per_s: self.arrivals.per_second(now) * share,
             mean_uncached_tokens: self.arrivals.mean(now) * share,
             backlog_tokens: self.unsent_tokens * share + self.sent_tokens,
             waiting: self.waiting,
             running: self.running,
-            kv_tokens: self.held_tokens,
+            running_mean: self.running as f64,
+            kv_tokens: 0.0,
             flow: self.run_s.map_or(f64::INFINITY, |run_s| self.arrivals.requests_per_second(now) * run_s),
             kv_tokens_per_worker: mean(caches.map(|tokens| tokens as f64)),
             prefill_tokens_per_s: self.rate,
             ttft_p90_s: self.ttft.quantile(now, 0.9),
+            itl_p90_s: self.itl.quantile(now, 0.9),
             ready: ready.len() as u32,
             starting: starting as u32,
         };
+        (seen.running_mean, seen.kv_tokens) = self.hold(now, flowing(self.scaler.rules(), &seen));
         let sum = self.scaler.step(now, &seen);
         self.last = Some((seen, sum));
         (seen, sum)
@@ -340,6 +277,32 @@ impl PoolState {
             _ => measured,
         };
         self.rated = Some(now);
+    }
+
+    /// What runs and what it holds, as means over about a window; of both only the share that is not there because work waits.
+    fn hold(&mut self, now: Duration, share: f64) -> (f64, f64) {
+        let Held { at: then, busy, running, tokens } = self.held;
+        let window_s = self.scaler.rules().window.as_secs_f64().max(1e-3);
+        let gain = 1.0 - (-now.saturating_sub(then).as_secs_f64() / window_s).exp();
+        let runs = share * self.running as f64;
+        let running = running + gain * (runs - running);
+        // Seen at any moment, an answer is half done; and long ones are seen longer (W. Feller's inspection paradox).
+        let grown = self.answers.map_or(0.0, |(mean, square)| square / (2.0 * mean.max(1.0)));
+        let now_held = share * self.held_tokens + runs * grown;
+        let tokens = tokens + gain * (now_held - tokens);
+        let busy = if self.running > 0 { now } else { busy };
+        // A mean that only fades would keep the last worker of a fleet that may go to nothing.
+        let over = now.saturating_sub(busy) > self.scaler.rules().window;
+        let (running, tokens) = if over { (0.0, 0.0) } else { (running, tokens) };
+        self.held = Held { at: now, busy, running, tokens };
+        (running, tokens)
+    }
+
+    fn learn_answer(&mut self, tokens: u64) {
+        let (tokens, square) = (tokens as f64, (tokens * tokens) as f64);
+        let known = self.answers.get_or_insert((tokens, square));
+        known.0 += SHARE_GAIN * (tokens - known.0);
+        known.1 += SHARE_GAIN * (square - known.1);
     }
 
     fn learn_run(&mut self, seconds: f64) {

@@ -10,6 +10,11 @@ pub fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
+/// Nanoseconds since 1970, as traces count time.
+pub fn unix_nanos() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
+}
+
 /// Time since the gateway started, as the routing core takes it.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {

@@ -8,6 +8,7 @@ mod kubernetes;
 mod scale;
 mod timeouts;
 mod tls;
+mod traces;
 mod worker;
 
 use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf, time::Duration};
@@ -23,6 +24,7 @@ pub use self::{
     scale::{ModelScale, ScaleConfig, ScaleFile},
     timeouts::Timeouts,
     tls::{TlsFiles, WorkerTls},
+    traces::{TracesConfig, TracesFile},
     worker::{KvSource, WorkerConfig, WorkerEntry, WorkerTable, port_of},
 };
 use crate::limits;
@@ -71,6 +73,8 @@ pub struct Config {
     pub discovery: DiscoveryConfig,
     /// What is wanted of each model's fleet.
     pub scale: ScaleConfig,
+    /// Where traces go; `None`: nowhere.
+    pub traces: Option<TracesConfig>,
     /// File of tenants, and whether their prompts share no cache.
     pub tenants: Option<(PathBuf, bool)>,
     /// `Bearer …` that operators show, marked sensitive.
@@ -129,6 +133,7 @@ impl TryFrom<File> for Config {
             drain_timeout: limits.drain_seconds.map_or(limits::DRAIN_TIMEOUT, Duration::from_secs),
             discovery: DiscoveryConfig::try_from(&file.discovery)?,
             scale: ScaleConfig::try_from(&file.scale)?,
+            traces: file.traces.validated()?,
             tenants: file.auth.tenants_file.map(|path| (path, file.auth.isolate.unwrap_or(true))),
             admin_token: file.auth.admin_token_file.as_ref().map(worker::read_key).transpose()?,
             tls: file.tls,

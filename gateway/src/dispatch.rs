@@ -129,6 +129,7 @@ impl Dispatch {
                 }
                 Err(error) => {
                     tracing::warn!(worker = %worker.name, id = record.id(), error = error.as_str(), "worker gave no answer");
+                    record.attempt_failed(error.as_str());
                     if error == SendError::Connect {
                         self.router.worker_failed(&worker);
                     } else {
@@ -224,6 +225,7 @@ fn outgoing(parts: &Parts, body: Bytes, worker: &Worker, record: &Record) -> htt
         *length = body_bytes.into();
     }
     outgoing.insert(names::REQUEST_ID, record.id_header().clone());
+    record.tell_trace(&mut outgoing);
     if let Some(key) = worker.api_key() {
         outgoing.insert(AUTHORIZATION, key.clone());
     }

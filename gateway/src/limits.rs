@@ -189,6 +189,45 @@ pub const PRIOR_PREFILL_TOKENS_PER_S: f64 = 8_000.0;
 /// Models for which a sum is kept, at about 40 KB each (the times to first token of a window).
 pub const MAX_SCALED_MODELS: usize = 256;
 
+/// Connections to the external scaler: KEDA opens one a trigger, and one more while it restarts.
+pub const MAX_SCALER_CONNECTIONS: usize = 64;
+
+/// Calls at once on one of those connections: a stream and a question of each object that shares it.
+pub const MAX_SCALER_STREAMS: u32 = 64;
+
+/// Largest call to the external scaler: the metadata of a trigger, which Kubernetes itself keeps below 1 MB for the whole
+/// object, and people below a page.
+pub const MAX_SCALER_MESSAGE_BYTES: usize = 64 << 10;
+
+/// Requests whose spans wait to be sent: at most 8 KB each (ten spans with texts as long as below), so 16 MB; a second of
+/// 2,000 requests.
+pub const MAX_QUEUED_TRACES: usize = 2_048;
+
+/// Spans in one message to the collector, half a megabyte; what OpenTelemetry's own exporters take.
+pub const MAX_TRACE_BATCH: usize = 512;
+
+/// Longest time that spans wait for their batch.
+pub const TRACE_BATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time for one try to send a batch, and for the last one at the end.
+pub const TRACE_EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Tries for each batch; meanwhile the queue fills and then drops.
+pub const TRACE_EXPORT_TRIES: u32 = 3;
+
+/// Pause after the first try that failed; doubled for the next.
+pub const TRACE_RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Attempts of one request that have a span; of more the oldest have none.
+pub const MAX_TRACED_ATTEMPTS: usize = 8;
+
+/// Bytes of a client's text in a span, such as an unknown path.
+pub const MAX_TRACE_TEXT_BYTES: usize = 256;
+
+/// Largest `tracestate` that is passed on: what the standard wants at least.
+pub const MAX_TRACE_STATE_BYTES: usize = 512;
+
+const _: () = assert!(MAX_TRACED_ATTEMPTS >= MAX_ATTEMPTS);
 const _: () = assert!(MAX_SCALED_MODELS <= MAX_MODEL_LABELS);
 const _: () = assert!(MAX_IN_FLIGHT <= MAX_CONNECTIONS);
 const _: () = assert!(MAX_USAGE_BODY_BYTES <= MAX_EVENT_BYTES && MAX_EVENT_BYTES <= MAX_BODY_BYTES);

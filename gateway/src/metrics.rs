@@ -7,6 +7,7 @@ mod forget;
 mod per_model;
 mod reference;
 mod scale;
+mod traces;
 
 use std::{cell::RefCell, sync::Arc};
 
@@ -16,7 +17,8 @@ use prometheus::{
 };
 
 pub use self::{
-    caches::CacheMetrics, fleet::FleetMetrics, per_model::ModelSeries, reference::Family, scale::ScaleMetrics,
+    caches::CacheMetrics, fleet::FleetMetrics, per_model::ModelSeries, reference::Family,
+    scale::ScaleMetrics, traces::TraceMetrics,
 };
 use self::{
     forget::OfWorkers,
@@ -72,6 +74,8 @@ pub struct Metrics {
     pub caches: CacheMetrics,
     /// How many workers there should be.
     pub scale: ScaleMetrics,
+    /// What becomes of traces.
+    pub traces: TraceMetrics,
 }
 
 #[derive(Default)]
@@ -203,6 +207,7 @@ impl Metrics {
             fleet: FleetMetrics::declare(&d)?,
             caches: CacheMetrics::declare(&d)?,
             scale: ScaleMetrics::declare(&d)?,
+            traces: TraceMetrics::declare(&d)?,
             per_model: PerModel::new(Families::declare(&d)?),
             of_workers: d.of_workers.into_inner(),
             families: d.families.into_inner(),

@@ -3,7 +3,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{HeaderValue, Method, Uri};
+use http::{HeaderMap, HeaderValue, Method, Uri};
 use keyway_wire::openai::Usage;
 use parking_lot::Mutex;
 
@@ -12,6 +12,7 @@ use crate::{
     fleet::Worker,
     metrics::{Metrics, ModelSeries},
     tenants::Visit,
+    trace::{Ended, RequestTrace},
 };
 
 /// What is known of a request so far; shared by the stack and the relay, written when the last of them drops it.
@@ -37,6 +38,7 @@ struct Line {
     outcome: Option<&'static str>,
     ttft: Option<Duration>,
     usage: Usage,
+    trace: Option<Box<RequestTrace>>,
 }
 
 impl Record {
@@ -70,6 +72,18 @@ impl Record {
         self.line.lock().visit.clone()
     }
 
+    /// The request is traced.
+    pub fn traced(&self, trace: RequestTrace) {
+        self.line.lock().trace = Some(Box::new(trace));
+    }
+
+    /// Puts the request's trace, if it has one, into the headers that its worker sees.
+    pub fn tell_trace(&self, headers: &mut HeaderMap) {
+        if let Some(trace) = &self.line.lock().trace {
+            trace.tell(headers);
+        }
+    }
+
     /// Notes the model that the body names.
     pub fn model(&self, model: Arc<ModelSeries>) {
         self.line.lock().model = Some(model);
@@ -82,6 +96,16 @@ impl Record {
         line.reason = reason;
         line.matched_tokens = matched_tokens;
         line.attempts += 1;
+        if let Some(trace) = &mut line.trace {
+            trace.attempt(worker, reason, matched_tokens);
+        }
+    }
+
+    /// Notes that the last attempt came to nothing.
+    pub fn attempt_failed(&self, why: &'static str) {
+        if let Some(trace) = &mut self.line.lock().trace {
+            trace.attempt_failed(why);
+        }
     }
 
     /// Notes the status that the client sees.
@@ -134,6 +158,18 @@ impl Drop for Record {
             ttft_ms = line.ttft.map(milliseconds),
             duration_ms = milliseconds(self.started.elapsed()),
         );
+        if let Some(trace) = line.trace.take() {
+            trace.end(&Ended {
+                id: self.id.to_str().unwrap_or_default(),
+                path: self.uri.path(),
+                model: model.label(),
+                tenant: line.visit.as_ref().map(|visit| visit.tenant().name()),
+                status: line.status,
+                outcome,
+                usage: &line.usage,
+                ttft: line.ttft,
+            });
+        }
     }
 }
 

@@ -280,7 +280,8 @@ impl Account {
         }
     }
 
-    fn count(&self, usage: Usage) {
+    fn count(&mut self, usage: Usage) {
+        self.told.ticket.answered(usage.completion_tokens);
         let reported = usage.cached_tokens().unwrap_or(0);
         self.told.series.tokens(
             usage.prompt_tokens,

@@ -17,6 +17,7 @@ use crate::{
     discovery,
     dispatch::Dispatch,
     ejection::Ejections,
+    external_scaler::ExternalScaler,
     fleet::Fleet,
     limits,
     members::{Members, Source},
@@ -30,6 +31,7 @@ use crate::{
     tenants::Tenants,
     tls::ServerTls,
     token_keyer::TokenKeyer,
+    trace::Traces,
     upstream::Upstream,
 };
 
@@ -40,6 +42,8 @@ pub struct Gateway {
     pub addr: SocketAddr,
     /// Where operators connect.
     pub admin_addr: SocketAddr,
+    /// Where KEDA asks for workers, if it does.
+    pub scaler_addr: Option<SocketAddr>,
     /// `http` or `https`, for clients.
     pub scheme: &'static str,
     router: Arc<Router>,
@@ -47,6 +51,7 @@ pub struct Gateway {
     stop: watch::Sender<bool>,
     serving: JoinHandle<bool>,
     background: Vec<JoinHandle<()>>,
+    traces: Option<Traces>,
 }
 
 /// Binds and starts. Without `config.workers` and a discovery that is dynamic it can only refuse requests.
@@ -69,6 +74,8 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     let members = watch_workers(config, &router, &upstream, &metrics, &mut background);
     let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
     background.push(tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router))));
+    let traces = traces(config, &upstream, &metrics);
+    let scaler_addr = external_scaler(config, &scale, &metrics, &mut background).await?;
 
     let dispatch = Dispatch {
         router: Arc::clone(&router),
@@ -94,8 +101,9 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     };
     let clients = server(listener, config.drain_timeout, tls);
     let operators = server(admin_listener, Duration::ZERO, None);
-    let serving =
-        tokio::spawn(server::serve(clients, stack::stack(dispatch, admission, tenants), on(stopped)));
+    let tracer = traces.as_ref().map(|traces| Arc::clone(&traces.tracer));
+    let stack = stack::stack(dispatch, admission, tenants, tracer);
+    let serving = tokio::spawn(server::serve(clients, stack, on(stopped)));
     // The admin listener outlives the drain, so that it can be watched; it ends with the process.
     let admin = Admin {
         router: Arc::clone(&router),
@@ -112,7 +120,7 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
         server::serve(operators, admin, std::future::pending()).await;
     }));
     let scheme = if config.tls.is_some() { "https" } else { "http" };
-    Ok(Gateway { addr, admin_addr, scheme, router, members, stop, serving, background })
+    Ok(Gateway { addr, admin_addr, scaler_addr, scheme, router, members, stop, serving, background, traces })
 }
 
 fn router(
@@ -147,6 +155,30 @@ fn watch_workers(
     let watching = discovery::watch(config.discovery.clone(), Arc::clone(&members), Arc::clone(metrics));
     background.push(tokio::spawn(watching));
     members
+}
+
+/// Where traces go, if they do.
+fn traces(config: &Config, upstream: &Upstream, metrics: &Metrics) -> Option<Traces> {
+    let traces = config.traces.as_ref()?;
+    let spans = metrics.traces.spans.clone();
+    tracing::info!(collector = %traces.endpoint, "requests are traced");
+    Some(Traces::start(traces.rules.clone(), &traces.endpoint, traces.tls.clone(), upstream.clone(), spans))
+}
+
+/// KEDA's way to the sum, where one is configured.
+async fn external_scaler(
+    config: &Config,
+    scale: &Arc<Autoscale>,
+    metrics: &Metrics,
+    background: &mut Vec<JoinHandle<()>>,
+) -> io::Result<Option<SocketAddr>> {
+    let Some(addr) = config.scale.external_listen else { return Ok(None) };
+    let listener = net::listen(addr).await?;
+    let addr = listener.local_addr()?;
+    let calls = metrics.scale.external_calls.clone();
+    background.push(tokio::spawn(ExternalScaler { scale: Arc::clone(scale), calls }.serve(listener)));
+    tracing::info!("external scaler on {addr}");
+    Ok(Some(addr))
 }
 
 /// What stands before clients.
@@ -196,6 +228,9 @@ impl Gateway {
         let drained = self.serving.await.unwrap_or(false);
         self.background.iter().for_each(JoinHandle::abort);
         self.members.stop();
+        if let Some(traces) = self.traces {
+            traces.finish().await;
+        }
         drained
     }
 }

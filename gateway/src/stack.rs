@@ -20,16 +20,22 @@ use crate::{
     models,
     record::Record,
     tenants::Tenants,
+    trace::Tracer,
 };
 
 /// Builds the stack that the server calls for each request. Errors have become answers. Nothing in it is boxed: the
 /// future of a request is one value.
-pub fn stack(dispatch: Dispatch, admission: Admission, tenants: Option<Arc<Tenants>>) -> impl Stack {
+pub fn stack(
+    dispatch: Dispatch,
+    admission: Admission,
+    tenants: Option<Arc<Tenants>>,
+    tracer: Option<Arc<Tracer>>,
+) -> impl Stack {
     let metrics = Arc::clone(&dispatch.metrics);
     let dispatch = Arc::new(dispatch);
     ServiceBuilder::new()
         // Outermost, so that every request has an id, one log line and one count, refused ones too.
-        .layer(around(move |request, next| recorded(Arc::clone(&metrics), request, next)))
+        .layer(around(move |request, next| recorded(Arc::clone(&metrics), tracer.clone(), request, next)))
         // Below the record, so that a panic is recorded; above all that may panic.
         .layer(around(panic_safe))
         // Above the places, so that who may not come in takes none.
@@ -55,12 +61,21 @@ impl<S> Stack for S where
 {
 }
 
-async fn recorded<S>(metrics: Arc<Metrics>, mut request: Request, next: S) -> Result<Response, Infallible>
+async fn recorded<S>(
+    metrics: Arc<Metrics>,
+    tracer: Option<Arc<Tracer>>,
+    mut request: Request,
+    next: S,
+) -> Result<Response, Infallible>
 where
     S: Service<Request, Response = Response, Error = Infallible>,
 {
     let id = request_id(&request);
     let record = Record::open(metrics, id, request.method().clone(), request.uri().clone());
+    // Who only asks whether the gateway is alive is no part of anything.
+    if let Some(tracer) = tracer.filter(|_| request.uri().path() != "/health") {
+        record.traced(tracer.begin(request.method(), request.headers()));
+    }
     request.extensions_mut().insert(Arc::clone(&record));
     let mut response = next.oneshot(request).await?;
     record.status(response.status());

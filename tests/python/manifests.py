@@ -16,7 +16,8 @@ CUSTOM = json.loads((pathlib.Path(__file__).parent.parent / "data/custom_resourc
 TRIGGERS = {
     "prometheus": {"serverAddress", "query", "threshold"},
     "external": {"scalerAddress"},
-    "external-push": {"scalerAddress"},
+    "external-push": {"scalerAddress", "model"},
+}
 }
 
 
@@ -97,6 +98,13 @@ def references(manifests):
             services = [s for s in manifests if s["kind"] == "Service" and wanted <= s["metadata"].get("labels", {}).items()]
             if len(services) != 1:
                 yield f"{name}: selects {len(services)} services"
+        for trigger in spec.get("triggers", []) if m["kind"] == "ScaledObject" else []:
+            host, _, port = trigger["metadata"].get("scalerAddress", "").partition(":")
+            service = next((s for s in manifests if s["kind"] == "Service" and s["metadata"]["name"] == host.split(".")[0]), None)
+            if host and (service is None or host.split(".")[1:2] != [m["metadata"]["namespace"]]):
+                yield f"{name}: there is no Service {host}"
+            elif host and int(port or 0) not in {p["port"] for p in service["spec"]["ports"]}:
+                yield f"{name}: {host} has no port {port}"
         if m["kind"] in ("ScaledObject", "HorizontalPodAutoscaler"):
             target = spec["scaleTargetRef"]["name"]
             if ("Deployment", target) not in named:

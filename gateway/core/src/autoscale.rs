@@ -3,30 +3,34 @@
 //!
 //! ```text
 //! prefill = uncached tokens a second / (V U)          what comes must be computed
-//! backlog = uncached tokens that wait / (V budget)    what waits must be computed in time for the SLO
+//! backlog = U prefill + uncached tokens that wait / (V within)    what comes, and what waits besides in time
 //! decode  = running requests / running_per_worker
-//! kv      = tokens that running requests hold / (kv_share * tokens of a worker's cache)
+//! growth  = (uncached tokens a second / V - ready workers) start / within    what will wait when workers come
+//! kv      = tokens that running requests hold / (kv_share * tokens of a worker's cache), answers included
 //! steady  = max(prefill, decode, kv)
-//! need    = c max(steady, min(backlog, (1 + catch_up) steady), 1 if anybody is here)
+//! need    = c max(steady, floor(min(backlog + growth, (1 + catch_up) prefill)), 1 if anybody is here)
 //! out     = max(ceil(need), guard, min)
 //! in      = greatest ceil(need U / (U - margin)) of the last `scale_in_after`
 //! desired = out, but what was desired before until `in` is lower; at most `max`
 //! ```
 //!
-//! `V` is the measured prefill rate of one worker, `U` the share of it that is planned for, and
-//! `budget = 0.65 (SLO - floor)` with `floor` a mean prompt's own prefill: an average that keeps a tail below the SLO.
+//! `V` is the measured prefill rate of one worker, `U` the share of it that is planned for, and `within` half the time that a
+//! worker takes to start.
 //! - Tokens that a cache holds cost nothing, so they are not in it, and a queue counts by its work, not by its length.
-//! - A backlog is what a fleet that was too small has left behind. Workers that are only starting do not shrink it, so
-//!   taken at its word it would ask for many times too many: it adds at most `catch_up`.
+//! - A backlog is what a fleet that was too small has left behind. One that the workers for what comes work off within half a
+//!   start asks for nobody: whoever came for it would soon have to go again. Another one asks for more, but workers that are
+//!   only starting do not shrink it, so taken at its word it would ask for many times too many: it adds at most `catch_up`,
+//!   and whole workers only, so that chance in what comes adds none.
 //! - A worker with a queue runs as many requests as fit, whatever is needed: while the backlog is the greater part, `decode` and
 //!   `kv` are at most what flows through, arrivals times the time that a request runs (J. Little, 1961). Otherwise each worker
 //!   that comes would be full too, and ask for the next.
-//! - `c` is what the guard has learned: when the SLO is missed although nobody is starting and the sum holds, the sum is
+//! - `c` is what the guard has learned: when an SLO (TTFT, or the time between tokens where one is set) is missed although nobody is starting and the sum holds, the sum is
 //!   wrong (prompts that differ, a noisy machine), and one more worker in ten is asked for. It fades over an hour, so that the
 //!   fleet does not swing between what the sum says and what the SLO needs.
 //! - Fewer are asked for only when one worker fewer would have held, with `margin` to spare, all through `scale_in_after`.
 //!
-//! `prefill`, `backlog`, `decode` and `kv` count this gateway's own requests, so with several gateways they add up.
+//! `prefill`, `backlog`, `decode` and `kv` count this gateway's own requests, so with several gateways they add up. `growth` does
+//! not, as each sees all workers: with several gateways it is too small, and a step is followed some seconds later.
 
 mod window;
 
@@ -38,6 +42,8 @@ pub use self::window::{Recent, TokenRate};
 const MEAN_SHARE_OF_SLO: f64 = 0.65;
 /// The budget is never taken for less than this share of the SLO, however long a prompt's own prefill is.
 const MIN_SHARE_OF_SLO: f64 = 0.1;
+/// Share of a start's time within which a backlog that asks for nobody is worked off.
+const SHARE_OF_START: f64 = 0.5;
 /// Below the planned utilisation by this much, one worker fewer would hold.
 const SCALE_IN_MARGIN: f64 = 0.05;
 /// What the guard adds at a time, as a share of the fleet; at least one worker.
@@ -60,6 +66,8 @@ pub struct ScaleRules {
     pub max: u32,
     /// Seconds to the first token that nine of ten streams must keep.
     pub ttft_slo_s: f64,
+    /// Mean seconds between an answer's tokens that nine of ten requests must keep; `None`: not watched.
+    pub itl_slo_s: Option<f64>,
     /// Share of the measured prefill rate that is planned for, above 0.05 and at most 1.
     pub utilisation: f64,
     /// Share of the KV cache that running requests may hold.
@@ -68,6 +76,8 @@ pub struct ScaleRules {
     pub running_per_worker: Option<f64>,
     /// How much a backlog may add to what arrivals need.
     pub catch_up: f64,
+    /// Time from asking for a worker until it takes requests.
+    pub start: Duration,
     /// How long one worker fewer must have been enough before it is asked for.
     pub scale_in_after: Duration,
     /// Time over which arrivals and times to first token are looked at, and the guard waits between its steps.
@@ -80,10 +90,12 @@ impl Default for ScaleRules {
             min: 1,
             max: 64,
             ttft_slo_s: 2.0,
+            itl_slo_s: None,
             utilisation: 0.8,
             kv_share: 0.8,
             running_per_worker: None,
-            catch_up: 0.2,
+            catch_up: 0.4,
+            start: Duration::from_secs(60),
             scale_in_after: Duration::from_secs(300),
             window: Duration::from_secs(30),
         }
@@ -103,7 +115,9 @@ pub struct Seen {
     pub waiting: u64,
     /// Requests past their first token.
     pub running: u64,
-    /// Tokens of KV cache that running requests hold.
+    /// Those of the last window, on average: at one moment they are as many as chance has it.
+    pub running_mean: f64,
+    /// Tokens of KV cache that they held, on average.
     pub kv_tokens: f64,
     /// Requests that would run if all that comes began at once: arrivals a second times the seconds that one runs. Infinite where
     /// that is unknown.
@@ -114,6 +128,8 @@ pub struct Seen {
     pub prefill_tokens_per_s: f64,
     /// What nine of ten streams of the last window kept; `None` where too few began.
     pub ttft_p90_s: Option<f64>,
+    /// The same of their mean time between tokens.
+    pub itl_p90_s: Option<f64>,
     /// Workers that take requests.
     pub ready: u32,
     /// Workers known that do not take requests yet or at the moment.
@@ -128,11 +144,13 @@ impl Default for Seen {
             backlog_tokens: 0.0,
             waiting: 0,
             running: 0,
+            running_mean: 0.0,
             kv_tokens: 0.0,
             flow: f64::INFINITY,
             kv_tokens_per_worker: None,
             prefill_tokens_per_s: 0.0,
             ttft_p90_s: None,
+            itl_p90_s: None,
             ready: 0,
             starting: 0,
         }
@@ -144,8 +162,10 @@ impl Default for Seen {
 pub struct Terms {
     /// For what comes.
     pub prefill: f64,
-    /// For what waits.
+    /// For what comes and what waits.
     pub backlog: f64,
+    /// For what will wait besides when workers that are asked for take requests.
+    pub growth: f64,
     /// For running requests.
     pub decode: f64,
     /// For the cache they hold.
@@ -226,18 +246,19 @@ impl Terms {
     /// The terms of what is seen.
     pub fn of(rules: &ScaleRules, seen: &Seen) -> Self {
         let rate = positive(seen.prefill_tokens_per_s);
-        let own_s = seen.mean_uncached_tokens / rate;
-        let floor_slo = MIN_SHARE_OF_SLO * rules.ttft_slo_s;
-        let budget_s = (MEAN_SHARE_OF_SLO * (rules.ttft_slo_s - own_s)).max(floor_slo);
-        let prefill = seen.uncached_tokens_per_s / (rate * positive(rules.utilisation));
-        let backlog = seen.backlog_tokens / (rate * positive(budget_s));
-        let running = seen.running as f64;
-        // How much of what runs is there because work waits.
-        let flows = if backlog > prefill && running > seen.flow { seen.flow / running } else { 1.0 };
+        let computed = seen.uncached_tokens_per_s / rate;
+        let prefill = computed / positive(rules.utilisation);
+        let within_s = (SHARE_OF_START * rules.start.as_secs_f64()).max(budget_s(rules, seen));
+        let backlog = computed + seen.backlog_tokens / (rate * positive(within_s));
+        let short = (computed - f64::from(seen.ready)).max(0.0);
+        let growth = short * rules.start.as_secs_f64() / positive(within_s);
+        let running = seen.running_mean;
+        let flows = flowing(rules, seen);
         let kv = |tokens: f64| flows * seen.kv_tokens / positive(rules.kv_share * tokens);
         Self {
             prefill,
             backlog,
+            growth,
             decode: rules.running_per_worker.map_or(0.0, |per_worker| flows * running / positive(per_worker)),
             kv: seen.kv_tokens_per_worker.map_or(0.0, kv),
         }
@@ -251,18 +272,16 @@ impl Terms {
     /// What is needed now, with what is left to catch up; `present`: whether anybody is here.
     pub fn need(&self, catch_up: f64, present: bool) -> f64 {
         let steady = self.steady();
-        let late = self.backlog.min(steady * (1.0 + catch_up));
+        // Of what comes: a fleet that catches up is full, so `decode` and `kv` say how much it can hold, not what it needs.
+        let late = ((self.backlog + self.growth).min(self.prefill * (1.0 + catch_up)) + GRAIN).floor();
         steady.max(late).max(if present { 1.0 } else { 0.0 })
     }
 
-    fn greatest(&self) -> Reason {
-        let terms = [
-            (self.prefill, Reason::Prefill),
-            (self.decode, Reason::Decode),
-            (self.kv, Reason::Kv),
-            // More than the others only if it adds to them.
-            (self.backlog, Reason::Backlog),
-        ];
+    fn greatest(&self, catch_up: f64) -> Reason {
+        if self.need(catch_up, false) > self.steady() {
+            return Reason::Backlog;
+        }
+        let terms = [(self.prefill, Reason::Prefill), (self.decode, Reason::Decode), (self.kv, Reason::Kv)];
         let greatest = terms.iter().max_by(|a, b| a.0.total_cmp(&b.0));
         greatest.map_or(Reason::Minimum, |term| term.1)
     }
@@ -282,7 +301,7 @@ pub struct Scaler {
     fleet: (Duration, u32),
     /// Workers that the guard asks for, and until when.
     guard: (u32, Duration),
-    /// When the guard last looked, and the backlog then, in workers.
+    /// When the guard last looked, and how many workers the backlog was worth then.
     looked: (Duration, f64),
 }
 
@@ -312,7 +331,7 @@ impl Scaler {
         let began = *self.began.get_or_insert(now);
         let terms = Terms::of(&self.rules, seen);
         let uncorrected = terms.need(self.rules.catch_up, seen.waiting + seen.running > 0);
-        self.watch_slo(now, seen, &terms);
+        self.watch_slo(now, seen, terms.steady());
         let need = uncorrected * self.correction;
         let guard = if now < self.guard.1 { self.guard.0 } else { 0 };
 
@@ -334,7 +353,7 @@ impl Scaler {
         } else if guard == out && guard > whole(need) {
             Reason::Guard
         } else {
-            terms.greatest()
+            terms.greatest(self.rules.catch_up)
         };
         self.desired = desired;
         Sum { terms, need, correction: self.correction, guard, spare, peak, desired, reason }
@@ -355,29 +374,50 @@ impl Scaler {
 
     /// Asks for one more in ten when the SLO is missed by a fleet that is all there, as large as the sum says, and not
     /// catching up.
-    fn watch_slo(&mut self, now: Duration, seen: &Seen, terms: &Terms) {
+    fn watch_slo(&mut self, now: Duration, seen: &Seen, steady: f64) {
+        let late = late_workers(&self.rules, seen);
         let elapsed = now.saturating_sub(self.corrected).as_secs_f64();
         self.correction = 1.0 + (self.correction - 1.0) * (-elapsed / CORRECTION_MEMORY_S).exp();
         self.corrected = now;
         if self.fleet.1 != seen.ready {
             self.fleet = (now, seen.ready);
-            self.looked = (now, terms.backlog);
+            self.looked = (now, late);
         }
         // Times to first token of the last window must all be of this fleet.
         if now.saturating_sub(self.looked.0) < 2 * self.rules.window {
             return;
         }
-        let before = std::mem::replace(&mut self.looked, (now, terms.backlog)).1;
-        let catching_up = terms.backlog < before * FALLING && terms.backlog > terms.steady();
-        let missed = seen.ttft_p90_s.is_some_and(|p90| p90 > self.rules.ttft_slo_s);
+        let before = std::mem::replace(&mut self.looked, (now, late)).1;
+        let catching_up = late < before * FALLING && late > steady;
+        let slow = |p90: Option<f64>, slo: f64| p90.is_some_and(|p90| p90 > slo);
+        let missed = slow(seen.ttft_p90_s, self.rules.ttft_slo_s)
+            || self.rules.itl_slo_s.is_some_and(|slo| slow(seen.itl_p90_s, slo));
         let stands = seen.starting == 0 && seen.ready >= self.desired && seen.ready > 0;
         if missed && stands && !catching_up {
             let more = (f64::from(seen.ready) * GUARD_STEP).ceil().max(1.0) as u32;
             self.guard = ((seen.ready + more).min(self.rules.max), now + 2 * self.rules.window);
-            let learned = f64::from(self.guard.0) / terms.steady().max(1.0);
+            let learned = f64::from(self.guard.0) / steady.max(1.0);
             self.correction = learned.clamp(self.correction, MAX_CORRECTION.max(self.correction));
         }
     }
+}
+
+/// The share of what runs that is not there because work waits; at most 1.
+pub fn flowing(rules: &ScaleRules, seen: &Seen) -> f64 {
+    let planned = positive(seen.prefill_tokens_per_s) * positive(rules.utilisation);
+    let waits = late_workers(rules, seen) > seen.uncached_tokens_per_s / planned;
+    if waits && seen.running_mean > seen.flow { seen.flow / seen.running_mean } else { 1.0 }
+}
+
+/// Seconds that an average request may wait, so that the tail keeps the SLO.
+fn budget_s(rules: &ScaleRules, seen: &Seen) -> f64 {
+    let own_s = seen.mean_uncached_tokens / positive(seen.prefill_tokens_per_s);
+    (MEAN_SHARE_OF_SLO * (rules.ttft_slo_s - own_s)).max(MIN_SHARE_OF_SLO * rules.ttft_slo_s)
+}
+
+/// Workers that would compute what waits in time for the SLO: far too many to ask for, but what shows a queue at once.
+fn late_workers(rules: &ScaleRules, seen: &Seen) -> f64 {
+    seen.backlog_tokens / (positive(seen.prefill_tokens_per_s) * positive(budget_s(rules, seen)))
 }
 
 /// Whole workers; what is no number is none.

@@ -22,6 +22,9 @@ pub struct Demand {
     pool: Option<Arc<Pool>>,
     arrived: Duration,
     prompt_tokens: u64,
+    /// Tokens of its answer, once they were counted.
+    answer_tokens: u64,
+    streamed: bool,
     stage: Stage,
 }
 
@@ -37,7 +40,7 @@ impl Autoscale {
             state.waiting += 1;
             state.unsent_tokens += prompt_tokens as f64;
         }
-        Demand { pool, arrived, prompt_tokens, stage: Stage::Unsent }
+        Demand { pool, arrived, prompt_tokens, answer_tokens: 0, streamed: false, stage: Stage::Unsent }
     }
 }
 
@@ -59,6 +62,7 @@ impl Demand {
 
     /// A stream's first event came.
     pub fn stream_began(&mut self, now: Duration) {
+        self.streamed = true;
         if let (Some(pool), Stage::Sent { .. }) = (&self.pool, self.stage) {
             pool.state.lock().ttft.add(now, now.saturating_sub(self.arrived).as_secs_f64());
         }
@@ -98,10 +102,24 @@ impl Demand {
 }
 
 impl Demand {
+    /// Its answer has so many tokens.
+    pub fn answered(&mut self, tokens: u64) {
+        self.answer_tokens = tokens;
+    }
+
     /// It ends now; whoever only drops it does not say when.
     pub fn ended(&self, now: Duration) {
         if let (Some(pool), Stage::Running { since, .. }) = (&self.pool, self.stage) {
-            pool.state.lock().learn_run(now.saturating_sub(since).as_secs_f64());
+            let mut state = pool.state.lock();
+            let ran_s = now.saturating_sub(since).as_secs_f64();
+            state.learn_run(ran_s);
+            if self.answer_tokens > 1 {
+                state.learn_answer(self.answer_tokens);
+                // An answer that came in one piece has no time between its tokens.
+                if self.streamed {
+                    state.itl.add(now, ran_s / (self.answer_tokens - 1) as f64);
+                }
+            }
         }
     }
 }

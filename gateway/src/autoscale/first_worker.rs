@@ -62,6 +62,7 @@ impl Autoscale {
         let waiting = self.metrics.scale.waiting.with_label_values(&[pool.model.as_str()]);
         waiting.inc();
         pool.state.lock().first_waiting += 1;
+        self.wake.notify_one();
         Some(Place { scale: self, pool, waiting, outcome: "left" })
     }
 }

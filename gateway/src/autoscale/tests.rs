@@ -121,6 +121,44 @@ async fn the_wait_for_a_first_worker_ends() {
 }
 
 #[test]
+fn what_is_held_is_a_mean_and_grows_by_half_an_answer() {
+    let mut state = PoolState::new(&ScaleConfig::try_from(&ScaleFile::default()).unwrap().default);
+    for tokens in [100; 400] {
+        state.learn_answer(tokens);
+    }
+    (state.running, state.held_tokens) = (10, 5_000.0);
+    for t in 0..600 {
+        state.hold(Duration::from_secs(t), 1.0);
+    }
+    let (running, tokens) = state.hold(Duration::from_secs(600), 1.0);
+    assert!((running - 10.0).abs() < 1e-3 && (tokens - 5_500.0).abs() < 1.0, "{running} {tokens}");
+    // A moment without anything is a moment.
+    (state.running, state.held_tokens) = (0, 0.0);
+    let (running, tokens) = state.hold(Duration::from_secs(601), 1.0);
+    assert!(running > 9.0 && tokens > 5_000.0, "{running} {tokens}");
+    assert_eq!(state.hold(Duration::from_secs(632), 1.0), (0.0, 0.0), "and a window of them is nothing");
+}
+
+#[tokio::test]
+async fn streams_tell_the_time_between_their_tokens() {
+    let (scale, router) = setup("");
+    ready(&router, &["base"]);
+    let s = Duration::from_secs_f64;
+    for i in 0..20 {
+        let mut demand = scale.enter(&router, &request("base"));
+        demand.sent(10);
+        if i % 2 == 0 {
+            demand.stream_began(s(1.0));
+        }
+        demand.first_token(s(1.0));
+        demand.answered(11);
+        demand.ended(s(if i % 2 == 0 { 1.5 } else { 1.0 }));
+    }
+    let pool = Arc::clone(&scale.pools.read()["base"]);
+    assert_eq!(pool.state.lock().itl.quantile(s(2.0), 0.1), Some(0.05));
+}
+
+#[test]
 fn a_worker_that_looks_slow_under_load_is_believed_slowly() {
     let mut state = PoolState::new(&ScaleConfig::try_from(&ScaleFile::default()).unwrap().default);
     let s = Duration::from_secs;

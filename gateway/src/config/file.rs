@@ -6,7 +6,7 @@ use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, DiscoveryFile, ScaleFile, TlsFiles, WorkerEntry};
+use super::{ConfigError, DiscoveryFile, ScaleFile, TlsFiles, TracesFile, WorkerEntry};
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
@@ -47,6 +47,8 @@ pub struct File {
     pub discovery: DiscoveryFile,
     /// How many workers each model is to have.
     pub scale: ScaleFile,
+    /// Where traces of requests go.
+    pub traces: TracesFile,
 }
 
 /// `[routing]`

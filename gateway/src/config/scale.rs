@@ -1,6 +1,6 @@
 //! `[scale]`: what the operator wants of each model's fleet. What follows from it is `keyway_core::autoscale`'s business.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use keyway_core::autoscale::ScaleRules;
 use schemars::JsonSchema;
@@ -19,6 +19,8 @@ pub struct ScaleFile {
     pub max: Option<u32>,
     /// Seconds to the first token that nine of ten streams are to keep (2.0).
     pub ttft_slo_seconds: Option<f64>,
+    /// Mean seconds between an answer's tokens that nine of ten requests are to keep; not watched if absent.
+    pub itl_slo_seconds: Option<f64>,
     /// Share of the measured prefill rate that is planned for (0.8).
     pub utilisation: Option<f64>,
     /// Share of the KV cache that running requests may hold (0.8).
@@ -29,12 +31,16 @@ pub struct ScaleFile {
     pub prefill_tokens_per_second: Option<f64>,
     /// Seconds over which arrivals are looked at (30).
     pub window_seconds: Option<f64>,
+    /// Seconds from asking for a worker until it takes requests (60).
+    pub start_seconds: Option<f64>,
     /// Seconds for which one worker fewer must have been enough (300).
     pub scale_in_seconds: Option<f64>,
     /// Seconds that a request waits for the first worker of its model; 0 refuses it at once (0).
     pub wait_seconds: Option<f64>,
     /// Requests that may wait so; those beyond are refused (256).
     pub wait_max: Option<usize>,
+    /// Address of KEDA's external scaler (gRPC without TLS); not served if absent.
+    pub external_listen: Option<SocketAddr>,
     /// What is different for one model.
     pub model: Vec<ScaleModelTable>,
 }
@@ -77,6 +83,8 @@ pub struct ScaleConfig {
     pub wait: Duration,
     /// Requests that may wait so.
     pub wait_max: usize,
+    /// Where KEDA asks.
+    pub external_listen: Option<SocketAddr>,
 }
 
 impl TryFrom<&ScaleFile> for ScaleConfig {
@@ -93,10 +101,12 @@ impl TryFrom<&ScaleFile> for ScaleConfig {
             min: file.min.unwrap_or(usual.min),
             max: file.max.unwrap_or(usual.max),
             ttft_slo_s: file.ttft_slo_seconds.unwrap_or(usual.ttft_slo_s),
+            itl_slo_s: file.itl_slo_seconds,
             utilisation: file.utilisation.unwrap_or(usual.utilisation),
             kv_share: file.kv_share.unwrap_or(usual.kv_share),
             running_per_worker: file.running_per_worker,
             catch_up: usual.catch_up,
+            start: seconds(file.start_seconds, usual.start, "start_seconds")?,
             scale_in_after: seconds(file.scale_in_seconds, usual.scale_in_after, "scale_in_seconds")?,
             window: seconds(file.window_seconds, usual.window, "window_seconds")?,
         };
@@ -116,7 +126,8 @@ impl TryFrom<&ScaleFile> for ScaleConfig {
             }
         }
         let wait = seconds(file.wait_seconds, Duration::ZERO, "wait_seconds")?;
-        Ok(Self { default, models, wait, wait_max: file.wait_max.unwrap_or(limits::FIRST_WORKER_WAITERS) })
+        let wait_max = file.wait_max.unwrap_or(limits::FIRST_WORKER_WAITERS);
+        Ok(Self { default, models, wait, wait_max, external_listen: file.external_listen })
     }
 }
 
@@ -127,6 +138,8 @@ fn checked(scale: ModelScale, place: &str) -> Result<ModelScale, ConfigError> {
         Some("min must be at most max, and max above 0")
     } else if !positive(rules.ttft_slo_s) {
         Some("ttft_slo_seconds must be above 0")
+    } else if rules.itl_slo_s.is_some_and(|slo| !positive(slo)) {
+        Some("itl_slo_seconds must be above 0")
     } else if !(0.1..=1.0).contains(&rules.utilisation) || !(0.1..=1.0).contains(&rules.kv_share) {
         Some("utilisation and kv_share must be between 0.1 and 1")
     } else if rules.running_per_worker.is_some_and(|running| !positive(running)) {
@@ -170,6 +183,8 @@ mod tests {
             ("ttft_slo_seconds = 0.0", "ttft_slo"),
             ("utilisation = 1.5", "utilisation"),
             ("running_per_worker = 0.0", "running_per_worker"),
+            ("itl_slo_seconds = 0.0", "itl_slo"),
+            ("start_seconds = -1.0", "start_seconds"),
             ("wait_seconds = -1.0", "wait_seconds"),
             ("window_seconds = 0.0", "window_seconds"),
             ("prefill_tokens_per_second = 0.0", "prefill_tokens"),

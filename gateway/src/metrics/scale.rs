@@ -39,6 +39,8 @@ pub struct ScaleMetrics {
     pub waiting: IntGaugeVec,
     /// `keyway_scale_waits_total{model,outcome="served|timed_out|refused|left"}`.
     pub waits: IntCounterVec,
+    /// `keyway_external_scaler_calls_total{method,outcome="ok|failed"}`.
+    pub external_calls: IntCounterVec,
 }
 
 impl ScaleMetrics {
@@ -78,6 +80,11 @@ impl ScaleMetrics {
                 "keyway_scale_waits_total",
                 "Requests that met a model without a worker, by what became of them.",
                 &["model", "outcome"],
+            )?,
+            external_calls: d.counter(
+                "keyway_external_scaler_calls_total",
+                "Calls of KEDA to the external scaler, by method.",
+                &["method", "outcome"],
             )?,
         })
     }

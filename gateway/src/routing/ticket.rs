@@ -96,6 +96,13 @@ impl Ticket {
         self.first_token();
     }
 
+    /// The answer has so many tokens.
+    pub fn answered(&mut self, tokens: u64) {
+        if let Some(demand) = &mut self.demand {
+            demand.answered(tokens);
+        }
+    }
+
     /// The worker's answer goes on: it is alive, whatever its probes say.
     pub fn still_answering(&self) {
         self.router.worker_answered(&self.worker);

@@ -184,6 +184,7 @@ max = 40
 ttft_slo_seconds = {real(SLO_S)}
 window_seconds = {real(30)}
 scale_in_seconds = {real(SCALE_IN_S)}
+start_seconds = {real(START_S)}
 wait_seconds = {real(600)}
 prefill_tokens_per_second = {3500 * SPEED}
 [[scale.model]]

@@ -9,7 +9,9 @@
 
 mod chart;
 mod discovery;
+mod external_scaler;
 mod first_worker;
 mod kubernetes;
 mod manifests;
+mod page;
 mod prometheus;

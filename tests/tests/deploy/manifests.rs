@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use keyway_tests::bins::{bin, workspace_root};
 use keyway_tests::tools;
 
-const OVERLAYS: [&str; 3] = ["demo", "vllm", "keyway-worker"];
+const OVERLAYS: [&str; 4] = ["demo", "scale-to-zero", "vllm", "keyway-worker"];
 
 fn kubernetes() -> PathBuf {
     workspace_root().join("deploy/kubernetes")
@@ -94,6 +94,22 @@ fn the_check_sees_what_is_wrong() {
 }
 
 #[test]
+fn the_check_sees_a_scaler_that_is_not_there() {
+    let (Some(kubectl), Some(python)) = (tools::tool("kubectl"), tools::python()) else { return };
+    let good = built(&kubectl, "scale-to-zero");
+    for (what, instead, word) in [
+        ("scalerAddress: keyway-scaler.", "scalerAddress: keyway-scalers.", "no Service keyway-scalers."),
+        ("svc:9091", "svc:9092", "no port 9092"),
+        ("model: mock", "models: mock", "metadata.model"),
+        ("type: external-push", "type: external-pull", "a known type"),
+    ] {
+        assert!(good.contains(what), "{what}");
+        let output = check(&python, &good.replacen(what, instead, 1));
+        assert!(!output.status.success() && said(&output).contains(word), "{instead}: {}", said(&output));
+    }
+}
+
+#[test]
 fn every_configuration_is_valid_and_every_flag_is_known() {
     for overlay in OVERLAYS {
         let folder = kubernetes().join("overlays").join(overlay);
@@ -101,7 +117,7 @@ fn every_configuration_is_valid_and_every_flag_is_known() {
         let output =
             command.args(["config", "check", "--config"]).arg(folder.join("keyway.toml")).output().unwrap();
         assert!(output.status.success(), "{overlay}: {}", said(&output));
-        let text = fs::read_to_string(folder.join("workers.yaml")).unwrap();
+        let Ok(text) = fs::read_to_string(folder.join("workers.yaml")) else { continue };
         let (name, subcommand) = match overlay {
             "demo" => ("keyway-loadtest", Some("mock")),
             "keyway-worker" => ("keyway-worker", None),

@@ -167,7 +167,9 @@ async fn load(fleet: &Watched) {
 }
 
 /// Families that this fleet leaves without series: it has no events that go wrong, no tokenizer, no second attempts.
-const SILENT: [&str; 11] = [
+const SILENT: [&str; 13] = [
+    "keyway_external_scaler_calls_total",
+    "keyway_trace_spans_total",
     "keyway_tenant_requests_total",
     "keyway_worker_ejections_total",
     "keyway_retries_total",

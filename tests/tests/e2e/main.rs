@@ -28,6 +28,7 @@ mod streaming;
 mod tenants;
 mod timeouts;
 mod tls;
+mod traces;
 mod upstream_failure;
 mod waiting;
 mod zero_config;

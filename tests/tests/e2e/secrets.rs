@@ -1,9 +1,12 @@
 //! Hazard: a prompt, a key or an inner address in a log, a metric or an error. Canaries go through every path, with
 //! the gateway's own log at its most talkative.
 
+use keyway_tests::bins::bin;
 use keyway_tests::cluster::config_file;
-use keyway_tests::openai::{CHAT, chat, chat_for, chat_stream};
-use keyway_tests::{Client, FakeWorker, Gateway, get};
+use keyway_tests::openai::{CHAT, FAKE_MODEL, chat, chat_for, chat_stream};
+use keyway_tests::process::Process;
+use keyway_tests::{Client, FakeWorker, Gateway, eventually, get};
+use serde_json::Value;
 
 const PROMPT: &str = "canary-prompt-7f3a";
 const CLIENT_KEY: &str = "canary-client-key-51c2";
@@ -77,4 +80,44 @@ async fn routing_is_shown_on_loopback_only_unless_the_operator_says_so() {
     assert!(!shown(Gateway::builder().worker(worker.addr()).listen("0.0.0.0:0").start().await).await);
     assert!(!shown(expose(false).start().await).await);
     assert!(shown(expose(true).listen("0.0.0.0:0").start().await).await);
+}
+
+#[tokio::test]
+async fn each_request_is_one_line_of_json_that_says_much_and_no_text() {
+    let worker = FakeWorker::start().await;
+    worker.set_usage(40, 16);
+    let any = "127.0.0.1:0";
+    let mut command = std::process::Command::new(bin("keyway"));
+    command.args(["--listen", any, "--admin-listen", any, "--log-format", "json"]);
+    let gateway = Process::spawn("keyway", command.args(["--worker", &format!("http://{}", worker.addr())]));
+    let address = async |marker| gateway.announced(marker).await.split('"').next().unwrap().parse().unwrap();
+    let (addr, admin) = (address("listening on http://").await, address("admin on http://").await);
+    eventually!(get(admin, "/readyz").await.status() == 200);
+    let mut client = Client::connect(addr).await;
+    let headers = [("x-request-id", "request-1"), ("authorization", CLIENT_KEY)];
+    client.request("POST", &format!("{CHAT}?{PROMPT}"), &headers, &chat_stream(PROMPT)).await;
+    assert_eq!(client.response().await.status(), 200);
+    let lines = || -> Vec<Value> {
+        let log = gateway.log();
+        let lines = log.iter().map(|line| serde_json::from_str(line).expect("each line is JSON"));
+        lines.filter(|line: &Value| line["target"] == "access").collect()
+    };
+    eventually!(!lines().is_empty());
+    let [line] = &lines()[..] else { panic!("{:?}", lines()) };
+    let fields = &line["fields"];
+    for (key, value) in [
+        ("id", "request-1".into()),
+        ("path", CHAT.into()),
+        ("model", FAKE_MODEL.into()),
+        ("status", 200.into()),
+        ("outcome", "complete".into()),
+        ("worker", worker.addr().to_string().into()),
+        ("prompt_tokens", 40.into()),
+        ("cached_tokens", 16.into()),
+    ] {
+        assert_eq!(fields[key], Value::clone(&value), "{key} in {line}");
+    }
+    assert!(fields["ttft_ms"].as_f64() > Some(0.0) && fields["duration_ms"].as_f64() > Some(0.0), "{line}");
+    let log = gateway.log().join("\n");
+    assert!(!log.contains(PROMPT) && !log.contains(CLIENT_KEY), "{log}");
 }

@@ -1,16 +1,19 @@
-//! What happened lately: tokens per second, and a quantile of single times, each over a window of fixed length. A window
-//! forgets exactly, so a step of the load is seen whole after one length of it, and a great one after a third.
+//! What happened lately: tokens per second, and a quantile of single times, each over a window of fixed length.
+//!
+//! A rate is the mean of four windows, in which chance is small, but what shorter times say where they differ from it by more than
+//! chance explains: then at least so much comes, or at most, by one standard deviation. So a great step of the load is seen
+//! after a sixth of a window and a small one after some windows, and a steady load does not look like either.
 
 use std::{collections::VecDeque, time::Duration};
 
 /// Parts of a window in which tokens are counted.
 const SLOTS: usize = 30;
-/// Parts of a window that alone say how much comes when they say so much more than all of it that chance is no reason.
-const LATEST_SLOTS: usize = 10;
-/// How much more that is: with the least requests below, 3.4 standard deviations of a Poisson process.
-const STEP: f64 = 1.75;
-/// Requests in the latest part below which it says nothing.
-const STEP_REQUESTS: u64 = 20;
+/// Windows that a rate is the mean of.
+const WINDOWS: usize = 4;
+/// Parts that may say something else, from the longest on.
+const SHORTER: [usize; 4] = [60, 30, 10, 5];
+/// How many standard deviations that must be. Looked at once a second, 4 are exceeded by chance once in nine hours for each of them.
+const BEYOND_CHANCE: f64 = 4.0;
 /// Single values kept: of more that come in one window the oldest leave first.
 const MAX_VALUES: usize = 1_024;
 /// Values below which a quantile says nothing.
@@ -20,9 +23,19 @@ const MIN_VALUES: usize = 10;
 #[derive(Debug, Clone)]
 pub struct TokenRate {
     slot: Duration,
-    /// Tokens and requests of each slot that is not over yet, newest last.
-    slots: VecDeque<(u64, f64, u64)>,
+    /// Slots that are not over yet, newest last.
+    slots: VecDeque<Slot>,
     began: Option<Duration>,
+}
+
+/// What came in one part of a window.
+#[derive(Debug, Clone, Copy, Default)]
+struct Slot {
+    number: u64,
+    tokens: f64,
+    /// Sum of the squares, which says how much one request weighs.
+    squares: f64,
+    requests: u64,
 }
 
 impl TokenRate {
@@ -40,27 +53,53 @@ impl TokenRate {
         self.forget(now);
         self.began.get_or_insert(now);
         let number = self.number(now);
-        match self.slots.back_mut() {
-            Some(last) if last.0 >= number => {
-                last.1 += tokens;
-                last.2 += 1;
-            }
-            _ => self.slots.push_back((number, tokens, 1)),
+        if self.slots.back().is_none_or(|last| last.number < number) {
+            self.slots.push_back(Slot { number, ..Slot::default() });
+        }
+        if let Some(last) = self.slots.back_mut() {
+            last.tokens += tokens;
+            last.squares += tokens * tokens;
+            last.requests += 1;
         }
     }
 
-    /// Tokens per second. Before a whole window was seen, of the time since the first request, but at least of a fifth of
+    /// Tokens per second. Before all windows were seen, of the time since the first request, but at least of a fifth of
     /// a window: a first request is no rate.
     pub fn per_second(&mut self, now: Duration) -> f64 {
         self.forget(now);
         let window = self.slot * SLOTS as u32;
-        let seen = self.began.map_or(window, |began| now.saturating_sub(began).clamp(window / 5, window));
-        let whole = self.slots.iter().map(|slot| slot.1).sum::<f64>() / seen.as_secs_f64();
-        let latest = self.number(now).saturating_sub(LATEST_SLOTS as u64 - 1);
-        let since = self.slots.iter().filter(|slot| slot.0 >= latest);
-        let (tokens, requests) = since.fold((0.0, 0), |sum, slot| (sum.0 + slot.1, sum.1 + slot.2));
-        let lately = tokens / (window / SLOTS as u32 * LATEST_SLOTS as u32).as_secs_f64();
-        if requests >= STEP_REQUESTS && lately > STEP * whole { lately } else { whole }
+        let whole_s = self
+            .began
+            .map_or(window, |began| now.saturating_sub(began).clamp(window / 5, window * WINDOWS as u32));
+        let (tokens, squares) = self.since(now, SLOTS * WINDOWS);
+        let mut rate = tokens / whole_s.as_secs_f64();
+        // As many tokens as one independent arrival weighs: prompts of different lengths are fewer than they look.
+        let weight = if tokens > 0.0 { squares / tokens } else { 1.0 };
+        for slots in SHORTER {
+            // The slot that is not over counts as far as it has come.
+            let first = self.number(now).saturating_sub(slots as u64 - 1);
+            let begin = Duration::from_nanos(first * self.slot.as_nanos() as u64);
+            let seconds = now.saturating_sub(begin).as_secs_f64();
+            if seconds >= whole_s.as_secs_f64() {
+                continue;
+            }
+            let (came, expected) = (self.since(now, slots).0 / weight, rate * seconds / weight);
+            // Such roots of Poisson counts differ by chance alike, however many there are (F. J. Anscombe, 1948).
+            let beyond = 2.0 * ((came + 0.375).sqrt() - (expected + 0.375).sqrt());
+            if beyond > BEYOND_CHANCE {
+                rate = rate.max((came - came.sqrt()) * weight / seconds);
+            } else if beyond < -BEYOND_CHANCE {
+                rate = rate.min((came + (came + 1.0).sqrt()) * weight / seconds);
+            }
+        }
+        rate
+    }
+
+    /// Tokens of the latest slots, and the sum of their squares.
+    fn since(&self, now: Duration, slots: usize) -> (f64, f64) {
+        let first = self.number(now).saturating_sub(slots as u64 - 1);
+        let latest = self.slots.iter().rev().take_while(|slot| slot.number >= first);
+        latest.fold((0.0, 0.0), |sum, slot| (sum.0 + slot.tokens, sum.1 + slot.squares))
     }
 
     /// Requests per second, of the same time.
@@ -72,8 +111,8 @@ impl TokenRate {
     /// Tokens of one request; 0 without any.
     pub fn mean(&mut self, now: Duration) -> f64 {
         self.forget(now);
-        let requests: u64 = self.slots.iter().map(|slot| slot.2).sum();
-        self.slots.iter().map(|slot| slot.1).sum::<f64>() / (requests.max(1) as f64)
+        let requests: u64 = self.slots.iter().map(|slot| slot.requests).sum();
+        self.since(now, SLOTS * WINDOWS).0 / (requests.max(1) as f64)
     }
 
     fn number(&self, now: Duration) -> u64 {
@@ -81,8 +120,8 @@ impl TokenRate {
     }
 
     fn forget(&mut self, now: Duration) {
-        let oldest = self.number(now).saturating_sub(SLOTS as u64 - 1);
-        while self.slots.front().is_some_and(|slot| slot.0 < oldest) {
+        let oldest = self.number(now).saturating_sub((SLOTS * WINDOWS) as u64 - 1);
+        while self.slots.front().is_some_and(|slot| slot.number < oldest) {
             self.slots.pop_front();
         }
     }
@@ -137,45 +176,68 @@ mod tests {
         Duration::from_secs_f64(seconds)
     }
 
-    #[test]
-    fn a_step_is_seen_whole_after_one_window_and_forgotten_after_another() {
+    /// Poisson arrivals of 100 tokens: the greatest and the least rate seen while `per_s` is steady, and the rate `seconds`
+    /// after it has become `step` times as much, each as a share of what truly comes.
+    fn after(per_s: f64, step: f64, seconds: f64) -> (f64, f64, f64) {
         let mut rate = TokenRate::new(s(30.0));
-        for i in 0..600 {
-            rate.add(s(f64::from(i) * 0.1), 50.0);
+        let (mut now, mut random) = (0.0, 0x9E37_79B9_7F4A_7C15_u64);
+        let (mut most, mut least): (f64, f64) = (0.0, 9.0);
+        while now < 1_800.0 + seconds {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let per_s = if now < 1_800.0 { per_s } else { per_s * step };
+            now -= ((random >> 11) as f64 / (1_u64 << 53) as f64).max(1e-12).ln() / per_s;
+            rate.add(s(now), 100.0);
+            if (180.0..1_800.0).contains(&now) {
+                let seen = rate.per_second(s(now)) / (100.0 * per_s);
+                (most, least) = (most.max(seen), least.min(seen));
+            }
         }
-        assert!((rate.per_second(s(59.99)) - 500.0).abs() < 20.0, "{}", rate.per_second(s(59.99)));
-        for i in 0..300 {
-            rate.add(s(60.0 + f64::from(i) * 0.1), 300.0);
-        }
-        assert!((rate.per_second(s(89.99)) - 3_000.0).abs() < 110.0);
-        assert_eq!(rate.mean(s(89.99)), 300.0);
-        assert_eq!((rate.per_second(s(121.0)), rate.mean(s(121.0))), (0.0, 0.0));
+        (most, least, rate.per_second(s(1_800.0 + seconds)) / (100.0 * per_s * step))
     }
 
     #[test]
-    fn a_great_step_is_seen_after_a_third_of_a_window_and_chance_is_not_taken_for_one() {
-        let after = |step: f64, seconds: f64| {
-            let mut rate = TokenRate::new(s(30.0));
-            let (mut now, mut random) = (0.0, 0x9E37_79B9_7F4A_7C15_u64);
-            let mut most: f64 = 0.0;
-            while now < 600.0 + seconds {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                let per_s = if now < 600.0 { 2.5 } else { 2.5 * step };
-                now -= ((random >> 11) as f64 / (1_u64 << 53) as f64).max(1e-12).ln() / per_s;
-                rate.add(s(now), 100.0);
-                if (60.0..600.0).contains(&now) {
-                    most = most.max(rate.per_second(s(now)) / 250.0);
-                }
+    fn a_great_step_is_seen_after_seconds_and_chance_is_not_taken_for_one() {
+        for per_s in [2.5, 15.0] {
+            let (most, least, stepped) = after(per_s, 6.0, 5.5);
+            assert!(most < 1.3 && least > 0.7, "{per_s}: {least} to {most}");
+            assert!((0.6..1.1).contains(&stepped), "{per_s}: {stepped}");
+            assert!(
+                (0.85..1.1).contains(&after(per_s, 6.0, 20.0).2),
+                "{per_s}: {}",
+                after(per_s, 6.0, 20.0).2
+            );
+        }
+        // Half as much again is seen whole after the four windows at the latest, and where much comes long before.
+        assert!((0.9..1.15).contains(&after(2.5, 1.5, 121.0).2), "{}", after(2.5, 1.5, 121.0).2);
+        assert!((0.9..1.1).contains(&after(40.0, 1.5, 32.0).2), "{}", after(40.0, 1.5, 32.0).2);
+    }
+
+    #[test]
+    fn less_is_seen_too_and_all_is_forgotten_after_four_windows() {
+        assert!(after(15.0, 1.0 / 6.0, 31.0).2 < 1.5, "{}", after(15.0, 1.0 / 6.0, 31.0).2);
+        let mut rate = TokenRate::new(s(30.0));
+        for i in 0..6_000 {
+            rate.add(s(f64::from(i) * 0.1), 50.0);
+        }
+        assert!((rate.per_second(s(599.99)) - 500.0).abs() < 20.0, "{}", rate.per_second(s(599.99)));
+        assert_eq!(rate.mean(s(599.99)), 50.0);
+        assert_eq!((rate.per_second(s(721.0)), rate.mean(s(721.0))), (0.0, 0.0));
+    }
+
+    #[test]
+    fn a_few_long_prompts_are_no_step() {
+        // One request a second; now and then one of fifty times as many tokens.
+        let mut rate = TokenRate::new(s(30.0));
+        for i in 0..600_u32 {
+            let tokens = if i % 40 == 39 { 5_000.0 } else { 100.0 };
+            rate.add(s(f64::from(i)), tokens);
+            if i > 240 {
+                let seen = rate.per_second(s(f64::from(i)));
+                assert!((120.0..350.0).contains(&seen), "{i}: {seen}, where 222 come");
             }
-            (most, rate.per_second(s(600.0 + seconds)) / 250.0)
-        };
-        let (by_chance, stepped) = after(6.0, 10.5);
-        assert!(by_chance < 1.6, "{by_chance}");
-        assert!((5.0..7.0).contains(&stepped), "{stepped}");
-        let (_, small) = after(1.3, 10.5);
-        assert!(small < 1.5, "{small}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 """The operators' page in a real browser, offline but for the gateway: it shows the fleet, follows changes, survives the gateway's
 restart, explains, drains; no console error, nothing serious for axe-core, in light and dark.
-Usage: page.py KEYWAY KEYWAY_LOADTEST SHOTS; needs PyPI's playwright and axe-playwright-python, and a Chromium."""
+Usage: page.py KEYWAY KEYWAY_LOADTEST CHROMIUM SHOTS; needs PyPI's playwright and axe-playwright-python, and a Chromium."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from pathlib import Path
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
-keyway, loadtest, shots = sys.argv[1:4]
+keyway, loadtest, chromium, shots = sys.argv[1:5]
 Path(shots).mkdir(parents=True, exist_ok=True)
 
 
@@ -37,8 +37,21 @@ def post(url, body, kind="application/json"):
     return urllib.request.urlopen(request).read()
 
 
+def free_ports(count):
+    """That many in a row."""
+    while True:
+        base = free_port()
+        try:
+            for port in range(base, base + count):
+                with socket.socket() as s:
+                    s.bind(("127.0.0.1", port))
+            return base
+        except OSError:
+            continue
+
+
 ports = [free_port() for _ in range(2)]
-base = free_port()
+base = free_ports(3)
 mock = started([loadtest, "mock", "--workers", "3", "--base-port", str(base), "--time-scale", "5"], "ready on")
 flags = [f for i in range(3) for f in ("--worker", f"http://127.0.0.1:{base + i}")]
 gateway_command = [keyway, "--listen", f"127.0.0.1:{ports[0]}", "--admin-listen", f"127.0.0.1:{ports[1]}", *flags]
@@ -66,7 +79,7 @@ def load(n):
 
 try:
     with sync_playwright() as p:
-        browser = p.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         faults, elsewhere = [], []
         for scheme in ("light", "dark"):
             page = browser.new_page(color_scheme=scheme, viewport={"width": 1280, "height": 900})

@@ -1,0 +1,128 @@
+//! A model's sum as others see it: its series, and its row on the operators' page.
+
+use keyway_core::autoscale::{Reason, Seen, Sum};
+use serde::Serialize;
+
+use super::{Autoscale, Pool};
+
+impl Autoscale {
+    /// Sets the model's series.
+    pub(super) fn show(&self, model: &str, seen: &Seen, sum: &Sum) {
+        let metrics = &self.metrics.scale;
+        let label = [model];
+        metrics.desired.with_label_values(&label).set(sum.desired.into());
+        let terms = &sum.terms;
+        for (term, workers) in [
+            ("prefill", terms.prefill),
+            ("backlog", terms.backlog),
+            ("decode", terms.decode),
+            ("kv", terms.kv),
+        ] {
+            metrics.terms.with_label_values(&[model, term]).set(workers);
+        }
+        metrics.need.with_label_values(&label).set(sum.need);
+        metrics.correction.with_label_values(&label).set(sum.correction);
+        metrics.margin.with_label_values(&label).set(sum.spare);
+        metrics.guard.with_label_values(&label).set(sum.guard.into());
+        metrics.peak.with_label_values(&label).set(sum.peak.into());
+        for reason in Reason::ALL {
+            let is = i64::from(reason == sum.reason);
+            metrics.reason.with_label_values(&[model, reason.as_str()]).set(is);
+        }
+        for (state, workers) in [("ready", seen.ready), ("starting", seen.starting)] {
+            metrics.workers.with_label_values(&[model, state]).set(workers.into());
+        }
+        metrics.uncached.with_label_values(&label).set(seen.uncached_tokens_per_s);
+        metrics.rate.with_label_values(&label).set(seen.prefill_tokens_per_s);
+        metrics.backlog.with_label_values(&label).set(seen.backlog_tokens);
+        let rules = &self.config.models.get(model).unwrap_or(&self.config.default).rules;
+        metrics.slo.with_label_values(&label).set(rules.ttft_slo_s);
+        for (bound, workers) in [("min", rules.min), ("max", rules.max)] {
+            metrics.bounds.with_label_values(&[model, bound]).set(workers.into());
+        }
+    }
+}
+
+/// One model's sum, as the operators' page shows it.
+#[derive(Debug, Serialize)]
+pub struct ScaleRow {
+    /// The model.
+    pub model: String,
+    /// Workers wanted.
+    pub desired: u32,
+    /// Why that many.
+    pub reason: &'static str,
+    /// Workers that take requests.
+    pub ready: u32,
+    /// Workers known that do not yet.
+    pub starting: u32,
+    /// Bounds.
+    pub min: u32,
+    /// Bounds.
+    pub max: u32,
+    /// Terms, in workers.
+    pub prefill: f64,
+    /// See above.
+    pub backlog: f64,
+    /// See above.
+    pub decode: f64,
+    /// See above.
+    pub kv: f64,
+    /// What they come to.
+    pub need: f64,
+    /// Factor that missed SLOs have taught.
+    pub correction: f64,
+    /// What the SLO guard asks for.
+    pub guard: u32,
+    /// The greatest of the scale-in time.
+    pub peak: u32,
+    /// Uncached prompt tokens that come in a second.
+    pub uncached_tokens_per_s: f64,
+    /// Those that wait.
+    pub backlog_tokens: f64,
+    /// Prompt tokens that a worker computes in a second.
+    pub prefill_tokens_per_s: f64,
+    /// What nine of ten streams kept.
+    pub ttft_p90_s: Option<f64>,
+    /// What they are to keep.
+    pub ttft_slo_s: f64,
+    /// The same for the mean time between an answer's tokens.
+    pub itl_p90_s: Option<f64>,
+    /// What they are to keep, if that is watched.
+    pub itl_slo_s: Option<f64>,
+    /// Requests that wait for a first worker.
+    pub first_waiting: u64,
+}
+
+impl Pool {
+    pub(super) fn row(&self) -> Option<ScaleRow> {
+        let state = self.state.lock();
+        let (seen, sum) = state.last?;
+        let rules = state.scaler.rules();
+        Some(ScaleRow {
+            model: self.model.clone(),
+            desired: sum.desired,
+            reason: sum.reason.as_str(),
+            ready: seen.ready,
+            starting: seen.starting,
+            min: rules.min,
+            max: rules.max,
+            prefill: sum.terms.prefill,
+            backlog: sum.terms.backlog,
+            decode: sum.terms.decode,
+            kv: sum.terms.kv,
+            need: sum.need,
+            correction: sum.correction,
+            guard: sum.guard,
+            peak: sum.peak,
+            uncached_tokens_per_s: seen.uncached_tokens_per_s,
+            backlog_tokens: seen.backlog_tokens,
+            prefill_tokens_per_s: seen.prefill_tokens_per_s,
+            ttft_p90_s: seen.ttft_p90_s,
+            ttft_slo_s: rules.ttft_slo_s,
+            itl_p90_s: seen.itl_p90_s,
+            itl_slo_s: rules.itl_slo_s,
+            first_waiting: state.first_waiting,
+        })
+    }
+}
