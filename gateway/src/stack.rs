@@ -5,7 +5,7 @@
 use std::{any::Any, convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 
 use futures_util::FutureExt;
-use http::{HeaderValue, Method};
+use http::{HeaderValue, Method, Version, header::CONNECTION};
 use keyway_wire::headers as names;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 
@@ -13,31 +13,33 @@ use crate::{
     admission::Admission,
     around::around,
     body::{Request, Response, full},
-    dispatch::Dispatch,
     error::{Error, Failed},
     limits::MAX_REQUEST_ID_BYTES,
+    live::{Live, Serving},
     metrics::Metrics,
     models,
     record::Record,
-    tenants::Tenants,
+    server::Intake,
 };
 
 /// Builds the stack that the server calls for each request. Errors have become answers. Nothing in it is boxed: the
 /// future of a request is one value.
-pub fn stack(dispatch: Dispatch, admission: Admission, tenants: Option<Arc<Tenants>>) -> impl Stack {
-    let metrics = Arc::clone(&dispatch.metrics);
-    let dispatch = Arc::new(dispatch);
+pub fn stack(live: Live, admission: Admission, intake: Arc<Intake>) -> impl Stack {
+    let metrics = Arc::clone(&live.now().dispatch.metrics);
+    let keys = live.clone();
     ServiceBuilder::new()
         // Outermost, so that every request has an id, one log line and one count, refused ones too.
-        .layer(around(move |request, next| recorded(Arc::clone(&metrics), request, next)))
+        .layer(around(move |request, next| {
+            recorded(Arc::clone(&metrics), Arc::clone(&intake), request, next)
+        }))
         // Below the record, so that a panic is recorded; above all that may panic.
         .layer(around(panic_safe))
         // Above the places, so that who may not come in takes none.
-        .layer(around(move |request, next| known(tenants.clone(), request, next)))
+        .layer(around(move |request, next| known(keys.now(), request, next)))
         // Before anything that costs: a refused request must be cheap.
         .layer(around(move |request, next| admitted(admission.clone(), request, next)))
         // Innermost: the gateway's own answers, or a worker's.
-        .service(service_fn(move |request| routes(Arc::clone(&dispatch), request)))
+        .service(service_fn(move |request| routes(live.now(), request)))
 }
 
 /// What engines offer beside `/v1/`, by the names that vLLM and SGLang both give or one of them does.
@@ -55,19 +57,29 @@ impl<S> Stack for S where
 {
 }
 
-async fn recorded<S>(metrics: Arc<Metrics>, mut request: Request, next: S) -> Result<Response, Infallible>
+async fn recorded<S>(
+    metrics: Arc<Metrics>,
+    intake: Arc<Intake>,
+    mut request: Request,
+    next: S,
+) -> Result<Response, Infallible>
 where
     S: Service<Request, Response = Response, Error = Infallible>,
 {
     let id = request_id(&request);
     let record = Record::open(metrics, id, request.method().clone(), request.uri().clone());
     request.extensions_mut().insert(Arc::clone(&record));
+    let version = request.version();
     let mut response = next.oneshot(request).await?;
     record.status(response.status());
     if let Some(Failed(code)) = response.extensions().get() {
         record.outcome(code);
     }
     response.headers_mut().insert(names::REQUEST_ID, record.id_header().clone());
+    if intake.is_leaving() && version < Version::HTTP_2 {
+        // The client's next request is another process's.
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     Ok(response.map(|body| body.with_record(record)))
 }
 
@@ -105,15 +117,11 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("?")
 }
 
-async fn known<S>(
-    tenants: Option<Arc<Tenants>>,
-    mut request: Request,
-    next: S,
-) -> Result<Response, Infallible>
+async fn known<S>(serving: Arc<Serving>, mut request: Request, next: S) -> Result<Response, Infallible>
 where
     S: Service<Request, Response = Response, Error = Infallible>,
 {
-    if let Some(tenants) = tenants.filter(|_| request.uri().path() != "/health") {
+    if let Some(tenants) = serving.tenants.as_ref().filter(|_| request.uri().path() != "/health") {
         match (tenants.admit(request.headers_mut()), request.extensions().get::<Arc<Record>>()) {
             (Ok(visit), Some(record)) => record.tenant(Arc::new(visit)),
             (Ok(_), None) => return Ok(Error::Internal.to_response()),
@@ -136,7 +144,8 @@ where
     }
 }
 
-async fn routes(dispatch: Arc<Dispatch>, request: Request) -> Result<Response, Infallible> {
+async fn routes(serving: Arc<Serving>, request: Request) -> Result<Response, Infallible> {
+    let dispatch = &serving.dispatch;
     let path = request.uri().path();
     let result = match (request.method(), path, request.extensions().get::<Arc<Record>>().cloned()) {
         (&Method::GET, "/health", Some(record)) => Ok(own(Response::new(full("ok\n")), &record)),

@@ -6,7 +6,7 @@
 mod answer;
 mod origin;
 
-use std::{future::poll_fn, pin::pin, task::Poll};
+use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -48,6 +48,11 @@ impl Upstream {
     /// A client that opens connections this way.
     pub fn new(connector: Connector) -> Self {
         Self { connector }
+    }
+
+    /// Opens connections within this time from now on, and so do its clones.
+    pub fn set_connect_timeout(&self, timeout: Duration) {
+        self.connector.set_timeout(timeout);
     }
 
     /// Sends one request and waits for the head of the answer.
