@@ -33,6 +33,10 @@ pub const TENANTS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// Bytes of request head that HTTP/1.1 buffers: room for a 64 KiB head twice over.
 pub const HEAD_BUFFER_BYTES: usize = 128 << 10;
 
+/// Bytes of an answer that are read ahead of its client: many events, and little where a client reads slowly. Also the
+/// largest head of an answer.
+pub const ANSWER_BUFFER_BYTES: usize = 64 << 10;
+
 /// Time to open a connection to a worker. Within a data centre a SYN is lost at most twice in this time.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 

@@ -26,6 +26,7 @@ mod real_workers;
 mod reload;
 mod routing;
 mod secrets;
+mod smuggling;
 mod streaming;
 mod tenants;
 mod timeouts;
