@@ -4,6 +4,8 @@
     clippy::unwrap_used,
     clippy::missing_panics_doc,
     clippy::expect_used,
+    clippy::panic,
+    unreachable_pub,
     reason = "a fuzz target fails by panicking"
 )]
 
