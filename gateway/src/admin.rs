@@ -13,22 +13,23 @@ use tower::service_fn;
 use crate::{
     autoscale::Autoscale,
     body::{Request, Response, full},
-    config::HostRule,
     dispatch::read_request,
     error::Error,
     explain::explain,
+    live::Live,
     members::Members,
     metrics::Metrics,
-    request::KeyerConfig,
+    reload::Reloader,
     routing::Router,
+    run::Leaving,
     stack::Stack,
-    token_keyer::TokenKeyer,
 };
 
 const INDEX: &str = "Keyway admin\n\n/livez    200 while the process runs\n/readyz   200 once a worker is ready\n\
     /metrics  Prometheus text format\n/workers  the fleet as JSON\n/scale    workers each model needs, term by term\n\
     /explain  POST a request's body: where it would go, and why; ?path=/v1/completions if it is no chat\n\
     /workers  POST a [[worker]] table as JSON to add it; DELETE /workers/HOST:PORT; POST /workers/HOST:PORT/drain, /undrain\n\
+    /reload   POST reads the configuration again; /drain: POST ends the gateway as SIGTERM does\n\
     /help     this list\n";
 /// The operators' page: one file, without anything from elsewhere.
 const PAGE: &str = include_str!("admin/page.html");
@@ -40,16 +41,14 @@ pub struct Admin {
     pub router: Arc<Router>,
     /// The series.
     pub metrics: Arc<Metrics>,
-    /// How prompts are hashed.
-    pub keyer: KeyerConfig,
-    /// Models whose prompts are known by their tokens.
-    pub tokens: Arc<TokenKeyer>,
-    /// Largest body to explain.
-    pub max_body_bytes: usize,
+    /// How requests are read, and who may be added as a worker.
+    pub live: Live,
+    /// Reads the configuration again.
+    pub reloader: Arc<Reloader>,
+    /// Whether the gateway is on its way out.
+    pub leaving: Arc<Leaving>,
     /// Who belongs to the fleet.
     pub members: Arc<Members>,
-    /// Hosts that may be added as workers.
-    pub allow: Vec<HostRule>,
     /// How many workers each model needs.
     pub scale: Arc<Autoscale>,
 }
@@ -64,7 +63,7 @@ pub fn admin(admin: Admin) -> impl Stack {
                 (request.uri().path(), matches!(*request.method(), Method::GET | Method::HEAD));
             let response = if path == "/explain" && request.method() == Method::POST {
                 explained(request, &admin).await
-            } else if !reads && path.starts_with("/workers") {
+            } else if !reads && (path.starts_with("/workers") || matches!(path, "/reload" | "/drain")) {
                 commands::command(request, &admin).await
             } else {
                 answer(&request, &admin)
@@ -78,11 +77,12 @@ async fn explained(request: Request, admin: &Admin) -> Response {
     let query = request.uri().query().unwrap_or_default();
     let path = query.split('&').find_map(|pair| pair.strip_prefix("path=")).unwrap_or("/v1/chat/completions");
     let path = path.replace("%2F", "/").replace("%2f", "/");
-    let body = match Limited::new(request.into_body(), admin.max_body_bytes).collect().await {
+    let dispatch = Arc::clone(&admin.live.now().dispatch);
+    let body = match Limited::new(request.into_body(), dispatch.max_body_bytes).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) => return Error::BodyUnreadable(error.to_string()).to_response(),
     };
-    let info = read_request(&path, &body, admin.keyer, &admin.tokens).await;
+    let info = read_request(&path, &body, dispatch.keyer, &dispatch.tokens).await;
     match explain(&admin.router, &info) {
         Ok(found) => {
             text(StatusCode::OK, "application/json", serde_json::to_vec_pretty(&found).unwrap_or_default())
@@ -102,6 +102,9 @@ fn answer(request: &Request, admin: &Admin) -> Response {
         "/help" => text(StatusCode::OK, "text/plain; charset=utf-8", INDEX),
         "/scale" => json_answer(StatusCode::OK, &admin.scale.rows()),
         "/livez" => text(StatusCode::OK, "text/plain; charset=utf-8", "ok\n"),
+        "/readyz" if admin.leaving.began() => {
+            text(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", "the gateway is ending\n")
+        }
         "/readyz" if router.fleet().all().iter().any(|worker| worker.routable()) => {
             text(StatusCode::OK, "text/plain; charset=utf-8", "ready\n")
         }

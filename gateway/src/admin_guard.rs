@@ -10,13 +10,14 @@ use crate::{
     around::around,
     body::{Request, Response},
     error::Error,
+    live::Live,
     stack::Stack,
     tenants::key_hash,
 };
 
-/// The service for who shows `token` (`Bearer …`); for everybody where there is none.
-pub fn guarded(token: Option<HeaderValue>, service: impl Stack) -> impl Stack {
-    around(move |request, next| guard(token.clone(), request, next)).layer(service)
+/// The service for who shows the token in force (`Bearer …`); for everybody where there is none.
+pub fn guarded(live: Live, service: impl Stack) -> impl Stack {
+    around(move |request, next| guard(live.now().admin_token.clone(), request, next)).layer(service)
 }
 
 async fn guard<S>(token: Option<HeaderValue>, request: Request, next: S) -> Result<Response, Infallible>

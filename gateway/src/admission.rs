@@ -1,47 +1,57 @@
 //! How many requests may be in flight. The permit lives in the answer's body, not only until its head: a stream
 //! holds its place for as long as it streams. Over the limit a request is refused at once, never queued.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
 use prometheus::IntGauge;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::Error;
 
 /// Hands out permits.
 #[derive(Debug, Clone)]
-pub struct Admission {
-    permits: Arc<Semaphore>,
-    limit: usize,
+pub struct Admission(Arc<Places>);
+
+#[derive(Debug)]
+struct Places {
+    limit: AtomicUsize,
+    taken: AtomicUsize,
     gauge: IntGauge,
 }
 
 impl Admission {
     /// At most `limit` requests at once, counted in `gauge`.
     pub fn new(limit: usize, gauge: IntGauge) -> Self {
-        Self { permits: Arc::new(Semaphore::new(limit)), limit, gauge }
+        Self(Arc::new(Places { limit: limit.into(), taken: 0.into(), gauge }))
+    }
+
+    /// Another limit from now on; who is in stays.
+    pub fn set_limit(&self, limit: usize) {
+        self.0.limit.store(limit, Relaxed);
     }
 
     /// A permit, or the refusal.
     pub fn admit(&self) -> Result<Permit, Error> {
-        let permit = Arc::clone(&self.permits)
-            .try_acquire_owned()
-            .map_err(|_| Error::Overloaded { limit: self.limit })?;
-        self.gauge.inc();
-        Ok(Permit { _permit: permit, gauge: self.gauge.clone() })
+        let limit = self.0.limit.load(Relaxed);
+        self.0
+            .taken
+            .fetch_update(Relaxed, Relaxed, |taken| (taken < limit).then_some(taken + 1))
+            .map_err(|_| Error::Overloaded { limit })?;
+        self.0.gauge.inc();
+        Ok(Permit(Arc::clone(&self.0)))
     }
 }
 
 /// One request's place; given back on drop.
 #[derive(Debug)]
-pub struct Permit {
-    _permit: OwnedSemaphorePermit,
-    gauge: IntGauge,
-}
+pub struct Permit(Arc<Places>);
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.gauge.dec();
+        self.0.taken.fetch_sub(1, Relaxed);
+        self.0.gauge.dec();
     }
 }
 
@@ -51,11 +61,26 @@ mod tests {
 
     #[test]
     fn a_permit_is_held_until_dropped() {
-        let admission = Admission::new(1, IntGauge::new("g", "g").unwrap());
+        let gauge = IntGauge::new("g", "g").unwrap();
+        let admission = Admission::new(1, gauge.clone());
         let held = admission.admit().unwrap();
         assert_eq!(admission.admit().unwrap_err(), Error::Overloaded { limit: 1 });
         drop(held);
         assert!(admission.admit().is_ok());
-        assert_eq!(admission.gauge.get(), 0);
+        assert_eq!(gauge.get(), 0);
+    }
+
+    #[test]
+    fn a_lower_limit_waits_for_those_above_it_to_leave() {
+        let admission = Admission::new(3, IntGauge::new("g", "g").unwrap());
+        let mut held: Vec<_> = (0..3).map(|_| admission.admit().unwrap()).collect();
+        admission.set_limit(2);
+        held.pop();
+        assert_eq!(admission.admit().unwrap_err(), Error::Overloaded { limit: 2 });
+        held.pop();
+        assert!(admission.admit().is_ok());
+        admission.set_limit(4);
+        held.extend((0..3).map(|_| admission.admit().unwrap()));
+        assert!(admission.admit().is_err());
     }
 }

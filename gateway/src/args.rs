@@ -69,6 +69,10 @@ pub struct ServeArgs {
     /// Address for operators: /metrics, /readyz, /workers [default: 127.0.0.1:9090]
     #[arg(long, env = "KEYWAY_ADMIN_LISTEN", value_name = "ADDR")]
     pub admin_listen: Option<SocketAddr>,
+    /// Unix socket over which a new process takes the listening sockets from the old one, which then drains; SIGUSR2 starts
+    /// the new one
+    #[arg(long, env = "KEYWAY_HANDOVER_SOCKET", value_name = "PATH")]
+    pub handover_socket: Option<PathBuf>,
     /// An inference server's URL, with where it publishes KV events; repeat it for each. Replaces the file's workers
     /// [default: two embedded ones]
     #[arg(
@@ -111,6 +115,7 @@ impl ServeArgs {
         };
         file.listen = self.listen.or(file.listen);
         file.admin_listen = self.admin_listen.or(file.admin_listen);
+        file.handover_socket = self.handover_socket.or(file.handover_socket);
         file.policy = self.policy.or(file.policy);
         file.log_format = self.log_format.or(file.log_format);
         file.routing.block_bytes = self.block_bytes.or(file.routing.block_bytes);

@@ -41,6 +41,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Address for operators.
     pub admin_listen: SocketAddr,
+    /// Where a successor asks for the listening sockets.
+    pub handover_socket: Option<PathBuf>,
     /// How workers are chosen.
     pub policy: Policy,
     /// Log format.
@@ -55,8 +57,12 @@ pub struct Config {
     pub index_bytes: usize,
     /// Secret of the hash chain.
     pub hash_key: HashKey,
+    /// The file that it is from; else it is random.
+    pub hash_key_file: Option<PathBuf>,
     /// Whether answers name the worker.
     pub expose_routing: bool,
+    /// Where the index is written at the end and read at the start.
+    pub snapshot_file: Option<PathBuf>,
     /// When requests wait in the gateway; `None`: never.
     pub room: Option<RoomRules>,
     /// File for choices, and the share of them that go there.
@@ -69,6 +75,8 @@ pub struct Config {
     pub max_connections: usize,
     /// Time for open requests after SIGTERM.
     pub drain_timeout: Duration,
+    /// Time between the word that the gateway is going and its listener's end.
+    pub drain_delay: Duration,
     /// Where workers that come and go are learned of.
     pub discovery: DiscoveryConfig,
     /// What is wanted of each model's fleet.
@@ -115,6 +123,7 @@ impl TryFrom<File> for Config {
         let config = Self {
             listen,
             admin_listen: file.admin_listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 9090))),
+            handover_socket: file.handover_socket,
             policy: policy
                 .map_err(|error| ConfigError(format!("policy: {error}")))?
                 .unwrap_or(Policy::Prefix),
@@ -124,6 +133,8 @@ impl TryFrom<File> for Config {
             block_bytes: file.routing.block_bytes,
             index_bytes: file.routing.index_bytes.unwrap_or(limits::INDEX_BYTES),
             hash_key,
+            hash_key_file: file.routing.hash_key_file,
+            snapshot_file: file.routing.snapshot_file,
             expose_routing: file.routing.expose.unwrap_or_else(|| listen.ip().is_loopback()),
             room,
             decision_log: file.routing.decision_log.map(|path| (path, share)),
@@ -131,6 +142,7 @@ impl TryFrom<File> for Config {
             max_in_flight: limits.max_in_flight.unwrap_or(limits::MAX_IN_FLIGHT),
             max_connections: limits.max_connections.unwrap_or(limits::MAX_CONNECTIONS),
             drain_timeout: limits.drain_seconds.map_or(limits::DRAIN_TIMEOUT, Duration::from_secs),
+            drain_delay: limits.drain_delay_seconds.map_or(Duration::ZERO, Duration::from_secs),
             discovery: DiscoveryConfig::try_from(&file.discovery)?,
             scale: ScaleConfig::try_from(&file.scale)?,
             traces: file.traces.validated()?,
@@ -172,7 +184,11 @@ fn room_rules(file: &RoutingFile) -> Result<Option<RoomRules>, ConfigError> {
         return Err(ConfigError("routing.hold_horizon_ms must be 0 or more".to_owned()));
     }
     let max_waiting = file.hold_max.unwrap_or(default.max_waiting);
-    Ok(file.hold.unwrap_or(true).then_some(RoomRules { horizon_ms, max_waiting, ..default }))
+    if file.shed_after_ms == Some(0) {
+        return Err(ConfigError("routing.shed_after_ms must be above 0".to_owned()));
+    }
+    let shed_after = file.shed_after_ms.map(Duration::from_millis);
+    Ok(file.hold.unwrap_or(true).then_some(RoomRules { horizon_ms, max_waiting, shed_after, ..default }))
 }
 
 fn first_duplicate(names: impl Iterator<Item = String>) -> Option<String> {

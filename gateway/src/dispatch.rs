@@ -80,6 +80,7 @@ impl Dispatch {
         let routing = self.metrics.routing.start_timer();
         let mut info = read_request(parts.uri.path(), &body, self.keyer, &self.tokens).await;
         info.model = info.model.or_else(|| model_in_path(&parts));
+        info.share = record.visit().map(|visit| visit.share()).unwrap_or_default();
         record.model(self.metrics.model(info.model.as_deref()));
         routing.observe_duration();
         self.retry_budget.lock().request();

@@ -1,9 +1,12 @@
 //! The breakers of a fleet's workers, and how many of them may be open at once. When one opens and closes is
 //! [`keyway_core::breaker`]'s business; here each answer's end is reported to it, or that nobody can say.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use keyway_core::breaker::{Breaker, Verdict, may_eject};
@@ -16,17 +19,25 @@ use crate::clock::Clock;
 #[derive(Debug)]
 pub struct Ejections {
     clock: Clock,
-    /// Workers that belong to the fleet.
-    workers: AtomicUsize,
-    /// Workers that are out.
-    out: Mutex<usize>,
+    /// The workers that belong to the fleet. Whoever ejects or takes back holds it, so that never too many are out.
+    members: Mutex<HashMap<u64, Member>>,
+    numbers: AtomicU64,
     counted: Option<IntCounterVec>,
+}
+
+/// What is known of a worker for the sake of the others of its models.
+#[derive(Debug, Default)]
+struct Member {
+    /// Not known until it has said so: then it may serve any.
+    models: Vec<String>,
+    out: bool,
 }
 
 /// One worker's gate.
 #[derive(Debug)]
 pub struct Gate {
     worker: String,
+    number: u64,
     breaker: Mutex<Breaker>,
     /// Whether the breaker is open, to know without its lock that it is not.
     open: AtomicBool,
@@ -44,14 +55,16 @@ pub struct Trip {
 impl Ejections {
     /// For a fleet without workers; what is ejected is counted by worker.
     pub fn new(clock: Clock, counted: Option<IntCounterVec>) -> Arc<Self> {
-        Arc::new(Self { clock, workers: AtomicUsize::new(0), out: Mutex::default(), counted })
+        Arc::new(Self { clock, members: Mutex::default(), numbers: AtomicU64::new(0), counted })
     }
 
     /// The gate of a worker that joins.
     pub fn gate(self: &Arc<Self>, worker: String) -> Arc<Gate> {
-        self.workers.fetch_add(1, Ordering::Relaxed);
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        self.members.lock().insert(number, Member::default());
         Arc::new(Gate {
             worker,
+            number,
             breaker: Mutex::default(),
             open: AtomicBool::new(false),
             fleet: Arc::clone(self),
@@ -59,7 +72,28 @@ impl Ejections {
     }
 }
 
+/// Whether a worker may be ejected: each of its models keeps enough workers, and so does the fleet where its models are
+/// not known.
+fn may_go(members: &HashMap<u64, Member>, number: u64) -> bool {
+    let share = |model: Option<&String>| {
+        let of_it = members.values().filter(|member| {
+            member.models.is_empty() || model.is_none_or(|model| member.models.contains(model))
+        });
+        let (out, all) = of_it.fold((0, 0), |(out, all), member| (out + usize::from(member.out), all + 1));
+        may_eject(out, all)
+    };
+    let models = members.get(&number).map_or(&[][..], |member| &member.models);
+    if models.is_empty() { share(None) } else { models.iter().all(|model| share(Some(model))) }
+}
+
 impl Gate {
+    /// The worker serves these models from now on.
+    pub fn serves(&self, models: Vec<String>) {
+        if let Some(member) = self.fleet.members.lock().get_mut(&self.number) {
+            member.models = models;
+        }
+    }
+
     /// Whether a request may go through now.
     pub fn admits(&self) -> bool {
         !self.open.load(Ordering::Acquire) || self.breaker.lock().admits(self.fleet.clock.now())
@@ -78,17 +112,13 @@ impl Gate {
             self.breaker.lock().end(verdict, trial, false, now);
             return;
         }
-        // Whoever ejects or takes back does so one after the other, so that never too many are out.
-        let mut out = self.fleet.out.lock();
+        let mut members = self.fleet.members.lock();
         let mut breaker = self.breaker.lock();
         let was_open = breaker.is_open();
-        let opened =
-            breaker.end(verdict, trial, may_eject(*out, self.fleet.workers.load(Ordering::Relaxed)), now);
+        let opened = breaker.end(verdict, trial, may_go(&members, self.number), now);
         self.open.store(breaker.is_open(), Ordering::Release);
-        match (was_open, breaker.is_open()) {
-            (false, true) => *out += 1,
-            (true, false) => *out = out.saturating_sub(1),
-            _ => {}
+        if let Some(member) = members.get_mut(&self.number) {
+            member.out = breaker.is_open();
         }
         if opened {
             tracing::warn!(worker = %self.worker, again = was_open, "ejected for its failures; one request will try it");
@@ -113,11 +143,7 @@ impl Trip {
 impl Drop for Gate {
     // Its worker has left the fleet, and nobody has a trip through it any more.
     fn drop(&mut self) {
-        self.fleet.workers.fetch_sub(1, Ordering::Relaxed);
-        if *self.open.get_mut() {
-            let mut out = self.fleet.out.lock();
-            *out = out.saturating_sub(1);
-        }
+        self.fleet.members.lock().remove(&self.number);
     }
 }
 
@@ -162,6 +188,22 @@ mod tests {
         // Their places are free for others.
         gates[5..].iter().for_each(fail);
         assert_eq!(gates.iter().filter(|gate| gate.admits()).count(), 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_model_loses_more_than_half_of_its_own_workers() {
+        let fleet = Ejections::new(Clock::start(), None);
+        let gates: Vec<_> = (0..8).map(|i| fleet.gate(i.to_string())).collect();
+        // Two workers have the small model, of which one serves the large one too.
+        for (i, gate) in gates.iter().enumerate() {
+            let models = [(i != 0).then_some("large"), (i < 2).then_some("small")];
+            gate.serves(models.into_iter().flatten().map(str::to_owned).collect());
+        }
+        gates[..2].iter().for_each(fail);
+        assert!(!gates[0].admits() && gates[1].admits(), "the small model keeps one");
+        gates[2..].iter().for_each(fail);
+        let large = gates[1..].iter().filter(|gate| gate.admits()).count();
+        assert_eq!(large, 4, "of seven, three may go");
     }
 
     #[tokio::test(start_paused = true)]

@@ -39,6 +39,12 @@ pub enum Error {
         /// `limits.max_in_flight`.
         limit: usize,
     },
+    /// The request would have to wait for too long.
+    #[error("there is more to do than the workers can; try again in {} s", retry_after.as_secs_f64().ceil())]
+    TooBusy {
+        /// When it would begin in time.
+        retry_after: Duration,
+    },
     /// No worker can be tried (any more).
     #[error("no worker is ready for this request; try again soon")]
     NoWorker,
@@ -105,6 +111,13 @@ impl Error {
             }
             Self::BodyUnreadable(_) => row(StatusCode::BAD_REQUEST, invalid, "body_unreadable", None, None),
             Self::Overloaded { .. } => row(StatusCode::SERVICE_UNAVAILABLE, server, "overloaded", None, SOON),
+            Self::TooBusy { retry_after } => row(
+                StatusCode::SERVICE_UNAVAILABLE,
+                server,
+                "too_busy",
+                None,
+                Some(whole_seconds(*retry_after)),
+            ),
             Self::NoWorker => row(StatusCode::SERVICE_UNAVAILABLE, server, "no_worker_ready", None, SOON),
             Self::WorkerLost => row(StatusCode::BAD_GATEWAY, server, "worker_lost", None, None),
             Self::StreamLost => row(StatusCode::BAD_GATEWAY, server, "stream_lost", None, None),
@@ -117,7 +130,7 @@ impl Error {
             }
             Self::BadKey => row(StatusCode::UNAUTHORIZED, invalid, "invalid_api_key", None, None),
             Self::TenantLimit { retry_after, .. } => {
-                let after = Some(Duration::from_secs(retry_after.as_secs_f64().ceil().max(1.0) as u64));
+                let after = Some(whole_seconds(*retry_after));
                 row(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded", None, after)
             }
             Self::Internal => row(StatusCode::INTERNAL_SERVER_ERROR, server, "internal_error", None, None),
@@ -155,6 +168,11 @@ impl Error {
         response.extensions_mut().insert(Failed(self.code()));
         response
     }
+}
+
+/// As `Retry-After` says it: whole seconds, at least one.
+fn whole_seconds(time: Duration) -> Duration {
+    Duration::from_secs(time.as_secs_f64().ceil().max(1.0) as u64)
 }
 
 /// Marks an answer that the gateway made because it failed; its code becomes the request's outcome.

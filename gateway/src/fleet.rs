@@ -138,6 +138,10 @@ impl Worker {
 
     /// Notes what `/v1/models` said.
     pub fn set_models(&self, models: Vec<Model>) {
+        let ids = models.iter().map(|model| model.id.clone());
+        // One that is configured is the only one.
+        let ids: Vec<String> = self.config.model.clone().map_or_else(|| ids.collect(), |only| vec![only]);
+        self.gate.serves(ids);
         *self.models.write() = Some(models);
     }
 

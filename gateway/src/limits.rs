@@ -33,6 +33,10 @@ pub const TENANTS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// Bytes of request head that HTTP/1.1 buffers: room for a 64 KiB head twice over.
 pub const HEAD_BUFFER_BYTES: usize = 128 << 10;
 
+/// Bytes of an answer that are read ahead of its client: many events, and little where a client reads slowly. Also the
+/// largest head of an answer.
+pub const ANSWER_BUFFER_BYTES: usize = 64 << 10;
+
 /// Time to open a connection to a worker. Within a data centre a SYN is lost at most twice in this time.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -129,8 +133,27 @@ pub const MAX_MODEL_LABELS: usize = 256;
 /// Models whose bytes per token are learned: about 100 bytes each.
 pub const MAX_LEARNED_MODELS: usize = 4_096;
 
+/// Time for a process that asks for the listening sockets to say so, and for the other to answer: both are on one machine.
+pub const HANDOVER_HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time for a successor to find a worker ready: two probes' time. A successor that does not is refused.
+pub const HANDOVER_WORKERS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time for a successor to serve, tokenizers and all, before its predecessor goes on alone.
+pub const HANDOVER_READY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Age of a snapshot of the index that is still read: a busy cache of 10 GiB is filled anew in some minutes.
+pub const SNAPSHOT_MAX_AGE: Duration = Duration::from_secs(600);
+
 /// Time in-flight requests get to finish after SIGTERM.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Time at the end in which a client that keeps its connection may send one more request and be told to go by its answer:
+/// longer than a busy client's pauses.
+pub const DRAIN_QUIET: Duration = Duration::from_secs(1);
+
+/// How often connections are counted meanwhile.
+pub const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
 /// Pause between a stream's terminal error event and the abort of its body, so that the event leaves the socket
 /// buffer first (hyper drops unflushed bytes when a body fails).

@@ -4,12 +4,12 @@ use std::{io::IsTerminal, process::ExitCode};
 
 use clap::{CommandFactory, Parser};
 use keyway::{
-    args::{Cli, Command, ConfigCommand},
+    args::{Cli, Command, ConfigCommand, ServeArgs},
     config::{Config, File, LogFormat},
     run,
+    signals::Signals,
     tenants::{hex, key_hash},
 };
-use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         Some(Command::Config { command: ConfigCommand::Check(args) }) => {
             args.resolve().map(|c| check(&c)).map_err(Into::into)
         }
-        None => cli.serve.resolve().map_err(Into::into).and_then(serve),
+        None => serve(&cli.serve),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -57,7 +57,10 @@ fn check(config: &Config) {
     println!("The configuration is valid.\n{config:#?}");
 }
 
-fn serve(config: Config) -> Outcome {
+fn serve(args: &ServeArgs) -> Outcome {
+    let config = args.clone().resolve()?;
+    let again = args.clone();
+    let reader = Box::new(move || again.clone().resolve());
     log_to_stderr(config.log_format);
     // On one core there is nobody to hand a task to, and handing them over is what the other kind prepares for.
     let mut runtime = match std::thread::available_parallelism() {
@@ -65,7 +68,7 @@ fn serve(config: Config) -> Outcome {
         _ => tokio::runtime::Builder::new_multi_thread(),
     };
     let runtime = runtime.enable_all().build()?;
-    runtime.block_on(async { run::run(config, terminated()?).await })?;
+    runtime.block_on(async { run::run(config, reader, Signals::listen()?).await })?;
     // Streams that outlived the drain time are cut here.
     runtime.shutdown_background();
     Ok(())
@@ -80,24 +83,4 @@ fn log_to_stderr(format: LogFormat) {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().init(),
     }
-}
-
-/// Completes at SIGTERM or SIGINT; a second one ends the process at once.
-fn terminated() -> std::io::Result<impl Future<Output = ()>> {
-    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let (first, asked) = tokio::sync::oneshot::channel();
-    tokio::spawn(async move {
-        let mut first = Some(first);
-        loop {
-            tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-            match first.take() {
-                Some(first) => drop(first.send(())),
-                None => std::process::exit(130),
-            }
-        }
-    });
-    Ok(async {
-        // The sender waits for signals as long as the runtime lives.
-        let _ = asked.await;
-    })
 }

@@ -92,6 +92,10 @@ impl Members {
 
     /// Takes a worker that the fleet has already.
     pub fn adopt(&self, worker: Arc<Worker>, source: Source) {
+        let known = self.router.recall(&worker);
+        if known > 0 {
+            tracing::info!(worker = %worker.name, blocks = known, "its cache is remembered from a snapshot");
+        }
         let mut tasks = Vec::new();
         if let Some(events) = worker.kv_source().cloned() {
             let (router, metrics) = (Arc::clone(&self.router), Arc::clone(&self.metrics));

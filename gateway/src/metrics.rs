@@ -4,6 +4,7 @@
 mod caches;
 mod fleet;
 mod forget;
+mod lifecycle;
 mod per_model;
 mod reference;
 mod scale;
@@ -17,8 +18,8 @@ use prometheus::{
 };
 
 pub use self::{
-    caches::CacheMetrics, fleet::FleetMetrics, per_model::ModelSeries, reference::Family,
-    scale::ScaleMetrics, traces::TraceMetrics,
+    caches::CacheMetrics, fleet::FleetMetrics, lifecycle::LifecycleMetrics, per_model::ModelSeries,
+    reference::Family, scale::ScaleMetrics, traces::TraceMetrics,
 };
 use self::{
     forget::OfWorkers,
@@ -70,6 +71,8 @@ pub struct Metrics {
     pub index_blocks: IntGauge,
     /// Who belongs to the fleet.
     pub fleet: FleetMetrics,
+    /// The process itself.
+    pub lifecycle: LifecycleMetrics,
     /// What is believed of workers' caches, and how true it is.
     pub caches: CacheMetrics,
     /// How many workers there should be.
@@ -205,6 +208,7 @@ impl Metrics {
             index_bytes: d.gauge("keyway_index_bytes", "Memory held by the prefix index.")?,
             index_blocks: d.gauge("keyway_index_blocks", "Block residencies in the prefix index.")?,
             fleet: FleetMetrics::declare(&d)?,
+            lifecycle: LifecycleMetrics::declare(&d)?,
             caches: CacheMetrics::declare(&d)?,
             scale: ScaleMetrics::declare(&d)?,
             traces: TraceMetrics::declare(&d)?,

@@ -8,7 +8,11 @@ pub mod zmq;
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -25,6 +29,17 @@ pub async fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(addr)
         .await
         .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {addr}: {error}")))
+}
+
+/// Takes a socket that listens already.
+pub fn adopt(listener: std::net::TcpListener) -> io::Result<TcpListener> {
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}
+
+/// Another handle of a listening socket.
+pub fn share(listener: &TcpListener) -> io::Result<OwnedFd> {
+    listener.as_fd().try_clone_to_owned()
 }
 
 /// The addresses of a name, sorted, each once. An error, not an empty list, where there are none.
@@ -52,18 +67,25 @@ pub type Security = (Arc<ClientConfig>, ServerName<'static>);
 /// Opens connections to workers, within a deadline.
 #[derive(Debug, Clone)]
 pub struct Connector {
-    timeout: Duration,
+    timeout_ms: Arc<AtomicU64>,
 }
 
 impl Connector {
     /// A connector that gives up after `timeout`, name lookup included.
     pub fn new(timeout: Duration) -> Self {
-        Self { timeout }
+        let connector = Self { timeout_ms: Arc::default() };
+        connector.set_timeout(timeout);
+        connector
+    }
+
+    /// Gives up after this time from now on, and so do its clones.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.timeout_ms.store(timeout.as_millis() as u64, Ordering::Relaxed);
     }
 
     /// Connects to the first address of the name that answers.
     pub async fn connect(&self, host: &str, port: u16, security: Option<&Security>) -> io::Result<Wire> {
-        let timeout = self.timeout;
+        let timeout = Duration::from_millis(self.timeout_ms.load(Ordering::Relaxed));
         let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {timeout:?}"));
         let connecting = async {
             let stream = TcpStream::connect((host, port)).await?;

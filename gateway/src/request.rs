@@ -7,7 +7,10 @@
 
 use std::{borrow::Cow, num::NonZeroUsize};
 
-use keyway_core::keyer::{PrefixChain, TextKeyer};
+use keyway_core::{
+    keyer::{PrefixChain, TextKeyer},
+    waiting_room::Share,
+};
 use keyway_wire::block_hash::HashKey;
 
 use crate::{json::Value, token_keyer::TokenPrompt};
@@ -34,6 +37,8 @@ pub struct RequestInfo {
     pub chain: PrefixChain,
     /// The prompt's tokens, where the model's tokenizer is known.
     pub tokens: Option<TokenPrompt>,
+    /// Whose it is, where it has to wait.
+    pub share: Share,
 }
 
 /// Reads a body, all but its tokens.
@@ -58,7 +63,7 @@ pub fn read(body: &[u8], config: KeyerConfig) -> RequestInfo {
         push_value(&mut keyer, value, tag::PROMPT);
     }
     let stream = fields.stream.is_some_and(|value| value.raw() == "true");
-    RequestInfo { model, stream, salt, chain: keyer.finish(), tokens: None }
+    RequestInfo { model, stream, salt, chain: keyer.finish(), tokens: None, share: Share::default() }
 }
 
 /// Which field a piece of canonical text came from; part of the hash, so never renumber.

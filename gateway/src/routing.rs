@@ -26,7 +26,7 @@ use keyway_core::{
     waiting_room::{Ahead, RoomRules, WaitingRoom},
 };
 use keyway_wire::block_hash::HashKey;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, futures::Notified};
 
 use self::holding::Held;
@@ -39,6 +39,7 @@ use crate::{
     fleet::{Fleet, Worker},
     metrics::Metrics,
     request::KeyerConfig,
+    snapshot::Remembered,
 };
 
 /// Routes requests.
@@ -47,7 +48,7 @@ pub struct Router {
     fleet: Arc<Fleet>,
     metrics: Arc<Metrics>,
     clock: Clock,
-    policy: Policy,
+    rules: RwLock<Rules>,
     hash_key: HashKey,
     block_bytes: usize,
     index: Mutex<PrefixIndex>,
@@ -56,15 +57,23 @@ pub struct Router {
     turn: AtomicU64,
     bytes_per_token: DashMap<String, f64>,
     decision_log: Option<DecisionLog>,
-    /// Whether requests wait here for a worker that can begin.
-    holds: bool,
     room: Mutex<WaitingRoom<Held>>,
     /// Requests in the room, to know without its lock that there are none.
     holding: AtomicUsize,
     /// When the room is looked at again.
     alarm: Mutex<Option<Duration>>,
+    /// What a snapshot says of workers that have not joined.
+    remembered: Mutex<Remembered>,
     /// Tells who waits for a first worker that the fleet has changed.
     changed: Notify,
+}
+
+/// How workers are chosen, which a reload may change.
+#[derive(Debug, Clone, Copy)]
+struct Rules {
+    policy: Policy,
+    /// Whether requests wait here for a worker that can begin.
+    holds: bool,
 }
 
 /// Where a request goes, and what keeps that true.
@@ -92,7 +101,7 @@ impl Router {
             fleet,
             metrics,
             clock,
-            policy,
+            rules: RwLock::new(Rules { policy, holds: true }),
             hash_key: keyer.key,
             block_bytes: keyer.block_bytes.get(),
             index: Mutex::new(PrefixIndex::new(index_bytes)),
@@ -100,10 +109,10 @@ impl Router {
             turn: AtomicU64::new(0),
             bytes_per_token: DashMap::new(),
             decision_log: None,
-            holds: true,
             room: Mutex::new(WaitingRoom::new(RoomRules::default())),
             holding: AtomicUsize::new(0),
             alarm: Mutex::default(),
+            remembered: Mutex::default(),
             changed: Notify::new(),
         }
     }
@@ -111,8 +120,15 @@ impl Router {
     /// Lets requests wait by these rules; without, each is sent as it comes.
     #[must_use]
     pub fn with_room(self, rules: Option<RoomRules>) -> Self {
-        let room = Mutex::new(WaitingRoom::new(rules.unwrap_or_default()));
-        Self { holds: rules.is_some(), room, ..self }
+        let policy = self.policy();
+        self.set_rules(policy, rules);
+        self
+    }
+
+    /// Chooses by this policy from now on, and lets requests wait by these rules; who waits stays.
+    pub fn set_rules(&self, policy: Policy, room: Option<RoomRules>) {
+        self.room.lock().set_rules(room.unwrap_or_default());
+        *self.rules.write() = Rules { policy, holds: room.is_some() };
     }
 
     /// Logs choices from now on.
@@ -126,9 +142,14 @@ impl Router {
         &self.fleet
     }
 
+    /// The series.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
     /// How workers are chosen.
     pub fn policy(&self) -> Policy {
-        self.policy
+        self.rules.read().policy
     }
 
     /// The secret of the index's names.
@@ -147,7 +168,7 @@ impl Router {
         let views = setting.request_views();
         let mut candidates = setting.candidates(self.now());
         let (seen, nobody) = ((&views[..], &setting.view_of[..]), Ahead::default());
-        let pick = consider(self.policy, seen, &mut candidates, &nobody, &turn, &self.index.lock())?;
+        let pick = consider(self.policy(), seen, &mut candidates, &nobody, &turn, &self.index.lock())?;
         Some((candidates, pick))
     }
 
@@ -176,6 +197,22 @@ impl Router {
     /// Completes when the fleet has changed.
     pub fn fleet_change(&self) -> Notified<'_> {
         self.changed.notified()
+    }
+
+    /// Takes what a snapshot says for workers that join from now on.
+    pub fn remember(&self, remembered: Remembered) {
+        *self.remembered.lock() = remembered;
+    }
+
+    /// A worker joins: what a snapshot says of it is believed. Returns the blocks.
+    pub fn recall(&self, worker: &Worker) -> usize {
+        let mut remembered = self.remembered.lock();
+        if remembered.is_empty() || worker.kv_source().is_some() {
+            return 0;
+        }
+        let blocks = remembered.take(worker);
+        drop(remembered);
+        self.index.lock().restore(worker.id, blocks)
     }
 
     /// Forgets all that a worker held: it is gone for good.

@@ -1,34 +1,43 @@
 //! Puts the parts together: binds both listeners, starts the workers it was given or its own, probes, serves, drains.
+//! What is read again while it runs is `reload.rs`' business.
 
-use std::{future::Future, io, net::SocketAddr, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
 
 use keyway_core::RetryBudget;
 use parking_lot::Mutex;
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinHandle,
+};
 
 use crate::{
     admin::{self, Admin},
     admin_guard,
     admission::Admission,
     autoscale::Autoscale,
-    clock::Clock,
+    clock::{self, Clock},
     config::{Config, ConfigError, WorkerConfig},
     decision_log::DecisionLog,
-    discovery,
     dispatch::Dispatch,
     ejection::Ejections,
     external_scaler::ExternalScaler,
     fleet::Fleet,
-    limits,
+    handover::{self, Legacy, Predecessor},
+    limits::{self, HANDOVER_WORKERS_TIMEOUT},
+    live::{Live, Serving},
     members::{Members, Source},
     metrics::Metrics,
     net::{self, Connector},
     probe,
+    reload::{Parts, Reader, Reloader, look_for_workers},
     request::KeyerConfig,
     routing::Router,
-    server::{self, Server},
-    stack,
-    tenants::Tenants,
+    server::{self, Intake, Server},
+    signals::{Signals, Told},
+    snapshot,
+    sockets::{Handles, Sockets},
+    stack, systemd,
+    tenants::{self, Tenants},
     tls::ServerTls,
     token_keyer::TokenKeyer,
     trace::Traces,
@@ -48,16 +57,87 @@ pub struct Gateway {
     pub scheme: &'static str,
     router: Arc<Router>,
     members: Arc<Members>,
+    reloader: Arc<Reloader>,
+    intake: Arc<Intake>,
+    leaving: Arc<Leaving>,
+    memory: Memory,
+    /// For a successor, until it is asked for no more.
+    handles: Option<Handles>,
+    opened: watch::Sender<bool>,
     stop: watch::Sender<bool>,
     serving: JoinHandle<bool>,
+    /// Who serve operators and KEDA.
+    operating: Vec<JoinHandle<()>>,
+    offering: Option<JoinHandle<()>>,
     background: Vec<JoinHandle<()>>,
     traces: Option<Traces>,
 }
 
-/// Binds and starts. Without `config.workers` and a discovery that is dynamic it can only refuse requests.
-pub async fn start(config: &Config) -> io::Result<Gateway> {
-    let listener = net::listen(config.listen).await?;
-    let admin_listener = net::listen(config.admin_listen).await?;
+/// Whether the gateway is on its way out, or was asked to be.
+#[derive(Debug)]
+pub struct Leaving {
+    asked: watch::Sender<bool>,
+    began: watch::Sender<bool>,
+}
+
+impl Leaving {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { asked: watch::Sender::new(false), began: watch::Sender::new(false) })
+    }
+
+    /// Asks the gateway to drain and end.
+    pub fn ask(&self) {
+        self.asked.send_replace(true);
+    }
+
+    /// Whether it has begun to.
+    pub fn began(&self) -> bool {
+        *self.began.borrow()
+    }
+
+    async fn asked(&self) {
+        // The sender is this very value.
+        drop(self.asked.subscribe().wait_for(|asked| *asked).await);
+    }
+}
+
+/// What outlives the process: the index, in its file.
+#[derive(Debug, Clone)]
+struct Memory {
+    file: Option<PathBuf>,
+    router: Arc<Router>,
+    keyer: KeyerConfig,
+}
+
+impl Memory {
+    fn write(&self) {
+        let Some(file) = &self.file else { return };
+        match snapshot::write(file, &self.router, self.keyer) {
+            Ok(blocks) => tracing::info!(blocks, "the index was written to {}", file.display()),
+            Err(error) => tracing::warn!(%error, "the index could not be written to {}", file.display()),
+        }
+    }
+
+    /// Workers that join from now on are remembered.
+    fn read(&self, index_bytes: usize) {
+        let Some(file) = self.file.as_ref().filter(|file| file.exists()) else { return };
+        match snapshot::read(file, self.keyer, index_bytes) {
+            Ok(remembered) => self.router.remember(remembered),
+            Err(error) => tracing::warn!(error, "{} is not used", file.display()),
+        }
+    }
+}
+
+/// Starts on these sockets; [`Gateway::open`] lets clients in. Without `config.workers` and a discovery that is dynamic it can only refuse requests. `reader` is where
+/// a reload gets the configuration from; `embedded`, the workers in this process.
+pub async fn start(
+    config: &Config,
+    sockets: Sockets,
+    reader: Reader,
+    embedded: Vec<WorkerConfig>,
+) -> io::Result<Gateway> {
+    let handles = sockets.handles()?;
+    let Sockets { clients: listener, admin: admin_listener, scaler } = sockets;
     let (addr, admin_addr) = (listener.local_addr()?, admin_listener.local_addr()?);
 
     let clock = Clock::start();
@@ -66,61 +146,126 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     let fleet = Arc::new(Fleet::new(&config.workers, clock.now(), &ejections));
     let upstream = Upstream::new(Connector::new(config.timeouts.connect));
     let keyer = KeyerConfig { key: config.hash_key, block_bytes: block_bytes(config) };
-    let tokenizers = config.tokenizers.iter().map(|(name, dir)| (name.as_str(), dir.as_path()));
-    let tokens = TokenKeyer::load(tokenizers, Arc::clone(&metrics)).map_err(io::Error::other)?;
-    let tokens = Arc::new(tokens);
     let router = router(config, &fleet, &metrics, clock, keyer)?;
-    let mut background = Vec::new();
-    let members = watch_workers(config, &router, &upstream, &metrics, &mut background);
+    let memory = Memory { file: config.snapshot_file.clone(), router: Arc::clone(&router), keyer };
+    memory.read(config.index_bytes);
+    let members = members(config, &router, &upstream, &metrics);
+    let discovery = Mutex::new(look_for_workers(&config.discovery, &members, &metrics));
     let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
-    background.push(tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router))));
     let traces = traces(config, &upstream, &metrics);
-    let scaler_addr = external_scaler(config, &scale, &metrics, &mut background).await?;
+    let mut background = vec![tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router)))];
 
-    let dispatch = Dispatch {
-        router: Arc::clone(&router),
-        scale: Arc::clone(&scale),
-        upstream,
-        metrics: Arc::clone(&metrics),
-        keyer,
-        tokens: Arc::clone(&tokens),
-        max_body_bytes: config.max_body_bytes,
-        expose_routing: config.expose_routing,
-        timeouts: config.timeouts,
-        retry_budget: Arc::new(Mutex::new(RetryBudget::new(clock.now()))),
-    };
     let admission = Admission::new(config.max_in_flight, metrics.in_flight.clone());
-    let (stop, stopped) = watch::channel(false);
+    let intake = Intake::new(config.max_connections, config.drain_timeout);
     let (tls, tenants) = doors(config, clock, &metrics, &mut background).map_err(io::Error::other)?;
-    let server = |listener, drain_timeout, tls| Server {
-        listener,
-        tls,
-        max_connections: config.max_connections,
-        drain_timeout,
-        connections: metrics.connections.clone(),
+    let dispatch = dispatch(config, &router, &scale, &upstream, keyer)?;
+    let live = Live::new(Serving {
+        dispatch: Arc::new(dispatch),
+        tenants,
+        admin_token: config.admin_token.clone(),
+        admin_allow: config.discovery.admin_allow.clone(),
+    });
+    background.push(tokio::spawn(tenants::follow(live.clone())));
+    let parts = Parts {
+        live: live.clone(),
+        members: Arc::clone(&members),
+        router: Arc::clone(&router),
+        upstream,
+        admission: admission.clone(),
+        intake: Arc::clone(&intake),
+        tls: tls.clone(),
+        metrics: Arc::clone(&metrics),
+        clock,
+        discovery,
     };
-    let clients = server(listener, config.drain_timeout, tls);
-    let operators = server(admin_listener, Duration::ZERO, None);
+    let reloader = Reloader::new(reader, config.clone(), embedded, parts);
+
+    let (stop, stopped) = watch::channel(false);
+    let connections = metrics.connections.clone();
+    let clients = Server { listener, tls, intake: Arc::clone(&intake), connections };
     let tracer = traces.as_ref().map(|traces| Arc::clone(&traces.tracer));
-    let stack = stack::stack(dispatch, admission, tenants, tracer);
-    let serving = tokio::spawn(server::serve(clients, stack, on(stopped)));
-    // The admin listener outlives the drain, so that it can be watched; it ends with the process.
+    let stack = stack::stack(live.clone(), admission, Arc::clone(&intake), tracer);
+    let (opened, open) = watch::channel(false);
+    let (may_serve, may_operate) = (on(open.clone()), on(open));
+    let serving = tokio::spawn(async move {
+        may_serve.await;
+        server::serve(clients, stack, on(stopped)).await
+    });
+    let (scaler_addr, scaling) = external_scaler(scaler, &scale, &metrics)?.unzip();
+    let leaving = Leaving::new();
     let admin = Admin {
         router: Arc::clone(&router),
         metrics,
-        keyer,
-        tokens,
-        max_body_bytes: config.max_body_bytes,
+        live,
+        reloader: Arc::clone(&reloader),
+        leaving: Arc::clone(&leaving),
         members: Arc::clone(&members),
-        allow: config.discovery.admin_allow.clone(),
         scale,
     };
-    let admin = admin_guard::guarded(config.admin_token.clone(), admin::admin(admin));
-    background.push(tokio::spawn(async move {
-        server::serve(operators, admin, std::future::pending()).await;
-    }));
+    let operators = serve_operators(config, admin_listener, admin, may_operate);
+    let operating = std::iter::once(operators).chain(scaling).collect();
     let scheme = if config.tls.is_some() { "https" } else { "http" };
-    Ok(Gateway { addr, admin_addr, scaler_addr, scheme, router, members, stop, serving, background, traces })
+    Ok(Gateway {
+        addr,
+        admin_addr,
+        scaler_addr,
+        scheme,
+        router,
+        members,
+        reloader,
+        intake,
+        leaving,
+        memory,
+        handles: Some(handles),
+        opened,
+        stop,
+        serving,
+        operating,
+        offering: None,
+        background,
+        traces,
+    })
+}
+
+/// The admin listener outlives the drain, so that it can be watched; it ends with the process.
+fn serve_operators(
+    config: &Config,
+    listener: net::TcpListener,
+    admin: Admin,
+    may_begin: impl Future<Output = ()> + Send + 'static,
+) -> JoinHandle<()> {
+    let connections = admin.metrics.connections.clone();
+    let intake = Intake::new(config.max_connections, Duration::ZERO);
+    let operators = Server { listener, tls: None, intake, connections };
+    let admin = admin_guard::guarded(admin.live.clone(), admin::admin(admin));
+    tokio::spawn(async move {
+        may_begin.await;
+        server::serve(operators, admin, std::future::pending()).await;
+    })
+}
+
+fn dispatch(
+    config: &Config,
+    router: &Arc<Router>,
+    scale: &Arc<Autoscale>,
+    upstream: &Upstream,
+    keyer: KeyerConfig,
+) -> io::Result<Dispatch> {
+    let metrics = router.metrics();
+    let tokenizers = config.tokenizers.iter().map(|(name, dir)| (name.as_str(), dir.as_path()));
+    let tokens = TokenKeyer::load(tokenizers, Arc::clone(metrics)).map_err(io::Error::other)?;
+    Ok(Dispatch {
+        router: Arc::clone(router),
+        scale: Arc::clone(scale),
+        upstream: upstream.clone(),
+        metrics: Arc::clone(metrics),
+        keyer,
+        tokens: Arc::new(tokens),
+        max_body_bytes: config.max_body_bytes,
+        expose_routing: config.expose_routing,
+        timeouts: config.timeouts,
+        retry_budget: Arc::new(Mutex::new(RetryBudget::new(router.now()))),
+    })
 }
 
 fn router(
@@ -137,13 +282,12 @@ fn router(
     Ok(Arc::new(router.with_log(log.transpose()?).with_room(config.room)))
 }
 
-/// Takes the configured workers into the fleet, and those that are found later.
-fn watch_workers(
+/// Takes the configured workers into the fleet.
+fn members(
     config: &Config,
     router: &Arc<Router>,
     upstream: &Upstream,
     metrics: &Arc<Metrics>,
-    background: &mut Vec<JoinHandle<()>>,
 ) -> Arc<Members> {
     let members = Members::new(Arc::clone(router), upstream.clone(), Arc::clone(metrics));
     for worker in router.fleet().all() {
@@ -152,8 +296,6 @@ fn watch_workers(
         }
         members.adopt(worker, Source::Static);
     }
-    let watching = discovery::watch(config.discovery.clone(), Arc::clone(&members), Arc::clone(metrics));
-    background.push(tokio::spawn(watching));
     members
 }
 
@@ -166,25 +308,23 @@ fn traces(config: &Config, upstream: &Upstream, metrics: &Metrics) -> Option<Tra
 }
 
 /// KEDA's way to the sum, where one is configured.
-async fn external_scaler(
-    config: &Config,
+fn external_scaler(
+    listener: Option<net::TcpListener>,
     scale: &Arc<Autoscale>,
     metrics: &Metrics,
-    background: &mut Vec<JoinHandle<()>>,
-) -> io::Result<Option<SocketAddr>> {
-    let Some(addr) = config.scale.external_listen else { return Ok(None) };
-    let listener = net::listen(addr).await?;
+) -> io::Result<Option<(SocketAddr, JoinHandle<()>)>> {
+    let Some(listener) = listener else { return Ok(None) };
     let addr = listener.local_addr()?;
     let calls = metrics.scale.external_calls.clone();
-    background.push(tokio::spawn(ExternalScaler { scale: Arc::clone(scale), calls }.serve(listener)));
     tracing::info!("external scaler on {addr}");
-    Ok(Some(addr))
+    let scaler = ExternalScaler { scale: Arc::clone(scale), calls };
+    Ok(Some((addr, tokio::spawn(scaler.serve(listener)))))
 }
 
 /// What stands before clients.
 type Doors = (Option<Arc<ServerTls>>, Option<Arc<Tenants>>);
 
-/// TLS and tenants, both following their files.
+/// TLS, which follows its files, and tenants.
 fn doors(
     config: &Config,
     clock: Clock,
@@ -198,11 +338,7 @@ fn doors(
     let load = |(path, isolate): (PathBuf, bool)| {
         Tenants::load(path, isolate, config.hash_key, clock, metrics.tenants.clone())
     };
-    let tenants = config.tenants.clone().map(load).transpose()?;
-    if let Some(tenants) = &tenants {
-        background.push(tokio::spawn(Arc::clone(tenants).follow_file()));
-    }
-    Ok((tls, tenants))
+    Ok((tls, config.tenants.clone().map(load).transpose()?))
 }
 
 async fn on(mut stopped: watch::Receiver<bool>) {
@@ -217,16 +353,61 @@ fn block_bytes(config: &Config) -> NonZeroUsize {
 }
 
 impl Gateway {
+    /// Lets clients and operators in.
+    pub fn open(&self) {
+        self.opened.send_replace(true);
+    }
+
+    /// Lets a successor take the sockets over; completes when one has.
+    pub fn offer(&mut self, path: PathBuf) -> Option<oneshot::Receiver<()>> {
+        let handles = self.handles.take()?;
+        let memory = self.memory.clone();
+        let (done, taken) = oneshot::channel();
+        self.offering = Some(tokio::spawn(async move {
+            let legacy = move || {
+                // The successor reads it as it starts.
+                memory.write();
+                let was_ready = memory.router.fleet().all().iter().any(|worker| worker.routable());
+                Legacy { hash_key: memory.keyer.key, was_ready }
+            };
+            match handover::offer(path, handles, legacy).await {
+                Ok(()) => drop(done.send(())),
+                Err(error) => tracing::error!(%error, "no successor can take over"),
+            }
+        }));
+        Some(taken)
+    }
+
     /// Waits until a worker is ready, at most `patience`.
     pub async fn ready(&self, patience: Duration) -> bool {
         probe::first_ready(&self.router, patience).await
     }
 
-    /// Stops accepting, lets open requests finish, then stops. Returns whether all finished in time.
-    pub async fn shutdown(self) -> bool {
+    /// Ends in order: `/readyz` turns to 503 and answers over HTTP/1.1 close their connections, for `drain_delay`; the
+    /// listener closes; open requests finish; then all stops. Where a successor has the sockets, at once. Returns whether all
+    /// finished in time.
+    pub async fn shutdown(self, succeeded: bool) -> bool {
+        self.leaving.began.send_replace(true);
+        self.intake.leave();
+        if let Some(offering) = &self.offering {
+            offering.abort();
+        }
+        drop(self.handles);
+        if succeeded {
+            // Whoever comes is the successor's, operators too.
+            self.operating.iter().for_each(JoinHandle::abort);
+        } else {
+            clock::sleep(self.reloader.current().await.drain_delay).await;
+        }
         self.stop.send_replace(true);
         let drained = self.serving.await.unwrap_or(false);
+        if !succeeded {
+            // A successor has it already, and knows more by now.
+            self.memory.write();
+        }
+        self.operating.iter().for_each(JoinHandle::abort);
         self.background.iter().for_each(JoinHandle::abort);
+        self.reloader.stop();
         self.members.stop();
         if let Some(traces) = self.traces {
             traces.finish().await;
@@ -235,27 +416,86 @@ impl Gateway {
     }
 }
 
-/// Serves until `shutdown`; what `keyway` without a subcommand does.
-pub async fn run(mut config: Config, shutdown: impl Future<Output = ()>) -> io::Result<()> {
+/// Serves until told to end; what `keyway` without a subcommand does. `reader` gives the configuration again.
+pub async fn run(mut config: Config, reader: Reader, mut signals: Signals) -> io::Result<()> {
     let embedded = if config.workers.is_empty() && !config.discovery.is_dynamic() {
         Some(embedded(&mut config).await?)
     } else {
         None
     };
-    let gateway = start(&config).await?;
+    let own = if embedded.is_some() { config.workers.clone() } else { Vec::new() };
+    let (sockets, predecessor) = sockets(&mut config).await?;
+    let mut gateway = start(&config, sockets, reader, own).await?;
+    if let Some(predecessor) = &predecessor
+        && predecessor.legacy.was_ready
+        && !gateway.ready(HANDOVER_WORKERS_TIMEOUT).await
+    {
+        let why = "no worker is ready for this process, so the one before it goes on";
+        return Err(io::Error::other(why));
+    }
+    gateway.open();
     tracing::info!("admin on http://{}", gateway.admin_addr);
     if embedded.is_some() {
         gateway.ready(Duration::from_secs(10)).await;
     }
+    if let Some(predecessor) = predecessor {
+        match predecessor.succeed().await {
+            Ok(()) => tracing::info!("took over from the process before"),
+            Err(error) => tracing::warn!(%error, "the process before has ended already"),
+        }
+    }
+    let mut taken = config.handover_socket.clone().and_then(|path| gateway.offer(path));
+    systemd::ready();
     tracing::info!(policy = %config.policy, workers = config.workers.len(), "listening on {}://{}", gateway.scheme, gateway.addr);
     if embedded.is_some() {
         welcome(&gateway, &config.workers);
     }
-    shutdown.await;
-    if !gateway.shutdown().await {
+    let succeeded = until_the_end(&gateway, &mut signals, &mut taken).await;
+    if !succeeded {
+        systemd::stopping();
+    }
+    if !gateway.shutdown(succeeded).await {
         tracing::warn!("some requests did not finish within the drain time and were cut");
     }
     Ok(())
+}
+
+/// The listening sockets, and the process that they are from, whose hash key is this one's too unless there is a file for it.
+async fn sockets(config: &mut Config) -> io::Result<(Sockets, Option<Predecessor>)> {
+    let found = match config.handover_socket.clone() {
+        Some(path) => Predecessor::find(path).await?,
+        None => None,
+    };
+    let Some((predecessor, handles)) = found else { return Ok((Sockets::open(config).await?, None)) };
+    if config.hash_key_file.is_none() {
+        config.hash_key = predecessor.legacy.hash_key;
+    }
+    Ok((Sockets::inherit(handles, config).await?, Some(predecessor)))
+}
+
+/// Does what it is told meanwhile. Returns whether a successor has taken over.
+async fn until_the_end(
+    gateway: &Gateway,
+    signals: &mut Signals,
+    taken: &mut Option<oneshot::Receiver<()>>,
+) -> bool {
+    loop {
+        let told = tokio::select! {
+            told = signals.next() => told,
+            () = gateway.leaving.asked() => Told::End,
+            () = handover::taken_over(taken) => {
+                tracing::info!("a successor has taken over");
+                return true;
+            }
+        };
+        match told {
+            Told::End => return false,
+            // What became of it is logged.
+            Told::Reload => drop(gateway.reloader.reload().await),
+            Told::Succeed if taken.is_some() => handover::start_successor(),
+            Told::Succeed => tracing::error!("SIGUSR2 needs handover_socket in the configuration"),
+        }
+    }
 }
 
 #[cfg(feature = "embedded-worker")]

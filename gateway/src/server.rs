@@ -4,6 +4,8 @@
 //!
 //! Next: [`crate::stack`].
 
+mod intake;
+
 use std::{future::Future, io, sync::Arc, time::Duration};
 
 use hyper_util::{
@@ -12,11 +14,12 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use prometheus::IntGauge;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+pub use self::intake::Intake;
+use self::intake::Slot;
 use crate::{
     clock,
-    limits::{HEAD_BUFFER_BYTES, HEADER_READ_TIMEOUT, MAX_H2_STREAMS},
+    limits::{DRAIN_LOOK, DRAIN_QUIET, HEAD_BUFFER_BYTES, HEADER_READ_TIMEOUT, MAX_H2_STREAMS},
     net,
     stack::Stack,
     tls::ServerTls,
@@ -27,10 +30,8 @@ use crate::{
 pub struct Server {
     /// Where connections come in.
     pub listener: net::TcpListener,
-    /// At most so many at once; further ones wait in the kernel's queue.
-    pub max_connections: usize,
-    /// Time that requests get after shutdown began.
-    pub drain_timeout: Duration,
+    /// How many connections there may be, and how they end.
+    pub intake: Arc<Intake>,
     /// TLS, if clients are to speak it.
     pub tls: Option<Arc<ServerTls>>,
     /// Open connections.
@@ -40,13 +41,12 @@ pub struct Server {
 /// Serves until `shutdown` completes, then lets open requests finish within the drain time. Returns whether all did.
 pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Output = ()>) -> bool {
     let builder = Arc::new(connection_builder());
-    let slots = Arc::new(Semaphore::new(server.max_connections));
     let graceful = GracefulShutdown::new();
     tokio::pin!(shutdown);
     loop {
         let accepted = tokio::select! {
             () = &mut shutdown => break,
-            accepted = accept(&server.listener, &slots) => accepted,
+            accepted = accept(&server.listener, &server.intake) => accepted,
         };
         let (stream, slot) = match accepted {
             Ok(accepted) => accepted,
@@ -78,17 +78,30 @@ pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Outp
     }
     drop(server.listener);
     tracing::info!(connections = graceful.count(), "draining");
-    clock::timeout(server.drain_timeout, graceful.shutdown()).await.is_ok()
+    let leaving = async {
+        // Clients that send one request after the other are told to go by the answer to the next, so that none is
+        // crossed by a close; who is silent for as long is closed.
+        let quiet = clock::sleep(DRAIN_QUIET);
+        tokio::select! { () = quiet => {}, () = emptied(&graceful) => {} }
+        graceful.shutdown().await;
+    };
+    clock::timeout(server.intake.drain_timeout(), leaving).await.is_ok()
+}
+
+async fn emptied(open: &GracefulShutdown) {
+    while open.count() > 0 {
+        clock::sleep(DRAIN_LOOK).await;
+    }
 }
 
 /// An open connection's place; given back on drop.
 struct Open {
     gauge: IntGauge,
-    _slot: OwnedSemaphorePermit,
+    _slot: Slot,
 }
 
 impl Open {
-    fn count(gauge: &IntGauge, slot: OwnedSemaphorePermit) -> Self {
+    fn count(gauge: &IntGauge, slot: Slot) -> Self {
         gauge.inc();
         Self { gauge: gauge.clone(), _slot: slot }
     }
@@ -100,11 +113,8 @@ impl Drop for Open {
     }
 }
 
-async fn accept(
-    listener: &net::TcpListener,
-    slots: &Arc<Semaphore>,
-) -> io::Result<(net::TcpStream, OwnedSemaphorePermit)> {
-    let slot = Arc::clone(slots).acquire_owned().await.map_err(io::Error::other)?;
+async fn accept(listener: &net::TcpListener, intake: &Arc<Intake>) -> io::Result<(net::TcpStream, Slot)> {
+    let slot = intake.slot().await;
     let (stream, _) = net::accept(listener).await?;
     Ok((stream, slot))
 }

@@ -5,7 +5,7 @@
 use std::{any::Any, convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 
 use futures_util::FutureExt;
-use http::{HeaderValue, Method};
+use http::{HeaderValue, Method, Version, header::CONNECTION};
 use keyway_wire::headers as names;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 
@@ -13,37 +13,39 @@ use crate::{
     admission::Admission,
     around::around,
     body::{Request, Response, full},
-    dispatch::Dispatch,
     error::{Error, Failed},
     limits::MAX_REQUEST_ID_BYTES,
+    live::{Live, Serving},
     metrics::Metrics,
     models,
     record::Record,
-    tenants::Tenants,
+    server::Intake,
     trace::Tracer,
 };
 
-/// Builds the stack that the server calls for each request. Errors have become answers. Nothing in it is boxed: the
-/// future of a request is one value.
+/// Builds the stack that the server calls for each request. Errors have become answers. Its layers are one value; only what
+/// a worker is asked is in a box of its own, which is gone when the answer begins.
 pub fn stack(
-    dispatch: Dispatch,
+    live: Live,
     admission: Admission,
-    tenants: Option<Arc<Tenants>>,
+    intake: Arc<Intake>,
     tracer: Option<Arc<Tracer>>,
 ) -> impl Stack {
-    let metrics = Arc::clone(&dispatch.metrics);
-    let dispatch = Arc::new(dispatch);
+    let metrics = Arc::clone(&live.now().dispatch.metrics);
+    let keys = live.clone();
     ServiceBuilder::new()
         // Outermost, so that every request has an id, one log line and one count, refused ones too.
-        .layer(around(move |request, next| recorded(Arc::clone(&metrics), tracer.clone(), request, next)))
+        .layer(around(move |request, next| {
+            recorded(Arc::clone(&metrics), Arc::clone(&intake), tracer.clone(), request, next)
+        }))
         // Below the record, so that a panic is recorded; above all that may panic.
         .layer(around(panic_safe))
         // Above the places, so that who may not come in takes none.
-        .layer(around(move |request, next| known(tenants.clone(), request, next)))
+        .layer(around(move |request, next| known(keys.now(), request, next)))
         // Before anything that costs: a refused request must be cheap.
         .layer(around(move |request, next| admitted(admission.clone(), request, next)))
         // Innermost: the gateway's own answers, or a worker's.
-        .service(service_fn(move |request| routes(Arc::clone(&dispatch), request)))
+        .service(service_fn(move |request| routes(live.now(), request)))
 }
 
 /// What engines offer beside `/v1/`, by the names that vLLM and SGLang both give or one of them does.
@@ -63,6 +65,7 @@ impl<S> Stack for S where
 
 async fn recorded<S>(
     metrics: Arc<Metrics>,
+    intake: Arc<Intake>,
     tracer: Option<Arc<Tracer>>,
     mut request: Request,
     next: S,
@@ -77,12 +80,17 @@ where
         record.traced(tracer.begin(request.method(), request.headers()));
     }
     request.extensions_mut().insert(Arc::clone(&record));
+    let version = request.version();
     let mut response = next.oneshot(request).await?;
     record.status(response.status());
     if let Some(Failed(code)) = response.extensions().get() {
         record.outcome(code);
     }
     response.headers_mut().insert(names::REQUEST_ID, record.id_header().clone());
+    if intake.is_leaving() && version < Version::HTTP_2 {
+        // The client's next request is another process's.
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     Ok(response.map(|body| body.with_record(record)))
 }
 
@@ -120,15 +128,11 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("?")
 }
 
-async fn known<S>(
-    tenants: Option<Arc<Tenants>>,
-    mut request: Request,
-    next: S,
-) -> Result<Response, Infallible>
+async fn known<S>(serving: Arc<Serving>, mut request: Request, next: S) -> Result<Response, Infallible>
 where
     S: Service<Request, Response = Response, Error = Infallible>,
 {
-    if let Some(tenants) = tenants.filter(|_| request.uri().path() != "/health") {
+    if let Some(tenants) = serving.tenants.as_ref().filter(|_| request.uri().path() != "/health") {
         match (tenants.admit(request.headers_mut()), request.extensions().get::<Arc<Record>>()) {
             (Ok(visit), Some(record)) => record.tenant(Arc::new(visit)),
             (Ok(_), None) => return Ok(Error::Internal.to_response()),
@@ -151,14 +155,16 @@ where
     }
 }
 
-async fn routes(dispatch: Arc<Dispatch>, request: Request) -> Result<Response, Infallible> {
+async fn routes(serving: Arc<Serving>, request: Request) -> Result<Response, Infallible> {
+    let dispatch = &serving.dispatch;
     let path = request.uri().path();
     let result = match (request.method(), path, request.extensions().get::<Arc<Record>>().cloned()) {
         (&Method::GET, "/health", Some(record)) => Ok(own(Response::new(full("ok\n")), &record)),
         (&Method::GET, "/v1/models", Some(record)) => {
             Ok(own(models::merged(dispatch.router.fleet()), &record))
         }
-        (_, path, Some(record)) if is_passed(path) => dispatch.handle(request, &record).await,
+        // In a box, so that what it needs is given back once the answer has begun: the connection keeps the rest.
+        (_, path, Some(record)) if is_passed(path) => Box::pin(dispatch.handle(request, &record)).await,
         _ => Err(Error::NotFound(path.to_owned())),
     };
     Ok(result.unwrap_or_else(|error| error.to_response()))
@@ -184,6 +190,18 @@ fn has_dot_segment(path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Bytes of what an async function of two arguments gives.
+    fn future_bytes<A, B, R>(_: fn(A, B) -> R) -> usize {
+        size_of::<R>()
+    }
+
+    #[test]
+    fn what_a_connection_keeps_of_its_request_is_small() {
+        // hyper keeps room for it as long as the connection lives, streams that say nothing included.
+        let bytes = future_bytes(routes);
+        assert!(bytes <= 2_048, "{bytes} bytes");
+    }
 
     #[test]
     fn paths_that_leave_the_api_are_seen() {

@@ -14,7 +14,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, header::AUTHORIZATION};
-use keyway_core::RateLimit;
+use keyway_core::{RateLimit, waiting_room::Share};
 use keyway_wire::{block_hash::HashKey, openai::Usage};
 use parking_lot::{Mutex, RwLock};
 use prometheus::IntCounterVec;
@@ -29,6 +29,7 @@ use crate::{
     config::ConfigError,
     error::Error,
     limits::TENANTS_RELOAD_INTERVAL,
+    live::Live,
 };
 
 /// Where Anthropic's clients put their key.
@@ -42,6 +43,8 @@ pub struct Tenants {
     salt_key: HashKey,
     clock: Clock,
     counted: IntCounterVec,
+    /// When the file had changed at the last look.
+    seen: Mutex<Option<SystemTime>>,
     current: RwLock<Known>,
 }
 
@@ -55,6 +58,8 @@ struct Known {
 #[derive(Debug)]
 pub struct Tenant {
     table: TenantTable,
+    /// Stands for the name where owners are counted.
+    number: u32,
     /// What separates its prompts from others'; `None` where tenants share.
     salt: Option<String>,
     budget: Mutex<Budget>,
@@ -64,6 +69,8 @@ pub struct Tenant {
 #[derive(Debug)]
 struct Budget {
     in_flight: usize,
+    /// Tokens of answers that no share of the waiting room has been charged for yet.
+    owed: f64,
     requests: Option<RateLimit>,
     tokens: Option<RateLimit>,
 }
@@ -86,10 +93,27 @@ impl Tenants {
         clock: Clock,
         counted: IntCounterVec,
     ) -> Result<Arc<Self>, ConfigError> {
+        let seen = Mutex::new(changed_at(&path));
         let parsed = file::read(&path)?;
-        let tenants = Self { path, isolate, salt_key, clock, counted, current: RwLock::default() };
+        let current = RwLock::default();
+        let tenants = Self { path, isolate, salt_key, clock, counted, seen, current };
         tenants.take_over(parsed);
         Ok(Arc::new(tenants))
+    }
+
+    /// The same tenants by another file or another rule; what they have used of their limits stays used where the rule is
+    /// the same.
+    pub fn moved(&self, path: PathBuf, isolate: bool) -> Result<Arc<Self>, ConfigError> {
+        let seen = Mutex::new(changed_at(&path));
+        let parsed = file::read(&path)?;
+        let mut known = Known::default();
+        if isolate == self.isolate {
+            known.by_name.clone_from(&self.current.read().by_name);
+        }
+        let (salt_key, clock, counted) = (self.salt_key, self.clock, self.counted.clone());
+        let moved = Self { path, isolate, salt_key, clock, counted, seen, current: RwLock::new(known) };
+        moved.take_over(parsed);
+        Ok(Arc::new(moved))
     }
 
     /// Whose key a request carries; the key is taken out of it.
@@ -110,53 +134,61 @@ impl Tenants {
     }
 
     fn take_over(&self, parsed: Parsed) {
-        let old = std::mem::take(&mut *self.current.write());
+        // Held throughout, so that no request finds the door without its keys.
+        let mut current = self.current.write();
         let now = self.clock.now();
-        let tenant = |table: TenantTable| match old.by_name.get(&table.name) {
+        let tenant = |table: TenantTable| match current.by_name.get(&table.name) {
             // What it has used of its limits stays used, unless they are others now.
             Some(same) if same.table.same_limits(&table) => Arc::clone(same),
             _ => Arc::new(Tenant {
                 salt: self.isolate.then(|| salt::salt_of(self.salt_key, &table.name)),
                 budget: Mutex::new(Budget {
                     in_flight: 0,
+                    owed: 0.0,
                     requests: table.requests_per_minute.map(|limit| RateLimit::per_minute(limit, now)),
                     tokens: table.tokens_per_minute.map(|limit| RateLimit::per_minute(limit, now)),
                 }),
                 clock: self.clock,
+                number: file::number_of(&table.name),
                 table,
             }),
         };
         let tenants: Vec<Arc<Tenant>> = parsed.tenants.into_iter().map(tenant).collect();
-        *self.current.write() = Known {
+        *current = Known {
             by_key: parsed.of_key.into_iter().map(|(key, i)| (key, Arc::clone(&tenants[i]))).collect(),
             by_name: tenants.iter().map(|tenant| (tenant.name().to_owned(), Arc::clone(tenant))).collect(),
         };
     }
 
-    /// Reads the file again whenever it has changed, for ever. One that is wrong changes nothing but the log.
-    pub async fn follow_file(self: Arc<Self>) {
-        let mut seen = self.changed_at();
-        loop {
-            clock::sleep(TENANTS_RELOAD_INTERVAL).await;
-            let now = self.changed_at();
-            if now == seen {
-                continue;
+    /// Reads the file again if it has changed since the last look. One that is wrong changes nothing but the log.
+    pub fn look(&self) {
+        let now = changed_at(&self.path);
+        if std::mem::replace(&mut *self.seen.lock(), now) == now {
+            return;
+        }
+        match file::read(&self.path) {
+            Ok(parsed) => {
+                let count = parsed.tenants.len();
+                self.take_over(parsed);
+                tracing::info!(tenants = count, "the file of tenants was read again");
             }
-            seen = now;
-            match file::read(&self.path) {
-                Ok(parsed) => {
-                    let count = parsed.tenants.len();
-                    self.take_over(parsed);
-                    tracing::info!(tenants = count, "the file of tenants was read again");
-                }
-                Err(error) => tracing::warn!(%error, "the tenants stay as they were"),
-            }
+            Err(error) => tracing::warn!(%error, "the tenants stay as they were"),
         }
     }
+}
 
-    fn changed_at(&self) -> Option<SystemTime> {
-        fs::metadata(&self.path).and_then(|file| file.modified()).ok()
+/// Looks at the file of whichever tenants are in force, for ever.
+pub async fn follow(live: Live) {
+    loop {
+        clock::sleep(TENANTS_RELOAD_INTERVAL).await;
+        if let Some(tenants) = &live.now().tenants {
+            tenants.look();
+        }
     }
+}
+
+fn changed_at(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|file| file.modified()).ok()
 }
 
 impl Tenant {
@@ -196,9 +228,19 @@ impl Visit {
         self.0.salt.as_deref()
     }
 
+    /// How it stands among other tenants' requests, with what answers have cost since the last one.
+    pub fn share(&self) -> Share {
+        let table = &self.0.table;
+        let (weight, priority) = (table.weight.unwrap_or(1.0), table.priority.unwrap_or(0));
+        let owed = std::mem::take(&mut self.0.budget.lock().owed);
+        Share { owner: self.0.number, weight, priority, owed, ..Share::default() }
+    }
+
     /// Charges the tokens of an answer.
     pub fn charge(&self, usage: &Usage) {
-        if let Some(tokens) = &mut self.0.budget.lock().tokens {
+        let mut budget = self.0.budget.lock();
+        budget.owed += usage.completion_tokens as f64;
+        if let Some(tokens) = &mut budget.tokens {
             tokens.charge((usage.prompt_tokens + usage.completion_tokens) as f64);
         }
     }

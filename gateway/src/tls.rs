@@ -32,7 +32,7 @@ const SYSTEM_CAS: [&str; 3] =
 /// The listener's side of TLS.
 #[derive(Debug)]
 pub struct ServerTls {
-    files: TlsFiles,
+    files: RwLock<TlsFiles>,
     current: RwLock<Arc<ServerConfig>>,
 }
 
@@ -40,7 +40,13 @@ impl ServerTls {
     /// Reads the files.
     pub fn load(files: TlsFiles) -> Result<Arc<Self>, ConfigError> {
         let current = RwLock::new(Arc::new(server_config(&files)?));
-        Ok(Arc::new(Self { files, current }))
+        Ok(Arc::new(Self { files: RwLock::new(files), current }))
+    }
+
+    /// Other files for new connections from now on: those that were [`prepare`]d.
+    pub fn change(&self, prepared: Prepared) {
+        *self.files.write() = prepared.files;
+        *self.current.write() = prepared.config;
     }
 
     /// Shakes hands on a new connection, within a time.
@@ -60,10 +66,11 @@ impl ServerTls {
                 continue;
             }
             seen = now;
-            match server_config(&self.files) {
+            let files = self.files.read().clone();
+            match server_config(&files) {
                 Ok(config) => {
                     *self.current.write() = Arc::new(config);
-                    tracing::info!(cert = %self.files.cert_file.display(), "new connections get the new certificate");
+                    tracing::info!(cert = %files.cert_file.display(), "new connections get the new certificate");
                 }
                 Err(error) => tracing::warn!(%error, "the old certificate stays in use"),
             }
@@ -72,9 +79,21 @@ impl ServerTls {
 
     fn changed_at(&self) -> Vec<Option<SystemTime>> {
         let changed = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).ok();
-        let files = [&self.files.cert_file, &self.files.key_file];
-        files.into_iter().chain(&self.files.client_ca_file).map(changed).collect()
+        let files = self.files.read();
+        [&files.cert_file, &files.key_file].into_iter().chain(&files.client_ca_file).map(changed).collect()
     }
+}
+
+/// Files that can be used.
+#[derive(Debug)]
+pub struct Prepared {
+    files: TlsFiles,
+    config: Arc<ServerConfig>,
+}
+
+/// Reads the files of a listener.
+pub fn prepare(files: &TlsFiles) -> Result<Prepared, ConfigError> {
+    Ok(Prepared { files: files.clone(), config: Arc::new(server_config(files)?) })
 }
 
 /// Whether the files can be used.

@@ -6,7 +6,7 @@
 mod answer;
 mod origin;
 
-use std::{future::poll_fn, pin::pin, task::Poll};
+use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -14,7 +14,7 @@ use hyper::client::conn::http1;
 
 use self::origin::Link;
 pub use self::{answer::Answer, origin::Origin};
-use crate::net::Connector;
+use crate::{limits::ANSWER_BUFFER_BYTES, net::Connector};
 
 /// A request for a worker: its target without scheme and authority, which are the origin's.
 pub type Outgoing = http::Request<Full<Bytes>>;
@@ -50,6 +50,11 @@ impl Upstream {
         Self { connector }
     }
 
+    /// Opens connections within this time from now on, and so do its clones.
+    pub fn set_connect_timeout(&self, timeout: Duration) {
+        self.connector.set_timeout(timeout);
+    }
+
     /// Sends one request and waits for the head of the answer.
     pub async fn send(
         &self,
@@ -79,7 +84,11 @@ impl Upstream {
             .connect(origin.host(), origin.port(), origin.security())
             .await
             .map_err(|e| failed(&e))?;
-        let (sender, connection) = http1::handshake(stream).await.map_err(|e| failed(&e))?;
+        let (sender, connection) = http1::Builder::new()
+            .max_buf_size(ANSWER_BUFFER_BYTES)
+            .handshake(stream)
+            .await
+            .map_err(|e| failed(&e))?;
         Ok(Link::new(sender, connection))
     }
 }

@@ -18,7 +18,6 @@ TRIGGERS = {
     "external": {"scalerAddress"},
     "external-push": {"scalerAddress", "model"},
 }
-}
 
 
 def strict_faults(manifest):

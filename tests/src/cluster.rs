@@ -163,7 +163,7 @@ pub struct Gateway {
     pub addr: SocketAddr,
     /// Where the operator looks.
     pub admin: SocketAddr,
-    _config: Option<NamedTempFile>,
+    config: Option<NamedTempFile>,
 }
 
 /// How to start a gateway.
@@ -179,6 +179,15 @@ impl Gateway {
     /// A gateway without workers, to be described.
     pub fn builder() -> GatewayBuilder {
         GatewayBuilder::default()
+    }
+
+    /// Replaces the text of the configuration file it was started with.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn rewrite(&self, toml: &str) {
+        let file = self.config.as_ref().expect("started with a file");
+        std::fs::write(file.path(), toml).expect("write");
     }
 
     /// Waits until `n` workers are ready.
@@ -279,7 +288,7 @@ impl GatewayBuilder {
         let admin = addr(&process.announced("admin on http://").await);
         let url = process.announced("listening on http").await;
         let addr = addr(url.trim_start_matches("s://").trim_start_matches("://"));
-        Gateway { process, addr, admin, _config: config }
+        Gateway { process, addr, admin, config }
     }
 }
 

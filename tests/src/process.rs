@@ -70,7 +70,15 @@ impl Process {
 
     /// Asks it to end (SIGTERM).
     pub fn terminate(&self) {
-        let status = Command::new("sh").args(["-c", &format!("kill -TERM {}", self.child.id())]).status();
+        self.signal("TERM");
+    }
+
+    /// Sends it a signal by its name, such as `HUP`.
+    ///
+    /// # Panics
+    /// When it is gone.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("sh").args(["-c", &format!("kill -{name} {}", self.child.id())]).status();
         assert!(status.is_ok_and(|s| s.success()), "cannot signal {}", self.name);
     }
 

@@ -4,7 +4,7 @@
 //!
 //! Exact counts over a ring of time buckets, because a short burst weighs almost nothing in a decaying average. Slow is no
 //! failure, nor is what the client did wrong or a worker's "not now" (4xx, 429, 503): the caller does not report those.
-//! How much of a fleet may be ejected at once is [`may_eject`]. No clock: time is the `Duration` since the start.
+//! How many of the workers that share a model may be ejected at once is [`may_eject`]. No clock: time is the `Duration` since the start.
 
 use std::time::Duration;
 

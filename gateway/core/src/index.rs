@@ -14,6 +14,7 @@ mod expected;
 mod holders;
 mod matching;
 mod slab;
+mod snapshot;
 mod table;
 #[cfg(test)]
 mod tests;

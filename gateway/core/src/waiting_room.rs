@@ -11,12 +11,17 @@
 //! - **Cheap:** who cannot begin anywhere is not quoted, and in a large fleet nobody is quoted again at once, unless the
 //!   worker that it waits for has opened. So quotes take a bounded share of the time, and a release that finds nothing to
 //!   begin looks at each waiting request in constant time ([`Sheet`]).
-//! - **Bounded:** beyond its limit, and after the longest wait, requests begin at once wherever they cost least.
+//! - **Fair:** owners take turns by tokens, priorities go first ([`fair`]).
+//! - **Bounded:** beyond its limit, and after the longest wait, requests begin at once wherever they cost least;
+//!   or, where the rules shed load, they are refused.
 
+pub mod fair;
 mod sheet;
 
 use std::time::Duration;
 
+pub use self::fair::Share;
+use self::fair::{Fair, Outflow};
 pub use self::sheet::Sheet;
 use crate::index::WorkerId;
 use crate::spread_map::SpreadMap;
@@ -46,6 +51,8 @@ pub struct RoomRules {
     pub grain_ms: f64,
     /// Whether the order is by response ratio; otherwise by arrival.
     pub by_response_ratio: bool,
+    /// Requests that would wait for longer are refused, and so are those beyond `max_waiting`; `None`: nobody is.
+    pub shed_after: Option<Duration>,
 }
 
 impl Default for RoomRules {
@@ -56,6 +63,7 @@ impl Default for RoomRules {
             max_wait: Duration::from_secs(30),
             grain_ms: 1_000.0,
             by_response_ratio: true,
+            shed_after: None,
         }
     }
 }
@@ -91,6 +99,16 @@ pub trait Desk<R> {
 
     /// Sends the request there; what that changes must be seen by the next quote. Without a plan, refuses it.
     fn begin(&mut self, request: R, plan: Option<Self::Plan>);
+
+    /// Tokens that a worker will have to compute for it, where the plan knows better than who sent it.
+    fn tokens(&self, _plan: &Self::Plan) -> Option<f64> {
+        None
+    }
+
+    /// Refuses a request that has waited, or would wait, for too long; it may come again after that time.
+    fn refuse(&mut self, request: R, _retry_after: Duration) {
+        self.begin(request, None);
+    }
 }
 
 /// Milliseconds of prefill that wait for each worker in here, before the request that is asked about.
@@ -105,6 +123,8 @@ pub struct WaitingRoom<R> {
     next: u64,
     /// When somebody may begin although nothing happens.
     wake: Option<Duration>,
+    fair: Fair,
+    outflow: Outflow,
 }
 
 #[derive(Debug)]
@@ -115,6 +135,7 @@ struct Entry<R> {
     own_ms: Option<f64>,
     /// The worker that it waits for, as of the last quote, and until when that is not asked again.
     hope: Option<(WorkerId, Duration)>,
+    share: Share,
     request: R,
 }
 
@@ -136,7 +157,14 @@ impl Ahead {
 impl<R> WaitingRoom<R> {
     /// An empty room.
     pub fn new(rules: RoomRules) -> Self {
-        Self { rules, waiting: Vec::new(), next: 0, wake: None }
+        Self {
+            rules,
+            waiting: Vec::new(),
+            next: 0,
+            wake: None,
+            fair: Fair::default(),
+            outflow: Outflow::default(),
+        }
     }
 
     /// When requests begin.
@@ -144,12 +172,36 @@ impl<R> WaitingRoom<R> {
         &self.rules
     }
 
+    /// Requests begin by other rules from the next [`WaitingRoom::release`] on.
+    pub fn set_rules(&mut self, rules: RoomRules) {
+        self.rules = rules;
+    }
+
     /// A request came; `own_ms` is its prefill where it is least, which may be unknown if nobody waits. It begins with the
     /// next [`WaitingRoom::release`].
     pub fn enter(&mut self, now: Duration, own_ms: Option<f64>, request: R) -> Place {
+        self.enter_as(now, own_ms, Share::default(), request)
+    }
+
+    /// Whether a request of this owner would begin in time; else, when to come again.
+    pub fn admit(&self, share: &Share) -> Result<(), Duration> {
+        let Some(limit) = self.rules.shed_after else { return Ok(()) };
+        let mut all: Vec<(Share, bool)> = self.waiting.iter().map(|entry| (entry.share, false)).collect();
+        all.push((*share, true));
+        self.fair.arrange(&mut all, |(share, _)| *share);
+        let ahead: f64 = all.iter().take_while(|(_, new)| !new).map(|(share, _)| share.tokens).sum();
+        match self.outflow.time_for(ahead) {
+            Some(wait) if wait > limit => Err(wait - limit),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`WaitingRoom::enter`], for one of several owners.
+    pub fn enter_as(&mut self, now: Duration, own_ms: Option<f64>, share: Share, request: R) -> Place {
+        self.fair.enter(&share, self.waiting.iter().map(|entry| entry.share));
         let number = self.next;
         self.next += 1;
-        self.waiting.push(Entry { number, arrived: now, own_ms, hope: None, request });
+        self.waiting.push(Entry { number, arrived: now, own_ms, hope: None, share, request });
         Place(number)
     }
 
@@ -177,13 +229,17 @@ impl<R> WaitingRoom<R> {
 
     /// Begins what can be begun now. A request that nobody may have begins too, for the desk to refuse.
     pub fn release(&mut self, now: Duration, desk: &mut impl Desk<R>) {
+        let waited = !self.waiting.is_empty();
         self.order(now);
+        self.shed(now, desk);
+        let (mut begun_tokens, mut begun) = (0.0, 0.0);
         let mut ahead = Ahead::default();
         let mut surplus = self.waiting.len().saturating_sub(self.rules.max_waiting);
         let waiting = self.waiting.len() as f64;
         let mut kept = Vec::new();
         let mut wake: Option<Duration> = None;
-        let (horizon_ms, max_wait) = (self.rules.horizon_ms, self.rules.max_wait);
+        let RoomRules { horizon_ms, max_wait, shed_after, .. } = self.rules;
+        let max_wait = shed_after.map_or(max_wait, |limit| max_wait.min(limit));
         let mut keep = |entry: Entry<R>, due: Duration| {
             let due = due.min(entry.arrived + max_wait);
             wake = Some(wake.map_or(due, |wake| wake.min(due)));
@@ -191,7 +247,8 @@ impl<R> WaitingRoom<R> {
         };
         let after = |ms: f64| now + Duration::from_secs_f64(ms.clamp(MIN_PAUSE_MS, MAX_PAUSE_MS) / 1e3);
         for mut entry in self.waiting.drain(..) {
-            let must_begin = surplus > 0 || now.saturating_sub(entry.arrived) >= max_wait;
+            let must_begin =
+                (surplus > 0 && shed_after.is_none()) || now.saturating_sub(entry.arrived) >= max_wait;
             if !must_begin {
                 let least_ms = desk.least_excess_ms(&entry.request, &ahead);
                 if least_ms > 0.0 {
@@ -216,6 +273,10 @@ impl<R> WaitingRoom<R> {
             let excess_ms = quote.backlog_ms + ahead.of(quote.worker) - horizon_ms;
             if must_begin || excess_ms <= 0.0 {
                 surplus = surplus.saturating_sub(1);
+                let tokens = desk.tokens(&plan).unwrap_or(entry.share.tokens);
+                self.fair.charge(&entry.share, tokens);
+                begun_tokens += entry.share.tokens;
+                begun += 1.0;
                 desk.begin(entry.request, Some(plan));
             } else {
                 let pause =
@@ -228,6 +289,22 @@ impl<R> WaitingRoom<R> {
         }
         self.waiting = kept;
         self.wake = wake;
+        self.outflow.note(now, waited, begun_tokens, begun);
+    }
+
+    /// Refuses who has waited for too long, and the last in order of those who are too many.
+    fn shed(&mut self, now: Duration, desk: &mut impl Desk<R>) {
+        let Some(limit) = self.rules.shed_after else { return };
+        let late = |entry: &Entry<R>| now.saturating_sub(entry.arrived) >= limit;
+        if self.waiting.len() <= self.rules.max_waiting && !self.waiting.iter().any(late) {
+            return;
+        }
+        let (gone, mut kept): (Vec<_>, Vec<_>) = self.waiting.drain(..).partition(late);
+        let beyond = kept.split_off(self.rules.max_waiting.min(kept.len()));
+        for entry in gone.into_iter().chain(beyond) {
+            desk.refuse(entry.request, limit);
+        }
+        self.waiting = kept;
     }
 
     fn order(&mut self, now: Duration) {
@@ -241,6 +318,7 @@ impl<R> WaitingRoom<R> {
         } else {
             self.waiting.sort_by_key(|entry| entry.number);
         }
+        self.fair.arrange(&mut self.waiting, |entry| entry.share);
     }
 }
 

@@ -1,5 +1,5 @@
 //! What an operator may change while the gateway runs: add a worker of an allowed host, take it out again, drain one and
-//! take that back. Every command is a POST or DELETE with JSON as its content type, which a web page of another origin
+//! take that back; read the configuration again; end the gateway. Every command is a POST or DELETE with JSON as its content type, which a web page of another origin
 //! cannot send unasked.
 
 use http::{Method, StatusCode, header};
@@ -33,6 +33,14 @@ async fn run(request: Request, admin: &Admin) -> Result<(StatusCode, String), Re
         return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
     }
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    match (&method, path.as_str()) {
+        (&Method::POST, "/reload") => return reload(admin).await,
+        (&Method::POST, "/drain") => {
+            admin.leaving.ask();
+            return Ok((StatusCode::ACCEPTED, "the gateway drains and ends".to_owned()));
+        }
+        _ => {}
+    }
     let name = path.strip_prefix("/workers").unwrap_or_default().trim_start_matches('/');
     let done = |done: bool, what: &str, name: &str| {
         let missing = || (StatusCode::NOT_FOUND, format!("no worker {name:?} that could be {what}"));
@@ -47,6 +55,15 @@ async fn run(request: Request, admin: &Admin) -> Result<(StatusCode, String), Re
     }
 }
 
+async fn reload(admin: &Admin) -> Result<(StatusCode, String), Refused> {
+    match admin.reloader.reload().await {
+        Ok(changes) => Ok((StatusCode::OK, changes.to_string())),
+        Err(error) => {
+            Err((StatusCode::UNPROCESSABLE_ENTITY, format!("{error}; the old configuration stays in force")))
+        }
+    }
+}
+
 async fn add(request: Request, admin: &Admin) -> Result<(StatusCode, String), Refused> {
     let wrong = |why: String| (StatusCode::BAD_REQUEST, why);
     let body = Limited::new(request.into_body(), MAX_COMMAND_BYTES).collect().await;
@@ -57,7 +74,7 @@ async fn add(request: Request, admin: &Admin) -> Result<(StatusCode, String), Re
     }
     let worker = WorkerConfig::try_from(&table).map_err(|error| wrong(error.0))?;
     for host in hosts(&worker) {
-        if !admin.allow.iter().any(|rule| rule.allows(&host)) {
+        if !admin.live.now().admin_allow.iter().any(|rule| rule.allows(&host)) {
             let why = format!("{host} is not among the hosts of discovery.admin_allow");
             return Err((StatusCode::FORBIDDEN, why));
         }

@@ -29,7 +29,7 @@ pub struct DiscoveryFile {
 }
 
 /// `[[discovery.dns]]`
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DnsTable {
     /// Such as `http://vllm.models.svc.cluster.local:8000`.
@@ -47,7 +47,7 @@ pub struct DnsTable {
 }
 
 /// `[discovery]`, validated.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct DiscoveryConfig {
     /// The file.
     pub file: Option<PathBuf>,
@@ -64,7 +64,7 @@ pub struct DiscoveryConfig {
 }
 
 /// A name whose addresses are workers.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DnsName {
     /// What to look up.
     pub host: String,

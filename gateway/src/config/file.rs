@@ -27,6 +27,8 @@ pub struct File {
     pub listen: Option<SocketAddr>,
     /// Address for operators: metrics, readiness, the fleet.
     pub admin_listen: Option<SocketAddr>,
+    /// Unix socket over which a new process takes the listening sockets from the old one, so that a restart refuses nobody.
+    pub handover_socket: Option<PathBuf>,
     /// How workers are chosen: prefix, least-loaded, round-robin, random, power-of-two or chwbl.
     pub policy: Option<String>,
     /// Log format.
@@ -61,6 +63,9 @@ pub struct RoutingFile {
     pub index_bytes: Option<usize>,
     /// File whose bytes key the hashes; random at start if absent.
     pub hash_key_file: Option<PathBuf>,
+    /// File to which the index is written when the gateway ends, and from which it is read at the start; needs hash_key_file,
+    /// or a hand-over, so that names are the same.
+    pub snapshot_file: Option<PathBuf>,
     /// Whether answers carry `x-keyway-worker` and its siblings; by default only on loopback.
     pub expose: Option<bool>,
     /// Whether requests wait in the gateway, short prefills first, until a worker can begin on them (true); only with the
@@ -70,6 +75,9 @@ pub struct RoutingFile {
     pub hold_horizon_ms: Option<f64>,
     /// Requests that may wait; those beyond are sent at once (256).
     pub hold_max: Option<usize>,
+    /// Milliseconds after which a request that would still wait is refused with 503 and Retry-After, at once where that is
+    /// foreseen; without it, requests wait for up to 30 s and are then sent in any case.
+    pub shed_after_ms: Option<u64>,
     /// File to which choices are appended as JSON lines: hashes and counts, never text.
     pub decision_log: Option<PathBuf>,
     /// Share of the choices that are logged there (1.0).
@@ -101,6 +109,9 @@ pub struct LimitsFile {
     pub max_connections: Option<usize>,
     /// Seconds that open requests get after SIGTERM.
     pub drain_seconds: Option<u64>,
+    /// Seconds after SIGTERM in which /readyz is 503 already and new connections are still taken, until balancers have
+    /// noticed (0).
+    pub drain_delay_seconds: Option<u64>,
     /// Milliseconds to open a connection to a worker.
     pub connect_timeout_ms: Option<u64>,
     /// Milliseconds between two pieces of a request's body.

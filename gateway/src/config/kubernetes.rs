@@ -12,7 +12,7 @@ use super::{ConfigError, WorkerConfig, WorkerTable};
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// `[[discovery.kubernetes]]`
-#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KubernetesTable {
     /// Name of the Service whose endpoints are workers.
@@ -48,7 +48,7 @@ pub enum PortRef {
 }
 
 /// Services whose endpoints are workers, validated.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct KubernetesFleet {
     /// Labels of their EndpointSlices, which have those of their Service.
     pub selector: String,

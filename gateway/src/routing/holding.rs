@@ -16,12 +16,12 @@ use keyway_core::{
     may_wait,
     pick::{Candidate, Pick, Turn},
     quote,
-    waiting_room::{Ahead, Desk, Place, Quote, Sheet, WaitingRoom},
+    waiting_room::{Ahead, Desk, Place, Quote, Share, Sheet, WaitingRoom},
 };
 use parking_lot::MutexGuard;
 use tokio::sync::oneshot;
 
-use super::{Choice, Router, Setting, Ticket};
+use super::{Choice, Router, Rules, Setting, Ticket};
 use crate::{clock, error::Error, fleet::Worker, request::RequestInfo};
 
 /// A request that waits.
@@ -31,8 +31,13 @@ pub(super) struct Held {
     streams: bool,
     model: Option<String>,
     entered: Duration,
-    begin: oneshot::Sender<Choice>,
+    begin: oneshot::Sender<Decided>,
 }
+
+/// A worker, or why there is none.
+type Decided = Result<Choice, Error>;
+/// What was decided, and who is to be told.
+type Begun = Vec<(oneshot::Sender<Decided>, Decided)>;
 
 /// Where a request would begin: candidates as they were weighed, and the pick among them.
 struct Plan {
@@ -57,9 +62,10 @@ struct Counter<'a> {
     index: MutexGuard<'a, PrefixIndex>,
     now: Duration,
     horizon_ms: f64,
+    rules: Rules,
     /// One for each set of workers that those who wait may go to; they are few, as there are few models.
     rosters: Vec<Roster>,
-    begun: Vec<(oneshot::Sender<Choice>, Choice)>,
+    begun: Begun,
 }
 
 /// Takes a request out of the room when its client leaves.
@@ -85,7 +91,7 @@ impl Router {
         tried: &[WorkerId],
     ) -> Result<Choice, Error> {
         let (begun, _leave) = self.enter(request, tried)?;
-        begun.await.map_err(|_| Error::NoWorker)
+        begun.await.unwrap_or(Err(Error::NoWorker))
     }
 
     /// Enters the room, and begins what can begin now: this request, mostly.
@@ -93,16 +99,18 @@ impl Router {
         self: &Arc<Self>,
         request: &RequestInfo,
         tried: &[WorkerId],
-    ) -> Result<(oneshot::Receiver<Choice>, LeaveOnDrop<'_>), Error> {
+    ) -> Result<(oneshot::Receiver<Decided>, LeaveOnDrop<'_>), Error> {
         let setting = self.setting(request, tried)?;
         let (begin, begun) = oneshot::channel();
         let entered = self.now();
+        let share = Share { tokens: setting.prompt_tokens as f64, ..request.share };
         let held = Held { setting, streams: request.stream, model: request.model.clone(), entered, begin };
         self.finish_lingering();
         let mut room = self.room.lock();
+        room.admit(&share).map_err(|retry_after| Error::TooBusy { retry_after })?;
         let mut counter = self.counter(&room);
         let own_ms = if room.is_empty() { None } else { counter.own_ms(&held) };
-        let place = room.enter(entered, own_ms, held);
+        let place = room.enter_as(entered, own_ms, share, held);
         hand_out(counter.release(room));
         Ok((begun, LeaveOnDrop { router: self, place }))
     }
@@ -122,6 +130,7 @@ impl Router {
             index: self.index.lock(),
             now: self.now(),
             horizon_ms: room.rules().horizon_ms,
+            rules: *self.rules.read(),
             rosters: Vec::new(),
             begun: Vec::new(),
         }
@@ -152,7 +161,7 @@ impl Router {
     }
 }
 
-fn hand_out(begun: Vec<(oneshot::Sender<Choice>, Choice)>) {
+fn hand_out(begun: Begun) {
     for (begin, choice) in begun {
         // Nobody there: the client left, and the choice is undone as it is dropped.
         drop(begin.send(choice));
@@ -161,10 +170,7 @@ fn hand_out(begun: Vec<(oneshot::Sender<Choice>, Choice)>) {
 
 impl Counter<'_> {
     /// Begins what can begin now, and closes.
-    fn release(
-        mut self,
-        mut room: MutexGuard<'_, WaitingRoom<Held>>,
-    ) -> Vec<(oneshot::Sender<Choice>, Choice)> {
+    fn release(mut self, mut room: MutexGuard<'_, WaitingRoom<Held>>) -> Begun {
         room.release(self.now, &mut self);
         let Self { router, index, now, begun, .. } = self;
         drop(index);
@@ -207,7 +213,7 @@ impl Counter<'_> {
         let mut candidates = sheet.candidates().to_vec();
         let view_of: Vec<usize> = worker_of.iter().map(|&i| setting.view_of[i]).collect();
         let seen = (&views[..], &view_of[..]);
-        let pick = consider(self.router.policy, seen, &mut candidates, ahead, &turn, &self.index)?;
+        let pick = consider(self.rules.policy, seen, &mut candidates, ahead, &turn, &self.index)?;
         Some(Plan { roster, candidates, pick })
     }
 }
@@ -216,7 +222,7 @@ impl Desk<Held> for Counter<'_> {
     type Plan = Plan;
 
     fn least_excess_ms(&mut self, held: &Held, ahead: &Ahead) -> f64 {
-        if !may_wait(self.router.policy, self.router.holds, held.setting.prompt_tokens) {
+        if !may_wait(self.rules.policy, self.rules.holds, held.setting.prompt_tokens) {
             return f64::NEG_INFINITY;
         }
         let roster = self.roster(&held.setting);
@@ -230,8 +236,8 @@ impl Desk<Held> for Counter<'_> {
 
     fn quote(&mut self, held: &Held, ahead: &Ahead) -> Option<(Quote, Plan)> {
         let plan = self.plan(held, ahead)?;
-        let (router, prompt_tokens) = (self.router, held.setting.prompt_tokens);
-        let quote = quote(router.policy, router.holds, prompt_tokens, &plan.candidates, &plan.pick);
+        let (rules, prompt_tokens) = (self.rules, held.setting.prompt_tokens);
+        let quote = quote(rules.policy, rules.holds, prompt_tokens, &plan.candidates, &plan.pick);
         Some((quote, plan))
     }
 
@@ -260,6 +266,14 @@ impl Desk<Held> for Counter<'_> {
         let waited = self.now.saturating_sub(held.entered);
         router.metrics.hold.observe(waited.as_secs_f64());
         router.metrics.picks.with_label_values(&[worker.name.as_str(), pick.reason.as_str()]).inc();
-        self.begun.push((held.begin, Choice { worker, pick, ticket }));
+        self.begun.push((held.begin, Ok(Choice { worker, pick, ticket })));
+    }
+
+    fn tokens(&self, plan: &Plan) -> Option<f64> {
+        Some(plan.pick.uncached_tokens as f64)
+    }
+
+    fn refuse(&mut self, held: Held, retry_after: Duration) {
+        self.begun.push((held.begin, Err(Error::TooBusy { retry_after })));
     }
 }

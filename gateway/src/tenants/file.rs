@@ -37,6 +37,10 @@ pub struct TenantTable {
     pub requests_per_minute: Option<f64>,
     /// Its tokens in a minute, of prompts and answers.
     pub tokens_per_minute: Option<f64>,
+    /// Where requests wait for a worker, those of a higher priority go first (0).
+    pub priority: Option<i32>,
+    /// Its share of the tokens among those of its priority who want more than there is (1.0).
+    pub weight: Option<f64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -69,11 +73,11 @@ fn parse(text: &str) -> Result<Parsed, ConfigError> {
         if file.tenant[..i].iter().any(|other| other.name == tenant.name) {
             return Err(wrong("is there twice"));
         }
-        let limits = [tenant.requests_per_minute, tenant.tokens_per_minute];
+        let limits = [tenant.requests_per_minute, tenant.tokens_per_minute, tenant.weight];
         if limits.into_iter().flatten().any(|limit| !limit.is_finite() || limit <= 0.0)
             || tenant.max_in_flight == Some(0)
         {
-            return Err(wrong("limits must be above 0"));
+            return Err(wrong("limits and weight must be above 0"));
         }
         for hash in &tenant.key_sha256 {
             let bytes = hash_of_hex(hash);
@@ -95,8 +99,15 @@ impl TenantTable {
     /// Whether what was used of one's limits is used of the other's.
     pub(super) fn same_limits(&self, other: &Self) -> bool {
         let limits = |table: &Self| (table.max_in_flight, table.requests_per_minute, table.tokens_per_minute);
-        limits(self) == limits(other)
+        let share = |table: &Self| (table.priority, table.weight);
+        limits(self) == limits(other) && share(self) == share(other)
     }
+}
+
+/// A number that follows from a tenant's name, so that a file that is read again gives the same.
+pub(super) fn number_of(name: &str) -> u32 {
+    let hash = key_hash(name.as_bytes());
+    u32::from_le_bytes([hash[0], hash[1], hash[2], hash[3]])
 }
 
 fn hash_of_hex(text: &str) -> Option<KeyHash> {

@@ -20,6 +20,16 @@ impl HashKey {
         Self(bits)
     }
 
+    /// Its bits, for a process that is to make the same hashes. Keep them as secret as the key.
+    pub const fn to_bytes(self) -> [u8; 8] {
+        self.0.to_le_bytes()
+    }
+
+    /// The key whose bits these are.
+    pub const fn of_bytes(bits: [u8; 8]) -> Self {
+        Self(u64::from_le_bytes(bits))
+    }
+
     /// A key from the bytes of a key file.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         Self(xxh3_64_with_seed(bytes, 0x6b65_7977_6179))

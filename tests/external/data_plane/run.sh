@@ -8,9 +8,10 @@ VLLM_ROUTER=0.1.17
 
 usage() {
     cat <<'EOF_USAGE'
-Usage: tests/external/data_plane/run.sh [cancel] [arguments of bench.py or cancel.py]
+Usage: tests/external/data_plane/run.sh [cancel|overload] [arguments of bench.py, cancel.py or overload.py]
 
   cancel                   how soon a worker notices that its client has left, instead of what a request costs
+  overload                 goodput, refusals and a modest tenant's TTFT at four times what the fleet can do
 
   --proxies nginx,keyway,sglang-router,vllm-router   which to measure, in this order
   --only unary|streams     half of it
@@ -29,6 +30,15 @@ EOF_USAGE
 
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+if [[ ${1:-} == overload ]]; then
+    shift
+    if [[ -z ${BIN_DIR:-} ]]; then
+        cargo build --release --manifest-path "$root/Cargo.toml" -p keyway -p keyway-loadtest
+        BIN_DIR=${CARGO_TARGET_DIR:-$root/target}/release
+    fi
+    exec python3 "$root/tests/external/data_plane/overload.py" --keyway "$BIN_DIR/keyway" \
+        --loadtest "$BIN_DIR/keyway-loadtest" "$@"
+fi
 for tool in nginx wrk taskset; do
     command -v $tool >/dev/null || { echo "$tool is missing: apt-get install nginx-light wrk util-linux" >&2; exit 1; }
 done

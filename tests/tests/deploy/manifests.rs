@@ -160,7 +160,7 @@ fn every_configuration_is_valid_and_every_flag_is_known() {
 fn the_units_are_what_systemd_knows() {
     let Some(systemd_analyze) = tools::tool("systemd-analyze") else { return };
     let root = tempfile::tempdir().unwrap();
-    for unit in ["keyway.service", "keyway-worker.service"] {
+    for unit in ["keyway.service", "keyway.socket", "keyway-worker.service"] {
         let text = fs::read_to_string(workspace_root().join("deploy/systemd").join(unit)).unwrap();
         // It wants the program to be there.
         let folder = bin("keyway").parent().unwrap().display().to_string();

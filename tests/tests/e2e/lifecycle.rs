@@ -1,8 +1,8 @@
 //! Hazard: a gateway that is told to stop cuts the streams it carries, or never stops.
 
 use keyway_tests::exchange::PROTOCOLS;
-use keyway_tests::openai::{CHAT, DONE, chat_stream, delta};
-use keyway_tests::{Cluster, Exchange, FakeWorker, Gateway, eventually};
+use keyway_tests::openai::{CHAT, DONE, chat, chat_stream, delta};
+use keyway_tests::{Client, Cluster, Exchange, FakeWorker, Gateway, eventually, post};
 
 #[tokio::test]
 async fn sigterm_lets_open_streams_finish_and_takes_no_new_connection() {
@@ -46,4 +46,25 @@ async fn a_drain_that_takes_too_long_is_cut() {
     gateway.process.ended().await;
     eventually!(worker.active() == 0 && worker.aborted() == 1, "the worker's call is aborted");
     drop(exchange);
+}
+
+#[tokio::test]
+async fn balancers_are_told_before_the_listener_closes() {
+    let worker = FakeWorker::start().await;
+    let toml = format!("worker = [\"http://{}\"]\n[limits]\ndrain_delay_seconds = 3600\n", worker.addr());
+    let gateway = Gateway::builder().config(&toml).start().await;
+    gateway.wait_ready(1).await;
+    let mut kept = Client::connect(gateway.addr).await;
+    kept.post(CHAT, &chat("before")).await;
+    let before = kept.response().await;
+    assert_eq!((before.status(), before.header("connection")), (200, None));
+    let mut operator = Client::connect(gateway.admin).await;
+    operator.request("POST", "/drain", &[("content-type", "application/json")], b"").await;
+    assert_eq!(operator.response().await.status(), 202);
+    eventually!(gateway.readyz().await == 503);
+    // Whoever still comes is served, and whoever stays is told to go.
+    assert_eq!(post(gateway.addr, CHAT, &chat("late")).await.status(), 200);
+    kept.post(CHAT, &chat("again")).await;
+    let last = kept.response().await;
+    assert_eq!((last.status(), last.header("connection")), (200, Some("close")));
 }

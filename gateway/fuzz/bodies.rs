@@ -1,0 +1,92 @@
+//! What strangers send, and what must hold for any of it: the bodies of the fuzz targets, which the smoke test on stable
+//! drives too. A body panics where something does not hold.
+#![allow(
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    clippy::expect_used,
+    clippy::panic,
+    unreachable_pub,
+    reason = "a fuzz target fails by panicking"
+)]
+
+use std::num::NonZeroUsize;
+
+use bytes::Bytes;
+use keyway::{request, request::KeyerConfig, sse::EventSplitter, tenants};
+use keyway_core::{
+    index::{PrefixIndex, WorkerId},
+    kv_feed::{KvFeed, Recovery},
+};
+use keyway_wire::{block_hash::HashKey, kv_event::EventBatch};
+use serde_json::Value;
+
+/// A request's body: what routing reads of it is what a JSON library reads.
+pub fn request(data: &[u8]) {
+    let keyer = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(16).unwrap() };
+    let info = request::read(data, keyer);
+    let Ok(Value::Object(fields)) = serde_json::from_slice::<Value>(data) else { return };
+    if let Some(Value::String(model)) = fields.get("model") {
+        assert_eq!(info.model.as_ref(), Some(model), "the worker would serve another model");
+    }
+    if let Some(Value::Bool(stream)) = fields.get("stream") {
+        assert_eq!(info.stream, *stream);
+    }
+    if let Some(Value::String(salt)) = fields.get("cache_salt") {
+        assert_eq!(&info.salt, salt);
+    }
+    let again = request::read(data, keyer);
+    assert_eq!(info.chain.blocks, again.chain.blocks);
+}
+
+/// A tenant's request: it carries the tenant's salt and no other, and nothing else has changed.
+pub fn salt(data: &[u8]) {
+    let Ok(salted) = tenants::salted(&Bytes::copy_from_slice(data), "the-salt") else { return };
+    let Ok(Value::Object(mut before)) = serde_json::from_slice::<Value>(data) else { return };
+    let Value::Object(mut after) = serde_json::from_slice::<Value>(&salted).expect("still JSON") else {
+        panic!("no object any more")
+    };
+    before.remove("cache_salt");
+    assert_eq!(after.remove("cache_salt"), Some(Value::String("the-salt".to_owned())));
+    assert_eq!(before, after);
+    let text = String::from_utf8(salted.to_vec()).expect("still text");
+    let keyer = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(16).unwrap() };
+    assert_eq!(request::read(text.as_bytes(), keyer).salt, "the-salt", "and routing sees it");
+}
+
+/// A stream of events, in pieces whose lengths are the first bytes: no byte is lost, doubled or held back once its event
+/// is whole, however it was cut.
+pub fn sse(data: &[u8]) {
+    let (cuts, stream) = data.split_at(data.len().min(8));
+    let mut whole = EventSplitter::new(1 << 20);
+    let at_once = whole.push(Bytes::copy_from_slice(stream)).expect("below the cap");
+    let (mut splitter, mut out, mut rest) = (EventSplitter::new(1 << 20), Vec::new(), stream);
+    for cut in cuts.iter().cycle() {
+        if rest.is_empty() {
+            break;
+        }
+        let (piece, later) = rest.split_at(rest.len().min(usize::from(*cut) + 1));
+        out.extend(splitter.push(Bytes::copy_from_slice(piece)).expect("below the cap"));
+        rest = later;
+    }
+    if !cuts.is_empty() {
+        // A CR at the end of a piece waits for the LF that may follow, so pieces may hold back more, never less.
+        assert!(out.len() <= at_once.len() && stream.starts_with(&out));
+        out.extend(splitter.take_tail());
+        assert_eq!(out, stream);
+    }
+}
+
+/// A worker's KV events: whatever it sends, the index stays whole.
+pub fn kv_event(data: &[u8]) {
+    let mut index = PrefixIndex::new(1 << 16);
+    let mut feed = KvFeed::new(WorkerId(1), HashKey::new(1), Recovery::Replay, 64);
+    let _ = feed.connected(&mut index);
+    for (seq, batch) in data.chunks(64).chain([data]).enumerate() {
+        let _ = feed.live(&mut index, seq as u64, EventBatch::decode(batch));
+        feed.reply(&mut index, seq as u64, EventBatch::decode(batch));
+    }
+    let _ = feed.reply_ended(&mut index, true);
+    assert!(index.len() <= index.capacity());
+    index.remove_worker(WorkerId(1));
+    assert!(index.is_empty());
+}

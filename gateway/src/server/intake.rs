@@ -1,0 +1,106 @@
+//! How many connections a listener takes, how long they may stay at the end, and whether they are asked to leave: what of a
+//! server changes while it runs.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+/// A listener's bounds. The accepting loop alone takes slots.
+#[derive(Debug)]
+pub struct Intake {
+    max_connections: AtomicUsize,
+    open: AtomicUsize,
+    freed: Notify,
+    drain_timeout_ms: AtomicU64,
+    leaving: AtomicBool,
+}
+
+/// A connection's place; given back on drop.
+#[derive(Debug)]
+pub(super) struct Slot(Arc<Intake>);
+
+impl Intake {
+    /// At most so many connections at once; further ones wait in the kernel's queue. At the end, requests get
+    /// `drain_timeout`.
+    pub fn new(max_connections: usize, drain_timeout: Duration) -> Arc<Self> {
+        let intake = Self {
+            max_connections: AtomicUsize::default(),
+            open: AtomicUsize::default(),
+            freed: Notify::new(),
+            drain_timeout_ms: AtomicU64::default(),
+            leaving: AtomicBool::default(),
+        };
+        intake.set(max_connections, drain_timeout);
+        Arc::new(intake)
+    }
+
+    /// Other bounds from now on; who is connected stays.
+    pub fn set(&self, max_connections: usize, drain_timeout: Duration) {
+        self.drain_timeout_ms.store(drain_timeout.as_millis() as u64, Ordering::Relaxed);
+        self.max_connections.store(max_connections, Ordering::Release);
+        self.freed.notify_one();
+    }
+
+    /// From now on each answer over HTTP/1.1 is its connection's last.
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether connections are asked to leave.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    /// Time that requests get after the end began.
+    pub fn drain_timeout(&self) -> Duration {
+        Duration::from_millis(self.drain_timeout_ms.load(Ordering::Relaxed))
+    }
+
+    /// Waits for a place.
+    pub(super) async fn slot(self: &Arc<Self>) -> Slot {
+        loop {
+            // A place that is given back in between leaves a permit.
+            let freed = self.freed.notified();
+            if self.open.load(Ordering::Acquire) < self.max_connections.load(Ordering::Acquire) {
+                self.open.fetch_add(1, Ordering::AcqRel);
+                return Slot(Arc::clone(self));
+            }
+            freed.await;
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::AcqRel);
+        self.0.freed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_bound_can_be_moved_while_connections_wait_for_it() {
+        let intake = Intake::new(1, Duration::ZERO);
+        let first = intake.slot().await;
+        let mut second = Box::pin(intake.slot());
+        assert!(second.as_mut().now_or_never().is_none());
+        intake.set(2, Duration::ZERO);
+        let second = second.await;
+        intake.set(1, Duration::ZERO);
+        drop(first);
+        assert!(intake.slot().now_or_never().is_none(), "one is still open, and one is the bound");
+        drop(second);
+        assert!(intake.slot().now_or_never().is_some());
+    }
+}

@@ -1,0 +1,213 @@
+//! What the index knows, written when the gateway ends (and when a successor asks for its sockets) and read at the start, so
+//! that a restart does not forget where prefixes lie. Hashes and workers' names, never text. A file of another key, block
+//! size or version, one that is damaged, or one that is too old is not used: that costs time, as an empty index does.
+//! Workers that announce their blocks are left out; they do so again.
+//!
+//! Form, all numbers little-endian: `KEYWAYIX`, version (4 bytes), check of the hash key (8), bytes of a block (8), seconds
+//! since 1970 (8); then for each worker the length of its name (2), the name, the count of its blocks (8), and their hashes from the most to the least recently used (8 each); at the end
+//! the XXH3 of all before it (8).
+
+use std::{collections::HashMap, fs, io, path::Path, sync::Arc};
+
+use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
+
+use crate::{
+    clock,
+    fleet::{Fleet, Worker},
+    limits::SNAPSHOT_MAX_AGE,
+    request::KeyerConfig,
+    routing::Router,
+};
+
+const MAGIC: &[u8; 8] = b"KEYWAYIX";
+const VERSION: u32 = 1;
+/// Magic, version, key's check, block's bytes, time.
+const HEAD_BYTES: usize = 36;
+
+/// What a file says of workers that have not joined yet.
+#[derive(Debug, Default)]
+pub struct Remembered(HashMap<String, Vec<BlockHash>>);
+
+/// Writes the snapshot in place of the one before. Returns the blocks written.
+pub fn write(path: &Path, router: &Router, keyer: KeyerConfig) -> io::Result<usize> {
+    let (bytes, blocks) = encode(router.fleet(), router, keyer);
+    let beside = path.with_extension("new");
+    fs::write(&beside, bytes)?;
+    fs::rename(beside, path)?;
+    Ok(blocks)
+}
+
+/// Reads a snapshot of at most `index_bytes`' worth of blocks; the error says why it is not used.
+pub fn read(path: &Path, keyer: KeyerConfig, index_bytes: usize) -> Result<Remembered, String> {
+    let size = fs::metadata(path).map_err(|error| error.to_string())?.len();
+    if size > index_bytes as u64 {
+        return Err(format!("{size} bytes are more than the index's own"));
+    }
+    decode(&fs::read(path).map_err(|error| error.to_string())?, keyer, clock::unix_seconds())
+}
+
+impl Remembered {
+    /// What it says of a worker that joins; once.
+    pub fn take(&mut self, worker: &Worker) -> Vec<BlockHash> {
+        self.0.remove(&worker.name).unwrap_or_default()
+    }
+
+    /// Whether there are workers left that have not joined.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+fn encode(fleet: &Fleet, router: &Router, keyer: KeyerConfig) -> (Vec<u8>, usize) {
+    let mut out = MAGIC.to_vec();
+    out.extend(VERSION.to_le_bytes());
+    out.extend(check_of(keyer.key).to_le_bytes());
+    out.extend((keyer.block_bytes.get() as u64).to_le_bytes());
+    out.extend((clock::unix_seconds() as u64).to_le_bytes());
+    let mut total = 0;
+    let told = |worker: &&Arc<Worker>| worker.kv_source().is_none();
+    for worker in fleet.all().iter().filter(told) {
+        // A worker's blocks are copied under the lock, and no more of them at a time.
+        let blocks: Vec<BlockHash> = router.with_index(|index| index.by_recency(worker.id).collect());
+        let name = worker.name.as_bytes();
+        out.extend((name.len() as u16).to_le_bytes());
+        out.extend(name);
+        out.extend((blocks.len() as u64).to_le_bytes());
+        out.extend(blocks.iter().flat_map(|block| block.0.to_le_bytes()));
+        total += blocks.len();
+    }
+    out.extend(sum_of(&out).to_le_bytes());
+    (out, total)
+}
+
+fn decode(bytes: &[u8], keyer: KeyerConfig, now: f64) -> Result<Remembered, String> {
+    let damaged = || "it is damaged".to_owned();
+    let (body, sum) = bytes.split_last_chunk::<8>().ok_or_else(damaged)?;
+    if !body.starts_with(MAGIC) || body.len() < HEAD_BYTES {
+        return Err("it is no snapshot of an index".to_owned());
+    }
+    let mut rest = Bytes(&body[MAGIC.len()..]);
+    if rest.u32().ok_or_else(damaged)? != VERSION {
+        return Err("it is of another version".to_owned());
+    }
+    if sum_of(body) != u64::from_le_bytes(*sum) {
+        return Err(damaged());
+    }
+    let (check, block_bytes) = (rest.u64().ok_or_else(damaged)?, rest.u64().ok_or_else(damaged)?);
+    if check != check_of(keyer.key) || block_bytes != keyer.block_bytes.get() as u64 {
+        return Err("its blocks have other names: another hash_key_file or block_bytes".to_owned());
+    }
+    let age = now - rest.u64().ok_or_else(damaged)? as f64;
+    if age > SNAPSHOT_MAX_AGE.as_secs_f64() {
+        return Err(format!("it is {age:.0} s old"));
+    }
+    let mut remembered = Remembered::default();
+    while !rest.0.is_empty() {
+        let (name, blocks) = rest.worker().ok_or_else(damaged)?;
+        remembered.0.insert(name, blocks);
+    }
+    Ok(remembered)
+}
+
+/// What is left to read.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take(4)?.try_into().ok().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take(8)?.try_into().ok().map(u64::from_le_bytes)
+    }
+
+    fn worker(&mut self) -> Option<(String, Vec<BlockHash>)> {
+        let length = u16::from_le_bytes(self.take(2)?.try_into().ok()?);
+        let name = std::str::from_utf8(self.take(length.into())?).ok()?.to_owned();
+        let count = self.u64()?;
+        let blocks = self.take(usize::try_from(count).ok()?.checked_mul(8)?)?.as_chunks::<8>().0;
+        Some((name, blocks.iter().map(|hash| BlockHash(u64::from_le_bytes(*hash))).collect()))
+    }
+}
+
+/// Tells keys apart without giving one away.
+fn check_of(key: HashKey) -> u64 {
+    Chain::new(key, b"").push(MAGIC).0
+}
+
+/// Of bytes, under a key that everybody knows: against damage, not against forgery.
+fn sum_of(bytes: &[u8]) -> u64 {
+    Chain::new(HashKey::new(0), b"").push(bytes).0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{clock::Clock, config::WorkerConfig, ejection::Ejections, metrics::Metrics};
+
+    fn keyer(key: u64) -> KeyerConfig {
+        KeyerConfig { key: HashKey::new(key), block_bytes: NonZeroUsize::new(64).unwrap() }
+    }
+
+    fn router(keyer: KeyerConfig) -> Router {
+        let workers: Vec<WorkerConfig> = ["http://a:1", "http://b:1"].map(|url| url.parse().unwrap()).into();
+        let clock = Clock::start();
+        let fleet = Arc::new(Fleet::new(&workers, clock.now(), &Ejections::new(clock, None)));
+        let metrics = Arc::new(Metrics::new().unwrap());
+        Router::new(fleet, metrics, clock, keyway_core::pick::Policy::Prefix, keyer, 1 << 20)
+    }
+
+    fn snapshot() -> Vec<u8> {
+        let router = router(keyer(7));
+        let chain: Vec<BlockHash> = (1..=9).map(BlockHash).collect();
+        let first = router.fleet().all()[0].id;
+        router.with_index(|index| drop(index.place(first, &chain)));
+        encode(router.fleet(), &router, keyer(7)).0
+    }
+
+    #[test]
+    fn what_was_written_is_remembered_by_name() {
+        let mut read = decode(&snapshot(), keyer(7), clock::unix_seconds()).unwrap();
+        let workers = router(keyer(7)).fleet().all();
+        assert_eq!(read.take(&workers[0]).len(), 9);
+        assert!(read.take(&workers[0]).is_empty() && read.take(&workers[1]).is_empty());
+    }
+
+    #[test]
+    fn what_is_foreign_old_or_damaged_is_refused() {
+        let (good, now) = (snapshot(), clock::unix_seconds());
+        let refused = |bytes: &[u8], key: u64, now: f64| decode(bytes, keyer(key), now).unwrap_err();
+        assert!(refused(&good, 8, now).contains("other names"));
+        assert!(refused(&good, 7, now + 1e6).contains("old"));
+        assert!(refused(b"hello, this is not one, but it is long enough", 7, now).contains("no snapshot"));
+        let mut newer = good.clone();
+        newer[8] = 2;
+        assert!(refused(&newer, 7, now).contains("version"));
+        for at in 12..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            assert!(refused(&bad, 7, now).contains("damaged"), "byte {at}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200), keep in 0_usize..60) {
+            let good = snapshot();
+            bytes.splice(0..0, good[..keep.min(good.len())].iter().copied());
+            let sum = sum_of(&bytes).to_le_bytes();
+            bytes.extend(sum);
+            drop(decode(&bytes, keyer(7), 0.0));
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The fuzz targets on stable Rust: seeds, and what becomes of them under random cuts, flips, doublings and splices. A
+//! fuzzer goes further (`cargo +nightly fuzz run request` in `gateway/`); this says that the targets hold at all.
+
+#[path = "../fuzz/bodies.rs"]
+mod bodies;
+
+use keyway_wire::kv_event::{BlockStored, EngineHash, EventBatch, KvEvent, WireFormat};
+use proptest::{prelude::*, sample::Index};
+
+const BODIES: [&str; 6] = [
+    r#"{"model":"m","messages":[{"role":"user","content":"hello \u00e9\ud83d\ude00"}],"stream":true}"#,
+    r#"{"model":"a","model":"b","cache_salt":"x","prompt":["p",[1,2]],"stream":false}"#,
+    r#"{"mo\u0064el":"m","input":[{"type":"text","text":"t\"\\\n"}],"temperature":1e-7,"n":-0.0}"#,
+    "{\"model\":\"m\"\r\n,\t\"tools\":[{\"a\":{\"b\":[[],[{}]]}}],\"system\":\"s\",\"x\":null}",
+    r#"{"":"","cache_salt":{"a":1},"prompt":"long long long long long long long long long"}"#,
+    "[1,2,3]",
+];
+const STREAMS: [&str; 3] = [
+    "12345678data: {\"a\":1}\n\ndata: [DONE]\n\n",
+    "\u{1}\u{2}\u{3}\u{0}\u{0}\u{0}\u{0}\u{0}event: x\r\ndata: y\r\n\r\n:c\r\rdata: z",
+    "abcdefgh\n\n\r\n\r\n\r\r\n\n",
+];
+
+/// What a fuzzer does to a seed.
+#[derive(Debug, Clone)]
+enum Change {
+    Flip(Index, u8),
+    Cut(Index, Index),
+    Double(Index, Index),
+    Insert(Index, Vec<u8>),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        (any::<Index>(), any::<u8>()).prop_map(|(at, bits)| Change::Flip(at, bits)),
+        (any::<Index>(), any::<Index>()).prop_map(|(a, b)| Change::Cut(a, b)),
+        (any::<Index>(), any::<Index>()).prop_map(|(a, b)| Change::Double(a, b)),
+        (any::<Index>(), prop::collection::vec(any::<u8>(), 0..12))
+            .prop_map(|(at, new)| Change::Insert(at, new)),
+    ]
+}
+
+fn changed(seed: &[u8], changes: &[Change]) -> Vec<u8> {
+    let mut bytes = seed.to_vec();
+    for change in changes {
+        let span = |a: &Index, b: &Index| {
+            let (a, b) = (a.index(bytes.len() + 1), b.index(bytes.len() + 1));
+            a.min(b)..a.max(b)
+        };
+        match change {
+            Change::Flip(at, bits) if !bytes.is_empty() => {
+                let at = at.index(bytes.len());
+                bytes[at] ^= bits;
+            }
+            Change::Flip(..) => {}
+            Change::Cut(a, b) => drop(bytes.drain(span(a, b))),
+            Change::Double(a, b) => {
+                let span = span(a, b);
+                let copy = bytes[span.clone()].to_vec();
+                bytes.splice(span.end..span.end, copy);
+            }
+            Change::Insert(at, new) => {
+                let at = at.index(bytes.len() + 1);
+                bytes.splice(at..at, new.iter().copied());
+            }
+        }
+        bytes.truncate(1 << 16);
+    }
+    bytes
+}
+
+fn events() -> Vec<Vec<u8>> {
+    let stored = KvEvent::BlockStored(BlockStored {
+        block_hashes: vec![EngineHash::Int(1), EngineHash::Int(2)],
+        token_ids: (0..32).collect(),
+        block_size: 16,
+        ..BlockStored::default()
+    });
+    let batch =
+        EventBatch { ts: 1.0, events: vec![stored, KvEvent::AllBlocksCleared], ..EventBatch::default() };
+    [WireFormat::VllmArray, WireFormat::VllmMap].map(|format| batch.encode(format)).into()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    #[test]
+    fn a_body_is_read_as_a_json_library_reads_it(
+        seed in prop::sample::select(&BODIES[..]), changes in prop::collection::vec(change(), 0..6),
+    ) {
+        let bytes = changed(seed.as_bytes(), &changes);
+        bodies::request(&bytes);
+        bodies::salt(&bytes);
+    }
+
+    #[test]
+    fn a_stream_loses_no_byte_however_it_is_cut(
+        seed in prop::sample::select(&STREAMS[..]), changes in prop::collection::vec(change(), 0..6),
+    ) {
+        bodies::sse(&changed(seed.as_bytes(), &changes));
+    }
+
+    #[test]
+    fn no_event_breaks_the_index(which in any::<Index>(), changes in prop::collection::vec(change(), 0..6)) {
+        let seeds = events();
+        bodies::kv_event(&changed(&seeds[which.index(seeds.len())], &changes));
+    }
+}
