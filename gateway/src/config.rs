@@ -4,6 +4,7 @@
 
 mod discovery;
 mod file;
+mod resume;
 mod scale;
 mod timeouts;
 mod tls;
@@ -18,6 +19,7 @@ use keyway_wire::block_hash::HashKey;
 pub use self::{
     discovery::{DiscoveryConfig, DiscoveryFile, DnsName, HostRule},
     file::{AuthFile, File, LimitsFile, LogFormat, ModelTable, RoutingFile},
+    resume::ResumeFile,
     scale::{ModelScale, ScaleConfig, ScaleFile},
     timeouts::Timeouts,
     tls::{TlsFiles, WorkerTls},
@@ -69,6 +71,8 @@ pub struct Config {
     pub discovery: DiscoveryConfig,
     /// What is wanted of each model's fleet.
     pub scale: ScaleConfig,
+    /// Bytes kept of running streams, so that they can be resumed; 0: none is.
+    pub resume_bytes: usize,
     /// File of tenants, and whether their prompts share no cache.
     pub tenants: Option<(PathBuf, bool)>,
     /// `Bearer …` that operators show, marked sensitive.
@@ -127,6 +131,7 @@ impl TryFrom<File> for Config {
             drain_timeout: limits.drain_seconds.map_or(limits::DRAIN_TIMEOUT, Duration::from_secs),
             discovery: DiscoveryConfig::try_from(&file.discovery)?,
             scale: ScaleConfig::try_from(&file.scale)?,
+            resume_bytes: file.resume.memory(),
             tenants: file.auth.tenants_file.map(|path| (path, file.auth.isolate.unwrap_or(true))),
             admin_token: file.auth.admin_token_file.as_ref().map(worker::read_key).transpose()?,
             tls: file.tls,

@@ -6,6 +6,7 @@ mod fleet;
 mod forget;
 mod per_model;
 mod reference;
+mod resume;
 mod scale;
 
 use std::{cell::RefCell, sync::Arc};
@@ -16,7 +17,8 @@ use prometheus::{
 };
 
 pub use self::{
-    caches::CacheMetrics, fleet::FleetMetrics, per_model::ModelSeries, reference::Family, scale::ScaleMetrics,
+    caches::CacheMetrics, fleet::FleetMetrics, per_model::ModelSeries, reference::Family, resume::ResumeMetrics,
+    scale::ScaleMetrics,
 };
 use self::{
     forget::OfWorkers,
@@ -72,6 +74,8 @@ pub struct Metrics {
     pub caches: CacheMetrics,
     /// How many workers there should be.
     pub scale: ScaleMetrics,
+    /// Streams that broke off.
+    pub resume: ResumeMetrics,
 }
 
 #[derive(Default)]
@@ -203,6 +207,7 @@ impl Metrics {
             fleet: FleetMetrics::declare(&d)?,
             caches: CacheMetrics::declare(&d)?,
             scale: ScaleMetrics::declare(&d)?,
+            resume: ResumeMetrics::declare(&d)?,
             per_model: PerModel::new(Families::declare(&d)?),
             of_workers: d.of_workers.into_inner(),
             families: d.families.into_inner(),

@@ -24,6 +24,7 @@ use crate::{
     net::{self, Connector},
     probe,
     request::KeyerConfig,
+    resume::Resumer,
     routing::Router,
     server::{self, Server},
     stack,
@@ -70,7 +71,16 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
     background.push(tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router))));
 
+    let retry_budget = Arc::new(Mutex::new(RetryBudget::new(clock.now())));
+    let resumer = Resumer::new(
+        Arc::clone(&router),
+        upstream.clone(),
+        Arc::clone(&retry_budget),
+        Arc::clone(&metrics),
+        config.resume_bytes,
+    );
     let dispatch = Dispatch {
+        resumer: Arc::new(resumer),
         router: Arc::clone(&router),
         scale: Arc::clone(&scale),
         upstream,
@@ -80,7 +90,7 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
         max_body_bytes: config.max_body_bytes,
         expose_routing: config.expose_routing,
         timeouts: config.timeouts,
-        retry_budget: Arc::new(Mutex::new(RetryBudget::new(clock.now()))),
+        retry_budget,
     };
     let admission = Admission::new(config.max_in_flight, metrics.in_flight.clone());
     let (stop, stopped) = watch::channel(false);

@@ -6,7 +6,7 @@ use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, DiscoveryFile, ScaleFile, TlsFiles, WorkerEntry};
+use super::{ConfigError, DiscoveryFile, ResumeFile, ScaleFile, TlsFiles, WorkerEntry};
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
@@ -43,6 +43,8 @@ pub struct File {
     pub tls: Option<TlsFiles>,
     /// Bounds.
     pub limits: LimitsFile,
+    /// Whether streams outlive their worker.
+    pub resume: ResumeFile,
     /// Workers that come and go.
     pub discovery: DiscoveryFile,
     /// How many workers each model is to have.
