@@ -66,7 +66,13 @@ impl Asked {
         fills_cache(path)
             || matches!(
                 path,
-                "/v1/embeddings" | "/v1/rerank" | "/rerank" | "/v2/rerank" | "/score" | "/classify" | "/pooling"
+                "/v1/embeddings"
+                    | "/v1/rerank"
+                    | "/rerank"
+                    | "/v2/rerank"
+                    | "/score"
+                    | "/classify"
+                    | "/pooling"
             )
     }
 }

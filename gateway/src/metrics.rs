@@ -17,8 +17,8 @@ use prometheus::{
 };
 
 pub use self::{
-    caches::CacheMetrics, fleet::FleetMetrics, per_model::ModelSeries, reference::Family, resume::ResumeMetrics,
-    scale::ScaleMetrics,
+    caches::CacheMetrics, fleet::FleetMetrics, per_model::ModelSeries, reference::Family,
+    resume::ResumeMetrics, scale::ScaleMetrics,
 };
 use self::{
     forget::OfWorkers,

@@ -133,7 +133,9 @@ mod tests {
         assert_eq!(models.len(), 1);
         assert_eq!(models[0].json.get(), r#"{"id":"a","x":[1, 2]}"#);
         assert_eq!(models[0].numerics_id, None);
-        let worker = read_models(br#"{"data":[{"id":"a","numerics_id":"cpu-1"},{"id":"b","numerics_id":7}]}"#).unwrap();
+        let worker =
+            read_models(br#"{"data":[{"id":"a","numerics_id":"cpu-1"},{"id":"b","numerics_id":7}]}"#)
+                .unwrap();
         assert_eq!((worker.len(), &worker[1].numerics_id), (2, &None));
         assert_eq!(worker[0].numerics_id.as_deref(), Some("cpu-1"));
         assert!(read_models(b"<html>").is_none());

@@ -30,13 +30,8 @@ use self::{
     story::Story,
 };
 use crate::{
-    asked::Asked,
-    autoscale::Demand,
-    fleet::Worker,
-    limits::RESUME_BODY_BYTES_MAX,
-    metrics::Metrics,
-    routing::Router,
-    upstream::Upstream,
+    asked::Asked, autoscale::Demand, fleet::Worker, limits::RESUME_BODY_BYTES_MAX, metrics::Metrics,
+    routing::Router, upstream::Upstream,
 };
 
 /// Why a stream does not go on elsewhere.
@@ -48,7 +43,7 @@ pub enum Obstacle {
     Path,
     /// The worker is no `keyway-worker`.
     Engine,
-    /// Functions to call.
+    /// A function that must be called.
     Tools,
     /// A form for the answer.
     Form,

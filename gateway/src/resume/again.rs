@@ -51,10 +51,8 @@ impl Search {
             if self.tried.len() > RESUMES_MAX {
                 return Err(Obstacle::Attempts);
             }
-            let mut choice = router
-                .choose(&self.asked.info, &self.excluded())
-                .await
-                .map_err(|_| Obstacle::NoWorker)?;
+            let mut choice =
+                router.choose(&self.asked.info, &self.excluded()).await.map_err(|_| Obstacle::NoWorker)?;
             if !budget.lock().take(router.now()) {
                 metrics.retries_refused.inc();
                 return Err(Obstacle::Budget);

@@ -26,7 +26,6 @@ impl Ask {
         }
         let text = std::str::from_utf8(body).map_err(|_| Obstacle::Unreadable)?;
         let mut ask = Self { has_seed: false };
-        let (mut tools, mut calls) = (false, true);
         for field in Value::document(text).ok_or(Obstacle::Unreadable)? {
             let (name, value) = field.map_err(|_| Obstacle::Unreadable)?;
             // A field that is null counts as absent, whatever it is.
@@ -40,12 +39,14 @@ impl Ask {
                 "response_format" if given && !is_text(value) => return Err(Obstacle::Form),
                 "structured_outputs" if given => return Err(Obstacle::Form),
                 guided if given && guided.starts_with("guided_") => return Err(Obstacle::Form),
-                "tools" => tools = value.items().is_some_and(|mut items| items.next().is_some()),
-                "tool_choice" => calls = value.text().as_deref() != Some("none"),
+                // A call that must come has a grammar; one that may come has none.
+                "tool_choice" if given && !matches!(value.text().as_deref(), Some("none" | "auto")) => {
+                    return Err(Obstacle::Tools);
+                }
                 _ => {}
             }
         }
-        if tools && calls { Err(Obstacle::Tools) } else { Ok(ask) }
+        Ok(ask)
     }
 }
 
@@ -59,7 +60,8 @@ fn holds_several(prompt: Value<'_>) -> bool {
 
 /// Whether a format asks for nothing.
 fn is_text(format: Value<'_>) -> bool {
-    let kind = |(name, value): (Cow<'_, str>, Value<'_>)| name == "type" && value.text().as_deref() == Some("text");
+    let kind =
+        |(name, value): (Cow<'_, str>, Value<'_>)| name == "type" && value.text().as_deref() == Some("text");
     format.fields().is_some_and(|fields| fields.filter_map(Result::ok).any(kind))
 }
 
@@ -96,6 +98,8 @@ mod tests {
             (r#"{"messages":[],"seed":3,"n":1,"tools":[],"response_format":{"type":"text"}}"#, true),
             (r#"{"seed":null,"n":null,"response_format":null,"guided_json":null,"logprobs":true}"#, false),
             (r#"{"tools":[{"type":"function"}],"tool_choice":"none"}"#, false),
+            (r#"{"tools":[{"type":"function"}],"tool_choice":"auto"}"#, false),
+            (r#"{"tools":[{"type":"function"}]}"#, false),
         ] {
             assert_eq!(ask("/v1/chat/completions", body), Ok(Ask { has_seed }), "{body}");
         }
@@ -116,8 +120,8 @@ mod tests {
             (r#"{"response_format":{"type":"json_object"}}"#, Obstacle::Form),
             (r#"{"guided_regex":"a*"}"#, Obstacle::Form),
             (r#"{"structured_outputs":{}}"#, Obstacle::Form),
-            (r#"{"tools":[{"type":"function"}]}"#, Obstacle::Tools),
-            (r#"{"tool_choice":"auto","tools":[1]}"#, Obstacle::Tools),
+            (r#"{"tool_choice":"required","tools":[1]}"#, Obstacle::Tools),
+            (r#"{"tool_choice":{"type":"function"},"tools":[1]}"#, Obstacle::Tools),
             (r#"{"messages":"#, Obstacle::Unreadable),
             ("[]", Obstacle::Unreadable),
         ] {

@@ -38,7 +38,8 @@ pub(super) struct Identity {
 impl<'a> Chunk<'a> {
     /// Reads the data of an event; `None` if it is not an object.
     pub(super) fn read(data: &'a str) -> Option<Self> {
-        let mut chunk = Self { fields: Vec::with_capacity(8), ids: None, text_bytes: 0, ends: false, error: None };
+        let mut chunk =
+            Self { fields: Vec::with_capacity(8), ids: None, text_bytes: 0, ends: false, error: None };
         let mut fields = Value::document(data)?;
         while let Some(field) = fields.next() {
             let (name, value) = field.ok()?;
@@ -86,7 +87,8 @@ impl<'a> Chunk<'a> {
 
     /// Whose chunk it is.
     pub(super) fn identity(&self) -> Identity {
-        let written = |kind| self.fields.iter().find(|(field, _)| *field == kind).map(|(_, written)| (*written).into());
+        let written =
+            |kind| self.fields.iter().find(|(field, _)| *field == kind).map(|(_, written)| (*written).into());
         Identity { id: written(Field::Id), created: written(Field::Created) }
     }
 

@@ -22,6 +22,7 @@ mod models;
 mod openai_client;
 mod passthrough;
 mod real_workers;
+mod resume;
 mod routing;
 mod secrets;
 mod streaming;

@@ -28,7 +28,10 @@ fn worker(texts: &[&str], asked: &RequestExtension, name: &str) -> Vec<String> {
     };
     let mut events = Vec::new();
     if asked.output_ids.is_none() {
-        events.push(event(json!([{"delta": {"role": "assistant", "content": ""}, "finish_reason": null}]), &[]));
+        events.push(event(
+            json!([{"delta": {"role": "assistant", "content": ""}, "finish_reason": null}]),
+            &[],
+        ));
     }
     let mut untold = Vec::new();
     for (id, text) in texts.iter().enumerate().skip(from) {
@@ -93,7 +96,11 @@ fn an_engine_that_is_gone_is_no_event_for_the_client_and_other_errors_are() {
 
 #[test]
 fn a_stream_without_an_account_of_itself_passes_and_is_not_resumed() {
-    for odd in ["data: {\"id\":\"x\",\"choices\":[]}\n\n", "data: {\"id\":\n\n", "data: {\"id\":\"x\"}\r\n\r\ndata: {}\r\n\r\n"] {
+    for odd in [
+        "data: {\"id\":\"x\",\"choices\":[]}\n\n",
+        "data: {\"id\":\n\n",
+        "data: {\"id\":\"x\"}\r\n\r\ndata: {}\r\n\r\n",
+    ] {
         let mut story = story(1 << 20);
         assert_eq!(story.tell(&Bytes::from(odd)).bytes, odd);
         assert_eq!(story.rest(None), Err(Obstacle::Unreadable), "{odd:?}");
