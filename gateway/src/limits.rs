@@ -47,6 +47,10 @@ pub const ANSWER_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time from a request's head to its answer's end: 100,000 tokens at 30 a second.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(3_600);
 
+/// Time for which a client may take nothing of what is sent to it: a laptop that is opened again within it goes on. Until
+/// then it holds what the sockets' buffers hold and its place, and its worker waits.
+pub const CLIENT_STALL_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Workers tried for one request, the first included.
 pub const MAX_ATTEMPTS: usize = 3;
 

@@ -54,6 +54,7 @@ pub struct Gateway {
 pub async fn start(config: &Config) -> io::Result<Gateway> {
     let listener = net::listen(config.listen).await?;
     let admin_listener = net::listen(config.admin_listen).await?;
+    net::give_up_on_readers_after(&listener, config.timeouts.client_stall)?;
     let (addr, admin_addr) = (listener.local_addr()?, admin_listener.local_addr()?);
 
     let clock = Clock::start();

@@ -318,8 +318,13 @@ impl RealWorker {
     /// Starts one without waiting for it, with the random model unless `args` name one: most tests need an engine, no
     /// sense.
     pub fn spawn(args: &[&str]) -> Self {
+        Self::spawn_at(SocketAddr::from(([127, 0, 0, 1], 0)), args)
+    }
+
+    /// The same, at an address: that of one that is gone.
+    pub fn spawn_at(addr: SocketAddr, args: &[&str]) -> Self {
         let mut command = Command::new(bin("keyway-worker"));
-        command.args(["--listen", "127.0.0.1:0"]).args(args);
+        command.args(["--listen", &addr.to_string()]).args(args);
         if !args.contains(&"--model") {
             command.args(["--model", "random"]);
         }

@@ -109,6 +109,8 @@ pub struct LimitsFile {
     pub answer_idle_ms: Option<u64>,
     /// Milliseconds from a request's head to its answer's end.
     pub request_timeout_ms: Option<u64>,
+    /// Milliseconds for which a client may take nothing of what is sent to it.
+    pub client_stall_ms: Option<u64>,
 }
 
 /// `[[model]]`

@@ -23,6 +23,7 @@ mod openai_client;
 mod passthrough;
 mod real_workers;
 mod resume;
+mod rolling;
 mod routing;
 mod secrets;
 mod streaming;

@@ -2,7 +2,7 @@
 //! twice, leaves something out, or shows that it is another.
 
 use keyway_tests::openai::{CHAT, DONE, chat_stream, delta};
-use keyway_tests::{Cluster, End, FakeWorker, Next, Response, eventually, post};
+use keyway_tests::{Call, Cluster, End, FakeWorker, Next, Response, eventually, post};
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -139,7 +139,7 @@ async fn a_sampled_stream_without_a_seed_goes_on_with_the_gateway_s() {
 #[tokio::test]
 async fn two_killed_workers_are_not_seen() {
     let mut cluster = Cluster::builder().workers(3).start().await;
-    let request = chat(json!({"temperature": 0.9, "seed": 3, "max_tokens": 1500}));
+    let request = chat(json!({"temperature": 0.9, "seed": 3, "max_tokens": 8000}));
     let whole = Seen::of(&post(cluster.addr(), CHAT, &request).await).content();
     let mut client = keyway_tests::Client::connect(cluster.addr()).await;
     client.post(CHAT, &request).await;
@@ -154,11 +154,15 @@ async fn two_killed_workers_are_not_seen() {
                 break;
             }
         }
-        if events == 3 || events == 300 {
+        if events == 3 || events == 2000 {
             // Whoever streams now; its connection is the only one that counts.
             let workers = cluster.gateway.workers().await;
-            let busy = workers.as_array().expect("a list").iter().find(|w| w["in_flight"].as_u64() > Some(0));
-            let Some(name) = busy.and_then(|worker| worker["name"].as_str().map(str::to_owned)) else {
+            let busy = workers
+                .as_array()
+                .expect("a list")
+                .iter()
+                .find(|w| w["requests_in_flight"].as_u64() > Some(0));
+            let Some(name) = busy.and_then(|worker| worker["worker"].as_str().map(str::to_owned)) else {
                 continue;
             };
             let victim = cluster.workers.iter_mut().find(|w| w.addr().to_string() == name).expect("ours");
@@ -205,6 +209,14 @@ async fn switched_off_nothing_is_resumed() {
     assert_eq!(resumed(&cluster).await, 0.0);
 }
 
+/// The next call, at whichever of two workers.
+async fn either(cluster: &Cluster) -> (usize, Call) {
+    tokio::select! {
+        call = cluster.fakes[0].call() => (0, call),
+        call = cluster.fakes[1].call() => (1, call),
+    }
+}
+
 #[tokio::test]
 async fn any_engine_s_stream_begins_again_while_the_client_has_nothing_of_it() {
     let cluster = Cluster::of_fakes(2, "round-robin").await;
@@ -212,18 +224,12 @@ async fn any_engine_s_stream_begins_again_while_the_client_has_nothing_of_it() {
     let request = chat_stream("hi");
     let mut client = keyway_tests::Client::connect(cluster.addr()).await;
     client.post(CHAT, &request).await;
-    let either = async || {
-        tokio::select! {
-            call = cluster.fakes[0].call() => (0, call),
-            call = cluster.fakes[1].call() => (1, call),
-        }
-    };
-    let (first, mut call) = either().await;
+    let (first, mut call) = either(&cluster).await;
     call.begin_stream().await;
     assert_eq!(client.head().await.status(), 200);
     call.chunk(b"data: {\"half").await;
     call.cut();
-    let (second, mut call) = either().await;
+    let (second, mut call) = either(&cluster).await;
     assert_ne!(first, second);
     assert_eq!(call.request.body, request, "the same request, byte for byte");
     call.begin_stream().await;
@@ -246,13 +252,13 @@ async fn a_client_that_leaves_ends_the_search() {
     cluster.fakes.iter().for_each(FakeWorker::manual);
     let mut client = keyway_tests::Client::connect(cluster.addr()).await;
     client.post(CHAT, &chat_stream("hi")).await;
-    let mut call = cluster.fakes[0].call().await;
+    let (_, mut call) = either(&cluster).await;
     call.begin_stream().await;
     client.head().await;
     call.cut();
-    let call = cluster.fakes[1].call().await;
+    let (second, call) = either(&cluster).await;
     drop(client);
     call.must_be_aborted().await;
-    eventually!(cluster.fakes[1].active() == 0);
+    eventually!(cluster.fakes[second].active() == 0);
     cluster.gateway.idle().await;
 }
