@@ -36,29 +36,18 @@ async fn a_stream_that_stops_is_ended_honestly_and_aborted_at_the_worker() {
 }
 
 #[tokio::test]
-async fn a_client_that_stops_reading_is_given_up_and_one_that_reads_slowly_is_not() {
+async fn a_client_that_stops_reading_is_given_up() {
     let (gateway, worker) = with_limits("client_stall_ms = 1000").await;
-    for reads in [false, true] {
-        let mut client = Client::connect(gateway.addr).await;
-        client.post(CHAT, &chat_stream("hi")).await;
-        let mut call = worker.call().await;
-        call.begin_stream().await;
-        if reads {
-            // It takes one event at a time, each later than the other client had.
-            for _ in 0..3 {
-                call.say("one").await;
-                client.next_event().await.event();
-                tokio::time::sleep(std::time::Duration::from_millis(600)).await;
-            }
-            call.done().await;
-            assert_eq!(client.body().await.1, End::Complete);
-        } else {
-            let event = delta(&"x".repeat(1 << 20)).to_string();
-            let endless = async { while call.try_event(&event).await {} };
-            keyway_tests::eventually::patient("the gateway to give up", endless).await;
-        }
-        gateway.idle().await;
-    }
+    let mut client = Client::connect(gateway.addr).await;
+    client.post(CHAT, &chat_stream("hi")).await;
+    let mut call = worker.call().await;
+    call.begin_stream().await;
+    // More than all buffers hold; the client takes none of it.
+    let event = delta(&"x".repeat(1 << 20)).to_string();
+    let endless = async { while call.try_event(&event).await {} };
+    keyway_tests::eventually::patient("the gateway to give up", endless).await;
+    gateway.idle().await;
+    drop(client);
 }
 
 #[tokio::test]
