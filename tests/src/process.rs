@@ -113,15 +113,16 @@ fn capture(
     std::thread::spawn(move || {
         for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
             let line = String::from_utf8_lossy(&line).into_owned();
-            if canary::found_in(&line).is_some() {
-                leaks.lock().push(line.clone());
-            }
             lines.send_modify(|log| {
                 if log.len() == LOG_LINES_MAX {
                     log.remove(0);
                 }
-                log.push(line);
+                log.push(line.clone());
             });
+            // Behind the push: who waits for a line does not wait for this.
+            if canary::found_in(&line).is_some() {
+                leaks.lock().push(line);
+            }
         }
     });
 }
