@@ -73,15 +73,8 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     background.push(tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router))));
 
     let retry_budget = Arc::new(Mutex::new(RetryBudget::new(clock.now())));
-    let resumer = Resumer::new(
-        Arc::clone(&router),
-        upstream.clone(),
-        Arc::clone(&retry_budget),
-        Arc::clone(&metrics),
-        config.resume_bytes,
-    );
     let dispatch = Dispatch {
-        resumer: Arc::new(resumer),
+        resumer: resumer(config, &router, &upstream, &retry_budget, &metrics),
         router: Arc::clone(&router),
         scale: Arc::clone(&scale),
         upstream,
@@ -138,6 +131,17 @@ fn router(
     let (fleet, metrics) = (Arc::clone(fleet), Arc::clone(metrics));
     let router = Router::new(fleet, metrics, clock, config.policy, keyer, config.index_bytes);
     Ok(Arc::new(router.with_log(log.transpose()?).with_room(config.room)))
+}
+
+fn resumer(
+    config: &Config,
+    router: &Arc<Router>,
+    upstream: &Upstream,
+    budget: &Arc<Mutex<RetryBudget>>,
+    metrics: &Arc<Metrics>,
+) -> Arc<Resumer> {
+    let (router, upstream, budget) = (Arc::clone(router), upstream.clone(), Arc::clone(budget));
+    Arc::new(Resumer::new(router, upstream, budget, Arc::clone(metrics), config.resume_bytes))
 }
 
 /// Takes the configured workers into the fleet, and those that are found later.

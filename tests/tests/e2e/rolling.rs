@@ -8,11 +8,11 @@ use serde_json::json;
 
 /// Requests in a row, streamed and whole in turn, until told to stop; each must be answered in full.
 async fn client(cluster: &Cluster, i: usize, stop: &AtomicBool, answered: &AtomicUsize) {
-    for n in 0.. {
+    for n in 0_usize.. {
         if stop.load(SeqCst) {
             return;
         }
-        let stream = (i + n) % 2 == 0;
+        let stream = (i + n).is_multiple_of(2);
         let content = format!("Client {i} asks for the {n}th time what becomes of it.");
         let body = json!({
             "model": "keyway-random", "messages": [{"role": "user", "content": content}], "max_tokens": 40,
