@@ -6,31 +6,27 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{
-    HeaderValue, Method,
-    header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH},
-    request::Parts,
-    uri::PathAndQuery,
-};
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use http::{HeaderValue, Method, header::CONTENT_LENGTH, request::Parts};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use keyway_core::{RetryBudget, breaker::Verdict, index::WorkerId, pick::Pick};
 use keyway_wire::headers as names;
 use parking_lot::Mutex;
 
 use crate::{
+    asked::{Asked, takes_salt},
     autoscale::Autoscale,
     body::{Request, Response},
     clock,
     config::Timeouts,
     error::Error,
     fleet::Worker,
-    headers,
     impatient::{Impatient, TooSlow},
     limits::MAX_ATTEMPTS,
     metrics::Metrics,
     record::Record,
     relay,
     request::{self, KeyerConfig, RequestInfo},
+    resume::Resumer,
     routing::{Choice, Router},
     tenants,
     token_keyer::TokenKeyer,
@@ -60,6 +56,8 @@ pub struct Dispatch {
     pub timeouts: Timeouts,
     /// How many requests may be sent again.
     pub retry_budget: Arc<Mutex<RetryBudget>>,
+    /// Lets streams outlive their worker.
+    pub resumer: Arc<Resumer>,
 }
 
 impl Dispatch {
@@ -71,8 +69,10 @@ impl Dispatch {
     }
 
     async fn serve(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let body = self.read_body(&parts, body).await?;
+        // The server's own marks would outlive their use.
+        parts.extensions.clear();
         let body = match record.visit().as_ref().and_then(|visit| visit.salt()) {
             Some(salt) if takes_salt(&parts) => tenants::salted(&body, salt)?,
             _ => body,
@@ -87,7 +87,8 @@ impl Dispatch {
         let demand = self.scale.enter(&self.router, &info);
         let mut choice = self.scale.choose(&self.router, &info).await?;
         choice.ticket.carry(demand);
-        self.attempt(parts, body, info, choice, record).await
+        let asked = Asked { parts, body, info: Arc::new(info), record: Arc::clone(record) };
+        self.attempt(&Arc::new(asked), choice).await
     }
 
     async fn read_body(&self, parts: &Parts, body: hyper::body::Incoming) -> Result<Bytes, Error> {
@@ -106,25 +107,23 @@ impl Dispatch {
         }
     }
 
-    async fn attempt(
-        &self,
-        parts: Parts,
-        body: Bytes,
-        info: RequestInfo,
-        mut choice: Choice,
-        record: &Arc<Record>,
-    ) -> Result<Response, Error> {
+    async fn attempt(&self, asked: &Arc<Asked>, mut choice: Choice) -> Result<Response, Error> {
         let mut tried: Vec<WorkerId> = Vec::new();
+        let Asked { info, record, .. } = &**asked;
+        let seed = fastrand::u64(..);
         loop {
             let Choice { worker, pick, mut ticket } = choice;
             record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
-            let outgoing = outgoing(&parts, body.clone(), &worker, record);
-            match self.upstream.send(worker.origin(), outgoing).await {
+            let sent = self.resumer.sent(asked, &worker, seed);
+            match self.upstream.send(worker.origin(), asked.outgoing(sent.body.clone(), &worker)).await {
                 Ok(answer) => {
                     self.router.worker_answered(&worker);
+                    let lifeline = self.resumer.lifeline(asked, &worker, &sent, answer.headers());
                     let series = self.metrics.model(info.model.as_deref());
-                    let told = relay::Told { ticket, info, pick, record: Arc::clone(record), series };
-                    let mut response = relay::relay(answer, told, self.timeouts);
+                    let (info, record) = (Arc::clone(info), Arc::clone(record));
+                    let told = relay::Told { ticket, info, pick, record, series };
+                    let lifeline = (lifeline, Arc::clone(&self.resumer));
+                    let mut response = relay::relay(answer, told, lifeline, self.timeouts);
                     self.expose(&mut response, &worker, &pick);
                     return Ok(response);
                 }
@@ -135,7 +134,7 @@ impl Dispatch {
                         self.router.worker_failed(&worker);
                     } else {
                         ticket.judge(Verdict::Bad);
-                        if !may_repeat(&parts) {
+                        if !asked.may_repeat() {
                             return Err(Error::WorkerLost);
                         }
                     }
@@ -151,7 +150,7 @@ impl Dispatch {
                         return Err(Error::WorkerLost);
                     }
                     // With no worker left, what became of this attempt says more than "none is ready".
-                    choice = self.router.choose(&info, &tried).await.map_err(|_| Error::WorkerLost)?;
+                    choice = self.router.choose(info, &tried).await.map_err(|_| Error::WorkerLost)?;
                     if let Some(demand) = demand {
                         choice.ticket.carry(demand);
                     }
@@ -181,59 +180,8 @@ pub async fn read_request(path: &str, body: &Bytes, keyer: KeyerConfig, tokens: 
     info
 }
 
-/// Whether a request that a worker may have begun to compute can be sent to another one. Generating is free of side
-/// effects; of other POSTs (files, batches) that is not known.
-fn may_repeat(parts: &Parts) -> bool {
-    parts.method.is_safe() || (parts.method == Method::POST && is_generation(parts.uri.path()))
-}
-
-/// Whether a request fills a prefix cache, which tenants must not share.
-fn takes_salt(parts: &Parts) -> bool {
-    parts.method == Method::POST && fills_cache(parts.uri.path())
-}
-
-fn fills_cache(path: &str) -> bool {
-    matches!(
-        path,
-        "/v1/chat/completions" | "/v1/completions" | "/v1/messages" | "/v1/responses" | "/generate"
-    )
-}
-
 /// `GET /v1/models/{id}` names its model in the path; an id may hold slashes, written out or as `%2F`.
 fn model_in_path(parts: &Parts) -> Option<String> {
     let id = parts.uri.path().strip_prefix("/v1/models/").filter(|_| parts.method == Method::GET)?;
     Some(id.replace("%2F", "/").replace("%2f", "/").replace("%3A", ":").replace("%3a", ":"))
-}
-
-fn is_generation(path: &str) -> bool {
-    fills_cache(path)
-        || matches!(
-            path,
-            "/v1/embeddings" | "/v1/rerank" | "/rerank" | "/v2/rerank" | "/score" | "/classify" | "/pooling"
-        )
-}
-
-fn outgoing(parts: &Parts, body: Bytes, worker: &Worker, record: &Record) -> http::Request<Full<Bytes>> {
-    let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-    let body_bytes = body.len();
-    let mut request = http::Request::new(Full::new(body));
-    *request.method_mut() = parts.method.clone();
-    *request.uri_mut() = worker.target(&path);
-    let mut outgoing = parts.headers.clone();
-    headers::for_worker(&mut outgoing);
-    if let Some(length) = outgoing.get_mut(CONTENT_LENGTH) {
-        // A tenant's salt makes the body longer.
-        *length = body_bytes.into();
-    }
-    outgoing.insert(names::REQUEST_ID, record.id_header().clone());
-    record.tell_trace(&mut outgoing);
-    if let Some(key) = worker.api_key() {
-        outgoing.insert(AUTHORIZATION, key.clone());
-    }
-    if is_generation(parts.uri.path()) {
-        // The relay must see where events end; engines do not compress streams unasked.
-        outgoing.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    }
-    *request.headers_mut() = outgoing;
-    request
 }

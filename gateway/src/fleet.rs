@@ -32,6 +32,8 @@ pub struct Model {
     pub id: String,
     /// The whole JSON object, shown by the gateway's own `/v1/models`.
     pub json: Box<RawValue>,
+    /// What its logits are computed with; only `keyway-worker` says.
+    pub numerics_id: Option<Arc<str>>,
 }
 
 /// One worker of the fleet.
@@ -134,6 +136,11 @@ impl Worker {
             models.retain(|model| model.id == *configured);
         }
         models
+    }
+
+    /// What its logits are computed with, where it says so: then it speaks the worker extension.
+    pub fn numerics_id(&self) -> Option<Arc<str>> {
+        self.models.read().as_ref()?.first()?.numerics_id.clone()
     }
 
     /// Notes what `/v1/models` said.

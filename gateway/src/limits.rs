@@ -51,8 +51,21 @@ pub const ANSWER_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time from a request's head to its answer's end: 100,000 tokens at 30 a second.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(3_600);
 
+/// Time for which a client may take nothing of what is sent to it: a laptop that is opened again within it goes on. Until
+/// then it holds what the sockets' buffers hold and its place, and its worker waits.
+pub const CLIENT_STALL_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Workers tried for one request, the first included.
 pub const MAX_ATTEMPTS: usize = 3;
+
+/// Workers asked to go on with one stream: a request that kills its workers must not go through the fleet.
+pub const RESUMES_MAX: usize = 3;
+
+/// Memory for what resuming takes, over all streams: 8,000 with requests of 32 KB and 1,000 tokens of 4 bytes.
+pub const RESUME_BYTES: usize = 256 << 20;
+
+/// Largest request that is kept for that: a 1M-token prompt.
+pub const RESUME_BODY_BYTES_MAX: usize = 8 << 20;
 
 /// Idle time after which a pooled worker connection is dropped: below uvicorn's 5 s keep-alive (vLLM, SGLang), so
 /// that the worker does not close it under a request.
@@ -254,4 +267,5 @@ const _: () = assert!(MAX_TRACED_ATTEMPTS >= MAX_ATTEMPTS);
 const _: () = assert!(MAX_SCALED_MODELS <= MAX_MODEL_LABELS);
 const _: () = assert!(MAX_IN_FLIGHT <= MAX_CONNECTIONS);
 const _: () = assert!(MAX_USAGE_BODY_BYTES <= MAX_EVENT_BYTES && MAX_EVENT_BYTES <= MAX_BODY_BYTES);
+const _: () = assert!(RESUME_BODY_BYTES_MAX <= RESUME_BYTES);
 const _: () = assert!(BLOCK_BYTES >= 8);

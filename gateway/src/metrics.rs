@@ -7,6 +7,7 @@ mod forget;
 mod lifecycle;
 mod per_model;
 mod reference;
+mod resume;
 mod scale;
 mod traces;
 
@@ -19,7 +20,7 @@ use prometheus::{
 
 pub use self::{
     caches::CacheMetrics, fleet::FleetMetrics, lifecycle::LifecycleMetrics, per_model::ModelSeries,
-    reference::Family, scale::ScaleMetrics, traces::TraceMetrics,
+    reference::Family, resume::ResumeMetrics, scale::ScaleMetrics, traces::TraceMetrics,
 };
 use self::{
     forget::OfWorkers,
@@ -79,6 +80,8 @@ pub struct Metrics {
     pub scale: ScaleMetrics,
     /// What becomes of traces.
     pub traces: TraceMetrics,
+    /// Streams that broke off.
+    pub resume: ResumeMetrics,
 }
 
 #[derive(Default)]
@@ -212,6 +215,7 @@ impl Metrics {
             caches: CacheMetrics::declare(&d)?,
             scale: ScaleMetrics::declare(&d)?,
             traces: TraceMetrics::declare(&d)?,
+            resume: ResumeMetrics::declare(&d)?,
             per_model: PerModel::new(Families::declare(&d)?),
             of_workers: d.of_workers.into_inner(),
             families: d.families.into_inner(),

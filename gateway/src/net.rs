@@ -51,6 +51,17 @@ pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
     Ok(found)
 }
 
+/// Gives up on clients that have not taken what was sent to them for so long: by TCP's own clock, so that neither a task
+/// nor a timer waits, and on every kind of connection. Connections accepted here have it from their listener.
+/// Linux alone has that clock; elsewhere such a client is held for as long as its connection lives.
+pub fn give_up_on_readers_after(listener: &TcpListener, stall: Duration) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    socket2::SockRef::from(listener).set_tcp_user_timeout(Some(stall))?;
+    #[cfg(not(target_os = "linux"))]
+    let _ = (listener, stall);
+    Ok(())
+}
+
 /// Accepts one connection and sets `TCP_NODELAY`.
 pub async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
     let (stream, peer) = listener.accept().await?;

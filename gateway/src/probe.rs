@@ -99,10 +99,14 @@ fn read_models(body: &[u8]) -> Option<Vec<Model>> {
     #[derive(Deserialize)]
     struct Entry {
         id: String,
+        numerics_id: Option<serde_json::Value>,
     }
     let list: List = serde_json::from_slice(body).ok()?;
-    let model =
-        |json: Box<RawValue>| Some(Model { id: serde_json::from_str::<Entry>(json.get()).ok()?.id, json });
+    let model = |json: Box<RawValue>| {
+        let Entry { id, numerics_id } = serde_json::from_str(json.get()).ok()?;
+        let numerics_id = numerics_id.and_then(|id| id.as_str().map(Arc::from));
+        Some(Model { id, json, numerics_id })
+    };
     Some(list.data.into_iter().filter_map(model).collect())
 }
 
@@ -128,6 +132,12 @@ mod tests {
             read_models(br#"{"object":"list","data":[{"id":"a","x":[1, 2]},{"no":"id"},7]}"#).unwrap();
         assert_eq!(models.len(), 1);
         assert_eq!(models[0].json.get(), r#"{"id":"a","x":[1, 2]}"#);
+        assert_eq!(models[0].numerics_id, None);
+        let worker =
+            read_models(br#"{"data":[{"id":"a","numerics_id":"cpu-1"},{"id":"b","numerics_id":7}]}"#)
+                .unwrap();
+        assert_eq!((worker.len(), &worker[1].numerics_id), (2, &None));
+        assert_eq!(worker[0].numerics_id.as_deref(), Some("cpu-1"));
         assert!(read_models(b"<html>").is_none());
     }
 }

@@ -1,8 +1,9 @@
 //! The answer's body on its way from the worker to the client. It is polled through: no task, no channel, no buffer
 //! but an unfinished event, so a slow client slows the worker and a dropped body aborts the generation.
 //!
-//! A stream ends honestly: whole events only, and when the worker breaks off, one error event, no `[DONE]`, and an
-//! aborted body. Other answers pass byte for byte; a broken one is aborted.
+//! When the worker breaks off, another one goes on with the stream where that can be (`resume.rs`). Otherwise it ends
+//! honestly: whole events only, then one error event, no `[DONE]`, and an aborted body. Other answers pass byte for byte; a
+//! broken one is aborted.
 
 mod patience;
 
@@ -30,14 +31,20 @@ use crate::{
     metrics::ModelSeries,
     record::Record,
     request::RequestInfo,
+    resume::{Again, Begun, Lifeline, Obstacle, Resumer},
     routing::Ticket,
     sse::EventSplitter,
     upstream::Answer,
     usage::UsageTap,
 };
 
-/// Turns a worker's answer into the client's.
-pub fn relay(answer: http::Response<Answer>, told: Told, timeouts: Timeouts) -> Response {
+/// Turns a worker's answer into the client's. What may be resumed has a lifeline.
+pub fn relay(
+    answer: http::Response<Answer>,
+    told: Told,
+    (lifeline, resumer): (Result<Box<Lifeline>, Obstacle>, Arc<Resumer>),
+    timeouts: Timeouts,
+) -> Response {
     let (mut parts, upstream) = answer.into_parts();
     strip_hop_by_hop(&mut parts.headers);
     let plain = !parts.headers.contains_key(header::CONTENT_ENCODING);
@@ -49,13 +56,18 @@ pub fn relay(answer: http::Response<Answer>, told: Told, timeouts: Timeouts) -> 
         (true, _, true) => (None, UsageTap::Body(Vec::new(), 0)),
         _ => (None, UsageTap::Blind),
     };
+    // Only what comes as events, and well, is resumed: the rest is the worker's word on the request.
+    let resumable = events.is_some() && parts.status.is_success();
     let body = Relay {
         upstream: Some(upstream),
         events,
+        lifeline: if resumable { lifeline } else { Err(Obstacle::Path) },
+        resumer,
         state: State::Relaying,
         patience: Patience::new(timeouts, told.record.started()),
         account: Account {
             last_event: None,
+            began: false,
             alive_noted: Instant::now(),
             status: parts.status,
             failed_in_band: false,
@@ -74,6 +86,8 @@ pub struct Relay {
     /// `None` once it failed: its connection is closed before the client has heard of it.
     upstream: Option<Answer>,
     events: Option<EventSplitter>,
+    lifeline: Result<Box<Lifeline>, Obstacle>,
+    resumer: Arc<Resumer>,
     state: State,
     patience: Patience,
     account: Account,
@@ -82,6 +96,10 @@ pub struct Relay {
 #[derive(Debug)]
 enum State {
     Relaying,
+    /// Another worker is asked for the rest; if none goes on, this is the error.
+    Resuming(Again, Error),
+    /// The answer is given up.
+    Failed(Error),
     /// The error event was handed out; the abort follows once it has left.
     Aborting(Pin<Box<Sleep>>, Error),
     Ended,
@@ -110,21 +128,43 @@ impl Relay {
 
     /// What may be passed on of the bytes that came; nothing while an event is unfinished.
     fn pass(&mut self, bytes: Bytes) -> Result<Bytes, BoxError> {
-        let out = match &mut self.events {
+        let mut out = match &mut self.events {
             Some(events) => events.push(bytes)?,
             None => bytes,
         };
+        let mut broke = false;
+        if let (Ok(lifeline), false) = (&mut self.lifeline, out.is_empty()) {
+            let passed = lifeline.pass(out);
+            (out, broke) = (passed.bytes, passed.broke);
+            if let Some(obstacle) = passed.over {
+                self.lifeline = Err(obstacle);
+            }
+        }
         if !out.is_empty() {
             self.account.saw(&out, self.events.is_some());
         }
-        // Bodies of known length are not polled again after their last byte.
-        if self.upstream_ended() && self.events.as_ref().is_none_or(EventSplitter::is_empty) {
+        if broke {
+            self.lose(&"its engine is gone", Error::StreamLost);
+        } else if self.upstream_ended()
+            && self.events.as_ref().is_none_or(EventSplitter::is_empty)
+            && !self.lacks_end()
+        {
+            // Bodies of known length are not polled again after their last byte.
             self.complete();
         }
         Ok(out)
     }
 
+    /// Whether the stream is known to have more to say than was said.
+    fn lacks_end(&self) -> bool {
+        !self.account.done && self.lifeline.as_ref().is_ok_and(|lifeline| lifeline.must_be_done())
+    }
+
     fn end(&mut self) -> Option<Result<Frame<Bytes>, BoxError>> {
+        if self.lacks_end() {
+            self.lose(&"it ended early", Error::StreamLost);
+            return None;
+        }
         let tail = self.events.as_mut().map(EventSplitter::take_tail).filter(|tail| !tail.is_empty());
         if let Some(tail) = &tail {
             self.account.saw(tail, true);
@@ -133,24 +173,56 @@ impl Relay {
         tail.map(|tail| Ok(Frame::data(tail)))
     }
 
-    /// The upstream failed. `None` where the stream had said all it had to say.
-    fn break_off(&mut self, cause: &dyn std::fmt::Display) -> Option<Result<Frame<Bytes>, BoxError>> {
+    /// The upstream failed, maybe after the stream had said all it had to say.
+    fn break_off(&mut self, cause: &dyn std::fmt::Display) {
         if self.account.done {
             self.complete();
-            return None;
+        } else {
+            self.lose(cause, Error::StreamLost);
         }
-        Some(self.lose(cause, Error::StreamLost))
     }
 
-    fn lose(&mut self, cause: &dyn std::fmt::Display, error: Error) -> Result<Frame<Bytes>, BoxError> {
+    /// The worker is given up: another one is asked for the rest, or the answer has failed.
+    fn lose(&mut self, cause: &dyn std::fmt::Display, error: Error) {
         let told = &mut self.account.told;
         tracing::warn!(id = told.record.id(), %cause, "the worker's answer broke off");
-        told.record.outcome(error.code());
-        // Slow in all is no failure of the worker; to stop or to stall is one.
-        if !matches!(error, Error::Deadline { .. }) {
-            told.ticket.judge(Verdict::Bad);
-        }
         self.upstream = None;
+        // Slow in all is no failure of the worker; to stop or to stall is one.
+        if matches!(error, Error::Deadline { .. }) {
+            self.state = State::Failed(error);
+            return;
+        }
+        told.ticket.judge(Verdict::Bad);
+        self.state = match self.lifeline.as_ref().map(|lifeline| lifeline.again(told.ticket.give_back())) {
+            Ok(Ok(again)) => State::Resuming(again, error),
+            Err(obstacle) => self.not_resumed(*obstacle, error),
+            Ok(Err(obstacle)) => self.not_resumed(obstacle, error),
+        };
+    }
+
+    fn not_resumed(&self, obstacle: Obstacle, error: Error) -> State {
+        if self.events.is_some() {
+            self.resumer.not_resumed(obstacle);
+        }
+        State::Failed(error)
+    }
+
+    /// Another worker's stream takes the place of the broken one; of an event that was cut, nothing is left.
+    fn go_on(&mut self, begun: Begun) {
+        if let Ok(lifeline) = &mut self.lifeline {
+            lifeline.begun(&begun);
+        }
+        self.events = Some(EventSplitter::new(MAX_EVENT_BYTES));
+        self.account.told.pick = begun.pick;
+        self.account.told.ticket = begun.ticket;
+        self.account.began = false;
+        self.upstream = Some(begun.answer);
+        self.state = State::Relaying;
+    }
+
+    /// The last words of an answer that has failed.
+    fn fail(&mut self, error: Error) -> Result<Frame<Bytes>, BoxError> {
+        self.account.told.record.outcome(error.code());
         if self.events.is_some() {
             let event = error.to_body().to_event().into();
             self.state = State::Aborting(Box::pin(clock::sleep(ABORT_DELAY)), error);
@@ -179,23 +251,49 @@ impl Body for Relay {
                     this.state = State::Ended;
                     return Poll::Ready(Some(Err(error.into())));
                 }
+                State::Failed(error) => {
+                    let error = error.clone();
+                    return Poll::Ready(Some(this.fail(error)));
+                }
+                State::Resuming(again, error) => {
+                    match Pin::new(again).poll(cx) {
+                        Poll::Ready(Ok(begun)) => this.go_on(begun),
+                        Poll::Ready(Err(obstacle)) => {
+                            let error = error.clone();
+                            this.state = this.not_resumed(obstacle, error);
+                        }
+                        Poll::Pending => {
+                            let error = ready!(this.patience.poll(None, cx));
+                            this.state = State::Failed(error);
+                        }
+                    }
+                    continue;
+                }
                 State::Relaying => {}
             }
             let Some(upstream) = &mut this.upstream else { return Poll::Ready(None) };
             let frame = match Pin::new(upstream).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => frame,
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(this.break_off(&error)),
-                Poll::Ready(None) => return Poll::Ready(this.end()),
+                Poll::Ready(Some(Err(error))) => {
+                    this.break_off(&error);
+                    continue;
+                }
+                Poll::Ready(None) => match this.end() {
+                    Some(tail) => return Poll::Ready(Some(tail)),
+                    None => continue,
+                },
                 Poll::Pending => {
-                    let error = ready!(this.patience.poll(this.account.last_event, cx));
-                    return Poll::Ready(Some(this.lose(&"it took too long", error)));
+                    let last = this.account.last_event.filter(|_| this.account.began);
+                    let error = ready!(this.patience.poll(last, cx));
+                    this.lose(&"it took too long", error);
+                    continue;
                 }
             };
             match frame.into_data() {
                 Ok(bytes) => match this.pass(bytes) {
                     Ok(out) if out.is_empty() => {}
                     Ok(out) => return Poll::Ready(Some(Ok(Frame::data(out)))),
-                    Err(error) => return Poll::Ready(this.break_off(&error)),
+                    Err(error) => this.break_off(&error),
                 },
                 Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
             }
@@ -218,6 +316,8 @@ impl Body for Relay {
 #[derive(Debug)]
 struct Account {
     last_event: Option<Instant>,
+    /// Whether the worker that streams now has said something.
+    began: bool,
     alive_noted: Instant,
     status: StatusCode,
     failed_in_band: bool,
@@ -233,7 +333,7 @@ pub struct Told {
     /// Its weight on the worker.
     pub ticket: Ticket,
     /// What routing read of it.
-    pub info: RequestInfo,
+    pub info: Arc<RequestInfo>,
     /// Why it went there.
     pub pick: Pick,
     /// Its record.
@@ -253,8 +353,13 @@ impl Account {
             self.alive_noted = now;
             self.told.ticket.still_answering();
         }
+        let first_of_worker = !std::mem::replace(&mut self.began, true);
         if let Some(last) = self.last_event.replace(now) {
             self.told.series.itl().observe((now - last).as_secs_f64());
+            if first_of_worker {
+                // How long it took says nothing of its speed: it had part of the answer to compute too.
+                self.told.ticket.first_token();
+            }
         } else {
             let ttft = now - self.told.record.started();
             self.told.series.ttft().observe(ttft.as_secs_f64());

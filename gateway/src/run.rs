@@ -31,6 +31,7 @@ use crate::{
     probe,
     reload::{Parts, Reader, Reloader, look_for_workers},
     request::KeyerConfig,
+    resume::Resumer,
     routing::Router,
     server::{self, Intake, Server},
     signals::{Signals, Told},
@@ -138,6 +139,7 @@ pub async fn start(
 ) -> io::Result<Gateway> {
     let handles = sockets.handles()?;
     let Sockets { clients: listener, admin: admin_listener, scaler } = sockets;
+    net::give_up_on_readers_after(&listener, config.timeouts.client_stall)?;
     let (addr, admin_addr) = (listener.local_addr()?, admin_listener.local_addr()?);
 
     let clock = Clock::start();
@@ -254,7 +256,9 @@ fn dispatch(
     let metrics = router.metrics();
     let tokenizers = config.tokenizers.iter().map(|(name, dir)| (name.as_str(), dir.as_path()));
     let tokens = TokenKeyer::load(tokenizers, Arc::clone(metrics)).map_err(io::Error::other)?;
+    let retry_budget = Arc::new(Mutex::new(RetryBudget::new(router.now())));
     Ok(Dispatch {
+        resumer: resumer(config, router, upstream, &retry_budget, metrics),
         router: Arc::clone(router),
         scale: Arc::clone(scale),
         upstream: upstream.clone(),
@@ -264,7 +268,7 @@ fn dispatch(
         max_body_bytes: config.max_body_bytes,
         expose_routing: config.expose_routing,
         timeouts: config.timeouts,
-        retry_budget: Arc::new(Mutex::new(RetryBudget::new(router.now()))),
+        retry_budget,
     })
 }
 
@@ -280,6 +284,17 @@ fn router(
     let (fleet, metrics) = (Arc::clone(fleet), Arc::clone(metrics));
     let router = Router::new(fleet, metrics, clock, config.policy, keyer, config.index_bytes);
     Ok(Arc::new(router.with_log(log.transpose()?).with_room(config.room)))
+}
+
+fn resumer(
+    config: &Config,
+    router: &Arc<Router>,
+    upstream: &Upstream,
+    budget: &Arc<Mutex<RetryBudget>>,
+    metrics: &Arc<Metrics>,
+) -> Arc<Resumer> {
+    let (router, upstream, budget) = (Arc::clone(router), upstream.clone(), Arc::clone(budget));
+    Arc::new(Resumer::new(router, upstream, budget, Arc::clone(metrics), config.resume_bytes))
 }
 
 /// Takes the configured workers into the fleet.

@@ -78,6 +78,9 @@ impl Client {
     pub async fn request(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) {
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {}\r\n", self.authority);
         for (name, value) in headers {
+            if *name == "authorization" {
+                crate::canary::register(value);
+            }
             let _ = write!(head, "{name}: {value}\r\n");
         }
         if !body.is_empty() || method == "POST" {

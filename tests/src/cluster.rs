@@ -9,6 +9,7 @@ use serde_json::Value;
 use tempfile::NamedTempFile;
 
 use crate::bins::bin;
+use crate::chaos_proxy::{ChaosProxy, Countdown};
 use crate::client::{Response, get, post};
 use crate::fake_worker::FakeWorker;
 use crate::metrics::Metrics;
@@ -24,6 +25,8 @@ pub struct Cluster {
     pub fakes: Vec<FakeWorker>,
     /// Real workers.
     pub workers: Vec<RealWorker>,
+    /// What stands in front of them, if it was asked for.
+    pub proxies: Vec<ChaosProxy>,
 }
 
 /// What to start.
@@ -34,6 +37,7 @@ pub struct ClusterBuilder {
     /// Arguments of the real workers; with events they publish KV events that the gateway follows.
     worker_args: Vec<String>,
     events: bool,
+    breakable: bool,
     gateway: GatewayBuilder,
 }
 
@@ -116,6 +120,20 @@ impl ClusterBuilder {
         self
     }
 
+    /// Sets the text of the gateway's configuration file.
+    #[must_use]
+    pub fn config(mut self, toml: &str) -> Self {
+        self.gateway = self.gateway.config(toml);
+        self
+    }
+
+    /// Puts a proxy in front of each real worker; see [`ChaosProxy::cut_after_events`].
+    #[must_use]
+    pub fn breakable(mut self) -> Self {
+        self.breakable = true;
+        self
+    }
+
     /// Adds arguments of the gateway.
     #[must_use]
     pub fn args(mut self, args: &[&str]) -> Self {
@@ -137,9 +155,14 @@ impl ClusterBuilder {
             let args: Vec<&str> = self.worker_args.iter().map(String::as_str).collect();
             workers.push(RealWorker::spawn(&args));
         }
+        let (mut proxies, countdown) = (Vec::new(), Countdown::default());
         for worker in &mut workers {
             worker.ready().await;
-            gateway = if self.events {
+            gateway = if self.breakable {
+                let proxy = ChaosProxy::sharing(worker.addr(), countdown.clone()).await;
+                proxies.push(proxy);
+                gateway.worker(proxies[proxies.len() - 1].addr())
+            } else if self.events {
                 gateway.args(&["--worker", &worker.with_events().await])
             } else {
                 gateway.worker(worker.addr())
@@ -150,7 +173,7 @@ impl ClusterBuilder {
         if self.events {
             gateway.wait_trusted(workers.len()).await;
         }
-        Cluster { gateway, fakes, workers }
+        Cluster { gateway, fakes, workers, proxies }
     }
 }
 
@@ -304,8 +327,13 @@ impl RealWorker {
     /// Starts one without waiting for it, with the random model unless `args` name one: most tests need an engine, no
     /// sense.
     pub fn spawn(args: &[&str]) -> Self {
+        Self::spawn_at(SocketAddr::from(([127, 0, 0, 1], 0)), args)
+    }
+
+    /// The same, at an address: that of one that is gone.
+    pub fn spawn_at(addr: SocketAddr, args: &[&str]) -> Self {
         let mut command = Command::new(bin("keyway-worker"));
-        command.args(["--listen", "127.0.0.1:0"]).args(args);
+        command.args(["--listen", &addr.to_string()]).args(args);
         if !args.contains(&"--model") {
             command.args(["--model", "random"]);
         }

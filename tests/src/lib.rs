@@ -8,6 +8,7 @@
 )]
 
 pub mod bins;
+pub mod canary;
 pub mod chaos_proxy;
 pub mod client;
 pub mod cluster;

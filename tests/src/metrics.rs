@@ -6,10 +6,11 @@ use std::net::SocketAddr;
 use crate::client::get;
 
 /// The gateway's gauges that must read 0 when nothing is in flight.
-const IN_FLIGHT: [&str; 4] = [
+const IN_FLIGHT: [&str; 5] = [
     "keyway_in_flight",
     "keyway_requests_in_flight",
     "keyway_requests_waiting",
+    "keyway_resume_bytes",
     "keyway_waiting_prefill_tokens",
 ];
 

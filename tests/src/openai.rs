@@ -22,6 +22,7 @@ pub fn chat_stream(prompt: &str) -> Vec<u8> {
 
 /// A chat request for `model`.
 pub fn chat_for(model: &str, prompt: &str, stream: bool) -> Vec<u8> {
+    crate::canary::register(prompt);
     let messages = json!([{ "role": "user", "content": prompt }]);
     json!({ "model": model, "messages": messages, "stream": stream }).to_string().into_bytes()
 }

@@ -5,8 +5,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::canary;
 use crate::eventually;
 use crate::eventually::patient;
 
@@ -19,6 +21,8 @@ pub struct Process {
     name: String,
     child: Child,
     log: watch::Receiver<Vec<String>>,
+    /// Lines that hold what was sent and must not be logged.
+    leaks: Arc<Mutex<Vec<String>>>,
 }
 
 impl Process {
@@ -36,10 +40,10 @@ impl Process {
         command.env("NO_COLOR", "1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot start {name} ({command:?}): {e}"));
         let (lines, log) = watch::channel(Vec::new());
-        let lines = Arc::new(lines);
-        capture(child.stdout.take().expect("piped"), lines.clone());
-        capture(child.stderr.take().expect("piped"), lines);
-        Self { name: name.to_owned(), child, log }
+        let (lines, leaks) = (Arc::new(lines), Arc::default());
+        capture(child.stdout.take().expect("piped"), lines.clone(), Arc::clone(&leaks));
+        capture(child.stderr.take().expect("piped"), lines, Arc::clone(&leaks));
+        Self { name: name.to_owned(), child, log, leaks }
     }
 
     /// Waits for a line that contains `marker`; returns what follows it on that line up to a blank.
@@ -97,6 +101,9 @@ impl Drop for Process {
             for line in self.log.borrow().iter() {
                 eprintln!("{line}");
             }
+        } else {
+            let leaks = self.leaks.lock();
+            assert!(leaks.is_empty(), "{} logs what it was sent: {leaks:?}", self.name);
         }
     }
 }
@@ -106,7 +113,11 @@ fn word(rest: &str) -> String {
 }
 
 /// Copies a pipe's lines into the log until it closes.
-fn capture(pipe: impl Read + Send + 'static, lines: Arc<watch::Sender<Vec<String>>>) {
+fn capture(
+    pipe: impl Read + Send + 'static,
+    lines: Arc<watch::Sender<Vec<String>>>,
+    leaks: Arc<Mutex<Vec<String>>>,
+) {
     std::thread::spawn(move || {
         for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
             let line = String::from_utf8_lossy(&line).into_owned();
@@ -114,8 +125,12 @@ fn capture(pipe: impl Read + Send + 'static, lines: Arc<watch::Sender<Vec<String
                 if log.len() == LOG_LINES_MAX {
                     log.remove(0);
                 }
-                log.push(line);
+                log.push(line.clone());
             });
+            // Behind the push: who waits for a line does not wait for this.
+            if canary::found_in(&line).is_some() {
+                leaks.lock().push(line);
+            }
         }
     });
 }
@@ -142,6 +157,14 @@ mod tests {
     #[should_panic(expected = "ended without saying")]
     async fn an_early_end_is_told_at_once() {
         shell("echo no such flag >&2; exit 2").announced("ready on").await;
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "logs what it was sent")]
+    async fn what_a_test_sent_may_not_be_in_a_log() {
+        canary::register("a prompt that nobody may log");
+        let process = shell("echo 'got: a prompt that nobody may log'; echo said; exec sleep 1000");
+        process.announced("said").await;
     }
 
     #[tokio::test]

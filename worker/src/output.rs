@@ -30,6 +30,8 @@ pub(crate) struct TextOutput {
     stop: StopMatcher,
     /// Text of a resumed output that its client does not have yet.
     owed: Shown,
+    /// Whether a resumed output's client has the beginning of a call.
+    pub(crate) has_calls: bool,
     /// Tokens taken, resumed ones and the end-of-sequence token included.
     pub(crate) completion_tokens: usize,
     pub(crate) cached_tokens: usize,
@@ -69,6 +71,7 @@ impl TextOutput {
             shows_stop_token: stops.shown,
             stop: StopMatcher::new(stops),
             owed: Shown::default(),
+            has_calls: false,
             completion_tokens: 0,
             cached_tokens: 0,
             finish: None,
@@ -83,7 +86,7 @@ impl TextOutput {
 
     /// Takes the tokens of an output that was broken off, none of which ended it. What follows begins behind the
     /// first `emitted` bytes of their text; how much they give depends on the stop strings and on characters that
-    /// are not complete.
+    /// are not complete. Of calls, the client has what the ids give.
     pub(crate) fn resume(&mut self, ids: &[u32], emitted: usize) -> Result<(), ResumeError> {
         let mut rest = emitted;
         for id in ids {
@@ -94,6 +97,8 @@ impl TextOutput {
                 return Err(ResumeError::Complete);
             }
             rest -= shown.drop_front(rest).ok_or(ResumeError::InsideCharacter)?;
+            self.has_calls |= !shown.calls.is_empty();
+            shown.calls.clear();
             self.owed.append(shown);
         }
         if rest > 0 {

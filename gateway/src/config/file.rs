@@ -6,7 +6,7 @@ use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, DiscoveryFile, ScaleFile, TlsFiles, TracesFile, WorkerEntry};
+use super::{ConfigError, DiscoveryFile, ResumeFile, ScaleFile, TlsFiles, TracesFile, WorkerEntry};
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
@@ -45,6 +45,8 @@ pub struct File {
     pub tls: Option<TlsFiles>,
     /// Bounds.
     pub limits: LimitsFile,
+    /// Whether streams outlive their worker.
+    pub resume: ResumeFile,
     /// Workers that come and go.
     pub discovery: DiscoveryFile,
     /// How many workers each model is to have.
@@ -120,6 +122,8 @@ pub struct LimitsFile {
     pub answer_idle_ms: Option<u64>,
     /// Milliseconds from a request's head to its answer's end.
     pub request_timeout_ms: Option<u64>,
+    /// Milliseconds for which a client may take nothing of what is sent to it.
+    pub client_stall_ms: Option<u64>,
 }
 
 /// `[[model]]`

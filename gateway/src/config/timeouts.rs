@@ -16,6 +16,8 @@ pub struct Timeouts {
     pub answer_idle: Duration,
     /// From a request's head to its answer's end.
     pub request: Duration,
+    /// For which a client may take nothing of what is sent to it.
+    pub client_stall: Duration,
 }
 
 impl Default for Timeouts {
@@ -25,6 +27,7 @@ impl Default for Timeouts {
             body_idle: limits::BODY_IDLE_TIMEOUT,
             answer_idle: limits::ANSWER_IDLE_TIMEOUT,
             request: limits::REQUEST_TIMEOUT,
+            client_stall: limits::CLIENT_STALL_TIMEOUT,
         }
     }
 }
@@ -44,6 +47,7 @@ impl TryFrom<&LimitsFile> for Timeouts {
             body_idle: time("body_idle_ms", file.body_idle_ms, default.body_idle)?,
             answer_idle: time("answer_idle_ms", file.answer_idle_ms, default.answer_idle)?,
             request: time("request_timeout_ms", file.request_timeout_ms, default.request)?,
+            client_stall: time("client_stall_ms", file.client_stall_ms, default.client_stall)?,
         })
     }
 }

@@ -16,7 +16,7 @@ pub struct RequestExtension {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_ids: Option<Vec<u32>>,
     /// Bytes of text (UTF-8) that the client has of those ids, of a chat's `reasoning_content` and `content` together;
-    /// at most what they give.
+    /// at most what they give. Calls of functions are not counted: the client has what the ids give of them.
     #[serde(default)]
     pub emitted_bytes: u64,
 }

@@ -1,7 +1,8 @@
 """How soon a worker notices that a client has left, behind each proxy. See run.sh.
 
 The backend is in this process: it notes when the connection of an abandoned call ends. Phases: `prefill` (nothing was
-answered yet), `decode` (events flow), `last` (all was said but the end of the body)."""
+answered yet), `decode` (events flow), `last` (all was said but the end of the body). Over HTTP/2 (`--http2`, for what speaks
+it in clear text: keyway) the client resets its stream and keeps the connection."""
 
 import argparse
 import pathlib
@@ -84,19 +85,60 @@ class Backend:
         self.ended.set()
 
 
-def one(backend, phase, stream):
+class Http1:
+    """A client that leaves by closing its connection."""
+
+    def __init__(self, body):
+        self.sock = socket.create_connection(("127.0.0.1", bench.PROXY))
+        self.sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                          b"content-length: %d\r\n\r\n%s" % (len(body), body))
+
+    def hear(self):
+        self.sock.recv(4096)
+
+    def leave(self):
+        self.sock.close()
+
+
+class Http2:
+    """A client that leaves by resetting its stream."""
+
+    def __init__(self, body):
+        import h2.connection
+        import h2.events
+
+        self.events = h2.events
+        self.sock = socket.create_connection(("127.0.0.1", bench.PROXY))
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection = h2.connection.H2Connection()
+        self.connection.initiate_connection()
+        head = [(":method", "POST"), (":path", "/v1/chat/completions"), (":scheme", "http"), (":authority", "x"),
+                ("content-type", "application/json"), ("content-length", str(len(body)))]
+        self.connection.send_headers(1, head)
+        self.connection.send_data(1, body, end_stream=True)
+        self.sock.sendall(self.connection.data_to_send())
+
+    def hear(self):
+        while not any(isinstance(event, self.events.DataReceived)
+                      for event in self.connection.receive_data(self.sock.recv(4096))):
+            self.sock.sendall(self.connection.data_to_send())
+
+    def leave(self):
+        self.connection.reset_stream(1, 8)
+        self.sock.sendall(self.connection.data_to_send())
+
+
+def one(backend, phase, stream, client):
     """Seconds from the client's end to the worker's, or None."""
     backend.phase, backend.stream = phase, stream
     backend.begun.clear(), backend.ended.clear()
     body = b'{"model":"mock","stream":%s,"messages":[{"role":"user","content":"hi"}]}' % (b"true" if stream else b"false")
-    sock = socket.create_connection(("127.0.0.1", bench.PROXY))
-    sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-                 b"content-length: %d\r\n\r\n%s" % (len(body), body))
+    client = client(body)
     assert backend.begun.wait(10), "no call came"
     if phase != "prefill":
-        sock.recv(4096)
+        client.hear()
     left = time.monotonic()
-    sock.close()
+    client.leave()
     noticed = backend.ended.wait(PATIENCE)
     took = backend.ended_at - left if noticed else None
     if not noticed:
@@ -111,6 +153,7 @@ def main():
     parse.add_argument("--venv", type=pathlib.Path)
     parse.add_argument("--proxies", default="nginx,keyway")
     parse.add_argument("--tries", type=int, default=20)
+    parse.add_argument("--http2", action="store_true")
     args = parse.parse_args()
     args.keyway_args, args.base = "", None
     backend, scratch = Backend(bench.STREAMS), pathlib.Path(tempfile.mkdtemp())
@@ -121,10 +164,12 @@ def main():
             try:
                 for stream in (True, False):
                     for phase in ("prefill", "decode", "last"):
-                        took = [one(backend, phase, stream) for _ in range(args.tries)]
+                        client = Http2 if args.http2 else Http1
+                        took = [one(backend, phase, stream, client) for _ in range(args.tries)]
                         seen = [1e3 * seconds for seconds in took if seconds is not None]
                         figures = f"{statistics.median(seen):.2f} | {max(seen):.2f}" if seen else "– | –"
                         kind = "stream" if stream else "unary"
+                        kind += " h2" if args.http2 else ""
                         print(f"| {name} | {kind} | {phase} | {len(seen)}/{args.tries} | {figures} |", flush=True)
             finally:
                 bench.stop(process)

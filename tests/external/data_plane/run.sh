@@ -5,6 +5,7 @@ set -euo pipefail
 
 SGLANG_ROUTER=0.3.2
 VLLM_ROUTER=0.1.17
+H2=4.4.1
 
 usage() {
     cat <<'EOF_USAGE'
@@ -19,6 +20,7 @@ Usage: tests/external/data_plane/run.sh [cancel|overload] [arguments of bench.py
   --seconds 3              of each measurement
   --base FILE              another build of keyway, measured as `base` (name it in --proxies)
   --keyway-args '…'        for keyway
+  --http2                  with cancel: clients that reset their stream (--proxies keyway)
 
 Environment (defaults):
   BIN_DIR   built here      folder with keyway and keyway-loadtest (release builds)
@@ -46,7 +48,7 @@ SCRATCH=${SCRATCH:-$(mktemp -d)}
 mkdir -p "$SCRATCH"
 if [[ ! -x $SCRATCH/venv/bin/vllm-router ]]; then
     python3 -m venv "$SCRATCH/venv"
-    "$SCRATCH/venv/bin/pip" install --quiet "sglang-router==$SGLANG_ROUTER" "vllm-router==$VLLM_ROUTER"
+    "$SCRATCH/venv/bin/pip" install --quiet "sglang-router==$SGLANG_ROUTER" "vllm-router==$VLLM_ROUTER" "h2==$H2"
 fi
 if [[ -z ${BIN_DIR:-} ]]; then
     cargo build --release --manifest-path "$root/Cargo.toml" -p keyway -p keyway-loadtest
@@ -55,7 +57,7 @@ fi
 here=$root/tests/external/data_plane
 if [[ ${1:-} == cancel ]]; then
     shift
-    exec python3 "$here/cancel.py" --keyway "$BIN_DIR/keyway" --venv "$SCRATCH/venv" "$@"
+    exec "$SCRATCH/venv/bin/python" "$here/cancel.py" --keyway "$BIN_DIR/keyway" --venv "$SCRATCH/venv" "$@"
 fi
 exec python3 "$here/bench.py" --keyway "$BIN_DIR/keyway" --loadtest "$BIN_DIR/keyway-loadtest" \
     --venv "$SCRATCH/venv" "$@"

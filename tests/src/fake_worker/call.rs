@@ -85,6 +85,11 @@ impl Call {
         self.chunk(format!("data: {data}\n\n").as_bytes()).await;
     }
 
+    /// Sends one event; false when the caller has gone away.
+    pub async fn try_event(&mut self, data: &str) -> bool {
+        self.conn.write(&chunk(format!("data: {data}\n\n").as_bytes())).await.is_ok()
+    }
+
     /// Sends a chunk of text in OpenAI's shape.
     pub async fn say(&mut self, text: &str) {
         self.event(&delta(text).to_string()).await;

@@ -24,6 +24,8 @@ mod openai_client;
 mod passthrough;
 mod real_workers;
 mod reload;
+mod resume;
+mod rolling;
 mod routing;
 mod secrets;
 mod smuggling;

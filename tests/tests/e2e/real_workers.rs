@@ -21,7 +21,8 @@ fn request(model: &str, prompt: &str, max_tokens: u32, stream: bool) -> Vec<u8> 
 
 #[tokio::test]
 async fn a_worker_killed_mid_stream_ends_the_stream_honestly_and_the_other_takes_over() {
-    let mut cluster = Cluster::builder().workers(2).start().await;
+    let off = "[resume]\nenabled = false\n";
+    let mut cluster = Cluster::builder().workers(2).config(off).start().await;
     let model = model(&cluster).await;
     let mut exchange =
         Exchange::post(Protocol::Http1, cluster.addr(), CHAT, &request(&model, "Count.", 20_000, true)).await;

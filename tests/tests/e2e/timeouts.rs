@@ -36,6 +36,21 @@ async fn a_stream_that_stops_is_ended_honestly_and_aborted_at_the_worker() {
 }
 
 #[tokio::test]
+async fn a_client_that_stops_reading_is_given_up() {
+    let (gateway, worker) = with_limits("client_stall_ms = 1000").await;
+    let mut client = Client::connect(gateway.addr).await;
+    client.post(CHAT, &chat_stream("hi")).await;
+    let mut call = worker.call().await;
+    call.begin_stream().await;
+    // More than all buffers hold; the client takes none of it.
+    let event = delta(&"x".repeat(1 << 20)).to_string();
+    let endless = async { while call.try_event(&event).await {} };
+    keyway_tests::eventually::patient("the gateway to give up", endless).await;
+    gateway.idle().await;
+    drop(client);
+}
+
+#[tokio::test]
 async fn a_request_that_takes_too_long_is_refused_and_aborted_at_the_worker() {
     let (gateway, worker) = with_limits("request_timeout_ms = 400").await;
     for protocol in PROTOCOLS {

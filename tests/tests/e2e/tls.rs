@@ -89,7 +89,7 @@ async fn workers_are_reached_by_tls_and_believed_only_with_the_right_certificate
     };
     let good = Gateway::builder().config(&table(&authority, Some(&own))).start().await;
     good.wait_ready(1).await;
-    let cluster = Cluster { gateway: good, fakes: Vec::new(), workers: Vec::new() };
+    let cluster = Cluster { gateway: good, fakes: Vec::new(), workers: Vec::new(), proxies: Vec::new() };
     for _ in 0..3 {
         let answer = cluster.chat("hi").await;
         assert_eq!((answer.status(), answer.end), (200, End::Complete));

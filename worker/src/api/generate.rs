@@ -9,6 +9,7 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use super::answer::AnswerHead;
 use super::error::ApiError;
+use super::logprobs::Told;
 use super::prompt::PromptSource;
 use super::request::{Call, Endpoint};
 use super::running::{Running, Untold, outcome, usage_of};
@@ -20,7 +21,7 @@ use crate::metrics::RequestGuard;
 use crate::output::TextOutput;
 use crate::reader::Shown;
 use crate::sampler::Sampling;
-use crate::sequence::GenerationRequest;
+use crate::sequence::{Generation, GenerationRequest};
 
 /// Answers a generation request. Dropping the future, or the answer's body, aborts what was submitted.
 pub(crate) async fn generate<B>(app: Arc<App>, endpoint: Endpoint, body: B) -> Result<Response, ApiError>
@@ -115,20 +116,28 @@ fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<(Call, Vec<Prep
 fn submit(app: &App, call: &Call, prepared: Vec<Prepared>) -> Result<Vec<Running>, ApiError> {
     let (requests, outputs): (Vec<GenerationRequest>, Vec<TextOutput>) = prepared.into_iter().unzip();
     let prompts: Vec<Vec<u32>> = requests.iter().map(|request| request.prompt.clone()).collect();
+    // A client has the text of a resumed output: offsets are counted from its beginning.
+    let chars = |id: &u32| Told { id: *id, score: None }.chars(&app.text.tokenizer);
+    let offset = requests.first().map_or(0, |request| request.output_ids.iter().map(chars).sum());
     let generations = app.engine.submit(requests).map_err(|error| match error {
         SubmitError::Overloaded => ApiError::overloaded(),
         SubmitError::Stopped => ApiError::engine_stopped(),
     })?;
-    let running = |(i, ((generation, output), prompt))| Running {
-        generation: Some(generation),
-        output,
-        prompt,
-        counts_prompt: i % call.shape.n == 0,
-        untold: Untold { echo: call.shape.echo && call.shape.logprobs.is_some(), ..Untold::default() },
-        prompt_scores: Vec::new(),
-        cached_tokens: 0,
-        has_calls: false,
-    };
+    let running =
+        |(i, ((generation, output), prompt)): (usize, ((Generation, TextOutput), Vec<u32>))| Running {
+            generation: Some(generation),
+            has_calls: output.has_calls,
+            output,
+            prompt,
+            counts_prompt: i % call.shape.n == 0,
+            untold: Untold {
+                echo: call.shape.echo && call.shape.logprobs.is_some(),
+                offset,
+                ..Untold::default()
+            },
+            prompt_scores: Vec::new(),
+            cached_tokens: 0,
+        };
     Ok(generations.into_iter().zip(outputs).zip(prompts).enumerate().map(running).collect())
 }
 

@@ -111,7 +111,7 @@ impl Call {
         }
         let obstacle = [
             (self.form.is_some(), "a form for the answer"),
-            (self.tools.can_call(), "functions to call"),
+            (self.tools.must_call(), "a function that must be called"),
             (self.shape.prompt_logprobs.is_some(), "'prompt_logprobs'"),
             (self.shape.echo, "'echo'"),
         ];

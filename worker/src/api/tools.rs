@@ -62,9 +62,9 @@ impl Tools {
         Ok(Self { definitions: Some(Value::Array(definitions)), callable, choice, parallel })
     }
 
-    /// Whether the answer may hold calls.
-    pub(crate) fn can_call(&self) -> bool {
-        !self.callable.is_empty()
+    /// Whether the answer must hold calls, which takes a grammar.
+    pub(crate) fn must_call(&self) -> bool {
+        matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
     }
 }
 

@@ -6,7 +6,7 @@ use keyway_text::{HarmonyTokens, TextModel};
 use proptest::prelude::*;
 
 use super::*;
-use crate::answer_format::AnswerFormat;
+use crate::answer_format::{AnswerFormat, CallFormat, Function};
 
 fn output(stops: &[String]) -> TextOutput {
     TextOutput::new(&TextModel::builtin(), &[104, 105], stops.to_vec()).unwrap()
@@ -95,6 +95,38 @@ proptest! {
             shown.append(take_both(&mut resumed, &ids[cut..]));
             prop_assert_eq!(&shown, &all);
             prop_assert_eq!(resumed.finish, unbroken.finish);
+        }
+    }
+
+    /// Calls too: the client has as much of them as the ids gave, and no more comes twice.
+    #[test]
+    fn a_resumed_call_goes_on_where_it_broke_off(
+        parts in prop::collection::vec(prop::sample::select(vec![
+            "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"é\", \"b\": [1, 2]}}</tool_call>",
+            "<tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>", "\n", "well", "<tool", "}",
+        ]), 1..6),
+    ) {
+        let function = |name: &str| Function { name: name.to_owned(), parameters: serde_json::json!({}) };
+        let options = ReadOptions {
+            calls: CallFormat::Hermes,
+            functions: [function("f"), function("g")].into(),
+            ..ReadOptions::default()
+        };
+        let text = TextModel::builtin();
+        let output = || TextOutput::with(&text, &[104], StopStrings::default(), &options).unwrap();
+        let ids = text.tokenizer.encode(&parts.concat(), false).unwrap();
+        let all = take_both(&mut output(), &ids);
+        for cut in 0..ids.len() {
+            let mut broken = output();
+            let mut shown = Shown::default();
+            for id in &ids[..cut] {
+                shown.append(broken.push(&event(*id, None)).unwrap());
+            }
+            let mut resumed = output();
+            resumed.resume(&ids[..cut], shown.content.len()).unwrap();
+            prop_assert_eq!(resumed.has_calls, !shown.calls.is_empty());
+            shown.append(take_both(&mut resumed, &ids[cut..]));
+            prop_assert_eq!(&shown, &all);
         }
     }
 }

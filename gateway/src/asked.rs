@@ -1,0 +1,91 @@
+//! A request as it was read, and what each attempt sends of it: the client's own headers and body, but for what belongs
+//! to the hop. Who it is sent to, and how often, is decided in [`crate::dispatch`] and [`crate::resume`].
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{
+    HeaderValue, Method,
+    header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH},
+    request::Parts,
+    uri::PathAndQuery,
+};
+use http_body_util::Full;
+use keyway_wire::headers as names;
+
+use crate::{fleet::Worker, headers, record::Record, request::RequestInfo, upstream::Outgoing};
+
+/// One request, read to its end.
+#[derive(Debug)]
+pub struct Asked {
+    /// Its head.
+    pub parts: Parts,
+    /// Its body, with the tenant's salt.
+    pub body: Bytes,
+    /// What routing knows of it.
+    pub info: Arc<RequestInfo>,
+    /// Its record.
+    pub record: Arc<Record>,
+}
+
+impl Asked {
+    /// What a worker is sent: this head, and `body`.
+    pub fn outgoing(&self, body: Bytes, worker: &Worker) -> Outgoing {
+        let parts = &self.parts;
+        let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let body_bytes = body.len();
+        let mut request = http::Request::new(Full::new(body));
+        *request.method_mut() = parts.method.clone();
+        *request.uri_mut() = worker.target(&path);
+        let mut outgoing = parts.headers.clone();
+        headers::for_worker(&mut outgoing);
+        if let Some(length) = outgoing.get_mut(CONTENT_LENGTH) {
+            // A tenant's salt and the worker extension make the body longer.
+            *length = body_bytes.into();
+        }
+        outgoing.insert(names::REQUEST_ID, self.record.id_header().clone());
+        self.record.tell_trace(&mut outgoing);
+        if let Some(key) = worker.api_key() {
+            outgoing.insert(AUTHORIZATION, key.clone());
+        }
+        if self.generates() {
+            // The relay must see where events end; engines do not compress streams unasked.
+            outgoing.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        }
+        *request.headers_mut() = outgoing;
+        request
+    }
+
+    /// Whether a request that a worker may have begun to compute can be sent to another one. Generating is free of side
+    /// effects; of other POSTs (files, batches) that is not known.
+    pub fn may_repeat(&self) -> bool {
+        self.parts.method.is_safe() || (self.parts.method == Method::POST && self.generates())
+    }
+
+    fn generates(&self) -> bool {
+        let path = self.parts.uri.path();
+        fills_cache(path)
+            || matches!(
+                path,
+                "/v1/embeddings"
+                    | "/v1/rerank"
+                    | "/rerank"
+                    | "/v2/rerank"
+                    | "/score"
+                    | "/classify"
+                    | "/pooling"
+            )
+    }
+}
+
+/// Whether a request fills a prefix cache, which tenants must not share.
+pub fn takes_salt(parts: &Parts) -> bool {
+    parts.method == Method::POST && fills_cache(parts.uri.path())
+}
+
+fn fills_cache(path: &str) -> bool {
+    matches!(
+        path,
+        "/v1/chat/completions" | "/v1/completions" | "/v1/messages" | "/v1/responses" | "/generate"
+    )
+}

@@ -1,0 +1,37 @@
+//! The series of streams that broke off.
+
+use prometheus::{IntCounterVec, IntGauge};
+
+use super::Declare;
+
+/// Handles of these series.
+#[derive(Debug)]
+pub struct ResumeMetrics {
+    /// `keyway_streams_resumed_total{how="restart|exact"}`.
+    pub resumed: IntCounterVec,
+    /// `keyway_streams_not_resumed_total{reason}`.
+    pub not_resumed: IntCounterVec,
+    /// `keyway_resume_bytes`: an in-flight gauge, 0 when nothing is in flight.
+    pub bytes: IntGauge,
+}
+
+impl ResumeMetrics {
+    pub(super) fn declare(d: &Declare) -> prometheus::Result<Self> {
+        Ok(Self {
+            resumed: d.counter(
+                "keyway_streams_resumed_total",
+                "Times that another worker went on with a stream: from its beginning, or exactly where it broke off.",
+                &["how"],
+            )?,
+            not_resumed: d.counter(
+                "keyway_streams_not_resumed_total",
+                "Streams that broke off and ended there, by why.",
+                &["reason"],
+            )?,
+            bytes: d.gauge(
+                "keyway_resume_bytes",
+                "Requests and token ids kept while their streams may have to be resumed.",
+            )?,
+        })
+    }
+}

@@ -1,0 +1,101 @@
+//! The search for a worker that goes on with a broken stream: chosen like any request's, among those that were not tried
+//! and can do it, within the retry budget. Dropped with the answer's body, so a client that leaves ends it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use keyway_core::{breaker::Verdict, index::WorkerId, pick::Pick};
+use keyway_wire::headers::NUMERICS_ID;
+
+use super::{Obstacle, Resumer};
+use crate::{
+    asked::Asked,
+    autoscale::Demand,
+    fleet::Worker,
+    limits::RESUMES_MAX,
+    routing::Ticket,
+    upstream::{Answer, SendError},
+};
+
+/// What is searched for.
+#[derive(Debug)]
+pub(super) struct Search {
+    pub(super) resumer: Arc<Resumer>,
+    pub(super) asked: Arc<Asked>,
+    /// The request for the rest.
+    pub(super) body: Bytes,
+    /// Whose answer goes on exactly; any worker's, where the client has nothing yet.
+    pub(super) numerics: Option<Arc<str>>,
+    pub(super) tried: Vec<WorkerId>,
+    pub(super) demand: Option<Demand>,
+}
+
+/// Another worker's answer has begun.
+#[derive(Debug)]
+pub struct Begun {
+    /// The stream.
+    pub answer: Answer,
+    /// Its weight there.
+    pub ticket: Ticket,
+    /// Why it went there.
+    pub pick: Pick,
+    /// Who was tried so far, this one included.
+    pub(super) tried: Vec<WorkerId>,
+}
+
+impl Search {
+    pub(super) async fn run(mut self) -> Result<Begun, Obstacle> {
+        let Resumer { router, upstream, budget, metrics, .. } = &*self.resumer;
+        loop {
+            if self.tried.len() > RESUMES_MAX {
+                return Err(Obstacle::Attempts);
+            }
+            let mut choice =
+                router.choose(&self.asked.info, &self.excluded()).await.map_err(|_| Obstacle::NoWorker)?;
+            if !budget.lock().take(router.now()) {
+                metrics.retries_refused.inc();
+                return Err(Obstacle::Budget);
+            }
+            if let Some(demand) = self.demand.take() {
+                choice.ticket.carry(demand);
+            }
+            let (worker, pick) = (choice.worker, choice.pick);
+            self.tried.push(worker.id);
+            self.asked.record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
+            match upstream.send(worker.origin(), self.asked.outgoing(self.body.clone(), &worker)).await {
+                Ok(answer) if self.goes_on(&answer) => {
+                    router.worker_answered(&worker);
+                    let (answer, ticket) = (answer.into_body(), choice.ticket);
+                    return Ok(Begun { answer, ticket, pick, tried: self.tried });
+                }
+                Ok(refusal) => {
+                    let status = refusal.status().as_u16();
+                    tracing::warn!(worker = %worker.name, id = self.asked.record.id(), status, "worker does not go on with a stream");
+                }
+                Err(SendError::Connect) => router.worker_failed(&worker),
+                Err(SendError::Lost) => choice.ticket.judge(Verdict::Bad),
+            }
+            self.demand = choice.ticket.give_back();
+        }
+    }
+
+    /// Whose answer would not be the same, besides those that were tried.
+    fn excluded(&self) -> Vec<WorkerId> {
+        let mut excluded = self.tried.clone();
+        if let Some(numerics) = &self.numerics {
+            let other = |worker: &Arc<Worker>| worker.numerics_id().as_ref() != Some(numerics);
+            let others = self.resumer.router.fleet().all();
+            excluded.extend(others.iter().filter(|worker| other(worker)).map(|worker| worker.id));
+        }
+        excluded
+    }
+
+    /// Whether an answer is the stream that was asked for.
+    fn goes_on(&self, answer: &http::Response<Answer>) -> bool {
+        let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok());
+        let streams = header(CONTENT_TYPE.as_str()).is_some_and(|kind| kind.starts_with("text/event-stream"));
+        let same = self.numerics.as_deref().is_none_or(|numerics| header(NUMERICS_ID) == Some(numerics));
+        answer.status().is_success() && streams && same
+    }
+}

@@ -1,0 +1,144 @@
+//! What of a request's body says whether its answer can be continued elsewhere. Read in one pass over the body's fields,
+//! and only where it matters: not for what goes to an engine whose streams nobody continues.
+
+use std::borrow::Cow;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{Method, request::Parts};
+use keyway_wire::extension::{FIELD, RequestExtension};
+
+use super::Obstacle;
+use crate::json::Value;
+
+/// A request whose answer can be continued exactly, if its worker has the extension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ask {
+    /// Whether the client chose the seed.
+    pub(super) has_seed: bool,
+}
+
+impl Ask {
+    /// Reads a request for a stream.
+    pub(super) fn of(parts: &Parts, body: &[u8]) -> Result<Self, Obstacle> {
+        let path = parts.uri.path();
+        if parts.method != Method::POST || !matches!(path, "/v1/chat/completions" | "/v1/completions") {
+            return Err(Obstacle::Path);
+        }
+        let text = std::str::from_utf8(body).map_err(|_| Obstacle::Unreadable)?;
+        let mut ask = Self { has_seed: false };
+        for field in Value::document(text).ok_or(Obstacle::Unreadable)? {
+            let (name, value) = field.map_err(|_| Obstacle::Unreadable)?;
+            // A field that is null counts as absent, whatever it is.
+            let given = value.raw() != "null";
+            match name.as_ref() {
+                FIELD => return Err(Obstacle::OwnExtension),
+                "seed" => ask.has_seed = given,
+                "n" | "best_of" if given && value.raw() != "1" => return Err(Obstacle::Choices),
+                "prompt" if holds_several(value) => return Err(Obstacle::Choices),
+                "echo" if value.raw() == "true" => return Err(Obstacle::Echo),
+                "response_format" if given && !is_text(value) => return Err(Obstacle::Form),
+                "structured_outputs" if given => return Err(Obstacle::Form),
+                guided if given && guided.starts_with("guided_") => return Err(Obstacle::Form),
+                // A call that must come has a grammar; one that may come has none.
+                "tool_choice" if given && !matches!(value.text().as_deref(), Some("none" | "auto")) => {
+                    return Err(Obstacle::Tools);
+                }
+                _ => {}
+            }
+        }
+        Ok(ask)
+    }
+}
+
+/// Whether a prompt is a list of prompts, of which each has an answer; one of ids is a prompt.
+fn holds_several(prompt: Value<'_>) -> bool {
+    let Some(mut items) = prompt.items() else { return false };
+    let is_id = |item: &Value<'_>| item.raw().starts_with(|c: char| c.is_ascii_digit());
+    let first_is_id = items.next().and_then(Result::ok).is_some_and(|first| is_id(&first));
+    !first_is_id && items.next().is_some()
+}
+
+/// Whether a format asks for nothing.
+fn is_text(format: Value<'_>) -> bool {
+    let kind =
+        |(name, value): (Cow<'_, str>, Value<'_>)| name == "type" && value.text().as_deref() == Some("text");
+    format.fields().is_some_and(|fields| fields.filter_map(Result::ok).any(kind))
+}
+
+/// A body, which [`Ask::of`] has read, with the extension in front.
+pub(super) fn extended(body: &Bytes, extension: &RequestExtension) -> Bytes {
+    // Plain numbers always serialise.
+    let extension = serde_json::to_string(extension).unwrap_or_default();
+    let inside = memchr::memchr(b'{', body).map_or(0, |at| at + 1);
+    let rest = &body[inside..];
+    let mut out = BytesMut::with_capacity(body.len() + extension.len() + FIELD.len() + 8);
+    out.put_slice(format!("{{\"{FIELD}\":{extension}").as_bytes());
+    if !rest.trim_ascii_start().starts_with(b"}") {
+        out.put_u8(b',');
+    }
+    out.put_slice(rest);
+    out.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn ask(path: &str, body: &str) -> Result<Ask, Obstacle> {
+        let request = http::Request::post(path).body(()).unwrap();
+        Ask::of(&request.into_parts().0, body.as_bytes())
+    }
+
+    #[test]
+    fn plain_requests_can_be_resumed() {
+        for (body, has_seed) in [
+            (r#"{"messages":[]}"#, false),
+            (r#"{"messages":[],"seed":3,"n":1,"tools":[],"response_format":{"type":"text"}}"#, true),
+            (r#"{"seed":null,"n":null,"response_format":null,"guided_json":null,"logprobs":true}"#, false),
+            (r#"{"tools":[{"type":"function"}],"tool_choice":"none"}"#, false),
+            (r#"{"tools":[{"type":"function"}],"tool_choice":"auto"}"#, false),
+            (r#"{"tools":[{"type":"function"}]}"#, false),
+        ] {
+            assert_eq!(ask("/v1/chat/completions", body), Ok(Ask { has_seed }), "{body}");
+        }
+        for prompt in ["\"one\"", "[1, 2]", "[\"one\"]", "[[1,2]]"] {
+            assert!(ask("/v1/completions", &format!("{{\"prompt\":{prompt}}}")).is_ok(), "{prompt}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_resumed_is_named() {
+        for (body, obstacle) in [
+            (r#"{"keyway":{}}"#, Obstacle::OwnExtension),
+            (r#"{"key\u0077ay":null}"#, Obstacle::OwnExtension),
+            (r#"{"n":2}"#, Obstacle::Choices),
+            (r#"{"prompt":["a","b"]}"#, Obstacle::Choices),
+            (r#"{"prompt":[[1],[2]]}"#, Obstacle::Choices),
+            (r#"{"echo":true}"#, Obstacle::Echo),
+            (r#"{"response_format":{"type":"json_object"}}"#, Obstacle::Form),
+            (r#"{"guided_regex":"a*"}"#, Obstacle::Form),
+            (r#"{"structured_outputs":{}}"#, Obstacle::Form),
+            (r#"{"tool_choice":"required","tools":[1]}"#, Obstacle::Tools),
+            (r#"{"tool_choice":{"type":"function"},"tools":[1]}"#, Obstacle::Tools),
+            (r#"{"messages":"#, Obstacle::Unreadable),
+            ("[]", Obstacle::Unreadable),
+        ] {
+            assert_eq!(ask("/v1/completions", body), Err(obstacle), "{body}");
+        }
+        assert_eq!(ask("/v1/responses", "{}"), Err(Obstacle::Path));
+    }
+
+    #[test]
+    fn the_extension_is_a_field_of_the_body() {
+        let extension = RequestExtension { seed: Some(7), ..RequestExtension::default() };
+        for body in [r#"{"a":[1]}"#, " { \"a\" : [ 1 ] } ", "{\n}", "{}"] {
+            let out = extended(&Bytes::copy_from_slice(body.as_bytes()), &extension);
+            let mut value: serde_json::Value = serde_json::from_slice(&out).unwrap();
+            assert_eq!(value["keyway"].take(), json!({"seed": 7, "emitted_bytes": 0}), "{body}");
+            value.as_object_mut().unwrap().remove("keyway");
+            assert_eq!(value, serde_json::from_str::<serde_json::Value>(body).unwrap());
+        }
+    }
+}

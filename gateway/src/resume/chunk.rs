@@ -1,0 +1,162 @@
+//! One chunk of a stream with the worker extension: what it adds to the output, and the chunk as a client is to see it.
+//! Nothing is decoded but what is looked for; the rest stays as the worker wrote it.
+
+use keyway_wire::extension::{AnswerExtension, FIELD};
+use serde::Deserialize;
+
+use crate::json::Value;
+
+/// A chunk taken apart.
+#[derive(Debug)]
+pub(super) struct Chunk<'a> {
+    /// The fields as they are written, but the extension's.
+    fields: Vec<(Field, &'a str)>,
+    /// The ids it brings; `None` where it has no extension.
+    pub(super) ids: Option<Vec<u32>>,
+    /// Bytes of text, thoughts included.
+    pub(super) text_bytes: u64,
+    /// Whether it says why the output ended.
+    pub(super) ends: bool,
+    /// The code of an error, if that is what it is.
+    pub(super) error: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Field {
+    Id,
+    Created,
+    Other,
+}
+
+/// What tells one answer's chunks from another's, each as a field as it is written.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Identity {
+    id: Option<Box<str>>,
+    created: Option<Box<str>>,
+}
+
+impl<'a> Chunk<'a> {
+    /// Reads the data of an event; `None` if it is not an object.
+    pub(super) fn read(data: &'a str) -> Option<Self> {
+        let mut chunk =
+            Self { fields: Vec::with_capacity(8), ids: None, text_bytes: 0, ends: false, error: None };
+        let mut fields = Value::document(data)?;
+        while let Some(field) = fields.next() {
+            let (name, value) = field.ok()?;
+            let kind = match name.as_ref() {
+                FIELD => {
+                    chunk.ids = Some(serde_json::from_str::<AnswerExtension>(value.raw()).ok()?.ids);
+                    continue;
+                }
+                "choices" => {
+                    chunk.read_choice(value);
+                    Field::Other
+                }
+                "error" => {
+                    chunk.error = Some(code_of(value.raw()));
+                    Field::Other
+                }
+                "id" => Field::Id,
+                "created" => Field::Created,
+                _ => Field::Other,
+            };
+            chunk.fields.push((kind, fields.last_written()));
+        }
+        Some(chunk)
+    }
+
+    /// There is one choice at most.
+    fn read_choice(&mut self, choices: Value<'_>) {
+        let choice = choices.items().and_then(|mut items| items.next()?.ok()?.fields());
+        let bytes = |value: Value<'_>| value.text().map_or(0, |text| text.len() as u64);
+        for (name, value) in choice.into_iter().flatten().map_while(Result::ok) {
+            match name.as_ref() {
+                "text" => self.text_bytes += bytes(value),
+                "finish_reason" => self.ends = value.raw() != "null",
+                "delta" => {
+                    for (name, value) in value.fields().into_iter().flatten().map_while(Result::ok) {
+                        if matches!(name.as_ref(), "content" | "reasoning_content") {
+                            self.text_bytes += bytes(value);
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Whose chunk it is.
+    pub(super) fn identity(&self) -> Identity {
+        let written =
+            |kind| self.fields.iter().find(|(field, _)| *field == kind).map(|(_, written)| (*written).into());
+        Identity { id: written(Field::Id), created: written(Field::Created) }
+    }
+
+    /// Appends the event without the extension, as one of the answer that `identity` names.
+    pub(super) fn write(&self, identity: &Identity, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"data: {");
+        for (i, (kind, written)) in self.fields.iter().enumerate() {
+            if i > 0 {
+                out.push(b',');
+            }
+            let theirs = match kind {
+                Field::Id => identity.id.as_deref(),
+                Field::Created => identity.created.as_deref(),
+                Field::Other => None,
+            };
+            out.extend_from_slice(theirs.unwrap_or(written).as_bytes());
+        }
+        out.extend_from_slice(b"}\n\n");
+    }
+}
+
+/// The `code` of an error object; empty if it has none.
+fn code_of(error: &str) -> String {
+    #[derive(Deserialize)]
+    struct Coded {
+        code: Option<String>,
+    }
+    serde_json::from_str::<Coded>(error).ok().and_then(|error| error.code).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHAT: &str = r#"{"id":"a","object":"chat.completion.chunk","created":1,"choices":[{"index":0,"delta":{"content":"h\u00e9","reasoning_content":"x"},"finish_reason":null}],"keyway":{"ids":[5,6]}}"#;
+
+    fn written(chunk: &Chunk<'_>, identity: &Identity) -> String {
+        let mut out = Vec::new();
+        chunk.write(identity, &mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_chunk_brings_ids_and_bytes_and_leaves_without_the_extension() {
+        let chunk = Chunk::read(CHAT).unwrap();
+        assert_eq!((chunk.ids.as_deref(), chunk.text_bytes, chunk.ends), (Some(&[5, 6][..]), 4, false));
+        let expected = format!("data: {}}}\n\n", CHAT.split(",\"keyway\"").next().unwrap());
+        assert_eq!(written(&chunk, &chunk.identity()), expected);
+    }
+
+    #[test]
+    fn a_resumed_chunk_bears_the_first_one_s_name() {
+        let first = Chunk::read(CHAT).unwrap().identity();
+        let other = r#"{"id":"b","created":2,"model":"m","choices":[{"text":"é","finish_reason":"stop"}],"keyway":{"ids":[]}}"#;
+        let chunk = Chunk::read(other).unwrap();
+        assert!(chunk.ends && chunk.text_bytes == 2);
+        assert_eq!(
+            written(&chunk, &first),
+            "data: {\"id\":\"a\",\"created\":1,\"model\":\"m\",\"choices\":[{\"text\":\"é\",\"finish_reason\":\"stop\"}]}\n\n"
+        );
+    }
+
+    #[test]
+    fn errors_are_told_from_chunks() {
+        let error = Chunk::read(r#"{"error":{"message":"x","code":"engine_stopped"}}"#).unwrap();
+        assert_eq!(error.error.as_deref(), Some("engine_stopped"));
+        assert_eq!(Chunk::read(r#"{"error":{"code":500}}"#).unwrap().error.as_deref(), Some(""));
+        assert!(Chunk::read(CHAT).unwrap().error.is_none());
+        assert!(Chunk::read("[DONE]").is_none() && Chunk::read("{\"id\":").is_none());
+    }
+}

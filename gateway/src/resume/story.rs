@@ -1,0 +1,189 @@
+//! What a client has of a stream, by the worker's own account: the output's ids and how many bytes of text they gave.
+//! From it follows how the rest is asked for, and what of the rest the client has seen already.
+
+use bytes::Bytes;
+use keyway_wire::extension::RequestExtension;
+use memchr::memmem;
+
+use super::{
+    Obstacle,
+    chunk::{Chunk, Identity},
+    memory::Reservation,
+};
+
+/// Codes of a worker's errors after which another worker can go on: its engine is gone, the request is well.
+const LOST_ENGINE: [&str; 2] = ["engine_unavailable", "engine_stopped"];
+/// Ids for which room is asked at once.
+const IDS_STEP: usize = 1_024;
+
+/// A stream so far.
+#[derive(Debug)]
+pub(super) struct Story {
+    /// Of the first chunk; all later ones bear it.
+    identity: Option<Identity>,
+    ids: Vec<u32>,
+    emitted_bytes: u64,
+    /// Set with the chunk that ends the output.
+    end: Option<End>,
+    /// What of a resumed stream the client has already.
+    skip: Skip,
+    /// Set where the account cannot be kept any longer.
+    lost: Option<Obstacle>,
+    room: Reservation,
+}
+
+/// The end is no place to resume from: the last chunk before it is asked for again, and not passed on.
+#[derive(Debug, Clone, Copy)]
+struct End {
+    ids_before: usize,
+    emitted_before: u64,
+    /// Chunks passed on behind the end: a count of tokens.
+    chunks_behind: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Skip {
+    Nothing,
+    /// Up to the end, and so many chunks behind it.
+    ThroughEnd(usize),
+    /// So many chunks.
+    Chunks(usize),
+}
+
+/// What becomes of some events.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    /// What the client is to see.
+    pub(super) bytes: Bytes,
+    /// Whether the worker said that it cannot go on; nothing behind that is passed on.
+    pub(super) broke: bool,
+}
+
+impl Story {
+    /// Nothing yet.
+    pub(super) fn new(room: Reservation) -> Self {
+        Self {
+            identity: None,
+            ids: Vec::new(),
+            emitted_bytes: 0,
+            end: None,
+            skip: Skip::Nothing,
+            lost: None,
+            room,
+        }
+    }
+
+    /// How to ask for the rest.
+    pub(super) fn rest(&self, seed: Option<u64>) -> Result<RequestExtension, Obstacle> {
+        if let Some(obstacle) = self.lost {
+            return Err(obstacle);
+        }
+        if self.identity.is_none() {
+            // The client has nothing: not even the chunk that names the role.
+            return Ok(RequestExtension { seed, ..RequestExtension::default() });
+        }
+        let (ids, emitted_bytes) = match self.end {
+            Some(end) => (&self.ids[..end.ids_before], end.emitted_before),
+            None => (&self.ids[..], self.emitted_bytes),
+        };
+        Ok(RequestExtension { seed, output_ids: Some(ids.to_vec()), emitted_bytes })
+    }
+
+    /// Another worker's stream begins here.
+    pub(super) fn goes_on(&mut self) {
+        self.skip = self.end.map_or(Skip::Nothing, |end| Skip::ThroughEnd(end.chunks_behind));
+    }
+
+    /// Whether the client has seen something.
+    pub(super) fn has_begun(&self) -> bool {
+        self.identity.is_some()
+    }
+
+    /// Takes whole events.
+    pub(super) fn tell(&mut self, events: &Bytes) -> Told {
+        let Ok(text) = std::str::from_utf8(events) else {
+            self.lost = Some(Obstacle::Unreadable);
+            return Told { bytes: events.clone(), broke: false };
+        };
+        let mut out = Vec::with_capacity(text.len());
+        let mut rest = text;
+        while !rest.is_empty() {
+            let end = memmem::find(rest.as_bytes(), b"\n\n").map_or(rest.len(), |at| at + 2);
+            let (event, others) = rest.split_at(end);
+            rest = others;
+            let data = event.strip_prefix("data: ").filter(|data| data.starts_with('{'));
+            let Some(data) = data else {
+                // `[DONE]`, or a comment.
+                out.extend_from_slice(event.as_bytes());
+                continue;
+            };
+            match Chunk::read(data) {
+                Some(Chunk { error: Some(code), .. }) if LOST_ENGINE.contains(&code.as_str()) => {
+                    return Told { bytes: out.into(), broke: true };
+                }
+                Some(chunk) => self.take(&chunk, &mut out),
+                None => {
+                    self.lost = Some(Obstacle::Unreadable);
+                    out.extend_from_slice(event.as_bytes());
+                }
+            }
+        }
+        Told { bytes: out.into(), broke: false }
+    }
+
+    fn take(&mut self, chunk: &Chunk<'_>, out: &mut Vec<u8>) {
+        if self.passes(chunk) {
+            self.note(chunk);
+            let identity = self.identity.get_or_insert_with(|| chunk.identity());
+            chunk.write(identity, out);
+        }
+    }
+
+    /// Whether the client does not have it yet.
+    fn passes(&mut self, chunk: &Chunk<'_>) -> bool {
+        match self.skip {
+            Skip::Nothing => return true,
+            Skip::ThroughEnd(behind) if chunk.ends => self.skip = Skip::Chunks(behind),
+            Skip::ThroughEnd(_) => {}
+            Skip::Chunks(0) => {
+                self.skip = Skip::Nothing;
+                return true;
+            }
+            Skip::Chunks(left) => self.skip = Skip::Chunks(left - 1),
+        }
+        false
+    }
+
+    fn note(&mut self, chunk: &Chunk<'_>) {
+        let Some(ids) = &chunk.ids else {
+            if chunk.error.is_none() {
+                self.lost = Some(Obstacle::Unreadable);
+            }
+            return;
+        };
+        let full = self.ids.len() + ids.len() > self.ids.capacity();
+        if full && self.lost.is_none() {
+            let step = IDS_STEP.max(ids.len());
+            if self.room.grow(step * size_of::<u32>()) {
+                self.ids.reserve_exact(step);
+            } else {
+                self.lost = Some(Obstacle::Memory);
+            }
+        }
+        if self.lost.is_some() {
+            self.ids = Vec::new();
+            return;
+        }
+        if let Some(end) = &mut self.end {
+            end.chunks_behind += 1;
+        } else if chunk.ends {
+            let (ids_before, emitted_before) = (self.ids.len(), self.emitted_bytes);
+            self.end = Some(End { ids_before, emitted_before, chunks_behind: 0 });
+        }
+        self.ids.extend_from_slice(ids);
+        self.emitted_bytes += chunk.text_bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests;
