@@ -53,6 +53,8 @@ pub struct Config {
     pub hash_key: HashKey,
     /// Whether answers name the worker.
     pub expose_routing: bool,
+    /// Whether workers are asked for the usage of streams whose clients do not ask.
+    pub ask_usage: bool,
     /// When requests wait in the gateway; `None`: never.
     pub room: Option<RoomRules>,
     /// File for choices, and the share of them that go there.
@@ -118,6 +120,7 @@ impl TryFrom<File> for Config {
             block_bytes: file.routing.block_bytes,
             index_bytes: file.routing.index_bytes.unwrap_or(limits::INDEX_BYTES),
             hash_key,
+            ask_usage: file.routing.ask_usage.unwrap_or(true),
             expose_routing: file.routing.expose.unwrap_or_else(|| listen.ip().is_loopback()),
             room,
             decision_log: file.routing.decision_log.map(|path| (path, share)),

@@ -35,6 +35,7 @@ use crate::{
     tenants,
     token_keyer::TokenKeyer,
     upstream::{SendError, Upstream},
+    usage::{ask::ask, hide::UsageFilter},
 };
 
 /// What dispatch needs besides the request.
@@ -56,6 +57,8 @@ pub struct Dispatch {
     pub max_body_bytes: usize,
     /// Whether answers name the worker and the reason.
     pub expose_routing: bool,
+    /// Whether workers are asked for the usage of streams whose clients do not ask.
+    pub ask_usage: bool,
     /// How long the parts of a request may take.
     pub timeouts: Timeouts,
     /// How many requests may be sent again.
@@ -117,12 +120,17 @@ impl Dispatch {
         loop {
             let Choice { worker, pick, mut ticket } = choice;
             record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
-            let outgoing = outgoing(&parts, body.clone(), &worker, record);
+            let (asking, usage) = if self.ask_usage && info.stream {
+                ask(parts.uri.path(), body.clone(), &worker)
+            } else {
+                (body.clone(), UsageFilter::pass_all())
+            };
+            let outgoing = outgoing(&parts, asking, &worker, record);
             match self.upstream.send(worker.origin(), outgoing).await {
                 Ok(answer) => {
                     self.router.worker_answered(&worker);
                     let series = self.metrics.model(info.model.as_deref());
-                    let told = relay::Told { ticket, info, pick, record: Arc::clone(record), series };
+                    let told = relay::Told { ticket, info, pick, record: Arc::clone(record), series, usage };
                     let mut response = relay::relay(answer, told, self.timeouts);
                     self.expose(&mut response, &worker, &pick);
                     return Ok(response);
@@ -220,7 +228,7 @@ fn outgoing(parts: &Parts, body: Bytes, worker: &Worker, record: &Record) -> htt
     let mut outgoing = parts.headers.clone();
     headers::for_worker(&mut outgoing);
     if let Some(length) = outgoing.get_mut(CONTENT_LENGTH) {
-        // A tenant's salt makes the body longer.
+        // A tenant's salt, and asking for the usage, make the body longer.
         *length = body_bytes.into();
     }
     outgoing.insert(names::REQUEST_ID, record.id_header().clone());

@@ -21,6 +21,7 @@ use crate::{
     ejection::{Ejections, Gate},
     residency::Residency,
     upstream::Origin,
+    usage::ask::Habits,
 };
 
 /// One entry of a worker's `/v1/models`.
@@ -47,6 +48,8 @@ pub struct Worker {
     pub rate: Mutex<PrefillRate>,
     /// What it says of its cache.
     pub residency: Residency,
+    /// What its streams say of their usage unasked.
+    pub habits: Habits,
     config: WorkerConfig,
     origin: Origin,
     prefix: String,
@@ -71,6 +74,7 @@ impl Worker {
             name: config.name(),
             weight: config.weight,
             load: Load::default(),
+            habits: Habits::default(),
             rate: Mutex::default(),
             config: config.clone(),
             origin: Origin::of(&config.url, config.tls.clone()),
@@ -167,6 +171,7 @@ impl Worker {
     /// Notes that no connection could be made.
     pub fn connect_failed(&self, now: Duration) {
         self.health.lock().on_connect_failure(now);
+        self.habits.forget();
         self.failed.notify_one();
     }
 

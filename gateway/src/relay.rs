@@ -33,7 +33,7 @@ use crate::{
     routing::Ticket,
     sse::EventSplitter,
     upstream::Answer,
-    usage::UsageTap,
+    usage::{UsageTap, hide::UsageFilter},
 };
 
 /// Turns a worker's answer into the client's.
@@ -110,12 +110,12 @@ impl Relay {
 
     /// What may be passed on of the bytes that came; nothing while an event is unfinished.
     fn pass(&mut self, bytes: Bytes) -> Result<Bytes, BoxError> {
-        let out = match &mut self.events {
+        let mut out = match &mut self.events {
             Some(events) => events.push(bytes)?,
             None => bytes,
         };
         if !out.is_empty() {
-            self.account.saw(&out, self.events.is_some());
+            out = self.account.saw(out, self.events.is_some());
         }
         // Bodies of known length are not polled again after their last byte.
         if self.upstream_ended() && self.events.as_ref().is_none_or(EventSplitter::is_empty) {
@@ -126,9 +126,7 @@ impl Relay {
 
     fn end(&mut self) -> Option<Result<Frame<Bytes>, BoxError>> {
         let tail = self.events.as_mut().map(EventSplitter::take_tail).filter(|tail| !tail.is_empty());
-        if let Some(tail) = &tail {
-            self.account.saw(tail, true);
-        }
+        let tail = tail.map(|tail| self.account.saw(tail, true)).filter(|tail| !tail.is_empty());
         self.complete();
         tail.map(|tail| Ok(Frame::data(tail)))
     }
@@ -240,13 +238,20 @@ pub struct Told {
     pub record: Arc<Record>,
     /// The series of its model.
     pub series: Arc<ModelSeries>,
+    /// What becomes of the usage in a stream.
+    pub usage: UsageFilter,
 }
 
 impl Account {
-    fn saw(&mut self, bytes: &Bytes, is_event: bool) {
-        self.tap.see(bytes);
+    /// Counts what came; returns what the client is to see of it.
+    fn saw(&mut self, bytes: Bytes, is_event: bool) -> Bytes {
+        self.tap.see(&bytes);
         if !is_event {
-            return;
+            return bytes;
+        }
+        let bytes = self.told.usage.pass(bytes);
+        if bytes.is_empty() {
+            return bytes;
         }
         let now = Instant::now();
         if now - self.alive_noted > ALIVE_NOTE_INTERVAL {
@@ -261,8 +266,9 @@ impl Account {
             self.told.record.first_token(ttft);
             self.told.ticket.stream_began();
         }
-        self.failed_in_band |= memmem::find(bytes, b"data: {\"error\"").is_some();
+        self.failed_in_band |= memmem::find(&bytes, b"data: {\"error\"").is_some();
         self.done |= bytes.trim_ascii_end().ends_with(b"[DONE]");
+        bytes
     }
 
     fn complete(&mut self) {
@@ -275,6 +281,9 @@ impl Account {
             self.told.ticket.judge(verdict);
         }
         self.told.record.outcome(outcome);
+        if outcome == "complete" && self.done {
+            self.told.usage.ended();
+        }
         if let Some(usage) = self.tap.finish() {
             self.count(usage);
         }

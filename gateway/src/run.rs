@@ -79,6 +79,7 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
         tokens: Arc::clone(&tokens),
         max_body_bytes: config.max_body_bytes,
         expose_routing: config.expose_routing,
+        ask_usage: config.ask_usage,
         timeouts: config.timeouts,
         retry_budget: Arc::new(Mutex::new(RetryBudget::new(clock.now()))),
     };

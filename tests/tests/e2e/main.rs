@@ -29,5 +29,6 @@ mod tenants;
 mod timeouts;
 mod tls;
 mod upstream_failure;
+mod usage;
 mod waiting;
 mod zero_config;
