@@ -15,6 +15,7 @@ use crate::{
     body::{Request, Response, full},
     config::HostRule,
     dispatch::read_request,
+    drift::DriftDoctor,
     error::Error,
     explain::explain,
     members::Members,
@@ -42,6 +43,8 @@ pub struct Admin {
     pub metrics: Arc<Metrics>,
     /// How prompts are hashed.
     pub keyer: KeyerConfig,
+    /// Says where sessions' prompts stop repeating their past.
+    pub doctor: Arc<DriftDoctor>,
     /// Models whose prompts are known by their tokens.
     pub tokens: Arc<TokenKeyer>,
     /// Largest body to explain.
@@ -78,12 +81,14 @@ async fn explained(request: Request, admin: &Admin) -> Response {
     let query = request.uri().query().unwrap_or_default();
     let path = query.split('&').find_map(|pair| pair.strip_prefix("path=")).unwrap_or("/v1/chat/completions");
     let path = path.replace("%2F", "/").replace("%2f", "/");
+    let headers = request.headers().clone();
     let body = match Limited::new(request.into_body(), admin.max_body_bytes).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) => return Error::BodyUnreadable(error.to_string()).to_response(),
     };
-    let info = read_request(&path, &body, admin.keyer, &admin.tokens).await;
-    match explain(&admin.router, &info) {
+    let info = read_request(&path, &body, admin.keyer, &admin.tokens, admin.router.fleet()).await;
+    let drift = admin.doctor.look(&headers, &body, &info);
+    match explain(&admin.router, &info, drift) {
         Ok(found) => {
             text(StatusCode::OK, "application/json", serde_json::to_vec_pretty(&found).unwrap_or_default())
         }

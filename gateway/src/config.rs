@@ -151,10 +151,10 @@ impl TryFrom<File> for Config {
 /// The workers of a list, each once.
 pub fn workers(entries: &[WorkerEntry]) -> Result<Vec<WorkerConfig>, ConfigError> {
     let workers = entries.iter().map(|entry| match entry {
-        WorkerEntry::Url(url) => url.parse(),
-        WorkerEntry::Table(table) => WorkerConfig::try_from(table),
+        WorkerEntry::Url(url) => WorkerConfig::all_of(&url.parse()?),
+        WorkerEntry::Table(table) => WorkerConfig::all_of(table),
     });
-    let workers = workers.collect::<Result<Vec<WorkerConfig>, _>>()?;
+    let workers = workers.collect::<Result<Vec<_>, _>>()?.concat();
     match first_duplicate(workers.iter().map(WorkerConfig::name)) {
         Some(twice) => Err(ConfigError(format!("worker {twice} is listed twice"))),
         None => Ok(workers),

@@ -22,8 +22,9 @@ use crate::{
     body::{Request, Response},
     clock,
     config::Timeouts,
+    drift::DriftDoctor,
     error::Error,
-    fleet::Worker,
+    fleet::{Fleet, Worker},
     headers,
     impatient::{Impatient, TooSlow},
     limits::MAX_ATTEMPTS,
@@ -51,6 +52,8 @@ pub struct Dispatch {
     pub metrics: Arc<Metrics>,
     /// How prompts are hashed.
     pub keyer: KeyerConfig,
+    /// Says where sessions' prompts stop repeating their past.
+    pub doctor: Arc<DriftDoctor>,
     /// Models whose prompts are known by their tokens.
     pub tokens: Arc<TokenKeyer>,
     /// Largest request body.
@@ -81,9 +84,12 @@ impl Dispatch {
             _ => body,
         };
         let routing = self.metrics.routing.start_timer();
-        let mut info = read_request(parts.uri.path(), &body, self.keyer, &self.tokens).await;
+        let mut info =
+            read_request(parts.uri.path(), &body, self.keyer, &self.tokens, self.router.fleet()).await;
         info.model = info.model.or_else(|| model_in_path(&parts));
-        record.model(self.metrics.model(info.model.as_deref()));
+        let series = self.metrics.model(info.model.as_deref());
+        record.drift(self.doctor.follow(&parts.headers, &body, &info, series.label()));
+        record.model(series);
         routing.observe_duration();
         self.retry_budget.lock().request();
         let demand = self.scale.enter(&self.router, &info);
@@ -181,9 +187,18 @@ impl Dispatch {
 }
 
 /// All that routing knows of a request to `path`.
-pub async fn read_request(path: &str, body: &Bytes, keyer: KeyerConfig, tokens: &TokenKeyer) -> RequestInfo {
+pub async fn read_request(
+    path: &str,
+    body: &Bytes,
+    keyer: KeyerConfig,
+    tokens: &TokenKeyer,
+    fleet: &Fleet,
+) -> RequestInfo {
     let mut info = request::read(body, keyer);
-    info.tokens = tokens.tokens(path, body, info.model.as_deref()).await;
+    // An adapter's prompts are made of its base model's tokens.
+    let base = info.model.as_deref().filter(|model| !tokens.is_empty() && !tokens.knows(model));
+    let base = base.and_then(|adapter| fleet.parent_of(adapter));
+    info.tokens = tokens.tokens(path, body, base.as_deref().or(info.model.as_deref())).await;
     info
 }
 
@@ -234,6 +249,9 @@ fn outgoing(parts: &Parts, body: Bytes, worker: &Worker, record: &Record) -> htt
     outgoing.insert(names::REQUEST_ID, record.id_header().clone());
     if let Some(key) = worker.api_key() {
         outgoing.insert(AUTHORIZATION, key.clone());
+    }
+    if let Some(rank) = worker.rank() {
+        outgoing.insert(names::DATA_PARALLEL_RANK, rank.into());
     }
     if is_generation(parts.uri.path()) {
         // The relay must see where events end; engines do not compress streams unasked.

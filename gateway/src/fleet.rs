@@ -29,6 +29,8 @@ use crate::{
 pub struct Model {
     /// Its id, by which requests name it.
     pub id: String,
+    /// The model that it is an adapter of, where it is one.
+    pub parent: Option<String>,
     /// The whole JSON object, shown by the gateway's own `/v1/models`.
     pub json: Box<RawValue>,
 }
@@ -105,6 +107,11 @@ impl Worker {
         self.config.api_key.as_ref()
     }
 
+    /// Which of several data-parallel engines behind one address it is.
+    pub fn rank(&self) -> Option<u32> {
+        self.config.rank
+    }
+
     /// What it was made from.
     pub fn config(&self) -> &WorkerConfig {
         &self.config
@@ -133,6 +140,12 @@ impl Worker {
             models.retain(|model| model.id == *configured);
         }
         models
+    }
+
+    /// Whether this model is a LoRA adapter there: then its KV is nobody else's.
+    pub fn is_adapter(&self, model: &str) -> bool {
+        let known = self.models.read();
+        known.iter().flatten().any(|known| known.id == model && known.parent.is_some())
     }
 
     /// Notes what `/v1/models` said.
@@ -236,6 +249,15 @@ impl Fleet {
         let mut all: Vec<_> = self.workers.iter().map(|entry| Arc::clone(entry.value())).collect();
         all.sort_unstable_by_key(|worker| worker.id);
         all
+    }
+
+    /// The model that `adapter` is an adapter of, if a worker says so: it has its tokenizer.
+    pub fn parent_of(&self, adapter: &str) -> Option<String> {
+        let parent = |worker: &Worker| {
+            let known = worker.models.read();
+            known.iter().flatten().find(|model| model.id == adapter)?.parent.clone()
+        };
+        self.workers.iter().find_map(|worker| parent(&worker))
     }
 
     /// The ids of all models known, sorted.

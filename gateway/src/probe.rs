@@ -55,7 +55,8 @@ async fn scrape_cache(
 ) {
     let page = get(worker, upstream, "/metrics", MAX_SCRAPE_BYTES);
     let page = clock::timeout(PROBE_TIMEOUT, page).await.ok().flatten();
-    let config = page.map(|page| scrape::cache_config(&String::from_utf8_lossy(&page)));
+    let rank = worker.rank();
+    let config = page.map(|page| scrape::cache_config(&String::from_utf8_lossy(&page), rank));
     if let Some(config) = config.filter(|config| config.tokens().is_some()) {
         *scraped_at = Some(router.now());
         router.cache_is(worker, config);
@@ -99,10 +100,15 @@ fn read_models(body: &[u8]) -> Option<Vec<Model>> {
     #[derive(Deserialize)]
     struct Entry {
         id: String,
+        /// vLLM: the base model of a LoRA adapter.
+        #[serde(default)]
+        parent: Option<String>,
     }
     let list: List = serde_json::from_slice(body).ok()?;
-    let model =
-        |json: Box<RawValue>| Some(Model { id: serde_json::from_str::<Entry>(json.get()).ok()?.id, json });
+    let model = |json: Box<RawValue>| {
+        let Entry { id, parent } = serde_json::from_str(json.get()).ok()?;
+        Some(Model { id, parent, json })
+    };
     Some(list.data.into_iter().filter_map(model).collect())
 }
 
@@ -129,5 +135,7 @@ mod tests {
         assert_eq!(models.len(), 1);
         assert_eq!(models[0].json.get(), r#"{"id":"a","x":[1, 2]}"#);
         assert!(read_models(b"<html>").is_none());
+        let adapter = read_models(br#"{"data":[{"id":"a","parent":null},{"id":"l","parent":"a"}]}"#).unwrap();
+        assert_eq!((adapter[0].parent.as_deref(), adapter[1].parent.as_deref()), (None, Some("a")));
     }
 }

@@ -297,8 +297,9 @@ impl Account {
             self.told.pick.matched_tokens,
             reported,
         );
-        self.told.ticket.router().learn(&self.told.info, &self.told.pick, &usage, &self.told.ticket);
-        self.told.record.usage(usage);
+        let router = self.told.ticket.router();
+        let miss = router.learn(&self.told.info, &self.told.pick, &usage, &self.told.ticket);
+        self.told.record.usage(usage, miss);
     }
 }
 

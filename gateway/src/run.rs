@@ -16,6 +16,7 @@ use crate::{
     decision_log::DecisionLog,
     discovery,
     dispatch::Dispatch,
+    drift::DriftDoctor,
     ejection::Ejections,
     fleet::Fleet,
     limits,
@@ -70,12 +71,14 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
     let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
     background.push(tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router))));
 
+    let doctor = Arc::new(DriftDoctor::new(config.hash_key, &metrics));
     let dispatch = Dispatch {
         router: Arc::clone(&router),
         scale: Arc::clone(&scale),
         upstream,
         metrics: Arc::clone(&metrics),
         keyer,
+        doctor: Arc::clone(&doctor),
         tokens: Arc::clone(&tokens),
         max_body_bytes: config.max_body_bytes,
         expose_routing: config.expose_routing,
@@ -102,6 +105,7 @@ pub async fn start(config: &Config) -> io::Result<Gateway> {
         router: Arc::clone(&router),
         metrics,
         keyer,
+        doctor,
         tokens,
         max_body_bytes: config.max_body_bytes,
         members: Arc::clone(&members),

@@ -24,8 +24,11 @@ fn setup(toml: &str) -> (Arc<Autoscale>, Arc<Router>) {
 
 fn ready(router: &Router, models: &[&str]) {
     let worker = &router.fleet().all()[0];
-    let model =
-        |id: &&str| Model { id: (*id).to_owned(), json: serde_json::value::RawValue::NULL.to_owned() };
+    let model = |id: &&str| Model {
+        id: (*id).to_owned(),
+        parent: None,
+        json: serde_json::value::RawValue::NULL.to_owned(),
+    };
     worker.set_models(models.iter().map(model).collect());
     worker.with_health(|health| health.on_probe(true, router.now()));
 }

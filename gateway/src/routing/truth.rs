@@ -5,15 +5,21 @@
 use keyway_core::pick::Pick;
 use keyway_wire::openai::Usage;
 
-use super::{Router, Ticket, setting::index_id};
-use crate::{fleet::Worker, request::RequestInfo, scrape::CacheConfig};
+use super::{Router, Ticket, miss::Miss, setting::index_id};
+use crate::{fleet::Worker, request::RequestInfo, residency::Outcome, scrape::CacheConfig};
 
 impl Router {
-    /// Takes an answer's usage.
-    pub fn learn(&self, request: &RequestInfo, pick: &Pick, usage: &Usage, ticket: &Ticket) {
+    /// Takes an answer's usage. Returns why the prediction failed, if it did.
+    pub fn learn(
+        &self,
+        request: &RequestInfo,
+        pick: &Pick,
+        usage: &Usage,
+        ticket: &Ticket,
+    ) -> Option<&'static str> {
         let model = request.model.as_deref();
         self.learn_token_size(model, request.chain.total_bytes, usage.prompt_tokens);
-        let Some(reported) = usage.cached_tokens() else { return };
+        let reported = usage.cached_tokens()?;
         let (worker, by_tokens) = (ticket.worker(), request.tokens.is_some());
         let residency = &worker.residency;
         let block_tokens = if by_tokens {
@@ -41,7 +47,31 @@ impl Router {
         if !exact {
             self.correct_capacity(request, ticket, predicted, reported, block_tokens);
         }
-        if by_tokens && residency.drifts(result != "right") {
+        let tokens_agree = request.tokens.as_ref().is_none_or(|tokens| tokens.total == usage.prompt_tokens);
+        let miss = (result != "right").then(|| {
+            let miss = Miss {
+                by_tokens,
+                exact,
+                tokens_agree,
+                predicted,
+                reported,
+                announced: ticket.announced_tokens(),
+                events_came: residency.batch_since(ticket.sent()),
+                blocks_removed: ticket.blocks_removed(),
+                slack: block_tokens,
+            };
+            miss.cause()
+        });
+        if let Some(cause) = miss {
+            self.metrics.caches.misses.with_label_values(&[name, cause]).inc();
+        }
+        let outcome = match result {
+            "right" => Outcome::Right,
+            _ if !tokens_agree => Outcome::OtherTokens,
+            _ if reported == 0 => Outcome::NothingCached,
+            _ => Outcome::Wrong,
+        };
+        if let Some(why) = by_tokens.then(|| residency.drifts(outcome)).flatten() {
             tracing::warn!(
                 worker = name,
                 model,
@@ -49,10 +79,10 @@ impl Router {
                 tokenised = request.tokens.as_ref().map(|tokens| tokens.total),
                 predicted,
                 reported,
-                "most predictions of cached tokens fail here: compare the chat template and tokenizer (if the prompt's \
-                 token counts differ), the block size, and whether the worker adds a salt of its own"
+                "most predictions of cached tokens fail here: {why}"
             );
         }
+        miss
     }
 
     /// Takes what a worker's metrics say of its cache.

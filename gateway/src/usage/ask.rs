@@ -157,7 +157,10 @@ mod tests {
     #[test]
     fn the_question_is_all_that_changes() {
         for (body, want) in [
-            (r#" { "stream":true, "x":"é"} "#, r#" {"stream_options":{"include_usage":true}, "stream":true, "x":"é"} "#),
+            (
+                r#" { "stream":true, "x":"é"} "#,
+                r#" {"stream_options":{"include_usage":true}, "stream":true, "x":"é"} "#,
+            ),
             (r#"{"stream_options" : null ,"n":1}"#, r#"{"stream_options" : {"include_usage":true} ,"n":1}"#),
             (r#"{"stream_options":{}}"#, r#"{"stream_options":{"include_usage":true}}"#),
             (
@@ -191,7 +194,10 @@ mod tests {
         let (chat, completions) = ("/v1/chat/completions", "/v1/completions");
         habits.learn(chat, Habit::Nulls);
         habits.learn("/v1/responses", Habit::Tells);
-        assert_eq!([chat, completions].map(|path| habits.of(path)), [Some(Habit::Nulls), Some(Habit::Unknown)]);
+        assert_eq!(
+            [chat, completions].map(|path| habits.of(path)),
+            [Some(Habit::Nulls), Some(Habit::Unknown)]
+        );
         assert_eq!(habits.of("/v1/responses"), None);
         habits.forget();
         assert_eq!(habits.of(chat), Some(Habit::Unknown));

@@ -108,7 +108,12 @@ impl Mention {
             match &*name {
                 "usage" => {
                     let start = before.unwrap_or(written.start);
-                    found = Some((value.raw() == "null", place(value.raw()), start..written.end, before.is_none()));
+                    found = Some((
+                        value.raw() == "null",
+                        place(value.raw()),
+                        start..written.end,
+                        before.is_none(),
+                    ));
                 }
                 "choices" => alone = value.items()?.next().is_none(),
                 _ => {}
@@ -183,7 +188,10 @@ mod tests {
             let (say, done) = ("data: {\"choices\":[{\"delta\":\"the \\\"usage\\\" of\"}]}", "data: [DONE]");
             assert_eq!(hide(false, &events(&[say, &usage, done])), events(&[say, done]));
             assert_eq!(hide(true, &events(&[&usage])), "");
-            assert_eq!(hide(false, &events(&[": ping \"usage\"", done])), events(&[": ping \"usage\"", done]));
+            assert_eq!(
+                hide(false, &events(&[": ping \"usage\"", done])),
+                events(&[": ping \"usage\"", done])
+            );
         }
         let with_comment = format!(": ping\n{usage}\n\n");
         assert_eq!(hide(false, &with_comment), ": ping\n\n");

@@ -13,6 +13,7 @@ mod cancel;
 mod config;
 mod ejection;
 mod explain;
+mod kv_engines;
 mod kv_routing;
 mod lifecycle;
 mod limits;
