@@ -10,12 +10,11 @@ use http::HeaderMap;
 use keyway_core::sessions::{Drift, Sessions, Turn};
 use keyway_wire::block_hash::{Chain, HashKey};
 use parking_lot::Mutex;
-use prometheus::IntCounterVec;
 use serde::Serialize;
 
 use crate::{
     limits::DRIFT_MEMORY_BYTES,
-    metrics::Metrics,
+    metrics::{DriftMetrics, Metrics},
     request::{Place, RequestInfo, locate},
 };
 
@@ -30,8 +29,7 @@ const KNOWN_FIELDS: [&str; 8] =
 pub struct DriftDoctor {
     sessions: Mutex<Sessions>,
     key: HashKey,
-    drifts: IntCounterVec,
-    lost_bytes: IntCounterVec,
+    drifts: DriftMetrics,
 }
 
 /// Where a prompt left its session's past.
@@ -56,8 +54,7 @@ impl DriftDoctor {
         Self {
             key,
             sessions: Mutex::new(Sessions::new(DRIFT_MEMORY_BYTES)),
-            drifts: metrics.caches.drifts.clone(),
-            lost_bytes: metrics.caches.drift_bytes.clone(),
+            drifts: metrics.caches.drift.clone(),
         }
     }
 
@@ -81,8 +78,8 @@ impl DriftDoctor {
         sessions.remember(session, turn(info));
         drop(sessions);
         let found = diagnosis(body, info, drift?);
-        self.drifts.with_label_values(&[model, found.kind]).inc();
-        self.lost_bytes.with_label_values(&[model]).inc_by(found.lost_bytes);
+        self.drifts.prompts.with_label_values(&[model, found.kind]).inc();
+        self.drifts.bytes.with_label_values(&[model]).inc_by(found.lost_bytes);
         Some(found)
     }
 
@@ -208,7 +205,7 @@ mod tests {
             // "12:01" stands 314 bytes into the text.
             assert!(found.offset <= 316 && 316 < found.offset + 64, "{found:?}");
             assert!(found.lost_bytes > 1500, "{found:?}");
-            assert_eq!(desk.1.caches.drifts.with_label_values(&["m", "system_message"]).get(), 1);
+            assert_eq!(desk.1.caches.drift.prompts.with_label_values(&["m", "system_message"]).get(), 1);
             assert_eq!(desk.ask(&talk("12:01", 6), session), None, "the new past counts");
         }
     }

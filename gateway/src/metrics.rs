@@ -16,7 +16,11 @@ use prometheus::{
 };
 
 pub use self::{
-    caches::CacheMetrics, fleet::FleetMetrics, per_model::ModelSeries, reference::Family, scale::ScaleMetrics,
+    caches::{CacheMetrics, DriftMetrics},
+    fleet::FleetMetrics,
+    per_model::ModelSeries,
+    reference::Family,
+    scale::ScaleMetrics,
 };
 use self::{
     forget::OfWorkers,

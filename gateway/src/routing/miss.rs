@@ -1,12 +1,21 @@
 //! Why a prediction of cached tokens failed, as far as the gateway can tell: a metric's label, and a word in the access log.
 
+/// What a prediction is made from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Blocks of text.
+    Text,
+    /// Blocks of tokens, in a model of the worker's cache.
+    Model,
+    /// Blocks of tokens that its events announced.
+    Events,
+}
+
 /// What is known of an answer whose cached tokens were not those that were predicted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Miss {
-    /// Whether the prompt's blocks were of tokens, and the worker's events were trusted.
-    pub(super) by_tokens: bool,
-    /// See above.
-    pub(super) exact: bool,
+    /// What the prediction was made from.
+    pub(super) source: Source,
     /// Whether the worker counts as many tokens in the prompt as the gateway.
     pub(super) tokens_agree: bool,
     /// Cached tokens as they were predicted, and as the worker reports them.
@@ -26,17 +35,17 @@ pub(super) struct Miss {
 impl Miss {
     /// Its cause.
     pub(super) fn cause(&self) -> &'static str {
-        match (self.by_tokens, self.exact) {
+        match self.source {
             // An estimate from bytes.
-            (false, _) => "text",
-            // A model of the cache, which forgets otherwise than the worker does.
-            (true, false) => "model",
+            Source::Text => "text",
+            // It forgets otherwise than the worker does.
+            Source::Model => "model",
             // The template or the tokenizer is not the worker's.
-            (true, true) if !self.tokens_agree => "tokens",
-            (true, true) if self.predicted > self.reported => self.cause_of_over(),
+            Source::Events if !self.tokens_agree => "tokens",
+            Source::Events if self.predicted > self.reported => self.cause_of_over(),
             // It had stored more than it had said when it was chosen.
-            (true, true) if self.events_came => "announced_late",
-            (true, true) => "unexplained",
+            Source::Events if self.events_came => "announced_late",
+            Source::Events => "unexplained",
         }
     }
 
@@ -59,8 +68,7 @@ mod tests {
     #[test]
     fn each_cause_is_told_from_the_others() {
         let over = Miss {
-            by_tokens: true,
-            exact: true,
+            source: Source::Events,
             tokens_agree: true,
             predicted: 320,
             reported: 64,
@@ -76,8 +84,8 @@ mod tests {
             (Miss { announced: 80, blocks_removed: true, ..over }, "under_way"),
             (Miss { announced: 81, ..over }, "unexplained"),
             (Miss { tokens_agree: false, ..over }, "tokens"),
-            (Miss { exact: false, tokens_agree: false, ..over }, "model"),
-            (Miss { by_tokens: false, exact: false, ..over }, "text"),
+            (Miss { source: Source::Model, tokens_agree: false, ..over }, "model"),
+            (Miss { source: Source::Text, ..over }, "text"),
             (under, "announced_late"),
             (Miss { events_came: false, ..under }, "unexplained"),
         ] {

@@ -5,7 +5,11 @@
 use keyway_core::pick::Pick;
 use keyway_wire::openai::Usage;
 
-use super::{Router, Ticket, miss::Miss, setting::index_id};
+use super::{
+    Router, Ticket,
+    miss::{Miss, Source},
+    setting::index_id,
+};
 use crate::{fleet::Worker, request::RequestInfo, residency::Outcome, scrape::CacheConfig};
 
 impl Router {
@@ -48,39 +52,27 @@ impl Router {
             self.correct_capacity(request, ticket, predicted, reported, block_tokens);
         }
         let tokens_agree = request.tokens.as_ref().is_none_or(|tokens| tokens.total == usage.prompt_tokens);
-        let miss = (result != "right").then(|| {
-            let miss = Miss {
-                by_tokens,
-                exact,
-                tokens_agree,
-                predicted,
-                reported,
-                announced: ticket.announced_tokens(),
-                events_came: residency.batch_since(ticket.sent()),
-                blocks_removed: ticket.blocks_removed(),
-                slack: block_tokens,
-            };
-            miss.cause()
-        });
+        let source = match (by_tokens, exact) {
+            (false, _) => Source::Text,
+            (true, false) => Source::Model,
+            (true, true) => Source::Events,
+        };
+        let facts = Miss {
+            source,
+            tokens_agree,
+            predicted,
+            reported,
+            announced: ticket.announced_tokens(),
+            events_came: residency.batch_since(ticket.sent()),
+            blocks_removed: ticket.blocks_removed(),
+            slack: block_tokens,
+        };
+        let miss = (result != "right").then(|| facts.cause());
         if let Some(cause) = miss {
             self.metrics.caches.misses.with_label_values(&[name, cause]).inc();
         }
-        let outcome = match result {
-            "right" => Outcome::Right,
-            _ if !tokens_agree => Outcome::OtherTokens,
-            _ if reported == 0 => Outcome::NothingCached,
-            _ => Outcome::Wrong,
-        };
-        if let Some(why) = by_tokens.then(|| residency.drifts(outcome)).flatten() {
-            tracing::warn!(
-                worker = name,
-                model,
-                prompt_tokens = usage.prompt_tokens,
-                tokenised = request.tokens.as_ref().map(|tokens| tokens.total),
-                predicted,
-                reported,
-                "most predictions of cached tokens fail here: {why}"
-            );
+        if by_tokens {
+            warn_of_drift(request, usage, worker, &facts, miss.is_none());
         }
         miss
     }
@@ -135,5 +127,26 @@ impl Router {
             return f64::from(worker.residency.block_size());
         }
         request.chain.block_bytes.max(1) as f64 / self.bytes_per_token(request.model.as_deref())
+    }
+}
+
+/// Says once of a worker that most predictions fail there, and what the failures have in common.
+fn warn_of_drift(request: &RequestInfo, usage: &Usage, worker: &Worker, facts: &Miss, right: bool) {
+    let outcome = match facts {
+        _ if right => Outcome::Right,
+        Miss { tokens_agree: false, .. } => Outcome::OtherTokens,
+        Miss { reported: 0, .. } => Outcome::NothingCached,
+        _ => Outcome::Wrong,
+    };
+    if let Some(why) = worker.residency.drifts(outcome) {
+        tracing::warn!(
+            worker = worker.name.as_str(),
+            model = request.model,
+            prompt_tokens = usage.prompt_tokens,
+            tokenised = request.tokens.as_ref().map(|tokens| tokens.total),
+            predicted = facts.predicted,
+            reported = facts.reported,
+            "most predictions of cached tokens fail here: {why}"
+        );
     }
 }
