@@ -77,13 +77,15 @@ async fn explained(request: Request, admin: &Admin) -> Response {
     let query = request.uri().query().unwrap_or_default();
     let path = query.split('&').find_map(|pair| pair.strip_prefix("path=")).unwrap_or("/v1/chat/completions");
     let path = path.replace("%2F", "/").replace("%2f", "/");
+    let headers = request.headers().clone();
     let dispatch = Arc::clone(&admin.live.now().dispatch);
     let body = match Limited::new(request.into_body(), dispatch.max_body_bytes).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) => return Error::BodyUnreadable(error.to_string()).to_response(),
     };
-    let info = read_request(&path, &body, dispatch.keyer, &dispatch.tokens).await;
-    match explain(&admin.router, &info) {
+    let info = read_request(&path, &body, dispatch.keyer, &dispatch.tokens, admin.router.fleet()).await;
+    let drift = dispatch.doctor.look(&headers, &body, &info);
+    match explain(&admin.router, &info, drift) {
         Ok(found) => {
             text(StatusCode::OK, "application/json", serde_json::to_vec_pretty(&found).unwrap_or_default())
         }

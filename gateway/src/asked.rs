@@ -40,13 +40,16 @@ impl Asked {
         let mut outgoing = parts.headers.clone();
         headers::for_worker(&mut outgoing);
         if let Some(length) = outgoing.get_mut(CONTENT_LENGTH) {
-            // A tenant's salt and the worker extension make the body longer.
+            // A tenant's salt, the worker extension and asking for the usage make the body longer.
             *length = body_bytes.into();
         }
         outgoing.insert(names::REQUEST_ID, self.record.id_header().clone());
         self.record.tell_trace(&mut outgoing);
         if let Some(key) = worker.api_key() {
             outgoing.insert(AUTHORIZATION, key.clone());
+        }
+        if let Some(rank) = worker.rank() {
+            outgoing.insert(names::DATA_PARALLEL_RANK, rank.into());
         }
         if self.generates() {
             // The relay must see where events end; engines do not compress streams unasked.

@@ -65,6 +65,8 @@ pub struct Config {
     pub expose_routing: bool,
     /// Where the index is written at the end and read at the start.
     pub snapshot_file: Option<PathBuf>,
+    /// Whether workers are asked for the usage of streams whose clients do not ask.
+    pub ask_usage: bool,
     /// When requests wait in the gateway; `None`: never.
     pub room: Option<RoomRules>,
     /// File for choices, and the share of them that go there.
@@ -139,6 +141,7 @@ impl TryFrom<File> for Config {
             hash_key,
             hash_key_file: file.routing.hash_key_file,
             snapshot_file: file.routing.snapshot_file,
+            ask_usage: file.routing.ask_usage.unwrap_or(true),
             expose_routing: file.routing.expose.unwrap_or_else(|| listen.ip().is_loopback()),
             room,
             decision_log: file.routing.decision_log.map(|path| (path, share)),
@@ -172,10 +175,10 @@ impl TryFrom<File> for Config {
 /// The workers of a list, each once.
 pub fn workers(entries: &[WorkerEntry]) -> Result<Vec<WorkerConfig>, ConfigError> {
     let workers = entries.iter().map(|entry| match entry {
-        WorkerEntry::Url(url) => url.parse(),
-        WorkerEntry::Table(table) => WorkerConfig::try_from(table),
+        WorkerEntry::Url(url) => WorkerConfig::all_of(&url.parse()?),
+        WorkerEntry::Table(table) => WorkerConfig::all_of(table),
     });
-    let workers = workers.collect::<Result<Vec<WorkerConfig>, _>>()?;
+    let workers = workers.collect::<Result<Vec<_>, _>>()?.concat();
     match first_duplicate(workers.iter().map(WorkerConfig::name)) {
         Some(twice) => Err(ConfigError(format!("worker {twice} is listed twice"))),
         None => Ok(workers),

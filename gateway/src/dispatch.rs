@@ -18,8 +18,9 @@ use crate::{
     body::{Request, Response},
     clock,
     config::Timeouts,
+    drift::DriftDoctor,
     error::Error,
-    fleet::Worker,
+    fleet::{Fleet, Worker},
     impatient::{Impatient, TooSlow},
     limits::MAX_ATTEMPTS,
     metrics::Metrics,
@@ -31,6 +32,7 @@ use crate::{
     tenants,
     token_keyer::TokenKeyer,
     upstream::{SendError, Upstream},
+    usage::{ask::ask, hide::UsageFilter},
 };
 
 /// What dispatch needs besides the request.
@@ -46,12 +48,16 @@ pub struct Dispatch {
     pub metrics: Arc<Metrics>,
     /// How prompts are hashed.
     pub keyer: KeyerConfig,
+    /// Says where sessions' prompts stop repeating their past.
+    pub doctor: Arc<DriftDoctor>,
     /// Models whose prompts are known by their tokens.
     pub tokens: Arc<TokenKeyer>,
     /// Largest request body.
     pub max_body_bytes: usize,
     /// Whether answers name the worker and the reason.
     pub expose_routing: bool,
+    /// Whether workers are asked for the usage of streams whose clients do not ask.
+    pub ask_usage: bool,
     /// How long the parts of a request may take.
     pub timeouts: Timeouts,
     /// How many requests may be sent again.
@@ -78,10 +84,13 @@ impl Dispatch {
             _ => body,
         };
         let routing = self.metrics.routing.start_timer();
-        let mut info = read_request(parts.uri.path(), &body, self.keyer, &self.tokens).await;
+        let mut info =
+            read_request(parts.uri.path(), &body, self.keyer, &self.tokens, self.router.fleet()).await;
         info.model = info.model.or_else(|| model_in_path(&parts));
         info.share = record.visit().map(|visit| visit.share()).unwrap_or_default();
-        record.model(self.metrics.model(info.model.as_deref()));
+        let series = self.metrics.model(info.model.as_deref());
+        record.drift(self.doctor.follow(&parts.headers, &body, &info, series.label()));
+        record.model(series);
         routing.observe_duration();
         self.retry_budget.lock().request();
         let demand = self.scale.enter(&self.router, &info);
@@ -114,14 +123,19 @@ impl Dispatch {
         loop {
             let Choice { worker, pick, mut ticket } = choice;
             record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
-            let sent = self.resumer.sent(asked, &worker, seed);
+            let (asking, usage) = if self.ask_usage && info.stream {
+                ask(asked.parts.uri.path(), asked.body.clone(), &worker)
+            } else {
+                (asked.body.clone(), UsageFilter::pass_all())
+            };
+            let sent = self.resumer.sent(asked, asking, &worker, seed);
             match self.upstream.send(worker.origin(), asked.outgoing(sent.body.clone(), &worker)).await {
                 Ok(answer) => {
                     self.router.worker_answered(&worker);
                     let lifeline = self.resumer.lifeline(asked, &worker, &sent, answer.headers());
                     let series = self.metrics.model(info.model.as_deref());
                     let (info, record) = (Arc::clone(info), Arc::clone(record));
-                    let told = relay::Told { ticket, info, pick, record, series };
+                    let told = relay::Told { ticket, info, pick, record, series, usage };
                     let lifeline = (lifeline, Arc::clone(&self.resumer));
                     let mut response = relay::relay(answer, told, lifeline, self.timeouts);
                     self.expose(&mut response, &worker, &pick);
@@ -174,9 +188,18 @@ impl Dispatch {
 }
 
 /// All that routing knows of a request to `path`.
-pub async fn read_request(path: &str, body: &Bytes, keyer: KeyerConfig, tokens: &TokenKeyer) -> RequestInfo {
+pub async fn read_request(
+    path: &str,
+    body: &Bytes,
+    keyer: KeyerConfig,
+    tokens: &TokenKeyer,
+    fleet: &Fleet,
+) -> RequestInfo {
     let mut info = request::read(body, keyer);
-    info.tokens = tokens.tokens(path, body, info.model.as_deref()).await;
+    // An adapter's prompts are made of its base model's tokens.
+    let base = info.model.as_deref().filter(|model| !tokens.is_empty() && !tokens.knows(model));
+    let base = base.and_then(|adapter| fleet.parent_of(adapter));
+    info.tokens = tokens.tokens(path, body, base.as_deref().or(info.model.as_deref())).await;
     info
 }
 

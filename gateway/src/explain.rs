@@ -8,6 +8,7 @@ use keyway_core::{
 use serde::Serialize;
 
 use crate::{
+    drift::Diagnosis,
     error::Error,
     fleet::Worker,
     request::RequestInfo,
@@ -25,6 +26,8 @@ pub struct Explanation {
     prompt_blocks: usize,
     chosen: String,
     reason: &'static str,
+    /// Where the prompt leaves what its session sent last, if it does.
+    drift: Option<Diagnosis>,
     workers: Vec<Row>,
 }
 
@@ -57,7 +60,11 @@ struct Row {
 }
 
 /// Explains what would be chosen at this moment.
-pub fn explain(router: &Router, request: &RequestInfo) -> Result<Explanation, Error> {
+pub fn explain(
+    router: &Router,
+    request: &RequestInfo,
+    drift: Option<Diagnosis>,
+) -> Result<Explanation, Error> {
     let setting = router.setting(request, &[])?;
     let (candidates, pick) = router.preview(&setting).ok_or(Error::NoWorker)?;
     let by_tokens = request.tokens.is_some();
@@ -70,6 +77,7 @@ pub fn explain(router: &Router, request: &RequestInfo) -> Result<Explanation, Er
         prompt_blocks: setting.views[0].chain.len(),
         chosen: setting.workers[pick.index].name.clone(),
         reason: pick.reason.as_str(),
+        drift,
         workers: rows
             .map(|(i, (worker, candidate))| row(&setting, worker, candidate, i == pick.index))
             .collect(),

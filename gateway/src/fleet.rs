@@ -23,6 +23,7 @@ use crate::{
     limits::SAVED_HALF_LIFE,
     residency::Residency,
     upstream::Origin,
+    usage::ask::Habits,
 };
 
 /// One entry of a worker's `/v1/models`.
@@ -30,6 +31,8 @@ use crate::{
 pub struct Model {
     /// Its id, by which requests name it.
     pub id: String,
+    /// The model that it is an adapter of, where it is one.
+    pub parent: Option<String>,
     /// The whole JSON object, shown by the gateway's own `/v1/models`.
     pub json: Box<RawValue>,
     /// What its logits are computed with; only `keyway-worker` says.
@@ -53,6 +56,8 @@ pub struct Worker {
     pub residency: Residency,
     /// Prompt tokens that its cache saved lately.
     pub saved: Mutex<FadingSum>,
+    /// What its streams say of their usage unasked.
+    pub habits: Habits,
     config: WorkerConfig,
     origin: Origin,
     prefix: String,
@@ -77,6 +82,7 @@ impl Worker {
             name: config.name(),
             weight: config.weight,
             load: Load::default(),
+            habits: Habits::default(),
             rate: Mutex::default(),
             saved: Mutex::new(FadingSum::new(SAVED_HALF_LIFE)),
             config: config.clone(),
@@ -106,6 +112,11 @@ impl Worker {
     /// The credential that replaces the client's, if one is configured.
     pub fn api_key(&self) -> Option<&HeaderValue> {
         self.config.api_key.as_ref()
+    }
+
+    /// Which of several data-parallel engines behind one address it is.
+    pub fn rank(&self) -> Option<u32> {
+        self.config.rank
     }
 
     /// What it was made from.
@@ -141,6 +152,12 @@ impl Worker {
     /// What its logits are computed with, where it says so: then it speaks the worker extension.
     pub fn numerics_id(&self) -> Option<Arc<str>> {
         self.models.read().as_ref()?.first()?.numerics_id.clone()
+    }
+
+    /// Whether this model is a LoRA adapter there: then its KV is nobody else's.
+    pub fn is_adapter(&self, model: &str) -> bool {
+        let known = self.models.read();
+        known.iter().flatten().any(|known| known.id == model && known.parent.is_some())
     }
 
     /// Notes what `/v1/models` said.
@@ -183,6 +200,7 @@ impl Worker {
     /// Notes that no connection could be made.
     pub fn connect_failed(&self, now: Duration) {
         self.health.lock().on_connect_failure(now);
+        self.habits.forget();
         self.failed.notify_one();
     }
 
@@ -257,6 +275,15 @@ impl Fleet {
         let mut all: Vec<_> = self.workers.iter().map(|entry| Arc::clone(entry.value())).collect();
         all.sort_unstable_by_key(|worker| worker.id);
         all
+    }
+
+    /// The model that `adapter` is an adapter of, if a worker says so: it has its tokenizer.
+    pub fn parent_of(&self, adapter: &str) -> Option<String> {
+        let parent = |worker: &Worker| {
+            let known = worker.models.read();
+            known.iter().flatten().find(|model| model.id == adapter)?.parent.clone()
+        };
+        self.workers.iter().find_map(|worker| parent(&worker))
     }
 
     /// The ids of all models known, sorted.

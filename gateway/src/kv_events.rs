@@ -205,6 +205,7 @@ impl Follower {
         if now == before {
             return;
         }
+        self.worker.residency.set_removed(now.removed + now.cleared + now.restarts);
         for (kind, count) in [
             ("undecodable", now.undecodable - before.undecodable),
             ("gap", now.gaps - before.gaps),

@@ -23,6 +23,7 @@ pub mod config;
 pub mod decision_log;
 pub mod discovery;
 pub mod dispatch;
+pub mod drift;
 pub mod ejection;
 #[cfg(feature = "embedded-worker")]
 pub mod embedded;

@@ -92,6 +92,9 @@ pub const INDEX_BYTES: usize = 256 << 20;
 /// Bytes of canonical prompt text in one hashed block: 16 tokens (the usual KV block) of 4 bytes.
 pub const BLOCK_BYTES: usize = 64;
 
+/// Data-parallel engines behind one address: the largest deployments have 128 GPUs of one rank each.
+pub const MAX_DATA_PARALLEL_RANKS: u32 = 256;
+
 /// Tokens in a worker's KV block until it says: vLLM's default.
 pub const BLOCK_TOKENS: u32 = 16;
 
@@ -120,6 +123,9 @@ pub const EXPECTED_LINGER: Duration = Duration::from_millis(250);
 
 /// Answers whose blocks linger at once; beyond it the oldest go first. At most 2,000 a second then linger in full.
 pub const EXPECTED_LINGER_MAX: usize = 512;
+
+/// Bytes to remember sessions' last prompts by, 4 for each block of text: 20,000 sessions of 6 KB, or 250 of 400 KB.
+pub const DRIFT_MEMORY_BYTES: usize = 8 << 20;
 
 /// Bytes of remembered tokens for each model with a tokenizer: 16 million tokens of prompts.
 pub const TOKEN_MEMORY_BYTES: usize = 64 << 20;

@@ -19,8 +19,14 @@ use prometheus::{
 };
 
 pub use self::{
-    caches::CacheMetrics, fleet::FleetMetrics, lifecycle::LifecycleMetrics, per_model::ModelSeries,
-    reference::Family, resume::ResumeMetrics, scale::ScaleMetrics, traces::TraceMetrics,
+    caches::{CacheMetrics, DriftMetrics},
+    fleet::FleetMetrics,
+    lifecycle::LifecycleMetrics,
+    per_model::ModelSeries,
+    reference::Family,
+    resume::ResumeMetrics,
+    scale::ScaleMetrics,
+    traces::TraceMetrics,
 };
 use self::{
     forget::OfWorkers,

@@ -55,7 +55,8 @@ async fn scrape_cache(
 ) {
     let page = get(worker, upstream, "/metrics", MAX_SCRAPE_BYTES);
     let page = clock::timeout(PROBE_TIMEOUT, page).await.ok().flatten();
-    let config = page.map(|page| scrape::cache_config(&String::from_utf8_lossy(&page)));
+    let rank = worker.rank();
+    let config = page.map(|page| scrape::cache_config(&String::from_utf8_lossy(&page), rank));
     if let Some(config) = config.filter(|config| config.tokens().is_some()) {
         *scraped_at = Some(router.now());
         router.cache_is(worker, config);
@@ -100,12 +101,15 @@ fn read_models(body: &[u8]) -> Option<Vec<Model>> {
     struct Entry {
         id: String,
         numerics_id: Option<serde_json::Value>,
+        /// vLLM: the base model of a LoRA adapter.
+        #[serde(default)]
+        parent: Option<String>,
     }
     let list: List = serde_json::from_slice(body).ok()?;
     let model = |json: Box<RawValue>| {
-        let Entry { id, numerics_id } = serde_json::from_str(json.get()).ok()?;
+        let Entry { id, numerics_id, parent } = serde_json::from_str(json.get()).ok()?;
         let numerics_id = numerics_id.and_then(|id| id.as_str().map(Arc::from));
-        Some(Model { id, json, numerics_id })
+        Some(Model { id, parent, json, numerics_id })
     };
     Some(list.data.into_iter().filter_map(model).collect())
 }
@@ -139,5 +143,7 @@ mod tests {
         assert_eq!((worker.len(), &worker[1].numerics_id), (2, &None));
         assert_eq!(worker[0].numerics_id.as_deref(), Some("cpu-1"));
         assert!(read_models(b"<html>").is_none());
+        let adapter = read_models(br#"{"data":[{"id":"a","parent":null},{"id":"l","parent":"a"}]}"#).unwrap();
+        assert_eq!((adapter[0].parent.as_deref(), adapter[1].parent.as_deref()), (None, Some("a")));
     }
 }

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use crate::{
     clock::Instant,
+    drift::Diagnosis,
     fleet::Worker,
     metrics::{Metrics, ModelSeries},
     tenants::Visit,
@@ -39,6 +40,10 @@ struct Line {
     ttft: Option<Duration>,
     usage: Usage,
     trace: Option<Box<RequestTrace>>,
+    /// Why the prediction of cached tokens failed, if it did.
+    miss: Option<&'static str>,
+    /// Where the prompt left its session's past: field and offset.
+    drift: Option<String>,
 }
 
 impl Record {
@@ -108,6 +113,11 @@ impl Record {
         }
     }
 
+    /// Notes where its prompt left its session's past, if it did.
+    pub fn drift(&self, drift: Option<Diagnosis>) {
+        self.line.lock().drift = drift.map(|found| format!("{}+{}", found.field, found.offset));
+    }
+
     /// Notes the status that the client sees.
     pub fn status(&self, status: http::StatusCode) {
         self.line.lock().status = status.as_u16();
@@ -118,13 +128,14 @@ impl Record {
         self.line.lock().ttft = Some(after);
     }
 
-    /// Notes the token counts.
-    pub fn usage(&self, usage: Usage) {
+    /// Notes the token counts, and why the prediction of the cached ones failed, if it did.
+    pub fn usage(&self, usage: Usage, miss: Option<&'static str>) {
         let mut line = self.line.lock();
         if let Some(visit) = &line.visit {
             visit.charge(&usage);
         }
         line.usage = usage;
+        line.miss = miss;
     }
 
     /// Notes how the request ended. The first word counts; without one the client left.
@@ -154,6 +165,8 @@ impl Drop for Record {
             prompt_tokens = line.usage.prompt_tokens,
             cached_tokens = line.usage.cached_tokens().unwrap_or(0),
             matched_tokens = line.matched_tokens,
+            miss = line.miss,
+            drift = line.drift,
             completion_tokens = line.usage.completion_tokens,
             ttft_ms = line.ttft.map(milliseconds),
             duration_ms = milliseconds(self.started.elapsed()),

@@ -35,7 +35,7 @@ use crate::{
     routing::Ticket,
     sse::EventSplitter,
     upstream::Answer,
-    usage::UsageTap,
+    usage::{UsageTap, hide::UsageFilter},
 };
 
 /// Turns a worker's answer into the client's. What may be resumed has a lifeline.
@@ -141,7 +141,7 @@ impl Relay {
             }
         }
         if !out.is_empty() {
-            self.account.saw(&out, self.events.is_some());
+            out = self.account.saw(out, self.events.is_some());
         }
         if broke {
             self.lose(&"its engine is gone", Error::StreamLost);
@@ -166,9 +166,7 @@ impl Relay {
             return None;
         }
         let tail = self.events.as_mut().map(EventSplitter::take_tail).filter(|tail| !tail.is_empty());
-        if let Some(tail) = &tail {
-            self.account.saw(tail, true);
-        }
+        let tail = tail.map(|tail| self.account.saw(tail, true)).filter(|tail| !tail.is_empty());
         self.complete();
         tail.map(|tail| Ok(Frame::data(tail)))
     }
@@ -340,13 +338,20 @@ pub struct Told {
     pub record: Arc<Record>,
     /// The series of its model.
     pub series: Arc<ModelSeries>,
+    /// What becomes of the usage in a stream.
+    pub usage: UsageFilter,
 }
 
 impl Account {
-    fn saw(&mut self, bytes: &Bytes, is_event: bool) {
-        self.tap.see(bytes);
+    /// Counts what came; returns what the client is to see of it.
+    fn saw(&mut self, bytes: Bytes, is_event: bool) -> Bytes {
+        self.tap.see(&bytes);
         if !is_event {
-            return;
+            return bytes;
+        }
+        let bytes = self.told.usage.pass(bytes);
+        if bytes.is_empty() {
+            return bytes;
         }
         let now = Instant::now();
         if now - self.alive_noted > ALIVE_NOTE_INTERVAL {
@@ -366,8 +371,9 @@ impl Account {
             self.told.record.first_token(ttft);
             self.told.ticket.stream_began();
         }
-        self.failed_in_band |= memmem::find(bytes, b"data: {\"error\"").is_some();
+        self.failed_in_band |= memmem::find(&bytes, b"data: {\"error\"").is_some();
         self.done |= bytes.trim_ascii_end().ends_with(b"[DONE]");
+        bytes
     }
 
     fn complete(&mut self) {
@@ -380,6 +386,9 @@ impl Account {
             self.told.ticket.judge(verdict);
         }
         self.told.record.outcome(outcome);
+        if outcome == "complete" && self.done {
+            self.told.usage.ended();
+        }
         if let Some(usage) = self.tap.finish() {
             self.count(usage);
         }
@@ -394,8 +403,9 @@ impl Account {
             self.told.pick.matched_tokens,
             reported,
         );
-        self.told.ticket.router().learn(&self.told.info, &self.told.pick, &usage, &self.told.ticket);
-        self.told.record.usage(usage);
+        let router = self.told.ticket.router();
+        let miss = router.learn(&self.told.info, &self.told.pick, &usage, &self.told.ticket);
+        self.told.record.usage(usage, miss);
     }
 }
 

@@ -146,6 +146,7 @@ impl Reloader {
         }
         dispatch.max_body_bytes = config.max_body_bytes;
         dispatch.expose_routing = config.expose_routing;
+        dispatch.ask_usage = config.ask_usage;
         dispatch.timeouts = config.timeouts;
         let tenants = self.tenants(now.tenants.as_ref(), old, &config)?;
         let tls = config.tls.as_ref().filter(|_| config.tls != old.tls).map(tls::prepare).transpose()?;

@@ -11,9 +11,12 @@ use keyway_core::{
     keyer::{PrefixChain, TextKeyer},
     waiting_room::Share,
 };
-use keyway_wire::block_hash::HashKey;
+use keyway_wire::block_hash::{Chain, HashKey};
 
 use crate::{json::Value, token_keyer::TokenPrompt};
+
+/// Bytes of a first message below which two conversations may well begin alike.
+const OPENING_BYTES_MIN: usize = 48;
 
 /// How prompts are cut and hashed.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +38,8 @@ pub struct RequestInfo {
     pub salt: String,
     /// The prompt's hashed prefix, by its text; empty where there is no prompt.
     pub chain: PrefixChain,
+    /// What tells its conversation from others.
+    pub talk: Talk,
     /// The prompt's tokens, where the model's tokenizer is known.
     pub tokens: Option<TokenPrompt>,
     /// Whose it is, where it has to wait.
@@ -45,25 +50,46 @@ pub struct RequestInfo {
 pub fn read(body: &[u8], config: KeyerConfig) -> RequestInfo {
     let fields = std::str::from_utf8(body).ok().and_then(Fields::of).unwrap_or_default();
     let salt = fields.salt.and_then(Value::text).map(Cow::into_owned).unwrap_or_default();
-    let mut keyer = TextKeyer::new(config.key, salt.as_bytes(), config.block_bytes);
+    let keyer = TextKeyer::new(config.key, salt.as_bytes(), config.block_bytes);
+    let namer = Chain::new(config.key, salt.as_bytes());
+    let mut keying = Keying { keyer, talk: Talk::default(), namer, by_user: false };
+    keying.talk.cache_key = fields.cache_key.and_then(Value::text).map_or(0, |key| keying.name(&key));
+    walk(&fields, &mut keying);
     let model = fields.model.and_then(Value::text).map(Cow::into_owned);
-    if let Some(model) = &model {
-        keyer.push_text(model);
-        keyer.end_field(tag::MODEL);
-    }
-    for (value, tag) in [(fields.system, tag::SYSTEM), (fields.tools, tag::TOOLS)] {
-        if let Some(value) = value {
-            push_value(&mut keyer, value, tag);
-        }
-    }
-    for value in [fields.messages, fields.input].into_iter().flatten() {
-        push_messages(&mut keyer, value);
-    }
-    if let Some(value) = fields.prompt {
-        push_value(&mut keyer, value, tag::PROMPT);
-    }
     let stream = fields.stream.is_some_and(|value| value.raw() == "true");
-    RequestInfo { model, stream, salt, chain: keyer.finish(), tokens: None, share: Share::default() }
+    let Keying { keyer, talk, .. } = keying;
+    RequestInfo { model, stream, salt, chain: keyer.finish(), talk, tokens: None, share: Share::default() }
+}
+
+/// What of a prompt tells one conversation from others, and what of it every later turn should repeat.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Talk {
+    /// `prompt_cache_key`, hashed; 0 if there is none.
+    pub cache_key: u64,
+    /// Its first message by a user, hashed, if that is long enough to be nobody else's.
+    pub opening: Option<u64>,
+    /// Canonical bytes before its last message.
+    pub settled_bytes: u64,
+}
+
+/// Where a piece of canonical text comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place<'a> {
+    /// `model`
+    Model,
+    /// `system` or `instructions`
+    System,
+    /// `tools`
+    Tools,
+    /// `prompt`, or an `input` that is no list of messages
+    Prompt,
+    /// A field of a message, or what ends the message.
+    Message {
+        /// Which message, from 0.
+        index: usize,
+        /// Its field; empty at the end.
+        field: &'a str,
+    },
 }
 
 /// Which field a piece of canonical text came from; part of the hash, so never renumber.
@@ -77,29 +103,131 @@ mod tag {
     pub(super) const MESSAGE_END: u8 = 7;
 }
 
-fn push_value(keyer: &mut TextKeyer, value: Value<'_>, tag: u8) {
-    match value.text() {
-        Some(text) => keyer.push_text(&text),
-        None => keyer.push_text(value.raw()),
+/// Takes the canonical text, piece by piece.
+trait Sink {
+    /// A message begins.
+    fn message(&mut self);
+
+    /// A piece of text, and the tag that ends it.
+    fn piece(&mut self, place: Place<'_>, text: &str, tag: u8);
+}
+
+/// Hashes it.
+struct Keying {
+    keyer: TextKeyer,
+    talk: Talk,
+    /// Names what tells conversations apart; each tenant's are its own.
+    namer: Chain,
+    /// Whether the message at hand is a user's.
+    by_user: bool,
+}
+
+impl Keying {
+    fn name(&self, text: &str) -> u64 {
+        let mut namer = self.namer;
+        namer.push(text.as_bytes()).0
     }
-    keyer.end_field(tag);
+}
+
+impl Sink for Keying {
+    fn message(&mut self) {
+        self.talk.settled_bytes = self.keyer.total_bytes();
+        self.by_user = false;
+    }
+
+    fn piece(&mut self, place: Place<'_>, text: &str, tag: u8) {
+        if let (Place::Message { field, .. }, tag::MESSAGE_VALUE) = (place, tag) {
+            self.by_user |= field == "role" && text == "user";
+            let long = field == "content" && text.len() >= OPENING_BYTES_MIN;
+            if self.by_user && long && self.talk.opening.is_none() {
+                self.talk.opening = Some(self.name(text));
+            }
+        }
+        self.keyer.push_text(text);
+        self.keyer.end_field(tag);
+    }
+}
+
+/// Canonical bytes that end a piece: [`TextKeyer::end_field`]'s.
+const PIECE_END_BYTES: u64 = 3;
+
+/// The piece that holds canonical byte `at` of a body, and the place of that byte in it; `None` behind the end.
+pub fn locate<T>(body: &[u8], at: u64, name: impl Fn(Place<'_>, Option<&str>) -> T) -> Option<(T, u64)> {
+    struct Search<T, F> {
+        at: u64,
+        passed: u64,
+        name: F,
+        role: Option<String>,
+        found: Option<(T, u64)>,
+    }
+    impl<T, F: Fn(Place<'_>, Option<&str>) -> T> Sink for Search<T, F> {
+        fn message(&mut self) {
+            self.role = None;
+        }
+
+        fn piece(&mut self, place: Place<'_>, text: &str, tag: u8) {
+            if let (Place::Message { field: "role", .. }, tag::MESSAGE_VALUE) = (place, tag) {
+                self.role = Some(text.to_owned());
+            }
+            let bytes = text.len() as u64 + PIECE_END_BYTES;
+            if self.found.is_none() && self.at < self.passed + bytes {
+                let role = self.role.as_deref();
+                self.found = Some(((self.name)(place, role), (self.at - self.passed).min(text.len() as u64)));
+            }
+            self.passed += bytes;
+            if tag == tag::MESSAGE_END {
+                self.role = None;
+            }
+        }
+    }
+    let fields = Fields::of(std::str::from_utf8(body).ok()?)?;
+    let mut search = Search { at, passed: 0, name, role: None, found: None };
+    walk(&fields, &mut search);
+    search.found
+}
+
+/// Every piece of the canonical text in its order.
+fn walk(fields: &Fields<'_>, sink: &mut impl Sink) {
+    if let Some(model) = fields.model.and_then(Value::text) {
+        sink.piece(Place::Model, &model, tag::MODEL);
+    }
+    if let Some(system) = fields.system {
+        walk_value(sink, system, Place::System, tag::SYSTEM);
+    }
+    if let Some(tools) = fields.tools {
+        walk_value(sink, tools, Place::Tools, tag::TOOLS);
+    }
+    for value in [fields.messages, fields.input].into_iter().flatten() {
+        walk_messages(sink, value);
+    }
+    if let Some(prompt) = fields.prompt {
+        walk_value(sink, prompt, Place::Prompt, tag::PROMPT);
+    }
+}
+
+fn walk_value(sink: &mut impl Sink, value: Value<'_>, place: Place<'_>, tag: u8) {
+    match value.text() {
+        Some(text) => sink.piece(place, &text, tag),
+        None => sink.piece(place, value.raw(), tag),
+    }
 }
 
 /// Messages field by field; anything that is not a list of objects (the `input` of `/v1/responses` or
 /// `/v1/embeddings` may be text) as one value.
-fn push_messages(keyer: &mut TextKeyer, value: Value<'_>) {
+fn walk_messages(sink: &mut impl Sink, value: Value<'_>) {
     let messages =
         value.items().and_then(|items| items.map(|item| item.ok()?.fields()).collect::<Option<Vec<_>>>());
     let Some(messages) = messages else {
-        return push_value(keyer, value, tag::PROMPT);
+        return walk_value(sink, value, Place::Prompt, tag::PROMPT);
     };
-    for message in messages {
+    for (index, message) in messages.into_iter().enumerate() {
+        sink.message();
         for (name, value) in message.map_while(Result::ok) {
-            keyer.push_text(&name);
-            keyer.end_field(tag::MESSAGE_NAME);
-            push_value(keyer, value, tag::MESSAGE_VALUE);
+            let place = Place::Message { index, field: &name };
+            sink.piece(place, &name, tag::MESSAGE_NAME);
+            walk_value(sink, value, place, tag::MESSAGE_VALUE);
         }
-        keyer.end_field(tag::MESSAGE_END);
+        sink.piece(Place::Message { index, field: "" }, "", tag::MESSAGE_END);
     }
 }
 
@@ -114,6 +242,7 @@ struct Fields<'a> {
     messages: Option<Value<'a>>,
     input: Option<Value<'a>>,
     prompt: Option<Value<'a>>,
+    cache_key: Option<Value<'a>>,
 }
 
 impl<'a> Fields<'a> {
@@ -131,6 +260,7 @@ impl<'a> Fields<'a> {
                 "messages" => &mut fields.messages,
                 "input" => &mut fields.input,
                 "prompt" => &mut fields.prompt,
+                "prompt_cache_key" => &mut fields.cache_key,
                 _ => continue,
             };
             *field = Some(value);
@@ -196,6 +326,57 @@ mod tests {
     #[test]
     fn the_last_of_a_repeated_key_counts() {
         assert_eq!(info(r#"{"model":"a","model":"b"}"#).model.as_deref(), Some("b"));
+    }
+
+    #[test]
+    fn a_byte_of_the_canonical_text_is_found_in_its_field() {
+        let body = r#"{"model":"m","tools":[1,2],"system":"be","prompt":"last","messages":[{"role":"system","content":"kind"},
+            {"role":"user","content":[{"type":"text"}],"name":"x"}]}"#;
+        let total = info(body).chain.total_bytes;
+        let name = |place: Place<'_>, role: Option<&str>| format!("{place:?} {}", role.unwrap_or("-"));
+        let names: Vec<_> = (0..total).map(|at| locate(body.as_bytes(), at, name).unwrap()).collect();
+        assert!(locate(body.as_bytes(), total, name).is_none());
+        let mut fields: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
+        fields.dedup();
+        let message = |index, field, role| format!("Message {{ index: {index}, field: \"{field}\" }} {role}");
+        let want = [
+            "Model -".to_owned(),
+            "System -".to_owned(),
+            "Tools -".to_owned(),
+            message(0, "role", "-"),
+            message(0, "role", "system"),
+            message(0, "content", "system"),
+            message(0, "", "system"),
+            message(1, "role", "-"),
+            message(1, "role", "user"),
+            message(1, "content", "user"),
+            message(1, "name", "user"),
+            message(1, "", "user"),
+            "Prompt -".to_owned(),
+        ];
+        assert_eq!(fields, want);
+        assert_eq!(names[1], ("Model -".to_owned(), 1));
+        assert_eq!(
+            info(body).talk.settled_bytes,
+            names.iter().position(|n| n.0.contains("index: 1")).unwrap() as u64
+        );
+    }
+
+    #[test]
+    fn conversations_are_told_apart_by_how_they_open() {
+        let talk = |system: &str, first: &str, rest: &str| {
+            let first = first.repeat(20);
+            info(&format!(
+                r#"{{"messages":[{{"role":"system","content":"{system}"}},{{"role":"user","content":"{first}"}}{rest}]}}"#
+            ))
+            .talk
+        };
+        let more = r#",{"role":"assistant","content":"yes"},{"role":"user","content":"and another long one, long one, long one, long one"}"#;
+        let opening = talk("a", "one ", "").opening;
+        assert!(opening.is_some() && opening == talk("b", "one ", more).opening);
+        assert_ne!(opening, talk("a", "two ", "").opening);
+        assert_eq!(info(r#"{"messages":[{"role":"user","content":"hi"}]}"#).talk.opening, None);
+        assert_ne!(info(r#"{"prompt_cache_key":"k","prompt":"x"}"#).talk.cache_key, 0);
     }
 
     #[test]

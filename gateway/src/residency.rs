@@ -26,6 +26,8 @@ pub struct Residency {
     /// When the last batch of events came, and when one was found to be missing; milliseconds since the start, plus one.
     last_batch: AtomicU64,
     owed: AtomicU64,
+    /// Blocks that went, by its events.
+    removed: AtomicU64,
     /// What its cache holds, if its events do not tell.
     pub capacity: Mutex<Capacity>,
     drift: Mutex<Drift>,
@@ -36,7 +38,23 @@ pub struct Residency {
 struct Drift {
     answers: u32,
     wrong: u32,
+    /// Of the wrong ones, those whose prompts had other numbers of tokens, and those of which nothing was cached.
+    other_tokens: u32,
+    nothing_cached: u32,
     told: bool,
+}
+
+/// What became of a prediction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was right, within a block.
+    Right,
+    /// It failed, and the worker counts other numbers of tokens in the prompt.
+    OtherTokens,
+    /// It failed, and nothing was cached.
+    NothingCached,
+    /// It failed otherwise.
+    Wrong,
 }
 
 impl Residency {
@@ -49,6 +67,7 @@ impl Residency {
             block_size: AtomicU32::new(block_size.max(1)),
             last_batch: AtomicU64::new(0),
             owed: AtomicU64::new(0),
+            removed: AtomicU64::new(0),
             capacity: Mutex::default(),
             drift: Mutex::default(),
         }
@@ -99,17 +118,43 @@ impl Residency {
         owed > self.last_batch.load(Relaxed) && mark(now) > owed + KV_SILENCE_MAX.as_millis() as u64
     }
 
-    /// Notes whether a prediction came true. True once, if most of them do not: then it is no accident.
-    pub fn drifts(&self, wrong: bool) -> bool {
+    /// Whether a batch of events came at `at` or since.
+    pub fn batch_since(&self, at: Duration) -> bool {
+        self.last_batch.load(Relaxed) >= mark(at)
+    }
+
+    /// Blocks that have gone from its cache so far, by its events.
+    pub fn removed(&self) -> u64 {
+        self.removed.load(Relaxed)
+    }
+
+    /// Notes it.
+    pub fn set_removed(&self, blocks: u64) {
+        self.removed.store(blocks, Relaxed);
+    }
+
+    /// Notes what became of a prediction by tokens. If most of them fail it is no accident: says once what to look at.
+    pub fn drifts(&self, outcome: Outcome) -> Option<&'static str> {
         let mut drift = self.drift.lock();
         drift.answers += 1;
-        drift.wrong += u32::from(wrong);
+        drift.wrong += u32::from(outcome != Outcome::Right);
+        drift.other_tokens += u32::from(outcome == Outcome::OtherTokens);
+        drift.nothing_cached += u32::from(outcome == Outcome::NothingCached);
         if drift.answers < DRIFT_ANSWERS {
-            return false;
+            return None;
         }
-        let mostly = 2 * drift.wrong > drift.answers;
-        (drift.answers, drift.wrong) = (0, 0);
-        mostly && !std::mem::replace(&mut drift.told, true)
+        let seen = std::mem::take(&mut *drift);
+        drift.told = seen.told;
+        if 2 * seen.wrong <= seen.answers || std::mem::replace(&mut drift.told, true) {
+            return None;
+        }
+        Some(if 2 * seen.other_tokens > seen.wrong {
+            "it counts other numbers of prompt tokens, so its chat template or tokenizer differs from the one given here"
+        } else if 2 * seen.nothing_cached > seen.wrong {
+            "it found nothing cached, so its prefix cache is off, or it adds a salt of its own"
+        } else {
+            "the prompts have as many tokens as expected, so compare the block size, and what else shares its cache"
+        })
     }
 }
 
@@ -144,9 +189,26 @@ mod tests {
     #[test]
     fn only_a_systematic_error_is_told_and_only_once() {
         let residency = residency();
-        assert!((0..160).all(|i| !residency.drifts(i % 4 == 0)));
-        let told: usize = (0..160).map(|_| usize::from(residency.drifts(true))).sum();
+        let right = |wrong| if wrong { Outcome::Wrong } else { Outcome::Right };
+        assert!((0..160).all(|i| residency.drifts(right(i % 4 == 0)).is_none()));
+        let told: usize = (0..160).filter_map(|_| residency.drifts(Outcome::Wrong)).count();
         assert_eq!(told, 1);
+    }
+
+    #[test]
+    fn what_most_of_the_failures_share_is_named() {
+        for (outcome, word) in [
+            (Outcome::OtherTokens, "template"),
+            (Outcome::NothingCached, "salt"),
+            (Outcome::Wrong, "block size"),
+        ] {
+            let residency = residency();
+            // A right answer, and a failure of another kind, change nothing.
+            residency.drifts(Outcome::Right);
+            residency.drifts(Outcome::Wrong);
+            let told: Vec<_> = (0..16).filter_map(|_| residency.drifts(outcome)).collect();
+            assert!(told.len() == 1 && told[0].contains(word), "{told:?}");
+        }
     }
 
     #[test]

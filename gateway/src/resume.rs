@@ -102,6 +102,8 @@ pub struct Resumer {
 pub struct Sent {
     /// The body.
     pub body: Bytes,
+    /// It without the extension.
+    plain: Bytes,
     /// The seed that the extension bears, where the body bears the extension.
     exact: Result<Option<u64>, Obstacle>,
 }
@@ -120,7 +122,7 @@ enum Kept {
     /// The request, until the first event.
     Request { obstacle: Obstacle, _room: Reservation },
     /// The request, and what the client has of the answer.
-    Story { seed: Option<u64>, numerics: Arc<str>, story: Story },
+    Story { plain: Bytes, seed: Option<u64>, numerics: Arc<str>, story: Story },
 }
 
 /// What became of some events.
@@ -150,8 +152,9 @@ impl Resumer {
         Self { router, upstream, budget, metrics, memory, on: memory_bytes > 0 }
     }
 
-    /// What to send to a worker: the request as it is, or with the extension, where that can be of use.
-    pub fn sent(&self, asked: &Asked, worker: &Worker, seed: u64) -> Sent {
+    /// What to send to a worker: the request, which may ask for more than its client does (`plain`), as it is or with the
+    /// extension, where that can be of use.
+    pub fn sent(&self, asked: &Asked, plain: Bytes, worker: &Worker, seed: u64) -> Sent {
         let ask = match (self.on && asked.info.stream, worker.numerics_id()) {
             (false, _) => Err(Obstacle::Off),
             (true, None) => Err(Obstacle::Engine),
@@ -161,9 +164,9 @@ impl Resumer {
             Ok(Ask { has_seed }) => {
                 let seed = (!has_seed).then_some(seed);
                 let extension = RequestExtension { seed, ..RequestExtension::default() };
-                Sent { body: extended(&asked.body, &extension), exact: Ok(seed) }
+                Sent { body: extended(&plain, &extension), plain, exact: Ok(seed) }
             }
-            Err(obstacle) => Sent { body: asked.body.clone(), exact: Err(obstacle) },
+            Err(obstacle) => Sent { body: plain.clone(), plain, exact: Err(obstacle) },
         }
     }
 
@@ -181,13 +184,16 @@ impl Resumer {
         if !asked.info.stream || asked.parts.method != Method::POST || !asked.may_repeat() {
             return Err(Obstacle::Path);
         }
-        let bytes = asked.body.len();
+        // One body, or also the one that asks for more.
+        let apart = sent.exact.is_ok() && sent.plain.as_ptr() != asked.body.as_ptr();
+        let bytes = asked.body.len() + if apart { sent.plain.len() } else { 0 };
         let room = if bytes <= RESUME_BODY_BYTES_MAX { self.memory.reserve(bytes) } else { None };
         let room = room.ok_or(Obstacle::Memory)?;
         let numerics = head.get(NUMERICS_ID).and_then(|id| id.to_str().ok());
         let kept = match (sent.exact, numerics) {
             (Ok(seed), Some(numerics)) => {
-                Kept::Story { seed, numerics: numerics.into(), story: Story::new(room) }
+                let (plain, story) = (sent.plain.clone(), Story::new(room));
+                Kept::Story { plain, seed, numerics: numerics.into(), story }
             }
             (Ok(_), None) => Kept::Request { obstacle: Obstacle::Engine, _room: room },
             (Err(obstacle), _) => Kept::Request { obstacle, _room: room },
@@ -224,8 +230,8 @@ impl Lifeline {
         let (resumer, asked) = (Arc::clone(&self.resumer), Arc::clone(&self.asked));
         let (body, numerics) = match &self.kept {
             Kept::Request { .. } => (asked.body.clone(), None),
-            Kept::Story { seed, numerics, story } => {
-                (extended(&asked.body, &story.rest(*seed)?), Some(Arc::clone(numerics)))
+            Kept::Story { plain, seed, numerics, story } => {
+                (extended(plain, &story.rest(*seed)?), Some(Arc::clone(numerics)))
             }
         };
         let search = Search { resumer, asked, body, numerics, tried: self.tried.clone(), demand };

@@ -4,6 +4,7 @@
 //! says of the cache corrects what is believed of it (`routing/truth.rs`).
 
 mod holding;
+mod miss;
 mod setting;
 mod ticket;
 mod truth;

@@ -19,6 +19,7 @@ use crate::{
     config::{Config, ConfigError, WorkerConfig},
     decision_log::DecisionLog,
     dispatch::Dispatch,
+    drift::DriftDoctor,
     ejection::Ejections,
     external_scaler::ExternalScaler,
     fleet::Fleet,
@@ -266,7 +267,9 @@ fn dispatch(
         keyer,
         tokens: Arc::new(tokens),
         max_body_bytes: config.max_body_bytes,
+        doctor: Arc::new(DriftDoctor::new(config.hash_key, metrics)),
         expose_routing: config.expose_routing,
+        ask_usage: config.ask_usage,
         timeouts: config.timeouts,
         retry_budget,
     })

@@ -27,13 +27,20 @@ const BLOCKS: [&str; 3] = ["num_gpu_blocks", "num_blocks", "num_pages"];
 /// A gauge of tokens in all, where SGLang has no such labels (older releases).
 const MAX_TOKENS: &str = "sglang:max_total_num_tokens";
 
-/// Reads a page in Prometheus' text format. Engines that hold several caches (data parallel ranks) are taken as one of
-/// their sum.
-pub fn cache_config(page: &str) -> CacheConfig {
+/// Labels for the data-parallel rank that a line is of: vLLM, SGLang.
+const RANK: [&str; 2] = ["engine", "dp_rank"];
+
+/// Reads a page in Prometheus' text format. Several caches (data-parallel ranks) are taken as one of their sum, unless one of
+/// them is meant.
+pub fn cache_config(page: &str, rank: Option<u32>) -> CacheConfig {
     let mut found = CacheConfig::default();
     let mut tokens = None;
     for line in page.lines().filter(|line| !line.starts_with('#')) {
         let (name, rest) = line.split_at(line.find(['{', ' ']).unwrap_or(line.len()));
+        let of = RANK.iter().find_map(|name| label(rest, name)?.parse::<u32>().ok());
+        if rank.is_some() && of.is_some() && of != rank {
+            continue;
+        }
         if name.ends_with(CONFIG_SUFFIX) {
             let label = |names: &[&str]| names.iter().find_map(|name| label(rest, name)?.parse::<u64>().ok());
             found.block_size =
@@ -73,7 +80,7 @@ mod tests {
     use super::*;
 
     fn config(page: &str) -> (Option<u32>, Option<u64>) {
-        let config = cache_config(page);
+        let config = cache_config(page, None);
         (config.block_size, config.blocks)
     }
 
@@ -91,14 +98,17 @@ mod tests {
             (Some(16), Some(512))
         );
         let older = "sglang:max_total_num_tokens{model_name=\"m\"} 123456.0";
-        assert_eq!(cache_config(older).tokens(), Some(123_456));
+        assert_eq!(cache_config(older, None).tokens(), Some(123_456));
     }
 
     #[test]
-    fn ranks_add_up() {
+    fn ranks_add_up_unless_one_is_meant() {
         let two = "vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"10\"} 1\n\
                    vllm:cache_config_info{block_size=\"16\",engine=\"1\",num_gpu_blocks=\"12\"} 1\n";
         assert_eq!(config(two), (Some(16), Some(22)));
+        assert_eq!(cache_config(two, Some(1)).blocks, Some(12));
+        let unnamed = "keyway_worker_cache_config_info{block_size=\"16\",num_blocks=\"9\"} 1";
+        assert_eq!(cache_config(unnamed, Some(1)).blocks, Some(9));
     }
 
     #[test]

@@ -85,6 +85,11 @@ impl TokenKeyer {
         })
     }
 
+    /// Whether no model's prompts can be tokenised.
+    pub fn is_empty(&self) -> bool {
+        self.models.is_empty()
+    }
+
     /// Whether this model's prompts can be tokenised.
     pub fn knows(&self, model: &str) -> bool {
         self.models.contains_key(model)

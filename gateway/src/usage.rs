@@ -1,5 +1,9 @@
 //! Reads the `usage` of an answer as it passes, without holding it back: in a stream the last event that carries
-//! one, in an unstreamed answer the body's own field.
+//! one, in an unstreamed answer the body's own field. Below it: asking for the usage of a stream where the client did
+//! not (`ask`), and hiding what that brings (`hide`).
+
+pub mod ask;
+pub mod hide;
 
 use bytes::Bytes;
 use keyway_wire::openai::Usage;

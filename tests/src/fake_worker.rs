@@ -62,6 +62,8 @@ struct Shared {
     mode: Mutex<Mode>,
     health: Mutex<u16>,
     models: Mutex<Vec<String>>,
+    /// Adapters and the models that they are of.
+    adapters: Mutex<Vec<(String, String)>>,
     usage: Mutex<(u64, u64)>,
     metrics: Mutex<String>,
     requests: Mutex<Vec<Recorded>>,
@@ -88,6 +90,7 @@ impl FakeWorker {
             mode: Mutex::new(Mode::Answer),
             health: Mutex::new(200),
             models: Mutex::new(models.iter().map(|&m| m.to_owned()).collect()),
+            adapters: Mutex::default(),
             usage: Mutex::new((12, 0)),
             metrics: Mutex::default(),
             requests: Mutex::default(),
@@ -129,6 +132,11 @@ impl FakeWorker {
     /// Sets what `/metrics` says; nothing unless set.
     pub fn set_metrics(&self, page: &str) {
         page.clone_into(&mut self.shared.metrics.lock());
+    }
+
+    /// Lists a LoRA adapter of a model, as vLLM does.
+    pub fn add_adapter(&self, name: &str, parent: &str) {
+        self.shared.adapters.lock().push((name.to_owned(), parent.to_owned()));
     }
 
     /// Sets the token counts that default answers report: prompt tokens, and those of them found cached.
@@ -222,7 +230,9 @@ async fn answer_one(conn: Conn, request: Recorded, shared: &Arc<Shared>) -> Opti
     let probe = match request.target() {
         ("GET", "/health") => Some((*shared.health.lock(), "{}".to_owned())),
         ("GET", "/metrics") => Some((200, shared.metrics.lock().clone())),
-        ("GET", "/v1/models") => Some((200, model_list(&shared.models.lock()).to_string())),
+        ("GET", "/v1/models") => {
+            Some((200, model_list(&shared.models.lock(), &shared.adapters.lock()).to_string()))
+        }
         _ => None,
     };
     if let Some((status, body)) = probe {

@@ -59,11 +59,10 @@ fn usage(prompt_tokens: u64, cached_tokens: u64) -> Value {
     })
 }
 
-/// The list a worker gives at `/v1/models`.
-pub fn model_list(models: &[String]) -> Value {
-    let data: Vec<Value> = models
-        .iter()
-        .map(|id| json!({ "id": id, "object": "model", "created": 1, "owned_by": "tests" }))
-        .collect();
+/// The list a worker gives at `/v1/models`: its models, and adapters with the models that they are of.
+pub fn model_list(models: &[String], adapters: &[(String, String)]) -> Value {
+    let model = |id: &String| json!({ "id": id, "object": "model", "created": 1, "owned_by": "tests" });
+    let adapter = |(id, parent): &(String, String)| json!({ "id": id, "object": "model", "created": 1, "owned_by": "tests", "parent": parent });
+    let data: Vec<Value> = models.iter().map(model).chain(adapters.iter().map(adapter)).collect();
     json!({ "object": "list", "data": data })
 }

@@ -70,6 +70,11 @@ impl TextKeyer {
         self.append(&[ESCAPE, FIELD_END, tag]);
     }
 
+    /// Canonical bytes so far.
+    pub fn total_bytes(&self) -> u64 {
+        self.total_bytes
+    }
+
     /// The chain of everything pushed.
     pub fn finish(self) -> PrefixChain {
         PrefixChain { blocks: self.blocks, block_bytes: self.block_bytes, total_bytes: self.total_bytes }

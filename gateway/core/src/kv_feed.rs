@@ -52,7 +52,7 @@ pub enum Action {
     Snapshot,
 }
 
-/// What a feed has met. All but `batches` are signs of something worth a look.
+/// What a feed has met. All but `batches` and `removed` are signs of something worth a look.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FeedStats {
     /// Batches applied.
@@ -71,6 +71,8 @@ pub struct FeedStats {
     pub ignored: u64,
     /// Blocks stored after a parent that is not known.
     pub orphans: u64,
+    /// Removals of blocks that were known.
+    pub removed: u64,
     /// Blocks removed that were not known.
     pub unknown_removals: u64,
     /// Blocks not taken because the feed holds as many as it may.

@@ -36,6 +36,7 @@ pub mod rate;
 pub mod rate_limit;
 pub mod retry_budget;
 pub mod route;
+pub mod sessions;
 pub mod token_chain;
 pub mod waiting_room;
 

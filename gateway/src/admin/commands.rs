@@ -72,19 +72,22 @@ async fn add(request: Request, admin: &Admin) -> Result<(StatusCode, String), Re
     if table.api_key_file.is_some() || table.tls.is_some() {
         return Err(wrong("api_key_file and tls can only be set in a file".to_owned()));
     }
-    let worker = WorkerConfig::try_from(&table).map_err(|error| wrong(error.0))?;
-    for host in hosts(&worker) {
+    let ranks = WorkerConfig::all_of(&table).map_err(|error| wrong(error.0))?;
+    for host in ranks.iter().flat_map(hosts) {
         if !admin.live.now().admin_allow.iter().any(|rule| rule.allows(&host)) {
             let why = format!("{host} is not among the hosts of discovery.admin_allow");
             return Err((StatusCode::FORBIDDEN, why));
         }
     }
-    let name = worker.name();
-    if admin.members.join(&worker, Source::Admin) {
-        Ok((StatusCode::CREATED, format!("{name} added")))
-    } else {
-        Err((StatusCode::CONFLICT, format!("{name} is in the fleet already")))
+    let mut names = Vec::new();
+    for worker in &ranks {
+        let name = worker.name();
+        if !admin.members.join(worker, Source::Admin) {
+            return Err((StatusCode::CONFLICT, format!("{name} is in the fleet already")));
+        }
+        names.push(name);
     }
+    Ok((StatusCode::CREATED, format!("{} added", names.join(", "))))
 }
 
 /// Every host that the gateway would connect to for this worker.

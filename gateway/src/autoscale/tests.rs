@@ -26,6 +26,7 @@ fn ready(router: &Router, models: &[&str]) {
     let worker = &router.fleet().all()[0];
     let model = |id: &&str| Model {
         id: (*id).to_owned(),
+        parent: None,
         json: serde_json::value::RawValue::NULL.to_owned(),
         numerics_id: None,
     };

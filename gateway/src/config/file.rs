@@ -70,6 +70,8 @@ pub struct RoutingFile {
     pub snapshot_file: Option<PathBuf>,
     /// Whether answers carry `x-keyway-worker` and its siblings; by default only on loopback.
     pub expose: Option<bool>,
+    /// Whether workers are asked for the usage of streams whose clients do not ask, which then is not shown (true).
+    pub ask_usage: Option<bool>,
     /// Whether requests wait in the gateway, short prefills first, until a worker can begin on them (true); only with the
     /// policy `prefix`.
     pub hold: Option<bool>,

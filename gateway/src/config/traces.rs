@@ -38,6 +38,15 @@ pub struct TracesConfig {
     pub tls: Option<Arc<ClientConfig>>,
     /// What is traced, and how it is named.
     pub rules: TraceRules,
+    /// What `tls` was made from.
+    ca_file: Option<PathBuf>,
+}
+
+impl PartialEq for TracesConfig {
+    // What TLS was made from stands for it: a file that is read again makes it anew.
+    fn eq(&self, other: &Self) -> bool {
+        self.endpoint == other.endpoint && self.rules == other.rules && self.ca_file == other.ca_file
+    }
 }
 
 impl TracesFile {
@@ -60,6 +69,6 @@ impl TracesFile {
             follow_client: self.follow_client.unwrap_or(true),
             genai: self.genai.unwrap_or_default(),
         };
-        Ok(Some(TracesConfig { endpoint, tls, rules }))
+        Ok(Some(TracesConfig { endpoint, tls, rules, ca_file: self.ca_file.clone() }))
     }
 }

@@ -41,6 +41,9 @@ pub struct WorkerTable {
     pub kv_replay: Option<String>,
     /// Tokens in one of its KV blocks, until its events or metrics tell (16).
     pub block_size: Option<u32>,
+    /// Data-parallel engines behind its address, each with a cache of its own: requests are sent to one of them by
+    /// `X-data-parallel-rank`, and rank r's events come at the ports of kv_events and kv_replay plus r (1).
+    pub data_parallel_size: Option<u32>,
 }
 
 impl<'de> Deserialize<'de> for WorkerEntry {
@@ -88,6 +91,8 @@ pub struct WorkerConfig {
     pub block_size: u32,
     /// What tells it from another worker that had its address before, where its source knows: a pod's UID.
     pub identity: Option<String>,
+    /// Which of several data-parallel engines behind the URL it is.
+    pub rank: Option<u32>,
 }
 
 impl PartialEq for WorkerConfig {
@@ -101,6 +106,7 @@ impl PartialEq for WorkerConfig {
             && self.weight == other.weight
             && self.kv_events == other.kv_events
             && self.block_size == other.block_size
+            && self.rank == other.rank
     }
 }
 
@@ -113,14 +119,56 @@ pub struct KvSource {
     pub replay: Option<String>,
 }
 
+impl KvSource {
+    /// The ports of one of several data-parallel engines, as vLLM and SGLang count them.
+    fn of_rank(&self, rank: u32) -> Result<Self, String> {
+        let shifted = |address: &String| {
+            let (place, port) = address.rsplit_once(':').unwrap_or_default();
+            let port = port.parse::<u16>().ok().and_then(|port| port.checked_add(u16::try_from(rank).ok()?));
+            port.map(|port| format!("{place}:{port}"))
+                .ok_or_else(|| format!("{address:?} has no port for rank {rank}"))
+        };
+        Ok(Self { events: shifted(&self.events)?, replay: self.replay.as_ref().map(shifted).transpose()? })
+    }
+}
+
 impl WorkerConfig {
-    /// `host:port`.
+    /// `host:port`, and `@rank` of one of several data-parallel engines.
     pub fn name(&self) -> String {
-        format!("{}:{}", self.url.host().unwrap_or_default(), port_of(&self.url))
+        let rank = self.rank.map(|rank| format!("@{rank}")).unwrap_or_default();
+        format!("{}:{}{rank}", self.url.host().unwrap_or_default(), port_of(&self.url))
+    }
+
+    /// The workers that an entry of the configuration stands for: one for each data-parallel rank.
+    pub fn all_of(table: &WorkerTable) -> Result<Vec<Self>, ConfigError> {
+        let whole = Self::try_from(table)?;
+        let wrong = |why: String| ConfigError(format!("worker {:?}: {why}", table.url));
+        let ranks = table.data_parallel_size.unwrap_or(1);
+        if ranks == 0 || ranks > limits::MAX_DATA_PARALLEL_RANKS {
+            let most = limits::MAX_DATA_PARALLEL_RANKS;
+            return Err(wrong(format!("data_parallel_size must be from 1 to {most}")));
+        }
+        if ranks == 1 {
+            return Ok(vec![whole]);
+        }
+        let of_rank = |rank: u32| {
+            let kv_events = whole.kv_events.as_ref().map(|source| source.of_rank(rank)).transpose();
+            Ok(Self { rank: Some(rank), kv_events: kv_events.map_err(wrong)?, ..whole.clone() })
+        };
+        (0..ranks).map(of_rank).collect()
     }
 }
 
 impl FromStr for WorkerConfig {
+    type Err = ConfigError;
+
+    /// As a flag names it; see [`WorkerTable`].
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        Self::try_from(&text.parse::<WorkerTable>()?)
+    }
+}
+
+impl FromStr for WorkerTable {
     type Err = ConfigError;
 
     /// `URL[;kv-events=tcp://HOST:PORT][;kv-replay=tcp://HOST:PORT]`
@@ -140,7 +188,7 @@ impl FromStr for WorkerConfig {
             };
             *field = Some(value.trim().to_owned());
         }
-        Self::try_from(&table)
+        Ok(table)
     }
 }
 
@@ -156,6 +204,7 @@ impl WorkerTable {
             kv_events: None,
             kv_replay: None,
             block_size: None,
+            data_parallel_size: None,
         }
     }
 
@@ -220,8 +269,8 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
         let kv_events = table.kv_source().map_err(|why| wrong(&why))?;
         let api_key = table.api_key_file.as_ref().map(read_key).transpose()?;
         let tls_files = table.tls.clone();
-        let (model, identity) = (table.model.clone(), None);
-        Ok(Self { url, model, weight, api_key, tls, tls_files, kv_events, block_size, identity })
+        let (model, identity, rank) = (table.model.clone(), None, None);
+        Ok(Self { url, model, weight, api_key, tls, tls_files, kv_events, block_size, identity, rank })
     }
 }
 

@@ -17,8 +17,12 @@ pub struct CacheMetrics {
     pub worker_rate: GaugeVec,
     /// `keyway_predictions_total{worker,result="right|over|under"}`.
     pub predictions: IntCounterVec,
+    /// `keyway_prediction_misses_total{worker,cause}`.
+    pub misses: IntCounterVec,
     /// `keyway_prediction_error_tokens_total{worker,direction="over|under"}`.
     pub prediction_error: IntCounterVec,
+    /// Prompts that leave their session's past.
+    pub drift: DriftMetrics,
     /// `keyway_token_keyer_requests_total{model,outcome="tokens|overflow|unsupported|failed"}`.
     pub token_keyer: IntCounterVec,
     /// `keyway_decision_log_lines_total{outcome="written|dropped"}`.
@@ -33,6 +37,32 @@ pub struct CacheMetrics {
     pub kv_replays: IntCounterVec,
     /// `keyway_kv_event_lag_seconds{worker}`.
     pub kv_lag: GaugeVec,
+}
+
+/// Handles of the series of prompts that leave their session's past.
+#[derive(Debug, Clone)]
+pub struct DriftMetrics {
+    /// `keyway_prompt_drifts_total{model,field}`.
+    pub prompts: IntCounterVec,
+    /// `keyway_prompt_drift_bytes_total{model}`.
+    pub bytes: IntCounterVec,
+}
+
+impl DriftMetrics {
+    fn declare(d: &Declare) -> prometheus::Result<Self> {
+        Ok(Self {
+            prompts: d.counter(
+                "keyway_prompt_drifts_total",
+                "Prompts that stopped repeating their session's past before its last message, by the field that changed.",
+                &["model", "field"],
+            )?,
+            bytes: d.counter(
+                "keyway_prompt_drift_bytes_total",
+                "Bytes of their session's past that such prompts did not repeat, and so cannot find cached.",
+                &["model"],
+            )?,
+        })
+    }
 }
 
 impl CacheMetrics {
@@ -61,11 +91,18 @@ impl CacheMetrics {
                 "Answers by whether about as many tokens were cached as the index predicted.",
                 &["worker", "result"],
             )?,
+            misses: d.counter(
+                "keyway_prediction_misses_total",
+                "Predictions that were not right, by why: tokens (template or tokenizer differ), under_way (another \
+                 request was computing it), evicted, announced_late, model, text, unexplained.",
+                &["worker", "cause"],
+            )?,
             prediction_error: d.counter(
                 "keyway_prediction_error_tokens_total",
                 "Tokens by which predictions of cached tokens were too high (over) or too low (under).",
                 &["worker", "direction"],
             )?,
+            drift: DriftMetrics::declare(d)?,
             token_keyer: d.counter(
                 "keyway_token_keyer_requests_total",
                 "Requests for models with a tokenizer: routed by their tokens, or why by their text.",

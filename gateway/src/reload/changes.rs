@@ -36,6 +36,7 @@ impl Changes {
             "auth.tenants_file": tenants,
             "auth.admin_token_file": admin_token,
             "routing.expose": expose_routing,
+            "routing.ask_usage": ask_usage,
             "routing.hold": room,
             "limits.max_body_bytes": max_body_bytes,
             "limits.max_in_flight": max_in_flight,
@@ -56,6 +57,8 @@ impl Changes {
             "routing.snapshot_file": snapshot_file,
             "routing.decision_log": decision_log,
             "scale": scale,
+            "resume": resume_bytes,
+            "traces": traces,
         );
         // Without a file each reading draws another key.
         let name = |config: &Config| Chain::new(config.hash_key, b"").push(b"");
@@ -86,6 +89,8 @@ impl Changes {
         new.snapshot_file.clone_from(&old.snapshot_file);
         new.decision_log.clone_from(&old.decision_log);
         new.scale = old.scale.clone();
+        new.resume_bytes = old.resume_bytes;
+        new.traces.clone_from(&old.traces);
     }
 }
 

@@ -250,6 +250,7 @@ impl Desk<Held> for Counter<'_> {
         let worker = Arc::clone(&setting.workers[chosen]);
         let view = &setting.views[setting.view_of[chosen]];
         let placement = self.index.place(candidates[pick.index].worker, &view.chain);
+        let announced = (view.chain.len() - placement.added()) as f64 * view.block_tokens;
         // The load counts before the locks open, so that two requests of a burst never see the same queue.
         let ticket = Ticket::start(
             Arc::clone(router),
@@ -257,7 +258,8 @@ impl Desk<Held> for Counter<'_> {
             placement,
             pick.uncached_tokens,
             held.streams,
-        );
+        )
+        .announced(announced as u64);
         sheet.update(pick.index, worker.load.snapshot(self.now, candidates[pick.index].tokens_per_ms));
         if let Some(log) = &router.decision_log {
             let workers = worker_of.iter().map(|&i| &setting.workers[i]);

@@ -103,15 +103,20 @@ impl Router {
         Ok(match &request.tokens {
             None => self.by_text(request, workers),
             Some(prompt) => {
-                let sizes: Vec<u32> = workers.iter().map(|worker| worker.residency.block_size()).collect();
-                let mut distinct = sizes.clone();
+                // What is an adapter at one worker may be a model of its own at another.
+                let model = request.model.as_deref();
+                let adapts = |worker: &Worker| model.is_some_and(|model| worker.is_adapter(model));
+                let ways: Vec<(u32, bool)> =
+                    workers.iter().map(|worker| (worker.residency.block_size(), adapts(worker))).collect();
+                let mut distinct = ways.clone();
                 distinct.sort_unstable();
                 distinct.dedup();
                 if distinct.is_empty() {
-                    distinct.push(crate::limits::BLOCK_TOKENS);
+                    distinct.push((crate::limits::BLOCK_TOKENS, false));
                 }
-                let view = |&block_size: &u32| {
-                    let space = TokenSpace { salt: request.salt.as_bytes(), adapter: None, block_size };
+                let view = |&(block_size, adapts): &(u32, bool)| {
+                    let adapter = model.filter(|_| adapts);
+                    let space = TokenSpace { salt: request.salt.as_bytes(), adapter, block_size };
                     View {
                         chain: space.chain(self.hash_key, &prompt.ids),
                         block_tokens: f64::from(block_size),
@@ -119,10 +124,7 @@ impl Router {
                 };
                 Setting {
                     views: distinct.iter().map(view).collect(),
-                    view_of: sizes
-                        .iter()
-                        .map(|size| distinct.partition_point(|other| other < size))
-                        .collect(),
+                    view_of: ways.iter().map(|way| distinct.partition_point(|other| other < way)).collect(),
                     workers,
                     prompt_tokens: prompt.total,
                     by_tokens: true,

@@ -21,6 +21,9 @@ pub struct Ticket {
     worker: Arc<Worker>,
     placement: Option<Placement>,
     sent: Duration,
+    /// Cached tokens that the worker itself had announced, and how many of its blocks had gone by then.
+    announced: u64,
+    removed_before: u64,
     uncached_tokens: u64,
     /// Uncached tokens that were at the worker when it was sent, its own among them.
     tokens_before_first: u64,
@@ -51,6 +54,8 @@ impl Ticket {
         waiting_tokens.add(uncached_tokens as i64);
         Self {
             sent,
+            announced: 0,
+            removed_before: worker.residency.removed(),
             router,
             trip: worker.gate().begin(),
             worker,
@@ -62,6 +67,22 @@ impl Ticket {
             waiting_tokens,
             demand: None,
         }
+    }
+
+    /// Notes how many of the prompt's tokens the worker had announced, without what it was computing.
+    pub(super) fn announced(mut self, tokens: u64) -> Self {
+        self.announced = tokens;
+        self
+    }
+
+    /// Tokens of the prompt that the worker had announced when it was chosen.
+    pub(super) fn announced_tokens(&self) -> u64 {
+        self.announced
+    }
+
+    /// Whether events said since then that blocks have gone there.
+    pub(super) fn blocks_removed(&self) -> bool {
+        self.worker.residency.removed() != self.removed_before
     }
 
     /// Carries the request's part in its model's demand from now on.

@@ -5,17 +5,27 @@
 use keyway_core::pick::Pick;
 use keyway_wire::openai::Usage;
 
-use super::{Router, Ticket, setting::index_id};
-use crate::{fleet::Worker, request::RequestInfo, scrape::CacheConfig};
+use super::{
+    Router, Ticket,
+    miss::{Miss, Source},
+    setting::index_id,
+};
+use crate::{fleet::Worker, request::RequestInfo, residency::Outcome, scrape::CacheConfig};
 
 impl Router {
-    /// Takes an answer's usage.
-    pub fn learn(&self, request: &RequestInfo, pick: &Pick, usage: &Usage, ticket: &Ticket) {
+    /// Takes an answer's usage. Returns why the prediction failed, if it did.
+    pub fn learn(
+        &self,
+        request: &RequestInfo,
+        pick: &Pick,
+        usage: &Usage,
+        ticket: &Ticket,
+    ) -> Option<&'static str> {
         let model = request.model.as_deref();
         self.learn_token_size(model, request.chain.total_bytes, usage.prompt_tokens);
         let saved = usage.cached_tokens().unwrap_or(pick.matched_tokens);
         ticket.worker().saved.lock().add(saved as f64, self.now());
-        let Some(reported) = usage.cached_tokens() else { return };
+        let reported = usage.cached_tokens()?;
         let (worker, by_tokens) = (ticket.worker(), request.tokens.is_some());
         let residency = &worker.residency;
         let block_tokens = if by_tokens {
@@ -43,18 +53,30 @@ impl Router {
         if !exact {
             self.correct_capacity(request, ticket, predicted, reported, block_tokens);
         }
-        if by_tokens && residency.drifts(result != "right") {
-            tracing::warn!(
-                worker = name,
-                model,
-                prompt_tokens = usage.prompt_tokens,
-                tokenised = request.tokens.as_ref().map(|tokens| tokens.total),
-                predicted,
-                reported,
-                "most predictions of cached tokens fail here: compare the chat template and tokenizer (if the prompt's \
-                 token counts differ), the block size, and whether the worker adds a salt of its own"
-            );
+        let tokens_agree = request.tokens.as_ref().is_none_or(|tokens| tokens.total == usage.prompt_tokens);
+        let source = match (by_tokens, exact) {
+            (false, _) => Source::Text,
+            (true, false) => Source::Model,
+            (true, true) => Source::Events,
+        };
+        let facts = Miss {
+            source,
+            tokens_agree,
+            predicted,
+            reported,
+            announced: ticket.announced_tokens(),
+            events_came: residency.batch_since(ticket.sent()),
+            blocks_removed: ticket.blocks_removed(),
+            slack: block_tokens,
+        };
+        let miss = (result != "right").then(|| facts.cause());
+        if let Some(cause) = miss {
+            self.metrics.caches.misses.with_label_values(&[name, cause]).inc();
         }
+        if by_tokens {
+            warn_of_drift(request, usage, worker, &facts, miss.is_none());
+        }
+        miss
     }
 
     /// Takes what a worker's metrics say of its cache.
@@ -107,5 +129,26 @@ impl Router {
             return f64::from(worker.residency.block_size());
         }
         request.chain.block_bytes.max(1) as f64 / self.bytes_per_token(request.model.as_deref())
+    }
+}
+
+/// Says once of a worker that most predictions fail there, and what the failures have in common.
+fn warn_of_drift(request: &RequestInfo, usage: &Usage, worker: &Worker, facts: &Miss, right: bool) {
+    let outcome = match facts {
+        _ if right => Outcome::Right,
+        Miss { tokens_agree: false, .. } => Outcome::OtherTokens,
+        Miss { reported: 0, .. } => Outcome::NothingCached,
+        _ => Outcome::Wrong,
+    };
+    if let Some(why) = worker.residency.drifts(outcome) {
+        tracing::warn!(
+            worker = worker.name.as_str(),
+            model = request.model,
+            prompt_tokens = usage.prompt_tokens,
+            tokenised = request.tokens.as_ref().map(|tokens| tokens.total),
+            predicted = facts.predicted,
+            reported = facts.reported,
+            "most predictions of cached tokens fail here: {why}"
+        );
     }
 }

@@ -8,5 +8,7 @@ pub const WORKER: &str = "x-keyway-worker";
 pub const REASON: &str = "x-keyway-reason";
 /// Prompt tokens the gateway expected the worker to hold already.
 pub const MATCHED_TOKENS: &str = "x-keyway-matched-tokens";
+/// Which of several data-parallel engines behind one address is to take the request (vLLM, SGLang).
+pub const DATA_PARALLEL_RANK: &str = "x-data-parallel-rank";
 /// The numerics id of the worker that answered: equal ids mean equal logits, bit for bit.
 pub const NUMERICS_ID: &str = "x-keyway-numerics-id";

@@ -1,6 +1,6 @@
 //! Hazard: nobody can say why a request went where it went. `/explain` must say what then happens, and change nothing.
 
-use keyway_tests::openai::{CHAT, chat};
+use keyway_tests::openai::{CHAT, FAKE_MODEL, chat};
 use keyway_tests::{Cluster, FakeWorker, eventually, post};
 use serde_json::{Value, json};
 
@@ -45,6 +45,44 @@ async fn a_model_that_is_not_there_is_said_to_be() {
     let response = post(cluster.addr(), "/explain", br#"{"messages":[]}"#).await;
     assert_eq!(response.status(), 404, "not for clients");
     assert_eq!(post(cluster.addr(), CHAT, &chat("hi")).await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_session_that_leaves_its_past_is_told_where() {
+    let cluster = Cluster::of_fakes(2, "prefix").await;
+    let body = |clock: &str, turns: usize| {
+        let system = format!("{}It is {clock}. {}", "Be kind. ".repeat(20), "Be brief. ".repeat(40));
+        let mut messages = vec![json!({ "role": "system", "content": system })];
+        for turn in 0..=turns {
+            let question = format!("Secret question {turn}: {}", "and why? ".repeat(20));
+            messages.push(json!({ "role": "user", "content": question }));
+            messages.push(json!({ "role": "assistant", "content": "Because. ".repeat(20) }));
+        }
+        json!({ "model": FAKE_MODEL, "messages": messages }).to_string().into_bytes()
+    };
+    for turns in 0..3 {
+        assert_eq!(post(cluster.addr(), CHAT, &body("10:00", turns)).await.status(), 200);
+    }
+    let steady = explained(&cluster, &body("10:00", 3)).await;
+    assert_eq!(steady["drift"], Value::Null, "it goes on from its past");
+    let moved = explained(&cluster, &body("10:07", 3)).await;
+    assert_eq!(moved["drift"]["field"], "messages[0].content", "{moved}");
+    // "10:07" begins 186 bytes into the text.
+    let (offset, within) =
+        (moved["drift"]["offset"].as_u64().unwrap(), moved["drift"]["within_bytes"].as_u64().unwrap());
+    assert!(offset <= 189 && 189 < offset + within, "{moved}");
+    assert!(
+        moved["drift"]["lost_bytes"].as_u64() > Some(600) && !moved.to_string().contains("Secret"),
+        "{moved}"
+    );
+    let drifts = async || {
+        let of = [("field", "system_message"), ("model", FAKE_MODEL)];
+        cluster.gateway.metrics().await.sum("keyway_prompt_drifts_total", &of)
+    };
+    assert_eq!(drifts().await, 0.0, "explaining counts nothing");
+    assert_eq!(post(cluster.addr(), CHAT, &body("10:07", 3)).await.status(), 200);
+    assert_eq!(drifts().await, 1.0);
+    eventually!(cluster.gateway.process.log().iter().any(|line| line.contains("messages[0].content+")));
 }
 
 #[tokio::test]

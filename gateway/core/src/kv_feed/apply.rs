@@ -71,9 +71,12 @@ impl KvFeed {
     fn root(&self, event: &BlockStored) -> BlockHash {
         let of_first = event.extra_keys.first().filter(|_| event.parent_block_hash.is_none());
         let in_keys = of_first.and_then(|keys| salt_in(event, keys));
+        // An adapter that has a number alone is none that a request names, and still not the base model.
+        let nameless = event.lora_id.filter(|id| *id != 0 && event.lora_name.is_none());
+        let nameless = nameless.map(|id| format!("\0{id}"));
         let space = TokenSpace {
             salt: event.cache_salt.as_deref().or(in_keys).unwrap_or_default().as_bytes(),
-            adapter: event.lora_name.as_deref(),
+            adapter: event.lora_name.as_deref().or(nameless.as_deref()),
             block_size: event.block_size,
         };
         space.root(self.key)
@@ -83,7 +86,9 @@ impl KvFeed {
         let mut held = Held { index, worker: self.worker };
         for (i, hash) in event.block_hashes.iter().enumerate() {
             let left = event.remaining_copy_counts.as_ref().and_then(|counts| counts.get(i)).copied();
-            if !self.blocks.remove(&mut held, hash.short(), left) {
+            if self.blocks.remove(&mut held, hash.short(), left) {
+                self.stats.removed += 1;
+            } else {
                 self.stats.unknown_removals += 1;
             }
         }

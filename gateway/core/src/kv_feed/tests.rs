@@ -211,6 +211,30 @@ fn an_adapter_is_part_of_the_name() {
 }
 
 #[test]
+fn an_adapter_without_a_name_is_not_the_base_model() {
+    let of = |lora_id, hash| BlockStored { lora_id, ..stored(&[hash], None, &PROMPT[..2]) };
+    Simple::new()
+        .events(vec![KvEvent::BlockStored(of(Some(3), 10))])
+        .holds(&PROMPT, b"", 0)
+        .events(vec![KvEvent::BlockStored(of(Some(0), 11))])
+        .holds(&PROMPT, b"", 1);
+}
+
+#[test]
+fn signed_and_whole_hashes_are_names_like_others() {
+    let names = [EngineHash::Int((-7_i64).cast_unsigned()), EngineHash::Bytes([9; 32].into())];
+    for name in names {
+        let event = BlockStored { block_hashes: vec![name.clone()], ..stored(&[1], None, &PROMPT[..2]) };
+        let gone = BlockRemoved { block_hashes: vec![name], ..BlockRemoved::default() };
+        Simple::new()
+            .events(vec![KvEvent::BlockStored(event)])
+            .holds(&PROMPT, b"", 1)
+            .events(vec![KvEvent::BlockRemoved(gone)])
+            .holds(&PROMPT, b"", 0);
+    }
+}
+
+#[test]
 fn a_feed_is_bounded() {
     let (_, mut index) = feed(Recovery::Nothing);
     let mut feed = KvFeed::new(WORKER, key(), Recovery::Nothing, 2);
@@ -383,10 +407,21 @@ impl Engine {
     }
 }
 
+/// What a network that keeps no promise does with a live message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Arrives,
+    Lost,
+    /// It arrives twice.
+    Doubled,
+    /// It arrives behind the one that follows it.
+    Overtaken,
+}
+
 #[derive(Debug, Clone)]
 enum Turn {
-    /// A step of the engine; its message is lost, or not.
-    Step { picks: Vec<(Vec<u32>, bool, bool)>, lost: bool },
+    /// A step of the engine, and what becomes of its message.
+    Step { picks: Vec<(Vec<u32>, bool, bool)>, fate: Fate },
     /// The feed's request is served, after some replies were cut short.
     Serve { cut: u32 },
     /// Another process takes the engine's place; the connection breaks, or does not.
@@ -395,9 +430,14 @@ enum Turn {
 
 fn turn() -> impl Strategy<Value = Turn> {
     let pick = (prop::collection::vec(0_u32..2, 1..6), any::<bool>(), prop::bool::weighted(0.2));
+    let fate = prop_oneof![
+        7 => Just(Fate::Arrives),
+        2 => Just(Fate::Lost),
+        1 => Just(Fate::Doubled),
+        1 => Just(Fate::Overtaken),
+    ];
     prop_oneof![
-        20 => (prop::collection::vec(pick, 1..5), prop::bool::weighted(0.2))
-            .prop_map(|(picks, lost)| Turn::Step { picks, lost }),
+        20 => (prop::collection::vec(pick, 1..5), fate).prop_map(|(picks, fate)| Turn::Step { picks, fate }),
         6 => (0_u32..3).prop_map(|cut| Turn::Serve { cut }),
         1 => any::<bool>().prop_map(|seen| Turn::Restart { seen }),
     ]
@@ -410,15 +450,26 @@ fn play(turns: Vec<Turn>, recovery: Recovery, replay_max: usize) -> (Engine, KvF
     let mut action = feed.connected(&mut index);
     // Whether a live message came since the connection was made.
     let mut heard = false;
+    let mut overtaken = None;
     for turn in turns {
         match turn {
-            Turn::Step { picks, lost } => {
+            Turn::Step { picks, fate } => {
                 let events: Vec<KvEvent> = picks
                     .iter()
                     .filter_map(|(pick, removes, anywhere)| engine.change(pick, *removes, *anywhere))
                     .collect();
-                let (seq, events) = engine.publish(events);
-                if !lost {
+                let message = engine.publish(events);
+                let mut arrive = vec![message.clone()];
+                match fate {
+                    Fate::Arrives => arrive.extend(overtaken.take()),
+                    Fate::Lost => arrive.clear(),
+                    Fate::Doubled => arrive.push(message),
+                    Fate::Overtaken => {
+                        arrive.clear();
+                        overtaken = Some(message);
+                    }
+                }
+                for (seq, events) in arrive {
                     heard = true;
                     match feed.live(&mut index, seq, batch(events)) {
                         Action::Wait => {}
@@ -432,6 +483,7 @@ fn play(turns: Vec<Turn>, recovery: Recovery, replay_max: usize) -> (Engine, KvF
             }
             Turn::Restart { seen } => {
                 engine = Engine::new(replay_max);
+                overtaken = None;
                 if seen || !heard {
                     heard = false;
                     action = feed.connected(&mut index);

@@ -1,0 +1,205 @@
+//! Asks a worker for the usage of a stream whose client did not: `stream_options.include_usage` goes into the body,
+//! and [`super::hide`] takes out of the answer what it causes. Nothing is asked where the client has asked itself, nor
+//! where that would change more than the usage.
+//!
+//! What a worker's streams look like unasked differs between engines (SGLang writes `"usage":null` into every chunk,
+//! vLLM nothing), so a worker's first stream at each path passes unasked and shows it.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering::Relaxed},
+    },
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::hide::UsageFilter;
+use crate::{fleet::Worker, json::Value};
+
+/// The field of the request.
+const FIELD: &str = "stream_options";
+/// Its part that asks.
+const ASK: &str = "include_usage";
+
+/// What a worker's streams say of their usage where they were not asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Habit {
+    /// Not seen yet.
+    Unknown,
+    /// Nothing.
+    Silent,
+    /// That there is none: `"usage":null` in chunks.
+    Nulls,
+    /// The usage itself.
+    Tells,
+}
+
+/// The habits of one worker, by path.
+#[derive(Debug, Default)]
+pub struct Habits([AtomicU8; 2]);
+
+impl Habits {
+    fn at(&self, path: &str) -> Option<&AtomicU8> {
+        match path {
+            "/v1/chat/completions" => Some(&self.0[0]),
+            "/v1/completions" => Some(&self.0[1]),
+            _ => None,
+        }
+    }
+
+    /// The habit at this path; `None` where streams are not asked at all.
+    pub(super) fn of(&self, path: &str) -> Option<Habit> {
+        let habit = self.at(path)?.load(Relaxed);
+        let known = [Habit::Silent, Habit::Nulls, Habit::Tells];
+        Some(known.into_iter().find(|known| *known as u8 == habit).unwrap_or(Habit::Unknown))
+    }
+
+    /// Notes it.
+    pub(super) fn learn(&self, path: &str, habit: Habit) {
+        if let Some(known) = self.at(path) {
+            known.store(habit as u8, Relaxed);
+        }
+    }
+
+    /// Another process may come.
+    pub fn forget(&self) {
+        self.0.iter().for_each(|habit| habit.store(Habit::Unknown as u8, Relaxed));
+    }
+}
+
+/// The body to send to this worker for a request that streams, and what is to be done with its answer.
+pub fn ask(path: &str, body: Bytes, worker: &Arc<Worker>) -> (Bytes, UsageFilter) {
+    let asking = worker.habits.of(path).and_then(|habit| Some((habit, place(&body)?)));
+    match asking {
+        None | Some((Habit::Tells, _)) => (body, UsageFilter::pass_all()),
+        Some((Habit::Unknown, _)) => (body, UsageFilter::learn(Arc::clone(worker), path)),
+        Some((habit, place)) => (place.put_into(&body), UsageFilter::hide(habit == Habit::Nulls)),
+    }
+}
+
+/// Where in a body the question goes.
+#[derive(Debug, PartialEq, Eq)]
+struct Question {
+    replaces: Range<usize>,
+    text: String,
+}
+
+impl Question {
+    fn put_into(&self, body: &Bytes) -> Bytes {
+        let mut out = BytesMut::with_capacity(body.len() + self.text.len());
+        out.put_slice(&body[..self.replaces.start]);
+        out.put_slice(self.text.as_bytes());
+        out.put_slice(&body[self.replaces.end..]);
+        out.freeze()
+    }
+}
+
+/// `None` where the client asks itself, or where the body is not understood.
+fn place(body: &[u8]) -> Option<Question> {
+    let text = std::str::from_utf8(body).ok()?;
+    let mut options = None;
+    for field in Value::document(text)? {
+        let (name, value) = field.ok()?;
+        // A repeated one is for the engine to judge.
+        if name == FIELD && options.replace(value).is_some() {
+            return None;
+        }
+    }
+    match options {
+        None => {
+            let first = text.find('{')? + 1;
+            let text = format!("\"{FIELD}\":{{\"{ASK}\":true}},");
+            Some(Question { replaces: first..first, text })
+        }
+        Some(options) => {
+            let start = options.raw().as_ptr() as usize - text.as_ptr() as usize;
+            Some(Question { replaces: start..start + options.raw().len(), text: asking(options)? })
+        }
+    }
+}
+
+/// The options with the question among them.
+fn asking(options: Value<'_>) -> Option<String> {
+    if options.raw() == "null" {
+        return Some(format!("{{\"{ASK}\":true}}"));
+    }
+    let mut fields = options.fields()?;
+    let mut out = format!("{{\"{ASK}\":true");
+    while let Some(field) = fields.next() {
+        let (name, value) = field.ok()?;
+        match (&*name, value.raw()) {
+            (ASK, "false" | "null") => {}
+            // It asks, or would say the usage in every chunk once asked.
+            (ASK | "continuous_usage_stats", "true") => return None,
+            _ => {
+                out.push(',');
+                out.push_str(fields.last_written());
+            }
+        }
+    }
+    out.push('}');
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(body: &str) -> Option<String> {
+        let bytes = Bytes::copy_from_slice(body.as_bytes());
+        let out = place(&bytes)?.put_into(&bytes);
+        Some(String::from_utf8(out.to_vec()).unwrap())
+    }
+
+    #[test]
+    fn the_question_is_all_that_changes() {
+        for (body, want) in [
+            (
+                r#" { "stream":true, "x":"é"} "#,
+                r#" {"stream_options":{"include_usage":true}, "stream":true, "x":"é"} "#,
+            ),
+            (r#"{"stream_options" : null ,"n":1}"#, r#"{"stream_options" : {"include_usage":true} ,"n":1}"#),
+            (r#"{"stream_options":{}}"#, r#"{"stream_options":{"include_usage":true}}"#),
+            (
+                r#"{"n":1,"stream_options":{"include_usage": false, "include_obfuscation" : false}}"#,
+                r#"{"n":1,"stream_options":{"include_usage":true,"include_obfuscation" : false}}"#,
+            ),
+        ] {
+            assert_eq!(asked(body).as_deref(), Some(want));
+        }
+    }
+
+    #[test]
+    fn who_asks_is_not_asked_for_and_what_is_not_understood_passes() {
+        for body in [
+            r#"{"stream_options":{"include_usage":true}}"#,
+            r#"{"stream_options":{"include_usage":true,"continuous_usage_stats":true}}"#,
+            r#"{"stream_options":{"continuous_usage_stats":true}}"#,
+            r#"{"stream_options":3}"#,
+            r#"{"stream_options":{},"stream_options":{}}"#,
+            r#"{"stream_options":{"include_usage":7"#,
+            "[]",
+            "",
+        ] {
+            assert_eq!(asked(body), None, "{body}");
+        }
+    }
+
+    #[test]
+    fn habits_are_by_path_and_go_with_the_process() {
+        let habits = Habits::default();
+        let (chat, completions) = ("/v1/chat/completions", "/v1/completions");
+        habits.learn(chat, Habit::Nulls);
+        habits.learn("/v1/responses", Habit::Tells);
+        assert_eq!(
+            [chat, completions].map(|path| habits.of(path)),
+            [Some(Habit::Nulls), Some(Habit::Unknown)]
+        );
+        assert_eq!(habits.of("/v1/responses"), None);
+        habits.forget();
+        assert_eq!(habits.of(chat), Some(Habit::Unknown));
+    }
+}

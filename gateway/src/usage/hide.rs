@@ -1,0 +1,246 @@
+//! Takes out of a stream the usage that the gateway asked for and its client did not: the chunk that carries it, and the
+//! fields that say in every other chunk that it is none. What is left is what the worker would have said unasked.
+
+use std::{ops::Range, sync::Arc};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use memchr::memmem;
+
+use super::ask::Habit;
+use crate::{fleet::Worker, json::Value};
+
+/// What becomes of the usage in one answer.
+#[derive(Debug)]
+pub struct UsageFilter(Mode);
+
+#[derive(Debug)]
+enum Mode {
+    /// It is the client's.
+    Pass,
+    /// Nobody asked: shows what the worker says then.
+    Learn { worker: Arc<Worker>, path: String, habit: Habit },
+    /// The gateway's own; `nulls`: unasked, chunks say that there is none.
+    Hide { nulls: bool },
+}
+
+impl UsageFilter {
+    /// Leaves everything as it is.
+    pub fn pass_all() -> Self {
+        Self(Mode::Pass)
+    }
+
+    pub(super) fn learn(worker: Arc<Worker>, path: &str) -> Self {
+        Self(Mode::Learn { worker, path: path.to_owned(), habit: Habit::Silent })
+    }
+
+    pub(super) fn hide(nulls: bool) -> Self {
+        Self(Mode::Hide { nulls })
+    }
+
+    /// What the client is to see of these whole events.
+    pub fn pass(&mut self, events: Bytes) -> Bytes {
+        // Almost no piece of a stream mentions it.
+        if matches!(self.0, Mode::Pass) || memmem::find(&events, b"\"usage\"").is_none() {
+            return events;
+        }
+        match &mut self.0 {
+            Mode::Pass => events,
+            Mode::Learn { habit, .. } => {
+                for line in lines(&events) {
+                    match Mention::of(&events[line.clone()]).map(|mention| mention.null) {
+                        Some(false) => *habit = Habit::Tells,
+                        Some(true) if *habit != Habit::Tells => *habit = Habit::Nulls,
+                        _ => {}
+                    }
+                }
+                events
+            }
+            Mode::Hide { nulls } => hidden(&events, *nulls),
+        }
+    }
+
+    /// The stream has ended well.
+    pub fn ended(&self) {
+        if let Mode::Learn { worker, path, habit } = &self.0 {
+            worker.habits.learn(path, *habit);
+        }
+    }
+}
+
+/// The lines of some events with their ends.
+fn lines(events: &[u8]) -> impl Iterator<Item = Range<usize>> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let rest = events.get(at..).filter(|rest| !rest.is_empty())?;
+        let end = match memchr::memchr2(b'\n', b'\r', rest) {
+            Some(end) if rest[end..].starts_with(b"\r\n") => end + 2,
+            Some(end) => end + 1,
+            None => rest.len(),
+        };
+        at += end;
+        Some(at - end..at)
+    })
+}
+
+/// A chunk's `usage`.
+#[derive(Debug, PartialEq, Eq)]
+struct Mention {
+    null: bool,
+    /// Whether the chunk has nothing else to say.
+    alone: bool,
+    value: Range<usize>,
+    /// With its name and one comma.
+    field: Range<usize>,
+}
+
+impl Mention {
+    fn of(line: &[u8]) -> Option<Self> {
+        let data = std::str::from_utf8(line.strip_prefix(b"data:")?).ok()?;
+        let place = |part: &str| {
+            let start = part.as_ptr() as usize - line.as_ptr() as usize;
+            start..start + part.len()
+        };
+        let mut fields = Value::document(data)?;
+        let (mut found, mut alone, mut before) = (None, true, None::<usize>);
+        while let Some(field) = fields.next() {
+            let (name, value) = field.ok()?;
+            let written = place(fields.last_written());
+            match &*name {
+                "usage" => {
+                    let start = before.unwrap_or(written.start);
+                    found = Some((
+                        value.raw() == "null",
+                        place(value.raw()),
+                        start..written.end,
+                        before.is_none(),
+                    ));
+                }
+                "choices" => alone = value.items()?.next().is_none(),
+                _ => {}
+            }
+            // The first field takes the comma behind it.
+            if let Some((_, _, field, true)) = &mut found
+                && name != "usage"
+                && field.end < written.start
+                && before == Some(field.end)
+            {
+                field.end = written.start;
+            }
+            before = Some(written.end);
+        }
+        found.map(|(null, value, field, _)| Self { null, alone, value, field })
+    }
+}
+
+/// The events without the usage.
+fn hidden(events: &Bytes, nulls: bool) -> Bytes {
+    let mut out = BytesMut::with_capacity(events.len());
+    // Whether the event at hand lost a line and has kept none: then its end goes too.
+    let (mut lost, mut kept) = (false, false);
+    for line in lines(events) {
+        let bytes = &events[line];
+        if matches!(bytes, b"\n" | b"\r" | b"\r\n") {
+            if kept || !lost {
+                out.put_slice(bytes);
+            }
+            (lost, kept) = (false, false);
+            continue;
+        }
+        match Mention::of(bytes) {
+            Some(mention) if !mention.null && mention.alone => {
+                lost = true;
+                continue;
+            }
+            Some(mention) if !mention.null && nulls => {
+                out.put_slice(&bytes[..mention.value.start]);
+                out.put_slice(b"null");
+                out.put_slice(&bytes[mention.value.end..]);
+            }
+            Some(mention) if !nulls => {
+                out.put_slice(&bytes[..mention.field.start]);
+                out.put_slice(&bytes[mention.field.end..]);
+            }
+            _ => out.put_slice(bytes),
+        }
+        kept = true;
+    }
+    out.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn hide(nulls: bool, events: &str) -> String {
+        let out = UsageFilter::hide(nulls).pass(Bytes::copy_from_slice(events.as_bytes()));
+        String::from_utf8(out.to_vec()).unwrap()
+    }
+
+    const COUNTS: &str = r#"{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8}}"#;
+
+    #[test]
+    fn the_chunk_of_the_usage_goes_and_every_other_byte_stays() {
+        let usage = format!("data: {{\"choices\":[],\"usage\":{COUNTS}}}");
+        for end in ["\n\n", "\r\n\r\n", "\r\r"] {
+            let events = |parts: &[&str]| parts.iter().map(|part| format!("{part}{end}")).collect::<String>();
+            let (say, done) = ("data: {\"choices\":[{\"delta\":\"the \\\"usage\\\" of\"}]}", "data: [DONE]");
+            assert_eq!(hide(false, &events(&[say, &usage, done])), events(&[say, done]));
+            assert_eq!(hide(true, &events(&[&usage])), "");
+            assert_eq!(
+                hide(false, &events(&[": ping \"usage\"", done])),
+                events(&[": ping \"usage\"", done])
+            );
+        }
+        let with_comment = format!(": ping\n{usage}\n\n");
+        assert_eq!(hide(false, &with_comment), ": ping\n\n");
+    }
+
+    #[test]
+    fn fields_that_asking_causes_go_wherever_they_stand() {
+        for (said, want) in [
+            (r#"{"id":1,"usage":null}"#, r#"{"id":1}"#),
+            (r#"{"usage":null,"id":1}"#, r#"{"id":1}"#),
+            (r#"{"usage": null, "id": 1, "x": 2}"#, r#"{"id": 1, "x": 2}"#),
+            (r#"{"id": 1, "usage": null, "x": 2}"#, r#"{"id": 1, "x": 2}"#),
+            (r#"{"choices":[1],"usage":{"prompt_tokens":3}}"#, r#"{"choices":[1]}"#),
+            (r#"{"choices":[{"usage":null}]}"#, r#"{"choices":[{"usage":null}]}"#),
+            (r#"{"usage":null}"#, "{}"),
+        ] {
+            assert_eq!(hide(false, &format!("data: {said}\n\n")), format!("data: {want}\n\n"));
+        }
+        // Where a worker says null unasked, null stays.
+        let said = r#"{"choices":[1],"usage":{"prompt_tokens":3}}"#;
+        assert_eq!(hide(true, &format!("data:{said}\n\n")), "data:{\"choices\":[1],\"usage\":null}\n\n");
+        let null = "data: {\"choices\":[1],\"usage\":null}\n\n";
+        assert_eq!(hide(true, null), null);
+    }
+
+    #[test]
+    fn what_does_not_mention_it_is_not_copied() {
+        let events = Bytes::from_static(b"data: {\"choices\":[]}\n\n");
+        assert_eq!(UsageFilter::hide(false).pass(events.clone()).as_ptr(), events.as_ptr());
+    }
+
+    proptest! {
+        /// Chunks of any order and spacing, with the field written into them as an engine that was asked does.
+        #[test]
+        fn what_was_put_in_comes_out(
+            names in prop::collection::vec(prop::sample::select(vec!["id", "model", "x"]), 1..4),
+            at in any::<prop::sample::Index>(),
+            spaced in any::<bool>(),
+            counts in any::<bool>(),
+        ) {
+            let (comma, colon) = if spaced { (", ", ": ") } else { (",", ":") };
+            let mut fields: Vec<String> =
+                names.iter().enumerate().map(|(i, name)| format!("\"{name}{i}\"{colon}[{i}, \"usage\"]")).collect();
+            fields.push(format!("\"choices\"{colon}[{{\"index\":0}}]"));
+            let chunk = |fields: &[String]| format!("data: {{{}}}\n\n", fields.join(comma));
+            let plain = chunk(&fields);
+            let value = if counts { COUNTS } else { "null" };
+            fields.insert(at.index(fields.len() + 1), format!("\"usage\"{colon}{value}"));
+            prop_assert_eq!(hide(false, &chunk(&fields)), plain);
+        }
+    }
+}

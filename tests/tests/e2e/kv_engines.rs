@@ -1,0 +1,156 @@
+//! Hazard: what an engine keeps apart is taken for one cache: its LoRA adapters, and the data-parallel engines behind one
+//! address. The engines are scripted workers with a real publisher of KV events.
+
+use keyway_tests::{FakeWorker, Gateway, eventually, post};
+use keyway_wire::kv_event::{BlockStored, EngineHash, EventBatch, KvEvent, WireFormat};
+use serde_json::{Value, json};
+use zeromq::{PubSocket, Socket as _, SocketSend as _, ZmqMessage};
+
+const BASE: &str = "base";
+const ADAPTER: &str = "adapter";
+
+/// One engine's publisher, in vLLM's frames: topic, number, payload.
+struct Publisher {
+    socket: PubSocket,
+    port: u16,
+    seq: u64,
+}
+
+impl Publisher {
+    async fn bind(port: u16) -> Option<Self> {
+        let mut socket = PubSocket::new();
+        let bound = socket.bind(&format!("tcp://127.0.0.1:{port}")).await.ok()?;
+        let port = bound.to_string().rsplit_once(':')?.1.parse().ok()?;
+        Some(Self { socket, port, seq: 0 })
+    }
+
+    /// Says that these blocks of one prompt were stored, in a form that an engine has used.
+    async fn stored(&mut self, ids: &[u32], adapter: Option<&str>, format: WireFormat) {
+        let names = ids.chunks(16).map(|block| EngineHash::Int(u64::from(block[0]) << 32 | 1));
+        let stored = BlockStored {
+            block_hashes: names.collect(),
+            token_ids: ids.to_vec(),
+            block_size: 16,
+            lora_name: adapter.map(str::to_owned),
+            lora_id: adapter.map(|_| 1),
+            medium: Some("GPU".to_owned()),
+            ..BlockStored::default()
+        };
+        let batch =
+            EventBatch { ts: 1.0, events: vec![KvEvent::BlockStored(stored)], data_parallel_rank: None };
+        let frames = [Vec::new(), self.seq.to_be_bytes().to_vec(), batch.encode(format)];
+        self.seq += 1;
+        let frames: Vec<bytes::Bytes> = frames.into_iter().map(Into::into).collect();
+        self.socket.send(ZmqMessage::try_from(frames).unwrap()).await.unwrap();
+    }
+}
+
+/// Publishers at two neighbouring ports.
+async fn neighbours() -> [Publisher; 2] {
+    loop {
+        let first = Publisher::bind(0).await.unwrap();
+        if let Some(next) = first.port.checked_add(1)
+            && let Some(second) = Publisher::bind(next).await
+        {
+            return [first, second];
+        }
+    }
+}
+
+fn prompt(from: u32) -> Vec<u32> {
+    (from..from + 64).collect()
+}
+
+fn completion(model: &str, ids: &[u32]) -> Vec<u8> {
+    json!({ "model": model, "prompt": ids, "max_tokens": 1 }).to_string().into_bytes()
+}
+
+/// A gateway that knows the base model's tokenizer, in front of this worker.
+async fn gateway(table: &str) -> Gateway {
+    let toml = format!("[[model]]\nname = \"{BASE}\"\ntokenizer = \"random\"\n[[worker]]\n{table}\n");
+    let gateway = Gateway::builder().config(&toml).start().await;
+    eventually!(gateway.readyz().await == 200);
+    gateway
+}
+
+/// Blocks that each worker is said to hold of a prompt, in the order of their names.
+async fn held(gateway: &Gateway, model: &str, ids: &[u32]) -> Vec<u64> {
+    let response = post(gateway.admin, "/explain?path=/v1/completions", &completion(model, ids)).await;
+    assert_eq!(response.status(), 200, "{}", response.text());
+    let explained: Value = response.json();
+    assert_eq!(explained["keyed_by"], "tokens", "{explained}");
+    let mut rows: Vec<(String, u64)> = explained["workers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| (row["worker"].as_str().unwrap().to_owned(), row["matched_blocks"].as_u64().unwrap()))
+        .collect();
+    rows.sort();
+    rows.into_iter().map(|(_, blocks)| blocks).collect()
+}
+
+#[tokio::test]
+async fn an_adapter_s_blocks_are_its_own() {
+    let worker = FakeWorker::with_models(&[BASE]).await;
+    worker.add_adapter(ADAPTER, BASE);
+    let mut events = Publisher::bind(0).await.unwrap();
+    let table =
+        format!("url = \"http://{}\"\nkv_events = \"tcp://127.0.0.1:{}\"", worker.addr(), events.port);
+    let gateway = gateway(&table).await;
+    gateway.wait_trusted(1).await;
+    let (of_base, of_adapter) = (prompt(10), prompt(110));
+    // Subscribers hear what is said after they came, so it is said until it was heard.
+    for (adapter, ids) in [(None, &of_base), (Some(ADAPTER), &of_adapter)] {
+        let (own, other) = if adapter.is_some() { (ADAPTER, BASE) } else { (BASE, ADAPTER) };
+        for format in [WireFormat::VllmMap, WireFormat::VllmArray] {
+            eventually!({
+                events.stored(ids, adapter, format).await;
+                held(&gateway, own, ids).await == [4]
+            });
+        }
+        assert_eq!(held(&gateway, other, ids).await, [0], "{own}'s blocks are not {other}'s");
+    }
+    let response = post(gateway.addr, "/v1/completions", &completion(ADAPTER, &of_adapter)).await;
+    assert_eq!((response.status(), response.header("x-keyway-matched-tokens")), (200, Some("63")));
+}
+
+#[tokio::test]
+async fn each_data_parallel_rank_is_followed_and_asked_by_itself() {
+    let worker = FakeWorker::with_models(&[BASE]).await;
+    let mut ranks = neighbours().await;
+    let metrics = ["0\",num_gpu_blocks=\"100", "1\",num_gpu_blocks=\"200"]
+        .map(|of| format!("vllm:cache_config_info{{block_size=\"16\",engine=\"{of}\"}} 1\n"));
+    worker.set_metrics(&metrics.concat());
+    let table = format!(
+        "url = \"http://{}\"\ndata_parallel_size = 2\nkv_events = \"tcp://127.0.0.1:{}\"",
+        worker.addr(),
+        ranks[0].port
+    );
+    let gateway = gateway(&table).await;
+    gateway.wait_trusted(2).await;
+    let prompts = [prompt(1000), prompt(2000)];
+    for (rank, ids) in prompts.iter().enumerate() {
+        let mut want = [0, 0];
+        want[rank] = 4;
+        eventually!({
+            ranks[rank].stored(ids, None, WireFormat::VllmMap).await;
+            held(&gateway, BASE, ids).await == want
+        });
+    }
+    for (rank, ids) in prompts.iter().enumerate().rev() {
+        let response = post(gateway.addr, "/v1/completions", &completion(BASE, ids)).await;
+        assert_eq!(response.status(), 200);
+        let name = format!("{}@{rank}", worker.addr());
+        assert_eq!(response.header("x-keyway-worker"), Some(name.as_str()));
+        let asked = worker.requests().pop().unwrap();
+        assert_eq!(asked.head.header_values("x-data-parallel-rank"), [rank.to_string()]);
+    }
+}
+
+#[tokio::test]
+async fn without_ranks_no_header_is_added() {
+    let worker = FakeWorker::with_models(&[BASE]).await;
+    let gateway = gateway(&format!("url = \"http://{}\"", worker.addr())).await;
+    assert_eq!(post(gateway.addr, "/v1/completions", &completion(BASE, &prompt(1))).await.status(), 200);
+    assert_eq!(worker.requests()[0].head.header("x-data-parallel-rank"), None);
+}

@@ -1,0 +1,111 @@
+//! Hazard: nobody says what a stream's prompt cost, because its client did not ask; or the gateway asks, and the client
+//! sees it.
+
+use keyway_tests::openai::{CHAT, DONE, chat_stream, delta, usage_chunk};
+use keyway_tests::{Call, Client, Cluster, Response, post};
+use serde_json::{Value, json};
+
+/// Sends a stream's request; returns the client and the call as it arrived.
+async fn asked(cluster: &Cluster, body: &[u8]) -> (Client, Call) {
+    let mut client = Client::connect(cluster.addr()).await;
+    client.post(CHAT, body).await;
+    let mut call = cluster.fakes[0].call().await;
+    call.begin_stream().await;
+    (client, call)
+}
+
+/// Says these events; what the client sees of them.
+async fn told(mut client: Client, mut call: Call, events: &[String]) -> Response {
+    for event in events {
+        call.event(event).await;
+    }
+    call.done().await;
+    client.response().await
+}
+
+fn stream_of(events: &[String]) -> String {
+    events.iter().map(|event| format!("data: {event}\n\n")).chain([format!("data: {DONE}\n\n")]).collect()
+}
+
+fn options(call: &Call) -> Value {
+    serde_json::from_slice::<Value>(&call.request.body).unwrap()["stream_options"].take()
+}
+
+#[tokio::test]
+async fn the_usage_is_asked_for_counted_and_not_shown() {
+    let cluster = Cluster::of_fakes(1, "prefix").await;
+    cluster.fakes[0].manual();
+    let body = chat_stream("hi");
+    let said = ["one", "two"].map(|word| delta(word).to_string());
+    // The first stream shows what the worker says unasked.
+    let (client, call) = asked(&cluster, &body).await;
+    assert_eq!(call.request.body, body);
+    assert_eq!(told(client, call, &said).await.text(), stream_of(&said));
+
+    let (client, call) = asked(&cluster, &body).await;
+    assert_eq!(options(&call), json!({ "include_usage": true }));
+    let mut full: Vec<String> = said.iter().map(|event| event.replacen('{', "{\"usage\":null,", 1)).collect();
+    full.push(usage_chunk(40, 32).to_string());
+    assert_eq!(told(client, call, &full).await.text(), stream_of(&said));
+    cluster.gateway.idle().await;
+    let metrics = cluster.gateway.metrics().await;
+    assert_eq!(metrics.sum("keyway_prompt_tokens_total", &[]), 40.0);
+    assert_eq!(metrics.sum("keyway_cached_tokens_total", &[("source", "reported")]), 32.0);
+
+    // Who asks gets what was asked for.
+    let mut own: Value = serde_json::from_slice(&body).unwrap();
+    own["stream_options"] = json!({ "include_usage": true });
+    let own = own.to_string().into_bytes();
+    let (client, call) = asked(&cluster, &own).await;
+    assert_eq!(call.request.body, own);
+    assert_eq!(told(client, call, &full).await.text(), stream_of(&full));
+}
+
+#[tokio::test]
+async fn switched_off_nothing_is_asked() {
+    let config = "[routing]\nask_usage = false\n";
+    let file = keyway_tests::cluster::config_file(config);
+    let cluster =
+        Cluster::builder().fakes(1).args(&["--config", file.path().to_str().unwrap()]).start().await;
+    cluster.fakes[0].manual();
+    let body = chat_stream("hi");
+    for _ in 0..3 {
+        let (client, call) = asked(&cluster, &body).await;
+        assert_eq!(call.request.body, body);
+        told(client, call, &[delta("x").to_string()]).await;
+    }
+}
+
+/// What the events of a stream say, but for what differs between any two.
+fn shape(response: &Response) -> Vec<String> {
+    let text = response.text();
+    let events = text.split_inclusive("\n\n").map(|event| {
+        let Some(data) = event.strip_prefix("data: {") else { return event.to_owned() };
+        let mut data: serde_json::Map<String, Value> = serde_json::from_str(&format!("{{{data}")).unwrap();
+        data.remove("id");
+        data.remove("created");
+        // In the order in which it was written.
+        format!("{:?}", data.iter().collect::<Vec<_>>())
+    });
+    events.collect()
+}
+
+#[tokio::test]
+async fn a_real_worker_s_stream_is_the_same_asked_and_unasked() {
+    let cluster = Cluster::builder().workers(1).start().await;
+    let prompt = "Some words to be cached, and then some more. ".repeat(8);
+    let body = json!({ "model": "keyway-random", "messages": [{ "role": "user", "content": prompt }],
+        "max_tokens": 12, "temperature": 0, "stream": true });
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let response = post(cluster.addr(), CHAT, body.to_string().as_bytes()).await;
+        assert_eq!(response.status(), 200, "{}", response.text());
+        assert!(!response.text().contains("usage"), "{}", response.text());
+        seen.push(shape(&response));
+    }
+    assert!(seen[0].len() > 3 && seen[1..].iter().all(|other| *other == seen[0]), "{seen:?}");
+    cluster.gateway.idle().await;
+    let metrics = cluster.gateway.metrics().await;
+    assert!(metrics.sum("keyway_cached_tokens_total", &[("source", "reported")]) > 100.0);
+    assert_eq!(metrics.sum("keyway_predictions_total", &[]), 2.0, "all but the first were asked");
+}
