@@ -33,6 +33,7 @@ pub mod impatient;
 pub mod json;
 pub mod kv_events;
 pub mod limits;
+pub mod load_scrape;
 pub mod members;
 pub mod metrics;
 pub mod models;

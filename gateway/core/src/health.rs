@@ -50,6 +50,8 @@ pub struct Health {
     failed_probes: u32,
     /// When it last answered anything: a request or a probe.
     last_success: Option<Duration>,
+    /// Since when it is ready, or was when it last was.
+    up_since: Duration,
     /// Down because a connection failed: only a new connection, a probe's, proves the contrary.
     refused: bool,
     next_probe_at: Duration,
@@ -62,6 +64,7 @@ impl Health {
             state: State::Joining,
             failed_probes: 0,
             last_success: None,
+            up_since: now,
             refused: false,
             next_probe_at: now,
         }
@@ -134,7 +137,15 @@ impl Health {
         self.state == State::Ready
     }
 
+    /// How long it has been ready since it last came up.
+    pub fn up_for(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.up_since)
+    }
+
     fn up(&mut self, now: Duration) {
+        if self.state != State::Ready {
+            self.up_since = now;
+        }
         self.state = State::Ready;
         self.failed_probes = 0;
         self.last_success = Some(now);

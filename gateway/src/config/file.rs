@@ -68,6 +68,10 @@ pub struct RoutingFile {
     pub hold_horizon_ms: Option<f64>,
     /// Requests that may wait; those beyond are sent at once (256).
     pub hold_max: Option<usize>,
+    /// Milliseconds between two looks at the load of a worker that other gateways send to as well (1000); 0: never.
+    pub load_scrape_ms: Option<u64>,
+    /// Milliseconds over which a worker that came up joins gradually (30000); 0: at once.
+    pub slow_start_ms: Option<u64>,
     /// File to which choices are appended as JSON lines: hashes and counts, never text.
     pub decision_log: Option<PathBuf>,
     /// Share of the choices that are logged there (1.0).

@@ -24,14 +24,7 @@ fn view(chain: &[BlockHash]) -> RequestView<'_> {
 fn worker(id: u32, requests: u64, waiting: u64, matched_blocks: u32) -> Candidate {
     let pace = PaceSnapshot { backlog_ms: waiting as f64 / TOKENS_PER_MS, ..PaceSnapshot::default() };
     let load = LoadSnapshot { requests, waiting_prefill_tokens: waiting, pace };
-    Candidate {
-        worker: WorkerId(id),
-        load,
-        ahead_ms: 0.0,
-        matched_blocks,
-        tokens_per_ms: TOKENS_PER_MS,
-        weight: 1.0,
-    }
+    Candidate { matched_blocks, ..Candidate::new(WorkerId(id), load, TOKENS_PER_MS, 1.0) }
 }
 
 fn picked(policy: Policy, request: &RequestView<'_>, candidates: &[Candidate], turn: &Turn) -> Pick {
