@@ -31,21 +31,26 @@ const OTHERS_MEMORY: Duration = Duration::from_secs(60);
 pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream, every: Duration) {
     let mut others_until = Duration::ZERO;
     loop {
-        let busy = router.now() < others_until;
-        clock::sleep(if busy { every } else { every.max(PROBE_INTERVAL) }).await;
-        if !worker.routable() {
-            continue;
+        let up = worker.routable();
+        if up && look(&worker, &router, &upstream).await {
+            others_until = router.now() + OTHERS_MEMORY;
         }
-        let page = probe::get(&worker, &upstream, "/metrics", MAX_SCRAPE_BYTES);
-        let page = clock::timeout(PROBE_TIMEOUT, page).await.ok().flatten();
-        let Some(load) = page.and_then(|page| engine_load(&String::from_utf8_lossy(&page))) else { continue };
-        let now = router.now();
-        worker.load.engine_says(now, load);
-        if worker.load.others(now) > 0.0 {
-            others_until = now + OTHERS_MEMORY;
-        }
-        router.load_changed();
+        let soon = !up || router.now() < others_until;
+        clock::sleep(if soon { every } else { every.max(PROBE_INTERVAL) }).await;
     }
+}
+
+/// Looks once; whether others have requests there.
+async fn look(worker: &Worker, router: &Arc<Router>, upstream: &Upstream) -> bool {
+    let page =
+        clock::timeout(PROBE_TIMEOUT, probe::get(worker, upstream, "/metrics", MAX_SCRAPE_BYTES)).await;
+    let Some(load) = page.ok().flatten().and_then(|page| engine_load(&String::from_utf8_lossy(&page))) else {
+        return false;
+    };
+    let now = router.now();
+    worker.load.engine_says(now, load);
+    router.load_changed();
+    worker.load.others(now) > 0.0
 }
 
 /// Reads a page in Prometheus' text format; `None` where it does not say how many requests run. Ranks add up.

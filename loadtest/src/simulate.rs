@@ -72,6 +72,7 @@ pub fn simulate(args: &SimulateArgs) -> Result<Report, Error> {
         hash_seed: args.fleet.hash_seed,
         gateways: usize::from(args.fleet.gateways),
         events: args.fleet.events,
+        gauges_count_tokens: args.fleet.gauges_count_tokens,
         scrape_ns: args.fleet.scrape.map(|every| every.as_nanos() as Nanos),
     };
     let figures = |policy: Contender, workers: usize| {

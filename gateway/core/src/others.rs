@@ -30,8 +30,8 @@ pub struct OwnLoad {
 
 /// Age at which what the gauges said no longer counts; it fades evenly until then.
 pub const MAX_AGE: Duration = Duration::from_secs(15);
-/// Weight of the newest look in the running means: about the last minute counts at one look a second.
-const GAIN: f64 = 0.02;
+/// Time constant of the running means.
+const MEMORY_S: f64 = 60.0;
 /// This gateway's share of all requests is taken to be at least this: one of 64 gateways.
 const MIN_SHARE: f64 = 1.0 / 64.0;
 
@@ -44,6 +44,8 @@ pub struct Others {
     /// Running means of this gateway's requests there, and of all.
     own_mean: f64,
     all_mean: f64,
+    /// Share of the looks at which prompts waited there.
+    busy: f64,
 }
 
 /// What others have at a worker by now.
@@ -55,6 +57,8 @@ pub struct OthersNow {
     pub tokens: f64,
     /// This gateway's share of all requests there, above 0 and at most 1.
     pub own_share: f64,
+    /// Share of time in which prompts waited there, anybody's.
+    pub busy_share: f64,
 }
 
 impl Others {
@@ -70,8 +74,12 @@ impl Others {
             },
             |tokens| tokens.saturating_sub(own.waiting_tokens) as f64,
         );
-        self.own_mean += GAIN * (own.requests as f64 - self.own_mean);
-        self.all_mean += GAIN * (all.max(own.requests) as f64 - self.all_mean);
+        let gain = 1.0 - (-now.saturating_sub(self.seen).as_secs_f64() / MEMORY_S).exp();
+        let waits =
+            own.waiting > 0 || engine.waiting > 0 || engine.waiting_tokens.is_some_and(|tokens| tokens > 0);
+        self.own_mean += gain * (own.requests as f64 - self.own_mean);
+        self.all_mean += gain * (all.max(own.requests) as f64 - self.all_mean);
+        self.busy += gain * (f64::from(u8::from(waits)) - self.busy);
         self.seen = now;
     }
 
@@ -85,7 +93,12 @@ impl Others {
         } else {
             (self.own_mean / self.all_mean).clamp(MIN_SHARE, 1.0)
         };
-        OthersNow { requests: self.requests * left, tokens: self.tokens * left, own_share }
+        OthersNow {
+            requests: self.requests * left,
+            tokens: self.tokens * left,
+            own_share,
+            busy_share: self.busy,
+        }
     }
 }
 
@@ -119,24 +132,27 @@ mod tests {
     fn an_engine_with_only_our_requests_has_no_others() {
         let engine = EngineLoad { running: 2, waiting: 1, waiting_tokens: None };
         let own = OwnLoad { waiting: 2, ..OWN };
-        assert_eq!(after(engine, own), OthersNow { requests: 0.0, tokens: 0.0, own_share: 1.0 });
+        let seen = |others: OthersNow| (others.requests, others.tokens, others.own_share);
+        assert_eq!(seen(after(engine, own)), (0.0, 0.0, 1.0));
         // Its gauges may be older than what we have sent.
         let late = EngineLoad { running: 1, waiting: 0, waiting_tokens: Some(0) };
-        assert_eq!(after(late, OWN), OthersNow { requests: 0.0, tokens: 0.0, own_share: 1.0 });
+        assert_eq!(seen(after(late, OWN)), (0.0, 0.0, 1.0));
     }
 
     #[test]
     fn it_fades_and_our_share_is_that_of_the_last_minute() {
         let mut others = Others::default();
-        for second in 0..200 {
+        for second in 0..600_u32 {
             let engine = EngineLoad { running: 12, waiting: 0, waiting_tokens: None };
-            others.observe(s(f64::from(second)), engine, OWN);
+            let own = OwnLoad { waiting: u64::from(second % 4 == 0), ..OWN };
+            others.observe(s(f64::from(second)), engine, own);
         }
-        let fresh = others.now(s(199.0));
+        let fresh = others.now(s(599.0));
         assert!((fresh.own_share - 0.25).abs() < 0.001, "{fresh:?}");
+        assert!((fresh.busy_share - 0.25).abs() < 0.01, "{fresh:?}");
         assert_eq!(fresh.requests, 9.0);
-        assert!((others.now(s(199.0 + 7.5)).requests - 4.5).abs() < 1e-9);
-        let gone = OthersNow { requests: 0.0, tokens: 0.0, own_share: 1.0 };
-        assert_eq!(others.now(s(300.0)), gone);
+        assert!((others.now(s(599.0 + 7.5)).requests - 4.5).abs() < 1e-9);
+        let gone = others.now(s(700.0));
+        assert_eq!((gone.requests, gone.tokens, gone.own_share), (0.0, 0.0, 1.0));
     }
 }

@@ -161,17 +161,15 @@ impl Pace {
 }
 
 impl PaceSnapshot {
-    /// With what others send there, who are taken to come like this gateway's own requests, and at moments of their own: it
-    /// is idle when nobody's wait.
+    /// With what others send there, who are taken to come like this gateway's own requests.
     pub(crate) fn with_others(self, others: &OthersNow, tokens_per_ms: f64) -> Self {
         if others.own_share >= 1.0 {
             return Self { backlog_ms: self.backlog_ms + others.tokens / tokens_per_ms, ..self };
         }
-        let busy_share = 1.0 - (1.0 - self.busy_share).powf(1.0 / others.own_share);
         Self {
             backlog_ms: self.backlog_ms + others.tokens / tokens_per_ms,
             arrivals_per_ms: self.arrivals_per_ms / others.own_share,
-            busy_share: busy_share.min(MAX_BUSY_SHARE),
+            busy_share: self.busy_share.max(others.busy_share).min(MAX_BUSY_SHARE),
         }
     }
 }

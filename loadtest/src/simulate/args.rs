@@ -108,6 +108,9 @@ pub struct FleetArgs {
     /// sends itself
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     pub scrape: Option<Duration>,
+    /// Let these gauges count the prompt tokens that wait too, as SGLang's can; otherwise requests alone, as vLLM's
+    #[arg(long, requires = "scrape")]
+    pub gauges_count_tokens: bool,
     /// Stands for the key of the router's hashes, which a gateway draws at its start: another one breaks ties otherwise
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub hash_seed: u32,

@@ -57,6 +57,8 @@ pub(super) struct FleetSetup {
     pub(super) events: bool,
     /// Time from one look at the workers' gauges to the next; `None`: gateways know only what they send.
     pub(super) scrape_ns: Option<Nanos>,
+    /// Whether these count prompt tokens that wait, too.
+    pub(super) gauges_count_tokens: bool,
 }
 
 /// Replays the workload.
@@ -182,7 +184,7 @@ impl<'a> Run<'a> {
         for worker in 0..self.engines.len() {
             self.advance_worker(worker, at);
             self.plan(worker);
-            self.gateways[gateway].look(worker, at, &self.engines[worker]);
+            self.gateways[gateway].look(worker, at, &self.engines[worker], self.setup.gauges_count_tokens);
         }
         if let Some(every) = self.setup.scrape_ns.filter(|_| at < self.scrapes_until) {
             self.events.push(Reverse((at + every, (self.setup.workers + gateway) as u32)));

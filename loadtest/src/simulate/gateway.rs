@@ -126,10 +126,11 @@ impl Gateway {
         std::mem::take(&mut self.desks[worker].changed)
     }
 
-    /// Looks at a worker's gauges, which count requests and not tokens, as vLLM's.
-    pub(super) fn look(&mut self, worker: usize, at: Nanos, engine: &Engine) {
+    /// Looks at a worker's gauges: requests, as vLLM counts them, and with `tokens` the prompt tokens that wait, as SGLang does.
+    pub(super) fn look(&mut self, worker: usize, at: Nanos, engine: &Engine, tokens: bool) {
         let (running, waiting) = (engine.running() as u64, engine.waiting() as u64);
-        let engine = EngineLoad { running, waiting, waiting_tokens: None };
+        let waiting_tokens = tokens.then(|| engine.pending_prefill_tokens());
+        let engine = EngineLoad { running, waiting, waiting_tokens };
         self.desks[worker].load.engine_says(Duration::from_nanos(at), engine);
     }
 

@@ -122,7 +122,7 @@ fn one_hot_prefix() -> tempfile::NamedTempFile {
         let own = (0..=i * 7 % 5).map(|n| 1_000 + i * 10 + n);
         let shared = (0..if i * 5 % 4 < 2 { 40 } else { 0 }).map(|n| n + 1);
         let ids: Vec<_> = shared.chain(own).collect();
-        let (length, at) = (ids.len() * 512 - 100, i * 400);
+        let (length, at) = (ids.len() * 512 - 100, i * 130);
         writeln!(
             file,
             r#"{{"timestamp":{at},"input_length":{length},"output_length":20,"hash_ids":{ids:?}}}"#
@@ -137,13 +137,12 @@ fn a_hot_prefix_is_copied_before_its_holders_queues_are_longer_than_the_copy_tak
     let options = "--workers 8 --profile fcfs-6k --index-knows-capacity --policy prefix,least-loaded";
     let report = run(&one_hot_prefix(), options);
     let [prefix, least] = &report.runs[..] else { panic!("{report:?}") };
-    assert!(prefix.ttft.unwrap().p99 < 1.1 * least.ttft.unwrap().p99, "{report:?}");
-    assert!(prefix.ttft.unwrap().mean < 1.05 * least.ttft.unwrap().mean, "{report:?}");
-    assert!(prefix.cached >= least.cached, "{report:?}");
+    assert!(prefix.ttft.unwrap().p99 < 1.02 * least.ttft.unwrap().p99, "{report:?}");
+    assert!(prefix.ttft.unwrap().mean < 1.1 * least.ttft.unwrap().mean, "{report:?}");
 }
 
 #[test]
-fn several_gateways_do_as_well_as_one_if_they_see_events_and_load() {
+fn several_gateways_see_what_the_others_do_by_events_and_gauges() {
     let file = trace(24, 20, 250);
     let run = |more: &str| {
         let options = format!("--workers 8 --profile fcfs-6k --rate 4 --policy prefix {more}");
@@ -153,10 +152,13 @@ fn several_gateways_do_as_well_as_one_if_they_see_events_and_load() {
     };
     let one = run("--events");
     let (cached, ttft) = run("--events --gateways 4 --scrape 1s");
-    assert!(cached >= 0.98 * one.0 && ttft.p99 <= 1.1 * one.1.p99, "{one:?} {cached} {ttft:?}");
-    // Each knows a quarter of what was sent, and nothing of what the others made of it.
-    let (cached, ttft) = run("--index-knows-capacity --gateways 4");
-    assert!(cached < 0.9 * one.0 && ttft.mean > 1.2 * one.1.mean, "{one:?} {cached} {ttft:?}");
+    assert!(cached >= 0.98 * one.0 && ttft.p99 < 2.0 * one.1.p99, "{one:?} {cached} {ttft:?}");
+    // Who cannot see the others' load queues behind it.
+    let (cached, ttft) = run("--events --gateways 4");
+    assert!(cached < 0.96 * one.0 && ttft.p99 > 10.0 * one.1.p99, "{one:?} {cached} {ttft:?}");
+    // Who sees no events knows a quarter of what the caches hold.
+    let (cached, _) = run("--index-knows-capacity --gateways 4 --scrape 1s");
+    assert!(cached < 0.9 * one.0, "{one:?} {cached}");
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod metrics;
 mod mock_events;
 mod models;
 mod openai_client;
+mod others;
 mod passthrough;
 mod real_workers;
 mod routing;
