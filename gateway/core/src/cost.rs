@@ -34,7 +34,7 @@
 //! |---|---|---|---|
 //! | 0 | 0.63, 2.7 | 1.09, 79 % | 1.85, 28.0 % |
 //! | 1 | 0.58, 1.9 | 0.85, 83 % | 1.84, 28.3 % |
-//! | 3 | 0.57, 1.05 | 0.84, 83 % | 1.85, 28.1 % |
+//! | 3 | 0.57, 1.03 | 0.86, 83 % | 1.85, 28.1 % |
 //!
 //! `displaced` trades hits for time. In `keyway-loadtest simulate` with eight workers of 6,000 prefill tokens/s
 //! (`--profile fcfs-6k --index-knows-capacity`), with `reuse` 0, mean time to first token in s, and share of prompt tokens
@@ -106,7 +106,7 @@ impl Default for CostModel {
             reuse: 3.0,
             displaced: 1.0,
             tokens_per_running: 256.0,
-            equal_share: 1.0 / 64.0,
+            equal_share: 1.0 / 256.0,
             equal_blocks: 1.0,
         }
     }
