@@ -69,6 +69,10 @@ pub struct Config {
     pub ask_usage: bool,
     /// When requests wait in the gateway; `None`: never.
     pub room: Option<RoomRules>,
+    /// How often workers that others send to as well are asked for their load; `None`: nobody is.
+    pub load_scrape: Option<Duration>,
+    /// How long workers that come up join gradually; `None`: they join at once.
+    pub slow_start: Option<Duration>,
     /// File for choices, and the share of them that go there.
     pub decision_log: Option<(PathBuf, f64)>,
     /// Largest request body.
@@ -144,6 +148,8 @@ impl TryFrom<File> for Config {
             ask_usage: file.routing.ask_usage.unwrap_or(true),
             expose_routing: file.routing.expose.unwrap_or_else(|| listen.ip().is_loopback()),
             room,
+            load_scrape: millis_or_never(file.routing.load_scrape_ms.unwrap_or(1_000)),
+            slow_start: millis_or_never(file.routing.slow_start_ms.unwrap_or(30_000)),
             decision_log: file.routing.decision_log.map(|path| (path, share)),
             max_body_bytes: limits.max_body_bytes.unwrap_or(limits::MAX_BODY_BYTES),
             max_in_flight: limits.max_in_flight.unwrap_or(limits::MAX_IN_FLIGHT),
@@ -197,6 +203,10 @@ fn room_rules(file: &RoutingFile) -> Result<Option<RoomRules>, ConfigError> {
     }
     let shed_after = file.shed_after_ms.map(Duration::from_millis);
     Ok(file.hold.unwrap_or(true).then_some(RoomRules { horizon_ms, max_waiting, shed_after, ..default }))
+}
+
+fn millis_or_never(ms: u64) -> Option<Duration> {
+    (ms > 0).then(|| Duration::from_millis(ms))
 }
 
 fn first_duplicate(names: impl Iterator<Item = String>) -> Option<String> {

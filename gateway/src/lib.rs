@@ -39,6 +39,7 @@ pub mod kubernetes;
 pub mod kv_events;
 pub mod limits;
 pub mod live;
+pub mod load_scrape;
 pub mod members;
 pub mod metrics;
 pub mod models;

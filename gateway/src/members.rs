@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
 use crate::{
-    clock, config::WorkerConfig, fleet::Worker, kv_events, metrics::Metrics, probe, routing::Router,
-    upstream::Upstream,
+    clock, config::WorkerConfig, fleet::Worker, kv_events, load_scrape, metrics::Metrics, probe,
+    routing::Router, upstream::Upstream,
 };
 
 /// How often a draining worker is looked at.
@@ -105,6 +105,11 @@ impl Members {
         let (router, metrics) = (Arc::clone(&self.router), Arc::clone(&self.metrics));
         let probing = probe::watch(Arc::clone(&worker), router, self.upstream.clone(), metrics);
         tasks.push(tokio::spawn(probing).abort_handle());
+        if let Some(every) = self.router.load_scrape() {
+            let (router, upstream) = (Arc::clone(&self.router), self.upstream.clone());
+            let asking = load_scrape::watch(Arc::clone(&worker), router, upstream, every);
+            tasks.push(tokio::spawn(asking).abort_handle());
+        }
         self.all.lock().insert(worker.id, Member { worker, source, tasks, by_hand: false });
     }
 

@@ -81,7 +81,12 @@ async fn probe(worker: &Worker, upstream: &Upstream, metrics: &Metrics) -> bool 
 }
 
 /// The body of a successful answer.
-async fn get(worker: &Worker, upstream: &Upstream, path: &'static str, max_bytes: usize) -> Option<Bytes> {
+pub(crate) async fn get(
+    worker: &Worker,
+    upstream: &Upstream,
+    path: &'static str,
+    max_bytes: usize,
+) -> Option<Bytes> {
     let mut request = Request::new(Full::default());
     *request.uri_mut() = worker.target(&PathAndQuery::from_static(path));
     if let Some(key) = worker.api_key() {

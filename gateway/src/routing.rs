@@ -58,6 +58,10 @@ pub struct Router {
     turn: AtomicU64,
     bytes_per_token: DashMap<String, f64>,
     decision_log: Option<DecisionLog>,
+    /// How often workers are asked for their load while others send to them too; `None`: never.
+    load_scrape: Option<Duration>,
+    /// How long a worker that came up is taken to be slower than it is; `None`: not at all.
+    slow_start: Option<Duration>,
     room: Mutex<WaitingRoom<Held>>,
     /// Requests in the room, to know without its lock that there are none.
     holding: AtomicUsize,
@@ -110,6 +114,8 @@ impl Router {
             turn: AtomicU64::new(0),
             bytes_per_token: DashMap::new(),
             decision_log: None,
+            load_scrape: None,
+            slow_start: None,
             room: Mutex::new(WaitingRoom::new(RoomRules::default())),
             holding: AtomicUsize::new(0),
             alarm: Mutex::default(),
@@ -130,6 +136,28 @@ impl Router {
     pub fn set_rules(&self, policy: Policy, room: Option<RoomRules>) {
         self.room.lock().set_rules(room.unwrap_or_default());
         *self.rules.write() = Rules { policy, holds: room.is_some() };
+    }
+
+    /// Lets workers be asked for their load, so often while others send to them too.
+    #[must_use]
+    pub fn with_load_scrape(self, load_scrape: Option<Duration>) -> Self {
+        Self { load_scrape, ..self }
+    }
+
+    /// Lets workers that come up join gradually, over so long.
+    #[must_use]
+    pub fn with_slow_start(self, slow_start: Option<Duration>) -> Self {
+        Self { slow_start, ..self }
+    }
+
+    /// How often workers are asked for their load, if they are.
+    pub fn load_scrape(&self) -> Option<Duration> {
+        self.load_scrape
+    }
+
+    /// A worker has said how much it has to do.
+    pub fn load_changed(self: &Arc<Self>) {
+        self.pump();
     }
 
     /// Logs choices from now on.
@@ -167,9 +195,10 @@ impl Router {
     pub fn preview(&self, setting: &Setting) -> Option<(Vec<Candidate>, Pick)> {
         let turn = Turn { counter: self.turn.load(Ordering::Relaxed), random: fastrand::u64(..) };
         let views = setting.request_views();
-        let mut candidates = setting.candidates(self.now());
+        let now = self.now();
+        let mut candidates = setting.candidates(now);
         let (seen, nobody) = ((&views[..], &setting.view_of[..]), Ahead::default());
-        let pick = consider(self.policy(), seen, &mut candidates, &nobody, &turn, &self.index.lock())?;
+        let pick = consider(self.policy(), seen, &mut candidates, &nobody, (now, &turn), &self.index.lock())?;
         Some((candidates, pick))
     }
 

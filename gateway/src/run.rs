@@ -286,7 +286,8 @@ fn router(
     let log = log.map(|(path, share)| DecisionLog::open(path, *share, metrics.caches.decision_log.clone()));
     let (fleet, metrics) = (Arc::clone(fleet), Arc::clone(metrics));
     let router = Router::new(fleet, metrics, clock, config.policy, keyer, config.index_bytes);
-    Ok(Arc::new(router.with_log(log.transpose()?).with_room(config.room)))
+    let router = router.with_log(log.transpose()?).with_room(config.room);
+    Ok(Arc::new(router.with_load_scrape(config.load_scrape).with_slow_start(config.slow_start)))
 }
 
 fn resumer(

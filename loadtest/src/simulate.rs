@@ -7,6 +7,7 @@ pub mod args;
 mod contender;
 mod find;
 mod fleet;
+mod gateway;
 mod outcome;
 mod prompts;
 mod render;
@@ -30,6 +31,7 @@ pub use self::{
     report::{Found, Report},
 };
 use crate::{
+    engine_model::Nanos,
     error::Error,
     oracle::Oracle,
     schedule::{self, Due, Pace, Timing},
@@ -53,6 +55,13 @@ pub fn run(args: &SimulateArgs) -> Result<ExitCode, Error> {
 pub fn simulate(args: &SimulateArgs) -> Result<Report, Error> {
     let workload = workload(args)?;
     let profile = args.fleet.engine.profile().map_err(Error::Usage)?;
+    if args.fleet.events && args.fleet.index_block_tokens != profile.block_tokens {
+        let wanted = format!(
+            "--events: add --index-block-tokens {}, as the workers' blocks have",
+            profile.block_tokens
+        );
+        return Err(Error::Usage(wanted));
+    }
     let setup = |policy: Contender, workers: usize| FleetSetup {
         workers,
         profile: profile.clone(),
@@ -62,6 +71,10 @@ pub fn simulate(args: &SimulateArgs) -> Result<Report, Error> {
         index_knows_capacity: args.fleet.index_knows_capacity,
         hold: !args.fleet.no_hold,
         hash_seed: args.fleet.hash_seed,
+        gateways: usize::from(args.fleet.gateways),
+        events: args.fleet.events,
+        gauges_count_tokens: args.fleet.gauges_count_tokens,
+        scrape_ns: args.fleet.scrape.map(|every| every.as_nanos() as Nanos),
     };
     let figures = |policy: Contender, workers: usize| {
         replay(&workload, &setup(policy, workers)).figures(policy.as_str(), &workload.slo)

@@ -7,6 +7,7 @@
 mod support;
 
 use std::hint::black_box;
+use std::time::Duration;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use keyway_core::pick::{Candidate, Policy, Turn};
@@ -65,7 +66,7 @@ fn routes(c: &mut Criterion, filled: &Filled) {
                         (&[view(chain)], &[]),
                         &mut workers,
                         &ahead,
-                        &turn,
+                        (Duration::ZERO, &turn),
                         &filled.index,
                     )
                 });

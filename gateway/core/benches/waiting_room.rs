@@ -40,7 +40,14 @@ impl Desk<&[BlockHash]> for Clerk<'_> {
     fn quote(&mut self, chain: &&[BlockHash], ahead: &Ahead) -> Option<(Quote, Pick)> {
         let mut workers = self.sheet.candidates().to_vec();
         let (view, turn) = (view(chain), Turn { counter: 0, random: 7 });
-        let pick = consider(Policy::Prefix, (&[view], &[]), &mut workers, ahead, &turn, self.index)?;
+        let pick = consider(
+            Policy::Prefix,
+            (&[view], &[]),
+            &mut workers,
+            ahead,
+            (Duration::ZERO, &turn),
+            self.index,
+        )?;
         Some((quote(Policy::Prefix, true, view.prompt_tokens, &workers, &pick), pick))
     }
 

@@ -17,11 +17,22 @@ pub struct Candidate {
     pub ahead_ms: f64,
     /// Leading blocks of the request's chain that it holds, from [`crate::PrefixIndex::matched`].
     pub matched_blocks: u32,
+    /// What a copy of the request's hottest prefix would be used for here.
+    pub reuse: Reuse,
     /// Prompt tokens that it computes in a millisecond.
     pub tokens_per_ms: f64,
     /// Its share of new work against other workers, for policies that do not look at costs; a positive number, usually
     /// 1. One that is not makes the worker a last resort for all.
     pub weight: f64,
+}
+
+/// What those who come later would find of a request's prompt, where it is sent to a worker that lacks it.
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
+pub struct Reuse {
+    /// Prompt tokens that this worker would have to compute of a prefix that others hold and that is used often.
+    pub tokens: u64,
+    /// Uses of that prefix, lately, that another one was in the way of at its holder.
+    pub uses: f64,
 }
 
 /// What the choice needs to know of a request.
@@ -42,6 +53,14 @@ pub struct Turn {
     pub counter: u64,
     /// Fresh random bits.
     pub random: u64,
+}
+
+impl Candidate {
+    /// A worker of which nothing is known to match yet, and for which nobody waits.
+    pub fn new(worker: WorkerId, load: LoadSnapshot, tokens_per_ms: f64, weight: f64) -> Self {
+        let reuse = Reuse::default();
+        Self { worker, load, ahead_ms: 0.0, matched_blocks: 0, reuse, tokens_per_ms, weight }
+    }
 }
 
 impl RequestView<'_> {

@@ -53,6 +53,8 @@ pub struct Health {
     failed_probes: u32,
     /// When it last answered anything: a request or a probe.
     last_success: Option<Duration>,
+    /// Since when it is ready, or was when it last was.
+    up_since: Duration,
     /// Down because a connection failed: only a new connection, a probe's, proves the contrary.
     refused: bool,
     /// Its list says that it is not ready: beside `state`, which goes on meanwhile.
@@ -67,6 +69,7 @@ impl Health {
             state: State::Joining,
             failed_probes: 0,
             last_success: None,
+            up_since: now,
             refused: false,
             paused: false,
             next_probe_at: now,
@@ -150,7 +153,15 @@ impl Health {
         self.state() == State::Ready
     }
 
+    /// How long it has been ready since it last came up.
+    pub fn up_for(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.up_since)
+    }
+
     fn up(&mut self, now: Duration) {
+        if self.state != State::Ready {
+            self.up_since = now;
+        }
         self.state = State::Ready;
         self.failed_probes = 0;
         self.last_success = Some(now);

@@ -11,6 +11,7 @@
 //! placement puts each block right behind its parent in recency, so children are evicted before parents.
 
 mod expected;
+mod heat;
 mod holders;
 mod matching;
 mod slab;
@@ -20,12 +21,17 @@ mod table;
 mod tests;
 mod workers;
 
+use std::time::Duration;
+
 use keyway_wire::block_hash::BlockHash;
+
+use crate::candidate::{Candidate, RequestView};
 
 pub use self::matching::Lengths;
 pub use self::workers::WorkerId;
 
 use self::expected::Expected;
+use self::heat::Heat;
 use self::holders::Holders;
 use self::slab::NIL;
 use self::workers::Workers;
@@ -35,6 +41,8 @@ const WORKERS_SHARE: usize = 16;
 /// One part in this many of the budget is kept for blocks that are expected: of 256 MiB enough for 190,000 blocks that are
 /// being computed at a time, which are three million tokens.
 const EXPECTED_SHARE: usize = 32;
+/// One part in this many of the budget is kept for what is known of hot prefixes, as far as that needs it.
+const HEAT_SHARE: usize = 64;
 /// Residencies evicted at a time when the index is full, so that the search for the largest worker is rare.
 const MAX_EVICTION_BATCH: usize = 32;
 /// ... but never more than one in this many of all.
@@ -68,6 +76,7 @@ impl Placement {
 pub struct PrefixIndex {
     held: Holders,
     expected: Expected,
+    heat: Heat,
     workers: Workers,
     /// Number of the last placement, never 0. One that comes again after four billion is taken for the old one, which at
     /// worst spares a block from eviction.
@@ -81,9 +90,11 @@ impl PrefixIndex {
     pub fn new(byte_budget: usize) -> Self {
         let workers = Workers::new(byte_budget / WORKERS_SHARE);
         let expected = Expected::new(byte_budget / EXPECTED_SHARE);
-        let held = Holders::new(byte_budget.saturating_sub(workers.bytes() + expected.bytes()));
+        let heat = Heat::new(byte_budget / HEAT_SHARE);
+        let others = workers.bytes() + expected.bytes() + heat.bytes();
+        let held = Holders::new(byte_budget.saturating_sub(others));
         let eviction_batch = (held.slab.capacity() / EVICTION_SHARE).clamp(1, MAX_EVICTION_BATCH);
-        Self { held, expected, workers, stamp: 0, eviction_batch }
+        Self { held, expected, heat, workers, stamp: 0, eviction_batch }
     }
 
     /// Records that `worker` was sent this chain: all of it is resident from now on, and most recent. Where the
@@ -241,7 +252,24 @@ impl PrefixIndex {
 
     /// Bytes allocated: constant, and at most the budget.
     pub fn bytes(&self) -> usize {
-        self.held.bytes() + self.expected.bytes() + self.workers.bytes()
+        self.held.bytes() + self.expected.bytes() + self.heat.bytes() + self.workers.bytes()
+    }
+
+    /// A request was sent, of which so many tokens are computed: its prefixes are that much hotter. `candidates` are those it
+    /// was chosen from, with their matches in blocks of `request`.
+    pub fn used(
+        &mut self,
+        now: Duration,
+        request: &RequestView<'_>,
+        candidates: &[Candidate],
+        uncached_tokens: u64,
+    ) {
+        self.heat.used(now, request, candidates, uncached_tokens);
+    }
+
+    /// Says of each candidate, whose matches are known, what a copy of the request's hottest prefix would be used for there.
+    pub fn fill_reuse(&self, now: Duration, request: &RequestView<'_>, candidates: &mut [Candidate]) {
+        self.heat.fill(now, request, candidates);
     }
 
     /// Blocks the index believes this worker to hold.

@@ -6,6 +6,7 @@
 //! 1. [`keyer`]: a prompt's canonical bytes become a chain of block hashes.
 //! 2. [`index`]: which worker holds which prefix, in a fixed number of bytes.
 //! 3. [`load`]: what each worker has been sent and not yet finished; [`pace`]: how fast it gets through that.
+//!    [`others`]: what others send there.
 //! 4. [`cost`]: the predicted price of sending a request to a worker.
 //! 5. [`mod@pick`]: the choice, with its reason; [`policy`] lists what may be asked for; [`mod@route`] is one step of it
 //!    all, as gateway and simulator take it.
@@ -13,7 +14,7 @@
 //! 6. [`waiting_room`]: who begins when, and who waits until a worker can begin.
 //!
 //! [`mod@capacity`] is what a cache that says nothing is believed to hold, [`rate`] how fast a worker is, [`mod@fading`]
-//! what its cache was good for lately.
+//! what its cache was good for lately, [`slow_start`] how a cold one joins.
 //!
 //! Where an engine publishes its KV events, [`kv_feed`] makes the index exact, over the names of [`token_chain`].
 //! Beside them, [`health`] says whether a worker may be chosen at all, [`breaker`] whether it answers well enough to be,
@@ -29,6 +30,7 @@ pub mod index;
 pub mod keyer;
 pub mod kv_feed;
 pub mod load;
+pub mod others;
 pub mod pace;
 pub mod pick;
 pub mod policy;
@@ -37,6 +39,7 @@ pub mod rate_limit;
 pub mod retry_budget;
 pub mod route;
 pub mod sessions;
+pub mod slow_start;
 pub mod token_chain;
 pub mod waiting_room;
 
@@ -54,6 +57,7 @@ pub use index::{Lengths, Placement, PrefixIndex, WorkerId};
 pub use keyer::{PrefixChain, TextKeyer};
 pub use kv_feed::{Action, KvFeed, Recovery};
 pub use load::{Load, LoadSnapshot};
+pub use others::EngineLoad;
 pub use pace::{Pace, PaceSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};
 pub use policy::{Policy, Reason, UnknownPolicy};

@@ -7,19 +7,27 @@ use std::sync::{
 };
 use std::time::Duration;
 
+use crate::others::{EngineLoad, Others, OwnLoad};
 use crate::pace::{Pace, PaceSnapshot, Waiting};
 
 /// Shared state of one worker.
 #[derive(Debug, Default)]
 pub struct Load {
     requests: AtomicU64,
-    pace: Mutex<Pace>,
+    known: Mutex<Known>,
+}
+
+/// What takes a lock.
+#[derive(Debug, Default)]
+struct Known {
+    pace: Pace,
+    others: Others,
 }
 
 /// The state at one moment.
 #[derive(Copy, Clone, Default, Debug, PartialEq)]
 pub struct LoadSnapshot {
-    /// Requests sent whose response body still lives.
+    /// Requests sent whose response body still lives, and others'.
     pub requests: u64,
     /// Uncached prompt tokens of those among them that have not produced a first token.
     pub waiting_prefill_tokens: u64,
@@ -31,17 +39,17 @@ impl Load {
     /// A request with this much prefill of its own was sent. `streams`: its first token will be seen when it is made.
     pub fn start(&self, now: Duration, uncached_tokens: u64, streams: bool) -> Waiting {
         self.requests.fetch_add(1, Relaxed);
-        self.pace().start(now, uncached_tokens, streams)
+        self.known().pace.start(now, uncached_tokens, streams)
     }
 
     /// Its first token came: its prefill no longer waits.
     pub fn first_token(&self, now: Duration, waiting: &Waiting) {
-        self.pace().first_token(now, waiting);
+        self.known().pace.first_token(now, waiting);
     }
 
     /// It ended without a first token.
     pub fn cancelled(&self, now: Duration, waiting: &Waiting) {
-        self.pace().cancelled(now, waiting);
+        self.known().pace.cancelled(now, waiting);
     }
 
     /// Requests sent whose response body still lives.
@@ -51,7 +59,7 @@ impl Load {
 
     /// Uncached prompt tokens of those that have not produced a first token.
     pub fn waiting_prefill_tokens(&self) -> u64 {
-        self.pace().waiting_tokens()
+        self.known().pace.waiting_tokens()
     }
 
     /// Its response body is gone.
@@ -63,17 +71,41 @@ impl Load {
 
     /// The state now, of a worker that computes `tokens_per_ms` prompt tokens in a millisecond.
     pub fn snapshot(&self, now: Duration, tokens_per_ms: f64) -> LoadSnapshot {
-        let pace = self.pace();
+        let known = self.known();
+        let others = known.others.now(now);
         LoadSnapshot {
-            requests: self.requests.load(Relaxed),
-            waiting_prefill_tokens: pace.waiting_tokens(),
-            pace: pace.snapshot(now, tokens_per_ms),
+            requests: self.requests.load(Relaxed) + others.requests.round() as u64,
+            waiting_prefill_tokens: known.pace.waiting_tokens() + others.tokens as u64,
+            pace: known.pace.snapshot(now, tokens_per_ms).with_others(&others, tokens_per_ms),
         }
     }
 
-    fn pace(&self) -> MutexGuard<'_, Pace> {
+    /// The engine was asked for its load: what is not this gateway's is others'.
+    pub fn engine_says(&self, now: Duration, engine: EngineLoad) {
+        let mut known = self.known();
+        let own = OwnLoad {
+            requests: self.requests.load(Relaxed),
+            waiting: known.pace.waiting() as u64,
+            waiting_tokens: known.pace.waiting_tokens(),
+            mean_tokens: known.pace.mean_tokens(),
+        };
+        known.others.observe(now, engine, own);
+    }
+
+    /// Uncached prompt tokens that wait, others' among them.
+    pub fn all_waiting_tokens(&self, now: Duration) -> u64 {
+        let known = self.known();
+        known.pace.waiting_tokens() + known.others.now(now).tokens as u64
+    }
+
+    /// Others' requests, as far as the engine's gauges tell.
+    pub fn others(&self, now: Duration) -> f64 {
+        self.known().others.now(now).requests
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
         // A panic elsewhere leaves numbers that are at worst a little old.
-        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -97,6 +129,24 @@ mod tests {
         load.cancelled(NOW, &second);
         load.end();
         assert_eq!(seen(), (0, 0));
+    }
+
+    #[test]
+    fn what_others_send_counts_as_load() {
+        let load = Load::default();
+        let ours = load.start(NOW, 1_000, true);
+        let alone = load.snapshot(NOW, 2.0);
+        load.engine_says(NOW, EngineLoad { running: 1, waiting: 3, waiting_tokens: Some(5_000) });
+        let shared = load.snapshot(NOW, 2.0);
+        assert_eq!((alone.requests, alone.waiting_prefill_tokens, alone.pace.backlog_ms), (1, 1_000, 500.0));
+        assert_eq!(
+            (shared.requests, shared.waiting_prefill_tokens, shared.pace.backlog_ms),
+            (4, 5_000, 2_500.0)
+        );
+        assert!((shared.pace.arrivals_per_ms / alone.pace.arrivals_per_ms - 4.0).abs() < 1e-9);
+        assert_eq!((load.requests(), load.waiting_prefill_tokens()), (1, 1_000), "its own stays its own");
+        load.first_token(NOW, &ours);
+        load.end();
     }
 
     #[test]

@@ -4,8 +4,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::others::OthersNow;
+
 /// Time constant of what is learned: about the last four minutes count.
 const MEMORY_S: f64 = 120.0;
+/// Weight of the newest request in the mean of their tokens.
+const MEAN_GAIN: f64 = 0.05;
 /// The busy share counts up to here: beyond it the price of a busy worker would have no bound.
 const MAX_BUSY_SHARE: f64 = 0.95;
 
@@ -24,6 +28,8 @@ pub struct Pace {
     arrivals: f64,
     /// Share of time in which somebody waited for a first token.
     busy: f64,
+    /// Uncached prompt tokens of one request, a running mean.
+    mean_tokens: f64,
 }
 
 #[derive(Debug, Clone)]
@@ -55,6 +61,8 @@ impl Pace {
     pub fn start(&mut self, now: Duration, uncached_tokens: u64, streams: bool) -> Waiting {
         self.advance(now);
         self.arrivals += 1.0 / MEMORY_S;
+        let gain = if self.next == 0 { 1.0 } else { MEAN_GAIN };
+        self.mean_tokens += gain * (uncached_tokens as f64 - self.mean_tokens);
         if self.waiting.is_empty() {
             self.head_since = now;
         }
@@ -106,6 +114,16 @@ impl Pace {
         self.waiting_tokens
     }
 
+    /// How many wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Uncached prompt tokens of one request, on the mean of the last ones.
+    pub fn mean_tokens(&self) -> f64 {
+        self.mean_tokens
+    }
+
     fn remove(&mut self, waiting: &Waiting) -> Option<Prefill> {
         // In order of their numbers, and the one that ends is mostly the first.
         let at = self.waiting.binary_search_by_key(&waiting.0, |prefill| prefill.number).ok()?;
@@ -139,6 +157,20 @@ impl Pace {
         self.arrivals *= decay;
         self.busy = busy;
         self.updated = self.updated.max(now);
+    }
+}
+
+impl PaceSnapshot {
+    /// With what others send there, who are taken to come like this gateway's own requests.
+    pub(crate) fn with_others(self, others: &OthersNow, tokens_per_ms: f64) -> Self {
+        if others.own_share >= 1.0 {
+            return Self { backlog_ms: self.backlog_ms + others.tokens / tokens_per_ms, ..self };
+        }
+        Self {
+            backlog_ms: self.backlog_ms + others.tokens / tokens_per_ms,
+            arrivals_per_ms: self.arrivals_per_ms / others.own_share,
+            busy_share: self.busy_share.max(others.busy_share).min(MAX_BUSY_SHARE),
+        }
     }
 }
 

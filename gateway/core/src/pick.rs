@@ -1,7 +1,7 @@
 //! The choice of a worker: a pure function of the request, the candidates and the turn, with its reason. It
 //! changes nothing; recording the choice in the index and the load is the caller's.
 
-pub use crate::candidate::{Candidate, RequestView, Turn};
+pub use crate::candidate::{Candidate, RequestView, Reuse, Turn};
 pub use crate::policy::{Policy, Reason};
 
 use crate::balance;
@@ -64,7 +64,7 @@ pub fn pick_with(
 /// What this candidate would cost, term by term.
 pub fn cost_on(model: &CostModel, request: &RequestView<'_>, candidate: &Candidate) -> Cost {
     let uncached = request.prompt_tokens - request.matched_tokens(candidate.matched_blocks);
-    model.cost(&model.queue(candidate), uncached)
+    model.cost_with(&model.queue(candidate), uncached, &candidate.reuse)
 }
 
 /// The cheapest; among those about as cheap, the first in the rendezvous order of the first block that nobody
@@ -85,7 +85,9 @@ fn by_cost(
     let limit = model.equal_to(costs[cheapest], block_ms);
     let longest = candidates.iter().map(|candidate| candidate.matched_blocks).max().unwrap_or(0);
     let key = request.chain.get(longest as usize).or(request.chain.last()).map_or(turn.random, |hash| hash.0);
-    let equals = (0..candidates.len()).filter(|&i| costs[i] <= limit);
+    // A copy is made where it is cheapest, and not because it is about as cheap as none.
+    let equal = |i: usize| costs[i] <= limit && (i == cheapest || candidates[i].reuse.tokens == 0);
+    let equals = (0..candidates.len()).filter(|&i| equal(i));
     let index = balance::first_by_rendezvous(candidates, equals, key).unwrap_or(cheapest);
 
     // Would the saving of the longest prefix count, were all else equal?

@@ -1,6 +1,8 @@
 //! One routing step: what the index knows, and what waits in front, is put beside each candidate, and one is picked.
 //! The gateway and the simulator both route by this; recording the choice in index and load is theirs.
 
+use std::time::Duration;
+
 use crate::index::PrefixIndex;
 use crate::pick::{Candidate, Pick, Policy, RequestView, Turn, pick};
 use crate::waiting_room::{Ahead, Quote};
@@ -13,10 +15,11 @@ pub fn consider(
     (views, view_of): (&[RequestView<'_>], &[usize]),
     candidates: &mut [Candidate],
     ahead: &Ahead,
-    turn: &Turn,
+    (now, turn): (Duration, &Turn),
     index: &PrefixIndex,
 ) -> Option<Pick> {
     fill_matches(views, view_of, candidates, index);
+    index.fill_reuse(now, views.first()?, candidates);
     for candidate in &mut *candidates {
         candidate.ahead_ms = ahead.of(candidate.worker);
     }
@@ -75,16 +78,10 @@ mod tests {
     use crate::index::WorkerId;
     use crate::load::LoadSnapshot;
 
+    const NOW: Duration = Duration::from_secs(7);
+
     fn idle(worker: u32) -> Candidate {
-        let load = LoadSnapshot::default();
-        Candidate {
-            worker: WorkerId(worker),
-            load,
-            ahead_ms: 0.0,
-            matched_blocks: 0,
-            tokens_per_ms: 8.0,
-            weight: 1.0,
-        }
+        Candidate::new(WorkerId(worker), LoadSnapshot::default(), 8.0, 1.0)
     }
 
     #[test]
@@ -103,7 +100,7 @@ mod tests {
         let turn = Turn { counter: 0, random: 0 };
         let ahead = Ahead::default();
         let seen = (&views[..], &[0, 1, 0][..]);
-        let pick = consider(Policy::Prefix, seen, &mut candidates, &ahead, &turn, &index).unwrap();
+        let pick = consider(Policy::Prefix, seen, &mut candidates, &ahead, (NOW, &turn), &index).unwrap();
         assert_eq!(candidates.map(|candidate| candidate.matched_blocks), [32, 48, 0]);
         assert_eq!((pick.index, pick.matched_tokens), (1, 768));
     }
@@ -113,20 +110,11 @@ mod tests {
         let mut index = PrefixIndex::new(1 << 20);
         let chain: Vec<_> = (1..=40).map(BlockHash).collect();
         let request = RequestView { chain: &chain, prompt_tokens: 641, block_tokens: 16.0 };
-        let mut candidates: Vec<_> = (0..5)
-            .map(|worker| Candidate {
-                worker: WorkerId(worker * 7),
-                load: LoadSnapshot::default(),
-                ahead_ms: 0.0,
-                matched_blocks: 0,
-                tokens_per_ms: 8.0,
-                weight: 1.0,
-            })
-            .collect();
+        let mut candidates: Vec<_> = (0..5).map(|worker| idle(worker * 7)).collect();
         let turn = Turn { counter: 0, random: 9 };
         let (views, ahead) = ([request], Ahead::default());
         let mut route = |candidates: &mut [Candidate]| {
-            let pick = consider(Policy::Prefix, (&views, &[]), candidates, &ahead, &turn, &index)?;
+            let pick = consider(Policy::Prefix, (&views, &[]), candidates, &ahead, (NOW, &turn), &index)?;
             Some((pick, index.place(candidates[pick.index].worker, &chain)))
         };
         let (first, placement) = route(&mut candidates).unwrap();
@@ -144,7 +132,7 @@ mod tests {
         let mut busy = [idle(1)];
         busy[0].load.pace.backlog_ms = 900.0;
         let (ahead, turn, index) = (Ahead::default(), Turn { counter: 0, random: 9 }, PrefixIndex::new(0));
-        let pick = consider(Policy::Prefix, (&view, &[]), &mut busy, &ahead, &turn, &index).unwrap();
+        let pick = consider(Policy::Prefix, (&view, &[]), &mut busy, &ahead, (NOW, &turn), &index).unwrap();
         let backlog = |policy, holds, tokens| quote(policy, holds, tokens, &busy, &pick).backlog_ms;
         assert_eq!(backlog(Policy::Prefix, true, 65), 900.0);
         for (policy, holds, tokens) in

@@ -82,6 +82,10 @@ pub struct RoutingFile {
     /// Milliseconds after which a request that would still wait is refused with 503 and Retry-After, at once where that is
     /// foreseen; without it, requests wait for up to 30 s and are then sent in any case.
     pub shed_after_ms: Option<u64>,
+    /// Milliseconds between two looks at the load of a worker that other gateways send to as well (1000); 0: never.
+    pub load_scrape_ms: Option<u64>,
+    /// Milliseconds over which a worker that came up joins gradually (30000); 0: at once.
+    pub slow_start_ms: Option<u64>,
     /// File to which choices are appended as JSON lines: hashes and counts, never text.
     pub decision_log: Option<PathBuf>,
     /// Share of the choices that are logged there (1.0).

@@ -56,6 +56,8 @@ impl Changes {
             "routing.hash_key_file": hash_key_file,
             "routing.snapshot_file": snapshot_file,
             "routing.decision_log": decision_log,
+            "routing.load_scrape_ms": load_scrape,
+            "routing.slow_start_ms": slow_start,
             "scale": scale,
             "resume": resume_bytes,
             "traces": traces,
@@ -88,6 +90,8 @@ impl Changes {
         new.hash_key_file.clone_from(&old.hash_key_file);
         new.snapshot_file.clone_from(&old.snapshot_file);
         new.decision_log.clone_from(&old.decision_log);
+        new.load_scrape = old.load_scrape;
+        new.slow_start = old.slow_start;
         new.scale = old.scale.clone();
         new.resume_bytes = old.resume_bytes;
         new.traces.clone_from(&old.traces);

@@ -213,7 +213,7 @@ impl Counter<'_> {
         let mut candidates = sheet.candidates().to_vec();
         let view_of: Vec<usize> = worker_of.iter().map(|&i| setting.view_of[i]).collect();
         let seen = (&views[..], &view_of[..]);
-        let pick = consider(self.rules.policy, seen, &mut candidates, ahead, &turn, &self.index)?;
+        let pick = consider(self.rules.policy, seen, &mut candidates, ahead, (self.now, &turn), &self.index)?;
         Some(Plan { roster, candidates, pick })
     }
 }
@@ -249,6 +249,7 @@ impl Desk<Held> for Counter<'_> {
         let chosen = worker_of[pick.index];
         let worker = Arc::clone(&setting.workers[chosen]);
         let view = &setting.views[setting.view_of[chosen]];
+        self.index.used(self.now, &setting.request_view(), &candidates, pick.uncached_tokens);
         let placement = self.index.place(candidates[pick.index].worker, &view.chain);
         let announced = (view.chain.len() - placement.added()) as f64 * view.block_tokens;
         // The load counts before the locks open, so that two requests of a burst never see the same queue.

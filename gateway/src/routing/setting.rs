@@ -7,6 +7,7 @@ use keyway_core::{
     index::WorkerId,
     pick::{Candidate, RequestView},
     rate::{relative_speeds, tokens_per_ms},
+    slow_start::ramps,
     token_chain::TokenSpace,
 };
 use keyway_wire::block_hash::BlockHash;
@@ -41,6 +42,8 @@ pub struct Setting {
     pub prompt_tokens: u64,
     /// Whether the blocks are of tokens.
     pub by_tokens: bool,
+    /// How long a worker that came up is taken to be slower than it is.
+    pub slow_start: Option<Duration>,
 }
 
 impl Setting {
@@ -71,15 +74,17 @@ impl Setting {
                 *speed = worker.weight;
             }
         }
-        let candidate = |((worker, speed), tokens_per_ms): ((&Arc<Worker>, &f64), f64)| Candidate {
-            worker: index_id(worker, self.by_tokens),
-            load: worker.load.snapshot(now, tokens_per_ms),
-            ahead_ms: 0.0,
-            matched_blocks: 0,
-            tokens_per_ms,
-            weight: *speed,
+        let mut rates = tokens_per_ms(&rates, &speeds);
+        if let Some(over) = self.slow_start {
+            let up_for = |worker: &Arc<Worker>| worker.with_health(|health| health.up_for(now));
+            let up_for: Vec<Duration> = self.workers.iter().map(up_for).collect();
+            rates.iter_mut().zip(ramps(&up_for, over)).for_each(|(rate, ramp)| *rate *= ramp);
+        }
+        let candidate = |((worker, speed), tokens_per_ms): ((&Arc<Worker>, &f64), f64)| {
+            let load = worker.load.snapshot(now, tokens_per_ms);
+            Candidate::new(index_id(worker, self.by_tokens), load, tokens_per_ms, *speed)
         };
-        self.workers.iter().zip(&speeds).zip(tokens_per_ms(&rates, &speeds)).map(candidate).collect()
+        self.workers.iter().zip(&speeds).zip(rates).map(candidate).collect()
     }
 }
 
@@ -128,6 +133,7 @@ impl Router {
                     workers,
                     prompt_tokens: prompt.total,
                     by_tokens: true,
+                    slow_start: self.slow_start,
                 }
             }
         })
@@ -154,6 +160,7 @@ impl Router {
             views: vec![view],
             prompt_tokens: self.prompt_tokens(request),
             by_tokens: false,
+            slow_start: self.slow_start,
         }
     }
 

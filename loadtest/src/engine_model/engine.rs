@@ -285,6 +285,20 @@ impl Engine {
         self.waiting.len()
     }
 
+    /// Prompt tokens that are yet to be computed, cached ones left out as far as they are cached now.
+    pub fn pending_prefill_tokens(&self) -> u64 {
+        let of_waiting = |&slot: &u32| {
+            let request = &self.requests[slot as usize];
+            let cached = self.pool.cached(&request.chain) as u64 * u64::from(self.profile.block_tokens);
+            u64::from(request.prompt_tokens).saturating_sub(cached)
+        };
+        let of_running = |run: &Running| match self.requests[run.slot as usize].generated {
+            0 => u64::from(run.known - run.computed),
+            _ => 0,
+        };
+        self.waiting.iter().map(of_waiting).sum::<u64>() + self.running.iter().map(of_running).sum::<u64>()
+    }
+
     fn finish_step(&mut self, at: Nanos, listener: &mut impl Listener) {
         self.totals.steps += 1;
         let mut running = std::mem::take(&mut self.running);

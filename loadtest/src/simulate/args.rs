@@ -1,6 +1,6 @@
 //! The options of `keyway-loadtest simulate`.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueHint};
 
@@ -98,6 +98,19 @@ pub struct FleetArgs {
     /// router until a worker can begin
     #[arg(long)]
     pub no_hold: bool,
+    /// Gateways in front of the fleet, each of which decides for itself; every request comes to any of them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub gateways: u16,
+    /// Let the workers say what their caches hold (KV events), in place of a model of each by what it was sent
+    #[arg(long, conflicts_with = "index_knows_capacity")]
+    pub events: bool,
+    /// Let gateways look at the workers' gauges of running and waiting requests so often; otherwise each knows only what it
+    /// sends itself
+    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    pub scrape: Option<Duration>,
+    /// Let these gauges count the prompt tokens that wait too, as SGLang's can; otherwise requests alone, as vLLM's
+    #[arg(long, requires = "scrape")]
+    pub gauges_count_tokens: bool,
     /// Stands for the key of the router's hashes, which a gateway draws at its start: another one breaks ties otherwise
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub hash_seed: u32,

@@ -128,17 +128,10 @@ mod tests {
         let chain: Vec<_> = (1..=10).map(BlockHash).collect();
         index.place(WorkerId(0), &chain[..5]);
         let view = RequestView { chain: &chain, prompt_tokens: 161, block_tokens: 16.0 };
-        let candidate = |i: usize| Candidate {
-            worker: WorkerId(i as u32),
-            load: LoadSnapshot {
-                requests: requests[i],
-                waiting_prefill_tokens: waiting[i],
-                pace: PaceSnapshot::default(),
-            },
-            ahead_ms: 0.0,
-            matched_blocks: 0,
-            tokens_per_ms: 8.0,
-            weight: 1.0,
+        let candidate = |i: usize| {
+            let pace = PaceSnapshot::default();
+            let load = LoadSnapshot { requests: requests[i], waiting_prefill_tokens: waiting[i], pace };
+            Candidate::new(WorkerId(i as u32), load, 8.0, 1.0)
         };
         let mut candidates = [0, 1, 2].map(candidate);
         let contender: Contender = contender.parse().unwrap();

@@ -3,29 +3,23 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 
-use keyway_core::{
-    Load, LoadSnapshot, PrefixIndex, RoomRules, WaitingRoom, WorkerId,
-    pace::Waiting,
-    pick::Candidate,
-    rate::{PrefillRate, relative_speeds, tokens_per_ms},
-};
+use keyway_core::{RoomRules, WaitingRoom, index::Placement, pace::Waiting};
+use keyway_wire::block_hash::BlockHash;
 
 use super::{
     contender::Contender,
+    gateway::Gateway,
     outcome::Outcome,
     routing::{Arrival, Clerk},
     ticker::Ticker,
 };
 use crate::{
-    engine_model::{Engine, Listener, Nanos, Profile, Submission, Token},
+    engine_model::{Change, Engine, Listener, Nanos, Profile, RequestId, Submission, Token},
     schedule::Due,
     slo::{Metric, Slo},
     trace::Trace,
-    workload::scale::Scale,
+    workload::{prompt::splitmix, scale::Scale},
 };
-
-/// Choices after which the workers' fitted speeds are looked at again.
-const SPEEDS_EVERY: u64 = 64;
 
 /// What is replayed, whatever the fleet.
 #[derive(Debug)]
@@ -58,6 +52,14 @@ pub(super) struct FleetSetup {
     pub(super) hold: bool,
     /// Decides all hashes.
     pub(super) hash_seed: u32,
+    /// Gateways in front of it; each request comes to any of them.
+    pub(super) gateways: usize,
+    /// Whether the workers say what their caches hold; otherwise each gateway models them by what it sends.
+    pub(super) events: bool,
+    /// Time from one look at the workers' gauges to the next; `None`: gateways know only what they send.
+    pub(super) scrape_ns: Option<Nanos>,
+    /// Whether these count prompt tokens that wait, too.
+    pub(super) gauges_count_tokens: bool,
 }
 
 /// Replays the workload.
@@ -66,12 +68,14 @@ pub(super) fn replay(workload: &Workload, setup: &FleetSetup) -> Outcome {
     let what = format!("{} on {} workers", setup.policy.as_str(), setup.workers);
     let mut ticker = Ticker::new(what, workload.copies * workload.schedule.len() as u64);
     let arrivals = (0..workload.copies).flat_map(|copy| workload.schedule.iter().map(move |due| (copy, due)));
+    let mut last = 0;
     for (copy, due) in arrivals {
-        let at = due.intended_ns + copy * workload.copy_ns;
-        run.advance(at);
-        run.arrive(at, copy, due.row);
+        last = due.intended_ns + copy * workload.copy_ns;
+        run.advance(last);
+        run.arrive(last, copy, due.row);
         ticker.tick();
     }
+    run.scrapes_until = last;
     run.advance(Nanos::MAX);
     run.finish()
 }
@@ -79,33 +83,17 @@ pub(super) fn replay(workload: &Workload, setup: &FleetSetup) -> Outcome {
 pub(super) struct Run<'a> {
     pub(super) workload: &'a Workload,
     pub(super) setup: &'a FleetSetup,
-    pub(super) index: PrefixIndex,
-    room: WaitingRoom<Arrival>,
+    pub(super) gateways: Vec<Gateway>,
     engines: Vec<Engine>,
-    /// When to look at which worker: a min-heap; an entry whose engine has other plans by now is skipped.
+    flights: Vec<Vec<Flight>>,
+    /// When to look at which worker, or, counted on from the workers, which gateway looks at the gauges: a min-heap; an entry
+    /// whose engine has other plans by now is skipped.
     events: BinaryHeap<Reverse<(Nanos, u32)>>,
     planned: Vec<Option<Nanos>>,
-    desks: Vec<Desk>,
-    /// Each worker's prompt tokens per millisecond, as fitted lately.
-    speeds: Vec<f64>,
-    /// Choices made when they are looked at again.
-    speeds_until: u64,
-    /// Choices made.
-    pub(super) counter: u64,
+    /// When gateways no longer look at the gauges: else the run would never end.
+    scrapes_until: Nanos,
     pub(super) random: u64,
     outcome: Outcome,
-}
-
-/// What is known of one worker's requests.
-#[derive(Debug, Default)]
-struct Desk {
-    load: Load,
-    rate: PrefillRate,
-    flights: Vec<Flight>,
-    /// Prompt tokens of the requests under way.
-    context_tokens: u64,
-    /// Whether a first or last token came since the router last looked.
-    changed: bool,
 }
 
 /// A request under way.
@@ -118,11 +106,18 @@ struct Flight {
     prompt_tokens: u64,
     /// Prompt tokens that the router expected to be computed there before its first token, its own among them.
     tokens_before_first: u64,
+    /// Whose it is.
+    gateway: usize,
+    placement: Option<Placement>,
+    /// Names of its blocks, where the worker tells what it holds.
+    chain: Vec<BlockHash>,
 }
 
-/// One worker's desk and the run's figures, while its engine is advanced.
+/// One worker's desks and the run's figures, while its engine is advanced.
 struct Counting<'a> {
-    desk: &'a mut Desk,
+    worker: usize,
+    gateways: &'a mut [Gateway],
+    flights: &'a mut [Flight],
     outcome: &'a mut Outcome,
     slo: &'a Slo,
 }
@@ -131,23 +126,25 @@ struct Counting<'a> {
 
 impl<'a> Run<'a> {
     fn new(workload: &'a Workload, setup: &'a FleetSetup) -> Self {
-        let mut index = PrefixIndex::new(setup.index_bytes);
-        if setup.index_knows_capacity {
-            let blocks = setup.profile.kv_tokens() / u64::from(setup.index_block_tokens);
-            (0..setup.workers as u32).for_each(|w| index.set_capacity(WorkerId(w), Some(blocks as usize)));
-        }
+        let engine = || {
+            let engine = Engine::new(setup.profile.clone());
+            if setup.events { engine.recording() } else { engine }
+        };
+        // Gateways look at the gauges one after the other, evenly spaced.
+        let first_look = |gateway: usize, every: Nanos| every * gateway as u64 / setup.gateways as u64;
+        let name = |gateway: usize| (setup.workers + gateway) as u32;
+        let looks = setup.scrape_ns.into_iter().flat_map(|every| {
+            (0..setup.gateways).map(move |gateway| Reverse((first_look(gateway, every), name(gateway))))
+        });
         Self {
             workload,
             setup,
-            index,
-            room: WaitingRoom::new(RoomRules::default()),
-            engines: (0..setup.workers).map(|_| Engine::new(setup.profile.clone())).collect(),
-            events: BinaryHeap::new(),
+            gateways: (0..setup.gateways).map(|_| Gateway::new(setup)).collect(),
+            engines: (0..setup.workers).map(|_| engine()).collect(),
+            flights: (0..setup.workers).map(|_| Vec::new()).collect(),
+            events: looks.collect(),
             planned: vec![None; setup.workers],
-            desks: (0..setup.workers).map(|_| Desk::default()).collect(),
-            speeds: Vec::new(),
-            speeds_until: 0,
-            counter: 0,
+            scrapes_until: Nanos::MAX,
             random: workload.seed,
             outcome: Outcome::new(setup.workers),
         }
@@ -156,40 +153,93 @@ impl<'a> Run<'a> {
     /// Does all that happens before `until`, or at it.
     fn advance(&mut self, until: Nanos) {
         loop {
-            let event = self.events.peek().map(|&Reverse((at, worker))| (at, Some(worker)));
-            let wake = self.room.wake().map(|at| (at.as_nanos() as Nanos, None));
-            let Some((at, worker)) = event.into_iter().chain(wake).min_by_key(|(at, _)| *at) else { return };
+            let event = self.events.peek().map(|&Reverse((at, who))| (at, Err(who as usize)));
+            let wakes = self.gateways.iter().enumerate();
+            let wakes =
+                wakes.filter_map(|(g, gateway)| Some((gateway.room.wake()?.as_nanos() as Nanos, Ok(g))));
+            let Some((at, who)) = event.into_iter().chain(wakes).min_by_key(|(at, _)| *at) else { return };
             if at > until {
                 return;
             }
-            let Some(worker) = worker else {
-                self.release(at);
-                continue;
+            let who = match who {
+                Ok(gateway) => {
+                    self.release(gateway, at);
+                    continue;
+                }
+                Err(who) => who,
             };
             self.events.pop();
-            let worker = worker as usize;
-            if self.planned[worker] == Some(at) {
-                self.advance_worker(worker, at);
-                self.plan(worker);
-                if std::mem::take(&mut self.desks[worker].changed) && !self.room.is_empty() {
-                    self.release(at);
+            if let Some(gateway) = who.checked_sub(self.setup.workers) {
+                self.look(gateway, at);
+            } else if self.planned[who] == Some(at) {
+                self.advance_worker(who, at);
+                self.plan(who);
+                for gateway in 0..self.gateways.len() {
+                    if self.gateways[gateway].take_changed(who) && !self.gateways[gateway].room.is_empty() {
+                        self.release(gateway, at);
+                    }
                 }
             }
         }
     }
 
+    /// A gateway looks at the gauges of all workers.
+    fn look(&mut self, gateway: usize, at: Nanos) {
+        for worker in 0..self.engines.len() {
+            self.advance_worker(worker, at);
+            self.plan(worker);
+            self.gateways[gateway].look(worker, at, &self.engines[worker], self.setup.gauges_count_tokens);
+        }
+        if let Some(every) = self.setup.scrape_ns.filter(|_| at < self.scrapes_until) {
+            self.events.push(Reverse((at + every, (self.setup.workers + gateway) as u32)));
+        }
+        self.release(gateway, at);
+    }
+
     /// Begins what can begin now.
-    fn release(&mut self, at: Nanos) {
+    fn release(&mut self, gateway: usize, at: Nanos) {
         // Out of the way, because the clerk works with all the rest.
-        let mut room = std::mem::replace(&mut self.room, WaitingRoom::new(RoomRules::default()));
-        room.release(Duration::from_nanos(at), &mut Clerk::new(self, at));
-        self.room = room;
+        let empty = WaitingRoom::new(RoomRules::default());
+        let mut room = std::mem::replace(&mut self.gateways[gateway].room, empty);
+        room.release(Duration::from_nanos(at), &mut Clerk::new(self, gateway, at));
+        self.gateways[gateway].room = room;
     }
 
     fn advance_worker(&mut self, worker: usize, until: Nanos) {
-        let mut counting =
-            Counting { desk: &mut self.desks[worker], outcome: &mut self.outcome, slo: &self.workload.slo };
+        let mut counting = Counting {
+            worker,
+            gateways: &mut self.gateways,
+            flights: &mut self.flights[worker],
+            outcome: &mut self.outcome,
+            slo: &self.workload.slo,
+        };
         self.engines[worker].advance(until, &mut counting);
+        self.announce(worker);
+    }
+
+    /// Tells every gateway what has changed in a worker's cache.
+    fn announce(&mut self, worker: usize) {
+        if !self.setup.events || !self.engines[worker].has_changes() {
+            return;
+        }
+        let changes = self.engines[worker].take_changes();
+        let pool = self.engines[worker].pool();
+        for change in changes {
+            match change {
+                Change::Stored { request, first, count } => {
+                    let chain = &self.flights[worker][request.slot as usize].chain;
+                    let blocks = first as usize..(first + count) as usize;
+                    self.gateways
+                        .iter_mut()
+                        .for_each(|gateway| gateway.stored(worker, chain, blocks.clone()));
+                }
+                // Others of that name may remain.
+                Change::Removed(block) if pool.cached(&[block]) == 0 => {
+                    self.gateways.iter_mut().for_each(|gateway| gateway.removed(worker, block));
+                }
+                Change::Removed(_) => {}
+            }
+        }
     }
 
     fn plan(&mut self, worker: usize) {
@@ -202,65 +252,56 @@ impl<'a> Run<'a> {
     }
 
     fn arrive(&mut self, at: Nanos, copy: u64, row: usize) {
-        let arrival = Arrival::new(self.workload, self.setup, at, copy, row);
-        let own_ms = if self.room.is_empty() { None } else { Clerk::new(self, at).own_ms(&arrival) };
-        self.room.enter(Duration::from_nanos(at), own_ms, arrival);
-        self.release(at);
-    }
-
-    /// The workers, without what they hold.
-    pub(super) fn candidates(&mut self, at: Nanos) -> Vec<Candidate> {
-        if self.counter >= self.speeds_until {
-            self.speeds_until = self.counter + SPEEDS_EVERY;
-            let rates: Vec<_> = self.desks.iter().map(|desk| desk.rate.tokens_per_second()).collect();
-            self.speeds = tokens_per_ms(&rates, &relative_speeds(&rates));
-        }
-        let now = Duration::from_nanos(at);
-        let of = |((worker, desk), &tokens_per_ms): ((u32, &Desk), &f64)| Candidate {
-            worker: WorkerId(worker),
-            load: desk.load.snapshot(now, tokens_per_ms),
-            ahead_ms: 0.0,
-            matched_blocks: 0,
-            tokens_per_ms,
-            weight: 1.0,
+        let gateway = match self.gateways.len() {
+            1 => 0,
+            several => (splitmix(self.workload.seed ^ splitmix(at ^ row as u64)) % several as u64) as usize,
         };
-        (0u32..).zip(&self.desks).zip(&self.speeds).map(of).collect()
-    }
-
-    /// Prompt tokens under way at each worker.
-    pub(super) fn contexts(&self) -> Vec<u64> {
-        self.desks.iter().map(|desk| desk.context_tokens).collect()
-    }
-
-    /// What one worker is doing.
-    pub(super) fn load(&self, worker: usize, at: Nanos) -> LoadSnapshot {
-        self.desks[worker].load.snapshot(Duration::from_nanos(at), self.speeds[worker])
+        let arrival = Arrival::new(self.workload, self.setup, at, copy, row);
+        let alone = self.gateways[gateway].room.is_empty();
+        let own_ms = if alone { None } else { Clerk::new(self, gateway, at).own_ms(&arrival) };
+        self.gateways[gateway].room.enter(Duration::from_nanos(at), own_ms, arrival);
+        self.release(gateway, at);
     }
 
     /// Sends a request to a worker, of which `uncached` tokens are expected to be computed.
-    pub(super) fn send(&mut self, at: Nanos, worker: usize, arrival: Arrival, uncached: u64) {
+    pub(super) fn send(
+        &mut self,
+        at: Nanos,
+        (gateway, worker): (usize, usize),
+        arrival: Arrival,
+        placement: Placement,
+        uncached: u64,
+    ) {
         let submission = Submission {
             prompt_tokens: arrival.prompt_tokens as u32,
             output_tokens: arrival.output_tokens,
-            chain: arrival.chain.into(),
+            chain: arrival.chain.clone().into(),
         };
         // Its tokens in between were not waited for.
         self.advance_worker(worker, at);
-        let Ok(id) = self.engines[worker].submit(at, submission) else {
+        let Ok(RequestId { slot, .. }) = self.engines[worker].submit(at, submission) else {
             self.outcome.refused += 1;
+            self.gateways[gateway].index.withdraw(placement);
             return;
         };
-        let desk = &mut self.desks[worker];
-        let tokens_before_first = desk.load.waiting_prefill_tokens() + uncached;
-        let waiting = Some(desk.load.start(Duration::from_nanos(at), uncached, true));
-        let slot = id.slot as usize;
-        if desk.flights.len() <= slot {
-            desk.flights.resize_with(slot + 1, Flight::default);
+        let Arrival { at: arrived, prompt_tokens, chain, .. } = arrival;
+        let (waiting, tokens_before_first) = self.gateways[gateway].sent(worker, at, prompt_tokens, uncached);
+        let flights = &mut self.flights[worker];
+        let slot = slot as usize;
+        if flights.len() <= slot {
+            flights.resize_with(slot + 1, Flight::default);
         }
-        let Arrival { at: arrived, prompt_tokens, .. } = arrival;
-        desk.flights[slot] =
-            Flight { arrived, sent: at, first: 0, waiting, prompt_tokens, tokens_before_first };
-        desk.context_tokens += prompt_tokens;
+        flights[slot] = Flight {
+            arrived,
+            sent: at,
+            first: 0,
+            waiting: Some(waiting),
+            prompt_tokens,
+            tokens_before_first,
+            gateway,
+            placement: Some(placement),
+            chain: if self.setup.events { chain } else { Vec::new() },
+        };
         self.outcome.taken(worker, prompt_tokens);
         self.plan(worker);
     }
@@ -279,21 +320,18 @@ impl Listener for Counting<'_> {
         if token.number > 1 && !token.last {
             return;
         }
-        let flight = &mut self.desk.flights[token.request.slot as usize];
+        let flight = &mut self.flights[token.request.slot as usize];
+        let gateway = &mut self.gateways[flight.gateway];
         if token.number == 1 {
             flight.first = token.at;
             if let Some(waiting) = flight.waiting.take() {
-                self.desk.load.first_token(Duration::from_nanos(token.at), &waiting);
+                let took = Duration::from_nanos(token.at - flight.sent);
+                gateway.first_token(self.worker, token.at, &waiting, (flight.tokens_before_first, took));
             }
-            let seconds = Duration::from_nanos(token.at - flight.sent).as_secs_f64();
-            self.desk.rate.observe(flight.tokens_before_first, seconds);
-            self.desk.changed = true;
             self.outcome.first_token(token.at - flight.arrived, token.cached_tokens);
         }
         if token.last {
-            self.desk.load.end();
-            self.desk.context_tokens -= flight.prompt_tokens;
-            self.desk.changed = true;
+            gateway.ended(self.worker, flight.prompt_tokens, flight.placement.take());
             let gaps = u64::from(token.number - 1);
             let tpot = (token.at - flight.first).checked_div(gaps);
             let (ttft, e2e) = (flight.first - flight.arrived, token.at - flight.arrived);

@@ -1,5 +1,7 @@
 //! The router of a simulated fleet: the gateway's own core at the gateway's own places, with the simulation's clock.
 
+use std::time::Duration;
+
 use keyway_core::{
     RoomRules, WorkerId, consider, may_wait,
     pick::{Candidate, RequestView, Turn},
@@ -31,11 +33,14 @@ pub(super) struct Arrival {
 pub(super) struct Plan {
     index: usize,
     uncached_tokens: u64,
+    /// The workers as they were weighed, where the gateway's own policies choose.
+    candidates: Vec<Candidate>,
 }
 
 /// The waiting room's desk.
 pub(super) struct Clerk<'r, 'a> {
     run: &'r mut Run<'a>,
+    gateway: usize,
     at: Nanos,
     /// The workers at this moment.
     sheet: Sheet,
@@ -57,15 +62,23 @@ impl Arrival {
         }
     }
 
+    fn view(&self, setup: &FleetSetup) -> RequestView<'_> {
+        RequestView {
+            chain: self.index_chain(),
+            prompt_tokens: self.prompt_tokens,
+            block_tokens: f64::from(setup.index_block_tokens),
+        }
+    }
+
     fn index_chain(&self) -> &[BlockHash] {
         self.index_chain.as_deref().unwrap_or(&self.chain)
     }
 }
 
 impl<'r, 'a> Clerk<'r, 'a> {
-    pub(super) fn new(run: &'r mut Run<'a>, at: Nanos) -> Self {
-        let sheet = Sheet::new(run.candidates(at), RoomRules::default().horizon_ms);
-        Self { run, at, sheet }
+    pub(super) fn new(run: &'r mut Run<'a>, gateway: usize, at: Nanos) -> Self {
+        let sheet = Sheet::new(run.gateways[gateway].candidates(at), RoomRules::default().horizon_ms);
+        Self { run, gateway, at, sheet }
     }
 
     /// Its own prefill where it is least, in milliseconds.
@@ -96,32 +109,40 @@ impl Desk<Arrival> for Clerk<'_, '_> {
         let run = &mut *self.run;
         let mut candidates = self.sheet.candidates().to_vec();
         run.random = splitmix(run.random);
-        let turn = Turn { counter: run.counter, random: run.random };
-        run.counter += 1;
-        let view = RequestView {
-            chain: arrival.index_chain(),
-            prompt_tokens: arrival.prompt_tokens,
-            block_tokens: f64::from(run.setup.index_block_tokens),
-        };
+        let gateway = &mut run.gateways[self.gateway];
+        let turn = Turn { counter: gateway.counter, random: run.random };
+        gateway.counter += 1;
+        let view = arrival.view(run.setup);
         let FleetSetup { policy: contender, hold, .. } = *run.setup;
         let Contender::Ours(policy) = contender else {
-            let index = contender.choose(&view, &mut candidates, &run.contexts(), &turn, &run.index)?;
+            let index =
+                contender.choose(&view, &mut candidates, &gateway.contexts(), &turn, &gateway.index)?;
             let Candidate { worker, matched_blocks, .. } = candidates[index];
             let quote =
                 Quote { worker, backlog_ms: f64::NEG_INFINITY, own_ms: 0.0, weighed: candidates.len() };
             let uncached_tokens = view.prompt_tokens - view.matched_tokens(matched_blocks);
-            return Some((quote, Plan { index, uncached_tokens }));
+            return Some((quote, Plan { index, uncached_tokens, candidates: Vec::new() }));
         };
-        let pick = consider(policy, (&[view], &[]), &mut candidates, ahead, &turn, &run.index)?;
-        let plan = Plan { index: pick.index, uncached_tokens: pick.uncached_tokens };
-        Some((quote(policy, hold, arrival.prompt_tokens, &candidates, &pick), plan))
+        let pick = consider(
+            policy,
+            (&[view], &[]),
+            &mut candidates,
+            ahead,
+            (Duration::from_nanos(self.at), &turn),
+            &gateway.index,
+        )?;
+        let quote = quote(policy, hold, arrival.prompt_tokens, &candidates, &pick);
+        Some((quote, Plan { index: pick.index, uncached_tokens: pick.uncached_tokens, candidates }))
     }
 
     fn begin(&mut self, arrival: Arrival, plan: Option<Plan>) {
         // There is at least one worker, so there is a plan.
-        let Some(Plan { index, uncached_tokens }) = plan else { return };
-        drop(self.run.index.place(WorkerId(index as u32), arrival.index_chain()));
-        self.run.send(self.at, index, arrival, uncached_tokens);
-        self.sheet.update(index, self.run.load(index, self.at));
+        let Some(Plan { index, uncached_tokens, candidates }) = plan else { return };
+        let view = arrival.view(self.run.setup);
+        let known = &mut self.run.gateways[self.gateway].index;
+        known.used(Duration::from_nanos(self.at), &view, &candidates, uncached_tokens);
+        let placement = known.place(WorkerId(index as u32), view.chain);
+        self.run.send(self.at, (self.gateway, index), arrival, placement, uncached_tokens);
+        self.sheet.update(index, self.run.gateways[self.gateway].load(index, self.at));
     }
 }

@@ -114,3 +114,58 @@ fn a_router_that_knows_the_caches_size_spreads_what_they_cannot_hold() {
     assert!(knowing.max_over_mean < 0.7 * blind.max_over_mean, "{blind:?} {knowing:?}");
     assert!(knowing.ttft.unwrap().mean < blind.ttft.unwrap().mean, "{blind:?} {knowing:?}");
 }
+
+/// Half of all prompts begin with the same 40 blocks.
+fn one_hot_prefix() -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    for i in 0..1_200_u64 {
+        let own = (0..=i * 7 % 5).map(|n| 1_000 + i * 10 + n);
+        let shared = (0..if i * 5 % 4 < 2 { 40 } else { 0 }).map(|n| n + 1);
+        let ids: Vec<_> = shared.chain(own).collect();
+        let (length, at) = (ids.len() * 512 - 100, i * 130);
+        writeln!(
+            file,
+            r#"{{"timestamp":{at},"input_length":{length},"output_length":20,"hash_ids":{ids:?}}}"#
+        )
+        .unwrap();
+    }
+    file
+}
+
+#[test]
+fn a_hot_prefix_is_copied_before_its_holders_queues_are_longer_than_the_copy_takes() {
+    let options = "--workers 8 --profile fcfs-6k --index-knows-capacity --policy prefix,least-loaded";
+    let report = run(&one_hot_prefix(), options);
+    let [prefix, least] = &report.runs[..] else { panic!("{report:?}") };
+    assert!(prefix.ttft.unwrap().p99 < 1.02 * least.ttft.unwrap().p99, "{report:?}");
+    assert!(prefix.ttft.unwrap().mean < 1.1 * least.ttft.unwrap().mean, "{report:?}");
+}
+
+#[test]
+fn several_gateways_see_what_the_others_do_by_events_and_gauges() {
+    let file = trace(24, 20, 250);
+    let run = |more: &str| {
+        let options = format!("--workers 8 --profile fcfs-6k --rate 4 --policy prefix {more}");
+        let figures = run(&file, &options).runs[0].clone();
+        assert_eq!(figures.requests, 480);
+        (figures.cached, figures.ttft.unwrap())
+    };
+    let one = run("--events");
+    let (cached, ttft) = run("--events --gateways 4 --scrape 1s");
+    assert!(cached >= 0.98 * one.0 && ttft.p99 < 2.0 * one.1.p99, "{one:?} {cached} {ttft:?}");
+    // Who cannot see the others' load queues behind it.
+    let (cached, ttft) = run("--events --gateways 4");
+    assert!(cached < 0.96 * one.0 && ttft.p99 > 10.0 * one.1.p99, "{one:?} {cached} {ttft:?}");
+    // Who sees no events knows a quarter of what the caches hold.
+    let (cached, _) = run("--index-knows-capacity --gateways 4 --scrape 1s");
+    assert!(cached < 0.9 * one.0, "{one:?} {cached}");
+}
+
+#[test]
+fn events_need_blocks_of_one_size() {
+    let file = trace(1, 1, 100);
+    let path = file.path().to_str().unwrap();
+    let words = ["simulate", "--trace", path, "--events", "--index-block-tokens", "32"];
+    let error = simulate(&Command::try_parse_from(words).unwrap().args).unwrap_err().to_string();
+    assert!(error.contains("--index-block-tokens 16"), "{error}");
+}

@@ -4,6 +4,9 @@ five seeds each. Prints a table and the bar: `prefix` is never worse than `least
 the seeds' confidence intervals overlap.
 
     python3 tests/external/routing/simulate.py --bin target/release/keyway-loadtest [--trace conversation_trace.jsonl]
+
+With --gateways it compares several gateways that decide for themselves with one, over the trace: the share of prompt tokens
+found cached, and TTFT.
 """
 
 import argparse
@@ -19,6 +22,7 @@ import tempfile
 BLOCK = 512
 RATE = 6000
 POLICIES = ["prefix", "least-loaded", "power-of-two", "chwbl", "lmetric", "dynamo", "threshold"]
+KINDS = ["one block shared", "one prefix half", "never repeats", "shared prefixes", "agents"]
 # Student's t for 95 % and few samples, by degrees of freedom.
 STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78}
 
@@ -70,18 +74,49 @@ def write(path, kind, seed, requests, rate):
 
 def simulate(args, trace, workers, seed, more):
     command = [args.bin, "simulate", "--trace", trace, "--profile", "fcfs-6k", "--workers", str(workers), "--json"]
-    command += ["--policy", ",".join(POLICIES), "--seed", str(seed), "--hash-seed", str(seed), "--index-knows-capacity"]
+    command += ["--policy", ",".join(args.policy), "--seed", str(seed), "--hash-seed", str(seed)]
+    command += [] if "--events" in more else ["--index-knows-capacity"]
     out = subprocess.run([*map(str, command), *more], check=True, stdout=subprocess.PIPE)
     return {run["policy"]: run for run in json.loads(out.stdout)["runs"]}
 
 
-def recorded(args, workers, share, seed):
+def recorded(args, workers, share, seed, more=()):
     """The trace of real conversations, at the rate that loads so many workers."""
     with open(args.trace) as lines:
-        tokens = [json.loads(line)["input_length"] for line in lines][: args.requests * 4]
+        tokens = [json.loads(line)["input_length"] for line in lines][: max(args.requests, args.each * workers)]
     rate = share * workers * RATE / statistics.mean(tokens)
-    options = ["--rate", str(rate), "--spread-bursts", "--requests", str(len(tokens))]
+    options = ["--rate", str(rate), "--spread-bursts", "--requests", str(len(tokens)), *more]
     return simulate(args, args.trace, workers, seed, options)
+
+
+def gateways(args):
+    """Several gateways beside one: who sees what it sent alone, who sees events too, and who sees the others' load as well."""
+    knows = {
+        "one, events": (1, ["--events"]),
+        "events": (args.gateways, ["--events"]),
+        "events, load": (args.gateways, ["--events", "--scrape", args.scrape]),
+        "one, model": (1, []),
+        "model": (args.gateways, []),
+        "model, load": (args.gateways, ["--scrape", args.scrape]),
+    }
+    args.policy = ["prefix"]
+    print(f"{args.gateways} gateways, gauges read every {args.scrape}; means of the seeds\n")
+    print("| workers | load | knows | cached | of one | TTFT mean | p50 | p99 | p99 of one | max/mean |")
+    print(f"|{'---|' * 10}")
+    for workers in args.workers:
+        for share in args.load:
+            for name, (count, more) in knows.items():
+                more = ["--gateways", count, *more]
+                runs = [recorded(args, workers, share, seed, more)["prefix"] for seed in range(args.seeds)]
+                mean = lambda of: statistics.mean(of(run) for run in runs)
+                cached, p99 = mean(lambda run: run["cached"]), mean(lambda run: run["ttft"]["p99"] / 1e3)
+                one = (cached, p99) if count == 1 else one
+                rest = [mean(lambda run: run["ttft"][figure] / 1e3) for figure in ("mean", "p50")]
+                print(
+                    f"| {workers} | {share} | {name} | {cached:.3f} | {cached / one[0]:.3f} | {rest[0]:.2f} | {rest[1]:.2f} "
+                    f"| {p99:.2f} | {p99 / one[1]:.2f} | {mean(lambda run: run['max_over_mean']):.2f} |",
+                    flush=True,
+                )
 
 
 def interval(values):
@@ -97,12 +132,18 @@ def main():
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--load", type=float, nargs="+", default=[0.5, 0.8, 0.95])
     parser.add_argument("--seeds", type=int, default=5, choices=range(1, 6))
-    parser.add_argument("--requests", type=int, default=3000, help="of each run, at least 40 a worker")
+    parser.add_argument("--policy", nargs="+", default=POLICIES, choices=POLICIES, help="prefix and least-loaded among them")
+    parser.add_argument("--workload", nargs="+", default=[*KINDS, "recorded"], choices=[*KINDS, "recorded"])
+    parser.add_argument("--requests", type=int, default=3000, help="of each run")
+    parser.add_argument("--each", type=int, default=20, help="requests of each worker at least")
+    parser.add_argument("--gateways", type=int, help="compare so many gateways with one, over the trace")
+    parser.add_argument("--scrape", default="1s", help="how often they read the workers' gauges")
     args = parser.parse_args()
-    kinds = ["one block shared", "one prefix half", "never repeats", "shared prefixes", "agents"]
-    kinds += ["recorded"] if args.trace else []
+    if args.gateways:
+        return gateways(args)
+    kinds = [kind for kind in args.workload if kind != "recorded" or args.trace]
     print("TTFT p99 in s (cached share), means of the seeds\n")
-    print(f"| workload | workers | load | {' | '.join(POLICIES)} | |\n|{'---|' * (len(POLICIES) + 4)}")
+    print(f"| workload | workers | load | {' | '.join(args.policy)} | |\n|{'---|' * (len(args.policy) + 4)}")
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         trace = pathlib.Path(folder) / "trace.jsonl"
@@ -114,14 +155,14 @@ def main():
                         if kind == "recorded":
                             runs.append(recorded(args, workers, share, seed))
                             continue
-                        write(trace, kind, seed, max(args.requests, 40 * workers), share * workers * RATE)
+                        write(trace, kind, seed, max(args.requests, args.each * workers), share * workers * RATE)
                         runs.append(simulate(args, trace, workers, seed, []))
-                    p99 = {name: interval([run[name]["ttft"]["p99"] / 1e3 for run in runs]) for name in POLICIES}
-                    cached = {name: statistics.mean(run[name]["cached"] for run in runs) for name in POLICIES}
+                    p99 = {name: interval([run[name]["ttft"]["p99"] / 1e3 for run in runs]) for name in args.policy}
+                    cached = {name: statistics.mean(run[name]["cached"] for run in runs) for name in args.policy}
                     (ours, ours_ci), (least, least_ci) = p99["prefix"], p99["least-loaded"]
                     worse = ours > 1.02 * least and ours - ours_ci > least + least_ci
                     missed += worse
-                    cells = " | ".join(f"{p99[name][0]:.2f} ({cached[name]:.0%})" for name in POLICIES)
+                    cells = " | ".join(f"{p99[name][0]:.2f} ({cached[name]:.0%})" for name in args.policy)
                     print(f"| {kind} | {workers} | {share} | {cells} | {'WORSE' if worse else 'ok'} |", flush=True)
     print(f"\n{missed} of the rows worse than least-loaded by more than 2 % outside the intervals")
     sys.exit(1 if missed else 0)

@@ -22,6 +22,7 @@ mod metrics;
 mod mock_events;
 mod models;
 mod openai_client;
+mod others;
 mod passthrough;
 mod real_workers;
 mod reload;

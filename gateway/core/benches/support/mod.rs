@@ -64,9 +64,8 @@ pub fn fill() -> Filled {
 
 /// A thousand workers in the midst of their work.
 pub fn candidates() -> Vec<Candidate> {
-    let candidate = |worker: u32| Candidate {
-        worker: WorkerId(worker),
-        load: LoadSnapshot {
+    let candidate = |worker: u32| {
+        let load = LoadSnapshot {
             requests: u64::from(worker % 7),
             waiting_prefill_tokens: 4_000,
             pace: PaceSnapshot {
@@ -74,11 +73,8 @@ pub fn candidates() -> Vec<Candidate> {
                 arrivals_per_ms: 0.01,
                 busy_share: f64::from(worker % 10) / 10.0,
             },
-        },
-        ahead_ms: 0.0,
-        matched_blocks: 0,
-        tokens_per_ms: 6.0,
-        weight: 1.0,
+        };
+        Candidate::new(WorkerId(worker), load, 6.0, 1.0)
     };
     (0..WORKERS).map(candidate).collect()
 }

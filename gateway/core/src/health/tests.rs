@@ -187,3 +187,14 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn who_comes_back_is_new_and_who_stays_is_not() {
+    let mut health = Health::new(secs(0));
+    health.on_probe(true, secs(10));
+    health.on_probe(true, secs(15));
+    assert_eq!(health.up_for(secs(40)), secs(30));
+    health.on_connect_failure(secs(50));
+    health.on_probe(true, secs(60));
+    assert_eq!(health.up_for(secs(61)), secs(1));
+}

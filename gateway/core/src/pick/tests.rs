@@ -24,14 +24,7 @@ fn view(chain: &[BlockHash]) -> RequestView<'_> {
 fn worker(id: u32, requests: u64, waiting: u64, matched_blocks: u32) -> Candidate {
     let pace = PaceSnapshot { backlog_ms: waiting as f64 / TOKENS_PER_MS, ..PaceSnapshot::default() };
     let load = LoadSnapshot { requests, waiting_prefill_tokens: waiting, pace };
-    Candidate {
-        worker: WorkerId(id),
-        load,
-        ahead_ms: 0.0,
-        matched_blocks,
-        tokens_per_ms: TOKENS_PER_MS,
-        weight: 1.0,
-    }
+    Candidate { matched_blocks, ..Candidate::new(WorkerId(id), load, TOKENS_PER_MS, 1.0) }
 }
 
 fn picked(policy: Policy, request: &RequestView<'_>, candidates: &[Candidate], turn: &Turn) -> Pick {
@@ -126,6 +119,34 @@ fn a_prefix_spreads_when_its_holder_has_too_long_a_queue() {
     assert_eq!((stays.index, stays.reason), (0, Reason::Prefix));
     let leaves = picked(Policy::Prefix, &view(&chain), &all((saved * 1.5) as u64), &TURN);
     assert_eq!((leaves.index, leaves.reason), (1, Reason::Spread));
+}
+
+/// Others will use the copy, so this request pays a part of it.
+#[test]
+fn a_copy_that_will_be_used_is_made_sooner() {
+    let chain = chain(1, 20);
+    let reuse = Reuse { tokens: 18 * 64, uses: 9.0 };
+    let all = |waiting| [worker(0, 0, waiting, 18), Candidate { reuse, ..worker(1, 0, 0, 0) }];
+    let waiting = (0.3 * 18.0 * BLOCK_TOKENS * (1.0 + CostModel::default().displaced)) as u64;
+    let leaves = picked(Policy::Prefix, &view(&chain), &all(waiting), &TURN);
+    assert_eq!((leaves.index, leaves.reason), (1, Reason::Spread));
+    assert!(leaves.cost.reuse_ms > 0.0 && leaves.cost.total_ms() > 0.0);
+    let off = CostModel { reuse: 0.0, ..CostModel::default() };
+    let stays = pick_with(&off, Policy::Prefix, &view(&chain), &all(waiting), &TURN).unwrap();
+    assert_eq!((stays.index, stays.reason), (0, Reason::Prefix));
+}
+
+/// However hot: a copy costs, and equals are no reason to make one.
+#[test]
+fn no_copy_is_made_without_a_queue() {
+    let shared = chain(1, 20);
+    let reuse = Reuse { tokens: 20 * 64, uses: 1e9 };
+    for suffix in 2..40 {
+        let mut prompt = shared.clone();
+        prompt.extend(chain(suffix, 1));
+        let all = [worker(0, 0, 0, 20), Candidate { reuse, ..worker(1, 0, 0, 0) }];
+        assert_eq!(picked(Policy::Prefix, &view(&prompt), &all, &TURN).index, 0);
+    }
 }
 
 #[test]

@@ -73,12 +73,10 @@ impl Fleet {
     fn candidates(&self, prompt: &Prompt, ahead: &Ahead) -> Vec<Candidate> {
         let held = |worker: usize| self.holds[worker].contains(&prompt.prefix);
         let candidate = |worker: usize| Candidate {
-            worker: WorkerId(worker as u32),
             load: self.loads[worker].snapshot(s(self.now), TOKENS_PER_MS),
             ahead_ms: if self.blind { 0.0 } else { ahead.of(WorkerId(worker as u32)) },
             matched_blocks: if held(worker) { prompt.shared as u32 } else { 0 },
-            tokens_per_ms: TOKENS_PER_MS,
-            weight: 1.0,
+            ..Candidate::new(WorkerId(worker as u32), LoadSnapshot::default(), TOKENS_PER_MS, 1.0)
         };
         (0..self.loads.len()).map(candidate).collect()
     }
@@ -226,6 +224,29 @@ fn nobody_waits_longer_than_the_rules_say() {
     fleet.now = 20.0;
     room.release(s(20.0), &mut fleet);
     assert_eq!((fleet.begun, room.is_empty()), (vec![0, 1], true));
+}
+
+/// A burst that came while all were busy, and a thousand workers that are idle by now.
+#[test]
+fn a_burst_is_gone_through_in_several_releases_and_in_order() {
+    let mut fleet = Fleet { weighed: 1_000, ..Fleet::new(4) };
+    let mut room = WaitingRoom::new(RoomRules::default());
+    for i in 0..200 {
+        let prompt = Prompt { at: 0.0, prefix: i as u32, shared: 0, own: 1 };
+        room.enter(s(0.0), Some(f64::from(i + 1)), (i as usize, prompt));
+    }
+    let mut most = 0;
+    while !room.is_empty() {
+        let before = fleet.quotes;
+        room.release(s(fleet.now), &mut fleet);
+        most = most.max(fleet.quotes - before);
+        let wake = room.wake().map_or(fleet.now, |wake| wake.as_secs_f64());
+        assert!(wake - fleet.now <= 1.0, "{wake}");
+        fleet.now = wake;
+        fleet.first_tokens();
+    }
+    assert!((20..=21).contains(&most), "{most}");
+    assert!(fleet.begun.len() == 200 && fleet.begun[..20].is_sorted(), "{:?}", fleet.begun);
 }
 
 /// Whoever comes first into an empty room is as long as any other.

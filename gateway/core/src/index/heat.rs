@@ -1,0 +1,200 @@
+//! How hot prefixes are: how often, lately, a request came that holders of one part of its prompt are told apart by, and
+//! how much each of those left to compute. It says what a further copy of a prefix would be used for; what that is worth to
+//! a choice is [`crate::cost`]'s, and who holds what is the index's.
+//!
+//! A prefix is counted at the block where some worker's match ends: there and nowhere else a request has to choose between
+//! following the copies and making one more. Bounded: a full set gives up what is least hot.
+
+use std::time::Duration;
+
+use keyway_wire::block_hash::BlockHash;
+
+use crate::candidate::{Candidate, RequestView, Reuse};
+
+/// Time constant of what counts as lately. A prefix is expected to be used again as often as it was used within it.
+const MEMORY_S: f64 = 120.0;
+/// Time before the first use that counts as without any: two uses that happen to come together are no rate yet.
+const UNSEEN_S: f64 = 5.0;
+/// Lengths of matches that a request is counted at, the longest first: beyond that holders are a crowd of one each.
+const MAX_LENGTHS: usize = 8;
+/// Entries that one hash may lie in.
+const WAYS: usize = 4;
+/// Sets at most: a fleet has no more prefixes that are hot at a time than its workers can keep busy.
+const MAX_SETS: usize = 2048;
+
+/// One prefix.
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    block: u64,
+    /// When it was last used, in milliseconds.
+    at_ms: u32,
+    /// When it was first used.
+    since_ms: u32,
+    /// Uses, faded.
+    uses: f32,
+    /// Prompt tokens computed behind it, of its uses and faded with them.
+    tokens: f32,
+}
+
+/// Prefixes by the hash of their last block.
+pub(super) struct Heat {
+    sets: Vec<[Entry; WAYS]>,
+}
+
+/// The distinct lengths of the candidates' matches, from the longest, and how many hold at least so much.
+struct Lengths {
+    of: [(u32, u32); MAX_LENGTHS],
+    len: usize,
+}
+
+impl Heat {
+    /// As many as fit into so many bytes.
+    pub(super) fn new(byte_budget: usize) -> Self {
+        let sets = (byte_budget / size_of::<[Entry; WAYS]>()).min(MAX_SETS);
+        // A power of two, so that a hash's lower bits name its set.
+        let sets = if sets == 0 { 0 } else { 1 << sets.ilog2() };
+        Self { sets: vec![[Entry::default(); WAYS]; sets] }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.sets.capacity() * size_of::<[Entry; WAYS]>()
+    }
+
+    /// A request with so many tokens to compute was sent, when the candidates held what they say.
+    pub(super) fn used(
+        &mut self,
+        now: Duration,
+        request: &RequestView<'_>,
+        candidates: &[Candidate],
+        uncached_tokens: u64,
+    ) {
+        if self.sets.is_empty() {
+            return;
+        }
+        for (blocks, _) in Lengths::of(candidates).iter() {
+            let Some(block) = request.chain.get(blocks as usize - 1) else { continue };
+            let entry = self.entry(*block, now);
+            entry.fade(now);
+            entry.uses += 1.0;
+            entry.tokens += uncached_tokens as f32;
+        }
+    }
+
+    /// Says of each candidate what a copy of the request's hottest prefix would be used for there.
+    pub(super) fn fill(&self, now: Duration, request: &RequestView<'_>, candidates: &mut [Candidate]) {
+        let lengths = Lengths::of(candidates);
+        let all = candidates.len() as u32;
+        let mut hottest = (0.0, 0);
+        for (blocks, holders) in lengths.iter().filter(|(_, holders)| *holders < all) {
+            let Some(entry) = request.chain.get(blocks as usize - 1).and_then(|block| self.find(*block))
+            else {
+                continue;
+            };
+            let (uses, tokens) = entry.faded(now);
+            let per_use = tokens / uses.max(f64::MIN_POSITIVE);
+            // As often again, each time with this share of time in which another use keeps its holder busy.
+            let contended = uses * (uses / entry.seen_ms(now) * per_use / f64::from(holders));
+            if contended > hottest.0 {
+                hottest = (contended, blocks);
+            }
+        }
+        let (contended, blocks) = hottest;
+        for candidate in candidates {
+            candidate.reuse = Reuse::default();
+            if candidate.matched_blocks < blocks {
+                let tokens =
+                    request.matched_tokens(blocks) - request.matched_tokens(candidate.matched_blocks);
+                candidate.reuse = Reuse { tokens, uses: contended / candidate.tokens_per_ms };
+            }
+        }
+    }
+
+    fn find(&self, block: BlockHash) -> Option<&Entry> {
+        let set = self.sets.get(self.set_of(block))?;
+        set.iter().find(|entry| entry.block == block.0 && entry.uses > 0.0)
+    }
+
+    /// The block's entry, in place of the least hot of its set if it had none.
+    fn entry(&mut self, block: BlockHash, now: Duration) -> &mut Entry {
+        let set = self.set_of(block);
+        let set = &mut self.sets[set];
+        let known = set.iter().position(|entry| entry.block == block.0 && entry.uses > 0.0);
+        let at = known.unwrap_or_else(|| {
+            let heat = |entry: &Entry| entry.faded(now).0;
+            let coldest = (0..WAYS).min_by(|&a, &b| heat(&set[a]).total_cmp(&heat(&set[b]))).unwrap_or(0);
+            set[coldest] =
+                Entry { block: block.0, at_ms: millis(now), since_ms: millis(now), ..Entry::default() };
+            coldest
+        });
+        &mut set[at]
+    }
+
+    fn set_of(&self, block: BlockHash) -> usize {
+        // The upper half: the simulator's hashes are neighbours in the lower one.
+        (block.0 >> 32) as usize & self.sets.len().wrapping_sub(1)
+    }
+}
+
+impl Entry {
+    /// Uses and tokens by now.
+    fn faded(&self, now: Duration) -> (f64, f64) {
+        // Modulo 2^32 ms: after 49 days it starts again, and what was used 49 days ago counts as just used, once.
+        let elapsed_s = f64::from(millis(now).wrapping_sub(self.at_ms)) / 1e3;
+        let decay = (-elapsed_s / MEMORY_S).exp();
+        (f64::from(self.uses) * decay, f64::from(self.tokens) * decay)
+    }
+
+    /// Milliseconds in which its uses came, weighed as they are.
+    fn seen_ms(&self, now: Duration) -> f64 {
+        let age_s = f64::from(millis(now).wrapping_sub(self.since_ms)) / 1e3;
+        (MEMORY_S * (1.0 - (-age_s / MEMORY_S).exp()) + UNSEEN_S) * 1e3
+    }
+
+    fn fade(&mut self, now: Duration) {
+        let (uses, tokens) = self.faded(now);
+        (self.uses, self.tokens, self.at_ms) = (uses as f32, tokens as f32, millis(now));
+    }
+}
+
+impl Lengths {
+    fn of(candidates: &[Candidate]) -> Self {
+        let mut found = Self { of: [(0, 0); MAX_LENGTHS], len: 0 };
+        for candidate in candidates {
+            found.add(candidate.matched_blocks);
+        }
+        // Who holds more holds this too.
+        let mut holders = 0;
+        for (_, count) in &mut found.of[..found.len] {
+            holders += *count;
+            *count = holders;
+        }
+        found
+    }
+
+    /// One more holder of so many blocks.
+    fn add(&mut self, blocks: u32) {
+        if blocks == 0 {
+            return;
+        }
+        let at = self.of[..self.len].iter().position(|(known, _)| *known <= blocks).unwrap_or(self.len);
+        if at < self.len && self.of[at].0 == blocks {
+            self.of[at].1 += 1;
+        } else if at < MAX_LENGTHS {
+            self.len = (self.len + 1).min(MAX_LENGTHS);
+            self.of[at..self.len].rotate_right(1);
+            self.of[at] = (blocks, 1);
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.of[..self.len].iter().copied()
+    }
+}
+
+/// Whole milliseconds, modulo 2^32.
+fn millis(now: Duration) -> u32 {
+    now.as_millis() as u32
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! What others send to a worker besides this gateway, and what that means for the queue there: the engine's own gauges less
+//! what this gateway knows to be its own. Gauges are old as soon as they are read, so what they said counts for less and
+//! less. Asking the engine is the caller's; this gateway's own requests are [`crate::load`]'s.
+
+use std::time::Duration;
+
+/// What an engine says of its load.
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
+pub struct EngineLoad {
+    /// Requests in the batch that it computes.
+    pub running: u64,
+    /// Requests that wait for a place in it.
+    pub waiting: u64,
+    /// Prompt tokens that wait, cached ones left out, where it counts them.
+    pub waiting_tokens: Option<u64>,
+}
+
+/// What this gateway has at the engine at the same moment.
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
+pub struct OwnLoad {
+    /// Requests that have not ended.
+    pub requests: u64,
+    /// Those among them without a first token.
+    pub waiting: u64,
+    /// Uncached prompt tokens of those.
+    pub waiting_tokens: u64,
+    /// Uncached prompt tokens of one request, on the mean.
+    pub mean_tokens: f64,
+}
+
+/// Age at which what the gauges said no longer counts; it fades evenly until then.
+pub const MAX_AGE: Duration = Duration::from_secs(15);
+/// Time constant of the running means.
+const MEMORY_S: f64 = 60.0;
+/// This gateway's share of all requests is taken to be at least this: one of 64 gateways.
+const MIN_SHARE: f64 = 1.0 / 64.0;
+
+/// What others have at one worker.
+#[derive(Clone, Debug, Default)]
+pub struct Others {
+    seen: Duration,
+    requests: f64,
+    tokens: f64,
+    /// Running means of this gateway's requests there, and of all.
+    own_mean: f64,
+    all_mean: f64,
+    /// Share of the looks at which prompts waited there.
+    busy: f64,
+}
+
+/// What others have at a worker by now.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct OthersNow {
+    /// Their requests.
+    pub requests: f64,
+    /// Their uncached prompt tokens that wait.
+    pub tokens: f64,
+    /// This gateway's share of all requests there, above 0 and at most 1.
+    pub own_share: f64,
+    /// Share of time in which prompts waited there, anybody's.
+    pub busy_share: f64,
+}
+
+impl Others {
+    /// The engine was asked.
+    pub fn observe(&mut self, now: Duration, engine: EngineLoad, own: OwnLoad) {
+        let all = engine.running + engine.waiting;
+        self.requests = all.saturating_sub(own.requests) as f64;
+        self.tokens = engine.waiting_tokens.map_or_else(
+            || {
+                // Whoever waits, waits for a prompt that is being computed.
+                let pending = engine.waiting + u64::from(engine.waiting > 0);
+                pending.saturating_sub(own.waiting) as f64 * own.mean_tokens
+            },
+            |tokens| tokens.saturating_sub(own.waiting_tokens) as f64,
+        );
+        let gain = 1.0 - (-now.saturating_sub(self.seen).as_secs_f64() / MEMORY_S).exp();
+        let waits =
+            own.waiting > 0 || engine.waiting > 0 || engine.waiting_tokens.is_some_and(|tokens| tokens > 0);
+        self.own_mean += gain * (own.requests as f64 - self.own_mean);
+        self.all_mean += gain * (all.max(own.requests) as f64 - self.all_mean);
+        self.busy += gain * (f64::from(u8::from(waits)) - self.busy);
+        self.seen = now;
+    }
+
+    /// What is left of it.
+    pub fn now(&self, now: Duration) -> OthersNow {
+        let age = now.saturating_sub(self.seen);
+        let left = 1.0 - (age.as_secs_f64() / MAX_AGE.as_secs_f64()).min(1.0);
+        // Nothing was seen there, or by nobody but this gateway.
+        let own_share = if left == 0.0 || self.all_mean <= self.own_mean {
+            1.0
+        } else {
+            (self.own_mean / self.all_mean).clamp(MIN_SHARE, 1.0)
+        };
+        OthersNow {
+            requests: self.requests * left,
+            tokens: self.tokens * left,
+            own_share,
+            busy_share: self.busy,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: OwnLoad = OwnLoad { requests: 3, waiting: 1, waiting_tokens: 700, mean_tokens: 1000.0 };
+
+    fn s(seconds: f64) -> Duration {
+        Duration::from_secs_f64(seconds)
+    }
+
+    fn after(engine: EngineLoad, own: OwnLoad) -> OthersNow {
+        let mut others = Others::default();
+        others.observe(s(100.0), engine, own);
+        others.now(s(100.0))
+    }
+
+    #[test]
+    fn what_is_not_ours_is_others() {
+        let counted = EngineLoad { running: 5, waiting: 4, waiting_tokens: Some(3_000) };
+        let others = after(counted, OWN);
+        assert_eq!((others.requests, others.tokens), (6.0, 2_300.0));
+        // Four wait and one is computed; one of them is ours.
+        let counts_no_tokens = EngineLoad { waiting_tokens: None, ..counted };
+        assert_eq!(after(counts_no_tokens, OWN).tokens, 4_000.0);
+    }
+
+    #[test]
+    fn an_engine_with_only_our_requests_has_no_others() {
+        let engine = EngineLoad { running: 2, waiting: 1, waiting_tokens: None };
+        let own = OwnLoad { waiting: 2, ..OWN };
+        let seen = |others: OthersNow| (others.requests, others.tokens, others.own_share);
+        assert_eq!(seen(after(engine, own)), (0.0, 0.0, 1.0));
+        // Its gauges may be older than what we have sent.
+        let late = EngineLoad { running: 1, waiting: 0, waiting_tokens: Some(0) };
+        assert_eq!(seen(after(late, OWN)), (0.0, 0.0, 1.0));
+    }
+
+    #[test]
+    fn it_fades_and_our_share_is_that_of_the_last_minute() {
+        let mut others = Others::default();
+        for second in 0..600_u32 {
+            let engine = EngineLoad { running: 12, waiting: 0, waiting_tokens: None };
+            let own = OwnLoad { waiting: u64::from(second % 4 == 0), ..OWN };
+            others.observe(s(f64::from(second)), engine, own);
+        }
+        let fresh = others.now(s(599.0));
+        assert!((fresh.own_share - 0.25).abs() < 0.001, "{fresh:?}");
+        assert!((fresh.busy_share - 0.25).abs() < 0.01, "{fresh:?}");
+        assert_eq!(fresh.requests, 9.0);
+        assert!((others.now(s(599.0 + 7.5)).requests - 4.5).abs() < 1e-9);
+        let gone = others.now(s(700.0));
+        assert_eq!((gone.requests, gone.tokens, gone.own_share), (0.0, 0.0, 1.0));
+    }
+}

@@ -1,0 +1,121 @@
+//! Asks each worker how much it has to do, so that what other gateways (or clients that go past this one) send there counts
+//! in a choice. Engines name their gauges differently; the table of names is here. What is others' and how it ages is
+//! `keyway_core::others`' business, the size of caches `scrape.rs`'.
+
+use std::{sync::Arc, time::Duration};
+
+use keyway_core::{EngineLoad, health::PROBE_INTERVAL};
+
+use crate::{
+    clock,
+    fleet::Worker,
+    limits::{MAX_SCRAPE_BYTES, PROBE_TIMEOUT},
+    probe,
+    routing::Router,
+    upstream::Upstream,
+};
+
+/// Gauges of requests in the batch: vLLM, SGLang, keyway-worker.
+const RUNNING: [&str; 3] =
+    ["vllm:num_requests_running", "sglang:num_running_reqs", "keyway_worker_requests_running"];
+/// Gauges of requests that wait for a place in it.
+const WAITING: [&str; 3] =
+    ["vllm:num_requests_waiting", "sglang:num_queue_reqs", "keyway_worker_requests_waiting"];
+/// End of the name of a gauge of prompt tokens that wait, cached ones left out, as SGLang's `/v1/loads` calls them.
+const WAITING_TOKENS: &str = "num_waiting_uncached_tokens";
+
+/// How long a worker that others send to is asked often after they were last seen.
+const OTHERS_MEMORY: Duration = Duration::from_secs(60);
+
+/// Asks one worker for ever: every `every` while others send to it too, else as often as it is probed.
+pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream, every: Duration) {
+    let mut others_until = Duration::ZERO;
+    loop {
+        let up = worker.routable();
+        if up && look(&worker, &router, &upstream).await {
+            others_until = router.now() + OTHERS_MEMORY;
+        }
+        let soon = !up || router.now() < others_until;
+        clock::sleep(if soon { every } else { every.max(PROBE_INTERVAL) }).await;
+    }
+}
+
+/// Looks once; whether others have requests there.
+async fn look(worker: &Worker, router: &Arc<Router>, upstream: &Upstream) -> bool {
+    let page =
+        clock::timeout(PROBE_TIMEOUT, probe::get(worker, upstream, "/metrics", MAX_SCRAPE_BYTES)).await;
+    let read = |page: Vec<u8>| engine_load(&String::from_utf8_lossy(&page), worker.rank());
+    let Some(load) = page.ok().flatten().and_then(|page| read(page.into())) else {
+        return false;
+    };
+    let now = router.now();
+    worker.load.engine_says(now, load);
+    router.load_changed();
+    worker.load.others(now) > 0.0
+}
+
+/// Reads a page in Prometheus' text format; `None` where it does not say how many requests run. Where the worker is one
+/// data-parallel rank of several behind its address, only that one counts; else they add up.
+pub fn engine_load(page: &str, rank: Option<u32>) -> Option<EngineLoad> {
+    let (mut running, mut waiting, mut tokens) = (None, None, None);
+    for line in page.lines().filter(|line| !line.starts_with('#')) {
+        let (name, rest) = line.split_at(line.find(['{', ' ']).unwrap_or(line.len()));
+        let sum = if RUNNING.contains(&name) {
+            &mut running
+        } else if WAITING.contains(&name) {
+            &mut waiting
+        } else if name.ends_with(WAITING_TOKENS) {
+            &mut tokens
+        } else {
+            continue;
+        };
+        if rank.is_some_and(|rank| is_of_another(rest, rank)) {
+            continue;
+        }
+        let value = rest.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok());
+        // A negative one becomes 0, one without bounds the largest.
+        *sum = value.filter(|value| !value.is_nan()).map(|value| sum.unwrap_or(0) + value as u64).or(*sum);
+    }
+    Some(EngineLoad { running: running?, waiting: waiting.unwrap_or(0), waiting_tokens: tokens })
+}
+
+/// Whether the labels name another rank: vLLM's `engine`, SGLang's `dp_rank`.
+fn is_of_another(labels: &str, rank: u32) -> bool {
+    ["engine=\"", "dp_rank=\""].into_iter().any(|label| {
+        let named = labels.split_once(label).and_then(|(_, rest)| rest.split_once('"'));
+        named.and_then(|(named, _)| named.parse().ok()).is_some_and(|named: u32| named != rank)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_engine_s_names_are_known() {
+        let vllm = "# TYPE vllm:num_requests_running gauge\n\
+                    vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 3.0\n\
+                    vllm:num_requests_running{engine=\"1\",model_name=\"m\"} 2.0\n\
+                    vllm:num_requests_waiting{engine=\"0\",model_name=\"m\"} 4.0\n\
+                    vllm:num_requests_waiting_by_reason{reason=\"capacity\"} 9.0\n";
+        let of = |running, waiting, waiting_tokens| Some(EngineLoad { running, waiting, waiting_tokens });
+        assert_eq!(engine_load(vllm, None), of(5, 4, None));
+        assert_eq!(engine_load(vllm, Some(1)), of(2, 0, None));
+        let sglang = "sglang:num_running_reqs{model_name=\"m\"} 7\nsglang:num_queue_reqs{model_name=\"m\"} 1\n\
+                      sglang:num_waiting_uncached_tokens 4096\n";
+        assert_eq!(engine_load(sglang, None), of(7, 1, Some(4_096)));
+        assert_eq!(
+            engine_load("keyway_worker_requests_running 2\nkeyway_worker_requests_waiting 0", Some(3)),
+            of(2, 0, None)
+        );
+    }
+
+    #[test]
+    fn what_is_not_said_is_not_made_up() {
+        assert_eq!(engine_load("", None), None);
+        assert_eq!(engine_load("vllm:num_requests_waiting 3", None), None);
+        assert_eq!(engine_load("vllm:num_requests_running NaN", None), None);
+        let odd = engine_load("vllm:num_requests_running -1\nvllm:num_requests_waiting x", None);
+        assert_eq!(odd, Some(EngineLoad::default()));
+    }
+}

@@ -1,0 +1,151 @@
+//! One gateway of a simulated fleet: what it knows of the workers. It learns that from what it sends and what comes back, from
+//! the workers' KV events where there are any, and of other gateways from the workers' gauges. Routes nothing: that is
+//! `routing.rs`.
+
+use std::{ops::Range, time::Duration};
+
+use keyway_core::{
+    EngineLoad, Load, LoadSnapshot, PrefixIndex, RoomRules, WaitingRoom, WorkerId,
+    index::Placement,
+    pace::Waiting,
+    pick::Candidate,
+    rate::{PrefillRate, relative_speeds, tokens_per_ms},
+};
+use keyway_wire::block_hash::BlockHash;
+
+use super::{fleet::FleetSetup, routing::Arrival};
+use crate::engine_model::{Engine, Nanos};
+
+/// Choices after which the workers' fitted speeds are looked at again.
+const SPEEDS_EVERY: u64 = 64;
+
+pub(super) struct Gateway {
+    pub(super) index: PrefixIndex,
+    pub(super) room: WaitingRoom<Arrival>,
+    desks: Vec<Desk>,
+    /// Each worker's prompt tokens per millisecond, as fitted lately.
+    speeds: Vec<f64>,
+    /// Choices made when they are looked at again.
+    speeds_until: u64,
+    /// Choices made.
+    pub(super) counter: u64,
+}
+
+/// What is known of one worker's requests.
+#[derive(Debug, Default)]
+struct Desk {
+    load: Load,
+    rate: PrefillRate,
+    /// Prompt tokens of the requests under way.
+    context_tokens: u64,
+    /// Whether a first or last token came since the router last looked.
+    changed: bool,
+}
+
+impl Gateway {
+    pub(super) fn new(setup: &FleetSetup) -> Self {
+        let mut index = PrefixIndex::new(setup.index_bytes);
+        for worker in (0..setup.workers as u32).map(WorkerId) {
+            if setup.events {
+                index.set_exact(worker, true);
+            } else if setup.index_knows_capacity {
+                let blocks = setup.profile.kv_tokens() / u64::from(setup.index_block_tokens);
+                index.set_capacity(worker, Some(blocks as usize));
+            }
+        }
+        Self {
+            index,
+            room: WaitingRoom::new(RoomRules::default()),
+            desks: (0..setup.workers).map(|_| Desk::default()).collect(),
+            speeds: Vec::new(),
+            speeds_until: 0,
+            counter: 0,
+        }
+    }
+
+    /// The workers, without what they hold.
+    pub(super) fn candidates(&mut self, at: Nanos) -> Vec<Candidate> {
+        if self.counter >= self.speeds_until {
+            self.speeds_until = self.counter + SPEEDS_EVERY;
+            let rates: Vec<_> = self.desks.iter().map(|desk| desk.rate.tokens_per_second()).collect();
+            self.speeds = tokens_per_ms(&rates, &relative_speeds(&rates));
+        }
+        let now = Duration::from_nanos(at);
+        let of = |((worker, desk), &tokens_per_ms): ((u32, &Desk), &f64)| {
+            let load = desk.load.snapshot(now, tokens_per_ms);
+            Candidate::new(WorkerId(worker), load, tokens_per_ms, 1.0)
+        };
+        (0u32..).zip(&self.desks).zip(&self.speeds).map(of).collect()
+    }
+
+    /// Prompt tokens under way at each worker.
+    pub(super) fn contexts(&self) -> Vec<u64> {
+        self.desks.iter().map(|desk| desk.context_tokens).collect()
+    }
+
+    /// What one worker is doing.
+    pub(super) fn load(&self, worker: usize, at: Nanos) -> LoadSnapshot {
+        self.desks[worker].load.snapshot(Duration::from_nanos(at), self.speeds[worker])
+    }
+
+    /// A request was sent; with what it waits for, and how many tokens come before its first one.
+    pub(super) fn sent(&mut self, worker: usize, at: Nanos, prompt: u64, uncached: u64) -> (Waiting, u64) {
+        let (desk, now) = (&mut self.desks[worker], Duration::from_nanos(at));
+        desk.context_tokens += prompt;
+        let before_first = desk.load.all_waiting_tokens(now) + uncached;
+        (desk.load.start(now, uncached, true), before_first)
+    }
+
+    /// A first token came, so many tokens and so long after its request was sent.
+    pub(super) fn first_token(
+        &mut self,
+        worker: usize,
+        at: Nanos,
+        waiting: &Waiting,
+        (tokens, took): (u64, Duration),
+    ) {
+        let desk = &mut self.desks[worker];
+        desk.load.first_token(Duration::from_nanos(at), waiting);
+        desk.rate.observe(tokens, took.as_secs_f64());
+        desk.changed = true;
+    }
+
+    /// An answer has ended.
+    pub(super) fn ended(&mut self, worker: usize, prompt: u64, placement: Option<Placement>) {
+        let desk = &mut self.desks[worker];
+        desk.load.end();
+        desk.context_tokens -= prompt;
+        desk.changed = true;
+        if let Some(placement) = placement {
+            self.index.finish(placement);
+        }
+    }
+
+    /// Whether a first or last token of its requests came from this worker since the last call.
+    pub(super) fn take_changed(&mut self, worker: usize) -> bool {
+        std::mem::take(&mut self.desks[worker].changed)
+    }
+
+    /// Looks at a worker's gauges: requests, as vLLM counts them, and with `tokens` the prompt tokens that wait, as SGLang does.
+    pub(super) fn look(&mut self, worker: usize, at: Nanos, engine: &Engine, tokens: bool) {
+        let (running, waiting) = (engine.running() as u64, engine.waiting() as u64);
+        let waiting_tokens = tokens.then(|| engine.pending_prefill_tokens());
+        let engine = EngineLoad { running, waiting, waiting_tokens };
+        self.desks[worker].load.engine_says(Duration::from_nanos(at), engine);
+    }
+
+    /// A worker says that it holds these blocks of a chain.
+    pub(super) fn stored(&mut self, worker: usize, chain: &[BlockHash], blocks: Range<usize>) {
+        for at in blocks {
+            let parent = at.checked_sub(1).map(|before| chain[before]);
+            if !self.index.store_block(WorkerId(worker as u32), parent, chain[at]) {
+                return;
+            }
+        }
+    }
+
+    /// A worker says that it no longer holds this block.
+    pub(super) fn removed(&mut self, worker: usize, block: BlockHash) {
+        self.index.drop_block(WorkerId(worker as u32), block);
+    }
+}
