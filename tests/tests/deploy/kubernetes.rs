@@ -221,8 +221,8 @@ async fn a_watch_that_breaks_ends_or_expires_misses_nobody() {
     gateway.wait_ready(1).await;
     eventually!(api.watches() == 1);
     let troubles: [(&str, Trouble); 5] = [
-        ("ends", |api| api.end_watches()),
-        ("breaks within a line", |api| api.cut_watches()),
+        ("ends", KubeApi::end_watches),
+        ("breaks within a line", KubeApi::cut_watches),
         ("expires, by an event", |api| {
             api.expire(false);
             api.cut_watches();
