@@ -74,7 +74,8 @@ fn workers<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Value {
 }
 
 async fn gateway(api: &KubeApi, fleets: &str) -> Gateway {
-    let config = format!("[discovery]\nkubeconfig = {:?}\n{fleets}", api.kubeconfig());
+    let kubeconfig = api.kubeconfig();
+    let config = format!("[discovery]\nkubeconfig = {kubeconfig:?}\n{fleets}");
     Gateway::builder().config(&config).start().await
 }
 
@@ -405,8 +406,8 @@ async fn the_pod_that_is_worth_least_is_marked_by_one_gateway_for_all() {
     api.apply(own);
     api.apply(workers(&pods[..3]));
     let fleets = format!("{WORKERS}deletion_cost = true\n");
-    let config =
-        format!("policy = \"round-robin\"\n[discovery]\nkubeconfig = {:?}\n{fleets}", api.kubeconfig());
+    let kubeconfig = api.kubeconfig();
+    let config = format!("policy = \"round-robin\"\n[discovery]\nkubeconfig = {kubeconfig:?}\n{fleets}");
     let first = Gateway::builder().config(&config).start().await;
     first.wait_ready(3).await;
     ask(&first, "round", 6).await;
