@@ -74,7 +74,7 @@ fn workers<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Value {
 }
 
 async fn gateway(api: &KubeApi, fleets: &str) -> Gateway {
-    let kubeconfig = api.kubeconfig();
+    let kubeconfig = api.kubeconfig().display().to_string();
     let config = format!("[discovery]\nkubeconfig = {kubeconfig:?}\n{fleets}");
     Gateway::builder().config(&config).start().await
 }
@@ -406,7 +406,7 @@ async fn the_pod_that_is_worth_least_is_marked_by_one_gateway_for_all() {
     api.apply(own);
     api.apply(workers(&pods[..3]));
     let fleets = format!("{WORKERS}deletion_cost = true\n");
-    let kubeconfig = api.kubeconfig();
+    let kubeconfig = api.kubeconfig().display().to_string();
     let config = format!("policy = \"round-robin\"\n[discovery]\nkubeconfig = {kubeconfig:?}\n{fleets}");
     let first = Gateway::builder().config(&config).start().await;
     first.wait_ready(3).await;
