@@ -111,15 +111,13 @@ impl Follower<'_> {
         mut events: Pin<&mut impl Stream<Item = watcher::Result<watcher::Event<EndpointSlice>>>>,
     ) {
         loop {
-            let event = match self.moves.next_end() {
-                None => events.next().await,
-                Some(end) => match clock::timeout_at(end, events.next()).await {
-                    Ok(event) => event,
-                    Err(_) => {
-                        self.tell();
-                        continue;
-                    }
-                },
+            let next = match self.moves.next_end() {
+                None => Ok(events.next().await),
+                Some(end) => clock::timeout_at(end, events.next()).await,
+            };
+            let Ok(event) = next else {
+                self.tell();
+                continue;
             };
             match event {
                 Some(Ok(event)) => self.take(event),

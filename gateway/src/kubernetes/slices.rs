@@ -109,15 +109,15 @@ impl Slices {
                 }
             }
         }
-        let ending = by_identity.extract_if(.., |_, seen| seen.terminating).map(|(identity, _)| identity);
-        let ending = ending.collect();
+        let ends = by_identity.iter().filter(|(_, seen)| seen.terminating);
+        let ending = ends.map(|(identity, _)| identity.clone()).collect();
         let mut by_address: BTreeMap<(IpAddr, u16), Seen<'_>> = BTreeMap::new();
-        for seen in by_identity.into_values() {
+        for seen in by_identity.into_values().filter(|seen| !seen.terminating) {
             // The address of a pod that is gone may be another's before its slice says so: who is ready has it.
             let at = by_address.entry((seen.address, seen.port));
             at.and_modify(|other| {
                 if seen.ready && !other.ready {
-                    seen.clone_into(other)
+                    seen.clone_into(other);
                 }
             })
             .or_insert(seen);

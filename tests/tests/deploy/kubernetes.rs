@@ -74,7 +74,8 @@ fn workers<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Value {
 }
 
 async fn gateway(api: &KubeApi, fleets: &str) -> Gateway {
-    let config = format!("[discovery]\nkubeconfig = {:?}\n{fleets}", api.kubeconfig());
+    let kubeconfig = api.kubeconfig().display().to_string();
+    let config = format!("[discovery]\nkubeconfig = {kubeconfig:?}\n{fleets}");
     Gateway::builder().config(&config).start().await
 }
 
@@ -221,8 +222,8 @@ async fn a_watch_that_breaks_ends_or_expires_misses_nobody() {
     gateway.wait_ready(1).await;
     eventually!(api.watches() == 1);
     let troubles: [(&str, Trouble); 5] = [
-        ("ends", |api| api.end_watches()),
-        ("breaks within a line", |api| api.cut_watches()),
+        ("ends", KubeApi::end_watches),
+        ("breaks within a line", KubeApi::cut_watches),
         ("expires, by an event", |api| {
             api.expire(false);
             api.cut_watches();
@@ -405,8 +406,8 @@ async fn the_pod_that_is_worth_least_is_marked_by_one_gateway_for_all() {
     api.apply(own);
     api.apply(workers(&pods[..3]));
     let fleets = format!("{WORKERS}deletion_cost = true\n");
-    let config =
-        format!("policy = \"round-robin\"\n[discovery]\nkubeconfig = {:?}\n{fleets}", api.kubeconfig());
+    let kubeconfig = api.kubeconfig().display().to_string();
+    let config = format!("policy = \"round-robin\"\n[discovery]\nkubeconfig = {kubeconfig:?}\n{fleets}");
     let first = Gateway::builder().config(&config).start().await;
     first.wait_ready(3).await;
     ask(&first, "round", 6).await;
