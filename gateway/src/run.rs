@@ -56,7 +56,7 @@ pub struct Gateway {
 
 /// Starts on these sockets; [`Gateway::open`] lets clients in. Without `config.workers` and a discovery that is dynamic it can only refuse requests. `reader` is where
 /// a reload gets the configuration from; `embedded`, the workers in this process.
-pub async fn start(
+pub fn start(
     config: &Config,
     sockets: Sockets,
     reader: Reader,
@@ -208,7 +208,7 @@ pub async fn run(mut config: Config, reader: Reader, mut signals: Signals) -> io
     };
     let own = if embedded.is_some() { config.workers.clone() } else { Vec::new() };
     let (sockets, predecessor) = sockets(&mut config).await?;
-    let mut gateway = start(&config, sockets, reader, own).await?;
+    let mut gateway = start(&config, sockets, reader, own)?;
     if let Some(predecessor) = &predecessor
         && predecessor.legacy.was_ready
         && !gateway.ready(HANDOVER_WORKERS_TIMEOUT).await
