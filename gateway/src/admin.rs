@@ -16,12 +16,12 @@ use crate::{
     dispatch::read_request,
     error::Error,
     explain::explain,
+    leaving::Leaving,
     live::Live,
     members::Members,
     metrics::Metrics,
     reload::Reloader,
     routing::Router,
-    run::Leaving,
     stack::Stack,
 };
 

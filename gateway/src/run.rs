@@ -1,10 +1,9 @@
-//! Puts the parts together: binds both listeners, starts the workers it was given or its own, probes, serves, drains.
-//! What is read again while it runs is `reload.rs`' business.
+//! From a configuration to a gateway that serves, and to its end: gets the listening sockets, starts the workers it was
+//! given or its own, serves, hands over or drains. How its parts are made is `assemble.rs`' business, what is read again
+//! while it runs `reload.rs`'.
 
-use std::{io, net::SocketAddr, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use keyway_core::RetryBudget;
-use parking_lot::Mutex;
 use tokio::{
     sync::{oneshot, watch},
     task::JoinHandle,
@@ -13,37 +12,25 @@ use tokio::{
 use crate::{
     admin::{self, Admin},
     admin_guard,
-    admission::Admission,
+    assemble::{Assembly, assemble},
     autoscale::Autoscale,
-    clock::{self, Clock},
-    config::{Config, ConfigError, WorkerConfig},
-    decision_log::DecisionLog,
-    dispatch::Dispatch,
-    drift::DriftDoctor,
-    ejection::Ejections,
+    clock,
+    config::{Config, WorkerConfig},
     external_scaler::ExternalScaler,
-    fleet::Fleet,
     handover::{self, Legacy, Predecessor},
-    limits::{self, HANDOVER_WORKERS_TIMEOUT},
-    live::{Live, Serving},
-    members::{Members, Source},
+    leaving::Leaving,
+    limits::HANDOVER_WORKERS_TIMEOUT,
+    members::Members,
     metrics::Metrics,
-    net::{self, Connector},
-    probe,
-    reload::{Parts, Reader, Reloader, look_for_workers},
-    request::KeyerConfig,
-    resume::Resumer,
+    net, probe,
+    reload::{Reader, Reloader},
     routing::Router,
     server::{self, Intake, Server},
     signals::{Signals, Told},
-    snapshot,
+    snapshot::Memory,
     sockets::{Handles, Sockets},
     stack, systemd,
-    tenants::{self, Tenants},
-    tls::ServerTls,
-    token_keyer::TokenKeyer,
     trace::Traces,
-    upstream::Upstream,
 };
 
 /// A gateway that serves. Dropping it does not stop it; [`Gateway::shutdown`] does.
@@ -53,7 +40,7 @@ pub struct Gateway {
     pub addr: SocketAddr,
     /// Where operators connect.
     pub admin_addr: SocketAddr,
-    /// Where KEDA asks for workers, if it does.
+    /// Where KEDA connects, if it does.
     pub scaler_addr: Option<SocketAddr>,
     /// `http` or `https`, for clients.
     pub scheme: &'static str,
@@ -75,64 +62,9 @@ pub struct Gateway {
     traces: Option<Traces>,
 }
 
-/// Whether the gateway is on its way out, or was asked to be.
-#[derive(Debug)]
-pub struct Leaving {
-    asked: watch::Sender<bool>,
-    began: watch::Sender<bool>,
-}
-
-impl Leaving {
-    fn new() -> Arc<Self> {
-        Arc::new(Self { asked: watch::Sender::new(false), began: watch::Sender::new(false) })
-    }
-
-    /// Asks the gateway to drain and end.
-    pub fn ask(&self) {
-        self.asked.send_replace(true);
-    }
-
-    /// Whether it has begun to.
-    pub fn began(&self) -> bool {
-        *self.began.borrow()
-    }
-
-    async fn asked(&self) {
-        // The sender is this very value.
-        drop(self.asked.subscribe().wait_for(|asked| *asked).await);
-    }
-}
-
-/// What outlives the process: the index, in its file.
-#[derive(Debug, Clone)]
-struct Memory {
-    file: Option<PathBuf>,
-    router: Arc<Router>,
-    keyer: KeyerConfig,
-}
-
-impl Memory {
-    fn write(&self) {
-        let Some(file) = &self.file else { return };
-        match snapshot::write(file, &self.router, self.keyer) {
-            Ok(blocks) => tracing::info!(blocks, "the index was written to {}", file.display()),
-            Err(error) => tracing::warn!(%error, "the index could not be written to {}", file.display()),
-        }
-    }
-
-    /// Workers that join from now on are remembered.
-    fn read(&self, index_bytes: usize) {
-        let Some(file) = self.file.as_ref().filter(|file| file.exists()) else { return };
-        match snapshot::read(file, self.keyer, index_bytes) {
-            Ok(remembered) => self.router.remember(remembered),
-            Err(error) => tracing::warn!(error, "{} is not used", file.display()),
-        }
-    }
-}
-
 /// Starts on these sockets; [`Gateway::open`] lets clients in. Without `config.workers` and a discovery that is dynamic it can only refuse requests. `reader` is where
 /// a reload gets the configuration from; `embedded`, the workers in this process.
-pub async fn start(
+pub fn start(
     config: &Config,
     sockets: Sockets,
     reader: Reader,
@@ -143,44 +75,10 @@ pub async fn start(
     net::give_up_on_readers_after(&listener, config.timeouts.client_stall)?;
     let (addr, admin_addr) = (listener.local_addr()?, admin_listener.local_addr()?);
 
-    let clock = Clock::start();
-    let metrics = Arc::new(Metrics::new().map_err(io::Error::other)?);
-    let ejections = Ejections::new(clock, Some(metrics.ejections.clone()));
-    let fleet = Arc::new(Fleet::new(&config.workers, clock.now(), &ejections));
-    let upstream = Upstream::new(Connector::new(config.timeouts.connect));
-    let keyer = KeyerConfig { key: config.hash_key, block_bytes: block_bytes(config) };
-    let router = router(config, &fleet, &metrics, clock, keyer)?;
-    let memory = Memory { file: config.snapshot_file.clone(), router: Arc::clone(&router), keyer };
-    memory.read(config.index_bytes);
-    let members = members(config, &router, &upstream, &metrics);
-    let discovery = Mutex::new(look_for_workers(&config.discovery, &members, &metrics));
-    let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
-    let traces = traces(config, &upstream, &metrics);
-    let mut background = vec![tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router)))];
-
-    let admission = Admission::new(config.max_in_flight, metrics.in_flight.clone());
-    let intake = Intake::new(config.max_connections, config.drain_timeout);
-    let (tls, tenants) = doors(config, clock, &metrics, &mut background).map_err(io::Error::other)?;
-    let dispatch = dispatch(config, &router, &scale, &upstream, keyer)?;
-    let live = Live::new(Serving {
-        dispatch: Arc::new(dispatch),
-        tenants,
-        admin_token: config.admin_token.clone(),
-        admin_allow: config.discovery.admin_allow.clone(),
-    });
-    background.push(tokio::spawn(tenants::follow(live.clone())));
-    let parts = Parts {
-        live: live.clone(),
-        members: Arc::clone(&members),
-        router: Arc::clone(&router),
-        upstream,
-        admission: admission.clone(),
-        intake: Arc::clone(&intake),
-        tls: tls.clone(),
-        metrics: Arc::clone(&metrics),
-        clock,
-        discovery,
-    };
+    let Assembly { parts, scale, memory, background, traces } = assemble(config)?;
+    let (live, tls, admission) = (parts.live.clone(), parts.tls.clone(), parts.admission.clone());
+    let (router, members) = (Arc::clone(&parts.router), Arc::clone(&parts.members));
+    let (metrics, intake) = (Arc::clone(&parts.metrics), Arc::clone(&parts.intake));
     let reloader = Reloader::new(reader, config.clone(), embedded, parts);
 
     let (stop, stopped) = watch::channel(false);
@@ -247,85 +145,6 @@ fn serve_operators(
     })
 }
 
-fn dispatch(
-    config: &Config,
-    router: &Arc<Router>,
-    scale: &Arc<Autoscale>,
-    upstream: &Upstream,
-    keyer: KeyerConfig,
-) -> io::Result<Dispatch> {
-    let metrics = router.metrics();
-    let tokenizers = config.tokenizers.iter().map(|(name, dir)| (name.as_str(), dir.as_path()));
-    let tokens = TokenKeyer::load(tokenizers, Arc::clone(metrics)).map_err(io::Error::other)?;
-    let retry_budget = Arc::new(Mutex::new(RetryBudget::new(router.now())));
-    Ok(Dispatch {
-        resumer: resumer(config, router, upstream, &retry_budget, metrics),
-        router: Arc::clone(router),
-        scale: Arc::clone(scale),
-        upstream: upstream.clone(),
-        metrics: Arc::clone(metrics),
-        keyer,
-        tokens: Arc::new(tokens),
-        max_body_bytes: config.max_body_bytes,
-        doctor: Arc::new(DriftDoctor::new(config.hash_key, metrics)),
-        expose_routing: config.expose_routing,
-        ask_usage: config.ask_usage,
-        timeouts: config.timeouts,
-        retry_budget,
-    })
-}
-
-fn router(
-    config: &Config,
-    fleet: &Arc<Fleet>,
-    metrics: &Arc<Metrics>,
-    clock: Clock,
-    keyer: KeyerConfig,
-) -> io::Result<Arc<Router>> {
-    let log = config.decision_log.as_ref();
-    let log = log.map(|(path, share)| DecisionLog::open(path, *share, metrics.caches.decision_log.clone()));
-    let (fleet, metrics) = (Arc::clone(fleet), Arc::clone(metrics));
-    let router = Router::new(fleet, metrics, clock, config.policy, keyer, config.index_bytes);
-    let router = router.with_log(log.transpose()?).with_room(config.room);
-    Ok(Arc::new(router.with_load_scrape(config.load_scrape).with_slow_start(config.slow_start)))
-}
-
-fn resumer(
-    config: &Config,
-    router: &Arc<Router>,
-    upstream: &Upstream,
-    budget: &Arc<Mutex<RetryBudget>>,
-    metrics: &Arc<Metrics>,
-) -> Arc<Resumer> {
-    let (router, upstream, budget) = (Arc::clone(router), upstream.clone(), Arc::clone(budget));
-    Arc::new(Resumer::new(router, upstream, budget, Arc::clone(metrics), config.resume_bytes))
-}
-
-/// Takes the configured workers into the fleet.
-fn members(
-    config: &Config,
-    router: &Arc<Router>,
-    upstream: &Upstream,
-    metrics: &Arc<Metrics>,
-) -> Arc<Members> {
-    let members = Members::new(Arc::clone(router), upstream.clone(), Arc::clone(metrics));
-    for worker in router.fleet().all() {
-        if worker.kv_source().is_some() && config.tokenizers.is_empty() {
-            tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");
-        }
-        members.adopt(worker, Source::Static);
-    }
-    members
-}
-
-/// Where traces go, if they do.
-fn traces(config: &Config, upstream: &Upstream, metrics: &Metrics) -> Option<Traces> {
-    let traces = config.traces.as_ref()?;
-    let spans = metrics.traces.spans.clone();
-    tracing::info!(collector = %traces.endpoint, "requests are traced");
-    Some(Traces::start(traces.rules.clone(), &traces.endpoint, traces.tls.clone(), upstream.clone(), spans))
-}
-
 /// KEDA's way to the sum, where one is configured.
 fn external_scaler(
     listener: Option<net::TcpListener>,
@@ -340,35 +159,11 @@ fn external_scaler(
     Ok(Some((addr, tokio::spawn(scaler.serve(listener)))))
 }
 
-/// What stands before clients.
-type Doors = (Option<Arc<ServerTls>>, Option<Arc<Tenants>>);
-
-/// TLS, which follows its files, and tenants.
-fn doors(
-    config: &Config,
-    clock: Clock,
-    metrics: &Metrics,
-    background: &mut Vec<JoinHandle<()>>,
-) -> Result<Doors, ConfigError> {
-    let tls = config.tls.clone().map(ServerTls::load).transpose()?;
-    if let Some(tls) = &tls {
-        background.push(tokio::spawn(Arc::clone(tls).follow_files()));
-    }
-    let load = |(path, isolate): (PathBuf, bool)| {
-        Tenants::load(path, isolate, config.hash_key, clock, metrics.tenants.clone())
-    };
-    Ok((tls, config.tenants.clone().map(load).transpose()?))
-}
-
 async fn on(mut stopped: watch::Receiver<bool>) {
     // An error means that the gateway was dropped without a shutdown: serve on.
     if stopped.wait_for(|stop| *stop).await.is_err() {
         std::future::pending::<()>().await;
     }
-}
-
-fn block_bytes(config: &Config) -> NonZeroUsize {
-    config.block_bytes.unwrap_or(NonZeroUsize::new(limits::BLOCK_BYTES).unwrap_or(NonZeroUsize::MIN))
 }
 
 impl Gateway {
@@ -406,7 +201,7 @@ impl Gateway {
     /// listener closes; open requests finish; then all stops. Where a successor has the sockets, at once. Returns whether all
     /// finished in time.
     pub async fn shutdown(self, succeeded: bool) -> bool {
-        self.leaving.began.send_replace(true);
+        self.leaving.begin();
         self.intake.leave();
         if let Some(offering) = &self.offering {
             offering.abort();
@@ -444,7 +239,7 @@ pub async fn run(mut config: Config, reader: Reader, mut signals: Signals) -> io
     };
     let own = if embedded.is_some() { config.workers.clone() } else { Vec::new() };
     let (sockets, predecessor) = sockets(&mut config).await?;
-    let mut gateway = start(&config, sockets, reader, own).await?;
+    let mut gateway = start(&config, sockets, reader, own)?;
     if let Some(predecessor) = &predecessor
         && predecessor.legacy.was_ready
         && !gateway.ready(HANDOVER_WORKERS_TIMEOUT).await

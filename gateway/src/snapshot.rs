@@ -7,7 +7,12 @@
 //! since 1970 (8); then for each worker the length of its name (2), the name, the count of its blocks (8), and their hashes from the most to the least recently used (8 each); at the end
 //! the XXH3 of all before it (8).
 
-use std::{collections::HashMap, fs, io, path::Path, sync::Arc};
+use std::{
+    collections::HashMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
 
@@ -27,6 +32,37 @@ const HEAD_BYTES: usize = 36;
 /// What a file says of workers that have not joined yet.
 #[derive(Debug, Default)]
 pub struct Remembered(HashMap<String, Vec<BlockHash>>);
+
+/// What outlives the process: the index, in its file.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    /// Where; nowhere if absent.
+    pub file: Option<PathBuf>,
+    /// Whose index.
+    pub router: Arc<Router>,
+    /// How its blocks are named.
+    pub keyer: KeyerConfig,
+}
+
+impl Memory {
+    /// Writes it; what goes wrong is logged.
+    pub fn write(&self) {
+        let Some(file) = &self.file else { return };
+        match write(file, &self.router, self.keyer) {
+            Ok(blocks) => tracing::info!(blocks, "the index was written to {}", file.display()),
+            Err(error) => tracing::warn!(%error, "the index could not be written to {}", file.display()),
+        }
+    }
+
+    /// Workers that join from now on are remembered.
+    pub fn read(&self, index_bytes: usize) {
+        let Some(file) = self.file.as_ref().filter(|file| file.exists()) else { return };
+        match read(file, self.keyer, index_bytes) {
+            Ok(remembered) => self.router.remember(remembered),
+            Err(error) => tracing::warn!(error, "{} is not used", file.display()),
+        }
+    }
+}
 
 /// Writes the snapshot in place of the one before. Returns the blocks written.
 pub fn write(path: &Path, router: &Router, keyer: KeyerConfig) -> io::Result<usize> {

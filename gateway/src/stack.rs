@@ -5,7 +5,10 @@
 use std::{any::Any, convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 
 use futures_util::FutureExt;
-use http::{HeaderValue, Method, Version, header::CONNECTION};
+use http::{
+    HeaderValue, Method, Version,
+    header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING},
+};
 use keyway_wire::headers as names;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 
@@ -40,6 +43,8 @@ pub fn stack(
         }))
         // Below the record, so that a panic is recorded; above all that may panic.
         .layer(around(panic_safe))
+        // Before anybody reads the body.
+        .layer(around(framed))
         // Above the places, so that who may not come in takes none.
         .layer(around(move |request, next| known(keys.now(), request, next)))
         // Before anything that costs: a refused request must be cheap.
@@ -126,6 +131,21 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("?")
+}
+
+/// Refuses what two readers could frame in two ways (RFC 9112 §6.1), and its connection with it.
+async fn framed<S>(request: Request, next: S) -> Result<Response, Infallible>
+where
+    S: Service<Request, Response = Response, Error = Infallible>,
+{
+    let headers = request.headers();
+    if headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH) {
+        let why = "it has both a content-length and a transfer-encoding".to_owned();
+        let mut refused = Error::BodyUnreadable(why).to_response();
+        refused.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        return Ok(refused);
+    }
+    next.oneshot(request).await
 }
 
 async fn known<S>(serving: Arc<Serving>, mut request: Request, next: S) -> Result<Response, Infallible>

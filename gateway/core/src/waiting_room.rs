@@ -195,7 +195,7 @@ impl<R> WaitingRoom<R> {
         self.fair.arrange(&mut all, |(share, _)| *share);
         let ahead: f64 = all.iter().take_while(|(_, new)| !new).map(|(share, _)| share.tokens).sum();
         match self.outflow.time_for(ahead) {
-            Some(wait) if wait > limit => Err(wait - limit),
+            Some(wait) if wait > limit => Err(wait.saturating_sub(limit)),
             _ => Ok(()),
         }
     }

@@ -155,7 +155,8 @@ fn run(
         }
         room.release(floor.now, &mut floor);
     }
-    let ttft = floor.begun.iter().map(|(owner, came, done)| (*owner, (*done - *came).as_secs_f64()));
+    let ttft =
+        floor.begun.iter().map(|(owner, came, done)| (*owner, done.saturating_sub(*came).as_secs_f64()));
     (ttft.collect(), floor.refused)
 }
 

@@ -1,0 +1,185 @@
+//! Makes a gateway's parts out of its configuration and joins them; sockets and the order of their beginning and end are
+//! `run.rs`' business.
+
+use std::{io, num::NonZeroUsize, path::PathBuf, sync::Arc};
+
+use keyway_core::RetryBudget;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+
+use crate::{
+    admission::Admission,
+    autoscale::Autoscale,
+    clock::Clock,
+    config::{Config, ConfigError},
+    decision_log::DecisionLog,
+    dispatch::Dispatch,
+    drift::DriftDoctor,
+    ejection::Ejections,
+    fleet::Fleet,
+    limits,
+    live::{Live, Serving},
+    members::{Members, Source},
+    metrics::Metrics,
+    net::Connector,
+    reload::{Parts, look_for_workers},
+    request::KeyerConfig,
+    resume::Resumer,
+    routing::Router,
+    server::Intake,
+    snapshot::Memory,
+    tenants::{self, Tenants},
+    tls::ServerTls,
+    token_keyer::TokenKeyer,
+    trace::Traces,
+    upstream::Upstream,
+};
+
+/// The parts, before anybody is let in.
+#[derive(Debug)]
+pub struct Assembly {
+    /// Those that a reload reaches.
+    pub parts: Parts,
+    /// How many workers each model needs.
+    pub scale: Arc<Autoscale>,
+    /// The index's file.
+    pub memory: Memory,
+    /// What runs beside them.
+    pub background: Vec<JoinHandle<()>>,
+    /// Where spans go, if they do.
+    pub traces: Option<Traces>,
+}
+
+/// Makes all parts; workers are probed from now on.
+pub fn assemble(config: &Config) -> io::Result<Assembly> {
+    let clock = Clock::start();
+    let metrics = Arc::new(Metrics::new().map_err(io::Error::other)?);
+    let ejections = Ejections::new(clock, Some(metrics.ejections.clone()));
+    let fleet = Arc::new(Fleet::new(&config.workers, clock.now(), &ejections));
+    let upstream = Upstream::new(Connector::new(config.timeouts.connect));
+    let keyer = KeyerConfig { key: config.hash_key, block_bytes: block_bytes(config) };
+    let router = router(config, &fleet, &metrics, clock, keyer)?;
+    let memory = Memory { file: config.snapshot_file.clone(), router: Arc::clone(&router), keyer };
+    memory.read(config.index_bytes);
+    let members = members(config, &router, &upstream, &metrics);
+    let discovery = Mutex::new(look_for_workers(&config.discovery, &members, &metrics));
+    let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
+    let traces = traces(config, &upstream, &metrics);
+    let mut background = vec![tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router)))];
+
+    let admission = Admission::new(config.max_in_flight, metrics.in_flight.clone());
+    let intake = Intake::new(config.max_connections, config.drain_timeout);
+    let (tls, tenants) = doors(config, clock, &metrics, &mut background).map_err(io::Error::other)?;
+    let live = Live::new(Serving {
+        dispatch: Arc::new(dispatch(config, &router, &scale, &upstream, keyer)?),
+        tenants,
+        admin_token: config.admin_token.clone(),
+        admin_allow: config.discovery.admin_allow.clone(),
+    });
+    background.push(tokio::spawn(tenants::follow(live.clone())));
+    let parts = Parts { live, members, router, upstream, admission, intake, tls, metrics, clock, discovery };
+    Ok(Assembly { parts, scale, memory, background, traces })
+}
+
+fn dispatch(
+    config: &Config,
+    router: &Arc<Router>,
+    scale: &Arc<Autoscale>,
+    upstream: &Upstream,
+    keyer: KeyerConfig,
+) -> io::Result<Dispatch> {
+    let metrics = router.metrics();
+    let tokenizers = config.tokenizers.iter().map(|(name, dir)| (name.as_str(), dir.as_path()));
+    let tokens = TokenKeyer::load(tokenizers, Arc::clone(metrics)).map_err(io::Error::other)?;
+    let retry_budget = Arc::new(Mutex::new(RetryBudget::new(router.now())));
+    Ok(Dispatch {
+        resumer: resumer(config, router, upstream, &retry_budget),
+        router: Arc::clone(router),
+        scale: Arc::clone(scale),
+        upstream: upstream.clone(),
+        metrics: Arc::clone(metrics),
+        keyer,
+        tokens: Arc::new(tokens),
+        max_body_bytes: config.max_body_bytes,
+        doctor: Arc::new(DriftDoctor::new(config.hash_key, metrics)),
+        expose_routing: config.expose_routing,
+        ask_usage: config.ask_usage,
+        timeouts: config.timeouts,
+        retry_budget,
+    })
+}
+
+fn resumer(
+    config: &Config,
+    router: &Arc<Router>,
+    upstream: &Upstream,
+    budget: &Arc<Mutex<RetryBudget>>,
+) -> Arc<Resumer> {
+    let metrics = Arc::clone(router.metrics());
+    let (router, upstream, budget) = (Arc::clone(router), upstream.clone(), Arc::clone(budget));
+    Arc::new(Resumer::new(router, upstream, budget, metrics, config.resume_bytes))
+}
+
+/// Where spans go, if they do.
+fn traces(config: &Config, upstream: &Upstream, metrics: &Metrics) -> Option<Traces> {
+    let traces = config.traces.as_ref()?;
+    let spans = metrics.traces.spans.clone();
+    tracing::info!(collector = %traces.endpoint, "requests are traced");
+    Some(Traces::start(traces.rules.clone(), &traces.endpoint, traces.tls.clone(), upstream.clone(), spans))
+}
+
+fn router(
+    config: &Config,
+    fleet: &Arc<Fleet>,
+    metrics: &Arc<Metrics>,
+    clock: Clock,
+    keyer: KeyerConfig,
+) -> io::Result<Arc<Router>> {
+    let log = config.decision_log.as_ref();
+    let log = log.map(|(path, share)| DecisionLog::open(path, *share, metrics.caches.decision_log.clone()));
+    let (fleet, metrics) = (Arc::clone(fleet), Arc::clone(metrics));
+    let router = Router::new(fleet, metrics, clock, config.policy, keyer, config.index_bytes);
+    let router = router.with_log(log.transpose()?).with_room(config.room);
+    Ok(Arc::new(router.with_load_scrape(config.load_scrape).with_slow_start(config.slow_start)))
+}
+
+/// Takes the configured workers into the fleet.
+fn members(
+    config: &Config,
+    router: &Arc<Router>,
+    upstream: &Upstream,
+    metrics: &Arc<Metrics>,
+) -> Arc<Members> {
+    let members = Members::new(Arc::clone(router), upstream.clone(), Arc::clone(metrics));
+    for worker in router.fleet().all() {
+        if worker.kv_source().is_some() && config.tokenizers.is_empty() {
+            tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");
+        }
+        members.adopt(worker, Source::Static);
+    }
+    members
+}
+
+/// What stands before clients.
+type Doors = (Option<Arc<ServerTls>>, Option<Arc<Tenants>>);
+
+/// TLS, which follows its files, and tenants.
+fn doors(
+    config: &Config,
+    clock: Clock,
+    metrics: &Metrics,
+    background: &mut Vec<JoinHandle<()>>,
+) -> Result<Doors, ConfigError> {
+    let tls = config.tls.clone().map(ServerTls::load).transpose()?;
+    if let Some(tls) = &tls {
+        background.push(tokio::spawn(Arc::clone(tls).follow_files()));
+    }
+    let load = |(path, isolate): (PathBuf, bool)| {
+        Tenants::load(path, isolate, config.hash_key, clock, metrics.tenants.clone())
+    };
+    Ok((tls, config.tenants.clone().map(load).transpose()?))
+}
+
+fn block_bytes(config: &Config) -> NonZeroUsize {
+    config.block_bytes.unwrap_or(NonZeroUsize::new(limits::BLOCK_BYTES).unwrap_or(NonZeroUsize::MIN))
+}

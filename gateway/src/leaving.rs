@@ -1,0 +1,44 @@
+//! The word that the gateway is to end, and that it has begun to: between the admin listener, which may ask for the end and
+//! answers `/readyz`, and `run.rs`, which does it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tokio::sync::watch;
+
+/// Whether the gateway is on its way out, or was asked to be.
+#[derive(Debug)]
+pub struct Leaving {
+    asked: watch::Sender<bool>,
+    began: AtomicBool,
+}
+
+impl Leaving {
+    /// Neither.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { asked: watch::Sender::new(false), began: AtomicBool::new(false) })
+    }
+
+    /// Asks the gateway to drain and end.
+    pub fn ask(&self) {
+        self.asked.send_replace(true);
+    }
+
+    /// Whether it has begun to.
+    pub fn began(&self) -> bool {
+        self.began.load(Ordering::Relaxed)
+    }
+
+    /// It begins to.
+    pub fn begin(&self) {
+        self.began.store(true, Ordering::Relaxed);
+    }
+
+    /// Completes when it was asked to.
+    pub async fn asked(&self) {
+        // The sender is this very value.
+        drop(self.asked.subscribe().wait_for(|asked| *asked).await);
+    }
+}
