@@ -184,7 +184,7 @@ mod tests {
     fn the_chunk_of_the_usage_goes_and_every_other_byte_stays() {
         let usage = format!("data: {{\"choices\":[],\"usage\":{COUNTS}}}");
         for end in ["\n\n", "\r\n\r\n", "\r\r"] {
-            let events = |parts: &[&str]| parts.iter().map(|part| format!("{part}{end}")).collect::<String>();
+            let events = |parts: &[&str]| parts.iter().flat_map(|part| [*part, end]).collect::<String>();
             let (say, done) = ("data: {\"choices\":[{\"delta\":\"the \\\"usage\\\" of\"}]}", "data: [DONE]");
             assert_eq!(hide(false, &events(&[say, &usage, done])), events(&[say, done]));
             assert_eq!(hide(true, &events(&[&usage])), "");
