@@ -250,35 +250,14 @@ impl<R> WaitingRoom<R> {
             wake = Some(wake.map_or(due, |wake| wake.min(due)));
             kept.push(entry);
         };
-        let after = |ms: f64| now + Duration::from_secs_f64(ms.clamp(MIN_PAUSE_MS, MAX_PAUSE_MS) / 1e3);
         for mut entry in self.waiting.drain(..) {
             let must_begin =
                 (surplus > 0 && shed_after.is_none()) || now.saturating_sub(entry.arrived) >= max_wait;
-            if !must_begin {
-                let least_ms = desk.least_excess_ms(&entry.request, &ahead);
-                if least_ms > 0.0 {
-                    if entry.own_ms.is_none() {
-                        let quote = desk.quote(&entry.request, &ahead).map(|(quote, _)| quote);
-                        entry.own_ms = quote.map(|quote| quote.own_ms);
-                        weighed += quote.map_or(0, |quote| quote.weighed);
-                    }
-                    keep(entry, after(least_ms));
-                    continue;
-                }
-                if let Some((worker, until)) = entry.hope.filter(|(_, until)| now < *until)
-                    && !desk.is_open(&entry.request, worker, &ahead)
-                {
-                    ahead.add(worker, entry.own_ms.unwrap_or(0.0));
-                    keep(entry, until);
-                    continue;
-                }
-                if weighed >= MAX_WEIGHED {
-                    if let Some((worker, _)) = entry.hope {
-                        ahead.add(worker, entry.own_ms.unwrap_or(0.0));
-                    }
-                    keep(entry, after(MIN_PAUSE_MS));
-                    continue;
-                }
+            let unweighed =
+                if must_begin { None } else { entry.waits_unweighed(now, desk, &mut ahead, &mut weighed) };
+            if let Some(due) = unweighed {
+                keep(entry, due);
+                continue;
             }
             let Some((quote, plan)) = desk.quote(&entry.request, &ahead) else {
                 desk.begin(entry.request, None);
@@ -299,7 +278,7 @@ impl<R> WaitingRoom<R> {
                 entry.hope = Some((quote.worker, now + pause));
                 entry.own_ms = Some(quote.own_ms);
                 ahead.add(quote.worker, quote.own_ms);
-                keep(entry, after(excess_ms));
+                keep(entry, after(now, excess_ms));
             }
         }
         self.waiting = kept;
@@ -335,6 +314,47 @@ impl<R> WaitingRoom<R> {
         }
         self.fair.arrange(&mut self.waiting, |entry| entry.share);
     }
+}
+
+impl<R> Entry<R> {
+    /// When it is to be looked at again, if it is known without weighing all workers that it cannot begin now, or if enough
+    /// have been weighed at this release.
+    fn waits_unweighed(
+        &mut self,
+        now: Duration,
+        desk: &mut impl Desk<R>,
+        ahead: &mut Ahead,
+        weighed: &mut usize,
+    ) -> Option<Duration> {
+        let least_ms = desk.least_excess_ms(&self.request, ahead);
+        if least_ms > 0.0 {
+            if self.own_ms.is_none() {
+                let quote = desk.quote(&self.request, ahead).map(|(quote, _)| quote);
+                self.own_ms = quote.map(|quote| quote.own_ms);
+                *weighed += quote.map_or(0, |quote| quote.weighed);
+            }
+            return Some(after(now, least_ms));
+        }
+        let hoped = self.hope.filter(|(_, until)| now < *until);
+        if let Some((worker, until)) = hoped
+            && !desk.is_open(&self.request, worker, ahead)
+        {
+            ahead.add(worker, self.own_ms.unwrap_or(0.0));
+            return Some(until);
+        }
+        if *weighed < MAX_WEIGHED {
+            return None;
+        }
+        if let Some((worker, _)) = self.hope {
+            ahead.add(worker, self.own_ms.unwrap_or(0.0));
+        }
+        Some(after(now, MIN_PAUSE_MS))
+    }
+}
+
+/// So many milliseconds later, within what is worth a look.
+fn after(now: Duration, ms: f64) -> Duration {
+    now + Duration::from_secs_f64(ms.clamp(MIN_PAUSE_MS, MAX_PAUSE_MS) / 1e3)
 }
 
 #[cfg(test)]
