@@ -66,6 +66,23 @@ pub enum Obstacle {
 }
 
 impl Obstacle {
+    /// All of them.
+    pub const ALL: [Self; 13] = [
+        Self::Off,
+        Self::Path,
+        Self::Engine,
+        Self::Tools,
+        Self::Form,
+        Self::Choices,
+        Self::Echo,
+        Self::OwnExtension,
+        Self::Unreadable,
+        Self::Memory,
+        Self::NoWorker,
+        Self::Budget,
+        Self::Attempts,
+    ];
+
     /// For logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {

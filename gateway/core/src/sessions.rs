@@ -127,8 +127,8 @@ mod tests {
     #[test]
     fn going_on_asking_again_and_starting_over_are_no_drift() {
         let past = chain(0..10);
-        for now in [chain(0..30), chain(0..10), chain((0..8).chain(50..60)), chain(0..3), chain(0..0)] {
-            assert_eq!(drift((&past, 8), &now), None);
+        for turn in [chain(0..30), chain(0..10), chain((0..8).chain(50..60)), chain(0..3), chain(0..0)] {
+            assert_eq!(drift((&past, 8), &turn), None);
         }
     }
 

@@ -27,6 +27,10 @@ impl LifecycleMetrics {
             )?,
         };
         series.last_reload_ok.set(1);
+        // There from the start, so that the first one is an increase.
+        for outcome in ["applied", "refused"] {
+            series.reloads.with_label_values(&[outcome]);
+        }
         Ok(series)
     }
 }

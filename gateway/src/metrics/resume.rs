@@ -3,6 +3,7 @@
 use prometheus::{IntCounterVec, IntGauge};
 
 use super::Declare;
+use crate::resume::Obstacle;
 
 /// Handles of these series.
 #[derive(Debug)]
@@ -17,7 +18,7 @@ pub struct ResumeMetrics {
 
 impl ResumeMetrics {
     pub(super) fn declare(d: &Declare) -> prometheus::Result<Self> {
-        Ok(Self {
+        let series = Self {
             resumed: d.counter(
                 "keyway_streams_resumed_total",
                 "Times that another worker went on with a stream: from its beginning, or exactly where it broke off.",
@@ -32,6 +33,14 @@ impl ResumeMetrics {
                 "keyway_resume_bytes",
                 "Requests and token ids kept while their streams may have to be resumed.",
             )?,
-        })
+        };
+        // There from the start, so that the first one is an increase.
+        for how in ["restart", "exact"] {
+            series.resumed.with_label_values(&[how]);
+        }
+        for obstacle in Obstacle::ALL {
+            series.not_resumed.with_label_values(&[obstacle.as_str()]);
+        }
+        Ok(series)
     }
 }

@@ -101,7 +101,7 @@ fn the_check_sees_a_scaler_that_is_not_there() {
         ("scalerAddress: keyway-scaler.", "scalerAddress: keyway-scalers.", "no Service keyway-scalers."),
         ("svc:9091", "svc:9092", "no port 9092"),
         ("model: mock", "models: mock", "metadata.model"),
-        ("type: external-push", "type: external-pull", "a known type"),
+        ("type: external-push", "type: external-pull", "knows no trigger of type external-pull"),
     ] {
         assert!(good.contains(what), "{what}");
         let output = check(&python, &good.replacen(what, instead, 1));

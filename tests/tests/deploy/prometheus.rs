@@ -167,7 +167,10 @@ async fn load(fleet: &Watched) {
 }
 
 /// Families that this fleet leaves without series: it has no events that go wrong, no tokenizer, no second attempts.
-const SILENT: [&str; 13] = [
+const SILENT: [&str; 16] = [
+    "keyway_prediction_misses_total",
+    "keyway_prompt_drifts_total",
+    "keyway_prompt_drift_bytes_total",
     "keyway_external_scaler_calls_total",
     "keyway_trace_spans_total",
     "keyway_tenant_requests_total",
