@@ -169,22 +169,27 @@ struct Row {
 }
 
 fn workers(router: &Router) -> Vec<u8> {
-    let row = |worker: &Arc<crate::fleet::Worker>| Row {
-        worker: worker.name.clone(),
-        state: worker.condition(),
-        models: worker.models().into_iter().map(|model| model.id).collect(),
-        weight: worker.weight,
-        requests_in_flight: worker.load.requests(),
-        waiting_prefill_tokens: worker.load.waiting_prefill_tokens(),
-        prefill_tokens_per_s: worker.rate.lock().tokens_per_second(),
-        cached_tokens: router.cached_tokens(worker),
-        cache_known_by: match (worker.kv_source(), worker.residency.trusted()) {
-            (None, _) => "model",
-            (Some(_), true) => "events",
-            (Some(_), false) => "events not trusted",
-        },
-        block_size: worker.residency.block_size(),
-        cache_capacity_tokens: worker.residency.capacity.lock().tokens(),
+    let row = |worker: &Arc<crate::fleet::Worker>| {
+        // Each lock is let go before the next is taken: the router has the index first and then what is a worker's.
+        let prefill_tokens_per_s = worker.rate.lock().tokens_per_second();
+        let cache_capacity_tokens = worker.residency.capacity.lock().tokens();
+        Row {
+            worker: worker.name.clone(),
+            state: worker.condition(),
+            models: worker.models().into_iter().map(|model| model.id).collect(),
+            weight: worker.weight,
+            requests_in_flight: worker.load.requests(),
+            waiting_prefill_tokens: worker.load.waiting_prefill_tokens(),
+            prefill_tokens_per_s,
+            cached_tokens: router.cached_tokens(worker),
+            cache_known_by: match (worker.kv_source(), worker.residency.trusted()) {
+                (None, _) => "model",
+                (Some(_), true) => "events",
+                (Some(_), false) => "events not trusted",
+            },
+            block_size: worker.residency.block_size(),
+            cache_capacity_tokens,
+        }
     };
     let rows: Vec<Row> = router.fleet().all().iter().map(row).collect();
     serde_json::to_vec_pretty(&rows).unwrap_or_default()

@@ -91,6 +91,7 @@ fn row(setting: &Setting, worker: &Worker, candidate: &Candidate, chosen: bool) 
     let uncached_tokens = setting.prompt_tokens - matched_tokens;
     let cost = cost_on(&CostModel::default(), &setting.request_view(), candidate);
     let exact = setting.by_tokens && worker.residency.trusted();
+    let fitted_tokens_per_s = worker.rate.lock().tokens_per_second();
     Row {
         worker: worker.name.clone(),
         chosen,
@@ -102,7 +103,7 @@ fn row(setting: &Setting, worker: &Worker, candidate: &Candidate, chosen: bool) 
         weight: candidate.weight,
         requests_in_flight: candidate.load.requests,
         waiting_prefill_tokens: candidate.load.waiting_prefill_tokens,
-        fitted_tokens_per_s: worker.rate.lock().tokens_per_second(),
+        fitted_tokens_per_s,
         busy_share: candidate.load.pace.busy_share,
         predicted_ttft_ms: cost.queue_ms + cost.own_ms,
         queue_ms: cost.queue_ms,

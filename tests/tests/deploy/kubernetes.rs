@@ -190,8 +190,10 @@ async fn a_rollout_under_load_loses_nothing() {
             ["draining", ""].contains(&row(&gateway, &pods[old], "state").await.as_str().unwrap_or(""))
         };
         eventually!(left().await);
-        // From the event on nothing new goes there; what it has is answered, and then it is killed.
-        gone.push((old, pods[old].worker.request_count()));
+        // From the event on nothing new goes there. What was sent there before, and may be on its way, is answered, and then
+        // it is killed.
+        let under_way = row(&gateway, &pods[old], "requests_in_flight").await.as_u64().unwrap_or(0) as usize;
+        gone.push((old, pods[old].worker.request_count() + under_way));
         eventually!(row(&gateway, &pods[old], "state").await.is_null());
         pods[old].worker.stop().await;
         api.apply(workers(&pods[old + 1..]));
@@ -202,7 +204,7 @@ async fn a_rollout_under_load_loses_nothing() {
         answered += client.await.unwrap();
     }
     for (old, then) in gone {
-        assert_eq!(pods[old].worker.request_count(), then, "pod {old} got requests after it left");
+        assert!(pods[old].worker.request_count() <= then, "pod {old} got requests after it left");
     }
     let received: usize = pods.iter().map(|pod| pod.worker.request_count()).sum();
     assert_eq!(received, answered, "each request reached one worker once");

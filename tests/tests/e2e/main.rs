@@ -39,4 +39,5 @@ mod traces;
 mod upstream_failure;
 mod usage;
 mod waiting;
+mod watched;
 mod zero_config;
