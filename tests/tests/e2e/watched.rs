@@ -5,7 +5,7 @@ use keyway_tests::openai::{CHAT, chat};
 use keyway_tests::{Cluster, get, post};
 
 /// Requests of each client.
-const ASKED: usize = 40;
+const ASKED: usize = 400;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_looks_holds_nobody_up() {
