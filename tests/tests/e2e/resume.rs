@@ -126,14 +126,19 @@ async fn a_sampled_stream_without_a_seed_goes_on_with_the_gateway_s() {
     // What was said before the cut is repeated to the next worker: had it another seed, ids and text would not agree
     // with the tokens that follow, and greedy continuations of different beginnings differ.
     let request = chat(json!({"temperature": 1.5}));
-    for events in [1, 4, 10, 11] {
+    let mut cut = 0.0;
+    for events in [1, 2, 3, 4, 7, 10, 11] {
         cluster.proxies[0].cut_after_events(events);
         let seen = Seen::of(&post(cluster.addr(), CHAT, &request).await);
-        assert!(!cluster.proxies[0].cuts());
+        // Tokens that end inside a character share an event with the next, so a stream may be shorter than the cut; none
+        // has fewer than a role, a text, an end, a usage and `[DONE]`.
+        let was_cut = !cluster.proxies[0].cuts();
+        assert!(was_cut || events > 4, "no cut after {events} events");
+        cut += f64::from(u8::from(was_cut));
         assert_eq!((seen.names.len(), seen.roles, seen.done), (1, 1, 1));
         assert_eq!(seen.usage[0]["completion_tokens"], 9);
     }
-    assert_eq!(resumed(&cluster).await, 4.0);
+    assert_eq!(resumed(&cluster).await, cut);
 }
 
 #[tokio::test]
