@@ -62,8 +62,9 @@ pub struct Gateway {
     traces: Option<Traces>,
 }
 
-/// Starts on these sockets; [`Gateway::open`] lets clients in. Without `config.workers` and a discovery that is dynamic it can only refuse requests. `reader` is where
-/// a reload gets the configuration from; `embedded`, the workers in this process.
+/// Starts on these sockets; [`Gateway::open`] lets clients in. Without `config.workers` and a discovery that is dynamic
+/// it can only refuse requests. `reader` is where a reload gets the configuration from; `embedded`, the workers in this
+/// process.
 pub fn start(
     config: &Config,
     sockets: Sockets,
