@@ -277,6 +277,11 @@ impl Fleet {
         all
     }
 
+    /// Whether a worker has just joined and nothing is known of it yet.
+    pub fn awaits_first_probe(&self) -> bool {
+        self.workers.iter().any(|worker| worker.with_health(|health| health.awaits_first_probe()))
+    }
+
     /// The model that `adapter` is an adapter of, if a worker says so: it has its tokenizer.
     pub fn parent_of(&self, adapter: &str) -> Option<String> {
         let parent = |worker: &Worker| {

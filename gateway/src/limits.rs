@@ -77,6 +77,9 @@ pub const POOL_IDLE_MAX: usize = 1_024;
 /// Time for a worker to answer a probe's `/health` or `/v1/models`.
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a request without any worker waits for the first probe of one that has just joined.
+pub const FIRST_PROBE_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Largest `/v1/models` answer that is read: 4,000 adapters at 500 bytes each.
 pub const MAX_MODELS_BYTES: usize = 2 << 20;
 

@@ -31,7 +31,8 @@ pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream,
             continue;
         }
         worker.origin().sweep();
-        let was_ready = worker.routable();
+        let (was_ready, first) =
+            (worker.routable(), worker.with_health(|health| health.awaits_first_probe()));
         let up = clock::timeout(PROBE_TIMEOUT, probe(&worker, &upstream, &metrics)).await.unwrap_or(false);
         worker.with_health(|health| health.on_probe(up, router.now()));
         if up {
@@ -41,6 +42,8 @@ pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream,
         if ready != was_ready {
             let models = worker.models().into_iter().map(|m| m.id).collect::<Vec<_>>().join(", ");
             tracing::info!(worker = %worker.name, ready, models, "worker changed state");
+        }
+        if ready != was_ready || first {
             router.fleet_changed();
         }
     }

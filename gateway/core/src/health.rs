@@ -148,6 +148,11 @@ impl Health {
         self.next_probe_at
     }
 
+    /// Whether nothing at all is known of it yet: its first probe is on its way.
+    pub fn awaits_first_probe(&self) -> bool {
+        self.state == State::Joining && self.failed_probes == 0
+    }
+
     /// Whether it may be chosen.
     pub fn routable(&self) -> bool {
         self.state() == State::Ready

@@ -1,5 +1,6 @@
 //! A model whose fleet went to nothing: its requests wait for the first worker, within a bound and a deadline, and are what
-//! brings it. With a worker there, this is one call of the router.
+//! brings it. Where a worker has just joined, they wait for its first probe, whatever is configured: a pod replaced by
+//! another is no outage. With a worker there, this is one call of the router.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -9,6 +10,7 @@ use super::{Autoscale, Pool};
 use crate::{
     clock,
     error::Error,
+    limits::FIRST_PROBE_PATIENCE,
     request::RequestInfo,
     routing::{Choice, Router},
 };
@@ -24,8 +26,9 @@ struct Place<'a> {
 impl Autoscale {
     /// Chooses a worker, and waits for the first one where the model has none.
     pub async fn choose(&self, router: &Arc<Router>, request: &RequestInfo) -> Result<Choice, Error> {
-        let deadline = router.now() + self.config.wait;
-        let mut place = None;
+        let asked = router.now();
+        // Asked for once, whatever comes of it.
+        let mut place: Option<Option<Place<'_>>> = None;
         loop {
             // Listens before it looks: a worker that comes in between is not missed.
             let changed = router.fleet_change();
@@ -34,16 +37,18 @@ impl Autoscale {
             let error = match router.choose(request, &[]).await {
                 Err(error @ (Error::NoWorker | Error::ModelNotFound { .. })) => error,
                 done => {
-                    end(place, if done.is_ok() { "served" } else { "failed" });
+                    end(place.flatten(), if done.is_ok() { "served" } else { "failed" });
                     return done;
                 }
             };
-            if place.is_none() {
-                place = Some(self.wait(router, request).ok_or(error)?);
-            }
-            let left = deadline.saturating_sub(router.now());
+            let patience = match place.get_or_insert_with(|| self.wait(router, request)) {
+                Some(_) => self.config.wait,
+                None if router.fleet().awaits_first_probe() => FIRST_PROBE_PATIENCE,
+                None => return Err(error),
+            };
+            let left = (asked + patience).saturating_sub(router.now());
             if clock::timeout(left, changed).await.is_err() {
-                end(place, "timed_out");
+                end(place.flatten(), "timed_out");
                 return Err(Error::NoWorker);
             }
         }

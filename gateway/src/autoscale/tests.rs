@@ -9,6 +9,7 @@ use crate::{
     config::{ScaleFile, WorkerConfig},
     ejection::Ejections,
     fleet::{Fleet, Model},
+    limits::FIRST_PROBE_PATIENCE,
     request::{self, KeyerConfig, RequestInfo},
 };
 
@@ -17,6 +18,8 @@ fn setup(toml: &str) -> (Arc<Autoscale>, Arc<Router>) {
     let metrics = Arc::new(Metrics::new().unwrap());
     let worker: WorkerConfig = "http://127.0.0.1:1".parse().unwrap();
     let fleet = Arc::new(Fleet::new(&[worker], Duration::ZERO, &Ejections::new(Clock::start(), None)));
+    // It was asked, and did not answer: nobody waits for its first probe.
+    fleet.all()[0].with_health(|health| health.on_probe(false, Duration::ZERO));
     let keyer = KeyerConfig { key: HashKey::new(1), block_bytes: std::num::NonZeroUsize::new(64).unwrap() };
     let router = Router::new(fleet, Arc::clone(&metrics), Clock::start(), Policy::Prefix, keyer, 1 << 20);
     (Autoscale::new(config, metrics), Arc::new(router))
@@ -122,6 +125,36 @@ async fn the_wait_for_a_first_worker_ends() {
     assert_eq!(router.now().saturating_sub(asked).as_secs(), 60);
     let (never, router) = setup("");
     assert!(never.choose(&router, &request("m")).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_the_first_probe_of_a_worker_that_joins() {
+    let (scale, router) = setup("");
+    let joins = router.fleet().add(&"http://127.0.0.1:2".parse().unwrap(), router.now());
+    let asks = |asked: RequestInfo| {
+        let (scale, router) = (Arc::clone(&scale), Arc::clone(&router));
+        tokio::spawn(
+            async move { scale.choose(&router, &asked).await.map(|choice| choice.worker.name.clone()) },
+        )
+    };
+    let waiting = asks(request("m"));
+    tokio::task::yield_now().await;
+    assert!(!waiting.is_finished());
+    joins.with_health(|health| health.on_probe(true, router.now()));
+    router.fleet_changed();
+    assert_eq!(waiting.await.unwrap().unwrap(), "127.0.0.1:2");
+
+    // One that does not answer keeps nobody longer than its first probe, or than a second.
+    joins.with_health(|health| *health = keyway_core::health::Health::new(router.now()));
+    let (waiting, asked) = (asks(request("m")), router.now());
+    tokio::task::yield_now().await;
+    joins.with_health(|health| health.on_probe(false, router.now()));
+    router.fleet_changed();
+    assert!(waiting.await.unwrap().is_err());
+    assert_eq!(router.now(), asked);
+    joins.with_health(|health| *health = keyway_core::health::Health::new(router.now()));
+    assert!(asks(request("m")).await.unwrap().is_err());
+    assert_eq!(router.now().saturating_sub(asked), FIRST_PROBE_PATIENCE);
 }
 
 #[test]
