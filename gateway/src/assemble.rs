@@ -170,7 +170,8 @@ fn doors(
     metrics: &Metrics,
     background: &mut Vec<JoinHandle<()>>,
 ) -> Result<Doors, ConfigError> {
-    let tls = config.tls.clone().map(ServerTls::load).transpose()?;
+    let certificates = &metrics.lifecycle.certificates;
+    let tls = config.tls.as_ref().map(|files| ServerTls::load(files, certificates.clone())).transpose()?;
     if let Some(tls) = &tls {
         background.push(tokio::spawn(Arc::clone(tls).follow_files()));
     }

@@ -21,7 +21,7 @@ use prometheus::{
 pub use self::{
     caches::{CacheMetrics, DriftMetrics},
     fleet::FleetMetrics,
-    lifecycle::LifecycleMetrics,
+    lifecycle::{CertificateMetrics, LifecycleMetrics},
     per_model::ModelSeries,
     reference::Family,
     resume::ResumeMetrics,

@@ -17,12 +17,12 @@ use std::{
 };
 
 use hyper_util::rt::TokioIo;
-use rustls::{ClientConfig, pki_types::ServerName};
+use rustls::pki_types::ServerName;
 pub use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
 
 pub use self::stream::Stream;
-use crate::clock;
+use crate::{clock, tls::ClientTls};
 
 /// Binds a listener; the error names the address.
 pub async fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
@@ -73,7 +73,7 @@ pub async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr
 pub type Wire = TokioIo<Stream>;
 
 /// TLS to a worker: by which rules, and whose certificate is expected.
-pub type Security = (Arc<ClientConfig>, ServerName<'static>);
+pub type Security = (Arc<ClientTls>, ServerName<'static>);
 
 /// Opens connections to workers, within a deadline.
 #[derive(Debug, Clone)]
@@ -101,8 +101,8 @@ impl Connector {
         let connecting = async {
             let stream = TcpStream::connect((host, port)).await?;
             stream.set_nodelay(true)?;
-            let Some((config, name)) = security else { return Ok(Stream::Plain(stream)) };
-            let connector = TlsConnector::from(Arc::clone(config));
+            let Some((tls, name)) = security else { return Ok(Stream::Plain(stream)) };
+            let connector = TlsConnector::from(tls.config());
             Ok(Stream::Tls(Box::new(connector.connect(name.clone(), stream).await?)))
         };
         clock::timeout(timeout, connecting).await.map_err(late)?.map(TokioIo::new)

@@ -31,6 +31,9 @@ pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream,
             continue;
         }
         worker.origin().sweep();
+        if let Some(tls) = &worker.config().tls {
+            metrics.lifecycle.certificates.client(&worker.name, tls.validity());
+        }
         let (was_ready, first) =
             (worker.routable(), worker.with_health(|health| health.awaits_first_probe()));
         let up = clock::timeout(PROBE_TIMEOUT, probe(&worker, &upstream, &metrics)).await.unwrap_or(false);

@@ -31,7 +31,7 @@ use tokio::task::JoinSet;
 
 use self::selector::Selector;
 use self::store::{Store, Target};
-use crate::tls::{Authority, tls_front};
+use crate::tls::{Authority, TlsFront};
 
 /// What a watch sends; an error breaks its connection.
 type Line = Result<Frame<Bytes>, io::Error>;
@@ -78,7 +78,7 @@ impl KubeApi {
     /// Starts behind TLS, for whoever shows this token.
     pub async fn start_tls(authority: &Authority, token: &str) -> Self {
         let mut api = Self::with_token(Some(token)).await;
-        let front = tls_front(api.addr, &authority.sign("api-server"), None).await;
+        let front = TlsFront::start(api.addr, &authority.sign("api-server"), None).await.addr;
         let (ca, token) = (authority.ca_file.display(), json!(token));
         api.write_kubeconfig(
             &format!("server: https://{front}, certificate-authority: {ca}"),

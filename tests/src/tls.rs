@@ -15,6 +15,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// Signs certificates for loopback; its files live as long as it does.
@@ -71,7 +72,13 @@ impl Authority {
 
     /// Replaces the files of an identity by a new certificate and key.
     pub fn sign_into(&self, identity: &Identity) {
-        let params = CertificateParams::new(vec!["127.0.0.1".into()]).expect("a name");
+        self.sign_until(identity, 2_100);
+    }
+
+    /// The same, good until this year begins.
+    pub fn sign_until(&self, identity: &Identity, year: i32) {
+        let mut params = CertificateParams::new(vec!["127.0.0.1".into()]).expect("a name");
+        params.not_after = rcgen::date_time_ymd(year, 1, 1);
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
         std::fs::write(&identity.key_file, key.serialize_pem()).expect("write");
@@ -143,8 +150,35 @@ pub async fn post_tls(
     Ok((status, body.to_bytes()))
 }
 
-/// Puts TLS before a plain server; with `clients`, only for those who have a certificate of that authority.
-pub async fn tls_front(backend: SocketAddr, identity: &Identity, clients: Option<&Authority>) -> SocketAddr {
+/// TLS before a plain server.
+#[derive(Debug)]
+pub struct TlsFront {
+    /// Where it listens.
+    pub addr: SocketAddr,
+    acceptor: watch::Sender<Arc<ServerConfig>>,
+}
+
+impl TlsFront {
+    /// Begins; with `clients`, only those who have a certificate of that authority come in.
+    pub async fn start(backend: SocketAddr, identity: &Identity, clients: Option<&Authority>) -> Self {
+        let (acceptor, current) = watch::channel(server_config(identity, clients));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let addr = listener.local_addr().expect("bound");
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(pass(stream, backend, current.clone()));
+            }
+        });
+        Self { addr, acceptor }
+    }
+
+    /// As if it were restarted with other files: connections end, and new ones get these.
+    pub fn restart(&self, identity: &Identity, clients: Option<&Authority>) {
+        self.acceptor.send_replace(server_config(identity, clients));
+    }
+}
+
+fn server_config(identity: &Identity, clients: Option<&Authority>) -> Arc<ServerConfig> {
     let builder = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .expect("versions");
@@ -155,23 +189,18 @@ pub async fn tls_front(backend: SocketAddr, identity: &Identity, clients: Option
             builder.with_client_cert_verifier(verifier.build().expect("a verifier"))
         }
     };
-    let config = builder.with_single_cert(identity.certificates(), identity.key()).expect("a configuration");
-    let acceptor = TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let addr = listener.local_addr().expect("bound");
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let acceptor = acceptor.clone();
-            tokio::spawn(async move {
-                let (Ok(mut front), Ok(mut back)) =
-                    (acceptor.accept(stream).await, TcpStream::connect(backend).await)
-                else {
-                    return;
-                };
-                // Either side's end is the other's.
-                let _ = tokio::io::copy_bidirectional(&mut front, &mut back).await;
-            });
-        }
-    });
-    addr
+    Arc::new(builder.with_single_cert(identity.certificates(), identity.key()).expect("a configuration"))
+}
+
+async fn pass(stream: TcpStream, backend: SocketAddr, mut current: watch::Receiver<Arc<ServerConfig>>) {
+    let acceptor = TlsAcceptor::from(Arc::clone(&current.borrow_and_update()));
+    let (Ok(mut front), Ok(mut back)) = (acceptor.accept(stream).await, TcpStream::connect(backend).await)
+    else {
+        return;
+    };
+    tokio::select! {
+        // Either side's end is the other's.
+        _ = tokio::io::copy_bidirectional(&mut front, &mut back) => {}
+        Ok(()) = current.changed() => {}
+    }
 }

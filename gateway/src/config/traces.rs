@@ -3,13 +3,12 @@
 use std::{path::PathBuf, sync::Arc};
 
 use http::Uri;
-use rustls::ClientConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::ConfigError;
+use super::{ConfigError, WorkerTls};
 use crate::{
-    tls::client_config,
+    tls::ClientTls,
     trace::{GenAi, TraceRules},
 };
 
@@ -30,23 +29,14 @@ pub struct TracesFile {
 }
 
 /// `[traces]`, validated.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct TracesConfig {
     /// The collector.
     pub endpoint: Uri,
     /// How TLS is spoken with it, where its URL begins with `https`.
-    pub tls: Option<Arc<ClientConfig>>,
+    pub tls: Option<Arc<ClientTls>>,
     /// What is traced, and how it is named.
     pub rules: TraceRules,
-    /// What `tls` was made from.
-    ca_file: Option<PathBuf>,
-}
-
-impl PartialEq for TracesConfig {
-    // What TLS was made from stands for it: a file that is read again makes it anew.
-    fn eq(&self, other: &Self) -> bool {
-        self.endpoint == other.endpoint && self.rules == other.rules && self.ca_file == other.ca_file
-    }
 }
 
 impl TracesFile {
@@ -57,7 +47,9 @@ impl TracesFile {
         let endpoint: Uri = text.parse().map_err(|_| wrong("not a URL"))?;
         let tls = match endpoint.scheme_str() {
             Some("http") => None,
-            Some("https") => Some(client_config(self.ca_file.as_deref(), None)?),
+            Some("https") => {
+                Some(ClientTls::load(WorkerTls { ca_file: self.ca_file.clone(), ..WorkerTls::default() })?)
+            }
             _ => return Err(wrong("expected http://HOST:4318 or https://HOST:PORT of an OTLP collector")),
         };
         let sample = self.sample.unwrap_or(1.0);
@@ -69,6 +61,6 @@ impl TracesFile {
             follow_client: self.follow_client.unwrap_or(true),
             genai: self.genai.unwrap_or_default(),
         };
-        Ok(Some(TracesConfig { endpoint, tls, rules, ca_file: self.ca_file.clone() }))
+        Ok(Some(TracesConfig { endpoint, tls, rules }))
     }
 }

@@ -3,12 +3,11 @@
 use std::{fs, net::IpAddr, path::PathBuf, str::FromStr, sync::Arc};
 
 use http::{HeaderValue, Uri};
-use rustls::ClientConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ConfigError, WorkerTls};
-use crate::{limits, tls::client_config};
+use crate::{limits, tls::ClientTls};
 
 /// A worker in the file.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -71,7 +70,7 @@ impl<'de> Deserialize<'de> for WorkerEntry {
 }
 
 /// A worker, validated.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct WorkerConfig {
     /// Scheme, authority and perhaps a path before `/v1`.
     pub url: Uri,
@@ -82,9 +81,7 @@ pub struct WorkerConfig {
     /// `Bearer …`, marked sensitive so that it is never printed.
     pub api_key: Option<HeaderValue>,
     /// How TLS is spoken with it, where its URL begins with `https`.
-    pub tls: Option<Arc<ClientConfig>>,
-    /// The files that this was made from.
-    pub tls_files: Option<WorkerTls>,
+    pub tls: Option<Arc<ClientTls>>,
     /// Where it says what it caches.
     pub kv_events: Option<KvSource>,
     /// Tokens in one of its KV blocks, until it says so itself.
@@ -93,21 +90,6 @@ pub struct WorkerConfig {
     pub identity: Option<String>,
     /// Which of several data-parallel engines behind the URL it is.
     pub rank: Option<u32>,
-}
-
-impl PartialEq for WorkerConfig {
-    // What TLS was made from stands for it: a list that is read again makes it anew.
-    fn eq(&self, other: &Self) -> bool {
-        self.url == other.url
-            && self.identity == other.identity
-            && self.model == other.model
-            && self.api_key == other.api_key
-            && self.tls_files == other.tls_files
-            && self.weight == other.weight
-            && self.kv_events == other.kv_events
-            && self.block_size == other.block_size
-            && self.rank == other.rank
-    }
 }
 
 /// Where a worker says what it caches; both as `tcp://HOST:PORT`.
@@ -252,7 +234,10 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
         let tls = match (url.scheme_str(), &table.tls) {
             (Some("http"), None) => None,
             (Some("http"), Some(_)) => return Err(wrong("tls needs a URL that begins with https://")),
-            (Some("https"), tls) => Some(table_tls(tls.as_ref()).map_err(|error| wrong(&error.0))?),
+            (Some("https"), tls) => {
+                let files = tls.clone().unwrap_or_default();
+                Some(ClientTls::load(files).map_err(|error| wrong(&error.0))?)
+            }
             _ => return Err(wrong("the URL must begin with http:// or https://")),
         };
         if url.host().is_none_or(str::is_empty) || url.query().is_some() {
@@ -268,25 +253,14 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
         }
         let kv_events = table.kv_source().map_err(|why| wrong(&why))?;
         let api_key = table.api_key_file.as_ref().map(read_key).transpose()?;
-        let tls_files = table.tls.clone();
         let (model, identity, rank) = (table.model.clone(), None, None);
-        Ok(Self { url, model, weight, api_key, tls, tls_files, kv_events, block_size, identity, rank })
+        Ok(Self { url, model, weight, api_key, tls, kv_events, block_size, identity, rank })
     }
 }
 
 /// The port that a URL means.
 pub fn port_of(url: &Uri) -> u16 {
     url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 })
-}
-
-fn table_tls(tls: Option<&WorkerTls>) -> Result<Arc<ClientConfig>, ConfigError> {
-    let tls = tls.cloned().unwrap_or_default();
-    let identity = match (&tls.cert_file, &tls.key_file) {
-        (None, None) => None,
-        (Some(cert), Some(key)) => Some((cert.as_path(), key.as_path())),
-        _ => return Err(ConfigError("tls.cert_file and tls.key_file need each other".to_owned())),
-    };
-    client_config(tls.ca_file.as_deref(), identity)
 }
 
 /// `Bearer …` with the key in a file.

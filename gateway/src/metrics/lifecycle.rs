@@ -1,8 +1,9 @@
 //! The series of the process's own life.
 
-use prometheus::{IntCounterVec, IntGauge};
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::Declare;
+use crate::tls::Validity;
 
 /// Handles of these series.
 #[derive(Debug)]
@@ -11,6 +12,34 @@ pub struct LifecycleMetrics {
     pub reloads: IntCounterVec,
     /// `keyway_config_last_reload_ok`: 0 while the file in place is one that was refused.
     pub last_reload_ok: IntGauge,
+    /// How long certificates are good.
+    pub certificates: CertificateMetrics,
+}
+
+/// When the certificates in use are good, by `certificate="listener|client"` and, for a client's, `worker`.
+#[derive(Debug, Clone)]
+pub struct CertificateMetrics {
+    start: IntGaugeVec,
+    expiry: IntGaugeVec,
+}
+
+impl CertificateMetrics {
+    /// Of what clients are shown; one that cannot be read has no series.
+    pub fn listener(&self, validity: Option<Validity>) {
+        self.set(["listener", ""], validity);
+    }
+
+    /// Of what a worker is shown.
+    pub fn client(&self, worker: &str, validity: Option<Validity>) {
+        self.set(["client", worker], validity);
+    }
+
+    fn set(&self, labels: [&str; 2], validity: Option<Validity>) {
+        if let Some(Validity { start, expiry }) = validity {
+            self.start.with_label_values(&labels).set(start);
+            self.expiry.with_label_values(&labels).set(expiry);
+        }
+    }
 }
 
 impl LifecycleMetrics {
@@ -25,6 +54,19 @@ impl LifecycleMetrics {
                 "keyway_config_last_reload_ok",
                 "0 where the last reload was refused and the configuration before it stays in force.",
             )?,
+            certificates: CertificateMetrics {
+                start: d.gauges(
+                    "keyway_certificate_start_timestamp_seconds",
+                    "Since when the certificate in use is good that runs out first in its chain.",
+                    &["certificate", "worker"],
+                )?,
+                expiry: d.gauges(
+                    "keyway_certificate_expiry_timestamp_seconds",
+                    "Until when the certificate in use is good that runs out first in its chain: the listener's, or the one \
+                     that the gateway shows a worker.",
+                    &["certificate", "worker"],
+                )?,
+            },
         };
         series.last_reload_ok.set(1);
         // There from the start, so that the first one is an increase.

@@ -8,7 +8,6 @@ use http::{HeaderValue, Method, StatusCode, Uri, header};
 use http_body_util::Full;
 use prometheus::IntCounterVec;
 use prost::Message;
-use rustls::ClientConfig;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinHandle,
@@ -24,6 +23,7 @@ use crate::{
         MAX_QUEUED_TRACES, MAX_TRACE_BATCH, TRACE_BATCH_INTERVAL, TRACE_EXPORT_TIMEOUT, TRACE_EXPORT_TRIES,
         TRACE_RETRY_PAUSE,
     },
+    tls::ClientTls,
     upstream::{Origin, Upstream},
 };
 
@@ -44,7 +44,7 @@ impl Traces {
     pub fn start(
         rules: TraceRules,
         endpoint: &Uri,
-        tls: Option<Arc<ClientConfig>>,
+        tls: Option<Arc<ClientTls>>,
         upstream: Upstream,
         spans: IntCounterVec,
     ) -> Self {

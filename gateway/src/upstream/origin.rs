@@ -11,13 +11,14 @@ use http::{HeaderValue, Uri};
 use http_body_util::Full;
 use hyper::client::conn::http1;
 use parking_lot::Mutex;
-use rustls::{ClientConfig, pki_types::ServerName};
+use rustls::pki_types::ServerName;
 
 use crate::{
     clock::Instant,
     config::port_of,
     limits::{POOL_IDLE_MAX, POOL_IDLE_TIMEOUT},
     net::{Security, Wire},
+    tls::ClientTls,
 };
 
 /// Where a worker listens. A clone is the same place, with the same idle connections: what makes two connections
@@ -42,7 +43,7 @@ struct Idle {
 
 impl Origin {
     /// The host and port of a URL; with TLS by these rules.
-    pub fn of(url: &Uri, tls: Option<Arc<ClientConfig>>) -> Self {
+    pub fn of(url: &Uri, tls: Option<Arc<ClientTls>>) -> Self {
         let authority = url.authority().map_or("", http::uri::Authority::as_str);
         let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
         Self(Arc::new(Inner {

@@ -167,7 +167,9 @@ async fn load(fleet: &Watched) {
 }
 
 /// Families that this fleet leaves without series: it has no events that go wrong, no tokenizer, no second attempts.
-const SILENT: [&str; 16] = [
+const SILENT: [&str; 18] = [
+    "keyway_certificate_start_timestamp_seconds",
+    "keyway_certificate_expiry_timestamp_seconds",
     "keyway_prediction_misses_total",
     "keyway_prompt_drifts_total",
     "keyway_prompt_drift_bytes_total",

@@ -2,8 +2,12 @@
 //! side with a certificate where that is wanted; and certificates are replaced without a restart.
 
 use keyway_tests::openai::chat;
-use keyway_tests::tls::{Authority, Identity, post_tls, tls_front};
+use keyway_tests::tls::{Authority, Identity, TlsFront, post_tls};
 use keyway_tests::{Client, Cluster, End, FakeWorker, Gateway, eventually};
+
+/// When certificates run out, in seconds since 1970.
+const NEW_YEAR_2100: f64 = 4_102_444_800.0;
+const NEW_YEAR_2099: f64 = 4_070_908_800.0;
 
 /// What the answers of a fake worker hold.
 const WORDS: &[u8] = b"one two three";
@@ -55,9 +59,44 @@ async fn a_replaced_certificate_is_used_and_a_broken_one_is_not() {
         "the new certificate is in use"
     );
     assert!(post_tls(gateway.addr, &old, None, "h2", &chat("hi")).await.is_err());
+    let expiry = async || {
+        let listener = [("certificate", "listener")];
+        gateway.metrics().await.sum("keyway_certificate_expiry_timestamp_seconds", &listener)
+    };
+    assert_eq!(expiry().await, NEW_YEAR_2100);
+    new.sign_until(&identity, 2_099);
+    eventually!(expiry().await == NEW_YEAR_2099, "the metric says until when the one in use is good");
     std::fs::write(&identity.cert_file, "no certificate").unwrap();
     gateway.process.announced("the old certificate stays in use").await;
     assert!(says(&post_tls(gateway.addr, &new, None, "h2", &chat("hi")).await));
+    assert_eq!(expiry().await, NEW_YEAR_2099);
+}
+
+#[tokio::test]
+async fn what_the_gateway_shows_a_worker_and_whom_it_believes_are_replaced_without_a_restart() {
+    let (worker, old, new) = (FakeWorker::start().await, Authority::new(), Authority::new());
+    let own = old.sign("gateway");
+    let front = TlsFront::start(worker.addr(), &old.sign("worker"), Some(&old)).await;
+    let table = format!(
+        "[[worker]]\nurl = \"https://{}\"\ntls = {{ ca_file = {:?}, cert_file = {:?}, key_file = {:?} }}\n",
+        front.addr, old.ca_file, own.cert_file, own.key_file
+    );
+    let gateway = Gateway::builder().config(&table).start().await;
+    gateway.wait_ready(1).await;
+    let expiry = async || {
+        let client = [("certificate", "client")];
+        gateway.metrics().await.sum("keyway_certificate_expiry_timestamp_seconds", &client)
+    };
+    assert_eq!(expiry().await, NEW_YEAR_2100);
+
+    // The worker is restarted with certificates of another authority, and believes only its clients.
+    front.restart(&new.sign("worker"), Some(&new));
+    new.sign_until(&own, 2_099);
+    std::fs::copy(&new.ca_file, &old.ca_file).unwrap();
+    eventually!(expiry().await == NEW_YEAR_2099);
+    eventually!(
+        keyway_tests::post(gateway.addr, keyway_tests::openai::CHAT, &chat("hi")).await.status() == 200
+    );
 }
 
 #[tokio::test]
@@ -80,7 +119,7 @@ async fn with_a_client_ca_only_its_clients_come_in() {
 async fn workers_are_reached_by_tls_and_believed_only_with_the_right_certificate() {
     let (worker, authority, other) = (FakeWorker::start().await, Authority::new(), Authority::new());
     let identity = authority.sign("worker");
-    let front = tls_front(worker.addr(), &identity, Some(&other)).await;
+    let front = TlsFront::start(worker.addr(), &identity, Some(&other)).await.addr;
     let own = other.sign("gateway");
     let table = |ca: &Authority, own: Option<&Identity>| {
         let own = own.map(|own| format!(", cert_file = {:?}, key_file = {:?}", own.cert_file, own.key_file));
