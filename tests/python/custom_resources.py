@@ -1,6 +1,6 @@
 """Writes tests/data/custom_resources.json: the fields of the custom resources that our manifests use, with which of them are
 required, as their own projects' types have them. Read from the type declarations of the npm packages
-@kubernetes-models/keda and @kubernetes-models/prometheus-operator, which are generated from those types.
+@kubernetes-models/keda, prometheus-operator and gateway-api, which are generated from those types.
 
 Usage: npm pack PACKAGE@VERSION, unpack, then custom_resources.py FOLDER_OF_PACKAGE... > tests/data/custom_resources.json"""
 
@@ -12,6 +12,7 @@ import sys
 KINDS = {
     "keda.sh/v1alpha1": ["ScaledObject"],
     "monitoring.coreos.com/v1": ["ServiceMonitor", "PodMonitor", "PrometheusRule"],
+    "gateway.networking.k8s.io/v1": ["HTTPRoute"],
 }
 FIELD = re.compile(r'^    "([\w-]+)"(\?)?: (.+?);?$', re.M)
 
@@ -36,7 +37,7 @@ def shape(folder, kind, seen):
     listed = re.fullmatch(r"Array<(.+)>", kind)
     if listed:
         return [shape(folder, listed.group(1), seen)]
-    alias = re.fullmatch(r"I(Com\w+)", kind)
+    alias = re.fullmatch(r"I((?:Com|Io)\w+)", kind)
     if not alias or alias.group(1) in seen:
         return None
     return fields_of(folder, "I" + alias.group(1), seen | {alias.group(1)})

@@ -104,6 +104,11 @@ def references(manifests):
                 yield f"{name}: there is no Service {host}"
             elif host and int(port or 0) not in {p["port"] for p in service["spec"]["ports"]}:
                 yield f"{name}: {host} has no port {port}"
+        for backend in [b for rule in spec.get("rules", []) for b in rule.get("backendRefs", [])] if m["kind"] == "HTTPRoute" else []:
+            ports = [p["port"] for s in manifests if (s["kind"], s["metadata"]["name"]) == ("Service", backend["name"])
+                     for p in s["spec"]["ports"]]
+            if backend.get("port") not in ports:
+                yield f"{name}: {backend['name']} has no port {backend.get('port')}"
         if m["kind"] in ("ScaledObject", "HorizontalPodAutoscaler"):
             target = spec["scaleTargetRef"]["name"]
             if ("Deployment", target) not in named:

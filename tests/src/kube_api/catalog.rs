@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 /// Group and version, kind, plural, and whether it is in a namespace.
-const KINDS: [(&str, &str, &str, bool); 18] = [
+const KINDS: [(&str, &str, &str, bool); 19] = [
     ("v1", "ConfigMap", "configmaps", true),
     ("v1", "Namespace", "namespaces", false),
     ("v1", "Pod", "pods", true),
@@ -19,6 +19,7 @@ const KINDS: [(&str, &str, &str, bool); 18] = [
     ("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", true),
     ("rbac.authorization.k8s.io/v1", "Role", "roles", true),
     ("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings", true),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes", true),
     ("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", true),
     ("monitoring.coreos.com/v1", "PodMonitor", "podmonitors", true),
     ("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules", true),

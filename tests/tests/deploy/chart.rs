@@ -61,9 +61,18 @@ fn the_chart_is_linted_and_packaged() {
 #[tokio::test]
 async fn what_it_installs_is_what_the_overlays_are() {
     let (Some(kubectl), Some(python)) = (tools::tool("kubectl"), tools::python()) else { return };
-    for overlay in ["demo", "vllm", "keyway-worker"] {
-        let values = helm().join("values").join(format!("{overlay}.yaml"));
-        let objects = installed(&python, &values).await.unwrap_or_else(|error| panic!("{overlay}: {error}"));
+    for (overlay, files) in [
+        ("demo", &["demo"][..]),
+        ("gateway-api", &["demo", "gateway-api"]),
+        ("vllm", &["vllm"]),
+        ("keyway-worker", &["keyway-worker"]),
+    ] {
+        let values = tempfile::NamedTempFile::new().unwrap();
+        let read =
+            |name: &&str| fs::read_to_string(helm().join("values").join(format!("{name}.yaml"))).unwrap();
+        fs::write(values.path(), files.iter().map(read).collect::<String>()).unwrap();
+        let objects =
+            installed(&python, values.path()).await.unwrap_or_else(|error| panic!("{overlay}: {error}"));
         config_is_valid(&objects);
         let received = as_yaml(&objects);
         let output = script(&python, "manifests.py", &[received.path()]);
@@ -113,6 +122,8 @@ async fn values_that_make_no_sense_are_refused_with_their_key() {
         ("workers: { enabled: true }", "workers.image is needed"),
         ("autoscaling: { kind: vpa }", "kind"),
         ("autoscaling: { kind: keda }", "autoscaling.model is needed"),
+        ("httpRoute: { enabled: true }", "httpRoute.parentRefs is needed"),
+        ("httpRoute: { parentRefs: [{ names: public }] }", "names"),
     ] {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), values).unwrap();

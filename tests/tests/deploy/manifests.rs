@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use keyway_tests::bins::{bin, workspace_root};
 use keyway_tests::tools;
 
-const OVERLAYS: [&str; 4] = ["demo", "scale-to-zero", "vllm", "keyway-worker"];
+const OVERLAYS: [&str; 5] = ["demo", "gateway-api", "scale-to-zero", "vllm", "keyway-worker"];
 
 fn kubernetes() -> PathBuf {
     workspace_root().join("deploy/kubernetes")
@@ -110,8 +110,24 @@ fn the_check_sees_a_scaler_that_is_not_there() {
 }
 
 #[test]
+fn the_check_sees_a_route_that_leads_nowhere() {
+    let (Some(kubectl), Some(python)) = (tools::tool("kubectl"), tools::python()) else { return };
+    let good = built(&kubectl, "gateway-api");
+    for (what, instead, word) in [
+        ("backendRequest: 0s", "backendRequests: 0s", "spec.rules.0.timeouts.backendRequests"),
+        ("parentRefs:", "parentReferences:", "spec.parentReferences"),
+        ("    - name: keyway\n      port: 80", "    - name: keyway\n      port: 81", "keyway has no port 81"),
+    ] {
+        assert!(good.contains(what), "{what}: {good}");
+        let output = check(&python, &good.replacen(what, instead, 1));
+        assert!(!output.status.success() && said(&output).contains(word), "{instead}: {}", said(&output));
+    }
+}
+
+#[test]
 fn every_configuration_is_valid_and_every_flag_is_known() {
-    for overlay in OVERLAYS {
+    let configured = || OVERLAYS.into_iter().filter(|overlay| *overlay != "gateway-api"); // the demo's
+    for overlay in configured() {
         let folder = kubernetes().join("overlays").join(overlay);
         let mut command = Command::new(bin("keyway"));
         let output =
@@ -145,7 +161,7 @@ fn every_configuration_is_valid_and_every_flag_is_known() {
             .parse::<u64>()
             .unwrap()
     };
-    for overlay in OVERLAYS {
+    for overlay in configured() {
         let config =
             fs::read_to_string(kubernetes().join("overlays").join(overlay).join("keyway.toml")).unwrap();
         let drain = seconds(&config, "drain_seconds");

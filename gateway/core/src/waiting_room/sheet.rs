@@ -1,6 +1,8 @@
 //! The candidates of one release, written down once for all quotes of it, with those that are open at hand. Who begins
 //! changes one line of it. Matches and costs are the pick's.
 
+use std::cell::OnceCell;
+
 use super::Ahead;
 use crate::candidate::Candidate;
 use crate::index::WorkerId;
@@ -12,25 +14,26 @@ use crate::spread_map::SpreadMap;
 pub struct Sheet {
     candidates: Vec<Candidate>,
     horizon_ms: f64,
-    /// Backlogs that are at most the horizon.
-    open: SpreadMap<WorkerId, f64>,
+    /// The places of those with a backlog of at most the horizon.
+    open: Vec<u32>,
     /// The least backlog of the others.
     least_closed_ms: f64,
+    /// The place of each worker; made when somebody who waits first asks, which with an empty room is never.
+    place_of: OnceCell<SpreadMap<WorkerId, u32>>,
 }
 
 impl Sheet {
     /// A sheet of these; a worker with a backlog of at most `horizon_ms` is open.
     pub fn new(candidates: Vec<Candidate>, horizon_ms: f64) -> Self {
-        let mut sheet =
-            Self { candidates, horizon_ms, open: SpreadMap::default(), least_closed_ms: f64::INFINITY };
-        for Candidate { worker, load, .. } in &sheet.candidates {
+        let (mut open, mut least_closed_ms) = (Vec::with_capacity(candidates.len()), f64::INFINITY);
+        for (place, Candidate { load, .. }) in (0..).zip(&candidates) {
             if load.pace.backlog_ms <= horizon_ms {
-                sheet.open.insert(*worker, load.pace.backlog_ms);
+                open.push(place);
             } else {
-                sheet.least_closed_ms = sheet.least_closed_ms.min(load.pace.backlog_ms);
+                least_closed_ms = load.pace.backlog_ms.min(least_closed_ms);
             }
         }
-        sheet
+        Self { candidates, horizon_ms, open, least_closed_ms, place_of: OnceCell::new() }
     }
 
     /// All of them.
@@ -40,12 +43,14 @@ impl Sheet {
 
     /// What one is doing has changed: it was sent more.
     pub fn update(&mut self, index: usize, load: LoadSnapshot) {
-        let Candidate { worker, load: known, .. } = &mut self.candidates[index];
-        *known = load;
+        self.candidates[index].load = load;
+        let listed = self.open.iter().position(|place| *place as usize == index);
         if load.pace.backlog_ms <= self.horizon_ms {
-            self.open.insert(*worker, load.pace.backlog_ms);
+            if listed.is_none() {
+                self.open.push(index as u32);
+            }
         } else {
-            self.open.remove(worker);
+            listed.map(|at| self.open.swap_remove(at));
             self.least_closed_ms = self.least_closed_ms.min(load.pace.backlog_ms);
         }
     }
@@ -57,8 +62,9 @@ impl Sheet {
             return f64::NEG_INFINITY;
         }
         let mut least_ms = self.least_closed_ms;
-        for (worker, backlog_ms) in &self.open {
-            least_ms = least_ms.min(backlog_ms + ahead.of(*worker));
+        for place in &self.open {
+            let Candidate { worker, load, .. } = &self.candidates[*place as usize];
+            least_ms = least_ms.min(load.pace.backlog_ms + ahead.of(*worker));
             if least_ms <= self.horizon_ms {
                 break;
             }
@@ -68,6 +74,12 @@ impl Sheet {
 
     /// For [`super::Desk::is_open`].
     pub fn is_open(&self, worker: WorkerId, ahead: &Ahead) -> bool {
-        self.open.get(&worker).is_some_and(|backlog_ms| backlog_ms + ahead.of(worker) <= self.horizon_ms)
+        let places = self.place_of.get_or_init(|| {
+            (0..).zip(&self.candidates).map(|(place, candidate)| (candidate.worker, place)).collect()
+        });
+        places.get(&worker).is_some_and(|place| {
+            let backlog_ms = self.candidates[*place as usize].load.pace.backlog_ms;
+            backlog_ms <= self.horizon_ms && backlog_ms + ahead.of(worker) <= self.horizon_ms
+        })
     }
 }
