@@ -9,6 +9,7 @@ trap 'rm -rf "$work"' EXIT
 tools=${KEYWAY_TEST_VENV:-$root/.venv}/bin
 
 "$root/tests/setup.sh"
+./types.sh
 cargo build --release --quiet --manifest-path "$root/Cargo.toml" -p keyway -p keyway-worker -p keyway-loadtest
 bin=${CARGO_TARGET_DIR:-$root/target}/release
 chromium=$(command -v chromium) || { echo "please install chromium" >&2; exit 1; }
