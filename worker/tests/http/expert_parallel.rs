@@ -26,6 +26,7 @@ fn spread(size: usize, deadline: f64, retries: usize) -> WorkerOptions {
         retries,
         redundant_experts: 0,
         hosts: Vec::new(),
+        data_parallel_attention: false,
         rank_command: vec![env!("CARGO_BIN_EXE_keyway-worker").into(), "expert-rank".into()],
     };
     WorkerOptions { expert_parallel, threads: Some(2), ..options() }
