@@ -86,8 +86,8 @@ mod tests {
             r#"keyway_worker_requests_running{engine="0"} 3"#,
             r#"keyway_worker_requests_running{engine="1"} 4"#,
             r#"vllm:num_requests_running{engine="1",model_name="m"} 4"#,
-            r#"keyway_worker_requests_total{engine="1",outcome="stop"} 1"#,
-            r#"keyway_worker_requests_total{engine="0",outcome="stop"} 0"#,
+            r#"keyway_worker_requests_total{outcome="stop",engine="1"} 1"#,
+            r#"keyway_worker_requests_total{outcome="stop",engine="0"} 0"#,
             r#"vllm:cache_config_info{block_size="16",engine="1",model_name="m",num_gpu_blocks="200"} 1"#,
             "keyway_worker_expert_ranks_up 0",
         ] {
