@@ -157,15 +157,19 @@ fn a_rank_that_leaves_in_any_exchange_changes_no_token() {
         threads.leaves_at = leaves_at;
         let (exchanges, starts) = (Arc::clone(&threads.exchanges), Arc::clone(&threads.starts));
         let (handles, threads) = engines(joined(&source, threads, options(3)));
-        assert_eq!(run(&handles, 5, |i| 2 * i % 3), expected, "leaving in exchange {leaves_at}");
+        // The second time with what engines kept, some of whom rested when the rank left.
+        for time in 1..3 {
+            let outcomes = run(&handles, 5, |i| 2 * i % 3);
+            assert_eq!(outcomes, expected, "leaving in exchange {leaves_at}, time {time}");
+        }
         drop(handles);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         (exchanges.load(Ordering::SeqCst), starts.load(Ordering::SeqCst))
     };
     let (last, starts) = run(0);
-    assert!(last > 50 && starts == 1, "{last} exchanges are few");
-    // How many steps there are depends on when requests arrive; so many there are in any case.
-    for leaves_at in 1..last / 2 {
+    assert!(last > 200 && starts == 1, "{last} exchanges are few");
+    // How many there are depends on when requests arrive; so many there are in any case.
+    for leaves_at in 1..last * 3 / 4 {
         let (_, starts) = run(leaves_at);
         assert_eq!(starts, 2, "leaving in exchange {leaves_at}");
     }
