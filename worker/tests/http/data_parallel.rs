@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 use zeromq::{Socket as _, SocketRecv as _, SubSocket};
 
 use crate::client::{client, metric, metric_becomes, options, post, send};
-use crate::expert_parallel::{at_least, body, gone, ranks, signal, spread, stream_at, text};
+use crate::expert_parallel::{
+    addrs, at_least, body, gone, host_rank, ranks, signal, spread, stream_at, text,
+};
 use keyway_wire::kv_event::EventBatch;
 use keyway_worker::{KvEventOptions, RunningWorker, StartError, WorkerOptions, start};
 
@@ -218,6 +220,44 @@ async fn without_retries_requests_at_every_engine_fail_with_the_ranks_name_and_t
         );
     }
     idle_again(&worker, 2).await;
+    worker.shutdown().await;
+    alone.shutdown().await;
+}
+
+/// Ranks started by somebody else, over TCP: one is killed and started again, the other keeps its weights and not its
+/// KV.
+#[tokio::test]
+async fn a_group_over_tcp_answers_the_same_at_every_engine_and_takes_a_rank_back() {
+    let hosts = addrs::<3>();
+    let list = hosts.map(|addr| addr.to_string()).join(",");
+    let (mut one, _two) = (host_rank(1, &list, "75"), host_rank(2, &list, "75"));
+    let mut options = joined(3, 75.0, 2);
+    options.expert_parallel.hosts = hosts.into();
+    let worker = start(options).await.unwrap();
+    let alone = start(self::options()).await.unwrap();
+    let bodies = [body(0, 400), body(1, 400)];
+    let expected = [text(alone.addr(), &bodies[0]).await, text(alone.addr(), &bodies[1]).await];
+    let pid = one.id().unwrap();
+    let hit = |events| {
+        if events == 5 {
+            signal("-KILL", pid);
+        }
+    };
+    let again = async {
+        one.wait().await.unwrap();
+        host_rank(1, &list, "75")
+    };
+    let (first, second, _one) = tokio::join!(
+        stream_at(worker.addr(), Some(1), bodies[0].clone(), hit),
+        stream_at(worker.addr(), Some(2), bodies[1].clone(), |_| {}),
+        again
+    );
+    assert_eq!([first, second], expected.clone().map(|text| (text, None)));
+    for (body, expected) in bodies.iter().zip(&expected) {
+        let (_, answer) = at_rank(worker.addr(), "2", COMPLETIONS, body).await;
+        assert_eq!(&answer["choices"][0]["text"], expected);
+    }
+    idle_again(&worker, 3).await;
     worker.shutdown().await;
     alone.shutdown().await;
 }

@@ -265,9 +265,19 @@ async fn a_rank_that_dies_while_nothing_runs_is_started_again() {
 }
 
 /// Free addresses of this machine; others may take one before it is used, which is unlikely.
-fn addrs<const N: usize>() -> [SocketAddr; N] {
+pub(crate) fn addrs<const N: usize>() -> [SocketAddr; N] {
     let listeners = [(); N].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     std::array::from_fn(|i| listeners[i].local_addr().unwrap())
+}
+
+/// A rank that is told where the others are.
+pub(crate) fn host_rank(rank: usize, hosts: &str, deadline: &str) -> tokio::process::Child {
+    tokio::process::Command::new(env!("CARGO_BIN_EXE_keyway-worker"))
+        .args(["expert-rank", "--rank", &rank.to_string(), "--hosts", hosts, "--model", "random"])
+        .args(["--threads", "1", "--deadline", deadline])
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap()
 }
 
 /// Ranks started by somebody else, over TCP: one is killed and started again in the middle of a generation.
@@ -275,14 +285,7 @@ fn addrs<const N: usize>() -> [SocketAddr; N] {
 async fn a_group_over_tcp_answers_the_same_and_takes_a_rank_back() {
     let hosts = addrs::<3>();
     let list = hosts.map(|addr| addr.to_string()).join(",");
-    let rank = |rank: usize| {
-        tokio::process::Command::new(env!("CARGO_BIN_EXE_keyway-worker"))
-            .args(["expert-rank", "--rank", &rank.to_string(), "--hosts", &list, "--model", "random"])
-            .args(["--threads", "1", "--deadline", "65"])
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap()
-    };
+    let rank = |rank: usize| host_rank(rank, &list, "65");
     let (mut one, _two) = (rank(1), rank(2));
     let mut options = spread(3, 65.0, 2);
     options.expert_parallel.hosts = hosts.into();
