@@ -56,6 +56,8 @@ pub enum Phase {
     Combine,
     /// Ranks say that they hold their experts.
     Placement,
+    /// Ranks tell what their part of a step came to.
+    Result,
 }
 
 /// An exchange that failed: which rank, where, and why.
@@ -141,6 +143,7 @@ impl Phase {
             Self::Dispatch => "dispatch",
             Self::Combine => "combine",
             Self::Placement => "placement",
+            Self::Result => "result",
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod answer;
 mod constraint;
+mod data_parallel;
 mod embeddings;
 mod error;
 mod generate;
@@ -34,11 +35,11 @@ use self::error::ApiError;
 pub(crate) use self::model::ServedModel;
 use self::stream::StreamFailed;
 use crate::answer_format::Formats;
-use crate::engine::EngineHandle;
+use crate::engines::Engines;
 use crate::generation_config::GenerationConfig;
 use crate::grammar::GrammarCompiler;
 use crate::limits::INLINE_TOKENIZE_BYTES_MAX;
-use crate::metrics::Metrics;
+use crate::metrics::MetricsPage;
 
 /// An answer; its body fails only where a stream must end without its end.
 pub(crate) type Response = http::Response<UnsyncBoxBody<Bytes, StreamFailed>>;
@@ -48,13 +49,13 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 /// What all requests share.
 #[derive(Debug)]
 pub(crate) struct App {
-    pub(crate) engine: EngineHandle,
+    pub(crate) engines: Engines,
     pub(crate) text: TextModel,
     /// How the model writes thoughts and calls.
     pub(crate) formats: Formats,
     pub(crate) grammars: GrammarCompiler,
     pub(crate) defaults: GenerationConfig,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) metrics: MetricsPage,
     pub(crate) model: ServedModel,
 }
 
@@ -101,7 +102,7 @@ where
     if let Some(endpoint) = endpoint {
         allow(&request, &[Method::POST])?;
         let numerics_id = HeaderValue::from_str(&app.model.numerics_id).map_err(ApiError::internal)?;
-        let mut answer = generate::generate(app, endpoint, request.into_body()).await?;
+        let mut answer = generate::generate(app, endpoint, request).await?;
         answer.headers_mut().insert(NUMERICS_ID, numerics_id);
         return Ok(answer);
     }
@@ -109,7 +110,7 @@ where
     let answer = match path.as_str() {
         "/v1/embeddings" => {
             allow(&request, &[Method::POST])?;
-            embeddings::embed(app, request.into_body()).await?
+            embeddings::embed(app, request).await?
         }
         "/tokenize" | "/detokenize" => {
             allow(&request, &[Method::POST])?;
@@ -150,8 +151,8 @@ fn get(app: &App, path: &str) -> Result<Response, ApiError> {
             response.headers_mut().insert(header::CONTENT_TYPE, text);
             response
         }
-        _ if app.engine.is_alive() && !app.metrics.ranks_are_up() => return Err(ApiError::ranks_missing()),
-        _ if app.engine.is_alive() => json_response(&json!({"status": "ok"})),
+        _ if app.engines.are_alive() && !app.metrics.ranks_are_up() => return Err(ApiError::ranks_missing()),
+        _ if app.engines.are_alive() => json_response(&json!({"status": "ok"})),
         _ => return Err(ApiError::engine_stopped()),
     })
 }

@@ -74,6 +74,14 @@ pub trait Backend: Send {
     /// Tells whatever the backend has outside of this process that it is still needed.
     fn keep_alive(&mut self) {}
 
+    /// Says that no step comes before something arrives: whoever computes together with this one need not wait for it.
+    fn rest(&mut self) {}
+
+    /// Whether all KV that was written is gone, in whatever way, since this was last asked. A step over it fails.
+    fn cache_was_lost(&mut self) -> bool {
+        false
+    }
+
     /// The final hidden states, behind the last normalisation, from which the last step's logits were made: a row of
     /// equal width for each row of logits. `None` where a backend does not keep them.
     fn hidden(&self) -> Option<&[f32]> {

@@ -167,6 +167,12 @@ struct Options {
     #[arg(env = "KEYWAY_WORKER_EXPERT_PARALLEL_HOSTS")]
     expert_parallel_hosts: Vec<SocketAddr>,
 
+    /// Run attention in each expert-parallel process too, for requests of its own: as many engines as processes, each
+    /// with a KV cache as large as this worker's options say. Requests go to the engine that the header
+    /// X-data-parallel-rank names, else to the one with the fewest. KV events of rank R come R ports further.
+    #[arg(long, env = "KEYWAY_WORKER_DATA_PARALLEL_ATTENTION")]
+    data_parallel_attention: bool,
+
     /// Seconds after which an expert-parallel process that does not answer is taken for dead.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     #[arg(env = "KEYWAY_WORKER_EXPERT_PARALLEL_DEADLINE")]
@@ -298,6 +304,7 @@ impl Cli {
                     hosts => hosts,
                 },
                 hosts: options.expert_parallel_hosts,
+                data_parallel_attention: options.data_parallel_attention,
                 deadline: options.expert_parallel_deadline,
                 retries: options.expert_parallel_retries,
                 redundant_experts: options.redundant_experts,

@@ -92,6 +92,11 @@ impl EngineHandle {
         drop(self.inbox.send(Message::Follow(recorder)));
     }
 
+    /// How many sequences are live.
+    pub(crate) fn live(&self) -> usize {
+        LIVE_SEQUENCES_MAX.saturating_sub(self.slots.available_permits())
+    }
+
     /// Whether the engine's thread still serves.
     pub(crate) fn is_alive(&self) -> bool {
         self.alive.load(Ordering::Relaxed)
@@ -185,11 +190,18 @@ impl Engine {
 
     /// The next message; `None` once nobody can send one. Meanwhile the backend's other parts are kept alive.
     fn wait(&mut self, inbox: &Receiver<Message>) -> Option<Message> {
+        self.backend.rest();
         let Some(every) = self.backend.keep_alive_every() else { return inbox.recv().ok() };
         loop {
             match inbox.recv_timeout(every) {
                 Ok(message) => return Some(message),
-                Err(RecvTimeoutError::Timeout) => self.backend.keep_alive(),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.backend.keep_alive();
+                    if self.backend.cache_was_lost() {
+                        self.recompute_all();
+                        self.tell_changes();
+                    }
+                }
                 Err(RecvTimeoutError::Disconnected) => return None,
             }
         }
@@ -213,10 +225,14 @@ impl Engine {
             self.carry_out();
             self.metrics.step_seconds(phase).observe(started.elapsed().as_secs_f64());
         }
+        self.tell_changes();
+        self.record_state();
+    }
+
+    fn tell_changes(&mut self) {
         if let Some(recorder) = &self.kv_events {
             recorder.record(self.scheduler.take_changes());
         }
-        self.record_state();
     }
 
     fn plan(&mut self) {
@@ -227,6 +243,11 @@ impl Engine {
 
     fn carry_out(&mut self) {
         if let Err(StepError(reason)) = self.run_backend() {
+            if self.backend.cache_was_lost() {
+                tracing::warn!("computing all sequences again: {reason}");
+                self.recompute_all();
+                return;
+            }
             tracing::error!("a step failed: {reason}");
             self.scheduler.fail_all(&reason);
             return;
@@ -234,6 +255,12 @@ impl Engine {
         self.scheduler.commit();
         self.sample();
         self.scheduler.remove_finished();
+    }
+
+    /// Begins again with all sequences: what was cached of them is gone.
+    fn recompute_all(&mut self) {
+        let lost = self.scheduler.recompute_all();
+        self.metrics.preemptions.inc_by(lost as u64);
     }
 
     fn run_backend(&mut self) -> Result<(), StepError> {

@@ -29,6 +29,8 @@ pub struct ExpertParallelOptions {
     /// Instead of processes of this machine: where each rank listens, this process first. The others are started by
     /// somebody else; `size` is their number.
     pub hosts: Vec<SocketAddr>,
+    /// Whether each of them runs attention too, for requests of its own: as many engines as processes.
+    pub data_parallel_attention: bool,
     /// The program that is a rank, and its first arguments: this program itself, and its subcommand.
     pub rank_command: Vec<OsString>,
 }
@@ -41,6 +43,7 @@ impl Default for ExpertParallelOptions {
             retries: 2,
             redundant_experts: 0,
             hosts: Vec::new(),
+            data_parallel_attention: false,
             // Not its path: a file that was replaced meanwhile would be another version.
             rank_command: vec!["/proc/self/exe".into(), "expert-rank".into()],
         }
@@ -226,10 +229,9 @@ mod linux {
         parent.map_err(|e| format!("cannot watch rank 0: {e}"))?;
         let file = OpenOptions::new().read(true).write(true).open(memory);
         let attached = file.and_then(|file| Shm::attach(&file, *rank));
-        let mut fabric =
-            attached.map_err(|e| format!("cannot join the group in {}: {e}", memory.display()))?;
+        let fabric = attached.map_err(|e| format!("cannot join the group in {}: {e}", memory.display()))?;
         experts
-            .serve(&mut fabric, &compute, *deadline)
+            .serve(Box::new(fabric), &compute, *deadline)
             .map_err(|error| format!("expert-parallel rank {rank} ends: {error}"))
     }
 }

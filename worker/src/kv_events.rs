@@ -50,6 +50,15 @@ impl KvEventOptions {
     pub fn new(publish: ZmqAddr) -> Self {
         Self { publish, replay: None, topic: String::new(), format: WireFormat::VllmMap }
     }
+
+    /// Of one of several data-parallel engines: `None` if it has no port.
+    pub(crate) fn of_rank(&self, rank: usize) -> Option<Self> {
+        let replay = match &self.replay {
+            None => None,
+            Some(replay) => Some(replay.of_rank(rank)?),
+        };
+        Some(Self { publish: self.publish.of_rank(rank)?, replay, ..self.clone() })
+    }
 }
 
 /// Where the sockets were bound.

@@ -2,14 +2,17 @@
 //! exposed under vLLM's names is in `metrics/vllm.rs`.
 
 mod experts;
+mod page;
 mod vllm;
 
-use std::sync::{Arc, OnceLock};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 pub(crate) use experts::ExpertMetrics;
+pub(crate) use page::MetricsPage;
 use prometheus::{
-    Encoder as _, Error, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry, TextEncoder,
+    Error, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry,
 };
 
 /// Seconds to the first token: from a warm prompt on an idle worker to a long queue.
@@ -44,11 +47,13 @@ pub(crate) enum Outcome {
     Error,
 }
 
-/// The worker's series.
+/// One engine's series.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
     model: String,
+    /// Set where a worker has several engines.
+    rank: Option<usize>,
     pub(crate) requests_running: IntGauge,
     pub(crate) requests_waiting: IntGauge,
     pub(crate) kv_blocks_used: IntGauge,
@@ -63,8 +68,6 @@ pub(crate) struct Metrics {
     pub(crate) inter_token_latency: Histogram,
     steps: HistogramVec,
     requests: IntCounterVec,
-    /// Set where experts are spread over ranks.
-    experts: OnceLock<Arc<ExpertMetrics>>,
 }
 
 /// What does not change while the worker runs.
@@ -77,8 +80,16 @@ pub(crate) struct StaticInfo<'a> {
 }
 
 impl Metrics {
+    /// The series of a worker's only engine.
+    #[cfg(test)]
     pub(crate) fn new(info: &StaticInfo<'_>) -> Result<Self, Error> {
-        let registry = Registry::new();
+        Self::of_rank(info, None)
+    }
+
+    /// The series of one engine, with a label that says which if there are several.
+    pub(crate) fn of_rank(info: &StaticInfo<'_>, rank: Option<usize>) -> Result<Self, Error> {
+        let label = rank.map(|rank| HashMap::from([("engine".to_owned(), rank.to_string())]));
+        let registry = Registry::new_custom(None, label)?;
         let new = Series { registry: &registry };
         new.gauge("kv_blocks", "KV blocks of the cache.")?.set(info.num_blocks as i64);
         new.info(info)?;
@@ -122,36 +133,14 @@ impl Metrics {
             inter_token_latency: between.with_label_values(none),
             steps,
             requests,
-            experts: OnceLock::new(),
             registry,
             model: info.model.to_owned(),
+            rank,
         })
-    }
-
-    /// Declares the series of an expert-parallel group.
-    pub(crate) fn with_experts(&self, ranks: usize, experts: usize) -> Result<Arc<ExpertMetrics>, Error> {
-        let declared = Arc::new(self.declare_experts(ranks, experts)?);
-        Ok(Arc::clone(self.experts.get_or_init(|| declared)))
-    }
-
-    /// Whether all ranks are there that this worker needs.
-    pub(crate) fn ranks_are_up(&self) -> bool {
-        self.experts.get().is_none_or(|experts| experts.up.get() == 1)
     }
 
     pub(crate) fn step_seconds(&self, phase: Phase) -> Histogram {
         self.steps.with_label_values(&[phase.as_str()])
-    }
-
-    /// The exposition in Prometheus's text format.
-    pub(crate) fn render(&self) -> String {
-        let mut out = Vec::new();
-        let mut families = self.registry.gather();
-        families.extend(vllm::families(&families, &self.model));
-        if let Err(error) = TextEncoder::new().encode(&families, &mut out) {
-            tracing::error!(%error, "metrics cannot be rendered");
-        }
-        String::from_utf8(out).unwrap_or_default()
     }
 }
 
@@ -239,12 +228,12 @@ impl Outcome {
 /// Counts one request when it is over, which is when this is dropped: as aborted, unless told otherwise before.
 #[derive(Debug)]
 pub(crate) struct RequestGuard {
-    metrics: std::sync::Arc<Metrics>,
+    metrics: Arc<Metrics>,
     outcome: Outcome,
 }
 
 impl RequestGuard {
-    pub(crate) fn new(metrics: std::sync::Arc<Metrics>) -> Self {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
         Self { metrics, outcome: Outcome::Aborted }
     }
 

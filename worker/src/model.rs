@@ -15,10 +15,12 @@ mod error;
 mod experts;
 mod families;
 mod feed_forward;
+mod joint;
 mod loader;
 mod mla;
 mod quantize;
 mod random;
+mod step_words;
 mod stored;
 mod tensor;
 mod weights;
@@ -31,14 +33,19 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use keyway_kernels::moe::Placement;
+use xxhash_rust::xxh3::xxh3_64;
+
 use self::cache_plan::CachePlan;
 use self::checkpoint::Checkpoint;
 use self::config::Config;
 pub use self::cpu::CpuBackend;
 pub use self::error::ModelError;
-pub(crate) use self::experts::{ExpertGroup, ExpertRank, GroupOptions, RankError, Supervisor};
+pub(crate) use self::experts::{Attention, ExpertGroup, ExpertRank, GroupOptions, RankError, Supervisor};
+pub(crate) use self::joint::{JointError, RankOutput};
 pub use self::quantize::Quantize;
 use self::random::Random;
+pub(crate) use self::step_words::StepWords;
 use self::tensor::TensorSource;
 use self::weights::Weights;
 use crate::backend::CacheGroup;
@@ -133,10 +140,21 @@ impl LoadedModel {
     /// # Panics
     /// If there is no rank, or more than the fabric takes.
     pub fn load_share(source: &ModelSource, quantize: Quantize, ranks: usize) -> Result<Self, ModelError> {
-        let (name, config, tensors) = open(source)?;
+        let (_, config, _) = open(source)?;
         let placements = experts::even(&config, ranks);
+        Self::load_held(source, quantize, &placements, 0)
+    }
+
+    /// What `rank` holds of the experts, and all else.
+    fn load_held(
+        source: &ModelSource,
+        quantize: Quantize,
+        placements: &[Option<Placement>],
+        rank: usize,
+    ) -> Result<Self, ModelError> {
+        let (name, config, tensors) = open(source)?;
         let held = |layer: usize, expert: usize| {
-            placements[layer].as_ref().is_none_or(|placement| placement.holds(0, expert))
+            placements[layer].as_ref().is_none_or(|placement| placement.holds(rank, expert))
         };
         let (weights, id) = Weights::load(&*tensors, &config, quantize, &held)?;
         Ok(Self::new(name, config, weights, quantize, &id))
@@ -145,6 +163,17 @@ impl LoadedModel {
     /// By layer, how many experts it has; 0 without.
     pub fn experts(&self) -> Vec<usize> {
         experts::counts(&self.config)
+    }
+
+    /// What every rank needs to run attention too, over a KV cache of its own.
+    pub(crate) fn attention(&self, kv: KvLayout) -> Attention {
+        let hash = xxh3_64(self.info.numerics_id.as_bytes());
+        Attention { kv, weights: [hash as u32, (hash >> 32) as u32] }
+    }
+
+    /// Words of a row of what a rank's part of a joint step comes to.
+    pub(crate) fn output_words(&self) -> usize {
+        self.config.vocab_size + self.config.hidden
     }
 
     /// Words of a message between ranks that takes `tokens` tokens of any layer at once.

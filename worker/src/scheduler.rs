@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 
 use crate::backend::Chunk;
-use crate::block_manager::{BlockId, BlockManager, CacheChange};
+use crate::block_manager::{BlockId, BlockManager, BlockTable, CacheChange};
 use crate::limits::SCORED_TOKENS_PER_STEP_MAX;
 use crate::sequence::{Rank, Sequence};
 
@@ -195,6 +195,19 @@ impl Scheduler {
         }
         self.plan = Plan::default();
         self.blocks.clear();
+    }
+
+    /// Puts everybody who runs back to the queue, to be computed again: all KV is lost. Returns how many they are.
+    pub(crate) fn recompute_all(&mut self) -> usize {
+        let lost = self.running.len();
+        for mut sequence in self.running.drain(..) {
+            sequence.table = BlockTable::default();
+            sequence.computed = 0;
+            self.waiting.insert(sequence.rank, sequence);
+        }
+        self.plan = Plan::default();
+        self.blocks.clear();
+        lost
     }
 
     fn remove_running(&mut self, leaves: impl Fn(&Sequence) -> bool) {

@@ -1,5 +1,6 @@
 //! A whole worker from its options: model, engine, server. Used by the command and by whoever embeds one.
 
+mod engines;
 mod spread;
 
 use std::net::SocketAddr;
@@ -12,20 +13,20 @@ use keyway_kernels::compute::Compute;
 use keyway_kernels::fabric::RANKS_MAX;
 use keyway_text::{TextError, TextModel};
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use crate::answer_format::{CallFormat, Formats, ReasoningFormat};
 use crate::api::{App, ServedModel};
-use crate::backend::Backend;
 use crate::block_manager::{CacheChange, GroupRules};
-use crate::engine::{self, EngineHandle, EngineOptions};
+use crate::engine::{EngineHandle, EngineOptions};
+use crate::engines::Engines;
 use crate::expert_parallel::ExpertParallelOptions;
 use crate::generation_config::GenerationConfig;
 use crate::grammar::GrammarCompiler;
-use crate::kv_events::{self, BoundAddrs, KvEventOptions, Layout, Publisher, Recorder};
+use crate::kv_events::{BoundAddrs, KvEventOptions, Publisher};
 use crate::limits::{EXPERT_DEADLINE_MIN as DEADLINE_MIN, KV_BYTES_DEFAULT};
 use crate::memory;
-use crate::metrics::{Metrics, StaticInfo};
+use crate::metrics::{MetricsPage, StaticInfo};
 use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource, Quantize, builtin};
 use crate::scheduler::StepLimits;
 use crate::server;
@@ -131,10 +132,11 @@ pub struct RunningWorker {
     model_name: String,
     shutdown: oneshot::Sender<()>,
     server: tokio::task::JoinHandle<()>,
-    engine: std::thread::JoinHandle<()>,
-    engine_stopped: oneshot::Receiver<()>,
-    handle: EngineHandle,
-    kv_events: Option<BoundAddrs>,
+    /// By data-parallel rank.
+    engines: Vec<std::thread::JoinHandle<()>>,
+    engine_stopped: Arc<Notify>,
+    handles: Vec<EngineHandle>,
+    kv_events: Vec<BoundAddrs>,
 }
 
 /// The parts of a model that are ready before its backend is.
@@ -150,11 +152,8 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let listen_error = |source| StartError::Listen { addr: options.listen, source };
     let listener = TcpListener::bind(options.listen).await.map_err(listen_error)?;
     let addr = listener.local_addr().map_err(listen_error)?;
-    let publisher = match &options.kv_events {
-        None => None,
-        Some(options) => Some(kv_events::bind(options).await.map_err(StartError::KvEvents)?),
-    };
-    let kv_events = publisher.as_ref().map(Publisher::addrs);
+    let publishers = engines::bind_kv_events(&options).await?;
+    let kv_events: Vec<BoundAddrs> = publishers.iter().map(Publisher::addrs).collect();
 
     let source = options.model.clone();
     let (quantize, ranks) = (options.quantize, options.expert_parallel.size);
@@ -162,20 +161,17 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let info = model.info.clone();
     let (kv, max_model_len) = kv_layout(&options, &info)?;
     let compute = Compute::new(threads(options.threads));
-    let spread = spread::plan(&options, &model)?;
+    let spread = spread::plan(&options, &model, kv, max_model_len)?;
+    let count = engines::count(&options);
     let backend = blocking(move || model.into_backend(kv)).await??.with_compute(compute);
 
     let model_name = options.served_model_name.unwrap_or_else(|| info.name.clone());
-    let metrics = Metrics::new(&StaticInfo {
-        model: &model_name,
-        numerics_id: &info.numerics_id,
-        block_size: kv.block_size,
-        num_blocks: kv.num_blocks,
-    });
-    let metrics = Arc::new(metrics.map_err(|e| StartError::Engine(e.to_string()))?);
-    let backend = match spread {
-        None => backend,
-        Some(spread) => spread::start(spread, backend, &metrics).await?,
+    let (backend, experts) = match spread {
+        None => (backend, None),
+        Some(spread) => {
+            let (backend, experts) = spread::start(spread, backend).await?;
+            (backend, Some(experts))
+        }
     };
     let eos_token_ids = eos_token_ids(&info, &text);
     let engine_options = EngineOptions {
@@ -186,20 +182,22 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
         eos_token_ids: eos_token_ids.clone(),
         suppress_token_ids: suppressed(&defaults, info.vocab_size),
     };
-    let recorder = publisher.map(|publisher| publish(publisher, &backend, &metrics));
-    let spawned = engine::spawn(Box::new(backend), engine_options, Arc::clone(&metrics));
-    let spawned = spawned.map_err(|e| StartError::Engine(e.to_string()))?;
-    let handle = spawned.handle.clone();
-    if let Some(recorder) = recorder {
-        handle.follow(recorder);
-    }
+    let static_info = StaticInfo {
+        model: &model_name,
+        numerics_id: &info.numerics_id,
+        block_size: kv.block_size,
+        num_blocks: kv.num_blocks,
+    };
+    let started =
+        engines::start(count, backend, experts.as_ref(), &engine_options, &static_info, publishers)?;
+    let handles = started.handles;
     let app = Arc::new(App {
-        engine: spawned.handle,
+        engines: Engines::new(handles.clone()),
         grammars: GrammarCompiler::new(Arc::clone(&text.tokenizer), info.vocab_size, eos_token_ids.clone()),
         formats: Formats::of(&text, options.reasoning_format, options.call_format),
         text,
         defaults,
-        metrics,
+        metrics: MetricsPage::new(started.metrics, experts),
         model: ServedModel {
             names: [std::slice::from_ref(&model_name), &options.served_model_aliases].concat(),
             max_model_len,
@@ -212,9 +210,9 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let (shutdown, shutdown_asked) = oneshot::channel();
     let server = tokio::spawn(server::serve(listener, app, shutdown_asked));
     log_ready(addr, &model_name, &info, kv, max_model_len);
-    log_kv_events(kv_events);
-    let (engine, engine_stopped) = (spawned.thread, spawned.stopped);
-    Ok(RunningWorker { addr, model_name, shutdown, server, engine, engine_stopped, handle, kv_events })
+    engines::log_kv_events(&kv_events);
+    let (engines, engine_stopped) = (started.threads, started.stopped);
+    Ok(RunningWorker { addr, model_name, shutdown, server, engines, engine_stopped, handles, kv_events })
 }
 
 impl RunningWorker {
@@ -228,49 +226,49 @@ impl RunningWorker {
         &self.model_name
     }
 
-    /// Where KV events are published; `None` if they are not.
+    /// Where KV events are published; `None` if they are not. Of the first engine, if there are several.
     pub fn kv_events_addr(&self) -> Option<SocketAddr> {
-        self.kv_events.map(|addrs| addrs.publish)
+        self.kv_events_addrs().next()
     }
 
-    /// Where KV events are replayed; `None` if they are not.
+    /// Where each engine's KV events are published, by data-parallel rank; nothing if they are not.
+    pub fn kv_events_addrs(&self) -> impl Iterator<Item = SocketAddr> {
+        self.kv_events.iter().map(|addrs| addrs.publish)
+    }
+
+    /// Where KV events are replayed; `None` if they are not. Of the first engine, if there are several.
     pub fn kv_replay_addr(&self) -> Option<SocketAddr> {
-        self.kv_events.and_then(|addrs| addrs.replay)
+        self.kv_events.first().and_then(|addrs| addrs.replay)
     }
 
     /// Every block of the prefix cache between two steps, parents first; `None` if the engine is gone. For diagnosis:
-    /// what a follower of the KV events should have come to.
+    /// what a follower of the KV events should have come to. Of the first engine, if there are several.
     pub async fn resident_blocks(&self) -> Option<Vec<CacheChange>> {
-        self.handle.resident_blocks().await
+        self.resident_blocks_of(0).await
     }
 
-    /// Waits until the engine is gone, which before a shutdown means that it failed.
+    /// [`RunningWorker::resident_blocks`] of the engine of a data-parallel rank.
+    pub async fn resident_blocks_of(&self, rank: usize) -> Option<Vec<CacheChange>> {
+        self.handles.get(rank)?.resident_blocks().await
+    }
+
+    /// Waits until an engine is gone, which before a shutdown means that it failed.
     pub async fn engine_stopped(&mut self) {
-        // Its sender is dropped with the engine's thread; nothing is ever sent.
-        let _ = (&mut self.engine_stopped).await;
+        self.engine_stopped.notified().await;
     }
 
     /// Takes no more connections, lets open answers end (for 25 s at most), and ends the engine.
     pub async fn shutdown(self) {
         let _ = self.shutdown.send(());
-        drop(self.handle);
+        drop(self.handles);
         if self.server.await.is_err() {
             tracing::error!("the server's task failed");
         }
-        if !matches!(blocking(move || self.engine.join()).await, Ok(Ok(()))) {
-            tracing::error!("the engine's thread failed");
+        let joined = blocking(move || self.engines.into_iter().all(|engine| engine.join().is_ok()));
+        if !matches!(joined.await, Ok(true)) {
+            tracing::error!("an engine's thread failed");
         }
     }
-}
-
-/// Starts the publisher of KV events; the engine's end of it.
-fn publish(publisher: Publisher, backend: &impl Backend, metrics: &Arc<Metrics>) -> Recorder {
-    let merged = metrics.kv_event_batches_merged.clone();
-    let (recorder, follower) = kv_events::channel(backend.num_blocks(), merged);
-    let layout = Layout { block_size: backend.block_size() as u32, groups: backend.cache_groups().to_vec() };
-    // It ends with the engine, which drops its end.
-    tokio::spawn(publisher.run(follower, layout, Arc::clone(metrics)));
-    recorder
 }
 
 /// Runs what would hold up the runtime's threads.
@@ -300,6 +298,17 @@ fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
     if options.expert_parallel.size > RANKS_MAX {
         let size = options.expert_parallel.size;
         return Err(StartError::Options(format!("expert-parallel-size {size} must be at most {RANKS_MAX}")));
+    }
+    if options.expert_parallel.data_parallel_attention {
+        if options.expert_parallel.size == 1 {
+            let message = "data-parallel-attention needs expert-parallel-size or expert-parallel-hosts";
+            return Err(StartError::Options(message.to_owned()));
+        }
+        if options.memory_utilization.is_some() {
+            let message =
+                "with data-parallel-attention use kv-cache-memory, of each engine, not memory-utilization";
+            return Err(StartError::Options(message.to_owned()));
+        }
     }
     if options.expert_parallel.deadline < DEADLINE_MIN {
         return Err(StartError::Options(format!(
@@ -421,12 +430,4 @@ fn log_ready(addr: SocketAddr, model: &str, info: &ModelInfo, kv: KvLayout, max_
         numerics_id = info.numerics_id,
         "ready on http://{addr}"
     );
-}
-
-fn log_kv_events(addrs: Option<BoundAddrs>) {
-    let Some(BoundAddrs { publish, replay }) = addrs else { return };
-    tracing::info!("KV events on tcp://{publish}");
-    if let Some(replay) = replay {
-        tracing::info!("KV replay on tcp://{replay}");
-    }
 }

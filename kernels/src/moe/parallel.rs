@@ -102,13 +102,15 @@ struct Arrivals {
 
 /// Sends `words` to every rank in place of tokens: the next exchange of those who [`Parallel::serve`].
 pub fn write_note(fabric: &mut dyn Fabric, words: &[u32]) -> Result<(), FabricError> {
-    for to in 0..fabric.size() {
-        if to != fabric.rank() {
-            let message = fabric.outbox(to, HEAD + words.len())?;
-            message[..HEAD].copy_from_slice(&[NOTE, 0, 0, 0]);
-            message[HEAD..].copy_from_slice(words);
-        }
-    }
+    let rank = fabric.rank();
+    (0..fabric.size()).filter(|to| *to != rank).try_for_each(|to| write_note_to(fabric, to, words))
+}
+
+/// Sends `words` to one rank in place of tokens; see [`write_note`].
+pub fn write_note_to(fabric: &mut dyn Fabric, to: usize, words: &[u32]) -> Result<(), FabricError> {
+    let message = fabric.outbox(to, HEAD + words.len())?;
+    message[..HEAD].copy_from_slice(&[NOTE, 0, 0, 0]);
+    message[HEAD..].copy_from_slice(words);
     Ok(())
 }
 
@@ -197,6 +199,11 @@ impl Parallel {
     /// Where the time of the last [`Parallel::run`] went.
     pub fn times(&self) -> Times {
         self.times
+    }
+
+    /// Rows that this rank's experts served in the last layer.
+    pub fn rows_served(&self) -> usize {
+        self.arrivals.sources.len()
     }
 
     /// Rows of the last [`Parallel::run`]'s own tokens, by the rank that served them.

@@ -12,8 +12,7 @@ use super::generate::read;
 use super::model::ServedModel;
 use super::params::Params;
 use super::prompt::PromptSource;
-use super::{App, Response, json_response, off_the_runtime};
-use crate::engine::SubmitError;
+use super::{App, Response, data_parallel, json_response, off_the_runtime};
 use crate::limits::PROMPTS_PER_REQUEST_MAX;
 use crate::metrics::{Outcome, RequestGuard};
 use crate::sequence::{Event, Generation, GenerationRequest, PromptOutcome};
@@ -29,23 +28,28 @@ struct Call {
     priority: i64,
 }
 
-pub(super) async fn embed<B>(app: Arc<App>, body: B) -> Result<Response, ApiError>
+pub(super) async fn embed<B>(app: Arc<App>, request: http::Request<B>) -> Result<Response, ApiError>
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: std::fmt::Display,
 {
-    let mut guard = RequestGuard::new(Arc::clone(&app.metrics));
-    let result = try_embed(&app, body).await;
+    let mut guard = app.metrics.guard();
+    let result = try_embed(&app, request, &mut guard).await;
     guard.set(result.as_ref().map_or_else(|error| error.outcome, |_| Outcome::Stop));
     result
 }
 
-async fn try_embed<B>(app: &Arc<App>, body: B) -> Result<Response, ApiError>
+async fn try_embed<B>(
+    app: &Arc<App>,
+    request: http::Request<B>,
+    guard: &mut RequestGuard,
+) -> Result<Response, ApiError>
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: std::fmt::Display,
 {
-    let body = read(body).await?;
+    let rank = data_parallel::rank(request.headers(), app.engines.count())?;
+    let body = read(request.into_body()).await?;
     let parser = Arc::clone(app);
     let call = off_the_runtime(body, move |body| parse(&parser, body)).await?;
     let salt: Arc<[u8]> = Arc::from(call.salt.as_bytes());
@@ -57,13 +61,11 @@ where
         priority: call.priority,
         ..GenerationRequest::default()
     };
-    let generations = app.engine.submit(call.prompts.iter().map(request).collect());
-    let generations = generations.map_err(|error| match error {
-        SubmitError::Overloaded => ApiError::overloaded(),
-        SubmitError::Stopped => ApiError::engine_stopped(),
-    })?;
-    let mut data = Vec::with_capacity(generations.len());
-    for (index, generation) in generations.into_iter().enumerate() {
+    let taken = app.engines.submit(rank, call.prompts.iter().map(request).collect());
+    let taken = taken.map_err(ApiError::not_taken)?;
+    app.metrics.taken_by(taken.rank, guard);
+    let mut data = Vec::with_capacity(taken.generations.len());
+    for (index, generation) in taken.generations.into_iter().enumerate() {
         let outcome = outcome(generation).await?;
         if outcome.hidden.is_empty() {
             return Err(ApiError::unsupported("model", "This worker's backend gives no hidden states."));

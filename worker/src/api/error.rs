@@ -7,6 +7,7 @@ use keyway_text::TextError;
 use keyway_wire::openai::ErrorBody;
 
 use super::{Response, full};
+use crate::engine::SubmitError;
 use crate::limits::{BODY_BYTES_MAX, RETRY_AFTER_S};
 use crate::metrics::Outcome;
 use crate::output::ResumeError;
@@ -135,6 +136,14 @@ impl ApiError {
             status: StatusCode::TOO_MANY_REQUESTS,
             body: ErrorBody::new("rate_limit_error", "engine_overloaded", message),
             outcome: Outcome::Overloaded,
+        }
+    }
+
+    /// An engine did not take a request.
+    pub(crate) fn not_taken(error: SubmitError) -> Self {
+        match error {
+            SubmitError::Overloaded => Self::overloaded(),
+            SubmitError::Stopped => Self::engine_stopped(),
         }
     }
 

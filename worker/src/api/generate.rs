@@ -14,8 +14,7 @@ use super::prompt::PromptSource;
 use super::request::{Call, Endpoint};
 use super::running::{Running, Untold, outcome, usage_of};
 use super::stream::EventStream;
-use super::{App, Response, off_the_runtime};
-use crate::engine::SubmitError;
+use super::{App, Response, data_parallel, off_the_runtime};
 use crate::limits::BODY_BYTES_MAX;
 use crate::metrics::RequestGuard;
 use crate::output::TextOutput;
@@ -24,13 +23,17 @@ use crate::sampler::Sampling;
 use crate::sequence::{Generation, GenerationRequest};
 
 /// Answers a generation request. Dropping the future, or the answer's body, aborts what was submitted.
-pub(crate) async fn generate<B>(app: Arc<App>, endpoint: Endpoint, body: B) -> Result<Response, ApiError>
+pub(crate) async fn generate<B>(
+    app: Arc<App>,
+    endpoint: Endpoint,
+    request: http::Request<B>,
+) -> Result<Response, ApiError>
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: std::fmt::Display,
 {
-    let mut guard = RequestGuard::new(Arc::clone(&app.metrics));
-    match try_generate(&app, endpoint, body, &mut guard).await {
+    let mut guard = app.metrics.guard();
+    match try_generate(&app, endpoint, request, &mut guard).await {
         Ok(Begun::Whole(response)) => Ok(response),
         Ok(Begun::Stream(call, running)) => Ok(EventStream::new(&app, &call, running, guard).into_response()),
         Err(error) => {
@@ -48,17 +51,18 @@ enum Begun {
 async fn try_generate<B>(
     app: &Arc<App>,
     endpoint: Endpoint,
-    body: B,
+    request: http::Request<B>,
     guard: &mut RequestGuard,
 ) -> Result<Begun, ApiError>
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: std::fmt::Display,
 {
-    let body = read(body).await?;
+    let rank = data_parallel::rank(request.headers(), app.engines.count())?;
+    let body = read(request.into_body()).await?;
     let preparer = Arc::clone(app);
     let (call, prepared) = off_the_runtime(body, move |body| prepare(&preparer, endpoint, body)).await?;
-    let running = submit(app, &call, prepared)?;
+    let running = submit(app, &call, rank, prepared, guard)?;
     if call.stream {
         return Ok(Begun::Stream(Box::new(call), running));
     }
@@ -113,16 +117,20 @@ fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<(Call, Vec<Prep
     Ok((call, prepared))
 }
 
-fn submit(app: &App, call: &Call, prepared: Vec<Prepared>) -> Result<Vec<Running>, ApiError> {
+fn submit(
+    app: &App,
+    call: &Call,
+    rank: Option<usize>,
+    prepared: Vec<Prepared>,
+    guard: &mut RequestGuard,
+) -> Result<Vec<Running>, ApiError> {
     let (requests, outputs): (Vec<GenerationRequest>, Vec<TextOutput>) = prepared.into_iter().unzip();
     let prompts: Vec<Vec<u32>> = requests.iter().map(|request| request.prompt.clone()).collect();
     // A client has the text of a resumed output: offsets are counted from its beginning.
     let chars = |id: &u32| Told { id: *id, score: None }.chars(&app.text.tokenizer);
     let offset = requests.first().map_or(0, |request| request.output_ids.iter().map(chars).sum());
-    let generations = app.engine.submit(requests).map_err(|error| match error {
-        SubmitError::Overloaded => ApiError::overloaded(),
-        SubmitError::Stopped => ApiError::engine_stopped(),
-    })?;
+    let taken = app.engines.submit(rank, requests).map_err(ApiError::not_taken)?;
+    app.metrics.taken_by(taken.rank, guard);
     let running =
         |(i, ((generation, output), prompt)): (usize, ((Generation, TextOutput), Vec<u32>))| Running {
             generation: Some(generation),
@@ -138,7 +146,7 @@ fn submit(app: &App, call: &Call, prepared: Vec<Prepared>) -> Result<Vec<Running
             prompt_scores: Vec::new(),
             cached_tokens: 0,
         };
-    Ok(generations.into_iter().zip(outputs).zip(prompts).enumerate().map(running).collect())
+    Ok(taken.generations.into_iter().zip(outputs).zip(prompts).enumerate().map(running).collect())
 }
 
 async fn whole(

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::*;
 use crate::backend::{Backend, CacheGroup, Chunk, StepError};
 use crate::engine::{EngineOptions, spawn};
-use crate::metrics::StaticInfo;
+use crate::metrics::{Metrics, StaticInfo};
 use crate::scheduler::StepLimits;
 
 /// Says "a" a number of times, then breaks.
@@ -64,12 +64,12 @@ fn app(steps: usize) -> Arc<App> {
     let formats = Formats::of(&text, None, None);
     let grammars = GrammarCompiler::new(Arc::clone(&text.tokenizer), 320, vec![256]);
     Arc::new(App {
-        engine: spawned.handle,
+        engines: Engines::new(vec![spawned.handle]),
         text,
         formats,
         grammars,
         defaults: GenerationConfig::default(),
-        metrics,
+        metrics: MetricsPage::new(vec![metrics], None),
         model,
     })
 }
@@ -110,7 +110,7 @@ async fn after_the_engine_failed_health_and_requests_say_so() {
         assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(answer.headers().contains_key(header::RETRY_AFTER));
     }
-    while app.engine.is_alive() {
+    while app.engines.are_alive() {
         tokio::task::yield_now().await; // its thread is unwinding
     }
     let request = http::Request::get("/health").body(Full::<Bytes>::default()).unwrap();

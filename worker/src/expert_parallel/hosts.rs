@@ -58,7 +58,7 @@ pub(super) fn serve(
     let listener = listen(addrs, rank)?;
     loop {
         tracing::info!("joining the expert-parallel group as rank {rank}");
-        let mut fabric = match Tcp::join(rank, addrs, &listener, CAPACITY, EXPERT_JOIN_MAX) {
+        let fabric = match Tcp::join(rank, addrs, &listener, CAPACITY, EXPERT_JOIN_MAX) {
             Ok(fabric) => fabric,
             Err(error) => {
                 tracing::warn!("the expert-parallel group is not complete: {error}");
@@ -66,7 +66,7 @@ pub(super) fn serve(
             }
         };
         tracing::info!("rank {rank} of {} serves", addrs.len());
-        match experts.serve(&mut fabric, compute, deadline) {
+        match experts.serve(Box::new(fabric), compute, deadline) {
             Err(RankError::Model(error)) => return Err(error.to_string()),
             Err(RankError::Fabric(error)) => tracing::warn!("{error}"),
             Ok(()) => {}

@@ -22,6 +22,13 @@ impl ZmqAddr {
         let host = self.host.trim_start_matches('[').trim_end_matches(']');
         (if host == "*" { "0.0.0.0" } else { host }, self.port)
     }
+
+    /// Of one of several data-parallel engines, as vLLM counts: that many ports further, unless any port will do.
+    /// `None` if there is no such port.
+    pub(super) fn of_rank(&self, rank: usize) -> Option<Self> {
+        let rank = if self.port == 0 { 0 } else { u16::try_from(rank).ok()? };
+        Some(Self { host: self.host.clone(), port: self.port.checked_add(rank)? })
+    }
 }
 
 impl FromStr for ZmqAddr {

@@ -12,6 +12,8 @@ pub(crate) struct Layout {
     /// Tokens per block.
     pub(crate) block_size: u32,
     pub(crate) groups: Vec<CacheGroup>,
+    /// Of the engine whose cache it is.
+    pub(crate) data_parallel_rank: u32,
 }
 
 impl Layout {

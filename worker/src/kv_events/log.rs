@@ -67,7 +67,8 @@ impl Log {
     }
 
     fn encode(&self, ts: f64, events: Vec<KvEvent>) -> Bytes {
-        EventBatch { ts, events, data_parallel_rank: Some(0) }.encode(self.format).into()
+        let data_parallel_rank = Some(self.layout.data_parallel_rank);
+        EventBatch { ts, events, data_parallel_rank }.encode(self.format).into()
     }
 }
 

@@ -1,9 +1,13 @@
 //! The series of a worker whose experts are spread over ranks. A worker on one rank has none of them.
 
-use keyway_kernels::moe::parallel::Times;
-use prometheus::{Error, Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts};
+use std::sync::Arc;
 
-use super::{Metrics, Series};
+use keyway_kernels::moe::parallel::Times;
+use prometheus::{
+    Error, Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+};
+
+use super::Series;
 
 /// Seconds of one layer's part: from an exchange between processes to a large prefill's experts.
 const LAYER_BUCKETS_S: &[f64] =
@@ -12,6 +16,7 @@ const LAYER_BUCKETS_S: &[f64] =
 /// What an expert-parallel group tells.
 #[derive(Debug)]
 pub(crate) struct ExpertMetrics {
+    pub(super) registry: Registry,
     /// Whether all ranks are there.
     pub(crate) up: IntGauge,
     /// Failures, by the rank at fault.
@@ -27,15 +32,16 @@ pub(crate) struct ExpertMetrics {
     combine: Histogram,
 }
 
-impl Metrics {
-    /// Declares the series of `ranks` ranks with so many experts in the largest layer.
-    pub(crate) fn declare_experts(&self, ranks: usize, experts: usize) -> Result<ExpertMetrics, Error> {
-        let new = Series { registry: &self.registry };
+impl ExpertMetrics {
+    /// The series of `ranks` ranks with so many experts in the largest layer.
+    pub(crate) fn new(ranks: usize, experts: usize) -> Result<Arc<Self>, Error> {
+        let registry = Registry::new();
+        let new = Series { registry: &registry };
         let counters =
             |name: &str, help: &str, label: &str, count: usize| -> Result<Vec<IntCounter>, Error> {
                 let counter =
                     IntCounterVec::new(Opts::new(format!("keyway_worker_{name}_total"), help), &[label])?;
-                self.registry.register(Box::new(counter.clone()))?;
+                registry.register(Box::new(counter.clone()))?;
                 Ok((0..count).map(|i| counter.with_label_values(&[&i.to_string()])).collect())
             };
         let failures = IntCounterVec::new(
@@ -45,18 +51,19 @@ impl Metrics {
             ),
             &["rank"],
         )?;
-        self.registry.register(Box::new(failures.clone()))?;
+        registry.register(Box::new(failures.clone()))?;
         for rank in 0..ranks {
             failures.with_label_values(&[&rank.to_string()]);
         }
         let imbalance = Gauge::new(
             "keyway_worker_expert_imbalance",
-            "Rows of the busiest rank over the mean, in the last layer that ran; 1 is even.",
+            "Rows of the busiest rank over the mean, in the last layer that ran (with data-parallel attention: the last \
+             step); 1 is even.",
         )?;
-        self.registry.register(Box::new(imbalance.clone()))?;
+        registry.register(Box::new(imbalance.clone()))?;
         let help = "Time of a layer's exchange between ranks or of its experts, on rank 0; waiting for others included.";
         let layer: HistogramVec = new.seconds("expert_layer", help, LAYER_BUCKETS_S, &["part"])?;
-        Ok(ExpertMetrics {
+        Ok(Arc::new(Self {
             up: new.gauge(
                 "expert_ranks_up",
                 "1 while all expert-parallel ranks serve, 0 while the group restarts.",
@@ -75,11 +82,10 @@ impl Metrics {
             dispatch: layer.with_label_values(&["dispatch"]),
             compute: layer.with_label_values(&["compute"]),
             combine: layer.with_label_values(&["combine"]),
-        })
+            registry,
+        }))
     }
-}
 
-impl ExpertMetrics {
     /// Counts a layer's slots.
     pub(crate) fn record_ids(&self, ids: &[u32]) {
         for counter in ids.iter().filter_map(|id| self.by_expert.get(*id as usize)) {
@@ -87,11 +93,15 @@ impl ExpertMetrics {
         }
     }
 
-    /// Where a layer's time went, and how many rows each rank served.
-    pub(crate) fn record_layer(&self, times: Times, rows: impl Iterator<Item = usize>) {
+    /// Where a layer's time went.
+    pub(crate) fn record_times(&self, times: Times) {
         self.dispatch.observe(times.dispatch.as_secs_f64());
         self.compute.observe(times.compute.as_secs_f64());
         self.combine.observe(times.combine.as_secs_f64());
+    }
+
+    /// How many rows each rank served.
+    pub(crate) fn record_rows(&self, rows: impl Iterator<Item = usize>) {
         let (mut all, mut most) = (0, 0);
         for (counter, rows) in self.by_rank.iter().zip(rows) {
             counter.inc_by(rows as u64);
@@ -100,6 +110,13 @@ impl ExpertMetrics {
         }
         if all > 0 {
             self.imbalance.set((most * self.by_rank.len()) as f64 / all as f64);
+        }
+    }
+
+    /// Counts so many slots of an expert.
+    pub(crate) fn record_expert(&self, expert: usize, slots: u64) {
+        if let Some(counter) = self.by_expert.get(expert) {
+            counter.inc_by(slots);
         }
     }
 }

@@ -26,18 +26,18 @@ const CACHE_CONFIG: &str = "keyway_worker_cache_config_info";
 const QUERIES: (&str, &str) = ("keyway_worker_prompt_tokens_total", "vllm:prefix_cache_queries_total");
 const USAGE: &str = "vllm:kv_cache_usage_perc";
 
-/// What vLLM would expose for these families, for `model`.
-pub(super) fn families(own: &[MetricFamily], model: &str) -> Vec<MetricFamily> {
+/// What vLLM would expose for these families of one engine, for `model`.
+pub(super) fn families(own: &[MetricFamily], model: &str, engine: &str) -> Vec<MetricFamily> {
     let copies = SAME.iter().chain([&QUERIES]).filter_map(|(name, theirs)| {
         let family = own.iter().find(|family| family.name() == *name)?;
-        Some(copy(family, theirs, model))
+        Some(copy(family, theirs, model, engine))
     });
     let mut families: Vec<MetricFamily> = copies.collect();
-    families.extend(usage(own, model));
+    families.extend(usage(own, model, engine));
     families
 }
 
-fn copy(own: &MetricFamily, name: &str, model: &str) -> MetricFamily {
+fn copy(own: &MetricFamily, name: &str, model: &str, engine: &str) -> MetricFamily {
     let mut family = own.clone();
     family.set_name(name.to_owned());
     if own.name() == REQUESTS {
@@ -48,8 +48,9 @@ fn copy(own: &MetricFamily, name: &str, model: &str) -> MetricFamily {
         family.set_metric(kept.collect());
     }
     for metric in family.mut_metric() {
-        let mut labels = vec![label("model_name", model), label("engine", "0")];
-        labels.extend(metric.take_label().into_iter().map(renamed));
+        let mut labels = vec![label("model_name", model), label("engine", engine)];
+        let own = metric.take_label().into_iter().filter(|own| own.name() != "engine");
+        labels.extend(own.map(renamed));
         labels.sort();
         metric.set_label(labels);
     }
@@ -57,7 +58,7 @@ fn copy(own: &MetricFamily, name: &str, model: &str) -> MetricFamily {
 }
 
 /// The share of KV blocks that running sequences hold.
-fn usage(own: &[MetricFamily], model: &str) -> Option<MetricFamily> {
+fn usage(own: &[MetricFamily], model: &str, engine: &str) -> Option<MetricFamily> {
     let value = |name: &str| {
         let family = own.iter().find(|family| family.name() == name)?;
         Some(family.get_metric().first()?.get_gauge().get_value())
@@ -66,7 +67,7 @@ fn usage(own: &[MetricFamily], model: &str) -> Option<MetricFamily> {
     let mut gauge = Gauge::default();
     gauge.set_value(share);
     let mut metric = Metric::from_gauge(gauge);
-    metric.set_label(vec![label("engine", "0"), label("model_name", model)]);
+    metric.set_label(vec![label("engine", engine), label("model_name", model)]);
     let mut family = MetricFamily::default();
     family.set_name(USAGE.to_owned());
     family.set_help("KV-cache usage. 1 means 100 percent usage.".to_owned());
@@ -94,7 +95,7 @@ fn label(name: &str, value: &str) -> LabelPair {
 
 #[cfg(test)]
 mod tests {
-    use crate::metrics::{Metrics, Outcome, RequestGuard, StaticInfo};
+    use crate::metrics::{Metrics, MetricsPage, Outcome, RequestGuard, StaticInfo};
 
     fn value(text: &str, series: &str) -> f64 {
         let line = |line: &str| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok();
@@ -114,7 +115,7 @@ mod tests {
         for outcome in [Outcome::Length, Outcome::Aborted] {
             RequestGuard::new(metrics.clone()).set(outcome);
         }
-        let text = metrics.render();
+        let text = MetricsPage::new(vec![metrics], None).render();
         let labels = r#"{engine="0",model_name="m\"1"}"#;
         for (name, expected) in [
             ("num_requests_running", 3.0),

@@ -9,7 +9,7 @@ use keyway_kernels::kv_cache::{KvCache, KvShape};
 use super::cache_plan::CachePlan;
 use super::config::Config;
 use super::decoder::{Buffers, Decoder};
-use super::experts::{ExpertGroup, GroupError};
+use super::experts::{ExpertGroup, GroupError, Spread};
 use super::weights::Weights;
 use super::{KvLayout, ModelError};
 use crate::backend::{Backend, CacheGroup, Chunk, StepError};
@@ -17,12 +17,12 @@ use crate::backend::{Backend, CacheGroup, Chunk, StepError};
 /// A model and its KV cache on the CPU.
 #[derive(Debug)]
 pub struct CpuBackend {
-    decoder: Decoder,
-    kv: KvLayout,
-    plan: CachePlan,
+    pub(super) decoder: Decoder,
+    pub(super) kv: KvLayout,
+    pub(super) plan: CachePlan,
     /// One per slot of the plan.
-    slabs: Vec<KvCache>,
-    buffers: Buffers,
+    pub(super) slabs: Vec<KvCache>,
+    pub(super) buffers: Buffers,
 }
 
 impl CpuBackend {
@@ -66,7 +66,7 @@ impl CpuBackend {
     /// be loaded, see `LoadedModel::load_share`.
     pub(crate) fn with_group(mut self, mut group: ExpertGroup) -> Result<Self, GroupError> {
         group.ensure()?;
-        self.buffers.feed_forward.group = Some(group);
+        self.buffers.feed_forward.group = Some(Spread::Lead(Box::new(group)));
         Ok(self)
     }
 
@@ -74,13 +74,13 @@ impl CpuBackend {
     /// same KV to the same places.
     fn step_in_group(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), GroupError> {
         loop {
-            if let Some(group) = &mut self.buffers.feed_forward.group {
+            if let Some(group) = self.group() {
                 group.ensure()?;
             }
             logits.clear();
             let (slabs, places) = (&mut self.slabs, &self.plan.places);
             let done = self.decoder.step(chunks, slabs, places, &mut self.buffers, logits);
-            let Some(group) = &mut self.buffers.feed_forward.group else { return Ok(()) };
+            let Some(Spread::Lead(group)) = &mut self.buffers.feed_forward.group else { return Ok(()) };
             match done {
                 Ok(()) => return group.step_done(&mut self.decoder.weights),
                 Err(error) => group.fail(&error)?,
@@ -93,12 +93,12 @@ impl CpuBackend {
 impl CpuBackend {
     /// Has the next step look at the experts' load, however small.
     pub(super) fn rebalance_soon(&mut self) {
-        self.buffers.feed_forward.group.iter_mut().for_each(ExpertGroup::rebalance_soon);
+        self.group().into_iter().for_each(ExpertGroup::rebalance_soon);
     }
 
     /// How often experts were given other ranks.
-    pub(super) fn placements_changed(&self) -> u64 {
-        self.buffers.feed_forward.group.as_ref().map_or(0, ExpertGroup::placements_changed)
+    pub(super) fn placements_changed(&mut self) -> u64 {
+        self.group().map_or(0, |group| group.placements_changed())
     }
 }
 
@@ -129,12 +129,14 @@ impl Backend for CpuBackend {
     }
 
     fn keep_alive_every(&self) -> Option<Duration> {
-        self.buffers.feed_forward.group.as_ref().map(ExpertGroup::keep_alive_every)
+        match &self.buffers.feed_forward.group {
+            Some(Spread::Lead(group)) => Some(group.keep_alive_every()),
+            _ => None,
+        }
     }
 
     fn keep_alive(&mut self) {
-        let group = self.buffers.feed_forward.group.as_mut();
-        if let Some(Err(error)) = group.map(ExpertGroup::keep_alive) {
+        if let Some(Err(error)) = self.group().map(ExpertGroup::keep_alive) {
             // The next step tries again.
             tracing::error!("{error}");
         }

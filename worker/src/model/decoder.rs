@@ -90,7 +90,8 @@ impl<'a> LayerStep<'a> {
 
 impl Decoder {
     /// Computes a step: `slabs` and `places` say where each layer's cache is. `logits` gets a row per chunk that
-    /// wants one. An error is another rank's; the step may then be run again.
+    /// wants one. Without chunks, the step is that of other ranks. An error is another rank's; the step may then be run
+    /// again.
     pub(super) fn step(
         &self,
         chunks: &[Chunk<'_>],
@@ -99,6 +100,9 @@ impl Decoder {
         b: &mut Buffers,
         logits: &mut Vec<f32>,
     ) -> Result<(), FabricError> {
+        if chunks.is_empty() {
+            return self.join(0, b);
+        }
         self.begin(chunks, b);
         for (i, (layer, place)) in self.weights.layers.iter().zip(places).enumerate() {
             let cache = &mut slabs[place.slot];
@@ -127,7 +131,7 @@ impl Decoder {
                 // Behind the last layer's KV only rows whose logits are wanted have a purpose.
                 keep_wanted(chunks, self.config.hidden, b);
                 if b.spans.is_empty() {
-                    return Ok(());
+                    return self.join(i, b);
                 }
             }
             self.attend(&layer.attention, &step, cache, b);
@@ -135,6 +139,14 @@ impl Decoder {
             self.feed_forward(i, &layer.feed_forward, b)?;
         }
         self.head(b, logits);
+        Ok(())
+    }
+
+    /// Takes part in the layers from `first` on, in which only other ranks have tokens, if there are ranks.
+    fn join(&self, first: usize, b: &mut Buffers) -> Result<(), FabricError> {
+        for (i, layer) in self.weights.layers.iter().enumerate().skip(first) {
+            b.feed_forward.join(&self.compute, i, &layer.feed_forward)?;
+        }
         Ok(())
     }
 

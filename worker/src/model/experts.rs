@@ -2,15 +2,21 @@
 //! them: `experts/group.rs` is rank 0's end, `experts/rank.rs` that of the others, `experts/store.rs` loads single
 //! experts. Starting processes is `expert_parallel.rs`' business, the exchange `kernels/src/moe/parallel.rs`'.
 
+mod exchange;
 mod group;
+mod note;
 mod rank;
 mod store;
 
 use keyway_kernels::compute::Compute;
+use keyway_kernels::fabric::{Fabric, FabricError};
 use keyway_kernels::moe::Placement;
-use keyway_kernels::moe::parallel::{Experts, capacity_for};
+use keyway_kernels::moe::parallel::{Experts, Tokens, capacity_for};
 
+pub(super) use self::exchange::{Exchange, Widest};
 pub(crate) use self::group::{ExpertGroup, GroupError, GroupOptions, Supervisor};
+pub(crate) use self::note::Attention;
+pub(super) use self::note::Note;
 pub(crate) use self::rank::{ExpertRank, RankError};
 pub(super) use self::store::Store;
 use super::config::{Config, FeedForward, Gate};
@@ -33,6 +39,40 @@ impl Bank {
         for (_, network) in self.networks.iter_mut().enumerate().filter(|(expert, _)| !held(*expert)) {
             *network = None;
         }
+    }
+}
+
+/// This process' end of a group that shares the experts.
+#[derive(Debug)]
+pub(super) enum Spread {
+    /// Rank 0's.
+    Lead(Box<ExpertGroup>),
+    /// Another rank's, which runs attention too.
+    Rank(Exchange),
+}
+
+impl Spread {
+    /// Runs a layer's experts, here and elsewhere; without tokens, those of the others. An error is another rank's.
+    pub(super) fn run(
+        &mut self,
+        compute: &Compute,
+        bank: &Bank,
+        inner: &mut Inner,
+        tokens: Tokens<'_>,
+        out: &mut [f32],
+    ) -> Result<(), FabricError> {
+        match self {
+            Self::Lead(group) => group.run(compute, bank, inner, tokens, out),
+            Self::Rank(exchange) => exchange.run(compute, bank, inner, tokens, out, |_, _| {}),
+        }
+    }
+
+    pub(super) fn fabric(&mut self) -> Option<&mut dyn Fabric> {
+        let exchange = match self {
+            Self::Lead(group) => &mut group.exchange,
+            Self::Rank(exchange) => exchange,
+        };
+        exchange.fabric.as_mut().map(|fabric| &mut **fabric as &mut dyn Fabric)
     }
 }
 

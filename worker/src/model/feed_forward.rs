@@ -7,7 +7,7 @@ use keyway_kernels::moe::parallel::Tokens;
 use keyway_kernels::moe::{self, Grouping};
 
 use super::config::Gate;
-use super::experts::ExpertGroup;
+use super::experts::Spread;
 use super::weights::{ExpertsWeights, FeedForwardWeights, Mlp};
 
 /// Memory that is used again from step to step.
@@ -26,7 +26,7 @@ pub(super) struct FeedForwardBuffers {
     /// What the shared expert gives, `[tokens, hidden]`.
     shared_out: Vec<f32>,
     /// The ranks that share the experts, if they are spread.
-    pub(super) group: Option<ExpertGroup>,
+    pub(super) group: Option<Spread>,
 }
 
 /// Between the two products of a gated network.
@@ -76,6 +76,21 @@ impl FeedForwardBuffers {
             }
         }
         Ok(())
+    }
+
+    /// Takes part in a layer in which only other ranks have tokens, if there are ranks.
+    pub(super) fn join(
+        &mut self,
+        compute: &Compute,
+        layer: usize,
+        weights: &FeedForwardWeights,
+    ) -> Result<(), FabricError> {
+        let (FeedForwardWeights::Experts(weights), Some(group)) = (weights, &mut self.group) else {
+            return Ok(());
+        };
+        let top = weights.shape.routing.top;
+        let none = Tokens { layer: layer as u32, top, x: &[], ids: &[], weights: &[] };
+        group.run(compute, &weights.experts, &mut self.inner, none, &mut [])
     }
 
     fn route(&mut self, compute: &Compute, weights: &ExpertsWeights, x: &[f32]) {

@@ -3,34 +3,41 @@
 use std::sync::Arc;
 
 use super::{StartError, WorkerOptions};
-use crate::metrics::Metrics;
-use crate::model::{CpuBackend, LoadedModel};
+use crate::metrics::ExpertMetrics;
+use crate::model::{CpuBackend, KvLayout, LoadedModel};
 
 #[cfg(target_os = "linux")]
 pub(super) use linux::{plan, start};
 
 #[cfg(target_os = "linux")]
 mod linux {
-    use super::{Arc, CpuBackend, LoadedModel, Metrics, StartError, WorkerOptions};
+    use keyway_kernels::compute::Compute;
+
+    use super::{Arc, CpuBackend, ExpertMetrics, KvLayout, LoadedModel, StartError, WorkerOptions};
     use crate::expert_parallel::{Hosts, Processes, Ranks};
-    use crate::limits::EXPERT_MESSAGE_BYTES_MAX;
-    use crate::model::{ExpertGroup, GroupOptions, Supervisor};
+    use crate::limits::{EXPERT_MESSAGE_BYTES_MAX, SCORED_TOKENS_PER_STEP_MAX};
+    use crate::model::{Attention, ExpertGroup, GroupOptions, StepWords, Supervisor};
     use crate::worker::{blocking, threads};
 
     /// Words of a placement beside its masks, generously.
     const PLACEMENT_HEAD: usize = 16;
+    /// Words of a note beside a step's, generously.
+    const NOTE_HEAD: usize = 16;
 
     /// What the group is started with.
     pub(in crate::worker) struct Spread {
         ranks: Ranks,
         /// Of the largest layer.
         experts: usize,
+        attention: Option<Attention>,
     }
 
     /// `None` if nothing is to be spread.
     pub(in crate::worker) fn plan(
         options: &WorkerOptions,
         model: &LoadedModel,
+        kv: KvLayout,
+        max_model_len: usize,
     ) -> Result<Option<Spread>, StartError> {
         let size = options.expert_parallel.size;
         if size == 1 {
@@ -46,7 +53,19 @@ mod linux {
                 fewest.max(1)
             )));
         }
-        let words = model.words_for(options.max_batched_tokens).min(EXPERT_MESSAGE_BYTES_MAX / 4);
+        let mut words = model.words_for(options.max_batched_tokens).min(EXPERT_MESSAGE_BYTES_MAX / 4);
+        let attention = options.expert_parallel.data_parallel_attention.then(|| model.attention(kv));
+        if attention.is_some() {
+            let step = step_words(options, model, kv, max_model_len);
+            if !options.expert_parallel.hosts.is_empty() && step > EXPERT_MESSAGE_BYTES_MAX / 4 {
+                return Err(StartError::Options(format!(
+                    "with data-parallel-attention a step may take {} MiB of block tables, more than a message: \
+                     lower max-running or max-model-len",
+                    step >> 18
+                )));
+            }
+            words = words.max(step).max(model.output_words());
+        }
         let ranks = Ranks {
             options: options.expert_parallel.clone(),
             model: options.model.clone(),
@@ -59,25 +78,40 @@ mod linux {
             // One token, or the placement of all layers, must go into a message.
             capacity: words.max(model.words_for(1)).max(PLACEMENT_HEAD + counts.iter().sum::<usize>()),
         };
-        Ok(Some(Spread { ranks, experts }))
+        Ok(Some(Spread { ranks, experts, attention }))
+    }
+
+    /// Words in which rank 0 tells another what its part of a step is, at most.
+    fn step_words(options: &WorkerOptions, model: &LoadedModel, kv: KvLayout, max_model_len: usize) -> usize {
+        // Who runs has a chunk, and so has each token of a prompt that is scored.
+        let chunks = options.max_running + SCORED_TOKENS_PER_STEP_MAX;
+        let blocks = max_model_len.div_ceil(kv.block_size) + 1;
+        let groups = model.info.cache_groups.len();
+        NOTE_HEAD + StepWords::most(options.max_batched_tokens, chunks, groups, blocks)
     }
 
     /// Starts the other ranks and waits until they have loaded their experts.
     pub(in crate::worker) async fn start(
         spread: Spread,
         backend: CpuBackend,
-        metrics: &Arc<Metrics>,
-    ) -> Result<CpuBackend, StartError> {
-        let Spread { ranks, experts } = spread;
-        let of_group = metrics.with_experts(ranks.options.size, experts);
-        let of_group = of_group.map_err(|e| StartError::Engine(e.to_string()))?;
-        blocking(move || {
+    ) -> Result<(CpuBackend, Arc<ExpertMetrics>), StartError> {
+        let Spread { ranks, experts, attention } = spread;
+        let metrics = ExpertMetrics::new(ranks.options.size, experts);
+        let metrics = metrics.map_err(|e| StartError::Engine(e.to_string()))?;
+        let of_group = Arc::clone(&metrics);
+        let backend = blocking(move || {
             let options = GroupOptions {
                 ranks: ranks.options.size,
                 deadline: ranks.options.deadline,
                 retries: ranks.options.retries,
                 redundant: ranks.options.redundant_experts,
                 threads: threads(Some(ranks.threads)),
+                attention,
+            };
+            // Where all ranks run attention, they do it at the same time.
+            let backend = match attention {
+                Some(_) => backend.with_compute(Compute::new(options.threads)),
+                None => backend,
             };
             let (model, quantize) = (ranks.model.clone(), ranks.quantize);
             let hosts = ranks.options.hosts.clone();
@@ -88,8 +122,8 @@ mod linux {
             };
             let group = ExpertGroup::new(&model, quantize, options, supervisor, of_group)?;
             backend.with_group(group).map_err(|error| StartError::Engine(error.to_string()))
-        })
-        .await?
+        });
+        Ok((backend.await??, metrics))
     }
 }
 
@@ -98,7 +132,7 @@ pub(super) use elsewhere::{plan, start};
 
 #[cfg(not(target_os = "linux"))]
 mod elsewhere {
-    use super::{Arc, CpuBackend, LoadedModel, Metrics, StartError, WorkerOptions};
+    use super::{Arc, CpuBackend, ExpertMetrics, KvLayout, LoadedModel, StartError, WorkerOptions};
 
     /// There is none.
     pub(in crate::worker) enum Spread {}
@@ -106,6 +140,8 @@ mod elsewhere {
     pub(in crate::worker) fn plan(
         options: &WorkerOptions,
         _: &LoadedModel,
+        _: KvLayout,
+        _: usize,
     ) -> Result<Option<Spread>, StartError> {
         match options.expert_parallel.size {
             1 => Ok(None),
@@ -116,8 +152,7 @@ mod elsewhere {
     pub(in crate::worker) async fn start(
         spread: Spread,
         _: CpuBackend,
-        _: &Arc<Metrics>,
-    ) -> Result<CpuBackend, StartError> {
+    ) -> Result<(CpuBackend, Arc<ExpertMetrics>), StartError> {
         match spread {}
     }
 }

@@ -19,13 +19,14 @@ use keyway_worker::{ExpertParallelOptions, RunningWorker, StartError, WorkerOpti
 const COMPLETIONS: &str = "/v1/completions";
 
 /// A worker of `size` processes. The deadline, in seconds, tells its ranks from those of other tests.
-fn spread(size: usize, deadline: f64, retries: usize) -> WorkerOptions {
+pub(crate) fn spread(size: usize, deadline: f64, retries: usize) -> WorkerOptions {
     let expert_parallel = ExpertParallelOptions {
         size,
         deadline: Duration::from_secs_f64(deadline),
         retries,
         redundant_experts: 0,
         hosts: Vec::new(),
+        data_parallel_attention: false,
         rank_command: vec![env!("CARGO_BIN_EXE_keyway-worker").into(), "expert-rank".into()],
     };
     WorkerOptions { expert_parallel, threads: Some(2), ..options() }
@@ -38,7 +39,7 @@ fn lives(pid: u32) -> bool {
 }
 
 /// The living ranks of the worker with this deadline: numbers and processes.
-fn ranks(deadline: f64) -> Vec<(usize, u32)> {
+pub(crate) fn ranks(deadline: f64) -> Vec<(usize, u32)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
@@ -56,11 +57,11 @@ fn ranks(deadline: f64) -> Vec<(usize, u32)> {
     found
 }
 
-fn signal(name: &str, pid: u32) {
+pub(crate) fn signal(name: &str, pid: u32) {
     assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
 }
 
-async fn gone(pids: &[(usize, u32)]) {
+pub(crate) async fn gone(pids: &[(usize, u32)]) {
     let all_gone = async {
         while pids.iter().any(|(_, pid)| lives(*pid)) {
             tokio::task::yield_now().await;
@@ -69,18 +70,29 @@ async fn gone(pids: &[(usize, u32)]) {
     tokio::time::timeout(Duration::from_secs(60), all_gone).await.expect("a rank outlives its worker");
 }
 
-fn body(i: usize, max_tokens: usize) -> Value {
+pub(crate) fn body(i: usize, max_tokens: usize) -> Value {
     let prompt: Vec<usize> = (0..40 + 7 * i).map(|t| (t * (i + 3)) % 256).collect();
     json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.9, "seed": i, "ignore_eos": true})
 }
 
 /// A stream's text, and how it ended; `at` is called with the number of events so far.
-async fn stream(addr: SocketAddr, body: Value, mut at: impl FnMut(usize)) -> (String, Option<Value>) {
+async fn stream(addr: SocketAddr, body: Value, at: impl FnMut(usize)) -> (String, Option<Value>) {
+    stream_at(addr, None, body, at).await
+}
+
+/// [`stream`], of a data-parallel rank.
+pub(crate) async fn stream_at(
+    addr: SocketAddr,
+    rank: Option<usize>,
+    body: Value,
+    mut at: impl FnMut(usize),
+) -> (String, Option<Value>) {
     let body = with(body, json!({"stream": true})).to_string();
-    let request = http::Request::post(format!("http://{addr}{COMPLETIONS}"))
-        .header("content-type", "application/json")
-        .body(Full::from(body))
-        .unwrap();
+    let mut request = http::Request::post(format!("http://{addr}{COMPLETIONS}"));
+    if let Some(rank) = rank {
+        request = request.header("x-data-parallel-rank", rank);
+    }
+    let request = request.header("content-type", "application/json").body(Full::from(body)).unwrap();
     let mut answer = client(false).request(request).await.unwrap().into_body();
     let (mut raw, mut events) = (String::new(), 0);
     while let Some(Ok(frame)) = answer.frame().await {
@@ -103,7 +115,7 @@ async fn stream(addr: SocketAddr, body: Value, mut at: impl FnMut(usize)) -> (St
     (text, error)
 }
 
-async fn text(addr: SocketAddr, body: &Value) -> String {
+pub(crate) async fn text(addr: SocketAddr, body: &Value) -> String {
     let answer = post(addr, COMPLETIONS, body).await;
     assert_eq!(answer.status, 200, "{}", answer.text);
     answer.json()["choices"][0]["text"].as_str().unwrap().to_owned()
@@ -158,7 +170,7 @@ async fn processes_answer_as_one_does() {
 }
 
 /// Waits until there are at least so many.
-async fn at_least(addr: SocketAddr, name: &str, count: f64) {
+pub(crate) async fn at_least(addr: SocketAddr, name: &str, count: f64) {
     let reached = async {
         while metric(addr, name).await < count {
             tokio::task::yield_now().await;
@@ -253,9 +265,19 @@ async fn a_rank_that_dies_while_nothing_runs_is_started_again() {
 }
 
 /// Free addresses of this machine; others may take one before it is used, which is unlikely.
-fn addrs<const N: usize>() -> [SocketAddr; N] {
+pub(crate) fn addrs<const N: usize>() -> [SocketAddr; N] {
     let listeners = [(); N].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     std::array::from_fn(|i| listeners[i].local_addr().unwrap())
+}
+
+/// A rank that is told where the others are.
+pub(crate) fn host_rank(rank: usize, hosts: &str, deadline: &str) -> tokio::process::Child {
+    tokio::process::Command::new(env!("CARGO_BIN_EXE_keyway-worker"))
+        .args(["expert-rank", "--rank", &rank.to_string(), "--hosts", hosts, "--model", "random"])
+        .args(["--threads", "1", "--deadline", deadline])
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap()
 }
 
 /// Ranks started by somebody else, over TCP: one is killed and started again in the middle of a generation.
@@ -263,14 +285,7 @@ fn addrs<const N: usize>() -> [SocketAddr; N] {
 async fn a_group_over_tcp_answers_the_same_and_takes_a_rank_back() {
     let hosts = addrs::<3>();
     let list = hosts.map(|addr| addr.to_string()).join(",");
-    let rank = |rank: usize| {
-        tokio::process::Command::new(env!("CARGO_BIN_EXE_keyway-worker"))
-            .args(["expert-rank", "--rank", &rank.to_string(), "--hosts", &list, "--model", "random"])
-            .args(["--threads", "1", "--deadline", "65"])
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap()
-    };
+    let rank = |rank: usize| host_rank(rank, &list, "65");
     let (mut one, _two) = (rank(1), rank(2));
     let mut options = spread(3, 65.0, 2);
     options.expert_parallel.hosts = hosts.into();

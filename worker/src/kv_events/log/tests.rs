@@ -12,7 +12,7 @@ use crate::block_manager::CacheChange;
 
 fn log() -> Log {
     let groups = vec![CacheGroup::Full, CacheGroup::SlidingWindow { window: 128 }];
-    Log::new(Layout { block_size: 2, groups }, WireFormat::VllmMap)
+    Log::new(Layout { block_size: 2, groups, data_parallel_rank: 0 }, WireFormat::VllmMap)
 }
 
 fn stored(hash: u128, parent: Option<u128>) -> CacheChange {

@@ -1,6 +1,7 @@
 //! Rank 0's end of a group of ranks that share a model's experts: it runs attention and everything else, sends the
-//! tokens to the ranks that hold their experts, and starts the group anew when one of them fails. Ranks hold no state
-//! but weights, so a step that failed is run again and nobody's answer changes.
+//! tokens to the ranks that hold their experts, and starts the group anew when one of them fails. Where ranks hold no state
+//! but weights, a step that failed is run again and nobody's answer changes; where they run attention too, their KV is
+//! lost, and is computed again.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -8,15 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keyway_kernels::compute::Compute;
-use keyway_kernels::fabric::{Fabric, FabricError, Phase};
+use keyway_kernels::fabric::{Cause, Fabric, FabricError, Phase};
 use keyway_kernels::moe::Placement;
-use keyway_kernels::moe::parallel::{Parallel, Tokens, tokens_max, write_note};
+use keyway_kernels::moe::parallel::{Tokens, write_note};
 
-use super::{Bank, Held, Store};
+use super::note::{Attention, Note, Place};
+use super::store::keep_held;
+use super::{Bank, Exchange, Store};
 use crate::limits::EXPERT_LOAD_MAX;
 use crate::metrics::ExpertMetrics;
 use crate::model::feed_forward::Inner;
-use crate::model::weights::{FeedForwardWeights, Weights};
+use crate::model::weights::Weights;
 use crate::model::{ModelError, ModelSource, Quantize};
 
 /// Slots of a layer that were counted before its placement is looked at again: enough that 1 % is told from 2 %.
@@ -43,6 +46,8 @@ pub(crate) struct GroupOptions {
     pub(crate) redundant: usize,
     /// Threads that compute this rank's experts, the others' share left to them.
     pub(crate) threads: NonZeroUsize,
+    /// What ranks need that run attention too; `None`: rank 0 alone runs it.
+    pub(crate) attention: Option<Attention>,
 }
 
 /// A group that cannot serve.
@@ -55,60 +60,15 @@ pub(crate) struct GroupError(pub(crate) String);
 pub(crate) struct ExpertGroup {
     options: GroupOptions,
     supervisor: Box<dyn Supervisor>,
-    /// `None`: it failed, and is started at the next need.
-    fabric: Option<Box<dyn Fabric>>,
+    /// Without a fabric the group failed, and is started at the next need.
+    pub(in crate::model) exchange: Exchange,
     store: Store,
-    /// By layer; `None` for layers without experts.
-    placements: Vec<Option<Placement>>,
-    /// By layer, the slots of each expert, those of long ago counting less.
-    loads: Vec<Vec<u64>>,
-    /// Slots of all layers since the placements were looked at.
-    counted: u64,
-    parallel: Parallel,
-    compute: Compute,
     metrics: Arc<ExpertMetrics>,
     failures: usize,
-}
-
-/// What rank 0 tells the others beside tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Note {
-    /// Nothing is to be done; rank 0 is there.
-    KeepAlive,
-    /// Who shall hold what: behind the first word, the model's fingerprint and each layer's masks of holders.
-    Place,
-}
-
-impl Note {
-    const fn word(self) -> u32 {
-        match self {
-            Self::KeepAlive => 1,
-            Self::Place => 2,
-        }
-    }
-
-    pub(super) fn of(note: &[u32]) -> Option<Self> {
-        [Self::KeepAlive, Self::Place].into_iter().find(|kind| note.first() == Some(&kind.word()))
-    }
-}
-
-/// The placements in a note; `None` if they are not for this model, whose experts by layer are `layers`.
-pub(super) fn placements(
-    note: &[u32],
-    ranks: usize,
-    layers: &[usize],
-    fingerprint: [u32; 2],
-) -> Option<Vec<Option<Placement>>> {
-    let mut masks = note.get(1..)?.strip_prefix(&fingerprint)?;
-    let mut placements = Vec::new();
-    for experts in layers {
-        let (of_layer, rest) = masks.split_at_checked(*experts)?;
-        masks = rest;
-        let placement =
-            if *experts == 0 { None } else { Some(Placement::from_holders(ranks, of_layer.to_vec()).ok()?) };
-        placements.push(placement);
-    }
-    masks.is_empty().then_some(placements)
+    /// How often a group ended, and with it what its ranks kept.
+    losses: u64,
+    /// Slots of all layers since the placements were looked at.
+    counted: u64,
 }
 
 impl ExpertGroup {
@@ -121,28 +81,22 @@ impl ExpertGroup {
         metrics: Arc<ExpertMetrics>,
     ) -> Result<Self, ModelError> {
         let store = Store::open(source, quantize)?;
-        let layers = store.experts();
-        Ok(Self {
-            placements: store.even(options.ranks),
-            loads: layers.iter().map(|experts| vec![0; *experts]).collect(),
-            options,
-            supervisor,
-            fabric: None,
-            store,
-            counted: 0,
-            parallel: Parallel::default(),
-            compute: Compute::new(options.threads),
-            metrics,
-            failures: 0,
-        })
+        let compute = Compute::new(options.threads);
+        let exchange = Exchange::new(store.even(options.ranks), options.deadline, compute);
+        Ok(Self { options, supervisor, exchange, store, metrics, failures: 0, losses: 0, counted: 0 })
+    }
+
+    /// Changes whenever a group ended, and with it what its ranks kept.
+    pub(in crate::model) fn losses(&self) -> u64 {
+        self.losses
     }
 
     /// Starts the ranks, if they are not there, and tells them which experts are theirs.
     pub(in crate::model) fn ensure(&mut self) -> Result<(), GroupError> {
-        while self.fabric.is_none() {
+        while self.exchange.fabric.is_none() {
             match self.supervisor.start() {
                 Ok(fabric) => {
-                    self.fabric = Some(fabric);
+                    self.exchange.fabric = Some(fabric);
                     let Err(error) = self.place() else { break };
                     self.fail(&error)?;
                 }
@@ -167,7 +121,7 @@ impl ExpertGroup {
     pub(in crate::model) fn fail(&mut self, error: &FabricError) -> Result<(), GroupError> {
         self.metrics.up.set(0);
         self.metrics.failures.with_label_values(&[&error.rank.to_string()]).inc();
-        self.fabric = None;
+        self.lose();
         self.failures += 1;
         if self.failures > self.options.retries {
             self.failures = 0;
@@ -179,10 +133,16 @@ impl ExpertGroup {
         Ok(())
     }
 
+    fn lose(&mut self) {
+        self.exchange.fabric = None;
+        self.losses += 1;
+    }
+
     /// Takes note that a step is through; now and then, lets experts move.
     pub(in crate::model) fn step_done(&mut self, weights: &mut Weights) -> Result<(), GroupError> {
         self.failures = 0;
-        if self.options.redundant == 0 || self.counted < REBALANCE_EVERY * self.loads.len() as u64 {
+        let enough = REBALANCE_EVERY * self.exchange.loads.len() as u64;
+        if self.options.redundant == 0 || self.counted < enough {
             return Ok(());
         }
         self.rebalance(weights)
@@ -191,7 +151,7 @@ impl ExpertGroup {
     /// Tells the ranks that rank 0 is still there.
     pub(in crate::model) fn keep_alive(&mut self) -> Result<(), GroupError> {
         self.ensure()?;
-        let Some(fabric) = &mut self.fabric else { return Ok(()) };
+        let Some(fabric) = &mut self.exchange.fabric else { return Ok(()) };
         let told = write_note(&mut **fabric, &[Note::KeepAlive.word()])
             .and_then(|()| fabric.exchange(Phase::Dispatch, self.options.deadline));
         match told {
@@ -215,28 +175,45 @@ impl ExpertGroup {
         tokens: Tokens<'_>,
         out: &mut [f32],
     ) -> Result<(), FabricError> {
-        let Tokens { layer, top, .. } = tokens;
-        let (Some(fabric), Some(placement)) = (&mut self.fabric, &self.placements[layer as usize]) else {
-            // `ensure` comes before every step, and the layer has experts.
-            return Ok(());
-        };
-        for id in tokens.ids {
-            self.loads[layer as usize][*id as usize] += 1;
+        let Self { exchange, metrics, counted, .. } = self;
+        metrics.record_ids(tokens.ids);
+        *counted += tokens.ids.len() as u64;
+        let joint = exchange.widest.is_some();
+        exchange.run(compute, bank, inner, tokens, out, |times, rows| {
+            metrics.record_times(times);
+            if !joint {
+                metrics.record_rows(rows);
+            }
+        })
+    }
+
+    /// Takes in what the other ranks' experts did in a step.
+    pub(in crate::model) fn count_others(&mut self) -> Result<(), FabricError> {
+        let Self { exchange, metrics, counted, .. } = self;
+        let Exchange { fabric: Some(fabric), loads, served, deadline, .. } = exchange else { return Ok(()) };
+        fabric.exchange(Phase::Result, *deadline)?;
+        let words = 1 + loads.iter().map(Vec::len).sum::<usize>();
+        let mut rows = vec![std::mem::take(served) as usize];
+        for rank in 1..fabric.size() {
+            let [others_served, others @ ..] = fabric.inbox(rank) else {
+                let cause = Cause::Protocol("no word of what its experts did");
+                return Err(fabric.fail(rank, Phase::Result, cause));
+            };
+            if others.len() + 1 != words {
+                let cause = Cause::Protocol("word of another number of experts");
+                return Err(fabric.fail(rank, Phase::Result, cause));
+            }
+            rows.push(*others_served as usize);
+            let mut others = others.iter();
+            for loads in &mut *loads {
+                for ((expert, load), more) in loads.iter_mut().enumerate().zip(&mut others) {
+                    *load += u64::from(*more);
+                    *counted += u64::from(*more);
+                    metrics.record_expert(expert, u64::from(*more));
+                }
+            }
         }
-        self.counted += tokens.ids.len() as u64;
-        self.metrics.record_ids(tokens.ids);
-        let width = bank.hidden;
-        let most = tokens_max(fabric.capacity(), bank.networks.len(), top, width).max(1);
-        let compute = &self.compute.clone().with_isa(compute.isa());
-        let pieces = tokens.x.chunks(most * width).zip(out.chunks_mut(most * width));
-        let slots = tokens.ids.chunks(most * top).zip(tokens.weights.chunks(most * top));
-        for ((x, out), (ids, weights)) in pieces.zip(slots) {
-            let mut held = Held { compute, bank: |l| (l == layer).then_some(bank), inner };
-            let piece = Tokens { layer, top, x, ids, weights };
-            let deadline = self.options.deadline;
-            self.parallel.run(compute, &mut **fabric, placement, piece, &mut held, out, deadline)?;
-            self.metrics.record_layer(self.parallel.times(), self.parallel.rows_by_rank());
-        }
+        metrics.record_rows(rows.into_iter());
         Ok(())
     }
 
@@ -247,19 +224,16 @@ impl ExpertGroup {
     }
 
     fn tell_placements(&mut self, deadline: Duration) -> Result<(), FabricError> {
-        let Some(fabric) = &mut self.fabric else { return Ok(()) };
-        let mut note = vec![Note::Place.word()];
-        note.extend(self.store.fingerprint());
-        for placement in self.placements.iter().flatten() {
-            note.extend(placement.holders());
-        }
+        let Some(fabric) = &mut self.exchange.fabric else { return Ok(()) };
+        let fingerprint = self.store.fingerprint();
+        let note = Place::words(fingerprint, self.options.attention, &self.exchange.placements);
         write_note(&mut **fabric, &note)?;
         fabric.exchange(Phase::Dispatch, deadline)
     }
 
     /// Waits until every rank has loaded what it shall hold.
     fn await_placements(&mut self) -> Result<(), FabricError> {
-        match &mut self.fabric {
+        match &mut self.exchange.fabric {
             Some(fabric) => fabric.exchange(Phase::Placement, EXPERT_LOAD_MAX),
             None => Ok(()),
         }
@@ -268,8 +242,9 @@ impl ExpertGroup {
     /// Gives the hottest experts further holders, where that pays.
     fn rebalance(&mut self, weights: &mut Weights) -> Result<(), GroupError> {
         self.counted = 0;
-        let mut placements = self.placements.clone();
-        for (placement, loads) in placements.iter_mut().zip(&mut self.loads) {
+        let Exchange { placements, loads, .. } = &mut self.exchange;
+        let old = placements.clone();
+        for (placement, loads) in placements.iter_mut().zip(loads) {
             let Some(placement) = placement else { continue };
             let room = loads.len().div_ceil(self.options.ranks) + self.options.redundant;
             let better = Placement::balanced(loads, self.options.ranks, room);
@@ -280,26 +255,19 @@ impl ExpertGroup {
                 *load /= 2;
             }
         }
-        if placements == self.placements {
+        if *placements == old {
             return Ok(());
         }
-        let old = std::mem::replace(&mut self.placements, placements);
         // The others load while rank 0 does, and wait for it as long as it takes.
         let told = self.tell_placements(self.options.deadline);
-        let loaded = self.load_own(weights);
+        let loaded = self.store.load_held(weights, &self.exchange.placements, 0);
         if loaded.is_err() {
-            self.placements = old;
+            self.exchange.placements = old;
         }
-        for (weights, placement) in weights.layers.iter_mut().zip(&self.placements) {
-            if let (FeedForwardWeights::Experts(experts), Some(placement)) =
-                (&mut weights.feed_forward, placement)
-            {
-                experts.experts.keep(|expert| placement.holds(0, expert));
-            }
-        }
+        keep_held(weights, &self.exchange.placements, 0);
         if let Err(error) = loaded {
             tracing::warn!("experts stay where they are: {error}");
-            self.fabric = None;
+            self.lose();
             return self.ensure();
         }
         self.metrics.placements.inc();
@@ -308,18 +276,6 @@ impl ExpertGroup {
             Ok(()) => Ok(()),
             Err(error) => self.fail(&error).and_then(|()| self.ensure()),
         }
-    }
-
-    /// Loads what rank 0 lacks.
-    fn load_own(&self, weights: &mut Weights) -> Result<(), ModelError> {
-        for (layer, (weights, placement)) in weights.layers.iter_mut().zip(&self.placements).enumerate() {
-            if let (FeedForwardWeights::Experts(experts), Some(placement)) =
-                (&mut weights.feed_forward, placement)
-            {
-                self.store.load(layer, &mut experts.experts, |expert| placement.holds(0, expert))?;
-            }
-        }
-        Ok(())
     }
 }
 

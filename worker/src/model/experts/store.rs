@@ -6,6 +6,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{Bank, counts, even};
 use crate::model::config::{Config, FeedForward};
 use crate::model::tensor::TensorSource;
+use crate::model::weights::{FeedForwardWeights, Weights};
 use crate::model::{ModelError, ModelSource, Quantize, loader, open};
 
 /// A model's experts where they are stored.
@@ -71,4 +72,38 @@ impl Store {
         }
         Ok(())
     }
+
+    /// Loads what a whole model lacks of what `rank` shall hold.
+    pub(in crate::model) fn load_held(
+        &self,
+        weights: &mut Weights,
+        placements: &[Option<Placement>],
+        rank: usize,
+    ) -> Result<(), ModelError> {
+        for (layer, bank, placement) in banks(weights, placements) {
+            self.load(layer, bank, |expert| placement.holds(rank, expert))?;
+        }
+        Ok(())
+    }
+}
+
+/// Lets go, in a whole model, of what `rank` shall not hold.
+pub(in crate::model) fn keep_held(weights: &mut Weights, placements: &[Option<Placement>], rank: usize) {
+    for (_, bank, placement) in banks(weights, placements) {
+        bank.keep(|expert| placement.holds(rank, expert));
+    }
+}
+
+/// The layers with experts.
+fn banks<'a>(
+    weights: &'a mut Weights,
+    placements: &'a [Option<Placement>],
+) -> impl Iterator<Item = (usize, &'a mut Bank, &'a Placement)> {
+    let layers = weights.layers.iter_mut().zip(placements).enumerate();
+    layers.filter_map(|(layer, (weights, placement))| match (&mut weights.feed_forward, placement) {
+        (FeedForwardWeights::Experts(experts), Some(placement)) => {
+            Some((layer, &mut experts.experts, placement))
+        }
+        _ => None,
+    })
 }

@@ -16,20 +16,22 @@ use keyway_kernels::fabric::{Cause, Fabric, FabricError, Local, Phase, Tcp};
 use super::invariance::{side_by_side, tokens};
 use super::*;
 use crate::backend::StepError;
-use crate::metrics::{ExpertMetrics, Metrics, StaticInfo};
+use crate::metrics::ExpertMetrics;
 use crate::model::experts::{ExpertGroup, ExpertRank, GroupOptions, Supervisor};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Of every rank.
+pub(super) const LAYOUT: KvLayout = KvLayout { block_size: 16, num_blocks: NUM_BLOCKS };
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Transport {
+pub(super) enum Transport {
     Local,
     Tcp,
     #[cfg(target_os = "linux")]
     Shm,
 }
 
-const TRANSPORTS: &[Transport] = &[
+pub(super) const TRANSPORTS: &[Transport] = &[
     Transport::Local,
     Transport::Tcp,
     #[cfg(target_os = "linux")]
@@ -38,15 +40,15 @@ const TRANSPORTS: &[Transport] = &[
 
 /// Ranks as threads of this process.
 #[derive(Debug)]
-struct Threads {
+pub(super) struct Threads {
     source: ModelSource,
     transport: Transport,
     ranks: usize,
     capacity: usize,
     /// The last rank leaves in its exchange of this number, counted over all groups; 0: never.
-    leaves_at: u64,
-    exchanges: Arc<AtomicU64>,
-    starts: Arc<AtomicU64>,
+    pub(super) leaves_at: u64,
+    pub(super) exchanges: Arc<AtomicU64>,
+    pub(super) starts: Arc<AtomicU64>,
 }
 
 /// A rank that leaves in one exchange.
@@ -85,7 +87,7 @@ impl Fabric for Leaving {
 }
 
 impl Threads {
-    fn new(source: &ModelSource, transport: Transport, ranks: usize, capacity: usize) -> Self {
+    pub(super) fn new(source: &ModelSource, transport: Transport, ranks: usize, capacity: usize) -> Self {
         let source = source.clone();
         let (exchanges, starts) = (Arc::default(), Arc::default());
         Self { source, transport, ranks, capacity, leaves_at: 0, exchanges, starts }
@@ -126,42 +128,48 @@ impl Supervisor for Threads {
         for (i, inner) in group.drain(1..).enumerate() {
             let (at, exchanges) = (self.leaves_at, Arc::clone(&self.exchanges));
             let source = self.source.clone();
-            let mut fabric: Box<dyn Fabric> =
+            let fabric: Box<dyn Fabric> =
                 if i + 2 == self.ranks { Box::new(Leaving { inner, at, exchanges }) } else { inner };
             thread::spawn(move || {
                 // It ends with the group.
                 let compute = Compute::single();
                 let mut rank = ExpertRank::open(&source, Quantize::None).unwrap();
-                drop(rank.serve(&mut *fabric, &compute, PATIENCE));
+                drop(rank.serve(fabric, &compute, PATIENCE));
             });
         }
         group.pop().ok_or_else(|| "no rank".to_owned())
     }
 }
 
-fn metrics(ranks: usize) -> Arc<ExpertMetrics> {
-    let info = StaticInfo { model: "m", numerics_id: "n", block_size: 16, num_blocks: NUM_BLOCKS };
-    Metrics::new(&info).unwrap().with_experts(ranks, 8).unwrap()
+pub(super) fn metrics(ranks: usize) -> Arc<ExpertMetrics> {
+    ExpertMetrics::new(ranks, 8).unwrap()
 }
 
-fn options(ranks: usize) -> GroupOptions {
-    GroupOptions { ranks, deadline: PATIENCE, retries: 2, redundant: 0, threads: NonZeroUsize::MIN }
+pub(super) fn options(ranks: usize) -> GroupOptions {
+    GroupOptions {
+        ranks,
+        deadline: PATIENCE,
+        retries: 2,
+        redundant: 0,
+        threads: NonZeroUsize::MIN,
+        attention: None,
+    }
 }
 
 /// The model's share on rank 0, and a group behind it.
-fn spread(source: &ModelSource, threads: Threads, options: GroupOptions) -> CpuBackend {
+pub(super) fn spread(source: &ModelSource, threads: Threads, options: GroupOptions) -> CpuBackend {
     let model = LoadedModel::load_share(source, Quantize::None, options.ranks).unwrap();
     let metrics = metrics(options.ranks);
     let group = ExpertGroup::new(source, Quantize::None, options, Box::new(threads), metrics).unwrap();
-    let layout = KvLayout { block_size: 16, num_blocks: NUM_BLOCKS };
+    let layout = LAYOUT;
     model.into_backend(layout).unwrap().with_group(group).unwrap()
 }
 
-fn with_experts() -> impl Iterator<Item = ModelSource> {
+pub(super) fn with_experts() -> impl Iterator<Item = ModelSource> {
     sources().filter(|source| LoadedModel::load(source).unwrap().experts().iter().any(|count| *count > 0))
 }
 
-fn capacity(source: &ModelSource, tokens: usize) -> usize {
+pub(super) fn capacity(source: &ModelSource, tokens: usize) -> usize {
     LoadedModel::load(source).unwrap().words_for(tokens)
 }
 

@@ -37,7 +37,7 @@ fn pieces(len: usize, cuts: &[usize]) -> Vec<std::ops::Range<usize>> {
 /// Runs all prompts side by side, each in its own pieces, one piece each per step; returns the logits after
 /// each prompt's last token.
 pub(super) fn side_by_side(
-    backend: &mut CpuBackend,
+    backend: &mut dyn Backend,
     pool: &mut Pool,
     prompts: &[Vec<u32>],
     cuts: &[Vec<usize>],

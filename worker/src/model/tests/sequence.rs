@@ -11,7 +11,7 @@ pub(super) struct Pool(VecDeque<u32>);
 
 impl Pool {
     /// All of `backend`'s, in ascending order.
-    pub(super) fn ascending(backend: &CpuBackend) -> Self {
+    pub(super) fn ascending(backend: &dyn Backend) -> Self {
         Self((0..backend.num_blocks() as u32).collect())
     }
 
@@ -31,7 +31,7 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(backend: &CpuBackend) -> Self {
+    pub(super) fn new(backend: &dyn Backend) -> Self {
         let groups = backend.cache_groups().to_vec();
         let tables = vec![Vec::new(); groups.len()];
         Self { groups, block_size: backend.block_size(), tables, len: 0 }
@@ -81,7 +81,7 @@ impl Sequence {
     }
 
     /// Runs `tokens` in one chunk and returns the logits after the last.
-    pub(super) fn run(&mut self, backend: &mut CpuBackend, pool: &mut Pool, tokens: &[u32]) -> Vec<f32> {
+    pub(super) fn run(&mut self, backend: &mut dyn Backend, pool: &mut Pool, tokens: &[u32]) -> Vec<f32> {
         self.grow(pool, tokens.len());
         let mut logits = Vec::new();
         let chunk = Chunk { tokens, start: self.len, tables: &self.tables(), wants_logits: true };
