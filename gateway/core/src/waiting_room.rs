@@ -32,6 +32,10 @@ const MIN_PAUSE_MS: f64 = 2.0;
 /// See above.
 const MAX_PAUSE_MS: f64 = 1_000.0;
 
+/// Who is foreseen to wait for longer than this share of the limit is refused at once: what is foreseen is off by a tenth or two, and to
+/// be refused after all of the wait is worst.
+const FORESEEN: f64 = 0.75;
+
 /// Pause between two quotes of a request, for each worker that a quote weighs and each request that waits: ten times what
 /// weighing takes (25 ns a worker), so that it takes a tenth of the time. With 8 workers and 50 who wait a tenth of a
 /// millisecond, with 1,000 and 256 64 ms.
@@ -203,9 +207,14 @@ impl<R> WaitingRoom<R> {
         let mut all: Vec<(Share, bool)> = self.waiting.iter().map(|entry| (entry.share, false)).collect();
         all.push((*share, true));
         self.fair.arrange(&mut all, |(share, _)| *share);
-        let ahead: f64 = all.iter().take_while(|(_, new)| !new).map(|(share, _)| share.tokens).sum();
-        match self.outflow.time_for(ahead) {
-            Some(wait) if wait > limit => Err(wait.saturating_sub(limit)),
+        let ahead = || all.iter().take_while(|(_, new)| !new).map(|(share, _)| share);
+        let all_tokens = ahead().map(|share| share.tokens).sum();
+        let own_tokens = ahead().filter(|other| other.owner == share.owner).map(|share| share.tokens).sum();
+        let wait = self.outflow.time_for(all_tokens).max(self.fair.time_for(share, own_tokens));
+        match wait {
+            Some(wait) if wait > limit.mul_f64(FORESEEN) => {
+                Err(wait.saturating_sub(limit).max(Duration::from_millis(1)))
+            }
             _ => Ok(()),
         }
     }
@@ -293,7 +302,7 @@ impl<R> WaitingRoom<R> {
             if must_begin || excess_ms <= 0.0 {
                 surplus = surplus.saturating_sub(1);
                 let tokens = desk.tokens(&plan).unwrap_or(entry.share.tokens);
-                self.fair.charge(&entry.share, tokens);
+                self.fair.began(now, &entry.share, tokens);
                 begun.requests += 1.0;
                 begun.tokens += entry.share.tokens;
                 begun.charged += tokens / entry.share.weight.max(f64::MIN_POSITIVE);

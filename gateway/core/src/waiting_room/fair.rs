@@ -65,6 +65,8 @@ struct Account {
     came: Duration,
     /// When it came while none of its requests waited.
     waits_since: Duration,
+    /// How fast its requests leave the room.
+    outflow: Outflow,
 }
 
 /// What those who are about have had at least, by their priority, the highest first.
@@ -128,6 +130,20 @@ impl Fair {
         self.last = account.served;
     }
 
+    /// A request of this owner began, of which workers compute so many tokens.
+    pub fn began(&mut self, now: Duration, share: &Share, computed: f64) {
+        self.charge(share, computed);
+        let begun = Begun { requests: 1.0, tokens: share.tokens, charged: computed };
+        let account = self.owners.entry(share.owner).or_default();
+        let waited = account.outflow.at.is_some_and(|last| account.waits_since <= last);
+        account.outflow.note(now, waited, begun);
+    }
+
+    /// Time until so many tokens of this owner's will have left, where that is known: others that come later may go first.
+    pub fn time_for(&self, share: &Share, tokens: f64) -> Option<Duration> {
+        self.owners.get(&share.owner)?.outflow.time_for(tokens)
+    }
+
     fn of(&self, owner: u32) -> f64 {
         self.owners.get(&owner).map_or(0.0, |account| account.served)
     }
@@ -163,7 +179,7 @@ impl Fair {
 }
 
 /// How fast requests leave a room in which somebody always waits: what its workers can take.
-#[derive(Debug, Default)]
+#[derive(Copy, Clone, Debug, Default)]
 pub struct Outflow {
     at: Option<Duration>,
     seconds: f64,

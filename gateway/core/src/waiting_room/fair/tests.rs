@@ -118,12 +118,14 @@ struct Floor {
     /// Owner, arrival and beginning at a worker's compute.
     begun: Vec<(u32, Duration, Duration)>,
     refused: Vec<u32>,
+    /// Of those, who had waited.
+    refused_late: usize,
 }
 
 impl Floor {
     fn empty() -> Self {
         let free_at = [Duration::ZERO; WORKERS];
-        Self { now: Duration::ZERO, free_at, begun: Vec::new(), refused: Vec::new() }
+        Self { now: Duration::ZERO, free_at, begun: Vec::new(), refused: Vec::new(), refused_late: 0 }
     }
 
     fn least(&self, ahead: &Ahead) -> (usize, f64) {
@@ -163,6 +165,7 @@ impl Desk<Asked> for Floor {
 
     fn refuse(&mut self, (share, _): Asked, _: Duration) {
         self.refused.push(share.owner);
+        self.refused_late += 1;
     }
 }
 
@@ -196,6 +199,10 @@ fn run(
             tick += 0.005;
         }
         room.release(floor.now, &mut floor);
+    }
+    if shed_after.is_some() {
+        let (late, all) = (floor.refused_late, floor.refused.len());
+        assert!(late * 100 <= all, "{late} of {all} were refused after they had waited");
     }
     let ttft =
         floor.begun.iter().map(|(owner, came, done)| (*owner, done.saturating_sub(*came).as_secs_f64()));
