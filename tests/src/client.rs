@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 
 use tokio::net::TcpStream;
 
+use crate::canary;
 use crate::eventually::patient;
 use crate::http1::{Conn, End, Framing, Head};
 use crate::sse::{Next, SseReader};
@@ -17,6 +18,8 @@ pub struct Client {
     framing: Framing,
     events: SseReader,
     authority: String,
+    /// Whether the answer that is read is an error, which may not repeat what was sent.
+    is_error: bool,
 }
 
 /// A whole response.
@@ -61,7 +64,13 @@ impl Client {
     pub async fn connect(addr: SocketAddr) -> Self {
         let stream = patient("connection", TcpStream::connect(addr)).await;
         let conn = Conn::new(stream.unwrap_or_else(|e| panic!("connect to {addr}: {e}")));
-        Self { conn, framing: Framing::Over, events: SseReader::default(), authority: addr.to_string() }
+        Self {
+            conn,
+            framing: Framing::Over,
+            events: SseReader::default(),
+            authority: addr.to_string(),
+            is_error: false,
+        }
     }
 
     /// Writes bytes as they are.
@@ -79,13 +88,14 @@ impl Client {
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {}\r\n", self.authority);
         for (name, value) in headers {
             if *name == "authorization" {
-                crate::canary::register(value);
+                canary::register(value);
             }
             let _ = write!(head, "{name}: {value}\r\n");
         }
         if !body.is_empty() || method == "POST" {
             let _ = write!(head, "content-length: {}\r\n", body.len());
         }
+        canary::register_body(body);
         head.push_str("\r\n");
         let mut bytes = head.into_bytes();
         bytes.extend_from_slice(body);
@@ -100,6 +110,7 @@ impl Client {
     /// Reads the response's head; `None` when the server closed instead.
     pub async fn try_head(&mut self) -> Option<Head> {
         let head = patient("response head", self.conn.read_head()).await?;
+        self.is_error = head.status() >= 400;
         self.framing = match head.status() {
             204 | 304 => Framing::Over,
             _ => head.framing(Framing::Close),
@@ -117,7 +128,11 @@ impl Client {
 
     /// Reads the rest of the body.
     pub async fn body(&mut self) -> (Vec<u8>, End) {
-        patient("response body", self.conn.read_body(&mut self.framing)).await
+        let (body, end) = patient("response body", self.conn.read_body(&mut self.framing)).await;
+        if self.is_error {
+            canary::assert_none("errors", &body);
+        }
+        (body, end)
     }
 
     /// Reads a whole response.
@@ -131,6 +146,9 @@ impl Client {
     pub async fn next_event(&mut self) -> Next {
         loop {
             if let Some(event) = self.events.next_event() {
+                if event.starts_with("{\"error\"") {
+                    canary::assert_none("error events", event.as_bytes());
+                }
                 return Next::Event(event);
             }
             match patient("next event", self.conn.next_piece(&mut self.framing)).await {

@@ -1,8 +1,8 @@
 //! A fleet for one test: a real gateway process in front of fake workers (in the test) or real ones (processes), all
 //! on free ports that the processes choose and announce. Everything ends with the [`Cluster`].
 
-use std::io::Write as _;
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 
 use serde_json::Value;
@@ -11,10 +11,11 @@ use tempfile::NamedTempFile;
 use crate::bins::bin;
 use crate::chaos_proxy::{ChaosProxy, Countdown};
 use crate::client::{Response, get, post};
+use crate::eventually::patience;
 use crate::fake_worker::FakeWorker;
 use crate::metrics::Metrics;
 use crate::process::Process;
-use crate::{eventually, openai};
+use crate::{canary, eventually, openai};
 
 /// A gateway and its workers.
 #[derive(Debug)]
@@ -257,6 +258,27 @@ impl Gateway {
     pub async fn idle(&self) {
         eventually!(self.metrics().await.busy().is_empty(), "idle; busy: {:?}", self.metrics().await.busy());
     }
+}
+
+/// What it shows its operator at the end may hold nothing of what it was sent. One that is gone shows nothing.
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            for path in ["/metrics", "/workers"] {
+                canary::assert_none(path, &shown(self.admin, path).unwrap_or_default());
+            }
+        }
+    }
+}
+
+/// What `path` answers; without a runtime, which a handle that is dropped may not have.
+fn shown(addr: SocketAddr, path: &str) -> std::io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(addr)?;
+    stream.set_read_timeout(Some(patience()))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {addr}\r\nconnection: close\r\n\r\n")?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    Ok(answer)
 }
 
 impl GatewayBuilder {

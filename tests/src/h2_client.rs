@@ -9,6 +9,7 @@ use http::Request;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
+use crate::canary;
 use crate::eventually::patient;
 use crate::http1::End;
 use crate::sse::{Next, SseReader};
@@ -44,6 +45,7 @@ impl H2Client {
 
     /// Sends a JSON `POST`.
     pub async fn post(&mut self, path: &str, body: &[u8]) -> H2Exchange {
+        canary::register_body(body);
         let request = Request::post(format!("http://{}{path}", self.authority))
             .header("content-type", "application/json")
             .header("content-length", body.len())
@@ -75,6 +77,9 @@ impl H2Exchange {
     pub async fn next_event(&mut self) -> Next {
         loop {
             if let Some(event) = self.events.next_event() {
+                if event.starts_with("{\"error\"") {
+                    canary::assert_none("error events", event.as_bytes());
+                }
                 return Next::Event(event);
             }
             match self.next_piece().await {

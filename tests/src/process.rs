@@ -3,7 +3,8 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -14,6 +15,8 @@ use crate::eventually::patient;
 
 /// Lines kept of one process; the oldest are forgotten first.
 const LOG_LINES_MAX: usize = 5_000;
+/// How long the rest of a dead process's log is read.
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A running (or ended) child. Dropping it kills it and, in a failing test, prints its log.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub struct Process {
     log: watch::Receiver<Vec<String>>,
     /// Lines that hold what was sent and must not be logged.
     leaks: Arc<Mutex<Vec<String>>>,
+    /// Closed when all that it wrote was read.
+    read: mpsc::Receiver<()>,
 }
 
 impl Process {
@@ -35,15 +40,17 @@ impl Process {
             }
         }
         if !given.iter().any(|key| key == "RUST_LOG") {
-            command.env("RUST_LOG", std::env::var("KEYWAY_TEST_LOG").unwrap_or_else(|_| "info".to_owned()));
+            // Everything is logged, so that all of it is looked through for what must not be there.
+            command.env("RUST_LOG", std::env::var("KEYWAY_TEST_LOG").unwrap_or_else(|_| "trace".to_owned()));
         }
         command.env("NO_COLOR", "1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|e| panic!("cannot start {name} ({command:?}): {e}"));
         let (lines, log) = watch::channel(Vec::new());
         let (lines, leaks) = (Arc::new(lines), Arc::default());
-        capture(child.stdout.take().expect("piped"), lines.clone(), Arc::clone(&leaks));
-        capture(child.stderr.take().expect("piped"), lines, Arc::clone(&leaks));
-        Self { name: name.to_owned(), child, log, leaks }
+        let (reads, read) = mpsc::channel();
+        capture(child.stdout.take().expect("piped"), lines.clone(), Arc::clone(&leaks), reads.clone());
+        capture(child.stderr.take().expect("piped"), lines, Arc::clone(&leaks), reads);
+        Self { name: name.to_owned(), child, log, leaks, read }
     }
 
     /// Waits for a line that contains `marker`; returns what follows it on that line up to a blank.
@@ -61,7 +68,8 @@ impl Process {
         find(&lines).unwrap_or_default()
     }
 
-    /// The captured lines so far, of stdout and stderr.
+    /// The captured lines so far, of stdout and stderr. Those below `INFO` are looked through and not kept, unless
+    /// `KEYWAY_TEST_LOG` asks for them.
     pub fn log(&self) -> Vec<String> {
         self.log.borrow().clone()
     }
@@ -102,6 +110,8 @@ impl Drop for Process {
                 eprintln!("{line}");
             }
         } else {
+            // A child of its own may hold the pipe open; what that says later is not waited for.
+            let _ = self.read.recv_timeout(READ_TIMEOUT);
             let leaks = self.leaks.lock();
             assert!(leaks.is_empty(), "{} logs what it was sent: {leaks:?}", self.name);
         }
@@ -117,22 +127,36 @@ fn capture(
     pipe: impl Read + Send + 'static,
     lines: Arc<watch::Sender<Vec<String>>>,
     leaks: Arc<Mutex<Vec<String>>>,
+    reads: mpsc::Sender<()>,
 ) {
+    let keeps_chatter = std::env::var_os("KEYWAY_TEST_LOG").is_some();
     std::thread::spawn(move || {
         for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
             let line = String::from_utf8_lossy(&line).into_owned();
-            lines.send_modify(|log| {
-                if log.len() == LOG_LINES_MAX {
-                    log.remove(0);
-                }
-                log.push(line.clone());
-            });
+            if keeps_chatter || !is_chatter(&line) {
+                lines.send_modify(|log| {
+                    if log.len() == LOG_LINES_MAX {
+                        log.remove(0);
+                    }
+                    log.push(line.clone());
+                });
+            }
             // Behind the push: who waits for a line does not wait for this.
             if canary::found_in(&line).is_some() {
                 leaks.lock().push(line);
             }
         }
+        drop(reads);
     });
+}
+
+/// Whether it is a line of a level below `INFO`, in either format.
+fn is_chatter(line: &str) -> bool {
+    let level = match line.split_once("\"level\":\"") {
+        Some((_, rest)) => rest.split('"').next(),
+        None => line.split_whitespace().nth(1),
+    };
+    matches!(level, Some("DEBUG" | "TRACE"))
 }
 
 #[cfg(test)]
@@ -165,6 +189,24 @@ mod tests {
         canary::register("a prompt that nobody may log");
         let process = shell("echo 'got: a prompt that nobody may log'; echo said; exec sleep 1000");
         process.announced("said").await;
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "logs what it was sent")]
+    async fn what_is_not_kept_is_looked_through() {
+        canary::register("a prompt that nobody may whisper");
+        let mut process = shell("echo said; echo 'now TRACE x: a prompt that nobody may whisper'");
+        process.ended().await;
+        assert!(process.log().iter().all(|line| line == "said"), "{:?}", process.log());
+    }
+
+    #[test]
+    fn chatter_is_told_by_its_level() {
+        assert!(is_chatter("2026-11-21T09:00:00Z TRACE mio::poll: registering"));
+        assert!(is_chatter("{\"timestamp\":\"now\",\"level\":\"DEBUG\",\"fields\":{}}"));
+        assert!(!is_chatter("2026-11-21T09:00:00Z  INFO keyway: ready"));
+        assert!(!is_chatter("{\"level\":\"INFO\",\"fields\":{\"message\":\"TRACE\"}}"));
+        assert!(!is_chatter("thread 'main' panicked"), "what is no log line is kept");
     }
 
     #[tokio::test]

@@ -21,7 +21,7 @@ mod sheet;
 use std::time::Duration;
 
 pub use self::fair::Share;
-use self::fair::{Fair, Outflow};
+use self::fair::{Begun, Fair, Outflow};
 pub use self::sheet::Sheet;
 use crate::index::WorkerId;
 use crate::spread_map::SpreadMap;
@@ -31,6 +31,10 @@ use crate::spread_map::SpreadMap;
 const MIN_PAUSE_MS: f64 = 2.0;
 /// See above.
 const MAX_PAUSE_MS: f64 = 1_000.0;
+
+/// Who is foreseen to wait for longer than this share of the limit is refused at once: what is foreseen is off by a tenth or two, and to
+/// be refused after all of the wait is worst.
+const FORESEEN: f64 = 0.75;
 
 /// Pause between two quotes of a request, for each worker that a quote weighs and each request that waits: ten times what
 /// weighing takes (25 ns a worker), so that it takes a tenth of the time. With 8 workers and 50 who wait a tenth of a
@@ -90,11 +94,11 @@ pub trait Desk<R> {
     /// What [`Desk::begin`] needs of the quote.
     type Plan;
 
-    /// Milliseconds by which the least backlog of those who may have this request, with what waits before it, is above the
-    /// room's horizon. Above 0 it cannot begin anywhere, and is not quoted. [`Sheet::least_excess_ms`] is meant for it.
+    /// Milliseconds by which the least backlog of those who may have this request, with what waits before it and what is kept
+    /// for others, is above the room's horizon. Above 0 it cannot begin anywhere, and is not quoted. [`Sheet::least_excess_ms`] is meant for it.
     fn least_excess_ms(&mut self, request: &R, ahead: &Ahead) -> f64;
 
-    /// Whether the backlog of this worker, with what waits before the request, is within the room's horizon. See
+    /// Whether the backlog of this worker, with what waits before the request and is kept for others, is within the room's horizon. See
     /// [`Sheet::is_open`].
     fn is_open(&mut self, request: &R, worker: WorkerId, ahead: &Ahead) -> bool;
 
@@ -115,9 +119,13 @@ pub trait Desk<R> {
     }
 }
 
-/// Milliseconds of prefill that wait for each worker in here, before the request that is asked about.
+/// What comes before the request that is asked about: milliseconds of prefill that wait for each worker in here, and that
+/// each keeps for others.
 #[derive(Debug, Default)]
-pub struct Ahead(SpreadMap<WorkerId, f64>);
+pub struct Ahead {
+    waits: SpreadMap<WorkerId, f64>,
+    reserve_ms: f64,
+}
 
 /// The room. `R` is what the caller needs to quote and to begin a request.
 #[derive(Debug)]
@@ -150,11 +158,16 @@ pub struct Place(u64);
 impl Ahead {
     /// What waits for this worker.
     pub fn of(&self, worker: WorkerId) -> f64 {
-        self.0.get(&worker).copied().unwrap_or(0.0)
+        self.waits.get(&worker).copied().unwrap_or(0.0)
+    }
+
+    /// How much less than the room's horizon a worker's backlog has to be, because others are about who have had less.
+    pub fn reserve_ms(&self) -> f64 {
+        self.reserve_ms
     }
 
     fn add(&mut self, worker: WorkerId, ms: f64) {
-        *self.0.entry(worker).or_default() += ms;
+        *self.waits.entry(worker).or_default() += ms;
     }
 }
 
@@ -188,25 +201,39 @@ impl<R> WaitingRoom<R> {
     }
 
     /// Whether a request of this owner would begin in time; else, when to come again.
-    pub fn admit(&self, share: &Share) -> Result<(), Duration> {
+    pub fn admit(&mut self, now: Duration, share: &Share) -> Result<(), Duration> {
         let Some(limit) = self.rules.shed_after else { return Ok(()) };
+        self.come_back(now, share);
         let mut all: Vec<(Share, bool)> = self.waiting.iter().map(|entry| (entry.share, false)).collect();
         all.push((*share, true));
         self.fair.arrange(&mut all, |(share, _)| *share);
-        let ahead: f64 = all.iter().take_while(|(_, new)| !new).map(|(share, _)| share.tokens).sum();
-        match self.outflow.time_for(ahead) {
-            Some(wait) if wait > limit => Err(wait.saturating_sub(limit)),
+        let ahead = || all.iter().take_while(|(_, new)| !new).map(|(share, _)| share);
+        let all_tokens = ahead().map(|share| share.tokens).sum();
+        let own_tokens = ahead().filter(|other| other.owner == share.owner).map(|share| share.tokens).sum();
+        let wait = self.outflow.time_for(all_tokens).max(self.fair.time_for(share, own_tokens));
+        match wait {
+            Some(wait) if wait > limit.mul_f64(FORESEEN) => {
+                Err(wait.saturating_sub(limit).max(Duration::from_millis(1)))
+            }
             _ => Ok(()),
         }
     }
 
     /// As [`WaitingRoom::enter`], for one of several owners.
     pub fn enter_as(&mut self, now: Duration, own_ms: Option<f64>, share: Share, request: R) -> Place {
-        self.fair.enter(&share, self.waiting.iter().map(|entry| entry.share));
+        self.come_back(now, &share);
+        if share.owed > 0.0 {
+            self.fair.charge(&share, share.owed);
+        }
         let number = self.next;
         self.next += 1;
         self.waiting.push(Entry { number, arrived: now, own_ms, hope: None, share, request });
         Place(number)
+    }
+
+    fn come_back(&mut self, now: Duration, share: &Share) {
+        let credit = self.outflow.credit();
+        self.fair.come_back(share, self.waiting.iter().map(|entry| entry.share), (now, credit));
     }
 
     /// Its client left. `None` if it has begun.
@@ -233,10 +260,11 @@ impl<R> WaitingRoom<R> {
 
     /// Begins what can be begun now. A request that nobody may have begins too, for the desk to refuse.
     pub fn release(&mut self, now: Duration, desk: &mut impl Desk<R>) {
-        let waited = !self.waiting.is_empty();
+        // Who has just come has not waited.
+        let waited = self.wake.is_some();
         self.order(now);
         self.shed(now, desk);
-        let (mut begun_tokens, mut begun) = (0.0, 0.0);
+        let mut begun = Begun::default();
         let mut ahead = Ahead::default();
         let mut surplus = self.waiting.len().saturating_sub(self.rules.max_waiting);
         let waiting = self.waiting.len() as f64;
@@ -250,7 +278,13 @@ impl<R> WaitingRoom<R> {
             wake = Some(wake.map_or(due, |wake| wake.min(due)));
             kept.push(entry);
         };
+        let least = self.fair.least(now);
         for mut entry in self.waiting.drain(..) {
+            ahead.reserve_ms = if self.fair.is_greedy(&entry.share, &least, now) {
+                fair::RESERVED * horizon_ms
+            } else {
+                0.0
+            };
             let must_begin =
                 (surplus > 0 && shed_after.is_none()) || now.saturating_sub(entry.arrived) >= max_wait;
             let unweighed =
@@ -264,13 +298,14 @@ impl<R> WaitingRoom<R> {
                 continue;
             };
             weighed += quote.weighed;
-            let excess_ms = quote.backlog_ms + ahead.of(quote.worker) - horizon_ms;
+            let excess_ms = quote.backlog_ms + ahead.of(quote.worker) + ahead.reserve_ms - horizon_ms;
             if must_begin || excess_ms <= 0.0 {
                 surplus = surplus.saturating_sub(1);
                 let tokens = desk.tokens(&plan).unwrap_or(entry.share.tokens);
-                self.fair.charge(&entry.share, tokens);
-                begun_tokens += entry.share.tokens;
-                begun += 1.0;
+                self.fair.began(now, &entry.share, tokens);
+                begun.requests += 1.0;
+                begun.tokens += entry.share.tokens;
+                begun.charged += tokens / entry.share.weight.max(f64::MIN_POSITIVE);
                 desk.begin(entry.request, Some(plan));
             } else {
                 let pause =
@@ -283,7 +318,7 @@ impl<R> WaitingRoom<R> {
         }
         self.waiting = kept;
         self.wake = wake;
-        self.outflow.note(now, waited, begun_tokens, begun);
+        self.outflow.note(now, waited, begun);
     }
 
     /// Refuses who has waited for too long, and the last in order of those who are too many.

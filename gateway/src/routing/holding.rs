@@ -107,7 +107,7 @@ impl Router {
         let held = Held { setting, streams: request.stream, model: request.model.clone(), entered, begin };
         self.finish_lingering();
         let mut room = self.room.lock();
-        room.admit(&share).map_err(|retry_after| Error::TooBusy { retry_after })?;
+        room.admit(entered, &share).map_err(|retry_after| Error::TooBusy { retry_after })?;
         let mut counter = self.counter(&room);
         let own_ms = if room.is_empty() { None } else { counter.own_ms(&held) };
         let place = room.enter_as(entered, own_ms, share, held);

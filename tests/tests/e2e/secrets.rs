@@ -5,7 +5,7 @@ use keyway_tests::bins::bin;
 use keyway_tests::cluster::config_file;
 use keyway_tests::openai::{CHAT, FAKE_MODEL, chat, chat_for, chat_stream};
 use keyway_tests::process::Process;
-use keyway_tests::{Client, FakeWorker, Gateway, eventually, get};
+use keyway_tests::{Client, FakeWorker, Gateway, eventually, get, post};
 use serde_json::Value;
 
 const PROMPT: &str = "canary-prompt-7f3a";
@@ -16,18 +16,27 @@ const WORKER_KEY: &str = "canary-worker-key-9e0b";
 async fn no_canary_comes_out_where_it_does_not_belong() {
     let (keyed, plain) = (FakeWorker::start().await, FakeWorker::start().await);
     let key_file = config_file(WORKER_KEY);
+    let dir = tempfile::tempdir().unwrap();
+    let (snapshot, decisions) = (dir.path().join("index.snapshot"), dir.path().join("decisions.jsonl"));
     let toml = format!(
-        "worker = [{{ url = \"http://{}\", api_key_file = {:?} }}, \"http://{}\"]\npolicy = \"round-robin\"\n",
+        "worker = [{{ url = \"http://{}\", api_key_file = {:?} }}, \"http://{}\"]\npolicy = \"round-robin\"\n\
+         [routing]\nsnapshot_file = {snapshot:?}\ndecision_log = {decisions:?}\n",
         keyed.addr(),
         key_file.path(),
         plain.addr(),
     );
-    let gateway = Gateway::builder().config(&toml).log("info,keyway=trace,keyway_core=trace").start().await;
+    let mut gateway = Gateway::builder().config(&toml).start().await;
     gateway.wait_ready(2).await;
 
     let authorization = format!("Bearer {CLIENT_KEY}");
-    let bodies =
-        [chat(PROMPT), chat_stream(PROMPT), chat_for("unknown", PROMPT, false), PROMPT.as_bytes().to_vec()];
+    // Longer than a block, so that the index holds something of it.
+    let prompt = PROMPT.repeat(20);
+    let bodies = [
+        chat(&prompt),
+        chat_stream(&prompt),
+        chat_for("unknown", &prompt, false),
+        prompt.as_bytes().to_vec(),
+    ];
     let mut errors = String::new();
     for (path, body) in
         [CHAT, "/v1/elsewhere", "/outside"].iter().flat_map(|p| bodies.iter().map(move |b| (p, b)))
@@ -39,6 +48,7 @@ async fn no_canary_comes_out_where_it_does_not_belong() {
             errors.push_str(&response.text());
         }
     }
+    let explained = post(gateway.admin, "/explain", &bodies[0]).await.text();
     // And with every worker gone.
     keyed.stop().await;
     plain.stop().await;
@@ -49,12 +59,24 @@ async fn no_canary_comes_out_where_it_does_not_belong() {
 
     let metrics = gateway.metrics().await.text;
     let workers = get(gateway.admin, "/workers").await.text();
+    gateway.process.terminate();
+    assert_eq!(gateway.process.ended().await.code(), Some(0));
     let log = gateway.process.log().join("\n");
     assert!(log.len() > 500, "there is a log to look at: {log}");
+    let decisions = std::fs::read_to_string(decisions).unwrap();
+    let snapshot = String::from_utf8_lossy(&std::fs::read(snapshot).unwrap()).into_owned();
+    assert!(decisions.lines().count() >= 2 && snapshot.len() > 100, "there is something of the prompts");
+    let places = [
+        ("errors", &errors),
+        ("metrics", &metrics),
+        ("workers", &workers),
+        ("log", &log),
+        ("explanation", &explained),
+        ("decision log", &decisions),
+        ("snapshot", &snapshot),
+    ];
     for canary in [PROMPT, CLIENT_KEY, WORKER_KEY] {
-        for (place, text) in
-            [("errors", &errors), ("metrics", &metrics), ("workers", &workers), ("log", &log)]
-        {
+        for (place, text) in places {
             assert!(!text.contains(canary), "{canary} in {place}:\n{text}");
         }
     }
@@ -66,7 +88,7 @@ async fn routing_is_shown_on_loopback_only_unless_the_operator_says_so() {
     let worker = FakeWorker::start().await;
     let shown = async |gateway: Gateway| {
         gateway.wait_ready(1).await;
-        let response = keyway_tests::post(gateway.addr, CHAT, &chat("hi")).await;
+        let response = post(gateway.addr, CHAT, &chat("hi")).await;
         assert_eq!(response.status(), 200);
         assert!(response.header("x-request-id").is_some(), "the request's id is always shown");
         let names = ["x-keyway-worker", "x-keyway-reason", "x-keyway-matched-tokens"];

@@ -1,7 +1,10 @@
 //! The order between those who share a room: higher priorities first, and among equals whoever has been served the fewest
 //! tokens for its weight (virtual token counters, Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
-//! Who comes back after a pause starts level with those who wait, so that nobody saves up. In which order one owner's own
-//! requests begin is not decided here.
+//! Who comes back after a pause starts level with the others but for a second's work of all workers: so nobody saves up, and
+//! whoever asks for less than its share does not queue for its own bursts beside somebody who asks for more. Without that
+//! second an owner has a fleet of its share's size to itself, which at four fifths of it has queues where the whole had room.
+//! And while somebody is about who has had less, workers are sent less beforehand of who keeps asking for more ([`RESERVED`]).
+//! In which order one owner's own requests begin is not decided here.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,6 +13,17 @@ use std::time::Duration;
 const OWNERS_MAX: usize = 4_096;
 /// Seconds over which the room's outflow is measured: long against one prefill, short against a client's patience.
 const OUTFLOW_SPAN_S: f64 = 2.0;
+/// What an owner may have had less than the others when it comes back, in seconds of the room's outflow: its bursts, above
+/// what it has on the mean, go first up to here. Also for how long it can hold up the others.
+const CREDIT_S: f64 = 1.0;
+/// How much of what workers are sent beforehand is kept for owners who have had less. What is left bridges the time until
+/// the next one reaches them, as the rest of the horizon need not.
+pub(super) const RESERVED: f64 = 0.9;
+/// Seconds for which an owner must have waited without a pause to be one that asks for more than its share: others' bursts
+/// are over by then.
+const PRESSES_S: f64 = 1.0;
+/// Seconds since an owner's last request in which it is taken to come again.
+const ABOUT_S: f64 = 10.0;
 /// Requests that must have begun in it for the rate to be believed.
 const OUTFLOW_SAMPLES_MIN: f64 = 8.0;
 
@@ -37,36 +51,101 @@ impl Default for Share {
 /// What each owner has been served.
 #[derive(Debug, Default)]
 pub struct Fair {
-    served: BTreeMap<u32, f64>,
+    owners: BTreeMap<u32, Account>,
+    /// What the owner that was served last has had.
+    last: f64,
 }
 
+#[derive(Copy, Clone, Debug, Default)]
+struct Account {
+    /// Tokens for its weight.
+    served: f64,
+    priority: i32,
+    /// When it came last.
+    came: Duration,
+    /// When it came while none of its requests waited.
+    waits_since: Duration,
+    /// How fast its requests leave the room.
+    outflow: Outflow,
+}
+
+/// What those who are about have had at least, by their priority, the highest first.
+#[derive(Debug)]
+pub struct Least(Vec<(i32, f64)>);
+
 impl Fair {
-    /// A request came; `waiting` are the others.
-    pub fn enter(&mut self, share: &Share, waiting: impl Iterator<Item = Share>) {
+    /// A request came, or wants to; `waiting` are the others. An owner of whom nobody waits has had at most `credit` less
+    /// from now on than whoever of those who wait has had the least, or than who was served last.
+    pub fn come_back(
+        &mut self,
+        share: &Share,
+        waiting: impl Iterator<Item = Share>,
+        (now, credit): (Duration, f64),
+    ) {
         let (mut least, mut waits) = (f64::INFINITY, Vec::new());
         for other in waiting {
             least = least.min(self.of(other.owner));
             waits.push(other.owner);
         }
-        if !waits.contains(&share.owner) && least.is_finite() {
-            let served = self.served.entry(share.owner).or_default();
-            *served = served.max(least);
+        let account = self.owners.entry(share.owner).or_default();
+        (account.priority, account.came) = (share.priority, now);
+        if !waits.contains(&share.owner) {
+            account.waits_since = now;
+            let level = if least.is_finite() { least } else { self.last };
+            account.served = account.served.max(level - credit);
         }
-        if share.owed > 0.0 {
-            self.charge(share, share.owed);
+        if self.owners.len() > OWNERS_MAX {
+            self.owners.retain(|owner, _| *owner == share.owner || waits.contains(owner));
         }
-        if self.served.len() > OWNERS_MAX {
-            self.served.retain(|owner, _| *owner == share.owner || waits.contains(owner));
-        }
+    }
+
+    /// Whom a part of the workers' time is kept for.
+    pub fn least(&self, now: Duration) -> Least {
+        let about = self.owners.values().filter(|a| now.saturating_sub(a.came).as_secs_f64() < ABOUT_S);
+        let mut least: Vec<(i32, f64)> = about.map(|account| (account.priority, account.served)).collect();
+        // By priority, then by what they have had; of each priority the first, unless a higher one has had less.
+        least.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.total_cmp(&b.1)));
+        let mut so_far = f64::INFINITY;
+        least.retain(|(_, served)| {
+            let less = *served < so_far;
+            so_far = so_far.min(*served);
+            less
+        });
+        Least(least)
+    }
+
+    /// Whether a part of the workers is kept from this owner, which waits: it asks for more than its share, and somebody of
+    /// its priority or a higher one is about who has had less.
+    pub fn is_greedy(&self, share: &Share, least: &Least, now: Duration) -> bool {
+        let Some(account) = self.owners.get(&share.owner) else { return false };
+        let others = least.0.iter().take_while(|(priority, _)| *priority >= share.priority).last();
+        others.is_some_and(|(_, served)| *served < account.served)
+            && now.saturating_sub(account.waits_since).as_secs_f64() >= PRESSES_S
     }
 
     /// Tokens of this request's owner were served.
     pub fn charge(&mut self, share: &Share, tokens: f64) {
-        *self.served.entry(share.owner).or_default() += tokens / share.weight.max(f64::MIN_POSITIVE);
+        let account = self.owners.entry(share.owner).or_default();
+        account.served += tokens / share.weight.max(f64::MIN_POSITIVE);
+        self.last = account.served;
+    }
+
+    /// A request of this owner began, of which workers compute so many tokens.
+    pub fn began(&mut self, now: Duration, share: &Share, computed: f64) {
+        self.charge(share, computed);
+        let begun = Begun { requests: 1.0, tokens: share.tokens, charged: computed };
+        let account = self.owners.entry(share.owner).or_default();
+        let waited = account.outflow.at.is_some_and(|last| account.waits_since <= last);
+        account.outflow.note(now, waited, begun);
+    }
+
+    /// Time until so many tokens of this owner's will have left, where that is known: others that come later may go first.
+    pub fn time_for(&self, share: &Share, tokens: f64) -> Option<Duration> {
+        self.owners.get(&share.owner)?.outflow.time_for(tokens)
     }
 
     fn of(&self, owner: u32) -> f64 {
-        self.served.get(&owner).copied().unwrap_or(0.0)
+        self.owners.get(&owner).map_or(0.0, |account| account.served)
     }
 
     /// Puts `waiting`, which are in the order that each owner wants, into the order between owners.
@@ -100,32 +179,51 @@ impl Fair {
 }
 
 /// How fast requests leave a room in which somebody always waits: what its workers can take.
-#[derive(Debug, Default)]
+#[derive(Copy, Clone, Debug, Default)]
 pub struct Outflow {
     at: Option<Duration>,
     seconds: f64,
-    tokens: f64,
-    requests: f64,
+    begun: Begun,
+}
+
+/// What began.
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
+pub struct Begun {
+    /// Requests.
+    pub requests: f64,
+    /// Their tokens, as they said when they came.
+    pub tokens: f64,
+    /// Tokens of them that workers compute: what their owners were charged for.
+    pub charged: f64,
 }
 
 impl Outflow {
     /// So much began at `now`; `waited` says whether somebody waited since the last time.
-    pub fn note(&mut self, now: Duration, waited: bool, tokens: f64, requests: f64) {
+    pub fn note(&mut self, now: Duration, waited: bool, begun: Begun) {
         let since = self.at.replace(now).map_or(0.0, |at| now.saturating_sub(at).as_secs_f64());
         if !waited {
             return;
         }
         let fade = (-since / OUTFLOW_SPAN_S).exp();
         self.seconds = self.seconds * fade + since;
-        self.tokens = self.tokens * fade + tokens;
-        self.requests = self.requests * fade + requests;
+        self.begun.requests = self.begun.requests * fade + begun.requests;
+        self.begun.tokens = self.begun.tokens * fade + begun.tokens;
+        self.begun.charged = self.begun.charged * fade + begun.charged;
+    }
+
+    fn is_known(&self) -> bool {
+        self.begun.requests >= OUTFLOW_SAMPLES_MIN && self.begun.tokens > 0.0 && self.seconds > 0.0
+    }
+
+    /// Tokens that an owner may have had less than the others; none while the outflow is not known.
+    pub fn credit(&self) -> f64 {
+        if self.is_known() { CREDIT_S * self.begun.charged / self.seconds } else { 0.0 }
     }
 
     /// Time until `tokens` will have left, where that is known.
     pub fn time_for(&self, tokens: f64) -> Option<Duration> {
-        let known = self.requests >= OUTFLOW_SAMPLES_MIN && self.tokens > 0.0;
-        known.then(|| {
-            Duration::try_from_secs_f64(tokens * self.seconds / self.tokens).unwrap_or(Duration::MAX)
+        self.is_known().then(|| {
+            Duration::try_from_secs_f64(tokens * self.seconds / self.begun.tokens).unwrap_or(Duration::MAX)
         })
     }
 }

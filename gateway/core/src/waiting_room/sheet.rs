@@ -1,7 +1,7 @@
 //! The candidates of one release, written down once for all quotes of it, with those that are open at hand. Who begins
 //! changes one line of it. Matches and costs are the pick's.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 
 use super::Ahead;
 use crate::candidate::Candidate;
@@ -18,6 +18,8 @@ pub struct Sheet {
     open: Vec<u32>,
     /// The least backlog of the others.
     least_closed_ms: f64,
+    /// The reserve with which nobody was open, and the least backlog then: within a release neither it nor what waits falls.
+    shut: Cell<Option<(f64, f64)>>,
     /// The place of each worker; made when somebody who waits first asks, which with an empty room is never.
     place_of: OnceCell<SpreadMap<WorkerId, u32>>,
 }
@@ -33,7 +35,8 @@ impl Sheet {
                 least_closed_ms = load.pace.backlog_ms.min(least_closed_ms);
             }
         }
-        Self { candidates, horizon_ms, open, least_closed_ms, place_of: OnceCell::new() }
+        let (shut, place_of) = (Cell::new(None), OnceCell::new());
+        Self { candidates, horizon_ms, open, least_closed_ms, shut, place_of }
     }
 
     /// All of them.
@@ -44,6 +47,7 @@ impl Sheet {
     /// What one is doing has changed: it was sent more.
     pub fn update(&mut self, index: usize, load: LoadSnapshot) {
         self.candidates[index].load = load;
+        self.shut.set(None);
         let listed = self.open.iter().position(|place| *place as usize == index);
         if load.pace.backlog_ms <= self.horizon_ms {
             if listed.is_none() {
@@ -61,15 +65,24 @@ impl Sheet {
         if self.candidates.is_empty() {
             return f64::NEG_INFINITY;
         }
+        let horizon_ms = self.horizon_ms - ahead.reserve_ms();
+        if let Some((reserve_ms, least_ms)) = self.shut.get()
+            && ahead.reserve_ms() >= reserve_ms
+        {
+            return least_ms - horizon_ms;
+        }
         let mut least_ms = self.least_closed_ms;
         for place in &self.open {
             let Candidate { worker, load, .. } = &self.candidates[*place as usize];
             least_ms = least_ms.min(load.pace.backlog_ms + ahead.of(*worker));
-            if least_ms <= self.horizon_ms {
-                break;
+            if least_ms <= horizon_ms {
+                return least_ms - horizon_ms;
             }
         }
-        least_ms - self.horizon_ms
+        if least_ms.is_finite() {
+            self.shut.set(Some((ahead.reserve_ms(), least_ms)));
+        }
+        least_ms - horizon_ms
     }
 
     /// For [`super::Desk::is_open`].
@@ -79,7 +92,8 @@ impl Sheet {
         });
         places.get(&worker).is_some_and(|place| {
             let backlog_ms = self.candidates[*place as usize].load.pace.backlog_ms;
-            backlog_ms <= self.horizon_ms && backlog_ms + ahead.of(worker) <= self.horizon_ms
+            let horizon_ms = self.horizon_ms - ahead.reserve_ms();
+            backlog_ms <= self.horizon_ms && backlog_ms + ahead.of(worker) <= horizon_ms
         })
     }
 }
