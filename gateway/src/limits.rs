@@ -136,9 +136,15 @@ pub const TOKEN_MEMORY_BYTES: usize = 64 << 20;
 /// Largest request body that is tokenised where it arrived, about 2 ms of it; others go to threads of their own.
 pub const INLINE_TOKENIZE_BYTES: usize = 8 << 10;
 
-/// Prompts at those threads for each core, running or waiting; what comes beyond is routed by its text. At 10 ms each
-/// a wait of 40 ms.
+/// Prompts at those threads for each core, running or waiting; what comes beyond is routed by its text. A turn of a long
+/// conversation is 3 ms, so a wait of some 10 ms; one that is all new takes longer and lets the others by.
 pub const TOKENIZE_QUEUE_PER_CORE: usize = 4;
+
+/// New text that is tokenised in one go there, about 1 ms of it; then the next one's turn comes.
+pub const TOKENIZE_SLICE_BYTES: usize = 4 << 10;
+
+/// Known pieces of a prompt that are put together in one go there, each some 2 µs with its hash and its tokens.
+pub const TOKENIZE_SLICE_PIECES: usize = 256;
 
 /// Lines of the decision log that wait to be written: about 1 KB each with ten workers; a second of 1,000 choices.
 pub const DECISION_LOG_LINES: usize = 1_024;
