@@ -164,6 +164,67 @@ fn other_tiers_groups_and_places_are_not_this_cache() {
         .holds(&PROMPT, b"", 0);
 }
 
+/// An event of the host's memory.
+fn elsewhere(event: KvEvent) -> KvEvent {
+    let medium = Some("CPU".to_owned());
+    match event {
+        KvEvent::BlockStored(event) => KvEvent::BlockStored(BlockStored { medium, ..event }),
+        KvEvent::BlockRemoved(event) => KvEvent::BlockRemoved(BlockRemoved { medium, ..event }),
+        other => other,
+    }
+}
+
+const ANY_TIER: WorkerId = WorkerId(4);
+
+impl Simple {
+    fn with_tiers() -> Self {
+        let simple = Self::new();
+        Self { feed: simple.feed.with_tiers(Some(ANY_TIER)), ..simple }
+    }
+
+    /// How many blocks of the prompt its own cache holds, and any tier.
+    #[track_caller]
+    fn tiers(&mut self, own: u32, any: u32) -> &mut Self {
+        let lengths = self.index.lengths(&space(b"").chain(key(), &PROMPT));
+        assert_eq!((lengths.of(WORKER), lengths.of(ANY_TIER)), (own, any));
+        self
+    }
+}
+
+#[test]
+fn what_other_tiers_keep_is_found_there_and_joined_with_the_worker_s_own() {
+    let mut worker = Simple::with_tiers();
+    // By name alone, as vLLM's offloading says it; it was on the GPU first.
+    let named = |hashes: &[u64]| elsewhere(store(hashes, None, &[]));
+    worker.events(vec![store(&[10, 11, 12], None, &PROMPT)]).tiers(3, 0);
+    worker.events(vec![named(&[11, 12])]).tiers(3, 3);
+    worker.events(vec![remove(12), remove(11)]).tiers(1, 3);
+    // The first block is on the GPU alone: with it goes the way to the others, and comes back.
+    worker.events(vec![remove(10)]).tiers(0, 0);
+    worker.events(vec![store(&[10], None, &PROMPT[..2])]).tiers(1, 3);
+    worker.events(vec![elsewhere(remove(12))]).tiers(1, 2);
+    // With its tokens it need not have been known.
+    worker.events(vec![elsewhere(store(&[12], Some(11), &PROMPT[4..]))]).tiers(1, 3);
+    worker.events(vec![elsewhere(remove(12)), elsewhere(remove(11)), remove(10)]).tiers(0, 0);
+    assert_eq!((worker.feed.blocks.len(), worker.index.len()), (0, 0));
+    assert_eq!(worker.feed.stats().ignored, 0);
+    worker.events(vec![named(&[77]), elsewhere(remove(77))]);
+    assert_eq!(worker.feed.stats().ignored, 2);
+    worker.events(vec![store(&[10], None, &PROMPT[..2]), named(&[10])]).tiers(1, 1);
+    worker.events(vec![KvEvent::AllBlocksCleared]).tiers(0, 0);
+}
+
+#[test]
+fn a_worker_without_other_tiers_takes_no_more_room() {
+    let mut worker = Simple::with_tiers();
+    worker.events(vec![store(&[10, 11, 12], None, &PROMPT)]);
+    assert_eq!(worker.index.len(), 3);
+    // Where other tiers do not count, their events are left out.
+    let mut off = Simple::new();
+    off.events(vec![store(&[10], None, &PROMPT[..2]), elsewhere(store(&[10], None, &[]))]).tiers(1, 0);
+    assert_eq!((off.feed.stats().ignored, off.index.len()), (1, 1));
+}
+
 #[test]
 fn salts_keep_prefixes_apart_also_where_hashes_do_not() {
     let salted = |salt: &str, hashes: &[u64], parent, ids: &[u32]| {
