@@ -214,6 +214,47 @@ fn what_other_tiers_keep_is_found_there_and_joined_with_the_worker_s_own() {
     worker.events(vec![KvEvent::AllBlocksCleared]).tiers(0, 0);
 }
 
+proptest! {
+    /// Against counts of copies: a block is in reach while it and all before it have one.
+    #[test]
+    fn tiers_are_what_their_copies_say(ops in prop::collection::vec((0_u8..9, 0_usize..3), 0..60)) {
+        let mut worker = Simple::with_tiers();
+        let (mut own, mut other, mut told) = ([0_u32; 3], [0_u32; 3], false);
+        let names = [10, 11, 12];
+        for (op, i) in ops {
+            let event = match op {
+                0..=2 => {
+                    own[..=i].iter_mut().for_each(|copies| *copies += 1);
+                    store(&names[..=i], None, &PROMPT[..2 * (i + 1)])
+                }
+                3 | 4 => {
+                    own[i] = own[i].saturating_sub(1);
+                    remove(names[i])
+                }
+                5 | 6 => {
+                    // By its name, which stands for something while the block or one behind it has a copy.
+                    told = true;
+                    other[i] += u32::from((i..3).any(|k| own[k] + other[k] > 0));
+                    elsewhere(store(&[names[i]], None, &[]))
+                }
+                7 => {
+                    told = true;
+                    other[i] = other[i].saturating_sub(1);
+                    elsewhere(remove(names[i]))
+                }
+                _ => {
+                    (own, other, told) = ([0; 3], [0; 3], false);
+                    KvEvent::AllBlocksCleared
+                }
+            };
+            worker.events(vec![event]);
+            let reach = |held: &dyn Fn(usize) -> bool| (0..3).take_while(|&k| held(k)).count() as u32;
+            let any = if told { reach(&|k| own[k] + other[k] > 0) } else { 0 };
+            worker.tiers(reach(&|k| own[k] > 0), any);
+        }
+    }
+}
+
 #[test]
 fn a_worker_without_other_tiers_takes_no_more_room() {
     let mut worker = Simple::with_tiers();
