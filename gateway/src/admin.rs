@@ -13,7 +13,6 @@ use tower::service_fn;
 use crate::{
     autoscale::Autoscale,
     body::{Request, Response, full},
-    dispatch::read_request,
     error::Error,
     explain::explain,
     leaving::Leaving,
@@ -83,8 +82,8 @@ async fn explained(request: Request, admin: &Admin) -> Response {
         Ok(body) => body.to_bytes(),
         Err(error) => return Error::BodyUnreadable(error.to_string()).to_response(),
     };
-    let info = read_request(&path, &body, dispatch.keyer, &dispatch.tokens, admin.router.fleet()).await;
-    let drift = dispatch.doctor.look(&headers, &body, &info);
+    let info = dispatch.read(&path, &headers, &body).await;
+    let drift = dispatch.doctor.look(&headers, (&body, &dispatch.ignored), &info);
     match explain(&admin.router, &info, drift) {
         Ok(found) => {
             text(StatusCode::OK, "application/json", serde_json::to_vec_pretty(&found).unwrap_or_default())

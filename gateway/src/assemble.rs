@@ -102,6 +102,8 @@ fn dispatch(
         tokens: Arc::new(tokens),
         max_body_bytes: config.max_body_bytes,
         doctor: Arc::new(DriftDoctor::new(config.hash_key, metrics)),
+        ignored: Arc::new(config.ignored.clone()),
+        session_hints: config.session_hints,
         expose_routing: config.expose_routing,
         ask_usage: config.ask_usage,
         timeouts: config.timeouts,
@@ -140,7 +142,8 @@ fn router(
     let (fleet, metrics) = (Arc::clone(fleet), Arc::clone(metrics));
     let router = Router::new(fleet, metrics, clock, config.policy, keyer, config.index_bytes);
     let router = router.with_log(log.transpose()?).with_room(config.room);
-    Ok(Arc::new(router.with_load_scrape(config.load_scrape).with_slow_start(config.slow_start)))
+    let router = router.with_load_scrape(config.load_scrape).with_slow_start(config.slow_start);
+    Ok(Arc::new(router.with_tiers(config.fetch_tokens_per_ms)))
 }
 
 /// Takes the configured workers into the fleet.

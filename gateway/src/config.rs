@@ -20,7 +20,7 @@ use keyway_wire::block_hash::HashKey;
 
 pub use self::{
     discovery::{DiscoveryConfig, DiscoveryFile, DnsName, HostRule},
-    file::{AuthFile, File, LimitsFile, LogFormat, ModelTable, RoutingFile},
+    file::{AuthFile, File, IgnoreTable, LimitsFile, LogFormat, ModelTable, RoutingFile},
     kubernetes::{KubernetesFleet, KubernetesTable, PortRef},
     resume::ResumeFile,
     scale::{ModelScale, ScaleConfig, ScaleFile},
@@ -29,7 +29,7 @@ pub use self::{
     traces::{TracesConfig, TracesFile},
     worker::{KvSource, WorkerConfig, WorkerEntry, WorkerTable, port_of},
 };
-use crate::limits;
+use crate::{ignored::Ignored, limits};
 
 /// One line that says what is wrong with the configuration and where.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +73,12 @@ pub struct Config {
     pub load_scrape: Option<Duration>,
     /// How long workers that come up join gradually; `None`: they join at once.
     pub slow_start: Option<Duration>,
+    /// Whether a session that a client names decides among equals.
+    pub session_hints: bool,
+    /// Prompt tokens that a worker fetches in a millisecond from its other tiers; `None`: these do not count.
+    pub fetch_tokens_per_ms: Option<f64>,
+    /// What is left out of hashes of text.
+    pub ignored: Ignored,
     /// File for choices, and the share of them that go there.
     pub decision_log: Option<(PathBuf, f64)>,
     /// Largest request body.
@@ -126,6 +132,7 @@ impl TryFrom<File> for Config {
             return Err(ConfigError("routing.decision_log_share must be between 0 and 1".to_owned()));
         }
         let room = room_rules(&file.routing)?;
+        let fetch_tokens_per_ms = fetch_rate(&file.routing)?;
         // What these files hold is used elsewhere; here, whether it can be.
         file.tls.as_ref().map(crate::tls::check).transpose()?;
         file.auth.tenants_file.as_deref().map(crate::tenants::check).transpose()?;
@@ -150,6 +157,9 @@ impl TryFrom<File> for Config {
             room,
             load_scrape: millis_or_never(file.routing.load_scrape_ms.unwrap_or(1_000)),
             slow_start: millis_or_never(file.routing.slow_start_ms.unwrap_or(30_000)),
+            session_hints: file.routing.session_hints.unwrap_or(true),
+            fetch_tokens_per_ms,
+            ignored: Ignored::new(&file.routing.ignore)?,
             decision_log: file.routing.decision_log.map(|path| (path, share)),
             max_body_bytes: limits.max_body_bytes.unwrap_or(limits::MAX_BODY_BYTES),
             max_in_flight: limits.max_in_flight.unwrap_or(limits::MAX_IN_FLIGHT),
@@ -203,6 +213,14 @@ fn room_rules(file: &RoutingFile) -> Result<Option<RoomRules>, ConfigError> {
     }
     let shed_after = file.shed_after_ms.map(Duration::from_millis);
     Ok(file.hold.unwrap_or(true).then_some(RoomRules { horizon_ms, max_waiting, shed_after, ..default }))
+}
+
+fn fetch_rate(file: &RoutingFile) -> Result<Option<f64>, ConfigError> {
+    let per_second = file.fetch_tokens_per_second.unwrap_or(limits::FETCH_TOKENS_PER_SECOND);
+    if !per_second.is_finite() || per_second < 0.0 {
+        return Err(ConfigError("routing.fetch_tokens_per_second must be 0 or more".to_owned()));
+    }
+    Ok((per_second > 0.0).then_some(per_second / 1e3))
 }
 
 fn millis_or_never(ms: u64) -> Option<Duration> {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, header::CONTENT_LENGTH, request::Parts};
+use http::{HeaderMap, HeaderValue, Method, header::CONTENT_LENGTH, request::Parts};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use keyway_core::{RetryBudget, breaker::Verdict, index::WorkerId, pick::Pick};
 use keyway_wire::headers as names;
@@ -20,7 +20,8 @@ use crate::{
     config::Timeouts,
     drift::DriftDoctor,
     error::Error,
-    fleet::{Fleet, Worker},
+    fleet::Worker,
+    ignored::Ignored,
     impatient::{Impatient, TooSlow},
     limits::MAX_ATTEMPTS,
     metrics::Metrics,
@@ -29,7 +30,7 @@ use crate::{
     request::{self, KeyerConfig, RequestInfo},
     resume::Resumer,
     routing::{Choice, Router},
-    tenants,
+    session, tenants,
     token_keyer::TokenKeyer,
     upstream::{SendError, Upstream},
     usage::{ask::ask, hide::UsageFilter},
@@ -52,6 +53,10 @@ pub struct Dispatch {
     pub doctor: Arc<DriftDoctor>,
     /// Models whose prompts are known by their tokens.
     pub tokens: Arc<TokenKeyer>,
+    /// What is left out of a prompt's text.
+    pub ignored: Arc<Ignored>,
+    /// Whether a session that the client names counts.
+    pub session_hints: bool,
     /// Largest request body.
     pub max_body_bytes: usize,
     /// Whether answers name the worker and the reason.
@@ -74,6 +79,20 @@ impl Dispatch {
         clock::timeout_at(deadline, self.serve(request, record)).await.unwrap_or(Err(late))
     }
 
+    /// All that routing knows of a request to `path`.
+    pub async fn read(&self, path: &str, headers: &HeaderMap, body: &Bytes) -> RequestInfo {
+        let mut info = request::read_without(body, self.keyer, &self.ignored);
+        if self.session_hints {
+            info.session = session::of(headers, &info, self.keyer.key);
+        }
+        // An adapter's prompts are made of its base model's tokens.
+        let tokens = &self.tokens;
+        let base = info.model.as_deref().filter(|model| !tokens.is_empty() && !tokens.knows(model));
+        let base = base.and_then(|adapter| self.router.fleet().parent_of(adapter));
+        info.tokens = tokens.tokens(path, body, base.as_deref().or(info.model.as_deref())).await;
+        info
+    }
+
     async fn serve(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
         let (mut parts, body) = request.into_parts();
         let body = self.read_body(&parts, body).await?;
@@ -84,12 +103,12 @@ impl Dispatch {
             _ => body,
         };
         let routing = self.metrics.routing.start_timer();
-        let mut info =
-            read_request(parts.uri.path(), &body, self.keyer, &self.tokens, self.router.fleet()).await;
+        let mut info = self.read(parts.uri.path(), &parts.headers, &body).await;
         info.model = info.model.or_else(|| model_in_path(&parts));
         info.share = record.visit().map(|visit| visit.share()).unwrap_or_default();
         let series = self.metrics.model(info.model.as_deref());
-        record.drift(self.doctor.follow(&parts.headers, &body, &info, series.label()));
+        let seen = (&body[..], &*self.ignored);
+        record.drift(self.doctor.follow(&parts.headers, seen, &info, series.label()));
         record.model(series);
         routing.observe_duration();
         self.retry_budget.lock().request();
@@ -185,22 +204,6 @@ impl Dispatch {
         headers.insert(names::REASON, HeaderValue::from_static(pick.reason.as_str()));
         headers.insert(names::MATCHED_TOKENS, HeaderValue::from(pick.matched_tokens));
     }
-}
-
-/// All that routing knows of a request to `path`.
-pub async fn read_request(
-    path: &str,
-    body: &Bytes,
-    keyer: KeyerConfig,
-    tokens: &TokenKeyer,
-    fleet: &Fleet,
-) -> RequestInfo {
-    let mut info = request::read(body, keyer);
-    // An adapter's prompts are made of its base model's tokens.
-    let base = info.model.as_deref().filter(|model| !tokens.is_empty() && !tokens.knows(model));
-    let base = base.and_then(|adapter| fleet.parent_of(adapter));
-    info.tokens = tokens.tokens(path, body, base.as_deref().or(info.model.as_deref())).await;
-    info
 }
 
 /// `GET /v1/models/{id}` names its model in the path; an id may hold slashes, written out or as `%2F`.

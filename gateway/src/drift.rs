@@ -13,13 +13,13 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::{
+    ignored::Ignored,
     limits::DRIFT_MEMORY_BYTES,
     metrics::{DriftMetrics, Metrics},
     request::{Place, RequestInfo, locate},
+    session,
 };
 
-/// Headers by which agents and their frameworks name a session.
-const SESSION_HEADERS: [&str; 4] = ["x-session-id", "session-id", "session_id", "x-claude-code-session-id"];
 /// Fields of messages that may be named; others could hold anything.
 const KNOWN_FIELDS: [&str; 8] =
     ["role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "type"];
@@ -41,6 +41,8 @@ pub struct Diagnosis {
     pub offset: u64,
     /// Bytes of a block.
     pub within_bytes: usize,
+    /// What `routing.ignore` calls the field: to be left out, if no engine sees what changes there.
+    pub ignore_field: Option<String>,
     /// Bytes of the past, up to its last message, that the prompt does not repeat.
     pub lost_bytes: u64,
     /// The field's kind, as metrics have it.
@@ -59,16 +61,21 @@ impl DriftDoctor {
     }
 
     /// Looks at a request without remembering it.
-    pub fn look(&self, headers: &HeaderMap, body: &[u8], info: &RequestInfo) -> Option<Diagnosis> {
+    pub fn look(
+        &self,
+        headers: &HeaderMap,
+        (body, ignored): (&[u8], &Ignored),
+        info: &RequestInfo,
+    ) -> Option<Diagnosis> {
         let drift = self.sessions.lock().drift(self.session(headers, info)?, turn(info))?;
-        Some(diagnosis(body, info, drift))
+        Some(diagnosis(body, ignored, info, drift))
     }
 
     /// Takes a request into its session; counts it if it left that session's past. `model`: its label in metrics.
     pub fn follow(
         &self,
         headers: &HeaderMap,
-        body: &[u8],
+        (body, ignored): (&[u8], &Ignored),
         info: &RequestInfo,
         model: &str,
     ) -> Option<Diagnosis> {
@@ -77,7 +84,7 @@ impl DriftDoctor {
         let drift = sessions.drift(session, turn(info));
         sessions.remember(session, turn(info));
         drop(sessions);
-        let found = diagnosis(body, info, drift?);
+        let found = diagnosis(body, ignored, info, drift?);
         self.drifts.prompts.with_label_values(&[model, found.kind]).inc();
         self.drifts.bytes.with_label_values(&[model]).inc_by(found.lost_bytes);
         Some(found)
@@ -85,9 +92,8 @@ impl DriftDoctor {
 
     /// The request's session; `None` if nothing says which.
     fn session(&self, headers: &HeaderMap, info: &RequestInfo) -> Option<u64> {
-        let named = SESSION_HEADERS.iter().find_map(|name| headers.get(*name)).filter(|id| !id.is_empty());
         let mut name = Chain::new(self.key, info.salt.as_bytes());
-        Some(match (named, info.talk.opening) {
+        Some(match (session::in_headers(headers), info.talk.opening) {
             (Some(id), _) => name.push(id.as_bytes()).0,
             (None, Some(opening)) => {
                 name.push([info.talk.cache_key, opening].map(u64::to_le_bytes).as_flattened()).0
@@ -102,18 +108,21 @@ fn turn(info: &RequestInfo) -> Turn<'_> {
     Turn { chain: &info.chain.blocks, settled }
 }
 
-fn diagnosis(body: &[u8], info: &RequestInfo, drift: Drift) -> Diagnosis {
+fn diagnosis(body: &[u8], ignored: &Ignored, info: &RequestInfo, drift: Drift) -> Diagnosis {
     let block_bytes = info.chain.block_bytes;
     // Of the fields that the first changed block is cut from, the one that most of it is.
     let middle = block_bytes as u64 / 2;
     let at = (drift.common * block_bytes) as u64 + middle;
-    let found = locate(body, at, |place, role| (name_of(place), kind_of(place, role)));
-    let ((field, kind), offset) = found.unwrap_or_else(|| (("?".to_owned(), "other"), 0));
+    let name =
+        |place: Place<'_>, role: Option<&str>| (name_of(place), ignore_name(place), kind_of(place, role));
+    let found = locate(body, ignored, at, name);
+    let ((field, ignore_field, kind), offset) = found.unwrap_or_else(|| (("?".to_owned(), None, "other"), 0));
     let offset = offset.saturating_sub(middle);
     Diagnosis {
         field,
         offset,
         within_bytes: block_bytes,
+        ignore_field,
         lost_bytes: (drift.lost * block_bytes) as u64,
         kind,
     }
@@ -128,6 +137,17 @@ fn name_of(place: Place<'_>) -> String {
         Place::Message { index, field } => {
             let known = KNOWN_FIELDS.iter().find(|known| **known == field);
             known.map_or_else(|| format!("messages[{index}]"), |field| format!("messages[{index}].{field}"))
+        }
+    }
+}
+
+/// The field as `routing.ignore` has it.
+fn ignore_name(place: Place<'_>) -> Option<String> {
+    match place {
+        Place::Model => None,
+        Place::System | Place::Tools | Place::Prompt => Some(name_of(place)),
+        Place::Message { field, .. } => {
+            KNOWN_FIELDS.iter().find(|known| **known == field).map(|field| format!("messages.{field}"))
         }
     }
 }
@@ -158,12 +178,12 @@ mod tests {
     use super::*;
     use crate::request::{self, KeyerConfig};
 
-    struct Desk(DriftDoctor, Arc<Metrics>);
+    struct Desk(DriftDoctor, Arc<Metrics>, Ignored);
 
     impl Desk {
         fn new() -> Self {
             let metrics = Arc::new(Metrics::new().unwrap());
-            Self(DriftDoctor::new(HashKey::new(1), &metrics), metrics)
+            Self(DriftDoctor::new(HashKey::new(1), &metrics), metrics, Ignored::default())
         }
 
         fn ask(&self, body: &Value, session: Option<&str>) -> Option<Diagnosis> {
@@ -172,9 +192,9 @@ mod tests {
                 headers.insert("x-session-id", HeaderValue::from_str(session).unwrap());
             }
             let config = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(64).unwrap() };
-            let info = request::read(body.as_bytes(), config);
-            let seen = self.0.look(&headers, body.as_bytes(), &info);
-            let followed = self.0.follow(&headers, body.as_bytes(), &info, "m");
+            let info = request::read_without(body.as_bytes(), config, &self.2);
+            let seen = self.0.look(&headers, (body.as_bytes(), &self.2), &info);
+            let followed = self.0.follow(&headers, (body.as_bytes(), &self.2), &info, "m");
             assert_eq!(seen, followed);
             followed
         }
@@ -202,12 +222,24 @@ mod tests {
             }
             let found = desk.ask(&talk("12:01", 5), session).expect("drift");
             assert_eq!(found.field, "messages[0].content");
+            assert_eq!(found.ignore_field.as_deref(), Some("messages.content"));
             // "12:01" stands 314 bytes into the text.
             assert!(found.offset <= 316 && 316 < found.offset + 64, "{found:?}");
             assert!(found.lost_bytes > 1500, "{found:?}");
             assert_eq!(desk.1.caches.drift.prompts.with_label_values(&["m", "system_message"]).get(), 1);
             assert_eq!(desk.ask(&talk("12:01", 6), session), None, "the new past counts");
         }
+    }
+
+    #[test]
+    fn what_the_diagnosis_names_can_be_left_out_and_is_no_drift_then() {
+        let mut desk = Desk::new();
+        assert_eq!(desk.ask(&talk("12:00", 2), None), None);
+        let field = desk.ask(&talk("12:01", 3), None).unwrap().ignore_field.unwrap();
+        let rule = crate::config::IgnoreTable { field, pattern: r"The time is [\d:]+\. ".to_owned() };
+        desk.2 = Ignored::new(&[rule]).unwrap();
+        desk.ask(&talk("12:01", 3), None);
+        assert_eq!(desk.ask(&talk("12:02", 4), None), None);
     }
 
     #[test]

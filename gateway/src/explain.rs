@@ -26,6 +26,8 @@ pub struct Explanation {
     prompt_blocks: usize,
     chosen: String,
     reason: &'static str,
+    /// What names its session, if that counts: `header`, `prompt_cache_key` or `user`.
+    session: Option<&'static str>,
     /// Where the prompt leaves what its session sent last, if it does.
     drift: Option<Diagnosis>,
     workers: Vec<Row>,
@@ -40,7 +42,10 @@ struct Row {
     known_by: &'static str,
     block_size: u32,
     matched_blocks: u32,
+    /// Of the prompt, in whichever tier.
     matched_tokens: u64,
+    /// Of these, those in its host's memory or on a disk.
+    fetched_tokens: u64,
     uncached_tokens: u64,
     weight: f64,
     requests_in_flight: u64,
@@ -53,6 +58,7 @@ struct Row {
     predicted_ttft_ms: f64,
     /// The terms of the cost, as `keyway_core::cost` states them.
     queue_ms: f64,
+    fetch_ms: f64,
     own_ms: f64,
     later_ms: f64,
     displaced_ms: f64,
@@ -79,6 +85,7 @@ pub fn explain(
         prompt_blocks: setting.views[0].chain.len(),
         chosen: setting.workers[pick.index].name.clone(),
         reason: pick.reason.as_str(),
+        session: request.session.map(|session| session.said_by.as_str()),
         drift,
         workers: rows
             .map(|(i, (worker, candidate))| row(&setting, worker, candidate, i == pick.index))
@@ -87,7 +94,7 @@ pub fn explain(
 }
 
 fn row(setting: &Setting, worker: &Worker, candidate: &Candidate, chosen: bool) -> Row {
-    let matched_tokens = setting.request_view().matched_tokens(candidate.matched_blocks);
+    let matched_tokens = setting.request_view().matched_tokens(candidate.held_blocks());
     let uncached_tokens = setting.prompt_tokens - matched_tokens;
     let cost = cost_on(&CostModel::default(), &setting.request_view(), candidate);
     let exact = setting.by_tokens && worker.residency.trusted();
@@ -99,14 +106,16 @@ fn row(setting: &Setting, worker: &Worker, candidate: &Candidate, chosen: bool) 
         block_size: worker.residency.block_size(),
         matched_blocks: candidate.matched_blocks,
         matched_tokens,
+        fetched_tokens: setting.request_view().fetched_tokens(candidate),
         uncached_tokens,
         weight: candidate.weight,
         requests_in_flight: candidate.load.requests,
         waiting_prefill_tokens: candidate.load.waiting_prefill_tokens,
         fitted_tokens_per_s,
         busy_share: candidate.load.pace.busy_share,
-        predicted_ttft_ms: cost.queue_ms + cost.own_ms,
+        predicted_ttft_ms: cost.queue_ms + cost.fetch_ms + cost.own_ms,
         queue_ms: cost.queue_ms,
+        fetch_ms: cost.fetch_ms,
         own_ms: cost.own_ms,
         later_ms: cost.later_ms,
         displaced_ms: cost.displaced_ms,

@@ -68,16 +68,17 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker that has yet to answer its first probe. `token_id` is its identity in the index for blocks of tokens.
+    /// A worker that has yet to answer its first probe. `token_ids` are its identities in the index for blocks of tokens: in its
+    /// own cache, and in any tier.
     pub fn new(
         id: WorkerId,
-        token_id: WorkerId,
+        token_ids: (WorkerId, WorkerId),
         config: &WorkerConfig,
         now: Duration,
         ejections: &Arc<Ejections>,
     ) -> Self {
         Self {
-            residency: Residency::new(token_id, config.kv_events.clone(), config.block_size),
+            residency: Residency::new(token_ids, config.kv_events.clone(), config.block_size),
             id,
             name: config.name(),
             weight: config.weight,
@@ -246,11 +247,12 @@ impl Fleet {
     pub fn add(&self, config: &WorkerConfig, now: Duration) -> Arc<Worker> {
         let id = self.id_for(&config.name());
         // Its events clear what they contradict, so what was placed by text is kept apart from them.
-        let token_id = match config.kv_events {
-            Some(_) => self.id_for(&format!("{} tokens", config.name())),
-            None => id,
+        let of = |what: &str| self.id_for(&format!("{} {what}", config.name()));
+        let token_ids = match config.kv_events {
+            Some(_) => (of("tokens"), of("tiers")),
+            None => (id, id),
         };
-        let worker = Arc::new(Worker::new(id, token_id, config, now, &self.ejections));
+        let worker = Arc::new(Worker::new(id, token_ids, config, now, &self.ejections));
         self.workers.insert(id, Arc::clone(&worker));
         worker
     }
@@ -265,7 +267,8 @@ impl Fleet {
         let hash = Chain::new(HashKey::new(0), name.as_bytes()).push(b"worker").0 as u32;
         let mut ids = (hash..=u32::MAX).chain(0..hash).map(WorkerId);
         let taken = |id: &WorkerId| {
-            self.workers.iter().any(|worker| worker.id == *id || worker.residency.token_id == *id)
+            let own = |worker: &Worker| [worker.id, worker.residency.token_id, worker.residency.any_tier_id];
+            self.workers.iter().any(|worker| own(&worker).contains(id))
         };
         ids.find(|id| !taken(id)).unwrap_or(WorkerId(hash))
     }

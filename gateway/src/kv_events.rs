@@ -74,7 +74,8 @@ impl Follower {
     fn new(worker: Arc<Worker>, source: KvSource, router: Arc<Router>, metrics: Arc<Metrics>) -> Self {
         // An engine without snapshots ends the request for one at once, and is asked for a replay then.
         let recovery = if source.replay.is_some() { Recovery::Snapshot } else { Recovery::Nothing };
-        let feed = KvFeed::new(worker.residency.token_id, router.hash_key(), recovery, KV_FEED_BLOCKS_MAX);
+        let feed = KvFeed::new(worker.residency.token_id, router.hash_key(), recovery, KV_FEED_BLOCKS_MAX)
+            .with_tiers(router.counts_tiers().then_some(worker.residency.any_tier_id));
         let label = [worker.name.as_str()];
         metrics.caches.kv_trusted.with_label_values(&label).set(0);
         Self {

@@ -147,6 +147,8 @@ impl Reloader {
         dispatch.max_body_bytes = config.max_body_bytes;
         dispatch.expose_routing = config.expose_routing;
         dispatch.ask_usage = config.ask_usage;
+        dispatch.session_hints = config.session_hints;
+        dispatch.ignored = Arc::new(config.ignored.clone());
         dispatch.timeouts = config.timeouts;
         let tenants = self.tenants(now.tenants.as_ref(), old, &config)?;
         let tls = config.tls.as_ref().filter(|_| config.tls != old.tls).map(tls::prepare).transpose()?;

@@ -13,7 +13,7 @@ use keyway_core::{
 };
 use keyway_wire::block_hash::{Chain, HashKey};
 
-use crate::{json::Value, token_keyer::TokenPrompt};
+use crate::{ignored::Ignored, json::Value, session::Session, token_keyer::TokenPrompt};
 
 /// Bytes of a first message below which two conversations may well begin alike.
 const OPENING_BYTES_MIN: usize = 48;
@@ -44,21 +44,30 @@ pub struct RequestInfo {
     pub tokens: Option<TokenPrompt>,
     /// Whose it is, where it has to wait.
     pub share: Share,
+    /// Its session, where the client names one and that counts.
+    pub session: Option<Session>,
 }
 
 /// Reads a body, all but its tokens.
 pub fn read(body: &[u8], config: KeyerConfig) -> RequestInfo {
+    read_without(body, config, &Ignored::default())
+}
+
+/// [`read`], with what is `ignored` left out of the prompt.
+pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> RequestInfo {
     let fields = std::str::from_utf8(body).ok().and_then(Fields::of).unwrap_or_default();
     let salt = fields.salt.and_then(Value::text).map(Cow::into_owned).unwrap_or_default();
     let keyer = TextKeyer::new(config.key, salt.as_bytes(), config.block_bytes);
     let namer = Chain::new(config.key, salt.as_bytes());
     let mut keying = Keying { keyer, talk: Talk::default(), namer, by_user: false };
     keying.talk.cache_key = fields.cache_key.and_then(Value::text).map_or(0, |key| keying.name(&key));
-    walk(&fields, &mut keying);
+    keying.talk.user = fields.user().map_or(0, |user| keying.name(&user));
+    walk(&fields, ignored, &mut keying);
     let model = fields.model.and_then(Value::text).map(Cow::into_owned);
     let stream = fields.stream.is_some_and(|value| value.raw() == "true");
     let Keying { keyer, talk, .. } = keying;
-    RequestInfo { model, stream, salt, chain: keyer.finish(), talk, tokens: None, share: Share::default() }
+    let (chain, share) = (keyer.finish(), Share::default());
+    RequestInfo { model, stream, salt, chain, talk, tokens: None, share, session: None }
 }
 
 /// What of a prompt tells one conversation from others, and what of it every later turn should repeat.
@@ -66,6 +75,8 @@ pub fn read(body: &[u8], config: KeyerConfig) -> RequestInfo {
 pub struct Talk {
     /// `prompt_cache_key`, hashed; 0 if there is none.
     pub cache_key: u64,
+    /// `user` or what else names who asks, hashed; 0 if there is none.
+    pub user: u64,
     /// Its first message by a user, hashed, if that is long enough to be nobody else's.
     pub opening: Option<u64>,
     /// Canonical bytes before its last message.
@@ -151,8 +162,14 @@ impl Sink for Keying {
 /// Canonical bytes that end a piece: [`TextKeyer::end_field`]'s.
 const PIECE_END_BYTES: u64 = 3;
 
-/// The piece that holds canonical byte `at` of a body, and the place of that byte in it; `None` behind the end.
-pub fn locate<T>(body: &[u8], at: u64, name: impl Fn(Place<'_>, Option<&str>) -> T) -> Option<(T, u64)> {
+/// The piece that holds canonical byte `at` of a body without what is `ignored`, and the place of that byte in it; `None`
+/// behind the end.
+pub fn locate<T>(
+    body: &[u8],
+    ignored: &Ignored,
+    at: u64,
+    name: impl Fn(Place<'_>, Option<&str>) -> T,
+) -> Option<(T, u64)> {
     struct Search<T, F> {
         at: u64,
         passed: u64,
@@ -182,50 +199,48 @@ pub fn locate<T>(body: &[u8], at: u64, name: impl Fn(Place<'_>, Option<&str>) ->
     }
     let fields = Fields::of(std::str::from_utf8(body).ok()?)?;
     let mut search = Search { at, passed: 0, name, role: None, found: None };
-    walk(&fields, &mut search);
+    walk(&fields, ignored, &mut search);
     search.found
 }
 
 /// Every piece of the canonical text in its order.
-fn walk(fields: &Fields<'_>, sink: &mut impl Sink) {
+fn walk(fields: &Fields<'_>, ignored: &Ignored, sink: &mut impl Sink) {
     if let Some(model) = fields.model.and_then(Value::text) {
         sink.piece(Place::Model, &model, tag::MODEL);
     }
     if let Some(system) = fields.system {
-        walk_value(sink, system, Place::System, tag::SYSTEM);
+        walk_value(sink, ignored, system, Place::System, tag::SYSTEM);
     }
     if let Some(tools) = fields.tools {
-        walk_value(sink, tools, Place::Tools, tag::TOOLS);
+        walk_value(sink, ignored, tools, Place::Tools, tag::TOOLS);
     }
     for value in [fields.messages, fields.input].into_iter().flatten() {
-        walk_messages(sink, value);
+        walk_messages(sink, ignored, value);
     }
     if let Some(prompt) = fields.prompt {
-        walk_value(sink, prompt, Place::Prompt, tag::PROMPT);
+        walk_value(sink, ignored, prompt, Place::Prompt, tag::PROMPT);
     }
 }
 
-fn walk_value(sink: &mut impl Sink, value: Value<'_>, place: Place<'_>, tag: u8) {
-    match value.text() {
-        Some(text) => sink.piece(place, &text, tag),
-        None => sink.piece(place, value.raw(), tag),
-    }
+fn walk_value(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>, place: Place<'_>, tag: u8) {
+    let text = value.text().unwrap_or(Cow::Borrowed(value.raw()));
+    sink.piece(place, &ignored.strip(place, text), tag);
 }
 
 /// Messages field by field; anything that is not a list of objects (the `input` of `/v1/responses` or
 /// `/v1/embeddings` may be text) as one value.
-fn walk_messages(sink: &mut impl Sink, value: Value<'_>) {
+fn walk_messages(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>) {
     let messages =
         value.items().and_then(|items| items.map(|item| item.ok()?.fields()).collect::<Option<Vec<_>>>());
     let Some(messages) = messages else {
-        return walk_value(sink, value, Place::Prompt, tag::PROMPT);
+        return walk_value(sink, ignored, value, Place::Prompt, tag::PROMPT);
     };
     for (index, message) in messages.into_iter().enumerate() {
         sink.message();
         for (name, value) in message.map_while(Result::ok) {
             let place = Place::Message { index, field: &name };
             sink.piece(place, &name, tag::MESSAGE_NAME);
-            walk_value(sink, value, place, tag::MESSAGE_VALUE);
+            walk_value(sink, ignored, value, place, tag::MESSAGE_VALUE);
         }
         sink.piece(Place::Message { index, field: "" }, "", tag::MESSAGE_END);
     }
@@ -243,6 +258,8 @@ struct Fields<'a> {
     input: Option<Value<'a>>,
     prompt: Option<Value<'a>>,
     cache_key: Option<Value<'a>>,
+    user: Option<Value<'a>>,
+    metadata: Option<Value<'a>>,
 }
 
 impl<'a> Fields<'a> {
@@ -261,11 +278,22 @@ impl<'a> Fields<'a> {
                 "input" => &mut fields.input,
                 "prompt" => &mut fields.prompt,
                 "prompt_cache_key" => &mut fields.cache_key,
+                "user" | "safety_identifier" => &mut fields.user,
+                "metadata" => &mut fields.metadata,
                 _ => continue,
             };
             *field = Some(value);
         }
         Some(fields)
+    }
+
+    /// Who asks: OpenAI's fields, or Anthropic's `metadata.user_id`.
+    fn user(&self) -> Option<Cow<'a, str>> {
+        let in_metadata = || {
+            let mut fields = self.metadata?.fields()?.map_while(Result::ok);
+            fields.find(|(name, _)| name == "user_id").and_then(|(_, id)| id.text())
+        };
+        self.user.and_then(Value::text).or_else(in_metadata)
     }
 }
 
@@ -334,8 +362,9 @@ mod tests {
             {"role":"user","content":[{"type":"text"}],"name":"x"}]}"#;
         let total = info(body).chain.total_bytes;
         let name = |place: Place<'_>, role: Option<&str>| format!("{place:?} {}", role.unwrap_or("-"));
-        let names: Vec<_> = (0..total).map(|at| locate(body.as_bytes(), at, name).unwrap()).collect();
-        assert!(locate(body.as_bytes(), total, name).is_none());
+        let names: Vec<_> =
+            (0..total).map(|at| locate(body.as_bytes(), &Ignored::default(), at, name).unwrap()).collect();
+        assert!(locate(body.as_bytes(), &Ignored::default(), total, name).is_none());
         let mut fields: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
         fields.dedup();
         let message = |index, field, role| format!("Message {{ index: {index}, field: \"{field}\" }} {role}");

@@ -20,6 +20,8 @@ const DRIFT_ANSWERS: u32 = 16;
 pub struct Residency {
     /// Its identity in the index for blocks of tokens; for blocks of text it is the worker's own.
     pub token_id: WorkerId,
+    /// The same for blocks of tokens in any of its tiers, where its KV events tell of others than the first.
+    pub any_tier_id: WorkerId,
     source: Option<KvSource>,
     trusted: AtomicBool,
     block_size: AtomicU32,
@@ -59,9 +61,14 @@ pub enum Outcome {
 
 impl Residency {
     /// Of a worker that has said nothing yet.
-    pub fn new(token_id: WorkerId, source: Option<KvSource>, block_size: u32) -> Self {
+    pub fn new(
+        (token_id, any_tier_id): (WorkerId, WorkerId),
+        source: Option<KvSource>,
+        block_size: u32,
+    ) -> Self {
         Self {
             token_id,
+            any_tier_id,
             source,
             trusted: AtomicBool::new(false),
             block_size: AtomicU32::new(block_size.max(1)),
@@ -168,7 +175,7 @@ mod tests {
     use super::*;
 
     fn residency() -> Residency {
-        Residency::new(WorkerId(1), None, 16)
+        Residency::new((WorkerId(1), WorkerId(1)), None, 16)
     }
 
     #[test]

@@ -62,6 +62,8 @@ pub struct Router {
     load_scrape: Option<Duration>,
     /// How long a worker that came up is taken to be slower than it is; `None`: not at all.
     slow_start: Option<Duration>,
+    /// Prompt tokens that a worker fetches in a millisecond from its other tiers; `None`: these do not count.
+    fetch_tokens_per_ms: Option<f64>,
     room: Mutex<WaitingRoom<Held>>,
     /// Requests in the room, to know without its lock that there are none.
     holding: AtomicUsize,
@@ -116,6 +118,7 @@ impl Router {
             decision_log: None,
             load_scrape: None,
             slow_start: None,
+            fetch_tokens_per_ms: None,
             room: Mutex::new(WaitingRoom::new(RoomRules::default())),
             holding: AtomicUsize::new(0),
             alarm: Mutex::default(),
@@ -148,6 +151,17 @@ impl Router {
     #[must_use]
     pub fn with_slow_start(self, slow_start: Option<Duration>) -> Self {
         Self { slow_start, ..self }
+    }
+
+    /// Lets what workers hold in their host's memory or on a disk count, to be fetched at so many tokens in a millisecond.
+    #[must_use]
+    pub fn with_tiers(self, fetch_tokens_per_ms: Option<f64>) -> Self {
+        Self { fetch_tokens_per_ms, ..self }
+    }
+
+    /// Whether that counts.
+    pub fn counts_tiers(&self) -> bool {
+        self.fetch_tokens_per_ms.is_some()
     }
 
     /// How often workers are asked for their load, if they are.
@@ -210,6 +224,7 @@ impl Router {
         index.remove_worker(worker.id);
         if !worker.residency.trusted() {
             index.remove_worker(worker.residency.token_id);
+            index.remove_worker(worker.residency.any_tier_id);
         }
     }
 
@@ -249,7 +264,7 @@ impl Router {
     pub fn forget_cache(&self, worker: &Worker) {
         self.finish_lingering();
         let mut index = self.index.lock();
-        for id in [worker.id, worker.residency.token_id] {
+        for id in [worker.id, worker.residency.token_id, worker.residency.any_tier_id] {
             index.set_exact(id, false);
             index.remove_worker(id);
         }

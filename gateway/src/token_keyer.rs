@@ -1,24 +1,29 @@
 //! A request to its prompt's token ids, as the engine will have them, for models whose tokenizer is known; so that the
 //! index can name a prompt's blocks as engines' KV events do. Never waits for long: short prompts are tokenised where
-//! they are, others on a bounded number of threads, and what finds no place there is routed by its text. Which tokens a
-//! prompt has is `keyway-text`'s business, which text it has `prompt.rs`'.
+//! they are, others on a few threads that give way to everything else (`token_keyer/threads.rs`), and what finds no place there
+//! is routed by its text. Which tokens a prompt has is `keyway-text`'s business, which text it has `prompt.rs`'.
+
+mod threads;
 
 use std::{
     collections::{HashMap, HashSet},
     num::NonZeroUsize,
     path::Path,
     sync::Arc,
-    thread,
+    thread, vec,
 };
 
 use bytes::Bytes;
-use keyway_text::{IncrementalTokenizer, TextError, TextModel};
+use keyway_text::{Encoding, IncrementalTokenizer, TextError, TextModel};
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
 
+use self::threads::Threads;
 use crate::{
     config::ConfigError,
-    limits::{INLINE_TOKENIZE_BYTES, TOKEN_MEMORY_BYTES, TOKENIZE_QUEUE_PER_CORE},
+    limits::{
+        INLINE_TOKENIZE_BYTES, TOKEN_MEMORY_BYTES, TOKENIZE_QUEUE_PER_CORE, TOKENIZE_SLICE_BYTES,
+        TOKENIZE_SLICE_PIECES,
+    },
     metrics::Metrics,
     prompt::{self, Prompt, Unknown},
 };
@@ -41,7 +46,8 @@ pub struct TokenPrompt {
 #[derive(Debug)]
 pub struct TokenKeyer {
     models: HashMap<String, Arc<Model>>,
-    places: Arc<Semaphore>,
+    /// None where there is no tokenizer.
+    threads: Option<Threads>,
     metrics: Arc<Metrics>,
     told: Mutex<HashSet<(String, &'static str)>>,
 }
@@ -76,13 +82,12 @@ impl TokenKeyer {
             let tokenizer = IncrementalTokenizer::new(Arc::clone(&text.tokenizer), TOKEN_MEMORY_BYTES, seed);
             Ok((name.to_owned(), Arc::new(Model { text, tokenizer })))
         };
+        let models: HashMap<_, _> = tokenizers.into_iter().map(load).collect::<Result<_, ConfigError>>()?;
         let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        Ok(Self {
-            models: tokenizers.into_iter().map(load).collect::<Result<_, ConfigError>>()?,
-            places: Arc::new(Semaphore::new(cores * TOKENIZE_QUEUE_PER_CORE)),
-            metrics,
-            told: Mutex::default(),
-        })
+        let start = || Threads::start(cores, cores * TOKENIZE_QUEUE_PER_CORE);
+        let threads = (!models.is_empty()).then(start).transpose();
+        let failed = |error| ConfigError(format!("threads that tokenise cannot be started: {error}"));
+        Ok(Self { models, threads: threads.map_err(failed)?, metrics, told: Mutex::default() })
     }
 
     /// Whether no model's prompts can be tokenised.
@@ -100,19 +105,12 @@ impl TokenKeyer {
         let name = model?;
         let model = self.models.get(name)?;
         let result = if body.len() <= INLINE_TOKENIZE_BYTES {
-            model.tokens(path, body)
+            Job::new(Arc::clone(model), path.to_owned(), body.clone()).whole()
         } else {
-            match Arc::clone(&self.places).try_acquire_owned() {
-                Err(_) => Err(Unknown::Overflow),
-                Ok(place) => {
-                    let (model, path, body) = (Arc::clone(model), path.to_owned(), body.clone());
-                    let task = move || {
-                        let tokens = model.tokens(&path, &body);
-                        drop(place);
-                        tokens
-                    };
-                    tokio::task::spawn_blocking(task).await.unwrap_or(Err(Unknown::Failed))
-                }
+            let mut job = Job::new(Arc::clone(model), path.to_owned(), body.clone());
+            match self.threads.as_ref().and_then(|threads| threads.run(move || job.slice().transpose())) {
+                None => Err(Unknown::Overflow),
+                Some(result) => result.await.unwrap_or(Err(Unknown::Failed)),
             }
         };
         let outcome = result.as_ref().err().map_or("tokens", |unknown| unknown.as_str());
@@ -129,22 +127,62 @@ impl TokenKeyer {
     }
 }
 
-impl Model {
-    fn tokens(&self, path: &str, body: &[u8]) -> Result<TokenPrompt, Unknown> {
-        let prompts = prompt::read(path, body, &self.text.template)?;
-        let mut all = prompts.into_iter().map(|prompt| match prompt {
-            Prompt::Ids(ids) => Ok(ids),
-            Prompt::Text { text, add_special } => {
-                self.tokenizer.encode(&text, add_special).map(|encoded| encoded.ids)
+/// A request on its way to its tokens, in slices of about a millisecond.
+#[derive(Debug)]
+struct Job {
+    model: Arc<Model>,
+    path: String,
+    body: Bytes,
+    /// Its prompts that are still to do; `None` before it was read.
+    rest: Option<vec::IntoIter<Prompt>>,
+    /// The one at hand.
+    encoding: Option<Encoding>,
+    done: Option<TokenPrompt>,
+}
+
+impl Job {
+    fn new(model: Arc<Model>, path: String, body: Bytes) -> Self {
+        Self { model, path, body, rest: None, encoding: None, done: None }
+    }
+
+    /// Does all of it.
+    fn whole(mut self) -> Result<TokenPrompt, Unknown> {
+        loop {
+            if let Some(tokens) = self.slice()? {
+                return Ok(tokens);
             }
-        });
-        let failed = |_: TextError| Unknown::Failed;
-        let ids = all.next().ok_or(Unknown::Unsupported)?.map_err(failed)?;
-        let mut total = ids.len() as u64;
-        for more in all {
-            total += more.map_err(failed)?.len() as u64;
         }
-        Ok(TokenPrompt { ids, total })
+    }
+
+    /// Does one slice; the tokens, after the last.
+    fn slice(&mut self) -> Result<Option<TokenPrompt>, Unknown> {
+        let Some(rest) = &mut self.rest else {
+            self.rest = Some(prompt::read(&self.path, &self.body, &self.model.text.template)?.into_iter());
+            return Ok(None);
+        };
+        let tokenizer = &self.model.tokenizer;
+        let ids = match self.encoding.take() {
+            Some(mut encoding) => {
+                let slice = tokenizer.go_on(&mut encoding, TOKENIZE_SLICE_PIECES, TOKENIZE_SLICE_BYTES);
+                let Some(encoded) = slice.map_err(|_: TextError| Unknown::Failed)? else {
+                    self.encoding = Some(encoding);
+                    return Ok(None);
+                };
+                encoded.ids
+            }
+            None => match rest.next() {
+                Some(Prompt::Ids(ids)) => ids,
+                Some(Prompt::Text { text, add_special }) => {
+                    self.encoding = Some(tokenizer.begin(text, add_special));
+                    return Ok(None);
+                }
+                None => return self.done.take().ok_or(Unknown::Unsupported).map(Some),
+            },
+        };
+        let tokens = ids.len() as u64;
+        let done = self.done.get_or_insert(TokenPrompt { ids, total: 0 });
+        done.total += tokens;
+        Ok(None)
     }
 }
 
@@ -181,11 +219,15 @@ mod tests {
         let keyer = keyer();
         let long = chat(&"long ".repeat(10_000));
         assert!(keyer.tokens("/v1/chat/completions", &long, Some("m")).await.is_some());
-        let all = keyer.places.available_permits() as u32;
-        let taken = keyer.places.acquire_many(all).await.unwrap();
+        let threads = keyer.threads.as_ref().unwrap();
+        let taken: Vec<_> = std::iter::from_fn(|| threads.run(|| None::<()>)).collect();
+        assert!(taken.len() >= TOKENIZE_QUEUE_PER_CORE);
         assert_eq!(keyer.tokens("/v1/chat/completions", &long, Some("m")).await, None);
         assert!(keyer.tokens("/v1/chat/completions", &chat("short"), Some("m")).await.is_some());
         drop(taken);
+        while threads.jobs() > 0 {
+            thread::yield_now();
+        }
         assert!(keyer.tokens("/v1/chat/completions", &long, Some("m")).await.is_some());
         let count = |outcome| keyer.metrics.caches.token_keyer.with_label_values(&["m", outcome]).get();
         assert_eq!((count("tokens"), count("overflow")), (3, 1));

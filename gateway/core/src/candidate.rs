@@ -17,6 +17,11 @@ pub struct Candidate {
     pub ahead_ms: f64,
     /// Leading blocks of the request's chain that it holds, from [`crate::PrefixIndex::matched`].
     pub matched_blocks: u32,
+    /// Blocks behind those that it does not hold itself and can fetch: from its host's memory or a disk.
+    pub fetched_blocks: u32,
+    /// Where they can be fetched from: its name in the index for blocks in any tier, and prompt tokens fetched in a millisecond.
+    /// `None` where that is not known, or is not to count.
+    pub tiers: Option<(WorkerId, f64)>,
     /// What a copy of the request's hottest prefix would be used for here.
     pub reuse: Reuse,
     /// Prompt tokens that it computes in a millisecond.
@@ -44,6 +49,8 @@ pub struct RequestView<'a> {
     pub prompt_tokens: u64,
     /// Tokens of one block of the chain (an estimate will do).
     pub block_tokens: f64,
+    /// Its session's name, hashed, where the client gives one: it decides where nothing else does.
+    pub session: Option<u64>,
 }
 
 /// What makes one choice differ from the next where nothing else does.
@@ -58,12 +65,31 @@ pub struct Turn {
 impl Candidate {
     /// A worker of which nothing is known to match yet, and for which nobody waits.
     pub fn new(worker: WorkerId, load: LoadSnapshot, tokens_per_ms: f64, weight: f64) -> Self {
-        let reuse = Reuse::default();
-        Self { worker, load, ahead_ms: 0.0, matched_blocks: 0, reuse, tokens_per_ms, weight }
+        Self {
+            worker,
+            load,
+            ahead_ms: 0.0,
+            matched_blocks: 0,
+            fetched_blocks: 0,
+            tiers: None,
+            reuse: Reuse::default(),
+            tokens_per_ms,
+            weight,
+        }
+    }
+
+    /// Leading blocks of the request's chain that it need not compute.
+    pub fn held_blocks(&self) -> u32 {
+        self.matched_blocks + self.fetched_blocks
     }
 }
 
 impl RequestView<'_> {
+    /// Prompt tokens that this worker would fetch from another tier.
+    pub fn fetched_tokens(&self, candidate: &Candidate) -> u64 {
+        self.matched_tokens(candidate.held_blocks()) - self.matched_tokens(candidate.matched_blocks)
+    }
+
     /// Prompt tokens in this many leading blocks; always less than the whole prompt.
     pub fn matched_tokens(&self, blocks: u32) -> u64 {
         let tokens = (f64::from(blocks) * self.block_tokens).round() as u64;

@@ -2,7 +2,7 @@
 //! nearly equal ones is [`mod@crate::pick`]'s.
 //!
 //! ```text
-//! cost = queue + own                     its time to first token there
+//! cost = queue + fetch + own             its time to first token there
 //!      + later * (2 queue own + own^2)   what it takes from those who come after it
 //!      + displaced * own                 what its blocks displace from the cache
 //!      - bought * (cost - cost if held)  what of that is a copy for those who come after it
@@ -11,7 +11,8 @@
 //! ```
 //!
 //! `queue` is the prefill that waits there (and what running requests take from it), `own` the request's own uncached
-//! prefill, both by the worker's rate.
+//! prefill, both by the worker's rate. `fetch` is what the worker holds in its host's memory or on a disk, by the rate at which
+//! it gets that; others are computed in the meantime, so it costs them nothing.
 //!
 //! `later` is the price of waiting in a queue that serves in order of arrival: with random arrivals, `arrivals` a
 //! millisecond and the share `busy` of time spent on them, all who come later wait
@@ -89,6 +90,8 @@ pub struct Queue {
 pub struct Cost {
     /// Until it begins.
     pub queue_ms: f64,
+    /// Until what other tiers hold is fetched.
+    pub fetch_ms: f64,
     /// Its own prefill.
     pub own_ms: f64,
     /// What those who come later wait longer.
@@ -132,6 +135,7 @@ impl CostModel {
         let later = self.later * queue.arrivals_per_ms / (2.0 * (1.0 - queue.busy_share));
         Cost {
             queue_ms: queue.wait_ms,
+            fetch_ms: 0.0,
             own_ms: own,
             later_ms: later * (2.0 * queue.wait_ms * own + own * own),
             displaced_ms: self.displaced * own,
@@ -161,7 +165,7 @@ impl CostModel {
 impl Cost {
     /// The sum.
     pub fn total_ms(&self) -> f64 {
-        self.queue_ms + self.own_ms + self.later_ms + self.displaced_ms - self.reuse_ms
+        self.queue_ms + self.own_ms + self.later_ms + self.displaced_ms - self.reuse_ms + self.fetch_ms
     }
 }
 

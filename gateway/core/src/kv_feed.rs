@@ -67,7 +67,7 @@ pub struct FeedStats {
     pub cleared: u64,
     /// Events that made no sense.
     pub malformed: u64,
-    /// Events of other tiers, other cache groups, or unknown types.
+    /// Events of other tiers that do not count or that name nothing known, of other cache groups, or of unknown types.
     pub ignored: u64,
     /// Blocks stored after a parent that is not known.
     pub orphans: u64,
@@ -101,6 +101,10 @@ enum State {
 #[derive(Debug)]
 pub struct KvFeed {
     worker: WorkerId,
+    /// Its name in the index for blocks in any tier, if other tiers count.
+    any_tier: Option<WorkerId>,
+    /// Whether it has announced other tiers since it was last empty.
+    tiers_seen: bool,
     key: HashKey,
     recovery: Recovery,
     state: State,
@@ -121,6 +125,8 @@ impl KvFeed {
     pub fn new(worker: WorkerId, key: HashKey, recovery: Recovery, max_blocks: usize) -> Self {
         Self {
             worker,
+            any_tier: None,
+            tiers_seen: false,
             key,
             recovery,
             state: State::Synced,
@@ -131,6 +137,13 @@ impl KvFeed {
             block_size: None,
             stats: FeedStats::default(),
         }
+    }
+
+    /// Lets blocks in the host's memory and on disks count too: as `any_tier` the index has what any tier of the worker holds,
+    /// its own cache's blocks among it, from the first event of another tier on.
+    #[must_use]
+    pub fn with_tiers(self, any_tier: Option<WorkerId>) -> Self {
+        Self { any_tier, ..self }
     }
 
     /// What it has met so far.
@@ -362,5 +375,8 @@ impl KvFeed {
     fn clear(&mut self, index: &mut PrefixIndex) {
         self.blocks.clear();
         index.remove_worker(self.worker);
+        if let Some(any_tier) = self.any_tier.filter(|_| std::mem::take(&mut self.tiers_seen)) {
+            index.remove_worker(any_tier);
+        }
     }
 }

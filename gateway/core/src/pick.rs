@@ -14,7 +14,7 @@ pub struct Pick {
     pub index: usize,
     /// Why.
     pub reason: Reason,
-    /// Prompt tokens expected to be cached there: less than the whole prompt, as the last one is always computed.
+    /// Prompt tokens expected to be cached there, in whichever tier: less than the whole prompt, as the last one is always computed.
     pub matched_tokens: u64,
     /// Prompt tokens left to compute.
     pub uncached_tokens: u64,
@@ -50,7 +50,7 @@ pub fn pick_with(
         (_, Policy::PowerOfTwo) => (balance::power_of_two(candidates, turn), Reason::PowerOfTwo),
         (_, Policy::Chwbl) => (balance::chwbl(request, candidates, turn), Reason::Chwbl),
     };
-    let matched_tokens = request.matched_tokens(candidates[index].matched_blocks);
+    let matched_tokens = request.matched_tokens(candidates[index].held_blocks());
     let cost = cost_on(model, request, &candidates[index]);
     Some(Pick {
         index,
@@ -63,14 +63,23 @@ pub fn pick_with(
 
 /// What this candidate would cost, term by term.
 pub fn cost_on(model: &CostModel, request: &RequestView<'_>, candidate: &Candidate) -> Cost {
-    let uncached = request.prompt_tokens - request.matched_tokens(candidate.matched_blocks);
-    model.cost_with(&model.queue(candidate), uncached, &candidate.reuse)
+    let uncached = request.prompt_tokens - request.matched_tokens(candidate.held_blocks());
+    let cost = model.cost_with(&model.queue(candidate), uncached, &candidate.reuse);
+    let fetched = request.fetched_tokens(candidate);
+    match candidate.tiers {
+        Some((_, tokens_per_ms)) if fetched > 0 => Cost { fetch_ms: fetched as f64 / tokens_per_ms, ..cost },
+        _ => cost,
+    }
 }
 
 /// The cheapest; among those about as cheap, the first in the rendezvous order of the first block that nobody
 /// holds. So requests that start with the same new prefix go together, even before the first is recorded, and
 /// different ones do not all follow the same order. A prefix that everybody shares decides nothing: what it
 /// saves is either the same everywhere or too little to count.
+///
+/// A request that names its session goes by the session's order instead: what of its past the prompt's blocks do not show
+/// (a part below a block, text that the engine never sees, a response stored there) is where its last turn went. That says
+/// less than any block that is known, so it chooses among the same workers, and never makes another one eligible.
 fn by_cost(
     model: &CostModel,
     request: &RequestView<'_>,
@@ -83,8 +92,9 @@ fn by_cost(
     // Matched tokens are rounded, so two that are a block apart may differ by the next whole number.
     let block_ms = request.block_tokens.ceil() / queue.tokens_per_ms;
     let limit = model.equal_to(costs[cheapest], block_ms);
-    let longest = candidates.iter().map(|candidate| candidate.matched_blocks).max().unwrap_or(0);
-    let key = request.chain.get(longest as usize).or(request.chain.last()).map_or(turn.random, |hash| hash.0);
+    let longest = candidates.iter().map(Candidate::held_blocks).max().unwrap_or(0);
+    let of_blocks = || request.chain.get(longest as usize).or(request.chain.last()).map(|hash| hash.0);
+    let key = request.session.or_else(of_blocks).unwrap_or(turn.random);
     // A copy is made where it is cheapest, and not because it is about as cheap as none.
     let equal = |i: usize| costs[i] <= limit && (i == cheapest || candidates[i].reuse.tokens == 0);
     let equals = (0..candidates.len()).filter(|&i| equal(i));
@@ -97,9 +107,9 @@ fn by_cost(
         cost(saved + rest) > model.equal_to(cost(rest), block_ms)
     };
     let best = request.matched_tokens(longest);
-    let own = request.matched_tokens(candidates[index].matched_blocks);
+    let own = request.matched_tokens(candidates[index].held_blocks());
     let reason = if !counts(best, request.prompt_tokens - best) {
-        Reason::New
+        if request.session.is_some() { Reason::Session } else { Reason::New }
     } else if counts(best - own, request.prompt_tokens - best) {
         Reason::Spread
     } else {

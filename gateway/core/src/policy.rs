@@ -77,6 +77,8 @@ pub enum Reason {
     Spread,
     /// Nobody holds a prefix worth going to: rendezvous hashing among the cheapest.
     New,
+    /// As new, and the request says its session: rendezvous hashing of that among the cheapest.
+    Session,
     /// It has the fewest requests in flight.
     LeastLoaded,
     /// It was its turn.
@@ -98,6 +100,7 @@ impl Reason {
             Self::Prefix => "prefix",
             Self::Spread => "spread",
             Self::New => "new",
+            Self::Session => "session",
             Self::LeastLoaded => "least-loaded",
             Self::RoundRobin => "round-robin",
             Self::Random => "random",

@@ -19,11 +19,14 @@ pub fn consider(
     index: &PrefixIndex,
 ) -> Option<Pick> {
     fill_matches(views, view_of, candidates, index);
-    index.fill_reuse(now, views.first()?, candidates);
+    let first = views.first()?;
+    index.fill_reuse(now, first, candidates);
     for candidate in &mut *candidates {
+        // What is fetched need not be computed, and is no copy.
+        candidate.reuse.tokens = candidate.reuse.tokens.saturating_sub(first.fetched_tokens(candidate));
         candidate.ahead_ms = ahead.of(candidate.worker);
     }
-    pick(policy, views.first()?, candidates, turn)
+    pick(policy, first, candidates, turn)
 }
 
 /// Whether a request may have to wait for a worker: only a choice by cost can be worth it, and only where there is a prompt.
@@ -59,13 +62,16 @@ pub fn fill_matches(
             if view_of.get(i).copied().unwrap_or(0) != n {
                 continue;
             }
-            let blocks = lengths.of(candidate.worker);
-            candidate.matched_blocks = if n == 0 {
-                blocks
-            } else {
+            let in_first = |blocks: u32| {
+                if n == 0 {
+                    return blocks;
+                }
                 // What ends inside one of the first view's blocks does not count; 1e-9 forgives the division.
                 (f64::from(blocks) * view.block_tokens / first.block_tokens + 1e-9) as u32
             };
+            candidate.matched_blocks = in_first(lengths.of(candidate.worker));
+            let anywhere = candidate.tiers.map_or(0, |(any_tier, _)| in_first(lengths.of(any_tier)));
+            candidate.fetched_blocks = anywhere.saturating_sub(candidate.matched_blocks);
         }
     }
 }
@@ -93,8 +99,8 @@ mod tests {
         index.place(WorkerId(1), &small[..32]);
         index.place(WorkerId(2), &large[..6]);
         let views = [
-            RequestView { chain: &small, prompt_tokens: 1025, block_tokens: 16.0 },
-            RequestView { chain: &large, prompt_tokens: 1025, block_tokens: 128.0 },
+            RequestView { chain: &small, prompt_tokens: 1025, block_tokens: 16.0, session: None },
+            RequestView { chain: &large, prompt_tokens: 1025, block_tokens: 128.0, session: None },
         ];
         let mut candidates = [idle(1), idle(2), idle(3)];
         let turn = Turn { counter: 0, random: 0 };
@@ -105,11 +111,43 @@ mod tests {
         assert_eq!((pick.index, pick.matched_tokens), (1, 768));
     }
 
+    /// Holders of 32 blocks in their own cache and in their host's memory, and a worker that holds nothing: who is chosen.
+    #[test]
+    fn a_prefix_in_the_host_s_memory_is_worth_more_than_none_and_less_than_one_in_the_gpu_s() {
+        let mut index = PrefixIndex::new(1 << 20);
+        let chain: Vec<_> = (1..=40).map(BlockHash).collect();
+        let (own, cpu, cpu_tiers) = (WorkerId(1), WorkerId(2), WorkerId(102));
+        index.place(own, &chain[..32]);
+        index.place(cpu_tiers, &chain[..32]);
+        let request = [RequestView { chain: &chain, prompt_tokens: 641, block_tokens: 16.0, session: None }];
+        let route = |of: &[u32], fetch: Option<f64>| {
+            let mut candidates: Vec<Candidate> = of.iter().map(|&worker| idle(worker)).collect();
+            for candidate in candidates.iter_mut().filter(|candidate| candidate.worker == cpu) {
+                candidate.tiers = fetch.map(|tokens_per_ms| (cpu_tiers, tokens_per_ms));
+            }
+            let turn = Turn { counter: 0, random: 9 };
+            let seen = (&request[..], &[][..]);
+            let pick =
+                consider(Policy::Prefix, seen, &mut candidates, &Ahead::default(), (NOW, &turn), &index)
+                    .unwrap();
+            (of[pick.index], pick.matched_tokens, pick.cost.fetch_ms)
+        };
+        for cold in 3..40 {
+            assert_eq!(route(&[cold, 2], Some(80.0)), (2, 512, 6.4));
+            assert_eq!(route(&[cold, 2, 1], Some(80.0)), (1, 512, 0.0));
+        }
+        // It computes 8 tokens in a millisecond; slower than that to fetch, and those who come later wait less for it.
+        assert_eq!(route(&[2, 3], Some(2.0)).0, 3);
+        // Switched off, it holds nothing: the order among equals decides.
+        let firsts = (3..40).filter(|&cold| route(&[cold, 2], None).0 == 2).count();
+        assert!((5..33).contains(&firsts), "{firsts}");
+    }
+
     #[test]
     fn the_second_request_goes_where_the_first_was_placed() {
         let mut index = PrefixIndex::new(1 << 20);
         let chain: Vec<_> = (1..=40).map(BlockHash).collect();
-        let request = RequestView { chain: &chain, prompt_tokens: 641, block_tokens: 16.0 };
+        let request = RequestView { chain: &chain, prompt_tokens: 641, block_tokens: 16.0, session: None };
         let mut candidates: Vec<_> = (0..5).map(|worker| idle(worker * 7)).collect();
         let turn = Turn { counter: 0, random: 9 };
         let (views, ahead) = ([request], Ahead::default());
@@ -128,7 +166,7 @@ mod tests {
     #[test]
     fn only_a_choice_by_cost_waits() {
         let chain: Vec<_> = (1..=4).map(BlockHash).collect();
-        let view = [RequestView { chain: &chain, prompt_tokens: 65, block_tokens: 16.0 }];
+        let view = [RequestView { chain: &chain, prompt_tokens: 65, block_tokens: 16.0, session: None }];
         let mut busy = [idle(1)];
         busy[0].load.pace.backlog_ms = 900.0;
         let (ahead, turn, index) = (Ahead::default(), Turn { counter: 0, random: 9 }, PrefixIndex::new(0));

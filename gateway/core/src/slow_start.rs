@@ -42,7 +42,7 @@ mod tests {
     fn sent_to_the_new_one(up_for: u64) -> usize {
         let speeds = ramps(&s(&[1000, up_for]), OVER);
         let mut backlogs = [0.0; 2];
-        let request = RequestView { chain: &[], prompt_tokens: 1_000, block_tokens: 16.0 };
+        let request = RequestView { chain: &[], prompt_tokens: 1_000, block_tokens: 16.0, session: None };
         (0..20)
             .filter(|_| {
                 let candidate = |i: usize| {

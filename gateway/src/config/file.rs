@@ -86,10 +86,28 @@ pub struct RoutingFile {
     pub load_scrape_ms: Option<u64>,
     /// Milliseconds over which a worker that came up joins gradually (30000); 0: at once.
     pub slow_start_ms: Option<u64>,
+    /// Whether a session that a client names (a header, `prompt_cache_key`, `user`) decides among workers that cost about the
+    /// same (true); only with the policy `prefix`.
+    pub session_hints: Option<bool>,
+    /// Prompt tokens that a worker fetches in a second from its host's memory or a disk, where its KV events tell of those tiers
+    /// (100000); 0: what they hold does not count.
+    pub fetch_tokens_per_second: Option<f64>,
+    /// What changes in a prompt's text and is seen by no engine: left out where prompts are known by their text.
+    pub ignore: Vec<IgnoreTable>,
     /// File to which choices are appended as JSON lines: hashes and counts, never text.
     pub decision_log: Option<PathBuf>,
     /// Share of the choices that are logged there (1.0).
     pub decision_log_share: Option<f64>,
+}
+
+/// `[[routing.ignore]]`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct IgnoreTable {
+    /// Where it stands: `system`, `tools`, `prompt`, or `messages.FIELD` such as `messages.content`.
+    pub field: String,
+    /// A regular expression, in the syntax of Rust's regex crate; all that matches in such a field is left out.
+    pub pattern: String,
 }
 
 /// `[auth]`

@@ -71,6 +71,8 @@ fn what_is_wrong_is_named() {
         ("[[worker]]\nurl = \"http://a:1\"\napi_key_file = \"/nowhere\"", "/nowhere"),
         ("[limits]\nmax_in_flight = 0", "max_in_flight"),
         ("[routing]\ndecision_log_share = 2.0", "decision_log_share"),
+        ("[routing]\nfetch_tokens_per_second = -1", "fetch_tokens_per_second"),
+        ("[[routing.ignore]]\nfield = \"system\"\npattern = \"(\"", "unclosed group"),
         ("worker = [\"http://a:1;kv-event=tcp://a:2\"]", "kv-events="),
         ("worker = [\"http://a:1;kv-events=a:2\"]", "tcp://HOST:PORT"),
         ("worker = [\"http://a:1;kv-replay=tcp://a:2\"]", "kv_events"),

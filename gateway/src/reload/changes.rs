@@ -38,6 +38,8 @@ impl Changes {
             "routing.expose": expose_routing,
             "routing.ask_usage": ask_usage,
             "routing.hold": room,
+            "routing.session_hints": session_hints,
+            "routing.ignore": ignored,
             "limits.max_body_bytes": max_body_bytes,
             "limits.max_in_flight": max_in_flight,
             "limits.max_connections": max_connections,
@@ -58,6 +60,7 @@ impl Changes {
             "routing.decision_log": decision_log,
             "routing.load_scrape_ms": load_scrape,
             "routing.slow_start_ms": slow_start,
+            "routing.fetch_tokens_per_second": fetch_tokens_per_ms,
             "scale": scale,
             "resume": resume_bytes,
             "traces": traces,
@@ -92,6 +95,7 @@ impl Changes {
         new.decision_log.clone_from(&old.decision_log);
         new.load_scrape = old.load_scrape;
         new.slow_start = old.slow_start;
+        new.fetch_tokens_per_ms = old.fetch_tokens_per_ms;
         new.scale = old.scale.clone();
         new.resume_bytes = old.resume_bytes;
         new.traces.clone_from(&old.traces);

@@ -251,7 +251,8 @@ impl Desk<Held> for Counter<'_> {
         let view = &setting.views[setting.view_of[chosen]];
         self.index.used(self.now, &setting.request_view(), &candidates, pick.uncached_tokens);
         let placement = self.index.place(candidates[pick.index].worker, &view.chain);
-        let announced = (view.chain.len() - placement.added()) as f64 * view.block_tokens;
+        let fetched = setting.request_view().fetched_tokens(&candidates[pick.index]) as f64;
+        let announced = (view.chain.len() - placement.added()) as f64 * view.block_tokens + fetched;
         // The load counts before the locks open, so that two requests of a burst never see the same queue.
         let ticket = Ticket::start(
             Arc::clone(router),

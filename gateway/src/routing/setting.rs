@@ -44,6 +44,10 @@ pub struct Setting {
     pub by_tokens: bool,
     /// How long a worker that came up is taken to be slower than it is.
     pub slow_start: Option<Duration>,
+    /// Prompt tokens that a worker fetches in a millisecond from its other tiers, if these count.
+    pub fetch_tokens_per_ms: Option<f64>,
+    /// Its session's name, if it has one that counts.
+    pub session: Option<u64>,
 }
 
 impl Setting {
@@ -58,7 +62,7 @@ impl Setting {
 
     fn request_in<'a>(&self, view: &'a View) -> RequestView<'a> {
         let (prompt_tokens, block_tokens) = (self.prompt_tokens, view.block_tokens);
-        RequestView { chain: &view.chain, prompt_tokens, block_tokens }
+        RequestView { chain: &view.chain, prompt_tokens, block_tokens, session: self.session }
     }
 
     /// The workers as candidates whose matches are yet to be filled in.
@@ -82,7 +86,11 @@ impl Setting {
         }
         let candidate = |((worker, speed), tokens_per_ms): ((&Arc<Worker>, &f64), f64)| {
             let load = worker.load.snapshot(now, tokens_per_ms);
-            Candidate::new(index_id(worker, self.by_tokens), load, tokens_per_ms, *speed)
+            let fetch = self.fetch_tokens_per_ms.filter(|_| self.by_tokens && worker.residency.trusted());
+            Candidate {
+                tiers: fetch.map(|fetch| (worker.residency.any_tier_id, fetch)),
+                ..Candidate::new(index_id(worker, self.by_tokens), load, tokens_per_ms, *speed)
+            }
         };
         self.workers.iter().zip(&speeds).zip(rates).map(candidate).collect()
     }
@@ -134,6 +142,8 @@ impl Router {
                     prompt_tokens: prompt.total,
                     by_tokens: true,
                     slow_start: self.slow_start,
+                    fetch_tokens_per_ms: self.fetch_tokens_per_ms,
+                    session: request.session.map(|session| session.name),
                 }
             }
         })
@@ -161,6 +171,8 @@ impl Router {
             prompt_tokens: self.prompt_tokens(request),
             by_tokens: false,
             slow_start: self.slow_start,
+            fetch_tokens_per_ms: None,
+            session: request.session.map(|session| session.name),
         }
     }
 

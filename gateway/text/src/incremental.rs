@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::mem;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -18,12 +18,25 @@ use crate::{TextError, Tokenizer};
 const ENTRY_BYTES: usize = 64;
 
 /// A prompt's tokens, and what they cost.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Encoded {
     /// Token ids of the whole prompt.
     pub ids: Vec<u32>,
     /// Bytes of it that had to be tokenised; the rest was known.
     pub new_bytes: usize,
+}
+
+/// A prompt on its way to its tokens, part by part.
+#[derive(Debug)]
+pub struct Encoding {
+    text: String,
+    add_special: bool,
+    /// Where its pieces end; none, where it cannot be cut.
+    ends: Vec<usize>,
+    /// Pieces done, and bytes of them.
+    pieces: usize,
+    at: usize,
+    encoded: Encoded,
 }
 
 /// A tokenizer that remembers.
@@ -53,44 +66,95 @@ impl IncrementalTokenizer {
     /// Bytes of `text` that [`IncrementalTokenizer::encode`] would have to tokenise: what it would cost.
     pub fn new_bytes(&self, text: &str) -> usize {
         let segments = self.segmenter.segments(text);
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known();
         let new = segments.iter().filter(|segment| !known.has(self.name(segment)));
         new.map(|segment| segment.len()).sum()
     }
 
     /// Token ids of `text`, as [`Tokenizer::encode`] gives them.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Encoded, TextError> {
-        if text.is_empty() {
-            return Ok(Encoded { ids: self.tokenizer.encode(text, add_special)?, new_bytes: 0 });
-        }
-        let Some((before, after)) = self.frame.as_ref().filter(|_| add_special) else {
-            if add_special {
-                return Ok(Encoded { ids: self.tokenizer.encode(text, true)?, new_bytes: text.len() });
+        let mut encoding = self.begin(text.to_owned(), add_special);
+        loop {
+            if let Some(encoded) = self.go_on(&mut encoding, usize::MAX, usize::MAX)? {
+                return Ok(encoded);
             }
-            return self.encode_framed(text, &[], &[]);
-        };
-        self.encode_framed(text, before, after)
+        }
     }
 
-    fn encode_framed(&self, text: &str, before: &[u32], after: &[u32]) -> Result<Encoded, TextError> {
-        let (mut ids, mut new_bytes) = (before.to_vec(), 0);
-        for segment in self.segmenter.segments(text) {
-            let name = self.name(segment);
-            // The lock is not held while tokenising.
-            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(name);
-            let tokens = if let Some(tokens) = known {
-                tokens
-            } else {
-                new_bytes += segment.len();
-                let tokens: Arc<[u32]> = self.tokenizer.encode(segment, false)?.into();
-                let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-                known.insert(name, Arc::clone(&tokens));
-                tokens
-            };
-            ids.extend_from_slice(&tokens);
+    /// Begins to encode `text` in parts: [`IncrementalTokenizer::go_on`].
+    pub fn begin(&self, text: String, add_special: bool) -> Encoding {
+        let frame = self.frame.as_ref().filter(|_| add_special);
+        let whole = text.is_empty() || (add_special && frame.is_none());
+        let mut at = 0;
+        let ends = self.segmenter.segments(&text).into_iter().map(|segment| {
+            at += segment.len();
+            at
+        });
+        Encoding {
+            ends: if whole { vec![] } else { ends.collect() },
+            encoded: Encoded { ids: frame.map_or_else(Vec::new, |(before, _)| before.clone()), new_bytes: 0 },
+            text,
+            add_special,
+            at: 0,
+            pieces: 0,
         }
-        ids.extend_from_slice(after);
-        Ok(Encoded { ids, new_bytes })
+    }
+
+    /// Encodes the next `max_pieces` pieces of a text, and fewer once `max_new_bytes` of them were new. When all are done,
+    /// what [`IncrementalTokenizer::encode`] gives; that is not to be asked for again.
+    pub fn go_on(
+        &self,
+        encoding: &mut Encoding,
+        max_pieces: usize,
+        max_new_bytes: usize,
+    ) -> Result<Option<Encoded>, TextError> {
+        let Encoding { text, add_special, ends, pieces, at, encoded } = encoding;
+        if ends.is_empty() {
+            let ids = self.tokenizer.encode(text, *add_special)?;
+            return Ok(Some(Encoded { ids, new_bytes: text.len() }));
+        }
+        let new_before = encoded.new_bytes;
+        for end in ends.iter().skip(*pieces).take(max_pieces.max(1)) {
+            let piece = &text[*at..*end];
+            let (tokens, was_known) = self.piece(piece)?;
+            encoded.ids.extend_from_slice(&tokens);
+            encoded.new_bytes += if was_known { 0 } else { piece.len() };
+            (*at, *pieces) = (*end, *pieces + 1);
+            if encoded.new_bytes - new_before >= max_new_bytes {
+                break;
+            }
+        }
+        if *pieces < ends.len() {
+            return Ok(None);
+        }
+        let after = self.frame.iter().filter(|_| *add_special).flat_map(|(_, after)| after);
+        encoded.ids.extend(after);
+        Ok(Some(mem::take(encoded)))
+    }
+
+    /// A piece's tokens, and whether they were known. The lock is not held while they are computed.
+    fn piece(&self, piece: &str) -> Result<(Arc<[u32]>, bool), TextError> {
+        let name = self.name(piece);
+        let (tokens, dropped) = {
+            let mut known = self.known();
+            (known.get(name), mem::take(&mut known.dropped))
+        };
+        drop(dropped);
+        if let Some(tokens) = tokens {
+            return Ok((tokens, true));
+        }
+        let tokens: Arc<[u32]> = self.tokenizer.encode(piece, false)?.into();
+        let dropped = {
+            let mut known = self.known();
+            known.insert(name, Arc::clone(&tokens));
+            mem::take(&mut known.dropped)
+        };
+        drop(dropped);
+        Ok((tokens, false))
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A piece by its text and length.
@@ -106,6 +170,8 @@ type Generation = HashMap<(u64, u32), Arc<[u32]>>;
 struct Known {
     young: Generation,
     old: Generation,
+    /// What was forgotten: to be dropped without the lock, because thousands of pieces take their time.
+    dropped: Generation,
     young_bytes: usize,
     max_bytes: usize,
 }
@@ -130,7 +196,7 @@ impl Known {
             return;
         }
         if self.young_bytes + bytes > self.max_bytes {
-            self.old = mem::take(&mut self.young);
+            self.dropped = mem::replace(&mut self.old, mem::take(&mut self.young));
             self.young_bytes = 0;
         }
         if self.young.insert(name, tokens).is_none() {
@@ -165,6 +231,33 @@ mod tests {
         assert!(encoded.new_bytes <= 2 * added);
         assert_eq!(encoded.ids, Tokenizer::builtin().encode(&second, false).unwrap());
         assert_eq!(tokenizer.encode(&second, false).unwrap().new_bytes, 0);
+    }
+
+    #[test]
+    fn a_text_in_parts_has_the_tokens_of_the_whole_and_new_pieces_take_more_of_them() {
+        let cases = [
+            (conversation(30), false, (15, 3)),
+            (conversation(1), true, (0, 0)),
+            (String::new(), true, (0, 0)),
+        ];
+        for (text, add_special, want) in cases {
+            let tokenizer = incremental(1 << 20);
+            // 31 pieces of 590 bytes, but for the last: two of them are 1,000, and ten are a part where they are known.
+            let parts = || {
+                let (mut encoding, mut unfinished) = (tokenizer.begin(text.clone(), add_special), 0);
+                loop {
+                    match tokenizer.go_on(&mut encoding, 10, 1000).unwrap() {
+                        Some(encoded) => return (encoded, unfinished),
+                        None => unfinished += 1,
+                    }
+                }
+            };
+            let ((new, new_parts), (known, known_parts)) = (parts(), parts());
+            assert_eq!((new_parts, known_parts), want);
+            assert_eq!(new.ids, Tokenizer::builtin().encode(&text, add_special).unwrap());
+            assert_eq!((new.new_bytes, known.new_bytes), (text.len(), 0));
+            assert_eq!(known.ids, new.ids);
+        }
     }
 
     #[test]

@@ -30,5 +30,5 @@ pub use checkpoint::TextModel;
 pub use decode::Decoder;
 pub use error::TextError;
 pub use harmony::{HarmonyChannel, HarmonyParser, HarmonyPiece, HarmonyTokens};
-pub use incremental::{Encoded, IncrementalTokenizer};
+pub use incremental::{Encoded, Encoding, IncrementalTokenizer};
 pub use tokenizer::Tokenizer;

@@ -1,8 +1,8 @@
-//! Hazard: what an engine keeps apart is taken for one cache: its LoRA adapters, and the data-parallel engines behind one
-//! address. The engines are scripted workers with a real publisher of KV events.
+//! Hazard: what an engine keeps apart is taken for one cache: its LoRA adapters, its tiers, and the data-parallel engines behind
+//! one address. The engines are scripted workers with a real publisher of KV events.
 
 use keyway_tests::{FakeWorker, Gateway, eventually, post};
-use keyway_wire::kv_event::{BlockStored, EngineHash, EventBatch, KvEvent, WireFormat};
+use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, EventBatch, KvEvent, WireFormat};
 use serde_json::{Value, json};
 use zeromq::{PubSocket, Socket as _, SocketSend as _, ZmqMessage};
 
@@ -36,8 +36,11 @@ impl Publisher {
             medium: Some("GPU".to_owned()),
             ..BlockStored::default()
         };
-        let batch =
-            EventBatch { ts: 1.0, events: vec![KvEvent::BlockStored(stored)], data_parallel_rank: None };
+        self.publish(vec![KvEvent::BlockStored(stored)], format).await;
+    }
+
+    async fn publish(&mut self, events: Vec<KvEvent>, format: WireFormat) {
+        let batch = EventBatch { ts: 1.0, events, data_parallel_rank: None };
         let frames = [Vec::new(), self.seq.to_be_bytes().to_vec(), batch.encode(format)];
         self.seq += 1;
         let frames: Vec<bytes::Bytes> = frames.into_iter().map(Into::into).collect();
@@ -153,4 +156,53 @@ async fn without_ranks_no_header_is_added() {
     let gateway = gateway(&format!("url = \"http://{}\"", worker.addr())).await;
     assert_eq!(post(gateway.addr, "/v1/completions", &completion(BASE, &prompt(1))).await.status(), 200);
     assert_eq!(worker.requests()[0].head.header("x-data-parallel-rank"), None);
+}
+
+/// What `/explain` says of the worker that is chosen.
+async fn chosen(gateway: &Gateway, ids: &[u32]) -> Value {
+    let body = completion(BASE, ids);
+    let response = post(gateway.admin, "/explain?path=/v1/completions", &body).await;
+    assert_eq!(response.status(), 200, "{}", response.text());
+    let explained: Value = response.json();
+    explained["workers"].as_array().unwrap().iter().find(|row| row["chosen"] == true).unwrap().clone()
+}
+
+#[tokio::test]
+async fn a_prefix_in_the_host_s_memory_is_gone_to_unless_that_is_not_to_count() {
+    for (setting, fetched) in [("", 63), ("[routing]\nfetch_tokens_per_second = 0", 0)] {
+        let (worker, other) = (FakeWorker::with_models(&[BASE]).await, FakeWorker::with_models(&[BASE]).await);
+        let (mut events, silent) = (Publisher::bind(0).await.unwrap(), Publisher::bind(0).await.unwrap());
+        let table = |worker: &FakeWorker, events: &Publisher| {
+            format!("url = \"http://{}\"\nkv_events = \"tcp://127.0.0.1:{}\"\n", worker.addr(), events.port)
+        };
+        let workers = format!("{}[[worker]]\n{}{setting}", table(&worker, &events), table(&other, &silent));
+        let gateway = gateway(&workers).await;
+        gateway.wait_trusted(2).await;
+        let ids = prompt(10);
+        eventually!({
+            events.stored(&ids, None, WireFormat::VllmMap).await;
+            chosen(&gateway, &ids).await["matched_blocks"] == 4
+        });
+        // Copied to the host's memory, as vLLM says it, and then dropped from the GPU's.
+        let hashes: Vec<_> = ids.chunks(16).map(|block| EngineHash::Int(u64::from(block[0]) << 32 | 1)).collect();
+        let copied = BlockStored {
+            block_hashes: hashes.clone(),
+            medium: Some("CPU".to_owned()),
+            ..BlockStored::default()
+        };
+        let dropped = BlockRemoved {
+            block_hashes: hashes,
+            remaining_copy_counts: Some(vec![0; 4]),
+            ..BlockRemoved::default()
+        };
+        let moves = vec![KvEvent::BlockStored(copied), KvEvent::BlockRemoved(dropped)];
+        events.publish(moves, WireFormat::VllmMap).await;
+        eventually!(chosen(&gateway, &ids).await["matched_blocks"] == 0);
+        let row = chosen(&gateway, &ids).await;
+        assert_eq!((row["matched_tokens"].as_u64(), row["fetched_tokens"].as_u64()), (Some(fetched), Some(fetched)));
+        if fetched > 0 {
+            assert_eq!(row["worker"].as_str(), Some(worker.addr().to_string().as_str()), "{row}");
+            assert!(row["fetch_ms"].as_f64() > Some(0.6) && row["own_ms"].as_f64() < Some(1.0), "{row}");
+        }
+    }
 }

@@ -31,6 +31,7 @@ mod resume;
 mod rolling;
 mod routing;
 mod secrets;
+mod sessions;
 mod smuggling;
 mod streaming;
 mod tenants;

@@ -81,5 +81,10 @@ pub fn candidates() -> Vec<Candidate> {
 
 /// The request behind a chain.
 pub fn view(chain: &[BlockHash]) -> RequestView<'_> {
-    RequestView { chain, prompt_tokens: 16 * chain.len() as u64 + 9, block_tokens: BLOCK_TOKENS }
+    RequestView {
+        chain,
+        prompt_tokens: 16 * chain.len() as u64 + 9,
+        block_tokens: BLOCK_TOKENS,
+        session: None,
+    }
 }

@@ -3,9 +3,9 @@
 use keyway_wire::block_hash::BlockHash;
 use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvEvent};
 
-use super::blocks::Held;
+use super::blocks::{Held, Tier};
 use super::{EventBatch, KvFeed};
-use crate::index::PrefixIndex;
+use crate::index::{PrefixIndex, WorkerId};
 use crate::token_chain::{TokenSpace, extend};
 
 impl KvFeed {
@@ -13,19 +13,68 @@ impl KvFeed {
         for event in &batch.events {
             match event {
                 // Further groups of a hybrid model say what a window keeps; a prefix is there if the first one has it.
-                KvEvent::BlockStored(event) if event.is_primary() && event.group_idx.unwrap_or(0) == 0 => {
-                    self.stored(index, event);
+                KvEvent::BlockStored(event) => {
+                    let own = event.is_primary();
+                    match self.tier(index, own, event.group_idx, event.locality.as_deref()) {
+                        None => self.stats.ignored += 1,
+                        // By name alone; of blocks of another size nothing can be told.
+                        Some(Tier::Other)
+                            if Some(event.block_size) != self.block_size || event.token_ids.is_empty() =>
+                        {
+                            self.stored_elsewhere(index, event);
+                        }
+                        Some(tier) => self.stored(index, tier, event),
+                    }
                 }
-                KvEvent::BlockRemoved(event) if event.is_primary() && event.group_idx.unwrap_or(0) == 0 => {
-                    self.removed(index, event);
+                KvEvent::BlockRemoved(event) => {
+                    let own = event.is_primary();
+                    match self.tier(index, own, event.group_idx, event.locality.as_deref()) {
+                        None => self.stats.ignored += 1,
+                        Some(tier) => self.removed(index, tier, event),
+                    }
                 }
-                KvEvent::BlockStored(_) | KvEvent::BlockRemoved(_) => self.stats.ignored += 1,
                 KvEvent::AllBlocksCleared => self.clear(index),
             }
         }
     }
 
-    fn stored(&mut self, index: &mut PrefixIndex, event: &BlockStored) {
+    /// Where the blocks of an event are, if that counts. What another machine's tier holds is no part of this worker.
+    fn tier(
+        &mut self,
+        index: &mut PrefixIndex,
+        own: bool,
+        group: Option<u32>,
+        locality: Option<&str>,
+    ) -> Option<Tier> {
+        if group.unwrap_or(0) != 0 {
+            return None;
+        }
+        if own {
+            return Some(Tier::Own);
+        }
+        self.any_tier.filter(|_| locality != Some("REMOTE"))?;
+        // A worker without other tiers does not pay for them.
+        if !std::mem::replace(&mut self.tiers_seen, true) {
+            let mut held = Held { index, worker: self.worker, any_tier: self.any_tier };
+            self.blocks.count_all_tiers(&mut held);
+        }
+        Some(Tier::Other)
+    }
+
+    fn any_tier(&self) -> Option<WorkerId> {
+        self.any_tier.filter(|_| self.tiers_seen)
+    }
+
+    fn stored_elsewhere(&mut self, index: &mut PrefixIndex, event: &BlockStored) {
+        let mut held = Held { index, worker: self.worker, any_tier: self.any_tier() };
+        for hash in &event.block_hashes {
+            if !self.blocks.store_elsewhere(&mut held, hash.short()) {
+                self.stats.ignored += 1;
+            }
+        }
+    }
+
+    fn stored(&mut self, index: &mut PrefixIndex, tier: Tier, event: &BlockStored) {
         let (blocks, size) = (event.block_hashes.len(), event.block_size as usize);
         let keys_fit = event.extra_keys.is_empty() || event.extra_keys.len() == blocks;
         if size == 0 || event.token_ids.len() != blocks * size || !keys_fit {
@@ -57,9 +106,9 @@ impl KvFeed {
         });
         let keys: Vec<BlockHash> = keys.collect();
         index.fetch(&keys);
-        let mut held = Held { index, worker: self.worker };
+        let mut held = Held { index, worker: self.worker, any_tier: self.any_tier() };
         for (i, (hash, key)) in event.block_hashes.iter().zip(keys).enumerate() {
-            before = self.blocks.store(&mut held, hash.short(), before, key, space);
+            before = self.blocks.store(&mut held, tier, hash.short(), before, key, space);
             if before.is_none() {
                 self.stats.over_capacity += (blocks - i) as u64;
                 return;
@@ -82,14 +131,15 @@ impl KvFeed {
         space.root(self.key)
     }
 
-    fn removed(&mut self, index: &mut PrefixIndex, event: &BlockRemoved) {
-        let mut held = Held { index, worker: self.worker };
+    fn removed(&mut self, index: &mut PrefixIndex, tier: Tier, event: &BlockRemoved) {
+        let mut held = Held { index, worker: self.worker, any_tier: self.any_tier() };
         for (i, hash) in event.block_hashes.iter().enumerate() {
             let left = event.remaining_copy_counts.as_ref().and_then(|counts| counts.get(i)).copied();
-            if self.blocks.remove(&mut held, hash.short(), left) {
-                self.stats.removed += 1;
-            } else {
-                self.stats.unknown_removals += 1;
+            match (self.blocks.remove(&mut held, tier, hash.short(), left), tier) {
+                (true, Tier::Own) => self.stats.removed += 1,
+                (true, Tier::Other) => {}
+                (false, Tier::Own) => self.stats.unknown_removals += 1,
+                (false, Tier::Other) => self.stats.ignored += 1,
             }
         }
     }

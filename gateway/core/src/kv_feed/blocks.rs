@@ -1,6 +1,9 @@
 //! What one worker has announced: the engine's name of each block, how many copies there are, and its place in the
 //! tree of prefixes. A block is in the index while it and all blocks before it have a copy.
 //!
+//! Where the worker announces other tiers too, the index has it twice: what the engine's own cache holds, and what any tier
+//! holds, which a request finds after a fetch.
+//!
 //! A block whose last copy went while later blocks are still there stays as an empty place: if it is stored again,
 //! those are reachable again. Engines evict the last block of a prefix first, so that is rare.
 
@@ -13,6 +16,35 @@ use crate::spread_map::SpreadMap;
 pub(super) struct Held<'a> {
     pub(super) index: &'a mut PrefixIndex,
     pub(super) worker: WorkerId,
+    /// Its name for blocks in any tier, where they count.
+    pub(super) any_tier: Option<WorkerId>,
+}
+
+/// Where a copy of a block is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tier {
+    /// In the engine's own cache.
+    Own,
+    /// In the host's memory or on a disk.
+    Other,
+}
+
+/// One of the worker's names in the index: what counts as held there.
+#[derive(Clone, Copy)]
+enum Reach {
+    /// What the engine's own cache holds.
+    Own,
+    /// What any tier holds.
+    Any,
+}
+
+impl Held<'_> {
+    fn id(&self, reach: Reach) -> Option<WorkerId> {
+        match reach {
+            Reach::Own => Some(self.worker),
+            Reach::Any => self.any_tier,
+        }
+    }
 }
 
 /// Place of a node.
@@ -28,14 +60,28 @@ struct Node {
     key: BlockHash,
     /// The empty prefix it descends from.
     root: BlockHash,
-    /// Copies the engine has.
-    copies: u32,
+    /// Copies the engine's own cache has, and other tiers.
+    copies: u16,
+    elsewhere: u16,
     parent: NodeId,
     first_child: NodeId,
     next_sibling: NodeId,
     previous_sibling: NodeId,
     /// Another node of the same name: hashes that do not cover the salt.
     namesake: NodeId,
+}
+
+impl Node {
+    fn is_held(&self, reach: Reach) -> bool {
+        self.copies > 0 || (matches!(reach, Reach::Any) && self.elsewhere > 0)
+    }
+
+    fn copies_in(&mut self, tier: Tier) -> &mut u16 {
+        match tier {
+            Tier::Own => &mut self.copies,
+            Tier::Other => &mut self.elsewhere,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -79,10 +125,31 @@ impl Blocks {
         self.namesakes(first).find(below)
     }
 
+    /// Puts all that is known into the index's other half: from now on other tiers count.
+    pub(super) fn count_all_tiers(&self, held: &mut Held<'_>) {
+        let roots = (0..self.nodes.len() as NodeId).filter(|node| {
+            let Node { parent, copies, .. } = self.nodes[*node as usize];
+            parent == NONE && copies > 0
+        });
+        roots.for_each(|root| self.attach(held, root, Reach::Any));
+    }
+
+    /// Counts one more copy, in another tier, of a block that is announced there by its name alone; false if that is not
+    /// known, or stands for several.
+    pub(super) fn store_elsewhere(&mut self, held: &mut Held<'_>, name: u64) -> bool {
+        let Some(&node) = self.names.get(&name) else { return false };
+        let alone = self.nodes[node as usize].namesake == NONE;
+        if alone {
+            self.count_copy(held, Tier::Other, node);
+        }
+        alone
+    }
+
     /// Counts one more copy of a block. `None` if there is no room for another block.
     pub(super) fn store(
         &mut self,
         held: &mut Held<'_>,
+        tier: Tier,
         name: u64,
         parent: Option<NodeId>,
         key: BlockHash,
@@ -94,30 +161,42 @@ impl Blocks {
             Some(node) => node,
             None => self.add(name, parent.unwrap_or(NONE), key, root)?,
         };
-        let copies = &mut self.nodes[node as usize].copies;
-        *copies = copies.saturating_add(1);
-        if *copies == 1 {
-            self.attach(held, node);
-        }
+        self.count_copy(held, tier, node);
         Some(node)
+    }
+
+    fn count_copy(&mut self, held: &mut Held<'_>, tier: Tier, id: NodeId) {
+        let node = &mut self.nodes[id as usize];
+        let before = *node;
+        let copies = node.copies_in(tier);
+        *copies = copies.saturating_add(1);
+        self.moved(held, id, &before);
+    }
+
+    /// Brings the index up to date with a block whose copies were others `before`.
+    fn moved(&self, held: &mut Held<'_>, id: NodeId, before: &Node) {
+        for reach in [Reach::Own, Reach::Any] {
+            match (before.is_held(reach), self.nodes[id as usize].is_held(reach)) {
+                (false, true) => self.attach(held, id, reach),
+                (true, false) => self.detach(held, id, reach),
+                _ => {}
+            }
+        }
     }
 
     /// Counts one copy less, or as many as are `left`; false if the block is not known. Where several have the name,
     /// each loses a copy: which one is meant is not said, and too little known is the better mistake.
-    pub(super) fn remove(&mut self, held: &mut Held<'_>, name: u64, left: Option<u32>) -> bool {
+    pub(super) fn remove(&mut self, held: &mut Held<'_>, tier: Tier, name: u64, left: Option<u32>) -> bool {
         let mut next = self.names.get(&name).copied();
         let mut known = false;
         while let Some(node) = next {
             next = Some(self.nodes[node as usize].namesake).filter(|next| *next != NONE);
-            let copies = &mut self.nodes[node as usize].copies;
+            let before = self.nodes[node as usize];
+            let copies = self.nodes[node as usize].copies_in(tier);
             known |= *copies > 0;
-            let had = std::mem::replace(copies, left.unwrap_or(copies.saturating_sub(1)));
-            match (had, *copies) {
-                (0, 0) => {}
-                (_, 0) => self.detach(held, node),
-                (0, _) => self.attach(held, node),
-                _ => {}
-            }
+            let left = left.map(|left| u16::try_from(left).unwrap_or(u16::MAX));
+            *copies = left.unwrap_or(copies.saturating_sub(1));
+            self.moved(held, node, &before);
             self.discard(node);
         }
         known
@@ -137,13 +216,15 @@ impl Blocks {
 
     /// Puts a block that now has a copy into the index, and what waited behind it. The index refuses a block whose
     /// parent it lacks, so a gap further up holds all of them back.
-    fn attach(&self, held: &mut Held<'_>, node: NodeId) {
+    fn attach(&self, held: &mut Held<'_>, node: NodeId, reach: Reach) {
+        let Some(worker) = held.id(reach) else { return };
         let mut todo = Vec::new();
         let mut next = Some(node);
         while let Some(node) = next {
-            let Node { copies, key, parent, .. } = self.nodes[node as usize];
+            let Node { key, parent, .. } = self.nodes[node as usize];
             let parent = (parent != NONE).then(|| self.key(parent));
-            if copies > 0 && held.index.store_block(held.worker, parent, key) {
+            let is_held = self.nodes[node as usize].is_held(reach);
+            if is_held && held.index.store_block(worker, parent, key) {
                 todo.extend(self.children(node));
             }
             next = todo.pop();
@@ -151,21 +232,22 @@ impl Blocks {
     }
 
     /// Takes a block without a copy out of the index, and all blocks behind it before it.
-    fn detach(&self, held: &mut Held<'_>, node: NodeId) {
+    fn detach(&self, held: &mut Held<'_>, node: NodeId, reach: Reach) {
+        let Some(worker) = held.id(reach) else { return };
         if self.nodes[node as usize].first_child == NONE {
-            held.index.drop_block(held.worker, self.key(node));
+            held.index.drop_block(worker, self.key(node));
             return;
         }
         let mut todo = vec![node];
         let mut order = Vec::new();
         while let Some(node) = todo.pop() {
-            if held.index.holds(held.worker, self.key(node)) {
+            if held.index.holds(worker, self.key(node)) {
                 order.push(node);
                 todo.extend(self.children(node));
             }
         }
         for node in order.into_iter().rev() {
-            held.index.drop_block(held.worker, self.key(node));
+            held.index.drop_block(worker, self.key(node));
         }
     }
 
@@ -179,6 +261,7 @@ impl Blocks {
             key,
             root,
             copies: 0,
+            elsewhere: 0,
             parent,
             first_child: NONE,
             next_sibling,
@@ -206,7 +289,7 @@ impl Blocks {
     fn discard(&mut self, mut id: NodeId) {
         while id != NONE {
             let node = self.nodes[id as usize];
-            if node.copies > 0 || node.first_child != NONE {
+            if node.is_held(Reach::Any) || node.first_child != NONE {
                 return;
             }
             self.unlink(id, &node);

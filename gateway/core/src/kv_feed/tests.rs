@@ -164,6 +164,108 @@ fn other_tiers_groups_and_places_are_not_this_cache() {
         .holds(&PROMPT, b"", 0);
 }
 
+/// An event of the host's memory.
+fn elsewhere(event: KvEvent) -> KvEvent {
+    let medium = Some("CPU".to_owned());
+    match event {
+        KvEvent::BlockStored(event) => KvEvent::BlockStored(BlockStored { medium, ..event }),
+        KvEvent::BlockRemoved(event) => KvEvent::BlockRemoved(BlockRemoved { medium, ..event }),
+        other => other,
+    }
+}
+
+const ANY_TIER: WorkerId = WorkerId(4);
+
+impl Simple {
+    fn with_tiers() -> Self {
+        let simple = Self::new();
+        Self { feed: simple.feed.with_tiers(Some(ANY_TIER)), ..simple }
+    }
+
+    /// How many blocks of the prompt its own cache holds, and any tier.
+    #[track_caller]
+    fn tiers(&mut self, own: u32, any: u32) -> &mut Self {
+        let lengths = self.index.lengths(&space(b"").chain(key(), &PROMPT));
+        assert_eq!((lengths.of(WORKER), lengths.of(ANY_TIER)), (own, any));
+        self
+    }
+}
+
+#[test]
+fn what_other_tiers_keep_is_found_there_and_joined_with_the_worker_s_own() {
+    let mut worker = Simple::with_tiers();
+    // By name alone, as vLLM's offloading says it; it was on the GPU first.
+    let named = |hashes: &[u64]| elsewhere(store(hashes, None, &[]));
+    worker.events(vec![store(&[10, 11, 12], None, &PROMPT)]).tiers(3, 0);
+    worker.events(vec![named(&[11, 12])]).tiers(3, 3);
+    worker.events(vec![remove(12), remove(11)]).tiers(1, 3);
+    // The first block is on the GPU alone: with it goes the way to the others, and comes back.
+    worker.events(vec![remove(10)]).tiers(0, 0);
+    worker.events(vec![store(&[10], None, &PROMPT[..2])]).tiers(1, 3);
+    worker.events(vec![elsewhere(remove(12))]).tiers(1, 2);
+    // With its tokens it need not have been known.
+    worker.events(vec![elsewhere(store(&[12], Some(11), &PROMPT[4..]))]).tiers(1, 3);
+    worker.events(vec![elsewhere(remove(12)), elsewhere(remove(11)), remove(10)]).tiers(0, 0);
+    assert_eq!((worker.feed.blocks.len(), worker.index.len()), (0, 0));
+    assert_eq!(worker.feed.stats().ignored, 0);
+    worker.events(vec![named(&[77]), elsewhere(remove(77))]);
+    assert_eq!(worker.feed.stats().ignored, 2);
+    worker.events(vec![store(&[10], None, &PROMPT[..2]), named(&[10])]).tiers(1, 1);
+    worker.events(vec![KvEvent::AllBlocksCleared]).tiers(0, 0);
+}
+
+proptest! {
+    /// Against counts of copies: a block is in reach while it and all before it have one.
+    #[test]
+    fn tiers_are_what_their_copies_say(ops in prop::collection::vec((0_u8..9, 0_usize..3), 0..60)) {
+        let mut worker = Simple::with_tiers();
+        let (mut own, mut other, mut told) = ([0_u32; 3], [0_u32; 3], false);
+        let names = [10, 11, 12];
+        for (op, i) in ops {
+            let event = match op {
+                0..=2 => {
+                    own[..=i].iter_mut().for_each(|copies| *copies += 1);
+                    store(&names[..=i], None, &PROMPT[..2 * (i + 1)])
+                }
+                3 | 4 => {
+                    own[i] = own[i].saturating_sub(1);
+                    remove(names[i])
+                }
+                5 | 6 => {
+                    // By its name, which stands for something while the block or one behind it has a copy.
+                    told = true;
+                    other[i] += u32::from((i..3).any(|k| own[k] + other[k] > 0));
+                    elsewhere(store(&[names[i]], None, &[]))
+                }
+                7 => {
+                    told = true;
+                    other[i] = other[i].saturating_sub(1);
+                    elsewhere(remove(names[i]))
+                }
+                _ => {
+                    (own, other, told) = ([0; 3], [0; 3], false);
+                    KvEvent::AllBlocksCleared
+                }
+            };
+            worker.events(vec![event]);
+            let reach = |held: &dyn Fn(usize) -> bool| (0..3).take_while(|&k| held(k)).count() as u32;
+            let any = if told { reach(&|k| own[k] + other[k] > 0) } else { 0 };
+            worker.tiers(reach(&|k| own[k] > 0), any);
+        }
+    }
+}
+
+#[test]
+fn a_worker_without_other_tiers_takes_no_more_room() {
+    let mut worker = Simple::with_tiers();
+    worker.events(vec![store(&[10, 11, 12], None, &PROMPT)]);
+    assert_eq!(worker.index.len(), 3);
+    // Where other tiers do not count, their events are left out.
+    let mut off = Simple::new();
+    off.events(vec![store(&[10], None, &PROMPT[..2]), elsewhere(store(&[10], None, &[]))]).tiers(1, 0);
+    assert_eq!((off.feed.stats().ignored, off.index.len()), (1, 1));
+}
+
 #[test]
 fn salts_keep_prefixes_apart_also_where_hashes_do_not() {
     let salted = |salt: &str, hashes: &[u64], parent, ids: &[u32]| {

@@ -18,7 +18,12 @@ fn chain(seed: u64, blocks: usize) -> Vec<BlockHash> {
 }
 
 fn view(chain: &[BlockHash]) -> RequestView<'_> {
-    RequestView { chain, prompt_tokens: chain.len() as u64 * 64 + 10, block_tokens: BLOCK_TOKENS }
+    RequestView {
+        chain,
+        prompt_tokens: chain.len() as u64 * 64 + 10,
+        block_tokens: BLOCK_TOKENS,
+        session: None,
+    }
 }
 
 fn worker(id: u32, requests: u64, waiting: u64, matched_blocks: u32) -> Candidate {
@@ -53,7 +58,7 @@ proptest! {
         random in any::<u64>(),
     ) {
         let chain = chain(1, blocks);
-        let request = RequestView { chain: &chain, prompt_tokens, block_tokens: BLOCK_TOKENS };
+        let request = RequestView { chain: &chain, prompt_tokens, block_tokens: BLOCK_TOKENS, session: None };
         for policy in Policy::ALL {
             let pick = picked(policy, &request, &candidates, &Turn { counter, random });
             prop_assert!(pick.index < candidates.len());
@@ -105,7 +110,8 @@ fn the_holder_of_the_prefix_is_chosen() {
 #[test]
 fn a_full_hit_still_computes_its_last_token() {
     let chain = chain(1, 20);
-    let request = RequestView { chain: &chain, prompt_tokens: 20 * 64, block_tokens: BLOCK_TOKENS };
+    let request =
+        RequestView { chain: &chain, prompt_tokens: 20 * 64, block_tokens: BLOCK_TOKENS, session: None };
     let pick = picked(Policy::Prefix, &request, &[worker(0, 0, 0, 20), worker(1, 0, 0, 0)], &TURN);
     assert_eq!((pick.matched_tokens, pick.uncached_tokens), (20 * 64 - 1, 1));
 }
@@ -175,8 +181,12 @@ fn one_shared_block_draws_nobody() {
 fn one_shared_block_draws_nobody_whatever_its_estimated_size() {
     let chain = chain(1, 3);
     for tenths in 300..700 {
-        let request =
-            RequestView { chain: &chain, prompt_tokens: 200, block_tokens: f64::from(tenths) / 10.0 };
+        let request = RequestView {
+            chain: &chain,
+            prompt_tokens: 200,
+            block_tokens: f64::from(tenths) / 10.0,
+            session: None,
+        };
         for matched in 0..3 {
             let all = [worker(0, 0, 0, matched + 1), worker(1, 0, 0, matched)];
             let model = CostModel::default();
@@ -198,6 +208,45 @@ fn a_burst_of_one_new_prefix_goes_together_before_anything_is_recorded() {
         burst.extend(chain(suffix, 1));
         let turn = Turn { counter: suffix, random: suffix << 40 };
         assert_eq!(picked(Policy::Prefix, &view(&burst), &all, &turn).index, expected.index);
+    }
+}
+
+#[test]
+fn a_session_stays_together_where_its_prompts_do_not_show_it() {
+    let all: Vec<Candidate> = (0..8).map(|id| worker(id, 0, 0, 0)).collect();
+    // Each turn's text begins differently, as with a time that the template leaves out.
+    let at = |session: Option<u64>, turn: u64| {
+        let chain = chain(turn, 20);
+        let request = RequestView { session, ..view(&chain) };
+        let pick = picked(Policy::Prefix, &request, &all, &Turn { counter: turn, random: turn << 40 });
+        assert_eq!(pick.reason, if session.is_some() { Reason::Session } else { Reason::New });
+        pick.index
+    };
+    let places = |session: Option<u64>| {
+        (0..20).map(|turn| at(session, turn)).collect::<std::collections::BTreeSet<_>>()
+    };
+    let homes: Vec<_> = (0..40).map(|session| places(Some(session))).collect();
+    assert!(homes.iter().all(|places| places.len() == 1));
+    assert_eq!(homes.iter().flatten().collect::<std::collections::BTreeSet<_>>().len(), 8, "sessions spread");
+    assert!(places(None).len() > 4);
+}
+
+proptest! {
+    /// A session's name says less than anything that is known: it never makes a worker eligible that was not.
+    #[test]
+    fn a_session_never_outweighs_a_cost(candidates in candidates(), blocks in 1_usize..60, session in any::<u64>()) {
+        let chain = chain(1, blocks);
+        let model = CostModel::default();
+        let plain = view(&chain);
+        let hinted = RequestView { session: Some(session), ..plain };
+        let (without, with) =
+            (picked(Policy::Prefix, &plain, &candidates, &TURN), picked(Policy::Prefix, &hinted, &candidates, &TURN));
+        let cost = |i: usize| cost_on(&model, &plain, &candidates[i]).total_ms();
+        let cheapest = (0..candidates.len()).min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap();
+        let block_ms = BLOCK_TOKENS / model.queue(&candidates[cheapest]).tokens_per_ms;
+        prop_assert!(cost(with.index) <= model.equal_to(cost(cheapest), block_ms));
+        let eligible = (0..candidates.len()).filter(|&i| cost(i) <= model.equal_to(cost(cheapest), block_ms)).count();
+        prop_assert!(eligible > 1 || with.index == without.index);
     }
 }
 
