@@ -9,16 +9,14 @@ use super::error::ApiError;
 pub(super) fn rank(headers: &HeaderMap, engines: usize) -> Result<Option<usize>, ApiError> {
     let Some(value) = headers.get(DATA_PARALLEL_RANK) else { return Ok(None) };
     let rank = value.to_str().ok().and_then(|value| value.trim().parse().ok());
-    match rank.filter(|rank| *rank < engines) {
-        Some(rank) => Ok(Some(rank)),
-        None => {
-            let message = format!(
-                "The header '{DATA_PARALLEL_RANK}' must be a number below {engines}: this worker has that many \
-                 data-parallel engines."
-            );
-            Err(ApiError::invalid_value(DATA_PARALLEL_RANK, message))
-        }
+    if let Some(rank) = rank.filter(|rank| *rank < engines) {
+        return Ok(Some(rank));
     }
+    let message = format!(
+        "The header '{DATA_PARALLEL_RANK}' must be a number below {engines}: this worker has that many data-parallel \
+         engines."
+    );
+    Err(ApiError::invalid_value(DATA_PARALLEL_RANK, message))
 }
 
 #[cfg(test)]

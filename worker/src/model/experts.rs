@@ -48,7 +48,7 @@ pub(super) enum Spread {
     /// Rank 0's.
     Lead(Box<ExpertGroup>),
     /// Another rank's, which runs attention too.
-    Rank(Exchange),
+    Rank(Box<Exchange>),
 }
 
 impl Spread {
@@ -70,7 +70,7 @@ impl Spread {
     pub(super) fn fabric(&mut self) -> Option<&mut dyn Fabric> {
         let exchange = match self {
             Self::Lead(group) => &mut group.exchange,
-            Self::Rank(exchange) => exchange,
+            Self::Rank(exchange) => &mut **exchange,
         };
         exchange.fabric.as_mut().map(|fabric| &mut **fabric as &mut dyn Fabric)
     }

@@ -194,7 +194,7 @@ impl CpuBackend {
 impl CpuBackend {
     /// Takes the group's exchange; see [`CpuBackend::serve`].
     pub(super) fn join(&mut self, exchange: Exchange) {
-        self.buffers.feed_forward.group = Some(Spread::Rank(exchange));
+        self.buffers.feed_forward.group = Some(Spread::Rank(Box::new(exchange)));
     }
 
     /// Takes part in every step until the group fails. `place` does as a note says that gives experts other ranks.
@@ -207,9 +207,11 @@ impl CpuBackend {
     ) -> Result<(), RankError> {
         let (mut note, mut output) = (Vec::new(), RankOutput::default());
         loop {
-            let Some(Spread::Rank(Exchange { fabric: Some(fabric), deadline, .. })) =
-                &mut self.buffers.feed_forward.group
-            else {
+            let exchange = match &mut self.buffers.feed_forward.group {
+                Some(Spread::Rank(exchange)) => Some(&mut **exchange),
+                _ => None,
+            };
+            let Some(Exchange { fabric: Some(fabric), deadline, .. }) = exchange else {
                 return Err(ModelError::KvCache("this rank is in no group".to_owned()).into());
             };
             fabric.exchange(Phase::Dispatch, *deadline)?;
@@ -241,7 +243,7 @@ impl CpuBackend {
         let rows = output.logits.len() / vocab;
         let Some(Spread::Rank(exchange)) = &mut self.buffers.feed_forward.group else { return Ok(()) };
         exchange.tell_counts()?;
-        let Exchange { fabric: Some(fabric), deadline, .. } = exchange else { return Ok(()) };
+        let Exchange { fabric: Some(fabric), deadline, .. } = &mut **exchange else { return Ok(()) };
         for piece in pieces(fabric.capacity(), vocab + hidden, widest.wanted) {
             let rows = of_piece(piece, rows);
             let outbox = floats_mut(fabric.outbox(0, rows.len() * (vocab + hidden))?);

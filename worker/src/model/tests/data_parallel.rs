@@ -131,6 +131,13 @@ fn engines(ranks: Vec<RankBackend>) -> (Vec<EngineHandle>, Vec<thread::JoinHandl
     ranks.into_iter().map(engine).unzip()
 }
 
+/// Waits for their ends, which come without anybody to ask them.
+fn join(threads: Vec<thread::JoinHandle<()>>) {
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
 #[test]
 fn requests_spread_over_engines_have_the_tokens_of_one_engine() {
     for source in with_experts() {
@@ -143,7 +150,7 @@ fn requests_spread_over_engines_have_the_tokens_of_one_engine() {
             assert_eq!(run(&handles, 7, place), expected, "{source}");
         }
         drop(handles);
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        join(threads);
     }
 }
 
@@ -163,7 +170,7 @@ fn a_rank_that_leaves_in_any_exchange_changes_no_token() {
             assert_eq!(outcomes, expected, "leaving in exchange {leaves_at}, time {time}");
         }
         drop(handles);
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        join(threads);
         (exchanges.load(Ordering::SeqCst), starts.load(Ordering::SeqCst))
     };
     let (last, starts) = run(0);
@@ -192,7 +199,7 @@ fn without_retries_all_in_flight_fail_with_the_ranks_name_and_the_next_are_serve
         assert_eq!(run(&handles, 4, place), expected);
     }
     drop(handles);
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    join(threads);
 }
 
 /// The load of all ranks makes experts move, on all of them.
