@@ -170,7 +170,8 @@ async fn chosen(gateway: &Gateway, ids: &[u32]) -> Value {
 #[tokio::test]
 async fn a_prefix_in_the_host_s_memory_is_gone_to_unless_that_is_not_to_count() {
     for (setting, fetched) in [("", 63), ("[routing]\nfetch_tokens_per_second = 0", 0)] {
-        let (worker, other) = (FakeWorker::with_models(&[BASE]).await, FakeWorker::with_models(&[BASE]).await);
+        let (worker, other) =
+            (FakeWorker::with_models(&[BASE]).await, FakeWorker::with_models(&[BASE]).await);
         let (mut events, silent) = (Publisher::bind(0).await.unwrap(), Publisher::bind(0).await.unwrap());
         let table = |worker: &FakeWorker, events: &Publisher| {
             format!("url = \"http://{}\"\nkv_events = \"tcp://127.0.0.1:{}\"\n", worker.addr(), events.port)
@@ -184,7 +185,8 @@ async fn a_prefix_in_the_host_s_memory_is_gone_to_unless_that_is_not_to_count() 
             chosen(&gateway, &ids).await["matched_blocks"] == 4
         });
         // Copied to the host's memory, as vLLM says it, and then dropped from the GPU's.
-        let hashes: Vec<_> = ids.chunks(16).map(|block| EngineHash::Int(u64::from(block[0]) << 32 | 1)).collect();
+        let hashes: Vec<_> =
+            ids.chunks(16).map(|block| EngineHash::Int(u64::from(block[0]) << 32 | 1)).collect();
         let copied = BlockStored {
             block_hashes: hashes.clone(),
             medium: Some("CPU".to_owned()),
@@ -199,7 +201,10 @@ async fn a_prefix_in_the_host_s_memory_is_gone_to_unless_that_is_not_to_count() 
         events.publish(moves, WireFormat::VllmMap).await;
         eventually!(chosen(&gateway, &ids).await["matched_blocks"] == 0);
         let row = chosen(&gateway, &ids).await;
-        assert_eq!((row["matched_tokens"].as_u64(), row["fetched_tokens"].as_u64()), (Some(fetched), Some(fetched)));
+        assert_eq!(
+            (row["matched_tokens"].as_u64(), row["fetched_tokens"].as_u64()),
+            (Some(fetched), Some(fetched))
+        );
         if fetched > 0 {
             assert_eq!(row["worker"].as_str(), Some(worker.addr().to_string().as_str()), "{row}");
             assert!(row["fetch_ms"].as_f64() > Some(0.6) && row["own_ms"].as_f64() < Some(1.0), "{row}");

@@ -45,7 +45,10 @@ async fn a_session_that_says_its_name_stays_where_it_is() {
     let mut admin = Client::connect(cluster.gateway.admin).await;
     admin.request("POST", "/explain", &[("x-session-id", "a")], &turn(7000)).await;
     let explained = admin.response().await.json();
-    assert_eq!((explained["session"].as_str(), explained["reason"].as_str()), (Some("header"), Some("session")));
+    assert_eq!(
+        (explained["session"].as_str(), explained["reason"].as_str()),
+        (Some("header"), Some("session"))
+    );
     let metrics = cluster.gateway.metrics().await;
     assert_eq!(metrics.sum("keyway_picks_total", &[("reason", "session")]), 24.0);
 }
@@ -64,6 +67,9 @@ async fn what_is_left_out_of_the_hash_makes_turns_one_prompt() {
     let home = cluster.served_by(&post(cluster.addr(), CHAT, &turn(0)).await);
     for n in 1..6 {
         let response = post(cluster.addr(), CHAT, &turn(n)).await;
-        assert_eq!((cluster.served_by(&response), response.header("x-keyway-reason")), (home, Some("prefix")));
+        assert_eq!(
+            (cluster.served_by(&response), response.header("x-keyway-reason")),
+            (home, Some("prefix"))
+        );
     }
 }
