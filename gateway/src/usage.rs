@@ -5,12 +5,22 @@
 pub mod ask;
 pub mod hide;
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
 use keyway_wire::openai::Usage;
-use memchr::memmem;
+use memchr::memmem::{self, Finder};
 use serde::Deserialize;
 
 use crate::limits::MAX_USAGE_BODY_BYTES;
+
+/// Made once: to set a search up takes as long as to look through an event.
+static NAME: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
+
+/// Whether the name of a usage stands in it; almost no piece of a stream mentions it.
+fn mentioned(bytes: &[u8]) -> bool {
+    NAME.find(bytes).is_some()
+}
 
 #[derive(Deserialize)]
 struct Carrier {
@@ -33,9 +43,10 @@ impl UsageTap {
     pub fn see(&mut self, bytes: &Bytes) {
         match self {
             Self::Events(last) => {
-                if memmem::find(bytes, b"\"usage\":{")
-                    .or_else(|| memmem::find(bytes, b"\"usage\": {"))
-                    .is_some()
+                if mentioned(bytes)
+                    && memmem::find(bytes, b"\"usage\":{")
+                        .or_else(|| memmem::find(bytes, b"\"usage\": {"))
+                        .is_some()
                 {
                     *last = Some(bytes.clone());
                 }

@@ -4,7 +4,6 @@
 use std::{ops::Range, sync::Arc};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use memchr::memmem;
 
 use super::ask::Habit;
 use crate::{fleet::Worker, json::Value};
@@ -39,8 +38,7 @@ impl UsageFilter {
 
     /// What the client is to see of these whole events.
     pub fn pass(&mut self, events: Bytes) -> Bytes {
-        // Almost no piece of a stream mentions it.
-        if matches!(self.0, Mode::Pass) || memmem::find(&events, b"\"usage\"").is_none() {
+        if matches!(self.0, Mode::Pass) || !super::mentioned(&events) {
             return events;
         }
         match &mut self.0 {

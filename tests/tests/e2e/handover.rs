@@ -95,6 +95,35 @@ async fn restarts_under_load_refuse_nobody_and_cut_nothing() {
 }
 
 #[tokio::test]
+async fn tenants_find_their_caches_again_after_a_restart() {
+    // Of `kw-reload`.
+    let sha256 = "40245376893372379e6cc53160bf3e295e9d7a14bdad8e8ca383188084bbe79b";
+    let worker = FakeWorker::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, tenants) = (dir.path().join("handover"), dir.path().join("tenants.toml"));
+    std::fs::write(&tenants, format!("[[tenant]]\nname = \"alice\"\nkey_sha256 = [\"{sha256}\"]\n")).unwrap();
+    let toml = format!(
+        "worker = [\"http://{}\"]\nhandover_socket = {socket:?}\n[auth]\ntenants_file = {tenants:?}\n",
+        worker.addr()
+    );
+    let ask = async |gateway: &Gateway| {
+        let mut client = Client::connect(gateway.addr).await;
+        client.request("POST", CHAT, &[("authorization", "Bearer kw-reload")], &chat("hi")).await;
+        assert_eq!(client.response().await.status(), 200);
+    };
+    let mut old = Gateway::builder().config(&toml).start().await;
+    eventually!(old.readyz().await == 200);
+    ask(&old).await;
+    let new = Gateway::builder().config(&toml).start().await;
+    assert_eq!(old.process.ended().await.code(), Some(0));
+    ask(&new).await;
+    // The salt follows from the tenant's name and the secret of the hashes, which nobody wrote into a file.
+    let bodies: Vec<_> = worker.requests().iter().map(|request| request.body.clone()).collect();
+    assert_eq!(bodies[0], bodies[1], "the same salt in the same body");
+    assert!(String::from_utf8_lossy(&bodies[0]).contains("cache_salt"));
+}
+
+#[tokio::test]
 async fn a_successor_that_finds_no_worker_leaves_the_old_one_in_place() {
     let worker = FakeWorker::start().await;
     let dir = tempfile::tempdir().unwrap();

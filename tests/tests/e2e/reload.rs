@@ -68,7 +68,7 @@ async fn a_bad_file_changes_nothing_and_one_line_says_why() {
     // A good worker and limit, and behind them a file that does not exist: nothing of it may be taken over.
     gateway.rewrite(&toml(
         &new,
-        "[limits]\nmax_body_bytes = 3\n[auth]\ntenants_file = \"/nowhere/tenants.toml\"\n",
+        "policy = \"random\"\n[limits]\nmax_body_bytes = 3\n[auth]\ntenants_file = \"/nowhere/tenants.toml\"\n",
     ));
     let refused = command(&gateway, "/reload").await;
     assert_eq!(refused.status(), 422);
@@ -79,11 +79,34 @@ async fn a_bad_file_changes_nothing_and_one_line_says_why() {
         (answer.status(), answer.header("x-keyway-worker")),
         (200, Some(old.addr().to_string().as_str()))
     );
+    // And one that is read well, but a tokenizer that it names is not there.
+    gateway.rewrite(&toml(
+        &old,
+        "policy = \"random\"\n[[model]]\nname = \"fake-model\"\ntokenizer = \"/nowhere\"\n",
+    ));
+    assert_eq!(command(&gateway, "/reload").await.status(), 422);
+    assert_eq!(post(gateway.admin, "/explain", &chat("hi")).await.json()["policy"], "prefix");
     let ok = async || gateway.metrics().await.sum("keyway_config_last_reload_ok", &[]);
     assert_eq!(ok().await, 0.0);
     gateway.rewrite(&toml(&old, ""));
     gateway.process.signal("HUP");
     eventually!(ok().await == 1.0);
+}
+
+#[tokio::test]
+async fn a_shorter_drain_holds_for_the_end_that_comes() {
+    let worker = FakeWorker::start().await;
+    worker.hang();
+    let of = |seconds: u32| toml(&worker, &format!("[limits]\ndrain_seconds = {seconds}\n"));
+    let mut gateway = Gateway::builder().config(&of(3_600)).start().await;
+    gateway.wait_ready(1).await;
+    let exchange = Exchange::post(PROTOCOLS[0], gateway.addr, CHAT, &chat_stream("hi")).await;
+    eventually!(worker.active() == 1);
+    gateway.rewrite(&of(0));
+    assert_eq!(command(&gateway, "/reload").await.status(), 200);
+    gateway.process.terminate();
+    gateway.process.ended().await;
+    drop(exchange);
 }
 
 #[tokio::test]

@@ -1,8 +1,11 @@
 //! Hazard: a worker breaks off a stream that another could have gone on with, or the one who goes on says something
 //! twice, leaves something out, or shows that it is another.
 
+use keyway_tests::chaos_proxy::{ChaosProxy, Countdown};
 use keyway_tests::openai::{CHAT, DONE, chat_stream, delta};
-use keyway_tests::{Call, Cluster, End, FakeWorker, Next, Response, eventually, post};
+use keyway_tests::{
+    Call, Client, Cluster, End, FakeWorker, Gateway, Next, RealWorker, Response, eventually, post,
+};
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -146,7 +149,7 @@ async fn two_killed_workers_are_not_seen() {
     let mut cluster = Cluster::builder().workers(3).start().await;
     let request = chat(json!({"temperature": 0.9, "seed": 3, "max_tokens": 8000}));
     let whole = Seen::of(&post(cluster.addr(), CHAT, &request).await).content();
-    let mut client = keyway_tests::Client::connect(cluster.addr()).await;
+    let mut client = Client::connect(cluster.addr()).await;
     client.post(CHAT, &request).await;
     client.head().await;
     let mut seen = Seen::default();
@@ -203,6 +206,49 @@ async fn what_cannot_be_resumed_ends_honestly_and_says_why() {
 }
 
 #[tokio::test]
+async fn a_worker_of_other_numerics_does_not_go_on() {
+    let (mut workers, mut proxies) = (Vec::new(), Vec::new());
+    let (mut gateway, countdown) = (Gateway::builder(), Countdown::default());
+    for args in [&[][..], &["--quantize", "int8"]] {
+        let mut worker = RealWorker::spawn(args);
+        worker.ready().await;
+        let proxy = ChaosProxy::sharing(worker.addr(), countdown.clone()).await;
+        gateway = gateway.worker(proxy.addr());
+        workers.push(worker);
+        proxies.push(proxy);
+    }
+    let gateway = gateway.start().await;
+    gateway.wait_ready(2).await;
+    proxies[0].cut_after_events(3);
+    let response = post(gateway.addr, CHAT, &chat(json!({"temperature": 0}))).await;
+    assert_eq!(response.end, End::Aborted);
+    assert!(response.text().contains("stream_lost") && !response.text().contains(DONE));
+    let metrics = gateway.metrics().await;
+    assert_eq!(metrics.sum("keyway_streams_not_resumed_total", &[("reason", "no_worker")]), 1.0);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_stream_that_loses_every_worker_is_given_up() {
+    let cluster = Cluster::of_fakes(6, "round-robin").await;
+    cluster.fakes.iter().for_each(FakeWorker::manual);
+    let mut client = Client::connect(cluster.addr()).await;
+    client.post(CHAT, &chat_stream("hi")).await;
+    for _ in 0..4 {
+        let calls = cluster.fakes.iter().map(|fake| Box::pin(fake.call()));
+        let (mut call, ..) = futures_util::future::select_all(calls).await;
+        call.begin_stream().await;
+        call.cut();
+    }
+    assert_eq!(client.head().await.status(), 200);
+    assert!(client.next_event().await.event().contains("stream_lost"));
+    assert_eq!(cluster.fakes.iter().map(FakeWorker::request_count).sum::<usize>(), 4);
+    let metrics = cluster.gateway.metrics().await;
+    assert_eq!(metrics.sum("keyway_streams_not_resumed_total", &[("reason", "attempts")]), 1.0);
+    cluster.gateway.idle().await;
+}
+
+#[tokio::test]
 async fn switched_off_nothing_is_resumed() {
     let cluster = three_breakable_workers(OFF).await;
     for events in [0, 1, 5] {
@@ -227,7 +273,7 @@ async fn any_engine_s_stream_begins_again_while_the_client_has_nothing_of_it() {
     let cluster = Cluster::of_fakes(2, "round-robin").await;
     cluster.fakes.iter().for_each(FakeWorker::manual);
     let request = chat_stream("hi");
-    let mut client = keyway_tests::Client::connect(cluster.addr()).await;
+    let mut client = Client::connect(cluster.addr()).await;
     client.post(CHAT, &request).await;
     let (first, mut call) = either(&cluster).await;
     call.begin_stream().await;
@@ -255,7 +301,7 @@ async fn any_engine_s_stream_begins_again_while_the_client_has_nothing_of_it() {
 async fn a_client_that_leaves_ends_the_search() {
     let cluster = Cluster::of_fakes(2, "round-robin").await;
     cluster.fakes.iter().for_each(FakeWorker::manual);
-    let mut client = keyway_tests::Client::connect(cluster.addr()).await;
+    let mut client = Client::connect(cluster.addr()).await;
     client.post(CHAT, &chat_stream("hi")).await;
     let (_, mut call) = either(&cluster).await;
     call.begin_stream().await;
