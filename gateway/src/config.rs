@@ -131,8 +131,7 @@ impl TryFrom<File> for Config {
         if !(0.0..=1.0).contains(&share) {
             return Err(ConfigError("routing.decision_log_share must be between 0 and 1".to_owned()));
         }
-        let room = room_rules(&file.routing)?;
-        let fetch_tokens_per_ms = fetch_rate(&file.routing)?;
+        let (room, fetch_tokens_per_ms) = (room_rules(&file.routing)?, fetch_rate(&file.routing)?);
         // What these files hold is used elsewhere; here, whether it can be.
         file.tls.as_ref().map(crate::tls::check).transpose()?;
         file.auth.tenants_file.as_deref().map(crate::tenants::check).transpose()?;

@@ -170,7 +170,7 @@ fn elsewhere(event: KvEvent) -> KvEvent {
     match event {
         KvEvent::BlockStored(event) => KvEvent::BlockStored(BlockStored { medium, ..event }),
         KvEvent::BlockRemoved(event) => KvEvent::BlockRemoved(BlockRemoved { medium, ..event }),
-        other => other,
+        cleared @ KvEvent::AllBlocksCleared => cleared,
     }
 }
 
