@@ -3,7 +3,7 @@
 //! Who comes back after a pause starts level with the others but for a second's work of all workers: so nobody saves up, and
 //! whoever asks for less than its share does not queue for its own bursts beside somebody who asks for more. Without that
 //! second an owner has a fleet of its share's size to itself, which at four fifths of it has queues where the whole had room.
-//! And while somebody is about who has had less, workers are sent less beforehand of who keeps asking for more ([`RESERVED`]).
+//! And while somebody is about who has had less, workers are sent less beforehand of who keeps asking for more (`RESERVED`).
 //! In which order one owner's own requests begin is not decided here.
 
 use std::collections::BTreeMap;
