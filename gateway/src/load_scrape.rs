@@ -57,13 +57,14 @@ async fn look(worker: &Worker, router: &Arc<Router>, upstream: &Upstream) -> boo
 /// Reads a page in Prometheus' text format; `None` where it does not say how many requests run. Where the worker is one
 /// data-parallel rank of several behind its address, only that one counts; else they add up.
 pub fn engine_load(page: &str, rank: Option<u32>) -> Option<EngineLoad> {
-    let (mut running, mut waiting, mut tokens) = (None, None, None);
+    // Whose names the page has: keyway-worker says everything twice, under its own and under vLLM's.
+    let (mut running, mut waiting, mut tokens) = ([None; RUNNING.len()], [None; WAITING.len()], None);
     for line in page.lines().filter(|line| !line.starts_with('#')) {
         let (name, rest) = line.split_at(line.find(['{', ' ']).unwrap_or(line.len()));
-        let sum = if RUNNING.contains(&name) {
-            &mut running
-        } else if WAITING.contains(&name) {
-            &mut waiting
+        let sum = if let Some(engine) = RUNNING.iter().position(|known| *known == name) {
+            &mut running[engine]
+        } else if let Some(engine) = WAITING.iter().position(|known| *known == name) {
+            &mut waiting[engine]
         } else if name.ends_with(WAITING_TOKENS) {
             &mut tokens
         } else {
@@ -76,7 +77,12 @@ pub fn engine_load(page: &str, rank: Option<u32>) -> Option<EngineLoad> {
         // A negative one becomes 0, one without bounds the largest.
         *sum = value.filter(|value| !value.is_nan()).map(|value| sum.unwrap_or(0) + value as u64).or(*sum);
     }
-    Some(EngineLoad { running: running?, waiting: waiting.unwrap_or(0), waiting_tokens: tokens })
+    let first = |sums: &[Option<u64>]| sums.iter().flatten().next().copied();
+    Some(EngineLoad {
+        running: first(&running)?,
+        waiting: first(&waiting).unwrap_or(0),
+        waiting_tokens: tokens,
+    })
 }
 
 /// Whether the labels name another rank: vLLM's `engine`, SGLang's `dp_rank`.
@@ -108,6 +114,14 @@ mod tests {
             engine_load("keyway_worker_requests_running 2\nkeyway_worker_requests_waiting 0", Some(3)),
             of(2, 0, None)
         );
+    }
+
+    #[test]
+    fn what_a_page_says_under_two_names_counts_once() {
+        let both = "keyway_worker_requests_running 2\nkeyway_worker_requests_waiting 1\n\
+                    vllm:num_requests_running{engine=\"0\"} 2\nvllm:num_requests_waiting{engine=\"0\"} 1\n";
+        let once = EngineLoad { running: 2, waiting: 1, waiting_tokens: None };
+        assert_eq!(engine_load(both, None), Some(once));
     }
 
     #[test]
