@@ -396,7 +396,9 @@ impl Scaler {
         if missed && stands && !catching_up {
             let more = (f64::from(seen.ready) * GUARD_STEP).ceil().max(1.0) as u32;
             self.guard = ((seen.ready + more).min(self.rules.max), now + 2 * self.rules.window);
-            let learned = f64::from(self.guard.0) / steady.max(1.0);
+            // That so many are too few is known, not that the next whole number is right: one that should be two is no
+            // reason to double every later fleet.
+            let learned = f64::from(seen.ready) * (1.0 + GUARD_STEP) / steady.max(1.0);
             self.correction = learned.clamp(self.correction, MAX_CORRECTION.max(self.correction));
         }
     }

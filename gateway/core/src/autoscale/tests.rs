@@ -139,6 +139,18 @@ fn a_missed_slo_of_a_whole_fleet_corrects_the_sum_and_a_fleet_that_starts_does_n
 }
 
 #[test]
+fn one_worker_that_should_be_two_does_not_double_every_later_fleet() {
+    let one = Seen { uncached_tokens_per_s: 700.0, running: 1, ttft_p90_s: Some(2.5), ..seen() };
+    let mut scaler = Scaler::new(rules());
+    let sum = (0..70).map(|t| scaler.step(s(t), &one)).last().unwrap();
+    assert_eq!((sum.guard, sum.desired), (2, 2), "{sum:?}");
+    assert!((sum.correction - 1.1).abs() < 0.01, "{sum:?}");
+    let six = Seen { uncached_tokens_per_s: 4_200.0, running: 6, ready: 2, ttft_p90_s: None, ..seen() };
+    let sum = (70..200).map(|t| scaler.step(s(t), &six)).last().unwrap();
+    assert_eq!(sum.desired, 8, "7 steady, a tenth, and what has waited: {sum:?}");
+}
+
+#[test]
 fn answers_that_come_slowly_are_the_guard_s_business_too() {
     let slow = Seen {
         uncached_tokens_per_s: 3_000.0,
