@@ -303,6 +303,8 @@ pub struct Scaler {
     guard: (u32, Duration),
     /// When the guard last looked, and how many workers the backlog was worth then.
     looked: (Duration, f64),
+    /// When more waited last than the fleet works off beside what comes.
+    behind: Duration,
 }
 
 impl Scaler {
@@ -318,6 +320,7 @@ impl Scaler {
             fleet: (Duration::ZERO, 0),
             guard: (0, Duration::ZERO),
             looked: (Duration::ZERO, 0.0),
+            behind: Duration::ZERO,
         }
     }
 
@@ -383,6 +386,9 @@ impl Scaler {
             self.fleet = (now, seen.ready);
             self.looked = (now, late);
         }
+        if late > steady {
+            self.behind = now;
+        }
         // Times to first token of the last window must all be of this fleet.
         if now.saturating_sub(self.looked.0) < 2 * self.rules.window {
             return;
@@ -393,7 +399,9 @@ impl Scaler {
         let missed = slow(seen.ttft_p90_s, self.rules.ttft_slo_s)
             || self.rules.itl_slo_s.is_some_and(|slo| slow(seen.itl_p90_s, slo));
         let stands = seen.starting == 0 && seen.ready >= self.desired && seen.ready > 0;
-        if missed && stands && !catching_up {
+        // A backlog that is gone is in the times of the last window still.
+        let was_behind = late <= steady && now.saturating_sub(self.behind) < self.rules.window;
+        if missed && stands && !catching_up && !was_behind {
             let more = (f64::from(seen.ready) * GUARD_STEP).ceil().max(1.0) as u32;
             self.guard = ((seen.ready + more).min(self.rules.max), now + 2 * self.rules.window);
             // That so many are too few is known, not that the next whole number is right: one that should be two is no

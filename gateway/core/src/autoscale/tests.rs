@@ -139,6 +139,28 @@ fn a_missed_slo_of_a_whole_fleet_corrects_the_sum_and_a_fleet_that_starts_does_n
 }
 
 #[test]
+fn a_backlog_that_is_just_gone_is_no_missed_slo() {
+    let after = |gone: u64| {
+        let at = |t: u64| Seen {
+            uncached_tokens_per_s: 1_200.0,
+            running: 2,
+            ready: 3,
+            backlog_tokens: if t < gone { 20_000.0 } else { 0.0 },
+            // The times of the last window: those who waited are among them for half a minute more.
+            ttft_p90_s: Some(if t < gone + 30 { 5.0 } else { 0.5 }),
+            ..seen()
+        };
+        let mut scaler = Scaler::new(rules());
+        (0..400).map(|t| scaler.step(s(t), &at(t)).correction).fold(1.0, f64::max)
+    };
+    // Falls fast enough to be no miss while it is there, too: it is there for one look.
+    for gone in 35..=59 {
+        assert_eq!(after(gone), 1.0, "gone at {gone}");
+    }
+    assert!(after(300) > 1.5, "one that stays is a miss");
+}
+
+#[test]
 fn one_worker_that_should_be_two_does_not_double_every_later_fleet() {
     let one = Seen { uncached_tokens_per_s: 700.0, running: 1, ttft_p90_s: Some(2.5), ..seen() };
     let mut scaler = Scaler::new(rules());
