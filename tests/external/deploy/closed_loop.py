@@ -175,6 +175,9 @@ def main():
     (work / "keyway.toml").write_text(f"""
 listen = "127.0.0.1:{listen}"
 admin_listen = "127.0.0.1:{admin}"
+[routing]
+slow_start_ms = {real(30_000):.0f}
+load_scrape_ms = {real(1_000):.0f}
 [discovery]
 file = "{work}/workers.toml"
 interval_seconds = {max(real(5), 0.05)}
