@@ -70,58 +70,64 @@ fn every_overlay_is_what_kubernetes_knows_and_fits_together() {
     }
 }
 
-#[test]
-fn the_check_sees_what_is_wrong() {
+/// Each of these mistakes in an overlay (what stands there, and what instead) must be found, and named by this word.
+fn sees(overlay: &str, mistakes: &[(&str, &str, &str)]) {
     let (Some(kubectl), Some(python)) = (tools::tool("kubectl"), tools::python()) else { return };
-    let good = built(&kubectl, "vllm");
-    for (what, instead, word) in [
-        ("minAvailable: 1", "minAvailible: 1", "minAvailible"),
-        ("kind: PodDisruptionBudget", "kind: PodDisruptionBudge", "PodDisruptionBudge"),
-        ("serverAddress:", "serverAdress:", "serverAddress"),
-        ("pollingInterval:", "pollingIntervall:", "pollingIntervall"),
-        ("stabilizationWindowSeconds:", "stabilisationWindowSeconds:", "stabilisationWindowSeconds"),
-        ("podMetricsEndpoints:", "podMetricEndpoints:", "podMetricEndpoints"),
-        ("interval: 5s", "intervall: 5s", "spec.endpoints.0.intervall"),
-        ("targetPort: http", "targetPort: https", "no pod has port https"),
-        ("allowPrivilegeEscalation: false", "allowPrivilegeEscalation: true", "privileges"),
-        ("replicas: 2", "replicas: two", "two"),
-        ("kind: Role\n  name: keyway\n", "kind: Role\n  name: keyways\n", "no Role keyways"),
-    ] {
+    let good = built(&kubectl, overlay);
+    for (what, instead, word) in mistakes {
         assert!(good.contains(what), "{what}");
         let output = check(&python, &good.replacen(what, instead, 1));
         assert!(!output.status.success() && said(&output).contains(word), "{instead}: {}", said(&output));
     }
+}
+
+#[test]
+fn the_check_sees_what_is_wrong() {
+    sees(
+        "vllm",
+        &[
+            ("minAvailable: 1", "minAvailible: 1", "minAvailible"),
+            ("kind: PodDisruptionBudget", "kind: PodDisruptionBudge", "PodDisruptionBudge"),
+            ("serverAddress:", "serverAdress:", "serverAddress"),
+            ("pollingInterval:", "pollingIntervall:", "pollingIntervall"),
+            ("stabilizationWindowSeconds:", "stabilisationWindowSeconds:", "stabilisationWindowSeconds"),
+            ("podMetricsEndpoints:", "podMetricEndpoints:", "podMetricEndpoints"),
+            ("interval: 5s", "intervall: 5s", "spec.endpoints.0.intervall"),
+            ("targetPort: http", "targetPort: https", "no pod has port https"),
+            ("allowPrivilegeEscalation: false", "allowPrivilegeEscalation: true", "privileges"),
+            ("replicas: 2", "replicas: two", "two"),
+            ("kind: Role\n  name: keyway\n", "kind: Role\n  name: keyways\n", "no Role keyways"),
+        ],
+    );
 }
 
 #[test]
 fn the_check_sees_a_scaler_that_is_not_there() {
-    let (Some(kubectl), Some(python)) = (tools::tool("kubectl"), tools::python()) else { return };
-    let good = built(&kubectl, "scale-to-zero");
-    for (what, instead, word) in [
-        ("scalerAddress: keyway-scaler.", "scalerAddress: keyway-scalers.", "no Service keyway-scalers."),
-        ("svc:9091", "svc:9092", "no port 9092"),
-        ("model: mock", "models: mock", "metadata.model"),
-        ("type: external-push", "type: external-pull", "knows no trigger of type external-pull"),
-    ] {
-        assert!(good.contains(what), "{what}");
-        let output = check(&python, &good.replacen(what, instead, 1));
-        assert!(!output.status.success() && said(&output).contains(word), "{instead}: {}", said(&output));
-    }
+    sees(
+        "scale-to-zero",
+        &[
+            ("scalerAddress: keyway-scaler.", "scalerAddress: keyway-scalers.", "no Service keyway-scalers."),
+            ("svc:9091", "svc:9092", "no port 9092"),
+            ("model: mock", "models: mock", "metadata.model"),
+            ("type: external-push", "type: external-pull", "knows no trigger of type external-pull"),
+        ],
+    );
 }
 
 #[test]
 fn the_check_sees_a_route_that_leads_nowhere() {
-    let (Some(kubectl), Some(python)) = (tools::tool("kubectl"), tools::python()) else { return };
-    let good = built(&kubectl, "gateway-api");
-    for (what, instead, word) in [
-        ("backendRequest: 0s", "backendRequests: 0s", "spec.rules.0.timeouts.backendRequests"),
-        ("parentRefs:", "parentReferences:", "spec.parentReferences"),
-        ("    - name: keyway\n      port: 80", "    - name: keyway\n      port: 81", "keyway has no port 81"),
-    ] {
-        assert!(good.contains(what), "{what}: {good}");
-        let output = check(&python, &good.replacen(what, instead, 1));
-        assert!(!output.status.success() && said(&output).contains(word), "{instead}: {}", said(&output));
-    }
+    sees(
+        "gateway-api",
+        &[
+            ("backendRequest: 0s", "backendRequests: 0s", "spec.rules.0.timeouts.backendRequests"),
+            ("parentRefs:", "parentReferences:", "spec.parentReferences"),
+            (
+                "    - name: keyway\n      port: 80",
+                "    - name: keyway\n      port: 81",
+                "keyway has no port 81",
+            ),
+        ],
+    );
 }
 
 #[test]
