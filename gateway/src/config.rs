@@ -131,7 +131,8 @@ impl TryFrom<File> for Config {
         if !(0.0..=1.0).contains(&share) {
             return Err(ConfigError("routing.decision_log_share must be between 0 and 1".to_owned()));
         }
-        let (room, fetch_tokens_per_ms) = (room_rules(&file.routing)?, fetch_rate(&file.routing)?);
+        let (room, fetch_tokens_per_ms) =
+            (room_rules(&file.routing, file.scale.ttft_slo_seconds)?, fetch_rate(&file.routing)?);
         // What these files hold is used elsewhere; here, whether it can be.
         file.tls.as_ref().map(crate::tls::check).transpose()?;
         file.auth.tenants_file.as_deref().map(crate::tenants::check).transpose()?;
@@ -200,7 +201,7 @@ pub fn workers(entries: &[WorkerEntry]) -> Result<Vec<WorkerConfig>, ConfigError
     }
 }
 
-fn room_rules(file: &RoutingFile) -> Result<Option<RoomRules>, ConfigError> {
+fn room_rules(file: &RoutingFile, slo_s: Option<f64>) -> Result<Option<RoomRules>, ConfigError> {
     let default = RoomRules::default();
     let horizon_ms = file.hold_horizon_ms.unwrap_or(default.horizon_ms);
     if !horizon_ms.is_finite() || horizon_ms < 0.0 {
@@ -211,7 +212,10 @@ fn room_rules(file: &RoutingFile) -> Result<Option<RoomRules>, ConfigError> {
         return Err(ConfigError("routing.shed_after_ms must be above 0".to_owned()));
     }
     let shed_after = file.shed_after_ms.map(Duration::from_millis);
-    Ok(file.hold.unwrap_or(true).then_some(RoomRules { horizon_ms, max_waiting, shed_after, ..default }))
+    let scaled_for = slo_s.and_then(|slo_s| Duration::try_from_secs_f64(slo_s).ok());
+    let objective = file.ttft_objective_ms.map_or(scaled_for, millis_or_never);
+    let rules = RoomRules { horizon_ms, max_waiting, objective, shed_after, ..default };
+    Ok(file.hold.unwrap_or(true).then_some(rules))
 }
 
 fn fetch_rate(file: &RoutingFile) -> Result<Option<f64>, ConfigError> {

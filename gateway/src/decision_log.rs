@@ -8,7 +8,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
     },
     thread,
     time::Duration,
@@ -18,6 +18,7 @@ use keyway_core::pick::{Candidate, Pick};
 use keyway_wire::block_hash::BlockHash;
 use prometheus::IntCounterVec;
 use serde::Serialize;
+use tokio::sync::oneshot;
 
 use crate::{
     clock,
@@ -28,13 +29,24 @@ use crate::{
 
 /// How long a line may wait in memory.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
+/// How long the end of the process waits for the last lines: a disk that hangs must not hold it up.
+const LAST_LINES_PATIENCE: Duration = Duration::from_secs(1);
+/// Until a full queue is looked at again.
+const QUEUE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Where choices are logged.
 #[derive(Debug)]
 pub struct DecisionLog {
-    lines: SyncSender<Vec<u8>>,
+    lines: SyncSender<ToWrite>,
     share: f64,
     counted: IntCounterVec,
+}
+
+/// What the writer is sent.
+enum ToWrite {
+    Line(Vec<u8>),
+    /// Dropped once all that was sent before it is in the file.
+    Flush(oneshot::Sender<()>),
 }
 
 #[derive(Serialize)]
@@ -115,17 +127,36 @@ impl DecisionLog {
         };
         let mut bytes = serde_json::to_vec(&line).unwrap_or_default();
         bytes.push(b'\n');
-        let outcome = if self.lines.try_send(bytes).is_ok() { "written" } else { "dropped" };
+        let outcome = if self.lines.try_send(ToWrite::Line(bytes)).is_ok() { "written" } else { "dropped" };
         self.counted.with_label_values(&[outcome]).inc();
+    }
+
+    /// Completes when what was logged is in the file, or cannot be in time: for the end of the process.
+    pub async fn flush(&self) {
+        if clock::timeout(LAST_LINES_PATIENCE, self.written()).await.is_err() {
+            tracing::warn!("the last lines of the decision log are not written: its file is too slow");
+        }
+    }
+
+    async fn written(&self) {
+        let (flush, flushed) = oneshot::channel();
+        let mut flush = ToWrite::Flush(flush);
+        while let Err(TrySendError::Full(again)) = self.lines.try_send(flush) {
+            flush = again;
+            clock::sleep(QUEUE_PAUSE).await;
+        }
+        // Dropped without a word.
+        let _ = flushed.await;
     }
 }
 
 /// Writes until the log is gone. An error is said once; the lines after it are lost.
-fn write_all(mut file: impl Write, waiting: &Receiver<Vec<u8>>) {
+fn write_all(mut file: impl Write, waiting: &Receiver<ToWrite>) {
     let mut failed = false;
     loop {
         let result = match waiting.recv_timeout(FLUSH_INTERVAL) {
-            Ok(line) => file.write_all(&line),
+            Ok(ToWrite::Line(line)) => file.write_all(&line),
+            Ok(ToWrite::Flush(_written)) => file.flush(),
             Err(RecvTimeoutError::Timeout) => file.flush(),
             Err(RecvTimeoutError::Disconnected) => {
                 let _ = file.flush(); // nobody is left to tell

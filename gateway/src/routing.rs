@@ -67,6 +67,9 @@ pub struct Router {
     room: Mutex<WaitingRoom<Held>>,
     /// Requests in the room, to know without its lock that there are none.
     holding: AtomicUsize,
+    /// How often the fleet has changed, and what those in the room have been told of that.
+    fleet_changes: AtomicU64,
+    told_changes: AtomicU64,
     /// When the room is looked at again.
     alarm: Mutex<Option<Duration>>,
     /// What a snapshot says of workers that have not joined.
@@ -121,6 +124,8 @@ impl Router {
             fetch_tokens_per_ms: None,
             room: Mutex::new(WaitingRoom::new(RoomRules::default())),
             holding: AtomicUsize::new(0),
+            fleet_changes: AtomicU64::new(0),
+            told_changes: AtomicU64::new(0),
             alarm: Mutex::default(),
             remembered: Mutex::default(),
             changed: Notify::new(),
@@ -180,6 +185,13 @@ impl Router {
         Self { decision_log, ..self }
     }
 
+    /// Completes when the choices made so far are in their log, if there is one; after a second at most.
+    pub async fn flush_log(&self) {
+        if let Some(log) = &self.decision_log {
+            log.flush().await;
+        }
+    }
+
     /// The workers routed to.
     pub fn fleet(&self) -> &Fleet {
         &self.fleet
@@ -210,7 +222,7 @@ impl Router {
         let turn = Turn { counter: self.turn.load(Ordering::Relaxed), random: fastrand::u64(..) };
         let views = setting.request_views();
         let now = self.now();
-        let mut candidates = setting.candidates(now);
+        let mut candidates = setting.candidates(now, self.holding.load(Ordering::Relaxed) > 0);
         let (seen, nobody) = ((&views[..], &setting.view_of[..]), Ahead::default());
         let pick = consider(self.policy(), seen, &mut candidates, &nobody, (now, &turn), &self.index.lock())?;
         Some((candidates, pick))
@@ -235,6 +247,7 @@ impl Router {
 
     /// Who may be chosen has changed: those who wait may go elsewhere now.
     pub fn fleet_changed(self: &Arc<Self>) {
+        self.fleet_changes.fetch_add(1, Ordering::AcqRel);
         self.pump();
         self.changed.notify_waiters();
     }

@@ -216,6 +216,7 @@ impl Gateway {
         }
         self.stop.send_replace(true);
         let drained = self.serving.await.unwrap_or(false);
+        self.memory.router.flush_log().await;
         if !succeeded {
             // A successor has it already, and knows more by now.
             self.memory.write();

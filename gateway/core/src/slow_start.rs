@@ -1,6 +1,7 @@
 //! Cold workers join gradually: an engine that has just come up compiles kernels, captures graphs and holds no prefix, so for
 //! a while it counts as slower than the others. It is sent little at first, mostly what it costs it least to be sent; each of
-//! that warms its cache. A fleet that is new as a whole is not slowed.
+//! that warms its cache. A fleet that is new as a whole is not slowed, and where requests wait the caller leaves it: a cold
+//! worker is better than none.
 
 use std::time::Duration;
 

@@ -5,6 +5,8 @@
 //! - **Order:** the highest response ratio first, (waited + own) / own with `own` the request's own prefill (highest
 //!   response ratio next, P. Brinch Hansen 1971): short prefills, above all those whose prefix is cached, do not wait
 //!   for long ones, and a long one's turn comes as its wait grows.
+//! - **Objective:** where one is set for the time to first token, those who have missed it let those go first who can still
+//!   keep it, but for every eighth place: a backlog that is worked off makes nobody else late, and nobody starves.
 //! - **Whole plan:** every release goes through all that wait in that order, and who is not begun yet weighs on the worker
 //!   it would go to. Otherwise a hot prefix would keep all its requests waiting for one worker while others idle, since
 //!   the queue that makes it spread is in here and not there.
@@ -16,6 +18,7 @@
 //!   or, where the rules shed load, they are refused.
 
 pub mod fair;
+mod order;
 mod sheet;
 
 use std::time::Duration;
@@ -32,14 +35,20 @@ const MIN_PAUSE_MS: f64 = 2.0;
 /// See above.
 const MAX_PAUSE_MS: f64 = 1_000.0;
 
-/// Who is foreseen to wait for longer than this share of the limit is refused at once: what is foreseen is off by a tenth or two, and to
-/// be refused after all of the wait is worst.
+/// Who is foreseen to wait for longer than this share of the limit is refused at once, and is late from this share of the objective
+/// on: what is foreseen is off by a tenth or two, and to be refused after all of the wait is worst.
 const FORESEEN: f64 = 0.75;
 
 /// Pause between two quotes of a request, for each worker that a quote weighs and each request that waits: ten times what
 /// weighing takes (25 ns a worker), so that it takes a tenth of the time. With 8 workers and 50 who wait a tenth of a
 /// millisecond, with 1,000 and 256 64 ms.
 const PAUSE_PER_WEIGHED_NS: f64 = 250.0;
+
+/// Above so many who wait, a release is followed by a pause, of so many nanoseconds for each of them: ten times what looking
+/// at one takes, so that it takes a tenth of the time.
+const CROWD: usize = 256;
+/// See above.
+const PAUSE_PER_WAITING_NS: u64 = 1_000;
 
 /// Workers that one release weighs at most, over all its quotes: half a millisecond, in which nobody else is routed. Who is
 /// not quoted then is a pause later, still in order. Up to 80 workers a full room is gone through at once.
@@ -59,6 +68,8 @@ pub struct RoomRules {
     pub grain_ms: f64,
     /// Whether the order is by response ratio; otherwise by arrival.
     pub by_response_ratio: bool,
+    /// Time to first token that is wanted: whoever would miss it anyway lets the others go first, mostly.
+    pub objective: Option<Duration>,
     /// Requests that would wait for longer are refused, and so are those beyond `max_waiting`; `None`: nobody is.
     pub shed_after: Option<Duration>,
 }
@@ -67,10 +78,11 @@ impl Default for RoomRules {
     fn default() -> Self {
         Self {
             horizon_ms: 500.0,
-            max_waiting: 256,
-            max_wait: Duration::from_secs(30),
+            max_waiting: 4_096,
+            max_wait: Duration::from_secs(300),
             grain_ms: 1_000.0,
             by_response_ratio: true,
+            objective: None,
             shed_after: None,
         }
     }
@@ -135,6 +147,10 @@ pub struct WaitingRoom<R> {
     next: u64,
     /// When somebody may begin although nothing happens.
     wake: Option<Duration>,
+    /// Until when a crowd is not looked at again.
+    rests_until: Duration,
+    /// How many who can keep the objective have begun since one who cannot.
+    in_time_begun: u32,
     fair: Fair,
     outflow: Outflow,
 }
@@ -179,6 +195,8 @@ impl<R> WaitingRoom<R> {
             waiting: Vec::new(),
             next: 0,
             wake: None,
+            rests_until: Duration::ZERO,
+            in_time_begun: 0,
             fair: Fair::default(),
             outflow: Outflow::default(),
         }
@@ -252,6 +270,14 @@ impl<R> WaitingRoom<R> {
         self.waiting.is_empty()
     }
 
+    /// The requests that wait, in no order; where each may begin is asked anew.
+    pub fn requests_mut(&mut self) -> impl Iterator<Item = &mut R> {
+        self.waiting.iter_mut().map(|entry| {
+            entry.hope = None;
+            &mut entry.request
+        })
+    }
+
     /// When [`WaitingRoom::release`] is to be called again if nothing happens before: a backlog will have fallen to the
     /// horizon if all goes as predicted, or somebody will have waited for long enough.
     pub fn wake(&self) -> Option<Duration> {
@@ -260,6 +286,10 @@ impl<R> WaitingRoom<R> {
 
     /// Begins what can be begun now. A request that nobody may have begins too, for the desk to refuse.
     pub fn release(&mut self, now: Duration, desk: &mut impl Desk<R>) {
+        if now < self.rests_until {
+            self.wake = Some(self.wake.map_or(self.rests_until, |wake| wake.min(self.rests_until)));
+            return;
+        }
         // Who has just come has not waited.
         let waited = self.wake.is_some();
         self.order(now);
@@ -271,7 +301,8 @@ impl<R> WaitingRoom<R> {
         let mut kept = Vec::new();
         let mut weighed = 0;
         let mut wake: Option<Duration> = None;
-        let RoomRules { horizon_ms, max_wait, shed_after, .. } = self.rules;
+        let rules = self.rules;
+        let RoomRules { horizon_ms, max_wait, shed_after, .. } = rules;
         let max_wait = shed_after.map_or(max_wait, |limit| max_wait.min(limit));
         let mut keep = |entry: Entry<R>, due: Duration| {
             let due = due.min(entry.arrived + max_wait);
@@ -301,6 +332,8 @@ impl<R> WaitingRoom<R> {
             let excess_ms = quote.backlog_ms + ahead.of(quote.worker) + ahead.reserve_ms - horizon_ms;
             if must_begin || excess_ms <= 0.0 {
                 surplus = surplus.saturating_sub(1);
+                self.in_time_begun =
+                    if entry.is_late(now, &rules) { 0 } else { self.in_time_begun.saturating_add(1) };
                 let tokens = desk.tokens(&plan).unwrap_or(entry.share.tokens);
                 self.fair.began(now, &entry.share, tokens);
                 begun.requests += 1.0;
@@ -318,6 +351,9 @@ impl<R> WaitingRoom<R> {
         }
         self.waiting = kept;
         self.wake = wake;
+        if self.waiting.len() > CROWD {
+            self.rests_until = now + Duration::from_nanos(PAUSE_PER_WAITING_NS * self.waiting.len() as u64);
+        }
         self.outflow.note(now, waited, begun);
     }
 
@@ -334,20 +370,6 @@ impl<R> WaitingRoom<R> {
             desk.refuse(entry.request, limit);
         }
         self.waiting = kept;
-    }
-
-    fn order(&mut self, now: Duration) {
-        let grain = self.rules.grain_ms;
-        if self.rules.by_response_ratio {
-            let ratio = |entry: &Entry<R>| {
-                let waited = now.saturating_sub(entry.arrived).as_secs_f64() * 1e3;
-                (grain + waited) / entry.own_ms.unwrap_or(0.0).max(f64::MIN_POSITIVE)
-            };
-            self.waiting.sort_by(|a, b| ratio(b).total_cmp(&ratio(a)).then(a.number.cmp(&b.number)));
-        } else {
-            self.waiting.sort_by_key(|entry| entry.number);
-        }
-        self.fair.arrange(&mut self.waiting, |entry| entry.share);
     }
 }
 

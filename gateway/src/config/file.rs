@@ -77,10 +77,13 @@ pub struct RoutingFile {
     pub hold: Option<bool>,
     /// Milliseconds of prefill at a worker up to which it is sent more (500).
     pub hold_horizon_ms: Option<f64>,
-    /// Requests that may wait; those beyond are sent at once (256).
+    /// Requests that may wait; those beyond are sent at once (4096).
     pub hold_max: Option<usize>,
+    /// Milliseconds to the first token that are wanted: of those who wait, who would miss it anyway lets the others go
+    /// first, but for every eighth place (`scale.ttft_slo_seconds`, where that is set); 0: nobody does.
+    pub ttft_objective_ms: Option<u64>,
     /// Milliseconds after which a request that would still wait is refused with 503 and Retry-After, at once where that is
-    /// foreseen; without it, requests wait for up to 30 s and are then sent in any case.
+    /// foreseen; without it, requests wait for up to 5 minutes and are then sent in any case.
     pub shed_after_ms: Option<u64>,
     /// Milliseconds between two looks at the load of a worker that other gateways send to as well (1000); 0: never.
     pub load_scrape_ms: Option<u64>,

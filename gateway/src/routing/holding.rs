@@ -22,7 +22,12 @@ use parking_lot::MutexGuard;
 use tokio::sync::oneshot;
 
 use super::{Choice, Router, Rules, Setting, Ticket};
-use crate::{clock, error::Error, fleet::Worker, request::RequestInfo};
+use crate::{
+    clock,
+    error::Error,
+    fleet::{Fleet, Worker},
+    request::RequestInfo,
+};
 
 /// A request that waits.
 #[derive(Debug)]
@@ -30,8 +35,15 @@ pub(super) struct Held {
     setting: Setting,
     streams: bool,
     model: Option<String>,
+    tried: Vec<WorkerId>,
     entered: Duration,
     begin: oneshot::Sender<Decided>,
+}
+
+impl Held {
+    fn look_again(&mut self, fleet: &Fleet) {
+        self.setting.look_again(fleet, self.model.as_deref(), &self.tried);
+    }
 }
 
 /// A worker, or why there is none.
@@ -63,6 +75,8 @@ struct Counter<'a> {
     now: Duration,
     horizon_ms: f64,
     rules: Rules,
+    /// Whether requests waited when it opened.
+    others_wait: bool,
     /// One for each set of workers that those who wait may go to; they are few, as there are few models.
     rosters: Vec<Roster>,
     begun: Begun,
@@ -100,14 +114,19 @@ impl Router {
         request: &RequestInfo,
         tried: &[WorkerId],
     ) -> Result<(oneshot::Receiver<Decided>, LeaveOnDrop<'_>), Error> {
+        let known_fleet = self.fleet_changes.load(Ordering::Acquire);
         let setting = self.setting(request, tried)?;
         let (begin, begun) = oneshot::channel();
         let entered = self.now();
         let share = Share { tokens: setting.prompt_tokens as f64, ..request.share };
-        let held = Held { setting, streams: request.stream, model: request.model.clone(), entered, begin };
+        let (model, tried) = (request.model.clone(), tried.to_vec());
+        let mut held = Held { setting, streams: request.stream, model, tried, entered, begin };
         self.finish_lingering();
         let mut room = self.room.lock();
         room.admit(entered, &share).map_err(|retry_after| Error::TooBusy { retry_after })?;
+        if self.tell_of_the_fleet(&mut room) != known_fleet {
+            held.look_again(&self.fleet);
+        }
         let mut counter = self.counter(&room);
         let own_ms = if room.is_empty() { None } else { counter.own_ms(&held) };
         let place = room.enter_as(entered, own_ms, share, held);
@@ -119,9 +138,19 @@ impl Router {
     pub(super) fn pump(self: &Arc<Self>) {
         // Almost always nobody waits.
         if self.holding.load(Ordering::Acquire) > 0 {
-            let room = self.room.lock();
+            let mut room = self.room.lock();
+            self.tell_of_the_fleet(&mut room);
             hand_out(self.counter(&room).release(room));
         }
+    }
+
+    /// Those who wait may go to whoever has come up since. Returns how often the fleet has changed.
+    fn tell_of_the_fleet(&self, room: &mut WaitingRoom<Held>) -> u64 {
+        let changes = self.fleet_changes.load(Ordering::Acquire);
+        if self.told_changes.swap(changes, Ordering::AcqRel) != changes {
+            room.requests_mut().for_each(|held| held.look_again(&self.fleet));
+        }
+        changes
     }
 
     fn counter(self: &Arc<Self>, room: &WaitingRoom<Held>) -> Counter<'_> {
@@ -131,6 +160,7 @@ impl Router {
             now: self.now(),
             horizon_ms: room.rules().horizon_ms,
             rules: *self.rules.read(),
+            others_wait: !room.is_empty(),
             rosters: Vec::new(),
             begun: Vec::new(),
         }
@@ -194,7 +224,7 @@ impl Counter<'_> {
         if let Some(known) = self.rosters.iter().position(same) {
             return known;
         }
-        let all = setting.candidates(self.now);
+        let all = setting.candidates(self.now, self.others_wait);
         let worker_of: Vec<usize> = (0..all.len()).filter(|&i| setting.workers[i].routable()).collect();
         let candidates = worker_of.iter().map(|&i| all[i]).collect();
         let sheet = Sheet::new(candidates, self.horizon_ms);
@@ -281,3 +311,6 @@ impl Desk<Held> for Counter<'_> {
         self.begun.push((held.begin, Err(Error::TooBusy { retry_after })));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,12 @@ use keyway_core::{
 use keyway_wire::block_hash::BlockHash;
 
 use super::Router;
-use crate::{error::Error, fleet::Worker, limits::MAX_LEARNED_MODELS, request::RequestInfo};
+use crate::{
+    error::Error,
+    fleet::{Fleet, Worker},
+    limits::MAX_LEARNED_MODELS,
+    request::RequestInfo,
+};
 
 /// Bytes of canonical text per token before any answer has told better: English in a large vocabulary.
 const INITIAL_BYTES_PER_TOKEN: f64 = 4.0;
@@ -27,7 +32,12 @@ pub struct View {
     pub chain: Vec<BlockHash>,
     /// Tokens of one block.
     pub block_tokens: f64,
+    /// Of which workers it is the view.
+    way: Way,
 }
+
+/// How a worker cuts and names a prompt: tokens of a block, and whether the model is an adapter of its own. Of text all do alike.
+type Way = (u32, bool);
 
 /// A request before the workers that may serve it.
 #[derive(Debug)]
@@ -65,8 +75,24 @@ impl Setting {
         RequestView { chain: &view.chain, prompt_tokens, block_tokens, session: self.session }
     }
 
-    /// The workers as candidates whose matches are yet to be filled in.
-    pub(super) fn candidates(&self, now: Duration) -> Vec<Candidate> {
+    /// Looks at the fleet again, for a request that waits: who has come up since it came may have it too. A worker that cuts
+    /// prompts like none that was there may not, as the prompt is not kept.
+    pub(super) fn look_again(&mut self, fleet: &Fleet, model: Option<&str>, tried: &[WorkerId]) {
+        let (views, by_tokens) = (&self.views, self.by_tokens);
+        let view_of = |worker: &Worker| {
+            let way = if by_tokens { way_of(worker, model) } else { OF_TEXT };
+            views.iter().position(|view| view.way == way)
+        };
+        let may_have = |worker: &Arc<Worker>| {
+            worker.may_serve(model) && worker.routable() && !tried.contains(&worker.id)
+        };
+        let found = fleet.all().into_iter().filter(may_have);
+        (self.workers, self.view_of) =
+            found.filter_map(|worker| view_of(&worker).map(|view| (worker, view))).unzip();
+    }
+
+    /// The workers as candidates whose matches are yet to be filled in. While requests wait, a cold worker is better than none.
+    pub(super) fn candidates(&self, now: Duration, others_wait: bool) -> Vec<Candidate> {
         // An operator's own weight says more than a fit; where there is none, the fit among those without.
         let fitted = |worker: &Arc<Worker>| worker.rate.lock().tokens_per_second();
         let rates: Vec<Option<f64>> = self.workers.iter().map(fitted).collect();
@@ -79,7 +105,7 @@ impl Setting {
             }
         }
         let mut rates = tokens_per_ms(&rates, &speeds);
-        if let Some(over) = self.slow_start {
+        if let Some(over) = self.slow_start.filter(|_| !others_wait) {
             let up_for = |worker: &Arc<Worker>| worker.with_health(|health| health.up_for(now));
             let up_for: Vec<Duration> = self.workers.iter().map(up_for).collect();
             rates.iter_mut().zip(ramps(&up_for, over)).for_each(|(rate, ramp)| *rate *= ramp);
@@ -94,6 +120,13 @@ impl Setting {
         };
         self.workers.iter().zip(&speeds).zip(rates).map(candidate).collect()
     }
+}
+
+const OF_TEXT: Way = (0, false);
+
+fn way_of(worker: &Worker, model: Option<&str>) -> Way {
+    // What is an adapter at one worker may be a model of its own at another.
+    (worker.residency.block_size(), model.is_some_and(|model| worker.is_adapter(model)))
 }
 
 /// What the index calls a worker.
@@ -116,23 +149,21 @@ impl Router {
         Ok(match &request.tokens {
             None => self.by_text(request, workers),
             Some(prompt) => {
-                // What is an adapter at one worker may be a model of its own at another.
                 let model = request.model.as_deref();
-                let adapts = |worker: &Worker| model.is_some_and(|model| worker.is_adapter(model));
-                let ways: Vec<(u32, bool)> =
-                    workers.iter().map(|worker| (worker.residency.block_size(), adapts(worker))).collect();
+                let ways: Vec<Way> = workers.iter().map(|worker| way_of(worker, model)).collect();
                 let mut distinct = ways.clone();
                 distinct.sort_unstable();
                 distinct.dedup();
                 if distinct.is_empty() {
                     distinct.push((crate::limits::BLOCK_TOKENS, false));
                 }
-                let view = |&(block_size, adapts): &(u32, bool)| {
+                let view = |&(block_size, adapts): &Way| {
                     let adapter = model.filter(|_| adapts);
                     let space = TokenSpace { salt: request.salt.as_bytes(), adapter, block_size };
                     View {
                         chain: space.chain(self.hash_key, &prompt.ids),
                         block_tokens: f64::from(block_size),
+                        way: (block_size, adapts),
                     }
                 };
                 Setting {
@@ -163,6 +194,7 @@ impl Router {
         let view = View {
             chain: request.chain.blocks.clone(),
             block_tokens: request.chain.block_bytes as f64 / bytes_per_token,
+            way: OF_TEXT,
         };
         Setting {
             view_of: vec![0; workers.len()],

@@ -227,6 +227,58 @@ fn nobody_waits_longer_than_the_rules_say() {
     assert_eq!((fleet.begun, room.is_empty()), (vec![0, 1], true));
 }
 
+/// Seconds to the first token of those who come a minute after `backlog` prompts of a second each met two workers, one each
+/// `every_s`; and of the slowest of the backlog.
+fn behind_a_backlog(backlog: usize, every_s: f64, objective: Option<Duration>) -> (Vec<f64>, f64) {
+    let prompt = |i: usize, at: f64| Prompt { at, prefix: i as u32, shared: 0, own: 10 };
+    let mut prompts: Vec<Prompt> = (0..backlog).map(|i| prompt(i, 0.0)).collect();
+    prompts.extend((0..200).map(|i| prompt(backlog + i, 1.0 + i as f64 * every_s)));
+    let mut fleet = Fleet::new(2);
+    run(&mut fleet, RoomRules { objective, ..RoomRules::default() }, &prompts);
+    let newcomers = (backlog..prompts.len()).map(|i| fleet.ttft[&i]).collect();
+    (newcomers, (0..backlog).map(|i| fleet.ttft[&i]).fold(0.0, f64::max))
+}
+
+#[test]
+fn a_backlog_is_worked_off_beside_those_who_can_keep_the_objective() {
+    let objective = s(4.0);
+    let kept = |ttft: &[f64]| ttft.iter().filter(|ttft| **ttft <= 4.0).count();
+    // Seven tenths of what two workers can do come, so that the backlog of 100 takes some three minutes.
+    let (with, slowest) = behind_a_backlog(100, 0.73, Some(objective));
+    let (without, by_ratio) = behind_a_backlog(100, 0.73, None);
+    assert!(kept(&with) >= 190, "{} {with:?}", kept(&with));
+    assert!(kept(&without) < 100, "{} {without:?}", kept(&without));
+    assert!(slowest < 200.0 && slowest > by_ratio, "{slowest} {by_ratio}");
+}
+
+#[test]
+fn who_misses_the_objective_has_every_eighth_place() {
+    // More comes than two workers can do: without a share the backlog would wait to the end.
+    let (with, slowest) = behind_a_backlog(15, 0.4, Some(s(4.0)));
+    let last = 1.0 + 200.0 * 0.4;
+    assert!(slowest < 0.9 * last, "{slowest}");
+    let kept = with.iter().filter(|ttft| **ttft <= 4.0).count();
+    assert!(kept > 100, "{kept}");
+}
+
+#[test]
+fn a_crowd_is_not_looked_at_without_a_pause() {
+    let mut room = WaitingRoom::new(RoomRules::default());
+    let mut fleet = Fleet::new(1);
+    for i in 0..1_000 {
+        room.enter(s(0.0), Some(1_000.0), (i, Prompt { at: 0.0, prefix: i as u32, shared: 0, own: 10 }));
+    }
+    room.release(s(0.0), &mut fleet);
+    let begun = fleet.begun.len();
+    // The worker has nothing to do any more, which is seen after a millisecond.
+    fleet.loads[0] = Load::default();
+    room.release(s(0.000_5), &mut fleet);
+    assert_eq!(fleet.begun.len(), begun);
+    assert!(room.wake() <= Some(s(0.001)));
+    room.release(s(0.001), &mut fleet);
+    assert!(fleet.begun.len() > begun);
+}
+
 /// A burst that came while all were busy, and a thousand workers that are idle by now.
 #[test]
 fn a_burst_is_gone_through_in_several_releases_and_in_order() {

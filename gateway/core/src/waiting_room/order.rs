@@ -1,0 +1,58 @@
+//! In which order those who wait are gone through: by response ratio or arrival, who has missed the objective behind who can
+//! still keep it, owners in turn. Who begins is not decided here.
+
+use std::time::Duration;
+
+use super::{Entry, FORESEEN, RoomRules, WaitingRoom};
+
+/// Of those who begin while both wait, one in so many would miss the objective: enough that nobody starves, little enough that
+/// what comes is served by workers who have a fifth to spare.
+const LATE_ONE_IN: u32 = 8;
+
+impl<R> WaitingRoom<R> {
+    pub(super) fn order(&mut self, now: Duration) {
+        let grain = self.rules.grain_ms;
+        if self.rules.by_response_ratio {
+            let ratio = |entry: &Entry<R>| {
+                let waited = now.saturating_sub(entry.arrived).as_secs_f64() * 1e3;
+                (grain + waited) / entry.own_ms.unwrap_or(0.0).max(f64::MIN_POSITIVE)
+            };
+            self.waiting.sort_by(|a, b| ratio(b).total_cmp(&ratio(a)).then(a.number.cmp(&b.number)));
+        } else {
+            self.waiting.sort_by_key(|entry| entry.number);
+        }
+        self.yield_to_those_in_time(now);
+        self.fair.arrange(&mut self.waiting, |entry| entry.share);
+    }
+
+    /// Puts one late request behind each seven that are in time, and the rest at the end; each kind stays in its order.
+    fn yield_to_those_in_time(&mut self, now: Duration) {
+        let rules = self.rules;
+        let is_late = |entry: &Entry<R>| entry.is_late(now, &rules);
+        if !self.waiting.iter().any(is_late) {
+            return;
+        }
+        let (late, in_time): (Vec<_>, Vec<_>) = self.waiting.drain(..).partition(is_late);
+        let mut late = late.into_iter();
+        let mut since_late = self.in_time_begun;
+        for entry in in_time {
+            if since_late >= LATE_ONE_IN - 1 {
+                self.waiting.extend(late.next());
+                since_late = 0;
+            }
+            self.waiting.push(entry);
+            since_late += 1;
+        }
+        self.waiting.extend(late);
+    }
+}
+
+impl<R> Entry<R> {
+    /// Whether its first token is foreseen to come too late for the objective even if it begins now, as the last one before
+    /// its worker's horizon.
+    pub(super) fn is_late(&self, now: Duration, rules: &RoomRules) -> bool {
+        let Some(objective) = rules.objective else { return false };
+        let waited_ms = now.saturating_sub(self.arrived).as_secs_f64() * 1e3;
+        waited_ms + self.own_ms.unwrap_or(0.0) + rules.horizon_ms > FORESEEN * objective.as_secs_f64() * 1e3
+    }
+}

@@ -1,0 +1,75 @@
+//! Who waits is not bound to the workers that were there when it came.
+
+use keyway_core::{pick::Policy, waiting_room::RoomRules};
+use keyway_wire::block_hash::HashKey;
+
+use super::*;
+use crate::{
+    clock::Clock,
+    ejection::Ejections,
+    metrics::Metrics,
+    request::{self, KeyerConfig},
+};
+
+fn keyer() -> KeyerConfig {
+    KeyerConfig { key: HashKey::new(1), block_bytes: std::num::NonZeroUsize::new(64).unwrap() }
+}
+
+/// A router with this many ready workers, each of which is sent one request at a time.
+fn router(workers: u32) -> Arc<Router> {
+    let configs: Vec<_> = (1..=workers).map(|i| format!("http://127.0.0.1:{i}").parse().unwrap()).collect();
+    let fleet = Arc::new(Fleet::new(&configs, Duration::ZERO, &Ejections::new(Clock::start(), None)));
+    fleet.all().iter().for_each(|worker| worker.with_health(|health| health.on_probe(true, Duration::ZERO)));
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let router = Router::new(fleet, metrics, Clock::start(), Policy::Prefix, keyer(), 1 << 20);
+    let rules = RoomRules { horizon_ms: 0.0, ..RoomRules::default() };
+    Arc::new(router.with_room(Some(rules)).with_slow_start(Some(Duration::from_secs(30))))
+}
+
+fn request(prompt: &str) -> RequestInfo {
+    request::read(format!(r#"{{"model":"m","prompt":"{}"}}"#, prompt.repeat(500)).as_bytes(), keyer())
+}
+
+/// Enters the room; who is chosen is known when it begins.
+fn ask(router: &Arc<Router>, prompt: &str) -> tokio::task::JoinHandle<Choice> {
+    let (router, asked) = (Arc::clone(router), request(prompt));
+    tokio::spawn(async move { router.choose(&asked, &[]).await.unwrap() })
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_begins_on_a_worker_that_comes_up_meanwhile() {
+    let router = router(1);
+    let first = ask(&router, "one ").await.unwrap();
+    let waits = ask(&router, "two ");
+    tokio::task::yield_now().await;
+    assert!(!waits.is_finished(), "the only worker is busy");
+    let came = router.now();
+    let second = router.fleet().add(&"http://127.0.0.1:2".parse().unwrap(), router.now());
+    second.with_health(|health| health.on_probe(true, router.now()));
+    router.fleet_changed();
+    let begun = waits.await.unwrap();
+    assert_eq!((begun.worker.name.as_str(), router.now()), ("127.0.0.1:2", came));
+    assert_eq!(first.worker.name, "127.0.0.1:1");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cold_worker_is_not_spared_while_others_wait() {
+    let router = router(1);
+    clock::sleep(Duration::from_secs(60)).await;
+    let second = router.fleet().add(&"http://127.0.0.1:2".parse().unwrap(), router.now());
+    second.with_health(|health| health.on_probe(true, router.now()));
+    router.fleet_changed();
+    let setting = router.setting(&request("one "), &[]).unwrap();
+    let rates = |others_wait| {
+        let candidates = setting.candidates(router.now(), others_wait);
+        let rate = |name| {
+            let at = setting.workers.iter().position(|worker| worker.name == name).unwrap();
+            candidates[at].tokens_per_ms
+        };
+        (rate("127.0.0.1:1"), rate("127.0.0.1:2"))
+    };
+    let (warm, cold) = rates(false);
+    assert!(cold < 0.2 * warm, "{warm} {cold}");
+    let (warm, cold) = rates(true);
+    assert!((warm - cold).abs() < 1e-9, "{warm} {cold}");
+}
