@@ -94,9 +94,11 @@ impl Process {
         assert!(status.is_ok_and(|s| s.success()), "cannot signal {}", self.name);
     }
 
-    /// Waits for its end, with patience.
+    /// Waits for its end, with patience, and until all that it wrote is in the log.
     pub async fn ended(&mut self) -> ExitStatus {
         eventually!(self.child.try_wait().expect("wait").is_some(), "the end of {}", self.name);
+        // Its own children may keep the pipes open.
+        let _ = tokio::time::timeout(READ_TIMEOUT, async { while self.log.changed().await.is_ok() {} }).await;
         self.child.wait().expect("wait")
     }
 }

@@ -358,12 +358,13 @@ async fn the_gateway_shows_its_token_over_tls_and_says_what_it_may_not() {
     api.apply(workers(&pods));
     let gateway = gateway(&api, WORKERS).await;
     gateway.wait_ready(1).await;
-    let log = gateway.process.log().join("\n");
-    assert!(
-        log.contains("endpointslices.discovery.k8s.io is forbidden") && log.contains("needs a Role"),
-        "{log}"
+    let log = || gateway.process.log().join("\n");
+    eventually!(
+        log().contains("endpointslices.discovery.k8s.io is forbidden") && log().contains("needs a Role"),
+        "{}",
+        log()
     );
-    assert!(!log.contains("let me in"));
+    assert!(!log().contains("let me in"));
 }
 
 #[tokio::test]
