@@ -9,6 +9,7 @@ mod messages;
 use std::sync::Arc;
 
 use futures_util::stream;
+use keyway_core::autoscale::scaler_value;
 use prometheus::IntCounterVec;
 use tokio::sync::watch;
 
@@ -83,9 +84,10 @@ impl ExternalScaler {
 
     async fn metrics(&self, request: Request) -> Result<Answer, Status> {
         let asked: MetricsRequest = grpc::message(request).await?;
-        let desired = wanted(&self.scale, &asked.scaled_object_ref.unwrap_or_default())?.desired;
-        let value =
-            MetricValue { name: asked.metric_name, value: desired.into(), value_float: desired.into() };
+        let row = wanted(&self.scale, &asked.scaled_object_ref.unwrap_or_default())?;
+        // KEDA takes the whole number only where the other one is absent.
+        let value_float = scaler_value(row.desired, row.ready + row.starting);
+        let value = MetricValue { name: asked.metric_name, value: row.desired.into(), value_float };
         Ok(grpc::unary(&MetricValues { metric_values: vec![value] }))
     }
 }

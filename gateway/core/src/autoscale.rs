@@ -10,7 +10,7 @@
 //! steady  = max(prefill, decode, kv)
 //! need    = c max(steady, floor(min(backlog + growth, (1 + catch_up) prefill)), 1 if anybody is here)
 //! out     = max(ceil(need), guard, min)
-//! in      = greatest ceil(need U / (U - margin)) of the last `scale_in_after`
+//! in      = greatest ceil(c steady U / (U - margin)) of the last `scale_in_after`, and ceil(need U / (U - margin)) of the last half of it
 //! desired = out, but what was desired before until `in` is lower; at most `max`
 //! ```
 //!
@@ -27,7 +27,9 @@
 //! - `c` is what the guard has learned: when an SLO (TTFT, or the time between tokens where one is set) is missed although nobody is starting and the sum holds, the sum is
 //!   wrong (prompts that differ, a noisy machine), and one more worker in ten is asked for. It fades over an hour, so that the
 //!   fleet does not swing between what the sum says and what the SLO needs.
-//! - Fewer are asked for only when one worker fewer would have held, with `margin` to spare, all through `scale_in_after`.
+//! - Fewer are asked for only when one worker fewer would have held what comes, with `margin` to spare, all through
+//!   `scale_in_after`. What a backlog asked for besides is held for half as long: what has been worked off does not come again,
+//!   unless the rate that is believed is too high, which the guard has learned by then.
 //!
 //! `prefill`, `backlog`, `decode` and `kv` count this gateway's own requests, so with several gateways they add up. `growth` does
 //! not, as each sees all workers: with several gateways it is too small, and a step is followed some seconds later.
@@ -234,7 +236,7 @@ pub struct Sum {
     pub guard: u32,
     /// Factor from what is needed to what is needed with a margin, `U / (U - margin)`.
     pub spare: f64,
-    /// What the last `scale_in_after` would have needed with a margin.
+    /// What the last `scale_in_after` would have needed with a margin, without what has been caught up with.
     pub peak: u32,
     /// The result.
     pub desired: u32,
@@ -287,14 +289,34 @@ impl Terms {
     }
 }
 
+/// The greatest values of some time: decreasing ones, each with the last time it was seen.
+#[derive(Debug, Clone, Default)]
+struct Peaks(VecDeque<(Duration, u32)>);
+
+impl Peaks {
+    /// The greatest of the last `over`, `value` among them.
+    fn note(&mut self, now: Duration, value: u32, over: Duration) -> u32 {
+        while self.0.back().is_some_and(|last| last.1 <= value) {
+            self.0.pop_back();
+        }
+        self.0.push_back((now, value));
+        while self.0.front().is_some_and(|(at, _)| now.saturating_sub(*at) > over) {
+            self.0.pop_front();
+        }
+        self.0.front().map_or(value, |first| first.1)
+    }
+}
+
 /// The state behind the sum of one model.
 #[derive(Debug, Clone)]
 pub struct Scaler {
     rules: ScaleRules,
     began: Option<Duration>,
     desired: u32,
-    /// What one worker fewer had to bear: decreasing values, each with the last time it was seen.
-    peaks: VecDeque<(Duration, u32)>,
+    /// What came, in workers with a margin.
+    peaks: Peaks,
+    /// The same with what waited.
+    late_peaks: Peaks,
     correction: f64,
     corrected: Duration,
     /// Since when as many workers are ready as now, and how many.
@@ -314,7 +336,8 @@ impl Scaler {
             rules,
             began: None,
             desired: 0,
-            peaks: VecDeque::new(),
+            peaks: Peaks::default(),
+            late_peaks: Peaks::default(),
             correction: 1.0,
             corrected: Duration::ZERO,
             fleet: (Duration::ZERO, 0),
@@ -333,13 +356,16 @@ impl Scaler {
     pub fn step(&mut self, now: Duration, seen: &Seen) -> Sum {
         let began = *self.began.get_or_insert(now);
         let terms = Terms::of(&self.rules, seen);
-        let uncorrected = terms.need(self.rules.catch_up, seen.waiting + seen.running > 0);
+        let present = seen.waiting + seen.running > 0;
+        let uncorrected = terms.need(self.rules.catch_up, present);
         self.watch_slo(now, seen, terms.steady());
         let need = uncorrected * self.correction;
         let guard = if now < self.guard.1 { self.guard.0 } else { 0 };
 
         let spare = self.rules.utilisation / positive(self.rules.utilisation - SCALE_IN_MARGIN);
-        let peak = self.peak(now, whole(need * spare));
+        let steady = terms.steady().max(if present { 1.0 } else { 0.0 }) * self.correction;
+        let peak = self.peaks.note(now, whole(steady * spare), self.rules.scale_in_after);
+        let peak = peak.max(self.late_peaks.note(now, whole(need * spare), self.rules.scale_in_after / 2));
         let settled = now.saturating_sub(began) >= self.rules.scale_in_after;
         // After a start nothing is known of the last minutes: the fleet found is right until it was watched for long enough.
         let known = if settled { 0 } else { seen.ready + seen.starting };
@@ -360,19 +386,6 @@ impl Scaler {
         };
         self.desired = desired;
         Sum { terms, need, correction: self.correction, guard, spare, peak, desired, reason }
-    }
-
-    /// The greatest of `scale_in_after`, `value` among them.
-    fn peak(&mut self, now: Duration, value: u32) -> u32 {
-        while self.peaks.back().is_some_and(|last| last.1 <= value) {
-            self.peaks.pop_back();
-        }
-        self.peaks.push_back((now, value));
-        let over = |(at, _): &(Duration, u32)| now.saturating_sub(*at) > self.rules.scale_in_after;
-        while self.peaks.front().is_some_and(over) {
-            self.peaks.pop_front();
-        }
-        self.peaks.front().map_or(value, |first| first.1)
     }
 
     /// Asks for one more in ten when the SLO is missed by a fleet that is all there, as large as the sum says, and not
@@ -410,6 +423,13 @@ impl Scaler {
             self.correction = learned.clamp(self.correction, MAX_CORRECTION.max(self.correction));
         }
     }
+}
+
+/// What an HPA is to be told, so that its ceiling is `desired`. It leaves a difference of a tenth alone, which would keep one of
+/// eleven to nineteen workers for ever; so where fewer are wanted than there are, the least that still rounds up to it.
+pub fn scaler_value(desired: u32, there: u32) -> f64 {
+    let rounded_up = if 0 < desired && desired < there { 0.9 } else { 0.0 };
+    f64::from(desired) - rounded_up
 }
 
 /// The share of what runs that is not there because work waits; at most 1.

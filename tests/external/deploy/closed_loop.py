@@ -1,5 +1,5 @@
 """The whole scaling loop: simulated engines, a real gateway, a real Prometheus with the deployed rules, and a scaler that does
-what KEDA and the HPA document: it asks `max(keyway:desired_workers)`, leaves a difference of a tenth alone, follows the
+what KEDA and the HPA document: it asks `max(keyway:scaler_workers)`, leaves a difference of a tenth alone, follows the
 policies of deploy/kubernetes/autoscaling/keda, goes to zero after the cooldown, and starts workers that take a while.
 Everything runs SPEED times as fast as it would; times below are of the simulated world. The load steps from 1 to 6 and back.
 Usage: closed_loop.py KEYWAY KEYWAY_LOADTEST; needs prometheus in PATH. Prints a course and a verdict, ends with 1 if a bar is missed."""
@@ -124,7 +124,7 @@ class Scaler:
         self.url, self.last_active, self.replicas, self.history = prometheus, 0.0, 1, []
 
     def value(self):
-        query = urllib.parse.urlencode({"query": 'max(keyway:desired_workers{model="mock"})'})
+        query = urllib.parse.urlencode({"query": 'max(keyway:scaler_workers{model="mock"})'})
         result = get(f"{self.url}/api/v1/query?{query}")["data"]["result"]
         return float(result[0]["value"][1]) if len(result) == 1 else None
 
@@ -154,11 +154,11 @@ class Scaler:
 
 
 def configure(gateway_admin):
-    minutes = f"{real(SCALE_IN_S):.0f}s"
+    minutes, half = f"{real(SCALE_IN_S) * 1e3:.0f}ms", f"{real(SCALE_IN_S / 2) * 1e3:.0f}ms"
     rules = (DEPLOY / "prometheus/rules.yml").read_text(encoding="utf-8")
     # Of the rules, those of the sum look back for the scale-in time.
     head, sums = rules.split("  - name: keyway-scale")
-    (work / "rules.yml").write_text(head + "  - name: keyway-scale" + sums.replace("[5m]", f"[{minutes}]"), encoding="utf-8")
+    (work / "rules.yml").write_text(head + "  - name: keyway-scale" + sums.replace("[5m]", f"[{minutes}]").replace("[150s]", f"[{half}]"), encoding="utf-8")
     config = (DEPLOY / "prometheus/prometheus.yml").read_text(encoding="utf-8")
     config = config.replace('"127.0.0.1:9090"', f'"{gateway_admin}"').replace("5s", "1s").replace("  - alerts.yml\n", "")
     (work / "prometheus.yml").write_text(config.split("  - job_name: keyway-worker")[0], encoding="utf-8")
@@ -178,6 +178,7 @@ admin_listen = "127.0.0.1:{admin}"
 [routing]
 slow_start_ms = {real(30_000):.0f}
 load_scrape_ms = {real(1_000):.0f}
+hold_horizon_ms = {real(500):.0f}
 [discovery]
 file = "{work}/workers.toml"
 interval_seconds = {max(real(5), 0.05)}

@@ -212,6 +212,22 @@ fn the_maximum_and_the_minimum_hold() {
     assert_eq!((sum.desired, sum.reason), (5, Reason::Maximum));
 }
 
+/// `desiredReplicas` of Kubernetes' HPA with a target of 1: the ceiling, unless it is within a tenth.
+fn hpa(value: f64, replicas: u32) -> u32 {
+    if (value / f64::from(replicas) - 1.0).abs() <= 0.1 { replicas } else { value.ceil() as u32 }
+}
+
+#[test]
+fn an_hpa_goes_down_by_one_although_it_leaves_a_tenth_alone() {
+    assert_eq!(hpa(12.0, 13), 13);
+    for there in 1..=18 {
+        for desired in 1..=there {
+            assert_eq!(hpa(scaler_value(desired, there), there), desired, "{desired} of {there}");
+        }
+    }
+    assert_eq!((scaler_value(0, 5), scaler_value(6, 5)), (0.0, 6.0));
+}
+
 /// What became of a step of the load.
 #[derive(Debug)]
 struct Course {
