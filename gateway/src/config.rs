@@ -116,10 +116,7 @@ impl TryFrom<File> for Config {
         let listen = file.listen.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8080)));
         let policy = file.policy.as_deref().map(str::parse::<Policy>).transpose();
         let workers = workers(&file.worker)?;
-        let tokenizers: Vec<_> = file.model.into_iter().map(|model| (model.name, model.tokenizer)).collect();
-        if let Some(twice) = first_duplicate(tokenizers.iter().map(|(name, _)| name.clone())) {
-            return Err(ConfigError(format!("model {twice} has two tokenizers")));
-        }
+        let tokenizers = tokenizers(file.model)?;
         let hash_key = match &file.routing.hash_key_file {
             Some(path) => HashKey::from_bytes(
                 &fs::read(path)
@@ -132,7 +129,7 @@ impl TryFrom<File> for Config {
             return Err(ConfigError("routing.decision_log_share must be between 0 and 1".to_owned()));
         }
         let (room, fetch_tokens_per_ms) =
-            (room_rules(&file.routing, file.scale.ttft_slo_seconds)?, fetch_rate(&file.routing)?);
+            (room_rules(&file.routing, &file.scale)?, fetch_rate(&file.routing)?);
         // What these files hold is used elsewhere; here, whether it can be.
         file.tls.as_ref().map(crate::tls::check).transpose()?;
         file.auth.tenants_file.as_deref().map(crate::tenants::check).transpose()?;
@@ -201,7 +198,15 @@ pub fn workers(entries: &[WorkerEntry]) -> Result<Vec<WorkerConfig>, ConfigError
     }
 }
 
-fn room_rules(file: &RoutingFile, slo_s: Option<f64>) -> Result<Option<RoomRules>, ConfigError> {
+fn tokenizers(models: Vec<ModelTable>) -> Result<Vec<(String, PathBuf)>, ConfigError> {
+    let tokenizers: Vec<_> = models.into_iter().map(|model| (model.name, model.tokenizer)).collect();
+    match first_duplicate(tokenizers.iter().map(|(name, _)| name.clone())) {
+        Some(twice) => Err(ConfigError(format!("model {twice} has two tokenizers"))),
+        None => Ok(tokenizers),
+    }
+}
+
+fn room_rules(file: &RoutingFile, scale: &ScaleFile) -> Result<Option<RoomRules>, ConfigError> {
     let default = RoomRules::default();
     let horizon_ms = file.hold_horizon_ms.unwrap_or(default.horizon_ms);
     if !horizon_ms.is_finite() || horizon_ms < 0.0 {
@@ -212,7 +217,7 @@ fn room_rules(file: &RoutingFile, slo_s: Option<f64>) -> Result<Option<RoomRules
         return Err(ConfigError("routing.shed_after_ms must be above 0".to_owned()));
     }
     let shed_after = file.shed_after_ms.map(Duration::from_millis);
-    let scaled_for = slo_s.and_then(|slo_s| Duration::try_from_secs_f64(slo_s).ok());
+    let scaled_for = scale.ttft_slo_seconds.and_then(|slo_s| Duration::try_from_secs_f64(slo_s).ok());
     let objective = file.ttft_objective_ms.map_or(scaled_for, millis_or_never);
     let rules = RoomRules { horizon_ms, max_waiting, objective, shed_after, ..default };
     Ok(file.hold.unwrap_or(true).then_some(rules))
