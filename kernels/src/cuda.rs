@@ -8,6 +8,7 @@
 
 pub mod device;
 pub mod elementwise;
+pub mod gather;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod matmul;

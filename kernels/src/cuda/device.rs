@@ -158,6 +158,14 @@ pub trait Device {
     fn read(&mut self, buffer: u64, offset: u64, bytes: &mut [u8]) -> Result<(), DeviceError>;
     /// Whether it has Hopper's matrix instructions (`matmul::Unit::Warpgroup`).
     fn has_warpgroups(&self) -> bool;
+    /// What kind of device it is, such as `sm_90`: two of one kind give equal bits.
+    fn generation(&self) -> String;
+    /// Streaming multiprocessors: for how many blocks there is room at once. Speed alone.
+    fn processors(&self) -> usize;
+    /// Memory that nobody has taken yet, in bytes.
+    fn free_bytes(&self) -> Result<usize, DeviceError>;
+    /// Makes the first `bytes` of a buffer 0.
+    fn zero(&mut self, buffer: u64, bytes: usize) -> Result<(), DeviceError>;
     /// Starts a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError>;
 }

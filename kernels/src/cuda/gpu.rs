@@ -25,6 +25,7 @@ macro_rules! fatbins {
 const FATBINS: &[(&str, &[u8])] = fatbins!(
     "attention",
     "elementwise",
+    "gather",
     "matmul",
     "matmul_sm90",
     "moe",
@@ -73,12 +74,6 @@ impl Gpu {
         self.stream.context().name().map_err(failed)
     }
 
-    /// Streaming multiprocessors.
-    pub fn processors(&self) -> Result<usize, DeviceError> {
-        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        self.stream.context().attribute(attribute).map(|n| n as usize).map_err(failed)
-    }
-
     /// Milliseconds that each of `repeats` replays of `launches` took, captured as one graph so that no
     /// launch waits for the host.
     pub fn time(&mut self, launches: &[Launch], repeats: usize) -> Result<Vec<f32>, DeviceError> {
@@ -120,6 +115,18 @@ impl Gpu {
         Ok(slice.device_ptr(&self.stream).0 + offset)
     }
 
+    /// Makes the context that of the calling thread: a worker's engine is not the thread that loaded its model.
+    fn enter(&self) -> Result<(), DeviceError> {
+        self.stream.context().bind_to_thread().map_err(failed)
+    }
+
+    /// Sets bytes from a buffer's beginning.
+    fn fill(&self, address: u64, byte: u8, bytes: usize) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: the callers' addresses are of buffers with as many bytes, which live on this stream.
+        unsafe { result::memset_d8_async(address, byte, bytes, self.stream.cu_stream()) }.map_err(failed)
+    }
+
     fn function(&mut self, launch: &Launch) -> Result<CudaFunction, DeviceError> {
         if let Some(function) = self.functions.get(&launch.kernel) {
             return Ok(function.clone());
@@ -149,9 +156,7 @@ impl Device for Gpu {
         // SAFETY: the bytes are set below, before anyone can read them.
         let slice = unsafe { self.stream.alloc::<u8>(bytes.max(1)) }.map_err(failed)?;
         let address = slice.device_ptr(&self.stream).0;
-        // SAFETY: the address is of a buffer of this many bytes that lives on this stream.
-        unsafe { result::memset_d8_async(address, 0xff, bytes.max(1), self.stream.cu_stream()) }
-            .map_err(failed)?;
+        self.fill(address, 0xff, bytes.max(1))?;
         self.next += 1;
         self.buffers.insert(self.next, slice);
         Ok(self.next)
@@ -166,6 +171,7 @@ impl Device for Gpu {
             return Ok(());
         }
         let address = self.address(buffer, offset, bytes.len())?;
+        self.enter()?;
         // SAFETY: `address` has room for the bytes, and they live until the stream has been waited for.
         unsafe { result::memcpy_htod_async(address, bytes, self.stream.cu_stream()) }.map_err(failed)?;
         self.stream.synchronize().map_err(failed)
@@ -176,6 +182,7 @@ impl Device for Gpu {
             return Ok(());
         }
         let address = self.address(buffer, offset, bytes.len())?;
+        self.enter()?;
         // SAFETY: `address` has as many bytes, and `bytes` lives until the stream has been waited for.
         unsafe { result::memcpy_dtoh_async(bytes, address, self.stream.cu_stream()) }.map_err(failed)?;
         self.stream.synchronize().map_err(failed)
@@ -183,6 +190,27 @@ impl Device for Gpu {
 
     fn has_warpgroups(&self) -> bool {
         self.stream.context().compute_capability().is_ok_and(|(major, _)| major == 9)
+    }
+
+    fn generation(&self) -> String {
+        let known = self.stream.context().compute_capability();
+        known.map_or_else(|_| "unknown".into(), |(major, minor)| format!("sm_{major}{minor}"))
+    }
+
+    fn processors(&self) -> usize {
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        self.stream.context().attribute(attribute).map_or(1, |n| n.max(1) as usize)
+    }
+
+    fn free_bytes(&self) -> Result<usize, DeviceError> {
+        // What was taken is taken once the stream has come to it.
+        self.stream.synchronize().map_err(failed)?;
+        self.stream.context().mem_get_info().map(|(free, _)| free).map_err(failed)
+    }
+
+    fn zero(&mut self, buffer: u64, bytes: usize) -> Result<(), DeviceError> {
+        let address = self.address(buffer, 0, bytes)?;
+        if bytes == 0 { Ok(()) } else { self.fill(address, 0, bytes) }
     }
 
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
