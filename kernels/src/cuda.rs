@@ -19,4 +19,7 @@ pub mod rms_norm;
 pub mod rope;
 pub mod sample;
 
+/// Changes whenever an edit changes a bit of any of these operations' results; part of a worker's numerics id.
+pub const NUMERICS_VERSION: u32 = 1;
+
 pub use device::{Argument, Device, DeviceError, Element, Launch, Slice};

@@ -61,6 +61,14 @@ pub(crate) const INLINE_TOKENIZE_BYTES_MAX: usize = 16 << 10;
 /// How long open answers may go on after a shutdown was asked for; Kubernetes kills after 30 s by default.
 pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(25);
 
+/// Tokens of a KV block on a GPU, at least: the attention kernels' smallest page.
+pub(crate) const KV_BLOCK_SIZE_MIN: usize = 8;
+
+/// Floats that attention's blocks on a GPU may leave to be joined afterwards, 256 MiB; beyond, each block takes whole
+/// sequences. 32 sequences of 4,096 tokens with 8 KV heads of 128 leave 34 MB, and need the parallelism; where more
+/// would be left there are blocks enough for all processors.
+pub(crate) const ATTENTION_PARTIAL_FLOATS_MAX: usize = 64 << 20;
+
 /// Memory of the KV cache where no option sets it: 131,072 tokens of the built-in model.
 pub(crate) const KV_BYTES_DEFAULT: usize = 256 << 20;
 

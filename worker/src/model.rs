@@ -1,7 +1,7 @@
 //! Models: from a Hugging Face checkpoint directory, built in, or random, to something that computes.
 //!
 //! `families.rs` reads what a model is into the shape of `config.rs`, `checkpoint.rs` and `random.rs` give its
-//! tensors (`builtin.rs`: those of a checkpoint in the program), `loader.rs` packs them into `weights.rs`, `decoder.rs` runs them, `cpu.rs` owns the memory. Tokenizer,
+//! tensors (`builtin.rs`: those of a checkpoint in the program), `loader.rs` packs them into `weights.rs`, `decoder.rs` runs them, `cpu.rs` owns the memory; `cuda.rs` does both on a GPU. Tokenizer,
 //! sampling and scheduling are elsewhere.
 
 mod attention;
@@ -10,6 +10,7 @@ mod cache_plan;
 mod checkpoint;
 mod config;
 mod cpu;
+mod cuda;
 mod decoder;
 mod error;
 mod experts;
@@ -40,6 +41,7 @@ use self::cache_plan::CachePlan;
 use self::checkpoint::Checkpoint;
 use self::config::Config;
 pub use self::cpu::CpuBackend;
+pub use self::cuda::{CudaBackend, CudaModel};
 pub use self::error::ModelError;
 pub(crate) use self::experts::{Attention, ExpertGroup, ExpertRank, GroupOptions, RankError, Supervisor};
 pub(crate) use self::joint::{JointError, RankOutput};
@@ -121,6 +123,8 @@ pub struct LoadedModel {
     pub info: ModelInfo,
     config: Config,
     weights: Weights,
+    /// Configuration and weights by a hash.
+    weights_id: String,
 }
 
 impl LoadedModel {
@@ -157,7 +161,12 @@ impl LoadedModel {
             placements[layer].as_ref().is_none_or(|placement| placement.holds(rank, expert))
         };
         let (weights, id) = Weights::load(&*tensors, &config, quantize, &held)?;
-        Ok(Self::new(name, config, weights, quantize, &id))
+        Ok(Self::new(name, config, weights, quantize, id))
+    }
+
+    /// Errs with the key in `config.json` that keeps a model from being computed on a GPU. Reads no weights.
+    pub fn check_gpu(source: &ModelSource, quantize: Quantize) -> Result<(), ModelError> {
+        cuda::check(&open(source)?.1, quantize)
     }
 
     /// By layer, how many experts it has; 0 without.
@@ -181,7 +190,7 @@ impl LoadedModel {
         experts::words_for(&self.config, tokens)
     }
 
-    fn new(name: String, config: Config, weights: Weights, quantize: Quantize, weights_id: &str) -> Self {
+    fn new(name: String, config: Config, weights: Weights, quantize: Quantize, weights_id: String) -> Self {
         let plan = CachePlan::new(config.kept());
         let info = ModelInfo {
             name,
@@ -193,7 +202,7 @@ impl LoadedModel {
             kv_bytes_per_block_position: plan.slots * config.attention.cache_bytes(),
             cache_groups: plan.groups,
         };
-        Self { info, config, weights }
+        Self { info, config, weights, weights_id }
     }
 
     /// Makes it able to compute; takes the KV cache's memory at once.

@@ -52,8 +52,7 @@ fn list() -> String {
 
 fn device() -> Result<String, String> {
     let gpu = Gpu::new(0).map_err(|e| e.to_string())?;
-    let (name, processors) =
-        (gpu.name().map_err(|e| e.to_string())?, gpu.processors().map_err(|e| e.to_string())?);
+    let (name, processors) = (gpu.name().map_err(|e| e.to_string())?, gpu.processors());
     Ok(format!("{{\"device\": {}, \"processors\": {processors}}}", quoted(&name)))
 }
 

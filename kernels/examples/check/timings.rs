@@ -64,7 +64,7 @@ struct Work {
 /// The median of [`REPEATS`] replays, as a line of JSON.
 pub(crate) fn run(name: &str) -> Result<String, String> {
     let mut gpu = Gpu::new(0).map_err(|e| e.to_string())?;
-    let processors = gpu.processors().map_err(|e| e.to_string())?;
+    let processors = gpu.processors();
     let work = {
         let mut lab = Lab::new(&mut gpu, Size::Large);
         let work = work(&mut lab, name, processors)?;

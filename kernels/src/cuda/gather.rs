@@ -47,12 +47,12 @@ pub fn packed(weight: &Packed, rows: Slice<u32>, out: Slice<bf16>) -> Option<Lau
             && out.len == rows.len * width,
         "gather: shapes disagree"
     );
-    launch("gather_packed", rows.len, width, vec![
-        weight.images.into(),
-        rows.into(),
-        out.into(),
-        width.into(),
-    ])
+    launch(
+        "gather_packed",
+        rows.len,
+        width,
+        vec![weight.images.into(), rows.into(), out.into(), width.into()],
+    )
 }
 
 fn launch(kernel: &str, rows: usize, width: usize, arguments: Vec<Argument>) -> Option<Launch> {

@@ -1,0 +1,213 @@
+//! The CUDA backend: a dense decoder on a [`Device`], which is an NVIDIA GPU or, in tests, the emulator that compiles
+//! the same kernels. Numbers are bf16 with f32 sums. Which models it computes is `cuda/coverage.rs`'s business.
+
+mod coverage;
+mod forward;
+mod integers;
+mod room;
+mod step;
+mod weights;
+
+use half::bf16;
+use keyway_kernels::cuda::matmul::Unit;
+use keyway_kernels::cuda::paged_attention::{KvType, Pages};
+use keyway_kernels::cuda::{self, Device, DeviceError, Slice};
+use keyway_kernels::rope::Rope;
+
+pub(super) use self::coverage::check;
+use self::forward::Forward;
+use self::room::{Room, Widths};
+use self::step::{Fixed, Step};
+use self::weights::DeviceWeights;
+use super::cache_plan::CachePlan;
+use super::config::{Attention, Config, Grouped};
+use super::{KvLayout, LoadedModel, ModelError, ModelInfo, Quantize};
+use crate::backend::{Backend, CacheGroup, Chunk, StepError};
+use crate::limits::KV_BLOCK_SIZE_MIN;
+
+/// A model whose weights are on a device; not yet able to compute, since the KV cache takes what is left.
+#[derive(Debug)]
+pub struct CudaModel<D> {
+    /// What it is there: number types, and so the numerics id and sizes, are the device's.
+    pub info: ModelInfo,
+    device: D,
+    config: Config,
+    grouped: Grouped,
+    rope: Rope,
+    weights: DeviceWeights,
+}
+
+/// A model and its KV cache on a device.
+#[derive(Debug)]
+pub struct CudaBackend<D> {
+    model: CudaModel<D>,
+    kv: KvLayout,
+    plan: CachePlan,
+    /// One per slot of the plan.
+    slabs: Vec<Pages>,
+    room: Room,
+    /// What the last step gave back, as bytes and its hidden states.
+    output: Vec<u8>,
+    hidden: Vec<f32>,
+}
+
+impl LoadedModel {
+    /// Copies the weights to a device, quantised as asked for; the model must be loaded as it is stored. The error
+    /// names the key in `config.json` for which there is no kernel.
+    pub fn onto<D: Device>(self, mut device: D, quantize: Quantize) -> Result<CudaModel<D>, ModelError> {
+        coverage::check(&self.config, quantize)?;
+        let Attention::Grouped(grouped) = self.config.attention else {
+            return Err(ModelError::Device("only grouped attention has kernels".into()));
+        };
+        let weights = DeviceWeights::copy(&mut device, &self.weights, quantize).map_err(failed)?;
+        let numbers = if quantize == Quantize::None { "bf16" } else { quantize.option() };
+        let unit = match weights.embedding.unit {
+            Unit::Warpgroup => "wgmma",
+            Unit::Warp => "mma",
+        };
+        let slots = CachePlan::new(self.config.kept()).slots;
+        let info = ModelInfo {
+            numerics_id: format!(
+                "cuda-{}-{unit}-{numbers}-k{}-{}",
+                device.generation(),
+                cuda::NUMERICS_VERSION,
+                self.weights_id
+            ),
+            weight_bytes: weights.bytes,
+            kv_bytes_per_block_position: slots * 2 * grouped.kv_heads * grouped.head_dim * size_of::<bf16>(),
+            ..self.info
+        };
+        let rope = self.weights.rope;
+        Ok(CudaModel { info, device, config: self.config, grouped, rope, weights })
+    }
+}
+
+impl<D: Device> CudaModel<D> {
+    /// Memory of the device that nobody has taken, in bytes.
+    pub fn free_bytes(&self) -> Result<usize, ModelError> {
+        self.device.free_bytes().map_err(failed)
+    }
+
+    /// Makes it able to compute; takes the KV cache's memory at once, and that of steps as they need it.
+    pub fn into_backend(mut self, kv: KvLayout) -> Result<CudaBackend<D>, ModelError> {
+        let KvLayout { block_size, num_blocks } = kv;
+        if block_size < KV_BLOCK_SIZE_MIN || !block_size.is_power_of_two() {
+            let reason = format!(
+                "a block size of {block_size} is not supported on a GPU; use a power of two from {KV_BLOCK_SIZE_MIN} on"
+            );
+            return Err(ModelError::KvCache(reason));
+        }
+        let positions = block_size.checked_mul(num_blocks).filter(|n| *n < u32::MAX as usize);
+        let positions = positions.ok_or_else(|| {
+            ModelError::KvCache(format!(
+                "{num_blocks} blocks of {block_size} tokens are too many; ask for fewer"
+            ))
+        })?;
+        let plan = CachePlan::new(self.config.kept());
+        let Grouped { kv_heads, head_dim, .. } = self.grouped;
+        let bytes = positions * kv_heads * head_dim * size_of::<bf16>();
+        let slabs = (0..plan.slots).map(|_| self.slab(bytes, block_size)).collect::<Result<_, _>>();
+        let slabs = slabs.map_err(|error| {
+            let reason = format!("{num_blocks} blocks are not there on the device ({error}); ask for fewer");
+            ModelError::KvCache(reason)
+        })?;
+        let (room, output, hidden) = (Room::default(), Vec::new(), Vec::new());
+        Ok(CudaBackend { model: self, kv, plan, slabs, room, output, hidden })
+    }
+
+    /// Keys and values of one slot's layers: zeros, since what a mask hides must still be finite.
+    fn slab(&mut self, bytes: usize, page_size: usize) -> Result<Pages, DeviceError> {
+        let Some(kind) = coverage::head_kind(&self.grouped) else {
+            return Err(DeviceError("heads without a kernel".into()));
+        };
+        let mut zeros = || -> Result<Slice<u8>, DeviceError> {
+            let buffer = self.device.allocate(bytes)?;
+            self.device.zero(buffer, bytes)?;
+            Ok(Slice::new(buffer, 0, bytes))
+        };
+        let (keys, values) = (zeros()?, Some(zeros()?));
+        Ok(Pages { keys, values, kv_type: KvType::Bf16, kind, kv_heads: self.grouped.kv_heads, page_size })
+    }
+}
+
+impl<D: Device> CudaBackend<D> {
+    fn run(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let CudaModel { device, config, grouped, rope, weights, .. } = &mut self.model;
+        let grouped = *grouped;
+        let fixed = Fixed {
+            rope,
+            cache_groups: &self.plan.groups,
+            block_size: self.kv.block_size,
+            kind: self.slabs[0].kind,
+            kv_heads: grouped.kv_heads,
+            heads_per_kv: grouped.heads / grouped.kv_heads,
+            processors: device.processors(),
+        };
+        let step = Step::new(chunks, &fixed);
+        let (wanted, widths) = (step.wanted_rows(), Widths::new(config, &grouped));
+        let device: &mut dyn Device = device;
+        self.room.reserve(device, &widths, weights, [step.rows, wanted, step.partial_floats(&fixed)])?;
+        self.room.inputs.reserve(device, step.words.len() * size_of::<u32>())?;
+        device.overwrite(self.room.inputs.whole(), &step.words)?;
+        let forward = Forward {
+            config,
+            grouped,
+            widths,
+            weights,
+            step: &step,
+            room: &self.room,
+            slabs: &self.slabs,
+            places: &self.plan.places,
+            launches: Vec::new(),
+            rows: step.rows,
+            residual: self.room.residual.slice(0, step.rows * widths.hidden),
+        };
+        for launch in forward.run() {
+            device.launch(&launch)?;
+        }
+        let hidden_bytes = wanted * widths.hidden * size_of::<bf16>();
+        self.output.resize(hidden_bytes + wanted * widths.vocab * size_of::<f32>(), 0);
+        let output: Slice<u8> = self.room.output.slice(0, self.output.len());
+        device.read(output.buffer, output.offset, &mut self.output)?;
+        let (hidden, rows) = self.output.split_at(hidden_bytes);
+        self.hidden.clear();
+        self.hidden.extend(hidden.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()));
+        logits.extend(rows.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        Ok(())
+    }
+}
+
+impl<D: Device + Send> Backend for CudaBackend<D> {
+    fn vocab_size(&self) -> usize {
+        self.model.config.vocab_size
+    }
+
+    fn block_size(&self) -> usize {
+        self.kv.block_size
+    }
+
+    fn num_blocks(&self) -> usize {
+        self.kv.num_blocks
+    }
+
+    fn cache_groups(&self) -> &[CacheGroup] {
+        &self.plan.groups
+    }
+
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
+        logits.clear();
+        assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "step: a chunk has no tokens");
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        self.run(chunks, logits).map_err(|error| StepError(format!("the GPU failed: {error}")))
+    }
+
+    fn hidden(&self) -> Option<&[f32]> {
+        Some(&self.hidden)
+    }
+}
+
+fn failed(error: DeviceError) -> ModelError {
+    ModelError::Device(error.to_string())
+}
