@@ -61,6 +61,10 @@ pub(crate) const INLINE_TOKENIZE_BYTES_MAX: usize = 16 << 10;
 /// How long open answers may go on after a shutdown was asked for; Kubernetes kills after 30 s by default.
 pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(25);
 
+/// Share of a GPU's free memory that the KV cache takes where no option says: the rest is for kernels, which the driver
+/// loads when they are first used, for what a larger step needs, and for whoever else is on the GPU.
+pub(crate) const GPU_KV_SHARE: f64 = 0.9;
+
 /// Tokens of a KV block on a GPU, at least: the attention kernels' smallest page.
 pub(crate) const KV_BLOCK_SIZE_MIN: usize = 8;
 

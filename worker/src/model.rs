@@ -166,7 +166,7 @@ impl LoadedModel {
 
     /// Errs with the key in `config.json` that keeps a model from being computed on a GPU. Reads no weights.
     pub fn check_gpu(source: &ModelSource, quantize: Quantize) -> Result<(), ModelError> {
-        cuda::check(&open(source)?.1, quantize)
+        cuda::check(&config_of(source)?, quantize)
     }
 
     /// By layer, how many experts it has; 0 without.
@@ -213,13 +213,20 @@ impl LoadedModel {
 
 /// A model's name, shape and tensors.
 fn open(source: &ModelSource) -> Result<(String, Config, Box<dyn TensorSource + Send>), ModelError> {
+    let config = config_of(source)?;
     Ok(match source {
-        ModelSource::Builtin => {
-            ("keyway-builtin".into(), builtin::config()?, Box::new(builtin::checkpoint()?))
-        }
-        ModelSource::Random => ("keyway-random".into(), random::config(), Box::new(Random)),
-        ModelSource::Dir(dir) => (directory_name(dir), Config::read(dir)?, Box::new(Checkpoint::open(dir)?)),
+        ModelSource::Builtin => ("keyway-builtin".into(), config, Box::new(builtin::checkpoint()?)),
+        ModelSource::Random => ("keyway-random".into(), config, Box::new(Random)),
+        ModelSource::Dir(dir) => (directory_name(dir), config, Box::new(Checkpoint::open(dir)?)),
     })
+}
+
+fn config_of(source: &ModelSource) -> Result<Config, ModelError> {
+    match source {
+        ModelSource::Builtin => builtin::config(),
+        ModelSource::Random => Ok(random::config()),
+        ModelSource::Dir(dir) => Config::read(dir),
+    }
 }
 
 /// The last component of `dir`, also where `dir` is written as `.` or `..`.

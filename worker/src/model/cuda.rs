@@ -23,7 +23,7 @@ use super::cache_plan::CachePlan;
 use super::config::{Attention, Config, Grouped};
 use super::{KvLayout, LoadedModel, ModelError, ModelInfo, Quantize};
 use crate::backend::{Backend, CacheGroup, Chunk, StepError};
-use crate::limits::KV_BLOCK_SIZE_MIN;
+use crate::limits::{ATTENTION_PARTIAL_FLOATS_MAX, KV_BLOCK_SIZE_MIN, SCORED_TOKENS_PER_STEP_MAX};
 
 /// A model whose weights are on a device; not yet able to compute, since the KV cache takes what is left.
 #[derive(Debug)]
@@ -35,6 +35,7 @@ pub struct CudaModel<D> {
     grouped: Grouped,
     rope: Rope,
     weights: DeviceWeights,
+    room: Room,
 }
 
 /// A model and its KV cache on a device.
@@ -45,7 +46,6 @@ pub struct CudaBackend<D> {
     plan: CachePlan,
     /// One per slot of the plan.
     slabs: Vec<Pages>,
-    room: Room,
     /// What the last step gave back, as bytes and its hidden states.
     output: Vec<u8>,
     hidden: Vec<f32>,
@@ -78,7 +78,7 @@ impl LoadedModel {
             ..self.info
         };
         let rope = self.weights.rope;
-        Ok(CudaModel { info, device, config: self.config, grouped, rope, weights })
+        Ok(CudaModel { info, device, config: self.config, grouped, rope, weights, room: Room::default() })
     }
 }
 
@@ -86,6 +86,14 @@ impl<D: Device> CudaModel<D> {
     /// Memory of the device that nobody has taken, in bytes.
     pub fn free_bytes(&self) -> Result<usize, ModelError> {
         self.device.free_bytes().map_err(failed)
+    }
+
+    /// Takes the memory of steps of so many tokens and sequences, so that it is not the KV cache's.
+    pub fn reserve_steps(&mut self, tokens: usize, sequences: usize) -> Result<(), ModelError> {
+        let widths = Widths::new(&self.config, &self.grouped);
+        let sizes =
+            [tokens, (sequences + SCORED_TOKENS_PER_STEP_MAX).min(tokens), ATTENTION_PARTIAL_FLOATS_MAX];
+        self.room.reserve(&mut self.device, &widths, &self.weights, sizes).map_err(failed)
     }
 
     /// Makes it able to compute; takes the KV cache's memory at once, and that of steps as they need it.
@@ -111,8 +119,7 @@ impl<D: Device> CudaModel<D> {
             let reason = format!("{num_blocks} blocks are not there on the device ({error}); ask for fewer");
             ModelError::KvCache(reason)
         })?;
-        let (room, output, hidden) = (Room::default(), Vec::new(), Vec::new());
-        Ok(CudaBackend { model: self, kv, plan, slabs, room, output, hidden })
+        Ok(CudaBackend { model: self, kv, plan, slabs, output: Vec::new(), hidden: Vec::new() })
     }
 
     /// Keys and values of one slot's layers: zeros, since what a mask hides must still be finite.
@@ -132,7 +139,7 @@ impl<D: Device> CudaModel<D> {
 
 impl<D: Device> CudaBackend<D> {
     fn run(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), DeviceError> {
-        let CudaModel { device, config, grouped, rope, weights, .. } = &mut self.model;
+        let CudaModel { device, config, grouped, rope, weights, room, .. } = &mut self.model;
         let grouped = *grouped;
         let fixed = Fixed {
             rope,
@@ -146,29 +153,31 @@ impl<D: Device> CudaBackend<D> {
         let step = Step::new(chunks, &fixed);
         let (wanted, widths) = (step.wanted_rows(), Widths::new(config, &grouped));
         let device: &mut dyn Device = device;
-        self.room.reserve(device, &widths, weights, [step.rows, wanted, step.partial_floats(&fixed)])?;
-        self.room.inputs.reserve(device, step.words.len() * size_of::<u32>())?;
-        device.overwrite(self.room.inputs.whole(), &step.words)?;
+        room.reserve(device, &widths, weights, [step.rows, wanted, step.partial_floats(&fixed)])?;
+        room.inputs.reserve(device, step.words.len() * size_of::<u32>())?;
+        device.overwrite(room.inputs.whole(), &step.words)?;
         let forward = Forward {
             config,
             grouped,
             widths,
             weights,
             step: &step,
-            room: &self.room,
+            room,
             slabs: &self.slabs,
             places: &self.plan.places,
             launches: Vec::new(),
             rows: step.rows,
-            residual: self.room.residual.slice(0, step.rows * widths.hidden),
+            residual: room.residual.slice(0, step.rows * widths.hidden),
         };
         for launch in forward.run() {
             device.launch(&launch)?;
         }
         let hidden_bytes = wanted * widths.hidden * size_of::<bf16>();
         self.output.resize(hidden_bytes + wanted * widths.vocab * size_of::<f32>(), 0);
-        let output: Slice<u8> = self.room.output.slice(0, self.output.len());
-        device.read(output.buffer, output.offset, &mut self.output)?;
+        let output: Slice<u8> = room.output.slice(0, self.output.len());
+        if wanted > 0 {
+            device.read(output.buffer, output.offset, &mut self.output)?;
+        }
         let (hidden, rows) = self.output.split_at(hidden_bytes);
         self.hidden.clear();
         self.hidden.extend(hidden.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()));
