@@ -68,6 +68,13 @@ pub(crate) const GPU_KV_SHARE: f64 = 0.9;
 /// Tokens of a KV block on a GPU, at least: the attention kernels' smallest page.
 pub(crate) const KV_BLOCK_SIZE_MIN: usize = 8;
 
+/// Sequences up to which a decode step on a GPU is recorded: more make kernels long enough to hide their launches.
+pub(crate) const RECORDED_ROWS_MAX: usize = 256;
+
+/// Recordings of steps on a GPU, at most; a step's form follows the batch's size and total context in steps of a quarter,
+/// so a growing batch passes some ten forms for each size. Each takes about a megabyte.
+pub(crate) const RECORDINGS_MAX: usize = 256;
+
 /// Floats that attention's blocks on a GPU may leave to be joined afterwards, 256 MiB; beyond, each block takes whole
 /// sequences. 32 sequences of 4,096 tokens with 8 KV heads of 128 leave 34 MB, and need the parallelism; where more
 /// would be left there are blocks enough for all processors.

@@ -23,6 +23,7 @@ mod quantize;
 mod random;
 mod step_words;
 mod stored;
+mod synthetic;
 mod tensor;
 mod weights;
 
@@ -191,16 +192,11 @@ impl LoadedModel {
     }
 
     fn new(name: String, config: Config, weights: Weights, quantize: Quantize, weights_id: String) -> Self {
-        let plan = CachePlan::new(config.kept());
         let info = ModelInfo {
-            name,
-            max_model_len: config.max_positions,
-            vocab_size: config.vocab_size,
-            eos_token_ids: config.eos_token_ids.clone(),
             numerics_id: format!("cpu-{quantize}-k{}-{weights_id}", keyway_kernels::NUMERICS_VERSION),
             weight_bytes: weights.bytes(),
-            kv_bytes_per_block_position: plan.slots * config.attention.cache_bytes(),
-            cache_groups: plan.groups,
+            kv_bytes_per_block_position: kv_bytes_per_block_position(&config),
+            ..describe(name, &config)
         };
         Self { info, config, weights, weights_id }
     }
@@ -219,6 +215,25 @@ fn open(source: &ModelSource) -> Result<(String, Config, Box<dyn TensorSource + 
         ModelSource::Random => ("keyway-random".into(), config, Box::new(Random)),
         ModelSource::Dir(dir) => (directory_name(dir), config, Box::new(Checkpoint::open(dir)?)),
     })
+}
+
+/// What a configuration says of a model; what its backend decides is left empty.
+fn describe(name: String, config: &Config) -> ModelInfo {
+    ModelInfo {
+        name,
+        max_model_len: config.max_positions,
+        vocab_size: config.vocab_size,
+        eos_token_ids: config.eos_token_ids.clone(),
+        numerics_id: String::new(),
+        weight_bytes: 0,
+        cache_groups: CachePlan::new(config.kept()).groups,
+        kv_bytes_per_block_position: 0,
+    }
+}
+
+/// On the CPU, which keeps f32.
+fn kv_bytes_per_block_position(config: &Config) -> usize {
+    CachePlan::new(config.kept()).slots * config.attention.cache_bytes()
 }
 
 fn config_of(source: &ModelSource) -> Result<Config, ModelError> {

@@ -168,6 +168,13 @@ pub trait Device {
     fn zero(&mut self, buffer: u64, bytes: usize) -> Result<(), DeviceError>;
     /// Starts a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError>;
+    /// Records launches, so that all of them can be started at once; the recording's number. Starts none. Their buffers
+    /// must stay where they are for as long as it is replayed.
+    fn record(&mut self, launches: &[Launch]) -> Result<u64, DeviceError>;
+    /// Starts what was recorded.
+    fn replay(&mut self, recording: u64) -> Result<(), DeviceError>;
+    /// Forgets a recording.
+    fn forget(&mut self, recording: u64);
 }
 
 impl dyn Device + '_ {

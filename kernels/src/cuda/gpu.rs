@@ -3,12 +3,13 @@
 #![allow(unsafe_code, reason = "launches and raw copies; each block says why it is sound")]
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg,
-    result,
+    CudaContext, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr, LaunchConfig,
+    PushKernelArg, result,
 };
 use cudarc::nvrtc::Ptx;
 
@@ -37,6 +38,19 @@ const FATBINS: &[(&str, &[u8])] = fatbins!(
     "sample"
 );
 
+/// A recording of launches.
+struct Recording(CudaGraph);
+
+// SAFETY: the driver's graphs belong to no thread, they must only not be used by two at once; a `Gpu` owns its own and
+// uses them through `&mut self` alone.
+unsafe impl Send for Recording {}
+
+impl fmt::Debug for Recording {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Recording")
+    }
+}
+
 /// One GPU and a stream on it.
 #[derive(Debug)]
 pub struct Gpu {
@@ -44,6 +58,7 @@ pub struct Gpu {
     modules: HashMap<&'static str, Arc<CudaModule>>,
     functions: HashMap<String, CudaFunction>,
     buffers: HashMap<u64, CudaSlice<u8>>,
+    recordings: HashMap<u64, Recording>,
     next: u64,
 }
 
@@ -65,8 +80,9 @@ impl Gpu {
         // capture would fail with them.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed)?;
-        let (modules, functions, buffers) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Ok(Self { stream, modules, functions, buffers, next: 0 })
+        let (modules, functions) = (HashMap::new(), HashMap::new());
+        let (buffers, recordings) = (HashMap::new(), HashMap::new());
+        Ok(Self { stream, modules, functions, buffers, recordings, next: 0 })
     }
 
     /// Its name, as the driver says it.
@@ -77,16 +93,10 @@ impl Gpu {
     /// Milliseconds that each of `repeats` replays of `launches` took, captured as one graph so that no
     /// launch waits for the host.
     pub fn time(&mut self, launches: &[Launch], repeats: usize) -> Result<Vec<f32>, DeviceError> {
-        // Once before: loads modules, and surfaces what is wrong outside of the capture.
+        // Once before: surfaces what is wrong outside of the capture.
         launches.iter().try_for_each(|launch| self.launch(launch))?;
         self.stream.synchronize().map_err(failed)?;
-        self.stream
-            .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
-            .map_err(failed)?;
-        let captured = launches.iter().try_for_each(|launch| self.launch(launch));
-        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags_enum(0)).map_err(failed)?;
-        captured?;
-        let Some(graph) = graph else { return Err(DeviceError("the capture holds no work".into())) };
+        let Recording(graph) = self.captured(launches)?;
         let timing = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
         for _ in 0..3 {
             graph.launch().map_err(failed)?;
@@ -99,6 +109,19 @@ impl Gpu {
             times.push(before.elapsed_ms(&after).map_err(failed)?);
         }
         Ok(times)
+    }
+
+    /// The launches as one graph.
+    fn captured(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
+        // A module cannot be loaded within a capture.
+        launches.iter().try_for_each(|launch| self.function(launch).map(|_| ()))?;
+        self.stream
+            .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+            .map_err(failed)?;
+        let captured = launches.iter().try_for_each(|launch| self.launch(launch));
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags_enum(0)).map_err(failed)?;
+        captured?;
+        graph.map(Recording).ok_or_else(|| DeviceError("the capture holds no work".into()))
     }
 
     fn buffer(&self, buffer: u64, offset: u64, bytes: usize) -> Result<&CudaSlice<u8>, DeviceError> {
@@ -211,6 +234,23 @@ impl Device for Gpu {
     fn zero(&mut self, buffer: u64, bytes: usize) -> Result<(), DeviceError> {
         let address = self.address(buffer, 0, bytes)?;
         if bytes == 0 { Ok(()) } else { self.fill(address, 0, bytes) }
+    }
+
+    fn record(&mut self, launches: &[Launch]) -> Result<u64, DeviceError> {
+        let recording = self.captured(launches)?;
+        self.next += 1;
+        self.recordings.insert(self.next, recording);
+        Ok(self.next)
+    }
+
+    fn replay(&mut self, recording: u64) -> Result<(), DeviceError> {
+        let known = self.recordings.get(&recording);
+        let Recording(graph) = known.ok_or_else(|| DeviceError(format!("no recording {recording}")))?;
+        graph.launch().map_err(failed)
+    }
+
+    fn forget(&mut self, recording: u64) {
+        self.recordings.remove(&recording);
     }
 
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {

@@ -1,5 +1,6 @@
 //! The emulator as a [`Device`]: builds `emulate/main.cpp` once and speaks to its process through pipes.
 
+use std::collections::HashMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -20,6 +21,7 @@ pub(crate) struct Emulator {
     from: BufReader<ChildStdout>,
     buffers: u64,
     launches: u64,
+    recordings: HashMap<u64, Vec<Launch>>,
     seed: u64,
 }
 
@@ -36,7 +38,7 @@ impl Emulator {
             .expect("the emulator starts");
         let to = BufWriter::new(process.stdin.take().expect("a pipe"));
         let from = BufReader::new(process.stdout.take().expect("a pipe"));
-        Some(Self { process, to, from, buffers: 0, launches: 0, seed })
+        Some(Self { process, to, from, buffers: 0, launches: 0, recordings: HashMap::new(), seed })
     }
 
     fn send(&mut self, words: &[u64]) -> Result<(), DeviceError> {
@@ -119,6 +121,23 @@ impl Device for Emulator {
             })?;
         }
         self.receive(&mut [0; 8])
+    }
+
+    fn record(&mut self, launches: &[Launch]) -> Result<u64, DeviceError> {
+        // Numbers are not used again, as buffers' are not.
+        self.buffers += 1;
+        self.recordings.insert(self.buffers, launches.to_vec());
+        Ok(self.buffers)
+    }
+
+    fn replay(&mut self, recording: u64) -> Result<(), DeviceError> {
+        let launches = self.recordings.get(&recording).cloned();
+        let launches = launches.ok_or_else(|| DeviceError("a recording that was forgotten".into()))?;
+        launches.iter().try_for_each(|launch| self.launch(launch))
+    }
+
+    fn forget(&mut self, recording: u64) {
+        self.recordings.remove(&recording);
     }
 }
 

@@ -4,24 +4,27 @@
 mod coverage;
 mod forward;
 mod integers;
+mod recordings;
 mod room;
 mod step;
+mod synthetic;
 mod weights;
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::Unit;
 use keyway_kernels::cuda::paged_attention::{KvType, Pages};
-use keyway_kernels::cuda::{self, Device, DeviceError, Slice};
+use keyway_kernels::cuda::{self, Device, DeviceError, Launch, Slice};
 use keyway_kernels::rope::Rope;
 
 pub(super) use self::coverage::check;
 use self::forward::Forward;
+use self::recordings::{Met, Recordings};
 use self::room::{Room, Widths};
 use self::step::{Fixed, Step};
 use self::weights::DeviceWeights;
 use super::cache_plan::CachePlan;
 use super::config::{Attention, Config, Grouped};
-use super::{KvLayout, LoadedModel, ModelError, ModelInfo, Quantize};
+use super::{KvLayout, LoadedModel, ModelError, ModelInfo, Quantize, describe, kv_bytes_per_block_position};
 use crate::backend::{Backend, CacheGroup, Chunk, StepError};
 use crate::limits::{ATTENTION_PARTIAL_FLOATS_MAX, KV_BLOCK_SIZE_MIN, SCORED_TOKENS_PER_STEP_MAX};
 
@@ -46,6 +49,9 @@ pub struct CudaBackend<D> {
     plan: CachePlan,
     /// One per slot of the plan.
     slabs: Vec<Pages>,
+    recordings: Recordings,
+    /// How many steps were started from a recording made before.
+    pub(super) replayed: u64,
     /// What the last step gave back, as bytes and its hidden states.
     output: Vec<u8>,
     hidden: Vec<f32>,
@@ -55,34 +61,49 @@ impl LoadedModel {
     /// Copies the weights to a device, quantised as asked for; the model must be loaded as it is stored. The error
     /// names the key in `config.json` for which there is no kernel.
     pub fn onto<D: Device>(self, mut device: D, quantize: Quantize) -> Result<CudaModel<D>, ModelError> {
-        coverage::check(&self.config, quantize)?;
-        let Attention::Grouped(grouped) = self.config.attention else {
-            return Err(ModelError::Device("only grouped attention has kernels".into()));
-        };
+        let grouped = covered(&self.config, quantize)?;
         let weights = DeviceWeights::copy(&mut device, &self.weights, quantize).map_err(failed)?;
+        let id = (quantize, self.weights_id.as_str());
+        Ok(CudaModel::new(self.info.name, device, (self.config, grouped), weights, self.weights.rope, id))
+    }
+}
+
+/// The attention of a model that kernels cover.
+fn covered(config: &Config, quantize: Quantize) -> Result<Grouped, ModelError> {
+    coverage::check(config, quantize)?;
+    match config.attention {
+        Attention::Grouped(grouped) => Ok(grouped),
+        Attention::Latent(_) => Err(ModelError::Device("only grouped attention has kernels".into())),
+    }
+}
+
+impl<D: Device> CudaModel<D> {
+    /// `id`: how matrices are kept, and the weights' hash.
+    fn new(
+        name: String,
+        device: D,
+        (config, grouped): (Config, Grouped),
+        weights: DeviceWeights,
+        rope: Rope,
+        (quantize, hash): (Quantize, &str),
+    ) -> Self {
         let numbers = if quantize == Quantize::None { "bf16" } else { quantize.option() };
         let unit = match weights.embedding.unit {
             Unit::Warpgroup => "wgmma",
             Unit::Warp => "mma",
         };
-        let slots = CachePlan::new(self.config.kept()).slots;
+        let (generation, version) = (device.generation(), cuda::NUMERICS_VERSION);
         let info = ModelInfo {
-            numerics_id: format!(
-                "cuda-{}-{unit}-{numbers}-k{}-{}",
-                device.generation(),
-                cuda::NUMERICS_VERSION,
-                self.weights_id
-            ),
+            numerics_id: format!("cuda-{generation}-{unit}-{numbers}-k{version}-{hash}"),
             weight_bytes: weights.bytes,
-            kv_bytes_per_block_position: slots * 2 * grouped.kv_heads * grouped.head_dim * size_of::<bf16>(),
-            ..self.info
+            // f32 on the CPU.
+            kv_bytes_per_block_position: kv_bytes_per_block_position(&config) / size_of::<f32>()
+                * size_of::<bf16>(),
+            ..describe(name, &config)
         };
-        let rope = self.weights.rope;
-        Ok(CudaModel { info, device, config: self.config, grouped, rope, weights, room: Room::default() })
+        Self { info, device, config, grouped, rope, weights, room: Room::default() }
     }
-}
 
-impl<D: Device> CudaModel<D> {
     /// Memory of the device that nobody has taken, in bytes.
     pub fn free_bytes(&self) -> Result<usize, ModelError> {
         self.device.free_bytes().map_err(failed)
@@ -119,7 +140,8 @@ impl<D: Device> CudaModel<D> {
             let reason = format!("{num_blocks} blocks are not there on the device ({error}); ask for fewer");
             ModelError::KvCache(reason)
         })?;
-        Ok(CudaBackend { model: self, kv, plan, slabs, output: Vec::new(), hidden: Vec::new() })
+        let (recordings, output, hidden) = (Recordings::default(), Vec::new(), Vec::new());
+        Ok(CudaBackend { model: self, kv, plan, slabs, recordings, replayed: 0, output, hidden })
     }
 
     /// Keys and values of one slot's layers: zeros, since what a mask hides must still be finite.
@@ -138,9 +160,9 @@ impl<D: Device> CudaModel<D> {
 }
 
 impl<D: Device> CudaBackend<D> {
-    fn run(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), DeviceError> {
+    /// Tells the device of a step.
+    fn plan(&mut self, chunks: &[Chunk<'_>]) -> Result<Step, DeviceError> {
         let CudaModel { device, config, grouped, rope, weights, room, .. } = &mut self.model;
-        let grouped = *grouped;
         let fixed = Fixed {
             rope,
             cache_groups: &self.plan.groups,
@@ -151,17 +173,22 @@ impl<D: Device> CudaBackend<D> {
             processors: device.processors(),
         };
         let step = Step::new(chunks, &fixed);
-        let (wanted, widths) = (step.wanted_rows(), Widths::new(config, &grouped));
-        let device: &mut dyn Device = device;
-        room.reserve(device, &widths, weights, [step.rows, wanted, step.partial_floats(&fixed)])?;
-        room.inputs.reserve(device, step.words.len() * size_of::<u32>())?;
-        device.overwrite(room.inputs.whole(), &step.words)?;
+        let sizes = [step.rows, step.head_rows(), step.partial_floats(&fixed)];
+        room.reserve(device, &Widths::new(config, grouped), weights, sizes)?;
+        room.tell(device, &step.words)?;
+        Ok(step)
+    }
+
+    /// What is launched for a step.
+    fn launches(&self, step: &Step) -> Vec<Launch> {
+        let CudaModel { config, grouped, weights, room, .. } = &self.model;
+        let widths = Widths::new(config, grouped);
         let forward = Forward {
             config,
-            grouped,
+            grouped: *grouped,
             widths,
             weights,
-            step: &step,
+            step,
             room,
             slabs: &self.slabs,
             places: &self.plan.places,
@@ -169,20 +196,69 @@ impl<D: Device> CudaBackend<D> {
             rows: step.rows,
             residual: room.residual.slice(0, step.rows * widths.hidden),
         };
-        for launch in forward.run() {
-            device.launch(&launch)?;
+        forward.run()
+    }
+
+    fn run(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let step = self.plan(chunks)?;
+        let (form, moves) = (step.form(), self.model.room.moves);
+        let met = form.as_ref().map(|form| self.recordings.meet(&mut self.model.device, moves, form));
+        match (met, form) {
+            (Some(Met::Recorded(recording)), _) => {
+                self.replayed += 1;
+                self.model.device.replay(recording)?;
+            }
+            (Some(Met::Before), Some(form)) => {
+                let launches = self.launches(&step);
+                let recording = self.model.device.record(&launches)?;
+                self.recordings.add(form, recording);
+                self.model.device.replay(recording)?;
+            }
+            _ => {
+                let launches = self.launches(&step);
+                launches.iter().try_for_each(|launch| self.model.device.launch(launch))?;
+            }
         }
-        let hidden_bytes = wanted * widths.hidden * size_of::<bf16>();
-        self.output.resize(hidden_bytes + wanted * widths.vocab * size_of::<f32>(), 0);
-        let output: Slice<u8> = room.output.slice(0, self.output.len());
-        if wanted > 0 {
-            device.read(output.buffer, output.offset, &mut self.output)?;
-        }
-        let (hidden, rows) = self.output.split_at(hidden_bytes);
+        self.fetch(&step, logits)
+    }
+
+    /// Copies back what is wanted of a step: hidden states and logits.
+    fn fetch(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), DeviceError> {
+        let (wanted, config) = (step.wanted_rows, &self.model.config);
+        let (hidden_row, row) = (config.hidden * size_of::<bf16>(), config.vocab_size * size_of::<f32>());
         self.hidden.clear();
-        self.hidden.extend(hidden.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()));
-        logits.extend(rows.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        self.read_output(0, wanted * hidden_row)?;
+        let numbers = self.output.as_chunks().0.iter();
+        self.hidden.extend(numbers.map(|bytes| bf16::from_le_bytes(*bytes).to_f32()));
+        self.read_output(step.head_rows() * hidden_row, wanted * row)?;
+        logits.extend(self.output.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
         Ok(())
+    }
+
+    /// Some bytes of what a step gives back.
+    fn read_output(&mut self, first: usize, bytes: usize) -> Result<(), DeviceError> {
+        self.output.resize(bytes, 0);
+        if bytes == 0 {
+            return Ok(());
+        }
+        let from: Slice<u8> = self.model.room.output.slice(first, bytes);
+        self.model.device.read(from.buffer, from.offset, &mut self.output)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaBackend<keyway_kernels::cuda::gpu::Gpu> {
+    /// Milliseconds that each of `repeats` runs of a step takes on the device alone, without the host: for benchmarks.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn time_on_device(&mut self, chunks: &[Chunk<'_>], repeats: usize) -> Result<Vec<f32>, StepError> {
+        let mut timed = || {
+            let step = self.plan(chunks)?;
+            let launches = self.launches(&step);
+            self.model.device.time(&launches, repeats)
+        };
+        timed().map_err(|error| StepError(error.to_string()))
     }
 }
 

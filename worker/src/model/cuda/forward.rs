@@ -82,7 +82,7 @@ impl Forward<'_> {
         if last && !step.all_wanted {
             let Some(wanted) = &group.wanted else { return false };
             let rows = step.wanted.of(&self.room.inputs);
-            self.rows = step.wanted_rows();
+            self.rows = step.wanted_rows;
             q = self.room.queries.slice(0, self.rows * queries);
             let kept = self.room.kept.slice(0, self.rows * hidden);
             self.launches.extend(gather::plain(qkv, stride, rows, queries, q));

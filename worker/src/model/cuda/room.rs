@@ -17,9 +17,10 @@ pub(super) struct Grown {
 
 impl Grown {
     /// Makes room for `bytes`; what was in it is gone if it grows.
-    pub(super) fn reserve(&mut self, device: &mut dyn Device, bytes: usize) -> Result<(), DeviceError> {
+    /// Returns how often it moved: 0 or 1.
+    pub(super) fn reserve(&mut self, device: &mut dyn Device, bytes: usize) -> Result<u64, DeviceError> {
         if bytes <= self.bytes {
-            return Ok(());
+            return Ok(0);
         }
         if let Some(old) = self.buffer.take() {
             self.bytes = 0;
@@ -27,7 +28,7 @@ impl Grown {
         }
         self.buffer = Some(device.allocate(bytes)?);
         self.bytes = bytes;
-        Ok(())
+        Ok(1)
     }
 
     /// `len` elements from byte `offset` on, for which there is room.
@@ -90,6 +91,8 @@ pub(super) struct Room {
     pub(super) partials: Grown,
     /// What goes back to the host: final hidden states in bf16, behind them logits in f32.
     pub(super) output: Grown,
+    /// How often a buffer was replaced: launches that were made before name buffers that are gone.
+    pub(super) moves: u64,
 }
 
 impl Room {
@@ -114,12 +117,20 @@ impl Room {
             (&mut self.gate_up, rows * 2 * inner),
             (&mut self.gated, rows * inner),
         ] {
-            buffer.reserve(device, elements * row)?;
+            self.moves += buffer.reserve(device, elements * row)?;
         }
         let of_product =
             |shape| [rows, wanted].map(|rows| Cut::choose(shape, rows).partial_floats(shape, rows));
         let partials = weights.shapes().flat_map(of_product).fold(partials, usize::max);
-        self.partials.reserve(device, partials * size_of::<f32>())?;
-        self.output.reserve(device, wanted * (hidden * row + vocab * size_of::<f32>()))
+        self.moves += self.partials.reserve(device, partials * size_of::<f32>())?;
+        self.moves += self.output.reserve(device, wanted * (hidden * row + vocab * size_of::<f32>()))?;
+        Ok(())
+    }
+
+    /// Copies what the host says of a step.
+    pub(super) fn tell(&mut self, device: &mut dyn Device, words: &[u32]) -> Result<(), DeviceError> {
+        // Tables grow with every few tokens: seldom anew.
+        self.moves += self.inputs.reserve(device, size_of_val(words).next_power_of_two())?;
+        device.overwrite(self.inputs.whole(), words)
     }
 }

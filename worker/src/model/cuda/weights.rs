@@ -7,7 +7,7 @@ use half::bf16;
 use keyway_kernels::cuda::matmul::{
     GROUP, Packed, Shape, TILE, Unit, Weights as Kept, pack_bf16, pack_integers,
 };
-use keyway_kernels::cuda::{Device, DeviceError, Slice};
+use keyway_kernels::cuda::{Device, DeviceError, Element, Slice};
 use keyway_kernels::matmul::PackedMatrix;
 
 use super::integers::quantise;
@@ -53,20 +53,14 @@ impl DeviceWeights {
         weights: &Weights,
         quantize: Quantize,
     ) -> Result<Self, DeviceError> {
-        let kept = match quantize {
-            Quantize::None => Kept::Bf16,
-            Quantize::Int8 => Kept::Int8,
-            Quantize::Int4 => Kept::Int4,
-        };
+        let kept = kept(quantize);
         let mut upload = Upload::new(device);
         let embedding = upload.matrix(&weights.embedding, Kept::Bf16, None)?;
         let layers =
             weights.layers.iter().map(|layer| upload.layer(layer, kept)).collect::<Result<Vec<_>, _>>()?;
-        // The choice between tokens loses most by coarse weights.
-        let head_kept = if kept == Kept::Bf16 { Kept::Bf16 } else { Kept::Int8 };
-        let head = match &weights.head {
-            None if head_kept == Kept::Bf16 => embedding,
-            head => upload.matrix(head.as_ref().unwrap_or(&weights.embedding), head_kept, None)?,
+        let head = match (&weights.head, head_kept(kept)) {
+            (None, Kept::Bf16) => embedding,
+            (head, kept) => upload.matrix(head.as_ref().unwrap_or(&weights.embedding), kept, None)?,
         };
         let norm = upload.vector(&weights.norm)?;
         Ok(Self { embedding, layers, norm, head, bytes: upload.bytes })
@@ -79,6 +73,20 @@ impl DeviceWeights {
         };
         self.layers.iter().flat_map(of_layer).chain([self.head.shape])
     }
+}
+
+/// How the matrices of layers are kept.
+pub(super) fn kept(quantize: Quantize) -> Kept {
+    match quantize {
+        Quantize::None => Kept::Bf16,
+        Quantize::Int8 => Kept::Int8,
+        Quantize::Int4 => Kept::Int4,
+    }
+}
+
+/// How the head is: the choice between tokens loses most by coarse weights.
+pub(super) fn head_kept(layers: Kept) -> Kept {
+    if layers == Kept::Bf16 { Kept::Bf16 } else { Kept::Int8 }
 }
 
 /// Copies weights to a device and counts their bytes.
@@ -96,10 +104,7 @@ impl<'a> Upload<'a> {
     }
 
     /// Room for `len` elements.
-    pub(super) fn room<T: keyway_kernels::cuda::Element>(
-        &mut self,
-        len: usize,
-    ) -> Result<Slice<T>, DeviceError> {
+    pub(super) fn room<T: Element>(&mut self, len: usize) -> Result<Slice<T>, DeviceError> {
         self.bytes += len * size_of::<T>();
         self.device.slice(len)
     }

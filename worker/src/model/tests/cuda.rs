@@ -4,17 +4,22 @@
 #[path = "../../../../kernels/tests/cuda/emulator.rs"]
 mod emulator;
 mod generating;
+#[path = "../../../examples/cuda_backend/models.rs"]
 mod models;
 mod refusals;
 
 use proptest::prelude::*;
 
 use self::emulator::Emulator;
-use self::models::{MODELS, VOCAB, Variant, load};
+use self::models::{MODELS, VOCAB, Variant};
 use super::invariance::{side_by_side, tokens};
 use super::*;
 
 const LAYOUT: KvLayout = KvLayout { block_size: 16, num_blocks: 128 };
+
+fn load(variant: &Variant) -> LoadedModel {
+    LoadedModel::synthetic(&variant.config()).unwrap()
+}
 
 /// `None` where there is no compiler.
 fn emulated_with(variant: &Variant, quantize: Quantize, layout: KvLayout) -> Option<CudaBackend<Emulator>> {
@@ -87,6 +92,81 @@ fn whole_numbers_are_near() {
             assert_eq!(bits(&last), bits(&found), "{} {quantize}: the last token alone", variant.name);
         }
     }
+}
+
+/// Each of two layers sees `window - 1` tokens back: so far a token changes the logits, and not one further.
+#[test]
+fn a_window_ends_where_it_ends() {
+    let (variant, window) = (&MODELS[1], 41);
+    let prompt = prompt_of(120, 7);
+    let changed = |back: usize| {
+        let mut other = prompt.clone();
+        let token = &mut other[119 - back];
+        *token = (*token + 1) % VOCAB;
+        whole(&mut emulated(variant).unwrap(), &other)
+    };
+    let Some(mut backend) = emulated(variant) else { return };
+    let expected = bits(&whole(&mut backend, &prompt));
+    assert_ne!(bits(&changed(2 * (window - 1))), expected);
+    assert_eq!(bits(&changed(2 * (window - 1) + 1)), expected);
+}
+
+/// Decode steps are filled up, recorded and replayed: contexts across borders of blocks and of a chunk, batches that
+/// shrink and grow again.
+#[test]
+fn recorded_steps_do_not_change_a_bit() {
+    const DECODED: usize = 26;
+    for variant in [&MODELS[2], &MODELS[3]] {
+        let prompts: Vec<Vec<u32>> = [270, 60, 75].map(|len| prompt_of(len, len % 13 + 2)).into();
+        let Some(mut backend) = emulated(variant) else { return };
+        let mut pool = Pool::ascending(&backend);
+        let mut sequences = vec![Sequence::new(&backend); prompts.len()];
+        for (sequence, prompt) in sequences.iter_mut().zip(&prompts) {
+            sequence.run(&mut backend, &mut pool, &prompt[..prompt.len() - DECODED]);
+        }
+        let mut last = vec![Vec::new(); prompts.len()];
+        // In the middle the first one waits.
+        for step in 0..DECODED + 6 {
+            let now: Vec<usize> = (0..prompts.len())
+                .filter(|i| (*i > 0 || !(8..14).contains(&step)) && sequences[*i].len() < prompts[*i].len())
+                .collect();
+            now.iter().for_each(|i| sequences[*i].grow(&mut pool, 1));
+            let tables: Vec<Vec<&[u32]>> = now.iter().map(|i| sequences[*i].tables()).collect();
+            let chunk = |(i, tables): (&usize, _)| {
+                let start = sequences[*i].len();
+                Chunk { tokens: &prompts[*i][start..=start], start, tables, wants_logits: true }
+            };
+            let chunks: Vec<Chunk<'_>> =
+                now.iter().zip(tables.iter().map(Vec::as_slice)).map(chunk).collect();
+            let mut logits = Vec::new();
+            backend.step(&chunks, &mut logits).unwrap();
+            for (i, row) in now.into_iter().zip(logits.chunks(backend.vocab_size())) {
+                last[i] = bits(row);
+                sequences[i].advance(1);
+            }
+        }
+        for (prompt, last) in prompts.iter().zip(last) {
+            assert_eq!(last, reference(variant, prompt), "{}", variant.name);
+        }
+        assert!(backend.replayed > 10, "{}: {} steps were replayed", variant.name, backend.replayed);
+    }
+}
+
+/// A window within one block, the rest of which nobody has written yet, while the block before was given back.
+#[test]
+fn a_short_window_multiplies_nothing_by_rubbish() {
+    let variant = &Variant {
+        name: "MistralForCausalLM",
+        more: r#""num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64, "sliding_window": 5"#,
+    };
+    let prompt = prompt_of(26, 7);
+    let Some(mut backend) = emulated(variant) else { return };
+    let (mut pool, mut sequence) = (Pool::ascending(&backend), Sequence::new(&backend));
+    sequence.run(&mut backend, &mut pool, &prompt[..22]);
+    let logits = sequence.run(&mut backend, &mut pool, &prompt[22..]);
+    let exact = run_whole(&mut load(variant).into_backend(LAYOUT).unwrap(), &prompt);
+    assert!(distance(&logits, &exact) < 0.03, "{}", distance(&logits, &exact));
+    assert_eq!(bits(&logits), reference(variant, &prompt));
 }
 
 fn variant() -> impl Strategy<Value = &'static Variant> {
