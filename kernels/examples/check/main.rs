@@ -18,6 +18,7 @@ mod timings;
 use std::process::ExitCode;
 
 use cases::{CASES, Lab, Size};
+use keyway_kernels::cuda::Device;
 use keyway_kernels::cuda::gpu::Gpu;
 
 fn main() -> ExitCode {

@@ -9,12 +9,14 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 use cudarc::driver::{
     CudaContext, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr, LaunchConfig,
-    PushKernelArg, result,
+    PinnedHostSlice, PushKernelArg, result,
 };
 use cudarc::nvrtc::Ptx;
 
 use super::{Argument, Device, DeviceError, Launch};
 
+/// Bytes of page-locked memory through which copies go: the driver would otherwise copy through smaller pieces of its own.
+const STAGING_BYTES: usize = 16 << 20;
 /// Shared memory that a block gets without asking.
 const SHARED_BYTES_DEFAULT: u32 = 48 << 10;
 
@@ -59,7 +61,16 @@ pub struct Gpu {
     functions: HashMap<String, CudaFunction>,
     buffers: HashMap<u64, CudaSlice<u8>>,
     recordings: HashMap<u64, Recording>,
+    /// Page-locked, taken with the first copy. Whoever touches it waits for the stream before.
+    staging: Option<PinnedHostSlice<u8>>,
     next: u64,
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // A copy may still read the staging memory; after an error there is nothing to wait for.
+        let _ = self.stream.synchronize();
+    }
 }
 
 fn failed(error: impl std::fmt::Debug) -> DeviceError {
@@ -82,7 +93,7 @@ impl Gpu {
         let stream = context.new_stream().map_err(failed)?;
         let (modules, functions) = (HashMap::new(), HashMap::new());
         let (buffers, recordings) = (HashMap::new(), HashMap::new());
-        Ok(Self { stream, modules, functions, buffers, recordings, next: 0 })
+        Ok(Self { stream, modules, functions, buffers, recordings, staging: None, next: 0 })
     }
 
     /// Its name, as the driver says it.
@@ -143,6 +154,20 @@ impl Gpu {
         self.stream.context().bind_to_thread().map_err(failed)
     }
 
+    /// The memory that copies go through, with no copy under way.
+    fn staging(&mut self) -> Result<&mut [u8], DeviceError> {
+        self.stream.synchronize().map_err(failed)?;
+        if self.staging.is_none() {
+            // SAFETY: bytes without a value are written before they are read: by `write`, and by the copies of `read`.
+            let memory = unsafe { self.stream.context().alloc_pinned_with_flags(STAGING_BYTES, 0) };
+            self.staging = Some(memory.map_err(failed)?);
+        }
+        match &mut self.staging {
+            Some(memory) => memory.as_mut_slice().map_err(failed),
+            None => Err(DeviceError("no staging memory".into())),
+        }
+    }
+
     /// Sets bytes from a buffer's beginning.
     fn fill(&self, address: u64, byte: u8, bytes: usize) -> Result<(), DeviceError> {
         self.enter()?;
@@ -193,22 +218,36 @@ impl Device for Gpu {
         if bytes.is_empty() {
             return Ok(());
         }
-        let address = self.address(buffer, offset, bytes.len())?;
+        let mut address = self.address(buffer, offset, bytes.len())?;
         self.enter()?;
-        // SAFETY: `address` has room for the bytes, and they live until the stream has been waited for.
-        unsafe { result::memcpy_htod_async(address, bytes, self.stream.cu_stream()) }.map_err(failed)?;
-        self.stream.synchronize().map_err(failed)
+        let stream = Arc::clone(&self.stream);
+        for part in bytes.chunks(STAGING_BYTES) {
+            let staged = &mut self.staging()?[..part.len()];
+            staged.copy_from_slice(part);
+            // SAFETY: `address` has room for the part, and the staging memory is not touched again before the stream
+            // has been waited for, nor freed.
+            unsafe { result::memcpy_htod_async(address, staged, stream.cu_stream()) }.map_err(failed)?;
+            address += part.len() as u64;
+        }
+        Ok(())
     }
 
     fn read(&mut self, buffer: u64, offset: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
         if bytes.is_empty() {
             return Ok(());
         }
-        let address = self.address(buffer, offset, bytes.len())?;
+        let mut address = self.address(buffer, offset, bytes.len())?;
         self.enter()?;
-        // SAFETY: `address` has as many bytes, and `bytes` lives until the stream has been waited for.
-        unsafe { result::memcpy_dtoh_async(bytes, address, self.stream.cu_stream()) }.map_err(failed)?;
-        self.stream.synchronize().map_err(failed)
+        let stream = Arc::clone(&self.stream);
+        for part in bytes.chunks_mut(STAGING_BYTES) {
+            let staged = &mut self.staging()?[..part.len()];
+            // SAFETY: `address` has as many bytes, and the staging memory lives until the stream has been waited for.
+            unsafe { result::memcpy_dtoh_async(staged, address, stream.cu_stream()) }.map_err(failed)?;
+            stream.synchronize().map_err(failed)?;
+            part.copy_from_slice(staged);
+            address += part.len() as u64;
+        }
+        Ok(())
     }
 
     fn has_warpgroups(&self) -> bool {

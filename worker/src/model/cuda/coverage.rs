@@ -26,9 +26,11 @@ pub(in crate::model) fn check(config: &Config, quantize: Quantize) -> Result<(),
         );
     }
     let granule = if quantize == Quantize::None { TILE } else { GROUP };
-    let whole = |key: &'static str, size: usize| match size.is_multiple_of(granule) {
-        true => Ok(()),
-        false => refuse(key, format!("{size} is not a multiple of {granule}, as GPU kernels want: {ADVICE}")),
+    let whole = |key: &'static str, size: usize| {
+        if size.is_multiple_of(granule) {
+            return Ok(());
+        }
+        refuse(key, format!("{size} is not a multiple of {granule}, as GPU kernels want: {ADVICE}"))
     };
     whole("hidden_size", config.hidden)?;
     whole("num_attention_heads", grouped.heads * head_dim)?;

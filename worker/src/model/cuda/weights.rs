@@ -221,7 +221,7 @@ fn pack_bands(matrix: &PackedMatrix, shape: Shape, firsts: &[usize]) -> Vec<Band
     thread::scope(|scope| {
         let parts = firsts.chunks(BANDS).map(|part| scope.spawn(move || -> Vec<Band> { pack(part) }));
         let parts: Vec<_> = parts.collect();
-        let joined = parts.into_iter().map(|part| part.join());
+        let joined = parts.into_iter().map(thread::ScopedJoinHandle::join);
         joined.flat_map(|part| part.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     })
 }

@@ -31,8 +31,7 @@ async fn tokens_of(mut generation: Generation) -> Vec<u32> {
         match event {
             Event::Token(event) => tokens.push(event.token),
             Event::Prompt(_) => {}
-            Event::Failed(reason) => panic!("{reason}"),
-            Event::BrokenOff(reason) => panic!("{reason}"),
+            Event::Failed(reason) | Event::BrokenOff(reason) => panic!("{reason}"),
         }
     }
     tokens
