@@ -68,11 +68,15 @@ pub(crate) const GPU_KV_SHARE: f64 = 0.9;
 /// Tokens of a KV block on a GPU, at least: the attention kernels' smallest page.
 pub(crate) const KV_BLOCK_SIZE_MIN: usize = 8;
 
+/// Tokens of a step on a GPU, at most: kernels have a row of blocks for each, along an axis of 65,535 (CUDA C++
+/// Programming Guide, Compute Capabilities).
+pub(crate) const GPU_STEP_TOKENS_MAX: usize = 65_535;
+
 /// Sequences up to which a decode step on a GPU is recorded: more make kernels long enough to hide their launches.
 pub(crate) const RECORDED_ROWS_MAX: usize = 256;
 
-/// Recordings of steps on a GPU, at most; a step's form follows the batch's size and total context in steps of a quarter,
-/// so a growing batch passes some ten forms for each size. Each takes about a megabyte.
+/// Recordings of steps on a GPU, at most; a step's form follows the batch's size and total context in steps of a
+/// quarter, so a growing batch passes some ten forms for each size. Each takes about a megabyte.
 pub(crate) const RECORDINGS_MAX: usize = 256;
 
 /// Floats that attention's blocks on a GPU may leave to be joined afterwards, 256 MiB; beyond, each block takes whole

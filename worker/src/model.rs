@@ -1,8 +1,9 @@
 //! Models: from a Hugging Face checkpoint directory, built in, or random, to something that computes.
 //!
 //! `families.rs` reads what a model is into the shape of `config.rs`, `checkpoint.rs` and `random.rs` give its
-//! tensors (`builtin.rs`: those of a checkpoint in the program), `loader.rs` packs them into `weights.rs`, `decoder.rs` runs them, `cpu.rs` owns the memory; `cuda.rs` does both on a GPU. Tokenizer,
-//! sampling and scheduling are elsewhere.
+//! tensors (`builtin.rs`: those of a checkpoint in the program), `loader.rs` packs them into `weights.rs`, `decoder.rs`
+//! runs them, `cpu.rs` owns the memory; `cuda.rs` does both on a GPU. Tokenizer, sampling and scheduling are
+//! elsewhere.
 
 mod attention;
 pub(crate) mod builtin;

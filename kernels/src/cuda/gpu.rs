@@ -15,7 +15,7 @@ use cudarc::nvrtc::Ptx;
 
 use super::{Argument, Device, DeviceError, Launch};
 
-/// Bytes of page-locked memory through which copies go: the driver would otherwise copy through smaller pieces of its own.
+/// Bytes of page-locked memory through which copies go; the driver would copy through smaller pieces of its own.
 const STAGING_BYTES: usize = 16 << 20;
 /// Shared memory that a block gets without asking.
 const SHARED_BYTES_DEFAULT: u32 = 48 << 10;
@@ -179,6 +179,7 @@ impl Gpu {
         if let Some(function) = self.functions.get(&launch.kernel) {
             return Ok(function.clone());
         }
+        self.enter()?;
         if !self.modules.contains_key(launch.module) {
             let fatbin = FATBINS.iter().find(|(name, _)| *name == launch.module);
             let Some((_, bytes)) = fatbin else {

@@ -71,8 +71,8 @@ fn fault(variant: &Variant, piece: &std::ops::Range<usize>, share: f64) -> Strin
     format!("{}: logits behind {piece:?} are off by {share:.2} of what bf16 explains", variant.name)
 }
 
-/// Prompts alone and whole, and side by side in pieces and other blocks: every logit's bits, of the prompts' ends and of
-/// greedily chosen tokens behind them.
+/// Prompts alone and whole, and side by side in pieces and other blocks: every logit's bits, of the prompts' ends and
+/// of greedily chosen tokens behind them.
 fn bits<D: Device + Send>(model: CudaModel<D>, vocab: u32) -> Result<usize, String> {
     let prompts: Vec<Vec<u32>> = [(300, 7), (41, 11), (700, 13), (16, 17)]
         .map(|(len, step)| (0..len).map(|i| i * step % vocab).collect())

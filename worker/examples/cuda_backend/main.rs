@@ -1,5 +1,5 @@
-//! Checks and times the worker's CUDA backend on a GPU; `kernels/check` runs it and prints the table. Needs a driver, no
-//! toolkit and no checkpoint.
+//! Checks and times the worker's CUDA backend on a GPU; `kernels/check` runs it and prints the table. Needs a driver,
+//! no toolkit and no checkpoint.
 //!
 //! ```text
 //! cuda_backend list          the names of cases and timings

@@ -26,7 +26,9 @@ use super::cache_plan::CachePlan;
 use super::config::{Attention, Config, Grouped};
 use super::{KvLayout, LoadedModel, ModelError, ModelInfo, Quantize, describe, kv_bytes_per_block_position};
 use crate::backend::{Backend, CacheGroup, Chunk, StepError};
-use crate::limits::{ATTENTION_PARTIAL_FLOATS_MAX, KV_BLOCK_SIZE_MIN, SCORED_TOKENS_PER_STEP_MAX};
+use crate::limits::{
+    ATTENTION_PARTIAL_FLOATS_MAX, GPU_STEP_TOKENS_MAX, KV_BLOCK_SIZE_MIN, SCORED_TOKENS_PER_STEP_MAX,
+};
 
 /// A model whose weights are on a device; not yet able to compute, since the KV cache takes what is left.
 #[derive(Debug)]
@@ -111,6 +113,11 @@ impl<D: Device> CudaModel<D> {
 
     /// Takes the memory of steps of so many tokens and sequences, so that it is not the KV cache's.
     pub fn reserve_steps(&mut self, tokens: usize, sequences: usize) -> Result<(), ModelError> {
+        if tokens > GPU_STEP_TOKENS_MAX {
+            return Err(ModelError::Device(format!(
+                "max-batched-tokens {tokens} is more than a GPU takes: use {GPU_STEP_TOKENS_MAX} at most"
+            )));
+        }
         let widths = Widths::new(&self.config, &self.grouped);
         let sizes =
             [tokens, (sequences + SCORED_TOKENS_PER_STEP_MAX).min(tokens), ATTENTION_PARTIAL_FLOATS_MAX];

@@ -11,6 +11,7 @@ use crate::model::{KvLayout, ModelInfo};
 pub(super) enum Place {
     /// In this machine's memory.
     Host,
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "of builds that have a device"))]
     /// On a device with as much memory left, the weights and steps having theirs.
     Device { free: usize },
 }
