@@ -289,6 +289,10 @@ impl<D: Device + Send> Backend for CudaBackend<D> {
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
         logits.clear();
         assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "step: a chunk has no tokens");
+        // A device would read whatever lies behind the embeddings.
+        let known =
+            |chunk: &Chunk<'_>| chunk.tokens.iter().all(|token| (*token as usize) < self.vocab_size());
+        assert!(chunks.iter().all(known), "step: a token is not in the vocabulary");
         if chunks.is_empty() {
             return Ok(());
         }

@@ -197,7 +197,7 @@ fn shuffled() -> impl Strategy<Value = Vec<u32>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 8, max_shrink_iters: 0, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 6, max_shrink_iters: 0, ..ProptestConfig::default() })]
 
     #[test]
     fn neither_batch_nor_cuts_nor_block_numbers_change_a_bit(
