@@ -21,6 +21,9 @@ namespace attention_cu {
 namespace elementwise_cu {
 #include "../src/elementwise.cu"
 }
+namespace gather_cu {
+#include "../src/gather.cu"
+}
 namespace matmul_cu {
 #include "../src/matmul.cu"
 #undef MATMUL
@@ -52,6 +55,7 @@ namespace rms_norm_cu {
 }
 using namespace attention_cu;
 using namespace elementwise_cu;
+using namespace gather_cu;
 using namespace matmul_cu;
 using namespace matmul_sm90_cu;
 using namespace moe_cu;
@@ -96,6 +100,8 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(attention_latent_fp8_16),
     KERNEL(attention_merge),
     KERNEL(clamped_gate_mul),
+    KERNEL(gather),
+    KERNEL(gather_packed),
     KERNEL(matmul_bf16_16),
     KERNEL(matmul_bf16_64),
     KERNEL(matmul_bf16_128),

@@ -8,6 +8,7 @@
 
 pub mod device;
 pub mod elementwise;
+pub mod gather;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod matmul;
@@ -17,5 +18,8 @@ pub mod probe;
 pub mod rms_norm;
 pub mod rope;
 pub mod sample;
+
+/// Changes whenever an edit changes a bit of any of these operations' results; part of a worker's numerics id.
+pub const NUMERICS_VERSION: u32 = 1;
 
 pub use device::{Argument, Device, DeviceError, Element, Launch, Slice};

@@ -10,6 +10,7 @@ use clap_complete::Shell;
 use keyway_wire::kv_event::WireFormat;
 
 use crate::answer_format::{CallFormat, ReasoningFormat};
+use crate::device::DeviceChoice;
 use crate::expert_parallel::{ExpertParallelOptions, RankGroup, RankOptions};
 use crate::kv_events::{KvEventOptions, ZmqAddr};
 use crate::memory::ByteSize;
@@ -95,9 +96,11 @@ struct Options {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000", env = "KEYWAY_WORKER_LISTEN")]
     listen: SocketAddr,
 
-    /// What computes.
-    #[arg(long, value_enum, default_value_t = Device::Cpu, env = "KEYWAY_WORKER_DEVICE")]
-    device: Device,
+    /// What computes: this machine's processor, an NVIDIA GPU (the first, or that of a number), or what there is: `auto`
+    /// takes a GPU that computes the model, else the processor, and says which. A GPU needs its driver and nothing
+    /// else.
+    #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t = DeviceChoice::Cpu, env = "KEYWAY_WORKER_DEVICE")]
+    device: DeviceChoice,
 
     /// Quantise matrices while loading: less memory, faster answers, a little less exact. What is stored in FP8 or
     /// MXFP4 stays so.
@@ -112,12 +115,13 @@ struct Options {
     #[arg(long, value_name = "N", env = "KEYWAY_WORKER_NUM_KV_BLOCKS")]
     num_kv_blocks: Option<usize>,
 
-    /// Memory of the KV cache, such as 2GiB; reserved at the start, taken as it is used [default: 256MiB].
+    /// Memory of the KV cache, such as 2GiB; reserved at the start, taken as it is used [default: 256MiB; on a GPU 0.9
+    /// of what is free].
     #[arg(long, value_name = "SIZE", alias = "kv-cache-memory-bytes", conflicts_with = "num_kv_blocks")]
     #[arg(env = "KEYWAY_WORKER_KV_CACHE_MEMORY")]
     kv_cache_memory: Option<ByteSize>,
 
-    /// Instead: the share of the memory that is free once the weights are loaded, such as 0.5.
+    /// Instead: the share of the memory, a GPU's if one computes, that is free once the weights are loaded, such as 0.5.
     #[arg(long, value_name = "SHARE", alias = "gpu-memory-utilization")]
     #[arg(conflicts_with_all = ["num_kv_blocks", "kv_cache_memory"], env = "KEYWAY_WORKER_MEMORY_UTILIZATION")]
     memory_utilization: Option<f64>,
@@ -193,14 +197,6 @@ struct Options {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Device {
-    /// SIMD on this machine's processor.
-    Cpu,
-    /// An NVIDIA GPU.
-    Cuda,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Bits {
     /// As stored: F32, F16 (as f32), BF16, FP8 or MXFP4.
     None,
@@ -269,12 +265,10 @@ impl Cli {
             }
         }
         let options = self.options;
-        if options.device == Device::Cuda {
-            return Err("this build has the CPU backend only: leave out --device cuda".to_owned());
-        }
         let mut names = options.served_model_name.into_iter().filter(|name| !name.is_empty());
         let worker = WorkerOptions {
             model: options.model,
+            device: options.device,
             quantize: options.quantize.quantize(),
             served_model_name: names.next(),
             served_model_aliases: names.collect(),
@@ -377,8 +371,9 @@ mod tests {
     }
 
     #[test]
-    fn cuda_is_refused_and_completions_are_a_task() {
-        assert!(task(&["--device", "cuda"]).unwrap_err().contains("CPU backend only"));
+    fn a_device_may_have_a_number_and_completions_are_a_task() {
+        let Ok(Task::Serve(options, _)) = task(&["--device", "cuda:2"]) else { panic!("must serve") };
+        assert_eq!(options.device, DeviceChoice::Cuda(2));
         assert!(matches!(task(&["completions", "bash"]), Ok(Task::Completions(Shell::Bash))));
     }
 }

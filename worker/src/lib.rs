@@ -19,6 +19,7 @@ pub mod bench;
 mod block_manager;
 pub mod cli;
 mod data_parallel;
+mod device;
 mod engine;
 mod engines;
 mod expert_parallel;
@@ -42,6 +43,7 @@ mod worker;
 
 pub use answer_format::{CallFormat, ReasoningFormat};
 pub use block_manager::CacheChange;
+pub use device::DeviceChoice;
 #[cfg(target_os = "linux")]
 pub use expert_parallel::run_rank;
 pub use expert_parallel::{ExpertParallelOptions, RankGroup, RankOptions};

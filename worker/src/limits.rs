@@ -61,6 +61,29 @@ pub(crate) const INLINE_TOKENIZE_BYTES_MAX: usize = 16 << 10;
 /// How long open answers may go on after a shutdown was asked for; Kubernetes kills after 30 s by default.
 pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(25);
 
+/// Share of a GPU's free memory that the KV cache takes where no option says: the rest is for kernels, which the driver
+/// loads when they are first used, for what a larger step needs, and for whoever else is on the GPU.
+pub(crate) const GPU_KV_SHARE: f64 = 0.9;
+
+/// Tokens of a KV block on a GPU, at least: the attention kernels' smallest page.
+pub(crate) const KV_BLOCK_SIZE_MIN: usize = 8;
+
+/// Tokens of a step on a GPU, at most: kernels have a row of blocks for each, along an axis of 65,535 (CUDA C++
+/// Programming Guide, Compute Capabilities).
+pub(crate) const GPU_STEP_TOKENS_MAX: usize = 65_535;
+
+/// Sequences up to which a decode step on a GPU is recorded: more make kernels long enough to hide their launches.
+pub(crate) const RECORDED_ROWS_MAX: usize = 256;
+
+/// Recordings of steps on a GPU, at most; a step's form follows the batch's size and total context in steps of a
+/// quarter, so a growing batch passes some ten forms for each size. Each takes about a megabyte.
+pub(crate) const RECORDINGS_MAX: usize = 256;
+
+/// Floats that attention's blocks on a GPU may leave to be joined afterwards, 256 MiB; beyond, each block takes whole
+/// sequences. 32 sequences of 4,096 tokens with 8 KV heads of 128 leave 34 MB, and need the parallelism; where more
+/// would be left there are blocks enough for all processors.
+pub(crate) const ATTENTION_PARTIAL_FLOATS_MAX: usize = 64 << 20;
+
 /// Memory of the KV cache where no option sets it: 131,072 tokens of the built-in model.
 pub(crate) const KV_BYTES_DEFAULT: usize = 256 << 20;
 

@@ -1,8 +1,9 @@
 //! Models: from a Hugging Face checkpoint directory, built in, or random, to something that computes.
 //!
 //! `families.rs` reads what a model is into the shape of `config.rs`, `checkpoint.rs` and `random.rs` give its
-//! tensors (`builtin.rs`: those of a checkpoint in the program), `loader.rs` packs them into `weights.rs`, `decoder.rs` runs them, `cpu.rs` owns the memory. Tokenizer,
-//! sampling and scheduling are elsewhere.
+//! tensors (`builtin.rs`: those of a checkpoint in the program), `loader.rs` packs them into `weights.rs`, `decoder.rs`
+//! runs them, `cpu.rs` owns the memory; `cuda.rs` does both on a GPU. Tokenizer, sampling and scheduling are
+//! elsewhere.
 
 mod attention;
 pub(crate) mod builtin;
@@ -10,6 +11,7 @@ mod cache_plan;
 mod checkpoint;
 mod config;
 mod cpu;
+mod cuda;
 mod decoder;
 mod error;
 mod experts;
@@ -22,6 +24,7 @@ mod quantize;
 mod random;
 mod step_words;
 mod stored;
+mod synthetic;
 mod tensor;
 mod weights;
 
@@ -40,6 +43,7 @@ use self::cache_plan::CachePlan;
 use self::checkpoint::Checkpoint;
 use self::config::Config;
 pub use self::cpu::CpuBackend;
+pub use self::cuda::{CudaBackend, CudaModel};
 pub use self::error::ModelError;
 pub(crate) use self::experts::{Attention, ExpertGroup, ExpertRank, GroupOptions, RankError, Supervisor};
 pub(crate) use self::joint::{JointError, RankOutput};
@@ -121,6 +125,8 @@ pub struct LoadedModel {
     pub info: ModelInfo,
     config: Config,
     weights: Weights,
+    /// Configuration and weights by a hash.
+    weights_id: String,
 }
 
 impl LoadedModel {
@@ -157,7 +163,12 @@ impl LoadedModel {
             placements[layer].as_ref().is_none_or(|placement| placement.holds(rank, expert))
         };
         let (weights, id) = Weights::load(&*tensors, &config, quantize, &held)?;
-        Ok(Self::new(name, config, weights, quantize, &id))
+        Ok(Self::new(name, config, weights, quantize, id))
+    }
+
+    /// Errs with the key in `config.json` that keeps a model from being computed on a GPU. Reads no weights.
+    pub fn check_gpu(source: &ModelSource, quantize: Quantize) -> Result<(), ModelError> {
+        cuda::check(&config_of(source)?, quantize)
     }
 
     /// By layer, how many experts it has; 0 without.
@@ -181,19 +192,14 @@ impl LoadedModel {
         experts::words_for(&self.config, tokens)
     }
 
-    fn new(name: String, config: Config, weights: Weights, quantize: Quantize, weights_id: &str) -> Self {
-        let plan = CachePlan::new(config.kept());
+    fn new(name: String, config: Config, weights: Weights, quantize: Quantize, weights_id: String) -> Self {
         let info = ModelInfo {
-            name,
-            max_model_len: config.max_positions,
-            vocab_size: config.vocab_size,
-            eos_token_ids: config.eos_token_ids.clone(),
             numerics_id: format!("cpu-{quantize}-k{}-{weights_id}", keyway_kernels::NUMERICS_VERSION),
             weight_bytes: weights.bytes(),
-            kv_bytes_per_block_position: plan.slots * config.attention.cache_bytes(),
-            cache_groups: plan.groups,
+            kv_bytes_per_block_position: kv_bytes_per_block_position(&config),
+            ..describe(name, &config)
         };
-        Self { info, config, weights }
+        Self { info, config, weights, weights_id }
     }
 
     /// Makes it able to compute; takes the KV cache's memory at once.
@@ -204,13 +210,39 @@ impl LoadedModel {
 
 /// A model's name, shape and tensors.
 fn open(source: &ModelSource) -> Result<(String, Config, Box<dyn TensorSource + Send>), ModelError> {
+    let config = config_of(source)?;
     Ok(match source {
-        ModelSource::Builtin => {
-            ("keyway-builtin".into(), builtin::config()?, Box::new(builtin::checkpoint()?))
-        }
-        ModelSource::Random => ("keyway-random".into(), random::config(), Box::new(Random)),
-        ModelSource::Dir(dir) => (directory_name(dir), Config::read(dir)?, Box::new(Checkpoint::open(dir)?)),
+        ModelSource::Builtin => ("keyway-builtin".into(), config, Box::new(builtin::checkpoint()?)),
+        ModelSource::Random => ("keyway-random".into(), config, Box::new(Random)),
+        ModelSource::Dir(dir) => (directory_name(dir), config, Box::new(Checkpoint::open(dir)?)),
     })
+}
+
+/// What a configuration says of a model; what its backend decides is left empty.
+fn describe(name: String, config: &Config) -> ModelInfo {
+    ModelInfo {
+        name,
+        max_model_len: config.max_positions,
+        vocab_size: config.vocab_size,
+        eos_token_ids: config.eos_token_ids.clone(),
+        numerics_id: String::new(),
+        weight_bytes: 0,
+        cache_groups: CachePlan::new(config.kept()).groups,
+        kv_bytes_per_block_position: 0,
+    }
+}
+
+/// On the CPU, which keeps f32.
+fn kv_bytes_per_block_position(config: &Config) -> usize {
+    CachePlan::new(config.kept()).slots * config.attention.cache_bytes()
+}
+
+fn config_of(source: &ModelSource) -> Result<Config, ModelError> {
+    match source {
+        ModelSource::Builtin => builtin::config(),
+        ModelSource::Random => Ok(random::config()),
+        ModelSource::Dir(dir) => Config::read(dir),
+    }
 }
 
 /// The last component of `dir`, also where `dir` is written as `.` or `..`.

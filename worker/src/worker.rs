@@ -1,6 +1,8 @@
 //! A whole worker from its options: model, engine, server. Used by the command and by whoever embeds one.
 
 mod engines;
+mod gpu;
+mod kv_memory;
 mod spread;
 
 use std::net::SocketAddr;
@@ -17,16 +19,18 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::answer_format::{CallFormat, Formats, ReasoningFormat};
 use crate::api::{App, ServedModel};
-use crate::block_manager::{CacheChange, GroupRules};
+use crate::backend::Backend;
+use crate::block_manager::CacheChange;
+use crate::device::DeviceChoice;
 use crate::engine::{EngineHandle, EngineOptions};
 use crate::engines::Engines;
 use crate::expert_parallel::ExpertParallelOptions;
 use crate::generation_config::GenerationConfig;
 use crate::grammar::GrammarCompiler;
 use crate::kv_events::{BoundAddrs, KvEventOptions, Publisher};
-use crate::limits::{EXPERT_DEADLINE_MIN as DEADLINE_MIN, KV_BYTES_DEFAULT};
+use crate::limits::EXPERT_DEADLINE_MIN as DEADLINE_MIN;
 use crate::memory;
-use crate::metrics::{MetricsPage, StaticInfo};
+use crate::metrics::{ExpertMetrics, MetricsPage, StaticInfo};
 use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource, Quantize, builtin};
 use crate::scheduler::StepLimits;
 use crate::server;
@@ -36,6 +40,8 @@ use crate::server;
 pub struct WorkerOptions {
     /// The built-in model, the random one, or a checkpoint directory.
     pub model: ModelSource,
+    /// What computes.
+    pub device: DeviceChoice,
     /// How its matrices are kept in memory.
     pub quantize: Quantize,
     /// The model's name for clients; its own name if absent.
@@ -52,7 +58,7 @@ pub struct WorkerOptions {
     pub block_size: usize,
     /// KV blocks; if absent, as many as the KV cache's memory holds.
     pub num_kv_blocks: Option<usize>,
-    /// Memory of the KV cache, in bytes; if absent, 256 MiB.
+    /// Memory of the KV cache, in bytes; if absent, 256 MiB, and on a GPU 0.9 of what is free.
     pub kv_cache_memory: Option<usize>,
     /// Instead: the share of the memory that is free once the weights are loaded, above 0 and at most 1.
     pub memory_utilization: Option<f64>,
@@ -74,6 +80,7 @@ impl Default for WorkerOptions {
     fn default() -> Self {
         Self {
             model: ModelSource::Builtin,
+            device: DeviceChoice::Cpu,
             quantize: Quantize::None,
             served_model_name: None,
             served_model_aliases: Vec::new(),
@@ -146,9 +153,19 @@ struct Loaded {
     defaults: GenerationConfig,
 }
 
+/// A model that computes: what it is, its KV cache, and what each engine runs.
+struct Computing {
+    info: ModelInfo,
+    kv: KvLayout,
+    max_model_len: usize,
+    backends: Vec<Box<dyn Backend>>,
+    experts: Option<Arc<ExpertMetrics>>,
+}
+
 /// Starts a worker on the current tokio runtime: bound and ready when this returns.
 pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> {
     check_options(&options)?;
+    let gpu = gpu::choose(&options)?;
     let listen_error = |source| StartError::Listen { addr: options.listen, source };
     let listener = TcpListener::bind(options.listen).await.map_err(listen_error)?;
     let addr = listener.local_addr().map_err(listen_error)?;
@@ -156,23 +173,15 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let kv_events: Vec<BoundAddrs> = publishers.iter().map(Publisher::addrs).collect();
 
     let source = options.model.clone();
-    let (quantize, ranks) = (options.quantize, options.expert_parallel.size);
+    // A GPU has number types of its own.
+    let quantize = if gpu.is_some() { Quantize::None } else { options.quantize };
+    let ranks = options.expert_parallel.size;
     let Loaded { model, text, defaults } = blocking(move || load(&source, quantize, ranks)).await??;
-    let info = model.info.clone();
-    let (kv, max_model_len) = kv_layout(&options, &info)?;
-    let compute = Compute::new(threads(options.threads));
-    let spread = spread::plan(&options, &model, kv, max_model_len)?;
-    let count = engines::count(&options);
-    let backend = blocking(move || model.into_backend(kv)).await??.with_compute(compute);
-
-    let model_name = options.served_model_name.unwrap_or_else(|| info.name.clone());
-    let (backend, experts) = match spread {
-        None => (backend, None),
-        Some(spread) => {
-            let (backend, experts) = spread::start(spread, backend).await?;
-            (backend, Some(experts))
-        }
+    let Computing { info, kv, max_model_len, backends, experts } = match gpu {
+        Some(gpu) => gpu::start(gpu, model, &options).await?,
+        None => on_cpu(model, &options).await?,
     };
+    let model_name = options.served_model_name.unwrap_or_else(|| info.name.clone());
     let eos_token_ids = eos_token_ids(&info, &text);
     let engine_options = EngineOptions {
         limits: StepLimits {
@@ -188,8 +197,7 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
         block_size: kv.block_size,
         num_blocks: kv.num_blocks,
     };
-    let started =
-        engines::start(count, backend, experts.as_ref(), &engine_options, &static_info, publishers)?;
+    let started = engines::start(backends, &engine_options, &static_info, publishers)?;
     let handles = started.handles;
     let app = Arc::new(App {
         engines: Engines::new(handles.clone()),
@@ -271,6 +279,24 @@ impl RunningWorker {
     }
 }
 
+/// Makes a model compute on the CPU, its experts spread over processes if asked for.
+async fn on_cpu(model: LoadedModel, options: &WorkerOptions) -> Result<Computing, StartError> {
+    let info = model.info.clone();
+    let (kv, max_model_len) = kv_memory::kv_layout(options, &info, kv_memory::Place::Host)?;
+    let compute = Compute::new(threads(options.threads));
+    let spread = spread::plan(options, &model, kv, max_model_len)?;
+    let backend = blocking(move || model.into_backend(kv)).await??.with_compute(compute);
+    let (backend, experts) = match spread {
+        None => (backend, None),
+        Some(spread) => {
+            let (backend, experts) = spread::start(spread, backend).await?;
+            (backend, Some(experts))
+        }
+    };
+    let backends = engines::backends(engines::count(options), backend, experts.as_ref())?;
+    Ok(Computing { info, kv, max_model_len, backends, experts })
+}
+
 /// Runs what would hold up the runtime's threads.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, StartError> {
     tokio::task::spawn_blocking(work).await.map_err(|e| StartError::Engine(e.to_string()))
@@ -346,56 +372,6 @@ fn load(source: &ModelSource, quantize: Quantize, ranks: usize) -> Result<Loaded
         ),
     };
     Ok(Loaded { model, text, defaults })
-}
-
-/// The KV cache's shape and the longest context it and the model allow. One sequence of that length always fits, so
-/// every request that is accepted can be finished.
-fn kv_layout(options: &WorkerOptions, info: &ModelInfo) -> Result<(KvLayout, usize), StartError> {
-    let (block_size, chunk) = (options.block_size, options.max_batched_tokens);
-    let num_blocks = match options.num_kv_blocks {
-        Some(blocks) => blocks,
-        None => (kv_bytes(options)? / (info.kv_bytes_per_block_position * block_size).max(1)).max(1),
-    };
-    let rules = GroupRules::new(&info.cache_groups, block_size);
-    let capacity = rules.longest(num_blocks, chunk);
-    if capacity == 0 {
-        return Err(StartError::Options(format!(
-            "num-kv-blocks {num_blocks} is too few for {}: even a short sequence needs {}",
-            info.name,
-            rules.blocks_needed(1, chunk)
-        )));
-    }
-    let max_model_len = match options.max_model_len {
-        None => info.max_model_len.min(capacity),
-        Some(len) if len > info.max_model_len => {
-            return Err(StartError::Options(format!(
-                "max-model-len {len} is more than the {} tokens {} was made for",
-                info.max_model_len, info.name
-            )));
-        }
-        Some(len) if len > capacity => {
-            return Err(StartError::Options(format!(
-                "{num_blocks} KV blocks hold {capacity} tokens: max-model-len {len} needs num-kv-blocks {}",
-                rules.blocks_needed(len, chunk)
-            )));
-        }
-        Some(len) => len,
-    };
-    Ok((KvLayout { block_size, num_blocks }, max_model_len))
-}
-
-/// Memory that the KV cache shall take, called once the weights are loaded.
-fn kv_bytes(options: &WorkerOptions) -> Result<usize, StartError> {
-    match (options.kv_cache_memory, options.memory_utilization) {
-        (Some(bytes), _) => Ok(bytes),
-        (None, None) => Ok(KV_BYTES_DEFAULT),
-        (None, Some(share)) => match memory::available_bytes() {
-            Some(free) => Ok((free as f64 * share) as usize),
-            None => Err(StartError::Options(
-                "this system does not say how much memory is free: use kv-cache-memory".to_owned(),
-            )),
-        },
-    }
 }
 
 /// As many as asked for, or as there are cores; one if nobody knows.

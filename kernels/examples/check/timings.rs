@@ -8,7 +8,7 @@ use keyway_kernels::cuda::matmul::{self, GROUP, Out, Packed, Shape, Unit, Weight
 use keyway_kernels::cuda::moe::{self, Experts, Grouped};
 use keyway_kernels::cuda::paged_attention::{self, Batch, Cut, HeadKind, KvType, Pages, Plan, Sequence};
 use keyway_kernels::cuda::sample::{self, Parameters};
-use keyway_kernels::cuda::{Launch, Slice, elementwise, probe, rms_norm, rope};
+use keyway_kernels::cuda::{Device, Launch, Slice, elementwise, probe, rms_norm, rope};
 use keyway_kernels::moe::{Routing, Scoring};
 use keyway_kernels::rope::Pairing;
 
@@ -64,7 +64,7 @@ struct Work {
 /// The median of [`REPEATS`] replays, as a line of JSON.
 pub(crate) fn run(name: &str) -> Result<String, String> {
     let mut gpu = Gpu::new(0).map_err(|e| e.to_string())?;
-    let processors = gpu.processors().map_err(|e| e.to_string())?;
+    let processors = gpu.processors();
     let work = {
         let mut lab = Lab::new(&mut gpu, Size::Large);
         let work = work(&mut lab, name, processors)?;

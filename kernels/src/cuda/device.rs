@@ -158,8 +158,23 @@ pub trait Device {
     fn read(&mut self, buffer: u64, offset: u64, bytes: &mut [u8]) -> Result<(), DeviceError>;
     /// Whether it has Hopper's matrix instructions (`matmul::Unit::Warpgroup`).
     fn has_warpgroups(&self) -> bool;
+    /// What kind of device it is, such as `sm_90`: two of one kind give equal bits.
+    fn generation(&self) -> String;
+    /// Streaming multiprocessors: for how many blocks there is room at once. Speed alone.
+    fn processors(&self) -> usize;
+    /// Memory that nobody has taken yet, in bytes.
+    fn free_bytes(&self) -> Result<usize, DeviceError>;
+    /// Makes the first `bytes` of a buffer 0.
+    fn zero(&mut self, buffer: u64, bytes: usize) -> Result<(), DeviceError>;
     /// Starts a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError>;
+    /// Records launches, so that all of them can be started at once; the recording's number. Starts none. Their buffers
+    /// must stay where they are for as long as it is replayed.
+    fn record(&mut self, launches: &[Launch]) -> Result<u64, DeviceError>;
+    /// Starts what was recorded.
+    fn replay(&mut self, recording: u64) -> Result<(), DeviceError>;
+    /// Forgets a recording.
+    fn forget(&mut self, recording: u64);
 }
 
 impl dyn Device + '_ {

@@ -3,17 +3,20 @@
 #![allow(unsafe_code, reason = "launches and raw copies; each block says why it is sound")]
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, LaunchConfig, PushKernelArg,
-    result,
+    CudaContext, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr, LaunchConfig,
+    PinnedHostSlice, PushKernelArg, result,
 };
 use cudarc::nvrtc::Ptx;
 
 use super::{Argument, Device, DeviceError, Launch};
 
+/// Bytes of page-locked memory through which copies go; the driver would copy through smaller pieces of its own.
+const STAGING_BYTES: usize = 16 << 20;
 /// Shared memory that a block gets without asking.
 const SHARED_BYTES_DEFAULT: u32 = 48 << 10;
 
@@ -25,6 +28,7 @@ macro_rules! fatbins {
 const FATBINS: &[(&str, &[u8])] = fatbins!(
     "attention",
     "elementwise",
+    "gather",
     "matmul",
     "matmul_sm90",
     "moe",
@@ -36,6 +40,19 @@ const FATBINS: &[(&str, &[u8])] = fatbins!(
     "sample"
 );
 
+/// A recording of launches.
+struct Recording(CudaGraph);
+
+// SAFETY: the driver's graphs belong to no thread, they must only not be used by two at once; a `Gpu` owns its own and
+// uses them through `&mut self` alone.
+unsafe impl Send for Recording {}
+
+impl fmt::Debug for Recording {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Recording")
+    }
+}
+
 /// One GPU and a stream on it.
 #[derive(Debug)]
 pub struct Gpu {
@@ -43,7 +60,17 @@ pub struct Gpu {
     modules: HashMap<&'static str, Arc<CudaModule>>,
     functions: HashMap<String, CudaFunction>,
     buffers: HashMap<u64, CudaSlice<u8>>,
+    recordings: HashMap<u64, Recording>,
+    /// Page-locked, taken with the first copy. Whoever touches it waits for the stream before.
+    staging: Option<PinnedHostSlice<u8>>,
     next: u64,
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // A copy may still read the staging memory; after an error there is nothing to wait for.
+        let _ = self.stream.synchronize();
+    }
 }
 
 fn failed(error: impl std::fmt::Debug) -> DeviceError {
@@ -64,8 +91,9 @@ impl Gpu {
         // capture would fail with them.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed)?;
-        let (modules, functions, buffers) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Ok(Self { stream, modules, functions, buffers, next: 0 })
+        let (modules, functions) = (HashMap::new(), HashMap::new());
+        let (buffers, recordings) = (HashMap::new(), HashMap::new());
+        Ok(Self { stream, modules, functions, buffers, recordings, staging: None, next: 0 })
     }
 
     /// Its name, as the driver says it.
@@ -73,25 +101,13 @@ impl Gpu {
         self.stream.context().name().map_err(failed)
     }
 
-    /// Streaming multiprocessors.
-    pub fn processors(&self) -> Result<usize, DeviceError> {
-        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        self.stream.context().attribute(attribute).map(|n| n as usize).map_err(failed)
-    }
-
     /// Milliseconds that each of `repeats` replays of `launches` took, captured as one graph so that no
     /// launch waits for the host.
     pub fn time(&mut self, launches: &[Launch], repeats: usize) -> Result<Vec<f32>, DeviceError> {
-        // Once before: loads modules, and surfaces what is wrong outside of the capture.
+        // Once before: surfaces what is wrong outside of the capture.
         launches.iter().try_for_each(|launch| self.launch(launch))?;
         self.stream.synchronize().map_err(failed)?;
-        self.stream
-            .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
-            .map_err(failed)?;
-        let captured = launches.iter().try_for_each(|launch| self.launch(launch));
-        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags_enum(0)).map_err(failed)?;
-        captured?;
-        let Some(graph) = graph else { return Err(DeviceError("the capture holds no work".into())) };
+        let Recording(graph) = self.captured(launches)?;
         let timing = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
         for _ in 0..3 {
             graph.launch().map_err(failed)?;
@@ -104,6 +120,19 @@ impl Gpu {
             times.push(before.elapsed_ms(&after).map_err(failed)?);
         }
         Ok(times)
+    }
+
+    /// The launches as one graph.
+    fn captured(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
+        // A module cannot be loaded within a capture.
+        launches.iter().try_for_each(|launch| self.function(launch).map(|_| ()))?;
+        self.stream
+            .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+            .map_err(failed)?;
+        let captured = launches.iter().try_for_each(|launch| self.launch(launch));
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags_enum(0)).map_err(failed)?;
+        captured?;
+        graph.map(Recording).ok_or_else(|| DeviceError("the capture holds no work".into()))
     }
 
     fn buffer(&self, buffer: u64, offset: u64, bytes: usize) -> Result<&CudaSlice<u8>, DeviceError> {
@@ -120,10 +149,37 @@ impl Gpu {
         Ok(slice.device_ptr(&self.stream).0 + offset)
     }
 
+    /// Makes the context that of the calling thread: a worker's engine is not the thread that loaded its model.
+    fn enter(&self) -> Result<(), DeviceError> {
+        self.stream.context().bind_to_thread().map_err(failed)
+    }
+
+    /// The memory that copies go through, with no copy under way.
+    fn staging(&mut self) -> Result<&mut [u8], DeviceError> {
+        self.stream.synchronize().map_err(failed)?;
+        if self.staging.is_none() {
+            // SAFETY: bytes without a value are written before they are read: by `write`, and by the copies of `read`.
+            let memory = unsafe { self.stream.context().alloc_pinned_with_flags(STAGING_BYTES, 0) };
+            self.staging = Some(memory.map_err(failed)?);
+        }
+        match &mut self.staging {
+            Some(memory) => memory.as_mut_slice().map_err(failed),
+            None => Err(DeviceError("no staging memory".into())),
+        }
+    }
+
+    /// Sets bytes from a buffer's beginning.
+    fn fill(&self, address: u64, byte: u8, bytes: usize) -> Result<(), DeviceError> {
+        self.enter()?;
+        // SAFETY: the callers' addresses are of buffers with as many bytes, which live on this stream.
+        unsafe { result::memset_d8_async(address, byte, bytes, self.stream.cu_stream()) }.map_err(failed)
+    }
+
     fn function(&mut self, launch: &Launch) -> Result<CudaFunction, DeviceError> {
         if let Some(function) = self.functions.get(&launch.kernel) {
             return Ok(function.clone());
         }
+        self.enter()?;
         if !self.modules.contains_key(launch.module) {
             let fatbin = FATBINS.iter().find(|(name, _)| *name == launch.module);
             let Some((_, bytes)) = fatbin else {
@@ -149,9 +205,7 @@ impl Device for Gpu {
         // SAFETY: the bytes are set below, before anyone can read them.
         let slice = unsafe { self.stream.alloc::<u8>(bytes.max(1)) }.map_err(failed)?;
         let address = slice.device_ptr(&self.stream).0;
-        // SAFETY: the address is of a buffer of this many bytes that lives on this stream.
-        unsafe { result::memset_d8_async(address, 0xff, bytes.max(1), self.stream.cu_stream()) }
-            .map_err(failed)?;
+        self.fill(address, 0xff, bytes.max(1))?;
         self.next += 1;
         self.buffers.insert(self.next, slice);
         Ok(self.next)
@@ -165,24 +219,78 @@ impl Device for Gpu {
         if bytes.is_empty() {
             return Ok(());
         }
-        let address = self.address(buffer, offset, bytes.len())?;
-        // SAFETY: `address` has room for the bytes, and they live until the stream has been waited for.
-        unsafe { result::memcpy_htod_async(address, bytes, self.stream.cu_stream()) }.map_err(failed)?;
-        self.stream.synchronize().map_err(failed)
+        let mut address = self.address(buffer, offset, bytes.len())?;
+        self.enter()?;
+        let stream = Arc::clone(&self.stream);
+        for part in bytes.chunks(STAGING_BYTES) {
+            let staged = &mut self.staging()?[..part.len()];
+            staged.copy_from_slice(part);
+            // SAFETY: `address` has room for the part, and the staging memory is not touched again before the stream
+            // has been waited for, nor freed.
+            unsafe { result::memcpy_htod_async(address, staged, stream.cu_stream()) }.map_err(failed)?;
+            address += part.len() as u64;
+        }
+        Ok(())
     }
 
     fn read(&mut self, buffer: u64, offset: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
         if bytes.is_empty() {
             return Ok(());
         }
-        let address = self.address(buffer, offset, bytes.len())?;
-        // SAFETY: `address` has as many bytes, and `bytes` lives until the stream has been waited for.
-        unsafe { result::memcpy_dtoh_async(bytes, address, self.stream.cu_stream()) }.map_err(failed)?;
-        self.stream.synchronize().map_err(failed)
+        let mut address = self.address(buffer, offset, bytes.len())?;
+        self.enter()?;
+        let stream = Arc::clone(&self.stream);
+        for part in bytes.chunks_mut(STAGING_BYTES) {
+            let staged = &mut self.staging()?[..part.len()];
+            // SAFETY: `address` has as many bytes, and the staging memory lives until the stream has been waited for.
+            unsafe { result::memcpy_dtoh_async(staged, address, stream.cu_stream()) }.map_err(failed)?;
+            stream.synchronize().map_err(failed)?;
+            part.copy_from_slice(staged);
+            address += part.len() as u64;
+        }
+        Ok(())
     }
 
     fn has_warpgroups(&self) -> bool {
         self.stream.context().compute_capability().is_ok_and(|(major, _)| major == 9)
+    }
+
+    fn generation(&self) -> String {
+        let known = self.stream.context().compute_capability();
+        known.map_or_else(|_| "unknown".into(), |(major, minor)| format!("sm_{major}{minor}"))
+    }
+
+    fn processors(&self) -> usize {
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        self.stream.context().attribute(attribute).map_or(1, |n| n.max(1) as usize)
+    }
+
+    fn free_bytes(&self) -> Result<usize, DeviceError> {
+        // What was taken is taken once the stream has come to it.
+        self.stream.synchronize().map_err(failed)?;
+        self.stream.context().mem_get_info().map(|(free, _)| free).map_err(failed)
+    }
+
+    fn zero(&mut self, buffer: u64, bytes: usize) -> Result<(), DeviceError> {
+        let address = self.address(buffer, 0, bytes)?;
+        if bytes == 0 { Ok(()) } else { self.fill(address, 0, bytes) }
+    }
+
+    fn record(&mut self, launches: &[Launch]) -> Result<u64, DeviceError> {
+        let recording = self.captured(launches)?;
+        self.next += 1;
+        self.recordings.insert(self.next, recording);
+        Ok(self.next)
+    }
+
+    fn replay(&mut self, recording: u64) -> Result<(), DeviceError> {
+        let known = self.recordings.get(&recording);
+        let Recording(graph) = known.ok_or_else(|| DeviceError(format!("no recording {recording}")))?;
+        graph.launch().map_err(failed)
+    }
+
+    fn forget(&mut self, recording: u64) {
+        self.recordings.remove(&recording);
     }
 
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {

@@ -9,7 +9,7 @@ use half::bf16;
 use super::{Argument, Launch, Slice};
 
 /// Outputs and inputs of a packed tile.
-pub(super) const TILE: usize = 64;
+pub const TILE: usize = 64;
 /// Inputs that share a scale.
 pub const GROUP: usize = 128;
 /// Blocks that a product with few rows should have at least: two for each of an H100's 132 processors.

@@ -9,8 +9,8 @@ use super::{Launch, Slice};
 
 /// Absolute positions whose state is joined at a time.
 pub const CHUNK: usize = 256;
-/// Words of an item: `struct Item` in `attention.cu`.
-const ITEM_WORDS: usize = 8;
+/// Words of an item, `struct Item` in `attention.cu`; one of zeros has no tokens, and its block returns at once.
+pub const ITEM_WORDS: usize = 8;
 const THREADS: u32 = 128;
 /// Blocks that even out what they differ in, and chunks of one block after which a longer one saves nothing more.
 const BLOCKS_PER_PROCESSOR: usize = 8;

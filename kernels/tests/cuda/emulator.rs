@@ -1,5 +1,6 @@
 //! The emulator as a [`Device`]: builds `emulate/main.cpp` once and speaks to its process through pipes.
 
+use std::collections::HashMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -13,12 +14,14 @@ use keyway_kernels::cuda::{Argument, Device, DeviceError, Launch};
 const FLAGS: [&str; 5] = ["-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-pthread"];
 
 /// A running emulator.
+#[derive(Debug)]
 pub(crate) struct Emulator {
     process: Child,
     to: BufWriter<ChildStdin>,
     from: BufReader<ChildStdout>,
     buffers: u64,
     launches: u64,
+    recordings: HashMap<u64, Vec<Launch>>,
     seed: u64,
 }
 
@@ -35,7 +38,7 @@ impl Emulator {
             .expect("the emulator starts");
         let to = BufWriter::new(process.stdin.take().expect("a pipe"));
         let from = BufReader::new(process.stdout.take().expect("a pipe"));
-        Some(Self { process, to, from, buffers: 0, launches: 0, seed })
+        Some(Self { process, to, from, buffers: 0, launches: 0, recordings: HashMap::new(), seed })
     }
 
     fn send(&mut self, words: &[u64]) -> Result<(), DeviceError> {
@@ -85,6 +88,22 @@ impl Device for Emulator {
         true
     }
 
+    fn generation(&self) -> String {
+        "emulated".into()
+    }
+
+    fn processors(&self) -> usize {
+        2
+    }
+
+    fn free_bytes(&self) -> Result<usize, DeviceError> {
+        Ok(1 << 30)
+    }
+
+    fn zero(&mut self, buffer: u64, bytes: usize) -> Result<(), DeviceError> {
+        self.write(buffer, 0, &vec![0; bytes])
+    }
+
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
         self.launches += 1;
         let order = self.seed.wrapping_mul(1_000_003).wrapping_add(self.launches);
@@ -103,11 +122,29 @@ impl Device for Emulator {
         }
         self.receive(&mut [0; 8])
     }
+
+    fn record(&mut self, launches: &[Launch]) -> Result<u64, DeviceError> {
+        // Numbers are not used again, as buffers' are not.
+        self.buffers += 1;
+        self.recordings.insert(self.buffers, launches.to_vec());
+        Ok(self.buffers)
+    }
+
+    fn replay(&mut self, recording: u64) -> Result<(), DeviceError> {
+        let launches = self.recordings.get(&recording).cloned();
+        let launches = launches.ok_or_else(|| DeviceError("a recording that was forgotten".into()))?;
+        launches.iter().try_for_each(|launch| self.launch(launch))
+    }
+
+    fn forget(&mut self, recording: u64) {
+        self.recordings.remove(&recording);
+    }
 }
 
 /// Compiles the emulator unless its sources are unchanged; `None` where no compiler is.
 fn build() -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // From the kernels' crate and from those beside it, whose tests include this file.
+    let root = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
     let compiler = ["c++", "g++", "clang++"].into_iter().find(|c| runs(c));
     let Some(compiler) = compiler else {
         assert!(std::env::var_os("CI").is_none(), "CI needs a C++ compiler to check the CUDA kernels");
@@ -118,7 +155,11 @@ fn build() -> Option<PathBuf> {
     FLAGS.hash(&mut hasher);
     sources(&root.join("emulate"), &mut hasher);
     sources(&root.join("src"), &mut hasher);
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("emulator-{:016x}", hasher.finish()));
+    // target/debug/deps/TEST: unit tests are not told the folder for temporary files.
+    let test = std::env::current_exe().expect("a test knows where it lies");
+    let folder = test.ancestors().nth(3).expect("cargo's folders").join("tmp");
+    fs::create_dir_all(&folder).expect("a folder is made");
+    let program = folder.join(format!("emulator-{:016x}", hasher.finish()));
     if !program.exists() {
         // Compiled aside and renamed, so that another test's process never sees half a program.
         let partial = program.with_extension(std::process::id().to_string());

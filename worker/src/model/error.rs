@@ -65,6 +65,9 @@ pub enum ModelError {
         /// What is wrong with them.
         reason: String,
     },
+    /// A device does not do what a model needs.
+    #[error("{0}")]
+    Device(String),
     /// The KV cache cannot be made as asked.
     #[error("KV cache: {0}")]
     KvCache(String),

@@ -42,23 +42,31 @@ pub(super) async fn bind_kv_events(options: &WorkerOptions) -> Result<Vec<Publis
     Ok(publishers)
 }
 
-/// Starts them over `backend`, whose group tells `experts` if it has one.
-pub(super) fn start(
+/// What each of `count` engines runs; the backend's group tells `experts` if it has one.
+pub(super) fn backends(
     count: usize,
     backend: CpuBackend,
     experts: Option<&Arc<ExpertMetrics>>,
+) -> Result<Vec<Box<dyn Backend>>, StartError> {
+    match experts {
+        Some(experts) if count > 1 => {
+            let ranks = data_parallel::backends(backend, count, Arc::clone(experts));
+            let ranks = ranks.map_err(|e| StartError::Engine(e.to_string()))?;
+            Ok(ranks.into_iter().map(|rank| Box::new(rank) as _).collect())
+        }
+        _ => Ok(vec![Box::new(backend)]),
+    }
+}
+
+/// Starts an engine over each backend.
+pub(super) fn start(
+    backends: Vec<Box<dyn Backend>>,
     options: &EngineOptions,
     info: &StaticInfo<'_>,
     publishers: Vec<Publisher>,
 ) -> Result<Started, StartError> {
     let failed = |e: &dyn std::fmt::Display| StartError::Engine(e.to_string());
-    let backends: Vec<Box<dyn Backend>> = match experts {
-        Some(experts) if count > 1 => {
-            let ranks = data_parallel::backends(backend, count, Arc::clone(experts));
-            ranks.map_err(|e| failed(&e))?.into_iter().map(|rank| Box::new(rank) as _).collect()
-        }
-        _ => vec![Box::new(backend)],
-    };
+    let count = backends.len();
     let (handles, metrics, threads) = (Vec::new(), Vec::new(), Vec::new());
     let mut started = Started { handles, metrics, threads, stopped: Arc::default() };
     let mut publishers = publishers.into_iter();

@@ -20,12 +20,24 @@ fn failure(args: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), error[0].to_owned())
 }
 
+/// A shape that a GPU computes.
+const COVERED: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 128,
+    "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}"#;
+
 #[test]
 fn bad_options_are_one_line_and_exit_1() {
-    assert_eq!(
-        failure(&["--device", "cuda"]),
-        (Some(1), "error: this build has the CPU backend only: leave out --device cuda".to_owned())
+    // What no kernel covers, and, of a model that kernels cover, a driver or weights that are not there.
+    let (code, line) = failure(&["--device", "cuda", "--listen", "127.0.0.1:0"]);
+    assert!(
+        code == Some(1) && line.contains("`head_dim`") && line.contains("run with --device cpu"),
+        "{line}"
     );
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("config.json"), COVERED).unwrap();
+    let model = dir.path().to_str().unwrap();
+    let (code, line) = failure(&["--device", "cuda:0", "--model", model, "--listen", "127.0.0.1:0"]);
+    assert!(code == Some(1) && line.starts_with("error: "), "{line}");
+    assert!(line.contains("run with --device cpu") || line.contains("model.safetensors"), "{line}");
     let (code, line) = failure(&["--model", "/nonexistent", "--listen", "127.0.0.1:0"]);
     assert!(code == Some(1) && line.starts_with("error: ") && line.contains("/nonexistent"), "{line}");
 }

@@ -4,6 +4,7 @@
 
 mod attention;
 mod elementwise;
+mod gather;
 mod matmul;
 mod moe;
 mod probe;
@@ -28,7 +29,7 @@ macro_rules! cases {
         pub(crate) const CASES: &[Case] = &[$(Case { name: stringify!($name), run: $name::check }),*];
     };
 }
-cases!(attention, elementwise, matmul, moe, probe, rms_norm, rope, sample);
+cases!(attention, elementwise, gather, matmul, moe, probe, rms_norm, rope, sample);
 
 /// How large the shapes are: an emulator cannot do a GPU's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

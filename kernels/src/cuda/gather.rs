@@ -1,0 +1,67 @@
+//! Launches `gather.cu`: rows of a matrix by their numbers, plain or packed for products.
+
+use half::bf16;
+
+use super::matmul::{Packed, Weights};
+use super::{Argument, Launch, Slice};
+
+/// Elements that a thread takes, and threads of a block.
+const PACKET: usize = 8;
+const THREADS: usize = 128;
+
+/// The first `width` elements of the rows `rows` of `matrix` `[…, stride]`, to `out` `[rows, width]`. `None` if
+/// there are no rows. Row numbers must be within the matrix, which is not checked here.
+///
+/// # Panics
+/// If shapes disagree, or a size is not a multiple of 8.
+pub fn plain(
+    matrix: Slice<bf16>,
+    stride: usize,
+    rows: Slice<u32>,
+    width: usize,
+    out: Slice<bf16>,
+) -> Option<Launch> {
+    assert!(
+        width > 0
+            && width <= stride
+            && [width, stride].iter().all(|n| n.is_multiple_of(PACKET))
+            && matrix.len.is_multiple_of(stride)
+            && out.len == rows.len * width,
+        "gather: shapes disagree"
+    );
+    let arguments = vec![matrix.into(), rows.into(), out.into(), width.into(), stride.into()];
+    launch("gather", rows.len, width, arguments)
+}
+
+/// The rows `rows` of a bf16 weight, to `out` `[rows, inputs]`: a look-up of embeddings. `None` if there are no
+/// rows. Row numbers must be below its outputs, which is not checked here.
+///
+/// # Panics
+/// If shapes disagree, or the weight is not bf16.
+pub fn packed(weight: &Packed, rows: Slice<u32>, out: Slice<bf16>) -> Option<Launch> {
+    let (shape, width) = (weight.shape, weight.shape.inputs);
+    shape.check();
+    assert!(
+        shape.weights == Weights::Bf16
+            && weight.images.len == shape.packed_bytes()
+            && out.len == rows.len * width,
+        "gather: shapes disagree"
+    );
+    launch(
+        "gather_packed",
+        rows.len,
+        width,
+        vec![weight.images.into(), rows.into(), out.into(), width.into()],
+    )
+}
+
+fn launch(kernel: &str, rows: usize, width: usize, arguments: Vec<Argument>) -> Option<Launch> {
+    (rows > 0).then(|| Launch {
+        module: "gather",
+        kernel: kernel.into(),
+        grid: [width.div_ceil(PACKET * THREADS) as u32, rows as u32, 1],
+        threads: THREADS as u32,
+        shared_bytes: 0,
+        arguments,
+    })
+}

@@ -1,0 +1,39 @@
+//! Checks and times the worker's CUDA backend on a GPU; `kernels/check` runs it and prints the table. Needs a driver,
+//! no toolkit and no checkpoint.
+//!
+//! ```text
+//! cuda_backend list          the names of cases and timings
+//! cuda_backend case NAME     logits against the CPU backend's, or equal bits however a batch is cut
+//! cuda_backend time NAME     a step of an 8B model: how long it takes, and the bytes and operations it cannot avoid
+//! ```
+//! Each answers with one line of JSON; a fault ends it with status 1 and the reason in `"fault"`.
+
+mod cases;
+mod driver;
+mod models;
+mod timings;
+
+use std::process::ExitCode;
+
+use keyway_kernels::cuda::gpu::Gpu;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let answer = match words[..] {
+        ["list"] => Ok(serde_json::json!({ "cases": cases::NAMES, "timings": timings::names() })),
+        ["case", name] => cases::run(name, || Gpu::new(0).map_err(cases::text)),
+        ["time", name] => timings::run(name),
+        _ => Err("usage: cuda_backend list | case NAME | time NAME".to_owned()),
+    };
+    match answer {
+        Ok(line) => {
+            println!("{line}");
+            ExitCode::SUCCESS
+        }
+        Err(fault) => {
+            println!("{}", serde_json::json!({ "fault": fault }));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What is timed: steps of a model of Llama 3.1 8B's shape with random weights, as an engine asks for them: planning,
+//! copies, launches and the logits' way back. Judging the figures is `kernels/check`'s.
+
+use std::time::Instant;
+
+use keyway_kernels::cuda::gpu::Gpu;
+use keyway_kernels::scalar::argmax;
+use keyway_worker::model::{CudaBackend, CudaModel, KvLayout, Quantize};
+use serde_json::{Value, json};
+
+use crate::cases::text;
+use crate::driver::{Driver, Sequence};
+
+/// The shape: huggingface.co/meta-llama/Llama-3.1-8B, `config.json`.
+pub(crate) const LLAMA_8B: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 128256,
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "hidden_act": "silu"}"#;
+/// Weights that every token is multiplied with: those of the layers, and the head.
+const LAYER_WEIGHTS: usize = 32 * 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14_336);
+const HEAD_WEIGHTS: usize = 4096 * 128_256;
+
+const BLOCK_SIZE: usize = 16;
+/// Tokens before the steps that are timed, how many a piece of them has, and steps.
+const CONTEXT: usize = 1024;
+const PIECE: usize = 512;
+const STEPS: usize = 40;
+const REPEATS: usize = 20;
+
+/// What a timing is of.
+#[derive(Debug, Clone, Copy)]
+enum Timing {
+    /// A token of each of so many sequences.
+    Decode(usize, Quantize),
+    /// So many tokens of a prompt in one step.
+    Prefill(usize),
+}
+
+const ALL: &[(&str, Timing)] = &[
+    ("llama_8b_decode_1", Timing::Decode(1, Quantize::None)),
+    ("llama_8b_decode_8", Timing::Decode(8, Quantize::None)),
+    ("llama_8b_decode_64", Timing::Decode(64, Quantize::None)),
+    ("llama_8b_decode_1_int8", Timing::Decode(1, Quantize::Int8)),
+    ("llama_8b_decode_1_int4", Timing::Decode(1, Quantize::Int4)),
+    ("llama_8b_prefill_2048", Timing::Prefill(2048)),
+];
+
+/// Their names.
+pub(crate) fn names() -> Vec<&'static str> {
+    ALL.iter().map(|(name, _)| *name).collect()
+}
+
+/// The median step, and what no step can avoid: the weights and the KV cache read once, the products.
+pub(crate) fn run(name: &str) -> Result<Value, String> {
+    let timing = ALL.iter().find(|(known, _)| *known == name).ok_or_else(|| format!("no timing {name}"))?;
+    match timing.1 {
+        Timing::Decode(batch, quantize) => decode(name, batch, quantize),
+        Timing::Prefill(tokens) => prefill(name, tokens),
+    }
+}
+
+/// The model with room for `positions`, and the bytes of its weights and of a position.
+fn model(
+    quantize: Quantize,
+    positions: usize,
+    step: [usize; 2],
+) -> Result<(Driver<CudaBackend<Gpu>>, [usize; 2]), String> {
+    let gpu = Gpu::new(0).map_err(text)?;
+    let mut model = CudaModel::synthetic(LLAMA_8B, gpu, quantize).map_err(text)?;
+    model.reserve_steps(step[0], step[1]).map_err(text)?;
+    // A step looks single rows of the embedding up.
+    let weights = model.info.weight_bytes - HEAD_WEIGHTS * 2;
+    let position = model.info.kv_bytes_per_block_position;
+    let kv = KvLayout { block_size: BLOCK_SIZE, num_blocks: positions.div_ceil(BLOCK_SIZE) };
+    Ok((Driver::new(model.into_backend(kv).map_err(text)?, 1), [weights, position]))
+}
+
+fn decode(name: &str, batch: usize, quantize: Quantize) -> Result<Value, String> {
+    let longest = (CONTEXT + STEPS + 2).next_multiple_of(BLOCK_SIZE);
+    let (mut driver, [weights, position]) = model(quantize, batch * longest, [PIECE, batch])?;
+    let mut sequences = Vec::new();
+    let mut tokens = Vec::new();
+    for i in 0..batch {
+        let mut sequence = [driver.sequence()];
+        let prompt: Vec<u32> = (0..CONTEXT as u32).map(|t| (t * 7 + i as u32) % 128_000).collect();
+        let mut rows = Vec::new();
+        for piece in prompt.chunks(PIECE) {
+            rows = driver.step(&mut sequence, &[piece])?;
+        }
+        let [sequence] = sequence;
+        sequences.push(sequence);
+        tokens.push(vec![argmax(&rows[0]) as u32]);
+    }
+    let mut times = Vec::with_capacity(STEPS);
+    for _ in 0..STEPS {
+        let begun = Instant::now();
+        let rows = driver.step(&mut sequences, &slices(&tokens))?;
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+        tokens = rows.iter().map(|row| vec![argmax(row) as u32]).collect();
+    }
+    let device_us = device(&mut driver, &mut sequences, &slices(&tokens))?;
+    let bytes = weights + batch * (CONTEXT + STEPS / 2) * position;
+    let operations = 2 * batch * (LAYER_WEIGHTS + HEAD_WEIGHTS);
+    Ok(answer(name, times, device_us, [bytes, operations]))
+}
+
+fn prefill(name: &str, count: usize) -> Result<Value, String> {
+    let rounds = 5;
+    let (mut driver, [weights, position]) = model(Quantize::None, (rounds + 1) * count, [count, 1])?;
+    let prompt: Vec<u32> = (0..count as u32).map(|t| t * 7 % 128_000).collect();
+    let mut times = Vec::new();
+    for _ in 0..rounds {
+        let mut sequence = [driver.sequence()];
+        let begun = Instant::now();
+        driver.step(&mut sequence, &[&prompt])?;
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    let mut sequence = [driver.sequence()];
+    let device_us = device(&mut driver, &mut sequence, &[&prompt])?;
+    // Scores and sums of what each token sees: half of all pairs, 32 layers of 32 heads of 128.
+    let attention = 2 * 2 * (count * count / 2) * 32 * 32 * 128;
+    let operations = 2 * (count * LAYER_WEIGHTS + HEAD_WEIGHTS) + attention;
+    Ok(answer(name, times, device_us, [weights + count * position, operations]))
+}
+
+fn slices(tokens: &[Vec<u32>]) -> Vec<&[u32]> {
+    tokens.iter().map(Vec::as_slice).collect()
+}
+
+/// Microseconds of one more step on the device alone.
+fn device(
+    driver: &mut Driver<CudaBackend<Gpu>>,
+    sequences: &mut [Sequence],
+    tokens: &[&[u32]],
+) -> Result<f64, String> {
+    let mut times = driver.with_chunks(sequences, tokens, |backend, chunks| {
+        backend.time_on_device(chunks, REPEATS).map_err(text)
+    })?;
+    times.sort_by(f32::total_cmp);
+    Ok(f64::from(times[REPEATS / 2]) * 1e3)
+}
+
+fn answer(name: &str, mut times: Vec<f64>, device_us: f64, [bytes, operations]: [usize; 2]) -> Value {
+    times.sort_by(f64::total_cmp);
+    json!({
+        "timing": name,
+        "us": times[times.len() / 2],
+        "device_us": device_us,
+        "bytes": bytes,
+        "operations": operations,
+    })
+}

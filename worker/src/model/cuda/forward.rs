@@ -1,0 +1,172 @@
+//! The forward pass as a list of launches: the CPU's `decoder.rs` with the device's kernels. Launches nothing itself.
+
+use half::bf16;
+use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed};
+use keyway_kernels::cuda::paged_attention::{self, Batch, Pages};
+use keyway_kernels::cuda::rms_norm::{self, Rows};
+use keyway_kernels::cuda::rope::{self, Tokens};
+use keyway_kernels::cuda::{Launch, Slice, elementwise, gather};
+use keyway_kernels::heads::Heads;
+
+use super::room::{Room, Widths};
+use super::step::{Attend, GroupStep, Step};
+use super::weights::{DeviceLayer, DeviceWeights};
+use crate::model::cache_plan::Place;
+use crate::model::config::{Config, Grouped};
+
+/// One step on its way through the layers.
+pub(super) struct Forward<'a> {
+    pub(super) config: &'a Config,
+    pub(super) grouped: Grouped,
+    pub(super) widths: Widths,
+    pub(super) weights: &'a DeviceWeights,
+    pub(super) step: &'a Step,
+    pub(super) room: &'a Room,
+    /// By slot of the cache plan.
+    pub(super) slabs: &'a [Pages],
+    pub(super) places: &'a [Place],
+    pub(super) launches: Vec<Launch>,
+    /// How many rows there still are, and the residual stream's.
+    pub(super) rows: usize,
+    pub(super) residual: Slice<bf16>,
+}
+
+impl Forward<'_> {
+    /// Everything from the tokens to the logits.
+    pub(super) fn run(mut self) -> Vec<Launch> {
+        let (step, weights) = (self.step, self.weights);
+        let tokens = step.tokens.of(&self.room.inputs);
+        self.launches.extend(gather::packed(&weights.embedding, tokens, self.residual));
+        for (i, layer) in weights.layers.iter().enumerate() {
+            let last = i + 1 == weights.layers.len();
+            self.normalise(layer.input_norm, i > 0);
+            if !self.attention(i, layer, last) {
+                return self.launches;
+            }
+            self.normalise(layer.post_norm, true);
+            self.feed_forward(layer);
+        }
+        self.head();
+        self.launches
+    }
+
+    /// Adds the last update, if there is one, to the stream, and normalises the stream.
+    fn normalise(&mut self, weight: Slice<bf16>, updated: bool) {
+        let normed = self.room.normed.slice(0, self.residual.len);
+        self.normalise_to(weight, updated, normed);
+    }
+
+    fn normalise_to(&mut self, weight: Slice<bf16>, updated: bool, out: Slice<bf16>) {
+        let update = self.room.update.slice(0, self.residual.len);
+        let (x, residual) = if updated { (update, Some(self.residual)) } else { (self.residual, None) };
+        let rows = Rows::whole(self.rows, self.widths.hidden);
+        self.launches.extend(rms_norm::launch(x, residual, weight, self.config.norm_eps, rows, out));
+    }
+
+    fn product(&mut self, x: Slice<bf16>, weight: &Packed, out: Out) {
+        let cut = Cut::choose(weight.shape, self.rows);
+        let partials = self.room.partials.whole();
+        self.launches.extend(matmul::launch(x, self.rows, weight, cut, out, partials));
+    }
+
+    /// One layer's attention, from normalised rows to the update. Behind the last layer's keys and values only rows
+    /// whose logits are wanted have a purpose: false if there are none.
+    fn attention(&mut self, i: usize, layer: &DeviceLayer, last: bool) -> bool {
+        let Widths { hidden, qkv: stride, queries, .. } = self.widths;
+        let (step, place) = (self.step, self.places[i]);
+        let (group, pages) = (&step.groups[place.group], &self.slabs[place.slot]);
+        let qkv = self.room.qkv.slice(0, self.rows * stride);
+        self.product(self.room.normed.slice(0, self.rows * hidden), &layer.qkv, Out::Bf16(qkv));
+        self.turn_and_write(layer, qkv, group, pages);
+        let (mut q, mut q_stride, mut attend) = (qkv, stride, &group.all);
+        if last && !step.all_wanted {
+            let Some(wanted) = &group.wanted else { return false };
+            let rows = step.wanted.of(&self.room.inputs);
+            self.rows = step.wanted_rows;
+            q = self.room.queries.slice(0, self.rows * queries);
+            let kept = self.room.kept.slice(0, self.rows * hidden);
+            self.launches.extend(gather::plain(qkv, stride, rows, queries, q));
+            self.launches.extend(gather::plain(self.residual, hidden, rows, hidden, kept));
+            (q_stride, attend, self.residual) = (queries, wanted, kept);
+        }
+        let window = self.config.layers[i].window;
+        let attended = self.attend(layer, (q, q_stride), (group, attend), pages, window);
+        let update = self.room.update.slice(0, self.rows * hidden);
+        self.product(attended, &layer.output, Out::Bf16(update));
+        true
+    }
+
+    /// Normalises heads where the model does so, turns them, and writes keys and values to their pages.
+    fn turn_and_write(&mut self, layer: &DeviceLayer, qkv: Slice<bf16>, group: &GroupStep, pages: &Pages) {
+        let Grouped { heads, kv_heads, head_dim, .. } = self.grouped;
+        let stride = self.widths.qkv;
+        if let Some(norms) = layer.qk_norm {
+            let of = |first, count| Heads { stride, first: first * head_dim, count, pitch: head_dim };
+            for (norm, heads) in norms.into_iter().zip([of(0, heads), of(heads, kv_heads)]) {
+                let rows = Rows { rows: self.rows, width: head_dim, heads };
+                self.launches.extend(rms_norm::launch(qkv, None, norm, self.config.norm_eps, rows, qkv));
+            }
+        }
+        let inputs = &self.room.inputs;
+        let tokens = Tokens {
+            x: qkv,
+            stride,
+            heads,
+            angles: self.step.angles.map(|part| part.of(inputs).cast()),
+            rotated_from: 0,
+            pairing: self.config.rope.pairing,
+            slots: group.slots.of(inputs),
+        };
+        self.launches.extend(rope::launch(&tokens, pages, [1.0; 2]));
+    }
+
+    fn attend(
+        &mut self,
+        layer: &DeviceLayer,
+        (q, q_stride): (Slice<bf16>, usize),
+        (group, attend): (&GroupStep, &Attend),
+        pages: &Pages,
+        window: Option<usize>,
+    ) -> Slice<bf16> {
+        let inputs = &self.room.inputs;
+        let out = self.room.attended.slice(0, self.rows * self.widths.queries);
+        let batch = Batch {
+            plan: &attend.plan,
+            items: attend.items.of(inputs),
+            merges: attend.merges.of(inputs),
+            tables: group.tables.of(inputs),
+            q,
+            q_stride,
+            heads: self.grouped.heads,
+            sinks: layer.sinks,
+            window,
+            scale: 1.0 / (self.grouped.head_dim as f32).sqrt(),
+            kv_scale: [1.0; 2],
+            out,
+            partials: self.room.partials.whole(),
+        };
+        self.launches.extend(paged_attention::launch(pages, &batch));
+        out
+    }
+
+    /// The gated network, from normalised rows to the update.
+    fn feed_forward(&mut self, layer: &DeviceLayer) {
+        let (rows, width) = (self.rows, layer.down.shape.inputs);
+        let [normed, update] =
+            [&self.room.normed, &self.room.update].map(|buffer| buffer.slice(0, rows * self.widths.hidden));
+        let gate_up = self.room.gate_up.slice(0, rows * 2 * width);
+        let gated = self.room.gated.slice(0, rows * width);
+        self.product(normed, &layer.gate_up, Out::Bf16(gate_up));
+        self.launches.extend(elementwise::silu_mul(gate_up, width, gated));
+        self.product(gated, &layer.down, Out::Bf16(update));
+    }
+
+    /// Final hidden states and logits, into the step's output.
+    fn head(&mut self) {
+        let Widths { hidden, vocab, .. } = self.widths;
+        let normed = self.room.output.slice(0, self.rows * hidden);
+        let logits = self.room.output.slice(self.rows * hidden * size_of::<bf16>(), self.rows * vocab);
+        self.normalise_to(self.weights.norm, true, normed);
+        self.product(normed, &self.weights.head, Out::F32(logits));
+    }
+}

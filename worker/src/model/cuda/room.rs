@@ -1,0 +1,136 @@
+//! The memory of a step on a device: buffers that grow to the largest step's need and stay.
+
+use half::bf16;
+use keyway_kernels::cuda::matmul::Cut;
+use keyway_kernels::cuda::{Device, DeviceError, Element, Slice};
+
+use super::weights::DeviceWeights;
+use crate::model::config::{Config, FeedForward, Grouped, LayerShape};
+
+/// One buffer.
+#[derive(Debug, Default)]
+pub(super) struct Grown {
+    /// The device's number of it; `None` as long as nothing was needed.
+    buffer: Option<u64>,
+    bytes: usize,
+}
+
+impl Grown {
+    /// Makes room for `bytes`; what was in it is gone if it grows.
+    /// Returns how often it moved: 0 or 1.
+    pub(super) fn reserve(&mut self, device: &mut dyn Device, bytes: usize) -> Result<u64, DeviceError> {
+        if bytes <= self.bytes {
+            return Ok(0);
+        }
+        if let Some(old) = self.buffer.take() {
+            self.bytes = 0;
+            device.free(old);
+        }
+        self.buffer = Some(device.allocate(bytes)?);
+        self.bytes = bytes;
+        Ok(1)
+    }
+
+    /// `len` elements from byte `offset` on, for which there is room.
+    pub(super) fn slice<T: Element>(&self, offset: usize, len: usize) -> Slice<T> {
+        debug_assert!(offset + len * size_of::<T>() <= self.bytes, "a step's buffer is too short");
+        Slice::new(self.buffer.unwrap_or(0), offset as u64, len)
+    }
+
+    /// All of it.
+    pub(super) fn whole<T: Element>(&self) -> Slice<T> {
+        self.slice(0, self.bytes / size_of::<T>())
+    }
+}
+
+/// Rows of the widths that a model's step needs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Widths {
+    pub(super) hidden: usize,
+    /// Queries, keys and values.
+    pub(super) qkv: usize,
+    pub(super) queries: usize,
+    /// Inner width of the widest feed-forward part.
+    pub(super) inner: usize,
+    pub(super) vocab: usize,
+}
+
+impl Widths {
+    pub(super) fn new(config: &Config, grouped: &Grouped) -> Self {
+        let inner = |layer: &LayerShape| match layer.feed_forward {
+            FeedForward::Dense { width } => width,
+            FeedForward::Experts(experts) => experts.width,
+        };
+        Self {
+            hidden: config.hidden,
+            qkv: (grouped.heads + 2 * grouped.kv_heads) * grouped.head_dim,
+            queries: grouped.heads * grouped.head_dim,
+            inner: config.layers.iter().map(inner).max().unwrap_or(0),
+            vocab: config.vocab_size,
+        }
+    }
+}
+
+/// All buffers of a step.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    /// What the host says of the step.
+    pub(super) inputs: Grown,
+    /// The residual stream, and the rows of it that are kept for the head.
+    pub(super) residual: Grown,
+    pub(super) kept: Grown,
+    pub(super) normed: Grown,
+    pub(super) qkv: Grown,
+    /// Queries of the rows that are kept.
+    pub(super) queries: Grown,
+    pub(super) attended: Grown,
+    pub(super) update: Grown,
+    pub(super) gate_up: Grown,
+    pub(super) gated: Grown,
+    /// Sums of parts that are joined afterwards.
+    pub(super) partials: Grown,
+    /// What goes back to the host: final hidden states in bf16, behind them logits in f32.
+    pub(super) output: Grown,
+    /// How often a buffer was replaced: launches that were made before name buffers that are gone.
+    pub(super) moves: u64,
+}
+
+impl Room {
+    /// For a step of `rows` rows, of which `wanted` go through the head, and attention's `partials` floats.
+    pub(super) fn reserve(
+        &mut self,
+        device: &mut dyn Device,
+        widths: &Widths,
+        weights: &DeviceWeights,
+        [rows, wanted, partials]: [usize; 3],
+    ) -> Result<(), DeviceError> {
+        let Widths { hidden, qkv, queries, inner, vocab } = *widths;
+        let row = size_of::<bf16>();
+        for (buffer, elements) in [
+            (&mut self.residual, rows * hidden),
+            (&mut self.kept, wanted * hidden),
+            (&mut self.normed, rows * hidden),
+            (&mut self.qkv, rows * qkv),
+            (&mut self.queries, wanted * queries),
+            (&mut self.attended, rows * queries),
+            (&mut self.update, rows * hidden),
+            (&mut self.gate_up, rows * 2 * inner),
+            (&mut self.gated, rows * inner),
+        ] {
+            self.moves += buffer.reserve(device, elements * row)?;
+        }
+        let of_product =
+            |shape| [rows, wanted].map(|rows| Cut::choose(shape, rows).partial_floats(shape, rows));
+        let partials = weights.shapes().flat_map(of_product).fold(partials, usize::max);
+        self.moves += self.partials.reserve(device, partials * size_of::<f32>())?;
+        self.moves += self.output.reserve(device, wanted * (hidden * row + vocab * size_of::<f32>()))?;
+        Ok(())
+    }
+
+    /// Copies what the host says of a step.
+    pub(super) fn tell(&mut self, device: &mut dyn Device, words: &[u32]) -> Result<(), DeviceError> {
+        // Tables grow with every few tokens: seldom anew.
+        self.moves += self.inputs.reserve(device, size_of_val(words).next_power_of_two())?;
+        device.overwrite(self.inputs.whole(), words)
+    }
+}

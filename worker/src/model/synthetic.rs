@@ -1,0 +1,49 @@
+//! Random weights for any shape: for checks that compare backends, and for benchmarks. Their text means nothing. The
+//! random model that is served is `random.rs`'s.
+
+use std::borrow::Cow;
+
+use half::bf16;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::config::Config;
+use super::tensor::{Tensor, TensorSource, TensorType};
+use super::weights::Weights;
+use super::{LoadedModel, ModelError, Quantize};
+
+impl LoadedModel {
+    /// The model that a `config.json` describes, with weights in bf16 that are a function of their tensors' names.
+    pub fn synthetic(config: &str) -> Result<Self, ModelError> {
+        let config = Config::from_json(config)?;
+        let (weights, id) = Weights::load(&Synthetic, &config, Quantize::None, &|_, _| true)?;
+        Ok(Self::new("synthetic".into(), config, weights, Quantize::None, id))
+    }
+}
+
+/// Its tensors: approximately normal, norms around 1, products that keep the size of their inputs.
+struct Synthetic;
+
+impl TensorSource for Synthetic {
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
+        let mut random = fastrand::Rng::with_seed(xxh3_64(name.as_bytes()));
+        let width = shape.last().copied().unwrap_or(1);
+        let (mean, deviation) = distribution(name, width);
+        // The sum of twelve numbers from 0 to 1 deviates by 1.
+        let mut value = || (0..12).map(|_| random.f32()).sum::<f32>() - 6.0;
+        let elements = (0..shape.iter().product()).map(|_| bf16::from_f32(value() * deviation + mean));
+        let bytes: Vec<u8> = elements.flat_map(bf16::to_le_bytes).collect();
+        Ok(Tensor { kind: TensorType::Bf16, width, bytes: Cow::Owned(bytes) })
+    }
+}
+
+/// Queries are large, so that a token attends to few others and a wrong position shows.
+fn distribution(name: &str, width: usize) -> (f32, f32) {
+    let kept = 1.0 / (width as f32).sqrt();
+    match name {
+        _ if name.ends_with("q_norm.weight") => (2.0, 0.1),
+        _ if name.ends_with("norm.weight") => (1.0, 0.1),
+        _ if name.ends_with("bias") || name.contains("embed_tokens") => (0.0, 0.3),
+        _ if name.contains("q_proj") => (0.0, 2.0 * kept),
+        _ => (0.0, kept),
+    }
+}

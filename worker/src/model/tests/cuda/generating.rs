@@ -1,0 +1,69 @@
+//! The engine over the CUDA backend: what it says does not depend on how its work is cut.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use super::*;
+use crate::engine::{self, EngineOptions};
+use crate::metrics::{Metrics, StaticInfo};
+use crate::sampler::Sampling;
+use crate::scheduler::StepLimits;
+use crate::sequence::{Event, Generation, GenerationRequest};
+
+/// Prompts with a common beginning and without, greedy and drawn.
+fn requests() -> Vec<GenerationRequest> {
+    let shared = prompt_of(40, 7);
+    let prompts =
+        [prompt_of(9, 5), [&shared[..], &[1, 2]].concat(), [&shared[..], &[3]].concat(), prompt_of(70, 11)];
+    let request = |(i, prompt): (usize, Vec<u32>)| GenerationRequest {
+        prompt,
+        max_tokens: 6,
+        ignore_eos: true,
+        sampling: Sampling { temperature: (i % 2) as f32, seed: 5 + i as u64, ..Sampling::default() },
+        ..GenerationRequest::default()
+    };
+    prompts.into_iter().enumerate().map(request).collect()
+}
+
+async fn tokens_of(mut generation: Generation) -> Vec<u32> {
+    let mut tokens = Vec::new();
+    while let Some(event) = poll_fn(|context| generation.poll_next(context)).await {
+        match event {
+            Event::Token(event) => tokens.push(event.token),
+            Event::Prompt(_) => {}
+            Event::Failed(reason) | Event::BrokenOff(reason) => panic!("{reason}"),
+        }
+    }
+    tokens
+}
+
+/// What an engine says to all requests at once.
+async fn generate(variant: &Variant, layout: KvLayout, limits: StepLimits) -> Option<Vec<Vec<u32>>> {
+    let backend = Box::new(emulated_with(variant, Quantize::None, layout)?);
+    let options = EngineOptions { limits, eos_token_ids: vec![VOCAB - 1], suppress_token_ids: Vec::new() };
+    let KvLayout { block_size, num_blocks } = layout;
+    let info = StaticInfo { model: "m", numerics_id: "n", block_size, num_blocks };
+    let spawned = engine::spawn(backend, options, Arc::new(Metrics::new(&info).unwrap())).unwrap();
+    let mut said = Vec::new();
+    for generation in spawned.handle.submit(requests()).unwrap() {
+        said.push(tokens_of(generation).await);
+    }
+    drop(spawned.handle);
+    spawned.thread.join().unwrap();
+    Some(said)
+}
+
+#[tokio::test]
+async fn what_an_engine_says_does_not_depend_on_batches_budget_or_preemption() {
+    for variant in [&MODELS[1], &MODELS[3]] {
+        let roomy = StepLimits { max_batched_tokens: 512, max_running: 8 };
+        let Some(expected) = generate(variant, LAYOUT, roomy).await else { return };
+        assert!(expected.iter().all(|said| said.len() == 6), "{expected:?}");
+        let tight = StepLimits { max_batched_tokens: 30, max_running: 3 };
+        let few = KvLayout { block_size: 16, num_blocks: 8 };
+        assert_eq!(generate(variant, few, tight).await, Some(expected.clone()), "{}", variant.name);
+        // The greedy ones say what the backend alone finds likeliest.
+        let alone = whole(&mut emulated(variant).unwrap(), &requests()[0].prompt);
+        assert_eq!(expected[0][0] as usize, keyway_kernels::scalar::argmax(&alone));
+    }
+}
