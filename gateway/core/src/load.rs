@@ -92,10 +92,13 @@ impl Load {
         known.others.observe(now, engine, own);
     }
 
-    /// Uncached prompt tokens that wait, others' among them.
-    pub fn all_waiting_tokens(&self, now: Duration) -> u64 {
+    /// Uncached prompt tokens that are still to be computed, others' among them, by a worker that is believed to compute
+    /// `tokens_per_s`. Without what it has done of them, a speed fitted from those that join a prompt half done would be half as much
+    /// again too high, and stay so: they are sent the earlier, the faster it is believed to be.
+    pub fn tokens_left(&self, now: Duration, tokens_per_s: Option<f64>) -> u64 {
         let known = self.known();
-        known.pace.waiting_tokens() + known.others.now(now).tokens as u64
+        let own = known.pace.tokens_left(now, tokens_per_s.unwrap_or(0.0) / 1e3);
+        (own + known.others.now(now).tokens).round() as u64
     }
 
     /// Others' requests, as far as the engine's gauges tell.
@@ -114,6 +117,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::rate::PrefillRate;
 
     const NOW: Duration = Duration::from_secs(7);
 
@@ -147,6 +151,37 @@ mod tests {
         assert_eq!((load.requests(), load.waiting_prefill_tokens()), (1, 1_000), "its own stays its own");
         load.first_token(NOW, &ours);
         load.end();
+    }
+
+    /// What is fitted of a worker that computes 1,000 tokens a second, one prompt after the other, and is sent the next one
+    /// when so much of the one before is done.
+    fn fitted(share_done: f64, believes: bool) -> f64 {
+        let (load, mut rate) = (Load::default(), PrefillRate::default());
+        let (mut sent, mut first_before) = (Duration::ZERO, None::<(Duration, Waiting)>);
+        for i in 0..300 {
+            let tokens = 500 + 97 * i % 1_000;
+            let left = load.tokens_left(sent, rate.tokens_per_second().filter(|_| believes));
+            let waiting = load.start(sent, tokens, true);
+            let began = first_before.map_or(sent, |(at, before)| {
+                load.first_token(at, &before);
+                load.end();
+                at
+            });
+            let takes = Duration::from_millis(tokens);
+            rate.observe(left + tokens, (began + takes - sent).as_secs_f64());
+            first_before = Some((began + takes, waiting));
+            sent = began + takes.mul_f64(share_done);
+        }
+        rate.tokens_per_second().unwrap()
+    }
+
+    #[test]
+    fn a_speed_is_fitted_whenever_the_next_prompt_comes() {
+        for share_done in [0.0, 0.3, 0.6, 0.9] {
+            let speed = fitted(share_done, true);
+            assert!((900.0..1_100.0).contains(&speed), "{share_done}: {speed}");
+        }
+        assert!(fitted(0.6, false) > 1_300.0);
     }
 
     #[test]

@@ -99,14 +99,18 @@ impl Pace {
     /// The pace now, at this rate. Prompts count as done in proportion to the time since the last first token, but not
     /// beyond the first whose own first token would have been seen.
     pub fn snapshot(&self, now: Duration, tokens_per_ms: f64) -> PaceSnapshot {
-        let possible = millis(now.saturating_sub(self.head_since)) * tokens_per_ms;
-        let done = possible.min(self.tokens_to_first_seen(possible));
         let (decay, busy) = self.faded(now);
         PaceSnapshot {
-            backlog_ms: (self.waiting_tokens as f64 - done) / tokens_per_ms,
+            backlog_ms: self.tokens_left(now, tokens_per_ms) / tokens_per_ms,
             arrivals_per_ms: self.arrivals * decay / 1e3,
             busy_share: busy.min(MAX_BUSY_SHARE),
         }
+    }
+
+    /// Prompt tokens of those that wait, less what is computed by now at this rate.
+    pub fn tokens_left(&self, now: Duration, tokens_per_ms: f64) -> f64 {
+        let possible = millis(now.saturating_sub(self.head_since)) * tokens_per_ms;
+        self.waiting_tokens as f64 - possible.min(self.tokens_to_first_seen(possible))
     }
 
     /// Prompt tokens of those that wait.

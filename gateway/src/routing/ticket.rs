@@ -48,7 +48,8 @@ impl Ticket {
         let in_flight = router.metrics.worker_in_flight.with_label_values(&label);
         let waiting_tokens = router.metrics.waiting_prefill_tokens.with_label_values(&label);
         let sent = router.now();
-        let tokens_before_first = worker.load.all_waiting_tokens(sent) + uncached_tokens;
+        let speed = worker.rate.lock().tokens_per_second();
+        let tokens_before_first = worker.load.tokens_left(sent, speed) + uncached_tokens;
         let waiting = Some(worker.load.start(sent, uncached_tokens, streams));
         in_flight.inc();
         waiting_tokens.add(uncached_tokens as i64);

@@ -92,7 +92,7 @@ impl Gateway {
     pub(super) fn sent(&mut self, worker: usize, at: Nanos, prompt: u64, uncached: u64) -> (Waiting, u64) {
         let (desk, now) = (&mut self.desks[worker], Duration::from_nanos(at));
         desk.context_tokens += prompt;
-        let before_first = desk.load.all_waiting_tokens(now) + uncached;
+        let before_first = desk.load.tokens_left(now, desk.rate.tokens_per_second()) + uncached;
         (desk.load.start(now, uncached, true), before_first)
     }
 
