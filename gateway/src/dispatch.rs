@@ -163,12 +163,15 @@ impl Dispatch {
                 Err(error) => {
                     tracing::warn!(worker = %worker.name, id = record.id(), error = error.as_str(), "worker gave no answer");
                     record.attempt_failed(error.as_str());
-                    if error == SendError::Connect {
-                        self.router.worker_failed(&worker);
-                    } else {
-                        ticket.judge(Verdict::Bad);
-                        if !asked.may_repeat() {
-                            return Err(Error::WorkerLost);
+                    match error {
+                        SendError::Connect => self.router.worker_failed(&worker),
+                        // Busy, or about to leave: it says itself that nothing has happened.
+                        SendError::Refused => {}
+                        SendError::Lost => {
+                            ticket.judge(Verdict::Bad);
+                            if !asked.may_repeat() {
+                                return Err(Error::WorkerLost);
+                            }
                         }
                     }
                     // Its weight and placement go before the next worker is chosen.

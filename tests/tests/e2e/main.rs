@@ -15,6 +15,7 @@ mod data_parallel;
 mod ejection;
 mod explain;
 mod handover;
+mod http2_workers;
 mod kv_engines;
 mod kv_routing;
 mod lifecycle;

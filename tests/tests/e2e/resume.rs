@@ -2,6 +2,7 @@
 //! twice, leaves something out, or shows that it is another.
 
 use keyway_tests::chaos_proxy::{ChaosProxy, Countdown};
+use keyway_tests::h2_client::H2Client;
 use keyway_tests::openai::{CHAT, DONE, chat_stream, delta};
 use keyway_tests::{
     Call, Client, Cluster, End, FakeWorker, Gateway, Next, RealWorker, Response, eventually, post,
@@ -120,6 +121,13 @@ async fn a_stream_cut_before_any_event_is_the_stream_that_was_not() {
     cut_everywhere(&cluster, CHAT, &chat(seeded)).await;
     let completion = json!({"prompt": "Cut", "temperature": 1.2, "seed": 8, "logprobs": 0});
     cut_everywhere(&cluster, COMPLETIONS, &body(completion)).await;
+    cluster.gateway.idle().await;
+}
+
+#[tokio::test]
+async fn over_http2_a_cut_connection_is_not_seen_either() {
+    let cluster = Cluster::builder().workers(3).breakable().http2().start().await;
+    cut_everywhere(&cluster, CHAT, &chat(json!({"temperature": 0}))).await;
     cluster.gateway.idle().await;
 }
 
@@ -295,6 +303,33 @@ async fn any_engine_s_stream_begins_again_while_the_client_has_nothing_of_it() {
     let metrics = cluster.gateway.metrics().await;
     assert_eq!(metrics.sum("keyway_streams_resumed_total", &[("how", "restart")]), 1.0);
     assert_eq!(metrics.sum("keyway_streams_not_resumed_total", &[("reason", "engine")]), 1.0);
+}
+
+#[tokio::test]
+async fn streams_that_break_all_at_once_are_resumed_within_the_retry_budget() {
+    // As many as the budget has at once, and twice as much again: time may not fill it up before all have asked.
+    const BROKEN: usize = 300;
+    let cluster = Cluster::of_fakes(2, "round-robin").await;
+    cluster.fakes.iter().for_each(FakeWorker::manual);
+    let mut client = H2Client::connect(cluster.addr()).await;
+    let (mut open, mut calls) = (Vec::new(), [Vec::new(), Vec::new()]);
+    for _ in 0..2 * BROKEN {
+        let mut exchange = client.post(CHAT, &chat_stream("hi")).await;
+        let (at, mut call) = either(&cluster).await;
+        call.begin_stream().await;
+        exchange.head().await;
+        calls[at].push(call);
+        open.push(exchange);
+    }
+    let [broken, _others] = calls;
+    assert_eq!(broken.len(), BROKEN);
+    cluster.fakes.iter().for_each(FakeWorker::answer);
+    broken.into_iter().for_each(Call::cut);
+    let reason = async |reason: &str| {
+        cluster.gateway.metrics().await.sum("keyway_streams_not_resumed_total", &[("reason", reason)])
+    };
+    eventually!(resumed(&cluster).await + reason("budget").await == BROKEN as f64);
+    assert!(resumed(&cluster).await >= 100.0 && reason("budget").await > 0.0);
 }
 
 #[tokio::test]
