@@ -16,7 +16,7 @@ pub enum WorkerEntry {
     /// Its URL alone.
     Url(String),
     /// With options.
-    Table(WorkerTable),
+    Table(Box<WorkerTable>),
 }
 
 /// `[[worker]]`
@@ -65,7 +65,7 @@ impl<'de> Deserialize<'de> for WorkerEntry {
 
             fn visit_map<A: serde::de::MapAccess<'de>>(self, map: A) -> Result<WorkerEntry, A::Error> {
                 WorkerTable::deserialize(serde::de::value::MapAccessDeserializer::new(map))
-                    .map(WorkerEntry::Table)
+                    .map(|table| WorkerEntry::Table(Box::new(table)))
             }
         }
         deserializer.deserialize_any(UrlOrTable)

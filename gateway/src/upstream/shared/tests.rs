@@ -88,7 +88,7 @@ impl Far {
 }
 
 async fn text(answer: Answer) -> Result<Bytes, String> {
-    answer.collect().await.map(|whole| whole.to_bytes()).map_err(|error| error.to_string())
+    answer.collect().await.map(http_body_util::Collected::to_bytes).map_err(|error| error.to_string())
 }
 
 #[tokio::test(start_paused = true)]
