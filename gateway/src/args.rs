@@ -78,7 +78,7 @@ pub struct ServeArgs {
     #[arg(
         long,
         env = "KEYWAY_WORKER",
-        value_name = "URL[;kv-events=tcp://H:P][;kv-replay=tcp://H:P]",
+        value_name = "URL[;kv-events=tcp://H:P][;kv-replay=tcp://H:P][;http2=true]",
         value_delimiter = ','
     )]
     pub worker: Vec<String>,

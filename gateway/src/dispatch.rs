@@ -143,7 +143,8 @@ impl Dispatch {
             let Choice { worker, pick, mut ticket } = choice;
             record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
             let (asking, usage) = if self.ask_usage && info.stream {
-                ask(asked.parts.uri.path(), asked.body.clone(), &worker)
+                let always = self.resumer.counts_tokens(&worker);
+                ask(asked.parts.uri.path(), asked.body.clone(), &worker, always)
             } else {
                 (asked.body.clone(), UsageFilter::pass_all())
             };

@@ -98,7 +98,8 @@ impl Upstream {
                 Err((error, None)) => return Err(lost(&error)),
             }
         }
-        match self.connect(origin).await? {
+        // In a box: a request that finds a connection need not have room for what opening one takes.
+        match Box::pin(self.connect(origin)).await? {
             Opened::Own(link) => exchange(origin, link, request).await.map_err(|(error, _)| lost(&error)),
             // Over TLS the worker wants HTTP/2.
             Opened::Shared(place) => {

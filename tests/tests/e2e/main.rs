@@ -11,6 +11,7 @@
 mod cache_size;
 mod cancel;
 mod config;
+mod continuation;
 mod data_parallel;
 mod ejection;
 mod explain;
