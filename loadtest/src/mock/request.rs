@@ -107,7 +107,7 @@ pub(super) fn read(body: &[u8], chat: bool, reading: &Reading<'_>) -> Result<Ask
     let prompt_tokens = tokens.len() as u32;
     // An answer that is continued is the one to the prompt without what has been said of it.
     let asked = prompt_tokens - said;
-    let seed = tokens.bytes().chunks_exact(TOKEN_BYTES).take(asked as usize).last();
+    let seed = tokens.bytes().chunks_exact(TOKEN_BYTES).take(asked as usize).next_back();
     let seed = seed.map_or(0, |token| u32::from(token[0]));
     let first = seed.wrapping_mul(977).wrapping_add(asked).wrapping_add(said);
     tokens.push_answer(reading.vocabulary, first, output_tokens);

@@ -124,7 +124,9 @@ fn a_stream_cut_anywhere_twice_is_the_stream_that_was_not() {
         for usage in [Usage::Last, Usage::Every] {
             let whole = engine(&request, "first", usage);
             let mut uncut = Client::default();
-            whole.iter().for_each(|event| uncut.sees(event.as_bytes()));
+            for event in &whole {
+                uncut.sees(event.as_bytes());
+            }
             for first in 0..whole.len() {
                 for second in 0..whole.len() {
                     let mut story = TextStory::new(request.clone(), chat, room());
