@@ -87,7 +87,7 @@ pub const WORKER_H2_WINDOW: u32 = ANSWER_BUFFER_BYTES as u32;
 pub const WORKER_H2_FRAME_BYTES: usize = 4 * WORKER_H2_WINDOW as usize * WORKER_H2_STREAMS as usize;
 
 /// Silence of an HTTP/2 connection with open streams after which its worker is sent a PING, and once more until the connection
-/// counts as broken. Any byte ends it, so an engine that is busy has 30 seconds.
+/// counts as broken. Any byte ends it, so an engine that is busy has 30 seconds at least.
 pub const WORKER_H2_SILENCE: Duration = Duration::from_secs(15);
 
 /// How often a request that a worker says it has not begun (REFUSED_STREAM, GOAWAY) is sent to the same worker again.
