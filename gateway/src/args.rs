@@ -73,12 +73,12 @@ pub struct ServeArgs {
     /// the new one
     #[arg(long, env = "KEYWAY_HANDOVER_SOCKET", value_name = "PATH")]
     pub handover_socket: Option<PathBuf>,
-    /// An inference server's URL, with where it publishes KV events; repeat it for each. Replaces the file's workers
+    /// An inference server's URL, with where it publishes KV events and whether it speaks HTTP/2; repeat it for each. Replaces the file's workers
     /// [default: two embedded ones]
     #[arg(
         long,
         env = "KEYWAY_WORKER",
-        value_name = "URL[;kv-events=tcp://H:P][;kv-replay=tcp://H:P]",
+        value_name = "URL[;kv-events=tcp://H:P][;kv-replay=tcp://H:P][;http2=true]",
         value_delimiter = ','
     )]
     pub worker: Vec<String>,

@@ -119,7 +119,7 @@ fn resumer(
 ) -> Arc<Resumer> {
     let metrics = Arc::clone(router.metrics());
     let (router, upstream, budget) = (Arc::clone(router), upstream.clone(), Arc::clone(budget));
-    Arc::new(Resumer::new(router, upstream, budget, metrics, config.resume_bytes))
+    Arc::new(Resumer::new(router, upstream, budget, metrics, config.resume))
 }
 
 /// Where spans go, if they do.

@@ -22,7 +22,7 @@ pub use self::{
     discovery::{DiscoveryConfig, DiscoveryFile, DnsName, HostRule},
     file::{AuthFile, File, IgnoreTable, LimitsFile, LogFormat, ModelTable, RoutingFile},
     kubernetes::{KubernetesFleet, KubernetesTable, PortRef},
-    resume::ResumeFile,
+    resume::{ResumeConfig, ResumeFile},
     scale::{ModelScale, ScaleConfig, ScaleFile},
     timeouts::Timeouts,
     tls::{TlsFiles, WorkerTls},
@@ -97,8 +97,8 @@ pub struct Config {
     pub scale: ScaleConfig,
     /// Where traces go; `None`: nowhere.
     pub traces: Option<TracesConfig>,
-    /// Bytes kept of running streams, so that they can be resumed; 0: none is.
-    pub resume_bytes: usize,
+    /// Whether and how streams outlive their worker.
+    pub resume: ResumeConfig,
     /// File of tenants, and whether their prompts share no cache.
     pub tenants: Option<(PathBuf, bool)>,
     /// `Bearer …` that operators show, marked sensitive.
@@ -166,7 +166,7 @@ impl TryFrom<File> for Config {
             discovery: DiscoveryConfig::try_from(&file.discovery)?,
             scale: ScaleConfig::try_from(&file.scale)?,
             traces: file.traces.validated()?,
-            resume_bytes: file.resume.memory(),
+            resume: ResumeConfig::from(&file.resume),
             tenants: file.auth.tenants_file.map(|path| (path, file.auth.isolate.unwrap_or(true))),
             admin_token: file.auth.admin_token_file.as_ref().map(worker::read_key).transpose()?,
             tls: file.tls,

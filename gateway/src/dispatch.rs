@@ -143,7 +143,8 @@ impl Dispatch {
             let Choice { worker, pick, mut ticket } = choice;
             record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
             let (asking, usage) = if self.ask_usage && info.stream {
-                ask(asked.parts.uri.path(), asked.body.clone(), &worker)
+                let always = self.resumer.counts_tokens(&worker);
+                ask(asked.parts.uri.path(), asked.body.clone(), &worker, always)
             } else {
                 (asked.body.clone(), UsageFilter::pass_all())
             };
@@ -163,12 +164,15 @@ impl Dispatch {
                 Err(error) => {
                     tracing::warn!(worker = %worker.name, id = record.id(), error = error.as_str(), "worker gave no answer");
                     record.attempt_failed(error.as_str());
-                    if error == SendError::Connect {
-                        self.router.worker_failed(&worker);
-                    } else {
-                        ticket.judge(Verdict::Bad);
-                        if !asked.may_repeat() {
-                            return Err(Error::WorkerLost);
+                    match error {
+                        SendError::Connect => self.router.worker_failed(&worker),
+                        // Busy, or about to leave: it says itself that nothing has happened.
+                        SendError::Refused => {}
+                        SendError::Lost => {
+                            ticket.judge(Verdict::Bad);
+                            if !asked.may_repeat() {
+                                return Err(Error::WorkerLost);
+                            }
                         }
                     }
                     // Its weight and placement go before the next worker is chosen.

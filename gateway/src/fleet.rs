@@ -87,7 +87,7 @@ impl Worker {
             rate: Mutex::default(),
             saved: Mutex::new(FadingSum::new(SAVED_HALF_LIFE)),
             config: config.clone(),
-            origin: Origin::of(&config.url, config.tls.clone()),
+            origin: Origin::of(&config.url, config.tls.clone(), config.http2),
             prefix: config.url.path().trim_end_matches('/').to_owned(),
             health: Mutex::new(Health::new(now)),
             models: RwLock::new(None),

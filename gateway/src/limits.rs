@@ -74,6 +74,25 @@ pub const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// Connections to one worker that wait for a request, about 10 KB each: twice what an engine runs at once.
 pub const POOL_IDLE_MAX: usize = 1_024;
 
+/// Streams on one HTTP/2 connection to a worker, where it allows so many: 10,000 are 80 connections, and one that breaks takes
+/// no more than this many with it.
+pub const WORKER_H2_STREAMS: u32 = 128;
+
+/// Bytes of one stream that its worker may send ahead of the client, as over HTTP/1.1. The connection's window is that of all its
+/// streams, so that none that nobody reads holds up another.
+pub const WORKER_H2_WINDOW: u32 = ANSWER_BUFFER_BYTES as u32;
+
+/// What the `h2` crate may hold for small frames that nobody reads, by its own count (256 bytes a frame less its payload): all
+/// streams stalled, with frames of 52 bytes. Events are longer.
+pub const WORKER_H2_FRAME_BYTES: usize = 4 * WORKER_H2_WINDOW as usize * WORKER_H2_STREAMS as usize;
+
+/// Silence of an HTTP/2 connection with open streams after which its worker is sent a PING, and once more until the connection
+/// counts as broken. Any byte ends it, so an engine that is busy has 30 seconds at least.
+pub const WORKER_H2_SILENCE: Duration = Duration::from_secs(15);
+
+/// How often a request that a worker says it has not begun (REFUSED_STREAM, GOAWAY) is sent to the same worker again.
+pub const WORKER_H2_RESENDS: usize = 2;
+
 /// Time for a worker to answer a probe's `/health` or `/v1/models`.
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 

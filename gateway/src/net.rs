@@ -75,6 +75,15 @@ pub type Wire = TokioIo<Stream>;
 /// TLS to a worker: by which rules, and whose certificate is expected.
 pub type Security = (Arc<ClientTls>, ServerName<'static>);
 
+/// A connection to a worker, and what both ends agreed to speak.
+#[derive(Debug)]
+pub struct Opened {
+    /// The connection.
+    pub stream: Stream,
+    /// Whether the worker chose HTTP/2 (TLS alone says).
+    pub http2: bool,
+}
+
 /// Opens connections to workers, within a deadline.
 #[derive(Debug, Clone)]
 pub struct Connector {
@@ -94,17 +103,38 @@ impl Connector {
         self.timeout_ms.store(timeout.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Connects to the first address of the name that answers.
-    pub async fn connect(&self, host: &str, port: u16, security: Option<&Security>) -> io::Result<Wire> {
-        let timeout = Duration::from_millis(self.timeout_ms.load(Ordering::Relaxed));
-        let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {timeout:?}"));
-        let connecting = async {
+    /// Connects to the first address of the name that answers. Over TLS the worker may choose HTTP/2 if that is offered.
+    pub async fn connect(
+        &self,
+        host: &str,
+        port: u16,
+        security: Option<&Security>,
+        offer_http2: bool,
+    ) -> io::Result<Opened> {
+        self.in_time(async {
             let stream = TcpStream::connect((host, port)).await?;
             stream.set_nodelay(true)?;
-            let Some((tls, name)) = security else { return Ok(Stream::Plain(stream)) };
-            let connector = TlsConnector::from(tls.config());
-            Ok(Stream::Tls(Box::new(connector.connect(name.clone(), stream).await?)))
-        };
-        clock::timeout(timeout, connecting).await.map_err(late)?.map(TokioIo::new)
+            let Some((tls, name)) = security else {
+                return Ok(Opened { stream: Stream::Plain(stream), http2: false });
+            };
+            let connector = TlsConnector::from(tls.config(offer_http2));
+            let stream = connector.connect(name.clone(), stream).await?;
+            let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+            Ok(Opened { stream: Stream::Tls(Box::new(stream)), http2 })
+        })
+        .await
     }
+
+    /// Gives a step of connecting the time that there is for one.
+    pub async fn in_time<T>(&self, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+        let timeout = Duration::from_millis(self.timeout_ms.load(Ordering::Relaxed));
+        let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {timeout:?}"));
+        clock::timeout(timeout, step).await.map_err(late)?
+    }
+}
+
+/// Whether a worker refused a connection because it speaks none of the protocols that were offered (RFC 7301, section 3.2).
+pub fn speaks_another_protocol(error: &io::Error) -> bool {
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    matches!(tls, Some(rustls::Error::AlertReceived(rustls::AlertDescription::NoApplicationProtocol)))
 }

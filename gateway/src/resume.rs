@@ -3,7 +3,9 @@
 //!
 //! - before the first event, the request is sent again as it was, to any worker;
 //! - after it, to a `keyway-worker` of the same numerics id, with the ids so far and the seed (the worker extension,
-//!   `keyway_wire::extension`): the rest is, token by token, what it would have been.
+//!   `keyway_wire::extension`): the rest is, token by token, what it would have been;
+//! - after it, of another engine's stream, where the configuration allows it, to any worker with the text so far: the rest
+//!   follows from that, not from the same tokens.
 //!
 //! Who cannot go on is counted with the [`Obstacle`], and its stream ends honestly (`relay.rs`). Choosing a worker is not
 //! done here, nor is the body relayed.
@@ -13,6 +15,7 @@ mod ask;
 mod chunk;
 mod memory;
 mod story;
+mod text;
 
 use std::{fmt, future::Future, pin::Pin, sync::Arc};
 
@@ -25,13 +28,14 @@ use parking_lot::Mutex;
 pub use self::again::Begun;
 use self::{
     again::Search,
-    ask::{Ask, extended},
+    ask::{Ask, continues_as_text, extended},
     memory::{Memory, Reservation},
     story::Story,
+    text::TextStory,
 };
 use crate::{
-    asked::Asked, autoscale::Demand, fleet::Worker, limits::RESUME_BODY_BYTES_MAX, metrics::Metrics,
-    routing::Router, upstream::Upstream,
+    asked::Asked, autoscale::Demand, config::ResumeConfig, fleet::Worker, limits::RESUME_BODY_BYTES_MAX,
+    metrics::Metrics, routing::Router, upstream::Upstream,
 };
 
 /// Why a stream does not go on elsewhere.
@@ -41,7 +45,7 @@ pub enum Obstacle {
     Off,
     /// Another path than the two generating ones.
     Path,
-    /// The worker is no `keyway-worker`.
+    /// The worker is no `keyway-worker`, and streams are not continued by their text.
     Engine,
     /// A function that must be called.
     Tools,
@@ -51,8 +55,14 @@ pub enum Obstacle {
     Choices,
     /// The prompt is to be in the answer.
     Echo,
-    /// The client uses the worker extension itself.
+    /// The client uses the worker extension itself, or asks for a continuation.
     OwnExtension,
+    /// To be continued by its text, but each token is to have more than that.
+    Logprobs,
+    /// To be continued by its text, but the prompt is not one.
+    PromptIds,
+    /// To be continued by its text, but it has thoughts.
+    Thoughts,
     /// The request, or a chunk, cannot be read.
     Unreadable,
     /// The request is large, or too much is kept for others.
@@ -67,7 +77,7 @@ pub enum Obstacle {
 
 impl Obstacle {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::Off,
         Self::Path,
         Self::Engine,
@@ -76,6 +86,9 @@ impl Obstacle {
         Self::Choices,
         Self::Echo,
         Self::OwnExtension,
+        Self::Logprobs,
+        Self::PromptIds,
+        Self::Thoughts,
         Self::Unreadable,
         Self::Memory,
         Self::NoWorker,
@@ -94,6 +107,9 @@ impl Obstacle {
             Self::Choices => "choices",
             Self::Echo => "echo",
             Self::OwnExtension => "own_extension",
+            Self::Logprobs => "logprobs",
+            Self::PromptIds => "prompt_ids",
+            Self::Thoughts => "thoughts",
             Self::Unreadable => "unreadable",
             Self::Memory => "memory",
             Self::NoWorker => "no_worker",
@@ -112,6 +128,7 @@ pub struct Resumer {
     metrics: Arc<Metrics>,
     memory: Arc<Memory>,
     on: bool,
+    by_text: bool,
 }
 
 /// What a request is sent with, so that its answer can be resumed.
@@ -140,6 +157,8 @@ enum Kept {
     Request { obstacle: Obstacle, _room: Reservation },
     /// The request, and what the client has of the answer.
     Story { plain: Bytes, seed: Option<u64>, numerics: Arc<str>, story: Story },
+    /// The request, and the answer's text.
+    Text(TextStory),
 }
 
 /// What became of some events.
@@ -157,16 +176,23 @@ pub struct Passed {
 pub struct Again(Pin<Box<dyn Future<Output = Result<Begun, Obstacle>> + Send>>);
 
 impl Resumer {
-    /// One that resumes, or none that does: with at most `memory_bytes` kept, 0 for not at all.
+    /// One that resumes as it is configured.
     pub fn new(
         router: Arc<Router>,
         upstream: Upstream,
         budget: Arc<Mutex<RetryBudget>>,
         metrics: Arc<Metrics>,
-        memory_bytes: usize,
+        config: ResumeConfig,
     ) -> Self {
+        let ResumeConfig { memory_bytes, continue_text } = config;
         let memory = Arc::new(Memory::new(memory_bytes, metrics.resume.bytes.clone()));
-        Self { router, upstream, budget, metrics, memory, on: memory_bytes > 0 }
+        let on = memory_bytes > 0;
+        Self { router, upstream, budget, metrics, memory, on, by_text: on && continue_text }
+    }
+
+    /// Whether a worker's streams are continued by their text: then it is good to know how many tokens that is.
+    pub fn counts_tokens(&self, worker: &Worker) -> bool {
+        self.by_text && worker.numerics_id().is_none()
     }
 
     /// What to send to a worker: the request, which may ask for more than its client does (`plain`), as it is or with the
@@ -201,8 +227,12 @@ impl Resumer {
         if !asked.info.stream || asked.parts.method != Method::POST || !asked.may_repeat() {
             return Err(Obstacle::Path);
         }
+        let by_text = match sent.exact {
+            Err(Obstacle::Engine) if self.by_text => continues_as_text(&asked.parts, &asked.body),
+            _ => Err(Obstacle::Engine),
+        };
         // One body, or also the one that asks for more.
-        let apart = sent.exact.is_ok() && sent.plain.as_ptr() != asked.body.as_ptr();
+        let apart = (sent.exact.is_ok() || by_text.is_ok()) && sent.plain.as_ptr() != asked.body.as_ptr();
         let bytes = asked.body.len() + if apart { sent.plain.len() } else { 0 };
         let room = if bytes <= RESUME_BODY_BYTES_MAX { self.memory.reserve(bytes) } else { None };
         let room = room.ok_or(Obstacle::Memory)?;
@@ -213,6 +243,13 @@ impl Resumer {
                 Kept::Story { plain, seed, numerics: numerics.into(), story }
             }
             (Ok(_), None) => Kept::Request { obstacle: Obstacle::Engine, _room: room },
+            (Err(Obstacle::Engine), _) => match by_text {
+                Ok(()) => {
+                    let chat = asked.parts.uri.path() == "/v1/chat/completions";
+                    Kept::Text(TextStory::new(sent.plain.clone(), chat, room))
+                }
+                Err(obstacle) => Kept::Request { obstacle, _room: room },
+            },
             (Err(obstacle), _) => Kept::Request { obstacle, _room: room },
         };
         let tried = vec![worker.id];
@@ -230,16 +267,14 @@ impl Lifeline {
     pub fn pass(&mut self, events: Bytes) -> Passed {
         match &mut self.kept {
             Kept::Request { obstacle, .. } => Passed { bytes: events, broke: false, over: Some(*obstacle) },
-            Kept::Story { story, .. } => {
-                let told = story.tell(&events);
-                Passed { bytes: told.bytes, broke: told.broke, over: None }
-            }
+            Kept::Story { story, .. } => Passed::from(story.tell(&events)),
+            Kept::Text(story) => Passed::from(story.tell(&events)),
         }
     }
 
     /// Whether the stream must say `[DONE]` to be whole.
     pub fn must_be_done(&self) -> bool {
-        matches!(self.kept, Kept::Story { .. })
+        matches!(self.kept, Kept::Story { .. } | Kept::Text(_))
     }
 
     /// Asks another worker for the rest.
@@ -247,6 +282,7 @@ impl Lifeline {
         let (resumer, asked) = (Arc::clone(&self.resumer), Arc::clone(&self.asked));
         let (body, numerics) = match &self.kept {
             Kept::Request { .. } => (asked.body.clone(), None),
+            Kept::Text(story) => (story.rest()?, None),
             Kept::Story { plain, seed, numerics, story } => {
                 (extended(plain, &story.rest(*seed)?), Some(Arc::clone(numerics)))
             }
@@ -263,11 +299,21 @@ impl Lifeline {
                 story.goes_on();
                 "exact"
             }
+            Kept::Text(story) if story.has_begun() => {
+                story.goes_on();
+                "text"
+            }
             _ => "restart",
         };
         self.resumer.metrics.resume.resumed.with_label_values(&[how]).inc();
         let worker = &begun.ticket.worker().name;
         tracing::info!(id = self.asked.record.id(), %worker, how, "another worker goes on with a stream");
+    }
+}
+
+impl From<story::Told> for Passed {
+    fn from(told: story::Told) -> Self {
+        Self { bytes: told.bytes, broke: told.broke, over: None }
     }
 }
 

@@ -1,20 +1,42 @@
 //! The HTTP client that talks to workers, over hyper's client connections themselves: each is driven by the task that
 //! waits for its answer, so that an event costs one wake, and dropping a pending request or an unfinished body closes
 //! its connection, which is how a worker learns that the client has left. When an answer has come to its end its
-//! connection waits at its [`Origin`] for the next request.
+//! connection waits at its [`Origin`] for the next request. With workers that are to be spoken HTTP/2 with, many requests
+//! share a connection, which has a task of its own; to leave resets the stream alone.
 
 mod answer;
+mod links;
 mod origin;
+mod shared;
 
-use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
+use std::{
+    future::poll_fn,
+    io,
+    pin::{Pin, pin},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use bytes::Bytes;
+use http::{Version, header};
+use http_body::Body;
 use http_body_util::Full;
 use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
 
-use self::origin::Link;
-pub use self::{answer::Answer, origin::Origin};
-use crate::{limits::ANSWER_BUFFER_BYTES, net::Connector};
+pub use self::{
+    answer::{Answer, AnswerError},
+    origin::Origin,
+};
+use self::{
+    links::Turn,
+    origin::Link,
+    shared::{Place, Shared, not_begun},
+};
+use crate::{
+    limits::{ANSWER_BUFFER_BYTES, WORKER_H2_RESENDS},
+    net::{Connector, speaks_another_protocol},
+};
 
 /// A request for a worker: its target without scheme and authority, which are the origin's.
 pub type Outgoing = http::Request<Full<Bytes>>;
@@ -32,6 +54,8 @@ pub enum SendError {
     Connect,
     /// The connection broke before the head of an answer.
     Lost,
+    /// The worker says that it has not begun the request, and will not (HTTP/2).
+    Refused,
 }
 
 impl SendError {
@@ -40,6 +64,7 @@ impl SendError {
         match self {
             Self::Connect => "connect",
             Self::Lost => "lost",
+            Self::Refused => "refused",
         }
     }
 }
@@ -61,7 +86,10 @@ impl Upstream {
         origin: &Origin,
         mut request: Outgoing,
     ) -> Result<http::Response<Answer>, SendError> {
-        request.headers_mut().insert(http::header::HOST, origin.host_header().clone());
+        if origin.is_shared() {
+            return self.send_shared(origin, request).await;
+        }
+        request.headers_mut().insert(header::HOST, origin.host_header().clone());
         // A pooled connection may have been closed as it was taken: what it did not begin to send goes to the next.
         while let Some(link) = origin.take() {
             match exchange(origin, link, request).await {
@@ -70,27 +98,152 @@ impl Upstream {
                 Err((error, None)) => return Err(lost(&error)),
             }
         }
-        let link = self.connect(origin).await?;
-        exchange(origin, link, request).await.map_err(|(error, _)| lost(&error))
+        // In a box: a request that finds a connection need not have room for what opening one takes.
+        match Box::pin(self.connect(origin)).await? {
+            Opened::Own(link) => exchange(origin, link, request).await.map_err(|(error, _)| lost(&error)),
+            // Over TLS the worker wants HTTP/2.
+            Opened::Shared(place) => {
+                drop(place);
+                self.send_shared(origin, request).await
+            }
+        }
     }
 
-    async fn connect(&self, origin: &Origin) -> Result<Link, SendError> {
-        let failed = |error: &dyn std::error::Error| {
-            tracing::debug!(error = %chain(error), "no connection to the worker");
-            SendError::Connect
+    /// Over a connection that others use too; in a box, so that it adds nothing to what requests over HTTP/1.1 take.
+    fn send_shared<'a>(
+        &'a self,
+        origin: &'a Origin,
+        request: Outgoing,
+    ) -> Pin<Box<dyn Future<Output = Result<http::Response<Answer>, SendError>> + Send + 'a>> {
+        Box::pin(async move {
+            let (mut parts, mut body) = request.into_parts();
+            parts.headers.remove(header::HOST);
+            parts.uri = origin.uri(&parts.uri);
+            parts.version = Version::HTTP_2;
+            let body = match Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+                _ => Bytes::new(),
+            };
+            for sent in 0.. {
+                let Some(place) = self.enter(origin).await? else {
+                    // Over TLS the worker wants HTTP/1.1.
+                    let mut request = Outgoing::new(Full::new(body));
+                    *request.method_mut() = parts.method;
+                    *request.uri_mut() = target(&parts.uri);
+                    *request.headers_mut() = parts.headers;
+                    return Box::pin(self.send(origin, request)).await;
+                };
+                match share(place, http::Request::from_parts(parts.clone(), ()), body.clone()).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(Failure::NotBegun) if sent < WORKER_H2_RESENDS => {}
+                    Err(Failure::NotBegun) => return Err(SendError::Refused),
+                    Err(Failure::Lost) => return Err(SendError::Lost),
+                }
+            }
+            Err(SendError::Refused)
+        })
+    }
+
+    /// A place on a connection; `None` where the worker speaks HTTP/1.1 after all.
+    async fn enter(&self, origin: &Origin) -> Result<Option<Place>, SendError> {
+        if let Some(place) = origin.links().enter() {
+            return Ok(Some(place));
+        }
+        let _turn = match origin.links().turn().await {
+            Turn::Place(place) => return Ok(Some(place)),
+            Turn::Failed => return Err(SendError::Connect),
+            Turn::Open(turn) => turn,
         };
-        let stream = self
-            .connector
-            .connect(origin.host(), origin.port(), origin.security())
-            .await
-            .map_err(|e| failed(&e))?;
+        match self.connect(origin).await {
+            Ok(Opened::Shared(place)) => Ok(Some(place)),
+            Ok(Opened::Own(link)) => {
+                origin.keep(link);
+                Ok(None)
+            }
+            Err(error) => {
+                origin.links().failed();
+                Err(error)
+            }
+        }
+    }
+
+    async fn connect(&self, origin: &Origin) -> Result<Opened, SendError> {
+        self.open(origin).await.map_err(|error| {
+            tracing::debug!(error = %chain(&error), "no connection to the worker");
+            SendError::Connect
+        })
+    }
+
+    async fn open(&self, origin: &Origin) -> io::Result<Opened> {
+        let connect = |offer_http2| {
+            self.connector.connect(origin.host(), origin.port(), origin.security(), offer_http2)
+        };
+        let offered = origin.offers_http2();
+        let opened = match connect(offered).await {
+            Err(error) if !offered && speaks_another_protocol(&error) => connect(true).await?,
+            opened => opened?,
+        };
+        if origin.security().is_some() {
+            origin.speaks_http2(opened.http2);
+        }
+        if origin.is_shared() {
+            let shared = self.connector.in_time(Shared::open(opened.stream)).await?;
+            return Ok(Opened::Shared(origin.links().add(shared)));
+        }
         let (sender, connection) = http1::Builder::new()
             .max_buf_size(ANSWER_BUFFER_BYTES)
-            .handshake(stream)
+            .handshake(TokioIo::new(opened.stream))
             .await
-            .map_err(|e| failed(&e))?;
-        Ok(Link::new(sender, connection))
+            .map_err(io::Error::other)?;
+        Ok(Opened::Own(Link::new(sender, connection)))
     }
+}
+
+/// A new connection.
+enum Opened {
+    /// For one request at a time.
+    Own(Link),
+    /// For several: it is among those of its origin, and this is a place on it.
+    Shared(Place),
+}
+
+/// Why a request that shares a connection has no answer.
+enum Failure {
+    /// The worker has not begun it.
+    NotBegun,
+    /// It may have.
+    Lost,
+}
+
+/// One request over HTTP/2 and the head of its answer. Dropped before, it resets its stream.
+async fn share(
+    place: Place,
+    request: http::Request<()>,
+    body: Bytes,
+) -> Result<http::Response<Answer>, Failure> {
+    let refused = |error: &h2::Error| {
+        tracing::debug!(error = %chain(error), "no answer from the worker");
+        if not_begun(error) { Failure::NotBegun } else { Failure::Lost }
+    };
+    let sent = place.sender().send_request(request, body.is_empty());
+    // The connection was given up since the place was taken: nothing was sent.
+    let (answer, mut stream) = sent.map_err(|error| {
+        tracing::debug!(error = %chain(&error), "a shared connection takes no more");
+        Failure::NotBegun
+    })?;
+    if !body.is_empty() {
+        // Waits in whole at the stream for the worker's window. What fails here fails below, with its reason.
+        let _ = stream.send_data(body, true);
+    }
+    let (mut parts, body) = answer.await.map_err(|error| refused(&error))?.into_parts();
+    parts.version = Version::HTTP_11;
+    let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+    Ok(http::Response::from_parts(parts, Answer::shared(body, length, place)))
+}
+
+/// Path and query alone, as HTTP/1.1 asks for.
+fn target(uri: &http::Uri) -> http::Uri {
+    uri.path_and_query().map_or_else(|| uri.clone(), |path| path.clone().into())
 }
 
 /// One request and the head of its answer. An error comes with the request where no byte of it was sent.
@@ -113,7 +266,7 @@ async fn exchange(
         .await
     };
     match answer {
-        Ok(answer) => Ok(answer.map(|body| Answer::new(body, link, origin.clone()))),
+        Ok(answer) => Ok(answer.map(|body| Answer::own(body, link, origin.clone()))),
         Err(mut failed) => {
             let unsent = failed.take_message();
             Err((failed.into_error(), unsent))

@@ -39,6 +39,7 @@ pub struct ClusterBuilder {
     worker_args: Vec<String>,
     events: bool,
     breakable: bool,
+    http2: bool,
     gateway: GatewayBuilder,
 }
 
@@ -135,6 +136,13 @@ impl ClusterBuilder {
         self
     }
 
+    /// Lets the gateway speak HTTP/2 with the real workers.
+    #[must_use]
+    pub fn http2(mut self) -> Self {
+        self.http2 = true;
+        self
+    }
+
     /// Adds arguments of the gateway.
     #[must_use]
     pub fn args(mut self, args: &[&str]) -> Self {
@@ -161,8 +169,13 @@ impl ClusterBuilder {
             worker.ready().await;
             gateway = if self.breakable {
                 let proxy = ChaosProxy::sharing(worker.addr(), countdown.clone()).await;
+                let addr = proxy.addr();
                 proxies.push(proxy);
-                gateway.worker(proxies[proxies.len() - 1].addr())
+                if self.http2 {
+                    gateway.args(&["--worker", &format!("http://{addr};http2=true")])
+                } else {
+                    gateway.worker(addr)
+                }
             } else if self.events {
                 gateway.args(&["--worker", &worker.with_events().await])
             } else {

@@ -161,7 +161,18 @@ pub struct TlsFront {
 impl TlsFront {
     /// Begins; with `clients`, only those who have a certificate of that authority come in.
     pub async fn start(backend: SocketAddr, identity: &Identity, clients: Option<&Authority>) -> Self {
-        let (acceptor, current) = watch::channel(server_config(identity, clients));
+        Self::with(backend, server_config(identity, clients)).await
+    }
+
+    /// Begins; it knows these protocols and no other.
+    pub async fn speaking(backend: SocketAddr, identity: &Identity, protocols: &[&str]) -> Self {
+        let mut config = ServerConfig::clone(&server_config(identity, None));
+        config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+        Self::with(backend, Arc::new(config)).await
+    }
+
+    async fn with(backend: SocketAddr, config: Arc<ServerConfig>) -> Self {
+        let (acceptor, current) = watch::channel(config);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("bound");
         tokio::spawn(async move {

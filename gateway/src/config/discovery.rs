@@ -44,6 +44,8 @@ pub struct DnsTable {
     pub kv_events_port: Option<u16>,
     /// Port on which each repeats those that were missed.
     pub kv_replay_port: Option<u16>,
+    /// Speak HTTP/2 with them, without TLS (false).
+    pub http2: Option<bool>,
 }
 
 /// `[discovery]`, validated.
@@ -125,6 +127,7 @@ impl DnsName {
             model: self.table.model.clone(),
             weight: self.table.weight,
             api_key_file: self.table.api_key_file.clone(),
+            http2: self.table.http2,
             ..WorkerTable::at(address, self.port, self.table.kv_events_port, self.table.kv_replay_port)
         })
     }

@@ -33,6 +33,8 @@ pub struct KubernetesTable {
     pub kv_events_port: Option<u16>,
     /// Port on which each repeats those that were missed.
     pub kv_replay_port: Option<u16>,
+    /// Speak HTTP/2 with them, without TLS; by default if the port's `appProtocol` is `kubernetes.io/h2c`.
+    pub http2: Option<bool>,
     /// Whether the pod that is worth least is marked, so that a scale-in takes it first (false).
     pub deletion_cost: bool,
 }
@@ -85,7 +87,7 @@ impl TryFrom<&KubernetesTable> for KubernetesFleet {
             table: table.clone(),
         };
         // All but the address is checked now, not at the first endpoint.
-        fleet.worker(IpAddr::from([127, 0, 0, 1]), 1, None).map_err(|error| wrong(&error.0))?;
+        fleet.worker(IpAddr::from([127, 0, 0, 1]), 1, None, false).map_err(|error| wrong(&error.0))?;
         Ok(fleet)
     }
 }
@@ -100,13 +102,20 @@ fn is_name(text: &str) -> bool {
 }
 
 impl KubernetesFleet {
-    /// The worker at an endpoint; `uid` is its pod's.
-    pub fn worker(&self, address: IpAddr, port: u16, uid: Option<&str>) -> Result<WorkerConfig, ConfigError> {
+    /// The worker at an endpoint; `uid` is its pod's, `h2c` what its Service says of the port.
+    pub fn worker(
+        &self,
+        address: IpAddr,
+        port: u16,
+        uid: Option<&str>,
+        h2c: bool,
+    ) -> Result<WorkerConfig, ConfigError> {
         let table = WorkerTable::at(address, port, self.table.kv_events_port, self.table.kv_replay_port);
         let worker = WorkerConfig::try_from(&WorkerTable {
             model: self.table.model.clone(),
             weight: self.table.weight,
             api_key_file: self.table.api_key_file.clone(),
+            http2: self.table.http2.or(Some(h2c)),
             ..table
         })?;
         Ok(WorkerConfig { identity: uid.map(str::to_owned), ..worker })
@@ -131,11 +140,24 @@ mod tests {
     #[test]
     fn an_endpoint_is_a_worker_with_its_pods_identity() {
         let fleet = fleet("service = \"vllm\"\nkv_events_port = 5557\nmodel = \"m\"").unwrap();
-        let worker = fleet.worker("fd00::7".parse().unwrap(), 8000, Some("u1")).unwrap();
+        let worker = fleet.worker("fd00::7".parse().unwrap(), 8000, Some("u1"), false).unwrap();
         assert_eq!((worker.name().as_str(), worker.identity.as_deref()), ("[fd00::7]:8000", Some("u1")));
         assert_eq!(worker.kv_events.as_ref().unwrap().events, "tcp://[fd00::7]:5557");
-        let next = fleet.worker("fd00::7".parse().unwrap(), 8000, Some("u2")).unwrap();
+        let next = fleet.worker("fd00::7".parse().unwrap(), 8000, Some("u2"), false).unwrap();
         assert!(worker != next, "another pod at the same address is another worker");
+        assert!(!worker.http2);
+    }
+
+    #[test]
+    fn the_port_s_protocol_counts_unless_the_table_says_otherwise() {
+        for (toml, h2c, http2) in [
+            ("service = \"a\"", true, true),
+            ("service = \"a\"\nhttp2 = false", true, false),
+            ("service = \"a\"\nhttp2 = true", false, true),
+        ] {
+            let worker = fleet(toml).unwrap().worker(IpAddr::from([10, 0, 0, 1]), 1, None, h2c).unwrap();
+            assert_eq!(worker.http2, http2, "{toml}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub enum WorkerEntry {
     /// Its URL alone.
     Url(String),
     /// With options.
-    Table(WorkerTable),
+    Table(Box<WorkerTable>),
 }
 
 /// `[[worker]]`
@@ -43,6 +43,9 @@ pub struct WorkerTable {
     /// Data-parallel engines behind its address, each with a cache of its own: requests are sent to one of them by
     /// `X-data-parallel-rank`, and rank r's events come at the ports of kv_events and kv_replay plus r (1).
     pub data_parallel_size: Option<u32>,
+    /// Speak HTTP/2 with it, many streams on a connection: without TLS it must expect that (h2c with prior knowledge), with TLS
+    /// it may choose HTTP/1.1 (false).
+    pub http2: Option<bool>,
 }
 
 impl<'de> Deserialize<'de> for WorkerEntry {
@@ -62,7 +65,7 @@ impl<'de> Deserialize<'de> for WorkerEntry {
 
             fn visit_map<A: serde::de::MapAccess<'de>>(self, map: A) -> Result<WorkerEntry, A::Error> {
                 WorkerTable::deserialize(serde::de::value::MapAccessDeserializer::new(map))
-                    .map(WorkerEntry::Table)
+                    .map(|table| WorkerEntry::Table(Box::new(table)))
             }
         }
         deserializer.deserialize_any(UrlOrTable)
@@ -90,6 +93,8 @@ pub struct WorkerConfig {
     pub identity: Option<String>,
     /// Which of several data-parallel engines behind the URL it is.
     pub rank: Option<u32>,
+    /// Whether HTTP/2 is spoken with it, or over TLS offered.
+    pub http2: bool,
 }
 
 /// Where a worker says what it caches; both as `tcp://HOST:PORT`.
@@ -153,19 +158,23 @@ impl FromStr for WorkerConfig {
 impl FromStr for WorkerTable {
     type Err = ConfigError;
 
-    /// `URL[;kv-events=tcp://HOST:PORT][;kv-replay=tcp://HOST:PORT]`
+    /// `URL[;kv-events=tcp://HOST:PORT][;kv-replay=tcp://HOST:PORT][;http2=true]`
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let mut parts = text.split(';');
         let mut table = WorkerTable::of(parts.next().unwrap_or_default());
         for part in parts {
             let wrong = || {
-                let known = "kv-events=tcp://HOST:PORT or kv-replay=tcp://HOST:PORT";
+                let known = "kv-events=tcp://HOST:PORT, kv-replay=tcp://HOST:PORT or http2=true";
                 ConfigError(format!("worker {text:?}: {part:?} is not known; expected {known}"))
             };
             let (name, value) = part.split_once('=').ok_or_else(wrong)?;
             let field = match name.trim() {
                 "kv-events" => &mut table.kv_events,
                 "kv-replay" => &mut table.kv_replay,
+                "http2" => {
+                    table.http2 = Some(value.trim().parse().map_err(|_| wrong())?);
+                    continue;
+                }
                 _ => return Err(wrong()),
             };
             *field = Some(value.trim().to_owned());
@@ -187,6 +196,7 @@ impl WorkerTable {
             kv_replay: None,
             block_size: None,
             data_parallel_size: None,
+            http2: None,
         }
     }
 
@@ -254,7 +264,8 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
         let kv_events = table.kv_source().map_err(|why| wrong(&why))?;
         let api_key = table.api_key_file.as_ref().map(read_key).transpose()?;
         let (model, identity, rank) = (table.model.clone(), None, None);
-        Ok(Self { url, model, weight, api_key, tls, kv_events, block_size, identity, rank })
+        let http2 = table.http2.unwrap_or(false);
+        Ok(Self { url, model, weight, api_key, tls, kv_events, block_size, identity, rank, http2 })
     }
 }
 

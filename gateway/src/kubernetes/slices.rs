@@ -57,6 +57,7 @@ pub(super) struct View {
 struct Seen<'a> {
     address: IpAddr,
     port: u16,
+    h2c: bool,
     uid: Option<&'a str>,
     pod: Option<&'a str>,
     ready: bool,
@@ -101,8 +102,10 @@ impl Slices {
                 Err(_) if slice.endpoints.is_empty() => continue,
                 Err(why) => return Err(format!("{}: {why}", name_of(slice))),
             };
+            let ports = slice.ports.iter().flatten();
+            let h2c = ports.into_iter().any(|known| number(known) == Some(port) && speaks_h2c(known));
             for endpoint in &slice.endpoints {
-                if let Some(seen) = seen(endpoint, port) {
+                if let Some(seen) = seen(endpoint, port, h2c) {
                     let place = SocketAddr::new(seen.address, seen.port);
                     let identity = seen.uid.map_or_else(|| place.to_string(), str::to_owned);
                     by_identity.entry(identity).and_modify(|known| known.merge(&seen)).or_insert(seen);
@@ -139,7 +142,7 @@ impl Seen<'_> {
     }
 
     fn found(&self, fleet: &KubernetesFleet) -> Result<Found, String> {
-        let config = fleet.worker(self.address, self.port, self.uid).map_err(|error| error.0)?;
+        let config = fleet.worker(self.address, self.port, self.uid, self.h2c).map_err(|error| error.0)?;
         let listed = Listed { config, ready: self.ready };
         Ok(Found { listed, pod: self.pod.map(str::to_owned) })
     }
@@ -147,19 +150,20 @@ impl Seen<'_> {
 
 impl<'a> Seen<'a> {
     fn clone_into(&self, other: &mut Seen<'a>) {
-        let Seen { address, port, uid, pod, ready, terminating } = *self;
-        *other = Seen { address, port, uid, pod, ready, terminating };
+        let Seen { address, port, h2c, uid, pod, ready, terminating } = *self;
+        *other = Seen { address, port, h2c, uid, pod, ready, terminating };
     }
 }
 
 /// `None`: not at an address (slices of the type FQDN).
-fn seen(endpoint: &Endpoint, port: u16) -> Option<Seen<'_>> {
+fn seen(endpoint: &Endpoint, port: u16, h2c: bool) -> Option<Seen<'_>> {
     let address = endpoint.addresses.first()?.parse().ok()?;
     let conditions = endpoint.conditions.as_ref();
     let pod = endpoint.target_ref.as_ref().filter(|target| target.kind.as_deref() == Some("Pod"));
     Some(Seen {
         address,
         port,
+        h2c,
         uid: pod.and_then(|pod| pod.uid.as_deref()),
         pod: pod.and_then(|pod| pod.name.as_deref()),
         ready: conditions.and_then(|conditions| conditions.ready).unwrap_or(true),
@@ -171,9 +175,17 @@ fn name_of(slice: &EndpointSlice) -> String {
     slice.metadata.name.clone().unwrap_or_default()
 }
 
+fn number(port: &EndpointPort) -> Option<u16> {
+    port.port.and_then(|number| u16::try_from(number).ok())
+}
+
+/// <https://kubernetes.io/docs/concepts/services-networking/service/#application-protocol>
+fn speaks_h2c(port: &EndpointPort) -> bool {
+    port.app_protocol.as_deref() == Some("kubernetes.io/h2c")
+}
+
 /// The workers' port: the one that is wanted, else the only one, else the one named `http`.
 fn port_of(ports: &[EndpointPort], wanted: Option<&PortRef>) -> Result<u16, String> {
-    let number = |port: &EndpointPort| port.port.and_then(|number| u16::try_from(number).ok());
     let named = |name: &str| ports.iter().find(|port| port.name.as_deref() == Some(name)).and_then(number);
     let names = || {
         let names: Vec<&str> = ports.iter().map(|port| port.name.as_deref().unwrap_or("(no name)")).collect();

@@ -8,7 +8,7 @@ use crate::resume::Obstacle;
 /// Handles of these series.
 #[derive(Debug)]
 pub struct ResumeMetrics {
-    /// `keyway_streams_resumed_total{how="restart|exact"}`.
+    /// `keyway_streams_resumed_total{how="restart|exact|text"}`.
     pub resumed: IntCounterVec,
     /// `keyway_streams_not_resumed_total{reason}`.
     pub not_resumed: IntCounterVec,
@@ -21,7 +21,7 @@ impl ResumeMetrics {
         let series = Self {
             resumed: d.counter(
                 "keyway_streams_resumed_total",
-                "Times that another worker went on with a stream: from its beginning, or exactly where it broke off.",
+                "Times that another worker went on with a stream: from its beginning, exactly where it broke off, or from its text.",
                 &["how"],
             )?,
             not_resumed: d.counter(
@@ -31,11 +31,11 @@ impl ResumeMetrics {
             )?,
             bytes: d.gauge(
                 "keyway_resume_bytes",
-                "Requests and token ids kept while their streams may have to be resumed.",
+                "Requests, token ids and texts kept while their streams may have to be resumed.",
             )?,
         };
         // There from the start, so that the first one is an increase.
-        for how in ["restart", "exact"] {
+        for how in ["restart", "exact", "text"] {
             series.resumed.with_label_values(&[how]);
         }
         for obstacle in Obstacle::ALL {

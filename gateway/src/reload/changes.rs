@@ -62,7 +62,7 @@ impl Changes {
             "routing.slow_start_ms": slow_start,
             "routing.fetch_tokens_per_second": fetch_tokens_per_ms,
             "scale": scale,
-            "resume": resume_bytes,
+            "resume": resume,
             "traces": traces,
         );
         // Without a file each reading draws another key.
@@ -97,7 +97,7 @@ impl Changes {
         new.slow_start = old.slow_start;
         new.fetch_tokens_per_ms = old.fetch_tokens_per_ms;
         new.scale = old.scale.clone();
-        new.resume_bytes = old.resume_bytes;
+        new.resume = old.resume;
         new.traces.clone_from(&old.traces);
     }
 }

@@ -74,6 +74,7 @@ impl Search {
                     tracing::warn!(worker = %worker.name, id = self.asked.record.id(), status, "worker does not go on with a stream");
                 }
                 Err(SendError::Connect) => router.worker_failed(&worker),
+                Err(SendError::Refused) => {}
                 Err(SendError::Lost) => choice.ticket.judge(Verdict::Bad),
             }
             self.demand = choice.ticket.give_back();

@@ -50,6 +50,35 @@ impl Ask {
     }
 }
 
+/// Whether the answer to a request can be continued by its text, at engines that know nothing of the extension.
+pub(super) fn continues_as_text(parts: &Parts, body: &[u8]) -> Result<(), Obstacle> {
+    Ask::of(parts, body)?;
+    let text = std::str::from_utf8(body).map_err(|_| Obstacle::Unreadable)?;
+    for field in Value::document(text).ok_or(Obstacle::Unreadable)? {
+        let (name, value) = field.map_err(|_| Obstacle::Unreadable)?;
+        let given = !matches!(value.raw(), "null" | "false");
+        match name.as_ref() {
+            // Of a completion also 0.
+            "logprobs" | "prompt_logprobs" | "return_token_ids" | "return_tokens_as_token_ids" if given => {
+                return Err(Obstacle::Logprobs);
+            }
+            "use_beam_search" if given => return Err(Obstacle::Choices),
+            "continue_final_message" if given => return Err(Obstacle::OwnExtension),
+            "add_generation_prompt" if value.raw() == "false" => return Err(Obstacle::OwnExtension),
+            "prompt_embeds" if given => return Err(Obstacle::PromptIds),
+            "prompt" if !is_text_prompt(value) => return Err(Obstacle::PromptIds),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// One text, alone or in a list.
+fn is_text_prompt(prompt: Value<'_>) -> bool {
+    let is_text = |value: Value<'_>| value.raw().starts_with('"');
+    is_text(prompt) || prompt.items().and_then(|mut items| items.next()?.ok()).is_some_and(is_text)
+}
+
 /// Whether a prompt is a list of prompts, of which each has an answer; one of ids is a prompt.
 fn holds_several(prompt: Value<'_>) -> bool {
     let Some(mut items) = prompt.items() else { return false };
@@ -128,6 +157,33 @@ mod tests {
             assert_eq!(ask("/v1/completions", body), Err(obstacle), "{body}");
         }
         assert_eq!(ask("/v1/responses", "{}"), Err(Obstacle::Path));
+    }
+
+    #[test]
+    fn what_text_does_not_say_cannot_be_continued_by_it() {
+        let of = |body: &str| {
+            let request = http::Request::post("/v1/completions").body(()).unwrap();
+            continues_as_text(&request.into_parts().0, body.as_bytes())
+        };
+        for body in [
+            r#"{"prompt":"a","logprobs":null,"add_generation_prompt":true,"continue_final_message":false}"#,
+            r#"{"prompt":["a"],"tools":[{}],"tool_choice":"auto","logprobs":false}"#,
+        ] {
+            assert_eq!(of(body), Ok(()), "{body}");
+        }
+        for (body, obstacle) in [
+            (r#"{"n":2}"#, Obstacle::Choices),
+            (r#"{"use_beam_search":true}"#, Obstacle::Choices),
+            (r#"{"logprobs":0}"#, Obstacle::Logprobs),
+            (r#"{"logprobs":true}"#, Obstacle::Logprobs),
+            (r#"{"return_token_ids":true}"#, Obstacle::Logprobs),
+            (r#"{"continue_final_message":true}"#, Obstacle::OwnExtension),
+            (r#"{"add_generation_prompt":false}"#, Obstacle::OwnExtension),
+            (r#"{"prompt":[1,2]}"#, Obstacle::PromptIds),
+            (r#"{"prompt":[[1,2]]}"#, Obstacle::PromptIds),
+        ] {
+            assert_eq!(of(body), Err(obstacle), "{body}");
+        }
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub struct ClientTls {
 #[derive(Debug, Clone)]
 struct Loaded {
     config: Arc<ClientConfig>,
+    /// It, with HTTP/2 offered before HTTP/1.1.
+    with_http2: Arc<ClientConfig>,
     /// Of the certificate that the gateway shows.
     validity: Option<Validity>,
 }
@@ -59,10 +61,11 @@ impl ClientTls {
         Ok(Arc::new(Self { files, current, looked: Mutex::new(Look { at: Instant::now(), changed }) }))
     }
 
-    /// What a new connection is made with.
-    pub fn config(&self) -> Arc<ClientConfig> {
+    /// What a new connection is made with; HTTP/2 is offered if the worker may choose it.
+    pub fn config(&self, http2: bool) -> Arc<ClientConfig> {
         self.renew();
-        Arc::clone(&self.current.read().config)
+        let current = self.current.read();
+        Arc::clone(if http2 { &current.with_http2 } else { &current.config })
     }
 
     /// When the certificate that the gateway shows is good; `None`: it shows none.
@@ -122,5 +125,7 @@ fn read(files: &WorkerTls) -> Result<Loaded, ConfigError> {
         _ => return Err(ConfigError("tls.cert_file and tls.key_file need each other".to_owned())),
     };
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Loaded { config: Arc::new(config), validity })
+    let mut with_http2 = config.clone();
+    with_http2.alpn_protocols.insert(0, b"h2".to_vec());
+    Ok(Loaded { config: Arc::new(config), with_http2: Arc::new(with_http2), validity })
 }

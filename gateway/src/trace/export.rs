@@ -53,7 +53,7 @@ impl Traces {
         let target = format!("{}{PATH}", endpoint.path().trim_end_matches('/'));
         let exporter = Exporter {
             queued,
-            origin: Origin::of(endpoint, tls),
+            origin: Origin::of(endpoint, tls, false),
             // A URL's own path and a fixed one make a path.
             target: target.parse().unwrap_or(Uri::from_static(PATH)),
             upstream,

@@ -1,67 +1,173 @@
-//! The body of a worker's answer together with the connection that it comes over, which it drives.
+//! The body of a worker's answer: over HTTP/1.1 together with the connection that it comes over, which it drives; over
+//! HTTP/2 a stream, with its place on a connection that others use too. Dropped before its end it tells the worker so.
 
 use std::{
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
+use h2::{Reason, RecvStream};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use thiserror::Error;
 
-use super::origin::{Link, Origin};
+use super::{
+    origin::{Link, Origin},
+    shared::Place,
+};
 
-/// A body that reads its connection as it is polled. Dropped before its end it closes the connection.
+/// A body that reads its connection as it is polled. Dropped before its end it closes the connection, or its stream.
 #[derive(Debug)]
-pub struct Answer {
+pub struct Answer(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Own(Own),
+    Shared(Box<Stream>),
+}
+
+/// Why an answer broke off.
+#[derive(Debug, Error)]
+pub enum AnswerError {
+    /// Over HTTP/1.1.
+    #[error(transparent)]
+    Own(#[from] hyper::Error),
+    /// Over HTTP/2.
+    #[error(transparent)]
+    Shared(#[from] h2::Error),
+}
+
+/// An answer over a connection of its own.
+#[derive(Debug)]
+struct Own {
     body: Incoming,
     /// Until the body's end.
     link: Option<Link>,
     origin: Origin,
 }
 
+/// An answer over one that is shared.
+#[derive(Debug)]
+struct Stream {
+    body: RecvStream,
+    /// Bytes to come, where the head says how many.
+    left: Option<u64>,
+    state: State,
+    /// Until the body's end.
+    place: Option<Place>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Data,
+    Trailers,
+    Ended,
+}
+
 impl Answer {
-    pub(super) fn new(body: Incoming, link: Link, origin: Origin) -> Self {
-        let mut answer = Self { body, link: Some(link), origin };
-        if answer.body.is_end_stream() {
-            answer.hand_back();
+    pub(super) fn own(body: Incoming, link: Link, origin: Origin) -> Self {
+        let mut own = Own { body, link: Some(link), origin };
+        if own.body.is_end_stream() {
+            own.hand_back();
         }
-        answer
+        Self(Kind::Own(own))
     }
 
+    /// The body of a stream; its length as the head has it.
+    pub(super) fn shared(body: RecvStream, length: Option<u64>, place: Place) -> Self {
+        let mut stream = Stream { body, left: length, state: State::Data, place: Some(place) };
+        if stream.body.is_end_stream() {
+            stream.end();
+        }
+        Self(Kind::Shared(Box::new(stream)))
+    }
+}
+
+impl Own {
     fn hand_back(&mut self) {
         if let Some(link) = self.link.take() {
             self.origin.keep(link);
         }
     }
-}
 
-impl Body for Answer {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let this = &mut *self;
-        if let Some(link) = &mut this.link {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if let Some(link) = &mut self.link {
             link.connection.drive(cx);
         }
-        let frame = Pin::new(&mut this.body).poll_frame(cx);
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
         match &frame {
-            Poll::Ready(None) => this.hand_back(),
-            Poll::Ready(Some(Ok(_))) if this.body.is_end_stream() => this.hand_back(),
+            Poll::Ready(None) => self.hand_back(),
+            Poll::Ready(Some(Ok(_))) if self.body.is_end_stream() => self.hand_back(),
             _ => {}
         }
         frame
     }
+}
+
+impl Stream {
+    fn end(&mut self) {
+        self.state = State::Ended;
+        self.place = None;
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        if self.state == State::Data {
+            match ready!(self.body.poll_data(cx)) {
+                Some(Ok(bytes)) => {
+                    // What was taken may come again: the client's pace is the worker's.
+                    let _ = self.body.flow_control().release_capacity(bytes.len());
+                    self.left = self.left.map(|left| left.saturating_sub(bytes.len() as u64));
+                    if self.body.is_end_stream() {
+                        self.end();
+                    }
+                    return Poll::Ready(Some(Ok(Frame::data(bytes))));
+                }
+                Some(Err(error)) => {
+                    self.end();
+                    // Only that its request need not be sent to its end (RFC 9113, section 8.1). Every other reset, CANCEL
+                    // too, is an answer that broke off.
+                    let whole = error.is_reset() && error.reason() == Some(Reason::NO_ERROR);
+                    let whole = whole && self.left == Some(0);
+                    return Poll::Ready(if whole { None } else { Some(Err(error)) });
+                }
+                None => self.state = State::Trailers,
+            }
+        }
+        if self.state == State::Trailers {
+            let trailers = ready!(self.body.poll_trailers(cx));
+            self.end();
+            return Poll::Ready(trailers.transpose().map(|trailers| trailers.map(Frame::trailers)));
+        }
+        Poll::Ready(None)
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = AnswerError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, AnswerError>>> {
+        match &mut self.0 {
+            Kind::Own(own) => own.poll(cx).map_err(AnswerError::Own),
+            Kind::Shared(stream) => stream.poll(cx).map_err(AnswerError::Shared),
+        }
+    }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        match &self.0 {
+            Kind::Own(own) => own.body.is_end_stream(),
+            Kind::Shared(stream) => stream.state == State::Ended,
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        match &self.0 {
+            Kind::Own(own) => own.body.size_hint(),
+            Kind::Shared(stream) => stream.left.map_or_else(SizeHint::default, SizeHint::with_exact),
+        }
     }
 }

@@ -1,18 +1,26 @@
-//! A worker as a place to connect to, and the connections to it that wait for a request.
+//! A worker as a place to connect to, which protocol is spoken there, and its connections: those that wait for a request
+//! (HTTP/1.1), and those that take several (HTTP/2).
 
 use std::{
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     task::{Context, Waker},
 };
 
 use bytes::Bytes;
-use http::{HeaderValue, Uri};
+use http::{
+    HeaderValue, Uri,
+    uri::{Authority, Parts, PathAndQuery, Scheme},
+};
 use http_body_util::Full;
 use hyper::client::conn::http1;
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 
+use super::links::Links;
 use crate::{
     clock::Instant,
     config::port_of,
@@ -33,6 +41,12 @@ struct Inner {
     host_header: HeaderValue,
     security: Option<Security>,
     idle: Mutex<Vec<Idle>>,
+    authority: Option<Authority>,
+    /// Whether HTTP/2 is wanted: without TLS that settles it, with TLS it is offered.
+    http2: bool,
+    /// Whether HTTP/2 is spoken, as far as is known.
+    is_shared: AtomicBool,
+    links: Links,
 }
 
 #[derive(Debug)]
@@ -42,8 +56,8 @@ struct Idle {
 }
 
 impl Origin {
-    /// The host and port of a URL; with TLS by these rules.
-    pub fn of(url: &Uri, tls: Option<Arc<ClientTls>>) -> Self {
+    /// The host and port of a URL; with TLS by these rules. `http2`: whether HTTP/2 is spoken, or over TLS offered.
+    pub fn of(url: &Uri, tls: Option<Arc<ClientTls>>, http2: bool) -> Self {
         let authority = url.authority().map_or("", http::uri::Authority::as_str);
         let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
         Self(Arc::new(Inner {
@@ -53,6 +67,10 @@ impl Origin {
             host_header: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("")),
             idle: Mutex::default(),
             host,
+            authority: url.authority().cloned(),
+            http2,
+            is_shared: AtomicBool::new(http2),
+            links: Links::default(),
         }))
     }
 
@@ -74,6 +92,36 @@ impl Origin {
     /// What requests to it carry as `Host`.
     pub fn host_header(&self) -> &HeaderValue {
         &self.0.host_header
+    }
+
+    /// Whether HTTP/2 is to be offered over TLS.
+    pub(super) fn offers_http2(&self) -> bool {
+        self.0.http2 || self.is_shared()
+    }
+
+    /// Whether requests share connections, as far as is known.
+    pub(super) fn is_shared(&self) -> bool {
+        self.0.is_shared.load(Relaxed)
+    }
+
+    /// What the worker chose, over TLS.
+    pub(super) fn speaks_http2(&self, http2: bool) {
+        self.0.is_shared.store(http2, Relaxed);
+    }
+
+    /// Its connections of HTTP/2.
+    pub(super) fn links(&self) -> &Links {
+        &self.0.links
+    }
+
+    /// The whole URI of a target, as HTTP/2 wants it.
+    pub(super) fn uri(&self, target: &Uri) -> Uri {
+        let mut parts = Parts::default();
+        parts.scheme = Some(if self.0.security.is_some() { Scheme::HTTPS } else { Scheme::HTTP });
+        parts.authority.clone_from(&self.0.authority);
+        parts.path_and_query =
+            Some(target.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/")));
+        Uri::from_parts(parts).unwrap_or_else(|_| target.clone())
     }
 
     /// A connection that waits here, still open as far as is known, the last used first.
@@ -104,6 +152,7 @@ impl Origin {
         let closed: Vec<Idle> = idle.drain(..old).collect();
         drop(idle);
         drop(closed);
+        self.0.links.sweep();
     }
 }
 

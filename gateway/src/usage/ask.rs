@@ -22,6 +22,8 @@ use crate::{fleet::Worker, json::Value};
 const FIELD: &str = "stream_options";
 /// Its part that asks.
 const ASK: &str = "include_usage";
+/// Its part that asks for the usage so far in each chunk (vLLM, SGLang).
+const ASK_ALWAYS: &str = "continuous_usage_stats";
 
 /// What a worker's streams say of their usage where they were not asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,9 +72,10 @@ impl Habits {
     }
 }
 
-/// The body to send to this worker for a request that streams, and what is to be done with its answer.
-pub fn ask(path: &str, body: Bytes, worker: &Arc<Worker>) -> (Bytes, UsageFilter) {
-    let asking = worker.habits.of(path).and_then(|habit| Some((habit, place(&body)?)));
+/// The body to send to this worker for a request that streams, and what is to be done with its answer. `always`: whether the
+/// tokens so far are wanted with each chunk.
+pub fn ask(path: &str, body: Bytes, worker: &Arc<Worker>, always: bool) -> (Bytes, UsageFilter) {
+    let asking = worker.habits.of(path).and_then(|habit| Some((habit, place(&body, always)?)));
     match asking {
         None | Some((Habit::Tells, _)) => (body, UsageFilter::pass_all()),
         Some((Habit::Unknown, _)) => (body, UsageFilter::learn(Arc::clone(worker), path)),
@@ -98,7 +101,7 @@ impl Question {
 }
 
 /// `None` where the client asks itself, or where the body is not understood.
-fn place(body: &[u8]) -> Option<Question> {
+fn place(body: &[u8], always: bool) -> Option<Question> {
     let text = std::str::from_utf8(body).ok()?;
     let mut options = None;
     for field in Value::document(text)? {
@@ -111,29 +114,34 @@ fn place(body: &[u8]) -> Option<Question> {
     match options {
         None => {
             let first = text.find('{')? + 1;
-            let text = format!("\"{FIELD}\":{{\"{ASK}\":true}},");
+            let text = format!("\"{FIELD}\":{{{}}},", question(always));
             Some(Question { replaces: first..first, text })
         }
         Some(options) => {
             let start = options.raw().as_ptr() as usize - text.as_ptr() as usize;
-            Some(Question { replaces: start..start + options.raw().len(), text: asking(options)? })
+            Some(Question { replaces: start..start + options.raw().len(), text: asking(options, always)? })
         }
     }
 }
 
+fn question(always: bool) -> String {
+    if always { format!("\"{ASK}\":true,\"{ASK_ALWAYS}\":true") } else { format!("\"{ASK}\":true") }
+}
+
 /// The options with the question among them.
-fn asking(options: Value<'_>) -> Option<String> {
+fn asking(options: Value<'_>, always: bool) -> Option<String> {
     if options.raw() == "null" {
-        return Some(format!("{{\"{ASK}\":true}}"));
+        return Some(format!("{{{}}}", question(always)));
     }
     let mut fields = options.fields()?;
-    let mut out = format!("{{\"{ASK}\":true");
+    let mut out = format!("{{{}", question(always));
     while let Some(field) = fields.next() {
         let (name, value) = field.ok()?;
         match (&*name, value.raw()) {
             (ASK, "false" | "null") => {}
+            (ASK_ALWAYS, "false" | "null") if always => {}
             // It asks, or would say the usage in every chunk once asked.
-            (ASK | "continuous_usage_stats", "true") => return None,
+            (ASK | ASK_ALWAYS, "true") => return None,
             _ => {
                 out.push(',');
                 out.push_str(fields.last_written());
@@ -150,7 +158,7 @@ mod tests {
 
     fn asked(body: &str) -> Option<String> {
         let bytes = Bytes::copy_from_slice(body.as_bytes());
-        let out = place(&bytes)?.put_into(&bytes);
+        let out = place(&bytes, false)?.put_into(&bytes);
         Some(String::from_utf8(out.to_vec()).unwrap())
     }
 
@@ -169,6 +177,23 @@ mod tests {
             ),
         ] {
             assert_eq!(asked(body).as_deref(), Some(want));
+        }
+    }
+
+    #[test]
+    fn the_tokens_so_far_are_asked_for_where_they_are_of_use() {
+        for (body, want) in [
+            (
+                r#"{"n":1}"#,
+                r#"{"stream_options":{"include_usage":true,"continuous_usage_stats":true},"n":1}"#,
+            ),
+            (
+                r#"{"stream_options":{"continuous_usage_stats":false}}"#,
+                r#"{"stream_options":{"include_usage":true,"continuous_usage_stats":true}}"#,
+            ),
+        ] {
+            let bytes = Bytes::copy_from_slice(body.as_bytes());
+            assert_eq!(place(&bytes, true).unwrap().put_into(&bytes), want);
         }
     }
 

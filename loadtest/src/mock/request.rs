@@ -64,6 +64,8 @@ struct Body<'a> {
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
     n: Option<u32>,
+    #[serde(default)]
+    continue_final_message: bool,
     cache_salt: Option<String>,
 }
 
@@ -99,12 +101,15 @@ pub(super) fn read(body: &[u8], chat: bool, reading: &Reading<'_>) -> Result<Ask
     }
     let mut tokens = Tokens::default();
     let push = if chat { push_chat } else { push_prompt };
-    push(&body, &mut tokens)?;
+    let said = push(&body, &mut tokens)?;
     let limit = body.max_completion_tokens.or(body.max_tokens);
-    let output_tokens = limit.unwrap_or(reading.output_tokens).max(1);
+    let output_tokens = limit.unwrap_or(reading.output_tokens.saturating_sub(said)).max(1);
     let prompt_tokens = tokens.len() as u32;
-    let seed = tokens.bytes().chunks_exact(TOKEN_BYTES).next_back().map_or(0, |token| u32::from(token[0]));
-    let first = seed.wrapping_mul(977).wrapping_add(prompt_tokens);
+    // An answer that is continued is the one to the prompt without what has been said of it.
+    let asked = prompt_tokens - said;
+    let seed = tokens.bytes().chunks_exact(TOKEN_BYTES).take(asked as usize).next_back();
+    let seed = seed.map_or(0, |token| u32::from(token[0]));
+    let first = seed.wrapping_mul(977).wrapping_add(asked).wrapping_add(said);
     tokens.push_answer(reading.vocabulary, first, output_tokens);
     let mut chain = Chain::new(HashKey::new(0), body.cache_salt.as_deref().unwrap_or_default().as_bytes());
     let block_bytes = reading.block_tokens as usize * TOKEN_BYTES;
@@ -123,11 +128,14 @@ pub(super) fn read(body: &[u8], chat: bool, reading: &Reading<'_>) -> Result<Ask
     })
 }
 
-fn push_chat(body: &Body<'_>, tokens: &mut Tokens) -> Result<(), ErrorBody> {
+/// Returns how many of the tokens are of the answer, where the last message is the beginning of it.
+fn push_chat(body: &Body<'_>, tokens: &mut Tokens) -> Result<u32, ErrorBody> {
     let messages = body.messages.as_deref().unwrap_or_default();
-    if messages.is_empty() {
+    let Some((last, before)) = messages.split_last() else {
         return Err(invalid("`messages` must hold at least one message").with_param("messages"));
-    }
+    };
+    let said = Some(last).filter(|last| body.continue_final_message && last.role == "assistant");
+    let messages = if said.is_some() { before } else { messages };
     if let Some(tools) = body.tools {
         tokens.push_message("tools", |tokens| tokens.push_text(tools.get().as_bytes()));
     }
@@ -139,7 +147,11 @@ fn push_chat(body: &Body<'_>, tokens: &mut Tokens) -> Result<(), ErrorBody> {
         });
     }
     tokens.push_role("assistant");
-    Ok(())
+    let asked = tokens.len();
+    if let Some(content) = said.and_then(|said| said.content) {
+        push_value(content, tokens);
+    }
+    Ok((tokens.len() - asked) as u32)
 }
 
 /// A string as its text, anything else (parts of content) as it stands.
@@ -150,7 +162,7 @@ fn push_value(raw: &RawValue, tokens: &mut Tokens) {
     }
 }
 
-fn push_prompt(body: &Body<'_>, tokens: &mut Tokens) -> Result<(), ErrorBody> {
+fn push_prompt(body: &Body<'_>, tokens: &mut Tokens) -> Result<u32, ErrorBody> {
     let raw = body.prompt.map(RawValue::get).unwrap_or_default();
     if let Ok(Text(text)) = serde_json::from_str(raw) {
         tokens.push_text(text.as_bytes());
@@ -164,7 +176,7 @@ fn push_prompt(body: &Body<'_>, tokens: &mut Tokens) -> Result<(), ErrorBody> {
     if tokens.is_empty() {
         return Err(invalid("`prompt` must not be empty").with_param("prompt"));
     }
-    Ok(())
+    Ok(0)
 }
 
 fn invalid(message: &str) -> ErrorBody {
@@ -195,6 +207,27 @@ mod tests {
         assert!(ask.stream && ask.include_usage);
         assert_eq!(ask.tokens.len(), 13);
         assert_eq!(ask.chain.len(), 3);
+    }
+
+    #[test]
+    fn an_answer_is_continued_where_its_beginning_ends() {
+        let vocabulary = Vocabulary::default();
+        let whole = ask(r#"{"messages":[{"role":"user","content":"why?!"}]}"#, true).unwrap();
+        let said: Vec<u8> = (0..3).flat_map(|i| *vocabulary.token(whole.first, i)).collect();
+        let said = String::from_utf8(said).unwrap();
+        let rest = ask(
+            &format!(
+                r#"{{"messages":[{{"role":"user","content":"why?!"}},{{"role":"assistant","content":"{said}"}}],
+                "continue_final_message":true,"add_generation_prompt":false}}"#
+            ),
+            true,
+        );
+        let rest = rest.unwrap();
+        assert_eq!(
+            (rest.prompt_tokens, rest.output_tokens),
+            (whole.prompt_tokens + 3, whole.output_tokens - 3)
+        );
+        assert_eq!(rest.tokens, whole.tokens);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What streams cost in the gateway's memory: thousands that are open and silent, and one that a client reads slowly while
-the worker would send 200 MB. Resident memory is the kernel's own account (`VmRSS`), before and with them.
+the worker would send 200 MB. Resident memory is the kernel's own account (`VmRSS`), before and with them. With --http2 the
+gateway speaks HTTP/2 with the worker, and the slow reader is left out.
 """
 
 import argparse
@@ -52,6 +53,47 @@ class Worker:
             pass  # it left, or the script ends
 
 
+class Http2Worker:
+    """The same over HTTP/2 with prior knowledge, as little of RFC 9113 as that takes: what has no body is a probe, what has one
+    is answered with one event and silence. Request heads are not decoded, and answers' are from HPACK's static table."""
+
+    PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    DATA, HEADERS, SETTINGS, PING = 0, 1, 4, 6
+    END_STREAM, ACK, END_HEADERS = 1, 1, 4
+
+    def __init__(self):
+        self.connections = 0
+
+    @staticmethod
+    def frame(kind, flags, stream, payload):
+        return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+    def answer(self, stream, media_type, data, ends):
+        # `:status: 200`, and content-type (31) as a literal that is not indexed.
+        head = b"\x88\x0f\x10" + bytes([len(media_type)]) + media_type
+        flags = self.END_STREAM if ends else 0
+        return self.frame(self.HEADERS, self.END_HEADERS, stream, head) + self.frame(self.DATA, flags, stream, data)
+
+    async def serve(self, reader, writer):
+        try:
+            if await reader.readexactly(len(self.PREFACE)) != self.PREFACE:
+                return
+            self.connections += 1
+            writer.write(self.frame(self.SETTINGS, 0, 0, b""))
+            while True:
+                head = await reader.readexactly(9)
+                payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+                kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big")
+                if kind in (self.SETTINGS, self.PING) and not flags & self.ACK:
+                    writer.write(self.frame(kind, self.ACK, 0, payload if kind == self.PING else b""))
+                elif kind == self.HEADERS and flags & self.END_STREAM:
+                    writer.write(self.answer(stream, b"application/json", MODELS, True))
+                elif kind == self.DATA and flags & self.END_STREAM:
+                    writer.write(self.answer(stream, b"text/event-stream", EVENT % b"first", False))
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            pass  # it left, or the script ends
+
+
 def rss_mb(pid):
     for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS"):
@@ -94,10 +136,10 @@ async def slow_reader(args, pid, worker):
 
 
 async def run(args):
-    worker = Worker()
+    worker = Http2Worker() if args.http2 else Worker()
     server = await asyncio.start_server(worker.serve, "127.0.0.1", args.port + 10, backlog=4096)
     command = [args.keyway, "--listen", f"127.0.0.1:{args.port}", "--admin-listen", f"127.0.0.1:{args.port + 1}"]
-    command += ["--worker", f"http://127.0.0.1:{args.port + 10}"]
+    command += ["--worker", f"http://127.0.0.1:{args.port + 10}" + (";http2=true" if args.http2 else "")]
     folder = pathlib.Path(tempfile.mkdtemp(prefix="keyway-memory-"))
     with open(folder / "log", "wb") as log:
         gateway = subprocess.Popen(command, stdout=log, stderr=log)
@@ -112,12 +154,15 @@ async def run(args):
                 break
         for _, writer in [await stream(args.port, "warm") for _ in range(20)]:
             writer.close()
-        before, most, sent = await slow_reader(args, gateway.pid, worker)
-        print(f"slow reader, {args.seconds} s at 1 KB/s: {before:.1f} MB before, {most:.1f} MB at most "
-              f"(+{most - before:.2f}); the worker could send {sent / 1e6:.1f} of 200 MB", flush=True)
+        if not args.http2:
+            before, most, sent = await slow_reader(args, gateway.pid, worker)
+            print(f"slow reader, {args.seconds} s at 1 KB/s: {before:.1f} MB before, {most:.1f} MB at most "
+                  f"(+{most - before:.2f}); the worker could send {sent / 1e6:.1f} of 200 MB", flush=True)
         before, held, after = await silent_streams(args, gateway.pid)
         print(f"{args.streams} silent streams: {before:.1f} MB before, {held:.1f} MB with them "
               f"({(held - before) * 1024 / args.streams:.1f} KB each), {after:.1f} MB after", flush=True)
+        if args.http2:
+            print(f"{worker.connections} connections to the worker so far", flush=True)
     finally:
         gateway.terminate()
         gateway.wait()
@@ -133,14 +178,16 @@ def readyz(port):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keyway", required=True)
-    parser.add_argument("--streams", type=int, default=9000)
+    parser.add_argument("--http2", action="store_true", help="to the worker")
+    parser.add_argument("--streams", type=int, help="9000, or 10000 with --http2")
     parser.add_argument("--seconds", type=int, default=20, help="of the slow reader")
     parser.add_argument("--port", type=int, default=18520)
     args = parser.parse_args()
+    args.streams = args.streams or (10000 if args.http2 else 9000)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if hard < 2 * args.streams + 200:
-        raise SystemExit(f"{hard} open files are too few for {args.streams} streams on both sides: raise `ulimit -n`")
+    if hard < args.streams * (1.1 if args.http2 else 2) + 200:
+        raise SystemExit(f"{hard} open files are too few for {args.streams} streams: raise `ulimit -n`")
     asyncio.run(run(args))
 
 

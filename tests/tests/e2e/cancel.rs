@@ -155,14 +155,14 @@ async fn leaving_while_waiting_for_a_place_reaches_no_worker() {
 }
 
 /// A worker that is well until its connections are no longer accepted: then one that is begun hangs.
-struct Clogged {
-    addr: SocketAddr,
+pub(crate) struct Clogged {
+    pub(crate) addr: SocketAddr,
     accepting: tokio::task::JoinHandle<TcpListener>,
     stop: tokio::sync::oneshot::Sender<()>,
 }
 
 impl Clogged {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.bind(([127, 0, 0, 1], 0).into()).expect("a free port");
         let listener = socket.listen(1).expect("it listens");
@@ -185,7 +185,7 @@ impl Clogged {
     }
 
     /// Lets nobody in any more; what is returned keeps it so.
-    async fn clog(self) -> (TcpListener, Vec<TcpStream>) {
+    pub(crate) async fn clog(self) -> (TcpListener, Vec<TcpStream>) {
         let _ = self.stop.send(());
         let listener = self.accepting.await.expect("it accepted until now");
         let mut waiting = Vec::new();

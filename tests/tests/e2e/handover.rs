@@ -95,6 +95,37 @@ async fn restarts_under_load_refuse_nobody_and_cut_nothing() {
 }
 
 #[tokio::test]
+async fn operators_reach_the_successor_alone_while_the_old_one_still_streams() {
+    let worker = FakeWorker::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("handover").display().to_string();
+    let mut old = gateway(&worker, "127.0.0.1:0", &socket).await;
+    old.wait_ready(1).await;
+    let answered = async |gateway: &Gateway| gateway.metrics().await.sum("keyway_requests_total", &[]);
+    assert_eq!(post(old.addr, CHAT, &chat("hi")).await.status(), 200);
+    eventually!(answered(&old).await == 1.0);
+    worker.manual();
+    let mut open = Exchange::post(PROTOCOLS[0], old.addr, CHAT, &chat_stream("hi")).await;
+    let mut call = worker.call().await;
+    call.begin_stream().await;
+    assert_eq!(open.status().await, 200);
+    let new = gateway(&worker, "127.0.0.1:0", &socket).await;
+    old.process.announced("a successor has taken over").await;
+    assert_eq!(get(new.addr, "/v1/models").await.status(), 200);
+    // The old one has answered a request and streams; nobody is shown that any more.
+    for _ in 0..50 {
+        let metrics = new.metrics().await;
+        assert_eq!(metrics.sum("keyway_requests_total", &[("endpoint", "chat")]), 0.0);
+        assert_eq!(metrics.sum("keyway_requests_in_flight", &[]), 0.0);
+    }
+    call.say("one").await;
+    assert_eq!(open.next_event().await.event(), delta("one").to_string());
+    call.done().await;
+    assert_eq!(open.next_event().await.event(), DONE);
+    assert_eq!(old.process.ended().await.code(), Some(0));
+}
+
+#[tokio::test]
 async fn tenants_find_their_caches_again_after_a_restart() {
     // Of `kw-reload`.
     let sha256 = "40245376893372379e6cc53160bf3e295e9d7a14bdad8e8ca383188084bbe79b";

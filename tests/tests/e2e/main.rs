@@ -11,10 +11,12 @@
 mod cache_size;
 mod cancel;
 mod config;
+mod continuation;
 mod data_parallel;
 mod ejection;
 mod explain;
 mod handover;
+mod http2_workers;
 mod kv_engines;
 mod kv_routing;
 mod lifecycle;

@@ -1,5 +1,7 @@
 //! Hazard: a changed configuration that needs a restart, cuts streams, or is taken over by halves.
 
+use crate::cancel::Clogged;
+use keyway_tests::cluster::config_file;
 use keyway_tests::exchange::PROTOCOLS;
 use keyway_tests::openai::{CHAT, DONE, chat, chat_stream, delta};
 use keyway_tests::{Client, Exchange, FakeWorker, Gateway, Response, eventually, post};
@@ -148,4 +150,47 @@ async fn keys_and_the_operators_token_can_be_asked_for_and_given_up() {
     gateway.rewrite(&toml(&worker, ""));
     gateway.process.signal("HUP");
     eventually!(post(gateway.addr, CHAT, &chat("hi")).await.status() == 200);
+}
+
+#[tokio::test]
+async fn a_shorter_time_to_connect_holds_for_the_next_request() {
+    let worker = Clogged::start();
+    // Longer than a test's patience.
+    let of =
+        |ms: u32| format!("worker = [\"http://{}\"]\n[limits]\nconnect_timeout_ms = {ms}\n", worker.addr);
+    let (long, short) = (of(3_600_000), of(200));
+    let gateway = Gateway::builder().config(&long).start().await;
+    gateway.wait_ready(1).await;
+    let clogged = worker.clog().await;
+    gateway.rewrite(&short);
+    assert_eq!(command(&gateway, "/reload").await.status(), 200);
+    let answer = post(gateway.addr, CHAT, &chat("hi")).await;
+    assert!([502, 503].contains(&answer.status()), "{}", answer.status());
+    drop(clogged);
+}
+
+#[tokio::test]
+async fn after_a_reload_only_the_new_list_of_workers_is_looked_at() {
+    let (old, new) = (FakeWorker::start().await, FakeWorker::start().await);
+    let (first, second) = (config_file(&toml(&old, "")), config_file(&toml(&new, "")));
+    let of = |list: &tempfile::NamedTempFile| {
+        format!("[discovery]\nfile = {:?}\ninterval_seconds = 0.05\n", list.path())
+    };
+    let gateway = Gateway::builder().config(&of(&first)).start().await;
+    gateway.wait_ready(1).await;
+    gateway.rewrite(&of(&second));
+    assert_eq!(command(&gateway, "/reload").await.status(), 200);
+    // Whoever still looked at it would say so, and count it.
+    std::fs::write(first.path(), "this is no list").unwrap();
+    let looks = async |outcome: &str| {
+        gateway
+            .metrics()
+            .await
+            .sum("keyway_discovery_updates_total", &[("source", "file"), ("outcome", outcome)])
+    };
+    let before = looks("ok").await;
+    eventually!(looks("ok").await >= before + 5.0);
+    assert_eq!(looks("failed").await, 0.0);
+    gateway.wait_ready(1).await;
+    assert!(!gateway.workers().await.to_string().contains(&old.addr().to_string()));
 }

@@ -2,30 +2,31 @@
 //! twice, leaves something out, or shows that it is another.
 
 use keyway_tests::chaos_proxy::{ChaosProxy, Countdown};
+use keyway_tests::h2_client::H2Client;
 use keyway_tests::openai::{CHAT, DONE, chat_stream, delta};
 use keyway_tests::{
     Call, Client, Cluster, End, FakeWorker, Gateway, Next, RealWorker, Response, eventually, post,
 };
 use serde_json::{Value, json};
 
-const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
 const OFF: &str = "[resume]\nenabled = false\n";
 
 /// What a client makes of a stream.
 #[derive(Debug, Clone, PartialEq, Default)]
-struct Seen {
+pub(crate) struct Seen {
     text: String,
     /// Every chunk's, so that another worker's would show.
-    names: Vec<String>,
+    pub(crate) names: Vec<String>,
     roles: usize,
     logprobs: Vec<Value>,
     finish: Vec<String>,
     usage: Vec<Value>,
-    done: usize,
+    pub(crate) done: usize,
 }
 
 impl Seen {
-    fn of(response: &Response) -> Self {
+    pub(crate) fn of(response: &Response) -> Self {
         assert_eq!((response.status(), &response.end), (200, &End::Complete), "{}", response.text());
         let mut seen = Self::default();
         let text = response.text();
@@ -38,7 +39,7 @@ impl Seen {
         seen
     }
 
-    fn take(&mut self, mut chunk: Value) {
+    pub(crate) fn take(&mut self, mut chunk: Value) {
         assert!(chunk["error"].is_null() && chunk["keyway"].is_null(), "{chunk}");
         let name = format!(
             "{} {} {} {}",
@@ -62,7 +63,7 @@ impl Seen {
     }
 
     /// What does not differ between two answers to one question.
-    fn content(self) -> Self {
+    pub(crate) fn content(self) -> Self {
         Self { names: Vec::new(), ..self }
     }
 }
@@ -76,7 +77,7 @@ fn body(fields: Value) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-fn chat(fields: Value) -> Vec<u8> {
+pub(crate) fn chat(fields: Value) -> Vec<u8> {
     let mut fields = fields;
     fields["messages"] = json!([{"role": "user", "content": "Tell me where a stream may be cut."}]);
     body(fields)
@@ -87,25 +88,33 @@ async fn three_breakable_workers(config: &str) -> Cluster {
 }
 
 async fn resumed(cluster: &Cluster) -> f64 {
-    cluster.gateway.metrics().await.sum("keyway_streams_resumed_total", &[])
+    resumed_by(&cluster.gateway).await
+}
+
+async fn resumed_by(gateway: &Gateway) -> f64 {
+    gateway.metrics().await.sum("keyway_streams_resumed_total", &[])
 }
 
 /// Cuts the stream before each of its events in turn.
 async fn cut_everywhere(cluster: &Cluster, path: &str, body: &[u8]) {
-    let ask = async || Seen::of(&post(cluster.addr(), path, body).await);
+    cut_at(&cluster.gateway, &cluster.proxies[0], path, body).await;
+}
+
+pub(crate) async fn cut_at(gateway: &Gateway, proxy: &ChaosProxy, path: &str, body: &[u8]) {
+    let ask = async || Seen::of(&post(gateway.addr, path, body).await);
     let whole = ask().await.content();
     assert_eq!((whole.done, whole.finish.len(), whole.usage.len()), (1, 1, 1), "{whole:?}");
     let mut events = 0;
     loop {
-        let before = resumed(cluster).await;
-        cluster.proxies[0].cut_after_events(events);
+        let before = resumed_by(gateway).await;
+        proxy.cut_after_events(events);
         let seen = ask().await;
-        if cluster.proxies[0].cuts() {
+        if proxy.cuts() {
             break;
         }
         assert_eq!(seen.names.len(), 1, "cut before event {events}: {:?}", seen.names);
         assert_eq!(seen.content(), whole, "cut before event {events} of {}", String::from_utf8_lossy(body));
-        assert_eq!(resumed(cluster).await, before + 1.0);
+        assert_eq!(resumed_by(gateway).await, before + 1.0);
         events += 1;
     }
     // Role, tokens, end, usage, [DONE].
@@ -120,6 +129,13 @@ async fn a_stream_cut_before_any_event_is_the_stream_that_was_not() {
     cut_everywhere(&cluster, CHAT, &chat(seeded)).await;
     let completion = json!({"prompt": "Cut", "temperature": 1.2, "seed": 8, "logprobs": 0});
     cut_everywhere(&cluster, COMPLETIONS, &body(completion)).await;
+    cluster.gateway.idle().await;
+}
+
+#[tokio::test]
+async fn over_http2_a_cut_connection_is_not_seen_either() {
+    let cluster = Cluster::builder().workers(3).breakable().http2().start().await;
+    cut_everywhere(&cluster, CHAT, &chat(json!({"temperature": 0}))).await;
     cluster.gateway.idle().await;
 }
 
@@ -261,7 +277,7 @@ async fn switched_off_nothing_is_resumed() {
 }
 
 /// The next call, at whichever of two workers.
-async fn either(cluster: &Cluster) -> (usize, Call) {
+pub(crate) async fn either(cluster: &Cluster) -> (usize, Call) {
     tokio::select! {
         call = cluster.fakes[0].call() => (0, call),
         call = cluster.fakes[1].call() => (1, call),
@@ -295,6 +311,37 @@ async fn any_engine_s_stream_begins_again_while_the_client_has_nothing_of_it() {
     let metrics = cluster.gateway.metrics().await;
     assert_eq!(metrics.sum("keyway_streams_resumed_total", &[("how", "restart")]), 1.0);
     assert_eq!(metrics.sum("keyway_streams_not_resumed_total", &[("reason", "engine")]), 1.0);
+}
+
+#[tokio::test]
+async fn streams_that_break_all_at_once_are_resumed_within_the_retry_budget() {
+    // As many as the budget has at once, and twice as much again: time may not fill it up before all have asked.
+    const BROKEN: usize = 300;
+    let cluster = Cluster::of_fakes(2, "round-robin").await;
+    cluster.fakes.iter().for_each(FakeWorker::manual);
+    let mut client = H2Client::connect(cluster.addr()).await;
+    let (mut open, mut calls) = (Vec::new(), [Vec::new(), Vec::new()]);
+    for _ in 0..2 * BROKEN {
+        let mut exchange = client.post(CHAT, &chat_stream("hi")).await;
+        let (at, mut call) = either(&cluster).await;
+        call.begin_stream().await;
+        exchange.head().await;
+        calls[at].push(call);
+        open.push(exchange);
+    }
+    let [broken, _others] = calls;
+    assert_eq!(broken.len(), BROKEN);
+    cluster.fakes.iter().for_each(FakeWorker::answer);
+    broken.into_iter().for_each(Call::cut);
+    // What is not read has no place in the connection's window, and waits.
+    for mut exchange in open {
+        tokio::spawn(async move { while matches!(exchange.next_event().await, Next::Event(_)) {} });
+    }
+    let reason = async |reason: &str| {
+        cluster.gateway.metrics().await.sum("keyway_streams_not_resumed_total", &[("reason", reason)])
+    };
+    eventually!(resumed(&cluster).await + reason("budget").await == BROKEN as f64);
+    assert!(resumed(&cluster).await >= 100.0 && reason("budget").await > 0.0);
 }
 
 #[tokio::test]
