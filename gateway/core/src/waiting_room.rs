@@ -6,7 +6,7 @@
 //!   response ratio next, P. Brinch Hansen 1971): short prefills, above all those whose prefix is cached, do not wait
 //!   for long ones, and a long one's turn comes as its wait grows.
 //! - **Objective:** where one is set for the time to first token, those who have missed it let those go first who can still
-//!   keep it, but for every eighth place: a backlog that is worked off makes nobody else late, and nobody starves.
+//!   keep it, but for every 32nd place: a backlog that is worked off makes nobody else late, and nobody starves.
 //! - **Whole plan:** every release goes through all that wait in that order, and who is not begun yet weighs on the worker
 //!   it would go to. Otherwise a hot prefix would keep all its requests waiting for one worker while others idle, since
 //!   the queue that makes it spread is in here and not there.
@@ -311,7 +311,8 @@ impl<R> WaitingRoom<R> {
         };
         let least = self.fair.least(now);
         for mut entry in self.waiting.drain(..) {
-            ahead.reserve_ms = if self.fair.is_greedy(&entry.share, &least, now) {
+            let late = entry.is_late(now, &rules);
+            ahead.reserve_ms = if late || self.fair.is_greedy(&entry.share, &least, now) {
                 fair::RESERVED * horizon_ms
             } else {
                 0.0
@@ -332,8 +333,7 @@ impl<R> WaitingRoom<R> {
             let excess_ms = quote.backlog_ms + ahead.of(quote.worker) + ahead.reserve_ms - horizon_ms;
             if must_begin || excess_ms <= 0.0 {
                 surplus = surplus.saturating_sub(1);
-                self.in_time_begun =
-                    if entry.is_late(now, &rules) { 0 } else { self.in_time_begun.saturating_add(1) };
+                self.in_time_begun = if late { 0 } else { self.in_time_begun.saturating_add(1) };
                 let tokens = desk.tokens(&plan).unwrap_or(entry.share.tokens);
                 self.fair.began(now, &entry.share, tokens);
                 begun.requests += 1.0;

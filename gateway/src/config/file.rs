@@ -80,7 +80,7 @@ pub struct RoutingFile {
     /// Requests that may wait; those beyond are sent at once (4096).
     pub hold_max: Option<usize>,
     /// Milliseconds to the first token that are wanted: of those who wait, who would miss it anyway lets the others go
-    /// first, but for every eighth place (`scale.ttft_slo_seconds`, where that is set); 0: nobody does.
+    /// first, but for every 32nd place (`scale.ttft_slo_seconds`, where that is set); 0: nobody does.
     pub ttft_objective_ms: Option<u64>,
     /// Milliseconds after which a request that would still wait is refused with 503 and Retry-After, at once where that is
     /// foreseen; without it, requests wait for up to 5 minutes and are then sent in any case.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::{Entry, FORESEEN, RoomRules, WaitingRoom};
 
 /// Of those who begin while both wait, one in so many would miss the objective: enough that nobody starves, little enough that
-/// what comes is served by workers who have a fifth to spare.
-const LATE_ONE_IN: u32 = 8;
+/// workers who can do little more than comes serve what comes.
+const LATE_ONE_IN: u32 = 32;
 
 impl<R> WaitingRoom<R> {
     pub(super) fn order(&mut self, now: Duration) {
@@ -25,7 +25,7 @@ impl<R> WaitingRoom<R> {
         self.fair.arrange(&mut self.waiting, |entry| entry.share);
     }
 
-    /// Puts one late request behind each seven that are in time, and the rest at the end; each kind stays in its order.
+    /// Puts one late request behind each so many that are in time, and the rest at the end; each kind stays in its order.
     fn yield_to_those_in_time(&mut self, now: Duration) {
         let rules = self.rules;
         let is_late = |entry: &Entry<R>| entry.is_late(now, &rules);

@@ -252,9 +252,9 @@ fn a_backlog_is_worked_off_beside_those_who_can_keep_the_objective() {
 }
 
 #[test]
-fn who_misses_the_objective_has_every_eighth_place() {
+fn who_misses_the_objective_has_a_place_now_and_then() {
     // More comes than two workers can do: without a share the backlog would wait to the end.
-    let (with, slowest) = behind_a_backlog(15, 0.4, Some(s(4.0)));
+    let (with, slowest) = behind_a_backlog(3, 0.4, Some(s(4.0)));
     let last = 1.0 + 200.0 * 0.4;
     assert!(slowest < 0.9 * last, "{slowest}");
     let kept = with.iter().filter(|ttft| **ttft <= 4.0).count();
