@@ -287,7 +287,7 @@ impl<R> WaitingRoom<R> {
     /// Begins what can be begun now. A request that nobody may have begins too, for the desk to refuse.
     pub fn release(&mut self, now: Duration, desk: &mut impl Desk<R>) {
         if now < self.rests_until {
-            self.wake = Some(self.wake.map_or(self.rests_until, |wake| wake.min(self.rests_until)));
+            self.wake = Some(self.rests_until);
             return;
         }
         // Who has just come has not waited.

@@ -265,17 +265,20 @@ fn who_misses_the_objective_has_a_place_now_and_then() {
 fn a_crowd_is_not_looked_at_without_a_pause() {
     let mut room = WaitingRoom::new(RoomRules::default());
     let mut fleet = Fleet::new(1);
-    for i in 0..1_000 {
+    for i in 0..4_000 {
         room.enter(s(0.0), Some(1_000.0), (i, Prompt { at: 0.0, prefix: i as u32, shared: 0, own: 10 }));
     }
     room.release(s(0.0), &mut fleet);
-    let begun = fleet.begun.len();
-    // The worker has nothing to do any more, which is seen after a millisecond.
-    fleet.loads[0] = Load::default();
-    room.release(s(0.000_5), &mut fleet);
-    assert_eq!(fleet.begun.len(), begun);
-    assert!(room.wake() <= Some(s(0.001)));
-    room.release(s(0.001), &mut fleet);
+    // A little before the worker has room for the next one.
+    fleet.now = room.wake().unwrap().as_secs_f64() - 0.001;
+    room.release(s(fleet.now), &mut fleet);
+    let (begun, alarm) = (fleet.begun.len(), room.wake().unwrap());
+    room.release(alarm, &mut fleet);
+    assert_eq!(fleet.begun.len(), begun, "it is not looked at yet");
+    // An alarm before it is would ring in vain, again and again.
+    assert!(room.wake() > Some(alarm));
+    fleet.now = room.wake().unwrap().as_secs_f64();
+    room.release(s(fleet.now), &mut fleet);
     assert!(fleet.begun.len() > begun);
 }
 
