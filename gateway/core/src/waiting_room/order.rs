@@ -1,7 +1,7 @@
 //! In which order those who wait are gone through: by response ratio or arrival, who has missed the objective behind who can
 //! still keep it, owners in turn. Who begins is not decided here.
 
-use std::time::Duration;
+use std::{cmp::Reverse, time::Duration};
 
 use super::{Entry, FORESEEN, RoomRules, WaitingRoom};
 
@@ -17,7 +17,8 @@ impl<R> WaitingRoom<R> {
                 let waited = now.saturating_sub(entry.arrived).as_secs_f64() * 1e3;
                 (grain + waited) / entry.own_ms.unwrap_or(0.0).max(f64::MIN_POSITIVE)
             };
-            self.waiting.sort_by(|a, b| ratio(b).total_cmp(&ratio(a)).then(a.number.cmp(&b.number)));
+            // Numbers that are not negative are in the order of their bits; and entries are larger than keys.
+            self.waiting.sort_by_cached_key(|entry| (Reverse(ratio(entry).to_bits()), entry.number));
         } else {
             self.waiting.sort_by_key(|entry| entry.number);
         }
