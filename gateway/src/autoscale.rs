@@ -264,11 +264,12 @@ impl PoolState {
         (seen, sum)
     }
 
-    /// Takes a rate that is higher at once, and one that is lower over the scale-in time: an overloaded worker looks slow,
-    /// and a sum that believed it would ask for more and more just when it is too late.
+    /// Takes a rate that is higher at once, and one that is lower over a quarter of the scale-in time: a worker that is full
+    /// computes prompts more slowly, beside more answers, by which a step of the load must be answered; but a sum that believed
+    /// the slowest moment would ask for too many.
     fn take_rate(&mut self, now: Duration, measured: Option<f64>) {
         let Some(measured) = measured else { return };
-        let memory_s = self.scaler.rules().scale_in_after.as_secs_f64().max(1e-3);
+        let memory_s = (self.scaler.rules().scale_in_after.as_secs_f64() / 4.0).max(1e-3);
         self.rate = match self.rated {
             Some(then) if measured < self.rate => {
                 let elapsed = now.saturating_sub(then).as_secs_f64();

@@ -96,7 +96,7 @@ impl Default for ScaleRules {
             utilisation: 0.8,
             kv_share: 0.8,
             running_per_worker: None,
-            catch_up: 0.25,
+            catch_up: 0.16,
             start: Duration::from_secs(60),
             scale_in_after: Duration::from_secs(300),
             window: Duration::from_secs(30),

@@ -168,7 +168,7 @@ mod tests {
                 at
             });
             let takes = Duration::from_millis(tokens);
-            rate.observe(left + tokens, (began + takes - sent).as_secs_f64());
+            rate.observe(left + tokens, (began + takes).saturating_sub(sent).as_secs_f64());
             first_before = Some((began + takes, waiting));
             sent = began + takes.mul_f64(share_done);
         }
