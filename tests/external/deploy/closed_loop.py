@@ -20,7 +20,7 @@ from pathlib import Path
 
 KEYWAY, LOADTEST = sys.argv[1:3]
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
-SPEED = float(os.environ.get("SPEED", 4))
+SPEED = float(os.environ.get("SPEED", 2))
 START_S, SLO_S, SCALE_IN_S = 60.0, 4.0, 300.0
 LOW, HIGH = 2.5, 15.0  # requests a second
 STEP_UP, STEP_DOWN, END = 240.0, 1140.0, 2040.0
