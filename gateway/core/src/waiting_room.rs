@@ -11,8 +11,8 @@
 //!   it would go to. Otherwise a hot prefix would keep all its requests waiting for one worker while others idle, since
 //!   the queue that makes it spread is in here and not there.
 //! - **Cheap:** who cannot begin anywhere is not quoted, and in a large fleet nobody is quoted again at once, unless the
-//!   worker that it waits for has opened. So quotes take a bounded share of the time, and a release that finds nothing to
-//!   begin looks at each waiting request in constant time ([`Sheet`]).
+//!   worker that it waits for has opened. So quotes take a bounded share of the time, and a release that finds every worker
+//!   full orders nobody and looks at each waiting request in constant time ([`Sheet`]).
 //! - **Fair:** owners take turns by tokens, priorities go first ([`fair`]).
 //! - **Bounded:** beyond its limit, and after the longest wait, requests begin at once wherever they cost least;
 //!   or, where the rules shed load, they are refused.
@@ -72,6 +72,13 @@ pub struct RoomRules {
     pub objective: Option<Duration>,
     /// Requests that would wait for longer are refused, and so are those beyond `max_waiting`; `None`: nobody is.
     pub shed_after: Option<Duration>,
+}
+
+impl RoomRules {
+    /// After which a request begins, or is refused where load is shed.
+    fn longest_wait(&self) -> Duration {
+        self.shed_after.map_or(self.max_wait, |limit| self.max_wait.min(limit))
+    }
 }
 
 impl Default for RoomRules {
@@ -292,6 +299,12 @@ impl<R> WaitingRoom<R> {
         }
         // Who has just come has not waited.
         let waited = self.wake.is_some();
+        if let Some(due) = self.shut_until(now, desk) {
+            self.wake = Some(due);
+            self.rest(now);
+            self.outflow.note(now, waited, Begun::default());
+            return;
+        }
         self.order(now);
         self.shed(now, desk);
         let mut begun = Begun::default();
@@ -302,8 +315,8 @@ impl<R> WaitingRoom<R> {
         let mut weighed = 0;
         let mut wake: Option<Duration> = None;
         let rules = self.rules;
-        let RoomRules { horizon_ms, max_wait, shed_after, .. } = rules;
-        let max_wait = shed_after.map_or(max_wait, |limit| max_wait.min(limit));
+        let RoomRules { horizon_ms, shed_after, .. } = rules;
+        let max_wait = rules.longest_wait();
         let mut keep = |entry: Entry<R>, due: Duration| {
             let due = due.min(entry.arrived + max_wait);
             wake = Some(wake.map_or(due, |wake| wake.min(due)));
@@ -351,10 +364,39 @@ impl<R> WaitingRoom<R> {
         }
         self.waiting = kept;
         self.wake = wake;
+        self.rest(now);
+        self.outflow.note(now, waited, begun);
+    }
+
+    /// Until when nobody can begin, nor has to, as long as nothing happens: then order does not matter. `None` if somebody
+    /// may, or has to be asked about first.
+    fn shut_until(&self, now: Duration, desk: &mut impl Desk<R>) -> Option<Duration> {
+        if self.waiting.len() > self.rules.max_waiting {
+            return None;
+        }
+        let max_wait = self.rules.longest_wait();
+        let nobody_before = Ahead::default();
+        let mut until: Option<Duration> = None;
+        for entry in &self.waiting {
+            let has_to = entry.arrived + max_wait;
+            if has_to <= now || entry.own_ms.is_none() {
+                return None;
+            }
+            let least_ms = desk.least_excess_ms(&entry.request, &nobody_before);
+            if least_ms <= 0.0 {
+                return None;
+            }
+            let due = after(now, least_ms).min(has_to);
+            until = Some(until.map_or(due, |until| until.min(due)));
+        }
+        until
+    }
+
+    /// A crowd is not looked at again at once.
+    fn rest(&mut self, now: Duration) {
         if self.waiting.len() > CROWD {
             self.rests_until = now + Duration::from_nanos(PAUSE_PER_WAITING_NS * self.waiting.len() as u64);
         }
-        self.outflow.note(now, waited, begun);
     }
 
     /// Refuses who has waited for too long, and the last in order of those who are too many.
