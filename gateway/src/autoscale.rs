@@ -17,7 +17,7 @@ use std::{
 };
 
 use keyway_core::{
-    autoscale::{Recent, Scaler, Seen, Sum, TokenRate, flowing},
+    autoscale::{FirstTokens, Recent, Scaler, Seen, Sum, TokenRate, flowing},
     health::State,
 };
 use parking_lot::{Mutex, RwLock};
@@ -64,7 +64,7 @@ struct PoolState {
     /// Prompt tokens that came, cached or not.
     arrivals: TokenRate,
     /// Of streams.
-    ttft: Recent,
+    ttft: FirstTokens,
     /// Mean time between tokens of those that ended.
     itl: Recent,
     scaler: Scaler,
@@ -213,10 +213,11 @@ impl Autoscale {
 
 impl PoolState {
     fn new(scale: &ModelScale) -> Self {
+        let objective = Duration::try_from_secs_f64(scale.rules.ttft_slo_s).unwrap_or(Duration::MAX);
         Self {
             arrivals: TokenRate::new(scale.rules.window),
-            ttft: Recent::new(scale.rules.window),
-            itl: Recent::new(scale.rules.window),
+            ttft: FirstTokens::new(scale.rules.judged_over(), objective),
+            itl: Recent::new(scale.rules.judged_over()),
             scaler: Scaler::new(scale.rules.clone()),
             uncached_share: 1.0,
             unsent_tokens: 0.0,

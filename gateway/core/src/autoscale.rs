@@ -34,10 +34,12 @@
 //! `prefill`, `backlog`, `decode` and `kv` count this gateway's own requests, so with several gateways they add up. `growth` does
 //! not, as each sees all workers: with several gateways it is too small, and a step is followed some seconds later.
 
+mod first_tokens;
 mod window;
 
 use std::{collections::VecDeque, time::Duration};
 
+pub use self::first_tokens::{FirstTokens, Watched};
 pub use self::window::{Recent, TokenRate};
 
 /// Share of the TTFT budget that an average may use, so that the tail keeps the SLO.
@@ -56,6 +58,8 @@ const MAX_CORRECTION: f64 = 2.0;
 const CORRECTION_MEMORY_S: f64 = 3_600.0;
 /// A backlog that has fallen to this share between two looks of the guard is being caught up with.
 const FALLING: f64 = 0.9;
+/// Windows over which an SLO is judged.
+const JUDGED_WINDOWS: u32 = 4;
 /// Sums this close above a whole number of workers are that number.
 const GRAIN: f64 = 1e-6;
 
@@ -82,8 +86,15 @@ pub struct ScaleRules {
     pub start: Duration,
     /// How long one worker fewer must have been enough before it is asked for.
     pub scale_in_after: Duration,
-    /// Time over which arrivals and times to first token are looked at, and the guard waits between its steps.
+    /// A quarter of the time over which arrivals and the SLOs are looked at.
     pub window: Duration,
+}
+
+impl ScaleRules {
+    /// Time over which the SLO is judged: in one window of a small fleet nine of ten are a matter of chance.
+    pub fn judged_over(&self) -> Duration {
+        JUDGED_WINDOWS * self.window
+    }
 }
 
 impl Default for ScaleRules {
@@ -93,10 +104,10 @@ impl Default for ScaleRules {
             max: 64,
             ttft_slo_s: 2.0,
             itl_slo_s: None,
-            utilisation: 0.8,
+            utilisation: 0.9,
             kv_share: 0.8,
             running_per_worker: None,
-            catch_up: 0.16,
+            catch_up: 0.25,
             start: Duration::from_secs(60),
             scale_in_after: Duration::from_secs(300),
             window: Duration::from_secs(30),
@@ -128,9 +139,9 @@ pub struct Seen {
     pub kv_tokens_per_worker: Option<f64>,
     /// Prompt tokens that one worker computes in a second.
     pub prefill_tokens_per_s: f64,
-    /// What nine of ten streams of the last window kept; `None` where too few began.
+    /// What nine of ten streams kept of those that came lately ([`FirstTokens`]); `None` where too few did.
     pub ttft_p90_s: Option<f64>,
-    /// The same of their mean time between tokens.
+    /// Mean time between an answer's tokens that nine of ten kept of those that ended lately.
     pub itl_p90_s: Option<f64>,
     /// Workers that take requests.
     pub ready: u32,
@@ -402,8 +413,8 @@ impl Scaler {
         if late > steady {
             self.behind = now;
         }
-        // Times to first token of the last window must all be of this fleet.
-        if now.saturating_sub(self.looked.0) < 2 * self.rules.window {
+        // The times that are looked at must all be of this fleet, but for its first moments.
+        if now.saturating_sub(self.looked.0) < self.rules.judged_over() + self.rules.window {
             return;
         }
         let before = std::mem::replace(&mut self.looked, (now, late)).1;
@@ -413,7 +424,7 @@ impl Scaler {
             || self.rules.itl_slo_s.is_some_and(|slo| slow(seen.itl_p90_s, slo));
         let stands = seen.starting == 0 && seen.ready >= self.desired && seen.ready > 0;
         // A backlog that is gone is in the times of the last window still.
-        let was_behind = late <= steady && now.saturating_sub(self.behind) < self.rules.window;
+        let was_behind = late <= steady && now.saturating_sub(self.behind) < self.rules.judged_over();
         if missed && stands && !catching_up && !was_behind {
             let more = (f64::from(seen.ready) * GUARD_STEP).ceil().max(1.0) as u32;
             self.guard = ((seen.ready + more).min(self.rules.max), now + 2 * self.rules.window);

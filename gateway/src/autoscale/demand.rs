@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use keyway_core::autoscale::Watched;
+
 use super::{Autoscale, Pool};
 use crate::{request::RequestInfo, routing::Router};
 
@@ -20,11 +22,12 @@ enum Stage {
 #[derive(Debug)]
 pub struct Demand {
     pool: Option<Arc<Pool>>,
-    arrived: Duration,
     prompt_tokens: u64,
     /// Tokens of its answer, once they were counted.
     answer_tokens: u64,
     streamed: bool,
+    /// Of a stream, whose first token is waited for.
+    watched: Option<Watched>,
     stage: Stage,
 }
 
@@ -34,13 +37,15 @@ impl Autoscale {
         let (arrived, prompt_tokens) = (router.now(), router.prompt_tokens(request));
         // What has no prompt (GET /v1/models/…) asks nothing of a fleet.
         let pool = if prompt_tokens > 0 { self.pool_of(router, request.model.as_deref()) } else { None };
+        let mut watched = None;
         if let Some(pool) = &pool {
             let mut state = pool.state.lock();
             state.arrivals.add(arrived, prompt_tokens as f64);
             state.waiting += 1;
             state.unsent_tokens += prompt_tokens as f64;
+            watched = if request.stream { state.ttft.come(arrived) } else { None };
         }
-        Demand { pool, arrived, prompt_tokens, answer_tokens: 0, streamed: false, stage: Stage::Unsent }
+        Demand { pool, prompt_tokens, answer_tokens: 0, streamed: false, watched, stage: Stage::Unsent }
     }
 }
 
@@ -63,8 +68,8 @@ impl Demand {
     /// A stream's first event came.
     pub fn stream_began(&mut self, now: Duration) {
         self.streamed = true;
-        if let (Some(pool), Stage::Sent { .. }) = (&self.pool, self.stage) {
-            pool.state.lock().ttft.add(now, now.saturating_sub(self.arrived).as_secs_f64());
+        if let (Some(pool), Some(watched)) = (&self.pool, self.watched) {
+            pool.state.lock().ttft.first_token(now, watched);
         }
     }
 
@@ -127,5 +132,11 @@ impl Demand {
 impl Drop for Demand {
     fn drop(&mut self) {
         self.leave_stage();
+        if let (Some(pool), Some(watched)) = (&self.pool, self.watched) {
+            let mut state = pool.state.lock();
+            // It is not told the time; the last sum was worked out a second ago at most.
+            let now = state.held.at;
+            state.ttft.gone(now, watched);
+        }
     }
 }

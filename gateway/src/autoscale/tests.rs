@@ -212,3 +212,32 @@ fn a_worker_that_looks_slow_under_load_is_believed_slowly() {
     state.take_rate(s(1_500), None);
     assert!(state.rate < 2_050.0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn streams_that_wait_miss_the_objective_and_who_left_early_does_not() {
+    let (scale, router) = setup("ttft_slo_seconds = 4.0");
+    ready(&router, &["m"]);
+    let mut asked = request("m");
+    asked.stream = true;
+    let p90 = || {
+        scale.tick(&router);
+        scale.pools.read()["m"].state.lock().last.and_then(|(seen, _)| seen.ttft_p90_s)
+    };
+    let served: Vec<_> = (0..20).map(|_| scale.enter(&router, &asked)).collect();
+    let left: Vec<_> = (0..20).map(|_| scale.enter(&router, &asked)).collect();
+    let whole: Vec<_> = (0..20).map(|_| scale.enter(&router, &request("m"))).collect();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    scale.tick(&router);
+    drop(left);
+    for mut one in served {
+        one.sent(100);
+        one.stream_began(router.now());
+        one.first_token(router.now());
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(p90().is_some_and(|p90| (0.9..1.1).contains(&p90)), "{:?}", p90());
+    let waiting: Vec<_> = (0..20).map(|_| scale.enter(&router, &asked)).collect();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert!(p90().is_some_and(|p90| p90 > 4.0), "{:?}", p90());
+    drop((waiting, whole));
+}

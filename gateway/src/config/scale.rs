@@ -21,7 +21,7 @@ pub struct ScaleFile {
     pub ttft_slo_seconds: Option<f64>,
     /// Mean seconds between an answer's tokens that nine of ten requests are to keep; not watched if absent.
     pub itl_slo_seconds: Option<f64>,
-    /// Share of the measured prefill rate that is planned for (0.8).
+    /// Share of the measured prefill rate that is planned for (0.9).
     pub utilisation: Option<f64>,
     /// Share of the KV cache that running requests may hold (0.8).
     pub kv_share: Option<f64>,
@@ -29,7 +29,7 @@ pub struct ScaleFile {
     pub running_per_worker: Option<f64>,
     /// Prompt tokens that one worker computes in a second, until its answers tell (8000).
     pub prefill_tokens_per_second: Option<f64>,
-    /// Seconds over which arrivals are looked at (30).
+    /// A quarter of the seconds over which arrivals and the objectives are looked at (30).
     pub window_seconds: Option<f64>,
     /// Seconds from asking for a worker until it takes requests (60).
     pub start_seconds: Option<f64>,

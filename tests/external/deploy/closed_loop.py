@@ -25,6 +25,7 @@ START_S, SLO_S, SCALE_IN_S = 60.0, 4.0, 300.0
 LOW, HIGH = 2.5, 15.0  # requests a second
 STEP_UP, STEP_DOWN, END = 240.0, 1140.0, 2040.0
 PROFILE = "l4-8b"
+SHOWN = ("desired", "reason", "prefill", "backlog", "need", "peak", "guard", "correction", "backlog_tokens", "prefill_tokens_per_s", "ttft_p90_s")
 work = Path(tempfile.mkdtemp(prefix="keyway-loop-"))
 children = []
 
@@ -211,7 +212,7 @@ name = "mock"
             looked = t
             fleet.scale(scaler.look(t), t)
             course.append((t - (offset or t), scaler.replicas, fleet.ready()))
-            print(f"{t - (offset or t):7.0f} s  wanted {scaler.replicas:2d}  ready {fleet.ready():2d}", flush=True)
+            print(f"{t - (offset or t):7.0f} s  wanted {scaler.replicas:2d}  ready {fleet.ready():2d}  {why(admin)}", flush=True)
         if load is None and fleet.ready() and t > 30:
             command = [LOADTEST, "run", "--url", f"http://127.0.0.1:{listen}", "--model", "mock", "--workload", "trace",
                        "--trace", str(path), "--time-scale", str(SPEED), "--records", "--ui", "none", "-o", str(work / "out")]
@@ -231,6 +232,12 @@ name = "mock"
 
 def offset_or(offset):
     return offset or 0.0
+
+
+def why(admin):
+    """The gateway's own sum, for whoever reads the course."""
+    row = get(f"http://127.0.0.1:{admin}/scale")[0]
+    return ", ".join(f"{key} {row[key]:.4g}" if isinstance(row[key], float) else f"{key} {row[key]}" for key in SHOWN)
 
 
 def judge(course, best, status, first_s):

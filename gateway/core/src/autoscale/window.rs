@@ -17,7 +17,7 @@ const BEYOND_CHANCE: f64 = 4.0;
 /// Single values kept: of more that come in one window the oldest leave first.
 const MAX_VALUES: usize = 1_024;
 /// Values below which a quantile says nothing.
-const MIN_VALUES: usize = 10;
+pub(super) const MIN_VALUES: usize = 10;
 
 /// Tokens and requests per second, over a window.
 #[derive(Debug, Clone)]
@@ -155,10 +155,7 @@ impl Recent {
         if self.values.len() < MIN_VALUES {
             return None;
         }
-        let mut sorted: Vec<f64> = self.values.iter().map(|value| value.1).collect();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let place = ((sorted.len() as f64 * share).ceil() as usize).clamp(1, sorted.len());
-        Some(sorted[place - 1])
+        Some(upper_value(self.values.iter().map(|value| value.1).collect(), share))
     }
 
     fn forget(&mut self, now: Duration) {
@@ -166,6 +163,13 @@ impl Recent {
             self.values.pop_front();
         }
     }
+}
+
+/// The least of these, of which there is one, that `share` of them do not exceed.
+pub(super) fn upper_value(mut values: Vec<f64>, share: f64) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    let place = ((values.len() as f64 * share).ceil() as usize).clamp(1, values.len());
+    values[place - 1]
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! And while somebody is about who has had less, workers are sent less beforehand of who keeps asking for more (`RESERVED`).
 //! In which order one owner's own requests begin is not decided here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Owners that are remembered; beyond it those who do not wait are forgotten.
@@ -80,23 +80,26 @@ impl Fair {
     pub fn come_back(
         &mut self,
         share: &Share,
-        waiting: impl Iterator<Item = Share>,
+        waiting: impl Iterator<Item = Share> + Clone,
         (now, credit): (Duration, f64),
     ) {
-        let (mut least, mut waits) = (f64::INFINITY, Vec::new());
-        for other in waiting {
-            least = least.min(self.of(other.owner));
-            waits.push(other.owner);
-        }
+        let waits = |owner: u32| waiting.clone().any(|other| other.owner == owner);
+        let is_back = !waits(share.owner);
+        let least = if is_back {
+            waiting.clone().map(|other| self.of(other.owner)).fold(f64::INFINITY, f64::min)
+        } else {
+            f64::INFINITY
+        };
         let account = self.owners.entry(share.owner).or_default();
         (account.priority, account.came) = (share.priority, now);
-        if !waits.contains(&share.owner) {
+        if is_back {
             account.waits_since = now;
             let level = if least.is_finite() { least } else { self.last };
             account.served = account.served.max(level - credit);
         }
         if self.owners.len() > OWNERS_MAX {
-            self.owners.retain(|owner, _| *owner == share.owner || waits.contains(owner));
+            let present: BTreeSet<u32> = waiting.map(|other| other.owner).chain([share.owner]).collect();
+            self.owners.retain(|owner, _| present.contains(owner));
         }
     }
 
