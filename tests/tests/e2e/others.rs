@@ -62,6 +62,33 @@ async fn a_real_worker_s_queue_is_seen_through_another_gateway() {
     eventually!(known().await == [0, 0]);
 }
 
+/// SGLang counts tokens on a page of its own; older ones do not.
+#[tokio::test]
+async fn an_engine_is_asked_where_it_counts_tokens() {
+    let cluster = Cluster::builder().fakes(1).config("[routing]\nload_scrape_ms = 50\n").start().await;
+    let engine = &cluster.fakes[0];
+    let waiting = async || -> u64 {
+        let explained: Value = post(cluster.gateway.admin, "/explain", &chat("hello")).await.json();
+        explained["workers"][0]["waiting_prefill_tokens"].as_u64().unwrap_or_default()
+    };
+    let loads = |tokens: u32| {
+        format!(
+            "sglang_num_running_reqs 2\nsglang_num_waiting_reqs 1\nsglang_num_waiting_uncached_tokens {tokens}\n"
+        )
+    };
+    engine.set_loads(Some(&loads(64_000)));
+    engine.set_metrics(
+        "# TYPE sglang:num_running_reqs gauge\nsglang:num_running_reqs 5\nsglang:num_queue_reqs 0\n",
+    );
+    eventually!(in_flight(&cluster).await == [3]);
+    // What the page said fades until it is read again.
+    eventually!((62_000..=64_000).contains(&waiting().await));
+    engine.set_loads(Some(&loads(640)));
+    eventually!((600..=640).contains(&waiting().await));
+    engine.set_loads(None);
+    eventually!(in_flight(&cluster).await == [5]);
+}
+
 #[tokio::test]
 async fn a_worker_that_others_keep_busy_is_left_to_them() {
     let config = config_file("[routing]\nload_scrape_ms = 50\n");
