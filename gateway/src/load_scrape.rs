@@ -15,43 +15,114 @@ use crate::{
     upstream::Upstream,
 };
 
-/// Gauges of requests in the batch: vLLM, SGLang, keyway-worker.
-const RUNNING: [&str; 3] =
-    ["vllm:num_requests_running", "sglang:num_running_reqs", "keyway_worker_requests_running"];
+/// Gauges of requests in the batch: vLLM, SGLang, its `/v1/loads`, keyway-worker.
+const RUNNING: [&str; 4] = [
+    "vllm:num_requests_running",
+    "sglang:num_running_reqs",
+    "sglang_num_running_reqs",
+    "keyway_worker_requests_running",
+];
 /// Gauges of requests that wait for a place in it.
-const WAITING: [&str; 3] =
-    ["vllm:num_requests_waiting", "sglang:num_queue_reqs", "keyway_worker_requests_waiting"];
-/// End of the name of a gauge of prompt tokens that wait, cached ones left out, as SGLang's `/v1/loads` calls them.
+const WAITING: [&str; 4] = [
+    "vllm:num_requests_waiting",
+    "sglang:num_queue_reqs",
+    "sglang_num_waiting_reqs",
+    "keyway_worker_requests_waiting",
+];
+/// End of the name of a gauge of prompt tokens that wait, cached ones left out: keyway-worker's and, in `/v1/loads`, SGLang's.
 const WAITING_TOKENS: &str = "num_waiting_uncached_tokens";
+
+/// The page that every engine has.
+const METRICS: &str = "/metrics";
+/// SGLang's own page for load balancers, which counts prompt tokens that wait, as its metrics do not
+/// (`python/sglang/srt/entrypoints/v1_loads.py`).
+const LOADS: &str = "/v1/loads?include=core&format=prometheus";
+
+/// An engine that counts tokens is asked so much more often while others send there. Between two looks several gateways take the
+/// same worker to be free, and tokens say how long that was true; a count of requests does not, however fresh.
+const OFTENER_FOR_TOKENS: u32 = 4;
 
 /// How long a worker that others send to is asked often after they were last seen.
 const OTHERS_MEMORY: Duration = Duration::from_secs(60);
 
-/// Asks one worker for ever: every `every` while others send to it too, else as often as it is probed.
+/// Asks one worker for ever: every `every` while others send to it too, or oftener where it counts tokens; else as often as it is
+/// probed.
 pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream, every: Duration) {
     let mut others_until = Duration::ZERO;
+    let mut page = Page::default();
     loop {
-        let up = worker.routable();
-        if up && look(&worker, &router, &upstream).await {
-            others_until = router.now() + OTHERS_MEMORY;
+        let mut counts_tokens = false;
+        if !worker.routable() {
+            // Whatever comes back may be another engine.
+            page = Page::default();
+        } else if let Some(load) = page.read(&worker, &upstream).await {
+            if others_after(&worker, &router, load) {
+                others_until = router.now() + OTHERS_MEMORY;
+            }
+            counts_tokens = load.waiting_tokens.is_some();
         }
-        let soon = !up || router.now() < others_until;
-        clock::sleep(if soon { every } else { every.max(PROBE_INTERVAL) }).await;
+        let soon = !worker.routable() || router.now() < others_until;
+        clock::sleep(pause(every, soon, counts_tokens)).await;
     }
 }
 
-/// Looks once; whether others have requests there.
-async fn look(worker: &Worker, router: &Arc<Router>, upstream: &Upstream) -> bool {
-    let page =
-        clock::timeout(PROBE_TIMEOUT, probe::get(worker, upstream, "/metrics", MAX_SCRAPE_BYTES)).await;
-    let read = |page: Vec<u8>| engine_load(&String::from_utf8_lossy(&page), worker.rank());
-    let Some(load) = page.ok().flatten().and_then(|page| read(page.into())) else {
-        return false;
-    };
+fn pause(every: Duration, soon: bool, counts_tokens: bool) -> Duration {
+    match (soon, counts_tokens) {
+        (false, _) => every.max(PROBE_INTERVAL),
+        (true, true) => every / OFTENER_FOR_TOKENS,
+        (true, false) => every,
+    }
+}
+
+/// Takes note of what the engine says; whether others have requests there.
+fn others_after(worker: &Worker, router: &Arc<Router>, load: EngineLoad) -> bool {
     let now = router.now();
     worker.load.engine_says(now, load);
     router.load_changed();
     worker.load.others(now) > 0.0
+}
+
+/// Where an engine tells its load.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Page {
+    /// On [`METRICS`]; whether [`LOADS`] tells more is not known.
+    #[default]
+    Unknown,
+    /// On [`METRICS`] alone.
+    Metrics,
+    /// On [`LOADS`].
+    Loads,
+}
+
+impl Page {
+    /// Looks once; nothing where the engine does not say.
+    async fn read(&mut self, worker: &Worker, upstream: &Upstream) -> Option<EngineLoad> {
+        if *self == Self::Loads {
+            if let Some((load, _)) = look(worker, upstream, LOADS).await {
+                return Some(load);
+            }
+            *self = Self::Unknown;
+        }
+        let (load, page) = look(worker, upstream, METRICS).await?;
+        if *self == Self::Unknown {
+            *self = Self::Metrics;
+            let is_sglang = load.waiting_tokens.is_none() && page.contains("\nsglang:");
+            if let Some((better, _)) = if is_sglang { look(worker, upstream, LOADS).await } else { None }
+                && better.waiting_tokens.is_some()
+            {
+                *self = Self::Loads;
+                return Some(better);
+            }
+        }
+        Some(load)
+    }
+}
+
+async fn look(worker: &Worker, upstream: &Upstream, path: &'static str) -> Option<(EngineLoad, String)> {
+    let page = probe::get(worker, upstream, path, MAX_SCRAPE_BYTES);
+    let page = clock::timeout(PROBE_TIMEOUT, page).await.ok().flatten()?;
+    let page = String::from_utf8_lossy(&page).into_owned();
+    Some((engine_load(&page, worker.rank())?, page))
 }
 
 /// Reads a page in Prometheus' text format; `None` where it does not say how many requests run. Where the worker is one
@@ -108,12 +179,24 @@ mod tests {
         assert_eq!(engine_load(vllm, None), of(5, 4, None));
         assert_eq!(engine_load(vllm, Some(1)), of(2, 0, None));
         let sglang = "sglang:num_running_reqs{model_name=\"m\"} 7\nsglang:num_queue_reqs{model_name=\"m\"} 1\n\
-                      sglang:num_waiting_uncached_tokens 4096\n";
-        assert_eq!(engine_load(sglang, None), of(7, 1, Some(4_096)));
-        assert_eq!(
-            engine_load("keyway_worker_requests_running 2\nkeyway_worker_requests_waiting 0", Some(3)),
-            of(2, 0, None)
-        );
+                      sglang:token_usage 0.5\n";
+        assert_eq!(engine_load(sglang, None), of(7, 1, None));
+        let loads = "sglang_num_running_reqs{dp_rank=\"0\"} 7\nsglang_num_waiting_reqs{dp_rank=\"0\"} 1\n\
+                     sglang_num_waiting_uncached_tokens{dp_rank=\"0\"} 4096\n\
+                     sglang_num_waiting_uncached_tokens{dp_rank=\"1\"} 4\n";
+        assert_eq!(engine_load(loads, None), of(7, 1, Some(4_100)));
+        assert_eq!(engine_load(loads, Some(0)), of(7, 1, Some(4_096)));
+        let keyway = "keyway_worker_requests_running 2\nkeyway_worker_requests_waiting 0\n\
+                      keyway_worker_num_waiting_uncached_tokens 70\n";
+        assert_eq!(engine_load(keyway, Some(3)), of(2, 0, Some(70)));
+    }
+
+    #[test]
+    fn tokens_are_asked_for_oftener_where_others_send() {
+        let second = Duration::from_secs(1);
+        let pauses = [(false, true), (false, false), (true, false), (true, true)];
+        let pauses = pauses.map(|(soon, counts_tokens)| pause(second, soon, counts_tokens).as_millis());
+        assert_eq!(pauses, [PROBE_INTERVAL.as_millis(), PROBE_INTERVAL.as_millis(), 1_000, 250]);
     }
 
     #[test]

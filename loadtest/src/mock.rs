@@ -11,6 +11,7 @@ mod event_sockets;
 mod events;
 mod faults;
 mod http;
+mod loads;
 mod prompt;
 mod request;
 mod series;

@@ -347,4 +347,10 @@ async fn metrics_have_the_names_that_were_asked_for() {
     assert_eq!(caller.metric("sglang:generation_tokens_total").await, 6.0);
     assert!(caller.metric("sglang:token_usage").await < 1.0);
     assert!(text.contains("sglang:time_to_first_token_seconds_bucket{model_name=\"mock\""), "{text}");
+    // Tokens that wait are on a page of their own.
+    let (_, page) = caller.text(Method::GET, "/v1/loads?include=core&format=prometheus", "").await;
+    assert!(page.contains("\nsglang_num_waiting_uncached_tokens{dp_rank=\"0\"} 0\n"), "{page}");
+    let (_, page) = caller.text(Method::GET, "/v1/loads", "").await;
+    let page: serde_json::Value = serde_json::from_str(&page).unwrap();
+    assert_eq!(page["loads"][0]["num_waiting_uncached_tokens"], 0, "{page}");
 }

@@ -66,6 +66,7 @@ struct Shared {
     adapters: Mutex<Vec<(String, String)>>,
     usage: Mutex<(u64, u64)>,
     metrics: Mutex<String>,
+    loads: Mutex<Option<String>>,
     requests: Mutex<Vec<Recorded>>,
     active: AtomicUsize,
     aborted: AtomicUsize,
@@ -93,6 +94,7 @@ impl FakeWorker {
             adapters: Mutex::default(),
             usage: Mutex::new((12, 0)),
             metrics: Mutex::default(),
+            loads: Mutex::default(),
             requests: Mutex::default(),
             active: AtomicUsize::new(0),
             aborted: AtomicUsize::new(0),
@@ -132,6 +134,11 @@ impl FakeWorker {
     /// Sets what `/metrics` says; nothing unless set.
     pub fn set_metrics(&self, page: &str) {
         page.clone_into(&mut self.shared.metrics.lock());
+    }
+
+    /// Sets what SGLang's `/v1/loads` says; 404 unless set.
+    pub fn set_loads(&self, page: Option<&str>) {
+        *self.shared.loads.lock() = page.map(str::to_owned);
     }
 
     /// Lists a LoRA adapter of a model, as vLLM does.
@@ -230,6 +237,9 @@ async fn answer_one(conn: Conn, request: Recorded, shared: &Arc<Shared>) -> Opti
     let probe = match request.target() {
         ("GET", "/health") => Some((*shared.health.lock(), "{}".to_owned())),
         ("GET", "/metrics") => Some((200, shared.metrics.lock().clone())),
+        ("GET", loads) if loads.starts_with("/v1/loads") => {
+            Some(shared.loads.lock().clone().map_or((404, "{}".to_owned()), |page| (200, page)))
+        }
         ("GET", "/v1/models") => {
             Some((200, model_list(&shared.models.lock(), &shared.adapters.lock()).to_string()))
         }

@@ -29,6 +29,7 @@ mod changes;
 mod check;
 mod free_list;
 mod groups;
+mod lookup;
 mod prefix_hash;
 mod registry;
 mod table;
@@ -45,6 +46,7 @@ pub(crate) use self::changes::BlockKey;
 pub use self::changes::CacheChange;
 use self::free_list::FreeList;
 pub(crate) use self::groups::GroupRules;
+pub(crate) use self::lookup::Lookup;
 use self::prefix_hash::{HashIsKey, PrefixHash, PrefixHasher};
 pub(crate) use self::table::BlockTable;
 use self::table::GroupTable;
@@ -97,6 +99,8 @@ pub(crate) struct BlockManager {
     free: FreeList,
     index: HashMap<PrefixHash, BlockId, BuildHasherDefault<HashIsKey>>,
     hasher: PrefixHasher,
+    /// Counts the changes of what can be found.
+    version: u64,
     /// Since the last [`BlockManager::take_changes`]; `None` while nobody follows.
     changes: Option<Vec<CacheChange>>,
     /// Registers blocks only once they are computed: shows what promises are good for.
@@ -117,6 +121,7 @@ impl BlockManager {
             free: FreeList::full(num_blocks),
             index: HashMap::with_capacity_and_hasher(num_blocks, BuildHasherDefault::default()),
             hasher: PrefixHasher::new(hash_seed),
+            version: 0,
             changes: None,
             #[cfg(test)]
             without_promises: false,
@@ -151,7 +156,7 @@ impl BlockManager {
         debug_assert!(table.is_empty());
         let mut anchors = self.matched(tokens, salt);
         anchors.truncate(reuse / self.block_size);
-        let cached = self.usable(&anchors) * self.block_size;
+        let cached = self.usable_of(anchors.len(), |i| anchors[i]) * self.block_size;
         let group = |g| {
             let first = self.rules.first_block(g, cached);
             GroupTable { blocks: vec![NO_BLOCK; first], first }

@@ -220,6 +220,8 @@ impl Engine {
     fn step(&mut self) {
         let started = Instant::now();
         self.plan();
+        // A step may take long, and what it is to do is not done before.
+        self.record_state();
         if !self.scheduler.plan().parts.is_empty() {
             let phase = self.phase();
             self.carry_out();
@@ -336,9 +338,10 @@ impl Engine {
         self.metrics.preemptions.inc_by(plan.preempted as u64);
     }
 
-    fn record_state(&self) {
+    fn record_state(&mut self) {
         self.metrics.requests_running.set(self.scheduler.running().len() as i64);
         self.metrics.requests_waiting.set(self.scheduler.waiting_len() as i64);
+        self.metrics.waiting_uncached_tokens.set(self.scheduler.uncached_tokens() as i64);
         self.metrics.kv_blocks_used.set(self.scheduler.blocks().used_blocks() as i64);
     }
 }

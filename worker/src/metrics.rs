@@ -56,6 +56,7 @@ pub(crate) struct Metrics {
     rank: Option<usize>,
     pub(crate) requests_running: IntGauge,
     pub(crate) requests_waiting: IntGauge,
+    pub(crate) waiting_uncached_tokens: IntGauge,
     pub(crate) kv_blocks_used: IntGauge,
     pub(crate) prompt_tokens: IntCounter,
     pub(crate) cached_tokens: IntCounter,
@@ -113,12 +114,16 @@ impl Metrics {
         let between = new.seconds("inter_token_latency", between, STEP_BUCKETS_S, none)?;
         let used = "KV blocks held by running sequences; cached blocks without a holder are free.";
         let waiting = "Sequences waiting for KV blocks or a place in the batch.";
+        let uncached = "Prompt tokens to be computed before first tokens: those of waiting sequences that are not cached now, \
+                        and the rest of prefills that have begun.";
         let preemptions = "Sequences put back to the queue because KV blocks ran out.";
         let merged = "Steps whose KV events went out in a later batch because the publisher was behind.";
         let replays = "Requests for a replay or a snapshot of KV events.";
         Ok(Self {
             requests_running: new.gauge("requests_running", "Sequences that hold KV blocks.")?,
             requests_waiting: new.gauge("requests_waiting", waiting)?,
+            // Named as SGLang's, by which routers know it.
+            waiting_uncached_tokens: new.gauge("num_waiting_uncached_tokens", uncached)?,
             kv_blocks_used: new.gauge("kv_blocks_used", used)?,
             prompt_tokens: new
                 .counter("prompt_tokens", "Tokens of the prompts admitted, cached ones included.")?,

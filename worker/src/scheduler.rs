@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 
 use crate::backend::Chunk;
-use crate::block_manager::{BlockId, BlockManager, BlockTable, CacheChange};
+use crate::block_manager::{BlockId, BlockManager, BlockTable, CacheChange, Lookup};
 use crate::limits::SCORED_TOKENS_PER_STEP_MAX;
 use crate::sequence::{Rank, Sequence};
 
@@ -108,6 +108,19 @@ impl Scheduler {
 
     pub(crate) fn waiting_len(&self) -> usize {
         self.waiting.len()
+    }
+
+    /// Tokens still to be computed before each live sequence's next one: of those that wait, what is not cached now; of those
+    /// whose prefill has begun, the rest. Decodes have none.
+    pub(crate) fn uncached_tokens(&mut self) -> usize {
+        let blocks = &self.blocks;
+        let waiting = self.waiting.values_mut().map(|sequence| {
+            let reuse = sequence.reusable();
+            let Sequence { tokens, lookup, salt, .. } = sequence;
+            tokens.len() - blocks.cached_tokens(lookup, tokens, salt, reuse)
+        });
+        let prefills = self.running.iter().filter(|s| s.computed < s.prompt_len || s.remaining() > 1);
+        waiting.sum::<usize>() + prefills.map(Sequence::remaining).sum::<usize>()
     }
 
     pub(crate) fn running(&self) -> &[Sequence] {
@@ -293,6 +306,7 @@ impl Scheduler {
             };
             let mut sequence = next.remove();
             sequence.computed = cached;
+            sequence.lookup = Lookup::default();
             if sequence.cached_tokens.is_none() {
                 let cached = cached.min(sequence.prompt_len);
                 sequence.cached_tokens = Some(cached);

@@ -8,7 +8,7 @@ use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::block_manager::BlockTable;
+use crate::block_manager::{BlockTable, Lookup};
 use crate::grammar::{Grammar, Next};
 use crate::logprobs::TokenScore;
 use crate::sampler::Sampling;
@@ -148,6 +148,8 @@ pub(crate) struct Sequence {
     /// Leading tokens whose KV is in `table`; 0 while waiting.
     pub(crate) computed: usize,
     pub(crate) table: BlockTable,
+    /// What is cached of it while it waits.
+    pub(crate) lookup: Lookup,
     pub(crate) salt: Arc<[u8]>,
     pub(crate) sampling: Sampling,
     pub(crate) rules: RuleState,
@@ -204,6 +206,7 @@ impl Sequence {
             rank: Rank { priority: request.priority, arrival: 0 },
             computed: 0,
             table: BlockTable::default(),
+            lookup: Lookup::default(),
             salt: request.salt,
             sampling: request.sampling,
             rules,

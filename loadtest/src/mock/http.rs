@@ -83,6 +83,15 @@ async fn connection(worker: Arc<Worker>, ids: Arc<AtomicU64>, stream: TcpStream)
 }
 
 async fn route(worker: Arc<Worker>, id: u64, request: Request<Incoming>) -> Answer {
+    let wants = |pair| request.uri().query().is_some_and(|query| query.split('&').any(|each| each == pair));
+    if (request.method(), request.uri().path()) == (&Method::GET, "/v1/loads") {
+        let prometheus = wants("format=prometheus");
+        return match worker.loads(prometheus) {
+            Some(page) if prometheus => text(StatusCode::OK, page),
+            Some(page) => json(StatusCode::OK, page.into()),
+            None => unknown(&request),
+        };
+    }
     match (request.method(), request.uri().path()) {
         (&Method::POST, "/v1/chat/completions") => generate(worker, id, true, request).await,
         (&Method::POST, "/v1/completions") => generate(worker, id, false, request).await,
@@ -95,11 +104,13 @@ async fn route(worker: Arc<Worker>, id: u64, request: Request<Incoming>) -> Answ
             worker.clear_faults();
             text(StatusCode::OK, String::new())
         }
-        (method, path) => {
-            let message = format!("there is no {method} {path}");
-            error(StatusCode::NOT_FOUND, &ErrorBody::new("invalid_request_error", "not_found", message))
-        }
+        _ => unknown(&request),
     }
+}
+
+fn unknown(request: &Request<Incoming>) -> Answer {
+    let message = format!("there is no {} {}", request.method(), request.uri().path());
+    error(StatusCode::NOT_FOUND, &ErrorBody::new("invalid_request_error", "not_found", message))
 }
 
 async fn body(request: Request<Incoming>) -> Result<Bytes, Answer> {

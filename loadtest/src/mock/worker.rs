@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use super::{
     events::{EventLog, Numbered},
     faults::{Fault, Faults, Kind},
+    loads,
     prompt::{Tokens, Vocabulary},
     request::Ask,
     series::{Names, Series},
@@ -192,6 +193,11 @@ impl Worker {
     pub(super) fn metrics(&self) -> String {
         let state = self.lock();
         state.desk.series.render(&state.engine, &self.setup.model, self.setup.metrics)
+    }
+
+    /// SGLang's `/v1/loads`; nothing in vLLM's words.
+    pub(super) fn loads(&self, prometheus: bool) -> Option<String> {
+        (self.setup.metrics == Names::Sglang).then(|| loads::page(&self.lock().engine, prometheus))
     }
 
     /// The batches of KV events kept, from number `start` on.

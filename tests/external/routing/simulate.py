@@ -76,7 +76,7 @@ def simulate(args, trace, workers, seed, more):
     command = [args.bin, "simulate", "--trace", trace, "--profile", "fcfs-6k", "--workers", str(workers), "--json"]
     command += ["--policy", ",".join(args.policy), "--seed", str(seed), "--hash-seed", str(seed)]
     command += [] if "--events" in more else ["--index-knows-capacity"]
-    out = subprocess.run([*map(str, command), *more], check=True, stdout=subprocess.PIPE)
+    out = subprocess.run([*map(str, command), *map(str, more)], check=True, stdout=subprocess.PIPE)
     return {run["policy"]: run for run in json.loads(out.stdout)["runs"]}
 
 
@@ -90,11 +90,13 @@ def recorded(args, workers, share, seed, more=()):
 
 
 def gateways(args):
-    """Several gateways beside one: who sees what it sent alone, who sees events too, and who sees the others' load as well."""
+    """Several gateways beside one: who sees what it sent alone, who sees events too, and who sees the others' load as well,
+    in requests or in prompt tokens that wait."""
     knows = {
         "one, events": (1, ["--events"]),
         "events": (args.gateways, ["--events"]),
         "events, load": (args.gateways, ["--events", "--scrape", args.scrape]),
+        "events, tokens": (args.gateways, ["--events", "--scrape", args.scrape, "--gauges-count-tokens"]),
         "one, model": (1, []),
         "model": (args.gateways, []),
         "model, load": (args.gateways, ["--scrape", args.scrape]),

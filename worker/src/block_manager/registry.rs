@@ -23,23 +23,6 @@ impl BlockManager {
         matched
     }
 
-    /// How many of `anchors` can be gone on from: the most for which every other group has the blocks that the next
-    /// token reads.
-    pub(super) fn usable(&self, anchors: &[BlockId]) -> usize {
-        let missing = |blocks: usize| {
-            (1..self.rules.len()).find_map(|g| {
-                let first = self.rules.first_block(g, blocks * self.block_size);
-                (first..blocks).rev().find(|i| self.attached_to(anchors[*i], g).is_none())
-            })
-        };
-        let mut blocks = anchors.len();
-        // Nothing that needs the missing block is usable; what ends before it may be.
-        while let Some(i) = missing(blocks) {
-            blocks = i;
-        }
-        blocks
-    }
-
     /// Parent and hash of the block `ids` that follows the registered blocks `before`.
     pub(super) fn chain(
         &self,
@@ -76,6 +59,7 @@ impl BlockManager {
         let start = block as usize * self.block_size;
         self.tokens[start..start + self.block_size].copy_from_slice(ids);
         self.index.insert(registration.hash, block);
+        self.version += 1;
         self.blocks[block as usize].role = Role::Anchor(registration);
     }
 
@@ -105,6 +89,7 @@ impl BlockManager {
             let Some(own) = table.groups[g].held(i) else { continue };
             match self.attached_to(anchor, g) {
                 None => {
+                    self.version += 1;
                     self.blocks[own as usize].role = Role::Attached { anchor, group: g };
                     *self.attachment(anchor, g) = own;
                 }
@@ -168,6 +153,7 @@ impl BlockManager {
                 (0, Some(hash))
             }
         };
+        self.version += 1;
         if let (Some(changes), Some(hash)) = (&mut self.changes, hash) {
             changes.push(CacheChange::Removed { group, hash });
         }
@@ -193,6 +179,7 @@ impl BlockManager {
         self.attached.fill(NO_BLOCK);
         self.free = FreeList::full(self.blocks.len());
         self.index.clear();
+        self.version += 1;
     }
 
     /// What changed since the last call, in order.

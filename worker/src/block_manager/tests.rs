@@ -118,7 +118,7 @@ impl Shadow {
 
     /// Cached tokens of a prompt, if it came now.
     fn hit(&self, tokens: &[u32], salt: &Arc<[u8]>) -> usize {
-        self.manager.usable(&self.manager.matched(tokens, salt)) * BLOCK
+        self.manager.found(tokens, salt, usize::MAX)
     }
 }
 

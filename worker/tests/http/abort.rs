@@ -22,7 +22,7 @@ async fn begin(addr: SocketAddr, path: &str, body: &Value) -> TcpStream {
 }
 
 async fn nothing_is_left(addr: SocketAddr) {
-    for gauge in ["requests_running", "requests_waiting", "kv_blocks_used"] {
+    for gauge in ["requests_running", "requests_waiting", "num_waiting_uncached_tokens", "kv_blocks_used"] {
         metric_becomes(addr, &format!("keyway_worker_{gauge}"), 0.0).await;
     }
 }
@@ -58,6 +58,26 @@ async fn a_client_that_leaves_the_queue_is_forgotten() {
     drop(waiting);
     metric_becomes(addr, "keyway_worker_requests_waiting", 0.0).await;
     drop(running);
+    nothing_is_left(addr).await;
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn prompts_that_wait_are_counted_without_what_is_cached() {
+    let worker = start(WorkerOptions { max_running: 1, ..options() }).await.unwrap();
+    let addr = worker.addr();
+    let gauge = "keyway_worker_num_waiting_uncached_tokens";
+    let ids = |from: usize, tokens: usize| -> Value { (from..from + tokens).map(|id| id % 200).collect() };
+    let first = with(completion(ids(0, 100), ENDLESS), json!({"stream": true}));
+    let running = begin(addr, "/v1/completions", &first).await;
+    metric_becomes(addr, "keyway_worker_requests_running", 1.0).await;
+    metric_becomes(addr, gauge, 0.0).await;
+    let other = begin(addr, "/v1/completions", &completion(ids(7, 300), 1)).await;
+    metric_becomes(addr, gauge, 300.0).await;
+    // Six blocks of 16 are those of the prompt that runs.
+    let like = begin(addr, "/v1/completions", &completion(ids(0, 250), 1)).await;
+    metric_becomes(addr, gauge, 300.0 + 250.0 - 96.0).await;
+    drop((running, other, like));
     nothing_is_left(addr).await;
     worker.shutdown().await;
 }

@@ -130,6 +130,7 @@ impl Soak {
     fn step(&mut self) {
         let engine = &mut self.engine;
         engine.plan();
+        uncached_tokens_are_exact(engine);
         let running = engine.scheduler.running();
         let part = |planned: &Planned| {
             let sequence = &running[planned.sequence];
@@ -144,6 +145,7 @@ impl Soak {
         }
         engine.record_state();
         engine.scheduler.check().unwrap();
+        uncached_tokens_are_exact(engine);
     }
 
     /// Clients read what has come; those who have enough leave.
@@ -157,6 +159,18 @@ impl Soak {
             stays && !leaves
         });
     }
+}
+
+/// Compares the gauge with what each sequence would find if it were admitted now.
+fn uncached_tokens_are_exact(engine: &mut Engine) {
+    let blocks = engine.scheduler.blocks();
+    let waiting = engine.scheduler.waiting();
+    let waiting = waiting.map(|s| s.tokens.len() - blocks.found(&s.tokens, &s.salt, s.reusable()));
+    let running = engine.scheduler.running().iter();
+    let running = running.filter(|s| s.generated() == 0 || s.remaining() > 1).map(Sequence::remaining);
+    let expected = waiting.sum::<usize>() + running.sum::<usize>();
+    engine.record_state();
+    assert_eq!(engine.metrics.waiting_uncached_tokens.get(), expected as i64);
 }
 
 impl Client {
@@ -209,7 +223,8 @@ fn ten_thousand_random_requests_end_as_if_each_were_alone() {
     assert_eq!(engine.scheduler.blocks().used_blocks(), 0);
     assert_eq!(slots.available_permits(), LIVE_MAX);
     let metrics = &engine.metrics;
-    for gauge in [&metrics.requests_running, &metrics.requests_waiting, &metrics.kv_blocks_used] {
+    let gauges = [&metrics.requests_running, &metrics.requests_waiting, &metrics.waiting_uncached_tokens];
+    for gauge in gauges.into_iter().chain([&metrics.kv_blocks_used]) {
         assert_eq!(gauge.get(), 0);
     }
     assert_eq!(seen.ended + seen.left, seen.submitted);
