@@ -8,6 +8,7 @@ use keyway_text::TextModel;
 
 use super::*;
 use crate::block_manager::witness::{Part, Witness};
+use crate::logprobs::TokenScore;
 use crate::output::TextOutput;
 use crate::token_rules::{Penalties, TokenRules};
 
