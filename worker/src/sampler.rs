@@ -129,7 +129,7 @@ fn uniform(seed: u64, position: usize) -> u64 {
 
 /// `number` of 2^64 parts of `total`, rounded down.
 fn share(number: u64, total: u64) -> u64 {
-    (u128::from(number) * u128::from(total) >> 64) as u64
+    ((u128::from(number) * u128::from(total)) >> 64) as u64
 }
 
 #[cfg(test)]

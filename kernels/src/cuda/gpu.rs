@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr, LaunchConfig,
-    PinnedHostSlice, PushKernelArg, result,
+    CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr,
+    LaunchConfig, PinnedHostSlice, PushKernelArg, result,
 };
 use cudarc::nvrtc::Ptx;
 
@@ -126,7 +126,18 @@ impl Gpu {
         let (modules, functions) = (HashMap::new(), HashMap::new());
         let (buffers, recordings) = (HashMap::new(), HashMap::new());
         let (staging, fetches, spare) = (Vec::new(), HashMap::new(), Vec::new());
-        Ok(Self { stream, modules, functions, buffers, recordings, staging, fetches, spare, marks: None, next: 0 })
+        Ok(Self {
+            stream,
+            modules,
+            functions,
+            buffers,
+            recordings,
+            staging,
+            fetches,
+            spare,
+            marks: None,
+            next: 0,
+        })
     }
 
     /// Its name, as the driver says it.

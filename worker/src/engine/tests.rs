@@ -50,7 +50,8 @@ fn engine_with(setup: Setup, backend: Box<dyn Backend>) -> Engine {
     let options = EngineOptions {
         limits: setup.limits,
         eos_token_ids: vec![EOS],
-        suppress_token_ids: vec![SUPPRESSED], step_ahead: true,
+        suppress_token_ids: vec![SUPPRESSED],
+        step_ahead: true,
     };
     let info = StaticInfo { model: "m", numerics_id: "n", block_size: 4, num_blocks: setup.num_blocks };
     Engine::new(backend, options, Arc::new(Metrics::new(&info).unwrap()), 7)
@@ -265,7 +266,12 @@ fn a_dropped_client_frees_its_blocks_at_the_next_step_wherever_it_stands() {
 fn a_full_queue_refuses_all_prompts_of_a_request_or_none() {
     let info = StaticInfo { model: "m", numerics_id: "n", block_size: 4, num_blocks: 9 };
     let backend = Remembering::new(4, 9, FULL);
-    let options = EngineOptions { limits: ROOMY.limits, eos_token_ids: vec![], suppress_token_ids: vec![], step_ahead: true };
+    let options = EngineOptions {
+        limits: ROOMY.limits,
+        eos_token_ids: vec![],
+        suppress_token_ids: vec![],
+        step_ahead: true,
+    };
     let spawned = spawn(Box::new(backend), options, Arc::new(Metrics::new(&info).unwrap())).unwrap();
     let handle = spawned.handle;
     let many = |n| vec![request(&[1], 1, 0.0); n];
@@ -300,7 +306,12 @@ fn an_engine_that_fails_closes_every_stream_and_says_so() {
             panic!("broken on purpose");
         }
     }
-    let options = EngineOptions { limits: ROOMY.limits, eos_token_ids: vec![], suppress_token_ids: vec![], step_ahead: true };
+    let options = EngineOptions {
+        limits: ROOMY.limits,
+        eos_token_ids: vec![],
+        suppress_token_ids: vec![],
+        step_ahead: true,
+    };
     let spawned = spawn(Box::new(Broken), options, Arc::new(Metrics::new(&info).unwrap())).unwrap();
     let mut generation = spawned.handle.submit(vec![request(&[1], 1, 0.0)]).unwrap().remove(0);
     assert!(spawned.thread.join().is_err());

@@ -12,6 +12,7 @@ use super::{Engine, EngineOptions};
 use crate::backend::{Draw, StepError};
 use crate::block_manager::CacheChange;
 use crate::logprobs::TokenScore;
+use crate::metrics::Metrics;
 use crate::sampler::{Sampler, Sampling};
 use crate::sequence::{Rank, Sequence};
 
@@ -85,7 +86,9 @@ impl Engine {
         }
         // By now all tokens of the step are known, and the backend computes it before any later one.
         self.scheduler.commit();
-        if !self.backend.draws() || !self.options.step_ahead || next.rows.iter().any(|row| row.draw().is_none())
+        if !self.backend.draws()
+            || !self.options.step_ahead
+            || next.rows.iter().any(|row| row.draw().is_none())
         {
             return self.learn(next);
         }
@@ -129,10 +132,8 @@ impl Engine {
             if end < known {
                 continue;
             }
-            add(match draws && sequence.is_drawn_plainly() {
-                true => Purpose::Draw(parameters(&sequence.sampling, known)),
-                false => Purpose::Sample,
-            });
+            let draw = || Purpose::Draw(parameters(&sequence.sampling, known));
+            add(if draws && sequence.is_drawn_plainly() { draw() } else { Purpose::Sample });
         }
         rows
     }
@@ -183,17 +184,29 @@ impl Engine {
                     continue;
                 }
             };
-            let (histogram, since) = match sequence.last_token.replace(now) {
-                None => (&self.metrics.time_to_first_token, sequence.arrived),
-                Some(last) => (&self.metrics.inter_token_latency, last),
-            };
-            histogram.observe((now - since).as_secs_f64());
-            self.metrics.generation_tokens.inc();
-            // Last: who has the token finds it counted.
-            sequence.push(token, self.options.eos_token_ids.contains(&token), score);
+            self.metrics.drawn_tokens.inc_by(row.draw().is_some().into());
+            emit(&self.metrics, &self.options, (sequence, now), token, score);
         }
         Ok(())
     }
+}
+
+/// Counts a sequence's next token, drawn by `now`, and tells its client.
+fn emit(
+    metrics: &Metrics,
+    options: &EngineOptions,
+    (sequence, now): (&mut Sequence, Instant),
+    token: u32,
+    score: Option<Box<TokenScore>>,
+) {
+    let (histogram, since) = match sequence.last_token.replace(now) {
+        None => (&metrics.time_to_first_token, sequence.arrived),
+        Some(last) => (&metrics.inter_token_latency, last),
+    };
+    histogram.observe((now - since).as_secs_f64());
+    metrics.generation_tokens.inc();
+    // Last: who has the token finds it counted.
+    sequence.push(token, options.eos_token_ids.contains(&token), score);
 }
 
 /// How a backend draws the token at `position`.
@@ -235,4 +248,3 @@ fn sample(
     let score = raw.zip(sequence.logprobs).map(|(raw, top)| Box::new(TokenScore::of(&raw, token, top)));
     Ok((token, score))
 }
-

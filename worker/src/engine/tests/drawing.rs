@@ -34,7 +34,8 @@ struct Owned {
 
 impl<B: Backend> Drawing<B> {
     pub(super) fn new(inner: B) -> Self {
-        let (steps, drawn, sampler, ahead) = (VecDeque::new(), Vec::new(), Sampler::default(), Arc::default());
+        let (steps, drawn, sampler, ahead) =
+            (VecDeque::new(), Vec::new(), Sampler::default(), Arc::default());
         Self { inner, steps, drawn, sampler, ahead }
     }
 
@@ -227,10 +228,12 @@ fn plain_requests_run_ahead_and_others_are_waited_for() {
     let scored = GenerationRequest { logprobs: Some(0), ..plain.clone() };
     let bias = TokenRules { logit_bias: vec![(1, 0.5)], ..TokenRules::default() };
     let biased = GenerationRequest { rules: bias, ..plain.clone() };
+    let drawn = std::cell::Cell::new(0);
     let steps_ahead = |requests: &[GenerationRequest], step_ahead| {
         let (mut engine, ahead) = drawing(ROOMY, step_ahead);
         let generations = requests.iter().map(|r| add(&mut engine, r.clone())).collect();
         finish(&mut engine, generations);
+        drawn.set(engine.metrics.drawn_tokens.get());
         ahead.load(Ordering::Relaxed)
     };
     // The first step has none before it, and the last token is known to be the last.
@@ -238,6 +241,7 @@ fn plain_requests_run_ahead_and_others_are_waited_for() {
     assert_eq!(steps_ahead(std::slice::from_ref(&plain), false), 0);
     for other in [scored, biased] {
         assert_eq!(steps_ahead(&[plain.clone(), other], true), 0);
+        assert_eq!(drawn.get(), 20);
     }
     let later = TokenRules { min_tokens: 5, ..TokenRules::default() };
     assert_eq!(steps_ahead(&[GenerationRequest { rules: later, ..plain }], true), 14);

@@ -66,11 +66,7 @@ impl<D: Device> CudaBackend<D> {
     }
 
     /// Starts a step.
-    pub(super) fn launch(
-        &mut self,
-        chunks: &[Chunk<'_>],
-        draws: &[Option<Draw>],
-    ) -> Result<(), DeviceError> {
+    pub(super) fn launch(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<(), DeviceError> {
         let step = self.plan(chunks, draws)?;
         self.model.device.mark()?;
         self.run(&step)?;
@@ -151,7 +147,8 @@ impl<D: Device + Send> CudaBackend<D> {
         assert!(tokens.into_iter().all(known), "step: a token is not in the vocabulary");
         let wanted = chunks.iter().filter(|chunk| chunk.wants_logits).count();
         assert_eq!(draws.len(), wanted, "step: an entry for each row");
-        let ahead = self.under_way.len() < 2 && self.under_way.iter().all(|step| !step.drawn.contains(&false));
+        let ahead =
+            self.under_way.len() < 2 && self.under_way.iter().all(|step| !step.drawn.contains(&false));
         assert!(ahead, "step: too many are under way, or one whose logits would be lost");
     }
 

@@ -110,7 +110,18 @@ impl Step {
         let draws = words.draws(chunks, draws, head_rows);
         let group = |group| GroupStep::new(&mut words, chunks, fixed, group, [rows, wanted_rows]);
         let groups = (0..fixed.cache_groups.len()).map(group).collect();
-        Self { words: words.list, rows, filled, tokens, angles, wanted, all_wanted, wanted_rows, draws, groups }
+        Self {
+            words: words.list,
+            rows,
+            filled,
+            tokens,
+            angles,
+            wanted,
+            all_wanted,
+            wanted_rows,
+            draws,
+            groups,
+        }
     }
 
     /// How many rows go through the head, with those it is filled up with.

@@ -102,7 +102,7 @@ fn requests(others: bool) -> Vec<GenerationRequest> {
         let mut request = GenerationRequest {
             prompt,
             max_tokens: 4 + i % 6,
-            ignore_eos: i % 2 == 0,
+            ignore_eos: i.is_multiple_of(2),
             sampling: Sampling { temperature, top_p, top_k: top_k as usize, min_p, seed },
             ..GenerationRequest::default()
         };
@@ -122,7 +122,12 @@ fn requests(others: bool) -> Vec<GenerationRequest> {
     (0..7).map(request).collect()
 }
 
-async fn say(backend: Box<dyn Backend>, limits: StepLimits, step_ahead: bool, others: bool) -> Vec<Vec<Event>> {
+async fn say(
+    backend: Box<dyn Backend>,
+    limits: StepLimits,
+    step_ahead: bool,
+    others: bool,
+) -> Vec<Vec<Event>> {
     let spawned = engine_over(backend, limits, step_ahead);
     let mut said = Vec::new();
     for generation in spawned.handle.submit(requests(others)).unwrap() {
@@ -141,7 +146,9 @@ async fn an_engine_says_the_same_whoever_draws_and_however_far_ahead() {
     for (variant, others) in [(&MODELS[3], false), (&MODELS[1], true)] {
         let Some(on_host) = emulated(variant) else { return };
         let expected = say(Box::new(OnHost(on_host)), roomy, false, others).await;
-        for (layout, limits, step_ahead) in [(LAYOUT, roomy, false), (LAYOUT, roomy, true), (few, tight, true)] {
+        for (layout, limits, step_ahead) in
+            [(LAYOUT, roomy, false), (LAYOUT, roomy, true), (few, tight, true)]
+        {
             let backend = emulated_with(variant, Quantize::None, layout).unwrap();
             let said = say(Box::new(backend), limits, step_ahead, others).await;
             assert_eq!(said, expected, "{} {layout:?}, ahead: {step_ahead}", variant.name);
