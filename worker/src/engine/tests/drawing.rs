@@ -124,7 +124,7 @@ impl<B: Backend> Backend for Drawing<B> {
 }
 
 /// An engine over such a backend, and how often it was ahead.
-fn drawing(setup: Setup, step_ahead: bool) -> (Engine, Arc<AtomicUsize>) {
+pub(super) fn drawing(setup: Setup, step_ahead: bool) -> (Engine, Arc<AtomicUsize>) {
     let backend = Drawing::new(Remembering::new(setup.block_size, setup.num_blocks, setup.groups));
     let ahead = Arc::clone(&backend.ahead);
     let mut engine = engine_with(setup, Box::new(backend));

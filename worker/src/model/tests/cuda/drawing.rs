@@ -43,24 +43,54 @@ fn draw(row: usize) -> Draw {
     }
 }
 
+/// Rows of both zeros, the first of which is to be taken.
+fn zeros(rows: usize, vocabulary: usize) -> (Vec<f32>, Vec<Draw>) {
+    let mut random = fastrand::Rng::with_seed(5);
+    let logits = (0..rows * vocabulary).map(|_| if random.bool() { 0.0 } else { -0.0 }).collect();
+    (logits, (0..rows).map(draw).collect())
+}
+
+/// Rows of two, the second of which has just the share that `min_p` asks for: an exponential that is off by its last
+/// bit cuts it off.
+fn edges(rows: usize) -> (Vec<f32>, Vec<Draw>) {
+    let mut random = fastrand::Rng::with_seed(6);
+    let row = |i: usize| {
+        let (logit, temperature) = (-random.f32(), 0.5 + random.f32());
+        let min_p = keyway_kernels::scalar::exp(logit / temperature);
+        ([0.0, logit], Draw { temperature, min_p, top_p: 1.0, top_k: 0, ..draw(i) })
+    };
+    let (logits, draws): (Vec<[f32; 2]>, Vec<Draw>) = (0..rows).map(row).unzip();
+    (logits.into_flattened(), draws)
+}
+
 #[test]
 fn the_device_draws_what_the_sampler_draws() {
     let Some(mut emulator) = Emulator::start(4) else { return };
     let device: &mut dyn Device = &mut emulator;
-    for (rows, vocabulary) in [(420, 3), (420, 130), (12, 5000)] {
-        let logits = logits(rows, vocabulary);
-        let draws: Vec<Draw> = (0..rows).map(draw).collect();
+    let mixed = |rows, vocabulary| (logits(rows, vocabulary), (0..rows).map(draw).collect());
+    let cases = [
+        (3, mixed(420, 3)),
+        (130, mixed(420, 130)),
+        (5000, mixed(12, 5000)),
+        (40, zeros(60, 40)),
+        (2, edges(300)),
+    ];
+    for (vocabulary, (logits, draws)) in cases {
+        let rows = draws.len();
         let words: Vec<u32> = draws.iter().flat_map(Draw::words).collect();
         let (on_device, by) = (device.upload(&logits).unwrap(), device.upload(&words).unwrap());
         let (tokens, logprobs) = (device.slice(rows).unwrap(), device.slice(rows).unwrap());
         device.launch(&sample::launch(on_device, vocabulary, by, tokens, logprobs).unwrap()).unwrap();
         let tokens = device.download(tokens).unwrap();
+        let mut seconds = 0;
         for ((row, draw), token) in logits.chunks(vocabulary).zip(draws).zip(tokens) {
             let Draw { temperature, top_p, min_p, top_k, seed, position } = draw;
             let sampling = Sampling { temperature, top_p, top_k: top_k as usize, min_p, seed };
             let expected = Sampler::default().sample(row, &sampling, position as usize);
             assert_eq!(token, expected, "{vocabulary} ids, {draw:?}");
+            seconds += usize::from(token == 1);
         }
+        assert!(vocabulary != 2 || seconds > 50, "{seconds} of the edges were taken: they test nothing");
     }
 }
 
