@@ -100,6 +100,7 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(attention_latent_fp8_16),
     KERNEL(attention_merge),
     KERNEL(clamped_gate_mul),
+    KERNEL(fill_in),
     KERNEL(gather),
     KERNEL(gather_packed),
     KERNEL(matmul_bf16_16),

@@ -3,6 +3,8 @@
 // `stride` apart. `gather_packed`: of a bf16 weight packed as `matmul.cu` says, so that a head that is the
 // embedding too lies in memory once; `width` is its K. Widths and strides are multiples of 8.
 // Grid: (packets of 8 columns / 128, rows). Block: 128 threads.
+// And `fill_in`, before embeddings are looked up: tokens that the host did not know yet when it planned the
+// step. Grid: (tokens / 128).
 #include "numbers.cuh"
 
 constexpr int THREADS = 128;
@@ -23,4 +25,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const unsigned char* image = images + (uint64_t(row / 64) * (width / 64) + unit / 8) * (64 * 64 * 2);
     const Packet packet = load_packet(image + (row % 64 * 8 + ((unit ^ row) & 7)) * 16);
     store_packet(out + uint64_t(blockIdx.y) * width + unit * 8, packet);
+}
+
+// Of `tokens`, those with the highest bit set are numbers of rows of the step before: what was drawn there
+// takes their place.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fill_in(uint32_t* tokens, const uint32_t* drawn, uint32_t count) {
+    const uint32_t i = blockIdx.x * THREADS + threadIdx.x;
+    if (i < count && tokens[i] >> 31) tokens[i] = drawn[tokens[i] & 0x7fffffffu];
 }

@@ -34,4 +34,4 @@ mod zeroed;
 mod check;
 
 /// Changes whenever an edit changes a bit of any operation's result; part of a worker's numerics id.
-pub const NUMERICS_VERSION: u32 = 2;
+pub const NUMERICS_VERSION: u32 = 3;

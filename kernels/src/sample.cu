@@ -1,12 +1,12 @@
-// From logits to a token id, as `worker/src/sampler.rs` defines it: temperature, top-k, top-p, then a draw
-// that depends on (seed, position) alone; here also min-p, and the chosen token's log-probability. And
-// `penalize`, which comes before.
+// From logits to a token id, as `worker/src/sampler.rs` defines it, the same id for the same logits:
+// temperature, min-p, top-k, top-p, then a draw that depends on (seed, position) alone; here also the chosen
+// token's log-probability. And `penalize`, which comes before.
 //
 // Weights e^((logit - max) / temperature) are integers, in units of 2^-40: their sums are exact in any
-// order, so neither the order in which threads add nor the batch can change a choice. All cuts are one
-// question, "which element, in descending order, takes the running sum past a target?", answered by a radix
-// descent over 32-bit keys in four passes. Grid: (rows). Block: 512 threads (`penalize`: 128). Shared:
-// `Scratch`.
+// order, so neither the order in which threads add nor the batch can change a choice, and the CPU's is the
+// same. All cuts are one question, "which element, in descending order, takes the running sum past a
+// target?", answered by a radix descent over 32-bit keys in four passes. Grid: (rows). Block: 512 threads
+// (`penalize`: 128). Shared: `Scratch`.
 #include "numbers.cuh"
 #ifndef KEYWAY_EMULATE
 #include <math.h>
@@ -25,15 +25,32 @@ struct Scratch {
     uint32_t keys[THREADS / 32], ids[THREADS / 32];
 };
 
-// Orders as the numbers do: a larger key for a larger logit; 0 for NaN, which is nobody's key.
+// Orders as the numbers do: a larger key for a larger logit, one for both zeros; 0 for NaN, which is nobody's
+// key.
 __device__ __forceinline__ uint32_t key_of(float logit) {
-    const uint32_t bits = to_bits(logit);
+    const uint32_t bits = logit == 0.0f ? 0 : to_bits(logit);
     if (!(logit == logit)) return 0;
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
+// e^x for x <= 0 in the bits of `scalar::exp` of `scalar.rs`, which explains it: every operation is rounded
+// once and by the standard, and no product is added to anything that a compiler could contract.
+__device__ __forceinline__ float exp_exactly(float x) {
+    constexpr float HIGH = 0.693147180559945309f, LOW = float(0.693147180559945309 - double(HIGH));
+    constexpr float FACTORS[] = {1.0f / 720.0f, 1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f};
+    const float shifted = fmaf(x, LOG2_E, 12582912.0f), n = shifted - 12582912.0f;
+    const float r = fmaf(n, -LOW, fmaf(n, -HIGH, x));
+    float p = 1.0f / 5040.0f;
+#pragma unroll
+    for (float factor : FACTORS) p = fmaf(r, p, factor);
+    const float result = p * from_bits((to_bits(shifted) << 23) + (127u << 23));
+    return x < -87.0f ? 0.0f : result;
+}
+
+// 0 for what is no number.
 __device__ __forceinline__ uint64_t weight_of(float logit, float maximum, float temperature) {
-    return uint64_t(exp2_fast((logit - maximum) / temperature * LOG2_E) * UNIT);
+    const float weight = exp_exactly((logit - maximum) / temperature) * UNIT;
+    return weight > 0.0f ? uint64_t(weight) : 0;
 }
 
 // XXH3 (64 bits, seeded) of the position's 8 bytes; doc/xxhash_spec.md of xxHash 0.8, "XXH3 algorithm for

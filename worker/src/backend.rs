@@ -1,7 +1,10 @@
-//! The seam between the engine and the arithmetic: one call runs one step of a batch over a paged KV cache.
-//! The scheduler never sees a tensor, the backend never sees a request.
+//! The seam between the engine and the arithmetic: one call runs one step of a batch over a paged KV cache, or starts
+//! it. The scheduler never sees a tensor, the backend never sees a request.
 
 use std::time::Duration;
+
+pub use keyway_kernels::cuda::gather::PENDING;
+pub use keyway_kernels::cuda::sample::Parameters as Draw;
 
 /// Layers whose KV is kept for the same positions share block tables: a cache group. What a group keeps decides
 /// when its blocks may be given back and how much of a prefix must be cached to go on from it.
@@ -25,7 +28,8 @@ pub const NO_BLOCK: u32 = u32::MAX;
 /// One sequence's part of a step: its next tokens, and the blocks its KV lives in.
 #[derive(Debug, Clone, Copy)]
 pub struct Chunk<'a> {
-    /// New token ids, at least one: a piece of the prompt, or the last sampled token.
+    /// New token ids, at least one: a piece of the prompt, or the last sampled token. In [`Backend::start`] that may be
+    /// [`PENDING`] `| r`: what row `r` of the step started before draws.
     pub tokens: &'a [u32],
     /// Absolute position of `tokens[0]`. The KV of every position before it that its group still keeps is in the
     /// blocks, or is written there by another chunk of the same step, in whatever order the chunks stand.
@@ -35,6 +39,15 @@ pub struct Chunk<'a> {
     pub tables: &'a [&'a [u32]],
     /// Whether the logits after this chunk's last token are wanted.
     pub wants_logits: bool,
+}
+
+/// What a started step comes to.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StepOutput {
+    /// The tokens that were drawn, in the order of their rows.
+    pub tokens: Vec<u32>,
+    /// The other rows' logits, `[rows, vocab_size]`.
+    pub logits: Vec<f32>,
 }
 
 /// Why a step was not carried out, for those who wait for it. What it would have written to the KV cache is not there.
@@ -65,6 +78,32 @@ pub trait Backend: Send {
     /// If a part of the backend outside of this process failed for longer than it is worth waiting. A later step may
     /// succeed.
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError>;
+
+    /// Whether it draws tokens and computes while the host goes on. Only then are [`Backend::start`] and
+    /// [`Backend::finish`] there.
+    fn draws(&self) -> bool {
+        false
+    }
+
+    /// Starts a step and does not wait for it. `draws` has an entry for each chunk that wants logits, a row: how its token
+    /// is drawn, with the very choice of `sampler.rs` for the same logits, or `None` if the logits are wanted. The step
+    /// started before may still be under way, if it gives no logits; no further one.
+    ///
+    /// # Errors
+    /// If the backend failed. No step is under way then.
+    fn start(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<(), StepError> {
+        let _ = (chunks, draws);
+        Err(StepError("this backend does not start steps".to_owned()))
+    }
+
+    /// Waits for the step that was started first of those that are under way; its `output`, replaced.
+    ///
+    /// # Errors
+    /// If the backend failed. No step is under way then.
+    fn finish(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
+        let _ = output;
+        Err(StepError("this backend does not start steps".to_owned()))
+    }
 
     /// How often [`Backend::keep_alive`] wants to be called while nothing is to be computed; `None`: never.
     fn keep_alive_every(&self) -> Option<Duration> {

@@ -138,6 +138,11 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 64, env = "KEYWAY_WORKER_MAX_RUNNING")]
     max_running: usize,
 
+    /// On a GPU, plan each step only once the tokens of the one before are known, instead of while it runs: slower, with
+    /// the same answers.
+    #[arg(long, env = "KEYWAY_WORKER_NO_STEP_AHEAD")]
+    no_step_ahead: bool,
+
     /// Processor threads that compute; answers do not depend on them [default: one for each core].
     #[arg(long, value_name = "N", env = "KEYWAY_WORKER_THREADS")]
     threads: Option<usize>,
@@ -282,6 +287,7 @@ impl Cli {
             max_model_len: options.max_model_len,
             max_batched_tokens: options.max_batched_tokens,
             max_running: options.max_running,
+            step_ahead: !options.no_step_ahead,
             threads: options.threads,
             kv_events: options.kv_events.map(|publish| KvEventOptions {
                 publish,

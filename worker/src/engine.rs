@@ -5,7 +5,9 @@
 //! A client that drops its [`Generation`] is noticed at the next step, where its blocks are freed, whether it was
 //! waiting, in prefill or decoding.
 //!
-//! Next: `scheduler.rs`, who runs in a step.
+//! Next: `engine/turn.rs`, one step; `scheduler.rs`, who runs in it.
+
+mod turn;
 
 use std::io;
 use std::sync::Arc;
@@ -16,11 +18,11 @@ use std::time::Instant;
 
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::backend::{Backend, StepError};
+use self::turn::UnderWay;
+use crate::backend::{Backend, StepOutput};
 use crate::block_manager::{BlockManager, CacheChange, GroupRules};
 use crate::kv_events::Recorder;
 use crate::limits::LIVE_SEQUENCES_MAX;
-use crate::logprobs::TokenScore;
 use crate::metrics::{Metrics, Phase};
 use crate::sampler::Sampler;
 use crate::scheduler::{Planned, Scheduler, StepLimits};
@@ -34,6 +36,8 @@ pub(crate) struct EngineOptions {
     pub(crate) eos_token_ids: Vec<u32>,
     /// Ids that are never generated.
     pub(crate) suppress_token_ids: Vec<u32>,
+    /// Whether a step is planned and started before the tokens of the one before are known, where a backend draws them.
+    pub(crate) step_ahead: bool,
 }
 
 /// Why a request was not taken.
@@ -151,8 +155,10 @@ struct Engine {
     metrics: Arc<Metrics>,
     /// Told of the changes of the prefix cache, after the step that made them.
     kv_events: Option<Recorder>,
-    /// Rows of the last step, in the order of the plan's parts that end their sequence's known tokens.
-    logits: Vec<f32>,
+    /// What the last step that is through came to.
+    output: StepOutput,
+    /// A step that was started and whose tokens are not known yet.
+    under_way: Option<UnderWay>,
 }
 
 impl Engine {
@@ -160,8 +166,16 @@ impl Engine {
         let rules = GroupRules::new(backend.cache_groups(), backend.block_size());
         let blocks = BlockManager::new(backend.num_blocks(), backend.block_size(), rules, hash_seed);
         let scheduler = Scheduler::new(options.limits, blocks);
-        let (sampler, logits) = (Sampler::default(), Vec::new());
-        Self { backend, scheduler, sampler, options, metrics, kv_events: None, logits }
+        Self {
+            backend,
+            scheduler,
+            sampler: Sampler::default(),
+            options,
+            metrics,
+            kv_events: None,
+            output: StepOutput::default(),
+            under_way: None,
+        }
     }
 
     fn follow(&mut self, recorder: Recorder) {
@@ -172,7 +186,7 @@ impl Engine {
 
     fn run(mut self, inbox: &Receiver<Message>) {
         loop {
-            if self.scheduler.is_idle() {
+            if self.is_idle() {
                 debug_assert_eq!(self.scheduler.check(), Ok(()));
                 match self.wait(inbox) {
                     Some(message) => self.receive(message),
@@ -182,10 +196,15 @@ impl Engine {
             while let Ok(message) = inbox.try_recv() {
                 self.receive(message);
             }
-            if !self.scheduler.is_idle() {
+            if !self.is_idle() {
                 self.step();
             }
         }
+    }
+
+    /// Whether there is nothing to do.
+    fn is_idle(&self) -> bool {
+        self.scheduler.is_idle() && self.under_way.is_none()
     }
 
     /// The next message; `None` once nobody can send one. Meanwhile the backend's other parts are kept alive.
@@ -210,9 +229,15 @@ impl Engine {
     fn receive(&mut self, message: Message) {
         match message {
             Message::Submit(sequence) => self.scheduler.add(*sequence),
-            // Who asked may be gone.
-            Message::Resident(reply) => drop(reply.send(self.scheduler.blocks().resident())),
-            Message::Follow(recorder) => self.follow(recorder),
+            Message::Resident(reply) => {
+                self.catch_up();
+                // Who asked may be gone.
+                drop(reply.send(self.scheduler.blocks().resident()));
+            }
+            Message::Follow(recorder) => {
+                self.catch_up();
+                self.follow(recorder);
+            }
         }
     }
 
@@ -222,7 +247,9 @@ impl Engine {
         self.plan();
         // A step may take long, and what it is to do is not done before.
         self.record_state();
-        if !self.scheduler.plan().parts.is_empty() {
+        if self.scheduler.plan().parts.is_empty() {
+            self.catch_up();
+        } else {
             let phase = self.phase();
             self.carry_out();
             self.metrics.step_seconds(phase).observe(started.elapsed().as_secs_f64());
@@ -231,9 +258,18 @@ impl Engine {
         self.record_state();
     }
 
+    /// Tells followers what changed; of a step under way once it is through.
     fn tell_changes(&mut self) {
+        let changes = self.scheduler.take_changes();
+        match &mut self.under_way {
+            Some(step) => step.changes.extend(changes),
+            None => self.announce(changes),
+        }
+    }
+
+    fn announce(&self, changes: Vec<CacheChange>) {
         if let Some(recorder) = &self.kv_events {
-            recorder.record(self.scheduler.take_changes());
+            recorder.record(changes);
         }
     }
 
@@ -243,79 +279,10 @@ impl Engine {
         self.record_plan();
     }
 
-    fn carry_out(&mut self) {
-        if let Err(StepError(reason)) = self.run_backend() {
-            if self.backend.cache_was_lost() {
-                tracing::warn!("computing all sequences again: {reason}");
-                self.recompute_all();
-                return;
-            }
-            tracing::error!("a step failed: {reason}");
-            self.scheduler.fail_all(&reason);
-            return;
-        }
-        self.scheduler.commit();
-        self.sample();
-        self.scheduler.remove_finished();
-    }
-
     /// Begins again with all sequences: what was cached of them is gone.
     fn recompute_all(&mut self) {
         let lost = self.scheduler.recompute_all();
         self.metrics.preemptions.inc_by(lost as u64);
-    }
-
-    fn run_backend(&mut self) -> Result<(), StepError> {
-        let tables = self.scheduler.tables();
-        self.backend.step(&self.scheduler.chunks(&tables), &mut self.logits)
-    }
-
-    /// Scores prompts, and extends every sequence whose tokens are all computed.
-    fn sample(&mut self) {
-        let now = Instant::now();
-        let (parts, sequences) = self.scheduler.planned_mut();
-        let count = self.logits.len() / self.backend.vocab_size();
-        let hidden = self.backend.hidden();
-        let mut rows = self.logits.chunks_exact_mut(self.backend.vocab_size());
-        for part in parts {
-            let sequence = &mut sequences[part.sequence];
-            if sequence.is_scoring() {
-                // One row for each of the part's tokens; the last one's may be the one to sample from.
-                for position in sequence.computed - part.tokens..sequence.computed {
-                    if position + 1 == sequence.tokens.len() {
-                        break;
-                    }
-                    let Some(row) = rows.next() else { break };
-                    sequence.score(position, row);
-                }
-            }
-            if sequence.remaining() > 0 {
-                continue;
-            }
-            let index = count - rows.len();
-            let Some(row) = rows.next() else { break };
-            let hidden =
-                hidden.and_then(|states| states.chunks_exact((states.len() / count).max(1)).nth(index));
-            sequence.prompt_computed(hidden);
-            if sequence.finish.is_some() {
-                continue;
-            }
-            let (token, score) = match draw(&mut self.sampler, &self.options, sequence, row) {
-                Ok(drawn) => drawn,
-                Err(reason) => {
-                    sequence.fail(reason);
-                    continue;
-                }
-            };
-            let (histogram, since) = match sequence.last_token.replace(now) {
-                None => (&self.metrics.time_to_first_token, sequence.arrived),
-                Some(last) => (&self.metrics.inter_token_latency, last),
-            };
-            histogram.observe((now - since).as_secs_f64());
-            self.metrics.generation_tokens.inc();
-            // Last: who has the token finds it counted.
-            sequence.push(token, self.options.eos_token_ids.contains(&token), score);
-        }
     }
 
     /// What kind of work the planned step does.
@@ -344,39 +311,6 @@ impl Engine {
         self.metrics.waiting_uncached_tokens.set(self.scheduler.uncached_tokens() as i64);
         self.metrics.kv_blocks_used.set(self.scheduler.blocks().used_blocks() as i64);
     }
-}
-
-/// The next token of a sequence from its row of logits, and its score if the client wants one. The error says why the
-/// answer's form cannot be kept.
-fn draw(
-    sampler: &mut Sampler,
-    options: &EngineOptions,
-    sequence: &mut Sequence,
-    row: &mut [f32],
-) -> Result<(u32, Option<Box<TokenScore>>), String> {
-    // Scores are of the model's own distribution, before anything changes it.
-    let raw = sequence.logprobs.map(|_| row.to_vec());
-    let eos = &options.eos_token_ids;
-    let masked = match &mut sequence.grammar {
-        None => None,
-        Some(grammar) => {
-            grammar.mask(row, eos)?;
-            Some(row.to_vec())
-        }
-    };
-    for id in &options.suppress_token_ids {
-        row[*id as usize] = f32::NEG_INFINITY;
-    }
-    sequence.rules.apply(row, eos, sequence.generated());
-    if let Some(masked) = masked
-        && row.iter().all(|logit| *logit == f32::NEG_INFINITY)
-    {
-        // The answer's form comes before everything else.
-        row.copy_from_slice(&masked);
-    }
-    let token = sampler.sample(row, &sequence.sampling, sequence.tokens.len());
-    let score = raw.zip(sequence.logprobs).map(|(raw, top)| Box::new(TokenScore::of(&raw, token, top)));
-    Ok((token, score))
 }
 
 #[cfg(test)]

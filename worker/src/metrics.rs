@@ -61,6 +61,7 @@ pub(crate) struct Metrics {
     pub(crate) prompt_tokens: IntCounter,
     pub(crate) cached_tokens: IntCounter,
     pub(crate) generation_tokens: IntCounter,
+    pub(crate) drawn_tokens: IntCounter,
     pub(crate) preemptions: IntCounter,
     pub(crate) kv_event_batches: IntCounter,
     pub(crate) kv_event_batches_merged: IntCounter,
@@ -118,6 +119,7 @@ impl Metrics {
                         and the rest of prefills that have begun.";
         let preemptions = "Sequences put back to the queue because KV blocks ran out.";
         let merged = "Steps whose KV events went out in a later batch because the publisher was behind.";
+        let drawn = "Tokens generated that a GPU drew itself; the others were sampled from their logits.";
         let replays = "Requests for a replay or a snapshot of KV events.";
         Ok(Self {
             requests_running: new.gauge("requests_running", "Sequences that hold KV blocks.")?,
@@ -130,6 +132,7 @@ impl Metrics {
             cached_tokens: new
                 .counter("cached_tokens", "Prompt tokens whose KV was found in the prefix cache.")?,
             generation_tokens: new.counter("generation_tokens", "Tokens generated.")?,
+            drawn_tokens: new.counter("drawn_tokens", drawn)?,
             preemptions: new.counter("preemptions", preemptions)?,
             kv_event_batches: new.counter("kv_event_batches", "Batches of KV events published.")?,
             kv_event_batches_merged: new.counter("kv_event_batches_merged", merged)?,

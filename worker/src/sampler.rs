@@ -1,11 +1,18 @@
 //! Logits to a token id. The choice depends on the logits, the request's parameters and seed, and the token's
 //! absolute position, and on nothing else: not on the batch, nor on what was sampled before.
+//!
+//! Weights are whole numbers, so that sums are exact in any order: `sample.cu` adds them by hundreds of threads and
+//! finds the same id for the same logits.
+
+use std::cmp::Ordering;
 
 use keyway_kernels::scalar::{argmax, exp};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Below this, a temperature means greedy decoding (the bound vLLM uses).
 const GREEDY_TEMPERATURE: f32 = 1e-5;
+/// The weight of the likeliest token.
+const UNIT: f32 = (1u64 << 40) as f32;
 
 /// How a request's tokens are chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,8 +45,8 @@ pub(crate) struct Sampler {
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     logit: f32,
-    /// Probability times a constant: `exp((logit - max) / temperature)`.
-    weight: f32,
+    /// Probability times a constant: `exp((logit - max) / temperature)` in units of 2^-40, rounded down.
+    weight: u64,
     id: u32,
 }
 
@@ -53,27 +60,25 @@ impl Sampler {
         }
         let max = row[best];
         let candidate = |(id, &logit): (usize, &f32)| {
-            let weight = exp((logit - max) / sampling.temperature);
+            // The conversion makes 0 of what is no number.
+            let weight = (exp((logit - max) / sampling.temperature) * UNIT) as u64;
             Candidate { logit, weight, id: id as u32 }
         };
+        let least = ((sampling.min_p * UNIT) as u64).max(1);
         self.candidates.clear();
         let possible = row.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY);
-        self.candidates.extend(possible.map(candidate));
-        if sampling.min_p > 0.0 {
-            // The likeliest one's weight is 1.
-            self.candidates.retain(|candidate| candidate.weight >= sampling.min_p);
-        }
+        self.candidates.extend(possible.map(candidate).filter(|candidate| candidate.weight >= least));
         self.keep_top_k(sampling.top_k);
         self.keep_top_p(f64::from(sampling.top_p));
-        let mut left = uniform(sampling.seed, position) * self.total();
+        let mut left = share(uniform(sampling.seed, position), self.total());
         for candidate in &self.candidates {
-            left -= f64::from(candidate.weight);
-            if left < 0.0 {
-                return candidate.id;
+            match left.checked_sub(candidate.weight) {
+                Some(rest) => left = rest,
+                None => return candidate.id,
             }
         }
-        // Rounding left a sliver behind the last one.
-        self.candidates.last().map_or(best as u32, |c| c.id)
+        // Nothing has a weight: the best is not finite.
+        best as u32
     }
 
     fn keep_top_k(&mut self, k: usize) {
@@ -85,39 +90,46 @@ impl Sampler {
     }
 
     fn keep_top_p(&mut self, p: f64) {
-        if p >= 1.0 {
+        if p >= 1.0 || self.candidates.is_empty() {
             return;
         }
         let total = self.total();
+        let wanted = (p * total as f64) as u64;
         // All candidates below this weight hold together at most half of what top-p cuts off, so none of them is
         // kept. Spares sorting a large vocabulary.
-        let floor = (1.0 - p) * total / self.candidates.len() as f64 / 2.0;
-        self.candidates.retain(|c| f64::from(c.weight) >= floor);
+        let floor = total.saturating_sub(wanted) / self.candidates.len() as u64 / 2;
+        self.candidates.retain(|c| c.weight >= floor);
         self.candidates.sort_unstable_by(Candidate::likelier_first);
-        let mut sum = 0.0;
+        let mut sum = 0;
         let reached = self.candidates.iter().position(|c| {
-            sum += f64::from(c.weight);
-            sum >= p * total
+            sum += c.weight;
+            sum >= wanted
         });
         self.candidates.truncate(reached.map_or(usize::MAX, |i| i + 1));
     }
 
-    fn total(&self) -> f64 {
-        self.candidates.iter().map(|c| f64::from(c.weight)).sum()
+    fn total(&self) -> u64 {
+        self.candidates.iter().map(|c| c.weight).sum()
     }
 }
 
 impl Candidate {
     /// The lower id first among equals, so that the order is total.
-    fn likelier_first(a: &Self, b: &Self) -> std::cmp::Ordering {
-        b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+    fn likelier_first(a: &Self, b: &Self) -> Ordering {
+        // No candidate is NaN, and both zeros are equal.
+        b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
     }
 }
 
-/// In `[0, 1)`, a pure function of its arguments: the top 53 bits of a hash.
-fn uniform(seed: u64, position: usize) -> f64 {
+/// In `[0, 1)` in units of 2^-64, a pure function of its arguments: the top 53 bits of a hash.
+fn uniform(seed: u64, position: usize) -> u64 {
     let bits = xxh3_64_with_seed(&(position as u64).to_le_bytes(), seed);
-    (bits >> 11) as f64 / (1u64 << 53) as f64
+    bits >> 11 << 11
+}
+
+/// `number` of 2^64 parts of `total`, rounded down.
+fn share(number: u64, total: u64) -> u64 {
+    ((u128::from(number) * u128::from(total)) >> 64) as u64
 }
 
 #[cfg(test)]
@@ -197,16 +209,19 @@ mod tests {
             row in prop::collection::vec(-6f32..6.0, 1..200), p in 0.01f32..1.0, position in 0usize..1000,
         ) {
             let mut sorted: Vec<Candidate> = row.iter().enumerate()
-                .map(|(id, logit)| Candidate { logit: *logit, weight: exp(*logit - row[argmax(&row)]), id: id as u32 })
+                .map(|(id, logit)| {
+                    let weight = (exp(*logit - row[argmax(&row)]) * UNIT) as u64;
+                    Candidate { logit: *logit, weight, id: id as u32 }
+                })
                 .collect();
-            let total: f64 = sorted.iter().map(|c| f64::from(c.weight)).sum();
+            let total: u64 = sorted.iter().map(|c| c.weight).sum();
             sorted.sort_by(Candidate::likelier_first);
-            let mut sum = 0.0;
-            let kept = sorted.iter().take_while(|c| {
-                let go_on = sum < f64::from(p) * total;
-                sum += f64::from(c.weight);
+            let (mut sum, wanted) = (0, (f64::from(p) * total as f64) as u64);
+            let kept = sorted.iter().enumerate().take_while(|(i, c)| {
+                let go_on = *i == 0 || sum < wanted;
+                sum += c.weight;
                 go_on
-            }).map(|c| c.id).collect::<Vec<_>>();
+            }).map(|(_, c)| c.id).collect::<Vec<_>>();
             let chosen = Sampler::default().sample(&row, &sampling(1.0, p, 0), position);
             prop_assert!(kept.contains(&chosen));
             let mut sampler = Sampler::default();

@@ -132,6 +132,16 @@ impl Scheduler {
         (&self.plan.parts, &mut self.running)
     }
 
+    /// The sequence of this rank, which stood at `place` among the running ones when a plan was made; `None` if it is
+    /// gone. Those in front may have left since, or it was preempted.
+    pub(crate) fn find(&mut self, rank: Rank, place: usize) -> Option<&mut Sequence> {
+        let end = self.running.len().min(place + 1);
+        match self.running[..end].iter().rposition(|sequence| sequence.rank == rank) {
+            Some(place) => Some(&mut self.running[place]),
+            None => self.waiting.get_mut(&rank),
+        }
+    }
+
     pub(crate) fn blocks(&self) -> &BlockManager {
         &self.blocks
     }
@@ -198,6 +208,10 @@ impl Scheduler {
     /// Lets go of sequences that ended.
     pub(crate) fn remove_finished(&mut self) {
         self.remove_running(|s| s.finish.is_some());
+        // Whoever was preempted in this plan may have got its token since.
+        if self.plan.preempted > 0 {
+            self.waiting.retain(|_, s| s.finish.is_none());
+        }
     }
 
     /// Ends everybody, with the reason why the planned step was not carried out. What it was to compute is promised to
@@ -234,8 +248,8 @@ impl Scheduler {
         });
     }
 
-    /// Makes the plan of the next step. Empty only if nothing is left to run. The step must be carried out and
-    /// committed: blocks are promised.
+    /// Makes the plan of the next step. Empty only if nothing is left to run before a token that is being drawn is known.
+    /// The step must be carried out and committed: blocks are promised.
     pub(crate) fn schedule(&mut self) {
         let mut parts = std::mem::take(&mut self.plan.parts);
         parts.clear();
@@ -254,7 +268,8 @@ impl Scheduler {
         if self.plan.preempted == 0 {
             self.admit(&mut budget);
         }
-        debug_assert!(!self.plan.parts.is_empty() || self.is_idle());
+        let waits = |s: &Sequence| s.known().len() < s.tokens.len();
+        debug_assert!(!self.plan.parts.is_empty() || self.is_idle() || self.running.iter().any(waits));
     }
 
     /// Plans those who run: one token of each decode, then the prefills. Returns the budget left, or `None` where
@@ -333,10 +348,14 @@ impl Scheduler {
         }
     }
 
-    /// Takes note that the planned step is carried out: its tokens' KV is computed.
+    /// Takes note that the planned step is carried out, or started, and that all its tokens are known: their KV is
+    /// computed before that of any later step. Of those who ended meanwhile it is forgotten.
     pub(crate) fn commit(&mut self) {
         for part in &self.plan.parts {
             let sequence = &mut self.running[part.sequence];
+            if sequence.finish.is_some() {
+                continue;
+            }
             let start = sequence.computed;
             sequence.computed += part.tokens;
             let tokens = &sequence.tokens[..sequence.computed];
@@ -353,8 +372,10 @@ impl Scheduler {
     }
 }
 
-/// Lets others of the same step share what the next `tokens` of `sequence` will fill.
+/// Lets others of the same step share what the next `tokens` of `sequence` will fill, as far as they are known.
 fn promise(blocks: &mut BlockManager, sequence: &mut Sequence, tokens: usize) {
     let (start, end) = (sequence.computed, sequence.computed + tokens);
-    blocks.promise(&mut sequence.table, &sequence.tokens[..end], start, &sequence.salt);
+    if end <= sequence.known().len() {
+        blocks.promise(&mut sequence.table, &sequence.tokens[..end], start, &sequence.salt);
+    }
 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use crate::backend::PENDING;
 use crate::block_manager::{BlockTable, Lookup};
 use crate::grammar::{Grammar, Next};
 use crate::logprobs::TokenScore;
@@ -141,7 +142,7 @@ impl Generation {
 /// A generation inside the engine.
 #[derive(Debug)]
 pub(crate) struct Sequence {
-    /// The prompt, then what was generated.
+    /// The prompt, then what was generated. The last may be a placeholder: see [`Sequence::expect`].
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompt_len: usize,
     pub(crate) rank: Rank,
@@ -162,6 +163,8 @@ pub(crate) struct Sequence {
     pub(crate) last_token: Option<Instant>,
     /// Why it ended; it leaves at the end of that step.
     pub(crate) finish: Option<FinishReason>,
+    /// Whether the last of `tokens` is being drawn and not known yet.
+    pending: bool,
     prompt_wish: PromptWish,
     ignore_eos: bool,
     max_len: usize,
@@ -216,6 +219,7 @@ impl Sequence {
             arrived: now,
             last_token: None,
             finish: None,
+            pending: false,
             prompt_wish,
             ignore_eos: request.ignore_eos,
             events: sender,
@@ -224,9 +228,29 @@ impl Sequence {
         (sequence, Generation { events: receiver })
     }
 
-    /// Tokens whose KV is still to be computed. One means decode (or the last piece of a prefill).
+    /// Tokens whose KV is still to be computed. One means decode (or the last piece of a prefill). None of a sequence
+    /// that ends with the token being drawn, whichever that is.
     pub(crate) fn remaining(&self) -> usize {
-        self.tokens.len() - self.computed
+        if self.pending && self.tokens.len() >= self.max_len { 0 } else { self.tokens.len() - self.computed }
+    }
+
+    /// The leading tokens that are known: all but one that is being drawn.
+    pub(crate) fn known(&self) -> &[u32] {
+        &self.tokens[..self.tokens.len() - usize::from(self.pending)]
+    }
+
+    /// Puts a placeholder behind the tokens: row `row` of the step under way draws what [`Sequence::push`] will put in
+    /// its place.
+    pub(crate) fn expect(&mut self, row: usize) {
+        debug_assert!(!self.pending);
+        self.tokens.push(PENDING | row as u32);
+        self.pending = true;
+    }
+
+    /// Whether the next token follows from the model's logits and `sampling` alone, and nothing else is wanted of them.
+    pub(crate) fn is_drawn_plainly(&self) -> bool {
+        let nothing_wanted = self.logprobs.is_none() && self.prompt_wish.told && !self.is_scoring();
+        nothing_wanted && self.grammar.is_none() && self.rules.is_neutral(self.generated())
     }
 
     /// Whether the logits behind each of the next tokens are wanted, because the prompt is scored.
@@ -270,13 +294,16 @@ impl Sequence {
         self.events.is_closed()
     }
 
-    /// Tokens generated so far, here and elsewhere.
+    /// Tokens generated so far, here and elsewhere, with one that is being drawn.
     pub(crate) fn generated(&self) -> usize {
         self.tokens.len() - self.prompt_len
     }
 
-    /// Appends a sampled token and tells the client.
+    /// Appends a sampled token, in its placeholder's place if there is one, and tells the client.
     pub(crate) fn push(&mut self, token: u32, is_eos: bool, score: Option<Box<TokenScore>>) {
+        if std::mem::take(&mut self.pending) {
+            self.tokens.pop();
+        }
         self.tokens.push(token);
         self.rules.push(token);
         let complete = match &mut self.grammar {

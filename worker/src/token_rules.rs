@@ -78,6 +78,12 @@ impl RuleState {
         self.rules.stop_token_ids.contains(&token)
     }
 
+    /// Whether they change nothing of the row from which the token behind `generated` others is drawn.
+    pub(crate) fn is_neutral(&self, generated: usize) -> bool {
+        let TokenRules { penalties, logit_bias, min_tokens, stop_token_ids: _ } = &self.rules;
+        penalties.is_neutral() && logit_bias.is_empty() && generated >= *min_tokens
+    }
+
     /// Changes the row from which the token behind `generated` others is drawn. `eos` are the ids that end a
     /// generation of this model.
     pub(crate) fn apply(&self, row: &mut [f32], eos: &[u32], generated: usize) {

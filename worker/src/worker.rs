@@ -68,6 +68,8 @@ pub struct WorkerOptions {
     pub max_batched_tokens: usize,
     /// Sequences that run at the same time.
     pub max_running: usize,
+    /// Whether a GPU's next step is planned and started before the tokens of the last one are known.
+    pub step_ahead: bool,
     /// Processor threads that compute; if absent, as many as there are cores.
     pub threads: Option<usize>,
     /// Where the state of the prefix cache is published; nowhere if absent.
@@ -94,6 +96,7 @@ impl Default for WorkerOptions {
             max_model_len: None,
             max_batched_tokens: 512,
             max_running: 64,
+            step_ahead: true,
             threads: None,
             kv_events: None,
             expert_parallel: ExpertParallelOptions::default(),
@@ -190,6 +193,7 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
         },
         eos_token_ids: eos_token_ids.clone(),
         suppress_token_ids: suppressed(&defaults, info.vocab_size),
+        step_ahead: options.step_ahead,
     };
     let static_info = StaticInfo {
         model: &model_name,

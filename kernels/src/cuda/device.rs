@@ -156,6 +156,15 @@ pub trait Device {
     fn write(&mut self, buffer: u64, offset: u64, bytes: &[u8]) -> Result<(), DeviceError>;
     /// Copies from a buffer, from its byte `offset` on; waits for what was launched before.
     fn read(&mut self, buffer: u64, offset: u64, bytes: &mut [u8]) -> Result<(), DeviceError>;
+    /// Begins to copy bytes of a buffer back as they are once what was launched before is done, and waits for nothing;
+    /// a number for [`Device::collect`]. What is launched afterwards may change the buffer.
+    fn fetch(&mut self, buffer: u64, offset: u64, bytes: usize) -> Result<u64, DeviceError>;
+    /// Waits for such a copy, and for nothing launched after it; its first bytes. Each can be collected once.
+    fn collect(&mut self, fetch: u64, bytes: &mut [u8]) -> Result<(), DeviceError>;
+    /// Marks this point in the order of launches, for devices that measure the time between two.
+    fn mark(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
     /// Whether it has Hopper's matrix instructions (`matmul::Unit::Warpgroup`).
     fn has_warpgroups(&self) -> bool;
     /// What kind of device it is, such as `sm_90`: two of one kind give equal bits.

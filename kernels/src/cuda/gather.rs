@@ -1,4 +1,5 @@
-//! Launches `gather.cu`: rows of a matrix by their numbers, plain or packed for products.
+//! Launches `gather.cu`: rows of a matrix by their numbers, plain or packed for products; and tokens in the places that
+//! a plan left for them.
 
 use half::bf16;
 
@@ -8,6 +9,9 @@ use super::{Argument, Launch, Slice};
 /// Elements that a thread takes, and threads of a block.
 const PACKET: usize = 8;
 const THREADS: usize = 128;
+
+/// Marks a token that is not known yet, with the number of the row of the step before that draws it.
+pub const PENDING: u32 = 1 << 31;
 
 /// The first `width` elements of the rows `rows` of `matrix` `[…, stride]`, to `out` `[rows, width]`. `None` if
 /// there are no rows. Row numbers must be within the matrix, which is not checked here.
@@ -53,6 +57,19 @@ pub fn packed(weight: &Packed, rows: Slice<u32>, out: Slice<bf16>) -> Option<Lau
         width,
         vec![weight.images.into(), rows.into(), out.into(), width.into()],
     )
+}
+
+/// Puts what was drawn, `drawn[r]`, in the place of each of `tokens` that is [`PENDING`] `| r`. `None` if there are no
+/// tokens. Row numbers must be within `drawn`, which is not checked here.
+pub fn fill_in(tokens: Slice<u32>, drawn: Slice<u32>) -> Option<Launch> {
+    (tokens.len > 0).then(|| Launch {
+        module: "gather",
+        kernel: "fill_in".into(),
+        grid: [tokens.len.div_ceil(THREADS) as u32, 1, 1],
+        threads: THREADS as u32,
+        shared_bytes: 0,
+        arguments: vec![tokens.into(), drawn.into(), tokens.len.into()],
+    })
 }
 
 fn launch(kernel: &str, rows: usize, width: usize, arguments: Vec<Argument>) -> Option<Launch> {

@@ -8,15 +8,18 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr, LaunchConfig,
-    PinnedHostSlice, PushKernelArg, result,
+    CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr,
+    LaunchConfig, PinnedHostSlice, PushKernelArg, result,
 };
 use cudarc::nvrtc::Ptx;
 
 use super::{Argument, Device, DeviceError, Launch};
 
-/// Bytes of page-locked memory through which copies go; the driver would copy through smaller pieces of its own.
-const STAGING_BYTES: usize = 16 << 20;
+/// Bytes of each of two pieces of page-locked memory through which copies go in turn, so that one is filled while the
+/// device still reads the other.
+const STAGING_BYTES: usize = 8 << 20;
+/// Bytes of page-locked memory that a fetch takes at least: few sizes, so that it is used again.
+const FETCH_BYTES_MIN: usize = 4096;
 /// Shared memory that a block gets without asking.
 const SHARED_BYTES_DEFAULT: u32 = 48 << 10;
 
@@ -53,6 +56,30 @@ impl fmt::Debug for Recording {
     }
 }
 
+/// Page-locked memory, and the point on the stream behind the last copy that uses it.
+#[derive(Debug)]
+struct Pinned {
+    memory: PinnedHostSlice<u8>,
+    used: Option<CudaEvent>,
+}
+
+impl Pinned {
+    fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, DeviceError> {
+        // SAFETY: bytes without a value are written before they are read: by `write`, and by the copies of `read` and
+        // `collect`.
+        let memory = unsafe { context.alloc_pinned_with_flags(bytes, 0) }.map_err(failed)?;
+        Ok(Self { memory, used: None })
+    }
+
+    /// The memory, once no copy uses it any more.
+    fn bytes(&mut self) -> Result<&mut [u8], DeviceError> {
+        if let Some(used) = self.used.take() {
+            used.synchronize().map_err(failed)?;
+        }
+        self.memory.as_mut_slice().map_err(failed)
+    }
+}
+
 /// One GPU and a stream on it.
 #[derive(Debug)]
 pub struct Gpu {
@@ -61,8 +88,13 @@ pub struct Gpu {
     functions: HashMap<String, CudaFunction>,
     buffers: HashMap<u64, CudaSlice<u8>>,
     recordings: HashMap<u64, Recording>,
-    /// Page-locked, taken with the first copy. Whoever touches it waits for the stream before.
-    staging: Option<PinnedHostSlice<u8>>,
+    /// Taken with the first copies; the one used last comes last.
+    staging: Vec<Pinned>,
+    fetches: HashMap<u64, Pinned>,
+    /// Memory of fetches that were collected.
+    spare: Vec<Pinned>,
+    /// Points in the order of launches, where they are asked for.
+    marks: Option<Vec<CudaEvent>>,
     next: u64,
 }
 
@@ -93,7 +125,19 @@ impl Gpu {
         let stream = context.new_stream().map_err(failed)?;
         let (modules, functions) = (HashMap::new(), HashMap::new());
         let (buffers, recordings) = (HashMap::new(), HashMap::new());
-        Ok(Self { stream, modules, functions, buffers, recordings, staging: None, next: 0 })
+        let (staging, fetches, spare) = (Vec::new(), HashMap::new(), Vec::new());
+        Ok(Self {
+            stream,
+            modules,
+            functions,
+            buffers,
+            recordings,
+            staging,
+            fetches,
+            spare,
+            marks: None,
+            next: 0,
+        })
     }
 
     /// Its name, as the driver says it.
@@ -120,6 +164,17 @@ impl Gpu {
             times.push(before.elapsed_ms(&after).map_err(failed)?);
         }
         Ok(times)
+    }
+
+    /// Begins to keep the marks of [`Device::mark`].
+    pub fn watch(&mut self) {
+        self.marks = Some(Vec::new());
+    }
+
+    /// Milliseconds from each mark since [`Gpu::watch`] to the next one; keeps no more of them.
+    pub fn marked(&mut self) -> Result<Vec<f32>, DeviceError> {
+        let marks = self.marks.take().unwrap_or_default();
+        marks.windows(2).map(|pair| pair[0].elapsed_ms(&pair[1]).map_err(failed)).collect()
     }
 
     /// The launches as one graph.
@@ -154,18 +209,18 @@ impl Gpu {
         self.stream.context().bind_to_thread().map_err(failed)
     }
 
-    /// The memory that copies go through, with no copy under way.
-    fn staging(&mut self) -> Result<&mut [u8], DeviceError> {
-        self.stream.synchronize().map_err(failed)?;
-        if self.staging.is_none() {
-            // SAFETY: bytes without a value are written before they are read: by `write`, and by the copies of `read`.
-            let memory = unsafe { self.stream.context().alloc_pinned_with_flags(STAGING_BYTES, 0) };
-            self.staging = Some(memory.map_err(failed)?);
+    /// The piece of staging memory whose turn it is.
+    fn staging(&mut self) -> Result<Pinned, DeviceError> {
+        if self.staging.len() < 2 {
+            return Pinned::new(self.stream.context(), STAGING_BYTES);
         }
-        match &mut self.staging {
-            Some(memory) => memory.as_mut_slice().map_err(failed),
-            None => Err(DeviceError("no staging memory".into())),
-        }
+        Ok(self.staging.remove(0))
+    }
+
+    /// Takes note that a copy was begun that uses the memory.
+    fn in_use(&self, mut pinned: Pinned) -> Result<Pinned, DeviceError> {
+        pinned.used = Some(self.stream.record_event(None).map_err(failed)?);
+        Ok(pinned)
     }
 
     /// Sets bytes from a buffer's beginning.
@@ -221,32 +276,61 @@ impl Device for Gpu {
         }
         let mut address = self.address(buffer, offset, bytes.len())?;
         self.enter()?;
-        let stream = Arc::clone(&self.stream);
         for part in bytes.chunks(STAGING_BYTES) {
-            let staged = &mut self.staging()?[..part.len()];
+            let mut staging = self.staging()?;
+            let staged = &mut staging.bytes()?[..part.len()];
             staged.copy_from_slice(part);
-            // SAFETY: `address` has room for the part, and the staging memory is not touched again before the stream
-            // has been waited for, nor freed.
-            unsafe { result::memcpy_htod_async(address, staged, stream.cu_stream()) }.map_err(failed)?;
+            // SAFETY: `address` has room for the part, and the staging memory is not touched again before the event
+            // behind this copy, nor freed before the stream has come to its end.
+            unsafe { result::memcpy_htod_async(address, staged, self.stream.cu_stream()) }.map_err(failed)?;
+            let staging = self.in_use(staging)?;
+            self.staging.push(staging);
             address += part.len() as u64;
         }
         Ok(())
     }
 
     fn read(&mut self, buffer: u64, offset: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        if bytes.is_empty() {
-            return Ok(());
+        for (i, part) in bytes.chunks_mut(STAGING_BYTES).enumerate() {
+            let fetch = self.fetch(buffer, offset + (i * STAGING_BYTES) as u64, part.len())?;
+            self.collect(fetch, part)?;
         }
-        let mut address = self.address(buffer, offset, bytes.len())?;
+        Ok(())
+    }
+
+    fn fetch(&mut self, buffer: u64, offset: u64, bytes: usize) -> Result<u64, DeviceError> {
+        let address = self.address(buffer, offset, bytes)?;
         self.enter()?;
-        let stream = Arc::clone(&self.stream);
-        for part in bytes.chunks_mut(STAGING_BYTES) {
-            let staged = &mut self.staging()?[..part.len()];
-            // SAFETY: `address` has as many bytes, and the staging memory lives until the stream has been waited for.
-            unsafe { result::memcpy_dtoh_async(staged, address, stream.cu_stream()) }.map_err(failed)?;
-            stream.synchronize().map_err(failed)?;
-            part.copy_from_slice(staged);
-            address += part.len() as u64;
+        let room = bytes.next_power_of_two().max(FETCH_BYTES_MIN);
+        let spare = self.spare.iter().position(|pinned| pinned.memory.len() == room);
+        let mut pinned = match spare {
+            Some(spare) => self.spare.swap_remove(spare),
+            None => Pinned::new(self.stream.context(), room)?,
+        };
+        let to = &mut pinned.bytes()?[..bytes];
+        if bytes > 0 {
+            // SAFETY: `address` has as many bytes, and the memory is not touched before the event behind this copy,
+            // nor freed before the stream has come to its end.
+            unsafe { result::memcpy_dtoh_async(to, address, self.stream.cu_stream()) }.map_err(failed)?;
+        }
+        let pinned = self.in_use(pinned)?;
+        self.next += 1;
+        self.fetches.insert(self.next, pinned);
+        Ok(self.next)
+    }
+
+    fn collect(&mut self, fetch: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let pinned = self.fetches.remove(&fetch);
+        let mut pinned = pinned.ok_or_else(|| DeviceError(format!("no fetch {fetch}")))?;
+        bytes.copy_from_slice(&pinned.bytes()?[..bytes.len()]);
+        self.spare.push(pinned);
+        Ok(())
+    }
+
+    fn mark(&mut self) -> Result<(), DeviceError> {
+        if let Some(marks) = &mut self.marks {
+            let timing = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+            marks.push(self.stream.record_event(timing).map_err(failed)?);
         }
         Ok(())
     }
@@ -290,6 +374,8 @@ impl Device for Gpu {
     }
 
     fn forget(&mut self, recording: u64) {
+        // A replay may still be under way; if waiting fails, so does whatever comes next.
+        let _ = self.stream.synchronize();
         self.recordings.remove(&recording);
     }
 

@@ -5,8 +5,9 @@ use super::{Launch, Slice};
 const THREADS: u32 = 512;
 /// `struct Scratch`: bins, what is left, sums; then words.
 const SCRATCH_BYTES: u32 = 8 * (256 + 1 + THREADS / 32) + 4 * (2 + 2 * (THREADS / 32));
-/// Words of `struct Parameters`, `struct Seen` and `struct Penalties`.
-const PARAMETER_WORDS: usize = 8;
+/// Words of [`Parameters`].
+pub const PARAMETER_WORDS: usize = 8;
+/// Words of `struct Seen` and `struct Penalties`.
 const SEEN_WORDS: usize = 3;
 const PENALTY_WORDS: usize = 3;
 

@@ -22,6 +22,8 @@ pub(crate) struct Emulator {
     buffers: u64,
     launches: u64,
     recordings: HashMap<u64, Vec<Launch>>,
+    /// Launches are done when they return, so a copy is made at once.
+    fetches: HashMap<u64, Vec<u8>>,
     seed: u64,
 }
 
@@ -38,7 +40,8 @@ impl Emulator {
             .expect("the emulator starts");
         let to = BufWriter::new(process.stdin.take().expect("a pipe"));
         let from = BufReader::new(process.stdout.take().expect("a pipe"));
-        Some(Self { process, to, from, buffers: 0, launches: 0, recordings: HashMap::new(), seed })
+        let (recordings, fetches) = (HashMap::new(), HashMap::new());
+        Some(Self { process, to, from, buffers: 0, launches: 0, recordings, fetches, seed })
     }
 
     fn send(&mut self, words: &[u64]) -> Result<(), DeviceError> {
@@ -82,6 +85,20 @@ impl Device for Emulator {
     fn read(&mut self, buffer: u64, offset: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
         self.send(&[b'R'.into(), buffer, offset, bytes.len() as u64])?;
         self.receive(bytes)
+    }
+
+    fn fetch(&mut self, buffer: u64, offset: u64, bytes: usize) -> Result<u64, DeviceError> {
+        let mut copy = vec![0; bytes];
+        self.read(buffer, offset, &mut copy)?;
+        self.buffers += 1;
+        self.fetches.insert(self.buffers, copy);
+        Ok(self.buffers)
+    }
+
+    fn collect(&mut self, fetch: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let copy = self.fetches.remove(&fetch).ok_or_else(|| DeviceError("no such fetch".into()))?;
+        bytes.copy_from_slice(&copy[..bytes.len()]);
+        Ok(())
     }
 
     fn has_warpgroups(&self) -> bool {

@@ -1,16 +1,19 @@
-//! What must hold on a GPU: logits are the CPU backend's within bf16, and no bit depends on the batch.
+//! What must hold on a GPU: logits are the CPU backend's within bf16, no bit depends on the batch, and no token on whether
+//! steps run ahead.
 
 use keyway_kernels::cuda::Device;
 use keyway_worker::backend::Backend;
 use keyway_worker::model::{CudaModel, KvLayout, LoadedModel, Quantize};
 use serde_json::{Value, json};
 
+use crate::ahead::same_tokens;
 use crate::driver::Driver;
 use crate::models::{MODELS, VOCAB, Variant};
 use crate::timings::LLAMA_8B;
 
 /// All of them.
-pub(crate) const NAMES: &[&str] = &["backend_logits", "backend_bits_small", "backend_bits_8b"];
+pub(crate) const NAMES: &[&str] =
+    &["backend_logits", "backend_bits_small", "backend_ahead", "backend_bits_8b"];
 
 const LAYOUT: KvLayout = KvLayout { block_size: 16, num_blocks: 1009 };
 /// Root of the mean squared difference over the deviation of the CPU's logits: some ten roundings of 2^-9 a layer, of
@@ -32,6 +35,15 @@ pub(crate) fn run<D: Device + Send>(
                 let model = LoadedModel::synthetic(&variant.config()).map_err(text)?;
                 let model = model.onto(device()?, Quantize::None).map_err(text)?;
                 compared += bits(model, VOCAB)?;
+            }
+            (compared, 0.0)
+        }
+        "backend_ahead" => {
+            let mut compared = 0;
+            for variant in MODELS {
+                let model = LoadedModel::synthetic(&variant.config()).map_err(text)?;
+                let model = model.onto(device()?, Quantize::None).map_err(text)?;
+                compared += same_tokens(model, LAYOUT, VOCAB)?;
             }
             (compared, 0.0)
         }

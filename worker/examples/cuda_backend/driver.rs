@@ -1,13 +1,14 @@
 //! What an engine does for sequences, as little of it as a check needs: block tables that grow.
 
-use keyway_worker::backend::{Backend, Chunk};
+use keyway_worker::backend::{Backend, Chunk, Draw, StepOutput};
 
 /// One sequence's place in the cache.
 #[derive(Debug, Clone)]
 pub(crate) struct Sequence {
     /// By cache group.
     tables: Vec<Vec<u32>>,
-    len: usize,
+    /// Its tokens so far.
+    pub(crate) len: usize,
 }
 
 /// A backend and its free blocks.
@@ -53,6 +54,29 @@ impl<B: Backend> Driver<B> {
             sequence.len += tokens.len();
         }
         Ok(logits.chunks_exact(vocab).map(<[f32]>::to_vec).collect())
+    }
+
+    /// Starts a step whose tokens the backend draws.
+    pub(crate) fn start(
+        &mut self,
+        sequences: &mut [Sequence],
+        tokens: &[&[u32]],
+        draws: &[Option<Draw>],
+    ) -> Result<(), String> {
+        self.with_chunks(sequences, tokens, |backend, chunks| {
+            backend.start(chunks, draws).map_err(|e| e.to_string())
+        })?;
+        for (sequence, tokens) in sequences.iter_mut().zip(tokens) {
+            sequence.len += tokens.len();
+        }
+        Ok(())
+    }
+
+    /// The tokens of the step that was started first.
+    pub(crate) fn finish(&mut self) -> Result<Vec<u32>, String> {
+        let mut output = StepOutput::default();
+        self.backend.finish(&mut output).map_err(|e| e.to_string())?;
+        Ok(output.tokens)
     }
 
     /// Calls `run` with the chunks of a step.

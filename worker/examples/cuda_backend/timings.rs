@@ -1,5 +1,5 @@
 //! What is timed: steps of a model of Llama 3.1 8B's shape with random weights, as an engine asks for them: planning,
-//! copies, launches and the logits' way back. Judging the figures is `kernels/check`'s.
+//! copies, launches and the logits' way back, or tokens drawn there and steps that run ahead. Judging the figures is `kernels/check`'s.
 
 use std::time::Instant;
 
@@ -8,6 +8,7 @@ use keyway_kernels::scalar::argmax;
 use keyway_worker::model::{CudaBackend, CudaModel, KvLayout, Quantize};
 use serde_json::{Value, json};
 
+use crate::ahead::When;
 use crate::cases::text;
 use crate::driver::{Driver, Sequence};
 
@@ -32,6 +33,8 @@ const REPEATS: usize = 20;
 enum Timing {
     /// A token of each of so many sequences.
     Decode(usize, Quantize),
+    /// The same, drawn on the device, with each step started while the one before runs.
+    Ahead(usize),
     /// So many tokens of a prompt in one step.
     Prefill(usize),
 }
@@ -40,6 +43,9 @@ const ALL: &[(&str, Timing)] = &[
     ("llama_8b_decode_1", Timing::Decode(1, Quantize::None)),
     ("llama_8b_decode_8", Timing::Decode(8, Quantize::None)),
     ("llama_8b_decode_64", Timing::Decode(64, Quantize::None)),
+    ("llama_8b_ahead_1", Timing::Ahead(1)),
+    ("llama_8b_ahead_8", Timing::Ahead(8)),
+    ("llama_8b_ahead_64", Timing::Ahead(64)),
     ("llama_8b_decode_1_int8", Timing::Decode(1, Quantize::Int8)),
     ("llama_8b_decode_1_int4", Timing::Decode(1, Quantize::Int4)),
     ("llama_8b_prefill_2048", Timing::Prefill(2048)),
@@ -55,6 +61,7 @@ pub(crate) fn run(name: &str) -> Result<Value, String> {
     let timing = ALL.iter().find(|(known, _)| *known == name).ok_or_else(|| format!("no timing {name}"))?;
     match timing.1 {
         Timing::Decode(batch, quantize) => decode(name, batch, quantize),
+        Timing::Ahead(batch) => ahead(name, batch),
         Timing::Prefill(tokens) => prefill(name, tokens),
     }
 }
@@ -75,11 +82,9 @@ fn model(
     Ok((Driver::new(model.into_backend(kv).map_err(text)?, 1), [weights, position]))
 }
 
-fn decode(name: &str, batch: usize, quantize: Quantize) -> Result<Value, String> {
-    let longest = (CONTEXT + STEPS + 2).next_multiple_of(BLOCK_SIZE);
-    let (mut driver, [weights, position]) = model(quantize, batch * longest, [PIECE, batch])?;
-    let mut sequences = Vec::new();
-    let mut tokens = Vec::new();
+/// Sequences of [`CONTEXT`] tokens each, and the likeliest token behind each.
+fn prompted(driver: &mut Driver<CudaBackend<Gpu>>, batch: usize) -> Result<(Vec<Sequence>, Tokens), String> {
+    let (mut sequences, mut tokens) = (Vec::new(), Vec::new());
     for i in 0..batch {
         let mut sequence = [driver.sequence()];
         let prompt: Vec<u32> = (0..CONTEXT as u32).map(|t| (t * 7 + i as u32) % 128_000).collect();
@@ -91,6 +96,19 @@ fn decode(name: &str, batch: usize, quantize: Quantize) -> Result<Value, String>
         sequences.push(sequence);
         tokens.push(vec![argmax(&rows[0]) as u32]);
     }
+    Ok((sequences, tokens))
+}
+
+/// Bytes and operations that a decode step cannot avoid.
+fn floor(batch: usize, [weights, position]: [usize; 2]) -> [usize; 2] {
+    let bytes = weights + batch * (CONTEXT + STEPS / 2) * position;
+    [bytes, 2 * batch * (LAYER_WEIGHTS + HEAD_WEIGHTS)]
+}
+
+fn decode(name: &str, batch: usize, quantize: Quantize) -> Result<Value, String> {
+    let longest = (CONTEXT + STEPS + 2).next_multiple_of(BLOCK_SIZE);
+    let (mut driver, sizes) = model(quantize, batch * longest, [PIECE, batch])?;
+    let (mut sequences, mut tokens) = prompted(&mut driver, batch)?;
     let mut times = Vec::with_capacity(STEPS);
     for _ in 0..STEPS {
         let begun = Instant::now();
@@ -99,9 +117,26 @@ fn decode(name: &str, batch: usize, quantize: Quantize) -> Result<Value, String>
         tokens = rows.iter().map(|row| vec![argmax(row) as u32]).collect();
     }
     let device_us = device(&mut driver, &mut sequences, &slices(&tokens))?;
-    let bytes = weights + batch * (CONTEXT + STEPS / 2) * position;
-    let operations = 2 * batch * (LAYER_WEIGHTS + HEAD_WEIGHTS);
-    Ok(answer(name, times, device_us, [bytes, operations]))
+    Ok(answer(name, times, device_us, floor(batch, sizes)))
+}
+
+/// `idle_us` is the device's own time between the end of a step and the beginning of the next one, the copy of its
+/// inputs included: the median, and what nine of ten steps stay below. The bar is 20 us.
+fn ahead(name: &str, batch: usize) -> Result<Value, String> {
+    let longest = (CONTEXT + STEPS + 2).next_multiple_of(BLOCK_SIZE);
+    let (mut driver, sizes) = model(Quantize::None, batch * longest, [PIECE, batch])?;
+    let (mut sequences, tokens) = prompted(&mut driver, batch)?;
+    driver.backend.watch_idle();
+    let how = (STEPS, 0.8);
+    let (steps, times) = crate::ahead::decode(&mut driver, &mut sequences, &tokens, how, When::Ahead)?;
+    let mut idle = driver.backend.idle().map_err(text)?;
+    idle.sort_by(f32::total_cmp);
+    let last: Vec<Vec<u32>> = steps[STEPS - 1].iter().map(|token| vec![*token]).collect();
+    let device_us = device(&mut driver, &mut sequences, &slices(&last))?;
+    let mut answer = answer(name, times, device_us, floor(batch, sizes));
+    answer["idle_us"] = json!(f64::from(idle[idle.len() / 2]) * 1e3);
+    answer["idle_p90_us"] = json!(f64::from(idle[idle.len() * 9 / 10]) * 1e3);
+    Ok(answer)
 }
 
 fn prefill(name: &str, count: usize) -> Result<Value, String> {
@@ -122,6 +157,9 @@ fn prefill(name: &str, count: usize) -> Result<Value, String> {
     let operations = 2 * (count * LAYER_WEIGHTS + HEAD_WEIGHTS) + attention;
     Ok(answer(name, times, device_us, [weights + count * position, operations]))
 }
+
+/// New tokens of each sequence.
+type Tokens = Vec<Vec<u32>>;
 
 fn slices(tokens: &[Vec<u32>]) -> Vec<&[u32]> {
     tokens.iter().map(Vec::as_slice).collect()

@@ -49,7 +49,8 @@ fn app(steps: usize) -> Arc<App> {
     let info = StaticInfo { model: "m", numerics_id: "n", block_size: 16, num_blocks: 8 };
     let metrics = Arc::new(Metrics::new(&info).unwrap());
     let limits = StepLimits { max_batched_tokens: 64, max_running: 4 };
-    let options = EngineOptions { limits, eos_token_ids: vec![256], suppress_token_ids: Vec::new() };
+    let options =
+        EngineOptions { limits, eos_token_ids: vec![256], suppress_token_ids: Vec::new(), step_ahead: true };
     let spawned = spawn(Box::new(Failing { steps_left: steps }), options, Arc::clone(&metrics)).unwrap();
     let names = vec!["m".to_owned()];
     let model = ServedModel {

@@ -1,6 +1,7 @@
 //! The engine over a backend that remembers: what it is fed, and with whom, must not change what it says.
 
 mod broken_off;
+mod drawing;
 mod kv_events;
 mod position;
 mod remembering;
@@ -14,7 +15,7 @@ use proptest::prelude::*;
 
 use self::remembering::{Remembering, VOCAB};
 use super::*;
-use crate::backend::{CacheGroup, Chunk};
+use crate::backend::{CacheGroup, Chunk, StepError};
 use crate::metrics::StaticInfo;
 use crate::sampler::Sampling;
 use crate::sequence::{Event, FinishReason, TokenEvent};
@@ -50,6 +51,7 @@ fn engine_with(setup: Setup, backend: Box<dyn Backend>) -> Engine {
         limits: setup.limits,
         eos_token_ids: vec![EOS],
         suppress_token_ids: vec![SUPPRESSED],
+        step_ahead: true,
     };
     let info = StaticInfo { model: "m", numerics_id: "n", block_size: 4, num_blocks: setup.num_blocks };
     Engine::new(backend, options, Arc::new(Metrics::new(&info).unwrap()), 7)
@@ -77,7 +79,7 @@ fn step(engine: &mut Engine) {
 
 /// Runs everything to its end, with the integrity check after every step; returns each one's events.
 fn finish_all(engine: &mut Engine, generations: Vec<Generation>) -> Vec<Vec<Event>> {
-    while !engine.scheduler.is_idle() {
+    while !engine.is_idle() {
         step(engine);
     }
     assert_eq!(engine.scheduler.blocks().used_blocks(), 0);
@@ -264,7 +266,12 @@ fn a_dropped_client_frees_its_blocks_at_the_next_step_wherever_it_stands() {
 fn a_full_queue_refuses_all_prompts_of_a_request_or_none() {
     let info = StaticInfo { model: "m", numerics_id: "n", block_size: 4, num_blocks: 9 };
     let backend = Remembering::new(4, 9, FULL);
-    let options = EngineOptions { limits: ROOMY.limits, eos_token_ids: vec![], suppress_token_ids: vec![] };
+    let options = EngineOptions {
+        limits: ROOMY.limits,
+        eos_token_ids: vec![],
+        suppress_token_ids: vec![],
+        step_ahead: true,
+    };
     let spawned = spawn(Box::new(backend), options, Arc::new(Metrics::new(&info).unwrap())).unwrap();
     let handle = spawned.handle;
     let many = |n| vec![request(&[1], 1, 0.0); n];
@@ -299,7 +306,12 @@ fn an_engine_that_fails_closes_every_stream_and_says_so() {
             panic!("broken on purpose");
         }
     }
-    let options = EngineOptions { limits: ROOMY.limits, eos_token_ids: vec![], suppress_token_ids: vec![] };
+    let options = EngineOptions {
+        limits: ROOMY.limits,
+        eos_token_ids: vec![],
+        suppress_token_ids: vec![],
+        step_ahead: true,
+    };
     let spawned = spawn(Box::new(Broken), options, Arc::new(Metrics::new(&info).unwrap())).unwrap();
     let mut generation = spawned.handle.submit(vec![request(&[1], 1, 0.0)]).unwrap().remove(0);
     assert!(spawned.thread.join().is_err());

@@ -6,26 +6,29 @@ mod forward;
 mod integers;
 mod recordings;
 mod room;
+mod run;
 mod step;
 mod synthetic;
 mod weights;
 
+use std::collections::VecDeque;
+use std::mem;
+
 use half::bf16;
 use keyway_kernels::cuda::matmul::Unit;
 use keyway_kernels::cuda::paged_attention::{KvType, Pages};
-use keyway_kernels::cuda::{self, Device, DeviceError, Launch, Slice};
+use keyway_kernels::cuda::{self, Device, DeviceError, Slice};
 use keyway_kernels::rope::Rope;
 
 pub(super) use self::coverage::check;
-use self::forward::Forward;
-use self::recordings::{Met, Recordings};
+use self::recordings::Recordings;
 use self::room::{Room, Widths};
-use self::step::{Fixed, Step};
+use self::run::UnderWay;
 use self::weights::DeviceWeights;
 use super::cache_plan::CachePlan;
 use super::config::{Attention, Config, Grouped};
 use super::{KvLayout, LoadedModel, ModelError, ModelInfo, Quantize, describe, kv_bytes_per_block_position};
-use crate::backend::{Backend, CacheGroup, Chunk, StepError};
+use crate::backend::{Backend, CacheGroup, Chunk, Draw, StepError, StepOutput};
 use crate::limits::{
     ATTENTION_PARTIAL_FLOATS_MAX, GPU_STEP_TOKENS_MAX, KV_BLOCK_SIZE_MIN, SCORED_TOKENS_PER_STEP_MAX,
 };
@@ -54,7 +57,11 @@ pub struct CudaBackend<D> {
     recordings: Recordings,
     /// How many steps were started from a recording made before.
     pub(super) replayed: u64,
-    /// What the last step gave back, as bytes and its hidden states.
+    /// Steps that were started and not waited for.
+    under_way: VecDeque<UnderWay>,
+    /// Which rows of the step that was started last were drawn.
+    drawn: Vec<bool>,
+    /// What the last step gave back, as bytes and the hidden states of rows that were not drawn.
     output: Vec<u8>,
     hidden: Vec<f32>,
 }
@@ -147,8 +154,18 @@ impl<D: Device> CudaModel<D> {
             let reason = format!("{num_blocks} blocks are not there on the device ({error}); ask for fewer");
             ModelError::KvCache(reason)
         })?;
-        let (recordings, output, hidden) = (Recordings::default(), Vec::new(), Vec::new());
-        Ok(CudaBackend { model: self, kv, plan, slabs, recordings, replayed: 0, output, hidden })
+        Ok(CudaBackend {
+            model: self,
+            kv,
+            plan,
+            slabs,
+            recordings: Recordings::default(),
+            replayed: 0,
+            under_way: VecDeque::new(),
+            drawn: Vec::new(),
+            output: Vec::new(),
+            hidden: Vec::new(),
+        })
     }
 
     /// Keys and values of one slot's layers: zeros, since what a mask hides must still be finite.
@@ -163,109 +180,6 @@ impl<D: Device> CudaModel<D> {
         };
         let (keys, values) = (zeros()?, Some(zeros()?));
         Ok(Pages { keys, values, kv_type: KvType::Bf16, kind, kv_heads: self.grouped.kv_heads, page_size })
-    }
-}
-
-impl<D: Device> CudaBackend<D> {
-    /// Tells the device of a step.
-    fn plan(&mut self, chunks: &[Chunk<'_>]) -> Result<Step, DeviceError> {
-        let CudaModel { device, config, grouped, rope, weights, room, .. } = &mut self.model;
-        let fixed = Fixed {
-            rope,
-            cache_groups: &self.plan.groups,
-            block_size: self.kv.block_size,
-            kind: self.slabs[0].kind,
-            kv_heads: grouped.kv_heads,
-            heads_per_kv: grouped.heads / grouped.kv_heads,
-            processors: device.processors(),
-        };
-        let step = Step::new(chunks, &fixed);
-        let sizes = [step.rows, step.head_rows(), step.partial_floats(&fixed)];
-        room.reserve(device, &Widths::new(config, grouped), weights, sizes)?;
-        room.tell(device, &step.words)?;
-        Ok(step)
-    }
-
-    /// What is launched for a step.
-    fn launches(&self, step: &Step) -> Vec<Launch> {
-        let CudaModel { config, grouped, weights, room, .. } = &self.model;
-        let widths = Widths::new(config, grouped);
-        let forward = Forward {
-            config,
-            grouped: *grouped,
-            widths,
-            weights,
-            step,
-            room,
-            slabs: &self.slabs,
-            places: &self.plan.places,
-            launches: Vec::new(),
-            rows: step.rows,
-            residual: room.residual.slice(0, step.rows * widths.hidden),
-        };
-        forward.run()
-    }
-
-    fn run(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), DeviceError> {
-        let step = self.plan(chunks)?;
-        let (form, moves) = (step.form(), self.model.room.moves);
-        let met = form.as_ref().map(|form| self.recordings.meet(&mut self.model.device, moves, form));
-        match (met, form) {
-            (Some(Met::Recorded(recording)), _) => {
-                self.replayed += 1;
-                self.model.device.replay(recording)?;
-            }
-            (Some(Met::Before), Some(form)) => {
-                let launches = self.launches(&step);
-                let recording = self.model.device.record(&launches)?;
-                self.recordings.add(form, recording);
-                self.model.device.replay(recording)?;
-            }
-            _ => {
-                let launches = self.launches(&step);
-                launches.iter().try_for_each(|launch| self.model.device.launch(launch))?;
-            }
-        }
-        self.fetch(&step, logits)
-    }
-
-    /// Copies back what is wanted of a step: hidden states and logits.
-    fn fetch(&mut self, step: &Step, logits: &mut Vec<f32>) -> Result<(), DeviceError> {
-        let (wanted, config) = (step.wanted_rows, &self.model.config);
-        let (hidden_row, row) = (config.hidden * size_of::<bf16>(), config.vocab_size * size_of::<f32>());
-        self.hidden.clear();
-        self.read_output(0, wanted * hidden_row)?;
-        let numbers = self.output.as_chunks().0.iter();
-        self.hidden.extend(numbers.map(|bytes| bf16::from_le_bytes(*bytes).to_f32()));
-        self.read_output(step.head_rows() * hidden_row, wanted * row)?;
-        logits.extend(self.output.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
-        Ok(())
-    }
-
-    /// Some bytes of what a step gives back.
-    fn read_output(&mut self, first: usize, bytes: usize) -> Result<(), DeviceError> {
-        self.output.resize(bytes, 0);
-        if bytes == 0 {
-            return Ok(());
-        }
-        let from: Slice<u8> = self.model.room.output.slice(first, bytes);
-        self.model.device.read(from.buffer, from.offset, &mut self.output)
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl CudaBackend<keyway_kernels::cuda::gpu::Gpu> {
-    /// Milliseconds that each of `repeats` runs of a step takes on the device alone, without the host: for benchmarks.
-    ///
-    /// # Errors
-    /// If the device fails.
-    pub fn time_on_device(&mut self, chunks: &[Chunk<'_>], repeats: usize) -> Result<Vec<f32>, StepError> {
-        let mut timed = || {
-            let step = self.plan(chunks)?;
-            let launches = self.launches(&step);
-            self.model.device.time(&launches, repeats)
-        };
-        timed().map_err(|error| StepError(error.to_string()))
     }
 }
 
@@ -288,15 +202,30 @@ impl<D: Device + Send> Backend for CudaBackend<D> {
 
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
         logits.clear();
-        assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "step: a chunk has no tokens");
-        // A device would read whatever lies behind the embeddings.
-        let known =
-            |chunk: &Chunk<'_>| chunk.tokens.iter().all(|token| (*token as usize) < self.vocab_size());
-        assert!(chunks.iter().all(known), "step: a token is not in the vocabulary");
         if chunks.is_empty() {
             return Ok(());
         }
-        self.run(chunks, logits).map_err(|error| StepError(format!("the GPU failed: {error}")))
+        let wanted = chunks.iter().filter(|chunk| chunk.wants_logits).count();
+        self.start(chunks, &vec![None; wanted])?;
+        let mut output = StepOutput { tokens: Vec::new(), logits: mem::take(logits) };
+        self.finish(&mut output)?;
+        *logits = output.logits;
+        Ok(())
+    }
+
+    fn draws(&self) -> bool {
+        true
+    }
+
+    fn start(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<(), StepError> {
+        self.check(chunks, draws);
+        let started = self.launch(chunks, draws);
+        self.or_give_up(started)
+    }
+
+    fn finish(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
+        let finished = self.collect(output);
+        self.or_give_up(finished)
     }
 
     fn hidden(&self) -> Option<&[f32]> {

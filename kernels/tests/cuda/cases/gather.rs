@@ -1,7 +1,7 @@
 //! Rows by their numbers.
 
 use half::bf16;
-use keyway_kernels::cuda::gather::{packed, plain};
+use keyway_kernels::cuda::gather::{PENDING, fill_in, packed, plain};
 use keyway_kernels::cuda::matmul::{Packed, Shape, Unit, Weights, pack_bf16};
 
 use super::{Lab, values};
@@ -32,6 +32,19 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         lab.launch(packed(&weight, rows, out))?;
         let found = lab.download(out)?;
         lab.same("packed", &found, &picked(width))?;
+        lab.clear();
+    }
+    for count in [0, 1, 3, 128, 300] {
+        let drawn: Vec<u32> = (0..70).map(|row| row * 3 + 1).collect();
+        let pending = |i: u32| i.is_multiple_of(3).then_some(i * 11 % 70);
+        let planned: Vec<u32> =
+            (0..count).map(|i| pending(i).map_or(PENDING - 1 - i, |row| PENDING | row)).collect();
+        let (tokens, on_device) = (lab.upload(&planned)?, lab.upload(&drawn)?);
+        lab.launch(fill_in(tokens, on_device))?;
+        let filled = lab.download(tokens)?;
+        let expected: Vec<u32> =
+            (0..count).map(|i| pending(i).map_or(PENDING - 1 - i, |row| drawn[row as usize])).collect();
+        lab.same("tokens filled in", &filled, &expected)?;
         lab.clear();
     }
     Ok(())

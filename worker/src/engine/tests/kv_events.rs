@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
+use super::drawing::Drawing;
 use super::*;
 use crate::block_manager::BlockKey;
 use crate::kv_events::{Follower, channel};
@@ -96,7 +97,7 @@ fn prompt() -> impl Strategy<Value = Vec<u32>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
     fn followers_know_what_is_resident_and_nothing_that_is_not_computed(
@@ -104,6 +105,7 @@ proptest! {
         num_blocks in 24_usize..60,
         groups in prop::sample::select(vec![FULL, HYBRID]),
         max_batched_tokens in 4_usize..40,
+        draws in any::<bool>(),
     ) {
         let merged = prometheus::IntCounter::new("m", "m").unwrap();
         let (recorder, follower) = channel(num_blocks, merged);
@@ -115,7 +117,10 @@ proptest! {
         let (computed_by, announced_to) = (Arc::clone(&computed), Arc::clone(&announced));
         let written = HashMap::new();
         let witness = Witness { inner, written, computed: computed_by, announced: announced_to };
-        let mut engine = engine_with(setup, Box::new(witness));
+        let backend: Box<dyn Backend> =
+            if draws { Box::new(Drawing::new(witness)) } else { Box::new(witness) };
+        let mut engine = engine_with(setup, backend);
+        engine.options.suppress_token_ids.clear();
         engine.follow(recorder);
         for round in prompts.chunks(5) {
             let generations = round

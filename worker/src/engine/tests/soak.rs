@@ -1,13 +1,16 @@
 //! Ten thousand random requests in tight memory: equal prefixes, salts, priorities, stop strings, resumptions, and
 //! clients that leave at any moment. Every KV read is checked, the block manager after every step, and every answer
-//! against the request's run alone. What is malformed never reaches the engine: `tests/http/soak.rs`.
+//! against the request's run alone, over a backend that is waited for and over one that draws tokens and is a step
+//! behind. What is malformed never reaches the engine: `tests/http/soak.rs`.
 
 use std::collections::VecDeque;
 
 use keyway_text::TextModel;
 
+use super::drawing::drawing;
 use super::*;
 use crate::block_manager::witness::{Part, Witness};
+use crate::logprobs::TokenScore;
 use crate::output::TextOutput;
 use crate::token_rules::{Penalties, TokenRules};
 
@@ -45,19 +48,21 @@ struct Soak {
     random: fastrand::Rng,
     text: TextModel,
     engine: Engine,
-    witness: Witness,
+    /// Of steps that are waited for.
+    witness: Option<Witness>,
     slots: Arc<Semaphore>,
     clients: Vec<Client>,
     seen: Seen,
 }
 
 impl Soak {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, draws: bool) -> Self {
+        let witness = Witness::new(SETUP.num_blocks, SETUP.block_size, SETUP.groups);
         Self {
             random: fastrand::Rng::with_seed(seed),
             text: TextModel::builtin(),
-            engine: engine(SETUP),
-            witness: Witness::new(SETUP.num_blocks, SETUP.block_size, SETUP.groups),
+            engine: if draws { drawing(SETUP, true).0 } else { engine(SETUP) },
+            witness: (!draws).then_some(witness),
             slots: Arc::new(Semaphore::new(LIVE_MAX)),
             clients: Vec::new(),
             seen: Seen::default(),
@@ -96,6 +101,7 @@ impl Soak {
     fn submit(&mut self) {
         let mut request = self.request();
         let mut alone = engine(Setup { groups: HYBRID, ..ROOMY });
+        alone.options = EngineOptions { limits: ROOMY.limits, ..self.engine.options.clone() };
         let solo = add(&mut alone, request.clone());
         let mut events = finish_all(&mut alone, vec![solo]).remove(0);
         let scores = match events.first() {
@@ -138,9 +144,14 @@ impl Soak {
             Part { table: &sequence.table, tokens: &sequence.tokens[..end], start, salt: &sequence.salt }
         };
         let parts: Vec<Part<'_>> = engine.scheduler.plan().parts.iter().map(part).collect();
-        assert!(!parts.is_empty() || engine.scheduler.is_idle(), "a step without work");
-        self.witness.step(&parts);
-        if !parts.is_empty() {
+        let works = !parts.is_empty() || engine.scheduler.is_idle() || engine.under_way.is_some();
+        assert!(works, "a step without work");
+        if let Some(witness) = &mut self.witness {
+            witness.step(&parts);
+        }
+        if parts.is_empty() {
+            engine.catch_up();
+        } else {
             engine.carry_out();
         }
         engine.record_state();
@@ -206,7 +217,15 @@ impl Client {
 
 #[test]
 fn ten_thousand_random_requests_end_as_if_each_were_alone() {
-    let mut soak = Soak::new(1);
+    soak(Soak::new(1, false));
+}
+
+#[test]
+fn ten_thousand_more_end_so_while_steps_run_ahead() {
+    soak(Soak::new(2, true));
+}
+
+fn soak(mut soak: Soak) {
     while soak.seen.submitted < REQUESTS || !soak.clients.is_empty() {
         let room = LIVE_MAX - soak.clients.len();
         if soak.seen.submitted < REQUESTS && soak.slots.available_permits() > 0 {
@@ -218,6 +237,7 @@ fn ten_thousand_random_requests_end_as_if_each_were_alone() {
         soak.listen();
     }
     soak.step(); // notices the last ones who left
+    soak.step(); // and what was still under way for them
     let Soak { engine, slots, seen, .. } = soak;
     assert!(engine.scheduler.is_idle());
     assert_eq!(engine.scheduler.blocks().used_blocks(), 0);

@@ -5,7 +5,7 @@ use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed};
 use keyway_kernels::cuda::paged_attention::{self, Batch, Pages};
 use keyway_kernels::cuda::rms_norm::{self, Rows};
 use keyway_kernels::cuda::rope::{self, Tokens};
-use keyway_kernels::cuda::{Launch, Slice, elementwise, gather};
+use keyway_kernels::cuda::{Launch, Slice, elementwise, gather, sample};
 use keyway_kernels::heads::Heads;
 
 use super::room::{Room, Widths};
@@ -32,10 +32,13 @@ pub(super) struct Forward<'a> {
 }
 
 impl Forward<'_> {
-    /// Everything from the tokens to the logits.
+    /// Everything from the tokens to the logits, and to the tokens that are drawn.
     pub(super) fn run(mut self) -> Vec<Launch> {
         let (step, weights) = (self.step, self.weights);
         let tokens = step.tokens.of(&self.room.inputs);
+        if step.draws.is_some() {
+            self.launches.extend(gather::fill_in(tokens, self.room.drawn.whole()));
+        }
         self.launches.extend(gather::packed(&weights.embedding, tokens, self.residual));
         for (i, layer) in weights.layers.iter().enumerate() {
             let last = i + 1 == weights.layers.len();
@@ -161,12 +164,17 @@ impl Forward<'_> {
         self.product(gated, &layer.down, Out::Bf16(update));
     }
 
-    /// Final hidden states and logits, into the step's output.
+    /// Final hidden states and logits, into the step's output; what is drawn from them.
     fn head(&mut self) {
         let Widths { hidden, vocab, .. } = self.widths;
         let normed = self.room.output.slice(0, self.rows * hidden);
         let logits = self.room.output.slice(self.rows * hidden * size_of::<bf16>(), self.rows * vocab);
         self.normalise_to(self.weights.norm, true, normed);
         self.product(normed, &self.weights.head, Out::F32(logits));
+        if let Some(draws) = self.step.draws {
+            let (by, rows) = (draws.of(&self.room.inputs), self.rows);
+            let (drawn, logprobs) = (self.room.drawn.slice(0, rows), self.room.logprobs.slice(0, rows));
+            self.launches.extend(sample::launch(logits, vocab, by, drawn, logprobs));
+        }
     }
 }

@@ -31,6 +31,16 @@ impl Grown {
         Ok(1)
     }
 
+    /// The same, but what was in it stays.
+    fn reserve_keeping(&mut self, device: &mut dyn Device, bytes: usize) -> Result<u64, DeviceError> {
+        let (Some(old), true) = (self.buffer, bytes > self.bytes) else { return self.reserve(device, bytes) };
+        let mut kept = vec![0; self.bytes];
+        device.read(old, 0, &mut kept)?;
+        let moved = self.reserve(device, bytes)?;
+        device.write(self.buffer.unwrap_or(0), 0, &kept)?;
+        Ok(moved)
+    }
+
     /// `len` elements from byte `offset` on, for which there is room.
     pub(super) fn slice<T: Element>(&self, offset: usize, len: usize) -> Slice<T> {
         debug_assert!(offset + len * size_of::<T>() <= self.bytes, "a step's buffer is too short");
@@ -91,6 +101,10 @@ pub(super) struct Room {
     pub(super) partials: Grown,
     /// What goes back to the host: final hidden states in bf16, behind them logits in f32.
     pub(super) output: Grown,
+    /// What rows drew, a word each: the next step reads it, whether or not the host has.
+    pub(super) drawn: Grown,
+    /// Their log-probabilities, which nobody reads.
+    pub(super) logprobs: Grown,
     /// How often a buffer was replaced: launches that were made before name buffers that are gone.
     pub(super) moves: u64,
 }
@@ -124,6 +138,9 @@ impl Room {
         let partials = weights.shapes().flat_map(of_product).fold(partials, usize::max);
         self.moves += self.partials.reserve(device, partials * size_of::<f32>())?;
         self.moves += self.output.reserve(device, wanted * (hidden * row + vocab * size_of::<f32>()))?;
+        let words = wanted.max(1) * size_of::<u32>();
+        self.moves += self.drawn.reserve_keeping(device, words)?;
+        self.moves += self.logprobs.reserve(device, words)?;
         Ok(())
     }
 

@@ -9,10 +9,11 @@ use keyway_kernels::compute::Compute;
 use keyway_kernels::cuda::Slice;
 use keyway_kernels::cuda::paged_attention::{Cut, HeadKind, ITEM_WORDS, Plan, Sequence};
 use keyway_kernels::cuda::rope::NO_SLOT;
+use keyway_kernels::cuda::sample::PARAMETER_WORDS;
 use keyway_kernels::rope::Rope;
 
 use super::room::Grown;
-use crate::backend::{CacheGroup, Chunk, NO_BLOCK};
+use crate::backend::{CacheGroup, Chunk, Draw, NO_BLOCK, PENDING};
 use crate::limits::{ATTENTION_PARTIAL_FLOATS_MAX, RECORDED_ROWS_MAX};
 
 /// Lists begin at multiples of this many words: vectors are read from some.
@@ -68,6 +69,8 @@ pub(super) struct Step {
     pub(super) all_wanted: bool,
     /// How many are wanted.
     pub(super) wanted_rows: usize,
+    /// How each row that goes through the head is drawn, where any is, or a token of the step before is filled in.
+    pub(super) draws: Option<Part>,
     pub(super) groups: Vec<GroupStep>,
 }
 
@@ -85,7 +88,8 @@ pub(super) struct Fixed<'a> {
 }
 
 impl Step {
-    pub(super) fn new(chunks: &[Chunk<'_>], fixed: &Fixed<'_>) -> Self {
+    /// `draws`: of each row that is wanted.
+    pub(super) fn new(chunks: &[Chunk<'_>], draws: &[Option<Draw>], fixed: &Fixed<'_>) -> Self {
         let decode = chunks.iter().all(|chunk| chunk.tokens.len() == 1 && chunk.wants_logits);
         let filled = decode && chunks.len() <= RECORDED_ROWS_MAX;
         let mut words = Words { list: Vec::new(), filled };
@@ -102,9 +106,22 @@ impl Step {
         let wanted: Vec<u32> = ends.filter(|(_, wanted)| *wanted).map(|(end, _)| end as u32 - 1).collect();
         let (wanted_rows, all_wanted) = (wanted.len(), wanted.len() == own_rows);
         let wanted = words.add(if all_wanted { Vec::new() } else { wanted });
+        let head_rows = if all_wanted { rows } else { wanted_rows };
+        let draws = words.draws(chunks, draws, head_rows);
         let group = |group| GroupStep::new(&mut words, chunks, fixed, group, [rows, wanted_rows]);
         let groups = (0..fixed.cache_groups.len()).map(group).collect();
-        Self { words: words.list, rows, filled, tokens, angles, wanted, all_wanted, wanted_rows, groups }
+        Self {
+            words: words.list,
+            rows,
+            filled,
+            tokens,
+            angles,
+            wanted,
+            all_wanted,
+            wanted_rows,
+            draws,
+            groups,
+        }
     }
 
     /// How many rows go through the head, with those it is filled up with.
@@ -121,6 +138,7 @@ impl Step {
         for group in &self.groups {
             [&group.slots, &group.tables, &group.all.items, &group.all.merges].into_iter().for_each(&mut add);
         }
+        self.draws.iter().for_each(&mut add);
         for group in &self.groups {
             let Cut { rows, chunks } = group.all.plan.cut;
             form.extend([rows, chunks.unwrap_or(0)]);
@@ -238,6 +256,16 @@ impl Words {
         let first = self.add(list).first;
         self.list.resize(first + len, by);
         Part { first, len }
+    }
+
+    /// How rows are drawn. A row of zeros takes the likeliest: rows whose logits are wanted, or that fill up.
+    fn draws(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>], head_rows: usize) -> Option<Part> {
+        let pending = |chunk: &Chunk<'_>| chunk.tokens.iter().any(|token| token & PENDING != 0);
+        if draws.iter().all(Option::is_none) && !chunks.iter().any(pending) {
+            return None;
+        }
+        let words = draws.iter().flat_map(|draw| draw.map_or([0; PARAMETER_WORDS], |draw| draw.words()));
+        Some(self.fill(words, head_rows * PARAMETER_WORDS, 0))
     }
 
     /// How long a list of `len` is to be.

@@ -1,6 +1,7 @@
 //! The CUDA backend on the emulator, which compiles the very kernels for the CPU: against the CPU backend, and held to
 //! the same promise of equal bits. Where there is no C++ compiler it says SKIPPED.
 
+mod drawing;
 #[path = "../../../../kernels/tests/cuda/emulator.rs"]
 mod emulator;
 mod generating;
@@ -8,6 +9,7 @@ mod generating;
 mod models;
 mod refusals;
 
+use keyway_kernels::cuda::Device;
 use proptest::prelude::*;
 
 use self::emulator::Emulator;

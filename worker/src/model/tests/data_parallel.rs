@@ -72,7 +72,12 @@ fn every_rank_has_the_bits_of_one_rank_whatever_the_others_do() {
 const LIMITS: StepLimits = StepLimits { max_batched_tokens: 64, max_running: 4 };
 
 fn engine(backend: impl Backend + 'static) -> (EngineHandle, thread::JoinHandle<()>) {
-    let options = EngineOptions { limits: LIMITS, eos_token_ids: vec![3], suppress_token_ids: vec![4] };
+    let options = EngineOptions {
+        limits: LIMITS,
+        eos_token_ids: vec![3],
+        suppress_token_ids: vec![4],
+        step_ahead: true,
+    };
     let info = StaticInfo { model: "m", numerics_id: "n", block_size: 16, num_blocks: NUM_BLOCKS };
     let spawned = spawn(Box::new(backend), options, Arc::new(Metrics::new(&info).unwrap())).unwrap();
     (spawned.handle, spawned.thread)

@@ -4,11 +4,12 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use super::*;
-use crate::engine::{self, EngineOptions};
+use crate::engine::{self, EngineOptions, Spawned};
+use crate::logprobs::TokenScore;
 use crate::metrics::{Metrics, StaticInfo};
 use crate::sampler::Sampling;
 use crate::scheduler::StepLimits;
-use crate::sequence::{Event, Generation, GenerationRequest};
+use crate::sequence::{self, FinishReason, Generation, GenerationRequest};
 
 /// Prompts with a common beginning and without, greedy and drawn.
 fn requests() -> Vec<GenerationRequest> {
@@ -25,28 +26,36 @@ fn requests() -> Vec<GenerationRequest> {
     prompts.into_iter().enumerate().map(request).collect()
 }
 
-async fn tokens_of(mut generation: Generation) -> Vec<u32> {
-    let mut tokens = Vec::new();
+/// A token, why it was the last, and what the model thought of it.
+pub(super) type Event = (u32, Option<FinishReason>, Option<Box<TokenScore>>);
+
+pub(super) async fn heard(mut generation: Generation) -> Vec<Event> {
+    let mut heard = Vec::new();
     while let Some(event) = poll_fn(|context| generation.poll_next(context)).await {
         match event {
-            Event::Token(event) => tokens.push(event.token),
-            Event::Prompt(_) => {}
-            Event::Failed(reason) | Event::BrokenOff(reason) => panic!("{reason}"),
+            sequence::Event::Token(event) => heard.push((event.token, event.finish, event.score)),
+            sequence::Event::Prompt(_) => {}
+            sequence::Event::Failed(reason) | sequence::Event::BrokenOff(reason) => panic!("{reason}"),
         }
     }
-    tokens
+    heard
+}
+
+pub(super) fn engine_over(backend: Box<dyn Backend>, limits: StepLimits, step_ahead: bool) -> Spawned {
+    let (eos_token_ids, suppress_token_ids) = (vec![VOCAB - 1], Vec::new());
+    let options = EngineOptions { limits, eos_token_ids, suppress_token_ids, step_ahead };
+    let (block_size, num_blocks) = (backend.block_size(), backend.num_blocks());
+    let info = StaticInfo { model: "m", numerics_id: "n", block_size, num_blocks };
+    engine::spawn(backend, options, Arc::new(Metrics::new(&info).unwrap())).unwrap()
 }
 
 /// What an engine says to all requests at once.
 async fn generate(variant: &Variant, layout: KvLayout, limits: StepLimits) -> Option<Vec<Vec<u32>>> {
     let backend = Box::new(emulated_with(variant, Quantize::None, layout)?);
-    let options = EngineOptions { limits, eos_token_ids: vec![VOCAB - 1], suppress_token_ids: Vec::new() };
-    let KvLayout { block_size, num_blocks } = layout;
-    let info = StaticInfo { model: "m", numerics_id: "n", block_size, num_blocks };
-    let spawned = engine::spawn(backend, options, Arc::new(Metrics::new(&info).unwrap())).unwrap();
+    let spawned = engine_over(backend, limits, true);
     let mut said = Vec::new();
     for generation in spawned.handle.submit(requests()).unwrap() {
-        said.push(tokens_of(generation).await);
+        said.push(heard(generation).await.into_iter().map(|(token, ..)| token).collect());
     }
     drop(spawned.handle);
     spawned.thread.join().unwrap();

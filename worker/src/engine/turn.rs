@@ -1,0 +1,250 @@
+//! One step of the engine, from its plan to its tokens. A backend that draws tokens runs while the host goes on: the next
+//! step is planned and started before this one's tokens are known, with placeholders in their places. So the host
+//! learns of a stop token one step late; what the surplus step draws is dropped, and the KV that it writes lies in a block
+//! that nobody can find.
+//!
+//! Rows whose logits the host must see (a grammar, biases, penalties, scores, hidden states) end that: their step is
+//! waited for at once. `scheduler.rs` decides who runs.
+
+use std::time::Instant;
+
+use super::{Engine, EngineOptions};
+use crate::backend::{Draw, StepError};
+use crate::block_manager::CacheChange;
+use crate::logprobs::TokenScore;
+use crate::metrics::Metrics;
+use crate::sampler::{Sampler, Sampling};
+use crate::sequence::{Rank, Sequence};
+
+/// A step that was started.
+#[derive(Debug)]
+pub(super) struct UnderWay {
+    rows: Vec<Row>,
+    /// Changes of the prefix cache whose KV this step computes.
+    pub(super) changes: Vec<CacheChange>,
+}
+
+/// What a row of logits is for.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    rank: Rank,
+    /// Its sequence's place among those running when it was planned.
+    place: usize,
+    purpose: Purpose,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Purpose {
+    /// The prompt's token behind this position is scored.
+    Score(usize),
+    /// The next token is sampled here.
+    Sample,
+    /// The backend draws the next token.
+    Draw(Draw),
+}
+
+impl Row {
+    fn draw(&self) -> Option<Draw> {
+        match self.purpose {
+            Purpose::Draw(draw) => Some(draw),
+            Purpose::Score(_) | Purpose::Sample => None,
+        }
+    }
+}
+
+impl Engine {
+    /// Carries the planned step out, or starts it and learns what the one before came to.
+    pub(super) fn carry_out(&mut self) {
+        let done = self.try_step();
+        self.end_turn(done);
+    }
+
+    /// Waits for the step that is under way, if there is one.
+    pub(super) fn catch_up(&mut self) {
+        let done = self.under_way.take().map_or(Ok(()), |step| self.learn(step));
+        self.end_turn(done);
+    }
+
+    fn end_turn(&mut self, done: Result<(), StepError>) {
+        let Err(StepError(reason)) = done else { return self.scheduler.remove_finished() };
+        if let Some(step) = self.under_way.take() {
+            self.announce(step.changes);
+        }
+        if self.backend.cache_was_lost() {
+            tracing::warn!("computing all sequences again: {reason}");
+            self.recompute_all();
+            return;
+        }
+        tracing::error!("a step failed: {reason}");
+        self.scheduler.fail_all(&reason);
+    }
+
+    fn try_step(&mut self) -> Result<(), StepError> {
+        let next = self.start()?;
+        if let Some(before) = self.under_way.take() {
+            self.learn(before)?;
+        }
+        // By now all tokens of the step are known, and the backend computes it before any later one.
+        self.scheduler.commit();
+        if !self.backend.draws()
+            || !self.options.step_ahead
+            || next.rows.iter().any(|row| row.draw().is_none())
+        {
+            return self.learn(next);
+        }
+        let (_, running) = self.scheduler.planned_mut();
+        for (i, row) in next.rows.iter().enumerate() {
+            let sequence = &mut running[row.place];
+            if sequence.finish.is_none() {
+                sequence.expect(i);
+            }
+        }
+        self.under_way = Some(next);
+        Ok(())
+    }
+
+    /// Starts the planned step; without a backend that does so, runs it.
+    fn start(&mut self) -> Result<UnderWay, StepError> {
+        let rows = self.rows();
+        let tables = self.scheduler.tables();
+        let chunks = self.scheduler.chunks(&tables);
+        if self.backend.draws() {
+            let draws: Vec<Option<Draw>> = rows.iter().map(Row::draw).collect();
+            self.backend.start(&chunks, &draws)?;
+        } else {
+            self.backend.step(&chunks, &mut self.output.logits)?;
+        }
+        Ok(UnderWay { rows, changes: Vec::new() })
+    }
+
+    /// The planned step's rows of logits, in the order of its chunks.
+    fn rows(&self) -> Vec<Row> {
+        let running = self.scheduler.running();
+        let draws = self.backend.draws() && self.options.suppress_token_ids.is_empty();
+        let mut rows = Vec::new();
+        for part in &self.scheduler.plan().parts {
+            let sequence = &running[part.sequence];
+            let (end, known) = (sequence.computed + part.tokens, sequence.tokens.len());
+            let mut add = |purpose| rows.push(Row { rank: sequence.rank, place: part.sequence, purpose });
+            if sequence.is_scoring() {
+                (sequence.computed..end.min(known - 1)).for_each(|position| add(Purpose::Score(position)));
+            }
+            if end < known {
+                continue;
+            }
+            let draw = || Purpose::Draw(parameters(&sequence.sampling, known));
+            add(if draws && sequence.is_drawn_plainly() { draw() } else { Purpose::Sample });
+        }
+        rows
+    }
+
+    /// Scores prompts, and extends every sequence whose tokens are all computed.
+    fn learn(&mut self, step: UnderWay) -> Result<(), StepError> {
+        let finished = if self.backend.draws() { self.backend.finish(&mut self.output) } else { Ok(()) };
+        // After an error they are taken back.
+        self.announce(step.changes);
+        finished?;
+        let now = Instant::now();
+        let hidden = self.backend.hidden();
+        let count = self.output.logits.len() / self.backend.vocab_size();
+        let mut logits = self.output.logits.chunks_exact_mut(self.backend.vocab_size());
+        let mut drawn = self.output.tokens.iter();
+        for row in step.rows {
+            let index = count - logits.len();
+            let (token, logits) = match row.purpose {
+                Purpose::Draw(_) => (drawn.next(), None),
+                Purpose::Score(_) | Purpose::Sample => (None, logits.next()),
+            };
+            // Of whoever left meanwhile, or ended, nothing is wanted any more.
+            let Some(sequence) = self.scheduler.find(row.rank, row.place) else { continue };
+            if sequence.finish.is_some() {
+                continue;
+            }
+            let sampled = match (row.purpose, token, logits) {
+                (Purpose::Draw(_), Some(token), _) => Ok((*token, None)),
+                (Purpose::Score(position), _, Some(logits)) => {
+                    sequence.score(position, logits);
+                    continue;
+                }
+                (Purpose::Sample, _, Some(logits)) => {
+                    let hidden = hidden
+                        .and_then(|states| states.chunks_exact((states.len() / count).max(1)).nth(index));
+                    sequence.prompt_computed(hidden);
+                    if sequence.finish.is_some() {
+                        continue;
+                    }
+                    sample(&mut self.sampler, &self.options, sequence, logits)
+                }
+                _ => return Err(StepError("a step gave back fewer rows than it had".to_owned())),
+            };
+            let (token, score) = match sampled {
+                Ok(sampled) => sampled,
+                Err(reason) => {
+                    sequence.fail(reason);
+                    continue;
+                }
+            };
+            self.metrics.drawn_tokens.inc_by(row.draw().is_some().into());
+            emit(&self.metrics, &self.options, (sequence, now), token, score);
+        }
+        Ok(())
+    }
+}
+
+/// Counts a sequence's next token, drawn by `now`, and tells its client.
+fn emit(
+    metrics: &Metrics,
+    options: &EngineOptions,
+    (sequence, now): (&mut Sequence, Instant),
+    token: u32,
+    score: Option<Box<TokenScore>>,
+) {
+    let (histogram, since) = match sequence.last_token.replace(now) {
+        None => (&metrics.time_to_first_token, sequence.arrived),
+        Some(last) => (&metrics.inter_token_latency, last),
+    };
+    histogram.observe((now - since).as_secs_f64());
+    metrics.generation_tokens.inc();
+    // Last: who has the token finds it counted.
+    sequence.push(token, options.eos_token_ids.contains(&token), score);
+}
+
+/// How a backend draws the token at `position`.
+fn parameters(sampling: &Sampling, position: usize) -> Draw {
+    let Sampling { temperature, top_p, top_k, min_p, seed } = *sampling;
+    let top_k = u32::try_from(top_k).unwrap_or(u32::MAX);
+    Draw { temperature, top_p, min_p, top_k, seed, position: position as u64 }
+}
+
+/// The next token of a sequence from its row of logits, and its score if the client wants one. The error says why the
+/// answer's form cannot be kept.
+fn sample(
+    sampler: &mut Sampler,
+    options: &EngineOptions,
+    sequence: &mut Sequence,
+    row: &mut [f32],
+) -> Result<(u32, Option<Box<TokenScore>>), String> {
+    // Scores are of the model's own distribution, before anything changes it.
+    let raw = sequence.logprobs.map(|_| row.to_vec());
+    let eos = &options.eos_token_ids;
+    let masked = match &mut sequence.grammar {
+        None => None,
+        Some(grammar) => {
+            grammar.mask(row, eos)?;
+            Some(row.to_vec())
+        }
+    };
+    for id in &options.suppress_token_ids {
+        row[*id as usize] = f32::NEG_INFINITY;
+    }
+    sequence.rules.apply(row, eos, sequence.generated());
+    if let Some(masked) = masked
+        && row.iter().all(|logit| *logit == f32::NEG_INFINITY)
+    {
+        // The answer's form comes before everything else.
+        row.copy_from_slice(&masked);
+    }
+    let token = sampler.sample(row, &sequence.sampling, sequence.tokens.len());
+    let score = raw.zip(sequence.logprobs).map(|(raw, top)| Box::new(TokenScore::of(&raw, token, top)));
+    Ok((token, score))
+}

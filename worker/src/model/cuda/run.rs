@@ -1,0 +1,198 @@
+//! A step on its way: told to the device, launched or replayed, its tokens fetched behind it; and what is collected of
+//! it later. Waits for nothing before that, so that the host plans the next step meanwhile.
+
+use std::mem;
+
+use half::bf16;
+use keyway_kernels::cuda::{Device, DeviceError, Launch, Slice};
+
+use super::CudaBackend;
+use super::forward::Forward;
+use super::recordings::Met;
+use super::room::Widths;
+use super::step::{Fixed, Step};
+use crate::backend::{Backend as _, Chunk, Draw, PENDING, StepError, StepOutput};
+
+/// A step that was started.
+#[derive(Debug)]
+pub(super) struct UnderWay {
+    /// Of each row that is wanted, whether its token is drawn.
+    drawn: Vec<bool>,
+    /// Rows that went through the head.
+    head_rows: usize,
+    /// The device's number of the copy of what was drawn. There is one even if nothing was: it is what is waited for.
+    fetch: u64,
+}
+
+impl<D: Device> CudaBackend<D> {
+    /// Tells the device of a step.
+    fn plan(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<Step, DeviceError> {
+        let model = &mut self.model;
+        let fixed = Fixed {
+            rope: &model.rope,
+            cache_groups: &self.plan.groups,
+            block_size: self.kv.block_size,
+            kind: self.slabs[0].kind,
+            kv_heads: model.grouped.kv_heads,
+            heads_per_kv: model.grouped.heads / model.grouped.kv_heads,
+            processors: model.device.processors(),
+        };
+        let step = Step::new(chunks, draws, &fixed);
+        let sizes = [step.rows, step.head_rows(), step.partial_floats(&fixed)];
+        let widths = Widths::new(&model.config, &model.grouped);
+        model.room.reserve(&mut model.device, &widths, &model.weights, sizes)?;
+        model.room.tell(&mut model.device, &step.words)?;
+        Ok(step)
+    }
+
+    /// What is launched for a step.
+    fn launches(&self, step: &Step) -> Vec<Launch> {
+        let model = &self.model;
+        let widths = Widths::new(&model.config, &model.grouped);
+        let forward = Forward {
+            config: &model.config,
+            grouped: model.grouped,
+            widths,
+            weights: &model.weights,
+            step,
+            room: &model.room,
+            slabs: &self.slabs,
+            places: &self.plan.places,
+            launches: Vec::new(),
+            rows: step.rows,
+            residual: model.room.residual.slice(0, step.rows * widths.hidden),
+        };
+        forward.run()
+    }
+
+    /// Starts a step.
+    pub(super) fn launch(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<(), DeviceError> {
+        let step = self.plan(chunks, draws)?;
+        self.model.device.mark()?;
+        self.run(&step)?;
+        self.model.device.mark()?;
+        let words: Slice<u32> = self.model.room.drawn.slice(0, draws.len().max(1));
+        let fetch = self.model.device.fetch(words.buffer, words.offset, words.len * size_of::<u32>())?;
+        self.drawn = draws.iter().map(Option::is_some).collect();
+        self.under_way.push_back(UnderWay { drawn: self.drawn.clone(), head_rows: step.head_rows(), fetch });
+        Ok(())
+    }
+
+    fn run(&mut self, step: &Step) -> Result<(), DeviceError> {
+        let (form, moves) = (step.form(), self.model.room.moves);
+        let met = form.as_ref().map(|form| self.recordings.meet(&mut self.model.device, moves, form));
+        match (met, form) {
+            (Some(Met::Recorded(recording)), _) => {
+                self.replayed += 1;
+                self.model.device.replay(recording)
+            }
+            (Some(Met::Before), Some(form)) => {
+                let launches = self.launches(step);
+                let recording = self.model.device.record(&launches)?;
+                self.recordings.add(form, recording);
+                self.model.device.replay(recording)
+            }
+            _ => self.launches(step).iter().try_for_each(|launch| self.model.device.launch(launch)),
+        }
+    }
+
+    /// Waits for the step that was started first, and copies back what is wanted of it.
+    pub(super) fn collect(&mut self, output: &mut StepOutput) -> Result<(), DeviceError> {
+        output.tokens.clear();
+        output.logits.clear();
+        self.hidden.clear();
+        let step = self.under_way.pop_front().ok_or_else(|| DeviceError("no step is under way".into()))?;
+        self.output.resize(step.drawn.len().max(1) * size_of::<u32>(), 0);
+        self.model.device.collect(step.fetch, &mut self.output)?;
+        let tokens = self.output.as_chunks().0.iter().zip(&step.drawn).filter(|(_, drawn)| **drawn);
+        output.tokens.extend(tokens.map(|(bytes, _)| u32::from_le_bytes(*bytes)));
+        let (hidden, vocab) = (self.model.config.hidden, self.model.config.vocab_size);
+        let logits_at = step.head_rows * hidden * size_of::<bf16>();
+        let mut row = 0;
+        for rows in step.drawn.chunk_by(|a, b| a == b) {
+            if !rows[0] {
+                self.read_output(row * hidden * size_of::<bf16>(), rows.len() * hidden * size_of::<bf16>())?;
+                let numbers = self.output.as_chunks().0.iter();
+                self.hidden.extend(numbers.map(|bytes| bf16::from_le_bytes(*bytes).to_f32()));
+                let first = logits_at + row * vocab * size_of::<f32>();
+                self.read_output(first, rows.len() * vocab * size_of::<f32>())?;
+                let numbers = self.output.as_chunks().0.iter();
+                output.logits.extend(numbers.map(|bytes| f32::from_le_bytes(*bytes)));
+            }
+            row += rows.len();
+        }
+        Ok(())
+    }
+
+    /// Some bytes of what a step gives back.
+    fn read_output(&mut self, first: usize, bytes: usize) -> Result<(), DeviceError> {
+        self.output.resize(bytes, 0);
+        let from: Slice<u8> = self.model.room.output.slice(first, bytes);
+        self.model.device.read(from.buffer, from.offset, &mut self.output)
+    }
+}
+
+impl<D: Device + Send> CudaBackend<D> {
+    /// # Panics
+    /// If the seam's rules are broken: a device would read whatever lies behind the embeddings, or what no row drew.
+    pub(super) fn check(&self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) {
+        assert!(!chunks.is_empty(), "step: no chunks");
+        assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "step: a chunk has no tokens");
+        let drawn = |row: u32| self.drawn.get(row as usize) == Some(&true);
+        let known = |token: &u32| match token.checked_sub(PENDING) {
+            None => (*token as usize) < self.vocab_size(),
+            Some(row) => drawn(row),
+        };
+        let tokens = chunks.iter().flat_map(|chunk| chunk.tokens);
+        assert!(tokens.into_iter().all(known), "step: a token is not in the vocabulary");
+        let wanted = chunks.iter().filter(|chunk| chunk.wants_logits).count();
+        assert_eq!(draws.len(), wanted, "step: an entry for each row");
+        let ahead =
+            self.under_way.len() < 2 && self.under_way.iter().all(|step| !step.drawn.contains(&false));
+        assert!(ahead, "step: too many are under way, or one whose logits would be lost");
+    }
+
+    /// Lets go of all steps under way after an error, which is told.
+    pub(super) fn or_give_up(&mut self, done: Result<(), DeviceError>) -> Result<(), StepError> {
+        done.map_err(|error| {
+            for step in mem::take(&mut self.under_way) {
+                // What it says is of no use any more.
+                let _ = self.model.device.collect(step.fetch, &mut []);
+            }
+            StepError(format!("the GPU failed: {error}"))
+        })
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaBackend<keyway_kernels::cuda::gpu::Gpu> {
+    /// Milliseconds that each of `repeats` runs of a step takes on the device alone, without the host: for benchmarks.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn time_on_device(&mut self, chunks: &[Chunk<'_>], repeats: usize) -> Result<Vec<f32>, StepError> {
+        let mut timed = || {
+            let rows = chunks.iter().filter(|chunk| chunk.wants_logits).count();
+            let step = self.plan(chunks, &vec![None; rows])?;
+            let launches = self.launches(&step);
+            self.model.device.time(&launches, repeats)
+        };
+        timed().map_err(|error| StepError(error.to_string()))
+    }
+
+    /// Begins to measure for how long the device has nothing to compute between two steps.
+    pub fn watch_idle(&mut self) {
+        self.model.device.watch();
+    }
+
+    /// Milliseconds between the end of each step since [`Self::watch_idle`] and the beginning of the next one, copies of
+    /// its inputs included; ends the measurement.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn idle(&mut self) -> Result<Vec<f32>, StepError> {
+        let times = self.model.device.marked().map_err(|error| StepError(error.to_string()))?;
+        // Two marks a step: every second pair is of one step's end and the next one's beginning.
+        Ok(times.into_iter().skip(1).step_by(2).collect())
+    }
+}
