@@ -17,7 +17,7 @@ use std::{
 };
 
 use keyway_core::{
-    autoscale::{FirstTokens, Recent, Scaler, Seen, Sum, TokenRate, flowing},
+    autoscale::{FirstTokens, Recent, Scaler, Seen, Sum, TokenRate, flowing, is_behind},
     health::State,
 };
 use parking_lot::{Mutex, RwLock};
@@ -35,6 +35,8 @@ use crate::{
 
 /// Weight of one request in the running share of uncached tokens: about the last fifty count.
 const SHARE_GAIN: f64 = 0.02;
+/// Time in which what full workers computed gives way, to 37 %, to what others do.
+const FULL_RATE_MEMORY_S: f64 = 3_600.0;
 /// Longest time between two sums.
 const MAX_TICK: Duration = Duration::from_secs(1);
 
@@ -88,6 +90,8 @@ struct PoolState {
     /// Tokens per second of a worker, as last known, and when; `None` while it is the operator's guess.
     rate: f64,
     rated: Option<Duration>,
+    /// Whether workers were full since it is measured.
+    was_full: bool,
     last: Option<(Seen, Sum)>,
 }
 
@@ -231,6 +235,7 @@ impl PoolState {
             first_waiting: 0,
             rate: scale.prior_tokens_per_s,
             rated: None,
+            was_full: false,
             last: None,
         }
     }
@@ -265,18 +270,27 @@ impl PoolState {
         (seen, sum)
     }
 
-    /// Takes a rate that is higher at once, and one that is lower over a quarter of the scale-in time: a worker that is full
-    /// computes prompts more slowly, beside more answers, by which a step of the load must be answered; but a sum that believed
-    /// the slowest moment would ask for too many.
+    /// A full worker computes prompts more slowly, beside more answers, and how many full ones are needed is what the sum says.
+    /// So a rate that was measured while work waited is taken within a window and kept: one that is higher while none does is
+    /// believed over an hour, in which the load may have become another. Before workers were ever full it is taken at once. A
+    /// lower one is believed over a quarter of the scale-in time: the slowest moment would ask for too many.
     fn take_rate(&mut self, now: Duration, measured: Option<f64>) {
         let Some(measured) = measured else { return };
-        let memory_s = (self.scaler.rules().scale_in_after.as_secs_f64() / 4.0).max(1e-3);
+        let rules = self.scaler.rules();
+        let behind = self.last.is_some_and(|(seen, _)| is_behind(rules, &seen));
+        let memory_s = match measured < self.rate {
+            _ if behind => rules.window.as_secs_f64(),
+            true => rules.scale_in_after.as_secs_f64() / 4.0,
+            false if self.was_full => FULL_RATE_MEMORY_S,
+            false => 0.0,
+        };
+        self.was_full |= behind;
         self.rate = match self.rated {
-            Some(then) if measured < self.rate => {
+            Some(then) => {
                 let elapsed = now.saturating_sub(then).as_secs_f64();
-                self.rate + (measured - self.rate) * (1.0 - (-elapsed / memory_s).exp())
+                self.rate + (measured - self.rate) * (1.0 - (-elapsed / memory_s.max(1e-3)).exp())
             }
-            _ => measured,
+            None => measured,
         };
         self.rated = Some(now);
     }

@@ -55,11 +55,16 @@ pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream,
         if !worker.routable() {
             // Whatever comes back may be another engine.
             page = Page::default();
-        } else if let Some(load) = page.read(&worker, &upstream).await {
-            if others_after(&worker, &router, load) {
-                others_until = router.now() + OTHERS_MEMORY;
+        } else {
+            let asked = worker.load.own();
+            if let Some(load) = page.read(&worker, &upstream).await {
+                worker.load.engine_says(router.now(), load, asked);
+                router.load_changed();
+                if worker.load.others(router.now()) > 0.0 {
+                    others_until = router.now() + OTHERS_MEMORY;
+                }
+                counts_tokens = load.waiting_tokens.is_some();
             }
-            counts_tokens = load.waiting_tokens.is_some();
         }
         let soon = !worker.routable() || router.now() < others_until;
         clock::sleep(pause(every, soon, counts_tokens)).await;
@@ -72,14 +77,6 @@ fn pause(every: Duration, soon: bool, counts_tokens: bool) -> Duration {
         (true, true) => every / OFTENER_FOR_TOKENS,
         (true, false) => every,
     }
-}
-
-/// Takes note of what the engine says; whether others have requests there.
-fn others_after(worker: &Worker, router: &Arc<Router>, load: EngineLoad) -> bool {
-    let now = router.now();
-    worker.load.engine_says(now, load);
-    router.load_changed();
-    worker.load.others(now) > 0.0
 }
 
 /// Where an engine tells its load.

@@ -14,7 +14,7 @@
 //! desired = out, but what was desired before until `in` is lower; at most `max`
 //! ```
 //!
-//! `V` is the measured prefill rate of one worker, `U` the share of it that is planned for, and `within` half the time that a
+//! `V` is the prefill rate of one worker that is full, as far as any has been, `U` the share of it that is planned for, and `within` half the time that a
 //! worker takes to start.
 //! - Tokens that a cache holds cost nothing, so they are not in it, and a queue counts by its work, not by its length.
 //! - A backlog is what a fleet that was too small has left behind. One that the workers for what comes work off within half a
@@ -429,8 +429,8 @@ impl Scaler {
             let more = (f64::from(seen.ready) * GUARD_STEP).ceil().max(1.0) as u32;
             self.guard = ((seen.ready + more).min(self.rules.max), now + 2 * self.rules.window);
             // That so many are too few is known, not that the next whole number is right: one that should be two is no
-            // reason to double every later fleet.
-            let learned = f64::from(seen.ready) * (1.0 + GUARD_STEP) / steady.max(1.0);
+            // reason to double every later fleet. So the least that rounds up to it.
+            let learned = (f64::from(seen.ready + more) - 0.9) / steady.max(1.0);
             self.correction = learned.clamp(self.correction, MAX_CORRECTION.max(self.correction));
         }
     }
@@ -441,6 +441,11 @@ impl Scaler {
 pub fn scaler_value(desired: u32, there: u32) -> f64 {
     let rounded_up = if 0 < desired && desired < there { 0.9 } else { 0.0 };
     f64::from(desired) - rounded_up
+}
+
+/// Whether more waits than is worked off beside what comes: workers are full then, and show what full ones can do.
+pub fn is_behind(rules: &ScaleRules, seen: &Seen) -> bool {
+    late_workers(rules, seen) > Terms::of(rules, seen).steady()
 }
 
 /// The share of what runs that is not there because work waits; at most 1.

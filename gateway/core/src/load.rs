@@ -80,16 +80,21 @@ impl Load {
         }
     }
 
-    /// The engine was asked for its load: what is not this gateway's is others'.
-    pub fn engine_says(&self, now: Duration, engine: EngineLoad) {
-        let mut known = self.known();
-        let own = OwnLoad {
+    /// What this gateway has there now, to be held against what the engine says.
+    pub fn own(&self) -> OwnLoad {
+        let known = self.known();
+        OwnLoad {
             requests: self.requests.load(Relaxed),
             waiting: known.pace.waiting() as u64,
             waiting_tokens: known.pace.waiting_tokens(),
             mean_tokens: known.pace.mean_tokens(),
-        };
-        known.others.observe(now, engine, own);
+        }
+    }
+
+    /// The engine has answered for its load: what is not this gateway's is others'. `asked`: what this gateway had there then.
+    pub fn engine_says(&self, now: Duration, engine: EngineLoad, asked: OwnLoad) {
+        let own = asked.most(self.own());
+        self.known().others.observe(now, engine, own);
     }
 
     /// Uncached prompt tokens that are still to be computed, others' among them, by a worker that is believed to compute
@@ -140,7 +145,7 @@ mod tests {
         let load = Load::default();
         let ours = load.start(NOW, 1_000, true);
         let alone = load.snapshot(NOW, 2.0);
-        load.engine_says(NOW, EngineLoad { running: 1, waiting: 3, waiting_tokens: Some(5_000) });
+        load.engine_says(NOW, EngineLoad { running: 1, waiting: 3, waiting_tokens: Some(5_000) }, load.own());
         let shared = load.snapshot(NOW, 2.0);
         assert_eq!((alone.requests, alone.waiting_prefill_tokens, alone.pace.backlog_ms), (1, 1_000, 500.0));
         assert_eq!(

@@ -61,19 +61,35 @@ pub struct OthersNow {
     pub busy_share: f64,
 }
 
+impl OwnLoad {
+    /// The most of two moments. What an engine says is from between asking it and its answer: who has ended or begun since
+    /// would look like others'.
+    pub fn most(self, other: Self) -> Self {
+        Self {
+            requests: self.requests.max(other.requests),
+            waiting: self.waiting.max(other.waiting),
+            waiting_tokens: self.waiting_tokens.max(other.waiting_tokens),
+            mean_tokens: other.mean_tokens,
+        }
+    }
+}
+
 impl Others {
     /// The engine was asked.
     pub fn observe(&mut self, now: Duration, engine: EngineLoad, own: OwnLoad) {
         let all = engine.running + engine.waiting;
-        self.requests = all.saturating_sub(own.requests) as f64;
-        self.tokens = engine.waiting_tokens.map_or_else(
-            || {
-                // Whoever waits, waits for a prompt that is being computed.
+        let requests = all.saturating_sub(own.requests);
+        self.requests = requests as f64;
+        self.tokens = match engine.waiting_tokens {
+            // Where nobody else is, what differs is what this gateway takes its own to weigh.
+            _ if requests == 0 => 0.0,
+            Some(tokens) => tokens.saturating_sub(own.waiting_tokens) as f64,
+            None => {
+                // Whoever waits, waits for a prompt that is being computed, mostly: at times only for a step of decodes.
                 let pending = engine.waiting + u64::from(engine.waiting > 0);
-                pending.saturating_sub(own.waiting) as f64 * own.mean_tokens
-            },
-            |tokens| tokens.saturating_sub(own.waiting_tokens) as f64,
-        );
+                pending.saturating_sub(own.waiting).min(requests) as f64 * own.mean_tokens
+            }
+        };
         let gain = 1.0 - (-now.saturating_sub(self.seen).as_secs_f64() / MEMORY_S).exp();
         let waits =
             own.waiting > 0 || engine.waiting > 0 || engine.waiting_tokens.is_some_and(|tokens| tokens > 0);
@@ -134,6 +150,11 @@ mod tests {
         let own = OwnLoad { waiting: 2, ..OWN };
         let seen = |others: OthersNow| (others.requests, others.tokens, others.own_share);
         assert_eq!(seen(after(engine, own)), (0.0, 0.0, 1.0));
+        // One of ours that waits for the end of a step in which nobody's prompt is computed.
+        let between = EngineLoad { running: 2, waiting: 1, waiting_tokens: None };
+        assert_eq!(seen(after(between, OWN)), (0.0, 0.0, 1.0));
+        let weighs_more = EngineLoad { waiting_tokens: Some(1_500), ..between };
+        assert_eq!(seen(after(weighs_more, OWN)), (0.0, 0.0, 1.0));
         // Its gauges may be older than what we have sent.
         let late = EngineLoad { running: 1, waiting: 0, waiting_tokens: Some(0) };
         assert_eq!(seen(after(late, OWN)), (0.0, 0.0, 1.0));

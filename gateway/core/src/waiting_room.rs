@@ -325,11 +325,14 @@ impl<R> WaitingRoom<R> {
         let least = self.fair.least(now);
         for mut entry in self.waiting.drain(..) {
             let late = entry.is_late(now, &rules);
-            ahead.reserve_ms = if late || self.fair.is_greedy(&entry.share, &least, now) {
-                fair::RESERVED * horizon_ms
+            let kept_from_it = if self.fair.is_greedy(&entry.share, &least, now) {
+                fair::RESERVED
+            } else if late {
+                order::RESERVED
             } else {
                 0.0
             };
+            ahead.reserve_ms = kept_from_it * horizon_ms;
             let must_begin =
                 (surplus > 0 && shed_after.is_none()) || now.saturating_sub(entry.arrived) >= max_wait;
             let unweighed =

@@ -213,6 +213,37 @@ fn a_worker_that_looks_slow_under_load_is_believed_slowly() {
     assert!(state.rate < 2_050.0);
 }
 
+#[test]
+fn what_full_workers_compute_is_taken_soon_and_kept() {
+    let mut state = PoolState::new(&ScaleConfig::try_from(&ScaleFile::default()).unwrap().default);
+    let s = Duration::from_secs;
+    let mut look = |t: u64, measured: f64, backlog_tokens: f64| {
+        let seen = Seen {
+            uncached_tokens_per_s: 3_000.0,
+            prefill_tokens_per_s: measured,
+            backlog_tokens,
+            ready: 1,
+            ..Seen::default()
+        };
+        state.last = Some((seen, state.scaler.step(s(t), &seen)));
+        state.take_rate(s(t), Some(measured));
+        state.rate
+    };
+    look(0, 4_000.0, 0.0);
+    for t in 1..=60 {
+        look(t, 3_000.0, 1e6);
+    }
+    let full = look(61, 3_000.0, 1e6);
+    assert!((3_000.0..3_200.0).contains(&full), "{full}");
+    for t in 62..=360 {
+        look(t, 4_000.0, 0.0);
+    }
+    let later = look(361, 4_000.0, 0.0);
+    assert!(later < full + 100.0, "five minutes with little to do say little about full ones: {later}");
+    let hours = (362..=12_000).map(|t| look(t, 4_000.0, 0.0)).last().unwrap();
+    assert!(hours > 3_900.0, "{hours}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn streams_that_wait_miss_the_objective_and_who_left_early_does_not() {
     let (scale, router) = setup("ttft_slo_seconds = 4.0");

@@ -131,7 +131,8 @@ impl Gateway {
         let (running, waiting) = (engine.running() as u64, engine.waiting() as u64);
         let waiting_tokens = tokens.then(|| engine.pending_prefill_tokens());
         let engine = EngineLoad { running, waiting, waiting_tokens };
-        self.desks[worker].load.engine_says(Duration::from_nanos(at), engine);
+        let load = &self.desks[worker].load;
+        load.engine_says(Duration::from_nanos(at), engine, load.own());
     }
 
     /// A worker says that it holds these blocks of a chain.

@@ -16,8 +16,7 @@ const OUTFLOW_SPAN_S: f64 = 2.0;
 /// What an owner may have had less than the others when it comes back, in seconds of the room's outflow: its bursts, above
 /// what it has on the mean, go first up to here. Also for how long it can hold up the others.
 const CREDIT_S: f64 = 1.0;
-/// How much of what workers are sent beforehand is kept for owners who have had less, and for those who can keep the objective
-/// from those who cannot. What is left bridges the time until
+/// How much of what workers are sent beforehand is kept for owners who have had less. What is left bridges the time until
 /// the next one reaches them, as the rest of the horizon need not.
 pub(super) const RESERVED: f64 = 0.9;
 /// Seconds for which an owner must have waited without a pause to be one that asks for more than its share: others' bursts
