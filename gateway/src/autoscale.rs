@@ -5,6 +5,7 @@
 
 mod demand;
 mod first_worker;
+mod full_rate;
 mod shown;
 
 use std::{
@@ -23,6 +24,7 @@ use keyway_core::{
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, watch};
 
+use self::full_rate::FullRate;
 pub use self::{demand::Demand, shown::ScaleRow};
 use crate::{
     clock,
@@ -33,8 +35,14 @@ use crate::{
     routing::Router,
 };
 
-/// Weight of one request in the running share of uncached tokens: about the last fifty count.
+/// Weight of one request in what is learned of answers: about the last fifty count.
 const SHARE_GAIN: f64 = 0.02;
+/// Requests that count in the share of uncached tokens: of fewer it is off by chance as much as arrivals are.
+const SHARE_OF_REQUESTS: f64 = 200.0;
+/// Requests that the first guess, that nothing is cached, counts for.
+const SHARE_GUESS_COUNTS: f64 = 20.0;
+/// Weight of the newest window in which workers were full.
+const FULL_RATE_GAIN: f64 = 0.3;
 /// Time in which what full workers computed gives way, to 37 %, to what others do.
 const FULL_RATE_MEMORY_S: f64 = 3_600.0;
 /// Longest time between two sums.
@@ -72,6 +80,8 @@ struct PoolState {
     scaler: Scaler,
     /// Share of prompt tokens that no cache held, of late.
     uncached_share: f64,
+    /// How many requests it is of.
+    shares: f64,
     /// Prompt tokens of requests that have no worker yet.
     unsent_tokens: f64,
     /// Uncached tokens of requests at a worker without a first token.
@@ -87,11 +97,13 @@ struct PoolState {
     answers: Option<(f64, f64)>,
     held: Held,
     first_waiting: u64,
-    /// Tokens per second of a worker, as last known, and when; `None` while it is the operator's guess.
+    /// Tokens per second of a worker, as last known, and when that was looked at.
     rate: f64,
     rated: Option<Duration>,
-    /// Whether workers were full since it is measured.
+    /// Whether it is more than the operator's guess, and whether full workers have shown it.
+    was_fitted: bool,
     was_full: bool,
+    full_rate: FullRate,
     last: Option<(Seen, Sum)>,
 }
 
@@ -224,6 +236,7 @@ impl PoolState {
             itl: Recent::new(scale.rules.judged_over()),
             scaler: Scaler::new(scale.rules.clone()),
             uncached_share: 1.0,
+            shares: SHARE_GUESS_COUNTS,
             unsent_tokens: 0.0,
             sent_tokens: 0.0,
             held_tokens: 0.0,
@@ -235,7 +248,9 @@ impl PoolState {
             first_waiting: 0,
             rate: scale.prior_tokens_per_s,
             rated: None,
+            was_fitted: false,
             was_full: false,
+            full_rate: FullRate::new(scale.rules.window),
             last: None,
         }
     }
@@ -243,8 +258,11 @@ impl PoolState {
     fn sum(&mut self, now: Duration, workers: &[&Arc<Worker>]) -> (Seen, Sum) {
         let ready: Vec<&Arc<Worker>> = workers.iter().copied().filter(|worker| worker.routable()).collect();
         let rates = ready.iter().filter_map(|worker| worker.rate.lock().tokens_per_second());
-        let measured = mean(rates);
-        self.take_rate(now, measured);
+        let rules = self.scaler.rules();
+        let behind = self.last.is_some_and(|(seen, _)| is_behind(rules, &seen));
+        let alone = ready.iter().all(|worker| worker.load.others(now) == 0.0);
+        let full = self.full_rate.look(now, behind && alone, ready.len());
+        self.take_rate(now, mean(rates), (behind, full));
         let caches = ready.iter().filter_map(|worker| worker.residency.capacity.lock().tokens());
         let starting = workers.iter().filter(|worker| worker.state() == State::Joining).count();
         let share = self.uncached_share;
@@ -271,28 +289,32 @@ impl PoolState {
     }
 
     /// A full worker computes prompts more slowly, beside more answers, and how many full ones are needed is what the sum says.
-    /// So a rate that was measured while work waited is taken within a window and kept: one that is higher while none does is
-    /// believed over an hour, in which the load may have become another. Before workers were ever full it is taken at once. A
-    /// lower one is believed over a quarter of the scale-in time: the slowest moment would ask for too many.
-    fn take_rate(&mut self, now: Duration, measured: Option<f64>) {
-        let Some(measured) = measured else { return };
+    /// So what full ones computed is kept, and gives way over an hour to what is fitted from single answers while nobody waits:
+    /// the load may have become another. Before workers were ever full, a higher fit is taken at once, and a lower one over a
+    /// quarter of the scale-in time: the slowest moment would ask for too many.
+    fn take_rate(&mut self, now: Duration, fitted: Option<f64>, (behind, full): (bool, Option<f64>)) {
+        let then = self.rated.replace(now);
+        if let Some(full) = full {
+            let gain = if self.was_full { FULL_RATE_GAIN } else { 1.0 };
+            self.was_full = true;
+            self.rate += gain * (full - self.rate);
+            return;
+        }
+        let (Some(fitted), Some(then)) = (fitted, then.filter(|_| self.was_fitted)) else {
+            self.rate = fitted.unwrap_or(self.rate);
+            self.was_fitted |= fitted.is_some();
+            return;
+        };
         let rules = self.scaler.rules();
-        let behind = self.last.is_some_and(|(seen, _)| is_behind(rules, &seen));
-        let memory_s = match measured < self.rate {
-            _ if behind => rules.window.as_secs_f64(),
-            true => rules.scale_in_after.as_secs_f64() / 4.0,
-            false if self.was_full => FULL_RATE_MEMORY_S,
-            false => 0.0,
+        let memory_s = match (self.was_full, behind) {
+            (true, true) => return,
+            (true, false) => FULL_RATE_MEMORY_S,
+            (false, true) => 2.0 * rules.window.as_secs_f64(),
+            (false, false) if fitted < self.rate => rules.scale_in_after.as_secs_f64() / 4.0,
+            (false, false) => 0.0,
         };
-        self.was_full |= behind;
-        self.rate = match self.rated {
-            Some(then) => {
-                let elapsed = now.saturating_sub(then).as_secs_f64();
-                self.rate + (measured - self.rate) * (1.0 - (-elapsed / memory_s.max(1e-3)).exp())
-            }
-            None => measured,
-        };
-        self.rated = Some(now);
+        let elapsed = now.saturating_sub(then).as_secs_f64();
+        self.rate += (fitted - self.rate) * (1.0 - (-elapsed / memory_s.max(1e-3)).exp());
     }
 
     /// What runs and what it holds, as means over about a window; of both only the share that is not there because work waits.
@@ -331,7 +353,8 @@ impl PoolState {
             let share = (uncached_tokens as f64 / prompt_tokens as f64).min(1.0);
             // Long prompts are most of the work, so they are most of what is learned.
             let weight = prompt_tokens as f64 / self.arrivals_mean().max(1.0);
-            let gain = (SHARE_GAIN * weight).min(0.5);
+            self.shares = (self.shares + 1.0).min(SHARE_OF_REQUESTS);
+            let gain = (weight / self.shares).min(0.5);
             self.uncached_share += gain * (share - self.uncached_share);
         }
     }

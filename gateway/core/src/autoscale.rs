@@ -49,7 +49,7 @@ const MIN_SHARE_OF_SLO: f64 = 0.1;
 /// Share of a start's time within which a backlog that asks for nobody is worked off.
 const SHARE_OF_START: f64 = 0.5;
 /// Below the planned utilisation by this much, one worker fewer would hold.
-const SCALE_IN_MARGIN: f64 = 0.05;
+const SCALE_IN_MARGIN: f64 = 0.02;
 /// What the guard adds at a time, as a share of the fleet; at least one worker.
 const GUARD_STEP: f64 = 0.1;
 /// Bounds of the guard's correction of the sum.
@@ -74,7 +74,7 @@ pub struct ScaleRules {
     pub ttft_slo_s: f64,
     /// Mean seconds between an answer's tokens that nine of ten requests must keep; `None`: not watched.
     pub itl_slo_s: Option<f64>,
-    /// Share of the measured prefill rate that is planned for, above 0.05 and at most 1.
+    /// Share of the measured prefill rate that is planned for, above 0.02 and at most 1.
     pub utilisation: f64,
     /// Share of the KV cache that running requests may hold.
     pub kv_share: f64,
@@ -104,10 +104,10 @@ impl Default for ScaleRules {
             max: 64,
             ttft_slo_s: 2.0,
             itl_slo_s: None,
-            utilisation: 0.9,
+            utilisation: 0.95,
             kv_share: 0.8,
             running_per_worker: None,
-            catch_up: 0.25,
+            catch_up: 0.3,
             start: Duration::from_secs(60),
             scale_in_after: Duration::from_secs(300),
             window: Duration::from_secs(30),

@@ -81,6 +81,7 @@ impl Demand {
             if let Some(pool) = &self.pool {
                 let mut state = pool.state.lock();
                 state.running += 1;
+                state.full_rate.computed(uncached);
                 state.held_tokens += uncached as f64;
             }
         }

@@ -199,49 +199,42 @@ async fn streams_tell_the_time_between_their_tokens() {
 fn a_worker_that_looks_slow_under_load_is_believed_slowly() {
     let mut state = PoolState::new(&ScaleConfig::try_from(&ScaleFile::default()).unwrap().default);
     let s = Duration::from_secs;
-    state.take_rate(s(0), Some(1_000.0));
+    state.take_rate(s(0), Some(1_000.0), (false, None));
     assert_eq!(state.rate, 1_000.0, "a measurement replaces the guess at once");
-    state.take_rate(s(1), Some(4_000.0));
+    state.take_rate(s(1), Some(4_000.0), (false, None));
     assert_eq!(state.rate, 4_000.0);
-    state.take_rate(s(31), Some(2_000.0));
+    state.take_rate(s(31), Some(2_000.0), (false, None));
     assert!((3_250.0..3_400.0).contains(&state.rate), "{}", state.rate);
     for t in 32..1_500 {
-        state.take_rate(s(t), Some(2_000.0));
+        state.take_rate(s(t), Some(2_000.0), (false, None));
     }
     assert!((1_999.0..2_050.0).contains(&state.rate), "{}", state.rate);
-    state.take_rate(s(1_500), None);
+    state.take_rate(s(1_500), None, (false, None));
     assert!(state.rate < 2_050.0);
 }
 
 #[test]
-fn what_full_workers_compute_is_taken_soon_and_kept() {
+fn what_full_workers_compute_is_kept_and_gives_way_over_an_hour() {
     let mut state = PoolState::new(&ScaleConfig::try_from(&ScaleFile::default()).unwrap().default);
     let s = Duration::from_secs;
-    let mut look = |t: u64, measured: f64, backlog_tokens: f64| {
-        let seen = Seen {
-            uncached_tokens_per_s: 3_000.0,
-            prefill_tokens_per_s: measured,
-            backlog_tokens,
-            ready: 1,
-            ..Seen::default()
-        };
-        state.last = Some((seen, state.scaler.step(s(t), &seen)));
-        state.take_rate(s(t), Some(measured));
+    state.take_rate(s(0), Some(4_000.0), (false, None));
+    state.take_rate(s(30), Some(3_500.0), (true, Some(3_000.0)));
+    assert_eq!(state.rate, 3_000.0);
+    state.take_rate(s(31), Some(3_500.0), (true, None));
+    state.take_rate(s(60), Some(3_500.0), (true, Some(2_900.0)));
+    assert_eq!(state.rate, 2_970.0);
+    for t in 61..=360 {
+        state.take_rate(s(t), Some(4_000.0), (false, None));
+    }
+    assert!(
+        state.rate < 3_070.0,
+        "five minutes with little to do say little about full ones: {}",
         state.rate
-    };
-    look(0, 4_000.0, 0.0);
-    for t in 1..=60 {
-        look(t, 3_000.0, 1e6);
+    );
+    for t in 361..=15_000 {
+        state.take_rate(s(t), Some(4_000.0), (false, None));
     }
-    let full = look(61, 3_000.0, 1e6);
-    assert!((3_000.0..3_200.0).contains(&full), "{full}");
-    for t in 62..=360 {
-        look(t, 4_000.0, 0.0);
-    }
-    let later = look(361, 4_000.0, 0.0);
-    assert!(later < full + 100.0, "five minutes with little to do say little about full ones: {later}");
-    let hours = (362..=12_000).map(|t| look(t, 4_000.0, 0.0)).last().unwrap();
-    assert!(hours > 3_900.0, "{hours}");
+    assert!(state.rate > 3_900.0, "{}", state.rate);
 }
 
 #[tokio::test(start_paused = true)]

@@ -21,7 +21,7 @@ pub struct ScaleFile {
     pub ttft_slo_seconds: Option<f64>,
     /// Mean seconds between an answer's tokens that nine of ten requests are to keep; not watched if absent.
     pub itl_slo_seconds: Option<f64>,
-    /// Share of the measured prefill rate that is planned for (0.9).
+    /// Share of the measured prefill rate that is planned for (0.95).
     pub utilisation: Option<f64>,
     /// Share of the KV cache that running requests may hold (0.8).
     pub kv_share: Option<f64>,
