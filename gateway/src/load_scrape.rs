@@ -52,10 +52,7 @@ pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream,
     let mut page = Page::default();
     loop {
         let mut counts_tokens = false;
-        if !worker.routable() {
-            // Whatever comes back may be another engine.
-            page = Page::default();
-        } else {
+        if worker.routable() {
             let asked = worker.load.own();
             if let Some(load) = page.read(&worker, &upstream).await {
                 worker.load.engine_says(router.now(), load, asked);
@@ -65,6 +62,9 @@ pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream,
                 }
                 counts_tokens = load.waiting_tokens.is_some();
             }
+        } else {
+            // Whatever comes back may be another engine.
+            page = Page::default();
         }
         let soon = !worker.routable() || router.now() < others_until;
         clock::sleep(pause(every, soon, counts_tokens)).await;

@@ -14,8 +14,8 @@
 //! desired = out, but what was desired before until `in` is lower; at most `max`
 //! ```
 //!
-//! `V` is the prefill rate of one worker that is full, as far as any has been, `U` the share of it that is planned for, and `within` half the time that a
-//! worker takes to start.
+//! `V` is the prefill rate of one worker that is full, as far as any has been, `U` the share of it that is planned for, and
+//! `within` half the time that a worker takes to start.
 //! - Tokens that a cache holds cost nothing, so they are not in it, and a queue counts by its work, not by its length.
 //! - A backlog is what a fleet that was too small has left behind. One that the workers for what comes work off within half a
 //!   start asks for nobody: whoever came for it would soon have to go again. Another one asks for more, but workers that are
@@ -24,9 +24,10 @@
 //! - A worker with a queue runs as many requests as fit, whatever is needed: while the backlog is the greater part, `decode` and
 //!   `kv` are at most what flows through, arrivals times the time that a request runs (J. Little, 1961). Otherwise each worker
 //!   that comes would be full too, and ask for the next.
-//! - `c` is what the guard has learned: when an SLO (TTFT, or the time between tokens where one is set) is missed although nobody is starting and the sum holds, the sum is
-//!   wrong (prompts that differ, a noisy machine), and one more worker in ten is asked for. It fades over an hour, so that the
-//!   fleet does not swing between what the sum says and what the SLO needs.
+//! - `c` is what the guard has learned: when an SLO (TTFT, or the time between tokens where one is set) is missed over four
+//!   windows although nobody is starting and the sum holds, the sum is wrong (prompts that differ, a noisy machine), and one
+//!   more worker in ten is asked for. It fades over an hour, so that the fleet does not swing between what the sum says and what
+//!   the SLO needs.
 //! - Fewer are asked for only when one worker fewer would have held what comes, with `margin` to spare, all through
 //!   `scale_in_after`. What a backlog asked for besides is held for half as long: what has been worked off does not come again,
 //!   unless the rate that is believed is too high, which the guard has learned by then.

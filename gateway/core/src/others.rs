@@ -64,6 +64,7 @@ pub struct OthersNow {
 impl OwnLoad {
     /// The most of two moments. What an engine says is from between asking it and its answer: who has ended or begun since
     /// would look like others'.
+    #[must_use]
     pub fn most(self, other: Self) -> Self {
         Self {
             requests: self.requests.max(other.requests),

@@ -315,8 +315,7 @@ impl<R> WaitingRoom<R> {
         let mut weighed = 0;
         let mut wake: Option<Duration> = None;
         let rules = self.rules;
-        let RoomRules { horizon_ms, shed_after, .. } = rules;
-        let max_wait = rules.longest_wait();
+        let (RoomRules { horizon_ms, shed_after, .. }, max_wait) = (rules, rules.longest_wait());
         let mut keep = |entry: Entry<R>, due: Duration| {
             let due = due.min(entry.arrived + max_wait);
             wake = Some(wake.map_or(due, |wake| wake.min(due)));
@@ -325,14 +324,8 @@ impl<R> WaitingRoom<R> {
         let least = self.fair.least(now);
         for mut entry in self.waiting.drain(..) {
             let late = entry.is_late(now, &rules);
-            let kept_from_it = if self.fair.is_greedy(&entry.share, &least, now) {
-                fair::RESERVED
-            } else if late {
-                order::RESERVED
-            } else {
-                0.0
-            };
-            ahead.reserve_ms = kept_from_it * horizon_ms;
+            let greedy = self.fair.is_greedy(&entry.share, &least, now);
+            ahead.reserve_ms = horizon_ms * if greedy { fair::RESERVED } else { order::reserved(late) };
             let must_begin =
                 (surplus > 0 && shed_after.is_none()) || now.saturating_sub(entry.arrived) >= max_wait;
             let unweighed =

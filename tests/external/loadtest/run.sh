@@ -49,6 +49,9 @@ if [[ -z ${BIN_DIR:-} ]]; then
     BIN_DIR=${CARGO_TARGET_DIR:-$root/target}/release
 fi
 tester=$BIN_DIR/keyway-loadtest
+for program in keyway-loadtest examples/queue_server; do
+    [[ -x $BIN_DIR/$program ]] || { echo "run.sh: $BIN_DIR/$program is missing: cargo build --release -p keyway-loadtest --bins --examples" >&2; exit 2; }
+done
 failed=0
 export NO_PROXY='*' HF_HOME=$SCRATCH/hf HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 ulimit -n "$(ulimit -Hn)" 2>/dev/null || true

@@ -142,8 +142,12 @@ mod tests {
         let mut watch = watch();
         let gave_up: Vec<_> = (0..10).filter_map(|_| watch.come(s(0.0))).collect();
         let left: Vec<_> = (0..90).filter_map(|_| watch.come(s(0.0))).collect();
-        left.into_iter().for_each(|one| watch.gone(s(1.0), one));
-        gave_up.into_iter().for_each(|one| watch.gone(s(9.0), one));
+        for one in left {
+            watch.gone(s(1.0), one);
+        }
+        for one in gave_up {
+            watch.gone(s(9.0), one);
+        }
         assert_eq!(watch.quantile(s(20.0), 0.1), Some(9.0));
         let served: Vec<_> = (0..90).filter_map(|_| watch.come(s(20.0))).collect();
         for one in served {

@@ -11,7 +11,7 @@ const LATE_ONE_IN: u32 = 32;
 
 /// How much of what workers are sent beforehand is kept for those who can keep the objective. With less than a step of an engine
 /// left, a worker would make steps without a prompt between two of a backlog, which cost a tenth of what a fleet can do.
-pub(super) const RESERVED: f64 = 0.5;
+const RESERVED: f64 = 0.5;
 
 impl<R> WaitingRoom<R> {
     pub(super) fn order(&mut self, now: Duration) {
@@ -60,4 +60,9 @@ impl<R> Entry<R> {
         let waited_ms = now.saturating_sub(self.arrived).as_secs_f64() * 1e3;
         waited_ms + self.own_ms.unwrap_or(0.0) + rules.horizon_ms > FORESEEN * objective.as_secs_f64() * 1e3
     }
+}
+
+/// What is kept from a request, as a share of the horizon.
+pub(super) fn reserved(late: bool) -> f64 {
+    if late { RESERVED } else { 0.0 }
 }
