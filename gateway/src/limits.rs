@@ -120,7 +120,7 @@ pub const MAX_DATA_PARALLEL_RANKS: u32 = 256;
 /// Tokens in a worker's KV block until it says: vLLM's default.
 pub const BLOCK_TOKENS: u32 = 16;
 
-/// Blocks known of one worker by its events, at about 80 bytes each: 8 million tokens of 16 a block, four times what one
+/// Blocks known of one worker by its events, at about 50 bytes each: 8 million tokens of 16 a block, four times what one
 /// 8-GPU node holds of a 70B model.
 pub const KV_FEED_BLOCKS_MAX: usize = 512 << 10;
 

@@ -1,21 +1,29 @@
 //! What a residency costs in memory: growth of this process (Linux), beside what the index says of itself. First of a
-//! freshly filled index, then after as many placements again as it has residencies, many times over. Fails above the bar.
+//! freshly filled index, then after as many placements again as it has residencies, many times over; and of an index together
+//! with all that is known of the workers whose KV events fill it. Fails above the bars.
 //!
 //! `cargo run --release -p keyway-core --example index_memory`
 
 use std::process::ExitCode;
 
-use keyway_core::{PrefixIndex, WorkerId};
+use keyway_core::{KvFeed, PrefixIndex, Recovery, WorkerId};
 use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
+use keyway_wire::kv_event::{BlockRemoved, BlockStored, Decoded, EngineHash, EventBatch, KvEvent};
 
 /// Most bytes that a residency may take.
 const BAR: f64 = 48.0;
+/// Most bytes that it may take besides where events tell of it: the engine's name for it, and what is before and behind it.
+const ANNOUNCED_BAR: f64 = 56.0;
 /// Times that every residency is replaced: at 1,000 prompts a second of 40 new blocks each an hour's worth is 144 million.
 const CHURN: usize = 14;
 const BLOCKS: usize = 1000;
+/// Of an announced prompt, and tokens in each.
+const ANNOUNCED_BLOCKS: u64 = 64;
+const BLOCK_TOKENS: u64 = 16;
 
 fn main() -> ExitCode {
-    let met = [(10_000_000, 1), (1_250_000, 8)].map(|(blocks, holders)| measure(blocks, holders));
+    let met = [(10_000_000, 1), (1_250_000, 8)]
+        .map(|(blocks, holders)| measure(blocks, holders) & announced(blocks, holders));
     if met.into_iter().all(|met| met) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -39,6 +47,54 @@ fn measure(blocks: usize, holders: usize) -> bool {
         100.0 * grown / budget as f64,
     );
     filled <= BAR && grown <= 1.05 * budget as f64 && index.len() >= residencies * 99 / 100
+}
+
+/// The same of workers whose events tell of so many blocks on each: caches that are full, then replaced once.
+fn announced(blocks: usize, workers: usize) -> bool {
+    let before = resident_bytes();
+    let residencies = blocks * workers;
+    let mut index = PrefixIndex::new(residencies * BAR as usize);
+    let mut feeds: Vec<KvFeed> = (0..workers)
+        .map(|worker| KvFeed::new(WorkerId(worker as u32), HashKey::new(3), Recovery::Nothing, blocks))
+        .collect();
+    for feed in &mut feeds {
+        let _ = feed.connected(&mut index);
+    }
+    let kept = blocks as u64 / ANNOUNCED_BLOCKS;
+    for number in 0..2 * kept {
+        let batch = told(number, number.checked_sub(kept));
+        for feed in &mut feeds {
+            let _ = feed.live(&mut index, number, Ok(batch.clone()));
+        }
+    }
+    let grown = (resident_bytes() - before) / index.len() as f64;
+    println!("{blocks} announced blocks on {workers}: {grown:.1} bytes each, with the index's");
+    let known = feeds.iter().all(|feed| feed.stats().over_capacity == 0);
+    grown <= BAR + ANNOUNCED_BAR
+        && known
+        && index.len() as u64 >= kept * ANNOUNCED_BLOCKS * workers as u64 * 99 / 100
+}
+
+/// A prompt is stored, and another one, from its end on, removed.
+fn told(stored: u64, removed: Option<u64>) -> Decoded {
+    let names = |number: u64| {
+        (0..ANNOUNCED_BLOCKS)
+            .map(move |block| (number * ANNOUNCED_BLOCKS + block + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+            .map(EngineHash::Int)
+    };
+    let removed = removed.map(|number| {
+        let block_hashes = names(number).rev().collect();
+        KvEvent::BlockRemoved(BlockRemoved { block_hashes, ..BlockRemoved::default() })
+    });
+    let stored = KvEvent::BlockStored(BlockStored {
+        block_hashes: names(stored).collect(),
+        token_ids: (0..ANNOUNCED_BLOCKS * BLOCK_TOKENS).map(|i| (stored * 7919 + i) as u32).collect(),
+        block_size: BLOCK_TOKENS as u32,
+        ..BlockStored::default()
+    });
+    let events = removed.into_iter().chain([stored]).collect();
+    let batch = EventBatch { ts: 1.0, events, data_parallel_rank: None };
+    Decoded { batch, ..Decoded::default() }
 }
 
 /// A prompt of its own.

@@ -121,7 +121,7 @@ pub struct KvFeed {
 
 impl KvFeed {
     /// A feed that was not connected yet. `key` is the index's; `max_blocks` bounds what is known of the worker, at
-    /// about 80 bytes a block.
+    /// about 50 bytes a block.
     pub fn new(worker: WorkerId, key: HashKey, recovery: Recovery, max_blocks: usize) -> Self {
         Self {
             worker,

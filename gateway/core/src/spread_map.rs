@@ -5,7 +5,10 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// The map.
-pub(crate) type SpreadMap<K, V> = HashMap<K, V, BuildHasherDefault<SpreadHasher>>;
+pub(crate) type SpreadMap<K, V> = HashMap<K, V, Spread>;
+
+/// What makes its hashes.
+pub(crate) type Spread = BuildHasherDefault<SpreadHasher>;
 
 /// See the module.
 #[derive(Debug, Default)]

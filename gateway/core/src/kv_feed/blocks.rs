@@ -7,10 +7,13 @@
 //! A block whose last copy went while later blocks are still there stays as an empty place: if it is stored again,
 //! those are reachable again. Engines evict the last block of a prefix first, so that is rare.
 
+use std::hash::BuildHasher;
+
+use hashbrown::HashTable;
 use keyway_wire::block_hash::BlockHash;
 
 use crate::index::{PrefixIndex, WorkerId};
-use crate::spread_map::SpreadMap;
+use crate::spread_map::Spread;
 
 /// The worker's part of the index.
 pub(super) struct Held<'a> {
@@ -53,25 +56,32 @@ pub(super) type NodeId = u32;
 /// No node.
 const NONE: NodeId = NodeId::MAX;
 
+/// As small as can be: a fleet's caches hold tens of millions of blocks.
 #[derive(Debug, Clone, Copy)]
 struct Node {
     name: u64,
     /// Its name in the index.
     key: BlockHash,
-    /// The empty prefix it descends from.
-    root: BlockHash,
     /// Copies the engine's own cache has, and other tiers.
     copies: u16,
     elsewhere: u16,
+    /// The prompt's first block, which stays while one behind it does: it knows the empty prefix that they descend from.
+    first: NodeId,
     parent: NodeId,
     first_child: NodeId,
-    next_sibling: NodeId,
-    previous_sibling: NodeId,
-    /// Another node of the same name: hashes that do not cover the salt.
-    namesake: NodeId,
+    /// The one before and the one after it among those behind `parent`; of a first block, which has none, its empty prefix.
+    siblings: [NodeId; 2],
 }
 
+const _: () = assert!(size_of::<Node>() == 40, "a block costs more than ARCHITECTURE.md says");
+
 impl Node {
+    /// Of a first block.
+    fn empty_prefix(&self) -> BlockHash {
+        let [low, high] = self.siblings;
+        BlockHash(u64::from(high) << 32 | u64::from(low))
+    }
+
     fn is_held(&self, reach: Reach) -> bool {
         self.copies > 0 || (matches!(reach, Reach::Any) && self.elsewhere > 0)
     }
@@ -88,14 +98,15 @@ impl Node {
 pub(super) struct Blocks {
     nodes: Vec<Node>,
     free: Vec<NodeId>,
-    names: SpreadMap<u64, NodeId>,
+    /// All of them by name; several have the same where hashes do not cover the salt.
+    names: HashTable<NodeId>,
     max: usize,
 }
 
 impl Blocks {
     pub(super) fn new(max: usize) -> Self {
         let max = max.min(NONE as usize);
-        Self { nodes: Vec::new(), free: Vec::new(), names: SpreadMap::default(), max }
+        Self { nodes: Vec::new(), free: Vec::new(), names: HashTable::new(), max }
     }
 
     pub(super) fn clear(&mut self) {
@@ -115,14 +126,13 @@ impl Blocks {
     }
 
     pub(super) fn root(&self, node: NodeId) -> BlockHash {
-        self.nodes[node as usize].root
+        self.nodes[self.nodes[node as usize].first as usize].empty_prefix()
     }
 
     /// The block of this name; where several have it, the one below `root`.
     pub(super) fn find_parent(&self, name: u64, root: Option<BlockHash>) -> Option<NodeId> {
-        let first = self.names.get(&name).copied()?;
         let below = |node: &NodeId| root.is_none_or(|root| self.root(*node) == root);
-        self.namesakes(first).find(below)
+        self.named(name).find(below)
     }
 
     /// Puts all that is known into the index's other half: from now on other tiers count.
@@ -137,12 +147,14 @@ impl Blocks {
     /// Counts one more copy, in another tier, of a block that is announced there by its name alone; false if that is not
     /// known, or stands for several.
     pub(super) fn store_elsewhere(&mut self, held: &mut Held<'_>, name: u64) -> bool {
-        let Some(&node) = self.names.get(&name) else { return false };
-        let alone = self.nodes[node as usize].namesake == NONE;
-        if alone {
+        let alone = {
+            let mut named = self.named(name);
+            named.next().filter(|_| named.next().is_none())
+        };
+        if let Some(node) = alone {
             self.count_copy(held, Tier::Other, node);
         }
-        alone
+        alone.is_some()
     }
 
     /// Counts one more copy of a block. `None` if there is no room for another block.
@@ -155,8 +167,7 @@ impl Blocks {
         key: BlockHash,
         root: BlockHash,
     ) -> Option<NodeId> {
-        let known = self.names.get(&name).copied();
-        let same = known.and_then(|first| self.namesakes(first).find(|node| self.key(*node) == key));
+        let same = self.named(name).find(|node| self.key(*node) == key);
         let node = match same {
             Some(node) => node,
             None => self.add(name, parent.unwrap_or(NONE), key, root)?,
@@ -187,10 +198,16 @@ impl Blocks {
     /// Counts one copy less, or as many as are `left`; false if the block is not known. Where several have the name,
     /// each loses a copy: which one is meant is not said, and too little known is the better mistake.
     pub(super) fn remove(&mut self, held: &mut Held<'_>, tier: Tier, name: u64, left: Option<u32>) -> bool {
-        let mut next = self.names.get(&name).copied();
+        let mut named = self.named(name);
+        let first = named.next();
+        // Rarely any, so this allocates nothing.
+        let others: Vec<NodeId> = named.collect();
         let mut known = false;
-        while let Some(node) = next {
-            next = Some(self.nodes[node as usize].namesake).filter(|next| *next != NONE);
+        for node in first.into_iter().chain(others) {
+            // An engine may even name two blocks of one prefix alike; the first may then have gone with the second.
+            if Some(node) != first && !self.named(name).any(|other| other == node) {
+                continue;
+            }
             let before = self.nodes[node as usize];
             let copies = self.nodes[node as usize].copies_in(tier);
             known |= *copies > 0;
@@ -202,15 +219,16 @@ impl Blocks {
         known
     }
 
-    fn namesakes(&self, first: NodeId) -> impl Iterator<Item = NodeId> {
-        let step = |node: &NodeId| Some(self.nodes[*node as usize].namesake).filter(|next| *next != NONE);
-        std::iter::successors(Some(first), step)
+    /// All blocks of this name.
+    fn named(&self, name: u64) -> impl Iterator<Item = NodeId> {
+        let same = move |node: &NodeId| self.nodes[*node as usize].name == name;
+        self.names.iter_hash(spread(name)).copied().filter(same)
     }
 
     fn children(&self, node: NodeId) -> impl Iterator<Item = NodeId> {
         let first = Some(self.nodes[node as usize].first_child).filter(|child| *child != NONE);
         let step =
-            |child: &NodeId| Some(self.nodes[*child as usize].next_sibling).filter(|next| *next != NONE);
+            |child: &NodeId| Some(self.nodes[*child as usize].siblings[1]).filter(|next| *next != NONE);
         std::iter::successors(first, step)
     }
 
@@ -255,33 +273,24 @@ impl Blocks {
         if self.nodes.len() - self.free.len() >= self.max {
             return None;
         }
-        let next_sibling = if parent == NONE { NONE } else { self.nodes[parent as usize].first_child };
-        let node = Node {
-            name,
-            key,
-            root,
-            copies: 0,
-            elsewhere: 0,
-            parent,
-            first_child: NONE,
-            next_sibling,
-            previous_sibling: NONE,
-            namesake: self.names.get(&name).copied().unwrap_or(NONE),
+        let id = self.free.pop().unwrap_or(self.nodes.len() as NodeId);
+        let (first, siblings) = match self.nodes.get(parent as usize) {
+            Some(parent) => (parent.first, [NONE, parent.first_child]),
+            None => (id, [root.0 as NodeId, (root.0 >> 32) as NodeId]),
         };
-        let id = if let Some(id) = self.free.pop() {
-            self.nodes[id as usize] = node;
-            id
-        } else {
-            self.nodes.push(node);
-            (self.nodes.len() - 1) as NodeId
-        };
-        self.names.insert(name, id);
-        if next_sibling != NONE {
-            self.nodes[next_sibling as usize].previous_sibling = id;
+        let node = Node { name, key, copies: 0, elsewhere: 0, first, parent, first_child: NONE, siblings };
+        match self.nodes.get_mut(id as usize) {
+            Some(place) => *place = node,
+            None => self.nodes.push(node),
         }
+        let nodes = &mut self.nodes;
         if parent != NONE {
-            self.nodes[parent as usize].first_child = id;
+            if let Some(next) = nodes.get_mut(siblings[1] as usize) {
+                next.siblings[0] = id;
+            }
+            nodes[parent as usize].first_child = id;
         }
+        self.names.insert_unique(spread(name), id, |id| spread(nodes[*id as usize].name));
         Some(id)
     }
 
@@ -299,24 +308,23 @@ impl Blocks {
     }
 
     fn unlink(&mut self, id: NodeId, node: &Node) {
-        if node.next_sibling != NONE {
-            self.nodes[node.next_sibling as usize].previous_sibling = node.previous_sibling;
-        }
-        if node.previous_sibling != NONE {
-            self.nodes[node.previous_sibling as usize].next_sibling = node.next_sibling;
-        } else if node.parent != NONE {
-            self.nodes[node.parent as usize].first_child = node.next_sibling;
-        }
-        match self.names.get(&node.name).copied() {
-            Some(first) if first == id && node.namesake == NONE => drop(self.names.remove(&node.name)),
-            Some(first) if first == id => drop(self.names.insert(node.name, node.namesake)),
-            Some(first) => {
-                let before = self.namesakes(first).find(|other| self.nodes[*other as usize].namesake == id);
-                if let Some(before) = before {
-                    self.nodes[before as usize].namesake = node.namesake;
-                }
+        if node.parent != NONE {
+            let [previous, next] = node.siblings;
+            if let Some(next) = self.nodes.get_mut(next as usize) {
+                next.siblings[0] = previous;
             }
-            None => {}
+            match self.nodes.get_mut(previous as usize) {
+                Some(previous) => previous.siblings[1] = next,
+                None => self.nodes[node.parent as usize].first_child = next,
+            }
+        }
+        if let Ok(entry) = self.names.find_entry(spread(node.name), |other| *other == id) {
+            entry.remove();
         }
     }
+}
+
+/// Names are hashes or numbers that count, which no client chooses.
+fn spread(name: u64) -> u64 {
+    Spread::default().hash_one(name)
 }
