@@ -8,6 +8,8 @@ use crate::others::OthersNow;
 
 /// Time constant of what is learned: about the last four minutes count.
 const MEMORY_S: f64 = 120.0;
+/// Before its first request a worker is taken to have been idle for so long: one request is no rate.
+const IDLE_BEFORE_S: f64 = 10.0;
 /// Weight of the newest request in the mean of their tokens.
 const MEAN_GAIN: f64 = 0.05;
 /// The busy share counts up to here: beyond it the price of a busy worker would have no bound.
@@ -22,6 +24,8 @@ pub struct Pace {
     next: u64,
     /// Since when the first of `waiting` is taken to be in prefill.
     head_since: Duration,
+    /// When its first request came.
+    began: Option<Duration>,
     /// When the decayed sums below were last brought up to date.
     updated: Duration,
     /// Requests per second.
@@ -60,6 +64,7 @@ impl Pace {
     /// A request with this much prefill of its own was sent. `streams`: its first token will be seen when it is made.
     pub fn start(&mut self, now: Duration, uncached_tokens: u64, streams: bool) -> Waiting {
         self.advance(now);
+        self.began.get_or_insert(now);
         self.arrivals += 1.0 / MEMORY_S;
         let gain = if self.next == 0 { 1.0 } else { MEAN_GAIN };
         self.mean_tokens += gain * (uncached_tokens as f64 - self.mean_tokens);
@@ -100,11 +105,19 @@ impl Pace {
     /// beyond the first whose own first token would have been seen.
     pub fn snapshot(&self, now: Duration, tokens_per_ms: f64) -> PaceSnapshot {
         let (decay, busy) = self.faded(now);
+        let seen = self.seen(now);
         PaceSnapshot {
             backlog_ms: self.tokens_left(now, tokens_per_ms) / tokens_per_ms,
-            arrivals_per_ms: self.arrivals * decay / 1e3,
-            busy_share: busy.min(MAX_BUSY_SHARE),
+            arrivals_per_ms: self.arrivals * decay / seen / 1e3,
+            busy_share: (busy / seen).min(MAX_BUSY_SHARE),
         }
+    }
+
+    /// The part of the memory that has been filled: what began a minute ago has a third of its arrivals in the decayed sums, and
+    /// is not taken for a third as busy.
+    fn seen(&self, now: Duration) -> f64 {
+        let elapsed = self.began.map_or(0.0, |began| now.saturating_sub(began).as_secs_f64());
+        1.0 - (-(elapsed + IDLE_BEFORE_S) / MEMORY_S).exp()
     }
 
     /// Prompt tokens of those that wait, less what is computed by now at this rate.
@@ -222,6 +235,23 @@ mod tests {
         assert!((busy.busy_share - 0.5).abs() < 0.02, "{busy:?}");
         let later = pace.snapshot(s(end + 240.0), 4.0);
         assert!(later.busy_share < 0.08 && later.arrivals_per_ms < busy.arrivals_per_ms / 7.0, "{later:?}");
+    }
+
+    #[test]
+    fn a_worker_that_has_just_joined_is_as_busy_as_it_is() {
+        for seconds in [20.0, 60.0] {
+            let mut pace = Pace::default();
+            serve(&mut pace, 1_000.0, seconds as usize, 2_000, 4_000.0, 1.0);
+            let now = pace.snapshot(s(1_000.0 + seconds), 4.0);
+            // As if it had been idle for ten seconds before.
+            let expected = seconds / (seconds + IDLE_BEFORE_S);
+            assert!((now.arrivals_per_ms * 1e3 / expected - 1.0).abs() < 0.05, "{now:?}");
+            assert!((now.busy_share / (0.5 * expected) - 1.0).abs() < 0.05, "{now:?}");
+        }
+        let mut pace = Pace::default();
+        pace.start(s(5.0), 100, true);
+        let first = pace.snapshot(s(5.0), 4.0);
+        assert!(first.arrivals_per_ms * 1e3 < 0.15 && first.busy_share == 0.0, "{first:?}");
     }
 
     #[test]
