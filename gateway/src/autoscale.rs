@@ -104,6 +104,8 @@ struct PoolState {
     was_fitted: bool,
     was_full: bool,
     full_rate: FullRate,
+    /// When more waited last than was worked off beside what came.
+    behind: Option<Duration>,
     last: Option<(Seen, Sum)>,
 }
 
@@ -251,6 +253,7 @@ impl PoolState {
             was_fitted: false,
             was_full: false,
             full_rate: FullRate::new(scale.rules.window),
+            behind: None,
             last: None,
         }
     }
@@ -260,8 +263,11 @@ impl PoolState {
         let rates = ready.iter().filter_map(|worker| worker.rate.lock().tokens_per_second());
         let rules = self.scaler.rules();
         let behind = self.last.is_some_and(|(seen, _)| is_behind(rules, &seen));
+        let behind_at = if behind { Some(now) } else { self.behind };
+        let was_behind = behind_at.is_some_and(|at| now.saturating_sub(at) < rules.judged_over());
         let alone = ready.iter().all(|worker| worker.load.others(now) == 0.0);
         let full = self.full_rate.look(now, behind && alone, ready.len());
+        self.behind = behind_at;
         self.take_rate(now, mean(rates), (behind, full));
         let caches = ready.iter().filter_map(|worker| worker.residency.capacity.lock().tokens());
         let starting = workers.iter().filter(|worker| worker.state() == State::Joining).count();
@@ -275,6 +281,7 @@ impl PoolState {
             running_mean: self.running as f64,
             kv_tokens: 0.0,
             flow: self.run_s.map_or(f64::INFINITY, |run_s| self.arrivals.requests_per_second(now) * run_s),
+            was_behind,
             kv_tokens_per_worker: mean(caches.map(|tokens| tokens as f64)),
             prefill_tokens_per_s: self.rate,
             ttft_p90_s: self.ttft.quantile(now, 0.9),

@@ -21,9 +21,9 @@
 //!   start asks for nobody: whoever came for it would soon have to go again. Another one asks for more, but workers that are
 //!   only starting do not shrink it, so taken at its word it would ask for many times too many: it adds at most `catch_up`,
 //!   and whole workers only, so that chance in what comes adds none.
-//! - A worker with a queue runs as many requests as fit, whatever is needed: while the backlog is the greater part, `decode` and
-//!   `kv` are at most what flows through, arrivals times the time that a request runs (J. Little, 1961). Otherwise each worker
-//!   that comes would be full too, and ask for the next.
+//! - A worker with a queue runs as many requests as fit, whatever is needed: while the backlog is the greater part, and until what it
+//!   left has run, `decode` and `kv` are at most what flows through, arrivals times the time that a request runs (J. Little, 1961).
+//!   Otherwise each worker that comes would be full too, and ask for the next.
 //! - `c` is what the guard has learned: when an SLO (TTFT, or the time between tokens where one is set) is missed over four
 //!   windows although nobody is starting and the sum holds, the sum is wrong (prompts that differ, a noisy machine), and one
 //!   more worker in ten is asked for. It fades over an hour, so that the fleet does not swing between what the sum says and what
@@ -87,7 +87,7 @@ pub struct ScaleRules {
     pub start: Duration,
     /// How long one worker fewer must have been enough before it is asked for.
     pub scale_in_after: Duration,
-    /// A quarter of the time over which arrivals and the SLOs are looked at.
+    /// A quarter of the time over which the SLOs are looked at, a tenth of that of arrivals.
     pub window: Duration,
 }
 
@@ -136,6 +136,8 @@ pub struct Seen {
     /// Requests that would run if all that comes began at once: arrivals a second times the seconds that one runs. Infinite where
     /// that is unknown.
     pub flow: f64,
+    /// Whether work waited lately ([`is_behind`]), so that what was begun with it may be running still.
+    pub was_behind: bool,
     /// Tokens that one worker's cache holds, if that is known.
     pub kv_tokens_per_worker: Option<f64>,
     /// Prompt tokens that one worker computes in a second.
@@ -161,6 +163,7 @@ impl Default for Seen {
             running_mean: 0.0,
             kv_tokens: 0.0,
             flow: f64::INFINITY,
+            was_behind: false,
             kv_tokens_per_worker: None,
             prefill_tokens_per_s: 0.0,
             ttft_p90_s: None,
@@ -449,11 +452,15 @@ pub fn is_behind(rules: &ScaleRules, seen: &Seen) -> bool {
     late_workers(rules, seen) > Terms::of(rules, seen).steady()
 }
 
-/// The share of what runs that is not there because work waits; at most 1.
+/// The share of what runs that is not there because work waits or waited; at most 1.
 pub fn flowing(rules: &ScaleRules, seen: &Seen) -> f64 {
     let planned = positive(seen.prefill_tokens_per_s) * positive(rules.utilisation);
     let waits = late_workers(rules, seen) > seen.uncached_tokens_per_s / planned;
-    if waits && seen.running_mean > seen.flow { seen.flow / seen.running_mean } else { 1.0 }
+    if (waits || seen.was_behind) && seen.running_mean > seen.flow {
+        seen.flow / seen.running_mean
+    } else {
+        1.0
+    }
 }
 
 /// Seconds that an average request may wait, so that the tail keeps the SLO.

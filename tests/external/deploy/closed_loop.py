@@ -1,7 +1,8 @@
 """The whole scaling loop: simulated engines, a real gateway, a real Prometheus with the deployed rules, and a scaler that does
 what KEDA and the HPA document: it asks `max(keyway:scaler_workers)`, leaves a difference of a tenth alone, follows the
 policies of deploy/kubernetes/autoscaling/keda, goes to zero after the cooldown, and starts workers that take a while.
-Everything runs SPEED times as fast as it would; times below are of the simulated world. The load steps from 1 to 6 and back.
+Everything runs SPEED times as fast as it would; times below are of the simulated world. The load steps from 1 to 6 and back; SEED
+makes another one of the same rates.
 Usage: closed_loop.py KEYWAY KEYWAY_LOADTEST; needs prometheus in PATH. Prints a course and a verdict, ends with 1 if a bar is missed."""
 
 import json
@@ -21,6 +22,7 @@ from pathlib import Path
 KEYWAY, LOADTEST = sys.argv[1:3]
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 SPEED = float(os.environ.get("SPEED", 2))
+SEED = int(os.environ.get("SEED", 7))
 START_S, SLO_S, SCALE_IN_S = 60.0, 4.0, 300.0
 LOW, HIGH = 2.5, 15.0  # requests a second
 STEP_UP, STEP_DOWN, END = 240.0, 1140.0, 2040.0
@@ -57,7 +59,7 @@ def get(url):
 
 def trace(path):
     """Half of the prompts begin like one of forty; the other half are new."""
-    rng, now, row = random.Random(7), 0.0, 0
+    rng, now, row = random.Random(SEED), 0.0, 0
     with open(path, "w", encoding="utf-8") as out:
         while now < END:
             now += rng.expovariate(HIGH if STEP_UP <= now < STEP_DOWN else LOW)

@@ -61,6 +61,8 @@ fn what_runs_because_work_waits_asks_for_nothing() {
     assert_eq!(of(20.0, 1_000.0), (4.0, 5.0), "nothing to catch up with");
     assert_eq!(of(20.0, 9_000.0), (2.0, 2.5));
     assert_eq!(of(80.0, 9_000.0), (4.0, 5.0), "more would run if it could");
+    let caught_up = Seen { backlog_tokens: 1_000.0, flow: 20.0, was_behind: true, ..full };
+    assert_eq!(Terms::of(&rules, &caught_up).decode, 2.0, "what the backlog left still runs");
     assert_eq!(of(f64::INFINITY, 9_000.0), (4.0, 5.0), "nothing has ended yet");
 }
 

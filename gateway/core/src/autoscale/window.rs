@@ -1,17 +1,22 @@
 //! What happened lately: tokens per second, and a quantile of single times, each over a window of fixed length.
 //!
-//! A rate is the mean of four windows, in which chance is small, but what shorter times say where they differ from it by more than
+//! A rate is the mean of ten windows, in which chance is small, but what shorter times say where they differ from it by more than
 //! chance explains: then at least so much comes, or at most, by one standard deviation. So a great step of the load is seen
 //! after a sixth of a window and a small one after some windows, and a steady load does not look like either.
+//!
+//! Ten, as a fleet is held for the greatest rate of the last minutes: of 15 requests a second that is one in fourteen too many
+//! with means of four windows, half of that with means of ten.
 
 use std::{collections::VecDeque, time::Duration};
 
 /// Parts of a window in which tokens are counted.
 const SLOTS: usize = 30;
 /// Windows that a rate is the mean of.
-const WINDOWS: usize = 4;
+const WINDOWS: usize = 10;
+/// Windows without a request after which none is expected: a fleet that may go to nothing does not wait for all ten.
+const SILENT_WINDOWS: usize = 4;
 /// Parts that may say something else, from the longest on.
-const SHORTER: [usize; 4] = [60, 30, 10, 5];
+const SHORTER: [usize; 5] = [120, 60, 30, 10, 5];
 /// How many standard deviations that must be. Looked at once a second, 4 are exceeded by chance once in nine hours for each of them.
 const BEYOND_CHANCE: f64 = 4.0;
 /// Single values kept: of more that come in one window the oldest leave first.
@@ -67,6 +72,9 @@ impl TokenRate {
     /// a window: a first request is no rate.
     pub fn per_second(&mut self, now: Duration) -> f64 {
         self.forget(now);
+        if self.since(now, SLOTS * SILENT_WINDOWS).0 <= 0.0 {
+            return 0.0;
+        }
         let window = self.slot * SLOTS as u32;
         let whole_s = self
             .began
@@ -193,7 +201,7 @@ mod tests {
             let per_s = if now < 1_800.0 { per_s } else { per_s * step };
             now -= ((random >> 11) as f64 / (1_u64 << 53) as f64).max(1e-12).ln() / per_s;
             rate.add(s(now), 100.0);
-            if (180.0..1_800.0).contains(&now) {
+            if (300.0..1_800.0).contains(&now) {
                 let seen = rate.per_second(s(now)) / (100.0 * per_s);
                 (most, least) = (most.max(seen), least.min(seen));
             }
@@ -213,13 +221,19 @@ mod tests {
                 after(per_s, 6.0, 20.0).2
             );
         }
-        // Half as much again is seen whole after the four windows at the latest, and where much comes long before.
-        assert!((0.9..1.15).contains(&after(2.5, 1.5, 121.0).2), "{}", after(2.5, 1.5, 121.0).2);
+        // Half as much again is seen whole after the ten windows at the latest, and where much comes long before.
+        assert!((0.9..1.15).contains(&after(2.5, 1.5, 301.0).2), "{}", after(2.5, 1.5, 301.0).2);
         assert!((0.9..1.1).contains(&after(40.0, 1.5, 32.0).2), "{}", after(40.0, 1.5, 32.0).2);
     }
 
     #[test]
-    fn less_is_seen_too_and_all_is_forgotten_after_four_windows() {
+    fn a_steady_load_stays_within_half_a_worker_of_a_dozen() {
+        let (most, least, _) = after(15.0, 1.0, 1.0);
+        assert!(most < 1.045 && least > 0.955, "{least} to {most}");
+    }
+
+    #[test]
+    fn less_is_seen_too_and_all_is_forgotten_in_time() {
         assert!(after(15.0, 1.0 / 6.0, 31.0).2 < 1.5, "{}", after(15.0, 1.0 / 6.0, 31.0).2);
         let mut rate = TokenRate::new(s(30.0));
         for i in 0..6_000 {
@@ -227,7 +241,8 @@ mod tests {
         }
         assert!((rate.per_second(s(599.99)) - 500.0).abs() < 20.0, "{}", rate.per_second(s(599.99)));
         assert_eq!(rate.mean(s(599.99)), 50.0);
-        assert_eq!((rate.per_second(s(721.0)), rate.mean(s(721.0))), (0.0, 0.0));
+        assert_eq!((rate.per_second(s(721.0)), rate.mean(s(721.0))), (0.0, 50.0));
+        assert_eq!((rate.per_second(s(901.0)), rate.mean(s(901.0))), (0.0, 0.0));
     }
 
     #[test]
