@@ -78,26 +78,28 @@ def run(args, requests, distinct, name, cache, metrics):
     processes = []
     try:
         blocks = distinct * cache // 100 * trace.BLOCK // 16 // WORKERS
-        fleet, mock = start_mock(args, processes, blocks)
-        port = free_ports()
-        command = routers.command(name, fleet, port, args.scratch, args.bin_dir)
-        router = start(processes, command, args.scratch / f"{name}.log")
-        url = f"http://127.0.0.1:{port}"
-        ready(url, router, name, args.scratch)
+        fleet, mock = start_mock(args, processes, blocks, routers.GAUGES.get(name, "vllm"))
+        together = range(1, 1 + routers.TOGETHER.get(name, 1))
+        started = [start_router(args, processes, fleet, name, f"{name}-{number}") for number in together]
+        ports = [port for _, port in started]
         found = drive.measure(
-            url,
+            [f"http://127.0.0.1:{port}" for port in ports],
             requests,
             speed=args.speed,
             warm_s=args.warm_minutes * 60,
             model="mock",
             ids=name in routers.BY_EVENTS,
             output_tokens=args.output_tokens,
-            router_pids=[router.pid],
+            router_pids=[router.pid for router, _ in started],
             other_pids=[mock.pid],
         )
         # What the router says of itself: whether it took the events, or routed blind.
-        metrics.write_bytes(urllib.request.urlopen(f"http://127.0.0.1:{port + 1}/metrics", timeout=10).read())
-        found["prompt_tokens"] = [prompt_tokens(url) for url, _, _ in fleet]
+        pages = [urllib.request.urlopen(f"http://127.0.0.1:{port + 1}/metrics", timeout=10).read() for port in ports]
+        metrics.write_bytes(b"".join(pages))
+        pages = [urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode() for url, _, _ in fleet]
+        found["prompt_tokens"] = [counted(page, "prompt_tokens") for page in pages]
+        cached = [counted(page, "prefix_cache_hits|cached_tokens") for page in pages]
+        found["computed_tokens"] = [came - had for came, had in zip(found["prompt_tokens"], cached)]
         return found
     finally:
         for process in reversed(processes):
@@ -113,10 +115,19 @@ def start(processes, command, log):
     return process
 
 
-def start_mock(args, processes, blocks):
+def start_router(args, processes, fleet, name, files):
+    """A router that passes requests on, and its port; its metrics are at the next one."""
+    port, log = free_ports(), args.scratch / f"{files}.log"
+    command = routers.command(name, fleet, port, args, files)
+    router = start(processes, command, log)
+    ready(f"http://127.0.0.1:{port}", router, log)
+    return router, port
+
+
+def start_mock(args, processes, blocks, gauges):
     command = [str(args.bin_dir / "keyway-loadtest"), "mock", "--profile", "fcfs-6k", "--workers", str(WORKERS)]
     command += ["--base-port", "0", "--time-scale", str(args.speed), "--kv-blocks", str(blocks), "--kv-events"]
-    command += ["--kv-events-base-port", "0", "--kv-replay-base-port", "0", "--threads", "1"]
+    command += ["--kv-events-base-port", "0", "--kv-replay-base-port", "0", "--threads", "1", "--metrics", gauges]
     log = args.scratch / "mock.log"
     mock = start(processes, command, log)
     line = re.compile(r"ready on ([^\s,]+).*KV events on ([^\s,]+),? replay on ([^\s,]+)")
@@ -130,7 +141,7 @@ def start_mock(args, processes, blocks):
     sys.exit(f"the mock did not start: {log.read_text()[-500:]}")
 
 
-def ready(url, process, name, scratch):
+def ready(url, process, log):
     """Waits until the router passes a request on; which of its probes says so differs."""
     body = json.dumps({"model": "mock", "prompt": "ready?", "max_tokens": 1}).encode()
     ask = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
@@ -144,7 +155,7 @@ def ready(url, process, name, scratch):
             continue
         time.sleep(3)  # Until all of the workers, and their events, are known.
         return
-    sys.exit(f"{name} did not start: {(scratch / f'{name}.log').read_text()[-800:]}")
+    sys.exit(f"{log} says why it did not start: {log.read_text()[-800:]}")
 
 
 def free_ports():
@@ -162,9 +173,9 @@ def free_ports():
             return port
 
 
-def prompt_tokens(worker):
-    text = urllib.request.urlopen(f"{worker}/metrics", timeout=10).read().decode()
-    return sum(float(value) for value in re.findall(r"^vllm:prompt_tokens_total(?:\{[^}]*\})? (\S+)$", text, re.M))
+def counted(page, names):
+    """A worker's counter, by vLLM's or SGLang's name."""
+    return sum(float(value) for value in re.findall(rf"^(?:vllm|sglang):(?:{names})_total(?:\{{[^}}]*\}})? (\S+)$", page, re.M))
 
 
 # --- table -----------------------------------------------------------------------------------------------------------
@@ -183,8 +194,8 @@ def table(args, requests, distinct):
             "",
             f"Caches of {cache} % of {distinct} distinct blocks:",
             "",
-            "| router | runs | cached | of pooled | TTFT mean | p50 | p90 | p99 | within 5 s | max/mean load | CPU ms | failed |",
-            "|---|---|---|---|---|---|---|---|---|---|---|---|",
+            "| router | runs | cached | of pooled | TTFT mean | p50 | p90 | p99 | within 5 s | most of mean: prompt tokens | computed | CPU ms | failed |",
+            "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
         ]
         best = trace.quantiles(ttft)
         times = " | ".join(f"{best[key]:.2f}" for key in ("mean", "p50", "p90", "p99"))
@@ -202,11 +213,12 @@ def row(name, runs, pooled):
     median = lambda of: statistics.median(map(of, runs))
     cached = median(lambda run: run["cached"])
     times = " | ".join(f"{median(lambda run: run['ttft'][key]):.2f}" for key in ("mean", "p50", "p90", "p99"))
-    load = median(lambda run: max(run["prompt_tokens"]) * WORKERS / max(sum(run["prompt_tokens"]), 1))
+    most = lambda tokens: max(tokens) * WORKERS / max(sum(tokens), 1)
+    load = " | ".join(f"{median(lambda run: most(run[what])):.2f}" for what in ("prompt_tokens", "computed_tokens"))
     good, cpu = median(lambda run: run["good"]), median(lambda run: run["router_cpu_ms"])
     failed = sum(run["failed"] for run in runs)
     return (
-        f"| {name} | {len(runs)} | {cached:.3f} | {cached / pooled:.2f} | {times} | {good:.1%} | {load:.2f} | {cpu:.1f}"
+        f"| {name} | {len(runs)} | {cached:.3f} | {cached / pooled:.2f} | {times} | {good:.1%} | {load} | {cpu:.1f}"
         f" | {failed} |"
     )
 

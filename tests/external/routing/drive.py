@@ -1,9 +1,10 @@
-"""Sends the trace to one router on schedule, open loop, and measures. All times are in seconds of the trace: a delay of the
-router's own counts as often as the trace is compressed."""
+"""Sends the trace to a router, or each request to any one of several, on schedule, open loop, and measures. All times are in
+seconds of the trace: a delay of the router's own counts as often as the trace is compressed."""
 
 import asyncio
 import json
 import os
+import random
 import time
 from urllib.parse import urlsplit
 
@@ -39,8 +40,9 @@ async def _send(address, body, sent):
         writer.close()
 
 
-async def _all(url, requests, speed, model, ids, output_tokens):
-    address = urlsplit(url).hostname, urlsplit(url).port
+async def _all(urls, requests, speed, model, ids, output_tokens):
+    addresses = [(urlsplit(url).hostname, urlsplit(url).port) for url in urls]
+    chance = random.Random(1)
     prompt_of = trace.as_ids if ids else trace.as_text
     results = [None] * len(requests)
     begin = time.monotonic() + 0.5
@@ -50,7 +52,7 @@ async def _all(url, requests, speed, model, ids, output_tokens):
         await asyncio.sleep(max(0.0, intended - time.monotonic()))
         late = time.monotonic() - intended
         try:
-            first, cached, error = await asyncio.wait_for(_send(address, body, intended), 300)
+            first, cached, error = await asyncio.wait_for(_send(chance.choice(addresses), body, intended), 300)
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError) as cause:
             first, cached, error = None, None, repr(cause)
         results[i] = (first, cached, error, late)
@@ -81,11 +83,11 @@ def _machine_s():
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(url, requests, *, speed, warm_s, model, ids, output_tokens, router_pids, other_pids):
+def measure(urls, requests, *, speed, warm_s, model, ids, output_tokens, router_pids, other_pids):
     """Runs the trace; everything that the table needs, as a dict."""
     watched = [*router_pids, *other_pids, os.getpid()]
     before = _machine_s() - _cpu_s(watched), _cpu_s(router_pids), time.monotonic()
-    results = asyncio.run(_all(url, requests, speed, model, ids, output_tokens))
+    results = asyncio.run(_all(urls, requests, speed, model, ids, output_tokens))
     elapsed = time.monotonic() - before[2]
     # The kernel's own work for our sockets counts as others', a few hundredths of a core.
     foreign = (_machine_s() - _cpu_s(watched) - before[0]) / elapsed

@@ -18,34 +18,51 @@ VLLM = {
     "vllm-power-of-two": ["--policy", "power_of_two"],
     "vllm-consistent-hash": ["--policy", "consistent_hash"],
 }
-KEYWAY = {"keyway-text": "prefix", "keyway-events": "prefix", "keyway-round-robin": "round-robin"}
+KEYWAY = {
+    "keyway-text": "prefix",
+    "keyway-events": "prefix",
+    "keyway-events-x4": "prefix",
+    "keyway-events-x4-requests": "prefix",
+    "keyway-round-robin": "round-robin",
+}
 NAMES = [*KEYWAY, *SGLANG, *VLLM]
 
 # Routers that are told of blocks by the workers.
-BY_EVENTS = {"keyway-events", "vllm-kv-aware"}
+BY_EVENTS = {"keyway-events", "keyway-events-x4", "keyway-events-x4-requests", "vllm-kv-aware"}
+
+# How many of it there are at once, each request going to any one of them; else one.
+TOGETHER = {"keyway-events-x4": 4, "keyway-events-x4-requests": 4}
+
+# Whose names the workers' gauges have: SGLang's count the prompt tokens that wait, vLLM's requests alone.
+GAUGES = {"keyway-events-x4": "sglang"}
+
+# Seconds of the trace from one look at a worker's gauges to the next; four of it where they count tokens.
+LOOK_S = 1.0
 
 
-def command(name, fleet, port, scratch, bin_dir):
-    """The command line of one router in front of `fleet`, a list of (url, events, replay)."""
+def command(name, fleet, port, args, files):
+    """The command line of one router in front of `fleet`, a list of (url, events, replay); its files are named `files`."""
     urls = [url for url, _, _ in fleet]
     if name in KEYWAY:
-        config = scratch / f"{name}.toml"
-        config.write_text(_keyway(name, fleet, port))
-        return [str(bin_dir / "keyway"), "--config", str(config)]
+        config = args.scratch / f"{files}.toml"
+        config.write_text(_keyway(name, fleet, port, args.speed))
+        return [str(args.bin_dir / "keyway"), "--config", str(config)]
     listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(port + 1)]
     if name in SGLANG:
-        return [str(scratch / "sglang/bin/sglang-router"), "launch", "--worker-urls", *urls, *listen, *SGLANG[name]]
+        return [str(args.scratch / "sglang/bin/sglang-router"), "launch", "--worker-urls", *urls, *listen, *SGLANG[name]]
     options = list(VLLM[name])
     if name in BY_EVENTS:
         options += ["--kv-event-block-size", "16", "--kv-event-model", "mock"]
         for url, events, replay in fleet:
             options += ["--kv-event-source", f"{url}={events}", "--kv-event-replay-source", f"{url}={replay}"]
-    return [str(scratch / "vllm/bin/vllm-router"), "--worker-urls", *urls, *listen, *options]
+    return [str(args.scratch / "vllm/bin/vllm-router"), "--worker-urls", *urls, *listen, *options]
 
 
-def _keyway(name, fleet, port):
+def _keyway(name, fleet, port, speed):
     lines = [f'listen = "127.0.0.1:{port}"', f'admin_listen = "127.0.0.1:{port + 1}"']
     lines.append(f'policy = "{KEYWAY[name]}"')
+    if name in TOGETHER:
+        lines += ["[routing]", f"load_scrape_ms = {1000 * LOOK_S / speed:.0f}"]
     for url, events, replay in fleet:
         lines += ["[[worker]]", f'url = "{url}"']
         if name in BY_EVENTS:

@@ -5,6 +5,8 @@ the seeds' confidence intervals overlap.
 
     python3 tests/external/routing/simulate.py --bin target/release/keyway-loadtest [--trace conversation_trace.jsonl]
 
+It takes hours on two cores; with --out what was run is kept, so that pieces (--workload, --workers, --policy, --seeds) add up.
+
 With --gateways it compares several gateways that decide for themselves with one, over the trace: the share of prompt tokens
 found cached, and TTFT.
 """
@@ -72,21 +74,44 @@ def write(path, kind, seed, requests, rate):
             out.write(json.dumps({**fields, "output_length": rng.randint(8, 64), "hash_ids": row}) + "\n")
 
 
-def simulate(args, trace, workers, seed, more):
+class Kept:
+    """Figures of what was run, one line of JSON each, in a file or for this time only."""
+
+    def __init__(self, path):
+        self.path, self.known = path, {}
+        if path and path.exists():
+            for line in path.read_text().splitlines():
+                row = json.loads(line)
+                self.known[tuple(row["of"])] = row
+
+    def of(self, policies, *run):
+        """Of one trace, by policy, those that are known."""
+        return {name: self.known[(*run, name)] for name in policies if (*run, name) in self.known}
+
+    def add(self, runs, *run):
+        for name, found in runs.items():
+            row = {"of": [*run, name], "p99_s": found["ttft"]["p99"] / 1e3, "cached": found["cached"]}
+            self.known[(*run, name)] = row
+            if self.path:
+                with open(self.path, "a") as out:
+                    out.write(json.dumps(row) + "\n")
+
+
+def simulate(args, policies, trace, workers, seed, more):
     command = [args.bin, "simulate", "--trace", trace, "--profile", "fcfs-6k", "--workers", str(workers), "--json"]
-    command += ["--policy", ",".join(args.policy), "--seed", str(seed), "--hash-seed", str(seed)]
+    command += ["--policy", ",".join(policies), "--seed", str(seed), "--hash-seed", str(seed)]
     command += [] if "--events" in more else ["--index-knows-capacity"]
     out = subprocess.run([*map(str, command), *map(str, more)], check=True, stdout=subprocess.PIPE)
     return {run["policy"]: run for run in json.loads(out.stdout)["runs"]}
 
 
-def recorded(args, workers, share, seed, more=()):
+def recorded(args, policies, workers, share, seed, more=()):
     """The trace of real conversations, at the rate that loads so many workers."""
     with open(args.trace) as lines:
         tokens = [json.loads(line)["input_length"] for line in lines][: max(args.requests, args.each * workers)]
     rate = share * workers * RATE / statistics.mean(tokens)
     options = ["--rate", str(rate), "--spread-bursts", "--requests", str(len(tokens)), *more]
-    return simulate(args, args.trace, workers, seed, options)
+    return simulate(args, policies, args.trace, workers, seed, options)
 
 
 def gateways(args):
@@ -101,7 +126,6 @@ def gateways(args):
         "model": (args.gateways, []),
         "model, load": (args.gateways, ["--scrape", args.scrape]),
     }
-    args.policy = ["prefix"]
     print(f"{args.gateways} gateways, gauges read every {args.scrape}; means of the seeds\n")
     print("| workers | load | knows | cached | of one | TTFT mean | p50 | p99 | p99 of one | max/mean |")
     print(f"|{'---|' * 10}")
@@ -109,7 +133,7 @@ def gateways(args):
         for share in args.load:
             for name, (count, more) in knows.items():
                 more = ["--gateways", count, *more]
-                runs = [recorded(args, workers, share, seed, more)["prefix"] for seed in range(args.seeds)]
+                runs = [recorded(args, ["prefix"], workers, share, seed, more)["prefix"] for seed in range(args.seeds)]
                 mean = lambda of: statistics.mean(of(run) for run in runs)
                 cached, p99 = mean(lambda run: run["cached"]), mean(lambda run: run["ttft"]["p99"] / 1e3)
                 one = (cached, p99) if count == 1 else one
@@ -127,6 +151,30 @@ def interval(values):
     return statistics.mean(values), STUDENT[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
 
 
+def one(args, kept, kind, workers, share, seed):
+    """Figures by policy of one trace; runs what is not kept."""
+    requests = max(args.requests, args.each * workers)
+    which = (kind, workers, share, requests, seed)
+    missing = [name for name in args.policy if name not in kept.of(args.policy, *which)]
+    if missing and kind == "recorded":
+        kept.add(recorded(args, missing, workers, share, seed), *which)
+    elif missing:
+        with tempfile.TemporaryDirectory() as folder:
+            trace = pathlib.Path(folder) / "trace.jsonl"
+            write(trace, kind, seed, requests, share * workers * RATE)
+            kept.add(simulate(args, missing, trace, workers, seed, []), *which)
+    return kept.of(args.policy, *which)
+
+
+def row(policies, runs):
+    """The cells of one row, and whether `prefix` is worse than it may be."""
+    p99 = {name: interval([run[name]["p99_s"] for run in runs]) for name in policies}
+    cached = {name: statistics.mean(run[name]["cached"] for run in runs) for name in policies}
+    (ours, ours_ci), (least, least_ci) = p99["prefix"], p99["least-loaded"]
+    worse = ours > 1.02 * least and ours - ours_ci > least + least_ci
+    return " | ".join(f"{p99[name][0]:.2f} ({cached[name]:.0%})" for name in policies), worse
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", type=pathlib.Path, required=True, help="keyway-loadtest, a release build")
@@ -138,34 +186,24 @@ def main():
     parser.add_argument("--workload", nargs="+", default=[*KINDS, "recorded"], choices=[*KINDS, "recorded"])
     parser.add_argument("--requests", type=int, default=3000, help="of each run")
     parser.add_argument("--each", type=int, default=20, help="requests of each worker at least")
+    parser.add_argument("--out", type=pathlib.Path, help="file of what was run; what it has is not run again")
     parser.add_argument("--gateways", type=int, help="compare so many gateways with one, over the trace")
     parser.add_argument("--scrape", default="1s", help="how often they read the workers' gauges")
     args = parser.parse_args()
     if args.gateways:
         return gateways(args)
     kinds = [kind for kind in args.workload if kind != "recorded" or args.trace]
+    kept = Kept(args.out)
     print("TTFT p99 in s (cached share), means of the seeds\n")
     print(f"| workload | workers | load | {' | '.join(args.policy)} | |\n|{'---|' * (len(args.policy) + 4)}")
     missed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        trace = pathlib.Path(folder) / "trace.jsonl"
-        for kind in kinds:
-            for workers in args.workers:
-                for share in args.load:
-                    runs = []
-                    for seed in range(args.seeds):
-                        if kind == "recorded":
-                            runs.append(recorded(args, workers, share, seed))
-                            continue
-                        write(trace, kind, seed, max(args.requests, args.each * workers), share * workers * RATE)
-                        runs.append(simulate(args, trace, workers, seed, []))
-                    p99 = {name: interval([run[name]["ttft"]["p99"] / 1e3 for run in runs]) for name in args.policy}
-                    cached = {name: statistics.mean(run[name]["cached"] for run in runs) for name in args.policy}
-                    (ours, ours_ci), (least, least_ci) = p99["prefix"], p99["least-loaded"]
-                    worse = ours > 1.02 * least and ours - ours_ci > least + least_ci
-                    missed += worse
-                    cells = " | ".join(f"{p99[name][0]:.2f} ({cached[name]:.0%})" for name in args.policy)
-                    print(f"| {kind} | {workers} | {share} | {cells} | {'WORSE' if worse else 'ok'} |", flush=True)
+    for kind in kinds:
+        for workers in args.workers:
+            for share in args.load:
+                runs = [one(args, kept, kind, workers, share, seed) for seed in range(args.seeds)]
+                text, worse = row(args.policy, runs)
+                missed += worse
+                print(f"| {kind} | {workers} | {share} | {text} | {'WORSE' if worse else 'ok'} |", flush=True)
     print(f"\n{missed} of the rows worse than least-loaded by more than 2 % outside the intervals")
     sys.exit(1 if missed else 0)
 
