@@ -1,0 +1,646 @@
+//! The exchange between ranks of one device: whatever the routing, the placement, the number of ranks and the order in which
+//! they are launched, a token's sum has the bits of the dense loop; a rank that stays away is named.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use half::bf16;
+use keyway_kernels::cuda::matmul::{Shape, Unit, Weights, pack_bf16};
+use keyway_kernels::cuda::moe::{self, Ending, Experts, Grouped, Rows};
+use keyway_kernels::cuda::peer::{Arrivals, Layout, Mailboxes, Peers, Tokens};
+use keyway_kernels::cuda::{Launch, Slice};
+use keyway_kernels::fabric::{Cause, FabricError, Phase};
+use keyway_kernels::moe::{Placement, Plan};
+
+use super::{Lab, values, wide};
+
+/// On a GPU by its clock; the emulator's counts questions.
+const DEADLINE: Duration = Duration::from_millis(2);
+const BLOCK_ROWS: usize = 16;
+/// Numbers of rounds begin again, with 2, after three more.
+const LATE: u32 = u32::MAX - 2;
+
+pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
+    for ranks in [1, 2, 4, 8] {
+        routings(lab, ranks)?;
+    }
+    wide_rows(lab)?;
+    redundant_experts(lab)?;
+    plans(lab)?;
+    a_fast_rank(lab)?;
+    messages_that_come_late(lab)?;
+    a_rank_that_stays_away(lab)?;
+    misuse(lab)?;
+    whole_layer(lab)
+}
+
+/// What one round asks of a group: of each rank, its tokens.
+#[derive(Debug, Clone)]
+pub(crate) struct Round {
+    counts: Vec<usize>,
+    /// `[ranks, tokens, top]`, `[ranks, tokens, width]`, `[ranks, tokens, top]`.
+    ids: Vec<u32>,
+    x: Vec<bf16>,
+    weights: Vec<f32>,
+}
+
+/// A group on one device, its ranks launched `together` at a time.
+pub(crate) struct Group {
+    layout: Layout,
+    placement: Placement,
+    mailboxes: Arc<Mailboxes>,
+    pub(crate) members: Vec<Member>,
+}
+
+/// Ranks that are launched together, and their buffers.
+pub(crate) struct Member {
+    pub(crate) peers: Peers,
+    first: usize,
+    count: usize,
+    pub(crate) arrivals: Arrivals,
+    outputs: Slice<bf16>,
+}
+
+impl Round {
+    /// `counts` tokens by rank, of which slot `s` of rank `r` chooses expert `id(r, s)`.
+    pub(crate) fn new(
+        layout: &Layout,
+        seed: usize,
+        counts: &[usize],
+        id: impl Fn(usize, usize) -> usize,
+    ) -> Self {
+        let slots = layout.slots();
+        let every = |of: &dyn Fn(usize, usize) -> u32| -> Vec<u32> {
+            (0..layout.ranks).flat_map(|rank| (0..slots).map(move |slot| of(rank, slot))).collect()
+        };
+        // What lies behind a rank's tokens is no expert.
+        let known = |rank: usize, slot: usize| slot / layout.top < counts[rank];
+        let of = |rank: usize, slot: usize| if known(rank, slot) { id(rank, slot) as u32 } else { u32::MAX };
+        let weights = wide(&values(seed as u64 + 50, layout.rows()));
+        Self {
+            counts: counts.to_vec(),
+            ids: every(&of),
+            x: values(seed as u64, layout.ranks * layout.tokens * layout.width),
+            weights: weights.iter().map(|w| w.abs().min(1.0) + 0.1).collect(),
+        }
+    }
+
+    pub(crate) fn upload(
+        &self,
+        lab: &mut Lab<'_>,
+        layout: &Layout,
+        member: &Member,
+    ) -> Result<Tokens, String> {
+        let (first, count) = (member.first, member.count);
+        let slots = first * layout.slots()..(first + count) * layout.slots();
+        let row = layout.tokens * layout.width;
+        let counts: Vec<u32> = self.counts[first..first + count].iter().map(|n| *n as u32).collect();
+        Ok(Tokens {
+            counts: lab.upload(&counts)?,
+            x: lab.upload(&self.x[first * row..(first + count) * row])?,
+            ids: lab.upload(&self.ids[slots.clone()])?,
+            weights: lab.upload(&self.weights[slots])?,
+        })
+    }
+
+    /// The dense loop: of each rank's tokens, slot by slot, in f32 and rounded once.
+    fn dense(&self, layout: &Layout, rank: usize) -> Vec<bf16> {
+        let mut out = Vec::new();
+        for token in 0..self.counts[rank] {
+            let row = rank * layout.tokens + token;
+            let x = &self.x[row * layout.width..][..layout.width];
+            let mut sums = vec![0.0f32; layout.width];
+            for slot in row * layout.top..(row + 1) * layout.top {
+                for (sum, value) in sums.iter_mut().zip(expert(self.ids[slot] as usize, x)) {
+                    *sum = self.weights[slot].mul_add(value.to_f32(), *sum);
+                }
+            }
+            out.extend(sums.into_iter().map(bf16::from_f32));
+        }
+        out
+    }
+}
+
+/// What an expert makes of a row: a function of both alone, such that large terms cancel and another order of summation
+/// shows.
+fn expert(expert: usize, x: &[bf16]) -> impl Iterator<Item = bf16> {
+    let factor = expert as f32 + if expert.is_multiple_of(2) { 300.0 } else { -299.0 };
+    x.iter().map(move |v| bf16::from_f32(v.to_f32() * factor + 0.3 * expert as f32))
+}
+
+impl Group {
+    fn new(lab: &mut Lab<'_>, layout: Layout, placement: Placement, together: usize) -> Result<Self, String> {
+        let mailboxes = Mailboxes::in_one(lab.device, layout).map_err(|e| e.to_string())?;
+        lab.buffers.extend(mailboxes.buffer());
+        Self::joined(lab, Arc::new(mailboxes), placement, 0..layout.ranks, together, DEADLINE)
+    }
+
+    /// These ranks of a group whose mailboxes are there already.
+    pub(crate) fn joined(
+        lab: &mut Lab<'_>,
+        mailboxes: Arc<Mailboxes>,
+        placement: Placement,
+        ranks: Range<usize>,
+        together: usize,
+        deadline: Duration,
+    ) -> Result<Self, String> {
+        let layout = *mailboxes.layout();
+        let mut members = Vec::new();
+        for first in ranks.step_by(together) {
+            let peers = Peers::new(lab.device, &mailboxes, first, together, &placement, deadline);
+            let peers = peers.map_err(|e| e.to_string())?;
+            let elements = together * layout.rows() * layout.width;
+            let arrivals = Arrivals {
+                rows: lab.poisoned(elements)?,
+                items: lab.poisoned(together * peers.items_max(BLOCK_ROWS) * 4)?,
+                item_counts: lab.poisoned(together)?,
+                block_rows: BLOCK_ROWS,
+            };
+            members.push(Member {
+                peers,
+                first,
+                count: together,
+                arrivals,
+                outputs: lab.poisoned(elements)?,
+            });
+        }
+        Ok(Self { layout, placement, mailboxes, members })
+    }
+
+    /// Begins anew, everything poisoned but what a reset makes.
+    fn reset(&self, lab: &mut Lab<'_>, round: u32) -> Result<(), String> {
+        let buffer = self.mailboxes.buffer().ok_or("mailboxes of one device")?;
+        let poison = vec![0xffu8; self.layout.ranks * self.layout.mailbox_bytes()];
+        lab.device.write(buffer, 0, &poison).map_err(|e| e.to_string())?;
+        self.members.iter().try_for_each(|member| lab.launch([member.peers.reset(round)]))
+    }
+
+    pub(crate) fn fault(&self, lab: &mut Lab<'_>, member: usize) -> Result<Option<FabricError>, String> {
+        self.members[member].peers.fault(lab.device).map_err(|e| e.to_string())
+    }
+
+    /// The experts of a member's ranks, on the host, from what its launches left on the device.
+    fn experts(&self, lab: &mut Lab<'_>, member: &Member) -> Result<(), String> {
+        let width = self.layout.width;
+        let counts = lab.download(member.arrivals.item_counts)?;
+        let mut outputs = vec![bf16::NAN; member.outputs.len];
+        for (number, items_here) in counts.into_iter().enumerate() {
+            let (rows, grouped) = member.peers.grouped(number, &member.arrivals);
+            let (rows, items) = (lab.download(rows)?, lab.download(grouped.items)?);
+            let rank = member.first + number;
+            let held: Vec<usize> =
+                (0..self.placement.experts()).filter(|e| self.placement.holds(rank, *e)).collect();
+            let mut end_before = 0;
+            for item in items.chunks_exact(4).take(items_here as usize) {
+                let [local, first, end] = [item[0], item[1], item[2]].map(|word| word as usize);
+                if first != end_before || end <= first || end - first > BLOCK_ROWS {
+                    return Err(format!("rank {rank}: items are not in order: {items:?}"));
+                }
+                for row in first..end {
+                    let at = (number * self.layout.rows() + row) * width;
+                    let x = &rows[row * width..][..width];
+                    outputs[at..at + width].iter_mut().zip(expert(held[local], x)).for_each(|(o, v)| *o = v);
+                }
+                end_before = end;
+            }
+        }
+        lab.device.overwrite(member.outputs, &outputs).map_err(|e| e.to_string())
+    }
+
+    /// Sums what came back for a member's ranks and holds it against the dense loop.
+    fn sum(&self, lab: &mut Lab<'_>, member: &Member, tokens: &Tokens, round: &Round) -> Result<(), String> {
+        let out: Slice<bf16> = lab.poisoned(tokens.x.len)?;
+        lab.launch([member.peers.combine_receive(tokens, out)])?;
+        if let Some(fault) = member.peers.fault(lab.device).map_err(|e| e.to_string())? {
+            return Err(fault.to_string());
+        }
+        let out = lab.download(out)?;
+        for number in 0..member.count {
+            let rank = member.first + number;
+            let own = &out[number * self.layout.tokens * self.layout.width..]
+                [..self.layout.tokens * self.layout.width];
+            let (sums, behind) = own.split_at(round.counts[rank] * self.layout.width);
+            lab.same(&format!("sums of rank {rank}"), sums, &round.dense(&self.layout, rank))?;
+            // Behind a rank's tokens nothing is written.
+            lab.same("what no token has", behind, &vec![bf16::from_bits(0xffff); behind.len()])?;
+        }
+        Ok(())
+    }
+
+    /// One round of all ranks, step by step; members go in another order in every step.
+    pub(crate) fn round(&self, lab: &mut Lab<'_>, round: &Round) -> Result<(), String> {
+        let forward: Vec<&Member> = self.members.iter().collect();
+        let backward: Vec<&Member> = self.members.iter().rev().collect();
+        let mut tokens = Vec::new();
+        for member in &forward {
+            tokens.push(round.upload(lab, &self.layout, member)?);
+        }
+        for (member, tokens) in backward.iter().zip(tokens.iter().rev()) {
+            lab.launch(member.peers.dispatch_send(tokens))?;
+        }
+        for member in &forward {
+            lab.launch([member.peers.dispatch_receive(&member.arrivals)])?;
+            self.experts(lab, member)?;
+        }
+        for member in &backward {
+            lab.launch([member.peers.combine_send(member.outputs)])?;
+        }
+        for (member, tokens) in forward.iter().zip(&tokens) {
+            self.sum(lab, member, tokens, round)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn free(self, lab: &mut Lab<'_>) {
+        self.members.iter().for_each(|member| member.peers.free(lab.device));
+        lab.clear();
+    }
+}
+
+/// Experts of a token, and which expert a slot of a rank chooses.
+type Routing<'a> = (usize, &'a dyn Fn(usize, usize) -> usize);
+
+/// Every routing, several rounds in a row, all ranks in one launch and each in its own.
+fn routings(lab: &mut Lab<'_>, ranks: usize) -> Result<(), String> {
+    let (experts, tokens) = (8, 5);
+    let routings: [Routing<'_>; 5] = [
+        (2, &|rank, slot| (slot * 5 + rank) % 8), // uniform
+        (3, &|rank, slot| if slot % 5 == 4 { (slot + rank) % 8 } else { slot % 2 }), // skewed, a token twice to one expert
+        (1, &|_, _| 6),                                                              // all to one expert
+        (3, &|_, slot| slot % 3),                                                    // ranks without rows
+        (8, &|rank, slot| (slot * 3 + rank) % 8),                                    // k = E
+    ];
+    for (kind, (top, id)) in routings.into_iter().enumerate() {
+        for together in if ranks == 1 { vec![1] } else { vec![ranks, 1] } {
+            let layout = Layout { ranks, held: 8_usize.div_ceil(ranks), tokens, top, width: 40 };
+            let what = |fault: String| format!("{ranks} ranks, {together} a launch, routing {kind}: {fault}");
+            let group = Group::new(lab, layout, Placement::even(experts, ranks), together)?;
+            // Rounds that go past the end of their numbers.
+            group.reset(lab, LATE)?;
+            let few: Vec<usize> = (0..ranks).map(|rank| [0, tokens, 1][(rank + 1) % 3]).collect();
+            for (number, counts) in
+                [vec![tokens; ranks], few, vec![0; ranks], vec![tokens; ranks]].iter().enumerate()
+            {
+                let round = Round::new(&layout, 10 * kind + number, counts, id);
+                group.round(lab, &round).map_err(what)?;
+            }
+            group.free(lab);
+        }
+    }
+    Ok(())
+}
+
+/// Rows of more than one block's columns, on a GPU those of the largest models: 128 tokens over eight ranks.
+fn wide_rows(lab: &mut Lab<'_>) -> Result<(), String> {
+    let mut layouts = vec![Layout { ranks: 2, held: 4, tokens: 3, top: 2, width: 1032 }];
+    if lab.is_large() {
+        layouts.push(Layout { ranks: 8, held: 16, tokens: 16, top: 8, width: 7168 });
+        layouts.push(Layout { ranks: 4, held: 32, tokens: 700, top: 6, width: 2048 });
+    }
+    for layout in layouts {
+        let experts = layout.ranks * layout.held;
+        let group = Group::new(lab, layout, Placement::even(experts, layout.ranks), layout.ranks)?;
+        for number in 0..3 {
+            let id = |rank: usize, slot: usize| (slot * 37 + rank * 11 + number) % experts;
+            let round = Round::new(&layout, number, &vec![layout.tokens; layout.ranks], id);
+            group.round(lab, &round).map_err(|fault| format!("{layout:?}: {fault}"))?;
+        }
+        group.free(lab);
+    }
+    Ok(())
+}
+
+/// Experts with several holders share their slots as the host's plan has it, and no bit changes.
+fn redundant_experts(lab: &mut Lab<'_>) -> Result<(), String> {
+    let placement = Placement::from_holders(3, vec![0b111, 0b001, 0b010, 0b110, 0b100, 0b101])?;
+    let layout = Layout { ranks: 3, held: 4, tokens: 24, top: 3, width: 16 };
+    for together in [3, 1] {
+        let group = Group::new(lab, layout, placement.clone(), together)?;
+        for number in 0..2 {
+            let id =
+                |rank: usize, slot: usize| if slot.is_multiple_of(2) { 0 } else { (slot * slot + rank) % 6 };
+            group.round(lab, &Round::new(&layout, number, &[24, 7, 23], id))?;
+        }
+        group.free(lab);
+    }
+    Ok(())
+}
+
+/// Every message is what the pure plan says, in its very order.
+fn plans(lab: &mut Lab<'_>) -> Result<(), String> {
+    let redundant = Placement::from_holders(4, vec![15, 1, 2, 4, 8, 3, 12, 6, 9, 15, 5, 10])?;
+    let many = Placement::even(200, 4);
+    // The last one has more slots than a block keeps in its own memory.
+    for (placement, top, tokens) in [(redundant, 3, 40), (many.clone(), 5, 13), (many, 32, 130)] {
+        let experts = placement.experts();
+        let held = (0..4).map(|rank| (0..experts).filter(|e| placement.holds(rank, *e)).count()).max();
+        let layout = Layout { ranks: 4, held: held.unwrap_or(0), tokens, top, width: 8 };
+        let group = Group::new(lab, layout, placement, 4)?;
+        let id = |rank: usize, slot: usize| (slot * slot * 7 + slot * 31 + rank) % experts;
+        let round = Round::new(&layout, 3, &[tokens, tokens - 1, 1, 0], id);
+        let sent = round.upload(lab, &layout, &group.members[0])?;
+        lab.launch(group.members[0].peers.dispatch_send(&sent))?;
+        let mut plan = Plan::default();
+        for from in 0..4 {
+            let own = &round.ids[from * layout.slots()..][..round.counts[from] * top];
+            plan.make(own, top, &group.placement);
+            for to in 0..4 {
+                group.is_the_part(lab, &round, &plan, from, to)?;
+            }
+        }
+        group.free(lab);
+    }
+    Ok(())
+}
+
+impl Group {
+    /// What `from` sent `to` in the first round is that part of its plan: experts, rows, tokens.
+    fn is_the_part(
+        &self,
+        lab: &mut Lab<'_>,
+        round: &Round,
+        plan: &Plan,
+        from: usize,
+        to: usize,
+    ) -> Result<(), String> {
+        let Layout { width, held, .. } = self.layout;
+        let (part, experts) = (&plan.parts[to], self.placement.experts());
+        let at = to * self.layout.mailbox_bytes() + self.layout.message_at(1, from);
+        let buffer = self.mailboxes.buffer().ok_or("mailboxes of one device")?;
+        let read = |lab: &mut Lab<'_>, at: usize, words: usize| {
+            lab.download(Slice::<u32>::new(buffer, at as u64, words))
+        };
+        let counts =
+            |e: usize| part.experts.iter().find(|(expert, _)| *expert as usize == e).map_or(0, |(_, n)| *n);
+        let mut ends: Vec<u32> = Vec::new();
+        for expert in (0..experts).filter(|e| self.placement.holds(to, *e)) {
+            ends.push(ends.last().copied().unwrap_or(0) + counts(expert));
+        }
+        ends.resize(held, part.rows.len() as u32);
+        let what = format!("what rank {from} sends rank {to}");
+        let found = read(lab, at, held)?;
+        lab.same(&format!("ends of {what}"), &found, &ends)?;
+        let sent = read(lab, at + self.layout.rows_at(), part.rows.len() * 2)?;
+        let mut rows = vec![0; sent.len()];
+        let returns = plan.returns.iter().enumerate().filter(|(_, (rank, _))| *rank as usize == to);
+        for (slot, (_, row)) in returns {
+            let row = *row as usize;
+            (rows[row * 2], rows[row * 2 + 1]) = (part.rows[row], slot as u32);
+        }
+        lab.same(&format!("rows of {what}"), &sent, &rows)?;
+        let tokens =
+            Slice::<bf16>::new(buffer, (at + self.layout.tokens_at()) as u64, part.tokens.len() * width);
+        let tokens = lab.download(tokens)?;
+        for (place, token) in part.tokens.iter().enumerate() {
+            let x = &round.x[(from * self.layout.tokens + *token as usize) * width..][..width];
+            lab.same(&format!("tokens of {what}"), &tokens[place * width..][..width], x)?;
+        }
+        Ok(())
+    }
+}
+
+/// One rank sends its next tokens before the others have looked at the ones before; and is done before they begin.
+fn a_fast_rank(lab: &mut Lab<'_>) -> Result<(), String> {
+    let layout = Layout { ranks: 3, held: 3, tokens: 4, top: 2, width: 24 };
+    let group = Group::new(lab, layout, Placement::even(8, 3), 1)?;
+    let round = |number: usize| {
+        Round::new(&layout, number, &[4, 4, 3], move |rank, slot| (slot * 3 + rank + number) % 8)
+    };
+    let [fast, one, two] = &group.members[..] else { return Err("three members".into()) };
+    let mut sent = Vec::new();
+    for member in [fast, one, two] {
+        sent.push(round(0).upload(lab, &layout, member)?);
+    }
+    for (member, tokens) in [fast, one, two].into_iter().zip(&sent) {
+        lab.launch(member.peers.dispatch_send(tokens))?;
+    }
+    for number in 0..4 {
+        // The next round's tokens of the fast one are there before anybody has received this round's.
+        let next = round(number + 1);
+        let ahead = next.upload(lab, &layout, fast)?;
+        lab.launch(fast.peers.dispatch_send(&ahead))?;
+        for member in [two, fast, one] {
+            lab.launch([member.peers.dispatch_receive(&member.arrivals)])?;
+            group.experts(lab, member)?;
+            lab.launch([member.peers.combine_send(member.outputs)])?;
+        }
+        group.sum(lab, fast, &sent[0], &round(number))?;
+        sent[0] = ahead;
+        for (i, member) in [(2, two), (1, one)] {
+            group.sum(lab, member, &sent[i], &round(number))?;
+            sent[i] = next.upload(lab, &layout, member)?;
+            lab.launch(member.peers.dispatch_send(&sent[i]))?;
+        }
+    }
+    group.free(lab);
+    Ok(())
+}
+
+/// Messages that come while a rank waits for them are taken. The emulator alone can have something happen in the middle of a
+/// launch.
+fn messages_that_come_late(lab: &mut Lab<'_>) -> Result<(), String> {
+    if lab.device.generation() != "emulated" {
+        return Ok(());
+    }
+    let layout = Layout { ranks: 2, held: 4, tokens: 3, top: 2, width: 16 };
+    let group = Group::new(lab, layout, Placement::even(8, 2), 1)?;
+    let round = Round::new(&layout, 4, &[3, 2], |rank, slot| (slot * 3 + rank) % 8);
+    let [zero, one] = &group.members[..] else { return Err("two members".into()) };
+    let sent = [round.upload(lab, &layout, zero)?, round.upload(lab, &layout, one)?];
+    for (member, tokens) in group.members.iter().zip(&sent) {
+        lab.launch(member.peers.dispatch_send(tokens))?;
+    }
+    // The first round's flags of rank 1 in the mailbox of rank 0, of either phase: taken away, and to come later.
+    let buffer = group.mailboxes.buffer().ok_or("mailboxes of one device")?;
+    let delay = |lab: &mut Lab<'_>, phase: u64| {
+        let flag = Slice::<u32>::new(buffer, 512 + ((phase * 2 + 1) * 32 + 1) * 4, 1);
+        let arrived = lab.download(flag)?;
+        lab.same("a flag", &arrived, &[1])?;
+        lab.device.overwrite(flag, &[0u32]).map_err(|e| e.to_string())?;
+        lab.launch([Launch {
+            module: "emulate",
+            kernel: "write_later".into(),
+            grid: [1; 3],
+            threads: 1,
+            shared_bytes: 0,
+            arguments: vec![flag.into(), 1u32.into(), 300u32.into()],
+        }])
+    };
+    delay(lab, 0)?;
+    for member in [zero, one] {
+        lab.launch([member.peers.dispatch_receive(&member.arrivals)])?;
+        group.experts(lab, member)?;
+        lab.launch([member.peers.combine_send(member.outputs)])?;
+    }
+    delay(lab, 1)?;
+    group.sum(lab, zero, &sent[0], &round)?;
+    group.sum(lab, one, &sent[1], &round)?;
+    group.free(lab);
+    Ok(())
+}
+
+/// A rank that sends nothing is named by all others at the deadline, in either phase; the group stays failed until it is reset.
+fn a_rank_that_stays_away(lab: &mut Lab<'_>) -> Result<(), String> {
+    let layout = Layout { ranks: 3, held: 3, tokens: 4, top: 2, width: 24 };
+    let group = Group::new(lab, layout, Placement::even(8, 3), 1)?;
+    let round = Round::new(&layout, 1, &[4, 2, 3], |rank, slot| (slot * 3 + rank) % 8);
+    let [zero, one, two] = &group.members[..] else { return Err("three members".into()) };
+    let failed = |lab: &mut Lab<'_>, rank, exchange, phase| -> Result<(), String> {
+        let cause = Cause::Deadline(DEADLINE);
+        let expected = Some(FabricError { rank, exchange, phase, layer: None, cause });
+        for member in [0, 2] {
+            let fault = group.fault(lab, member)?;
+            if fault != expected {
+                return Err(format!("member {member} found {fault:?} instead of {expected:?}"));
+            }
+        }
+        Ok(())
+    };
+    // After some rounds, so that places are used again: what they held before must not do.
+    for started in [1, LATE] {
+        group.reset(lab, started)?;
+        for _ in 0..3 {
+            group.round(lab, &round)?;
+        }
+        let exchange = if started == 1 { 7 } else { 3 };
+        let mut tokens = Vec::new();
+        for member in [zero, two] {
+            tokens.push(round.upload(lab, &layout, member)?);
+            lab.launch(member.peers.dispatch_send(&tokens[tokens.len() - 1]))?;
+        }
+        for member in [zero, two] {
+            lab.launch([member.peers.dispatch_receive(&member.arrivals)])?;
+        }
+        failed(lab, 1, exchange, Phase::Dispatch)?;
+        // Nothing is done any more, not even for who comes late; and the first fault stays.
+        let out: Slice<bf16> = lab.poisoned(tokens[0].x.len)?;
+        let late = round.upload(lab, &layout, one)?;
+        lab.launch(one.peers.dispatch_send(&late))?;
+        lab.launch([zero.peers.combine_send(zero.outputs), zero.peers.combine_receive(&tokens[0], out)])?;
+        let out = lab.download(out)?;
+        lab.same("sums of a group that failed", &out, &vec![bf16::from_bits(0xffff); out.len()])?;
+        failed(lab, 1, exchange, Phase::Dispatch)?;
+    }
+    group.reset(lab, 9)?;
+    group.round(lab, &round)?;
+    // The same on the way back: rank 0 has sent its outputs and waits for those of rank 1.
+    let sent = [
+        round.upload(lab, &layout, zero)?,
+        round.upload(lab, &layout, one)?,
+        round.upload(lab, &layout, two)?,
+    ];
+    for (member, tokens) in group.members.iter().zip(&sent) {
+        lab.launch(member.peers.dispatch_send(tokens))?;
+    }
+    for member in &group.members {
+        lab.launch([member.peers.dispatch_receive(&member.arrivals)])?;
+        group.experts(lab, member)?;
+    }
+    let out = lab.poisoned(sent[0].x.len)?;
+    lab.launch([two.peers.combine_send(two.outputs), zero.peers.combine_send(zero.outputs)])?;
+    lab.launch([zero.peers.combine_receive(&sent[0], out), two.peers.combine_receive(&sent[2], out)])?;
+    failed(lab, 1, 20, Phase::Combine)?;
+    group.reset(lab, 2)?;
+    group.round(lab, &round)?;
+    group.free(lab);
+    Ok(())
+}
+
+/// A rank's own mistakes end the group too, and name it.
+fn misuse(lab: &mut Lab<'_>) -> Result<(), String> {
+    let layout = Layout { ranks: 2, held: 4, tokens: 2, top: 2, width: 8 };
+    let group = Group::new(lab, layout, Placement::even(8, 2), 2)?;
+    let member = &group.members[0];
+    let good = Round::new(&layout, 1, &[2, 2], |rank, slot| slot + rank);
+    let mut too_many = good.clone();
+    too_many.counts[1] = 3;
+    let mut unknown = good.clone();
+    unknown.ids[6] = 8;
+    for (round, sends) in [(&good, 3), (&too_many, 1), (&unknown, 1)] {
+        group.reset(lab, 1)?;
+        let tokens = round.upload(lab, &layout, member)?;
+        for _ in 0..sends {
+            if let Some(early) = group.fault(lab, 0)? {
+                return Err(format!("a fault before there was one: {early}"));
+            }
+            lab.launch(member.peers.dispatch_send(&tokens))?;
+        }
+        let fault = group.fault(lab, 0)?.ok_or("misuse went unseen")?;
+        let named = if sends == 3 { fault.rank < 2 } else { fault.rank == 1 };
+        if !named || !matches!(fault.cause, Cause::Protocol(_)) {
+            return Err(format!("misuse of rank 1 is {fault}"));
+        }
+        group.reset(lab, 1)?;
+        group.round(lab, &good)?;
+    }
+    group.free(lab);
+    Ok(())
+}
+
+/// With the grouped products of `moe.cu` in between, beside one rank that holds all experts and exchanges nothing.
+fn whole_layer(lab: &mut Lab<'_>) -> Result<(), String> {
+    let (ranks, experts, tokens, top) = (4, 8, 3, 2);
+    let (up, down) = (
+        Shape { outputs: 128, inputs: 64, weights: Weights::Bf16 },
+        Shape { outputs: 64, inputs: 64, weights: Weights::Bf16 },
+    );
+    let layout = Layout { ranks, held: experts / ranks, tokens, top, width: up.inputs };
+    let image = |shape: Shape, seed: u64| -> Vec<u8> {
+        let of = |expert: u64| pack_bf16(shape, &values(seed + expert, shape.outputs * shape.inputs));
+        (0..experts as u64).flat_map(of).collect()
+    };
+    let (up_images, down_images) = (lab.upload(&image(up, 70))?, lab.upload(&image(down, 90))?);
+    let held = |shape: Shape, images: Slice<u8>, first: usize, count: usize| {
+        let (bytes, offset) = (shape.packed_bytes(), images.offset);
+        let images = Slice::new(images.buffer, offset + (first * bytes) as u64, count * bytes);
+        Experts { count, shape, unit: Unit::Warp, images, scales: None, bias: None }
+    };
+    let group = Group::new(lab, layout, Placement::even(experts, ranks), ranks)?;
+    let member = &group.members[0];
+    let round = Round::new(&layout, 5, &[3, 0, 3, 1], |rank, slot| (slot * 5 + rank * 3) % experts);
+    let sent = round.upload(lab, &layout, member)?;
+    lab.launch(member.peers.dispatch_send(&sent))?;
+    lab.launch([member.peers.dispatch_receive(&member.arrivals)])?;
+    for rank in 0..ranks {
+        let (rows, grouped) = member.peers.grouped(rank, &member.arrivals);
+        let gated = lab.poisoned(layout.rows() * up.outputs / 2)?;
+        let y = layout.rows() * layout.width;
+        let y = Slice::new(member.outputs.buffer, (rank * y * 2) as u64, y);
+        let first = held(up, up_images, rank * layout.held, layout.held);
+        let second = held(down, down_images, rank * layout.held, layout.held);
+        lab.launch(moe::product(rows, Rows::OfPlaces, &first, &grouped, Ending::Silu, gated))?;
+        lab.launch(moe::product(gated, Rows::OfPlaces, &second, &grouped, Ending::Plain, y))?;
+    }
+    let out: Slice<bf16> = lab.poisoned(sent.x.len)?;
+    lab.launch([member.peers.combine_send(member.outputs), member.peers.combine_receive(&sent, out)])?;
+    let out = lab.download(out)?;
+    for rank in 0..ranks {
+        let (slots, own) = (round.counts[rank] * top, round.counts[rank] * layout.width);
+        let x = lab.upload(&round.x[rank * tokens * layout.width..][..own])?;
+        let ids = lab.upload(&round.ids[rank * layout.slots()..][..slots])?;
+        let weights = lab.upload(&round.weights[rank * layout.slots()..][..slots])?;
+        let grouped = Grouped {
+            places: lab.poisoned(slots)?,
+            slots_at: lab.poisoned(slots)?,
+            items: lab.poisoned(Grouped::item_words(slots, experts, BLOCK_ROWS))?,
+            item_count: lab.poisoned(1)?,
+            block_rows: BLOCK_ROWS,
+        };
+        let (gated, y, alone) =
+            (lab.poisoned(slots * up.outputs / 2)?, lab.poisoned(slots * layout.width)?, lab.poisoned(own)?);
+        let (first, second) = (held(up, up_images, 0, experts), held(down, down_images, 0, experts));
+        let launches = [
+            moe::group(ids, experts, &grouped),
+            moe::product(x, Rows::OfTokens { top }, &first, &grouped, Ending::Silu, gated),
+            moe::product(gated, Rows::OfPlaces, &second, &grouped, Ending::Plain, y),
+            moe::combine(y, grouped.places, weights, top, layout.width, alone),
+        ];
+        lab.launch(launches.into_iter().flatten())?;
+        let alone = lab.download(alone)?;
+        let own = &out[rank * tokens * layout.width..][..own];
+        lab.same(&format!("the layer of rank {rank}"), own, &alone)?;
+    }
+    group.free(lab);
+    Ok(())
+}
