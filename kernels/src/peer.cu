@@ -132,7 +132,6 @@ extern "C" __global__ void __launch_bounds__(1024)
     const peer::Peer own = PEER_HERE(blockIdx.x);
     const uint32_t round = own.state->rounds[peer::DISPATCH_SEND], count = counts[blockIdx.x];
     const uint64_t before = blockIdx.x * own.layout.slots();
-    if (!own.may_begin()) return;
     const auto misused = [&] {
         if (threadIdx.x == 0) own.accuse(own.rank, peer::DISPATCH, round, peer::MISUSE);
     };

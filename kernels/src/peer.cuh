@@ -109,8 +109,10 @@ struct Peer {
         return true;
     }
 
-    // Ends the group, and tells every rank whose fault it is: one that leaves because of it must not be blamed.
+    // Ends the group, unless it has failed already, and tells every rank whose fault it is: one that leaves because of it must
+    // not be blamed.
     __device__ __forceinline__ void accuse(uint32_t whom, Phase phase, uint32_t round, Cause cause) const {
+        if (has_failed()) return;
 #pragma unroll 1
         for (uint32_t to = 0; to < layout.ranks; ++to) store_relaxed(control(to) + 1, round);
         fence_system();
@@ -146,7 +148,7 @@ struct Peer {
             const uint32_t missing = lanes_where(!here);
             if (threadIdx.x == 0) {
                 // The lowest of those who are missing.
-                if (missing != 0 && !has_failed()) accuse(count_bits((missing & -missing) - 1), phase, round, DEADLINE);
+                if (missing != 0) accuse(count_bits((missing & -missing) - 1), phase, round, DEADLINE);
                 shared_words()[STOPS] = missing != 0;
             }
         }

@@ -31,6 +31,7 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
     a_fast_rank(lab)?;
     messages_that_come_late(lab)?;
     a_rank_that_stays_away(lab)?;
+    nonsense(lab)?;
     misuse(lab)?;
     whole_layer(lab)
 }
@@ -509,15 +510,18 @@ fn a_rank_that_stays_away(lab: &mut Lab<'_>) -> Result<(), String> {
             tokens.push(round.upload(lab, &layout, member)?);
             lab.launch(member.peers.dispatch_send(&tokens[tokens.len() - 1]))?;
         }
-        for member in [zero, two] {
-            lab.launch([member.peers.dispatch_receive(&member.arrivals)])?;
-        }
-        failed(lab, 1, exchange, Phase::Dispatch)?;
-        // Nothing is done any more, not even for who comes late; and the first fault stays.
-        let out: Slice<bf16> = lab.poisoned(tokens[0].x.len)?;
+        lab.launch([zero.peers.dispatch_receive(&zero.arrivals)])?;
+        // Who comes late has been told, so that rank 2 finds the same fault, and not rank 0 at fault a step later.
         let late = round.upload(lab, &layout, one)?;
         lab.launch(one.peers.dispatch_send(&late))?;
+        lab.launch([two.peers.dispatch_receive(&two.arrivals)])?;
+        failed(lab, 1, exchange, Phase::Dispatch)?;
+        // Nothing is done any more, and the first fault stays.
+        let out: Slice<bf16> = lab.poisoned(tokens[0].x.len)?;
         lab.launch([zero.peers.combine_send(zero.outputs), zero.peers.combine_receive(&tokens[0], out)])?;
+        for _ in 0..3 {
+            lab.launch(zero.peers.dispatch_send(&tokens[0]))?;
+        }
         let out = lab.download(out)?;
         lab.same("sums of a group that failed", &out, &vec![bf16::from_bits(0xffff); out.len()])?;
         failed(lab, 1, exchange, Phase::Dispatch)?;
@@ -544,6 +548,32 @@ fn a_rank_that_stays_away(lab: &mut Lab<'_>) -> Result<(), String> {
     group.reset(lab, 2)?;
     group.round(lab, &round)?;
     group.free(lab);
+    Ok(())
+}
+
+/// A message that makes no sense ends the group and names its sender, and nothing is written where it says.
+fn nonsense(lab: &mut Lab<'_>) -> Result<(), String> {
+    let layout = Layout { ranks: 2, held: 4, tokens: 2, top: 2, width: 8 };
+    let at = layout.message_at(1, 1);
+    // More rows than slots; fewer than of the experts before; a token and a slot that cannot be.
+    let words = [(at + 12, 5), (at + 8, 0), (at + layout.rows_at() + 8, 2), (at + layout.rows_at() + 12, 4)];
+    for (byte, word) in words {
+        let group = Group::new(lab, layout, Placement::even(8, 2), 2)?;
+        let member = &group.members[0];
+        let round = Round::new(&layout, 1, &[2, 2], |_, slot| slot % 2);
+        let tokens = round.upload(lab, &layout, member)?;
+        lab.launch(member.peers.dispatch_send(&tokens))?;
+        let buffer = group.mailboxes.buffer().ok_or("mailboxes of one device")?;
+        lab.device.overwrite(Slice::new(buffer, byte as u64, 1), &[word]).map_err(|e| e.to_string())?;
+        lab.launch([member.peers.dispatch_receive(&member.arrivals)])?;
+        lab.launch([member.peers.combine_send(member.outputs)])?;
+        let fault = group.fault(lab, 0)?.ok_or(format!("word {word} at {byte} went unseen"))?;
+        let expected = Cause::Protocol("a message that makes no sense");
+        if (fault.rank, fault.exchange, &fault.cause) != (1, 1, &expected) {
+            return Err(format!("word {word} at {byte} is {fault}"));
+        }
+        group.free(lab);
+    }
     Ok(())
 }
 
