@@ -1,5 +1,6 @@
-// What `system.cuh` wraps, done on the CPU. One thread runs at a time and every store is seen at once, so a missing fence
-// shows nowhere here; the clock is no time but a count of how often it was asked, on which other devices' writes may wait.
+// What `system.cuh` wraps, done on the CPU. One thread runs at a time and every store is seen at once, so a
+// missing fence shows nowhere here; the clock is no time but a count of how often it was asked, on which
+// other devices' writes may wait.
 #pragma once
 
 #include "instructions.h"

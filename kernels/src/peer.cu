@@ -1,15 +1,16 @@
-// The exchange of a layer's tokens between ranks that reach each other's memory; `peer.cuh` says how, `moe/plan.rs` and
-// `moe/parallel.rs` what for. Every launch serves `blockIdx.z` (of `peer_plan`: `blockIdx.x`) ranks of this device, from number
-// `first` on; whatever belongs to one of them lies beside the others' in arrays that begin with their number.
+// The exchange of a layer's tokens between ranks that reach each other's memory; `peer.cuh` says how,
+// `moe/plan.rs` and `moe/parallel.rs` what for. Every launch serves `blockIdx.z` (of `peer_plan`:
+// `blockIdx.x`) ranks of this device, from number `first` on; whatever belongs to one of them lies beside the
+// others' in arrays that begin with their number.
 //
 // Shared memory: SHARED_WORDS, and what each kernel says. Widths are multiples of 8, `top` is at most 32.
 #include "moe.cuh"
 #include "peer.cuh"
 
-#define PEER                                                                                                   \
-    const uint64_t *bases, peer::State *states, uint32_t first, uint32_t deadline_us, uint32_t ranks, uint32_t held, \
-        uint32_t tokens, uint32_t top, uint32_t width
-#define PEER_HERE(number)                                                                                      \
+#define PEER                                                                                       \
+    const uint64_t *bases, peer::State *states, uint32_t first, uint32_t deadline_us, uint32_t ranks,      \
+        uint32_t held, uint32_t tokens, uint32_t top, uint32_t width
+#define PEER_HERE(number)                                                                                  \
     peer::Peer { {ranks, held, tokens, top, width}, bases, states + (number), first + (number), deadline_us }
 
 // A rank that does not get a token.
@@ -17,8 +18,8 @@ constexpr uint32_t NOWHERE = 0xffffffffu;
 
 // === peer_reset ===
 //
-// Before a group's first round, and after it has failed, when no rank's launches are under way: all steps begin with
-// `round`. Grid: ranks here; block: 128 threads.
+// Before a group's first round, and after it has failed, when no rank's launches are under way: all steps
+// begin with `round`. Grid: ranks here; block: 128 threads.
 extern "C" __global__ void __launch_bounds__(128) peer_reset(PEER, uint32_t round) {
     const peer::Peer own = PEER_HERE(blockIdx.x);
     uint32_t* control = own.control(own.rank);
@@ -28,12 +29,13 @@ extern "C" __global__ void __launch_bounds__(128) peer_reset(PEER, uint32_t roun
 
 // === peer_plan ===
 //
-// What goes where: `moe/plan.rs` on the device, slot for slot the same. ids [tokens, top] of the first `counts[rank]` tokens.
-// If each expert has one holder, homes [experts] has that rank and the expert's number among those of the rank, as
-// rank << 16 | number. If `homes` is null: holders [experts], a bit for each rank, and locals [ranks, experts], those numbers. Writes
-// each message but for its tokens, and to `places` [tokens, ranks] where a token lies in a rank's message. Grid: ranks here;
-// block: a warp for each rank of the group. Shared memory: a word for each of a rank's experts, by rank; for several holders two
-// for each expert and one for each rank; one for each slot, unless `ways` has room for them.
+// What goes where: `moe/plan.rs` on the device, slot for slot the same. ids [tokens, top] of the first
+// `counts[rank]` tokens. If each expert has one holder, homes [experts] has that rank and the expert's number
+// among those of the rank, as rank << 16 | number. If `homes` is null: holders [experts], a bit for each
+// rank, and locals [ranks, experts], those numbers. Writes each message but for its tokens, and to `places`
+// [tokens, ranks] where a token lies in a rank's message. Grid: ranks here; block: a warp for each rank of
+// the group. Shared memory: a word for each of a rank's experts, by rank; for several holders two for each
+// expert and one for each rank; one for each slot, unless `ways` has room for them.
 
 // Slots of an expert with several holders that stay together.
 constexpr uint32_t RUN = 16;
@@ -53,7 +55,8 @@ struct Choice {
         }
     }
 
-    // Of several holders, run by run, the one with the fewest slots so far: one thread, since each choice hangs on the last.
+    // Of several holders, run by run, the one with the fewest slots so far: one thread, since each choice
+    // hangs on the last.
     __device__ __forceinline__ void least_loaded(uint32_t* seen, uint32_t* assigned) const {
         uint32_t* last = seen + experts;
         for (uint32_t slot = 0; slot < slots; ++slot) {
@@ -64,8 +67,10 @@ struct Choice {
             }
             if (seen[expert]++ % RUN == 0) {
                 uint32_t best = NOWHERE;
-                for (uint32_t r = 0; r < ranks; ++r)
-                    if (holders[expert] >> r & 1 && (best == NOWHERE || assigned[r] < assigned[best])) best = r;
+                for (uint32_t r = 0; r < ranks; ++r) {
+                    if (!(holders[expert] >> r & 1)) continue;
+                    if (best == NOWHERE || assigned[r] < assigned[best]) best = r;
+                }
                 last[expert] = best;
             }
             const uint32_t rank = last[expert];
@@ -94,15 +99,16 @@ struct Outgoing {
     __device__ __forceinline__ void write_ends(uint32_t* ends, uint32_t held) const {
         uint32_t before = 0;
         for (uint32_t start = 0; start < held; start += peer::LANES) {
-            const uint32_t e = start + lane, rows = e < held ? next[e] : 0, end = before + peer::sum_to_lane(rows);
+            const uint32_t e = start + lane, rows = e < held ? next[e] : 0;
+            const uint32_t end = before + peer::sum_to_lane(rows);
             if (e < held) ends[e] = end, next[e] = end - rows;
             before = shuffle(end, peer::LANES - 1);
         }
         sync_warp();
     }
 
-    // Rows in the order of their slots, by expert; tokens in their own order, each once. A lane has a slot, the warp as many
-    // whole tokens as it has lanes for.
+    // Rows in the order of their slots, by expert; tokens in their own order, each once. A lane has a slot,
+    // the warp as many whole tokens as it has lanes for.
     __device__ __forceinline__ void write_rows(peer::Row* rows, uint32_t* places, uint32_t ranks) const {
         const uint32_t together = peer::LANES / top, own = lane / top, below = (1u << lane) - 1;
         const uint32_t count = choice.slots / top;
@@ -111,7 +117,8 @@ struct Outgoing {
             const uint32_t token = start + own, slot = start * top + lane;
             const bool there = own < together && token < count, mine = there && takes(slot);
             const uint32_t all = lanes_where(mine);
-            const uint32_t of_token = own < together ? 0xffffffffu >> (peer::LANES - top) << own * top & all : 0;
+            const uint32_t token_lanes = 0xffffffffu >> (peer::LANES - top) << own * top;
+            const uint32_t of_token = own < together ? token_lanes & all : 0;
             const uint32_t firsts = lanes_where(mine && (of_token & below) == 0);
             const uint32_t place = sent + count_bits(firsts & ((1u << own * top) - 1));
             if (there && lane % top == 0) places[token * ranks + to] = of_token != 0 ? place : NOWHERE;
@@ -127,8 +134,9 @@ struct Outgoing {
 };
 
 extern "C" __global__ void __launch_bounds__(1024)
-    peer_plan(PEER, const uint32_t* counts, const uint32_t* ids, const uint32_t* homes, const uint32_t* holders,
-              const uint32_t* locals, uint32_t experts, uint32_t* ways, uint32_t* places) {
+    peer_plan(PEER, const uint32_t* counts, const uint32_t* ids, const uint32_t* homes,
+              const uint32_t* holders, const uint32_t* locals, uint32_t experts, uint32_t* ways,
+              uint32_t* places) {
     const peer::Peer own = PEER_HERE(blockIdx.x);
     const uint32_t round = own.state->rounds[peer::DISPATCH_SEND], count = counts[blockIdx.x];
     const uint64_t before = blockIdx.x * own.layout.slots();
@@ -159,8 +167,8 @@ extern "C" __global__ void __launch_bounds__(1024)
 
 // === peer_dispatch_send ===
 //
-// x [tokens, width] bf16 to the messages, each row read once; then the flags. Grid: (packets of 8 columns / 128, tokens, ranks
-// here); block: 128 threads.
+// x [tokens, width] bf16 to the messages, each row read once; then the flags. Grid: (packets of 8 columns /
+// 128, tokens, ranks here); block: 128 threads.
 extern "C" __global__ void __launch_bounds__(128)
     peer_dispatch_send(PEER, const uint32_t* counts, const uint16_t* x, const uint32_t* places) {
     const peer::Peer own = PEER_HERE(blockIdx.z);
@@ -183,9 +191,10 @@ extern "C" __global__ void __launch_bounds__(128)
 
 // === peer_dispatch_receive ===
 //
-// The rows that came for this rank's experts, to `gathered` [ranks * tokens * top, width]: by expert, then by the rank they are
-// of, then by slot. With `origins` of each, and the items of `moe.cuh` for the grouped products. Grid: (any number, 1, ranks here);
-// block: 256 threads. Shared memory: two words for each expert and rank, one for each expert, two more.
+// The rows that came for this rank's experts, to `gathered` [ranks * tokens * top, width]: by expert, then by
+// the rank they are of, then by slot. With `origins` of each, and the items of `moe.cuh` for the grouped
+// products. Grid: (any number, 1, ranks here); block: 256 threads. Shared memory: two words for each expert
+// and rank, one for each expert, two more.
 
 // How many rows of which expert and rank there are, and where they are to lie.
 struct Arrivals {
@@ -252,8 +261,8 @@ struct Arrivals {
 };
 
 extern "C" __global__ void __launch_bounds__(256)
-    peer_dispatch_receive(PEER, uint16_t* gathered, peer::Origin* origins, ExpertRows* items, uint32_t* item_counts,
-                          uint32_t items_max, uint32_t block_rows) {
+    peer_dispatch_receive(PEER, uint16_t* gathered, peer::Origin* origins, ExpertRows* items,
+                          uint32_t* item_counts, uint32_t items_max, uint32_t block_rows) {
     const peer::Peer own = PEER_HERE(blockIdx.z);
     const uint32_t round = own.state->rounds[peer::DISPATCH_RECEIVE];
     if (!own.are_all_here(peer::DISPATCH, round)) return;
@@ -284,8 +293,8 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // === peer_combine_send ===
 //
-// outputs [ranks * tokens * top, width], where their inputs were in `gathered`, each to its slot in the mailbox of the token's
-// rank; then the flags. Grid: (any number, 1, ranks here); block: 256 threads.
+// outputs [ranks * tokens * top, width], where their inputs were in `gathered`, each to its slot in the
+// mailbox of the token's rank; then the flags. Grid: (any number, 1, ranks here); block: 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     peer_combine_send(PEER, const uint16_t* outputs, const peer::Origin* origins) {
     const peer::Peer own = PEER_HERE(blockIdx.z);
@@ -294,17 +303,18 @@ extern "C" __global__ void __launch_bounds__(256)
     const uint64_t before = blockIdx.z * ranks * own.layout.slots();
     for (uint32_t place = blockIdx.x; place < rows; place += gridDim.x) {
         const peer::Origin origin = origins[before + place];
-        peer::copy_row(own.mailbox(origin.rank) + own.layout.outputs_at(round) + origin.slot * own.layout.row_bytes(),
-                       outputs + (before + place) * width, width / 8);
+        unsigned char* slots = own.mailbox(origin.rank) + own.layout.outputs_at(round);
+        const uint16_t* row = outputs + (before + place) * width;
+        peer::copy_row(slots + origin.slot * own.layout.row_bytes(), row, width / 8);
     }
     own.end<true>(peer::COMBINE_SEND, peer::COMBINE, gridDim.x);
 }
 
 // === peer_combine_receive ===
 //
-// out[t] = sum over the slots s of t, in order, of weights[s] times the output that came for s: in f32, rounded once, as
-// `moe_combine` does. weights [tokens, top], out [tokens, width]. Grid: (packets of 8 columns / 128, tokens, ranks here); block: 128
-// threads.
+// out[t] = sum over the slots s of t, in order, of weights[s] times the output that came for s: in f32,
+// rounded once, as `moe_combine` does. weights [tokens, top], out [tokens, width]. Grid: (packets of 8
+// columns / 128, tokens, ranks here); block: 128 threads.
 extern "C" __global__ void __launch_bounds__(128)
     peer_combine_receive(PEER, const uint32_t* counts, const float* weights, uint16_t* out) {
     const peer::Peer own = PEER_HERE(blockIdx.z);

@@ -1,17 +1,19 @@
-// How ranks that reach each other's memory exchange a layer's tokens: where what lies in a rank's mailbox, how flags say
-// that it is there, and how a rank that stays away becomes an error. The mailboxes may be parts of one allocation, mappings of
-// other processes' memory, or memory of other devices; all that is known of them is an array of base addresses.
+// How ranks that reach each other's memory exchange a layer's tokens: where what lies in a rank's mailbox,
+// how flags say that it is there, and how a rank that stays away becomes an error. The mailboxes may be parts
+// of one allocation, mappings of other processes' memory, or memory of other devices; all that is known of
+// them is an array of base addresses.
 //
-// A round of a layer has four steps, each a launch or two: DISPATCH_SEND writes tokens to the mailboxes of the ranks that
-// hold their experts, DISPATCH_RECEIVE waits for those of all ranks, COMBINE_SEND writes the experts' outputs to the
-// mailboxes of the tokens' ranks, COMBINE_RECEIVE waits for them. Senders never wait, so that ranks which share a device
-// need not run at once. A step counts its rounds itself: a graph of launches can be replayed, and a flag is the number of
-// the round, so that none is ever cleared.
+// A round of a layer has four steps, each a launch or two: DISPATCH_SEND writes tokens to the mailboxes of
+// the ranks that hold their experts, DISPATCH_RECEIVE waits for those of all ranks, COMBINE_SEND writes the
+// experts' outputs to the mailboxes of the tokens' ranks, COMBINE_RECEIVE waits for them. Senders never wait,
+// so that ranks which share a device need not run at once. A step counts its rounds itself: a graph of
+// launches can be replayed, and a flag is the number of the round, so that none is ever cleared.
 //
-// Everything in a mailbox is there twice, for rounds in turn: a rank may send the tokens of round n + 1 before the outputs
-// of n are back, not those of n + 2 (`is_in_turn`). It writes tokens of n + 2 over those of n when its combination of n is
-// done: for that it had outputs of n from every rank, which each sent after it had read the tokens of n. It writes outputs
-// of n + 2 over those of n when it has tokens of n + 2 from every rank, which each sent after its own combination of n.
+// Everything in a mailbox is there twice, for rounds in turn: a rank may send the tokens of round n + 1
+// before the outputs of n are back, not those of n + 2 (`is_in_turn`). It writes tokens of n + 2 over those
+// of n when its combination of n is done: for that it had outputs of n from every rank, which each sent after
+// it had read the tokens of n. It writes outputs of n + 2 over those of n when it has tokens of n + 2 from
+// every rank, which each sent after its own combination of n.
 #pragma once
 
 #include "numbers.cuh"
@@ -22,7 +24,8 @@ namespace peer {
 constexpr uint32_t RANKS_MAX = 32, LANES = 32;
 // Bytes before a mailbox's messages: its fault first, flags from FLAGS_AT on.
 constexpr uint32_t FLAGS_AT = 512, CONTROL_BYTES = 1024;
-// Words of shared memory before what a kernel keeps there: whether the block stops, who sent nonsense, a sum for each warp.
+// Words of shared memory before what a kernel keeps there: whether the block stops, who sent nonsense, a sum
+// for each warp.
 constexpr uint32_t STOPS = 0, NONSENSE = 1, WARP_SUMS = 4, SHARED_WORDS = 16;
 
 enum Phase : uint32_t { DISPATCH, COMBINE };
@@ -40,8 +43,8 @@ struct alignas(8) Origin {
     uint32_t rank, slot;
 };
 
-// What a rank keeps to itself: the round of each step that is next, how many blocks have done it, the fault that it found
-// or was told of, and how many rows it gathered.
+// What a rank keeps to itself: the round of each step that is next, how many blocks have done it, the fault
+// that it found or was told of, and how many rows it gathered.
 struct State {
     uint32_t rounds[STEPS], done[STEPS];
     uint32_t fault, fault_round, rows, unused;
@@ -88,7 +91,8 @@ struct Peer {
     }
     // Says, in the mailbox of `at`, which round's message of `from` is there.
     __device__ __forceinline__ uint32_t* flag(uint32_t at, Phase phase, uint32_t round, uint32_t from) const {
-        return reinterpret_cast<uint32_t*>(mailbox(at) + FLAGS_AT) + (phase * 2 + round % 2) * RANKS_MAX + from;
+        uint32_t* flags = reinterpret_cast<uint32_t*>(mailbox(at) + FLAGS_AT);
+        return flags + (phase * 2 + round % 2) * RANKS_MAX + from;
     }
     __device__ __forceinline__ unsigned char* message(uint32_t at, uint32_t round, uint32_t from) const {
         return mailbox(at) + layout.message_at(round, from);
@@ -109,8 +113,8 @@ struct Peer {
         return true;
     }
 
-    // Ends the group, unless it has failed already, and tells every rank whose fault it is: one that leaves because of it must
-    // not be blamed.
+    // Ends the group, unless it has failed already, and tells every rank whose fault it is: one that leaves
+    // because of it must not be blamed.
     __device__ __forceinline__ void accuse(uint32_t whom, Phase phase, uint32_t round, Cause cause) const {
         if (has_failed()) return;
 #pragma unroll 1
@@ -130,8 +134,8 @@ struct Peer {
         return shared_words()[STOPS] == 0;
     }
 
-    // Waits until the messages of all ranks are here: false if one stays away for too long, or the group has failed. All
-    // threads of a block; a lane of the first warp for each rank.
+    // Waits until the messages of all ranks are here: false if one stays away for too long, or the group has
+    // failed. All threads of a block; a lane of the first warp for each rank.
     __device__ __forceinline__ bool are_all_here(Phase phase, uint32_t round) const {
         if (threadIdx.x < LANES) {
             bool here = true, told = false;
@@ -156,8 +160,8 @@ struct Peer {
         return shared_words()[STOPS] == 0;
     }
 
-    // Ends a step for a block: all its threads. The last of a rank's blocks moves on to the next round; of a step that sends,
-    // it says before that everything is there. A group that has failed is told nothing.
+    // Ends a step for a block: all its threads. The last of a rank's blocks moves on to the next round; of a
+    // step that sends, it says before that everything is there. A group that has failed is told nothing.
     template <bool SENDS>
     __device__ __forceinline__ void end(Step step, Phase phase, uint32_t blocks) const {
         sync_block();
@@ -185,8 +189,8 @@ __device__ __forceinline__ uint32_t sum_to_lane(uint32_t value) {
     return value;
 }
 
-// Puts in the place of each of `n` numbers in shared memory the sum of those before it, and the sum of all behind them. All
-// threads of a block.
+// Puts in the place of each of `n` numbers in shared memory the sum of those before it, and the sum of all
+// behind them. All threads of a block.
 __device__ __forceinline__ void sum_before_each(uint32_t* numbers, uint32_t n) {
     const uint32_t each = (n + blockDim.x - 1) / blockDim.x, warp = threadIdx.x / LANES;
     const uint32_t first = min_of(threadIdx.x * each, n), end = min_of(first + each, n);

@@ -1,6 +1,7 @@
-//! What the exchange between ranks takes each way: eight ranks that share the GPU, 128 tokens in all of the largest models'
-//! width, each to eight of 128 experts. Without the experts: what they would have made lies there. The bytes are each token read
-//! once and each row written where the experts read it, and the other way round.
+//! What the exchange between ranks takes each way: eight ranks that share the GPU, 128 tokens in all of the
+//! largest models' width, each to eight of 128 experts. Without the experts: what they would have made lies
+//! there. The bytes are each token read once and each row written where the experts read it, and the other
+//! way round.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! The exchange between ranks that are processes, each of which maps the others' mailboxes by CUDA IPC: on one GPU, or on as
-//! many as there are. This program starts itself once for each rank; handles go over shared memory.
+//! The exchange between ranks that are processes, each of which maps the others' mailboxes by CUDA IPC: on
+//! one GPU, or on as many as there are. This program starts itself once for each rank; handles go over shared
+//! memory.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;

@@ -1,11 +1,13 @@
-//! Launches `peer.cu`: tokens go to the ranks that hold their experts, and outputs back, through memory that the ranks reach
-//! themselves. The ranks may share a GPU, in one process ([`Mailboxes::in_one`]) or in several (`gpu::ipc`), or have one each
-//! that sees the others' memory; the kernels know base addresses alone. What goes where is [`crate::moe::Plan`]'s, made on
-//! the device, so that a graph of these launches can be replayed for any tokens.
+//! Launches `peer.cu`: tokens go to the ranks that hold their experts, and outputs back, through memory that
+//! the ranks reach themselves. The ranks may share a GPU, in one process ([`Mailboxes::in_one`]) or in
+//! several (`gpu::ipc`), or have one each that sees the others' memory; the kernels know base addresses
+//! alone. What goes where is [`crate::moe::Plan`]'s, made on the device, so that a graph of these launches
+//! can be replayed for any tokens.
 //!
-//! A round is [`Peers::dispatch_send`], [`Peers::dispatch_receive`], the experts' products, [`Peers::combine_send`],
-//! [`Peers::combine_receive`], in this order on every rank; the next round's `dispatch_send` may come before this one's
-//! `combine_receive`, and no sooner. A rank takes part whether it has tokens or not. Only receivers wait, `deadline` at most.
+//! A round is [`Peers::dispatch_send`], [`Peers::dispatch_receive`], the experts' products,
+//! [`Peers::combine_send`], [`Peers::combine_receive`], in this order on every rank; the next round's
+//! `dispatch_send` may come before this one's `combine_receive`, and no sooner. A rank takes part whether it
+//! has tokens or not. Only receivers wait, `deadline` at most.
 
 mod layout;
 mod offer;
@@ -39,7 +41,8 @@ const WHOLE: usize = 256;
 const WARP: usize = 32;
 /// Slots of a rank whose ways a block keeps in its own memory: 16 KB.
 const SHARED_SLOTS_MAX: usize = 4096;
-/// Blocks that copy whole rows, for each processor: as many as it holds of 256 threads at 2 KB of registers each.
+/// Blocks that copy whole rows, for each processor: as many as it holds of 256 threads at 2 KB of registers
+/// each.
 const BLOCKS_PER_PROCESSOR: usize = 4;
 
 /// What keeps mailboxes where they are.
@@ -89,7 +92,8 @@ pub struct Peers {
     origins: Slice<u32>,
 }
 
-/// The tokens of the ranks here in one round; a rank's arrays are as long as those of one with all its tokens.
+/// The tokens of the ranks here in one round; a rank's arrays are as long as those of one with all its
+/// tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
     /// `[count]`: how many there are.
@@ -178,11 +182,13 @@ impl Ways {
 // === impl Peers ===
 
 impl Peers {
-    /// Ranks `first..first + count` of a group, of which this device has room for what they keep to themselves. Before the
-    /// first launch every rank of the group must have got this far: where they are processes, they must meet in between.
+    /// Ranks `first..first + count` of a group, of which this device has room for what they keep to
+    /// themselves. Before the first launch every rank of the group must have got this far: where they are
+    /// processes, they must meet in between.
     ///
     /// # Panics
-    /// If there are no such ranks, or the placement is one of other ranks or puts more experts on one than the layout says.
+    /// If there are no such ranks, or the placement is one of other ranks or puts more experts on one than
+    /// the layout says.
     pub fn new(
         device: &mut dyn Device,
         mailboxes: &Arc<Mailboxes>,
@@ -223,8 +229,8 @@ impl Peers {
         }
     }
 
-    /// Makes the group begin anew with `round`, after a failure: the same on all ranks, when none of their launches is under
-    /// way, and none may follow before all ranks are through with it.
+    /// Makes the group begin anew with `round`, after a failure: the same on all ranks, when none of their
+    /// launches is under way, and none may follow before all ranks are through with it.
     pub fn reset(&self, round: u32) -> Launch {
         self.launch("peer_reset", [self.count, 1, 1], PART, 0, vec![round.into()])
     }
@@ -283,7 +289,8 @@ impl Peers {
         self.launch("peer_dispatch_receive", [self.blocks, 1, self.count], WHOLE, words, arguments)
     }
 
-    /// Sends `outputs` `[count, rows, width]`, each where its input was among [`Arrivals::rows`], back to its token's rank.
+    /// Sends `outputs` `[count, rows, width]`, each where its input was among [`Arrivals::rows`], back to its
+    /// token's rank.
     ///
     /// # Panics
     /// If shapes disagree.
@@ -294,7 +301,8 @@ impl Peers {
         self.launch("peer_combine_send", [self.blocks, 1, self.count], WHOLE, 0, arguments)
     }
 
-    /// Waits for the outputs of all ranks and sums those of each token, in slot order, to `out` `[count, tokens, width]`.
+    /// Waits for the outputs of all ranks and sums those of each token, in slot order, to `out` `[count,
+    /// tokens, width]`.
     ///
     /// # Panics
     /// If shapes disagree.
@@ -331,8 +339,8 @@ impl Peers {
         Grouped::items_max(layout.rows(), layout.held, block_rows)
     }
 
-    /// The error that ended the group, if one did: after it launches do nothing, and what they should have written means
-    /// nothing. Waits for what was launched.
+    /// The error that ended the group, if one did: after it launches do nothing, and what they should have
+    /// written means nothing. Waits for what was launched.
     pub fn fault(&self, device: &mut dyn Device) -> Result<Option<FabricError>, DeviceError> {
         Ok(self.fault_in(&device.download(self.states)?))
     }

@@ -1,6 +1,6 @@
-//! Mailboxes that other processes map, by CUDA IPC: on one GPU, or on GPUs that reach each other (NVLink, PCIe). cudarc binds
-//! the calls in `driver::sys` and wraps none of them. A process cannot open its own handle, so ranks that are threads of one
-//! process share an allocation instead ([`Mailboxes::in_one`]).
+//! Mailboxes that other processes map, by CUDA IPC: on one GPU, or on GPUs that reach each other (NVLink,
+//! PCIe). cudarc binds the calls in `driver::sys` and wraps none of them. A process cannot open its own
+//! handle, so ranks that are threads of one process share an allocation instead ([`Mailboxes::in_one`]).
 //!
 //! A handle must name what `cuMemAlloc` gave: memory of a pool, as [`Gpu`]'s buffers are, has none.
 
@@ -29,8 +29,9 @@ struct Mapped {
     context: Arc<CudaContext>,
 }
 
-/// The mailboxes of a group whose ranks are processes, this one's allocated here: handles go over `fabric`, on which the ranks
-/// have the same numbers. Every rank must then make its `Peers`, and all must meet once more, before the first launch.
+/// The mailboxes of a group whose ranks are processes, this one's allocated here: handles go over `fabric`,
+/// on which the ranks have the same numbers. Every rank must then make its `Peers`, and all must meet once
+/// more, before the first launch.
 ///
 /// # Errors
 /// Which rank did not answer, or what the driver says.
@@ -98,7 +99,8 @@ impl Mapped {
         // Another GPU's memory becomes reachable where the two can be peers.
         let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut address = 0;
-        // SAFETY: the context is current; the driver checks the handle and writes an address only if it succeeds.
+        // SAFETY: the context is current; the driver checks the handle and writes an address only if it
+        // succeeds.
         unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut address, handle, flags) }.result().map_err(failed)?;
         Ok(Self { address, context: Arc::clone(context) })
     }

@@ -1,4 +1,5 @@
-//! What the ranks of a group agree on, and where what lies in a rank's mailbox: `peer.cuh` computes the same. Moves nothing.
+//! What the ranks of a group agree on, and where what lies in a rank's mailbox: `peer.cuh` computes the same.
+//! Moves nothing.
 
 use crate::fabric::RANKS_MAX;
 
@@ -6,7 +7,8 @@ use crate::fabric::RANKS_MAX;
 pub const CONTROL_BYTES: usize = 1024;
 /// Experts a token may have at most: a lane of a warp for each.
 pub const TOP_MAX: usize = 32;
-/// Ranks times experts of a rank at most: 36 KB of a block's shared memory, of the 48 KB that every block may have.
+/// Ranks times experts of a rank at most: 36 KB of a block's shared memory, of the 48 KB that every block may
+/// have.
 pub const PAIRS_MAX: usize = 4096;
 /// Tokens of a rank in a round at most: the blocks of a launch along one side.
 pub const TOKENS_MAX: usize = 65_535;
@@ -17,8 +19,8 @@ const ROW_BYTES: usize = 8;
 /// Mailboxes of one allocation begin at multiples of this.
 const MAILBOX_ALIGNMENT: usize = 256;
 
-/// The sizes that all ranks of a group agree on. A mailbox holds, twice, a message from each rank (where each expert's rows
-/// end, the rows by expert, the tokens) and an output for each of the rank's own slots.
+/// The sizes that all ranks of a group agree on. A mailbox holds, twice, a message from each rank (where each
+/// expert's rows end, the rows by expert, the tokens) and an output for each of the rank's own slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// Ranks of the group.
@@ -66,7 +68,8 @@ impl Layout {
         (self.outputs_at(0) + 2 * self.slots() * self.row_bytes()).next_multiple_of(MAILBOX_ALIGNMENT)
     }
 
-    /// The byte of a mailbox at which the message of rank `from` in `round` begins: where each expert's rows end.
+    /// The byte of a mailbox at which the message of rank `from` in `round` begins: where each expert's rows
+    /// end.
     pub fn message_at(&self, round: u32, from: usize) -> usize {
         CONTROL_BYTES + ((round % 2) as usize * self.ranks + from) * self.message_bytes()
     }
@@ -127,7 +130,8 @@ mod tests {
     }
 
     proptest! {
-        /// Nothing overlaps, whatever two rounds one after another hold; all is within, and begins at a packet.
+        /// Nothing overlaps, whatever two rounds one after another hold; all is within, and begins at a
+        /// packet.
         #[test]
         fn nothing_in_a_mailbox_overlaps(layout in layouts()) {
             prop_assert_eq!(layout.check(), Ok(()));

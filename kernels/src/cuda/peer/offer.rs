@@ -1,5 +1,6 @@
-//! How ranks in different processes tell each other where their mailboxes are: a handle from each to all, over a [`Fabric`] of
-//! the host, with the layout that it is meant for. What a handle is, and how to open it, is `gpu/ipc.rs`'s business.
+//! How ranks in different processes tell each other where their mailboxes are: a handle from each to all,
+//! over a [`Fabric`] of the host, with the layout that it is meant for. What a handle is, and how to open it,
+//! is `gpu/ipc.rs`'s business.
 
 use std::time::Duration;
 

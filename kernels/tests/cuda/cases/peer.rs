@@ -1,5 +1,6 @@
-//! The exchange between ranks of one device: whatever the routing, the placement, the number of ranks and the order in which
-//! they are launched, a token's sum has the bits of the dense loop; a rank that stays away is named.
+//! The exchange between ranks of one device: whatever the routing, the placement, the number of ranks and the
+//! order in which they are launched, a token's sum has the bits of the dense loop; a rank that stays away is
+//! named.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -123,8 +124,8 @@ impl Round {
     }
 }
 
-/// What an expert makes of a row: a function of both alone, such that large terms cancel and another order of summation
-/// shows.
+/// What an expert makes of a row: a function of both alone, such that large terms cancel and another order of
+/// summation shows.
 fn expert(expert: usize, x: &[bf16]) -> impl Iterator<Item = bf16> {
     let factor = expert as f32 + if expert.is_multiple_of(2) { 300.0 } else { -299.0 };
     x.iter().map(move |v| bf16::from_f32(v.to_f32() * factor + 0.3 * expert as f32))
@@ -265,12 +266,13 @@ type Routing<'a> = (usize, &'a dyn Fn(usize, usize) -> usize);
 /// Every routing, several rounds in a row, all ranks in one launch and each in its own.
 fn routings(lab: &mut Lab<'_>, ranks: usize) -> Result<(), String> {
     let (experts, tokens) = (8, 5);
+    // Uniform; skewed, some tokens twice to one expert; all to one; ranks without rows; all experts.
     let routings: [Routing<'_>; 5] = [
-        (2, &|rank, slot| (slot * 5 + rank) % 8), // uniform
-        (3, &|rank, slot| if slot % 5 == 4 { (slot + rank) % 8 } else { slot % 2 }), // skewed, a token twice to one expert
-        (1, &|_, _| 6),                                                              // all to one expert
-        (3, &|_, slot| slot % 3),                                                    // ranks without rows
-        (8, &|rank, slot| (slot * 3 + rank) % 8),                                    // k = E
+        (2, &|rank, slot| (slot * 5 + rank) % 8),
+        (3, &|rank, slot| if slot % 5 == 4 { (slot + rank) % 8 } else { slot % 2 }),
+        (1, &|_, _| 6),
+        (3, &|_, slot| slot % 3),
+        (8, &|rank, slot| (slot * 3 + rank) % 8),
     ];
     for (kind, (top, id)) in routings.into_iter().enumerate() {
         for together in if ranks == 1 { vec![1] } else { vec![ranks, 1] } {
@@ -401,7 +403,8 @@ impl Group {
     }
 }
 
-/// One rank sends its next tokens before the others have looked at the ones before; and is done before they begin.
+/// One rank sends its next tokens before the others have looked at the ones before; and is done before they
+/// begin.
 fn a_fast_rank(lab: &mut Lab<'_>) -> Result<(), String> {
     let layout = Layout { ranks: 3, held: 3, tokens: 4, top: 2, width: 24 };
     let group = Group::new(lab, layout, Placement::even(8, 3), 1)?;
@@ -438,8 +441,8 @@ fn a_fast_rank(lab: &mut Lab<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Messages that come while a rank waits for them are taken. The emulator alone can have something happen in the middle of a
-/// launch.
+/// Messages that come while a rank waits for them are taken. The emulator alone can have something happen in
+/// the middle of a launch.
 fn messages_that_come_late(lab: &mut Lab<'_>) -> Result<(), String> {
     if lab.device.generation() != "emulated" {
         return Ok(());
@@ -452,7 +455,8 @@ fn messages_that_come_late(lab: &mut Lab<'_>) -> Result<(), String> {
     for (member, tokens) in group.members.iter().zip(&sent) {
         lab.launch(member.peers.dispatch_send(tokens))?;
     }
-    // The first round's flags of rank 1 in the mailbox of rank 0, of either phase: taken away, and to come later.
+    // The first round's flags of rank 1 in the mailbox of rank 0, of either phase: taken away, and to come
+    // later.
     let buffer = group.mailboxes.buffer().ok_or("mailboxes of one device")?;
     let delay = |lab: &mut Lab<'_>, phase: u64| {
         let flag = Slice::<u32>::new(buffer, 512 + ((phase * 2 + 1) * 32 + 1) * 4, 1);
@@ -481,7 +485,8 @@ fn messages_that_come_late(lab: &mut Lab<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// A rank that sends nothing is named by all others at the deadline, in either phase; the group stays failed until it is reset.
+/// A rank that sends nothing is named by all others at the deadline, in either phase; the group stays failed
+/// until it is reset.
 fn a_rank_that_stays_away(lab: &mut Lab<'_>) -> Result<(), String> {
     let layout = Layout { ranks: 3, held: 3, tokens: 4, top: 2, width: 24 };
     let group = Group::new(lab, layout, Placement::even(8, 3), 1)?;
@@ -511,7 +516,8 @@ fn a_rank_that_stays_away(lab: &mut Lab<'_>) -> Result<(), String> {
             lab.launch(member.peers.dispatch_send(&tokens[tokens.len() - 1]))?;
         }
         lab.launch([zero.peers.dispatch_receive(&zero.arrivals)])?;
-        // Who comes late has been told, so that rank 2 finds the same fault, and not rank 0 at fault a step later.
+        // Who comes late has been told, so that rank 2 finds the same fault, and not rank 0 at fault a step
+        // later.
         let late = round.upload(lab, &layout, one)?;
         lab.launch(one.peers.dispatch_send(&late))?;
         lab.launch([two.peers.dispatch_receive(&two.arrivals)])?;
@@ -608,7 +614,8 @@ fn misuse(lab: &mut Lab<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// With the grouped products of `moe.cu` in between, beside one rank that holds all experts and exchanges nothing.
+/// With the grouped products of `moe.cu` in between, beside one rank that holds all experts and exchanges
+/// nothing.
 fn whole_layer(lab: &mut Lab<'_>) -> Result<(), String> {
     let (ranks, experts, tokens, top) = (4, 8, 3, 2);
     let (up, down) = (
