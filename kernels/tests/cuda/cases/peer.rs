@@ -28,6 +28,7 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
     }
     wide_rows(lab)?;
     redundant_experts(lab)?;
+    recorded_rounds(lab)?;
     plans(lab)?;
     a_fast_rank(lab)?;
     messages_that_come_late(lab)?;
@@ -108,6 +109,16 @@ impl Round {
 
     /// The dense loop: of each rank's tokens, slot by slot, in f32 and rounded once.
     fn dense(&self, layout: &Layout, rank: usize) -> Vec<bf16> {
+        self.dense_of(layout, rank, |id, x| expert(id, x).collect())
+    }
+
+    /// The same of any experts.
+    fn dense_of(
+        &self,
+        layout: &Layout,
+        rank: usize,
+        expert: impl Fn(usize, &[bf16]) -> Vec<bf16>,
+    ) -> Vec<bf16> {
         let mut out = Vec::new();
         for token in 0..self.counts[rank] {
             let row = rank * layout.tokens + token;
@@ -327,6 +338,45 @@ fn redundant_experts(lab: &mut Lab<'_>) -> Result<(), String> {
         }
         group.free(lab);
     }
+    Ok(())
+}
+
+/// A round recorded once serves any tokens, since its numbers are the device's. Its experts give back what they get.
+fn recorded_rounds(lab: &mut Lab<'_>) -> Result<(), String> {
+    let layout = Layout { ranks: 4, held: 2, tokens: 3, top: 2, width: 16 };
+    let group = Group::new(lab, layout, Placement::even(8, 4), 4)?;
+    let member = &group.members[0];
+    let round = |number: usize| {
+        let counts: Vec<usize> = (0..4).map(|rank| (rank + number) % 4).collect();
+        Round::new(&layout, number, &counts, move |rank, slot| (slot * 3 + rank * number) % 8)
+    };
+    let tokens = round(0).upload(lab, &layout, member)?;
+    let out: Slice<bf16> = lab.poisoned(tokens.x.len)?;
+    let mut launches: Vec<Launch> = member.peers.dispatch_send(&tokens).into();
+    launches.push(member.peers.dispatch_receive(&member.arrivals));
+    launches.push(member.peers.combine_send(member.arrivals.rows));
+    launches.push(member.peers.combine_receive(&tokens, out));
+    let recording = lab.device.record(&launches).map_err(|e| e.to_string())?;
+    for number in 0..4 {
+        let round = round(number);
+        let counts: Vec<u32> = round.counts.iter().map(|count| *count as u32).collect();
+        let device = &mut *lab.device;
+        let written = device.overwrite(tokens.counts, &counts).and_then(|()| {
+            device.overwrite(tokens.ids, &round.ids)?;
+            device.overwrite(tokens.x, &round.x)?;
+            device.overwrite(tokens.weights, &round.weights)?;
+            device.replay(recording)
+        });
+        written.map_err(|e| e.to_string())?;
+        let sums = lab.download(out)?;
+        for rank in 0..4 {
+            let own = &sums[rank * layout.tokens * layout.width..][..round.counts[rank] * layout.width];
+            let dense = round.dense_of(&layout, rank, |_, x| x.to_vec());
+            lab.same(&format!("sums of rank {rank} in replay {number}"), own, &dense)?;
+        }
+    }
+    lab.device.forget(recording);
+    group.free(lab);
     Ok(())
 }
 
