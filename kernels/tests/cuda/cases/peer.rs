@@ -2,17 +2,18 @@
 //! order in which they are launched, a token's sum has the bits of the dense loop; a rank that stays away is
 //! named.
 
+mod faults;
+mod layers;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use half::bf16;
-use keyway_kernels::cuda::matmul::{Shape, Unit, Weights, pack_bf16};
-use keyway_kernels::cuda::moe::{self, Ending, Experts, Grouped, Rows};
 use keyway_kernels::cuda::peer::{Arrivals, Layout, Mailboxes, Peers, Tokens};
 use keyway_kernels::cuda::{Launch, Slice};
-use keyway_kernels::fabric::{Cause, FabricError, Phase};
-use keyway_kernels::moe::{Placement, Plan};
+use keyway_kernels::fabric::FabricError;
+use keyway_kernels::moe::Placement;
 
 use super::{Lab, values, wide};
 
@@ -29,13 +30,13 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
     wide_rows(lab)?;
     redundant_experts(lab)?;
     recorded_rounds(lab)?;
-    plans(lab)?;
+    layers::plans(lab)?;
     a_fast_rank(lab)?;
-    messages_that_come_late(lab)?;
-    a_rank_that_stays_away(lab)?;
-    nonsense(lab)?;
-    misuse(lab)?;
-    whole_layer(lab)
+    faults::messages_that_come_late(lab)?;
+    faults::a_rank_that_stays_away(lab)?;
+    faults::nonsense(lab)?;
+    faults::misuse(lab)?;
+    layers::whole_layer(lab)
 }
 
 /// What one round asks of a group: of each rank, its tokens.
@@ -380,79 +381,6 @@ fn recorded_rounds(lab: &mut Lab<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Every message is what the pure plan says, in its very order.
-fn plans(lab: &mut Lab<'_>) -> Result<(), String> {
-    let redundant = Placement::from_holders(4, vec![15, 1, 2, 4, 8, 3, 12, 6, 9, 15, 5, 10])?;
-    let many = Placement::even(200, 4);
-    // The last one has more slots than a block keeps in its own memory.
-    for (placement, top, tokens) in [(redundant, 3, 40), (many.clone(), 5, 13), (many, 32, 130)] {
-        let experts = placement.experts();
-        let held = (0..4).map(|rank| (0..experts).filter(|e| placement.holds(rank, *e)).count()).max();
-        let layout = Layout { ranks: 4, held: held.unwrap_or(0), tokens, top, width: 8 };
-        let group = Group::new(lab, layout, placement, 4)?;
-        let id = |rank: usize, slot: usize| (slot * slot * 7 + slot * 31 + rank) % experts;
-        let round = Round::new(&layout, 3, &[tokens, tokens - 1, 1, 0], id);
-        let sent = round.upload(lab, &layout, &group.members[0])?;
-        lab.launch(group.members[0].peers.dispatch_send(&sent))?;
-        let mut plan = Plan::default();
-        for from in 0..4 {
-            let own = &round.ids[from * layout.slots()..][..round.counts[from] * top];
-            plan.make(own, top, &group.placement);
-            for to in 0..4 {
-                group.is_the_part(lab, &round, &plan, from, to)?;
-            }
-        }
-        group.free(lab);
-    }
-    Ok(())
-}
-
-impl Group {
-    /// What `from` sent `to` in the first round is that part of its plan: experts, rows, tokens.
-    fn is_the_part(
-        &self,
-        lab: &mut Lab<'_>,
-        round: &Round,
-        plan: &Plan,
-        from: usize,
-        to: usize,
-    ) -> Result<(), String> {
-        let Layout { width, held, .. } = self.layout;
-        let (part, experts) = (&plan.parts[to], self.placement.experts());
-        let at = to * self.layout.mailbox_bytes() + self.layout.message_at(1, from);
-        let buffer = self.mailboxes.buffer().ok_or("mailboxes of one device")?;
-        let read = |lab: &mut Lab<'_>, at: usize, words: usize| {
-            lab.download(Slice::<u32>::new(buffer, at as u64, words))
-        };
-        let counts =
-            |e: usize| part.experts.iter().find(|(expert, _)| *expert as usize == e).map_or(0, |(_, n)| *n);
-        let mut ends: Vec<u32> = Vec::new();
-        for expert in (0..experts).filter(|e| self.placement.holds(to, *e)) {
-            ends.push(ends.last().copied().unwrap_or(0) + counts(expert));
-        }
-        ends.resize(held, part.rows.len() as u32);
-        let what = format!("what rank {from} sends rank {to}");
-        let found = read(lab, at, held)?;
-        lab.same(&format!("ends of {what}"), &found, &ends)?;
-        let sent = read(lab, at + self.layout.rows_at(), part.rows.len() * 2)?;
-        let mut rows = vec![0; sent.len()];
-        let returns = plan.returns.iter().enumerate().filter(|(_, (rank, _))| *rank as usize == to);
-        for (slot, (_, row)) in returns {
-            let row = *row as usize;
-            (rows[row * 2], rows[row * 2 + 1]) = (part.rows[row], slot as u32);
-        }
-        lab.same(&format!("rows of {what}"), &sent, &rows)?;
-        let tokens =
-            Slice::<bf16>::new(buffer, (at + self.layout.tokens_at()) as u64, part.tokens.len() * width);
-        let tokens = lab.download(tokens)?;
-        for (place, token) in part.tokens.iter().enumerate() {
-            let x = &round.x[(from * self.layout.tokens + *token as usize) * width..][..width];
-            lab.same(&format!("tokens of {what}"), &tokens[place * width..][..width], x)?;
-        }
-        Ok(())
-    }
-}
-
 /// One rank sends its next tokens before the others have looked at the ones before; and is done before they
 /// begin.
 fn a_fast_rank(lab: &mut Lab<'_>) -> Result<(), String> {
@@ -486,247 +414,6 @@ fn a_fast_rank(lab: &mut Lab<'_>) -> Result<(), String> {
             sent[i] = next.upload(lab, &layout, member)?;
             lab.launch(member.peers.dispatch_send(&sent[i]))?;
         }
-    }
-    group.free(lab);
-    Ok(())
-}
-
-/// Messages that come while a rank waits for them are taken. The emulator alone can have something happen in
-/// the middle of a launch.
-fn messages_that_come_late(lab: &mut Lab<'_>) -> Result<(), String> {
-    if lab.device.generation() != "emulated" {
-        return Ok(());
-    }
-    let layout = Layout { ranks: 2, held: 4, tokens: 3, top: 2, width: 16 };
-    let group = Group::new(lab, layout, Placement::even(8, 2), 1)?;
-    let round = Round::new(&layout, 4, &[3, 2], |rank, slot| (slot * 3 + rank) % 8);
-    let [zero, one] = &group.members[..] else { return Err("two members".into()) };
-    let sent = [round.upload(lab, &layout, zero)?, round.upload(lab, &layout, one)?];
-    for (member, tokens) in group.members.iter().zip(&sent) {
-        lab.launch(member.peers.dispatch_send(tokens))?;
-    }
-    // The first round's flags of rank 1 in the mailbox of rank 0, of either phase: taken away, and to come
-    // later.
-    let buffer = group.mailboxes.buffer().ok_or("mailboxes of one device")?;
-    let delay = |lab: &mut Lab<'_>, phase: u64| {
-        let flag = Slice::<u32>::new(buffer, 512 + ((phase * 2 + 1) * 32 + 1) * 4, 1);
-        let arrived = lab.download(flag)?;
-        lab.same("a flag", &arrived, &[1])?;
-        lab.device.overwrite(flag, &[0u32]).map_err(|e| e.to_string())?;
-        lab.launch([Launch {
-            module: "emulate",
-            kernel: "write_later".into(),
-            grid: [1; 3],
-            threads: 1,
-            shared_bytes: 0,
-            arguments: vec![flag.into(), 1u32.into(), 300u32.into()],
-        }])
-    };
-    delay(lab, 0)?;
-    for member in [zero, one] {
-        lab.launch([member.peers.dispatch_receive(&member.arrivals)])?;
-        group.experts(lab, member)?;
-        lab.launch([member.peers.combine_send(member.outputs)])?;
-    }
-    delay(lab, 1)?;
-    group.sum(lab, zero, &sent[0], &round)?;
-    group.sum(lab, one, &sent[1], &round)?;
-    group.free(lab);
-    Ok(())
-}
-
-/// A rank that sends nothing is named by all others at the deadline, in either phase; the group stays failed
-/// until it is reset.
-fn a_rank_that_stays_away(lab: &mut Lab<'_>) -> Result<(), String> {
-    let layout = Layout { ranks: 3, held: 3, tokens: 4, top: 2, width: 24 };
-    let group = Group::new(lab, layout, Placement::even(8, 3), 1)?;
-    let round = Round::new(&layout, 1, &[4, 2, 3], |rank, slot| (slot * 3 + rank) % 8);
-    let [zero, one, two] = &group.members[..] else { return Err("three members".into()) };
-    let failed = |lab: &mut Lab<'_>, rank, exchange, phase| -> Result<(), String> {
-        let cause = Cause::Deadline(DEADLINE);
-        let expected = Some(FabricError { rank, exchange, phase, layer: None, cause });
-        for member in [0, 2] {
-            let fault = group.fault(lab, member)?;
-            if fault != expected {
-                return Err(format!("member {member} found {fault:?} instead of {expected:?}"));
-            }
-        }
-        Ok(())
-    };
-    // After some rounds, so that places are used again: what they held before must not do.
-    for started in [1, LATE] {
-        group.reset(lab, started)?;
-        for _ in 0..3 {
-            group.round(lab, &round)?;
-        }
-        let exchange = if started == 1 { 7 } else { 3 };
-        let mut tokens = Vec::new();
-        for member in [zero, two] {
-            tokens.push(round.upload(lab, &layout, member)?);
-            lab.launch(member.peers.dispatch_send(&tokens[tokens.len() - 1]))?;
-        }
-        lab.launch([zero.peers.dispatch_receive(&zero.arrivals)])?;
-        // Who comes late has been told, so that rank 2 finds the same fault, and not rank 0 at fault a step
-        // later.
-        let late = round.upload(lab, &layout, one)?;
-        lab.launch(one.peers.dispatch_send(&late))?;
-        lab.launch([two.peers.dispatch_receive(&two.arrivals)])?;
-        failed(lab, 1, exchange, Phase::Dispatch)?;
-        // Nothing is done any more, and the first fault stays.
-        let out: Slice<bf16> = lab.poisoned(tokens[0].x.len)?;
-        lab.launch([zero.peers.combine_send(zero.outputs), zero.peers.combine_receive(&tokens[0], out)])?;
-        for _ in 0..3 {
-            lab.launch(zero.peers.dispatch_send(&tokens[0]))?;
-        }
-        let out = lab.download(out)?;
-        lab.same("sums of a group that failed", &out, &vec![bf16::from_bits(0xffff); out.len()])?;
-        failed(lab, 1, exchange, Phase::Dispatch)?;
-    }
-    group.reset(lab, 9)?;
-    group.round(lab, &round)?;
-    // The same on the way back: rank 0 has sent its outputs and waits for those of rank 1.
-    let sent = [
-        round.upload(lab, &layout, zero)?,
-        round.upload(lab, &layout, one)?,
-        round.upload(lab, &layout, two)?,
-    ];
-    for (member, tokens) in group.members.iter().zip(&sent) {
-        lab.launch(member.peers.dispatch_send(tokens))?;
-    }
-    for member in &group.members {
-        lab.launch([member.peers.dispatch_receive(&member.arrivals)])?;
-        group.experts(lab, member)?;
-    }
-    let out = lab.poisoned(sent[0].x.len)?;
-    lab.launch([two.peers.combine_send(two.outputs), zero.peers.combine_send(zero.outputs)])?;
-    lab.launch([zero.peers.combine_receive(&sent[0], out), two.peers.combine_receive(&sent[2], out)])?;
-    failed(lab, 1, 20, Phase::Combine)?;
-    group.reset(lab, 2)?;
-    group.round(lab, &round)?;
-    group.free(lab);
-    Ok(())
-}
-
-/// A message that makes no sense ends the group and names its sender, and nothing is written where it says.
-fn nonsense(lab: &mut Lab<'_>) -> Result<(), String> {
-    let layout = Layout { ranks: 2, held: 4, tokens: 2, top: 2, width: 8 };
-    let at = layout.message_at(1, 1);
-    // More rows than slots; fewer than of the experts before; a token and a slot that cannot be.
-    let words = [(at + 12, 5), (at + 8, 0), (at + layout.rows_at() + 8, 2), (at + layout.rows_at() + 12, 4)];
-    for (byte, word) in words {
-        let group = Group::new(lab, layout, Placement::even(8, 2), 2)?;
-        let member = &group.members[0];
-        let round = Round::new(&layout, 1, &[2, 2], |_, slot| slot % 2);
-        let tokens = round.upload(lab, &layout, member)?;
-        lab.launch(member.peers.dispatch_send(&tokens))?;
-        let buffer = group.mailboxes.buffer().ok_or("mailboxes of one device")?;
-        lab.device.overwrite(Slice::new(buffer, byte as u64, 1), &[word]).map_err(|e| e.to_string())?;
-        lab.launch([member.peers.dispatch_receive(&member.arrivals)])?;
-        lab.launch([member.peers.combine_send(member.outputs)])?;
-        let fault = group.fault(lab, 0)?.ok_or(format!("word {word} at {byte} went unseen"))?;
-        let expected = Cause::Protocol("a message that makes no sense");
-        if (fault.rank, fault.exchange, &fault.cause) != (1, 1, &expected) {
-            return Err(format!("word {word} at {byte} is {fault}"));
-        }
-        group.free(lab);
-    }
-    Ok(())
-}
-
-/// A rank's own mistakes end the group too, and name it.
-fn misuse(lab: &mut Lab<'_>) -> Result<(), String> {
-    let layout = Layout { ranks: 2, held: 4, tokens: 2, top: 2, width: 8 };
-    let group = Group::new(lab, layout, Placement::even(8, 2), 2)?;
-    let member = &group.members[0];
-    let good = Round::new(&layout, 1, &[2, 2], |rank, slot| slot + rank);
-    let mut too_many = good.clone();
-    too_many.counts[1] = 3;
-    let mut unknown = good.clone();
-    unknown.ids[6] = 8;
-    for (round, sends) in [(&good, 3), (&too_many, 1), (&unknown, 1)] {
-        group.reset(lab, 1)?;
-        let tokens = round.upload(lab, &layout, member)?;
-        for _ in 0..sends {
-            if let Some(early) = group.fault(lab, 0)? {
-                return Err(format!("a fault before there was one: {early}"));
-            }
-            lab.launch(member.peers.dispatch_send(&tokens))?;
-        }
-        let fault = group.fault(lab, 0)?.ok_or("misuse went unseen")?;
-        let named = if sends == 3 { fault.rank < 2 } else { fault.rank == 1 };
-        if !named || !matches!(fault.cause, Cause::Protocol(_)) {
-            return Err(format!("misuse of rank 1 is {fault}"));
-        }
-        group.reset(lab, 1)?;
-        group.round(lab, &good)?;
-    }
-    group.free(lab);
-    Ok(())
-}
-
-/// With the grouped products of `moe.cu` in between, beside one rank that holds all experts and exchanges
-/// nothing.
-fn whole_layer(lab: &mut Lab<'_>) -> Result<(), String> {
-    let (ranks, experts, tokens, top) = (4, 8, 3, 2);
-    let (up, down) = (
-        Shape { outputs: 128, inputs: 64, weights: Weights::Bf16 },
-        Shape { outputs: 64, inputs: 64, weights: Weights::Bf16 },
-    );
-    let layout = Layout { ranks, held: experts / ranks, tokens, top, width: up.inputs };
-    let image = |shape: Shape, seed: u64| -> Vec<u8> {
-        let of = |expert: u64| pack_bf16(shape, &values(seed + expert, shape.outputs * shape.inputs));
-        (0..experts as u64).flat_map(of).collect()
-    };
-    let (up_images, down_images) = (lab.upload(&image(up, 70))?, lab.upload(&image(down, 90))?);
-    let held = |shape: Shape, images: Slice<u8>, first: usize, count: usize| {
-        let (bytes, offset) = (shape.packed_bytes(), images.offset);
-        let images = Slice::new(images.buffer, offset + (first * bytes) as u64, count * bytes);
-        Experts { count, shape, unit: Unit::Warp, images, scales: None, bias: None }
-    };
-    let group = Group::new(lab, layout, Placement::even(experts, ranks), ranks)?;
-    let member = &group.members[0];
-    let round = Round::new(&layout, 5, &[3, 0, 3, 1], |rank, slot| (slot * 5 + rank * 3) % experts);
-    let sent = round.upload(lab, &layout, member)?;
-    lab.launch(member.peers.dispatch_send(&sent))?;
-    lab.launch([member.peers.dispatch_receive(&member.arrivals)])?;
-    for rank in 0..ranks {
-        let (rows, grouped) = member.peers.grouped(rank, &member.arrivals);
-        let gated = lab.poisoned(layout.rows() * up.outputs / 2)?;
-        let y = layout.rows() * layout.width;
-        let y = Slice::new(member.outputs.buffer, (rank * y * 2) as u64, y);
-        let first = held(up, up_images, rank * layout.held, layout.held);
-        let second = held(down, down_images, rank * layout.held, layout.held);
-        lab.launch(moe::product(rows, Rows::OfPlaces, &first, &grouped, Ending::Silu, gated))?;
-        lab.launch(moe::product(gated, Rows::OfPlaces, &second, &grouped, Ending::Plain, y))?;
-    }
-    let out: Slice<bf16> = lab.poisoned(sent.x.len)?;
-    lab.launch([member.peers.combine_send(member.outputs), member.peers.combine_receive(&sent, out)])?;
-    let out = lab.download(out)?;
-    for rank in 0..ranks {
-        let (slots, own) = (round.counts[rank] * top, round.counts[rank] * layout.width);
-        let x = lab.upload(&round.x[rank * tokens * layout.width..][..own])?;
-        let ids = lab.upload(&round.ids[rank * layout.slots()..][..slots])?;
-        let weights = lab.upload(&round.weights[rank * layout.slots()..][..slots])?;
-        let grouped = Grouped {
-            places: lab.poisoned(slots)?,
-            slots_at: lab.poisoned(slots)?,
-            items: lab.poisoned(Grouped::item_words(slots, experts, BLOCK_ROWS))?,
-            item_count: lab.poisoned(1)?,
-            block_rows: BLOCK_ROWS,
-        };
-        let (gated, y, alone) =
-            (lab.poisoned(slots * up.outputs / 2)?, lab.poisoned(slots * layout.width)?, lab.poisoned(own)?);
-        let (first, second) = (held(up, up_images, 0, experts), held(down, down_images, 0, experts));
-        let launches = [
-            moe::group(ids, experts, &grouped),
-            moe::product(x, Rows::OfTokens { top }, &first, &grouped, Ending::Silu, gated),
-            moe::product(gated, Rows::OfPlaces, &second, &grouped, Ending::Plain, y),
-            moe::combine(y, grouped.places, weights, top, layout.width, alone),
-        ];
-        lab.launch(launches.into_iter().flatten())?;
-        let alone = lab.download(alone)?;
-        let own = &out[rank * tokens * layout.width..][..own];
-        lab.same(&format!("the layer of rank {rank}"), own, &alone)?;
     }
     group.free(lab);
     Ok(())
