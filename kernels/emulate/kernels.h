@@ -10,8 +10,10 @@
 #include "../src/gate.cuh"
 #include "../src/moe.cuh"
 #include "../src/numbers.cuh"
+#include "../src/peer.cuh"
 #include "../src/product.cuh"
 #include "../src/product_sm90.cuh"
+#include "../src/system.cuh"
 #include "../src/tile.cuh"
 
 // Each file's own names stay in a namespace of its own.
@@ -41,6 +43,11 @@ namespace moe_product_cu {
 namespace moe_product_sm90_cu {
 #include "../src/moe_product_sm90.cu"
 }
+namespace peer_cu {
+#include "../src/peer.cu"
+#undef PEER
+#undef PEER_HERE
+}  // namespace peer_cu
 namespace rope_cu {
 #include "../src/rope.cu"
 }
@@ -61,6 +68,7 @@ using namespace matmul_sm90_cu;
 using namespace moe_cu;
 using namespace moe_product_cu;
 using namespace moe_product_sm90_cu;
+using namespace peer_cu;
 using namespace rms_norm_cu;
 using namespace rope_cu;
 using namespace probe_cu;
@@ -129,10 +137,17 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(moe_route),
     KERNEL(copy),
     KERNEL(matrix_peak),
+    KERNEL(peer_combine_receive),
+    KERNEL(peer_combine_send),
+    KERNEL(peer_dispatch_receive),
+    KERNEL(peer_dispatch_send),
+    KERNEL(peer_plan),
+    KERNEL(peer_reset),
     KERNEL(penalize),
     KERNEL(rms_norm),
     KERNEL(rope_write_bf16),
     KERNEL(rope_write_fp8),
     KERNEL(sample),
     KERNEL(silu_mul),
+    KERNEL(write_later),
 };

@@ -1,8 +1,8 @@
 // The emulator's process: keeps buffers, launches kernels of `kernels.h` on request, answers on standard
 // output. Words of the protocol are little-endian u64: 'A' id bytes, 'W' id offset bytes data, 'R' id
-// offset bytes -> data, 'L' name grid block shared seed arguments -> 1. Every buffer ends (or begins) at a
-// page that may not be touched, and what lies between holds a pattern that is checked after each launch: an
-// access outside a buffer is an error.
+// offset bytes -> data, 'P' id -> address, 'L' name grid block shared seed arguments -> 1. Every buffer ends (or
+// begins) at a page that may not be touched, and what lies between holds a pattern that is checked after each
+// launch: an access outside a buffer is an error.
 #include <csignal>
 #include <map>
 #include <string>
@@ -139,6 +139,9 @@ int main() {
                 buffers[id] = std::make_unique<Buffer>(word(), sides.coin(), GLOBAL_ALIGNMENT);
             } else if (command == 'F') {
                 buffers.erase(id);
+            } else if (command == 'P') {
+                uint64_t address = reinterpret_cast<uint64_t>(buffers.at(id)->data);
+                std::fwrite(&address, 8, 1, stdout);
             } else {
                 size_t offset = word(), bytes = word();
                 Buffer& buffer = *buffers.at(id);

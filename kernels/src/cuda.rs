@@ -14,6 +14,7 @@ pub mod gpu;
 pub mod matmul;
 pub mod moe;
 pub mod paged_attention;
+pub mod peer;
 pub mod probe;
 pub mod rms_norm;
 pub mod rope;

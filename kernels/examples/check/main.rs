@@ -6,6 +6,7 @@
 //! check device         the GPU
 //! check case NAME      a kernel against its oracle, and for equal bits however its work is cut
 //! check time NAME      how long it takes, and the bytes and operations it cannot avoid
+//! check rank N PATH    one of the processes that `case peer_processes` starts
 //! ```
 //! Each answers with one line of JSON; a fault ends it with status 1 and the reason in `"fault"`. One name
 //! a process, so that a kernel that crashes the context spoils nothing else.
@@ -13,6 +14,9 @@
 #[allow(unused_macros, clippy::expect_used, clippy::panic, reason = "shared with tests")]
 #[path = "../../tests/cuda/cases/mod.rs"]
 mod cases;
+mod exchange;
+#[cfg(target_os = "linux")]
+mod processes;
 mod timings;
 
 use std::process::ExitCode;
@@ -27,9 +31,14 @@ fn main() -> ExitCode {
     let answer = match words[..] {
         ["list"] => Ok(list()),
         ["device"] => device(),
+        #[cfg(target_os = "linux")]
+        ["case", processes::NAME, ..] => processes::run(),
+        #[cfg(target_os = "linux")]
+        ["rank", number, path] => processes::rank(number, path),
         ["case", name] => case(name, Size::Large),
         // What compute-sanitizer can wait for.
         ["case", name, "small"] => case(name, Size::Small),
+        ["time", name] if exchange::NAMES.contains(&name) => exchange::run(name),
         ["time", name] => timings::run(name),
         _ => Err("usage: check list | device | case NAME [small] | time NAME".to_owned()),
     };
@@ -47,8 +56,11 @@ fn main() -> ExitCode {
 
 fn list() -> String {
     let names = |names: Vec<&str>| names.iter().map(|n| quoted(n)).collect::<Vec<_>>().join(", ");
-    let cases = names(CASES.iter().map(|case| case.name).collect());
-    format!("{{\"cases\": [{cases}], \"timings\": [{}]}}", names(timings::NAMES.to_vec()))
+    let mut cases: Vec<&str> = CASES.iter().map(|case| case.name).collect();
+    #[cfg(target_os = "linux")]
+    cases.push(processes::NAME);
+    let timings = names([timings::NAMES, exchange::NAMES].concat());
+    format!("{{\"cases\": [{}], \"timings\": [{timings}]}}", names(cases))
 }
 
 fn device() -> Result<String, String> {

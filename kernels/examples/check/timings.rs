@@ -51,7 +51,7 @@ pub(crate) const NAMES: &[&str] = &[
     "silu_mul_4096x14336",
     "sample_256x151936",
 ];
-const REPEATS: usize = 50;
+pub(crate) const REPEATS: usize = 50;
 const PAGE_SIZE: usize = 16;
 
 /// Launches, and what they cannot avoid.
@@ -71,14 +71,18 @@ pub(crate) fn run(name: &str) -> Result<String, String> {
         lab.keep();
         work
     };
-    let mut times = gpu.time(&work.launches, REPEATS).map_err(|e| e.to_string())?;
+    let times = gpu.time(&work.launches, REPEATS).map_err(|e| e.to_string())?;
+    Ok(line(name, times, work.bytes, work.operations))
+}
+
+/// The median of so many milliseconds, as a line of JSON.
+pub(crate) fn line(name: &str, mut times: Vec<f32>, bytes: u64, operations: u64) -> String {
     times.sort_by(f32::total_cmp);
-    let microseconds = f64::from(times[REPEATS / 2]) * 1e3;
-    let Work { bytes, operations, .. } = work;
-    Ok(format!(
+    let microseconds = f64::from(times[times.len() / 2]) * 1e3;
+    format!(
         "{{\"timing\": \"{name}\", \"us\": {microseconds:.2}, \"bytes\": {bytes}, \
          \"operations\": {operations}}}"
-    ))
+    )
 }
 
 fn work(lab: &mut Lab<'_>, name: &str, processors: usize) -> Result<Work, String> {

@@ -152,6 +152,8 @@ pub trait Device {
     fn allocate(&mut self, bytes: usize) -> Result<u64, DeviceError>;
     /// Gives a buffer back.
     fn free(&mut self, buffer: u64);
+    /// The address of a buffer's first byte as kernels see it, for tables of addresses. It holds until the buffer is freed.
+    fn address_of(&mut self, buffer: u64) -> Result<u64, DeviceError>;
     /// Copies to a buffer, from its byte `offset` on.
     fn write(&mut self, buffer: u64, offset: u64, bytes: &[u8]) -> Result<(), DeviceError>;
     /// Copies from a buffer, from its byte `offset` on; waits for what was launched before.

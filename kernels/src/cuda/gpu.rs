@@ -15,6 +15,8 @@ use cudarc::nvrtc::Ptx;
 
 use super::{Argument, Device, DeviceError, Launch};
 
+pub mod ipc;
+
 /// Bytes of each of two pieces of page-locked memory through which copies go in turn, so that one is filled while the
 /// device still reads the other.
 const STAGING_BYTES: usize = 8 << 20;
@@ -37,6 +39,7 @@ const FATBINS: &[(&str, &[u8])] = fatbins!(
     "moe",
     "moe_product",
     "moe_product_sm90",
+    "peer",
     "probe",
     "rms_norm",
     "rope",
@@ -140,6 +143,15 @@ impl Gpu {
         })
     }
 
+    /// How many GPUs there are; 0 without a driver.
+    pub fn count() -> usize {
+        // SAFETY: only opens the library and closes it again.
+        if !unsafe { sys::is_culib_present() } {
+            return 0;
+        }
+        CudaContext::device_count().map_or(0, |count| count.max(0) as usize)
+    }
+
     /// Its name, as the driver says it.
     pub fn name(&self) -> Result<String, DeviceError> {
         self.stream.context().name().map_err(failed)
@@ -148,20 +160,34 @@ impl Gpu {
     /// Milliseconds that each of `repeats` replays of `launches` took, captured as one graph so that no
     /// launch waits for the host.
     pub fn time(&mut self, launches: &[Launch], repeats: usize) -> Result<Vec<f32>, DeviceError> {
+        self.time_after(&[], launches, repeats)
+    }
+
+    /// The same of launches before each replay of which `before` must go, which is not timed.
+    pub fn time_after(
+        &mut self,
+        before: &[Launch],
+        launches: &[Launch],
+        repeats: usize,
+    ) -> Result<Vec<f32>, DeviceError> {
         // Once before: surfaces what is wrong outside of the capture.
-        launches.iter().try_for_each(|launch| self.launch(launch))?;
+        before.iter().chain(launches).try_for_each(|launch| self.launch(launch))?;
         self.stream.synchronize().map_err(failed)?;
+        let first = if before.is_empty() { None } else { Some(self.captured(before)?) };
+        let prepare = || first.as_ref().map_or(Ok(()), |Recording(graph)| graph.launch().map_err(failed));
         let Recording(graph) = self.captured(launches)?;
         let timing = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
         for _ in 0..3 {
+            prepare()?;
             graph.launch().map_err(failed)?;
         }
         let mut times = Vec::with_capacity(repeats);
         for _ in 0..repeats {
-            let before = self.stream.record_event(timing).map_err(failed)?;
+            prepare()?;
+            let start = self.stream.record_event(timing).map_err(failed)?;
             graph.launch().map_err(failed)?;
-            let after = self.stream.record_event(timing).map_err(failed)?;
-            times.push(before.elapsed_ms(&after).map_err(failed)?);
+            let end = self.stream.record_event(timing).map_err(failed)?;
+            times.push(start.elapsed_ms(&end).map_err(failed)?);
         }
         Ok(times)
     }
@@ -268,6 +294,10 @@ impl Device for Gpu {
 
     fn free(&mut self, buffer: u64) {
         self.buffers.remove(&buffer);
+    }
+
+    fn address_of(&mut self, buffer: u64) -> Result<u64, DeviceError> {
+        self.address(buffer, 0, 0)
     }
 
     fn write(&mut self, buffer: u64, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {

@@ -77,6 +77,13 @@ impl Device for Emulator {
         let _ = self.send(&[b'F'.into(), buffer]);
     }
 
+    fn address_of(&mut self, buffer: u64) -> Result<u64, DeviceError> {
+        self.send(&[b'P'.into(), buffer])?;
+        let mut address = [0; 8];
+        self.receive(&mut address)?;
+        Ok(u64::from_le_bytes(address))
+    }
+
     fn write(&mut self, buffer: u64, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         self.send(&[b'W'.into(), buffer, offset, bytes.len() as u64])?;
         self.to.write_all(bytes).map_err(gone)

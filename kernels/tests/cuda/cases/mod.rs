@@ -7,6 +7,7 @@ mod elementwise;
 mod gather;
 mod matmul;
 mod moe;
+pub(crate) mod peer;
 mod probe;
 mod rms_norm;
 mod rope;
@@ -29,7 +30,7 @@ macro_rules! cases {
         pub(crate) const CASES: &[Case] = &[$(Case { name: stringify!($name), run: $name::check }),*];
     };
 }
-cases!(attention, elementwise, gather, matmul, moe, probe, rms_norm, rope, sample);
+cases!(attention, elementwise, gather, matmul, moe, peer, probe, rms_norm, rope, sample);
 
 /// How large the shapes are: an emulator cannot do a GPU's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
