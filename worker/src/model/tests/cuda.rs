@@ -123,6 +123,20 @@ fn whole_numbers_are_near() {
     }
 }
 
+/// Weights that are made on the device for benchmarks have the sizes of a model's that are copied there, and compute.
+#[test]
+fn weights_made_on_the_device_have_the_sizes_of_a_models() {
+    let plain = MODELS.iter().map(|variant| (variant, Quantize::None));
+    for (variant, quantize) in plain.chain(MODELS[2..].iter().map(|variant| (variant, Quantize::Int4))) {
+        let Some(emulator) = Emulator::start(1) else { return };
+        let made = CudaModel::synthetic(&variant.config(), emulator, quantize).unwrap();
+        let copied = load(variant).onto(Emulator::start(1).unwrap(), quantize).unwrap();
+        assert_eq!(made.info.weight_bytes, copied.info.weight_bytes, "{} {quantize}", variant.name);
+        let logits = whole(&mut made.into_backend(LAYOUT).unwrap(), &prompt_of(5, 7));
+        assert!(logits.iter().all(|logit| logit.is_finite()), "{} {quantize}", variant.name);
+    }
+}
+
 /// Each of two layers sees `window - 1` tokens back: so far a token changes the logits, and not one further.
 #[test]
 fn a_window_ends_where_it_ends() {
