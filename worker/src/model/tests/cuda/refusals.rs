@@ -44,6 +44,9 @@ fn blocks_are_powers_of_two_on_a_gpu_and_steps_are_bounded() {
     let mut model = load(&MODELS[0]).onto(emulator, Quantize::None).unwrap();
     let message = model.reserve_steps(70_000, 1).unwrap_err().to_string();
     assert!(message.contains("max-batched-tokens 70000") && message.contains("65535"), "{message}");
+    let mut latent = load(&MODELS[7]).onto(Emulator::start(1).unwrap(), Quantize::None).unwrap();
+    let message = latent.reserve_steps(40_000, 1).unwrap_err().to_string();
+    assert!(message.contains("max-batched-tokens 40000") && message.contains("32768"), "{message}");
     assert!(model.info.numerics_id.starts_with("cuda-emulated-wgmma-bf16-k"), "{}", model.info.numerics_id);
     assert_eq!(model.info.kv_bytes_per_block_position, 2 * 2 * 2 * 64 * 2);
     let message = model.into_backend(KvLayout { block_size: 48, num_blocks: 4 }).unwrap_err().to_string();
