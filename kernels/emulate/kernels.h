@@ -122,6 +122,7 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(matmul_sm90_16),
     KERNEL(matmul_sm90_64),
     KERNEL(matmul_sm90_128),
+    KERNEL(moe_choose),
     KERNEL(moe_combine),
     KERNEL(moe_group),
     KERNEL(moe_product_bf16_16),

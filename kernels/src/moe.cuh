@@ -19,17 +19,20 @@ struct Ending {
     uint32_t n;  // outputs, of a gated product twice as many as `y` has columns
     uint32_t gate;
     float alpha, limit;
+    const uint32_t* rows;  // by place, the row of `y`; null: the place itself
+
+    __device__ __forceinline__ uint64_t row(uint32_t place) const { return rows != nullptr ? rows[place] : place; }
 
     __device__ __forceinline__ float biased(uint32_t output, float sum) const {
         return bias != nullptr ? sum + bf16_to_f32(bias[output]) : sum;
     }
     __device__ __forceinline__ void plain(uint32_t place, uint32_t output, float sum) const {
-        y[uint64_t(place) * n + output] = f32_to_bf16(biased(output, sum));
+        y[row(place) * n + output] = f32_to_bf16(biased(output, sum));
     }
     // `output` is the gate's.
     __device__ __forceinline__ void gated_pair(uint32_t place, uint32_t output, float gate_sum, float value_sum) const {
         const float g = biased(output, gate_sum), v = biased(output + 8, value_sum);
         const float h = gate == SILU ? silu_gate(g, v) : clamped_gate(g, v, alpha, limit);
-        y[uint64_t(place) * (n / 2) + output / 16 * 8 + output % 8] = f32_to_bf16(h);
+        y[row(place) * (n / 2) + output / 16 * 8 + output % 8] = f32_to_bf16(h);
     }
 };

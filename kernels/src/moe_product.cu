@@ -4,7 +4,7 @@
 //
 // What there is to do stands in `items` (`moe_group`). Grid: (n tiles, the most items there can be); blocks past the
 // last item return at once, so that a captured graph serves whatever the router chose. Row `place` of x is slots[place] / top, or
-// `place` itself where `slots` is null.
+// `place` itself where `slots` is null; row `place` of y is `slots[place]` where `to_slots` is set, else `place`.
 #include "moe.cuh"
 #include "product.cuh"
 
@@ -50,9 +50,10 @@ __device__ __forceinline__ void product(Operands p, Ending ending, const ExpertR
         name(const uint16_t* x, const unsigned char* weights, const float* scales, const uint16_t* bias,      \
              uint16_t* y, const ExpertRows* items, const uint32_t* item_count, const uint32_t* slots,         \
              uint32_t top, uint32_t n, uint32_t k, uint32_t split_tiles, uint32_t gate, float alpha,          \
-             float limit) {                                                                                   \
+             float limit, uint32_t to_slots) {                                                                \
         product<Product<__VA_ARGS__, true>>(Operands{x, weights, scales, n, k, split_tiles, 0, 0, slots, top}, \
-                                            Ending{bias, y, n, gate, alpha, limit}, items, item_count);       \
+                                            Ending{bias, y, n, gate, alpha, limit, to_slots ? slots : nullptr}, \
+                                            items, item_count);                                               \
     }
 
 MOE_PRODUCT(moe_product_bf16_16, BF16, 16, 64, 1, 4, 5)

@@ -42,9 +42,10 @@ __device__ __forceinline__ void product(Operands p, Ending ending, const ExpertR
         name(const uint16_t* x, const unsigned char* weights, const float*, const uint16_t* bias,          \
              uint16_t* y, const ExpertRows* items, const uint32_t* item_count, const uint32_t* slots,      \
              uint32_t top, uint32_t n, uint32_t k, uint32_t split_tiles, uint32_t gate, float alpha,       \
-             float limit) {                                                                                \
+             float limit, uint32_t to_slots) {                                                             \
         product<rows, stages>(Operands{x, weights, n, k, split_tiles, 0, 0, slots, top},                   \
-                              Ending{bias, y, n, gate, alpha, limit}, items, item_count);                  \
+                              Ending{bias, y, n, gate, alpha, limit, to_slots ? slots : nullptr}, items,   \
+                              item_count);                                                                 \
     }
 
 MOE_PRODUCT(moe_product_sm90_16, 16, 6)

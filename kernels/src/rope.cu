@@ -1,8 +1,8 @@
 // Rotary position embedding (arXiv 2104.09864) of new queries and keys, fused with writing keys and values
 // to their pages: `rope.rs`'s contract, `attention.cu`'s pages.
 //
-// A row of `x` is [heads * key_dim | kv_heads * key_dim | kv_heads * value_dim], one token: queries are
-// turned in place, keys and values go to the pages and stay as they were in `x`. Of a head, `2 * half`
+// A row of `x` is [heads * key_dim], one of `kv` [kv_heads * key_dim | kv_heads * value_dim], both of one token and mostly
+// the two parts of one row: queries are turned in place, keys and values go to the pages and stay as they were. Of a head, `2 * half`
 // elements from `rotated_from` on turn by row `token` of `cosines` and `sines` [tokens, half].
 // `slots[token]` = page * page_size + offset; NO_SLOT writes nothing. Every element is computed alone.
 // Grid: (tokens). Block: 256 threads.
@@ -12,7 +12,7 @@ constexpr uint32_t NO_SLOT = 0xffffffffu;
 constexpr int THREADS = 256;
 
 struct Layout {
-    uint32_t stride, heads, kv_heads, key_dim, value_dim, rotated_from, half, interleaved, page_shift;
+    uint32_t stride, kv_stride, heads, kv_heads, key_dim, value_dim, rotated_from, half, interleaved, page_shift;
 };
 
 // Two elements of a page from two f32.
@@ -39,7 +39,7 @@ __device__ __forceinline__ Turned turn(float x, float y, float c, float s) {
 
 // Turns all heads of one token; keys go to `keys`.
 template <class Page>
-__device__ __forceinline__ void turn_heads(uint16_t* row, const Layout& layout, const float* c,
+__device__ __forceinline__ void turn_heads(uint16_t* row, uint16_t* own_keys, const Layout& layout, const float* c,
                                            const float* s, uint32_t slot, Page* keys, float key_by) {
     const uint32_t quads = layout.half / 2;  // of two pairs each
     for (uint32_t i = threadIdx.x; i < (layout.heads + layout.kv_heads) * quads; i += THREADS) {
@@ -48,7 +48,8 @@ __device__ __forceinline__ void turn_heads(uint16_t* row, const Layout& layout, 
         // interleaved.
         const uint32_t at = layout.rotated_from + (layout.interleaved ? 2 * pair : pair);
         const uint32_t further = at + (layout.interleaved ? 2 : layout.half);
-        uint16_t* vector = row + head * layout.key_dim;
+        uint16_t* vector = head < layout.heads ? row + head * layout.key_dim
+                                               : own_keys + (head - layout.heads) * layout.key_dim;
         uint32_t* words[2] = {reinterpret_cast<uint32_t*>(vector + at),
                               reinterpret_cast<uint32_t*>(vector + further)};
         float e[4] = {bf16_low(*words[0]), bf16_high(*words[0]), bf16_low(*words[1]), bf16_high(*words[1])};
@@ -85,15 +86,15 @@ __device__ __forceinline__ void copy_heads(const uint16_t* vectors, uint32_t dim
 }
 
 template <class Page>
-__device__ __forceinline__ void rope_write(uint16_t* x, const float* cosines, const float* sines,
+__device__ __forceinline__ void rope_write(uint16_t* x, uint16_t* kv, const float* cosines, const float* sines,
                                            const uint32_t* slots, Page* keys, Page* values,
                                            const Layout& layout, float key_by, float value_by) {
     uint16_t* row = x + uint64_t(blockIdx.x) * layout.stride;
     const uint64_t angles = uint64_t(blockIdx.x) * layout.half;
     const uint32_t slot = slots[blockIdx.x], turned_to = layout.rotated_from + 2 * layout.half;
-    turn_heads(row, layout, cosines + angles, sines + angles, slot, keys, key_by);
+    uint16_t* own_keys = kv + uint64_t(blockIdx.x) * layout.kv_stride;
+    turn_heads(row, own_keys, layout, cosines + angles, sines + angles, slot, keys, key_by);
     if (slot == NO_SLOT) return;
-    const uint16_t* own_keys = row + layout.heads * layout.key_dim;
     copy_heads(own_keys, layout.key_dim, 0, layout.rotated_from, layout, slot, keys, key_by);
     copy_heads(own_keys, layout.key_dim, turned_to, layout.key_dim, layout, slot, keys, key_by);
     copy_heads(own_keys + layout.kv_heads * layout.key_dim, layout.value_dim, 0, layout.value_dim, layout,
@@ -103,13 +104,13 @@ __device__ __forceinline__ void rope_write(uint16_t* x, const float* cosines, co
 // `key_by` and `value_by` are one over the scales of an FP8 cache, which saturates at 448.
 #define ROPE_WRITE(name, Page)                                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS)                                              \
-        name(uint16_t* x, const float* cosines, const float* sines, const uint32_t* slots, Page* keys, \
-             Page* values, uint32_t stride, uint32_t heads, uint32_t kv_heads, uint32_t key_dim,       \
-             uint32_t value_dim, uint32_t rotated_from, uint32_t half, uint32_t interleaved,           \
-             uint32_t page_shift, float key_by, float value_by) {                                      \
-        const Layout layout{stride,       heads, kv_heads,    key_dim,   value_dim,                    \
-                            rotated_from, half,  interleaved, page_shift};                             \
-        rope_write(x, cosines, sines, slots, keys, values, layout, key_by, value_by);                  \
+        name(uint16_t* x, uint16_t* kv, const float* cosines, const float* sines, const uint32_t* slots, \
+             Page* keys, Page* values, uint32_t stride, uint32_t kv_stride, uint32_t heads,            \
+             uint32_t kv_heads, uint32_t key_dim, uint32_t value_dim, uint32_t rotated_from,           \
+             uint32_t half, uint32_t interleaved, uint32_t page_shift, float key_by, float value_by) { \
+        const Layout layout{stride,       kv_stride, heads,       kv_heads,  key_dim, value_dim,       \
+                            rotated_from, half,      interleaved, page_shift};                         \
+        rope_write(x, kv, cosines, sines, slots, keys, values, layout, key_by, value_by);              \
     }
 
 ROPE_WRITE(rope_write_bf16, uint16_t)

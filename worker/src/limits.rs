@@ -72,6 +72,15 @@ pub(crate) const KV_BLOCK_SIZE_MIN: usize = 8;
 /// Programming Guide, Compute Capabilities).
 pub(crate) const GPU_STEP_TOKENS_MAX: usize = 65_535;
 
+/// The same of a model with latent attention, and its heads, at most: the products of each head's part of a row take items of
+/// 128 rows, of 32,768 tokens and 128 heads 32,896, along that axis. DeepSeek-V3 has 128 heads.
+pub(crate) const GPU_LATENT_STEP_TOKENS_MAX: usize = 32_768;
+pub(crate) const GPU_LATENT_HEADS_MAX: usize = 128;
+
+/// Experts of a token on a GPU, at most: the products' items of 64 rows and more, one or more for each expert, must fit on
+/// that axis too, and 65,535 tokens of 32 make 32,768. Models have up to 10.
+pub(crate) const GPU_EXPERTS_PER_TOKEN_MAX: usize = 32;
+
 /// Sequences up to which a decode step on a GPU is recorded: more make kernels long enough to hide their launches.
 pub(crate) const RECORDED_ROWS_MAX: usize = 256;
 

@@ -296,7 +296,7 @@ fn experts(lab: &mut Lab<'_>, unit: Unit, tokens: usize) -> Result<Work, String>
         moe::group(ids, count, &grouped),
         moe::product(x, moe::Rows::OfTokens { top }, &first, &grouped, moe::Ending::Silu, h),
         moe::product(h, moe::Rows::OfPlaces, &second, &grouped, moe::Ending::Plain, rows),
-        moe::combine(rows, grouped.places, weights, top, width, out),
+        moe::combine(rows, grouped.places, weights, top, None, out),
     ];
     Ok(Work {
         launches: launches.into_iter().flatten().collect(),
@@ -314,9 +314,9 @@ fn around_experts(lab: &mut Lab<'_>, tokens: usize) -> Result<Work, String> {
     let logits = lab.upload(&logits)?;
     let routing = Routing { top, scoring: Scoring::SoftmaxAll, renormalise: true, scale: 1.0, groups: None };
     let launches = [
-        moe::route(logits, count, &routing, None, ids, weights),
+        moe::route(logits, count, &routing, None, None, (ids, weights)),
         moe::group(ids, count, &grouped),
-        moe::combine(rows, grouped.places, weights, top, width, out),
+        moe::combine(rows, grouped.places, weights, top, None, out),
     ];
     let bytes = (tokens * count * 4 + (tokens * top + tokens) * width * 2) as u64;
     Ok(Work { launches: launches.into_iter().flatten().collect(), bytes, operations: 0 })
@@ -349,6 +349,7 @@ fn rotate(lab: &mut Lab<'_>, tokens: usize) -> Result<Work, String> {
     let tokens_of = rope::Tokens {
         x: lab.filled(tokens * stride * 2, 8)?.cast(),
         stride,
+        kv: None,
         heads,
         angles: [lab.upload(&angles)?, lab.upload(&angles)?],
         rotated_from: 0,

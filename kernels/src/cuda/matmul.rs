@@ -230,7 +230,7 @@ impl Kernel {
     }
 }
 
-/// `y = x w^T + bias` of `rows` rows `[rows, inputs]`.
+/// `y = x w^T + bias` of `rows` rows `[rows, inputs]`; splits that are apart are added by a second launch.
 ///
 /// # Panics
 /// If shapes disagree.

@@ -12,17 +12,21 @@ use crate::moe::{GroupScore, Routing, Scoring};
 /// Experts of a layer at most: each lane of a warp keeps a bit for 32 of them.
 pub const EXPERTS_MAX: usize = 1024;
 /// Groups of experts at most: a lane has one.
-const GROUPS_MAX: usize = 32;
+pub const GROUPS_MAX: usize = 32;
 /// Threads of a block of `moe_group`, and of a warp.
 const GROUPERS: usize = 256;
 const WARP: usize = 32;
+/// Tokens that [`choose`] takes at most, a warp each, and bytes of shared memory that these may have for their logits.
+const FEW_TOKENS: usize = 32;
+const FEW_BYTES: usize = 96 << 10;
 /// Words of an item of work.
 const ITEM_WORDS: usize = 4;
 /// Outputs that lie together in a gated weight: this many gates, then their values.
 const EIGHT: usize = 8;
 
 /// The router's choice for every row of `logits` `[tokens, experts]`: `ids` and `weights` `[tokens, routing.top]`. What they mean
-/// is in [`crate::moe::route`]; equal scores may differ from the CPU's in their last bits. `None` if there are no tokens.
+/// is in [`crate::moe::route`]; equal scores may differ from the CPU's in their last bits. A token whose slot in the KV cache
+/// is [`NO_SLOT`](super::rope::NO_SLOT) gets no expert. `None` if there are no tokens.
 ///
 /// # Panics
 /// If shapes disagree, or `routing` does not suit the number of experts.
@@ -31,8 +35,8 @@ pub fn route(
     experts: usize,
     routing: &Routing,
     correction_bias: Option<Slice<f32>>,
-    ids: Slice<u32>,
-    weights: Slice<f32>,
+    kv_slots: Option<Slice<u32>>,
+    (ids, weights): (Slice<u32>, Slice<f32>),
 ) -> Option<Launch> {
     let tokens = logits.len / experts;
     assert!(
@@ -44,9 +48,25 @@ pub fn route(
             && ids.len == tokens * routing.top
             && weights.len == ids.len
             && correction_bias.is_none_or(|bias| bias.len == experts)
+            && kv_slots.is_none_or(|slots| slots.len == tokens)
             && routing.groups.is_none_or(|groups| groups.count <= GROUPS_MAX),
         "route: shapes disagree"
     );
+    let mut arguments: Vec<Argument> =
+        vec![logits.into(), correction_bias.into(), kv_slots.into(), ids.into(), weights.into()];
+    arguments.extend(router(tokens, experts, routing));
+    (tokens > 0).then(|| Launch {
+        module: "moe",
+        kernel: "moe_route".into(),
+        grid: [tokens.div_ceil(4) as u32, 1, 1],
+        threads: 128,
+        shared_bytes: (4 * experts * 4) as u32,
+        arguments,
+    })
+}
+
+/// What kernels want to know of a choice: `tokens` and on.
+fn router(tokens: usize, experts: usize, routing: &Routing) -> [Argument; 9] {
     let scoring = match routing.scoring {
         Scoring::SoftmaxAll => 0u32,
         Scoring::SoftmaxTop => 1,
@@ -54,34 +74,23 @@ pub fn route(
     };
     let (groups, keep, by_two) =
         routing.groups.map_or((0, 0, 0), |g| (g.count, g.keep, usize::from(g.by == GroupScore::TopTwoSum)));
-    (tokens > 0).then(|| Launch {
-        module: "moe",
-        kernel: "moe_route".into(),
-        grid: [tokens.div_ceil(4) as u32, 1, 1],
-        threads: 128,
-        shared_bytes: (4 * experts * 4) as u32,
-        arguments: vec![
-            logits.into(),
-            correction_bias.into(),
-            ids.into(),
-            weights.into(),
-            tokens.into(),
-            experts.into(),
-            routing.top.into(),
-            scoring.into(),
-            usize::from(routing.renormalise).into(),
-            routing.scale.into(),
-            groups.into(),
-            keep.into(),
-            by_two.into(),
-        ],
-    })
+    [
+        tokens.into(),
+        experts.into(),
+        routing.top.into(),
+        scoring.into(),
+        usize::from(routing.renormalise).into(),
+        routing.scale.into(),
+        groups.into(),
+        keep.into(),
+        by_two.into(),
+    ]
 }
 
 /// Slots grouped by expert, on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct Grouped {
-    /// By slot, its place.
+    /// By slot, its place; `u32::MAX` of one without an expert.
     pub places: Slice<u32>,
     /// By place, its slot.
     pub slots_at: Slice<u32>,
@@ -94,6 +103,9 @@ pub struct Grouped {
 }
 
 impl Grouped {
+    /// The fewest rows of an item: items of them are the most that a choice can need, however it is cut.
+    pub const ROWS_MIN: usize = 16;
+
     /// Items that any choice of `slots` slots among `experts` can need, at `block_rows` rows an item.
     pub fn items_max(slots: usize, experts: usize, block_rows: usize) -> usize {
         slots / block_rows + slots.min(experts)
@@ -104,10 +116,18 @@ impl Grouped {
         Self::items_max(slots, experts, block_rows) * ITEM_WORDS
     }
 
+    /// Whether there is room for so many.
+    fn fits(&self, slots: usize, experts: usize) -> bool {
+        self.places.len == slots
+            && self.slots_at.len == slots
+            && self.items.len >= Self::item_words(slots, experts, self.block_rows)
+            && self.item_count.len == 1
+    }
+
     /// Rows of an item for `slots` slots: what an expert is asked for on average, and no more than the kernels have. Speed alone.
     pub fn choose_rows(slots: usize, experts: usize, weights: Weights) -> usize {
         match slots.div_ceil(experts.max(1)) {
-            0..=16 => 16,
+            0..=16 => Self::ROWS_MIN,
             17..=96 => 64,
             _ if weights == Weights::Bf16 => 128,
             _ => 64,
@@ -115,20 +135,13 @@ impl Grouped {
     }
 }
 
-/// Groups the slots of `ids` `[tokens, top]` by expert. `None` if there are none.
+/// Groups the slots of `ids` `[tokens, top]` by expert; an id that is no expert's has no part in it. `None` if there are no slots.
 ///
 /// # Panics
 /// If shapes disagree.
 pub fn group(ids: Slice<u32>, experts: usize, to: &Grouped) -> Option<Launch> {
     let slots = ids.len;
-    assert!(
-        experts <= EXPERTS_MAX
-            && to.places.len == slots
-            && to.slots_at.len == slots
-            && to.items.len >= Grouped::item_words(slots, experts, to.block_rows)
-            && to.item_count.len == 1,
-        "group: shapes disagree"
-    );
+    assert!(experts <= EXPERTS_MAX && to.fits(slots, experts), "group: shapes disagree");
     (slots > 0).then(|| Launch {
         module: "moe",
         kernel: "moe_group".into(),
@@ -148,15 +161,82 @@ pub fn group(ids: Slice<u32>, experts: usize, to: &Grouped) -> Option<Launch> {
     })
 }
 
-/// Puts gates and values `[width, inputs]` beside each other in eights, as a gated product wants its weight before it
-/// is packed: `[2 width, inputs]`. Biases are weights of one input.
+/// What a router's product left: the sums of its splits `[splits, tokens, experts]`, and the bias that is not added yet.
+#[derive(Debug, Clone, Copy)]
+pub struct RouterSums {
+    /// The sums.
+    pub sums: Slice<f32>,
+    /// How many splits there are.
+    pub splits: usize,
+    /// `[experts]`.
+    pub bias: Option<Slice<bf16>>,
+}
+
+/// Whether [`choose`] takes so many tokens.
+pub fn are_few(tokens: usize, experts: usize) -> bool {
+    tokens <= FEW_TOKENS && tokens * experts * 2 * size_of::<f32>() <= FEW_BYTES
+}
+
+/// [`route`] and [`group`] of a few tokens in one launch, with their bits. `None` if there are no tokens.
 ///
 /// # Panics
-/// If shapes disagree, or the number of gates is not a multiple of 8.
-pub fn interleave<T: Copy>(gates: &[T], values: &[T], inputs: usize) -> Vec<T> {
-    let eight = EIGHT * inputs;
-    assert!(gates.len() == values.len() && gates.len().is_multiple_of(eight), "interleave: shapes disagree");
-    gates.chunks(eight).zip(values.chunks(eight)).flat_map(|(g, v)| [g, v].concat()).collect()
+/// If shapes disagree, there are too many tokens ([`are_few`]), or `routing` does not suit the number of experts.
+pub fn choose(
+    logits: &RouterSums,
+    experts: usize,
+    routing: &Routing,
+    correction_bias: Option<Slice<f32>>,
+    kv_slots: Option<Slice<u32>>,
+    weights: Slice<f32>,
+    to: &Grouped,
+) -> Option<Launch> {
+    let RouterSums { sums, splits, bias } = *logits;
+    let (slots, top) = (weights.len, routing.top);
+    let tokens = slots / top;
+    assert!(
+        experts <= EXPERTS_MAX && routing.check(experts).is_ok() && are_few(tokens, experts),
+        "choose: the routing does not suit {experts} experts, or {tokens} tokens are too many"
+    );
+    assert!(
+        sums.len == splits * tokens * experts
+            && slots == tokens * top
+            && [bias.map(|b| b.len), correction_bias.map(|b| b.len)]
+                .iter()
+                .flatten()
+                .all(|len| *len == experts)
+            && kv_slots.is_none_or(|slots| slots.len == tokens)
+            && routing.groups.is_none_or(|groups| groups.count <= GROUPS_MAX)
+            && to.block_rows.is_power_of_two()
+            && to.fits(slots, experts),
+        "choose: shapes disagree"
+    );
+    let mut arguments: Vec<Argument> = vec![
+        sums.into(),
+        splits.into(),
+        bias.into(),
+        correction_bias.into(),
+        kv_slots.into(),
+        weights.into(),
+    ];
+    arguments.extend(router(tokens, experts, routing));
+    arguments.push(to.block_rows.trailing_zeros().into());
+    arguments.extend([to.places, to.slots_at, to.items, to.item_count].map(Argument::from));
+    (tokens > 0).then(|| Launch {
+        module: "moe",
+        kernel: "moe_choose".into(),
+        grid: [1, 1, 1],
+        threads: (tokens.max(4) * WARP) as u32,
+        shared_bytes: ((2 * experts + slots + 2 * tokens * experts) * 4) as u32,
+        arguments,
+    })
+}
+
+/// Which row of `[gates; values]`, `width` of each, a gated product has as its output `output`: gates and values lie beside each
+/// other in eights, rows of a weight before it is packed as well as biases.
+pub fn woven_row(output: usize, width: usize) -> usize {
+    let (eight, within) = (output / (2 * EIGHT), output % (2 * EIGHT));
+    let first = if within < EIGHT { 0 } else { width };
+    first + eight * EIGHT + within % EIGHT
 }
 
 /// All experts' weights of one product on the device, one after another.
@@ -187,7 +267,7 @@ pub enum Ending {
     Clamped(ClampedGate),
 }
 
-/// Where the rows of a product come from.
+/// Where the rows of a product come from, and go.
 #[derive(Debug, Clone, Copy)]
 pub enum Rows {
     /// A slot's row is its token's; tokens have `top` slots.
@@ -197,9 +277,12 @@ pub enum Rows {
     },
     /// A place's row is its own.
     OfPlaces,
+    /// A slot's row is its own, and so is its result's: products by groups of what stays in its order.
+    OfSlots,
 }
 
-/// `y[place] = ending(x[row of place] w[expert of place]^T + bias)` for all places of `grouped`. `None` if there are none.
+/// `y[place] = ending(x[row of place] w[expert of place]^T + bias)` for all places of `grouped`, with [`Rows::OfSlots`] `y[slot]`.
+/// `None` if there are none.
 ///
 /// # Panics
 /// If shapes disagree.
@@ -213,9 +296,10 @@ pub fn product(
 ) -> Option<Launch> {
     let Experts { count, shape, unit, images, scales, bias } = *experts;
     let slots = grouped.places.len;
-    let (of_slots, top) = match rows {
-        Rows::OfTokens { top } => (Argument::from(grouped.slots_at), top),
-        Rows::OfPlaces => (Argument::Null, 1),
+    let (of_slots, top, to_slots) = match rows {
+        Rows::OfTokens { top } => (Argument::from(grouped.slots_at), top, 0_u32),
+        Rows::OfPlaces => (Argument::Null, 1, 0),
+        Rows::OfSlots => (Argument::from(grouped.slots_at), 1, 1),
     };
     let columns = if ending == Ending::Plain { shape.outputs } else { shape.outputs / 2 };
     let of_integers = if shape.weights == Weights::Bf16 { 0 } else { shape.inputs / super::matmul::GROUP };
@@ -265,6 +349,7 @@ pub fn product(
             gate.into(),
             by.alpha.into(),
             by.limit.into(),
+            to_slots.into(),
         ],
     })
 }
@@ -299,36 +384,46 @@ impl Kernel {
     }
 }
 
-/// `out[t]`: the sum of the rows of token t's slots, each times its weight, in slot order. `rows` `[slots, width]` by place. `None`
-/// if there are no tokens.
+/// `out[t]`: the sum of the rows of token t's slots, each times its weight, in slot order; last `shared[t]`, what an expert
+/// gave that serves every token. `rows` `[slots, width]` by place, `out` `[tokens, width]`. `None` if there are no tokens.
 ///
 /// # Panics
-/// If shapes disagree, or `width` is not a multiple of 8.
+/// If shapes disagree, or the width is not a multiple of 8.
 pub fn combine(
     rows: Slice<bf16>,
     places: Slice<u32>,
     weights: Slice<f32>,
     top: usize,
-    width: usize,
+    shared: Option<Slice<bf16>>,
     out: Slice<bf16>,
 ) -> Option<Launch> {
     let tokens = places.len / top;
+    let width = out.len.checked_div(tokens)?;
     assert!(
         width > 0
             && width.is_multiple_of(EIGHT)
             && rows.len == places.len * width
             && places.len == tokens * top
             && weights.len == places.len
+            && shared.is_none_or(|shared| shared.len == out.len)
             && out.len == tokens * width,
         "combine: shapes disagree"
     );
-    (tokens > 0).then(|| Launch {
+    Some(Launch {
         module: "moe",
         kernel: "moe_combine".into(),
         grid: [width.div_ceil(EIGHT * 128) as u32, tokens as u32, 1],
         threads: 128,
         shared_bytes: 0,
-        arguments: vec![rows.into(), places.into(), weights.into(), out.into(), top.into(), width.into()],
+        arguments: vec![
+            rows.into(),
+            places.into(),
+            weights.into(),
+            shared.into(),
+            out.into(),
+            top.into(),
+            width.into(),
+        ],
     })
 }
 
@@ -338,13 +433,11 @@ mod tests {
 
     #[test]
     fn gates_and_values_alternate_in_eights() {
-        let gates: Vec<usize> = (0..32).collect();
-        let values: Vec<usize> = (100..132).collect();
-        let woven = interleave(&gates, &values, 2);
-        assert_eq!(
-            (woven[0], woven[15], woven[16], woven[31], woven[32], woven[63]),
-            (0, 15, 100, 115, 16, 131)
-        );
+        let rows: Vec<usize> = (0..48).map(|output| woven_row(output, 24)).collect();
+        assert_eq!([rows[0], rows[7], rows[8], rows[15], rows[16], rows[24]], [0, 7, 24, 31, 8, 32]);
+        let mut sorted = rows;
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..48).collect::<Vec<_>>());
     }
 
     #[test]

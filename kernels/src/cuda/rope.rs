@@ -10,14 +10,16 @@ use crate::rope::Pairing;
 pub const NO_SLOT: u32 = u32::MAX;
 const THREADS: u32 = 256;
 
-/// New tokens as a projection left them: rows `[heads * key_dim | kv_heads * key_dim | kv_heads *
-/// value_dim]`, the last part absent for latents.
+/// New tokens as projections left them: rows `[heads * key_dim | kv_heads * key_dim | kv_heads * value_dim]`, the last part
+/// absent for latents.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
     /// The rows; queries are turned in place.
     pub x: Slice<bf16>,
     /// Distance between rows, in elements.
     pub stride: usize,
+    /// Keys and values, where they are not in these rows, and the distance between their own rows.
+    pub kv: Option<(Slice<bf16>, usize)>,
     /// Query heads.
     pub heads: usize,
     /// Cosines and sines `[tokens, half]`.
@@ -35,7 +37,7 @@ pub struct Tokens {
 /// # Panics
 /// If shapes disagree, or the pairs' number is odd.
 pub fn launch(tokens: &Tokens, pages: &Pages, kv_scale: [f32; 2]) -> Option<Launch> {
-    let Tokens { x, stride, heads, angles, rotated_from, pairing, slots } = *tokens;
+    let Tokens { x, stride, kv, heads, angles, rotated_from, pairing, slots } = *tokens;
     let (key_dim, kv_heads) = (pages.kind.key_dim(), pages.kv_heads);
     let value_dim = if pages.kind == HeadKind::Latent { 0 } else { pages.kind.value_dim() };
     let count = slots.len;
@@ -43,10 +45,14 @@ pub fn launch(tokens: &Tokens, pages: &Pages, kv_scale: [f32; 2]) -> Option<Laun
         return None;
     }
     let half = angles[0].len / count;
+    let (own_queries, own_kv) = (heads * key_dim, kv_heads * (key_dim + value_dim));
     assert!(
         x.len == count * stride
             && stride.is_multiple_of(2)
-            && stride >= (heads + kv_heads) * key_dim + kv_heads * value_dim
+            && stride >= own_queries + if kv.is_some() { 0 } else { own_kv }
+            && kv.is_none_or(|(kv, stride)| {
+                kv.len == count * stride && stride.is_multiple_of(2) && stride >= own_kv
+            })
             && angles.iter().all(|a| a.len == count * half)
             && half.is_multiple_of(2)
             && rotated_from.is_multiple_of(2)
@@ -54,9 +60,11 @@ pub fn launch(tokens: &Tokens, pages: &Pages, kv_scale: [f32; 2]) -> Option<Laun
         "rope: shapes disagree"
     );
     let name = if pages.kv_type == KvType::Fp8 { "rope_write_fp8" } else { "rope_write_bf16" };
-    let sizes = [stride, heads, kv_heads, key_dim, value_dim, rotated_from, half];
+    let (kv, kv_stride) = kv.unwrap_or_else(|| (x.starting_at(own_queries), stride));
+    let sizes = [stride, kv_stride, heads, kv_heads, key_dim, value_dim, rotated_from, half];
     let mut arguments = vec![
         x.into(),
+        kv.into(),
         angles[0].into(),
         angles[1].into(),
         slots.into(),

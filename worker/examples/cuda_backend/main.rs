@@ -4,7 +4,7 @@
 //! ```text
 //! cuda_backend list          the names of cases and timings
 //! cuda_backend case NAME     logits against the CPU backend's, equal bits however a batch is cut, equal tokens ahead
-//! cuda_backend time NAME     a step of an 8B model: how long it takes, and the bytes and operations it cannot avoid;
+//! cuda_backend time NAME     a step of a model of published shape: how long it takes, and the bytes and operations it cannot avoid;
 //!                            with steps that run ahead also for how long the device rests between two
 //! ```
 //! Each answers with one line of JSON; a fault ends it with status 1 and the reason in `"fault"`.
@@ -13,6 +13,7 @@ mod ahead;
 mod cases;
 mod driver;
 mod models;
+mod shapes;
 mod timings;
 
 use std::process::ExitCode;

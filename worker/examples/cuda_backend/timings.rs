@@ -1,5 +1,6 @@
-//! What is timed: steps of a model of Llama 3.1 8B's shape with random weights, as an engine asks for them: planning,
-//! copies, launches and the logits' way back, or tokens drawn there and steps that run ahead. Judging the figures is `kernels/check`'s.
+//! What is timed: steps of models of published shapes with random weights, as an engine asks for them: planning, copies,
+//! launches and the logits' way back, or tokens drawn there and steps that run ahead. Judging the figures is
+//! `kernels/check`'s.
 
 use std::time::Instant;
 
@@ -11,15 +12,7 @@ use serde_json::{Value, json};
 use crate::ahead::When;
 use crate::cases::text;
 use crate::driver::{Driver, Sequence};
-
-/// The shape: huggingface.co/meta-llama/Llama-3.1-8B, `config.json`.
-pub(crate) const LLAMA_8B: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 128256,
-    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-    "hidden_act": "silu"}"#;
-/// Weights that every token is multiplied with: those of the layers, and the head.
-const LAYER_WEIGHTS: usize = 32 * 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14_336);
-const HEAD_WEIGHTS: usize = 4096 * 128_256;
+use crate::shapes::{LLAMA_8B, QWEN3_30B, Shape, VOCAB};
 
 const BLOCK_SIZE: usize = 16;
 /// Tokens before the steps that are timed, how many a piece of them has, and steps.
@@ -39,47 +32,52 @@ enum Timing {
     Prefill(usize),
 }
 
-const ALL: &[(&str, Timing)] = &[
-    ("llama_8b_decode_1", Timing::Decode(1, Quantize::None)),
-    ("llama_8b_decode_8", Timing::Decode(8, Quantize::None)),
-    ("llama_8b_decode_64", Timing::Decode(64, Quantize::None)),
-    ("llama_8b_ahead_1", Timing::Ahead(1)),
-    ("llama_8b_ahead_8", Timing::Ahead(8)),
-    ("llama_8b_ahead_64", Timing::Ahead(64)),
-    ("llama_8b_decode_1_int8", Timing::Decode(1, Quantize::Int8)),
-    ("llama_8b_decode_1_int4", Timing::Decode(1, Quantize::Int4)),
-    ("llama_8b_prefill_2048", Timing::Prefill(2048)),
+const ALL: &[(&str, Shape, Timing)] = &[
+    ("llama_8b_decode_1", LLAMA_8B, Timing::Decode(1, Quantize::None)),
+    ("llama_8b_decode_8", LLAMA_8B, Timing::Decode(8, Quantize::None)),
+    ("llama_8b_decode_64", LLAMA_8B, Timing::Decode(64, Quantize::None)),
+    ("llama_8b_ahead_1", LLAMA_8B, Timing::Ahead(1)),
+    ("qwen3_30b_decode_1", QWEN3_30B, Timing::Decode(1, Quantize::None)),
+    ("qwen3_30b_ahead_1", QWEN3_30B, Timing::Ahead(1)),
+    ("llama_8b_ahead_8", LLAMA_8B, Timing::Ahead(8)),
+    ("llama_8b_ahead_64", LLAMA_8B, Timing::Ahead(64)),
+    ("llama_8b_decode_1_int8", LLAMA_8B, Timing::Decode(1, Quantize::Int8)),
+    ("llama_8b_decode_1_int4", LLAMA_8B, Timing::Decode(1, Quantize::Int4)),
+    ("llama_8b_prefill_2048", LLAMA_8B, Timing::Prefill(2048)),
+    ("qwen3_30b_ahead_64", QWEN3_30B, Timing::Ahead(64)),
+    ("qwen3_30b_decode_1_int4", QWEN3_30B, Timing::Decode(1, Quantize::Int4)),
+    ("qwen3_30b_prefill_2048", QWEN3_30B, Timing::Prefill(2048)),
 ];
 
 /// Their names.
 pub(crate) fn names() -> Vec<&'static str> {
-    ALL.iter().map(|(name, _)| *name).collect()
+    ALL.iter().map(|(name, ..)| *name).collect()
 }
 
 /// The median step, and what no step can avoid: the weights and the KV cache read once, the products.
 pub(crate) fn run(name: &str) -> Result<Value, String> {
-    let timing = ALL.iter().find(|(known, _)| *known == name).ok_or_else(|| format!("no timing {name}"))?;
-    match timing.1 {
-        Timing::Decode(batch, quantize) => decode(name, batch, quantize),
-        Timing::Ahead(batch) => ahead(name, batch),
-        Timing::Prefill(tokens) => prefill(name, tokens),
+    let timing = ALL.iter().find(|(known, ..)| *known == name).ok_or_else(|| format!("no timing {name}"))?;
+    let shape = &timing.1;
+    match timing.2 {
+        Timing::Decode(batch, quantize) => decode(name, shape, batch, quantize),
+        Timing::Ahead(batch) => ahead(name, shape, batch),
+        Timing::Prefill(tokens) => prefill(name, shape, tokens),
     }
 }
 
-/// The model with room for `positions`, and the bytes of its weights and of a position.
+/// The model with room for `positions`, and the bytes of all its weights and of a position.
 fn model(
+    shape: &Shape,
     quantize: Quantize,
     positions: usize,
     step: [usize; 2],
 ) -> Result<(Driver<CudaBackend<Gpu>>, [usize; 2]), String> {
     let gpu = Gpu::new(0).map_err(text)?;
-    let mut model = CudaModel::synthetic(LLAMA_8B, gpu, quantize).map_err(text)?;
+    let mut model = CudaModel::synthetic(shape.config, gpu, quantize).map_err(text)?;
     model.reserve_steps(step[0], step[1]).map_err(text)?;
-    // A step looks single rows of the embedding up.
-    let weights = model.info.weight_bytes - HEAD_WEIGHTS * 2;
-    let position = model.info.kv_bytes_per_block_position;
+    let bytes = [model.info.weight_bytes, model.info.kv_bytes_per_block_position];
     let kv = KvLayout { block_size: BLOCK_SIZE, num_blocks: positions.div_ceil(BLOCK_SIZE) };
-    Ok((Driver::new(model.into_backend(kv).map_err(text)?, 1), [weights, position]))
+    Ok((Driver::new(model.into_backend(kv).map_err(text)?, 1), bytes))
 }
 
 /// Sequences of [`CONTEXT`] tokens each, and the likeliest token behind each.
@@ -87,7 +85,7 @@ fn prompted(driver: &mut Driver<CudaBackend<Gpu>>, batch: usize) -> Result<(Vec<
     let (mut sequences, mut tokens) = (Vec::new(), Vec::new());
     for i in 0..batch {
         let mut sequence = [driver.sequence()];
-        let prompt: Vec<u32> = (0..CONTEXT as u32).map(|t| (t * 7 + i as u32) % 128_000).collect();
+        let prompt: Vec<u32> = (0..CONTEXT as u32).map(|t| (t * 7 + i as u32) % VOCAB).collect();
         let mut rows = Vec::new();
         for piece in prompt.chunks(PIECE) {
             rows = driver.step(&mut sequence, &[piece])?;
@@ -100,14 +98,14 @@ fn prompted(driver: &mut Driver<CudaBackend<Gpu>>, batch: usize) -> Result<(Vec<
 }
 
 /// Bytes and operations that a decode step cannot avoid.
-fn floor(batch: usize, [weights, position]: [usize; 2]) -> [usize; 2] {
-    let bytes = weights + batch * (CONTEXT + STEPS / 2) * position;
-    [bytes, 2 * batch * (LAYER_WEIGHTS + HEAD_WEIGHTS)]
+fn floor(shape: &Shape, batch: usize, quantize: Quantize, [weights, position]: [usize; 2]) -> [usize; 2] {
+    let bytes = shape.weight_bytes(weights, batch, quantize) + batch * (CONTEXT + STEPS / 2) * position;
+    [bytes, shape.operations(batch, batch)]
 }
 
-fn decode(name: &str, batch: usize, quantize: Quantize) -> Result<Value, String> {
+fn decode(name: &str, shape: &Shape, batch: usize, quantize: Quantize) -> Result<Value, String> {
     let longest = (CONTEXT + STEPS + 2).next_multiple_of(BLOCK_SIZE);
-    let (mut driver, sizes) = model(quantize, batch * longest, [PIECE, batch])?;
+    let (mut driver, sizes) = model(shape, quantize, batch * longest, [PIECE, batch])?;
     let (mut sequences, mut tokens) = prompted(&mut driver, batch)?;
     let mut times = Vec::with_capacity(STEPS);
     for _ in 0..STEPS {
@@ -117,14 +115,14 @@ fn decode(name: &str, batch: usize, quantize: Quantize) -> Result<Value, String>
         tokens = rows.iter().map(|row| vec![argmax(row) as u32]).collect();
     }
     let device_us = device(&mut driver, &mut sequences, &slices(&tokens))?;
-    Ok(answer(name, times, device_us, floor(batch, sizes)))
+    Ok(answer(name, times, device_us, floor(shape, batch, quantize, sizes)))
 }
 
 /// `idle_us` is the device's own time between the end of a step and the beginning of the next one, the copy of its
 /// inputs included: the median, and what nine of ten steps stay below. The bar is 20 us.
-fn ahead(name: &str, batch: usize) -> Result<Value, String> {
+fn ahead(name: &str, shape: &Shape, batch: usize) -> Result<Value, String> {
     let longest = (CONTEXT + STEPS + 2).next_multiple_of(BLOCK_SIZE);
-    let (mut driver, sizes) = model(Quantize::None, batch * longest, [PIECE, batch])?;
+    let (mut driver, sizes) = model(shape, Quantize::None, batch * longest, [PIECE, batch])?;
     let (mut sequences, tokens) = prompted(&mut driver, batch)?;
     driver.backend.watch_idle();
     let how = (STEPS, 0.8);
@@ -133,16 +131,16 @@ fn ahead(name: &str, batch: usize) -> Result<Value, String> {
     idle.sort_by(f32::total_cmp);
     let last: Vec<Vec<u32>> = steps[STEPS - 1].iter().map(|token| vec![*token]).collect();
     let device_us = device(&mut driver, &mut sequences, &slices(&last))?;
-    let mut answer = answer(name, times, device_us, floor(batch, sizes));
+    let mut answer = answer(name, times, device_us, floor(shape, batch, Quantize::None, sizes));
     answer["idle_us"] = json!(f64::from(idle[idle.len() / 2]) * 1e3);
     answer["idle_p90_us"] = json!(f64::from(idle[idle.len() * 9 / 10]) * 1e3);
     Ok(answer)
 }
 
-fn prefill(name: &str, count: usize) -> Result<Value, String> {
+fn prefill(name: &str, shape: &Shape, count: usize) -> Result<Value, String> {
     let rounds = 5;
-    let (mut driver, [weights, position]) = model(Quantize::None, (rounds + 1) * count, [count, 1])?;
-    let prompt: Vec<u32> = (0..count as u32).map(|t| t * 7 % 128_000).collect();
+    let (mut driver, [weights, position]) = model(shape, Quantize::None, (rounds + 1) * count, [count, 1])?;
+    let prompt: Vec<u32> = (0..count as u32).map(|t| t * 7 % VOCAB).collect();
     let mut times = Vec::new();
     for _ in 0..rounds {
         let mut sequence = [driver.sequence()];
@@ -152,10 +150,9 @@ fn prefill(name: &str, count: usize) -> Result<Value, String> {
     }
     let mut sequence = [driver.sequence()];
     let device_us = device(&mut driver, &mut sequence, &[&prompt])?;
-    // Scores and sums of what each token sees: half of all pairs, 32 layers of 32 heads of 128.
-    let attention = 2 * 2 * (count * count / 2) * 32 * 32 * 128;
-    let operations = 2 * (count * LAYER_WEIGHTS + HEAD_WEIGHTS) + attention;
-    Ok(answer(name, times, device_us, [weights + count * position, operations]))
+    let bytes = shape.weight_bytes(weights, count, Quantize::None) + count * position;
+    let operations = shape.operations(count, 1) + shape.attention_operations(count);
+    Ok(answer(name, times, device_us, [bytes, operations]))
 }
 
 /// New tokens of each sequence.

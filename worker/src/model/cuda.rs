@@ -1,9 +1,13 @@
-//! The CUDA backend: a dense decoder on a [`Device`], which is an NVIDIA GPU or, in tests, the emulator that compiles
+//! The CUDA backend: a decoder on a [`Device`], which is an NVIDIA GPU or, in tests, the emulator that compiles
 //! the same kernels. Numbers are bf16 with f32 sums. Which models it computes is `cuda/coverage.rs`'s business.
 
 mod coverage;
+mod experts;
 mod forward;
+mod heads;
 mod integers;
+mod latent;
+mod packing;
 mod recordings;
 mod room;
 mod run;
@@ -16,21 +20,23 @@ use std::mem;
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::Unit;
-use keyway_kernels::cuda::paged_attention::{KvType, Pages};
+use keyway_kernels::cuda::paged_attention::{HeadKind, KvType, Pages};
 use keyway_kernels::cuda::{self, Device, DeviceError, Slice};
 use keyway_kernels::rope::Rope;
 
 pub(super) use self::coverage::check;
+use self::heads::HeadShape;
 use self::recordings::Recordings;
 use self::room::{Room, Widths};
 use self::run::UnderWay;
 use self::weights::DeviceWeights;
 use super::cache_plan::CachePlan;
-use super::config::{Attention, Config, Grouped};
+use super::config::{Attention, Config};
 use super::{KvLayout, LoadedModel, ModelError, ModelInfo, Quantize, describe, kv_bytes_per_block_position};
 use crate::backend::{Backend, CacheGroup, Chunk, Draw, StepError, StepOutput};
 use crate::limits::{
-    ATTENTION_PARTIAL_FLOATS_MAX, GPU_STEP_TOKENS_MAX, KV_BLOCK_SIZE_MIN, SCORED_TOKENS_PER_STEP_MAX,
+    ATTENTION_PARTIAL_FLOATS_MAX, GPU_LATENT_STEP_TOKENS_MAX, GPU_STEP_TOKENS_MAX, KV_BLOCK_SIZE_MIN,
+    SCORED_TOKENS_PER_STEP_MAX,
 };
 
 /// A model whose weights are on a device; not yet able to compute, since the KV cache takes what is left.
@@ -40,7 +46,7 @@ pub struct CudaModel<D> {
     pub info: ModelInfo,
     device: D,
     config: Config,
-    grouped: Grouped,
+    heads: HeadShape,
     rope: Rope,
     weights: DeviceWeights,
     room: Room,
@@ -70,20 +76,17 @@ impl LoadedModel {
     /// Copies the weights to a device, quantised as asked for; the model must be loaded as it is stored. The error
     /// names the key in `config.json` for which there is no kernel.
     pub fn onto<D: Device>(self, mut device: D, quantize: Quantize) -> Result<CudaModel<D>, ModelError> {
-        let grouped = covered(&self.config, quantize)?;
+        let heads = covered(&self.config, quantize)?;
         let weights = DeviceWeights::copy(&mut device, &self.weights, quantize).map_err(failed)?;
         let id = (quantize, self.weights_id.as_str());
-        Ok(CudaModel::new(self.info.name, device, (self.config, grouped), weights, self.weights.rope, id))
+        Ok(CudaModel::new(self.info.name, device, (self.config, heads), weights, self.weights.rope, id))
     }
 }
 
-/// The attention of a model that kernels cover.
-fn covered(config: &Config, quantize: Quantize) -> Result<Grouped, ModelError> {
+/// The heads of a model that kernels cover.
+fn covered(config: &Config, quantize: Quantize) -> Result<HeadShape, ModelError> {
     coverage::check(config, quantize)?;
-    match config.attention {
-        Attention::Grouped(grouped) => Ok(grouped),
-        Attention::Latent(_) => Err(ModelError::Device("only grouped attention has kernels".into())),
-    }
+    HeadShape::of(&config.attention).ok_or_else(|| ModelError::Device("heads without a kernel".into()))
 }
 
 impl<D: Device> CudaModel<D> {
@@ -91,7 +94,7 @@ impl<D: Device> CudaModel<D> {
     fn new(
         name: String,
         device: D,
-        (config, grouped): (Config, Grouped),
+        (config, heads): (Config, HeadShape),
         weights: DeviceWeights,
         rope: Rope,
         (quantize, hash): (Quantize, &str),
@@ -110,7 +113,7 @@ impl<D: Device> CudaModel<D> {
                 * size_of::<bf16>(),
             ..describe(name, &config)
         };
-        Self { info, device, config, grouped, rope, weights, room: Room::default() }
+        Self { info, device, config, heads, rope, weights, room: Room::default() }
     }
 
     /// Memory of the device that nobody has taken, in bytes.
@@ -120,12 +123,16 @@ impl<D: Device> CudaModel<D> {
 
     /// Takes the memory of steps of so many tokens and sequences, so that it is not the KV cache's.
     pub fn reserve_steps(&mut self, tokens: usize, sequences: usize) -> Result<(), ModelError> {
-        if tokens > GPU_STEP_TOKENS_MAX {
+        let most = match self.config.attention {
+            Attention::Grouped(_) => GPU_STEP_TOKENS_MAX,
+            Attention::Latent(_) => GPU_LATENT_STEP_TOKENS_MAX,
+        };
+        if tokens > most {
             return Err(ModelError::Device(format!(
-                "max-batched-tokens {tokens} is more than a GPU takes: use {GPU_STEP_TOKENS_MAX} at most"
+                "max-batched-tokens {tokens} is more than a GPU takes: use {most} at most"
             )));
         }
-        let widths = Widths::new(&self.config, &self.grouped);
+        let widths = Widths::new(&self.config, &self.heads);
         let sizes =
             [tokens, (sequences + SCORED_TOKENS_PER_STEP_MAX).min(tokens), ATTENTION_PARTIAL_FLOATS_MAX];
         self.room.reserve(&mut self.device, &widths, &self.weights, sizes).map_err(failed)
@@ -147,9 +154,7 @@ impl<D: Device> CudaModel<D> {
             ))
         })?;
         let plan = CachePlan::new(self.config.kept());
-        let Grouped { kv_heads, head_dim, .. } = self.grouped;
-        let bytes = positions * kv_heads * head_dim * size_of::<bf16>();
-        let slabs = (0..plan.slots).map(|_| self.slab(bytes, block_size)).collect::<Result<_, _>>();
+        let slabs = (0..plan.slots).map(|_| self.slab(positions, block_size)).collect::<Result<_, _>>();
         let slabs = slabs.map_err(|error| {
             let reason = format!("{num_blocks} blocks are not there on the device ({error}); ask for fewer");
             ModelError::KvCache(reason)
@@ -168,18 +173,18 @@ impl<D: Device> CudaModel<D> {
         })
     }
 
-    /// Keys and values of one slot's layers: zeros, since what a mask hides must still be finite.
-    fn slab(&mut self, bytes: usize, page_size: usize) -> Result<Pages, DeviceError> {
-        let Some(kind) = coverage::head_kind(&self.grouped) else {
-            return Err(DeviceError("heads without a kernel".into()));
-        };
-        let mut zeros = || -> Result<Slice<u8>, DeviceError> {
+    /// Keys and values, or latents, of one slot's layers: zeros, since what a mask hides must still be finite.
+    fn slab(&mut self, positions: usize, page_size: usize) -> Result<Pages, DeviceError> {
+        let HeadShape { kind, kv_heads, .. } = self.heads;
+        let mut zeros = |dim: usize| -> Result<Slice<u8>, DeviceError> {
+            let bytes = positions * kv_heads * dim * size_of::<bf16>();
             let buffer = self.device.allocate(bytes)?;
             self.device.zero(buffer, bytes)?;
             Ok(Slice::new(buffer, 0, bytes))
         };
-        let (keys, values) = (zeros()?, Some(zeros()?));
-        Ok(Pages { keys, values, kv_type: KvType::Bf16, kind, kv_heads: self.grouped.kv_heads, page_size })
+        let keys = zeros(kind.key_dim())?;
+        let values = if kind == HeadKind::Latent { None } else { Some(zeros(kind.value_dim())?) };
+        Ok(Pages { keys, values, kv_type: KvType::Bf16, kind, kv_heads, page_size })
     }
 }
 

@@ -15,7 +15,7 @@ use super::feed_forward::sized;
 use super::weights::LatentWeights;
 
 /// Of the two norms inside: their code leaves the model's own epsilon aside.
-const NORM_EPS: f32 = 1e-6;
+pub(super) const NORM_EPS: f32 = 1e-6;
 
 /// Memory that is used again from step to step.
 #[derive(Debug, Default)]

@@ -5,7 +5,10 @@ use half::bf16;
 use keyway_kernels::cuda::matmul::{
     self, Cut, GROUP, Out, Packed, Shape, Unit, Weights, pack_bf16, pack_integers,
 };
-use keyway_kernels::cuda::moe::{Ending, Experts, Grouped, Rows, combine, group, product, route};
+use keyway_kernels::cuda::moe::{
+    Ending, Experts, Grouped, RouterSums, Rows, are_few, choose, combine, group, product, route,
+};
+use keyway_kernels::cuda::rope::NO_SLOT;
 use keyway_kernels::elementwise::{ClampedGate, clamped_gate_mul_oracle, silu_mul_oracle};
 use keyway_kernels::matmul::oracle;
 use keyway_kernels::moe::{GroupScore, Grouping, Groups, Routing, Scoring, combine_oracle, route_oracle};
@@ -19,6 +22,8 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
     routes(lab)?;
     groups(lab)?;
     sums(lab)?;
+    fillers(lab)?;
+    few(lab)?;
     let bf16 = Shape { outputs: 48, inputs: 192, weights: Weights::Bf16 };
     let mut layers = vec![
         Layer { experts: 5, top: 2, tokens: 1, shape: bf16 },
@@ -110,7 +115,7 @@ fn routed(
     let (ids, weights) = (lab.poisoned(slots)?, lab.poisoned(slots)?);
     let logits = lab.upload(logits)?;
     let bias = bias.map(|bias| lab.upload(bias)).transpose()?;
-    lab.launch(route(logits, experts, routing, bias, ids, weights))?;
+    lab.launch(route(logits, experts, routing, bias, None, (ids, weights)))?;
     Ok((lab.download(ids)?, lab.download(weights)?))
 }
 
@@ -126,16 +131,25 @@ fn choices(kind: usize, slots: usize, experts: usize) -> Vec<u32> {
 
 /// What grouping leaves on the device.
 fn grouped(lab: &mut Lab<'_>, ids: &[u32], experts: usize, block_rows: usize) -> Result<Grouped, String> {
-    let to = Grouped {
-        places: lab.poisoned(ids.len())?,
-        slots_at: lab.poisoned(ids.len())?,
-        items: lab.poisoned(Grouped::item_words(ids.len(), experts, block_rows))?,
-        item_count: lab.poisoned(1)?,
-        block_rows,
-    };
+    let to = empty_groups(lab, ids.len(), experts, block_rows)?;
     let ids = lab.upload(ids)?;
     lab.launch(group(ids, experts, &to))?;
     Ok(to)
+}
+
+fn empty_groups(
+    lab: &mut Lab<'_>,
+    slots: usize,
+    experts: usize,
+    block_rows: usize,
+) -> Result<Grouped, String> {
+    Ok(Grouped {
+        places: lab.poisoned(slots)?,
+        slots_at: lab.poisoned(slots)?,
+        items: lab.poisoned(Grouped::item_words(slots, experts, block_rows))?,
+        item_count: lab.poisoned(1)?,
+        block_rows,
+    })
 }
 
 fn groups(lab: &mut Lab<'_>) -> Result<(), String> {
@@ -268,6 +282,7 @@ impl Layer {
                     lab.same(&format!("{ending:?} by {rows} rows"), &other, &gated)?;
                 }
             }
+            self.in_slot_order(lab, &weight, &ids)?;
         }
         self.whole(lab, &weight, unit, &x)
     }
@@ -292,6 +307,26 @@ impl Layer {
         lab.launch(product(x, Rows::OfTokens { top: self.top }, &weight.device, &to, ending, y))?;
         let (y, places) = (lab.download(y)?, lab.download(to.places)?);
         Ok(places.iter().flat_map(|p| y[*p as usize * columns..][..columns].to_vec()).collect())
+    }
+
+    /// Rows that stay in the order of slots have the bits of those in the order of places.
+    fn in_slot_order(self, lab: &mut Lab<'_>, weight: &Weight, ids: &[u32]) -> Result<(), String> {
+        let Shape { outputs, inputs, .. } = self.shape;
+        let x = values(5, ids.len() * inputs);
+        let to = grouped(lab, ids, self.experts, 16)?;
+        let places = lab.download(to.places)?;
+        let mut by_place = x.clone();
+        for (row, place) in x.chunks(inputs).zip(&places) {
+            by_place[*place as usize * inputs..][..inputs].copy_from_slice(row);
+        }
+        let (x, by_place) = (lab.upload(&x)?, lab.upload(&by_place)?);
+        let (y, expected) = (lab.poisoned(ids.len() * outputs)?, lab.poisoned(ids.len() * outputs)?);
+        lab.launch(product(x, Rows::OfSlots, &weight.device, &to, Ending::Plain, y))?;
+        lab.launch(product(by_place, Rows::OfPlaces, &weight.device, &to, Ending::Plain, expected))?;
+        let (y, expected): (Vec<bf16>, Vec<bf16>) = (lab.download(y)?, lab.download(expected)?);
+        let expected: Vec<bf16> =
+            places.iter().flat_map(|p| expected[*p as usize * outputs..][..outputs].to_vec()).collect();
+        lab.same("rows in the order of slots", &y, &expected)
     }
 
     /// What each slot got is what its token alone gets of its expert's weight alone, bit for bit.
@@ -354,7 +389,7 @@ impl Layer {
             let weights = lab.upload(&weights)?;
             lab.launch(product(x, Rows::OfTokens { top: self.top }, &first.device, &to, Ending::Silu, h))?;
             lab.launch(product(h, Rows::OfPlaces, &second.device, &to, Ending::Plain, y))?;
-            lab.launch(combine(y, to.places, weights, self.top, inputs, out))?;
+            lab.launch(combine(y, to.places, weights, self.top, None, out))?;
             lab.download(out)
         };
         let all = run(lab, 0, 16)?;
@@ -392,16 +427,127 @@ fn sums(lab: &mut Lab<'_>) -> Result<(), String> {
         let in_order = in_slot_order(&wide(&rows), &grouping.places, &weights, top, width);
         let (rows, out) = (lab.upload(&rows)?, lab.poisoned(tokens * width)?);
         let (places, weights) = (lab.upload(&grouping.places)?, lab.upload(&weights)?);
-        lab.launch(combine(rows, places, weights, top, width, out))?;
+        lab.launch(combine(rows, places, weights, top, None, out))?;
         let out = lab.download(out)?;
         lab.close("sums of experts", &out, &exact, |i| exact[i].abs() * BF16 + bound[i] * 1e-6 + 1e-30)?;
-        lab.same("sums in slot order", &out, &in_order)?;
+        let rounded: Vec<bf16> = in_order.iter().copied().map(bf16::from_f32).collect();
+        lab.same("sums in slot order", &out, &rounded)?;
+        // Behind the chosen experts one that serves every token.
+        let shared = values(10, tokens * width);
+        let with_shared: Vec<bf16> =
+            in_order.iter().zip(wide(&shared)).map(|(sum, own)| bf16::from_f32(sum + own)).collect();
+        let (shared, out) = (lab.upload(&shared)?, lab.poisoned(tokens * width)?);
+        lab.launch(combine(rows, places, weights, top, Some(shared), out))?;
+        let out = lab.download(out)?;
+        lab.same("sums with a shared expert", &out, &with_shared)?;
     }
     Ok(())
 }
 
+/// Few tokens, whose choice and grouping are one launch: what two launches and the sum of the router's splits leave.
+fn few(lab: &mut Lab<'_>) -> Result<(), String> {
+    let grouped_by_two = Some(Groups { count: 4, keep: 2, by: GroupScore::TopTwoSum });
+    let routings = [
+        PLAIN,
+        Routing { top: 4, scoring: Scoring::SoftmaxTop, renormalise: false, ..PLAIN },
+        Routing { top: 4, scoring: Scoring::Sigmoid, scale: 2.5, groups: grouped_by_two, ..PLAIN },
+    ];
+    for (routing, biased) in routings.into_iter().zip([false, true, true]) {
+        for (tokens, experts, splits, rows) in
+            [(1, 128, 3, 16), (32, 64, 1, 16), (5, 8, 2, 64), (31, 12, 1, 16)]
+        {
+            let what = format!("{routing:?}, {tokens} tokens of {experts} experts");
+            if !are_few(tokens, experts) {
+                return Err(format!("{what}: too many"));
+            }
+            let parts: Vec<f32> = (0..splits as u64).flat_map(|s| logits(s + 3, tokens, experts)).collect();
+            let router_bias = values(33, experts);
+            let bias: Vec<f32> = (0..experts).map(|e| 0.3 * ((e * 13) % 7) as f32).collect();
+            let sum = |i: usize| {
+                let total = parts.chunks(tokens * experts).fold(0.0, |total, part| total + part[i]);
+                if biased { total + router_bias[i % experts].to_f32() } else { total }
+            };
+            let whole: Vec<f32> = (0..tokens * experts).map(sum).collect();
+            // The last one fills up.
+            let kv_slots: Vec<u32> = (0..tokens as u32).map(|t| if t == 4 { NO_SLOT } else { t }).collect();
+            let bias = if biased { Some(lab.upload(&bias)?) } else { None };
+            let router_bias = if biased { Some(lab.upload(&router_bias)?) } else { None };
+            let (whole, parts, kv_slots) =
+                (lab.upload(&whole)?, lab.upload(&parts)?, Some(lab.upload(&kv_slots)?));
+            let slots = tokens * routing.top;
+            let (ids, weights) = (lab.poisoned(slots)?, lab.poisoned(slots)?);
+            lab.launch(route(whole, experts, &routing, bias, kv_slots, (ids, weights)))?;
+            let ids = lab.download(ids)?;
+            let expected = grouped(lab, &ids, experts, rows)?;
+            let (own, own_weights) = (empty_groups(lab, slots, experts, rows)?, lab.poisoned(slots)?);
+            let sums = RouterSums { sums: parts, splits, bias: router_bias };
+            lab.launch(choose(&sums, experts, &routing, bias, kv_slots, own_weights, &own))?;
+            let (found, exact) = (lab.download(own_weights)?, lab.download(weights)?);
+            lab.same(&format!("weights of {what}"), &found, &exact)?;
+            let count = lab.download(expected.item_count)?;
+            let (found, exact) = (lab.download(own.items)?, lab.download(expected.items)?);
+            let used = count[0] as usize * 4;
+            lab.same(&format!("items of {what}"), &found[..used], &exact[..used])?;
+            let found = lab.download(own.item_count)?;
+            lab.same(&format!("count of {what}"), &found, &count)?;
+            let found = lab.download(own.places)?;
+            let places = lab.download(expected.places)?;
+            lab.same(&format!("places of {what}"), &found, &places)?;
+            let taken = places.iter().filter(|place| **place != u32::MAX).count();
+            let (found, exact) = (lab.download(own.slots_at)?, lab.download(expected.slots_at)?);
+            lab.same(&format!("slots of {what}"), &found[..taken], &exact[..taken])?;
+            lab.clear();
+        }
+    }
+    Ok(())
+}
+
+/// Tokens that only fill up a batch choose nobody: no item of work is theirs, their sum is 0, and the others have the bits
+/// that they have alone.
+fn fillers(lab: &mut Lab<'_>) -> Result<(), String> {
+    let (experts, top, width) = (9, PLAIN.top, 64);
+    let kv_slots = [5, NO_SLOT, 0, NO_SLOT, NO_SLOT, 7];
+    let own: Vec<usize> = (0..kv_slots.len()).filter(|token| kv_slots[*token] != NO_SLOT).collect();
+    let mut logits = logits(21, kv_slots.len(), experts);
+    let alone: Vec<f32> = own.iter().flat_map(|t| logits[t * experts..][..experts].to_vec()).collect();
+    // What is in a row that fills up is nobody's business.
+    logits[experts..2 * experts].fill(f32::NAN);
+    let slots = kv_slots.len() * top;
+    let (ids, weights) = (lab.poisoned(slots)?, lab.poisoned(slots)?);
+    let (logits, kv_slots_there) = (lab.upload(&logits)?, lab.upload(&kv_slots)?);
+    lab.launch(route(logits, experts, &PLAIN, None, Some(kv_slots_there), (ids, weights)))?;
+    let (chosen, weights_of) = (lab.download(ids)?, lab.download(weights)?);
+    let (exact, exact_weights) = routed(lab, &alone, experts, &PLAIN, None)?;
+    let of_own =
+        |all: &[u32]| -> Vec<u32> { own.iter().flat_map(|t| all[t * top..][..top].to_vec()).collect() };
+    lab.same("experts beside fillers", &of_own(&chosen), &exact)?;
+    let bits: Vec<u32> = weights_of.iter().map(|w| w.to_bits()).collect();
+    let exact_bits: Vec<u32> = exact_weights.iter().map(|w| w.to_bits()).collect();
+    lab.same("weights beside fillers", &of_own(&bits), &exact_bits)?;
+    lab.same("a filler's experts", &chosen[top..2 * top], &[experts as u32; PLAIN.top])?;
+    let to = grouped(lab, &chosen, experts, 16)?;
+    let mut exact_grouping = Grouping::default();
+    exact_grouping.group(&exact, experts);
+    let places = lab.download(to.places)?;
+    lab.same("places beside fillers", &of_own(&places), &exact_grouping.places)?;
+    lab.same("a filler's places", &places[top..2 * top], &[u32::MAX; PLAIN.top])?;
+    let busy = exact_grouping.offsets.windows(2).filter(|ends| ends[0] < ends[1]).count();
+    let count = lab.download(to.item_count)?;
+    lab.same("items beside fillers", &count, &[busy as u32])?;
+    let rows = values(22, slots * width);
+    let sums = in_slot_order(&wide(&rows), &exact_grouping.places, &exact_weights, top, width);
+    let (rows, out) = (lab.upload(&rows)?, lab.poisoned(kv_slots.len() * width)?);
+    lab.launch(combine(rows, to.places, weights, top, None, out))?;
+    let out = lab.download(out)?;
+    for (i, token) in own.iter().enumerate() {
+        let exact: Vec<bf16> = sums[i * width..][..width].iter().copied().map(bf16::from_f32).collect();
+        lab.same("a sum beside fillers", &out[token * width..][..width], &exact)?;
+    }
+    lab.same("a filler's sum", &out[width..2 * width], &vec![bf16::ZERO; width])
+}
+
 /// The sums as they are to be made: in f32, each product and addition rounded once, a token's slots in order.
-fn in_slot_order(rows: &[f32], places: &[u32], weights: &[f32], top: usize, width: usize) -> Vec<bf16> {
+fn in_slot_order(rows: &[f32], places: &[u32], weights: &[f32], top: usize, width: usize) -> Vec<f32> {
     let mut sums = vec![0.0f32; places.len() / top * width];
     for (slot, (place, weight)) in places.iter().zip(weights).enumerate() {
         let row = &rows[*place as usize * width..][..width];
@@ -409,7 +555,7 @@ fn in_slot_order(rows: &[f32], places: &[u32], weights: &[f32], top: usize, widt
             *sum = weight.mul_add(*value, *sum);
         }
     }
-    sums.into_iter().map(bf16::from_f32).collect()
+    sums
 }
 
 /// The gate of float64 sums, and how far rounded sums may lead away from it.

@@ -18,6 +18,7 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         // A part of each head turns: between two parts that do not, and DeepSeek's last 64.
         one(lab, HeadKind::Dim128, kv_type, Pairing::Halves, 16, 20)?;
         one(lab, HeadKind::Latent, kv_type, Pairing::Interleaved, 512, 32)?;
+        apart(lab, kv_type)?;
         lab.clear();
     }
     Ok(())
@@ -51,8 +52,16 @@ fn one(
     let pages = Pages { keys, values, kv_type, kind, kv_heads, page_size: PAGE_SIZE };
     let device_x = lab.upload(&x)?;
     let angles = [lab.upload(&cos)?, lab.upload(&sin)?];
-    let tokens =
-        Tokens { x: device_x, stride, heads, angles, rotated_from, pairing, slots: lab.upload(&slots)? };
+    let tokens = Tokens {
+        x: device_x,
+        stride,
+        kv: None,
+        heads,
+        angles,
+        rotated_from,
+        pairing,
+        slots: lab.upload(&slots)?,
+    };
     lab.launch(launch(&tokens, &pages, scale))?;
 
     let turned = turned(&x, stride, heads + kv_heads, key_dim, pairing, rotated_from, [&cos, &sin]);
@@ -75,6 +84,46 @@ fn one(
         })?;
     }
     Ok(())
+}
+
+/// Latents in rows of their own: what they are beside the queries.
+fn apart(lab: &mut Lab<'_>, kv_type: KvType) -> Result<(), String> {
+    let (heads, dim, half) = (3, HeadKind::Latent.key_dim(), 32);
+    let (queries, stride) = (heads * dim, (heads + 1) * dim);
+    let slots = [3, NO_SLOT, 17, 38];
+    let x = values(9, slots.len() * stride);
+    let angles: Vec<f32> = (0..slots.len() * half).map(|i| (i as f32 * 0.37).cos()).collect();
+    let mut results = Vec::new();
+    for own in [false, true] {
+        let keys = lab.upload(&vec![0_u8; PAGES * PAGE_SIZE * dim * 2])?;
+        let kind = HeadKind::Latent;
+        let pages = Pages { keys, values: None, kv_type, kind, kv_heads: 1, page_size: PAGE_SIZE };
+        let part = |from: usize, to: usize| -> Vec<bf16> {
+            x.chunks(stride).flat_map(|row| row[from..to].to_vec()).collect()
+        };
+        let (x, kv) = if own {
+            let kv = lab.upload(&part(queries, stride))?;
+            (lab.upload(&part(0, queries))?, Some((kv, dim)))
+        } else {
+            (lab.upload(&x)?, None)
+        };
+        let tokens = Tokens {
+            x,
+            stride: if own { queries } else { stride },
+            kv,
+            heads,
+            angles: [lab.upload(&angles)?, lab.upload(&angles)?],
+            rotated_from: 512,
+            pairing: Pairing::Interleaved,
+            slots: lab.upload(&slots)?,
+        };
+        lab.launch(launch(&tokens, &pages, [1.0; 2]))?;
+        let turned = lab.download(x)?;
+        let turned = turned.chunks(tokens.stride).flat_map(|row| row[..queries].to_vec());
+        results.push((turned.collect::<Vec<bf16>>(), lab.download(keys)?));
+    }
+    lab.same("queries without latents beside them", &results[1].0, &results[0].0)?;
+    lab.same("latents in rows of their own", &results[1].1, &results[0].1)
 }
 
 /// The rows with their first `count` heads turned, in float64.

@@ -8,16 +8,19 @@ use keyway_kernels::cuda::rope::{self, Tokens};
 use keyway_kernels::cuda::{Launch, Slice, elementwise, gather, sample};
 use keyway_kernels::heads::Heads;
 
+use super::heads::HeadShape;
 use super::room::{Room, Widths};
 use super::step::{Attend, GroupStep, Step};
-use super::weights::{DeviceLayer, DeviceWeights};
+use super::weights::{
+    DeviceAttention, DeviceFeedForward, DeviceGrouped, DeviceLayer, DeviceMlp, DeviceWeights,
+};
 use crate::model::cache_plan::Place;
-use crate::model::config::{Config, Grouped};
+use crate::model::config::Config;
 
 /// One step on its way through the layers.
 pub(super) struct Forward<'a> {
     pub(super) config: &'a Config,
-    pub(super) grouped: Grouped,
+    pub(super) heads: HeadShape,
     pub(super) widths: Widths,
     pub(super) weights: &'a DeviceWeights,
     pub(super) step: &'a Step,
@@ -29,6 +32,8 @@ pub(super) struct Forward<'a> {
     /// How many rows there still are, and the residual stream's.
     pub(super) rows: usize,
     pub(super) residual: Slice<bf16>,
+    /// How many rows' parts are grouped by head; 0: none yet.
+    pub(super) rows_by_head: usize,
 }
 
 impl Forward<'_> {
@@ -47,7 +52,7 @@ impl Forward<'_> {
                 return self.launches;
             }
             self.normalise(layer.post_norm, true);
-            self.feed_forward(layer);
+            self.feed_forward(&layer.feed_forward);
         }
         self.head();
         self.launches
@@ -66,7 +71,7 @@ impl Forward<'_> {
         self.launches.extend(rms_norm::launch(x, residual, weight, self.config.norm_eps, rows, out));
     }
 
-    fn product(&mut self, x: Slice<bf16>, weight: &Packed, out: Out) {
+    pub(super) fn product(&mut self, x: Slice<bf16>, weight: &Packed, out: Out) {
         let cut = Cut::choose(weight.shape, self.rows);
         let partials = self.room.partials.whole();
         self.launches.extend(matmul::launch(x, self.rows, weight, cut, out, partials));
@@ -75,34 +80,42 @@ impl Forward<'_> {
     /// One layer's attention, from normalised rows to the update. Behind the last layer's keys and values only rows
     /// whose logits are wanted have a purpose: false if there are none.
     fn attention(&mut self, i: usize, layer: &DeviceLayer, last: bool) -> bool {
-        let Widths { hidden, qkv: stride, queries, .. } = self.widths;
+        let Widths { hidden, queries, .. } = self.widths;
         let (step, place) = (self.step, self.places[i]);
         let (group, pages) = (&step.groups[place.group], &self.slabs[place.slot]);
-        let qkv = self.room.qkv.slice(0, self.rows * stride);
-        self.product(self.room.normed.slice(0, self.rows * hidden), &layer.qkv, Out::Bf16(qkv));
-        self.turn_and_write(layer, qkv, group, pages);
-        let (mut q, mut q_stride, mut attend) = (qkv, stride, &group.all);
+        let ((mut q, mut q_stride), sinks) = match &layer.attention {
+            DeviceAttention::Grouped(grouped) => (self.queries(grouped, group, pages), grouped.sinks),
+            DeviceAttention::Latent(latent) => (self.latent_queries(latent, group, pages), None),
+        };
+        let mut attend = &group.all;
         if last && !step.all_wanted {
             let Some(wanted) = &group.wanted else { return false };
             let rows = step.wanted.of(&self.room.inputs);
             self.rows = step.wanted_rows;
+            let all = q;
             q = self.room.queries.slice(0, self.rows * queries);
             let kept = self.room.kept.slice(0, self.rows * hidden);
-            self.launches.extend(gather::plain(qkv, stride, rows, queries, q));
+            self.launches.extend(gather::plain(all, q_stride, rows, queries, q));
             self.launches.extend(gather::plain(self.residual, hidden, rows, hidden, kept));
             (q_stride, attend, self.residual) = (queries, wanted, kept);
         }
         let window = self.config.layers[i].window;
-        let attended = self.attend(layer, (q, q_stride), (group, attend), pages, window);
+        let attended = self.attend(sinks, (q, q_stride), (group, attend), pages, window);
         let update = self.room.update.slice(0, self.rows * hidden);
-        self.product(attended, &layer.output, Out::Bf16(update));
+        match &layer.attention {
+            DeviceAttention::Grouped(grouped) => self.product(attended, &grouped.output, Out::Bf16(update)),
+            DeviceAttention::Latent(latent) => self.latent_output(latent, attended, update),
+        }
         true
     }
 
-    /// Normalises heads where the model does so, turns them, and writes keys and values to their pages.
-    fn turn_and_write(&mut self, layer: &DeviceLayer, qkv: Slice<bf16>, group: &GroupStep, pages: &Pages) {
-        let Grouped { heads, kv_heads, head_dim, .. } = self.grouped;
-        let stride = self.widths.qkv;
+    /// Turned queries of every row, normalised where the model does so, and keys and values to their pages. Distance
+    /// between rows as well.
+    fn queries(&mut self, layer: &DeviceGrouped, group: &GroupStep, pages: &Pages) -> (Slice<bf16>, usize) {
+        let HeadShape { heads, kv_heads, kind, .. } = self.heads;
+        let (stride, head_dim) = (self.widths.qkv, kind.key_dim());
+        let qkv = self.room.qkv.slice(0, self.rows * stride);
+        self.product(self.room.normed.slice(0, self.rows * self.widths.hidden), &layer.qkv, Out::Bf16(qkv));
         if let Some(norms) = layer.qk_norm {
             let of = |first, count| Heads { stride, first: first * head_dim, count, pitch: head_dim };
             for (norm, heads) in norms.into_iter().zip([of(0, heads), of(heads, kv_heads)]) {
@@ -114,6 +127,7 @@ impl Forward<'_> {
         let tokens = Tokens {
             x: qkv,
             stride,
+            kv: None,
             heads,
             angles: self.step.angles.map(|part| part.of(inputs).cast()),
             rotated_from: 0,
@@ -121,18 +135,19 @@ impl Forward<'_> {
             slots: group.slots.of(inputs),
         };
         self.launches.extend(rope::launch(&tokens, pages, [1.0; 2]));
+        (qkv, stride)
     }
 
     fn attend(
         &mut self,
-        layer: &DeviceLayer,
+        sinks: Option<Slice<f32>>,
         (q, q_stride): (Slice<bf16>, usize),
         (group, attend): (&GroupStep, &Attend),
         pages: &Pages,
         window: Option<usize>,
     ) -> Slice<bf16> {
         let inputs = &self.room.inputs;
-        let out = self.room.attended.slice(0, self.rows * self.widths.queries);
+        let out = self.room.attended.slice(0, self.rows * self.widths.attended);
         let batch = Batch {
             plan: &attend.plan,
             items: attend.items.of(inputs),
@@ -140,10 +155,10 @@ impl Forward<'_> {
             tables: group.tables.of(inputs),
             q,
             q_stride,
-            heads: self.grouped.heads,
-            sinks: layer.sinks,
+            heads: self.heads.heads,
+            sinks,
             window,
-            scale: 1.0 / (self.grouped.head_dim as f32).sqrt(),
+            scale: self.heads.scale,
             kv_scale: [1.0; 2],
             out,
             partials: self.room.partials.whole(),
@@ -152,16 +167,25 @@ impl Forward<'_> {
         out
     }
 
-    /// The gated network, from normalised rows to the update.
-    fn feed_forward(&mut self, layer: &DeviceLayer) {
-        let (rows, width) = (self.rows, layer.down.shape.inputs);
-        let [normed, update] =
-            [&self.room.normed, &self.room.update].map(|buffer| buffer.slice(0, rows * self.widths.hidden));
+    /// From normalised rows to the update.
+    fn feed_forward(&mut self, feed_forward: &DeviceFeedForward) {
+        let len = self.rows * self.widths.hidden;
+        match feed_forward {
+            DeviceFeedForward::Dense(mlp) => {
+                self.mlp(mlp, self.room.normed.slice(0, len), self.room.update.slice(0, len));
+            }
+            DeviceFeedForward::Experts(experts) => self.experts(experts),
+        }
+    }
+
+    /// One gated network.
+    pub(super) fn mlp(&mut self, mlp: &DeviceMlp, x: Slice<bf16>, out: Slice<bf16>) {
+        let (rows, width) = (self.rows, mlp.down.shape.inputs);
         let gate_up = self.room.gate_up.slice(0, rows * 2 * width);
         let gated = self.room.gated.slice(0, rows * width);
-        self.product(normed, &layer.gate_up, Out::Bf16(gate_up));
+        self.product(x, &mlp.gate_up, Out::Bf16(gate_up));
         self.launches.extend(elementwise::silu_mul(gate_up, width, gated));
-        self.product(gated, &layer.down, Out::Bf16(update));
+        self.product(gated, &mlp.down, Out::Bf16(out));
     }
 
     /// Final hidden states and logits, into the step's output; what is drawn from them.

@@ -4,8 +4,11 @@ use half::bf16;
 use keyway_kernels::cuda::matmul::Cut;
 use keyway_kernels::cuda::{Device, DeviceError, Element, Slice};
 
+use super::experts::{ExpertRoom, ExpertWidths};
+use super::heads::HeadShape;
+use super::latent::{LatentRoom, LatentWidths};
 use super::weights::DeviceWeights;
-use crate::model::config::{Config, FeedForward, Grouped, LayerShape};
+use crate::model::config::{Attention, Config, FeedForward, Latent, LayerShape};
 
 /// One buffer.
 #[derive(Debug, Default)]
@@ -57,26 +60,36 @@ impl Grown {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Widths {
     pub(super) hidden: usize,
-    /// Queries, keys and values.
+    /// Queries, and in grouped attention keys and values.
     pub(super) qkv: usize,
+    /// What attention reads and gives.
     pub(super) queries: usize,
-    /// Inner width of the widest feed-forward part.
+    pub(super) attended: usize,
+    pub(super) latent: LatentWidths,
+    /// Inner width of the widest gated network that all rows go through.
     pub(super) inner: usize,
     pub(super) vocab: usize,
+    pub(super) experts: ExpertWidths,
 }
 
 impl Widths {
-    pub(super) fn new(config: &Config, grouped: &Grouped) -> Self {
+    pub(super) fn new(config: &Config, heads: &HeadShape) -> Self {
         let inner = |layer: &LayerShape| match layer.feed_forward {
             FeedForward::Dense { width } => width,
-            FeedForward::Experts(experts) => experts.width,
+            FeedForward::Experts(experts) => experts.shared_width.unwrap_or(0),
         };
         Self {
             hidden: config.hidden,
-            qkv: (grouped.heads + 2 * grouped.kv_heads) * grouped.head_dim,
-            queries: grouped.heads * grouped.head_dim,
+            qkv: match config.attention {
+                Attention::Grouped(grouped) => (grouped.heads + 2 * grouped.kv_heads) * grouped.head_dim,
+                Attention::Latent(Latent { heads, nope_dim, rope_dim, .. }) => heads * (nope_dim + rope_dim),
+            },
+            queries: heads.queries(),
+            attended: heads.attended(),
+            latent: LatentWidths::new(config),
             inner: config.layers.iter().map(inner).max().unwrap_or(0),
             vocab: config.vocab_size,
+            experts: ExpertWidths::new(config),
         }
     }
 }
@@ -97,6 +110,8 @@ pub(super) struct Room {
     pub(super) update: Grown,
     pub(super) gate_up: Grown,
     pub(super) gated: Grown,
+    pub(super) latent: LatentRoom,
+    pub(super) experts: ExpertRoom,
     /// Sums of parts that are joined afterwards.
     pub(super) partials: Grown,
     /// What goes back to the host: final hidden states in bf16, behind them logits in f32.
@@ -118,7 +133,7 @@ impl Room {
         weights: &DeviceWeights,
         [rows, wanted, partials]: [usize; 3],
     ) -> Result<(), DeviceError> {
-        let Widths { hidden, qkv, queries, inner, vocab } = *widths;
+        let Widths { hidden, qkv, queries, attended, latent, inner, vocab, experts } = *widths;
         let row = size_of::<bf16>();
         for (buffer, elements) in [
             (&mut self.residual, rows * hidden),
@@ -126,13 +141,15 @@ impl Room {
             (&mut self.normed, rows * hidden),
             (&mut self.qkv, rows * qkv),
             (&mut self.queries, wanted * queries),
-            (&mut self.attended, rows * queries),
+            (&mut self.attended, rows * attended),
             (&mut self.update, rows * hidden),
             (&mut self.gate_up, rows * 2 * inner),
             (&mut self.gated, rows * inner),
         ] {
             self.moves += buffer.reserve(device, elements * row)?;
         }
+        self.moves += self.latent.reserve(device, &latent, rows)?;
+        self.moves += self.experts.reserve(device, (experts, hidden), rows)?;
         let of_product =
             |shape| [rows, wanted].map(|rows| Cut::choose(shape, rows).partial_floats(shape, rows));
         let partials = weights.shapes().flat_map(of_product).fold(partials, usize::max);

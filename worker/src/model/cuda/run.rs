@@ -32,14 +32,14 @@ impl<D: Device> CudaBackend<D> {
             rope: &model.rope,
             cache_groups: &self.plan.groups,
             block_size: self.kv.block_size,
-            kind: self.slabs[0].kind,
-            kv_heads: model.grouped.kv_heads,
-            heads_per_kv: model.grouped.heads / model.grouped.kv_heads,
+            kind: model.heads.kind,
+            kv_heads: model.heads.kv_heads,
+            heads_per_kv: model.heads.heads / model.heads.kv_heads,
             processors: model.device.processors(),
         };
         let step = Step::new(chunks, draws, &fixed);
         let sizes = [step.rows, step.head_rows(), step.partial_floats(&fixed)];
-        let widths = Widths::new(&model.config, &model.grouped);
+        let widths = Widths::new(&model.config, &model.heads);
         model.room.reserve(&mut model.device, &widths, &model.weights, sizes)?;
         model.room.tell(&mut model.device, &step.words)?;
         Ok(step)
@@ -48,10 +48,10 @@ impl<D: Device> CudaBackend<D> {
     /// What is launched for a step.
     fn launches(&self, step: &Step) -> Vec<Launch> {
         let model = &self.model;
-        let widths = Widths::new(&model.config, &model.grouped);
+        let widths = Widths::new(&model.config, &model.heads);
         let forward = Forward {
             config: &model.config,
-            grouped: model.grouped,
+            heads: model.heads,
             widths,
             weights: &model.weights,
             step,
@@ -61,6 +61,7 @@ impl<D: Device> CudaBackend<D> {
             launches: Vec::new(),
             rows: step.rows,
             residual: model.room.residual.slice(0, step.rows * widths.hidden),
+            rows_by_head: 0,
         };
         forward.run()
     }

@@ -124,6 +124,11 @@ impl Step {
         }
     }
 
+    /// Of a step that is filled up, where rows' keys and values go: those that fill it up, nowhere.
+    pub(super) fn kv_slots(&self) -> Option<Part> {
+        self.groups.first().filter(|_| self.filled).map(|group| group.slots)
+    }
+
     /// How many rows go through the head, with those it is filled up with.
     pub(super) fn head_rows(&self) -> usize {
         if self.all_wanted { self.rows } else { self.wanted_rows }

@@ -2,13 +2,18 @@
 //! this machine's memory, for benchmarks.
 
 use half::bf16;
-use keyway_kernels::cuda::matmul::{GROUP, Packed, Shape, Weights as Kept};
-use keyway_kernels::cuda::{Device, DeviceError};
+use keyway_kernels::cuda::matmul::{GROUP, Packed, Shape};
+use keyway_kernels::cuda::{Device, DeviceError, Slice, moe};
 use keyway_kernels::rope::Rope;
 
-use super::weights::{DeviceLayer, DeviceWeights, Upload, head_kept, kept};
+use super::experts::DeviceExperts;
+use super::latent::DeviceLatent;
+use super::weights::{
+    DeviceAttention, DeviceFeedForward, DeviceGrouped, DeviceLayer, DeviceMlp, DeviceWeights, Kept, Upload,
+    head_kept, kept,
+};
 use super::{CudaModel, covered};
-use crate::model::config::{Config, FeedForward, Grouped, LayerShape};
+use crate::model::config::{Attention, Config, Experts, FeedForward, Grouped, Latent, LayerShape};
 use crate::model::{ModelError, Quantize};
 
 /// Elements of the block: no multiple of a row, so that rows differ.
@@ -18,10 +23,10 @@ impl<D: Device> CudaModel<D> {
     /// The model that a `config.json` describes, with random weights.
     pub fn synthetic(config: &str, mut device: D, quantize: Quantize) -> Result<Self, ModelError> {
         let config = Config::from_json(config)?;
-        let grouped = covered(&config, quantize)?;
-        let weights = Maker::new(&mut device).weights(&config, &grouped, quantize).map_err(super::failed)?;
-        let rope = Rope::new(grouped.head_dim, config.rope.theta, config.rope.scaling);
-        Ok(Self::new("synthetic".into(), device, (config, grouped), weights, rope, (quantize, "synthetic")))
+        let heads = covered(&config, quantize)?;
+        let weights = Maker::new(&mut device).weights(&config, quantize).map_err(super::failed)?;
+        let rope = Rope::new(config.attention.rope_dim(), config.rope.theta, config.rope.scaling);
+        Ok(Self::new("synthetic".into(), device, (config, heads), weights, rope, (quantize, "synthetic")))
     }
 }
 
@@ -35,15 +40,10 @@ impl<'a> Maker<'a> {
         Self { upload: Upload::new(device), random: fastrand::Rng::with_seed(8) }
     }
 
-    fn weights(
-        mut self,
-        config: &Config,
-        grouped: &Grouped,
-        quantize: Quantize,
-    ) -> Result<DeviceWeights, DeviceError> {
+    fn weights(mut self, config: &Config, quantize: Quantize) -> Result<DeviceWeights, DeviceError> {
         let (kept, hidden) = (kept(quantize), config.hidden);
         let embedding = self.matrix(config.vocab_size, hidden, Kept::Bf16, false)?;
-        let layers = config.layers.iter().map(|layer| self.layer(layer, hidden, grouped, kept));
+        let layers = config.layers.iter().map(|layer| self.layer(layer, hidden, &config.attention, kept));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
         let head = match head_kept(kept) {
             Kept::Bf16 if config.tied_embeddings => embedding,
@@ -57,31 +57,97 @@ impl<'a> Maker<'a> {
         &mut self,
         layer: &LayerShape,
         hidden: usize,
-        grouped: &Grouped,
+        attention: &Attention,
         kept: Kept,
     ) -> Result<DeviceLayer, DeviceError> {
+        Ok(DeviceLayer {
+            input_norm: self.upload.vector(&vec![1.0; hidden])?,
+            attention: match attention {
+                Attention::Grouped(grouped) => {
+                    DeviceAttention::Grouped(Box::new(self.grouped(grouped, hidden, kept)?))
+                }
+                Attention::Latent(latent) => {
+                    DeviceAttention::Latent(Box::new(self.latent(latent, hidden, kept)?))
+                }
+            },
+            post_norm: self.upload.vector(&vec![1.0; hidden])?,
+            feed_forward: match layer.feed_forward {
+                FeedForward::Dense { width } => {
+                    DeviceFeedForward::Dense(Box::new(self.mlp(width, hidden, kept)?))
+                }
+                FeedForward::Experts(shape) => {
+                    DeviceFeedForward::Experts(Box::new(self.experts(&shape, hidden, kept)?))
+                }
+            },
+        })
+    }
+
+    fn grouped(
+        &mut self,
+        grouped: &Grouped,
+        hidden: usize,
+        kept: Kept,
+    ) -> Result<DeviceGrouped, DeviceError> {
         let Grouped { heads, kv_heads, head_dim, .. } = *grouped;
-        let (FeedForward::Dense { width }
-        | FeedForward::Experts(crate::model::config::Experts { width, .. })) = layer.feed_forward;
         let qk_norm = if grouped.qk_norm {
             Some([self.upload.vector(&vec![1.0; head_dim])?, self.upload.vector(&vec![1.0; head_dim])?])
         } else {
             None
         };
         let qkv = (heads + 2 * kv_heads) * head_dim;
-        Ok(DeviceLayer {
-            input_norm: self.upload.vector(&vec![1.0; hidden])?,
+        Ok(DeviceGrouped {
             qkv: self.matrix(qkv, hidden, kept, grouped.qkv_bias)?,
             qk_norm,
-            sinks: None,
+            sinks: if grouped.sinks { Some(self.upload.device.upload(&vec![0.0; heads])?) } else { None },
             output: self.matrix(hidden, heads * head_dim, kept, grouped.output_bias)?,
-            post_norm: self.upload.vector(&vec![1.0; hidden])?,
+        })
+    }
+
+    fn latent(&mut self, latent: &Latent, hidden: usize, kept: Kept) -> Result<DeviceLatent, DeviceError> {
+        let Latent { heads, query_rank, rank, nope_dim, rope_dim, value_dim, bias, .. } = *latent;
+        let (query_dim, key_dim) = (nope_dim + rope_dim, rank + rope_dim);
+        let query_down = match query_rank {
+            Some(rank) => {
+                let down = self.matrix(rank, hidden, kept, bias)?;
+                Some((down, self.upload.vector(&vec![1.0; rank])?))
+            }
+            None => None,
+        };
+        let per_head = |outputs, inputs| Shape { outputs, inputs, weights: Kept::Bf16 };
+        Ok(DeviceLatent {
+            query_down,
+            query: self.matrix(heads * query_dim, query_rank.unwrap_or(hidden), kept, false)?,
+            kv_down: self.matrix(key_dim, hidden, kept, bias)?,
+            latent_norm: self.upload.vector(&vec![1.0; rank])?,
+            absorb: self.bank(heads, per_head(key_dim, query_dim), false)?,
+            expand: self.bank(heads, per_head(value_dim, rank), false)?,
+            output: self.matrix(hidden, heads * value_dim, kept, bias)?,
+        })
+    }
+
+    fn mlp(&mut self, width: usize, hidden: usize, kept: Kept) -> Result<DeviceMlp, DeviceError> {
+        Ok(DeviceMlp {
             gate_up: self.matrix(2 * width, hidden, kept, false)?,
             down: self.matrix(hidden, width, kept, false)?,
         })
     }
 
-    /// Uniform around 0, so that products keep the size of their inputs; integers are random bits.
+    fn experts(&mut self, shape: &Experts, hidden: usize, kept: Kept) -> Result<DeviceExperts, DeviceError> {
+        let Experts { count, width, biases, .. } = *shape;
+        let correction_bias =
+            if shape.correction_bias { Some(self.upload.device.upload(&vec![0.0; count])?) } else { None };
+        let shared = shape.shared_width.map(|width| self.mlp(width, hidden, kept)).transpose()?;
+        Ok(DeviceExperts {
+            routing: shape.routing,
+            router: self.matrix(count, hidden, Kept::Bf16, biases)?,
+            correction_bias,
+            gate_up: self.bank(count, Shape { outputs: 2 * width, inputs: hidden, weights: kept }, biases)?,
+            gate: shape.gate,
+            down: self.bank(count, Shape { outputs: hidden, inputs: width, weights: kept }, biases)?,
+            shared,
+        })
+    }
+
     fn matrix(
         &mut self,
         outputs: usize,
@@ -90,7 +156,23 @@ impl<'a> Maker<'a> {
         bias: bool,
     ) -> Result<Packed, DeviceError> {
         let shape = Shape { outputs, inputs, weights: kept };
-        let images = self.upload.room(shape.packed_bytes())?;
+        let (images, scales) = self.fill(1, shape)?;
+        let bias = if bias { Some(self.upload.vector(&vec![0.0; outputs])?) } else { None };
+        Ok(Packed { shape, unit: self.upload.unit, images, scales, bias })
+    }
+
+    /// One product of all experts.
+    fn bank(&mut self, count: usize, shape: Shape, bias: bool) -> Result<moe::Experts, DeviceError> {
+        let (images, scales) = self.fill(count, shape)?;
+        let bias = if bias { Some(self.upload.vector(&vec![0.0; count * shape.outputs])?) } else { None };
+        Ok(moe::Experts { count, shape, unit: self.upload.unit, images, scales, bias })
+    }
+
+    /// `count` packed matrices and their scales: uniform around 0, so that products keep the size of their inputs;
+    /// integers are random bits.
+    fn fill(&mut self, count: usize, shape: Shape) -> Result<(Slice<u8>, Option<Slice<f32>>), DeviceError> {
+        let Shape { outputs, inputs, weights: kept } = shape;
+        let images = self.upload.room(count * shape.packed_bytes())?;
         let largest = (3.0 / inputs as f32).sqrt();
         let elements = BLOCK.min(images.len / 2);
         let block: Vec<u8> = if kept == Kept::Bf16 {
@@ -104,12 +186,8 @@ impl<'a> Maker<'a> {
             self.upload.device.write(images.buffer, at as u64, part)?;
         }
         let steps = if kept == Kept::Int8 { 127.0 } else { 7.0 };
-        let scales = match kept {
-            Kept::Bf16 => None,
-            _ => Some(self.upload.device.upload(&vec![largest / steps; inputs / GROUP * outputs])?),
-        };
-        self.upload.bytes += scales.map_or(0, |scales| scales.len * size_of::<f32>());
-        let bias = if bias { Some(self.upload.vector(&vec![0.0; outputs])?) } else { None };
-        Ok(Packed { shape, unit: self.upload.unit, images, scales, bias })
+        let groups = if kept == Kept::Bf16 { 0 } else { count * (inputs / GROUP) };
+        let scales = self.upload.scales(&vec![largest / steps; groups * outputs])?;
+        Ok((images, scales))
     }
 }

@@ -1,21 +1,19 @@
-//! Weights on a device: packed for the kernels a few rows at a time, by all cores, and copied there.
-
-use std::num::NonZeroUsize;
-use std::thread;
+//! Weights on a device: what there is of them, and their way there. `packing.rs` packs them.
 
 use half::bf16;
-use keyway_kernels::cuda::matmul::{
-    GROUP, Packed, Shape, TILE, Unit, Weights as Kept, pack_bf16, pack_integers,
-};
-use keyway_kernels::cuda::{Device, DeviceError, Element, Slice};
+pub(super) use keyway_kernels::cuda::matmul::Weights as Kept;
+use keyway_kernels::cuda::matmul::{Packed, Shape, Unit};
+use keyway_kernels::cuda::{Device, DeviceError, Element, Slice, moe};
 use keyway_kernels::matmul::PackedMatrix;
 
-use super::integers::quantise;
+use super::experts::DeviceExperts;
+use super::latent::DeviceLatent;
+pub(super) use super::packing::Order;
+use super::packing::pack;
 use crate::model::Quantize;
-use crate::model::weights::{AttentionWeights, FeedForwardWeights, Layer, Linear, Weights};
-
-/// Tiles' rows that a thread packs between two copies.
-const BANDS: usize = 4;
+use crate::model::weights::{
+    AttentionWeights, ExpertsWeights, FeedForwardWeights, GroupedWeights, Layer, Linear, Mlp, Weights,
+};
 
 /// All weights.
 #[derive(Debug)]
@@ -33,6 +31,21 @@ pub(super) struct DeviceWeights {
 #[derive(Debug)]
 pub(super) struct DeviceLayer {
     pub(super) input_norm: Slice<bf16>,
+    pub(super) attention: DeviceAttention,
+    pub(super) post_norm: Slice<bf16>,
+    pub(super) feed_forward: DeviceFeedForward,
+}
+
+/// The attention of a layer.
+#[derive(Debug)]
+pub(super) enum DeviceAttention {
+    Grouped(Box<DeviceGrouped>),
+    Latent(Box<DeviceLatent>),
+}
+
+/// Grouped-query attention.
+#[derive(Debug)]
+pub(super) struct DeviceGrouped {
     /// Rows of queries, then keys, then values.
     pub(super) qkv: Packed,
     /// Norms of each query head and of each key head.
@@ -40,7 +53,18 @@ pub(super) struct DeviceLayer {
     /// One logit per query head.
     pub(super) sinks: Option<Slice<f32>>,
     pub(super) output: Packed,
-    pub(super) post_norm: Slice<bf16>,
+}
+
+/// The feed-forward part of a layer.
+#[derive(Debug)]
+pub(super) enum DeviceFeedForward {
+    Dense(Box<DeviceMlp>),
+    Experts(Box<DeviceExperts>),
+}
+
+/// A gated network that all rows go through.
+#[derive(Debug)]
+pub(super) struct DeviceMlp {
     /// Rows of the gate, then of the up projection.
     pub(super) gate_up: Packed,
     pub(super) down: Packed,
@@ -66,10 +90,20 @@ impl DeviceWeights {
         Ok(Self { embedding, layers, norm, head, bytes: upload.bytes })
     }
 
-    /// Of every product.
+    /// Of every product that all rows go through.
     pub(super) fn shapes(&self) -> impl Iterator<Item = Shape> {
         let of_layer = |layer: &DeviceLayer| {
-            [layer.qkv, layer.output, layer.gate_up, layer.down].map(|packed| packed.shape)
+            let (router, mlp) = match &layer.feed_forward {
+                DeviceFeedForward::Dense(mlp) => (None, Some(&**mlp)),
+                DeviceFeedForward::Experts(experts) => (Some(experts.router), experts.shared.as_ref()),
+            };
+            let mlp = mlp.map(|mlp| [mlp.gate_up, mlp.down]);
+            let mut packed: Vec<Packed> = router.into_iter().chain(mlp.into_iter().flatten()).collect();
+            match &layer.attention {
+                DeviceAttention::Grouped(grouped) => packed.extend([grouped.qkv, grouped.output]),
+                DeviceAttention::Latent(latent) => packed.extend(latent.packed()),
+            }
+            packed.into_iter().map(|packed| packed.shape)
         };
         self.layers.iter().flat_map(of_layer).chain([self.head.shape])
     }
@@ -117,11 +151,27 @@ impl<'a> Upload<'a> {
     }
 
     fn layer(&mut self, layer: &Layer, kept: Kept) -> Result<DeviceLayer, DeviceError> {
-        let (AttentionWeights::Grouped(attention), FeedForwardWeights::Dense(mlp)) =
-            (&layer.attention, &layer.feed_forward)
-        else {
-            return Err(DeviceError("a layer that no kernel covers".into()));
-        };
+        Ok(DeviceLayer {
+            input_norm: self.vector(&layer.input_norm)?,
+            attention: match &layer.attention {
+                AttentionWeights::Grouped(grouped) => {
+                    DeviceAttention::Grouped(Box::new(self.grouped(grouped, kept)?))
+                }
+                AttentionWeights::Latent(latent) => {
+                    DeviceAttention::Latent(Box::new(self.latent(latent, kept)?))
+                }
+            },
+            post_norm: self.vector(&layer.post_norm)?,
+            feed_forward: match &layer.feed_forward {
+                FeedForwardWeights::Dense(mlp) => DeviceFeedForward::Dense(Box::new(self.mlp(mlp, kept)?)),
+                FeedForwardWeights::Experts(experts) => {
+                    DeviceFeedForward::Experts(Box::new(self.experts(experts, kept)?))
+                }
+            },
+        })
+    }
+
+    fn grouped(&mut self, attention: &GroupedWeights, kept: Kept) -> Result<DeviceGrouped, DeviceError> {
         let qk_norm = match &attention.qk_norm {
             Some((q_norm, k_norm)) => Some([self.vector(q_norm)?, self.vector(k_norm)?]),
             None => None,
@@ -130,19 +180,60 @@ impl<'a> Upload<'a> {
             Some(sinks) => Some(self.device.upload(sinks)?),
             None => None,
         };
-        Ok(DeviceLayer {
-            input_norm: self.vector(&layer.input_norm)?,
+        Ok(DeviceGrouped {
             qkv: self.linear(&attention.qkv, kept)?,
             qk_norm,
             sinks,
             output: self.linear(&attention.output, kept)?,
-            post_norm: self.vector(&layer.post_norm)?,
-            gate_up: self.linear(&mlp.gate_up, kept)?,
-            down: self.linear(&mlp.down, kept)?,
         })
     }
 
-    fn linear(&mut self, linear: &Linear, kept: Kept) -> Result<Packed, DeviceError> {
+    fn mlp(&mut self, mlp: &Mlp, kept: Kept) -> Result<DeviceMlp, DeviceError> {
+        Ok(DeviceMlp { gate_up: self.linear(&mlp.gate_up, kept)?, down: self.linear(&mlp.down, kept)? })
+    }
+
+    fn experts(&mut self, experts: &ExpertsWeights, kept: Kept) -> Result<DeviceExperts, DeviceError> {
+        let networks = experts.experts.networks.iter().map(Option::as_ref).collect::<Option<Vec<&Mlp>>>();
+        let networks = networks.ok_or_else(|| DeviceError("an expert that is not held here".into()))?;
+        let correction_bias = experts.correction_bias.as_ref().map(|bias| self.device.upload(bias));
+        let shared = experts.shared.as_ref().map(|mlp| self.mlp(mlp, kept));
+        let woven = Order::Woven { width: experts.shape.width };
+        Ok(DeviceExperts {
+            routing: experts.shape.routing,
+            router: self.linear(&experts.router, Kept::Bf16)?,
+            correction_bias: correction_bias.transpose()?,
+            gate_up: self.bank(networks.iter().map(|mlp| parts(&mlp.gate_up)), kept, woven)?,
+            gate: experts.experts.gate,
+            down: self.bank(networks.iter().map(|mlp| parts(&mlp.down)), kept, Order::AsStored)?,
+            shared: shared.transpose()?,
+        })
+    }
+
+    /// One product of all experts, one after another: matrices and biases.
+    pub(super) fn bank<'l>(
+        &mut self,
+        linears: impl Iterator<Item = (&'l PackedMatrix, Option<&'l [f32]>)> + Clone,
+        kept: Kept,
+        order: Order,
+    ) -> Result<moe::Experts, DeviceError> {
+        let count = linears.clone().count();
+        let Some((weight, _)) = linears.clone().next() else {
+            return Err(DeviceError("a layer without experts".into()));
+        };
+        let shape = Shape { outputs: weight.outputs(), inputs: weight.inputs(), weights: kept };
+        let images: Slice<u8> = self.room(count * shape.packed_bytes())?;
+        let (mut scales, mut biases) = (Vec::new(), Vec::new());
+        for (expert, (weight, bias)) in linears.enumerate() {
+            let at = (expert * shape.packed_bytes()) as u64;
+            scales.extend(self.pack(weight, shape, order, (images.buffer, at))?);
+            let bias = bias.into_iter().flat_map(|bias| (0..shape.outputs).map(move |n| bias[order.row(n)]));
+            biases.extend(bias);
+        }
+        let bias = if biases.is_empty() { None } else { Some(self.vector(&biases)?) };
+        Ok(moe::Experts { count, shape, unit: self.unit, images, scales: self.scales(&scales)?, bias })
+    }
+
+    pub(super) fn linear(&mut self, linear: &Linear, kept: Kept) -> Result<Packed, DeviceError> {
         self.matrix(&linear.weight, kept, linear.bias.as_deref())
     }
 
@@ -154,74 +245,37 @@ impl<'a> Upload<'a> {
     ) -> Result<Packed, DeviceError> {
         let shape = Shape { outputs: matrix.outputs(), inputs: matrix.inputs(), weights: kept };
         let images: Slice<u8> = self.room(shape.packed_bytes())?;
-        let mut scales = vec![0.0; if kept == Kept::Bf16 { 0 } else { shape.inputs / GROUP * shape.outputs }];
-        let mut end = 0;
-        let bands: Vec<usize> = (0..shape.outputs).step_by(TILE).collect();
-        let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        for batch in bands.chunks(threads * BANDS) {
-            for band in pack_bands(matrix, shape, batch) {
-                self.device.write(images.buffer, end, &band.image)?;
-                end += band.image.len() as u64;
-                band.put_scales(&mut scales, shape.outputs);
-            }
-        }
-        let scales = if scales.is_empty() { None } else { Some(self.device.upload(&scales)?) };
-        self.bytes += scales.map_or(0, |scales| scales.len * size_of::<f32>());
+        let scales = self.pack(matrix, shape, Order::AsStored, (images.buffer, 0))?;
+        let scales = self.scales(&scales)?;
         let bias = match bias {
             Some(bias) => Some(self.vector(bias)?),
             None => None,
         };
         Ok(Packed { shape, unit: self.unit, images, scales, bias })
     }
-}
 
-/// Up to 64 rows of a matrix, packed: they follow the rows before them in memory.
-struct Band {
-    first: usize,
-    rows: usize,
-    image: Vec<u8>,
-    /// `[rows, groups]`.
-    scales: Vec<f32>,
-}
-
-impl Band {
-    fn pack(matrix: &PackedMatrix, shape: Shape, first: usize) -> Self {
-        let (rows, inputs) = (TILE.min(shape.outputs - first), shape.inputs);
-        let mut values = vec![0.0; rows * inputs];
-        for (n, row) in values.chunks_exact_mut(inputs).enumerate() {
-            matrix.copy_row(first + n, row);
-        }
-        let own = Shape { outputs: rows, ..shape };
-        if shape.weights == Kept::Bf16 {
-            let rounded: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
-            return Self { first, rows, image: pack_bf16(own, &rounded), scales: Vec::new() };
-        }
-        let mut codes = vec![0; values.len()];
-        let groups = values.chunks_exact(GROUP).zip(codes.chunks_exact_mut(GROUP));
-        let scales = groups.map(|(values, codes)| quantise(values, shape.weights, codes)).collect();
-        Self { first, rows, image: pack_integers(own, &codes), scales }
+    /// Packs a matrix into a buffer from a byte on. Its scales.
+    fn pack(
+        &mut self,
+        matrix: &PackedMatrix,
+        shape: Shape,
+        order: Order,
+        (buffer, mut at): (u64, u64),
+    ) -> Result<Vec<f32>, DeviceError> {
+        pack(matrix, shape, order, |image| {
+            self.device.write(buffer, at, image)?;
+            at += image.len() as u64;
+            Ok(())
+        })
     }
 
-    /// Into those of the whole matrix, `[groups, outputs]`.
-    fn put_scales(&self, all: &mut [f32], outputs: usize) {
-        let groups = self.scales.len() / self.rows;
-        for (i, scale) in self.scales.iter().enumerate() {
-            all[i % groups * outputs + self.first + i / groups] = *scale;
-        }
+    pub(super) fn scales(&mut self, scales: &[f32]) -> Result<Option<Slice<f32>>, DeviceError> {
+        self.bytes += size_of_val(scales);
+        if scales.is_empty() { Ok(None) } else { self.device.upload(scales).map(Some) }
     }
 }
 
-/// Packs the bands that begin at these rows, by a thread for every few of them; in order.
-fn pack_bands(matrix: &PackedMatrix, shape: Shape, firsts: &[usize]) -> Vec<Band> {
-    let pack = |firsts: &[usize]| firsts.iter().map(|first| Band::pack(matrix, shape, *first)).collect();
-    if firsts.len() <= BANDS {
-        return pack(firsts);
-    }
-    let pack = &pack;
-    thread::scope(|scope| {
-        let parts = firsts.chunks(BANDS).map(|part| scope.spawn(move || -> Vec<Band> { pack(part) }));
-        let parts: Vec<_> = parts.collect();
-        let joined = parts.into_iter().map(thread::ScopedJoinHandle::join);
-        joined.flat_map(|part| part.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-    })
+/// A product's matrix and bias.
+fn parts(linear: &Linear) -> (&PackedMatrix, Option<&[f32]>) {
+    (&linear.weight, linear.bias.as_deref())
 }

@@ -4,10 +4,13 @@
 mod drawing;
 #[path = "../../../../kernels/tests/cuda/emulator.rs"]
 mod emulator;
+mod experts;
 mod generating;
 #[path = "../../../examples/cuda_backend/models.rs"]
 mod models;
 mod refusals;
+
+use std::ops::Range;
 
 use keyway_kernels::cuda::Device;
 use proptest::prelude::*;
@@ -54,24 +57,46 @@ fn prompt_of(len: u32, step: u32) -> Vec<u32> {
     tokens(len, step).iter().map(|token| token % VOCAB).collect()
 }
 
+/// How far logits and hidden states behind each piece of a prompt are from the CPU's.
+fn off(
+    backend: &mut CudaBackend<Emulator>,
+    cpu: &mut CpuBackend,
+    prompt: &[u32],
+    pieces: &[Range<usize>],
+) -> Vec<f64> {
+    let mut pools = [Pool::ascending(backend), Pool::ascending(cpu)];
+    let (mut here, mut there) = (Sequence::new(backend), Sequence::new(cpu));
+    let behind = |piece: &Range<usize>| {
+        let found = here.run(backend, &mut pools[0], &prompt[piece.clone()]);
+        let exact = there.run(cpu, &mut pools[1], &prompt[piece.clone()]);
+        let hidden = distance(backend.hidden().unwrap(), cpu.hidden().unwrap());
+        distance(&found, &exact).max(hidden)
+    };
+    pieces.iter().map(behind).collect()
+}
+
+/// Some ten roundings to bf16 a layer, 2^-9 each, of two layers. Where a router is torn between two experts rounding
+/// decides, so of models with experts one row in four may be further off.
+#[track_caller]
+fn assert_near(off: &[f64], torn: bool, what: &str) {
+    let mut sorted = off.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = if torn { sorted.len() * 3 / 4 } else { sorted.len() - 1 };
+    assert!(sorted[last] < 0.03 && off.iter().all(|off| off.is_finite()), "{what}: off by {off:.4?}");
+}
+
 /// A prompt in uneven pieces, across a border of chunks of 256 positions, then single tokens.
 #[test]
 fn logits_are_the_cpus_within_bf16() {
     let prompt = prompt_of(270, 7);
+    let singles = (262..270).map(|at| at..at + 1);
+    let pieces: Vec<Range<usize>> = [0..190, 190..262].into_iter().chain(singles).collect();
     for variant in MODELS {
         let Some(mut backend) = emulated(variant) else { return };
         let mut cpu = load(variant).into_backend(LAYOUT).unwrap();
-        let mut pools = [Pool::ascending(&backend), Pool::ascending(&cpu)];
-        let (mut here, mut there) = (Sequence::new(&backend), Sequence::new(&cpu));
-        for piece in [0..190, 190..268, 268..269, 269..270] {
-            let found = here.run(&mut backend, &mut pools[0], &prompt[piece.clone()]);
-            let exact = there.run(&mut cpu, &mut pools[1], &prompt[piece.clone()]);
-            // Some ten roundings to bf16 a layer, 2^-9 each, of two layers.
-            let logits = distance(&found, &exact);
-            assert!(logits < 0.03, "{} {piece:?}: logits off by {logits}", variant.name);
-            let hidden = distance(backend.hidden().unwrap(), cpu.hidden().unwrap());
-            assert!(hidden < 0.03, "{} {piece:?}: hidden states off by {hidden}", variant.name);
-        }
+        let off = off(&mut backend, &mut cpu, &prompt, &pieces);
+        println!("{}: {off:.4?}", variant.name);
+        assert_near(&off, variant.has_experts(), variant.name);
     }
 }
 
@@ -82,6 +107,8 @@ fn whole_numbers_are_near() {
     let prompt = prompt_of(60, 11);
     for (quantize, most) in [(Quantize::Int8, 0.06), (Quantize::Int4, 0.5)] {
         for variant in &MODELS[2..] {
+            // Weights so coarse decide differently who serves a token.
+            let most = if variant.has_experts() { 1.6 * most } else { most };
             let Some(mut backend) = emulated_with(variant, quantize, LAYOUT) else { return };
             let exact = run_whole(&mut load(variant).into_backend(LAYOUT).unwrap(), &prompt);
             let found = whole(&mut backend, &prompt);
@@ -93,6 +120,20 @@ fn whole_numbers_are_near() {
             let last = sequence.run(&mut backend, &mut pool, &prompt[59..]);
             assert_eq!(bits(&last), bits(&found), "{} {quantize}: the last token alone", variant.name);
         }
+    }
+}
+
+/// Weights that are made on the device for benchmarks have the sizes of a model's that are copied there, and compute.
+#[test]
+fn weights_made_on_the_device_have_the_sizes_of_a_models() {
+    let plain = MODELS.iter().map(|variant| (variant, Quantize::None));
+    for (variant, quantize) in plain.chain(MODELS[2..].iter().map(|variant| (variant, Quantize::Int4))) {
+        let Some(emulator) = Emulator::start(1) else { return };
+        let made = CudaModel::synthetic(&variant.config(), emulator, quantize).unwrap();
+        let copied = load(variant).onto(Emulator::start(1).unwrap(), quantize).unwrap();
+        assert_eq!(made.info.weight_bytes, copied.info.weight_bytes, "{} {quantize}", variant.name);
+        let logits = whole(&mut made.into_backend(LAYOUT).unwrap(), &prompt_of(5, 7));
+        assert!(logits.iter().all(|logit| logit.is_finite()), "{} {quantize}", variant.name);
     }
 }
 
@@ -118,7 +159,7 @@ fn a_window_ends_where_it_ends() {
 #[test]
 fn recorded_steps_do_not_change_a_bit() {
     const DECODED: usize = 26;
-    for variant in [&MODELS[2], &MODELS[3]] {
+    for variant in [&MODELS[2], &MODELS[3], &MODELS[4], &MODELS[6]] {
         let prompts: Vec<Vec<u32>> = [270, 60, 75].map(|len| prompt_of(len, len % 13 + 2)).into();
         let Some(mut backend) = emulated(variant) else { return };
         let mut pool = Pool::ascending(&backend);

@@ -64,7 +64,7 @@ async fn generate(variant: &Variant, layout: KvLayout, limits: StepLimits) -> Op
 
 #[tokio::test]
 async fn what_an_engine_says_does_not_depend_on_batches_budget_or_preemption() {
-    for variant in [&MODELS[1], &MODELS[3]] {
+    for variant in [&MODELS[1], &MODELS[3], &MODELS[5]] {
         let roomy = StepLimits { max_batched_tokens: 512, max_running: 8 };
         let Some(expected) = generate(variant, LAYOUT, roomy).await else { return };
         assert!(expected.iter().all(|said| said.len() == 6), "{expected:?}");

@@ -1,0 +1,184 @@
+//! A mixture of experts on a device: what a layer's weights are, the buffers of a step, and the launches from normalised
+//! rows to the update. The host learns nothing of what the router chose, so that a recorded step serves every choice.
+
+use half::bf16;
+use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed};
+use keyway_kernels::cuda::moe::{self, Ending, Grouped, RouterSums, Rows};
+use keyway_kernels::cuda::{Device, DeviceError, Slice};
+use keyway_kernels::moe::Routing;
+
+use super::forward::Forward;
+use super::room::Grown;
+use super::weights::DeviceMlp;
+use crate::model::config::{Config, Experts, FeedForward, Gate};
+
+/// A layer's experts.
+#[derive(Debug)]
+pub(super) struct DeviceExperts {
+    pub(super) routing: Routing,
+    /// bf16, however the experts are kept.
+    pub(super) router: Packed,
+    /// Takes part in the choice but not in the weights.
+    pub(super) correction_bias: Option<Slice<f32>>,
+    /// Gates and values in the order of [`moe::woven_row`].
+    pub(super) gate_up: moe::Experts,
+    pub(super) gate: Gate,
+    pub(super) down: moe::Experts,
+    /// Serves every token beside the chosen ones.
+    pub(super) shared: Option<DeviceMlp>,
+}
+
+/// What a row takes in the layers with experts, of each the most that a layer has; all 0 without.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct ExpertWidths {
+    experts: usize,
+    /// Experts that a token has.
+    top: usize,
+    /// Inner widths of these, together.
+    inner: usize,
+    /// Whether an expert serves every token.
+    shared: bool,
+}
+
+impl ExpertWidths {
+    pub(super) fn new(config: &Config) -> Self {
+        let layers = config.layers.iter().map(|layer| layer.feed_forward);
+        layers.fold(Self::default(), |most, feed_forward| match feed_forward {
+            FeedForward::Dense { .. } => most,
+            FeedForward::Experts(Experts { count, width, routing, shared_width, .. }) => Self {
+                experts: most.experts.max(count),
+                top: most.top.max(routing.top),
+                inner: most.inner.max(routing.top * width),
+                shared: most.shared || shared_width.is_some(),
+            },
+        })
+    }
+}
+
+/// The buffers of a step's experts; a slot is a row's choice of one.
+#[derive(Debug, Default)]
+pub(super) struct ExpertRoom {
+    /// What the router says, `[rows, experts]` in f32.
+    logits: Grown,
+    /// By slot: the expert, its weight, and the slot's place among those of all experts.
+    ids: Grown,
+    weights: Grown,
+    places: Grown,
+    /// By place, the slot.
+    slots_at: Grown,
+    /// The work of the grouped products, and how much of it there is.
+    items: Grown,
+    item_count: Grown,
+    /// By place: between the products, and behind them.
+    gated: Grown,
+    given: Grown,
+    /// What the expert gives that serves every token.
+    shared: Grown,
+}
+
+impl ExpertRoom {
+    /// For a step of `rows` rows, `hidden` wide. How many buffers moved.
+    pub(super) fn reserve(
+        &mut self,
+        device: &mut dyn Device,
+        (widths, hidden): (ExpertWidths, usize),
+        rows: usize,
+    ) -> Result<u64, DeviceError> {
+        let ExpertWidths { experts, top, inner, shared } = widths;
+        let (slots, word, element) = (rows * top, size_of::<u32>(), size_of::<bf16>());
+        let mut moves = 0;
+        for (buffer, bytes) in [
+            (&mut self.logits, rows * experts * size_of::<f32>()),
+            (&mut self.ids, slots * word),
+            (&mut self.weights, slots * size_of::<f32>()),
+            (&mut self.places, slots * word),
+            (&mut self.slots_at, slots * word),
+            (&mut self.items, Grouped::item_words(slots, experts, Grouped::ROWS_MIN) * word),
+            (&mut self.item_count, top.min(1) * word),
+            (&mut self.gated, rows * inner * element),
+            (&mut self.given, slots * hidden * element),
+            (&mut self.shared, if shared { rows * hidden * element } else { 0 }),
+        ] {
+            moves += buffer.reserve(device, bytes)?;
+        }
+        Ok(moves)
+    }
+
+    /// Where `slots` slots are grouped, in items of `block_rows` places.
+    fn grouped(&self, slots: usize, experts: usize, block_rows: usize) -> Grouped {
+        Grouped {
+            places: self.places.slice(0, slots),
+            slots_at: self.slots_at.slice(0, slots),
+            items: self.items.slice(0, Grouped::item_words(slots, experts, block_rows)),
+            item_count: self.item_count.slice(0, 1),
+            block_rows,
+        }
+    }
+}
+
+impl Forward<'_> {
+    /// The experts that the router chooses for each row, and the one that serves all: from normalised rows to the update.
+    pub(super) fn experts(&mut self, experts: &DeviceExperts) {
+        let DeviceExperts { routing, gate_up, down, .. } = experts;
+        let (step_room, hidden) = (self.room, self.widths.hidden);
+        let room = &step_room.experts;
+        let (slots, count) = (self.rows * routing.top, down.count);
+        let normed = step_room.normed.slice(0, self.rows * hidden);
+        let (ids, weights) = (room.ids.slice(0, slots), room.weights.slice(0, slots));
+        let grouped = room.grouped(slots, count, Grouped::choose_rows(slots, count, down.shape.weights));
+        // Rows that fill up a step choose nobody.
+        let kv_slots = self.step.kv_slots().map(|slots| slots.of(&step_room.inputs));
+        let bias = experts.correction_bias;
+        let logits = room.logits.slice(0, self.rows * count);
+        if moe::are_few(self.rows, count) {
+            let sums = self.router(normed, &experts.router, logits);
+            self.launches.extend(moe::choose(&sums, count, routing, bias, kv_slots, weights, &grouped));
+        } else {
+            self.product(normed, &experts.router, Out::F32(logits));
+            self.launches.extend(moe::route(logits, count, routing, bias, kv_slots, (ids, weights)));
+            self.launches.extend(moe::group(ids, count, &grouped));
+        }
+        let ending = match experts.gate {
+            Gate::Silu => Ending::Silu,
+            Gate::Clamped(by) => Ending::Clamped(by),
+        };
+        let of_tokens = Rows::OfTokens { top: routing.top };
+        let gated = room.gated.slice(0, slots * down.shape.inputs);
+        let given = room.given.slice(0, slots * hidden);
+        self.launches.extend(moe::product(normed, of_tokens, gate_up, &grouped, ending, gated));
+        self.launches.extend(moe::product(gated, Rows::OfPlaces, down, &grouped, Ending::Plain, given));
+        let shared = experts.shared.as_ref().map(|mlp| {
+            let to = room.shared.slice(0, self.rows * hidden);
+            self.mlp(mlp, normed, to);
+            to
+        });
+        let update = step_room.update.slice(0, self.rows * hidden);
+        self.launches.extend(moe::combine(given, grouped.places, weights, routing.top, shared, update));
+    }
+
+    /// A router's product, whose splits, if they are apart, are left to who reads them.
+    fn router(&mut self, x: Slice<bf16>, weight: &Packed, logits: Slice<f32>) -> RouterSums {
+        let cut = Cut::choose(weight.shape, self.rows);
+        let partials: Slice<f32> = self.room.partials.whole();
+        let launches = matmul::launch(x, self.rows, weight, cut, Out::F32(logits), partials);
+        // What adds the splits comes last.
+        self.launches.extend(launches.into_iter().take(1));
+        if !cut.apart {
+            return RouterSums { sums: logits, splits: 1, bias: None };
+        }
+        let len = cut.partial_floats(weight.shape, self.rows);
+        let sums = Slice::new(partials.buffer, partials.offset, len);
+        RouterSums { sums, splits: weight.shape.splits(), bias: weight.bias }
+    }
+}
+
+#[cfg(test)]
+impl<D: Device> super::CudaBackend<D> {
+    /// What a step of `rows` rows left of its last layer with experts: by slot, the place.
+    pub(in crate::model) fn places(&mut self, rows: usize) -> Result<Vec<u32>, DeviceError> {
+        let model = &mut self.model;
+        let slots = rows * ExpertWidths::new(&model.config).top;
+        let device: &mut dyn Device = &mut model.device;
+        device.download(model.room.experts.places.slice(0, slots))
+    }
+}
