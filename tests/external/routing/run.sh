@@ -9,7 +9,7 @@ usage() {
     cat <<'EOF_USAGE'
 Usage: TRACE=FILE tests/external/routing/run.sh [OPTION of compare.py]...     (--help lists them)
 
-  All of it:     TRACE=… OUT=results tests/external/routing/run.sh                  about 2 hours of a quiet machine
+  All of it:     TRACE=… OUT=results tests/external/routing/run.sh                  about 2.5 hours of a quiet machine
   In pieces:     TRACE=… OUT=results tests/external/routing/run.sh --router keyway-text vllm-kv-aware --cache 25
                  what OUT has already is not run again, so pieces add up to one table
   A short look:  TRACE=… tests/external/routing/run.sh --minutes 8 --warm-minutes 2 --cache 25 --repeats 1

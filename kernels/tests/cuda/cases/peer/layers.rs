@@ -141,7 +141,7 @@ pub(super) fn whole_layer(lab: &mut Lab<'_>) -> Result<(), String> {
             moe::group(ids, experts, &grouped),
             moe::product(x, Rows::OfTokens { top }, &first, &grouped, Ending::Silu, gated),
             moe::product(gated, Rows::OfPlaces, &second, &grouped, Ending::Plain, y),
-            moe::combine(y, grouped.places, weights, top, layout.width, alone),
+            moe::combine(y, grouped.places, weights, top, None, alone),
         ];
         lab.launch(launches.into_iter().flatten())?;
         let alone = lab.download(alone)?;
