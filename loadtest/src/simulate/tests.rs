@@ -152,10 +152,10 @@ fn several_gateways_see_what_the_others_do_by_events_and_gauges() {
     };
     let one = run("--events");
     let (cached, ttft) = run("--events --gateways 4 --scrape 1s");
-    assert!(cached >= 0.98 * one.0 && ttft.p99 < 1.8 * one.1.p99, "{one:?} {cached} {ttft:?}");
+    assert!(cached >= 0.98 * one.0 && ttft.p99 < 1.3 * one.1.p99, "{one:?} {cached} {ttft:?}");
     // Who cannot see the others' load queues behind it.
     let (cached, ttft) = run("--events --gateways 4");
-    assert!(cached <= one.0 && ttft.p99 > 2.5 * one.1.p99, "{one:?} {cached} {ttft:?}");
+    assert!(ttft.p99 > 1.5 * one.1.p99, "{one:?} {cached} {ttft:?}");
     // Who sees no events knows a quarter of what the caches hold.
     let (cached, _) = run("--index-knows-capacity --gateways 4 --scrape 1s");
     assert!(cached < 0.9 * one.0, "{one:?} {cached}");
