@@ -32,19 +32,25 @@ pub struct OwnLoad {
 pub const MAX_AGE: Duration = Duration::from_secs(15);
 /// Time constant of the running means.
 const MEMORY_S: f64 = 60.0;
+/// The first look stands for so long, in seconds,
+const FIRST_LOOK_S: f64 = 1.0;
+/// and before it nobody waited for so long: one look is no share of time.
+const IDLE_BEFORE_S: f64 = 10.0;
 /// This gateway's share of all requests is taken to be at least this: one of 64 gateways.
 const MIN_SHARE: f64 = 1.0 / 64.0;
 
 /// What others have at one worker.
 #[derive(Clone, Debug, Default)]
 pub struct Others {
+    /// When it was first looked at, and last.
+    began: Option<Duration>,
     seen: Duration,
     requests: f64,
     tokens: f64,
     /// Running means of this gateway's requests there, and of all.
     own_mean: f64,
     all_mean: f64,
-    /// Share of the looks at which prompts waited there.
+    /// Running mean of the looks at which prompts waited there, from 0.
     busy: f64,
 }
 
@@ -91,7 +97,9 @@ impl Others {
                 pending.saturating_sub(own.waiting).min(requests) as f64 * own.mean_tokens
             }
         };
-        let gain = 1.0 - (-now.saturating_sub(self.seen).as_secs_f64() / MEMORY_S).exp();
+        let since = self.began.map_or(FIRST_LOOK_S, |_| now.saturating_sub(self.seen).as_secs_f64());
+        self.began.get_or_insert(now);
+        let gain = remembered(since);
         let waits =
             own.waiting > 0 || engine.waiting > 0 || engine.waiting_tokens.is_some_and(|tokens| tokens > 0);
         self.own_mean += gain * (own.requests as f64 - self.own_mean);
@@ -114,9 +122,20 @@ impl Others {
             requests: self.requests * left,
             tokens: self.tokens * left,
             own_share,
-            busy_share: self.busy,
+            busy_share: self.busy / self.filled(),
         }
     }
+
+    /// The part of the memory that has been filled: what is looked at since a minute has two thirds of its share in `busy`.
+    fn filled(&self) -> f64 {
+        let elapsed = self.began.map_or(0.0, |began| self.seen.saturating_sub(began).as_secs_f64());
+        remembered(elapsed + IDLE_BEFORE_S)
+    }
+}
+
+/// Weight in a running mean of the last so many seconds.
+fn remembered(seconds: f64) -> f64 {
+    1.0 - (-seconds / MEMORY_S).exp()
 }
 
 #[cfg(test)]
@@ -159,6 +178,21 @@ mod tests {
         // Its gauges may be older than what we have sent.
         let late = EngineLoad { running: 1, waiting: 0, waiting_tokens: Some(0) };
         assert_eq!(seen(after(late, OWN)), (0.0, 0.0, 1.0));
+    }
+
+    #[test]
+    fn a_worker_that_is_looked_at_since_a_moment_is_as_busy_as_it_is() {
+        let mut others = Others::default();
+        let engine = EngineLoad { running: 12, waiting: 1, waiting_tokens: None };
+        others.observe(s(1_000.0), engine, OWN);
+        assert!(others.now(s(1_000.0)).busy_share < 0.15);
+        for second in 1..=60_u32 {
+            others.observe(s(f64::from(1_000 + second)), engine, OWN);
+            let busy = others.now(s(f64::from(1_000 + second))).busy_share;
+            // As if nobody had waited for ten seconds before.
+            let expected = (f64::from(second) + FIRST_LOOK_S) / (f64::from(second) + IDLE_BEFORE_S);
+            assert!((busy - expected).abs() < 0.1, "{second}: {busy}");
+        }
     }
 
     #[test]
