@@ -10,7 +10,6 @@ use http::{
     request::Parts,
     uri::PathAndQuery,
 };
-use http_body_util::Full;
 use keyway_wire::headers as names;
 
 use crate::{fleet::Worker, headers, record::Record, request::RequestInfo, upstream::Outgoing};
@@ -34,7 +33,7 @@ impl Asked {
         let parts = &self.parts;
         let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let body_bytes = body.len();
-        let mut request = http::Request::new(Full::new(body));
+        let mut request = http::Request::new(body);
         *request.method_mut() = parts.method.clone();
         *request.uri_mut() = worker.target(&path);
         let mut outgoing = parts.headers.clone();

@@ -16,7 +16,6 @@ use std::{
     time::Duration,
 };
 
-use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 pub use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
@@ -68,9 +67,6 @@ pub async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr
     stream.set_nodelay(true)?;
     Ok((stream, peer))
 }
-
-/// A connection to a worker, as hyper reads and writes it.
-pub type Wire = TokioIo<Stream>;
 
 /// TLS to a worker: by which rules, and whose certificate is expected.
 pub type Security = (Arc<ClientTls>, ServerName<'static>);

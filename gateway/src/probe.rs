@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, header::AUTHORIZATION, uri::PathAndQuery};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Limited};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -93,7 +93,7 @@ pub(crate) async fn get(
     path: &'static str,
     max_bytes: usize,
 ) -> Option<Bytes> {
-    let mut request = Request::new(Full::default());
+    let mut request = Request::new(Bytes::new());
     *request.uri_mut() = worker.target(&PathAndQuery::from_static(path));
     if let Some(key) = worker.api_key() {
         request.headers_mut().insert(AUTHORIZATION, key.clone());

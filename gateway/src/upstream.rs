@@ -1,31 +1,23 @@
-//! The HTTP client that talks to workers, over hyper's client connections themselves: each is driven by the task that
-//! waits for its answer, so that an event costs one wake, and dropping a pending request or an unfinished body closes
+//! The HTTP client that talks to workers. A connection of HTTP/1.1 (`http1.rs`) is driven by the task that waits for its
+//! answer, so that an event costs one wake, and dropping a pending request or an unfinished body closes
 //! its connection, which is how a worker learns that the client has left. When an answer has come to its end its
 //! connection waits at its [`Origin`] for the next request. With workers that are to be spoken HTTP/2 with, many requests
 //! share a connection, which has a task of its own; to leave resets the stream alone.
 
 mod answer;
+mod http1;
 mod links;
 mod origin;
 mod shared;
 
-use std::{
-    future::poll_fn,
-    io,
-    pin::{Pin, pin},
-    task::{Context, Poll, Waker},
-    time::Duration,
-};
+use std::{io, pin::Pin, time::Duration};
 
 use bytes::Bytes;
 use http::{Version, header};
-use http_body::Body;
-use http_body_util::Full;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 
 pub use self::{
     answer::{Answer, AnswerError},
+    http1::Http1Error,
     origin::Origin,
 };
 use self::{
@@ -34,12 +26,12 @@ use self::{
     shared::{Place, Shared, not_begun},
 };
 use crate::{
-    limits::{ANSWER_BUFFER_BYTES, WORKER_H2_RESENDS},
+    limits::WORKER_H2_RESENDS,
     net::{Connector, speaks_another_protocol},
 };
 
 /// A request for a worker: its target without scheme and authority, which are the origin's.
-pub type Outgoing = http::Request<Full<Bytes>>;
+pub type Outgoing = http::Request<Bytes>;
 
 /// Sends requests to workers.
 #[derive(Debug, Clone)]
@@ -84,23 +76,21 @@ impl Upstream {
     pub async fn send(
         &self,
         origin: &Origin,
-        mut request: Outgoing,
+        request: Outgoing,
     ) -> Result<http::Response<Answer>, SendError> {
         if origin.is_shared() {
             return self.send_shared(origin, request).await;
         }
-        request.headers_mut().insert(header::HOST, origin.host_header().clone());
         // A pooled connection may have been closed as it was taken: what it did not begin to send goes to the next.
         while let Some(link) = origin.take() {
-            match exchange(origin, link, request).await {
-                Ok(answer) => return Ok(answer),
-                Err((_, Some(unsent))) => request = unsent,
-                Err((error, None)) => return Err(lost(&error)),
+            match exchange(origin, link, &request).await {
+                Err(Http1Error::NothingSent(_)) => {}
+                answer => return answer.map_err(|error| lost(&error)),
             }
         }
         // In a box: a request that finds a connection need not have room for what opening one takes.
         match Box::pin(self.connect(origin)).await? {
-            Opened::Own(link) => exchange(origin, link, request).await.map_err(|(error, _)| lost(&error)),
+            Opened::Own(link) => exchange(origin, link, &request).await.map_err(|error| lost(&error)),
             // Over TLS the worker wants HTTP/2.
             Opened::Shared(place) => {
                 drop(place);
@@ -116,18 +106,14 @@ impl Upstream {
         request: Outgoing,
     ) -> Pin<Box<dyn Future<Output = Result<http::Response<Answer>, SendError>> + Send + 'a>> {
         Box::pin(async move {
-            let (mut parts, mut body) = request.into_parts();
+            let (mut parts, body) = request.into_parts();
             parts.headers.remove(header::HOST);
             parts.uri = origin.uri(&parts.uri);
             parts.version = Version::HTTP_2;
-            let body = match Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
-                _ => Bytes::new(),
-            };
             for sent in 0.. {
                 let Some(place) = self.enter(origin).await? else {
                     // Over TLS the worker wants HTTP/1.1.
-                    let mut request = Outgoing::new(Full::new(body));
+                    let mut request = Outgoing::new(body);
                     *request.method_mut() = parts.method;
                     *request.uri_mut() = target(&parts.uri);
                     *request.headers_mut() = parts.headers;
@@ -190,12 +176,7 @@ impl Upstream {
             let shared = self.connector.in_time(Shared::open(opened.stream)).await?;
             return Ok(Opened::Shared(origin.links().add(shared)));
         }
-        let (sender, connection) = http1::Builder::new()
-            .max_buf_size(ANSWER_BUFFER_BYTES)
-            .handshake(TokioIo::new(opened.stream))
-            .await
-            .map_err(io::Error::other)?;
-        Ok(Opened::Own(Link::new(sender, connection)))
+        Ok(Opened::Own(Link::new(opened.stream)))
     }
 }
 
@@ -246,35 +227,17 @@ fn target(uri: &http::Uri) -> http::Uri {
     uri.path_and_query().map_or_else(|| uri.clone(), |path| path.clone().into())
 }
 
-/// One request and the head of its answer. An error comes with the request where no byte of it was sent.
+/// One request and the head of its answer.
 async fn exchange(
     origin: &Origin,
     mut link: Link,
-    request: Outgoing,
-) -> Result<http::Response<Answer>, (hyper::Error, Option<Outgoing>)> {
-    let answer = {
-        let mut head = pin!(link.sender.try_send_request(request));
-        let connection = &mut link.connection;
-        poll_fn(|cx| {
-            // The connection sends the request as it is polled, and what it reads completes the head.
-            connection.drive(cx);
-            match head.as_mut().poll(cx) {
-                Poll::Ready(answer) => Poll::Ready(answer),
-                Poll::Pending => Poll::Pending,
-            }
-        })
-        .await
-    };
-    match answer {
-        Ok(answer) => Ok(answer.map(|body| Answer::own(body, link, origin.clone()))),
-        Err(mut failed) => {
-            let unsent = failed.take_message();
-            Err((failed.into_error(), unsent))
-        }
-    }
+    request: &Outgoing,
+) -> Result<http::Response<Answer>, Http1Error> {
+    let answer = link.ask(request, origin.host_header()).await?;
+    Ok(answer.map(|()| Answer::own(link, origin.clone())))
 }
 
-fn lost(error: &hyper::Error) -> SendError {
+fn lost(error: &Http1Error) -> SendError {
     tracing::debug!(error = %chain(error), "no answer from the worker");
     SendError::Lost
 }

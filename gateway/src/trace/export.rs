@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode, Uri, header};
-use http_body_util::Full;
 use prometheus::IntCounterVec;
 use prost::Message;
 use tokio::{
@@ -154,7 +153,7 @@ impl Exporter {
 
     /// One try: the status of the answer, if there is one.
     async fn post(&self, body: Bytes) -> Option<StatusCode> {
-        let mut request = http::Request::new(Full::new(body));
+        let mut request = http::Request::new(body);
         *request.method_mut() = Method::POST;
         *request.uri_mut() = self.target.clone();
         let kind = HeaderValue::from_static("application/x-protobuf");

@@ -9,10 +9,10 @@ use std::{
 use bytes::Bytes;
 use h2::{Reason, RecvStream};
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use thiserror::Error;
 
 use super::{
+    http1::Http1Error,
     origin::{Link, Origin},
     shared::Place,
 };
@@ -32,7 +32,7 @@ enum Kind {
 pub enum AnswerError {
     /// Over HTTP/1.1.
     #[error(transparent)]
-    Own(#[from] hyper::Error),
+    Own(#[from] Http1Error),
     /// Over HTTP/2.
     #[error(transparent)]
     Shared(#[from] h2::Error),
@@ -41,7 +41,6 @@ pub enum AnswerError {
 /// An answer over a connection of its own.
 #[derive(Debug)]
 struct Own {
-    body: Incoming,
     /// Until the body's end.
     link: Option<Link>,
     origin: Origin,
@@ -66,11 +65,9 @@ enum State {
 }
 
 impl Answer {
-    pub(super) fn own(body: Incoming, link: Link, origin: Origin) -> Self {
-        let mut own = Own { body, link: Some(link), origin };
-        if own.body.is_end_stream() {
-            own.hand_back();
-        }
+    pub(super) fn own(link: Link, origin: Origin) -> Self {
+        let mut own = Own { link: Some(link), origin };
+        own.hand_back_at_end();
         Self(Kind::Own(own))
     }
 
@@ -85,23 +82,20 @@ impl Answer {
 }
 
 impl Own {
-    fn hand_back(&mut self) {
-        if let Some(link) = self.link.take() {
+    fn hand_back_at_end(&mut self) {
+        if let Some(link) = self.link.take_if(|link| link.has_ended()) {
             self.origin.keep(link);
         }
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        if let Some(link) = &mut self.link {
-            link.connection.drive(cx);
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Http1Error>>> {
+        let Some(link) = &mut self.link else { return Poll::Ready(None) };
+        let frame = ready!(link.poll_frame(cx));
+        if matches!(frame, Some(Err(_))) {
+            self.link = None;
         }
-        let frame = Pin::new(&mut self.body).poll_frame(cx);
-        match &frame {
-            Poll::Ready(None) => self.hand_back(),
-            Poll::Ready(Some(Ok(_))) if self.body.is_end_stream() => self.hand_back(),
-            _ => {}
-        }
-        frame
+        self.hand_back_at_end();
+        Poll::Ready(frame)
     }
 }
 
@@ -159,14 +153,14 @@ impl Body for Answer {
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Kind::Own(own) => own.body.is_end_stream(),
+            Kind::Own(own) => own.link.is_none(),
             Kind::Shared(stream) => stream.state == State::Ended,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Kind::Own(own) => own.body.size_hint(),
+            Kind::Own(own) => own.link.as_ref().map_or(SizeHint::with_exact(0), Link::size_hint),
             Kind::Shared(stream) => stream.left.map_or_else(SizeHint::default, SizeHint::with_exact),
         }
     }

@@ -1,31 +1,24 @@
 //! A worker as a place to connect to, which protocol is spoken there, and its connections: those that wait for a request
 //! (HTTP/1.1), and those that take several (HTTP/2).
 
-use std::{
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    task::{Context, Waker},
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use bytes::Bytes;
 use http::{
     HeaderValue, Uri,
     uri::{Authority, Parts, PathAndQuery, Scheme},
 };
-use http_body_util::Full;
-use hyper::client::conn::http1;
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 
-use super::links::Links;
+use super::{http1::Connection, links::Links};
 use crate::{
     clock::Instant,
     config::port_of,
     limits::{POOL_IDLE_MAX, POOL_IDLE_TIMEOUT},
-    net::{Security, Wire},
+    net::{Security, Stream},
     tls::ClientTls,
 };
 
@@ -156,43 +149,5 @@ impl Origin {
     }
 }
 
-/// One connection: the end that takes requests, and what moves its bytes.
-#[derive(Debug)]
-pub(super) struct Link {
-    pub(super) sender: http1::SendRequest<Full<Bytes>>,
-    pub(super) connection: Connection,
-}
-
-/// The half of a connection that must be polled; in a box, because it is large and changes hands.
-#[derive(Debug)]
-pub(super) struct Connection(Option<Box<http1::Connection<Wire, Full<Bytes>>>>);
-
-impl Link {
-    pub(super) fn new(
-        sender: http1::SendRequest<Full<Bytes>>,
-        connection: http1::Connection<Wire, Full<Bytes>>,
-    ) -> Self {
-        Self { sender, connection: Connection(Some(Box::new(connection))) }
-    }
-
-    /// Whether it is open and takes a request. Nobody is woken for it from then on.
-    fn is_idle(&mut self) -> bool {
-        self.connection.drive(&mut Context::from_waker(Waker::noop()));
-        self.sender.is_ready()
-    }
-}
-
-impl Connection {
-    /// Moves what can be moved. At its end, or where it breaks, the connection is closed; who waits for something of it
-    /// is told so.
-    pub(super) fn drive(&mut self, cx: &mut Context<'_>) {
-        if let Some(connection) = &mut self.0
-            && let std::task::Poll::Ready(result) = Pin::new(connection).poll(cx)
-        {
-            if let Err(error) = result {
-                tracing::trace!(%error, "a worker's connection ended");
-            }
-            self.0 = None;
-        }
-    }
-}
+/// One connection of HTTP/1.1.
+pub(super) type Link = Connection<Stream>;

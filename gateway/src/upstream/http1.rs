@@ -1,0 +1,200 @@
+//! One HTTP/1.1 connection to a worker, for one request at a time, driven by whoever waits for its answer: no task, no
+//! channel and no copy stands between the socket and the answer's body. It reads when it is asked for more and not before,
+//! so a slow client slows its worker. Who gets the connection next is `origin.rs`' business.
+
+mod body;
+mod chunked;
+mod head;
+mod request;
+
+use std::{
+    future::poll_fn,
+    io,
+    pin::Pin,
+    task::{Context, Poll, Waker, ready},
+};
+
+use bytes::{Buf, Bytes, BytesMut, buf::Chain};
+use http::Method;
+use http_body::{Frame, SizeHint};
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::io::{poll_read_buf, poll_write_buf};
+
+use self::body::{Body, Part};
+use super::Outgoing;
+use crate::limits::ANSWER_BUFFER_BYTES;
+
+/// Bytes that a connection reads at first; more once an answer fills them.
+const FIRST_READ_BYTES: usize = 4 << 10;
+
+/// A connection, and what is known of the request that has it.
+#[derive(Debug)]
+pub(super) struct Connection<S> {
+    stream: S,
+    /// What was read and is not yet understood.
+    read: BytesMut,
+    /// Bytes to ask for at the next read.
+    read_bytes: usize,
+    /// What is left to send of the request.
+    unsent: Option<Chain<Bytes, Bytes>>,
+    /// Why the rest cannot be sent; the worker may have answered before.
+    send_error: Option<io::Error>,
+    sent_any: bool,
+    body: Body,
+    /// Whether another request may follow, as far as the answer's head says.
+    keep_alive: bool,
+}
+
+/// Why there is no answer, or no more of one.
+#[derive(Debug, Error)]
+pub enum Http1Error {
+    /// Reading or writing failed.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The worker closed the connection before its answer's end.
+    #[error("the worker closed the connection before its answer's end")]
+    Cut,
+    /// What the worker said is not HTTP/1.1, or cannot be told from another answer.
+    #[error("the worker's answer is malformed: {0}")]
+    Malformed(&'static str),
+    /// No byte of the request was sent: it can go over another connection.
+    #[error("the connection was closed before the request: {0}")]
+    NothingSent(io::Error),
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
+    pub(super) fn new(stream: S) -> Self {
+        Self {
+            stream,
+            read: BytesMut::new(),
+            read_bytes: FIRST_READ_BYTES,
+            unsent: None,
+            send_error: None,
+            sent_any: false,
+            body: Body::Ended,
+            keep_alive: true,
+        }
+    }
+
+    /// Sends a request and waits for the head of its answer. After an error, or when dropped before, the connection is of no
+    /// more use.
+    pub(super) async fn ask(
+        &mut self,
+        request: &Outgoing,
+        host: &http::HeaderValue,
+    ) -> Result<http::Response<()>, Http1Error> {
+        self.unsent = Some(request::head(request, host).chain(request.body().clone()));
+        (self.sent_any, self.keep_alive) = (false, false);
+        poll_fn(|cx| self.poll_head(request.method(), cx)).await
+    }
+
+    fn poll_head(
+        &mut self,
+        method: &Method,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<http::Response<()>, Http1Error>> {
+        self.send(cx);
+        if let (false, Some(error)) = (self.sent_any, self.send_error.take()) {
+            return Poll::Ready(Err(Http1Error::NothingSent(error)));
+        }
+        loop {
+            if let Some(head) = head::parse(&mut self.read, method)? {
+                (self.body, self.keep_alive) = (head.body, head.keep_alive);
+                self.body.skip(&mut self.read);
+                return Poll::Ready(Ok(head.response));
+            }
+            if self.read.len() >= ANSWER_BUFFER_BYTES {
+                return Poll::Ready(Err(Http1Error::Malformed("its head is too long")));
+            }
+            if ready!(self.poll_read(cx))? == 0 {
+                return Poll::Ready(Err(self.cut()));
+            }
+        }
+    }
+
+    /// The next piece of the answer's body, as it came.
+    pub(super) fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Http1Error>>> {
+        self.send(cx);
+        loop {
+            match self.body.take(&mut self.read) {
+                Ok(Part::Data(bytes)) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                Ok(Part::Trailers(trailers)) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                Ok(Part::End) => return Poll::Ready(None),
+                Ok(Part::More) => {}
+                Err(malformed) => return Poll::Ready(Some(Err(malformed))),
+            }
+            match ready!(self.poll_read(cx)) {
+                Ok(0) if self.body.ends_with_connection() => self.body = Body::Ended,
+                Ok(0) => return Poll::Ready(Some(Err(self.cut()))),
+                Ok(_) => {}
+                Err(error) => return Poll::Ready(Some(Err(error.into()))),
+            }
+        }
+    }
+
+    /// Whether the answer has come to its end.
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(self.body, Body::Ended)
+    }
+
+    /// Bytes of the answer to come, as far as its head says.
+    pub(super) fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+
+    /// Whether it is open and takes a request: nothing is under way on it, and the worker has said nothing unasked. Nobody is woken
+    /// for it from then on.
+    pub(super) fn is_idle(&mut self) -> bool {
+        self.keep_alive
+            && self.has_ended()
+            && self.unsent.is_none()
+            && self.send_error.is_none()
+            && self.read.is_empty()
+            && self.poll_read(&mut Context::from_waker(Waker::noop())).is_pending()
+    }
+
+    /// Sends what can be sent of the request. What fails shows where the answer does not come.
+    fn send(&mut self, cx: &mut Context<'_>) {
+        let Some(unsent) = &mut self.unsent else { return };
+        while unsent.has_remaining() {
+            match poll_write_buf(Pin::new(&mut self.stream), cx, unsent) {
+                Poll::Pending => return,
+                Poll::Ready(Ok(0)) => return self.cannot_send(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(Ok(_)) => self.sent_any = true,
+                Poll::Ready(Err(error)) => return self.cannot_send(error),
+            }
+        }
+        match Pin::new(&mut self.stream).poll_flush(cx) {
+            Poll::Pending => {}
+            Poll::Ready(Ok(())) => self.unsent = None,
+            Poll::Ready(Err(error)) => self.cannot_send(error),
+        }
+    }
+
+    fn cannot_send(&mut self, error: io::Error) {
+        self.unsent = None;
+        self.send_error = Some(error);
+        self.keep_alive = false;
+    }
+
+    fn cut(&mut self) -> Http1Error {
+        self.send_error.take().map_or(Http1Error::Cut, Http1Error::Io)
+    }
+
+    /// Reads once; 0 at the end. Where all that was read before has left, its room is used again.
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.read.reserve(self.read_bytes);
+        let read = ready!(poll_read_buf(Pin::new(&mut self.stream), cx, &mut self.read))?;
+        if read >= self.read_bytes {
+            self.read_bytes = (self.read_bytes * 2).min(ANSWER_BUFFER_BYTES);
+        }
+        Poll::Ready(Ok(read))
+    }
+}
+
+#[cfg(test)]
+mod tests;

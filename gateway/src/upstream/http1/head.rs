@@ -1,0 +1,125 @@
+//! The head of an answer, and what it says of the body's end and of the connection (RFC 9112, sections 4 to 6 and 9). What two
+//! readers could take for two things is refused: several lengths, a length beside chunks, codings that nobody here undoes.
+
+use bytes::{Bytes, BytesMut};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
+    header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING},
+};
+use hyper::ext::ReasonPhrase;
+
+use super::{Http1Error, body::Body, chunked::Chunked};
+
+/// Headers of an answer at most.
+const MAX_HEADERS: usize = 100;
+
+/// What a head says.
+pub(super) struct Head {
+    pub(super) response: http::Response<()>,
+    pub(super) body: Body,
+    pub(super) keep_alive: bool,
+}
+
+/// Takes a whole head from what was read, interim ones (1xx) left out; nothing while there is none.
+pub(super) fn parse(read: &mut BytesMut, method: &Method) -> Result<Option<Head>, Http1Error> {
+    loop {
+        let Some((response, is_1_1)) = parse_one(read)? else { return Ok(None) };
+        match response.status() {
+            StatusCode::SWITCHING_PROTOCOLS => return Err(Http1Error::Malformed("it switches protocols")),
+            status if status.is_informational() => {}
+            _ => return judge(response, method, is_1_1).map(Some),
+        }
+    }
+}
+
+fn parse_one(read: &mut BytesMut) -> Result<Option<(http::Response<()>, bool)>, Http1Error> {
+    if read.is_empty() {
+        return Ok(None);
+    }
+    let mut room = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut head = httparse::Response::new(&mut room);
+    let malformed = |_| Http1Error::Malformed("its head is not HTTP/1.1");
+    let httparse::Status::Complete(length) = head.parse(read).map_err(malformed)? else { return Ok(None) };
+    let status =
+        StatusCode::from_u16(head.code.unwrap_or(0)).map_err(|_| Http1Error::Malformed("its status"))?;
+    let reason = head.reason.filter(|reason| status.canonical_reason() != Some(reason)).unwrap_or_default();
+    let reason = Bytes::copy_from_slice(reason.as_bytes());
+    let is_1_1 = head.version == Some(1);
+    // Where names and values lie; they are cut out of the bytes once these are nobody else's.
+    let start = read.as_ptr() as usize;
+    let at = |part: &[u8]| (part.as_ptr() as usize - start, part.len());
+    let mut places = [((0, 0), (0, 0)); MAX_HEADERS];
+    let count = head.headers.len();
+    for (place, header) in places.iter_mut().zip(head.headers.iter()) {
+        *place = (at(header.name.as_bytes()), at(header.value));
+    }
+    let bytes = read.split_to(length).freeze();
+    let mut response = http::Response::new(());
+    *response.status_mut() = status;
+    if let (false, Ok(reason)) = (reason.is_empty(), ReasonPhrase::try_from(reason)) {
+        response.extensions_mut().insert(reason);
+    }
+    let headers = response.headers_mut();
+    headers.reserve(count);
+    for ((name, name_length), (value, value_length)) in places.into_iter().take(count) {
+        let name = HeaderName::from_bytes(&bytes[name..name + name_length]);
+        let value = HeaderValue::from_maybe_shared(bytes.slice(value..value + value_length));
+        let (Ok(name), Ok(value)) = (name, value) else { return Err(Http1Error::Malformed("a header")) };
+        headers.append(name, value);
+    }
+    Ok(Some((response, is_1_1)))
+}
+
+fn judge(response: http::Response<()>, method: &Method, is_1_1: bool) -> Result<Head, Http1Error> {
+    let (body, delimited) = body_of(&response, method, is_1_1)?;
+    let keep_alive = delimited && stays_open(response.headers(), is_1_1);
+    Ok(Head { response, body, keep_alive })
+}
+
+/// The body, and whether it ends before the connection does.
+fn body_of(response: &http::Response<()>, method: &Method, is_1_1: bool) -> Result<(Body, bool), Http1Error> {
+    let headers = response.headers();
+    let bodyless = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&response.status());
+    if bodyless || method == Method::HEAD {
+        return Ok((Body::Ended, true));
+    }
+    if headers.contains_key(TRANSFER_ENCODING) {
+        if headers.contains_key(CONTENT_LENGTH) || !is_1_1 {
+            return Err(Http1Error::Malformed("it has a transfer coding beside a length, or in HTTP/1.0"));
+        }
+        let mut codings = tokens(headers, TRANSFER_ENCODING);
+        let chunked = codings.next().is_some_and(|coding| coding.eq_ignore_ascii_case("chunked"));
+        if !chunked || codings.next().is_some() {
+            return Err(Http1Error::Malformed("it has a transfer coding besides chunks"));
+        }
+        return Ok((Body::Chunked(Chunked::default()), true));
+    }
+    let length = length(headers)?;
+    Ok((length.map_or(Body::UntilClosed, Body::of_length), length.is_some()))
+}
+
+/// A length said several times counts if it is always the same (RFC 9110, section 8.6).
+fn length(headers: &HeaderMap) -> Result<Option<u64>, Http1Error> {
+    let mut length = None;
+    for token in tokens(headers, CONTENT_LENGTH) {
+        let digits = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_digit());
+        let said = token.parse().ok().filter(|_| digits);
+        if said.is_none() || length.is_some_and(|length| Some(length) != said) {
+            return Err(Http1Error::Malformed("its length"));
+        }
+        length = said;
+    }
+    Ok(length)
+}
+
+/// RFC 9112, section 9.3; `close` counts wherever it stands.
+fn stays_open(headers: &HeaderMap, is_1_1: bool) -> bool {
+    let says = |option: &str| tokens(headers, CONNECTION).any(|token| token.eq_ignore_ascii_case(option));
+    !says("close") && (is_1_1 || says("keep-alive"))
+}
+
+/// The members of a header that is a list, in all of its lines. What is no text is a member that means nothing.
+fn tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
+    let lines = headers.get_all(name).into_iter().map(|value| value.to_str().unwrap_or("?"));
+    lines.flat_map(|line| line.split(',').map(str::trim))
+}

@@ -1,0 +1,337 @@
+//! A connection against a worker at the other end of a pipe; hyper's client reads the same bytes beside it.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use proptest::{prelude::*, sample::Index};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
+    runtime,
+    time::timeout,
+};
+
+use super::*;
+
+/// What became of an exchange: status, headers, body and trailers.
+type Answered = (StatusCode, HeaderMap, Vec<u8>, HeaderMap);
+
+fn get(method: Method) -> Outgoing {
+    let mut request = Outgoing::new(Bytes::new());
+    *request.method_mut() = method;
+    request
+}
+
+fn host() -> HeaderValue {
+    HeaderValue::from_static("worker:1")
+}
+
+/// Sends a request; the worker answers with these pieces, each on its own, and closes the connection if it is told to.
+async fn exchange(
+    method: Method,
+    pieces: Vec<Vec<u8>>,
+    close: bool,
+) -> (Result<Answered, Http1Error>, Connection<DuplexStream>) {
+    let (near, mut far) = duplex(1 << 20);
+    let mut connection = Connection::new(near);
+    let worker = tokio::spawn(async move {
+        let _ = far.read(&mut [0; 512]).await;
+        for piece in pieces {
+            let _ = far.write_all(&piece).await;
+            tokio::task::yield_now().await;
+        }
+        if close {
+            drop(far);
+            return None;
+        }
+        Some(far)
+    });
+    let request = get(method);
+    let answered = async {
+        let response = connection.ask(&request, &host()).await?;
+        let (mut body, mut trailers) = (Vec::new(), HeaderMap::new());
+        while let Some(frame) = poll_fn(|cx| connection.poll_frame(cx)).await {
+            match frame?.into_data() {
+                Ok(data) => body.extend_from_slice(&data),
+                Err(frame) => trailers.extend(frame.into_trailers().unwrap_or_default()),
+            }
+        }
+        Ok((response.status(), response.headers().clone(), body, trailers))
+    };
+    let answered = timeout(Duration::from_secs(10), answered).await.expect("waits for ever");
+    std::mem::forget(worker.await.unwrap());
+    (answered, connection)
+}
+
+/// What hyper's client makes of the same.
+async fn by_hyper(method: Method, answer: Vec<u8>) -> Option<Answered> {
+    let (near, mut far) = duplex(1 << 20);
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.ok()?;
+    tokio::spawn(connection);
+    tokio::spawn(async move {
+        let _ = far.read(&mut [0; 512]).await;
+        let _ = far.write_all(&answer).await;
+    });
+    let request = get(method).map(|_| Full::<Bytes>::default());
+    let response = sender.send_request(request).await.ok()?;
+    let (parts, body) = response.into_parts();
+    let body = body.collect().await.ok()?;
+    let trailers = body.trailers().cloned().unwrap_or_default();
+    Some((parts.status, parts.headers, body.to_bytes().to_vec(), trailers))
+}
+
+fn run<T>(test: impl Future<Output = T>) -> T {
+    runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(test)
+}
+
+/// The bytes in pieces that end at these places.
+fn cut(bytes: &[u8], at: &[Index]) -> Vec<Vec<u8>> {
+    let mut at: Vec<_> = at.iter().map(|at| at.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
+    at.sort_unstable();
+    at.windows(2).filter(|pair| pair[0] < pair[1]).map(|pair| bytes[pair[0]..pair[1]].to_vec()).collect()
+}
+
+fn chunked(parts: &[Vec<u8>], extension: &str, trailers: &str) -> Vec<u8> {
+    let mut out = b"HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\n\r\n".to_vec();
+    for part in parts.iter().filter(|part| !part.is_empty()) {
+        out.extend_from_slice(format!("{:x}{extension}\r\n", part.len()).as_bytes());
+        out.extend_from_slice(part);
+        out.extend_from_slice(b"\r\n");
+    }
+    out.extend_from_slice(format!("0\r\n{trailers}\r\n").as_bytes());
+    out
+}
+
+proptest! {
+    #[test]
+    fn any_cut_gives_the_same_body(
+        parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..6),
+        cuts in prop::collection::vec(any::<Index>(), 0..12),
+        extension in prop::sample::select(vec!["", ";a=b", "  ", " ;x"]),
+        trailers in prop::sample::select(vec!["", "x-sum: 1\r\n", "a: b\r\nc:\r\n"]),
+    ) {
+        let whole: Vec<u8> = parts.concat();
+        let length = format!("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 Fine\r\ncontent-length: {}\r\n\r\n", whole.len());
+        let chunked = (chunked(&parts, extension, trailers), trailers.lines().count());
+        for (answer, trailers) in [chunked, ([length.as_bytes(), &whole].concat(), 0)] {
+            let (answered, mut connection) = run(exchange(Method::POST, cut(&answer, &cuts), false));
+            let (status, _, body, fields) = answered.unwrap();
+            prop_assert_eq!((status, &body), (StatusCode::OK, &whole));
+            prop_assert_eq!(fields.len(), trailers);
+            prop_assert!(connection.is_idle());
+        }
+    }
+
+    /// Whatever is accepted, another reader accepts as well and reads the same: nobody's bytes are taken for somebody else's.
+    #[test]
+    fn hyper_reads_what_is_accepted_in_the_same_way(
+        seed in prop::sample::select(SEEDS.to_vec()),
+        changes in prop::collection::vec((any::<Index>(), any::<Index>(), prop::sample::select(SCRAPS.to_vec())), 0..4),
+        head in any::<bool>(),
+    ) {
+        let mut answer = seed.as_bytes().to_vec();
+        for (from, to, scrap) in changes {
+            let (from, to) = (from.index(answer.len() + 1), to.index(answer.len() + 1));
+            let span = from.min(to)..from.max(to).min(from.min(to) + 3);
+            answer.splice(span, scrap.bytes());
+        }
+        let method = if head { Method::HEAD } else { Method::POST };
+        let ours = run(exchange(method.clone(), vec![answer.clone()], true)).0;
+        if let Ok(ours) = ours {
+            let theirs = run(by_hyper(method, answer.clone()));
+            prop_assert_eq!(Some(ours), theirs, "{:?}", String::from_utf8_lossy(&answer));
+        }
+    }
+}
+
+const SEEDS: [&str; 8] = [
+    "HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx: y\r\n\r\nhello",
+    "HTTP/1.1 200 OK\r\ncontent-length: 5, 5\r\ncontent-length: 5\r\n\r\nhello",
+    "HTTP/1.1 503 Busy\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n5\r\nhello\r\n3;x\r\nyou\r\n0\r\n\r\n",
+    "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 2\r\n\r\nhi",
+    "HTTP/1.1 200 OK\r\n\r\nuntil the end",
+    "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n",
+    "HTTP/1.1 304 Not Modified\r\ncontent-length: 9\r\n\r\n",
+    "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\na\r\n0123456789\r\n0\r\nx-t: 1\r\n\r\n",
+];
+
+const SCRAPS: [&str; 16] = [
+    "",
+    "\r\n",
+    "\n",
+    "\r",
+    "0",
+    "5",
+    " ",
+    ",",
+    ";",
+    ":",
+    "content-length: 3\r\n",
+    "transfer-encoding: chunked\r\n",
+    "transfer-encoding: gzip\r\n",
+    "ff",
+    "\r\n\r\n",
+    "HTTP/1.1 200 OK\r\n",
+];
+
+#[test]
+fn what_could_be_read_in_two_ways_is_refused() {
+    for answer in [
+        "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello!",
+        "HTTP/1.1 200 OK\r\ncontent-length: +5\r\n\r\nhello",
+        "HTTP/1.1 200 OK\r\ncontent-length:\r\n\r\nhello",
+        "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: identity\r\n\r\n0\r\n\r\n",
+        "HTTP/1.0 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhello\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n10000000000000005\r\nhello\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nno field\r\n\r\n",
+        "HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n",
+        "HTTP/2 200 OK\r\n\r\n",
+        "SSH-2.0-OpenSSH\r\n",
+        "HTTP/1.1 200 OK\r\nx : y\r\n\r\n",
+        "HTTP/1.1 200 OK\r\na: b\r\n folded: c\r\n\r\n",
+    ] {
+        let (answered, mut connection) = run(exchange(Method::POST, vec![answer.as_bytes().to_vec()], false));
+        assert!(matches!(answered, Err(Http1Error::Malformed(_))), "{answer:?}: {answered:?}");
+        assert!(!connection.is_idle(), "{answer:?}");
+    }
+    let long = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(ANSWER_BUFFER_BYTES));
+    let (answered, _) = run(exchange(Method::POST, vec![long.into_bytes()], false));
+    assert!(matches!(answered, Err(Http1Error::Malformed(_))), "{answered:?}");
+}
+
+#[test]
+fn an_answer_that_ends_early_is_no_answer() {
+    for answer in [
+        "",
+        "HTTP/1.1 200 OK\r\ncontent-le",
+        "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhell",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n",
+    ] {
+        let (answered, _) = run(exchange(Method::POST, vec![answer.as_bytes().to_vec()], true));
+        assert!(matches!(answered, Err(Http1Error::Cut)), "{answer:?}: {answered:?}");
+    }
+}
+
+#[test]
+fn answers_without_a_body_leave_the_connection_open() {
+    for (method, answer) in [
+        (Method::HEAD, "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"),
+        (Method::POST, "HTTP/1.1 204 No Content\r\n\r\n"),
+        (Method::GET, "HTTP/1.1 304 Not Modified\r\ntransfer-encoding: chunked\r\n\r\n"),
+        (
+            Method::GET,
+            "HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.0 200 OK\r\nconnection: Keep-Alive\r\ncontent-length: 0\r\n\r\n",
+        ),
+    ] {
+        let (answered, mut connection) = run(exchange(method, vec![answer.as_bytes().to_vec()], false));
+        assert_eq!(answered.unwrap().2, b"", "{answer:?}");
+        assert!(connection.is_idle(), "{answer:?}");
+    }
+}
+
+#[test]
+fn a_connection_serves_again_only_if_all_agrees() {
+    for answer in [
+        "HTTP/1.1 200 OK\r\nconnection: x, Close\r\ncontent-length: 2\r\n\r\nhi",
+        "HTTP/1.1 200 OK\r\nconnection: close\r\nconnection: keep-alive\r\ncontent-length: 2\r\n\r\nhi",
+        "HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nhi",
+        // Another answer, that nobody asked for.
+        "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhiHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+    ] {
+        let (answered, mut connection) = run(exchange(Method::POST, vec![answer.as_bytes().to_vec()], false));
+        assert_eq!(answered.unwrap().2, b"hi", "{answer:?}");
+        assert!(!connection.is_idle(), "{answer:?}");
+    }
+    let whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi".to_vec();
+    let (_, mut closed) = run(exchange(Method::POST, vec![whole], true));
+    assert!(!closed.is_idle());
+    let (answered, _) = run(exchange(Method::POST, vec![b"HTTP/1.1 299 Odd\xe9\r\n\r\nx".to_vec()], true));
+    assert_eq!(answered.unwrap().2, b"x");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_not_sent_is_told_from_what_was_lost() {
+    let (near, far) = duplex(64);
+    drop(far);
+    let asked = Connection::new(near).ask(&get(Method::GET), &host()).await;
+    assert!(matches!(asked, Err(Http1Error::NothingSent(_))), "{asked:?}");
+
+    // Only a part fits; then the worker is gone.
+    let (near, mut far) = duplex(64);
+    let worker = tokio::spawn(async move { far.read(&mut [0; 8]).await });
+    let asked = Connection::new(near).ask(&long_request(), &host()).await;
+    assert!(matches!(asked, Err(Http1Error::Io(_) | Http1Error::Cut)), "{asked:?}");
+    worker.await.unwrap().unwrap();
+}
+
+fn long_request() -> Outgoing {
+    Outgoing::new(Bytes::from(vec![b'x'; 10_000]))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_may_answer_before_it_has_read_all() {
+    let (near, mut far) = duplex(64);
+    tokio::spawn(async move {
+        far.read(&mut [0; 8]).await.unwrap();
+        far.write_all(b"HTTP/1.1 413 No\r\ncontent-length: 3\r\n\r\n").await.unwrap();
+        far.write_all(b"big").await.unwrap();
+    });
+    let mut connection = Connection::new(near);
+    let response = connection.ask(&long_request(), &host()).await.unwrap();
+    assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(response.extensions().get::<hyper::ext::ReasonPhrase>().unwrap().as_bytes(), b"No");
+    let frame = poll_fn(|cx| connection.poll_frame(cx)).await.unwrap().unwrap();
+    assert_eq!(frame.into_data().unwrap(), "big");
+    assert!(connection.has_ended() && !connection.is_idle());
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_pass_through_the_same_memory_and_no_more_is_read_than_asked_for() {
+    let (near, mut far) = duplex(1 << 20);
+    let mut connection = Connection::new(near);
+    let worker = tokio::spawn(async move {
+        far.read(&mut [0; 512]).await.unwrap();
+        far.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
+        far
+    });
+    drop(connection.ask(&get(Method::POST), &host()).await.unwrap());
+    let mut far = worker.await.unwrap();
+    let mut places = std::collections::HashSet::new();
+    for _ in 0..1_000 {
+        far.write_all(b"10\r\ndata: {\"a\":123}\n\r\n").await.unwrap();
+        let frame = poll_fn(|cx| connection.poll_frame(cx)).await.unwrap().unwrap().into_data().unwrap();
+        places.insert(frame.as_ptr() as usize);
+    }
+    assert!(places.len() <= 3, "{}", places.len());
+    for _ in 0..100 {
+        far.write_all(b"1000\r\n").await.unwrap();
+        far.write_all(&[b'x'; 4096]).await.unwrap();
+        far.write_all(b"\r\n").await.unwrap();
+    }
+    poll_fn(|cx| connection.poll_frame(cx)).await.unwrap().unwrap();
+    assert!(connection.read.len() <= FIRST_READ_BYTES);
+}
+
+#[test]
+fn a_request_s_head_says_the_worker_s_host_and_the_body_s_length() {
+    let mut request = Outgoing::new(Bytes::from_static(b"{}"));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = "/v1/x?a=%20".parse().unwrap();
+    for (name, value) in [("host", "gateway"), ("x-a", "1"), ("content-length", "99"), ("x-a", "2")] {
+        request.headers_mut().append(name, HeaderValue::from_static(value));
+    }
+    let head = request::head(&request, &host());
+    let expected =
+        "POST /v1/x?a=%20 HTTP/1.1\r\nhost: worker:1\r\nx-a: 1\r\nx-a: 2\r\ncontent-length: 2\r\n\r\n";
+    assert_eq!(head, expected);
+    assert_eq!(request::head(&get(Method::GET), &host()), "GET / HTTP/1.1\r\nhost: worker:1\r\n\r\n");
+    let empty = "POST / HTTP/1.1\r\nhost: worker:1\r\ncontent-length: 0\r\n\r\n";
+    assert_eq!(request::head(&get(Method::POST), &host()), empty);
+}
