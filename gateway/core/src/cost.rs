@@ -191,7 +191,7 @@ mod tests {
 
     fn candidate(backlog_ms: f64, requests: u64, arrivals_per_s: f64, busy_share: f64) -> Candidate {
         let pace = PaceSnapshot { backlog_ms, arrivals_per_ms: arrivals_per_s / 1e3, busy_share };
-        let load = LoadSnapshot { requests, waiting_prefill_tokens: 0, pace };
+        let load = LoadSnapshot { requests, pace, ..LoadSnapshot::default() };
         Candidate::new(WorkerId(0), load, 5.0, 1.0)
     }
 

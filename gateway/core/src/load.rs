@@ -7,7 +7,7 @@ use std::sync::{
 };
 use std::time::Duration;
 
-use crate::others::{EngineLoad, Others, OwnLoad};
+use crate::others::{Counted, EngineLoad, Others, OwnLoad};
 use crate::pace::{Pace, PaceSnapshot, Waiting};
 
 /// Shared state of one worker.
@@ -25,7 +25,7 @@ struct Known {
 }
 
 /// The state at one moment.
-#[derive(Copy, Clone, Default, Debug, PartialEq)]
+#[derive(Copy, Clone, Debug, PartialEq)]
 pub struct LoadSnapshot {
     /// Requests sent whose response body still lives, and others'.
     pub requests: u64,
@@ -33,6 +33,27 @@ pub struct LoadSnapshot {
     pub waiting_prefill_tokens: u64,
     /// What waits, in time, and how busy it has been.
     pub pace: PaceSnapshot,
+    /// Requests there lately, as the engine counts them.
+    pub counted: Counted,
+    /// The share of all requests that is this gateway's, by which arrivals have been scaled.
+    pub own_share: f64,
+}
+
+impl Default for LoadSnapshot {
+    fn default() -> Self {
+        let (pace, counted) = (PaceSnapshot::default(), Counted::default());
+        Self { requests: 0, waiting_prefill_tokens: 0, pace, counted, own_share: 1.0 }
+    }
+}
+
+impl LoadSnapshot {
+    /// With the requests that others send: this gateway's are so large a share of all ([`crate::others::own_share`]), here as
+    /// elsewhere.
+    #[must_use]
+    pub fn among(mut self, own_share: f64) -> Self {
+        self.pace.arrivals_per_ms *= self.own_share / own_share;
+        Self { own_share, ..self }
+    }
 }
 
 impl Load {
@@ -77,6 +98,8 @@ impl Load {
             requests: self.requests.load(Relaxed) + others.requests.round() as u64,
             waiting_prefill_tokens: known.pace.waiting_tokens() + others.tokens as u64,
             pace: known.pace.snapshot(now, tokens_per_ms).with_others(&others, tokens_per_ms),
+            counted: others.counted,
+            own_share: 1.0,
         }
     }
 
@@ -122,7 +145,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::rate::PrefillRate;
+    use crate::{others::own_share, rate::PrefillRate};
 
     const NOW: Duration = Duration::from_secs(7);
 
@@ -147,12 +170,15 @@ mod tests {
         let alone = load.snapshot(NOW, 2.0);
         load.engine_says(NOW, EngineLoad { running: 1, waiting: 3, waiting_tokens: Some(5_000) }, load.own());
         let shared = load.snapshot(NOW, 2.0);
+        let shared = shared.among(own_share([shared.counted].into_iter()));
         assert_eq!((alone.requests, alone.waiting_prefill_tokens, alone.pace.backlog_ms), (1, 1_000, 500.0));
         assert_eq!(
             (shared.requests, shared.waiting_prefill_tokens, shared.pace.backlog_ms),
             (4, 5_000, 2_500.0)
         );
         assert!((shared.pace.arrivals_per_ms / alone.pace.arrivals_per_ms - 4.0).abs() < 1e-9);
+        let twice = shared.among(shared.own_share).pace.arrivals_per_ms;
+        assert_eq!(twice, shared.pace.arrivals_per_ms, "a share is not taken twice");
         assert_eq!((load.requests(), load.waiting_prefill_tokens()), (1, 1_000), "its own stays its own");
         load.first_token(NOW, &ours);
         load.end();

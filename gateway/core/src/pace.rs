@@ -178,16 +178,14 @@ impl Pace {
 }
 
 impl PaceSnapshot {
-    /// With what others send there, who are taken to come like this gateway's own requests.
+    /// With what others have there.
     pub(crate) fn with_others(self, others: &OthersNow, tokens_per_ms: f64) -> Self {
-        if others.own_share >= 1.0 {
-            return Self { backlog_ms: self.backlog_ms + others.tokens / tokens_per_ms, ..self };
+        let backlog_ms = self.backlog_ms + others.tokens / tokens_per_ms;
+        if others.counted.all <= others.counted.own {
+            return Self { backlog_ms, ..self };
         }
-        Self {
-            backlog_ms: self.backlog_ms + others.tokens / tokens_per_ms,
-            arrivals_per_ms: self.arrivals_per_ms / others.own_share,
-            busy_share: self.busy_share.max(others.busy_share).min(MAX_BUSY_SHARE),
-        }
+        let busy_share = self.busy_share.max(others.busy_share).min(MAX_BUSY_SHARE);
+        Self { backlog_ms, busy_share, ..self }
     }
 }
 

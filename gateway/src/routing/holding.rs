@@ -292,7 +292,9 @@ impl Desk<Held> for Counter<'_> {
             held.streams,
         )
         .announced(announced as u64);
-        sheet.update(pick.index, worker.load.snapshot(self.now, candidates[pick.index].tokens_per_ms));
+        let before = &candidates[pick.index];
+        let load = worker.load.snapshot(self.now, before.tokens_per_ms).among(before.load.own_share);
+        sheet.update(pick.index, load);
         if let Some(log) = &router.decision_log {
             let workers = worker_of.iter().map(|&i| &setting.workers[i]);
             log.choice(held.model.as_deref(), setting, view, workers.zip(&candidates), &pick, &worker.name);

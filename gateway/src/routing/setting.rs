@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use keyway_core::{
     index::WorkerId,
+    others::own_share,
     pick::{Candidate, RequestView},
     rate::{relative_speeds, tokens_per_ms},
     slow_start::ramps,
@@ -118,7 +119,12 @@ impl Setting {
                 ..Candidate::new(index_id(worker, self.by_tokens), load, tokens_per_ms, *speed)
             }
         };
-        self.workers.iter().zip(&speeds).zip(rates).map(candidate).collect()
+        let mut candidates: Vec<_> = self.workers.iter().zip(&speeds).zip(rates).map(candidate).collect();
+        let own_share = own_share(candidates.iter().map(|candidate| candidate.load.counted));
+        for candidate in &mut candidates {
+            candidate.load = candidate.load.among(own_share);
+        }
+        candidates
     }
 }
 

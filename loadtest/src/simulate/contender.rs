@@ -130,7 +130,12 @@ mod tests {
         let view = RequestView { chain: &chain, prompt_tokens: 161, block_tokens: 16.0, session: None };
         let candidate = |i: usize| {
             let pace = PaceSnapshot::default();
-            let load = LoadSnapshot { requests: requests[i], waiting_prefill_tokens: waiting[i], pace };
+            let load = LoadSnapshot {
+                requests: requests[i],
+                waiting_prefill_tokens: waiting[i],
+                pace,
+                ..LoadSnapshot::default()
+            };
             Candidate::new(WorkerId(i as u32), load, 8.0, 1.0)
         };
         let mut candidates = [0, 1, 2].map(candidate);

@@ -7,6 +7,7 @@ use std::{ops::Range, time::Duration};
 use keyway_core::{
     EngineLoad, Load, LoadSnapshot, PrefixIndex, RoomRules, WaitingRoom, WorkerId,
     index::Placement,
+    others::own_share,
     pace::Waiting,
     pick::Candidate,
     rate::{PrefillRate, relative_speeds, tokens_per_ms},
@@ -27,6 +28,8 @@ pub(super) struct Gateway {
     speeds: Vec<f64>,
     /// Choices made when they are looked at again.
     speeds_until: u64,
+    /// Its share of all requests.
+    own_share: f64,
     /// Choices made.
     pub(super) counter: u64,
 }
@@ -59,6 +62,7 @@ impl Gateway {
             desks: (0..setup.workers).map(|_| Desk::default()).collect(),
             speeds: Vec::new(),
             speeds_until: 0,
+            own_share: 1.0,
             counter: 0,
         }
     }
@@ -75,7 +79,12 @@ impl Gateway {
             let load = desk.load.snapshot(now, tokens_per_ms);
             Candidate::new(WorkerId(worker), load, tokens_per_ms, 1.0)
         };
-        (0u32..).zip(&self.desks).zip(&self.speeds).map(of).collect()
+        let mut candidates: Vec<Candidate> = (0u32..).zip(&self.desks).zip(&self.speeds).map(of).collect();
+        self.own_share = own_share(candidates.iter().map(|candidate| candidate.load.counted));
+        for candidate in &mut candidates {
+            candidate.load = candidate.load.among(self.own_share);
+        }
+        candidates
     }
 
     /// Prompt tokens under way at each worker.
@@ -85,7 +94,7 @@ impl Gateway {
 
     /// What one worker is doing.
     pub(super) fn load(&self, worker: usize, at: Nanos) -> LoadSnapshot {
-        self.desks[worker].load.snapshot(Duration::from_nanos(at), self.speeds[worker])
+        self.desks[worker].load.snapshot(Duration::from_nanos(at), self.speeds[worker]).among(self.own_share)
     }
 
     /// A request was sent; with what it waits for, and how many tokens come before its first one.

@@ -73,6 +73,7 @@ pub fn candidates() -> Vec<Candidate> {
                 arrivals_per_ms: 0.01,
                 busy_share: f64::from(worker % 10) / 10.0,
             },
+            ..LoadSnapshot::default()
         };
         Candidate::new(WorkerId(worker), load, 6.0, 1.0)
     };

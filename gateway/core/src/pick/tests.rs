@@ -28,7 +28,7 @@ fn view(chain: &[BlockHash]) -> RequestView<'_> {
 
 fn worker(id: u32, requests: u64, waiting: u64, matched_blocks: u32) -> Candidate {
     let pace = PaceSnapshot { backlog_ms: waiting as f64 / TOKENS_PER_MS, ..PaceSnapshot::default() };
-    let load = LoadSnapshot { requests, waiting_prefill_tokens: waiting, pace };
+    let load = LoadSnapshot { requests, waiting_prefill_tokens: waiting, pace, ..LoadSnapshot::default() };
     Candidate { matched_blocks, ..Candidate::new(WorkerId(id), load, TOKENS_PER_MS, 1.0) }
 }
 
