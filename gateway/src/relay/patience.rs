@@ -3,7 +3,7 @@
 
 use std::{
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use crate::{
@@ -19,11 +19,15 @@ pub(super) struct Patience {
     deadline: Instant,
     /// Set for the first moment at which one of them may run out; not set anew until then.
     alarm: Option<Pin<Box<Sleep>>>,
+    /// Who is woken by it.
+    waker: Option<Waker>,
+    /// When the last piece had come as it was last looked at.
+    last: Option<Instant>,
 }
 
 impl Patience {
     pub(super) fn new(timeouts: Timeouts, started: Instant) -> Self {
-        Self { timeouts, deadline: started + timeouts.request, alarm: None }
+        Self { timeouts, deadline: started + timeouts.request, alarm: None, waker: None, last: None }
     }
 
     /// Which clock has run out. `last`: when the last piece came, if any did.
@@ -31,6 +35,15 @@ impl Patience {
         let idle = last.map(|last| last + self.timeouts.answer_idle);
         let due = idle.map_or(self.deadline, |idle| idle.min(self.deadline));
         let alarm = self.alarm.get_or_insert_with(|| Box::pin(clock::sleep_until(due)));
+        // A piece has just come, before the alarm, which will wake the same task: there is nothing to look at yet.
+        let waits = self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
+        let news = std::mem::replace(&mut self.last, last) != last;
+        if waits && news && alarm.deadline() <= due && last.is_some_and(|last| last < alarm.deadline()) {
+            return Poll::Pending;
+        }
+        if !waits {
+            self.waker = Some(cx.waker().clone());
+        }
         while alarm.as_mut().poll(cx).is_ready() {
             if Instant::now() < due {
                 // Pieces came since it was set.
@@ -78,6 +91,17 @@ mod tests {
         let (error, after) = runs_out(&mut patience(10, 5_000), None).await;
         assert!(matches!(error, Error::Deadline { .. }));
         assert_eq!(after.as_millis().div_ceil(10), 500);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_a_stream_over_is_woken_in_time() {
+        let mut patience = patience(1_000, 60_000);
+        let cx = &mut Context::from_waker(std::task::Waker::noop());
+        assert!(patience.poll(None, cx).is_pending());
+        assert!(patience.poll(Some(Instant::now()), cx).is_pending());
+        let (error, after) = runs_out(&mut patience, Some(Instant::now())).await;
+        assert!(matches!(error, Error::Stalled { .. }), "{error:?}");
+        assert_eq!(after.as_millis() / 10, 100);
     }
 
     #[tokio::test(start_paused = true)]
