@@ -45,7 +45,10 @@ def command(name, fleet, port, args, files):
     urls = [url for url, _, _ in fleet]
     if name in KEYWAY:
         config = args.scratch / f"{files}.toml"
-        config.write_text(_keyway(name, fleet, port, args.speed))
+        # As gateways that share workers do: so they agree where a new prefix begins.
+        key = args.scratch / "hash.key"
+        key.write_text("one key for all")
+        config.write_text(_keyway(name, fleet, port, args.speed, key))
         return [str(args.bin_dir / "keyway"), "--config", str(config)]
     listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(port + 1)]
     if name in SGLANG:
@@ -58,11 +61,11 @@ def command(name, fleet, port, args, files):
     return [str(args.scratch / "vllm/bin/vllm-router"), "--worker-urls", *urls, *listen, *options]
 
 
-def _keyway(name, fleet, port, speed):
+def _keyway(name, fleet, port, speed, key):
     lines = [f'listen = "127.0.0.1:{port}"', f'admin_listen = "127.0.0.1:{port + 1}"']
     lines.append(f'policy = "{KEYWAY[name]}"')
     if name in TOGETHER:
-        lines += ["[routing]", f"load_scrape_ms = {1000 * LOOK_S / speed:.0f}"]
+        lines += ["[routing]", f"load_scrape_ms = {1000 * LOOK_S / speed:.0f}", f'hash_key_file = "{key}"']
     for url, events, replay in fleet:
         lines += ["[[worker]]", f'url = "{url}"']
         if name in BY_EVENTS:
