@@ -1,12 +1,12 @@
 // From logits to a token id, as `worker/src/sampler.rs` defines it, the same id for the same logits:
 // temperature, min-p, top-k, top-p, then a draw that depends on (seed, position) alone; here also the chosen
-// token's log-probability. And `penalize`, which comes before.
+// token's log-probability. What changes logits before is `rules.cu`.
 //
 // Weights e^((logit - max) / temperature) are integers, in units of 2^-40: their sums are exact in any
 // order, so neither the order in which threads add nor the batch can change a choice, and the CPU's is the
 // same. All cuts are one question, "which element, in descending order, takes the running sum past a
-// target?", answered by a radix descent over 32-bit keys in four passes. Grid: (rows). Block: 512 threads
-// (`penalize`: 128). Shared: `Scratch`.
+// target?", answered by a radix descent over 32-bit keys in four passes. Grid: (rows). Block: 512 threads. Shared:
+// `Scratch`.
 #include "numbers.cuh"
 #ifndef KEYWAY_EMULATE
 #include <math.h>
@@ -245,31 +245,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     if (threadIdx.x == 0) {
         tokens[blockIdx.x] = token;
         logprobs[blockIdx.x] = own[token] - row.maximum - logf(float(double(total) / double(UNIT)));
-    }
-}
-
-// A token that a row has seen: how often it was generated, and whether it stood in the prompt.
-struct Seen {
-    uint32_t id, generated, in_prompt;
-};
-
-// Penalties of a row: repetition first (1 is none), then frequency per occurrence and presence once, both
-// of generated tokens.
-struct Penalties {
-    float repetition, frequency, presence;
-};
-
-// Changes `logits` of the tokens seen; row r's are seen[offsets[r]..offsets[r + 1]), each id once.
-extern "C" __global__ void __launch_bounds__(128)
-    penalize(float* logits, const uint32_t* offsets, const Seen* seen, const Penalties* penalties,
-             uint32_t vocabulary) {
-    float* row = logits + uint64_t(blockIdx.x) * vocabulary;
-    const Penalties by = penalties[blockIdx.x];
-    for (uint32_t i = offsets[blockIdx.x] + threadIdx.x; i < offsets[blockIdx.x + 1]; i += 128) {
-        const Seen token = seen[i];
-        float logit = row[token.id];
-        logit = logit > 0.0f ? logit / by.repetition : logit * by.repetition;
-        if (token.generated > 0) logit -= fmaf(by.frequency, float(token.generated), by.presence);
-        row[token.id] = logit;
     }
 }

@@ -1,4 +1,4 @@
-//! Launches `sample.cu`: penalties, and from logits to a token id.
+//! Launches `sample.cu`: from logits to a token id.
 
 use super::{Launch, Slice};
 
@@ -7,9 +7,6 @@ const THREADS: u32 = 512;
 const SCRATCH_BYTES: u32 = 8 * (256 + 1 + THREADS / 32) + 4 * (2 + 2 * (THREADS / 32));
 /// Words of [`Parameters`].
 pub const PARAMETER_WORDS: usize = 8;
-/// Words of `struct Seen` and `struct Penalties`.
-const SEEN_WORDS: usize = 3;
-const PENALTY_WORDS: usize = 3;
 
 /// How a row's token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,54 +62,5 @@ pub fn launch(
         threads: THREADS,
         shared_bytes: SCRATCH_BYTES,
         arguments: vec![logits.into(), parameters.into(), tokens.into(), logprobs.into(), vocabulary.into()],
-    })
-}
-
-/// A token that a row has seen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
-    /// Which.
-    pub id: u32,
-    /// How often it was generated.
-    pub generated: u32,
-    /// Whether it stood in the prompt.
-    pub in_prompt: bool,
-}
-
-impl Seen {
-    /// As the kernel reads it.
-    pub fn words(&self) -> [u32; SEEN_WORDS] {
-        [self.id, self.generated, self.in_prompt.into()]
-    }
-}
-
-/// Lowers the logits of tokens that were seen: row `r`'s are `seen[offsets[r]..offsets[r + 1]]`, each id
-/// once, as [`Seen::words`]; `penalties` are each row's repetition, frequency and presence. `None` if there
-/// are no rows.
-///
-/// # Panics
-/// If shapes disagree.
-pub fn penalize(
-    logits: Slice<f32>,
-    vocabulary: usize,
-    offsets: Slice<u32>,
-    seen: Slice<u32>,
-    penalties: Slice<f32>,
-) -> Option<Launch> {
-    let rows = penalties.len / PENALTY_WORDS;
-    assert!(
-        logits.len == rows * vocabulary
-            && penalties.len == rows * PENALTY_WORDS
-            && offsets.len == rows + 1
-            && seen.len.is_multiple_of(SEEN_WORDS),
-        "penalize: shapes disagree"
-    );
-    (rows > 0).then(|| Launch {
-        module: "sample",
-        kernel: "penalize".into(),
-        grid: [rows as u32, 1, 1],
-        threads: 128,
-        shared_bytes: 0,
-        arguments: vec![logits.into(), offsets.into(), seen.into(), penalties.into(), vocabulary.into()],
     })
 }

@@ -1,7 +1,7 @@
 //! Sampling: that the token drawn is the one at which the float64 distribution's running sum passes the
-//! hash's number, after every cut; the log-probability; the penalties.
+//! hash's number, after every cut; the log-probability.
 
-use keyway_kernels::cuda::sample::{Parameters, Seen, launch, penalize};
+use keyway_kernels::cuda::sample::{Parameters, launch};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{Lab, values};
@@ -29,7 +29,7 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         draws(lab, vocabulary, &kinds)?;
         lab.clear();
     }
-    penalties(lab)
+    Ok(())
 }
 
 fn draws(lab: &mut Lab<'_>, vocabulary: usize, kinds: &[Parameters]) -> Result<(), String> {
@@ -105,29 +105,4 @@ fn expect(lab: &mut Lab<'_>, logits: &[f32], by: &Parameters, token: u32) -> Res
     let after = before + weight(order[place]) / total;
     let middle = f64::midpoint(before, after);
     lab.close("where the number falls", &[number], &[middle], |_| (after - before) / 2.0 + SHIFT)
-}
-
-fn penalties(lab: &mut Lab<'_>) -> Result<(), String> {
-    let vocabulary = 300;
-    let logits: Vec<f32> = values(8, 2 * vocabulary).iter().map(|v| v.to_f32()).collect();
-    let seen: Vec<Seen> = (0..150)
-        .map(|i| Seen { id: i * 2 % 299, generated: i % 4, in_prompt: i % 4 == 0 || i % 3 == 0 })
-        .collect();
-    let penalties = [1.3f32, 0.5, 0.25, 1.0, 0.0, -1.5];
-    let device = lab.upload(&logits)?;
-    let words: Vec<u32> = seen.iter().flat_map(Seen::words).collect();
-    let (offsets, words, by) = (lab.upload(&[0u32, 149, 150])?, lab.upload(&words)?, lab.upload(&penalties)?);
-    lab.launch(penalize(device, vocabulary, offsets, words, by))?;
-    let out = lab.download(device)?;
-    let mut exact: Vec<f64> = logits.iter().map(|l| f64::from(*l)).collect();
-    for (i, token) in seen.iter().enumerate() {
-        let row = usize::from(i >= 149);
-        let [repetition, frequency, presence] = [0, 1, 2].map(|j| f64::from(penalties[row * 3 + j]));
-        let logit = &mut exact[row * vocabulary + token.id as usize];
-        *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
-        if token.generated > 0 {
-            *logit -= frequency * f64::from(token.generated) + presence;
-        }
-    }
-    lab.close("penalties", &out, &exact, |i| exact[i].abs() * 1e-6 + 1e-6)
 }
