@@ -10,6 +10,7 @@ mod latent;
 mod packing;
 mod recordings;
 mod room;
+mod rules;
 mod run;
 mod step;
 mod synthetic;
@@ -222,7 +223,7 @@ impl<D: Device + Send> Backend for CudaBackend<D> {
         true
     }
 
-    fn start(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<(), StepError> {
+    fn start(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw<'_>>]) -> Result<(), StepError> {
         self.check(chunks, draws);
         let started = self.launch(chunks, draws);
         self.or_give_up(started)

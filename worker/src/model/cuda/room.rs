@@ -7,6 +7,7 @@ use keyway_kernels::cuda::{Device, DeviceError, Element, Slice};
 use super::experts::{ExpertRoom, ExpertWidths};
 use super::heads::HeadShape;
 use super::latent::{LatentRoom, LatentWidths};
+use super::rules::RuleLists;
 use super::weights::DeviceWeights;
 use crate::model::config::{Attention, Config, FeedForward, Latent, LayerShape};
 
@@ -120,6 +121,8 @@ pub(super) struct Room {
     pub(super) drawn: Grown,
     /// Their log-probabilities, which nobody reads.
     pub(super) logprobs: Grown,
+    /// What changes rows' logits before their tokens are drawn.
+    pub(super) rules: RuleLists,
     /// How often a buffer was replaced: launches that were made before name buffers that are gone.
     pub(super) moves: u64,
 }

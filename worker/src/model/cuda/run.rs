@@ -10,6 +10,7 @@ use super::CudaBackend;
 use super::forward::Forward;
 use super::recordings::Met;
 use super::room::Widths;
+use super::rules::Wanted;
 use super::step::{Fixed, Step};
 use crate::backend::{Backend as _, Chunk, Draw, PENDING, StepError, StepOutput};
 
@@ -26,7 +27,7 @@ pub(super) struct UnderWay {
 
 impl<D: Device> CudaBackend<D> {
     /// Tells the device of a step.
-    fn plan(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<Step, DeviceError> {
+    fn plan(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw<'_>>]) -> Result<Step, DeviceError> {
         let model = &mut self.model;
         let fixed = Fixed {
             rope: &model.rope,
@@ -37,7 +38,9 @@ impl<D: Device> CudaBackend<D> {
             heads_per_kv: model.heads.heads / model.heads.kv_heads,
             processors: model.device.processors(),
         };
-        let step = Step::new(chunks, draws, &fixed);
+        let (rules, moves) = model.room.rules.prepare(&mut model.device, &wanted(chunks, draws))?;
+        model.room.moves += moves;
+        let step = Step::new(chunks, draws, &rules, &fixed);
         let sizes = [step.rows, step.head_rows(), step.partial_floats(&fixed)];
         let widths = Widths::new(&model.config, &model.heads);
         model.room.reserve(&mut model.device, &widths, &model.weights, sizes)?;
@@ -67,7 +70,11 @@ impl<D: Device> CudaBackend<D> {
     }
 
     /// Starts a step.
-    pub(super) fn launch(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<(), DeviceError> {
+    pub(super) fn launch(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        draws: &[Option<Draw<'_>>],
+    ) -> Result<(), DeviceError> {
         let step = self.plan(chunks, draws)?;
         self.model.device.mark()?;
         self.run(&step)?;
@@ -133,10 +140,25 @@ impl<D: Device> CudaBackend<D> {
     }
 }
 
+/// The rows that are wanted, and where their chunks' last tokens stand.
+fn wanted<'a>(chunks: &[Chunk<'_>], draws: &[Option<Draw<'a>>]) -> Vec<Wanted<'a>> {
+    let ends = chunks.iter().scan(0, |end, chunk| {
+        *end += chunk.tokens.len();
+        Some((*end, chunk))
+    });
+    let rows = ends.filter(|(_, chunk)| chunk.wants_logits).zip(draws);
+    let wanted = |((end, chunk), draw): ((usize, &Chunk<'_>), &Option<Draw<'a>>)| Wanted {
+        draw: *draw,
+        token: end - 1,
+        is_pending: chunk.tokens.last().is_some_and(|token| token & PENDING != 0),
+    };
+    rows.map(wanted).collect()
+}
+
 impl<D: Device + Send> CudaBackend<D> {
     /// # Panics
     /// If the seam's rules are broken: a device would read whatever lies behind the embeddings, or what no row drew.
-    pub(super) fn check(&self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) {
+    pub(super) fn check(&self, chunks: &[Chunk<'_>], draws: &[Option<Draw<'_>>]) {
         assert!(!chunks.is_empty(), "step: no chunks");
         assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "step: a chunk has no tokens");
         let drawn = |row: u32| self.drawn.get(row as usize) == Some(&true);
@@ -148,6 +170,9 @@ impl<D: Device + Send> CudaBackend<D> {
         assert!(tokens.into_iter().all(known), "step: a token is not in the vocabulary");
         let wanted = chunks.iter().filter(|chunk| chunk.wants_logits).count();
         assert_eq!(draws.len(), wanted, "step: an entry for each row");
+        let masks = draws.iter().flatten().filter_map(|draw| draw.mask);
+        let words = self.vocab_size().div_ceil(32);
+        assert!(masks.into_iter().all(|mask| mask.len() == words), "step: a bit for each id");
         let ahead =
             self.under_way.len() < 2 && self.under_way.iter().all(|step| !step.drawn.contains(&false));
         assert!(ahead, "step: too many are under way, or one whose logits would be lost");
@@ -156,6 +181,7 @@ impl<D: Device + Send> CudaBackend<D> {
     /// Lets go of all steps under way after an error, which is told.
     pub(super) fn or_give_up(&mut self, done: Result<(), DeviceError>) -> Result<(), StepError> {
         done.map_err(|error| {
+            self.model.room.rules.forget();
             for step in mem::take(&mut self.under_way) {
                 // What it says is of no use any more.
                 let _ = self.model.device.collect(step.fetch, &mut []);
