@@ -161,6 +161,7 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(rope_write_bf16),
     KERNEL(rope_write_fp8),
     KERNEL(sample),
+    KERNEL(score),
     KERNEL(silu_mul),
     KERNEL(write_later),
 };

@@ -86,9 +86,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Rule* list = lists + by.list;
     const uint32_t count = by.token == NONE ? list->id : take(list, tokens[by.token], scratch);
     const uint32_t forbidden = by.holds ? HELD | NEVER : NEVER;
+    // The mask and the list are written.
     sync_block();
     if (by.mask != NONE && !leaves_some(row, vocabulary, list + 1, count, forbidden, scratch)) return;
-    sync_block();
     for (uint32_t i = threadIdx.x; i < count; i += THREADS) {
         const Rule rule = list[1 + i];
         if (rule.id < vocabulary) row[rule.id] = changed(row[rule.id], rule, by, forbidden);

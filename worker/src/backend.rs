@@ -6,7 +6,7 @@ use std::time::Duration;
 
 pub use keyway_kernels::cuda::gather::PENDING;
 pub use keyway_kernels::cuda::rules::Rule;
-pub use keyway_kernels::cuda::sample::Parameters;
+pub use keyway_kernels::cuda::sample::{Parameters, Score};
 
 /// Layers whose KV is kept for the same positions share block tables: a cache group. What a group keeps decides
 /// when its blocks may be given back and how much of a prefix must be cached to go on from it.
@@ -53,6 +53,9 @@ pub struct Draw<'a> {
     pub rules: Option<Rules<'a>>,
     /// A bit for each id, the lowest first: set if it may come.
     pub mask: Option<&'a [u32]>,
+    /// How many of the likeliest tokens are wanted with the token's own score, at most 20, where one is. Only of logits that nothing
+    /// changes.
+    pub score: Option<usize>,
 }
 
 /// A sequence's rules. Their list is the backend's to keep from step to step, with every token that it draws.
@@ -79,7 +82,7 @@ pub trait RuleList {
 
 impl From<Parameters> for Draw<'_> {
     fn from(by: Parameters) -> Self {
-        Self { by, rules: None, mask: None }
+        Self { by, rules: None, mask: None, score: None }
     }
 }
 
@@ -94,6 +97,8 @@ impl fmt::Debug for Rules<'_> {
 pub struct StepOutput {
     /// The tokens that were drawn, in the order of their rows.
     pub tokens: Vec<u32>,
+    /// What was wanted of drawn tokens' scores, in that order.
+    pub scores: Vec<Score>,
     /// The other rows' logits, `[rows, vocab_size]`.
     pub logits: Vec<f32>,
 }

@@ -247,9 +247,9 @@ impl Sequence {
         self.pending = true;
     }
 
-    /// Whether nothing but the next token is wanted of the model's logits.
+    /// Whether nothing but the next token, and what the model thought of it, is wanted of the model's logits.
     pub(crate) fn wants_a_token_only(&self) -> bool {
-        self.logprobs.is_none() && self.prompt_wish.told && !self.is_scoring()
+        self.prompt_wish.told && !self.is_scoring()
     }
 
     /// Whether the logits behind each of the next tokens are wanted, because the prompt is scored.

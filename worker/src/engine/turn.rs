@@ -3,7 +3,7 @@
 //! learns of a stop token one step late; what the surplus step draws is dropped, and the KV that it writes lies in a block
 //! that nobody can find.
 //!
-//! Rows whose logits the host must see (scores, hidden states) end that: their step is waited for at once. So do rows with a
+//! Rows whose logits the host must see (prompts' scores, hidden states, scores where rules change the logits) end that: their step is waited for at once. So do rows with a
 //! grammar, whose next mask hangs on the token. `scheduler.rs` decides who runs.
 
 use std::collections::HashMap;
@@ -43,7 +43,7 @@ enum Purpose {
     /// The next token is sampled here.
     Sample,
     /// The backend draws the next token; it is waited for if what may come next hangs on it.
-    Draw { is_waited_for: bool },
+    Draw { is_waited_for: bool, is_scored: bool },
 }
 
 impl Row {
@@ -53,7 +53,7 @@ impl Row {
 
     /// Whether no step may be started before this row's token is known.
     fn is_waited_for(&self) -> bool {
-        !matches!(self.purpose, Purpose::Draw { is_waited_for: false })
+        !matches!(self.purpose, Purpose::Draw { is_waited_for: false, .. })
     }
 }
 
@@ -70,6 +70,11 @@ impl RuleList for Listed<'_> {
 }
 
 impl Listed<'_> {
+    /// Whether they change the logits behind so many tokens.
+    fn changes(&self, generated: usize) -> bool {
+        !self.rules.is_neutral(generated) || !self.options.suppress_token_ids.is_empty()
+    }
+
     /// Whether a backend can apply them.
     fn is_short(&self) -> bool {
         let EngineOptions { eos_token_ids, suppress_token_ids, .. } = self.options;
@@ -182,11 +187,15 @@ impl Engine {
                 continue;
             }
             let is_waited_for = sequence.grammar.is_some();
+            let is_scored = sequence.logprobs.is_some();
+            let list = Listed { rules: &sequence.rules, options: &self.options };
+            let changes = is_waited_for || list.changes(sequence.generated());
             let is_drawn = self.backend.draws()
                 && sequence.wants_a_token_only()
+                && !(is_scored && changes)
                 && (!is_waited_for || masks.contains_key(&part.sequence))
-                && Listed { rules: &sequence.rules, options: &self.options }.is_short();
-            add(if is_drawn { Purpose::Draw { is_waited_for } } else { Purpose::Sample });
+                && list.is_short();
+            add(if is_drawn { Purpose::Draw { is_waited_for, is_scored } } else { Purpose::Sample });
         }
         rows
     }
@@ -201,11 +210,15 @@ impl Engine {
         let hidden = self.backend.hidden();
         let count = self.output.logits.len() / self.backend.vocab_size();
         let mut logits = self.output.logits.chunks_exact_mut(self.backend.vocab_size());
-        let mut drawn = self.output.tokens.iter();
+        let (mut drawn, mut scores) = (self.output.tokens.iter(), self.output.scores.iter());
         for row in step.rows {
             let index = count - logits.len();
             let (token, logits) = match row.purpose {
-                Purpose::Draw { .. } => (drawn.next(), None),
+                Purpose::Draw { is_scored, .. } => {
+                    let scored =
+                        drawn.next().map(|token| (*token, is_scored.then(|| scores.next()).flatten()));
+                    (scored, None)
+                }
                 Purpose::Score(_) | Purpose::Sample => (None, logits.next()),
             };
             // Of whoever left meanwhile, or ended, nothing is wanted any more.
@@ -214,7 +227,9 @@ impl Engine {
                 continue;
             }
             let sampled = match (row.purpose, token, logits) {
-                (Purpose::Draw { .. }, Some(token), _) => Ok((*token, None)),
+                (Purpose::Draw { .. }, Some((token, score)), _) => {
+                    Ok((token, score.map(|score| Box::new(TokenScore::new(token, score)))))
+                }
                 (Purpose::Score(position), _, Some(logits)) => {
                     sequence.score(position, logits);
                     continue;
@@ -268,15 +283,15 @@ fn draw<'a>(sequence: &Sequence, list: &'a Listed<'_>) -> Draw<'a> {
     let top_k = u32::try_from(top_k).unwrap_or(u32::MAX);
     let position = sequence.tokens.len() as u64;
     let (rules, generated) = (&sequence.rules, sequence.generated());
-    let changes = !rules.is_neutral(generated) || !list.options.suppress_token_ids.is_empty();
-    let rules = changes.then(|| Rules {
+    let rules = list.changes(generated).then(|| Rules {
         sequence: sequence.rank.arrival,
         generated: rules.counts().then_some(generated),
         holds: rules.holds(generated),
         penalties: rules.penalties(),
         list,
     });
-    Draw { by: Parameters { temperature, top_p, min_p, top_k, seed, position }, rules, mask: None }
+    let by = Parameters { temperature, top_p, min_p, top_k, seed, position };
+    Draw { by, rules, mask: None, score: sequence.logprobs }
 }
 
 /// The next token of a sequence from its row of logits, and its score if the client wants one. The error says why the

@@ -213,7 +213,7 @@ impl<D: Device + Send> Backend for CudaBackend<D> {
         }
         let wanted = chunks.iter().filter(|chunk| chunk.wants_logits).count();
         self.start(chunks, &vec![None; wanted])?;
-        let mut output = StepOutput { tokens: Vec::new(), logits: mem::take(logits) };
+        let mut output = StepOutput { logits: mem::take(logits), ..StepOutput::default() };
         self.finish(&mut output)?;
         *logits = output.logits;
         Ok(())

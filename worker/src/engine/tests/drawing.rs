@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::backend::{Draw, PENDING, Parameters, Rule, Rules};
+use crate::backend::{Draw, PENDING, Parameters, Rule, Rules, Score};
 use crate::token_rules::{Penalties, TokenRules};
 
 /// Draws from another backend's logits. Runs a step as late as it may: when it is waited for.
@@ -31,6 +31,7 @@ struct Kept {
     by: Parameters,
     rules: Option<KeptRules>,
     mask: Option<Vec<u32>>,
+    score: Option<usize>,
 }
 
 struct KeptRules {
@@ -145,7 +146,11 @@ impl<B: Backend> Drawing<B> {
                 }
                 let Parameters { temperature, top_p, min_p, top_k, seed, position } = draw.by;
                 let sampling = Sampling { temperature, top_p, top_k: top_k as usize, min_p, seed };
-                self.sampler.sample(row, &sampling, position as usize)
+                let token = self.sampler.sample(row, &sampling, position as usize);
+                if let Some(top) = draw.score {
+                    output.scores.push(score(row, token, top));
+                }
+                token
             });
             self.drawn.push(token);
             match token {
@@ -199,6 +204,7 @@ impl<B: Backend> Backend for Drawing<B> {
                 by: draw.by,
                 rules: draw.rules.map(|rules| self.lists.keep(&rules, i, is_pending)),
                 mask: draw.mask.map(<[u32]>::to_vec),
+                score: draw.score,
             })
         };
         let draws = wanted.zip(draws).map(kept).collect();
@@ -209,6 +215,21 @@ impl<B: Backend> Backend for Drawing<B> {
     fn finish(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
         let step = self.steps.pop_front().expect("a step is under way");
         self.run(step, output)
+    }
+}
+
+/// By sorting the row.
+fn score(row: &[f32], token: u32, top: usize) -> Score {
+    let mut ids: Vec<u32> = (0..row.len() as u32).collect();
+    ids.sort_by(|a, b| row[*b as usize].partial_cmp(&row[*a as usize]).unwrap().then(a.cmp(b)));
+    let (maximum, logit) = (row[ids[0] as usize], row[token as usize]);
+    let weight = |logit: &f32| (keyway_kernels::scalar::exp(logit - maximum) * 2.0_f32.powi(40)) as u64;
+    Score {
+        logit,
+        maximum,
+        total: row.iter().map(weight).sum(),
+        rank: row.iter().filter(|other| **other >= logit).count() as u32,
+        top: ids.into_iter().take(top).map(|id| (id, row[id as usize])).collect(),
     }
 }
 
@@ -344,9 +365,13 @@ fn plain_requests_run_ahead_and_others_are_waited_for() {
     // The first step has none before it, and the last token is known to be the last.
     assert_eq!(steps_ahead(std::slice::from_ref(&plain), true), 19);
     assert_eq!(steps_ahead(std::slice::from_ref(&plain), false), 0);
-    assert_eq!(steps_ahead(&[plain.clone(), ruled], true), 19);
+    assert_eq!(steps_ahead(&[plain.clone(), ruled.clone()], true), 19);
     assert_eq!(drawn.get(), 40);
-    for other in [scored, biased_twice] {
+    assert_eq!(steps_ahead(&[plain.clone(), scored.clone()], true), 19);
+    assert_eq!(drawn.get(), 40);
+    // Scores are of logits that nothing has changed, which rules leave nowhere.
+    let both = GenerationRequest { rules: ruled.rules.clone(), ..scored };
+    for other in [both, biased_twice] {
         assert_eq!(steps_ahead(&[plain.clone(), other], true), 0);
         assert_eq!(drawn.get(), 20);
     }

@@ -5,6 +5,7 @@ use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed};
 use keyway_kernels::cuda::paged_attention::{self, Batch, Pages};
 use keyway_kernels::cuda::rms_norm::{self, Rows};
 use keyway_kernels::cuda::rope::{self, Tokens};
+use keyway_kernels::cuda::sample::SCORE_WORDS;
 use keyway_kernels::cuda::{Launch, Slice, elementwise, gather, rules, sample};
 use keyway_kernels::heads::Heads;
 
@@ -206,6 +207,16 @@ impl Forward<'_> {
             let (by, rows) = (draws.of(&self.room.inputs), self.rows);
             let (drawn, logprobs) = (self.room.drawn.slice(0, rows), self.room.logprobs.slice(0, rows));
             self.launches.extend(sample::launch(logits, vocab, by, drawn, logprobs));
+            if let Some(wanted) = self.step.scores {
+                let scores = self.room.scores.slice(0, rows * SCORE_WORDS);
+                self.launches.extend(sample::score(
+                    logits,
+                    vocab,
+                    wanted.of(&self.room.inputs),
+                    drawn,
+                    scores,
+                ));
+            }
         }
     }
 }

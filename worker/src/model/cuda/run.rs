@@ -4,6 +4,7 @@
 use std::mem;
 
 use half::bf16;
+use keyway_kernels::cuda::sample::{SCORE_WORDS, Score};
 use keyway_kernels::cuda::{Device, DeviceError, Launch, Slice};
 
 use super::CudaBackend;
@@ -19,6 +20,9 @@ use crate::backend::{Backend as _, Chunk, Draw, PENDING, StepError, StepOutput};
 pub(super) struct UnderWay {
     /// Of each row that is wanted, whether its token is drawn.
     drawn: Vec<bool>,
+    /// Of each, how many of the likeliest are wanted with its score; and the copy of scores, where any is.
+    scored: Vec<Option<usize>>,
+    scores: Option<u64>,
     /// Rows that went through the head.
     head_rows: usize,
     /// The device's number of the copy of what was drawn. There is one even if nothing was: it is what is waited for.
@@ -81,8 +85,16 @@ impl<D: Device> CudaBackend<D> {
         self.model.device.mark()?;
         let words: Slice<u32> = self.model.room.drawn.slice(0, draws.len().max(1));
         let fetch = self.model.device.fetch(words.buffer, words.offset, words.len * size_of::<u32>())?;
+        let scores = if step.scores.is_some() {
+            let words: Slice<u32> = self.model.room.scores.slice(0, draws.len() * SCORE_WORDS);
+            Some(self.model.device.fetch(words.buffer, words.offset, words.len * size_of::<u32>())?)
+        } else {
+            None
+        };
         self.drawn = draws.iter().map(Option::is_some).collect();
-        self.under_way.push_back(UnderWay { drawn: self.drawn.clone(), head_rows: step.head_rows(), fetch });
+        let (drawn, head_rows) = (self.drawn.clone(), step.head_rows());
+        let scored = draws.iter().map(|draw| draw.and_then(|draw| draw.score)).collect();
+        self.under_way.push_back(UnderWay { drawn, scored, scores, head_rows, fetch });
         Ok(())
     }
 
@@ -107,6 +119,7 @@ impl<D: Device> CudaBackend<D> {
     /// Waits for the step that was started first, and copies back what is wanted of it.
     pub(super) fn collect(&mut self, output: &mut StepOutput) -> Result<(), DeviceError> {
         output.tokens.clear();
+        output.scores.clear();
         output.logits.clear();
         self.hidden.clear();
         let step = self.under_way.pop_front().ok_or_else(|| DeviceError("no step is under way".into()))?;
@@ -114,6 +127,7 @@ impl<D: Device> CudaBackend<D> {
         self.model.device.collect(step.fetch, &mut self.output)?;
         let tokens = self.output.as_chunks().0.iter().zip(&step.drawn).filter(|(_, drawn)| **drawn);
         output.tokens.extend(tokens.map(|(bytes, _)| u32::from_le_bytes(*bytes)));
+        self.collect_scores(&step, output)?;
         let (hidden, vocab) = (self.model.config.hidden, self.model.config.vocab_size);
         let logits_at = step.head_rows * hidden * size_of::<bf16>();
         let mut row = 0;
@@ -129,6 +143,18 @@ impl<D: Device> CudaBackend<D> {
             }
             row += rows.len();
         }
+        Ok(())
+    }
+
+    fn collect_scores(&mut self, step: &UnderWay, output: &mut StepOutput) -> Result<(), DeviceError> {
+        let Some(fetch) = step.scores else { return Ok(()) };
+        self.output.resize(step.scored.len() * SCORE_WORDS * size_of::<u32>(), 0);
+        self.model.device.collect(fetch, &mut self.output)?;
+        let words: Vec<u32> =
+            self.output.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        let rows = words.chunks_exact(SCORE_WORDS).zip(&step.scored);
+        let vocab = self.model.config.vocab_size;
+        output.scores.extend(rows.filter_map(|(row, top)| top.map(|top| Score::of(row, top.min(vocab)))));
         Ok(())
     }
 
@@ -184,7 +210,9 @@ impl<D: Device + Send> CudaBackend<D> {
             self.model.room.rules.forget();
             for step in mem::take(&mut self.under_way) {
                 // What it says is of no use any more.
-                let _ = self.model.device.collect(step.fetch, &mut []);
+                for fetch in [Some(step.fetch), step.scores].into_iter().flatten() {
+                    let _ = self.model.device.collect(fetch, &mut []);
+                }
             }
             StepError(format!("the GPU failed: {error}"))
         })

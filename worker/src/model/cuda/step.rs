@@ -10,7 +10,7 @@ use keyway_kernels::cuda::Slice;
 use keyway_kernels::cuda::paged_attention::{Cut, HeadKind, ITEM_WORDS, Plan, Sequence};
 use keyway_kernels::cuda::rope::NO_SLOT;
 use keyway_kernels::cuda::rules::{ROW_WORDS, RowRules};
-use keyway_kernels::cuda::sample::PARAMETER_WORDS;
+use keyway_kernels::cuda::sample::{NOT_WANTED, PARAMETER_WORDS, TOP};
 use keyway_kernels::rope::Rope;
 
 use super::room::Grown;
@@ -75,6 +75,8 @@ pub(super) struct Step {
     /// What changes each such row's logits before, where any row's are changed; and masks, one behind the other.
     pub(super) rules: Option<Part>,
     pub(super) masks: Option<Part>,
+    /// How many of the likeliest tokens are wanted with each such row's score, where any row's is.
+    pub(super) scores: Option<Part>,
     pub(super) groups: Vec<GroupStep>,
 }
 
@@ -117,6 +119,7 @@ impl Step {
         let wanted = words.add(if all_wanted { Vec::new() } else { wanted });
         let head_rows = if all_wanted { rows } else { wanted_rows };
         let (rules, masks) = words.rules(draws, rules, head_rows);
+        let scores = words.scores(draws, head_rows);
         let draws = words.draws(chunks, draws, head_rows);
         let group = |group| GroupStep::new(&mut words, chunks, fixed, group, [rows, wanted_rows]);
         let groups = (0..fixed.cache_groups.len()).map(group).collect();
@@ -132,6 +135,7 @@ impl Step {
             draws,
             rules,
             masks,
+            scores,
             groups,
         }
     }
@@ -156,6 +160,8 @@ impl Step {
             [&group.slots, &group.tables, &group.all.items, &group.all.merges].into_iter().for_each(&mut add);
         }
         [&self.draws, &self.rules, &self.masks].into_iter().flatten().for_each(&mut add);
+        // Beside the others' places this one's says whether it is there.
+        add(&self.scores.unwrap_or(Part { first: 0, len: 0 }));
         for group in &self.groups {
             let Cut { rows, chunks } = group.all.plan.cut;
             form.extend([rows, chunks.unwrap_or(0)]);
@@ -307,6 +313,14 @@ impl Words {
         let rules = self.fill(words, head_rows * ROW_WORDS, u32::MAX);
         let len = self.ladder(masks.len() / stride.max(1)) * stride;
         (Some(rules), (len > 0).then(|| self.fill(masks, len, 0)))
+    }
+
+    fn scores(&mut self, draws: &[Option<Draw<'_>>], head_rows: usize) -> Option<Part> {
+        let wanted: Vec<Option<usize>> = draws.iter().map(|draw| draw.and_then(|draw| draw.score)).collect();
+        wanted.iter().any(Option::is_some).then(|| {
+            let words = wanted.into_iter().map(|top| top.map_or(NOT_WANTED, |top| top.min(TOP) as u32));
+            self.fill(words, head_rows, NOT_WANTED)
+        })
     }
 
     /// How long a list of `len` is to be.

@@ -154,7 +154,7 @@ fn requests(others: bool) -> Vec<GenerationRequest> {
                 let penalties = Penalties { presence: -0.25, frequency: 0.75, repetition: 1.0 };
                 let logit_bias = (0..30).map(|id| (id * 4, id as f32 * 0.07)).collect();
                 request.rules = TokenRules { penalties, logit_bias, min_tokens: 2, ..request.rules };
-                request.max_tokens = 14;
+                request.max_tokens = 24;
             }
             2 | 6 if others => {
                 request.grammar = Some(compiler.compile(&Form::Regex("[a-h]{2,}(01)?".to_owned())).unwrap());
