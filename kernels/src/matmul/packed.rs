@@ -185,9 +185,11 @@ impl PackedMatrix {
     /// # Panics
     /// If it is kept otherwise, or shapes disagree.
     pub fn copy_fp8_row(&self, n: usize, codes: &mut [u8], scales: &mut [f32]) {
-        let Panels::Fp8(fp8) = &self.panels else { panic!("copy_fp8_row: not in FP8") };
         assert!(n < self.outputs && codes.len() == self.inputs, "copy_fp8_row: out of range");
-        fp8.copy_row(n, codes, scales);
+        assert!(matches!(self.panels, Panels::Fp8(_)), "copy_fp8_row: not in FP8");
+        if let Panels::Fp8(fp8) = &self.panels {
+            fp8.copy_row(n, codes, scales);
+        }
     }
 
     /// Copies row `n` of a weight in MXFP4: what [`PackedMatrix::pack_mxfp4`] was given.
@@ -195,9 +197,11 @@ impl PackedMatrix {
     /// # Panics
     /// If it is kept otherwise, or shapes disagree.
     pub fn copy_mxfp4_row(&self, n: usize, codes: &mut [u8], exponents: &mut [u8]) {
-        let Panels::Mxfp4(mx) = &self.panels else { panic!("copy_mxfp4_row: not in MXFP4") };
         assert!(n < self.outputs && codes.len() * 2 == self.inputs, "copy_mxfp4_row: out of range");
-        mx.copy_row(n, codes, exponents);
+        assert!(matches!(self.panels, Panels::Mxfp4(_)), "copy_mxfp4_row: not in MXFP4");
+        if let Panels::Mxfp4(mx) = &self.panels {
+            mx.copy_row(n, codes, exponents);
+        }
     }
 
     /// Copies row `n` into `out` `[K]`: the embedding of token `n`.

@@ -46,7 +46,9 @@ fn every_code(lab: &mut Lab<'_>) -> Result<(), String> {
     const PLACE: usize = 5;
     let fp8 = Shape { outputs: 256, inputs: 128, weights: Weights::Fp8 };
     let mut codes = vec![0; fp8.outputs * fp8.inputs];
-    (0..256).for_each(|n| codes[n * fp8.inputs + PLACE] = n as u8);
+    for (n, row) in codes.chunks_mut(fp8.inputs).enumerate() {
+        row[PLACE] = n as u8;
+    }
     let scales: Vec<f32> = (0..256).map(|n| 0.3 + n as f32).collect();
     let worth = |n: usize| if n & 127 == 127 { 480.0_f32.copysign(127.5 - n as f32) } else { e4m3(n as u8) };
     let exact: Vec<f32> = (0..256).map(|n| worth(n) * scales[n]).collect();
@@ -54,7 +56,9 @@ fn every_code(lab: &mut Lab<'_>) -> Result<(), String> {
     let mxfp4 = Shape { outputs: 128, inputs: 64, weights: Weights::Mxfp4 };
     let exponents = [0, 1, 100, 127, 128, 252, 253, 255];
     let mut codes = vec![0; mxfp4.outputs * mxfp4.inputs / 2];
-    (0..128).for_each(|n| codes[(n * mxfp4.inputs + PLACE) / 2] = (n as u8 % 16) << (PLACE % 2 * 4));
+    for (n, row) in codes.chunks_mut(mxfp4.inputs / 2).enumerate() {
+        row[PLACE / 2] = (n as u8 % 16) << (PLACE % 2 * 4);
+    }
     let powers: Vec<u8> = (0..128).flat_map(|n| [exponents[n / 16], 127]).collect();
     let exact: Vec<f32> = (0..128).map(|n| e2m1(n as u8) * e8m0(exponents[n / 16])).collect();
     single_one(lab, mxfp4, &pack_mxfp4(mxfp4, &codes, &powers), &[], PLACE, &exact)

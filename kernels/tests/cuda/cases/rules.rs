@@ -41,7 +41,7 @@ fn some_rules(vocabulary: usize, row: usize) -> Vec<Rule> {
         Rule {
             id: if i == 5 { vocabulary as u32 + 3 } else { (i * 2 % vocabulary) as u32 },
             generated: [0, 0, 1, 3, 1000][kind % 5],
-            in_prompt: kind % 3 == 0,
+            in_prompt: kind.is_multiple_of(3),
             bias: (kind % 4 == 1).then_some(-1.5 + (kind % 9) as f32 * 0.37),
             is_held: kind % 11 == 2,
             is_forbidden: kind % 13 == 4,
@@ -63,7 +63,7 @@ fn taken(rules: &[Rule], token: u32) -> Vec<Rule> {
 fn by(row: usize) -> RowRules {
     let [repetition, frequency, presence] =
         [[1.3, 0.5, 0.25], [1.0, 0.0, -1.5], [0.7, 0.31, 0.0], [1.0, 0.0, 0.0]][row % 4];
-    RowRules { holds: row % 2 == 0, repetition, frequency, presence, ..RowRules::default() }
+    RowRules { holds: row.is_multiple_of(2), repetition, frequency, presence, ..RowRules::default() }
 }
 
 /// Several steps of several rows: plain ones, lists that take nothing, an id that they know, one that they do not.
