@@ -9,10 +9,6 @@ pub(crate) struct Variant {
     pub(crate) more: &'static str,
 }
 
-/// What a `config.json` says of products in FP8.
-pub(crate) const FP8: &str =
-    r#""quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}"#;
-
 /// Head widths 64 and 128, grouped queries or none, windows in all layers or some, biases, tied heads, scaled angles; then
 /// those with experts: weights renormalised or not, a dense layer among them, biases, sinks and the
 /// clamped gate; latent attention with and without the queries' bottleneck, groups of experts and shared ones; products in FP8.

@@ -1,11 +1,14 @@
 //! The engine over a backend that draws tokens and is a step behind: what it says, what it caches and what it announces
 //! are as if each step were waited for.
 
-use std::collections::{HashMap, VecDeque};
+mod lists;
+
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use self::lists::{Kept, Lists, score};
 use super::*;
-use crate::backend::{Draw, PENDING, Parameters, Rule, Rules, Score};
+use crate::backend::{Draw, PENDING, Parameters};
 use crate::token_rules::{Penalties, TokenRules};
 
 /// Draws from another backend's logits. Runs a step as late as it may: when it is waited for.
@@ -24,77 +27,6 @@ pub(super) struct Drawing<B> {
 struct Started {
     chunks: Vec<Owned>,
     draws: Vec<Option<Kept>>,
-}
-
-/// How a row is drawn, kept until its step runs.
-struct Kept {
-    by: Parameters,
-    rules: Option<KeptRules>,
-    mask: Option<Vec<u32>>,
-    score: Option<usize>,
-}
-
-struct KeptRules {
-    sequence: u64,
-    holds: bool,
-    penalties: [f32; 3],
-    /// The list, where it was not there; and whether it takes the last token of this row of chunks.
-    made: Option<Vec<Rule>>,
-    takes: bool,
-    chunk: usize,
-}
-
-/// Lists that stay from step to step, as far as they were told of and as they are.
-#[derive(Default)]
-struct Lists {
-    told: HashMap<u64, Option<usize>>,
-    lists: HashMap<u64, Vec<Rule>>,
-    asked: usize,
-}
-
-impl Lists {
-    /// Every third list is forgotten.
-    fn keep(&mut self, rules: &Rules<'_>, chunk: usize, is_pending: bool) -> KeptRules {
-        self.asked += 1;
-        let told =
-            self.told.insert(rules.sequence, rules.generated).filter(|_| !self.asked.is_multiple_of(3));
-        let known = match (told, rules.generated) {
-            (Some(own), wanted) if own == wanted => Some(false),
-            (Some(Some(own)), Some(wanted)) if own + 1 == wanted => Some(true),
-            _ => None,
-        };
-        let made = known.is_none().then(|| rules.list.list());
-        let takes = known.unwrap_or(is_pending && rules.generated.is_some());
-        let Rules { sequence, holds, penalties, .. } = *rules;
-        KeptRules { sequence, holds, penalties, made, takes, chunk }
-    }
-
-    fn apply(&mut self, rules: KeptRules, token: u32, row: &mut [f32]) {
-        let list = self.lists.entry(rules.sequence).or_default();
-        if let Some(made) = rules.made {
-            *list = made;
-        }
-        if rules.takes {
-            match list.iter_mut().find(|rule| rule.id == token) {
-                Some(rule) => rule.generated += 1,
-                None => list.push(Rule { id: token, generated: 1, ..Rule::default() }),
-            }
-        }
-        let [repetition, frequency, presence] = rules.penalties;
-        for rule in list.iter() {
-            let Some(logit) = row.get_mut(rule.id as usize) else { continue };
-            if rule.is_forbidden || rule.is_held && rules.holds {
-                *logit = f32::NEG_INFINITY;
-            }
-            *logit += rule.bias.unwrap_or(0.0);
-            if rule.in_prompt || rule.generated > 0 {
-                *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
-            }
-            if rule.generated > 0 {
-                *logit = *logit - frequency * rule.generated as f32 - presence;
-            }
-        }
-    }
 }
 
 struct Owned {
@@ -215,21 +147,6 @@ impl<B: Backend> Backend for Drawing<B> {
     fn finish(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
         let step = self.steps.pop_front().expect("a step is under way");
         self.run(step, output)
-    }
-}
-
-/// By sorting the row.
-fn score(row: &[f32], token: u32, top: usize) -> Score {
-    let mut ids: Vec<u32> = (0..row.len() as u32).collect();
-    ids.sort_by(|a, b| row[*b as usize].partial_cmp(&row[*a as usize]).unwrap().then(a.cmp(b)));
-    let (maximum, logit) = (row[ids[0] as usize], row[token as usize]);
-    let weight = |logit: &f32| (keyway_kernels::scalar::exp(logit - maximum) * 2.0_f32.powi(40)) as u64;
-    Score {
-        logit,
-        maximum,
-        total: row.iter().map(weight).sum(),
-        rank: row.iter().filter(|other| **other >= logit).count() as u32,
-        top: ids.into_iter().take(top).map(|id| (id, row[id as usize])).collect(),
     }
 }
 

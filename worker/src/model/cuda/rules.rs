@@ -118,26 +118,12 @@ impl RuleLists {
     ) -> Result<Option<RowRules>, DeviceError> {
         let known = self.known.get(&rules.sequence).copied();
         let current = known.and_then(|known| known.lacks_one(rules).map(|lacks| (known, lacks)));
-        let (known, takes) = match current {
-            Some((known, takes)) => (Known { len: known.len + usize::from(takes), ..known }, takes),
-            None => {
-                let made = rules.list.list();
-                let takes = row.is_pending && rules.generated.is_some();
-                let len = made.len() + usize::from(takes);
-                let old = known.filter(|known| len + SPARE / 2 <= known.capacity);
-                let Some((first, capacity)) =
-                    old.map(|old| (old.first, old.capacity)).or_else(|| self.take_room(len))
-                else {
-                    return Ok(None);
-                };
-                let at = Slice::<u32>::new(
-                    self.room.whole::<u32>().buffer,
-                    (first * RULE_WORDS * size_of::<u32>()) as u64,
-                    list_words(made.len()),
-                );
-                device.overwrite(at, &list(&made, capacity))?;
-                (Known { first, capacity, len, generated: None }, takes)
-            }
+        let (known, takes) = if let Some((known, takes)) = current {
+            (Known { len: known.len + usize::from(takes), ..known }, takes)
+        } else {
+            let takes = row.is_pending && rules.generated.is_some();
+            let Some(made) = self.make(device, rules, known, takes)? else { return Ok(None) };
+            (made, takes)
         };
         self.known.insert(rules.sequence, Known { generated: rules.generated, ..known });
         let [repetition, frequency, presence] = rules.penalties;
@@ -150,6 +136,25 @@ impl RuleLists {
             frequency,
             presence,
         }))
+    }
+
+    /// Copies a list, in the place of an older one if there is room, from which it is to take a token or not; `None` if there is no
+    /// room.
+    fn make(
+        &mut self,
+        device: &mut dyn Device,
+        rules: &Rules<'_>,
+        old: Option<Known>,
+        takes: bool,
+    ) -> Result<Option<Known>, DeviceError> {
+        let made = rules.list.list();
+        let len = made.len() + usize::from(takes);
+        let old = old.filter(|old| len + SPARE / 2 <= old.capacity).map(|old| (old.first, old.capacity));
+        let Some((first, capacity)) = old.or_else(|| self.take_room(len)) else { return Ok(None) };
+        let offset = first * RULE_WORDS * size_of::<u32>();
+        let at = self.room.slice(offset, list_words(made.len()));
+        device.overwrite(at, &list(&made, capacity))?;
+        Ok(Some(Known { first, capacity, len, generated: None }))
     }
 
     /// Room for a list that is to grow: where it begins, and for how many rules.

@@ -22,6 +22,9 @@ use super::*;
 
 const LAYOUT: KvLayout = KvLayout { block_size: 16, num_blocks: 128 };
 
+/// What a `config.json` says of products in FP8.
+const FP8: &str = r#""quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}"#;
+
 fn load(variant: &Variant) -> LoadedModel {
     LoadedModel::synthetic(&variant.config()).unwrap()
 }

@@ -172,7 +172,7 @@ fn products_in_fp8_are_those_of_the_cpu() {
     for variant in [&MODELS[3], &MODELS[5], &MODELS[8]] {
         let wide = variant.config().replace(r#""hidden_size": 128"#, r#""hidden_size": 384"#);
         let wide = wide.replace(r#""intermediate_size": 128"#, r#""intermediate_size": 256"#);
-        let fp8 = wide.replace(r#""hidden_act""#, &format!("{}, \"hidden_act\"", models::FP8));
+        let fp8 = wide.replace(r#""hidden_act""#, &format!("{FP8}, \"hidden_act\""));
         let [plain, fp8] = [wide, fp8].map(|config| move || LoadedModel::synthetic(&config).unwrap());
         let Some(mut backend) = on_device(fp8()) else { return };
         let mut cpu = fp8().into_backend(LAYOUT).unwrap();

@@ -79,9 +79,7 @@ fn experts_that_no_kernel_takes_are_refused_by_their_key() {
     };
     let narrow = gpt_oss("").replace(r#""intermediate_size": 128"#, r#""intermediate_size": 96"#);
     let mxfp4 = gpt_oss(r#", "quantization_config": {"quant_method": "mxfp4"}"#);
-    let fp8 = |width| {
-        qwen(128, 8, width).replace(r#""num_experts":"#, &format!("{}, \"num_experts\":", models::FP8))
-    };
+    let fp8 = |width| qwen(128, 8, width).replace(r#""num_experts":"#, &format!("{FP8}, \"num_experts\":"));
     assert_eq!(refused(&qwen(128, 8, 768), Quantize::Int4), "");
     assert_eq!(refused(&fp8(768), Quantize::None), "");
     assert_eq!(refused(&qwen(9, 3, 704), Quantize::None), "");
