@@ -7,7 +7,8 @@ use keyway_kernels::cuda::gpu::Gpu;
 use keyway_kernels::cuda::matmul::{self, Out, Packed, Shape, Unit, Weights};
 use keyway_kernels::cuda::moe::{self, Experts, Grouped};
 use keyway_kernels::cuda::paged_attention::{self, Batch, Cut, HeadKind, KvType, Pages, Plan, Sequence};
-use keyway_kernels::cuda::sample::{self, Parameters};
+use keyway_kernels::cuda::rules::{self, RowRules, Rule};
+use keyway_kernels::cuda::sample::{self, Parameters, SCORE_WORDS};
 use keyway_kernels::cuda::{Device, Launch, Slice, elementwise, probe, rms_norm, rope};
 use keyway_kernels::moe::{Routing, Scoring};
 use keyway_kernels::rope::Pairing;
@@ -53,7 +54,9 @@ pub(crate) const NAMES: &[&str] = &[
     "rms_norm_4096x4096",
     "rope_write_4096",
     "silu_mul_4096x14336",
+    "rules_256x151936",
     "sample_256x151936",
+    "score_256x151936",
 ];
 pub(crate) const REPEATS: usize = 50;
 const PAGE_SIZE: usize = 16;
@@ -135,7 +138,9 @@ fn work(lab: &mut Lab<'_>, name: &str, processors: usize) -> Result<Work, String
         "rms_norm_4096x4096" => norm(lab, 4096, 4096),
         "rope_write_4096" => rotate(lab, 4096),
         "silu_mul_4096x14336" => gate(lab, 4096, 14_336),
+        "rules_256x151936" => change(lab, 256, 151_936),
         "sample_256x151936" => draw(lab, 256, 151_936),
+        "score_256x151936" => score(lab, 256, 151_936),
         _ => Err(format!("no timing {name}")),
     }
 }
@@ -395,10 +400,47 @@ fn gate(lab: &mut Lab<'_>, rows: usize, width: usize) -> Result<Work, String> {
     Ok(Work { launches: launch.into_iter().collect(), bytes: (rows * width * 6) as u64, operations: 0 })
 }
 
-fn draw(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Work, String> {
+/// Logits of every row, a block of them again and again.
+fn logits(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Slice<f32>, String> {
     let block: Vec<f32> =
         crate::cases::values(10, vocabulary).iter().map(|v| v.to_f32().clamp(-6.0, 6.0)).collect();
-    let logits: Vec<f32> = block.iter().copied().cycle().take(rows * vocabulary).collect();
+    lab.upload(&block.iter().copied().cycle().take(rows * vocabulary).collect::<Vec<f32>>())
+}
+
+/// Penalties on a thousand tokens of each row, which takes one more.
+fn change(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Work, String> {
+    const RULES: usize = 1000;
+    let rule = |i: usize| Rule { id: (i * 151) as u32, generated: 1 + i as u32 % 3, ..Rule::default() };
+    let list = rules::list(&(0..RULES).map(rule).collect::<Vec<Rule>>(), RULES);
+    let lists: Vec<u32> = list.iter().copied().cycle().take(rows * list.len()).collect();
+    let of_row = |row: usize| RowRules {
+        list: Some(row * (1 + RULES)),
+        token: Some(row),
+        repetition: 1.1,
+        frequency: 0.1,
+        presence: 0.1,
+        ..RowRules::default()
+    };
+    let words: Vec<u32> = (0..rows).flat_map(|row| of_row(row).words()).collect();
+    let tokens: Vec<u32> = (0..rows).map(|row| rule(row % RULES).id).collect();
+    let (logits, lists, tokens) = (logits(lab, rows, vocabulary)?, lab.upload(&lists)?, lab.upload(&tokens)?);
+    let words = lab.upload(&words)?;
+    let launch = rules::launch(logits, vocabulary, words, lists, words, tokens);
+    // Rules are read, and a logit for each read and written.
+    let bytes = (rows * RULES * (16 + 8)) as u64;
+    Ok(Work { launches: launch.into_iter().collect(), bytes, operations: 0 })
+}
+
+/// Scores with the 20 likeliest of every row.
+fn score(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Work, String> {
+    let tokens: Vec<u32> = (0..rows as u32).collect();
+    let (logits, tokens) = (logits(lab, rows, vocabulary)?, lab.upload(&tokens)?);
+    let (wanted, scores) = (lab.upload(&vec![20; rows])?, lab.poisoned(rows * SCORE_WORDS)?);
+    let launch = sample::score(logits, vocabulary, wanted, tokens, scores);
+    Ok(Work { launches: launch.into_iter().collect(), bytes: (rows * vocabulary * 4) as u64, operations: 0 })
+}
+
+fn draw(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Work, String> {
     let by = |row: usize| Parameters {
         temperature: 0.8,
         top_p: 0.95,
@@ -408,7 +450,7 @@ fn draw(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Work, Strin
         position: 9,
     };
     let words: Vec<u32> = (0..rows).flat_map(|row| by(row).words()).collect();
-    let (logits, words) = (lab.upload(&logits)?, lab.upload(&words)?);
+    let (logits, words) = (logits(lab, rows, vocabulary)?, lab.upload(&words)?);
     let launch = sample::launch(logits, vocabulary, words, lab.poisoned(rows)?, lab.poisoned(rows)?);
     Ok(Work { launches: launch.into_iter().collect(), bytes: (rows * vocabulary * 4) as u64, operations: 0 })
 }

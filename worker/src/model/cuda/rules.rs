@@ -11,7 +11,7 @@ use super::room::Grown;
 use crate::backend::{Draw, Rules};
 
 // Both are small in tests, so that lists and room come to their ends.
-/// Rules that a list has room for beside those it is made with: so many tokens later it is made anew.
+/// Rules that a list has room for at least, beside those it is made with: so many new ids later it is made anew.
 const SPARE: usize = if cfg!(test) { 4 } else { 64 };
 /// Rules that there is room for at least, once there are any: 1 MiB.
 const ROOM_MIN: usize = if cfg!(test) { 1 } else { 1 << 16 };
@@ -167,5 +167,5 @@ impl RuleLists {
 
 /// Rules for which a list of `len` gets room.
 fn room_for(len: usize) -> usize {
-    (len + SPARE).next_power_of_two()
+    len + len / 4 + SPARE
 }

@@ -131,6 +131,7 @@ impl Backend for OnHost {
 fn requests(others: bool) -> Vec<GenerationRequest> {
     let shared = prompt_of(20, 7);
     let compiler = GrammarCompiler::new(Arc::new(Tokenizer::builtin()), VOCAB as usize, vec![VOCAB - 1]);
+    let compile = |regex: &str| compiler.compile(&Form::Regex(regex.to_owned())).unwrap();
     let request = |i: usize| {
         let prompt = [&shared[..i % 3 * 10], &[i as u32, 5][..]].concat();
         let Parameters { temperature, top_p, min_p, top_k, seed, .. } = draw(i);
@@ -156,12 +157,18 @@ fn requests(others: bool) -> Vec<GenerationRequest> {
                 request.rules = TokenRules { penalties, logit_bias, min_tokens: 2, ..request.rules };
                 request.max_tokens = 24;
             }
-            2 | 6 if others => {
-                request.grammar = Some(compiler.compile(&Form::Regex("[a-h]{2,}(01)?".to_owned())).unwrap());
+            2 if others => {
+                // What may come is another kind after each token.
+                request.grammar = Some(compile("([a-d][0-3]|[e-h][4-7]){4,}"));
+                request.rules = TokenRules { stop_token_ids: Vec::new(), ..request.rules };
+                request.max_tokens = 15;
+            }
+            6 if others => {
+                request.grammar = Some(compile("[a-h]{2,}"));
                 request.ignore_eos = false;
-                // The form comes before what is forbidden: of its first letters all are held back.
+                // The form comes before what is forbidden: all of its letters are held back.
                 request.rules.stop_token_ids = (97..105).collect();
-                request.rules.min_tokens = if i == 6 { 2 } else { 0 };
+                request.rules.min_tokens = 2;
                 request.rules.penalties.repetition = 1.5;
             }
             _ => {}
