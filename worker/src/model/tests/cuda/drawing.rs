@@ -153,8 +153,10 @@ fn requests(others: bool) -> Vec<GenerationRequest> {
             }
             5 if others => {
                 let penalties = Penalties { presence: -0.25, frequency: 0.75, repetition: 1.0 };
-                let logit_bias = (0..30).map(|id| (id * 4, id as f32 * 0.07)).collect();
-                request.rules = TokenRules { penalties, logit_bias, min_tokens: 2, ..request.rules };
+                let logit_bias = (0..5).map(|id| (id * 4, id as f32 * 0.07)).collect();
+                // So long that its list gets too short.
+                let stop_token_ids = vec![5];
+                request.rules = TokenRules { penalties, logit_bias, min_tokens: 2, stop_token_ids };
                 request.max_tokens = 24;
             }
             2 if others => {
