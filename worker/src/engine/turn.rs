@@ -159,12 +159,11 @@ impl Engine {
         let mut masks = HashMap::new();
         for part in parts {
             let sequence = &mut running[part.sequence];
-            let next =
-                sequence.computed + part.tokens >= sequence.tokens.len() && sequence.wants_a_token_only();
+            let is_next = sequence.computed + part.tokens >= sequence.tokens.len();
+            let is_drawn = is_next && sequence.wants_a_token_only() && sequence.logprobs.is_none();
             // An error comes again where the row is sampled instead.
-            if let Some(mask) =
-                sequence.grammar.as_mut().filter(|_| next).map(|g| g.mask_bits(vocab_size, eos))
-                && let Ok(mask) = mask
+            if let Some(grammar) = sequence.grammar.as_mut().filter(|_| is_drawn)
+                && let Ok(mask) = grammar.mask_bits(vocab_size, eos)
             {
                 masks.insert(part.sequence, mask);
             }
