@@ -54,6 +54,9 @@ namespace rope_cu {
 namespace probe_cu {
 #include "../src/probe.cu"
 }
+namespace rules_cu {
+#include "../src/rules.cu"
+}
 namespace sample_cu {
 #include "../src/sample.cu"
 }
@@ -70,6 +73,7 @@ using namespace moe_product_cu;
 using namespace moe_product_sm90_cu;
 using namespace peer_cu;
 using namespace rms_norm_cu;
+using namespace rules_cu;
 using namespace rope_cu;
 using namespace probe_cu;
 using namespace sample_cu;
@@ -118,6 +122,10 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(matmul_int8_64),
     KERNEL(matmul_int4_16),
     KERNEL(matmul_int4_64),
+    KERNEL(matmul_fp8_16),
+    KERNEL(matmul_fp8_64),
+    KERNEL(matmul_mxfp4_16),
+    KERNEL(matmul_mxfp4_64),
     KERNEL(matmul_reduce),
     KERNEL(matmul_sm90_16),
     KERNEL(matmul_sm90_64),
@@ -130,6 +138,10 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(moe_product_bf16_128),
     KERNEL(moe_product_int4_16),
     KERNEL(moe_product_int4_64),
+    KERNEL(moe_product_fp8_16),
+    KERNEL(moe_product_fp8_64),
+    KERNEL(moe_product_mxfp4_16),
+    KERNEL(moe_product_mxfp4_64),
     KERNEL(moe_product_int8_16),
     KERNEL(moe_product_int8_64),
     KERNEL(moe_product_sm90_16),
@@ -144,11 +156,12 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(peer_dispatch_send),
     KERNEL(peer_plan),
     KERNEL(peer_reset),
-    KERNEL(penalize),
+    KERNEL(apply_rules),
     KERNEL(rms_norm),
     KERNEL(rope_write_bf16),
     KERNEL(rope_write_fp8),
     KERNEL(sample),
+    KERNEL(score),
     KERNEL(silu_mul),
     KERNEL(write_later),
 };

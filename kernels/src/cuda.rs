@@ -18,9 +18,10 @@ pub mod peer;
 pub mod probe;
 pub mod rms_norm;
 pub mod rope;
+pub mod rules;
 pub mod sample;
 
 /// Changes whenever an edit changes a bit of any of these operations' results; part of a worker's numerics id.
-pub const NUMERICS_VERSION: u32 = 2;
+pub const NUMERICS_VERSION: u32 = 3;
 
 pub use device::{Argument, Device, DeviceError, Element, Launch, Slice};

@@ -1,5 +1,5 @@
-// y[m][n] = sum over k of x[m][k] w[n][k] (+ bias[n]), for a few rows and for many: bf16 rows, bf16, int8
-// or int4 weights, f32 sums.
+// y[m][n] = sum over k of x[m][k] w[n][k] (+ bias[n]), for a few rows and for many: bf16 rows, bf16, int8, int4,
+// FP8 (E4M3) or MXFP4 weights, f32 sums.
 //
 // Weights are packed once into tiles of 64 outputs by 64 inputs, [n / 64][k / 64], each an image of what
 // lies in shared memory, so that loading one is a plain copy (`matmul.rs`, CUDA, packs them):
@@ -7,14 +7,18 @@
 //   int8  [8 groups of 8 outputs][32 lanes][16]: lane 4 g + t holds, of output g, for each of four steps of 16
 //         inputs, those at 2t, 2t + 1, 2t + 8, 2t + 9, plus 128
 //   int4  the same in nibbles, lower first, plus 8
-// int8 and int4 have one f32 scale per output and 128 inputs, `scales` [K / 128][N]; their integers are
-// exact in bf16, so that a group is summed exactly like bf16 weights and scaled as a whole.
+//   fp8   as int8, the four in the order 2t + 8, 2t, 2t + 9, 2t + 1, which takes the fewest instructions to spread
+//   mxfp4 the nibbles of int4, codes of E2M1; then [64 outputs][2], each 32 inputs' E8M0
+// int8, int4 and fp8 have one f32 scale per output and 128 inputs, `scales` [K / 128][N]. Their codes' values are
+// exact in bf16, so that a group is summed exactly like bf16 weights and scaled as a whole, in f32: nothing of a scale is
+// lost, as it would be were code times scale rounded to bf16. A value of MXFP4, a code times a power of two, is a bf16: products
+// have the bits of the same values kept in bf16.
 //
 // The order of every sum follows from the weight's shape alone: K is cut into `splits` ranges of
 // `split_tiles` tiles, each summed on its own and added in ascending order. Splits go to blocks of their
 // own (`partials`, then `matmul_reduce`) or are taken one after another by one block: **the same bits**.
 // The rows per block follow M; they cannot change a sum. Grid: (n tiles, m tiles, splits or 1). x, bias, y
-// row-major; K a multiple of 64 (128 for int8, int4).
+// row-major; K a multiple of 64 (128 for int8, int4, fp8).
 #include "product.cuh"
 
 using namespace warp_product;
@@ -71,6 +75,10 @@ MATMUL(matmul_int8_16, INT8, 16, 64, 1, 4, 6)
 MATMUL(matmul_int8_64, INT8, 64, 64, 2, 2, 4)
 MATMUL(matmul_int4_16, INT4, 16, 64, 1, 4, 8)
 MATMUL(matmul_int4_64, INT4, 64, 64, 2, 2, 4)
+MATMUL(matmul_fp8_16, FP8, 16, 64, 1, 4, 6)
+MATMUL(matmul_fp8_64, FP8, 64, 64, 2, 2, 4)
+MATMUL(matmul_mxfp4_16, MXFP4, 16, 64, 1, 4, 8)
+MATMUL(matmul_mxfp4_64, MXFP4, 64, 64, 2, 2, 4)
 
 // Adds the splits in ascending order. Grid: (columns / 256, rows). Block: 256 threads.
 extern "C" __global__ void __launch_bounds__(256)

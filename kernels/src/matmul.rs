@@ -22,7 +22,7 @@ use integers::{IntMatMul, Integers, Quad4, Quad8};
 use packed::{PANEL, Panels, Read};
 
 pub use integers::IntBits;
-pub use packed::{PackedMatrix, WeightType};
+pub use packed::{PackedMatrix, SmallFloats, WeightType};
 
 /// What a multiplication, reading an element of the weight, and reading a byte of it take one thread at least, in
 /// nanoseconds (`benches/roofline.rs` on AVX-512, the weight in cache): decides who computes, nothing else.
@@ -318,6 +318,12 @@ mod tests {
                 decode_fp8(&codes[n * k..][..k], &scales[n * blocks..][..blocks], block, row);
             });
             same_products(&narrow, &wide);
+            let (mut row, mut row_scales) = (vec![0; k], vec![0.0; blocks]);
+            for i in 0..n {
+                narrow.copy_fp8_row(i, &mut row, &mut row_scales);
+                assert_eq!(row, codes[i * k..][..k]);
+                assert!(same_bits(&row_scales, &scales[i * blocks..][..blocks]));
+            }
         }
     }
 
@@ -338,6 +344,14 @@ mod tests {
             same_products(&narrow, &wide);
             // Four bits an element and sixteen for 32 of them.
             assert_eq!(narrow.bytes(), n.div_ceil(16) * 16 * k * 9 / 16);
+            let (mut row, mut exponents) = (vec![0; k / 2], vec![0; k / 32]);
+            for i in 0..n {
+                narrow.copy_mxfp4_row(i, &mut row, &mut exponents);
+                assert_eq!(
+                    (row.as_slice(), exponents.as_slice()),
+                    (&codes[i * k / 2..][..k / 2], &scales[i * k / 32..][..k / 32])
+                );
+            }
         }
     }
 

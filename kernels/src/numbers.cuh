@@ -56,6 +56,27 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
 #endif
 }
 
+// Two elements by two; where a product is no bf16 it is rounded, subnormal ones too. (A product's own instruction is younger than
+// sm_80: adding -0 changes nothing.)
+__device__ __forceinline__ uint32_t bf16_pair_times(uint32_t a, uint32_t b) {
+#ifdef KEYWAY_EMULATE
+    return bf16_pair(bf16_low(a) * bf16_low(b), bf16_high(a) * bf16_high(b));
+#else
+    uint32_t pair;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(0x80008000u));
+    return pair;
+#endif
+}
+
+// A product that no compiler adds to anything before it is rounded.
+__device__ __forceinline__ float multiply_rounded(float a, float b) {
+#ifdef KEYWAY_EMULATE
+    return a * b;
+#else
+    return __fmul_rn(a, b);
+#endif
+}
+
 // FP8 E4M3: its exponent and mantissa, moved to those of an f32, are 2^120 too small, subnormal codes too.
 __device__ __forceinline__ float e4m3_to_f32(uint32_t code) {
     float magnitude = from_bits((code & 0x7f) << 20) * 0x1p120f;

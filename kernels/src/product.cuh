@@ -10,7 +10,13 @@ namespace warp_product {
 
 constexpr int TILE_K = 64, TILE_N = 64, GROUP_TILES = 2;
 
-enum Weight { BF16, INT8, INT4 };
+enum Weight { BF16, INT8, INT4, FP8, MXFP4 };
+
+// Bytes of the codes in an image, and whether groups of 128 inputs have scales of their own.
+constexpr int codes_of(Weight weight) {
+    return weight == BF16 ? 8192 : weight == INT8 || weight == FP8 ? 4096 : 2048;
+}
+constexpr bool is_scaled(Weight weight) { return weight == INT8 || weight == INT4 || weight == FP8; }
 
 // One weight and the rows of one block: those from `first` to `end`.
 struct Operands {
@@ -28,7 +34,8 @@ struct Product {
     static constexpr int THREADS = 32 * WARPS_M * WARPS_N;
     static constexpr int M_TILES = BLOCK_M / WARPS_M / 16, N_TILES = BLOCK_N / WARPS_N / 8;
     static constexpr int ROWS_BYTES = BLOCK_M * TILE_K * 2;
-    static constexpr int IMAGE = WEIGHT == BF16 ? 8192 : WEIGHT == INT8 ? 4096 : 2048;
+    static constexpr int CODES = codes_of(WEIGHT), IMAGE = CODES + (WEIGHT == MXFP4 ? 2 * TILE_N : 0);
+    static constexpr bool SCALED = is_scaled(WEIGHT);
     static constexpr int IMAGES = BLOCK_N / TILE_N, STAGE = ROWS_BYTES + IMAGES * IMAGE;
     static constexpr int COPIES = ROWS_BYTES / 16 / THREADS;  // of a thread, for a tile of rows
     static_assert(COPIES * THREADS * 16 == ROWS_BYTES, "");
@@ -75,8 +82,8 @@ struct Product {
         }
     }
 
-    // Four integers, as they lie in an image, to the two registers of a fragment.
-    __device__ __forceinline__ static void decode(uint32_t (&b)[2], uint32_t codes) {
+    // Four codes, as they lie in an image, to the two registers of a fragment.
+    __device__ __forceinline__ static void decode_integers(uint32_t (&b)[2], uint32_t codes) {
         // The integer in the low bits of 2^23, less 2^23 and the bias.
         constexpr float BASE = WEIGHT == INT8 ? 8388608.0f + 128.0f : 8388608.0f + 8.0f;
         constexpr int BITS = WEIGHT == INT8 ? 8 : 4;
@@ -86,6 +93,25 @@ struct Product {
             const float low = from_bits(0x4b000000u | (codes >> (2 * i * BITS) & MASK)) - BASE;
             const float high = from_bits(0x4b000000u | (codes >> ((2 * i + 1) * BITS) & MASK)) - BASE;
             b[i] = bf16_pair(low, high);
+        }
+    }
+
+    // E4M3's exponent and mantissa, moved to those of a bf16, are 2^120 too small. NaN becomes 480.
+    __device__ __forceinline__ static void decode_fp8(uint32_t (&b)[2], uint32_t codes) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i, codes <<= 8)
+            b[i] = bf16_pair_times((codes & 0x80008000u) | (codes >> 4 & 0x07f007f0u), 0x7b807b80u);
+    }
+
+    // E2M1's are 2^126 too small. E8M0 is a bf16's exponent, but for 2^-127, which is subnormal; NaN becomes
+    // infinity, and no less visible. Both products are exact.
+    __device__ __forceinline__ static void decode_mxfp4(uint32_t (&b)[2], uint32_t codes, uint32_t e8m0) {
+        const uint32_t power = e8m0 == 0 ? 0x0040u : e8m0 << 7;
+#pragma unroll
+        for (int i = 0; i < 2; ++i, codes >>= 8) {
+            const uint32_t apart = (codes & 0xf) | (codes & 0xf0) << 12;
+            const uint32_t pair = (apart & 0x00080008u) << 12 | (apart & 0x00070007u) << 6;
+            b[i] = bf16_pair_times(bf16_pair_times(pair, 0x7e807e80u), power << 16 | power);
         }
     }
 
@@ -108,10 +134,14 @@ struct Product {
 #pragma unroll
         for (int i = 0; i < N_TILES; ++i) {
             const int group = first + i;
-            const unsigned char* lanes = images + group / 8 * IMAGE + (group % 8 * 32 + lane) * (IMAGE / 256);
-            const uint32_t codes = WEIGHT == INT8 ? reinterpret_cast<const uint32_t*>(lanes)[step]
-                                                  : reinterpret_cast<const uint16_t*>(lanes)[step];
-            decode(b[i], codes);
+            const unsigned char* image = images + group / 8 * IMAGE;
+            const unsigned char* lanes = image + (group % 8 * 32 + lane) * (CODES / 256);
+            const uint32_t codes = CODES == 4096 ? reinterpret_cast<const uint32_t*>(lanes)[step]
+                                                 : reinterpret_cast<const uint16_t*>(lanes)[step];
+            if (WEIGHT == FP8) decode_fp8(b[i], codes);
+            else if (WEIGHT == MXFP4)
+                decode_mxfp4(b[i], codes, image[CODES + (group % 8 * 8 + lane / 4) * 2 + step / 2]);
+            else decode_integers(b[i], codes);
         }
     }
 
@@ -187,8 +217,8 @@ struct Product {
             sync_block();
             if (tile + STAGES - 1 < end) load(tile + STAGES - 1, stage(tile - first + STAGES - 1));
             async_copy_commit();
-            multiply(WEIGHT == BF16 ? part : group, stage(tile - first));
-            if (WEIGHT != BF16 && (tile + 1) % GROUP_TILES == 0) scale_group(part, group, tile / GROUP_TILES);
+            multiply(SCALED ? group : part, stage(tile - first));
+            if (SCALED && (tile + 1) % GROUP_TILES == 0) scale_group(part, group, tile / GROUP_TILES);
             if ((tile + 1) % int(p.split_tiles) == 0 || tile + 1 == end) {
                 end_of_split(part);
                 clear(part);

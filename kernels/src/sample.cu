@@ -1,12 +1,13 @@
 // From logits to a token id, as `worker/src/sampler.rs` defines it, the same id for the same logits:
 // temperature, min-p, top-k, top-p, then a draw that depends on (seed, position) alone; here also the chosen
-// token's log-probability. And `penalize`, which comes before.
+// token's log-probability. And `score`: what a log-probability is made of (`worker/src/logprobs.rs`). What changes logits before
+// is `rules.cu`.
 //
 // Weights e^((logit - max) / temperature) are integers, in units of 2^-40: their sums are exact in any
 // order, so neither the order in which threads add nor the batch can change a choice, and the CPU's is the
 // same. All cuts are one question, "which element, in descending order, takes the running sum past a
-// target?", answered by a radix descent over 32-bit keys in four passes. Grid: (rows). Block: 512 threads
-// (`penalize`: 128). Shared: `Scratch`.
+// target?", answered by a radix descent over 32-bit keys in four passes. Grid: (rows). Block: 512 threads. Shared:
+// `Scratch`.
 #include "numbers.cuh"
 #ifndef KEYWAY_EMULATE
 #include <math.h>
@@ -248,28 +249,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-// A token that a row has seen: how often it was generated, and whether it stood in the prompt.
-struct Seen {
-    uint32_t id, generated, in_prompt;
+// What the host makes log-probabilities of: the token's logit, the largest, the sum of all weights beside it at temperature 1; how
+// many logits are at least the token's; the likeliest ids and their logits, in the order in which tokens are kept.
+constexpr uint32_t TOP = 20, NOT_WANTED = 0xffffffffu;
+struct Score {
+    float logit, maximum;
+    uint32_t total[2], rank, unused;
+    uint32_t ids[TOP];
+    float logits[TOP];
 };
 
-// Penalties of a row: repetition first (1 is none), then frequency per occurrence and presence once, both
-// of generated tokens.
-struct Penalties {
-    float repetition, frequency, presence;
-};
-
-// Changes `logits` of the tokens seen; row r's are seen[offsets[r]..offsets[r + 1]), each id once.
-extern "C" __global__ void __launch_bounds__(128)
-    penalize(float* logits, const uint32_t* offsets, const Seen* seen, const Penalties* penalties,
-             uint32_t vocabulary) {
-    float* row = logits + uint64_t(blockIdx.x) * vocabulary;
-    const Penalties by = penalties[blockIdx.x];
-    for (uint32_t i = offsets[blockIdx.x] + threadIdx.x; i < offsets[blockIdx.x + 1]; i += 128) {
-        const Seen token = seen[i];
-        float logit = row[token.id];
-        logit = logit > 0.0f ? logit / by.repetition : logit * by.repetition;
-        if (token.generated > 0) logit -= fmaf(by.frequency, float(token.generated), by.presence);
-        row[token.id] = logit;
+// Of row r as many of the likeliest as `wanted[r]` says, at most TOP; nothing at all if that is NOT_WANTED.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    score(const float* logits, const uint32_t* wanted, const uint32_t* tokens, Score* scores, uint32_t vocabulary) {
+    const uint32_t top = wanted[blockIdx.x];
+    if (top == NOT_WANTED) return;
+    Scratch& scratch = *reinterpret_cast<Scratch*>(shared_memory());
+    const float* own = logits + uint64_t(blockIdx.x) * vocabulary;
+    Score& to = scores[blockIdx.x];
+    Place last{0, 0};
+    float maximum = 0.0f;
+    for (uint32_t i = 0; i < max_of(1u, min_of(top, vocabulary)); ++i) {
+        Place best{0, 0xffffffffu};
+        for (uint32_t id = threadIdx.x; id < vocabulary; id += THREADS) {
+            const Place place{key_of(own[id]), id};
+            if (best.after(place) && (i == 0 || place.after(last))) best = place;
+        }
+        last = first_over_block(best, scratch);
+        if (i == 0) maximum = own[last.id];
+        if (threadIdx.x == 0 && i < top) to.ids[i] = last.id, to.logits[i] = own[last.id];
+    }
+    const Row row{own, vocabulary, maximum, 1.0f, Place{0, 0xffffffffu}, 1};
+    const uint64_t total = row.total(scratch);
+    const float logit = own[tokens[blockIdx.x]];
+    uint64_t rank = 0;
+    for (uint32_t id = threadIdx.x; id < vocabulary; id += THREADS) rank += own[id] >= logit;
+    rank = sum_exactly(rank, scratch);
+    if (threadIdx.x == 0) {
+        to.logit = logit, to.maximum = maximum, to.rank = uint32_t(rank);
+        to.total[0] = uint32_t(total), to.total[1] = uint32_t(total >> 32);
     }
 }

@@ -1,10 +1,12 @@
 //! The seam between the engine and the arithmetic: one call runs one step of a batch over a paged KV cache, or starts
 //! it. The scheduler never sees a tensor, the backend never sees a request.
 
+use std::fmt;
 use std::time::Duration;
 
 pub use keyway_kernels::cuda::gather::PENDING;
-pub use keyway_kernels::cuda::sample::Parameters as Draw;
+pub use keyway_kernels::cuda::rules::Rule;
+pub use keyway_kernels::cuda::sample::{Parameters, Score};
 
 /// Layers whose KV is kept for the same positions share block tables: a cache group. What a group keeps decides
 /// when its blocks may be given back and how much of a prefix must be cached to go on from it.
@@ -41,11 +43,62 @@ pub struct Chunk<'a> {
     pub wants_logits: bool,
 }
 
+/// How a row's token is drawn: with the very choice of `sampler.rs` for the same logits, once these are changed as
+/// `token_rules.rs` and `grammar.rs` change them.
+#[derive(Debug, Clone, Copy)]
+pub struct Draw<'a> {
+    /// The choice.
+    pub by: Parameters,
+    /// What changes the logits before.
+    pub rules: Option<Rules<'a>>,
+    /// A bit for each id, the lowest first: set if it may come.
+    pub mask: Option<&'a [u32]>,
+    /// How many of the likeliest tokens are wanted with the token's own score, at most 20, where one is. Only of logits that nothing
+    /// changes.
+    pub score: Option<usize>,
+}
+
+/// A sequence's rules. Their list is the backend's to keep from step to step, with every token that it draws.
+#[derive(Clone, Copy)]
+pub struct Rules<'a> {
+    /// Whose they are: a number that no other sequence has, or had.
+    pub sequence: u64,
+    /// Tokens that the sequence has generated, the last of the row's chunk among them if there are any; `None`: the list has no
+    /// counts of them.
+    pub generated: Option<usize>,
+    /// Whether what is held back still is.
+    pub holds: bool,
+    /// On repetition, frequency and presence.
+    pub penalties: [f32; 3],
+    /// Makes the list, with all tokens that are no placeholders: where the backend does not have it.
+    pub list: &'a dyn RuleList,
+}
+
+/// Makes a sequence's list of rules.
+pub trait RuleList {
+    /// The list, each id once.
+    fn list(&self) -> Vec<Rule>;
+}
+
+impl From<Parameters> for Draw<'_> {
+    fn from(by: Parameters) -> Self {
+        Self { by, rules: None, mask: None, score: None }
+    }
+}
+
+impl fmt::Debug for Rules<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rules").field("sequence", &self.sequence).finish_non_exhaustive()
+    }
+}
+
 /// What a started step comes to.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepOutput {
     /// The tokens that were drawn, in the order of their rows.
     pub tokens: Vec<u32>,
+    /// What was wanted of drawn tokens' scores, in that order.
+    pub scores: Vec<Score>,
     /// The other rows' logits, `[rows, vocab_size]`.
     pub logits: Vec<f32>,
 }
@@ -86,12 +139,12 @@ pub trait Backend: Send {
     }
 
     /// Starts a step and does not wait for it. `draws` has an entry for each chunk that wants logits, a row: how its token
-    /// is drawn, with the very choice of `sampler.rs` for the same logits, or `None` if the logits are wanted. The step
+    /// is drawn, or `None` if the logits are wanted. The step
     /// started before may still be under way, if it gives no logits; no further one.
     ///
     /// # Errors
     /// If the backend failed. No step is under way then.
-    fn start(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<(), StepError> {
+    fn start(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw<'_>>]) -> Result<(), StepError> {
         let _ = (chunks, draws);
         Err(StepError("this backend does not start steps".to_owned()))
     }

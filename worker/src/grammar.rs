@@ -163,6 +163,21 @@ impl Grammar {
         Ok(())
     }
 
+    /// The same as bits, the lowest id first: set if it may come.
+    pub(crate) fn mask_bits(&mut self, vocab_size: usize, eos: &[u32]) -> Result<Vec<u32>, String> {
+        let mask = self.matcher.compute_mask_or_eos().map_err(|error| summary(&error.to_string()))?;
+        let mut bits = mask.as_slice().to_vec();
+        bits.resize(vocab_size.div_ceil(32), 0);
+        if eos.iter().any(|id| mask.is_allowed(*id)) {
+            for id in eos {
+                if let Some(word) = bits.get_mut(*id as usize / 32) {
+                    *word |= 1 << (id % 32);
+                }
+            }
+        }
+        Ok(bits)
+    }
+
     /// Takes the token that came, none that ends a generation.
     pub(crate) fn accept(&mut self, token: u32) -> Result<Next, String> {
         self.matcher.consume_token(token).map_err(|error| summary(&error.to_string()))?;
@@ -190,6 +205,8 @@ mod tests {
         grammar.mask(&mut row, &[256, EOS]).unwrap();
         let bytes = (0..128u8).filter(|byte| row[*byte as usize] == 0.0).map(char::from).collect();
         assert_eq!(row[256], row[EOS as usize], "all ends or none");
+        let bits = grammar.mask_bits(320, &[256, EOS]).unwrap();
+        assert!((0..320).all(|id| (bits[id / 32] >> (id % 32) & 1 == 1) == (row[id] == 0.0)), "{bits:x?}");
         (bytes, row[EOS as usize] == 0.0)
     }
 

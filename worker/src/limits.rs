@@ -81,6 +81,9 @@ pub(crate) const GPU_LATENT_HEADS_MAX: usize = 128;
 /// that axis too, and 65,535 tokens of 32 make 32,768. Models have up to 10.
 pub(crate) const GPU_EXPERTS_PER_TOKEN_MAX: usize = 32;
 
+/// Ids that one sequence's rules on a GPU speak of, at most: half a megabyte for each of the sequences that run. Of who has more,
+/// the host samples.
+pub(crate) const GPU_RULES_MAX: usize = 32_768;
 /// Sequences up to which a decode step on a GPU is recorded: more make kernels long enough to hide their launches.
 pub(crate) const RECORDED_ROWS_MAX: usize = 256;
 

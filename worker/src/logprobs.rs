@@ -1,6 +1,14 @@
 //! A row of logits to log probabilities: a token's own, its rank, and the likeliest ones. Of the model's distribution as
 //! it is, before temperature, penalties and masks, as vLLM tells it by default.
 
+use std::cmp::Ordering;
+
+use keyway_kernels::cuda::sample::Score;
+use keyway_kernels::scalar::{argmax, exp};
+
+/// The weight of the likeliest token in a sum, whose parts are whole numbers: the same in whatever order it is made.
+const UNIT: f32 = (1u64 << 40) as f32;
+
 /// What the model thought of one token, and of those it liked better.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TokenScore {
@@ -14,26 +22,42 @@ pub(crate) struct TokenScore {
 }
 
 impl TokenScore {
-    /// The score of token `id` in its row, with the `top` likeliest. A function of the row alone.
+    /// The score of token `id` in its row, with the `top` likeliest. A function of the row alone, in the bits of [`TokenScore::new`] of
+    /// what a GPU says of it.
     pub(crate) fn of(row: &[f32], id: u32, top: usize) -> Self {
-        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = row.iter().map(|logit| f64::from(logit - max).exp()).sum();
-        let normaliser = f64::from(max) + sum.ln();
+        let maximum = row[argmax(row)];
+        // The conversion makes 0 of what is no number.
+        let weight = |logit: &f32| (exp(logit - maximum) * UNIT) as u64;
+        let logit = row.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
+        let score = Score {
+            logit,
+            maximum,
+            total: row.iter().map(weight).sum(),
+            rank: row.iter().filter(|other| **other >= logit).count() as u32,
+            top: likeliest(row, top).into_iter().map(|id| (id, row[id as usize])).collect(),
+        };
+        Self::new(id, &score)
+    }
+
+    /// The score of token `id` from what its row said.
+    pub(crate) fn new(id: u32, score: &Score) -> Self {
+        let normaliser = f64::from(score.maximum) + (score.total as f64 / f64::from(UNIT)).ln();
         let logprob = |logit: f32| (f64::from(logit) - normaliser) as f32;
-        let own = row.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
-        let top = likeliest(row, top).into_iter().map(|id| (id, logprob(row[id as usize]))).collect();
-        let rank = row.iter().filter(|logit| **logit >= own).count() as u32;
-        Self { id, logprob: logprob(own), rank, top }
+        let top = score.top.iter().map(|(id, logit)| (*id, logprob(*logit))).collect();
+        Self { id, logprob: logprob(score.logit), rank: score.rank, top }
     }
 }
 
-/// The ids of the `count` largest values, the largest first, among equals the lower id.
+/// The ids of the `count` largest values, the largest first, among equals, both zeros among them, the lower id; what is no number
+/// last.
 fn likeliest(row: &[f32], count: usize) -> Vec<u32> {
     let count = count.min(row.len());
     if count == 0 {
         return Vec::new();
     }
-    let order = |a: &u32, b: &u32| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b));
+    // Adding 0 makes one of both zeros, and one kind of what is no number.
+    let key = |id: &u32| Some(row[*id as usize] + 0.0).filter(|logit| !logit.is_nan());
+    let order = |a: &u32, b: &u32| key(b).partial_cmp(&key(a)).unwrap_or(Ordering::Equal).then(a.cmp(b));
     let mut ids: Vec<u32> = (0..row.len() as u32).collect();
     ids.select_nth_unstable_by(count - 1, order);
     ids.truncate(count);

@@ -247,10 +247,9 @@ impl Sequence {
         self.pending = true;
     }
 
-    /// Whether the next token follows from the model's logits and `sampling` alone, and nothing else is wanted of them.
-    pub(crate) fn is_drawn_plainly(&self) -> bool {
-        let nothing_wanted = self.logprobs.is_none() && self.prompt_wish.told && !self.is_scoring();
-        nothing_wanted && self.grammar.is_none() && self.rules.is_neutral(self.generated())
+    /// Whether nothing but the next token, and what the model thought of it, is wanted of the model's logits.
+    pub(crate) fn wants_a_token_only(&self) -> bool {
+        self.prompt_wish.told && !self.is_scoring()
     }
 
     /// Whether the logits behind each of the next tokens are wanted, because the prompt is scored.

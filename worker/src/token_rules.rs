@@ -4,7 +4,9 @@
 //!
 //! Applied in vLLM's order (`vllm/v1/sample/sampler.py`): biases, penalties, then the sampler's temperature and cuts.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use crate::backend::Rule;
 
 /// A request's wishes about single tokens.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,6 +40,8 @@ pub(crate) struct RuleState {
     generated: HashMap<u32, u32>,
     /// The prompt's tokens; empty without a penalty on repetition.
     prompt: HashSet<u32>,
+    /// Whether an id has two biases.
+    biased_twice: bool,
 }
 
 impl Default for TokenRules {
@@ -59,7 +63,10 @@ impl RuleState {
     /// For a sequence whose `output` was generated before, elsewhere.
     pub(crate) fn new(rules: TokenRules, prompt: &[u32], output: &[u32]) -> Self {
         let prompt = if rules.penalties.repetition == 1.0 { &[] } else { prompt };
-        let mut state = Self { generated: HashMap::new(), prompt: prompt.iter().copied().collect(), rules };
+        let mut biased = HashSet::new();
+        let biased_twice = !rules.logit_bias.iter().all(|(id, _)| biased.insert(*id));
+        let prompt = prompt.iter().copied().collect();
+        let mut state = Self { generated: HashMap::new(), prompt, biased_twice, rules };
         for token in output {
             state.push(*token);
         }
@@ -82,6 +89,57 @@ impl RuleState {
     pub(crate) fn is_neutral(&self, generated: usize) -> bool {
         let TokenRules { penalties, logit_bias, min_tokens, stop_token_ids: _ } = &self.rules;
         penalties.is_neutral() && logit_bias.is_empty() && generated >= *min_tokens
+    }
+
+    /// Whether some ids may not come yet behind `generated` others.
+    pub(crate) fn holds(&self, generated: usize) -> bool {
+        generated < self.rules.min_tokens
+    }
+
+    /// On repetition, frequency and presence.
+    pub(crate) fn penalties(&self) -> [f32; 3] {
+        let Penalties { presence, frequency, repetition } = self.rules.penalties;
+        [repetition, frequency, presence]
+    }
+
+    /// Whether it matters what was generated.
+    pub(crate) fn counts(&self) -> bool {
+        !self.rules.penalties.is_neutral()
+    }
+
+    /// How many rules [`RuleState::list`] has at most; `None` if there is no list that means the same, since an id has two biases,
+    /// each of which is added and rounded.
+    pub(crate) fn list_len(&self, eos: &[u32], suppressed: &[u32]) -> Option<usize> {
+        let TokenRules { logit_bias, stop_token_ids, .. } = &self.rules;
+        let ids = self.generated.len() + self.prompt.len() + logit_bias.len() + suppressed.len();
+        (!self.biased_twice).then_some(ids + eos.len() + stop_token_ids.len())
+    }
+
+    /// The rules as a list, id by id, for a backend that applies them itself. `eos` as for [`RuleState::apply`]; what is `suppressed`
+    /// never comes.
+    pub(crate) fn list(&self, eos: &[u32], suppressed: &[u32]) -> Vec<Rule> {
+        let mut list: BTreeMap<u32, Rule> = BTreeMap::new();
+        let mut of = |id: u32, change: &dyn Fn(&mut Rule)| {
+            change(list.entry(id).or_insert(Rule { id, ..Rule::default() }));
+        };
+        for id in suppressed {
+            of(*id, &|rule| rule.is_forbidden = true);
+        }
+        let held: [&[u32]; 2] =
+            if self.rules.min_tokens > 0 { [eos, &self.rules.stop_token_ids] } else { [&[], &[]] };
+        for id in held.into_iter().flatten() {
+            of(*id, &|rule| rule.is_held = true);
+        }
+        for id in &self.prompt {
+            of(*id, &|rule| rule.in_prompt = true);
+        }
+        for (id, times) in &self.generated {
+            of(*id, &|rule| rule.generated = *times);
+        }
+        for (id, bias) in &self.rules.logit_bias {
+            of(*id, &|rule| rule.bias = Some(*bias));
+        }
+        list.into_values().collect()
     }
 
     /// Changes the row from which the token behind `generated` others is drawn. `eos` are the ids that end a

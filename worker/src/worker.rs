@@ -44,6 +44,8 @@ pub struct WorkerOptions {
     pub device: DeviceChoice,
     /// How its matrices are kept in memory.
     pub quantize: Quantize,
+    /// Whether the KV cache is kept in FP8: a GPU's alone.
+    pub fp8_kv: bool,
     /// The model's name for clients; its own name if absent.
     pub served_model_name: Option<String>,
     /// Further names by which clients may ask for it.
@@ -84,6 +86,7 @@ impl Default for WorkerOptions {
             model: ModelSource::Builtin,
             device: DeviceChoice::Cpu,
             quantize: Quantize::None,
+            fp8_kv: false,
             served_model_name: None,
             served_model_aliases: Vec::new(),
             reasoning_format: None,

@@ -4,10 +4,11 @@
 
 use half::bf16;
 use keyway_kernels::cuda::gpu::Gpu;
-use keyway_kernels::cuda::matmul::{self, GROUP, Out, Packed, Shape, Unit, Weights};
+use keyway_kernels::cuda::matmul::{self, Out, Packed, Shape, Unit, Weights};
 use keyway_kernels::cuda::moe::{self, Experts, Grouped};
 use keyway_kernels::cuda::paged_attention::{self, Batch, Cut, HeadKind, KvType, Pages, Plan, Sequence};
-use keyway_kernels::cuda::sample::{self, Parameters};
+use keyway_kernels::cuda::rules::{self, RowRules, Rule};
+use keyway_kernels::cuda::sample::{self, Parameters, SCORE_WORDS};
 use keyway_kernels::cuda::{Device, Launch, Slice, elementwise, probe, rms_norm, rope};
 use keyway_kernels::moe::{Routing, Scoring};
 use keyway_kernels::rope::Pairing;
@@ -31,6 +32,8 @@ pub(crate) const NAMES: &[&str] = &[
     "matmul_bf16_64x14336x4096",
     "matmul_int8_16x14336x4096",
     "matmul_int4_16x14336x4096",
+    "matmul_fp8_16x14336x4096",
+    "matmul_mxfp4_16x14336x4096",
     "matmul_bf16_8192x8192x8192",
     "matmul_sm90_1x14336x4096",
     "matmul_sm90_64x14336x4096",
@@ -45,11 +48,15 @@ pub(crate) const NAMES: &[&str] = &[
     "moe_sm90_64",
     "moe_sm90_1024",
     "moe_sm90_4096",
+    "moe_fp8_1",
+    "moe_fp8_64",
     "moe_route_group_combine_64",
     "rms_norm_4096x4096",
     "rope_write_4096",
     "silu_mul_4096x14336",
+    "rules_256x151936",
     "sample_256x151936",
+    "score_256x151936",
 ];
 pub(crate) const REPEATS: usize = 50;
 const PAGE_SIZE: usize = 16;
@@ -109,25 +116,31 @@ fn work(lab: &mut Lab<'_>, name: &str, processors: usize) -> Result<Work, String
         "matmul_bf16_64x14336x4096" => product(lab, Weights::Bf16, Unit::Warp, [64, 14_336, 4096]),
         "matmul_int8_16x14336x4096" => product(lab, Weights::Int8, Unit::Warp, [16, 14_336, 4096]),
         "matmul_int4_16x14336x4096" => product(lab, Weights::Int4, Unit::Warp, [16, 14_336, 4096]),
+        "matmul_fp8_16x14336x4096" => product(lab, Weights::Fp8, Unit::Warp, [16, 14_336, 4096]),
+        "matmul_mxfp4_16x14336x4096" => product(lab, Weights::Mxfp4, Unit::Warp, [16, 14_336, 4096]),
         "matmul_bf16_8192x8192x8192" => product(lab, Weights::Bf16, Unit::Warp, [8192; 3]),
         "matmul_sm90_1x14336x4096" => product(lab, Weights::Bf16, Unit::Warpgroup, [1, 14_336, 4096]),
         "matmul_sm90_64x14336x4096" => product(lab, Weights::Bf16, Unit::Warpgroup, [64, 14_336, 4096]),
         "matmul_sm90_8192x8192x8192" => product(lab, Weights::Bf16, Unit::Warpgroup, [8192; 3]),
-        "moe_1" => experts(lab, Unit::Warp, 1),
-        "moe_8" => experts(lab, Unit::Warp, 8),
-        "moe_64" => experts(lab, Unit::Warp, 64),
-        "moe_1024" => experts(lab, Unit::Warp, 1024),
-        "moe_4096" => experts(lab, Unit::Warp, 4096),
-        "moe_sm90_1" => experts(lab, Unit::Warpgroup, 1),
-        "moe_sm90_8" => experts(lab, Unit::Warpgroup, 8),
-        "moe_sm90_64" => experts(lab, Unit::Warpgroup, 64),
-        "moe_sm90_1024" => experts(lab, Unit::Warpgroup, 1024),
-        "moe_sm90_4096" => experts(lab, Unit::Warpgroup, 4096),
+        "moe_1" => experts(lab, &MOE, Unit::Warp, 1),
+        "moe_8" => experts(lab, &MOE, Unit::Warp, 8),
+        "moe_64" => experts(lab, &MOE, Unit::Warp, 64),
+        "moe_1024" => experts(lab, &MOE, Unit::Warp, 1024),
+        "moe_4096" => experts(lab, &MOE, Unit::Warp, 4096),
+        "moe_sm90_1" => experts(lab, &MOE, Unit::Warpgroup, 1),
+        "moe_sm90_8" => experts(lab, &MOE, Unit::Warpgroup, 8),
+        "moe_sm90_64" => experts(lab, &MOE, Unit::Warpgroup, 64),
+        "moe_sm90_1024" => experts(lab, &MOE, Unit::Warpgroup, 1024),
+        "moe_sm90_4096" => experts(lab, &MOE, Unit::Warpgroup, 4096),
+        "moe_fp8_1" => experts(lab, &MOE_FP8, Unit::Warp, 1),
+        "moe_fp8_64" => experts(lab, &MOE_FP8, Unit::Warp, 64),
         "moe_route_group_combine_64" => around_experts(lab, 64),
         "rms_norm_4096x4096" => norm(lab, 4096, 4096),
         "rope_write_4096" => rotate(lab, 4096),
         "silu_mul_4096x14336" => gate(lab, 4096, 14_336),
+        "rules_256x151936" => change(lab, 256, 151_936),
         "sample_256x151936" => draw(lab, 256, 151_936),
+        "score_256x151936" => score(lab, 256, 151_936),
         _ => Err(format!("no timing {name}")),
     }
 }
@@ -226,8 +239,7 @@ fn product(lab: &mut Lab<'_>, weights: Weights, unit: Unit, [m, n, k]: [usize; 3
         return Err("this GPU has no wgmma".into());
     }
     let shape = Shape { outputs: n, inputs: k, weights };
-    let scales =
-        if weights == Weights::Bf16 { None } else { Some(lab.upload(&vec![0.01f32; k / GROUP * n])?) };
+    let scales = scales(lab, shape.scales())?;
     let packed = Packed { shape, unit, images: lab.filled(shape.packed_bytes(), 6)?, scales, bias: None };
     let x = lab.filled(m * k * 2, 7)?.cast();
     let cut = matmul::Cut::choose(shape, m);
@@ -238,8 +250,23 @@ fn product(lab: &mut Lab<'_>, weights: Weights, unit: Unit, [m, n, k]: [usize; 3
     Ok(Work { launches, bytes, operations: 2 * (m * n) as u64 * k as u64 })
 }
 
-/// A layer of Qwen3-30B-A3B's kind: 128 experts of 704, of which a token has 8, in a model of 2,816.
-const MOE: (usize, usize, usize, usize) = (128, 8, 704, 2816);
+fn scales(lab: &mut Lab<'_>, count: usize) -> Result<Option<Slice<f32>>, String> {
+    if count == 0 { Ok(None) } else { lab.upload(&vec![0.01; count]).map(Some) }
+}
+
+/// A layer's experts.
+struct Moe {
+    count: usize,
+    /// Of a token.
+    top: usize,
+    inner: usize,
+    width: usize,
+    weights: Weights,
+}
+
+/// Of Qwen3-30B-A3B's kind, and that model itself in FP8.
+const MOE: Moe = Moe { count: 128, top: 8, inner: 704, width: 2816, weights: Weights::Bf16 };
+const MOE_FP8: Moe = Moe { inner: 768, width: 2048, weights: Weights::Fp8, ..MOE };
 
 /// What stands between a layer's kernels.
 struct Around {
@@ -254,10 +281,10 @@ struct Around {
 
 impl Around {
     /// Even choices, as many experts as there can be.
-    fn new(lab: &mut Lab<'_>, tokens: usize) -> Result<Self, String> {
-        let (count, top, _, width) = MOE;
+    fn new(lab: &mut Lab<'_>, moe: &Moe, tokens: usize) -> Result<Self, String> {
+        let Moe { count, top, width, weights, .. } = *moe;
         let slots = tokens * top;
-        let block_rows = Grouped::choose_rows(slots, count, Weights::Bf16);
+        let block_rows = Grouped::choose_rows(slots, count, weights);
         let ids: Vec<u32> = (0..slots).map(|slot| (slot * 37 % count) as u32).collect();
         Ok(Self {
             ids: lab.upload(&ids)?,
@@ -277,17 +304,18 @@ impl Around {
 }
 
 /// The experts of one layer: grouping, both products, the sum.
-fn experts(lab: &mut Lab<'_>, unit: Unit, tokens: usize) -> Result<Work, String> {
+fn experts(lab: &mut Lab<'_>, moe: &Moe, unit: Unit, tokens: usize) -> Result<Work, String> {
     if unit == Unit::Warpgroup && !lab.has_warpgroups() {
         return Err("this GPU has no wgmma".into());
     }
-    let (count, top, inner, width) = MOE;
-    let around = Around::new(lab, tokens)?;
-    let up = Shape { outputs: 2 * inner, inputs: width, weights: Weights::Bf16 };
-    let down = Shape { outputs: width, inputs: inner, weights: Weights::Bf16 };
+    let Moe { count, top, inner, width, weights } = *moe;
+    let around = Around::new(lab, moe, tokens)?;
+    let up = Shape { outputs: 2 * inner, inputs: width, weights };
+    let down = Shape { outputs: width, inputs: inner, weights };
     let mut weights = |shape: Shape, seed: u64| -> Result<Experts, String> {
         let images = lab.filled(count * shape.packed_bytes(), seed)?;
-        Ok(Experts { count, shape, unit, images, scales: None, bias: None })
+        let scales = scales(lab, count * shape.scales())?;
+        Ok(Experts { count, shape, unit, images, scales, bias: None })
     };
     let (first, second) = (weights(up, 12)?, weights(down, 13)?);
     let (x, h) = (lab.filled(tokens * width * 2, 14)?.cast(), lab.poisoned(tokens * top * inner)?);
@@ -301,15 +329,19 @@ fn experts(lab: &mut Lab<'_>, unit: Unit, tokens: usize) -> Result<Work, String>
     Ok(Work {
         launches: launches.into_iter().flatten().collect(),
         // The weights of all experts that were chosen, and the tokens in and out.
-        bytes: (busy * (up.packed_bytes() + down.packed_bytes()) + 2 * tokens * width * 2) as u64,
+        bytes: (busy * (bytes_of(up) + bytes_of(down)) + 2 * tokens * width * 2) as u64,
         operations: 2 * (tokens * top) as u64 * (3 * inner * width) as u64,
     })
 }
 
+fn bytes_of(shape: Shape) -> usize {
+    shape.packed_bytes() + shape.scales() * size_of::<f32>()
+}
+
 /// What a layer does besides its products.
 fn around_experts(lab: &mut Lab<'_>, tokens: usize) -> Result<Work, String> {
-    let (count, top, _, width) = MOE;
-    let Around { ids, weights, grouped, rows, out, .. } = Around::new(lab, tokens)?;
+    let Moe { count, top, width, .. } = MOE;
+    let Around { ids, weights, grouped, rows, out, .. } = Around::new(lab, &MOE, tokens)?;
     let logits: Vec<f32> = (0..tokens * count).map(|i| (i * 37 % 1009) as f32 * 0.01).collect();
     let logits = lab.upload(&logits)?;
     let routing = Routing { top, scoring: Scoring::SoftmaxAll, renormalise: true, scale: 1.0, groups: None };
@@ -368,10 +400,47 @@ fn gate(lab: &mut Lab<'_>, rows: usize, width: usize) -> Result<Work, String> {
     Ok(Work { launches: launch.into_iter().collect(), bytes: (rows * width * 6) as u64, operations: 0 })
 }
 
-fn draw(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Work, String> {
+/// Logits of every row, a block of them again and again.
+fn logits(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Slice<f32>, String> {
     let block: Vec<f32> =
         crate::cases::values(10, vocabulary).iter().map(|v| v.to_f32().clamp(-6.0, 6.0)).collect();
-    let logits: Vec<f32> = block.iter().copied().cycle().take(rows * vocabulary).collect();
+    lab.upload(&block.iter().copied().cycle().take(rows * vocabulary).collect::<Vec<f32>>())
+}
+
+/// Penalties on a thousand tokens of each row, which takes one more.
+fn change(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Work, String> {
+    const RULES: usize = 1000;
+    let rule = |i: usize| Rule { id: (i * 151) as u32, generated: 1 + i as u32 % 3, ..Rule::default() };
+    let list = rules::list(&(0..RULES).map(rule).collect::<Vec<Rule>>(), RULES);
+    let lists: Vec<u32> = list.iter().copied().cycle().take(rows * list.len()).collect();
+    let of_row = |row: usize| RowRules {
+        list: Some(row * (1 + RULES)),
+        token: Some(row),
+        repetition: 1.1,
+        frequency: 0.1,
+        presence: 0.1,
+        ..RowRules::default()
+    };
+    let words: Vec<u32> = (0..rows).flat_map(|row| of_row(row).words()).collect();
+    let tokens: Vec<u32> = (0..rows).map(|row| rule(row % RULES).id).collect();
+    let (logits, lists, tokens) = (logits(lab, rows, vocabulary)?, lab.upload(&lists)?, lab.upload(&tokens)?);
+    let words = lab.upload(&words)?;
+    let launch = rules::launch(logits, vocabulary, words, lists, words, tokens);
+    // Rules are read, and a logit for each read and written.
+    let bytes = (rows * RULES * (16 + 8)) as u64;
+    Ok(Work { launches: launch.into_iter().collect(), bytes, operations: 0 })
+}
+
+/// Scores with the 20 likeliest of every row.
+fn score(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Work, String> {
+    let tokens: Vec<u32> = (0..rows as u32).collect();
+    let (logits, tokens) = (logits(lab, rows, vocabulary)?, lab.upload(&tokens)?);
+    let (wanted, scores) = (lab.upload(&vec![20; rows])?, lab.poisoned(rows * SCORE_WORDS)?);
+    let launch = sample::score(logits, vocabulary, wanted, tokens, scores);
+    Ok(Work { launches: launch.into_iter().collect(), bytes: (rows * vocabulary * 4) as u64, operations: 0 })
+}
+
+fn draw(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Work, String> {
     let by = |row: usize| Parameters {
         temperature: 0.8,
         top_p: 0.95,
@@ -381,7 +450,7 @@ fn draw(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Work, Strin
         position: 9,
     };
     let words: Vec<u32> = (0..rows).flat_map(|row| by(row).words()).collect();
-    let (logits, words) = (lab.upload(&logits)?, lab.upload(&words)?);
+    let (logits, words) = (logits(lab, rows, vocabulary)?, lab.upload(&words)?);
     let launch = sample::launch(logits, vocabulary, words, lab.poisoned(rows)?, lab.poisoned(rows)?);
     Ok(Work { launches: launch.into_iter().collect(), bytes: (rows * vocabulary * 4) as u64, operations: 0 })
 }

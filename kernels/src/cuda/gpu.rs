@@ -43,6 +43,7 @@ const FATBINS: &[(&str, &[u8])] = fatbins!(
     "probe",
     "rms_norm",
     "rope",
+    "rules",
     "sample"
 );
 

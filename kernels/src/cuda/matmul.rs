@@ -1,12 +1,16 @@
-//! Packs weights for `matmul.cu` and `matmul_sm90.cu` and launches them: bf16 rows by bf16, int8 or int4
-//! weights.
+//! Launches `matmul.cu` and `matmul_sm90.cu`: bf16 rows by bf16, int8, int4, FP8 or MXFP4 weights, which `packing.rs` packs.
 //!
 //! How K is split follows from the weight's shape alone ([`Shape::splits`]); how many rows a block takes,
 //! and whether the splits go to blocks of their own, follows the batch and changes no bit.
 
+mod packing;
+
 use half::bf16;
 
 use super::{Argument, Launch, Slice};
+use crate::quant::MXFP4_BLOCK;
+
+pub use packing::{pack_bf16, pack_fp8, pack_integers, pack_mxfp4};
 
 /// Outputs and inputs of a packed tile.
 pub const TILE: usize = 64;
@@ -28,6 +32,22 @@ pub enum Weights {
     Int8,
     /// Integers in -8..=7 with such a scale.
     Int4,
+    /// E4M3 codes with such a scale: it multiplies the sum of the group, so that nothing is rounded before.
+    Fp8,
+    /// MXFP4: E2M1 codes with an E8M0 power of two for 32 inputs. Products have the bits of the same values in bf16.
+    Mxfp4,
+}
+
+impl Weights {
+    /// Inputs are a multiple of it.
+    pub fn granule(self) -> usize {
+        if self.has_scales() { GROUP } else { TILE }
+    }
+
+    /// Whether each output has an f32 scale for every 128 inputs.
+    fn has_scales(self) -> bool {
+        matches!(self, Self::Int8 | Self::Int4 | Self::Fp8)
+    }
 }
 
 /// A weight's sizes.
@@ -35,7 +55,7 @@ pub enum Weights {
 pub struct Shape {
     /// N.
     pub outputs: usize,
-    /// K, a multiple of 64; of 128 for integers.
+    /// K, a multiple of [`Weights::granule`].
     pub inputs: usize,
     /// How it is kept.
     pub weights: Weights,
@@ -44,12 +64,12 @@ pub struct Shape {
 impl Shape {
     /// Bytes of a packed tile.
     pub(super) fn image(self) -> usize {
-        TILE * TILE * 2
-            / match self.weights {
-                Weights::Bf16 => 1,
-                Weights::Int8 => 2,
-                Weights::Int4 => 4,
-            }
+        match self.weights {
+            Weights::Bf16 => TILE * TILE * 2,
+            Weights::Int8 | Weights::Fp8 => TILE * TILE,
+            Weights::Int4 => TILE * TILE / 2,
+            Weights::Mxfp4 => TILE * TILE / 2 + TILE * TILE / MXFP4_BLOCK,
+        }
     }
 
     /// Bytes of the packed weight.
@@ -57,11 +77,16 @@ impl Shape {
         self.outputs.div_ceil(TILE) * (self.inputs / TILE) * self.image()
     }
 
+    /// How many f32 scales there are, `[inputs / 128, outputs]`; none of bf16 and MXFP4.
+    pub fn scales(self) -> usize {
+        if self.weights.has_scales() { self.inputs / GROUP * self.outputs } else { 0 }
+    }
+
     /// Tiles of a split: a function of the weight's shape alone, since it decides the order of sums.
     pub(super) fn split_tiles(self) -> usize {
         let tiles = self.inputs / TILE;
         let wanted = BLOCKS.div_ceil(self.outputs.div_ceil(TILE)).min(tiles / SPLIT_TILES_MIN).max(1);
-        // Even, so that no group of an integer weight is cut.
+        // Even, so that no group of 128 inputs is cut.
         tiles.div_ceil(wanted).next_multiple_of(2)
     }
 
@@ -72,66 +97,12 @@ impl Shape {
 
     /// Panics if `inputs` is not whole tiles or groups.
     pub(super) fn check(self) {
-        let granule = if self.weights == Weights::Bf16 { TILE } else { GROUP };
+        let granule = self.weights.granule();
         assert!(
             self.inputs > 0 && self.inputs.is_multiple_of(granule),
             "matmul: inputs must be a multiple of {granule}"
         );
     }
-}
-
-/// Packs bf16 weights `[outputs, inputs]`.
-///
-/// # Panics
-/// If shapes disagree.
-pub fn pack_bf16(shape: Shape, w: &[bf16]) -> Vec<u8> {
-    assert!(
-        shape.weights == Weights::Bf16 && w.len() == shape.outputs * shape.inputs,
-        "matmul: shapes disagree"
-    );
-    pack(shape, |image, n, k, at| {
-        let unit = (k / 8) ^ (n % 8);
-        image[(n * 8 + unit) * 16 + k % 8 * 2..][..2].copy_from_slice(&w[at].to_le_bytes());
-    })
-}
-
-/// Packs integers `[outputs, inputs]`, each within what `shape.weights` holds.
-///
-/// # Panics
-/// If shapes disagree.
-pub fn pack_integers(shape: Shape, w: &[i8]) -> Vec<u8> {
-    assert!(
-        shape.weights != Weights::Bf16 && w.len() == shape.outputs * shape.inputs,
-        "matmul: shapes disagree"
-    );
-    pack(shape, |image, n, k, at| {
-        // Lane 4 g + t of step s holds inputs 2t, 2t + 1, 2t + 8, 2t + 9 of the step's sixteen.
-        let (step, within) = (k / 16, k % 16);
-        let lane = n % 8 * 4 + within % 8 / 2;
-        let place = ((n / 8 * 32 + lane) * 4 + step) * 4 + within / 8 * 2 + within % 2;
-        if shape.weights == Weights::Int8 {
-            image[place] = w[at].cast_unsigned() ^ 0x80;
-        } else {
-            image[place / 2] |= ((w[at] + 8).cast_unsigned() & 15) << (place % 2 * 4);
-        }
-    })
-}
-
-/// Fills every tile's image: `put(image, output in it, input in it, index in the row-major weight)`.
-/// Outputs past the last stay zero bytes, which no result is stored of.
-fn pack(shape: Shape, put: impl Fn(&mut [u8], usize, usize, usize)) -> Vec<u8> {
-    shape.check();
-    let tiles = shape.inputs / TILE;
-    let mut packed = vec![0; shape.packed_bytes()];
-    for (i, image) in packed.chunks_exact_mut(shape.image()).enumerate() {
-        let (first_output, first_input) = (i / tiles * TILE, i % tiles * TILE);
-        for n in 0..TILE.min(shape.outputs - first_output) {
-            for k in 0..TILE {
-                put(image, n, k, (first_output + n) * shape.inputs + first_input + k);
-            }
-        }
-    }
-    packed
 }
 
 /// Which matrix instruction multiplies. They may round differently: a worker keeps to one.
@@ -152,7 +123,7 @@ pub struct Packed {
     pub unit: Unit,
     /// The images.
     pub images: Slice<u8>,
-    /// `[inputs / 128, outputs]` of integers, `None` of bf16.
+    /// As many as [`Shape::scales`]; `None` where these are none.
     pub scales: Option<Slice<f32>>,
     /// `[outputs]`.
     pub bias: Option<Slice<bf16>>,
@@ -217,6 +188,10 @@ impl Kernel {
             (_, Weights::Int8, _) => ("matmul_int8_64", 64, 64, 4),
             (_, Weights::Int4, 16) => ("matmul_int4_16", 16, 64, 8),
             (_, Weights::Int4, _) => ("matmul_int4_64", 64, 64, 4),
+            (_, Weights::Fp8, 16) => ("matmul_fp8_16", 16, 64, 6),
+            (_, Weights::Fp8, _) => ("matmul_fp8_64", 64, 64, 4),
+            (_, Weights::Mxfp4, 16) => ("matmul_mxfp4_16", 16, 64, 8),
+            (_, Weights::Mxfp4, _) => ("matmul_mxfp4_64", 64, 64, 4),
         };
         let hopper = unit == Unit::Warpgroup && weights == Weights::Bf16;
         Self {
@@ -253,8 +228,7 @@ pub fn launch(
             && len == rows * shape.outputs
             && images.len == shape.packed_bytes()
             && bias.is_none_or(|b| b.len == shape.outputs)
-            && scales.map_or(0, |s| s.len)
-                == if shape.weights == Weights::Bf16 { 0 } else { shape.inputs / GROUP * shape.outputs }
+            && scales.map_or(0, |s| s.len) == shape.scales()
             && partials.len >= cut.partial_floats(shape, rows),
         "matmul: shapes disagree"
     );

@@ -250,7 +250,7 @@ pub struct Experts {
     pub unit: Unit,
     /// The images, `matmul::pack_*` of each.
     pub images: Slice<u8>,
-    /// `[count, inputs / 128, outputs]` of integers, `None` of bf16.
+    /// `[count, inputs / 128, outputs]`; `None` of bf16 and MXFP4.
     pub scales: Option<Slice<f32>>,
     /// `[count, outputs]`.
     pub bias: Option<Slice<bf16>>,
@@ -302,14 +302,13 @@ pub fn product(
         Rows::OfSlots => (Argument::from(grouped.slots_at), 1, 1),
     };
     let columns = if ending == Ending::Plain { shape.outputs } else { shape.outputs / 2 };
-    let of_integers = if shape.weights == Weights::Bf16 { 0 } else { shape.inputs / super::matmul::GROUP };
     shape.check();
     assert!(
         x.len * top == slots * shape.inputs
             && y.len == slots * columns
             && (ending == Ending::Plain || shape.outputs.is_multiple_of(2 * EIGHT))
             && images.len == count * shape.packed_bytes()
-            && scales.map_or(0, |scales| scales.len) == count * of_integers * shape.outputs
+            && scales.map_or(0, |scales| scales.len) == count * shape.scales()
             && bias.is_none_or(|bias| bias.len == count * shape.outputs),
         "experts: shapes disagree"
     );
@@ -376,6 +375,10 @@ impl Kernel {
             (_, Weights::Int8, 64) => ("moe_product_int8_64", 64, 4),
             (_, Weights::Int4, 16) => ("moe_product_int4_16", 64, 8),
             (_, Weights::Int4, 64) => ("moe_product_int4_64", 64, 4),
+            (_, Weights::Fp8, 16) => ("moe_product_fp8_16", 64, 6),
+            (_, Weights::Fp8, 64) => ("moe_product_fp8_64", 64, 4),
+            (_, Weights::Mxfp4, 16) => ("moe_product_mxfp4_16", 64, 8),
+            (_, Weights::Mxfp4, 64) => ("moe_product_mxfp4_64", 64, 4),
             _ => return None,
         };
         let hopper = unit == Unit::Warpgroup && weights == Weights::Bf16;

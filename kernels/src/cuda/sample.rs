@@ -1,4 +1,4 @@
-//! Launches `sample.cu`: penalties, and from logits to a token id.
+//! Launches `sample.cu`: from logits to a token id, and to what a log-probability is made of.
 
 use super::{Launch, Slice};
 
@@ -7,9 +7,6 @@ const THREADS: u32 = 512;
 const SCRATCH_BYTES: u32 = 8 * (256 + 1 + THREADS / 32) + 4 * (2 + 2 * (THREADS / 32));
 /// Words of [`Parameters`].
 pub const PARAMETER_WORDS: usize = 8;
-/// Words of `struct Seen` and `struct Penalties`.
-const SEEN_WORDS: usize = 3;
-const PENALTY_WORDS: usize = 3;
 
 /// How a row's token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,51 +65,74 @@ pub fn launch(
     })
 }
 
-/// A token that a row has seen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
-    /// Which.
-    pub id: u32,
-    /// How often it was generated.
-    pub generated: u32,
-    /// Whether it stood in the prompt.
-    pub in_prompt: bool,
+/// Of the likeliest tokens a score has so many at most.
+pub const TOP: usize = 20;
+/// Words of a score.
+pub const SCORE_WORDS: usize = 6 + 2 * TOP;
+/// Of a row whose score is not wanted.
+pub const NOT_WANTED: u32 = u32::MAX;
+
+/// What the model thought of a token, as far as its row of logits goes: what log-probabilities are made of.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Score {
+    /// The token's logit.
+    pub logit: f32,
+    /// The largest.
+    pub maximum: f32,
+    /// The sum of `e^(logit - maximum)` over the row, each in units of 2^-40 and rounded down.
+    pub total: u64,
+    /// Logits that are at least the token's.
+    pub rank: u32,
+    /// The likeliest ids and their logits, the likeliest first, among equals the lower id.
+    pub top: Vec<(u32, f32)>,
 }
 
-impl Seen {
-    /// As the kernel reads it.
-    pub fn words(&self) -> [u32; SEEN_WORDS] {
-        [self.id, self.generated, self.in_prompt.into()]
+impl Score {
+    /// A row's, as the kernel left it, with the `top` likeliest that were wanted; at most as many as there are ids.
+    ///
+    /// # Panics
+    /// If there are not [`SCORE_WORDS`].
+    pub fn of(words: &[u32], top: usize) -> Self {
+        assert_eq!(words.len(), SCORE_WORDS, "score: the words of one row");
+        let (ids, logits) = words[6..].split_at(TOP);
+        let likeliest = ids.iter().copied().zip(logits.iter().map(|logit| f32::from_bits(*logit)));
+        Self {
+            logit: f32::from_bits(words[0]),
+            maximum: f32::from_bits(words[1]),
+            total: u64::from(words[2]) | u64::from(words[3]) << 32,
+            rank: words[4],
+            top: likeliest.take(top).collect(),
+        }
     }
 }
 
-/// Lowers the logits of tokens that were seen: row `r`'s are `seen[offsets[r]..offsets[r + 1]]`, each id
-/// once, as [`Seen::words`]; `penalties` are each row's repetition, frequency and presence. `None` if there
-/// are no rows.
+/// Scores the `tokens` that were drawn of each row of `logits` `[rows, vocabulary]`, which nothing has changed since the model gave
+/// them: `scores` `[rows, SCORE_WORDS]`, for [`Score::of`]. `wanted` says of each row how many of the likeliest, at most [`TOP`] and the
+/// vocabulary, or [`NOT_WANTED`], where nothing is written. `None` if there are no rows.
 ///
 /// # Panics
 /// If shapes disagree.
-pub fn penalize(
+pub fn score(
     logits: Slice<f32>,
     vocabulary: usize,
-    offsets: Slice<u32>,
-    seen: Slice<u32>,
-    penalties: Slice<f32>,
+    wanted: Slice<u32>,
+    tokens: Slice<u32>,
+    scores: Slice<u32>,
 ) -> Option<Launch> {
-    let rows = penalties.len / PENALTY_WORDS;
+    let rows = tokens.len;
     assert!(
-        logits.len == rows * vocabulary
-            && penalties.len == rows * PENALTY_WORDS
-            && offsets.len == rows + 1
-            && seen.len.is_multiple_of(SEEN_WORDS),
-        "penalize: shapes disagree"
+        vocabulary > 0
+            && logits.len == rows * vocabulary
+            && wanted.len == rows
+            && scores.len == rows * SCORE_WORDS,
+        "score: shapes disagree"
     );
     (rows > 0).then(|| Launch {
         module: "sample",
-        kernel: "penalize".into(),
+        kernel: "score".into(),
         grid: [rows as u32, 1, 1],
-        threads: 128,
-        shared_bytes: 0,
-        arguments: vec![logits.into(), offsets.into(), seen.into(), penalties.into(), vocabulary.into()],
+        threads: THREADS,
+        shared_bytes: SCRATCH_BYTES,
+        arguments: vec![logits.into(), wanted.into(), tokens.into(), scores.into(), vocabulary.into()],
     })
 }

@@ -24,6 +24,18 @@ pub enum WeightType {
     Bf16,
 }
 
+/// What a weight's codes are where it is kept as a checkpoint's small floats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SmallFloats {
+    /// E4M3 with a scale per so many inputs of a row.
+    Fp8 {
+        /// How many.
+        block: usize,
+    },
+    /// MXFP4.
+    Mxfp4,
+}
+
 /// A weight `[N, K]`, packed.
 #[derive(Debug, Clone)]
 pub struct PackedMatrix {
@@ -155,6 +167,40 @@ impl PackedMatrix {
             Panels::Mxfp4(mx) => mx.bytes(),
             Panels::Int8(integers) => integers.bytes(),
             Panels::Int4(integers) => integers.bytes(),
+        }
+    }
+
+    /// Whether it is kept as small floats, and which.
+    pub fn small_floats(&self) -> Option<SmallFloats> {
+        match &self.panels {
+            Panels::Fp8(fp8) => Some(SmallFloats::Fp8 { block: fp8.block() }),
+            Panels::Mxfp4(_) => Some(SmallFloats::Mxfp4),
+            _ => None,
+        }
+    }
+
+    /// Copies row `n` of a weight in FP8: what [`PackedMatrix::pack_fp8`] was given, but that the scale of a block with a NaN among
+    /// its codes is NaN.
+    ///
+    /// # Panics
+    /// If it is kept otherwise, or shapes disagree.
+    pub fn copy_fp8_row(&self, n: usize, codes: &mut [u8], scales: &mut [f32]) {
+        assert!(n < self.outputs && codes.len() == self.inputs, "copy_fp8_row: out of range");
+        assert!(matches!(self.panels, Panels::Fp8(_)), "copy_fp8_row: not in FP8");
+        if let Panels::Fp8(fp8) = &self.panels {
+            fp8.copy_row(n, codes, scales);
+        }
+    }
+
+    /// Copies row `n` of a weight in MXFP4: what [`PackedMatrix::pack_mxfp4`] was given.
+    ///
+    /// # Panics
+    /// If it is kept otherwise, or shapes disagree.
+    pub fn copy_mxfp4_row(&self, n: usize, codes: &mut [u8], exponents: &mut [u8]) {
+        assert!(n < self.outputs && codes.len() * 2 == self.inputs, "copy_mxfp4_row: out of range");
+        assert!(matches!(self.panels, Panels::Mxfp4(_)), "copy_mxfp4_row: not in MXFP4");
+        if let Panels::Mxfp4(mx) = &self.panels {
+            mx.copy_row(n, codes, exponents);
         }
     }
 

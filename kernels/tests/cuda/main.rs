@@ -37,4 +37,4 @@ macro_rules! emulated {
     };
 }
 
-emulated!(attention, elementwise, gather, matmul, moe, peer, probe, rms_norm, rope, sample);
+emulated!(attention, elementwise, gather, matmul, moe, peer, probe, rms_norm, rope, rules, sample);

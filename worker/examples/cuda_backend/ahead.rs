@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use keyway_kernels::cuda::Device;
-use keyway_worker::backend::{Draw, PENDING};
+use keyway_worker::backend::{Draw, PENDING, Parameters};
 use keyway_worker::model::{CudaBackend, CudaModel};
 
 use crate::cases::text;
@@ -20,10 +20,13 @@ pub(crate) enum When {
 }
 
 /// How every row is drawn at a temperature: seeds differ by row.
-fn draws(sequences: &[Sequence], new: &[Vec<u32>], temperature: f32) -> Vec<Option<Draw>> {
+fn draws(sequences: &[Sequence], new: &[Vec<u32>], temperature: f32) -> Vec<Option<Draw<'static>>> {
     let draw = |(i, (sequence, new)): (usize, (&Sequence, &Vec<u32>))| {
         let position = (sequence.len + new.len()) as u64;
-        Some(Draw { temperature, top_p: 0.95, min_p: 0.0, top_k: 50, seed: i as u64 + 1, position })
+        Some(
+            Parameters { temperature, top_p: 0.95, min_p: 0.0, top_k: 50, seed: i as u64 + 1, position }
+                .into(),
+        )
     };
     sequences.iter().zip(new).enumerate().map(draw).collect()
 }

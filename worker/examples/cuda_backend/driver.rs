@@ -61,7 +61,7 @@ impl<B: Backend> Driver<B> {
         &mut self,
         sequences: &mut [Sequence],
         tokens: &[&[u32]],
-        draws: &[Option<Draw>],
+        draws: &[Option<Draw<'_>>],
     ) -> Result<(), String> {
         self.with_chunks(sequences, tokens, |backend, chunks| {
             backend.start(chunks, draws).map_err(|e| e.to_string())

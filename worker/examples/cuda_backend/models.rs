@@ -11,7 +11,7 @@ pub(crate) struct Variant {
 
 /// Head widths 64 and 128, grouped queries or none, windows in all layers or some, biases, tied heads, scaled angles; then
 /// those with experts: weights renormalised or not, a dense layer among them, biases, sinks and the
-/// clamped gate; latent attention with and without the queries' bottleneck, groups of experts and shared ones.
+/// clamped gate; latent attention with and without the queries' bottleneck, groups of experts and shared ones; products in FP8.
 pub(crate) const MODELS: &[Variant] = &[
     Variant {
         name: "LlamaForCausalLM",
@@ -62,6 +62,12 @@ pub(crate) const MODELS: &[Variant] = &[
             "moe_intermediate_size": 128, "first_k_dense_replace": 0,
             "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64,
                 "mscale": 1.0, "mscale_all_dim": 1.0}"#,
+    },
+    Variant {
+        name: "Qwen3MoeForCausalLM",
+        more: r#""num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128, "num_experts": 5,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 384, "mlp_only_layers": [0],
+            "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}"#,
     },
 ];
 

@@ -3,18 +3,21 @@
 //! learns of a stop token one step late; what the surplus step draws is dropped, and the KV that it writes lies in a block
 //! that nobody can find.
 //!
-//! Rows whose logits the host must see (a grammar, biases, penalties, scores, hidden states) end that: their step is
-//! waited for at once. `scheduler.rs` decides who runs.
+//! Rows whose logits the host must see (prompts' scores, hidden states, scores where rules change the logits) end that: their step is waited for at once. So do rows with a
+//! grammar, whose next mask hangs on the token. `scheduler.rs` decides who runs.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use super::{Engine, EngineOptions};
-use crate::backend::{Draw, StepError};
+use crate::backend::{Draw, Parameters, Rule, RuleList, Rules, StepError};
 use crate::block_manager::CacheChange;
+use crate::limits::GPU_RULES_MAX;
 use crate::logprobs::TokenScore;
 use crate::metrics::Metrics;
 use crate::sampler::{Sampler, Sampling};
 use crate::sequence::{Rank, Sequence};
+use crate::token_rules::RuleState;
 
 /// A step that was started.
 #[derive(Debug)]
@@ -39,16 +42,43 @@ enum Purpose {
     Score(usize),
     /// The next token is sampled here.
     Sample,
-    /// The backend draws the next token.
-    Draw(Draw),
+    /// The backend draws the next token; it is waited for if what may come next hangs on it.
+    Draw { is_waited_for: bool, is_scored: bool },
 }
 
 impl Row {
-    fn draw(&self) -> Option<Draw> {
-        match self.purpose {
-            Purpose::Draw(draw) => Some(draw),
-            Purpose::Score(_) | Purpose::Sample => None,
-        }
+    fn is_drawn(&self) -> bool {
+        matches!(self.purpose, Purpose::Draw { .. })
+    }
+
+    /// Whether no step may be started before this row's token is known.
+    fn is_waited_for(&self) -> bool {
+        !matches!(self.purpose, Purpose::Draw { is_waited_for: false, .. })
+    }
+}
+
+/// What a sequence's list of rules is made of.
+struct Listed<'a> {
+    rules: &'a RuleState,
+    options: &'a EngineOptions,
+}
+
+impl RuleList for Listed<'_> {
+    fn list(&self) -> Vec<Rule> {
+        self.rules.list(&self.options.eos_token_ids, &self.options.suppress_token_ids)
+    }
+}
+
+impl Listed<'_> {
+    /// Whether they change the logits behind so many tokens.
+    fn changes(&self, generated: usize) -> bool {
+        !self.rules.is_neutral(generated) || !self.options.suppress_token_ids.is_empty()
+    }
+
+    /// Whether a backend can apply them.
+    fn is_short(&self) -> bool {
+        let EngineOptions { eos_token_ids, suppress_token_ids, .. } = self.options;
+        self.rules.list_len(eos_token_ids, suppress_token_ids).is_some_and(|len| len <= GPU_RULES_MAX)
     }
 }
 
@@ -86,10 +116,7 @@ impl Engine {
         }
         // By now all tokens of the step are known, and the backend computes it before any later one.
         self.scheduler.commit();
-        if !self.backend.draws()
-            || !self.options.step_ahead
-            || next.rows.iter().any(|row| row.draw().is_none())
-        {
+        if !self.backend.draws() || !self.options.step_ahead || next.rows.iter().any(Row::is_waited_for) {
             return self.learn(next);
         }
         let (_, running) = self.scheduler.planned_mut();
@@ -105,11 +132,19 @@ impl Engine {
 
     /// Starts the planned step; without a backend that does so, runs it.
     fn start(&mut self) -> Result<UnderWay, StepError> {
-        let rows = self.rows();
+        let masks = if self.backend.draws() { self.masks() } else { HashMap::new() };
+        let rows = self.rows(&masks);
         let tables = self.scheduler.tables();
         let chunks = self.scheduler.chunks(&tables);
         if self.backend.draws() {
-            let draws: Vec<Option<Draw>> = rows.iter().map(Row::draw).collect();
+            let (running, options) = (self.scheduler.running(), &self.options);
+            let listed = |row: &Row| Listed { rules: &running[row.place].rules, options };
+            let lists: Vec<Listed<'_>> = rows.iter().map(listed).collect();
+            let draw = |(row, list): (&Row, _)| {
+                let mask = masks.get(&row.place).map(Vec::as_slice);
+                row.is_drawn().then(|| Draw { mask, ..draw(&running[row.place], list) })
+            };
+            let draws: Vec<Option<Draw<'_>>> = rows.iter().zip(&lists).map(draw).collect();
             self.backend.start(&chunks, &draws)?;
         } else {
             self.backend.step(&chunks, &mut self.output.logits)?;
@@ -117,10 +152,28 @@ impl Engine {
         Ok(UnderWay { rows, changes: Vec::new() })
     }
 
+    /// What may come next of the planned sequences with a grammar whose token a backend draws, by their places among those running.
+    fn masks(&mut self) -> HashMap<usize, Vec<u32>> {
+        let (vocab_size, eos) = (self.backend.vocab_size(), &self.options.eos_token_ids);
+        let (parts, running) = self.scheduler.planned_mut();
+        let mut masks = HashMap::new();
+        for part in parts {
+            let sequence = &mut running[part.sequence];
+            let is_next = sequence.computed + part.tokens >= sequence.tokens.len();
+            let is_drawn = is_next && sequence.wants_a_token_only() && sequence.logprobs.is_none();
+            // An error comes again where the row is sampled instead.
+            if let Some(grammar) = sequence.grammar.as_mut().filter(|_| is_drawn)
+                && let Ok(mask) = grammar.mask_bits(vocab_size, eos)
+            {
+                masks.insert(part.sequence, mask);
+            }
+        }
+        masks
+    }
+
     /// The planned step's rows of logits, in the order of its chunks.
-    fn rows(&self) -> Vec<Row> {
+    fn rows(&self, masks: &HashMap<usize, Vec<u32>>) -> Vec<Row> {
         let running = self.scheduler.running();
-        let draws = self.backend.draws() && self.options.suppress_token_ids.is_empty();
         let mut rows = Vec::new();
         for part in &self.scheduler.plan().parts {
             let sequence = &running[part.sequence];
@@ -132,8 +185,16 @@ impl Engine {
             if end < known {
                 continue;
             }
-            let draw = || Purpose::Draw(parameters(&sequence.sampling, known));
-            add(if draws && sequence.is_drawn_plainly() { draw() } else { Purpose::Sample });
+            let is_waited_for = sequence.grammar.is_some();
+            let is_scored = sequence.logprobs.is_some();
+            let list = Listed { rules: &sequence.rules, options: &self.options };
+            let changes = is_waited_for || list.changes(sequence.generated());
+            let is_drawn = self.backend.draws()
+                && sequence.wants_a_token_only()
+                && !(is_scored && changes)
+                && (!is_waited_for || masks.contains_key(&part.sequence))
+                && list.is_short();
+            add(if is_drawn { Purpose::Draw { is_waited_for, is_scored } } else { Purpose::Sample });
         }
         rows
     }
@@ -148,11 +209,15 @@ impl Engine {
         let hidden = self.backend.hidden();
         let count = self.output.logits.len() / self.backend.vocab_size();
         let mut logits = self.output.logits.chunks_exact_mut(self.backend.vocab_size());
-        let mut drawn = self.output.tokens.iter();
+        let (mut drawn, mut scores) = (self.output.tokens.iter(), self.output.scores.iter());
         for row in step.rows {
             let index = count - logits.len();
             let (token, logits) = match row.purpose {
-                Purpose::Draw(_) => (drawn.next(), None),
+                Purpose::Draw { is_scored, .. } => {
+                    let scored =
+                        drawn.next().map(|token| (*token, is_scored.then(|| scores.next()).flatten()));
+                    (scored, None)
+                }
                 Purpose::Score(_) | Purpose::Sample => (None, logits.next()),
             };
             // Of whoever left meanwhile, or ended, nothing is wanted any more.
@@ -161,7 +226,9 @@ impl Engine {
                 continue;
             }
             let sampled = match (row.purpose, token, logits) {
-                (Purpose::Draw(_), Some(token), _) => Ok((*token, None)),
+                (Purpose::Draw { .. }, Some((token, score)), _) => {
+                    Ok((token, score.map(|score| Box::new(TokenScore::new(token, score)))))
+                }
                 (Purpose::Score(position), _, Some(logits)) => {
                     sequence.score(position, logits);
                     continue;
@@ -184,7 +251,7 @@ impl Engine {
                     continue;
                 }
             };
-            self.metrics.drawn_tokens.inc_by(row.draw().is_some().into());
+            self.metrics.drawn_tokens.inc_by(row.is_drawn().into());
             emit(&self.metrics, &self.options, (sequence, now), token, score);
         }
         Ok(())
@@ -209,11 +276,21 @@ fn emit(
     sequence.push(token, options.eos_token_ids.contains(&token), score);
 }
 
-/// How a backend draws the token at `position`.
-fn parameters(sampling: &Sampling, position: usize) -> Draw {
-    let Sampling { temperature, top_p, top_k, min_p, seed } = *sampling;
+/// How a backend draws a sequence's next token, but for its mask.
+fn draw<'a>(sequence: &Sequence, list: &'a Listed<'_>) -> Draw<'a> {
+    let Sampling { temperature, top_p, top_k, min_p, seed } = sequence.sampling;
     let top_k = u32::try_from(top_k).unwrap_or(u32::MAX);
-    Draw { temperature, top_p, min_p, top_k, seed, position: position as u64 }
+    let position = sequence.tokens.len() as u64;
+    let (rules, generated) = (&sequence.rules, sequence.generated());
+    let rules = list.changes(generated).then(|| Rules {
+        sequence: sequence.rank.arrival,
+        generated: rules.counts().then_some(generated),
+        holds: rules.holds(generated),
+        penalties: rules.penalties(),
+        list,
+    });
+    let by = Parameters { temperature, top_p, min_p, top_k, seed, position };
+    Draw { by, rules, mask: None, score: sequence.logprobs }
 }
 
 /// The next token of a sequence from its row of logits, and its score if the client wants one. The error says why the

@@ -152,7 +152,7 @@ pub(super) enum ExpertNames {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Quantisation {
     None,
-    /// E4M3 with an f32 scale per 128 by 128 (DeepSeek-V3), where a tensor's type says so.
+    /// E4M3 with an f32 scale per 128 by 128 (DeepSeek-V3, Qwen3), where a tensor's type says so.
     Fp8Blocks,
     /// The experts' matrices in MXFP4 (gpt-oss).
     Mxfp4Experts,

@@ -6,22 +6,31 @@ use std::borrow::Cow;
 use half::bf16;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::config::Config;
+use super::config::{Config, Quantisation};
+use super::stored::FP8_BLOCK;
 use super::tensor::{Tensor, TensorSource, TensorType};
 use super::weights::Weights;
 use super::{LoadedModel, ModelError, Quantize};
 
 impl LoadedModel {
-    /// The model that a `config.json` describes, with weights in bf16 that are a function of their tensors' names.
+    /// The model that a `config.json` describes, with weights in bf16, or as it says, that are a function of their tensors' names.
     pub fn synthetic(config: &str) -> Result<Self, ModelError> {
         let config = Config::from_json(config)?;
-        let (weights, id) = Weights::load(&Synthetic, &config, Quantize::None, &|_, _| true)?;
+        let source = Synthetic { fp8: config.quantisation == Quantisation::Fp8Blocks };
+        let (weights, id) = Weights::load(&source, &config, Quantize::None, &|_, _| true)?;
         Ok(Self::new("synthetic".into(), config, weights, Quantize::None, id))
     }
 }
 
+/// Codes of E4M3 whose highest exponent bit is 0, and the deviation of such at random.
+const FP8_BELOW_2: u8 = 0b1011_1111;
+const FP8_DEVIATION: f32 = 0.6;
+
 /// Its tensors: approximately normal, norms around 1, products that keep the size of their inputs.
-struct Synthetic;
+struct Synthetic {
+    /// Whether layers' products are in FP8.
+    fp8: bool,
+}
 
 impl TensorSource for Synthetic {
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, ModelError> {
@@ -30,6 +39,16 @@ impl TensorSource for Synthetic {
         if let Some(exponents) = codes(name) {
             let bytes = (0..shape.iter().product()).map(|_| random.u8(exponents.clone())).collect();
             return Ok(Tensor { kind: TensorType::U8, width, bytes: Cow::Owned(bytes) });
+        }
+        if self.fp8 && name.contains("_proj") && name.ends_with(".weight") {
+            let bytes = (0..shape.iter().product()).map(|_| random.u8(..) & FP8_BELOW_2).collect();
+            return Ok(Tensor { kind: TensorType::F8E4M3, width, bytes: Cow::Owned(bytes) });
+        }
+        if let Some(name) = name.strip_suffix("_scale_inv") {
+            let (_, deviation) = distribution(name, width * FP8_BLOCK);
+            let scale = |random: &mut fastrand::Rng| deviation / FP8_DEVIATION * (0.5 + random.f32());
+            let bytes = (0..shape.iter().product()).flat_map(|_| scale(&mut random).to_le_bytes()).collect();
+            return Ok(Tensor { kind: TensorType::F32, width, bytes: Cow::Owned(bytes) });
         }
         let (mean, deviation) = distribution(name, width);
         // The sum of twelve numbers from 0 to 1 deviates by 1.

@@ -15,10 +15,10 @@ use present::usable;
 
 /// The GPU that shall compute; `None`: the CPU does.
 pub(super) fn choose(options: &WorkerOptions) -> Result<Option<Gpu>, StartError> {
-    match options.device {
-        DeviceChoice::Cpu => Ok(None),
-        DeviceChoice::Cuda(number) => usable(options, number).map(Some).map_err(StartError::Options),
-        DeviceChoice::Auto => Ok(match usable(options, 0) {
+    let gpu = match options.device {
+        DeviceChoice::Cpu => None,
+        DeviceChoice::Cuda(number) => Some(usable(options, number).map_err(StartError::Options)?),
+        DeviceChoice::Auto => match usable(options, 0) {
             Ok(gpu) => {
                 tracing::info!("a GPU computes: there is one, and it covers the model");
                 Some(gpu)
@@ -27,8 +27,14 @@ pub(super) fn choose(options: &WorkerOptions) -> Result<Option<Gpu>, StartError>
                 tracing::info!("the CPU computes: {reason}");
                 None
             }
-        }),
+        },
+    };
+    if options.fp8_kv && gpu.is_none() {
+        let reason =
+            "kv-cache-dtype fp8 is a GPU's, and the CPU computes: leave it out, or run with --device cuda";
+        return Err(StartError::Options(reason.to_owned()));
     }
+    Ok(gpu)
 }
 
 #[cfg(feature = "cuda")]
@@ -58,6 +64,9 @@ mod present {
         let options = options.clone();
         let started = blocking(move || {
             let mut model = model.onto(gpu, options.quantize)?;
+            if options.fp8_kv {
+                model = model.with_fp8_kv();
+            }
             model.reserve_steps(options.max_batched_tokens, options.max_running)?;
             let free = model.free_bytes()?;
             let info = model.info.clone();
@@ -87,5 +96,19 @@ mod absent {
         _: &WorkerOptions,
     ) -> Result<Computing, StartError> {
         match gpu {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_keeps_no_kv_in_fp8() {
+        let options = WorkerOptions { fp8_kv: true, ..WorkerOptions::default() };
+        let Err(StartError::Options(reason)) = choose(&options) else { panic!("it is taken") };
+        assert!(reason.contains("kv-cache-dtype") && reason.contains("--device cuda"), "{reason}");
+        assert_eq!(reason.lines().count(), 1);
+        assert!(matches!(choose(&WorkerOptions::default()), Ok(None)));
     }
 }

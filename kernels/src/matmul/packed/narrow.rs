@@ -65,6 +65,22 @@ impl Fp8 {
         let scale = self.scales[panel * self.inputs.div_ceil(self.block) + k / self.block].0[column];
         e4m3_scaled(self.codes[panel * self.inputs + k].0[column]) * scale
     }
+
+    pub(super) fn block(&self) -> usize {
+        self.block
+    }
+
+    /// Row `n`'s codes, and scales, one for each block.
+    pub(super) fn copy_row(&self, n: usize, codes: &mut [u8], scales: &mut [f32]) {
+        let (panel, column, blocks) = (n / PANEL, n % PANEL, self.inputs.div_ceil(self.block));
+        assert!(scales.len() == blocks, "copy_row: a scale for each block");
+        for (code, packed) in codes.iter_mut().zip(&self.codes[panel * self.inputs..]) {
+            *code = packed.0[column];
+        }
+        for (scale, packed) in scales.iter_mut().zip(&self.scales[panel * blocks..]) {
+            *scale = packed.0[column] / E4M3_UNSCALE;
+        }
+    }
 }
 
 impl Read for Fp8 {
@@ -138,6 +154,19 @@ impl Mxfp4 {
         let scale = self.scales[(panel * self.inputs + k) / MXFP4_BLOCK].0[column];
         let code = self.codes[panel * (self.inputs / 2) + k / 2].0[column] >> (k % 2 * 4);
         e2m1(code) * bf16::from_bits(scale).to_f32()
+    }
+
+    /// Row `n`'s codes, two in a byte, and exponents, one for each block.
+    pub(super) fn copy_row(&self, n: usize, codes: &mut [u8], exponents: &mut [u8]) {
+        let (panel, column, blocks) = (n / PANEL, n % PANEL, self.inputs / MXFP4_BLOCK);
+        assert!(exponents.len() == blocks, "copy_row: an exponent for each block");
+        for (code, packed) in codes.iter_mut().zip(&self.codes[panel * (self.inputs / 2)..]) {
+            *code = packed.0[column];
+        }
+        for (exponent, packed) in exponents.iter_mut().zip(&self.scales[panel * blocks..]) {
+            // A bf16's exponent is E8M0's code, of subnormal 2^-127 and of NaN too.
+            *exponent = (packed.0[column] >> 7) as u8;
+        }
     }
 }
 

@@ -2,11 +2,11 @@
 
 use half::bf16;
 use keyway_kernels::cuda::Slice;
-use keyway_kernels::cuda::matmul::{
-    Cut, GROUP, Out, Packed, Shape, Unit, Weights, launch, pack_bf16, pack_integers,
-};
+use keyway_kernels::cuda::matmul::{Cut, Out, Packed, Shape, Unit, Weights, launch, pack_fp8, pack_mxfp4};
 use keyway_kernels::matmul::oracle;
+use keyway_kernels::quant::{e2m1, e4m3, e8m0};
 
+use super::packed::{Made, NARROW};
 use super::{BF16, Lab, values, wide};
 
 /// Relative to the sum of magnitudes: f32 sums of a few thousand terms.
@@ -20,9 +20,11 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         (Shape { outputs: 130, inputs: 1600, ..bf16 }, vec![1, 3, 70]),
         (Shape { outputs: 40, inputs: 1280, weights: Weights::Int8 }, vec![2, 65]),
         (Shape { outputs: 66, inputs: 1280, weights: Weights::Int4 }, vec![1, 20]),
+        (Shape { outputs: 72, inputs: 1280, weights: Weights::Fp8 }, vec![1, 20, 65]),
+        (Shape { outputs: 70, inputs: 1344, weights: Weights::Mxfp4 }, vec![1, 20, 65]),
     ];
     if lab.is_large() {
-        for weights in [Weights::Bf16, Weights::Int8, Weights::Int4] {
+        for weights in NARROW.into_iter().chain([Weights::Bf16]) {
             shapes.push((Shape { outputs: 1024, inputs: 4096, weights }, vec![1, 8, 64, 200]));
         }
         shapes.push((Shape { outputs: 2000, inputs: 1024, ..bf16 }, vec![1, 333]));
@@ -36,7 +38,51 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
             lab.clear();
         }
     }
-    Ok(())
+    every_code(lab)
+}
+
+/// Weights of one code each, by a row with a single one: what each code is worth, exactly.
+fn every_code(lab: &mut Lab<'_>) -> Result<(), String> {
+    const PLACE: usize = 5;
+    let fp8 = Shape { outputs: 256, inputs: 128, weights: Weights::Fp8 };
+    let mut codes = vec![0; fp8.outputs * fp8.inputs];
+    for (n, row) in codes.chunks_mut(fp8.inputs).enumerate() {
+        row[PLACE] = n as u8;
+    }
+    let scales: Vec<f32> = (0..256).map(|n| 0.3 + n as f32).collect();
+    let worth = |n: usize| if n & 127 == 127 { 480.0_f32.copysign(127.5 - n as f32) } else { e4m3(n as u8) };
+    let exact: Vec<f32> = (0..256).map(|n| worth(n) * scales[n]).collect();
+    single_one(lab, fp8, &pack_fp8(fp8, &codes), &scales, PLACE, &exact)?;
+    let mxfp4 = Shape { outputs: 128, inputs: 64, weights: Weights::Mxfp4 };
+    let exponents = [0, 1, 100, 127, 128, 252, 253, 255];
+    let mut codes = vec![0; mxfp4.outputs * mxfp4.inputs / 2];
+    for (n, row) in codes.chunks_mut(mxfp4.inputs / 2).enumerate() {
+        row[PLACE / 2] = (n as u8 % 16) << (PLACE % 2 * 4);
+    }
+    let powers: Vec<u8> = (0..128).flat_map(|n| [exponents[n / 16], 127]).collect();
+    let exact: Vec<f32> = (0..128).map(|n| e2m1(n as u8) * e8m0(exponents[n / 16])).collect();
+    single_one(lab, mxfp4, &pack_mxfp4(mxfp4, &codes, &powers), &[], PLACE, &exact)
+}
+
+/// The row of zeros with a one at `place` by a weight gives `exact`, but that a sum of zeros is 0, and any NaN for NaN.
+fn single_one(
+    lab: &mut Lab<'_>,
+    shape: Shape,
+    images: &[u8],
+    scales: &[f32],
+    place: usize,
+    exact: &[f32],
+) -> Result<(), String> {
+    let scales = if scales.is_empty() { None } else { Some(lab.upload(scales)?) };
+    let packed = Packed { shape, unit: Unit::Warp, images: lab.upload(images)?, scales, bias: None };
+    let mut x = vec![bf16::ZERO; shape.inputs];
+    x[place] = bf16::ONE;
+    let (x, y, none) = (lab.upload(&x)?, lab.poisoned(shape.outputs)?, lab.poisoned(0)?);
+    lab.launch(launch(x, 1, &packed, Cut { rows: 16, apart: false }, Out::F32(y), none))?;
+    let y = lab.download(y)?;
+    let plain = |v: &f32| if v.is_nan() { f32::NAN } else { v + 0.0 };
+    let (y, exact): (Vec<f32>, Vec<f32>) = (y.iter().map(plain).collect(), exact.iter().map(plain).collect());
+    lab.same(&format!("codes of {:?}", shape.weights), &y, &exact)
 }
 
 fn one(lab: &mut Lab<'_>, shape: Shape, unit: Unit, counts: &[usize]) -> Result<(), String> {
@@ -72,6 +118,10 @@ fn one(lab: &mut Lab<'_>, shape: Shape, unit: Unit, counts: &[usize]) -> Result<
         }
         first_row = Some(row);
         weight.logits(lab, x, rows, &out)?;
+        if let Some(in_bf16) = weight.in_bf16 {
+            let other = multiply(lab, x, rows, &in_bf16, chosen)?;
+            lab.same(&format!("{rows} rows by the same values in bf16"), &other, &out)?;
+        }
     }
     Ok(())
 }
@@ -92,29 +142,36 @@ struct Weight {
     packed: Packed,
     values: Vec<f32>,
     bias: Vec<bf16>,
+    /// The same in bf16, where its values are.
+    in_bf16: Option<Packed>,
+}
+
+/// The scale at `i`: none equal to its neighbours, some zero, negative, subnormal or so large that a group alone decides.
+fn scale(i: usize) -> f32 {
+    match i % 31 {
+        3 => 0.0,
+        7 => -0.02,
+        11 => 1e-39,
+        19 => 1e30,
+        _ => 0.01 + (i % 13) as f32 * 0.003,
+    }
 }
 
 impl Weight {
     fn new(lab: &mut Lab<'_>, shape: Shape, unit: Unit) -> Result<Self, String> {
-        let Shape { outputs, inputs, weights } = shape;
-        let raw = values(5, outputs * inputs);
+        let Shape { outputs, weights, .. } = shape;
+        let made = Made::new(shape, 5, scale);
         let bias = values(6, outputs);
         let device_bias = Some(lab.upload(&bias)?);
-        if weights == Weights::Bf16 {
-            let images = lab.upload(&pack_bf16(shape, &raw))?;
-            let packed = Packed { shape, unit, images, scales: None, bias: device_bias };
-            return Ok(Self { packed, values: wide(&raw), bias });
-        }
-        let codes: Vec<i8> = raw.iter().map(|v| (v.to_bits().wrapping_mul(37) >> 5) as u8 as i8).collect();
-        let codes: Vec<i8> =
-            if weights == Weights::Int4 { codes.iter().map(|c| c >> 4).collect() } else { codes };
-        let scales: Vec<f32> =
-            (0..inputs / GROUP * outputs).map(|i| 0.01 + (i % 13) as f32 * 0.003).collect();
-        let value = |i: usize| f32::from(codes[i]) * scales[i % inputs / GROUP * outputs + i / inputs];
-        let values = (0..codes.len()).map(value).collect();
-        let images = lab.upload(&pack_integers(shape, &codes))?;
-        let packed = Packed { shape, unit, images, scales: Some(lab.upload(&scales)?), bias: device_bias };
-        Ok(Self { packed, values, bias })
+        let scales = if made.scales.is_empty() { None } else { Some(lab.upload(&made.scales)?) };
+        let packed = Packed { shape, unit, images: lab.upload(&made.images)?, scales, bias: device_bias };
+        let in_bf16 = if weights == Weights::Mxfp4 {
+            let images = lab.upload(&made.images_in_bf16(shape))?;
+            Some(Packed { shape: Shape { weights: Weights::Bf16, ..shape }, images, ..packed })
+        } else {
+            None
+        };
+        Ok(Self { packed, values: made.values, bias, in_bf16 })
     }
 
     fn multiply(
@@ -124,11 +181,7 @@ impl Weight {
         rows: usize,
         cut: Cut,
     ) -> Result<Vec<bf16>, String> {
-        let shape = self.packed.shape;
-        let (y, partials) =
-            (lab.poisoned(rows * shape.outputs)?, lab.poisoned(cut.partial_floats(shape, rows))?);
-        lab.launch(launch(x, rows, &self.packed, cut, Out::Bf16(y), partials))?;
-        lab.download(y)
+        multiply(lab, x, rows, &self.packed, cut)
     }
 
     /// The f32 output is the same in every bit however it is cut, and rounds to the bf16 one.
@@ -148,4 +201,17 @@ impl Weight {
         }
         Ok(())
     }
+}
+
+fn multiply(
+    lab: &mut Lab<'_>,
+    x: Slice<bf16>,
+    rows: usize,
+    weight: &Packed,
+    cut: Cut,
+) -> Result<Vec<bf16>, String> {
+    let shape = weight.shape;
+    let (y, partials) = (lab.poisoned(rows * shape.outputs)?, lab.poisoned(cut.partial_floats(shape, rows))?);
+    lab.launch(launch(x, rows, weight, cut, Out::Bf16(y), partials))?;
+    lab.download(y)
 }

@@ -7,10 +7,12 @@ mod elementwise;
 mod gather;
 mod matmul;
 mod moe;
+mod packed;
 pub(crate) mod peer;
 mod probe;
 mod rms_norm;
 mod rope;
+mod rules;
 mod sample;
 
 use half::bf16;
@@ -30,7 +32,7 @@ macro_rules! cases {
         pub(crate) const CASES: &[Case] = &[$(Case { name: stringify!($name), run: $name::check }),*];
     };
 }
-cases!(attention, elementwise, gather, matmul, moe, peer, probe, rms_norm, rope, sample);
+cases!(attention, elementwise, gather, matmul, moe, peer, probe, rms_norm, rope, rules, sample);
 
 /// How large the shapes are: an emulator cannot do a GPU's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

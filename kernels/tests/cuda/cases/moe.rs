@@ -2,9 +2,7 @@
 //! result depends on its company or on how the work is cut.
 
 use half::bf16;
-use keyway_kernels::cuda::matmul::{
-    self, Cut, GROUP, Out, Packed, Shape, Unit, Weights, pack_bf16, pack_integers,
-};
+use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed, Shape, Unit, Weights};
 use keyway_kernels::cuda::moe::{
     Ending, Experts, Grouped, RouterSums, Rows, are_few, choose, combine, group, product, route,
 };
@@ -13,6 +11,7 @@ use keyway_kernels::elementwise::{ClampedGate, clamped_gate_mul_oracle, silu_mul
 use keyway_kernels::matmul::oracle;
 use keyway_kernels::moe::{GroupScore, Grouping, Groups, Routing, Scoring, combine_oracle, route_oracle};
 
+use super::packed::{Made, NARROW};
 use super::{BF16, Lab, values, wide};
 
 const PLAIN: Routing =
@@ -30,11 +29,14 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         Layer { experts: 5, top: 2, tokens: 37, shape: bf16 },
         // Three splits; every expert of every token.
         Layer { experts: 2, top: 2, tokens: 21, shape: Shape { outputs: 80, inputs: 1600, ..bf16 } },
-        Layer { experts: 3, top: 1, tokens: 9, shape: Shape { inputs: 256, weights: Weights::Int8, ..bf16 } },
-        Layer { experts: 3, top: 2, tokens: 9, shape: Shape { inputs: 256, weights: Weights::Int4, ..bf16 } },
     ];
+    for (weights, top) in NARROW.into_iter().zip([1, 2, 2, 1]) {
+        layers.push(Layer { experts: 3, top, tokens: 9, shape: Shape { inputs: 256, weights, ..bf16 } });
+    }
     if lab.is_large() {
         let shape = Shape { outputs: 1408, inputs: 2816, weights: Weights::Bf16 };
+        layers.extend([1, 64, 1024].map(|tokens| Layer { experts: 16, top: 8, tokens, shape }));
+        let shape = Shape { weights: Weights::Fp8, ..shape };
         layers.extend([1, 64, 1024].map(|tokens| Layer { experts: 16, top: 8, tokens, shape }));
     }
     for layer in layers {
@@ -201,27 +203,12 @@ struct Weight {
 impl Weight {
     fn new(lab: &mut Lab<'_>, count: usize, shape: Shape, unit: Unit, seed: u64) -> Result<Self, String> {
         let (mut images, mut scales, mut values_of) = (Vec::new(), Vec::new(), Vec::new());
-        let of_expert = |expert: usize| values(seed + expert as u64, shape.outputs * shape.inputs);
         for expert in 0..count {
-            let raw = of_expert(expert);
-            if shape.weights == Weights::Bf16 {
-                images.extend(pack_bf16(shape, &raw));
-                values_of.push(wide(&raw));
-                continue;
-            }
-            let shift = if shape.weights == Weights::Int4 { 4 } else { 0 };
-            let code = |v: &bf16| ((v.to_bits().wrapping_mul(37) >> 5) as u8).cast_signed() >> shift;
-            let codes: Vec<i8> = raw.iter().map(code).collect();
-            let own: Vec<f32> = (0..shape.inputs / GROUP * shape.outputs)
-                .map(|i| 0.001 + ((i + expert) % 13) as f32 * 0.0003)
-                .collect();
-            let value = |i: usize| {
-                let (output, input) = (i / shape.inputs, i % shape.inputs);
-                f32::from(codes[i]) * own[input / GROUP * shape.outputs + output]
-            };
-            values_of.push((0..codes.len()).map(value).collect());
-            images.extend(pack_integers(shape, &codes));
-            scales.extend(own);
+            let scale = |i: usize| 0.001 + ((i + expert) % 13) as f32 * 0.0003;
+            let made = Made::new(shape, seed + expert as u64, scale);
+            images.extend(made.images);
+            scales.extend(made.scales);
+            values_of.push(made.values);
         }
         let biases: Vec<Vec<bf16>> =
             (0..count).map(|expert| values(seed + 90 + expert as u64, shape.outputs)).collect();
@@ -252,7 +239,7 @@ impl Weight {
     fn alone(&self, expert: usize) -> Packed {
         let Experts { shape, unit, images, scales, bias, .. } = self.device;
         let part = shape.packed_bytes();
-        let per_expert = shape.inputs / GROUP * shape.outputs;
+        let per_expert = shape.scales();
         let cut = |len: usize, of: keyway_kernels::cuda::Slice<u8>| {
             keyway_kernels::cuda::Slice::new(of.buffer, of.offset + (expert * len) as u64, len)
         };
@@ -374,8 +361,7 @@ impl Layer {
     /// Both products and the sum, beside float64 from the first to the last; and a token's bits whatever the others choose.
     fn whole(self, lab: &mut Lab<'_>, first: &Weight, unit: Unit, x: &[bf16]) -> Result<(), String> {
         let Shape { outputs, inputs, weights } = self.shape;
-        let granule = if weights == Weights::Bf16 { 64 } else { GROUP };
-        if (outputs / 2) % granule != 0 {
+        if (outputs / 2) % weights.granule() != 0 {
             return Ok(());
         }
         let back = Shape { outputs: inputs, inputs: outputs / 2, weights };

@@ -1,7 +1,7 @@
 //! Sampling: that the token drawn is the one at which the float64 distribution's running sum passes the
-//! hash's number, after every cut; the log-probability; the penalties.
+//! hash's number, after every cut; the log-probability; scores.
 
-use keyway_kernels::cuda::sample::{Parameters, Seen, launch, penalize};
+use keyway_kernels::cuda::sample::{NOT_WANTED, Parameters, SCORE_WORDS, Score, launch, score};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{Lab, values};
@@ -27,9 +27,56 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
     }
     for vocabulary in vocabularies {
         draws(lab, vocabulary, &kinds)?;
+        scores(lab, vocabulary)?;
         lab.clear();
     }
-    penalties(lab)
+    Ok(())
+}
+
+/// Sums in float64, ranks and the likeliest by sorting: rows with ties, infinities, both zeros and NaN; rows that nobody asks about.
+fn scores(lab: &mut Lab<'_>, vocabulary: usize) -> Result<(), String> {
+    const WANTED: [u32; 4] = [20, 0, NOT_WANTED, 5];
+    let logit = |(i, v): (usize, &half::bf16)| match i % 97 {
+        3 => f32::NEG_INFINITY,
+        7 => -0.0,
+        11 => 0.0,
+        13 if vocabulary > 10 => f32::NAN,
+        _ => v.to_f32().clamp(-9.0, 9.0),
+    };
+    let logits: Vec<f32> = values(21, WANTED.len() * vocabulary).iter().enumerate().map(logit).collect();
+    let tokens: Vec<u32> = (0..4).map(|row| row * 37 % vocabulary as u32).collect();
+    let there = lab.poisoned(WANTED.len() * SCORE_WORDS)?;
+    let before = lab.download(there)?;
+    let (rows, wanted, drawn) = (lab.upload(&logits)?, lab.upload(&WANTED)?, lab.upload(&tokens)?);
+    lab.launch(score(rows, vocabulary, wanted, drawn, there))?;
+    let words = lab.download(there)?;
+    for (i, (row, words)) in logits.chunks(vocabulary).zip(words.chunks(SCORE_WORDS)).enumerate() {
+        if WANTED[i] == NOT_WANTED {
+            lab.same("a row that is not wanted", words, &before[i * SCORE_WORDS..][..SCORE_WORDS])?;
+            continue;
+        }
+        let score = Score::of(words, (WANTED[i] as usize).min(vocabulary));
+        let mut order: Vec<u32> = (0..vocabulary as u32).filter(|id| !row[*id as usize].is_nan()).collect();
+        let at = |id: u32| row[id as usize];
+        order.sort_by(|a, b| at(*b).partial_cmp(&at(*a)).expect("numbers").then(a.cmp(b)));
+        order.extend((0..vocabulary as u32).filter(|id| at(*id).is_nan()));
+        order.truncate(score.top.len());
+        let own = row[tokens[i] as usize];
+        let ids: Vec<u32> = score.top.iter().map(|(id, _)| *id).collect();
+        lab.same("the likeliest", &ids, &order)?;
+        let values: Vec<f32> = score.top.iter().map(|(_, logit)| *logit).collect();
+        lab.same("their logits", &values, &order.iter().map(|id| at(*id)).collect::<Vec<f32>>())?;
+        let rank = row.iter().filter(|logit| **logit >= own).count() as u32;
+        lab.same("the rank", &[score.rank], &[rank])?;
+        let maximum = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        lab.same("the token's logit and the largest", &[score.logit, score.maximum], &[own, maximum])?;
+        // What is no number weighs nothing, nor does anything beside a largest that is not finite.
+        let weights = row.iter().map(|logit| f64::from(logit - maximum).exp());
+        let sum: f64 = weights.filter(|weight| !weight.is_nan()).sum();
+        let total = score.total as f64 / (1u64 << 40) as f64;
+        lab.close("the sum of weights", &[total], &[sum], |_| sum * 1e-6 + 1e-12)?;
+    }
+    Ok(())
 }
 
 fn draws(lab: &mut Lab<'_>, vocabulary: usize, kinds: &[Parameters]) -> Result<(), String> {
@@ -105,29 +152,4 @@ fn expect(lab: &mut Lab<'_>, logits: &[f32], by: &Parameters, token: u32) -> Res
     let after = before + weight(order[place]) / total;
     let middle = f64::midpoint(before, after);
     lab.close("where the number falls", &[number], &[middle], |_| (after - before) / 2.0 + SHIFT)
-}
-
-fn penalties(lab: &mut Lab<'_>) -> Result<(), String> {
-    let vocabulary = 300;
-    let logits: Vec<f32> = values(8, 2 * vocabulary).iter().map(|v| v.to_f32()).collect();
-    let seen: Vec<Seen> = (0..150)
-        .map(|i| Seen { id: i * 2 % 299, generated: i % 4, in_prompt: i % 4 == 0 || i % 3 == 0 })
-        .collect();
-    let penalties = [1.3f32, 0.5, 0.25, 1.0, 0.0, -1.5];
-    let device = lab.upload(&logits)?;
-    let words: Vec<u32> = seen.iter().flat_map(Seen::words).collect();
-    let (offsets, words, by) = (lab.upload(&[0u32, 149, 150])?, lab.upload(&words)?, lab.upload(&penalties)?);
-    lab.launch(penalize(device, vocabulary, offsets, words, by))?;
-    let out = lab.download(device)?;
-    let mut exact: Vec<f64> = logits.iter().map(|l| f64::from(*l)).collect();
-    for (i, token) in seen.iter().enumerate() {
-        let row = usize::from(i >= 149);
-        let [repetition, frequency, presence] = [0, 1, 2].map(|j| f64::from(penalties[row * 3 + j]));
-        let logit = &mut exact[row * vocabulary + token.id as usize];
-        *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
-        if token.generated > 0 {
-            *logit -= frequency * f64::from(token.generated) + presence;
-        }
-    }
-    lab.close("penalties", &out, &exact, |i| exact[i].abs() * 1e-6 + 1e-6)
 }

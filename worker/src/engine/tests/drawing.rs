@@ -1,11 +1,14 @@
 //! The engine over a backend that draws tokens and is a step behind: what it says, what it caches and what it announces
 //! are as if each step were waited for.
 
+mod lists;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use self::lists::{Kept, Lists, score};
 use super::*;
-use crate::backend::{Draw, PENDING};
+use crate::backend::{Draw, PENDING, Parameters};
 use crate::token_rules::{Penalties, TokenRules};
 
 /// Draws from another backend's logits. Runs a step as late as it may: when it is waited for.
@@ -15,6 +18,7 @@ pub(super) struct Drawing<B> {
     /// What each row of the step that ran last drew.
     drawn: Vec<Option<u32>>,
     sampler: Sampler,
+    lists: Lists,
     /// How many steps were started while one was under way.
     pub(super) ahead: Arc<AtomicUsize>,
 }
@@ -22,7 +26,7 @@ pub(super) struct Drawing<B> {
 /// A step as it was started.
 struct Started {
     chunks: Vec<Owned>,
-    draws: Vec<Option<Draw>>,
+    draws: Vec<Option<Kept>>,
 }
 
 struct Owned {
@@ -34,9 +38,8 @@ struct Owned {
 
 impl<B: Backend> Drawing<B> {
     pub(super) fn new(inner: B) -> Self {
-        let (steps, drawn, sampler, ahead) =
-            (VecDeque::new(), Vec::new(), Sampler::default(), Arc::default());
-        Self { inner, steps, drawn, sampler, ahead }
+        let (steps, drawn, sampler) = (VecDeque::new(), Vec::new(), Sampler::default());
+        Self { inner, steps, drawn, sampler, lists: Lists::default(), ahead: Arc::default() }
     }
 
     /// Runs a step, its placeholders filled in.
@@ -62,11 +65,24 @@ impl<B: Backend> Drawing<B> {
         *output = StepOutput::default();
         self.drawn.clear();
         assert_eq!(step.draws.len() * self.vocab_size(), logits.len());
-        for (row, draw) in logits.chunks(self.inner.vocab_size()).zip(step.draws) {
+        for (row, draw) in logits.chunks_mut(self.inner.vocab_size()).zip(step.draws) {
             let token = draw.map(|draw| {
-                let Draw { temperature, top_p, min_p, top_k, seed, position } = draw;
+                for (id, logit) in row.iter_mut().enumerate() {
+                    if draw.mask.as_ref().is_some_and(|mask| mask[id / 32] >> (id % 32) & 1 == 0) {
+                        *logit = f32::NEG_INFINITY;
+                    }
+                }
+                if let Some(rules) = draw.rules {
+                    let last = *step.chunks[rules.chunk].tokens.last().unwrap();
+                    self.lists.apply(rules, last, row);
+                }
+                let Parameters { temperature, top_p, min_p, top_k, seed, position } = draw.by;
                 let sampling = Sampling { temperature, top_p, top_k: top_k as usize, min_p, seed };
-                self.sampler.sample(row, &sampling, position as usize)
+                let token = self.sampler.sample(row, &sampling, position as usize);
+                if let Some(top) = draw.score {
+                    output.scores.push(score(row, token, top));
+                }
+                token
             });
             self.drawn.push(token);
             match token {
@@ -103,7 +119,7 @@ impl<B: Backend> Backend for Drawing<B> {
         true
     }
 
-    fn start(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<(), StepError> {
+    fn start(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw<'_>>]) -> Result<(), StepError> {
         self.ahead.fetch_add(self.steps.len(), Ordering::Relaxed);
         assert!(self.steps.len() < 2, "three steps at once");
         assert!(self.steps.iter().all(|step| step.draws.iter().all(Option::is_some)), "logits would be lost");
@@ -113,7 +129,18 @@ impl<B: Backend> Backend for Drawing<B> {
             tables: chunk.tables.iter().map(|table| table.to_vec()).collect(),
             wants_logits: chunk.wants_logits,
         };
-        self.steps.push_back(Started { chunks: chunks.iter().map(chunk).collect(), draws: draws.to_vec() });
+        let wanted = chunks.iter().enumerate().filter(|(_, chunk)| chunk.wants_logits);
+        let kept = |((i, chunk), draw): ((usize, &Chunk<'_>), &Option<Draw<'_>>)| {
+            let is_pending = chunk.tokens.last().is_some_and(|token| token & PENDING != 0);
+            draw.map(|draw| Kept {
+                by: draw.by,
+                rules: draw.rules.map(|rules| self.lists.keep(&rules, i, is_pending)),
+                mask: draw.mask.map(<[u32]>::to_vec),
+                score: draw.score,
+            })
+        };
+        let draws = wanted.zip(draws).map(kept).collect();
+        self.steps.push_back(Started { chunks: chunks.iter().map(chunk).collect(), draws });
         Ok(())
     }
 
@@ -134,10 +161,14 @@ pub(super) fn drawing(setup: Setup, step_ahead: bool) -> (Engine, Arc<AtomicUsiz
 }
 
 /// What each request is told when it has an engine that waits for each step to itself.
-fn expected(requests: &[GenerationRequest], groups: &'static [CacheGroup]) -> Vec<Vec<TokenEvent>> {
+fn expected(
+    requests: &[GenerationRequest],
+    groups: &'static [CacheGroup],
+    suppressed: &[u32],
+) -> Vec<Vec<TokenEvent>> {
     let expected = |request: &GenerationRequest| {
         let mut engine = engine(Setup { groups, ..ROOMY });
-        engine.options.suppress_token_ids.clear();
+        engine.options.suppress_token_ids = suppressed.to_vec();
         let generation = add(&mut engine, request.clone());
         finish(&mut engine, vec![generation]).remove(0)
     };
@@ -160,6 +191,12 @@ fn wishes() -> impl Strategy<Value = Vec<GenerationRequest>> {
             2 => request.rules.logit_bias = vec![(1, 3.0)],
             3 => request.rules.min_tokens = 4,
             4 => request.rules.penalties = Penalties { presence: 0.5, frequency: 0.5, repetition: 1.2 },
+            5 => request.rules.logit_bias = vec![(1, 3.0), (0, 0.3), (1, -1.1)],
+            6 => {
+                let penalties = Penalties { presence: -0.3, frequency: 0.7, repetition: 1.0 };
+                let (logit_bias, min_tokens) = (vec![(0, 1.5), (7, -0.7)], 3);
+                request.rules = TokenRules { penalties, logit_bias, min_tokens, ..request.rules };
+            }
             _ => request.ignore_eos = kind % 2 == 0,
         }
         request
@@ -181,9 +218,10 @@ proptest! {
         spare_budget in 0usize..20,
         groups in groups(),
         step_ahead in prop::bool::weighted(0.8),
+        suppressed in prop_oneof![3 => Just(vec![]), 1 => Just(vec![SUPPRESSED, 1])],
         patience in prop::collection::vec(prop::option::weighted(0.3, 0usize..10), 8),
     ) {
-        let expected = expected(&requests, groups);
+        let expected = expected(&requests, groups, &suppressed);
         let limits = StepLimits { max_batched_tokens: max_running + spare_budget, max_running };
         let rules = GroupRules::new(groups, block_size);
         let needed = |r: &GenerationRequest| {
@@ -192,6 +230,7 @@ proptest! {
         let largest = requests.iter().map(needed).max().unwrap();
         let tight = Setup { groups, block_size, num_blocks: largest + spare_blocks, limits };
         let (mut engine, _) = drawing(tight, step_ahead);
+        engine.options.suppress_token_ids = suppressed;
         for _warmth in 0..2 {
             let mut clients: Vec<_> =
                 requests.iter().map(|r| (Some(add(&mut engine, r.clone())), Vec::new())).collect();
@@ -226,8 +265,12 @@ proptest! {
 fn plain_requests_run_ahead_and_others_are_waited_for() {
     let plain = GenerationRequest { ignore_eos: true, ..request(&[1, 2, 3], 20, 0.9) };
     let scored = GenerationRequest { logprobs: Some(0), ..plain.clone() };
-    let bias = TokenRules { logit_bias: vec![(1, 0.5)], ..TokenRules::default() };
-    let biased = GenerationRequest { rules: bias, ..plain.clone() };
+    let penalties = Penalties { presence: 0.5, frequency: 0.25, repetition: 1.1 };
+    let rules = TokenRules { penalties, logit_bias: vec![(1, 0.5)], min_tokens: 5, ..TokenRules::default() };
+    let ruled = GenerationRequest { rules, ..plain.clone() };
+    // Two biases of one id are added one after the other, which no list says.
+    let bias = TokenRules { logit_bias: vec![(1, 0.5), (1, 0.25)], ..TokenRules::default() };
+    let biased_twice = GenerationRequest { rules: bias, ..plain.clone() };
     let drawn = std::cell::Cell::new(0);
     let steps_ahead = |requests: &[GenerationRequest], step_ahead| {
         let (mut engine, ahead) = drawing(ROOMY, step_ahead);
@@ -239,12 +282,16 @@ fn plain_requests_run_ahead_and_others_are_waited_for() {
     // The first step has none before it, and the last token is known to be the last.
     assert_eq!(steps_ahead(std::slice::from_ref(&plain), true), 19);
     assert_eq!(steps_ahead(std::slice::from_ref(&plain), false), 0);
-    for other in [scored, biased] {
+    assert_eq!(steps_ahead(&[plain.clone(), ruled.clone()], true), 19);
+    assert_eq!(drawn.get(), 40);
+    assert_eq!(steps_ahead(&[plain.clone(), scored.clone()], true), 19);
+    assert_eq!(drawn.get(), 40);
+    // Scores are of logits that nothing has changed, which rules leave nowhere.
+    let both = GenerationRequest { rules: ruled.rules.clone(), ..scored };
+    for other in [both, biased_twice] {
         assert_eq!(steps_ahead(&[plain.clone(), other], true), 0);
         assert_eq!(drawn.get(), 20);
     }
-    let later = TokenRules { min_tokens: 5, ..TokenRules::default() };
-    assert_eq!(steps_ahead(&[GenerationRequest { rules: later, ..plain }], true), 14);
 }
 
 /// A stop token at any place in a block: the surplus step's KV is found by nobody, and no block is missing.
@@ -292,7 +339,7 @@ fn a_failure_with_a_step_under_way_ends_everybody_once() {
         fn draws(&self) -> bool {
             true
         }
-        fn start(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<(), StepError> {
+        fn start(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw<'_>>]) -> Result<(), StepError> {
             self.inner.start(chunks, draws)
         }
         fn finish(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
@@ -305,7 +352,7 @@ fn a_failure_with_a_step_under_way_ends_everybody_once() {
         }
     }
     let plain = GenerationRequest { ignore_eos: true, ..request(&[1, 2, 3], 12, 0.0) };
-    let expected = expected(std::slice::from_ref(&plain), FULL).remove(0);
+    let expected = expected(std::slice::from_ref(&plain), FULL, &[]).remove(0);
     for left in 1..12 {
         let inner = Drawing::new(Remembering::new(4, 400, FULL));
         let mut engine = engine_with(ROOMY, Box::new(Failing { inner, left }));

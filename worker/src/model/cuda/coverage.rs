@@ -16,9 +16,9 @@ const ADVICE: &str = "run with --device cpu";
 
 /// Errs unless every part of the model has a kernel.
 pub(in crate::model) fn check(config: &Config, quantize: Quantize) -> Result<(), ModelError> {
-    let sizes = Sizes { granule: if quantize == Quantize::None { TILE } else { GROUP } };
+    let grouped = quantize != Quantize::None || config.quantisation == Quantisation::Fp8Blocks;
+    let sizes = Sizes { granule: if grouped { GROUP } else { TILE } };
     sizes.heads(&config.attention)?;
-    stored(config.quantisation, quantize)?;
     sizes.whole("hidden_size", config.hidden)?;
     for layer in &config.layers {
         match layer.feed_forward {
@@ -27,23 +27,6 @@ pub(in crate::model) fn check(config: &Config, quantize: Quantize) -> Result<(),
         }
     }
     Ok(())
-}
-
-/// How the checkpoint keeps its matrices: MXFP4's values are numbers in bf16, and become that.
-fn stored(quantisation: Quantisation, quantize: Quantize) -> Result<(), ModelError> {
-    match (quantisation, quantize) {
-        (Quantisation::None, _) | (Quantisation::Mxfp4Experts, Quantize::None) => Ok(()),
-        (Quantisation::Mxfp4Experts, _) => refuse(
-            "quantization_config",
-            format!(
-                "experts in MXFP4 are computed in bf16 on a GPU and not quantised again: run without \
-                 --quantize, or {ADVICE}"
-            ),
-        ),
-        (Quantisation::Fp8Blocks, _) => {
-            refuse("quantization_config", format!("FP8 is not computed on a GPU yet: {ADVICE}"))
-        }
-    }
 }
 
 /// What products want of sizes.

@@ -5,7 +5,8 @@ use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed};
 use keyway_kernels::cuda::paged_attention::{self, Batch, Pages};
 use keyway_kernels::cuda::rms_norm::{self, Rows};
 use keyway_kernels::cuda::rope::{self, Tokens};
-use keyway_kernels::cuda::{Launch, Slice, elementwise, gather, sample};
+use keyway_kernels::cuda::sample::SCORE_WORDS;
+use keyway_kernels::cuda::{Launch, Slice, elementwise, gather, rules, sample};
 use keyway_kernels::heads::Heads;
 
 use super::heads::HeadShape;
@@ -195,10 +196,27 @@ impl Forward<'_> {
         let logits = self.room.output.slice(self.rows * hidden * size_of::<bf16>(), self.rows * vocab);
         self.normalise_to(self.weights.norm, true, normed);
         self.product(normed, &self.weights.head, Out::F32(logits));
+        if let Some(rows) = self.step.rules {
+            let inputs = &self.room.inputs;
+            let (rows, lists) = (rows.of(inputs), self.room.rules.lists());
+            let masks = self.step.masks.map_or(rows, |masks| masks.of(inputs));
+            let tokens = self.step.tokens.of(inputs);
+            self.launches.extend(rules::launch(logits, vocab, rows, lists, masks, tokens));
+        }
         if let Some(draws) = self.step.draws {
             let (by, rows) = (draws.of(&self.room.inputs), self.rows);
             let (drawn, logprobs) = (self.room.drawn.slice(0, rows), self.room.logprobs.slice(0, rows));
             self.launches.extend(sample::launch(logits, vocab, by, drawn, logprobs));
+            if let Some(wanted) = self.step.scores {
+                let scores = self.room.scores.slice(0, rows * SCORE_WORDS);
+                self.launches.extend(sample::score(
+                    logits,
+                    vocab,
+                    wanted.of(&self.room.inputs),
+                    drawn,
+                    scores,
+                ));
+            }
         }
     }
 }

@@ -2,11 +2,13 @@
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::Cut;
+use keyway_kernels::cuda::sample::SCORE_WORDS;
 use keyway_kernels::cuda::{Device, DeviceError, Element, Slice};
 
 use super::experts::{ExpertRoom, ExpertWidths};
 use super::heads::HeadShape;
 use super::latent::{LatentRoom, LatentWidths};
+use super::rules::RuleLists;
 use super::weights::DeviceWeights;
 use crate::model::config::{Attention, Config, FeedForward, Latent, LayerShape};
 
@@ -120,6 +122,10 @@ pub(super) struct Room {
     pub(super) drawn: Grown,
     /// Their log-probabilities, which nobody reads.
     pub(super) logprobs: Grown,
+    /// What was wanted of their scores.
+    pub(super) scores: Grown,
+    /// What changes rows' logits before their tokens are drawn.
+    pub(super) rules: RuleLists,
     /// How often a buffer was replaced: launches that were made before name buffers that are gone.
     pub(super) moves: u64,
 }
@@ -158,6 +164,7 @@ impl Room {
         let words = wanted.max(1) * size_of::<u32>();
         self.moves += self.drawn.reserve_keeping(device, words)?;
         self.moves += self.logprobs.reserve(device, words)?;
+        self.moves += self.scores.reserve(device, words * SCORE_WORDS)?;
         Ok(())
     }
 

@@ -4,12 +4,14 @@
 use std::mem;
 
 use half::bf16;
+use keyway_kernels::cuda::sample::{SCORE_WORDS, Score};
 use keyway_kernels::cuda::{Device, DeviceError, Launch, Slice};
 
 use super::CudaBackend;
 use super::forward::Forward;
 use super::recordings::Met;
 use super::room::Widths;
+use super::rules::Wanted;
 use super::step::{Fixed, Step};
 use crate::backend::{Backend as _, Chunk, Draw, PENDING, StepError, StepOutput};
 
@@ -18,6 +20,9 @@ use crate::backend::{Backend as _, Chunk, Draw, PENDING, StepError, StepOutput};
 pub(super) struct UnderWay {
     /// Of each row that is wanted, whether its token is drawn.
     drawn: Vec<bool>,
+    /// Of each, how many of the likeliest are wanted with its score; and the copy of scores, where any is.
+    scored: Vec<Option<usize>>,
+    scores: Option<u64>,
     /// Rows that went through the head.
     head_rows: usize,
     /// The device's number of the copy of what was drawn. There is one even if nothing was: it is what is waited for.
@@ -26,7 +31,7 @@ pub(super) struct UnderWay {
 
 impl<D: Device> CudaBackend<D> {
     /// Tells the device of a step.
-    fn plan(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<Step, DeviceError> {
+    fn plan(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw<'_>>]) -> Result<Step, DeviceError> {
         let model = &mut self.model;
         let fixed = Fixed {
             rope: &model.rope,
@@ -37,7 +42,9 @@ impl<D: Device> CudaBackend<D> {
             heads_per_kv: model.heads.heads / model.heads.kv_heads,
             processors: model.device.processors(),
         };
-        let step = Step::new(chunks, draws, &fixed);
+        let (rules, moves) = model.room.rules.prepare(&mut model.device, &wanted(chunks, draws))?;
+        model.room.moves += moves;
+        let step = Step::new(chunks, draws, &rules, &fixed);
         let sizes = [step.rows, step.head_rows(), step.partial_floats(&fixed)];
         let widths = Widths::new(&model.config, &model.heads);
         model.room.reserve(&mut model.device, &widths, &model.weights, sizes)?;
@@ -67,15 +74,27 @@ impl<D: Device> CudaBackend<D> {
     }
 
     /// Starts a step.
-    pub(super) fn launch(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<(), DeviceError> {
+    pub(super) fn launch(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        draws: &[Option<Draw<'_>>],
+    ) -> Result<(), DeviceError> {
         let step = self.plan(chunks, draws)?;
         self.model.device.mark()?;
         self.run(&step)?;
         self.model.device.mark()?;
         let words: Slice<u32> = self.model.room.drawn.slice(0, draws.len().max(1));
         let fetch = self.model.device.fetch(words.buffer, words.offset, words.len * size_of::<u32>())?;
+        let scores = if step.scores.is_some() {
+            let words: Slice<u32> = self.model.room.scores.slice(0, draws.len() * SCORE_WORDS);
+            Some(self.model.device.fetch(words.buffer, words.offset, words.len * size_of::<u32>())?)
+        } else {
+            None
+        };
         self.drawn = draws.iter().map(Option::is_some).collect();
-        self.under_way.push_back(UnderWay { drawn: self.drawn.clone(), head_rows: step.head_rows(), fetch });
+        let (drawn, head_rows) = (self.drawn.clone(), step.head_rows());
+        let scored = draws.iter().map(|draw| draw.and_then(|draw| draw.score)).collect();
+        self.under_way.push_back(UnderWay { drawn, scored, scores, head_rows, fetch });
         Ok(())
     }
 
@@ -100,6 +119,7 @@ impl<D: Device> CudaBackend<D> {
     /// Waits for the step that was started first, and copies back what is wanted of it.
     pub(super) fn collect(&mut self, output: &mut StepOutput) -> Result<(), DeviceError> {
         output.tokens.clear();
+        output.scores.clear();
         output.logits.clear();
         self.hidden.clear();
         let step = self.under_way.pop_front().ok_or_else(|| DeviceError("no step is under way".into()))?;
@@ -107,6 +127,7 @@ impl<D: Device> CudaBackend<D> {
         self.model.device.collect(step.fetch, &mut self.output)?;
         let tokens = self.output.as_chunks().0.iter().zip(&step.drawn).filter(|(_, drawn)| **drawn);
         output.tokens.extend(tokens.map(|(bytes, _)| u32::from_le_bytes(*bytes)));
+        self.collect_scores(&step, output)?;
         let (hidden, vocab) = (self.model.config.hidden, self.model.config.vocab_size);
         let logits_at = step.head_rows * hidden * size_of::<bf16>();
         let mut row = 0;
@@ -125,6 +146,18 @@ impl<D: Device> CudaBackend<D> {
         Ok(())
     }
 
+    fn collect_scores(&mut self, step: &UnderWay, output: &mut StepOutput) -> Result<(), DeviceError> {
+        let Some(fetch) = step.scores else { return Ok(()) };
+        self.output.resize(step.scored.len() * SCORE_WORDS * size_of::<u32>(), 0);
+        self.model.device.collect(fetch, &mut self.output)?;
+        let words: Vec<u32> =
+            self.output.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        let rows = words.chunks_exact(SCORE_WORDS).zip(&step.scored);
+        let vocab = self.model.config.vocab_size;
+        output.scores.extend(rows.filter_map(|(row, top)| top.map(|top| Score::of(row, top.min(vocab)))));
+        Ok(())
+    }
+
     /// Some bytes of what a step gives back.
     fn read_output(&mut self, first: usize, bytes: usize) -> Result<(), DeviceError> {
         self.output.resize(bytes, 0);
@@ -133,10 +166,25 @@ impl<D: Device> CudaBackend<D> {
     }
 }
 
+/// The rows that are wanted, and where their chunks' last tokens stand.
+fn wanted<'a>(chunks: &[Chunk<'_>], draws: &[Option<Draw<'a>>]) -> Vec<Wanted<'a>> {
+    let ends = chunks.iter().scan(0, |end, chunk| {
+        *end += chunk.tokens.len();
+        Some((*end, chunk))
+    });
+    let rows = ends.filter(|(_, chunk)| chunk.wants_logits).zip(draws);
+    let wanted = |((end, chunk), draw): ((usize, &Chunk<'_>), &Option<Draw<'a>>)| Wanted {
+        draw: *draw,
+        token: end - 1,
+        is_pending: chunk.tokens.last().is_some_and(|token| token & PENDING != 0),
+    };
+    rows.map(wanted).collect()
+}
+
 impl<D: Device + Send> CudaBackend<D> {
     /// # Panics
     /// If the seam's rules are broken: a device would read whatever lies behind the embeddings, or what no row drew.
-    pub(super) fn check(&self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) {
+    pub(super) fn check(&self, chunks: &[Chunk<'_>], draws: &[Option<Draw<'_>>]) {
         assert!(!chunks.is_empty(), "step: no chunks");
         assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "step: a chunk has no tokens");
         let drawn = |row: u32| self.drawn.get(row as usize) == Some(&true);
@@ -148,6 +196,9 @@ impl<D: Device + Send> CudaBackend<D> {
         assert!(tokens.into_iter().all(known), "step: a token is not in the vocabulary");
         let wanted = chunks.iter().filter(|chunk| chunk.wants_logits).count();
         assert_eq!(draws.len(), wanted, "step: an entry for each row");
+        let masks = draws.iter().flatten().filter_map(|draw| draw.mask);
+        let words = self.vocab_size().div_ceil(32);
+        assert!(masks.into_iter().all(|mask| mask.len() == words), "step: a bit for each id");
         let ahead =
             self.under_way.len() < 2 && self.under_way.iter().all(|step| !step.drawn.contains(&false));
         assert!(ahead, "step: too many are under way, or one whose logits would be lost");
@@ -156,9 +207,12 @@ impl<D: Device + Send> CudaBackend<D> {
     /// Lets go of all steps under way after an error, which is told.
     pub(super) fn or_give_up(&mut self, done: Result<(), DeviceError>) -> Result<(), StepError> {
         done.map_err(|error| {
+            self.model.room.rules.forget();
             for step in mem::take(&mut self.under_way) {
                 // What it says is of no use any more.
-                let _ = self.model.device.collect(step.fetch, &mut []);
+                for fetch in [Some(step.fetch), step.scores].into_iter().flatten() {
+                    let _ = self.model.device.collect(fetch, &mut []);
+                }
             }
             StepError(format!("the GPU failed: {error}"))
         })

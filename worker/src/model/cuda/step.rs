@@ -9,7 +9,8 @@ use keyway_kernels::compute::Compute;
 use keyway_kernels::cuda::Slice;
 use keyway_kernels::cuda::paged_attention::{Cut, HeadKind, ITEM_WORDS, Plan, Sequence};
 use keyway_kernels::cuda::rope::NO_SLOT;
-use keyway_kernels::cuda::sample::PARAMETER_WORDS;
+use keyway_kernels::cuda::rules::{ROW_WORDS, RowRules};
+use keyway_kernels::cuda::sample::{NOT_WANTED, PARAMETER_WORDS, TOP};
 use keyway_kernels::rope::Rope;
 
 use super::room::Grown;
@@ -71,6 +72,11 @@ pub(super) struct Step {
     pub(super) wanted_rows: usize,
     /// How each row that goes through the head is drawn, where any is, or a token of the step before is filled in.
     pub(super) draws: Option<Part>,
+    /// What changes each such row's logits before, where any row's are changed; and masks, one behind the other.
+    pub(super) rules: Option<Part>,
+    pub(super) masks: Option<Part>,
+    /// How many of the likeliest tokens are wanted with each such row's score, where any row's is.
+    pub(super) scores: Option<Part>,
     pub(super) groups: Vec<GroupStep>,
 }
 
@@ -88,8 +94,13 @@ pub(super) struct Fixed<'a> {
 }
 
 impl Step {
-    /// `draws`: of each row that is wanted.
-    pub(super) fn new(chunks: &[Chunk<'_>], draws: &[Option<Draw>], fixed: &Fixed<'_>) -> Self {
+    /// `draws`: of each row that is wanted; `rules`: the same, without masks.
+    pub(super) fn new(
+        chunks: &[Chunk<'_>],
+        draws: &[Option<Draw<'_>>],
+        rules: &[Option<RowRules>],
+        fixed: &Fixed<'_>,
+    ) -> Self {
         let decode = chunks.iter().all(|chunk| chunk.tokens.len() == 1 && chunk.wants_logits);
         let filled = decode && chunks.len() <= RECORDED_ROWS_MAX;
         let mut words = Words { list: Vec::new(), filled };
@@ -107,6 +118,8 @@ impl Step {
         let (wanted_rows, all_wanted) = (wanted.len(), wanted.len() == own_rows);
         let wanted = words.add(if all_wanted { Vec::new() } else { wanted });
         let head_rows = if all_wanted { rows } else { wanted_rows };
+        let (rules, masks) = words.rules(draws, rules, head_rows);
+        let scores = words.scores(draws, head_rows);
         let draws = words.draws(chunks, draws, head_rows);
         let group = |group| GroupStep::new(&mut words, chunks, fixed, group, [rows, wanted_rows]);
         let groups = (0..fixed.cache_groups.len()).map(group).collect();
@@ -120,6 +133,9 @@ impl Step {
             all_wanted,
             wanted_rows,
             draws,
+            rules,
+            masks,
+            scores,
             groups,
         }
     }
@@ -143,7 +159,9 @@ impl Step {
         for group in &self.groups {
             [&group.slots, &group.tables, &group.all.items, &group.all.merges].into_iter().for_each(&mut add);
         }
-        self.draws.iter().for_each(&mut add);
+        [&self.draws, &self.rules, &self.masks].into_iter().flatten().for_each(&mut add);
+        // Beside the others' places this one's says whether it is there.
+        add(&self.scores.unwrap_or(Part { first: 0, len: 0 }));
         for group in &self.groups {
             let Cut { rows, chunks } = group.all.plan.cut;
             form.extend([rows, chunks.unwrap_or(0)]);
@@ -264,13 +282,45 @@ impl Words {
     }
 
     /// How rows are drawn. A row of zeros takes the likeliest: rows whose logits are wanted, or that fill up.
-    fn draws(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>], head_rows: usize) -> Option<Part> {
+    fn draws(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw<'_>>], head_rows: usize) -> Option<Part> {
         let pending = |chunk: &Chunk<'_>| chunk.tokens.iter().any(|token| token & PENDING != 0);
         if draws.iter().all(Option::is_none) && !chunks.iter().any(pending) {
             return None;
         }
-        let words = draws.iter().flat_map(|draw| draw.map_or([0; PARAMETER_WORDS], |draw| draw.words()));
+        let words = draws.iter().flat_map(|draw| draw.map_or([0; PARAMETER_WORDS], |draw| draw.by.words()));
         Some(self.fill(words, head_rows * PARAMETER_WORDS, 0))
+    }
+
+    /// What changes rows' logits, and masks. Rows without either, or that fill up, have words that say so.
+    fn rules(
+        &mut self,
+        draws: &[Option<Draw<'_>>],
+        rules: &[Option<RowRules>],
+        head_rows: usize,
+    ) -> (Option<Part>, Option<Part>) {
+        let (mut words, mut masks) = (Vec::new(), Vec::new());
+        let mut stride = 0;
+        for (draw, rules) in draws.iter().zip(rules) {
+            let own = draw.and_then(|draw| draw.mask);
+            let mask = own.map(|_| masks.len());
+            masks.extend(own.into_iter().flatten());
+            stride = stride.max(own.map_or(0, <[u32]>::len));
+            words.extend(RowRules { mask, ..rules.unwrap_or_default() }.words());
+        }
+        if rules.iter().all(Option::is_none) && masks.is_empty() {
+            return (None, None);
+        }
+        let rules = self.fill(words, head_rows * ROW_WORDS, u32::MAX);
+        let len = self.ladder(masks.len() / stride.max(1)) * stride;
+        (Some(rules), (len > 0).then(|| self.fill(masks, len, 0)))
+    }
+
+    fn scores(&mut self, draws: &[Option<Draw<'_>>], head_rows: usize) -> Option<Part> {
+        let wanted: Vec<Option<usize>> = draws.iter().map(|draw| draw.and_then(|draw| draw.score)).collect();
+        wanted.iter().any(Option::is_some).then(|| {
+            let words = wanted.into_iter().map(|top| top.map_or(NOT_WANTED, |top| top.min(TOP) as u32));
+            self.fill(words, head_rows, NOT_WANTED)
+        })
     }
 
     /// How long a list of `len` is to be.

@@ -2,7 +2,7 @@
 //! this machine's memory, for benchmarks.
 
 use half::bf16;
-use keyway_kernels::cuda::matmul::{GROUP, Packed, Shape};
+use keyway_kernels::cuda::matmul::{Packed, Shape, TILE};
 use keyway_kernels::cuda::{Device, DeviceError, Slice, moe};
 use keyway_kernels::rope::Rope;
 
@@ -13,11 +13,15 @@ use super::weights::{
     head_kept, kept,
 };
 use super::{CudaModel, covered};
-use crate::model::config::{Attention, Config, Experts, FeedForward, Grouped, Latent, LayerShape};
+use crate::model::config::{
+    Attention, Config, Experts, FeedForward, Grouped, Latent, LayerShape, Quantisation,
+};
 use crate::model::{ModelError, Quantize};
 
 /// Elements of the block: no multiple of a row, so that rows differ.
 const BLOCK: usize = (4 << 20) + 24;
+/// Images of MXFP4 that make such a block.
+const MXFP4_IMAGES: usize = 3079;
 
 impl<D: Device> CudaModel<D> {
     /// The model that a `config.json` describes, with random weights.
@@ -33,19 +37,23 @@ impl<D: Device> CudaModel<D> {
 struct Maker<'a> {
     upload: Upload<'a>,
     random: fastrand::Rng,
+    /// How experts are stored, where that is another way than other products.
+    experts: Option<Kept>,
 }
 
 impl<'a> Maker<'a> {
     fn new(device: &'a mut dyn Device) -> Self {
-        Self { upload: Upload::new(device), random: fastrand::Rng::with_seed(8) }
+        Self { upload: Upload::new(device), random: fastrand::Rng::with_seed(8), experts: None }
     }
 
     fn weights(mut self, config: &Config, quantize: Quantize) -> Result<DeviceWeights, DeviceError> {
-        let (kept, hidden) = (kept(quantize), config.hidden);
+        let (asked, hidden) = (kept(quantize), config.hidden);
+        let kept = if config.quantisation == Quantisation::Fp8Blocks { Kept::Fp8 } else { asked };
+        self.experts = (config.quantisation == Quantisation::Mxfp4Experts).then_some(Kept::Mxfp4);
         let embedding = self.matrix(config.vocab_size, hidden, Kept::Bf16, false)?;
         let layers = config.layers.iter().map(|layer| self.layer(layer, hidden, &config.attention, kept));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
-        let head = match head_kept(kept) {
+        let head = match head_kept(asked) {
             Kept::Bf16 if config.tied_embeddings => embedding,
             head => self.matrix(config.vocab_size, hidden, head, false)?,
         };
@@ -134,6 +142,7 @@ impl<'a> Maker<'a> {
 
     fn experts(&mut self, shape: &Experts, hidden: usize, kept: Kept) -> Result<DeviceExperts, DeviceError> {
         let Experts { count, width, biases, .. } = *shape;
+        let weights = self.experts.unwrap_or(kept);
         let correction_bias =
             if shape.correction_bias { Some(self.upload.device.upload(&vec![0.0; count])?) } else { None };
         let shared = shape.shared_width.map(|width| self.mlp(width, hidden, kept)).transpose()?;
@@ -141,9 +150,9 @@ impl<'a> Maker<'a> {
             routing: shape.routing,
             router: self.matrix(count, hidden, Kept::Bf16, biases)?,
             correction_bias,
-            gate_up: self.bank(count, Shape { outputs: 2 * width, inputs: hidden, weights: kept }, biases)?,
+            gate_up: self.bank(count, Shape { outputs: 2 * width, inputs: hidden, weights }, biases)?,
             gate: shape.gate,
-            down: self.bank(count, Shape { outputs: hidden, inputs: width, weights: kept }, biases)?,
+            down: self.bank(count, Shape { outputs: hidden, inputs: width, weights }, biases)?,
             shared,
         })
     }
@@ -168,26 +177,47 @@ impl<'a> Maker<'a> {
         Ok(moe::Experts { count, shape, unit: self.upload.unit, images, scales, bias })
     }
 
-    /// `count` packed matrices and their scales: uniform around 0, so that products keep the size of their inputs;
-    /// integers are random bits.
+    /// `count` packed matrices and their scales: around 0 and of such a size that products keep that of their inputs; codes are
+    /// random bits.
     fn fill(&mut self, count: usize, shape: Shape) -> Result<(Slice<u8>, Option<Slice<f32>>), DeviceError> {
-        let Shape { outputs, inputs, weights: kept } = shape;
         let images = self.upload.room(count * shape.packed_bytes())?;
-        let largest = (3.0 / inputs as f32).sqrt();
-        let elements = BLOCK.min(images.len / 2);
-        let block: Vec<u8> = if kept == Kept::Bf16 {
-            let value = |random: &mut fastrand::Rng| bf16::from_f32((random.f32() * 2.0 - 1.0) * largest);
-            (0..elements).flat_map(|_| value(&mut self.random).to_le_bytes()).collect()
-        } else {
-            (0..2 * elements).map(|_| self.random.u8(..)).collect()
-        };
+        let deviation = (1.0 / shape.inputs as f32).sqrt();
+        let block = self.block(shape, deviation, images.len);
         for at in (0..images.len).step_by(block.len()) {
             let part = &block[..block.len().min(images.len - at)];
             self.upload.device.write(images.buffer, at as u64, part)?;
         }
-        let steps = if kept == Kept::Int8 { 127.0 } else { 7.0 };
-        let groups = if kept == Kept::Bf16 { 0 } else { count * (inputs / GROUP) };
-        let scales = self.upload.scales(&vec![largest / steps; groups * outputs])?;
+        // How far random codes deviate, in steps.
+        let steps = match shape.weights {
+            Kept::Int8 => 73.9,
+            Kept::Int4 => 4.6,
+            Kept::Fp8 => 111.0,
+            Kept::Bf16 | Kept::Mxfp4 => 1.0,
+        };
+        let scales = self.upload.scales(&vec![deviation / steps; count * shape.scales()])?;
         Ok((images, scales))
+    }
+
+    /// What images are made of, again and again; of whole images where these are no codes alone.
+    fn block(&mut self, shape: Shape, deviation: f32, len: usize) -> Vec<u8> {
+        let random = &mut self.random;
+        match shape.weights {
+            Kept::Bf16 => {
+                let largest = deviation * 3.0_f32.sqrt();
+                let mut value = || bf16::from_f32((random.f32() * 2.0 - 1.0) * largest);
+                (0..BLOCK.min(len / 2)).flat_map(|_| value().to_le_bytes()).collect()
+            }
+            Kept::Mxfp4 => {
+                // Random codes deviate by 2.9.
+                let power = (deviation / 2.9).log2().round() as i32 + 127;
+                let image = shape.packed_bytes() / (shape.outputs.div_ceil(TILE) * (shape.inputs / TILE));
+                let codes = TILE * TILE / 2;
+                let mut image = || -> Vec<u8> {
+                    (0..image).map(|i| if i < codes { random.u8(..) } else { power as u8 }).collect()
+                };
+                (0..MXFP4_IMAGES).flat_map(|_| image()).take(len).collect()
+            }
+            _ => (0..(2 * BLOCK).min(len)).map(|_| random.u8(..)).collect(),
+        }
     }
 }

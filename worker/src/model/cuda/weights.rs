@@ -9,7 +9,7 @@ use keyway_kernels::matmul::PackedMatrix;
 use super::experts::DeviceExperts;
 use super::latent::DeviceLatent;
 pub(super) use super::packing::Order;
-use super::packing::pack;
+use super::packing::{as_stored, pack};
 use crate::model::Quantize;
 use crate::model::weights::{
     AttentionWeights, ExpertsWeights, FeedForwardWeights, GroupedWeights, Layer, Linear, Mlp, Weights,
@@ -71,7 +71,7 @@ pub(super) struct DeviceMlp {
 }
 
 impl DeviceWeights {
-    /// Copies weights, quantised as asked for; others than bf16 are rounded to it.
+    /// Copies weights: what is stored in FP8 or MXFP4 as it is, all else quantised as asked for, or rounded to bf16.
     pub(super) fn copy(
         device: &mut dyn Device,
         weights: &Weights,
@@ -84,7 +84,10 @@ impl DeviceWeights {
             weights.layers.iter().map(|layer| upload.layer(layer, kept)).collect::<Result<Vec<_>, _>>()?;
         let head = match (&weights.head, head_kept(kept)) {
             (None, Kept::Bf16) => embedding,
-            (head, kept) => upload.matrix(head.as_ref().unwrap_or(&weights.embedding), kept, None)?,
+            (head, kept) => {
+                let head = head.as_ref().unwrap_or(&weights.embedding);
+                upload.matrix(head, as_stored([head].into_iter(), kept), None)?
+            }
         };
         let norm = upload.vector(&weights.norm)?;
         Ok(Self { embedding, layers, norm, head, bytes: upload.bytes })
@@ -109,7 +112,7 @@ impl DeviceWeights {
     }
 }
 
-/// How the matrices of layers are kept.
+/// How the matrices of layers are kept that are not stored in FP8 or MXFP4.
 pub(super) fn kept(quantize: Quantize) -> Kept {
     match quantize {
         Quantize::None => Kept::Bf16,
@@ -198,13 +201,16 @@ impl<'a> Upload<'a> {
         let correction_bias = experts.correction_bias.as_ref().map(|bias| self.device.upload(bias));
         let shared = experts.shared.as_ref().map(|mlp| self.mlp(mlp, kept));
         let woven = Order::Woven { width: experts.shape.width };
+        // Both products take items of as many rows.
+        let both = networks.iter().flat_map(|mlp| [&mlp.gate_up.weight, &mlp.down.weight]);
+        let stored = as_stored(both, kept);
         Ok(DeviceExperts {
             routing: experts.shape.routing,
-            router: self.linear(&experts.router, Kept::Bf16)?,
+            router: self.matrix(&experts.router.weight, Kept::Bf16, experts.router.bias.as_deref())?,
             correction_bias: correction_bias.transpose()?,
-            gate_up: self.bank(networks.iter().map(|mlp| parts(&mlp.gate_up)), kept, woven)?,
+            gate_up: self.bank(networks.iter().map(|mlp| parts(&mlp.gate_up)), stored, woven)?,
             gate: experts.experts.gate,
-            down: self.bank(networks.iter().map(|mlp| parts(&mlp.down)), kept, Order::AsStored)?,
+            down: self.bank(networks.iter().map(|mlp| parts(&mlp.down)), stored, Order::AsStored)?,
             shared: shared.transpose()?,
         })
     }
@@ -234,6 +240,7 @@ impl<'a> Upload<'a> {
     }
 
     pub(super) fn linear(&mut self, linear: &Linear, kept: Kept) -> Result<Packed, DeviceError> {
+        let kept = as_stored([&linear.weight].into_iter(), kept);
         self.matrix(&linear.weight, kept, linear.bias.as_deref())
     }
 

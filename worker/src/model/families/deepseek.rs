@@ -6,10 +6,10 @@
 use keyway_kernels::moe::{GroupScore, Groups, Routing, Scoring};
 use keyway_kernels::rope::{Pairing, RopeScaling};
 
-use super::shared::{NAMES, Parts, assemble, dense, experts, layers, multiple};
+use super::shared::{NAMES, Parts, assemble, dense, experts, fp8_blocks, layers, multiple};
 use crate::model::ModelError;
 use crate::model::config::{
-    Attention, Config, Experts, FeedForward, Gate, Latent, LayerShape, Quantisation, RawConfig, refuse, size,
+    Attention, Config, Experts, FeedForward, Gate, Latent, LayerShape, RawConfig, refuse, size,
 };
 
 pub(super) fn v2(raw: &RawConfig) -> Result<Config, ModelError> {
@@ -60,7 +60,7 @@ fn deepseek(raw: &RawConfig, layers: Vec<LayerShape>, pairing: Pairing) -> Resul
         layers,
         pairing,
         names: &NAMES,
-        quantisation: quantisation(raw)?,
+        quantisation: fp8_blocks(raw)?,
         norm_eps: 1e-6,
         rope_theta: 10_000.0,
     };
@@ -118,24 +118,6 @@ fn layers_of(raw: &RawConfig, routing: Routing, dense_first: usize) -> Result<Ve
 
 fn groups(raw: &RawConfig, by: GroupScore) -> Result<Groups, ModelError> {
     Ok(Groups { count: size("n_group", raw.n_group)?, keep: size("topk_group", raw.topk_group)?, by })
-}
-
-fn quantisation(raw: &RawConfig) -> Result<Quantisation, ModelError> {
-    let Some(config) = &raw.quantization_config else {
-        return Ok(Quantisation::None);
-    };
-    let known = config.quant_method.as_deref() == Some("fp8")
-        && config.fmt.as_deref().is_none_or(|fmt| fmt == "e4m3")
-        && config.activation_scheme.as_deref().is_none_or(|scheme| scheme == "dynamic")
-        && config.weight_block_size.as_deref() == Some(&[128, 128]);
-    if !known {
-        return refuse(
-            "quantization_config",
-            "for DeepSeek only `quant_method` fp8 is supported, with `fmt` e4m3, `activation_scheme` dynamic \
-             and `weight_block_size` [128, 128]",
-        );
-    }
-    Ok(Quantisation::Fp8Blocks)
 }
 
 fn expect(key: &'static str, value: Option<&str>, only: &str) -> Result<(), ModelError> {

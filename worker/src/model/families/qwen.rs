@@ -2,7 +2,7 @@
 
 use keyway_kernels::moe::{Routing, Scoring};
 
-use super::shared::{Parts, assemble, dense, experts, grouped, layers};
+use super::shared::{Parts, assemble, dense, experts, fp8_blocks, grouped, layers};
 use crate::model::ModelError;
 use crate::model::config::{Config, Experts, FeedForward, Gate, Grouped, RawConfig, size};
 
@@ -18,14 +18,14 @@ pub(super) fn qwen2(raw: &RawConfig) -> Result<Config, ModelError> {
 pub(super) fn qwen3(raw: &RawConfig) -> Result<Config, ModelError> {
     let attention = Grouped { qk_norm: true, ..grouped(raw, false)? };
     let layers = layers(raw, |layer| window(raw, layer), |_| dense(raw))?;
-    assemble(raw, Parts::new(attention, layers))
+    assemble(raw, Parts { quantisation: fp8_blocks(raw)?, ..Parts::new(attention, layers) })
 }
 
 pub(super) fn qwen3_moe(raw: &RawConfig) -> Result<Config, ModelError> {
     let attention = Grouped { qk_norm: true, ..grouped(raw, false)? };
     // In this family all layers have it, or none.
     let layers = layers(raw, |_| used_window(raw), |layer| feed_forward(raw, layer))?;
-    assemble(raw, Parts::new(attention, layers))
+    assemble(raw, Parts { quantisation: fp8_blocks(raw)?, ..Parts::new(attention, layers) })
 }
 
 /// Qwen writes a window's size even where it is not used.

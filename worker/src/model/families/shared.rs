@@ -100,6 +100,25 @@ pub(super) fn multiple(key: &'static str, value: Option<usize>) -> Result<usize,
     Ok(value)
 }
 
+/// FP8 as DeepSeek-V3 and Qwen3 are published in: E4M3 with a scale per 128 by 128.
+pub(super) fn fp8_blocks(raw: &RawConfig) -> Result<Quantisation, ModelError> {
+    let Some(config) = &raw.quantization_config else {
+        return Ok(Quantisation::None);
+    };
+    let known = config.quant_method.as_deref() == Some("fp8")
+        && config.fmt.as_deref().is_none_or(|fmt| fmt == "e4m3")
+        && config.activation_scheme.as_deref().is_none_or(|scheme| scheme == "dynamic")
+        && config.weight_block_size.as_deref() == Some(&[128, 128]);
+    if !known {
+        return refuse(
+            "quantization_config",
+            "for this family only `quant_method` fp8 is supported, with `fmt` e4m3, `activation_scheme` dynamic \
+             and `weight_block_size` [128, 128]",
+        );
+    }
+    Ok(Quantisation::Fp8Blocks)
+}
+
 /// One shape per layer.
 pub(super) fn layers(
     raw: &RawConfig,

@@ -170,8 +170,10 @@ fn quantisation_is_read_where_the_family_has_it() {
     let mxfp4 = gpt_oss(json!({"quantization_config": {"quant_method": "mxfp4"}}));
     assert_eq!(parse(mxfp4).unwrap().quantisation, Quantisation::Mxfp4Experts);
     let fp8 = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]});
-    let fp8 = deepseek(json!({"quantization_config": fp8}));
-    assert_eq!(parse(fp8).unwrap().quantisation, Quantisation::Fp8Blocks);
+    let qwen = json!({"architectures": ["Qwen3ForCausalLM"], "quantization_config": fp8});
+    for fp8 in [qwen, deepseek(json!({"quantization_config": fp8}))] {
+        assert_eq!(parse(fp8).unwrap().quantisation, Quantisation::Fp8Blocks);
+    }
 }
 
 #[test]

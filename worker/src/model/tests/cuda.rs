@@ -22,6 +22,9 @@ use super::*;
 
 const LAYOUT: KvLayout = KvLayout { block_size: 16, num_blocks: 128 };
 
+/// What a `config.json` says of products in FP8.
+const FP8: &str = r#""quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}"#;
+
 fn load(variant: &Variant) -> LoadedModel {
     LoadedModel::synthetic(&variant.config()).unwrap()
 }
@@ -119,6 +122,37 @@ fn whole_numbers_are_near() {
             sequence.run(&mut backend, &mut pool, &prompt[..59]);
             let last = sequence.run(&mut backend, &mut pool, &prompt[59..]);
             assert_eq!(bits(&last), bits(&found), "{} {quantize}: the last token alone", variant.name);
+        }
+    }
+}
+
+/// Keys, values and latents in FP8: near the CPU's, other numbers with their own name and half the room, and as independent of
+/// pieces, blocks and neighbours as bf16's.
+#[test]
+fn a_cache_in_fp8_is_near_and_no_bit_depends_on_the_batch() {
+    let with_fp8 = |variant: &Variant, layout| {
+        let model = load(variant).onto(Emulator::start(1)?, Quantize::None).unwrap();
+        let bytes = model.info.kv_bytes_per_block_position;
+        let model = model.with_fp8_kv();
+        assert_eq!(model.info.kv_bytes_per_block_position * 2, bytes);
+        assert!(model.info.numerics_id.ends_with("-kvfp8"), "{}", model.info.numerics_id);
+        Some(model.into_backend(layout).unwrap())
+    };
+    let prompts: Vec<Vec<u32>> =
+        [(150, 7), (140, 11), (90, 13)].map(|(len, step)| prompt_of(len, step)).into();
+    for variant in [&MODELS[0], &MODELS[1], &MODELS[3], &MODELS[7]] {
+        let Some(mut backend) = with_fp8(variant, LAYOUT) else { return };
+        let cuts = [vec![130, 1, 1], vec![70], vec![1, 100, 1]];
+        let mut pool = Pool::ascending(&backend);
+        let beside = side_by_side(&mut backend, &mut pool, &prompts, &cuts);
+        for (prompt, beside) in prompts.iter().zip(beside) {
+            let other = KvLayout { block_size: 64, num_blocks: 8 };
+            let alone = whole(&mut with_fp8(variant, other).unwrap(), prompt);
+            assert_eq!(beside, bits(&alone), "{}", variant.name);
+            let off = distance(&alone, &run_whole(&mut load(variant).into_backend(LAYOUT).unwrap(), prompt));
+            let in_bf16 = distance(&alone, &whole(&mut emulated(variant).unwrap(), prompt));
+            println!("{}: {off:.4}, from bf16 {in_bf16:.4}", variant.name);
+            assert!(off < 0.2 && in_bf16 > 0.003, "{}: off by {off}, from bf16 {in_bf16}", variant.name);
         }
     }
 }

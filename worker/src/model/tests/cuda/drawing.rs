@@ -1,11 +1,15 @@
 //! Tokens that the device draws: the same ids as the sampler's for the same logits, and an engine over them says what
 //! one says that samples itself, whether or not steps run ahead.
 
+use std::sync::Arc;
+
 use keyway_kernels::cuda::sample;
+use keyway_text::Tokenizer;
 
 use super::generating::{Event, engine_over, heard};
 use super::*;
-use crate::backend::{CacheGroup, Draw, StepError};
+use crate::backend::{CacheGroup, Parameters, StepError};
+use crate::grammar::{Form, GrammarCompiler};
 use crate::sampler::{Sampler, Sampling};
 use crate::scheduler::StepLimits;
 use crate::sequence::GenerationRequest;
@@ -32,8 +36,8 @@ fn logits(rows: usize, vocabulary: usize) -> Vec<f32> {
     logits
 }
 
-fn draw(row: usize) -> Draw {
-    Draw {
+fn draw(row: usize) -> Parameters {
+    Parameters {
         temperature: [0.8, 0.0, 1.0, 0.3, 2.0][row % 5],
         top_p: [1.0, 0.9, 0.5, 1.0, 0.999, 1e-6, 0.0][row % 7],
         min_p: [0.0, 0.0, 0.1, 1.0][row % 4],
@@ -44,7 +48,7 @@ fn draw(row: usize) -> Draw {
 }
 
 /// Rows of both zeros, the first of which is to be taken.
-fn zeros(rows: usize, vocabulary: usize) -> (Vec<f32>, Vec<Draw>) {
+fn zeros(rows: usize, vocabulary: usize) -> (Vec<f32>, Vec<Parameters>) {
     let mut random = fastrand::Rng::with_seed(5);
     let logits = (0..rows * vocabulary).map(|_| if random.bool() { 0.0 } else { -0.0 }).collect();
     (logits, (0..rows).map(draw).collect())
@@ -52,14 +56,14 @@ fn zeros(rows: usize, vocabulary: usize) -> (Vec<f32>, Vec<Draw>) {
 
 /// Rows of two, the second of which has just the share that `min_p` asks for: an exponential that is off by its last
 /// bit cuts it off.
-fn edges(rows: usize) -> (Vec<f32>, Vec<Draw>) {
+fn edges(rows: usize) -> (Vec<f32>, Vec<Parameters>) {
     let mut random = fastrand::Rng::with_seed(6);
     let row = |i: usize| {
         let (logit, temperature) = (-random.f32(), 0.5 + random.f32());
         let min_p = keyway_kernels::scalar::exp(logit / temperature);
-        ([0.0, logit], Draw { temperature, min_p, top_p: 1.0, top_k: 0, ..draw(i) })
+        ([0.0, logit], Parameters { temperature, min_p, top_p: 1.0, top_k: 0, ..draw(i) })
     };
-    let (logits, draws): (Vec<[f32; 2]>, Vec<Draw>) = (0..rows).map(row).unzip();
+    let (logits, draws): (Vec<[f32; 2]>, Vec<Parameters>) = (0..rows).map(row).unzip();
     (logits.into_flattened(), draws)
 }
 
@@ -77,14 +81,14 @@ fn the_device_draws_what_the_sampler_draws() {
     ];
     for (vocabulary, (logits, draws)) in cases {
         let rows = draws.len();
-        let words: Vec<u32> = draws.iter().flat_map(Draw::words).collect();
+        let words: Vec<u32> = draws.iter().flat_map(Parameters::words).collect();
         let (on_device, by) = (device.upload(&logits).unwrap(), device.upload(&words).unwrap());
         let (tokens, logprobs) = (device.slice(rows).unwrap(), device.slice(rows).unwrap());
         device.launch(&sample::launch(on_device, vocabulary, by, tokens, logprobs).unwrap()).unwrap();
         let tokens = device.download(tokens).unwrap();
         let mut seconds = 0;
         for ((row, draw), token) in logits.chunks(vocabulary).zip(draws).zip(tokens) {
-            let Draw { temperature, top_p, min_p, top_k, seed, position } = draw;
+            let Parameters { temperature, top_p, min_p, top_k, seed, position } = draw;
             let sampling = Sampling { temperature, top_p, top_k: top_k as usize, min_p, seed };
             let expected = Sampler::default().sample(row, &sampling, position as usize);
             assert_eq!(token, expected, "{vocabulary} ids, {draw:?}");
@@ -123,12 +127,14 @@ impl Backend for OnHost {
     }
 }
 
-/// Plain ones, of all cuts; with `others` some that the engine must see the logits of.
+/// Plain ones, of all cuts; with `others` some of every rule, with a grammar, and one that the engine must see the logits of.
 fn requests(others: bool) -> Vec<GenerationRequest> {
     let shared = prompt_of(20, 7);
+    let compiler = GrammarCompiler::new(Arc::new(Tokenizer::builtin()), VOCAB as usize, vec![VOCAB - 1]);
+    let compile = |regex: &str| compiler.compile(&Form::Regex(regex.to_owned())).unwrap();
     let request = |i: usize| {
         let prompt = [&shared[..i % 3 * 10], &[i as u32, 5][..]].concat();
-        let Draw { temperature, top_p, min_p, top_k, seed, .. } = draw(i);
+        let Parameters { temperature, top_p, min_p, top_k, seed, .. } = draw(i);
         let mut request = GenerationRequest {
             prompt,
             max_tokens: 4 + i % 6,
@@ -144,6 +150,28 @@ fn requests(others: bool) -> Vec<GenerationRequest> {
             4 if others => {
                 let penalties = Penalties { presence: 0.5, frequency: 0.5, repetition: 1.2 };
                 request.rules = TokenRules { penalties, ..request.rules };
+            }
+            5 if others => {
+                let penalties = Penalties { presence: -0.25, frequency: 0.75, repetition: 1.0 };
+                let logit_bias = (0..5).map(|id| (id * 4, id as f32 * 0.07)).collect();
+                // So long that its list gets too short.
+                let stop_token_ids = vec![5];
+                request.rules = TokenRules { penalties, logit_bias, min_tokens: 2, stop_token_ids };
+                request.max_tokens = 24;
+            }
+            2 if others => {
+                // What may come is another kind after each token.
+                request.grammar = Some(compile("([a-d][0-3]|[e-h][4-7]){4,}"));
+                request.rules = TokenRules { stop_token_ids: Vec::new(), ..request.rules };
+                request.max_tokens = 15;
+            }
+            6 if others => {
+                request.grammar = Some(compile("[a-h]{2,}"));
+                request.ignore_eos = false;
+                // The form comes before what is forbidden: all of its letters are held back.
+                request.rules.stop_token_ids = (97..105).collect();
+                request.rules.min_tokens = 2;
+                request.rules.penalties.repetition = 1.5;
             }
             _ => {}
         }

@@ -2,7 +2,7 @@
 //! nobody chose, and rows that fill a step up.
 
 use half::bf16;
-use keyway_kernels::matmul::{PackedMatrix, WeightType};
+use keyway_kernels::matmul::{PackedMatrix, SmallFloats, WeightType};
 
 use super::*;
 use crate::model::weights::{ExpertsWeights, FeedForwardWeights};
@@ -120,8 +120,12 @@ fn experts_that_nobody_chose_are_not_multiplied() {
             let network = experts.experts.networks[0].as_mut().unwrap();
             for linear in [&mut network.gate_up, &mut network.down] {
                 let (outputs, inputs) = (linear.weight.outputs(), linear.weight.inputs());
-                let nan = |_, row: &mut [f32]| row.fill(f32::NAN);
-                linear.weight = PackedMatrix::pack(outputs, inputs, WeightType::Bf16, nan);
+                linear.weight = match linear.weight.small_floats() {
+                    Some(SmallFloats::Fp8 { block }) => {
+                        PackedMatrix::pack_fp8(outputs, inputs, block, |_, _, scales| scales.fill(f32::NAN))
+                    }
+                    _ => PackedMatrix::pack(outputs, inputs, WeightType::Bf16, |_, row| row.fill(f32::NAN)),
+                };
             }
         }
         assert_eq!(together(&mut on_device(poisoned).unwrap(), &prompts()), expected, "{}", variant.name);
@@ -161,6 +165,31 @@ fn a_wide_routers_parts_are_added() {
     assert_eq!(bits(&few), bits(&whole(&mut backend, &prompt)));
 }
 
+/// DeepSeek-V3 and Qwen3 as they are published in FP8: products of several blocks of scales either way, dense, latent and of experts.
+#[test]
+fn products_in_fp8_are_those_of_the_cpu() {
+    let prompt = prompt_of(60, 7);
+    for variant in [&MODELS[3], &MODELS[5], &MODELS[8]] {
+        let wide = variant.config().replace(r#""hidden_size": 128"#, r#""hidden_size": 384"#);
+        let wide = wide.replace(r#""intermediate_size": 128"#, r#""intermediate_size": 256"#);
+        let fp8 = wide.replace(r#""hidden_act""#, &format!("{FP8}, \"hidden_act\""));
+        let [plain, fp8] = [wide, fp8].map(|config| move || LoadedModel::synthetic(&config).unwrap());
+        let Some(mut backend) = on_device(fp8()) else { return };
+        let mut cpu = fp8().into_backend(LAYOUT).unwrap();
+        let off = off(&mut backend, &mut cpu, &prompt, &pieces(prompt.len()));
+        println!("{}: {off:.4?}", variant.name);
+        assert_near(&off, variant.has_experts(), variant.name);
+        let other = whole(&mut on_device(plain()).unwrap(), &prompt);
+        assert!(distance(&other, &whole(&mut backend, &prompt)) > 0.3, "the same weights");
+        let (bytes, in_bf16) = (bytes_of(fp8()), bytes_of(plain()));
+        assert!(bytes * 3 < in_bf16 * 2, "{bytes} bytes instead of {in_bf16} in bf16");
+    }
+}
+
+fn bytes_of(model: LoadedModel) -> usize {
+    model.onto(Emulator::start(1).unwrap(), Quantize::None).unwrap().info.weight_bytes
+}
+
 /// gpt-oss as it is published: experts in MXFP4, whose values bf16 has.
 #[test]
 fn experts_in_mxfp4_are_those_of_the_cpu() {
@@ -173,4 +202,11 @@ fn experts_in_mxfp4_are_those_of_the_cpu() {
     assert_near(&off, true, "MXFP4");
     let plain = whole(&mut emulated(&MODELS[6]).unwrap(), &prompt);
     assert!(distance(&plain, &whole(&mut emulated(&variant).unwrap(), &prompt)) > 0.3, "the same weights");
+    // Their codes stay what they are: less than a third of what they take in bf16, and --quantize changes nothing of them.
+    let experts = 2 * 5 * (256 * 128 + 128 * 128);
+    let saved = bytes_of(load(&MODELS[6])) - bytes_of(load(&variant));
+    assert_eq!(saved, experts * 2 - experts / 2 - experts / 32);
+    let found = emulated_with(&variant, Quantize::Int8, LAYOUT).unwrap();
+    let off = distance(&whole(&mut { found }, &prompt), &run_whole(&mut cpu, &prompt));
+    assert!(off < 1.6 * 0.06, "with --quantize int8 off by {off}");
 }

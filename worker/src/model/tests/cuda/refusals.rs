@@ -79,15 +79,19 @@ fn experts_that_no_kernel_takes_are_refused_by_their_key() {
     };
     let narrow = gpt_oss("").replace(r#""intermediate_size": 128"#, r#""intermediate_size": 96"#);
     let mxfp4 = gpt_oss(r#", "quantization_config": {"quant_method": "mxfp4"}"#);
+    let fp8 = |width| qwen(128, 8, width).replace(r#""num_experts":"#, &format!("{FP8}, \"num_experts\":"));
     assert_eq!(refused(&qwen(128, 8, 768), Quantize::Int4), "");
+    assert_eq!(refused(&fp8(768), Quantize::None), "");
     assert_eq!(refused(&qwen(9, 3, 704), Quantize::None), "");
-    assert_eq!(refused(&mxfp4, Quantize::None), "");
+    for quantize in [Quantize::None, Quantize::Int8] {
+        assert_eq!(refused(&mxfp4, quantize), "");
+    }
     for (message, key) in [
         (refused(&qwen(9, 3, 704), Quantize::Int8), "moe_intermediate_size"),
         (refused(&qwen(1025, 3, 128), Quantize::None), "num_experts"),
         (refused(&qwen(40, 33, 128), Quantize::None), "num_experts_per_tok"),
         (refused(&narrow, Quantize::None), "intermediate_size"),
-        (refused(&mxfp4, Quantize::Int8), "quantization_config"),
+        (refused(&fp8(320), Quantize::None), "moe_intermediate_size"),
     ] {
         assert!(
             message.contains(&format!("`{key}`")) && message.contains("--device cpu"),

@@ -1,0 +1,95 @@
+//! Packs weights for `matmul.cu` and `matmul_sm90.cu`, whose header says how tiles lie. Quantises nothing.
+
+use half::bf16;
+
+use super::{Shape, TILE, Weights};
+use crate::quant::MXFP4_BLOCK;
+
+/// Packs bf16 weights `[outputs, inputs]`.
+///
+/// # Panics
+/// If shapes disagree.
+pub fn pack_bf16(shape: Shape, w: &[bf16]) -> Vec<u8> {
+    assert!(
+        shape.weights == Weights::Bf16 && w.len() == shape.outputs * shape.inputs,
+        "matmul: shapes disagree"
+    );
+    pack(shape, |image, n, k, at| {
+        let unit = (k / 8) ^ (n % 8);
+        image[(n * 8 + unit) * 16 + k % 8 * 2..][..2].copy_from_slice(&w[at].to_le_bytes());
+    })
+}
+
+/// Packs integers `[outputs, inputs]`, each within what `shape.weights` holds.
+///
+/// # Panics
+/// If shapes disagree.
+pub fn pack_integers(shape: Shape, w: &[i8]) -> Vec<u8> {
+    assert!(
+        matches!(shape.weights, Weights::Int8 | Weights::Int4) && w.len() == shape.outputs * shape.inputs,
+        "matmul: shapes disagree"
+    );
+    pack(shape, |image, n, k, at| {
+        let place = place(n, k) + k % 16 / 8 * 2 + k % 2;
+        if shape.weights == Weights::Int8 {
+            image[place] = w[at].cast_unsigned() ^ 0x80;
+        } else {
+            image[place / 2] |= ((w[at] + 8).cast_unsigned() & 15) << (place % 2 * 4);
+        }
+    })
+}
+
+/// Packs E4M3 codes `[outputs, inputs]`. A NaN among them counts as 480: its group's scale must be NaN.
+///
+/// # Panics
+/// If shapes disagree.
+pub fn pack_fp8(shape: Shape, codes: &[u8]) -> Vec<u8> {
+    assert!(
+        shape.weights == Weights::Fp8 && codes.len() == shape.outputs * shape.inputs,
+        "matmul: shapes disagree"
+    );
+    pack(shape, |image, n, k, at| image[place(n, k) + k % 2 * 2 + usize::from(k % 16 < 8)] = codes[at])
+}
+
+/// Packs MXFP4: E2M1 codes `[outputs, inputs / 2]`, the first of a pair in the low half, and E8M0 codes
+/// `[outputs, inputs / 32]`.
+///
+/// # Panics
+/// If shapes disagree.
+pub fn pack_mxfp4(shape: Shape, codes: &[u8], exponents: &[u8]) -> Vec<u8> {
+    let len = shape.outputs * shape.inputs;
+    assert!(
+        shape.weights == Weights::Mxfp4 && codes.len() == len / 2 && exponents.len() == len / MXFP4_BLOCK,
+        "matmul: shapes disagree"
+    );
+    pack(shape, |image, n, k, at| {
+        let place = place(n, k) + k % 16 / 8 * 2 + k % 2;
+        let code = codes[at / 2] >> (at % 2 * 4) & 15;
+        image[place / 2] |= code << (place % 2 * 4);
+        image[TILE * TILE / 2 + n * (TILE / MXFP4_BLOCK) + k / MXFP4_BLOCK] = exponents[at / MXFP4_BLOCK];
+    })
+}
+
+/// Where the four codes begin among which that of output `n` and input `k` of a tile is: lane 4 g + t of a step of sixteen inputs
+/// holds, of output g of eight, inputs 2t, 2t + 1, 2t + 8, 2t + 9.
+fn place(n: usize, k: usize) -> usize {
+    let lane = n % 8 * 4 + k % 8 / 2;
+    ((n / 8 * 32 + lane) * 4 + k / 16) * 4
+}
+
+/// Fills every tile's image: `put(image, output in it, input in it, index in the row-major weight)`.
+/// Outputs past the last stay zero bytes, which no result is stored of.
+fn pack(shape: Shape, put: impl Fn(&mut [u8], usize, usize, usize)) -> Vec<u8> {
+    shape.check();
+    let tiles = shape.inputs / TILE;
+    let mut packed = vec![0; shape.packed_bytes()];
+    for (i, image) in packed.chunks_exact_mut(shape.image()).enumerate() {
+        let (first_output, first_input) = (i / tiles * TILE, i % tiles * TILE);
+        for n in 0..TILE.min(shape.outputs - first_output) {
+            for k in 0..TILE {
+                put(image, n, k, (first_output + n) * shape.inputs + first_input + k);
+            }
+        }
+    }
+    packed
+}
