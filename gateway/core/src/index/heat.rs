@@ -84,6 +84,8 @@ impl Heat {
     pub(super) fn fill(&self, now: Duration, request: &RequestView<'_>, candidates: &mut [Candidate]) {
         let lengths = Lengths::of(candidates);
         let all = candidates.len() as u32;
+        // Other gateways' requests use it as often, in proportion.
+        let share = candidates.first().map_or(1.0, |candidate| candidate.load.own_share);
         let mut hottest = (0.0, 0);
         for (blocks, holders) in lengths.iter().filter(|(_, holders)| *holders < all) {
             let Some(entry) = request.chain.get(blocks as usize - 1).and_then(|block| self.find(*block))
@@ -92,6 +94,7 @@ impl Heat {
             };
             let (uses, tokens) = entry.faded(now);
             let per_use = tokens / uses.max(f64::MIN_POSITIVE);
+            let uses = uses / share;
             // As often again, each time with this share of time in which another use keeps its holder busy.
             let contended = uses * (uses / entry.seen_ms(now) * per_use / f64::from(holders));
             if contended > hottest.0 {

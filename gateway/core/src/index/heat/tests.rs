@@ -56,6 +56,20 @@ fn uses_count_that_another_one_is_in_the_way_of() {
 }
 
 #[test]
+fn one_of_four_gateways_sees_a_quarter_and_counts_all() {
+    let (mut heat, chain) = (Heat::new(BYTES), chain(1, 40));
+    let mut all = workers(&[30, 0]);
+    for worker in &mut all {
+        worker.load = worker.load.among(0.25);
+    }
+    for at in (0..120).step_by(4) {
+        heat.used(s(f64::from(at)), &view(&chain), &all, 500);
+    }
+    heat.fill(s(120.0), &view(&chain), &mut all);
+    assert!((33.0..38.0).contains(&all[1].reuse.uses), "{:?}", all[1].reuse);
+}
+
+#[test]
 fn a_burst_is_hot_at_once_and_what_is_not_used_cools() {
     let mut heat = Heat::new(BYTES);
     let burst = reuse(&mut heat, (0..20).map(|i| 10.0 + 0.1 * f64::from(i)), 12.0, 1);
