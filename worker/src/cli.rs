@@ -59,6 +59,12 @@ struct RankArgs {
     /// As the worker's.
     #[arg(long, value_enum, default_value_t = Bits::None)]
     quantize: Bits,
+    /// Where its experts are: cpu, cuda or cuda:N.
+    #[arg(long, default_value_t = DeviceChoice::Cpu)]
+    device: DeviceChoice,
+    /// As the worker's, where its experts are on a GPU.
+    #[arg(long, default_value_t = 512)]
+    max_batched_tokens: usize,
     /// Threads that compute [default: one for each core].
     #[arg(long)]
     threads: Option<usize>,
@@ -165,7 +171,8 @@ struct Options {
     kv_events_format: EventFormat,
 
     /// Spread a mixture of experts over this many processes of this machine, each with its part of the weights, say one
-    /// for each NUMA node or half of the cores. Answers have the same bits for every number.
+    /// for each NUMA node or half of the cores. Answers have the same bits for every number. With --device cuda, over as
+    /// many GPUs of this machine, from the given one on; where there are fewer, several share one.
     #[arg(long, value_name = "N", default_value_t = 1, env = "KEYWAY_WORKER_EXPERT_PARALLEL_SIZE")]
     expert_parallel_size: usize,
 
@@ -261,11 +268,21 @@ impl Cli {
         match self.command {
             None => {}
             Some(Command::Completions { shell }) => return Ok(Task::Completions(shell)),
-            Some(Command::ExpertRank(rank)) => {
-                let RankArgs { rank, memory, hosts, model, quantize, threads, deadline, log_format } = rank;
+            Some(Command::ExpertRank(args)) => {
+                let RankArgs { rank, memory, hosts, model, quantize, .. } = args;
+                let RankArgs { device, max_batched_tokens, threads, deadline, log_format, .. } = args;
                 let (quantize, threads) = (quantize.quantize(), worker::threads(threads).get());
                 let group = memory.map_or(RankGroup::Hosts(hosts), RankGroup::Memory);
-                let options = RankOptions { rank, group, model, quantize, threads, deadline };
+                let options = RankOptions {
+                    rank,
+                    group,
+                    model,
+                    quantize,
+                    device,
+                    max_batched_tokens,
+                    threads,
+                    deadline,
+                };
                 return Ok(Task::ExpertRank(Box::new(options), log_format));
             }
         }

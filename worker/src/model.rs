@@ -44,7 +44,11 @@ use self::checkpoint::Checkpoint;
 use self::config::Config;
 pub use self::cpu::CpuBackend;
 pub use self::cuda::{CudaBackend, CudaModel};
+#[cfg(feature = "cuda")]
+pub(crate) use self::cuda::{CudaRank, OpenMailboxes};
 pub use self::error::ModelError;
+#[cfg(feature = "cuda")]
+pub(crate) use self::experts::Store;
 pub(crate) use self::experts::{Attention, ExpertGroup, ExpertRank, GroupOptions, RankError, Supervisor};
 pub(crate) use self::joint::{JointError, RankOutput};
 pub use self::quantize::Quantize;
@@ -169,6 +173,11 @@ impl LoadedModel {
     /// Errs with the key in `config.json` that keeps a model from being computed on a GPU. Reads no weights.
     pub fn check_gpu(source: &ModelSource, quantize: Quantize) -> Result<(), ModelError> {
         cuda::check(&config_of(source)?, quantize)
+    }
+
+    /// Errs with what keeps a model's experts from being shared by so many GPUs' ranks. Reads no weights.
+    pub(crate) fn check_gpu_ranks(source: &ModelSource, ranks: usize) -> Result<(), ModelError> {
+        cuda::check_ranks(&config_of(source)?, ranks)
     }
 
     /// By layer, how many experts it has; 0 without.

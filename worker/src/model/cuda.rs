@@ -7,16 +7,20 @@ mod forward;
 mod heads;
 mod integers;
 mod latent;
+mod lead;
 mod packing;
+mod rank;
 mod recordings;
 mod room;
 mod run;
+mod sharing;
 mod step;
 mod synthetic;
 mod weights;
 
 use std::collections::VecDeque;
 use std::mem;
+use std::time::Duration;
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::Unit;
@@ -26,9 +30,18 @@ use keyway_kernels::rope::Rope;
 
 pub(super) use self::coverage::check;
 use self::heads::HeadShape;
+use self::lead::Lead;
+pub(crate) use self::rank::CudaRank;
 use self::recordings::Recordings;
 use self::room::{Room, Widths};
 use self::run::UnderWay;
+#[cfg_attr(
+    not(any(test, feature = "cuda")),
+    allow(unused_imports, reason = "of builds that have devices")
+)]
+pub(crate) use self::sharing::OpenMailboxes;
+pub(super) use self::sharing::Plan;
+use self::sharing::Sharing;
 use self::weights::DeviceWeights;
 use super::cache_plan::CachePlan;
 use super::config::{Attention, Config};
@@ -38,6 +51,9 @@ use crate::limits::{
     ATTENTION_PARTIAL_FLOATS_MAX, GPU_LATENT_STEP_TOKENS_MAX, GPU_STEP_TOKENS_MAX, KV_BLOCK_SIZE_MIN,
     SCORED_TOKENS_PER_STEP_MAX,
 };
+
+/// Ranks of one process do not miss each other.
+const RANKS_HERE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A model whose weights are on a device; not yet able to compute, since the KV cache takes what is left.
 #[derive(Debug)]
@@ -50,6 +66,9 @@ pub struct CudaModel<D> {
     rope: Rope,
     weights: DeviceWeights,
     room: Room,
+    /// The other processes that share the experts: ended before what they reach into.
+    lead: Option<Lead<D>>,
+    sharing: Option<Sharing>,
 }
 
 /// A model and its KV cache on a device.
@@ -75,12 +94,29 @@ pub struct CudaBackend<D> {
 impl LoadedModel {
     /// Copies the weights to a device, quantised as asked for; the model must be loaded as it is stored. The error
     /// names the key in `config.json` for which there is no kernel.
-    pub fn onto<D: Device>(self, mut device: D, quantize: Quantize) -> Result<CudaModel<D>, ModelError> {
+    pub fn onto<D: Device>(self, device: D, quantize: Quantize) -> Result<CudaModel<D>, ModelError> {
+        if !self.weights.holds_all_experts() {
+            return Err(ModelError::Device("an expert that is not held here".into()));
+        }
+        self.share_onto(device, quantize)
+    }
+
+    /// [`LoadedModel::onto`] of what `LoadedModel::load_share` has loaded: to compute it needs a group.
+    pub(crate) fn share_onto<D: Device>(
+        self,
+        mut device: D,
+        quantize: Quantize,
+    ) -> Result<CudaModel<D>, ModelError> {
         let heads = covered(&self.config, quantize)?;
         let weights = DeviceWeights::copy(&mut device, &self.weights, quantize).map_err(failed)?;
         let id = (quantize, self.weights_id.as_str());
         Ok(CudaModel::new(self.info.name, device, (self.config, heads), weights, self.weights.rope, id))
     }
+}
+
+/// Errs with what keeps ranks from sharing a model's experts.
+pub(super) fn check_ranks(config: &Config, ranks: usize) -> Result<(), ModelError> {
+    Plan::new(config, ranks, 1).map(drop)
 }
 
 /// The heads of a model that kernels cover.
@@ -113,7 +149,19 @@ impl<D: Device> CudaModel<D> {
                 * size_of::<bf16>(),
             ..describe(name, &config)
         };
-        Self { info, device, config, heads, rope, weights, room: Room::default() }
+        let room = Room::default();
+        Self { info, device, config, heads, rope, weights, room, lead: None, sharing: None }
+    }
+
+    /// Has so many ranks, all of them here, share the experts: for checks and benchmarks of what they exchange.
+    /// `tokens_max`: of a round.
+    pub fn with_ranks_here(mut self, ranks: usize, tokens_max: usize) -> Result<Self, ModelError> {
+        let plan = Plan::new(&self.config, ranks, tokens_max)?;
+        let sharing = Sharing::new(&mut self.device, plan, ranks, RANKS_HERE_DEADLINE);
+        let mut sharing = sharing.map_err(failed)?;
+        sharing.join_all(&mut self.device).map_err(failed)?;
+        self.sharing = Some(sharing);
+        Ok(self)
     }
 
     /// Memory of the device that nobody has taken, in bytes.
@@ -235,6 +283,23 @@ impl<D: Device + Send> Backend for CudaBackend<D> {
 
     fn hidden(&self) -> Option<&[f32]> {
         Some(&self.hidden)
+    }
+
+    fn keep_alive_every(&self) -> Option<Duration> {
+        self.model.group_alive_every()
+    }
+
+    fn keep_alive(&mut self) {
+        if self.under_way.is_empty()
+            && let Err(error) = self.model.keep_group_alive()
+        {
+            // The next step tries again.
+            tracing::error!("{error}");
+        }
+    }
+
+    fn cache_was_lost(&mut self) -> bool {
+        self.model.lead.as_mut().is_some_and(|lead| mem::take(&mut lead.lost))
     }
 }
 

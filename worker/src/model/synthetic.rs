@@ -7,6 +7,7 @@ use half::bf16;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::config::Config;
+use super::experts::{Store, even};
 use super::tensor::{Tensor, TensorSource, TensorType};
 use super::weights::Weights;
 use super::{LoadedModel, ModelError, Quantize};
@@ -14,9 +15,26 @@ use super::{LoadedModel, ModelError, Quantize};
 impl LoadedModel {
     /// The model that a `config.json` describes, with weights in bf16 that are a function of their tensors' names.
     pub fn synthetic(config: &str) -> Result<Self, ModelError> {
+        Self::synthetic_share(config, 1)
+    }
+
+    /// The same with rank 0's share of the experts among `ranks` ranks.
+    pub(crate) fn synthetic_share(config: &str, ranks: usize) -> Result<Self, ModelError> {
         let config = Config::from_json(config)?;
-        let (weights, id) = Weights::load(&Synthetic, &config, Quantize::None, &|_, _| true)?;
+        let placements = even(&config, ranks);
+        let held = |layer: usize, expert: usize| {
+            placements[layer].as_ref().is_none_or(|placement| placement.holds(0, expert))
+        };
+        let (weights, id) = Weights::load(&Synthetic, &config, Quantize::None, &held)?;
         Ok(Self::new("synthetic".into(), config, weights, Quantize::None, id))
+    }
+}
+
+impl Store {
+    /// The experts of such a model.
+    #[cfg(test)]
+    pub(super) fn synthetic(config: &str) -> Result<Self, ModelError> {
+        Ok(Self::over(Box::new(Synthetic), Config::from_json(config)?, Quantize::None))
     }
 }
 

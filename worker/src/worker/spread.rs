@@ -6,16 +6,22 @@ use super::{StartError, WorkerOptions};
 use crate::metrics::ExpertMetrics;
 use crate::model::{CpuBackend, KvLayout, LoadedModel};
 
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+pub(super) use linux::gpu_group;
 #[cfg(target_os = "linux")]
 pub(super) use linux::{plan, start};
 
 #[cfg(target_os = "linux")]
 mod linux {
     use keyway_kernels::compute::Compute;
+    #[cfg(feature = "cuda")]
+    use keyway_kernels::cuda::peer::HANDLE_BYTES;
 
     use super::{Arc, CpuBackend, ExpertMetrics, KvLayout, LoadedModel, StartError, WorkerOptions};
-    use crate::expert_parallel::{Hosts, Processes, Ranks};
+    use crate::expert_parallel::{Devices, Hosts, Processes, Ranks};
     use crate::limits::{EXPERT_MESSAGE_BYTES_MAX, SCORED_TOKENS_PER_STEP_MAX};
+    #[cfg(feature = "cuda")]
+    use crate::model::Quantize;
     use crate::model::{Attention, ExpertGroup, GroupOptions, StepWords, Supervisor};
     use crate::worker::{blocking, threads};
 
@@ -45,14 +51,7 @@ mod linux {
         }
         let counts = model.experts();
         let experts = counts.iter().copied().max().unwrap_or(0);
-        let fewest = counts.iter().copied().filter(|count| *count > 0).min().unwrap_or(0);
-        if size > fewest {
-            return Err(StartError::Options(format!(
-                "{} has {fewest} experts: expert-parallel-size {size} must be at most {}",
-                model.info.name,
-                fewest.max(1)
-            )));
-        }
+        check_size(size, &counts, &model.info.name)?;
         let mut words = model.words_for(options.max_batched_tokens).min(EXPERT_MESSAGE_BYTES_MAX / 4);
         let attention = options.expert_parallel.data_parallel_attention.then(|| model.attention(kv));
         if attention.is_some() {
@@ -70,6 +69,8 @@ mod linux {
             options: options.expert_parallel.clone(),
             model: options.model.clone(),
             quantize: options.quantize,
+            devices: Devices::Cpu,
+            max_batched_tokens: options.max_batched_tokens,
             // Processes of one machine share its cores.
             threads: match threads(options.threads).get() {
                 all if options.expert_parallel.hosts.is_empty() => (all / size).max(1),
@@ -79,6 +80,59 @@ mod linux {
             capacity: words.max(model.words_for(1)).max(PLACEMENT_HEAD + counts.iter().sum::<usize>()),
         };
         Ok(Some(Spread { ranks, experts, attention }))
+    }
+
+    /// Every rank holds an expert. `counts`: of each layer.
+    fn check_size(size: usize, counts: &[usize], name: &str) -> Result<(), StartError> {
+        let fewest = counts.iter().copied().filter(|count| *count > 0).min().unwrap_or(0);
+        if size <= fewest {
+            return Ok(());
+        }
+        let most = fewest.max(1);
+        Err(StartError::Options(format!(
+            "{name} has {fewest} experts: expert-parallel-size {size} must be at most {most}"
+        )))
+    }
+
+    /// A group of processes with a GPU each, or a part of one, not started; tokens do not go through its fabric. `counts`:
+    /// the experts of each layer.
+    #[cfg(feature = "cuda")]
+    pub(in crate::worker) fn gpu_group(
+        options: &WorkerOptions,
+        (counts, name): (&[usize], &str),
+        [first, count]: [usize; 2],
+    ) -> Result<(ExpertGroup, Arc<ExpertMetrics>), StartError> {
+        let size = options.expert_parallel.size;
+        check_size(size, counts, name)?;
+        if size > count {
+            tracing::info!(
+                "{size} expert-parallel ranks on {count} GPU(s): some share one, and take turns in using it"
+            );
+        }
+        let most = counts.iter().copied().max().unwrap_or(0);
+        let metrics = ExpertMetrics::new(size, most).map_err(|e| StartError::Engine(e.to_string()))?;
+        let ranks = Ranks {
+            options: options.expert_parallel.clone(),
+            model: options.model.clone(),
+            quantize: options.quantize,
+            devices: Devices::Gpus { first, count },
+            max_batched_tokens: options.max_batched_tokens,
+            threads: 1,
+            capacity: PLACEMENT_HEAD + counts.iter().sum::<usize>() + NOTE_HEAD + HANDLE_BYTES + 2 * size,
+        };
+        let group = GroupOptions {
+            ranks: size,
+            deadline: options.expert_parallel.deadline,
+            retries: options.expert_parallel.retries,
+            redundant: 0,
+            threads: threads(Some(1)),
+            attention: None,
+        };
+        let supervisor = Box::new(Processes::new(ranks));
+        // Devices quantise what is stored.
+        let of_group = Arc::clone(&metrics);
+        let group = ExpertGroup::new(&options.model, Quantize::None, group, supervisor, of_group)?;
+        Ok((group, metrics))
     }
 
     /// Words in which rank 0 tells another what its part of a step is, at most.

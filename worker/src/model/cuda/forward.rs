@@ -10,6 +10,7 @@ use keyway_kernels::heads::Heads;
 
 use super::heads::HeadShape;
 use super::room::{Room, Widths};
+use super::sharing::Sharing;
 use super::step::{Attend, GroupStep, Step};
 use super::weights::{
     DeviceAttention, DeviceFeedForward, DeviceGrouped, DeviceLayer, DeviceMlp, DeviceWeights,
@@ -28,6 +29,8 @@ pub(super) struct Forward<'a> {
     /// By slot of the cache plan.
     pub(super) slabs: &'a [Pages],
     pub(super) places: &'a [Place],
+    /// Where ranks share the experts.
+    pub(super) sharing: Option<&'a Sharing>,
     pub(super) launches: Vec<Launch>,
     /// How many rows there still are, and the residual stream's.
     pub(super) rows: usize,

@@ -8,6 +8,7 @@ use keyway_kernels::cuda::{Device, DeviceError, Launch, Slice};
 
 use super::CudaBackend;
 use super::forward::Forward;
+use super::lead::{Exchanged, Failure};
 use super::recordings::Met;
 use super::room::Widths;
 use super::step::{Fixed, Step};
@@ -22,6 +23,8 @@ pub(super) struct UnderWay {
     head_rows: usize,
     /// The device's number of the copy of what was drawn. There is one even if nothing was: it is what is waited for.
     fetch: u64,
+    /// Where ranks share the experts.
+    exchanged: Option<Exchanged>,
 }
 
 impl<D: Device> CudaBackend<D> {
@@ -36,6 +39,7 @@ impl<D: Device> CudaBackend<D> {
             kv_heads: model.heads.kv_heads,
             heads_per_kv: model.heads.heads / model.heads.kv_heads,
             processors: model.device.processors(),
+            round: model.sharing.as_ref().map(|sharing| sharing.plan.layout.tokens),
         };
         let step = Step::new(chunks, draws, &fixed);
         let sizes = [step.rows, step.head_rows(), step.partial_floats(&fixed)];
@@ -58,6 +62,7 @@ impl<D: Device> CudaBackend<D> {
             room: &model.room,
             slabs: &self.slabs,
             places: &self.plan.places,
+            sharing: model.sharing.as_ref(),
             launches: Vec::new(),
             rows: step.rows,
             residual: model.room.residual.slice(0, step.rows * widths.hidden),
@@ -67,15 +72,19 @@ impl<D: Device> CudaBackend<D> {
     }
 
     /// Starts a step.
-    pub(super) fn launch(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<(), DeviceError> {
+    pub(super) fn launch(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw>]) -> Result<(), Failure> {
+        self.model.ensure_group()?;
         let step = self.plan(chunks, draws)?;
+        let told = self.model.tell_ranks(&step).map_err(Failure::Rank)?;
         self.model.device.mark()?;
         self.run(&step)?;
         self.model.device.mark()?;
         let words: Slice<u32> = self.model.room.drawn.slice(0, draws.len().max(1));
         let fetch = self.model.device.fetch(words.buffer, words.offset, words.len * size_of::<u32>())?;
+        let exchanged = self.model.fetch_report(told)?;
         self.drawn = draws.iter().map(Option::is_some).collect();
-        self.under_way.push_back(UnderWay { drawn: self.drawn.clone(), head_rows: step.head_rows(), fetch });
+        let (drawn, head_rows) = (self.drawn.clone(), step.head_rows());
+        self.under_way.push_back(UnderWay { drawn, head_rows, fetch, exchanged });
         Ok(())
     }
 
@@ -98,13 +107,16 @@ impl<D: Device> CudaBackend<D> {
     }
 
     /// Waits for the step that was started first, and copies back what is wanted of it.
-    pub(super) fn collect(&mut self, output: &mut StepOutput) -> Result<(), DeviceError> {
+    pub(super) fn collect(&mut self, output: &mut StepOutput) -> Result<(), Failure> {
         output.tokens.clear();
         output.logits.clear();
         self.hidden.clear();
         let step = self.under_way.pop_front().ok_or_else(|| DeviceError("no step is under way".into()))?;
         self.output.resize(step.drawn.len().max(1) * size_of::<u32>(), 0);
         self.model.device.collect(step.fetch, &mut self.output)?;
+        if let Some(exchanged) = &step.exchanged {
+            self.model.take_report(exchanged)?;
+        }
         let tokens = self.output.as_chunks().0.iter().zip(&step.drawn).filter(|(_, drawn)| **drawn);
         output.tokens.extend(tokens.map(|(bytes, _)| u32::from_le_bytes(*bytes)));
         let (hidden, vocab) = (self.model.config.hidden, self.model.config.vocab_size);
@@ -154,13 +166,16 @@ impl<D: Device + Send> CudaBackend<D> {
     }
 
     /// Lets go of all steps under way after an error, which is told.
-    pub(super) fn or_give_up(&mut self, done: Result<(), DeviceError>) -> Result<(), StepError> {
-        done.map_err(|error| {
+    pub(super) fn or_give_up(&mut self, done: Result<(), Failure>) -> Result<(), StepError> {
+        done.map_err(|failure| {
             for step in mem::take(&mut self.under_way) {
                 // What it says is of no use any more.
                 let _ = self.model.device.collect(step.fetch, &mut []);
+                if let Some(exchanged) = &step.exchanged {
+                    self.model.drop_report(exchanged);
+                }
             }
-            StepError(format!("the GPU failed: {error}"))
+            StepError(self.model.told_of(failure))
         })
     }
 }

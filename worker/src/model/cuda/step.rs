@@ -69,6 +69,9 @@ pub(super) struct Step {
     pub(super) all_wanted: bool,
     /// How many are wanted.
     pub(super) wanted_rows: usize,
+    /// Where ranks share the experts: how many rows each round has, but for those the step is filled up with; of all rows,
+    /// and of those whose logits are wanted.
+    counts: Option<[Part; 2]>,
     /// How each row that goes through the head is drawn, where any is, or a token of the step before is filled in.
     pub(super) draws: Option<Part>,
     pub(super) groups: Vec<GroupStep>,
@@ -85,6 +88,8 @@ pub(super) struct Fixed<'a> {
     /// Query heads per KV head.
     pub(super) heads_per_kv: usize,
     pub(super) processors: usize,
+    /// Where ranks share the experts: rows of a round.
+    pub(super) round: Option<usize>,
 }
 
 impl Step {
@@ -107,6 +112,9 @@ impl Step {
         let (wanted_rows, all_wanted) = (wanted.len(), wanted.len() == own_rows);
         let wanted = words.add(if all_wanted { Vec::new() } else { wanted });
         let head_rows = if all_wanted { rows } else { wanted_rows };
+        let counts = fixed.round.map(|round| {
+            [(rows, own_rows), (head_rows, wanted_rows)].map(|(rows, own)| words.rounds(rows, own, round))
+        });
         let draws = words.draws(chunks, draws, head_rows);
         let group = |group| GroupStep::new(&mut words, chunks, fixed, group, [rows, wanted_rows]);
         let groups = (0..fixed.cache_groups.len()).map(group).collect();
@@ -119,9 +127,16 @@ impl Step {
             wanted,
             all_wanted,
             wanted_rows,
+            counts,
             draws,
             groups,
         }
+    }
+
+    /// How many rows each round has, of `rows` rows that still go through the layers. Where ranks share the experts.
+    pub(super) fn counts(&self, rows: usize) -> Part {
+        let [all, wanted] = self.counts.unwrap_or([Part { first: 0, len: 0 }; 2]);
+        if rows == self.rows { all } else { wanted }
     }
 
     /// Of a step that is filled up, where rows' keys and values go: those that fill it up, nowhere.
@@ -143,7 +158,7 @@ impl Step {
         for group in &self.groups {
             [&group.slots, &group.tables, &group.all.items, &group.all.merges].into_iter().for_each(&mut add);
         }
-        self.draws.iter().for_each(&mut add);
+        self.counts.iter().flatten().chain(&self.draws).for_each(&mut add);
         for group in &self.groups {
             let Cut { rows, chunks } = group.all.plan.cut;
             form.extend([rows, chunks.unwrap_or(0)]);
@@ -261,6 +276,11 @@ impl Words {
         let first = self.add(list).first;
         self.list.resize(first + len, by);
         Part { first, len }
+    }
+
+    /// How many of `own` rows there are in each round of `round` rows; the step is filled up to `rows`.
+    fn rounds(&mut self, rows: usize, own: usize, round: usize) -> Part {
+        self.add((0..rows).step_by(round).map(|first| own.saturating_sub(first).min(round) as u32))
     }
 
     /// How rows are drawn. A row of zeros takes the likeliest: rows whose logits are wanted, or that fill up.

@@ -1,0 +1,246 @@
+//! Rank 0 on a device and further ranks as processes would be, each a thread with its own view of the device: the bits of
+//! one rank, ranks that fail in any launch, and what is counted.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use keyway_kernels::fabric::{Fabric, Local};
+
+use super::generating::{engine_over, heard};
+use super::shared_device::{OPEN, SharedDevice};
+use super::sharing::{generate, with_experts};
+use super::*;
+use crate::metrics::ExpertMetrics;
+use crate::model::cuda::CudaRank;
+use crate::model::experts::{ExpertGroup, GroupOptions, Store, Supervisor};
+use crate::sampler::Sampling;
+use crate::scheduler::StepLimits;
+use crate::sequence::GenerationRequest;
+
+const LAYOUT: KvLayout = KvLayout { block_size: 16, num_blocks: 64 };
+/// For what must come.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Before a rank is missed: the emulator's clock counts questions, of which it is asked ten million a second.
+const DEADLINE: Duration = Duration::from_millis(300);
+/// Tokens of a round.
+const ROUND: usize = 16;
+/// Words of a note at most.
+const NOTE_WORDS: usize = 256;
+
+/// Ranks as threads of this process.
+#[derive(Debug)]
+struct Threads {
+    config: String,
+    quantize: Quantize,
+    ranks: usize,
+    device: SharedDevice,
+    /// After how many launches of the exchange the last rank's device fails, of the first group.
+    left: Option<u64>,
+    starts: Arc<AtomicU64>,
+}
+
+impl Supervisor for Threads {
+    fn start(&mut self) -> Result<Box<dyn Fabric>, String> {
+        let first = self.starts.fetch_add(1, Ordering::SeqCst) == 0;
+        let mut group = Local::group(self.ranks, NOTE_WORDS);
+        for (i, fabric) in group.drain(1..).enumerate() {
+            let rank = i + 1;
+            let left = self.left.filter(|_| first && rank + 1 == self.ranks);
+            let device = self.device.of_rank(rank, left);
+            let store = Store::synthetic(&self.config).unwrap();
+            let (quantize, limits) = (self.quantize, (PATIENCE, ROUND));
+            thread::spawn(move || {
+                // It ends with the group.
+                drop(CudaRank::serve(device, (store, quantize), Box::new(fabric), OPEN, limits));
+            });
+        }
+        group.pop().map(|fabric| Box::new(fabric) as _).ok_or_else(|| "no rank".to_owned())
+    }
+}
+
+/// How a group is started, and what it tells.
+struct Group {
+    ranks: usize,
+    quantize: Quantize,
+    retries: usize,
+    left: Option<u64>,
+    starts: Arc<AtomicU64>,
+    metrics: Arc<ExpertMetrics>,
+}
+
+impl Group {
+    fn of(ranks: usize) -> Self {
+        let metrics = ExpertMetrics::new(ranks, 16).unwrap();
+        Self { ranks, quantize: Quantize::None, retries: 2, left: None, starts: Arc::default(), metrics }
+    }
+
+    /// Rank 0's backend; `None` where there is no compiler.
+    fn start(&self, variant: &Variant) -> Option<CudaBackend<SharedDevice>> {
+        let Self { ranks, quantize, retries, left, .. } = *self;
+        let device = SharedDevice::start(ranks)?;
+        let (config, starts) = (variant.config(), Arc::clone(&self.starts));
+        let options = GroupOptions {
+            ranks,
+            deadline: if left.is_some() { DEADLINE } else { PATIENCE },
+            retries,
+            redundant: 0,
+            threads: NonZeroUsize::MIN,
+            attention: None,
+        };
+        let store = Store::synthetic(&config).unwrap();
+        let model = LoadedModel::synthetic_share(&config, ranks).unwrap();
+        let of_ranks = device.of_rank(0, None);
+        let supervisor = Box::new(Threads { config, quantize, ranks, device: of_ranks, left, starts });
+        let group = ExpertGroup::over(store, options, supervisor, Arc::clone(&self.metrics));
+        let model = model.share_onto(device, quantize).unwrap().with_group(group, OPEN, ROUND).unwrap();
+        Some(model.into_backend(LAYOUT).unwrap())
+    }
+
+    fn starts(&self) -> u64 {
+        self.starts.load(Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn ranks_that_launch_for_themselves_give_the_same_bits() {
+    for (variant, ranks) in with_experts().zip([2, 3, 4, 2, 3]) {
+        let Some(mut whole) = emulated_with(variant, Quantize::None, LAYOUT) else { return };
+        let expected = generate(&mut whole);
+        let group = Group::of(ranks);
+        let mut backend = group.start(variant).unwrap();
+        assert_eq!(generate(&mut backend), expected, "{}, {ranks} ranks", variant.name);
+        assert!(backend.replayed > 2, "{} steps were replayed", backend.replayed);
+        assert_eq!(group.starts(), 1);
+    }
+}
+
+#[test]
+fn ranks_quantise_their_experts_as_one_does() {
+    let variant = &MODELS[8];
+    let Some(mut whole) = emulated_with(variant, Quantize::Int4, LAYOUT) else { return };
+    let expected = generate(&mut whole);
+    let group = Group { quantize: Quantize::Int4, ..Group::of(2) };
+    assert_eq!(generate(&mut group.start(variant).unwrap()), expected);
+}
+
+/// What is counted on the device is what the router chose: as many slots as tokens have, at the experts' ranks.
+#[test]
+fn slots_are_counted_by_expert_and_rank_and_time_is_told() {
+    // Mixtral: two layers of four experts, two a token; two ranks.
+    let group = Group::of(2);
+    let Some(mut backend) = group.start(&MODELS[4]) else { return };
+    let prompt = prompt_of(40, 7);
+    let (mut pool, mut sequence) = (Pool::ascending(&backend), Sequence::new(&backend));
+    sequence.run(&mut backend, &mut pool, &prompt[..39]);
+    sequence.run(&mut backend, &mut pool, &prompt[39..]);
+    let text = group.metrics.text();
+    let value = |name: &str| -> f64 {
+        let of = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
+        text.lines().find_map(of).unwrap_or_else(|| panic!("no {name} in {text}"))
+    };
+    // In the last layer only the rows behind which logits are wanted.
+    let slots = f64::from((39 + 1) * 2 + 2 * 2);
+    let by = |label: &str, name: &str, count: usize| -> Vec<f64> {
+        (0..count).map(|i| value(&format!("keyway_worker_{name}_total{{{label}=\"{i}\"}}"))).collect()
+    };
+    let (experts, ranks) = (by("expert", "expert_tokens", 4), by("rank", "expert_rank_tokens", 2));
+    assert_eq!(experts.iter().sum::<f64>(), slots, "{experts:?}");
+    assert_eq!(ranks, [experts[0] + experts[1], experts[2] + experts[3]]);
+    assert!(experts.iter().all(|slots| *slots > 0.0), "{experts:?}");
+    for part in ["dispatch", "compute", "combine"] {
+        // The first step begins the count.
+        let count = value(&format!("keyway_worker_expert_layer_seconds_count{{part=\"{part}\"}}"));
+        let sum = value(&format!("keyway_worker_expert_layer_seconds_sum{{part=\"{part}\"}}"));
+        assert!(count == 2.0 && sum > 0.0, "{part}: {count}, {sum}");
+    }
+    assert_eq!(value("keyway_worker_expert_ranks_up"), 1.0);
+}
+
+fn requests() -> Vec<GenerationRequest> {
+    let request = |i: usize| GenerationRequest {
+        prompt: prompt_of(9 + 8 * i as u32, 5 + i as u32),
+        max_tokens: 5,
+        ignore_eos: true,
+        sampling: Sampling { temperature: (i % 2) as f32, seed: 5 + i as u64, ..Sampling::default() },
+        ..GenerationRequest::default()
+    };
+    (0..3).map(request).collect()
+}
+
+async fn say(backend: Box<dyn Backend>) -> Vec<Vec<u32>> {
+    let limits = StepLimits { max_batched_tokens: 24, max_running: 4 };
+    let spawned = engine_over(backend, limits, true);
+    let mut said = Vec::new();
+    for generation in spawned.handle.submit(requests()).unwrap() {
+        said.push(heard(generation).await.into_iter().map(|(token, ..)| token).collect());
+    }
+    drop(spawned.handle);
+    spawned.thread.join().unwrap();
+    said
+}
+
+/// In any launch, with the next step under way or not: the rank is named, the group started again, and what was lost is
+/// computed again.
+#[tokio::test]
+async fn a_rank_that_fails_in_any_launch_changes_no_answer_and_is_named() {
+    let variant = &MODELS[4];
+    let Some(whole) = emulated_with(variant, Quantize::None, LAYOUT) else { return };
+    let expected = say(Box::new(whole)).await;
+    // The first is the group's beginning; then come five for each round.
+    for left in [1, 2, 3, 4, 5, 6, 8, 33, 62, 75] {
+        let group = Group { left: Some(left), ..Group::of(3) };
+        let backend = group.start(variant).unwrap();
+        assert_eq!(say(Box::new(backend)).await, expected, "after {left} launches");
+        assert_eq!(group.starts(), 2, "after {left} launches");
+        let failures = |rank: &str| group.metrics.failures.with_label_values(&[rank]).get();
+        assert_eq!(["0", "1", "2"].map(failures), [0, 0, 1], "after {left} launches");
+        assert_eq!(group.metrics.restarts.get(), 1);
+    }
+}
+
+#[test]
+fn without_retries_the_step_fails_with_the_ranks_name_and_the_next_one_works() {
+    let (variant, prompt) = (&MODELS[4], prompt_of(20, 7));
+    let Some(mut whole) = emulated_with(variant, Quantize::None, LAYOUT) else { return };
+    let expected = bits(&super::whole(&mut whole, &prompt));
+    let group = Group { left: Some(3), retries: 0, ..Group::of(2) };
+    let mut backend = group.start(variant).unwrap();
+    let (mut pool, mut sequence) = (Pool::ascending(&backend), Sequence::new(&backend));
+    sequence.grow(&mut pool, prompt.len());
+    let tables = sequence.tables();
+    let chunk = Chunk { tokens: &prompt, start: 0, tables: &tables, wants_logits: true };
+    let mut logits = Vec::new();
+    let reason = backend.step(&[chunk], &mut logits).unwrap_err().to_string();
+    assert!(reason.contains("rank 1 failed") && reason.contains("of layer 0"), "{reason}");
+    assert!(!backend.cache_was_lost());
+    backend.step(&[chunk], &mut logits).unwrap();
+    assert_eq!(bits(&logits), expected);
+}
+
+#[test]
+fn an_idle_group_is_kept_alive_and_started_again() {
+    let (variant, prompt) = (&MODELS[4], prompt_of(20, 7));
+    let Some(mut whole) = emulated_with(variant, Quantize::None, LAYOUT) else { return };
+    let expected = bits(&super::whole(&mut whole, &prompt));
+    // It leaves in the second step, which rank 0 learns of by its next sign of life.
+    let group = Group { left: Some(1), ..Group::of(2) };
+    let mut backend = group.start(variant).unwrap();
+    assert!(backend.keep_alive_every().is_some_and(|every| every * 3 < DEADLINE));
+    for _ in 0..3 {
+        backend.keep_alive();
+    }
+    assert_eq!(group.starts(), 1);
+    let (mut pool, mut sequence) = (Pool::ascending(&backend), Sequence::new(&backend));
+    sequence.grow(&mut pool, prompt.len());
+    let tables = sequence.tables();
+    let chunk = Chunk { tokens: &prompt, start: 0, tables: &tables, wants_logits: true };
+    let mut logits = Vec::new();
+    backend.step(&[chunk], &mut logits).unwrap_err();
+    assert!(backend.cache_was_lost() && !backend.cache_was_lost());
+    backend.keep_alive();
+    assert_eq!(group.starts(), 2);
+    backend.step(&[chunk], &mut logits).unwrap();
+    assert_eq!(bits(&logits), expected);
+}
