@@ -7,6 +7,8 @@
 
 #[cfg(target_os = "linux")]
 mod hosts;
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+mod synthetic;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -83,12 +85,14 @@ pub enum RankGroup {
 
 #[cfg(target_os = "linux")]
 pub(crate) use hosts::Hosts;
-#[cfg(all(target_os = "linux", feature = "cuda"))]
-pub(crate) use linux::OPEN_MAILBOXES;
 #[cfg(target_os = "linux")]
 pub use linux::run_rank;
 #[cfg(target_os = "linux")]
 pub(crate) use linux::{Devices, Processes, Ranks};
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+pub(crate) use linux::{OPEN_MAILBOXES, serve_on_gpu};
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+pub use synthetic::{run_synthetic_rank, synthetic_on_gpus};
 
 /// Shared memory and its alarm are Linux'.
 #[cfg(target_os = "linux")]
@@ -117,6 +121,10 @@ mod linux {
     #[cfg(feature = "cuda")]
     pub(crate) const OPEN_MAILBOXES: OpenMailboxes<Gpu> =
         |gpu, layout, fabric, deadline| ipc::mailboxes(gpu, layout, fabric, deadline);
+
+    /// Words of a placement beside its masks, or of a mailbox's handle, generously.
+    #[cfg(feature = "cuda")]
+    const GPU_NOTE_WORDS: usize = 64;
 
     /// Where ranks compute.
     #[derive(Debug, Clone, Copy)]
@@ -152,6 +160,35 @@ mod linux {
         pub(crate) threads: usize,
         /// Words of the longest message.
         pub(crate) capacity: usize,
+    }
+
+    impl Ranks {
+        /// With a GPU each, or a part of one, of a model whose layers have so many experts: their fabric takes notes and
+        /// handles alone.
+        #[cfg(feature = "cuda")]
+        pub(crate) fn on_gpus(
+            options: &ExpertParallelOptions,
+            (model, quantize): (ModelSource, Quantize),
+            max_batched_tokens: usize,
+            experts: &[usize],
+            [first, count]: [usize; 2],
+        ) -> Self {
+            let size = options.size;
+            if size > count {
+                tracing::info!(
+                    "{size} expert-parallel ranks on {count} GPU(s): some share one, and take turns"
+                );
+            }
+            Self {
+                options: options.clone(),
+                model,
+                quantize,
+                devices: Devices::Gpus { first, count },
+                max_batched_tokens,
+                threads: 1,
+                capacity: GPU_NOTE_WORDS + experts.iter().sum::<usize>() + 2 * size,
+            }
+        }
     }
 
     /// The ranks beside this process.
@@ -276,12 +313,23 @@ mod linux {
     /// Serves on the GPU of this number.
     #[cfg(feature = "cuda")]
     fn on_gpu(options: &RankOptions, number: usize, memory: &Path) -> Result<(), String> {
-        let RankOptions { rank, model, quantize, deadline, max_batched_tokens, .. } = options;
+        // The device quantises what is stored.
+        let store = Store::open(&options.model, Quantize::None).map_err(|e| e.to_string())?;
+        serve_on_gpu(options, number, memory, store)
+    }
+
+    /// Serves on the GPU of this number with experts from `store`.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn serve_on_gpu(
+        options: &RankOptions,
+        number: usize,
+        memory: &Path,
+        store: Store,
+    ) -> Result<(), String> {
+        let RankOptions { rank, quantize, deadline, max_batched_tokens, .. } = options;
         let gpu = Gpu::new(number).map_err(|e| e.to_string())?;
         let fabric = join(*rank, memory)?;
         let limits = (*deadline, *max_batched_tokens);
-        // The device quantises what is stored.
-        let store = Store::open(model, Quantize::None).map_err(|e| e.to_string())?;
         CudaRank::serve(gpu, (store, *quantize), fabric, OPEN_MAILBOXES, limits).map_err(|e| e.to_string())
     }
 

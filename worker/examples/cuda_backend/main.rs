@@ -5,6 +5,7 @@
 //! cuda_backend list          the names of cases and timings
 //! cuda_backend case NAME     logits against the CPU backend's, equal bits however a batch is cut, equal tokens ahead,
 //!                            and equal bits where ranks share the experts
+//! cuda_backend rank FAMILY … one of the processes that `case backend_processes` starts
 //! cuda_backend time NAME     a step of a model of published shape: how long it takes, and the bytes and operations it cannot avoid;
 //!                            with steps that run ahead also for how long the device rests between two
 //! ```
@@ -14,6 +15,8 @@ mod ahead;
 mod cases;
 mod driver;
 mod models;
+#[cfg(target_os = "linux")]
+mod processes;
 mod ranks;
 mod shapes;
 mod timings;
@@ -28,8 +31,14 @@ fn main() -> ExitCode {
     let answer = match words[..] {
         ["list"] => {
             let cases = [cases::NAMES, ranks::NAMES].concat();
+            #[cfg(target_os = "linux")]
+            let cases = [&cases[..], &[processes::NAME]].concat();
             Ok(serde_json::json!({ "cases": cases, "timings": timings::names() }))
         }
+        #[cfg(target_os = "linux")]
+        ["case", processes::NAME] => processes::run(),
+        #[cfg(target_os = "linux")]
+        ["rank", family, ref options @ ..] => processes::rank(family, options),
         ["case", name] => cases::run(name, || Gpu::new(0).map_err(cases::text)),
         ["time", name] => timings::run(name),
         _ => Err("usage: cuda_backend list | case NAME | time NAME".to_owned()),

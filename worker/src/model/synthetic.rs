@@ -32,8 +32,8 @@ impl LoadedModel {
 
 impl Store {
     /// The experts of such a model.
-    #[cfg(test)]
-    pub(super) fn synthetic(config: &str) -> Result<Self, ModelError> {
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn synthetic(config: &str) -> Result<Self, ModelError> {
         Ok(Self::over(Box::new(Synthetic), Config::from_json(config)?, Quantize::None))
     }
 }

@@ -14,8 +14,6 @@ pub(super) use linux::{plan, start};
 #[cfg(target_os = "linux")]
 mod linux {
     use keyway_kernels::compute::Compute;
-    #[cfg(feature = "cuda")]
-    use keyway_kernels::cuda::peer::HANDLE_BYTES;
 
     use super::{Arc, CpuBackend, ExpertMetrics, KvLayout, LoadedModel, StartError, WorkerOptions};
     use crate::expert_parallel::{Devices, Hosts, Processes, Ranks};
@@ -100,34 +98,15 @@ mod linux {
     pub(in crate::worker) fn gpu_group(
         options: &WorkerOptions,
         (counts, name): (&[usize], &str),
-        [first, count]: [usize; 2],
+        gpus: [usize; 2],
     ) -> Result<(ExpertGroup, Arc<ExpertMetrics>), StartError> {
         let size = options.expert_parallel.size;
         check_size(size, counts, name)?;
-        if size > count {
-            tracing::info!(
-                "{size} expert-parallel ranks on {count} GPU(s): some share one, and take turns in using it"
-            );
-        }
         let most = counts.iter().copied().max().unwrap_or(0);
         let metrics = ExpertMetrics::new(size, most).map_err(|e| StartError::Engine(e.to_string()))?;
-        let ranks = Ranks {
-            options: options.expert_parallel.clone(),
-            model: options.model.clone(),
-            quantize: options.quantize,
-            devices: Devices::Gpus { first, count },
-            max_batched_tokens: options.max_batched_tokens,
-            threads: 1,
-            capacity: PLACEMENT_HEAD + counts.iter().sum::<usize>() + NOTE_HEAD + HANDLE_BYTES + 2 * size,
-        };
-        let group = GroupOptions {
-            ranks: size,
-            deadline: options.expert_parallel.deadline,
-            retries: options.expert_parallel.retries,
-            redundant: 0,
-            threads: threads(Some(1)),
-            attention: None,
-        };
+        let what = (options.model.clone(), options.quantize);
+        let ranks = Ranks::on_gpus(&options.expert_parallel, what, options.max_batched_tokens, counts, gpus);
+        let group = GroupOptions::of_devices(&options.expert_parallel);
         let supervisor = Box::new(Processes::new(ranks));
         // Devices quantise what is stored.
         let of_group = Arc::clone(&metrics);

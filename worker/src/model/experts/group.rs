@@ -16,6 +16,8 @@ use keyway_kernels::moe::parallel::{Times, Tokens, write_note};
 use super::note::{Attention, Note, Place};
 use super::store::keep_held;
 use super::{Bank, Exchange, Store};
+#[cfg(feature = "cuda")]
+use crate::expert_parallel::ExpertParallelOptions;
 use crate::limits::EXPERT_LOAD_MAX;
 use crate::metrics::ExpertMetrics;
 use crate::model::feed_forward::Inner;
@@ -48,6 +50,15 @@ pub(crate) struct GroupOptions {
     pub(crate) threads: NonZeroUsize,
     /// What ranks need that run attention too; `None`: rank 0 alone runs it.
     pub(crate) attention: Option<Attention>,
+}
+
+impl GroupOptions {
+    /// Of ranks whose devices compute.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_devices(options: &ExpertParallelOptions) -> Self {
+        let ExpertParallelOptions { size, deadline, retries, .. } = *options;
+        Self { ranks: size, deadline, retries, redundant: 0, threads: NonZeroUsize::MIN, attention: None }
+    }
 }
 
 /// A group that cannot serve.
@@ -84,7 +95,7 @@ impl ExpertGroup {
     }
 
     /// A group for the experts of `store`.
-    pub(in crate::model) fn over(
+    pub(crate) fn over(
         store: Store,
         options: GroupOptions,
         supervisor: Box<dyn Supervisor>,
