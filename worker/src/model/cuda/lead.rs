@@ -158,31 +158,22 @@ impl<D: Device> CudaModel<D> {
 
     /// What those who wait for a step are told of a failure; none of its launches is under way any more.
     pub(super) fn told_of(&mut self, failure: Failure) -> String {
-        let (Some(lead), Some(sharing)) = (&mut self.lead, &self.sharing) else {
-            return match failure {
-                Failure::Device(error) => format!("the GPU failed: {error}"),
-                Failure::Rank(error) => error.to_string(),
-                Failure::Group(GroupError(reason)) => reason,
-            };
-        };
-        match failure {
-            Failure::Device(error) => {
-                lead.group.end();
+        match (failure, &mut self.lead) {
+            (Failure::Device(error), lead) => {
+                if let Some(lead) = lead {
+                    lead.group.end();
+                }
                 format!("the GPU failed: {error}")
             }
-            Failure::Group(GroupError(reason)) => reason,
-            Failure::Rank(error) => {
-                // Who misses a rank on the device ends; this process must not take that for the fault.
-                let found = sharing.fault(&mut self.device).unwrap_or_default();
-                let error = found.filter(|found| found.rank != error.rank).unwrap_or(error);
-                match lead.group.fail(&error) {
-                    Ok(()) => {
-                        lead.lost = true;
-                        error.to_string()
-                    }
-                    Err(GroupError(reason)) => reason,
+            (Failure::Group(GroupError(reason)), _) => reason,
+            (Failure::Rank(error), None) => error.to_string(),
+            (Failure::Rank(error), Some(lead)) => match lead.group.fail(&error) {
+                Ok(()) => {
+                    lead.lost = true;
+                    error.to_string()
                 }
-            }
+                Err(GroupError(reason)) => reason,
+            },
         }
     }
 

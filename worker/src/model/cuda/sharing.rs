@@ -297,11 +297,6 @@ impl Sharing {
         }
     }
 
-    /// The fault of the group, if there is one. Waits for all that was launched.
-    pub(super) fn fault(&self, device: &mut dyn Device) -> Result<Option<FabricError>, DeviceError> {
-        self.peers.first().map_or(Ok(None), |peers| peers.fault(device))
-    }
-
     /// Takes note that a step is launched; the number of its first round.
     pub(super) fn begin(&mut self, load: &Load) -> u32 {
         let first = self.next_round;

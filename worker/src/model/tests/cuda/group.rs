@@ -9,7 +9,7 @@ use std::thread;
 use keyway_kernels::fabric::{Fabric, Local};
 
 use super::generating::{engine_over, heard};
-use super::shared_device::{OPEN, SharedDevice};
+use super::shared_device::{Fails, OPEN, SharedDevice};
 use super::sharing::{generate, with_experts};
 use super::*;
 use crate::metrics::ExpertMetrics;
@@ -37,7 +37,7 @@ struct Threads {
     ranks: usize,
     device: SharedDevice,
     /// After how many launches of the exchange the last rank's device fails, of the first group.
-    left: Option<u64>,
+    left: Option<(u64, Fails)>,
     starts: Arc<AtomicU64>,
 }
 
@@ -65,7 +65,7 @@ struct Group {
     ranks: usize,
     quantize: Quantize,
     retries: usize,
-    left: Option<u64>,
+    left: Option<(u64, Fails)>,
     starts: Arc<AtomicU64>,
     metrics: Arc<ExpertMetrics>,
 }
@@ -181,7 +181,7 @@ async fn say(backend: Box<dyn Backend>) -> Vec<Vec<u32>> {
     said
 }
 
-/// In any launch, with the next step under way or not: the rank is named, the group started again, and what was lost is
+/// In any launch, with the next step under way or not, with an error or without a word: the rank is named, the group started again, and what was lost is
 /// computed again.
 #[tokio::test]
 async fn a_rank_that_fails_in_any_launch_changes_no_answer_and_is_named() {
@@ -189,13 +189,14 @@ async fn a_rank_that_fails_in_any_launch_changes_no_answer_and_is_named() {
     let Some(whole) = emulated_with(variant, Quantize::None, LAYOUT) else { return };
     let expected = say(Box::new(whole)).await;
     // The first is the group's beginning; then come five for each round.
-    for left in [1, 2, 3, 4, 5, 6, 8, 33, 62, 75] {
+    let errs = [1, 2, 3, 4, 5, 6, 8, 33, 62, 75].map(|left| (left, Fails::Errs));
+    for left in errs.into_iter().chain([(2, Fails::Hangs), (4, Fails::Hangs), (40, Fails::Hangs)]) {
         let group = Group { left: Some(left), ..Group::of(3) };
         let backend = group.start(variant).unwrap();
-        assert_eq!(say(Box::new(backend)).await, expected, "after {left} launches");
-        assert_eq!(group.starts(), 2, "after {left} launches");
+        assert_eq!(say(Box::new(backend)).await, expected, "{left:?}");
+        assert_eq!(group.starts(), 2, "{left:?}");
         let failures = |rank: &str| group.metrics.failures.with_label_values(&[rank]).get();
-        assert_eq!(["0", "1", "2"].map(failures), [0, 0, 1], "after {left} launches");
+        assert_eq!(["0", "1", "2"].map(failures), [0, 0, 1], "{left:?}");
         assert_eq!(group.metrics.restarts.get(), 1);
     }
 }
@@ -205,7 +206,7 @@ fn without_retries_the_step_fails_with_the_ranks_name_and_the_next_one_works() {
     let (variant, prompt) = (&MODELS[4], prompt_of(20, 7));
     let Some(mut whole) = emulated_with(variant, Quantize::None, LAYOUT) else { return };
     let expected = bits(&super::whole(&mut whole, &prompt));
-    let group = Group { left: Some(3), retries: 0, ..Group::of(2) };
+    let group = Group { left: Some((3, Fails::Errs)), retries: 0, ..Group::of(2) };
     let mut backend = group.start(variant).unwrap();
     let (mut pool, mut sequence) = (Pool::ascending(&backend), Sequence::new(&backend));
     sequence.grow(&mut pool, prompt.len());
@@ -225,7 +226,7 @@ fn an_idle_group_is_kept_alive_and_started_again() {
     let Some(mut whole) = emulated_with(variant, Quantize::None, LAYOUT) else { return };
     let expected = bits(&super::whole(&mut whole, &prompt));
     // It leaves in the second step, which rank 0 learns of by its next sign of life.
-    let group = Group { left: Some(1), ..Group::of(2) };
+    let group = Group { left: Some((1, Fails::Errs)), ..Group::of(2) };
     let mut backend = group.start(variant).unwrap();
     assert!(backend.keep_alive_every().is_some_and(|every| every * 3 < DEADLINE));
     for _ in 0..3 {

@@ -27,8 +27,17 @@ pub(super) struct SharedDevice {
     /// How often it waited, in either direction.
     waited: [u64; 2],
     recordings: HashMap<u64, Vec<Launch>>,
-    /// Launches of the exchange until the device fails this rank.
-    left: Option<u64>,
+    /// Launches of the exchange until the device fails this rank, and how.
+    left: Option<(u64, Fails)>,
+}
+
+/// How a device fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fails {
+    /// With an error, after which its rank ends.
+    Errs,
+    /// It does nothing any more, of which its rank does not learn.
+    Hangs,
 }
 
 #[derive(Debug)]
@@ -53,12 +62,12 @@ impl SharedDevice {
         Some(Self::view(Arc::new(Shared { state, changed: Condvar::new() }), 0, None))
     }
 
-    /// Another rank's, which fails after `left` launches of the exchange.
-    pub(super) fn of_rank(&self, rank: usize, left: Option<u64>) -> Self {
+    /// Another rank's, which fails after so many launches of the exchange.
+    pub(super) fn of_rank(&self, rank: usize, left: Option<(u64, Fails)>) -> Self {
         Self::view(Arc::clone(&self.shared), rank, left)
     }
 
-    fn view(shared: Arc<Shared>, rank: usize, left: Option<u64>) -> Self {
+    fn view(shared: Arc<Shared>, rank: usize, left: Option<(u64, Fails)>) -> Self {
         let number = {
             let mut state = shared.lock();
             state.views += 1;
@@ -78,13 +87,20 @@ impl Shared {
     }
 }
 
-impl Drop for SharedDevice {
-    fn drop(&mut self) {
+impl SharedDevice {
+    /// Nobody waits for this rank's launches any more.
+    fn leave(&self) {
         let own = &mut self.shared.lock().present[self.rank];
         if own.is_some_and(|(number, _)| number == self.number) {
             *own = None;
         }
         self.shared.changed.notify_all();
+    }
+}
+
+impl Drop for SharedDevice {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 
@@ -156,7 +172,12 @@ impl Device for SharedDevice {
     }
 
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
-        if let (Some(left), "peer") = (&mut self.left, launch.module) {
+        if self.left == Some((0, Fails::Hangs)) {
+            // Nor does it do what is no part of the exchange.
+            self.leave();
+            return Ok(());
+        }
+        if let (Some((left, _)), "peer") = (&mut self.left, launch.module) {
             *left = left.checked_sub(1).ok_or_else(|| DeviceError("the device failed this rank".into()))?;
         }
         let phase = |names: [&str; 2]| names.iter().position(|name| *name == launch.kernel);
