@@ -65,6 +65,9 @@ struct RankArgs {
     /// As the worker's, where its experts are on a GPU.
     #[arg(long, default_value_t = 512)]
     max_batched_tokens: usize,
+    /// As the worker's, where it runs attention on a GPU.
+    #[arg(long, default_value_t = 64)]
+    max_running: usize,
     /// Threads that compute [default: one for each core].
     #[arg(long)]
     threads: Option<usize>,
@@ -270,7 +273,9 @@ impl Cli {
             Some(Command::Completions { shell }) => return Ok(Task::Completions(shell)),
             Some(Command::ExpertRank(args)) => {
                 let RankArgs { rank, memory, hosts, model, quantize, .. } = args;
-                let RankArgs { device, max_batched_tokens, threads, deadline, log_format, .. } = args;
+                let RankArgs {
+                    device, max_batched_tokens, max_running, threads, deadline, log_format, ..
+                } = args;
                 let (quantize, threads) = (quantize.quantize(), worker::threads(threads).get());
                 let group = memory.map_or(RankGroup::Hosts(hosts), RankGroup::Memory);
                 let options = RankOptions {
@@ -280,6 +285,7 @@ impl Cli {
                     quantize,
                     device,
                     max_batched_tokens,
+                    max_running,
                     threads,
                     deadline,
                 };

@@ -68,6 +68,8 @@ pub struct RankOptions {
     pub device: DeviceChoice,
     /// Tokens of a step, at most: on a GPU a part of what all ranks agree on.
     pub max_batched_tokens: usize,
+    /// Sequences of a step, at most.
+    pub max_running: usize,
     /// Processor threads that compute.
     pub threads: usize,
     /// How long another rank may take for its part of an exchange.
@@ -114,7 +116,7 @@ mod linux {
 
     use super::{DeviceChoice, ExpertParallelOptions, ModelSource, Quantize, RankGroup, RankOptions, hosts};
     #[cfg(feature = "cuda")]
-    use crate::model::{CudaRank, OpenMailboxes, Store};
+    use crate::model::{CudaRank, LoadedModel, OpenMailboxes, RankSettings, Store, WholeModel};
     use crate::model::{ExpertRank, Supervisor};
 
     /// Mailboxes of processes, each with a GPU or with a part of one.
@@ -155,7 +157,8 @@ mod linux {
         pub(crate) quantize: Quantize,
         /// Where they compute.
         pub(crate) devices: Devices,
-        pub(crate) max_batched_tokens: usize,
+        /// Tokens and sequences of a step, at most.
+        pub(crate) most: [usize; 2],
         /// Threads of each.
         pub(crate) threads: usize,
         /// Words of the longest message.
@@ -163,14 +166,13 @@ mod linux {
     }
 
     impl Ranks {
-        /// With a GPU each, or a part of one, of a model whose layers have so many experts: their fabric takes notes and
-        /// handles alone.
+        /// With a GPU each, or a part of one, whose fabric takes notes of `words` words: tokens do not go through it.
         #[cfg(feature = "cuda")]
         pub(crate) fn on_gpus(
             options: &ExpertParallelOptions,
             (model, quantize): (ModelSource, Quantize),
-            max_batched_tokens: usize,
-            experts: &[usize],
+            most: [usize; 2],
+            words: usize,
             [first, count]: [usize; 2],
         ) -> Self {
             let size = options.size;
@@ -184,9 +186,9 @@ mod linux {
                 model,
                 quantize,
                 devices: Devices::Gpus { first, count },
-                max_batched_tokens,
+                most,
                 threads: 1,
-                capacity: GPU_NOTE_WORDS + experts.iter().sum::<usize>() + 2 * size,
+                capacity: GPU_NOTE_WORDS + words + 2 * size,
             }
         }
     }
@@ -218,7 +220,8 @@ mod linux {
         }
 
         fn spawn(&self, rank: usize, memory: &OwnedFd, alarm: Alarm) -> io::Result<Child> {
-            let Ranks { options, model, quantize, devices, max_batched_tokens, threads, .. } = &self.ranks;
+            let Ranks { options, model, quantize, devices, most: [tokens, running], threads, .. } =
+                &self.ranks;
             let (program, first) = options
                 .rank_command
                 .split_first()
@@ -229,7 +232,7 @@ mod linux {
                 .args(["--rank", &rank.to_string(), "--memory", &path])
                 .args(["--model", &model.to_string(), "--quantize", quantize.option()])
                 .args(["--device", &devices.of(rank).to_string()])
-                .args(["--max-batched-tokens", &max_batched_tokens.to_string()])
+                .args(["--max-batched-tokens", &tokens.to_string(), "--max-running", &running.to_string()])
                 .args(["--threads", &threads.to_string()])
                 .args(["--deadline", &options.deadline.as_secs_f64().to_string()])
                 .stdin(Stdio::piped())
@@ -315,22 +318,23 @@ mod linux {
     fn on_gpu(options: &RankOptions, number: usize, memory: &Path) -> Result<(), String> {
         // The device quantises what is stored.
         let store = Store::open(&options.model, Quantize::None).map_err(|e| e.to_string())?;
-        serve_on_gpu(options, number, memory, store)
+        let whole = |ranks, rank| LoadedModel::load_rank(&options.model, ranks, rank);
+        serve_on_gpu(options, number, memory, (store, &whole))
     }
 
-    /// Serves on the GPU of this number with experts from `store`.
+    /// Serves on the GPU of this number with experts from `store`, or the whole model's share.
     #[cfg(feature = "cuda")]
     pub(crate) fn serve_on_gpu(
         options: &RankOptions,
         number: usize,
         memory: &Path,
-        store: Store,
+        (store, whole): (Store, WholeModel<'_>),
     ) -> Result<(), String> {
-        let RankOptions { rank, quantize, deadline, max_batched_tokens, .. } = options;
+        let RankOptions { rank, quantize, deadline, max_batched_tokens, max_running, .. } = *options;
         let gpu = Gpu::new(number).map_err(|e| e.to_string())?;
-        let fabric = join(*rank, memory)?;
-        let limits = (*deadline, *max_batched_tokens);
-        CudaRank::serve(gpu, (store, *quantize), fabric, OPEN_MAILBOXES, limits).map_err(|e| e.to_string())
+        let fabric = join(rank, memory)?;
+        let by = RankSettings { deadline, tokens_max: max_batched_tokens, sequences_max: max_running, whole };
+        CudaRank::serve(gpu, (store, quantize), fabric, OPEN_MAILBOXES, &by).map_err(|e| e.to_string())
     }
 
     #[cfg(not(feature = "cuda"))]

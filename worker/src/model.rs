@@ -45,12 +45,12 @@ use self::config::Config;
 pub use self::cpu::CpuBackend;
 pub use self::cuda::{CudaBackend, CudaModel};
 #[cfg(feature = "cuda")]
-pub(crate) use self::cuda::{CudaRank, OpenMailboxes};
+pub(crate) use self::cuda::{CudaRank, OpenMailboxes, RankSettings, WholeModel};
 pub use self::error::ModelError;
 #[cfg(feature = "cuda")]
 pub(crate) use self::experts::Store;
 pub(crate) use self::experts::{Attention, ExpertGroup, ExpertRank, GroupOptions, RankError, Supervisor};
-pub(crate) use self::joint::{JointError, RankOutput};
+pub(crate) use self::joint::{Joint, JointError, RankOutput};
 pub use self::quantize::Quantize;
 use self::random::Random;
 pub(crate) use self::step_words::StepWords;
@@ -153,6 +153,13 @@ impl LoadedModel {
         let (_, config, _) = open(source)?;
         let placements = experts::even(&config, ranks);
         Self::load_held(source, quantize, &placements, 0)
+    }
+
+    /// [`LoadedModel::load_share`] of another rank, as the weights are stored.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn load_rank(source: &ModelSource, ranks: usize, rank: usize) -> Result<Self, ModelError> {
+        let (_, config, _) = open(source)?;
+        Self::load_held(source, Quantize::None, &experts::even(&config, ranks), rank)
     }
 
     /// What `rank` holds of the experts, and all else.

@@ -9,7 +9,7 @@ use clap::Parser as _;
 use keyway_kernels::cuda::gpu::Gpu;
 use keyway_worker::backend::Backend;
 use keyway_worker::cli::{Cli, Task};
-use keyway_worker::model::{CudaBackend, CudaModel, KvLayout, LoadedModel, Quantize};
+use keyway_worker::model::{CudaBackend, KvLayout, LoadedModel, Quantize};
 use keyway_worker::{ExpertParallelOptions, run_synthetic_rank, synthetic_on_gpus};
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ pub(crate) fn run() -> Result<Value, String> {
         let config = variant(name)?.config();
         let alone = LoadedModel::synthetic(&config).map_err(text)?;
         let alone = alone.onto(Gpu::new(0).map_err(text)?, Quantize::None).map_err(text)?;
-        let expected = said(&mut driver(alone)?)?;
+        let expected = said(&mut Driver::new(alone.into_backend(LAYOUT).map_err(text)?, 1))?;
         let program = std::env::current_exe().map_err(text)?;
         let options = ExpertParallelOptions {
             size: ranks,
@@ -47,8 +47,8 @@ pub(crate) fn run() -> Result<Value, String> {
             rank_command: vec![program.into(), "rank".into(), name.into()],
             ..ExpertParallelOptions::default()
         };
-        let shared = synthetic_on_gpus(&config, &options, STEP_TOKENS).map_err(|e| format!("{name}: {e}"))?;
-        let mut shared = driver(shared)?;
+        let shared = synthetic_on_gpus(&config, &options, (STEP_TOKENS, LAYOUT));
+        let mut shared = Driver::new(shared.map_err(|e| format!("{name}: {e}"))?, 1);
         compared += same(&said(&mut shared)?, &expected).map_err(|fault| format!("{name}: {fault}"))?;
         if i + 1 == GROUPS.len() {
             kill_one(&mut shared).map_err(|fault| format!("{name}, a rank killed: {fault}"))?;
@@ -67,10 +67,6 @@ pub(crate) fn rank(family: &str, options: &[&str]) -> Result<Value, String> {
         _ => return Err("these are no options of a rank".to_owned()),
     }
     Ok(json!({ "rank": "ended" }))
-}
-
-fn driver(model: CudaModel<Gpu>) -> Result<Driver<CudaBackend<Gpu>>, String> {
-    Ok(Driver::new(model.into_backend(LAYOUT).map_err(text)?, 1))
 }
 
 /// Logits behind prompts that run side by side in pieces, and behind the tokens that follow; ends what they had in the cache.

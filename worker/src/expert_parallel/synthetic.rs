@@ -6,7 +6,9 @@ use keyway_kernels::cuda::gpu::Gpu;
 use super::{ExpertParallelOptions, OPEN_MAILBOXES, Processes, RankGroup, RankOptions, Ranks, serve_on_gpu};
 use crate::device::DeviceChoice;
 use crate::metrics::ExpertMetrics;
-use crate::model::{CudaModel, ExpertGroup, GroupOptions, LoadedModel, ModelSource, Quantize, Store};
+use crate::model::{
+    CudaBackend, ExpertGroup, GroupOptions, KvLayout, LoadedModel, ModelSource, Quantize, Store,
+};
 
 /// The model that a `config.json` describes, its experts shared by `options.size` processes, which are started: this one is
 /// rank 0, with the first GPU. What `options.rank_command` starts must call [`run_synthetic_rank`] with the same
@@ -14,21 +16,24 @@ use crate::model::{CudaModel, ExpertGroup, GroupOptions, LoadedModel, ModelSourc
 pub fn synthetic_on_gpus(
     config: &str,
     options: &ExpertParallelOptions,
-    tokens_max: usize,
-) -> Result<CudaModel<Gpu>, String> {
+    (tokens_max, kv): (usize, KvLayout),
+) -> Result<CudaBackend<Gpu>, String> {
     let gpu = Gpu::new(0).map_err(|e| e.to_string())?;
-    let model = LoadedModel::synthetic_share(config, options.size).map_err(|e| e.to_string())?;
+    let model = LoadedModel::synthetic_share(config, options.size, 0).map_err(|e| e.to_string())?;
     let experts = model.experts();
     let most = experts.iter().copied().max().unwrap_or(0);
     let metrics = ExpertMetrics::new(options.size, most).map_err(|e| e.to_string())?;
     // Ranks are told of a model, and know better.
     let what = (ModelSource::Random, Quantize::None);
-    let ranks = Ranks::on_gpus(options, what, tokens_max, &experts, [0, Gpu::count()]);
+    let (words, gpus) = (experts.iter().sum(), [0, Gpu::count()]);
+    let ranks = Ranks::on_gpus(options, what, [tokens_max, tokens_max], words, gpus);
     let store = Store::synthetic(config).map_err(|e| e.to_string())?;
     let supervisor = Box::new(Processes::new(ranks));
     let group = ExpertGroup::over(store, GroupOptions::of_devices(options), supervisor, metrics);
-    let model = model.share_onto(gpu, Quantize::None).map_err(|e| e.to_string())?;
-    model.with_group(group, OPEN_MAILBOXES, tokens_max).map_err(|e| e.to_string())
+    let mut model = model.share_onto(gpu, Quantize::None).map_err(|e| e.to_string())?;
+    model.reserve_sharing(options.size, tokens_max, options.deadline).map_err(|e| e.to_string())?;
+    let backend = model.into_backend(kv).map_err(|e| e.to_string())?;
+    backend.with_group(group, OPEN_MAILBOXES).map_err(|e| e.to_string())
 }
 
 /// Is a rank of such a group until it fails or rank 0 ends. The error says why it ended.
@@ -37,5 +42,6 @@ pub fn run_synthetic_rank(config: &str, options: &RankOptions) -> Result<(), Str
         return Err("a rank of GPUs is told of memory and a GPU".to_owned());
     };
     let store = Store::synthetic(config).map_err(|e| e.to_string())?;
-    serve_on_gpu(options, number, memory, store)
+    let whole = |ranks, rank| LoadedModel::synthetic_share(config, ranks, rank);
+    serve_on_gpu(options, number, memory, (store, &whole))
 }

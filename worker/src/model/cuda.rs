@@ -6,6 +6,7 @@ mod experts;
 mod forward;
 mod heads;
 mod integers;
+mod joint;
 mod latent;
 mod lead;
 mod packing;
@@ -31,7 +32,11 @@ use keyway_kernels::rope::Rope;
 pub(super) use self::coverage::check;
 use self::heads::HeadShape;
 use self::lead::Lead;
-pub(crate) use self::rank::CudaRank;
+#[cfg_attr(
+    not(any(test, feature = "cuda")),
+    allow(unused_imports, reason = "of builds that have devices")
+)]
+pub(crate) use self::rank::{CudaRank, RankSettings, WholeModel};
 use self::recordings::Recordings;
 use self::room::{Room, Widths};
 use self::run::UnderWay;
@@ -277,7 +282,7 @@ impl<D: Device + Send> Backend for CudaBackend<D> {
     }
 
     fn finish(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
-        let finished = self.collect(output);
+        let finished = self.collect(output).map(|counted| self.model.count(&counted));
         self.or_give_up(finished)
     }
 

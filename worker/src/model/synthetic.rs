@@ -15,15 +15,15 @@ use super::{LoadedModel, ModelError, Quantize};
 impl LoadedModel {
     /// The model that a `config.json` describes, with weights in bf16 that are a function of their tensors' names.
     pub fn synthetic(config: &str) -> Result<Self, ModelError> {
-        Self::synthetic_share(config, 1)
+        Self::synthetic_share(config, 1, 0)
     }
 
-    /// The same with rank 0's share of the experts among `ranks` ranks.
-    pub(crate) fn synthetic_share(config: &str, ranks: usize) -> Result<Self, ModelError> {
+    /// The same with a rank's share of the experts among `ranks` ranks.
+    pub(crate) fn synthetic_share(config: &str, ranks: usize, rank: usize) -> Result<Self, ModelError> {
         let config = Config::from_json(config)?;
         let placements = even(&config, ranks);
         let held = |layer: usize, expert: usize| {
-            placements[layer].as_ref().is_none_or(|placement| placement.holds(0, expert))
+            placements[layer].as_ref().is_none_or(|placement| placement.holds(rank, expert))
         };
         let (weights, id) = Weights::load(&Synthetic, &config, Quantize::None, &held)?;
         Ok(Self::new("synthetic".into(), config, weights, Quantize::None, id))

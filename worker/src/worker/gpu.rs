@@ -44,11 +44,12 @@ mod present {
     #[cfg(target_os = "linux")]
     use crate::expert_parallel::OPEN_MAILBOXES;
     use crate::metrics::ExpertMetrics;
-    use crate::model::{CudaModel, LoadedModel};
+    use crate::model::{Attention, CudaBackend, KvLayout, LoadedModel};
     use crate::worker::kv_memory::{Place, kv_layout};
+    use crate::worker::spread::OnGpu;
     #[cfg(target_os = "linux")]
     use crate::worker::spread::gpu_group;
-    use crate::worker::{Computing, StartError, WorkerOptions, blocking};
+    use crate::worker::{Computing, StartError, WorkerOptions, blocking, engines};
 
     /// The GPU of this number, if it is there and computes what the options ask for; else one line that says why not.
     pub(super) fn usable(options: &WorkerOptions, number: usize) -> Result<Gpu, String> {
@@ -60,15 +61,13 @@ mod present {
 
     /// Whether GPUs share a model's experts as the options ask for.
     fn check_ranks(options: &WorkerOptions) -> Result<(), String> {
-        let ExpertParallelOptions { size, hosts, redundant_experts, data_parallel_attention, .. } =
-            &options.expert_parallel;
+        let ExpertParallelOptions { size, hosts, redundant_experts, .. } = &options.expert_parallel;
         if *size == 1 {
             return Ok(());
         }
         let only_on_the_cpu = [
             ("expert-parallel-size on other systems than Linux", !cfg!(target_os = "linux")),
             ("expert-parallel-hosts", !hosts.is_empty()),
-            ("data-parallel-attention", *data_parallel_attention),
             ("redundant-experts", *redundant_experts > 0),
         ];
         if let Some((what, _)) = only_on_the_cpu.iter().find(|(_, asked)| *asked) {
@@ -85,17 +84,25 @@ mod present {
     ) -> Result<Computing, StartError> {
         let options = options.clone();
         let started = blocking(move || {
-            let counts = model.experts();
+            let size = options.expert_parallel.size;
+            let (experts, output_words) = (model.experts(), model.output_words());
+            let weights = model.attention(KvLayout { block_size: 0, num_blocks: 0 }).weights;
             let mut model = model.share_onto(gpu, options.quantize)?;
             model.reserve_steps(options.max_batched_tokens, options.max_running)?;
-            let (model, experts) = match options.expert_parallel.size {
-                1 => (model, None),
-                _ => spread(model, &counts, number, &options)?,
-            };
-            let free = model.free_bytes()?;
+            if size > 1 {
+                model.reserve_sharing(size, options.max_batched_tokens, options.expert_parallel.deadline)?;
+            }
+            let free = model.free_bytes()?.saturating_sub(model.mailbox_bytes());
             let info = model.info.clone();
             let (kv, max_model_len) = kv_layout(&options, &info, Place::Device { free })?;
-            let backends = vec![Box::new(model.into_backend(kv)?) as _];
+            let backend = model.into_backend(kv)?;
+            let attention = Attention { kv, weights };
+            let gpus = [number, Gpu::count()];
+            let model =
+                OnGpu { experts: &experts, info: &info, attention, output_words, max_model_len, gpus };
+            let (backend, experts) =
+                if size == 1 { (backend, None) } else { spread(backend, &model, &options)? };
+            let backends = engines::backends(engines::count(&options), backend, experts.as_ref())?;
             Ok(Computing { info, kv, max_model_len, backends, experts })
         });
         started.await?
@@ -104,26 +111,23 @@ mod present {
     /// Has other processes share the model's experts, each with a GPU, or with a part of one.
     #[cfg(target_os = "linux")]
     fn spread(
-        model: CudaModel<Gpu>,
-        counts: &[usize],
-        number: usize,
+        backend: CudaBackend<Gpu>,
+        model: &OnGpu<'_>,
         options: &WorkerOptions,
-    ) -> Result<(CudaModel<Gpu>, Option<Arc<ExpertMetrics>>), StartError> {
-        let gpus = [number, Gpu::count()];
-        let (group, metrics) = gpu_group(options, (counts, &model.info.name), gpus)?;
-        let model = model.with_group(group, OPEN_MAILBOXES, options.max_batched_tokens)?;
-        Ok((model, Some(metrics)))
+    ) -> Result<(CudaBackend<Gpu>, Option<Arc<ExpertMetrics>>), StartError> {
+        let (group, metrics) = gpu_group(options, model)?;
+        let backend = backend.with_group(group, OPEN_MAILBOXES);
+        Ok((backend.map_err(|e| StartError::Engine(e.to_string()))?, Some(metrics)))
     }
 
     /// Refused before.
     #[cfg(not(target_os = "linux"))]
     fn spread(
-        model: CudaModel<Gpu>,
-        _: &[usize],
-        _: usize,
+        backend: CudaBackend<Gpu>,
+        _: &OnGpu<'_>,
         _: &WorkerOptions,
-    ) -> Result<(CudaModel<Gpu>, Option<Arc<ExpertMetrics>>), StartError> {
-        Ok((model, None))
+    ) -> Result<(CudaBackend<Gpu>, Option<Arc<ExpertMetrics>>), StartError> {
+        Ok((backend, None))
     }
 }
 

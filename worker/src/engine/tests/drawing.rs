@@ -352,4 +352,16 @@ fn a_lost_cache_with_a_step_under_way_changes_no_answer() {
             assert_eq!(engine.scheduler.blocks().used_blocks(), 0);
         }
     }
+    // Who wants scores comes while a step is under way, in which another one ends: their step is waited for at once.
+    let scored = GenerationRequest { logprobs: Some(0), ..requests[0].clone() };
+    let with_scores = self::expected(std::slice::from_ref(&scored), FULL).remove(0);
+    for left in 1..14 {
+        let mut engine = failing(left, true);
+        let short = add(&mut engine, requests[1].clone());
+        step(&mut engine);
+        step(&mut engine);
+        let scored = add(&mut engine, scored.clone());
+        let said = finish(&mut engine, vec![short, scored]);
+        assert_eq!(said, [expected[1].clone(), with_scores.clone()], "lost in step {left}");
+    }
 }

@@ -11,7 +11,7 @@ use keyway_kernels::moe::Routing;
 use super::forward::Forward;
 use super::room::Grown;
 use super::sharing::{HeldExperts, Own, Sharing, ending};
-use super::weights::DeviceMlp;
+use super::weights::{DeviceFeedForward, DeviceMlp};
 use crate::model::config::{Config, Experts, FeedForward};
 
 /// A layer's experts.
@@ -120,8 +120,8 @@ impl Forward<'_> {
     /// The experts that the router chooses for each row, and the one that serves all: from normalised rows to the update.
     pub(super) fn experts(&mut self, experts: &DeviceExperts) {
         let DeviceExperts { routing, held: HeldExperts { gate_up, down, gate }, .. } = experts;
-        if let Some(sharing) = self.sharing {
-            return self.shared_experts(sharing, experts);
+        if let Some((sharing, load)) = self.sharing {
+            return self.shared_experts(sharing, sharing.plan.tokens(load, self.layer), experts);
         }
         let (step_room, hidden) = (self.room, self.widths.hidden);
         let room = &step_room.experts;
@@ -153,7 +153,7 @@ impl Forward<'_> {
 
     /// The same where ranks share the experts: what a round has of this one's rows goes to whoever serves it, and comes
     /// back.
-    fn shared_experts(&mut self, sharing: &Sharing, experts: &DeviceExperts) {
+    fn shared_experts(&mut self, sharing: &Sharing, of_ranks: &[usize], experts: &DeviceExperts) {
         let DeviceExperts { routing, held, .. } = experts;
         let (step_room, hidden, rows) = (self.room, self.widths.hidden, self.rows);
         let (room, top) = (&step_room.experts, routing.top);
@@ -169,18 +169,30 @@ impl Forward<'_> {
         let update = step_room.update.slice(0, rows * hidden);
         let counts = self.step.counts(rows).of(&step_room.inputs);
         let most = sharing.plan.layout.tokens;
-        for (round, first) in (0..rows).step_by(most).enumerate() {
+        for (round, all) in sharing.plan.rounds(of_ranks).enumerate() {
+            let first = (round * most).min(rows);
             let len = most.min(rows - first);
-            let of_slots = (first * top, len * top);
             let of_rows = |all: Slice<bf16>| all.part(first * hidden, len * hidden);
-            let tokens = Tokens {
-                counts: counts.part(round, 1),
-                x: of_rows(normed),
-                ids: ids.part(of_slots.0, of_slots.1),
-                weights: weights.part(of_slots.0, of_slots.1),
-            };
-            let own = Own { tokens, shared: shared.map(of_rows), out: of_rows(update) };
-            self.launches.extend(sharing.round(held, Some(&own), len));
+            let own = (len > 0).then(|| Own {
+                tokens: Tokens {
+                    counts: counts.part(round, 1),
+                    x: of_rows(normed),
+                    ids: ids.part(first * top, len * top),
+                    weights: weights.part(first * top, len * top),
+                },
+                shared: shared.map(of_rows),
+                out: of_rows(update),
+            });
+            self.launches.extend(sharing.round(held, own.as_ref(), all));
+        }
+    }
+
+    /// Takes part in a layer in which only other ranks have rows, if there are ranks.
+    pub(super) fn serve_others(&mut self, feed_forward: &DeviceFeedForward) {
+        if let (Some((sharing, load)), DeviceFeedForward::Experts(experts)) = (self.sharing, feed_forward) {
+            for all in sharing.plan.rounds(sharing.plan.tokens(load, self.layer)) {
+                self.launches.extend(sharing.round(&experts.held, None, all));
+            }
         }
     }
 

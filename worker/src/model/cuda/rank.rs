@@ -10,12 +10,13 @@ use keyway_kernels::fabric::{Cause, Fabric, Phase};
 use keyway_kernels::moe::parallel::note_in;
 
 use super::failed;
+use super::joint::attend;
 use super::recordings::{Met, Recordings};
 use super::sharing::{HeldExperts, Load, OpenMailboxes, Plan, Sharing};
 use super::weights::{Upload, kept};
 use crate::limits::EXPERT_LOAD_MAX;
-use crate::model::Quantize;
 use crate::model::experts::{Note, Place, RankError, Store};
+use crate::model::{LoadedModel, ModelError, Quantize};
 
 /// A rank's experts on a device.
 #[derive(Debug)]
@@ -30,6 +31,20 @@ pub(crate) struct CudaRank<D> {
     under_way: VecDeque<UnderWay>,
 }
 
+/// A model with the share of the experts of so many ranks that a rank has.
+pub(crate) type WholeModel<'a> = &'a dyn Fn(usize, usize) -> Result<LoadedModel, ModelError>;
+
+/// What a rank is told when it is started.
+pub(crate) struct RankSettings<'a> {
+    /// What may pass between two messages of rank 0.
+    pub(crate) deadline: Duration,
+    /// Tokens and sequences of a step, at most.
+    pub(crate) tokens_max: usize,
+    pub(crate) sequences_max: usize,
+    /// What it computes with where ranks run attention too.
+    pub(crate) whole: WholeModel<'a>,
+}
+
 /// A step that was launched.
 #[derive(Debug)]
 struct UnderWay {
@@ -38,9 +53,9 @@ struct UnderWay {
     fetch: u64,
 }
 
-impl<D: Device> CudaRank<D> {
+impl<D: Device + Send> CudaRank<D> {
     /// Serves as one rank of a group until it fails, with experts from `store`, which gives them as they are stored, quantised
-    /// for the device. Between two messages of rank 0 at most `deadline` may pass; `tokens_max` is that of a step.
+    /// for the device.
     ///
     /// # Errors
     /// Always: there is no other end.
@@ -49,8 +64,9 @@ impl<D: Device> CudaRank<D> {
         (store, quantize): (Store, Quantize),
         mut fabric: Box<dyn Fabric>,
         open: OpenMailboxes<D>,
-        (deadline, tokens_max): (Duration, usize),
+        by: &RankSettings<'_>,
     ) -> Result<(), RankError> {
+        let RankSettings { deadline, tokens_max, .. } = *by;
         let plan = Plan::new(store.config(), fabric.size(), tokens_max)?;
         let sharing = Sharing::new(&mut device, plan, 1, deadline).map_err(failed)?;
         let (layers, recordings, under_way) = (Vec::new(), Recordings::default(), VecDeque::new());
@@ -64,7 +80,12 @@ impl<D: Device> CudaRank<D> {
             match (Note::of(&note), &note[..]) {
                 (Some(Note::KeepAlive), _) => rank.catch_up(0)?,
                 (Some(Note::Place), note) if rank.layers.is_empty() => {
-                    rank.hold(&mut *fabric, note)?;
+                    let place = rank.read_place(&mut *fabric, note)?;
+                    if let Some(attention) = place.attention {
+                        let Self { device, quantize, sharing, .. } = rank;
+                        return attend((device, quantize), sharing, fabric, (attention, open), by);
+                    }
+                    rank.hold(fabric.rank())?;
                     fabric.exchange(Phase::Placement, EXPERT_LOAD_MAX)?;
                     rank.sharing.join(&mut rank.device, &mut *fabric, open).map_err(failed)?;
                 }
@@ -79,16 +100,18 @@ impl<D: Device> CudaRank<D> {
         }
     }
 
-    /// Loads what it shall hold of the experts.
-    fn hold(&mut self, fabric: &mut dyn Fabric, note: &[u32]) -> Result<(), RankError> {
-        let (rank, size, counts) = (fabric.rank(), fabric.size(), self.store.experts());
-        let place = Place::read(note, size, &counts, self.store.fingerprint());
+    /// What rank 0 says of who holds what.
+    fn read_place(&self, fabric: &mut dyn Fabric, note: &[u32]) -> Result<Place, RankError> {
+        let place = Place::read(note, fabric.size(), &self.store.experts(), self.store.fingerprint());
         let shared = |place: &Place| {
             place.placements.iter().flatten().all(|other| *other == self.sharing.plan.placement)
         };
-        if !place.is_some_and(|place| place.attention.is_none() && shared(&place)) {
-            return Err(nonsense(fabric, "a placement for another model"));
-        }
+        place.filter(shared).ok_or_else(|| nonsense(fabric, "a placement for another model"))
+    }
+
+    /// Loads what it shall hold of the experts.
+    fn hold(&mut self, rank: usize) -> Result<(), RankError> {
+        let counts = self.store.experts();
         for layer in 0..counts.len() {
             let Some(mut bank) = self.store.empty_bank(layer) else {
                 self.layers.push(None);
@@ -157,6 +180,6 @@ impl<D: Device> CudaRank<D> {
 }
 
 /// Ends the group because of what rank 0 sent.
-fn nonsense(fabric: &mut dyn Fabric, what: &'static str) -> RankError {
+pub(super) fn nonsense(fabric: &mut dyn Fabric, what: &'static str) -> RankError {
     fabric.fail(0, Phase::Dispatch, Cause::Protocol(what)).into()
 }

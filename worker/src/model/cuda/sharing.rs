@@ -13,9 +13,10 @@ use keyway_kernels::cuda::{Device, DeviceError, Launch, Slice};
 use keyway_kernels::fabric::{Fabric, FabricError, Phase};
 use keyway_kernels::moe::Placement;
 
+use super::step::ladder;
 use crate::limits::{EXPERT_JOIN_MAX, GPU_ROUND_BYTES_MAX, GPU_ROUND_TOKENS_MAX};
-use crate::model::ModelError;
 use crate::model::config::{Config, Experts, FeedForward, Gate};
+use crate::model::{ModelError, StepWords};
 
 /// Makes the mailboxes of a group of processes, whose other ends are reached over the fabric.
 pub(crate) type OpenMailboxes<D> =
@@ -82,6 +83,8 @@ pub(super) struct Sharing {
     peers: Vec<Peers>,
     /// The number of the first round that is not launched yet.
     next_round: u32,
+    /// What the first rank here reported last.
+    pub(super) last: Option<Report>,
     deadline: Duration,
 }
 
@@ -139,10 +142,14 @@ impl Plan {
             .map(move |first| tokens.iter().map(|all| all.saturating_sub(first).min(most)).sum())
     }
 
-    /// The layers with experts, each with what its ranks' tokens are in a step.
+    /// The ranks' tokens in a layer of a step.
+    pub(super) fn tokens<'a>(&self, load: &'a Load, layer: usize) -> &'a [usize] {
+        if layer + 1 == self.of { &load.wanted } else { &load.rows }
+    }
+
+    /// The layers with experts, each with its ranks' tokens in a step.
     pub(super) fn layers<'a>(&'a self, load: &'a Load) -> impl Iterator<Item = (usize, &'a [usize])> {
-        let tokens = |layer| if layer + 1 == self.of { &load.wanted[..] } else { &load.rows[..] };
-        self.layers.iter().map(move |layer| (*layer, tokens(*layer)))
+        self.layers.iter().map(|layer| (*layer, self.tokens(load, *layer)))
     }
 
     /// How many rounds a step takes, and in how many layers.
@@ -181,6 +188,15 @@ impl Load {
     pub(super) fn of_first(ranks: usize, rows: usize, wanted: usize) -> Self {
         let first = |tokens| (0..ranks).map(|rank| if rank == 0 { tokens } else { 0 }).collect();
         Self { rows: first(rows), wanted: first(wanted) }
+    }
+
+    /// Of each rank's part of a joint step, rounded up so that steps have few forms.
+    pub(super) fn of_parts(parts: &[StepWords]) -> Self {
+        let up = |tokens: usize| if tokens == 0 { 0 } else { ladder(tokens) };
+        Self {
+            rows: parts.iter().map(|part| up(part.rows)).collect(),
+            wanted: parts.iter().map(|part| up(part.wanted)).collect(),
+        }
     }
 
     /// In words, for other ranks.
@@ -248,7 +264,7 @@ impl Sharing {
         deadline: Duration,
     ) -> Result<Self, DeviceError> {
         let rooms = (0..here).map(|_| Room::new(device, &plan)).collect::<Result<_, _>>()?;
-        Ok(Self { plan, rooms, peers: Vec::new(), next_round: FIRST_ROUND, deadline })
+        Ok(Self { plan, rooms, peers: Vec::new(), next_round: FIRST_ROUND, last: None, deadline })
     }
 
     /// Joins all ranks, which are here.
@@ -269,7 +285,7 @@ impl Sharing {
         for peers in self.peers.drain(..) {
             peers.free(device);
         }
-        self.next_round = FIRST_ROUND;
+        (self.next_round, self.last) = (FIRST_ROUND, None);
         let mailboxes = Arc::new(open(device, self.plan.layout, fabric, EXPERT_JOIN_MAX)?);
         let peers = Peers::new(device, &mailboxes, fabric.rank(), 1, &self.plan.placement, self.deadline)?;
         // Nobody sends before everybody's mailbox is as a group begins with it.

@@ -251,7 +251,7 @@ fn angles(chunks: &[Chunk<'_>], rope: &Rope) -> [Vec<f32>; 2] {
 }
 
 /// Sizes that steps are filled up to, a quarter apart, of few in eights: 1, 2, 4, 8, 16, 24, 32, 40 … 128, 160 ….
-fn ladder(size: usize) -> usize {
+pub(super) fn ladder(size: usize) -> usize {
     let power = size.next_power_of_two();
     if size <= 8 { size.max(1).next_power_of_two() } else { size.next_multiple_of((power / 8).max(8)) }
 }

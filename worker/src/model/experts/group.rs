@@ -167,16 +167,6 @@ impl ExpertGroup {
         self.lose();
     }
 
-    /// How many ranks there are.
-    pub(in crate::model) fn ranks(&self) -> usize {
-        self.options.ranks
-    }
-
-    /// How long a rank may take for its part of an exchange.
-    pub(in crate::model) fn deadline(&self) -> Duration {
-        self.options.deadline
-    }
-
     /// Counts what `layers` layers came to that devices computed: by rank the rows of each of its experts, in all; and where
     /// the time went, in all.
     pub(in crate::model) fn count<'a>(

@@ -12,8 +12,9 @@ use super::generating::{engine_over, heard};
 use super::shared_device::{Fails, OPEN, SharedDevice};
 use super::sharing::{generate, with_experts};
 use super::*;
+use crate::data_parallel;
 use crate::metrics::ExpertMetrics;
-use crate::model::cuda::CudaRank;
+use crate::model::cuda::{CudaRank, RankSettings};
 use crate::model::experts::{ExpertGroup, GroupOptions, Store, Supervisor};
 use crate::sampler::Sampling;
 use crate::scheduler::StepLimits;
@@ -50,10 +51,13 @@ impl Supervisor for Threads {
             let left = self.left.filter(|_| first && rank + 1 == self.ranks);
             let device = self.device.of_rank(rank, left);
             let store = Store::synthetic(&self.config).unwrap();
-            let (quantize, limits) = (self.quantize, (PATIENCE, ROUND));
+            let (quantize, config) = (self.quantize, self.config.clone());
             thread::spawn(move || {
+                let whole = |ranks, rank| LoadedModel::synthetic_share(&config, ranks, rank);
+                let by =
+                    RankSettings { deadline: PATIENCE, tokens_max: ROUND, sequences_max: 4, whole: &whole };
                 // It ends with the group.
-                drop(CudaRank::serve(device, (store, quantize), Box::new(fabric), OPEN, limits));
+                drop(CudaRank::serve(device, (store, quantize), Box::new(fabric), OPEN, &by));
             });
         }
         group.pop().map(|fabric| Box::new(fabric) as _).ok_or_else(|| "no rank".to_owned())
@@ -66,6 +70,8 @@ struct Group {
     quantize: Quantize,
     retries: usize,
     left: Option<(u64, Fails)>,
+    /// Whether ranks run attention too.
+    joint: bool,
     starts: Arc<AtomicU64>,
     metrics: Arc<ExpertMetrics>,
 }
@@ -73,29 +79,32 @@ struct Group {
 impl Group {
     fn of(ranks: usize) -> Self {
         let metrics = ExpertMetrics::new(ranks, 16).unwrap();
-        Self { ranks, quantize: Quantize::None, retries: 2, left: None, starts: Arc::default(), metrics }
+        let (quantize, starts) = (Quantize::None, Arc::default());
+        Self { ranks, quantize, retries: 2, left: None, joint: false, starts, metrics }
     }
 
     /// Rank 0's backend; `None` where there is no compiler.
     fn start(&self, variant: &Variant) -> Option<CudaBackend<SharedDevice>> {
-        let Self { ranks, quantize, retries, left, .. } = *self;
+        let Self { ranks, quantize, retries, left, joint, .. } = *self;
         let device = SharedDevice::start(ranks)?;
         let (config, starts) = (variant.config(), Arc::clone(&self.starts));
+        let store = Store::synthetic(&config).unwrap();
+        let model = LoadedModel::synthetic_share(&config, ranks, 0).unwrap();
+        let deadline = if left.is_some() { DEADLINE } else { PATIENCE };
         let options = GroupOptions {
             ranks,
-            deadline: if left.is_some() { DEADLINE } else { PATIENCE },
+            deadline,
             retries,
             redundant: 0,
             threads: NonZeroUsize::MIN,
-            attention: None,
+            attention: joint.then(|| model.attention(LAYOUT)),
         };
-        let store = Store::synthetic(&config).unwrap();
-        let model = LoadedModel::synthetic_share(&config, ranks).unwrap();
         let of_ranks = device.of_rank(0, None);
         let supervisor = Box::new(Threads { config, quantize, ranks, device: of_ranks, left, starts });
         let group = ExpertGroup::over(store, options, supervisor, Arc::clone(&self.metrics));
-        let model = model.share_onto(device, quantize).unwrap().with_group(group, OPEN, ROUND).unwrap();
-        Some(model.into_backend(LAYOUT).unwrap())
+        let mut model = model.share_onto(device, quantize).unwrap();
+        model.reserve_sharing(ranks, ROUND, deadline).unwrap();
+        Some(model.into_backend(LAYOUT).unwrap().with_group(group, OPEN).unwrap())
     }
 
     fn starts(&self) -> u64 {
@@ -244,4 +253,87 @@ fn an_idle_group_is_kept_alive_and_started_again() {
     assert_eq!(group.starts(), 2);
     backend.step(&[chunk], &mut logits).unwrap();
     assert_eq!(bits(&logits), expected);
+}
+
+/// What was recorded names what the group before had; a rank fails once the same step was recorded and replayed.
+#[test]
+fn recordings_end_with_their_group() {
+    let (variant, prompt) = (&MODELS[4], prompt_of(10, 7));
+    let Some(mut whole) = emulated_with(variant, Quantize::None, LAYOUT) else { return };
+    let expected = bits(&super::whole(&mut whole, &prompt));
+    // A launch begins the group, ten are a step.
+    let group = Group { left: Some((45, Fails::Errs)), ..Group::of(2) };
+    let mut backend = group.start(variant).unwrap();
+    let (mut pool, mut sequence) = (Pool::ascending(&backend), Sequence::new(&backend));
+    sequence.run(&mut backend, &mut pool, &prompt[..9]);
+    sequence.grow(&mut pool, 1);
+    let tables = sequence.tables();
+    let chunk = Chunk { tokens: &prompt[9..], start: 9, tables: &tables, wants_logits: true };
+    let mut logits = Vec::new();
+    let mut failed = Vec::new();
+    for step in 0..8 {
+        match backend.step(&[chunk], &mut logits) {
+            Ok(()) => assert_eq!(bits(&logits), expected, "step {step}"),
+            Err(_) => failed.push((step, backend.replayed)),
+        }
+    }
+    assert!(failed == [(3, 2)] && backend.replayed > 3, "{failed:?}, {}", backend.replayed);
+}
+
+/// What the engine of each rank hears that generates at the same time as the others, ranks of `busy` again and again so long.
+fn joint(group: &Group, variant: &Variant, busy: &[usize]) -> Option<Vec<Vec<Vec<u32>>>> {
+    let backends = data_parallel::backends(group.start(variant)?, group.ranks, Arc::clone(&group.metrics));
+    let generating: Vec<_> = backends
+        .unwrap()
+        .into_iter()
+        .zip(busy.to_vec())
+        .map(|(mut backend, times)| {
+            thread::spawn(move || (0..times).flat_map(|_| generate(&mut backend)).collect::<Vec<_>>())
+        })
+        .collect();
+    Some(generating.into_iter().map(|rank| rank.join().unwrap()).collect())
+}
+
+/// Attention on every rank, over KV caches of their own: some ranks rest while others have tokens.
+#[test]
+fn ranks_that_run_attention_too_give_the_same_bits() {
+    // Experts in all layers; a dense one, and a rank that rests; latents, and rank 0 that rests.
+    let groups: [(&Variant, &[usize]); 3] =
+        [(&MODELS[4], &[2, 1]), (&MODELS[5], &[1, 0, 1]), (&MODELS[8], &[0, 1])];
+    for (variant, busy) in groups {
+        let Some(mut whole) = emulated_with(variant, Quantize::None, LAYOUT) else { return };
+        let expected = generate(&mut whole);
+        let group = Group { joint: true, ..Group::of(busy.len()) };
+        for (rank, said) in joint(&group, variant, busy).unwrap().into_iter().enumerate() {
+            let expected: Vec<_> = (0..busy[rank]).flat_map(|_| expected.clone()).collect();
+            assert_eq!(said, expected, "{}, rank {rank} of {busy:?}", variant.name);
+        }
+        assert_eq!(group.starts(), 1);
+    }
+}
+
+/// Of a joint step that fails all ranks' KV is lost, and the next one begins anew.
+#[test]
+fn a_rank_that_fails_in_a_joint_step_is_named_and_the_next_step_is_right() {
+    let (variant, prompts) = (&MODELS[4], [prompt_of(20, 7), prompt_of(9, 11)]);
+    let Some(mut whole) = emulated_with(variant, Quantize::None, LAYOUT) else { return };
+    let expected = prompts.each_ref().map(|prompt| bits(&super::whole(&mut whole, prompt)));
+    let part = |prompt: &Vec<u32>| {
+        let chunk = Chunk { tokens: prompt, start: 0, tables: &[&[3, 1]], wants_logits: true };
+        StepWords::write(&[chunk])
+    };
+    let parts = [part(&prompts[0]), StepWords::default(), part(&prompts[1])];
+    for left in [1, 4, 9, 14] {
+        let group = Group { joint: true, left: Some((left, Fails::Errs)), ..Group::of(3) };
+        let mut backend = group.start(variant).unwrap();
+        let (losses, mut outputs) = (backend.losses(), Vec::new());
+        let lost = backend.joint_step(&parts, &mut outputs).unwrap_err();
+        let JointError::Lost(reason) = lost else { panic!("{lost:?}") };
+        assert!(reason.contains("rank 2 failed"), "after {left} launches: {reason}");
+        backend.ensure_group().unwrap();
+        assert!(backend.losses() > losses);
+        backend.joint_step(&parts, &mut outputs).unwrap();
+        let said: Vec<Vec<u32>> = outputs.iter().map(|output| bits(&output.logits)).collect();
+        assert_eq!(said, [expected[0].clone(), Vec::new(), expected[1].clone()], "after {left} launches");
+    }
 }
