@@ -294,6 +294,13 @@ fn joint(group: &Group, variant: &Variant, busy: &[usize]) -> Option<Vec<Vec<Vec
     Some(generating.into_iter().map(|rank| rank.join().unwrap()).collect())
 }
 
+/// Slots that were counted, of all experts.
+fn slots(group: &Group) -> f64 {
+    let text = group.metrics.text();
+    let counts = text.lines().filter(|line| line.starts_with("keyway_worker_expert_tokens_total{"));
+    counts.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+}
+
 /// Attention on every rank, over KV caches of their own: some ranks rest while others have tokens.
 #[test]
 fn ranks_that_run_attention_too_give_the_same_bits() {
@@ -309,6 +316,10 @@ fn ranks_that_run_attention_too_give_the_same_bits() {
             assert_eq!(said, expected, "{}, rank {rank} of {busy:?}", variant.name);
         }
         assert_eq!(group.starts(), 1);
+        // Counted as often as one rank's tokens are.
+        let one = Group::of(2);
+        generate(&mut one.start(variant).unwrap());
+        assert_eq!(slots(&group), slots(&one) * busy.iter().sum::<usize>() as f64, "{}", variant.name);
     }
 }
 
