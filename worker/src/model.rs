@@ -183,6 +183,7 @@ impl LoadedModel {
     }
 
     /// Errs with what keeps a model's experts from being shared by so many GPUs' ranks. Reads no weights.
+    #[cfg(feature = "cuda")]
     pub(crate) fn check_gpu_ranks(source: &ModelSource, ranks: usize) -> Result<(), ModelError> {
         cuda::check_ranks(&config_of(source)?, ranks)
     }

@@ -6,14 +6,18 @@ mod experts;
 mod forward;
 mod heads;
 mod integers;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "of builds that have GPUs"))]
 mod joint;
 mod latent;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "of builds that have GPUs"))]
 mod lead;
 mod packing;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "of builds that have GPUs"))]
 mod rank;
 mod recordings;
 mod room;
 mod run;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "of builds that have GPUs"))]
 mod sharing;
 mod step;
 mod synthetic;
@@ -120,6 +124,7 @@ impl LoadedModel {
 }
 
 /// Errs with what keeps ranks from sharing a model's experts.
+#[cfg(feature = "cuda")]
 pub(super) fn check_ranks(config: &Config, ranks: usize) -> Result<(), ModelError> {
     Plan::new(config, ranks, 1).map(drop)
 }
