@@ -139,8 +139,8 @@ pub(crate) const EXPERT_MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// Seconds a client is told to wait when the queue is full.
 pub(crate) const RETRY_AFTER_S: u64 = 1;
 
-/// Tokens of a rank in a round of a GPU's exchange, at most: of 128 experts, 8 of them a token, each is then asked for 64 rows,
-/// which hides the reading of its weights. Longer prompts take several rounds a layer.
+/// Tokens of a rank in a round of a GPU's exchange, at most. Each round reads the weights of the experts that it asks: of 128
+/// experts, 8 of them a token, so many ask each for 64 rows. Longer prompts take several rounds a layer.
 pub(crate) const GPU_ROUND_TOKENS_MAX: usize = 1024;
 
 /// Memory of a rank's mailbox and of the rows that come to it, on a GPU, in bytes; both are as large as the worst routing

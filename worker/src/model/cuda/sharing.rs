@@ -1,7 +1,7 @@
 //! Experts that ranks share over the device's own exchange (`kernels/src/cuda/peer.rs`): which of them are here, the
 //! exchange's buffers, and the launches of a layer's rounds. All ranks launch as many rounds a step; a round takes so many
-//! tokens of each rank at most, so that what must hold the worst routing stays bounded (`sharing/plan.rs`). Who is in the group, and what
-//! becomes of its faults, is `lead.rs`' and `rank.rs`' business.
+//! tokens of each rank at most, so that what must hold the worst routing stays bounded (`sharing/plan.rs`). Who is in the
+//! group, and what becomes of its faults, is `lead.rs`' and `rank.rs`' business.
 
 mod plan;
 
