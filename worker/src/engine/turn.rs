@@ -72,8 +72,6 @@ impl Engine {
         }
         if self.backend.cache_was_lost() {
             tracing::warn!("computing all sequences again: {reason}");
-            // Some may have ended with the tokens of the step before.
-            self.scheduler.remove_finished();
             self.recompute_all();
             return;
         }

@@ -323,6 +323,24 @@ fn ranks_that_run_attention_too_give_the_same_bits() {
     }
 }
 
+/// In the last layer such a rank has no row: the others' still need its experts.
+#[test]
+fn a_rank_without_wanted_rows_serves_those_of_others_in_the_last_layer() {
+    let (variant, prompt) = (&MODELS[4], prompt_of(20, 7));
+    let Some(mut whole) = emulated_with(variant, Quantize::None, LAYOUT) else { return };
+    let expected = bits(&super::whole(&mut whole, &prompt));
+    let part = |wants_logits| {
+        StepWords::write(&[Chunk { tokens: &prompt, start: 0, tables: &[&[3, 1]], wants_logits }])
+    };
+    let mut backend = Group { joint: true, ..Group::of(2) }.start(variant).unwrap();
+    for (parts, wants) in [([part(false), part(true)], 1), ([part(true), part(false)], 0)] {
+        let mut outputs = Vec::new();
+        backend.joint_step(&parts, &mut outputs).unwrap();
+        assert_eq!(bits(&outputs[wants].logits), expected, "rank {wants}");
+        assert!(outputs[1 - wants].logits.is_empty());
+    }
+}
+
 /// Of a joint step that fails all ranks' KV is lost, and the next one begins anew.
 #[test]
 fn a_rank_that_fails_in_a_joint_step_is_named_and_the_next_step_is_right() {
