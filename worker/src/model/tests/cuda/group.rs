@@ -210,9 +210,9 @@ fn requests() -> Vec<GenerationRequest> {
     requests
 }
 
-async fn say(backend: Box<dyn Backend>) -> Vec<Vec<Event>> {
+async fn say(backend: Box<dyn Backend>, step_ahead: bool) -> Vec<Vec<Event>> {
     let limits = StepLimits { max_batched_tokens: 24, max_running: 4 };
-    let spawned = engine_over(backend, limits, true);
+    let spawned = engine_over(backend, limits, step_ahead);
     let mut said = Vec::new();
     for generation in spawned.handle.submit(requests()).unwrap() {
         said.push(heard(generation).await);
@@ -228,17 +228,21 @@ async fn say(backend: Box<dyn Backend>) -> Vec<Vec<Event>> {
 async fn a_rank_that_fails_in_any_launch_changes_no_answer_and_is_named() {
     let variant = &MODELS[4];
     let Some(whole) = emulated_with(variant, Quantize::None, LAYOUT) else { return };
-    let expected = say(Box::new(whole)).await;
+    let expected = say(Box::new(whole), true).await;
     assert!(expected[1].iter().all(|(.., score)| score.is_some()), "{:?}", expected[1]);
     let biased: Vec<u32> = expected[2].iter().map(|(token, ..)| *token).collect();
     assert!(biased.iter().all(|token| (5..8).contains(token)), "{biased:?}");
     assert!([5, 6, 7].iter().filter(|token| biased.contains(token)).count() > 1, "{biased:?}");
     // The first is the group's beginning; then come five for each round.
     let errs = [1, 2, 3, 4, 5, 6, 8, 33, 62, 75].map(|left| (left, Fails::Errs));
-    for left in errs.into_iter().chain([(2, Fails::Hangs), (4, Fails::Hangs), (40, Fails::Hangs)]) {
+    let hangs = [2, 4, 40].map(|left| (left, Fails::Hangs));
+    let ahead = errs.into_iter().chain(hangs).map(|left| (left, true));
+    // Around the ends of steps, each of which is waited for.
+    let waiting = [21, 31, 41, 51, 61].map(|left| ((left, Fails::Errs), false));
+    for (left, step_ahead) in ahead.chain(waiting) {
         let group = Group { left: Some(left), ..Group::of(3) };
         let backend = group.start(variant).unwrap();
-        assert_eq!(say(Box::new(backend)).await, expected, "{left:?}");
+        assert_eq!(say(Box::new(backend), step_ahead).await, expected, "{left:?}");
         assert_eq!(group.starts(), 2, "{left:?}");
         let failures = |rank: &str| group.metrics.failures.with_label_values(&[rank]).get();
         assert_eq!(["0", "1", "2"].map(failures), [0, 0, 1], "{left:?}");
