@@ -37,11 +37,14 @@ struct Buffer {
     Buffer(const Buffer&) = delete;
     ~Buffer() { munmap(pages - PAGE, page_bytes + 2 * PAGE); }
 
+    // Around what it holds, which may be much.
     void check() const {
-        for (const unsigned char* p = pages; p < pages + page_bytes; ++p) {
-            if ((p < data || p >= data + bytes) && *p != PATTERN)
-                emulate::fail("a kernel wrote outside of a buffer");
-        }
+        check(pages, data);
+        check(data + bytes, pages + page_bytes);
+    }
+    static void check(const unsigned char* p, const unsigned char* end) {
+        for (; p < end; ++p)
+            if (*p != PATTERN) emulate::fail("a kernel wrote outside of a buffer");
     }
 };
 

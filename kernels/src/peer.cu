@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(128) peer_reset(PEER, uint32_t roun
     const peer::Peer own = PEER_HERE(blockIdx.x);
     uint32_t* control = own.control(own.rank);
     for (uint32_t i = threadIdx.x; i < peer::CONTROL_BYTES / 4; i += blockDim.x) control[i] = 0;
-    if (threadIdx.x == 0) *own.state = peer::State{{round, round, round, round}, {}, 0, 0, 0, 0};
+    if (threadIdx.x == 0) *own.state = peer::State{{round, round, round, round}, {}, 0, 0, 0, 0, {}};
 }
 
 // === peer_plan ===
@@ -33,9 +33,10 @@ extern "C" __global__ void __launch_bounds__(128) peer_reset(PEER, uint32_t roun
 // `counts[rank]` tokens. If each expert has one holder, homes [experts] has that rank and the expert's number
 // among those of the rank, as rank << 16 | number. If `homes` is null: holders [experts], a bit for each
 // rank, and locals [ranks, experts], those numbers. Writes each message but for its tokens, and to `places`
-// [tokens, ranks] where a token lies in a rank's message. Grid: ranks here; block: a warp for each rank of
-// the group. Shared memory: a word for each of a rank's experts, by rank; for several holders two for each
-// expert and one for each rank; one for each slot, unless `ways` has room for them.
+// [tokens, ranks] where a token lies in a rank's message; adds to `loads` [ranks, held] the rows that each
+// expert of each rank is sent. Grid: ranks here; block: a warp for each rank of the group. Shared memory: a
+// word for each of a rank's experts, by rank; for several holders two for each expert and one for each rank;
+// one for each slot, unless `ways` has room for them.
 
 // Slots of an expert with several holders that stay together.
 constexpr uint32_t RUN = 16;
@@ -95,6 +96,12 @@ struct Outgoing {
         sync_warp();
     }
 
+    // Adds what was counted to `loads` [held].
+    __device__ __forceinline__ void add_to(uint32_t* loads, uint32_t held) const {
+        for (uint32_t e = lane; e < held; e += peer::LANES) loads[e] += next[e];
+        sync_warp();
+    }
+
     // Where each expert's rows end, to the message; where they begin, to `next`.
     __device__ __forceinline__ void write_ends(uint32_t* ends, uint32_t held) const {
         uint32_t before = 0;
@@ -136,19 +143,23 @@ struct Outgoing {
 extern "C" __global__ void __launch_bounds__(1024)
     peer_plan(PEER, const uint32_t* counts, const uint32_t* ids, const uint32_t* homes,
               const uint32_t* holders, const uint32_t* locals, uint32_t experts, uint32_t* ways,
-              uint32_t* places) {
+              uint32_t* places, uint32_t* loads) {
     const peer::Peer own = PEER_HERE(blockIdx.x);
     const uint32_t round = own.state->rounds[peer::DISPATCH_SEND], count = counts[blockIdx.x];
     const uint64_t before = blockIdx.x * own.layout.slots();
     const auto misused = [&] {
         if (threadIdx.x == 0) own.accuse(own.rank, peer::DISPATCH, round, peer::MISUSE);
     };
+    if (!own.may_begin()) return;
     if (!own.is_in_turn() || count > tokens) return misused();
     uint32_t* next = peer::shared_words() + peer::SHARED_WORDS;
     uint32_t* seen = next + ranks * held;
     const uint32_t zeroed = ranks * held + (homes == nullptr ? 2 * experts + ranks : 0);
     for (uint32_t i = threadIdx.x; i < zeroed; i += blockDim.x) next[i] = 0;
-    if (threadIdx.x == 0) peer::shared_words()[peer::NONSENSE] = 0;
+    if (threadIdx.x == 0) {
+        peer::shared_words()[peer::NONSENSE] = 0;
+        own.state->since = uint32_t(nanoseconds());
+    }
     sync_block();
     const Choice choice{ids + before, homes, holders, locals, ways == nullptr ? next + zeroed : ways + before,
                         count * top, experts, ranks};
@@ -160,6 +171,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     const Outgoing message{choice, to, top, threadIdx.x % peer::LANES, next + to * held};
     unsigned char* target = own.message(to, round, own.rank);
     message.count();
+    message.add_to(loads + (uint64_t(blockIdx.x) * ranks + to) * held, held);
     message.write_ends(reinterpret_cast<uint32_t*>(target), held);
     message.write_rows(reinterpret_cast<peer::Row*>(target + own.layout.rows_at()),
                        places + uint64_t(blockIdx.x) * tokens * ranks, ranks);
@@ -174,6 +186,7 @@ extern "C" __global__ void __launch_bounds__(128)
     const peer::Peer own = PEER_HERE(blockIdx.z);
     const uint32_t round = own.state->rounds[peer::DISPATCH_SEND];
     const uint32_t column = (blockIdx.x * 128 + threadIdx.x) * 8;
+    if (!own.may_begin()) return;
     if (blockIdx.y < min_of(counts[blockIdx.z], tokens) && column < width) {
         const uint64_t token = uint64_t(blockIdx.z) * tokens + blockIdx.y;
         const Packet packet = load_packet(x + token * width + column);
@@ -265,11 +278,15 @@ extern "C" __global__ void __launch_bounds__(256)
                           uint32_t* item_counts, uint32_t items_max, uint32_t block_rows) {
     const peer::Peer own = PEER_HERE(blockIdx.z);
     const uint32_t round = own.state->rounds[peer::DISPATCH_RECEIVE];
-    if (!own.are_all_here(peer::DISPATCH, round)) return;
+    // The products that follow must find no work, not whatever was there.
+    const auto no_items = [&] {
+        if (blockIdx.x == 0 && threadIdx.x == 0) item_counts[blockIdx.z] = 0;
+    };
+    if (!own.are_all_here(peer::DISPATCH, round)) return no_items();
     uint32_t* ends = peer::shared_words() + peer::SHARED_WORDS;
     uint32_t* starts = ends + ranks * held;
     const Arrivals arrivals{own, round, ends, starts, starts + ranks * held + 1};
-    if (!arrivals.read()) return;
+    if (!arrivals.read()) return no_items();
     if (blockIdx.x == 0) {
         arrivals.list(items + uint64_t(blockIdx.z) * items_max, item_counts + blockIdx.z, block_rows);
         if (threadIdx.x == 0) own.state->rows = arrivals.total();
@@ -300,6 +317,8 @@ extern "C" __global__ void __launch_bounds__(256)
     const peer::Peer own = PEER_HERE(blockIdx.z);
     const uint32_t round = own.state->rounds[peer::COMBINE_SEND], rows = own.state->rows;
     if (!own.may_begin()) return;
+    // The first block's first thread: the others have as good as begun.
+    if (blockIdx.x == 0 && threadIdx.x == 0) own.ends(peer::AT_EXPERTS);
     const uint64_t before = blockIdx.z * ranks * own.layout.slots();
     for (uint32_t place = blockIdx.x; place < rows; place += gridDim.x) {
         const peer::Origin origin = origins[before + place];
@@ -312,11 +331,13 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // === peer_combine_receive ===
 //
-// out[t] = sum over the slots s of t, in order, of weights[s] times the output that came for s: in f32,
-// rounded once, as `moe_combine` does. weights [tokens, top], out [tokens, width]. Grid: (packets of 8
+// out[t] = sum over the slots s of t, in order, of weights[s] times the output that came for s, and last
+// shared[t] (null: none), what an expert gave that serves every token: in f32, rounded once, as `moe_combine`
+// does. weights [tokens, top], shared and out [tokens, width]. Grid: (packets of 8
 // columns / 128, tokens, ranks here); block: 128 threads.
 extern "C" __global__ void __launch_bounds__(128)
-    peer_combine_receive(PEER, const uint32_t* counts, const float* weights, uint16_t* out) {
+    peer_combine_receive(PEER, const uint32_t* counts, const float* weights, const uint16_t* shared,
+                         uint16_t* out) {
     const peer::Peer own = PEER_HERE(blockIdx.z);
     const uint32_t round = own.state->rounds[peer::COMBINE_RECEIVE];
     if (!own.are_all_here(peer::COMBINE, round)) return;
@@ -336,10 +357,19 @@ extern "C" __global__ void __launch_bounds__(128)
                 sums[2 * i + 1] = fmaf(weight, bf16_high(row.words[i]), sums[2 * i + 1]);
             }
         }
+        const uint64_t at = token * width + column;
+        if (shared != nullptr) {
+            const Packet row = load_packet(shared + at);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                sums[2 * i] += bf16_low(row.words[i]);
+                sums[2 * i + 1] += bf16_high(row.words[i]);
+            }
+        }
         Packet result;
 #pragma unroll
         for (int i = 0; i < 4; ++i) result.words[i] = bf16_pair(sums[2 * i], sums[2 * i + 1]);
-        store_packet(out + token * width + column, result);
+        store_packet(out + at, result);
     }
     own.end<false>(peer::COMBINE_RECEIVE, peer::COMBINE, gridDim.x * gridDim.y);
 }

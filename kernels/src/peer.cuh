@@ -43,11 +43,17 @@ struct alignas(8) Origin {
     uint32_t rank, slot;
 };
 
+// Where a round's time goes: from the plan until all rows are gathered, until outputs are sent, until they are
+// summed. Waiting included.
+enum Part : uint32_t { TO_EXPERTS, AT_EXPERTS, BACK, PARTS };
+
 // What a rank keeps to itself: the round of each step that is next, how many blocks have done it, the fault
-// that it found or was told of, and how many rows it gathered.
+// that it found or was told of, how many rows it gathered; when the last part began, and nanoseconds of each
+// in all rounds, which begin again with 0 after 4.29 s.
 struct State {
     uint32_t rounds[STEPS], done[STEPS];
-    uint32_t fault, fault_round, rows, unused;
+    uint32_t fault, fault_round, rows;
+    uint32_t since, spent[PARTS];
 };
 
 // What all ranks agree on. `src/cuda/peer/layout.rs` computes the same.
@@ -160,6 +166,13 @@ struct Peer {
         return shared_words()[STOPS] == 0;
     }
 
+    // The end of a part of the round, and the beginning of the next one. One thread of a rank at a time.
+    __device__ __forceinline__ void ends(Part part) const {
+        const uint32_t now = uint32_t(nanoseconds());
+        state->spent[part] += now - state->since;
+        state->since = now;
+    }
+
     // Ends a step for a block: all its threads. The last of a rank's blocks moves on to the next round; of a
     // step that sends, it says before that everything is there. A group that has failed is told nothing.
     template <bool SENDS>
@@ -173,6 +186,8 @@ struct Peer {
             fence_system();
             for (uint32_t to = 0; to < layout.ranks; ++to) store_relaxed(flag(to, phase, round, rank), round);
         }
+        if (step == DISPATCH_RECEIVE) ends(TO_EXPERTS);
+        if (step == COMBINE_RECEIVE) ends(BACK);
         state->done[step] = 0;
         state->rounds[step] = following(round);
     }

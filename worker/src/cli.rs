@@ -59,6 +59,18 @@ struct RankArgs {
     /// As the worker's.
     #[arg(long, value_enum, default_value_t = Bits::None)]
     quantize: Bits,
+    /// As the worker's, where it runs attention on a GPU.
+    #[arg(long, value_enum, default_value_t = KvDtype::Auto)]
+    kv_cache_dtype: KvDtype,
+    /// Where its experts are: cpu, cuda or cuda:N.
+    #[arg(long, default_value_t = DeviceChoice::Cpu)]
+    device: DeviceChoice,
+    /// As the worker's, where its experts are on a GPU.
+    #[arg(long, default_value_t = 512)]
+    max_batched_tokens: usize,
+    /// As the worker's, where it runs attention on a GPU.
+    #[arg(long, default_value_t = 64)]
+    max_running: usize,
     /// Threads that compute [default: one for each core].
     #[arg(long)]
     threads: Option<usize>,
@@ -169,7 +181,8 @@ struct Options {
     kv_events_format: EventFormat,
 
     /// Spread a mixture of experts over this many processes of this machine, each with its part of the weights, say one
-    /// for each NUMA node or half of the cores. Answers have the same bits for every number.
+    /// for each NUMA node or half of the cores. Answers have the same bits for every number. With --device cuda, over as
+    /// many GPUs of this machine, from the given one on; where there are fewer, several share one.
     #[arg(long, value_name = "N", default_value_t = 1, env = "KEYWAY_WORKER_EXPERT_PARALLEL_SIZE")]
     expert_parallel_size: usize,
 
@@ -273,11 +286,25 @@ impl Cli {
         match self.command {
             None => {}
             Some(Command::Completions { shell }) => return Ok(Task::Completions(shell)),
-            Some(Command::ExpertRank(rank)) => {
-                let RankArgs { rank, memory, hosts, model, quantize, threads, deadline, log_format } = rank;
+            Some(Command::ExpertRank(args)) => {
+                let RankArgs { rank, memory, hosts, model, quantize, kv_cache_dtype, .. } = args;
+                let RankArgs {
+                    device, max_batched_tokens, max_running, threads, deadline, log_format, ..
+                } = args;
                 let (quantize, threads) = (quantize.quantize(), worker::threads(threads).get());
                 let group = memory.map_or(RankGroup::Hosts(hosts), RankGroup::Memory);
-                let options = RankOptions { rank, group, model, quantize, threads, deadline };
+                let options = RankOptions {
+                    rank,
+                    group,
+                    model,
+                    quantize,
+                    fp8_kv: kv_cache_dtype == KvDtype::Fp8,
+                    device,
+                    max_batched_tokens,
+                    max_running,
+                    threads,
+                    deadline,
+                };
                 return Ok(Task::ExpertRank(Box::new(options), log_format));
             }
         }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, CacheGroup, Chunk, StepError};
 use crate::metrics::ExpertMetrics;
-use crate::model::{CpuBackend, JointError, RankOutput, StepWords};
+use crate::model::{Joint, JointError, RankOutput, StepWords};
 
 /// How often an engine that rests looks whether its KV is still there.
 const LOSS_CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -83,7 +83,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Backends for the engines of `size` ranks, by rank. `backend` is rank 0's, with its group.
 pub(crate) fn backends(
-    mut backend: CpuBackend,
+    mut backend: impl Joint + 'static,
     size: usize,
     metrics: Arc<ExpertMetrics>,
 ) -> io::Result<Vec<RankBackend>> {
@@ -139,7 +139,7 @@ impl State {
 
 impl Hub {
     /// Runs steps until all engines are gone.
-    fn serve(&self, backend: &mut CpuBackend) {
+    fn serve(&self, backend: &mut dyn Joint) {
         let every = backend.keep_alive_every().unwrap_or(LOSS_CHECK_EVERY);
         let mut heard = Instant::now();
         let mut outputs = Vec::new();
@@ -170,7 +170,7 @@ impl Hub {
     /// Runs one step and answers those who asked.
     fn step(
         &self,
-        backend: &mut CpuBackend,
+        backend: &mut dyn Joint,
         mut parts: Vec<Option<(StepWords, u64)>>,
         outputs: &mut Vec<RankOutput>,
     ) {

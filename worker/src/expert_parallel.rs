@@ -7,12 +7,15 @@
 
 #[cfg(target_os = "linux")]
 mod hosts;
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+mod synthetic;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::device::DeviceChoice;
 use crate::model::{ModelSource, Quantize};
 
 /// How a model's experts are spread over processes.
@@ -61,6 +64,14 @@ pub struct RankOptions {
     pub model: ModelSource,
     /// As rank 0's.
     pub quantize: Quantize,
+    /// The same, where it runs attention: whether its KV cache is in FP8.
+    pub fp8_kv: bool,
+    /// Where its experts are: the processor, or the GPU of a number.
+    pub device: DeviceChoice,
+    /// Tokens of a step, at most: on a GPU a part of what all ranks agree on.
+    pub max_batched_tokens: usize,
+    /// Sequences of a step, at most.
+    pub max_running: usize,
     /// Processor threads that compute.
     pub threads: usize,
     /// How long another rank may take for its part of an exchange.
@@ -81,7 +92,11 @@ pub(crate) use hosts::Hosts;
 #[cfg(target_os = "linux")]
 pub use linux::run_rank;
 #[cfg(target_os = "linux")]
-pub(crate) use linux::{Processes, Ranks};
+pub(crate) use linux::{Devices, Processes, Ranks};
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+pub(crate) use linux::{OPEN_MAILBOXES, serve_on_gpu};
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+pub use synthetic::{run_synthetic_rank, synthetic_on_gpus};
 
 /// Shared memory and its alarm are Linux'.
 #[cfg(target_os = "linux")]
@@ -91,15 +106,50 @@ mod linux {
     use std::num::NonZeroUsize;
     use std::os::fd::{AsRawFd as _, OwnedFd};
     use std::os::unix::process::CommandExt as _;
+    use std::path::Path;
     use std::process::{Child, Command, Stdio};
     use std::thread;
 
     use keyway_kernels::compute::Compute;
+    #[cfg(feature = "cuda")]
+    use keyway_kernels::cuda::gpu::{Gpu, ipc};
     use keyway_kernels::fabric::{Alarm, Fabric, Shm};
     use tokio::signal::unix::{SignalKind, signal};
 
-    use super::{ExpertParallelOptions, ModelSource, Quantize, RankGroup, RankOptions, hosts};
+    use super::{DeviceChoice, ExpertParallelOptions, ModelSource, Quantize, RankGroup, RankOptions, hosts};
+    #[cfg(feature = "cuda")]
+    use crate::model::{CudaRank, LoadedModel, OpenMailboxes, RankSettings, Store, WholeModel};
     use crate::model::{ExpertRank, Supervisor};
+
+    /// Mailboxes of processes, each with a GPU or with a part of one.
+    #[cfg(feature = "cuda")]
+    pub(crate) const OPEN_MAILBOXES: OpenMailboxes<Gpu> =
+        |gpu, layout, fabric, deadline| ipc::mailboxes(gpu, layout, fabric, deadline);
+
+    /// Words of a placement beside its masks, or of a mailbox's handle, generously.
+    #[cfg(feature = "cuda")]
+    const GPU_NOTE_WORDS: usize = 64;
+
+    /// Where ranks compute.
+    #[derive(Debug, Clone, Copy)]
+    pub(crate) enum Devices {
+        Cpu,
+        /// On GPUs in turn, of which there are so many; rank 0 on `first`.
+        #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "of builds that have GPUs"))]
+        Gpus {
+            first: usize,
+            count: usize,
+        },
+    }
+
+    impl Devices {
+        fn of(self, rank: usize) -> DeviceChoice {
+            match self {
+                Self::Cpu => DeviceChoice::Cpu,
+                Self::Gpus { first, count } => DeviceChoice::Cuda((first + rank) % count.max(1)),
+            }
+        }
+    }
 
     /// What all ranks are started with.
     #[derive(Debug, Clone)]
@@ -107,10 +157,45 @@ mod linux {
         pub(crate) options: ExpertParallelOptions,
         pub(crate) model: ModelSource,
         pub(crate) quantize: Quantize,
+        /// Whether KV caches are in FP8.
+        pub(crate) fp8_kv: bool,
+        /// Where they compute.
+        pub(crate) devices: Devices,
+        /// Tokens and sequences of a step, at most.
+        pub(crate) most: [usize; 2],
         /// Threads of each.
         pub(crate) threads: usize,
         /// Words of the longest message.
         pub(crate) capacity: usize,
+    }
+
+    impl Ranks {
+        /// With a GPU each, or a part of one, whose fabric takes notes of `words` words: tokens do not go through it.
+        #[cfg(feature = "cuda")]
+        pub(crate) fn on_gpus(
+            options: &ExpertParallelOptions,
+            (model, quantize, fp8_kv): (ModelSource, Quantize, bool),
+            most: [usize; 2],
+            words: usize,
+            [first, count]: [usize; 2],
+        ) -> Self {
+            let size = options.size;
+            if size > count {
+                tracing::info!(
+                    "{size} expert-parallel ranks on {count} GPU(s): some share one, and take turns"
+                );
+            }
+            Self {
+                options: options.clone(),
+                model,
+                quantize,
+                fp8_kv,
+                devices: Devices::Gpus { first, count },
+                most,
+                threads: 1,
+                capacity: GPU_NOTE_WORDS + words + 2 * size,
+            }
+        }
     }
 
     /// The ranks beside this process.
@@ -140,7 +225,8 @@ mod linux {
         }
 
         fn spawn(&self, rank: usize, memory: &OwnedFd, alarm: Alarm) -> io::Result<Child> {
-            let Ranks { options, model, quantize, threads, .. } = &self.ranks;
+            let Ranks { options, model, quantize, fp8_kv, devices, most: [tokens, running], threads, .. } =
+                &self.ranks;
             let (program, first) = options
                 .rank_command
                 .split_first()
@@ -150,6 +236,9 @@ mod linux {
                 .args(first)
                 .args(["--rank", &rank.to_string(), "--memory", &path])
                 .args(["--model", &model.to_string(), "--quantize", quantize.option()])
+                .args(["--kv-cache-dtype", if *fp8_kv { "fp8" } else { "auto" }])
+                .args(["--device", &devices.of(rank).to_string()])
+                .args(["--max-batched-tokens", &tokens.to_string(), "--max-running", &running.to_string()])
                 .args(["--threads", &threads.to_string()])
                 .args(["--deadline", &options.deadline.as_secs_f64().to_string()])
                 .stdin(Stdio::piped())
@@ -207,20 +296,67 @@ mod linux {
     /// Is a rank: of a group in memory until it fails or rank 0 ends, of one over hosts for good. The error says why it
     /// ended.
     pub fn run_rank(options: &RankOptions) -> Result<(), String> {
-        let RankOptions { rank, group, model, quantize, threads, deadline } = options;
+        let RankOptions { rank, group, model, quantize, device, threads, deadline, .. } = options;
         let compute = Compute::new(NonZeroUsize::new(*threads).unwrap_or(NonZeroUsize::MIN));
-        let opened = ExpertRank::open(model, *quantize);
-        let mut experts = opened.map_err(|e| e.to_string())?;
-        let memory = match group {
-            RankGroup::Memory(memory) => memory,
-            RankGroup::Hosts(addrs) => return hosts::serve(*rank, addrs, &mut experts, &compute, *deadline),
+        let open = || ExpertRank::open(model, *quantize).map_err(|e| e.to_string());
+        let memory = match (group, device) {
+            (RankGroup::Memory(memory), _) => memory,
+            (RankGroup::Hosts(addrs), DeviceChoice::Cpu) => {
+                return hosts::serve(*rank, addrs, &mut open()?, &compute, *deadline);
+            }
+            (RankGroup::Hosts(_), _) => {
+                return Err("ranks on several machines compute on the CPU: run with --device cpu".to_owned());
+            }
         };
+        let ended = match *device {
+            DeviceChoice::Cuda(number) => on_gpu(options, number, memory),
+            DeviceChoice::Cpu | DeviceChoice::Auto => {
+                let mut experts = open()?;
+                let fabric = join(*rank, memory)?;
+                experts.serve(fabric, &compute, *deadline).map_err(|error| error.to_string())
+            }
+        };
+        ended.map_err(|error| format!("expert-parallel rank {rank} ends: {error}"))
+    }
+
+    /// Serves on the GPU of this number.
+    #[cfg(feature = "cuda")]
+    fn on_gpu(options: &RankOptions, number: usize, memory: &Path) -> Result<(), String> {
+        // The device quantises what is stored.
+        let store = Store::open(&options.model, Quantize::None).map_err(|e| e.to_string())?;
+        let whole = |ranks, rank| LoadedModel::load_rank(&options.model, ranks, rank);
+        serve_on_gpu(options, number, memory, (store, &whole))
+    }
+
+    /// Serves on the GPU of this number with experts from `store`, or the whole model's share.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn serve_on_gpu(
+        options: &RankOptions,
+        number: usize,
+        memory: &Path,
+        (store, whole): (Store, WholeModel<'_>),
+    ) -> Result<(), String> {
+        let RankOptions { rank, quantize, fp8_kv, deadline, max_batched_tokens, max_running, .. } = *options;
+        let gpu = Gpu::new(number).map_err(|e| e.to_string())?;
+        let fabric = join(rank, memory)?;
+        let (tokens_max, sequences_max) = (max_batched_tokens, max_running);
+        let by = RankSettings { deadline, tokens_max, sequences_max, fp8_kv, whole };
+        CudaRank::serve(gpu, (store, quantize), fabric, OPEN_MAILBOXES, &by).map_err(|e| e.to_string())
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn on_gpu(_: &RankOptions, _: usize, _: &Path) -> Result<(), String> {
+        Err("this build has no CUDA backend".to_owned())
+    }
+
+    /// This rank's end of the group, whose processes end together: none without rank 0, and none before it.
+    fn join(rank: usize, memory: &Path) -> Result<Box<dyn Fabric>, String> {
         // A service manager ends all processes at once: rank 0 drains, and this one is needed as long.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
         let runtime = runtime.map_err(|e| format!("cannot start the runtime: {e}"))?;
         let _guard = runtime.enter();
-        let _ignored =
-            signal(SignalKind::terminate()).map_err(|e| format!("cannot wait for signals: {e}"))?;
+        // Ignored from here on, whatever becomes of the runtime.
+        let _ = signal(SignalKind::terminate()).map_err(|e| format!("cannot wait for signals: {e}"))?;
         let parent = thread::Builder::new().name("keyway-parent".to_owned()).spawn(|| {
             // Nothing is written there: it ends with rank 0.
             let _ = io::stdin().read(&mut [0]);
@@ -228,10 +364,8 @@ mod linux {
         });
         parent.map_err(|e| format!("cannot watch rank 0: {e}"))?;
         let file = OpenOptions::new().read(true).write(true).open(memory);
-        let attached = file.and_then(|file| Shm::attach(&file, *rank));
+        let attached = file.and_then(|file| Shm::attach(&file, rank));
         let fabric = attached.map_err(|e| format!("cannot join the group in {}: {e}", memory.display()))?;
-        experts
-            .serve(Box::new(fabric), &compute, *deadline)
-            .map_err(|error| format!("expert-parallel rank {rank} ends: {error}"))
+        Ok(Box::new(fabric))
     }
 }

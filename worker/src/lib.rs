@@ -47,6 +47,8 @@ pub use device::DeviceChoice;
 #[cfg(target_os = "linux")]
 pub use expert_parallel::run_rank;
 pub use expert_parallel::{ExpertParallelOptions, RankGroup, RankOptions};
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+pub use expert_parallel::{run_synthetic_rank, synthetic_on_gpus};
 pub use keyway_wire::kv_event::WireFormat;
 pub use kv_events::{BadZmqAddr, KvEventOptions, ZmqAddr};
 pub use memory::{BadByteSize, ByteSize};

@@ -141,3 +141,11 @@ pub(crate) const EXPERT_MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// Seconds a client is told to wait when the queue is full.
 pub(crate) const RETRY_AFTER_S: u64 = 1;
+
+/// Tokens of a rank in a round of a GPU's exchange, at most. Each round reads the weights of the experts that it asks: of 128
+/// experts, 8 of them a token, so many ask each for 64 rows. Longer prompts take several rounds a layer.
+pub(crate) const GPU_ROUND_TOKENS_MAX: usize = 1024;
+
+/// Memory of a rank's mailbox and of the rows that come to it, on a GPU, in bytes; both are as large as the worst routing
+/// needs. Rounds have fewer tokens where they would take more: 256 with the largest models' 8 experts of 7168 over 8 ranks.
+pub(crate) const GPU_ROUND_BYTES_MAX: usize = 1 << 30;

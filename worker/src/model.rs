@@ -44,9 +44,13 @@ use self::checkpoint::Checkpoint;
 use self::config::Config;
 pub use self::cpu::CpuBackend;
 pub use self::cuda::{CudaBackend, CudaModel};
+#[cfg(feature = "cuda")]
+pub(crate) use self::cuda::{CudaRank, OpenMailboxes, RankSettings, WholeModel};
 pub use self::error::ModelError;
+#[cfg(feature = "cuda")]
+pub(crate) use self::experts::Store;
 pub(crate) use self::experts::{Attention, ExpertGroup, ExpertRank, GroupOptions, RankError, Supervisor};
-pub(crate) use self::joint::{JointError, RankOutput};
+pub(crate) use self::joint::{Joint, JointError, RankOutput};
 pub use self::quantize::Quantize;
 use self::random::Random;
 pub(crate) use self::step_words::StepWords;
@@ -151,6 +155,13 @@ impl LoadedModel {
         Self::load_held(source, quantize, &placements, 0)
     }
 
+    /// [`LoadedModel::load_share`] of another rank, as the weights are stored.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn load_rank(source: &ModelSource, ranks: usize, rank: usize) -> Result<Self, ModelError> {
+        let (_, config, _) = open(source)?;
+        Self::load_held(source, Quantize::None, &experts::even(&config, ranks), rank)
+    }
+
     /// What `rank` holds of the experts, and all else.
     fn load_held(
         source: &ModelSource,
@@ -169,6 +180,12 @@ impl LoadedModel {
     /// Errs with the key in `config.json` that keeps a model from being computed on a GPU. Reads no weights.
     pub fn check_gpu(source: &ModelSource, quantize: Quantize) -> Result<(), ModelError> {
         cuda::check(&config_of(source)?, quantize)
+    }
+
+    /// Errs with what keeps a model's experts from being shared by so many GPUs' ranks. Reads no weights.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn check_gpu_ranks(source: &ModelSource, ranks: usize) -> Result<(), ModelError> {
+        cuda::check_ranks(&config_of(source)?, ranks)
     }
 
     /// By layer, how many experts it has; 0 without.

@@ -226,6 +226,10 @@ impl Scheduler {
 
     /// Puts everybody who runs back to the queue, to be computed again: all KV is lost. Returns how many they are.
     pub(crate) fn recompute_all(&mut self) -> usize {
+        // What was being drawn is drawn again.
+        for sequence in self.running.iter_mut().chain(self.waiting.values_mut()) {
+            sequence.expect_no_more();
+        }
         let lost = self.running.len();
         for mut sequence in self.running.drain(..) {
             sequence.table = BlockTable::default();

@@ -247,6 +247,13 @@ impl Sequence {
         self.pending = true;
     }
 
+    /// Takes the placeholder back, if there is one: nobody draws the token any more.
+    pub(crate) fn expect_no_more(&mut self) {
+        if std::mem::take(&mut self.pending) {
+            self.tokens.pop();
+        }
+    }
+
     /// Whether nothing but the next token, and what the model thought of it, is wanted of the model's logits.
     pub(crate) fn wants_a_token_only(&self) -> bool {
         self.prompt_wish.told && !self.is_scoring()
@@ -300,9 +307,7 @@ impl Sequence {
 
     /// Appends a sampled token, in its placeholder's place if there is one, and tells the client.
     pub(crate) fn push(&mut self, token: u32, is_eos: bool, score: Option<Box<TokenScore>>) {
-        if std::mem::take(&mut self.pending) {
-            self.tokens.pop();
-        }
+        self.expect_no_more();
         self.tokens.push(token);
         self.rules.push(token);
         let complete = match &mut self.grammar {

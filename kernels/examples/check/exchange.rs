@@ -41,13 +41,14 @@ fn time(gpu: &mut Gpu, is_dispatch: bool) -> Result<Vec<f32>, DeviceError> {
         rows: device.slice(elements)?,
         items: device.slice(LAYOUT.ranks * peers.items_max(block_rows) * 4)?,
         item_counts: device.slice(LAYOUT.ranks)?,
+        most: LAYOUT.rows(),
         block_rows,
     };
     let outputs = device.upload(&values(3, elements))?;
     let out: Slice<bf16> = device.slice(tokens.x.len)?;
     let mut dispatch: Vec<Launch> = peers.dispatch_send(&tokens).into();
     dispatch.push(peers.dispatch_receive(&arrivals));
-    let combine = [peers.combine_send(outputs), peers.combine_receive(&tokens, out)];
+    let combine = [peers.combine_send(outputs), peers.combine_receive(&tokens, None, out)];
     let times = if is_dispatch {
         // So that a way back can be the first.
         dispatch.iter().try_for_each(|launch| gpu.launch(launch))?;

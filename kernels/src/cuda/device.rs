@@ -72,6 +72,16 @@ impl<T: Element> Slice<T> {
         assert!(first <= self.len, "cuda: a slice has no element {first}");
         Self::new(self.buffer, self.offset + (first * size_of::<T>()) as u64, self.len - first)
     }
+
+    /// `len` elements from `first` on.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[must_use]
+    pub fn part(self, first: usize, len: usize) -> Self {
+        assert!(first + len <= self.len, "cuda: a slice has no elements {first} to {}", first + len);
+        Self::new(self.buffer, self.offset + (first * size_of::<T>()) as u64, len)
+    }
 }
 
 /// An argument of a kernel.

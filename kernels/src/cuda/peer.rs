@@ -11,6 +11,7 @@
 
 mod layout;
 mod offer;
+mod report;
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,18 +20,17 @@ use std::time::Duration;
 use half::bf16;
 
 use super::moe::{EXPERTS_MAX, Grouped};
-use super::{Argument, Device, DeviceError, Element, Launch, Slice};
-use crate::fabric::{Cause, FabricError, Phase};
+use super::{Argument, Device, DeviceError, Launch, Slice};
+use crate::fabric::FabricError;
 use crate::moe::Placement;
 
 pub use layout::{CONTROL_BYTES, Layout, PAIRS_MAX, TOKENS_MAX, TOP_MAX};
 pub use offer::{HANDLE_BYTES, exchange as exchange_handles};
+pub use report::Report;
+use report::STATE_WORDS;
 
 /// The first round of a new group. Any number but 0 will do, if it is the same on all ranks.
 pub const FIRST_ROUND: u32 = 1;
-/// Words of a rank's state, and where in it the fault lies.
-const STATE_WORDS: usize = 12;
-const FAULT_AT: usize = 8;
 /// Words of shared memory that every kernel has.
 const SHARED_WORDS: usize = 16;
 /// Elements of a packet, threads of a block that takes a part of a row, and of one that takes whole rows.
@@ -85,15 +85,15 @@ pub struct Peers {
     /// Of launches that copy whole rows, for each rank here.
     blocks: usize,
     bases: Slice<u64>,
-    /// `[count, 12]`.
-    states: Slice<u32>,
+    /// `[count, STATE_WORDS]`, behind them `[count, ranks, held]`: the rows that each expert was sent.
+    report: Slice<u32>,
     /// `[count, tokens, ranks]`, `[count, rows, 2]`.
     places: Slice<u32>,
     origins: Slice<u32>,
 }
 
-/// The tokens of the ranks here in one round; a rank's arrays are as long as those of one with all its
-/// tokens.
+/// The tokens of the ranks here in one round. A rank's arrays are as long as those of one with all the layout's
+/// tokens; of one rank alone as long as there can be tokens in the round, for which launches have blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
     /// `[count]`: how many there are.
@@ -109,8 +109,10 @@ pub struct Tokens {
 /// What comes for the experts of the ranks here.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrivals {
-    /// `[count, rows, width]`: by expert, then by the rank they are of, then by slot.
+    /// `[count, rows, width]`, as many as the layout has: by expert, then by the rank they are of, then by slot.
     pub rows: Slice<bf16>,
+    /// How many rows come for a rank at most, so that the products have no more blocks than they need.
+    pub most: usize,
     /// `[count, items_max, 4]`: local expert, first row, end.
     pub items: Slice<u32>,
     /// `[count]`: how many items there are.
@@ -208,13 +210,14 @@ impl Peers {
             ways: Ways::new(device, &layout, count, placement)?,
             blocks: (device.processors() * BLOCKS_PER_PROCESSOR).div_ceil(count).min(layout.rows()),
             bases: device.upload(&mailboxes.addresses)?,
-            states: device.slice(count * STATE_WORDS)?,
+            report: device.slice(count * (STATE_WORDS + layout.ranks * layout.held))?,
             places: device.slice(count * layout.tokens * layout.ranks)?,
             origins: device.slice(count * layout.rows() * 2)?,
         };
+        device.zero(peers.report.buffer, peers.report.len * size_of::<u32>())?;
         device.launch(&peers.reset(FIRST_ROUND))?;
         // Which waits until it is done.
-        device.download(peers.states)?;
+        device.download(peers.report)?;
         Ok(peers)
     }
 
@@ -222,7 +225,7 @@ impl Peers {
     pub fn free(&self, device: &mut dyn Device) {
         let Ways { homes, holders, locals, of_slots, .. } = self.ways;
         let words =
-            [Some(self.states), homes, holders, locals, of_slots, Some(self.places), Some(self.origins)];
+            [Some(self.report), homes, holders, locals, of_slots, Some(self.places), Some(self.origins)];
         let words = words.into_iter().flatten().map(|slice| slice.buffer);
         for buffer in words.chain([self.bases.buffer]) {
             device.free(buffer);
@@ -254,12 +257,13 @@ impl Peers {
             experts.into(),
             of_slots.into(),
             self.places.into(),
+            self.loads().into(),
         ];
         let words = layout.ranks * layout.held + of_several + of_slots_here;
         let send = vec![tokens.counts.into(), tokens.x.into(), self.places.into()];
         [
             self.launch("peer_plan", [self.count, 1, 1], WARP * layout.ranks, words, plan),
-            self.launch("peer_dispatch_send", self.parts(), PART, 0, send),
+            self.launch("peer_dispatch_send", self.parts(tokens), PART, 0, send),
         ]
     }
 
@@ -273,7 +277,8 @@ impl Peers {
         assert!(
             to.rows.len == self.count * layout.rows() * layout.width
                 && to.items.len == self.count * items_max * 4
-                && to.item_counts.len == self.count,
+                && to.item_counts.len == self.count
+                && to.most <= layout.rows(),
             "peers: shapes disagree"
         );
         let pairs = layout.ranks * layout.held;
@@ -301,16 +306,17 @@ impl Peers {
         self.launch("peer_combine_send", [self.blocks, 1, self.count], WHOLE, 0, arguments)
     }
 
-    /// Waits for the outputs of all ranks and sums those of each token, in slot order, to `out` `[count,
-    /// tokens, width]`.
+    /// Waits for the outputs of all ranks and sums those of each token, in slot order and last what `shared`
+    /// `[count, tokens, width]` has of it, to `out` of the same shape.
     ///
     /// # Panics
     /// If shapes disagree.
-    pub fn combine_receive(&self, tokens: &Tokens, out: Slice<bf16>) -> Launch {
+    pub fn combine_receive(&self, tokens: &Tokens, shared: Option<Slice<bf16>>, out: Slice<bf16>) -> Launch {
         self.check(tokens);
-        assert_eq!(out.len, tokens.x.len, "peers: shapes disagree");
-        let arguments = vec![tokens.counts.into(), tokens.weights.into(), out.into()];
-        self.launch("peer_combine_receive", self.parts(), PART, 0, arguments)
+        let alike = out.len == tokens.x.len && shared.is_none_or(|shared| shared.len == out.len);
+        assert!(alike, "peers: shapes disagree");
+        let arguments = vec![tokens.counts.into(), tokens.weights.into(), shared.into(), out.into()];
+        self.launch("peer_combine_receive", self.parts(tokens), PART, 0, arguments)
     }
 
     /// Of the `number`th rank here, its rows as the grouped products want them: each place is its own.
@@ -321,16 +327,16 @@ impl Peers {
         let layout = self.mailboxes.layout;
         let items = self.items_max(arrivals.block_rows) * 4;
         // Products of places ask for neither slots nor places, but for how many there can be.
-        let places = part(self.origins, number * layout.rows() * 2, layout.rows());
+        let places = self.origins.part(number * layout.rows() * 2, arrivals.most);
         let grouped = Grouped {
             places,
             slots_at: places,
-            items: part(arrivals.items, number * items, items),
-            item_count: part(arrivals.item_counts, number, 1),
+            items: arrivals.items.part(number * items, items),
+            item_count: arrivals.item_counts.part(number, 1),
             block_rows: arrivals.block_rows,
         };
         let row = layout.rows() * layout.width;
-        (part(arrivals.rows, number * row, row), grouped)
+        (arrivals.rows.part(number * row, arrivals.most * layout.width), grouped)
     }
 
     /// Items that any rows of a rank can need, at `block_rows` rows an item.
@@ -342,48 +348,42 @@ impl Peers {
     /// The error that ended the group, if one did: after it launches do nothing, and what they should have
     /// written means nothing. Waits for what was launched.
     pub fn fault(&self, device: &mut dyn Device) -> Result<Option<FabricError>, DeviceError> {
-        Ok(self.fault_in(&device.download(self.states)?))
+        let words = device.download(self.report)?;
+        let report = |number| Report::of(&words, &self.mailboxes.layout, self.count, number);
+        let faults = (0..self.count).filter_map(|number| report(number).fault(self.deadline));
+        Ok(faults.map(|(error, _)| error).min_by_key(|error| error.rank))
     }
 
-    /// What tells of a fault: to be fetched with a round's results, for [`Peers::fault_in`].
-    pub fn states(&self) -> Slice<u32> {
-        self.states
+    /// The words of a [`Report`] of each rank here: to be fetched with a round's results.
+    pub fn report(&self) -> Slice<u32> {
+        self.report
     }
 
-    /// The error that these words of [`Peers::states`] tell of, if they do.
-    pub fn fault_in(&self, states: &[u32]) -> Option<FabricError> {
-        let found = states.chunks_exact(STATE_WORDS).map(|state| (state[FAULT_AT], state[FAULT_AT + 1]));
-        let (fault, round) = found.filter(|(fault, _)| *fault != 0).min()?;
-        let combines = fault >> 16 & 1;
-        let cause = match fault >> 8 & 0xff {
-            1 => Cause::Deadline(self.deadline),
-            2 => Cause::Protocol("a message that makes no sense"),
-            _ => Cause::Protocol("tokens out of turn, too many, or for an expert that nobody holds"),
-        };
-        Some(FabricError {
-            rank: (fault & 0xff) as usize,
-            exchange: u64::from(round) * 2 - u64::from(1 - combines),
-            phase: if combines == 1 { Phase::Combine } else { Phase::Dispatch },
-            layer: None,
-            cause,
-        })
+    /// Of the [`Peers::report`], the rows that each expert was sent.
+    fn loads(&self) -> Slice<u32> {
+        self.report.starting_at(self.count * STATE_WORDS)
     }
 
     fn check(&self, tokens: &Tokens) {
         let layout = self.mailboxes.layout;
+        let rows = tokens.x.len / layout.width;
+        let known = rows == self.count * layout.tokens || (self.count == 1 && rows < layout.tokens);
         assert!(
-            tokens.counts.len == self.count
-                && tokens.x.len == self.count * layout.tokens * layout.width
-                && tokens.ids.len == self.count * layout.slots()
+            known
+                && tokens.counts.len == self.count
+                && tokens.x.len == rows * layout.width
+                && tokens.ids.len == rows * layout.top
                 && tokens.weights.len == tokens.ids.len,
             "peers: shapes disagree"
         );
     }
 
     /// The grid of launches that take a part of a row: columns, tokens, ranks here.
-    fn parts(&self) -> [usize; 3] {
+    fn parts(&self, tokens: &Tokens) -> [usize; 3] {
         let layout = self.mailboxes.layout;
-        [layout.width.div_ceil(PACKET * PART), layout.tokens, self.count]
+        // A rank without tokens takes part too.
+        let rows = (tokens.x.len / layout.width / self.count).max(1);
+        [layout.width.div_ceil(PACKET * PART), rows, self.count]
     }
 
     fn launch(
@@ -397,7 +397,7 @@ impl Peers {
         let Layout { ranks, held, tokens, top, width } = self.mailboxes.layout;
         let deadline_us = u32::try_from(self.deadline.as_micros()).unwrap_or(u32::MAX);
         let group = [self.first, deadline_us as usize, ranks, held, tokens, top, width].map(Argument::from);
-        let own: [Argument; 2] = [self.bases.into(), self.states.into()];
+        let own: [Argument; 2] = [self.bases.into(), self.report.into()];
         Launch {
             module: "peer",
             kernel: kernel.into(),
@@ -407,12 +407,6 @@ impl Peers {
             arguments: own.into_iter().chain(group).chain(arguments).collect(),
         }
     }
-}
-
-/// `len` elements of a slice from `first` on.
-fn part<T: Element>(slice: Slice<T>, first: usize, len: usize) -> Slice<T> {
-    assert!(first + len <= slice.len, "peers: there is no such part");
-    Slice::new(slice.buffer, slice.offset + (first * size_of::<T>()) as u64, len)
 }
 
 /// An expert's number among those of a rank, ascending.

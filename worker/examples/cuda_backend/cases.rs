@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 use crate::ahead::same_tokens;
 use crate::driver::Driver;
 use crate::models::{MODELS, VOCAB};
+use crate::ranks;
 use crate::shapes::{LLAMA_8B, QWEN3_30B, VOCAB as VOCAB_PUBLISHED};
 
-/// All of them.
+/// All of them but those of ranks.
 pub(crate) const NAMES: &[&str] =
     &["backend_logits", "backend_bits_small", "backend_ahead", "backend_bits_8b", "backend_bits_30b_layers"];
 
@@ -59,6 +60,7 @@ pub(crate) fn run<D: Device + Send>(
             let model = CudaModel::synthetic(&config, device()?, Quantize::None).map_err(text)?;
             (bits(model, VOCAB_PUBLISHED)?, 0.0)
         }
+        _ if ranks::NAMES.contains(&name) => (ranks::run(name, device)?, 0.0),
         _ => return Err(format!("no case {name}")),
     };
     Ok(json!({ "case": name, "compared": compared, "worst": worst }))
@@ -124,7 +126,7 @@ fn bits<D: Device + Send>(model: CudaModel<D>, vocab: u32) -> Result<usize, Stri
 }
 
 /// Logits behind each prompt, taken in pieces of `piece` side by side, and behind each of the tokens that follow.
-fn generate<B: Backend>(
+pub(crate) fn generate<B: Backend>(
     driver: &mut Driver<B>,
     prompts: &[Vec<u32>],
     piece: usize,

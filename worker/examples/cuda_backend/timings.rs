@@ -30,6 +30,8 @@ enum Timing {
     Ahead(usize),
     /// So many tokens of a prompt in one step.
     Prefill(usize),
+    /// A token of each of so many sequences, the experts shared by so many ranks, all of them here: what the exchange adds.
+    Ranks(usize, usize),
 }
 
 const ALL: &[(&str, Shape, Timing)] = &[
@@ -47,6 +49,8 @@ const ALL: &[(&str, Shape, Timing)] = &[
     ("qwen3_30b_ahead_64", QWEN3_30B, Timing::Ahead(64)),
     ("qwen3_30b_decode_1_int4", QWEN3_30B, Timing::Decode(1, Quantize::Int4)),
     ("qwen3_30b_prefill_2048", QWEN3_30B, Timing::Prefill(2048)),
+    ("qwen3_30b_ranks_2_decode_1", QWEN3_30B, Timing::Ranks(2, 1)),
+    ("qwen3_30b_ranks_4_decode_1", QWEN3_30B, Timing::Ranks(4, 1)),
 ];
 
 /// Their names.
@@ -59,7 +63,8 @@ pub(crate) fn run(name: &str) -> Result<Value, String> {
     let timing = ALL.iter().find(|(known, ..)| *known == name).ok_or_else(|| format!("no timing {name}"))?;
     let shape = &timing.1;
     match timing.2 {
-        Timing::Decode(batch, quantize) => decode(name, shape, batch, quantize),
+        Timing::Decode(batch, quantize) => decode(name, shape, (batch, 1), quantize),
+        Timing::Ranks(ranks, batch) => decode(name, shape, (batch, ranks), Quantize::None),
         Timing::Ahead(batch) => ahead(name, shape, batch),
         Timing::Prefill(tokens) => prefill(name, shape, tokens),
     }
@@ -70,11 +75,14 @@ fn model(
     shape: &Shape,
     quantize: Quantize,
     positions: usize,
-    step: [usize; 2],
+    (step, ranks): ([usize; 2], usize),
 ) -> Result<(Driver<CudaBackend<Gpu>>, [usize; 2]), String> {
     let gpu = Gpu::new(0).map_err(text)?;
     let mut model = CudaModel::synthetic(shape.config, gpu, quantize).map_err(text)?;
     model.reserve_steps(step[0], step[1]).map_err(text)?;
+    if ranks > 1 {
+        model = model.with_ranks_here(ranks, step[0]).map_err(text)?;
+    }
     let bytes = [model.info.weight_bytes, model.info.kv_bytes_per_block_position];
     let kv = KvLayout { block_size: BLOCK_SIZE, num_blocks: positions.div_ceil(BLOCK_SIZE) };
     Ok((Driver::new(model.into_backend(kv).map_err(text)?, 1), bytes))
@@ -103,9 +111,14 @@ fn floor(shape: &Shape, batch: usize, quantize: Quantize, [weights, position]: [
     [bytes, shape.operations(batch, batch)]
 }
 
-fn decode(name: &str, shape: &Shape, batch: usize, quantize: Quantize) -> Result<Value, String> {
+fn decode(
+    name: &str,
+    shape: &Shape,
+    (batch, ranks): (usize, usize),
+    quantize: Quantize,
+) -> Result<Value, String> {
     let longest = (CONTEXT + STEPS + 2).next_multiple_of(BLOCK_SIZE);
-    let (mut driver, sizes) = model(shape, quantize, batch * longest, [PIECE, batch])?;
+    let (mut driver, sizes) = model(shape, quantize, batch * longest, ([PIECE, batch], ranks))?;
     let (mut sequences, mut tokens) = prompted(&mut driver, batch)?;
     let mut times = Vec::with_capacity(STEPS);
     for _ in 0..STEPS {
@@ -122,7 +135,7 @@ fn decode(name: &str, shape: &Shape, batch: usize, quantize: Quantize) -> Result
 /// inputs included: the median, and what nine of ten steps stay below. The bar is 20 us.
 fn ahead(name: &str, shape: &Shape, batch: usize) -> Result<Value, String> {
     let longest = (CONTEXT + STEPS + 2).next_multiple_of(BLOCK_SIZE);
-    let (mut driver, sizes) = model(shape, Quantize::None, batch * longest, [PIECE, batch])?;
+    let (mut driver, sizes) = model(shape, Quantize::None, batch * longest, ([PIECE, batch], 1))?;
     let (mut sequences, tokens) = prompted(&mut driver, batch)?;
     driver.backend.watch_idle();
     let how = (STEPS, 0.8);
@@ -139,7 +152,8 @@ fn ahead(name: &str, shape: &Shape, batch: usize) -> Result<Value, String> {
 
 fn prefill(name: &str, shape: &Shape, count: usize) -> Result<Value, String> {
     let rounds = 5;
-    let (mut driver, [weights, position]) = model(shape, Quantize::None, (rounds + 1) * count, [count, 1])?;
+    let (mut driver, [weights, position]) =
+        model(shape, Quantize::None, (rounds + 1) * count, ([count, 1], 1))?;
     let prompt: Vec<u32> = (0..count as u32).map(|t| t * 7 % VOCAB).collect();
     let mut times = Vec::new();
     for _ in 0..rounds {

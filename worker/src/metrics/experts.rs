@@ -120,3 +120,11 @@ impl ExpertMetrics {
         }
     }
 }
+
+#[cfg(test)]
+impl ExpertMetrics {
+    /// All series in Prometheus's text format.
+    pub(crate) fn text(&self) -> String {
+        prometheus::TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap()
+    }
+}

@@ -6,18 +6,27 @@ mod experts;
 mod forward;
 mod heads;
 mod integers;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "of builds that have GPUs"))]
+mod joint;
 mod latent;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "of builds that have GPUs"))]
+mod lead;
 mod packing;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "of builds that have GPUs"))]
+mod rank;
 mod recordings;
 mod room;
 mod rules;
 mod run;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "of builds that have GPUs"))]
+mod sharing;
 mod step;
 mod synthetic;
 mod weights;
 
 use std::collections::VecDeque;
 use std::mem;
+use std::time::Duration;
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::Unit;
@@ -27,9 +36,22 @@ use keyway_kernels::rope::Rope;
 
 pub(super) use self::coverage::check;
 use self::heads::HeadShape;
+use self::lead::Lead;
+#[cfg_attr(
+    not(any(test, feature = "cuda")),
+    allow(unused_imports, reason = "of builds that have devices")
+)]
+pub(crate) use self::rank::{CudaRank, RankSettings, WholeModel};
 use self::recordings::Recordings;
 use self::room::{Room, Widths};
 use self::run::UnderWay;
+#[cfg_attr(
+    not(any(test, feature = "cuda")),
+    allow(unused_imports, reason = "of builds that have devices")
+)]
+pub(crate) use self::sharing::OpenMailboxes;
+pub(super) use self::sharing::Plan;
+use self::sharing::Sharing;
 use self::weights::DeviceWeights;
 use super::cache_plan::CachePlan;
 use super::config::{Attention, Config};
@@ -39,6 +61,9 @@ use crate::limits::{
     ATTENTION_PARTIAL_FLOATS_MAX, GPU_LATENT_STEP_TOKENS_MAX, GPU_STEP_TOKENS_MAX, KV_BLOCK_SIZE_MIN,
     SCORED_TOKENS_PER_STEP_MAX,
 };
+
+/// Ranks of one process do not miss each other.
+const RANKS_HERE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A model whose weights are on a device; not yet able to compute, since the KV cache takes what is left.
 #[derive(Debug)]
@@ -52,6 +77,9 @@ pub struct CudaModel<D> {
     weights: DeviceWeights,
     kv_type: KvType,
     room: Room,
+    /// The other processes that share the experts: ended before what they reach into.
+    lead: Option<Lead<D>>,
+    sharing: Option<Sharing>,
 }
 
 /// A model and its KV cache on a device.
@@ -77,12 +105,30 @@ pub struct CudaBackend<D> {
 impl LoadedModel {
     /// Copies the weights to a device, quantised as asked for; the model must be loaded as it is stored. The error
     /// names the key in `config.json` for which there is no kernel.
-    pub fn onto<D: Device>(self, mut device: D, quantize: Quantize) -> Result<CudaModel<D>, ModelError> {
+    pub fn onto<D: Device>(self, device: D, quantize: Quantize) -> Result<CudaModel<D>, ModelError> {
+        if !self.weights.holds_all_experts() {
+            return Err(ModelError::Device("an expert that is not held here".into()));
+        }
+        self.share_onto(device, quantize)
+    }
+
+    /// [`LoadedModel::onto`] of what `LoadedModel::load_share` has loaded: to compute it needs a group.
+    pub(crate) fn share_onto<D: Device>(
+        self,
+        mut device: D,
+        quantize: Quantize,
+    ) -> Result<CudaModel<D>, ModelError> {
         let heads = covered(&self.config, quantize)?;
         let weights = DeviceWeights::copy(&mut device, &self.weights, quantize).map_err(failed)?;
         let id = (quantize, self.weights_id.as_str());
         Ok(CudaModel::new(self.info.name, device, (self.config, heads), weights, self.weights.rope, id))
     }
+}
+
+/// Errs with what keeps ranks from sharing a model's experts.
+#[cfg(feature = "cuda")]
+pub(super) fn check_ranks(config: &Config, ranks: usize) -> Result<(), ModelError> {
+    Plan::new(config, ranks, 1).map(drop)
 }
 
 /// The heads of a model that kernels cover.
@@ -116,7 +162,7 @@ impl<D: Device> CudaModel<D> {
             ..describe(name, &config)
         };
         let (kv_type, room) = (KvType::Bf16, Room::default());
-        Self { info, device, config, heads, rope, weights, kv_type, room }
+        Self { info, device, config, heads, rope, weights, kv_type, room, lead: None, sharing: None }
     }
 
     /// Keeps the KV cache in FP8 (E4M3): half the memory, and other numbers, which its numerics id says. Keys and values are rounded
@@ -129,6 +175,17 @@ impl<D: Device> CudaModel<D> {
             self.info.numerics_id += "-kvfp8";
         }
         self
+    }
+
+    /// Has so many ranks, all of them here, share the experts: for checks and benchmarks of what they exchange.
+    /// `tokens_max`: of a round.
+    pub fn with_ranks_here(mut self, ranks: usize, tokens_max: usize) -> Result<Self, ModelError> {
+        let plan = Plan::new(&self.config, ranks, tokens_max)?;
+        let sharing = Sharing::new(&mut self.device, plan, ranks, RANKS_HERE_DEADLINE);
+        let mut sharing = sharing.map_err(failed)?;
+        sharing.join_all(&mut self.device).map_err(failed)?;
+        self.sharing = Some(sharing);
+        Ok(self)
     }
 
     /// Memory of the device that nobody has taken, in bytes.
@@ -246,12 +303,29 @@ impl<D: Device + Send> Backend for CudaBackend<D> {
     }
 
     fn finish(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
-        let finished = self.collect(output);
+        let finished = self.collect(output).map(|counted| self.model.count(&counted));
         self.or_give_up(finished)
     }
 
     fn hidden(&self) -> Option<&[f32]> {
         Some(&self.hidden)
+    }
+
+    fn keep_alive_every(&self) -> Option<Duration> {
+        self.model.group_alive_every()
+    }
+
+    fn keep_alive(&mut self) {
+        if self.under_way.is_empty()
+            && let Err(error) = self.model.keep_group_alive()
+        {
+            // The next step tries again.
+            tracing::error!("{error}");
+        }
+    }
+
+    fn cache_was_lost(&mut self) -> bool {
+        self.model.lead.as_mut().is_some_and(|lead| mem::take(&mut lead.lost))
     }
 }
 

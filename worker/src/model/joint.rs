@@ -10,6 +10,7 @@ use keyway_kernels::moe::parallel::{note_in, write_note_to};
 use super::experts::{Exchange, ExpertGroup, GroupError, Note, RankError, Spread, Widest};
 use super::step_words::{self, StepWords};
 use super::{CpuBackend, ModelError};
+use crate::backend::Backend;
 
 /// What one rank's part of a step came to: a row for each chunk that wants one.
 #[derive(Debug, Default)]
@@ -29,6 +30,19 @@ pub(crate) enum JointError {
     Failed(String),
 }
 
+/// Rank 0's backend of a group whose ranks take steps together.
+pub(crate) trait Joint: Backend {
+    /// Starts the group, if it is not there.
+    fn ensure_group(&mut self) -> Result<(), GroupError>;
+
+    /// Changes whenever the ranks lost their KV.
+    fn losses(&mut self) -> u64;
+
+    /// Runs a step of every rank, whose `parts` come by rank, into `outputs`, by rank too. The group must have been
+    /// started.
+    fn joint_step(&mut self, parts: &[StepWords], outputs: &mut Vec<RankOutput>) -> Result<(), JointError>;
+}
+
 /// Rows of several ranks on their way to rank 0: so many exchanges, of so many rows of each rank at most.
 fn pieces(capacity: usize, row: usize, widest: usize) -> impl Iterator<Item = (usize, usize)> {
     let most = (capacity / row).max(1);
@@ -41,24 +55,16 @@ fn of_piece((first, end): (usize, usize), rows: usize) -> std::ops::Range<usize>
 }
 
 /// Rank 0.
-impl CpuBackend {
-    /// Starts the group, if it is not there.
-    pub(crate) fn ensure_group(&mut self) -> Result<(), GroupError> {
+impl Joint for CpuBackend {
+    fn ensure_group(&mut self) -> Result<(), GroupError> {
         self.group().map_or(Ok(()), ExpertGroup::ensure)
     }
 
-    /// Changes whenever the ranks lost their KV.
-    pub(crate) fn losses(&mut self) -> u64 {
+    fn losses(&mut self) -> u64 {
         self.group().map_or(0, |group| group.losses())
     }
 
-    /// Runs a step of every rank, whose `parts` come by rank, into `outputs`, by rank too. The group must have been
-    /// started.
-    pub(crate) fn joint_step(
-        &mut self,
-        parts: &[StepWords],
-        outputs: &mut Vec<RankOutput>,
-    ) -> Result<(), JointError> {
+    fn joint_step(&mut self, parts: &[StepWords], outputs: &mut Vec<RankOutput>) -> Result<(), JointError> {
         outputs.resize_with(parts.len(), RankOutput::default);
         let done = self.try_joint(parts, outputs);
         let Some(Spread::Lead(group)) = &mut self.buffers.feed_forward.group else {
@@ -77,7 +83,9 @@ impl CpuBackend {
         }
         Ok(())
     }
+}
 
+impl CpuBackend {
     fn try_joint(&mut self, parts: &[StepWords], outputs: &mut [RankOutput]) -> Result<(), FabricError> {
         let widest = Widest {
             rows: parts.iter().map(|part| part.rows).max().unwrap_or(0),
@@ -120,18 +128,30 @@ fn collect(
     group: &mut ExpertGroup,
     parts: &[StepWords],
     widest: Widest,
-    (vocab, hidden): (usize, usize),
+    widths: (usize, usize),
     outputs: &mut [RankOutput],
 ) -> Result<(), FabricError> {
     group.count_others()?;
-    let row = vocab + hidden;
     let Exchange { fabric: Some(fabric), deadline, .. } = &mut group.exchange else { return Ok(()) };
+    collect_rows(&mut **fabric, *deadline, parts, widest.wanted, widths, outputs)
+}
+
+/// Takes in the rows of the other ranks' parts, `outputs` of rank 1 and on. The widest part wants `most`.
+pub(super) fn collect_rows(
+    fabric: &mut dyn Fabric,
+    deadline: Duration,
+    parts: &[StepWords],
+    most: usize,
+    (vocab, hidden): (usize, usize),
+    outputs: &mut [RankOutput],
+) -> Result<(), FabricError> {
+    let row = vocab + hidden;
     for output in &mut *outputs {
         output.logits.clear();
         output.hidden.clear();
     }
-    for piece in pieces(fabric.capacity(), row, widest.wanted) {
-        fabric.exchange(Phase::Result, *deadline)?;
+    for piece in pieces(fabric.capacity(), row, most) {
+        fabric.exchange(Phase::Result, deadline)?;
         for (i, (part, output)) in parts[1..].iter().zip(&mut *outputs).enumerate() {
             let rows = of_piece(piece, part.wanted);
             let came = fabric.inbox(i + 1);
@@ -144,6 +164,27 @@ fn collect(
                 output.hidden.extend_from_slice(&row[vocab..]);
             }
         }
+    }
+    Ok(())
+}
+
+/// Sends the rows of this rank's part to rank 0; the widest part wants `most`.
+pub(super) fn send_rows(
+    fabric: &mut dyn Fabric,
+    deadline: Duration,
+    output: &RankOutput,
+    most: usize,
+    (vocab, hidden): (usize, usize),
+) -> Result<(), FabricError> {
+    let rows = output.logits.len() / vocab;
+    for piece in pieces(fabric.capacity(), vocab + hidden, most) {
+        let rows = of_piece(piece, rows);
+        let outbox = floats_mut(fabric.outbox(0, rows.len() * (vocab + hidden))?);
+        for (place, row) in outbox.chunks_exact_mut(vocab + hidden).zip(rows) {
+            place[..vocab].copy_from_slice(&output.logits[row * vocab..][..vocab]);
+            place[vocab..].copy_from_slice(&output.hidden[row * hidden..][..hidden]);
+        }
+        fabric.exchange(Phase::Result, deadline)?;
     }
     Ok(())
 }
@@ -240,19 +281,9 @@ impl CpuBackend {
         }
         self.take_part(words, output)?;
         let (vocab, hidden) = (self.decoder.config.vocab_size, self.decoder.config.hidden);
-        let rows = output.logits.len() / vocab;
         let Some(Spread::Rank(exchange)) = &mut self.buffers.feed_forward.group else { return Ok(()) };
         exchange.tell_counts()?;
         let Exchange { fabric: Some(fabric), deadline, .. } = &mut **exchange else { return Ok(()) };
-        for piece in pieces(fabric.capacity(), vocab + hidden, widest.wanted) {
-            let rows = of_piece(piece, rows);
-            let outbox = floats_mut(fabric.outbox(0, rows.len() * (vocab + hidden))?);
-            for (place, row) in outbox.chunks_exact_mut(vocab + hidden).zip(rows) {
-                place[..vocab].copy_from_slice(&output.logits[row * vocab..][..vocab]);
-                place[vocab..].copy_from_slice(&output.hidden[row * hidden..][..hidden]);
-            }
-            fabric.exchange(Phase::Result, *deadline)?;
-        }
-        Ok(())
+        send_rows(&mut **fabric, *deadline, output, widest.wanted, (vocab, hidden))
     }
 }

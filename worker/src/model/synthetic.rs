@@ -7,6 +7,7 @@ use half::bf16;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::config::{Config, Quantisation};
+use super::experts::{Store, even};
 use super::stored::FP8_BLOCK;
 use super::tensor::{Tensor, TensorSource, TensorType};
 use super::weights::Weights;
@@ -15,9 +16,17 @@ use super::{LoadedModel, ModelError, Quantize};
 impl LoadedModel {
     /// The model that a `config.json` describes, with weights in bf16, or as it says, that are a function of their tensors' names.
     pub fn synthetic(config: &str) -> Result<Self, ModelError> {
+        Self::synthetic_share(config, 1, 0)
+    }
+
+    /// The same with a rank's share of the experts among `ranks` ranks.
+    pub(crate) fn synthetic_share(config: &str, ranks: usize, rank: usize) -> Result<Self, ModelError> {
         let config = Config::from_json(config)?;
-        let source = Synthetic { fp8: config.quantisation == Quantisation::Fp8Blocks };
-        let (weights, id) = Weights::load(&source, &config, Quantize::None, &|_, _| true)?;
+        let placements = even(&config, ranks);
+        let held = |layer: usize, expert: usize| {
+            placements[layer].as_ref().is_none_or(|placement| placement.holds(rank, expert))
+        };
+        let (weights, id) = Weights::load(&Synthetic::of(&config), &config, Quantize::None, &held)?;
         Ok(Self::new("synthetic".into(), config, weights, Quantize::None, id))
     }
 }
@@ -26,10 +35,26 @@ impl LoadedModel {
 const FP8_BELOW_2: u8 = 0b1011_1111;
 const FP8_DEVIATION: f32 = 0.6;
 
+impl Store {
+    /// The experts of such a model.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn synthetic(config: &str) -> Result<Self, ModelError> {
+        let config = Config::from_json(config)?;
+        Ok(Self::over(Box::new(Synthetic::of(&config)), config, Quantize::None))
+    }
+}
+
 /// Its tensors: approximately normal, norms around 1, products that keep the size of their inputs.
 struct Synthetic {
     /// Whether layers' products are in FP8.
     fp8: bool,
+}
+
+impl Synthetic {
+    /// The tensors of this model.
+    fn of(config: &Config) -> Self {
+        Self { fp8: config.quantisation == Quantisation::Fp8Blocks }
+    }
 }
 
 impl TensorSource for Synthetic {

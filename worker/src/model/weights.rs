@@ -120,6 +120,15 @@ impl Linear {
 }
 
 impl Weights {
+    /// Whether no other rank holds an expert that is not here.
+    pub(super) fn holds_all_experts(&self) -> bool {
+        let held = |layer: &Layer| match &layer.feed_forward {
+            FeedForwardWeights::Dense(_) => true,
+            FeedForwardWeights::Experts(experts) => experts.experts.networks.iter().all(Option::is_some),
+        };
+        self.layers.iter().all(held)
+    }
+
     /// Memory of the matrices, in bytes.
     pub(super) fn bytes(&self) -> usize {
         let head = self.head.as_ref().map_or(0, PackedMatrix::bytes);

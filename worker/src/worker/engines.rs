@@ -13,7 +13,7 @@ use crate::data_parallel;
 use crate::engine::{self, EngineHandle, EngineOptions};
 use crate::kv_events::{self, BoundAddrs, Layout, Publisher, Recorder};
 use crate::metrics::{ExpertMetrics, Metrics, StaticInfo};
-use crate::model::CpuBackend;
+use crate::model::Joint;
 
 /// Running engines, by data-parallel rank.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub(super) async fn bind_kv_events(options: &WorkerOptions) -> Result<Vec<Publis
 /// What each of `count` engines runs; the backend's group tells `experts` if it has one.
 pub(super) fn backends(
     count: usize,
-    backend: CpuBackend,
+    backend: impl Joint + 'static,
     experts: Option<&Arc<ExpertMetrics>>,
 ) -> Result<Vec<Box<dyn Backend>>, StartError> {
     match experts {

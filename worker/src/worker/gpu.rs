@@ -13,15 +13,15 @@ use absent::usable;
 #[cfg(feature = "cuda")]
 use present::usable;
 
-/// The GPU that shall compute; `None`: the CPU does.
-pub(super) fn choose(options: &WorkerOptions) -> Result<Option<Gpu>, StartError> {
+/// The GPU that shall compute, and its number; `None`: the CPU does.
+pub(super) fn choose(options: &WorkerOptions) -> Result<Option<(Gpu, usize)>, StartError> {
     let gpu = match options.device {
         DeviceChoice::Cpu => None,
-        DeviceChoice::Cuda(number) => Some(usable(options, number).map_err(StartError::Options)?),
+        DeviceChoice::Cuda(number) => Some((usable(options, number).map_err(StartError::Options)?, number)),
         DeviceChoice::Auto => match usable(options, 0) {
             Ok(gpu) => {
                 tracing::info!("a GPU computes: there is one, and it covers the model");
-                Some(gpu)
+                Some((gpu, 0))
             }
             Err(reason) => {
                 tracing::info!("the CPU computes: {reason}");
@@ -39,42 +39,101 @@ pub(super) fn choose(options: &WorkerOptions) -> Result<Option<Gpu>, StartError>
 
 #[cfg(feature = "cuda")]
 mod present {
+    use std::sync::Arc;
+
     pub(in crate::worker) use keyway_kernels::cuda::gpu::Gpu;
 
-    use crate::model::LoadedModel;
+    use crate::expert_parallel::ExpertParallelOptions;
+    #[cfg(target_os = "linux")]
+    use crate::expert_parallel::OPEN_MAILBOXES;
+    use crate::metrics::ExpertMetrics;
+    use crate::model::{Attention, CudaBackend, KvLayout, LoadedModel};
     use crate::worker::kv_memory::{Place, kv_layout};
-    use crate::worker::{Computing, StartError, WorkerOptions, blocking};
+    use crate::worker::spread::OnGpu;
+    #[cfg(target_os = "linux")]
+    use crate::worker::spread::gpu_group;
+    use crate::worker::{Computing, StartError, WorkerOptions, blocking, engines};
 
     /// The GPU of this number, if it is there and computes what the options ask for; else one line that says why not.
     pub(super) fn usable(options: &WorkerOptions, number: usize) -> Result<Gpu, String> {
-        if options.expert_parallel.size > 1 {
-            return Err("expert-parallel processes compute on the CPU: run with --device cpu".to_owned());
-        }
+        check_ranks(options)?;
         // What is wrong with the model is wrong on every machine.
         LoadedModel::check_gpu(&options.model, options.quantize).map_err(|e| e.to_string())?;
         Gpu::new(number).map_err(|e| e.to_string())
     }
 
+    /// Whether GPUs share a model's experts as the options ask for.
+    fn check_ranks(options: &WorkerOptions) -> Result<(), String> {
+        let ExpertParallelOptions { size, hosts, redundant_experts, .. } = &options.expert_parallel;
+        if *size == 1 {
+            return Ok(());
+        }
+        let only_on_the_cpu = [
+            ("expert-parallel-size on other systems than Linux", !cfg!(target_os = "linux")),
+            ("expert-parallel-hosts", !hosts.is_empty()),
+            ("redundant-experts", *redundant_experts > 0),
+        ];
+        if let Some((what, _)) = only_on_the_cpu.iter().find(|(_, asked)| *asked) {
+            return Err(format!("{what} is computed on the CPU: run with --device cpu"));
+        }
+        LoadedModel::check_gpu_ranks(&options.model, *size).map_err(|e| e.to_string())
+    }
+
     /// Copies a model to the GPU and gives the KV cache what is left of its memory.
     pub(in crate::worker) async fn start(
-        gpu: Gpu,
+        (gpu, number): (Gpu, usize),
         model: LoadedModel,
         options: &WorkerOptions,
     ) -> Result<Computing, StartError> {
         let options = options.clone();
         let started = blocking(move || {
-            let mut model = model.onto(gpu, options.quantize)?;
+            let size = options.expert_parallel.size;
+            let (experts, output_words) = (model.experts(), model.output_words());
+            let weights = model.attention(KvLayout { block_size: 0, num_blocks: 0 }).weights;
+            let mut model = model.share_onto(gpu, options.quantize)?;
             if options.fp8_kv {
                 model = model.with_fp8_kv();
             }
             model.reserve_steps(options.max_batched_tokens, options.max_running)?;
-            let free = model.free_bytes()?;
+            if size > 1 {
+                model.reserve_sharing(size, options.max_batched_tokens, options.expert_parallel.deadline)?;
+            }
+            let free = model.free_bytes()?.saturating_sub(model.mailbox_bytes());
             let info = model.info.clone();
             let (kv, max_model_len) = kv_layout(&options, &info, Place::Device { free })?;
-            let backends = vec![Box::new(model.into_backend(kv)?) as _];
-            Ok(Computing { info, kv, max_model_len, backends, experts: None })
+            let backend = model.into_backend(kv)?;
+            let attention = Attention { kv, weights };
+            let gpus = [number, Gpu::count()];
+            let model =
+                OnGpu { experts: &experts, info: &info, attention, output_words, max_model_len, gpus };
+            let (backend, experts) =
+                if size == 1 { (backend, None) } else { spread(backend, &model, &options)? };
+            let backends = engines::backends(engines::count(&options), backend, experts.as_ref())?;
+            Ok(Computing { info, kv, max_model_len, backends, experts })
         });
         started.await?
+    }
+
+    /// Has other processes share the model's experts, each with a GPU, or with a part of one.
+    #[cfg(target_os = "linux")]
+    fn spread(
+        backend: CudaBackend<Gpu>,
+        model: &OnGpu<'_>,
+        options: &WorkerOptions,
+    ) -> Result<(CudaBackend<Gpu>, Option<Arc<ExpertMetrics>>), StartError> {
+        let (group, metrics) = gpu_group(options, model)?;
+        let backend = backend.with_group(group, OPEN_MAILBOXES);
+        Ok((backend.map_err(|e| StartError::Engine(e.to_string()))?, Some(metrics)))
+    }
+
+    /// Refused before.
+    #[cfg(not(target_os = "linux"))]
+    fn spread(
+        backend: CudaBackend<Gpu>,
+        _: &OnGpu<'_>,
+        _: &WorkerOptions,
+    ) -> Result<(CudaBackend<Gpu>, Option<Arc<ExpertMetrics>>), StartError> {
+        Ok((backend, None))
     }
 }
 
@@ -91,7 +150,7 @@ mod absent {
     }
 
     pub(in crate::worker) async fn start(
-        gpu: Gpu,
+        (gpu, _): (Gpu, usize),
         _: LoadedModel,
         _: &WorkerOptions,
     ) -> Result<Computing, StartError> {

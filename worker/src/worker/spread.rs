@@ -4,18 +4,41 @@ use std::sync::Arc;
 
 use super::{StartError, WorkerOptions};
 use crate::metrics::ExpertMetrics;
+#[cfg(feature = "cuda")]
+use crate::model::{Attention, ModelInfo};
 use crate::model::{CpuBackend, KvLayout, LoadedModel};
 
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+pub(super) use linux::gpu_group;
 #[cfg(target_os = "linux")]
 pub(super) use linux::{plan, start};
+
+/// What is known of a model once it is on a GPU.
+#[cfg(feature = "cuda")]
+pub(super) struct OnGpu<'a> {
+    /// The experts of each layer.
+    pub(super) experts: &'a [usize],
+    pub(super) info: &'a ModelInfo,
+    /// What every rank needs that runs attention too.
+    pub(super) attention: Attention,
+    /// Words of a row of what its part of a step comes to.
+    pub(super) output_words: usize,
+    pub(super) max_model_len: usize,
+    /// Rank 0's GPU, and how many there are.
+    pub(super) gpus: [usize; 2],
+}
 
 #[cfg(target_os = "linux")]
 mod linux {
     use keyway_kernels::compute::Compute;
 
+    #[cfg(feature = "cuda")]
+    use super::OnGpu;
     use super::{Arc, CpuBackend, ExpertMetrics, KvLayout, LoadedModel, StartError, WorkerOptions};
-    use crate::expert_parallel::{Hosts, Processes, Ranks};
+    use crate::expert_parallel::{Devices, Hosts, Processes, Ranks};
     use crate::limits::{EXPERT_MESSAGE_BYTES_MAX, SCORED_TOKENS_PER_STEP_MAX};
+    #[cfg(feature = "cuda")]
+    use crate::model::Quantize;
     use crate::model::{Attention, ExpertGroup, GroupOptions, StepWords, Supervisor};
     use crate::worker::{blocking, threads};
 
@@ -45,18 +68,12 @@ mod linux {
         }
         let counts = model.experts();
         let experts = counts.iter().copied().max().unwrap_or(0);
-        let fewest = counts.iter().copied().filter(|count| *count > 0).min().unwrap_or(0);
-        if size > fewest {
-            return Err(StartError::Options(format!(
-                "{} has {fewest} experts: expert-parallel-size {size} must be at most {}",
-                model.info.name,
-                fewest.max(1)
-            )));
-        }
+        check_size(size, &counts, &model.info.name)?;
+        let groups = model.info.cache_groups.len();
         let mut words = model.words_for(options.max_batched_tokens).min(EXPERT_MESSAGE_BYTES_MAX / 4);
         let attention = options.expert_parallel.data_parallel_attention.then(|| model.attention(kv));
         if attention.is_some() {
-            let step = step_words(options, model, kv, max_model_len);
+            let step = step_words(options, groups, kv, max_model_len);
             if !options.expert_parallel.hosts.is_empty() && step > EXPERT_MESSAGE_BYTES_MAX / 4 {
                 return Err(StartError::Options(format!(
                     "with data-parallel-attention a step may take {} MiB of block tables, more than a message: \
@@ -70,6 +87,9 @@ mod linux {
             options: options.expert_parallel.clone(),
             model: options.model.clone(),
             quantize: options.quantize,
+            fp8_kv: false,
+            devices: Devices::Cpu,
+            most: [options.max_batched_tokens, options.max_running],
             // Processes of one machine share its cores.
             threads: match threads(options.threads).get() {
                 all if options.expert_parallel.hosts.is_empty() => (all / size).max(1),
@@ -81,12 +101,50 @@ mod linux {
         Ok(Some(Spread { ranks, experts, attention }))
     }
 
+    /// Every rank holds an expert. `counts`: of each layer.
+    fn check_size(size: usize, counts: &[usize], name: &str) -> Result<(), StartError> {
+        let fewest = counts.iter().copied().filter(|count| *count > 0).min().unwrap_or(0);
+        if size <= fewest {
+            return Ok(());
+        }
+        let most = fewest.max(1);
+        Err(StartError::Options(format!(
+            "{name} has {fewest} experts: expert-parallel-size {size} must be at most {most}"
+        )))
+    }
+
+    /// A group of processes with a GPU each, or a part of one, not started.
+    #[cfg(feature = "cuda")]
+    pub(in crate::worker) fn gpu_group(
+        options: &WorkerOptions,
+        model: &OnGpu<'_>,
+    ) -> Result<(ExpertGroup, Arc<ExpertMetrics>), StartError> {
+        let (size, counts) = (options.expert_parallel.size, model.experts);
+        check_size(size, counts, &model.info.name)?;
+        let most = counts.iter().copied().max().unwrap_or(0);
+        let metrics = ExpertMetrics::new(size, most).map_err(|e| StartError::Engine(e.to_string()))?;
+        let attention = options.expert_parallel.data_parallel_attention.then_some(model.attention);
+        let mut words: usize = counts.iter().sum();
+        if let Some(Attention { kv, .. }) = attention {
+            let groups = model.info.cache_groups.len();
+            words = words.max(step_words(options, groups, kv, model.max_model_len)).max(model.output_words);
+        }
+        let what = (options.model.clone(), options.quantize, options.fp8_kv);
+        let limits = [options.max_batched_tokens, options.max_running];
+        let ranks = Ranks::on_gpus(&options.expert_parallel, what, limits, words, model.gpus);
+        let group = GroupOptions { attention, ..GroupOptions::of_devices(&options.expert_parallel) };
+        let supervisor = Box::new(Processes::new(ranks));
+        // Devices quantise what is stored.
+        let of_group = Arc::clone(&metrics);
+        let group = ExpertGroup::new(&options.model, Quantize::None, group, supervisor, of_group)?;
+        Ok((group, metrics))
+    }
+
     /// Words in which rank 0 tells another what its part of a step is, at most.
-    fn step_words(options: &WorkerOptions, model: &LoadedModel, kv: KvLayout, max_model_len: usize) -> usize {
+    fn step_words(options: &WorkerOptions, groups: usize, kv: KvLayout, max_model_len: usize) -> usize {
         // Who runs has a chunk, and so has each token of a prompt that is scored.
         let chunks = options.max_running + SCORED_TOKENS_PER_STEP_MAX;
         let blocks = max_model_len.div_ceil(kv.block_size) + 1;
-        let groups = model.info.cache_groups.len();
         NOTE_HEAD + StepWords::most(options.max_batched_tokens, chunks, groups, blocks)
     }
 

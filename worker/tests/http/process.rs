@@ -24,6 +24,33 @@ fn failure(args: &[&str]) -> (Option<i32>, String) {
 const COVERED: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 128,
     "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}"#;
 
+/// The same with experts.
+const WITH_EXPERTS: &str = r#"{"architectures": ["MixtralForCausalLM"], "vocab_size": 64, "hidden_size": 128,
+    "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64,
+    "num_local_experts": 4, "num_experts_per_tok": 2, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}"#;
+
+#[test]
+fn what_gpus_do_not_share_is_one_line_and_exit_1() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().to_str().unwrap();
+    let refused = |config: &str, more: &[&str]| {
+        std::fs::write(dir.path().join("config.json"), config).unwrap();
+        let (code, line) =
+            failure(&[&["--device", "cuda", "--model", model, "--listen", "127.0.0.1:0"][..], more].concat());
+        assert_eq!(code, Some(1));
+        line
+    };
+    let spread = ["--expert-parallel-size", "2"];
+    assert!(refused(COVERED, &spread).contains("without experts"));
+    let line = refused(WITH_EXPERTS, &[&spread[..], &["--redundant-experts", "1"]].concat());
+    assert!(line.contains("redundant-experts is computed on the CPU"), "{line}");
+    let line = refused(WITH_EXPERTS, &["--expert-parallel-hosts", "127.0.0.1:1,127.0.0.1:2"]);
+    assert!(line.contains("expert-parallel-hosts is computed on the CPU"), "{line}");
+    // What GPUs share wants a driver, or weights that are not there.
+    let line = refused(WITH_EXPERTS, &spread);
+    assert!(line.contains("run with --device cpu") || line.contains("model.safetensors"), "{line}");
+}
+
 #[test]
 fn bad_options_are_one_line_and_exit_1() {
     // What no kernel covers, and, of a model that kernels cover, a driver or weights that are not there.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use half::bf16;
-use keyway_kernels::cuda::peer::{Arrivals, Layout, Mailboxes, Peers, Tokens};
+use keyway_kernels::cuda::peer::{Arrivals, Layout, Mailboxes, Peers, Report, Tokens};
 use keyway_kernels::cuda::{Launch, Slice};
 use keyway_kernels::fabric::FabricError;
 use keyway_kernels::moe::Placement;
@@ -30,6 +30,7 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
     wide_rows(lab)?;
     redundant_experts(lab)?;
     recorded_rounds(lab)?;
+    few_tokens(lab)?;
     layers::plans(lab)?;
     a_fast_rank(lab)?;
     faults::messages_that_come_late(lab)?;
@@ -47,6 +48,10 @@ pub(crate) struct Round {
     ids: Vec<u32>,
     x: Vec<bf16>,
     weights: Vec<f32>,
+    /// What is summed last, `[ranks, tokens, width]`.
+    shared: Vec<bf16>,
+    /// Whether ranks that are launched alone have arrays as long as their tokens.
+    exact: bool,
 }
 
 /// A group on one device, its ranks launched `together` at a time.
@@ -87,7 +92,17 @@ impl Round {
             ids: every(&of),
             x: values(seed as u64, layout.ranks * layout.tokens * layout.width),
             weights: weights.iter().map(|w| w.abs().min(1.0) + 0.1).collect(),
+            shared: values(seed as u64 + 90, layout.ranks * layout.tokens * layout.width),
+            exact: false,
         }
+    }
+
+    /// Which of all ranks' rows of `width` a member's arrays have.
+    fn rows(&self, layout: &Layout, member: &Member, width: usize) -> Range<usize> {
+        let (first, row) = (member.first, layout.tokens * width);
+        let len =
+            if self.exact && member.count == 1 { self.counts[first] * width } else { member.count * row };
+        first * row..first * row + len
     }
 
     pub(crate) fn upload(
@@ -97,12 +112,11 @@ impl Round {
         member: &Member,
     ) -> Result<Tokens, String> {
         let (first, count) = (member.first, member.count);
-        let slots = first * layout.slots()..(first + count) * layout.slots();
-        let row = layout.tokens * layout.width;
+        let slots = self.rows(layout, member, layout.top);
         let counts: Vec<u32> = self.counts[first..first + count].iter().map(|n| *n as u32).collect();
         Ok(Tokens {
             counts: lab.upload(&counts)?,
-            x: lab.upload(&self.x[first * row..(first + count) * row])?,
+            x: lab.upload(&self.x[self.rows(layout, member, layout.width)])?,
             ids: lab.upload(&self.ids[slots.clone()])?,
             weights: lab.upload(&self.weights[slots])?,
         })
@@ -110,7 +124,7 @@ impl Round {
 
     /// The dense loop: of each rank's tokens, slot by slot, in f32 and rounded once.
     fn dense(&self, layout: &Layout, rank: usize) -> Vec<bf16> {
-        self.dense_of(layout, rank, |id, x| expert(id, x).collect())
+        self.dense_of(layout, rank, Some(&self.shared), |id, x| expert(id, x).collect())
     }
 
     /// The same of any experts.
@@ -118,6 +132,7 @@ impl Round {
         &self,
         layout: &Layout,
         rank: usize,
+        shared: Option<&[bf16]>,
         expert: impl Fn(usize, &[bf16]) -> Vec<bf16>,
     ) -> Vec<bf16> {
         let mut out = Vec::new();
@@ -129,6 +144,11 @@ impl Round {
                 for (sum, value) in sums.iter_mut().zip(expert(self.ids[slot] as usize, x)) {
                     *sum = self.weights[slot].mul_add(value.to_f32(), *sum);
                 }
+            }
+            for (sum, shared) in
+                sums.iter_mut().zip(shared.into_iter().flat_map(|s| &s[row * layout.width..]))
+            {
+                *sum += shared.to_f32();
             }
             out.extend(sums.into_iter().map(bf16::from_f32));
         }
@@ -169,6 +189,7 @@ impl Group {
                 rows: lab.poisoned(elements)?,
                 items: lab.poisoned(together * peers.items_max(BLOCK_ROWS) * 4)?,
                 item_counts: lab.poisoned(together)?,
+                most: layout.rows(),
                 block_rows: BLOCK_ROWS,
             };
             members.push(Member {
@@ -192,6 +213,12 @@ impl Group {
 
     pub(crate) fn fault(&self, lab: &mut Lab<'_>, member: usize) -> Result<Option<FabricError>, String> {
         self.members[member].peers.fault(lab.device).map_err(|e| e.to_string())
+    }
+
+    /// What each rank, launched alone, reports.
+    fn reports(&self, lab: &mut Lab<'_>) -> Result<Vec<Report>, String> {
+        let words = self.members.iter().map(|member| lab.download(member.peers.report()));
+        words.map(|words| Ok(Report::of(&words?, &self.layout, 1, 0))).collect()
     }
 
     /// The experts of a member's ranks, on the host, from what its launches left on the device.
@@ -225,15 +252,16 @@ impl Group {
     /// Sums what came back for a member's ranks and holds it against the dense loop.
     fn sum(&self, lab: &mut Lab<'_>, member: &Member, tokens: &Tokens, round: &Round) -> Result<(), String> {
         let out: Slice<bf16> = lab.poisoned(tokens.x.len)?;
-        lab.launch([member.peers.combine_receive(tokens, out)])?;
+        let shared = lab.upload(&round.shared[round.rows(&self.layout, member, self.layout.width)])?;
+        lab.launch([member.peers.combine_receive(tokens, Some(shared), out)])?;
         if let Some(fault) = member.peers.fault(lab.device).map_err(|e| e.to_string())? {
             return Err(fault.to_string());
         }
         let out = lab.download(out)?;
         for number in 0..member.count {
             let rank = member.first + number;
-            let own = &out[number * self.layout.tokens * self.layout.width..]
-                [..self.layout.tokens * self.layout.width];
+            let row = out.len() / member.count;
+            let own = &out[number * row..][..row];
             let (sums, behind) = own.split_at(round.counts[rank] * self.layout.width);
             lab.same(&format!("sums of rank {rank}"), sums, &round.dense(&self.layout, rank))?;
             // Behind a rank's tokens nothing is written.
@@ -342,6 +370,44 @@ fn redundant_experts(lab: &mut Lab<'_>) -> Result<(), String> {
     Ok(())
 }
 
+/// Ranks whose arrays have no more than their tokens, one of them none: launches have blocks for those alone. What they
+/// report afterwards are the rows that each expert was sent, and that time has passed.
+fn few_tokens(lab: &mut Lab<'_>) -> Result<(), String> {
+    let layout = Layout { ranks: 3, held: 3, tokens: 700, top: 2, width: 24 };
+    let placement = Placement::even(8, 3);
+    let mut group = Group::new(lab, layout, placement.clone(), 1)?;
+    let counts = [5, 0, 3];
+    let (mut sent, mut before) = (vec![0; 8 * 3], Vec::new());
+    for number in 0..3 {
+        let id = move |rank: usize, slot: usize| (slot * 3 + rank + number) % 8;
+        let round = Round { exact: true, ..Round::new(&layout, number, &counts, id) };
+        for member in &mut group.members {
+            member.arrivals.most = 8 * layout.top;
+        }
+        group.round(lab, &round)?;
+        for (rank, count) in counts.iter().enumerate().filter(|_| number > 0) {
+            (0..count * layout.top).for_each(|slot| sent[rank * 8 + id(rank, slot)] += 1);
+        }
+        if number == 0 {
+            before = group.reports(lab)?;
+        }
+    }
+    for (rank, (before, now)) in before.iter().zip(group.reports(lab)?).enumerate() {
+        let mut expected = vec![0; 3 * layout.held];
+        for to in 0..3 {
+            let held = (0..8).filter(|expert| placement.holds(to, *expert));
+            held.enumerate().for_each(|(local, e)| expected[to * layout.held + local] = sent[rank * 8 + e]);
+        }
+        lab.same(&format!("rows that rank {rank} sent"), &now.rows_since(before), &expected)?;
+        let times = now.times_since(before);
+        if [times.dispatch, times.compute, times.combine].iter().any(Duration::is_zero) {
+            return Err(format!("a part of rank {rank}'s rounds took no time: {times:?}"));
+        }
+    }
+    group.free(lab);
+    Ok(())
+}
+
 /// A round recorded once serves any tokens, since its numbers are the device's. Its experts give back what they get.
 fn recorded_rounds(lab: &mut Lab<'_>) -> Result<(), String> {
     let layout = Layout { ranks: 4, held: 2, tokens: 3, top: 2, width: 16 };
@@ -356,7 +422,7 @@ fn recorded_rounds(lab: &mut Lab<'_>) -> Result<(), String> {
     let mut launches: Vec<Launch> = member.peers.dispatch_send(&tokens).into();
     launches.push(member.peers.dispatch_receive(&member.arrivals));
     launches.push(member.peers.combine_send(member.arrivals.rows));
-    launches.push(member.peers.combine_receive(&tokens, out));
+    launches.push(member.peers.combine_receive(&tokens, None, out));
     let recording = lab.device.record(&launches).map_err(|e| e.to_string())?;
     for number in 0..4 {
         let round = round(number);
@@ -372,7 +438,7 @@ fn recorded_rounds(lab: &mut Lab<'_>) -> Result<(), String> {
         let sums = lab.download(out)?;
         for rank in 0..4 {
             let own = &sums[rank * layout.tokens * layout.width..][..round.counts[rank] * layout.width];
-            let dense = round.dense_of(&layout, rank, |_, x| x.to_vec());
+            let dense = round.dense_of(&layout, rank, None, |_, x| x.to_vec());
             lab.same(&format!("sums of rank {rank} in replay {number}"), own, &dense)?;
         }
     }

@@ -313,50 +313,65 @@ fn the_same_blocks_are_cached_whether_or_not_steps_run_ahead() {
     assert!(stopped > 5, "{stopped} stopped by themselves");
 }
 
+/// Fails once, when so many steps are waited for; its KV may be gone with that.
+struct Failing {
+    inner: Drawing<Remembering>,
+    left: usize,
+    loses: bool,
+    lost: bool,
+}
+
+impl Backend for Failing {
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+    fn block_size(&self) -> usize {
+        self.inner.block_size()
+    }
+    fn num_blocks(&self) -> usize {
+        self.inner.num_blocks()
+    }
+    fn cache_groups(&self) -> &[CacheGroup] {
+        self.inner.cache_groups()
+    }
+    fn step(&mut self, _: &[Chunk<'_>], _: &mut Vec<f32>) -> Result<(), StepError> {
+        unreachable!("it draws")
+    }
+    fn draws(&self) -> bool {
+        true
+    }
+    fn start(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw<'_>>]) -> Result<(), StepError> {
+        self.inner.start(chunks, draws)
+    }
+    fn finish(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
+        self.left = self.left.wrapping_sub(1);
+        if self.left == 0 {
+            self.inner.steps.clear();
+            self.lost = self.loses;
+            return Err(StepError("the device is gone".to_owned()));
+        }
+        self.inner.finish(output)
+    }
+
+    fn cache_was_lost(&mut self) -> bool {
+        std::mem::take(&mut self.lost)
+    }
+}
+
+fn failing(left: usize, loses: bool) -> Engine {
+    let inner = Drawing::new(Remembering::new(4, 400, FULL));
+    let mut engine = engine_with(ROOMY, Box::new(Failing { inner, left, loses, lost: false }));
+    engine.options.suppress_token_ids.clear();
+    engine
+}
+
 /// Whoever fails while a step is under way ends everybody, and the next requests begin anew.
 #[test]
 fn a_failure_with_a_step_under_way_ends_everybody_once() {
-    struct Failing {
-        inner: Drawing<Remembering>,
-        left: usize,
-    }
-    impl Backend for Failing {
-        fn vocab_size(&self) -> usize {
-            VOCAB
-        }
-        fn block_size(&self) -> usize {
-            self.inner.block_size()
-        }
-        fn num_blocks(&self) -> usize {
-            self.inner.num_blocks()
-        }
-        fn cache_groups(&self) -> &[CacheGroup] {
-            self.inner.cache_groups()
-        }
-        fn step(&mut self, _: &[Chunk<'_>], _: &mut Vec<f32>) -> Result<(), StepError> {
-            unreachable!("it draws")
-        }
-        fn draws(&self) -> bool {
-            true
-        }
-        fn start(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw<'_>>]) -> Result<(), StepError> {
-            self.inner.start(chunks, draws)
-        }
-        fn finish(&mut self, output: &mut StepOutput) -> Result<(), StepError> {
-            self.left = self.left.wrapping_sub(1);
-            if self.left == 0 {
-                self.inner.steps.clear();
-                return Err(StepError("the device is gone".to_owned()));
-            }
-            self.inner.finish(output)
-        }
-    }
     let plain = GenerationRequest { ignore_eos: true, ..request(&[1, 2, 3], 12, 0.0) };
     let expected = expected(std::slice::from_ref(&plain), FULL, &[]).remove(0);
     for left in 1..12 {
-        let inner = Drawing::new(Remembering::new(4, 400, FULL));
-        let mut engine = engine_with(ROOMY, Box::new(Failing { inner, left }));
-        engine.options.suppress_token_ids.clear();
+        let mut engine = failing(left, false);
         let broken = add(&mut engine, plain.clone());
         let events = finish_all(&mut engine, vec![broken]).remove(0);
         let (last, before) = events.split_last().unwrap();
@@ -364,5 +379,36 @@ fn a_failure_with_a_step_under_way_ends_everybody_once() {
         assert_eq!(before.len(), left - 1);
         let again = add(&mut engine, plain.clone());
         assert_eq!(finish(&mut engine, vec![again]).remove(0), expected);
+    }
+}
+
+/// If only the KV is gone, what was being drawn is drawn again, and nobody hears of it: also who ends in the step before,
+/// and who is not ahead.
+#[test]
+fn a_lost_cache_with_a_step_under_way_changes_no_answer() {
+    let plain = GenerationRequest { ignore_eos: true, ..request(&[1, 2, 3], 12, 0.0) };
+    let short = GenerationRequest { ignore_eos: true, ..request(&[4, 5], 3, 0.9) };
+    let requests = [plain, short];
+    let expected = expected(&requests, FULL, &[]);
+    for step_ahead in [true, false] {
+        for left in 1..14 {
+            let mut engine = failing(left, true);
+            engine.options.step_ahead = step_ahead;
+            let generations = requests.iter().map(|request| add(&mut engine, request.clone())).collect();
+            assert_eq!(finish(&mut engine, generations), expected, "lost in step {left}, {step_ahead}");
+            assert_eq!(engine.scheduler.blocks().used_blocks(), 0);
+        }
+    }
+    // Who wants scores comes while a step is under way, in which another one ends: their step is waited for at once.
+    let scored = GenerationRequest { logprobs: Some(0), ..requests[0].clone() };
+    let with_scores = self::expected(std::slice::from_ref(&scored), FULL, &[]).remove(0);
+    for left in 1..14 {
+        let mut engine = failing(left, true);
+        let short = add(&mut engine, requests[1].clone());
+        step(&mut engine);
+        step(&mut engine);
+        let scored = add(&mut engine, scored.clone());
+        let said = finish(&mut engine, vec![short, scored]);
+        assert_eq!(said, [expected[1].clone(), with_scores.clone()], "lost in step {left}");
     }
 }

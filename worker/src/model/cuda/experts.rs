@@ -4,13 +4,15 @@
 use half::bf16;
 use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed};
 use keyway_kernels::cuda::moe::{self, Ending, Grouped, RouterSums, Rows};
+use keyway_kernels::cuda::peer::Tokens;
 use keyway_kernels::cuda::{Device, DeviceError, Slice};
 use keyway_kernels::moe::Routing;
 
 use super::forward::Forward;
 use super::room::Grown;
-use super::weights::DeviceMlp;
-use crate::model::config::{Config, Experts, FeedForward, Gate};
+use super::sharing::{HeldExperts, Own, Sharing, ending};
+use super::weights::{DeviceFeedForward, DeviceMlp};
+use crate::model::config::{Config, Experts, FeedForward};
 
 /// A layer's experts.
 #[derive(Debug)]
@@ -20,10 +22,8 @@ pub(super) struct DeviceExperts {
     pub(super) router: Packed,
     /// Takes part in the choice but not in the weights.
     pub(super) correction_bias: Option<Slice<f32>>,
-    /// Gates and values in the order of [`moe::woven_row`].
-    pub(super) gate_up: moe::Experts,
-    pub(super) gate: Gate,
-    pub(super) down: moe::Experts,
+    /// Those that are here: all, but where ranks share them.
+    pub(super) held: HeldExperts,
     /// Serves every token beside the chosen ones.
     pub(super) shared: Option<DeviceMlp>,
 }
@@ -119,7 +119,10 @@ impl ExpertRoom {
 impl Forward<'_> {
     /// The experts that the router chooses for each row, and the one that serves all: from normalised rows to the update.
     pub(super) fn experts(&mut self, experts: &DeviceExperts) {
-        let DeviceExperts { routing, gate_up, down, .. } = experts;
+        let DeviceExperts { routing, held: HeldExperts { gate_up, down, gate }, .. } = experts;
+        if let Some((sharing, load)) = self.sharing {
+            return self.shared_experts(sharing, sharing.plan.tokens(load, self.layer), experts);
+        }
         let (step_room, hidden) = (self.room, self.widths.hidden);
         let room = &step_room.experts;
         let (slots, count) = (self.rows * routing.top, down.count);
@@ -138,22 +141,67 @@ impl Forward<'_> {
             self.launches.extend(moe::route(logits, count, routing, bias, kv_slots, (ids, weights)));
             self.launches.extend(moe::group(ids, count, &grouped));
         }
-        let ending = match experts.gate {
-            Gate::Silu => Ending::Silu,
-            Gate::Clamped(by) => Ending::Clamped(by),
-        };
         let of_tokens = Rows::OfTokens { top: routing.top };
         let gated = room.gated.slice(0, slots * down.shape.inputs);
         let given = room.given.slice(0, slots * hidden);
-        self.launches.extend(moe::product(normed, of_tokens, gate_up, &grouped, ending, gated));
+        self.launches.extend(moe::product(normed, of_tokens, gate_up, &grouped, ending(*gate), gated));
         self.launches.extend(moe::product(gated, Rows::OfPlaces, down, &grouped, Ending::Plain, given));
-        let shared = experts.shared.as_ref().map(|mlp| {
-            let to = room.shared.slice(0, self.rows * hidden);
-            self.mlp(mlp, normed, to);
-            to
-        });
+        let shared = self.serves_all(experts, normed);
         let update = step_room.update.slice(0, self.rows * hidden);
         self.launches.extend(moe::combine(given, grouped.places, weights, routing.top, shared, update));
+    }
+
+    /// The same where ranks share the experts: what a round has of this one's rows goes to whoever serves it, and comes
+    /// back.
+    fn shared_experts(&mut self, sharing: &Sharing, of_ranks: &[usize], experts: &DeviceExperts) {
+        let DeviceExperts { routing, held, .. } = experts;
+        let (step_room, hidden, rows) = (self.room, self.widths.hidden, self.rows);
+        let (room, top) = (&step_room.experts, routing.top);
+        let (slots, count) = (rows * top, experts.router.shape.outputs);
+        let normed = step_room.normed.slice(0, rows * hidden);
+        let (ids, weights) = (room.ids.slice(0, slots), room.weights.slice(0, slots));
+        let kv_slots = self.step.kv_slots().map(|slots| slots.of(&step_room.inputs));
+        let logits = room.logits.slice(0, rows * count);
+        self.product(normed, &experts.router, Out::F32(logits));
+        let bias = experts.correction_bias;
+        self.launches.extend(moe::route(logits, count, routing, bias, kv_slots, (ids, weights)));
+        let shared = self.serves_all(experts, normed);
+        let update = step_room.update.slice(0, rows * hidden);
+        let counts = self.step.counts(rows).of(&step_room.inputs);
+        let most = sharing.plan.layout.tokens;
+        for (round, all) in sharing.plan.rounds(of_ranks).enumerate() {
+            let first = (round * most).min(rows);
+            let len = most.min(rows - first);
+            let of_rows = |all: Slice<bf16>| all.part(first * hidden, len * hidden);
+            let own = (len > 0).then(|| Own {
+                tokens: Tokens {
+                    counts: counts.part(round, 1),
+                    x: of_rows(normed),
+                    ids: ids.part(first * top, len * top),
+                    weights: weights.part(first * top, len * top),
+                },
+                shared: shared.map(of_rows),
+                out: of_rows(update),
+            });
+            self.launches.extend(sharing.round(held, own.as_ref(), all));
+        }
+    }
+
+    /// Takes part in a layer in which only other ranks have rows, if there are ranks.
+    pub(super) fn serve_others(&mut self, feed_forward: &DeviceFeedForward) {
+        if let (Some((sharing, load)), DeviceFeedForward::Experts(experts)) = (self.sharing, feed_forward) {
+            for all in sharing.plan.rounds(sharing.plan.tokens(load, self.layer)) {
+                self.launches.extend(sharing.round(&experts.held, None, all));
+            }
+        }
+    }
+
+    /// What the expert gives that serves every row, if there is one.
+    fn serves_all(&mut self, experts: &DeviceExperts, normed: Slice<bf16>) -> Option<Slice<bf16>> {
+        let mlp = experts.shared.as_ref()?;
+        let to = self.room.experts.shared.slice(0, normed.len);
+        self.mlp(mlp, normed, to);
+        Some(to)
     }
 
     /// A router's product, whose splits, if they are apart, are left to who reads them.

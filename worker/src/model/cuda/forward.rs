@@ -11,6 +11,7 @@ use keyway_kernels::heads::Heads;
 
 use super::heads::HeadShape;
 use super::room::{Room, Widths};
+use super::sharing::{Load, Sharing};
 use super::step::{Attend, GroupStep, Step};
 use super::weights::{
     DeviceAttention, DeviceFeedForward, DeviceGrouped, DeviceLayer, DeviceMlp, DeviceWeights,
@@ -29,6 +30,10 @@ pub(super) struct Forward<'a> {
     /// By slot of the cache plan.
     pub(super) slabs: &'a [Pages],
     pub(super) places: &'a [Place],
+    /// Where ranks share the experts, and all ranks' tokens.
+    pub(super) sharing: Option<(&'a Sharing, &'a Load)>,
+    /// The layer it is in.
+    pub(super) layer: usize,
     pub(super) launches: Vec<Launch>,
     /// How many rows there still are, and the residual stream's.
     pub(super) rows: usize,
@@ -48,8 +53,10 @@ impl Forward<'_> {
         self.launches.extend(gather::packed(&weights.embedding, tokens, self.residual));
         for (i, layer) in weights.layers.iter().enumerate() {
             let last = i + 1 == weights.layers.len();
+            self.layer = i;
             self.normalise(layer.input_norm, i > 0);
             if !self.attention(i, layer, last) {
+                self.serve_others(&layer.feed_forward);
                 return self.launches;
             }
             self.normalise(layer.post_norm, true);

@@ -9,9 +9,11 @@ use keyway_kernels::cuda::{Device, DeviceError, Launch, Slice};
 
 use super::CudaBackend;
 use super::forward::Forward;
+use super::lead::{Counted, Exchanged, Failure};
 use super::recordings::Met;
 use super::room::Widths;
 use super::rules::Wanted;
+use super::sharing::Load;
 use super::step::{Fixed, Step};
 use crate::backend::{Backend as _, Chunk, Draw, PENDING, StepError, StepOutput};
 
@@ -27,11 +29,17 @@ pub(super) struct UnderWay {
     head_rows: usize,
     /// The device's number of the copy of what was drawn. There is one even if nothing was: it is what is waited for.
     fetch: u64,
+    /// Where ranks share the experts.
+    exchanged: Option<Exchanged>,
 }
 
 impl<D: Device> CudaBackend<D> {
     /// Tells the device of a step.
-    fn plan(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw<'_>>]) -> Result<Step, DeviceError> {
+    pub(super) fn plan(
+        &mut self,
+        chunks: &[Chunk<'_>],
+        draws: &[Option<Draw<'_>>],
+    ) -> Result<Step, DeviceError> {
         let model = &mut self.model;
         let fixed = Fixed {
             rope: &model.rope,
@@ -41,6 +49,7 @@ impl<D: Device> CudaBackend<D> {
             kv_heads: model.heads.kv_heads,
             heads_per_kv: model.heads.heads / model.heads.kv_heads,
             processors: model.device.processors(),
+            round: model.sharing.as_ref().map(|sharing| sharing.plan.layout.tokens),
         };
         let (rules, moves) = model.room.rules.prepare(&mut model.device, &wanted(chunks, draws))?;
         model.room.moves += moves;
@@ -53,7 +62,7 @@ impl<D: Device> CudaBackend<D> {
     }
 
     /// What is launched for a step.
-    fn launches(&self, step: &Step) -> Vec<Launch> {
+    fn launches(&self, step: &Step, load: Option<&Load>) -> Vec<Launch> {
         let model = &self.model;
         let widths = Widths::new(&model.config, &model.heads);
         let forward = Forward {
@@ -65,6 +74,8 @@ impl<D: Device> CudaBackend<D> {
             room: &model.room,
             slabs: &self.slabs,
             places: &self.plan.places,
+            sharing: model.sharing.as_ref().zip(load),
+            layer: 0,
             launches: Vec::new(),
             rows: step.rows,
             residual: model.room.residual.slice(0, step.rows * widths.hidden),
@@ -73,15 +84,26 @@ impl<D: Device> CudaBackend<D> {
         forward.run()
     }
 
-    /// Starts a step.
-    pub(super) fn launch(
-        &mut self,
-        chunks: &[Chunk<'_>],
-        draws: &[Option<Draw<'_>>],
-    ) -> Result<(), DeviceError> {
+    /// Starts a step that no other rank has tokens in.
+    pub(super) fn launch(&mut self, chunks: &[Chunk<'_>], draws: &[Option<Draw<'_>>]) -> Result<(), Failure> {
+        self.model.ensure_group()?;
         let step = self.plan(chunks, draws)?;
+        let load = self.model.load_of(&step);
+        if let Some(load) = &load {
+            self.model.tell_ranks(load, step.form().is_some()).map_err(Failure::Rank)?;
+        }
+        self.launch_step(&step, draws, load)
+    }
+
+    /// Starts a step that the other ranks know of, if there are any.
+    pub(super) fn launch_step(
+        &mut self,
+        step: &Step,
+        draws: &[Option<Draw<'_>>],
+        load: Option<Load>,
+    ) -> Result<(), Failure> {
         self.model.device.mark()?;
-        self.run(&step)?;
+        self.run(step, load.as_ref())?;
         self.model.device.mark()?;
         let words: Slice<u32> = self.model.room.drawn.slice(0, draws.len().max(1));
         let fetch = self.model.device.fetch(words.buffer, words.offset, words.len * size_of::<u32>())?;
@@ -91,15 +113,20 @@ impl<D: Device> CudaBackend<D> {
         } else {
             None
         };
+        let exchanged = self.model.fetch_report(load)?;
         self.drawn = draws.iter().map(Option::is_some).collect();
         let (drawn, head_rows) = (self.drawn.clone(), step.head_rows());
         let scored = draws.iter().map(|draw| draw.and_then(|draw| draw.score)).collect();
-        self.under_way.push_back(UnderWay { drawn, scored, scores, head_rows, fetch });
+        self.under_way.push_back(UnderWay { drawn, scored, scores, head_rows, fetch, exchanged });
         Ok(())
     }
 
-    fn run(&mut self, step: &Step) -> Result<(), DeviceError> {
-        let (form, moves) = (step.form(), self.model.room.moves);
+    fn run(&mut self, step: &Step, load: Option<&Load>) -> Result<(), DeviceError> {
+        let moves = self.model.room.moves;
+        let form = step.form().map(|mut form| {
+            form.extend(load.into_iter().flat_map(|load| load.rows.iter().chain(&load.wanted)));
+            form
+        });
         let met = form.as_ref().map(|form| self.recordings.meet(&mut self.model.device, moves, form));
         match (met, form) {
             (Some(Met::Recorded(recording)), _) => {
@@ -107,17 +134,17 @@ impl<D: Device> CudaBackend<D> {
                 self.model.device.replay(recording)
             }
             (Some(Met::Before), Some(form)) => {
-                let launches = self.launches(step);
+                let launches = self.launches(step, load);
                 let recording = self.model.device.record(&launches)?;
                 self.recordings.add(form, recording);
                 self.model.device.replay(recording)
             }
-            _ => self.launches(step).iter().try_for_each(|launch| self.model.device.launch(launch)),
+            _ => self.launches(step, load).iter().try_for_each(|launch| self.model.device.launch(launch)),
         }
     }
 
     /// Waits for the step that was started first, and copies back what is wanted of it.
-    pub(super) fn collect(&mut self, output: &mut StepOutput) -> Result<(), DeviceError> {
+    pub(super) fn collect(&mut self, output: &mut StepOutput) -> Result<Counted, Failure> {
         output.tokens.clear();
         output.scores.clear();
         output.logits.clear();
@@ -125,6 +152,10 @@ impl<D: Device> CudaBackend<D> {
         let step = self.under_way.pop_front().ok_or_else(|| DeviceError("no step is under way".into()))?;
         self.output.resize(step.drawn.len().max(1) * size_of::<u32>(), 0);
         self.model.device.collect(step.fetch, &mut self.output)?;
+        let counted = match &step.exchanged {
+            Some(exchanged) => self.model.take_report(exchanged)?,
+            None => Counted::default(),
+        };
         let tokens = self.output.as_chunks().0.iter().zip(&step.drawn).filter(|(_, drawn)| **drawn);
         output.tokens.extend(tokens.map(|(bytes, _)| u32::from_le_bytes(*bytes)));
         self.collect_scores(&step, output)?;
@@ -143,7 +174,7 @@ impl<D: Device> CudaBackend<D> {
             }
             row += rows.len();
         }
-        Ok(())
+        Ok(counted)
     }
 
     fn collect_scores(&mut self, step: &UnderWay, output: &mut StepOutput) -> Result<(), DeviceError> {
@@ -205,17 +236,23 @@ impl<D: Device + Send> CudaBackend<D> {
     }
 
     /// Lets go of all steps under way after an error, which is told.
-    pub(super) fn or_give_up(&mut self, done: Result<(), DeviceError>) -> Result<(), StepError> {
-        done.map_err(|error| {
-            self.model.room.rules.forget();
-            for step in mem::take(&mut self.under_way) {
-                // What it says is of no use any more.
-                for fetch in [Some(step.fetch), step.scores].into_iter().flatten() {
-                    let _ = self.model.device.collect(fetch, &mut []);
-                }
+    pub(super) fn or_give_up(&mut self, done: Result<(), Failure>) -> Result<(), StepError> {
+        done.map_err(|failure| StepError(self.give_up(failure)))
+    }
+
+    /// The same; what those who wait are told.
+    pub(super) fn give_up(&mut self, failure: Failure) -> String {
+        self.model.room.rules.forget();
+        for step in mem::take(&mut self.under_way) {
+            // What it says is of no use any more.
+            for fetch in [Some(step.fetch), step.scores].into_iter().flatten() {
+                let _ = self.model.device.collect(fetch, &mut []);
             }
-            StepError(format!("the GPU failed: {error}"))
-        })
+            if let Some(exchanged) = &step.exchanged {
+                self.model.drop_report(exchanged);
+            }
+        }
+        self.model.told_of(failure)
     }
 }
 
@@ -229,7 +266,8 @@ impl CudaBackend<keyway_kernels::cuda::gpu::Gpu> {
         let mut timed = || {
             let rows = chunks.iter().filter(|chunk| chunk.wants_logits).count();
             let step = self.plan(chunks, &vec![None; rows])?;
-            let launches = self.launches(&step);
+            let load = self.model.load_of(&step);
+            let launches = self.launches(&step, load.as_ref());
             self.model.device.time(&launches, repeats)
         };
         timed().map_err(|error| StepError(error.to_string()))

@@ -70,6 +70,9 @@ pub(super) struct Step {
     pub(super) all_wanted: bool,
     /// How many are wanted.
     pub(super) wanted_rows: usize,
+    /// Where ranks share the experts: how many rows each round has, but for those the step is filled up with; of all rows,
+    /// and of those whose logits are wanted.
+    counts: Option<[Part; 2]>,
     /// How each row that goes through the head is drawn, where any is, or a token of the step before is filled in.
     pub(super) draws: Option<Part>,
     /// What changes each such row's logits before, where any row's are changed; and masks, one behind the other.
@@ -91,6 +94,8 @@ pub(super) struct Fixed<'a> {
     /// Query heads per KV head.
     pub(super) heads_per_kv: usize,
     pub(super) processors: usize,
+    /// Where ranks share the experts: rows of a round.
+    pub(super) round: Option<usize>,
 }
 
 impl Step {
@@ -120,6 +125,9 @@ impl Step {
         let head_rows = if all_wanted { rows } else { wanted_rows };
         let (rules, masks) = words.rules(draws, rules, head_rows);
         let scores = words.scores(draws, head_rows);
+        let counts = fixed.round.map(|round| {
+            [(rows, own_rows), (head_rows, wanted_rows)].map(|(rows, own)| words.rounds(rows, own, round))
+        });
         let draws = words.draws(chunks, draws, head_rows);
         let group = |group| GroupStep::new(&mut words, chunks, fixed, group, [rows, wanted_rows]);
         let groups = (0..fixed.cache_groups.len()).map(group).collect();
@@ -132,12 +140,19 @@ impl Step {
             wanted,
             all_wanted,
             wanted_rows,
+            counts,
             draws,
             rules,
             masks,
             scores,
             groups,
         }
+    }
+
+    /// How many rows each round has, of `rows` rows that still go through the layers. Where ranks share the experts.
+    pub(super) fn counts(&self, rows: usize) -> Part {
+        let [all, wanted] = self.counts.unwrap_or([Part { first: 0, len: 0 }; 2]);
+        if rows == self.rows { all } else { wanted }
     }
 
     /// Of a step that is filled up, where rows' keys and values go: those that fill it up, nowhere.
@@ -159,7 +174,11 @@ impl Step {
         for group in &self.groups {
             [&group.slots, &group.tables, &group.all.items, &group.all.merges].into_iter().for_each(&mut add);
         }
-        [&self.draws, &self.rules, &self.masks].into_iter().flatten().for_each(&mut add);
+        [&self.draws, &self.rules, &self.masks]
+            .into_iter()
+            .flatten()
+            .chain(self.counts.iter().flatten())
+            .for_each(&mut add);
         // Beside the others' places this one's says whether it is there.
         add(&self.scores.unwrap_or(Part { first: 0, len: 0 }));
         for group in &self.groups {
@@ -254,7 +273,7 @@ fn angles(chunks: &[Chunk<'_>], rope: &Rope) -> [Vec<f32>; 2] {
 }
 
 /// Sizes that steps are filled up to, a quarter apart, of few in eights: 1, 2, 4, 8, 16, 24, 32, 40 … 128, 160 ….
-fn ladder(size: usize) -> usize {
+pub(super) fn ladder(size: usize) -> usize {
     let power = size.next_power_of_two();
     if size <= 8 { size.max(1).next_power_of_two() } else { size.next_multiple_of((power / 8).max(8)) }
 }
@@ -279,6 +298,11 @@ impl Words {
         let first = self.add(list).first;
         self.list.resize(first + len, by);
         Part { first, len }
+    }
+
+    /// How many of `own` rows there are in each round of `round` rows; the step is filled up to `rows`.
+    fn rounds(&mut self, rows: usize, own: usize, round: usize) -> Part {
+        self.add((0..rows).step_by(round).map(|first| own.saturating_sub(first).min(round) as u32))
     }
 
     /// How rows are drawn. A row of zeros takes the likeliest: rows whose logits are wanted, or that fill up.

@@ -8,6 +8,7 @@ use keyway_kernels::rope::Rope;
 
 use super::experts::DeviceExperts;
 use super::latent::DeviceLatent;
+use super::sharing::HeldExperts;
 use super::weights::{
     DeviceAttention, DeviceFeedForward, DeviceGrouped, DeviceLayer, DeviceMlp, DeviceWeights, Kept, Upload,
     head_kept, kept,
@@ -150,9 +151,11 @@ impl<'a> Maker<'a> {
             routing: shape.routing,
             router: self.matrix(count, hidden, Kept::Bf16, biases)?,
             correction_bias,
-            gate_up: self.bank(count, Shape { outputs: 2 * width, inputs: hidden, weights }, biases)?,
-            gate: shape.gate,
-            down: self.bank(count, Shape { outputs: hidden, inputs: width, weights }, biases)?,
+            held: HeldExperts {
+                gate_up: self.bank(count, Shape { outputs: 2 * width, inputs: hidden, weights }, biases)?,
+                gate: shape.gate,
+                down: self.bank(count, Shape { outputs: hidden, inputs: width, weights }, biases)?,
+            },
             shared,
         })
     }

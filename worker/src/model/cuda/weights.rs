@@ -10,7 +10,9 @@ use super::experts::DeviceExperts;
 use super::latent::DeviceLatent;
 pub(super) use super::packing::Order;
 use super::packing::{as_stored, pack};
+use super::sharing::HeldExperts;
 use crate::model::Quantize;
+use crate::model::experts::Bank;
 use crate::model::weights::{
     AttentionWeights, ExpertsWeights, FeedForwardWeights, GroupedWeights, Layer, Linear, Mlp, Weights,
 };
@@ -196,22 +198,29 @@ impl<'a> Upload<'a> {
     }
 
     fn experts(&mut self, experts: &ExpertsWeights, kept: Kept) -> Result<DeviceExperts, DeviceError> {
-        let networks = experts.experts.networks.iter().map(Option::as_ref).collect::<Option<Vec<&Mlp>>>();
-        let networks = networks.ok_or_else(|| DeviceError("an expert that is not held here".into()))?;
         let correction_bias = experts.correction_bias.as_ref().map(|bias| self.device.upload(bias));
         let shared = experts.shared.as_ref().map(|mlp| self.mlp(mlp, kept));
-        let woven = Order::Woven { width: experts.shape.width };
-        // Both products take items of as many rows.
-        let both = networks.iter().flat_map(|mlp| [&mlp.gate_up.weight, &mlp.down.weight]);
-        let stored = as_stored(both, kept);
         Ok(DeviceExperts {
             routing: experts.shape.routing,
             router: self.matrix(&experts.router.weight, Kept::Bf16, experts.router.bias.as_deref())?,
             correction_bias: correction_bias.transpose()?,
-            gate_up: self.bank(networks.iter().map(|mlp| parts(&mlp.gate_up)), stored, woven)?,
-            gate: experts.experts.gate,
-            down: self.bank(networks.iter().map(|mlp| parts(&mlp.down)), stored, Order::AsStored)?,
+            held: self.held(&experts.experts, kept)?,
             shared: shared.transpose()?,
+        })
+    }
+
+    /// The experts of a layer that are held here.
+    pub(super) fn held(&mut self, bank: &Bank, kept: Kept) -> Result<HeldExperts, DeviceError> {
+        let networks: Vec<&Mlp> = bank.networks.iter().flatten().collect();
+        let width = networks.first().map_or(0, |mlp| mlp.down.weight.inputs());
+        // Both products take items of as many rows.
+        let both = networks.iter().flat_map(|mlp| [&mlp.gate_up.weight, &mlp.down.weight]);
+        let stored = as_stored(both, kept);
+        let gate_up = networks.iter().map(|mlp| parts(&mlp.gate_up));
+        Ok(HeldExperts {
+            gate_up: self.bank(gate_up, stored, Order::Woven { width })?,
+            gate: bank.gate,
+            down: self.bank(networks.iter().map(|mlp| parts(&mlp.down)), stored, Order::AsStored)?,
         })
     }
 

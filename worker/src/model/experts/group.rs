@@ -11,11 +11,13 @@ use std::time::Duration;
 use keyway_kernels::compute::Compute;
 use keyway_kernels::fabric::{Cause, Fabric, FabricError, Phase};
 use keyway_kernels::moe::Placement;
-use keyway_kernels::moe::parallel::{Tokens, write_note};
+use keyway_kernels::moe::parallel::{Times, Tokens, write_note};
 
 use super::note::{Attention, Note, Place};
 use super::store::keep_held;
 use super::{Bank, Exchange, Store};
+#[cfg(feature = "cuda")]
+use crate::expert_parallel::ExpertParallelOptions;
 use crate::limits::EXPERT_LOAD_MAX;
 use crate::metrics::ExpertMetrics;
 use crate::model::feed_forward::Inner;
@@ -50,6 +52,15 @@ pub(crate) struct GroupOptions {
     pub(crate) attention: Option<Attention>,
 }
 
+impl GroupOptions {
+    /// Of ranks whose devices compute.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_devices(options: &ExpertParallelOptions) -> Self {
+        let ExpertParallelOptions { size, deadline, retries, .. } = *options;
+        Self { ranks: size, deadline, retries, redundant: 0, threads: NonZeroUsize::MIN, attention: None }
+    }
+}
+
 /// A group that cannot serve.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -80,10 +91,19 @@ impl ExpertGroup {
         supervisor: Box<dyn Supervisor>,
         metrics: Arc<ExpertMetrics>,
     ) -> Result<Self, ModelError> {
-        let store = Store::open(source, quantize)?;
+        Ok(Self::over(Store::open(source, quantize)?, options, supervisor, metrics))
+    }
+
+    /// A group for the experts of `store`.
+    pub(crate) fn over(
+        store: Store,
+        options: GroupOptions,
+        supervisor: Box<dyn Supervisor>,
+        metrics: Arc<ExpertMetrics>,
+    ) -> Self {
         let compute = Compute::new(options.threads);
         let exchange = Exchange::new(store.even(options.ranks), options.deadline, compute);
-        Ok(Self { options, supervisor, exchange, store, metrics, failures: 0, losses: 0, counted: 0 })
+        Self { options, supervisor, exchange, store, metrics, failures: 0, losses: 0, counted: 0 }
     }
 
     /// Changes whenever a group ended, and with it what its ranks kept.
@@ -100,19 +120,22 @@ impl ExpertGroup {
                     let Err(error) = self.place() else { break };
                     self.fail(&error)?;
                 }
-                Err(reason) => {
-                    self.failures += 1;
-                    if self.failures > self.options.retries {
-                        self.failures = 0;
-                        return Err(GroupError(format!(
-                            "the expert-parallel group does not start: {reason}"
-                        )));
-                    }
-                    tracing::warn!("the expert-parallel group does not start: {reason}");
-                }
+                Err(reason) => self.does_not_start(&reason)?,
             }
         }
         self.metrics.up.set(1);
+        Ok(())
+    }
+
+    /// Takes note that a group cannot begin to serve: it is to be started anew, or, after too many times, whoever waits is
+    /// to be told.
+    pub(in crate::model) fn does_not_start(&mut self, reason: &str) -> Result<(), GroupError> {
+        self.failures += 1;
+        if self.failures > self.options.retries {
+            self.failures = 0;
+            return Err(GroupError(format!("the expert-parallel group does not start: {reason}")));
+        }
+        tracing::warn!("the expert-parallel group does not start: {reason}");
         Ok(())
     }
 
@@ -138,9 +161,46 @@ impl ExpertGroup {
         self.losses += 1;
     }
 
+    /// Ends the group, whose fault it is not.
+    pub(in crate::model) fn end(&mut self) {
+        self.metrics.up.set(0);
+        self.lose();
+    }
+
+    /// Counts what `layers` layers came to that devices computed: by rank the rows of each of its experts, in all; and where
+    /// the time went, in all.
+    pub(in crate::model) fn count<'a>(
+        &self,
+        placement: &Placement,
+        by_rank: impl Iterator<Item = &'a [u32]> + Clone,
+        times: Option<Times>,
+        layers: u32,
+    ) {
+        for (rank, rows) in by_rank.clone().enumerate() {
+            let held = (0..placement.experts()).filter(|expert| placement.holds(rank, *expert));
+            for (expert, rows) in held.zip(rows) {
+                self.metrics.record_expert(expert, u64::from(*rows));
+            }
+        }
+        self.metrics.record_rows(by_rank.map(|rows| rows.iter().map(|rows| *rows as usize).sum()));
+        if let Some(Times { dispatch, compute, combine }) = times {
+            // The device adds them up: each layer counts with the mean.
+            let mean = |all: Duration| all / layers.max(1);
+            let times = Times { dispatch: mean(dispatch), compute: mean(compute), combine: mean(combine) };
+            for _ in 0..layers {
+                self.metrics.record_times(times);
+            }
+        }
+    }
+
+    /// Takes note that a step is through, of experts that stay where they are.
+    pub(in crate::model) fn step_through(&mut self) {
+        self.failures = 0;
+    }
+
     /// Takes note that a step is through; now and then, lets experts move.
     pub(in crate::model) fn step_done(&mut self, weights: &mut Weights) -> Result<(), GroupError> {
-        self.failures = 0;
+        self.step_through();
         let enough = REBALANCE_EVERY * self.exchange.loads.len() as u64;
         if self.options.redundant == 0 || self.counted < enough {
             return Ok(());

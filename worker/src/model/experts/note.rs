@@ -32,9 +32,9 @@ impl Note {
 /// Which experts ranks shall hold, and whether they run attention too. In a note: behind its first word the model's
 /// fingerprint, the attention's four words (0 without), and each layer's masks of holders.
 #[derive(Debug)]
-pub(super) struct Place {
-    pub(super) attention: Option<Attention>,
-    pub(super) placements: Vec<Option<Placement>>,
+pub(in crate::model) struct Place {
+    pub(in crate::model) attention: Option<Attention>,
+    pub(in crate::model) placements: Vec<Option<Placement>>,
 }
 
 /// What a rank that runs attention too must have.
@@ -64,7 +64,12 @@ impl Place {
     }
 
     /// What a note says; `None` if it is not for this model, whose experts by layer are `layers`.
-    pub(super) fn read(note: &[u32], ranks: usize, layers: &[usize], fingerprint: [u32; 2]) -> Option<Self> {
+    pub(in crate::model) fn read(
+        note: &[u32],
+        ranks: usize,
+        layers: &[usize],
+        fingerprint: [u32; 2],
+    ) -> Option<Self> {
         let (attention, mut masks) = note.get(1..)?.strip_prefix(&fingerprint)?.split_first_chunk::<4>()?;
         let [block_size, num_blocks, low, high] = *attention;
         let kv = KvLayout { block_size: block_size as usize, num_blocks: num_blocks as usize };

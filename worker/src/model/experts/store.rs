@@ -10,7 +10,7 @@ use crate::model::weights::{FeedForwardWeights, Weights};
 use crate::model::{ModelError, ModelSource, Quantize, loader, open};
 
 /// A model's experts where they are stored.
-pub(in crate::model) struct Store {
+pub(crate) struct Store {
     source: Box<dyn TensorSource + Send>,
     config: Config,
     quantize: Quantize,
@@ -23,9 +23,23 @@ impl std::fmt::Debug for Store {
 }
 
 impl Store {
-    pub(in crate::model) fn open(source: &ModelSource, quantize: Quantize) -> Result<Self, ModelError> {
+    pub(crate) fn open(source: &ModelSource, quantize: Quantize) -> Result<Self, ModelError> {
         let (_, config, source) = open(source)?;
-        Ok(Self { source, config, quantize })
+        Ok(Self::over(source, config, quantize))
+    }
+
+    /// Over tensors that are open already.
+    pub(in crate::model) fn over(
+        source: Box<dyn TensorSource + Send>,
+        config: Config,
+        quantize: Quantize,
+    ) -> Self {
+        Self { source, config, quantize }
+    }
+
+    /// The model's shape.
+    pub(in crate::model) fn config(&self) -> &Config {
+        &self.config
     }
 
     /// By layer: how many experts it has, 0 without.

@@ -6,11 +6,15 @@ mod drawing;
 mod emulator;
 mod experts;
 mod generating;
+mod group;
 #[path = "../../../examples/cuda_backend/models.rs"]
 mod models;
 mod refusals;
+mod shared_device;
+mod sharing;
 
 use std::ops::Range;
+use std::time::Duration;
 
 use keyway_kernels::cuda::Device;
 use proptest::prelude::*;

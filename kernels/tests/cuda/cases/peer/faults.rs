@@ -91,9 +91,15 @@ pub(super) fn a_rank_that_stays_away(lab: &mut Lab<'_>) -> Result<(), String> {
         lab.launch(one.peers.dispatch_send(&late))?;
         lab.launch([two.peers.dispatch_receive(&two.arrivals)])?;
         failed(lab, 1, exchange, Phase::Dispatch)?;
+        // Products that follow find no work.
+        let items = lab.download(zero.arrivals.item_counts)?;
+        lab.same("items of a group that failed", &items, &[0])?;
         // Nothing is done any more, and the first fault stays.
         let out: Slice<bf16> = lab.poisoned(tokens[0].x.len)?;
-        lab.launch([zero.peers.combine_send(zero.outputs), zero.peers.combine_receive(&tokens[0], out)])?;
+        lab.launch([
+            zero.peers.combine_send(zero.outputs),
+            zero.peers.combine_receive(&tokens[0], None, out),
+        ])?;
         for _ in 0..3 {
             lab.launch(zero.peers.dispatch_send(&tokens[0]))?;
         }
@@ -118,7 +124,10 @@ pub(super) fn a_rank_that_stays_away(lab: &mut Lab<'_>) -> Result<(), String> {
     }
     let out = lab.poisoned(sent[0].x.len)?;
     lab.launch([two.peers.combine_send(two.outputs), zero.peers.combine_send(zero.outputs)])?;
-    lab.launch([zero.peers.combine_receive(&sent[0], out), two.peers.combine_receive(&sent[2], out)])?;
+    lab.launch([
+        zero.peers.combine_receive(&sent[0], None, out),
+        two.peers.combine_receive(&sent[2], None, out),
+    ])?;
     failed(lab, 1, 20, Phase::Combine)?;
     group.reset(lab, 2)?;
     group.round(lab, &round)?;

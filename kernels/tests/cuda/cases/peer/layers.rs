@@ -120,7 +120,7 @@ pub(super) fn whole_layer(lab: &mut Lab<'_>) -> Result<(), String> {
         lab.launch(moe::product(gated, Rows::OfPlaces, &second, &grouped, Ending::Plain, y))?;
     }
     let out: Slice<bf16> = lab.poisoned(sent.x.len)?;
-    lab.launch([member.peers.combine_send(member.outputs), member.peers.combine_receive(&sent, out)])?;
+    lab.launch([member.peers.combine_send(member.outputs), member.peers.combine_receive(&sent, None, out)])?;
     let out = lab.download(out)?;
     for rank in 0..ranks {
         let (slots, own) = (round.counts[rank] * top, round.counts[rank] * layout.width);
