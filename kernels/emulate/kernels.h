@@ -110,6 +110,8 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(attention_128_fp8_64),
     KERNEL(attention_latent_bf16_16),
     KERNEL(attention_latent_fp8_16),
+    KERNEL(attention_128_bf16_16_carried),
+    KERNEL(attention_128_bf16_64_carried),
     KERNEL(attention_merge),
     KERNEL(clamped_gate_mul),
     KERNEL(fill_in),

@@ -206,8 +206,8 @@ struct Attention {
         state.multiply_values(weights, values, warp, lane);
     }
 
-    // Goes through all chunks; `end_of_chunk` gets each one's state.
-    template <class End>
+    // Goes through all chunks; `end_of_chunk` gets each one's state, or, CARRIED, that of all of them.
+    template <bool CARRIED, class End>
     __device__ __forceinline__ void run(int kv_head, End end_of_chunk) {
         constexpr int TILES = CHUNK / TILE;
         // Tiles that no row sees change nothing: the first row sees farthest back, `limit_end` is the last
@@ -229,7 +229,7 @@ struct Attention {
             if (ahead < end) load_tile(ahead, (ahead - first) % STAGES, kv_head);
             async_copy_commit();
             add_tile(state, tile, stage);
-            if ((tile + 1) % TILES == 0 || tile + 1 == end) {
+            if ((!CARRIED && (tile + 1) % TILES == 0) || tile + 1 == end) {
                 state.end_chunk();
                 end_of_chunk(state);
                 state.clear();
@@ -291,7 +291,7 @@ struct Attention {
 
 // `q` rows are `q_stride` elements apart; `sinks` [heads] or null; `window` 0 means none; `partials` null
 // means whole. `score_scale` holds the softmax's scale, the keys' and log2(e).
-template <class A>
+template <class A, bool CARRIED>
 __device__ __forceinline__ void attend(const Item* items, const uint32_t* tables, const uint16_t* q,
                                        uint32_t q_stride, const void* keys, const void* values,
                                        const float* sinks, uint16_t* out, float* partials, Shape shape,
@@ -302,18 +302,18 @@ __device__ __forceinline__ void attend(const Item* items, const uint32_t* tables
     attention.load_query(q, q_stride, kv_head);
     if (partials != nullptr) {
         uint32_t slot = item.slot;
-        attention.run(kv_head, [&](typename A::State& state) {
+        attention.template run<CARRIED>(kv_head, [&](typename A::State& state) {
             attention.store_partial(state, partials, slot++, kv_head);
         });
         return;
     }
     typename A::State total;
     total.clear();
-    attention.run(kv_head, [&](typename A::State& state) { total.join(state); });
+    attention.template run<CARRIED>(kv_head, [&](typename A::State& state) { total.join(state); });
     attention.store_out(total, out, sinks, value_scale, kv_head);
 }
 
-#define ATTENTION(name, key_dim, value_dim, latent, fp8, row_tiles, tile, stages)                        \
+#define ATTENTION(name, key_dim, value_dim, latent, fp8, row_tiles, tile, stages, carried)               \
     extern "C" __global__ void __launch_bounds__(THREADS, latent           ? 1                           \
                                                           : row_tiles == 1 ? 3                           \
                                                                            : 2)                          \
@@ -322,22 +322,27 @@ __device__ __forceinline__ void attend(const Item* items, const uint32_t* tables
              uint32_t kv_heads, uint32_t group, uint32_t page_shift, uint32_t window, float score_scale, \
              float value_scale) {                                                                        \
         using A = Attention<key_dim, value_dim, latent, fp8, row_tiles, tile, stages>;                   \
-        attend<A>(items, tables, q, q_stride, keys, values, sinks, out, partials,                        \
+        attend<A, carried>(items, tables, q, q_stride, keys, values, sinks, out, partials,                        \
                   Shape{kv_heads, group, page_shift, window}, score_scale, value_scale);                 \
     }
 
 // Rows 16 for decode, 64 for prefill. Shared memory is `Attention::SHARED`, which the launcher computes
 // alike.
-ATTENTION(attention_64_bf16_16, 64, 64, false, false, 1, 64, 4)
-ATTENTION(attention_64_bf16_64, 64, 64, false, false, 4, 64, 2)
-ATTENTION(attention_64_fp8_16, 64, 64, false, true, 1, 64, 4)
-ATTENTION(attention_64_fp8_64, 64, 64, false, true, 4, 64, 2)
-ATTENTION(attention_128_bf16_16, 128, 128, false, false, 1, 64, 3)
-ATTENTION(attention_128_bf16_64, 128, 128, false, false, 4, 64, 2)
-ATTENTION(attention_128_fp8_16, 128, 128, false, true, 1, 64, 3)
-ATTENTION(attention_128_fp8_64, 128, 128, false, true, 4, 64, 2)
-ATTENTION(attention_latent_bf16_16, 576, 512, true, false, 1, 32, 3)
-ATTENTION(attention_latent_fp8_16, 576, 512, true, true, 1, 32, 3)
+ATTENTION(attention_64_bf16_16, 64, 64, false, false, 1, 64, 4, false)
+ATTENTION(attention_64_bf16_64, 64, 64, false, false, 4, 64, 2, false)
+ATTENTION(attention_64_fp8_16, 64, 64, false, true, 1, 64, 4, false)
+ATTENTION(attention_64_fp8_64, 64, 64, false, true, 4, 64, 2, false)
+ATTENTION(attention_128_bf16_16, 128, 128, false, false, 1, 64, 3, false)
+ATTENTION(attention_128_bf16_64, 128, 128, false, false, 4, 64, 2, false)
+ATTENTION(attention_128_fp8_16, 128, 128, false, true, 1, 64, 3, false)
+ATTENTION(attention_128_fp8_64, 128, 128, false, true, 4, 64, 2, false)
+ATTENTION(attention_latent_bf16_16, 576, 512, true, false, 1, 32, 3, false)
+ATTENTION(attention_latent_fp8_16, 576, 512, true, true, 1, 32, 3, false)
+
+// What fixed chunks cost: the same with one state for all chunks of a block, so that bits depend on how the batch was cut.
+// `kernels/check` times these beside the others; nothing else launches them.
+ATTENTION(attention_128_bf16_16_carried, 128, 128, false, false, 1, 64, 3, true)
+ATTENTION(attention_128_bf16_64_carried, 128, 128, false, false, 4, 64, 2, true)
 
 // Joins the chunks that blocks left in `partials`, in ascending order, and writes `out`. An item here spans
 // all chunks of its rows. Grid: (items, kv heads, rows). Block: 128 threads, each some columns.

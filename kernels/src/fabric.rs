@@ -6,6 +6,7 @@
 //! it lies ([`Fabric::inbox`]): over shared memory nothing is copied in between. After an error a fabric stays failed:
 //! the group is made anew. Whoever finds a rank at fault tells the others, lest they take its own leaving for the fault.
 
+mod grouped;
 mod local;
 #[cfg(target_os = "linux")]
 mod shm;
@@ -14,6 +15,7 @@ mod tcp;
 use std::fmt;
 use std::time::Duration;
 
+pub use grouped::{Grouped, Mover};
 pub use local::Local;
 #[cfg(target_os = "linux")]
 pub use shm::{Alarm, Shm};
@@ -86,6 +88,8 @@ pub enum Cause {
     Protocol(&'static str),
     /// It sent what makes no sense to another rank.
     Reported,
+    /// What others sent does not reach it; why, where that is known.
+    Unreached(String),
     /// A message to it is longer than the fabric takes, in words.
     TooLong {
         /// The message's.
@@ -103,7 +107,7 @@ impl FabricError {
         let cause = match self.cause {
             Cause::Deadline(_) => 1,
             Cause::Gone => 2,
-            Cause::Protocol(_) | Cause::Reported | Cause::TooLong { .. } => 3,
+            Cause::Protocol(_) | Cause::Reported | Cause::Unreached(_) | Cause::TooLong { .. } => 3,
         };
         cause << 8 | self.rank as u32
     }
@@ -128,6 +132,8 @@ impl fmt::Display for FabricError {
             Cause::Gone => write!(f, "): it is gone"),
             Cause::Protocol(what) => write!(f, "): it sent {what}"),
             Cause::Reported => write!(f, "): another rank cannot read what it sent"),
+            Cause::Unreached(why) if why.is_empty() => write!(f, "): nothing reaches it"),
+            Cause::Unreached(why) => write!(f, "): nothing reaches it: {why}"),
             Cause::TooLong { words, capacity } => {
                 write!(f, "): a message to it has {words} words, the fabric takes {capacity}")
             }

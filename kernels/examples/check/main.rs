@@ -6,6 +6,7 @@
 //! check device         the GPU
 //! check case NAME      a kernel against its oracle, and for equal bits however its work is cut
 //! check time NAME      how long it takes, and the bytes and operations it cannot avoid
+//! check fixed NAME     how long it takes beside itself cut as suits the batch, which would cost it its independence of it
 //! check rank N PATH    one of the processes that `case peer_processes` starts
 //! ```
 //! Each answers with one line of JSON; a fault ends it with status 1 and the reason in `"fault"`. One name
@@ -15,6 +16,7 @@
 #[path = "../../tests/cuda/cases/mod.rs"]
 mod cases;
 mod exchange;
+mod fixed;
 #[cfg(target_os = "linux")]
 mod processes;
 mod timings;
@@ -38,9 +40,10 @@ fn main() -> ExitCode {
         ["case", name] => case(name, Size::Large),
         // What compute-sanitizer can wait for.
         ["case", name, "small"] => case(name, Size::Small),
+        ["fixed", name] => fixed::run(name),
         ["time", name] if exchange::NAMES.contains(&name) => exchange::run(name),
         ["time", name] => timings::run(name),
-        _ => Err("usage: check list | device | case NAME [small] | time NAME".to_owned()),
+        _ => Err("usage: check list | device | case NAME [small] | time NAME | fixed NAME".to_owned()),
     };
     match answer {
         Ok(line) => {
@@ -60,7 +63,8 @@ fn list() -> String {
     #[cfg(target_os = "linux")]
     cases.push(processes::NAME);
     let timings = names([timings::NAMES, exchange::NAMES].concat());
-    format!("{{\"cases\": [{}], \"timings\": [{timings}]}}", names(cases))
+    let fixed = names(fixed::NAMES.to_vec());
+    format!("{{\"cases\": [{}], \"timings\": [{timings}], \"fixed\": [{fixed}]}}", names(cases))
 }
 
 fn device() -> Result<String, String> {

@@ -2,17 +2,22 @@
 //! second-level cache, as one captured graph. Says the bytes and operations that no form of it can avoid;
 //! judging them is `kernels/check`'s.
 
+pub(crate) mod attention;
+pub(crate) mod product;
+
 use half::bf16;
 use keyway_kernels::cuda::gpu::Gpu;
-use keyway_kernels::cuda::matmul::{self, Out, Packed, Shape, Unit, Weights};
+use keyway_kernels::cuda::matmul::{Shape, Unit, Weights};
 use keyway_kernels::cuda::moe::{self, Experts, Grouped};
-use keyway_kernels::cuda::paged_attention::{self, Batch, Cut, HeadKind, KvType, Pages, Plan, Sequence};
+use keyway_kernels::cuda::paged_attention::{HeadKind, KvType, Pages};
 use keyway_kernels::cuda::rules::{self, RowRules, Rule};
 use keyway_kernels::cuda::sample::{self, Parameters, SCORE_WORDS};
 use keyway_kernels::cuda::{Device, Launch, Slice, elementwise, probe, rms_norm, rope};
 use keyway_kernels::moe::{Routing, Scoring};
 use keyway_kernels::rope::Pairing;
 
+use self::attention::{Attention, Decode};
+use self::product::Product;
 use crate::cases::{Lab, Size};
 
 /// All of them. The first two are the ceilings that the rest are shares of.
@@ -59,13 +64,13 @@ pub(crate) const NAMES: &[&str] = &[
     "score_256x151936",
 ];
 pub(crate) const REPEATS: usize = 50;
-const PAGE_SIZE: usize = 16;
+pub(crate) const PAGE_SIZE: usize = 16;
 
 /// Launches, and what they cannot avoid.
-struct Work {
-    launches: Vec<Launch>,
-    bytes: u64,
-    operations: u64,
+pub(crate) struct Work {
+    pub(crate) launches: Vec<Launch>,
+    pub(crate) bytes: u64,
+    pub(crate) operations: u64,
 }
 
 /// The median of [`REPEATS`] replays, as a line of JSON.
@@ -93,24 +98,22 @@ pub(crate) fn line(name: &str, mut times: Vec<f32>, bytes: u64, operations: u64)
 }
 
 fn work(lab: &mut Lab<'_>, name: &str, processors: usize) -> Result<Work, String> {
-    let plain = Decode {
-        sequences: 32,
-        context: 4096,
-        page_size: PAGE_SIZE,
-        kv_type: KvType::Bf16,
-        kind: HeadKind::Dim128,
+    let plain = Decode::default();
+    let decode = |lab: &mut Lab<'_>, d: Decode| Attention::decode(lab, d)?.work(lab, processors);
+    let product = |lab: &mut Lab<'_>, weights: Weights, unit: Unit, mnk: [usize; 3]| {
+        Product::new(lab, weights, unit, mnk)?.work(lab)
     };
     match name {
         "copy" => copy(lab, processors),
         "matrix_peak" => matrix_peak(lab, processors),
-        "decode_32x4096_page8" => decode(lab, Decode { page_size: 8, ..plain }, processors),
-        "decode_32x4096_page16" => decode(lab, plain, processors),
-        "decode_32x4096_page256" => decode(lab, Decode { page_size: 256, ..plain }, processors),
-        "decode_32x4096_fp8" => decode(lab, Decode { kv_type: KvType::Fp8, ..plain }, processors),
-        "decode_1x1024" => decode(lab, Decode { sequences: 1, context: 1024, ..plain }, processors),
-        "decode_1x32768" => decode(lab, Decode { sequences: 1, context: 32_768, ..plain }, processors),
-        "decode_latent_32x4096" => decode(lab, Decode { kind: HeadKind::Latent, ..plain }, processors),
-        "prefill_8192" => prefill(lab, 8192, processors),
+        "decode_32x4096_page8" => decode(lab, Decode { page_size: 8, ..plain }),
+        "decode_32x4096_page16" => decode(lab, plain),
+        "decode_32x4096_page256" => decode(lab, Decode { page_size: 256, ..plain }),
+        "decode_32x4096_fp8" => decode(lab, Decode { kv_type: KvType::Fp8, ..plain }),
+        "decode_1x1024" => decode(lab, Decode { sequences: 1, context: 1024, ..plain }),
+        "decode_1x32768" => decode(lab, Decode { sequences: 1, context: 32_768, ..plain }),
+        "decode_latent_32x4096" => decode(lab, Decode { kind: HeadKind::Latent, ..plain }),
+        "prefill_8192" => Attention::prefill(lab, 8192)?.work(lab, processors),
         "matmul_bf16_1x14336x4096" => product(lab, Weights::Bf16, Unit::Warp, [1, 14_336, 4096]),
         "matmul_bf16_16x14336x4096" => product(lab, Weights::Bf16, Unit::Warp, [16, 14_336, 4096]),
         "matmul_bf16_64x14336x4096" => product(lab, Weights::Bf16, Unit::Warp, [64, 14_336, 4096]),
@@ -158,99 +161,7 @@ fn matrix_peak(lab: &mut Lab<'_>, processors: usize) -> Result<Work, String> {
     Ok(Work { launches: vec![launch], bytes: 0, operations })
 }
 
-struct Decode {
-    sequences: usize,
-    context: usize,
-    page_size: usize,
-    kv_type: KvType,
-    kind: HeadKind,
-}
-
-/// One token of every sequence: 32 query heads on 8 KV heads, or 128 on a latent.
-fn decode(lab: &mut Lab<'_>, d: Decode, processors: usize) -> Result<Work, String> {
-    let pages = d.context.div_ceil(d.page_size);
-    let sequence = |i: usize| Sequence { query: i, tokens: 1, start: d.context - 1, table: i * pages };
-    let sequences: Vec<Sequence> = (0..d.sequences).map(sequence).collect();
-    let launches =
-        attention(lab, &sequences, d.sequences * pages, d.page_size, d.kv_type, d.kind, processors)?;
-    let latent = d.kind == HeadKind::Latent;
-    let (heads, kv_heads) = if latent { (128, 1) } else { (32, 8) };
-    let elements = d.kind.key_dim() + if latent { 0 } else { d.kind.value_dim() };
-    let positions = (d.sequences * d.context) as u64;
-    let size = if d.kv_type == KvType::Fp8 { 1 } else { 2 };
-    Ok(Work {
-        launches,
-        bytes: positions * (kv_heads * elements * size) as u64,
-        operations: positions * (2 * heads * (d.kind.key_dim() + d.kind.value_dim())) as u64,
-    })
-}
-
-/// A prompt alone, nothing cached.
-fn prefill(lab: &mut Lab<'_>, tokens: usize, processors: usize) -> Result<Work, String> {
-    let sequence = Sequence { query: 0, tokens, start: 0, table: 0 };
-    let pages = tokens / PAGE_SIZE;
-    let launches = attention(lab, &[sequence], pages, PAGE_SIZE, KvType::Bf16, HeadKind::Dim128, processors)?;
-    let operations = 2 * 32 * 128 * (tokens * (tokens + 1)) as u64;
-    Ok(Work { launches, bytes: 2 * 8 * 128 * 2 * tokens as u64, operations })
-}
-
-fn attention(
-    lab: &mut Lab<'_>,
-    sequences: &[Sequence],
-    pages: usize,
-    page_size: usize,
-    kv_type: KvType,
-    kind: HeadKind,
-    processors: usize,
-) -> Result<Vec<Launch>, String> {
-    let (heads, kv_heads) = if kind == HeadKind::Latent { (128, 1) } else { (32, 8) };
-    let tokens: usize = sequences.iter().map(|s| s.tokens).sum();
-    let size = if kv_type == KvType::Fp8 { 1 } else { 2 };
-    let vectors = pages * page_size * kv_heads * size;
-    let values =
-        if kind == HeadKind::Latent { None } else { Some(lab.filled(vectors * kind.value_dim(), 4)?) };
-    let keys = lab.filled(vectors * kind.key_dim(), 3)?;
-    let cache = Pages { keys, values, kv_type, kind, kv_heads, page_size };
-    // Scattered: 7919 is a prime that shares no factor with a number of pages below it times a power of two.
-    let table: Vec<u32> = (0..pages).map(|i| ((i * 7919) % pages) as u32).collect();
-    let cut = Cut::choose(sequences, kind, kv_heads, heads / kv_heads, processors);
-    let plan = Plan::new(sequences, heads / kv_heads, None, cut);
-    let batch = Batch {
-        plan: &plan,
-        items: lab.upload(&plan.items)?,
-        merges: lab.upload(&plan.merges)?,
-        tables: lab.upload(&table)?,
-        q: lab.filled(tokens * heads * kind.key_dim() * 2, 5)?.cast(),
-        q_stride: heads * kind.key_dim(),
-        heads,
-        sinks: None,
-        window: None,
-        scale: 1.0 / (kind.key_dim() as f32).sqrt(),
-        kv_scale: [1.0; 2],
-        out: lab.poisoned(tokens * heads * kind.value_dim())?,
-        partials: lab.poisoned(plan.partial_floats(kv_heads, kind.value_dim()))?,
-    };
-    Ok(paged_attention::launch(&cache, &batch))
-}
-
-/// M rows by a weight of N outputs and K inputs.
-fn product(lab: &mut Lab<'_>, weights: Weights, unit: Unit, [m, n, k]: [usize; 3]) -> Result<Work, String> {
-    if unit == Unit::Warpgroup && !lab.has_warpgroups() {
-        return Err("this GPU has no wgmma".into());
-    }
-    let shape = Shape { outputs: n, inputs: k, weights };
-    let scales = scales(lab, shape.scales())?;
-    let packed = Packed { shape, unit, images: lab.filled(shape.packed_bytes(), 6)?, scales, bias: None };
-    let x = lab.filled(m * k * 2, 7)?.cast();
-    let cut = matmul::Cut::choose(shape, m);
-    let (y, partials) = (lab.poisoned(m * n)?, lab.poisoned(cut.partial_floats(shape, m))?);
-    let launches = matmul::launch(x, m, &packed, cut, Out::Bf16(y), partials);
-    let scale_bytes = scales.map_or(0, |s| s.len * 4);
-    let bytes = (shape.packed_bytes() + scale_bytes + 2 * m * (n + k)) as u64;
-    Ok(Work { launches, bytes, operations: 2 * (m * n) as u64 * k as u64 })
-}
-
-fn scales(lab: &mut Lab<'_>, count: usize) -> Result<Option<Slice<f32>>, String> {
+pub(crate) fn scales(lab: &mut Lab<'_>, count: usize) -> Result<Option<Slice<f32>>, String> {
     if count == 0 { Ok(None) } else { lab.upload(&vec![0.01; count]).map(Some) }
 }
 

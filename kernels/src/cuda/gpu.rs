@@ -16,6 +16,7 @@ use cudarc::nvrtc::Ptx;
 use super::{Argument, Device, DeviceError, Launch};
 
 pub mod ipc;
+pub mod nccl;
 
 /// Bytes of each of two pieces of page-locked memory through which copies go in turn, so that one is filled while the
 /// device still reads the other.

@@ -217,8 +217,27 @@ pub fn launch(
     out: Out,
     partials: Slice<f32>,
 ) -> Vec<Launch> {
+    launch_split(x, rows, weight, cut, weight.shape.split_tiles(), out, partials)
+}
+
+/// [`launch`] with splits of `split_tiles` tiles of K, an even number, whatever the weight's shape says: other bits. Splits that
+/// suit a batch are what those that suit the weight are held against, to see what it costs to be independent of the batch.
+///
+/// # Panics
+/// If shapes disagree.
+pub fn launch_split(
+    x: Slice<bf16>,
+    rows: usize,
+    weight: &Packed,
+    cut: Cut,
+    split_tiles: usize,
+    out: Out,
+    partials: Slice<f32>,
+) -> Vec<Launch> {
     let Packed { shape, unit, images, scales, bias } = *weight;
     shape.check();
+    assert!(split_tiles > 0 && split_tiles.is_multiple_of(2), "matmul: a split is an even number of tiles");
+    let splits = (shape.inputs / TILE).div_ceil(split_tiles);
     let (y, len, wide) = match out {
         Out::Bf16(y) => (Argument::from(y), y.len, 0usize),
         Out::F32(y) => (Argument::from(y), y.len, 1),
@@ -229,7 +248,7 @@ pub fn launch(
             && images.len == shape.packed_bytes()
             && bias.is_none_or(|b| b.len == shape.outputs)
             && scales.map_or(0, |s| s.len) == shape.scales()
-            && partials.len >= cut.partial_floats(shape, rows),
+            && partials.len >= if cut.apart { splits * rows * shape.outputs } else { 0 },
         "matmul: shapes disagree"
     );
     if rows == 0 {
@@ -244,7 +263,7 @@ pub fn launch(
         grid: [
             shape.outputs.div_ceil(block_n) as u32,
             rows.div_ceil(block_m) as u32,
-            if cut.apart { shape.splits() as u32 } else { 1 },
+            if cut.apart { splits as u32 } else { 1 },
         ],
         threads,
         shared_bytes: (stages * (block_m * TILE * 2 + block_n / TILE * shape.image())) as u32,
@@ -258,7 +277,7 @@ pub fn launch(
             rows.into(),
             shape.outputs.into(),
             shape.inputs.into(),
-            shape.split_tiles().into(),
+            split_tiles.into(),
             wide.into(),
         ],
     };
@@ -275,7 +294,7 @@ pub fn launch(
             partials.into(),
             bias.into(),
             y,
-            shape.splits().into(),
+            splits.into(),
             rows.into(),
             shape.outputs.into(),
             wide.into(),

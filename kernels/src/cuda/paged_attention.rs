@@ -145,6 +145,8 @@ pub struct Plan {
     pub merges: Vec<u32>,
     /// States that blocks leave for each KV head.
     pub slots: usize,
+    /// Whether a block carries one state over all its chunks: see [`Plan::carried`].
+    pub carried: bool,
 }
 
 impl Plan {
@@ -153,8 +155,21 @@ impl Plan {
     /// # Panics
     /// If a sequence has no new tokens, or the window or the chunks of a block are 0.
     pub fn new(sequences: &[Sequence], group: usize, window: Option<usize>, cut: Cut) -> Self {
+        Self::cut(sequences, group, window, cut, false)
+    }
+
+    /// The same for kernels that carry a block's state over all its chunks, of bf16 heads of 128 alone. Bits then depend on
+    /// the cut: this is what [`Plan::new`] is held against, to see what it costs to be independent of it.
+    ///
+    /// # Panics
+    /// As [`Plan::new`].
+    pub fn carried(sequences: &[Sequence], group: usize, window: Option<usize>, cut: Cut) -> Self {
+        Self::cut(sequences, group, window, cut, true)
+    }
+
+    fn cut(sequences: &[Sequence], group: usize, window: Option<usize>, cut: Cut, carried: bool) -> Self {
         assert!(window != Some(0), "attention: a window of 0 sees nothing");
-        let mut plan = Self { cut, items: Vec::new(), merges: Vec::new(), slots: 0 };
+        let mut plan = Self { cut, items: Vec::new(), merges: Vec::new(), slots: 0, carried };
         for sequence in sequences {
             let rows = sequence.tokens * group;
             assert!(rows > 0, "attention: a sequence without new tokens");
@@ -178,11 +193,14 @@ impl Plan {
             self.items.extend(item(first_chunk, end_chunk, 0));
             return;
         };
-        self.merges.extend(item(first_chunk, end_chunk, self.slots));
+        // What is joined: chunks, or what blocks carried over several.
+        let states =
+            |from: usize, to: usize| if self.carried { (to - from).div_ceil(chunks) } else { to - from };
+        self.merges.extend(item(first_chunk, first_chunk + states(first_chunk, end_chunk), self.slots));
         for chunk in (first_chunk..end_chunk).step_by(chunks) {
             let end = end_chunk.min(chunk + chunks);
             self.items.extend(item(chunk, end, self.slots));
-            self.slots += end - chunk;
+            self.slots += states(chunk, end);
         }
     }
 
@@ -244,13 +262,15 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
         "attention: shapes disagree"
     );
     assert!(rows == 16 || rows == 64 && kind != HeadKind::Latent, "attention: no kernel has {rows} rows");
+    let carries = kind == HeadKind::Dim128 && pages.kv_type == KvType::Bf16;
+    assert!(carries || !plan.carried, "attention: only bf16 heads of 128 have kernels that carry");
     if items == 0 {
         return Vec::new();
     }
     let partials = if chunks.is_some() { batch.partials.into() } else { super::Argument::Null };
     let attend = Launch {
         module: "attention",
-        kernel: kernel(kind, pages.kv_type, rows),
+        kernel: kernel(kind, pages.kv_type, rows, plan.carried),
         grid: [items as u32, pages.kv_heads as u32, 1],
         threads: THREADS,
         shared_bytes: shared_bytes(kind, pages.kv_type, rows) as u32,
@@ -296,14 +316,15 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
     vec![attend, merge]
 }
 
-fn kernel(kind: HeadKind, kv_type: KvType, rows: usize) -> String {
+fn kernel(kind: HeadKind, kv_type: KvType, rows: usize, carried: bool) -> String {
     let kind = match kind {
         HeadKind::Dim64 => "64",
         HeadKind::Dim128 => "128",
         HeadKind::Latent => "latent",
     };
     let kv_type = if kv_type == KvType::Fp8 { "fp8" } else { "bf16" };
-    format!("attention_{kind}_{kv_type}_{rows}")
+    let carried = if carried { "_carried" } else { "" };
+    format!("attention_{kind}_{kv_type}_{rows}{carried}")
 }
 
 /// `Attention::SHARED` in `attention.cu`, with the stages named beside each kernel there.

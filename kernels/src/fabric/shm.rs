@@ -7,6 +7,8 @@
 //! waits watches the numbers for a while and then sleeps on its bell, a futex.
 
 mod memory;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -110,6 +112,23 @@ impl Shm {
         self.others().find(|from| !is_here(*from))
     }
 
+    /// Who is at fault if `missing` sends nothing: that rank, unless it waits itself for a message of the exchange before; then who
+    /// owes that one, and so on. Ranks that wait give up almost at once, so each must find the same one.
+    fn culprit(&self, mut missing: usize) -> usize {
+        for exchange in (1..self.exchange).rev() {
+            let owes = |from: &usize| {
+                let place = self.memory.place(*from, missing, exchange);
+                let behind = (exchange as u32).wrapping_sub(place.number.load(Ordering::Acquire));
+                *from != missing && behind.cast_signed() > 0
+            };
+            match (0..self.lengths.len()).find(owes) {
+                Some(from) => missing = from,
+                None => break,
+            }
+        }
+        missing
+    }
+
     fn wait(&self, phase: Phase, deadline: Duration) -> Result<(), FabricError> {
         let mut spins = 0;
         let mut until = None;
@@ -130,7 +149,7 @@ impl Shm {
             let until = *until.get_or_insert_with(|| Instant::now() + deadline);
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(self.error(missing, phase, Cause::Deadline(deadline)));
+                return Err(self.error(self.culprit(missing), phase, Cause::Deadline(deadline)));
             }
             self.memory.sleep(self.rank, rung, left);
         }

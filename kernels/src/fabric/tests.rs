@@ -14,6 +14,7 @@ type Group = Vec<Box<dyn Fabric>>;
 /// Groups over every transport.
 pub(crate) fn groups(size: usize, capacity: usize) -> Vec<(&'static str, Group)> {
     let mut groups = vec![("local", local(size, capacity)), ("tcp", tcp(size, capacity))];
+    groups.push(("grouped", grouped(size, capacity)));
     #[cfg(target_os = "linux")]
     groups.push(("shm", shm(size, capacity)));
     groups
@@ -21,6 +22,11 @@ pub(crate) fn groups(size: usize, capacity: usize) -> Vec<(&'static str, Group)>
 
 fn local(size: usize, capacity: usize) -> Group {
     Local::group(size, capacity).into_iter().map(|rank| Box::new(rank) as Box<dyn Fabric>).collect()
+}
+
+fn grouped(size: usize, capacity: usize) -> Group {
+    let ranks = super::grouped::tests::group(size, capacity, &[]).into_iter();
+    ranks.map(|rank| Box::new(rank) as Box<dyn Fabric>).collect()
 }
 
 #[cfg(target_os = "linux")]
@@ -129,7 +135,7 @@ fn a_rank_that_stalls_is_named_at_the_deadline_and_the_fabric_stays_failed() {
 #[test]
 fn a_rank_that_leaves_is_gone_at_once() {
     // Shared memory learns it from whoever watches the process: see below.
-    for (name, mut group) in [("local", local(2, 16)), ("tcp", tcp(2, 16))] {
+    for (name, mut group) in [("local", local(2, 16)), ("tcp", tcp(2, 16)), ("grouped", grouped(2, 16))] {
         drop(group.pop());
         let error = group[0].exchange(Phase::Dispatch, PATIENCE).unwrap_err();
         assert_eq!((error.rank, error.cause), (1, Cause::Gone), "{name}");

@@ -30,6 +30,8 @@ struct Setup {
     /// Whether the first chunk's values and the second's are large and cancel, so that the order in which chunks are
     /// joined shows in the output.
     cancelling: bool,
+    /// Whether blocks carry one state over all their chunks.
+    carried: bool,
 }
 
 impl Setup {
@@ -52,6 +54,7 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         window: None,
         sinks: false,
         cancelling: false,
+        carried: false,
     };
     let mut setups = vec![
         plain.clone(),
@@ -95,6 +98,20 @@ fn run_one(lab: &mut Lab<'_>, setup: &Setup, page_size: usize) -> Result<(), Str
         for chunks in [None, Some(1), Some(2)] {
             let other = data.run(lab, setup, page_size, Cut { rows, chunks }, &all)?;
             lab.same(&format!("{rows} rows, {chunks:?} chunks apart"), &other, &out)?;
+        }
+    }
+    if (setup.kind, setup.kv_type) == (HeadKind::Dim128, KvType::Bf16) {
+        // Right as well, but with the same bits only where a block has one chunk.
+        let carried = Setup { carried: true, ..setup.clone() };
+        for (rows, chunks) in
+            [(16, None), (64, None), (16, Some(1)), (64, Some(1)), (16, Some(2)), (64, Some(2))]
+        {
+            let what = format!("{rows} rows, carried over {chunks:?} chunks");
+            let other = data.run(lab, &carried, page_size, Cut { rows, chunks }, &all)?;
+            lab.close(&what, &other, &exact, |i| bound[i] * TOLERANCE + 1e-30)?;
+            if chunks == Some(1) {
+                lab.same(&what, &other, &out)?;
+            }
         }
     }
     for other_size in [8, 256] {
@@ -286,7 +303,8 @@ impl Data {
             kv_heads: setup.kv_heads,
             page_size,
         };
-        let plan = Plan::new(sequences, setup.group, setup.window, cut);
+        let plan = if setup.carried { Plan::carried } else { Plan::new };
+        let plan = plan(sequences, setup.group, setup.window, cut);
         let tokens: usize = sequences.iter().map(|s| s.tokens).sum();
         let out = lab.poisoned(tokens * setup.heads() * value_dim)?;
         let batch = Batch {

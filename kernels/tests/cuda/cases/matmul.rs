@@ -2,7 +2,9 @@
 
 use half::bf16;
 use keyway_kernels::cuda::Slice;
-use keyway_kernels::cuda::matmul::{Cut, Out, Packed, Shape, Unit, Weights, launch, pack_fp8, pack_mxfp4};
+use keyway_kernels::cuda::matmul::{
+    Cut, Out, Packed, Shape, TILE, Unit, Weights, launch, launch_split, pack_fp8, pack_mxfp4,
+};
 use keyway_kernels::matmul::oracle;
 use keyway_kernels::quant::{e2m1, e4m3, e8m0};
 
@@ -112,6 +114,10 @@ fn one(lab: &mut Lab<'_>, shape: Shape, unit: Unit, counts: &[usize]) -> Result<
             let other = weight.multiply(lab, x, rows, cut)?;
             lab.same(&format!("{rows} rows, {cut:?}"), &other, &out)?;
         }
+        for apart in [false, true] {
+            let other = weight.split_in_twos(lab, x, rows, apart)?;
+            lab.close(&format!("{rows} rows, splits of two tiles"), &other, &exact[..out.len()], tolerance)?;
+        }
         let row = out[..shape.outputs].to_vec();
         if let Some(first) = &first_row {
             lab.same("the first row in batches of several sizes", first, &row)?;
@@ -182,6 +188,22 @@ impl Weight {
         cut: Cut,
     ) -> Result<Vec<bf16>, String> {
         multiply(lab, x, rows, &self.packed, cut)
+    }
+
+    /// By splits as short as they can be, whatever the weight's shape says.
+    fn split_in_twos(
+        &self,
+        lab: &mut Lab<'_>,
+        x: Slice<bf16>,
+        rows: usize,
+        apart: bool,
+    ) -> Result<Vec<bf16>, String> {
+        let shape = self.packed.shape;
+        let y = lab.poisoned(rows * shape.outputs)?;
+        let partials = lab.poisoned((shape.inputs / TILE).div_ceil(2) * rows * shape.outputs)?;
+        let cut = Cut { rows: 64, apart };
+        lab.launch(launch_split(x, rows, &self.packed, cut, 2, Out::Bf16(y), partials))?;
+        lab.download(y)
     }
 
     /// The f32 output is the same in every bit however it is cut, and rounds to the bf16 one.
