@@ -66,6 +66,8 @@ pub struct Options {
     pub output_tokens: u32,
     /// In whose names the workers tell their metrics.
     pub metrics: Names,
+    /// Whether prompts' token ids are told to who asks.
+    pub render: bool,
     /// What goes wrong.
     pub faults: Vec<Fault>,
     /// KV events, if wanted.
@@ -128,6 +130,7 @@ impl Fleet {
             time_scale: options.time_scale,
             output_tokens: options.output_tokens,
             metrics: options.metrics,
+            render: options.render,
             zero: Instant::now(),
             vocabulary: Vocabulary::default(),
         });

@@ -30,6 +30,7 @@ impl Mock {
             time_scale,
             output_tokens: 5,
             metrics: Names::Vllm,
+            render: false,
             faults: Vec::new(),
             kv_events: None,
         };

@@ -32,6 +32,7 @@ fn options(profile: Profile) -> Options {
         time_scale: 1.0,
         output_tokens: 5,
         metrics: Names::Vllm,
+        render: false,
         faults: Vec::new(),
         kv_events: None,
     }
@@ -334,6 +335,31 @@ async fn a_snapshot_holds_what_is_cached() {
     // It goes on from the first batch that it does not cover.
     let next = replay(&asked, 0).await.last().unwrap().0 + 1;
     assert!(snapshot.iter().all(|(seq, _)| *seq == next));
+}
+
+#[tokio::test]
+async fn prompts_are_rendered_where_that_is_asked_for() {
+    let ask = json!({ "model": "mock", "prompt": "abcde", "max_tokens": 3 }).to_string();
+    let messages = json!([{ "role": "user", "content": "why?" }]);
+    let chat = json!({ "model": "mock", "messages": messages, "stream": true }).to_string();
+    let (render, of_chat) = ("/v1/completions/render", "/v1/chat/completions/render");
+    let fleet = Fleet::start(&Options { render: true, ..instant() }).await.unwrap();
+    let caller = Caller::of(&fleet);
+    let (status, text) = caller.text(Method::POST, render, &ask).await;
+    assert_eq!(status, StatusCode::OK);
+    let said: Value = serde_json::from_str(&text).unwrap();
+    let ids = json!([u32::from_le_bytes(*b"abcd"), u32::from(b'e')]);
+    assert_eq!((&said[0]["token_ids"], &said[0]["sampling_params"]["max_tokens"]), (&ids, &json!(3)));
+    let (_, text) = caller.text(Method::POST, of_chat, &chat).await;
+    let said: Value = serde_json::from_str(&text).unwrap();
+    let (_, answer) = caller.chat(&json!({ "model": "mock", "messages": messages })).await;
+    assert_eq!(
+        said["token_ids"].as_array().unwrap().len() as u64,
+        answer["usage"]["prompt_tokens"].as_u64().unwrap()
+    );
+    assert_eq!(caller.text(Method::POST, render, "{}").await.0, StatusCode::BAD_REQUEST);
+    let plain = Fleet::start(&instant()).await.unwrap();
+    assert_eq!(Caller::of(&plain).text(Method::POST, render, &ask).await.0, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]

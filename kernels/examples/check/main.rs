@@ -8,6 +8,7 @@
 //! check time NAME      how long it takes, and the bytes and operations it cannot avoid
 //! check fixed NAME     how long it takes beside itself cut as suits the batch, which would cost it its independence of it
 //! check rank N PATH    one of the processes that `case peer_processes` starts
+//! check nccl N PATH    one of the processes that `case nccl_processes` starts
 //! ```
 //! Each answers with one line of JSON; a fault ends it with status 1 and the reason in `"fault"`. One name
 //! a process, so that a kernel that crashes the context spoils nothing else.
@@ -17,6 +18,8 @@
 mod cases;
 mod exchange;
 mod fixed;
+#[cfg(target_os = "linux")]
+mod nccl;
 #[cfg(target_os = "linux")]
 mod processes;
 mod timings;
@@ -37,6 +40,10 @@ fn main() -> ExitCode {
         ["case", processes::NAME, ..] => processes::run(),
         #[cfg(target_os = "linux")]
         ["rank", number, path] => processes::rank(number, path),
+        #[cfg(target_os = "linux")]
+        ["case", nccl::NAME, ..] => nccl::run(),
+        #[cfg(target_os = "linux")]
+        ["nccl", number, path] => nccl::rank(number, path),
         ["case", name] => case(name, Size::Large),
         // What compute-sanitizer can wait for.
         ["case", name, "small"] => case(name, Size::Small),
@@ -61,7 +68,7 @@ fn list() -> String {
     let names = |names: Vec<&str>| names.iter().map(|n| quoted(n)).collect::<Vec<_>>().join(", ");
     let mut cases: Vec<&str> = CASES.iter().map(|case| case.name).collect();
     #[cfg(target_os = "linux")]
-    cases.push(processes::NAME);
+    cases.extend([processes::NAME, nccl::NAME]);
     let timings = names([timings::NAMES, exchange::NAMES].concat());
     let fixed = names(fixed::NAMES.to_vec());
     format!("{{\"cases\": [{}], \"timings\": [{timings}], \"fixed\": [{fixed}]}}", names(cases))

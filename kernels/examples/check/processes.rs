@@ -23,7 +23,7 @@ const EXPERTS: usize = LAYOUT.ranks * LAYOUT.held;
 /// Words of a note between ranks at most.
 const NOTE_WORDS: usize = 64;
 /// For what must come. Processes on one GPU take turns, and each loads its kernels first.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// Before a rank is taken to stay away: longer than turns on one GPU.
 const DEADLINE: Duration = Duration::from_secs(2);
 
@@ -32,13 +32,19 @@ pub(crate) fn run() -> Result<String, String> {
     let group = Shm::create(LAYOUT.ranks, NOTE_WORDS).map_err(|e| e.to_string())?;
     // A path by which another process opens the very memory.
     let path = format!("/proc/{}/fd/{}", std::process::id(), group.as_raw_fd());
+    let compared = each("rank", LAYOUT.ranks, &path)?;
+    Ok(format!("{{\"case\": \"{NAME}\", \"compared\": {compared}, \"worst\": 0.0}}"))
+}
+
+/// Starts this program as each rank, `WHAT NUMBER PATH`, and waits for all; the sum of what they say they compared.
+pub(crate) fn each(what: &str, ranks: usize, path: &str) -> Result<usize, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let start = |rank: usize| {
         let mut command = Command::new(&program);
-        command.args(["rank", &rank.to_string(), &path]).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.args([what, &rank.to_string(), path]).stdin(Stdio::null()).stdout(Stdio::piped());
         command.spawn().map_err(|e| e.to_string())
     };
-    let started: Vec<_> = (0..LAYOUT.ranks).map(start).collect();
+    let started: Vec<_> = (0..ranks).map(start).collect();
     let mut compared = 0;
     let mut faults = Vec::new();
     for (rank, child) in started.into_iter().enumerate() {
@@ -49,10 +55,7 @@ pub(crate) fn run() -> Result<String, String> {
             _ => faults.push(format!("rank {rank}: {}, {}", done.status, said.trim())),
         }
     }
-    match faults.first() {
-        Some(fault) => Err(fault.clone()),
-        None => Ok(format!("{{\"case\": \"{NAME}\", \"compared\": {compared}, \"worst\": 0.0}}")),
-    }
+    faults.into_iter().next().map_or(Ok(compared), Err)
 }
 
 /// One of the ranks: how many elements it compared.

@@ -63,6 +63,9 @@ pub struct MockArgs {
     /// Whose names /metrics has
     #[arg(long, value_enum, default_value_t = Names::Vllm)]
     pub metrics: Names,
+    /// Answer /v1/completions/render and /v1/chat/completions/render with a prompt's token ids, as vLLM does where it is asked to
+    #[arg(long)]
+    pub render: bool,
     /// What goes wrong, and when; see below
     #[arg(long, value_name = "FAULT")]
     pub fault: Vec<Fault>,
@@ -146,6 +149,7 @@ impl MockArgs {
             time_scale: self.time_scale,
             output_tokens: self.output_tokens,
             metrics: self.metrics,
+            render: self.render,
             faults: self.fault.clone(),
             kv_events: self.kv_events.then_some(KvEvents {
                 base_port: self.kv_events_base_port,

@@ -95,6 +95,12 @@ async fn route(worker: Arc<Worker>, id: u64, request: Request<Incoming>) -> Answ
     match (request.method(), request.uri().path()) {
         (&Method::POST, "/v1/chat/completions") => generate(worker, id, true, request).await,
         (&Method::POST, "/v1/completions") => generate(worker, id, false, request).await,
+        (&Method::POST, "/v1/chat/completions/render") if worker.setup.render => {
+            rendered(&worker, id, true, request).await
+        }
+        (&Method::POST, "/v1/completions/render") if worker.setup.render => {
+            rendered(&worker, id, false, request).await
+        }
         (&Method::GET, "/health") => text(StatusCode::OK, String::new()),
         (&Method::GET, "/metrics") => text(StatusCode::OK, worker.metrics()),
         (&Method::GET, "/v1/models") => models(&worker),
@@ -128,19 +134,9 @@ async fn generate(worker: Arc<Worker>, id: u64, chat: bool, request: Request<Inc
     if let Some(code) = worker.strike(|kind| if let Kind::Status(code) = kind { Some(code) } else { None }) {
         return refused(code);
     }
-    let setup = &worker.setup;
-    let reading = Reading {
-        model: &setup.model,
-        block_tokens: setup.profile.block_tokens,
-        output_tokens: setup.output_tokens,
-        vocabulary: &setup.vocabulary,
-    };
-    let mut ask = match request::read(&body, chat, &reading) {
+    let mut ask = match read(&worker, &body, chat) {
         Ok(ask) => ask,
-        Err(cause) => {
-            let unknown = cause.error.code.as_deref() == Some("model_not_found");
-            return error(if unknown { StatusCode::NOT_FOUND } else { StatusCode::BAD_REQUEST }, &cause);
-        }
+        Err(cause) => return unread(&cause),
     };
     drop(body);
     let admission = match worker.submit(&mut ask) {
@@ -152,6 +148,46 @@ async fn generate(worker: Arc<Worker>, id: u64, chat: bool, request: Request<Inc
     let about = about(&worker, id, &ask);
     let underway = Underway { worker, admission, done: false };
     if ask.stream { streamed(underway, about) } else { whole(underway, about).await }
+}
+
+fn read(worker: &Worker, body: &[u8], chat: bool) -> Result<Ask, ErrorBody> {
+    let setup = &worker.setup;
+    let reading = Reading {
+        model: &setup.model,
+        block_tokens: setup.profile.block_tokens,
+        output_tokens: setup.output_tokens,
+        vocabulary: &setup.vocabulary,
+    };
+    request::read(body, chat, &reading)
+}
+
+fn unread(cause: &ErrorBody) -> Answer {
+    let unknown = cause.error.code.as_deref() == Some("model_not_found");
+    error(if unknown { StatusCode::NOT_FOUND } else { StatusCode::BAD_REQUEST }, cause)
+}
+
+/// What the engine would be asked to generate (vLLM's `GenerateRequest`, vllm/entrypoints/serve/disagg/protocol.py), of completions
+/// in a list.
+async fn rendered(worker: &Worker, id: u64, chat: bool, request: Request<Incoming>) -> Answer {
+    let body = match body(request).await {
+        Ok(body) => body,
+        Err(answer) => return answer,
+    };
+    let ask = match read(worker, &body, chat) {
+        Ok(ask) => ask,
+        Err(cause) => return unread(&cause),
+    };
+    let ids = ask.tokens.ids(0..ask.prompt_tokens as usize);
+    let one = serde_json::json!({
+        "request_id": format!("{}-{id}", if chat { "chatcmpl" } else { "cmpl" }),
+        "token_ids": ids,
+        "model": worker.setup.model,
+        "sampling_params": { "max_tokens": ask.output_tokens },
+        "stream": ask.stream,
+        "cache_salt": ask.salt,
+    });
+    let whole = if chat { one } else { serde_json::Value::Array(vec![one]) };
+    json(StatusCode::OK, whole.to_string().into())
 }
 
 fn about(worker: &Worker, id: u64, ask: &Ask) -> About {

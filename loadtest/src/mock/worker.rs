@@ -42,6 +42,8 @@ pub(super) struct Setup {
     pub output_tokens: u32,
     /// In whose names they tell their metrics.
     pub metrics: Names,
+    /// Whether they render prompts.
+    pub render: bool,
     /// When the mock started.
     pub zero: Instant,
     /// What answers are made of.

@@ -89,6 +89,7 @@ def run(args, requests, distinct, name, cache, metrics):
             warm_s=args.warm_minutes * 60,
             model="mock",
             ids=name in routers.BY_EVENTS,
+            sessions=name in routers.BY_SESSION,
             output_tokens=args.output_tokens,
             router_pids=[router.pid for router, _ in started],
             other_pids=[mock.pid],
@@ -127,7 +128,7 @@ def start_router(args, processes, fleet, name, files):
 def start_mock(args, processes, blocks, gauges):
     command = [str(args.bin_dir / "keyway-loadtest"), "mock", "--profile", "fcfs-6k", "--workers", str(WORKERS)]
     command += ["--base-port", "0", "--time-scale", str(args.speed), "--kv-blocks", str(blocks), "--kv-events"]
-    command += ["--kv-events-base-port", "0", "--kv-replay-base-port", "0", "--threads", "1", "--metrics", gauges]
+    command += ["--kv-events-base-port", "0", "--kv-replay-base-port", "0", "--threads", "1", "--metrics", gauges, "--render"]
     log = args.scratch / "mock.log"
     mock = start(processes, command, log)
     line = re.compile(r"ready on ([^\s,]+).*KV events on ([^\s,]+),? replay on ([^\s,]+)")

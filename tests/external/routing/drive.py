@@ -14,11 +14,12 @@ import trace
 GOOD_S = 5.0
 
 
-async def _send(address, body, sent):
+async def _send(address, session, body, sent):
     """One request on a connection of its own: seconds to the first event, cached tokens, or an error."""
     reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
     try:
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {address[0]}\r\ncontent-type: application/json\r\n"
+        head += f"x-session-id: {session}\r\n" if session else ""
         writer.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
         await writer.drain()
         status = await reader.readline()
@@ -40,7 +41,7 @@ async def _send(address, body, sent):
         writer.close()
 
 
-async def _all(urls, requests, speed, model, ids, output_tokens):
+async def _all(urls, requests, speed, model, ids, sessions, output_tokens):
     addresses = [(urlsplit(url).hostname, urlsplit(url).port) for url in urls]
     chance = random.Random(1)
     prompt_of = trace.as_ids if ids else trace.as_text
@@ -52,7 +53,9 @@ async def _all(urls, requests, speed, model, ids, output_tokens):
         await asyncio.sleep(max(0.0, intended - time.monotonic()))
         late = time.monotonic() - intended
         try:
-            first, cached, error = await asyncio.wait_for(_send(chance.choice(addresses), body, intended), 300)
+            session = requests[i].session if sessions else None
+            sending = _send(chance.choice(addresses), session, body, intended)
+            first, cached, error = await asyncio.wait_for(sending, 300)
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError) as cause:
             first, cached, error = None, None, repr(cause)
         results[i] = (first, cached, error, late)
@@ -83,11 +86,11 @@ def _machine_s():
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(urls, requests, *, speed, warm_s, model, ids, output_tokens, router_pids, other_pids):
+def measure(urls, requests, *, speed, warm_s, model, ids, sessions, output_tokens, router_pids, other_pids):
     """Runs the trace; everything that the table needs, as a dict."""
     watched = [*router_pids, *other_pids, os.getpid()]
     before = _machine_s() - _cpu_s(watched), _cpu_s(router_pids), time.monotonic()
-    results = asyncio.run(_all(urls, requests, speed, model, ids, output_tokens))
+    results = asyncio.run(_all(urls, requests, speed, model, ids, sessions, output_tokens))
     elapsed = time.monotonic() - before[2]
     # The kernel's own work for our sockets counts as others', a few hundredths of a core.
     foreign = (_machine_s() - _cpu_s(watched) - before[0]) / elapsed

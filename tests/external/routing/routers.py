@@ -30,6 +30,9 @@ NAMES = [*KEYWAY, *SGLANG, *VLLM]
 # Routers that are told of blocks by the workers.
 BY_EVENTS = {"keyway-events", "keyway-events-x4", "keyway-events-x4-requests", "vllm-kv-aware"}
 
+# Routers that go by a session that the client names, and know nothing of prompts.
+BY_SESSION = {"vllm-consistent-hash"}
+
 # How many of it there are at once, each request going to any one of them; else one.
 TOGETHER = {"keyway-events-x4": 4, "keyway-events-x4-requests": 4}
 

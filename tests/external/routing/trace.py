@@ -17,6 +17,11 @@ class Request:
     def __init__(self, at, tokens, blocks):
         self.at, self.tokens, self.blocks = at, tokens, blocks
 
+    @property
+    def session(self):
+        """Whose turn it is: the trace does not say, but all prompts share their first block and sessions the second."""
+        return f"s{self.blocks[min(1, len(self.blocks) - 1)]}"
+
 
 def load(path, seconds):
     """Requests of the first so many seconds; those of one timestamp spread over the gap to the next."""

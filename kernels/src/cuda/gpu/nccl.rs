@@ -56,14 +56,19 @@ impl fmt::Debug for Nccl {
 }
 
 impl Nccl {
+    /// Whether the loader finds the library.
+    pub fn is_here() -> bool {
+        // SAFETY: only opens the library and closes it again.
+        unsafe { sys::is_culib_present() }
+    }
+
     /// The rank that `control` has, on a GPU that no other rank of the group uses; all ranks join at once. Messages of the group's
     /// name go over `control`, which must take 32 words.
     ///
     /// # Errors
     /// Without the library, if a rank does not answer within `deadline`, or what NCCL says.
     pub fn join(gpu: &Gpu, control: &mut dyn Fabric, deadline: Duration) -> Result<Self, DeviceError> {
-        // SAFETY: only opens the library and closes it again.
-        if !unsafe { sys::is_culib_present() } {
+        if !Self::is_here() {
             return Err(DeviceError("no libnccl.so where the loader looks: install NCCL 2".into()));
         }
         gpu.enter()?;
@@ -137,7 +142,7 @@ impl Nccl {
             }
             spins += 1;
             if spins > SPINS {
-                thread::sleep(PAUSE);
+                thread::park_timeout(PAUSE);
             }
         }
         Ok(())
