@@ -137,6 +137,10 @@ impl<M: Mover> Fabric for Grouped<M> {
         if words > capacity {
             return Err(self.error(to, phase, Cause::TooLong { words, capacity }));
         }
+        if to == self.control.rank() {
+            // Nobody would fetch it.
+            return Err(self.error(to, phase, Cause::Protocol("nothing: it is this rank itself")));
+        }
         self.lengths[to] = words;
         let none = self.error(self.control.rank(), phase, Cause::Protocol("nothing: it has no memory left"));
         self.mover.outbox(to, words).ok_or(none)

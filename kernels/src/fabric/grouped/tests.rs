@@ -127,6 +127,12 @@ fn a_rank_that_stalls_between_lengths_and_messages_is_named() {
 }
 
 #[test]
+fn a_rank_sends_itself_nothing() {
+    let mut ranks = group(2, 16, &[]);
+    assert!(ranks[0].outbox(0, 1).is_err() && ranks[0].lengths == [0, 0]);
+}
+
+#[test]
 fn nothing_is_moved_where_nothing_is_sent() {
     let group = group(2, 16, &[0, 0]).into_iter().map(|rank| Box::new(rank) as Box<dyn Fabric>).collect();
     each(group, |mut rank| {
