@@ -63,9 +63,21 @@ pub(crate) fn first_by_rendezvous(
     among: impl Iterator<Item = usize>,
     key: u64,
 ) -> Option<usize> {
-    // Each score once: a logarithm for each of a thousand idle workers is the dearest part of a choice.
-    let scored = among.map(|i| (rendezvous::score(key, candidates[i].worker, candidates[i].weight), i));
-    scored.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, i)| i)
+    let mut first: Option<(f64, f64, usize)> = None;
+    for i in among {
+        let (drawn, weight) = (rendezvous::draw(key, candidates[i].worker), candidates[i].weight);
+        // Of equal weights the score's order is the draw's: a logarithm for each of a thousand idle workers is dear.
+        let is_before = |(best, of_best, _): (f64, f64, usize)| {
+            if weight == of_best {
+                return drawn > best;
+            }
+            rendezvous::score(drawn, weight) > rendezvous::score(best, of_best)
+        };
+        if first.is_none_or(is_before) {
+            first = Some((drawn, weight, i));
+        }
+    }
+    first.map(|(_, _, i)| i)
 }
 
 fn chwbl_key(request: &RequestView<'_>) -> Option<BlockHash> {

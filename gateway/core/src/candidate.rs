@@ -87,12 +87,16 @@ impl Candidate {
 impl RequestView<'_> {
     /// Prompt tokens that this worker would fetch from another tier.
     pub fn fetched_tokens(&self, candidate: &Candidate) -> u64 {
-        self.matched_tokens(candidate.held_blocks()) - self.matched_tokens(candidate.matched_blocks)
+        match candidate.fetched_blocks {
+            0 => 0,
+            _ => self.matched_tokens(candidate.held_blocks()) - self.matched_tokens(candidate.matched_blocks),
+        }
     }
 
     /// Prompt tokens in this many leading blocks; always less than the whole prompt.
     pub fn matched_tokens(&self, blocks: u32) -> u64 {
-        let tokens = (f64::from(blocks) * self.block_tokens).round() as u64;
+        // Rounded; `round` is a call on processors that may lack the instruction, and this is asked of each candidate.
+        let tokens = (f64::from(blocks) * self.block_tokens + 0.5) as u64;
         tokens.min(self.prompt_tokens.saturating_sub(1))
     }
 }

@@ -117,6 +117,7 @@ impl Default for CostModel {
 
 impl CostModel {
     /// The queue at this candidate.
+    #[inline]
     pub fn queue(&self, candidate: &Candidate) -> Queue {
         let tokens_per_ms = candidate.tokens_per_ms * usable_weight(candidate.weight).min(1.0);
         let LoadSnapshot { requests, pace, .. } = candidate.load;
@@ -130,6 +131,7 @@ impl CostModel {
     }
 
     /// The cost of `uncached_tokens` of own prefill behind this queue.
+    #[inline]
     pub fn cost(&self, queue: &Queue, uncached_tokens: u64) -> Cost {
         let own = uncached_tokens as f64 / queue.tokens_per_ms;
         let later = self.later * queue.arrivals_per_ms / (2.0 * (1.0 - queue.busy_share));
@@ -144,6 +146,7 @@ impl CostModel {
     }
 
     /// [`CostModel::cost`] less the share of the price of a copy that those who come later bear.
+    #[inline]
     pub fn cost_with(&self, queue: &Queue, uncached_tokens: u64, reuse: &Reuse) -> Cost {
         let cost = self.cost(queue, uncached_tokens);
         let uses = self.reuse * reuse.uses;

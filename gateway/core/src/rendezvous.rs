@@ -4,12 +4,16 @@
 use crate::cost::usable_weight;
 use crate::index::WorkerId;
 
-/// How much `key` wants `worker`; the highest score comes first. After Schindelhauer and Schomaker, "Weighted
-/// distributed hash tables" (2005): `-weight / ln(u)` with `u` uniform in (0, 1).
-pub(crate) fn score(key: u64, worker: WorkerId, weight: f64) -> f64 {
+/// What `key` draws for `worker`, uniform in (0, 1).
+pub(crate) fn draw(key: u64, worker: WorkerId) -> f64 {
     let bits = mix(key ^ mix(u64::from(worker.0) + 1));
-    let uniform = ((bits >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
-    -usable_weight(weight) / uniform.ln()
+    ((bits >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
+}
+
+/// How much a key wants a worker for which it has drawn this; the highest score comes first. After Schindelhauer and
+/// Schomaker, "Weighted distributed hash tables" (2005): `-weight / ln(u)` with `u` uniform in (0, 1).
+pub(crate) fn score(drawn: f64, weight: f64) -> f64 {
+    -usable_weight(weight) / drawn.ln()
 }
 
 /// The finaliser of splitmix64: every bit of the result depends on every bit of `x`.
@@ -24,9 +28,8 @@ mod tests {
     use super::*;
 
     fn first(key: u64, workers: &[(u32, f64)]) -> u32 {
-        let best = workers
-            .iter()
-            .max_by(|a, b| score(key, WorkerId(a.0), a.1).total_cmp(&score(key, WorkerId(b.0), b.1)));
+        let of = |(worker, weight): &(u32, f64)| score(draw(key, WorkerId(*worker)), *weight);
+        let best = workers.iter().max_by(|a, b| of(a).total_cmp(&of(b)));
         best.unwrap().0
     }
 

@@ -102,11 +102,11 @@ impl Heat {
             }
         }
         let (contended, blocks) = hottest;
+        let hot_tokens = request.matched_tokens(blocks);
         for candidate in candidates {
             candidate.reuse = Reuse::default();
             if candidate.matched_blocks < blocks {
-                let tokens =
-                    request.matched_tokens(blocks) - request.matched_tokens(candidate.matched_blocks);
+                let tokens = hot_tokens - request.matched_tokens(candidate.matched_blocks);
                 candidate.reuse = Reuse { tokens, uses: contended / candidate.tokens_per_ms };
             }
         }

@@ -132,6 +132,8 @@ impl KvFeed {
     }
 
     fn removed(&mut self, index: &mut PrefixIndex, tier: Tier, event: &BlockRemoved) {
+        let named = event.block_hashes.iter().filter_map(|hash| self.blocks.find_parent(hash.short(), None));
+        index.fetch(&named.map(|node| self.blocks.key(node)).collect::<Vec<_>>());
         let mut held = Held { index, worker: self.worker, any_tier: self.any_tier() };
         for (i, hash) in event.block_hashes.iter().enumerate() {
             let left = event.remaining_copy_counts.as_ref().and_then(|counts| counts.get(i)).copied();

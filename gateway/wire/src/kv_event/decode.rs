@@ -297,6 +297,12 @@ fn tokens(value: &[u8]) -> Option<(Vec<u32>, Option<u32>)> {
     let mut ids = Vec::with_capacity(len as usize);
     let mut tail = None;
     for i in 0..len {
+        if tail.is_none()
+            && let Some(id) = reader.quick_uint()
+        {
+            ids.push(u32::try_from(id).ok()?);
+            continue;
+        }
         match reader.next().ok()? {
             Value::Uint(id) if tail.is_none() => ids.push(u32::try_from(id).ok()?),
             Value::Array(2) if tail.is_some() || i == 0 => {
