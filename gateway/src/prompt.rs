@@ -2,7 +2,9 @@
 //! sent for it, or a completion's prompts. It follows keyway-worker and vLLM; what only the engine can know (images, a
 //! template in the request) has no text here, and such a request is routed by its body's text.
 
-use keyway_text::{ChatTemplate, RenderOptions};
+use std::borrow::Cow;
+
+use keyway_text::{ChatTemplate, Field, Message, RenderOptions};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -44,8 +46,9 @@ pub enum Prompt {
 
 /// A chat request, as far as its prompt depends on it.
 #[derive(Deserialize)]
-struct Conversation {
-    messages: Vec<Map<String, Value>>,
+struct Conversation<'a> {
+    #[serde(borrow)]
+    messages: Vec<Message<'a>>,
     tools: Option<Value>,
     documents: Option<Value>,
     chat_template: Option<Value>,
@@ -73,11 +76,13 @@ pub fn read(path: &str, body: &[u8], template: &ChatTemplate) -> Result<Vec<Prom
 }
 
 fn chat(body: &[u8], template: &ChatTemplate) -> Result<Prompt, Unknown> {
-    let chat: Conversation = serde_json::from_slice(body).map_err(|_| Unknown::Unsupported)?;
+    let mut chat: Conversation<'_> = serde_json::from_slice(body).map_err(|_| Unknown::Unsupported)?;
     if chat.chat_template.is_some_and(|template| !template.is_null()) {
         return Err(Unknown::Unsupported);
     }
-    let messages: Option<Vec<Value>> = chat.messages.into_iter().map(message).collect();
+    if !chat.messages.iter_mut().all(prepare) {
+        return Err(Unknown::Unsupported);
+    }
     let mut variables = chat.chat_template_kwargs.unwrap_or_default();
     if let Some(effort) = chat.reasoning_effort.filter(|effort| !effort.is_null()) {
         variables.entry("reasoning_effort").or_insert(effort);
@@ -93,34 +98,33 @@ fn chat(body: &[u8], template: &ChatTemplate) -> Result<Prompt, Unknown> {
         now_unix_seconds: None,
         ..RenderOptions::default()
     };
-    let messages = Value::Array(messages.ok_or(Unknown::Unsupported)?);
-    let text = template.render(&messages, &options).map_err(|_| Unknown::Failed)?;
+    let text = template.render_messages(chat.messages, &options).map_err(|_| Unknown::Failed)?;
     Ok(Prompt::Text { text, add_special: chat.add_special_tokens.unwrap_or(false) })
 }
 
-/// A message as templates expect it, and as a worker makes it one: calls' arguments as objects, no content as an empty
-/// text. `None` if it holds anything but text.
-fn message(mut message: Map<String, Value>) -> Option<Value> {
-    match message.get("content") {
-        Some(Value::Array(parts)) => {
-            // The template's renderer joins them where it does not read parts.
-            let text = |part: &Value| part["type"] == "text" && part["text"].is_string();
-            parts.iter().all(text).then_some(())?;
-        }
-        None | Some(Value::Null) => drop(message.insert("content".to_owned(), "".into())),
+/// Makes a message what templates expect, as a worker makes it: calls' arguments objects, no content an empty text. False if
+/// it holds anything but text.
+fn prepare(message: &mut Message<'_>) -> bool {
+    let content = message.get("content").filter(|content| !content.is_null());
+    // The template's renderer joins parts where it does not read them.
+    let is_text = |part: &Value| part["type"] == "text" && part["text"].is_string();
+    match content.map(Field::items) {
+        None => message.set("content", Field::Text(Cow::Borrowed(""))),
+        Some(parts) if !parts.unwrap_or_default().iter().all(is_text) => return false,
         Some(_) => {}
     }
-    for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+    for call in message.get_mut("tool_calls").and_then(Field::items_mut).into_iter().flatten() {
         if let Some(Value::String(json)) = call["function"].get("arguments") {
             let parsed = if json.trim().is_empty() {
-                Value::Object(Map::new())
+                Some(Value::Object(Map::new()))
             } else {
-                serde_json::from_str(json).ok()?
+                serde_json::from_str(json).ok()
             };
+            let Some(parsed) = parsed else { return false };
             call["function"]["arguments"] = parsed;
         }
     }
-    Some(Value::Object(message))
+    true
 }
 
 fn completion(body: &[u8]) -> Result<Vec<Prompt>, Unknown> {

@@ -2,13 +2,13 @@
 //! `apply_chat_template` does it (transformers 5). The template language is `jinja/`. Knows nothing of tokens besides the
 //! texts of the special ones.
 
-use std::borrow::Cow;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value};
 
 use crate::TextError;
 use crate::jinja::{Error, Template};
+use crate::message::{Field, Message};
 
 /// ChatML, the random model's format, with functions and calls as Hermes 2 Pro writes them.
 const CHATML: &str = "{% if tools %}<|im_start|>system\n# Tools\n\nThese functions may be called:\n\
@@ -123,11 +123,25 @@ impl ChatTemplate {
     /// The prompt's text. `messages` is an array of objects with `role` and `content`; fields that are `null` count as
     /// absent.
     pub fn render(&self, messages: &Value, options: &RenderOptions) -> Result<String, TextError> {
+        let wrong = || TextError::Render("messages must be an array of objects".to_owned());
+        let messages: Option<Vec<Message<'_>>> =
+            messages.as_array().ok_or_else(wrong)?.iter().map(Message::of).collect();
+        self.render_messages(messages.ok_or_else(wrong)?, options)
+    }
+
+    /// [`ChatTemplate::render`] of messages that are no JSON value any more.
+    pub fn render_messages(
+        &self,
+        mut messages: Vec<Message<'_>>,
+        options: &RenderOptions,
+    ) -> Result<String, TextError> {
         let tool_use = self.tool_use.as_ref().filter(|_| options.tools.is_some());
         let named = tool_use.or(self.default.as_ref()).ok_or(TextError::NoChatTemplate)?;
-        let mut messages = normalized(messages)?;
-        if options.join_parts && !named.reads_parts {
-            join_parts(&mut messages);
+        for message in &mut messages {
+            normalize(message);
+            if options.join_parts && !named.reads_parts {
+                join_parts(message);
+            }
         }
         let tagged = if options.continue_final_message {
             if options.add_generation_prompt {
@@ -136,13 +150,12 @@ impl ChatTemplate {
             if !named.source.contains("content") {
                 return Err(unfit("the template does not read 'content'"));
             }
-            Some(tag(messages.to_mut())?)
+            Some(tag(messages.last_mut())?)
         } else {
             None
         };
         let generate = Value::Bool(options.add_generation_prompt);
         let fixed = [
-            ("messages", &*messages),
             ("tools", options.tools.as_ref().unwrap_or(&Value::Null)),
             ("documents", options.documents.as_ref().unwrap_or(&Value::Null)),
             ("add_generation_prompt", &generate),
@@ -158,7 +171,7 @@ impl ChatTemplate {
                 TextError::Render(error.to_string())
             }
         };
-        let text = named.template.render(fixed.into_iter().chain(more), now).map_err(refused)?;
+        let text = named.template.render(&messages, fixed.into_iter().chain(more), now).map_err(refused)?;
         match tagged {
             Some(last) => cut(text, &last),
             None => Ok(text),
@@ -170,33 +183,22 @@ impl ChatTemplate {
 /// and not the list itself, does.
 fn reads_parts(template: &Template) -> bool {
     const PROBE: &str = "PROBE OF PARTS";
-    let messages = serde_json::json!([{"role": "user", "content": [{"type": "text", "text": PROBE}]}]);
+    let message = serde_json::json!({"role": "user", "content": [{"type": "text", "text": PROBE}]});
+    let messages: Vec<Message<'_>> = Message::of(&message).into_iter().collect();
     let (null, generate) = (Value::Null, Value::Bool(true));
-    let fixed = [
-        ("messages", &messages),
-        ("tools", &null),
-        ("documents", &null),
-        ("add_generation_prompt", &generate),
-    ];
-    let shown = template.render(fixed, 0);
+    let fixed = [("tools", &null), ("documents", &null), ("add_generation_prompt", &generate)];
+    let shown = template.render(&messages, fixed, 0);
     shown.is_ok_and(|text| text.contains(PROBE) && !text.contains("[{"))
 }
 
-/// Joins the text parts of each message by newlines, as vLLM does for templates that take strings. The reference
+/// Joins a message's text parts by newlines, as vLLM does for templates that take strings. The reference
 /// (transformers) hands lists to the template as they are, which such templates print or break on.
-fn join_parts(messages: &mut Cow<'_, Value>) {
-    let texts = |content: &Value| -> Option<Vec<String>> {
-        content.as_array()?.iter().map(|part| part["text"].as_str().map(str::to_owned)).collect()
-    };
-    let items = messages.as_array().into_iter().flatten().enumerate();
-    let joined: Vec<(usize, String)> =
-        items.filter_map(|(i, message)| Some((i, texts(&message["content"])?.join("\n")))).collect();
-    if joined.is_empty() {
-        return;
-    }
-    let messages = messages.to_mut();
-    for (i, text) in joined {
-        messages[i]["content"] = Value::String(text);
+fn join_parts(message: &mut Message<'_>) {
+    let Some(content) = message.get_mut("content") else { return };
+    let Some(parts) = content.items() else { return };
+    let texts: Option<Vec<&str>> = parts.iter().map(|part| part["text"].as_str()).collect();
+    if let Some(texts) = texts {
+        *content = Field::Text(texts.join("\n").into());
     }
 }
 
@@ -204,49 +206,35 @@ fn unfit(why: &str) -> TextError {
     TextError::Rejected(format!("continue_final_message: {why}"))
 }
 
-/// The messages without fields that are `null`, and with the reasoning under each of its usual names. Most need no
-/// change, and are not copied.
-fn normalized(messages: &Value) -> Result<Cow<'_, Value>, TextError> {
-    let wrong = || TextError::Render("messages must be an array of objects".to_owned());
-    let items = messages.as_array().ok_or_else(wrong)?;
-    let mut changes = false;
-    for message in items {
-        let fields = message.as_object().ok_or_else(wrong)?;
-        changes |= fields.iter().any(|(name, value)| value.is_null() || REASONING.contains(&name.as_str()));
+/// Leaves out fields that are `null`, and puts the reasoning under each of its usual names. The order is that of the
+/// reference, for templates that print a whole message.
+fn normalize(message: &mut Message<'_>) {
+    message.drop_nulls();
+    if let Some(reasoning) = REASONING.iter().find_map(|name| message.get(name)).cloned() {
+        let thinking = message.get(REASONING[1]).cloned();
+        message.set_first(REASONING[1], thinking.unwrap_or_else(|| reasoning.clone()));
+        message.set(REASONING[0], reasoning);
     }
-    if !changes {
-        return Ok(Cow::Borrowed(messages));
-    }
-    let one = |message: &Value| {
-        let fields = message.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
-        let reasoning = REASONING.iter().find_map(|name| message.get(name).filter(|v| !v.is_null()));
-        let Some(reasoning) = reasoning else {
-            return Value::Object(fields.map(|(k, v)| (k.clone(), v.clone())).collect());
-        };
-        // The order is that of the reference, for templates that print a whole message.
-        let mut all = Map::new();
-        all.insert("thinking".to_owned(), reasoning.clone());
-        all.extend(fields.map(|(k, v)| (k.clone(), v.clone())));
-        all.insert(REASONING[0].to_owned(), reasoning.clone());
-        Value::Object(all)
-    };
-    Ok(Cow::Owned(items.iter().map(one).collect()))
 }
 
 /// Appends the mark to the last message's text; returns that text without it.
-fn tag(messages: &mut Value) -> Result<String, TextError> {
-    let last = messages.as_array_mut().and_then(|messages| messages.last_mut());
-    let content = last.and_then(|message| message.get_mut("content"));
-    let text = match content {
-        Some(Value::Array(parts)) => parts.iter_mut().rev().find_map(|part| part.get_mut("text")),
-        content => content,
-    };
-    let Some(Value::String(text)) = text else {
-        return Err(unfit("the last message has no text to go on with"));
-    };
-    let before = text.clone();
-    text.push_str(CONTINUE);
-    Ok(before)
+fn tag(last: Option<&mut Message<'_>>) -> Result<String, TextError> {
+    let none = || unfit("the last message has no text to go on with");
+    match last.and_then(|message| message.get_mut("content")).ok_or_else(none)? {
+        Field::Text(text) => {
+            let before = text.clone().into_owned();
+            text.to_mut().push_str(CONTINUE);
+            Ok(before)
+        }
+        parts @ Field::Other(_) => {
+            let parts = parts.items_mut().ok_or_else(none)?.iter_mut();
+            let text = parts.rev().find_map(|part| part.get_mut("text"));
+            let Some(Value::String(text)) = text else { return Err(none()) };
+            let before = text.clone();
+            text.push_str(CONTINUE);
+            Ok(before)
+        }
+    }
 }
 
 /// The text up to the mark. A template that trims its messages took the mark's blank, and takes the text's own too.

@@ -90,14 +90,11 @@ impl IncrementalTokenizer {
             at += segment.len();
             at
         });
-        Encoding {
-            ends: if whole { vec![] } else { ends.collect() },
-            encoded: Encoded { ids: frame.map_or_else(Vec::new, |(before, _)| before.clone()), new_bytes: 0 },
-            text,
-            add_special,
-            at: 0,
-            pieces: 0,
-        }
+        let ends: Vec<usize> = if whole { vec![] } else { ends.collect() };
+        // Prose has some four bytes a token.
+        let mut ids = Vec::with_capacity(if whole { 0 } else { text.len() / 4 });
+        ids.extend(frame.iter().flat_map(|(before, _)| before));
+        Encoding { ends, encoded: Encoded { ids, new_bytes: 0 }, text, add_special, at: 0, pieces: 0 }
     }
 
     /// Encodes the next `max_pieces` pieces of a text, and fewer once `max_new_bytes` of them were new. When all are done,

@@ -26,7 +26,11 @@ mod repr;
 mod sequences;
 mod value;
 
+use std::iter;
+
 use value::Value;
+
+use crate::message::Message;
 
 /// Why a template cannot be compiled or rendered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -61,15 +65,18 @@ impl Template {
         Ok(Self { body: parser::parse(source)? })
     }
 
-    /// The text, given the template's variables; the first of equal names counts. `now` is what `strftime_now` takes
-    /// for the time, in seconds since 1970.
+    /// The text, given the conversation and the template's other variables; the first of equal names counts. `now` is what
+    /// `strftime_now` takes for the time, in seconds since 1970.
     pub(crate) fn render<'a>(
         &self,
+        messages: &[Message<'_>],
         variables: impl IntoIterator<Item = (&'a str, &'a serde_json::Value)>,
         now: u64,
     ) -> Result<String, Error> {
+        let messages = ("messages".into(), Value::from_messages(messages));
         let variables = variables.into_iter().map(|(name, json)| (name.into(), Value::from_json(json)));
-        eval::Interpreter::new(variables.collect(), now).render(&self.body)
+        let context = iter::once(messages).chain(variables).collect();
+        eval::Interpreter::new(context, now).render(&self.body)
     }
 }
 

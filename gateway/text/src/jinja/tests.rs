@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::{Error, Template};
 
 fn render(source: &str) -> Result<String, Error> {
-    Template::new(source)?.render([], 0)
+    Template::new(source)?.render(&[], [], 0)
 }
 
 #[track_caller]

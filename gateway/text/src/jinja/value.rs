@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::Error;
 use super::ast::{For, MacroDef};
 use super::eval::Scope;
+use crate::message::{Field, Message};
 
 /// A value. Cheap to clone; immutable, as in Jinja2's immutable sandbox, except for namespaces.
 #[derive(Clone)]
@@ -218,6 +219,26 @@ impl Value {
                 index: OnceCell::new(),
             })),
         }
+    }
+
+    /// A list of dicts. Messages mostly have the same fields as the one before them, and share their names.
+    pub(super) fn from_messages(messages: &[Message<'_>]) -> Self {
+        let mut before: Rc<Dict> = Rc::default();
+        let dict = |message: &Message<'_>| {
+            let entry = |(i, (name, field)): (usize, (&str, &Field<'_>))| {
+                let same =
+                    before.entries.get(i).map(|(name, _)| name).filter(|of| of.as_text() == Some(name));
+                let value = match field {
+                    Field::Text(text) => Self::text(&**text),
+                    Field::Other(json) => Self::from_json(json),
+                };
+                (same.cloned().unwrap_or_else(|| Self::text(name)), value)
+            };
+            let entries = message.fields().enumerate().map(entry).collect();
+            before = Rc::new(Dict { entries, index: OnceCell::new() });
+            Self::Dict(Rc::clone(&before))
+        };
+        Self::list(messages.iter().map(dict).collect())
     }
 
     pub(super) fn as_text(&self) -> Option<&str> {
