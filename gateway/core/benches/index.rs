@@ -88,13 +88,13 @@ fn places(c: &mut Criterion, filled: &mut Filled) {
         });
     });
     let mut number = 0;
+    let mut fresh = || {
+        number += 1;
+        unknown(number, PROMPT_BLOCKS)
+    };
     group.bench_function("new", |b| {
-        let fresh = || {
-            number += 1;
-            unknown(number, PROMPT_BLOCKS)
-        };
         b.iter_batched(
-            fresh,
+            &mut fresh,
             |chain| index.place(WorkerId(chain[0].0 as u32 % support::WORKERS), &chain),
             BatchSize::SmallInput,
         );
@@ -108,6 +108,16 @@ fn places(c: &mut Criterion, filled: &mut Filled) {
             let placement = index.place(WorkerId(0), &shared);
             index.withdraw(placement);
         });
+    });
+    for worker in (0..support::WORKERS).map(WorkerId) {
+        index.set_capacity(worker, Some(index.resident(worker)));
+    }
+    group.bench_function("new, in place of the worker's least recent", |b| {
+        b.iter_batched(
+            &mut fresh,
+            |chain| index.place(WorkerId(chain[0].0 as u32 % support::WORKERS), &chain),
+            BatchSize::SmallInput,
+        );
     });
     group.finish();
 }

@@ -82,6 +82,8 @@ pub struct PrefixIndex {
     /// worst spares a block from eviction.
     stamp: u32,
     eviction_batch: usize,
+    /// Whose least recent blocks were fetched last, and how many of them are still to go.
+    fetched: (u16, usize),
 }
 
 impl PrefixIndex {
@@ -94,7 +96,7 @@ impl PrefixIndex {
         let others = workers.bytes() + expected.bytes() + heat.bytes();
         let held = Holders::new(byte_budget.saturating_sub(others));
         let eviction_batch = (held.slab.capacity() / EVICTION_SHARE).clamp(1, MAX_EVICTION_BATCH);
-        Self { held, expected, heat, workers, stamp: 0, eviction_batch }
+        Self { held, expected, heat, workers, stamp: 0, eviction_batch, fetched: (0, 0) }
     }
 
     /// Records that `worker` was sent this chain: all of it is resident from now on, and most recent. Where the
@@ -321,6 +323,14 @@ impl PrefixIndex {
     /// Room for one more residency of this worker, at the cost of anything but the chain being placed.
     fn make_room(&mut self, place: u16) -> bool {
         while self.workers[place].recency.len >= self.workers[place].capacity {
+            // One goes for each that comes, but searching for them one by one would wait for memory each time.
+            match &mut self.fetched {
+                (of, left) if *of == place && *left > 0 => *left -= 1,
+                fetched => {
+                    *fetched = (place, self.eviction_batch - 1);
+                    self.fetch_oldest(place);
+                }
+            }
             if !self.evict_oldest(place, Some(self.stamp)) {
                 return false;
             }

@@ -141,8 +141,10 @@ class Proxies:
                 "--log-level", "warning", "--prometheus-port", ADMIN, "--worker-urls", *urls]
 
 
-def unary(port, size, seconds):
+def unary(port, size, seconds, new_prompts=False):
     environment = dict(os.environ, PROMPT_BYTES=str(size))
+    if new_prompts:
+        environment["NEW_PROMPTS"] = str(time.monotonic_ns() // 1000 % 10**12)
     command = ["taskset", "-c", str(OTHER_CORE), "wrk", "-t1", "-c16", f"-d{seconds}s", "-s", HERE / "unary.lua",
                f"http://127.0.0.1:{port}"]
     done = subprocess.run([str(part) for part in command], env=environment, capture_output=True, text=True, check=True)
@@ -229,9 +231,9 @@ def measure_proxy(proxies, name, args, rows):
     if args.only != "streams":
         process = proxies.start(name, BACKENDS)
         try:
-            unary(PROXY, 1024, 1)
+            unary(PROXY, 1024, 1, args.new_prompts)
             for size, key in ((1024, "unary_1k"), (32768, "unary_32k")):
-                result = measured(process, lambda size=size: unary(PROXY, size, args.seconds))
+                result = measured(process, lambda size=size: unary(PROXY, size, args.seconds, args.new_prompts))
                 row[key].append(result["cpu_us"] / result["requests"])
                 if size == 1024:
                     row["rate"].append(result["requests"] / result["seconds"])
@@ -277,6 +279,7 @@ def main():
     parse.add_argument("--venv", type=pathlib.Path)
     parse.add_argument("--proxies", default="nginx,keyway,sglang-router,vllm-router")
     parse.add_argument("--only", choices=["unary", "streams"])
+    parse.add_argument("--new-prompts", action="store_true", help="half of each prompt is new, instead of 256 in turn")
     parse.add_argument("--repeats", type=int, default=3)
     parse.add_argument("--seconds", type=int, default=3)
     args = parse.parse_args()

@@ -16,6 +16,7 @@ Usage: tests/external/data_plane/run.sh [cancel|overload] [arguments of bench.py
 
   --proxies nginx,keyway,sglang-router,vllm-router   which to measure, in this order
   --only unary|streams     half of it
+  --new-prompts            half of each unary prompt was never sent before, instead of 256 prompts in turn
   --repeats 3              runs of each, in turn; the table shows medians
   --seconds 3              of each measurement
   --base FILE              another build of keyway, measured as `base` (name it in --proxies)
