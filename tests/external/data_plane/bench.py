@@ -104,14 +104,15 @@ def rss_mb(root):
 class Proxies:
     """How each is started in front of given backends."""
 
-    def __init__(self, args, scratch):
-        self.args, self.scratch = args, scratch
+    def __init__(self, args, scratch, port=PROXY):
+        self.args, self.scratch, self.port = args, scratch, port
+        self.admin = port + ADMIN - PROXY
 
     def start(self, name, backends):
         urls = [f"http://127.0.0.1:{port}" for port in backends]
         log = self.scratch / f"{name}.log"
         process = spawn(getattr(self, name.replace("-", "_"))(urls), PROXY_CORE, log=log)
-        await_port(PROXY)
+        await_port(self.port)
         time.sleep(1.0)
         return process
 
@@ -119,26 +120,26 @@ class Proxies:
         folder = self.scratch / "nginx"
         folder.mkdir(exist_ok=True)
         servers = " ".join(f"server {url[7:]};" for url in urls)
-        (folder / "conf").write_text(NGINX.format(dir=folder, servers=servers, port=PROXY))
+        (folder / "conf").write_text(NGINX.format(dir=folder, servers=servers, port=self.port))
         return ["nginx", "-c", folder / "conf", "-p", folder, "-e", folder / "error.log"]
 
     def keyway(self, urls, binary=None):
         workers = [part for url in urls for part in ("--worker", url)]
         # The log of requests is what the others, at their defaults, do not write.
-        return ["env", "RUST_LOG=warn", binary or self.args.keyway, "--listen", f"127.0.0.1:{PROXY}", "--admin-listen",
-                f"127.0.0.1:{ADMIN}", *self.args.keyway_args.split(), *workers]
+        return ["env", "RUST_LOG=warn", binary or self.args.keyway, "--listen", f"127.0.0.1:{self.port}", "--admin-listen",
+                f"127.0.0.1:{self.admin}", *self.args.keyway_args.split(), *workers]
 
     def base(self, urls):
         return self.keyway(urls, self.args.base)
 
     def sglang_router(self, urls):
         return [self.args.venv / "bin/python", "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port",
-                PROXY, "--policy", "cache_aware", "--log-level", "warn", "--prometheus-port", ADMIN, "--worker-urls",
+                self.port, "--policy", "cache_aware", "--log-level", "warn", "--prometheus-port", self.admin, "--worker-urls",
                 *urls]
 
     def vllm_router(self, urls):
-        return [self.args.venv / "bin/vllm-router", "--host", "127.0.0.1", "--port", PROXY, "--policy", "cache_aware",
-                "--log-level", "warning", "--prometheus-port", ADMIN, "--worker-urls", *urls]
+        return [self.args.venv / "bin/vllm-router", "--host", "127.0.0.1", "--port", self.port, "--policy", "cache_aware",
+                "--log-level", "warning", "--prometheus-port", self.admin, "--worker-urls", *urls]
 
 
 def unary(port, size, seconds, new_prompts=False):
@@ -218,6 +219,39 @@ def streams(port, connections, seconds):
     return {"events": events, "ttft_us": 1e6 * statistics.median(ttft)}
 
 
+def first_event_us(stream):
+    """One stream, from the request to the first bytes that hold an event."""
+    stream.ask()
+    took, data = None, b""
+    while not data.endswith(END):
+        data += stream.sock.recv(1 << 16)
+        if took is None and b"data: " in data:
+            took = 1e6 * (time.monotonic() - stream.began)
+    return took
+
+
+def first_events(args, scratch):
+    """Times to the first event on one connection, of each proxy and without any, all of them started and asked in turn: so
+    what disturbs the machine disturbs each alike, and differences within a round say something."""
+    names = args.proxies.split(",")
+    ports = [STREAMS + 10 * (1 + i) for i in range(len(names))]
+    processes, took = [], {name: [] for name in [None, *names]}
+    try:
+        for name, port in zip(names, ports):
+            processes.append(Proxies(args, scratch, port).start(name, [STREAMS + 1]))
+        asked = {name: Stream(port) for name, port in zip([None, *names], [STREAMS + 1, *ports])}
+        for stream in list(asked.values()) * 20:
+            first_event_us(stream)
+        until = time.monotonic() + args.seconds * args.repeats
+        while time.monotonic() < until:
+            for name, stream in asked.items():
+                took[name].append(first_event_us(stream))
+    finally:
+        for process in processes:
+            stop(process)
+    return took
+
+
 def measured(process, work):
     before = cpu_ns(process.pid)
     result = work()
@@ -228,7 +262,7 @@ def measured(process, work):
 def measure_proxy(proxies, name, args, rows):
     row = rows.setdefault(name, {"unary_1k": [], "unary_32k": [], "event": [], "ttft_us": [], "rate": [], "p99_us": [],
                                  "stream_ttft_us": []})
-    if args.only != "streams":
+    if args.only not in ("streams", "ttft"):
         process = proxies.start(name, BACKENDS)
         try:
             unary(PROXY, 1024, 1, args.new_prompts)
@@ -241,7 +275,7 @@ def measure_proxy(proxies, name, args, rows):
             row["rss_mb"] = rss_mb(process.pid)
         finally:
             stop(process)
-    if args.only != "unary":
+    if args.only not in ("unary", "ttft"):
         process = proxies.start(name, [STREAMS])
         try:
             streams(PROXY, 64, 0.5)
@@ -250,24 +284,27 @@ def measure_proxy(proxies, name, args, rows):
             row["stream_ttft_us"].append(result["ttft_us"])
         finally:
             stop(process)
-        process = proxies.start(name, [STREAMS + 1])
-        try:
-            streams(PROXY, 1, 0.2)
-            row["ttft_us"].append(streams(PROXY, 1, args.seconds / 2)["ttft_us"])
-        finally:
-            stop(process)
 
 
-def table(rows, direct_us):
+def table(rows):
     median = lambda values: statistics.median(values) if values else float("nan")
     lines = ["| proxy | unary 1 KB µs | unary 32 KB µs | event µs | TTFT added µs | 64 streams' TTFT µs "
              "| requests/s | p99 µs | RSS MB |", "|---|---|---|---|---|---|---|---|---|"]
     for name, row in rows.items():
         lines.append(f"| {name} | {median(row['unary_1k']):.1f} | {median(row['unary_32k']):.1f} | "
-                     f"{median(row['event']):.2f} | {median(row['ttft_us']) - direct_us:.0f} | "
+                     f"{median(row['event']):.2f} | {median(row['ttft_us']):.0f} | "
                      f"{median(row['stream_ttft_us']):.0f} | {median(row['rate']):.0f} | {median(row['p99_us']):.0f} | "
                      f"{row.get('rss_mb', float('nan')):.0f} |")
     return "\n".join(lines)
+
+
+def over(rows):
+    """What each proxy adds to the first event beyond the first of them: quartiles over the rounds."""
+    first, *others = rows
+    for name in others:
+        more = [a - b for a, b in zip(rows[name]["ttft_us"], rows[first]["ttft_us"])]
+        low, middle, high = statistics.quantiles(more, n=4)
+        print(f"first event, {name} over {first}: {middle:.0f} us (quartiles {low:.0f} and {high:.0f}, {len(more)} rounds)")
 
 
 def main():
@@ -278,7 +315,7 @@ def main():
     parse.add_argument("--loadtest", required=True)
     parse.add_argument("--venv", type=pathlib.Path)
     parse.add_argument("--proxies", default="nginx,keyway,sglang-router,vllm-router")
-    parse.add_argument("--only", choices=["unary", "streams"])
+    parse.add_argument("--only", choices=["unary", "streams", "ttft"])
     parse.add_argument("--new-prompts", action="store_true", help="half of each prompt is new, instead of 256 in turn")
     parse.add_argument("--repeats", type=int, default=3)
     parse.add_argument("--seconds", type=int, default=3)
@@ -290,22 +327,24 @@ def main():
                 spawn([sys.executable, HERE / "stream_backend.py", "--port", STREAMS], OTHER_CORE),
                 spawn([sys.executable, HERE / "stream_backend.py", "--port", STREAMS + 1, "--events", "2", "--gap-ms",
                        "1"], OTHER_CORE)]
-    rows, direct = {}, []
+    rows = {}
     try:
         for port in (*BACKENDS, STREAMS, STREAMS + 1):
             await_port(port)
         # In turn, so that what disturbs the machine disturbs each.
         for _ in range(args.repeats):
-            if args.only != "unary":
-                streams(STREAMS + 1, 1, 0.2)
-                direct.append(streams(STREAMS + 1, 1, args.seconds / 2)["ttft_us"])
             for name in args.proxies.split(","):
                 measure_proxy(Proxies(args, scratch), name, args, rows)
+        if args.only in (None, "ttft"):
+            took = first_events(args, scratch)
+            for name in args.proxies.split(","):
+                rows[name]["ttft_us"] = [own - direct for own, direct in zip(took[name], took[None])]
+            over(rows)
     finally:
         for backend in backends:
             stop(backend)
         shutil.rmtree(scratch, ignore_errors=True)
-        print(table(rows, statistics.median(direct) if direct else 0.0))
+        print(table(rows))
 
 
 if __name__ == "__main__":

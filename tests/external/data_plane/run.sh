@@ -15,7 +15,7 @@ Usage: tests/external/data_plane/run.sh [cancel|overload] [arguments of bench.py
   overload                 goodput, refusals and a modest tenant's TTFT at four times what the fleet can do
 
   --proxies nginx,keyway,sglang-router,vllm-router   which to measure, in this order
-  --only unary|streams     half of it
+  --only unary|streams|ttft    a part of it
   --new-prompts            half of each unary prompt was never sent before, instead of 256 prompts in turn
   --repeats 3              runs of each, in turn; the table shows medians
   --seconds 3              of each measurement
