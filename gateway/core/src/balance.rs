@@ -102,3 +102,28 @@ fn at_share(candidates: &[Candidate], point: u64) -> usize {
     }
     candidates.len() - 1
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::WorkerId;
+    use crate::load::LoadSnapshot;
+
+    #[test]
+    fn draws_compared_without_logarithms_give_the_order_of_the_scores() {
+        for weights in [&[1.0][..], &[1.0, 1.0, 3.0], &[0.5, 2.0], &[1.0, f64::NAN, 0.0]] {
+            let candidate = |i: u32| {
+                let weight = weights[i as usize % weights.len()];
+                Candidate::new(WorkerId(i * 31), LoadSnapshot::default(), 1.0, weight)
+            };
+            let candidates: Vec<_> = (0..50).map(candidate).collect();
+            for key in 0..500 {
+                let score =
+                    |one: &Candidate| rendezvous::score(rendezvous::draw(key, one.worker), one.weight);
+                let best = candidates.iter().max_by(|a, b| score(a).total_cmp(&score(b)));
+                let first = first_by_rendezvous(&candidates, 0..candidates.len(), key);
+                assert_eq!(first.map(|i| candidates[i].worker), best.map(|one| one.worker), "{weights:?}");
+            }
+        }
+    }
+}
