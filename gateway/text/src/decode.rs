@@ -48,6 +48,10 @@ impl Decoder {
 
     /// Takes the next id; returns the text that is now certain, often empty.
     pub fn push(&mut self, id: u32) -> Result<String, TextError> {
+        if !self.tokenizer.is_decoded(id, self.special) {
+            // Between the bytes of a character it would look like the character's end.
+            return Ok(String::new());
+        }
         self.window.push(id);
         let text = self.decode(&self.window)?;
         let full = self.window.len() > WINDOW_IDS_MAX;
@@ -91,7 +95,9 @@ impl Decoder {
             let (head, tail) = self.window.split_at(cut);
             let head = self.decode(head)?;
             let tail = self.decode(tail)?;
-            if text.strip_prefix(&head) == Some(&tail)
+            // A half without text says nothing about the other one's end.
+            if !tail.is_empty()
+                && text.strip_prefix(&head) == Some(&tail)
                 && let Some(new) = head.strip_prefix(&self.shown)
             {
                 let new = new.to_owned();
@@ -148,6 +154,14 @@ mod tests {
     fn a_prompt_that_ends_inside_a_character_does_not_spoil_the_answer() {
         let mut decoder = Decoder::new(Arc::new(Tokenizer::builtin()), &[97, 0xE2]).unwrap();
         assert_eq!(decoder.push(98).unwrap(), "b");
+    }
+
+    #[test]
+    fn a_special_token_inside_a_character_does_not_end_it_where_the_window_is_cut() {
+        // As many invalid bytes as the window holds, so that it is cut at the special token.
+        let ids: Vec<u32> = [vec![0x82; WINDOW_IDS_MAX - 3], vec![0xE2, 257, 0x82, 0xAC]].concat();
+        assert!(pieces(&ids).concat().ends_with("\u{FFFD}€"));
+        assert_eq!(pieces(&ids).concat(), Tokenizer::builtin().decode(&ids).unwrap());
     }
 
     proptest! {

@@ -166,6 +166,18 @@ impl Tokenizer {
         }
     }
 
+    /// Whether decoding looks at `id` at all: it passes over ids without a token and, unless `special`, over special
+    /// tokens, as if they were not there.
+    pub(crate) fn is_decoded(&self, id: u32, special: bool) -> bool {
+        match &self.kind {
+            Kind::Bytes if special => !self.token_bytes(id).is_empty(),
+            Kind::Bytes => byte_tokenizer::byte(id).is_some(),
+            Kind::HuggingFace(inner) => inner
+                .id_to_token(id)
+                .is_some_and(|token| special || !inner.get_added_vocabulary().is_special_token(&token)),
+        }
+    }
+
     /// The bytes that one token stands for, a special token's name included; none for an id without a token.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.table().get(id as usize).map_or(&[], |token| &token.bytes)
