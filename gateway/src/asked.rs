@@ -10,7 +10,6 @@ use http::{
     request::Parts,
     uri::PathAndQuery,
 };
-use keyway_wire::headers as names;
 
 use crate::{fleet::Worker, headers, record::Record, request::RequestInfo, upstream::Outgoing};
 
@@ -42,13 +41,13 @@ impl Asked {
             // A tenant's salt, the worker extension and asking for the usage make the body longer.
             *length = body_bytes.into();
         }
-        outgoing.insert(names::REQUEST_ID, self.record.id_header().clone());
+        outgoing.insert(headers::REQUEST_ID, self.record.id_header().clone());
         self.record.tell_trace(&mut outgoing);
         if let Some(key) = worker.api_key() {
             outgoing.insert(AUTHORIZATION, key.clone());
         }
         if let Some(rank) = worker.rank() {
-            outgoing.insert(names::DATA_PARALLEL_RANK, rank.into());
+            outgoing.insert(headers::DATA_PARALLEL_RANK, rank.into());
         }
         if self.generates() {
             // The relay must see where events end; engines do not compress streams unasked.

@@ -154,11 +154,11 @@ fn members(
     metrics: &Arc<Metrics>,
 ) -> Arc<Members> {
     let members = Members::new(Arc::clone(router), upstream.clone(), Arc::clone(metrics));
-    for worker in router.fleet().all() {
+    for worker in router.fleet().all().iter() {
         if worker.kv_source().is_some() && config.tokenizers.is_empty() {
             tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");
         }
-        members.adopt(worker, Source::Static);
+        members.adopt(Arc::clone(worker), Source::Static);
     }
     members
 }

@@ -156,7 +156,7 @@ impl Autoscale {
     pub fn tick(&self, router: &Router) {
         let workers = router.fleet().all();
         let mut of: HashMap<String, Vec<&Arc<Worker>>> = HashMap::new();
-        for worker in &workers {
+        for worker in workers.iter() {
             if let Some(model) = worker.primary_model() {
                 of.entry(model).or_default().push(worker);
             }
@@ -206,9 +206,8 @@ impl Autoscale {
     /// knows has none, so that clients cannot make pools.
     fn pool_of(&self, router: &Router, model: Option<&str>) -> Option<Arc<Pool>> {
         let workers = router.fleet().all();
-        let serving =
-            workers.iter().find(|worker| worker.may_serve(model) && worker.primary_model().is_some());
-        match (serving.and_then(|worker| worker.primary_model()), model) {
+        let mut serving = workers.iter().filter(|worker| worker.may_serve(model));
+        match (serving.find_map(|worker| worker.primary_model()), model) {
             (Some(primary), _) => self.pool(&primary),
             (None, Some(model)) => self.pools.read().get(model).cloned(),
             (None, None) => None,

@@ -9,7 +9,6 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, header::CONTENT_LENGTH, request::Parts};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use keyway_core::{RetryBudget, breaker::Verdict, index::WorkerId, pick::Pick};
-use keyway_wire::headers as names;
 use parking_lot::Mutex;
 
 use crate::{
@@ -21,6 +20,7 @@ use crate::{
     drift::DriftDoctor,
     error::Error,
     fleet::Worker,
+    headers::{MATCHED_TOKENS, REASON, WORKER},
     ignored::Ignored,
     impatient::{Impatient, TooSlow},
     limits::MAX_ATTEMPTS,
@@ -144,7 +144,8 @@ impl Dispatch {
             record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
             let (asking, usage) = if self.ask_usage && info.stream {
                 let always = self.resumer.counts_tokens(&worker);
-                ask(asked.parts.uri.path(), asked.body.clone(), &worker, always)
+                let said = (asked.body.clone(), &info.stream_options);
+                ask(asked.parts.uri.path(), said, &worker, always)
             } else {
                 (asked.body.clone(), UsageFilter::pass_all())
             };
@@ -203,10 +204,10 @@ impl Dispatch {
         }
         let headers = response.headers_mut();
         if let Ok(name) = HeaderValue::from_str(&worker.name) {
-            headers.insert(names::WORKER, name);
+            headers.insert(WORKER, name);
         }
-        headers.insert(names::REASON, HeaderValue::from_static(pick.reason.as_str()));
-        headers.insert(names::MATCHED_TOKENS, HeaderValue::from(pick.matched_tokens));
+        headers.insert(REASON, HeaderValue::from_static(pick.reason.as_str()));
+        headers.insert(MATCHED_TOKENS, HeaderValue::from(pick.matched_tokens));
     }
 }
 

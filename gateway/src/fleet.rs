@@ -3,7 +3,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use dashmap::DashMap;
 use http::{HeaderValue, Uri, uri::PathAndQuery};
 use keyway_core::{
     FadingSum,
@@ -230,13 +229,14 @@ impl Worker {
 #[derive(Debug)]
 pub struct Fleet {
     ejections: Arc<Ejections>,
-    workers: DashMap<WorkerId, Arc<Worker>>,
+    /// In the order of their ids. Replaced as a whole: it is read for each request, and workers come and go rarely.
+    workers: RwLock<Arc<[Arc<Worker>]>>,
 }
 
 impl Fleet {
     /// A fleet of the configured workers.
     pub fn new(configs: &[WorkerConfig], now: Duration, ejections: &Arc<Ejections>) -> Self {
-        let fleet = Self { workers: DashMap::new(), ejections: Arc::clone(ejections) };
+        let fleet = Self { workers: RwLock::default(), ejections: Arc::clone(ejections) };
         for config in configs {
             fleet.add(config, now);
         }
@@ -253,13 +253,17 @@ impl Fleet {
             None => (id, id),
         };
         let worker = Arc::new(Worker::new(id, token_ids, config, now, &self.ejections));
-        self.workers.insert(id, Arc::clone(&worker));
+        let mut workers = self.workers.write();
+        let at = workers.partition_point(|other| other.id < id);
+        let (before, after) = workers.split_at(at);
+        *workers = before.iter().chain([&worker]).chain(after).cloned().collect();
         worker
     }
 
     /// Forgets a worker that has drained.
     pub fn remove(&self, id: WorkerId) {
-        self.workers.remove(&id);
+        let mut workers = self.workers.write();
+        *workers = workers.iter().filter(|worker| worker.id != id).cloned().collect();
     }
 
     /// An id that follows from the name, so that every gateway gives it and their rendezvous orders agree.
@@ -268,21 +272,19 @@ impl Fleet {
         let mut ids = (hash..=u32::MAX).chain(0..hash).map(WorkerId);
         let taken = |id: &WorkerId| {
             let own = |worker: &Worker| [worker.id, worker.residency.token_id, worker.residency.any_tier_id];
-            self.workers.iter().any(|worker| own(&worker).contains(id))
+            self.all().iter().any(|worker| own(worker).contains(id))
         };
         ids.find(|id| !taken(id)).unwrap_or(WorkerId(hash))
     }
 
     /// Every worker, in the order of their ids.
-    pub fn all(&self) -> Vec<Arc<Worker>> {
-        let mut all: Vec<_> = self.workers.iter().map(|entry| Arc::clone(entry.value())).collect();
-        all.sort_unstable_by_key(|worker| worker.id);
-        all
+    pub fn all(&self) -> Arc<[Arc<Worker>]> {
+        Arc::clone(&self.workers.read())
     }
 
     /// Whether a worker has just joined and nothing is known of it yet.
     pub fn awaits_first_probe(&self) -> bool {
-        self.workers.iter().any(|worker| worker.with_health(|health| health.awaits_first_probe()))
+        self.all().iter().any(|worker| worker.with_health(|health| health.awaits_first_probe()))
     }
 
     /// The model that `adapter` is an adapter of, if a worker says so: it has its tokenizer.
@@ -291,7 +293,7 @@ impl Fleet {
             let known = worker.models.read();
             known.iter().flatten().find(|model| model.id == adapter)?.parent.clone()
         };
-        self.workers.iter().find_map(|worker| parent(&worker))
+        self.all().iter().find_map(|worker| parent(worker))
     }
 
     /// The ids of all models known, sorted.

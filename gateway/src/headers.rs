@@ -1,5 +1,6 @@
 //! Which headers cross the gateway. End-to-end headers pass untouched, order and duplicates kept; hop-by-hop ones
-//! (RFC 9110 §7.6.1), and every header that `Connection` names, stay on their own hop.
+//! (RFC 9110 §7.6.1), and every header that `Connection` names, stay on their own hop. Beside that the project's own names, as
+//! values that are not parsed at each use.
 
 use http::{
     HeaderMap, HeaderName,
@@ -8,24 +9,42 @@ use http::{
         UPGRADE,
     },
 };
+use keyway_wire::headers as names;
 
-const HOP_BY_HOP: [HeaderName; 7] =
-    [CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
-const HOP_BY_HOP_UNREGISTERED: [&str; 2] = ["keep-alive", "proxy-connection"];
+/// [`names::REQUEST_ID`].
+pub const REQUEST_ID: HeaderName = HeaderName::from_static(names::REQUEST_ID);
+/// [`names::WORKER`].
+pub const WORKER: HeaderName = HeaderName::from_static(names::WORKER);
+/// [`names::REASON`].
+pub const REASON: HeaderName = HeaderName::from_static(names::REASON);
+/// [`names::MATCHED_TOKENS`].
+pub const MATCHED_TOKENS: HeaderName = HeaderName::from_static(names::MATCHED_TOKENS);
+/// [`names::DATA_PARALLEL_RANK`].
+pub const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static(names::DATA_PARALLEL_RANK);
+
+const HOP_BY_HOP: [HeaderName; 9] = [
+    CONNECTION,
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    // Not registered, but sent.
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+];
 
 /// Removes what must not be forwarded, in either direction.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|list| list.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
-    for name in named.iter().chain(&HOP_BY_HOP) {
-        headers.remove(name);
+    // Mostly none is there.
+    let mut gone: Vec<HeaderName> =
+        headers.keys().filter(|name| HOP_BY_HOP.contains(name)).cloned().collect();
+    if gone.contains(&CONNECTION) {
+        let lists = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+        gone.extend(lists.flat_map(|list| list.split(',')).filter_map(|name| name.trim().parse().ok()));
     }
-    for name in HOP_BY_HOP_UNREGISTERED {
+    for name in gone {
         headers.remove(name);
     }
 }

@@ -27,6 +27,11 @@ impl<'a> Value<'a> {
         object.then_some(Fields(Parts { cursor, began: 0, place: Place::Begin, end: b'}', whole: true }))
     }
 
+    /// A value that was found before, by its text.
+    pub fn found(text: &'a str) -> Self {
+        Self(text)
+    }
+
     /// As it is written.
     pub fn raw(self) -> &'a str {
         self.0

@@ -5,7 +5,7 @@
 //! messages in turn. Strings are taken unescaped, so `\u00e9` and `é` are the same prompt; other values verbatim.
 //! A body that is not a JSON object is not an error here: the worker answers it as it does without a gateway.
 
-use std::{borrow::Cow, num::NonZeroUsize};
+use std::{borrow::Cow, num::NonZeroUsize, ops::Range};
 
 use keyway_core::{
     keyer::{PrefixChain, TextKeyer},
@@ -34,6 +34,8 @@ pub struct RequestInfo {
     pub model: Option<String>,
     /// Whether the client asked for a stream.
     pub stream: bool,
+    /// Where it says what a stream is to hold.
+    pub stream_options: StreamOptions,
     /// Separates its tenant's cache from others' (`cache_salt`); empty if there is none.
     pub salt: String,
     /// The prompt's hashed prefix, by its text; empty where there is no prompt.
@@ -65,9 +67,22 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     walk(&fields, ignored, &mut keying);
     let model = fields.model.and_then(Value::text).map(Cow::into_owned);
     let stream = fields.stream.is_some_and(|value| value.raw() == "true");
+    let stream_options = fields.stream_options;
     let Keying { keyer, talk, .. } = keying;
     let (chain, share) = (keyer.finish(), Share::default());
-    RequestInfo { model, stream, salt, chain, talk, tokens: None, share, session: None }
+    RequestInfo { model, stream, stream_options, salt, chain, talk, tokens: None, share, session: None }
+}
+
+/// Where a body says its `stream_options`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum StreamOptions {
+    /// Several times, or the body is no object.
+    #[default]
+    Unclear,
+    /// Nowhere; its fields begin at this byte.
+    Nowhere(usize),
+    /// The value's bytes.
+    At(Range<usize>),
 }
 
 /// What of a prompt tells one conversation from others, and what of it every later turn should repeat.
@@ -251,6 +266,7 @@ fn walk_messages(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>) {
 struct Fields<'a> {
     model: Option<Value<'a>>,
     stream: Option<Value<'a>>,
+    stream_options: StreamOptions,
     salt: Option<Value<'a>>,
     system: Option<Value<'a>>,
     tools: Option<Value<'a>>,
@@ -265,9 +281,19 @@ struct Fields<'a> {
 impl<'a> Fields<'a> {
     /// `None` where the body is not a JSON object, or breaks off.
     fn of(body: &'a str) -> Option<Self> {
-        let mut fields = Self::default();
+        let stream_options = StreamOptions::Nowhere(body.find('{')? + 1);
+        let mut fields = Self { stream_options, ..Self::default() };
         for field in Value::document(body)? {
             let (name, value) = field.ok()?;
+            if name == "stream_options" {
+                // A repeated one is for the engine to judge.
+                let start = value.raw().as_ptr() as usize - body.as_ptr() as usize;
+                fields.stream_options = match fields.stream_options {
+                    StreamOptions::Nowhere(_) => StreamOptions::At(start..start + value.raw().len()),
+                    _ => StreamOptions::Unclear,
+                };
+                continue;
+            }
             let field = match name.as_ref() {
                 "model" => &mut fields.model,
                 "stream" => &mut fields.stream,

@@ -275,7 +275,7 @@ impl Router {
 
     /// Forgets all that a worker held: it is gone for good.
     pub fn forget_cache(&self, worker: &Worker) {
-        self.finish_lingering();
+        self.finish_lingering(self.now());
         let mut index = self.index.lock();
         for id in [worker.id, worker.residency.token_id, worker.residency.any_tier_id] {
             index.set_exact(id, false);
@@ -296,13 +296,13 @@ impl Router {
 
     /// Brings the gauges that nobody adds to up to date, before a scrape.
     pub fn show_state(&self) {
-        self.finish_lingering();
+        self.finish_lingering(self.now());
         for state in [State::Joining, State::Ready, State::Paused, State::Down, State::Draining] {
             let workers = self.fleet.all().iter().filter(|worker| worker.state() == state).count();
             self.metrics.fleet.workers.with_label_values(&[state.as_str()]).set(workers as i64);
         }
         let index = self.index.lock();
-        for worker in self.fleet.all() {
+        for worker in self.fleet.all().iter() {
             let label = [worker.name.as_str()];
             self.metrics.worker_ready.with_label_values(&label).set(i64::from(worker.routable()));
             let residency = &worker.residency;

@@ -2,21 +2,21 @@
 //! key or a user. Routing takes it as a hint that decides where nothing else does; the name is hashed, and nothing of it is
 //! kept or shown.
 
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use keyway_wire::block_hash::{Chain, HashKey};
 
 use crate::request::RequestInfo;
 
 /// Headers by which agents and their frameworks name a session: Codex (`session-id`, `session_id`), Claude Code, OpenCode
 /// (`x-session-affinity`), Dynamo, llm-d (`x-session-token`), and whoever has none of their own.
-const HEADERS: [&str; 7] = [
-    "x-session-id",
-    "session-id",
-    "session_id",
-    "x-claude-code-session-id",
-    "x-session-affinity",
-    "x-dynamo-session-id",
-    "x-session-token",
+const HEADERS: [HeaderName; 7] = [
+    HeaderName::from_static("x-session-id"),
+    HeaderName::from_static("session-id"),
+    HeaderName::from_static("session_id"),
+    HeaderName::from_static("x-claude-code-session-id"),
+    HeaderName::from_static("x-session-affinity"),
+    HeaderName::from_static("x-dynamo-session-id"),
+    HeaderName::from_static("x-session-token"),
 ];
 
 /// A session's name.
@@ -52,7 +52,7 @@ impl SaidBy {
 
 /// What a header says of it.
 pub fn in_headers(headers: &HeaderMap) -> Option<&HeaderValue> {
-    HEADERS.iter().find_map(|name| headers.get(*name)).filter(|id| !id.is_empty())
+    HEADERS.iter().find_map(|name| headers.get(name)).filter(|id| !id.is_empty())
 }
 
 /// The session of a request; `None` if nothing says which.
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use crate::request::{self, KeyerConfig};
 
-    fn session(header: Option<(&'static str, &'static str)>, body: &Value) -> Option<Session> {
+    fn session(header: Option<(&str, &'static str)>, body: &Value) -> Option<Session> {
         let key = HashKey::new(1);
         let config = KeyerConfig { key, block_bytes: NonZeroUsize::new(64).unwrap() };
         let headers = header.map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value)));
@@ -122,7 +122,7 @@ mod tests {
     fn a_header_is_one_session_whatever_is_asked_and_a_key_is_one_for_each_conversation() {
         let (one, two) = (json!({ "prompt_cache_key": "k" }), json!({ "user": "k" }));
         for name in HEADERS {
-            let header = Some((name, "s"));
+            let header = Some((name.as_str(), "s"));
             assert_eq!(
                 session(header, &chat("one ", one.clone())),
                 session(header, &chat("two ", two.clone()))

@@ -9,7 +9,6 @@ use http::{
     HeaderValue, Method, Version,
     header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING},
 };
-use keyway_wire::headers as names;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 
 use crate::{
@@ -17,6 +16,7 @@ use crate::{
     around::around,
     body::{Request, Response, full},
     error::{Error, Failed},
+    headers,
     limits::MAX_REQUEST_ID_BYTES,
     live::{Live, Serving},
     metrics::Metrics,
@@ -91,7 +91,7 @@ where
     if let Some(Failed(code)) = response.extensions().get() {
         record.outcome(code);
     }
-    response.headers_mut().insert(names::REQUEST_ID, record.id_header().clone());
+    response.headers_mut().insert(headers::REQUEST_ID, record.id_header().clone());
     if intake.is_leaving() && version < Version::HTTP_2 {
         // The client's next request is another process's.
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -102,13 +102,21 @@ where
 /// The client's own id where it is printable and short, so that its logs and ours meet.
 fn request_id(request: &Request) -> HeaderValue {
     let printable = |id: &&HeaderValue| id.to_str().is_ok_and(|id| !id.is_empty());
-    let given = request.headers().get(names::REQUEST_ID).filter(printable);
+    let given = request.headers().get(headers::REQUEST_ID).filter(printable);
     match given {
         Some(id) if id.len() <= MAX_REQUEST_ID_BYTES => id.clone(),
-        // Letters and digits are always a header's value.
-        _ => HeaderValue::try_from(format!("req-{:032x}", fastrand::u128(..)))
-            .unwrap_or(HeaderValue::from_static("req")),
+        _ => new_id(fastrand::u128(..)),
     }
+}
+
+/// `req-`, and the number in 32 hexadecimal digits.
+fn new_id(number: u128) -> HeaderValue {
+    let mut id = *b"req-00000000000000000000000000000000";
+    for (at, digit) in id[4..].iter_mut().enumerate() {
+        *digit = b"0123456789abcdef"[(number >> (124 - 4 * at)) as usize & 15];
+    }
+    // Letters and digits are always a header's value.
+    HeaderValue::from_bytes(&id).unwrap_or(HeaderValue::from_static("req"))
 }
 
 async fn panic_safe<S>(request: Request, next: S) -> Result<Response, Infallible>
@@ -203,6 +211,9 @@ fn is_passed(path: &str) -> bool {
 
 /// Whether a path could leave `/v1/` once a worker normalises it.
 fn has_dot_segment(path: &str) -> bool {
+    if !path.contains(['.', '%', '\\']) {
+        return false;
+    }
     let plain = path.to_ascii_lowercase().replace("%2e", ".").replace("%2f", "/").replace("%5c", "/");
     plain.split(['/', '\\']).any(|segment| matches!(segment, "." | ".."))
 }
@@ -221,6 +232,13 @@ mod tests {
         // hyper keeps room for it as long as the connection lives, streams that say nothing included.
         let bytes = future_bytes(routes);
         assert!(bytes <= 2_048, "{bytes} bytes");
+    }
+
+    #[test]
+    fn an_id_of_our_own_is_a_number_in_hexadecimal() {
+        for number in [0, 1, 0x1234_5678_9abc_def0 << 60, u128::MAX, fastrand::u128(..)] {
+            assert_eq!(new_id(number), format!("req-{number:032x}").as_str());
+        }
     }
 
     #[test]

@@ -61,7 +61,7 @@ struct Plan {
 
 /// Workers that the same requests may go to, looked at once for all of them.
 struct Roster {
-    workers: Vec<Arc<Worker>>,
+    workers: Arc<[Arc<Worker>]>,
     by_tokens: bool,
     /// The place of each candidate among the workers: who went down in the meantime is no candidate.
     worker_of: Vec<usize>,
@@ -121,7 +121,7 @@ impl Router {
         let share = Share { tokens: setting.prompt_tokens as f64, ..request.share };
         let (model, tried) = (request.model.clone(), tried.to_vec());
         let mut held = Held { setting, streams: request.stream, model, tried, entered, begin };
-        self.finish_lingering();
+        self.finish_lingering(entered);
         let mut room = self.room.lock();
         room.admit(entered, &share).map_err(|retry_after| Error::TooBusy { retry_after })?;
         if self.tell_of_the_fleet(&mut room) != known_fleet {
@@ -161,8 +161,9 @@ impl Router {
             horizon_ms: room.rules().horizon_ms,
             rules: *self.rules.read(),
             others_wait: !room.is_empty(),
-            rosters: Vec::new(),
-            begun: Vec::new(),
+            // Mostly there is one request, and with it one set of workers.
+            rosters: Vec::with_capacity(1),
+            begun: Vec::with_capacity(1),
         }
     }
 
@@ -219,7 +220,7 @@ impl Counter<'_> {
         let same = |roster: &Roster| {
             roster.by_tokens == setting.by_tokens
                 && roster.workers.len() == setting.workers.len()
-                && roster.workers.iter().zip(&setting.workers).all(|(a, b)| Arc::ptr_eq(a, b))
+                && roster.workers.iter().zip(&*setting.workers).all(|(a, b)| Arc::ptr_eq(a, b))
         };
         if let Some(known) = self.rosters.iter().position(same) {
             return known;
@@ -228,7 +229,7 @@ impl Counter<'_> {
         let worker_of: Vec<usize> = (0..all.len()).filter(|&i| setting.workers[i].routable()).collect();
         let candidates = worker_of.iter().map(|&i| all[i]).collect();
         let sheet = Sheet::new(candidates, self.horizon_ms);
-        let (workers, by_tokens) = (setting.workers.clone(), setting.by_tokens);
+        let (workers, by_tokens) = (Arc::clone(&setting.workers), setting.by_tokens);
         self.rosters.push(Roster { workers, by_tokens, worker_of, sheet });
         self.rosters.len() - 1
     }
@@ -288,7 +289,7 @@ impl Desk<Held> for Counter<'_> {
             Arc::clone(router),
             Arc::clone(&worker),
             placement,
-            pick.uncached_tokens,
+            (self.now, pick.uncached_tokens),
             held.streams,
         )
         .announced(announced as u64);

@@ -44,7 +44,7 @@ type Way = (u32, bool);
 #[derive(Debug)]
 pub struct Setting {
     /// The workers.
-    pub workers: Vec<Arc<Worker>>,
+    pub workers: Arc<[Arc<Worker>]>,
     /// The prefix, in each way that a worker cuts it; at least one.
     pub views: Vec<View>,
     /// Each worker's view.
@@ -87,9 +87,11 @@ impl Setting {
         let may_have = |worker: &Arc<Worker>| {
             worker.may_serve(model) && worker.routable() && !tried.contains(&worker.id)
         };
-        let found = fleet.all().into_iter().filter(may_have);
-        (self.workers, self.view_of) =
-            found.filter_map(|worker| view_of(&worker).map(|view| (worker, view))).unzip();
+        let all = fleet.all();
+        let found = all.iter().filter(|worker| may_have(worker));
+        let (workers, views): (Vec<_>, _) =
+            found.filter_map(|worker| view_of(worker).map(|view| (Arc::clone(worker), view))).unzip();
+        (self.workers, self.view_of) = (workers.into(), views);
     }
 
     /// The workers as candidates whose matches are yet to be filled in. While requests wait, a cold worker is better than none.
@@ -100,7 +102,7 @@ impl Setting {
         let of_fit = |(worker, rate): (&Arc<Worker>, &Option<f64>)| rate.filter(|_| worker.weight == 1.0);
         let unweighted: Vec<Option<f64>> = self.workers.iter().zip(&rates).map(of_fit).collect();
         let mut speeds = relative_speeds(&unweighted);
-        for (speed, worker) in speeds.iter_mut().zip(&self.workers) {
+        for (speed, worker) in speeds.iter_mut().zip(self.workers.iter()) {
             if worker.weight != 1.0 {
                 *speed = worker.weight;
             }
@@ -143,15 +145,18 @@ pub(super) fn index_id(worker: &Worker, by_tokens: bool) -> WorkerId {
 impl Router {
     /// The workers that may serve a request and were not `tried` yet, and what it looks like to them.
     pub fn setting(&self, request: &RequestInfo, tried: &[WorkerId]) -> Result<Setting, Error> {
-        let mut workers = self.fleet.all();
-        let anybody = !workers.is_empty();
-        workers.retain(|worker| worker.may_serve(request.model.as_deref()));
+        let all = self.fleet.all();
+        let serves = |worker: &&Arc<Worker>| worker.may_serve(request.model.as_deref());
+        let free = |worker: &&Arc<Worker>| worker.routable() && !tried.contains(&worker.id);
+        let mut workers = Vec::with_capacity(all.len());
+        workers.extend(all.iter().filter(serves).filter(free).cloned());
         // While nobody is there it is not known which models are.
-        if let (true, true, Some(model)) = (anybody, workers.is_empty(), &request.model) {
+        if let (true, false, Some(model)) = (workers.is_empty(), all.is_empty(), &request.model)
+            && !all.iter().any(|worker| serves(&worker))
+        {
             let known = self.fleet.model_ids().join(", ");
             return Err(Error::ModelNotFound { model: model.clone(), known });
         }
-        workers.retain(|worker| worker.routable() && !tried.contains(&worker.id));
         Ok(match &request.tokens {
             None => self.by_text(request, workers),
             Some(prompt) => {
@@ -175,7 +180,7 @@ impl Router {
                 Setting {
                     views: distinct.iter().map(view).collect(),
                     view_of: ways.iter().map(|way| distinct.partition_point(|other| other < way)).collect(),
-                    workers,
+                    workers: workers.into(),
                     prompt_tokens: prompt.total,
                     by_tokens: true,
                     slow_start: self.slow_start,
@@ -204,7 +209,7 @@ impl Router {
         };
         Setting {
             view_of: vec![0; workers.len()],
-            workers,
+            workers: workers.into(),
             views: vec![view],
             prompt_tokens: self.prompt_tokens(request),
             by_tokens: false,

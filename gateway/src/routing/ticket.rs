@@ -41,13 +41,12 @@ impl Ticket {
         router: Arc<Router>,
         worker: Arc<Worker>,
         placement: Placement,
-        uncached_tokens: u64,
+        (sent, uncached_tokens): (Duration, u64),
         streams: bool,
     ) -> Self {
         let label = [worker.name.as_str()];
         let in_flight = router.metrics.worker_in_flight.with_label_values(&label);
         let waiting_tokens = router.metrics.waiting_prefill_tokens.with_label_values(&label);
-        let sent = router.now();
         let speed = worker.rate.lock().tokens_per_second();
         let tokens_before_first = worker.load.tokens_left(sent, speed) + uncached_tokens;
         let waiting = Some(worker.load.start(sent, uncached_tokens, streams));
@@ -99,12 +98,16 @@ impl Ticket {
 
     /// The first byte of the answer is here: the prompt is computed, its KV is in the worker's cache.
     pub fn first_token(&mut self) {
+        self.first_token_at(self.router.now());
+    }
+
+    fn first_token_at(&mut self, now: Duration) {
         // What an exact worker is expected to hold is expected until the answer's end.
         self.placement = self.placement.take().filter(Placement::is_expected);
         if let Some(demand) = &mut self.demand {
-            demand.first_token(self.router.now());
+            demand.first_token(now);
         }
-        self.stop_waiting(true);
+        self.stop_waiting(now, true);
     }
 
     /// The first event of a stream is here, which tells how fast the worker is.
@@ -115,7 +118,7 @@ impl Ticket {
             demand.stream_began(now);
         }
         self.worker.rate.lock().observe(self.tokens_before_first, seconds);
-        self.first_token();
+        self.first_token_at(now);
     }
 
     /// The answer has so many tokens.
@@ -151,9 +154,8 @@ impl Ticket {
     }
 
     /// Whether it waited until now.
-    fn stop_waiting(&mut self, answered: bool) -> bool {
+    fn stop_waiting(&mut self, now: Duration, answered: bool) -> bool {
         let Some(waiting) = self.waiting.take() else { return false };
-        let now = self.router.now();
         if answered {
             self.worker.load.first_token(now, &waiting);
         } else {
@@ -167,9 +169,9 @@ impl Ticket {
 
 impl Router {
     /// The events of an answer that has just ended are on their way: until then its blocks count as held.
-    fn linger(&self, placement: Placement) {
+    fn linger(&self, now: Duration, placement: Placement) {
         let mut lingering = self.lingering.lock();
-        lingering.push_back((self.now(), placement));
+        lingering.push_back((now, placement));
         let surplus = (lingering.len() > EXPECTED_LINGER_MAX).then(|| lingering.pop_front()).flatten();
         drop(lingering);
         if let Some((_, oldest)) = surplus {
@@ -178,8 +180,7 @@ impl Router {
     }
 
     /// Finishes placements whose events have come by now.
-    pub(super) fn finish_lingering(&self) {
-        let now = self.now();
+    pub(super) fn finish_lingering(&self, now: Duration) {
         let mut lingering = self.lingering.lock();
         let over = lingering.iter().take_while(|(ended, _)| *ended + EXPECTED_LINGER <= now).count();
         let finished: Vec<_> = lingering.drain(..over).collect();
@@ -195,15 +196,16 @@ impl Router {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let answered = !self.stop_waiting(false);
+        let now = self.router.now();
+        let answered = !self.stop_waiting(now, false);
         if let Some(demand) = &self.demand {
-            demand.ended(self.router.now());
+            demand.ended(now);
         }
         self.worker.load.end();
         self.in_flight.dec();
         if let Some(placement) = self.placement.take() {
             if answered {
-                self.router.linger(placement);
+                self.router.linger(now, placement);
             } else {
                 self.router.index.lock().withdraw(placement);
             }

@@ -6,6 +6,7 @@
 //! vLLM nothing), so a worker's first stream at each path passes unasked and shows it.
 
 use std::{
+    borrow::Cow,
     ops::Range,
     sync::{
         Arc,
@@ -16,14 +17,17 @@ use std::{
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::hide::UsageFilter;
-use crate::{fleet::Worker, json::Value};
+use crate::{fleet::Worker, json::Value, request::StreamOptions};
 
-/// The field of the request.
-const FIELD: &str = "stream_options";
-/// Its part that asks.
+/// The part of `stream_options` that asks.
 const ASK: &str = "include_usage";
 /// Its part that asks for the usage so far in each chunk (vLLM, SGLang).
 const ASK_ALWAYS: &str = "continuous_usage_stats";
+const QUESTION: &str = r#""include_usage":true"#;
+const QUESTION_ALWAYS: &str = r#""include_usage":true,"continuous_usage_stats":true"#;
+/// The field with the question, before others.
+const FIELD: &str = r#""stream_options":{"include_usage":true},"#;
+const FIELD_ALWAYS: &str = r#""stream_options":{"include_usage":true,"continuous_usage_stats":true},"#;
 
 /// What a worker's streams say of their usage where they were not asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,8 +78,13 @@ impl Habits {
 
 /// The body to send to this worker for a request that streams, and what is to be done with its answer. `always`: whether the
 /// tokens so far are wanted with each chunk.
-pub fn ask(path: &str, body: Bytes, worker: &Arc<Worker>, always: bool) -> (Bytes, UsageFilter) {
-    let asking = worker.habits.of(path).and_then(|habit| Some((habit, place(&body, always)?)));
+pub fn ask(
+    path: &str,
+    (body, said): (Bytes, &StreamOptions),
+    worker: &Arc<Worker>,
+    always: bool,
+) -> (Bytes, UsageFilter) {
+    let asking = worker.habits.of(path).and_then(|habit| Some((habit, place(&body, said, always)?)));
     match asking {
         None | Some((Habit::Tells, _)) => (body, UsageFilter::pass_all()),
         Some((Habit::Unknown, _)) => (body, UsageFilter::learn(Arc::clone(worker), path)),
@@ -87,7 +96,7 @@ pub fn ask(path: &str, body: Bytes, worker: &Arc<Worker>, always: bool) -> (Byte
 #[derive(Debug, PartialEq, Eq)]
 struct Question {
     replaces: Range<usize>,
-    text: String,
+    text: Cow<'static, str>,
 }
 
 impl Question {
@@ -101,31 +110,23 @@ impl Question {
 }
 
 /// `None` where the client asks itself, or where the body is not understood.
-fn place(body: &[u8], always: bool) -> Option<Question> {
-    let text = std::str::from_utf8(body).ok()?;
-    let mut options = None;
-    for field in Value::document(text)? {
-        let (name, value) = field.ok()?;
-        // A repeated one is for the engine to judge.
-        if name == FIELD && options.replace(value).is_some() {
-            return None;
+fn place(body: &[u8], said: &StreamOptions, always: bool) -> Option<Question> {
+    match said {
+        StreamOptions::Unclear => None,
+        StreamOptions::Nowhere(first) => {
+            let text = if always { FIELD_ALWAYS } else { FIELD };
+            Some(Question { replaces: *first..*first, text: text.into() })
         }
-    }
-    match options {
-        None => {
-            let first = text.find('{')? + 1;
-            let text = format!("\"{FIELD}\":{{{}}},", question(always));
-            Some(Question { replaces: first..first, text })
-        }
-        Some(options) => {
-            let start = options.raw().as_ptr() as usize - text.as_ptr() as usize;
-            Some(Question { replaces: start..start + options.raw().len(), text: asking(options, always)? })
+        StreamOptions::At(place) => {
+            let options = std::str::from_utf8(body.get(place.clone())?).ok()?;
+            let text = asking(Value::found(options), always)?.into();
+            Some(Question { replaces: place.clone(), text })
         }
     }
 }
 
-fn question(always: bool) -> String {
-    if always { format!("\"{ASK}\":true,\"{ASK_ALWAYS}\":true") } else { format!("\"{ASK}\":true") }
+fn question(always: bool) -> &'static str {
+    if always { QUESTION_ALWAYS } else { QUESTION }
 }
 
 /// The options with the question among them.
@@ -154,11 +155,21 @@ fn asking(options: Value<'_>, always: bool) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+
+    use keyway_wire::block_hash::HashKey;
+
     use super::*;
+    use crate::request::{self, KeyerConfig};
+
+    fn said(body: &[u8]) -> StreamOptions {
+        let config = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(16).unwrap() };
+        request::read(body, config).stream_options
+    }
 
     fn asked(body: &str) -> Option<String> {
         let bytes = Bytes::copy_from_slice(body.as_bytes());
-        let out = place(&bytes, false)?.put_into(&bytes);
+        let out = place(&bytes, &said(&bytes), false)?.put_into(&bytes);
         Some(String::from_utf8(out.to_vec()).unwrap())
     }
 
@@ -193,7 +204,7 @@ mod tests {
             ),
         ] {
             let bytes = Bytes::copy_from_slice(body.as_bytes());
-            assert_eq!(place(&bytes, true).unwrap().put_into(&bytes), want);
+            assert_eq!(place(&bytes, &said(&bytes), true).unwrap().put_into(&bytes), want);
         }
     }
 

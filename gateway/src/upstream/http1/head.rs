@@ -1,11 +1,14 @@
 //! The head of an answer, and what it says of the body's end and of the connection (RFC 9112, sections 4 to 6 and 9). What two
 //! readers could take for two things is refused: several lengths, a length beside chunks, codings that nobody here undoes.
 
+use std::mem::MaybeUninit;
+
 use bytes::{Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
     header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING},
 };
+use httparse::ParserConfig;
 use hyper::ext::ReasonPhrase;
 
 use super::{Http1Error, body::Body, chunked::Chunked};
@@ -36,10 +39,11 @@ fn parse_one(read: &mut BytesMut) -> Result<Option<(http::Response<()>, bool)>, 
     if read.is_empty() {
         return Ok(None);
     }
-    let mut room = [httparse::EMPTY_HEADER; MAX_HEADERS];
-    let mut head = httparse::Response::new(&mut room);
+    let mut room = [const { MaybeUninit::uninit() }; MAX_HEADERS];
+    let mut head = httparse::Response::new(&mut []);
+    let parsed = ParserConfig::default().parse_response_with_uninit_headers(&mut head, read, &mut room);
     let malformed = |_| Http1Error::Malformed("its head is not HTTP/1.1");
-    let httparse::Status::Complete(length) = head.parse(read).map_err(malformed)? else { return Ok(None) };
+    let httparse::Status::Complete(length) = parsed.map_err(malformed)? else { return Ok(None) };
     let status =
         StatusCode::from_u16(head.code.unwrap_or(0)).map_err(|_| Http1Error::Malformed("its status"))?;
     let reason = head.reason.filter(|reason| status.canonical_reason() != Some(reason)).unwrap_or_default();
@@ -48,11 +52,8 @@ fn parse_one(read: &mut BytesMut) -> Result<Option<(http::Response<()>, bool)>, 
     // Where names and values lie; they are cut out of the bytes once these are nobody else's.
     let start = read.as_ptr() as usize;
     let at = |part: &[u8]| (part.as_ptr() as usize - start, part.len());
-    let mut places = [((0, 0), (0, 0)); MAX_HEADERS];
-    let count = head.headers.len();
-    for (place, header) in places.iter_mut().zip(head.headers.iter()) {
-        *place = (at(header.name.as_bytes()), at(header.value));
-    }
+    let headers = head.headers.iter();
+    let places: Vec<_> = headers.map(|header| (at(header.name.as_bytes()), at(header.value))).collect();
     let bytes = read.split_to(length).freeze();
     let mut response = http::Response::new(());
     *response.status_mut() = status;
@@ -60,8 +61,8 @@ fn parse_one(read: &mut BytesMut) -> Result<Option<(http::Response<()>, bool)>, 
         response.extensions_mut().insert(reason);
     }
     let headers = response.headers_mut();
-    headers.reserve(count);
-    for ((name, name_length), (value, value_length)) in places.into_iter().take(count) {
+    headers.reserve(places.len());
+    for ((name, name_length), (value, value_length)) in places {
         let name = HeaderName::from_bytes(&bytes[name..name + name_length]);
         let value = HeaderValue::from_maybe_shared(bytes.slice(value..value + value_length));
         let (Ok(name), Ok(value)) = (name, value) else { return Err(Http1Error::Malformed("a header")) };
