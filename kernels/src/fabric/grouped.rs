@@ -109,11 +109,13 @@ impl<M: Mover> Grouped<M> {
     /// Whose fault it is that messages did not come: who does not say that it is there, or else the first of those to whom they did
     /// not. (A rank that says nothing because it has nothing to do is taken for one that is not there.)
     fn broken(&mut self, phase: Phase, deadline: Duration, fault: String) -> FabricError {
+        let rank = self.control.rank();
         let told = match self.tell(|_| BROKEN, phase, deadline) {
             Ok(told) => told,
+            // Who has read it already may say so before this rank has read all; what it knows itself is more.
+            Err(error) if error.rank == rank => return self.error(rank, phase, Cause::Unreached(fault)),
             Err(error) => return error,
         };
-        let rank = self.control.rank();
         let first = told.iter().position(|word| *word == BROKEN).unwrap_or(rank);
         self.error(first, phase, Cause::Unreached(if first == rank { fault } else { String::new() }))
     }

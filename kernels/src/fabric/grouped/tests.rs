@@ -101,6 +101,17 @@ fn a_rank_that_nothing_reaches_is_named_by_all() {
     }
 }
 
+/// The others have read what it says, and act on it, before it has heard all of them.
+#[test]
+fn a_rank_that_is_told_of_its_own_fault_says_what_it_knows_of_it() {
+    let mut ranks = group(2, 16, &[]);
+    let mut quick = ranks.remove(0);
+    quick.fail(1, Phase::Combine, Cause::Unreached(String::new()));
+    drop(quick);
+    let error = ranks[0].broken(Phase::Combine, PATIENCE, "the cable is out".into());
+    assert_eq!((error.rank, error.exchange, error.cause), (1, 0, Cause::Unreached("the cable is out".into())));
+}
+
 /// Rank 2 says how long its messages are and sends none: those who wait for them name it.
 #[test]
 fn a_rank_that_stalls_between_lengths_and_messages_is_named() {
