@@ -109,7 +109,10 @@ fn a_rank_that_is_told_of_its_own_fault_says_what_it_knows_of_it() {
     quick.fail(1, Phase::Combine, Cause::Unreached(String::new()));
     drop(quick);
     let error = ranks[0].broken(Phase::Combine, PATIENCE, "the cable is out".into());
-    assert_eq!((error.rank, error.exchange, error.cause), (1, 0, Cause::Unreached("the cable is out".into())));
+    assert_eq!(
+        (error.rank, error.exchange, error.cause),
+        (1, 0, Cause::Unreached("the cable is out".into()))
+    );
 }
 
 /// Rank 2 says how long its messages are and sends none: those who wait for them name it.
