@@ -117,6 +117,10 @@ fn trailers(read: &mut BytesMut) -> Result<Option<HeaderMap>, Http1Error> {
     let httparse::Status::Complete((length, fields)) = parsed else {
         return if read.len() < MAX_TRAILER_BYTES { Ok(None) } else { Err(MALFORMED) };
     };
+    // The parser takes a bare LF for a line's end as well.
+    if memchr::memchr_iter(b'\n', &read[..length]).any(|at| at == 0 || read[at - 1] != b'\r') {
+        return Err(MALFORMED);
+    }
     let mut trailers = HeaderMap::with_capacity(fields.len());
     for field in fields {
         let name = HeaderName::from_bytes(field.name.as_bytes());
