@@ -11,7 +11,9 @@ use http::{
     uri::PathAndQuery,
 };
 
-use crate::{fleet::Worker, headers, record::Record, request::RequestInfo, upstream::Outgoing};
+use crate::{
+    fleet::Worker, headers, metrics::ModelSeries, record::Record, request::RequestInfo, upstream::Outgoing,
+};
 
 /// One request, read to its end.
 #[derive(Debug)]
@@ -22,6 +24,8 @@ pub struct Asked {
     pub body: Bytes,
     /// What routing knows of it.
     pub info: Arc<RequestInfo>,
+    /// Its model's series.
+    pub series: Arc<ModelSeries>,
     /// Its record.
     pub record: Arc<Record>,
 }

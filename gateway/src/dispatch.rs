@@ -3,7 +3,7 @@
 //!
 //! Next: [`crate::relay`].
 
-use std::sync::Arc;
+use std::{future::poll_fn, pin::pin, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, header::CONTENT_LENGTH, request::Parts};
@@ -15,7 +15,7 @@ use crate::{
     asked::{Asked, takes_salt},
     autoscale::Autoscale,
     body::{Request, Response},
-    clock,
+    clock::{self, Instant},
     config::Timeouts,
     drift::DriftDoctor,
     error::Error,
@@ -102,20 +102,18 @@ impl Dispatch {
             Some(salt) if takes_salt(&parts) => tenants::salted(&body, salt)?,
             _ => body,
         };
-        let routing = self.metrics.routing.start_timer();
+        let reading = Instant::now();
         let mut info = self.read(parts.uri.path(), &parts.headers, &body).await;
         info.model = info.model.or_else(|| model_in_path(&parts));
         info.share = record.visit().map(|visit| visit.share()).unwrap_or_default();
         let series = self.metrics.model(info.model.as_deref());
-        let seen = (&body[..], &*self.ignored);
-        record.drift(self.doctor.follow(&parts.headers, seen, &info, series.label()));
-        record.model(series);
-        routing.observe_duration();
+        record.model(Arc::clone(&series));
+        self.metrics.routing.observe(reading.elapsed().as_secs_f64());
         self.retry_budget.lock().request();
         let demand = self.scale.enter(&self.router, &info);
         let mut choice = self.scale.choose(&self.router, &info).await?;
         choice.ticket.carry(demand);
-        let asked = Asked { parts, body, info: Arc::new(info), record: Arc::clone(record) };
+        let asked = Asked { parts, body, info: Arc::new(info), series, record: Arc::clone(record) };
         self.attempt(&Arc::new(asked), choice).await
     }
 
@@ -150,12 +148,15 @@ impl Dispatch {
                 (asked.body.clone(), UsageFilter::pass_all())
             };
             let sent = self.resumer.sent(asked, asking, &worker, seed);
-            match self.upstream.send(worker.origin(), asked.outgoing(sent.body.clone(), &worker)).await {
+            let sending = self.upstream.send(worker.origin(), asked.outgoing(sent.body.clone(), &worker));
+            // No worker has to wait for the doctor.
+            let doctor = tried.is_empty().then_some(|| self.look_for_drift(asked));
+            match once_begun(sending, doctor).await {
                 Ok(answer) => {
                     self.router.worker_answered(&worker);
                     let lifeline = self.resumer.lifeline(asked, &worker, &sent, answer.headers());
-                    let series = self.metrics.model(info.model.as_deref());
                     let (info, record) = (Arc::clone(info), Arc::clone(record));
+                    let series = Arc::clone(&asked.series);
                     let told = relay::Told { ticket, info, pick, record, series, usage };
                     let lifeline = (lifeline, Arc::clone(&self.resumer));
                     let mut response = relay::relay(answer, told, lifeline, self.timeouts);
@@ -198,6 +199,11 @@ impl Dispatch {
         }
     }
 
+    fn look_for_drift(&self, asked: &Asked) {
+        let Asked { parts, body, info, series, record } = asked;
+        record.drift(self.doctor.follow(&parts.headers, (body, &self.ignored), info, series.label()));
+    }
+
     fn expose(&self, response: &mut Response, worker: &Worker, pick: &Pick) {
         if !self.expose_routing {
             return;
@@ -211,8 +217,40 @@ impl Dispatch {
     }
 }
 
+/// Does `meanwhile` when `work` has got as far as it gets at once.
+async fn once_begun<T>(work: impl Future<Output = T>, mut meanwhile: Option<impl FnOnce()>) -> T {
+    let mut work = pin!(work);
+    poll_fn(|cx| {
+        let polled = work.as_mut().poll(cx);
+        if let Some(meanwhile) = meanwhile.take() {
+            meanwhile();
+        }
+        polled
+    })
+    .await
+}
+
 /// `GET /v1/models/{id}` names its model in the path; an id may hold slashes, written out or as `%2F`.
 fn model_in_path(parts: &Parts) -> Option<String> {
     let id = parts.uri.path().strip_prefix("/v1/models/").filter(|_| parts.method == Method::GET)?;
     Some(id.replace("%2F", "/").replace("%2f", "/").replace("%3A", ":").replace("%3a", ":"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_done_meanwhile_is_done_once_and_after_the_first_step() {
+        let done = RefCell::new(Vec::new());
+        let work = async {
+            done.borrow_mut().push("sent");
+            tokio::task::yield_now().await;
+            done.borrow_mut().push("answered");
+        };
+        once_begun(work, Some(|| done.borrow_mut().push("meanwhile"))).await;
+        assert_eq!(done.into_inner(), ["sent", "meanwhile", "answered"]);
+    }
 }

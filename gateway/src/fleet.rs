@@ -1,7 +1,10 @@
 //! The workers: who they are, which models they serve, how busy and how healthy they are. How they are
 //! talked to is `upstream.rs`; nothing is decided here (`keyway_core::pick`).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use http::{HeaderValue, Uri, uri::PathAndQuery};
 use keyway_core::{
@@ -20,6 +23,7 @@ use crate::{
     config::{KvSource, WorkerConfig},
     ejection::{Ejections, Gate},
     limits::SAVED_HALF_LIFE,
+    metrics::{Metrics, WorkerSeries},
     residency::Residency,
     upstream::Origin,
     usage::ask::Habits,
@@ -64,6 +68,7 @@ pub struct Worker {
     models: RwLock<Option<Vec<Model>>>,
     failed: Notify,
     gate: Arc<Gate>,
+    series: OnceLock<WorkerSeries>,
 }
 
 impl Worker {
@@ -92,6 +97,7 @@ impl Worker {
             models: RwLock::new(None),
             failed: Notify::new(),
             gate: ejections.gate(config.name()),
+            series: OnceLock::new(),
         }
     }
 
@@ -177,6 +183,11 @@ impl Worker {
     /// What lets requests through to it.
     pub fn gate(&self) -> &Arc<Gate> {
         &self.gate
+    }
+
+    /// What is counted of it, among the gateway's series.
+    pub fn series(&self, metrics: &Metrics) -> &WorkerSeries {
+        self.series.get_or_init(|| metrics.worker(&self.name))
     }
 
     /// Its state, for people.

@@ -6,6 +6,7 @@ mod fleet;
 mod forget;
 mod lifecycle;
 mod per_model;
+mod per_worker;
 mod reference;
 mod resume;
 mod scale;
@@ -23,6 +24,7 @@ pub use self::{
     fleet::FleetMetrics,
     lifecycle::{CertificateMetrics, LifecycleMetrics},
     per_model::ModelSeries,
+    per_worker::{Prediction, WorkerSeries},
     reference::Family,
     resume::ResumeMetrics,
     scale::ScaleMetrics,
@@ -242,6 +244,11 @@ impl Metrics {
     /// The series for a model that a client named: its own if the fleet has it.
     pub fn model(&self, model: Option<&str>) -> Arc<ModelSeries> {
         self.per_model.get(model)
+    }
+
+    /// Looks up the series of a worker. Its gauges appear, at 0 where nobody has used them.
+    pub fn worker(&self, worker: &str) -> WorkerSeries {
+        WorkerSeries::new(self, worker)
     }
 
     /// Every family, in the order declared.

@@ -94,6 +94,9 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// How many there are.
+    pub const COUNT: usize = Self::Only as usize + 1;
+
     /// Its name in headers, logs and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -302,7 +302,7 @@ impl Desk<Held> for Counter<'_> {
         }
         let waited = self.now.saturating_sub(held.entered);
         router.metrics.hold.observe(waited.as_secs_f64());
-        router.metrics.picks.with_label_values(&[worker.name.as_str(), pick.reason.as_str()]).inc();
+        worker.series(&router.metrics).picked(pick.reason);
         self.begun.push((held.begin, Ok(Choice { worker, pick, ticket })));
     }
 

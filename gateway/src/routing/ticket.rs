@@ -3,7 +3,6 @@
 use std::{sync::Arc, time::Duration};
 
 use keyway_core::{breaker::Verdict, index::Placement, pace::Waiting};
-use prometheus::IntGauge;
 
 use super::Router;
 use crate::{
@@ -11,6 +10,7 @@ use crate::{
     ejection::Trip,
     fleet::Worker,
     limits::{EXPECTED_LINGER, EXPECTED_LINGER_MAX},
+    metrics::WorkerSeries,
 };
 
 /// One request's weight on one worker. Counts until it is dropped; the placement is withdrawn unless the worker
@@ -29,9 +29,6 @@ pub struct Ticket {
     tokens_before_first: u64,
     waiting: Option<Waiting>,
     trip: Trip,
-    // Added to and subtracted from, never set: two tickets may end at the same moment.
-    in_flight: IntGauge,
-    waiting_tokens: IntGauge,
     /// What the request asks of its model's fleet, as long as it is here.
     demand: Option<Demand>,
 }
@@ -44,14 +41,12 @@ impl Ticket {
         (sent, uncached_tokens): (Duration, u64),
         streams: bool,
     ) -> Self {
-        let label = [worker.name.as_str()];
-        let in_flight = router.metrics.worker_in_flight.with_label_values(&label);
-        let waiting_tokens = router.metrics.waiting_prefill_tokens.with_label_values(&label);
         let speed = worker.rate.lock().tokens_per_second();
         let tokens_before_first = worker.load.tokens_left(sent, speed) + uncached_tokens;
         let waiting = Some(worker.load.start(sent, uncached_tokens, streams));
-        in_flight.inc();
-        waiting_tokens.add(uncached_tokens as i64);
+        let series = worker.series(&router.metrics);
+        series.in_flight.inc();
+        series.waiting_prefill_tokens.add(uncached_tokens as i64);
         Self {
             sent,
             announced: 0,
@@ -63,8 +58,6 @@ impl Ticket {
             uncached_tokens,
             tokens_before_first,
             waiting,
-            in_flight,
-            waiting_tokens,
             demand: None,
         }
     }
@@ -148,6 +141,10 @@ impl Ticket {
         &self.worker
     }
 
+    fn series(&self) -> &WorkerSeries {
+        self.worker.series(&self.router.metrics)
+    }
+
     /// When the request was sent there.
     pub fn sent(&self) -> Duration {
         self.sent
@@ -161,7 +158,7 @@ impl Ticket {
         } else {
             self.worker.load.cancelled(now, &waiting);
         }
-        self.waiting_tokens.sub(self.uncached_tokens as i64);
+        self.series().waiting_prefill_tokens.sub(self.uncached_tokens as i64);
         self.router.pump();
         true
     }
@@ -202,7 +199,7 @@ impl Drop for Ticket {
             demand.ended(now);
         }
         self.worker.load.end();
-        self.in_flight.dec();
+        self.series().in_flight.dec();
         if let Some(placement) = self.placement.take() {
             if answered {
                 self.router.linger(now, placement);

@@ -10,7 +10,9 @@ use super::{
     miss::{Miss, Source},
     setting::index_id,
 };
-use crate::{fleet::Worker, request::RequestInfo, residency::Outcome, scrape::CacheConfig};
+use crate::{
+    fleet::Worker, metrics::Prediction, request::RequestInfo, residency::Outcome, scrape::CacheConfig,
+};
 
 impl Router {
     /// Takes an answer's usage. Returns why the prediction failed, if it did.
@@ -36,16 +38,12 @@ impl Router {
         };
         let predicted = pick.matched_tokens;
         let (over, under) = (predicted.saturating_sub(reported), reported.saturating_sub(predicted));
-        let result = match (over > block_tokens, under > block_tokens) {
-            (true, _) => "over",
-            (_, true) => "under",
-            _ => "right",
+        let came_out = match (over > block_tokens, under > block_tokens) {
+            (true, _) => Prediction::Over,
+            (_, true) => Prediction::Under,
+            _ => Prediction::Right,
         };
-        let name = worker.name.as_str();
-        self.metrics.caches.predictions.with_label_values(&[name, result]).inc();
-        for (direction, tokens) in [("over", over), ("under", under)] {
-            self.metrics.caches.prediction_error.with_label_values(&[name, direction]).inc_by(tokens);
-        }
+        worker.series(&self.metrics).predicted(came_out, over, under);
         let exact = by_tokens && residency.trusted();
         if exact && usage.prompt_tokens.saturating_sub(reported) > 2 * block_tokens {
             residency.blocks_stored(ticket.sent(), self.now());
@@ -69,9 +67,9 @@ impl Router {
             blocks_removed: ticket.blocks_removed(),
             slack: block_tokens,
         };
-        let miss = (result != "right").then(|| facts.cause());
+        let miss = (came_out != Prediction::Right).then(|| facts.cause());
         if let Some(cause) = miss {
-            self.metrics.caches.misses.with_label_values(&[name, cause]).inc();
+            self.metrics.caches.misses.with_label_values(&[worker.name.as_str(), cause]).inc();
         }
         if by_tokens {
             warn_of_drift(request, usage, worker, &facts, miss.is_none());
