@@ -35,7 +35,7 @@ use crate::{
     routing::Ticket,
     sse::EventSplitter,
     upstream::Answer,
-    usage::{UsageTap, hide::UsageFilter},
+    usage::{self, UsageTap, hide::UsageFilter},
 };
 
 /// How an event begins by which a worker says that it failed. Made once: to set a search up takes as long as to look
@@ -349,11 +349,12 @@ pub struct Told {
 impl Account {
     /// Counts what came; returns what the client is to see of it.
     fn saw(&mut self, bytes: Bytes, is_event: bool) -> Bytes {
-        self.tap.see(&bytes);
+        let mentions_usage = is_event && usage::is_mentioned(&bytes);
+        self.tap.see(&bytes, mentions_usage);
         if !is_event {
             return bytes;
         }
-        let bytes = self.told.usage.pass(bytes);
+        let bytes = self.told.usage.pass(bytes, mentions_usage);
         if bytes.is_empty() {
             return bytes;
         }

@@ -17,8 +17,8 @@ use crate::limits::MAX_USAGE_BODY_BYTES;
 /// Made once: to set a search up takes as long as to look through an event.
 static NAME: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
 
-/// Whether the name of a usage stands in it; almost no piece of a stream mentions it.
-fn mentioned(bytes: &[u8]) -> bool {
+/// Whether the name of a usage stands in some events; almost none of a stream mentions it.
+pub fn is_mentioned(bytes: &[u8]) -> bool {
     NAME.find(bytes).is_some()
 }
 
@@ -39,11 +39,12 @@ pub enum UsageTap {
 }
 
 impl UsageTap {
-    /// Takes a piece of the answer: whole events, or any part of an unstreamed body.
-    pub fn see(&mut self, bytes: &Bytes) {
+    /// Takes a piece of the answer: whole events, of which `mentioned` says whether they name a usage, or any part of an
+    /// unstreamed body.
+    pub fn see(&mut self, bytes: &Bytes, mentioned: bool) {
         match self {
             Self::Events(last) => {
-                if mentioned(bytes)
+                if mentioned
                     && memmem::find(bytes, b"\"usage\":{")
                         .or_else(|| memmem::find(bytes, b"\"usage\": {"))
                         .is_some()
@@ -95,7 +96,8 @@ mod tests {
             "data: {\"choices\":[],\"usage\": {\"prompt_tokens\":9,\"prompt_tokens_details\":{\"cached_tokens\":8}}}\r\n\r\n",
             "data: {\"usage\":null}\n\ndata: [DONE]\n\n",
         ] {
-            tap.see(&Bytes::from(event));
+            let event = Bytes::from(event);
+            tap.see(&event, is_mentioned(&event));
         }
         let usage = tap.finish().unwrap();
         assert_eq!((usage.prompt_tokens, usage.cached_tokens()), (9, Some(8)));
@@ -105,7 +107,7 @@ mod tests {
     fn an_unstreamed_usage_is_read_across_parts() {
         let mut tap = UsageTap::Body(Vec::new(), 0);
         for part in ["{\"id\":\"x\",\"usa", "ge\":{\"prompt_tokens\":3,\"completion_tokens\":2}}"] {
-            tap.see(&Bytes::from(part));
+            tap.see(&Bytes::from(part), false);
         }
         assert_eq!(tap.finish().unwrap().completion_tokens, 2);
     }
@@ -114,7 +116,7 @@ mod tests {
     fn a_long_answer_is_not_held() {
         let mut tap = UsageTap::Body(Vec::new(), 0);
         for _ in 0..3 {
-            tap.see(&Bytes::from(vec![b' '; MAX_USAGE_BODY_BYTES / 2]));
+            tap.see(&Bytes::from(vec![b' '; MAX_USAGE_BODY_BYTES / 2]), false);
         }
         assert!(matches!(tap, UsageTap::Blind));
     }

@@ -23,24 +23,35 @@ pub(super) struct Patience {
     waker: Option<Waker>,
     /// When the last piece had come as it was last looked at.
     last: Option<Instant>,
+    /// Whether the alarm rings before anything that later pieces make due.
+    early: bool,
 }
 
 impl Patience {
     pub(super) fn new(timeouts: Timeouts, started: Instant) -> Self {
-        Self { timeouts, deadline: started + timeouts.request, alarm: None, waker: None, last: None }
+        Self {
+            timeouts,
+            deadline: started + timeouts.request,
+            alarm: None,
+            waker: None,
+            last: None,
+            early: false,
+        }
     }
 
     /// Which clock has run out. `last`: when the last piece came, if any did.
     pub(super) fn poll(&mut self, last: Option<Instant>, cx: &mut Context<'_>) -> Poll<Error> {
+        let waits = self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
+        let news = std::mem::replace(&mut self.last, last) != last;
+        if let (true, Some(last), Some(alarm)) = (waits && news && self.early, last, &self.alarm)
+            && last < alarm.deadline()
+        {
+            // A piece has just come, before the alarm, which will wake the same task: there is nothing to look at yet.
+            return Poll::Pending;
+        }
         let idle = last.map(|last| last + self.timeouts.answer_idle);
         let due = idle.map_or(self.deadline, |idle| idle.min(self.deadline));
         let alarm = self.alarm.get_or_insert_with(|| Box::pin(clock::sleep_until(due)));
-        // A piece has just come, before the alarm, which will wake the same task: there is nothing to look at yet.
-        let waits = self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
-        let news = std::mem::replace(&mut self.last, last) != last;
-        if waits && news && alarm.deadline() <= due && last.is_some_and(|last| last < alarm.deadline()) {
-            return Poll::Pending;
-        }
         if !waits {
             self.waker = Some(cx.waker().clone());
         }
@@ -61,6 +72,7 @@ impl Patience {
             alarm.as_mut().reset(due);
             let _ = alarm.as_mut().poll(cx);
         }
+        self.early = last.is_some();
         Poll::Pending
     }
 }

@@ -63,7 +63,15 @@ pub enum Http1Error {
     NothingSent(io::Error),
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
+/// What a connection reads from and writes to.
+pub(super) trait Transport: AsyncRead + AsyncWrite + Unpin {
+    /// Pending where it is known that nothing has come; then the task is woken when something does.
+    fn poll_readable(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: Transport> Connection<S> {
     pub(super) fn new(stream: S) -> Self {
         Self {
             stream,
@@ -185,9 +193,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         self.send_error.take().map_or(Http1Error::Cut, Http1Error::Io)
     }
 
-    /// Reads once; 0 at the end. Where all that was read before has left, its room is used again.
+    /// Reads once; 0 at the end. Where all that was read before has left, its room is used again; other room is made only when
+    /// there is something to read, as a piece that was just passed on holds the old one for a moment.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        self.read.reserve(self.read_bytes);
+        if !self.read.try_reclaim(self.read_bytes) {
+            ready!(self.stream.poll_readable(cx))?;
+            self.read.reserve(self.read_bytes);
+        }
         let read = ready!(poll_read_buf(Pin::new(&mut self.stream), cx, &mut self.read))?;
         if read >= self.read_bytes {
             self.read_bytes = (self.read_bytes * 2).min(ANSWER_BUFFER_BYTES);

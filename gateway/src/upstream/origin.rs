@@ -1,9 +1,13 @@
 //! A worker as a place to connect to, which protocol is spoken there, and its connections: those that wait for a request
 //! (HTTP/1.1), and those that take several (HTTP/2).
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::{Context, Poll},
 };
 
 use http::{
@@ -13,7 +17,10 @@ use http::{
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 
-use super::{http1::Connection, links::Links};
+use super::{
+    http1::{Connection, Transport},
+    links::Links,
+};
 use crate::{
     clock::Instant,
     config::port_of,
@@ -151,3 +158,13 @@ impl Origin {
 
 /// One connection of HTTP/1.1.
 pub(super) type Link = Connection<Stream>;
+
+impl Transport for Stream {
+    fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Plain(tcp) => tcp.poll_read_ready(cx),
+            // What was decrypted may be there already.
+            Self::Tls(_) => Poll::Ready(Ok(())),
+        }
+    }
+}

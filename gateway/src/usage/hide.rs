@@ -36,9 +36,9 @@ impl UsageFilter {
         Self(Mode::Hide { nulls })
     }
 
-    /// What the client is to see of these whole events.
-    pub fn pass(&mut self, events: Bytes) -> Bytes {
-        if matches!(self.0, Mode::Pass) || !super::mentioned(&events) {
+    /// What the client is to see of these whole events; `mentioned`: whether they name a usage.
+    pub fn pass(&mut self, events: Bytes, mentioned: bool) -> Bytes {
+        if !mentioned {
             return events;
         }
         match &mut self.0 {
@@ -170,9 +170,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::usage::is_mentioned;
 
     fn hide(nulls: bool, events: &str) -> String {
-        let out = UsageFilter::hide(nulls).pass(Bytes::copy_from_slice(events.as_bytes()));
+        let out = UsageFilter::hide(nulls)
+            .pass(Bytes::copy_from_slice(events.as_bytes()), is_mentioned(events.as_bytes()));
         String::from_utf8(out.to_vec()).unwrap()
     }
 
@@ -218,7 +220,10 @@ mod tests {
     #[test]
     fn what_does_not_mention_it_is_not_copied() {
         let events = Bytes::from_static(b"data: {\"choices\":[]}\n\n");
-        assert_eq!(UsageFilter::hide(false).pass(events.clone()).as_ptr(), events.as_ptr());
+        assert_eq!(
+            UsageFilter::hide(false).pass(events.clone(), is_mentioned(&events)).as_ptr(),
+            events.as_ptr()
+        );
     }
 
     proptest! {

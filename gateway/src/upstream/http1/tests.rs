@@ -8,11 +8,15 @@ use hyper_util::rt::TokioIo;
 use proptest::{prelude::*, sample::Index};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
+    net::{TcpListener, TcpStream},
     runtime,
     time::timeout,
 };
 
 use super::*;
+use crate::net::Stream;
+
+impl Transport for DuplexStream {}
 
 /// What became of an exchange: status, headers, body and trailers.
 type Answered = (StatusCode, HeaderMap, Vec<u8>, HeaderMap);
@@ -320,6 +324,26 @@ async fn events_pass_through_the_same_memory_and_no_more_is_read_than_asked_for(
     }
     poll_fn(|cx| connection.poll_frame(cx)).await.unwrap().unwrap();
     assert!(connection.read.len() <= FIRST_READ_BYTES);
+}
+
+#[tokio::test]
+async fn a_piece_on_its_way_costs_no_second_room() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (mut far, _) = listener.accept().await.unwrap();
+    let mut connection = Connection::new(Stream::Plain(near));
+    far.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
+    drop(connection.ask(&get(Method::POST), &host()).await.unwrap());
+    let mut places = Vec::new();
+    for _ in 0..3 {
+        far.write_all(b"10\r\ndata: {\"a\":123}\n\r\n").await.unwrap();
+        let piece = poll_fn(|cx| connection.poll_frame(cx)).await.unwrap().unwrap().into_data().unwrap();
+        // The server asks for the next piece before it has written this one.
+        let next = poll_fn(|cx| Poll::Ready(connection.poll_frame(cx).is_pending())).await;
+        assert!(next && connection.read.capacity() < FIRST_READ_BYTES, "{}", connection.read.capacity());
+        places.push(piece.as_ptr());
+    }
+    assert_eq!(places[1], places[2]);
 }
 
 #[test]
