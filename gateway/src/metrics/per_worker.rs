@@ -66,7 +66,7 @@ impl WorkerSeries {
 struct Counters<const N: usize> {
     family: IntCounterVec,
     worker: String,
-    counters: [OnceLock<IntCounter>; N],
+    handles: [OnceLock<IntCounter>; N],
 }
 
 impl<const N: usize> Counters<N> {
@@ -74,11 +74,11 @@ impl<const N: usize> Counters<N> {
         Self {
             family: family.clone(),
             worker: worker.to_owned(),
-            counters: std::array::from_fn(|_| OnceLock::new()),
+            handles: std::array::from_fn(|_| OnceLock::new()),
         }
     }
 
     fn get(&self, place: usize, label: &str) -> &IntCounter {
-        self.counters[place].get_or_init(|| self.family.with_label_values(&[self.worker.as_str(), label]))
+        self.handles[place].get_or_init(|| self.family.with_label_values(&[self.worker.as_str(), label]))
     }
 }
