@@ -89,7 +89,7 @@ pub enum Reason {
     PowerOfTwo,
     /// First in the prompt's own order with load to spare.
     Chwbl,
-    /// There is no other.
+    /// There is no other. The last one, by which they are counted.
     Only,
 }
 

@@ -117,6 +117,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_stall_after_a_workers_first_piece_is_noticed_by_who_waited_for_it() {
+        let mut patience = patience(1_000, 60_000);
+        let (began, mut waited) = (Instant::now(), false);
+        let error = poll_fn(|cx| {
+            if !std::mem::replace(&mut waited, true) {
+                assert!(patience.poll(None, cx).is_pending());
+            }
+            patience.poll(Some(began), cx)
+        });
+        assert!(matches!(error.await, Error::Stalled { .. }));
+        assert_eq!(began.elapsed().as_millis() / 10, 100);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_stall_is_counted_from_the_last_piece() {
         let mut patience = patience(1_000, 60_000);
         let cx = &mut Context::from_waker(std::task::Waker::noop());
