@@ -12,13 +12,14 @@ use tower::service_fn;
 
 use crate::{
     autoscale::Autoscale,
-    body::{Request, Response, full},
+    body::{Request, Response, ResponseBody, full},
     error::Error,
     explain::explain,
     leaving::Leaving,
     live::Live,
     members::Members,
     metrics::Metrics,
+    peers::{GatewayId, Telling},
     reload::Reloader,
     routing::Router,
     stack::Stack,
@@ -26,6 +27,7 @@ use crate::{
 
 const INDEX: &str = "Keyway admin\n\n/livez    200 while the process runs\n/readyz   200 once a worker is ready\n\
     /metrics  Prometheus text format\n/workers  the fleet as JSON\n/scale    workers each model needs, term by term\n\
+    /load     what this gateway has at each worker, as it changes: lines of JSON, for other gateways\n\
     /explain  POST a request's body: where it would go, and why; ?path=/v1/completions if it is no chat\n\
     /workers  POST a [[worker]] table as JSON to add it; DELETE /workers/HOST:PORT; POST /workers/HOST:PORT/drain, /undrain\n\
     /reload   POST reads the configuration again; /drain: POST ends the gateway as SIGTERM does\n\
@@ -40,6 +42,8 @@ pub struct Admin {
     pub router: Arc<Router>,
     /// The series.
     pub metrics: Arc<Metrics>,
+    /// Who this is, among gateways.
+    pub gateway_id: GatewayId,
     /// How requests are read, and who may be added as a worker.
     pub live: Live,
     /// Reads the configuration again.
@@ -116,9 +120,19 @@ fn answer(request: &Request, admin: &Admin) -> Response {
             router.show_state();
             metrics.render()
         }),
+        "/load" => told(request, admin),
         "/workers" => text(StatusCode::OK, "application/json", workers(router)),
         _ => Error::NotFound(path.to_owned()).to_response(),
     }
+}
+
+/// What this gateway has at each worker, for as long as somebody listens.
+fn told(request: &Request, admin: &Admin) -> Response {
+    let query = request.uri().query().unwrap_or_default();
+    let lines = Telling::new(Arc::clone(&admin.router), admin.gateway_id, query);
+    let mut response = Response::new(ResponseBody::telling(lines));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+    response
 }
 
 /// The page, which may load nothing and be framed by nobody.
@@ -156,6 +170,8 @@ struct Row {
     weight: f64,
     requests_in_flight: u64,
     waiting_prefill_tokens: u64,
+    /// Requests of others, as far as other gateways and its own metrics tell.
+    requests_of_others: u64,
     /// Prompt tokens computed in a second, fitted from answers; absent until they told.
     prefill_tokens_per_s: Option<f64>,
     /// Tokens that the index believes its cache to hold.
@@ -179,6 +195,7 @@ fn workers(router: &Router) -> Vec<u8> {
             weight: worker.weight,
             requests_in_flight: worker.load.requests(),
             waiting_prefill_tokens: worker.load.waiting_prefill_tokens(),
+            requests_of_others: worker.load.others(router.now()).round() as u64,
             prefill_tokens_per_s,
             cached_tokens: router.cached_tokens(worker),
             cache_known_by: match (worker.kv_source(), worker.residency.trusted()) {

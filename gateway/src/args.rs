@@ -82,6 +82,10 @@ pub struct ServeArgs {
         value_delimiter = ','
     )]
     pub worker: Vec<String>,
+    /// Admin listener of another gateway in front of the same workers, http://HOST:PORT, which then tells what it has at each; every
+    /// address of a name is one, this gateway itself may be among them; repeat it for each. Replaces the file's
+    #[arg(long, env = "KEYWAY_PEER", value_name = "URL", value_delimiter = ',')]
+    pub peer: Vec<String>,
     /// Folder with a model's tokenizer and chat template (`builtin` or `random` for the worker's own models), to route its prompts by their
     /// tokens, as KV events name them; repeat it for each model. Replaces the file's
     #[arg(long, env = "KEYWAY_TOKENIZER", value_name = "MODEL=DIR", value_delimiter = ',')]
@@ -124,6 +128,9 @@ impl ServeArgs {
         file.traces.otlp_endpoint = self.otlp_endpoint.or(file.traces.otlp_endpoint);
         if !self.worker.is_empty() {
             file.worker = self.worker.into_iter().map(WorkerEntry::Url).collect();
+        }
+        if !self.peer.is_empty() {
+            file.peers.urls = self.peer;
         }
         if !self.tokenizer.is_empty() {
             file.model = self.tokenizer.iter().map(|text| model_table(text)).collect::<Result<_, _>>()?;

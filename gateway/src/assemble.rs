@@ -22,6 +22,7 @@ use crate::{
     members::{Members, Source},
     metrics::Metrics,
     net::Connector,
+    peers::Peers,
     reload::{Parts, look_for_workers},
     request::KeyerConfig,
     resume::Resumer,
@@ -77,7 +78,10 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
         admin_allow: config.discovery.admin_allow.clone(),
     });
     background.push(tokio::spawn(tenants::follow(live.clone())));
-    let parts = Parts { live, members, router, upstream, admission, intake, tls, metrics, clock, discovery };
+    let peers = Arc::new(Peers::new(&router, &upstream, &live));
+    peers.follow(config.peers.as_ref());
+    let parts =
+        Parts { live, members, router, upstream, admission, intake, tls, metrics, clock, peers, discovery };
     Ok(Assembly { parts, scale, memory, background, traces })
 }
 

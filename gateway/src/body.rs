@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
-use crate::{admission::Permit, record::Record, relay::Relay};
+use crate::{admission::Permit, peers::Telling, record::Record, relay::Relay};
 
 /// Any error, boxed.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -34,12 +34,19 @@ enum Source {
     Own(Option<Bytes>),
     /// A worker's.
     Relay(Box<Relay>),
+    /// What this gateway tells another one.
+    Telling(Box<Telling>),
 }
 
 impl ResponseBody {
     /// A worker's answer.
     pub fn relay(relay: Relay) -> Self {
         Self { source: Source::Relay(Box::new(relay)), _permit: None, _record: None }
+    }
+
+    /// What this gateway tells another one, for as long as that listens.
+    pub fn telling(telling: Telling) -> Self {
+        Self { source: Source::Telling(Box::new(telling)), _permit: None, _record: None }
     }
 
     /// Ties the request's place in the gateway to it.
@@ -72,6 +79,7 @@ impl Body for ResponseBody {
         match &mut self.source {
             Source::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Source::Relay(relay) => Pin::new(&mut **relay).poll_frame(cx),
+            Source::Telling(telling) => telling.poll_line(cx).map(|line| Some(Ok(Frame::data(line)))),
         }
     }
 
@@ -79,6 +87,7 @@ impl Body for ResponseBody {
         match &self.source {
             Source::Own(bytes) => bytes.is_none(),
             Source::Relay(relay) => relay.is_end_stream(),
+            Source::Telling(_) => false,
         }
     }
 
@@ -86,6 +95,7 @@ impl Body for ResponseBody {
         match &self.source {
             Source::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
             Source::Relay(relay) => relay.size_hint(),
+            Source::Telling(_) => SizeHint::default(),
         }
     }
 }

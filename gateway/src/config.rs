@@ -5,6 +5,7 @@
 mod discovery;
 mod file;
 mod kubernetes;
+mod peers;
 mod resume;
 mod scale;
 mod timeouts;
@@ -22,6 +23,7 @@ pub use self::{
     discovery::{DiscoveryConfig, DiscoveryFile, DnsName, HostRule},
     file::{AuthFile, File, IgnoreTable, LimitsFile, LogFormat, ModelTable, RoutingFile},
     kubernetes::{KubernetesFleet, KubernetesTable, PortRef},
+    peers::{PeersConfig, PeersFile},
     resume::{ResumeConfig, ResumeFile},
     scale::{ModelScale, ScaleConfig, ScaleFile},
     timeouts::Timeouts,
@@ -93,6 +95,8 @@ pub struct Config {
     pub drain_delay: Duration,
     /// Where workers that come and go are learned of.
     pub discovery: DiscoveryConfig,
+    /// The other gateways in front of the same workers.
+    pub peers: Option<PeersConfig>,
     /// What is wanted of each model's fleet.
     pub scale: ScaleConfig,
     /// Where traces go; `None`: nowhere.
@@ -164,6 +168,7 @@ impl TryFrom<File> for Config {
             drain_timeout: limits.drain_seconds.map_or(limits::DRAIN_TIMEOUT, Duration::from_secs),
             drain_delay: limits.drain_delay_seconds.map_or(Duration::ZERO, Duration::from_secs),
             discovery: DiscoveryConfig::try_from(&file.discovery)?,
+            peers: file.peers.validated()?,
             scale: ScaleConfig::try_from(&file.scale)?,
             traces: file.traces.validated()?,
             resume: ResumeConfig::from(&file.resume),

@@ -47,6 +47,7 @@ pub mod members;
 pub mod metrics;
 pub mod models;
 pub mod net;
+pub mod peers;
 pub mod probe;
 pub mod prompt;
 pub mod record;

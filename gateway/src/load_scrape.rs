@@ -57,7 +57,7 @@ pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream,
             if let Some(load) = page.read(&worker, &upstream).await {
                 worker.load.engine_says(router.now(), load, asked);
                 router.load_changed();
-                if worker.load.others(router.now()) > 0.0 {
+                if worker.load.beyond_gateways(router.now()) > 0.0 {
                     others_until = router.now() + OTHERS_MEMORY;
                 }
                 counts_tokens = load.waiting_tokens.is_some();

@@ -5,6 +5,7 @@ mod caches;
 mod fleet;
 mod forget;
 mod lifecycle;
+mod peers;
 mod per_model;
 mod per_worker;
 mod reference;
@@ -23,6 +24,7 @@ pub use self::{
     caches::{CacheMetrics, DriftMetrics},
     fleet::FleetMetrics,
     lifecycle::{CertificateMetrics, LifecycleMetrics},
+    peers::{PeerState, PeerStates},
     per_model::ModelSeries,
     per_worker::{Prediction, WorkerSeries},
     reference::Family,
@@ -86,6 +88,8 @@ pub struct Metrics {
     pub caches: CacheMetrics,
     /// How many workers there should be.
     pub scale: ScaleMetrics,
+    /// Other gateways.
+    pub peers: PeerStates,
     /// What becomes of traces.
     pub traces: TraceMetrics,
     /// Streams that broke off.
@@ -222,6 +226,7 @@ impl Metrics {
             lifecycle: LifecycleMetrics::declare(&d)?,
             caches: CacheMetrics::declare(&d)?,
             scale: ScaleMetrics::declare(&d)?,
+            peers: PeerStates::declare(&d)?,
             traces: TraceMetrics::declare(&d)?,
             resume: ResumeMetrics::declare(&d)?,
             per_model: PerModel::new(Families::declare(&d)?),

@@ -18,6 +18,7 @@ use crate::{
     live::{Live, Serving},
     members::{Listed, Members, Source},
     metrics::Metrics,
+    peers::Peers,
     routing::Router,
     server::Intake,
     tenants::Tenants,
@@ -50,6 +51,8 @@ pub struct Parts {
     pub metrics: Arc<Metrics>,
     /// For tenants' limits.
     pub clock: Clock,
+    /// The other gateways.
+    pub peers: Arc<Peers>,
     /// The task that looks for workers.
     pub discovery: Mutex<JoinHandle<()>>,
 }
@@ -122,6 +125,7 @@ impl Reloader {
     /// Stops what only reloads know of.
     pub fn stop(&self) {
         self.parts.discovery.lock().abort();
+        self.parts.peers.stop();
     }
 
     fn plan(&self, old: &Config) -> Result<Plan, ConfigError> {
@@ -199,6 +203,9 @@ impl Reloader {
                 parts.members.set(source, &[]);
             }
             *looking = look_for_workers(&config.discovery, &parts.members, &parts.metrics);
+        }
+        if config.peers != old.peers {
+            parts.peers.follow(config.peers.as_ref());
         }
         // Who waits may go elsewhere now.
         parts.router.fleet_changed();

@@ -79,6 +79,7 @@ pub fn start(
     let Assembly { parts, scale, memory, background, traces } = assemble(config)?;
     let (live, tls, admission) = (parts.live.clone(), parts.tls.clone(), parts.admission.clone());
     let (router, members) = (Arc::clone(&parts.router), Arc::clone(&parts.members));
+    let gateway_id = parts.peers.own;
     let (metrics, intake) = (Arc::clone(&parts.metrics), Arc::clone(&parts.intake));
     let reloader = Reloader::new(reader, config.clone(), embedded, parts);
 
@@ -98,6 +99,7 @@ pub fn start(
     let admin = Admin {
         router: Arc::clone(&router),
         metrics,
+        gateway_id,
         live,
         reloader: Arc::clone(&reloader),
         leaving: Arc::clone(&leaving),

@@ -75,6 +75,7 @@ pub fn simulate(args: &SimulateArgs) -> Result<Report, Error> {
         events: args.fleet.events,
         gauges_count_tokens: args.fleet.gauges_count_tokens,
         scrape_ns: args.fleet.scrape.map(|every| every.as_nanos() as Nanos),
+        peers_ns: args.fleet.peers.map(|every| every.as_nanos() as Nanos),
     };
     let figures = |policy: Contender, workers: usize| {
         replay(&workload, &setup(policy, workers)).figures(policy.as_str(), &workload.slo)

@@ -57,7 +57,7 @@ pub use index::{Lengths, Placement, PrefixIndex, WorkerId};
 pub use keyer::{PrefixChain, TextKeyer};
 pub use kv_feed::{Action, KvFeed, Recovery};
 pub use load::{Load, LoadSnapshot};
-pub use others::EngineLoad;
+pub use others::{EngineLoad, OwnLoad};
 pub use pace::{Pace, PaceSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};
 pub use policy::{Policy, Reason, UnknownPolicy};

@@ -120,6 +120,25 @@ impl Load {
         self.known().others.observe(now, engine, own);
     }
 
+    /// What this gateway tells others that it has there: tokens less what a worker that is believed to compute `tokens_per_s` has done
+    /// of them.
+    pub fn told(&self, now: Duration, tokens_per_s: Option<f64>) -> OwnLoad {
+        let own = self.own();
+        let left = self.known().pace.tokens_left(now, tokens_per_s.unwrap_or(0.0) / 1e3);
+        OwnLoad { waiting_tokens: left.round() as u64, ..own }
+    }
+
+    /// The other gateways have said what they have there, together.
+    pub fn peers_say(&self, now: Duration, peers: OwnLoad) {
+        self.known().others.peers_say(now, peers);
+    }
+
+    /// Counts who is there, for the means of others' load: at even times, while other gateways tell theirs.
+    pub fn look(&self, now: Duration) {
+        let own = self.own();
+        self.known().others.look(now, own);
+    }
+
     /// Uncached prompt tokens that are still to be computed, others' among them, by a worker that is believed to compute
     /// `tokens_per_s`. Without what it has done of them, a speed fitted from those that join a prompt half done would be half as much
     /// again too high, and stay so: they are sent the earlier, the faster it is believed to be.
@@ -129,7 +148,12 @@ impl Load {
         (own + known.others.now(now).tokens).round() as u64
     }
 
-    /// Others' requests, as far as the engine's gauges tell.
+    /// Requests that no gateway has said it sent, as far as the engine's gauges tell.
+    pub fn beyond_gateways(&self, now: Duration) -> f64 {
+        self.known().others.beyond(now)
+    }
+
+    /// Others' requests, whoever told of them.
     pub fn others(&self, now: Duration) -> f64 {
         self.known().others.now(now).requests
     }

@@ -1,6 +1,6 @@
-//! What others send to a worker besides this gateway, and what that means for the queue there: the engine's own gauges less
-//! what this gateway knows to be its own. Gauges are old as soon as they are read, so what they said counts for less and
-//! less. Asking the engine is the caller's; this gateway's own requests are [`crate::load`]'s.
+//! What others send to a worker besides this gateway, and what that means for the queue there: what other gateways say that
+//! they have there, and what the engine's own gauges count beyond theirs and this gateway's. Both are old as soon as they are
+//! read, so what they said counts for less and less. Asking is the caller's; this gateway's own requests are [`crate::load`]'s.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub struct EngineLoad {
     pub waiting_tokens: Option<u64>,
 }
 
-/// What this gateway has at the engine at the same moment.
+/// What one gateway has at the engine.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct OwnLoad {
     /// Requests that have not ended.
@@ -63,9 +63,16 @@ pub fn own_share(counted: impl Iterator<Item = Counted>) -> f64 {
 pub struct Others {
     /// When it was first looked at, and last.
     began: Option<Duration>,
-    seen: Duration,
-    requests: f64,
-    tokens: f64,
+    updated: Duration,
+    /// What the other gateways said, all of them together, and when.
+    peers: OwnLoad,
+    peers_seen: Duration,
+    /// The most of what they said since the gauges were last read, as [`OwnLoad::most`] is of this gateway's.
+    peers_most: OwnLoad,
+    /// What the engine's gauges count beyond all that is known, and when.
+    rest_requests: f64,
+    rest_tokens: f64,
+    rest_seen: Duration,
     /// Running means of this gateway's requests there, and of all.
     own_mean: f64,
     all_mean: f64,
@@ -98,53 +105,94 @@ impl OwnLoad {
             mean_tokens: other.mean_tokens,
         }
     }
+
+    /// Together with another gateway's.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            requests: self.requests + other.requests,
+            waiting: self.waiting + other.waiting,
+            waiting_tokens: self.waiting_tokens + other.waiting_tokens,
+            mean_tokens: self.mean_tokens,
+        }
+    }
 }
 
 impl Others {
     /// The engine was asked.
     pub fn observe(&mut self, now: Duration, engine: EngineLoad, own: OwnLoad) {
         let all = engine.running + engine.waiting;
-        let requests = all.saturating_sub(own.requests);
-        self.requests = requests as f64;
-        self.tokens = match engine.waiting_tokens {
-            // Where nobody else is, what differs is what this gateway takes its own to weigh.
+        let known = own.and(self.peers_most);
+        let requests = all.saturating_sub(known.requests);
+        let tokens = match engine.waiting_tokens {
+            // Where nobody else is, what differs is what gateways take their own to weigh.
             _ if requests == 0 => 0.0,
-            Some(tokens) => tokens.saturating_sub(own.waiting_tokens) as f64,
+            Some(tokens) => tokens.saturating_sub(known.waiting_tokens) as f64,
             None => {
                 // Whoever waits, waits for a prompt that is being computed, mostly: at times only for a step of decodes.
                 let pending = engine.waiting + u64::from(engine.waiting > 0);
-                pending.saturating_sub(own.waiting).min(requests) as f64 * own.mean_tokens
+                pending.saturating_sub(known.waiting).min(requests) as f64 * own.mean_tokens
             }
         };
-        let since = self.began.map_or(FIRST_LOOK_S, |_| now.saturating_sub(self.seen).as_secs_f64());
-        self.began.get_or_insert(now);
-        let gain = remembered(since);
+        (self.rest_requests, self.rest_tokens, self.rest_seen) = (requests as f64, tokens, now);
+        self.peers_most = self.peers;
         let waits =
             own.waiting > 0 || engine.waiting > 0 || engine.waiting_tokens.is_some_and(|tokens| tokens > 0);
-        self.own_mean += gain * (own.requests as f64 - self.own_mean);
-        self.all_mean += gain * (all.max(own.requests) as f64 - self.all_mean);
+        self.count(now, own.requests as f64, all.max(own.requests) as f64, waits);
+    }
+
+    /// The other gateways have said what they have there, together.
+    pub fn peers_say(&mut self, now: Duration, peers: OwnLoad) {
+        (self.peers, self.peers_seen) = (peers, now);
+        self.peers_most = self.peers_most.most(peers);
+    }
+
+    /// Counts who is there, for the means: to be called at times that do not depend on who comes and goes.
+    pub fn look(&mut self, now: Duration, own: OwnLoad) {
+        let known = (own.requests + self.peers.requests) as f64;
+        let waits =
+            own.waiting + self.peers.waiting > 0 || self.rest_tokens * left(self.rest_seen, now) > 0.0;
+        self.count(now, own.requests as f64, known + self.beyond(now), waits);
+    }
+
+    /// Takes the requests there, and whether prompts wait, into the running means.
+    fn count(&mut self, now: Duration, own: f64, all: f64, waits: bool) {
+        let since = self.began.map_or(FIRST_LOOK_S, |_| now.saturating_sub(self.updated).as_secs_f64());
+        self.began.get_or_insert(now);
+        let gain = remembered(since);
+        self.own_mean += gain * (own - self.own_mean);
+        self.all_mean += gain * (all - self.all_mean);
         self.busy += gain * (f64::from(u8::from(waits)) - self.busy);
-        self.seen = now;
+        self.updated = now;
     }
 
     /// What is left of it.
     pub fn now(&self, now: Duration) -> OthersNow {
-        let age = now.saturating_sub(self.seen);
-        let left = 1.0 - (age.as_secs_f64() / MAX_AGE.as_secs_f64()).min(1.0);
+        let (peers, rest) = (left(self.peers_seen, now), left(self.rest_seen, now));
         let counted = Counted { own: self.own_mean, all: self.all_mean };
         OthersNow {
-            requests: self.requests * left,
-            tokens: self.tokens * left,
-            counted: if left == 0.0 { Counted::default() } else { counted },
+            requests: self.peers.requests as f64 * peers + self.beyond(now),
+            tokens: self.peers.waiting_tokens as f64 * peers + self.rest_tokens * rest,
+            counted: if peers.max(rest) == 0.0 { Counted::default() } else { counted },
             busy_share: self.busy / self.filled(),
         }
     }
 
+    /// Requests that no gateway has said it sent, as far as the engine's gauges tell.
+    pub fn beyond(&self, now: Duration) -> f64 {
+        self.rest_requests * left(self.rest_seen, now)
+    }
+
     /// The part of the memory that has been filled: what is looked at since a minute has two thirds of its share in `busy`.
     fn filled(&self) -> f64 {
-        let elapsed = self.began.map_or(0.0, |began| self.seen.saturating_sub(began).as_secs_f64());
+        let elapsed = self.began.map_or(0.0, |began| self.updated.saturating_sub(began).as_secs_f64());
         remembered(elapsed + IDLE_BEFORE_S)
     }
+}
+
+/// What still counts of something seen then, from 1 to 0.
+fn left(seen: Duration, now: Duration) -> f64 {
+    1.0 - (now.saturating_sub(seen).as_secs_f64() / MAX_AGE.as_secs_f64()).min(1.0)
 }
 
 /// Weight in a running mean of the last so many seconds.
@@ -196,6 +244,41 @@ mod tests {
         // Its gauges may be older than what we have sent.
         let late = EngineLoad { running: 1, waiting: 0, waiting_tokens: Some(0) };
         assert_eq!(seen(after(late, OWN)), (0.0, 0.0, 1.0));
+    }
+
+    #[test]
+    fn what_other_gateways_say_is_not_counted_again_by_the_gauges() {
+        let peers = OwnLoad { requests: 4, waiting: 2, waiting_tokens: 9_000, mean_tokens: 0.0 };
+        let mut others = Others::default();
+        others.peers_say(s(100.0), peers);
+        let told = others.now(s(100.0));
+        assert_eq!((told.requests, told.tokens), (4.0, 9_000.0), "whatever the engine counts");
+        // Four wait and one is computed; one of them is ours, two are theirs: two go past all gateways.
+        let engine = EngineLoad { running: 5, waiting: 4, waiting_tokens: None };
+        others.observe(s(100.0), engine, OWN);
+        let all = others.now(s(100.0));
+        assert_eq!((all.requests, all.tokens), (6.0, 11_000.0));
+        assert_eq!(others.beyond(s(100.0)), 2.0);
+        // Who has ended there since the engine was asked is not somebody else, but the next look may find out.
+        others.peers_say(s(100.5), OwnLoad::default());
+        others.observe(s(101.0), engine, OWN);
+        assert_eq!(others.beyond(s(101.0)), 2.0);
+        others.observe(s(102.0), engine, OWN);
+        assert_eq!(others.beyond(s(102.0)), 6.0);
+    }
+
+    #[test]
+    fn our_share_is_known_by_what_other_gateways_say_alone() {
+        let mut others = Others::default();
+        let peers = OwnLoad { requests: 9, ..OwnLoad::default() };
+        for second in 0..60_u32 {
+            others.peers_say(s(f64::from(second)), peers);
+            others.look(s(f64::from(second)), OWN);
+        }
+        let now = others.now(s(59.0));
+        assert!((share(now) - 0.25).abs() < 0.001 && now.busy_share > 0.9, "{now:?}");
+        let silent = others.now(s(80.0));
+        assert_eq!((silent.requests, share(silent)), (0.0, 1.0), "who says nothing any more");
     }
 
     #[test]

@@ -6,7 +6,9 @@ use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, DiscoveryFile, ResumeFile, ScaleFile, TlsFiles, TracesFile, WorkerEntry};
+use super::{
+    ConfigError, DiscoveryFile, PeersFile, ResumeFile, ScaleFile, TlsFiles, TracesFile, WorkerEntry,
+};
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
@@ -49,6 +51,8 @@ pub struct File {
     pub resume: ResumeFile,
     /// Workers that come and go.
     pub discovery: DiscoveryFile,
+    /// The other gateways in front of the same workers.
+    pub peers: PeersFile,
     /// How many workers each model is to have.
     pub scale: ScaleFile,
     /// Where traces of requests go.

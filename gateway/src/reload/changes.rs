@@ -33,6 +33,7 @@ impl Changes {
             "policy": policy,
             "model": tokenizers,
             "discovery": discovery,
+            "peers": peers,
             "auth.tenants_file": tenants,
             "auth.admin_token_file": admin_token,
             "routing.expose": expose_routing,

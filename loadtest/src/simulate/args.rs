@@ -111,6 +111,9 @@ pub struct FleetArgs {
     /// Let these gauges count the prompt tokens that wait too, as SGLang's can; otherwise requests alone, as vLLM's
     #[arg(long, requires = "scrape")]
     pub gauges_count_tokens: bool,
+    /// Let gateways tell each other so often what they have at each worker
+    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    pub peers: Option<Duration>,
     /// Stands for the key of the router's hashes, which a gateway draws at its start: another one breaks ties otherwise
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub hash_seed: u32,

@@ -3,7 +3,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 
-use keyway_core::{RoomRules, WaitingRoom, index::Placement, pace::Waiting};
+use keyway_core::{OwnLoad, RoomRules, WaitingRoom, index::Placement, pace::Waiting};
 use keyway_wire::block_hash::BlockHash;
 
 use super::{
@@ -60,6 +60,8 @@ pub(super) struct FleetSetup {
     pub(super) scrape_ns: Option<Nanos>,
     /// Whether these count prompt tokens that wait, too.
     pub(super) gauges_count_tokens: bool,
+    /// Time from one word of the other gateways to the next; `None`: they do not tell each other.
+    pub(super) peers_ns: Option<Nanos>,
 }
 
 /// Replays the workload.
@@ -130,19 +132,22 @@ impl<'a> Run<'a> {
             let engine = Engine::new(setup.profile.clone());
             if setup.events { engine.recording() } else { engine }
         };
-        // Gateways look at the gauges one after the other, evenly spaced.
-        let first_look = |gateway: usize, every: Nanos| every * gateway as u64 / setup.gateways as u64;
-        let name = |gateway: usize| (setup.workers + gateway) as u32;
-        let looks = setup.scrape_ns.into_iter().flat_map(|every| {
-            (0..setup.gateways).map(move |gateway| Reverse((first_look(gateway, every), name(gateway))))
-        });
+        // Gateways look at the gauges one after the other, evenly spaced, and at each other likewise.
+        let looks = |every: Option<Nanos>, before: usize| {
+            let first_look = |gateway: usize, every: Nanos| every * gateway as u64 / setup.gateways as u64;
+            let name = move |gateway: usize| (setup.workers + before + gateway) as u32;
+            every.into_iter().flat_map(move |every| {
+                (0..setup.gateways).map(move |gateway| Reverse((first_look(gateway, every), name(gateway))))
+            })
+        };
+        let peers = setup.peers_ns.filter(|_| setup.gateways > 1);
         Self {
             workload,
             setup,
             gateways: (0..setup.gateways).map(|_| Gateway::new(setup)).collect(),
             engines: (0..setup.workers).map(|_| engine()).collect(),
             flights: (0..setup.workers).map(|_| Vec::new()).collect(),
-            events: looks.collect(),
+            events: looks(setup.scrape_ns, 0).chain(looks(peers, setup.gateways)).collect(),
             planned: vec![None; setup.workers],
             scrapes_until: Nanos::MAX,
             random: workload.seed,
@@ -169,7 +174,9 @@ impl<'a> Run<'a> {
                 Err(who) => who,
             };
             self.events.pop();
-            if let Some(gateway) = who.checked_sub(self.setup.workers) {
+            if let Some(gateway) = who.checked_sub(self.setup.workers + self.gateways.len()) {
+                self.hear(gateway, at);
+            } else if let Some(gateway) = who.checked_sub(self.setup.workers) {
                 self.look(gateway, at);
             } else if self.planned[who] == Some(at) {
                 self.advance_worker(who, at);
@@ -192,6 +199,20 @@ impl<'a> Run<'a> {
         }
         if let Some(every) = self.setup.scrape_ns.filter(|_| at < self.scrapes_until) {
             self.events.push(Reverse((at + every, (self.setup.workers + gateway) as u32)));
+        }
+        self.release(gateway, at);
+    }
+
+    /// A gateway hears what the others have at each worker.
+    fn hear(&mut self, gateway: usize, at: Nanos) {
+        for worker in 0..self.engines.len() {
+            let others = self.gateways.iter().enumerate().filter(|(other, _)| *other != gateway);
+            let told = others.fold(OwnLoad::default(), |sum, (_, other)| sum.and(other.told(worker, at)));
+            self.gateways[gateway].hear(worker, at, told);
+        }
+        if let Some(every) = self.setup.peers_ns.filter(|_| at < self.scrapes_until) {
+            let name = self.setup.workers + self.gateways.len() + gateway;
+            self.events.push(Reverse((at + every, name as u32)));
         }
         self.release(gateway, at);
     }

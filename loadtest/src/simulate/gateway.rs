@@ -5,7 +5,7 @@
 use std::{ops::Range, time::Duration};
 
 use keyway_core::{
-    EngineLoad, Load, LoadSnapshot, PrefixIndex, RoomRules, WaitingRoom, WorkerId,
+    EngineLoad, Load, LoadSnapshot, OwnLoad, PrefixIndex, RoomRules, WaitingRoom, WorkerId,
     index::Placement,
     others::own_share,
     pace::Waiting,
@@ -142,6 +142,19 @@ impl Gateway {
         let engine = EngineLoad { running, waiting, waiting_tokens };
         let load = &self.desks[worker].load;
         load.engine_says(Duration::from_nanos(at), engine, load.own());
+    }
+
+    /// What it tells other gateways of a worker.
+    pub(super) fn told(&self, worker: usize, at: Nanos) -> OwnLoad {
+        let Desk { load, rate, .. } = &self.desks[worker];
+        load.told(Duration::from_nanos(at), rate.tokens_per_second())
+    }
+
+    /// The other gateways tell what they have at a worker.
+    pub(super) fn hear(&mut self, worker: usize, at: Nanos, peers: OwnLoad) {
+        let (load, now) = (&self.desks[worker].load, Duration::from_nanos(at));
+        load.peers_say(now, peers);
+        load.look(now);
     }
 
     /// A worker says that it holds these blocks of a chain.

@@ -142,7 +142,7 @@ fn a_hot_prefix_is_copied_before_its_holders_queues_are_longer_than_the_copy_tak
 }
 
 #[test]
-fn several_gateways_see_what_the_others_do_by_events_and_gauges() {
+fn several_gateways_see_what_the_others_do_by_events_and_gauges_and_are_as_one_if_they_tell_each_other() {
     let file = trace(24, 20, 250);
     let run = |more: &str| {
         let options = format!("--workers 8 --profile fcfs-6k --rate 4 --policy prefix {more}");
@@ -153,6 +153,8 @@ fn several_gateways_see_what_the_others_do_by_events_and_gauges() {
     let one = run("--events");
     let (cached, ttft) = run("--events --gateways 4 --scrape 1s");
     assert!(cached >= 0.98 * one.0 && ttft.p99 < 1.3 * one.1.p99, "{one:?} {cached} {ttft:?}");
+    let (cached, ttft) = run("--events --gateways 4 --scrape 1s --peers 50ms");
+    assert!(cached >= 0.98 * one.0 && ttft.p99 < 1.1 * one.1.p99, "{one:?} {cached} {ttft:?}");
     // Who cannot see the others' load queues behind it.
     let (cached, ttft) = run("--events --gateways 4");
     assert!(ttft.p99 > 1.5 * one.1.p99, "{one:?} {cached} {ttft:?}");

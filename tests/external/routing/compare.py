@@ -79,9 +79,12 @@ def run(args, requests, distinct, name, cache, metrics):
     try:
         blocks = distinct * cache // 100 * trace.BLOCK // 16 // WORKERS
         fleet, mock = start_mock(args, processes, blocks, routers.GAUGES.get(name, "vllm"))
-        together = range(1, 1 + routers.TOGETHER.get(name, 1))
-        started = [start_router(args, processes, fleet, name, f"{name}-{number}") for number in together]
-        ports = [port for _, port in started]
+        ports = []
+        while len(ports) < routers.TOGETHER.get(name, 1):
+            # Two side by side each, all of them before the first is in use.
+            port = free_ports()
+            ports += [port] if all(abs(port - other) > 1 for other in ports) else []
+        started = [start_router(args, processes, fleet, name, port, ports) for port in ports]
         found = drive.measure(
             [f"http://127.0.0.1:{port}" for port in ports],
             requests,
@@ -91,7 +94,7 @@ def run(args, requests, distinct, name, cache, metrics):
             ids=name in routers.BY_EVENTS,
             sessions=name in routers.BY_SESSION,
             output_tokens=args.output_tokens,
-            router_pids=[router.pid for router, _ in started],
+            router_pids=[router.pid for router in started],
             other_pids=[mock.pid],
         )
         # What the router says of itself: whether it took the events, or routed blind.
@@ -116,13 +119,13 @@ def start(processes, command, log):
     return process
 
 
-def start_router(args, processes, fleet, name, files):
-    """A router that passes requests on, and its port; its metrics are at the next one."""
-    port, log = free_ports(), args.scratch / f"{files}.log"
-    command = routers.command(name, fleet, port, args, files)
-    router = start(processes, command, log)
+def start_router(args, processes, fleet, name, port, ports):
+    """A router that passes requests on at a port, among those at all of `ports`; its metrics are at the next one."""
+    files = f"{name}-{ports.index(port) + 1}"
+    log = args.scratch / f"{files}.log"
+    router = start(processes, routers.command(name, fleet, port, ports, args, files), log)
     ready(f"http://127.0.0.1:{port}", router, log)
-    return router, port
+    return router
 
 
 def start_mock(args, processes, blocks, gauges):

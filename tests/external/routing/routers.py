@@ -22,36 +22,44 @@ KEYWAY = {
     "keyway-text": "prefix",
     "keyway-events": "prefix",
     "keyway-events-x4": "prefix",
+    "keyway-events-x4-tokens": "prefix",
     "keyway-events-x4-requests": "prefix",
     "keyway-round-robin": "round-robin",
 }
 NAMES = [*KEYWAY, *SGLANG, *VLLM]
 
+# How many of it there are at once, each request going to any one of them; else one.
+TOGETHER = {"keyway-events-x4": 4, "keyway-events-x4-tokens": 4, "keyway-events-x4-requests": 4}
+
 # Routers that are told of blocks by the workers.
-BY_EVENTS = {"keyway-events", "keyway-events-x4", "keyway-events-x4-requests", "vllm-kv-aware"}
+BY_EVENTS = {"keyway-events", *TOGETHER, "vllm-kv-aware"}
 
 # Routers that go by a session that the client names, and know nothing of prompts.
 BY_SESSION = {"vllm-consistent-hash"}
 
-# How many of it there are at once, each request going to any one of them; else one.
-TOGETHER = {"keyway-events-x4": 4, "keyway-events-x4-requests": 4}
+# Those that tell each other what they have at each worker.
+PEERS = {"keyway-events-x4"}
 
 # Whose names the workers' gauges have: SGLang's count the prompt tokens that wait, vLLM's requests alone.
-GAUGES = {"keyway-events-x4": "sglang"}
+GAUGES = {"keyway-events-x4-tokens": "sglang"}
 
 # Seconds of the trace from one look at a worker's gauges to the next; four of it where they count tokens.
 LOOK_S = 1.0
 
+# Seconds of the trace from one word of a gateway's peers to the next.
+PEERS_S = 0.05
 
-def command(name, fleet, port, args, files):
-    """The command line of one router in front of `fleet`, a list of (url, events, replay); its files are named `files`."""
+
+def command(name, fleet, port, peers, args, files):
+    """The command line of one router in front of `fleet`, a list of (url, events, replay), beside those at the ports `peers`; its files
+    are named `files`."""
     urls = [url for url, _, _ in fleet]
     if name in KEYWAY:
         config = args.scratch / f"{files}.toml"
         # As gateways that share workers do: so they agree where a new prefix begins.
         key = args.scratch / "hash.key"
         key.write_text("one key for all")
-        config.write_text(_keyway(name, fleet, port, args.speed, key))
+        config.write_text(_keyway(name, fleet, port, peers, args.speed, key))
         return [str(args.bin_dir / "keyway"), "--config", str(config)]
     listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(port + 1)]
     if name in SGLANG:
@@ -64,11 +72,15 @@ def command(name, fleet, port, args, files):
     return [str(args.scratch / "vllm/bin/vllm-router"), "--worker-urls", *urls, *listen, *options]
 
 
-def _keyway(name, fleet, port, speed, key):
+def _keyway(name, fleet, port, peers, speed, key):
     lines = [f'listen = "127.0.0.1:{port}"', f'admin_listen = "127.0.0.1:{port + 1}"']
     lines.append(f'policy = "{KEYWAY[name]}"')
     if name in TOGETHER:
         lines += ["[routing]", f"load_scrape_ms = {1000 * LOOK_S / speed:.0f}", f'hash_key_file = "{key}"']
+    if name in PEERS:
+        # Its own address is among them, as where a name has those of all.
+        urls = [f"http://127.0.0.1:{peer + 1}" for peer in peers]
+        lines += ["[peers]", f"urls = {urls}", f"every_ms = {max(10, 1000 * PEERS_S / speed):.0f}"]
     for url, events, replay in fleet:
         lines += ["[[worker]]", f'url = "{url}"']
         if name in BY_EVENTS:

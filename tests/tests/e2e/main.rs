@@ -27,6 +27,7 @@ mod models;
 mod openai_client;
 mod others;
 mod passthrough;
+mod peers;
 mod real_workers;
 mod reload;
 mod resume;

@@ -1,0 +1,122 @@
+//! What other gateways have said that they have at each worker, and its sum, which goes to the worker's load. Nothing of a
+//! gateway that is no longer heard stays.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::Arc,
+};
+
+use keyway_core::OwnLoad;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::Line;
+use crate::routing::Router;
+
+/// One process that is a gateway; another one after each start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct GatewayId(u64);
+
+/// All that was said.
+#[derive(Debug)]
+pub struct Hearsay {
+    own: GatewayId,
+    router: Arc<Router>,
+    said: Mutex<HashMap<GatewayId, Said>>,
+}
+
+/// What one gateway has, by worker.
+type Said = HashMap<String, OwnLoad>;
+
+/// One gateway that is heard; dropped, it is not any more.
+#[derive(Debug)]
+pub struct Voice {
+    id: GatewayId,
+    hearsay: Arc<Hearsay>,
+}
+
+impl Hearsay {
+    /// Nothing yet. `own`: who need not be heard.
+    pub fn new(own: GatewayId, router: Arc<Router>) -> Arc<Self> {
+        Arc::new(Self { own, router, said: Mutex::default() })
+    }
+
+    /// Another gateway begins to speak; `None`: it is this one, or is heard already.
+    pub fn hear(self: &Arc<Self>, id: GatewayId) -> Option<Voice> {
+        let mut said = self.said.lock();
+        if id == self.own || said.contains_key(&id) {
+            return None;
+        }
+        said.insert(id, Said::new());
+        Some(Voice { id, hearsay: Arc::clone(self) })
+    }
+
+    /// Gives workers the sums of what was said: those whom it concerns. Under the lock, so that no older sum comes last.
+    fn pass_on(&self, said: &HashMap<GatewayId, Said>, concerns: impl Fn(&str) -> bool, counts: bool) {
+        let now = self.router.now();
+        for worker in self.router.fleet().all().iter().filter(|worker| concerns(&worker.name)) {
+            let of_worker = said.values().filter_map(|said| said.get(&worker.name));
+            let sum = of_worker.fold(OwnLoad::default(), |sum, load| sum.and(*load));
+            worker.load.peers_say(now, sum);
+            if counts {
+                worker.load.look(now);
+            }
+        }
+    }
+}
+
+impl Voice {
+    /// Takes a line.
+    pub fn says(&self, line: &Line) {
+        let mut all_said = self.hearsay.said.lock();
+        let said = all_said.entry(self.id).or_default();
+        if line.all {
+            said.clear();
+        }
+        let named: HashSet<&str> = line.workers.iter().map(|entry| entry.worker.as_str()).collect();
+        said.extend(line.workers.iter().map(|entry| (entry.worker.clone(), entry.load())));
+        // Once a second, whatever has changed: the means are of even times.
+        self.hearsay.pass_on(&all_said, |worker| line.all || named.contains(worker), line.all);
+        drop(all_said);
+        self.hearsay.router.load_changed();
+    }
+}
+
+impl Drop for Voice {
+    fn drop(&mut self) {
+        let mut said = self.hearsay.said.lock();
+        said.remove(&self.id);
+        self.hearsay.pass_on(&said, |_| true, false);
+        drop(said);
+        self.hearsay.router.load_changed();
+    }
+}
+
+impl GatewayId {
+    /// A new one.
+    pub fn draw() -> Self {
+        Self(fastrand::u64(..))
+    }
+}
+
+impl fmt::Display for GatewayId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl From<GatewayId> for String {
+    fn from(id: GatewayId) -> Self {
+        id.to_string()
+    }
+}
+
+impl TryFrom<String> for GatewayId {
+    type Error = std::num::ParseIntError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        u64::from_str_radix(&text, 16).map(Self)
+    }
+}

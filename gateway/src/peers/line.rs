@@ -1,0 +1,45 @@
+//! What gateways say to each other: lines of JSON. Facts alone, what each has at each worker; what follows from them each works
+//! out for itself.
+
+use keyway_core::OwnLoad;
+use serde::{Deserialize, Serialize};
+
+use super::GatewayId;
+
+/// One word of a gateway.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// Who speaks; in the first line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<GatewayId>,
+    /// Whether this is all it has: nothing at the workers that are not named. Else what has changed.
+    #[serde(default)]
+    pub all: bool,
+    /// What it has.
+    pub workers: Vec<Entry>,
+}
+
+/// What a gateway has at one worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The worker's `host:port`.
+    pub worker: String,
+    /// Requests that have not ended.
+    pub requests: u64,
+    /// Those among them without a first token.
+    pub waiting: u64,
+    /// Their uncached prompt tokens that are still to be computed.
+    pub waiting_tokens: u64,
+}
+
+impl Entry {
+    pub(super) fn new(worker: String, load: OwnLoad) -> Self {
+        let OwnLoad { requests, waiting, waiting_tokens, .. } = load;
+        Self { worker, requests, waiting, waiting_tokens }
+    }
+
+    pub(super) fn load(&self) -> OwnLoad {
+        let Self { requests, waiting, waiting_tokens, .. } = *self;
+        OwnLoad { requests, waiting, waiting_tokens, mean_tokens: 0.0 }
+    }
+}
