@@ -178,7 +178,8 @@ impl Follower {
                 continue;
             }
             state.silent();
-            if !told {
+            // One that restarts, or has gone for good, is back or out of its name's addresses by then.
+            if !told && pause == PEER_PAUSE.1 {
                 tracing::warn!(peer = %address, error = %lost, "another gateway's load is not known");
                 told = true;
             }

@@ -4,6 +4,9 @@ use prometheus::IntGaugeVec;
 
 use super::Declare;
 
+const HEARD: &str = "heard";
+const SILENT: &str = "silent";
+
 /// `keyway_peers{state="heard|silent"}`.
 #[derive(Debug, Clone)]
 pub struct PeerStates(IntGaugeVec);
@@ -18,13 +21,18 @@ pub struct PeerState {
 impl PeerStates {
     pub(super) fn declare(d: &Declare) -> prometheus::Result<Self> {
         let help = "Addresses of other gateways: those that say what they have at each worker, and those that do not.";
-        Ok(Self(d.gauges("keyway_peers", help, &["state"])?))
+        let states = d.gauges("keyway_peers", help, &["state"])?;
+        // There from the start, so that an alert on them looks at something.
+        for state in [HEARD, SILENT] {
+            states.with_label_values(&[state]).set(0);
+        }
+        Ok(Self(states))
     }
 
     /// An address that has said nothing yet.
     pub fn follow(&self) -> PeerState {
         let mut state = PeerState { states: self.clone(), now: None };
-        state.is(Some("silent"));
+        state.is(Some(SILENT));
         state
     }
 }
@@ -32,12 +40,12 @@ impl PeerStates {
 impl PeerState {
     /// It speaks.
     pub fn heard(&mut self) {
-        self.is(Some("heard"));
+        self.is(Some(HEARD));
     }
 
     /// It does not.
     pub fn silent(&mut self) {
-        self.is(Some("silent"));
+        self.is(Some(SILENT));
     }
 
     /// It is this gateway, or counts at another address.
