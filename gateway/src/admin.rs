@@ -129,7 +129,7 @@ fn answer(request: &Request, admin: &Admin) -> Response {
 /// What this gateway has at each worker, for as long as somebody listens.
 fn told(request: &Request, admin: &Admin) -> Response {
     let query = request.uri().query().unwrap_or_default();
-    let lines = Telling::new(Arc::clone(&admin.router), admin.gateway_id, query);
+    let lines = Telling::new(Arc::clone(&admin.router), Arc::clone(&admin.leaving), admin.gateway_id, query);
     let mut response = Response::new(ResponseBody::telling(lines));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
     response

@@ -79,7 +79,9 @@ impl Body for ResponseBody {
         match &mut self.source {
             Source::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Source::Relay(relay) => Pin::new(&mut **relay).poll_frame(cx),
-            Source::Telling(telling) => telling.poll_line(cx).map(|line| Some(Ok(Frame::data(line)))),
+            Source::Telling(telling) => {
+                telling.poll_line(cx).map(|line| line.map(|line| Ok(Frame::data(line))))
+            }
         }
     }
 

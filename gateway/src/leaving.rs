@@ -13,12 +13,14 @@ use tokio::sync::watch;
 pub struct Leaving {
     asked: watch::Sender<bool>,
     began: AtomicBool,
+    succeeded: AtomicBool,
 }
 
 impl Leaving {
     /// Neither.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { asked: watch::Sender::new(false), began: AtomicBool::new(false) })
+        let (began, succeeded) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(Self { asked: watch::Sender::new(false), began, succeeded })
     }
 
     /// Asks the gateway to drain and end.
@@ -31,9 +33,15 @@ impl Leaving {
         self.began.load(Ordering::Relaxed)
     }
 
-    /// It begins to.
-    pub fn begin(&self) {
+    /// It begins to. `succeeded`: another process has its sockets.
+    pub fn begin(&self, succeeded: bool) {
         self.began.store(true, Ordering::Relaxed);
+        self.succeeded.store(succeeded, Ordering::Relaxed);
+    }
+
+    /// Whether whoever comes is another process's.
+    pub fn succeeded(&self) -> bool {
+        self.succeeded.load(Ordering::Relaxed)
     }
 
     /// Completes when it was asked to.

@@ -204,7 +204,7 @@ impl Gateway {
     /// listener closes; open requests finish; then all stops. Where a successor has the sockets, at once. Returns whether all
     /// finished in time.
     pub async fn shutdown(self, succeeded: bool) -> bool {
-        self.leaving.begin();
+        self.leaving.begin(succeeded);
         self.intake.leave();
         if let Some(offering) = &self.offering {
             offering.abort();

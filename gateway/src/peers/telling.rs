@@ -15,6 +15,7 @@ use keyway_core::OwnLoad;
 use super::{Entry, GatewayId, Line};
 use crate::{
     clock::{self, Instant, Sleep},
+    leaving::Leaving,
     limits::{PEER_ALL_EVERY, PEER_EVERY, PEER_EVERY_RANGE},
     routing::Router,
 };
@@ -26,6 +27,7 @@ const TOKENS_CHANGED: u64 = 16;
 #[derive(Debug)]
 pub struct Telling {
     router: Arc<Router>,
+    leaving: Arc<Leaving>,
     /// Until it was said.
     id: Option<GatewayId>,
     every: Duration,
@@ -37,12 +39,13 @@ pub struct Telling {
 
 impl Telling {
     /// Lines for who asked with this query (`every_ms`).
-    pub fn new(router: Arc<Router>, id: GatewayId, query: &str) -> Self {
+    pub fn new(router: Arc<Router>, leaving: Arc<Leaving>, id: GatewayId, query: &str) -> Self {
         let every = query.split('&').find_map(|pair| pair.strip_prefix("every_ms=")?.parse().ok());
         let every = every.map_or(PEER_EVERY, Duration::from_millis);
         let now = Instant::now();
         Self {
             router,
+            leaving,
             id: Some(id),
             every: every.clamp(*PEER_EVERY_RANGE.start(), *PEER_EVERY_RANGE.end()),
             next: Box::pin(clock::sleep_until(now)),
@@ -51,10 +54,14 @@ impl Telling {
         }
     }
 
-    /// The next line, with its end.
-    pub fn poll_line(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
+    /// The next line, with its end. The last one comes before a successor takes over, whom who listens is to ask then: what is left
+    /// here is seen by the workers' gauges alone.
+    pub fn poll_line(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
             ready!(self.next.as_mut().poll(cx));
+            if self.leaving.succeeded() {
+                return Poll::Ready(None);
+            }
             let now = Instant::now();
             self.next.as_mut().reset(now + self.every);
             let all = now >= self.all_due;
@@ -66,7 +73,7 @@ impl Telling {
                 let line = Line { gateway: self.id.take(), all, workers };
                 let mut line = serde_json::to_vec(&line).unwrap_or_default();
                 line.push(b'\n');
-                return Poll::Ready(line.into());
+                return Poll::Ready(Some(line.into()));
             }
         }
     }

@@ -9,6 +9,7 @@ use crate::{
     config::WorkerConfig,
     ejection::Ejections,
     fleet::{Fleet, Worker},
+    leaving::Leaving,
     limits::{PEER_ALL_EVERY, PEER_EVERY},
     metrics::Metrics,
     request::KeyerConfig,
@@ -31,11 +32,11 @@ fn worker(router: &Router, name: &str) -> Arc<Worker> {
 }
 
 fn telling(router: &Arc<Router>) -> Telling {
-    Telling::new(Arc::clone(router), GatewayId::draw(), "a=b&every_ms=20")
+    Telling::new(Arc::clone(router), Leaving::new(), GatewayId::draw(), "a=b&every_ms=20")
 }
 
 async fn next(telling: &mut Telling) -> Line {
-    let line = poll_fn(|cx| telling.poll_line(cx)).await;
+    let line = poll_fn(|cx| telling.poll_line(cx)).await.unwrap();
     assert_eq!(line.last(), Some(&b'\n'));
     serde_json::from_slice(&line).unwrap()
 }
@@ -142,7 +143,7 @@ async fn who_asks_for_no_time_or_an_odd_one_gets_one_that_is_fit() {
         ("every_ms=0", Duration::from_millis(10)),
         ("every_ms=4000", Duration::from_secs(1)),
     ] {
-        let mut telling = Telling::new(Arc::clone(&router), GatewayId::draw(), query);
+        let mut telling = Telling::new(Arc::clone(&router), Leaving::new(), GatewayId::draw(), query);
         next(&mut telling).await;
         let (began, request) = (clock::Instant::now(), a.load.start(router.now(), 1, true));
         next(&mut telling).await;

@@ -116,17 +116,19 @@ def recorded(args, policies, workers, share, seed, more=()):
 
 def gateways(args):
     """Several gateways beside one: who sees what it sent alone, who sees events too, and who sees the others' load as well,
-    in requests or in prompt tokens that wait."""
+    by gauges, in requests or in prompt tokens that wait, or because they tell each other."""
     knows = {
         "one, events": (1, ["--events"]),
         "events": (args.gateways, ["--events"]),
         "events, load": (args.gateways, ["--events", "--scrape", args.scrape]),
+        "events, load, peers": (args.gateways, ["--events", "--scrape", args.scrape, "--peers", args.peers]),
         "events, tokens": (args.gateways, ["--events", "--scrape", args.scrape, "--gauges-count-tokens"]),
         "one, model": (1, []),
         "model": (args.gateways, []),
         "model, load": (args.gateways, ["--scrape", args.scrape]),
+        "model, load, peers": (args.gateways, ["--scrape", args.scrape, "--peers", args.peers]),
     }
-    print(f"{args.gateways} gateways, gauges read every {args.scrape}; means of the seeds\n")
+    print(f"{args.gateways} gateways, gauges read every {args.scrape}, peers every {args.peers}; means of the seeds\n")
     print("| workers | load | knows | cached | of one | TTFT mean | p50 | p99 | p99 of one | max/mean |")
     print(f"|{'---|' * 10}")
     for workers in args.workers:
@@ -189,6 +191,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, help="file of what was run; what it has is not run again")
     parser.add_argument("--gateways", type=int, help="compare so many gateways with one, over the trace")
     parser.add_argument("--scrape", default="1s", help="how often they read the workers' gauges")
+    parser.add_argument("--peers", default="50ms", help="how often they tell each other what they have")
     args = parser.parse_args()
     if args.gateways:
         return gateways(args)

@@ -91,6 +91,33 @@ async fn who_is_gone_or_not_listened_to_any_more_has_nothing_anywhere() {
 }
 
 #[tokio::test]
+async fn a_successor_is_listened_to_in_place_of_who_still_drains() {
+    let workers = [FakeWorker::start().await];
+    workers[0].hang();
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("handover").display().to_string();
+    let start = async || {
+        let builder = Gateway::builder().config(&toml(&workers, "")).args(&["--handover-socket", &socket]);
+        builder.start().await
+    };
+    let first = start().await;
+    first.wait_ready(1).await;
+    let gateway = Gateway::builder()
+        .config(&toml(&workers, &format!("[peers]\nurls = [\"http://{}\"]\n", first.admin)));
+    let gateway = gateway.start().await;
+    gateway.wait_ready(1).await;
+    let ask = async || Exchange::post(Protocol::Http1, first.addr, CHAT, &chat_stream("hi")).await;
+    let requests = async || known(&gateway, &workers).await[0].0;
+    let _drains = ask().await;
+    eventually!(requests().await == 1);
+    let second = start().await;
+    assert_eq!(second.admin, first.admin);
+    let _open = (ask().await, ask().await);
+    eventually!(requests().await == 2);
+    eventually!(workers[0].active() == 3, "the first one's is open still");
+}
+
+#[tokio::test]
 async fn other_gateways_are_shown_the_operators_token() {
     let workers = [FakeWorker::start().await];
     let dir = tempfile::tempdir().unwrap();
