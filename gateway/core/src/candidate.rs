@@ -35,7 +35,7 @@ pub struct Candidate {
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Reuse {
     /// Prompt tokens that this worker would have to compute of a prefix that others hold and that is used often.
-    pub tokens: u64,
+    pub tokens: f64,
     /// Uses of that prefix, lately, that another one was in the way of at its holder.
     pub uses: f64,
 }
@@ -95,8 +95,15 @@ impl RequestView<'_> {
 
     /// Prompt tokens in this many leading blocks; always less than the whole prompt.
     pub fn matched_tokens(&self, blocks: u32) -> u64 {
-        // Rounded; `round` is a call on processors that may lack the instruction, and this is asked of each candidate.
-        let tokens = (f64::from(blocks) * self.block_tokens + 0.5) as u64;
+        let tokens = (f64::from(blocks) * self.block_tokens).round() as u64;
         tokens.min(self.prompt_tokens.saturating_sub(1))
+    }
+
+    /// [`RequestView::matched_tokens`] as costs count them: not rounded, as each of many candidates is asked and a
+    /// whole number takes longer than the rest of its cost.
+    #[inline]
+    pub(crate) fn cached_tokens(&self, blocks: u32) -> f64 {
+        let most = (self.prompt_tokens as f64 - 1.0).max(0.0);
+        (f64::from(blocks) * self.block_tokens).min(most)
     }
 }

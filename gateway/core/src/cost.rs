@@ -77,8 +77,8 @@ pub struct CostModel {
 pub struct Queue {
     /// Milliseconds until a request sent now begins there.
     pub wait_ms: f64,
-    /// Prompt tokens computed in a millisecond.
-    pub tokens_per_ms: f64,
+    /// Milliseconds in which a prompt token is computed.
+    pub ms_per_token: f64,
     /// Requests per millisecond that come.
     pub arrivals_per_ms: f64,
     /// Share of time it is busy with them, below 1.
@@ -119,12 +119,12 @@ impl CostModel {
     /// The queue at this candidate.
     #[inline]
     pub fn queue(&self, candidate: &Candidate) -> Queue {
-        let tokens_per_ms = candidate.tokens_per_ms * usable_weight(candidate.weight).min(1.0);
+        let ms_per_token = 1.0 / (candidate.tokens_per_ms * usable_weight(candidate.weight).min(1.0));
         let LoadSnapshot { requests, pace, .. } = candidate.load;
-        let running_ms = requests as f64 * self.tokens_per_running / tokens_per_ms;
+        let running_ms = requests as f64 * self.tokens_per_running * ms_per_token;
         Queue {
             wait_ms: pace.backlog_ms + candidate.ahead_ms + running_ms,
-            tokens_per_ms,
+            ms_per_token,
             arrivals_per_ms: pace.arrivals_per_ms,
             busy_share: pace.busy_share,
         }
@@ -132,8 +132,8 @@ impl CostModel {
 
     /// The cost of `uncached_tokens` of own prefill behind this queue.
     #[inline]
-    pub fn cost(&self, queue: &Queue, uncached_tokens: u64) -> Cost {
-        let own = uncached_tokens as f64 / queue.tokens_per_ms;
+    pub fn cost(&self, queue: &Queue, uncached_tokens: f64) -> Cost {
+        let own = uncached_tokens * queue.ms_per_token;
         let later = self.later * queue.arrivals_per_ms / (2.0 * (1.0 - queue.busy_share));
         Cost {
             queue_ms: queue.wait_ms,
@@ -147,13 +147,13 @@ impl CostModel {
 
     /// [`CostModel::cost`] less the share of the price of a copy that those who come later bear.
     #[inline]
-    pub fn cost_with(&self, queue: &Queue, uncached_tokens: u64, reuse: &Reuse) -> Cost {
+    pub fn cost_with(&self, queue: &Queue, uncached_tokens: f64, reuse: &Reuse) -> Cost {
         let cost = self.cost(queue, uncached_tokens);
         let uses = self.reuse * reuse.uses;
-        if reuse.tokens == 0 || uses <= 0.0 {
+        if reuse.tokens <= 0.0 || uses <= 0.0 {
             return cost;
         }
-        let held = self.cost(queue, uncached_tokens.saturating_sub(reuse.tokens));
+        let held = self.cost(queue, (uncached_tokens - reuse.tokens).max(0.0));
         Cost { reuse_ms: (cost.total_ms() - held.total_ms()) * uses / (1.0 + uses), ..cost }
     }
 
@@ -201,8 +201,8 @@ mod tests {
     #[test]
     fn the_formula() {
         let queue = MODEL.queue(&Candidate { ahead_ms: 40.0, ..candidate(300.0, 3, 2.0, 0.5) });
-        assert_eq!((queue.wait_ms, queue.tokens_per_ms), (300.0 + 40.0 + 6.0, 5.0));
-        let cost = MODEL.cost(&queue, 1_000);
+        assert_eq!((queue.wait_ms, queue.ms_per_token), (300.0 + 40.0 + 6.0, 0.2));
+        let cost = MODEL.cost(&queue, 1_000.0);
         assert_eq!((cost.queue_ms, cost.own_ms, cost.displaced_ms), (346.0, 200.0, 200.0));
         // 2 a second, half busy: 0.002 / (2 * 0.5) for each square millisecond.
         assert!((cost.later_ms - 0.002 * (2.0 * 346.0 * 200.0 + 200.0 * 200.0)).abs() < 1e-9);
@@ -235,8 +235,8 @@ mod tests {
         }
         let measured = longer / f64::from(runs);
         let busy_share = rate * service;
-        let queue = Queue { wait_ms: queue, tokens_per_ms: 1.0, arrivals_per_ms: rate, busy_share };
-        let predicted = MODEL.cost(&queue, own as u64).later_ms;
+        let queue = Queue { wait_ms: queue, ms_per_token: 1.0, arrivals_per_ms: rate, busy_share };
+        let predicted = MODEL.cost(&queue, own).later_ms;
         assert!((measured / predicted - 1.0).abs() < 0.05, "{measured} {predicted}");
     }
 
@@ -245,7 +245,7 @@ mod tests {
         for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             let of = |weight| MODEL.queue(&Candidate { weight, ..candidate(0.0, 0, 0.0, 0.0) });
             let cost = |weight, tokens| MODEL.cost(&of(weight), tokens);
-            let (last, usual) = (cost(weight, 1).total_ms(), cost(1.0, 1_000_000).total_ms());
+            let (last, usual) = (cost(weight, 1.0).total_ms(), cost(1.0, 1e6).total_ms());
             assert!(last.is_finite() && last > usual);
         }
     }

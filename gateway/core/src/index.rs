@@ -27,6 +27,7 @@ use keyway_wire::block_hash::BlockHash;
 
 use crate::candidate::{Candidate, RequestView};
 
+pub(crate) use self::heat::{Hottest, MatchLengths};
 pub use self::matching::Lengths;
 pub use self::workers::WorkerId;
 
@@ -269,9 +270,16 @@ impl PrefixIndex {
         self.heat.used(now, request, candidates, uncached_tokens);
     }
 
-    /// Says of each candidate, whose matches are known, what a copy of the request's hottest prefix would be used for there.
-    pub fn fill_reuse(&self, now: Duration, request: &RequestView<'_>, candidates: &mut [Candidate]) {
-        self.heat.fill(now, request, candidates);
+    /// The hottest prefix that the request shares with some of `all` candidates, of which `share` of the requests are this
+    /// gateway's, and their matches so long.
+    pub(crate) fn hottest(
+        &self,
+        now: Duration,
+        request: &RequestView<'_>,
+        lengths: &MatchLengths,
+        (all, share): (usize, f64),
+    ) -> Hottest {
+        self.heat.hottest(now, request, lengths, (all, share))
     }
 
     /// Blocks the index believes this worker to hold.

@@ -40,15 +40,53 @@ pub fn pick_with(
     candidates: &[Candidate],
     turn: &Turn,
 ) -> Option<Pick> {
-    let (index, reason) = match (candidates.len(), policy) {
-        (0, _) => return None,
-        (1, _) => (0, Reason::Only),
-        (_, Policy::Prefix) => by_cost(model, request, candidates, turn),
-        (_, Policy::LeastLoaded) => (balance::least_loaded(candidates, turn), Reason::LeastLoaded),
-        (_, Policy::RoundRobin) => (balance::round_robin(candidates, turn), Reason::RoundRobin),
-        (_, Policy::Random) => (balance::random(candidates, turn), Reason::Random),
-        (_, Policy::PowerOfTwo) => (balance::power_of_two(candidates, turn), Reason::PowerOfTwo),
-        (_, Policy::Chwbl) => (balance::chwbl(request, candidates, turn), Reason::Chwbl),
+    let prices = Prices::wanted(policy, candidates.len())
+        .then(|| Prices::of(candidates.iter(), |one| (cost_on(model, request, one), one.held_blocks())));
+    choose(model, policy, request, (candidates, prices), turn)
+}
+
+/// [`pick`] of candidates that `ready` makes ready first, each just before it is priced: a thousand of them are larger than
+/// what the processor has at hand, and going through them is most of a choice.
+pub(crate) fn pick_readied(
+    policy: Policy,
+    request: &RequestView<'_>,
+    candidates: &mut [Candidate],
+    turn: &Turn,
+    ready: impl Fn(&mut Candidate),
+) -> Option<Pick> {
+    let model = CostModel::default();
+    let prices = if Prices::wanted(policy, candidates.len()) {
+        let price = |one: &mut Candidate| {
+            ready(one);
+            (cost_on(&model, request, one), one.held_blocks())
+        };
+        Some(Prices::of(candidates.iter_mut(), price))
+    } else {
+        candidates.iter_mut().for_each(ready);
+        None
+    };
+    choose(&model, policy, request, (candidates, prices), turn)
+}
+
+/// Chooses one of the candidates, by their prices if there are any.
+fn choose(
+    model: &CostModel,
+    policy: Policy,
+    request: &RequestView<'_>,
+    (candidates, prices): (&[Candidate], Option<Prices>),
+    turn: &Turn,
+) -> Option<Pick> {
+    let (index, reason) = match (policy, prices) {
+        _ if candidates.is_empty() => return None,
+        _ if candidates.len() == 1 => (0, Reason::Only),
+        (_, Some(prices)) => by_cost(model, request, (candidates, prices), turn),
+        (Policy::Prefix | Policy::LeastLoaded, _) => {
+            (balance::least_loaded(candidates, turn), Reason::LeastLoaded)
+        }
+        (Policy::RoundRobin, _) => (balance::round_robin(candidates, turn), Reason::RoundRobin),
+        (Policy::Random, _) => (balance::random(candidates, turn), Reason::Random),
+        (Policy::PowerOfTwo, _) => (balance::power_of_two(candidates, turn), Reason::PowerOfTwo),
+        (Policy::Chwbl, _) => (balance::chwbl(request, candidates, turn), Reason::Chwbl),
     };
     let matched_tokens = request.matched_tokens(candidates[index].held_blocks());
     let cost = cost_on(model, request, &candidates[index]);
@@ -61,17 +99,55 @@ pub fn pick_with(
     })
 }
 
+/// What each candidate would cost.
+struct Prices {
+    ms: Vec<f64>,
+    /// The place of the cheapest, and what it costs.
+    cheapest: usize,
+    least_ms: f64,
+    /// Blocks that the one who holds the most of the prompt holds.
+    longest: u32,
+}
+
+impl Prices {
+    /// Whether so many are chosen from by cost.
+    fn wanted(policy: Policy, candidates: usize) -> bool {
+        policy == Policy::Prefix && candidates > 1
+    }
+
+    #[inline(always)]
+    fn of<T>(candidates: impl ExactSizeIterator<Item = T>, mut price: impl FnMut(T) -> (Cost, u32)) -> Self {
+        let mut ms = vec![0.0; candidates.len()];
+        let (mut cheapest, mut least_ms, mut longest) = (0, f64::INFINITY, 0);
+        for (i, (one, ms)) in candidates.zip(&mut ms).enumerate() {
+            let (cost, held_blocks) = price(one);
+            *ms = cost.total_ms();
+            longest = held_blocks.max(longest);
+            if *ms < least_ms {
+                (cheapest, least_ms) = (i, *ms);
+            }
+        }
+        Self { ms, cheapest, least_ms, longest }
+    }
+}
+
 /// What this candidate would cost, term by term. Inlined: asked of each of a thousand workers, most of its time was its result's
 /// way through memory.
 #[inline(always)]
 pub fn cost_on(model: &CostModel, request: &RequestView<'_>, candidate: &Candidate) -> Cost {
-    let uncached = request.prompt_tokens - request.matched_tokens(candidate.held_blocks());
-    let cost = model.cost_with(&model.queue(candidate), uncached, &candidate.reuse);
-    let fetched = request.fetched_tokens(candidate);
-    match candidate.tiers {
-        Some((_, tokens_per_ms)) if fetched > 0 => Cost { fetch_ms: fetched as f64 / tokens_per_ms, ..cost },
-        _ => cost,
+    let uncached = request.prompt_tokens as f64 - request.cached_tokens(candidate.held_blocks());
+    let mut cost = model.cost_with(&model.queue(candidate), uncached, &candidate.reuse);
+    if candidate.fetched_blocks > 0 {
+        cost.fetch_ms = fetch_ms(request, candidate);
     }
+    cost
+}
+
+/// Milliseconds in which it would fetch what other tiers hold.
+#[inline(never)]
+fn fetch_ms(request: &RequestView<'_>, candidate: &Candidate) -> f64 {
+    let fetched = request.fetched_tokens(candidate) as f64;
+    candidate.tiers.map_or(0.0, |(_, tokens_per_ms)| fetched / tokens_per_ms)
 }
 
 /// The cheapest; among those about as cheap, the first in the rendezvous order of the first block that nobody
@@ -85,36 +161,25 @@ pub fn cost_on(model: &CostModel, request: &RequestView<'_>, candidate: &Candida
 fn by_cost(
     model: &CostModel,
     request: &RequestView<'_>,
-    candidates: &[Candidate],
+    (candidates, prices): (&[Candidate], Prices),
     turn: &Turn,
 ) -> (usize, Reason) {
-    let mut longest = 0;
-    let mut cheapest = (f64::INFINITY, 0);
-    let costs = candidates.iter().enumerate().map(|(i, one)| {
-        let cost = cost_on(model, request, one).total_ms();
-        longest = longest.max(one.held_blocks());
-        if cost < cheapest.0 {
-            cheapest = (cost, i);
-        }
-        cost
-    });
-    let costs: Vec<f64> = costs.collect();
-    let cheapest = cheapest.1;
+    let Prices { ms, cheapest, least_ms, longest } = prices;
     let queue = model.queue(&candidates[cheapest]);
-    // Matched tokens are rounded, so two that are a block apart may differ by the next whole number.
-    let block_ms = request.block_tokens.ceil() / queue.tokens_per_ms;
-    let limit = model.equal_to(costs[cheapest], block_ms);
+    // Whole tokens, which is as much or a little more: two that are a block apart are equal, however their costs were rounded.
+    let block_ms = request.block_tokens.ceil() * queue.ms_per_token;
+    let limit = model.equal_to(least_ms, block_ms);
     let of_blocks = || request.chain.get(longest as usize).or(request.chain.last()).map(|hash| hash.0);
     let key = request.session.or_else(of_blocks).unwrap_or(turn.random);
     // A copy is made where it is cheapest, and not because it is about as cheap as none.
-    let equal = |i: usize| costs[i] <= limit && (i == cheapest || candidates[i].reuse.tokens == 0);
+    let equal = |i: usize| ms[i] <= limit && (i == cheapest || candidates[i].reuse.tokens <= 0.0);
     let equals = (0..candidates.len()).filter(|&i| equal(i));
     let index = balance::first_by_rendezvous(candidates, equals, key).unwrap_or(cheapest);
 
     // Would the saving of the longest prefix count, were all else equal?
     let counts = |saved: u64, rest: u64| {
         let idle = Queue { wait_ms: 0.0, ..queue };
-        let cost = |uncached| model.cost(&idle, uncached).total_ms();
+        let cost = |uncached: u64| model.cost(&idle, uncached as f64).total_ms();
         cost(saved + rest) > model.equal_to(cost(rest), block_ms)
     };
     let best = request.matched_tokens(longest);

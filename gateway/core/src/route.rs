@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use crate::index::PrefixIndex;
-use crate::pick::{Candidate, Pick, Policy, RequestView, Turn, pick};
+use crate::index::{MatchLengths, PrefixIndex};
+use crate::pick::{Candidate, Pick, Policy, RequestView, Turn, pick_readied};
 use crate::waiting_room::{Ahead, Quote};
 
 /// Picks one of `candidates`; `None` if there are none. Workers may cut prompts into blocks of different sizes: `views` are
@@ -18,15 +18,16 @@ pub fn consider(
     (now, turn): (Duration, &Turn),
     index: &PrefixIndex,
 ) -> Option<Pick> {
-    fill_matches(views, view_of, candidates, index);
-    let first = views.first()?;
-    index.fill_reuse(now, first, candidates);
-    for candidate in &mut *candidates {
+    let lengths = match_all(views, view_of, candidates, index);
+    let (first, all) = (views.first()?, candidates.len());
+    let own_share = candidates.first()?.load.own_share;
+    let hottest = index.hottest(now, first, &lengths, (all, own_share));
+    pick_readied(policy, first, candidates, turn, |candidate| {
+        candidate.reuse = hottest.reuse(first, candidate);
         // What is fetched need not be computed, and is no copy.
-        candidate.reuse.tokens = candidate.reuse.tokens.saturating_sub(first.fetched_tokens(candidate));
+        candidate.reuse.tokens = (candidate.reuse.tokens - first.fetched_tokens(candidate) as f64).max(0.0);
         candidate.ahead_ms = ahead.of(candidate.worker);
-    }
-    pick(policy, first, candidates, turn)
+    })
 }
 
 /// Whether a request may have to wait for a worker: only a choice by cost can be worth it, and only where there is a prompt.
@@ -55,7 +56,18 @@ pub fn fill_matches(
     candidates: &mut [Candidate],
     index: &PrefixIndex,
 ) {
-    let Some(first) = views.first() else { return };
+    match_all(views, view_of, candidates, index);
+}
+
+/// [`fill_matches`]; gives the lengths of the matches too.
+fn match_all(
+    views: &[RequestView<'_>],
+    view_of: &[usize],
+    candidates: &mut [Candidate],
+    index: &PrefixIndex,
+) -> MatchLengths {
+    let mut found = MatchLengths::default();
+    let Some(first) = views.first() else { return found };
     for (n, view) in views.iter().enumerate() {
         let lengths = index.lengths(view.chain);
         for (i, candidate) in candidates.iter_mut().enumerate() {
@@ -72,8 +84,10 @@ pub fn fill_matches(
             candidate.matched_blocks = in_first(lengths.of(candidate.worker));
             let anywhere = candidate.tiers.map_or(0, |(any_tier, _)| in_first(lengths.of(any_tier)));
             candidate.fetched_blocks = anywhere.saturating_sub(candidate.matched_blocks);
+            found.add(candidate.matched_blocks);
         }
     }
+    found
 }
 
 #[cfg(test)]

@@ -41,10 +41,21 @@ pub(super) struct Heat {
     sets: Vec<[Entry; WAYS]>,
 }
 
-/// The distinct lengths of the candidates' matches, from the longest, and how many hold at least so much.
-struct Lengths {
+/// The distinct lengths of the candidates' matches, from the longest, and how many hold so much and no more.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MatchLengths {
     of: [(u32, u32); MAX_LENGTHS],
     len: usize,
+}
+
+/// The hottest prefix of a request that not all candidates hold; of no blocks, if none is hot.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Hottest {
+    blocks: u32,
+    tokens: f64,
+    /// Uses to come that another one would be in the way of at its holders, times the tokens that a worker computes in a
+    /// millisecond.
+    contended: f64,
 }
 
 impl Heat {
@@ -71,7 +82,7 @@ impl Heat {
         if self.sets.is_empty() {
             return;
         }
-        for (blocks, _) in Lengths::of(candidates).iter() {
+        for (blocks, _) in MatchLengths::of(candidates).with_holders() {
             let Some(block) = request.chain.get(blocks as usize - 1) else { continue };
             let entry = self.entry(*block, now);
             entry.fade(now);
@@ -80,14 +91,17 @@ impl Heat {
         }
     }
 
-    /// Says of each candidate what a copy of the request's hottest prefix would be used for there.
-    pub(super) fn fill(&self, now: Duration, request: &RequestView<'_>, candidates: &mut [Candidate]) {
-        let lengths = Lengths::of(candidates);
-        let all = candidates.len() as u32;
-        // Other gateways' requests use it as often, in proportion.
-        let share = candidates.first().map_or(1.0, |candidate| candidate.load.own_share);
-        let mut hottest = (0.0, 0);
-        for (blocks, holders) in lengths.iter().filter(|(_, holders)| *holders < all) {
+    /// The hottest of the prefixes that a request has in common with what candidates hold: these lengths of it, so many
+    /// candidates in `all`. `share` of all requests are this gateway's; others use it as often, in proportion.
+    pub(super) fn hottest(
+        &self,
+        now: Duration,
+        request: &RequestView<'_>,
+        lengths: &MatchLengths,
+        (all, share): (usize, f64),
+    ) -> Hottest {
+        let mut hottest = Hottest::default();
+        for (blocks, holders) in lengths.with_holders().filter(|(_, holders)| (*holders as usize) < all) {
             let Some(entry) = request.chain.get(blocks as usize - 1).and_then(|block| self.find(*block))
             else {
                 continue;
@@ -97,19 +111,11 @@ impl Heat {
             let uses = uses / share;
             // As often again, each time with this share of time in which another use keeps its holder busy.
             let contended = uses * (uses / entry.seen_ms(now) * per_use / f64::from(holders));
-            if contended > hottest.0 {
-                hottest = (contended, blocks);
+            if contended > hottest.contended {
+                hottest = Hottest { blocks, tokens: request.cached_tokens(blocks), contended };
             }
         }
-        let (contended, blocks) = hottest;
-        let hot_tokens = request.matched_tokens(blocks);
-        for candidate in candidates {
-            candidate.reuse = Reuse::default();
-            if candidate.matched_blocks < blocks {
-                let tokens = hot_tokens - request.matched_tokens(candidate.matched_blocks);
-                candidate.reuse = Reuse { tokens, uses: contended / candidate.tokens_per_ms };
-            }
-        }
+        hottest
     }
 
     fn find(&self, block: BlockHash) -> Option<&Entry> {
@@ -159,23 +165,28 @@ impl Entry {
     }
 }
 
-impl Lengths {
+impl Hottest {
+    /// What a copy of it would be used for at this candidate.
+    pub(crate) fn reuse(&self, request: &RequestView<'_>, candidate: &Candidate) -> Reuse {
+        if candidate.matched_blocks >= self.blocks {
+            return Reuse::default();
+        }
+        let tokens = self.tokens - request.cached_tokens(candidate.matched_blocks);
+        Reuse { tokens, uses: self.contended / candidate.tokens_per_ms }
+    }
+}
+
+impl MatchLengths {
     fn of(candidates: &[Candidate]) -> Self {
-        let mut found = Self { of: [(0, 0); MAX_LENGTHS], len: 0 };
+        let mut found = Self::default();
         for candidate in candidates {
             found.add(candidate.matched_blocks);
-        }
-        // Who holds more holds this too.
-        let mut holders = 0;
-        for (_, count) in &mut found.of[..found.len] {
-            holders += *count;
-            *count = holders;
         }
         found
     }
 
     /// One more holder of so many blocks.
-    fn add(&mut self, blocks: u32) {
+    pub(crate) fn add(&mut self, blocks: u32) {
         if blocks == 0 {
             return;
         }
@@ -189,8 +200,12 @@ impl Lengths {
         }
     }
 
-    fn iter(&self) -> impl Iterator<Item = (u32, u32)> {
-        self.of[..self.len].iter().copied()
+    /// Each length, and how many hold at least so much.
+    fn with_holders(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.of[..self.len].iter().scan(0, |holders, (blocks, count)| {
+            *holders += count;
+            Some((*blocks, *holders))
+        })
     }
 }
 

@@ -51,8 +51,13 @@ impl PrefixIndex {
     /// The workers that hold the first block, those of one length side by side.
     fn find(&self, chain: &[BlockHash]) -> Vec<Found> {
         let Some(&root) = chain.first() else { return Vec::new() };
-        let of = |slot| Found { place: self.held.slab[slot].worker, blocks: 1 };
-        let mut found: Vec<Found> = self.held.iter(root).map(of).collect();
+        let of = |place| Found { place, blocks: 1 };
+        let mut found: Vec<Found> = if self.held.count(root) == self.workers.len() {
+            // All of them, as with a system prompt: no need to follow the links from each to the next.
+            self.workers.iter().map(|(_, place)| of(place)).collect()
+        } else {
+            self.held.iter(root).map(|slot| of(self.held.slab[slot].worker)).collect()
+        };
         self.search(chain, &mut found, (1, chain.len() + 1), 0);
         self.expect(chain, &mut found);
         found

@@ -169,8 +169,8 @@ proptest! {
 
     #[test]
     fn equals_the_model_and_stays_prefix_closed_and_within_its_bytes(
-        // Room for 4 workers and some 45 to 60 residencies.
-        budget in 3700_usize..4400,
+        // Room for 4 workers and some 90 to 105 residencies.
+        budget in 4430_usize..5100,
         ops in prop::collection::vec(op(), 1..120),
     ) {
         let mut index = PrefixIndex::new(budget);

@@ -2,7 +2,7 @@
 //! worker that was removed is given to a later one; its id never is.
 
 use super::slab::{NIL, Recency};
-use super::table::{ENTRY_BYTES, Table};
+use crate::spread_map::SpreadMap;
 
 /// Names one worker. Never reused within a gateway's life. Rendezvous hashing uses it, so gateways that are to
 /// agree on where a new prefix goes must give a worker the same id (one derived from its address, say).
@@ -26,13 +26,17 @@ pub(super) struct Worker {
     pub(super) capacity: u32,
 }
 
-/// Bytes of one worker: its state, one and a half entries of the table of ids, and its place in the free list.
-pub(super) const WORKER_BYTES: usize = size_of::<Worker>() + 3 * ENTRY_BYTES / 2 + size_of::<u16>();
+/// Bytes of one worker: its state, its place in the free list, and its share of the map of ids.
+pub(super) const WORKER_BYTES: usize = size_of::<Worker>() + size_of::<u16>() + BUCKETS * BUCKET_BYTES;
+/// Buckets of the map for each worker, at most: it doubles when seven of eight are taken.
+const BUCKETS: usize = 3;
+/// An entry of the map and the byte beside it.
+const BUCKET_BYTES: usize = size_of::<(WorkerId, u16)>() + 1;
 
 pub(super) struct Workers {
     places: Vec<Worker>,
-    /// From an id to its place, counted from 1.
-    by_id: Table,
+    /// As large as there are workers: a choice asks it for each of them, so it has to stay in the processor's cache.
+    by_id: SpreadMap<WorkerId, u16>,
     free: Vec<u16>,
     max: usize,
 }
@@ -40,18 +44,18 @@ pub(super) struct Workers {
 impl Workers {
     /// As many workers at a time as fit into so many bytes, at most 65,535.
     pub(super) fn new(byte_budget: usize) -> Self {
-        let max = (byte_budget.saturating_sub(ENTRY_BYTES) / WORKER_BYTES).min(usize::from(u16::MAX));
-        Self { places: Vec::with_capacity(max), by_id: Table::new(max), free: Vec::with_capacity(max), max }
+        let max = (byte_budget / WORKER_BYTES).min(usize::from(u16::MAX));
+        let (places, free) = (Vec::with_capacity(max), Vec::with_capacity(max));
+        Self { places, by_id: SpreadMap::default(), free, max }
     }
 
+    /// What it takes, and may come to take.
     pub(super) fn bytes(&self) -> usize {
-        self.places.capacity() * size_of::<Worker>()
-            + self.by_id.bytes()
-            + self.free.capacity() * size_of::<u16>()
+        self.max * WORKER_BYTES
     }
 
     pub(super) fn get(&self, id: WorkerId) -> Option<u16> {
-        self.by_id.get(u64::from(id.0), |place| self.is(place, id)).map(|place| (place - 1) as u16)
+        self.by_id.get(&id).copied()
     }
 
     /// The place of this worker, a new one if need be; `None` if there is room for no more workers.
@@ -71,14 +75,13 @@ impl Workers {
         } else {
             return None;
         };
-        self.by_id.insert(u64::from(id.0), u32::from(place) + 1);
+        self.by_id.insert(id, place);
         Some(place)
     }
 
     /// Forgets a worker of which nothing is held or expected any more.
     pub(super) fn remove(&mut self, id: WorkerId) {
-        let Some(place) = self.get(id) else { return };
-        self.by_id.remove(u64::from(id.0), |other| other == u32::from(place) + 1);
+        let Some(place) = self.by_id.remove(&id) else { return };
         self[place].known = false;
         self.free.push(place);
     }
@@ -86,6 +89,11 @@ impl Workers {
     /// The worker with the most residencies; the lowest id among equals.
     pub(super) fn largest(&self) -> Option<u16> {
         self.iter().max_by_key(|&(id, place)| (self[place].recency.len, std::cmp::Reverse(id))).map(|of| of.1)
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
     }
 
     /// One more than the largest place.
@@ -96,10 +104,6 @@ impl Workers {
     pub(super) fn iter(&self) -> impl Iterator<Item = (WorkerId, u16)> {
         let known = (0..).zip(&self.places).filter(|(_, worker)| worker.known);
         known.map(|(place, worker)| (worker.id, place))
-    }
-
-    fn is(&self, place: u32, id: WorkerId) -> bool {
-        self.places[place as usize - 1].id == id
     }
 }
 

@@ -76,7 +76,7 @@ proptest! {
         let pick = picked(Policy::Prefix, &request, &candidates, &TURN);
         let cost = |candidate: &Candidate| cost_on(&model, &request, candidate).total_ms();
         let cheapest = candidates.iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap();
-        let block_ms = BLOCK_TOKENS / model.queue(cheapest).tokens_per_ms;
+        let block_ms = BLOCK_TOKENS * model.queue(cheapest).ms_per_token;
         prop_assert!(cost(&candidates[pick.index]) <= model.equal_to(cost(cheapest), block_ms));
     }
 
@@ -131,7 +131,7 @@ fn a_prefix_spreads_when_its_holder_has_too_long_a_queue() {
 #[test]
 fn a_copy_that_will_be_used_is_made_sooner() {
     let chain = chain(1, 20);
-    let reuse = Reuse { tokens: 18 * 64, uses: 9.0 };
+    let reuse = Reuse { tokens: 18.0 * 64.0, uses: 9.0 };
     let all = |waiting| [worker(0, 0, waiting, 18), Candidate { reuse, ..worker(1, 0, 0, 0) }];
     let waiting = (0.3 * 18.0 * BLOCK_TOKENS * (1.0 + CostModel::default().displaced)) as u64;
     let leaves = picked(Policy::Prefix, &view(&chain), &all(waiting), &TURN);
@@ -146,7 +146,7 @@ fn a_copy_that_will_be_used_is_made_sooner() {
 #[test]
 fn no_copy_is_made_without_a_queue() {
     let shared = chain(1, 20);
-    let reuse = Reuse { tokens: 20 * 64, uses: 1e9 };
+    let reuse = Reuse { tokens: 20.0 * 64.0, uses: 1e9 };
     for suffix in 2..40 {
         let mut prompt = shared.clone();
         prompt.extend(chain(suffix, 1));
@@ -243,7 +243,7 @@ proptest! {
             (picked(Policy::Prefix, &plain, &candidates, &TURN), picked(Policy::Prefix, &hinted, &candidates, &TURN));
         let cost = |i: usize| cost_on(&model, &plain, &candidates[i]).total_ms();
         let cheapest = (0..candidates.len()).min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap();
-        let block_ms = BLOCK_TOKENS / model.queue(&candidates[cheapest]).tokens_per_ms;
+        let block_ms = BLOCK_TOKENS * model.queue(&candidates[cheapest]).ms_per_token;
         prop_assert!(cost(with.index) <= model.equal_to(cost(cheapest), block_ms));
         let eligible = (0..candidates.len()).filter(|&i| cost(i) <= model.equal_to(cost(cheapest), block_ms)).count();
         prop_assert!(eligible > 1 || with.index == without.index);

@@ -49,16 +49,20 @@ pub struct Decoded {
 impl EventBatch {
     /// Reads a payload, in any of the known forms.
     pub fn decode(payload: &[u8]) -> Result<Decoded, DecodeError> {
-        // From here on every length in it is known to be true.
-        let payload = Reader::new(payload).whole()?;
         let mut reader = Reader::new(payload);
         let (mut ts, mut events, mut rank) = (None, None, None);
+        // Each part is read to its end, so that from here on every length in it is known to be true.
         match reader.next()? {
             Value::Array(len) => {
-                let mut parts = (0..len).map(|_| reader.whole());
-                ts = parts.next().transpose()?;
-                events = parts.next().transpose()?;
-                rank = parts.next().transpose()?;
+                for place in 0..len {
+                    let value = Some(reader.whole()?);
+                    match place {
+                        0 => ts = value,
+                        1 => events = value,
+                        2 => rank = value,
+                        _ => {}
+                    }
+                }
             }
             Value::Map(len) => {
                 for _ in 0..len {
@@ -86,14 +90,21 @@ impl Decoded {
         let mut reader = Reader::new(events);
         let Value::Array(len) = reader.next()? else { return Err(DecodeError("`events` is not an array")) };
         for _ in 0..len {
-            match read_event(reader.whole()?) {
-                Ok(Some(event)) => self.batch.events.push(event),
+            let start = reader;
+            match read_event(&mut reader) {
+                Ok(Some(event)) => {
+                    self.batch.events.push(event);
+                    continue;
+                }
                 Ok(None) => self.unknown += 1,
                 Err(error) => {
                     self.malformed += 1;
                     self.first_error.get_or_insert(error);
                 }
             }
+            // It was left somewhere inside.
+            reader = start;
+            reader.whole()?;
         }
         Ok(())
     }
@@ -125,9 +136,12 @@ struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     fn from_array(reader: &mut Reader<'a>, len: u32, names: &[&'static str]) -> Result<Self, DecodeError> {
-        let values = names.iter().take(len as usize);
-        let values: Result<Vec<_>, NotMsgpack> = values.map(|name| Ok((*name, reader.whole()?))).collect();
-        Ok(Self { values: values? })
+        let mut fields = Self::default();
+        for place in 0..len as usize {
+            let value = reader.whole()?;
+            fields.values.extend(names.get(place).map(|name| (*name, value)));
+        }
+        Ok(fields)
     }
 
     fn from_map(reader: &mut Reader<'a>, len: u32) -> Result<Self, DecodeError> {
@@ -172,9 +186,8 @@ fn optional<'a, T>(
     value.map(|value| read(value).ok_or(DecodeError(wrong))).transpose()
 }
 
-/// One event; `None` if its type is not known.
-fn read_event(event: &[u8]) -> Result<Option<KvEvent>, DecodeError> {
-    let mut reader = Reader::new(event);
+/// The next event, which is read to its end if it is understood; `None` if its type is not known.
+fn read_event(reader: &mut Reader<'_>) -> Result<Option<KvEvent>, DecodeError> {
     let nameless = DecodeError("an event without a type");
     match reader.next()? {
         Value::Array(len) => {
@@ -185,10 +198,10 @@ fn read_event(event: &[u8]) -> Result<Option<KvEvent>, DecodeError> {
                 "BlockRemoved" => &REMOVED,
                 _ => &[],
             };
-            read_fields(tag, &Fields::from_array(&mut reader, rest, names)?)
+            read_fields(tag, &Fields::from_array(reader, rest, names)?)
         }
         Value::Map(len) => {
-            let fields = Fields::from_map(&mut reader, len)?;
+            let fields = Fields::from_map(reader, len)?;
             let tag = fields.get("type").and_then(text).ok_or(nameless)?;
             read_fields(tag, &fields)
         }
