@@ -89,6 +89,8 @@ pub struct Config {
     pub max_in_flight: usize,
     /// Client connections at once.
     pub max_connections: usize,
+    /// Cores that serve clients, at most.
+    pub max_cores: usize,
     /// Time for open requests after SIGTERM.
     pub drain_timeout: Duration,
     /// Time between the word that the gateway is going and its listener's end.
@@ -165,6 +167,7 @@ impl TryFrom<File> for Config {
             max_body_bytes: limits.max_body_bytes.unwrap_or(limits::MAX_BODY_BYTES),
             max_in_flight: limits.max_in_flight.unwrap_or(limits::MAX_IN_FLIGHT),
             max_connections: limits.max_connections.unwrap_or(limits::MAX_CONNECTIONS),
+            max_cores: limits.max_cores.unwrap_or(usize::MAX),
             drain_timeout: limits.drain_seconds.map_or(limits::DRAIN_TIMEOUT, Duration::from_secs),
             drain_delay: limits.drain_delay_seconds.map_or(Duration::ZERO, Duration::from_secs),
             discovery: DiscoveryConfig::try_from(&file.discovery)?,
@@ -177,16 +180,24 @@ impl TryFrom<File> for Config {
             tls: file.tls,
             timeouts: Timeouts::try_from(limits)?,
         };
-        for (name, value) in [
-            ("limits.max_body_bytes", config.max_body_bytes),
-            ("limits.max_in_flight", config.max_in_flight),
-            ("limits.max_connections", config.max_connections),
-        ] {
-            if value == 0 {
-                return Err(ConfigError(format!("{name} must be above 0")));
-            }
-        }
+        config.allows_something()?;
         Ok(config)
+    }
+}
+
+impl Config {
+    /// That no limit is 0.
+    fn allows_something(&self) -> Result<(), ConfigError> {
+        let limits = [
+            ("max_body_bytes", self.max_body_bytes),
+            ("max_in_flight", self.max_in_flight),
+            ("max_connections", self.max_connections),
+            ("max_cores", self.max_cores),
+        ];
+        match limits.iter().find(|(_, value)| *value == 0) {
+            Some((name, _)) => Err(ConfigError(format!("limits.{name} must be above 0"))),
+            None => Ok(()),
+        }
     }
 }
 

@@ -21,6 +21,7 @@ pub mod autoscale;
 pub mod body;
 pub mod clock;
 pub mod config;
+pub mod cores;
 pub mod decision_log;
 pub mod discovery;
 pub mod dispatch;

@@ -74,6 +74,9 @@ pub const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// Connections to one worker that wait for a request, about 10 KB each: twice what an engine runs at once.
 pub const POOL_IDLE_MAX: usize = 1_024;
 
+/// Of these, each core keeps its part, and on many cores so many at least.
+pub const POOL_IDLE_MAX_PER_CORE_MIN: usize = 64;
+
 /// Streams on one HTTP/2 connection to a worker, where it allows so many: 10,000 are 80 connections, and one that breaks takes
 /// no more than this many with it.
 pub const WORKER_H2_STREAMS: u32 = 128;
@@ -211,6 +214,10 @@ pub const DRAIN_QUIET: Duration = Duration::from_secs(1);
 
 /// How often connections are counted meanwhile.
 pub const DRAIN_LOOK: Duration = Duration::from_millis(10);
+
+/// Streams that a core may serve beyond what the idlest one does before those of its own connections (HTTP/2) go elsewhere: an
+/// event that crosses threads costs a wake, and a core passes on tens of thousands a second.
+pub const CORE_KEEPS_STREAMS: usize = 32;
 
 /// Pause between a stream's terminal error event and the abort of its body, so that the event leaves the socket
 /// buffer first (hyper drops unflushed bytes when a body fails).

@@ -6,6 +6,7 @@ use clap::{CommandFactory, Parser};
 use keyway::{
     args::{Cli, Command, ConfigCommand, ServeArgs},
     config::{Config, File, LogFormat},
+    cores::{self, Cores},
     run,
     signals::Signals,
     tenants::{hex, key_hash},
@@ -63,12 +64,12 @@ fn serve(args: &ServeArgs) -> Outcome {
     let reader = Box::new(move || again.clone().resolve());
     log_to_stderr(config.log_format);
     // On one core there is nobody to hand a task to, and handing them over is what the other kind prepares for.
-    let mut runtime = match std::thread::available_parallelism() {
-        Ok(cores) if cores.get() == 1 => tokio::runtime::Builder::new_current_thread(),
-        _ => tokio::runtime::Builder::new_multi_thread(),
+    let (mut runtime, cores) = match cores::count().min(config.max_cores) {
+        1 => (tokio::runtime::Builder::new_current_thread(), None),
+        count => (tokio::runtime::Builder::new_multi_thread(), Some(Cores::start(count)?)),
     };
     let runtime = runtime.enable_all().build()?;
-    runtime.block_on(async { run::run(config, reader, Signals::listen()?).await })?;
+    runtime.block_on(async { run::run(config, reader, Signals::listen()?, cores).await })?;
     // Streams that outlived the drain time are cut here.
     runtime.shutdown_background();
     Ok(())

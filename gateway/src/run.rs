@@ -16,6 +16,7 @@ use crate::{
     autoscale::Autoscale,
     clock,
     config::{Config, WorkerConfig},
+    cores::Cores,
     external_scaler::ExternalScaler,
     handover::{self, Legacy, Predecessor},
     leaving::Leaving,
@@ -64,12 +65,13 @@ pub struct Gateway {
 
 /// Starts on these sockets; [`Gateway::open`] lets clients in. Without `config.workers` and a discovery that is dynamic
 /// it can only refuse requests. `reader` is where a reload gets the configuration from; `embedded`, the workers in this
-/// process.
+/// process; `cores`, where clients are served, if not on this runtime.
 pub fn start(
     config: &Config,
     sockets: Sockets,
     reader: Reader,
     embedded: Vec<WorkerConfig>,
+    cores: Option<Arc<Cores>>,
 ) -> io::Result<Gateway> {
     let handles = sockets.handles()?;
     let Sockets { clients: listener, admin: admin_listener, scaler } = sockets;
@@ -85,7 +87,7 @@ pub fn start(
 
     let (stop, stopped) = watch::channel(false);
     let connections = metrics.connections.clone();
-    let clients = Server { listener, tls, intake: Arc::clone(&intake), connections };
+    let clients = Server { listener, tls, intake: Arc::clone(&intake), cores, connections };
     let tracer = traces.as_ref().map(|traces| Arc::clone(&traces.tracer));
     let stack = stack::stack(live.clone(), admission, Arc::clone(&intake), tracer);
     let (opened, open) = watch::channel(false);
@@ -140,7 +142,7 @@ fn serve_operators(
 ) -> JoinHandle<()> {
     let connections = admin.metrics.connections.clone();
     let intake = Intake::new(config.max_connections, Duration::ZERO);
-    let operators = Server { listener, tls: None, intake, connections };
+    let operators = Server { listener, tls: None, intake, cores: None, connections };
     let admin = admin_guard::guarded(admin.live.clone(), admin::admin(admin));
     tokio::spawn(async move {
         may_begin.await;
@@ -234,8 +236,14 @@ impl Gateway {
     }
 }
 
-/// Serves until told to end; what `keyway` without a subcommand does. `reader` gives the configuration again.
-pub async fn run(mut config: Config, reader: Reader, mut signals: Signals) -> io::Result<()> {
+/// Serves until told to end; what `keyway` without a subcommand does. `reader` gives the configuration again; `cores` are where
+/// clients are served, if not on this runtime.
+pub async fn run(
+    mut config: Config,
+    reader: Reader,
+    mut signals: Signals,
+    cores: Option<Arc<Cores>>,
+) -> io::Result<()> {
     let embedded = if config.workers.is_empty() && !config.discovery.is_dynamic() {
         Some(embedded(&mut config).await?)
     } else {
@@ -243,7 +251,7 @@ pub async fn run(mut config: Config, reader: Reader, mut signals: Signals) -> io
     };
     let own = if embedded.is_some() { config.workers.clone() } else { Vec::new() };
     let (sockets, predecessor) = sockets(&mut config).await?;
-    let mut gateway = start(&config, sockets, reader, own)?;
+    let mut gateway = start(&config, sockets, reader, own, cores)?;
     if let Some(predecessor) = &predecessor
         && predecessor.legacy.was_ready
         && !gateway.ready(HANDOVER_WORKERS_TIMEOUT).await

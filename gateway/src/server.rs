@@ -6,11 +6,15 @@
 
 mod intake;
 
-use std::{future::Future, io, sync::Arc, time::Duration};
+use std::{error::Error, future::Future, io, sync::Arc, time::Duration};
 
+use hyper::rt::Executor;
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::{conn::auto, graceful::GracefulShutdown},
+    rt::{TokioIo, TokioTimer},
+    server::{
+        conn::auto,
+        graceful::{GracefulShutdown, Watcher},
+    },
     service::TowerToHyperService,
 };
 use prometheus::IntGauge;
@@ -19,8 +23,9 @@ pub use self::intake::Intake;
 use self::intake::Slot;
 use crate::{
     clock,
+    cores::Cores,
     limits::{DRAIN_LOOK, DRAIN_QUIET, HEAD_BUFFER_BYTES, HEADER_READ_TIMEOUT, MAX_H2_STREAMS},
-    net,
+    net::{self, TcpStream},
     stack::Stack,
     tls::ServerTls,
 };
@@ -34,13 +39,15 @@ pub struct Server {
     pub intake: Arc<Intake>,
     /// TLS, if clients are to speak it.
     pub tls: Option<Arc<ServerTls>>,
+    /// Where connections are served; `None`: on the runtime that accepts them.
+    pub cores: Option<Arc<Cores>>,
     /// Open connections.
     pub connections: IntGauge,
 }
 
 /// Serves until `shutdown` completes, then lets open requests finish within the drain time. Returns whether all did.
 pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Output = ()>) -> bool {
-    let builder = Arc::new(connection_builder());
+    let builder = Arc::new(connection_builder(Spread(server.cores.clone())));
     let graceful = GracefulShutdown::new();
     tokio::pin!(shutdown);
     loop {
@@ -57,24 +64,22 @@ pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Outp
                 continue;
             }
         };
-        let service = TowerToHyperService::new(stack.clone());
-        let (builder, watcher, tls) = (Arc::clone(&builder), graceful.watcher(), server.tls.clone());
         let open = Open::count(&server.connections, slot);
-        tokio::spawn(async move {
-            let ended = match tls {
-                None => watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await,
-                Some(tls) => match tls.accept(stream).await {
-                    Ok(stream) => {
-                        watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await
-                    }
-                    Err(error) => Err(error.into()),
-                },
-            };
-            if let Err(error) = ended {
-                tracing::debug!(error = %error, "a client connection ended with an error");
-            }
-            drop(open);
-        });
+        let connection = Connection {
+            builder: Arc::clone(&builder),
+            watcher: graceful.watcher(),
+            tls: server.tls.clone(),
+            service: TowerToHyperService::new(stack.clone()),
+        };
+        let Some(cores) = &server.cores else {
+            tokio::spawn(connection.serve(open, async { Ok(stream) }));
+            continue;
+        };
+        match stream.into_std() {
+            // What it is woken by is the runtime that it is served on.
+            Ok(stream) => cores.run(connection.serve(open, async { TcpStream::from_std(stream) })),
+            Err(error) => tracing::warn!(%error, "a connection could not be handed to a core"),
+        }
     }
     drop(server.listener);
     tracing::info!(connections = graceful.count(), "draining");
@@ -86,6 +91,52 @@ pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Outp
         graceful.shutdown().await;
     };
     clock::timeout(server.intake.drain_timeout(), leaving).await.is_ok()
+}
+
+/// What serves a client's connection.
+struct Connection<S> {
+    builder: Arc<auto::Builder<Spread>>,
+    watcher: Watcher,
+    tls: Option<Arc<ServerTls>>,
+    service: TowerToHyperService<S>,
+}
+
+impl<S: Stack> Connection<S> {
+    /// Until its end.
+    async fn serve(self, open: Open, stream: impl Future<Output = io::Result<TcpStream>>) {
+        if let Err(error) = self.speak(stream).await {
+            tracing::debug!(%error, "a client connection ended with an error");
+        }
+        drop(open);
+    }
+
+    async fn speak(
+        self,
+        stream: impl Future<Output = io::Result<TcpStream>>,
+    ) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let Self { builder, watcher, tls, service } = self;
+        let stream = stream.await?;
+        match tls {
+            None => watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await,
+            Some(tls) => {
+                let stream = tls.accept(stream).await?;
+                watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await
+            }
+        }
+    }
+}
+
+/// Where a connection's streams are served (HTTP/2).
+#[derive(Clone)]
+struct Spread(Option<Arc<Cores>>);
+
+impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Spread {
+    fn execute(&self, stream: F) {
+        match &self.0 {
+            Some(cores) => cores.run_near(stream),
+            None => drop(tokio::spawn(stream)),
+        }
+    }
 }
 
 async fn emptied(open: &GracefulShutdown) {
@@ -113,14 +164,14 @@ impl Drop for Open {
     }
 }
 
-async fn accept(listener: &net::TcpListener, intake: &Arc<Intake>) -> io::Result<(net::TcpStream, Slot)> {
+async fn accept(listener: &net::TcpListener, intake: &Arc<Intake>) -> io::Result<(TcpStream, Slot)> {
     let slot = intake.slot().await;
     let (stream, _) = net::accept(listener).await?;
     Ok((stream, slot))
 }
 
-fn connection_builder() -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+fn connection_builder(spread: Spread) -> auto::Builder<Spread> {
+    let mut builder = auto::Builder::new(spread);
     builder
         .http1()
         .timer(TokioTimer::new())

@@ -140,6 +140,8 @@ pub struct LimitsFile {
     pub max_in_flight: Option<usize>,
     /// Client connections at once.
     pub max_connections: Option<usize>,
+    /// Cores that serve clients, each with a thread of its own: at most so many, and no more than there are.
+    pub max_cores: Option<usize>,
     /// Seconds that open requests get after SIGTERM.
     pub drain_seconds: Option<u64>,
     /// Seconds after SIGTERM in which /readyz is 503 already and new connections are still taken, until balancers have

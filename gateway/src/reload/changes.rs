@@ -62,6 +62,7 @@ impl Changes {
             "routing.load_scrape_ms": load_scrape,
             "routing.slow_start_ms": slow_start,
             "routing.fetch_tokens_per_second": fetch_tokens_per_ms,
+            "limits.max_cores": max_cores,
             "scale": scale,
             "resume": resume,
             "traces": traces,

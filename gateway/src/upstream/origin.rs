@@ -24,7 +24,8 @@ use super::{
 use crate::{
     clock::Instant,
     config::port_of,
-    limits::{POOL_IDLE_MAX, POOL_IDLE_TIMEOUT},
+    cores::{self, PerCore},
+    limits::{POOL_IDLE_MAX, POOL_IDLE_MAX_PER_CORE_MIN, POOL_IDLE_TIMEOUT},
     net::{Security, Stream},
     tls::ClientTls,
 };
@@ -40,13 +41,17 @@ struct Inner {
     port: u16,
     host_header: HeaderValue,
     security: Option<Security>,
-    idle: Mutex<Vec<Idle>>,
+    /// By the core that opened them and is woken by them.
+    idle: PerCore<Mutex<Vec<Idle>>>,
+    /// How many, of each core.
+    idle_max: usize,
     authority: Option<Authority>,
     /// Whether HTTP/2 is wanted: without TLS that settles it, with TLS it is offered.
     http2: bool,
     /// Whether HTTP/2 is spoken, as far as is known.
     is_shared: AtomicBool,
-    links: Links,
+    /// By the core on which their tasks run.
+    links: PerCore<Links>,
 }
 
 #[derive(Debug)]
@@ -65,12 +70,13 @@ impl Origin {
             security: tls.zip(ServerName::try_from(host.clone()).ok()),
             // An authority has no byte that a header's value must not have.
             host_header: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("")),
-            idle: Mutex::default(),
+            idle: PerCore::default(),
+            idle_max: (POOL_IDLE_MAX / cores::count()).max(POOL_IDLE_MAX_PER_CORE_MIN),
             host,
             authority: url.authority().cloned(),
             http2,
             is_shared: AtomicBool::new(http2),
-            links: Links::default(),
+            links: PerCore::default(),
         }))
     }
 
@@ -109,9 +115,9 @@ impl Origin {
         self.0.is_shared.store(http2, Relaxed);
     }
 
-    /// Its connections of HTTP/2.
+    /// Its connections of HTTP/2, of this core.
     pub(super) fn links(&self) -> &Links {
-        &self.0.links
+        self.0.links.here()
     }
 
     /// The whole URI of a target, as HTTP/2 wants it.
@@ -124,10 +130,10 @@ impl Origin {
         Uri::from_parts(parts).unwrap_or_else(|_| target.clone())
     }
 
-    /// A connection that waits here, still open as far as is known, the last used first.
+    /// A connection of this core's that waits here, still open as far as is known, the last used first.
     pub(super) fn take(&self) -> Option<Link> {
         loop {
-            let Idle { mut link, since } = self.0.idle.lock().pop()?;
+            let Idle { mut link, since } = self.0.idle.here().lock().pop()?;
             if since.elapsed() < POOL_IDLE_TIMEOUT && link.is_idle() {
                 return Some(link);
             }
@@ -137,8 +143,8 @@ impl Origin {
     /// Keeps a connection whose answer has come to its end, unless it is of no more use.
     pub(super) fn keep(&self, mut link: Link) {
         if link.is_idle() {
-            let mut idle = self.0.idle.lock();
-            if idle.len() < POOL_IDLE_MAX {
+            let mut idle = self.0.idle.here().lock();
+            if idle.len() < self.0.idle_max {
                 idle.push(Idle { link, since: Instant::now() });
             }
         }
@@ -146,13 +152,15 @@ impl Origin {
 
     /// Closes what has waited too long; to be called now and then.
     pub fn sweep(&self) {
-        let mut idle = self.0.idle.lock();
-        // The longest idle are in front, as the last used is taken first.
-        let old = idle.iter().take_while(|idle| idle.since.elapsed() >= POOL_IDLE_TIMEOUT).count();
-        let closed: Vec<Idle> = idle.drain(..old).collect();
-        drop(idle);
-        drop(closed);
-        self.0.links.sweep();
+        for idle in self.0.idle.all() {
+            let mut idle = idle.lock();
+            // The longest idle are in front, as the last used is taken first.
+            let old = idle.iter().take_while(|idle| idle.since.elapsed() >= POOL_IDLE_TIMEOUT).count();
+            let closed: Vec<Idle> = idle.drain(..old).collect();
+            drop(idle);
+            drop(closed);
+        }
+        self.0.links.all().for_each(Links::sweep);
     }
 }
 
@@ -166,5 +174,36 @@ impl Transport for Stream {
             // What was decrypted may be there already.
             Self::Tls(_) => Poll::Ready(Ok(())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{cores::Cores, net};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_waits_for_the_core_that_it_wakes() {
+        let worker = net::listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = worker.local_addr().unwrap();
+        let origin = Origin::of(&format!("http://{address}").parse().unwrap(), None, false);
+        let cores = Cores::start(1).unwrap();
+        let at_the_core = async |keeps: bool| {
+            let (say, said) = tokio::sync::oneshot::channel();
+            let origin = origin.clone();
+            cores.run(async move {
+                if keeps {
+                    let stream = net::TcpStream::connect(address).await.unwrap();
+                    origin.keep(Link::new(Stream::Plain(stream)));
+                }
+                say.send(if keeps { false } else { origin.take().is_some() }).unwrap();
+            });
+            said.await.unwrap()
+        };
+        at_the_core(true).await;
+        assert!(origin.take().is_none(), "this thread is another");
+        assert!(at_the_core(false).await);
+        assert!(!at_the_core(false).await);
     }
 }

@@ -15,11 +15,12 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).parent
-PROXY_CORE, OTHER_CORE = 0, 1
+# --unbound: anything anywhere.
+CORES = {"proxy": {0}, "others": {1}}
 BACKENDS, PROXY, ADMIN, STREAMS = (9100, 9101), 9110, 9111, 9120
 EVENTS = 64
 NGINX = """
-worker_processes 1; daemon off; pid {dir}/pid; error_log {dir}/error.log;
+worker_processes {processes}; daemon off; pid {dir}/pid; error_log {dir}/error.log;
 events {{ worker_connections 4096; }}
 http {{
   access_log off; client_body_buffer_size 128k; client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy;
@@ -35,10 +36,10 @@ http {{
 """
 
 
-def spawn(command, core, **kwargs):
+def spawn(command, whose, **kwargs):
     log = open(kwargs.pop("log", os.devnull), "wb")
     return subprocess.Popen([str(part) for part in command], stdout=log, stderr=log, start_new_session=True,
-                            preexec_fn=lambda: os.sched_setaffinity(0, {core}), **kwargs)
+                            preexec_fn=lambda: os.sched_setaffinity(0, CORES[whose]), **kwargs)
 
 
 def stop(process):
@@ -111,7 +112,7 @@ class Proxies:
     def start(self, name, backends):
         urls = [f"http://127.0.0.1:{port}" for port in backends]
         log = self.scratch / f"{name}.log"
-        process = spawn(getattr(self, name.replace("-", "_"))(urls), PROXY_CORE, log=log)
+        process = spawn(getattr(self, name.replace("-", "_"))(urls), "proxy", log=log)
         await_port(self.port)
         time.sleep(1.0)
         return process
@@ -120,7 +121,7 @@ class Proxies:
         folder = self.scratch / "nginx"
         folder.mkdir(exist_ok=True)
         servers = " ".join(f"server {url[7:]};" for url in urls)
-        (folder / "conf").write_text(NGINX.format(dir=folder, servers=servers, port=self.port))
+        (folder / "conf").write_text(NGINX.format(dir=folder, servers=servers, port=self.port, processes=len(CORES["proxy"])))
         return ["nginx", "-c", folder / "conf", "-p", folder, "-e", folder / "error.log"]
 
     def keyway(self, urls, binary=None):
@@ -146,7 +147,7 @@ def unary(port, size, seconds, new_prompts=False):
     environment = dict(os.environ, PROMPT_BYTES=str(size))
     if new_prompts:
         environment["NEW_PROMPTS"] = str(time.monotonic_ns() // 1000 % 10**12)
-    command = ["taskset", "-c", str(OTHER_CORE), "wrk", "-t1", "-c16", f"-d{seconds}s", "-s", HERE / "unary.lua",
+    command = ["taskset", "-c", ",".join(map(str, CORES["others"])), "wrk", "-t1", "-c16", f"-d{seconds}s", "-s", HERE / "unary.lua",
                f"http://127.0.0.1:{port}"]
     done = subprocess.run([str(part) for part in command], env=environment, capture_output=True, text=True, check=True)
     result = json.loads(done.stdout.strip().splitlines()[-1])
@@ -319,14 +320,17 @@ def main():
     parse.add_argument("--new-prompts", action="store_true", help="half of each prompt is new, instead of 256 in turn")
     parse.add_argument("--repeats", type=int, default=3)
     parse.add_argument("--seconds", type=int, default=3)
+    parse.add_argument("--unbound", action="store_true", help="no process is bound to a core, and proxies use all")
     args = parse.parse_args()
-    os.sched_setaffinity(0, {OTHER_CORE})
+    if args.unbound:
+        CORES.update(dict.fromkeys(CORES, os.sched_getaffinity(0)))
+    os.sched_setaffinity(0, CORES["others"])
     scratch = pathlib.Path(tempfile.mkdtemp())
     backends = [spawn([args.loadtest, "mock", "--profile", "instant", "--workers", len(BACKENDS), "--base-port",
-                       BACKENDS[0], "--threads", "1"], OTHER_CORE),
-                spawn([sys.executable, HERE / "stream_backend.py", "--port", STREAMS], OTHER_CORE),
+                       BACKENDS[0], "--threads", "1"], "others"),
+                spawn([sys.executable, HERE / "stream_backend.py", "--port", STREAMS], "others"),
                 spawn([sys.executable, HERE / "stream_backend.py", "--port", STREAMS + 1, "--events", "2", "--gap-ms",
-                       "1"], OTHER_CORE)]
+                       "1"], "others")]
     rows = {}
     try:
         for port in (*BACKENDS, STREAMS, STREAMS + 1):

@@ -21,6 +21,7 @@ Usage: tests/external/data_plane/run.sh [cancel|overload] [arguments of bench.py
   --seconds 3              of each measurement
   --base FILE              another build of keyway, measured as `base` (name it in --proxies)
   --keyway-args '…'        for keyway
+  --unbound                nothing is bound to a core, and each proxy may use all of them
   --http2                  with cancel: clients that reset their stream (--proxies keyway)
 
 Environment (defaults):

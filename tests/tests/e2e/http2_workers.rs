@@ -9,7 +9,8 @@ use keyway_tests::tls::{Authority, TlsFront};
 use keyway_tests::{Client, End, Exchange, FakeWorker, Gateway, H2Call, H2Worker, Next, eventually, post};
 
 async fn gateway_of(workers: &[&H2Worker]) -> Gateway {
-    let mut gateway = Gateway::builder().args(&["--policy", "round-robin"]);
+    // Each core has connections of its own.
+    let mut gateway = Gateway::builder().config("[limits]\nmax_cores = 1").args(&["--policy", "round-robin"]);
     for worker in workers {
         gateway = gateway.args(&["--worker", &worker.url()]);
     }

@@ -8,18 +8,23 @@ use keyway_tests::{Cluster, eventually, post};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// What hides behind an ambiguous request: it must reach nobody.
-const HIDDEN: &str = "GET /v1/smuggled HTTP/1.1\r\nhost: k\r\n\r\n";
+/// What hides behind an ambiguous request: it must reach nobody. Whoever answers it closes.
+const HIDDEN: &str = "GET /v1/smuggled HTTP/1.1\r\nhost: k\r\nconnection: close\r\n\r\n";
 
-/// Sends bytes, says that there are no more, and returns all that comes back.
+/// Sends bytes and returns all that comes back until the gateway closes. That there are no more is not said: it would be taken
+/// for the client's leaving.
 async fn exchange(cluster: &Cluster, bytes: &[u8]) -> String {
     let mut stream = patient("connection", TcpStream::connect(cluster.addr())).await.expect("connect");
     // The gateway may close while this is being sent.
     let _ = stream.write_all(bytes).await;
-    let _ = stream.shutdown().await;
     let mut answer = Vec::new();
     let _ = patient("the end of the connection", stream.read_to_end(&mut answer)).await;
     String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// A gateway that soon gives up on the rest of a body.
+async fn impatient() -> Cluster {
+    Cluster::builder().fakes(1).config("[limits]\nbody_idle_ms = 200").start().await
 }
 
 fn with_headers(headers: &str, body: &str) -> String {
@@ -28,7 +33,7 @@ fn with_headers(headers: &str, body: &str) -> String {
 
 #[tokio::test]
 async fn a_request_that_can_be_framed_in_two_ways_is_refused() {
-    let cluster = Cluster::of_fakes(1, "prefix").await;
+    let cluster = impatient().await;
     let lengths =
         ["+2", "-2", "2, 3", "0x2", "2 2", "", "1e0", "2;", "18446744073709551618", "\u{b2}", "2\t3"];
     let codings = [
@@ -83,7 +88,7 @@ async fn a_request_that_can_be_framed_in_two_ways_is_refused() {
 
 #[tokio::test]
 async fn where_length_and_chunks_disagree_nothing_behind_them_is_a_request() {
-    let cluster = Cluster::of_fakes(1, "prefix").await;
+    let cluster = impatient().await;
     let both = "content-length: 4\r\ntransfer-encoding: chunked";
     let _ = exchange(&cluster, format!("{}{HIDDEN}", with_headers(both, "0\r\n\r\n")).as_bytes()).await;
     let old = "POST /v1/chat/completions HTTP/1.0\r\nhost: k\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n";
@@ -97,10 +102,11 @@ async fn where_length_and_chunks_disagree_nothing_behind_them_is_a_request() {
 #[tokio::test]
 async fn there_are_no_tunnels() {
     let cluster = Cluster::of_fakes(1, "prefix").await;
-    let connect = exchange(&cluster, b"CONNECT k:443 HTTP/1.1\r\nhost: k:443\r\n\r\n").await;
+    let connect =
+        exchange(&cluster, b"CONNECT k:443 HTTP/1.1\r\nhost: k:443\r\nconnection: close\r\n\r\n").await;
     assert!(connect.starts_with("HTTP/1.1 4"), "{connect}");
     assert_eq!(cluster.fakes[0].request_count(), 0);
-    let upgrade = with_headers("upgrade: websocket\r\nconnection: upgrade\r\ncontent-length: 2", "{}");
+    let upgrade = with_headers("upgrade: websocket\r\nconnection: upgrade, close\r\ncontent-length: 2", "{}");
     let answer = exchange(&cluster, upgrade.as_bytes()).await;
     assert!(!answer.starts_with("HTTP/1.1 101"), "{answer}");
     for seen in cluster.fakes[0].requests() {
