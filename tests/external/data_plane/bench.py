@@ -34,6 +34,16 @@ http {{
   }}
 }}
 """
+# The same copying bytes of connections, whatever they say: what no proxy can do without.
+NGINX_TCP = """
+worker_processes {processes}; daemon off; pid {dir}/pid; error_log {dir}/error.log;
+load_module /usr/lib/nginx/modules/ngx_stream_module.so;
+events {{ worker_connections 4096; }}
+stream {{
+  upstream workers {{ {servers} }}
+  server {{ listen 127.0.0.1:{port}; tcp_nodelay on; proxy_pass workers; }}
+}}
+"""
 
 
 def spawn(command, whose, **kwargs):
@@ -117,12 +127,15 @@ class Proxies:
         time.sleep(1.0)
         return process
 
-    def nginx(self, urls):
-        folder = self.scratch / "nginx"
+    def nginx(self, urls, conf=NGINX, name="nginx"):
+        folder = self.scratch / name
         folder.mkdir(exist_ok=True)
         servers = " ".join(f"server {url[7:]};" for url in urls)
-        (folder / "conf").write_text(NGINX.format(dir=folder, servers=servers, port=self.port, processes=len(CORES["proxy"])))
+        (folder / "conf").write_text(conf.format(dir=folder, servers=servers, port=self.port, processes=len(CORES["proxy"])))
         return ["nginx", "-c", folder / "conf", "-p", folder, "-e", folder / "error.log"]
+
+    def nginx_tcp(self, urls):
+        return self.nginx(urls, NGINX_TCP, "nginx-tcp")
 
     def keyway(self, urls, binary=None):
         workers = [part for url in urls for part in ("--worker", url)]

@@ -15,6 +15,7 @@ Usage: tests/external/data_plane/run.sh [cancel|overload] [arguments of bench.py
   overload                 goodput, refusals and a modest tenant's TTFT at four times what the fleet can do
 
   --proxies nginx,keyway,sglang-router,vllm-router   which to measure, in this order
+                           (there is nginx-tcp too, which copies bytes and reads nothing: Debian's libnginx-mod-stream)
   --only unary|streams|ttft    a part of it
   --new-prompts            half of each unary prompt was never sent before, instead of 256 prompts in turn
   --repeats 3              runs of each, in turn; the table shows medians
