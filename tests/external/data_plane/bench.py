@@ -34,14 +34,15 @@ http {{
   }}
 }}
 """
-# The same copying bytes of connections, whatever they say: what no proxy can do without.
+# The same for bytes of connections, whatever they say; its buffer is as large as the other's.
+STREAM_MODULE = pathlib.Path("/usr/lib/nginx/modules/ngx_stream_module.so")
 NGINX_TCP = """
 worker_processes {processes}; daemon off; pid {dir}/pid; error_log {dir}/error.log;
-load_module /usr/lib/nginx/modules/ngx_stream_module.so;
+load_module {module};
 events {{ worker_connections 4096; }}
 stream {{
   upstream workers {{ {servers} }}
-  server {{ listen 127.0.0.1:{port}; tcp_nodelay on; proxy_pass workers; }}
+  server {{ listen 127.0.0.1:{port}; tcp_nodelay on; proxy_buffer_size 128k; proxy_pass workers; }}
 }}
 """
 
@@ -131,10 +132,13 @@ class Proxies:
         folder = self.scratch / name
         folder.mkdir(exist_ok=True)
         servers = " ".join(f"server {url[7:]};" for url in urls)
-        (folder / "conf").write_text(conf.format(dir=folder, servers=servers, port=self.port, processes=len(CORES["proxy"])))
+        (folder / "conf").write_text(conf.format(dir=folder, servers=servers, port=self.port, processes=len(CORES["proxy"]),
+                                                 module=STREAM_MODULE))
         return ["nginx", "-c", folder / "conf", "-p", folder, "-e", folder / "error.log"]
 
     def nginx_tcp(self, urls):
+        if not STREAM_MODULE.exists():
+            sys.exit(f"{STREAM_MODULE} is missing: apt-get install libnginx-mod-stream")
         return self.nginx(urls, NGINX_TCP, "nginx-tcp")
 
     def keyway(self, urls, binary=None):
