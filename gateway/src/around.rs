@@ -7,7 +7,7 @@ use std::{
 
 use tower::{Layer, Service};
 
-/// Makes a layer of `f`, which gets each request and the service below it.
+/// Makes a layer of `f`, which gets each request and the service below it, ready to be called.
 pub fn around<F>(f: F) -> AroundLayer<F> {
     AroundLayer(f)
 }

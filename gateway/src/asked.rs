@@ -40,6 +40,7 @@ impl Asked {
         *request.method_mut() = parts.method.clone();
         *request.uri_mut() = worker.target(&path);
         let mut outgoing = parts.headers.clone();
+        outgoing.reserve(headers::ADDED_MAX);
         headers::for_worker(&mut outgoing);
         if let Some(length) = outgoing.get_mut(CONTENT_LENGTH) {
             // A tenant's salt, the worker extension and asking for the usage make the body longer.

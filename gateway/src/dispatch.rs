@@ -73,7 +73,7 @@ pub struct Dispatch {
 
 impl Dispatch {
     /// Serves one request under `/v1/`.
-    pub async fn handle(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
+    pub async fn handle(&self, request: Box<Request>, record: &Arc<Record>) -> Result<Response, Error> {
         let late = Error::Deadline { limit: self.timeouts.request };
         let deadline = record.started() + self.timeouts.request;
         clock::timeout_at(deadline, self.serve(request, record)).await.unwrap_or(Err(late))
@@ -93,7 +93,7 @@ impl Dispatch {
         info
     }
 
-    async fn serve(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
+    async fn serve(&self, request: Box<Request>, record: &Arc<Record>) -> Result<Response, Error> {
         let (mut parts, body) = request.into_parts();
         let body = self.read_body(&parts, body).await?;
         // The server's own marks would outlive their use.
@@ -209,8 +209,8 @@ impl Dispatch {
             return;
         }
         let headers = response.headers_mut();
-        if let Ok(name) = HeaderValue::from_str(&worker.name) {
-            headers.insert(WORKER, name);
+        if let Some(name) = worker.name_header() {
+            headers.insert(WORKER, name.clone());
         }
         headers.insert(REASON, HeaderValue::from_static(pick.reason.as_str()));
         headers.insert(MATCHED_TOKENS, HeaderValue::from(pick.matched_tokens));

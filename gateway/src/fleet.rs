@@ -62,6 +62,7 @@ pub struct Worker {
     /// What its streams say of their usage unasked.
     pub habits: Habits,
     config: WorkerConfig,
+    name_header: Option<HeaderValue>,
     origin: Origin,
     prefix: String,
     health: Mutex<Health>,
@@ -84,6 +85,7 @@ impl Worker {
         Self {
             residency: Residency::new(token_ids, config.kv_events.clone(), config.block_size),
             id,
+            name_header: HeaderValue::from_str(&config.name()).ok(),
             name: config.name(),
             weight: config.weight,
             load: Load::default(),
@@ -123,6 +125,11 @@ impl Worker {
     /// Which of several data-parallel engines behind one address it is.
     pub fn rank(&self) -> Option<u32> {
         self.config.rank
+    }
+
+    /// Its name, as headers carry it; `None` where they cannot.
+    pub fn name_header(&self) -> Option<&HeaderValue> {
+        self.name_header.as_ref()
     }
 
     /// What it was made from.

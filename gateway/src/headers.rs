@@ -4,10 +4,7 @@
 
 use http::{
     HeaderMap, HeaderName,
-    header::{
-        CONNECTION, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING,
-        UPGRADE,
-    },
+    header::{CONNECTION, EXPECT, HOST},
 };
 use keyway_wire::headers as names;
 
@@ -22,24 +19,29 @@ pub const MATCHED_TOKENS: HeaderName = HeaderName::from_static(names::MATCHED_TO
 /// [`names::DATA_PARALLEL_RANK`].
 pub const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static(names::DATA_PARALLEL_RANK);
 
-const HOP_BY_HOP: [HeaderName; 9] = [
-    CONNECTION,
-    PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION,
-    TE,
-    TRAILER,
-    TRANSFER_ENCODING,
-    UPGRADE,
-    // Not registered, but sent.
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-];
+/// Headers that the gateway adds to a request or an answer at most, to make room for them once.
+pub const ADDED_MAX: usize = 6;
+
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "connection"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+            // Not registered, but sent.
+            | "keep-alive"
+            | "proxy-connection"
+    )
+}
 
 /// Removes what must not be forwarded, in either direction.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     // Mostly none is there.
-    let mut gone: Vec<HeaderName> =
-        headers.keys().filter(|name| HOP_BY_HOP.contains(name)).cloned().collect();
+    let mut gone: Vec<HeaderName> = headers.keys().filter(|name| is_hop_by_hop(name)).cloned().collect();
     if gone.contains(&CONNECTION) {
         let lists = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
         gone.extend(lists.flat_map(|list| list.split(',')).filter_map(|name| name.trim().parse().ok()));

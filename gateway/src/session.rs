@@ -9,7 +9,7 @@ use crate::request::RequestInfo;
 
 /// Headers by which agents and their frameworks name a session: Codex (`session-id`, `session_id`), Claude Code, OpenCode
 /// (`x-session-affinity`), Dynamo, llm-d (`x-session-token`), and whoever has none of their own.
-const HEADERS: [HeaderName; 7] = [
+static HEADERS: [HeaderName; 7] = [
     HeaderName::from_static("x-session-id"),
     HeaderName::from_static("session-id"),
     HeaderName::from_static("session_id"),
@@ -52,7 +52,10 @@ impl SaidBy {
 
 /// What a header says of it.
 pub fn in_headers(headers: &HeaderMap) -> Option<&HeaderValue> {
-    HEADERS.iter().find_map(|name| headers.get(name)).filter(|id| !id.is_empty())
+    // Mostly none is there, which the headers' own names say faster than seven searches.
+    let rank = |name: &HeaderName| HEADERS.iter().position(|known| known == name);
+    let first = headers.keys().filter_map(rank).min()?;
+    headers.get(&HEADERS[first]).filter(|id| !id.is_empty())
 }
 
 /// The session of a request; `None` if nothing says which.
@@ -121,7 +124,7 @@ mod tests {
     #[test]
     fn a_header_is_one_session_whatever_is_asked_and_a_key_is_one_for_each_conversation() {
         let (one, two) = (json!({ "prompt_cache_key": "k" }), json!({ "user": "k" }));
-        for name in HEADERS {
+        for name in &HEADERS {
             let header = Some((name.as_str(), "s"));
             assert_eq!(
                 session(header, &chat("one ", one.clone())),

@@ -9,7 +9,7 @@ use http::{
     HeaderValue, Method, Version,
     header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING},
 };
-use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::{Service, ServiceBuilder, service_fn};
 
 use crate::{
     admission::Admission,
@@ -37,6 +37,8 @@ pub fn stack(
     let metrics = Arc::clone(&live.now().dispatch.metrics);
     let keys = live.clone();
     ServiceBuilder::new()
+        // Each layer moves the request some times on its way into the next.
+        .map_request(Box::new)
         // Outermost, so that every request has an id, one log line and one count, refused ones too.
         .layer(around(move |request, next| {
             recorded(Arc::clone(&metrics), Arc::clone(&intake), tracer.clone(), request, next)
@@ -72,11 +74,11 @@ async fn recorded<S>(
     metrics: Arc<Metrics>,
     intake: Arc<Intake>,
     tracer: Option<Arc<Tracer>>,
-    mut request: Request,
-    next: S,
+    mut request: Box<Request>,
+    mut next: S,
 ) -> Result<Response, Infallible>
 where
-    S: Service<Request, Response = Response, Error = Infallible>,
+    S: Service<Box<Request>, Response = Response, Error = Infallible>,
 {
     let id = request_id(&request);
     let record = Record::open(metrics, id, request.method().clone(), request.uri().clone());
@@ -86,7 +88,7 @@ where
     }
     request.extensions_mut().insert(Arc::clone(&record));
     let version = request.version();
-    let mut response = next.oneshot(request).await?;
+    let mut response = next.call(request).await?;
     record.status(response.status());
     if let Some(Failed(code)) = response.extensions().get() {
         record.outcome(code);
@@ -112,19 +114,20 @@ fn request_id(request: &Request) -> HeaderValue {
 /// `req-`, and the number in 32 hexadecimal digits.
 fn new_id(number: u128) -> HeaderValue {
     let mut id = *b"req-00000000000000000000000000000000";
-    for (at, digit) in id[4..].iter_mut().enumerate() {
-        *digit = b"0123456789abcdef"[(number >> (124 - 4 * at)) as usize & 15];
+    for (digits, byte) in id[4..].chunks_exact_mut(2).zip(number.to_be_bytes()) {
+        let digit = |of: u8| b"0123456789abcdef"[usize::from(of & 15)];
+        digits.copy_from_slice(&[digit(byte >> 4), digit(byte)]);
     }
     // Letters and digits are always a header's value.
     HeaderValue::from_bytes(&id).unwrap_or(HeaderValue::from_static("req"))
 }
 
-async fn panic_safe<S>(request: Request, next: S) -> Result<Response, Infallible>
+async fn panic_safe<S>(request: Box<Request>, mut next: S) -> Result<Response, Infallible>
 where
-    S: Service<Request, Response = Response, Error = Infallible>,
+    S: Service<Box<Request>, Response = Response, Error = Infallible>,
 {
     // The request's state is dropped with its future, so nothing half-changed is seen again.
-    match AssertUnwindSafe(next.oneshot(request)).catch_unwind().await {
+    match AssertUnwindSafe(next.call(request)).catch_unwind().await {
         Ok(response) => response,
         Err(panic) => {
             tracing::error!(panic = panic_text(&*panic), "a request panicked");
@@ -142,9 +145,9 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
 }
 
 /// Refuses what two readers could frame in two ways (RFC 9112 §6.1), and its connection with it.
-async fn framed<S>(request: Request, next: S) -> Result<Response, Infallible>
+async fn framed<S>(request: Box<Request>, mut next: S) -> Result<Response, Infallible>
 where
-    S: Service<Request, Response = Response, Error = Infallible>,
+    S: Service<Box<Request>, Response = Response, Error = Infallible>,
 {
     let headers = request.headers();
     if headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH) {
@@ -153,12 +156,16 @@ where
         refused.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         return Ok(refused);
     }
-    next.oneshot(request).await
+    next.call(request).await
 }
 
-async fn known<S>(serving: Arc<Serving>, mut request: Request, next: S) -> Result<Response, Infallible>
+async fn known<S>(
+    serving: Arc<Serving>,
+    mut request: Box<Request>,
+    mut next: S,
+) -> Result<Response, Infallible>
 where
-    S: Service<Request, Response = Response, Error = Infallible>,
+    S: Service<Box<Request>, Response = Response, Error = Infallible>,
 {
     if let Some(tenants) = serving.tenants.as_ref().filter(|_| request.uri().path() != "/health") {
         match (tenants.admit(request.headers_mut()), request.extensions().get::<Arc<Record>>()) {
@@ -167,23 +174,23 @@ where
             (Err(error), _) => return Ok(error.to_response()),
         }
     }
-    next.oneshot(request).await
+    next.call(request).await
 }
 
-async fn admitted<S>(admission: Admission, request: Request, next: S) -> Result<Response, Infallible>
+async fn admitted<S>(admission: Admission, request: Box<Request>, mut next: S) -> Result<Response, Infallible>
 where
-    S: Service<Request, Response = Response, Error = Infallible>,
+    S: Service<Box<Request>, Response = Response, Error = Infallible>,
 {
     match admission.admit() {
         Ok(permit) => {
-            let response = next.oneshot(request).await?;
+            let response = next.call(request).await?;
             Ok(response.map(|body| body.with_permit(permit)))
         }
         Err(error) => Ok(error.to_response()),
     }
 }
 
-async fn routes(serving: Arc<Serving>, request: Request) -> Result<Response, Infallible> {
+async fn routes(serving: Arc<Serving>, request: Box<Request>) -> Result<Response, Infallible> {
     let dispatch = &serving.dispatch;
     let path = request.uri().path();
     let result = match (request.method(), path, request.extensions().get::<Arc<Record>>().cloned()) {

@@ -8,11 +8,10 @@ pub mod hide;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
-use keyway_wire::openai::Usage;
+use keyway_wire::openai::{PromptTokensDetails, Usage};
 use memchr::memmem::{self, Finder};
-use serde::Deserialize;
 
-use crate::limits::MAX_USAGE_BODY_BYTES;
+use crate::{json::Value, limits::MAX_USAGE_BODY_BYTES};
 
 /// Made once: to set a search up takes as long as to look through an event.
 static NAME: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
@@ -22,9 +21,39 @@ pub fn is_mentioned(bytes: &[u8]) -> bool {
     NAME.find(bytes).is_some()
 }
 
-#[derive(Deserialize)]
-struct Carrier {
-    usage: Option<Usage>,
+/// The usage in a chunk or whole answer.
+fn of(json: &[u8]) -> Option<Usage> {
+    let text = std::str::from_utf8(json).ok()?;
+    let usage = Value::last_of_document(text, "\"usage\"").or_else(|| {
+        let mut fields = Value::document(text)?.map_while(Result::ok);
+        fields.find(|(name, _)| name == "usage").map(|(_, value)| value)
+    })?;
+    read(usage)
+}
+
+/// As serde would: what is not there is 0, what is no number makes it no usage.
+fn read(usage: Value<'_>) -> Option<Usage> {
+    let number = |value: Value<'_>| value.raw().parse::<u64>().ok();
+    let mut read = Usage::default();
+    for field in usage.fields()? {
+        let (name, value) = field.ok()?;
+        match &*name {
+            "prompt_tokens" => read.prompt_tokens = number(value)?,
+            "completion_tokens" => read.completion_tokens = number(value)?,
+            "total_tokens" => read.total_tokens = number(value)?,
+            "prompt_tokens_details" if value.raw() != "null" => {
+                let mut details = value.fields()?.map_while(Result::ok);
+                let cached = details.find(|(name, _)| name == "cached_tokens").map(|(_, cached)| cached);
+                let cached_tokens = match cached.filter(|cached| cached.raw() != "null") {
+                    Some(cached) => Some(number(cached)?),
+                    None => None,
+                };
+                read.prompt_tokens_details = Some(PromptTokensDetails { cached_tokens });
+            }
+            _ => {}
+        }
+    }
+    Some(read)
 }
 
 /// Remembers what of an answer may hold its usage. Keeps references to the relayed bytes, never copies.
@@ -71,14 +100,10 @@ impl UsageTap {
                 .split(|byte| matches!(byte, b'\n' | b'\r'))
                 .rev()
                 .filter_map(|line| line.strip_prefix(b"data:"))
-                .find_map(|data| serde_json::from_slice::<Carrier>(data).ok()?.usage),
-            Self::Body(parts, size) => {
-                let mut whole = Vec::with_capacity(size);
-                for part in &parts {
-                    whole.extend_from_slice(part);
-                }
-                serde_json::from_slice::<Carrier>(&whole).ok()?.usage
-            }
+                .find_map(of),
+            // Mostly it came at once.
+            Self::Body(parts, _) if parts.len() == 1 => of(&parts[0]),
+            Self::Body(parts, _) => of(&parts.concat()),
             Self::Blind => None,
         }
     }
@@ -86,6 +111,8 @@ impl UsageTap {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -101,6 +128,29 @@ mod tests {
         }
         let usage = tap.finish().unwrap();
         assert_eq!((usage.prompt_tokens, usage.cached_tokens()), (9, Some(8)));
+    }
+
+    proptest! {
+        /// What serde reads of engines' answers is read, wherever in them the usage stands.
+        #[test]
+        fn it_is_what_serde_reads(
+            counts in prop::collection::vec(prop_oneof!["[0-9]{1,9}", "null", "-1", "1.5", "\"1\"", "18446744073709551616"], 3),
+            details in prop_oneof![Just(String::new()), "null", "\\{\\}", "\\{\"cached_tokens\":(7|null|-1)\\}", "[0-9]"],
+            before in prop::sample::select(vec!["", "\"choices\":[{\"usage\":{\"prompt_tokens\":99}}],", "\"id\":\"\\\"usage\\\":{\","]),
+            after in prop::sample::select(vec!["", ",\"x\":null", ",\"y\":{\"usage\":{}}", ",\"s\":\"usage\""]),
+        ) {
+            #[derive(serde::Deserialize)]
+            struct Carrier {
+                usage: Option<Usage>,
+            }
+            let details = if details.is_empty() { details } else { format!(",\"prompt_tokens_details\":{details}") };
+            let [prompt, completion, total] = &counts[..] else { unreachable!("three") };
+            let json = format!(
+                "{{{before}\"usage\":{{\"prompt_tokens\":{prompt},\"completion_tokens\":{completion},\"total_tokens\":{total}{details}}}{after}}}"
+            );
+            let serde = serde_json::from_str::<Carrier>(&json).ok().and_then(|carrier| carrier.usage);
+            prop_assert_eq!(of(json.as_bytes()), serde, "{}", json);
+        }
     }
 
     #[test]

@@ -120,7 +120,8 @@ impl PrefixIndex {
         // A chain placed before lies in the list in order, so the next block is mostly the next slot; and chains that
         // begin alike follow each other, so the first is often the newest. A search would pass every other holder.
         let (mut parent, mut likely, mut fetched) = (NIL, self.workers[place].recency.newest, 0);
-        for (i, &hash) in chain.iter().enumerate() {
+        let mut i = 0;
+        while let Some(&hash) = chain.get(i) {
             let held = if likely != NIL && self.held.slab[likely].hash == hash {
                 Some(likely)
             } else {
@@ -130,19 +131,22 @@ impl PrefixIndex {
                 }
                 self.held.find(hash, place)
             };
-            if let Some(slot) = held {
-                if self.held.slab[slot].stamp == self.stamp {
+            if let Some(first) = held {
+                let (last, blocks) = self.held.slab.stamp_run(first, &chain[i..], stamp);
+                i += blocks.max(1);
+                if blocks == 0 {
                     continue; // A chain never repeats a hash, unless two of them collide.
                 }
-                likely = self.held.slab[slot].older;
-                self.touch(place, parent, slot);
-                parent = slot;
+                likely = self.held.slab[last].older;
+                self.held.slab.move_run(&mut self.workers[place].recency, parent, (first, last));
+                parent = last;
             } else {
                 if !self.make_room(place) {
                     break;
                 }
                 parent = self.insert(place, parent, hash);
                 placement.added.push(parent);
+                i += 1;
             }
         }
         placement
@@ -307,18 +311,6 @@ impl PrefixIndex {
             slot.hash == parent && slot.worker == place && slot.stamp != 0
         };
         last.filter(is_parent).or_else(|| self.held.find(parent, place))
-    }
-
-    /// Makes a resident block most recent after its parent.
-    fn touch(&mut self, place: u16, parent: u32, slot: u32) {
-        self.held.slab[slot].stamp = self.stamp;
-        let recency = &mut self.workers[place].recency;
-        let in_place =
-            if parent == NIL { recency.newest == slot } else { self.held.slab[slot].newer == parent };
-        if !in_place {
-            self.held.slab.unlink(recency, slot);
-            self.held.slab.link(recency, parent, slot);
-        }
     }
 
     /// Makes a block resident, most recent after its parent. There must be room.

@@ -49,6 +49,13 @@ impl TextKeyer {
         }
     }
 
+    /// Makes room for the names of a prompt of so many bytes, all at once.
+    #[must_use]
+    pub fn with_capacity(mut self, bytes: usize) -> Self {
+        self.blocks.reserve_exact(bytes / self.block_bytes);
+        self
+    }
+
     /// Appends text that belongs to the current field. How a field is cut into pushes does not matter.
     pub fn push(&mut self, bytes: &[u8]) {
         let mut pieces = bytes.split(|&byte| byte == ESCAPE);

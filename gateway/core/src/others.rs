@@ -174,7 +174,8 @@ impl Others {
             requests: self.peers.requests as f64 * peers + self.beyond(now),
             tokens: self.peers.waiting_tokens as f64 * peers + self.rest_tokens * rest,
             counted: if peers.max(rest) == 0.0 { Counted::default() } else { counted },
-            busy_share: self.busy / self.filled(),
+            // Mostly nobody waits, or nobody looks.
+            busy_share: if self.busy > 0.0 { self.busy / self.filled() } else { 0.0 },
         }
     }
 

@@ -65,8 +65,16 @@ impl Sessions {
     /// Where `turn` leaves the session's past; `None` if it goes on from there, is only shorter, or nothing is known.
     pub fn drift(&self, session: u64, turn: Turn<'_>) -> Option<Drift> {
         let past = self.known.get(&session)?;
-        let both = past.blocks.iter().zip(turn.chain);
-        let common = both.take_while(|(past, now)| **past == short(**now)).count();
+        // A hash stands for all before it: where one is the same, so are those in front of it.
+        let (mut common, mut end) = (0, past.blocks.len().min(turn.chain.len()));
+        while common < end {
+            let middle = usize::midpoint(common, end);
+            if past.blocks[middle] == short(turn.chain[middle]) {
+                common = middle + 1;
+            } else {
+                end = middle;
+            }
+        }
         let left = common < past.settled && common < turn.chain.len();
         left.then(|| Drift { common, lost: past.settled - common })
     }

@@ -142,6 +142,11 @@ pub(super) fn index_id(worker: &Worker, by_tokens: bool) -> WorkerId {
     if by_tokens { worker.residency.token_id } else { worker.id }
 }
 
+/// Tokens of a prompt's text, about.
+fn text_tokens(request: &RequestInfo, bytes_per_token: f64) -> u64 {
+    (request.chain.total_bytes as f64 / bytes_per_token).ceil() as u64
+}
+
 impl Router {
     /// The workers that may serve a request and were not `tried` yet, and what it looks like to them.
     pub fn setting(&self, request: &RequestInfo, tried: &[WorkerId]) -> Result<Setting, Error> {
@@ -193,11 +198,8 @@ impl Router {
 
     /// Tokens of a request's prompt; an estimate, unless it was tokenised.
     pub fn prompt_tokens(&self, request: &RequestInfo) -> u64 {
-        if let Some(prompt) = &request.tokens {
-            return prompt.total;
-        }
-        let bytes = request.chain.total_bytes as f64;
-        (bytes / self.bytes_per_token(request.model.as_deref())).ceil() as u64
+        let by_text = || text_tokens(request, self.bytes_per_token(request.model.as_deref()));
+        request.tokens.as_ref().map_or_else(by_text, |prompt| prompt.total)
     }
 
     fn by_text(&self, request: &RequestInfo, workers: Vec<Arc<Worker>>) -> Setting {
@@ -211,7 +213,7 @@ impl Router {
             view_of: vec![0; workers.len()],
             workers: workers.into(),
             views: vec![view],
-            prompt_tokens: self.prompt_tokens(request),
+            prompt_tokens: text_tokens(request, bytes_per_token),
             by_tokens: false,
             slow_start: self.slow_start,
             fetch_tokens_per_ms: None,

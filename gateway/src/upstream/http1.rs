@@ -92,7 +92,7 @@ impl<S: Transport> Connection<S> {
         request: &Outgoing,
         host: &http::HeaderValue,
     ) -> Result<http::Response<()>, Http1Error> {
-        self.unsent = Some(request::head(request, host).chain(request.body().clone()));
+        self.unsent = Some(request::bytes(request, host));
         (self.sent_any, self.keep_alive) = (false, false);
         poll_fn(|cx| self.poll_head(request.method(), cx)).await
     }
@@ -169,7 +169,7 @@ impl<S: Transport> Connection<S> {
     fn send(&mut self, cx: &mut Context<'_>) {
         let Some(unsent) = &mut self.unsent else { return };
         while unsent.has_remaining() {
-            match poll_write_buf(Pin::new(&mut self.stream), cx, unsent) {
+            match poll_write(Pin::new(&mut self.stream), cx, unsent) {
                 Poll::Pending => return,
                 Poll::Ready(Ok(0)) => return self.cannot_send(io::ErrorKind::WriteZero.into()),
                 Poll::Ready(Ok(_)) => self.sent_any = true,
@@ -206,6 +206,20 @@ impl<S: Transport> Connection<S> {
         }
         Poll::Ready(Ok(read))
     }
+}
+
+/// Writes some of what is left, as one piece where it is one.
+fn poll_write(
+    stream: Pin<&mut impl Transport>,
+    cx: &mut Context<'_>,
+    unsent: &mut Chain<Bytes, Bytes>,
+) -> Poll<io::Result<usize>> {
+    if unsent.chunk().len() < unsent.remaining() {
+        return poll_write_buf(stream, cx, unsent);
+    }
+    let written = ready!(stream.poll_write(cx, unsent.chunk()))?;
+    unsent.advance(written);
+    Poll::Ready(Ok(written))
 }
 
 #[cfg(test)]

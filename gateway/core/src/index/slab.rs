@@ -109,34 +109,55 @@ impl Slab {
     /// Puts a slot behind `newer` in recency, or in front of all if that is [`NIL`].
     pub(super) fn link(&mut self, list: &mut Recency, newer: u32, at: u32) {
         let older = if newer == NIL { list.newest } else { self[newer].older };
-        self[at].newer = newer;
-        self[at].older = older;
-        if newer == NIL {
-            list.newest = at;
-        } else {
-            self[newer].older = at;
-        }
-        if older == NIL {
-            list.oldest = at;
-        } else {
-            self[older].newer = at;
-        }
+        self.join(list, newer, at);
+        self.join(list, at, older);
         list.len += 1;
+    }
+
+    /// Stamps the slots from `first` on, from later to earlier use, for as long as they hold `blocks` one after the other and do not
+    /// bear the stamp yet. Returns the last of them, and how many they are.
+    pub(super) fn stamp_run(&mut self, first: u32, blocks: &[BlockHash], stamp: u32) -> (u32, usize) {
+        let (mut at, mut last, mut run) = (first, first, 0);
+        for hash in blocks {
+            let slot = &mut self[at];
+            if at == NIL || slot.hash != *hash || slot.stamp == stamp {
+                break;
+            }
+            slot.stamp = stamp;
+            (last, at, run) = (at, slot.older, run + 1);
+        }
+        (last, run)
+    }
+
+    /// Puts a run of a recency list, from its latest to its earliest used slot, behind `newer`, which is not in it, or in front of all
+    /// if that is [`NIL`].
+    pub(super) fn move_run(&mut self, list: &mut Recency, newer: u32, (first, last): (u32, u32)) {
+        if self[first].newer == newer {
+            return;
+        }
+        let (before, behind) = (self[first].newer, self[last].older);
+        self.join(list, before, behind);
+        let older = if newer == NIL { list.newest } else { self[newer].older };
+        self.join(list, newer, first);
+        self.join(list, last, older);
+    }
+
+    /// Makes two slots neighbours; [`NIL`] stands for the list's end on that side.
+    fn join(&mut self, list: &mut Recency, newer: u32, older: u32) {
+        match newer {
+            NIL => list.newest = older,
+            newer => self[newer].older = older,
+        }
+        match older {
+            NIL => list.oldest = newer,
+            older => self[older].newer = newer,
+        }
     }
 
     /// Takes a slot off its worker's recency list.
     pub(super) fn unlink(&mut self, list: &mut Recency, at: u32) {
         let Slot { newer, older, .. } = self[at];
-        if newer == NIL {
-            list.newest = older;
-        } else {
-            self[newer].older = older;
-        }
-        if older == NIL {
-            list.oldest = newer;
-        } else {
-            self[older].newer = newer;
-        }
+        self.join(list, newer, older);
         list.len -= 1;
     }
 }

@@ -12,6 +12,7 @@ use httparse::ParserConfig;
 use hyper::ext::ReasonPhrase;
 
 use super::{Http1Error, body::Body, chunked::Chunked};
+use crate::headers::ADDED_MAX;
 
 /// Headers of an answer at most.
 const MAX_HEADERS: usize = 100;
@@ -61,7 +62,7 @@ fn parse_one(read: &mut BytesMut) -> Result<Option<(http::Response<()>, bool)>, 
         response.extensions_mut().insert(reason);
     }
     let headers = response.headers_mut();
-    headers.reserve(places.len());
+    headers.reserve(places.len() + ADDED_MAX);
     for ((name, name_length), (value, value_length)) in places {
         let name = HeaderName::from_bytes(&bytes[name..name + name_length]);
         let value = HeaderValue::from_maybe_shared(bytes.slice(value..value + value_length));

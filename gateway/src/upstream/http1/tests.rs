@@ -354,11 +354,22 @@ fn a_request_s_head_says_the_worker_s_host_and_the_body_s_length() {
     for (name, value) in [("host", "gateway"), ("x-a", "1"), ("content-length", "99"), ("x-a", "2")] {
         request.headers_mut().append(name, HeaderValue::from_static(value));
     }
-    let head = request::head(&request, &host());
-    let expected =
-        "POST /v1/x?a=%20 HTTP/1.1\r\nhost: worker:1\r\nx-a: 1\r\nx-a: 2\r\ncontent-length: 2\r\n\r\n";
-    assert_eq!(head, expected);
-    assert_eq!(request::head(&get(Method::GET), &host()), "GET / HTTP/1.1\r\nhost: worker:1\r\n\r\n");
-    let empty = "POST / HTTP/1.1\r\nhost: worker:1\r\ncontent-length: 0\r\n\r\n";
-    assert_eq!(request::head(&get(Method::POST), &host()), empty);
+    // As they are sent, and whether in one piece.
+    let sent = |request: &Outgoing| {
+        let mut bytes = request::bytes(request, &host());
+        let in_one = bytes.chunk().len() == bytes.remaining();
+        (String::from_utf8(bytes.copy_to_bytes(bytes.remaining()).into()).unwrap(), in_one)
+    };
+    let head = |length| {
+        format!(
+            "POST /v1/x?a=%20 HTTP/1.1\r\nhost: worker:1\r\nx-a: 1\r\nx-a: 2\r\ncontent-length: {length}\r\n\r\n"
+        )
+    };
+    assert_eq!(sent(&request), (head(2) + "{}", true));
+    let long = "x".repeat(100_000);
+    *request.body_mut() = long.clone().into();
+    assert_eq!(sent(&request), (head(100_000) + &long, false));
+    assert_eq!(sent(&get(Method::GET)), ("GET / HTTP/1.1\r\nhost: worker:1\r\n\r\n".to_owned(), true));
+    let empty = "POST / HTTP/1.1\r\nhost: worker:1\r\ncontent-length: 0\r\n\r\n".to_owned();
+    assert_eq!(sent(&get(Method::POST)), (empty, true));
 }

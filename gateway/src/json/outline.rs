@@ -1,0 +1,82 @@
+//! Where the long strings and the containers of a JSON text end, found in one pass: who then goes through it level by level looks
+//! at no string twice, however deep it stands. Judges nothing: of a text that is not JSON there may be no outline, and whoever
+//! reads it looks for the ends himself.
+
+use super::{DEPTH_MAX, Fields, string_end};
+
+/// Strings from this length on are part of it; to look through a shorter one takes no longer than to find it here.
+const LONG_BYTES: usize = 64;
+
+/// A container, or a long string. Offsets are of the text, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) start: u32,
+    /// Behind its last byte.
+    pub(super) end: u32,
+    /// How many parts stand within it; they follow it.
+    pub(super) within: u32,
+    /// Whether it is a string that holds escapes.
+    pub(super) escaped: bool,
+}
+
+/// A text, and where its parts end.
+#[derive(Debug)]
+pub struct Outline<'a> {
+    text: &'a str,
+    /// In the order in which they begin; none where the text has no outline.
+    parts: Vec<Part>,
+}
+
+impl<'a> Outline<'a> {
+    /// Looks through all of a text.
+    pub fn of(text: &'a str) -> Self {
+        Self { text, parts: parts(text.as_bytes()).unwrap_or_default() }
+    }
+
+    /// The text.
+    pub fn text(&self) -> &'a str {
+        self.text
+    }
+
+    /// As [`super::Value::document`].
+    pub fn document(&self) -> Option<Fields<'_>> {
+        Fields::of_document(self.text, &self.parts)
+    }
+}
+
+/// `None` where a string or container has no end, or one is nested too deeply.
+fn parts(bytes: &[u8]) -> Option<Vec<Part>> {
+    // Every offset is one.
+    u32::try_from(bytes.len()).ok()?;
+    let mut parts: Vec<Part> = Vec::with_capacity(16);
+    // The containers that have not ended.
+    let mut open: Vec<usize> = Vec::with_capacity(8);
+    let mut at = 0;
+    while let Some(&byte) = bytes.get(at) {
+        let start = at as u32;
+        at += 1;
+        match byte {
+            b'"' => {
+                let (end, escaped) = string_end(bytes, at)?;
+                if end - at >= LONG_BYTES {
+                    parts.push(Part { start, end: end as u32, within: 0, escaped });
+                }
+                at = end;
+            }
+            b'{' | b'[' => {
+                open.push(parts.len());
+                parts.push(Part { start, end: 0, within: 0, escaped: false });
+                if open.len() > DEPTH_MAX as usize {
+                    return None;
+                }
+            }
+            b'}' | b']' => {
+                let ended = open.pop()?;
+                let within = (parts.len() - ended - 1) as u32;
+                (parts[ended].end, parts[ended].within) = (at as u32, within);
+            }
+            _ => {}
+        }
+    }
+    open.is_empty().then_some(parts)
+}
