@@ -2,7 +2,7 @@
 //! at no string twice, however deep it stands. Judges nothing: of a text that is not JSON there may be no outline, and whoever
 //! reads it looks for the ends himself.
 
-use super::{DEPTH_MAX, Fields, string_end};
+use super::{DEPTH_MAX, Fields, cursor::string_end};
 
 /// Strings from this length on are part of it; to look through a shorter one takes no longer than to find it here.
 const LONG_BYTES: usize = 64;
