@@ -11,12 +11,7 @@ use keyway::{
     signals::Signals,
     tenants::{hex, key_hash},
 };
-use mimalloc::MiMalloc;
 use tracing_subscriber::EnvFilter;
-
-/// A request makes some sixty small allocations, which glibc's malloc takes a tenth of the gateway's own time for.
-#[global_allocator]
-static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
