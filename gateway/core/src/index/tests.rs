@@ -311,6 +311,12 @@ fn two_blocks_of_one_chain_that_collide_do_no_harm() {
     assert_eq!(index.place(WorkerId(1), &colliding).added(), 3);
     assert_eq!(index.place(WorkerId(1), &colliding).added(), 0);
     assert_eq!(index.matched(&colliding), [(WorkerId(1), 4)]);
+    // Side by side, the second is not put behind itself: all can still be reached.
+    let side_by_side = [BlockHash(4), BlockHash(5), BlockHash(5), BlockHash(6)];
+    assert_eq!(index.place(WorkerId(2), &side_by_side).added(), 3);
+    assert_eq!(index.place(WorkerId(2), &side_by_side).added(), 0);
+    index.set_capacity(WorkerId(2), Some(0));
+    assert_eq!((index.matched(&side_by_side), index.resident(WorkerId(2))), (vec![], 0));
 }
 
 #[test]
