@@ -105,8 +105,12 @@ impl<'a> Fields<'a> {
         if cursor.peek() != Some(b'{') {
             return None;
         }
-        // The document's own part stands before those within it.
-        cursor.parts = cursor.parts.get(1..).unwrap_or_default();
+        // The document's own part, where it has one, stands before those within it.
+        if let Some((own, within)) = parts.split_first()
+            && own.start as usize == cursor.at
+        {
+            cursor.parts = within;
+        }
         cursor.at += 1;
         Some(Self(Parts { cursor, began: 0, place: Place::Begin, end: b'}', whole: true }))
     }

@@ -4,8 +4,12 @@
 
 use super::{DEPTH_MAX, Fields, cursor::string_end};
 
-/// Strings from this length on are part of it; to look through a shorter one takes no longer than to find it here.
+/// Strings and containers from this length on are part of it; to look through a shorter one takes no longer than to find it here.
 const LONG_BYTES: usize = 64;
+
+/// There is at most one part for so many bytes, beside as many as may be open at once: half of the text's own memory. What is all
+/// brackets has no outline.
+const BYTES_PER_PART: usize = 32;
 
 /// A container, or a long string. Offsets are of the text, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,10 +48,11 @@ impl<'a> Outline<'a> {
     }
 }
 
-/// `None` where a string or container has no end, or one is nested too deeply.
+/// `None` where a string or container has no end, one is nested too deeply, or they are too many.
 fn parts(bytes: &[u8]) -> Option<Vec<Part>> {
     // Every offset is one.
     u32::try_from(bytes.len()).ok()?;
+    let parts_max = DEPTH_MAX as usize + bytes.len() / BYTES_PER_PART;
     let mut parts: Vec<Part> = Vec::with_capacity(16);
     // The containers that have not ended.
     let mut open: Vec<usize> = Vec::with_capacity(8);
@@ -66,17 +71,45 @@ fn parts(bytes: &[u8]) -> Option<Vec<Part>> {
             b'{' | b'[' => {
                 open.push(parts.len());
                 parts.push(Part { start, end: 0, within: 0, escaped: false });
-                if open.len() > DEPTH_MAX as usize {
+                if open.len() > DEPTH_MAX as usize || parts.len() > parts_max {
                     return None;
                 }
             }
             b'}' | b']' => {
                 let ended = open.pop()?;
-                let within = (parts.len() - ended - 1) as u32;
-                (parts[ended].end, parts[ended].within) = (at as u32, within);
+                if at - parts[ended].start as usize >= LONG_BYTES {
+                    let within = (parts.len() - ended - 1) as u32;
+                    (parts[ended].end, parts[ended].within) = (at as u32, within);
+                } else {
+                    parts.truncate(ended);
+                }
             }
             _ => {}
         }
     }
     open.is_empty().then_some(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_takes_at_most_half_of_what_its_text_takes() {
+        let deep = format!("{}{}", "[".repeat(100), "]".repeat(100));
+        for filling in ["[],", "{\"a\":[{}]},", &format!("{deep},"), &format!("\"{}\",", "x".repeat(64))] {
+            let text = format!("{{\"a\":[{}1]}}", filling.repeat(10_000));
+            let outline = Outline::of(&text);
+            let bytes = size_of_val(&outline.parts[..]);
+            assert!(
+                bytes <= text.len() / 2 + DEPTH_MAX as usize * size_of::<Part>(),
+                "{bytes} of {}",
+                text.len()
+            );
+            assert_eq!(outline.document().unwrap().filter(Result::is_ok).count(), 1);
+        }
+        // Short ones leave no trace, long ones do.
+        assert_eq!(Outline::of("{\"a\":[1,[2]]}").parts, []);
+        assert_eq!(Outline::of(&format!("{{\"a\":[[],\"{}\",{{}}]}}", "x".repeat(64))).parts.len(), 3);
+    }
 }
