@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{
     HeaderValue, Method,
-    header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH},
+    header::{ACCEPT_ENCODING, AUTHORIZATION},
     request::Parts,
     uri::PathAndQuery,
 };
@@ -32,34 +32,24 @@ pub struct Asked {
 
 impl Asked {
     /// What a worker is sent: this head, and `body`.
-    pub fn outgoing(&self, body: Bytes, worker: &Worker) -> Outgoing {
-        let parts = &self.parts;
-        let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-        let body_bytes = body.len();
-        let mut request = http::Request::new(body);
-        *request.method_mut() = parts.method.clone();
-        *request.uri_mut() = worker.target(&path);
-        let mut outgoing = parts.headers.clone();
-        outgoing.reserve(headers::ADDED_MAX);
-        headers::for_worker(&mut outgoing);
-        if let Some(length) = outgoing.get_mut(CONTENT_LENGTH) {
-            // A tenant's salt, the worker extension and asking for the usage make the body longer.
-            *length = body_bytes.into();
-        }
-        outgoing.insert(headers::REQUEST_ID, self.record.id_header().clone());
+    pub fn outgoing(&self, body: Bytes, worker: &Worker) -> Outgoing<'_> {
+        const ROOT: PathAndQuery = PathAndQuery::from_static("/");
+        let Parts { method, uri, headers, .. } = &self.parts;
+        let target = uri.path_and_query().map_or(ROOT, |path| worker.target(path));
+        let mut outgoing = Outgoing::new(method.clone(), target, headers, body);
+        outgoing.set(headers::REQUEST_ID, self.record.id_header().clone());
         self.record.tell_trace(&mut outgoing);
         if let Some(key) = worker.api_key() {
-            outgoing.insert(AUTHORIZATION, key.clone());
+            outgoing.set(AUTHORIZATION, key.clone());
         }
         if let Some(rank) = worker.rank() {
-            outgoing.insert(headers::DATA_PARALLEL_RANK, rank.into());
+            outgoing.set(headers::DATA_PARALLEL_RANK, rank.into());
         }
         if self.generates() {
             // The relay must see where events end; engines do not compress streams unasked.
-            outgoing.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            outgoing.set(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
-        *request.headers_mut() = outgoing;
-        request
+        outgoing
     }
 
     /// Whether a request that a worker may have begun to compute can be sent to another one. Generating is free of side

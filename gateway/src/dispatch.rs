@@ -5,8 +5,9 @@
 
 use std::{future::poll_fn, pin::pin, sync::Arc};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, header::CONTENT_LENGTH, request::Parts};
+use http_body::Body;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use keyway_core::{RetryBudget, breaker::Verdict, index::WorkerId, pick::Pick};
 use parking_lot::Mutex;
@@ -125,8 +126,8 @@ impl Dispatch {
         }
         let idle = self.timeouts.body_idle;
         let body = Limited::new(Impatient::new(body, idle), self.max_body_bytes);
-        match body.collect().await {
-            Ok(whole) => Ok(whole.to_bytes()),
+        match whole(body).await {
+            Ok(whole) => Ok(whole),
             Err(error) if error.is::<TooSlow>() => Err(Error::BodyTooSlow { limit: idle }),
             Err(error) if error.is::<LengthLimitError>() => Err(too_large),
             Err(error) => Err(Error::BodyUnreadable(error.to_string())),
@@ -217,6 +218,38 @@ impl Dispatch {
     }
 }
 
+/// Room that is made at first for what a client says is to come of its body.
+const BODY_ROOM_BYTES: u64 = 1 << 20;
+
+/// All of a body: as it came, if it came at once; else joined as it comes, so that it is never held twice.
+async fn whole<B>(mut body: B) -> Result<Bytes, B::Error>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let mut first = Bytes::new();
+    let mut joined = BytesMut::new();
+    while let Some(frame) = body.frame().await.transpose()? {
+        // Trailers are nobody's.
+        let Ok(piece) = frame.into_data() else { continue };
+        if first.is_empty() && joined.is_empty() {
+            first = piece;
+            if body.is_end_stream() {
+                break;
+            }
+            continue;
+        }
+        if joined.is_empty() {
+            // A client may say more than it sends.
+            let announced = body.size_hint().lower().min(BODY_ROOM_BYTES) as usize;
+            joined.reserve(first.len() + piece.len() + announced);
+            joined.extend_from_slice(&first);
+            first = Bytes::new();
+        }
+        joined.extend_from_slice(&piece);
+    }
+    Ok(if joined.is_empty() { first } else { joined.freeze() })
+}
+
 /// Does `meanwhile` when `work` has got as far as it gets at once.
 async fn once_begun<T>(work: impl Future<Output = T>, mut meanwhile: Option<impl FnOnce()>) -> T {
     let mut work = pin!(work);
@@ -238,9 +271,28 @@ fn model_in_path(parts: &Parts) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
+    use std::{cell::RefCell, convert::Infallible};
+
+    use http_body::Frame;
+    use http_body_util::{Full, StreamBody};
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_body_in_pieces_is_joined_and_a_whole_one_is_not_copied() {
+        let pieces = |pieces: &[&'static str]| {
+            let frames: Vec<_> = pieces
+                .iter()
+                .map(|piece| Ok::<_, Infallible>(Frame::data(Bytes::from_static(piece.as_bytes()))))
+                .collect();
+            StreamBody::new(futures_util::stream::iter(frames))
+        };
+        for all in [&[][..], &[""], &["a"], &["", "a"], &["a", "", "bc", "d"], &["", "", "abc"]] {
+            assert_eq!(whole(pieces(all)).await.unwrap(), all.concat());
+        }
+        let one = Bytes::from_static(b"whole");
+        assert_eq!(whole(Full::new(one.clone())).await.unwrap().as_ptr(), one.as_ptr());
+    }
 
     #[tokio::test]
     async fn what_is_done_meanwhile_is_done_once_and_after_the_first_step() {

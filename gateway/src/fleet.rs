@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use http::{HeaderValue, Uri, uri::PathAndQuery};
+use http::{HeaderValue, uri::PathAndQuery};
 use keyway_core::{
     FadingSum,
     health::{Health, State},
@@ -109,12 +109,12 @@ impl Worker {
     }
 
     /// What it is asked for, for a path and query: behind the path of its URL, if that has one.
-    pub fn target(&self, path: &PathAndQuery) -> Uri {
+    pub fn target(&self, path: &PathAndQuery) -> PathAndQuery {
         if self.prefix.is_empty() {
-            return path.clone().into();
+            return path.clone();
         }
         // A valid path after a valid prefix is a valid path.
-        format!("{}{path}", self.prefix).parse().unwrap_or_else(|_| path.clone().into())
+        format!("{}{path}", self.prefix).parse().unwrap_or_else(|_| path.clone())
     }
 
     /// The credential that replaces the client's, if one is configured.

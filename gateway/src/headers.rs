@@ -38,25 +38,28 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
     )
 }
 
+/// What else must not be forwarded, because `Connection` names it.
+pub fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    let lists = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    lists.flat_map(|list| list.split(',')).filter_map(|name| name.trim().parse().ok()).collect()
+}
+
 /// Removes what must not be forwarded, in either direction.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     // Mostly none is there.
     let mut gone: Vec<HeaderName> = headers.keys().filter(|name| is_hop_by_hop(name)).cloned().collect();
     if gone.contains(&CONNECTION) {
-        let lists = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-        gone.extend(lists.flat_map(|list| list.split(',')).filter_map(|name| name.trim().parse().ok()));
+        gone.extend(named_by_connection(headers));
     }
     for name in gone {
         headers.remove(name);
     }
 }
 
-/// Prepares a client's headers for a worker: besides hop-by-hop ones, `Host` (the worker's own is set) and
-/// `Expect` (the gateway has answered it by reading the body) go.
-pub fn for_worker(headers: &mut HeaderMap) {
-    strip_hop_by_hop(headers);
-    headers.remove(HOST);
-    headers.remove(EXPECT);
+/// Whether a client's header of this name goes on to a worker, unless `Connection` names it: besides hop-by-hop ones, `Host` (the
+/// worker's own is set) and `Expect` (the gateway has answered it by reading the body) do not.
+pub fn is_for_worker(name: &HeaderName) -> bool {
+    name != HOST && name != EXPECT && !is_hop_by_hop(name)
 }
 
 #[cfg(test)]
@@ -65,6 +68,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn to_worker(headers: &HeaderMap) -> Vec<(&str, &str)> {
+        let named = named_by_connection(headers);
+        let passed = headers.iter().filter(|(name, _)| is_for_worker(name) && !named.contains(name));
+        passed.map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect()
+    }
 
     proptest! {
         #[test]
@@ -75,7 +84,8 @@ mod tests {
             for name in names.iter().chain([&kept]) {
                 headers.append(HeaderName::try_from(name.as_str()).unwrap(), HeaderValue::from_static("1"));
             }
-            for_worker(&mut headers);
+            prop_assert_eq!(to_worker(&headers), [(kept.as_str(), "1")]);
+            strip_hop_by_hop(&mut headers);
             prop_assert_eq!(headers.len(), 1);
             prop_assert!(headers.contains_key(&kept));
         }
@@ -90,8 +100,11 @@ mod tests {
         headers.append("te", HeaderValue::from_static("trailers"));
         headers.append("keep-alive", HeaderValue::from_static("5"));
         headers.append("host", HeaderValue::from_static("gateway"));
-        for_worker(&mut headers);
-        let left: Vec<_> = headers.iter().map(|(n, v)| (n.as_str(), v.to_str().unwrap())).collect();
-        assert_eq!(left, [("x-many", "b"), ("x-many", "a")]);
+        headers.append("expect", HeaderValue::from_static("100-continue"));
+        assert_eq!(to_worker(&headers), [("x-many", "b"), ("x-many", "a")]);
+        strip_hop_by_hop(&mut headers);
+        let mut left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["expect", "host", "x-many"]);
     }
 }

@@ -37,21 +37,35 @@ impl<'a> Value<'a> {
         Fields::of_document(text, &[])
     }
 
-    /// The field of this name of a document that is an object, looked for from the end, as its last fields are mostly the
-    /// shortest. What stands before it is not looked at. `None` also where the last field of the name is not the
-    /// document's own but of something within it.
-    pub fn last_of_document(text: &'a str, quoted_name: &str) -> Option<Self> {
-        let mut cursor =
-            Cursor { text, at: text.rfind(quoted_name)? + quoted_name.len(), base: 0, parts: &[] };
+    /// What `read` makes of the fields of an object that is the field of this name of a document that is an object, looked for from
+    /// the end, as a document's last fields are mostly the shortest. What stands before it is not looked at. `None` also where the
+    /// last field of the name is not the document's own but of something within it.
+    pub fn last_object_of_document<T>(
+        text: &'a str,
+        quoted_name: &str,
+        read: impl FnOnce(&mut Fields<'a>) -> Option<T>,
+    ) -> Option<T> {
+        // Names stand behind few quotes: the last fields are short.
+        let mut quotes = memchr::memrchr_iter(b'"', text.as_bytes());
+        let at = quotes.find(|&at| text.as_bytes()[at..].starts_with(quoted_name.as_bytes()))?;
+        let mut cursor = Cursor { text, at: at + quoted_name.len(), base: 0, parts: &[] };
         cursor.skip_space();
         if cursor.peek() != Some(b':') {
             return None;
         }
         cursor.at += 1;
-        let value = cursor.value().ok()?;
-        let began = cursor.at;
-        let mut rest = Fields(Parts { cursor, began, place: Place::Within, end: b'}', whole: true });
-        rest.all(|field| field.is_ok()).then_some(value)
+        cursor.skip_space();
+        if cursor.peek() != Some(b'{') {
+            return None;
+        }
+        cursor.at += 1;
+        let fields = |cursor, place, whole| Fields(Parts { cursor, began: 0, place, end: b'}', whole });
+        let mut within = fields(cursor, Place::Begin, false);
+        let value = read(&mut within)?;
+        if !within.by_ref().all(|field| field.is_ok()) {
+            return None;
+        }
+        fields(within.0.cursor, Place::Within, true).all(|field| field.is_ok()).then_some(value)
     }
 
     /// A value that was found before, by its text.

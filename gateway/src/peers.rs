@@ -12,8 +12,8 @@ use std::{
     sync::Arc,
 };
 
-use bytes::{Bytes, BytesMut};
-use http::{HeaderValue, Request, Uri, header::AUTHORIZATION};
+use bytes::BytesMut;
+use http::{HeaderValue, Uri, header::AUTHORIZATION};
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
@@ -34,7 +34,7 @@ use crate::{
     metrics::PeerStates,
     net,
     routing::Router,
-    upstream::{Answer, Origin, Upstream},
+    upstream::{Answer, Origin, Outgoing, Upstream},
 };
 
 /// The other gateways, as far as this one listens to them.
@@ -192,11 +192,10 @@ impl Follower {
     async fn connect(&self, address: SocketAddr) -> Result<(Voice, Lines, Line), Lost> {
         let url = Uri::builder().scheme("http").authority(address.to_string()).path_and_query("/").build();
         let origin = Origin::of(&url.map_err(|_| Lost::Connect)?, None, false);
-        let mut request = Request::new(Bytes::new());
         let target = format!("/load?every_ms={}", self.config.every.as_millis());
-        *request.uri_mut() = target.parse().map_err(|_| Lost::Connect)?;
+        let mut request = Outgoing::get(target.parse().map_err(|_| Lost::Connect)?);
         if let Some(token) = self.token() {
-            request.headers_mut().insert(AUTHORIZATION, token);
+            request.set(AUTHORIZATION, token);
         }
         let answer = clock::timeout(PROBE_TIMEOUT, self.upstream.send(&origin, request));
         let answer = answer.await.ok().and_then(Result::ok).ok_or(Lost::Connect)?;

@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Request, header::AUTHORIZATION, uri::PathAndQuery};
+use http::{header::AUTHORIZATION, uri::PathAndQuery};
 use http_body_util::{BodyExt, Limited};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -17,7 +17,7 @@ use crate::{
     metrics::Metrics,
     routing::Router,
     scrape,
-    upstream::Upstream,
+    upstream::{Outgoing, Upstream},
 };
 
 /// Probes one worker for ever.
@@ -93,10 +93,9 @@ pub(crate) async fn get(
     path: &'static str,
     max_bytes: usize,
 ) -> Option<Bytes> {
-    let mut request = Request::new(Bytes::new());
-    *request.uri_mut() = worker.target(&PathAndQuery::from_static(path));
+    let mut request = Outgoing::get(worker.target(&PathAndQuery::from_static(path)));
     if let Some(key) = worker.api_key() {
-        request.headers_mut().insert(AUTHORIZATION, key.clone());
+        request.set(AUTHORIZATION, key.clone());
     }
     let answer =
         upstream.send(worker.origin(), request).await.ok().filter(|answer| answer.status().is_success())?;

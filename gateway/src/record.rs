@@ -3,7 +3,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{HeaderMap, HeaderValue, Method, Uri};
+use http::{HeaderValue, Method, Uri};
 use keyway_wire::openai::Usage;
 use parking_lot::Mutex;
 
@@ -14,6 +14,7 @@ use crate::{
     metrics::{Metrics, ModelSeries},
     tenants::Visit,
     trace::{Ended, RequestTrace},
+    upstream::Outgoing,
 };
 
 /// What is known of a request so far; shared by the stack and the relay, written when the last of them drops it.
@@ -83,9 +84,9 @@ impl Record {
     }
 
     /// Puts the request's trace, if it has one, into the headers that its worker sees.
-    pub fn tell_trace(&self, headers: &mut HeaderMap) {
+    pub fn tell_trace(&self, request: &mut Outgoing<'_>) {
         if let Some(trace) = &self.line.lock().trace {
-            trace.tell(headers);
+            trace.tell(request);
         }
     }
 

@@ -19,6 +19,7 @@ use std::{
 };
 
 use dashmap::DashMap;
+use foldhash::fast::RandomState;
 use keyway_core::{
     consider,
     health::State,
@@ -56,7 +57,7 @@ pub struct Router {
     /// Placements at exact workers whose answers have just ended, with when.
     lingering: Mutex<VecDeque<(Duration, Placement)>>,
     turn: AtomicU64,
-    bytes_per_token: DashMap<String, f64>,
+    bytes_per_token: DashMap<String, f64, RandomState>,
     decision_log: Option<DecisionLog>,
     /// How often workers are asked for their load while others send to them too; `None`: never.
     load_scrape: Option<Duration>,
@@ -117,7 +118,7 @@ impl Router {
             index: Mutex::new(PrefixIndex::new(index_bytes)),
             lingering: Mutex::default(),
             turn: AtomicU64::new(0),
-            bytes_per_token: DashMap::new(),
+            bytes_per_token: DashMap::default(),
             decision_log: None,
             load_scrape: None,
             slow_start: None,

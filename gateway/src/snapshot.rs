@@ -25,7 +25,8 @@ use crate::{
 };
 
 const MAGIC: &[u8; 8] = b"KEYWAYIX";
-const VERSION: u32 = 1;
+/// 2: blocks of text are named by their digests.
+const VERSION: u32 = 2;
 /// Magic, version, key's check, block's bytes, time.
 const HEAD_BYTES: usize = 36;
 
@@ -227,7 +228,7 @@ mod tests {
         assert!(refused(&good, 7, now + 1e6).contains("old"));
         assert!(refused(b"hello, this is not one, but it is long enough", 7, now).contains("no snapshot"));
         let mut newer = good.clone();
-        newer[8] = 2;
+        newer[8] = VERSION as u8 + 1;
         assert!(refused(&newer, 7, now).contains("version"));
         for at in 12..good.len() {
             let mut bad = good.clone();

@@ -27,6 +27,7 @@ use crate::{
     clock::{self, Instant},
     fleet::Worker,
     limits::{MAX_TRACE_STATE_BYTES, MAX_TRACED_ATTEMPTS},
+    upstream::Outgoing,
 };
 
 /// What decides which requests are traced, and how spans are named.
@@ -131,13 +132,13 @@ impl RequestTrace {
     }
 
     /// Puts the last attempt into the headers that its worker sees: there, its spans belong under it.
-    pub fn tell(&self, headers: &mut HeaderMap) {
+    pub fn tell(&self, request: &mut Outgoing<'_>) {
         let parent = self.attempts.last().map_or(self.span, |last| last.span);
-        headers.insert(TRACEPARENT, self.context.header(parent));
-        // What belongs to a trace that was not taken over does not go on in this one.
-        headers.remove(TRACESTATE);
-        if let Some(state) = &self.state {
-            headers.insert(TRACESTATE, state.clone());
+        request.set(TRACEPARENT, self.context.header(parent));
+        match &self.state {
+            Some(state) => request.set(TRACESTATE, state.clone()),
+            // What belongs to a trace that was not taken over does not go on in this one.
+            None => request.leave_out(TRACESTATE),
         }
     }
 

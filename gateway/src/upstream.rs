@@ -8,6 +8,7 @@ mod answer;
 mod http1;
 mod links;
 mod origin;
+mod outgoing;
 mod shared;
 
 use std::{io, pin::Pin, time::Duration};
@@ -19,6 +20,7 @@ pub use self::{
     answer::{Answer, AnswerError},
     http1::Http1Error,
     origin::Origin,
+    outgoing::Outgoing,
 };
 use self::{
     links::Turn,
@@ -29,9 +31,6 @@ use crate::{
     limits::WORKER_H2_RESENDS,
     net::{Connector, speaks_another_protocol},
 };
-
-/// A request for a worker: its target without scheme and authority, which are the origin's.
-pub type Outgoing = http::Request<Bytes>;
 
 /// Sends requests to workers.
 #[derive(Debug, Clone)]
@@ -76,21 +75,30 @@ impl Upstream {
     pub async fn send(
         &self,
         origin: &Origin,
-        request: Outgoing,
+        request: Outgoing<'_>,
     ) -> Result<http::Response<Answer>, SendError> {
         if origin.is_shared() {
-            return self.send_shared(origin, request).await;
+            return self.send_shared(origin, &request).await;
         }
+        self.send_own(origin, &request).await
+    }
+
+    /// Over a connection of its own.
+    async fn send_own(
+        &self,
+        origin: &Origin,
+        request: &Outgoing<'_>,
+    ) -> Result<http::Response<Answer>, SendError> {
         // A pooled connection may have been closed as it was taken: what it did not begin to send goes to the next.
         while let Some(link) = origin.take() {
-            match exchange(origin, link, &request).await {
+            match exchange(origin, link, request).await {
                 Err(Http1Error::NothingSent(_)) => {}
                 answer => return answer.map_err(|error| lost(&error)),
             }
         }
         // In a box: a request that finds a connection need not have room for what opening one takes.
         match Box::pin(self.connect(origin)).await? {
-            Opened::Own(link) => exchange(origin, link, &request).await.map_err(|error| lost(&error)),
+            Opened::Own(link) => exchange(origin, link, request).await.map_err(|error| lost(&error)),
             // Over TLS the worker wants HTTP/2.
             Opened::Shared(place) => {
                 drop(place);
@@ -103,23 +111,20 @@ impl Upstream {
     fn send_shared<'a>(
         &'a self,
         origin: &'a Origin,
-        request: Outgoing,
+        request: &'a Outgoing<'_>,
     ) -> Pin<Box<dyn Future<Output = Result<http::Response<Answer>, SendError>> + Send + 'a>> {
         Box::pin(async move {
-            let (mut parts, body) = request.into_parts();
-            parts.headers.remove(header::HOST);
-            parts.uri = origin.uri(&parts.uri);
-            parts.version = Version::HTTP_2;
+            let mut head = http::Request::new(());
+            *head.method_mut() = request.method().clone();
+            *head.uri_mut() = origin.uri(request.target());
+            *head.version_mut() = Version::HTTP_2;
+            *head.headers_mut() = request.header_map();
             for sent in 0.. {
                 let Some(place) = self.enter(origin).await? else {
                     // Over TLS the worker wants HTTP/1.1.
-                    let mut request = Outgoing::new(body);
-                    *request.method_mut() = parts.method;
-                    *request.uri_mut() = target(&parts.uri);
-                    *request.headers_mut() = parts.headers;
-                    return Box::pin(self.send(origin, request)).await;
+                    return Box::pin(self.send_own(origin, request)).await;
                 };
-                match share(place, http::Request::from_parts(parts.clone(), ()), body.clone()).await {
+                match share(place, head.clone(), request.body().clone()).await {
                     Ok(answer) => return Ok(answer),
                     Err(Failure::NotBegun) if sent < WORKER_H2_RESENDS => {}
                     Err(Failure::NotBegun) => return Err(SendError::Refused),
@@ -222,16 +227,11 @@ async fn share(
     Ok(http::Response::from_parts(parts, Answer::shared(body, length, place)))
 }
 
-/// Path and query alone, as HTTP/1.1 asks for.
-fn target(uri: &http::Uri) -> http::Uri {
-    uri.path_and_query().map_or_else(|| uri.clone(), |path| path.clone().into())
-}
-
 /// One request and the head of its answer.
 async fn exchange(
     origin: &Origin,
     mut link: Link,
-    request: &Outgoing,
+    request: &Outgoing<'_>,
 ) -> Result<http::Response<Answer>, Http1Error> {
     let answer = link.ask(request, origin.host_header()).await?;
     Ok(answer.map(|()| Answer::own(link, origin.clone())))

@@ -11,7 +11,10 @@ use bytes::Bytes;
 use keyway_wire::openai::{PromptTokensDetails, Usage};
 use memchr::memmem::{self, Finder};
 
-use crate::{json::Value, limits::MAX_USAGE_BODY_BYTES};
+use crate::{
+    json::{Fields, Value},
+    limits::MAX_USAGE_BODY_BYTES,
+};
 
 /// Made once: to set a search up takes as long as to look through an event.
 static NAME: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
@@ -24,18 +27,18 @@ pub fn is_mentioned(bytes: &[u8]) -> bool {
 /// The usage in a chunk or whole answer.
 fn of(json: &[u8]) -> Option<Usage> {
     let text = std::str::from_utf8(json).ok()?;
-    let usage = Value::last_of_document(text, "\"usage\"").or_else(|| {
+    Value::last_object_of_document(text, "\"usage\"", read).or_else(|| {
         let mut fields = Value::document(text)?.map_while(Result::ok);
-        fields.find(|(name, _)| name == "usage").map(|(_, value)| value)
-    })?;
-    read(usage)
+        let (_, usage) = fields.find(|(name, _)| name == "usage")?;
+        read(&mut usage.fields()?)
+    })
 }
 
 /// As serde would: what is not there is 0, what is no number makes it no usage.
-fn read(usage: Value<'_>) -> Option<Usage> {
+fn read(usage: &mut Fields<'_>) -> Option<Usage> {
     let number = |value: Value<'_>| value.raw().parse::<u64>().ok();
     let mut read = Usage::default();
-    for field in usage.fields()? {
+    for field in usage {
         let (name, value) = field.ok()?;
         match &*name {
             "prompt_tokens" => read.prompt_tokens = number(value)?,

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroUsize;
 
-use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
+use keyway_wire::block_hash::{BlockHash, Chain, Digests, HashKey};
 
 /// Introduces what is not text. It occurs in no UTF-8 text, so escaping it costs a scan and no copy.
 const ESCAPE: u8 = 0xFF;
@@ -31,6 +31,7 @@ pub struct PrefixChain {
 #[derive(Debug)]
 pub struct TextKeyer {
     chain: Chain,
+    digests: Digests,
     blocks: Vec<BlockHash>,
     partial: Vec<u8>,
     block_bytes: usize,
@@ -40,8 +41,10 @@ pub struct TextKeyer {
 impl TextKeyer {
     /// A keyer for one prompt of the tenant that `salt` stands for (empty: the shared space).
     pub fn new(key: HashKey, salt: &[u8], block_bytes: NonZeroUsize) -> Self {
+        let chain = Chain::new(key, salt);
         Self {
-            chain: Chain::new(key, salt),
+            chain,
+            digests: chain.digests(),
             blocks: Vec::new(),
             partial: Vec::with_capacity(block_bytes.get()),
             block_bytes: block_bytes.get(),
@@ -96,14 +99,13 @@ impl TextKeyer {
             if self.partial.len() < self.block_bytes {
                 return;
             }
-            self.blocks.push(self.chain.push(&self.partial));
+            self.blocks.push(self.chain.push_digest(self.digests.of(&self.partial)));
             self.partial.clear();
         }
-        let mut blocks = bytes.chunks_exact(self.block_bytes);
-        for block in &mut blocks {
-            self.blocks.push(self.chain.push(block));
-        }
-        self.partial.extend_from_slice(blocks.remainder());
+        let Self { chain, digests, blocks: names, partial, block_bytes, .. } = self;
+        let blocks = bytes.chunks_exact(*block_bytes);
+        partial.extend_from_slice(blocks.remainder());
+        names.extend(blocks.map(|block| chain.push_digest(digests.of(block))));
     }
 }
 

@@ -4,6 +4,8 @@
 pub use crate::candidate::{Candidate, RequestView, Reuse, Turn};
 pub use crate::policy::{Policy, Reason};
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::balance;
 use crate::cost::{Cost, CostModel, Queue};
 
@@ -101,7 +103,7 @@ fn choose(
 
 /// What each candidate would cost.
 struct Prices {
-    ms: Vec<f64>,
+    ms: SmallVec<[f64; 16]>,
     /// The place of the cheapest, and what it costs.
     cheapest: usize,
     least_ms: f64,
@@ -117,7 +119,7 @@ impl Prices {
 
     #[inline(always)]
     fn of<T>(candidates: impl ExactSizeIterator<Item = T>, mut price: impl FnMut(T) -> (Cost, u32)) -> Self {
-        let mut ms = vec![0.0; candidates.len()];
+        let mut ms: SmallVec<_> = smallvec![0.0; candidates.len()];
         let (mut cheapest, mut least_ms, mut longest) = (0, f64::INFINITY, 0);
         for (i, (one, ms)) in candidates.zip(&mut ms).enumerate() {
             let (cost, held_blocks) = price(one);

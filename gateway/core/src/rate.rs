@@ -63,20 +63,20 @@ impl PrefillRate {
 }
 
 /// How fast each worker is relative to the median of those known; 1 where that is unknown or about equal.
-pub fn relative_speeds(rates: &[Option<f64>]) -> Vec<f64> {
-    let Some(median) = median(rates) else { return vec![1.0; rates.len()] };
-    let relative = |rate: &Option<f64>| {
-        let ratio = rate.map_or(1.0, |rate| (rate / median).clamp(1.0 / MAX_RATIO, MAX_RATIO));
+pub fn relative_speeds(rates: &[Option<f64>]) -> impl Iterator<Item = f64> {
+    let median = median(rates);
+    rates.iter().map(move |rate| {
+        let known = rate.zip(median);
+        let ratio = known.map_or(1.0, |(rate, median)| (rate / median).clamp(1.0 / MAX_RATIO, MAX_RATIO));
         if (1.0 / (1.0 + EQUAL_SHARE)..=1.0 + EQUAL_SHARE).contains(&ratio) { 1.0 } else { ratio }
-    };
-    rates.iter().map(relative).collect()
+    })
 }
 
 /// Each worker's prompt tokens per millisecond: the median of those known, or a large GPU's where none is, times the
 /// worker's relative speed.
-pub fn tokens_per_ms(rates: &[Option<f64>], speeds: &[f64]) -> Vec<f64> {
+pub fn tokens_per_ms(rates: &[Option<f64>], speeds: &[f64]) -> impl Iterator<Item = f64> {
     let base = median(rates).unwrap_or(PRIOR_TOKENS_PER_S);
-    speeds.iter().map(|speed| base / 1e3 * speed).collect()
+    speeds.iter().map(move |speed| base / 1e3 * speed)
 }
 
 /// The upper median of those known.
@@ -136,6 +136,9 @@ mod tests {
 
     #[test]
     fn speeds_are_relative_to_the_median_and_bounded() {
+        let relative_speeds = |rates: &[Option<f64>]| relative_speeds(rates).collect::<Vec<_>>();
+        let tokens_per_ms =
+            |rates: &[Option<f64>], speeds: &[f64]| tokens_per_ms(rates, speeds).collect::<Vec<_>>();
         let speeds = relative_speeds(&[Some(600.0), Some(1100.0), Some(3300.0), None, Some(10.0)]);
         // The median is 1100.
         assert_eq!(speeds, [1.0, 1.0, 3.0, 1.0, 0.25]);

@@ -2,12 +2,16 @@
 //! only as long as each turn repeats what came before. Names of blocks alone, no text, in a bounded number of bytes; who
 //! was heard of least recently is forgotten first. Which requests are one session is the caller's to say.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::VecDeque;
 
 use keyway_wire::block_hash::BlockHash;
 
-/// Bytes that a session takes besides its blocks: two maps' entries and what it keeps.
+use crate::spread_map::SpreadMap;
+
+/// Bytes that a session takes besides its blocks: its entry in the map, what it keeps, and its places in the order of age.
 const SESSION_BYTES: usize = 192;
+/// The order of age may have as many places that are no longer true as there are sessions, and so many more.
+const STALE_MAX: usize = 64;
 
 /// A prompt, as far as its session is concerned.
 #[derive(Debug, Clone, Copy)]
@@ -31,8 +35,10 @@ pub struct Drift {
 /// The sessions.
 #[derive(Debug)]
 pub struct Sessions {
-    known: HashMap<u64, Past>,
-    by_age: BTreeMap<u64, u64>,
+    /// Their names are hashes.
+    known: SpreadMap<u64, Past>,
+    /// When a session was heard of, and its name, in order; of those of one session only the last is true.
+    by_age: VecDeque<(u64, u64)>,
     tick: u64,
     bytes: usize,
     max_bytes: usize,
@@ -59,7 +65,7 @@ fn short(name: BlockHash) -> u32 {
 impl Sessions {
     /// Remembers at most so many bytes.
     pub fn new(max_bytes: usize) -> Self {
-        Self { known: HashMap::new(), by_age: BTreeMap::new(), tick: 0, bytes: 0, max_bytes }
+        Self { known: SpreadMap::default(), by_age: VecDeque::new(), tick: 0, bytes: 0, max_bytes }
     }
 
     /// Where `turn` leaves the session's past; `None` if it goes on from there, is only shorter, or nothing is known.
@@ -81,20 +87,41 @@ impl Sessions {
 
     /// Takes `turn` for the session's past from now on.
     pub fn remember(&mut self, session: u64, turn: Turn<'_>) {
-        self.forget(session);
         self.tick += 1;
-        let blocks = turn.chain.iter().copied().map(short).collect();
-        let past = Past { blocks, settled: turn.settled.min(turn.chain.len()), heard: self.tick };
-        if past.bytes() > self.max_bytes {
-            return;
+        let settled = turn.settled.min(turn.chain.len());
+        let blocks = turn.chain.iter().copied().map(short);
+        match self.known.get_mut(&session) {
+            // Its room is used again.
+            Some(past) if past.blocks.len() == turn.chain.len() => {
+                past.blocks.iter_mut().zip(blocks).for_each(|(old, new)| *old = new);
+                (past.settled, past.heard) = (settled, self.tick);
+            }
+            _ => {
+                self.forget(session);
+                let past = Past { blocks: blocks.collect(), settled, heard: self.tick };
+                if past.bytes() > self.max_bytes {
+                    return;
+                }
+                self.bytes += past.bytes();
+                self.known.insert(session, past);
+            }
         }
-        self.bytes += past.bytes();
-        self.known.insert(session, past);
-        self.by_age.insert(self.tick, session);
+        self.by_age.push_back((self.tick, session));
         while self.bytes > self.max_bytes {
-            let Some((_, oldest)) = self.by_age.pop_first() else { return };
-            self.forget(oldest);
+            let Some((heard, oldest)) = self.by_age.pop_front() else { return };
+            if self.is_true(heard, oldest) {
+                self.forget(oldest);
+            }
         }
+        if self.by_age.len() > 2 * self.known.len() + STALE_MAX {
+            let mut by_age = std::mem::take(&mut self.by_age);
+            by_age.retain(|&(heard, session)| self.is_true(heard, session));
+            self.by_age = by_age;
+        }
+    }
+
+    fn is_true(&self, heard: u64, session: u64) -> bool {
+        self.known.get(&session).is_some_and(|past| past.heard == heard)
     }
 
     /// Bytes taken.
@@ -105,7 +132,6 @@ impl Sessions {
     fn forget(&mut self, session: u64) {
         if let Some(past) = self.known.remove(&session) {
             self.bytes -= past.bytes();
-            self.by_age.remove(&past.heard);
         }
     }
 }
@@ -158,7 +184,12 @@ mod tests {
                 sessions.remember(*session, Turn { chain: &chain, settled: *blocks });
                 prop_assert!(sessions.bytes() <= max);
                 let really: usize = sessions.known.values().map(Past::bytes).sum();
-                prop_assert_eq!((really, sessions.by_age.len()), (sessions.bytes(), sessions.known.len()));
+                prop_assert_eq!(really, sessions.bytes());
+                // Each is in the order of age once, and what is besides is bounded.
+                let order = &sessions.by_age;
+                let once = order.iter().filter(|(heard, session)| sessions.is_true(*heard, *session)).count();
+                prop_assert_eq!(once, sessions.known.len());
+                prop_assert!(order.len() <= 2 * once + STALE_MAX);
             }
             let (last, blocks) = turns[turns.len() - 1];
             let changed = chain(500..501);

@@ -10,10 +10,10 @@ const FIRST: f64 = 0.1;
 
 /// Each worker's speed relative to its own, from how long it has been up: evenly from a tenth to all of it `over` this time,
 /// as a share of what the oldest of them has.
-pub fn ramps(up_for: &[Duration], over: Duration) -> Vec<f64> {
-    let ramp = |up_for: &Duration| (up_for.as_secs_f64() / over.as_secs_f64()).clamp(FIRST, 1.0);
+pub fn ramps(up_for: &[Duration], over: Duration) -> impl Iterator<Item = f64> {
+    let ramp = move |up_for: &Duration| (up_for.as_secs_f64() / over.as_secs_f64()).clamp(FIRST, 1.0);
     let most = up_for.iter().map(ramp).fold(FIRST, f64::max);
-    up_for.iter().map(|up_for| ramp(up_for) / most).collect()
+    up_for.iter().map(move |up_for| ramp(up_for) / most)
 }
 
 #[cfg(test)]
@@ -32,6 +32,7 @@ mod tests {
 
     #[test]
     fn the_cold_one_is_slower_and_a_new_fleet_is_not() {
+        let ramps = |up_for: &[Duration], over| ramps(up_for, over).collect::<Vec<_>>();
         assert_eq!(ramps(&s(&[100, 0, 15, 30]), OVER), [1.0, 0.1, 0.5, 1.0]);
         assert_eq!(ramps(&s(&[0, 1, 2]), OVER), [1.0; 3]);
         assert_eq!(ramps(&s(&[5, 0]), Duration::ZERO)[0], 1.0);
@@ -41,7 +42,7 @@ mod tests {
     /// Requests of a second each come to a warm worker and one that has come up this long ago; how many the latter is sent of
     /// a burst of twenty.
     fn sent_to_the_new_one(up_for: u64) -> usize {
-        let speeds = ramps(&s(&[1000, up_for]), OVER);
+        let speeds: Vec<f64> = ramps(&s(&[1000, up_for]), OVER).collect();
         let mut backlogs = [0.0; 2];
         let request = RequestView { chain: &[], prompt_tokens: 1_000, block_tokens: 16.0, session: None };
         (0..20)

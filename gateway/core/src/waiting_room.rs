@@ -267,6 +267,12 @@ impl<R> WaitingRoom<R> {
         Some(self.waiting.swap_remove(at).request)
     }
 
+    /// A request that waits; `None` if it has begun.
+    pub fn request_mut(&mut self, place: Place) -> Option<&mut R> {
+        let entry = self.waiting.iter_mut().find(|entry| entry.number == place.0)?;
+        Some(&mut entry.request)
+    }
+
     /// Requests that wait.
     pub fn len(&self) -> usize {
         self.waiting.len()
@@ -310,7 +316,7 @@ impl<R> WaitingRoom<R> {
         let mut begun = Begun::default();
         let mut ahead = Ahead::default();
         let mut surplus = self.waiting.len().saturating_sub(self.rules.max_waiting);
-        let waiting = self.waiting.len() as f64;
+        let crowd = self.waiting.len() as f64;
         let mut kept = Vec::new();
         let mut weighed = 0;
         let mut wake: Option<Duration> = None;
@@ -322,7 +328,8 @@ impl<R> WaitingRoom<R> {
             kept.push(entry);
         };
         let least = self.fair.least(now);
-        for mut entry in self.waiting.drain(..) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        for mut entry in waiting.drain(..) {
             let late = entry.is_late(now, &rules);
             let greedy = self.fair.is_greedy(&entry.share, &least, now);
             ahead.reserve_ms = horizon_ms * if greedy { fair::RESERVED } else { order::reserved(late) };
@@ -351,14 +358,15 @@ impl<R> WaitingRoom<R> {
                 desk.begin(entry.request, Some(plan));
             } else {
                 let pause =
-                    Duration::from_nanos((PAUSE_PER_WEIGHED_NS * quote.weighed as f64 * waiting) as u64);
+                    Duration::from_nanos((PAUSE_PER_WEIGHED_NS * quote.weighed as f64 * crowd) as u64);
                 entry.hope = Some((quote.worker, now + pause));
                 entry.own_ms = Some(quote.own_ms);
                 ahead.add(quote.worker, quote.own_ms);
                 keep(entry, after(now, excess_ms));
             }
         }
-        self.waiting = kept;
+        // Where nobody is kept the list's room is.
+        self.waiting = if kept.is_empty() { waiting } else { kept };
         self.wake = wake;
         self.rest(now);
         self.outflow.note(now, waited, begun);

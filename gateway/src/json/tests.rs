@@ -113,13 +113,30 @@ proptest! {
     }
 
     #[test]
-    fn the_last_field_of_a_document_is_its_own_or_none(inner in json(), last in json(), more in json()) {
-        let text = format!("{{\"z\":{inner},\"it\":{last},\"y\":{more}}}");
+    fn the_last_field_of_a_document_is_its_own_or_none(inner in json(), last in json(), more in json(), all: bool) {
+        let text = format!("{{\"z\":{inner},\"it\":{{\"a\":{last}, \"b\":{inner}}} ,\"y\":{more}}}");
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-        let found = Value::last_of_document(&text, "\"it\"").map(rebuilt);
-        prop_assert!(found.as_ref().is_none_or(|found| *found == value["it"]), "{found:?}");
-        let nested = format!("{{\"z\":{{\"it\":{last}}},\"y\":1}}");
-        prop_assert_eq!(Value::last_of_document(&nested, "\"it\""), None);
+        // Whoever reads it need not read it to its end.
+        let read = |fields: &mut Fields<'_>| {
+            let first = fields.next()?.ok().map(|(_, first)| rebuilt(first));
+            if all {
+                fields.for_each(drop);
+            }
+            first
+        };
+        let found = Value::last_object_of_document(&text, "\"it\"", read);
+        prop_assert!(found.as_ref().is_none_or(|found| *found == value["it"]["a"]), "{found:?}");
+        if !text.contains("it\\\"") && text.matches("\"it\"").count() == 1 {
+            prop_assert!(found.is_some());
+        }
+        for nested in [
+            format!("{{\"z\":{{\"it\":{{\"a\":{last}}}}},\"y\":1}}"),
+            format!("{{\"it\":{{\"a\":{last}}},\"y\":1"),
+            format!("{{\"it\":{{\"a\":{last},\"y\":1}}"),
+            format!("{{\"it\":[{last}]}}"),
+        ] {
+            prop_assert_eq!(Value::last_object_of_document(&nested, "\"it\"", read), None, "{}", nested);
+        }
     }
 }
 

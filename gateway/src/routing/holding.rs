@@ -21,7 +21,7 @@ use keyway_core::{
 use parking_lot::MutexGuard;
 use tokio::sync::oneshot;
 
-use super::{Choice, Router, Rules, Setting, Ticket};
+use super::{Choice, Router, Rules, Setting, Ticket, setting::Few};
 use crate::{
     clock,
     error::Error,
@@ -37,7 +37,8 @@ pub(super) struct Held {
     model: Option<String>,
     tried: Vec<WorkerId>,
     entered: Duration,
-    begin: oneshot::Sender<Decided>,
+    /// Who is told; nobody while it comes, when what is decided is handed back.
+    begin: Option<oneshot::Sender<Decided>>,
 }
 
 impl Held {
@@ -64,7 +65,7 @@ struct Roster {
     workers: Arc<[Arc<Worker>]>,
     by_tokens: bool,
     /// The place of each candidate among the workers: who went down in the meantime is no candidate.
-    worker_of: Vec<usize>,
+    worker_of: Few<usize>,
     sheet: Sheet,
 }
 
@@ -80,6 +81,14 @@ struct Counter<'a> {
     /// One for each set of workers that those who wait may go to; they are few, as there are few models.
     rosters: Vec<Roster>,
     begun: Begun,
+    /// What was decided of the request that has just come.
+    own: Option<Decided>,
+}
+
+/// What becomes of a request that comes.
+enum Entered<'a> {
+    Decided(Decided),
+    Waits(oneshot::Receiver<Decided>, LeaveOnDrop<'a>),
 }
 
 /// Takes a request out of the room when its client leaves.
@@ -104,23 +113,20 @@ impl Router {
         request: &RequestInfo,
         tried: &[WorkerId],
     ) -> Result<Choice, Error> {
-        let (begun, _leave) = self.enter(request, tried)?;
-        begun.await.unwrap_or(Err(Error::NoWorker))
+        match self.enter(request, tried)? {
+            Entered::Decided(decided) => decided,
+            Entered::Waits(begun, _leave) => begun.await.unwrap_or(Err(Error::NoWorker)),
+        }
     }
 
     /// Enters the room, and begins what can begin now: this request, mostly.
-    fn enter(
-        self: &Arc<Self>,
-        request: &RequestInfo,
-        tried: &[WorkerId],
-    ) -> Result<(oneshot::Receiver<Decided>, LeaveOnDrop<'_>), Error> {
+    fn enter(self: &Arc<Self>, request: &RequestInfo, tried: &[WorkerId]) -> Result<Entered<'_>, Error> {
         let known_fleet = self.fleet_changes.load(Ordering::Acquire);
         let setting = self.setting(request, tried)?;
-        let (begin, begun) = oneshot::channel();
         let entered = self.now();
         let share = Share { tokens: setting.prompt_tokens as f64, ..request.share };
         let (model, tried) = (request.model.clone(), tried.to_vec());
-        let mut held = Held { setting, streams: request.stream, model, tried, entered, begin };
+        let mut held = Held { setting, streams: request.stream, model, tried, entered, begin: None };
         self.finish_lingering(entered);
         let mut room = self.room.lock();
         room.admit(entered, &share).map_err(|retry_after| Error::TooBusy { retry_after })?;
@@ -130,8 +136,19 @@ impl Router {
         let mut counter = self.counter(&room);
         let own_ms = if room.is_empty() { None } else { counter.own_ms(&held) };
         let place = room.enter_as(entered, own_ms, share, held);
-        hand_out(counter.release(room));
-        Ok((begun, LeaveOnDrop { router: self, place }))
+        let (others, own) = counter.release(&mut room);
+        let mut waits = None;
+        if let Some(held) = room.request_mut(place) {
+            let (begin, begun) = oneshot::channel();
+            held.begin = Some(begin);
+            waits = Some(begun);
+        }
+        drop(room);
+        hand_out(others);
+        Ok(match waits {
+            Some(begun) => Entered::Waits(begun, LeaveOnDrop { router: self, place }),
+            None => Entered::Decided(own.unwrap_or(Err(Error::NoWorker))),
+        })
     }
 
     /// Begins whatever can begin now.
@@ -140,7 +157,9 @@ impl Router {
         if self.holding.load(Ordering::Acquire) > 0 {
             let mut room = self.room.lock();
             self.tell_of_the_fleet(&mut room);
-            hand_out(self.counter(&room).release(room));
+            let (begun, _) = self.counter(&room).release(&mut room);
+            drop(room);
+            hand_out(begun);
         }
     }
 
@@ -163,7 +182,8 @@ impl Router {
             others_wait: !room.is_empty(),
             // Mostly there is one request, and with it one set of workers.
             rosters: Vec::with_capacity(1),
-            begun: Vec::with_capacity(1),
+            begun: Vec::new(),
+            own: None,
         }
     }
 
@@ -200,15 +220,22 @@ fn hand_out(begun: Begun) {
 }
 
 impl Counter<'_> {
-    /// Begins what can begin now, and closes.
-    fn release(mut self, mut room: MutexGuard<'_, WaitingRoom<Held>>) -> Begun {
+    /// Begins what can begin now, and closes. What is begun of those who waited, and what was decided of who has just come.
+    fn release(mut self, room: &mut WaitingRoom<Held>) -> (Begun, Option<Decided>) {
         room.release(self.now, &mut self);
-        let Self { router, index, now, begun, .. } = self;
+        let Self { router, index, now, begun, own, .. } = self;
         drop(index);
         router.holding.store(room.len(), Ordering::Release);
         router.metrics.holding.set(room.len() as i64);
         router.set_alarm(now, room.wake());
-        begun
+        (begun, own)
+    }
+
+    fn decide(&mut self, begin: Option<oneshot::Sender<Decided>>, decided: Decided) {
+        match begin {
+            Some(begin) => self.begun.push((begin, decided)),
+            None => self.own = Some(decided),
+        }
     }
 
     fn own_ms(&mut self, held: &Held) -> Option<f64> {
@@ -225,9 +252,14 @@ impl Counter<'_> {
         if let Some(known) = self.rosters.iter().position(same) {
             return known;
         }
-        let all = setting.candidates(self.now, self.others_wait);
-        let worker_of: Vec<usize> = (0..all.len()).filter(|&i| setting.workers[i].routable()).collect();
-        let candidates = worker_of.iter().map(|&i| all[i]).collect();
+        let mut candidates = setting.candidates(self.now, self.others_wait);
+        let mut worker_of = Few::new();
+        let mut places = 0..;
+        candidates.retain(|_| {
+            let routable = places.next().filter(|&i: &usize| setting.workers[i].routable());
+            worker_of.extend(routable);
+            routable.is_some()
+        });
         let sheet = Sheet::new(candidates, self.horizon_ms);
         let (workers, by_tokens) = (Arc::clone(&setting.workers), setting.by_tokens);
         self.rosters.push(Roster { workers, by_tokens, worker_of, sheet });
@@ -242,7 +274,12 @@ impl Counter<'_> {
         let roster = self.roster(setting);
         let Roster { worker_of, sheet, .. } = &self.rosters[roster];
         let mut candidates = sheet.candidates().to_vec();
-        let view_of: Vec<usize> = worker_of.iter().map(|&i| setting.view_of[i]).collect();
+        // Of each candidate; of none, where all have the first.
+        let view_of: Few<usize> = if setting.view_of.is_empty() {
+            Few::new()
+        } else {
+            worker_of.iter().map(|&i| setting.view_of[i]).collect()
+        };
         let seen = (&views[..], &view_of[..]);
         let pick = consider(self.rules.policy, seen, &mut candidates, ahead, (self.now, &turn), &self.index)?;
         Some(Plan { roster, candidates, pick })
@@ -273,13 +310,13 @@ impl Desk<Held> for Counter<'_> {
     }
 
     fn begin(&mut self, held: Held, plan: Option<Plan>) {
-        // Without a plan nobody is ready; dropping its end of the channel says so.
+        // Without a plan nobody is ready; dropping its end of the channel, or deciding nothing, says so.
         let Some(Plan { roster, candidates, pick }) = plan else { return };
         let (router, setting) = (self.router, &held.setting);
         let Roster { worker_of, sheet, .. } = &mut self.rosters[roster];
         let chosen = worker_of[pick.index];
         let worker = Arc::clone(&setting.workers[chosen]);
-        let view = &setting.views[setting.view_of[chosen]];
+        let view = setting.view_at(chosen);
         self.index.used(self.now, &setting.request_view(), &candidates, pick.uncached_tokens);
         let placement = self.index.place(candidates[pick.index].worker, &view.chain);
         let fetched = setting.request_view().fetched_tokens(&candidates[pick.index]) as f64;
@@ -303,7 +340,7 @@ impl Desk<Held> for Counter<'_> {
         let waited = self.now.saturating_sub(held.entered);
         router.metrics.hold.observe(waited.as_secs_f64());
         worker.series(&router.metrics).picked(pick.reason);
-        self.begun.push((held.begin, Ok(Choice { worker, pick, ticket })));
+        self.decide(held.begin, Ok(Choice { worker, pick, ticket }));
     }
 
     fn tokens(&self, plan: &Plan) -> Option<f64> {
@@ -311,7 +348,7 @@ impl Desk<Held> for Counter<'_> {
     }
 
     fn refuse(&mut self, held: Held, retry_after: Duration) {
-        self.begun.push((held.begin, Err(Error::TooBusy { retry_after })));
+        self.decide(held.begin, Err(Error::TooBusy { retry_after }));
     }
 }
 

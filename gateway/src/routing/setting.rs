@@ -12,6 +12,7 @@ use keyway_core::{
     token_chain::TokenSpace,
 };
 use keyway_wire::block_hash::BlockHash;
+use smallvec::SmallVec;
 
 use super::Router;
 use crate::{
@@ -47,7 +48,7 @@ pub struct Setting {
     pub workers: Arc<[Arc<Worker>]>,
     /// The prefix, in each way that a worker cuts it; at least one.
     pub views: Vec<View>,
-    /// Each worker's view.
+    /// Each worker's view; the first where it says nothing.
     pub view_of: Vec<usize>,
     /// Tokens of the whole prompt; an estimate, unless it was tokenised.
     pub prompt_tokens: u64,
@@ -67,7 +68,12 @@ impl Setting {
         self.request_in(&self.views[0])
     }
 
-    pub(super) fn request_views(&self) -> Vec<RequestView<'_>> {
+    /// The view of the worker at this place.
+    pub(super) fn view_at(&self, worker: usize) -> &View {
+        &self.views[self.view_of.get(worker).copied().unwrap_or(0)]
+    }
+
+    pub(super) fn request_views(&self) -> Few<RequestView<'_>> {
         self.views.iter().map(|view| self.request_in(view)).collect()
     }
 
@@ -98,19 +104,19 @@ impl Setting {
     pub(super) fn candidates(&self, now: Duration, others_wait: bool) -> Vec<Candidate> {
         // An operator's own weight says more than a fit; where there is none, the fit among those without.
         let fitted = |worker: &Arc<Worker>| worker.rate.lock().tokens_per_second();
-        let rates: Vec<Option<f64>> = self.workers.iter().map(fitted).collect();
+        let rates: Few<Option<f64>> = self.workers.iter().map(fitted).collect();
         let of_fit = |(worker, rate): (&Arc<Worker>, &Option<f64>)| rate.filter(|_| worker.weight == 1.0);
-        let unweighted: Vec<Option<f64>> = self.workers.iter().zip(&rates).map(of_fit).collect();
-        let mut speeds = relative_speeds(&unweighted);
+        let unweighted: Few<Option<f64>> = self.workers.iter().zip(&rates).map(of_fit).collect();
+        let mut speeds: Few<f64> = relative_speeds(&unweighted).collect();
         for (speed, worker) in speeds.iter_mut().zip(self.workers.iter()) {
             if worker.weight != 1.0 {
                 *speed = worker.weight;
             }
         }
-        let mut rates = tokens_per_ms(&rates, &speeds);
+        let mut rates: Few<f64> = tokens_per_ms(&rates, &speeds).collect();
         if let Some(over) = self.slow_start.filter(|_| !others_wait) {
             let up_for = |worker: &Arc<Worker>| worker.with_health(|health| health.up_for(now));
-            let up_for: Vec<Duration> = self.workers.iter().map(up_for).collect();
+            let up_for: Few<Duration> = self.workers.iter().map(up_for).collect();
             rates.iter_mut().zip(ramps(&up_for, over)).for_each(|(rate, ramp)| *rate *= ramp);
         }
         let candidate = |((worker, speed), tokens_per_ms): ((&Arc<Worker>, &f64), f64)| {
@@ -129,6 +135,9 @@ impl Setting {
         candidates
     }
 }
+
+/// What there is one of for each worker, without an allocation where they are few.
+pub(super) type Few<T> = SmallVec<[T; 8]>;
 
 const OF_TEXT: Way = (0, false);
 
@@ -153,8 +162,13 @@ impl Router {
         let all = self.fleet.all();
         let serves = |worker: &&Arc<Worker>| worker.may_serve(request.model.as_deref());
         let free = |worker: &&Arc<Worker>| worker.routable() && !tried.contains(&worker.id);
-        let mut workers = Vec::with_capacity(all.len());
-        workers.extend(all.iter().filter(serves).filter(free).cloned());
+        let may_have = |worker: &&Arc<Worker>| serves(worker) && free(worker);
+        // Mostly that is every worker, and then their list is at hand.
+        let workers: Arc<[Arc<Worker>]> = if all.iter().all(|worker| may_have(&worker)) {
+            Arc::clone(&all)
+        } else {
+            all.iter().filter(may_have).cloned().collect()
+        };
         // While nobody is there it is not known which models are.
         if let (true, false, Some(model)) = (workers.is_empty(), all.is_empty(), &request.model)
             && !all.iter().any(|worker| serves(&worker))
@@ -185,7 +199,7 @@ impl Router {
                 Setting {
                     views: distinct.iter().map(view).collect(),
                     view_of: ways.iter().map(|way| distinct.partition_point(|other| other < way)).collect(),
-                    workers: workers.into(),
+                    workers,
                     prompt_tokens: prompt.total,
                     by_tokens: true,
                     slow_start: self.slow_start,
@@ -202,7 +216,7 @@ impl Router {
         request.tokens.as_ref().map_or_else(by_text, |prompt| prompt.total)
     }
 
-    fn by_text(&self, request: &RequestInfo, workers: Vec<Arc<Worker>>) -> Setting {
+    fn by_text(&self, request: &RequestInfo, workers: Arc<[Arc<Worker>]>) -> Setting {
         let bytes_per_token = self.bytes_per_token(request.model.as_deref());
         let view = View {
             chain: request.chain.blocks.clone(),
@@ -210,8 +224,8 @@ impl Router {
             way: OF_TEXT,
         };
         Setting {
-            view_of: vec![0; workers.len()],
-            workers: workers.into(),
+            view_of: Vec::new(),
+            workers,
             views: vec![view],
             prompt_tokens: text_tokens(request, bytes_per_token),
             by_tokens: false,

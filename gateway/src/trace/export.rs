@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, StatusCode, Uri, header};
+use http::{HeaderValue, Method, StatusCode, Uri, header, uri::PathAndQuery};
 use prometheus::IntCounterVec;
 use prost::Message;
 use tokio::{
@@ -23,7 +23,7 @@ use crate::{
         TRACE_RETRY_PAUSE,
     },
     tls::ClientTls,
-    upstream::{Origin, Upstream},
+    upstream::{Origin, Outgoing, Upstream},
 };
 
 /// Path of traces below a collector's endpoint.
@@ -54,7 +54,7 @@ impl Traces {
             queued,
             origin: Origin::of(endpoint, tls, false),
             // A URL's own path and a fixed one make a path.
-            target: target.parse().unwrap_or(Uri::from_static(PATH)),
+            target: target.parse().unwrap_or(PathAndQuery::from_static(PATH)),
             upstream,
             spans: spans.clone(),
             instance: format!("{:016x}", fastrand::u64(..)),
@@ -75,7 +75,7 @@ impl Traces {
 struct Exporter {
     queued: mpsc::Receiver<Vec<Span>>,
     origin: Origin,
-    target: Uri,
+    target: PathAndQuery,
     upstream: Upstream,
     spans: IntCounterVec,
     instance: String,
@@ -153,11 +153,8 @@ impl Exporter {
 
     /// One try: the status of the answer, if there is one.
     async fn post(&self, body: Bytes) -> Option<StatusCode> {
-        let mut request = http::Request::new(body);
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = self.target.clone();
-        let kind = HeaderValue::from_static("application/x-protobuf");
-        request.headers_mut().insert(header::CONTENT_TYPE, kind);
+        let mut request = Outgoing::own(Method::POST, self.target.clone(), body);
+        request.set(header::CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
         self.origin.sweep();
         let answer = self.upstream.send(&self.origin, request).await.ok()?;
         Some(answer.status())

@@ -14,14 +14,17 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
-use bytes::{Buf, Bytes, BytesMut, buf::Chain};
+use bytes::{Buf, Bytes, BytesMut};
 use http::Method;
 use http_body::{Frame, SizeHint};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::io::{poll_read_buf, poll_write_buf};
 
-use self::body::{Body, Part};
+use self::{
+    body::{Body, Part},
+    request::Unsent,
+};
 use super::Outgoing;
 use crate::limits::ANSWER_BUFFER_BYTES;
 
@@ -37,7 +40,7 @@ pub(super) struct Connection<S> {
     /// Bytes to ask for at the next read.
     read_bytes: usize,
     /// What is left to send of the request.
-    unsent: Option<Chain<Bytes, Bytes>>,
+    unsent: Unsent,
     /// Why the rest cannot be sent; the worker may have answered before.
     send_error: Option<io::Error>,
     sent_any: bool,
@@ -77,7 +80,7 @@ impl<S: Transport> Connection<S> {
             stream,
             read: BytesMut::new(),
             read_bytes: FIRST_READ_BYTES,
-            unsent: None,
+            unsent: Unsent::default(),
             send_error: None,
             sent_any: false,
             body: Body::Ended,
@@ -89,10 +92,10 @@ impl<S: Transport> Connection<S> {
     /// more use.
     pub(super) async fn ask(
         &mut self,
-        request: &Outgoing,
+        request: &Outgoing<'_>,
         host: &http::HeaderValue,
     ) -> Result<http::Response<()>, Http1Error> {
-        self.unsent = Some(request::bytes(request, host));
+        self.unsent.begin(request, host);
         (self.sent_any, self.keep_alive) = (false, false);
         poll_fn(|cx| self.poll_head(request.method(), cx)).await
     }
@@ -109,6 +112,10 @@ impl<S: Transport> Connection<S> {
         loop {
             if let Some(head) = head::parse(&mut self.read, method)? {
                 (self.body, self.keep_alive) = (head.body, head.keep_alive);
+                if !self.body.has_length() {
+                    // A stream, which lasts.
+                    self.unsent.give_back();
+                }
                 self.body.skip(&mut self.read);
                 return Poll::Ready(Ok(head.response));
             }
@@ -159,7 +166,7 @@ impl<S: Transport> Connection<S> {
     pub(super) fn is_idle(&mut self) -> bool {
         self.keep_alive
             && self.has_ended()
-            && self.unsent.is_none()
+            && !self.unsent.is_under_way()
             && self.send_error.is_none()
             && self.read.is_empty()
             && self.poll_read(&mut Context::from_waker(Waker::noop())).is_pending()
@@ -167,9 +174,11 @@ impl<S: Transport> Connection<S> {
 
     /// Sends what can be sent of the request. What fails shows where the answer does not come.
     fn send(&mut self, cx: &mut Context<'_>) {
-        let Some(unsent) = &mut self.unsent else { return };
-        while unsent.has_remaining() {
-            match poll_write(Pin::new(&mut self.stream), cx, unsent) {
+        if !self.unsent.is_under_way() {
+            return;
+        }
+        while self.unsent.has_remaining() {
+            match poll_write(Pin::new(&mut self.stream), cx, &mut self.unsent) {
                 Poll::Pending => return,
                 Poll::Ready(Ok(0)) => return self.cannot_send(io::ErrorKind::WriteZero.into()),
                 Poll::Ready(Ok(_)) => self.sent_any = true,
@@ -178,13 +187,13 @@ impl<S: Transport> Connection<S> {
         }
         match Pin::new(&mut self.stream).poll_flush(cx) {
             Poll::Pending => {}
-            Poll::Ready(Ok(())) => self.unsent = None,
+            Poll::Ready(Ok(())) => self.unsent.end(),
             Poll::Ready(Err(error)) => self.cannot_send(error),
         }
     }
 
     fn cannot_send(&mut self, error: io::Error) {
-        self.unsent = None;
+        self.unsent.end();
         self.send_error = Some(error);
         self.keep_alive = false;
     }
@@ -212,7 +221,7 @@ impl<S: Transport> Connection<S> {
 fn poll_write(
     stream: Pin<&mut impl Transport>,
     cx: &mut Context<'_>,
-    unsent: &mut Chain<Bytes, Bytes>,
+    unsent: &mut Unsent,
 ) -> Poll<io::Result<usize>> {
     if unsent.chunk().len() < unsent.remaining() {
         return poll_write_buf(stream, cx, unsent);

@@ -121,13 +121,12 @@ impl Origin {
     }
 
     /// The whole URI of a target, as HTTP/2 wants it.
-    pub(super) fn uri(&self, target: &Uri) -> Uri {
+    pub(super) fn uri(&self, target: &PathAndQuery) -> Uri {
         let mut parts = Parts::default();
         parts.scheme = Some(if self.0.security.is_some() { Scheme::HTTPS } else { Scheme::HTTP });
         parts.authority.clone_from(&self.0.authority);
-        parts.path_and_query =
-            Some(target.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/")));
-        Uri::from_parts(parts).unwrap_or_else(|_| target.clone())
+        parts.path_and_query = Some(target.clone());
+        Uri::from_parts(parts).unwrap_or_else(|_| target.clone().into())
     }
 
     /// A connection of this core's that waits here, still open as far as is known, the last used first.

@@ -72,7 +72,8 @@ impl Gateway {
         if self.counter >= self.speeds_until {
             self.speeds_until = self.counter + SPEEDS_EVERY;
             let rates: Vec<_> = self.desks.iter().map(|desk| desk.rate.tokens_per_second()).collect();
-            self.speeds = tokens_per_ms(&rates, &relative_speeds(&rates));
+            let relative: Vec<f64> = relative_speeds(&rates).collect();
+            self.speeds = tokens_per_ms(&rates, &relative).collect();
         }
         let now = Duration::from_nanos(at);
         let of = |((worker, desk), &tokens_per_ms): ((u32, &Desk), &f64)| {

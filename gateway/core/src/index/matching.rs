@@ -3,6 +3,7 @@
 //! a count says that some of them stop there. Changes nothing.
 
 use keyway_wire::block_hash::BlockHash;
+use smallvec::{SmallVec, smallvec};
 
 use super::{PrefixIndex, WorkerId};
 
@@ -14,11 +15,14 @@ struct Found {
     blocks: u32,
 }
 
+/// Those who hold some of a chain, without an allocation where they are few.
+type Holding = SmallVec<[Found; 32]>;
+
 /// How much of one chain each worker holds.
 #[derive(Debug)]
 pub struct Lengths<'a> {
     index: &'a PrefixIndex,
-    by_place: Vec<u32>,
+    by_place: SmallVec<[u32; 32]>,
 }
 
 impl Lengths<'_> {
@@ -35,7 +39,7 @@ impl PrefixIndex {
     /// Takes O(log blocks) searches for each distinct length and O(holders of the first block) for each time that they
     /// are halved, so O(holders × log lengths) however many hold the prompt.
     pub fn lengths(&self, chain: &[BlockHash]) -> Lengths<'_> {
-        let mut by_place = vec![0; self.workers.places()];
+        let mut by_place = smallvec![0; self.workers.places()];
         for found in self.find(chain) {
             by_place[usize::from(found.place)] = found.blocks;
         }
@@ -49,10 +53,10 @@ impl PrefixIndex {
     }
 
     /// The workers that hold the first block, those of one length side by side.
-    fn find(&self, chain: &[BlockHash]) -> Vec<Found> {
-        let Some(&root) = chain.first() else { return Vec::new() };
+    fn find(&self, chain: &[BlockHash]) -> Holding {
+        let Some(&root) = chain.first() else { return Holding::new() };
         let of = |place| Found { place, blocks: 1 };
-        let mut found: Vec<Found> = if self.held.count(root) == self.workers.len() {
+        let mut found: Holding = if self.held.count(root) == self.workers.len() {
             // All of them, as with a system prompt: no need to follow the links from each to the next.
             self.workers.iter().map(|(_, place)| of(place)).collect()
         } else {
@@ -73,7 +77,8 @@ impl PrefixIndex {
         mut others: usize,
     ) {
         while lost - held > 1 && !group.is_empty() {
-            let middle = usize::midpoint(held, lost);
+            // Who has been sent the very same prompt before holds all of it.
+            let middle = if lost > chain.len() { chain.len() } else { usize::midpoint(held, lost) };
             let count = self.held.count(chain[middle - 1]);
             if count >= group.len() + others {
                 held = middle;
@@ -104,7 +109,7 @@ impl PrefixIndex {
     }
 
     /// Adds what exact workers are computing. Groups of one length lie side by side, so that there are few searches.
-    fn expect(&self, chain: &[BlockHash], found: &mut Vec<Found>) {
+    fn expect(&self, chain: &[BlockHash], found: &mut Holding) {
         if self.expected.is_empty() {
             return;
         }
@@ -139,11 +144,11 @@ fn partition(group: &mut [Found], holds: impl Fn(&Found) -> bool) -> usize {
 }
 
 /// A set of workers' places.
-struct PlaceSet(Vec<u64>);
+struct PlaceSet(SmallVec<[u64; 4]>);
 
 impl PlaceSet {
     fn new(places: usize) -> Self {
-        Self(vec![0; places.div_ceil(64)])
+        Self(smallvec![0; places.div_ceil(64)])
     }
 
     fn add(&mut self, place: u16) {

@@ -118,13 +118,33 @@ impl Slab {
     /// bear the stamp yet. Returns the last of them, and how many they are.
     pub(super) fn stamp_run(&mut self, first: u32, blocks: &[BlockHash], stamp: u32) -> (u32, usize) {
         let (mut at, mut last, mut run) = (first, first, 0);
+        while at != NIL && run < blocks.len() {
+            let (furthest, more) = self.stamp_row(at, &blocks[run..], stamp);
+            if more == 0 {
+                break;
+            }
+            (last, at, run) = (furthest, self[furthest].older, run + more);
+        }
+        (last, run)
+    }
+
+    /// [`Slab::stamp_run`] for as long as each slot stands beside the one before, as slots do that were taken one after the other:
+    /// where the next one is, is then known before this one has come from memory.
+    fn stamp_row(&mut self, first: u32, blocks: &[BlockHash], stamp: u32) -> (u32, usize) {
+        let older = self[first].older;
+        let upwards = older > first;
+        let (mut last, mut run, mut place) = (first, 0, first as usize);
         for hash in blocks {
-            let slot = &mut self[at];
-            if at == NIL || slot.hash != *hash || slot.stamp == stamp {
+            let Some(slot) = self.slots.get_mut(place) else { break };
+            if slot.hash != *hash || slot.stamp == stamp {
                 break;
             }
             slot.stamp = stamp;
-            (last, at, run) = (at, slot.older, run + 1);
+            (last, run) = (place as u32, run + 1);
+            place = if upwards { place + 1 } else { place.wrapping_sub(1) };
+            if slot.older == NIL || slot.older as usize != place {
+                break;
+            }
         }
         (last, run)
     }

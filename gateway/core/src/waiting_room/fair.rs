@@ -104,6 +104,9 @@ impl Fair {
 
     /// Whom a part of the workers' time is kept for.
     pub fn least(&self, now: Duration) -> Least {
+        if self.owners.len() < 2 {
+            return Least(Vec::new());
+        }
         let about = self.owners.values().filter(|a| now.saturating_sub(a.came).as_secs_f64() < ABOUT_S);
         let mut least: Vec<(i32, f64)> = about.map(|account| (account.priority, account.served)).collect();
         // By priority, then by what they have had; of each priority the first, unless a higher one has had less.

@@ -32,6 +32,11 @@ impl Body {
         if length == 0 { Self::Ended } else { Self::Left(length) }
     }
 
+    /// Whether its length is known.
+    pub(super) fn has_length(&self) -> bool {
+        matches!(self, Self::Left(_) | Self::Ended)
+    }
+
     /// The next piece of what was read.
     pub(super) fn take(&mut self, read: &mut BytesMut) -> Result<Part, Http1Error> {
         let part = match self {

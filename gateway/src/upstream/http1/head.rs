@@ -10,6 +10,7 @@ use http::{
 };
 use httparse::ParserConfig;
 use hyper::ext::ReasonPhrase;
+use smallvec::SmallVec;
 
 use super::{Http1Error, body::Body, chunked::Chunked};
 use crate::headers::ADDED_MAX;
@@ -54,7 +55,8 @@ fn parse_one(read: &mut BytesMut) -> Result<Option<(http::Response<()>, bool)>, 
     let start = read.as_ptr() as usize;
     let at = |part: &[u8]| (part.as_ptr() as usize - start, part.len());
     let headers = head.headers.iter();
-    let places: Vec<_> = headers.map(|header| (at(header.name.as_bytes()), at(header.value))).collect();
+    let places: SmallVec<[_; 16]> =
+        headers.map(|header| (at(header.name.as_bytes()), at(header.value))).collect();
     let bytes = read.split_to(length).freeze();
     let mut response = http::Response::new(());
     *response.status_mut() = status;

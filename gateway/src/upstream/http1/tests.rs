@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, uri::PathAndQuery};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use proptest::{prelude::*, sample::Index};
@@ -21,10 +21,8 @@ impl Transport for DuplexStream {}
 /// What became of an exchange: status, headers, body and trailers.
 type Answered = (StatusCode, HeaderMap, Vec<u8>, HeaderMap);
 
-fn get(method: Method) -> Outgoing {
-    let mut request = Outgoing::new(Bytes::new());
-    *request.method_mut() = method;
-    request
+fn get(method: Method) -> Outgoing<'static> {
+    Outgoing::own(method, PathAndQuery::from_static("/"), Bytes::new())
 }
 
 fn host() -> HeaderValue {
@@ -77,7 +75,7 @@ async fn by_hyper(method: Method, answer: Vec<u8>) -> Option<Answered> {
         let _ = far.read(&mut [0; 512]).await;
         let _ = far.write_all(&answer).await;
     });
-    let request = get(method).map(|_| Full::<Bytes>::default());
+    let request = http::Request::builder().method(method).uri("/").body(Full::<Bytes>::default()).ok()?;
     let response = sender.send_request(request).await.ok()?;
     let (parts, body) = response.into_parts();
     let body = body.collect().await.ok()?;
@@ -278,8 +276,8 @@ async fn what_was_not_sent_is_told_from_what_was_lost() {
     worker.await.unwrap().unwrap();
 }
 
-fn long_request() -> Outgoing {
-    Outgoing::new(Bytes::from(vec![b'x'; 10_000]))
+fn long_request() -> Outgoing<'static> {
+    Outgoing::own(Method::GET, PathAndQuery::from_static("/"), Bytes::from(vec![b'x'; 10_000]))
 }
 
 #[tokio::test(start_paused = true)]
@@ -348,27 +346,63 @@ async fn a_piece_on_its_way_costs_no_second_room() {
 
 #[test]
 fn a_request_s_head_says_the_worker_s_host_and_the_body_s_length() {
-    let mut request = Outgoing::new(Bytes::from_static(b"{}"));
-    *request.method_mut() = Method::POST;
-    *request.uri_mut() = "/v1/x?a=%20".parse().unwrap();
-    for (name, value) in [("host", "gateway"), ("x-a", "1"), ("content-length", "99"), ("x-a", "2")] {
-        request.headers_mut().append(name, HeaderValue::from_static(value));
+    let mut headers = HeaderMap::new();
+    for (name, value) in [
+        ("host", "gateway"),
+        ("x-a", "1"),
+        ("connection", "x-mine, close"),
+        ("content-length", "99"),
+        ("x-set", "old"),
+        ("x-mine", "1"),
+        ("te", "trailers"),
+        ("x-gone", "1"),
+        ("x-a", "2"),
+        ("x-set", "older"),
+    ] {
+        headers.append(name, HeaderValue::from_static(value));
     }
+    let request = |body: &str| {
+        let target = PathAndQuery::from_static("/v1/x?a=%20");
+        let mut request =
+            Outgoing::new(Method::POST, target, &headers, Bytes::copy_from_slice(body.as_bytes()));
+        request.set(HeaderName::from_static("x-set"), HeaderValue::from_static("new"));
+        request.leave_out(HeaderName::from_static("x-gone"));
+        request.set(HeaderName::from_static("x-added"), HeaderValue::from_static("3"));
+        request
+    };
     // As they are sent, and whether in one piece.
-    let sent = |request: &Outgoing| {
-        let mut bytes = request::bytes(request, &host());
+    let sent = |request: &Outgoing<'_>| {
+        let mut bytes = Unsent::default();
+        bytes.begin(request, &host());
         let in_one = bytes.chunk().len() == bytes.remaining();
-        (String::from_utf8(bytes.copy_to_bytes(bytes.remaining()).into()).unwrap(), in_one)
+        // However it is cut, and by whichever view of it.
+        let mut sent = Vec::new();
+        while bytes.has_remaining() {
+            let mut parts = [io::IoSlice::new(&[]); 3];
+            let count = bytes.chunks_vectored(&mut parts);
+            let parts: Vec<u8> = parts[..count].iter().flat_map(|part| part.to_vec()).collect();
+            assert_eq!((parts.len(), &parts[..bytes.chunk().len()]), (bytes.remaining(), bytes.chunk()));
+            let piece = bytes.remaining().min(70);
+            sent.extend_from_slice(&parts[..piece]);
+            bytes.advance(piece);
+        }
+        bytes.end();
+        (String::from_utf8(sent).unwrap(), in_one)
     };
     let head = |length| {
         format!(
-            "POST /v1/x?a=%20 HTTP/1.1\r\nhost: worker:1\r\nx-a: 1\r\nx-a: 2\r\ncontent-length: {length}\r\n\r\n"
+            "POST /v1/x?a=%20 HTTP/1.1\r\nhost: worker:1\r\nx-a: 1\r\nx-a: 2\r\nx-set: new\r\nx-added: 3\r\n\
+             content-length: {length}\r\n\r\n"
         )
     };
-    assert_eq!(sent(&request), (head(2) + "{}", true));
+    assert_eq!(sent(&request("{}")), (head(2) + "{}", true));
     let long = "x".repeat(100_000);
-    *request.body_mut() = long.clone().into();
-    assert_eq!(sent(&request), (head(100_000) + &long, false));
+    assert_eq!(sent(&request(&long)), (head(100_000) + &long, false));
+    // The same as a map, for HTTP/2.
+    let map = request("{}").header_map();
+    let all = |name: &str| map.get_all(name).iter().map(|value| value.to_str().unwrap()).collect::<Vec<_>>();
+    assert_eq!((all("x-a"), all("x-set"), all("x-added")), (vec!["1", "2"], vec!["new"], vec!["3"]));
+    assert_eq!((all("content-length"), map.len()), (vec!["2"], 5));
     assert_eq!(sent(&get(Method::GET)), ("GET / HTTP/1.1\r\nhost: worker:1\r\n\r\n".to_owned(), true));
     let empty = "POST / HTTP/1.1\r\nhost: worker:1\r\ncontent-length: 0\r\n\r\n".to_owned();
     assert_eq!(sent(&get(Method::POST)), (empty, true));
