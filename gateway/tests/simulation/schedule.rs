@@ -99,10 +99,12 @@ impl Schedule {
         let rng = &mut Rng::with_seed(seed);
         let latency = Duration::from_millis(rng.u64(2..20));
         let plans = (0..REQUESTS).map(|id| Plan::draw(id, rng)).collect();
-        let mut acts: Vec<_> = (0..WORKERS).flat_map(|worker| faults(rng, |rng| of_worker(worker, rng))).collect();
-        acts.extend((0..CLIENTS).flat_map(|host| {
-            faults(rng, |_| (Act::HoldClients(host), Act::ReleaseClients(host)))
-        }));
+        let mut acts: Vec<_> =
+            (0..WORKERS).flat_map(|worker| faults(rng, |rng| of_worker(worker, rng))).collect();
+        acts.extend(
+            (0..CLIENTS)
+                .flat_map(|host| faults(rng, |_| (Act::HoldClients(host), Act::ReleaseClients(host)))),
+        );
         acts.sort_by_key(|(at, _)| *at);
         Self { latency, plans, acts }
     }

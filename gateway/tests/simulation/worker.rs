@@ -154,8 +154,12 @@ impl Worker {
         }
         call.finish();
         let text: String = (ask.from..ask.tokens).map(|at| token(ask.id, at)).collect();
-        let choice = json!({"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"});
-        whole(StatusCode::OK, &json!({"id": "c", "model": "m", "choices": [choice], "usage": ask.usage_at(ask.tokens)}))
+        let choice =
+            json!({"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"});
+        whole(
+            StatusCode::OK,
+            &json!({"id": "c", "model": "m", "choices": [choice], "usage": ask.usage_at(ask.tokens)}),
+        )
     }
 }
 
@@ -211,7 +215,8 @@ impl Drop for Call {
     fn drop(&mut self) {
         let (worker, id) = (self.worker.number, self.id);
         self.worker.with(|state| state.open -= 1);
-        let event = if self.finished { Event::Finished { worker, id } } else { Event::Aborted { worker, id } };
+        let event =
+            if self.finished { Event::Finished { worker, id } } else { Event::Aborted { worker, id } };
         self.worker.log.note(event);
     }
 }
@@ -256,7 +261,8 @@ impl Ask {
             });
             format!("data: {chunk}\n\n")
         };
-        let choice = |delta: Value, reason: Value| json!([{"index": 0, "delta": delta, "finish_reason": reason}]);
+        let choice =
+            |delta: Value, reason: Value| json!([{"index": 0, "delta": delta, "finish_reason": reason}]);
         if at < self.tokens {
             let usage = if self.usage_always { self.usage_at(at + 1) } else { Value::Null };
             return Some(chunk(choice(json!({"content": token(self.id, at)}), Value::Null), usage));

@@ -110,7 +110,11 @@ impl World {
     }
 
     /// Goes on until something holds, at most for so long. Whether it does.
-    pub(crate) fn run_while_not(&mut self, patience: Duration, mut holds: impl FnMut(&mut Self) -> bool) -> bool {
+    pub(crate) fn run_while_not(
+        &mut self,
+        patience: Duration,
+        mut holds: impl FnMut(&mut Self) -> bool,
+    ) -> bool {
         let deadline = self.now() + patience;
         while !holds(self) {
             if self.now() > deadline {
