@@ -1,18 +1,31 @@
 //! The seam for time: everything in the gateway that reads or waits for time does it here, so that tests run in
 //! tokio's paused time and a simulator can take over.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
+#[cfg(not(feature = "simulation"))]
+use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout, timeout_at};
 
 /// Seconds since 1970, to compare with what others say.
 pub fn unix_seconds() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    since_1970().as_secs_f64()
 }
 
 /// Nanoseconds since 1970, as traces count time.
 pub fn unix_nanos() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
+    since_1970().as_nanos() as u64
+}
+
+#[cfg(not(feature = "simulation"))]
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// What the simulated world takes it for.
+#[cfg(feature = "simulation")]
+fn since_1970() -> Duration {
+    turmoil::since_epoch().unwrap_or_default()
 }
 
 /// Time since the gateway started, as the routing core takes it.

@@ -1,14 +1,15 @@
 //! The seam for sockets: listening, accepting and connecting, always with `TCP_NODELAY` (a stream's events are
 //! small, and Nagle's algorithm with delayed ACKs would hold each back 40 ms). No HTTP here; ZMQ is in
-//! `net/zmq.rs`.
+//! `net/zmq.rs`. With the feature `simulation` the connections are a simulated network's (`net/simulated.rs`).
 
+#[cfg(feature = "simulation")]
+mod simulated;
 mod stream;
 pub mod zmq;
 
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    os::fd::{AsFd, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -17,9 +18,16 @@ use std::{
 };
 
 use rustls::pki_types::ServerName;
+#[cfg(not(feature = "simulation"))]
+use tokio::net::lookup_host;
+#[cfg(not(feature = "simulation"))]
 pub use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsConnector;
 
+#[cfg(feature = "simulation")]
+use self::simulated::lookup_host;
+#[cfg(feature = "simulation")]
+pub use self::simulated::{TcpListener, TcpStream, adopt, share};
 pub use self::stream::Stream;
 use crate::{clock, tls::ClientTls};
 
@@ -31,20 +39,21 @@ pub async fn listen(addr: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Takes a socket that listens already.
+#[cfg(not(feature = "simulation"))]
 pub fn adopt(listener: std::net::TcpListener) -> io::Result<TcpListener> {
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
 }
 
 /// Another handle of a listening socket.
-pub fn share(listener: &TcpListener) -> io::Result<OwnedFd> {
-    listener.as_fd().try_clone_to_owned()
+#[cfg(not(feature = "simulation"))]
+pub fn share(listener: &TcpListener) -> io::Result<std::os::fd::OwnedFd> {
+    std::os::fd::AsFd::as_fd(listener).try_clone_to_owned()
 }
 
 /// The addresses of a name, sorted, each once. An error, not an empty list, where there are none.
 pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
-    let mut found: Vec<IpAddr> =
-        tokio::net::lookup_host((host, port)).await?.map(|address| address.ip()).collect();
+    let mut found: Vec<IpAddr> = lookup_host((host, port)).await?.map(|address| address.ip()).collect();
     found.sort_unstable();
     found.dedup();
     Ok(found)
@@ -52,11 +61,11 @@ pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
 
 /// Gives up on clients that have not taken what was sent to them for so long: by TCP's own clock, so that neither a task
 /// nor a timer waits, and on every kind of connection. Connections accepted here have it from their listener.
-/// Linux alone has that clock; elsewhere such a client is held for as long as its connection lives.
+/// Linux alone has that clock; elsewhere, and in a simulated network, such a client is held for as long as its connection lives.
 pub fn give_up_on_readers_after(listener: &TcpListener, stall: Duration) -> io::Result<()> {
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(feature = "simulation")))]
     socket2::SockRef::from(listener).set_tcp_user_timeout(Some(stall))?;
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(any(not(target_os = "linux"), feature = "simulation"))]
     let _ = (listener, stall);
     Ok(())
 }

@@ -1,0 +1,190 @@
+//! The whole gateway in a simulated network, one thread and one seed a run: clients leave, workers crash, hang, fail and break
+//! off, links lose and hold what is sent. What must hold of every run is in `properties.rs`. Real sockets and processes are
+//! what `tests/` has. `SEEDS=1000 cargo test -p keyway --features simulation --test simulation` runs more seeds, `SEED=7` one.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "helpers of tests fail the test by panicking"
+)]
+
+mod client;
+mod log;
+mod properties;
+mod schedule;
+mod worker;
+mod world;
+
+use std::{ops::Range, time::Duration};
+
+use self::{
+    log::Event,
+    properties::{
+        answers_are_whole_or_say_so, begun_at_most, nothing_is_begun_behind_an_answer, nothing_is_in_flight,
+        who_left_is_worked_for_no_longer,
+    },
+    schedule::{Act, Plan, Schedule},
+    world::{PLACES, World},
+};
+
+/// Streams end with their worker.
+const NO_RESUME: &str = "[resume]\nenabled = false\n";
+/// Streams outlive their worker, by their text.
+const RESUME: &str = "[resume]\ncontinue_text = true\n";
+/// Attempts of a request, and workers asked to go on with a stream.
+const ATTEMPTS: usize = 3;
+
+/// The seeds of a test.
+fn seeds(count: u64) -> Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    match number("SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("SEEDS").unwrap_or(count),
+    }
+}
+
+/// Plays what a seed means.
+fn play(seed: u64, toml: &str) -> (World, Schedule) {
+    let schedule = Schedule::draw(seed);
+    let mut world = World::new(seed, schedule.latency, toml);
+    world.play(&schedule);
+    (world, schedule)
+}
+
+/// What must hold when all clients are gone.
+fn nothing_is_left(world: &mut World) {
+    let idle =
+        world.run_while_not(Duration::from_secs(10), |world| world.open().iter().all(|open| *open == 0));
+    assert!(idle, "workers still work: {:?}", world.open());
+    // The autoscaler's gauges follow once a second.
+    world.run_until(world.now() + Duration::from_secs(2));
+    let metrics = world.page("/metrics");
+    nothing_is_in_flight(&metrics);
+}
+
+#[test]
+fn streams_end_with_their_worker_and_nothing_is_left() {
+    let mut aborted = 0;
+    for seed in seeds(64) {
+        eprintln!("seed {seed}");
+        let (mut world, schedule) = play(seed, NO_RESUME);
+        nothing_is_left(&mut world);
+        let lines = world.log().read();
+        answers_are_whole_or_say_so(&schedule, &lines);
+        nothing_is_begun_behind_an_answer(&lines);
+        begun_at_most(ATTEMPTS, &lines);
+        aborted += who_left_is_worked_for_no_longer(&schedule, &lines);
+    }
+    assert!(aborted > 0, "no client left while a worker worked for it");
+}
+
+#[test]
+fn streams_outlive_their_worker_and_nothing_is_left() {
+    let mut continued = 0;
+    for seed in seeds(64) {
+        eprintln!("seed {seed}");
+        let (mut world, schedule) = play(seed, RESUME);
+        nothing_is_left(&mut world);
+        let lines = world.log().read();
+        answers_are_whole_or_say_so(&schedule, &lines);
+        begun_at_most(2 * ATTEMPTS, &lines);
+        who_left_is_worked_for_no_longer(&schedule, &lines);
+        let goes_on = |(_, event): &&_| matches!(event, Event::Begun { from: 1.., .. });
+        continued += lines.iter().filter(goes_on).count();
+    }
+    assert!(continued > 0, "no stream was continued");
+}
+
+#[test]
+fn all_places_are_back_after_any_schedule() {
+    for seed in seeds(4) {
+        eprintln!("seed {seed}");
+        let (mut world, _) = play(seed, NO_RESUME);
+        nothing_is_left(&mut world);
+        let ready = |world: &mut World| {
+            let metrics = world.page("/metrics");
+            let is_ready = |line: &&str| line.starts_with("keyway_worker_ready{") && line.ends_with(" 1");
+            metrics.lines().filter(is_ready).count() == schedule::WORKERS
+        };
+        assert!(world.run_while_not(Duration::from_secs(60), ready), "workers do not come back");
+        let places = PLACES as u32;
+        let plan = |id: u32, after_ms| Plan {
+            id,
+            host: 0,
+            at: world.now() + Duration::from_millis(after_ms),
+            http2: false,
+            stream: true,
+            tokens: 30,
+            pace: Duration::from_millis(20),
+            patience: None,
+        };
+        // One after the other, so that there is a head of each when one more comes, and none has ended.
+        let first = 1_000;
+        let plans = (0..=places).map(|number| plan(first + number, if number < places { 0 } else { 300 }));
+        let later = plan(first + places + 1, 3_000);
+        let plans: Vec<_> = plans.chain([later]).collect();
+        world.clients("crowd", plans);
+        world.run_to_the_end();
+        let lines = world.log().read();
+        let status = |id: u32| {
+            lines.iter().find_map(|(_, event)| match event {
+                Event::Answered { id: answered, seen } if *answered == id => Some(seen.status),
+                _ => None,
+            })
+        };
+        for number in 0..=places + 1 {
+            let expected = if number == places { 503 } else { 200 };
+            assert_eq!(status(first + number), Some(expected), "request {number} of {places} places");
+        }
+        nothing_is_left(&mut world);
+    }
+}
+
+/// A cluster of which one worker answers `/health` after 30 s, and whether that worker is ready after a minute.
+fn is_ready_with_slow_health(streams: bool) -> bool {
+    let mut world = World::new(1, Duration::from_millis(5), NO_RESUME);
+    world.run_until(Duration::from_secs(1));
+    (0..schedule::WORKERS).for_each(|worker| world.act(Act::SlowHealth(worker, true)));
+    let plan = |id: u32| Plan {
+        id,
+        host: 0,
+        at: Duration::from_millis(1_000 + 250 * u64::from(id)),
+        http2: false,
+        stream: true,
+        tokens: 20,
+        pace: Duration::from_millis(50),
+        patience: None,
+    };
+    if streams {
+        world.clients("clients-0", (0..236).map(plan).collect());
+    }
+    world.run_until(Duration::from_secs(60));
+    let metrics = world.page("/metrics");
+    let ready: Vec<_> = metrics.lines().filter(|line| line.starts_with("keyway_worker_ready{")).collect();
+    let begun = |event: &Event| matches!(event, Event::Begun { .. });
+    let begun = world.log().read().iter().filter(|(_, event)| begun(event)).count();
+    eprintln!("{begun} answers begun, {ready:?}");
+    ready.iter().all(|line| line.ends_with(" 1"))
+}
+
+#[test]
+fn a_worker_that_streams_but_answers_health_late_stays_in_rotation() {
+    assert!(is_ready_with_slow_health(true), "a busy worker was taken for dead");
+    assert!(
+        !is_ready_with_slow_health(false),
+        "silent workers with slow health are not down: the test proves nothing"
+    );
+}
+
+#[test]
+fn a_seed_means_one_history() {
+    for seed in seeds(8) {
+        for toml in [NO_RESUME, RESUME] {
+            let history = || play(seed, toml).0.log().read();
+            let (first, second) = (history(), history());
+            let differs = first.iter().zip(&second).find(|(one, other)| one != other);
+            assert_eq!(differs, None, "seed {seed}");
+            assert_eq!(first.len(), second.len(), "seed {seed}");
+        }
+    }
+}

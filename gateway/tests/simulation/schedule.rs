@@ -1,0 +1,157 @@
+//! What a seed means: who asks for what and when it leaves, and what is done to workers and links in between. Everything
+//! that is done is undone before the end. How it is done is `world.rs`' business.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use crate::log::Id;
+
+/// When clients begin: workers have been probed by then.
+pub(crate) const BEGIN: Duration = Duration::from_secs(1);
+/// How long clients come, and workers and links fail.
+const SPAN_MS: u64 = 6_000;
+/// Requests of a run, all told.
+const REQUESTS: Id = 40;
+/// Longest fault.
+const FAULT_MAX_MS: u64 = 2_500;
+
+/// Workers of a run.
+pub(crate) const WORKERS: usize = 3;
+/// Hosts with clients.
+pub(crate) const CLIENTS: usize = 2;
+
+/// One request.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    /// Which.
+    pub(crate) id: Id,
+    /// The host that it comes from.
+    pub(crate) host: usize,
+    /// When it is sent, after the run's beginning.
+    pub(crate) at: Duration,
+    /// Whether its client speaks HTTP/2.
+    pub(crate) http2: bool,
+    /// Whether its answer is to be streamed.
+    pub(crate) stream: bool,
+    /// Tokens of its answer.
+    pub(crate) tokens: u32,
+    /// Time that each takes.
+    pub(crate) pace: Duration,
+    /// Its client leaves so long after it asked, if there is no answer by then.
+    pub(crate) patience: Option<Duration>,
+}
+
+/// How a worker behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Mood {
+    /// Well.
+    #[default]
+    Well,
+    /// It takes requests and says nothing, nor anything more.
+    Hung,
+    /// It answers 500.
+    Failing,
+    /// It breaks off each stream after so many tokens, and closes the connection.
+    Cutting(u32),
+}
+
+/// Something that is done to the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Act {
+    /// A worker's process is killed.
+    Crash(usize),
+    /// It is started again.
+    Restart(usize),
+    /// A worker behaves so from now on.
+    Mood(usize, Mood),
+    /// A worker answers `/health` only after 30 s, or at once again.
+    SlowHealth(usize, bool),
+    /// What is sent between the gateway and a worker is lost, and what is under way.
+    Partition(usize),
+    /// No longer.
+    Repair(usize),
+    /// What is sent between the gateway and a worker waits.
+    Hold(usize),
+    /// It arrives.
+    Release(usize),
+    /// What is sent between the gateway and a host of clients waits. It is never lost: this network sends nothing again, so a
+    /// lost end of a connection would be lost for ever, which TCP does not do.
+    HoldClients(usize),
+    /// It arrives.
+    ReleaseClients(usize),
+}
+
+/// A run.
+#[derive(Debug, Clone)]
+pub(crate) struct Schedule {
+    /// Longest latency of a message.
+    pub(crate) latency: Duration,
+    /// Requests.
+    pub(crate) plans: Vec<Plan>,
+    /// What is done, in order.
+    pub(crate) acts: Vec<(Duration, Act)>,
+}
+
+impl Schedule {
+    /// The one of this seed.
+    pub(crate) fn draw(seed: u64) -> Self {
+        let rng = &mut Rng::with_seed(seed);
+        let latency = Duration::from_millis(rng.u64(2..20));
+        let plans = (0..REQUESTS).map(|id| Plan::draw(id, rng)).collect();
+        let mut acts: Vec<_> =
+            (0..WORKERS).flat_map(|worker| faults(rng, |rng| of_worker(worker, rng))).collect();
+        acts.extend(
+            (0..CLIENTS)
+                .flat_map(|host| faults(rng, |_| (Act::HoldClients(host), Act::ReleaseClients(host)))),
+        );
+        acts.sort_by_key(|(at, _)| *at);
+        Self { latency, plans, acts }
+    }
+}
+
+impl Plan {
+    fn draw(id: Id, rng: &mut Rng) -> Self {
+        let (tokens, pace) = (rng.u32(1..40), rng.u64(2..30));
+        let leaves = rng.u8(..10) < 4;
+        // Anywhere from before the request is sent to after the answer's end.
+        let patience = rng.u64(0..(u64::from(tokens) * pace * 5 / 4 + 100));
+        Self {
+            id,
+            host: rng.usize(..CLIENTS),
+            at: BEGIN + Duration::from_millis(rng.u64(..SPAN_MS)),
+            http2: rng.u8(..4) == 0,
+            stream: rng.u8(..5) > 0,
+            tokens,
+            pace: Duration::from_millis(pace),
+            patience: leaves.then_some(Duration::from_millis(patience)),
+        }
+    }
+}
+
+/// Faults of one place, one after the other, each with its end.
+fn faults(rng: &mut Rng, mut fault: impl FnMut(&mut Rng) -> (Act, Act)) -> Vec<(Duration, Act)> {
+    let mut acts = Vec::new();
+    let mut at = rng.u64(..SPAN_MS);
+    while at < SPAN_MS {
+        let (begin, end) = fault(rng);
+        let over = at + rng.u64(20..FAULT_MAX_MS);
+        let time = |ms| BEGIN + Duration::from_millis(ms);
+        acts.extend([(time(at), begin), (time(over), end)]);
+        at = over + rng.u64(1..SPAN_MS);
+    }
+    acts
+}
+
+fn of_worker(worker: usize, rng: &mut Rng) -> (Act, Act) {
+    let mood = |mood| (Act::Mood(worker, mood), Act::Mood(worker, Mood::Well));
+    match rng.u8(..9) {
+        0 | 1 => (Act::Crash(worker), Act::Restart(worker)),
+        2 => mood(Mood::Hung),
+        3 => mood(Mood::Failing),
+        4 | 5 => mood(Mood::Cutting(rng.u32(..20))),
+        6 => (Act::SlowHealth(worker, true), Act::SlowHealth(worker, false)),
+        7 => (Act::Partition(worker), Act::Repair(worker)),
+        _ => (Act::Hold(worker), Act::Release(worker)),
+    }
+}
