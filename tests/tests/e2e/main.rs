@@ -15,6 +15,7 @@ mod continuation;
 mod data_parallel;
 mod ejection;
 mod explain;
+mod floods;
 mod handover;
 mod http2_workers;
 mod kv_engines;
