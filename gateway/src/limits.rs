@@ -184,6 +184,14 @@ pub const INLINE_TOKENIZE_BYTES: usize = 8 << 10;
 /// conversation is 3 ms, so a wait of some 10 ms; one that is all new takes longer and lets the others by.
 pub const TOKENIZE_QUEUE_PER_CORE: usize = 4;
 
+/// Largest request body that is tokenised at all, a 1M-token prompt; a larger one is routed by its text. While it is rendered and
+/// tokenised it takes up to some 60 times its size in memory.
+pub const MAX_TOKENIZE_BYTES: usize = 8 << 20;
+
+/// Bytes of such a body for each of its messages at least: a role and a content, both empty. No engine takes less for a message, and
+/// to render one takes 1.5 KB.
+pub const MIN_MESSAGE_BYTES: usize = 24;
+
 /// New text that is tokenised in one go there, about 1 ms of it; then the next one's turn comes.
 pub const TOKENIZE_SLICE_BYTES: usize = 4 << 10;
 

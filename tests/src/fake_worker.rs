@@ -174,6 +174,11 @@ impl FakeWorker {
         self.shared.requests.lock().len()
     }
 
+    /// Forgets every request so far: a test that sends much keeps little.
+    pub fn forget_requests(&self) {
+        self.shared.requests.lock().clear();
+    }
+
     /// Calls that arrived and are neither answered nor abandoned yet.
     pub fn active(&self) -> usize {
         self.shared.active.load(SeqCst)

@@ -12,7 +12,8 @@ pub struct Resources {
     pub memory_bytes: u64,
     /// The most of all resident memory that it ever held (`VmHWM`), or since [`Resources::forget_peak`].
     pub peak_bytes: u64,
-    /// User and system time of all its threads, in the kernel's ticks of 10 ms.
+    /// Time of all its threads on a core (`schedstat`, in nanoseconds; `stat` counts in ticks of 10 ms). Of threads that have
+    /// ended nothing is known.
     pub cpu: Duration,
 }
 
@@ -30,15 +31,16 @@ impl Resources {
             let line = status.lines().find_map(|line| line.strip_prefix(key)).expect("a line of status");
             line.split_whitespace().next().and_then(|n| n.parse().ok()).expect("kilobytes")
         };
-        // Behind the name in parentheses, which may hold blanks, utime and stime are the 12th and 13th.
-        let stat = read("stat");
-        let after_name = stat.rsplit_once(')').expect("a name").1;
-        let ticks: u64 =
-            after_name.split_whitespace().skip(11).take(2).map(|n| n.parse::<u64>().expect("ticks")).sum();
+        let threads = fs::read_dir(format!("/proc/{}/task", process.id())).expect("a running process");
+        let on_core = |thread: fs::DirEntry| -> Option<u64> {
+            let stat = fs::read_to_string(thread.path().join("schedstat")).ok()?; // ended meanwhile: none
+            stat.split_whitespace().next()?.parse().ok()
+        };
+        let nanoseconds = threads.flatten().filter_map(on_core).sum();
         Self {
             memory_bytes: kib("RssAnon:") << 10,
             peak_bytes: kib("VmHWM:") << 10,
-            cpu: Duration::from_millis(ticks * 10),
+            cpu: Duration::from_nanos(nanoseconds),
         }
     }
 

@@ -12,6 +12,7 @@ mod cache_size;
 mod cancel;
 mod config;
 mod continuation;
+mod costs;
 mod data_parallel;
 mod ejection;
 mod explain;
