@@ -250,6 +250,12 @@ impl Plain {
 /// Each shape against plain prompts of the same size, in requests of so many bytes together.
 async fn nothing_is_amplified(args: &[&str], size: usize, total: usize) {
     let (gateway, worker) = quiet(args).await;
+    // What is remembered of prompts is bounded, and full before anything is measured.
+    for text in 0..4 {
+        let new: String =
+            (0..size / 16).map(|i| format!("{:016}", (text * size + i) as u64 * 6_364_136_223)).collect();
+        cost(&gateway, &worker, &framed("", &chat(&new)), 1).await;
+    }
     let mut plain = Plain::default();
     let bodies = bodies(size).into_iter().map(|(name, body)| (name, framed("", &body)));
     let mut faults = Vec::new();
@@ -278,5 +284,5 @@ async fn no_shape_costs_a_hundred_times_what_was_sent() {
 #[tokio::test]
 async fn nor_where_prompts_are_read_as_tokens() {
     let tokenizer = format!("{FAKE_MODEL}=builtin");
-    nothing_is_amplified(&["--tokenizer", &tokenizer], 256 << 10, 256 << 10).await;
+    nothing_is_amplified(&["--tokenizer", &tokenizer], 512 << 10, 512 << 10).await;
 }
