@@ -183,7 +183,8 @@ mod tests {
         let messages = |message: &str| format!("{{\"messages\":[{}]}}", vec![message; 1_000].join(","));
         assert_eq!(read(messages("{}")), Err(Unknown::TooLarge));
         assert!(read(messages("{\"role\":\"\",\"content\":\"\"}")).is_ok());
-        let padded = |size: usize| format!("{:size$}", messages("{\"role\":\"user\",\"content\":\"\"}"));
+        let one = messages("{\"role\":\"user\",\"content\":\"\"}");
+        let padded = |size: usize| format!("{one}{}", " ".repeat(size - one.len()));
         assert!(read(padded(MAX_TOKENIZE_BYTES)).is_ok());
         assert_eq!(read(padded(MAX_TOKENIZE_BYTES + 1)), Err(Unknown::TooLarge));
     }
