@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests need beyond Rust into .venv/ (ignored by git; another folder: KEYWAY_TEST_VENV): the
 # official openai client, msgspec, pyzmq, Kubernetes' schemas, Helm's library, gRPC, OpenTelemetry's messages, Playwright with
-# axe, Prometheus and kubectl. Starts no service and installs nothing outside that folder, except Debian's own python3-venv,
-# curl, ca-certificates, systemd and chromium where they are missing and this runs as root.
+# axe, HTTP/2's frames (h2), Prometheus and kubectl. Starts no service and installs nothing outside that folder, except
+# Debian's own python3-venv, curl, ca-certificates, systemd and chromium where they are missing and this runs as root.
 set -euo pipefail
 
 OPENAI_VERSION=3.52.0
@@ -15,6 +15,7 @@ GRPCIO_VERSION=1.85.1
 OPENTELEMETRY_PROTO_VERSION=1.45.2
 PLAYWRIGHT_VERSION=1.65.2
 AXE_PLAYWRIGHT_VERSION=0.1.8
+H2_VERSION=4.4.1
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${KEYWAY_TEST_VENV:-$root/.venv}
@@ -45,7 +46,8 @@ fi
 packages=("openai==$OPENAI_VERSION" "msgspec==$MSGSPEC_VERSION" "pyzmq==$PYZMQ_VERSION"
     "kubernetes-validate==$KUBERNETES_VALIDATE_VERSION" "helm-sdkpy==$HELM_SDKPY_VERSION" "cffi==$CFFI_VERSION"
     "grpcio==$GRPCIO_VERSION" "grpcio-tools==$GRPCIO_VERSION" "opentelemetry-proto==$OPENTELEMETRY_PROTO_VERSION"
-    "playwright==$PLAYWRIGHT_VERSION" "axe-playwright-python==$AXE_PLAYWRIGHT_VERSION")
+    "playwright==$PLAYWRIGHT_VERSION" "axe-playwright-python==$AXE_PLAYWRIGHT_VERSION"
+    "h2==$H2_VERSION")
 if ! "$venv/bin/python" - "${packages[@]}" 2>/dev/null <<'PYTHON'
 import sys
 from importlib.metadata import version

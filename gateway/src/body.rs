@@ -10,7 +10,13 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
-use crate::{admission::Permit, peers::Telling, record::Record, relay::Relay};
+use crate::{
+    admission::Permit,
+    peers::Telling,
+    record::Record,
+    relay::Relay,
+    server::stalls::{self, Said},
+};
 
 /// Any error, boxed.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -76,13 +82,15 @@ impl Body for ResponseBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match &mut self.source {
+        let frame = match &mut self.source {
             Source::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Source::Relay(relay) => Pin::new(&mut **relay).poll_frame(cx),
             Source::Telling(telling) => {
                 telling.poll_line(cx).map(|line| line.map(|line| Ok(Frame::data(line))))
             }
-        }
+        };
+        stalls::say(if frame.is_ready() { Said::Piece } else { Said::Wait });
+        frame
     }
 
     fn is_end_stream(&self) -> bool {

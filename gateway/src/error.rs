@@ -30,6 +30,22 @@ pub enum Error {
         /// The limit.
         limit_bytes: usize,
     },
+    /// The path and query are over the limit.
+    #[error("the path and query have more than {limit_bytes} bytes, the limit of this gateway")]
+    UriTooLong {
+        /// The limit.
+        limit_bytes: usize,
+    },
+    /// The head is over one of its limits.
+    #[error(
+        "the request's head has more than {limit_bytes} bytes or {limit_fields} header fields, the limits of this gateway"
+    )]
+    HeadTooLarge {
+        /// In bytes, as HTTP/1.1 writes it.
+        limit_bytes: usize,
+        /// In header fields.
+        limit_fields: usize,
+    },
     /// The client's body broke off or was malformed.
     #[error("the request body could not be read: {0}")]
     BodyUnreadable(String),
@@ -108,6 +124,10 @@ impl Error {
             }
             Self::BodyTooLarge { .. } => {
                 row(StatusCode::PAYLOAD_TOO_LARGE, invalid, "request_too_large", None, None)
+            }
+            Self::UriTooLong { .. } => row(StatusCode::URI_TOO_LONG, invalid, "uri_too_long", None, None),
+            Self::HeadTooLarge { .. } => {
+                row(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, invalid, "head_too_large", None, None)
             }
             Self::BodyUnreadable(_) => row(StatusCode::BAD_REQUEST, invalid, "body_unreadable", None, None),
             Self::Overloaded { .. } => row(StatusCode::SERVICE_UNAVAILABLE, server, "overloaded", None, SOON),

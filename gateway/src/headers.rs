@@ -1,12 +1,17 @@
 //! Which headers cross the gateway. End-to-end headers pass untouched, order and duplicates kept; hop-by-hop ones
-//! (RFC 9110 §7.6.1), and every header that `Connection` names, stay on their own hop. Beside that the project's own names, as
-//! values that are not parsed at each use.
+//! (RFC 9110 §7.6.1), and every header that `Connection` names, stay on their own hop. Beside that how large a request's head may
+//! be, and the project's own names, as values that are not parsed at each use.
 
 use http::{
     HeaderMap, HeaderName,
     header::{CONNECTION, EXPECT, HOST},
 };
 use keyway_wire::headers as names;
+
+use crate::{
+    error::Error,
+    limits::{MAX_HEAD_BYTES, MAX_HEAD_FIELDS, MAX_URI_BYTES},
+};
 
 /// [`names::REQUEST_ID`].
 pub const REQUEST_ID: HeaderName = HeaderName::from_static(names::REQUEST_ID);
@@ -60,6 +65,24 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
 /// worker's own is set) and `Expect` (the gateway has answered it by reading the body) do not.
 pub fn is_for_worker(name: &HeaderName) -> bool {
     name != HOST && name != EXPECT && !is_hop_by_hop(name)
+}
+
+/// Whether a request's head is within the limits. It is counted as HTTP/1.1 writes it, whichever protocol it came by: so it is
+/// written for the worker.
+pub fn bounded<B>(request: &http::Request<B>) -> Result<(), Error> {
+    const AROUND: usize = "  HTTP/1.1\r\n\r\n".len();
+    let (uri, headers) = (request.uri(), request.headers());
+    let target = uri.path_and_query().map_or(0, |path| path.as_str().len());
+    if target > MAX_URI_BYTES {
+        return Err(Error::UriTooLong { limit_bytes: MAX_URI_BYTES });
+    }
+    let fields = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + ": \r\n".len());
+    let line =
+        request.method().as_str().len() + target + uri.authority().map_or(0, |host| host.as_str().len());
+    if headers.len() > MAX_HEAD_FIELDS || line + AROUND + fields.sum::<usize>() > MAX_HEAD_BYTES {
+        return Err(Error::HeadTooLarge { limit_bytes: MAX_HEAD_BYTES, limit_fields: MAX_HEAD_FIELDS });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

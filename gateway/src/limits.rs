@@ -15,6 +15,14 @@ pub const MAX_CONNECTIONS: usize = 32_768;
 /// Streams one HTTP/2 client may have open at once (hyper's own default is 200).
 pub const MAX_H2_STREAMS: u32 = 1_024;
 
+/// Streams of one HTTP/2 client that were reset before the server came to look at them (Rapid Reset); beyond it the connection is
+/// closed. A client that takes a batch of requests back at once stays below; who floods is there with one read of 16 KiB.
+pub const MAX_H2_UNSEEN_RESETS: usize = 64;
+
+/// Streams of one HTTP/2 connection that the server had to reset for what the client did on them (MadeYouReset); beyond it the
+/// connection is closed. Honest clients do so at most once, with as many streams as there may be before they are told of that.
+pub const MAX_H2_FAULTY_STREAMS: usize = MAX_H2_STREAMS as usize;
+
 /// Time for a client to send its request head, as a defence against slow-header attacks.
 pub const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -30,8 +38,22 @@ pub const MAX_TENANTS: usize = 1_000;
 /// How often the file of tenants is looked at: a call of the kernel.
 pub const TENANTS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Bytes of request head that HTTP/1.1 buffers: room for a 64 KiB head twice over.
+/// Largest head of a request, as HTTP/1.1 writes it: twice a bearer token that names a thousand groups, and what nginx takes.
+pub const MAX_HEAD_BYTES: usize = 32 << 10;
+
+/// Header fields of a request: SDKs and proxies send 20 to 40. Below the 100 up to which hyper reads a head at all without memory of
+/// its own, so that who sends a few too many is told why.
+pub const MAX_HEAD_FIELDS: usize = 96;
+
+/// Longest path and query: RFC 9110 wants 8,000 bytes at least, and no client of the API needs them.
+pub const MAX_URI_BYTES: usize = 8 << 10;
+
+/// Bytes of request head that HTTP/1.1 buffers: room for four times the largest head, so that who sends up to that is told why; of a
+/// longer one hyper says 431 and no more.
 pub const HEAD_BUFFER_BYTES: usize = 128 << 10;
+
+/// The same over HTTP/2, by its own count (32 bytes more for each field). Four times this much closes the connection.
+pub const MAX_H2_HEADER_LIST_BYTES: u32 = 2 * MAX_HEAD_BYTES as u32;
 
 /// Bytes of an answer that are read ahead of its client: many events, and little where a client reads slowly. Also the
 /// largest head of an answer.
@@ -161,6 +183,14 @@ pub const INLINE_TOKENIZE_BYTES: usize = 8 << 10;
 /// Prompts at those threads for each core, running or waiting; what comes beyond is routed by its text. A turn of a long
 /// conversation is 3 ms, so a wait of some 10 ms; one that is all new takes longer and lets the others by.
 pub const TOKENIZE_QUEUE_PER_CORE: usize = 4;
+
+/// Largest request body that is tokenised at all, a 1M-token prompt; a larger one is routed by its text. While it is rendered and
+/// tokenised it takes up to some 60 times its size in memory.
+pub const MAX_TOKENIZE_BYTES: usize = 8 << 20;
+
+/// Bytes of such a body for each of its messages at least: a role and a content, both empty. No engine takes less for a message, and
+/// to render one takes 1.5 KB.
+pub const MIN_MESSAGE_BYTES: usize = 24;
 
 /// New text that is tokenised in one go there, about 1 ms of it; then the next one's turn comes.
 pub const TOKENIZE_SLICE_BYTES: usize = 4 << 10;
@@ -342,3 +372,5 @@ const _: () = assert!(MAX_IN_FLIGHT <= MAX_CONNECTIONS);
 const _: () = assert!(MAX_USAGE_BODY_BYTES <= MAX_EVENT_BYTES && MAX_EVENT_BYTES <= MAX_BODY_BYTES);
 const _: () = assert!(RESUME_BODY_BYTES_MAX <= RESUME_BYTES);
 const _: () = assert!(BLOCK_BYTES >= 8);
+const _: () = assert!(MAX_URI_BYTES < MAX_HEAD_BYTES && 2 * MAX_HEAD_BYTES <= HEAD_BUFFER_BYTES);
+const _: () = assert!(MAX_HEAD_BYTES + 32 * MAX_HEAD_FIELDS < MAX_H2_HEADER_LIST_BYTES as usize);

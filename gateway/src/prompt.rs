@@ -8,6 +8,8 @@ use keyway_text::{ChatTemplate, Field, Message, RenderOptions};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::limits::{MAX_TOKENIZE_BYTES, MIN_MESSAGE_BYTES};
+
 /// Why a prompt's tokens are not known; also a metric's label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unknown {
@@ -17,6 +19,8 @@ pub enum Unknown {
     Failed,
     /// Too many long prompts at once.
     Overflow,
+    /// To render and tokenise it would take memory out of proportion.
+    TooLarge,
 }
 
 impl Unknown {
@@ -26,6 +30,7 @@ impl Unknown {
             Self::Unsupported => "unsupported",
             Self::Failed => "failed",
             Self::Overflow => "overflow",
+            Self::TooLarge => "too_large",
         }
     }
 }
@@ -68,6 +73,9 @@ struct Completion {
 
 /// The prompts of a request to `path`; several only for a completion's batch.
 pub fn read(path: &str, body: &[u8], template: &ChatTemplate) -> Result<Vec<Prompt>, Unknown> {
+    if body.len() > MAX_TOKENIZE_BYTES {
+        return Err(Unknown::TooLarge);
+    }
     match path {
         "/v1/chat/completions" => Ok(vec![chat(body, template)?]),
         "/v1/completions" => completion(body),
@@ -79,6 +87,9 @@ fn chat(body: &[u8], template: &ChatTemplate) -> Result<Prompt, Unknown> {
     let mut chat: Conversation<'_> = serde_json::from_slice(body).map_err(|_| Unknown::Unsupported)?;
     if chat.chat_template.is_some_and(|template| !template.is_null()) {
         return Err(Unknown::Unsupported);
+    }
+    if chat.messages.len() * MIN_MESSAGE_BYTES > body.len() {
+        return Err(Unknown::TooLarge);
     }
     if !chat.messages.iter_mut().all(prepare) {
         return Err(Unknown::Unsupported);
@@ -163,6 +174,19 @@ mod tests {
             Prompt::Text { text, add_special: false } => text,
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn messages_of_nothing_and_bodies_beyond_any_prompt_are_not_rendered() {
+        let read =
+            |body: String| read("/v1/chat/completions", body.as_bytes(), &TextModel::builtin().template);
+        let messages = |message: &str| format!("{{\"messages\":[{}]}}", vec![message; 1_000].join(","));
+        assert_eq!(read(messages("{}")), Err(Unknown::TooLarge));
+        assert!(read(messages("{\"role\":\"\",\"content\":\"\"}")).is_ok());
+        let one = messages("{\"role\":\"user\",\"content\":\"\"}");
+        let padded = |size: usize| format!("{one}{}", " ".repeat(size - one.len()));
+        assert!(read(padded(MAX_TOKENIZE_BYTES)).is_ok());
+        assert_eq!(read(padded(MAX_TOKENIZE_BYTES + 1)), Err(Unknown::TooLarge));
     }
 
     #[test]

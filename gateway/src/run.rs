@@ -86,8 +86,8 @@ pub fn start(
     let reloader = Reloader::new(reader, config.clone(), embedded, parts);
 
     let (stop, stopped) = watch::channel(false);
-    let connections = metrics.connections.clone();
-    let clients = Server { listener, tls, intake: Arc::clone(&intake), cores, connections };
+    let (connections, client_stall) = (metrics.connections.clone(), config.timeouts.client_stall);
+    let clients = Server { listener, tls, intake: Arc::clone(&intake), cores, client_stall, connections };
     let tracer = traces.as_ref().map(|traces| Arc::clone(&traces.tracer));
     let stack = stack::stack(live.clone(), admission, Arc::clone(&intake), tracer);
     let (opened, open) = watch::channel(false);
@@ -142,7 +142,8 @@ fn serve_operators(
 ) -> JoinHandle<()> {
     let connections = admin.metrics.connections.clone();
     let intake = Intake::new(config.max_connections, Duration::ZERO);
-    let operators = Server { listener, tls: None, intake, cores: None, connections };
+    let client_stall = config.timeouts.client_stall;
+    let operators = Server { listener, tls: None, intake, cores: None, client_stall, connections };
     let admin = admin_guard::guarded(admin.live.clone(), admin::admin(admin));
     tokio::spawn(async move {
         may_begin.await;

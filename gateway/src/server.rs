@@ -5,6 +5,7 @@
 //! Next: [`crate::stack`].
 
 mod intake;
+pub mod stalls;
 
 use std::{error::Error, future::Future, io, sync::Arc, time::Duration};
 
@@ -20,11 +21,14 @@ use hyper_util::{
 use prometheus::IntGauge;
 
 pub use self::intake::Intake;
-use self::intake::Slot;
+use self::{intake::Slot, stalls::Taken};
 use crate::{
     clock,
     cores::Cores,
-    limits::{DRAIN_LOOK, DRAIN_QUIET, HEAD_BUFFER_BYTES, HEADER_READ_TIMEOUT, MAX_H2_STREAMS},
+    limits::{
+        DRAIN_LOOK, DRAIN_QUIET, HEAD_BUFFER_BYTES, HEADER_READ_TIMEOUT, MAX_H2_FAULTY_STREAMS,
+        MAX_H2_HEADER_LIST_BYTES, MAX_H2_STREAMS, MAX_H2_UNSEEN_RESETS,
+    },
     net::{self, TcpStream},
     stack::Stack,
     tls::ServerTls,
@@ -41,13 +45,18 @@ pub struct Server {
     pub tls: Option<Arc<ServerTls>>,
     /// Where connections are served; `None`: on the runtime that accepts them.
     pub cores: Option<Arc<Cores>>,
+    /// How long a client may take nothing of an answer (HTTP/2; over HTTP/1.1 the listener's sockets know).
+    pub client_stall: Duration,
     /// Open connections.
     pub connections: IntGauge,
 }
 
 /// Serves until `shutdown` completes, then lets open requests finish within the drain time. Returns whether all did.
 pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Output = ()>) -> bool {
-    let builder = Arc::new(connection_builder(Spread(server.cores.clone())));
+    let builder = Arc::new(connection_builder(Spread {
+        cores: server.cores.clone(),
+        client_stall: server.client_stall,
+    }));
     let graceful = GracefulShutdown::new();
     tokio::pin!(shutdown);
     loop {
@@ -128,11 +137,15 @@ impl<S: Stack> Connection<S> {
 
 /// Where a connection's streams are served (HTTP/2).
 #[derive(Clone)]
-struct Spread(Option<Arc<Cores>>);
+struct Spread {
+    cores: Option<Arc<Cores>>,
+    client_stall: Duration,
+}
 
 impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Spread {
     fn execute(&self, stream: F) {
-        match &self.0 {
+        let stream = Taken::new(stream, self.client_stall);
+        match &self.cores {
             Some(cores) => cores.run_near(stream),
             None => drop(tokio::spawn(stream)),
         }
@@ -179,6 +192,12 @@ fn connection_builder(spread: Spread) -> auto::Builder<Spread> {
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_READ_TIMEOUT)
         .max_buf_size(HEAD_BUFFER_BYTES);
-    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(MAX_H2_STREAMS);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_H2_STREAMS)
+        .max_pending_accept_reset_streams(MAX_H2_UNSEEN_RESETS)
+        .max_local_error_reset_streams(MAX_H2_FAULTY_STREAMS)
+        .max_header_list_size(MAX_H2_HEADER_LIST_BYTES);
     builder
 }

@@ -27,16 +27,25 @@ impl EventSplitter {
     /// the usual case, is returned as it is, without a copy.
     pub fn push(&mut self, mut chunk: Bytes) -> Result<Bytes, EventTooLong> {
         if !self.tail.is_empty() {
+            // No event ended in what was here, so only its last bytes are looked at again, and none is copied: an event may
+            // come in very many pieces.
+            let from = self.tail.len().saturating_sub(LINE_ENDS_MAX - 1);
             self.tail.extend_from_slice(&chunk);
-            chunk = self.tail.split().freeze();
+            let whole = match last_boundary(&self.tail[from..]) {
+                0 => Bytes::new(),
+                end => self.tail.split_to(from + end).freeze(),
+            };
+            return self.capped().map(|()| whole);
         }
         let end = last_boundary(&chunk);
         let rest = chunk.split_off(end);
-        if rest.len() > self.cap_bytes {
-            return Err(EventTooLong { cap_bytes: self.cap_bytes });
-        }
         self.tail.extend_from_slice(&rest);
-        Ok(chunk)
+        self.capped().map(|()| chunk)
+    }
+
+    fn capped(&self) -> Result<(), EventTooLong> {
+        let cap_bytes = self.cap_bytes;
+        if self.tail.len() > cap_bytes { Err(EventTooLong { cap_bytes }) } else { Ok(()) }
     }
 
     /// Whether no event is unfinished.
@@ -49,6 +58,9 @@ impl EventSplitter {
         self.tail.split().freeze()
     }
 }
+
+/// Bytes of the longest end of an event, and the one behind it that may decide: `\r\n\r` and what is no `\n`.
+const LINE_ENDS_MAX: usize = 4;
 
 /// Where the last blank line of `bytes` ends, or 0.
 fn last_boundary(bytes: &[u8]) -> usize {

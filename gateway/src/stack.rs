@@ -144,7 +144,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("?")
 }
 
-/// Refuses what two readers could frame in two ways (RFC 9112 §6.1), and its connection with it.
+/// Refuses heads that are too large, and what two readers could frame in two ways (RFC 9112 §6.1), the latter with its connection.
 async fn framed<S>(request: Box<Request>, mut next: S) -> Result<Response, Infallible>
 where
     S: Service<Box<Request>, Response = Response, Error = Infallible>,
@@ -155,6 +155,9 @@ where
         let mut refused = Error::BodyUnreadable(why).to_response();
         refused.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         return Ok(refused);
+    }
+    if let Err(error) = headers::bounded(&request) {
+        return Ok(error.to_response());
     }
     next.call(request).await
 }

@@ -69,6 +69,7 @@ struct Shared {
     loads: Mutex<Option<String>>,
     requests: Mutex<Vec<Recorded>>,
     active: AtomicUsize,
+    most_active: AtomicUsize,
     aborted: AtomicUsize,
     calls: mpsc::UnboundedSender<Call>,
 }
@@ -97,6 +98,7 @@ impl FakeWorker {
             loads: Mutex::default(),
             requests: Mutex::default(),
             active: AtomicUsize::new(0),
+            most_active: AtomicUsize::new(0),
             aborted: AtomicUsize::new(0),
             calls,
         });
@@ -172,9 +174,19 @@ impl FakeWorker {
         self.shared.requests.lock().len()
     }
 
+    /// Forgets every request so far: a test that sends much keeps little.
+    pub fn forget_requests(&self) {
+        self.shared.requests.lock().clear();
+    }
+
     /// Calls that arrived and are neither answered nor abandoned yet.
     pub fn active(&self) -> usize {
         self.shared.active.load(SeqCst)
+    }
+
+    /// The most calls that were active at once so far.
+    pub fn most_active(&self) -> usize {
+        self.shared.most_active.load(SeqCst)
     }
 
     /// Calls whose caller went away before the answer's end.
@@ -273,7 +285,8 @@ struct Ticket(Arc<Shared>);
 
 impl Ticket {
     fn new(shared: Arc<Shared>) -> Self {
-        shared.active.fetch_add(1, SeqCst);
+        let active = shared.active.fetch_add(1, SeqCst) + 1;
+        shared.most_active.fetch_max(active, SeqCst);
         Self(shared)
     }
 

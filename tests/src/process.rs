@@ -80,6 +80,11 @@ impl Process {
         let _ = self.child.wait();
     }
 
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Asks it to end (SIGTERM).
     pub fn terminate(&self) {
         self.signal("TERM");

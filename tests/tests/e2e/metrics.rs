@@ -1,9 +1,11 @@
 //! Hazard: a metric that dashboards and autoscalers rely on is missing, wrong or malformed.
 
+use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
+use keyway_tests::cluster::config_file;
 use keyway_tests::openai::{CHAT, DONE, FAKE_MODEL, chat_for, chat_stream, usage_chunk};
-use keyway_tests::{Cluster, Metrics, eventually, post, tools};
+use keyway_tests::{Client, Cluster, FakeWorker, Gateway, Metrics, eventually, post, tools};
 
 /// The names other parts and people rely on.
 const CONTRACT: [&str; 7] = [
@@ -110,6 +112,58 @@ async fn clients_cannot_make_series() {
     assert!(!metrics.text.contains("unknown-") && !metrics.text.contains("made-up-"));
     // Requests without a model, and their outcome, are the one series that may be new.
     assert!(metrics.samples.len() <= before + 30, "{before} series became {}", metrics.samples.len());
+}
+
+/// One key that a tenant has, and the hash of it that the file of tenants names.
+const KEY: &str = "kw-of-the-only-tenant";
+const KEY_SHA256: &str = "b5542c9dda5e10b63da223b285decd8dd6e8d9a60e97aece22386eba86df24e1";
+
+/// Sends so many requests with a name of their own wherever a client may choose one: model, path, key, session, request, tenant
+/// and trace.
+async fn ask_by_many_names(gateway: &Gateway, names: std::ops::Range<u32>) {
+    let mut client = Client::connect(gateway.addr).await;
+    for i in names {
+        let path = if i % 4 == 1 { format!("/v1/made-up-{i}?x={i}") } else { CHAT.to_owned() };
+        let key = if i % 4 == 2 { format!("made-up-{i}") } else { KEY.to_owned() };
+        let model = if i % 4 == 3 { FAKE_MODEL.to_owned() } else { format!("made-up-{i}") };
+        let body = format!("{{\"model\":\"{model}\",\"user\":\"made-up-{i}\",\"messages\":[]}}");
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: made-up-{i}\r\nauthorization: Bearer {key}\r\nx-session-id: made-up-{i}\r\n\
+             x-request-id: made-up-{i}\r\nx-tenant: made-up-{i}\r\nuser-agent: made-up-{i}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        client.send(request.as_bytes()).await;
+        let response = client.response().await;
+        let statuses: &[u16] = match i % 4 {
+            2 => &[401],
+            3 => &[200],
+            _ => &[200, 404],
+        };
+        assert!(statuses.contains(&response.status()), "{i}: {}", response.text());
+    }
+}
+
+#[tokio::test]
+async fn ten_thousand_names_make_no_series() {
+    let worker = FakeWorker::start().await;
+    let tenants = config_file(&format!("[[tenant]]\nname = \"one\"\nkey_sha256 = [\"{KEY_SHA256}\"]\n"));
+    let toml =
+        format!("worker = [\"http://{}\"]\n[auth]\ntenants_file = {:?}\n", worker.addr(), tenants.path());
+    let gateway = Gateway::builder().config(&toml).log("info,access=warn").start().await;
+    gateway.wait_ready(1).await;
+    let series = |metrics: &Metrics| -> BTreeSet<String> {
+        metrics.samples.iter().map(|sample| format!("{}{:?}", sample.name, sample.labels)).collect()
+    };
+    // Every kind of them has been there.
+    ask_by_many_names(&gateway, 0..200).await;
+    let before = series(&gateway.metrics().await);
+    ask_by_many_names(&gateway, 200..10_200).await;
+    let metrics = gateway.metrics().await;
+    let new: Vec<_> = series(&metrics).difference(&before).cloned().collect();
+    assert!(new.is_empty(), "{new:?}");
+    assert!(!metrics.text.contains("made-up"));
+    assert!(metrics.sum("keyway_requests_total", &[]) >= 7_500.0, "they were counted");
+    gateway.idle().await;
 }
 
 #[tokio::test]
