@@ -202,8 +202,10 @@ fn bomb(size: usize) -> Vec<u8> {
     let mut gzip =
         Command::new("gzip").arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("gzip");
     let mut into = gzip.stdin.take().expect("piped");
-    let writing =
-        std::thread::spawn(move || (0..size / 1_024).try_for_each(|_| into.write_all(&[b' '; 1 << 20])));
+    let writing = std::thread::spawn(move || {
+        let spaces = vec![b' '; 1 << 20];
+        (0..size / 1_024).try_for_each(|_| into.write_all(&spaces))
+    });
     let packed = gzip.wait_with_output().expect("gzip").stdout;
     writing.join().expect("a writer").expect("gzip reads");
     packed
@@ -254,9 +256,9 @@ async fn nothing_is_amplified(args: &[&str], size: usize, total: usize, most: f6
     let (gateway, worker) = quiet(args).await;
     // What is remembered of prompts is bounded, and full before anything is measured.
     for text in 0..4 {
-        let new: String =
+        let new: Vec<String> =
             (0..size / 16).map(|i| format!("{:016}", (text * size + i) as u64 * 6_364_136_223)).collect();
-        cost(&gateway, &worker, &framed("", &chat(&new)), 1).await;
+        cost(&gateway, &worker, &framed("", &chat(&new.concat())), 1).await;
     }
     let mut plain = Plain::default();
     let bodies = bodies(size).into_iter().map(|(name, body)| (name, framed("", &body)));
