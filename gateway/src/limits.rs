@@ -15,7 +15,8 @@ pub const MAX_CONNECTIONS: usize = 32_768;
 /// Streams one HTTP/2 client may have open at once (hyper's own default is 200).
 pub const MAX_H2_STREAMS: u32 = 1_024;
 
-/// Time for a client to send its request head, as a defence against slow-header attacks.
+/// Time for a client to send its request head, from its first byte or the end of the answer before, as a defence against
+/// slow-header attacks.
 pub const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time for a client to finish the TLS handshake: some round trips across the world.

@@ -94,3 +94,20 @@ async fn a_body_that_stops_is_refused_and_reaches_no_worker() {
     assert_eq!(worker.request_count(), 0);
     gateway.idle().await;
 }
+
+#[tokio::test]
+async fn a_connection_on_which_no_whole_head_comes_is_closed() {
+    let (gateway, worker) = with_limits("header_read_ms = 400").await;
+    // Nothing, what either protocol may begin with, one that has begun, and the second request of a connection.
+    for sent in ["", "P", "PRI * HTTP/2.0\r\n\r\nSM", "POST /v1/chat/completions HTTP/1.1\r\nhost: k\r\n"] {
+        let mut client = Client::connect(gateway.addr).await;
+        client.send(sent.as_bytes()).await;
+        assert!(client.try_head().await.is_none(), "after {sent:?}");
+    }
+    let mut client = Client::connect(gateway.addr).await;
+    client.request("GET", "/v1/models", &[], b"").await;
+    assert_eq!(client.response().await.status(), 200);
+    assert!(client.try_head().await.is_none(), "after an answer");
+    assert_eq!(worker.request_count(), 0);
+    gateway.idle().await;
+}
