@@ -120,7 +120,9 @@ mod tests {
         for little in [&b""[..], b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"] {
             assert_eq!(after(little).await.unwrap_err().kind(), io::ErrorKind::TimedOut, "{little:?}");
         }
-        for enough in [&b"G"[..], b"PO", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nmore"] {
+        for enough in
+            [&b"G"[..], b"PO", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nmore"]
+        {
             assert_eq!(after(enough).await.unwrap(), enough);
         }
     }
