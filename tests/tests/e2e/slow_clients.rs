@@ -29,7 +29,7 @@ async fn with_limits(limits: &str) -> (Gateway, FakeWorker) {
     (gateway, worker)
 }
 
-/// An attack of this kind by so many connections at once. It gives up before a test's patience does.
+/// An attack of this kind by so many connections at once. Unless `more` says otherwise it gives up before a test's patience does.
 fn attack(gateway: &Gateway, kind: &str, connections: usize, more: &[&str]) -> Option<Process> {
     let mut command = Command::new(tool("slowhttptest")?);
     let (url, connections) = (format!("http://{}{CHAT}", gateway.addr), connections.to_string());
@@ -108,8 +108,8 @@ async fn endless(mut call: Call) {
 async fn readers_of_some_bytes_a_second_are_given_up_and_their_worker_is_free() {
     let (gateway, worker) = with_limits("client_stall_ms = 2000").await;
     worker.manual();
-    // Windows of some bytes, and five bytes read every second: what is in its buffer keeps the attacker busy to its end.
-    let windows = ["-w", "10", "-y", "20", "-n", "1", "-z", "5"];
+    // Windows of some bytes, five bytes read every second, and no end of that within a test's patience.
+    let windows = ["-w", "10", "-y", "20", "-n", "1", "-z", "5", "-l", "600"];
     let Some(attack) = attack(&gateway, "-X", 20, &windows) else { return };
     let mut answers = JoinSet::new();
     for _ in 0..20 {
@@ -117,7 +117,6 @@ async fn readers_of_some_bytes_a_second_are_given_up_and_their_worker_is_free() 
     }
     worker.answer();
     patient("the gateway to give up", answers.join_all()).await;
-    assert!(!attack.log().iter().any(|line| line.contains("Test ended")), "the attacker has not left");
     drop(attack);
     assert_eq!(post(gateway.addr, CHAT, &chat("a healthy one")).await.status(), 200);
     eventually!(open(&gateway).await == ASKING, "every connection is closed");
