@@ -20,8 +20,16 @@ const PROBES: [&str; 4] = ["GET /health ", "GET /v1/models ", "GET /metrics ", "
 pub struct ProbeShield {
     addr: SocketAddr,
     server: watch::Sender<Option<SocketAddr>>,
-    passed: Arc<Mutex<Vec<u8>>>,
+    shared: Shared,
     task: JoinHandle<()>,
+}
+
+/// What all connections have in common.
+#[derive(Debug, Clone)]
+struct Shared {
+    server: watch::Receiver<Option<SocketAddr>>,
+    passed: Arc<Mutex<Vec<u8>>>,
+    ended: watch::Sender<usize>,
 }
 
 impl ProbeShield {
@@ -30,9 +38,9 @@ impl ProbeShield {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("bound");
         let (server, known) = watch::channel(None);
-        let passed = Arc::default();
-        let task = tokio::spawn(accept(listener, known, Arc::clone(&passed)));
-        Self { addr, server, passed, task }
+        let shared = Shared { server: known, passed: Arc::default(), ended: watch::Sender::default() };
+        let task = tokio::spawn(accept(listener, shared.clone()));
+        Self { addr, server, shared, task }
     }
 
     /// Where it listens.
@@ -47,7 +55,12 @@ impl ProbeShield {
 
     /// All that was passed on, of all connections.
     pub fn passed(&self) -> Vec<u8> {
-        self.passed.lock().clone()
+        self.shared.passed.lock().clone()
+    }
+
+    /// How many connections the server has ended; the gateway's side of each is closed by then.
+    pub fn ended(&self) -> watch::Receiver<usize> {
+        self.shared.ended.subscribe()
     }
 }
 
@@ -57,24 +70,16 @@ impl Drop for ProbeShield {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    known: watch::Receiver<Option<SocketAddr>>,
-    passed: Arc<Mutex<Vec<u8>>>,
-) {
+async fn accept(listener: TcpListener, shared: Shared) {
     let mut connections = JoinSet::new();
     while let Ok((gateway, _)) = listener.accept().await {
-        connections.spawn(pass(gateway, known.clone(), Arc::clone(&passed)));
+        connections.spawn(pass(gateway, shared.clone()));
         while connections.try_join_next().is_some() {}
     }
 }
 
 /// One connection, until either side ends it. The server's is opened when there is something for it.
-async fn pass(
-    mut gateway: TcpStream,
-    mut known: watch::Receiver<Option<SocketAddr>>,
-    passed: Arc<Mutex<Vec<u8>>>,
-) -> Option<()> {
+async fn pass(mut gateway: TcpStream, mut shared: Shared) -> Option<()> {
     let mut server: Option<TcpStream> = None;
     let (mut asked, mut answered) = (vec![0; 64 << 10], vec![0; 64 << 10]);
     loop {
@@ -91,16 +96,22 @@ async fn pass(
                     gateway.write_all(answer.as_bytes()).await.ok()?;
                     continue;
                 }
-                passed.lock().extend_from_slice(bytes);
+                shared.passed.lock().extend_from_slice(bytes);
                 if server.is_none() {
-                    let addr = (*known.wait_for(Option::is_some).await.ok()?)?;
+                    let addr = (*shared.server.wait_for(Option::is_some).await.ok()?)?;
                     server = Some(TcpStream::connect(addr).await.ok()?);
                 }
                 server.as_mut()?.write_all(bytes).await.ok()?;
             }
-            n = from_server => gateway.write_all(some(&answered, n)?).await.ok()?,
+            n = from_server => match some(&answered, n) {
+                Some(bytes) => gateway.write_all(bytes).await.ok()?,
+                None => break,
+            },
         }
     }
+    drop(gateway);
+    shared.ended.send_modify(|ended| *ended += 1);
+    None
 }
 
 /// What was read; none at the end.

@@ -30,17 +30,19 @@ fn scripts() -> Vec<PathBuf> {
     scripts
 }
 
-/// Runs a script, whose worker says in a file where it listens; what was wrong.
+/// Runs a script, whose worker says in a file where it listens, and who learns by another that a connection of it has ended;
+/// what was wrong.
 async fn run(varnishtest: &Path, script: &Path) -> Option<String> {
     let (shield, dir) = (ProbeShield::start().await, TempDir::new().expect("a folder"));
     let gateway = Gateway::builder().worker(shield.addr()).config(LIMITS).start().await;
     gateway.wait_ready(1).await;
-    let port_file = dir.path().join("port");
+    let (port_file, ended_file) = (dir.path().join("port"), dir.path().join("ended"));
     let body = String::from_utf8(chat("a scripted one")).expect("text");
     let mut command = tokio::process::Command::new(varnishtest);
     for (name, value) in [
         ("keyway", gateway.addr.to_string()),
         ("port_file", port_file.display().to_string()),
+        ("ended_file", ended_file.display().to_string()),
         ("post", POST.to_owned()),
         ("hidden", HIDDEN.to_owned()),
         // Within quotes, as the rest.
@@ -53,6 +55,8 @@ async fn run(varnishtest: &Path, script: &Path) -> Option<String> {
     let told = async {
         eventually!(port(&port_file).is_some(), "the script's worker listens");
         shield.pass_to(([127, 0, 0, 1], port(&port_file).expect("just seen")).into());
+        let _ = shield.ended().wait_for(|&connections| connections > 0).await; // the shield lives as long
+        std::fs::write(&ended_file, "one").expect("write");
         std::future::pending::<Infallible>().await
     };
     let output = tokio::select! {
