@@ -111,7 +111,11 @@ pub(crate) fn odd() -> Vec<String> {
         format!("{length:x};name=\"a;b\"\r\n{body}\r\n0;last\r\n\r\n"),
         format!("000{length:X}\r\n{body}\r\n000\r\n\r\n"),
         format!("{length:x}\r\n{body}\r\n0\r\ncontent-length: 5\r\nx-trailer: y\r\n\r\n"),
-        body.chars().map(|one| format!("1\r\n{one}\r\n")).collect::<String>() + "0\r\n\r\n",
+        body.split("")
+            .filter(|one| !one.is_empty())
+            .flat_map(|one| ["1\r\n", one, "\r\n"])
+            .collect::<String>()
+            + "0\r\n\r\n",
     ] {
         requests.push(with_headers("transfer-encoding: chunked", &chunked));
     }

@@ -43,24 +43,12 @@ impl Proxy {
     async fn start(kind: Kind, server: SocketAddr) -> Option<Self> {
         let dir = TempDir::new().expect("a folder");
         let (socket, file) = (dir.path().join("socket"), dir.path().join("proxy.conf"));
-        let mut command = match kind {
-            Kind::Nginx => {
-                let mut command = Command::new(tool("nginx")?);
-                std::fs::write(&file, nginx(dir.path(), &socket, server)).expect("write");
-                command.arg("-p").arg(dir.path()).args(["-e", "stderr"]);
-                command
-            }
-            Kind::Haproxy => {
-                let mut command = Command::new(tool("haproxy")?);
-                std::fs::write(&file, haproxy(&socket, server)).expect("write");
-                command.args(["-db", "-f"]);
-                command
-            }
+        let (name, configuration, args) = match kind {
+            Kind::Nginx => ("nginx", nginx(dir.path(), &socket, server), ["-e", "stderr", "-c"].as_slice()),
+            Kind::Haproxy => ("haproxy", haproxy(&socket, server), ["-db", "-f"].as_slice()),
         };
-        if matches!(kind, Kind::Nginx) {
-            command.arg("-c");
-        }
-        let process = Process::spawn(&format!("{kind:?}"), command.arg(&file));
+        std::fs::write(&file, configuration).expect("write");
+        let process = Process::spawn(name, Command::new(tool(name)?).args(args).arg(&file));
         eventually!(UnixStream::connect(&socket).await.is_ok(), "{kind:?} listens");
         Some(Self { process, socket, _dir: dir })
     }
@@ -102,10 +90,11 @@ fn is_probe(target: &str) -> bool {
 
 fn nginx(dir: &Path, socket: &Path, server: SocketAddr) -> String {
     let (dir, socket) = (dir.display(), socket.display());
-    let folders: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+    let folders: Vec<String> = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .iter()
-        .map(|kind| format!("{kind}_temp_path {dir}/{kind};\n"))
+        .map(|kind| format!("{kind}_temp_path {dir}/{kind};"))
         .collect();
+    let folders = folders.join(" ");
     format!(
         "daemon off; master_process off; pid {dir}/pid;\nevents {{}}\nhttp {{\n{folders}
          log_format took 'took $request_uri $status $upstream_status';
@@ -186,9 +175,8 @@ async fn agree(proxy: &Proxy, worker: &FakeWorker) {
     let differing = || {
         let (proxy, worker) = (let_through(proxy), seen(worker));
         let all: BTreeSet<&String> = proxy.keys().chain(worker.keys()).collect();
-        let told = |target: &&String| {
-            (target.to_string(), proxy.get(*target).copied(), worker.get(*target).copied())
-        };
+        let told =
+            |target: &&String| ((*target).clone(), proxy.get(*target).copied(), worker.get(*target).copied());
         all.iter().map(told).filter(|(_, proxy, worker)| proxy != worker).collect::<Vec<_>>()
     };
     eventually!(differing().is_empty(), "no difference; let through, and seen: {:?}", differing());

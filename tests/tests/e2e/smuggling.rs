@@ -3,6 +3,7 @@
 
 use bytes::Bytes;
 use keyway_tests::eventually::patient;
+use keyway_tests::fake_worker::Recorded;
 use keyway_tests::openai::{CHAT, chat, chat_stream};
 use keyway_tests::{Cluster, eventually, post};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -54,7 +55,7 @@ async fn an_odd_request_is_one_request_and_the_one_behind_it_another() {
         let answer = answer.trim_start_matches("HTTP/1.1 100 Continue\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 200"), "{request:?}: {answer}");
         let requests = cluster.fakes[0].requests();
-        let new: Vec<(&str, &str)> = requests[seen..].iter().map(|one| one.target()).collect();
+        let new: Vec<(&str, &str)> = requests[seen..].iter().map(Recorded::target).collect();
         assert_eq!(new, [("POST", CHAT), ("GET", "/v1/smuggled")], "{request:?}");
         assert_eq!(requests[seen].body, odd_body().into_bytes(), "{request:?}");
         seen = requests.len();
