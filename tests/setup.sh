@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs what the tests need beyond Rust into .venv/ (ignored by git; another folder: KEYWAY_TEST_VENV): the
 # official openai client, msgspec, pyzmq, Kubernetes' schemas, Helm's library, gRPC, OpenTelemetry's messages, Playwright with
-# axe, HTTP/2's frames (h2), Prometheus and kubectl. Starts no service and installs nothing outside that folder, except
-# Debian's own python3-venv, curl, ca-certificates, systemd and chromium where they are missing and this runs as root.
+# axe, HTTP/2's frames (h2), Prometheus, kubectl, and what sends or serves odd HTTP and TLS: varnishtest, slowhttptest, sslscan,
+# nginx, HAProxy. Starts no service and installs nothing outside that folder, except Debian's own python3-venv, curl,
+# ca-certificates, systemd, chromium, openssl and some libraries where they are missing and this runs as root.
 set -euo pipefail
 
 OPENAI_VERSION=3.52.0
@@ -37,6 +38,16 @@ python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-ven
 if command -v apt-get >/dev/null && ! command -v systemd-analyze >/dev/null; then missing+=(systemd); fi
 # For the test of the operators' page; Playwright brings none that every network may fetch.
 if command -v apt-get >/dev/null && ! command -v chromium >/dev/null; then missing+=(chromium); fi
+# For a weak TLS server that sslscan must complain of.
+if command -v apt-get >/dev/null && ! command -v openssl >/dev/null; then missing+=(openssl); fi
+# Libraries of what is unpacked below: varnishtest, and HAProxy.
+if command -v apt-get >/dev/null; then
+    loadable=$(/sbin/ldconfig -p)
+    for library in libvarnishapi.so.3:libvarnishapi3 liblua5.3.so.0:liblua5.3-0 \
+        libopentracing-c-wrapper.so.0:libopentracing-c-wrapper0 libpcre2-8.so.0:libpcre2-8-0; do
+        [[ $loadable == *"${library%:*}"* ]] || missing+=("${library#*:}")
+    done
+fi
 if [ ${#missing[@]} -gt 0 ]; then
     say "installing ${missing[*]}"
     apt install -y -qq --no-install-recommends "${missing[@]}" ||
@@ -60,7 +71,8 @@ then
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --ignore-requires-python "${packages[@]}"
 fi
 
-# From Debian's packages: Prometheus and its promtool, and kubectl, of which only `kubectl kustomize` is used.
+# From Debian's packages: Prometheus and its promtool, kubectl, of which only `kubectl kustomize` is used, and the tools for
+# the wire.
 unpack() { # PACKAGE PATH_IN_PACKAGE...
     local package=$1 wanted=() path
     shift
@@ -88,4 +100,9 @@ unpack() { # PACKAGE PATH_IN_PACKAGE...
 }
 unpack prometheus ./usr/bin/promtool ./usr/bin/prometheus
 unpack kubernetes-client ./usr/bin/kubectl
+unpack varnish ./usr/bin/varnishtest
+unpack slowhttptest ./usr/bin/slowhttptest
+unpack sslscan ./usr/bin/sslscan
+unpack nginx ./usr/sbin/nginx
+unpack haproxy ./usr/sbin/haproxy
 say "ready"

@@ -69,7 +69,7 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
     let mut background = vec![tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router)))];
 
     let admission = Admission::new(config.max_in_flight, metrics.in_flight.clone());
-    let intake = Intake::new(config.max_connections, config.drain_timeout);
+    let intake = Intake::new(config.max_connections, config.timeouts.header_read, config.drain_timeout);
     let (tls, tenants) = doors(config, clock, &metrics, &mut background).map_err(io::Error::other)?;
     let live = Live::new(Serving {
         dispatch: Arc::new(dispatch(config, &router, &scale, &upstream, keyer)?),

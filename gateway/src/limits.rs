@@ -23,7 +23,8 @@ pub const MAX_H2_UNSEEN_RESETS: usize = 64;
 /// connection is closed. Honest clients do so at most once, with as many streams as there may be before they are told of that.
 pub const MAX_H2_FAULTY_STREAMS: usize = MAX_H2_STREAMS as usize;
 
-/// Time for a client to send its request head, as a defence against slow-header attacks.
+/// Time for a client to send its request head, from its first byte or the end of the answer before, as a defence against
+/// slow-header attacks.
 pub const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time for a client to finish the TLS handshake: some round trips across the world.

@@ -191,7 +191,7 @@ impl Reloader {
             tls.change(prepared);
         }
         parts.admission.set_limit(config.max_in_flight);
-        parts.intake.set(config.max_connections, config.drain_timeout);
+        parts.intake.set(config.max_connections, config.timeouts.header_read, config.drain_timeout);
         parts.upstream.set_connect_timeout(config.timeouts.connect);
         parts.router.set_rules(config.policy, config.room);
         let listed: Vec<Listed> = config.workers.iter().cloned().map(Listed::from).collect();

@@ -141,7 +141,7 @@ fn serve_operators(
     may_begin: impl Future<Output = ()> + Send + 'static,
 ) -> JoinHandle<()> {
     let connections = admin.metrics.connections.clone();
-    let intake = Intake::new(config.max_connections, Duration::ZERO);
+    let intake = Intake::new(config.max_connections, config.timeouts.header_read, Duration::ZERO);
     let client_stall = config.timeouts.client_stall;
     let operators = Server { listener, tls: None, intake, cores: None, client_stall, connections };
     let admin = admin_guard::guarded(admin.live.clone(), admin::admin(admin));

@@ -4,6 +4,7 @@
 //!
 //! Next: [`crate::stack`].
 
+mod greeting;
 mod intake;
 pub mod stalls;
 
@@ -21,13 +22,13 @@ use hyper_util::{
 use prometheus::IntGauge;
 
 pub use self::intake::Intake;
-use self::{intake::Slot, stalls::Taken};
+use self::{greeting::Greeting, intake::Slot, stalls::Taken};
 use crate::{
     clock,
     cores::Cores,
     limits::{
-        DRAIN_LOOK, DRAIN_QUIET, HEAD_BUFFER_BYTES, HEADER_READ_TIMEOUT, MAX_H2_FAULTY_STREAMS,
-        MAX_H2_HEADER_LIST_BYTES, MAX_H2_STREAMS, MAX_H2_UNSEEN_RESETS,
+        DRAIN_LOOK, DRAIN_QUIET, HEAD_BUFFER_BYTES, MAX_H2_FAULTY_STREAMS, MAX_H2_HEADER_LIST_BYTES,
+        MAX_H2_STREAMS, MAX_H2_UNSEEN_RESETS,
     },
     net::{self, TcpStream},
     stack::Stack,
@@ -53,10 +54,10 @@ pub struct Server {
 
 /// Serves until `shutdown` completes, then lets open requests finish within the drain time. Returns whether all did.
 pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Output = ()>) -> bool {
-    let builder = Arc::new(connection_builder(Spread {
-        cores: server.cores.clone(),
-        client_stall: server.client_stall,
-    }));
+    let mut header_read = server.intake.header_read();
+    let spread = Spread { cores: server.cores.clone(), client_stall: server.client_stall };
+    let build = |header_read| Arc::new(connection_builder(spread.clone(), header_read));
+    let mut builder = build(header_read);
     let graceful = GracefulShutdown::new();
     tokio::pin!(shutdown);
     loop {
@@ -74,8 +75,13 @@ pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Outp
             }
         };
         let open = Open::count(&server.connections, slot);
+        if header_read != server.intake.header_read() {
+            header_read = server.intake.header_read();
+            builder = build(header_read);
+        }
         let connection = Connection {
             builder: Arc::clone(&builder),
+            header_read,
             watcher: graceful.watcher(),
             tls: server.tls.clone(),
             service: TowerToHyperService::new(stack.clone()),
@@ -105,6 +111,7 @@ pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Outp
 /// What serves a client's connection.
 struct Connection<S> {
     builder: Arc<auto::Builder<Spread>>,
+    header_read: Duration,
     watcher: Watcher,
     tls: Option<Arc<ServerTls>>,
     service: TowerToHyperService<S>,
@@ -123,13 +130,16 @@ impl<S: Stack> Connection<S> {
         self,
         stream: impl Future<Output = io::Result<TcpStream>>,
     ) -> Result<(), Box<dyn Error + Send + Sync>> {
-        let Self { builder, watcher, tls, service } = self;
+        let Self { builder, header_read, watcher, tls, service } = self;
         let stream = stream.await?;
         match tls {
-            None => watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await,
+            None => {
+                let stream = TokioIo::new(Greeting::within(header_read, stream));
+                watcher.watch(builder.serve_connection(stream, service)).await
+            }
             Some(tls) => {
-                let stream = tls.accept(stream).await?;
-                watcher.watch(builder.serve_connection(TokioIo::new(stream), service)).await
+                let stream = TokioIo::new(Greeting::within(header_read, tls.accept(stream).await?));
+                watcher.watch(builder.serve_connection(stream, service)).await
             }
         }
     }
@@ -183,14 +193,14 @@ async fn accept(listener: &net::TcpListener, intake: &Arc<Intake>) -> io::Result
     Ok((stream, slot))
 }
 
-fn connection_builder(spread: Spread) -> auto::Builder<Spread> {
+fn connection_builder(spread: Spread, header_read: Duration) -> auto::Builder<Spread> {
     let mut builder = auto::Builder::new(spread);
     builder
         .http1()
         // Heads, events and most answers are small: to copy them together is cheaper than to say where each part lies.
         .writev(false)
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_READ_TIMEOUT)
+        .header_read_timeout(header_read)
         .max_buf_size(HEAD_BUFFER_BYTES);
     builder
         .http2()

@@ -144,22 +144,26 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("?")
 }
 
-/// Refuses heads that are too large, and what two readers could frame in two ways (RFC 9112 §6.1), the latter with its connection.
+/// Refuses heads that are too large, and, with their connection, what two readers could frame in two ways: a length beside chunks
+/// (RFC 9112 §6.1), which today's hyper lets none of through (over HTTP/1.1 it drops the length, and closes; over HTTP/2 it refuses
+/// the header); and CONNECT, behind which bytes of any protocol may have been sent already.
 async fn framed<S>(request: Box<Request>, mut next: S) -> Result<Response, Infallible>
 where
     S: Service<Box<Request>, Response = Response, Error = Infallible>,
 {
     let headers = request.headers();
-    if headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH) {
-        let why = "it has both a content-length and a transfer-encoding".to_owned();
-        let mut refused = Error::BodyUnreadable(why).to_response();
-        refused.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        return Ok(refused);
-    }
-    if let Err(error) = headers::bounded(&request) {
+    let refused = if headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH) {
+        Error::BodyUnreadable("it has both a content-length and a transfer-encoding".to_owned())
+    } else if request.method() == Method::CONNECT {
+        Error::NotFound("a tunnel".to_owned())
+    } else if let Err(error) = headers::bounded(&request) {
         return Ok(error.to_response());
-    }
-    next.call(request).await
+    } else {
+        return next.call(request).await;
+    };
+    let mut refused = refused.to_response();
+    refused.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    Ok(refused)
 }
 
 async fn known<S>(

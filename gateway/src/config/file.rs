@@ -149,6 +149,8 @@ pub struct LimitsFile {
     pub drain_delay_seconds: Option<u64>,
     /// Milliseconds to open a connection to a worker.
     pub connect_timeout_ms: Option<u64>,
+    /// Milliseconds for a request's head to come; over HTTP/1.1 also how long a connection may wait for its next request.
+    pub header_read_ms: Option<u64>,
     /// Milliseconds between two pieces of a request's body.
     pub body_idle_ms: Option<u64>,
     /// Milliseconds between two pieces of an answer, once it has begun.

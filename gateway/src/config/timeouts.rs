@@ -10,6 +10,8 @@ use crate::limits;
 pub struct Timeouts {
     /// To open a connection to a worker.
     pub connect: Duration,
+    /// For a request's head to come, and for a connection's first bytes.
+    pub header_read: Duration,
     /// Between two pieces of a request's body.
     pub body_idle: Duration,
     /// Between two pieces of an answer, once it has begun.
@@ -24,6 +26,7 @@ impl Default for Timeouts {
     fn default() -> Self {
         Self {
             connect: limits::CONNECT_TIMEOUT,
+            header_read: limits::HEADER_READ_TIMEOUT,
             body_idle: limits::BODY_IDLE_TIMEOUT,
             answer_idle: limits::ANSWER_IDLE_TIMEOUT,
             request: limits::REQUEST_TIMEOUT,
@@ -44,6 +47,7 @@ impl TryFrom<&LimitsFile> for Timeouts {
         };
         Ok(Self {
             connect: time("connect_timeout_ms", file.connect_timeout_ms, default.connect)?,
+            header_read: time("header_read_ms", file.header_read_ms, default.header_read)?,
             body_idle: time("body_idle_ms", file.body_idle_ms, default.body_idle)?,
             answer_idle: time("answer_idle_ms", file.answer_idle_ms, default.answer_idle)?,
             request: time("request_timeout_ms", file.request_timeout_ms, default.request)?,

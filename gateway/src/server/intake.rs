@@ -1,4 +1,4 @@
-//! How many connections a listener takes, how long they may stay at the end, and whether they are asked to leave: what of a
+//! How many connections a listener takes, how long they may be silent and stay at the end, and whether they are asked to leave: what of a
 //! server changes while it runs.
 
 use std::{
@@ -17,6 +17,7 @@ pub struct Intake {
     max_connections: AtomicUsize,
     open: AtomicUsize,
     freed: Notify,
+    header_read_ms: AtomicU64,
     drain_timeout_ms: AtomicU64,
     leaving: AtomicBool,
 }
@@ -26,22 +27,24 @@ pub struct Intake {
 pub(super) struct Slot(Arc<Intake>);
 
 impl Intake {
-    /// At most so many connections at once; further ones wait in the kernel's queue. At the end, requests get
-    /// `drain_timeout`.
-    pub fn new(max_connections: usize, drain_timeout: Duration) -> Arc<Self> {
+    /// At most so many connections at once; further ones wait in the kernel's queue. Heads get `header_read`, and at the end
+    /// requests get `drain_timeout`.
+    pub fn new(max_connections: usize, header_read: Duration, drain_timeout: Duration) -> Arc<Self> {
         let intake = Self {
             max_connections: AtomicUsize::default(),
             open: AtomicUsize::default(),
             freed: Notify::new(),
+            header_read_ms: AtomicU64::default(),
             drain_timeout_ms: AtomicU64::default(),
             leaving: AtomicBool::default(),
         };
-        intake.set(max_connections, drain_timeout);
+        intake.set(max_connections, header_read, drain_timeout);
         Arc::new(intake)
     }
 
     /// Other bounds from now on; who is connected stays.
-    pub fn set(&self, max_connections: usize, drain_timeout: Duration) {
+    pub fn set(&self, max_connections: usize, header_read: Duration, drain_timeout: Duration) {
+        self.header_read_ms.store(header_read.as_millis() as u64, Ordering::Relaxed);
         self.drain_timeout_ms.store(drain_timeout.as_millis() as u64, Ordering::Relaxed);
         self.max_connections.store(max_connections, Ordering::Release);
         self.freed.notify_one();
@@ -55,6 +58,11 @@ impl Intake {
     /// Whether connections are asked to leave.
     pub fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Relaxed)
+    }
+
+    /// Time for a request's head to come.
+    pub(super) fn header_read(&self) -> Duration {
+        Duration::from_millis(self.header_read_ms.load(Ordering::Relaxed))
     }
 
     /// Time that requests get after the end began.
@@ -91,13 +99,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_bound_can_be_moved_while_connections_wait_for_it() {
-        let intake = Intake::new(1, Duration::ZERO);
+        let intake = Intake::new(1, Duration::ZERO, Duration::ZERO);
         let first = intake.slot().await;
         let mut second = Box::pin(intake.slot());
         assert!(second.as_mut().now_or_never().is_none());
-        intake.set(2, Duration::ZERO);
+        intake.set(2, Duration::ZERO, Duration::ZERO);
         let second = second.await;
-        intake.set(1, Duration::ZERO);
+        intake.set(1, Duration::ZERO, Duration::ZERO);
         drop(first);
         assert!(intake.slot().now_or_never().is_none(), "one is still open, and one is the bound");
         drop(second);

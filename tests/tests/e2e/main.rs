@@ -8,8 +8,10 @@
     reason = "helpers of tests fail the test by panicking"
 )]
 
+mod ambiguous;
 mod cache_size;
 mod cancel;
+mod chains;
 mod config;
 mod continuation;
 mod costs;
@@ -37,14 +39,17 @@ mod rolling;
 mod routing;
 mod secrets;
 mod sessions;
+mod slow_clients;
 mod smuggling;
 mod streaming;
 mod tenants;
 mod timeouts;
 mod tls;
+mod tls_scan;
 mod traces;
 mod upstream_failure;
 mod usage;
+mod vtc;
 mod waiting;
 mod watched;
 mod zero_config;

@@ -2,7 +2,7 @@
 
 use keyway_tests::exchange::PROTOCOLS;
 use keyway_tests::openai::{CHAT, chat, chat_stream, delta};
-use keyway_tests::{Client, End, Exchange, FakeWorker, Gateway, Next, Protocol};
+use keyway_tests::{Client, End, Exchange, FakeWorker, Gateway, Next, Protocol, post};
 use serde_json::Value;
 
 /// A gateway with these limits before one worker that the test answers for.
@@ -93,4 +93,33 @@ async fn a_body_that_stops_is_refused_and_reaches_no_worker() {
     assert_eq!(response.json()["error"]["code"], "body_too_slow");
     assert_eq!(worker.request_count(), 0);
     gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_connection_on_which_no_whole_head_comes_is_closed() {
+    let (gateway, worker) = with_limits("header_read_ms = 400").await;
+    // Nothing, what either protocol may begin with, one that has begun, and the second request of a connection.
+    for sent in ["", "P", "PRI * HTTP/2.0\r\n\r\nSM", "POST /v1/chat/completions HTTP/1.1\r\nhost: k\r\n"] {
+        let mut client = Client::connect(gateway.addr).await;
+        client.send(sent.as_bytes()).await;
+        assert!(client.try_head().await.is_none(), "after {sent:?}");
+    }
+    let mut client = Client::connect(gateway.addr).await;
+    client.request("GET", "/v1/models", &[], b"").await;
+    assert_eq!(client.response().await.status(), 200);
+    assert!(client.try_head().await.is_none(), "after an answer");
+    assert_eq!(worker.request_count(), 0);
+    gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_new_time_for_heads_holds_for_new_connections() {
+    let (gateway, worker) = with_limits("header_read_ms = 3600000").await;
+    let toml = format!("worker = [\"http://{}\"]\n[limits]\nheader_read_ms = 400\n", worker.addr());
+    gateway.rewrite(&toml);
+    let said = post(gateway.admin, "/reload", b"").await;
+    assert!(said.text().contains("limits.*_ms"), "{}", said.text());
+    let mut silent = Client::connect(gateway.addr).await;
+    silent.send(b"POST /v1/chat/completions HTTP/1.1\r\n").await;
+    assert!(silent.try_head().await.is_none());
 }
