@@ -43,8 +43,9 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     // Mostly none is there.
     let mut gone: Vec<HeaderName> = headers.keys().filter(|name| is_hop_by_hop(name)).cloned().collect();
     if gone.contains(&CONNECTION) {
-        let lists = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
-        gone.extend(lists.flat_map(|list| list.split(',')).filter_map(|name| name.trim().parse().ok()));
+        // As bytes: a name beside one that is no text counts all the same.
+        let names = headers.get_all(CONNECTION).iter().flat_map(|list| list.as_bytes().split(|b| *b == b','));
+        gone.extend(names.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok()));
     }
     for name in gone {
         headers.remove(name);
@@ -78,6 +79,71 @@ mod tests {
             for_worker(&mut headers);
             prop_assert_eq!(headers.len(), 1);
             prop_assert!(headers.contains_key(&kept));
+        }
+    }
+
+    /// Those that name what concerns one hop alone, whoever sends them.
+    const OF_ONE_HOP: [&str; 9] = [
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ];
+
+    /// A name in either case, with the blanks and the rubbish beside it that senders put there.
+    fn listed(name: &str, form: u8) -> Vec<u8> {
+        match form % 4 {
+            0 => name.as_bytes().to_vec(),
+            1 => format!(" \t{} ", name.to_ascii_uppercase()).into_bytes(),
+            2 => [name.as_bytes(), b", \xff"].concat(),
+            _ => format!(",, close,{name}").into_bytes(),
+        }
+    }
+
+    fn values(headers: &HeaderMap, name: &str) -> Vec<HeaderValue> {
+        headers.get_all(name).iter().cloned().collect()
+    }
+
+    proptest! {
+        #[test]
+        fn what_concerns_one_hop_goes_and_all_else_stays_as_it_was(
+            end_to_end in prop::collection::vec(("x-[a-d]", "[ -~]{0,6}"), 0..16),
+            one_hop in prop::collection::vec(prop::sample::select(OF_ONE_HOP.to_vec()), 0..6),
+            lists in prop::collection::vec(("y-[a-d]", any::<u8>()), 0..4),
+            named in prop::collection::vec("y-[a-d]", 0..8),
+        ) {
+            let mut headers = HeaderMap::new();
+            for (name, value) in &end_to_end {
+                let name = HeaderName::try_from(name.as_str()).unwrap();
+                headers.append(name, HeaderValue::from_str(value).unwrap());
+            }
+            let sent = headers.clone();
+            for name in &named {
+                headers.append(HeaderName::try_from(name.as_str()).unwrap(), HeaderValue::from_static("1"));
+            }
+            for name in one_hop {
+                headers.append(HeaderName::from_static(name), HeaderValue::from_static("x"));
+            }
+            for (name, form) in &lists {
+                headers.append(CONNECTION, HeaderValue::from_bytes(&listed(name, *form)).unwrap());
+            }
+            strip_hop_by_hop(&mut headers);
+            for name in OF_ONE_HOP {
+                prop_assert!(!headers.contains_key(name), "{name}");
+            }
+            for (name, _) in &lists {
+                prop_assert!(!headers.contains_key(name), "{name}");
+            }
+            for name in sent.keys() {
+                prop_assert_eq!(values(&headers, name.as_str()), values(&sent, name.as_str()));
+            }
+            let unlisted = named.iter().filter(|name| lists.iter().all(|(listed, _)| listed != *name)).count();
+            prop_assert_eq!(headers.len(), sent.len() + unlisted);
         }
     }
 

@@ -293,6 +293,9 @@ impl Desk<Held> for Counter<'_> {
             held.streams,
         )
         .announced(announced as u64);
+        // From here on it is dropped after the locks are open, whatever happens: it takes them itself.
+        self.begun.push((held.begin, Ok(Choice { worker: Arc::clone(&worker), pick, ticket })));
+        tracing::trace!(worker = %worker.name, reason = pick.reason.as_str(), "a request begins");
         let before = &candidates[pick.index];
         let load = worker.load.snapshot(self.now, before.tokens_per_ms).among(before.load.own_share);
         sheet.update(pick.index, load);
@@ -303,7 +306,6 @@ impl Desk<Held> for Counter<'_> {
         let waited = self.now.saturating_sub(held.entered);
         router.metrics.hold.observe(waited.as_secs_f64());
         worker.series(&router.metrics).picked(pick.reason);
-        self.begun.push((held.begin, Ok(Choice { worker, pick, ticket })));
     }
 
     fn tokens(&self, plan: &Plan) -> Option<f64> {
