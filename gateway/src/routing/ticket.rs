@@ -212,3 +212,6 @@ impl Drop for Ticket {
         self.router.pump();
     }
 }
+
+#[cfg(test)]
+mod tests;
