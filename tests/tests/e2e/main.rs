@@ -8,6 +8,7 @@
     reason = "helpers of tests fail the test by panicking"
 )]
 
+mod access;
 mod cache_size;
 mod cancel;
 mod config;
@@ -30,6 +31,7 @@ mod passthrough;
 mod peers;
 mod real_workers;
 mod reload;
+mod restarts;
 mod resume;
 mod rolling;
 mod routing;
