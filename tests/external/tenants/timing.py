@@ -64,7 +64,8 @@ class Fleet:
 
     def __enter__(self):
         if self.args.worker:
-            workers = [self.start("worker", [self.args.worker, "--listen", "127.0.0.1:0", "--model", "random"], "ready on ")[0] for _ in range(2)]
+            worker = [self.args.worker, "--listen", "127.0.0.1:0", "--model", "random"]
+            workers = [self.start("worker", worker, "ready on ")[0] for _ in range(2)]
         else:
             mock = [self.args.loadtest, "mock", "--workers", "2", "--base-port", "0", "--profile", self.args.profile]
             workers = self.start("mock", mock, "ready on ", 2)
@@ -167,7 +168,8 @@ def main():
         for name, asked in found.items():
             times = sorted(took for took, _ in asked)
             cached = sum(tokens for _, tokens in asked) / len(asked)
-            row = ["isolated" if isolate else "share", name, f"{times[len(times) // 2]:.2f}", f"{times[len(times) * 9 // 10]:.2f}", f"{cached:.0f}"]
+            quantiles = [times[len(times) // 2], times[len(times) * 9 // 10]]
+            row = ["isolated" if isolate else "share", name, *(f"{ms:.2f}" for ms in quantiles), f"{cached:.0f}"]
             if name != "unseen":
                 distance, p = kolmogorov_smirnov(unseen, times)
                 apart, meant = p < LEVEL, name == "own" or not isolate
