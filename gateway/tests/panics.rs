@@ -48,6 +48,9 @@ const REQUESTS: usize = 1_000;
 /// How many are under way at once.
 const AT_ONCE: usize = 50;
 
+/// How long what must happen is waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// What is asked of the worker beside an answer.
 const NO_ANSWER: &str = "the worker hangs up";
 const HALF_AN_ANSWER: &str = "the worker hangs up in the middle";
@@ -194,7 +197,7 @@ async fn gateway(worker: SocketAddr) -> Gateway {
     let sockets = Sockets::open(&config).await.unwrap();
     let gateway = run::start(&config, sockets, reader, Vec::new(), Some(Cores::start(2).unwrap())).unwrap();
     gateway.open();
-    assert!(gateway.ready(Duration::from_secs(30)).await, "the worker is ready");
+    assert!(gateway.ready(PATIENCE).await, "the worker is ready");
     gateway
 }
 
@@ -259,7 +262,7 @@ fn sum(metrics: &str, family: &str, label: &str) -> f64 {
 
 /// Polls until it is so.
 async fn eventually<F: Future<Output = bool>>(what: &str, is: impl Fn() -> F) {
-    let seen = tokio::time::timeout(Duration::from_secs(30), async {
+    let seen = tokio::time::timeout(PATIENCE, async {
         while !is().await {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -276,8 +279,10 @@ async fn one_bug(
     let before = metrics(gateway.admin_addr).await;
     let told = TOLD.load(Ordering::SeqCst);
     *BUG.lock() = Some(line);
-    let ends = round(gateway.addr, version, prompt).await;
     let context = format!("{line:?} over {version:?}");
+    let Ok(ends) = tokio::time::timeout(PATIENCE, round(gateway.addr, version, prompt)).await else {
+        panic!("somebody waits for ever: {context}");
+    };
     let unusual: Vec<_> = ends.into_iter().filter(|end| *end != End::Whole).collect();
     // Whoever met the bug in its record's end has its answer already.
     let one = if expected == End::Whole { vec![] } else { vec![expected] };
