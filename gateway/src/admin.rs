@@ -107,7 +107,8 @@ fn answer(request: &Request, admin: &Admin) -> Response {
         "/help" => text(StatusCode::OK, "text/plain; charset=utf-8", INDEX),
         "/scale" => json_answer(StatusCode::OK, &admin.scale.rows()),
         "/livez" => text(StatusCode::OK, "text/plain; charset=utf-8", "ok\n"),
-        "/readyz" if admin.leaving.began() => {
+        // Where a successor has the socket, who asks asks for both: it is ready.
+        "/readyz" if admin.leaving.began() && !admin.leaving.succeeded() => {
             text(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", "the gateway is ending\n")
         }
         "/readyz" if router.fleet().all().iter().any(|worker| worker.routable()) => {

@@ -12,6 +12,8 @@ use http_body::{Body, Frame, SizeHint};
 
 use crate::{
     admission::Permit,
+    error::Error,
+    panics,
     peers::Telling,
     record::Record,
     relay::Relay,
@@ -31,7 +33,7 @@ pub type Request = http::Request<hyper::body::Incoming>;
 pub struct ResponseBody {
     source: Source,
     _permit: Option<Permit>,
-    _record: Option<Arc<Record>>,
+    record: Option<Arc<Record>>,
 }
 
 #[derive(Debug)]
@@ -47,12 +49,12 @@ enum Source {
 impl ResponseBody {
     /// A worker's answer.
     pub fn relay(relay: Relay) -> Self {
-        Self { source: Source::Relay(Box::new(relay)), _permit: None, _record: None }
+        Self { source: Source::Relay(Box::new(relay)), _permit: None, record: None }
     }
 
     /// What this gateway tells another one, for as long as that listens.
     pub fn telling(telling: Telling) -> Self {
-        Self { source: Source::Telling(Box::new(telling)), _permit: None, _record: None }
+        Self { source: Source::Telling(Box::new(telling)), _permit: None, record: None }
     }
 
     /// Ties the request's place in the gateway to it.
@@ -64,14 +66,25 @@ impl ResponseBody {
     /// Ties the request's record to it.
     #[must_use]
     pub fn with_record(self, record: Arc<Record>) -> Self {
-        Self { _record: Some(record), ..self }
+        Self { record: Some(record), ..self }
+    }
+
+    /// A bug of ours in the middle of an answer: it is aborted, and its worker's load and connection are given back.
+    fn panicked(&mut self) -> BoxError {
+        if let Some(record) = &self.record {
+            record.panicked();
+        }
+        let source = std::mem::replace(&mut self.source, Source::Own(None));
+        // What it was made from is in no state to rely on.
+        panics::stopped(|| drop(source));
+        Error::Internal.into()
     }
 }
 
 /// A body known in full.
 pub fn full(bytes: impl Into<Bytes>) -> ResponseBody {
     let bytes = Some(bytes.into()).filter(|bytes| !bytes.is_empty());
-    ResponseBody { source: Source::Own(bytes), _permit: None, _record: None }
+    ResponseBody { source: Source::Own(bytes), _permit: None, record: None }
 }
 
 impl Body for ResponseBody {
@@ -82,13 +95,15 @@ impl Body for ResponseBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let frame = match &mut self.source {
+        // Here rather than at the connection's task, which a panic would end without a word in the record.
+        let polled = panics::stopped(|| match &mut self.source {
             Source::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Source::Relay(relay) => Pin::new(&mut **relay).poll_frame(cx),
             Source::Telling(telling) => {
                 telling.poll_line(cx).map(|line| line.map(|line| Ok(Frame::data(line))))
             }
-        };
+        });
+        let frame = polled.unwrap_or_else(|| Poll::Ready(Some(Err(self.panicked()))));
         stalls::say(if frame.is_ready() { Said::Piece } else { Said::Wait });
         frame
     }

@@ -190,6 +190,63 @@ mod tests {
         assert_eq!(gates.iter().filter(|gate| gate.admits()).count(), 5);
     }
 
+    /// Requests on their way to each of ten workers, by when they end.
+    struct Traffic {
+        gates: Vec<Arc<Gate>>,
+        trips: Vec<(Duration, usize, Trip)>,
+        random: fastrand::Rng,
+    }
+
+    impl Traffic {
+        /// One request to a worker that admits one, in turn.
+        fn send(&mut self, now: Duration) {
+            let admitting: Vec<usize> = (0..10).filter(|&i| self.gates[i].admits()).collect();
+            let to = self.random.choice(admitting).expect("half of the fleet stays");
+            let ends = now + Duration::from_millis(self.random.u64(1..2_000));
+            self.trips.push((ends, to, self.gates[to].begin()));
+        }
+
+        /// What has ended by now; all but the last worker fail, and some clients leave.
+        fn end(&mut self, now: Duration) {
+            let (ended, going): (Vec<_>, Vec<_>) = self.trips.drain(..).partition(|trip| trip.0 <= now);
+            self.trips = going;
+            for (_, at, mut trip) in ended {
+                match self.random.u8(..10) {
+                    0 => {}
+                    _ if at == 9 => trip.judge(Verdict::Good),
+                    _ => trip.judge(Verdict::Bad),
+                }
+            }
+        }
+
+        fn trials(&self, at: usize) -> usize {
+            self.trips.iter().filter(|(_, of, trip)| *of == at && trip.trial).count()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_ten_workers_nine_of_which_fail_at_most_half_are_out_and_each_is_tried_by_one_at_a_time() {
+        let clock = Clock::start();
+        let fleet = Ejections::new(clock, None);
+        let gates: Vec<_> = (0..10).map(|i| fleet.gate(i.to_string())).collect();
+        let mut traffic = Traffic { gates, trips: Vec::new(), random: fastrand::Rng::with_seed(7) };
+        let (mut most, mut trials) = (0, 0);
+        for _ in 0..40_000 {
+            traffic.send(clock.now());
+            tokio::time::advance(Duration::from_millis(20)).await;
+            traffic.end(clock.now());
+            let out = |member: &&Member| member.out;
+            most = most.max(fleet.members.lock().values().filter(out).count());
+            assert!(most <= 5, "half of them stay");
+            for at in 0..10 {
+                assert!(traffic.trials(at) <= 1, "one at a time");
+                trials += traffic.trials(at);
+            }
+            assert!(!fleet.members.lock()[&9].out, "the good one stays in");
+        }
+        assert!(most == 5 && trials > 0, "{most} out, {trials}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn no_model_loses_more_than_half_of_its_own_workers() {
         let fleet = Ejections::new(Clock::start(), None);

@@ -30,13 +30,14 @@ impl Leaving {
 
     /// Whether it has begun to.
     pub fn began(&self) -> bool {
-        self.began.load(Ordering::Relaxed)
+        self.began.load(Ordering::Acquire)
     }
 
     /// It begins to. `succeeded`: another process has its sockets.
     pub fn begin(&self, succeeded: bool) {
-        self.began.store(true, Ordering::Relaxed);
         self.succeeded.store(succeeded, Ordering::Relaxed);
+        // Whoever sees the one sees the other.
+        self.began.store(true, Ordering::Release);
     }
 
     /// Whether whoever comes is another process's.

@@ -48,6 +48,7 @@ pub mod members;
 pub mod metrics;
 pub mod models;
 pub mod net;
+pub mod panics;
 pub mod peers;
 pub mod probe;
 pub mod prompt;

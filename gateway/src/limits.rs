@@ -243,6 +243,10 @@ pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// longer than a busy client's pauses.
 pub const DRAIN_QUIET: Duration = Duration::from_secs(1);
 
+/// Time that operators' connections get once a successor has their listener: those that were let in and have not asked yet among
+/// them.
+pub const OPERATORS_DRAIN: Duration = Duration::from_secs(2);
+
 /// How often connections are counted meanwhile.
 pub const DRAIN_LOOK: Duration = Duration::from_millis(10);
 

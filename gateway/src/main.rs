@@ -7,7 +7,7 @@ use keyway::{
     args::{Cli, Command, ConfigCommand, ServeArgs},
     config::{Config, File, LogFormat},
     cores::{self, Cores},
-    run,
+    panics, run,
     signals::Signals,
     tenants::{hex, key_hash},
 };
@@ -63,6 +63,7 @@ fn serve(args: &ServeArgs) -> Outcome {
     let again = args.clone();
     let reader = Box::new(move || again.clone().resolve());
     log_to_stderr(config.log_format);
+    panics::watch();
     // On one core there is nobody to hand a task to, and handing them over is what the other kind prepares for.
     let (mut runtime, cores) = match cores::count().min(config.max_cores) {
         1 => (tokio::runtime::Builder::new_current_thread(), None),

@@ -10,8 +10,10 @@ use parking_lot::Mutex;
 use crate::{
     clock::Instant,
     drift::Diagnosis,
+    error::Error,
     fleet::Worker,
     metrics::{Metrics, ModelSeries},
+    panics,
     tenants::Visit,
     trace::{Ended, RequestTrace},
     upstream::Outgoing,
@@ -143,10 +145,22 @@ impl Record {
     pub fn outcome(&self, outcome: &'static str) {
         self.line.lock().outcome.get_or_insert(outcome);
     }
+
+    /// Notes that a bug ended the answer, whatever was said of its end before: the client has not seen that.
+    pub fn panicked(&self) {
+        self.line.lock().outcome = Some(Error::Internal.code());
+    }
 }
 
 impl Drop for Record {
     fn drop(&mut self) {
+        // A panic while another one unwinds would end the process.
+        panics::stopped(|| self.write());
+    }
+}
+
+impl Record {
+    fn write(&mut self) {
         let line = self.line.get_mut();
         let outcome = line.outcome.unwrap_or("client_gone");
         let model = line.model.take().unwrap_or_else(|| self.metrics.model(None));

@@ -20,7 +20,7 @@ use crate::{
     external_scaler::ExternalScaler,
     handover::{self, Legacy, Predecessor},
     leaving::Leaving,
-    limits::HANDOVER_WORKERS_TIMEOUT,
+    limits::{HANDOVER_WORKERS_TIMEOUT, OPERATORS_DRAIN},
     members::Members,
     metrics::Metrics,
     net, probe,
@@ -56,8 +56,12 @@ pub struct Gateway {
     opened: watch::Sender<bool>,
     stop: watch::Sender<bool>,
     serving: JoinHandle<bool>,
-    /// Who serve operators and KEDA.
-    operating: Vec<JoinHandle<()>>,
+    /// Operators are the successor's from now on.
+    retire: watch::Sender<bool>,
+    /// Serves operators.
+    operating: JoinHandle<()>,
+    /// Serves KEDA.
+    scaling: Option<JoinHandle<()>>,
     offering: Option<JoinHandle<()>>,
     background: Vec<JoinHandle<()>>,
     traces: Option<Traces>,
@@ -108,8 +112,8 @@ pub fn start(
         members: Arc::clone(&members),
         scale,
     };
-    let operators = serve_operators(config, admin_listener, admin, may_operate);
-    let operating = std::iter::once(operators).chain(scaling).collect();
+    let (retire, retired) = watch::channel(false);
+    let operating = serve_operators(config, admin_listener, admin, (may_operate, on(retired)));
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     Ok(Gateway {
         addr,
@@ -126,28 +130,33 @@ pub fn start(
         opened,
         stop,
         serving,
+        retire,
         operating,
+        scaling,
         offering: None,
         background,
         traces,
     })
 }
 
-/// The admin listener outlives the drain, so that it can be watched; it ends with the process.
+/// The admin listener outlives the drain, so that it can be watched; it ends with the process, or when a successor has it.
 fn serve_operators(
     config: &Config,
     listener: net::TcpListener,
     admin: Admin,
-    may_begin: impl Future<Output = ()> + Send + 'static,
+    (may_begin, retired): (
+        impl Future<Output = ()> + Send + 'static,
+        impl Future<Output = ()> + Send + 'static,
+    ),
 ) -> JoinHandle<()> {
     let connections = admin.metrics.connections.clone();
-    let intake = Intake::new(config.max_connections, config.timeouts.header_read, Duration::ZERO);
+    let intake = Intake::new(config.max_connections, config.timeouts.header_read, OPERATORS_DRAIN);
     let client_stall = config.timeouts.client_stall;
     let operators = Server { listener, tls: None, intake, cores: None, client_stall, connections };
     let admin = admin_guard::guarded(admin.live.clone(), admin::admin(admin));
     tokio::spawn(async move {
         may_begin.await;
-        server::serve(operators, admin, std::future::pending()).await;
+        server::serve(operators, admin, retired).await;
     })
 }
 
@@ -206,7 +215,7 @@ impl Gateway {
     /// Ends in order: `/readyz` turns to 503 and answers over HTTP/1.1 close their connections, for `drain_delay`; the
     /// listener closes; open requests finish; then all stops. Where a successor has the sockets, at once. Returns whether all
     /// finished in time.
-    pub async fn shutdown(self, succeeded: bool) -> bool {
+    pub async fn shutdown(mut self, succeeded: bool) -> bool {
         self.leaving.begin(succeeded);
         self.intake.leave();
         if let Some(offering) = &self.offering {
@@ -214,19 +223,24 @@ impl Gateway {
         }
         drop(self.handles);
         if succeeded {
-            // Whoever comes is the successor's, operators too.
-            self.operating.iter().for_each(JoinHandle::abort);
+            // Whoever comes is the successor's, operators too; who is here is answered yet.
+            self.retire.send_replace(true);
+            self.scaling.iter().for_each(JoinHandle::abort);
         } else {
             clock::sleep(self.reloader.current().await.drain_delay).await;
         }
         self.stop.send_replace(true);
         let drained = self.serving.await.unwrap_or(false);
+        if succeeded {
+            let _ = (&mut self.operating).await; // its drain is bounded
+        }
         self.memory.router.flush_log().await;
         if !succeeded {
             // A successor has it already, and knows more by now.
             self.memory.write();
         }
-        self.operating.iter().for_each(JoinHandle::abort);
+        self.operating.abort();
+        self.scaling.iter().for_each(JoinHandle::abort);
         self.background.iter().for_each(JoinHandle::abort);
         self.reloader.stop();
         self.members.stop();

@@ -121,6 +121,77 @@ mod tests {
         }
     }
 
+    /// Ends of events in `bytes`, read line by line: all places where one may be cut, and the end of the last event that has
+    /// text and is whole, whatever may follow.
+    fn read_lines(bytes: &[u8]) -> (Vec<usize>, usize) {
+        let (mut ends, mut whole, mut line, mut text, mut at) = (vec![0], 0, 0, false, 0);
+        while at < bytes.len() {
+            let next = bytes.get(at + 1);
+            if !matches!(bytes[at], b'\n' | b'\r') {
+                (line, text, at) = (line + 1, true, at + 1);
+                continue;
+            }
+            let crlf = bytes[at] == b'\r' && next == Some(&b'\n');
+            if line == 0 {
+                // Whoever cuts behind the CR leaves an LF that ends nothing more.
+                ends.push(at + 1);
+                let sure = bytes[at] == b'\n' || next.is_some() || bytes[..at].ends_with(b"\r");
+                if text && sure {
+                    whole = at + 1;
+                }
+                text &= !sure;
+            }
+            at += 1 + usize::from(crlf);
+            if crlf && line == 0 {
+                ends.push(at);
+            }
+            line = 0;
+        }
+        (ends, whole)
+    }
+
+    proptest! {
+        #[test]
+        fn any_stream_in_any_pieces_is_cut_between_events_and_never_held_back(
+            bytes in prop::collection::vec(prop::sample::select(b"\n\n\r\rab".to_vec()), 0..60),
+            pieces in prop::collection::vec(1_usize..8, 60),
+        ) {
+            let mut splitter = EventSplitter::new(1 << 20);
+            let (mut out, mut at) = (Vec::new(), 0);
+            for piece in pieces {
+                let to = (at + piece).min(bytes.len());
+                out.extend_from_slice(&splitter.push(Bytes::copy_from_slice(&bytes[at..to])).unwrap());
+                at = to;
+                // What follows a CR decides whether it was a line's end of its own.
+                let ends = read_lines(&bytes).0;
+                prop_assert!(ends.contains(&out.len()), "{:?} of {bytes:?}", out.len());
+                let whole = read_lines(&bytes[..at]).1;
+                prop_assert!(out.len() >= whole, "{} of {whole} of {:?}", out.len(), &bytes[..at]);
+            }
+            out.extend_from_slice(&splitter.take_tail());
+            prop_assert_eq!(out, bytes);
+        }
+
+        #[test]
+        fn no_more_than_the_cap_is_ever_held(
+            cap in 1_usize..64,
+            pieces in prop::collection::vec("[a\n]{1,40}", 0..40),
+        ) {
+            let mut splitter = EventSplitter::new(cap);
+            for piece in pieces {
+                let held = splitter.tail.len();
+                match splitter.push(Bytes::from(piece.clone())) {
+                    Ok(_) => prop_assert!(splitter.tail.len() <= cap),
+                    Err(EventTooLong { cap_bytes }) => {
+                        prop_assert_eq!(cap_bytes, cap);
+                        prop_assert!(held + piece.len() > cap);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_half_event_waits_for_its_blank_line() {
         let mut splitter = EventSplitter::new(64);

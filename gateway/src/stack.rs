@@ -2,7 +2,7 @@
 //!
 //! Next: [`mod@keyway_core::pick`], then [`crate::dispatch`].
 
-use std::{any::Any, convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
+use std::{convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 
 use futures_util::FutureExt;
 use http::{
@@ -129,19 +129,9 @@ where
     // The request's state is dropped with its future, so nothing half-changed is seen again.
     match AssertUnwindSafe(next.call(request)).catch_unwind().await {
         Ok(response) => response,
-        Err(panic) => {
-            tracing::error!(panic = panic_text(&*panic), "a request panicked");
-            Ok(Error::Internal.to_response())
-        }
+        // Counted and logged already (`panics.rs`).
+        Err(_) => Ok(Error::Internal.to_response()),
     }
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("?")
 }
 
 /// Refuses heads that are too large, and, with their connection, what two readers could frame in two ways: a length beside chunks

@@ -50,25 +50,60 @@ mod tests {
 
     use super::*;
 
+    /// What may be taken off the budget, held against what came since any earlier moment.
+    struct Window {
+        /// Least of "taken, less what came" at any moment so far.
+        least: f64,
+        surplus: f64,
+    }
+
+    impl Window {
+        fn moves(&mut self, taken: f64) {
+            self.surplus += taken;
+            self.least = self.least.min(self.surplus);
+        }
+
+        /// Most that was taken in any window, less its share and its floor.
+        fn most(&self) -> f64 {
+            self.surplus - self.least
+        }
+    }
+
     proptest! {
         #[test]
-        fn retries_never_exceed_their_share_and_floor(
+        fn in_no_window_do_retries_exceed_their_share_and_floor(
             steps in prop::collection::vec((0_u64..40, any::<bool>()), 0..2_000),
         ) {
             let mut budget = RetryBudget::new(Duration::ZERO);
-            let (mut now, mut requests, mut retries) = (Duration::ZERO, 0_u32, 0_u32);
+            let (mut now, mut window) = (Duration::ZERO, Window { least: 0.0, surplus: 0.0 });
             for (ms, request) in steps {
                 now += Duration::from_millis(ms);
+                window.moves(-(ms as f64) / 1e3 * RETRIES_PER_SECOND);
                 if request {
                     budget.request();
-                    requests += 1;
-                } else {
-                    retries += u32::from(budget.take(now));
+                    window.moves(-RETRY_SHARE);
+                } else if budget.take(now) {
+                    window.moves(1.0);
                 }
-                let most = RETRY_BURST
-                    + f64::from(requests) * RETRY_SHARE
-                    + now.as_secs_f64() * RETRIES_PER_SECOND;
-                prop_assert!(f64::from(retries) <= most + 1e-6, "{retries} of at most {most}");
+                prop_assert!(window.most() <= RETRY_BURST + 1e-6, "{}", window.most());
+            }
+        }
+
+        #[test]
+        fn a_fleet_that_fails_whole_sees_little_more_than_the_clients_requests(
+            gaps_ms in prop::collection::vec(prop_oneof![8 => 0_u64..3, 1 => 0_u64..5_000], 1..3_000),
+            attempts_max in 2_u32..5,
+        ) {
+            let mut budget = RetryBudget::new(Duration::ZERO);
+            let (mut now, mut window) = (Duration::ZERO, Window { least: 0.0, surplus: 0.0 });
+            for gap in gaps_ms {
+                now += Duration::from_millis(gap);
+                window.moves(-(gap as f64) / 1e3 * RETRIES_PER_SECOND - (1.0 + RETRY_SHARE));
+                budget.request();
+                // Every attempt fails, and is made again for as long as that is allowed.
+                let attempts = 1 + (1..attempts_max).take_while(|_| budget.take(now)).count();
+                window.moves(attempts as f64);
+                prop_assert!(window.most() <= RETRY_BURST + 1.0 + 1e-6, "{}", window.most());
             }
         }
     }

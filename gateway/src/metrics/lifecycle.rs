@@ -1,9 +1,9 @@
 //! The series of the process's own life.
 
-use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::Declare;
-use crate::tls::Validity;
+use crate::{panics, tls::Validity};
 
 /// Handles of these series.
 #[derive(Debug)]
@@ -12,6 +12,8 @@ pub struct LifecycleMetrics {
     pub reloads: IntCounterVec,
     /// `keyway_config_last_reload_ok`: 0 while the file in place is one that was refused.
     pub last_reload_ok: IntGauge,
+    /// `keyway_panics_total`, of the whole process.
+    pub panics: IntCounter,
     /// How long certificates are good.
     pub certificates: CertificateMetrics,
 }
@@ -54,6 +56,7 @@ impl LifecycleMetrics {
                 "keyway_config_last_reload_ok",
                 "0 where the last reload was refused and the configuration before it stays in force.",
             )?,
+            panics: d.register("counter", panics::counter())?,
             certificates: CertificateMetrics {
                 start: d.gauges(
                     "keyway_certificate_start_timestamp_seconds",

@@ -80,8 +80,15 @@ struct Counter<'a> {
     others_wait: bool,
     /// One for each set of workers that those who wait may go to; they are few, as there are few models.
     rosters: Vec<Roster>,
+    decisions: Decisions,
+}
+
+/// What was decided.
+#[derive(Default)]
+struct Decisions {
+    /// Of those who waited.
     begun: Begun,
-    /// What was decided of the request that has just come.
+    /// Of the request that has just come.
     own: Option<Decided>,
 }
 
@@ -136,7 +143,7 @@ impl Router {
         let mut counter = self.counter(&room);
         let own_ms = if room.is_empty() { None } else { counter.own_ms(&held) };
         let place = room.enter_as(entered, own_ms, share, held);
-        let (others, own) = counter.release(&mut room);
+        let (Decisions { begun: others, own }, mut room) = counter.release(room);
         let mut waits = None;
         if let Some(held) = room.request_mut(place) {
             let (begin, begun) = oneshot::channel();
@@ -157,9 +164,9 @@ impl Router {
         if self.holding.load(Ordering::Acquire) > 0 {
             let mut room = self.room.lock();
             self.tell_of_the_fleet(&mut room);
-            let (begun, _) = self.counter(&room).release(&mut room);
+            let (decisions, room) = self.counter(&room).release(room);
             drop(room);
-            hand_out(begun);
+            hand_out(decisions.begun);
         }
     }
 
@@ -182,8 +189,7 @@ impl Router {
             others_wait: !room.is_empty(),
             // Mostly there is one request, and with it one set of workers.
             rosters: Vec::with_capacity(1),
-            begun: Vec::new(),
-            own: None,
+            decisions: Decisions::default(),
         }
     }
 
@@ -212,6 +218,15 @@ impl Router {
     }
 }
 
+impl Decisions {
+    fn add(&mut self, begin: Option<oneshot::Sender<Decided>>, decided: Decided) {
+        match begin {
+            Some(begin) => self.begun.push((begin, decided)),
+            None => self.own = Some(decided),
+        }
+    }
+}
+
 fn hand_out(begun: Begun) {
     for (begin, choice) in begun {
         // Nobody there: the client left, and the choice is undone as it is dropped.
@@ -220,22 +235,19 @@ fn hand_out(begun: Begun) {
 }
 
 impl Counter<'_> {
-    /// Begins what can begin now, and closes. What is begun of those who waited, and what was decided of who has just come.
-    fn release(mut self, room: &mut WaitingRoom<Held>) -> (Begun, Option<Decided>) {
+    /// Begins what can begin now, and closes. It takes the room, so that a panic opens it before what was decided is dropped, which
+    /// asks for it.
+    fn release<'r>(
+        mut self,
+        mut room: MutexGuard<'r, WaitingRoom<Held>>,
+    ) -> (Decisions, MutexGuard<'r, WaitingRoom<Held>>) {
         room.release(self.now, &mut self);
-        let Self { router, index, now, begun, own, .. } = self;
+        let Self { router, index, now, decisions, .. } = self;
         drop(index);
         router.holding.store(room.len(), Ordering::Release);
         router.metrics.holding.set(room.len() as i64);
         router.set_alarm(now, room.wake());
-        (begun, own)
-    }
-
-    fn decide(&mut self, begin: Option<oneshot::Sender<Decided>>, decided: Decided) {
-        match begin {
-            Some(begin) => self.begun.push((begin, decided)),
-            None => self.own = Some(decided),
-        }
+        (decisions, room)
     }
 
     fn own_ms(&mut self, held: &Held) -> Option<f64> {
@@ -330,6 +342,9 @@ impl Desk<Held> for Counter<'_> {
             held.streams,
         )
         .announced(announced as u64);
+        // From here on it is dropped after the locks are open, whatever happens: it takes them itself.
+        self.decisions.add(held.begin, Ok(Choice { worker: Arc::clone(&worker), pick, ticket }));
+        tracing::trace!(worker = %worker.name, reason = pick.reason.as_str(), "a request begins");
         let before = &candidates[pick.index];
         let load = worker.load.snapshot(self.now, before.tokens_per_ms).among(before.load.own_share);
         sheet.update(pick.index, load);
@@ -340,7 +355,6 @@ impl Desk<Held> for Counter<'_> {
         let waited = self.now.saturating_sub(held.entered);
         router.metrics.hold.observe(waited.as_secs_f64());
         worker.series(&router.metrics).picked(pick.reason);
-        self.decide(held.begin, Ok(Choice { worker, pick, ticket }));
     }
 
     fn tokens(&self, plan: &Plan) -> Option<f64> {
@@ -348,7 +362,7 @@ impl Desk<Held> for Counter<'_> {
     }
 
     fn refuse(&mut self, held: Held, retry_after: Duration) {
-        self.decide(held.begin, Err(Error::TooBusy { retry_after }));
+        self.decisions.add(held.begin, Err(Error::TooBusy { retry_after }));
     }
 }
 

@@ -37,6 +37,7 @@ impl Router {
             2 * u64::from(residency.block_size())
         };
         let predicted = pick.matched_tokens;
+        tracing::trace!(worker = %worker.name, predicted, reported, "cached tokens, as predicted and as reported");
         let (over, under) = (predicted.saturating_sub(reported), reported.saturating_sub(predicted));
         let came_out = match (over > block_tokens, under > block_tokens) {
             (true, _) => Prediction::Over,

@@ -1,5 +1,6 @@
 //! Prints how long tokenisation and chat templates take:
 //! `cargo run --release -p keyway-text --example speed [CHECKPOINT_DIR]`.
+#![allow(clippy::disallowed_methods, reason = "it measures")]
 
 use std::time::Instant;
 

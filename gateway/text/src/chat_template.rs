@@ -161,9 +161,7 @@ impl ChatTemplate {
             ("add_generation_prompt", &generate),
         ];
         let more = options.variables.iter().chain(&self.special).map(|(name, value)| (name.as_str(), value));
-        let now = options
-            .now_unix_seconds
-            .unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
+        let now = options.now_unix_seconds.unwrap_or_else(unix_seconds);
         let refused = |error: Error| {
             if error.raised {
                 TextError::Rejected(error.message)
@@ -248,6 +246,15 @@ fn cut(mut text: String, last: &str) -> Result<String, TextError> {
         text.truncate(text.trim_end().len());
     }
     Ok(text)
+}
+
+/// For templates that write which day it is, where the caller does not say.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "nothing waits for it, and a caller that must agree with others passes it"
+)]
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 #[cfg(test)]

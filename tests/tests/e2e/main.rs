@@ -8,6 +8,7 @@
     reason = "helpers of tests fail the test by panicking"
 )]
 
+mod access;
 mod ambiguous;
 mod cache_size;
 mod cancel;
@@ -34,6 +35,7 @@ mod passthrough;
 mod peers;
 mod real_workers;
 mod reload;
+mod restarts;
 mod resume;
 mod rolling;
 mod routing;

@@ -4,8 +4,8 @@
 use keyway_tests::cluster::config_file;
 use keyway_tests::exchange::PROTOCOLS;
 use keyway_tests::openai::{CHAT, chat, chat_stream};
-use keyway_tests::{Client, FakeWorker, Gateway, Response, eventually};
-use serde_json::Value;
+use keyway_tests::{Client, FakeWorker, Gateway, RealWorker, Response, eventually};
+use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
 /// A key that must be seen nowhere.
@@ -108,6 +108,50 @@ async fn tenants_share_no_prefix_and_each_finds_its_own_again() {
     assert_eq!((&salts[0], &salts[1]), (&salts[2], &salts[3]));
     assert_ne!(salts[0], salts[1]);
     assert!(salts.iter().all(|salt| !salt.contains("alice") && !salt.contains("bob")));
+}
+
+/// Prompt tokens that a real engine found in its cache, for the same prompt by these tenants one after the other, and at last for
+/// one of the same length that nobody has asked.
+async fn cached_for(asking: &[&str], more: &str) -> Vec<u64> {
+    let mut worker = RealWorker::spawn(&[]);
+    worker.ready().await;
+    let tenants = config_file(&(table("alice", "ka", "") + &table("bob", "kb", "")));
+    let toml = format!(
+        "worker = [\"http://{}\"]\n[auth]\ntenants_file = {:?}\n{more}",
+        worker.addr(),
+        tenants.path()
+    );
+    let gateway = Gateway::builder().config(&toml).start().await;
+    eventually!(gateway.readyz().await == 200);
+    let ask = async |key: &str, text: &str| {
+        let body = json!({
+            "model": "keyway-random",
+            "max_tokens": 1,
+            "messages": [{"role": "user", "content": text.repeat(40)}],
+        });
+        let bearer = format!("Bearer {key}");
+        let mut client = Client::connect(gateway.addr).await;
+        client.request("POST", CHAT, &[("authorization", &bearer)], body.to_string().as_bytes()).await;
+        let answer = client.response().await;
+        assert_eq!(answer.status(), 200, "{}", answer.text());
+        answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0)
+    };
+    let mut cached = Vec::new();
+    for key in asking {
+        cached.push(ask(key, "the same long prompt of both. ").await);
+    }
+    cached.push(ask(asking[0], "a long prompt of nobody else. ").await);
+    cached
+}
+
+#[tokio::test]
+async fn an_engine_finds_nothing_of_another_tenant_s_prompt_as_of_one_never_seen() {
+    let cached = cached_for(&["ka", "kb", "ka", "kb"], "").await;
+    let unseen = cached[4];
+    assert_eq!(cached[..2], [unseen, unseen], "{cached:?}");
+    assert!(cached[2] > unseen + 100 && cached[3] > unseen + 100, "each finds its own: {cached:?}");
+    let shared = cached_for(&["ka", "kb"], "isolate = false\n").await;
+    assert!(shared[1] > shared[2] + 100, "who may share finds it: {shared:?}");
 }
 
 #[tokio::test]

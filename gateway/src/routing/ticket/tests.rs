@@ -1,0 +1,331 @@
+//! Whatever becomes of requests, in whichever order: what counts them at any moment is how many there are, and 0 in the end.
+//! A request is here all that counts one: its tenant's visit, its place in the gateway, and its ticket (which carries its demand),
+//! or its wait for one.
+
+use std::{
+    io::Write as _,
+    num::NonZeroUsize,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use http::HeaderMap;
+use keyway_core::{index::WorkerId, pick::Policy, waiting_room::RoomRules};
+use keyway_wire::block_hash::HashKey;
+use prometheus::{IntCounterVec, IntGauge, Opts};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    admission::{Admission, Permit},
+    autoscale::Autoscale,
+    clock::{self, Clock},
+    config::ScaleConfig,
+    ejection::Ejections,
+    error::Error,
+    fleet::Fleet,
+    metrics::Metrics,
+    request::{self, KeyerConfig, RequestInfo},
+    routing::Choice,
+    tenants::{Tenants, Visit, hex, key_hash},
+};
+
+/// Requests that the gateway and each tenant take at once.
+const PLACES: usize = 5;
+const OF_A_TENANT: usize = 3;
+const TENANTS: [&str; 2] = ["alice", "bob"];
+const WORKERS: u32 = 3;
+
+/// A gateway's parts that count.
+struct Parts {
+    router: Arc<Router>,
+    scale: Arc<Autoscale>,
+    admission: Admission,
+    in_flight: IntGauge,
+    tenants: Arc<Tenants>,
+    _file: tempfile::NamedTempFile,
+}
+
+type Choosing = Pin<Box<dyn Future<Output = Result<Choice, Error>> + Send>>;
+
+/// One request, from its first permit on.
+struct Asked {
+    info: Arc<RequestInfo>,
+    tried: Vec<WorkerId>,
+    choosing: Option<Choosing>,
+    choice: Option<Choice>,
+    demand: Option<Demand>,
+    _permit: Permit,
+    _visit: Visit,
+}
+
+fn keyer() -> KeyerConfig {
+    KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(64).unwrap() }
+}
+
+impl Parts {
+    /// `waits`: each worker is sent one request at a time, and the others wait.
+    fn new(waits: bool) -> Self {
+        let clock = Clock::start();
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let configs: Vec<_> =
+            (1..=WORKERS).map(|i| format!("http://127.0.0.1:{i}").parse().unwrap()).collect();
+        let fleet = Arc::new(Fleet::new(&configs, Duration::ZERO, &Ejections::new(clock, None)));
+        let up = |worker: &Arc<Worker>| worker.with_health(|health| health.on_probe(true, Duration::ZERO));
+        fleet.all().iter().for_each(up);
+        let router = Router::new(fleet, Arc::clone(&metrics), clock, Policy::Prefix, keyer(), 1 << 20);
+        let rules = RoomRules { horizon_ms: 0.0, ..RoomRules::default() };
+        let router = Arc::new(router.with_room(waits.then_some(rules)));
+        // What the first one holds is only what it announces.
+        router.with_index(|index| index.set_exact(router.fleet().all()[0].id, true));
+        let table = |name: &str| {
+            let key = hex(&key_hash(name.as_bytes()));
+            format!("[[tenant]]\nname = {name:?}\nkey_sha256 = [{key:?}]\nmax_in_flight = {OF_A_TENANT}\n")
+        };
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(TENANTS.map(table).concat().as_bytes()).unwrap();
+        let counted = IntCounterVec::new(Opts::new("c", "c"), &["tenant", "outcome"]).unwrap();
+        let (path, key) = (file.path().to_owned(), HashKey::new(7));
+        let in_flight = IntGauge::new("g", "g").unwrap();
+        Self {
+            scale: Autoscale::new(ScaleConfig::try_from(&toml::from_str("").unwrap()).unwrap(), metrics),
+            admission: Admission::new(PLACES, in_flight.clone()),
+            tenants: Tenants::load(path, true, key, clock, counted).unwrap(),
+            router,
+            in_flight,
+            _file: file,
+        }
+    }
+
+    fn visit(&self, tenant: &str) -> Result<Visit, Error> {
+        let key = format!("Bearer {tenant}").parse().unwrap();
+        self.tenants.admit(&mut HeaderMap::from_iter([(http::header::AUTHORIZATION, key)]))
+    }
+
+    /// A request comes in, if it may.
+    fn ask(&self, tenant: &str, prompt: u8) -> Option<Asked> {
+        let _visit = self.visit(tenant).ok()?;
+        let _permit = self.admission.admit().ok()?;
+        let text = format!("prompt {} ", prompt % 4).repeat(200);
+        let body = format!(r#"{{"model":"m","prompt":"{text}","stream":true}}"#);
+        let info = Arc::new(request::read(body.as_bytes(), keyer()));
+        let demand = Some(self.scale.enter(&self.router, &info));
+        let mut asked =
+            Asked { info, tried: Vec::new(), choosing: None, choice: None, demand, _permit, _visit };
+        asked.choose(&self.router);
+        Some(asked)
+    }
+
+    fn holding(&self) -> i64 {
+        self.router.metrics().holding.get()
+    }
+
+    /// Each count of a worker beside its series.
+    fn at_workers(&self) -> (u64, u64) {
+        let (mut requests, mut tokens) = (0, 0);
+        for worker in self.router.fleet().all().iter() {
+            let series = worker.series(self.router.metrics());
+            assert_eq!(worker.load.requests() as i64, series.in_flight.get());
+            assert_eq!(worker.load.waiting_prefill_tokens() as i64, series.waiting_prefill_tokens.get());
+            requests += worker.load.requests();
+            tokens += worker.load.waiting_prefill_tokens();
+        }
+        (requests, tokens)
+    }
+
+    /// Nobody is here any more.
+    async fn is_empty(&self) {
+        assert_eq!((self.at_workers(), self.holding(), self.in_flight.get()), ((0, 0), 0, 0));
+        for tenant in TENANTS {
+            let visits: Vec<_> = (0..=OF_A_TENANT).map(|_| self.visit(tenant)).collect();
+            assert_eq!(visits.iter().filter(|visit| visit.is_ok()).count(), OF_A_TENANT, "{tenant}");
+        }
+        let permits: Vec<_> = (0..=PLACES).map(|_| self.admission.admit()).collect();
+        assert_eq!(permits.iter().filter(|permit| permit.is_ok()).count(), PLACES);
+        // What a worker is expected to hold lingers for its events, and then no more.
+        clock::sleep(EXPECTED_LINGER + Duration::from_millis(1)).await;
+        self.router.finish_lingering(self.router.now());
+        assert_eq!(self.router.with_index(|index| index.expected()), 0);
+    }
+}
+
+impl Asked {
+    fn choose(&mut self, router: &Arc<Router>) {
+        let (router, info, tried) = (Arc::clone(router), Arc::clone(&self.info), self.tried.clone());
+        self.choosing = Some(Box::pin(async move { router.choose(&info, &tried).await }));
+        self.poll();
+    }
+
+    /// Takes its choice, if that is made. Returns whether it may go on.
+    fn poll(&mut self) -> bool {
+        let Some(choosing) = &mut self.choosing else { return true };
+        let Poll::Ready(chosen) = choosing.as_mut().poll(&mut Context::from_waker(std::task::Waker::noop()))
+        else {
+            return true;
+        };
+        self.choosing = None;
+        self.took(chosen)
+    }
+
+    fn took(&mut self, chosen: Result<Choice, Error>) -> bool {
+        self.choice = chosen.ok();
+        if let (Some(choice), Some(demand)) = (&mut self.choice, self.demand.take()) {
+            choice.ticket.carry(demand);
+        }
+        self.choice.is_some()
+    }
+
+    /// As `dispatch.rs` does when no answer came.
+    fn try_another(&mut self, router: &Arc<Router>) {
+        if let Some(mut choice) = self.choice.take() {
+            self.demand = choice.ticket.give_back();
+            self.tried.push(choice.worker.id);
+            drop(choice);
+            self.choose(router);
+        }
+    }
+
+    /// What may happen to a request whose worker is known.
+    fn meets(&mut self, event: u8, router: &Arc<Router>) {
+        let Some(Choice { worker, ticket, .. }) = &mut self.choice else { return };
+        match event % 8 {
+            0 => ticket.first_token(),
+            1 => ticket.stream_began(),
+            2 => ticket.answered(u64::from(event)),
+            3 => ticket.still_answering(),
+            4 => ticket.judge(Verdict::Good),
+            5 => ticket.judge(Verdict::Bad),
+            6 => router.worker_failed(&Arc::clone(worker)),
+            _ => self.try_another(router),
+        }
+    }
+}
+
+/// What happens next; `usize` says to which request.
+#[derive(Debug, Clone)]
+enum Step {
+    Ask(bool, u8),
+    Look(usize),
+    Meet(usize, u8),
+    /// The answer ends, the client leaves, or the head fails: it is dropped.
+    Drop(usize),
+    Pass(u16),
+    /// A worker is up again.
+    Up(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (any::<bool>(), any::<u8>()).prop_map(|(who, prompt)| Step::Ask(who, prompt)),
+        3 => any::<usize>().prop_map(Step::Look),
+        8 => (any::<usize>(), any::<u8>()).prop_map(|(which, event)| Step::Meet(which, event)),
+        3 => any::<usize>().prop_map(Step::Drop),
+        1 => (0_u16..3_000).prop_map(Step::Pass),
+        2 => any::<u8>().prop_map(Step::Up),
+    ]
+}
+
+impl Parts {
+    async fn does(&self, step: Step, here: &mut Vec<Asked>) {
+        let at = |which: usize, here: &[Asked]| (!here.is_empty()).then(|| which % here.len());
+        match step {
+            Step::Ask(who, prompt) => here.extend(self.ask(TENANTS[usize::from(who)], prompt)),
+            Step::Look(which) => {
+                if let Some(at) = at(which, here)
+                    && !here[at].poll()
+                {
+                    here.swap_remove(at);
+                }
+            }
+            Step::Meet(which, event) => {
+                if let Some(at) = at(which, here) {
+                    here[at].meets(event, &self.router);
+                }
+            }
+            Step::Drop(which) => drop(at(which, here).map(|at| here.swap_remove(at))),
+            Step::Pass(ms) => clock::sleep(Duration::from_millis(ms.into())).await,
+            Step::Up(which) => {
+                let workers = self.router.fleet().all();
+                let worker = &workers[usize::from(which) % workers.len()];
+                worker.with_health(|health| health.on_probe(true, self.router.now()));
+                self.router.fleet_changed();
+            }
+        }
+    }
+
+    /// What counts them is how many there are.
+    fn agrees_with(&self, here: &[Asked]) {
+        assert_eq!(self.in_flight.get(), here.len() as i64);
+        let at_workers = here.iter().filter(|asked| asked.choice.is_some()).count();
+        let undecided = here.iter().filter(|asked| asked.choosing.is_some()).count();
+        let (requests, _) = self.at_workers();
+        let (requests, held) = (requests as usize, self.holding() as usize);
+        // Who was begun or refused and has not looked yet is in neither.
+        assert!(requests >= at_workers && requests + held <= at_workers + undecided, "{requests} {held}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn any_order_of_events_counts_what_is_there_and_leaves_nothing(
+        waits in any::<bool>(),
+        steps in prop::collection::vec(step(), 0..120),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+        runtime.unwrap().block_on(async {
+            let parts = Parts::new(waits);
+            let mut here = Vec::new();
+            for step in steps {
+                parts.does(step, &mut here).await;
+                parts.agrees_with(&here);
+            }
+            drop(here);
+            parts.is_empty().await;
+        });
+    }
+}
+
+/// One client's requests, one after the other, each left at a point of chance.
+async fn client(parts: Arc<Parts>, seed: u64, requests: usize) -> usize {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut chosen = 0;
+    for _ in 0..requests {
+        let Some(mut asked) = parts.ask(TENANTS[random.usize(..2)], random.u8(..)) else {
+            tokio::task::yield_now().await;
+            continue;
+        };
+        for _ in 0..random.usize(..8) {
+            if random.u8(..4) == 0 {
+                tokio::task::yield_now().await;
+            }
+            if !asked.poll() {
+                break;
+            }
+            // No worker stays down, so that somebody is always chosen.
+            let event = random.u8(..8);
+            asked.meets(if event == 6 { 0 } else { event }, &parts.router);
+        }
+        chosen += usize::from(asked.choice.is_some());
+    }
+    chosen
+}
+
+#[test]
+fn many_threads_at_once_leave_nothing_either() {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_time().build().unwrap();
+    for waits in [false, true] {
+        runtime.block_on(async {
+            let parts = Arc::new(Parts::new(waits));
+            let task = |seed| tokio::spawn(client(Arc::clone(&parts), seed, 2_000));
+            let tasks: Vec<_> = (0..8).map(task).collect();
+            let mut chosen = 0;
+            for task in tasks {
+                chosen += task.await.unwrap();
+            }
+            assert!(chosen > 1_000, "{chosen}");
+            parts.is_empty().await;
+        });
+    }
+}
