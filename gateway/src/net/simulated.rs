@@ -13,9 +13,9 @@ use std::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use turmoil::net;
 
-/// A connection.
+/// A connection; in a box, as a handle of the kernel's is small too.
 #[derive(Debug)]
-pub struct TcpStream(net::TcpStream);
+pub struct TcpStream(Box<net::TcpStream>);
 
 /// Where connections come in.
 pub struct TcpListener(net::TcpListener);
@@ -33,7 +33,7 @@ impl TcpListener {
     /// The next connection.
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let (stream, peer) = self.0.accept().await?;
-        Ok((TcpStream(stream), peer))
+        Ok((TcpStream(Box::new(stream)), peer))
     }
 
     /// Where it listens.
@@ -51,7 +51,7 @@ impl std::fmt::Debug for TcpListener {
 impl TcpStream {
     /// Connects to a host by its name or address.
     pub async fn connect(addr: impl turmoil::ToSocketAddrs) -> io::Result<Self> {
-        net::TcpStream::connect(addr).await.map(Self)
+        Ok(Self(Box::new(net::TcpStream::connect(addr).await?)))
     }
 
     /// Never: there is one thread.
@@ -100,20 +100,20 @@ impl AsyncRead for TcpStream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buf)
+        Pin::new(&mut *self.0).poll_read(cx, buf)
     }
 }
 
 impl AsyncWrite for TcpStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, buf)
+        Pin::new(&mut *self.0).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
+        Pin::new(&mut *self.0).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
+        Pin::new(&mut *self.0).poll_shutdown(cx)
     }
 }

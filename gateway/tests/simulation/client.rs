@@ -31,12 +31,11 @@ pub(crate) async fn ask(plan: Plan, log: Log) {
     let seen = RefCell::new(Seen::default());
     // A failure shows in what was seen.
     let answer = async { drop(exchange(&plan, &seen).await) };
-    let stayed = match plan.patience {
-        Some(patience) => timeout(patience, answer).await.is_ok(),
-        None => {
-            answer.await;
-            true
-        }
+    let stayed = if let Some(patience) = plan.patience {
+        timeout(patience, answer).await.is_ok()
+    } else {
+        answer.await;
+        true
     };
     let seen = seen.into_inner();
     log.note(if stayed { Event::Answered { id: plan.id, seen } } else { Event::Left { id: plan.id } });

@@ -105,7 +105,8 @@ impl Worker {
         loop {
             let (stream, _) = listener.accept().await?;
             let worker = self.clone();
-            tokio::spawn(async move {
+            // In the host's own list of tasks, which a crash drops in order; the runtime's goes by ids, which other runs move on.
+            tokio::task::spawn_local(async move {
                 let service = service_fn(move |request| {
                     let worker = worker.clone();
                     async move { Ok::<_, Infallible>(worker.answer(request).await) }

@@ -1,6 +1,6 @@
 //! The cluster in one thread: a gateway as its process assembles it, workers, and hosts with clients, in a network with
-//! latency; time and what is random come from the seed. What remains of chance, and what it may change: nothing that the
-//! log shows, which `main.rs` asserts.
+//! latency; time and what is random come from the seed. Left to chance are the states of hash maps and the order in which
+//! tokio polls the arms of a `select!`; neither shows in the log, which `main.rs` asserts.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
