@@ -104,14 +104,21 @@ impl Parts {
 
     /// A request comes in, if it may.
     fn ask(&self, tenant: &str, prompt: u8) -> Option<Asked> {
-        let _visit = self.visit(tenant).ok()?;
-        let _permit = self.admission.admit().ok()?;
+        let visit = self.visit(tenant).ok()?;
+        let permit = self.admission.admit().ok()?;
         let text = format!("prompt {} ", prompt % 4).repeat(200);
         let body = format!(r#"{{"model":"m","prompt":"{text}","stream":true}}"#);
         let info = Arc::new(request::read(body.as_bytes(), keyer()));
         let demand = Some(self.scale.enter(&self.router, &info));
-        let mut asked =
-            Asked { info, tried: Vec::new(), choosing: None, choice: None, demand, _permit, _visit };
+        let mut asked = Asked {
+            info,
+            tried: Vec::new(),
+            choosing: None,
+            choice: None,
+            demand,
+            _permit: permit,
+            _visit: visit,
+        };
         asked.choose(&self.router);
         Some(asked)
     }
