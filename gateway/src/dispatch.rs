@@ -74,7 +74,7 @@ pub struct Dispatch {
 
 impl Dispatch {
     /// Serves one request under `/v1/`.
-    pub async fn handle(&self, request: Box<Request>, record: &Arc<Record>) -> Result<Response, Error> {
+    pub async fn handle(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
         let late = Error::Deadline { limit: self.timeouts.request };
         let deadline = record.started() + self.timeouts.request;
         clock::timeout_at(deadline, self.serve(request, record)).await.unwrap_or(Err(late))
@@ -94,7 +94,7 @@ impl Dispatch {
         info
     }
 
-    async fn serve(&self, request: Box<Request>, record: &Arc<Record>) -> Result<Response, Error> {
+    async fn serve(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
         let (mut parts, body) = request.into_parts();
         let body = self.read_body(&parts, body).await?;
         // The server's own marks would outlive their use.

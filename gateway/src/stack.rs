@@ -37,22 +37,34 @@ pub fn stack(
     let metrics = Arc::clone(&live.now().dispatch.metrics);
     let keys = live.clone();
     ServiceBuilder::new()
-        // Each layer moves the request some times on its way into the next.
-        .map_request(Box::new)
+        .map_request(Asking::boxed)
         // Outermost, so that every request has an id, one log line and one count, refused ones too.
-        .layer(around(move |request, next| {
-            recorded(Arc::clone(&metrics), Arc::clone(&intake), tracer.clone(), request, next)
+        .layer(around(move |asking, next| {
+            recorded(Arc::clone(&metrics), Arc::clone(&intake), tracer.clone(), asking, next)
         }))
         // Below the record, so that a panic is recorded; above all that may panic.
         .layer(around(panic_safe))
         // Before anybody reads the body.
         .layer(around(framed))
         // Above the places, so that who may not come in takes none.
-        .layer(around(move |request, next| known(keys.now(), request, next)))
+        .layer(around(move |asking, next| known(keys.now(), asking, next)))
         // Before anything that costs: a refused request must be cheap.
-        .layer(around(move |request, next| admitted(admission.clone(), request, next)))
+        .layer(around(move |asking, next| admitted(admission.clone(), asking, next)))
         // Innermost: the gateway's own answers, or a worker's.
-        .service(service_fn(move |request| routes(live.now(), request)))
+        .service(service_fn(move |asking| routes(live.now(), asking)))
+}
+
+/// A request on its way down, in a box, as each layer moves it some times; and its record, once it has one. Among the request's
+/// extensions that would cost it a map of its own.
+struct Asking {
+    request: Request,
+    record: Option<Arc<Record>>,
+}
+
+impl Asking {
+    fn boxed(request: Request) -> Box<Self> {
+        Box::new(Self { request, record: None })
+    }
 }
 
 /// What engines offer beside `/v1/`, by the names that vLLM and SGLang both give or one of them does.
@@ -74,21 +86,22 @@ async fn recorded<S>(
     metrics: Arc<Metrics>,
     intake: Arc<Intake>,
     tracer: Option<Arc<Tracer>>,
-    mut request: Box<Request>,
+    mut asking: Box<Asking>,
     mut next: S,
 ) -> Result<Response, Infallible>
 where
-    S: Service<Box<Request>, Response = Response, Error = Infallible>,
+    S: Service<Box<Asking>, Response = Response, Error = Infallible>,
 {
-    let id = request_id(&request);
+    let request = &asking.request;
+    let id = request_id(request);
     let record = Record::open(metrics, id, request.method().clone(), request.uri().clone());
     // Who only asks whether the gateway is alive is no part of anything.
     if let Some(tracer) = tracer.filter(|_| request.uri().path() != "/health") {
         record.traced(tracer.begin(request.method(), request.headers()));
     }
-    request.extensions_mut().insert(Arc::clone(&record));
     let version = request.version();
-    let mut response = next.call(request).await?;
+    asking.record = Some(Arc::clone(&record));
+    let mut response = next.call(asking).await?;
     record.status(response.status());
     if let Some(Failed(code)) = response.extensions().get() {
         record.outcome(code);
@@ -122,12 +135,12 @@ fn new_id(number: u128) -> HeaderValue {
     HeaderValue::from_bytes(&id).unwrap_or(HeaderValue::from_static("req"))
 }
 
-async fn panic_safe<S>(request: Box<Request>, mut next: S) -> Result<Response, Infallible>
+async fn panic_safe<S>(asking: Box<Asking>, mut next: S) -> Result<Response, Infallible>
 where
-    S: Service<Box<Request>, Response = Response, Error = Infallible>,
+    S: Service<Box<Asking>, Response = Response, Error = Infallible>,
 {
     // The request's state is dropped with its future, so nothing half-changed is seen again.
-    match AssertUnwindSafe(next.call(request)).catch_unwind().await {
+    match AssertUnwindSafe(next.call(asking)).catch_unwind().await {
         Ok(response) => response,
         // Counted and logged already (`panics.rs`).
         Err(_) => Ok(Error::Internal.to_response()),
@@ -137,66 +150,68 @@ where
 /// Refuses heads that are too large, and, with their connection, what two readers could frame in two ways: a length beside chunks
 /// (RFC 9112 §6.1), which today's hyper lets none of through (over HTTP/1.1 it drops the length, and closes; over HTTP/2 it refuses
 /// the header); and CONNECT, behind which bytes of any protocol may have been sent already.
-async fn framed<S>(request: Box<Request>, mut next: S) -> Result<Response, Infallible>
+async fn framed<S>(asking: Box<Asking>, mut next: S) -> Result<Response, Infallible>
 where
-    S: Service<Box<Request>, Response = Response, Error = Infallible>,
+    S: Service<Box<Asking>, Response = Response, Error = Infallible>,
 {
+    let request = &asking.request;
     let headers = request.headers();
     let refused = if headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH) {
         Error::BodyUnreadable("it has both a content-length and a transfer-encoding".to_owned())
     } else if request.method() == Method::CONNECT {
         Error::NotFound("a tunnel".to_owned())
-    } else if let Err(error) = headers::bounded(&request) {
+    } else if let Err(error) = headers::bounded(request) {
         return Ok(error.to_response());
     } else {
-        return next.call(request).await;
+        return next.call(asking).await;
     };
     let mut refused = refused.to_response();
     refused.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     Ok(refused)
 }
 
-async fn known<S>(
-    serving: Arc<Serving>,
-    mut request: Box<Request>,
-    mut next: S,
-) -> Result<Response, Infallible>
+async fn known<S>(serving: Arc<Serving>, mut asking: Box<Asking>, mut next: S) -> Result<Response, Infallible>
 where
-    S: Service<Box<Request>, Response = Response, Error = Infallible>,
+    S: Service<Box<Asking>, Response = Response, Error = Infallible>,
 {
+    let Asking { request, record } = &mut *asking;
     if let Some(tenants) = serving.tenants.as_ref().filter(|_| request.uri().path() != "/health") {
-        match (tenants.admit(request.headers_mut()), request.extensions().get::<Arc<Record>>()) {
+        match (tenants.admit(request.headers_mut()), record) {
             (Ok(visit), Some(record)) => record.tenant(Arc::new(visit)),
             (Ok(_), None) => return Ok(Error::Internal.to_response()),
             (Err(error), _) => return Ok(error.to_response()),
         }
     }
-    next.call(request).await
+    next.call(asking).await
 }
 
-async fn admitted<S>(admission: Admission, request: Box<Request>, mut next: S) -> Result<Response, Infallible>
+async fn admitted<S>(admission: Admission, asking: Box<Asking>, mut next: S) -> Result<Response, Infallible>
 where
-    S: Service<Box<Request>, Response = Response, Error = Infallible>,
+    S: Service<Box<Asking>, Response = Response, Error = Infallible>,
 {
     match admission.admit() {
         Ok(permit) => {
-            let response = next.call(request).await?;
+            let response = next.call(asking).await?;
             Ok(response.map(|body| body.with_permit(permit)))
         }
         Err(error) => Ok(error.to_response()),
     }
 }
 
-async fn routes(serving: Arc<Serving>, request: Box<Request>) -> Result<Response, Infallible> {
+async fn routes(serving: Arc<Serving>, mut asking: Box<Asking>) -> Result<Response, Infallible> {
+    let record = asking.record.take();
+    let request = &asking.request;
     let dispatch = &serving.dispatch;
     let path = request.uri().path();
-    let result = match (request.method(), path, request.extensions().get::<Arc<Record>>().cloned()) {
+    let result = match (request.method(), path, record) {
         (&Method::GET, "/health", Some(record)) => Ok(own(Response::new(full("ok\n")), &record)),
         (&Method::GET, "/v1/models", Some(record)) => {
             Ok(own(models::merged(dispatch.router.fleet()), &record))
         }
         // In a box, so that what it needs is given back once the answer has begun: the connection keeps the rest.
-        (_, path, Some(record)) if is_passed(path) => Box::pin(dispatch.handle(request, &record)).await,
+        (_, path, Some(record)) if is_passed(path) => {
+            Box::pin(dispatch.handle(asking.request, &record)).await
+        }
         _ => Err(Error::NotFound(path.to_owned())),
     };
     Ok(result.unwrap_or_else(|error| error.to_response()))
