@@ -370,9 +370,9 @@ fn a_request_s_head_says_the_worker_s_host_and_the_body_s_length() {
         request.set(HeaderName::from_static("x-added"), HeaderValue::from_static("3"));
         request
     };
-    // As they are sent, and whether in one piece.
-    let sent = |request: &Outgoing<'_>| {
-        let mut bytes = Unsent::default();
+    // As they are sent, one after the other, and whether in one piece.
+    let mut bytes = Unsent::default();
+    let mut sent = |request: &Outgoing<'_>| {
         bytes.begin(request, &host());
         let in_one = bytes.chunk().len() == bytes.remaining();
         // However it is cut, and by whichever view of it.
