@@ -156,6 +156,8 @@ async fn ten_thousand_names_make_no_series() {
     };
     // Every kind of them has been there.
     ask_by_many_names(&gateway, 0..200).await;
+    // The scaling sum's come with its next turn.
+    eventually!(gateway.metrics().await.sum("keyway_desired_workers", &[]) > 0.0);
     let before = series(&gateway.metrics().await);
     ask_by_many_names(&gateway, 200..10_200).await;
     let metrics = gateway.metrics().await;
