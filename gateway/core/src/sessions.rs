@@ -174,6 +174,31 @@ mod tests {
         assert_eq!(drift((&past, 8), &chain(100..101)), Some(Drift { common: 0, lost: 8 }));
     }
 
+    #[test]
+    fn what_a_session_said_last_counts_also_where_it_is_as_long() {
+        let mut sessions = Sessions::new(1 << 20);
+        for first in [0, 100] {
+            let chain = chain(first..first + 10);
+            sessions.remember(7, Turn { chain: &chain, settled: 10 });
+        }
+        let drift = |first: u64| sessions.drift(7, Turn { chain: &chain(first..first + 12), settled: 0 });
+        assert_eq!(drift(100), None);
+        assert_eq!(drift(0), Some(Drift { common: 0, lost: 10 }));
+    }
+
+    #[test]
+    fn the_one_heard_of_least_recently_is_forgotten_not_the_one_that_came_first() {
+        let blocks = chain(0..100);
+        let turn = Turn { chain: &blocks, settled: 100 };
+        let mut sessions = Sessions::new(3 * (SESSION_BYTES + 400));
+        for session in [1, 2, 3, 1, 4] {
+            sessions.remember(session, turn);
+        }
+        let changed = chain(500..501);
+        let known = |session| sessions.drift(session, Turn { chain: &changed, settled: 0 }).is_some();
+        assert_eq!([1, 2, 3, 4].map(known), [true, false, true, true]);
+    }
+
     proptest! {
         #[test]
         fn memory_is_bounded_and_the_last_heard_stay(turns in prop::collection::vec((0_u64..40, 0_usize..200), 1..300)) {

@@ -196,6 +196,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_block_s_digest_is_secret_too() {
+        let digest = |key: u64, salt: &[u8]| Chain::new(HashKey::new(key), salt).digests().of(&[b'a'; 64]);
+        assert_ne!(digest(1, b""), digest(2, b""));
+        assert_ne!(digest(1, b"a"), digest(1, b"b"));
+        let digests = Chain::new(HashKey::new(1), b"").digests();
+        assert_eq!(format!("{digests:?}"), "Digests(secret)");
+    }
+
     /// Half of a name's bits change with any bit of the block or of the state before it, within what chance allows.
     #[test]
     fn each_bit_reaches_all_of_the_name() {
