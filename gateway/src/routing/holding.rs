@@ -237,10 +237,10 @@ fn hand_out(begun: Begun) {
 impl Counter<'_> {
     /// Begins what can begin now, and closes. It takes the room, so that a panic opens it before what was decided is dropped, which
     /// asks for it.
-    fn release<'r>(
+    fn release(
         mut self,
-        mut room: MutexGuard<'r, WaitingRoom<Held>>,
-    ) -> (Decisions, MutexGuard<'r, WaitingRoom<Held>>) {
+        mut room: MutexGuard<'_, WaitingRoom<Held>>,
+    ) -> (Decisions, MutexGuard<'_, WaitingRoom<Held>>) {
         room.release(self.now, &mut self);
         let Self { router, index, now, decisions, .. } = self;
         drop(index);
