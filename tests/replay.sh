@@ -45,10 +45,7 @@ out=${OUT:-$(mktemp -d)}
 kv_block_tokens=16
 mkdir -p "$out"
 
-if [[ -z ${BIN_DIR:-} ]]; then
-    cargo build --release --manifest-path "$root/Cargo.toml" -p keyway -p keyway-worker -p keyway-loadtest
-    BIN_DIR=${CARGO_TARGET_DIR:-$root/target}/release
-fi
+. "$root/tests/binaries.sh" -p keyway -p keyway-worker -p keyway-loadtest
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
 

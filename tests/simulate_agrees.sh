@@ -38,10 +38,7 @@ profile=${PROFILE:-h100x4-70b}
 runs=${RUNS:-3}
 out=${OUT:-$(mktemp -d)}
 mkdir -p "$out"
-if [[ -z ${BIN_DIR:-} ]]; then
-    cargo build --release --manifest-path "$root/Cargo.toml" -p keyway -p keyway-loadtest
-    BIN_DIR=${CARGO_TARGET_DIR:-$root/target}/release
-fi
+. "$root/tests/binaries.sh" -p keyway -p keyway-loadtest
 
 pids=()
 stop() {

@@ -37,10 +37,7 @@ case ${1:-} in -h | --help) usage && exit 0 ;; esac
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 if [[ ${1:-} == overload ]]; then
     shift
-    if [[ -z ${BIN_DIR:-} ]]; then
-        cargo build --release --manifest-path "$root/Cargo.toml" -p keyway -p keyway-loadtest
-        BIN_DIR=${CARGO_TARGET_DIR:-$root/target}/release
-    fi
+    . "$root/tests/binaries.sh" -p keyway -p keyway-loadtest
     exec python3 "$root/tests/external/data_plane/overload.py" --keyway "$BIN_DIR/keyway" \
         --loadtest "$BIN_DIR/keyway-loadtest" "$@"
 fi
@@ -53,10 +50,7 @@ if [[ ! -x $SCRATCH/venv/bin/vllm-router ]]; then
     python3 -m venv "$SCRATCH/venv"
     "$SCRATCH/venv/bin/pip" install --quiet "sglang-router==$SGLANG_ROUTER" "vllm-router==$VLLM_ROUTER" "h2==$H2"
 fi
-if [[ -z ${BIN_DIR:-} ]]; then
-    cargo build --release --manifest-path "$root/Cargo.toml" -p keyway -p keyway-loadtest
-    BIN_DIR=${CARGO_TARGET_DIR:-$root/target}/release
-fi
+. "$root/tests/binaries.sh" -p keyway -p keyway-loadtest
 here=$root/tests/external/data_plane
 if [[ ${1:-} == cancel ]]; then
     shift

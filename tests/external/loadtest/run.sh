@@ -44,10 +44,7 @@ if [[ -z ${SCRATCH:-} ]]; then
 fi
 mkdir -p "$SCRATCH"
 SCRATCH=$(cd "$SCRATCH" && pwd)
-if [[ -z ${BIN_DIR:-} ]]; then
-    cargo build --release --manifest-path "$root/Cargo.toml" -p keyway-loadtest --bins --examples
-    BIN_DIR=${CARGO_TARGET_DIR:-$root/target}/release
-fi
+. "$root/tests/binaries.sh" -p keyway-loadtest --bins --examples
 tester=$BIN_DIR/keyway-loadtest
 for program in keyway-loadtest examples/queue_server; do
     [[ -x $BIN_DIR/$program ]] || { echo "run.sh: $BIN_DIR/$program is missing: cargo build --release -p keyway-loadtest --bins --examples" >&2; exit 2; }

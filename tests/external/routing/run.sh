@@ -34,10 +34,7 @@ fi
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 SCRATCH=${SCRATCH:-$(mktemp -d)}
 OUT=${OUT:-$(mktemp -d)}
-if [[ -z ${BIN_DIR:-} ]]; then
-    cargo build --release --manifest-path "$root/Cargo.toml" -p keyway -p keyway-loadtest
-    BIN_DIR=${CARGO_TARGET_DIR:-$root/target}/release
-fi
+. "$root/tests/binaries.sh" -p keyway -p keyway-loadtest
 venv() {
     [[ -x $SCRATCH/$1/bin/$2 ]] && return
     python3 -m venv "$SCRATCH/$1"

@@ -20,8 +20,5 @@ EOF_USAGE
 
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
-if [[ -z ${BIN_DIR:-} ]]; then
-    cargo build --release --manifest-path "$root/Cargo.toml" -p keyway -p keyway-loadtest
-    BIN_DIR=${CARGO_TARGET_DIR:-$root/target}/release
-fi
+. "$root/tests/binaries.sh" -p keyway -p keyway-loadtest
 exec python3 "$root/tests/external/soak/soak.py" --bins "$BIN_DIR" "$@"
