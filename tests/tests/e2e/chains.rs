@@ -112,8 +112,9 @@ fn nginx(dir: &Path, socket: &Path, server: SocketAddr) -> String {
 }
 
 fn haproxy(socket: &Path, server: SocketAddr) -> String {
+    // One thread: where two have a line to write at once, it drops one (`fd_write_frag_line` in its `src/fd.c`).
     format!(
-        "global\n log stdout format raw local0\n
+        "global\n nbthread 1\n log stdout format raw local0\n
          defaults\n mode http\n log global\n log-format \"took %HU %ST %s\"\n retries 0\n option dontlognull
          timeout connect 5s\n timeout client 1s\n timeout server 20s\n timeout http-request 1s
          frontend before\n bind unix@{}\n default_backend behind
