@@ -358,7 +358,7 @@ mod tests {
 
     fn shared(a: &str, b: &str) -> usize {
         let (a, b) = (info(a).chain.blocks, info(b).chain.blocks);
-        a.iter().zip(&b).take_while(|(x, y)| x == y).count()
+        a.iter().zip(b.iter()).take_while(|(x, y)| x == y).count()
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //! tokenizer. It does not decide which fields of a request are canonical, nor in which order they come.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
-use keyway_wire::block_hash::{BlockHash, Chain, Digests, HashKey};
+use keyway_wire::block_hash::{BlockHash, HashKey, TextChain};
 
 /// Introduces what is not text. It occurs in no UTF-8 text, so escaping it costs a scan and no copy.
 const ESCAPE: u8 = 0xFF;
@@ -16,7 +17,7 @@ const FIELD_END: u8 = 1;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixChain {
     /// `blocks[i]` names the first `(i + 1) * block_bytes` canonical bytes.
-    pub blocks: Vec<BlockHash>,
+    pub blocks: Arc<Vec<BlockHash>>,
     /// Canonical bytes in a block.
     pub block_bytes: usize,
     /// Canonical bytes in all, the tail and the marks between fields included.
@@ -30,24 +31,21 @@ pub struct PrefixChain {
 /// nor does a prefix of one give a prefix of the other beyond the place where they differ.
 #[derive(Debug)]
 pub struct TextKeyer {
-    chain: Chain,
-    digests: Digests,
+    chain: TextChain,
     blocks: Vec<BlockHash>,
     partial: Vec<u8>,
-    block_bytes: usize,
+    block_bytes: NonZeroUsize,
     total_bytes: u64,
 }
 
 impl TextKeyer {
     /// A keyer for one prompt of the tenant that `salt` stands for (empty: the shared space).
     pub fn new(key: HashKey, salt: &[u8], block_bytes: NonZeroUsize) -> Self {
-        let chain = Chain::new(key, salt);
         Self {
-            chain,
-            digests: chain.digests(),
+            chain: TextChain::new(key, salt),
             blocks: Vec::new(),
             partial: Vec::with_capacity(block_bytes.get()),
-            block_bytes: block_bytes.get(),
+            block_bytes,
             total_bytes: 0,
         }
     }
@@ -87,25 +85,25 @@ impl TextKeyer {
 
     /// The chain of everything pushed.
     pub fn finish(self) -> PrefixChain {
-        PrefixChain { blocks: self.blocks, block_bytes: self.block_bytes, total_bytes: self.total_bytes }
+        let block_bytes = self.block_bytes.get();
+        PrefixChain { blocks: self.blocks.into(), block_bytes, total_bytes: self.total_bytes }
     }
 
     fn append(&mut self, mut bytes: &[u8]) {
         self.total_bytes += bytes.len() as u64;
         if !self.partial.is_empty() {
-            let (fill, rest) = bytes.split_at(bytes.len().min(self.block_bytes - self.partial.len()));
+            let missing = self.block_bytes.get() - self.partial.len();
+            let (fill, rest) = bytes.split_at(bytes.len().min(missing));
             self.partial.extend_from_slice(fill);
             bytes = rest;
-            if self.partial.len() < self.block_bytes {
+            if fill.len() < missing {
                 return;
             }
-            self.blocks.push(self.chain.push_digest(self.digests.of(&self.partial)));
+            self.blocks.push(self.chain.push(&self.partial));
             self.partial.clear();
         }
-        let Self { chain, digests, blocks: names, partial, block_bytes, .. } = self;
-        let blocks = bytes.chunks_exact(*block_bytes);
-        partial.extend_from_slice(blocks.remainder());
-        names.extend(blocks.map(|block| chain.push_digest(digests.of(block))));
+        let rest = self.chain.push_all(bytes, self.block_bytes, &mut self.blocks);
+        self.partial.extend_from_slice(rest);
     }
 }
 

@@ -31,7 +31,7 @@ const ESTIMATE_GAIN: f64 = 0.1;
 #[derive(Debug, Clone, PartialEq)]
 pub struct View {
     /// Names of its full blocks.
-    pub chain: Vec<BlockHash>,
+    pub chain: Arc<Vec<BlockHash>>,
     /// Tokens of one block.
     pub block_tokens: f64,
     /// Of which workers it is the view.
@@ -191,7 +191,7 @@ impl Router {
                     let adapter = model.filter(|_| adapts);
                     let space = TokenSpace { salt: request.salt.as_bytes(), adapter, block_size };
                     View {
-                        chain: space.chain(self.hash_key, &prompt.ids),
+                        chain: space.chain(self.hash_key, &prompt.ids).into(),
                         block_tokens: f64::from(block_size),
                         way: (block_size, adapts),
                     }
@@ -219,7 +219,7 @@ impl Router {
     fn by_text(&self, request: &RequestInfo, workers: Arc<[Arc<Worker>]>) -> Setting {
         let bytes_per_token = self.bytes_per_token(request.model.as_deref());
         let view = View {
-            chain: request.chain.blocks.clone(),
+            chain: Arc::clone(&request.chain.blocks),
             block_tokens: request.chain.block_bytes as f64 / bytes_per_token,
             way: OF_TEXT,
         };

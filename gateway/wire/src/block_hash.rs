@@ -4,6 +4,8 @@
 //! Keyed: who does not know the key cannot make two prompts collide or guess another tenant's hashes. The salt
 //! of the tenant seeds the chain, so tenants never share a hash.
 
+use std::num::NonZeroUsize;
+
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Names one prefix: all blocks up to and including the one it was made for.
@@ -62,43 +64,33 @@ impl Chain {
         self.0 = xxh3_64_with_seed(block, self.0);
         BlockHash(self.0)
     }
-
-    /// What hashes the blocks of this chain by themselves. To be asked for before the first block.
-    pub fn digests(self) -> Digests {
-        Digests::new(self.0)
-    }
-
-    /// As [`Chain::push`], for a block whose digest is known. Gives other names than that.
-    pub const fn push_digest(&mut self, digest: u64) -> BlockHash {
-        // Each step is a bijection of the digest and of the state, so no two prefixes meet but by their digests; the rest is xxh3's
-        // own last step, by which each bit of either reaches all bits of the name.
-        let mut state = self.0.rotate_left(29).wrapping_mul(STATE_FACTOR) ^ digest;
-        state ^= state >> 37;
-        state = state.wrapping_mul(AVALANCHE_FACTOR);
-        self.0 = state ^ (state >> 32);
-        BlockHash(self.0)
-    }
 }
+
+/// The length of blocks that is hashed fastest: the default one.
+const USUAL_BLOCK_BYTES: usize = 64;
+const USUAL_BLOCK_WORDS: usize = USUAL_BLOCK_BYTES / size_of::<u64>();
 
 /// Keeps state and digest from meeting as equals: 2^64 divided by the golden ratio, odd.
 const STATE_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 /// xxh3's factor in its last step (`XXH3_avalanche` of github `Cyan4973/xxHash`).
 const AVALANCHE_FACTOR: u64 = 0x1656_6791_9E37_79F9;
 
-/// The length of blocks that is hashed fastest: the default one.
-const USUAL_BLOCK_BYTES: usize = 64;
-const USUAL_BLOCK_WORDS: usize = USUAL_BLOCK_BYTES / size_of::<u64>();
-
-/// Hashes blocks by themselves, under the secret of their chain: no block's hash waits for that of the block before it, so a
-/// processor works on several at a time, and the chain takes one short step for each.
+/// A chain over the blocks of one long text. It hashes each block by itself, under a secret of the chain, and takes one short step
+/// for it: nothing but that step waits for the block before, so a processor works on several blocks at a time. Gives other names
+/// than [`Chain`].
 ///
-/// Of the usual length it is the sum of 128-bit products, folded, of words that each are hidden by a word of the secret, as xxh3 takes
-/// blocks up to 128 bytes (`XXH3_mix16B` of github `Cyan4973/xxHash`); of others xxh3.
-#[derive(Clone, Copy)]
-pub struct Digests([u64; USUAL_BLOCK_WORDS]);
+/// A block of the usual length is hashed to the sum of 128-bit products, folded, of words that each are hidden by a word of the
+/// secret, as xxh3 takes blocks up to 128 bytes (`XXH3_mix16B` of github `Cyan4973/xxHash`); others by xxh3.
+#[derive(Clone)]
+pub struct TextChain {
+    state: u64,
+    secret: [u64; USUAL_BLOCK_WORDS],
+}
 
-impl Digests {
-    fn new(seed: u64) -> Self {
+impl TextChain {
+    /// Starts a chain for one tenant's `salt` (empty: the shared space).
+    pub fn new(key: HashKey, salt: &[u8]) -> Self {
+        let Chain(seed) = Chain::new(key, salt);
         // SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
         let word = |i: usize| {
             let mut word = seed.wrapping_add(STATE_FACTOR.wrapping_mul(i as u64 + 1));
@@ -106,15 +98,47 @@ impl Digests {
             word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
             word ^ (word >> 31)
         };
-        Self(std::array::from_fn(word))
+        Self { state: seed, secret: std::array::from_fn(word) }
     }
 
-    /// A block's.
+    /// Appends one block and returns the name of the prefix that ends with it.
+    pub fn push(&mut self, block: &[u8]) -> BlockHash {
+        let digest = block.try_into().map_or_else(|_| self.digest_of_any(block), |block| self.digest(block));
+        self.step(digest)
+    }
+
+    /// Appends all whole blocks of `bytes`, of so many bytes each, and returns what is left of it.
+    pub fn push_all<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        block_bytes: NonZeroUsize,
+        names: &mut Vec<BlockHash>,
+    ) -> &'a [u8] {
+        if block_bytes.get() == USUAL_BLOCK_BYTES {
+            let (blocks, rest) = bytes.as_chunks();
+            names.extend(blocks.iter().map(|block| self.step(self.digest(block))));
+            return rest;
+        }
+        let blocks = bytes.chunks_exact(block_bytes.get());
+        let rest = blocks.remainder();
+        names.extend(blocks.map(|block| self.step(self.digest_of_any(block))));
+        rest
+    }
+
     #[inline]
-    pub fn of(&self, block: &[u8]) -> u64 {
-        let (words, []) = block.as_chunks::<{ size_of::<u64>() }>() else { return self.of_other(block) };
-        let Ok(words) = <&[_; USUAL_BLOCK_WORDS]>::try_from(words) else { return self.of_other(block) };
-        let hidden = |i: usize| u64::from_le_bytes(words[i]) ^ self.0[i];
+    fn step(&mut self, digest: u64) -> BlockHash {
+        // A bijection of the digest and of the state, so no two prefixes meet but by their digests. The next block waits for this alone:
+        // by what follows, xxh3's own last step, each bit of the state reaches all bits of the name.
+        self.state = self.state.rotate_left(29).wrapping_mul(STATE_FACTOR) ^ digest;
+        let mut name = self.state ^ (self.state >> 37);
+        name = name.wrapping_mul(AVALANCHE_FACTOR);
+        BlockHash(name ^ (name >> 32))
+    }
+
+    #[inline]
+    fn digest(&self, block: &[u8; USUAL_BLOCK_BYTES]) -> u64 {
+        let (words, _) = block.as_chunks::<{ size_of::<u64>() }>();
+        let hidden = |i: usize| u64::from_le_bytes(words[i]) ^ self.secret[i];
         let folded = |i: usize| {
             let product = u128::from(hidden(i)) * u128::from(hidden(i + 1));
             product as u64 ^ (product >> 64) as u64
@@ -123,14 +147,14 @@ impl Digests {
     }
 
     #[inline(never)]
-    fn of_other(&self, block: &[u8]) -> u64 {
-        xxh3_64_with_seed(block, self.0[0])
+    fn digest_of_any(&self, block: &[u8]) -> u64 {
+        xxh3_64_with_seed(block, self.secret[0])
     }
 }
 
-impl std::fmt::Debug for Digests {
+impl std::fmt::Debug for TextChain {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Digests(secret)")
+        f.write_str("TextChain(secret)")
     }
 }
 
@@ -140,14 +164,13 @@ mod tests {
 
     use super::*;
 
-    /// The names of a chain, pushed whole, and by digests.
+    /// The names that each kind of chain gives.
     fn chains(key: u64, salt: &[u8], blocks: &[Vec<u8>]) -> [Vec<BlockHash>; 2] {
-        let (mut chain, mut by_digest) =
-            (Chain::new(HashKey::new(key), salt), Chain::new(HashKey::new(key), salt));
-        let digests = by_digest.digests();
+        let mut chain = Chain::new(HashKey::new(key), salt);
+        let mut of_text = TextChain::new(HashKey::new(key), salt);
         [
             blocks.iter().map(|block| chain.push(block)).collect(),
-            blocks.iter().map(|block| by_digest.push_digest(digests.of(block))).collect(),
+            blocks.iter().map(|block| of_text.push(block)).collect(),
         ]
     }
 
@@ -166,6 +189,18 @@ mod tests {
                     prop_assert_ne!(ha[i], hb[i]);
                 }
             }
+        }
+
+        #[test]
+        fn blocks_have_one_name_however_they_are_pushed(
+            text in prop::collection::vec(any::<u8>(), 0..600),
+            block in prop::sample::select(vec![1, 16, 63, 64, 65]),
+        ) {
+            let (mut one, mut all) = (TextChain::new(HashKey::new(5), b""), TextChain::new(HashKey::new(5), b""));
+            let mut names = Vec::new();
+            let rest = all.push_all(&text, NonZeroUsize::new(block).unwrap(), &mut names);
+            prop_assert_eq!(rest, text.chunks_exact(block).remainder());
+            prop_assert_eq!(names, text.chunks_exact(block).map(|block| one.push(block)).collect::<Vec<_>>());
         }
 
         #[test]
@@ -198,18 +233,17 @@ mod tests {
 
     #[test]
     fn a_block_s_digest_is_secret_too() {
-        let digest = |key: u64, salt: &[u8]| Chain::new(HashKey::new(key), salt).digests().of(&[b'a'; 64]);
+        let digest = |key: u64, salt: &[u8]| TextChain::new(HashKey::new(key), salt).digest(&[b'a'; 64]);
         assert_ne!(digest(1, b""), digest(2, b""));
         assert_ne!(digest(1, b"a"), digest(1, b"b"));
-        let digests = Chain::new(HashKey::new(1), b"").digests();
-        assert_eq!(format!("{digests:?}"), "Digests(secret)");
+        assert_eq!(format!("{:?}", TextChain::new(HashKey::new(1), b"")), "TextChain(secret)");
     }
 
     /// Half of a name's bits change with any bit of the block or of the state before it, within what chance allows.
     #[test]
     fn each_bit_reaches_all_of_the_name() {
-        let digests = Chain::new(HashKey::new(9), b"").digests();
-        let name = |state: u64, block: &[u8]| Chain(state).push_digest(digests.of(block)).0;
+        let chain = TextChain::new(HashKey::new(9), b"");
+        let name = |state: u64, block: &[u8]| TextChain { state, ..chain.clone() }.push(block).0;
         let (block, states) = ([b'a'; 64], [0, 1, u64::MAX, 0x0123_4567_89ab_cdef]);
         let mut changed = [0_u32; 64];
         let mut tries = 0;
