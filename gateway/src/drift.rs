@@ -80,10 +80,7 @@ impl DriftDoctor {
         model: &str,
     ) -> Option<Diagnosis> {
         let session = self.session(headers, info)?;
-        let mut sessions = self.sessions.lock();
-        let drift = sessions.drift(session, turn(info));
-        sessions.remember(session, turn(info));
-        drop(sessions);
+        let drift = self.sessions.lock().follow(session, turn(info));
         let found = diagnosis(body, ignored, info, drift?);
         self.drifts.prompts.with_label_values(&[model, found.kind]).inc();
         self.drifts.bytes.with_label_values(&[model]).inc_by(found.lost_bytes);

@@ -47,14 +47,40 @@ pub struct Sessions {
 #[derive(Debug)]
 struct Past {
     /// Half of each name: enough to tell two prompts of one session apart, as names are chained.
-    blocks: Box<[u32]>,
+    blocks: Vec<u32>,
     settled: usize,
     heard: u64,
 }
 
 impl Past {
     fn bytes(&self) -> usize {
-        SESSION_BYTES + size_of_val(&*self.blocks)
+        SESSION_BYTES + self.blocks.capacity() * size_of::<u32>()
+    }
+
+    /// Leading blocks that it has in common with another prompt.
+    fn common(&self, chain: &[BlockHash]) -> usize {
+        // A hash stands for all before it: where one is the same, so are those in front of it.
+        let end = self.blocks.len().min(chain.len());
+        let same = |at: usize| self.blocks[at] == short(chain[at]);
+        if end == 0 || same(end - 1) {
+            return end;
+        }
+        let (mut common, mut end) = (0, end - 1);
+        while common < end {
+            let middle = usize::midpoint(common, end);
+            if same(middle) {
+                common = middle + 1;
+            } else {
+                end = middle;
+            }
+        }
+        common
+    }
+
+    /// Where a turn leaves it that has so much in common with it.
+    fn drift(&self, turn: Turn<'_>, common: usize) -> Option<Drift> {
+        let left = common < self.settled && common < turn.chain.len();
+        left.then(|| Drift { common, lost: self.settled - common })
     }
 }
 
@@ -71,44 +97,36 @@ impl Sessions {
     /// Where `turn` leaves the session's past; `None` if it goes on from there, is only shorter, or nothing is known.
     pub fn drift(&self, session: u64, turn: Turn<'_>) -> Option<Drift> {
         let past = self.known.get(&session)?;
-        // A hash stands for all before it: where one is the same, so are those in front of it.
-        let (mut common, mut end) = (0, past.blocks.len().min(turn.chain.len()));
-        while common < end {
-            let middle = usize::midpoint(common, end);
-            if past.blocks[middle] == short(turn.chain[middle]) {
-                common = middle + 1;
-            } else {
-                end = middle;
-            }
-        }
-        let left = common < past.settled && common < turn.chain.len();
-        left.then(|| Drift { common, lost: past.settled - common })
+        past.drift(turn, past.common(turn.chain))
     }
 
-    /// Takes `turn` for the session's past from now on.
-    pub fn remember(&mut self, session: u64, turn: Turn<'_>) {
+    /// As [`Sessions::drift`], and takes `turn` for the session's past from now on.
+    pub fn follow(&mut self, session: u64, turn: Turn<'_>) -> Option<Drift> {
         self.tick += 1;
         let settled = turn.settled.min(turn.chain.len());
         let blocks = turn.chain.iter().copied().map(short);
+        let mut drift = None;
         match self.known.get_mut(&session) {
-            // Its room is used again.
-            Some(past) if past.blocks.len() == turn.chain.len() => {
-                past.blocks.iter_mut().zip(blocks).for_each(|(old, new)| *old = new);
+            Some(past) => {
+                let common = past.common(turn.chain);
+                drift = past.drift(turn, common);
+                self.bytes -= past.bytes();
+                // What both have is not written again.
+                past.blocks.truncate(common);
+                past.blocks.reserve_exact(turn.chain.len() - common);
+                past.blocks.extend(blocks.skip(common));
                 (past.settled, past.heard) = (settled, self.tick);
+                self.bytes += past.bytes();
             }
-            _ => {
-                self.forget(session);
+            None => {
                 let past = Past { blocks: blocks.collect(), settled, heard: self.tick };
-                if past.bytes() > self.max_bytes {
-                    return;
-                }
                 self.bytes += past.bytes();
                 self.known.insert(session, past);
             }
         }
         self.by_age.push_back((self.tick, session));
         while self.bytes > self.max_bytes {
-            let Some((heard, oldest)) = self.by_age.pop_front() else { return };
+            let Some((heard, oldest)) = self.by_age.pop_front() else { break };
             if self.is_true(heard, oldest) {
                 self.forget(oldest);
             }
@@ -118,6 +136,7 @@ impl Sessions {
             by_age.retain(|&(heard, session)| self.is_true(heard, session));
             self.by_age = by_age;
         }
+        drift
     }
 
     fn is_true(&self, heard: u64, session: u64) -> bool {
@@ -153,7 +172,7 @@ mod tests {
 
     fn drift(past: (&[BlockHash], usize), now: &[BlockHash]) -> Option<Drift> {
         let mut sessions = Sessions::new(1 << 20);
-        sessions.remember(7, Turn { chain: past.0, settled: past.1 });
+        sessions.follow(7, Turn { chain: past.0, settled: past.1 });
         assert_eq!(sessions.drift(8, Turn { chain: now, settled: 0 }), None, "another session");
         sessions.drift(7, Turn { chain: now, settled: 0 })
     }
@@ -179,7 +198,7 @@ mod tests {
         let mut sessions = Sessions::new(1 << 20);
         for first in [0, 100] {
             let chain = chain(first..first + 10);
-            sessions.remember(7, Turn { chain: &chain, settled: 10 });
+            sessions.follow(7, Turn { chain: &chain, settled: 10 });
         }
         let drift = |first: u64| sessions.drift(7, Turn { chain: &chain(first..first + 12), settled: 0 });
         assert_eq!(drift(100), None);
@@ -192,7 +211,7 @@ mod tests {
         let turn = Turn { chain: &blocks, settled: 100 };
         let mut sessions = Sessions::new(3 * (SESSION_BYTES + 400));
         for session in [1, 2, 3, 1, 4] {
-            sessions.remember(session, turn);
+            sessions.follow(session, turn);
         }
         let changed = chain(500..501);
         let known = |session| sessions.drift(session, Turn { chain: &changed, settled: 0 }).is_some();
@@ -206,7 +225,7 @@ mod tests {
             let mut sessions = Sessions::new(max);
             for (session, blocks) in &turns {
                 let chain = chain(0..*blocks as u64);
-                sessions.remember(*session, Turn { chain: &chain, settled: *blocks });
+                sessions.follow(*session, Turn { chain: &chain, settled: *blocks });
                 prop_assert!(sessions.bytes() <= max);
                 let really: usize = sessions.known.values().map(Past::bytes).sum();
                 prop_assert_eq!(really, sessions.bytes());
