@@ -11,6 +11,7 @@
 //! placement puts each block right behind its parent in recency, so children are evicted before parents.
 
 mod expected;
+mod forks;
 mod heat;
 mod holders;
 mod matching;
@@ -32,6 +33,7 @@ pub use self::matching::Lengths;
 pub use self::workers::WorkerId;
 
 use self::expected::Expected;
+use self::forks::Forks;
 use self::heat::Heat;
 use self::holders::Holders;
 use self::slab::NIL;
@@ -79,6 +81,7 @@ pub struct PrefixIndex {
     expected: Expected,
     heat: Heat,
     workers: Workers,
+    forks: Forks,
     /// Number of the last placement, never 0. One that comes again after four billion is taken for the old one, which at
     /// worst spares a block from eviction.
     stamp: u32,
@@ -97,7 +100,8 @@ impl PrefixIndex {
         let others = workers.bytes() + expected.bytes() + heat.bytes();
         let held = Holders::new(byte_budget.saturating_sub(others));
         let eviction_batch = (held.slab.capacity() / EVICTION_SHARE).clamp(1, MAX_EVICTION_BATCH);
-        Self { held, expected, heat, workers, stamp: 0, eviction_batch, fetched: (0, 0) }
+        let forks = Forks::new();
+        Self { held, expected, heat, workers, forks, stamp: 0, eviction_batch, fetched: (0, 0) }
     }
 
     /// Records that `worker` was sent this chain: all of it is resident from now on, and most recent. Where the
@@ -119,13 +123,15 @@ impl PrefixIndex {
         }
         // A chain placed before lies in the list in order, so the next block is mostly the next slot; and chains that
         // begin alike follow each other, so the first is often the newest. A search would pass every other holder.
-        let (mut parent, mut likely, mut fetched) = (NIL, self.workers[place].recency.newest, 0);
+        let (mut parent, mut likely) = (NIL, self.workers[place].recency.newest);
+        // What is not held, or held here and there, is searched for block by block, so all of it is fetched at once.
+        let (mut scattered, mut fetched) = (false, 0);
         let mut i = 0;
         while let Some(&hash) = chain.get(i) {
             let held = if likely != NIL && self.held.slab[likely].hash == hash {
                 Some(likely)
             } else {
-                if i >= fetched {
+                if scattered && i >= fetched {
                     fetched = (i + FETCHED_TOGETHER).min(chain.len());
                     self.held.fetch(&chain[i..fetched]);
                 }
@@ -133,6 +139,7 @@ impl PrefixIndex {
             };
             if let Some(first) = held {
                 let (last, blocks) = self.held.slab.stamp_run(first, &chain[i..], stamp);
+                scattered = blocks < FETCHED_TOGETHER;
                 i += blocks.max(1);
                 if blocks == 0 {
                     continue; // A chain never repeats a hash, unless two of them collide.
@@ -144,6 +151,7 @@ impl PrefixIndex {
                 if !self.make_room(place) {
                     break;
                 }
+                scattered = true;
                 parent = self.insert(place, parent, hash);
                 placement.added.push(parent);
                 i += 1;

@@ -76,9 +76,10 @@ impl PrefixIndex {
         (mut held, mut lost): (usize, usize),
         mut others: usize,
     ) {
+        let guess = self.forks.of(chain[0]);
         while lost - held > 1 && !group.is_empty() {
-            // Who has been sent the very same prompt before holds all of it.
-            let middle = if lost > chain.len() { chain.len() } else { usize::midpoint(held, lost) };
+            // Who has been sent the very same prompt before holds all of it; others part mostly where they did last time.
+            let middle = if lost > chain.len() { chain.len() } else { guess.between(held, lost) };
             let count = self.held.count(chain[middle - 1]);
             if count >= group.len() + others {
                 held = middle;
@@ -91,6 +92,10 @@ impl PrefixIndex {
                 others += more.len();
                 (group, lost) = (less, middle);
             }
+        }
+        // Who holds all of it says nothing of where others part.
+        if held < chain.len() && !group.is_empty() {
+            guess.was(held);
         }
         for found in group {
             found.blocks = held as u32;

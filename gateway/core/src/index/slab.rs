@@ -131,22 +131,14 @@ impl Slab {
     /// [`Slab::stamp_run`] for as long as each slot stands beside the one before, as slots do that were taken one after the other:
     /// where the next one is, is then known before this one has come from memory.
     fn stamp_row(&mut self, first: u32, blocks: &[BlockHash], stamp: u32) -> (u32, usize) {
-        let older = self[first].older;
-        let upwards = older > first;
-        let (mut last, mut run, mut place) = (first, 0, first as usize);
-        for hash in blocks {
-            let Some(slot) = self.slots.get_mut(place) else { break };
-            if slot.hash != *hash || slot.stamp == stamp {
-                break;
-            }
-            slot.stamp = stamp;
-            (last, run) = (place as u32, run + 1);
-            place = if upwards { place + 1 } else { place.wrapping_sub(1) };
-            if slot.older == NIL || slot.older as usize != place {
-                break;
-            }
+        let at = first as usize;
+        if self.slots[at].older > first {
+            let run = stamp_beside(self.slots[at..].iter_mut(), (first, 1), blocks, stamp);
+            (first + run.saturating_sub(1), run as usize)
+        } else {
+            let run = stamp_beside(self.slots[..=at].iter_mut().rev(), (first, u32::MAX), blocks, stamp);
+            (first - run.saturating_sub(1), run as usize)
         }
-        (last, run)
     }
 
     /// Puts a run of a recency list, from its latest to its earliest used slot, behind `newer`, which is not in it, or in front of all
@@ -180,6 +172,26 @@ impl Slab {
         self.join(list, newer, older);
         list.len -= 1;
     }
+}
+
+/// Stamps slots that stand at `first` and then `step` further each, as [`Slab::stamp_run`] says; how many they are.
+fn stamp_beside<'a>(
+    slots: impl Iterator<Item = &'a mut Slot>,
+    (first, step): (u32, u32),
+    blocks: &[BlockHash],
+    stamp: u32,
+) -> u32 {
+    let (mut place, mut next, mut run) = (first, first, 0);
+    for (slot, hash) in slots.zip(blocks) {
+        if next != place || slot.hash != *hash || slot.stamp == stamp {
+            break;
+        }
+        slot.stamp = stamp;
+        next = slot.older;
+        place = place.wrapping_add(step);
+        run += 1;
+    }
+    run
 }
 
 impl std::ops::Index<u32> for Slab {
