@@ -8,22 +8,22 @@ mod greeting;
 mod intake;
 pub mod stalls;
 
-use std::{error::Error, future::Future, io, sync::Arc, time::Duration};
+use std::{convert::Infallible, error::Error, future::Future, io, sync::Arc, time::Duration};
 
-use hyper::rt::Executor;
+use hyper::{rt::Executor, service::Service};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::{
         conn::auto,
         graceful::{GracefulShutdown, Watcher},
     },
-    service::TowerToHyperService,
 };
 use prometheus::IntGauge;
 
 pub use self::intake::Intake;
 use self::{greeting::Greeting, intake::Slot, stalls::Taken};
 use crate::{
+    body::{Request, Response},
     clock,
     cores::Cores,
     limits::{
@@ -84,7 +84,7 @@ pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Outp
             header_read,
             watcher: graceful.watcher(),
             tls: server.tls.clone(),
-            service: TowerToHyperService::new(stack.clone()),
+            service: Called(stack.clone()),
         };
         let Some(cores) = &server.cores else {
             tokio::spawn(connection.serve(open, async { Ok(stream) }));
@@ -114,7 +114,21 @@ struct Connection<S> {
     header_read: Duration,
     watcher: Watcher,
     tls: Option<Arc<ServerTls>>,
-    service: TowerToHyperService<S>,
+    service: Called<S>,
+}
+
+/// The stack as hyper calls it: at once, as it is ready at all times.
+#[derive(Clone)]
+struct Called<S>(S);
+
+impl<S: Stack> Service<Request> for Called<S> {
+    type Response = Response;
+    type Error = Infallible;
+    type Future = S::Future;
+
+    fn call(&self, request: Request) -> S::Future {
+        self.0.clone().call(request)
+    }
 }
 
 impl<S: Stack> Connection<S> {

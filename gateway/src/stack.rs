@@ -71,14 +71,18 @@ impl Asking {
 const ENGINE_PATHS: [&str; 8] =
     ["/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score", "/classify", "/pooling", "/generate"];
 
-/// What the server can call.
+/// What the server can call, at any time: it is always ready.
 pub trait Stack:
-    Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static
+    Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static
 {
 }
 
 impl<S> Stack for S where
-    S: Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static
+    S: Service<Request, Response = Response, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + Sync
+        + 'static
 {
 }
 
