@@ -3,7 +3,11 @@
 //!
 //! Next: [`crate::relay`].
 
-use std::{future::poll_fn, pin::pin, sync::Arc};
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::Arc,
+};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, header::CONTENT_LENGTH, request::Parts};
@@ -149,7 +153,8 @@ impl Dispatch {
                 (asked.body.clone(), UsageFilter::pass_all())
             };
             let sent = self.resumer.sent(asked, asking, &worker, seed);
-            let sending = self.upstream.send(worker.origin(), asked.outgoing(sent.body.clone(), &worker));
+            let outgoing = asked.outgoing(sent.body.clone(), &worker);
+            let sending = pin!(self.upstream.send(worker.origin(), outgoing));
             // No worker has to wait for the doctor.
             let doctor = tried.is_empty().then_some(|| self.look_for_drift(asked));
             match once_begun(sending, doctor).await {
@@ -251,8 +256,10 @@ where
 }
 
 /// Does `meanwhile` when `work` has got as far as it gets at once.
-async fn once_begun<T>(work: impl Future<Output = T>, mut meanwhile: Option<impl FnOnce()>) -> T {
-    let mut work = pin!(work);
+async fn once_begun<T>(
+    mut work: Pin<&mut impl Future<Output = T>>,
+    mut meanwhile: Option<impl FnOnce()>,
+) -> T {
     poll_fn(|cx| {
         let polled = work.as_mut().poll(cx);
         if let Some(meanwhile) = meanwhile.take() {
@@ -297,12 +304,12 @@ mod tests {
     #[tokio::test]
     async fn what_is_done_meanwhile_is_done_once_and_after_the_first_step() {
         let done = RefCell::new(Vec::new());
-        let work = async {
+        let work = pin!(async {
             done.borrow_mut().push("sent");
             tokio::task::yield_now().await;
             done.borrow_mut().push("answered");
-        };
+        });
         once_begun(work, Some(|| done.borrow_mut().push("meanwhile"))).await;
-        assert_eq!(done.into_inner(), ["sent", "meanwhile", "answered"]);
+        assert_eq!(*done.borrow(), ["sent", "meanwhile", "answered"]);
     }
 }

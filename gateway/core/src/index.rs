@@ -20,6 +20,7 @@ mod snapshot;
 mod table;
 #[cfg(test)]
 mod tests;
+mod words;
 mod workers;
 
 use std::time::Duration;

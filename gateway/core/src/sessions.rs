@@ -106,23 +106,20 @@ impl Sessions {
         let settled = turn.settled.min(turn.chain.len());
         let blocks = turn.chain.iter().copied().map(short);
         let mut drift = None;
-        match self.known.get_mut(&session) {
-            Some(past) => {
-                let common = past.common(turn.chain);
-                drift = past.drift(turn, common);
-                self.bytes -= past.bytes();
-                // What both have is not written again.
-                past.blocks.truncate(common);
-                past.blocks.reserve_exact(turn.chain.len() - common);
-                past.blocks.extend(blocks.skip(common));
-                (past.settled, past.heard) = (settled, self.tick);
-                self.bytes += past.bytes();
-            }
-            None => {
-                let past = Past { blocks: blocks.collect(), settled, heard: self.tick };
-                self.bytes += past.bytes();
-                self.known.insert(session, past);
-            }
+        if let Some(past) = self.known.get_mut(&session) {
+            let common = past.common(turn.chain);
+            drift = past.drift(turn, common);
+            self.bytes -= past.bytes();
+            // What both have is not written again.
+            past.blocks.truncate(common);
+            past.blocks.reserve_exact(turn.chain.len() - common);
+            past.blocks.extend(blocks.skip(common));
+            (past.settled, past.heard) = (settled, self.tick);
+            self.bytes += past.bytes();
+        } else {
+            let past = Past { blocks: blocks.collect(), settled, heard: self.tick };
+            self.bytes += past.bytes();
+            self.known.insert(session, past);
         }
         self.by_age.push_back((self.tick, session));
         while self.bytes > self.max_bytes {

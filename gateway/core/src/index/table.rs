@@ -1,8 +1,10 @@
 //! The map from a 64-bit key to a slot: open addressing with linear probing in one allocation of fixed size. It keeps
 //! no keys: whoever calls says which slot is meant.
 
+use super::words::{WORD_BYTES, Words};
+
 /// Bytes of one entry.
-pub(super) const ENTRY_BYTES: usize = size_of::<u64>();
+pub(super) const ENTRY_BYTES: usize = WORD_BYTES;
 
 /// Spreads keys whose upper bits are alike (2^64 divided by the golden ratio, odd).
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -11,14 +13,13 @@ const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 /// spares nearly every look at a slot of another key, which would miss the processor's cache; and it alone says where
 /// an entry belongs, so that closing a gap looks at no slot at all.
 pub(super) struct Table {
-    entries: Vec<u64>,
+    entries: Words,
 }
 
 impl Table {
-    /// Room for `slots` keys at a load of at most 2/3; zeroed memory, which the system backs with
-    /// pages only where it is written.
+    /// Room for `slots` keys at a load of at most 2/3; the system backs it with pages only where it is used.
     pub(super) fn new(slots: usize) -> Self {
-        Self { entries: vec![0; Self::entries_for(slots)] }
+        Self { entries: Words::zeroed(Self::entries_for(slots)) }
     }
 
     /// Entries of a table for `slots` keys. One is always empty, so that a search ends.
@@ -27,25 +28,25 @@ impl Table {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.entries.capacity() * ENTRY_BYTES
+        self.entries.len() * ENTRY_BYTES
     }
 
     /// The slot of `key`: of those whose keys are or seem equal, the one that `is` it.
     pub(super) fn get(&self, key: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
-        self.find(key, is).map(|at| self.entries[at] as u32)
+        self.find(key, is).map(|at| self.entries.get(at) as u32)
     }
 
     /// Maps `key`, which has no slot, to `slot`.
     pub(super) fn insert(&mut self, key: u64, slot: u32) {
         if let Err(Some(at)) = self.probe(key, |_| false) {
-            self.entries[at] = entry(key, slot);
+            self.entries.set(at, entry(key, slot));
         }
     }
 
     /// Maps `key` to `slot` in place of the slot that `is` its own.
     pub(super) fn replace(&mut self, key: u64, slot: u32, is: impl Fn(u32) -> bool) {
         if let Some(at) = self.find(key, is) {
-            self.entries[at] = entry(key, slot);
+            self.entries.set(at, entry(key, slot));
         }
     }
 
@@ -55,25 +56,25 @@ impl Table {
         let mut at = gap;
         loop {
             at = self.after(at);
-            let entry = self.entries[at];
+            let entry = self.entries.get(at);
             if entry == 0 {
                 break;
             }
             // An entry may move back to the gap unless its home lies behind the gap.
             let home = self.home((entry >> 32) as u32);
             if self.distance(home, at) >= self.distance(gap, at) {
-                self.entries[gap] = entry;
+                self.entries.set(gap, entry);
                 gap = at;
             }
         }
-        self.entries[gap] = 0;
+        self.entries.set(gap, 0);
     }
 
     /// Brings the entries of several keys into the processor's cache: it fetches them side by side, where searches one
     /// after the other would each wait for memory.
     pub(super) fn fetch(&self, keys: impl Iterator<Item = u64>) {
         if !self.entries.is_empty() {
-            let entry = |key: u64| self.entries[self.home(tag(key))];
+            let entry = |key: u64| self.entries.get(self.home(tag(key)));
             std::hint::black_box(keys.fold(0, |all, key| all ^ entry(key)));
         }
     }
@@ -90,7 +91,7 @@ impl Table {
         let tag = tag(key);
         let mut at = self.home(tag);
         loop {
-            let entry = self.entries[at];
+            let entry = self.entries.get(at);
             if entry == 0 {
                 return Err(Some(at));
             }
