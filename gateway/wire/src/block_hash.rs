@@ -256,6 +256,7 @@ mod tests {
             });
             for other in by_block.chain((0..64).map(|bit| name(state ^ 1 << bit, &block))) {
                 tries += 1;
+                assert!((base ^ other).count_ones() >= 8, "each single bit reaches many");
                 (0..64).for_each(|bit| changed[bit] += ((base ^ other) >> bit & 1) as u32);
             }
         }
