@@ -16,6 +16,9 @@ counts. Some 20 minutes on 2 cores, most of them the second build.
 Environment (defaults):
   CARGO_TARGET_DIR   target   where builds go; the program is there, in HOST/dist/keyway
   TRAIN_PORT         9300     first of 20 ports on 127.0.0.1 that nobody uses
+  TARGET_CPU         x86-64-v3 (on x86-64), generic (elsewhere)
+                              the least that it runs on. x86-64-v3 has AVX2 and BMI2: Intel since Haswell (2013), AMD since
+                              Zen (2017). On less it says "CPU ISA level is lower than required" and ends with 127.
 
 Needs curl, openssl, and rustup's llvm-tools (rustup component add llvm-tools).
 EOF_USAGE
@@ -32,6 +35,10 @@ for tool in curl openssl; do
     command -v $tool >/dev/null || { echo "$tool is missing" >&2; exit 1; }
 done
 port=${TRAIN_PORT:-9300}
+case $host in x86_64-*) cpu=${TARGET_CPU:-x86-64-v3} ;; *) cpu=${TARGET_CPU:-generic} ;; esac
+flags="-Ctarget-cpu=$cpu"
+# The program is marked with what it needs, so glibc says it where a processor has less. Only GNU's linker has this mark.
+case $cpu in x86-64-v[234]) flags+=" -Clinker-features=-lld -Clink-arg=-Wl,-z,$cpu" ;; esac
 work=$(mktemp -d)
 trap 'jobs -p | xargs -r kill 2>/dev/null; wait; rm -rf "$work"' EXIT
 
@@ -41,7 +48,7 @@ cargo build --release -p keyway-loadtest
 loadtest=$target/release/keyway-loadtest
 counts=$target/train/counts
 rm -rf "$counts"
-RUSTFLAGS="-Cprofile-generate=$counts" cargo build --release -p keyway --target "$host" --target-dir "$target/train"
+RUSTFLAGS="$flags -Cprofile-generate=$counts" cargo build --release -p keyway --target "$host" --target-dir "$target/train"
 gateway=$target/train/$host/release/keyway
 
 await() {
@@ -111,5 +118,5 @@ wait "${gateways[@]}"
 "$profdata" merge -o "$work/keyway.profdata" "$counts"/*.profraw
 
 echo "building the gateway by its profile ..." >&2
-RUSTFLAGS="-Cprofile-use=$work/keyway.profdata" cargo build --profile dist -p keyway --target "$host"
+RUSTFLAGS="$flags -Cprofile-use=$work/keyway.profdata" cargo build --profile dist -p keyway --target "$host"
 echo "$target/$host/dist/keyway"
