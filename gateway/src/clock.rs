@@ -43,6 +43,11 @@ impl Clock {
 
     /// Time since the start.
     pub fn now(&self) -> Duration {
-        self.start.elapsed()
+        self.at(Instant::now())
+    }
+
+    /// Time from the start until `then`.
+    pub fn at(&self, then: Instant) -> Duration {
+        then - self.start
     }
 }

@@ -113,9 +113,10 @@ impl Dispatch {
         info.share = record.visit().map(|visit| visit.share()).unwrap_or_default();
         let series = self.metrics.model(info.model.as_deref());
         record.model(Arc::clone(&series));
-        self.metrics.routing.observe(reading.elapsed().as_secs_f64());
+        let read = Instant::now();
+        self.metrics.routing.observe((read - reading).as_secs_f64());
         self.retry_budget.lock().request();
-        let demand = self.scale.enter(&self.router, &info);
+        let demand = self.scale.enter(&self.router, &info, self.router.at(read));
         let mut choice = self.scale.choose(&self.router, &info).await?;
         choice.ticket.carry(demand);
         let asked = Asked { parts, body, info: Arc::new(info), series, record: Arc::clone(record) };

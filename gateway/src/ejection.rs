@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use keyway_core::breaker::{Breaker, Verdict, may_eject};
@@ -106,8 +107,7 @@ impl Gate {
         Trip { gate: Arc::clone(self), trial, judged: false }
     }
 
-    fn end(&self, verdict: Verdict, trial: bool) {
-        let now = self.fleet.clock.now();
+    fn end(&self, verdict: Verdict, trial: bool, now: Duration) {
         if verdict == Verdict::Good && !trial {
             self.breaker.lock().end(verdict, trial, false, now);
             return;
@@ -132,10 +132,10 @@ impl Gate {
 }
 
 impl Trip {
-    /// Says how the answer ended. The first verdict counts.
-    pub fn judge(&mut self, verdict: Verdict) {
+    /// Says how the answer ended, at a time of the fleet's clock. The first verdict counts.
+    pub fn judge(&mut self, verdict: Verdict, now: Duration) {
         if !std::mem::replace(&mut self.judged, true) {
-            self.gate.end(verdict, self.trial);
+            self.gate.end(verdict, self.trial, now);
         }
     }
 }
@@ -157,15 +157,13 @@ impl Drop for Trip {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use keyway_core::breaker::{CONSECUTIVE_FAILURES, FIRST_PAUSE};
 
     use super::*;
 
     fn fail(gate: &Arc<Gate>) {
         for _ in 0..CONSECUTIVE_FAILURES {
-            gate.begin().judge(Verdict::Bad);
+            gate.begin().judge(Verdict::Bad, gate.fleet.clock.now());
         }
     }
 
@@ -182,7 +180,7 @@ mod tests {
             assert!(!gate.admits(), "one at a time");
             drop(gate.begin());
             assert!(!gate.admits(), "another one that ends says nothing");
-            trial.judge(Verdict::Good);
+            trial.judge(Verdict::Good, fleet.clock.now());
             assert!(gate.admits());
         }
         // Their places are free for others.
@@ -213,8 +211,8 @@ mod tests {
             for (_, at, mut trip) in ended {
                 match self.random.u8(..10) {
                     0 => {}
-                    _ if at == 9 => trip.judge(Verdict::Good),
-                    _ => trip.judge(Verdict::Bad),
+                    _ if at == 9 => trip.judge(Verdict::Good, now),
+                    _ => trip.judge(Verdict::Bad, now),
                 }
             }
         }

@@ -11,6 +11,7 @@ use std::{
     pin::Pin,
     sync::{Arc, LazyLock},
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -72,7 +73,7 @@ pub fn relay(
         account: Account {
             last_event: None,
             began: false,
-            alive_noted: Instant::now(),
+            alive_noted: None,
             status: parts.status,
             failed_in_band: false,
             done: false,
@@ -320,7 +321,8 @@ struct Account {
     last_event: Option<Instant>,
     /// Whether the worker that streams now has said something.
     began: bool,
-    alive_noted: Instant,
+    /// When the worker was last noted to be alive by what it says; its head was noted too.
+    alive_noted: Option<Instant>,
     status: StatusCode,
     failed_in_band: bool,
     /// Whether `[DONE]` was passed on.
@@ -359,8 +361,8 @@ impl Account {
             return bytes;
         }
         let now = Instant::now();
-        if now - self.alive_noted > ALIVE_NOTE_INTERVAL {
-            self.alive_noted = now;
+        if now - *self.alive_noted.get_or_insert(now) > ALIVE_NOTE_INTERVAL {
+            self.alive_noted = Some(now);
             self.told.ticket.still_answering();
         }
         let first_of_worker = !std::mem::replace(&mut self.began, true);
@@ -387,19 +389,20 @@ impl Account {
             (true, true) => "worker_error_event",
             (false, _) => "worker_status",
         };
+        let now = self.told.ticket.router().now();
         if let Some(verdict) = verdict(self.status, self.failed_in_band) {
-            self.told.ticket.judge(verdict);
+            self.told.ticket.judge_at(verdict, now);
         }
         self.told.record.outcome(outcome);
         if outcome == "complete" && self.done {
             self.told.usage.ended();
         }
         if let Some(usage) = self.tap.finish() {
-            self.count(usage);
+            self.count(usage, now);
         }
     }
 
-    fn count(&mut self, usage: Usage) {
+    fn count(&mut self, usage: Usage, now: Duration) {
         self.told.ticket.answered(usage.completion_tokens);
         let reported = usage.cached_tokens().unwrap_or(0);
         self.told.series.tokens(
@@ -409,7 +412,7 @@ impl Account {
             reported,
         );
         let router = self.told.ticket.router();
-        let miss = router.learn(&self.told.info, &self.told.pick, &usage, &self.told.ticket);
+        let miss = router.learn(&self.told.info, &self.told.pick, &usage, (&self.told.ticket, now));
         self.told.record.usage(usage, miss);
     }
 }

@@ -36,7 +36,7 @@ pub use self::setting::{Setting, View};
 pub use self::ticket::Ticket;
 
 use crate::{
-    clock::Clock,
+    clock::{Clock, Instant},
     decision_log::DecisionLog,
     fleet::{Fleet, Worker},
     metrics::Metrics,
@@ -325,5 +325,10 @@ impl Router {
     /// Time as the routing core takes it.
     pub fn now(&self) -> Duration {
         self.clock.now()
+    }
+
+    /// [`Router::now`] as of then.
+    pub fn at(&self, then: Instant) -> Duration {
+        self.clock.at(then)
     }
 }

@@ -33,8 +33,8 @@ pub struct Demand {
 
 impl Autoscale {
     /// A request came.
-    pub fn enter(&self, router: &Router, request: &RequestInfo) -> Demand {
-        let (arrived, prompt_tokens) = (router.now(), router.prompt_tokens(request));
+    pub fn enter(&self, router: &Router, request: &RequestInfo, arrived: Duration) -> Demand {
+        let prompt_tokens = router.prompt_tokens(request);
         // What has no prompt (GET /v1/models/…) asks nothing of a fleet.
         let pool = if prompt_tokens > 0 { self.pool_of(router, request.model.as_deref()) } else { None };
         let mut watched = None;

@@ -54,7 +54,7 @@ fn state(scale: &Autoscale, model: &str) -> (u64, u64, bool, f64, f64) {
 async fn a_request_counts_as_what_it_is_and_is_gone_when_dropped() {
     let (scale, router) = setup("");
     ready(&router, &["base", "adapter"]);
-    let mut demand = scale.enter(&router, &request("adapter"));
+    let mut demand = scale.enter(&router, &request("adapter"), router.now());
     assert_eq!(state(&scale, "base"), (1, 0, true, 0.0, 0.0));
     demand.sent(60);
     assert_eq!(state(&scale, "base"), (1, 0, false, 60.0, 0.0));
@@ -67,7 +67,7 @@ async fn a_request_counts_as_what_it_is_and_is_gone_when_dropped() {
     assert_eq!(scale.pools.read()["base"].state.lock().run_s, Some(3.0));
     drop(demand);
     assert_eq!(state(&scale, "base"), (0, 0, false, 0.0, 0.0));
-    drop(scale.enter(&router, &request("base")));
+    drop(scale.enter(&router, &request("base"), router.now()));
     assert_eq!(state(&scale, "base"), (0, 0, false, 0.0, 0.0));
 }
 
@@ -76,7 +76,7 @@ async fn clients_cannot_make_pools() {
     let (scale, router) = setup("");
     ready(&router, &["base"]);
     for i in 0..100 {
-        drop(scale.enter(&router, &request(&format!("made-up-{i}"))));
+        drop(scale.enter(&router, &request(&format!("made-up-{i}")), router.now()));
     }
     scale.tick(&router);
     let models: Vec<String> = scale.rows().into_iter().map(|row| row.model).collect();
@@ -91,7 +91,7 @@ async fn whoever_waits_for_a_first_worker_is_counted_and_bounded() {
     let (waits, routes) = (Arc::clone(&scale), Arc::clone(&router));
     let asked = request("m");
     let waiting = tokio::spawn(async move {
-        let demand = waits.enter(&routes, &asked);
+        let demand = waits.enter(&routes, &asked, routes.now());
         waits.choose(&routes, &asked).await.map(|choice| (choice.worker.name.clone(), demand))
     });
     while scale.first_waiting() == 0 {
@@ -182,7 +182,7 @@ async fn streams_tell_the_time_between_their_tokens() {
     ready(&router, &["base"]);
     let s = Duration::from_secs_f64;
     for i in 0..20 {
-        let mut demand = scale.enter(&router, &request("base"));
+        let mut demand = scale.enter(&router, &request("base"), router.now());
         demand.sent(10);
         if i % 2 == 0 {
             demand.stream_began(s(1.0));
@@ -247,9 +247,9 @@ async fn streams_that_wait_miss_the_objective_and_who_left_early_does_not() {
         scale.tick(&router);
         scale.pools.read()["m"].state.lock().last.and_then(|(seen, _)| seen.ttft_p90_s)
     };
-    let served: Vec<_> = (0..20).map(|_| scale.enter(&router, &asked)).collect();
-    let left: Vec<_> = (0..20).map(|_| scale.enter(&router, &asked)).collect();
-    let whole: Vec<_> = (0..20).map(|_| scale.enter(&router, &request("m"))).collect();
+    let served: Vec<_> = (0..20).map(|_| scale.enter(&router, &asked, router.now())).collect();
+    let left: Vec<_> = (0..20).map(|_| scale.enter(&router, &asked, router.now())).collect();
+    let whole: Vec<_> = (0..20).map(|_| scale.enter(&router, &request("m"), router.now())).collect();
     tokio::time::sleep(Duration::from_secs(1)).await;
     scale.tick(&router);
     drop(left);
@@ -260,7 +260,7 @@ async fn streams_that_wait_miss_the_objective_and_who_left_early_does_not() {
     }
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(p90().is_some_and(|p90| (0.9..1.1).contains(&p90)), "{:?}", p90());
-    let waiting: Vec<_> = (0..20).map(|_| scale.enter(&router, &asked)).collect();
+    let waiting: Vec<_> = (0..20).map(|_| scale.enter(&router, &asked, router.now())).collect();
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert!(p90().is_some_and(|p90| p90 > 4.0), "{:?}", p90());
     drop((waiting, whole));

@@ -134,17 +134,17 @@ impl Router {
     fn enter(self: &Arc<Self>, request: &RequestInfo, tried: &[WorkerId]) -> Result<Entered<'_>, Error> {
         let known_fleet = self.fleet_changes.load(Ordering::Acquire);
         let setting = self.setting(request, tried)?;
-        let entered = self.now();
         let share = Share { tokens: setting.prompt_tokens as f64, ..request.share };
         let (model, tried) = (request.model.clone(), tried.to_vec());
+        let mut room = self.room.lock();
+        let entered = self.now();
         let mut held = Held { setting, streams: request.stream, model, tried, entered, begin: None };
         self.finish_lingering(entered);
-        let mut room = self.room.lock();
         room.admit(entered, &share).map_err(|retry_after| Error::TooBusy { retry_after })?;
         if self.tell_of_the_fleet(&mut room) != known_fleet {
             held.look_again(&self.fleet);
         }
-        let mut counter = self.counter(&room);
+        let mut counter = self.counter(&room, entered);
         let own_ms = if room.is_empty() { None } else { counter.own_ms(&held) };
         let place = room.enter_as(entered, own_ms, share, held);
         let (Decisions { begun: others, own }, mut room) = counter.release(room);
@@ -168,7 +168,7 @@ impl Router {
         if self.holding.load(Ordering::Acquire) > 0 {
             let mut room = self.room.lock();
             self.tell_of_the_fleet(&mut room);
-            let (decisions, room) = self.counter(&room).release(room);
+            let (decisions, room) = self.counter(&room, self.now()).release(room);
             drop(room);
             hand_out(decisions.begun);
         }
@@ -183,11 +183,11 @@ impl Router {
         changes
     }
 
-    fn counter(self: &Arc<Self>, room: &WaitingRoom<Held>) -> Counter<'_> {
+    fn counter(self: &Arc<Self>, room: &WaitingRoom<Held>, now: Duration) -> Counter<'_> {
         Counter {
             router: self,
             index: self.index.lock(),
-            now: self.now(),
+            now,
             horizon_ms: room.rules().horizon_ms,
             rules: *self.rules.read(),
             others_wait: !room.is_empty(),

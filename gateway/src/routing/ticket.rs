@@ -130,7 +130,12 @@ impl Ticket {
 
     /// Says how the answer ended, where that says something of the worker.
     pub fn judge(&mut self, verdict: Verdict) {
-        self.trip.judge(verdict);
+        self.judge_at(verdict, self.router.now());
+    }
+
+    /// [`Ticket::judge`], by who knows what time it is.
+    pub fn judge_at(&mut self, verdict: Verdict, now: Duration) {
+        self.trip.judge(verdict, now);
     }
 
     /// The router that issued it.

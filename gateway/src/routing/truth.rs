@@ -2,6 +2,8 @@
 //! worker whose cache is modelled it corrects the model's size, and where most predictions fail it is named once,
 //! because then tokens, salts or block sizes differ and no correction helps.
 
+use std::time::Duration;
+
 use keyway_core::pick::Pick;
 use keyway_wire::openai::Usage;
 
@@ -15,18 +17,18 @@ use crate::{
 };
 
 impl Router {
-    /// Takes an answer's usage. Returns why the prediction failed, if it did.
+    /// Takes the usage of an answer that has ended `now`. Returns why the prediction failed, if it did.
     pub fn learn(
         &self,
         request: &RequestInfo,
         pick: &Pick,
         usage: &Usage,
-        ticket: &Ticket,
+        (ticket, now): (&Ticket, Duration),
     ) -> Option<&'static str> {
         let model = request.model.as_deref();
         self.learn_token_size(model, request.chain.total_bytes, usage.prompt_tokens);
         let saved = usage.cached_tokens().unwrap_or(pick.matched_tokens);
-        ticket.worker().saved.lock().add(saved as f64, self.now());
+        ticket.worker().saved.lock().add(saved as f64, now);
         let reported = usage.cached_tokens()?;
         let (worker, by_tokens) = (ticket.worker(), request.tokens.is_some());
         let residency = &worker.residency;
@@ -47,7 +49,7 @@ impl Router {
         worker.series(&self.metrics).predicted(came_out, over, under);
         let exact = by_tokens && residency.trusted();
         if exact && usage.prompt_tokens.saturating_sub(reported) > 2 * block_tokens {
-            residency.blocks_stored(ticket.sent(), self.now());
+            residency.blocks_stored(ticket.sent(), now);
         }
         if !exact {
             self.correct_capacity(request, ticket, predicted, reported, block_tokens);

@@ -109,7 +109,7 @@ impl Parts {
         let text = format!("prompt {} ", prompt % 4).repeat(200);
         let body = format!(r#"{{"model":"m","prompt":"{text}","stream":true}}"#);
         let info = Arc::new(request::read(body.as_bytes(), keyer()));
-        let demand = Some(self.scale.enter(&self.router, &info));
+        let demand = Some(self.scale.enter(&self.router, &info, self.router.now()));
         let mut asked = Asked {
             info,
             tried: Vec::new(),
