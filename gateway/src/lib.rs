@@ -35,6 +35,7 @@ pub mod external_scaler;
 pub mod fleet;
 pub mod handover;
 pub mod headers;
+pub mod heap;
 pub mod ignored;
 pub mod impatient;
 pub mod json;

@@ -7,7 +7,7 @@ use keyway::{
     args::{Cli, Command, ConfigCommand, ServeArgs},
     config::{Config, File, LogFormat},
     cores::{self, Cores},
-    panics, run,
+    heap, panics, run,
     signals::Signals,
     tenants::{hex, key_hash},
 };
@@ -62,6 +62,7 @@ fn serve(args: &ServeArgs) -> Outcome {
     let config = args.clone().resolve()?;
     let again = args.clone();
     let reader = Box::new(move || again.clone().resolve());
+    heap::keep_warm();
     log_to_stderr(config.log_format);
     panics::watch();
     // On one core there is nobody to hand a task to, and handing them over is what the other kind prepares for.

@@ -145,6 +145,8 @@ impl Router {
             held.look_again(&self.fleet);
         }
         let mut counter = self.counter(&room, entered);
+        // The candidates' loads are read while memory answers.
+        held.setting.views.iter().for_each(|view| counter.index.approach(&view.chain));
         let own_ms = if room.is_empty() { None } else { counter.own_ms(&held) };
         let place = room.enter_as(entered, own_ms, share, held);
         let (Decisions { begun: others, own }, mut room) = counter.release(room);

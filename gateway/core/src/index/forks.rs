@@ -34,6 +34,12 @@ impl Guess<'_> {
         if held < side && side < lost { side } else { usize::midpoint(held, lost) }
     }
 
+    /// The blocks on both sides of it: the last that all of some holders have, and the one behind it.
+    pub(super) fn sides(self, chain: &[BlockHash]) -> impl Iterator<Item = BlockHash> {
+        let fork = self.0.get() as usize;
+        chain.iter().copied().skip(fork.saturating_sub(1)).take(2)
+    }
+
     /// They parted there.
     pub(super) fn was(self, held: usize) {
         self.0.set(held as u32);

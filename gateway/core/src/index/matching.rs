@@ -33,6 +33,14 @@ impl Lengths<'_> {
 }
 
 impl PrefixIndex {
+    /// Brings what a search for this chain looks at first into the processor's cache. It waits for nothing, so it is worth its while
+    /// where there is something else to do before the search.
+    pub fn approach(&self, chain: &[BlockHash]) {
+        if let (Some(&root), Some(&last)) = (chain.first(), chain.last()) {
+            self.held.approach(self.forks.of(root).sides(chain).chain([last]));
+        }
+    }
+
     /// How many leading blocks of `chain` each worker holds, to ask for many of them. What an exact worker is computing
     /// counts as held.
     ///

@@ -84,6 +84,11 @@ impl Slab {
         self.used == self.capacity
     }
 
+    /// A slot that may not exist.
+    pub(super) fn get(&self, at: u32) -> Option<&Slot> {
+        self.slots.get(at as usize)
+    }
+
     /// A slot for one more residency. The caller has made room: see [`Slab::is_full`].
     pub(super) fn take(&mut self, hash: BlockHash, worker: u16, stamp: u32) -> u32 {
         debug_assert!(!self.is_full());

@@ -79,6 +79,11 @@ impl Table {
         }
     }
 
+    /// What stands where `key` belongs; mostly it is its own.
+    pub(super) fn at_home(&self, key: u64) -> u32 {
+        if self.entries.is_empty() { 0 } else { self.entries.get(self.home(tag(key))) as u32 }
+    }
+
     fn find(&self, key: u64, is: impl Fn(u32) -> bool) -> Option<usize> {
         self.probe(key, is).ok()
     }
