@@ -34,7 +34,28 @@ http {{
   }}
 }}
 """
-# The same for bytes of connections, whatever they say; its buffer is as large as the other's.
+# A backend that has its answer ready, so that the proxy, alone on its core, is what has most to do. Its usage is that of the
+# prompts of `unary.lua`, all of them in the cache; any other path gets the same, but for what routers read before they begin.
+PLAIN = """
+worker_processes 1; daemon off; pid {dir}/pid; error_log {dir}/error.log;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off; client_body_buffer_size 128k; client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy;
+  fastcgi_temp_path {dir}/f; uwsgi_temp_path {dir}/u; scgi_temp_path {dir}/s;
+  keepalive_requests 1000000000; default_type application/json;
+  map $content_length $usage {{
+    "~^[0-9]{{1,4}}$" '"prompt_tokens":274,"completion_tokens":1,"total_tokens":275,"prompt_tokens_details":{{"cached_tokens":256}}';
+    default '"prompt_tokens":8210,"completion_tokens":1,"total_tokens":8211,"prompt_tokens_details":{{"cached_tokens":8192}}';
+  }}
+  server {{
+    {listen}
+    location = /v1/models {{ return 200 '{{"object":"list","data":[{{"id":"mock","object":"model","created":1,"owned_by":"mock"}}]}}'; }}
+    location = /metrics {{ return 404; }}
+    location / {{ return 200 '{{"id":"chatcmpl-0123456789abcdef","object":"chat.completion","created":1764000000,"model":"mock","choices":[{{"index":0,"message":{{"role":"assistant","content":" abc"}},"logprobs":null,"finish_reason":"length"}}],"usage":{{$usage}}}}'; }}
+  }}
+}}
+"""
+# As NGINX, for bytes of connections, whatever they say; its buffer is as large as the other's.
 STREAM_MODULE = pathlib.Path("/usr/lib/nginx/modules/ngx_stream_module.so")
 NGINX_TCP = """
 worker_processes {processes}; daemon off; pid {dir}/pid; error_log {dir}/error.log;
@@ -270,6 +291,17 @@ def first_events(args, scratch):
     return took
 
 
+def unary_backend(args, scratch):
+    """What the unary requests end at."""
+    if args.backend == "mock":
+        return [args.loadtest, "mock", "--profile", "instant", "--workers", len(BACKENDS), "--base-port", BACKENDS[0], "--threads", "1"]
+    folder = scratch / "plain"
+    folder.mkdir()
+    listen = " ".join(f"listen 127.0.0.1:{port};" for port in BACKENDS)
+    (folder / "conf").write_text(PLAIN.format(dir=folder, listen=listen))
+    return ["nginx", "-c", folder / "conf", "-p", folder, "-e", folder / "error.log"]
+
+
 def measured(process, work):
     before = cpu_ns(process.pid)
     result = work()
@@ -279,7 +311,7 @@ def measured(process, work):
 
 def measure_proxy(proxies, name, args, rows):
     row = rows.setdefault(name, {"unary_1k": [], "unary_32k": [], "event": [], "ttft_us": [], "rate": [], "p99_us": [],
-                                 "stream_ttft_us": []})
+                                 "stream_ttft_us": [], "busy": []})
     if args.only not in ("streams", "ttft"):
         process = proxies.start(name, BACKENDS)
         try:
@@ -287,6 +319,7 @@ def measure_proxy(proxies, name, args, rows):
             for size, key in ((1024, "unary_1k"), (32768, "unary_32k")):
                 result = measured(process, lambda size=size: unary(PROXY, size, args.seconds, args.new_prompts))
                 row[key].append(result["cpu_us"] / result["requests"])
+                row["busy"].append(100 * result["cpu_us"] / 1e6 / result["seconds"])
                 if size == 1024:
                     row["rate"].append(result["requests"] / result["seconds"])
                     row["p99_us"].append(result["p99_us"])
@@ -307,11 +340,11 @@ def measure_proxy(proxies, name, args, rows):
 def table(rows):
     median = lambda values: statistics.median(values) if values else float("nan")
     lines = ["| proxy | unary 1 KB µs | unary 32 KB µs | event µs | TTFT added µs | 64 streams' TTFT µs "
-             "| requests/s | p99 µs | RSS MB |", "|---|---|---|---|---|---|---|---|---|"]
+             "| requests/s | p99 µs | core busy % | RSS MB |", "|---|---|---|---|---|---|---|---|---|---|"]
     for name, row in rows.items():
         lines.append(f"| {name} | {median(row['unary_1k']):.1f} | {median(row['unary_32k']):.1f} | "
                      f"{median(row['event']):.2f} | {median(row['ttft_us']):.0f} | "
-                     f"{median(row['stream_ttft_us']):.0f} | {median(row['rate']):.0f} | {median(row['p99_us']):.0f} | "
+                     f"{median(row['stream_ttft_us']):.0f} | {median(row['rate']):.0f} | {median(row['p99_us']):.0f} | {median(row['busy']):.0f} | "
                      f"{row.get('rss_mb', float('nan')):.0f} |")
     return "\n".join(lines)
 
@@ -335,6 +368,7 @@ def main():
     parse.add_argument("--proxies", default="nginx,keyway,sglang-router,vllm-router")
     parse.add_argument("--only", choices=["unary", "streams", "ttft"])
     parse.add_argument("--new-prompts", action="store_true", help="half of each prompt is new, instead of 256 in turn")
+    parse.add_argument("--backend", choices=["plain", "mock"], default="plain")
     parse.add_argument("--repeats", type=int, default=3)
     parse.add_argument("--seconds", type=int, default=3)
     parse.add_argument("--unbound", action="store_true", help="no process is bound to a core, and proxies use all")
@@ -343,8 +377,7 @@ def main():
         CORES.update(dict.fromkeys(CORES, os.sched_getaffinity(0)))
     os.sched_setaffinity(0, CORES["others"])
     scratch = pathlib.Path(tempfile.mkdtemp())
-    backends = [spawn([args.loadtest, "mock", "--profile", "instant", "--workers", len(BACKENDS), "--base-port",
-                       BACKENDS[0], "--threads", "1"], "others"),
+    backends = [spawn(unary_backend(args, scratch), "others"),
                 spawn([sys.executable, HERE / "stream_backend.py", "--port", STREAMS], "others"),
                 spawn([sys.executable, HERE / "stream_backend.py", "--port", STREAMS + 1, "--events", "2", "--gap-ms",
                        "1"], "others")]

@@ -18,6 +18,8 @@ Usage: tests/external/data_plane/run.sh [cancel|overload] [arguments of bench.py
                            (there is nginx-tcp too, which copies bytes and reads nothing: Debian's libnginx-mod-stream)
   --only unary|streams|ttft    a part of it
   --new-prompts            half of each unary prompt was never sent before, instead of 256 prompts in turn
+  --backend plain|mock     what the unary requests end at: an nginx that has its answer ready (the default), so that the
+                           proxy's core has most to do; or the mock, which counts tokens and has a cache
   --repeats 3              runs of each, in turn; the table shows medians
   --seconds 3              of each measurement
   --base FILE              another build of keyway, measured as `base` (name it in --proxies)
