@@ -12,7 +12,8 @@ pub fn keep_warm() {
     drop(black_box(Vec::<u8>::with_capacity(KEPT_BYTES / 2)));
 }
 
-#[cfg(all(test, target_os = "linux", target_env = "gnu"))]
+#[cfg(test)]
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
 mod tests {
     use super::*;
 

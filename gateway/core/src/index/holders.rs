@@ -105,7 +105,8 @@ impl Holders {
 
     /// As [`Holders::fetch`], with the first holders themselves where their entries are at home.
     pub(super) fn approach(&self, hashes: impl Iterator<Item = BlockHash>) {
-        let holders = |hash: BlockHash| self.slab.get(self.table.at_home(hash.0)).map_or(0, |slot| slot.holders);
+        let holders =
+            |hash: BlockHash| self.slab.get(self.table.at_home(hash.0)).map_or(0, |slot| slot.holders);
         std::hint::black_box(hashes.fold(0, |all, hash| all ^ holders(hash)));
     }
 
