@@ -321,7 +321,7 @@ struct Account {
     last_event: Option<Instant>,
     /// Whether the worker that streams now has said something.
     began: bool,
-    /// When the worker was last noted to be alive by what it says; its head was noted too.
+    /// When it was last noted that the worker says something: it may have been silent since its head.
     alive_noted: Option<Instant>,
     status: StatusCode,
     failed_in_band: bool,
@@ -361,7 +361,7 @@ impl Account {
             return bytes;
         }
         let now = Instant::now();
-        if now - *self.alive_noted.get_or_insert(now) > ALIVE_NOTE_INTERVAL {
+        if self.alive_noted.is_none_or(|noted| now - noted > ALIVE_NOTE_INTERVAL) {
             self.alive_noted = Some(now);
             self.told.ticket.still_answering();
         }

@@ -75,4 +75,19 @@ mod tests {
             assert!(looks.len() <= 2 + 13, "{fork} of {blocks}: {looks:?}");
         }
     }
+
+    #[test]
+    fn its_sides_are_what_is_looked_at_first() {
+        let forks = Forks::new();
+        let chain: Vec<_> = (0..300).map(BlockHash).collect();
+        let guess = forks.of(chain[0]);
+        for fork in [1, 256, 299] {
+            guess.was(fork);
+            let looked_at = looks(guess, fork, 299).into_iter().map(|blocks| chain[blocks - 1]);
+            let sides: Vec<_> = guess.sides(&chain).collect();
+            assert!(looked_at.into_iter().all(|block| sides.contains(&block)), "{fork}");
+        }
+        guess.was(500);
+        assert_eq!(guess.sides(&chain).count(), 0);
+    }
 }
