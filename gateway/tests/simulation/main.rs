@@ -24,7 +24,7 @@ use self::{
         who_left_is_worked_for_no_longer,
     },
     schedule::{Act, Plan, Schedule},
-    world::{PLACES, World},
+    world::{PLACES, REQUEST_TIMEOUT, World},
 };
 
 /// Streams end with their worker.
@@ -46,7 +46,7 @@ fn seeds(count: u64) -> Range<u64> {
 /// Plays what a seed means.
 fn play(seed: u64, toml: &str) -> (World, Schedule) {
     let schedule = Schedule::draw(seed);
-    let mut world = World::new(seed, schedule.latency, toml);
+    let mut world = World::new(seed, schedule.latency, toml, REQUEST_TIMEOUT);
     world.play(&schedule);
     (world, schedule)
 }
@@ -140,24 +140,26 @@ fn all_places_are_back_after_any_schedule() {
     }
 }
 
-/// A cluster of which one worker answers `/health` after 30 s, and whether that worker is ready after a minute.
-fn is_ready_with_slow_health(streams: bool) -> bool {
-    let mut world = World::new(1, Duration::from_millis(5), NO_RESUME);
-    world.run_until(Duration::from_secs(1));
-    (0..schedule::WORKERS).for_each(|worker| world.act(Act::SlowHealth(worker, true)));
-    let plan = |id: u32| Plan {
+/// A stream of so many tokens, 50 ms apart.
+fn stream(id: u32, at_ms: u64, tokens: u32) -> Plan {
+    Plan {
         id,
         host: 0,
-        at: Duration::from_millis(1_000 + 250 * u64::from(id)),
+        at: Duration::from_millis(at_ms),
         http2: false,
         stream: true,
-        tokens: 20,
+        tokens,
         pace: Duration::from_millis(50),
         patience: None,
-    };
-    if streams {
-        world.clients("clients-0", (0..236).map(plan).collect());
     }
+}
+
+/// A cluster whose workers answer `/health` after 30 s, and whether all of them are ready after a minute.
+fn are_ready_with_slow_health(streams: Vec<Plan>) -> bool {
+    let mut world = World::new(1, Duration::from_millis(5), NO_RESUME, Duration::from_secs(120));
+    world.run_until(Duration::from_secs(1));
+    (0..schedule::WORKERS).for_each(|worker| world.act(Act::SlowHealth(worker, true)));
+    world.clients("clients-0", streams);
     world.run_until(Duration::from_secs(60));
     let metrics = world.page("/metrics");
     let ready: Vec<_> = metrics.lines().filter(|line| line.starts_with("keyway_worker_ready{")).collect();
@@ -169,9 +171,15 @@ fn is_ready_with_slow_health(streams: bool) -> bool {
 
 #[test]
 fn a_worker_that_streams_but_answers_health_late_stays_in_rotation() {
-    assert!(is_ready_with_slow_health(true), "a busy worker was taken for dead");
+    let short = (0..236).map(|id| stream(id, 1_000 + 250 * u64::from(id), 20)).collect();
+    assert!(are_ready_with_slow_health(short), "a busy worker was taken for dead");
+    let all_along = (0..12).map(|id| stream(id, 1_000, 1_300)).collect();
     assert!(
-        !is_ready_with_slow_health(false),
+        are_ready_with_slow_health(all_along),
+        "a worker was taken for dead while it said token after token"
+    );
+    assert!(
+        !are_ready_with_slow_health(Vec::new()),
         "silent workers with slow health are not down: the test proves nothing"
     );
 }

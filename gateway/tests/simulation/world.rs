@@ -52,7 +52,7 @@ fn client_host(host: usize) -> String {
 
 impl World {
     /// A cluster of which nothing has happened yet.
-    pub(crate) fn new(seed: u64, latency: Duration, toml: &str) -> Self {
+    pub(crate) fn new(seed: u64, latency: Duration, toml: &str, request_timeout: Duration) -> Self {
         // Ids, keys and ties: the gateway's chance is this thread's.
         fastrand::seed(seed);
         let mut sim = Builder::new()
@@ -71,7 +71,7 @@ impl World {
             let worker = worker.clone();
             sim.host(worker_host(number), move || worker.clone().run());
         }
-        let config = config(toml);
+        let config = config(toml, request_timeout);
         sim.host("gateway", move || gateway(config.clone()));
         Self { sim, log, workers, hosts: 0 }
     }
@@ -195,7 +195,7 @@ impl World {
     }
 }
 
-fn config(toml: &str) -> Config {
+fn config(toml: &str, request_timeout: Duration) -> Config {
     let workers: Vec<_> =
         (0..WORKERS).map(|worker| format!("\"http://{}:{}\"", worker_host(worker), worker::PORT)).collect();
     let text = format!(
@@ -206,7 +206,7 @@ fn config(toml: &str) -> Config {
         client::PORT,
         client::ADMIN_PORT,
         workers.join(", "),
-        REQUEST_TIMEOUT.as_millis(),
+        request_timeout.as_millis(),
     );
     Config::try_from(File::parse(&text).unwrap()).unwrap()
 }
