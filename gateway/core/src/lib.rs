@@ -18,7 +18,8 @@
 //!
 //! Where an engine publishes its KV events, [`kv_feed`] makes the index exact, over the names of [`token_chain`].
 //! Beside them, [`health`] says whether a worker may be chosen at all, [`breaker`] whether it answers well enough to be,
-//! and [`retry_budget`] how many requests may be sent again; [`rate_limit`] is how much may come in a time.
+//! [`refusals`] what it refuses and until when, [`own_faults`] whose requests are refused for their own fault, and [`retry_budget`]
+//! how many requests may be sent again; [`rate_limit`] is how much may come in a time.
 
 pub mod autoscale;
 pub mod breaker;
@@ -31,11 +32,13 @@ pub mod keyer;
 pub mod kv_feed;
 pub mod load;
 pub mod others;
+pub mod own_faults;
 pub mod pace;
 pub mod pick;
 pub mod policy;
 pub mod rate;
 pub mod rate_limit;
+pub mod refusals;
 pub mod retry_budget;
 pub mod route;
 pub mod sessions;

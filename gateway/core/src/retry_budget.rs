@@ -12,6 +12,8 @@ pub const RETRY_SHARE: f64 = 0.2;
 pub const RETRIES_PER_SECOND: f64 = 10.0;
 /// Most retries at once: ten seconds of the floor.
 pub const RETRY_BURST: f64 = 100.0;
+/// Share of the burst that is left to requests that failed for no fault of their own.
+pub const DOUBT_RESERVE: f64 = 0.25;
 
 /// The budget of one gateway. Time is the `Duration` since it started.
 #[derive(Debug, Clone)]
@@ -33,10 +35,19 @@ impl RetryBudget {
 
     /// Whether one may be sent again; if so, that is taken off the budget.
     pub fn take(&mut self, now: Duration) -> bool {
+        self.take_above(0.0, now)
+    }
+
+    /// [`RetryBudget::take`] for one that may have been refused for its own fault: a part is kept for the others.
+    pub fn take_in_doubt(&mut self, now: Duration) -> bool {
+        self.take_above(RETRY_BURST * DOUBT_RESERVE, now)
+    }
+
+    fn take_above(&mut self, reserve: f64, now: Duration) -> bool {
         let since = now.saturating_sub(self.filled_at).as_secs_f64();
         self.filled_at = self.filled_at.max(now);
         self.tokens = (self.tokens + since * RETRIES_PER_SECOND).min(RETRY_BURST);
-        let may = self.tokens >= 1.0;
+        let may = self.tokens >= reserve + 1.0;
         if may {
             self.tokens -= 1.0;
         }
@@ -105,6 +116,19 @@ mod tests {
                 window.moves(attempts as f64);
                 prop_assert!(window.most() <= RETRY_BURST + 1.0 + 1e-6, "{}", window.most());
             }
+        }
+    }
+
+    #[test]
+    fn requests_in_doubt_leave_a_part_to_the_others() {
+        let mut budget = RetryBudget::new(Duration::ZERO);
+        let in_doubt = (0..1_000).take_while(|_| budget.take_in_doubt(Duration::ZERO)).count();
+        let others = (0..1_000).take_while(|_| budget.take(Duration::ZERO)).count();
+        assert_eq!((in_doubt, others), (75, 25));
+        // All that comes is in doubt: the others' part fills first.
+        for second in 1..=10 {
+            let now = Duration::from_secs(second);
+            assert_eq!(budget.take_in_doubt(now), second > 2, "{second}");
         }
     }
 
