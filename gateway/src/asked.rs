@@ -58,6 +58,17 @@ impl Asked {
         self.parts.method.is_safe() || (self.parts.method == Method::POST && self.generates())
     }
 
+    /// Whether a request that a worker says it has not begun can be sent to another one: also what leaves the same behind however
+    /// often it is done. Other POSTs (files, batches) may have left something, whatever the answer says.
+    pub fn may_repeat_unbegun(&self) -> bool {
+        self.may_repeat() || self.parts.method.is_idempotent()
+    }
+
+    /// Whether every worker of the model ought to answer it alike: it asks for nothing that one of them has stored.
+    pub fn is_alike_everywhere(&self) -> bool {
+        self.parts.method == Method::POST && (self.generates() || is_computed(self.parts.uri.path()))
+    }
+
     fn generates(&self) -> bool {
         let path = self.parts.uri.path();
         fills_cache(path)
@@ -77,6 +88,13 @@ impl Asked {
 /// Whether a request fills a prefix cache, which tenants must not share.
 pub fn takes_salt(parts: &Parts) -> bool {
     parts.method == Method::POST && fills_cache(parts.uri.path())
+}
+
+/// Whether a path's answer follows from the request alone, though computing it twice may cost.
+fn is_computed(path: &str) -> bool {
+    matches!(path, "/tokenize" | "/detokenize" | "/v1/moderations" | "/v1/messages/count_tokens")
+        || path.starts_with("/v1/audio/")
+        || path.starts_with("/v1/images/")
 }
 
 fn fills_cache(path: &str) -> bool {

@@ -112,6 +112,7 @@ fn dispatch(
         ask_usage: config.ask_usage,
         timeouts: config.timeouts,
         retry_budget,
+        own_faults: Arc::default(),
     })
 }
 

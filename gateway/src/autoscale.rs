@@ -258,7 +258,8 @@ impl PoolState {
     }
 
     fn sum(&mut self, now: Duration, workers: &[&Arc<Worker>]) -> (Seen, Sum) {
-        let ready: Vec<&Arc<Worker>> = workers.iter().copied().filter(|worker| worker.routable()).collect();
+        let serves = |worker: &&Arc<Worker>| worker.routable() && !worker.standing.misconfigured();
+        let ready: Vec<&Arc<Worker>> = workers.iter().copied().filter(serves).collect();
         let rates = ready.iter().filter_map(|worker| worker.rate.lock().tokens_per_second());
         let rules = self.scaler.rules();
         let behind = self.last.is_some_and(|(seen, _)| is_behind(rules, &seen));

@@ -1,23 +1,25 @@
-//! One request's attempts: choose a worker, send, and if no byte of an answer came, try another. Cancellation needs
+//! One request: read it, choose a worker, and ask it, and others where it does not serve ([`crate::attempts`]). Cancellation needs
 //! no code: when the client leaves, this future is dropped, and with it the request to the worker.
 //!
-//! Next: [`crate::relay`].
+//! Next: [`crate::attempts`], then [`crate::relay`].
 
-use std::{
-    future::poll_fn,
-    pin::{Pin, pin},
-    sync::Arc,
-};
+use std::{future::poll_fn, pin::Pin, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Method, header::CONTENT_LENGTH, request::Parts};
+use http::{
+    HeaderMap, HeaderValue, Method, StatusCode,
+    header::{AUTHORIZATION, CONTENT_LENGTH},
+    request::Parts,
+};
 use http_body::Body;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use keyway_core::{RetryBudget, breaker::Verdict, index::WorkerId, pick::Pick};
+use keyway_core::{RetryBudget, own_faults::OwnFaults, pick::Pick};
+use keyway_wire::block_hash::Chain;
 use parking_lot::Mutex;
 
 use crate::{
     asked::{Asked, takes_salt},
+    attempts::Attempts,
     autoscale::Autoscale,
     body::{Request, Response},
     clock::{self, Instant},
@@ -28,17 +30,15 @@ use crate::{
     headers::{MATCHED_TOKENS, REASON, WORKER},
     ignored::Ignored,
     impatient::{Impatient, TooSlow},
-    limits::MAX_ATTEMPTS,
     metrics::Metrics,
     record::Record,
-    relay,
     request::{self, KeyerConfig, RequestInfo},
     resume::Resumer,
-    routing::{Choice, Router},
-    session, tenants,
+    routing::Router,
+    session,
+    tenants::{self, X_API_KEY},
     token_keyer::TokenKeyer,
-    upstream::{SendError, Upstream},
-    usage::{ask::ask, hide::UsageFilter},
+    upstream::Upstream,
 };
 
 /// What dispatch needs besides the request.
@@ -72,6 +72,8 @@ pub struct Dispatch {
     pub timeouts: Timeouts,
     /// How many requests may be sent again.
     pub retry_budget: Arc<Mutex<RetryBudget>>,
+    /// Whose requests were refused for their own fault.
+    pub own_faults: Arc<Mutex<OwnFaults>>,
     /// Lets streams outlive their worker.
     pub resumer: Arc<Resumer>,
 }
@@ -90,12 +92,18 @@ impl Dispatch {
         if self.session_hints {
             info.session = session::of(headers, &info, self.keyer.key);
         }
+        info.kind = self.kind_of(path, info.model.as_deref());
         // An adapter's prompts are made of its base model's tokens.
         let tokens = &self.tokens;
         let base = info.model.as_deref().filter(|model| !tokens.is_empty() && !tokens.knows(model));
         let base = base.and_then(|adapter| self.router.fleet().parent_of(adapter));
         info.tokens = tokens.tokens(path, body, base.as_deref().or(info.model.as_deref())).await;
         info
+    }
+
+    /// Names a kind of request: workers may refuse one, and serve others.
+    fn kind_of(&self, path: &str, model: Option<&str>) -> u64 {
+        Chain::new(self.keyer.key, without_id(path).as_bytes()).push(model.unwrap_or_default().as_bytes()).0
     }
 
     async fn serve(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
@@ -120,7 +128,7 @@ impl Dispatch {
         let mut choice = self.scale.choose(&self.router, &info).await?;
         choice.ticket.carry(demand);
         let asked = Asked { parts, body, info: Arc::new(info), series, record: Arc::clone(record) };
-        self.attempt(&Arc::new(asked), choice).await
+        Attempts::new(self, &Arc::new(asked)).run(choice).await
     }
 
     async fn read_body(&self, parts: &Parts, body: hyper::body::Incoming) -> Result<Bytes, Error> {
@@ -139,79 +147,38 @@ impl Dispatch {
         }
     }
 
-    async fn attempt(&self, asked: &Arc<Asked>, mut choice: Choice) -> Result<Response, Error> {
-        let mut tried: Vec<WorkerId> = Vec::new();
-        let Asked { info, record, .. } = &**asked;
-        let seed = fastrand::u64(..);
-        loop {
-            let Choice { worker, pick, mut ticket } = choice;
-            record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
-            let (asking, usage) = if self.ask_usage && info.stream {
-                let always = self.resumer.counts_tokens(&worker);
-                let said = (asked.body.clone(), &info.stream_options);
-                ask(asked.parts.uri.path(), said, &worker, always)
-            } else {
-                (asked.body.clone(), UsageFilter::pass_all())
-            };
-            let sent = self.resumer.sent(asked, asking, &worker, seed);
-            let outgoing = asked.outgoing(sent.body.clone(), &worker);
-            let sending = pin!(self.upstream.send(worker.origin(), outgoing));
-            // No worker has to wait for the doctor.
-            let doctor = tried.is_empty().then_some(|| self.look_for_drift(asked));
-            match once_begun(sending, doctor).await {
-                Ok(answer) => {
-                    self.router.worker_answered(&worker);
-                    let lifeline = self.resumer.lifeline(asked, &worker, &sent, answer.headers());
-                    let (info, record) = (Arc::clone(info), Arc::clone(record));
-                    let series = Arc::clone(&asked.series);
-                    let told = relay::Told { ticket, info, pick, record, series, usage };
-                    let lifeline = (lifeline, Arc::clone(&self.resumer));
-                    let mut response = relay::relay(answer, told, lifeline, self.timeouts);
-                    self.expose(&mut response, &worker, &pick);
-                    return Ok(response);
-                }
-                Err(error) => {
-                    tracing::warn!(worker = %worker.name, id = record.id(), error = error.as_str(), "worker gave no answer");
-                    record.attempt_failed(error.as_str());
-                    match error {
-                        SendError::Connect => self.router.worker_failed(&worker),
-                        // Busy, or about to leave: it says itself that nothing has happened.
-                        SendError::Refused => {}
-                        SendError::Lost => {
-                            ticket.judge(Verdict::Bad);
-                            if !asked.may_repeat() {
-                                return Err(Error::WorkerLost);
-                            }
-                        }
-                    }
-                    // Its weight and placement go before the next worker is chosen.
-                    let demand = ticket.give_back();
-                    drop(ticket);
-                    tried.push(worker.id);
-                    if tried.len() == MAX_ATTEMPTS {
-                        return Err(Error::WorkerLost);
-                    }
-                    if !self.retry_budget.lock().take(self.router.now()) {
-                        self.metrics.retries_refused.inc();
-                        return Err(Error::WorkerLost);
-                    }
-                    // With no worker left, what became of this attempt says more than "none is ready".
-                    choice = self.router.choose(info, &tried).await.map_err(|_| Error::WorkerLost)?;
-                    if let Some(demand) = demand {
-                        choice.ticket.carry(demand);
-                    }
-                    self.metrics.retries.with_label_values(&[error.as_str()]).inc();
-                }
-            }
-        }
+    /// Whether requests like this were refused with this status for their client's own fault lately.
+    pub(crate) fn is_own_fault(&self, asked: &Asked, status: StatusCode) -> bool {
+        self.own_faults.lock().knows(self.fault(asked, status), self.router.now())
     }
 
-    fn look_for_drift(&self, asked: &Asked) {
+    /// This one was.
+    pub(crate) fn note_own_fault(&self, asked: &Asked, status: StatusCode) {
+        self.own_faults.lock().note(self.fault(asked, status), self.router.now());
+    }
+
+    /// Names a client's fault: whose (a tenant's, else a key's), of which kind, and what it was answered.
+    fn fault(&self, asked: &Asked, status: StatusCode) -> u64 {
+        let visit = asked.record.visit();
+        let key = || {
+            let headers = &asked.parts.headers;
+            headers
+                .get(AUTHORIZATION)
+                .or_else(|| headers.get(X_API_KEY))
+                .map_or(&[][..], HeaderValue::as_bytes)
+        };
+        let whose = visit.as_ref().map_or_else(key, |visit| visit.tenant().name().as_bytes());
+        let mut fault = Chain::new(self.keyer.key, whose);
+        fault.push(&asked.info.kind.to_le_bytes());
+        fault.push(&status.as_u16().to_le_bytes()).0
+    }
+
+    pub(crate) fn look_for_drift(&self, asked: &Asked) {
         let Asked { parts, body, info, series, record } = asked;
         record.drift(self.doctor.follow(&parts.headers, (body, &self.ignored), info, series.label()));
     }
 
-    fn expose(&self, response: &mut Response, worker: &Worker, pick: &Pick) {
+    pub(crate) fn expose(&self, response: &mut Response, worker: &Worker, pick: &Pick) {
         if !self.expose_routing {
             return;
         }
@@ -257,7 +224,7 @@ where
 }
 
 /// Does `meanwhile` when `work` has got as far as it gets at once.
-async fn once_begun<T>(
+pub(crate) async fn once_begun<T>(
     mut work: Pin<&mut impl Future<Output = T>>,
     mut meanwhile: Option<impl FnOnce()>,
 ) -> T {
@@ -271,6 +238,14 @@ async fn once_begun<T>(
     .await
 }
 
+/// A path up to what names one thing among many: `/v1/files` of `/v1/files/abc/content`.
+fn without_id(path: &str) -> &str {
+    let mut slashes = path.match_indices('/').map(|(at, _)| at).skip(2);
+    let (Some(second), third) = (slashes.next(), slashes.next()) else { return path };
+    let has_parts = matches!(&path[..second], "/v1/chat" | "/v1/messages" | "/v1/audio" | "/v1/images");
+    if has_parts { &path[..third.unwrap_or(path.len())] } else { &path[..second] }
+}
+
 /// `GET /v1/models/{id}` names its model in the path; an id may hold slashes, written out or as `%2F`.
 fn model_in_path(parts: &Parts) -> Option<String> {
     let id = parts.uri.path().strip_prefix("/v1/models/").filter(|_| parts.method == Method::GET)?;
@@ -279,7 +254,7 @@ fn model_in_path(parts: &Parts) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::RefCell, convert::Infallible};
+    use std::{cell::RefCell, convert::Infallible, pin::pin};
 
     use http_body::Frame;
     use http_body_util::{Full, StreamBody};
@@ -300,6 +275,25 @@ mod tests {
         }
         let one = Bytes::from_static(b"whole");
         assert_eq!(whole(Full::new(one.clone())).await.unwrap().as_ptr(), one.as_ptr());
+    }
+
+    #[test]
+    fn a_kind_has_no_ids() {
+        for (path, kind) in [
+            ("/v1/chat/completions", "/v1/chat/completions"),
+            ("/v1/chat/completions/abc", "/v1/chat/completions"),
+            ("/v1/completions", "/v1/completions"),
+            ("/v1/messages/count_tokens", "/v1/messages/count_tokens"),
+            ("/v1/responses/resp_1/input_items", "/v1/responses"),
+            ("/v1/files/abc/content", "/v1/files"),
+            ("/tokenize", "/tokenize"),
+            ("/v2/rerank", "/v2/rerank"),
+            ("/v1/", "/v1/"),
+            ("//", "//"),
+            ("///", "//"),
+        ] {
+            assert_eq!(without_id(path), kind);
+        }
     }
 
     #[tokio::test]

@@ -132,6 +132,13 @@ impl Gate {
 }
 
 impl Trip {
+    /// What is left of the way, for who may say later how it ended; nothing is left here.
+    #[must_use]
+    pub fn pass_on(&mut self) -> Self {
+        let judged = std::mem::replace(&mut self.judged, true);
+        Self { gate: Arc::clone(&self.gate), trial: self.trial, judged }
+    }
+
     /// Says how the answer ended, at a time of the fleet's clock. The first verdict counts.
     pub fn judge(&mut self, verdict: Verdict, now: Duration) {
         if !std::mem::replace(&mut self.judged, true) {

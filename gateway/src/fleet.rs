@@ -25,6 +25,7 @@ use crate::{
     limits::SAVED_HALF_LIFE,
     metrics::{Metrics, WorkerSeries},
     residency::Residency,
+    standing::Standing,
     upstream::Origin,
     usage::ask::Habits,
 };
@@ -61,6 +62,8 @@ pub struct Worker {
     pub saved: Mutex<FadingSum>,
     /// What its streams say of their usage unasked.
     pub habits: Habits,
+    /// What it refuses.
+    pub standing: Standing,
     config: WorkerConfig,
     name_header: Option<HeaderValue>,
     origin: Origin,
@@ -90,6 +93,7 @@ impl Worker {
             weight: config.weight,
             load: Load::default(),
             habits: Habits::default(),
+            standing: Standing::default(),
             rate: Mutex::default(),
             saved: Mutex::new(FadingSum::new(SAVED_HALF_LIFE)),
             config: config.clone(),
@@ -206,6 +210,7 @@ impl Worker {
     pub fn condition(&self) -> &'static str {
         match self.state() {
             State::Ready if !self.gate.admits() => "ejected",
+            State::Ready if self.standing.misconfigured() => "misconfigured",
             state => state.as_str(),
         }
     }

@@ -78,8 +78,15 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(3_600);
 /// then it holds what the sockets' buffers hold and its place, and its worker waits.
 pub const CLIENT_STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Workers tried for one request, the first included.
+/// Workers that may work on one request, the first included.
 pub const MAX_ATTEMPTS: usize = 3;
+
+/// Workers asked for one request that say at once that they will not: nothing has begun there, so all of a small fleet may be asked.
+pub const MAX_ASKED: usize = 8;
+
+/// Refusals of one worker that are passed on without asking another, to clients whose own fault such a one was, until the worker has
+/// served something: one in so many is looked into, should it be the worker after all.
+pub const PASSED_REFUSALS_MAX: u32 = 10;
 
 /// Workers asked to go on with one stream: a request that kills its workers must not go through the fleet.
 pub const RESUMES_MAX: usize = 3;
@@ -371,7 +378,7 @@ pub const MAX_TRACE_TEXT_BYTES: usize = 256;
 /// Largest `tracestate` that is passed on: what the standard wants at least.
 pub const MAX_TRACE_STATE_BYTES: usize = 512;
 
-const _: () = assert!(MAX_TRACED_ATTEMPTS >= MAX_ATTEMPTS);
+const _: () = assert!(MAX_TRACED_ATTEMPTS >= MAX_ASKED && MAX_ASKED >= MAX_ATTEMPTS);
 const _: () = assert!(MAX_SCALED_MODELS <= MAX_MODEL_LABELS);
 const _: () = assert!(MAX_IN_FLIGHT <= MAX_CONNECTIONS);
 const _: () = assert!(MAX_USAGE_BODY_BYTES <= MAX_EVENT_BYTES && MAX_EVENT_BYTES <= MAX_BODY_BYTES);

@@ -65,6 +65,11 @@ impl Record {
         &self.id
     }
 
+    /// The path that is asked for.
+    pub fn path(&self) -> &str {
+        self.uri.path()
+    }
+
     /// When the request came in.
     pub fn started(&self) -> Instant {
         self.started

@@ -417,12 +417,12 @@ impl Account {
     }
 }
 
-/// What a whole answer says of the worker. Refusals are answers; "not now" (429, 503) is neither good nor bad, and an
-/// error inside a stream may be the request's.
+/// What a whole answer says of the worker. "Not now" (429, 503) is neither good nor bad; nor is what may be the request's fault: a
+/// refusal (4xx), an error inside a stream. A failure that was looked into has its verdict by now, and keeps it.
 fn verdict(status: StatusCode, failed_in_band: bool) -> Option<Verdict> {
-    match status {
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => None,
-        status if status.is_server_error() => Some(Verdict::Bad),
+    match status.as_u16() {
+        400..500 | 503 | 529 => None,
+        500.. => Some(Verdict::Bad),
         _ if failed_in_band => None,
         _ => Some(Verdict::Good),
     }

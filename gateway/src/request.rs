@@ -56,6 +56,8 @@ pub struct RequestInfo {
     pub share: Share,
     /// Its session, where the client names one and that counts.
     pub session: Option<Session>,
+    /// Path and model, as workers' refusals are told apart; 0 until it is known.
+    pub kind: u64,
 }
 
 /// Reads a body, all but its tokens.
@@ -79,7 +81,18 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     let stream_options = fields.stream_options;
     let Keying { keyer, talk, .. } = keying;
     let (chain, share) = (keyer.finish(), Share::default());
-    RequestInfo { model, stream, stream_options, salt, chain, talk, tokens: None, share, session: None }
+    RequestInfo {
+        model,
+        stream,
+        stream_options,
+        salt,
+        chain,
+        talk,
+        tokens: None,
+        share,
+        session: None,
+        kind: 0,
+    }
 }
 
 /// Where a body says its `stream_options`.

@@ -3,6 +3,7 @@
 //! undoes what did not come true; what an answer
 //! says of the cache corrects what is believed of it (`routing/truth.rs`).
 
+mod accusation;
 mod holding;
 mod miss;
 mod setting;
@@ -21,7 +22,7 @@ use std::{
 use dashmap::DashMap;
 use foldhash::fast::RandomState;
 use keyway_core::{
-    consider,
+    consider, fill_matches,
     health::State,
     index::{Placement, PrefixIndex},
     pick::{Candidate, Pick, Policy, Turn},
@@ -31,6 +32,7 @@ use keyway_wire::block_hash::HashKey;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, futures::Notified};
 
+pub use self::accusation::Accusation;
 use self::holding::Held;
 pub use self::setting::{Setting, View};
 pub use self::ticket::Ticket;
@@ -224,9 +226,19 @@ impl Router {
         let views = setting.request_views();
         let now = self.now();
         let mut candidates = setting.candidates(now, self.holding.load(Ordering::Relaxed) > 0);
-        let (seen, nobody) = ((&views[..], &setting.view_of[..]), Ahead::default());
-        let pick = consider(self.policy(), seen, &mut candidates, &nobody, (now, &turn), &self.index.lock())?;
-        Some((candidates, pick))
+        let (index, nobody, step) = (self.index.lock(), Ahead::default(), (now, &turn));
+        let Some(places) = setting.askable(now) else {
+            let seen = (&views[..], &setting.view_of[..]);
+            let pick = consider(self.policy(), seen, &mut candidates, &nobody, step, &index)?;
+            return Some((candidates, pick));
+        };
+        fill_matches(&views, &setting.view_of, &mut candidates, &index);
+        let mut asked: Vec<_> = places.iter().map(|&place| candidates[place]).collect();
+        let view_of: Vec<_> =
+            places.iter().filter_map(|&place| setting.view_of.get(place).copied()).collect();
+        let pick = consider(self.policy(), (&views, &view_of), &mut asked, &nobody, step, &index)?;
+        places.iter().zip(asked).for_each(|(&place, asked)| candidates[place] = asked);
+        Some((candidates, Pick { index: places[pick.index], ..pick }))
     }
 
     /// A connection was refused or broke: the worker gets no more requests until a probe succeeds, and since its
@@ -306,6 +318,8 @@ impl Router {
         for worker in self.fleet.all().iter() {
             let label = [worker.name.as_str()];
             self.metrics.worker_ready.with_label_values(&label).set(i64::from(worker.routable()));
+            let misconfigured = worker.standing.misconfigured();
+            self.metrics.misconfigured.with_label_values(&label).set(i64::from(misconfigured));
             let residency = &worker.residency;
             let mut blocks = index.resident(worker.id);
             if residency.token_id != worker.id {

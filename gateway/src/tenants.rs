@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// Where Anthropic's clients put their key.
-const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+pub(crate) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The tenants as the file has them, read again when it changes.
 #[derive(Debug)]

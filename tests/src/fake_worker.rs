@@ -28,7 +28,14 @@ enum Mode {
     Manual,
     /// Says nothing until the caller goes away.
     Hang,
+    /// Refuses every call with this status, and this `Retry-After`.
+    Refuse(u16, Option<&'static str>),
+    /// Refuses calls that bear [`REFUSE_ME`] with this status, and answers the others.
+    RefuseMarked(u16),
 }
+
+/// The header of calls that a choosy worker refuses.
+pub const REFUSE_ME: &str = "x-refuse-me";
 
 /// One request as it arrived.
 #[derive(Debug, Clone)]
@@ -126,6 +133,16 @@ impl FakeWorker {
     /// From now on says nothing; the caller must go away.
     pub fn hang(&self) {
         *self.shared.mode.lock() = Mode::Hang;
+    }
+
+    /// From now on refuses every call at once, with this status and `Retry-After`; its health is fine.
+    pub fn refuse(&self, status: u16, retry_after: Option<&'static str>) {
+        *self.shared.mode.lock() = Mode::Refuse(status, retry_after);
+    }
+
+    /// From now on refuses calls that bear [`REFUSE_ME`] with this status, and answers the others at once.
+    pub fn refuse_marked(&self, status: u16) {
+        *self.shared.mode.lock() = Mode::RefuseMarked(status);
     }
 
     /// Sets the status of `/health`.
@@ -265,12 +282,21 @@ async fn answer_one(conn: Conn, request: Recorded, shared: &Arc<Shared>) -> Opti
     shared.requests.lock().push(request.clone());
     let mut call = Call::new(conn, request, back, Some(Ticket::new(shared.clone())));
     let mode = *shared.mode.lock();
+    let refusal = match mode {
+        Mode::Refuse(status, retry_after) => Some((status, retry_after)),
+        Mode::RefuseMarked(status) if request.head.header(REFUSE_ME).is_some() => Some((status, None)),
+        _ => None,
+    };
+    if let Some((status, retry_after)) = refusal {
+        call.refuse(status, retry_after).await.ok()?;
+        return returned.await.ok();
+    }
     match mode {
         Mode::Hang => {
             call.aborted().await;
             return None;
         }
-        Mode::Answer => {
+        Mode::Answer | Mode::Refuse(..) | Mode::RefuseMarked(_) => {
             let (prompt_tokens, cached_tokens) = *shared.usage.lock();
             call.default_answer(prompt_tokens, cached_tokens).await.ok()?;
         }

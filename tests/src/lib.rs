@@ -32,7 +32,7 @@ pub use chaos_proxy::ChaosProxy;
 pub use client::{Client, Response, get, post};
 pub use cluster::{Cluster, Gateway, RealWorker};
 pub use exchange::{Exchange, Protocol};
-pub use fake_worker::{Call, FakeWorker};
+pub use fake_worker::{Call, FakeWorker, REFUSE_ME};
 pub use h2_worker::{H2Call, H2Worker};
 pub use http1::End;
 pub use kube_api::KubeApi;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use keyway_core::{breaker::Verdict, index::WorkerId, pick::Pick};
+use keyway_core::{index::WorkerId, pick::Pick};
 use keyway_wire::headers::NUMERICS_ID;
 
 use super::{Obstacle, Resumer};
@@ -14,9 +14,13 @@ use crate::{
     autoscale::Demand,
     fleet::Worker,
     limits::RESUMES_MAX,
-    routing::Ticket,
+    refusal::Charge,
+    routing::{Accusation, Ticket},
     upstream::{Answer, SendError},
 };
+
+/// "Not now", without a time.
+const BUSY: Charge = Charge::Busy { retry_after: None };
 
 /// What is searched for.
 #[derive(Debug)]
@@ -47,6 +51,8 @@ pub struct Begun {
 impl Search {
     pub(super) async fn run(mut self) -> Result<Begun, Obstacle> {
         let Resumer { router, upstream, budget, metrics, .. } = &*self.resumer;
+        let path = self.asked.parts.uri.path();
+        let mut accusations = Vec::new();
         loop {
             if self.tried.len() > RESUMES_MAX {
                 return Err(Obstacle::Attempts);
@@ -66,18 +72,35 @@ impl Search {
             match upstream.send(worker.origin(), self.asked.outgoing(self.body.clone(), &worker)).await {
                 Ok(answer) if self.goes_on(&answer) => {
                     router.worker_answered(&worker);
+                    accusations.into_iter().for_each(Accusation::upheld);
                     let (answer, ticket) = (answer.into_body(), choice.ticket);
                     return Ok(Begun { answer, ticket, pick, tried: self.tried });
                 }
                 Ok(refusal) => {
+                    self.accuse(&mut choice.ticket, &refusal, &mut accusations);
                     let status = refusal.status().as_u16();
                     tracing::warn!(worker = %worker.name, id = self.asked.record.id(), status, "worker does not go on with a stream");
                 }
                 Err(SendError::Connect) => router.worker_failed(&worker),
-                Err(SendError::Refused) => {}
-                Err(SendError::Lost) => choice.ticket.judge(Verdict::Bad),
+                Err(SendError::Refused) => accusations.push(choice.ticket.accuse(BUSY, path)),
+                Err(SendError::Lost) => accusations.push(choice.ticket.accuse(Charge::Lost, path)),
             }
             self.demand = choice.ticket.give_back();
+        }
+    }
+
+    /// Holds a refusal against its worker. That a stream is to go on may be what it refuses; the same request again it may not.
+    fn accuse(
+        &self,
+        ticket: &mut Ticket,
+        refusal: &http::Response<Answer>,
+        accusations: &mut Vec<Accusation>,
+    ) {
+        let is_same = self.body.as_ptr() == self.asked.body.as_ptr();
+        match Charge::of(refusal.status(), refusal.headers()) {
+            Some(Charge::Rejected(_)) if !is_same => {}
+            Some(charge) => accusations.push(ticket.accuse(charge, self.asked.parts.uri.path())),
+            None => {}
         }
     }
 

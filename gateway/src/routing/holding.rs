@@ -64,6 +64,10 @@ struct Plan {
 struct Roster {
     workers: Arc<[Arc<Worker>]>,
     by_tokens: bool,
+    /// Of which kind the requests are, where some of the workers refuse some kind.
+    kind: Option<u64>,
+    /// Whether one of them has begun to be tried since.
+    stale: bool,
     /// The place of each candidate among the workers: who went down in the meantime is no candidate.
     worker_of: Few<usize>,
     sheet: Sheet,
@@ -263,7 +267,9 @@ impl Counter<'_> {
     /// The roster of a request, and which it is.
     fn roster(&mut self, setting: &Setting) -> usize {
         let same = |roster: &Roster| {
-            roster.by_tokens == setting.by_tokens
+            !roster.stale
+                && roster.by_tokens == setting.by_tokens
+                && roster.kind.is_none_or(|kind| kind == setting.kind)
                 && roster.workers.len() == setting.workers.len()
                 && roster.workers.iter().zip(&*setting.workers).all(|(a, b)| Arc::ptr_eq(a, b))
         };
@@ -271,16 +277,14 @@ impl Counter<'_> {
             return known;
         }
         let mut candidates = setting.candidates(self.now, self.others_wait);
-        let mut worker_of = Few::new();
-        let mut places = 0..;
-        candidates.retain(|_| {
-            let routable = places.next().filter(|&i: &usize| setting.workers[i].routable());
-            worker_of.extend(routable);
-            routable.is_some()
-        });
+        let askable = setting.askable(self.now);
+        let kind = askable.as_ref().map(|_| setting.kind);
+        let worker_of = askable.unwrap_or_else(|| (0..candidates.len()).collect());
+        let (mut places, mut kept) = (0.., worker_of.iter().peekable());
+        candidates.retain(|_| places.next().is_some_and(|place: usize| kept.next_if_eq(&&place).is_some()));
         let sheet = Sheet::new(candidates, self.horizon_ms);
         let (workers, by_tokens) = (Arc::clone(&setting.workers), setting.by_tokens);
-        self.rosters.push(Roster { workers, by_tokens, worker_of, sheet });
+        self.rosters.push(Roster { workers, by_tokens, kind, stale: false, worker_of, sheet });
         self.rosters.len() - 1
     }
 
@@ -331,9 +335,10 @@ impl Desk<Held> for Counter<'_> {
         // Without a plan nobody is ready; dropping its end of the channel, or deciding nothing, says so.
         let Some(Plan { roster, candidates, pick }) = plan else { return };
         let (router, setting) = (self.router, &held.setting);
-        let Roster { worker_of, sheet, .. } = &mut self.rosters[roster];
+        let Roster { worker_of, sheet, stale, .. } = &mut self.rosters[roster];
         let chosen = worker_of[pick.index];
         let worker = Arc::clone(&setting.workers[chosen]);
+        *stale = worker.standing.refuses_something();
         let view = setting.view_at(chosen);
         self.index.used(self.now, &setting.request_view(), &candidates, pick.uncached_tokens);
         let placement = self.index.place(candidates[pick.index].worker, &view.chain);
@@ -345,7 +350,7 @@ impl Desk<Held> for Counter<'_> {
             Arc::clone(&worker),
             placement,
             (self.now, pick.uncached_tokens),
-            held.streams,
+            (held.streams, setting.kind),
         )
         .announced(announced as u64);
         // From here on it is dropped after the locks are open, whatever happens: it takes them itself.

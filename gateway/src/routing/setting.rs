@@ -8,6 +8,7 @@ use keyway_core::{
     others::own_share,
     pick::{Candidate, RequestView},
     rate::{relative_speeds, tokens_per_ms},
+    refusals::{Eligible, Stance},
     slow_start::ramps,
     token_chain::TokenSpace,
 };
@@ -60,6 +61,8 @@ pub struct Setting {
     pub fetch_tokens_per_ms: Option<f64>,
     /// Its session's name, if it has one that counts.
     pub session: Option<u64>,
+    /// Its kind, as refusals are told apart.
+    pub(super) kind: u64,
 }
 
 impl Setting {
@@ -98,6 +101,22 @@ impl Setting {
         let (workers, views): (Vec<_>, _) =
             found.filter_map(|worker| view_of(worker).map(|view| (Arc::clone(worker), view))).unzip();
         (self.workers, self.view_of) = (workers.into(), views);
+    }
+
+    /// Which of the workers may be asked now: those that can be, and of these, where some refuse the like, the others. `None`: all.
+    pub(super) fn askable(&self, now: Duration) -> Option<Few<usize>> {
+        let routable = |worker: &Arc<Worker>| worker.routable();
+        let refuses = |worker: &Arc<Worker>| worker.standing.refuses_something();
+        if self.workers.iter().all(|worker| routable(worker) && !refuses(worker)) {
+            return None;
+        }
+        let stance = |worker: &Arc<Worker>| worker.standing.stance(self.kind, now);
+        let stances: Few<(usize, Stance)> = (self.workers.iter().enumerate())
+            .filter(|(_, worker)| routable(worker))
+            .map(|(i, worker)| (i, stance(worker)))
+            .collect();
+        let eligible = Eligible::among(stances.iter().map(|(_, stance)| *stance));
+        Some(stances.into_iter().filter(|(_, stance)| eligible.has(*stance)).map(|(i, _)| i).collect())
     }
 
     /// The workers as candidates whose matches are yet to be filled in. While requests wait, a cold worker is better than none.
@@ -205,9 +224,18 @@ impl Router {
                     slow_start: self.slow_start,
                     fetch_tokens_per_ms: self.fetch_tokens_per_ms,
                     session: request.session.map(|session| session.name),
+                    kind: request.kind,
                 }
             }
         })
+    }
+
+    /// Whether there is a worker for a request that was not `tried` yet.
+    pub fn has_another(&self, request: &RequestInfo, tried: &[WorkerId]) -> bool {
+        let may_have = |worker: &Arc<Worker>| {
+            !tried.contains(&worker.id) && worker.may_serve(request.model.as_deref()) && worker.routable()
+        };
+        self.fleet.all().iter().any(may_have)
     }
 
     /// Tokens of a request's prompt; an estimate, unless it was tokenised.
@@ -232,6 +260,7 @@ impl Router {
             slow_start: self.slow_start,
             fetch_tokens_per_ms: None,
             session: request.session.map(|session| session.name),
+            kind: request.kind,
         }
     }
 

@@ -4,23 +4,24 @@ use std::{sync::Arc, time::Duration};
 
 use keyway_core::{breaker::Verdict, index::Placement, pace::Waiting};
 
-use super::Router;
+use super::{Accusation, Router};
 use crate::{
     autoscale::Demand,
     ejection::Trip,
     fleet::Worker,
     limits::{EXPECTED_LINGER, EXPECTED_LINGER_MAX},
     metrics::WorkerSeries,
+    refusal::Charge,
 };
 
 /// One request's weight on one worker. Counts until it is dropped; the placement is withdrawn unless the worker
 /// began to answer.
 #[derive(Debug)]
 pub struct Ticket {
-    router: Arc<Router>,
-    worker: Arc<Worker>,
+    pub(super) router: Arc<Router>,
+    pub(super) worker: Arc<Worker>,
     placement: Option<Placement>,
-    sent: Duration,
+    pub(super) sent: Duration,
     /// Cached tokens that the worker itself had announced, and how many of its blocks had gone by then.
     announced: u64,
     removed_before: u64,
@@ -28,7 +29,9 @@ pub struct Ticket {
     /// Uncached tokens that were at the worker when it was sent, its own among them.
     tokens_before_first: u64,
     waiting: Option<Waiting>,
-    trip: Trip,
+    pub(super) trip: Trip,
+    /// What kind of request it is, as refusals are told apart.
+    pub(super) kind: u64,
     /// What the request asks of its model's fleet, as long as it is here.
     demand: Option<Demand>,
 }
@@ -39,8 +42,9 @@ impl Ticket {
         worker: Arc<Worker>,
         placement: Placement,
         (sent, uncached_tokens): (Duration, u64),
-        streams: bool,
+        (streams, kind): (bool, u64),
     ) -> Self {
+        worker.standing.begin(kind, sent);
         let speed = worker.rate.lock().tokens_per_second();
         let tokens_before_first = worker.load.tokens_left(sent, speed) + uncached_tokens;
         let waiting = Some(worker.load.start(sent, uncached_tokens, streams));
@@ -58,6 +62,7 @@ impl Ticket {
             uncached_tokens,
             tokens_before_first,
             waiting,
+            kind,
             demand: None,
         }
     }
@@ -101,8 +106,26 @@ impl Ticket {
             demand.first_token(now);
         }
         if self.stop_waiting(now, true) {
+            if self.worker.standing.served(self.kind, self.sent, now) {
+                tracing::info!(worker = %self.worker.name, "a misconfigured worker has served a request, and is back");
+            }
             self.router.pump();
         }
+    }
+
+    /// However it is answered, it says nothing of the worker.
+    pub fn excuse(&mut self) {
+        drop(self.trip.pass_on());
+    }
+
+    /// The worker did not serve the request. How soon it said so is nothing of its speed, and it holds none of the prompt; the
+    /// request still counts there until the ticket is dropped. `path` is what it was asked for.
+    pub fn accuse(&mut self, charge: Charge, path: &str) -> Accusation {
+        self.stop_waiting(self.router.now(), false);
+        if let Some(placement) = self.placement.take() {
+            self.router.index.lock().withdraw(placement);
+        }
+        Accusation::new(self, charge, path)
     }
 
     /// The first event of a stream is here, which tells how fast the worker is.
@@ -112,7 +135,9 @@ impl Ticket {
         if let Some(demand) = &mut self.demand {
             demand.stream_began(now);
         }
-        self.worker.rate.lock().observe(self.tokens_before_first, seconds);
+        if self.waiting.is_some() {
+            self.worker.rate.lock().observe(self.tokens_before_first, seconds);
+        }
         self.first_token_at(now);
     }
 

@@ -20,8 +20,8 @@ use std::{ops::Range, time::Duration};
 use self::{
     log::Event,
     properties::{
-        answers_are_whole_or_say_so, begun_at_most, nothing_is_begun_behind_an_answer, nothing_is_in_flight,
-        who_left_is_worked_for_no_longer,
+        all_are_served, answers_are_whole_or_say_so, begun_at_most, is_in_good_standing,
+        nothing_is_begun_behind_an_answer, nothing_is_in_flight, refusals, who_left_is_worked_for_no_longer,
     },
     schedule::{Act, Plan, Schedule},
     world::{PLACES, REQUEST_TIMEOUT, World},
@@ -93,6 +93,27 @@ fn streams_outlive_their_worker_and_nothing_is_left() {
         continued += lines.iter().filter(goes_on).count();
     }
     assert!(continued > 0, "no stream was continued");
+}
+
+#[test]
+fn no_client_sees_a_refusal_while_a_good_worker_is_free_which_is_never_out() {
+    let (mut refused, mut asked) = (0, 0);
+    for seed in seeds(64) {
+        eprintln!("seed {seed}");
+        let (schedule, good) = Schedule::refusals(seed);
+        let mut world = World::new(seed, schedule.latency, RESUME, REQUEST_TIMEOUT);
+        world.play(&schedule);
+        nothing_is_left(&mut world);
+        let lines = world.log().read();
+        answers_are_whole_or_say_so(&schedule, &lines);
+        all_are_served(&lines);
+        begun_at_most(1, &lines);
+        is_in_good_standing(good, &world.page("/metrics"));
+        refused += refusals(&lines);
+        asked += schedule.plans.len();
+    }
+    assert!(refused > 0, "no worker refused: the test proves nothing");
+    assert!(refused < asked / 3, "{refused} refusals for {asked} requests");
 }
 
 #[test]

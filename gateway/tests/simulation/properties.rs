@@ -71,7 +71,10 @@ fn fault_of(plan: &Plan, seen: &Seen) -> Option<&'static str> {
         // An unstreamed body that breaks off is aborted.
         (200, false) if !seen.whole => None,
         (200, false) => holds(seen.text == whole, "not the text"),
-        (500.., _) => holds(seen.whole && seen.errors == 1, "an error that says nothing"),
+        // A worker's own words, where no other one serves.
+        (400 | 401 | 404 | 429 | 500.., _) => {
+            holds(seen.whole && seen.errors == 1, "an error that says nothing")
+        }
         _ => Some("a status that nobody gave a reason for"),
     }
 }
@@ -86,9 +89,40 @@ pub(crate) fn nothing_is_begun_behind_an_answer(lines: &Lines) {
         }
     }
     for (at, event) in lines {
-        if let Event::Answered { id, seen: Seen { worker: Some(worker), .. } } = event {
+        if let Event::Answered { id, seen: Seen { status: 200, worker: Some(worker), .. } } = event {
             let begun = last.get(id).map(|worker| format!("{}:{}", worker_host(*worker), worker::PORT));
             assert_eq!(begun.as_deref(), Some(worker.as_str()), "request {id} at {at:?}");
+        }
+    }
+}
+
+/// Every client has a whole answer.
+pub(crate) fn all_are_served(lines: &Lines) {
+    let mut served = 0;
+    for (at, event) in lines {
+        if let Event::Answered { id, seen } = event {
+            assert_eq!(seen.status, 200, "request {id} at {at:?}: {seen:?}");
+            assert!(seen.whole && seen.errors == 0, "request {id} at {at:?}: {seen:?}");
+            served += 1;
+        }
+    }
+    let asked = lines.iter().filter(|(_, event)| matches!(event, Event::Asked { .. })).count();
+    assert_eq!(served, asked);
+}
+
+/// Refusals of each request: how many a client's wait was made longer by.
+pub(crate) fn refusals(lines: &Lines) -> usize {
+    lines.iter().filter(|(_, event)| matches!(event, Event::Refused { .. })).count()
+}
+
+/// Nothing is held against this worker, which does all that it is asked.
+pub(crate) fn is_in_good_standing(worker: usize, metrics: &str) {
+    let name = format!("worker=\"{}:{}\"", worker_host(worker), worker::PORT);
+    for family in
+        ["keyway_worker_refusals_total", "keyway_worker_ejections_total", "keyway_worker_misconfigured"]
+    {
+        for line in metrics.lines().filter(|line| line.starts_with(family) && line.contains(&name)) {
+            assert!(line.ends_with(" 0"), "{line}");
         }
     }
 }

@@ -54,6 +54,8 @@ pub(crate) enum Mood {
     Failing,
     /// It breaks off each stream after so many tokens, and closes the connection.
     Cutting(u32),
+    /// It answers everything at once with this status, and with so many seconds in `Retry-After`.
+    Refusing(u16, Option<u64>),
 }
 
 /// Something that is done to the cluster.
@@ -94,6 +96,20 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
+    /// One in which one worker of each seed is well, and the others refuse everything at times; no client leaves. Which one it is.
+    pub(crate) fn refusals(seed: u64) -> (Self, usize) {
+        let rng = &mut Rng::with_seed(seed);
+        let (latency, good) = (Duration::from_millis(rng.u64(2..20)), rng.usize(..WORKERS));
+        let plan =
+            |id| Plan { patience: None, ..Plan::draw(id, &mut Rng::with_seed(seed ^ u64::from(id) << 32)) };
+        let refuses =
+            |worker, rng: &mut Rng| (Act::Mood(worker, refusing(rng)), Act::Mood(worker, Mood::Well));
+        let others = (0..WORKERS).filter(|worker| *worker != good);
+        let mut acts: Vec<_> = others.flat_map(|worker| faults(rng, |rng| refuses(worker, rng))).collect();
+        acts.sort_by_key(|(at, _)| *at);
+        (Self { latency, plans: (0..REQUESTS).map(plan).collect(), acts }, good)
+    }
+
     /// The one of this seed.
     pub(crate) fn draw(seed: u64) -> Self {
         let rng = &mut Rng::with_seed(seed);
@@ -143,15 +159,22 @@ fn faults(rng: &mut Rng, mut fault: impl FnMut(&mut Rng) -> (Act, Act)) -> Vec<(
     acts
 }
 
+/// Some way to refuse everything.
+fn refusing(rng: &mut Rng) -> Mood {
+    let statuses = [429, 503, 529, 400, 401, 404, 500];
+    Mood::Refusing(statuses[rng.usize(..statuses.len())], rng.bool().then(|| rng.u64(..4)))
+}
+
 fn of_worker(worker: usize, rng: &mut Rng) -> (Act, Act) {
     let mood = |mood| (Act::Mood(worker, mood), Act::Mood(worker, Mood::Well));
-    match rng.u8(..9) {
+    match rng.u8(..11) {
         0 | 1 => (Act::Crash(worker), Act::Restart(worker)),
         2 => mood(Mood::Hung),
         3 => mood(Mood::Failing),
         4 | 5 => mood(Mood::Cutting(rng.u32(..20))),
         6 => (Act::SlowHealth(worker, true), Act::SlowHealth(worker, false)),
         7 => (Act::Partition(worker), Act::Repair(worker)),
+        8 | 9 => mood(refusing(rng)),
         _ => (Act::Hold(worker), Act::Release(worker)),
     }
 }

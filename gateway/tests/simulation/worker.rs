@@ -12,7 +12,10 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use http::{Method, Request, Response, StatusCode, header::CONTENT_TYPE};
+use http::{
+    Method, Request, Response, StatusCode,
+    header::{CONTENT_TYPE, RETRY_AFTER},
+};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -139,6 +142,10 @@ impl Worker {
         };
         let body: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
         let Some(ask) = Ask::of(&body) else { return whole(StatusCode::BAD_REQUEST, &json!({})) };
+        if let Mood::Refusing(status, after) = self.with(|state| state.mood) {
+            self.log.note(Event::Refused { worker: self.number, id: ask.id });
+            return refusal(status, after);
+        }
         let mut call = Call::begin(self, &ask);
         call.unless_hung().await;
         if call.mood() == Mood::Failing {
@@ -274,6 +281,15 @@ impl Ask {
         let usage = if self.usage { chunk(json!([]), self.usage_at(self.tokens)) } else { String::new() };
         (at == self.tokens + 1).then(|| format!("{usage}data: [DONE]\n\n"))
     }
+}
+
+fn refusal(status: u16, after: Option<u64>) -> Response<Body> {
+    let status = StatusCode::from_u16(status).unwrap_or_default();
+    let mut response = whole(status, &json!({"error": {"message": "not this one", "type": "refused"}}));
+    if let Some(seconds) = after {
+        response.headers_mut().insert(RETRY_AFTER, seconds.into());
+    }
+    response
 }
 
 fn whole(status: StatusCode, body: &Value) -> Response<Body> {

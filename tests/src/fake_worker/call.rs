@@ -126,6 +126,14 @@ impl Call {
         patient("the gateway to abort the call", self.aborted()).await;
     }
 
+    /// An error of this status.
+    pub(super) async fn refuse(self, status: u16, retry_after: Option<&str>) -> io::Result<()> {
+        let body = format!("{{\"error\": {{\"message\": \"refused with {status}\"}}}}");
+        let headers = [("content-type", "application/json")].into_iter();
+        let headers: Vec<_> = headers.chain(retry_after.map(|after| ("retry-after", after))).collect();
+        self.try_respond(status, &headers, body.as_bytes()).await
+    }
+
     /// Three words, streamed or whole as the request asks.
     pub(super) async fn default_answer(mut self, prompt_tokens: u64, cached_tokens: u64) -> io::Result<()> {
         let request: Value = serde_json::from_slice(&self.request.body).unwrap_or_default();

@@ -34,6 +34,7 @@ mod others;
 mod passthrough;
 mod peers;
 mod real_workers;
+mod refusals;
 mod reload;
 mod restarts;
 mod resume;

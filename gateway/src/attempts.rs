@@ -1,0 +1,251 @@
+//! One request's attempts. What a worker's answer says by its head is looked at before it is relayed: who refuses or fails is
+//! asked no further, and another worker is, within the retry budget. The refusal is held, so that the client sees a worker's own
+//! words if nobody else serves.
+//!
+//! A refusal that may be the request's own fault (4xx), and a failure (5xx), are diagnosed by what others make of the same request:
+//! served by another, the first one's is held against it; refused by others too, it is the client's own, is passed on, and its
+//! client is remembered for a while as one whose like is passed on at once.
+
+use std::{pin::pin, sync::Arc};
+
+use http::StatusCode;
+use keyway_core::{index::WorkerId, pick::Pick};
+
+use crate::{
+    asked::Asked,
+    autoscale::Demand,
+    body::Response,
+    dispatch::{Dispatch, once_begun},
+    error::Error,
+    fleet::Worker,
+    limits::{MAX_ASKED, MAX_ATTEMPTS},
+    refusal::Charge,
+    relay,
+    resume::{Lifeline, Obstacle, Sent},
+    routing::{Accusation, Choice, Ticket},
+    upstream::{Answer, SendError},
+    usage::{ask::ask, hide::UsageFilter},
+};
+
+/// The attempts so far.
+pub(crate) struct Attempts<'a> {
+    dispatch: &'a Dispatch,
+    asked: &'a Arc<Asked>,
+    seed: u64,
+    tried: Vec<WorkerId>,
+    /// How many of these may have worked on it.
+    worked: usize,
+    accusations: Vec<Accusation>,
+    /// What those said who may have found the request itself at fault.
+    opinions: Vec<StatusCode>,
+    /// The last refusal.
+    held: Option<Held>,
+    demand: Option<Demand>,
+}
+
+/// An answer whose head has come.
+struct Held {
+    worker: Arc<Worker>,
+    pick: Pick,
+    ticket: Ticket,
+    answer: http::Response<Answer>,
+    usage: UsageFilter,
+}
+
+/// Why an attempt came to nothing, and whether another may be made.
+struct Miss {
+    why: &'static str,
+    may_repeat: bool,
+    /// It may be the request's own fault.
+    in_doubt: bool,
+}
+
+impl<'a> Attempts<'a> {
+    /// None yet.
+    pub(crate) fn new(dispatch: &'a Dispatch, asked: &'a Arc<Asked>) -> Self {
+        Self {
+            dispatch,
+            asked,
+            seed: fastrand::u64(..),
+            tried: Vec::new(),
+            worked: 0,
+            accusations: Vec::new(),
+            opinions: Vec::new(),
+            held: None,
+            demand: None,
+        }
+    }
+
+    /// Makes them until one is answered, or none is left.
+    pub(crate) async fn run(mut self, mut choice: Choice) -> Result<Response, Error> {
+        loop {
+            let miss = match self.attempt(choice).await {
+                Ok(response) => return Ok(response),
+                Err(miss) => miss,
+            };
+            match self.another(&miss).await {
+                Some(next) => choice = next,
+                None => return self.last_word(),
+            }
+        }
+    }
+
+    async fn attempt(&mut self, choice: Choice) -> Result<Response, Miss> {
+        let (Dispatch { router, upstream, resumer, .. }, asked) = (self.dispatch, self.asked);
+        let Choice { worker, pick, ticket } = choice;
+        asked.record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
+        let (asking, usage) = self.asking(&worker);
+        let sent = resumer.sent(asked, asking, &worker, self.seed);
+        let answer = {
+            let outgoing = asked.outgoing(sent.body.clone(), &worker);
+            let sending = pin!(upstream.send(worker.origin(), outgoing));
+            // No worker has to wait for the doctor.
+            let doctor = self.tried.is_empty().then_some(|| self.dispatch.look_for_drift(asked));
+            once_begun(sending, doctor).await
+        };
+        self.tried.push(worker.id);
+        match answer {
+            Ok(answer) => {
+                router.worker_answered(&worker);
+                let head = Held { worker, pick, ticket, answer, usage };
+                self.weigh(head, &sent)
+            }
+            Err(error) => Err(self.unanswered(&worker, ticket, error)),
+        }
+    }
+
+    /// What the worker is asked, which may be for more than the client asks.
+    fn asking(&self, worker: &Arc<Worker>) -> (bytes::Bytes, UsageFilter) {
+        let (dispatch, Asked { parts, body, info, .. }) = (self.dispatch, &**self.asked);
+        if !(dispatch.ask_usage && info.stream) {
+            return (body.clone(), UsageFilter::pass_all());
+        }
+        let always = dispatch.resumer.counts_tokens(worker);
+        ask(parts.uri.path(), (body.clone(), &info.stream_options), worker, always)
+    }
+
+    /// Relays an answer, or holds it where it is none.
+    fn weigh(&mut self, mut head: Held, sent: &Sent) -> Result<Response, Miss> {
+        let status = head.answer.status();
+        let Some(charge) = self.charge(&mut head) else {
+            if status.is_success() {
+                self.accusations.drain(..).for_each(Accusation::upheld);
+            }
+            let lifeline =
+                self.dispatch.resumer.lifeline(self.asked, &head.worker, sent, head.answer.headers());
+            return Ok(self.relay(head, lifeline));
+        };
+        let in_doubt = matches!(charge, Charge::Failed | Charge::Rejected(_));
+        if in_doubt {
+            self.worked += 1;
+            self.opinions.push(status);
+        }
+        let may_repeat = match charge {
+            Charge::Busy { .. } => self.asked.may_repeat_unbegun(),
+            Charge::Failed => self.asked.may_repeat(),
+            _ => true,
+        };
+        self.accuse(&mut head.ticket, &head.worker, charge);
+        self.held = Some(head);
+        Err(Miss { why: charge.as_str(), may_repeat, in_doubt: in_doubt && charge != Charge::Failed })
+    }
+
+    /// What this answer is held against its worker for, if anything.
+    fn charge(&self, head: &mut Held) -> Option<Charge> {
+        let status = head.answer.status();
+        let charge = Charge::of(status, head.answer.headers())?;
+        match charge {
+            Charge::Rejected(_) if !self.asked.is_alike_everywhere() => None,
+            Charge::Rejected(_) | Charge::Failed
+                if self.dispatch.is_own_fault(self.asked, status) && head.worker.standing.may_pass() =>
+            {
+                head.ticket.excuse();
+                None
+            }
+            charge => Some(charge),
+        }
+    }
+
+    fn unanswered(&mut self, worker: &Arc<Worker>, mut ticket: Ticket, error: SendError) -> Miss {
+        let why = error.as_str();
+        let id = self.asked.record.id();
+        tracing::warn!(worker = %worker.name, id, error = why, "worker gave no answer");
+        let may_repeat = match error {
+            SendError::Connect => {
+                self.dispatch.router.worker_failed(worker);
+                self.asked.record.attempt_failed(why);
+                true
+            }
+            // Busy, or about to leave: it says itself that nothing has happened.
+            SendError::Refused => {
+                self.accuse(&mut ticket, worker, Charge::Busy { retry_after: None });
+                true
+            }
+            SendError::Lost => {
+                self.worked += 1;
+                self.accuse(&mut ticket, worker, Charge::Lost);
+                self.asked.may_repeat()
+            }
+        };
+        // Its weight goes before the next worker is chosen.
+        self.demand = ticket.give_back();
+        Miss { why, may_repeat, in_doubt: false }
+    }
+
+    fn accuse(&mut self, ticket: &mut Ticket, worker: &Worker, charge: Charge) {
+        let why = charge.as_str();
+        tracing::debug!(worker = %worker.name, id = self.asked.record.id(), why, "a worker does not serve a request");
+        self.asked.record.attempt_failed(why);
+        self.accusations.push(ticket.accuse(charge, self.asked.parts.uri.path()));
+    }
+
+    /// Another worker, if one may be asked.
+    async fn another(&mut self, miss: &Miss) -> Option<Choice> {
+        let Dispatch { router, retry_budget, metrics, .. } = self.dispatch;
+        let over = self.tried.len() >= MAX_ASKED || self.worked >= MAX_ATTEMPTS;
+        let info = &self.asked.info;
+        if !miss.may_repeat || over || !router.has_another(info, &self.tried) {
+            return None;
+        }
+        let now = router.now();
+        let taken = {
+            let mut budget = retry_budget.lock();
+            if miss.in_doubt { budget.take_in_doubt(now) } else { budget.take(now) }
+        };
+        if !taken {
+            metrics.retries_refused.inc();
+            return None;
+        }
+        // With no worker left, what became of this attempt says more than "none is ready".
+        let mut choice = router.choose(info, &self.tried).await.ok()?;
+        let held = self.held.as_mut().and_then(|held| held.ticket.give_back());
+        if let Some(demand) = self.demand.take().or(held) {
+            choice.ticket.carry(demand);
+        }
+        metrics.retries.with_label_values(&[miss.why]).inc();
+        Some(choice)
+    }
+
+    /// Nobody serves it: the client has the last refusal. Where others than one found fault with the request, it is its own.
+    fn last_word(mut self) -> Result<Response, Error> {
+        if self.opinions.len() > 1 {
+            self.opinions.iter().for_each(|status| self.dispatch.note_own_fault(self.asked, *status));
+            self.accusations.clear();
+        } else {
+            self.accusations.drain(..).for_each(Accusation::undecided);
+        }
+        let held = self.held.take().ok_or(Error::WorkerLost)?;
+        Ok(self.relay(held, Err(Obstacle::Path)))
+    }
+
+    fn relay(&self, head: Held, lifeline: Result<Box<Lifeline>, Obstacle>) -> Response {
+        let Held { worker, pick, ticket, answer, usage } = head;
+        let Asked { info, record, series, .. } = &**self.asked;
+        let (info, record, series) = (Arc::clone(info), Arc::clone(record), Arc::clone(series));
+        let told = relay::Told { ticket, info, pick, record, series, usage };
+        let lifeline = (lifeline, Arc::clone(&self.dispatch.resumer));
+        let mut response = relay::relay(answer, told, lifeline, self.dispatch.timeouts);
+        self.dispatch.expose(&mut response, &worker, &pick);
+        response
+    }
+}
