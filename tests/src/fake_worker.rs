@@ -284,7 +284,7 @@ async fn answer_one(conn: Conn, request: Recorded, shared: &Arc<Shared>) -> Opti
     let mode = *shared.mode.lock();
     let refusal = match mode {
         Mode::Refuse(status, retry_after) => Some((status, retry_after)),
-        Mode::RefuseMarked(status) if request.head.header(REFUSE_ME).is_some() => Some((status, None)),
+        Mode::RefuseMarked(status) if call.request.head.header(REFUSE_ME).is_some() => Some((status, None)),
         _ => None,
     };
     if let Some((status, retry_after)) = refusal {
