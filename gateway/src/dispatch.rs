@@ -118,6 +118,10 @@ impl Dispatch {
         let reading = Instant::now();
         let mut info = self.read(parts.uri.path(), &parts.headers, &body).await;
         info.model = info.model.or_else(|| model_in_path(&parts));
+        if parts.method != Method::POST {
+            // To look for what is stored is another kind than to compute.
+            info.kind = !info.kind;
+        }
         info.share = record.visit().map(|visit| visit.share()).unwrap_or_default();
         let series = self.metrics.model(info.model.as_deref());
         record.model(Arc::clone(&series));

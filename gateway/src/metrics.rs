@@ -68,10 +68,6 @@ pub struct Metrics {
     pub tenants: IntCounterVec,
     /// `keyway_worker_ejections_total{worker}`.
     pub ejections: IntCounterVec,
-    /// `keyway_worker_refusals_total{worker,cause="busy|lost|failed|rejected|error_event"}`.
-    pub refusals: IntCounterVec,
-    /// `keyway_worker_misconfigured{worker}`.
-    pub misconfigured: IntGaugeVec,
     /// `keyway_worker_ready{worker}`.
     pub worker_ready: IntGaugeVec,
     /// `keyway_routing_seconds`: reading and hashing.
@@ -206,16 +202,6 @@ impl Metrics {
             ejections: d.counter(
                 "keyway_worker_ejections_total",
                 "Times that a worker was taken out for its failures, or stayed out after a trial.",
-                &["worker"],
-            )?,
-            refusals: d.counter(
-                "keyway_worker_refusals_total",
-                "Requests that a worker refused or failed before its first token, whoever served them then.",
-                &["worker", "cause"],
-            )?,
-            misconfigured: d.gauges(
-                "keyway_worker_misconfigured",
-                "1 where the worker refuses what others serve, and serves nothing.",
                 &["worker"],
             )?,
             worker_ready: d.gauges(

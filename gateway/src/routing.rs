@@ -319,7 +319,7 @@ impl Router {
             let label = [worker.name.as_str()];
             self.metrics.worker_ready.with_label_values(&label).set(i64::from(worker.routable()));
             let misconfigured = worker.standing.misconfigured();
-            self.metrics.misconfigured.with_label_values(&label).set(i64::from(misconfigured));
+            self.metrics.fleet.misconfigured.with_label_values(&label).set(i64::from(misconfigured));
             let residency = &worker.residency;
             let mut blocks = index.resident(worker.id);
             if residency.token_id != worker.id {

@@ -38,13 +38,13 @@ pub enum Stance {
 /// What one worker refuses.
 #[derive(Debug, Clone, Default)]
 pub struct Refusals {
-    kinds: Vec<Kind>,
+    kinds: Vec<Known>,
     /// Counts the times that a kind began to be refused.
     bouts: u64,
 }
 
 #[derive(Debug, Clone)]
-struct Kind {
+struct Known {
     kind: u64,
     bout: u64,
     /// When the bout began.
@@ -117,7 +117,7 @@ impl Refusals {
             self.kinds.remove(0);
         }
         self.bouts += 1;
-        let mut new = Kind::new(kind, self.bouts, now);
+        let mut new = Known::new(kind, self.bouts, now);
         new.refuse(sent, now);
         new.open_from = new.open_from.max(asked_for);
         self.kinds.push(new);
@@ -155,24 +155,24 @@ impl Refusals {
 
     /// Whether it refuses what others serve, and has served nothing since it began to: it last served something then.
     pub fn misconfigured(&self, last_served: Option<Duration>) -> bool {
-        let since = |known: &Kind| last_served.is_none_or(|served| served <= known.since);
+        let since = |known: &Known| last_served.is_none_or(|served| served <= known.since);
         self.kinds.iter().any(|known| known.convictions >= CONVICTIONS && since(known))
     }
 
-    fn find(&self, kind: u64) -> Option<&Kind> {
+    fn find(&self, kind: u64) -> Option<&Known> {
         self.kinds.iter().find(|known| known.kind == kind)
     }
 
-    fn find_mut(&mut self, kind: u64) -> Option<&mut Kind> {
+    fn find_mut(&mut self, kind: u64) -> Option<&mut Known> {
         self.kinds.iter_mut().find(|known| known.kind == kind)
     }
 
-    fn of_mark(&mut self, mark: Mark) -> Option<&mut Kind> {
+    fn of_mark(&mut self, mark: Mark) -> Option<&mut Known> {
         self.kinds.iter_mut().find(|known| known.kind == mark.kind && known.bout == mark.bout)
     }
 }
 
-impl Kind {
+impl Known {
     fn new(kind: u64, bout: u64, since: Duration) -> Self {
         Self {
             kind,

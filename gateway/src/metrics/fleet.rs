@@ -1,4 +1,4 @@
-//! The series of who belongs to the fleet.
+//! The series of who belongs to the fleet, and who of them refuses what it is asked for.
 
 use prometheus::{IntCounterVec, IntGaugeVec};
 
@@ -11,6 +11,10 @@ pub struct FleetMetrics {
     pub workers: IntGaugeVec,
     /// `keyway_discovery_updates_total{source,outcome="ok|failed"}`.
     pub discovery: IntCounterVec,
+    /// `keyway_worker_refusals_total{worker,cause="busy|lost|failed|rejected|error_event"}`.
+    pub refusals: IntCounterVec,
+    /// `keyway_worker_misconfigured{worker}`.
+    pub misconfigured: IntGaugeVec,
 }
 
 impl FleetMetrics {
@@ -21,6 +25,16 @@ impl FleetMetrics {
                 "keyway_discovery_updates_total",
                 "Looks at a list of workers, by source and whether it could be read.",
                 &["source", "outcome"],
+            )?,
+            refusals: d.counter(
+                "keyway_worker_refusals_total",
+                "Requests that a worker refused or failed before its first token, whoever served them then.",
+                &["worker", "cause"],
+            )?,
+            misconfigured: d.gauges(
+                "keyway_worker_misconfigured",
+                "1 where the worker refuses what others serve, and serves nothing.",
+                &["worker"],
             )?,
         })
     }

@@ -26,7 +26,7 @@ impl Accusation {
         let (router, worker) = (Arc::clone(&ticket.router), Arc::clone(&ticket.worker));
         let after = if let Charge::Busy { retry_after } = charge { retry_after } else { None };
         let mark = worker.standing.refused(ticket.kind, (ticket.sent, router.now()), after);
-        router.metrics.refusals.with_label_values(&[worker.name.as_str(), charge.as_str()]).inc();
+        router.metrics.fleet.refusals.with_label_values(&[worker.name.as_str(), charge.as_str()]).inc();
         let mut trip = ticket.trip.pass_on();
         if charge == Charge::Lost {
             trip.judge(Verdict::Bad, router.now());

@@ -196,8 +196,8 @@ proptest! {
             let began = *first.get_or_insert(now);
             in_vain += 1;
             let Stance::Refusing(until) = refusals.stance(CHAT, now) else { panic!("just refused") };
-            prop_assert!(until - now <= FIRST_PAUSE + (now - began), "{:?}", until - now);
-            prop_assert!(until - now <= MAX_PAUSE);
+            prop_assert!(until <= now + FIRST_PAUSE + now.saturating_sub(began), "{until:?} at {now:?}");
+            prop_assert!(until <= now + MAX_PAUSE);
             away = away.max(until);
         }
         let most = 2 + (refuses_ms as f64 / 50.0 + 1.0).log2() as u32 + (refuses_ms / 15_000) as u32;
@@ -213,7 +213,7 @@ proptest! {
         let mut marks = Vec::new();
         for (gap, what, kind, some) in steps {
             now += ms(gap);
-            let sent = now - ms(some % 900);
+            let sent = now.saturating_sub(ms(some % 900));
             match what {
                 0 => refusals.begin(kind, now),
                 1 => marks.push(refusals.refused(kind, sent, now, None)),
@@ -228,7 +228,7 @@ proptest! {
             }
             for kind in 0..4 {
                 if let Stance::Refusing(until) = refusals.stance(kind, now) {
-                    prop_assert!(until > now && until - now <= RETRY_AFTER_MAX);
+                    prop_assert!(until > now && until <= now + RETRY_AFTER_MAX);
                 }
             }
         }
