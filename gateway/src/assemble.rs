@@ -105,6 +105,7 @@ fn dispatch(
         keyer,
         tokens: Arc::new(tokens),
         max_body_bytes: config.max_body_bytes,
+        max_event_bytes: config.max_event_bytes,
         doctor: Arc::new(DriftDoctor::new(config.hash_key, metrics)),
         ignored: Arc::new(config.ignored.clone()),
         session_hints: config.session_hints,

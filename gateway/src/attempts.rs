@@ -244,7 +244,7 @@ impl<'a> Attempts<'a> {
         let (info, record, series) = (Arc::clone(info), Arc::clone(record), Arc::clone(series));
         let told = relay::Told { ticket, info, pick, record, series, usage };
         let lifeline = (lifeline, Arc::clone(&self.dispatch.resumer));
-        let mut response = relay::relay(answer, told, lifeline, self.dispatch.timeouts);
+        let mut response = relay::relay(answer, told, lifeline, self.dispatch.terms(self.asked));
         self.dispatch.expose(&mut response, &worker, &pick);
         response
     }

@@ -85,6 +85,8 @@ pub struct Config {
     pub decision_log: Option<(PathBuf, f64)>,
     /// Largest request body.
     pub max_body_bytes: usize,
+    /// Largest event of a stream.
+    pub max_event_bytes: usize,
     /// Requests in flight at once.
     pub max_in_flight: usize,
     /// Client connections at once.
@@ -165,6 +167,7 @@ impl TryFrom<File> for Config {
             ignored: Ignored::new(&file.routing.ignore)?,
             decision_log: file.routing.decision_log.map(|path| (path, share)),
             max_body_bytes: limits.max_body_bytes.unwrap_or(limits::MAX_BODY_BYTES),
+            max_event_bytes: limits.max_event_bytes.unwrap_or(limits::MAX_EVENT_BYTES),
             max_in_flight: limits.max_in_flight.unwrap_or(limits::MAX_IN_FLIGHT),
             max_connections: limits.max_connections.unwrap_or(limits::MAX_CONNECTIONS),
             max_cores: limits.max_cores.unwrap_or(usize::MAX),
@@ -190,6 +193,7 @@ impl Config {
     fn allows_something(&self) -> Result<(), ConfigError> {
         let limits = [
             ("max_body_bytes", self.max_body_bytes),
+            ("max_event_bytes", self.max_event_bytes),
             ("max_in_flight", self.max_in_flight),
             ("max_connections", self.max_connections),
             ("max_cores", self.max_cores),

@@ -18,6 +18,7 @@ use keyway_wire::block_hash::Chain;
 use parking_lot::Mutex;
 
 use crate::{
+    api::Api,
     asked::{Asked, takes_salt},
     attempts::Attempts,
     autoscale::Autoscale,
@@ -32,6 +33,7 @@ use crate::{
     impatient::{Impatient, TooSlow},
     metrics::Metrics,
     record::Record,
+    relay::Terms,
     request::{self, KeyerConfig, RequestInfo},
     resume::Resumer,
     routing::Router,
@@ -64,6 +66,8 @@ pub struct Dispatch {
     pub session_hints: bool,
     /// Largest request body.
     pub max_body_bytes: usize,
+    /// Largest event of a stream.
+    pub max_event_bytes: usize,
     /// Whether answers name the worker and the reason.
     pub expose_routing: bool,
     /// Whether workers are asked for the usage of streams whose clients do not ask.
@@ -175,6 +179,12 @@ impl Dispatch {
         let mut fault = Chain::new(self.keyer.key, whose);
         fault.push(&asked.info.kind.to_le_bytes());
         fault.push(&status.as_u16().to_le_bytes()).0
+    }
+
+    /// What bounds an answer to this request, and in whose words it is.
+    pub(crate) fn terms(&self, asked: &Asked) -> Terms {
+        let (timeouts, max_event_bytes) = (self.timeouts, self.max_event_bytes);
+        Terms { api: Api::of(asked.parts.uri.path()), timeouts, max_event_bytes }
     }
 
     pub(crate) fn look_for_drift(&self, asked: &Asked) {

@@ -6,7 +6,10 @@ use std::time::Duration;
 use http::{HeaderValue, StatusCode, header};
 use keyway_wire::openai::ErrorBody;
 
-use crate::body::{Response, full};
+use crate::{
+    api::Api,
+    body::{Response, full},
+};
 
 /// What the gateway refuses or could not do.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -70,6 +73,20 @@ pub enum Error {
     /// The worker broke off in the middle of its answer.
     #[error("the worker broke off in the middle of its answer")]
     StreamLost,
+    /// The worker aborted its output: its engine was shut down, or put to sleep.
+    #[error("the worker aborted its answer")]
+    WorkerAborted,
+    /// The worker said in its own words that its answer failed.
+    #[error("the worker ended its answer with an error, which is the event before this one")]
+    WorkerFailed,
+    /// An event of the worker's answer is over the limit.
+    #[error(
+        "an event of the answer is larger than {limit_bytes} bytes, the limit of this gateway (limits.max_event_bytes)"
+    )]
+    EventTooLarge {
+        /// `limits.max_event_bytes`.
+        limit_bytes: usize,
+    },
     /// The worker's answer began and then stopped.
     #[error("the worker sent nothing for {} s in the middle of its answer", limit.as_secs_f64())]
     Stalled {
@@ -141,6 +158,9 @@ impl Error {
             Self::NoWorker => row(StatusCode::SERVICE_UNAVAILABLE, server, "no_worker_ready", None, SOON),
             Self::WorkerLost => row(StatusCode::BAD_GATEWAY, server, "worker_lost", None, None),
             Self::StreamLost => row(StatusCode::BAD_GATEWAY, server, "stream_lost", None, None),
+            Self::WorkerAborted => row(StatusCode::BAD_GATEWAY, server, "worker_aborted", None, None),
+            Self::WorkerFailed => row(StatusCode::BAD_GATEWAY, server, "worker_failed", None, None),
+            Self::EventTooLarge { .. } => row(StatusCode::BAD_GATEWAY, server, "event_too_large", None, None),
             Self::Stalled { .. } => row(StatusCode::GATEWAY_TIMEOUT, server, "worker_stalled", None, None),
             Self::Deadline { .. } => {
                 row(StatusCode::GATEWAY_TIMEOUT, server, "deadline_exceeded", None, None)
@@ -172,7 +192,17 @@ impl Error {
         }
     }
 
-    /// The whole answer.
+    /// The last event of a stream of this API that failed after so many events.
+    pub fn to_event(&self, api: Api, events: u64) -> String {
+        api.error_event(self.row().status.as_u16(), &self.to_body(), events)
+    }
+
+    /// The body of an answer in the shape of this API.
+    pub fn to_body_of(&self, api: Api) -> String {
+        api.error_body(self.row().status.as_u16(), &self.to_body())
+    }
+
+    /// The whole answer, in OpenAI's shape.
     pub fn to_response(&self) -> Response {
         let row = self.row();
         let mut response = Response::new(full(self.to_body().to_json()));
@@ -185,7 +215,7 @@ impl Error {
         if row.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        response.extensions_mut().insert(Failed(self.code()));
+        response.extensions_mut().insert(Failed(self.clone()));
         response
     }
 }
@@ -196,8 +226,8 @@ fn whole_seconds(time: Duration) -> Duration {
 }
 
 /// Marks an answer that the gateway made because it failed; its code becomes the request's outcome.
-#[derive(Debug, Clone, Copy)]
-pub struct Failed(pub &'static str);
+#[derive(Debug, Clone)]
+pub struct Failed(pub Error);
 
 #[cfg(test)]
 mod tests {

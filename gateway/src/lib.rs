@@ -13,6 +13,7 @@
 pub mod admin;
 pub mod admin_guard;
 pub mod admission;
+pub mod api;
 pub mod args;
 pub mod around;
 pub mod asked;

@@ -135,8 +135,9 @@ pub const FIRST_PROBE_PATIENCE: Duration = Duration::from_secs(1);
 /// Largest `/v1/models` answer that is read: 4,000 adapters at 500 bytes each.
 pub const MAX_MODELS_BYTES: usize = 2 << 20;
 
-/// Largest event of a stream: a chunk with 20 logprobs a token and many tokens stays far below.
-pub const MAX_EVENT_BYTES: usize = 8 << 20;
+/// Largest event of a stream: an image of 12 MB in base64, or all output of a long answer once more. A chunk with 20 logprobs a
+/// token and many tokens stays far below.
+pub const MAX_EVENT_BYTES: usize = 16 << 20;
 
 /// How much of an unstreamed answer is kept to read its `usage` from; a longer one is relayed unread.
 pub const MAX_USAGE_BODY_BYTES: usize = 1 << 20;

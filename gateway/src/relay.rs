@@ -1,88 +1,99 @@
 //! The answer's body on its way from the worker to the client. It is polled through: no task, no channel, no buffer
 //! but an unfinished event, so a slow client slows the worker and a dropped body aborts the generation.
 //!
-//! When the worker breaks off, another one goes on with the stream where that can be (`resume.rs`). Otherwise it ends
-//! honestly: whole events only, then one error event, no `[DONE]`, and an aborted body. Other answers pass byte for byte; a
-//! broken one is aborted.
+//! When the worker breaks off, or says itself that it failed, another one goes on with the stream where that can be
+//! (`resume.rs`). Otherwise it ends honestly: whole events only, then one error event in the API's own shape, no `[DONE]`, and an
+//! aborted body. Other answers pass byte for byte; a broken one is aborted.
 
+mod account;
 mod patience;
+mod screen;
 
 use std::{
     pin::Pin,
-    sync::{Arc, LazyLock},
+    sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use bytes::Bytes;
-use http::{StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
-use keyway_core::{breaker::Verdict, pick::Pick};
-use keyway_wire::openai::Usage;
-use memchr::memmem::Finder;
+use keyway_core::breaker::Verdict;
 
-use self::patience::Patience;
+pub use self::account::Told;
+use self::{
+    account::Account,
+    patience::Patience,
+    screen::{Failing, Screen},
+};
 use crate::{
+    api::{Api, Fault},
     body::{BoxError, Response, ResponseBody},
     clock::{self, Instant, Sleep},
     config::Timeouts,
     error::Error,
     headers::strip_hop_by_hop,
-    limits::{ABORT_DELAY, ALIVE_NOTE_INTERVAL, MAX_EVENT_BYTES},
-    metrics::ModelSeries,
-    record::Record,
-    request::RequestInfo,
+    limits::ABORT_DELAY,
     resume::{Again, Begun, Lifeline, Obstacle, Resumer},
     routing::Ticket,
     sse::EventSplitter,
     upstream::Answer,
-    usage::{self, UsageTap, hide::UsageFilter},
+    usage::UsageTap,
 };
 
-/// How an event begins by which a worker says that it failed. Made once: to set a search up takes as long as to look
-/// through an event.
-static ERROR_EVENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"data: {\"error\""));
+/// What bounds an answer, and in whose words it is.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// The API that was asked.
+    pub api: Api,
+    /// How long its parts may take.
+    pub timeouts: Timeouts,
+    /// Largest event of a stream.
+    pub max_event_bytes: usize,
+}
 
 /// Turns a worker's answer into the client's. What may be resumed has a lifeline.
 pub fn relay(
     answer: http::Response<Answer>,
     told: Told,
     (lifeline, resumer): (Result<Box<Lifeline>, Obstacle>, Arc<Resumer>),
-    timeouts: Timeouts,
+    terms: Terms,
 ) -> Response {
     let (mut parts, upstream) = answer.into_parts();
     strip_hop_by_hop(&mut parts.headers);
     let plain = !parts.headers.contains_key(header::CONTENT_ENCODING);
-    let is = |kind: &str| {
-        parts.headers.get(header::CONTENT_TYPE).is_some_and(|v| v.as_bytes().starts_with(kind.as_bytes()))
-    };
-    let (events, tap) = match (plain, is("text/event-stream"), is("application/json")) {
-        (true, true, _) => (Some(EventSplitter::new(MAX_EVENT_BYTES)), UsageTap::Events(None)),
-        (true, _, true) => (None, UsageTap::Body(Vec::new(), 0)),
-        _ => (None, UsageTap::Blind),
-    };
+    let (events, tap) =
+        match (plain, is(&parts.headers, "text/event-stream"), is(&parts.headers, "application/json")) {
+            (true, true, _) => (Some(EventSplitter::new(terms.max_event_bytes)), UsageTap::Events(None)),
+            (true, _, true) => (None, UsageTap::Body(Vec::new(), 0)),
+            _ => (None, UsageTap::Blind),
+        };
+    if events.is_some() {
+        // What is added to the stream, or taken out of it, is not in its length.
+        parts.headers.remove(header::CONTENT_LENGTH);
+    }
     // Only what comes as events, and well, is resumed: the rest is the worker's word on the request.
-    let resumable = events.is_some() && parts.status.is_success();
+    let is_answer = parts.status.is_success();
+    let resumable = events.is_some() && is_answer;
     let body = Relay {
+        until_closed: upstream.ends_with_connection(),
         upstream: Some(upstream),
         events,
+        screen: Screen::new(if is_answer { terms.api } else { Api::Other }),
         lifeline: if resumable { lifeline } else { Err(Obstacle::Path) },
         resumer,
         state: State::Relaying,
-        patience: Patience::new(timeouts, told.record.started()),
-        account: Account {
-            last_event: None,
-            began: false,
-            alive_noted: None,
-            status: parts.status,
-            failed_in_band: false,
-            done: false,
-            tap,
-            told,
-        },
+        patience: Patience::new(terms.timeouts, told.record.started()),
+        account: Account::new(parts.status, tap, told),
+        terms,
     };
     let body = body.started(parts.status);
     http::Response::from_parts(parts, ResponseBody::relay(body))
+}
+
+/// Whether an answer is of this type.
+fn is(headers: &HeaderMap, kind: &str) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(kind.as_bytes()))
 }
 
 /// The body. The ticket in its account is the worker's load; it goes when the body goes.
@@ -90,35 +101,51 @@ pub fn relay(
 pub struct Relay {
     /// `None` once it failed: its connection is closed before the client has heard of it.
     upstream: Option<Answer>,
+    /// Its end is the connection's: one that was cut looks the same.
+    until_closed: bool,
+    /// A stream's; other answers have none.
     events: Option<EventSplitter>,
+    screen: Screen,
     lifeline: Result<Box<Lifeline>, Obstacle>,
     resumer: Arc<Resumer>,
     state: State,
     patience: Patience,
     account: Account,
+    terms: Terms,
 }
 
 #[derive(Debug)]
 enum State {
     Relaying,
-    /// Another worker is asked for the rest; if none goes on, this is the error.
-    Resuming(Again, Error),
+    /// Another worker is asked for the rest; if none goes on, this is how the answer fails.
+    Resuming(Again, Failure),
     /// The answer is given up.
-    Failed(Error),
+    Failed(Failure),
     /// The error event was handed out; the abort follows once it has left.
     Aborting(Pin<Box<Sleep>>, Error),
     Ended,
 }
 
+/// How an answer fails.
+#[derive(Debug, Clone)]
+struct Failure {
+    error: Error,
+    /// The worker's own event that says so, and whether clients raise an error on it: then it is the last.
+    said: Option<(Bytes, bool)>,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { error, said: None }
+    }
+}
+
 impl Relay {
     fn started(mut self, status: StatusCode) -> Self {
-        if self.events.is_none() && status.is_success() {
-            // An unstreamed answer's head comes when its tokens are computed.
+        if self.events.is_none() && status.is_success() && self.upstream_ended() {
             self.account.told.ticket.first_token();
         }
-        if self.upstream_ended() {
-            self.complete();
-        }
+        self.complete_at_its_end();
         self
     }
 
@@ -128,57 +155,117 @@ impl Relay {
 
     fn complete(&mut self) {
         self.state = State::Ended;
-        self.account.complete();
+        self.account.complete(self.screen.is_faulty(), self.screen.is_done());
+    }
+
+    /// Bodies of known length are not polled again after their last byte. What ends too early is seen by who polls again.
+    fn complete_at_its_end(&mut self) {
+        let nothing_left = self.events.as_ref().is_none_or(EventSplitter::is_empty);
+        if self.upstream_ended() && nothing_left && !self.lacks_end() {
+            self.complete();
+        }
     }
 
     /// What may be passed on of the bytes that came; nothing while an event is unfinished.
-    fn pass(&mut self, bytes: Bytes) -> Result<Bytes, BoxError> {
-        let mut out = match &mut self.events {
-            Some(events) => events.push(bytes)?,
-            None => bytes,
+    fn pass(&mut self, bytes: Bytes) -> Result<Bytes, Error> {
+        let now = Instant::now();
+        self.account.hears(now);
+        let Some(events) = &mut self.events else {
+            self.account.saw_part(&bytes);
+            self.complete_at_its_end();
+            return Ok(bytes);
         };
-        let mut broke = false;
-        if let (Ok(lifeline), false) = (&mut self.lifeline, out.is_empty()) {
-            let passed = lifeline.pass(out);
-            (out, broke) = (passed.bytes, passed.broke);
-            if let Some(obstacle) = passed.over {
-                self.lifeline = Err(obstacle);
-            }
-        }
-        if !out.is_empty() {
-            out = self.account.saw(out, self.events.is_some());
-        }
-        if broke {
-            self.lose(&"its engine is gone", Error::StreamLost);
-        } else if self.upstream_ended()
-            && self.events.as_ref().is_none_or(EventSplitter::is_empty)
-            && !self.lacks_end()
-        {
-            // Bodies of known length are not polled again after their last byte.
-            self.complete();
+        let limit_bytes = self.terms.max_event_bytes;
+        let events = events.push(bytes).map_err(|_| Error::EventTooLarge { limit_bytes })?;
+        let out = self.pass_events(events, now);
+        if matches!(self.state, State::Relaying) {
+            self.complete_at_its_end();
         }
         Ok(out)
     }
 
-    /// Whether the stream is known to have more to say than was said.
-    fn lacks_end(&self) -> bool {
-        !self.account.done && self.lifeline.as_ref().is_ok_and(|lifeline| lifeline.must_be_done())
+    /// What becomes of whole events.
+    fn pass_events(&mut self, events: Bytes, now: Instant) -> Bytes {
+        if events.is_empty() {
+            return events;
+        }
+        let seen = self.screen.see(&events);
+        let Some(failing) = seen.failing else {
+            return self.let_through(events, (seen.generated, seen.binds), now);
+        };
+        if failing.fault == Fault::Worker && self.goes_on_elsewhere(&events, failing) {
+            return self.let_through(events.slice(..failing.from), (seen.generated, seen.binds), now);
+        }
+        if !failing.raises {
+            // Nobody goes on; clients would take it for content.
+            let before = self.let_through(events.slice(..failing.from), (seen.generated, seen.binds), now);
+            self.upstream = None;
+            self.state = State::Failed(Failure::of(&events, failing));
+            return before;
+        }
+        self.screen.failed();
+        self.let_through(events, (seen.generated, true), now)
     }
 
-    fn end(&mut self) -> Option<Result<Frame<Bytes>, BoxError>> {
-        if self.lacks_end() {
-            self.lose(&"it ended early", Error::StreamLost);
-            return None;
+    /// Lets another worker go on with a stream whose own one says that it failed. Returns whether one is looked for.
+    fn goes_on_elsewhere(&mut self, events: &Bytes, failing: Failing) -> bool {
+        match again(&self.lifeline, &mut self.account.told.ticket) {
+            Ok(again) => {
+                let id = self.account.told.record.id();
+                tracing::warn!(id, aborts = failing.aborts, "the worker says that its answer failed");
+                self.account.failed_in_band(true);
+                self.upstream = None;
+                self.state = State::Resuming(again, Failure::of(events, failing));
+                true
+            }
+            Err(obstacle) => {
+                self.account.failed_in_band(false);
+                self.resumer.not_resumed(obstacle);
+                false
+            }
         }
-        let tail = self.events.as_mut().map(EventSplitter::take_tail).filter(|tail| !tail.is_empty());
-        let tail = tail.map(|tail| self.account.saw(tail, true)).filter(|tail| !tail.is_empty());
-        self.complete();
-        tail.map(|tail| Ok(Frame::data(tail)))
+    }
+
+    /// Events on their way to the client.
+    fn let_through(&mut self, events: Bytes, (generated, binds): (bool, bool), now: Instant) -> Bytes {
+        let mut out = events;
+        if let (Ok(lifeline), false) = (&mut self.lifeline, out.is_empty()) {
+            let passed = lifeline.pass(out, binds);
+            out = passed.bytes;
+            if let Some(obstacle) = passed.over {
+                self.lifeline = Err(obstacle);
+            }
+        }
+        if out.is_empty() { out } else { self.account.saw(out, generated, now) }
+    }
+
+    /// Whether the answer is known to have more to say than was said.
+    fn lacks_end(&self) -> bool {
+        if self.events.is_none() {
+            return self.until_closed && self.account.is_whole_json() == Some(false);
+        }
+        let must_be_done = self.lifeline.as_ref().is_ok_and(|lifeline| lifeline.must_be_done());
+        !self.screen.may_end() || (must_be_done && !self.screen.is_done() && !self.screen.is_faulty())
+    }
+
+    /// The upstream has ended as it may.
+    fn end(&mut self) -> Option<Result<Frame<Bytes>, BoxError>> {
+        let tail = self.events.as_mut().map(EventSplitter::take_tail).unwrap_or_default();
+        let is_whole = self.screen.is_whole(&tail);
+        let out = if is_whole { self.pass_events(tail, Instant::now()) } else { Bytes::new() };
+        if matches!(self.state, State::Relaying) {
+            if (is_whole || self.screen.is_done()) && !self.lacks_end() {
+                self.complete();
+            } else {
+                self.lose(&"it ended early", Error::StreamLost);
+            }
+        }
+        (!out.is_empty()).then_some(Ok(Frame::data(out)))
     }
 
     /// The upstream failed, maybe after the stream had said all it had to say.
     fn break_off(&mut self, cause: &dyn std::fmt::Display) {
-        if self.account.done {
+        if self.screen.is_done() || self.screen.is_faulty() {
             self.complete();
         } else {
             self.lose(cause, Error::StreamLost);
@@ -192,22 +279,28 @@ impl Relay {
         self.upstream = None;
         // Slow in all is no failure of the worker; to stop or to stall is one.
         if matches!(error, Error::Deadline { .. }) {
-            self.state = State::Failed(error);
+            self.state = State::Failed(error.into());
             return;
         }
         told.ticket.judge(Verdict::Bad);
-        self.state = match self.lifeline.as_ref().map(|lifeline| lifeline.again(told.ticket.give_back())) {
-            Ok(Ok(again)) => State::Resuming(again, error),
-            Err(obstacle) => self.not_resumed(*obstacle, error),
-            Ok(Err(obstacle)) => self.not_resumed(obstacle, error),
+        self.state = match again(&self.lifeline, &mut told.ticket) {
+            Ok(again) => State::Resuming(again, error.into()),
+            Err(obstacle) => self.not_resumed(obstacle, error.into()),
         };
     }
 
-    fn not_resumed(&self, obstacle: Obstacle, error: Error) -> State {
+    fn not_resumed(&self, obstacle: Obstacle, failure: Failure) -> State {
         if self.events.is_some() {
             self.resumer.not_resumed(obstacle);
         }
-        State::Failed(error)
+        State::Failed(failure)
+    }
+
+    /// An event is larger than is held: the worker has done nothing wrong, and another one would say the same.
+    fn give_up(&mut self, error: Error) {
+        tracing::warn!(id = self.account.told.record.id(), %error, "an answer cannot be relayed");
+        self.upstream = None;
+        self.state = State::Failed(error.into());
     }
 
     /// Another worker's stream takes the place of the broken one; of an event that was cut, nothing is left.
@@ -215,24 +308,44 @@ impl Relay {
         if let Ok(lifeline) = &mut self.lifeline {
             lifeline.begun(&begun);
         }
-        self.events = Some(EventSplitter::new(MAX_EVENT_BYTES));
-        self.account.told.pick = begun.pick;
-        self.account.told.ticket = begun.ticket;
-        self.account.began = false;
+        self.events = Some(EventSplitter::new(self.terms.max_event_bytes));
+        self.screen.goes_on();
+        self.account.goes_on(begun.pick, begun.ticket);
+        self.until_closed = begun.answer.ends_with_connection();
         self.upstream = Some(begun.answer);
         self.state = State::Relaying;
     }
 
     /// The last words of an answer that has failed.
-    fn fail(&mut self, error: Error) -> Result<Frame<Bytes>, BoxError> {
-        self.account.told.record.outcome(error.code());
-        if self.events.is_some() {
-            let event = error.to_body().to_event().into();
-            self.state = State::Aborting(Box::pin(clock::sleep(ABORT_DELAY)), error);
-            return Ok(Frame::data(event));
+    fn fail(&mut self, Failure { error, said }: Failure) -> Result<Frame<Bytes>, BoxError> {
+        let outcome = if said.is_some() { "worker_error_event" } else { error.code() };
+        self.account.told.record.outcome(outcome);
+        if self.events.is_none() {
+            self.state = State::Ended;
+            return Err(error.into());
         }
-        self.state = State::Ended;
-        Err(error.into())
+        let event = match said {
+            Some((said, true)) => said,
+            Some((said, false)) => {
+                [&said, error.to_event(self.terms.api, self.screen.events()).as_bytes()].concat().into()
+            }
+            None => error.to_event(self.terms.api, self.screen.events()).into(),
+        };
+        self.state = State::Aborting(Box::pin(clock::sleep(ABORT_DELAY)), error);
+        Ok(Frame::data(event))
+    }
+}
+
+/// The search for another worker, where one can go on.
+fn again(lifeline: &Result<Box<Lifeline>, Obstacle>, ticket: &mut Ticket) -> Result<Again, Obstacle> {
+    lifeline.as_ref().map_err(|obstacle| *obstacle).and_then(|lifeline| lifeline.again(ticket))
+}
+
+impl Failure {
+    /// A worker's own word that its answer failed. That an output was aborted is no error event.
+    fn of(events: &Bytes, failing: Failing) -> Self {
+        let said = (!failing.aborts).then(|| (events.slice(failing.from..failing.to), failing.raises));
+        Self { error: if failing.aborts { Error::WorkerAborted } else { Error::WorkerFailed }, said }
     }
 }
 
@@ -254,20 +367,20 @@ impl Body for Relay {
                     this.state = State::Ended;
                     return Poll::Ready(Some(Err(error.into())));
                 }
-                State::Failed(error) => {
-                    let error = error.clone();
-                    return Poll::Ready(Some(this.fail(error)));
+                State::Failed(failure) => {
+                    let failure = failure.clone();
+                    return Poll::Ready(Some(this.fail(failure)));
                 }
-                State::Resuming(again, error) => {
+                State::Resuming(again, failure) => {
                     match Pin::new(again).poll(cx) {
                         Poll::Ready(Ok(begun)) => this.go_on(begun),
                         Poll::Ready(Err(obstacle)) => {
-                            let error = error.clone();
-                            this.state = this.not_resumed(obstacle, error);
+                            let failure = failure.clone();
+                            this.state = this.not_resumed(obstacle, failure);
                         }
                         Poll::Pending => {
                             let error = ready!(this.patience.poll(None, cx));
-                            this.state = State::Failed(error);
+                            this.state = State::Failed(error.into());
                         }
                     }
                     continue;
@@ -286,8 +399,7 @@ impl Body for Relay {
                     None => continue,
                 },
                 Poll::Pending => {
-                    let last = this.account.last_event.filter(|_| this.account.began);
-                    let error = ready!(this.patience.poll(last, cx));
+                    let error = ready!(this.patience.poll(this.account.last_piece, cx));
                     this.lose(&"it took too long", error);
                     continue;
                 }
@@ -296,7 +408,7 @@ impl Body for Relay {
                 Ok(bytes) => match this.pass(bytes) {
                     Ok(out) if out.is_empty() => {}
                     Ok(out) => return Poll::Ready(Some(Ok(Frame::data(out)))),
-                    Err(error) => this.break_off(&error),
+                    Err(error) => this.give_up(error),
                 },
                 Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
             }
@@ -312,118 +424,5 @@ impl Body for Relay {
             Some(upstream) if self.events.is_none() => upstream.size_hint(),
             _ => SizeHint::default(),
         }
-    }
-}
-
-/// What is counted of an answer as it passes.
-#[derive(Debug)]
-struct Account {
-    last_event: Option<Instant>,
-    /// Whether the worker that streams now has said something.
-    began: bool,
-    /// When it was last noted that the worker says something: it may have been silent since its head.
-    alive_noted: Option<Instant>,
-    status: StatusCode,
-    failed_in_band: bool,
-    /// Whether `[DONE]` was passed on.
-    done: bool,
-    tap: UsageTap,
-    told: Told,
-}
-
-/// What is known of a request when its answer begins.
-#[derive(Debug)]
-pub struct Told {
-    /// Its weight on the worker.
-    pub ticket: Ticket,
-    /// What routing read of it.
-    pub info: Arc<RequestInfo>,
-    /// Why it went there.
-    pub pick: Pick,
-    /// Its record.
-    pub record: Arc<Record>,
-    /// The series of its model.
-    pub series: Arc<ModelSeries>,
-    /// What becomes of the usage in a stream.
-    pub usage: UsageFilter,
-}
-
-impl Account {
-    /// Counts what came; returns what the client is to see of it.
-    fn saw(&mut self, bytes: Bytes, is_event: bool) -> Bytes {
-        let mentions_usage = is_event && usage::is_mentioned(&bytes);
-        self.tap.see(&bytes, mentions_usage);
-        if !is_event {
-            return bytes;
-        }
-        let bytes = self.told.usage.pass(bytes, mentions_usage);
-        if bytes.is_empty() {
-            return bytes;
-        }
-        let now = Instant::now();
-        if self.alive_noted.is_none_or(|noted| now - noted > ALIVE_NOTE_INTERVAL) {
-            self.alive_noted = Some(now);
-            self.told.ticket.still_answering();
-        }
-        let first_of_worker = !std::mem::replace(&mut self.began, true);
-        if let Some(last) = self.last_event.replace(now) {
-            self.told.series.itl().observe((now - last).as_secs_f64());
-            if first_of_worker {
-                // How long it took says nothing of its speed: it had part of the answer to compute too.
-                self.told.ticket.first_token();
-            }
-        } else {
-            let ttft = now - self.told.record.started();
-            self.told.series.ttft().observe(ttft.as_secs_f64());
-            self.told.record.first_token(ttft);
-            self.told.ticket.stream_began();
-        }
-        self.failed_in_band |= ERROR_EVENT.find(&bytes).is_some();
-        self.done |= bytes.trim_ascii_end().ends_with(b"[DONE]");
-        bytes
-    }
-
-    fn complete(&mut self) {
-        let outcome = match (self.status.is_success(), self.failed_in_band) {
-            (true, false) => "complete",
-            (true, true) => "worker_error_event",
-            (false, _) => "worker_status",
-        };
-        let now = self.told.ticket.router().now();
-        if let Some(verdict) = verdict(self.status, self.failed_in_band) {
-            self.told.ticket.judge_at(verdict, now);
-        }
-        self.told.record.outcome(outcome);
-        if outcome == "complete" && self.done {
-            self.told.usage.ended();
-        }
-        if let Some(usage) = self.tap.finish() {
-            self.count(usage, now);
-        }
-    }
-
-    fn count(&mut self, usage: Usage, now: Duration) {
-        self.told.ticket.answered(usage.completion_tokens);
-        let reported = usage.cached_tokens().unwrap_or(0);
-        self.told.series.tokens(
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            self.told.pick.matched_tokens,
-            reported,
-        );
-        let router = self.told.ticket.router();
-        let miss = router.learn(&self.told.info, &self.told.pick, &usage, (&self.told.ticket, now));
-        self.told.record.usage(usage, miss);
-    }
-}
-
-/// What a whole answer says of the worker. "Not now" (429, 503) is neither good nor bad; nor is what may be the request's fault: a
-/// refusal (4xx), an error inside a stream. A failure that was looked into has its verdict by now, and keeps it.
-fn verdict(status: StatusCode, failed_in_band: bool) -> Option<Verdict> {
-    match status.as_u16() {
-        400..500 | 503 | 529 => None,
-        500.. => Some(Verdict::Bad),
-        _ if failed_in_band => None,
-        _ => Some(Verdict::Good),
     }
 }

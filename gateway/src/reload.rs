@@ -149,6 +149,7 @@ impl Reloader {
             dispatch.tokens = Arc::new(TokenKeyer::load(all, Arc::clone(&self.parts.metrics))?);
         }
         dispatch.max_body_bytes = config.max_body_bytes;
+        dispatch.max_event_bytes = config.max_event_bytes;
         dispatch.expose_routing = config.expose_routing;
         dispatch.ask_usage = config.ask_usage;
         dispatch.session_hints = config.session_hints;

@@ -1,7 +1,7 @@
 //! Streams that outlive their worker. What was asked and what the client has of the answer are kept while it streams;
 //! when the worker breaks off, another one is asked for the rest, and the client sees one stream:
 //!
-//! - before the first event, the request is sent again as it was, to any worker;
+//! - before its first content, the request is sent again as it was, to any worker;
 //! - after it, to a `keyway-worker` of the same numerics id, with the ids so far and the seed (the worker extension,
 //!   `keyway_wire::extension`): the rest is, token by token, what it would have been;
 //! - after it, of another engine's stream, where the configuration allows it, to any worker with the text so far: the rest
@@ -14,6 +14,7 @@ mod again;
 mod ask;
 mod chunk;
 mod memory;
+mod restart;
 mod story;
 mod text;
 
@@ -29,13 +30,20 @@ pub use self::again::Begun;
 use self::{
     again::Search,
     ask::{Ask, continues_as_text, extended},
-    memory::{Memory, Reservation},
+    memory::Memory,
+    restart::Restart,
     story::Story,
     text::TextStory,
 };
 use crate::{
-    asked::Asked, autoscale::Demand, config::ResumeConfig, fleet::Worker, limits::RESUME_BODY_BYTES_MAX,
-    metrics::Metrics, routing::Router, upstream::Upstream,
+    api::Api,
+    asked::Asked,
+    config::ResumeConfig,
+    fleet::Worker,
+    limits::RESUME_BODY_BYTES_MAX,
+    metrics::Metrics,
+    routing::{Router, Ticket},
+    upstream::Upstream,
 };
 
 /// Why a stream does not go on elsewhere.
@@ -153,8 +161,8 @@ pub struct Lifeline {
 
 #[derive(Debug)]
 enum Kept {
-    /// The request, until the first event.
-    Request { obstacle: Obstacle, _room: Reservation },
+    /// The request, until the first content.
+    Request(Restart),
     /// The request, and what the client has of the answer.
     Story { plain: Bytes, seed: Option<u64>, numerics: Arc<str>, story: Story },
     /// The request, and the answer's text.
@@ -166,8 +174,6 @@ enum Kept {
 pub struct Passed {
     /// What goes on to the client.
     pub bytes: Bytes,
-    /// The worker said that it cannot go on.
-    pub broke: bool,
     /// Nothing is kept any more, because of this.
     pub over: Option<Obstacle>,
 }
@@ -237,20 +243,18 @@ impl Resumer {
         let room = if bytes <= RESUME_BODY_BYTES_MAX { self.memory.reserve(bytes) } else { None };
         let room = room.ok_or(Obstacle::Memory)?;
         let numerics = head.get(NUMERICS_ID).and_then(|id| id.to_str().ok());
+        let api = Api::of(asked.parts.uri.path());
         let kept = match (sent.exact, numerics) {
             (Ok(seed), Some(numerics)) => {
                 let (plain, story) = (sent.plain.clone(), Story::new(room));
                 Kept::Story { plain, seed, numerics: numerics.into(), story }
             }
-            (Ok(_), None) => Kept::Request { obstacle: Obstacle::Engine, _room: room },
+            (Ok(_), None) => Kept::Request(Restart::new(api, Obstacle::Engine, room)),
             (Err(Obstacle::Engine), _) => match by_text {
-                Ok(()) => {
-                    let chat = asked.parts.uri.path() == "/v1/chat/completions";
-                    Kept::Text(TextStory::new(sent.plain.clone(), chat, room))
-                }
-                Err(obstacle) => Kept::Request { obstacle, _room: room },
+                Ok(()) => Kept::Text(TextStory::new(sent.plain.clone(), api == Api::Chat, room)),
+                Err(obstacle) => Kept::Request(Restart::new(api, obstacle, room)),
             },
-            (Err(obstacle), _) => Kept::Request { obstacle, _room: room },
+            (Err(obstacle), _) => Kept::Request(Restart::new(api, obstacle, room)),
         };
         let tried = vec![worker.id];
         Ok(Box::new(Lifeline { resumer: Arc::clone(self), asked: Arc::clone(asked), tried, kept }))
@@ -263,12 +267,12 @@ impl Resumer {
 }
 
 impl Lifeline {
-    /// Takes whole events on their way to the client.
-    pub fn pass(&mut self, events: Bytes) -> Passed {
+    /// Takes whole events on their way to the client. `binds`: there is more among them than an answer's opening.
+    pub fn pass(&mut self, events: Bytes, binds: bool) -> Passed {
         match &mut self.kept {
-            Kept::Request { obstacle, .. } => Passed { bytes: events, broke: false, over: Some(*obstacle) },
-            Kept::Story { story, .. } => Passed::from(story.tell(&events)),
-            Kept::Text(story) => Passed::from(story.tell(&events)),
+            Kept::Request(restart) => restart.tell(events, binds),
+            Kept::Story { story, .. } => Passed { bytes: story.tell(&events), over: None },
+            Kept::Text(story) => Passed { bytes: story.tell(&events), over: None },
         }
     }
 
@@ -277,16 +281,17 @@ impl Lifeline {
         matches!(self.kept, Kept::Story { .. } | Kept::Text(_))
     }
 
-    /// Asks another worker for the rest.
-    pub fn again(&self, demand: Option<Demand>) -> Result<Again, Obstacle> {
+    /// Asks another worker for the rest; then the request's part in its model's demand goes from the ticket to the search.
+    pub fn again(&self, ticket: &mut Ticket) -> Result<Again, Obstacle> {
         let (resumer, asked) = (Arc::clone(&self.resumer), Arc::clone(&self.asked));
         let (body, numerics) = match &self.kept {
-            Kept::Request { .. } => (asked.body.clone(), None),
+            Kept::Request(restart) => restart.may_begin().map(|()| (asked.body.clone(), None))?,
             Kept::Text(story) => (story.rest()?, None),
             Kept::Story { plain, seed, numerics, story } => {
                 (extended(plain, &story.rest(*seed)?), Some(Arc::clone(numerics)))
             }
         };
+        let demand = ticket.give_back();
         let search = Search { resumer, asked, body, numerics, tried: self.tried.clone(), demand };
         Ok(Again(Box::pin(search.run())))
     }
@@ -295,6 +300,10 @@ impl Lifeline {
     pub fn begun(&mut self, begun: &Begun) {
         self.tried.clone_from(&begun.tried);
         let how = match &mut self.kept {
+            Kept::Request(restart) => {
+                restart.renewed();
+                "restart"
+            }
             Kept::Story { story, .. } if story.has_begun() => {
                 story.goes_on();
                 "exact"
@@ -308,12 +317,6 @@ impl Lifeline {
         self.resumer.metrics.resume.resumed.with_label_values(&[how]).inc();
         let worker = &begun.ticket.worker().name;
         tracing::info!(id = self.asked.record.id(), %worker, how, "another worker goes on with a stream");
-    }
-}
-
-impl From<story::Told> for Passed {
-    fn from(told: story::Told) -> Self {
-        Self { bytes: told.bytes, broke: told.broke, over: None }
     }
 }
 

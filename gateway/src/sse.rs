@@ -1,5 +1,10 @@
 //! Splits a byte stream of server-sent events at event boundaries, so that only whole events are forwarded. Never
 //! decodes: a UTF-8 character split across chunks stays intact. Line ends may be LF, CRLF or CR (WHATWG HTML §9.2).
+//! Whoever reads what is in the events goes through [`events`].
+
+mod events;
+
+pub use self::events::{Event, events};
 
 use bytes::{Bytes, BytesMut};
 
@@ -7,7 +12,8 @@ use bytes::{Bytes, BytesMut};
 #[derive(Debug, thiserror::Error)]
 #[error("the worker sent an event of more than {cap_bytes} bytes")]
 pub struct EventTooLong {
-    cap_bytes: usize,
+    /// The cap.
+    pub cap_bytes: usize,
 }
 
 /// Holds the unfinished event at the end of what has come so far.

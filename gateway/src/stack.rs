@@ -13,6 +13,7 @@ use tower::{Service, ServiceBuilder, service_fn};
 
 use crate::{
     admission::Admission,
+    api::Api,
     around::around,
     body::{Request, Response, full},
     error::{Error, Failed},
@@ -104,11 +105,16 @@ where
         record.traced(tracer.begin(request.method(), request.headers()));
     }
     let version = request.version();
+    let api = Api::of(request.uri().path());
     asking.record = Some(Arc::clone(&record));
     let mut response = next.call(asking).await?;
     record.status(response.status());
-    if let Some(Failed(code)) = response.extensions().get() {
-        record.outcome(code);
+    if let Some(Failed(error)) = response.extensions().get() {
+        record.outcome(error.code());
+        if api == Api::Messages {
+            let body = error.to_body_of(api);
+            *response.body_mut() = full(body);
+        }
     }
     response.headers_mut().insert(headers::REQUEST_ID, record.id_header().clone());
     if intake.is_leaving() && version < Version::HTTP_2 {

@@ -10,10 +10,12 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use keyway_wire::openai::{PromptTokensDetails, Usage};
 use memchr::memmem::{self, Finder};
+use serde::de::IgnoredAny;
 
 use crate::{
     json::{Fields, Value},
     limits::MAX_USAGE_BODY_BYTES,
+    sse,
 };
 
 /// Made once: to set a search up takes as long as to look through an event.
@@ -76,11 +78,7 @@ impl UsageTap {
     pub fn see(&mut self, bytes: &Bytes, mentioned: bool) {
         match self {
             Self::Events(last) => {
-                if mentioned
-                    && memmem::find(bytes, b"\"usage\":{")
-                        .or_else(|| memmem::find(bytes, b"\"usage\": {"))
-                        .is_some()
-                {
+                if mentioned && tells(bytes) {
                     *last = Some(bytes.clone());
                 }
             }
@@ -99,17 +97,44 @@ impl UsageTap {
     /// The usage, once the answer is complete.
     pub fn finish(&mut self) -> Option<Usage> {
         match std::mem::replace(self, Self::Blind) {
-            Self::Events(last) => last?
-                .split(|byte| matches!(byte, b'\n' | b'\r'))
-                .rev()
-                .filter_map(|line| line.strip_prefix(b"data:"))
-                .find_map(of),
+            Self::Events(last) => sse::events(&last?).filter_map(|event| of(&event.data?)).last(),
             // Mostly it came at once.
             Self::Body(parts, _) if parts.len() == 1 => of(&parts[0]),
             Self::Body(parts, _) => of(&parts.concat()),
             Self::Blind => None,
         }
     }
+
+    /// Whether an unstreamed answer is an error, whatever its status says: `{"error":{…}}`.
+    pub fn is_error(&self) -> bool {
+        let Self::Body(parts, _) = self else { return false };
+        if !parts.iter().any(|part| memmem::find(part, b"\"error\"").is_some()) {
+            return false;
+        }
+        let all = parts.concat();
+        let fields = std::str::from_utf8(&all).ok().and_then(Value::document);
+        let mut fields = fields.into_iter().flatten().map_while(Result::ok);
+        fields.any(|(name, value)| match &*name {
+            "error" => value.raw() != "null",
+            "object" => value.raw() == "\"error\"",
+            _ => false,
+        })
+    }
+
+    /// Whether what has come of an unstreamed answer is one JSON value; `None` where it was not kept.
+    pub fn is_whole_json(&self) -> Option<bool> {
+        let Self::Body(parts, _) = self else { return None };
+        Some(serde_json::from_slice::<IgnoredAny>(&parts.concat()).is_ok())
+    }
+}
+
+/// Whether a usage that is mentioned has counts, and is not `null`.
+fn tells(bytes: &[u8]) -> bool {
+    let counts = |at: usize| {
+        let mut behind = bytes[at + NAME.needle().len()..].iter();
+        behind.find(|byte| !matches!(byte, b':' | b' ' | b'\t')).is_some_and(|byte| *byte != b'n')
+    };
+    NAME.find_iter(bytes).any(counts)
 }
 
 #[cfg(test)]

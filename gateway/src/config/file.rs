@@ -136,6 +136,8 @@ pub struct AuthFile {
 pub struct LimitsFile {
     /// Largest request body.
     pub max_body_bytes: Option<usize>,
+    /// Largest event of a stream: so much of one is held at most until it is whole.
+    pub max_event_bytes: Option<usize>,
     /// Requests in flight at once.
     pub max_in_flight: Option<usize>,
     /// Client connections at once.

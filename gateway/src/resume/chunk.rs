@@ -2,7 +2,6 @@
 //! Nothing is decoded but what is looked for; the rest stays as the worker wrote it.
 
 use keyway_wire::extension::{AnswerExtension, FIELD};
-use serde::Deserialize;
 
 use crate::json::Value;
 
@@ -17,8 +16,8 @@ pub(super) struct Chunk<'a> {
     pub(super) text_bytes: u64,
     /// Whether it says why the output ended.
     pub(super) ends: bool,
-    /// The code of an error, if that is what it is.
-    pub(super) error: Option<String>,
+    /// Whether it is an error.
+    pub(super) is_error: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +38,7 @@ impl<'a> Chunk<'a> {
     /// Reads the data of an event; `None` if it is not an object.
     pub(super) fn read(data: &'a str) -> Option<Self> {
         let mut chunk =
-            Self { fields: Vec::with_capacity(8), ids: None, text_bytes: 0, ends: false, error: None };
+            Self { fields: Vec::with_capacity(8), ids: None, text_bytes: 0, ends: false, is_error: false };
         let mut fields = Value::document(data)?;
         while let Some(field) = fields.next() {
             let (name, value) = field.ok()?;
@@ -53,7 +52,7 @@ impl<'a> Chunk<'a> {
                     Field::Other
                 }
                 "error" => {
-                    chunk.error = Some(code_of(value.raw()));
+                    chunk.is_error |= value.raw() != "null";
                     Field::Other
                 }
                 "id" => Field::Id,
@@ -92,9 +91,11 @@ impl<'a> Chunk<'a> {
         Identity { id: written(Field::Id), created: written(Field::Created) }
     }
 
-    /// Appends the event without the extension, as one of the answer that `identity` names.
-    pub(super) fn write(&self, identity: &Identity, out: &mut Vec<u8>) {
-        out.extend_from_slice(b"data: {");
+    /// Its JSON without the extension, as one of the answer that `identity` names.
+    pub(super) fn named(&self, identity: &Identity) -> Vec<u8> {
+        let bytes: usize = self.fields.iter().map(|(_, written)| written.len() + 1).sum();
+        let mut out = Vec::with_capacity(bytes + 64);
+        out.push(b'{');
         for (i, (kind, written)) in self.fields.iter().enumerate() {
             if i > 0 {
                 out.push(b',');
@@ -106,17 +107,9 @@ impl<'a> Chunk<'a> {
             };
             out.extend_from_slice(theirs.unwrap_or(written).as_bytes());
         }
-        out.extend_from_slice(b"}\n\n");
+        out.push(b'}');
+        out
     }
-}
-
-/// The `code` of an error object; empty if it has none.
-fn code_of(error: &str) -> String {
-    #[derive(Deserialize)]
-    struct Coded {
-        code: Option<String>,
-    }
-    serde_json::from_str::<Coded>(error).ok().and_then(|error| error.code).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -126,16 +119,14 @@ mod tests {
     const CHAT: &str = r#"{"id":"a","object":"chat.completion.chunk","created":1,"choices":[{"index":0,"delta":{"content":"h\u00e9","reasoning_content":"x"},"finish_reason":null}],"keyway":{"ids":[5,6]}}"#;
 
     fn written(chunk: &Chunk<'_>, identity: &Identity) -> String {
-        let mut out = Vec::new();
-        chunk.write(identity, &mut out);
-        String::from_utf8(out).unwrap()
+        String::from_utf8(chunk.named(identity)).unwrap()
     }
 
     #[test]
     fn a_chunk_brings_ids_and_bytes_and_leaves_without_the_extension() {
         let chunk = Chunk::read(CHAT).unwrap();
         assert_eq!((chunk.ids.as_deref(), chunk.text_bytes, chunk.ends), (Some(&[5, 6][..]), 4, false));
-        let expected = format!("data: {}}}\n\n", CHAT.split(",\"keyway\"").next().unwrap());
+        let expected = format!("{}}}", CHAT.split(",\"keyway\"").next().unwrap());
         assert_eq!(written(&chunk, &chunk.identity()), expected);
     }
 
@@ -147,16 +138,16 @@ mod tests {
         assert!(chunk.ends && chunk.text_bytes == 2);
         assert_eq!(
             written(&chunk, &first),
-            "data: {\"id\":\"a\",\"created\":1,\"model\":\"m\",\"choices\":[{\"text\":\"é\",\"finish_reason\":\"stop\"}]}\n\n"
+            "{\"id\":\"a\",\"created\":1,\"model\":\"m\",\"choices\":[{\"text\":\"é\",\"finish_reason\":\"stop\"}]}"
         );
     }
 
     #[test]
     fn errors_are_told_from_chunks() {
-        let error = Chunk::read(r#"{"error":{"message":"x","code":"engine_stopped"}}"#).unwrap();
-        assert_eq!(error.error.as_deref(), Some("engine_stopped"));
-        assert_eq!(Chunk::read(r#"{"error":{"code":500}}"#).unwrap().error.as_deref(), Some(""));
-        assert!(Chunk::read(CHAT).unwrap().error.is_none());
+        assert!(Chunk::read(r#"{"error":{"message":"x","code":"engine_stopped"}}"#).unwrap().is_error);
+        assert!(Chunk::read(r#"{"error":"x"}"#).unwrap().is_error);
+        assert!(!Chunk::read(r#"{"id":"a","error":null}"#).unwrap().is_error);
+        assert!(!Chunk::read(CHAT).unwrap().is_error);
         assert!(Chunk::read("[DONE]").is_none() && Chunk::read("{\"id\":").is_none());
     }
 }

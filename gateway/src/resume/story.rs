@@ -3,16 +3,14 @@
 
 use bytes::Bytes;
 use keyway_wire::extension::RequestExtension;
-use memchr::memmem;
 
 use super::{
     Obstacle,
     chunk::{Chunk, Identity},
     memory::Reservation,
 };
+use crate::sse::{Event, events};
 
-/// Codes of a worker's errors after which another worker can go on: its engine is gone, the request is well.
-const LOST_ENGINE: [&str; 2] = ["engine_unavailable", "engine_stopped"];
 /// Ids for which room is asked at once.
 const IDS_STEP: usize = 1_024;
 
@@ -48,15 +46,6 @@ enum Skip {
     ThroughEnd(usize),
     /// So many chunks.
     Chunks(usize),
-}
-
-/// What becomes of some events.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Told {
-    /// What the client is to see.
-    pub(super) bytes: Bytes,
-    /// Whether the worker said that it cannot go on; nothing behind that is passed on.
-    pub(super) broke: bool,
 }
 
 impl Story {
@@ -99,43 +88,30 @@ impl Story {
         self.identity.is_some()
     }
 
-    /// Takes whole events.
-    pub(super) fn tell(&mut self, events: &Bytes) -> Told {
-        let Ok(text) = std::str::from_utf8(events) else {
-            self.lost = Some(Obstacle::Unreadable);
-            return Told { bytes: events.clone(), broke: false };
-        };
-        let mut out = Vec::with_capacity(text.len());
-        let mut rest = text;
-        while !rest.is_empty() {
-            let end = memmem::find(rest.as_bytes(), b"\n\n").map_or(rest.len(), |at| at + 2);
-            let (event, others) = rest.split_at(end);
-            rest = others;
-            let data = event.strip_prefix("data: ").filter(|data| data.starts_with('{'));
-            let Some(data) = data else {
+    /// Takes whole events; returns what the client is to see of them.
+    pub(super) fn tell(&mut self, bytes: &Bytes) -> Bytes {
+        let mut out = Vec::with_capacity(bytes.len());
+        for event in events(bytes) {
+            let json = event.text().filter(|data| data.trim_start().starts_with('{'));
+            match (json.map(Chunk::read), &event.data) {
+                (Some(Some(chunk)), _) => self.take(&chunk, &event, &mut out),
                 // `[DONE]`, or a comment.
-                out.extend_from_slice(event.as_bytes());
-                continue;
-            };
-            match Chunk::read(data) {
-                Some(Chunk { error: Some(code), .. }) if LOST_ENGINE.contains(&code.as_str()) => {
-                    return Told { bytes: out.into(), broke: true };
-                }
-                Some(chunk) => self.take(&chunk, &mut out),
-                None => {
+                (None, None) => out.extend_from_slice(event.raw),
+                (None, Some(data)) if data.trim_ascii() == b"[DONE]" => out.extend_from_slice(event.raw),
+                _ => {
                     self.lost = Some(Obstacle::Unreadable);
-                    out.extend_from_slice(event.as_bytes());
+                    out.extend_from_slice(event.raw);
                 }
             }
         }
-        Told { bytes: out.into(), broke: false }
+        out.into()
     }
 
-    fn take(&mut self, chunk: &Chunk<'_>, out: &mut Vec<u8>) {
+    fn take(&mut self, chunk: &Chunk<'_>, event: &Event<'_>, out: &mut Vec<u8>) {
         if self.passes(chunk) {
             self.note(chunk);
             let identity = self.identity.get_or_insert_with(|| chunk.identity());
-            chunk.write(identity, out);
+            event.write_with(Some(&chunk.named(identity)), out);
         }
     }
 
@@ -156,7 +132,7 @@ impl Story {
 
     fn note(&mut self, chunk: &Chunk<'_>) {
         let Some(ids) = &chunk.ids else {
-            if chunk.error.is_none() {
+            if !chunk.is_error {
                 self.lost = Some(Obstacle::Unreadable);
             }
             return;

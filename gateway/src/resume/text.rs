@@ -6,11 +6,11 @@ mod seam;
 mod seen;
 
 use bytes::Bytes;
-use memchr::memmem;
 use serde_json::{Map, Value as Json, json};
 
 use self::{seam::Seam, seen::Seen};
-use super::{Obstacle, memory::Reservation, story::Told};
+use super::{Obstacle, memory::Reservation};
+use crate::sse::events;
 
 /// Bytes of text for which room is asked at once.
 const TEXT_STEP: usize = 4 << 10;
@@ -156,35 +156,28 @@ impl TextStory {
         });
     }
 
-    /// Takes whole events.
-    pub(super) fn tell(&mut self, events: &Bytes) -> Told {
-        let Ok(text) = std::str::from_utf8(events) else {
-            self.lost = Some(Obstacle::Unreadable);
-            return Told { bytes: events.clone(), broke: false };
-        };
-        let mut out = self.seam.is_some().then(|| String::with_capacity(text.len()));
-        let mut rest = text;
-        while !rest.is_empty() {
-            let end = memmem::find(rest.as_bytes(), b"\n\n").map_or(rest.len(), |at| at + 2);
-            let (event, others) = rest.split_at(end);
-            rest = others;
-            let data = event.strip_prefix("data:").map(str::trim).filter(|data| data.starts_with('{'));
-            match (data, &mut out) {
+    /// Takes whole events; returns what the client is to see of them. Up to a seam that is all of them, as they came.
+    pub(super) fn tell(&mut self, bytes: &Bytes) -> Bytes {
+        let mut out = self.seam.is_some().then(|| Vec::with_capacity(bytes.len()));
+        for event in events(bytes) {
+            let json = event.text().map(str::trim).filter(|data| data.starts_with('{'));
+            if event.data.is_some() && event.text().is_none() {
+                self.lost = Some(Obstacle::Unreadable);
+            }
+            match (json, &mut out) {
                 (None, None) => {}
                 // `[DONE]`, or a comment.
-                (None, Some(out)) => out.push_str(event),
+                (None, Some(out)) => out.extend_from_slice(event.raw),
                 (Some(data), None) => self.note(data),
                 (Some(data), Some(out)) => {
                     if let Some(chunk) = self.rewritten(data) {
                         self.note(&chunk);
-                        out.push_str("data: ");
-                        out.push_str(&chunk);
-                        out.push_str("\n\n");
+                        event.write_with(Some(chunk.as_bytes()), out);
                     }
                 }
             }
         }
-        Told { bytes: out.map_or_else(|| events.clone(), Bytes::from), broke: false }
+        out.map_or_else(|| bytes.clone(), Bytes::from)
     }
 
     /// Takes note of what the client sees.
@@ -249,7 +242,7 @@ impl TextStory {
             return Some(data.to_owned());
         };
         let seam = self.seam.as_mut()?;
-        if chunk.contains_key("error") {
+        if chunk.get("error").is_some_and(|error| !error.is_null()) {
             return Some(data.to_owned());
         }
         for (field, name) in [("id", &self.name.id), ("created", &self.name.created)] {

@@ -81,6 +81,16 @@ impl Answer {
     }
 }
 
+impl Answer {
+    /// Whether its end is that of its connection: whether all of it has come is not to be told from that.
+    pub fn ends_with_connection(&self) -> bool {
+        match &self.0 {
+            Kind::Own(own) => own.link.as_ref().is_some_and(Link::ends_with_answer),
+            Kind::Shared(_) => false,
+        }
+    }
+}
+
 impl Own {
     fn hand_back_at_end(&mut self) {
         if let Some(link) = self.link.take_if(|link| link.has_ended()) {

@@ -156,6 +156,11 @@ impl<S: Transport> Connection<S> {
         matches!(self.body, Body::Ended)
     }
 
+    /// Whether the answer ends when the worker closes the connection, and not before.
+    pub(super) fn ends_with_answer(&self) -> bool {
+        self.body.ends_with_connection()
+    }
+
     /// Bytes of the answer to come, as far as its head says.
     pub(super) fn size_hint(&self) -> SizeHint {
         self.body.size_hint()

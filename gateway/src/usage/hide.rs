@@ -3,10 +3,14 @@
 
 use std::{ops::Range, sync::Arc};
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::ask::Habit;
-use crate::{fleet::Worker, json::Value};
+use crate::{
+    fleet::Worker,
+    json::Value,
+    sse::{self, Event},
+};
 
 /// What becomes of the usage in one answer.
 #[derive(Debug)]
@@ -44,8 +48,8 @@ impl UsageFilter {
         match &mut self.0 {
             Mode::Pass => events,
             Mode::Learn { habit, .. } => {
-                for line in lines(&events) {
-                    match Mention::of(&events[line.clone()]).map(|mention| mention.null) {
+                for event in sse::events(&events) {
+                    match Mention::in_event(&event).map(|mention| mention.null) {
                         Some(false) => *habit = Habit::Tells,
                         Some(true) if *habit != Habit::Tells => *habit = Habit::Nulls,
                         _ => {}
@@ -65,21 +69,6 @@ impl UsageFilter {
     }
 }
 
-/// The lines of some events with their ends.
-fn lines(events: &[u8]) -> impl Iterator<Item = Range<usize>> {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let rest = events.get(at..).filter(|rest| !rest.is_empty())?;
-        let end = match memchr::memchr2(b'\n', b'\r', rest) {
-            Some(end) if rest[end..].starts_with(b"\r\n") => end + 2,
-            Some(end) => end + 1,
-            None => rest.len(),
-        };
-        at += end;
-        Some(at - end..at)
-    })
-}
-
 /// A chunk's `usage`.
 #[derive(Debug, PartialEq, Eq)]
 struct Mention {
@@ -92,10 +81,13 @@ struct Mention {
 }
 
 impl Mention {
-    fn of(line: &[u8]) -> Option<Self> {
-        let data = std::str::from_utf8(line.strip_prefix(b"data:")?).ok()?;
+    fn in_event(event: &Event<'_>) -> Option<Self> {
+        Self::of(event.text()?)
+    }
+
+    fn of(data: &str) -> Option<Self> {
         let place = |part: &str| {
-            let start = part.as_ptr() as usize - line.as_ptr() as usize;
+            let start = part.as_ptr() as usize - data.as_ptr() as usize;
             start..start + part.len()
         };
         let mut fields = Value::document(data)?;
@@ -132,37 +124,22 @@ impl Mention {
 
 /// The events without the usage.
 fn hidden(events: &Bytes, nulls: bool) -> Bytes {
-    let mut out = BytesMut::with_capacity(events.len());
-    // Whether the event at hand lost a line and has kept none: then its end goes too.
-    let (mut lost, mut kept) = (false, false);
-    for line in lines(events) {
-        let bytes = &events[line];
-        if matches!(bytes, b"\n" | b"\r" | b"\r\n") {
-            if kept || !lost {
-                out.put_slice(bytes);
+    let mut out = Vec::with_capacity(events.len());
+    for event in sse::events(events) {
+        let mention = Mention::in_event(&event).zip(event.data.as_deref());
+        match mention {
+            Some((mention, _)) if !mention.null && mention.alone => event.write_with(None, &mut out),
+            Some((Mention { null: false, value, .. }, data)) if nulls => {
+                let with_null = [&data[..value.start], b"null", &data[value.end..]].concat();
+                event.write_with(Some(&with_null), &mut out);
             }
-            (lost, kept) = (false, false);
-            continue;
+            Some((Mention { field, .. }, data)) if !nulls => {
+                event.write_with(Some(&[&data[..field.start], &data[field.end..]].concat()), &mut out);
+            }
+            _ => out.extend_from_slice(event.raw),
         }
-        match Mention::of(bytes) {
-            Some(mention) if !mention.null && mention.alone => {
-                lost = true;
-                continue;
-            }
-            Some(mention) if !mention.null && nulls => {
-                out.put_slice(&bytes[..mention.value.start]);
-                out.put_slice(b"null");
-                out.put_slice(&bytes[mention.value.end..]);
-            }
-            Some(mention) if !nulls => {
-                out.put_slice(&bytes[..mention.field.start]);
-                out.put_slice(&bytes[mention.field.end..]);
-            }
-            _ => out.put_slice(bytes),
-        }
-        kept = true;
     }
-    out.freeze()
+    out.into()
 }
 
 #[cfg(test)]

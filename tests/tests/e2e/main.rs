@@ -44,6 +44,7 @@ mod secrets;
 mod sessions;
 mod slow_clients;
 mod smuggling;
+mod stream_ends;
 mod streaming;
 mod tenants;
 mod timeouts;

@@ -49,9 +49,7 @@ fn worker(texts: &[&str], asked: &RequestExtension, name: &str) -> Vec<String> {
 }
 
 fn told(story: &mut Story, events: &[String]) -> String {
-    let told = story.tell(&events.concat().into());
-    assert!(!told.broke);
-    String::from_utf8(told.bytes.to_vec()).unwrap()
+    String::from_utf8(story.tell(&events.concat().into()).to_vec()).unwrap()
 }
 
 proptest! {
@@ -82,16 +80,29 @@ proptest! {
 }
 
 #[test]
-fn an_engine_that_is_gone_is_no_event_for_the_client_and_other_errors_are() {
-    let mut events = worker(&["a", "b"], &RequestExtension::default(), "x")[..2].to_vec();
-    events.push("data: {\"error\":{\"code\":\"engine_unavailable\"}}\n\n".to_owned());
-    let mut one = story(1 << 20);
-    let broke = one.tell(&events.concat().into());
-    assert!(broke.broke && !broke.bytes.windows(5).any(|w| w == b"error"));
-    assert_eq!(one.rest(None).unwrap().output_ids, Some(vec![0]));
-    let error = "data: {\"error\":{\"code\":\"invalid_grammar\"}}\n\n";
-    let passed = story(1 << 20).tell(&Bytes::from(error));
-    assert_eq!(passed, Told { bytes: error.into(), broke: false });
+fn an_error_passes_and_is_no_part_of_the_account() {
+    let events = worker(&["a", "b"], &RequestExtension::default(), "x")[..2].to_vec();
+    let error = "data: {\"error\":{\"code\":\"invalid_grammar\"}}\n\n".to_owned();
+    let mut story = story(1 << 20);
+    told(&mut story, &events);
+    assert_eq!(told(&mut story, std::slice::from_ref(&error)), error);
+    assert_eq!(story.rest(None).unwrap().output_ids, Some(vec![0]));
+}
+
+#[test]
+fn line_ends_and_lines_of_any_kind_make_no_difference() {
+    let texts = ["a", "", "b", "c"];
+    let plain = worker(&texts, &RequestExtension::default(), "x");
+    let whole = told(&mut story(1 << 20), &plain);
+    for (from, to) in
+        [("\n\n", "\r\n\r\n"), ("\n\n", "\r\r"), ("data: ", "data:"), ("data: ", ": note\nevent: x\ndata: ")]
+    {
+        let other: Vec<String> = plain.iter().map(|event| event.replace(from, to)).collect();
+        let mut story = story(1 << 20);
+        let seen = told(&mut story, &other[..3]);
+        assert!(!seen.is_empty() && whole.replace(from, to).starts_with(&seen), "{to:?}: {seen}");
+        assert_eq!(story.rest(None).unwrap().output_ids, Some(vec![0, 1, 2]), "{to:?}");
+    }
 }
 
 #[test]
@@ -102,7 +113,7 @@ fn a_stream_without_an_account_of_itself_passes_and_is_not_resumed() {
         "data: {\"id\":\"x\"}\r\n\r\ndata: {}\r\n\r\n",
     ] {
         let mut story = story(1 << 20);
-        assert_eq!(story.tell(&Bytes::from(odd)).bytes, odd);
+        assert_eq!(story.tell(&Bytes::from(odd)), odd);
         assert_eq!(story.rest(None), Err(Obstacle::Unreadable), "{odd:?}");
     }
 }

@@ -38,7 +38,7 @@ impl<'a> Seen<'a> {
                 "created" => seen.created = Some(value.raw()),
                 "choices" => seen.choices(value),
                 "usage" => seen.counts = serde_json::from_str(value.raw()).ok(),
-                "error" => seen.error = true,
+                "error" => seen.error = value.raw() != "null",
                 _ => {}
             }
         }

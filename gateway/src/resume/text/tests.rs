@@ -135,7 +135,7 @@ fn a_stream_cut_anywhere_twice_is_the_stream_that_was_not() {
                     for (id, cut) in [("first", first), ("second", second), ("last", usize::MAX)] {
                         let events = engine(&rest, id, usage);
                         for event in events.iter().take(cut) {
-                            client.sees(&story.tell(&Bytes::from(event.clone())).bytes);
+                            client.sees(&story.tell(&Bytes::from(event.clone())));
                         }
                         if client.done > 0 {
                             break;
@@ -159,7 +159,7 @@ fn a_stream_cut_anywhere_twice_is_the_stream_that_was_not() {
 fn before_a_seam_nothing_is_written_anew() {
     let mut story = TextStory::new(requests()[0].0.clone(), true, room());
     let event = Bytes::from_static(b": ping\n\ndata:{ \"choices\" : [{\"delta\":{\"content\":\"a\"}}] }\n\n");
-    assert_eq!(story.tell(&event).bytes.as_ptr(), event.as_ptr());
+    assert_eq!(story.tell(&event).as_ptr(), event.as_ptr());
     let rest: Json = serde_json::from_slice(&story.rest().unwrap()).unwrap();
     assert_eq!(rest["messages"][1], json!({"role": "assistant", "content": "a"}));
     assert_eq!(rest["add_generation_prompt"], false);

@@ -1,0 +1,211 @@
+//! What is counted of an answer as it passes, and what is told of it when it is over: to the series, the record, the worker's
+//! breaker and the router.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::StatusCode;
+use keyway_core::{breaker::Verdict, pick::Pick};
+use keyway_wire::openai::Usage;
+
+use crate::{
+    clock::Instant,
+    limits::ALIVE_NOTE_INTERVAL,
+    metrics::ModelSeries,
+    record::Record,
+    refusal::Charge,
+    request::RequestInfo,
+    routing::{Accusation, Ticket},
+    sse,
+    usage::{self, UsageTap, hide::UsageFilter},
+};
+
+/// What is known of a request when its answer begins.
+#[derive(Debug)]
+pub struct Told {
+    /// Its weight on the worker.
+    pub ticket: Ticket,
+    /// What routing read of it.
+    pub info: Arc<RequestInfo>,
+    /// Why it went there.
+    pub pick: Pick,
+    /// Its record.
+    pub record: Arc<Record>,
+    /// The series of its model.
+    pub series: Arc<ModelSeries>,
+    /// What becomes of the usage in a stream.
+    pub usage: UsageFilter,
+}
+
+/// What is counted of an answer as it passes.
+#[derive(Debug)]
+pub(super) struct Account {
+    /// When the worker that answers now has last sent anything.
+    pub(super) last_piece: Option<Instant>,
+    /// When the last generated content went to the client.
+    last_token: Option<Instant>,
+    /// Whether content of the worker that answers now has gone to the client.
+    began: bool,
+    /// When it was last noted that the worker says something: it may have been silent since its head.
+    alive_noted: Option<Instant>,
+    /// Held against workers whose streams began with an error, until another one has generated content or failed too.
+    accusations: Vec<Accusation>,
+    status: StatusCode,
+    tap: UsageTap,
+    pub(super) told: Told,
+}
+
+impl Account {
+    pub(super) fn new(status: StatusCode, tap: UsageTap, told: Told) -> Self {
+        let accusations = Vec::new();
+        Self {
+            last_piece: None,
+            last_token: None,
+            began: false,
+            alive_noted: None,
+            accusations,
+            status,
+            tap,
+            told,
+        }
+    }
+
+    /// Another worker's stream takes the place of the broken one.
+    pub(super) fn goes_on(&mut self, pick: Pick, ticket: Ticket) {
+        (self.told.pick, self.told.ticket) = (pick, ticket);
+        (self.began, self.last_piece, self.alive_noted) = (false, None, None);
+    }
+
+    /// The worker says something, whatever it is.
+    pub(super) fn hears(&mut self, now: Instant) {
+        self.last_piece = Some(now);
+        if self.alive_noted.is_none_or(|noted| now - noted > ALIVE_NOTE_INTERVAL) {
+            self.alive_noted = Some(now);
+            self.told.ticket.still_answering();
+        }
+    }
+
+    /// Counts a piece of an unstreamed answer.
+    pub(super) fn saw_part(&mut self, bytes: &Bytes) {
+        self.tap.see(bytes, false);
+        if self.status.is_success() && !std::mem::replace(&mut self.began, true) {
+            // Its tokens are computed before its first byte is sent, unless it is none.
+            if begins_as_error(bytes) {
+                self.accusation().undecided();
+            } else {
+                self.told.ticket.first_token();
+            }
+        }
+    }
+
+    /// Counts whole events; returns what the client is to see of them. `generated`: whether there is content among them.
+    pub(super) fn saw(&mut self, bytes: Bytes, generated: bool, now: Instant) -> Bytes {
+        let mentions_usage = usage::is_mentioned(&bytes);
+        self.tap.see(&bytes, mentions_usage);
+        let bytes = self.told.usage.pass(bytes, mentions_usage);
+        if generated && !bytes.is_empty() && !is_comment(&bytes) {
+            self.saw_token(now);
+        }
+        bytes
+    }
+
+    fn saw_token(&mut self, now: Instant) {
+        let first_of_worker = !std::mem::replace(&mut self.began, true);
+        if first_of_worker {
+            self.accusations.drain(..).for_each(Accusation::upheld);
+        }
+        if let Some(last) = self.last_token.replace(now) {
+            self.told.series.itl().observe((now - last).as_secs_f64());
+            if first_of_worker {
+                // How long it took says nothing of its speed: it had part of the answer to compute too.
+                self.told.ticket.first_token();
+            }
+            return;
+        }
+        let ttft = now - self.told.record.started();
+        self.told.series.ttft().observe(ttft.as_secs_f64());
+        self.told.record.first_token(ttft);
+        self.told.ticket.stream_began();
+    }
+
+    fn accusation(&mut self) -> Accusation {
+        self.told.ticket.accuse(Charge::ErrorEvent, self.told.record.path())
+    }
+
+    /// The worker says that its stream failed. `is_tried_again`: another one is asked, whose answer says whose fault it was.
+    pub(super) fn failed_in_band(&mut self, is_tried_again: bool) {
+        match (self.began, is_tried_again) {
+            (false, true) => {
+                let accusation = self.accusation();
+                self.accusations.push(accusation);
+            }
+            (false, false) if self.accusations.is_empty() => self.accusation().undecided(),
+            // Others have failed at it too: it is the request's own fault.
+            (false, false) => self.accusations.clear(),
+            (true, true) => self.told.ticket.judge(Verdict::Bad),
+            (true, false) => {}
+        }
+    }
+
+    /// Whether what has come of an unstreamed JSON answer is one value; `None` where that is not known.
+    pub(super) fn is_whole_json(&self) -> Option<bool> {
+        self.tap.is_whole_json()
+    }
+
+    /// The answer is complete. `failed_in_band`: it says itself that it failed; `done`: a stream's last word was passed on.
+    pub(super) fn complete(&mut self, failed_in_band: bool, done: bool) {
+        let failed_in_band = failed_in_band || (self.status.is_success() && self.tap.is_error());
+        let outcome = match (self.status.is_success(), failed_in_band) {
+            (true, false) => "complete",
+            (true, true) => "worker_error_event",
+            (false, _) => "worker_status",
+        };
+        let now = self.told.ticket.router().now();
+        if let Some(verdict) = verdict(self.status, failed_in_band) {
+            self.told.ticket.judge_at(verdict, now);
+        }
+        self.told.record.outcome(outcome);
+        if outcome == "complete" && done {
+            self.told.usage.ended();
+        }
+        if let Some(usage) = self.tap.finish() {
+            self.count(usage, now);
+        }
+    }
+
+    fn count(&mut self, usage: Usage, now: Duration) {
+        self.told.ticket.answered(usage.completion_tokens);
+        let reported = usage.cached_tokens().unwrap_or(0);
+        self.told.series.tokens(
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            self.told.pick.matched_tokens,
+            reported,
+        );
+        let router = self.told.ticket.router();
+        let miss = router.learn(&self.told.info, &self.told.pick, &usage, (&self.told.ticket, now));
+        self.told.record.usage(usage, miss);
+    }
+}
+
+/// Whether an unstreamed answer is an error, as engines write it: by its first field.
+fn begins_as_error(body: &[u8]) -> bool {
+    let inside = body.trim_ascii_start().strip_prefix(b"{").unwrap_or_default().trim_ascii_start();
+    inside.starts_with(b"\"error\"") || inside.starts_with(b"\"object\":\"error\"")
+}
+
+/// Whether there is nothing but comments in some events.
+fn is_comment(events: &[u8]) -> bool {
+    events.starts_with(b":") && sse::events(events).all(|event| event.data.is_none())
+}
+
+/// What a whole answer says of the worker. "Not now" (429, 503) is neither good nor bad; nor is what may be the request's fault: a
+/// refusal (4xx), an error inside a stream. A failure that was looked into has its verdict by now, and keeps it.
+fn verdict(status: StatusCode, failed_in_band: bool) -> Option<Verdict> {
+    match status.as_u16() {
+        400..500 | 503 | 529 => None,
+        500.. => Some(Verdict::Bad),
+        _ if failed_in_band => None,
+        _ => Some(Verdict::Good),
+    }
+}
