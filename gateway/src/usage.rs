@@ -121,10 +121,10 @@ impl UsageTap {
         })
     }
 
-    /// Whether what has come of an unstreamed answer is one JSON value; `None` where it was not kept.
+    /// Whether what has come of an unstreamed answer is one JSON value, or nothing; `None` where it was not kept.
     pub fn is_whole_json(&self) -> Option<bool> {
-        let Self::Body(parts, _) = self else { return None };
-        Some(serde_json::from_slice::<IgnoredAny>(&parts.concat()).is_ok())
+        let Self::Body(parts, bytes) = self else { return None };
+        Some(*bytes == 0 || serde_json::from_slice::<IgnoredAny>(&parts.concat()).is_ok())
     }
 }
 

@@ -191,9 +191,13 @@ async fn a_worker_that_refuses_what_others_serve_is_named_misconfigured_until_it
         assert_eq!(of_it("keyway_worker_misconfigured"), 1.0);
         assert!(of_it("keyway_worker_refusals_total") >= 3.0);
         let warned = |line: &&String| line.contains("refuses what others serve") && line.contains(&name);
-        let lines = cluster.gateway.process.log();
-        let warned: Vec<_> =
-            lines.iter().filter(warned).filter(|line| line.contains(&format!("status={status}"))).collect();
+        let warnings = || {
+            let said = |line: &&String| warned(line) && line.contains(&format!("status={status}"));
+            cluster.gateway.process.log().iter().filter(said).cloned().collect::<Vec<_>>()
+        };
+        // What a process logs is read a little later.
+        eventually!(!warnings().is_empty(), "it is warned of");
+        let warned = warnings();
         assert_eq!(warned.len(), 1, "{warned:?}");
         assert!(warned[0].contains(CHAT) && warned[0].contains("check"), "{warned:?}");
         back(&cluster, 1).await;
@@ -242,7 +246,7 @@ async fn what_leaves_nothing_behind_is_sent_again_whatever_its_path() {
     let mut statuses = Vec::new();
     for _ in 0..4 {
         let mut client = Client::connect(cluster.addr()).await;
-        client.request("GET", "/v1/responses/resp_1", &[], b"").await;
+        client.request("GET", "/v1/conversations/conv_1", &[], b"").await;
         statuses.push(client.response().await.status());
     }
     statuses.sort_unstable();

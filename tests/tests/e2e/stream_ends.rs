@@ -57,7 +57,7 @@ enum How {
     Cut,
 }
 
-const HALF: &str = "data: {\"id\":\"c1\",\"choi";
+const HALF: &str = "data: {\"half\":\"of";
 /// What a worker says last when it fails, and how its bytes end then.
 const FAILURES: [(&str, How); 10] = [
     ("", How::Cut),
@@ -129,7 +129,7 @@ async fn a_stream_that_fails_before_its_content_is_another_worker_s_answer() {
                 let said = |text: String| text.replace(": ping\n\n", "");
                 assert_eq!(said(response.text()), said(whole), "{what}");
                 // Nobody is out because of this: a good answer lies between two failures of a worker.
-                for _ in 0..2 {
+                for _ in 0..5 {
                     asked(&cluster, api, &[api.opening, api.content, api.end], How::Whole).await;
                 }
             }
@@ -140,6 +140,7 @@ async fn a_stream_that_fails_before_its_content_is_another_worker_s_answer() {
 
 /// What an API's clients raise an error on: the error's message.
 fn raised(api: &Api, text: &str) -> Option<String> {
+    let text = text.replace("\r\n", "\n");
     let event = text.trim_end().rsplit("\n\n").next()?;
     let named = event.strip_prefix("event: error\n");
     let data = named.unwrap_or(event).strip_prefix("data:")?.trim();
@@ -229,6 +230,10 @@ async fn line_ends_and_a_mark_in_front_make_no_difference() {
                 "{} {to:?}",
                 api.path
             );
+            // Restarts are within the retry budget: a fifth of the requests.
+            for _ in 0..5 {
+                asked(&cluster, api, &parts, How::Whole).await;
+            }
             // Cut behind its content, it is seen as cut; cut before, another worker answers.
             let response = asked(&cluster, api, &parts[..2], How::Whole).await;
             assert_eq!(response.end, End::Aborted, "{} {to:?}", api.path);
@@ -267,7 +272,8 @@ async fn the_first_token_is_a_generated_one() {
 #[tokio::test]
 async fn an_event_that_is_too_large_is_held_against_no_worker() {
     let cluster = two_workers("[limits]\nmax_event_bytes = 5000\n").await;
-    let large = format!("data: {{\"x\":\"{}\"}}\n\n", "a".repeat(6_000));
+    // More than is read at once: what comes as a whole is never held.
+    let large = format!("data: {{\"x\":\"{}\"}}\n\n", "a".repeat(400_000));
     for api in &APIS {
         for _ in 0..6 {
             let response = asked(&cluster, api, &[api.content, &large], How::Whole).await;
@@ -300,7 +306,7 @@ async fn an_unstreamed_answer_that_ends_with_its_connection_is_whole_only_as_jso
         (whole, End::Complete),
         (&whole[..40], End::Aborted),
         (&whole[..1], End::Aborted),
-        ("", End::Aborted),
+        ("", End::Complete),
     ] {
         cluster.gateway.wait_ready(2).await;
         let mut client = Client::connect(cluster.addr()).await;
@@ -308,8 +314,9 @@ async fn an_unstreamed_answer_that_ends_with_its_connection_is_whole_only_as_jso
         let mut call = any_call(&cluster).await;
         call.head(200, &[("content-type", "application/json"), ("connection", "close")]).await;
         call.raw(body.as_bytes()).await;
+        client.head().await;
         call.cut();
-        assert_eq!(client.response().await.end, end, "{body}");
+        assert_eq!(client.body().await.1, end, "{body}");
     }
 }
 
