@@ -5,7 +5,7 @@
 //! 1. [`server`]: accept, HTTP/1.1 and h2, connection limits, drain
 //! 2. [`stack`]: the tower stack, one layer a line
 //! 3. [`mod@keyway_core::pick`]: the pure choice of a worker, with its reason
-//! 4. [`dispatch`]: attempts, retry before the first byte, cancellation
+//! 4. [`dispatch`]: the request is read and given a worker; in [`attempts`], others are asked where one does not serve
 //! 5. [`relay`]: the answer's body, passed through, counted, ended honestly
 //!
 //! `ARCHITECTURE.md` states the invariants and where each is enforced.

@@ -33,7 +33,11 @@ async fn a_worker_whose_answers_fail_is_left_out_and_tried_until_it_is_well() {
     sick.manual();
     let asked = async {
         let ejections = async || cluster.gateway.metrics().await.sum("keyway_worker_ejections_total", &[]);
-        eventually!(ask(&cluster, 4).await == [200; 4] && ejections().await >= 1.0, "the sick worker is out");
+        let out_after_four = async || {
+            assert_eq!(ask(&cluster, 4).await, [200; 4], "no client sees a failure");
+            ejections().await >= 1.0
+        };
+        eventually!(out_after_four().await, "the sick worker is out");
     };
     tokio::select! {
         never = fails(sick) => never,

@@ -175,6 +175,26 @@ async fn one_client_s_bad_requests_are_passed_on_and_cost_others_nothing() {
 }
 
 #[tokio::test]
+async fn a_worker_that_refuses_some_of_what_others_serve_is_asked_for_the_rest() {
+    let cluster = Cluster::of_fakes(3, "round-robin").await;
+    for status in [404, 500, 503] {
+        cluster.fakes[0].refuse_marked(status);
+        for i in 0..90 {
+            let marked = i % 3 == 0;
+            let headers: &[_] = if marked { &[(REFUSE_ME, "yes")] } else { &[] };
+            let response = ask(&cluster, CHAT, headers, &chat(&format!("{status}, {i}"))).await;
+            assert_eq!(response.status(), 200, "{status}, {i}");
+        }
+        eventually!(
+            cluster.served_by(&cluster.chat("what it serves").await) == 0,
+            "{status}: it serves the rest"
+        );
+        back(&cluster, 0).await;
+        assert_eq!(states(&cluster).await, ["ready"; 3], "{status}");
+    }
+}
+
+#[tokio::test]
 async fn a_worker_that_refuses_what_others_serve_is_named_misconfigured_until_it_serves() {
     let cluster = Cluster::of_fakes(3, "prefix").await;
     for status in [401, 404] {
