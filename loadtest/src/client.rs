@@ -17,7 +17,6 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
 };
-use keyway_wire::openai::ErrorBody;
 use serde_json::Value;
 
 use crate::limits;
@@ -152,7 +151,7 @@ impl Server {
             let status = response.status();
             let body = read(response.into_body()).await.map_err(no_answer)?;
             if !status.is_success() {
-                let message = error_message(&body);
+                let message = event::error_message(&body);
                 return Err(ClientError::Status {
                     request: request.clone(),
                     status: status.as_u16(),
@@ -197,13 +196,6 @@ pub async fn read(body: Incoming) -> Result<Bytes, String> {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) => Err(error.to_string()),
     }
-}
-
-/// The message of an error body in OpenAI's shape, else the body itself.
-pub fn error_message(body: &[u8]) -> String {
-    let openai = serde_json::from_slice::<ErrorBody>(body).map(|body| body.error.message);
-    let text = openai.unwrap_or_else(|_| body.escape_ascii().to_string());
-    text.chars().take(limits::ERROR_SAMPLE_CHARS_MAX).collect()
 }
 
 /// An error with its causes, which for connections say what happened.
@@ -256,13 +248,5 @@ mod tests {
         for bad in ["x-tenant", "a b: c", ": c"] {
             assert!(server().with_headers(&[bad.into()]).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn messages_of_error_bodies() {
-        let openai = ErrorBody::new("server_error", "x", "no worker").to_json();
-        assert_eq!(error_message(openai.as_bytes()), "no worker");
-        assert_eq!(error_message(b"<h1>\xff</h1>"), "<h1>\\xff</h1>");
-        assert_eq!(error_message(&[b'x'; 9999]).len(), limits::ERROR_SAMPLE_CHARS_MAX);
     }
 }

@@ -93,8 +93,8 @@ fn sessions(
     let seed = args.seed;
     let usage = |text: &str| Err(Error::Usage(text.into()));
     let is_plain = matches!(&workload, Workload::Texts { texts, .. } if texts.is_plain());
-    if endpoint != Endpoint::Chat && !is_plain {
-        return usage("conversations and messages need --endpoint chat");
+    if endpoint == Endpoint::Completions && !is_plain {
+        return usage("conversations and messages need --endpoint chat, responses or messages");
     }
     if schedule.users.is_some() && args.think_time.to_string() != "0s" {
         return usage("users have an even pace of their own: leave out --think-time, or write --concurrency");

@@ -1,9 +1,9 @@
-//! `keyway-loadtest mock`: a fleet of simulated engines in one process, each on its own port, OpenAI-compatible, with
-//! real prefix-cache behaviour, vLLM's metrics, KV events and faults on demand. No model runs: tokens are made up, times
+//! `keyway-loadtest mock`: a fleet of simulated engines in one process, each on its own port, for OpenAI's APIs and
+//! Anthropic's, with real prefix-cache behaviour, vLLM's metrics, KV events and faults on demand. No model runs: tokens are made up, times
 //! come from `engine_model`.
 //!
 //! A request's way: `http.rs` → `request.rs` (what was asked) → `worker.rs` (the engine's lock and thread) →
-//! `ticket.rs` (what came out) → `answer.rs` (events). Beside it `events.rs` and `event_sockets.rs`, `faults.rs`, `series.rs`.
+//! `ticket.rs` (what came out) → `answer.rs` (events, in the words of `answer/words.rs`). Beside it `events.rs` and `event_sockets.rs`, `faults.rs`, `series.rs`.
 
 mod answer;
 pub mod args;
@@ -68,10 +68,24 @@ pub struct Options {
     pub metrics: Names,
     /// Whether prompts' token ids are told to who asks.
     pub render: bool,
+    /// What streams say before their first token.
+    pub first: First,
     /// What goes wrong.
     pub faults: Vec<Fault>,
     /// KV events, if wanted.
     pub kv_events: Option<KvEvents>,
+}
+
+/// What a stream says before its first token, as engines and the proxies before them do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum First {
+    /// Nothing: the first bytes come with the first token
+    #[default]
+    None,
+    /// What the API's streams begin with, at once: a chunk with the role, `response.created`, `message_start`
+    Role,
+    /// A comment to keep the connection alive, at once and every 250 ms
+    Comment,
 }
 
 /// Where and how KV events are published.
@@ -131,6 +145,7 @@ impl Fleet {
             output_tokens: options.output_tokens,
             metrics: options.metrics,
             render: options.render,
+            first: options.first,
             zero: Instant::now(),
             vocabulary: Vocabulary::default(),
         });

@@ -144,7 +144,7 @@ async fn fetch(server: &Server, path: &str, timeout: Duration) -> Result<String,
         let status = response.status();
         let body = client::read(response.into_body()).await.map_err(fail)?;
         if !status.is_success() {
-            let message = client::error_message(&body);
+            let message = client::event::error_message(&body);
             return Err(ClientError::Status { request: request.clone(), status: status.as_u16(), message });
         }
         std::str::from_utf8(&body).map(str::to_owned).map_err(|_| fail("the answer is no text".into()))

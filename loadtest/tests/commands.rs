@@ -6,7 +6,7 @@ use std::{fs, path::Path, process::Command};
 
 use keyway_loadtest::{
     engine_model::named,
-    mock::{Fleet, Names, Options},
+    mock::{First, Fleet, Names, Options},
 };
 use serde_json::Value;
 use tokio::runtime::Runtime;
@@ -31,6 +31,7 @@ impl Mock {
             output_tokens: 5,
             metrics: Names::Vllm,
             render: false,
+            first: First::None,
             faults: Vec::new(),
             kv_events: None,
         };

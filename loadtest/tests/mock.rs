@@ -13,7 +13,7 @@ use hyper_util::{
 };
 use keyway_loadtest::{
     engine_model::{Profile, named},
-    mock::{Fleet, KvEvents, Names, Options},
+    mock::{First, Fleet, KvEvents, Names, Options},
 };
 use keyway_wire::kv_event::{
     EventBatch, KvEvent, WireFormat,
@@ -33,6 +33,7 @@ fn options(profile: Profile) -> Options {
         output_tokens: 5,
         metrics: Names::Vllm,
         render: false,
+        first: First::None,
         faults: Vec::new(),
         kv_events: None,
     }
@@ -379,4 +380,43 @@ async fn metrics_have_the_names_that_were_asked_for() {
     let (_, page) = caller.text(Method::GET, "/v1/loads", "").await;
     let page: serde_json::Value = serde_json::from_str(&page).unwrap();
     assert_eq!(page["loads"][0]["num_waiting_uncached_tokens"], 0, "{page}");
+}
+
+/// The first frame of a stream whose engine does nothing, if there is one.
+async fn before_the_first_token(first: First, path: &str, body: &str) -> String {
+    let fleet =
+        Fleet::start(&Options { first, faults: vec!["stall".parse().unwrap()], ..instant() }).await.unwrap();
+    let mut answer = Caller::of(&fleet).send(Method::POST, path, body).await.into_body();
+    let frame = answer.frame().await.unwrap().unwrap();
+    String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn a_stream_says_before_its_first_token_what_it_was_told_to() {
+    let chat = r#"{"messages":[{"role":"user","content":"hi"}],"stream":true}"#;
+    let (text, input) = (r#"{"prompt":"hi","stream":true}"#, r#"{"input":"hi","stream":true}"#);
+    for (path, body, want) in [
+        ("/v1/chat/completions", chat, "\"role\":\"assistant\""),
+        ("/v1/completions", text, "\"text\":\"\""),
+        ("/v1/responses", input, "event: response.created\n"),
+        ("/v1/messages", chat, "event: message_start\n"),
+    ] {
+        let said = before_the_first_token(First::Role, path, body).await;
+        assert!(said.contains(want), "{path}: {said}");
+        assert_eq!(before_the_first_token(First::Comment, path, body).await, ": keep-alive\n\n", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_said_first_changes_nothing_of_the_answer() {
+    let body = r#"{"messages":[{"role":"user","content":"hi"}],"stream":true,"max_tokens":3}"#;
+    let mut answers = Vec::new();
+    for first in [First::None, First::Role, First::Comment] {
+        let fleet = Fleet::start(&Options { first, ..instant() }).await.unwrap();
+        let (_, text) = Caller::of(&fleet).text(Method::POST, "/v1/messages", body).await;
+        answers.push(text.replace(": keep-alive\n\n", ""));
+    }
+    assert!(answers[0].ends_with("event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"));
+    assert_eq!(answers[0].matches("text_delta").count(), 3);
+    assert_eq!(answers, vec![answers[0].clone(); 3]);
 }

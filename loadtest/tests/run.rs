@@ -8,6 +8,8 @@ mod conversations;
 mod schedules;
 #[path = "run/searches.rs"]
 mod searches;
+#[path = "run/streams.rs"]
+mod streams;
 mod support;
 
 use std::{
@@ -150,7 +152,9 @@ fn each_way_to_fail_has_its_class() {
     let classes = ["cut", "error_event", "status_503", "protocol", "timeout"];
     assert_eq!(classes.map(count), [5, 1, 1, 1, 1], "{errors:?}");
     let text = run.report["errors"].to_string();
-    for message in ["without [DONE]", "scripted error event", "scripted status 503", "not an event stream"] {
+    for message in
+        ["without its last event", "scripted error event", "scripted status 503", "not an event stream"]
+    {
         assert!(text.contains(message), "{text}");
     }
 }

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Method;
-use keyway_wire::openai::Usage;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    client::{ClientError, Server},
+    client::{ClientError, Server, event::Counts},
     limits,
     workload::{
         body::{self, Endpoint},
@@ -50,8 +49,8 @@ pub async fn calibrate(
     for (i, bytes) in PROBE_BYTES.into_iter().enumerate() {
         let body = body::probe(endpoint, model, &probe_text(seed, i as u64, bytes, block_bytes));
         let mut answer = server.json(Method::POST, endpoint.path(), Bytes::from(body), timeout).await?;
-        let usage: Option<Usage> = serde_json::from_value(answer["usage"].take()).unwrap_or_default();
-        tokens[i] = usage.unwrap_or_default().prompt_tokens;
+        let counts: Option<Counts> = serde_json::from_value(answer["usage"].take()).unwrap_or_default();
+        tokens[i] = counts.unwrap_or_default().onto(None).prompt_tokens;
     }
     fit(tokens).ok_or_else(|| ClientError::Answer {
         request: format!("POST {}", endpoint.path()),

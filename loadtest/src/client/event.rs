@@ -1,138 +1,240 @@
-//! What one event of an OpenAI stream says, chat or completion: text, its end, token counts, an error. Reads only
-//! the fields that are measured.
+//! What one event of a stream says, in the words of every API that streams: generated content, its end, token counts, an
+//! error. Reads only the fields that are measured; those of the APIs differ, so that no event needs to be told whose it is.
+//!
+//! The load tester's own reading on purpose: a fault shared with the gateway's would hide itself.
+//! Formats: OpenAI's API reference (chat, completions and responses, "streaming events"), Anthropic's ("streaming messages"),
+//! and what engines write beside those: vLLM's `{"object":"error"}` (before 0.10), FastAPI's `{"detail":…}`, SGLang's and
+//! vLLM's `finish_reason: "abort"`.
 
-use std::borrow::Cow;
+mod content;
+mod counts;
+mod error;
 
 use keyway_wire::openai::Usage;
-use serde::{Deserialize, de::IgnoredAny};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
-/// One event.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Event {
-    /// `[DONE]`: the stream is complete.
-    Done,
-    /// The server says that it failed; its message.
-    Error(String),
-    /// A chunk of the answer.
-    Chunk {
-        /// It carries text, reasoning or a tool call.
-        has_text: bool,
-        /// It carries a finish reason.
-        finished: bool,
-        /// Token counts, as a rule in the last chunk.
-        usage: Option<Usage>,
-    },
+use self::content::{Choice, Given, Str, text_of};
+pub use self::{
+    counts::Counts,
+    error::{error_message, error_of_body},
+};
+use super::sse;
+
+/// What an event says.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// It carries generated content: text, a thought, a refusal, a call's name or arguments, audio, an output item. A role, an
+    /// empty delta, a keep-alive and the word that an answer was begun carry none.
+    pub generated: bool,
+    /// It says why generating ended.
+    pub finished: bool,
+    /// It is the stream's last word.
+    pub done: bool,
+    /// Token counts.
+    pub usage: Option<Usage>,
 }
 
-/// The event is neither `[DONE]` nor JSON of a known shape.
-#[derive(Debug, thiserror::Error)]
-#[error("an event is not JSON of an OpenAI stream: {0}")]
-pub struct BadEvent(#[from] serde_json::Error);
+/// An event that says that its answer is worth nothing.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Bad {
+    /// The server says that it failed; its message.
+    #[error("{0}")]
+    Error(String),
+    /// Generating was broken off; the finish reason that says so.
+    #[error("finish reason {0:?}")]
+    Aborted(String),
+    /// The event is neither `[DONE]` nor JSON of a known shape.
+    #[error("an event is not JSON of a stream: {0}")]
+    Unreadable(String),
+}
+
+/// Finish reasons of answers that were broken off: SGLang's and vLLM's, proxies', TensorRT-LLM's.
+const BROKEN_OFF: [&str; 6] = ["abort", "aborted", "error", "failed", "cancelled", "timeout"];
 
 #[derive(Deserialize)]
 struct Chunk<'a> {
-    #[serde(default, borrow)]
-    choices: Vec<Choice<'a>>,
-    usage: Option<Usage>,
-    error: Option<serde_json::Value>,
+    #[serde(borrow)]
+    choices: Option<Vec<Choice<'a>>>,
+    /// Of chat and completions, and of Anthropic's `message_delta`.
+    usage: Option<Counts>,
+    /// What kind of event it is, in responses and messages.
+    #[serde(borrow, rename = "type")]
+    kind: Option<Str<'a>>,
+    #[serde(borrow)]
+    delta: Option<&'a RawValue>,
+    #[serde(borrow)]
+    item: Option<&'a RawValue>,
+    #[serde(borrow)]
+    content_block: Option<&'a RawValue>,
+    #[serde(borrow)]
+    response: Option<Box<Response<'a>>>,
+    message: Option<Message>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+    #[serde(borrow)]
+    detail: Option<&'a RawValue>,
+    #[serde(borrow)]
+    object: Option<Str<'a>>,
+}
+
+/// A response, as its first and last events carry it.
+#[derive(Deserialize)]
+struct Response<'a> {
+    #[serde(borrow)]
+    status: Option<Str<'a>>,
+    usage: Option<Counts>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+    #[serde(borrow)]
+    incomplete_details: Option<Details<'a>>,
 }
 
 #[derive(Deserialize)]
-struct Choice<'a> {
+struct Details<'a> {
     #[serde(borrow)]
-    delta: Option<Delta<'a>>,
-    #[serde(borrow)]
-    text: Option<Cow<'a, str>>,
-    finish_reason: Option<IgnoredAny>,
+    reason: Option<Str<'a>>,
 }
 
+/// `message` is an object with counts in Anthropic's `message_start`, and a text in some errors.
 #[derive(Deserialize)]
-struct Delta<'a> {
-    #[serde(borrow)]
-    content: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    reasoning_content: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    reasoning: Option<Cow<'a, str>>,
-    tool_calls: Option<IgnoredAny>,
+#[serde(untagged)]
+enum Message {
+    Begun { usage: Option<Counts> },
+    Other(serde::de::IgnoredAny),
 }
 
-impl Event {
-    /// Reads the data of one event.
-    pub fn read(data: &[u8]) -> Result<Self, BadEvent> {
-        if data == b"[DONE]" {
-            return Ok(Self::Done);
+/// Of Anthropic's `message_delta`.
+#[derive(Deserialize)]
+struct Stopped<'a> {
+    #[serde(borrow)]
+    stop_reason: Option<Str<'a>>,
+}
+
+impl Said {
+    /// Reads one event; `so_far` are the counts that events before it told.
+    pub fn read(event: sse::Event<'_>, so_far: Option<&Usage>) -> Result<Self, Bad> {
+        if event.data == b"[DONE]" {
+            return Ok(Self { done: true, ..Self::default() });
         }
-        let chunk: Chunk<'_> = serde_json::from_slice(data)?;
-        if let Some(error) = chunk.error {
-            let message = error.get("message").and_then(serde_json::Value::as_str);
-            return Ok(Self::Error(message.map_or_else(|| error.to_string(), str::to_owned)));
+        let named_error = event.name == b"error";
+        let chunk: Chunk<'_> = match serde_json::from_slice(event.data) {
+            Ok(chunk) => chunk,
+            Err(_) if named_error => return Err(Bad::Error(error_message(event.data))),
+            Err(error) => return Err(Bad::Unreadable(error.to_string())),
+        };
+        if named_error || chunk.is_error() {
+            return Err(Bad::Error(error_message(event.data)));
         }
-        Ok(Self::Chunk {
-            has_text: chunk.choices.iter().any(Choice::has_text),
-            finished: chunk.choices.iter().any(|choice| choice.finish_reason.is_some()),
-            usage: chunk.usage,
-        })
+        let said = match (&chunk.choices, text_in(chunk.kind.as_ref())) {
+            (Some(choices), _) => of_choices(choices)?,
+            (None, Some(kind)) => chunk.of_kind(kind)?,
+            (None, None) => Self::default(),
+        };
+        Ok(Self { usage: chunk.counts().map(|counts| counts.onto(so_far)), ..said })
     }
 }
 
-/// The text of a chunk's first choice, without reasoning; empty where there is none.
+/// The text of an event's first choice, without thoughts; empty where there is none.
 pub fn text(data: &[u8]) -> String {
-    let chunk: Option<Chunk<'_>> = serde_json::from_slice(data).ok();
-    let choice = chunk.and_then(|chunk| chunk.choices.into_iter().next());
-    let text = choice.and_then(|choice| choice.delta.and_then(|delta| delta.content).or(choice.text));
-    text.map(Cow::into_owned).unwrap_or_default()
+    serde_json::from_slice::<Chunk<'_>>(data).map(|chunk| chunk.text()).unwrap_or_default()
 }
 
-impl Choice<'_> {
-    fn has_text(&self) -> bool {
-        let filled = |text: &Option<Cow<'_, str>>| text.as_deref().is_some_and(|text| !text.is_empty());
-        filled(&self.text)
-            || self.delta.as_ref().is_some_and(|delta| {
-                filled(&delta.content)
-                    || filled(&delta.reasoning_content)
-                    || filled(&delta.reasoning)
-                    || delta.tool_calls.is_some()
-            })
+fn text_in<'a>(field: Option<&'a Str<'_>>) -> Option<&'a str> {
+    field.map(|text| &*text.0)
+}
+
+fn of_choices(choices: &[Choice<'_>]) -> Result<Said, Bad> {
+    let mut said = Said::default();
+    for choice in choices {
+        if let Some(reason) = text_in(choice.finish_reason.as_ref()) {
+            not_broken_off(reason)?;
+            said.finished = true;
+        }
+        said.generated |= choice.has_content();
+    }
+    Ok(said)
+}
+
+fn not_broken_off(reason: &str) -> Result<(), Bad> {
+    if BROKEN_OFF.contains(&reason) { Err(Bad::Aborted(reason.to_owned())) } else { Ok(()) }
+}
+
+// === impl Chunk ===
+
+impl Chunk<'_> {
+    fn is_error(&self) -> bool {
+        let kind = text_in(self.kind.as_ref());
+        let ended_badly = |response: &Response<'_>| {
+            matches!(text_in(response.status.as_ref()), Some("failed" | "cancelled"))
+                || response.error.is_some_and(error::is_told)
+        };
+        self.error.is_some_and(error::is_told)
+            || text_in(self.object.as_ref()) == Some("error")
+            || matches!(kind, Some("error" | "response.failed" | "response.cancelled"))
+            || self.response.as_deref().is_some_and(ended_badly)
+            || (self.detail.is_some_and(error::is_told) && self.choices.is_none() && kind.is_none())
+    }
+
+    /// An event of a response or a message.
+    fn of_kind(&self, kind: &str) -> Result<Said, Bad> {
+        let mut said = Said { generated: self.has_content(kind), ..Said::default() };
+        match kind {
+            "response.completed" => (said.finished, said.done) = (true, true),
+            "response.incomplete" => {
+                let details =
+                    self.response.as_ref().and_then(|response| response.incomplete_details.as_ref());
+                not_broken_off(
+                    details.and_then(|details| text_in(details.reason.as_ref())).unwrap_or_default(),
+                )?;
+                (said.finished, said.done) = (true, true);
+            }
+            "message_delta" => {
+                if let Some(reason) = self.stop_reason() {
+                    not_broken_off(&reason.0)?;
+                    said.finished = true;
+                }
+            }
+            "message_stop" => said.done = true,
+            _ => {}
+        }
+        Ok(said)
+    }
+
+    fn has_content(&self, kind: &str) -> bool {
+        let given = |part: Option<&RawValue>| part.is_some_and(Given::is_in);
+        match kind {
+            "message_delta" => false,
+            "response.output_item.added" => given(self.item),
+            "content_block_start" => given(self.content_block),
+            // Deltas of a response, of a block: text, thoughts, arguments, audio, whatever comes to it.
+            _ if kind.ends_with("delta") => given(self.delta),
+            _ => false,
+        }
+    }
+
+    fn stop_reason(&self) -> Option<Str<'_>> {
+        serde_json::from_str::<Stopped<'_>>(self.delta?.get()).ok()?.stop_reason
+    }
+
+    fn counts(&self) -> Option<Counts> {
+        let begun = match &self.message {
+            Some(Message::Begun { usage }) => *usage,
+            Some(Message::Other(_)) | None => None,
+        };
+        self.usage.or(begun).or_else(|| self.response.as_ref()?.usage)
+    }
+
+    fn text(&self) -> String {
+        match (&self.choices, text_in(self.kind.as_ref())) {
+            (Some(choices), _) => choices.first().map(Choice::text).unwrap_or_default(),
+            (None, Some("response.output_text.delta" | "content_block_delta")) => {
+                self.delta.map(text_of).unwrap_or_default()
+            }
+            _ => String::new(),
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn chunk(has_text: bool, finished: bool) -> Event {
-        Event::Chunk { has_text, finished, usage: None }
-    }
-
-    #[test]
-    fn every_kind_of_event() {
-        for (data, want) in [
-            ("[DONE]", Event::Done),
-            (
-                r#"{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#,
-                chunk(false, false),
-            ),
-            (r#"{"choices":[{"delta":{"content":"a\nb"}}],"usage":null}"#, chunk(true, false)),
-            (r#"{"choices":[{"delta":{"reasoning_content":"hm"}}]}"#, chunk(true, false)),
-            (r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#, chunk(false, true)),
-            (r#"{"choices":[{"text":"x","finish_reason":"length"}]}"#, chunk(true, true)),
-            (
-                r#"{"error":{"message":"out of blocks","type":"server_error"}}"#,
-                Event::Error("out of blocks".into()),
-            ),
-            (r#"{"error":"plain"}"#, Event::Error("\"plain\"".into())),
-        ] {
-            assert_eq!(Event::read(data.as_bytes()).unwrap(), want, "{data}");
-        }
-        let usage =
-            r#"{"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8}}}"#;
-        let Event::Chunk { usage: Some(usage), .. } = Event::read(usage.as_bytes()).unwrap() else {
-            panic!()
-        };
-        assert_eq!((usage.prompt_tokens, usage.cached_tokens()), (9, Some(8)));
-        assert!(Event::read(b"<html>").is_err());
-        assert_eq!(text(br#"{"choices":[{"delta":{"content":"a\nb"}}]}"#), "a\nb");
-        assert_eq!(text(br#"{"choices":[{"delta":{"reasoning_content":"hm"}}]}"#), "");
-    }
-}
+mod tests;

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::{
     client::{
         self, Server,
-        event::{self, Event},
+        event::{self, Bad, Said},
         record::{Exchange, Failure, FailureClass, Outcome},
         sse,
     },
@@ -46,7 +46,7 @@ pub struct Session {
     pub server: Server,
     /// The endpoint's path.
     pub path: &'static str,
-    /// Time from sending to `[DONE]`.
+    /// Time from sending to the stream's last word.
     pub timeout: Duration,
     /// The run's clock.
     pub clock: Clock,
@@ -60,7 +60,8 @@ pub struct Session {
 pub async fn exchange(mut session: Session, body: Bytes) -> Exchange {
     let clock = session.clock;
     let keep_text = session.keep_text;
-    let mut watching = Watching { clock, keep_text, seen: Exchange::begun(clock.now_ns()), done_ns: None };
+    let mut watching =
+        Watching { clock, keep_text, seen: Exchange::begun(clock.now_ns()), finished: false, done_ns: None };
     let outcome = tokio::select! {
         result = tokio::time::timeout(session.timeout, watching.run(&session.server, session.path, body)) => match result {
             Ok(Ok(())) => Outcome::Ok,
@@ -69,7 +70,7 @@ pub async fn exchange(mut session: Session, body: Bytes) -> Exchange {
         },
         _ = session.stop.wait_for(|stop| *stop) => Outcome::Cancelled,
     };
-    // After `[DONE]` only the connection is still of use; how it ends no longer matters.
+    // After the last word only the connection is still of use; how it ends no longer matters.
     match watching.done_ns {
         Some(end_ns) => Exchange { outcome: Outcome::Ok, end_ns, ..watching.seen },
         None => Exchange { outcome, end_ns: clock.now_ns(), ..watching.seen },
@@ -81,7 +82,9 @@ struct Watching {
     clock: Clock,
     keep_text: bool,
     seen: Exchange,
-    /// When `[DONE]` was here.
+    /// The stream has said why its generating ended.
+    finished: bool,
+    /// When the stream's last word was here.
     done_ns: Option<u64>,
 }
 
@@ -119,12 +122,12 @@ impl Watching {
         if response.status() != StatusCode::OK {
             let class = FailureClass::Status(response.status().as_u16());
             let body = client::read(response.into_body()).await.unwrap_or_default();
-            return Err(failure(class, client::error_message(&body)));
+            return Err(failure(class, event::error_message(&body)));
         }
         let kind = response.headers().get(header::CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
-        if !kind.starts_with(b"text/event-stream") {
-            let message = format!("the answer is `{}`, not an event stream", kind.escape_ascii());
-            return Err(failure(FailureClass::Protocol, message));
+        if !kind.to_ascii_lowercase().starts_with(b"text/event-stream") {
+            let kind = kind.escape_ascii().to_string();
+            return Err(not_a_stream(&kind, &client::read(response.into_body()).await.unwrap_or_default()));
         }
         self.stream(response.into_body()).await
     }
@@ -139,9 +142,9 @@ impl Watching {
             let (now_ns, mut result) = (self.clock.now_ns(), Ok(()));
             let Some(piece) = frame.data_ref() else { continue };
             parser
-                .push(piece, |data| {
+                .push(piece, |event| {
                     if result.is_ok() && self.done_ns.is_none() {
-                        result = self.event(data, now_ns);
+                        result = self.event(event, now_ns);
                     }
                 })
                 .map_err(|error| failure(FailureClass::Protocol, error.to_string()))?;
@@ -150,37 +153,57 @@ impl Watching {
         if self.done_ns.is_some() {
             Ok(())
         } else {
-            Err(failure(FailureClass::Cut, "the stream ended without [DONE]".into()))
+            Err(failure(FailureClass::Cut, "the stream ended without its last event".into()))
         }
     }
 
-    fn event(&mut self, data: &[u8], now_ns: u64) -> Result<(), Failure> {
-        match Event::read(data).map_err(|error| failure(FailureClass::Protocol, error.to_string()))? {
-            Event::Done => self.done_ns = Some(now_ns),
-            Event::Error(message) => return Err(failure(FailureClass::ErrorEvent, message)),
-            Event::Chunk { has_text, finished, usage } => {
-                if has_text {
-                    self.text(now_ns);
-                    if self.keep_text {
-                        self.seen.text.push_str(&event::text(data));
-                    }
-                }
-                if has_text || finished {
-                    self.seen.first_ns.get_or_insert(now_ns);
-                }
-                if usage.is_some() {
-                    self.seen.usage = usage;
-                }
+    fn event(&mut self, event: sse::Event<'_>, now_ns: u64) -> Result<(), Failure> {
+        let said = Said::read(event, self.seen.usage.as_ref()).map_err(Failure::from)?;
+        self.finished |= said.finished;
+        if said.generated {
+            self.generated(now_ns);
+            if self.keep_text {
+                self.seen.text.push_str(&event::text(event.data));
             }
         }
+        if said.generated || said.finished {
+            self.seen.first_ns.get_or_insert(now_ns);
+        }
+        if said.usage.is_some() {
+            self.seen.usage = said.usage;
+        }
+        if said.done && !self.finished {
+            let message = "the stream ended without saying why generating did";
+            return Err(failure(FailureClass::Unfinished, message.into()));
+        }
+        self.done_ns = said.done.then_some(now_ns);
         Ok(())
     }
 
-    fn text(&mut self, now_ns: u64) {
+    fn generated(&mut self, now_ns: u64) {
         if let Some(last_ns) = self.seen.last_ns.replace(now_ns) {
             self.seen.gaps_us.push(u32::try_from((now_ns - last_ns) / 1000).unwrap_or(u32::MAX));
         }
         self.seen.text_events += 1;
+    }
+}
+
+/// What is wrong with an answer that came in one piece and with a good status.
+fn not_a_stream(kind: &str, body: &[u8]) -> Failure {
+    match event::error_of_body(body) {
+        Some(message) => failure(FailureClass::ErrorBody, message),
+        None => failure(FailureClass::Protocol, format!("the answer is `{kind}`, not an event stream")),
+    }
+}
+
+impl From<Bad> for Failure {
+    fn from(bad: Bad) -> Self {
+        let class = match bad {
+            Bad::Error(_) => FailureClass::ErrorEvent,
+            Bad::Aborted(_) => FailureClass::Aborted,
+            Bad::Unreadable(_) => FailureClass::Protocol,
+        };
+        failure(class, bad.to_string())
     }
 }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::oracle::Reusable;
 
-/// Classes of failure. A stream is good only if it ended with `[DONE]` and carried no error.
+/// Classes of failure. A stream is good only if it said why generating ended, came to its last event, and carried no error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FailureClass {
     /// No connection.
@@ -14,11 +14,17 @@ pub enum FailureClass {
     Status(u16),
     /// An error event inside the stream.
     ErrorEvent,
-    /// The connection or the stream ended before `[DONE]`.
+    /// An error in one piece, under the status of a good answer.
+    ErrorBody,
+    /// A finish reason that says that generating was broken off.
+    Aborted,
+    /// The stream came to its last event without a finish reason.
+    Unfinished,
+    /// The connection or the stream ended before its last event.
     Cut,
     /// Nothing final within `--timeout`.
     Timeout,
-    /// Bytes that are no stream of OpenAI events.
+    /// Bytes that are no stream of events of a known API.
     Protocol,
     /// Not sent: `--max-concurrency` requests were under way and `--overload` is `drop`.
     Dropped,
@@ -30,6 +36,9 @@ impl std::fmt::Display for FailureClass {
             Self::Connect => f.write_str("connect"),
             Self::Status(code) => write!(f, "status_{code}"),
             Self::ErrorEvent => f.write_str("error_event"),
+            Self::ErrorBody => f.write_str("error_body"),
+            Self::Aborted => f.write_str("aborted"),
+            Self::Unfinished => f.write_str("unfinished"),
             Self::Cut => f.write_str("cut"),
             Self::Timeout => f.write_str("timeout"),
             Self::Protocol => f.write_str("protocol"),
@@ -57,7 +66,7 @@ pub struct Failure {
 /// How one request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// With `[DONE]`.
+    /// As it should.
     Ok,
     /// Badly.
     Failed(Failure),
@@ -72,15 +81,15 @@ pub struct Exchange {
     pub sent_ns: u64,
     /// When the answer's head was here.
     pub head_ns: Option<u64>,
-    /// When the first event with text was here, or, for an answer without text, the one with the finish reason.
+    /// When the first event with generated content was here, or, for an answer without any, the one with the finish reason.
     pub first_ns: Option<u64>,
-    /// When the last event with text was here.
+    /// When the last event with generated content was here.
     pub last_ns: Option<u64>,
     /// When it ended, well or badly.
     pub end_ns: u64,
-    /// Events with text.
+    /// Events with generated content.
     pub text_events: u64,
-    /// Times between events with text, in microseconds.
+    /// Times between events with generated content, in microseconds.
     pub gaps_us: Vec<u32>,
     /// The server's own counts.
     pub usage: Option<Usage>,

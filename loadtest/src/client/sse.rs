@@ -1,7 +1,16 @@
-//! Splits the bytes of a `text/event-stream` into the data of its events, whatever pieces they arrive in. The load
+//! Splits the bytes of a `text/event-stream` into its events, whatever pieces they arrive in. The load
 //! tester's own parser on purpose: a fault shared with the gateway's would hide itself. Interprets no data.
 //!
-//! Format: WHATWG HTML, "Server-sent events", 9.2.6. Names, ids and retry times are skipped, nobody here uses them.
+//! Format: WHATWG HTML, "Server-sent events", 9.2.6. Ids and retry times are skipped: nothing here uses them.
+
+/// One event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event<'a> {
+    /// Its name; empty where it has none.
+    pub name: &'a [u8],
+    /// Its data: the lines of it, a newline between two.
+    pub data: &'a [u8],
+}
 
 /// An event is larger than the parser's bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -15,6 +24,8 @@ pub struct Parser {
     line: Vec<u8>,
     /// Data of the event that has not ended yet: its lines, each with a newline behind it.
     data: Vec<u8>,
+    /// Name of the event that has not ended yet.
+    name: Vec<u8>,
     bytes_max: usize,
     after_cr: bool,
     at_start: bool,
@@ -23,11 +34,18 @@ pub struct Parser {
 impl Parser {
     /// A parser that holds at most `bytes_max` bytes of one event.
     pub fn new(bytes_max: usize) -> Self {
-        Self { line: Vec::new(), data: Vec::new(), bytes_max, after_cr: false, at_start: true }
+        Self {
+            line: Vec::new(),
+            data: Vec::new(),
+            name: Vec::new(),
+            bytes_max,
+            after_cr: false,
+            at_start: true,
+        }
     }
 
-    /// Takes the next piece and hands the data of each event that ends in it to `event`.
-    pub fn push(&mut self, mut piece: &[u8], mut event: impl FnMut(&[u8])) -> Result<(), TooLarge> {
+    /// Takes the next piece and hands each event that ends in it and has data to `event`.
+    pub fn push(&mut self, mut piece: &[u8], mut event: impl FnMut(Event<'_>)) -> Result<(), TooLarge> {
         while !piece.is_empty() {
             if std::mem::take(&mut self.after_cr) && piece[0] == b'\n' {
                 piece = &piece[1..];
@@ -35,7 +53,7 @@ impl Parser {
             }
             let end = memchr::memchr2(b'\n', b'\r', piece);
             let text = &piece[..end.unwrap_or(piece.len())];
-            if self.line.len() + self.data.len() + text.len() > self.bytes_max {
+            if self.line.len() + self.data.len() + self.name.len() + text.len() > self.bytes_max {
                 return Err(TooLarge(self.bytes_max));
             }
             self.line.extend_from_slice(text);
@@ -47,27 +65,31 @@ impl Parser {
         Ok(())
     }
 
-    fn end_line(&mut self, event: &mut impl FnMut(&[u8])) {
+    fn end_line(&mut self, event: &mut impl FnMut(Event<'_>)) {
         let mut line = self.line.as_slice();
         if std::mem::take(&mut self.at_start) {
             line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line);
         }
         if line.is_empty() {
             if let Some((_, data)) = self.data.split_last() {
-                event(data);
+                event(Event { name: &self.name, data });
             }
             self.data.clear();
-        } else if let Some(value) = data_of(line) {
+            self.name.clear();
+        } else if let Some(value) = value_of(line, b"data") {
             self.data.extend_from_slice(value);
             self.data.push(b'\n');
+        } else if let Some(value) = value_of(line, b"event") {
+            self.name.clear();
+            self.name.extend_from_slice(value);
         }
         self.line.clear();
     }
 }
 
-/// The value of a `data` line.
-fn data_of(line: &[u8]) -> Option<&[u8]> {
-    match line.strip_prefix(b"data")? {
+/// The value of a line of this field.
+fn value_of<'a>(line: &'a [u8], field: &[u8]) -> Option<&'a [u8]> {
+    match line.strip_prefix(field)? {
         [] => Some(b""),
         [b':', b' ', value @ ..] | [b':', value @ ..] => Some(value),
         _ => None,
@@ -87,7 +109,11 @@ mod tests {
             cuts.iter().map(|cut| cut % (stream.len() + 1)).chain([stream.len()]).collect();
         cuts.sort_unstable();
         for to in cuts {
-            let add = |data: &[u8]| events.push(String::from_utf8(data.to_vec()).unwrap());
+            let add = |event: Event<'_>| {
+                let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+                let name = if event.name.is_empty() { String::new() } else { text(event.name) + "|" };
+                events.push(name + &text(event.data));
+            };
             parser.push(&stream[from..to], add).unwrap();
             from = to;
         }
@@ -100,9 +126,11 @@ mod tests {
             ("data: a\n\n", &["a"] as &[&str]),
             ("data:a\r\n\r\ndata:  b\r\rdata: c\n\n", &["a", " b", "c"]),
             ("\u{feff}data: a\n\ndata: \u{feff}b\n\n", &["a", "\u{feff}b"]),
-            (": note\nevent: x\nid: 7\ndata: a\ndata: b\n\n", &["a\nb"]),
+            (": note\nevent: x\nid: 7\ndata: a\ndata: b\n\ndata: c\n\n", &["x|a\nb", "c"]),
             ("data\n\ndata:\n\n", &["", ""]),
             ("event: only\n\nretry: 3\n\n\n\n", &[]),
+            ("event: only\n\ndata: a\n\n", &["a"]),
+            ("data: a\nevent:y\nevent: z\n\nevents: no\nevent\ndata: b\n\n", &["z|a", "b"]),
             ("database: no\n\n data: no\n\ndata: cut", &[]),
             ("data: whole\n\ndata: cut\n", &["whole"]),
         ] {
@@ -112,14 +140,14 @@ mod tests {
 
     #[test]
     fn an_endless_event_is_refused() {
-        for filler in ["data: x\n", "data: x", ": comment "] {
+        for filler in ["data: x\n", "data: x", ": comment ", "event: x"] {
             let mut parser = Parser::new(64);
             let mut grow = || (0..100).try_for_each(|_| parser.push(filler.as_bytes(), |_| ()));
             assert_eq!(grow(), Err(TooLarge(64)), "{filler:?}");
         }
         let mut parser = Parser::new(16);
         for _ in 0..100 {
-            parser.push(b"data: 0123456789\n\n", |data| assert_eq!(data, b"0123456789")).unwrap();
+            parser.push(b"data: 0123456789\n\n", |event| assert_eq!(event.data, b"0123456789")).unwrap();
         }
     }
 
@@ -127,12 +155,15 @@ mod tests {
     fn whole(stream: &str) -> Vec<String> {
         let text = stream.replace("\r\n", "\n").replace('\r', "\n");
         let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
-        let (mut events, mut lines) = (Vec::new(), Vec::new());
+        let (mut events, mut lines, mut name) = (Vec::new(), Vec::<String>::new(), String::new());
         for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
             match line.split_once(':').unwrap_or((line, "")) {
-                ("", "") if line.is_empty() && !lines.is_empty() => {
-                    events.push(std::mem::take(&mut lines).join("\n"));
+                ("", "") if line.is_empty() => {
+                    let (name, lines) = (std::mem::take(&mut name), std::mem::take(&mut lines));
+                    let name = if name.is_empty() { name } else { name + "|" };
+                    events.extend((!lines.is_empty()).then(|| name + &lines.join("\n")));
                 }
+                ("event", value) => name = value.strip_prefix(' ').unwrap_or(value).to_owned(),
                 ("data", value) => lines.push(value.strip_prefix(' ').unwrap_or(value).to_owned()),
                 _ => {}
             }
@@ -144,7 +175,7 @@ mod tests {
         #[test]
         fn any_split_gives_the_same_events(
             parts in prop::collection::vec(
-                prop::sample::select(vec!["data", ":", " ", "\n", "\r", "\r\n", "\n\n", "x", "é", "\u{feff}", "data: {}\n\n"]),
+                prop::sample::select(vec!["data", "event", ":", " ", "\n", "\r", "\r\n", "\n\n", "x", "é", "\u{feff}", "data: {}\n\n"]),
                 0..40,
             ),
             cuts in prop::collection::vec(any::<usize>(), 0..12),

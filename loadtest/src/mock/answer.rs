@@ -1,8 +1,10 @@
 //! Answers: a stream of server-sent events as the tokens come out, or one JSON object at the end. Writes bytes; when
 //! tokens come is the engine's. Dropping an answer before its end aborts the request.
 
+mod words;
+
 use std::{
-    io::{self, Write as _},
+    io,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -13,16 +15,22 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::Sleep;
 
+pub(super) use self::words::About;
+use self::words::Words;
 use super::{
-    prompt::{TOKEN_BYTES, Vocabulary},
+    First,
     ticket::{Progress, Ticket},
     worker::{Admission, Worker},
 };
-use crate::limits::MOCK_FRAME_BYTES;
+use crate::{limits::MOCK_FRAME_BYTES, workload::body::Endpoint};
 
 /// Pause before a cut, so that the tokens before it leave the socket buffer: hyper drops unflushed bytes when a body
 /// fails.
 const CUT_DELAY: Duration = Duration::from_millis(20);
+
+/// Time between two keep-alives before the first token: often enough to be seen at any prefill that is.
+const KEEP_ALIVE: Duration = Duration::from_millis(250);
+const KEEP_ALIVE_COMMENT: &[u8] = b": keep-alive\n\n";
 
 /// A response's body.
 #[derive(Debug)]
@@ -31,29 +39,6 @@ pub(super) enum AnswerBody {
     Whole(Option<Bytes>),
     /// Events.
     Events(Box<Events>),
-}
-
-/// What an answer says besides its tokens.
-#[derive(Debug)]
-pub(super) struct About {
-    /// `chat.completion` or `text_completion`.
-    pub chat: bool,
-    /// Number that its id is made of.
-    pub id: u64,
-    /// Unix seconds.
-    pub created: u64,
-    /// Prompt tokens.
-    pub prompt_tokens: u32,
-    /// Tokens that will be generated.
-    pub output_tokens: u32,
-    /// First token of the answer.
-    pub first: u32,
-    /// Its finish reason.
-    pub finish: &'static str,
-    /// Whether a usage chunk follows.
-    pub include_usage: bool,
-    /// Tokens after which the connection breaks.
-    pub cut_after: Option<u32>,
 }
 
 /// A request under way; dropping it aborts the request if it is not done.
@@ -72,12 +57,15 @@ pub(super) struct Underway {
 pub(super) struct Events {
     underway: Underway,
     about: About,
-    /// What every token's event begins with.
-    head: Vec<u8>,
+    words: Words,
     sent: u32,
     ended: bool,
+    /// What comes before the first token was said.
+    opened: bool,
     /// Runs before a cut.
     cutting: Option<Pin<Box<Sleep>>>,
+    /// Runs until the next keep-alive.
+    keep_alive: Option<Pin<Box<Sleep>>>,
 }
 
 // === impl Underway ===
@@ -109,86 +97,58 @@ impl Drop for Underway {
     }
 }
 
-// === impl About ===
-
-impl About {
-    fn write_start(&self, object: &str, model: &str, out: &mut Vec<u8>) {
-        let prefix = if self.chat { "chatcmpl" } else { "cmpl" };
-        // Writing to memory cannot fail.
-        let _ = write!(
-            out,
-            r#"{{"id":"{prefix}-{:016x}","object":"{object}","created":{},"model":{model},"choices":["#,
-            self.id, self.created
-        );
-    }
-
-    fn write_usage(&self, cached_tokens: u32, out: &mut Vec<u8>) {
-        let (prompt, output) = (self.prompt_tokens, self.output_tokens);
-        let _ = write!(
-            out,
-            r#""usage":{{"prompt_tokens":{prompt},"total_tokens":{},"completion_tokens":{output},"prompt_tokens_details":{{"cached_tokens":{cached_tokens}}}}}"#,
-            prompt + output
-        );
-    }
-
-    /// The whole answer as one JSON object. `model` is a JSON string.
-    pub(super) fn whole(&self, model: &str, vocabulary: &Vocabulary, cached_tokens: u32) -> Vec<u8> {
-        let mut out = Vec::with_capacity(512 + self.output_tokens as usize * TOKEN_BYTES);
-        self.write_start(if self.chat { "chat.completion" } else { "text_completion" }, model, &mut out);
-        let open: &[u8] = if self.chat {
-            br#"{"index":0,"message":{"role":"assistant","content":""#
-        } else {
-            br#"{"index":0,"text":""#
-        };
-        out.extend_from_slice(open);
-        (0..self.output_tokens).for_each(|i| out.extend_from_slice(vocabulary.token(self.first, i)));
-        let close = if self.chat { r#""}"# } else { r#"""# };
-        let _ = write!(out, r#"{close},"logprobs":null,"finish_reason":"{}"}}],"#, self.finish);
-        self.write_usage(cached_tokens, &mut out);
-        out.push(b'}');
-        out
-    }
-}
-
 // === impl Events ===
 
 impl Events {
     /// The events of a request under way.
     pub(super) fn new(underway: Underway, about: About) -> Self {
-        let mut head = b"data: ".to_vec();
-        about.write_start(
-            if about.chat { "chat.completion.chunk" } else { "text_completion" },
-            underway.worker.model_json(),
-            &mut head,
-        );
-        Self { underway, about, head, sent: 0, ended: false, cutting: None }
+        let words = Words::new(&about, underway.worker.model_json());
+        Self { underway, about, words, sent: 0, ended: false, opened: false, cutting: None, keep_alive: None }
+    }
+
+    /// What the stream says while its first token is not there yet, if it is time to say something.
+    fn before_first(&mut self, context: &mut Context<'_>) -> Option<Vec<u8>> {
+        match self.underway.worker.setup.first {
+            _ if self.sent > 0 => None,
+            First::None => None,
+            First::Role => self.opening(),
+            First::Comment => self.is_time(context).then(|| KEEP_ALIVE_COMMENT.to_vec()),
+        }
+    }
+
+    /// Whether a keep-alive is due: at once, and each time after [`KEEP_ALIVE`].
+    fn is_time(&mut self, context: &mut Context<'_>) -> bool {
+        let is_due = match &mut self.keep_alive {
+            None => true,
+            Some(next) => next.as_mut().poll(context).is_ready(),
+        };
+        if is_due {
+            self.keep_alive = Some(Box::pin(tokio::time::sleep(KEEP_ALIVE)));
+        }
+        is_due
+    }
+
+    fn opening(&mut self) -> Option<Vec<u8>> {
+        if std::mem::replace(&mut self.opened, true) {
+            return None;
+        }
+        let mut out = Vec::new();
+        self.words.write_opening(&self.about, self.underway.worker.model_json(), &mut out);
+        Some(out)
     }
 
     /// Appends the events of the tokens up to `ready`, as far as one frame takes them; the last token brings the end
     /// of the stream with it.
     fn write(&mut self, ready: u32, out: &mut Vec<u8>) {
-        if self.sent == 0 && self.about.chat {
-            out.extend_from_slice(&self.head);
-            out.extend_from_slice(br#"{"index":0,"delta":{"role":"assistant","content":""},"#);
-            out.extend_from_slice(b"\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+        if self.sent == 0
+            && self.about.api != Endpoint::Completions
+            && let Some(opening) = self.opening()
+        {
+            out.extend_from_slice(&opening);
         }
-        let (open, close): (&[u8], &[u8]) = if self.about.chat {
-            (br#"{"index":0,"delta":{"content":""#, br#""},"logprobs":null,"finish_reason":"#)
-        } else {
-            (br#"{"index":0,"text":""#, br#"","logprobs":null,"finish_reason":"#)
-        };
-        let vocabulary = self.underway.worker.vocabulary();
         while self.sent < ready && out.len() < MOCK_FRAME_BYTES {
-            out.extend_from_slice(&self.head);
-            out.extend_from_slice(open);
-            out.extend_from_slice(vocabulary.token(self.about.first, self.sent));
-            out.extend_from_slice(close);
+            self.words.write_token(&self.about, self.underway.worker.vocabulary(), self.sent, out);
             self.sent += 1;
-            if self.sent < self.about.output_tokens {
-                out.extend_from_slice(b"null}]}\n\n");
-            } else {
-                let _ = write!(out, "\"{}\"}}]}}\n\n", self.about.finish);
-            }
         }
         if self.sent == self.about.output_tokens {
             self.write_end(out);
@@ -198,13 +158,8 @@ impl Events {
     fn write_end(&mut self, out: &mut Vec<u8>) {
         self.ended = true;
         self.underway.done = true;
-        if self.about.include_usage {
-            out.extend_from_slice(&self.head);
-            out.extend_from_slice(b"],");
-            self.about.write_usage(self.underway.ticket().cached_tokens(), out);
-            out.extend_from_slice(b"}\n\n");
-        }
-        out.extend_from_slice(b"data: [DONE]\n\n");
+        let (worker, cached) = (&self.underway.worker, self.underway.ticket().cached_tokens());
+        self.words.write_end(&self.about, worker.model_json(), worker.vocabulary(), cached, out);
     }
 }
 
@@ -230,12 +185,15 @@ impl Body for AnswerBody {
             ready!(pause.as_mut().poll(context));
             return Poll::Ready(Some(Err(broken())));
         }
+        if let Some(said) = events.before_first(context) {
+            return Poll::Ready(Some(Ok(Frame::data(said.into()))));
+        }
         let ready = match ready!(events.underway.ticket().poll(events.sent, context)) {
             Progress::Tokens(ready) => ready.min(events.about.cut_after.unwrap_or(u32::MAX)),
             Progress::Broken => return Poll::Ready(Some(Err(broken()))),
         };
         let tokens = (ready - events.sent) as usize + 2;
-        let mut out = Vec::with_capacity((tokens * (events.head.len() + 96)).min(MOCK_FRAME_BYTES + 512));
+        let mut out = Vec::with_capacity((tokens * events.words.token_bytes()).min(MOCK_FRAME_BYTES + 512));
         events.write(ready, &mut out);
         Poll::Ready(Some(Ok(Frame::data(out.into()))))
     }

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
 use keyway_wire::kv_event::WireFormat;
 
-use super::{Fault, KvEvents, Names, Options};
+use super::{Fault, First, KvEvents, Names, Options};
 use crate::{
     engine_model::{self, PROFILES, Profile},
     limits::MOCK_WORKERS_MAX,
@@ -66,6 +66,9 @@ pub struct MockArgs {
     /// Answer /v1/completions/render and /v1/chat/completions/render with a prompt's token ids, as vLLM does where it is asked to
     #[arg(long)]
     pub render: bool,
+    /// What streams say before their first token
+    #[arg(long, value_enum, default_value_t = First::None)]
+    pub first: First,
     /// What goes wrong, and when; see below
     #[arg(long, value_name = "FAULT")]
     pub fault: Vec<Fault>,
@@ -150,6 +153,7 @@ impl MockArgs {
             output_tokens: self.output_tokens,
             metrics: self.metrics,
             render: self.render,
+            first: self.first,
             faults: self.fault.clone(),
             kv_events: self.kv_events.then_some(KvEvents {
                 base_port: self.kv_events_base_port,

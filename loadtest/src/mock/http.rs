@@ -28,7 +28,7 @@ use super::{
     request::{self, Ask, Reading},
     worker::Worker,
 };
-use crate::{engine_model::Refusal, limits::MOCK_BODY_BYTES_MAX};
+use crate::{engine_model::Refusal, limits::MOCK_BODY_BYTES_MAX, workload::body::Endpoint};
 
 type Answer = Response<AnswerBody>;
 
@@ -93,13 +93,15 @@ async fn route(worker: Arc<Worker>, id: u64, request: Request<Incoming>) -> Answ
         };
     }
     match (request.method(), request.uri().path()) {
-        (&Method::POST, "/v1/chat/completions") => generate(worker, id, true, request).await,
-        (&Method::POST, "/v1/completions") => generate(worker, id, false, request).await,
+        (&Method::POST, "/v1/chat/completions") => generate(worker, id, Endpoint::Chat, request).await,
+        (&Method::POST, "/v1/completions") => generate(worker, id, Endpoint::Completions, request).await,
+        (&Method::POST, "/v1/responses") => generate(worker, id, Endpoint::Responses, request).await,
+        (&Method::POST, "/v1/messages") => generate(worker, id, Endpoint::Messages, request).await,
         (&Method::POST, "/v1/chat/completions/render") if worker.setup.render => {
-            rendered(&worker, id, true, request).await
+            rendered(&worker, id, Endpoint::Chat, request).await
         }
         (&Method::POST, "/v1/completions/render") if worker.setup.render => {
-            rendered(&worker, id, false, request).await
+            rendered(&worker, id, Endpoint::Completions, request).await
         }
         (&Method::GET, "/health") => text(StatusCode::OK, String::new()),
         (&Method::GET, "/metrics") => text(StatusCode::OK, worker.metrics()),
@@ -126,7 +128,7 @@ async fn body(request: Request<Incoming>) -> Result<Bytes, Answer> {
     }
 }
 
-async fn generate(worker: Arc<Worker>, id: u64, chat: bool, request: Request<Incoming>) -> Answer {
+async fn generate(worker: Arc<Worker>, id: u64, api: Endpoint, request: Request<Incoming>) -> Answer {
     let body = match body(request).await {
         Ok(body) => body,
         Err(answer) => return answer,
@@ -134,7 +136,7 @@ async fn generate(worker: Arc<Worker>, id: u64, chat: bool, request: Request<Inc
     if let Some(code) = worker.strike(|kind| if let Kind::Status(code) = kind { Some(code) } else { None }) {
         return refused(code);
     }
-    let mut ask = match read(&worker, &body, chat) {
+    let mut ask = match read(&worker, &body, api) {
         Ok(ask) => ask,
         Err(cause) => return unread(&cause),
     };
@@ -150,7 +152,7 @@ async fn generate(worker: Arc<Worker>, id: u64, chat: bool, request: Request<Inc
     if ask.stream { streamed(underway, about) } else { whole(underway, about).await }
 }
 
-fn read(worker: &Worker, body: &[u8], chat: bool) -> Result<Ask, ErrorBody> {
+fn read(worker: &Worker, body: &[u8], api: Endpoint) -> Result<Ask, ErrorBody> {
     let setup = &worker.setup;
     let reading = Reading {
         model: &setup.model,
@@ -158,7 +160,7 @@ fn read(worker: &Worker, body: &[u8], chat: bool) -> Result<Ask, ErrorBody> {
         output_tokens: setup.output_tokens,
         vocabulary: &setup.vocabulary,
     };
-    request::read(body, chat, &reading)
+    request::read(body, api, &reading)
 }
 
 fn unread(cause: &ErrorBody) -> Answer {
@@ -168,15 +170,16 @@ fn unread(cause: &ErrorBody) -> Answer {
 
 /// What the engine would be asked to generate (vLLM's `GenerateRequest`, vllm/entrypoints/serve/disagg/protocol.py), of completions
 /// in a list.
-async fn rendered(worker: &Worker, id: u64, chat: bool, request: Request<Incoming>) -> Answer {
+async fn rendered(worker: &Worker, id: u64, api: Endpoint, request: Request<Incoming>) -> Answer {
     let body = match body(request).await {
         Ok(body) => body,
         Err(answer) => return answer,
     };
-    let ask = match read(worker, &body, chat) {
+    let ask = match read(worker, &body, api) {
         Ok(ask) => ask,
         Err(cause) => return unread(&cause),
     };
+    let chat = api == Endpoint::Chat;
     let ids = ask.tokens.ids(0..ask.prompt_tokens as usize);
     let one = serde_json::json!({
         "request_id": format!("{}-{id}", if chat { "chatcmpl" } else { "cmpl" }),
@@ -193,7 +196,7 @@ async fn rendered(worker: &Worker, id: u64, chat: bool, request: Request<Incomin
 fn about(worker: &Worker, id: u64, ask: &Ask) -> About {
     let cut = |kind| if let Kind::Cut(tokens) = kind { Some(tokens) } else { None };
     About {
-        chat: ask.chat,
+        api: ask.api,
         id: (worker.number as u64) << 48 | id,
         created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         prompt_tokens: ask.prompt_tokens,

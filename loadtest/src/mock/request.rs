@@ -11,12 +11,13 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::prompt::{TOKEN_BYTES, Tokens, Vocabulary};
+use crate::workload::body::Endpoint;
 
 /// What was asked for.
 #[derive(Debug)]
 pub(super) struct Ask {
-    /// `/v1/chat/completions`; otherwise `/v1/completions`.
-    pub chat: bool,
+    /// In which API's words it was asked, and is answered.
+    pub api: Endpoint,
     /// The prompt's tokens, and then the answer's.
     pub tokens: Tokens,
     /// How many of them are the prompt.
@@ -57,11 +58,18 @@ struct Body<'a> {
     messages: Option<Vec<Message<'a>>>,
     #[serde(borrow)]
     prompt: Option<&'a RawValue>,
+    /// What `/v1/responses` has for messages.
+    #[serde(borrow)]
+    input: Option<&'a RawValue>,
+    /// Its system message, and that of `/v1/messages`.
+    #[serde(borrow, alias = "system")]
+    instructions: Option<&'a RawValue>,
     #[serde(borrow)]
     tools: Option<&'a RawValue>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     max_tokens: Option<u32>,
+    #[serde(alias = "max_output_tokens")]
     max_completion_tokens: Option<u32>,
     n: Option<u32>,
     #[serde(default)]
@@ -71,7 +79,8 @@ struct Body<'a> {
 
 #[derive(Deserialize)]
 struct Message<'a> {
-    #[serde(borrow)]
+    /// Absent in those items of a response's input that are no messages.
+    #[serde(borrow, default)]
     role: Cow<'a, str>,
     #[serde(borrow)]
     content: Option<&'a RawValue>,
@@ -88,8 +97,8 @@ struct StreamOptions {
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// Reads `body`, sent to the chat endpoint or the other one; an error is what the client gets.
-pub(super) fn read(body: &[u8], chat: bool, reading: &Reading<'_>) -> Result<Ask, ErrorBody> {
+/// Reads `body`, sent to `api`; an error is what the client gets.
+pub(super) fn read(body: &[u8], api: Endpoint, reading: &Reading<'_>) -> Result<Ask, ErrorBody> {
     let body: Body<'_> = serde_json::from_slice(body)
         .map_err(|error| invalid(&format!("the body is not a request: {error}")))?;
     if let Some(model) = body.model.as_deref().filter(|model| *model != reading.model) {
@@ -100,8 +109,10 @@ pub(super) fn read(body: &[u8], chat: bool, reading: &Reading<'_>) -> Result<Ask
         return Err(invalid("`n` must be 1: the mock gives one answer").with_param("n"));
     }
     let mut tokens = Tokens::default();
-    let push = if chat { push_chat } else { push_prompt };
-    let said = push(&body, &mut tokens)?;
+    let said = match api {
+        Endpoint::Completions => push_prompt(&body, &mut tokens)?,
+        Endpoint::Chat | Endpoint::Responses | Endpoint::Messages => push_chat(&body, api, &mut tokens)?,
+    };
     let limit = body.max_completion_tokens.or(body.max_tokens);
     let output_tokens = limit.unwrap_or(reading.output_tokens.saturating_sub(said)).max(1);
     let prompt_tokens = tokens.len() as u32;
@@ -115,7 +126,7 @@ pub(super) fn read(body: &[u8], chat: bool, reading: &Reading<'_>) -> Result<Ask
     let block_bytes = reading.block_tokens as usize * TOKEN_BYTES;
     let chain = tokens.bytes().chunks_exact(block_bytes).map(|block| chain.push(block)).collect();
     Ok(Ask {
-        chat,
+        api,
         tokens,
         prompt_tokens,
         output_tokens,
@@ -129,15 +140,27 @@ pub(super) fn read(body: &[u8], chat: bool, reading: &Reading<'_>) -> Result<Ask
 }
 
 /// Returns how many of the tokens are of the answer, where the last message is the beginning of it.
-fn push_chat(body: &Body<'_>, tokens: &mut Tokens) -> Result<u32, ErrorBody> {
-    let messages = body.messages.as_deref().unwrap_or_default();
-    let Some((last, before)) = messages.split_last() else {
-        return Err(invalid("`messages` must hold at least one message").with_param("messages"));
+fn push_chat(body: &Body<'_>, api: Endpoint, tokens: &mut Tokens) -> Result<u32, ErrorBody> {
+    let input;
+    let messages = if api == Endpoint::Responses {
+        input = read_input(body)?;
+        &input
+    } else {
+        body.messages.as_deref().unwrap_or_default()
     };
-    let said = Some(last).filter(|last| body.continue_final_message && last.role == "assistant");
+    let Some((last, before)) = messages.split_last() else {
+        let field = if api == Endpoint::Responses { "input" } else { "messages" };
+        return Err(invalid(&format!("`{field}` must hold at least one message")).with_param(field));
+    };
+    // Anthropic's API continues an assistant's last message without being told.
+    let continued = body.continue_final_message || api == Endpoint::Messages;
+    let said = Some(last).filter(|last| continued && last.role == "assistant");
     let messages = if said.is_some() { before } else { messages };
     if let Some(tools) = body.tools {
         tokens.push_message("tools", |tokens| tokens.push_text(tools.get().as_bytes()));
+    }
+    if let Some(instructions) = body.instructions {
+        tokens.push_message("system", |tokens| push_value(instructions, tokens));
     }
     for message in messages {
         tokens.push_message(&message.role, |tokens| {
@@ -152,6 +175,16 @@ fn push_chat(body: &Body<'_>, tokens: &mut Tokens) -> Result<u32, ErrorBody> {
         push_value(content, tokens);
     }
     Ok((tokens.len() - asked) as u32)
+}
+
+/// A response's input: one text of the user's, or a list of messages and other items.
+fn read_input<'a>(body: &Body<'a>) -> Result<Vec<Message<'a>>, ErrorBody> {
+    let Some(raw) = body.input else { return Ok(Vec::new()) };
+    if raw.get().starts_with('"') {
+        return Ok(vec![Message { role: "user".into(), content: Some(raw), tool_calls: None }]);
+    }
+    serde_json::from_str(raw.get())
+        .map_err(|error| invalid(&format!("`input` is no list of items: {error}")).with_param("input"))
 }
 
 /// A string as its text, anything else (parts of content) as it stands.
@@ -187,10 +220,10 @@ fn invalid(message: &str) -> ErrorBody {
 mod tests {
     use super::*;
 
-    fn ask(body: &str, chat: bool) -> Result<Ask, ErrorBody> {
+    fn ask(body: &str, api: Endpoint) -> Result<Ask, ErrorBody> {
         let vocabulary = Vocabulary::default();
         let reading = Reading { model: "m", block_tokens: 4, output_tokens: 7, vocabulary: &vocabulary };
-        read(body.as_bytes(), chat, &reading)
+        read(body.as_bytes(), api, &reading)
     }
 
     fn shared(a: &Ask, b: &Ask) -> usize {
@@ -201,7 +234,7 @@ mod tests {
     fn a_chat_request() {
         let body = r#"{"model":"m","messages":[{"role":"user","content":"0123456\u0038"}],"stream":true,
             "stream_options":{"include_usage":true},"max_tokens":3,"temperature":0}"#;
-        let ask = ask(body, true).unwrap();
+        let ask = ask(body, Endpoint::Chat).unwrap();
         // <|user|> 2, text 3 (nine bytes), <|end|> 2, <|assistant|> 4.
         assert_eq!((ask.prompt_tokens, ask.output_tokens, ask.finish), (10, 3, "length"));
         assert!(ask.stream && ask.include_usage);
@@ -212,7 +245,7 @@ mod tests {
     #[test]
     fn an_answer_is_continued_where_its_beginning_ends() {
         let vocabulary = Vocabulary::default();
-        let whole = ask(r#"{"messages":[{"role":"user","content":"why?!"}]}"#, true).unwrap();
+        let whole = ask(r#"{"messages":[{"role":"user","content":"why?!"}]}"#, Endpoint::Chat).unwrap();
         let said: Vec<u8> = (0..3).flat_map(|i| *vocabulary.token(whole.first, i)).collect();
         let said = String::from_utf8(said).unwrap();
         let rest = ask(
@@ -220,7 +253,7 @@ mod tests {
                 r#"{{"messages":[{{"role":"user","content":"why?!"}},{{"role":"assistant","content":"{said}"}}],
                 "continue_final_message":true,"add_generation_prompt":false}}"#
             ),
-            true,
+            Endpoint::Chat,
         );
         let rest = rest.unwrap();
         assert_eq!(
@@ -232,30 +265,58 @@ mod tests {
 
     #[test]
     fn prompts_as_text_and_as_ids() {
-        assert_eq!(ask(r#"{"prompt":"01234567"}"#, false).unwrap().prompt_tokens, 2);
-        let ids = ask(r#"{"prompt":[1,2,70000]}"#, false).unwrap();
+        assert_eq!(ask(r#"{"prompt":"01234567"}"#, Endpoint::Completions).unwrap().prompt_tokens, 2);
+        let ids = ask(r#"{"prompt":[1,2,70000]}"#, Endpoint::Completions).unwrap();
         assert_eq!((ids.prompt_tokens, ids.output_tokens, ids.finish), (3, 7, "stop"));
+    }
+
+    #[test]
+    fn every_api_s_words_for_a_prompt_are_the_same_tokens() {
+        let chat = ask(
+            r#"{"messages":[{"role":"system","content":"be kind"},{"role":"user","content":"why?!"}],"max_tokens":3}"#,
+            Endpoint::Chat,
+        );
+        let chat = chat.unwrap();
+        for (body, api) in [
+            (r#"{"instructions":"be kind","input":"why?!","max_output_tokens":3}"#, Endpoint::Responses),
+            (
+                r#"{"instructions":"be kind","input":[{"role":"user","content":"why?!"}],"max_output_tokens":3}"#,
+                Endpoint::Responses,
+            ),
+            (
+                r#"{"system":"be kind","messages":[{"role":"user","content":"why?!"}],"max_tokens":3}"#,
+                Endpoint::Messages,
+            ),
+        ] {
+            let other = ask(body, api).unwrap();
+            assert_eq!((&other.tokens, other.output_tokens), (&chat.tokens, 3), "{body}");
+        }
+        let said = r#"{"messages":[{"role":"user","content":"why?!"},{"role":"assistant","content":" so"}],"max_tokens":3}"#;
+        let (said, asked) = (ask(said, Endpoint::Messages).unwrap(), chat);
+        assert_eq!(said.prompt_tokens + 7, asked.prompt_tokens + 1, "the last message is continued");
+        assert!(ask(r#"{"input":[]}"#, Endpoint::Responses).is_err());
+        assert!(ask(r#"{"input":7}"#, Endpoint::Responses).is_err());
     }
 
     #[test]
     fn a_salt_shares_no_block() {
         let body = |salt: &str| format!(r#"{{"prompt":"{}"{salt}}}"#, "x".repeat(64));
-        let plain = ask(&body(""), false).unwrap();
-        assert_eq!(shared(&plain, &ask(&body(""), false).unwrap()), plain.chain.len());
-        assert_eq!(shared(&plain, &ask(&body(r#","cache_salt":"t""#), false).unwrap()), 0);
+        let plain = ask(&body(""), Endpoint::Completions).unwrap();
+        assert_eq!(shared(&plain, &ask(&body(""), Endpoint::Completions).unwrap()), plain.chain.len());
+        assert_eq!(shared(&plain, &ask(&body(r#","cache_salt":"t""#), Endpoint::Completions).unwrap()), 0);
     }
 
     #[test]
     fn mistakes_name_the_field() {
-        for (body, chat, want) in [
-            ("{", true, "not a request"),
-            (r#"{"model":"x","prompt":"a"}"#, false, "does not exist"),
-            (r#"{"messages":[]}"#, true, "at least one"),
-            (r#"{"prompt":["a","b"]}"#, false, "one text or one list"),
-            (r#"{"prompt":""}"#, false, "not be empty"),
-            (r#"{"prompt":"a","n":2}"#, false, "must be 1"),
+        for (body, api, want) in [
+            ("{", Endpoint::Chat, "not a request"),
+            (r#"{"model":"x","prompt":"a"}"#, Endpoint::Completions, "does not exist"),
+            (r#"{"messages":[]}"#, Endpoint::Chat, "at least one"),
+            (r#"{"prompt":["a","b"]}"#, Endpoint::Completions, "one text or one list"),
+            (r#"{"prompt":""}"#, Endpoint::Completions, "not be empty"),
+            (r#"{"prompt":"a","n":2}"#, Endpoint::Completions, "must be 1"),
         ] {
-            let error = ask(body, chat).unwrap_err().error.message;
+            let error = ask(body, api).unwrap_err().error.message;
             assert!(error.contains(want), "{error}");
         }
     }

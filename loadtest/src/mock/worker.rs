@@ -16,6 +16,7 @@ use std::{
 use tokio::sync::watch;
 
 use super::{
+    First,
     events::{EventLog, Numbered},
     faults::{Fault, Faults, Kind},
     loads,
@@ -44,6 +45,8 @@ pub(super) struct Setup {
     pub metrics: Names,
     /// Whether they render prompts.
     pub render: bool,
+    /// What their streams say before the first token.
+    pub first: First,
     /// When the mock started.
     pub zero: Instant,
     /// What answers are made of.

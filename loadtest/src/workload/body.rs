@@ -16,6 +16,10 @@ pub enum Endpoint {
     Chat,
     /// `/v1/completions`, the prompt as it is.
     Completions,
+    /// `/v1/responses`, the prompt as one user message.
+    Responses,
+    /// `/v1/messages`, the prompt as one user message.
+    Messages,
 }
 
 impl Endpoint {
@@ -24,6 +28,8 @@ impl Endpoint {
         match self {
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
+            Self::Responses => "/v1/responses",
+            Self::Messages => "/v1/messages",
         }
     }
 
@@ -31,7 +37,8 @@ impl Endpoint {
     fn head(self, model: &str) -> String {
         let model = serde_json::Value::from(model);
         match self {
-            Self::Chat => format!(r#"{{"model":{model},"messages":["#),
+            Self::Chat | Self::Messages => format!(r#"{{"model":{model},"messages":["#),
+            Self::Responses => format!(r#"{{"model":{model},"input":["#),
             Self::Completions => format!(r#"{{"model":{model},"prompt":"#),
         }
     }
@@ -39,7 +46,7 @@ impl Endpoint {
     /// What stands around the prompt's text.
     fn quotes(self) -> (&'static str, &'static str) {
         match self {
-            Self::Chat => (r#"{"role":"user","content":""#, r#""}"#),
+            Self::Chat | Self::Responses | Self::Messages => (r#"{"role":"user","content":""#, r#""}"#),
             Self::Completions => (r#"""#, r#"""#),
         }
     }
@@ -47,16 +54,30 @@ impl Endpoint {
     /// What closes the prompt.
     fn tail(self) -> &'static str {
         match self {
-            Self::Chat => "]",
+            Self::Chat | Self::Responses | Self::Messages => "]",
             Self::Completions => "",
         }
+    }
+
+    /// What asks for a stream, with its token counts where they must be asked for.
+    fn stream(self) -> &'static str {
+        match self {
+            Self::Chat | Self::Completions => r#","stream":true,"stream_options":{"include_usage":true}"#,
+            Self::Responses | Self::Messages => r#","stream":true"#,
+        }
+    }
+
+    /// The field that bounds the answer.
+    fn max_tokens(self) -> &'static str {
+        if self == Self::Responses { "max_output_tokens" } else { "max_tokens" }
     }
 }
 
 /// A body that asks for one token and no stream; `prompt` is letters and spaces.
 pub fn probe(endpoint: Endpoint, model: &str, prompt: &str) -> String {
     let (head, (open, close), tail) = (endpoint.head(model), endpoint.quotes(), endpoint.tail());
-    format!("{head}{open}{prompt}{close}{tail},\"max_tokens\":1,\"temperature\":0}}")
+    let max_tokens = endpoint.max_tokens();
+    format!("{head}{open}{prompt}{close}{tail},\"{max_tokens}\":1,\"temperature\":0}}")
 }
 
 /// Fields of a body, in an order that no build changes, and their values as they were written.
@@ -104,12 +125,13 @@ impl Bodies {
     /// Makes the tail, which every body ends with, from the fields.
     fn sealed(mut self) -> Self {
         let close = self.endpoint.tail();
-        self.tail = format!(r#"{close},"stream":true,"stream_options":{{"include_usage":true}}"#);
+        self.tail = format!("{close}{}", self.endpoint.stream());
         for (name, value) in &self.fields {
             // Writing to a string cannot fail.
             let _ = write!(self.tail, ",{}:{}", Value::from(name.as_str()), value.get());
         }
-        self.tail += r#","max_tokens":"#;
+        // Writing to a string cannot fail.
+        let _ = write!(self.tail, ",\"{}\":", self.endpoint.max_tokens());
         self
     }
 
@@ -210,6 +232,20 @@ mod tests {
     }
 
     #[test]
+    fn bodies_of_the_other_apis() {
+        for (endpoint, prompt, limit) in [
+            (Endpoint::Responses, "input", "max_output_tokens"),
+            (Endpoint::Messages, "messages", "max_tokens"),
+        ] {
+            let bodies = Bodies::new(endpoint, "m", false, 42, 1.0);
+            let body: Value = serde_json::from_slice(&bodies.make(&ask([0, 1, 2]), None)).unwrap();
+            assert_eq!(body[prompt][0]["content"].as_str().unwrap().len(), 16 + 16 + 9);
+            assert_eq!((&body[limit], &body["stream"]), (&10.into(), &true.into()));
+            assert_eq!(body.get("stream_options"), None, "counts come unasked");
+        }
+    }
+
+    #[test]
     fn a_conversation_carries_its_history() {
         let bodies = Bodies::new(Endpoint::Chat, "m", true, 42, 1.0);
         let mut history = History::default();
@@ -241,9 +277,9 @@ mod tests {
 
     #[test]
     fn a_probe_is_not_streamed() {
-        for endpoint in [Endpoint::Chat, Endpoint::Completions] {
+        for endpoint in [Endpoint::Chat, Endpoint::Completions, Endpoint::Responses, Endpoint::Messages] {
             let body: Value = serde_json::from_str(&probe(endpoint, "m", "a b")).unwrap();
-            assert_eq!((&body["max_tokens"], body.get("stream")), (&Value::from(1), None));
+            assert_eq!((&body[endpoint.max_tokens()], body.get("stream")), (&Value::from(1), None));
         }
     }
 

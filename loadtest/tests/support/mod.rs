@@ -42,7 +42,16 @@ pub(crate) enum Script {
     Json,
     /// A head, one token, and then nothing.
     Hang,
+    /// An event stream of these bytes, each piece a frame of its own, with a wait where a piece is [`PAUSE`].
+    Said(&'static [&'static str]),
+    /// This JSON, with the status of a good answer.
+    Whole(&'static str),
 }
+
+/// A piece of [`Script::Said`] that is a wait of [`PAUSE_MS`].
+pub(crate) const PAUSE: &str = "pause";
+/// See [`PAUSE`].
+pub(crate) const PAUSE_MS: u64 = 200;
 
 /// Chooses the script of the n-th streamed request.
 pub(crate) type Choose = fn(usize) -> Script;
@@ -113,17 +122,19 @@ async fn answer(state: State, request: Request<Incoming>) -> Result<Answer, Infa
             &json!({"object": "list", "data": [{"id": "fake", "object": "model"}]}),
         ));
     }
-    let chat = request.uri().path() == "/v1/chat/completions";
+    let chat = request.uri().path() != "/v1/completions";
+    let is_input = request.uri().path() == "/v1/responses";
     let body = request.into_body().collect().await.unwrap().to_bytes();
     let body: Value = serde_json::from_slice(&body).unwrap();
-    let text = if chat { &body["messages"][0]["content"] } else { &body["prompt"] };
+    let messages = if is_input { &body["input"] } else { &body["messages"] };
+    let text = if chat { &messages[0]["content"] } else { &body["prompt"] };
     let template = if chat { TEMPLATE_TOKENS } else { 0 };
     let prompt = [vec![b'<'; template], text.as_str().unwrap().as_bytes().to_vec()].concat();
     if body.get("stream").is_none() {
         let usage = json!({"prompt_tokens": prompt.len(), "completion_tokens": 1});
         return Ok(whole(StatusCode::OK, &json!({"choices": [], "usage": usage})));
     }
-    let tokens = body["max_tokens"].as_u64().unwrap();
+    let tokens = body["max_tokens"].as_u64().or(body["max_output_tokens"].as_u64()).unwrap();
     let turn = {
         let mut bodies = state.bodies.lock().unwrap();
         bodies.push(body);
@@ -138,6 +149,8 @@ async fn answer(state: State, request: Request<Incoming>) -> Result<Answer, Infa
             whole(StatusCode::from_u16(status).unwrap(), &serde_json::to_value(error).unwrap())
         }
         Script::Json => whole(StatusCode::OK, &json!({"choices": []})),
+        Script::Whole(json) => whole(StatusCode::OK, &serde_json::from_str(json).unwrap()),
+        Script::Said(pieces) => said(pieces),
         script => streamed(script, chat, tokens, prompt.len(), cached),
     };
     answer.headers_mut().insert("x-keyway-worker", format!("worker-{}:1", turn % 4).parse().unwrap());
@@ -158,6 +171,22 @@ impl State {
 fn whole(status: StatusCode, body: &Value) -> Answer {
     let body = Full::new(Bytes::from(body.to_string())).map_err(io::Error::other).boxed();
     Response::builder().status(status).header("content-type", "application/json").body(body).unwrap()
+}
+
+fn said(pieces: &'static [&'static str]) -> Answer {
+    let (frames, received) = mpsc::unbounded_channel::<io::Result<Frame<Bytes>>>();
+    tokio::spawn(async move {
+        for piece in pieces {
+            if *piece == PAUSE {
+                tokio::time::sleep(std::time::Duration::from_millis(PAUSE_MS)).await;
+            } else {
+                // The load tester reads no further once it has seen an error.
+                let _ = frames.send(Ok(Frame::data(Bytes::from_static(piece.as_bytes()))));
+            }
+        }
+    });
+    let body = StreamBody::new(Events(received)).boxed();
+    Response::builder().header("content-type", "text/event-stream").body(body).unwrap()
 }
 
 fn streamed(script: Script, chat: bool, tokens: u64, prompt: usize, cached: usize) -> Answer {
