@@ -2,7 +2,8 @@
 //! since the gateway started. It sends no probe and keeps no clock; it says when the next probe is due.
 //!
 //! Busy is not dead: a failed probe takes down only a worker that has not answered anything for a while. And a
-//! client's mistake is an answer: the caller reports a 4xx as a success.
+//! client's mistake is an answer: the caller reports a 4xx as a success. But a port that refuses is proof, however busy
+//! the worker was: nobody listens there. So the ports of workers that are up are looked at more often than they are asked.
 
 use std::time::Duration;
 
@@ -14,6 +15,12 @@ pub const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 pub const MAX_BACKOFF: Duration = Duration::from_secs(15);
 /// Failed probes in a row that take a silent worker down.
 pub const FAILED_PROBES: u32 = 3;
+/// Time between two looks at the port of a worker that is up. With the second look a closed port is known in 1.75 s.
+pub const LOOK_INTERVAL: Duration = Duration::from_millis(1_500);
+/// Time to a second look at a port that refused: a listener that is replaced is away for less.
+pub const SECOND_LOOK: Duration = Duration::from_millis(250);
+/// Looks in a row that must be refused to take a worker down.
+pub const REFUSED_LOOKS: u32 = 2;
 /// How recent an answer must be for the worker to count as alive whatever its probes say.
 pub const ALIVE_WINDOW: Duration = Duration::from_secs(15);
 
@@ -45,6 +52,17 @@ impl State {
     }
 }
 
+/// What a look at a worker's port found.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// It takes connections.
+    Open,
+    /// It refuses them: nobody listens.
+    Refused,
+    /// Nothing that can be held against the worker: no answer in time, or trouble of the gateway's own.
+    Unknown,
+}
+
 /// One worker's state and what decides its next one.
 #[derive(Clone, Debug)]
 pub struct Health {
@@ -60,6 +78,11 @@ pub struct Health {
     /// Its list says that it is not ready: beside `state`, which goes on meanwhile.
     paused: bool,
     next_probe_at: Duration,
+    next_look_at: Duration,
+    /// Looks at its port that were refused in a row.
+    refused_looks: u32,
+    /// Since when nothing more is to be expected of it, streams that it has begun included.
+    dead_since: Option<Duration>,
 }
 
 impl Health {
@@ -73,6 +96,9 @@ impl Health {
             refused: false,
             paused: false,
             next_probe_at: now,
+            next_look_at: now + LOOK_INTERVAL,
+            refused_looks: 0,
+            dead_since: None,
         }
     }
 
@@ -88,12 +114,46 @@ impl Health {
         if self.state == State::Ready && self.failed_probes >= FAILED_PROBES && !self.recently_alive(now) {
             self.state = State::Down;
             self.failed_probes = 0;
+            self.dead_since.get_or_insert(now);
         }
         self.next_probe_at = now + self.probe_delay();
     }
 
+    /// Its probe could not be sent, for reasons that are not the worker's: it is sent soon.
+    pub fn on_probe_not_sent(&mut self, now: Duration) {
+        if self.state != State::Draining {
+            self.next_probe_at = now + LOOK_INTERVAL;
+        }
+    }
+
+    /// A look at its port ended. Returns whether that took it down.
+    pub fn on_look(&mut self, look: Look, now: Duration) -> bool {
+        self.next_look_at = now + if look == Look::Refused { SECOND_LOOK } else { LOOK_INTERVAL };
+        match look {
+            Look::Unknown => return false,
+            Look::Open => {
+                self.refused_looks = 0;
+                if self.state != State::Down {
+                    self.dead_since = None;
+                }
+                return false;
+            }
+            Look::Refused => self.refused_looks = self.refused_looks.saturating_add(1),
+        }
+        if self.refused_looks < REFUSED_LOOKS {
+            return false;
+        }
+        // It was so at the first of them.
+        self.next_look_at = now + LOOK_INTERVAL;
+        self.dead_since.get_or_insert(now.saturating_sub(SECOND_LOOK));
+        let was_up = self.state == State::Ready;
+        self.on_connect_failure(now);
+        was_up
+    }
+
     /// A connection to it could not be made: it is down at once. Many at a time count as one.
     pub fn on_connect_failure(&mut self, now: Duration) {
+        self.dead_since.get_or_insert(now);
         match self.state {
             State::Joining | State::Ready => {
                 self.state = State::Down;
@@ -148,6 +208,32 @@ impl Health {
         self.next_probe_at
     }
 
+    /// When the next look at its port is due.
+    pub fn next_look_at(&self) -> Duration {
+        self.next_look_at
+    }
+
+    /// Whether its port is looked at now; if not, its probes find out more. Streams of one that drains still come from it.
+    pub fn wants_look(&self) -> bool {
+        matches!(self.state, State::Ready | State::Draining)
+    }
+
+    /// Nothing is looked at now: the time of the next look, as ever.
+    pub fn no_look(&mut self, now: Duration) {
+        self.next_look_at = now + LOOK_INTERVAL;
+    }
+
+    /// Whether only a new connection proves that it is back.
+    pub fn refused(&self) -> bool {
+        self.refused
+    }
+
+    /// Since when nothing more is to be expected of it: its port refuses, or it has let its probes fail for long. What it streams
+    /// meanwhile is no sign to the contrary, as who shuts down refuses while it still streams; what it does not stream is lost.
+    pub fn seems_dead_since(&self) -> Option<Duration> {
+        self.dead_since
+    }
+
     /// Whether nothing at all is known of it yet: its first probe is on its way.
     pub fn awaits_first_probe(&self) -> bool {
         self.state == State::Joining && self.failed_probes == 0
@@ -164,8 +250,11 @@ impl Health {
     }
 
     fn up(&mut self, now: Duration) {
+        // Of one that was up, a kept connection may have told; that its port is closed, looks tell.
         if self.state != State::Ready {
             self.up_since = now;
+            self.refused_looks = 0;
+            self.dead_since = None;
         }
         self.state = State::Ready;
         self.failed_probes = 0;

@@ -169,7 +169,7 @@ fn a_paused_worker_is_not_chosen_and_comes_back_as_it_was() {
 proptest! {
     /// Whatever happens, the next probe is due within the cap, and an answered one makes the worker ready.
     #[test]
-    fn a_worker_can_always_come_back(events in prop::collection::vec((0_u8..4, 0_u64..30), 0..60)) {
+    fn a_worker_can_always_come_back(events in prop::collection::vec((0_u8..8, 0_u64..30), 0..60)) {
         let mut now = Duration::ZERO;
         let mut health = Health::new(now);
         for (event, wait) in events {
@@ -178,12 +178,20 @@ proptest! {
                 0 => health.on_probe(true, now),
                 1 => health.on_probe(false, now),
                 2 => health.on_connect_failure(now),
+                3 => drop(health.on_look(Look::Refused, now)),
+                4 => drop(health.on_look(Look::Open, now)),
+                5 => drop(health.on_look(Look::Unknown, now)),
+                6 => health.on_probe_not_sent(now),
                 _ => health.on_success(now),
             }
             prop_assert!(health.next_probe_at() <= now + MAX_BACKOFF);
+            prop_assert!(health.next_look_at() <= now + LOOK_INTERVAL);
+            prop_assert!(health.state() != State::Down || health.seems_dead_since().is_some_and(|then| then <= now));
             let mut probed = health.clone();
             probed.on_probe(true, now);
             prop_assert!(probed.routable());
+            probed.on_look(Look::Open, now);
+            prop_assert_eq!(probed.seems_dead_since(), None);
         }
     }
 }
@@ -197,4 +205,103 @@ fn who_comes_back_is_new_and_who_stays_is_not() {
     health.on_connect_failure(secs(50));
     health.on_probe(true, secs(60));
     assert_eq!(health.up_for(secs(61)), secs(1));
+}
+
+/// Looks at a port as they fall due, closed from `closed_at` on. Returns when the worker went down.
+fn looked_at(health: &mut Health, closed_at: Duration, until: Duration) -> Option<Duration> {
+    loop {
+        let now = health.next_look_at();
+        if now > until {
+            return None;
+        }
+        let look = if now >= closed_at { Look::Refused } else { Look::Open };
+        if health.on_look(look, now) {
+            return Some(now);
+        }
+    }
+}
+
+#[test]
+fn a_closed_port_takes_an_idle_worker_down_within_two_seconds_whenever_it_closes() {
+    for millis in (0..3_000).step_by(50) {
+        let closed_at = secs(200) + Duration::from_millis(millis);
+        let mut health = ready();
+        let down = looked_at(&mut health, closed_at, secs(300)).unwrap();
+        assert!(
+            down.saturating_sub(closed_at) < secs(2),
+            "closed {millis} ms later: {:?}",
+            down.saturating_sub(closed_at)
+        );
+        assert_eq!(health.state(), State::Down);
+        assert!(health.seems_dead_since().is_some_and(|then| closed_at <= then && then < down));
+        assert!(health.refused(), "an answer over an old connection does not bring it back");
+        assert_eq!(health.next_probe_at(), down + FIRST_BACKOFF);
+    }
+}
+
+#[test]
+fn a_listener_that_is_replaced_is_not_missed() {
+    let mut health = ready();
+    assert!(!health.on_look(Look::Refused, secs(110)));
+    assert_eq!(health.next_look_at(), secs(110) + SECOND_LOOK);
+    assert!(!health.on_look(Look::Open, secs(110) + SECOND_LOOK));
+    assert!(!health.on_look(Look::Refused, secs(120)), "the count starts again");
+    assert!(health.routable());
+    assert_eq!(health.seems_dead_since(), None);
+}
+
+#[test]
+fn a_port_that_does_not_answer_or_could_not_be_looked_at_says_nothing() {
+    let mut health = ready();
+    for second in 101..200 {
+        assert!(!health.on_look(Look::Unknown, secs(second)));
+        health.on_probe_not_sent(secs(second));
+    }
+    assert!(health.routable());
+    assert_eq!((health.seems_dead_since(), health.next_probe_at()), (None, secs(199) + LOOK_INTERVAL));
+    health.on_look(Look::Refused, secs(200));
+    health.on_look(Look::Unknown, secs(200));
+    assert!(health.on_look(Look::Refused, secs(201)), "nor does it contradict those before");
+}
+
+#[test]
+fn an_answer_over_a_kept_connection_does_not_open_the_port() {
+    let mut health = ready();
+    health.on_look(Look::Refused, secs(110));
+    health.on_probe(true, secs(110));
+    health.on_success(secs(110));
+    assert!(health.on_look(Look::Refused, secs(110) + SECOND_LOOK));
+    assert_eq!(health.state(), State::Down);
+}
+
+#[test]
+fn who_drains_behind_a_closed_port_seems_dead_until_it_opens() {
+    let mut health = ready();
+    health.drain(secs(110));
+    assert!(health.wants_look());
+    health.on_look(Look::Refused, secs(111));
+    assert_eq!(health.seems_dead_since(), None, "one look is no proof");
+    assert!(!health.on_look(Look::Refused, secs(111) + SECOND_LOOK));
+    assert_eq!((health.state(), health.seems_dead_since()), (State::Draining, Some(secs(111))));
+    health.on_look(Look::Refused, secs(115));
+    assert_eq!(health.seems_dead_since(), Some(secs(111)), "since then, not since the last look");
+    health.on_look(Look::Open, secs(116));
+    assert_eq!(health.seems_dead_since(), None);
+}
+
+#[test]
+fn who_lets_its_probes_fail_for_long_seems_dead_until_it_answers() {
+    let (mut health, at) = silent();
+    assert_eq!(health.seems_dead_since(), Some(at));
+    assert!(!health.wants_look(), "its probes find out more");
+    health.on_look(Look::Open, at);
+    assert_eq!(health.seems_dead_since(), Some(at), "a port alone answers nothing");
+    health.on_success(at);
+    assert_eq!(health.seems_dead_since(), None);
+
+    let mut health = ready();
+    health.on_connect_failure(secs(101));
+    assert_eq!(health.seems_dead_since(), Some(secs(101)));
+    health.on_probe(true, secs(102));
+    assert_eq!(health.seems_dead_since(), None);
 }
