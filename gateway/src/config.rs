@@ -12,6 +12,7 @@ mod timeouts;
 mod tls;
 mod traces;
 mod worker;
+mod worker_url;
 
 use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf, time::Duration};
 

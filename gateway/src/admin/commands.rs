@@ -41,6 +41,8 @@ async fn run(request: Request, admin: &Admin) -> Result<(StatusCode, String), Re
         }
         _ => {}
     }
+    // A name may have a path of its own.
+    let path = path.replace("%2F", "/").replace("%2f", "/");
     let name = path.strip_prefix("/workers").unwrap_or_default().trim_start_matches('/');
     let done = |done: bool, what: &str, name: &str| {
         let missing = || (StatusCode::NOT_FOUND, format!("no worker {name:?} that could be {what}"));
@@ -50,7 +52,7 @@ async fn run(request: Request, admin: &Admin) -> Result<(StatusCode, String), Re
         (&Method::POST, None) if name.is_empty() => add(request, admin).await,
         (&Method::POST, Some((name, "drain"))) => done(admin.members.drain(name), "drained", name),
         (&Method::POST, Some((name, "undrain"))) => done(admin.members.undrain(name), "undrained", name),
-        (&Method::DELETE, None) => done(admin.members.remove(name), "removed", name),
+        (&Method::DELETE, _) => done(admin.members.remove(name), "removed", name),
         _ => Err((StatusCode::NOT_FOUND, format!("there is no {method} {path}"))),
     }
 }

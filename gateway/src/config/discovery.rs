@@ -2,11 +2,14 @@
 
 use std::{net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
-use http::Uri;
+use http::HeaderValue;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, KubernetesFleet, KubernetesTable, WorkerConfig, WorkerTable};
+use super::{
+    ConfigError, KubernetesFleet, KubernetesTable, WorkerConfig, WorkerTable,
+    worker_url::{WorkerUrl, without_secret},
+};
 use crate::limits;
 
 /// `[discovery]`
@@ -72,6 +75,11 @@ pub struct DnsName {
     pub host: String,
     /// Where workers listen.
     pub port: u16,
+    /// The path before `/v1` at each.
+    path: String,
+    /// `Basic …`, marked sensitive so that it is never printed.
+    basic: Option<HeaderValue>,
+    had_v1: bool,
     table: DnsTable,
 }
 
@@ -108,12 +116,19 @@ impl TryFrom<&DnsTable> for DnsName {
     type Error = ConfigError;
 
     fn try_from(table: &DnsTable) -> Result<Self, ConfigError> {
-        let url: Uri = table.url.parse().unwrap_or_default();
+        let shown = without_secret(&table.url);
+        let wrong = |why: &str| ConfigError(format!("discovery.dns {shown:?}: {why}"));
+        let WorkerUrl { url, basic, had_v1 } = table.url.parse().map_err(|why: String| wrong(&why))?;
         let (Some("http"), Some(host), Some(port)) = (url.scheme_str(), url.host(), url.port_u16()) else {
-            let text = &table.url;
-            return Err(ConfigError(format!("discovery.dns {text:?}: expected http://NAME:PORT")));
+            return Err(wrong("expected http://NAME:PORT"));
         };
-        let name = Self { host: host.to_owned(), port, table: table.clone() };
+        if basic.is_some() && table.api_key_file.is_some() {
+            return Err(wrong("a user in the URL and an api_key_file exclude each other"));
+        }
+        let path = url.path().trim_end_matches('/').to_owned();
+        // What is kept has no password.
+        let table = DnsTable { url: url.to_string(), ..table.clone() };
+        let name = Self { host: host.to_owned(), port, path, basic, had_v1, table };
         // All but the address is checked now, not at the first answer.
         name.worker(IpAddr::from([127, 0, 0, 1]))?;
         Ok(name)
@@ -123,13 +138,17 @@ impl TryFrom<&DnsTable> for DnsName {
 impl DnsName {
     /// The worker at one of its addresses.
     pub fn worker(&self, address: IpAddr) -> Result<WorkerConfig, ConfigError> {
-        WorkerConfig::try_from(&WorkerTable {
+        let at = WorkerTable::at(address, self.port, self.table.kv_events_port, self.table.kv_replay_port);
+        let worker = WorkerConfig::try_from(&WorkerTable {
+            url: format!("{}{}", at.url, self.path),
             model: self.table.model.clone(),
             weight: self.table.weight,
             api_key_file: self.table.api_key_file.clone(),
             http2: self.table.http2,
-            ..WorkerTable::at(address, self.port, self.table.kv_events_port, self.table.kv_replay_port)
-        })
+            ..at
+        })?;
+        let api_key = self.basic.clone().or(worker.api_key);
+        Ok(WorkerConfig { api_key, had_v1: self.had_v1, ..worker })
     }
 }
 
@@ -233,5 +252,25 @@ mod tests {
         assert!(DnsName::try_from(&bad).unwrap_err().0.contains("weight"));
         let no_port: DnsTable = toml::from_str("url = \"http://vllm\"").unwrap();
         assert!(DnsName::try_from(&no_port).unwrap_err().0.contains("PORT"));
+    }
+
+    #[test]
+    fn a_name_s_path_and_user_are_those_of_each_worker_and_its_password_is_not_printed() {
+        let table: DnsTable = toml::from_str("url = \"http://u:canary@vllm:8000/a/v1\"").unwrap();
+        let name = DnsName::try_from(&table).unwrap();
+        let worker = name.worker("10.0.0.7".parse().unwrap()).unwrap();
+        assert_eq!((worker.name().as_str(), worker.had_v1), ("10.0.0.7:8000/a", true));
+        assert_eq!(worker.api_key.as_ref().unwrap(), "Basic dTpjYW5hcnk=");
+        assert!(!format!("{name:?} {worker:?}").contains("canary"));
+        for (url, says) in [
+            ("http://u:canary@vllm:8000/?x", "query"),
+            ("https://vllm:8000", "http://NAME:PORT"),
+            ("vllm:8000", "write http://vllm:8000"),
+        ] {
+            let error = DnsName::try_from(&DnsTable { url: url.to_owned(), ..table.clone() }).unwrap_err().0;
+            assert!(error.contains(says) && !error.contains("canary"), "{url}: {error}");
+        }
+        let both = DnsTable { api_key_file: Some("/nowhere".into()), ..table };
+        assert!(DnsName::try_from(&both).unwrap_err().0.contains("api_key_file"));
     }
 }

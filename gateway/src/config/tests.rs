@@ -9,7 +9,7 @@ fn config(text: &str) -> Result<Config, ConfigError> {
 #[test]
 fn a_worker_is_a_url_or_a_table() {
     let urls = config(r#"worker = ["http://a:1", "http://b:2/base"]"#).unwrap();
-    assert_eq!(urls.workers[1].name(), "b:2");
+    assert_eq!(urls.workers[1].name(), "b:2/base");
     let tables = config("[[worker]]\nurl = \"http://a:1\"\nmodel = \"m\"\nweight = 2.0").unwrap();
     assert_eq!(tables.workers[0].weight, 2.0);
 }
@@ -67,6 +67,9 @@ fn what_is_wrong_is_named() {
         ("[auth]\ntenants_file = \"/nowhere\"", "/nowhere"),
         ("[limits]\nanswer_idle_ms = 0", "answer_idle_ms"),
         ("worker = [\"http://a:1\", \"http://a:1/\"]", "twice"),
+        ("worker = [\"http://a:1/b/v1\", \"http://A:1/b\"]", "twice"),
+        ("worker = [\"http://a:1/?b\"]", "query"),
+        ("[[worker]]\nurl = \"http://u:p@a:1\"\napi_key_file = \"/nowhere\"", "exclude each other"),
         ("[[worker]]\nurl = \"http://a:1\"\nweight = 0.0", "weight"),
         ("[[worker]]\nurl = \"http://a:1\"\napi_key_file = \"/nowhere\"", "/nowhere"),
         ("[limits]\nmax_in_flight = 0", "max_in_flight"),
@@ -101,4 +104,37 @@ fn a_workers_key_is_not_printable() {
     let config = config(&text).unwrap();
     assert_eq!(config.workers[0].api_key.as_ref().unwrap(), "Bearer canary-key");
     assert!(!format!("{config:?}").contains("canary-key"));
+}
+
+#[test]
+fn two_paths_of_one_port_are_two_workers_and_so_are_their_ranks() {
+    let paths = config("worker = [\"http://a:1/x\", \"http://a:1/y/v1\", \"http://a:1\"]").unwrap();
+    let names: Vec<_> = paths.workers.iter().map(WorkerConfig::name).collect();
+    assert_eq!(names, ["a:1/x", "a:1/y", "a:1"]);
+    assert!(!paths.workers[0].had_v1 && paths.workers[1].had_v1);
+    let ranks = config("[[worker]]\nurl = \"http://a:1/x\"\ndata_parallel_size = 2").unwrap();
+    let names: Vec<_> = ranks.workers.iter().map(WorkerConfig::name).collect();
+    assert_eq!(names, ["a:1/x@0", "a:1/x@1"]);
+}
+
+#[test]
+fn no_error_and_no_printed_configuration_repeats_a_password() {
+    let good = config("worker = [\"http://u:canary@a:1\"]\n[[discovery.dns]]\nurl = \"http://u:canary@b:1\"")
+        .unwrap();
+    assert_eq!(good.workers[0].name(), "a:1");
+    assert!(!format!("{good:?}").contains("canary"));
+    for text in [
+        "worker = [\"ftp://u:canary@a:1\"]",
+        "worker = [\"http://u:canary@a:x\"]",
+        "worker = [\"http://u:canary@a:1;http3=true\"]",
+        "worker = [\"http://u:c;canary@a:1\"]",
+        "worker = [\"http://u:canary@a:1;http2=what\"]",
+        "worker = [\"http://u:canary@a:1\", \"http://u:canary@a:1/\"]",
+        "[[worker]]\nurl = \"http://u:canary@a:1\"\ndata_parallel_size = 0",
+        "[[worker]]\nurl = \"http://u:canary@a:1\"\nweight = -1.0",
+        "[[discovery.dns]]\nurl = \"http://u:canary@a\"",
+    ] {
+        let error = config(text).unwrap_err().to_string();
+        assert!(!error.contains("canary"), "{text}: {error}");
+    }
 }

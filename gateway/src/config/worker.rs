@@ -6,7 +6,10 @@ use http::{HeaderValue, Uri};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, WorkerTls};
+use super::{
+    ConfigError, WorkerTls,
+    worker_url::{WorkerUrl, without_secret},
+};
 use crate::{limits, tls::ClientTls};
 
 /// A worker in the file.
@@ -23,7 +26,7 @@ pub enum WorkerEntry {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerTable {
-    /// Such as `http://10.0.0.7:8000`.
+    /// Such as `http://10.0.0.7:8000`, perhaps with a path before `/v1`; `user:password@` is sent as `Authorization: Basic`.
     pub url: String,
     /// Serve only this model from it; by default all that its `/v1/models` lists.
     pub model: Option<String>,
@@ -81,7 +84,7 @@ pub struct WorkerConfig {
     pub model: Option<String>,
     /// Relative share of new work, above 0.
     pub weight: f64,
-    /// `Bearer …`, marked sensitive so that it is never printed.
+    /// `Bearer …` or, where its URL had a user, `Basic …`; marked sensitive so that it is never printed.
     pub api_key: Option<HeaderValue>,
     /// How TLS is spoken with it, where its URL begins with `https`.
     pub tls: Option<Arc<ClientTls>>,
@@ -95,6 +98,8 @@ pub struct WorkerConfig {
     pub rank: Option<u32>,
     /// Whether HTTP/2 is spoken with it, or over TLS offered.
     pub http2: bool,
+    /// Whether its URL ended in `/v1`, which is left out.
+    pub had_v1: bool,
 }
 
 /// Where a worker says what it caches; both as `tcp://HOST:PORT`.
@@ -120,16 +125,18 @@ impl KvSource {
 }
 
 impl WorkerConfig {
-    /// `host:port`, and `@rank` of one of several data-parallel engines.
+    /// `host:port`, the path of its URL if that has one, as one port may have several workers behind it, and `@rank` of one of
+    /// several data-parallel engines.
     pub fn name(&self) -> String {
         let rank = self.rank.map(|rank| format!("@{rank}")).unwrap_or_default();
-        format!("{}:{}{rank}", self.url.host().unwrap_or_default(), port_of(&self.url))
+        let path = self.url.path().trim_end_matches('/');
+        format!("{}:{}{path}{rank}", self.url.host().unwrap_or_default(), port_of(&self.url))
     }
 
     /// The workers that an entry of the configuration stands for: one for each data-parallel rank.
     pub fn all_of(table: &WorkerTable) -> Result<Vec<Self>, ConfigError> {
         let whole = Self::try_from(table)?;
-        let wrong = |why: String| ConfigError(format!("worker {:?}: {why}", table.url));
+        let wrong = |why: String| ConfigError(format!("worker {:?}: {why}", without_secret(&table.url)));
         let ranks = table.data_parallel_size.unwrap_or(1);
         if ranks == 0 || ranks > limits::MAX_DATA_PARALLEL_RANKS {
             let most = limits::MAX_DATA_PARALLEL_RANKS;
@@ -165,7 +172,8 @@ impl FromStr for WorkerTable {
         for part in parts {
             let wrong = || {
                 let known = "kv-events=tcp://HOST:PORT, kv-replay=tcp://HOST:PORT or http2=true";
-                ConfigError(format!("worker {text:?}: {part:?} is not known; expected {known}"))
+                let (worker, part) = (without_secret(text), without_secret(part));
+                ConfigError(format!("worker {worker:?}: {part:?} is not known; expected {known}"))
             };
             let (name, value) = part.split_once('=').ok_or_else(wrong)?;
             let field = match name.trim() {
@@ -238,21 +246,16 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
     type Error = ConfigError;
 
     fn try_from(table: &WorkerTable) -> Result<Self, ConfigError> {
-        let text = &table.url;
-        let wrong = |why: &str| ConfigError(format!("worker {text:?}: {why}"));
-        let url: Uri = text.parse().map_err(|_| wrong("not a URL; expected such as http://10.0.0.7:8000"))?;
+        let wrong = |why: &str| ConfigError(format!("worker {:?}: {why}", without_secret(&table.url)));
+        let WorkerUrl { url, basic, had_v1 } = table.url.parse().map_err(|why: String| wrong(&why))?;
         let tls = match (url.scheme_str(), &table.tls) {
-            (Some("http"), None) => None,
-            (Some("http"), Some(_)) => return Err(wrong("tls needs a URL that begins with https://")),
             (Some("https"), tls) => {
                 let files = tls.clone().unwrap_or_default();
                 Some(ClientTls::load(files).map_err(|error| wrong(&error.0))?)
             }
-            _ => return Err(wrong("the URL must begin with http:// or https://")),
+            (_, Some(_)) => return Err(wrong("tls needs a URL that begins with https://")),
+            (_, None) => None,
         };
-        if url.host().is_none_or(str::is_empty) || url.query().is_some() {
-            return Err(wrong("expected http://HOST:PORT, without a query"));
-        }
         let weight = table.weight.unwrap_or(1.0);
         if !weight.is_finite() || weight <= 0.0 {
             return Err(wrong("weight must be a number above 0"));
@@ -262,10 +265,16 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
             return Err(wrong("block_size must be above 0"));
         }
         let kv_events = table.kv_source().map_err(|why| wrong(&why))?;
-        let api_key = table.api_key_file.as_ref().map(read_key).transpose()?;
+        let api_key = match (&table.api_key_file, basic) {
+            (Some(_), Some(_)) => {
+                return Err(wrong("a user in the URL and an api_key_file exclude each other"));
+            }
+            (Some(file), None) => Some(read_key(file)?),
+            (None, basic) => basic,
+        };
         let (model, identity, rank) = (table.model.clone(), None, None);
         let http2 = table.http2.unwrap_or(false);
-        Ok(Self { url, model, weight, api_key, tls, kv_events, block_size, identity, rank, http2 })
+        Ok(Self { url, model, weight, api_key, tls, kv_events, block_size, identity, rank, http2, had_v1 })
     }
 }
 
