@@ -3,7 +3,7 @@
 
 mod commands;
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use http::{HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
@@ -13,8 +13,10 @@ use tower::service_fn;
 use crate::{
     autoscale::Autoscale,
     body::{Request, Response, ResponseBody, full},
+    clock,
     error::Error,
     explain::explain,
+    fleet::{Present, Worker},
     leaving::Leaving,
     live::Live,
     members::Members,
@@ -29,7 +31,7 @@ const INDEX: &str = "Keyway admin\n\n/livez    200 while the process runs\n/read
     /metrics  Prometheus text format\n/workers  the fleet as JSON\n/scale    workers each model needs, term by term\n\
     /load     what this gateway has at each worker, as it changes: lines of JSON, for other gateways\n\
     /explain  POST a request's body: where it would go, and why; ?path=/v1/completions if it is no chat\n\
-    /workers  POST a [[worker]] table as JSON to add it; DELETE /workers/HOST:PORT; POST /workers/HOST:PORT/drain, /undrain\n\
+    /workers  POST a [[worker]] table as JSON to add it; DELETE /workers/NAME; POST /workers/NAME/drain, /undrain\n\
     /reload   POST reads the configuration again; /drain: POST ends the gateway as SIGTERM does\n\
     /help     this list\n";
 /// The operators' page: one file, without anything from elsewhere.
@@ -163,10 +165,38 @@ fn text(status: StatusCode, kind: &'static str, body: impl Into<bytes::Bytes>) -
     response
 }
 
+/// What is wrong with a worker.
+#[derive(Serialize)]
+struct LastError {
+    cause: &'static str,
+    /// What came of the last probe, and what to do.
+    text: String,
+    /// What was asked.
+    url: String,
+    /// Seconds since 1970 at which a probe said so first.
+    since: f64,
+    /// How many have said so since.
+    times: u64,
+}
+
+fn last_error(worker: &Worker, now: Duration) -> Option<LastError> {
+    let trouble = worker.trouble.lock();
+    let Present { fault, since, times, .. } = trouble.present()?;
+    Some(LastError {
+        cause: fault.cause.as_str(),
+        text: fault.to_string(),
+        url: fault.url.clone(),
+        since: clock::unix_seconds() - now.saturating_sub(*since).as_secs_f64(),
+        times: *times,
+    })
+}
+
 #[derive(Serialize)]
 struct Row {
     worker: String,
     state: &'static str,
+    /// What its probes find wrong, if anything.
+    last_error: Option<LastError>,
     models: Vec<String>,
     weight: f64,
     requests_in_flight: u64,
@@ -185,13 +215,14 @@ struct Row {
 }
 
 fn workers(router: &Router) -> Vec<u8> {
-    let row = |worker: &Arc<crate::fleet::Worker>| {
+    let row = |worker: &Arc<Worker>| {
         // Each lock is let go before the next is taken: the router has the index first and then what is a worker's.
         let prefill_tokens_per_s = worker.rate.lock().tokens_per_second();
         let cache_capacity_tokens = worker.residency.capacity.lock().tokens();
         Row {
             worker: worker.name.clone(),
             state: worker.condition(),
+            last_error: last_error(worker, router.now()),
             models: worker.models().into_iter().map(|model| model.id).collect(),
             weight: worker.weight,
             requests_in_flight: worker.load.requests(),

@@ -1,6 +1,9 @@
 //! The workers: who they are, which models they serve, how busy and how healthy they are. How they are
 //! talked to is `upstream.rs`; nothing is decided here (`keyway_core::pick`).
 
+mod fault;
+mod trouble;
+
 use std::{
     sync::{Arc, OnceLock},
     time::Duration,
@@ -19,6 +22,10 @@ use parking_lot::{Mutex, RwLock};
 use serde_json::value::RawValue;
 use tokio::sync::Notify;
 
+pub use self::{
+    fault::{Cause, Fault},
+    trouble::{Present, Trouble},
+};
 use crate::{
     config::{KvSource, WorkerConfig},
     ejection::{Ejections, Gate},
@@ -48,7 +55,7 @@ pub struct Model {
 pub struct Worker {
     /// Identity in the index; never reused.
     pub id: WorkerId,
-    /// `host:port`, in headers, metrics and logs.
+    /// `host:port`, and its path and rank if it has them; in headers, metrics and logs.
     pub name: String,
     /// Share of new work relative to its peers.
     pub weight: f64,
@@ -71,6 +78,8 @@ pub struct Worker {
     health: Mutex<Health>,
     models: RwLock<Option<Vec<Model>>>,
     failed: Notify,
+    /// What its probes find wrong with it.
+    pub trouble: Mutex<Trouble>,
     gate: Arc<Gate>,
     series: OnceLock<WorkerSeries>,
 }
@@ -102,6 +111,7 @@ impl Worker {
             health: Mutex::new(Health::new(now)),
             models: RwLock::new(None),
             failed: Notify::new(),
+            trouble: Mutex::default(),
             gate: ejections.gate(config.name()),
             series: OnceLock::new(),
         }
@@ -119,6 +129,14 @@ impl Worker {
         }
         // A valid path after a valid prefix is a valid path.
         format!("{}{path}", self.prefix).parse().unwrap_or_else(|_| path.clone())
+    }
+
+    /// The whole URL of a path, for people.
+    pub fn url_of(&self, path: &str) -> String {
+        let url = &self.config.url;
+        let (scheme, place) =
+            (url.scheme_str().unwrap_or("http"), url.authority().map_or("", |at| at.as_str()));
+        format!("{scheme}://{place}{}{path}", self.prefix)
     }
 
     /// The credential that replaces the client's, if one is configured.
@@ -155,6 +173,11 @@ impl Worker {
             return configured == model;
         }
         self.models.read().as_ref().is_none_or(|known| known.iter().any(|m| m.id == model))
+    }
+
+    /// Whether it is known what it serves, by its list or because that is configured.
+    pub fn models_known(&self) -> bool {
+        self.config.model.is_some() || self.models.read().is_some()
     }
 
     /// The models it serves, as far as known.
@@ -225,6 +248,12 @@ impl Worker {
         self.health.lock().on_connect_failure(now);
         self.habits.forget();
         self.failed.notify_one();
+    }
+
+    /// Since when nothing more is to be expected of it, streams that it has begun included: its port refuses connections, or it
+    /// has let its probes fail for long. `None` while it seems alive.
+    pub fn seems_dead_since(&self) -> Option<Duration> {
+        self.health.lock().seems_dead_since()
     }
 
     /// Completes when a connection has failed.
@@ -319,6 +348,19 @@ impl Fleet {
         self.all().iter().find_map(|worker| parent(worker))
     }
 
+    /// Whether no worker has this model, as far as can be known. One that is down has what it listed when it was up. What one that
+    /// has never been up will list is not known: it is no reason to call a name right that nobody who is up has heard of, else a
+    /// worker that starts for minutes makes every mistyped name look as if it would be there soon. While nobody is up it is one.
+    pub fn lacks(&self, model: &str) -> bool {
+        let all = self.all();
+        let (known, unknown): (Vec<_>, Vec<_>) = all.iter().partition(|worker| worker.models_known());
+        let is_up = |worker: &&Arc<Worker>| matches!(worker.state(), State::Ready | State::Paused);
+        !known.is_empty()
+            && !known.iter().any(|worker| worker.may_serve(Some(model)))
+            && !unknown.iter().any(is_up)
+            && (unknown.is_empty() || known.iter().any(is_up))
+    }
+
     /// The ids of all models known, sorted.
     pub fn model_ids(&self) -> Vec<String> {
         let mut ids: Vec<_> = self.all().iter().flat_map(|w| w.models()).map(|model| model.id).collect();
@@ -327,3 +369,6 @@ impl Fleet {
         ids
     }
 }
+
+#[cfg(test)]
+mod tests;

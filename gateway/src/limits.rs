@@ -129,6 +129,18 @@ pub const WORKER_H2_RESENDS: usize = 2;
 /// Time for a worker to answer a probe's `/health` or `/v1/models`.
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Lines of the log about workers' faults in a minute, a sixth of them at once; of the workers beyond, one line says how many.
+pub const FAULT_LINES_PER_MINUTE: f64 = 60.0;
+
+/// Time in which the workers come together that this line counts, and time from one such line to the next.
+pub const FAULT_SUMMARY_AFTER: Duration = Duration::from_secs(10);
+
+/// See [`FAULT_SUMMARY_AFTER`].
+pub const FAULT_SUMMARY_EVERY: Duration = Duration::from_secs(60);
+
+/// Bytes of what a worker says (a redirect's target) that are shown in a fault.
+pub const MAX_FAULT_TEXT_BYTES: usize = 200;
+
 /// How long a request without any worker waits for the first probe of one that has just joined.
 pub const FIRST_PROBE_PATIENCE: Duration = Duration::from_secs(1);
 

@@ -6,14 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use keyway_core::{EngineLoad, health::PROBE_INTERVAL};
 
-use crate::{
-    clock,
-    fleet::Worker,
-    limits::{MAX_SCRAPE_BYTES, PROBE_TIMEOUT},
-    probe,
-    routing::Router,
-    upstream::Upstream,
-};
+use crate::{clock, fleet::Worker, limits::MAX_SCRAPE_BYTES, probe, routing::Router, upstream::Upstream};
 
 /// Gauges of requests in the batch: vLLM, SGLang, its `/v1/loads`, keyway-worker.
 const RUNNING: [&str; 4] = [
@@ -116,8 +109,7 @@ impl Page {
 }
 
 async fn look(worker: &Worker, upstream: &Upstream, path: &'static str) -> Option<(EngineLoad, String)> {
-    let page = probe::get(worker, upstream, path, MAX_SCRAPE_BYTES);
-    let page = clock::timeout(PROBE_TIMEOUT, page).await.ok().flatten()?;
+    let page = probe::get(worker, upstream, path, MAX_SCRAPE_BYTES).await?;
     let page = String::from_utf8_lossy(&page).into_owned();
     Some((engine_load(&page, worker.rank())?, page))
 }

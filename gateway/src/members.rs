@@ -6,7 +6,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -15,8 +15,14 @@ use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
 use crate::{
-    clock, config::WorkerConfig, fleet::Worker, kv_events, load_scrape, metrics::Metrics, probe,
-    routing::Router, upstream::Upstream,
+    clock,
+    config::WorkerConfig,
+    fleet::Worker,
+    kv_events, load_scrape,
+    metrics::Metrics,
+    probe::{Complaints, Watch},
+    routing::Router,
+    upstream::Upstream,
 };
 
 /// How often a draining worker is looked at.
@@ -72,6 +78,7 @@ pub struct Members {
     router: Arc<Router>,
     upstream: Upstream,
     metrics: Arc<Metrics>,
+    complaints: Arc<Complaints>,
     all: Mutex<HashMap<WorkerId, Member>>,
 }
 
@@ -87,11 +94,14 @@ struct Member {
 impl Members {
     /// Nobody yet.
     pub fn new(router: Arc<Router>, upstream: Upstream, metrics: Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Self { router, upstream, metrics, all: Mutex::default() })
+        Arc::new(Self { router, upstream, metrics, complaints: Arc::default(), all: Mutex::default() })
     }
 
     /// Takes a worker that the fleet has already.
     pub fn adopt(&self, worker: Arc<Worker>, source: Source) {
+        if worker.config().had_v1 {
+            tracing::info!(worker = %worker.name, "the /v1 of the worker's URL is left out: requests bring their own");
+        }
         let known = self.router.recall(&worker);
         if known > 0 {
             tracing::info!(worker = %worker.name, blocks = known, "its cache is remembered from a snapshot");
@@ -102,9 +112,15 @@ impl Members {
             let following = kv_events::follow(Arc::clone(&worker), events, router, metrics);
             tasks.push(tokio::spawn(following).abort_handle());
         }
-        let (router, metrics) = (Arc::clone(&self.router), Arc::clone(&self.metrics));
-        let probing = probe::watch(Arc::clone(&worker), router, self.upstream.clone(), metrics);
-        tasks.push(tokio::spawn(probing).abort_handle());
+        let watch = Watch {
+            worker: Arc::clone(&worker),
+            router: Arc::clone(&self.router),
+            upstream: self.upstream.clone(),
+            metrics: Arc::clone(&self.metrics),
+            complaints: Arc::clone(&self.complaints),
+            was_up: AtomicBool::new(false),
+        };
+        tasks.push(tokio::spawn(watch.run()).abort_handle());
         if let Some(every) = self.router.load_scrape() {
             let (router, upstream) = (Arc::clone(&self.router), self.upstream.clone());
             let asking = load_scrape::watch(Arc::clone(&worker), router, upstream, every);

@@ -2,6 +2,7 @@
 //! small, and Nagle's algorithm with delayed ACKs would hold each back 40 ms). No HTTP here; ZMQ is in
 //! `net/zmq.rs`. With the feature `simulation` the connections are a simulated network's (`net/simulated.rs`).
 
+pub mod port;
 #[cfg(feature = "simulation")]
 mod simulated;
 mod stream;

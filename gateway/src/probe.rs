@@ -1,127 +1,190 @@
 //! Asks each worker, at the times its health state machine names, whether it is up, which models it serves, and how large
-//! its cache is.
-//! What the answers mean is `keyway_core::health`'s business.
+//! its cache is; and says what is wrong with one that cannot be used. What the answers mean for it is
+//! `keyway_core::health`'s business.
 
-use std::{sync::Arc, time::Duration};
+mod ask;
+mod complaints;
+mod faults;
+mod look;
+mod models;
 
-use bytes::Bytes;
-use http::{header::AUTHORIZATION, uri::PathAndQuery};
-use http_body_util::{BodyExt, Limited};
-use serde::Deserialize;
-use serde_json::value::RawValue;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
+use keyway_core::health::State;
+
+pub(crate) use self::ask::get;
+pub use self::complaints::Complaints;
+use self::{
+    ask::Found,
+    look::{Looking, keep_looking},
+};
 use crate::{
     clock,
-    fleet::{Model, Worker},
-    limits::{MAX_MODELS_BYTES, MAX_SCRAPE_BYTES, PROBE_TIMEOUT, SCRAPE_MAX_AGE},
+    fleet::{Fault, Worker},
+    limits::{MAX_SCRAPE_BYTES, SCRAPE_MAX_AGE},
     metrics::Metrics,
     routing::Router,
     scrape,
-    upstream::{Outgoing, Upstream},
+    upstream::Upstream,
 };
 
-/// Probes one worker for ever.
-pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream, metrics: Arc<Metrics>) {
-    let mut scraped_at = None;
-    loop {
-        // A worker that has just failed is due earlier than it was: look again when it does.
-        let due = worker.with_health(|health| health.next_probe_at()).saturating_sub(router.now());
-        if !due.is_zero() {
-            let _ = clock::timeout(due, worker.failed()).await;
-            continue;
+/// Failed probes after which what is wrong is told: of a worker that is not up, so that one that starts beside the gateway is no
+/// news; and of one that is, as it may be busy.
+const TOLD_AFTER: (u64, u64) = (2, 3);
+
+/// One worker, as it is watched.
+#[derive(Debug)]
+pub struct Watch {
+    /// The worker.
+    pub worker: Arc<Worker>,
+    /// What is told that it has changed.
+    pub router: Arc<Router>,
+    /// Asks it.
+    pub upstream: Upstream,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+    /// Where the log has room for it.
+    pub complaints: Arc<Complaints>,
+    /// As the log has it.
+    pub was_up: AtomicBool,
+}
+
+impl Watch {
+    /// Probes it for ever, and looks at its port meanwhile: a probe that hangs keeps nobody from seeing that it is closed.
+    pub async fn run(self) {
+        tokio::join!(keep_looking(&self), self.keep_asking());
+    }
+
+    async fn keep_asking(&self) {
+        let Self { worker, router, .. } = self;
+        let (mut scraped_at, mut looking) = (None, Looking::default());
+        loop {
+            // A worker that has just failed is due earlier than it was: look again when it does.
+            let due = worker.with_health(|health| health.next_probe_at()).saturating_sub(router.now());
+            if !due.is_zero() {
+                let _ = clock::timeout(due, worker.failed()).await;
+                self.note_change(false);
+                continue;
+            }
+            worker.origin().sweep();
+            if let Some(tls) = &worker.config().tls {
+                self.metrics.lifecycle.certificates.client(&worker.name, tls.validity());
+            }
+            let first = worker.with_health(|health| health.awaits_first_probe());
+            let found = self.probe(&mut looking).await;
+            if self.take(found) {
+                self.scrape_cache(&mut scraped_at).await;
+            }
+            self.note_change(first);
         }
-        worker.origin().sweep();
-        if let Some(tls) = &worker.config().tls {
-            metrics.lifecycle.certificates.client(&worker.name, tls.validity());
+    }
+
+    /// Of one that is not up its port is looked at first: only a new connection proves that it is back.
+    async fn probe(&self, looking: &mut Looking) -> Found {
+        if self.worker.state() != State::Ready
+            && let Err(fault) = looking.look(&self.worker).await
+        {
+            return fault.into();
         }
-        let (was_ready, first) =
-            (worker.routable(), worker.with_health(|health| health.awaits_first_probe()));
-        let up = clock::timeout(PROBE_TIMEOUT, probe(&worker, &upstream, &metrics)).await.unwrap_or(false);
-        worker.with_health(|health| health.on_probe(up, router.now()));
-        if up {
-            scrape_cache(&worker, &router, &upstream, &mut scraped_at).await;
+        ask::probe(&self.worker, &self.upstream, &self.metrics).await
+    }
+
+    /// Takes what a probe found. Returns whether the worker is up.
+    fn take(&self, found: Found) -> bool {
+        let now = self.router.now();
+        match found {
+            Found::Up(fault) => {
+                self.worker.with_health(|health| health.on_probe(true, now));
+                match fault {
+                    // What it answered is not by chance.
+                    Some(fault) => self.fault(fault, 1),
+                    None => self.no_fault(),
+                }
+                return true;
+            }
+            Found::Down(fault) => {
+                self.worker.with_health(|health| health.on_probe(false, now));
+                let up = self.worker.with_health(|health| health.routable());
+                self.fault(fault, if up { TOLD_AFTER.1 } else { TOLD_AFTER.0 });
+            }
+            Found::NotAsked(fault) => {
+                self.worker.with_health(|health| health.on_probe_not_sent(now));
+                self.fault(fault, TOLD_AFTER.0);
+            }
         }
-        let ready = worker.routable();
-        if ready != was_ready {
+        false
+    }
+
+    /// Counts a fault, keeps it to be shown, and tells it when so many probes have found one, and then ever more rarely.
+    fn fault(&self, fault: Fault, told_after: u64) {
+        let (worker, now) = (&self.worker, self.router.now());
+        if worker.state() == State::Draining {
+            return;
+        }
+        let cause = fault.cause;
+        self.metrics.fleet.probe_failures.with_label_values(&[worker.name.as_str(), cause.as_str()]).inc();
+        let mut trouble = worker.trouble.lock();
+        trouble.found(fault, now);
+        let present = trouble.to_tell(told_after, now).cloned();
+        if let Some(present) = present.filter(|_| self.complaints.may_tell(worker.id, cause, now)) {
+            trouble.told(now);
+            drop(trouble);
+            let (fault, times, state) = (&present.fault, present.times, worker.condition());
+            let for_s = now.saturating_sub(present.since).as_secs();
+            tracing::warn!(
+                worker = %worker.name, state, cause = cause.as_str(), url = fault.url, times, for_s,
+                "worker {}: {fault}", if worker.routable() { "has a fault" } else { "cannot be used" }
+            );
+        }
+        if let Some((workers, causes)) = self.complaints.summary(now) {
+            tracing::warn!(
+                workers,
+                causes,
+                "more workers have faults; /workers of the admin listener has them all"
+            );
+        }
+    }
+
+    fn no_fault(&self) {
+        self.complaints.over(self.worker.id);
+        let Some((past, true)) = self.worker.trouble.lock().over() else { return };
+        let for_s = self.router.now().saturating_sub(past.since).as_secs();
+        tracing::info!(worker = %self.worker.name, cause = past.fault.cause.as_str(), for_s, "worker's fault is over");
+    }
+
+    /// Says when it has come up or gone down, also when a request has noticed. `anyhow`: who waits is told in any case.
+    fn note_change(&self, anyhow: bool) {
+        let (worker, state) = (&self.worker, self.worker.state());
+        let up = matches!(state, State::Ready | State::Paused);
+        let changed = state != State::Draining && self.was_up.swap(up, Relaxed) != up;
+        if changed {
             let models = worker.models().into_iter().map(|m| m.id).collect::<Vec<_>>().join(", ");
-            tracing::info!(worker = %worker.name, ready, models, "worker changed state");
+            tracing::info!(worker = %worker.name, ready = up, models, "worker changed state");
         }
-        if ready != was_ready || first {
-            router.fleet_changed();
+        if changed || anyhow {
+            self.router.fleet_changed();
         }
     }
-}
 
-/// Asks for the size of its cache. Not part of its health: an engine without metrics serves as well.
-async fn scrape_cache(
-    worker: &Worker,
-    router: &Router,
-    upstream: &Upstream,
-    scraped_at: &mut Option<Duration>,
-) {
-    let page = get(worker, upstream, "/metrics", MAX_SCRAPE_BYTES);
-    let page = clock::timeout(PROBE_TIMEOUT, page).await.ok().flatten();
-    let rank = worker.rank();
-    let config = page.map(|page| scrape::cache_config(&String::from_utf8_lossy(&page), rank));
-    if let Some(config) = config.filter(|config| config.tokens().is_some()) {
-        *scraped_at = Some(router.now());
-        router.cache_is(worker, config);
-    } else if scraped_at.take_if(|at| router.now() > *at + SCRAPE_MAX_AGE).is_some() {
-        router.cache_is(worker, scrape::CacheConfig::default());
-    }
-}
-
-/// Whether the worker answers; its models are noted on the way.
-async fn probe(worker: &Worker, upstream: &Upstream, metrics: &Metrics) -> bool {
-    if get(worker, upstream, "/health", MAX_MODELS_BYTES).await.is_none() {
-        return false;
-    }
-    let models = get(worker, upstream, "/v1/models", MAX_MODELS_BYTES).await;
-    if let Some(models) = models.and_then(|body| read_models(&body)) {
-        for model in &models {
-            metrics.admit_model(&model.id);
+    /// Asks for the size of its cache. Not part of its health: an engine without metrics serves as well.
+    async fn scrape_cache(&self, scraped_at: &mut Option<Duration>) {
+        let Self { worker, router, upstream, .. } = self;
+        let page = get(worker, upstream, "/metrics", MAX_SCRAPE_BYTES).await;
+        let rank = worker.rank();
+        let config = page.map(|page| scrape::cache_config(&String::from_utf8_lossy(&page), rank));
+        if let Some(config) = config.filter(|config| config.tokens().is_some()) {
+            *scraped_at = Some(router.now());
+            router.cache_is(worker, config);
+        } else if scraped_at.take_if(|at| router.now() > *at + SCRAPE_MAX_AGE).is_some() {
+            router.cache_is(worker, scrape::CacheConfig::default());
         }
-        worker.set_models(models);
     }
-    true
-}
-
-/// The body of a successful answer.
-pub(crate) async fn get(
-    worker: &Worker,
-    upstream: &Upstream,
-    path: &'static str,
-    max_bytes: usize,
-) -> Option<Bytes> {
-    let mut request = Outgoing::get(worker.target(&PathAndQuery::from_static(path)));
-    if let Some(key) = worker.api_key() {
-        request.set(AUTHORIZATION, key.clone());
-    }
-    let answer =
-        upstream.send(worker.origin(), request).await.ok().filter(|answer| answer.status().is_success())?;
-    Some(Limited::new(answer.into_body(), max_bytes).collect().await.ok()?.to_bytes())
-}
-
-fn read_models(body: &[u8]) -> Option<Vec<Model>> {
-    #[derive(Deserialize)]
-    struct List {
-        data: Vec<Box<RawValue>>,
-    }
-    #[derive(Deserialize)]
-    struct Entry {
-        id: String,
-        numerics_id: Option<serde_json::Value>,
-        /// vLLM: the base model of a LoRA adapter.
-        #[serde(default)]
-        parent: Option<String>,
-    }
-    let list: List = serde_json::from_slice(body).ok()?;
-    let model = |json: Box<RawValue>| {
-        let Entry { id, numerics_id, parent } = serde_json::from_str(json.get()).ok()?;
-        let numerics_id = numerics_id.and_then(|id| id.as_str().map(Arc::from));
-        Some(Model { id, parent, json, numerics_id })
-    };
-    Some(list.data.into_iter().filter_map(model).collect())
 }
 
 /// Waits until a worker is ready, at most `patience`.
@@ -134,26 +197,4 @@ pub async fn first_ready(router: &Router, patience: Duration) -> bool {
         clock::sleep(Duration::from_millis(20)).await;
     }
     false
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn model_entries_keep_their_json_and_odd_ones_are_skipped() {
-        let models =
-            read_models(br#"{"object":"list","data":[{"id":"a","x":[1, 2]},{"no":"id"},7]}"#).unwrap();
-        assert_eq!(models.len(), 1);
-        assert_eq!(models[0].json.get(), r#"{"id":"a","x":[1, 2]}"#);
-        assert_eq!(models[0].numerics_id, None);
-        let worker =
-            read_models(br#"{"data":[{"id":"a","numerics_id":"cpu-1"},{"id":"b","numerics_id":7}]}"#)
-                .unwrap();
-        assert_eq!((worker.len(), &worker[1].numerics_id), (2, &None));
-        assert_eq!(worker[0].numerics_id.as_deref(), Some("cpu-1"));
-        assert!(read_models(b"<html>").is_none());
-        let adapter = read_models(br#"{"data":[{"id":"a","parent":null},{"id":"l","parent":"a"}]}"#).unwrap();
-        assert_eq!((adapter[0].parent.as_deref(), adapter[1].parent.as_deref()), (None, Some("a")));
-    }
 }

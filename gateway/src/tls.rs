@@ -20,7 +20,7 @@ use rustls::{
 use x509_cert::{Certificate, der::Decode, time::Time};
 
 pub use self::{
-    client::ClientTls,
+    client::{ClientTls, believes_nobody},
     server::{Prepared, ServerTls, check, prepare},
 };
 use crate::config::ConfigError;

@@ -15,6 +15,7 @@ use std::{io, pin::Pin, time::Duration};
 
 use bytes::Bytes;
 use http::{Version, header};
+use tokio::io::AsyncReadExt;
 
 pub use self::{
     answer::{Answer, AnswerError},
@@ -28,9 +29,13 @@ use self::{
     shared::{Place, Shared, not_begun},
 };
 use crate::{
+    clock,
     limits::WORKER_H2_RESENDS,
     net::{Connector, speaks_another_protocol},
 };
+
+/// Time for a server's first word after its handshake: more than a round trip.
+const FIRST_WORD_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Sends requests to workers.
 #[derive(Debug, Clone)]
@@ -155,6 +160,17 @@ impl Upstream {
                 origin.links().failed();
                 Err(error)
             }
+        }
+    }
+
+    /// Opens a connection and closes it, to learn why none can be. In TLS 1.3 a server says only after the handshake that it wants
+    /// another certificate, so a word of it is waited for.
+    pub async fn reach(&self, origin: &Origin) -> io::Result<()> {
+        let opened = self.connector.connect(origin.host(), origin.port(), origin.security(), true);
+        let mut stream = opened.await?.stream;
+        match clock::timeout(FIRST_WORD_PATIENCE, stream.read(&mut [0])).await {
+            Ok(Err(error)) => Err(error),
+            _ => Ok(()),
         }
     }
 

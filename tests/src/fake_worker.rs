@@ -4,13 +4,14 @@
 
 mod call;
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::eventually::patient;
@@ -74,12 +75,21 @@ struct Shared {
     usage: Mutex<(u64, u64)>,
     metrics: Mutex<String>,
     loads: Mutex<Option<String>>,
+    /// What a GET of a path is answered instead: status, headers, body.
+    answers: Mutex<HashMap<String, Answer>>,
+    /// Requests that were answered from there.
+    answered: Mutex<Vec<Recorded>>,
+    /// Tells the listener to go and the connections to stay.
+    deaf: Notify,
     requests: Mutex<Vec<Recorded>>,
     active: AtomicUsize,
     most_active: AtomicUsize,
     aborted: AtomicUsize,
     calls: mpsc::UnboundedSender<Call>,
 }
+
+/// Status, headers, body.
+type Answer = (u16, Vec<(String, String)>, String);
 
 impl FakeWorker {
     /// Starts on a free port; healthy, serves [`FAKE_MODEL`], answers at once.
@@ -103,6 +113,9 @@ impl FakeWorker {
             usage: Mutex::new((12, 0)),
             metrics: Mutex::default(),
             loads: Mutex::default(),
+            answers: Mutex::default(),
+            answered: Mutex::default(),
+            deaf: Notify::new(),
             requests: Mutex::default(),
             active: AtomicUsize::new(0),
             most_active: AtomicUsize::new(0),
@@ -148,6 +161,27 @@ impl FakeWorker {
     /// Sets the status of `/health`.
     pub fn set_health(&self, status: u16) {
         *self.shared.health.lock() = status;
+    }
+
+    /// Answers each GET of this path so from now on.
+    pub fn answer_at(&self, path: &str, status: u16, headers: &[(&str, &str)], body: &str) {
+        let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        self.shared.answers.lock().insert(path.to_owned(), (status, headers, body.to_owned()));
+    }
+
+    /// Answers this path as ever again.
+    pub fn answer_as_ever(&self, path: &str) {
+        self.shared.answers.lock().remove(path);
+    }
+
+    /// Every request that was answered as [`FakeWorker::answer_at`] says.
+    pub fn answered(&self) -> Vec<Recorded> {
+        self.shared.answered.lock().clone()
+    }
+
+    /// Closes its port and keeps its connections, as an engine does that is told to end.
+    pub fn close_port(&self) {
+        self.shared.deaf.notify_one();
     }
 
     /// Sets what `/metrics` says; nothing unless set.
@@ -238,10 +272,17 @@ impl Drop for FakeWorker {
 /// Accepts until aborted; its connections end with it.
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
-    while let Ok((stream, _)) = listener.accept().await {
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = shared.deaf.notified() => break,
+        };
+        let Ok((stream, _)) = accepted else { return };
         connections.spawn(serve(stream, shared.clone()));
         while connections.try_join_next().is_some() {}
     }
+    drop(listener);
+    std::future::pending().await
 }
 
 /// Serves one connection until either side is done with it.
@@ -263,6 +304,14 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
 /// Answers one request; gives the connection back if another may follow.
 async fn answer_one(conn: Conn, request: Recorded, shared: &Arc<Shared>) -> Option<Conn> {
     let (back, returned) = oneshot::channel();
+    let (method, target) = request.target();
+    let scripted = shared.answers.lock().get(target).filter(|_| method == "GET").cloned();
+    if let Some((status, headers, body)) = scripted {
+        shared.answered.lock().push(request.clone());
+        let headers: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        Call::new(conn, request, back, None).try_respond(status, &headers, body.as_bytes()).await.ok()?;
+        return returned.await.ok();
+    }
     let probe = match request.target() {
         ("GET", "/health") => Some((*shared.health.lock(), "{}".to_owned())),
         ("GET", "/metrics") => Some((200, shared.metrics.lock().clone())),

@@ -48,8 +48,10 @@ impl Autoscale {
             };
             let left = (asked + patience).saturating_sub(router.now());
             if clock::timeout(left, changed).await.is_err() {
+                // Who waited for no worker of the model, but for a probe's word, learns what it is.
+                let error = if matches!(place, Some(Some(_))) { Error::NoWorker } else { error };
                 end(place.flatten(), "timed_out");
-                return Err(Error::NoWorker);
+                return Err(error);
             }
         }
     }

@@ -9,6 +9,8 @@ use super::Declare;
 pub struct FleetMetrics {
     /// `keyway_fleet_workers{state}`.
     pub workers: IntGaugeVec,
+    /// `keyway_probe_failures_total{worker,cause}`.
+    pub probe_failures: IntCounterVec,
     /// `keyway_discovery_updates_total{source,outcome="ok|failed"}`.
     pub discovery: IntCounterVec,
     /// `keyway_worker_refusals_total{worker,cause="busy|lost|failed|rejected|error_event"}`.
@@ -21,6 +23,11 @@ impl FleetMetrics {
     pub(super) fn declare(d: &Declare) -> prometheus::Result<Self> {
         Ok(Self {
             workers: d.gauges("keyway_fleet_workers", "Workers known, by state.", &["state"])?,
+            probe_failures: d.counter(
+                "keyway_probe_failures_total",
+                "Probes that found something wrong with a worker, by what; `gateway`: they could not be sent.",
+                &["worker", "cause"],
+            )?,
             discovery: d.counter(
                 "keyway_discovery_updates_total",
                 "Looks at a list of workers, by source and whether it could be read.",

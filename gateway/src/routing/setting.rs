@@ -188,9 +188,8 @@ impl Router {
         } else {
             all.iter().filter(may_have).cloned().collect()
         };
-        // While nobody is there it is not known which models are.
-        if let (true, false, Some(model)) = (workers.is_empty(), all.is_empty(), &request.model)
-            && !all.iter().any(|worker| serves(&worker))
+        if let (true, Some(model)) = (workers.is_empty(), &request.model)
+            && self.fleet.lacks(model)
         {
             let known = self.fleet.model_ids().join(", ");
             return Err(Error::ModelNotFound { model: model.clone(), known });

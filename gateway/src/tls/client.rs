@@ -8,7 +8,7 @@ use std::{
 };
 
 use parking_lot::{Mutex, RwLock};
-use rustls::ClientConfig;
+use rustls::{ClientConfig, RootCertStore};
 
 use super::{Validity, certificates, changed_at, key, provider, roots};
 use crate::{
@@ -96,6 +96,13 @@ impl ClientTls {
             Err(error) => tracing::warn!(%error, "the old certificate for workers stays in use"),
         }
     }
+}
+
+/// To learn whether a server speaks TLS at all; no connection comes of it.
+pub fn believes_nobody() -> Option<Arc<ClientConfig>> {
+    let builder =
+        ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().ok()?;
+    Some(Arc::new(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth()))
 }
 
 fn paths(files: &WorkerTls) -> impl Iterator<Item = &PathBuf> {

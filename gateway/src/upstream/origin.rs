@@ -90,6 +90,11 @@ impl Origin {
         self.0.port
     }
 
+    /// Whether it is spoken to without TLS.
+    pub fn is_plain(&self) -> bool {
+        self.0.security.is_none()
+    }
+
     /// TLS, if it wants that.
     pub(super) fn security(&self) -> Option<&Security> {
         self.0.security.as_ref()

@@ -51,6 +51,7 @@ mod timeouts;
 mod tls;
 mod tls_scan;
 mod traces;
+mod unusable_workers;
 mod upstream_failure;
 mod usage;
 mod vtc;

@@ -1,0 +1,58 @@
+//! A worker's list of models, as its `/v1/models` has it.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::fleet::Model;
+
+/// The entries that have an id; `None` where it is no list. Some engines have the list alone, without an object around it.
+pub(super) fn read_models(body: &[u8]) -> Option<Vec<Model>> {
+    #[derive(Deserialize)]
+    struct Object {
+        data: Vec<Box<RawValue>>,
+    }
+    #[derive(Deserialize)]
+    struct Entry {
+        id: String,
+        numerics_id: Option<serde_json::Value>,
+        /// vLLM: the base model of a LoRA adapter.
+        #[serde(default)]
+        parent: Option<String>,
+    }
+    let object = || serde_json::from_slice(body).map(|Object { data }| data);
+    let list: Vec<Box<RawValue>> = object().or_else(|_| serde_json::from_slice(body)).ok()?;
+    let model = |json: Box<RawValue>| {
+        let Entry { id, numerics_id, parent } = serde_json::from_str(json.get()).ok()?;
+        let numerics_id = numerics_id.and_then(|id| id.as_str().map(Arc::from));
+        Some(Model { id, parent, json, numerics_id })
+    };
+    Some(list.into_iter().filter_map(model).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn model_entries_keep_their_json_and_odd_ones_are_skipped() {
+        let models =
+            read_models(br#"{"object":"list","data":[{"id":"a","x":[1, 2]},{"no":"id"},7]}"#).unwrap();
+        assert_eq!(models.len(), 1);
+        assert_eq!(models[0].json.get(), r#"{"id":"a","x":[1, 2]}"#);
+        assert_eq!(models[0].numerics_id, None);
+        let worker =
+            read_models(br#"{"data":[{"id":"a","numerics_id":"cpu-1"},{"id":"b","numerics_id":7}]}"#)
+                .unwrap();
+        assert_eq!((worker.len(), &worker[1].numerics_id), (2, &None));
+        assert_eq!(worker[0].numerics_id.as_deref(), Some("cpu-1"));
+        for no_list in [&b"<html>"[..], b"", b"{}", b"7", b"{\"data\":7}", b"\"data\""] {
+            assert!(read_models(no_list).is_none());
+        }
+        let alone = read_models(br#"[{"id":"a"},{"id":"b"}]"#).unwrap();
+        assert_eq!(alone.iter().map(|model| model.id.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        let adapter = read_models(br#"{"data":[{"id":"a","parent":null},{"id":"l","parent":"a"}]}"#).unwrap();
+        assert_eq!((adapter[0].parent.as_deref(), adapter[1].parent.as_deref()), (None, Some("a")));
+    }
+}
