@@ -158,15 +158,6 @@ fn every_configuration_is_valid_and_every_flag_is_known() {
     let gateway = fs::read_to_string(kubernetes().join("base/gateway.yaml")).unwrap();
     assert!(gateway.contains("\"--config\", \"/etc/keyway/keyway.toml\""));
     // The grace period is longer than the pause and the drain together.
-    let seconds = |text: &str, key: &str| {
-        let rest = text.split(key).nth(1).unwrap();
-        rest.trim_start_matches([':', ' ', '='])
-            .split(|c: char| !c.is_ascii_digit())
-            .next()
-            .unwrap()
-            .parse::<u64>()
-            .unwrap()
-    };
     for overlay in configured() {
         let config =
             fs::read_to_string(kubernetes().join("overlays").join(overlay).join("keyway.toml")).unwrap();
@@ -175,6 +166,43 @@ fn every_configuration_is_valid_and_every_flag_is_known() {
             drain + seconds(&gateway, "sleep: { seconds")
                 < seconds(&gateway, "terminationGracePeriodSeconds")
         );
+    }
+}
+
+/// The seconds that stand behind the first `key` of a text.
+fn seconds(text: &str, key: &str) -> u64 {
+    let rest = text.split(key).nth(1).unwrap_or_else(|| panic!("there is no {key}"));
+    let rest = rest.trim_start_matches([':', ' ', '=']);
+    rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+}
+
+/// What is wrong with how long a vLLM pod may take to end; its streams go on for `--shutdown-timeout` after the pause.
+fn ends_too_early(text: &str, pause: &str) -> Option<String> {
+    if !text.contains("- --shutdown-timeout=") {
+        return Some("without --shutdown-timeout vLLM ends its streams at once".to_owned());
+    }
+    let (pause, streams) = (seconds(text, pause), seconds(text, "- --shutdown-timeout"));
+    let grace = seconds(text, "terminationGracePeriodSeconds:");
+    (streams == 0 || pause + streams >= grace).then(|| format!("{pause} + {streams} s of {grace}"))
+}
+
+#[test]
+fn a_vllm_pod_that_is_to_go_may_end_its_streams() {
+    for (file, pause) in [
+        ("kubernetes/overlays/vllm/workers.yaml", "sleep: { seconds:"),
+        ("helm/values/vllm.yaml", "preStopSeconds:"),
+    ] {
+        let text = fs::read_to_string(workspace_root().join("deploy").join(file)).unwrap();
+        assert_eq!(ends_too_early(&text, pause), None, "{file}");
+        for (what, instead) in [
+            ("- --shutdown-timeout=150\n", ""),
+            ("--shutdown-timeout=150", "--shutdown-timeout=170"),
+            ("--shutdown-timeout=150", "--shutdown-timeout=0"),
+            ("terminationGracePeriodSeconds: 180", "terminationGracePeriodSeconds: 160"),
+        ] {
+            assert!(text.contains(what), "{file}: {what}");
+            assert!(ends_too_early(&text.replace(what, instead), pause).is_some(), "{file}: {instead}");
+        }
     }
 }
 
