@@ -25,6 +25,7 @@ use crate::{
     reload::Reloader,
     routing::Router,
     stack::Stack,
+    work::Work,
 };
 
 const INDEX: &str = "Keyway admin\n\n/livez    200 while the process runs\n/readyz   200 once a worker is ready\n\
@@ -88,7 +89,7 @@ async fn explained(request: Request, admin: &Admin) -> Response {
         Ok(body) => body.to_bytes(),
         Err(error) => return Error::BodyUnreadable(error.to_string()).to_response(),
     };
-    let info = dispatch.read(&path, &headers, &body).await;
+    let info = dispatch.read(Work::of(&Method::POST, &path), &path, &headers, &body).await;
     let drift = dispatch.doctor.look(&headers, (&body, &dispatch.ignored), &info);
     match explain(&admin.router, &info, drift) {
         Ok(found) => {

@@ -45,7 +45,7 @@ impl Asked {
         if let Some(rank) = worker.rank() {
             outgoing.set(headers::DATA_PARALLEL_RANK, rank.into());
         }
-        if self.generates() {
+        if self.info.work.is_inference() {
             // The relay must see where events end; engines do not compress streams unasked.
             outgoing.set(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
@@ -55,7 +55,7 @@ impl Asked {
     /// Whether a request that a worker may have begun to compute can be sent to another one. Generating is free of side
     /// effects; of other POSTs (files, batches) that is not known.
     pub fn may_repeat(&self) -> bool {
-        self.parts.method.is_safe() || (self.parts.method == Method::POST && self.generates())
+        self.parts.method.is_safe() || self.info.work.has_no_side_effects()
     }
 
     /// Whether a request that a worker says it has not begun can be sent to another one: also what leaves the same behind however
@@ -66,40 +66,8 @@ impl Asked {
 
     /// Whether every worker of the model ought to answer it alike: it asks for nothing that one of them has stored.
     pub fn is_alike_everywhere(&self) -> bool {
-        self.parts.method == Method::POST && (self.generates() || is_computed(self.parts.uri.path()))
+        let is_media = |path: &str| path.starts_with("/v1/audio/") || path.starts_with("/v1/images/");
+        let makes_media = self.parts.method == Method::POST && is_media(self.parts.uri.path());
+        self.info.work.has_no_side_effects() || makes_media
     }
-
-    fn generates(&self) -> bool {
-        let path = self.parts.uri.path();
-        fills_cache(path)
-            || matches!(
-                path,
-                "/v1/embeddings"
-                    | "/v1/rerank"
-                    | "/rerank"
-                    | "/v2/rerank"
-                    | "/score"
-                    | "/classify"
-                    | "/pooling"
-            )
-    }
-}
-
-/// Whether a request fills a prefix cache, which tenants must not share.
-pub fn takes_salt(parts: &Parts) -> bool {
-    parts.method == Method::POST && fills_cache(parts.uri.path())
-}
-
-/// Whether a path's answer follows from the request alone, though computing it twice may cost.
-fn is_computed(path: &str) -> bool {
-    matches!(path, "/tokenize" | "/detokenize" | "/v1/moderations" | "/v1/messages/count_tokens")
-        || path.starts_with("/v1/audio/")
-        || path.starts_with("/v1/images/")
-}
-
-fn fills_cache(path: &str) -> bool {
-    matches!(
-        path,
-        "/v1/chat/completions" | "/v1/completions" | "/v1/messages" | "/v1/responses" | "/generate"
-    )
 }

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::{
     api::Api,
-    asked::{Asked, takes_salt},
+    asked::Asked,
     attempts::Attempts,
     autoscale::Autoscale,
     body::{Request, Response},
@@ -41,6 +41,7 @@ use crate::{
     tenants::{self, X_API_KEY},
     token_keyer::TokenKeyer,
     upstream::Upstream,
+    work::Work,
 };
 
 /// What dispatch needs besides the request.
@@ -90,13 +91,16 @@ impl Dispatch {
         clock::timeout_at(deadline, self.serve(request, record)).await.unwrap_or(Err(late))
     }
 
-    /// All that routing knows of a request to `path`.
-    pub async fn read(&self, path: &str, headers: &HeaderMap, body: &Bytes) -> RequestInfo {
+    /// All that routing knows of a request to `path`, which is this much `work`.
+    pub async fn read(&self, work: Work, path: &str, headers: &HeaderMap, body: &Bytes) -> RequestInfo {
         let mut info = request::read_without(body, self.keyer, &self.ignored);
+        info.kind = self.kind_of(path, info.model.as_deref());
+        if !work.fills_cache() {
+            return info.without_prefix(work);
+        }
         if self.session_hints {
             info.session = session::of(headers, &info, self.keyer.key);
         }
-        info.kind = self.kind_of(path, info.model.as_deref());
         // An adapter's prompts are made of its base model's tokens.
         let tokens = &self.tokens;
         let base = info.model.as_deref().filter(|model| !tokens.is_empty() && !tokens.knows(model));
@@ -115,12 +119,13 @@ impl Dispatch {
         let body = self.read_body(&parts, body).await?;
         // The server's own marks would outlive their use.
         parts.extensions.clear();
+        let work = Work::of(&parts.method, parts.uri.path());
         let body = match record.visit().as_ref().and_then(|visit| visit.salt()) {
-            Some(salt) if takes_salt(&parts) => tenants::salted(&body, salt)?,
+            Some(salt) if work.fills_cache() => tenants::salted(&body, salt)?,
             _ => body,
         };
         let reading = Instant::now();
-        let mut info = self.read(parts.uri.path(), &parts.headers, &body).await;
+        let mut info = self.read(work, parts.uri.path(), &parts.headers, &body).await;
         info.model = info.model.or_else(|| model_in_path(&parts));
         if parts.method != Method::POST {
             // To look for what is stored is another kind than to compute.

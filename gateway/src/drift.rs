@@ -87,8 +87,11 @@ impl DriftDoctor {
         Some(found)
     }
 
-    /// The request's session; `None` if nothing says which.
+    /// The request's session; `None` if nothing says which, or it is no turn of one.
     fn session(&self, headers: &HeaderMap, info: &RequestInfo) -> Option<u64> {
+        if !info.work.fills_cache() {
+            return None;
+        }
         let mut name = Chain::new(self.key, info.salt.as_bytes());
         Some(match (session::in_headers(headers), info.talk.opening) {
             (Some(id), _) => name.push(id.as_bytes()).0,

@@ -80,3 +80,4 @@ pub mod token_keyer;
 pub mod trace;
 pub mod upstream;
 pub mod usage;
+pub mod work;

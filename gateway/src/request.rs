@@ -5,7 +5,7 @@
 //! messages in turn. Strings are taken unescaped, so `\u00e9` and `é` are the same prompt; other values verbatim.
 //! A body that is not a JSON object is not an error here: the worker answers it as it does without a gateway.
 
-use std::{borrow::Cow, num::NonZeroUsize, ops::Range};
+use std::{borrow::Cow, num::NonZeroUsize, ops::Range, sync::Arc};
 
 use keyway_core::{
     keyer::{PrefixChain, TextKeyer},
@@ -18,6 +18,7 @@ use crate::{
     json::{Outline, Value},
     session::Session,
     token_keyer::TokenPrompt,
+    work::Work,
 };
 
 /// Bytes of a first message below which two conversations may well begin alike.
@@ -58,6 +59,20 @@ pub struct RequestInfo {
     pub session: Option<Session>,
     /// Path and model, as workers' refusals are told apart; 0 until it is known.
     pub kind: u64,
+    /// What it makes its worker compute.
+    pub work: Work,
+}
+
+impl RequestInfo {
+    /// The same request as one that leaves nothing in a prefix cache: it follows no prefix and no session.
+    #[must_use]
+    pub fn without_prefix(mut self, work: Work) -> Self {
+        self.chain.blocks = Arc::default();
+        if !work.may_compute_prompt() {
+            self.chain.total_bytes = 0;
+        }
+        Self { work, tokens: None, session: None, ..self }
+    }
 }
 
 /// Reads a body, all but its tokens.
@@ -81,18 +96,8 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     let stream_options = fields.stream_options;
     let Keying { keyer, talk, .. } = keying;
     let (chain, share) = (keyer.finish(), Share::default());
-    RequestInfo {
-        model,
-        stream,
-        stream_options,
-        salt,
-        chain,
-        talk,
-        tokens: None,
-        share,
-        session: None,
-        kind: 0,
-    }
+    let (tokens, session, work, kind) = (None, None, Work::Generates, 0);
+    RequestInfo { model, stream, stream_options, salt, chain, talk, tokens, share, session, kind, work }
 }
 
 /// Where a body says its `stream_options`.

@@ -103,7 +103,8 @@ impl Account {
         let mentions_usage = usage::is_mentioned(&bytes);
         self.tap.see(&bytes, mentions_usage);
         let bytes = self.told.usage.pass(bytes, mentions_usage);
-        if generated && !bytes.is_empty() && !is_comment(&bytes) {
+        // A refusal that comes as events is no token: nothing says that the prompt was computed.
+        if generated && self.status.is_success() && !bytes.is_empty() && !is_comment(&bytes) {
             self.saw_token(now);
         }
         bytes

@@ -27,6 +27,10 @@ impl Router {
     ) -> Option<&'static str> {
         let model = request.model.as_deref();
         self.learn_token_size(model, request.chain.total_bytes, usage.prompt_tokens);
+        if !request.work.fills_cache() {
+            // Nothing was predicted, and what it found says nothing of what chats left.
+            return None;
+        }
         let saved = usage.cached_tokens().unwrap_or(pick.matched_tokens);
         ticket.worker().saved.lock().add(saved as f64, now);
         let reported = usage.cached_tokens()?;

@@ -22,6 +22,7 @@ mod explain;
 mod floods;
 mod handover;
 mod http2_workers;
+mod index_credit;
 mod kv_engines;
 mod kv_routing;
 mod lifecycle;
