@@ -47,6 +47,7 @@ pub mod leaving;
 pub mod limits;
 pub mod live;
 pub mod load_scrape;
+pub mod locations;
 pub mod members;
 pub mod metrics;
 pub mod models;

@@ -34,6 +34,7 @@ use crate::{
     error::Error,
     headers::strip_hop_by_hop,
     limits::ABORT_DELAY,
+    locations::lead_back,
     resume::{Again, Begun, Lifeline, Obstacle, Resumer},
     routing::Ticket,
     sse::EventSplitter,
@@ -61,6 +62,7 @@ pub fn relay(
 ) -> Response {
     let (mut parts, upstream) = answer.into_parts();
     strip_hop_by_hop(&mut parts.headers);
+    lead_back(&mut parts.headers, &told.ticket.worker().config().url);
     let plain = !parts.headers.contains_key(header::CONTENT_ENCODING);
     let (events, tap) =
         match (plain, is(&parts.headers, "text/event-stream"), is(&parts.headers, "application/json")) {

@@ -27,6 +27,7 @@ mod kv_engines;
 mod kv_routing;
 mod lifecycle;
 mod limits;
+mod locations;
 mod metrics;
 mod mock_events;
 mod models;
