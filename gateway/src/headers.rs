@@ -3,8 +3,8 @@
 //! be, and the project's own names, as values that are not parsed at each use.
 
 use http::{
-    HeaderMap, HeaderName,
-    header::{CONNECTION, EXPECT, HOST},
+    HeaderMap, HeaderName, HeaderValue,
+    header::{CONNECTION, COOKIE, EXPECT, HOST},
 };
 use keyway_wire::headers as names;
 
@@ -68,6 +68,17 @@ pub fn is_for_worker(name: &HeaderName) -> bool {
     name != HOST && name != EXPECT && !is_hop_by_hop(name)
 }
 
+/// A request's cookies as one field, where they are several: HTTP/2 clients split theirs, and who speaks HTTP/1.1 reads one
+/// (RFC 9113, section 8.2.3).
+pub fn whole_cookie(headers: &HeaderMap) -> Option<HeaderValue> {
+    let mut crumbs = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes);
+    let (first, second) = (crumbs.next()?, crumbs.next()?);
+    let whole =
+        crumbs.fold([first, second].join(&b"; "[..]), |whole, crumb| [&whole, crumb].join(&b"; "[..]));
+    // Valid values joined by one are one.
+    HeaderValue::from_maybe_shared(bytes::Bytes::from(whole)).ok()
+}
+
 /// Whether a request's head is within the limits. It is counted as HTTP/1.1 writes it, whichever protocol it came by: so it is
 /// written for the worker.
 pub fn bounded<B>(request: &http::Request<B>) -> Result<(), Error> {
@@ -88,7 +99,6 @@ pub fn bounded<B>(request: &http::Request<B>) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
     use proptest::prelude::*;
 
     use super::*;
@@ -189,6 +199,19 @@ mod tests {
             }
             let unlisted = named.iter().filter(|name| lists.iter().all(|(listed, _)| listed != *name)).count();
             prop_assert_eq!(headers.len(), sent.len() + unlisted);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn several_cookies_are_joined_in_their_order(crumbs in prop::collection::vec("[!-~ ]{0,9}", 0..6)) {
+            let mut headers = HeaderMap::new();
+            for crumb in &crumbs {
+                headers.append(COOKIE, HeaderValue::from_str(crumb).unwrap());
+                headers.append("x-between", HeaderValue::from_static("1"));
+            }
+            let whole = (crumbs.len() > 1).then(|| HeaderValue::from_str(&crumbs.join("; ")).unwrap());
+            prop_assert_eq!(whole_cookie(&headers), whole);
         }
     }
 

@@ -2,7 +2,11 @@
 //! copied before it is written. What is changed, and why, is [`crate::asked`]'s business.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, header::CONTENT_LENGTH, uri::PathAndQuery};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method,
+    header::{CONTENT_LENGTH, COOKIE},
+    uri::PathAndQuery,
+};
 
 use crate::headers::{self, ADDED_MAX};
 
@@ -25,8 +29,10 @@ impl<'a> Outgoing<'a> {
     /// where and what is sent.
     pub fn new(method: Method, target: PathAndQuery, headers: &'a HeaderMap, body: Bytes) -> Self {
         let of_its_hop = headers::named_by_connection(headers);
-        let headers = Some(headers);
-        Self { method, target, headers, of_its_hop, changed: Vec::with_capacity(ADDED_MAX), body }
+        let mut changed = Vec::with_capacity(ADDED_MAX);
+        let cookie = headers::whole_cookie(headers).filter(|_| !of_its_hop.contains(&COOKIE));
+        changed.extend(cookie.map(|whole| (COOKIE, Some(whole))));
+        Self { method, target, headers: Some(headers), of_its_hop, changed, body }
     }
 
     /// A request of the gateway's own.

@@ -15,6 +15,7 @@ mod cancel;
 mod chains;
 mod config;
 mod continuation;
+mod cookies;
 mod costs;
 mod data_parallel;
 mod ejection;
