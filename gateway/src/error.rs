@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use keyway_wire::openai::ErrorBody;
 
 use crate::{
@@ -52,6 +52,15 @@ pub enum Error {
     /// The client's body broke off or was malformed.
     #[error("the request body could not be read: {0}")]
     BodyUnreadable(String),
+    /// A WebSocket was asked for as none can be.
+    #[error("no WebSocket can be opened by this request: {0}")]
+    BadUpgrade(&'static str),
+    /// A WebSocket of another version was asked for, or of none.
+    #[error("no WebSocket can be opened by this request: Sec-WebSocket-Version must be 13")]
+    WebSocketVersion,
+    /// A WebSocket was asked for well.
+    #[error("this gateway opens no WebSockets; use the paths of the API that answer over HTTP")]
+    NoWebSocket,
     /// More requests in flight than the gateway takes.
     #[error("the gateway has {limit} requests in flight, its limit; try again soon")]
     Overloaded {
@@ -147,6 +156,13 @@ impl Error {
                 row(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, invalid, "head_too_large", None, None)
             }
             Self::BodyUnreadable(_) => row(StatusCode::BAD_REQUEST, invalid, "body_unreadable", None, None),
+            Self::BadUpgrade(_) => row(StatusCode::BAD_REQUEST, invalid, "bad_upgrade", None, None),
+            Self::WebSocketVersion => {
+                row(StatusCode::UPGRADE_REQUIRED, invalid, "websocket_version", None, None)
+            }
+            Self::NoWebSocket => {
+                row(StatusCode::NOT_IMPLEMENTED, invalid, "websocket_unsupported", None, None)
+            }
             Self::Overloaded { .. } => row(StatusCode::SERVICE_UNAVAILABLE, server, "overloaded", None, SOON),
             Self::TooBusy { retry_after } => row(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -215,8 +231,24 @@ impl Error {
         if row.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        self.close_after(headers);
         response.extensions_mut().insert(Failed(self.clone()));
         response
+    }
+}
+
+impl Error {
+    /// Behind a request for a WebSocket its frames may follow, which must never be read as a request.
+    fn close_after(&self, headers: &mut HeaderMap) {
+        if matches!(self, Self::BadUpgrade(_) | Self::WebSocketVersion | Self::NoWebSocket) {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        if *self == Self::WebSocketVersion {
+            // RFC 6455, section 4.4, and RFC 9110, section 15.5.22.
+            headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade, close"));
+            headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+            headers.insert(header::SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
+        }
     }
 }
 

@@ -81,4 +81,5 @@ pub mod token_keyer;
 pub mod trace;
 pub mod upstream;
 pub mod usage;
+pub mod websocket;
 pub mod work;

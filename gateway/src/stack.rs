@@ -25,6 +25,7 @@ use crate::{
     record::Record,
     server::Intake,
     trace::Tracer,
+    websocket,
 };
 
 /// Builds the stack that the server calls for each request. Errors have become answers. Its layers are one value; only what
@@ -219,9 +220,11 @@ async fn routes(serving: Arc<Serving>, mut asking: Box<Asking>) -> Result<Respon
             Ok(own(models::merged(dispatch.router.fleet()), &record))
         }
         // In a box, so that what it needs is given back once the answer has begun: the connection keeps the rest.
-        (_, path, Some(record)) if is_passed(path) => {
-            Box::pin(dispatch.handle(asking.request, &record)).await
-        }
+        (_, path, Some(record)) if is_passed(path) => match websocket::is_asked_for(request) {
+            Ok(false) => Box::pin(dispatch.handle(asking.request, &record)).await,
+            Ok(true) => Err(Error::NoWebSocket),
+            Err(error) => Err(error),
+        },
         _ => Err(Error::NotFound(path.to_owned())),
     };
     Ok(result.unwrap_or_else(|error| error.to_response()))

@@ -60,4 +60,5 @@ mod usage;
 mod vtc;
 mod waiting;
 mod watched;
+mod websocket;
 mod zero_config;

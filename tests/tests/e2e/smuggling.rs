@@ -83,12 +83,23 @@ async fn there_are_no_tunnels() {
         exchange(&cluster, b"CONNECT k:443 HTTP/1.1\r\nhost: k:443\r\nconnection: close\r\n\r\n").await;
     assert!(connect.starts_with("HTTP/1.1 4"), "{connect}");
     assert_eq!(cluster.fakes[0].request_count(), 0);
-    let upgrade = with_headers("upgrade: websocket\r\nconnection: upgrade, close\r\ncontent-length: 2", "{}");
-    let answer = exchange(&cluster, upgrade.as_bytes()).await;
-    assert!(!answer.starts_with("HTTP/1.1 101"), "{answer}");
-    for seen in cluster.fakes[0].requests() {
+    for upgrade in ["websocket", "h2c", "websocket, h2c", "anything/1"] {
+        let headers = format!("upgrade: {upgrade}\r\nconnection: upgrade, close\r\ncontent-length: 2");
+        let answer = exchange(&cluster, with_headers(&headers, "{}").as_bytes()).await;
+        assert!(!answer.starts_with("HTTP/1.1 101"), "{upgrade}: {answer}");
+    }
+    let seen = cluster.fakes[0].requests();
+    assert_eq!(seen.len(), 2, "a WebSocket is refused, and no other upgrade is made");
+    for seen in seen {
         assert_eq!((seen.head.header("upgrade"), seen.head.header("connection")), (None, None));
     }
+    let good = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
+                sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==";
+    let ask = format!("GET /v1/realtime HTTP/1.1\r\nhost: k\r\n{good}\r\n\r\n{HIDDEN}");
+    let answer = exchange(&cluster, ask.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 501"), "{answer}");
+    assert_eq!(answer.matches("HTTP/1.1").count(), 1, "what follows is no request: {answer}");
+    assert_eq!(cluster.fakes[0].request_count(), 2);
 }
 
 #[tokio::test]
