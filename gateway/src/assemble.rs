@@ -75,6 +75,7 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
         dispatch: Arc::new(dispatch(config, &router, &scale, &upstream, keyer)?),
         tenants,
         admin_token: config.admin_token.clone(),
+        cors: config.cors.clone().map(Arc::new),
         admin_allow: config.discovery.admin_allow.clone(),
     });
     background.push(tokio::spawn(tenants::follow(live.clone())));

@@ -2,6 +2,7 @@
 //! said of a worker in `config/worker.rs`; where a value comes from (flag, environment, file, default) is decided in
 //! `args.rs`.
 
+mod cors;
 mod discovery;
 mod file;
 mod kubernetes;
@@ -21,6 +22,7 @@ use keyway_core::{pick::Policy, waiting_room::RoomRules};
 use keyway_wire::block_hash::HashKey;
 
 pub use self::{
+    cors::{CorsFile, OneOrMany},
     discovery::{DiscoveryConfig, DiscoveryFile, DnsName, HostRule},
     file::{AuthFile, File, IgnoreTable, LimitsFile, LogFormat, ModelTable, RoutingFile},
     kubernetes::{KubernetesFleet, KubernetesTable, PortRef},
@@ -32,7 +34,7 @@ pub use self::{
     traces::{TracesConfig, TracesFile},
     worker::{KvSource, WorkerConfig, WorkerEntry, WorkerTable, port_of},
 };
-use crate::{ignored::Ignored, limits};
+use crate::{cors::Cors, ignored::Ignored, limits};
 
 /// One line that says what is wrong with the configuration and where.
 #[derive(Debug, thiserror::Error)]
@@ -112,6 +114,8 @@ pub struct Config {
     pub tenants: Option<(PathBuf, bool)>,
     /// `Bearer …` that operators show, marked sensitive.
     pub admin_token: Option<HeaderValue>,
+    /// Which pages in browsers may use the API; `None`: nothing is said of that.
+    pub cors: Option<Cors>,
     /// TLS for clients.
     pub tls: Option<TlsFiles>,
     /// How long the parts of a request may take.
@@ -181,6 +185,7 @@ impl TryFrom<File> for Config {
             resume: ResumeConfig::from(&file.resume),
             tenants: file.auth.tenants_file.map(|path| (path, file.auth.isolate.unwrap_or(true))),
             admin_token: file.auth.admin_token_file.as_ref().map(worker::read_key).transpose()?,
+            cors: file.cors.validated()?,
             tls: file.tls,
             timeouts: Timeouts::try_from(limits)?,
         };

@@ -24,6 +24,7 @@ pub mod body;
 pub mod clock;
 pub mod config;
 pub mod cores;
+pub mod cors;
 pub mod decision_log;
 pub mod discovery;
 pub mod dispatch;

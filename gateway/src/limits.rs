@@ -36,6 +36,9 @@ pub const TLS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// Tenants of one gateway: each is a series of every metric by tenant.
 pub const MAX_TENANTS: usize = 1_000;
 
+/// How long a browser need not ask again whether a page may use the API: a change of the rules reaches it within minutes.
+pub const CORS_MAX_AGE: Duration = Duration::from_secs(600);
+
 /// How often the file of tenants is looked at: a call of the kernel.
 pub const TENANTS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 

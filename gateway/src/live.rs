@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::HeaderValue;
 use parking_lot::RwLock;
 
-use crate::{config::HostRule, dispatch::Dispatch, tenants::Tenants};
+use crate::{config::HostRule, cors::Cors, dispatch::Dispatch, tenants::Tenants};
 
 /// What a reload can replace.
 #[derive(Debug, Clone)]
@@ -16,6 +16,8 @@ pub struct Serving {
     pub tenants: Option<Arc<Tenants>>,
     /// `Bearer …` that operators show.
     pub admin_token: Option<HeaderValue>,
+    /// Which pages in browsers may use the API; `None`: nothing is said of that.
+    pub cors: Option<Arc<Cors>>,
     /// Hosts that operators may add as workers.
     pub admin_allow: Vec<HostRule>,
 }

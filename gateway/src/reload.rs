@@ -161,6 +161,7 @@ impl Reloader {
             dispatch: Arc::new(dispatch),
             tenants,
             admin_token: config.admin_token.clone(),
+            cors: config.cors.clone().map(Arc::new),
             admin_allow: config.discovery.admin_allow.clone(),
         };
         Ok(Plan { config, changes, serving, tls })

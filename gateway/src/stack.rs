@@ -7,7 +7,7 @@ use std::{convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 use futures_util::FutureExt;
 use http::{
     HeaderValue, Method, Version,
-    header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING},
+    header::{CONNECTION, CONTENT_LENGTH, ORIGIN, TRANSFER_ENCODING},
 };
 use tower::{Service, ServiceBuilder, service_fn};
 
@@ -37,13 +37,15 @@ pub fn stack(
     tracer: Option<Arc<Tracer>>,
 ) -> impl Stack {
     let metrics = Arc::clone(&live.now().dispatch.metrics);
-    let keys = live.clone();
+    let (keys, pages) = (live.clone(), live.clone());
     ServiceBuilder::new()
         .map_request(Asking::boxed)
         // Outermost, so that every request has an id, one log line and one count, refused ones too.
         .layer(around(move |asking, next| {
             recorded(Arc::clone(&metrics), Arc::clone(&intake), tracer.clone(), asking, next)
         }))
+        // Above all that may refuse, so that pages in browsers can read why; a preflight has no key, and is answered here.
+        .layer(around(move |asking, next| shared(pages.now(), asking, next)))
         // Below the record, so that a panic is recorded; above all that may panic.
         .layer(around(panic_safe))
         // Before anybody reads the body.
@@ -123,6 +125,27 @@ where
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response.map(|body| body.with_record(record)))
+}
+
+/// Says who may use the API from a browser, where that is configured.
+async fn shared<S>(serving: Arc<Serving>, asking: Box<Asking>, mut next: S) -> Result<Response, Infallible>
+where
+    S: Service<Box<Asking>, Response = Response, Error = Infallible>,
+{
+    let Some(cors) = serving.cors.clone() else {
+        drop(serving);
+        return next.call(asking).await;
+    };
+    let request = &asking.request;
+    let origin = request.headers().get(ORIGIN).cloned();
+    let preflight = cors.preflight(request.method(), request.headers());
+    let is_preflight = preflight.is_some();
+    let mut response = match (preflight, &asking.record) {
+        (Some(answer), Some(record)) => own(answer, record),
+        _ => next.call(asking).await?,
+    };
+    cors.tell(origin.as_ref(), response.headers_mut(), is_preflight);
+    Ok(response)
 }
 
 /// The client's own id where it is printable and short, so that its logs and ours meet.

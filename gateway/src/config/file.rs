@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ConfigError, DiscoveryFile, PeersFile, ResumeFile, ScaleFile, TlsFiles, TracesFile, WorkerEntry,
+    ConfigError, CorsFile, DiscoveryFile, PeersFile, ResumeFile, ScaleFile, TlsFiles, TracesFile, WorkerEntry,
 };
 
 /// How log lines look.
@@ -43,6 +43,8 @@ pub struct File {
     pub routing: RoutingFile,
     /// Who may come in.
     pub auth: AuthFile,
+    /// Which pages in browsers may use the API.
+    pub cors: CorsFile,
     /// TLS for clients.
     pub tls: Option<TlsFiles>,
     /// Bounds.

@@ -36,6 +36,7 @@ impl Changes {
             "peers": peers,
             "auth.tenants_file": tenants,
             "auth.admin_token_file": admin_token,
+            "cors": cors,
             "routing.expose": expose_routing,
             "routing.ask_usage": ask_usage,
             "routing.hold": room,

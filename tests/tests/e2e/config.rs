@@ -49,6 +49,9 @@ fn bad_files_are_refused_by_one_line_that_names_the_fault() {
         ("[[worker]]\nurl = \"http://h:1\"\ncolour = \"red\"\n", "colour"),
         ("[[worker]]\nurl = \"http://h:1\"\nweight = -1.0\n", "weight"),
         ("listen = \n", "1"),
+        ("[cors]\nallow_origins = \"*\"\nallow_credentials = true\n", "allow_credentials"),
+        ("[cors]\nallow_origins = [\"https://a.example/\"]\n", "https://a.example/"),
+        ("[cors]\norigins = [\"https://a.example\"]\n", "origins"),
     ] {
         let (code, said) = check(toml);
         assert_eq!(code, Some(1), "{toml:?}: {said}");

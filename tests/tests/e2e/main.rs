@@ -16,6 +16,7 @@ mod chains;
 mod config;
 mod continuation;
 mod cookies;
+mod cors;
 mod costs;
 mod data_parallel;
 mod ejection;
