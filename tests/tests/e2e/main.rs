@@ -33,6 +33,7 @@ mod locations;
 mod metrics;
 mod mock_events;
 mod models;
+mod odd_heads;
 mod openai_client;
 mod others;
 mod passthrough;
