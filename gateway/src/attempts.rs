@@ -23,6 +23,7 @@ use crate::{
     relay,
     resume::{Lifeline, Obstacle, Sent},
     routing::{Accusation, Choice, Ticket},
+    silence,
     upstream::{Answer, SendError},
     usage::{ask::ask, hide::UsageFilter},
 };
@@ -98,7 +99,8 @@ impl<'a> Attempts<'a> {
         let sent = resumer.sent(asked, asking, &worker, self.seed);
         let answer = {
             let outgoing = asked.outgoing(sent.body.clone(), &worker);
-            let sending = pin!(upstream.send(worker.origin(), outgoing));
+            let sending = upstream.send(worker.origin(), outgoing);
+            let sending = pin!(silence::unless_lost(router, &worker, sending));
             // No worker has to wait for the doctor.
             let doctor = self.tried.is_empty().then_some(|| self.dispatch.look_for_drift(asked));
             once_begun(sending, doctor).await

@@ -5,7 +5,10 @@ mod fault;
 mod trouble;
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -76,6 +79,8 @@ pub struct Worker {
     origin: Origin,
     prefix: String,
     health: Mutex<Health>,
+    /// When it has last answered anything, in milliseconds of the gateway's clock.
+    heard_ms: AtomicU64,
     models: RwLock<Option<Vec<Model>>>,
     failed: Notify,
     /// What its probes find wrong with it.
@@ -109,6 +114,7 @@ impl Worker {
             origin: Origin::of(&config.url, config.tls.clone(), config.http2),
             prefix: config.url.path().trim_end_matches('/').to_owned(),
             health: Mutex::new(Health::new(now)),
+            heard_ms: AtomicU64::new(now.as_millis() as u64),
             models: RwLock::new(None),
             failed: Notify::new(),
             trouble: Mutex::default(),
@@ -248,6 +254,16 @@ impl Worker {
         self.health.lock().on_connect_failure(now);
         self.habits.forget();
         self.failed.notify_one();
+    }
+
+    /// It answers something, or goes on with an answer.
+    pub fn says_something(&self, now: Duration) {
+        self.heard_ms.store(now.as_millis() as u64, Relaxed);
+    }
+
+    /// How long it has said nothing to anybody; streams that go on are noted now and then.
+    pub fn silent_for(&self, now: Duration) -> Duration {
+        now.saturating_sub(Duration::from_millis(self.heard_ms.load(Relaxed)))
     }
 
     /// Since when nothing more is to be expected of it, streams that it has begun included: its port refuses connections, or it

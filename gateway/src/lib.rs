@@ -70,6 +70,7 @@ pub mod scrape;
 pub mod server;
 pub mod session;
 pub mod signals;
+mod silence;
 pub mod snapshot;
 pub mod sockets;
 pub mod sse;

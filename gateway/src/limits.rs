@@ -277,6 +277,11 @@ pub const DRAIN_LOOK: Duration = Duration::from_millis(10);
 /// event that crosses threads costs a wake, and a core passes on tens of thousands a second.
 pub const CORE_KEEPS_STREAMS: usize = 32;
 
+/// Silence after which a request at a worker that seems dead is lost: more than two notes of a stream that goes on there are apart.
+pub const DEAD_SILENCE: Duration = Duration::from_secs(5);
+/// How often who waits for a worker looks whether it is still there. A look takes some 50 ns, and a wake.
+pub const DEAD_LOOK: Duration = Duration::from_secs(2);
+
 /// Pause between a stream's terminal error event and the abort of its body, so that the event leaves the socket
 /// buffer first (hyper drops unflushed bytes when a body fails).
 pub const ABORT_DELAY: Duration = Duration::from_millis(20);

@@ -23,7 +23,7 @@ use keyway_core::breaker::Verdict;
 pub use self::account::Told;
 use self::{
     account::Account,
-    patience::Patience,
+    patience::{Due, Patience},
     screen::{Failing, Screen},
 };
 use crate::{
@@ -37,6 +37,7 @@ use crate::{
     locations::lead_back,
     resume::{Again, Begun, Lifeline, Obstacle, Resumer},
     routing::Ticket,
+    silence,
     sse::EventSplitter,
     upstream::Answer,
     usage::UsageTap,
@@ -85,6 +86,7 @@ pub fn relay(
         lifeline: if resumable { lifeline } else { Err(Obstacle::Path) },
         resumer,
         state: State::Relaying,
+        began: Instant::now(),
         patience: Patience::new(terms.timeouts, told.record.started()),
         account: Account::new(parts.status, tap, told),
         terms,
@@ -111,6 +113,8 @@ pub struct Relay {
     lifeline: Result<Box<Lifeline>, Obstacle>,
     resumer: Arc<Resumer>,
     state: State,
+    /// When the answer at hand began.
+    began: Instant,
     patience: Patience,
     account: Account,
     terms: Terms,
@@ -274,6 +278,15 @@ impl Relay {
         }
     }
 
+    /// Looks whether the worker is still there to go on.
+    fn look(&mut self) {
+        let ticket = &self.account.told.ticket;
+        let since = self.account.last_piece.unwrap_or(self.began);
+        if silence::is_lost(ticket.router(), ticket.worker(), since) {
+            self.lose(&"it is silent, and its worker seems dead", Error::StreamLost);
+        }
+    }
+
     /// The worker is given up: another one is asked for the rest, or the answer has failed.
     fn lose(&mut self, cause: &dyn std::fmt::Display, error: Error) {
         let told = &mut self.account.told;
@@ -313,6 +326,7 @@ impl Relay {
         self.events = Some(EventSplitter::new(self.terms.max_event_bytes));
         self.screen.goes_on();
         self.account.goes_on(begun.pick, begun.ticket);
+        self.began = Instant::now();
         self.until_closed = begun.answer.ends_with_connection();
         self.upstream = Some(begun.answer);
         self.state = State::Relaying;
@@ -378,12 +392,13 @@ impl Body for Relay {
                         Poll::Ready(Ok(begun)) => this.go_on(begun),
                         Poll::Ready(Err(obstacle)) => {
                             let failure = failure.clone();
+                            this.account.nobody_goes_on();
                             this.state = this.not_resumed(obstacle, failure);
                         }
-                        Poll::Pending => {
-                            let error = ready!(this.patience.poll(None, cx));
-                            this.state = State::Failed(error.into());
-                        }
+                        Poll::Pending => match ready!(this.patience.poll(None, cx)) {
+                            Due::Look => {}
+                            Due::Over(error) => this.state = State::Failed(error.into()),
+                        },
                     }
                     continue;
                 }
@@ -401,8 +416,10 @@ impl Body for Relay {
                     None => continue,
                 },
                 Poll::Pending => {
-                    let error = ready!(this.patience.poll(this.account.last_piece, cx));
-                    this.lose(&"it took too long", error);
+                    match ready!(this.patience.poll(this.account.last_piece, cx)) {
+                        Due::Look => this.look(),
+                        Due::Over(error) => this.lose(&"it took too long", error),
+                    }
                     continue;
                 }
             };

@@ -255,7 +255,9 @@ impl Router {
 
     /// A worker answered.
     pub fn worker_answered(&self, worker: &Worker) {
-        worker.with_health(|health| health.on_success(self.now()));
+        let now = self.now();
+        worker.says_something(now);
+        worker.with_health(|health| health.on_success(now));
     }
 
     /// Who may be chosen has changed: those who wait may go elsewhere now.

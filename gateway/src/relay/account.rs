@@ -140,12 +140,20 @@ impl Account {
                 let accusation = self.accusation();
                 self.accusations.push(accusation);
             }
-            (false, false) if self.accusations.is_empty() => self.accusation().undecided(),
-            // Others have failed at it too: it is the request's own fault.
-            (false, false) => self.accusations.clear(),
+            (false, false) => {
+                let accusation = self.accusation();
+                self.accusations.push(accusation);
+                self.nobody_goes_on();
+            }
             (true, true) => self.told.ticket.judge(Verdict::Bad),
             (true, false) => {}
         }
+    }
+
+    /// No other worker answers: where several have failed at it, that is the request's own fault; of one nobody knows.
+    pub(super) fn nobody_goes_on(&mut self) {
+        let several = self.accusations.len() > 1;
+        self.accusations.drain(..).filter(|_| !several).for_each(Accusation::undecided);
     }
 
     /// Whether what has come of an unstreamed JSON answer is one value; `None` where that is not known.

@@ -1,5 +1,6 @@
 //! How long an answer may take: between two of its pieces, once it has begun, and in all. Looked at only while the worker
-//! is waited for: a client that reads slowly costs the worker nothing. No timer is touched as events pass.
+//! is waited for: a client that reads slowly costs the worker nothing. No timer is touched as events pass. The same alarm rings now
+//! and then for a look at whether the worker is still there.
 
 use std::{
     pin::Pin,
@@ -10,13 +11,25 @@ use crate::{
     clock::{self, Instant, Sleep},
     config::Timeouts,
     error::Error,
+    limits::DEAD_LOOK,
 };
+
+/// What is due.
+#[derive(Debug)]
+pub(super) enum Due {
+    /// A look at whether the worker is still there.
+    Look,
+    /// The end of all patience.
+    Over(Error),
+}
 
 /// The clocks of one answer.
 #[derive(Debug)]
 pub(super) struct Patience {
     timeouts: Timeouts,
     deadline: Instant,
+    /// When it was last time for a look.
+    looked: Instant,
     /// Set for the first moment at which one of them may run out; not set anew until then.
     alarm: Option<Pin<Box<Sleep>>>,
     /// Who is woken by it.
@@ -32,6 +45,7 @@ impl Patience {
         Self {
             timeouts,
             deadline: started + timeouts.request,
+            looked: Instant::now(),
             alarm: None,
             waker: None,
             last: None,
@@ -39,8 +53,8 @@ impl Patience {
         }
     }
 
-    /// Which clock has run out. `last`: when the last piece came, if any did.
-    pub(super) fn poll(&mut self, last: Option<Instant>, cx: &mut Context<'_>) -> Poll<Error> {
+    /// What is due. `last`: when the last piece came, if any did.
+    pub(super) fn poll(&mut self, last: Option<Instant>, cx: &mut Context<'_>) -> Poll<Due> {
         let waits = self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
         let news = std::mem::replace(&mut self.last, last) != last;
         if let (true, Some(last), Some(alarm)) = (waits && news && self.early, last, &self.alarm)
@@ -50,21 +64,26 @@ impl Patience {
             return Poll::Pending;
         }
         let idle = last.map(|last| last + self.timeouts.answer_idle);
-        let due = idle.map_or(self.deadline, |idle| idle.min(self.deadline));
+        let over = idle.map_or(self.deadline, |idle| idle.min(self.deadline));
+        let due = over.min(last.map_or(self.looked, |last| last.max(self.looked)) + DEAD_LOOK);
         let alarm = self.alarm.get_or_insert_with(|| Box::pin(clock::sleep_until(due)));
         if !waits {
             self.waker = Some(cx.waker().clone());
         }
         while alarm.as_mut().poll(cx).is_ready() {
-            if Instant::now() < due {
+            let now = Instant::now();
+            if now < due {
                 // Pieces came since it was set.
                 alarm.as_mut().reset(due);
                 continue;
             }
-            return Poll::Ready(if due == self.deadline {
-                Error::Deadline { limit: self.timeouts.request }
+            return Poll::Ready(if now < over {
+                self.looked = now;
+                Due::Look
+            } else if over == self.deadline {
+                Due::Over(Error::Deadline { limit: self.timeouts.request })
             } else {
-                Error::Stalled { limit: self.timeouts.answer_idle }
+                Due::Over(Error::Stalled { limit: self.timeouts.answer_idle })
             });
         }
         // An alarm set before the first piece may be later than what is due since.
@@ -79,7 +98,7 @@ impl Patience {
 
 #[cfg(test)]
 mod tests {
-    use std::{future::poll_fn, time::Duration};
+    use std::{future::poll_fn, task::ready, time::Duration};
 
     use super::*;
 
@@ -92,10 +111,39 @@ mod tests {
         Patience::new(timeouts, Instant::now())
     }
 
+    /// Looks on the way to its end are passed over.
+    fn poll_over(patience: &mut Patience, last: Option<Instant>, cx: &mut Context<'_>) -> Poll<Error> {
+        loop {
+            match ready!(patience.poll(last, cx)) {
+                Due::Look => {}
+                Due::Over(error) => return Poll::Ready(error),
+            }
+        }
+    }
+
     async fn runs_out(patience: &mut Patience, last: Option<Instant>) -> (Error, Duration) {
         let began = Instant::now();
-        let error = poll_fn(|cx| patience.poll(last, cx)).await;
+        let error = poll_fn(|cx| poll_over(patience, last, cx)).await;
         (error, began.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_time_for_a_look_again_and_again_until_something_comes() {
+        let mut patience = patience(300_000, 3_600_000);
+        let began = Instant::now();
+        for number in 1..5 {
+            let due = poll_fn(|cx| patience.poll(Some(began), cx)).await;
+            assert!(matches!(due, Due::Look), "{due:?}");
+            assert_eq!(began.elapsed().as_millis() / 10, number * DEAD_LOOK.as_millis() / 10);
+        }
+        let last = Instant::now() + DEAD_LOOK / 2;
+        tokio::time::advance(DEAD_LOOK / 2).await;
+        poll_fn(|cx| patience.poll(Some(last), cx)).await;
+        assert_eq!(
+            last.elapsed().as_millis() / 10,
+            DEAD_LOOK.as_millis() / 10,
+            "counted from the last piece"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -124,7 +172,7 @@ mod tests {
             if !std::mem::replace(&mut waited, true) {
                 assert!(patience.poll(None, cx).is_pending());
             }
-            patience.poll(Some(began), cx)
+            poll_over(&mut patience, Some(began), cx)
         });
         assert!(matches!(error.await, Error::Stalled { .. }));
         assert_eq!(began.elapsed().as_millis() / 10, 100);

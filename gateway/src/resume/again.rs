@@ -16,6 +16,7 @@ use crate::{
     limits::RESUMES_MAX,
     refusal::Charge,
     routing::{Accusation, Ticket},
+    silence,
     upstream::{Answer, SendError},
 };
 
@@ -69,7 +70,8 @@ impl Search {
             let (worker, pick) = (choice.worker, choice.pick);
             self.tried.push(worker.id);
             self.asked.record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
-            match upstream.send(worker.origin(), self.asked.outgoing(self.body.clone(), &worker)).await {
+            let sending = upstream.send(worker.origin(), self.asked.outgoing(self.body.clone(), &worker));
+            match silence::unless_lost(router, &worker, sending).await {
                 Ok(answer) if self.goes_on(&answer) => {
                     router.worker_answered(&worker);
                     accusations.into_iter().for_each(Accusation::upheld);

@@ -35,6 +35,8 @@ pub(crate) struct Seen {
 pub(crate) enum Event {
     /// A worker begins an answer; so many tokens of it are there already.
     Begun { worker: usize, id: Id, from: u32 },
+    /// It ends its answer before its time.
+    Ended { worker: usize, id: Id },
     /// It will not.
     Refused { worker: usize, id: Id },
     /// It has said all of it.

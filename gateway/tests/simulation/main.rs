@@ -117,6 +117,42 @@ fn no_client_sees_a_refusal_while_a_good_worker_is_free_which_is_never_out() {
 }
 
 #[test]
+fn no_client_sees_a_stream_that_ends_before_its_time_while_another_worker_can_go_on() {
+    let mut ended = 0;
+    for seed in seeds(64) {
+        eprintln!("seed {seed}");
+        let (schedule, _) = Schedule::endings(seed);
+        let mut world = World::new(seed, schedule.latency, RESUME, REQUEST_TIMEOUT);
+        world.play(&schedule);
+        nothing_is_left(&mut world);
+        let lines = world.log().read();
+        answers_are_whole_or_say_so(&schedule, &lines);
+        all_are_served(&lines);
+        begun_at_most(2 * ATTEMPTS, &lines);
+        ended += lines.iter().filter(|(_, event)| matches!(event, Event::Ended { .. })).count();
+    }
+    assert!(ended > 0, "no stream ended before its time: the test proves nothing");
+}
+
+#[test]
+fn what_is_silent_at_a_worker_that_was_told_to_end_goes_on_elsewhere() {
+    let (mut silent, mut begun) = (0, 0);
+    for seed in seeds(16) {
+        eprintln!("seed {seed}");
+        let schedule = Schedule::leavings(seed);
+        // A minute for the whole: no clock of the answer's own runs out before it is looked after.
+        let mut world = World::new(seed, schedule.latency, RESUME, Duration::from_secs(60));
+        world.play(&schedule);
+        nothing_is_left(&mut world);
+        let lines = world.log().read();
+        all_are_served(&lines);
+        silent += lines.iter().filter(|(_, event)| matches!(event, Event::Aborted { .. })).count();
+        begun += lines.iter().filter(|(_, event)| matches!(event, Event::Begun { .. })).count();
+    }
+    assert!(silent > 0, "of {begun} answers none fell silent: the test proves nothing");
+}
+
+#[test]
 fn all_places_are_back_after_any_schedule() {
     for seed in seeds(4) {
         eprintln!("seed {seed}");

@@ -16,6 +16,9 @@ const REQUESTS: Id = 40;
 /// Longest fault.
 const FAULT_MAX_MS: u64 = 2_500;
 
+/// When who left is there again: whoever waited for it has given up by then.
+const GONE_MS: u64 = 40_000;
+
 /// Workers of a run.
 pub(crate) const WORKERS: usize = 3;
 /// Hosts with clients.
@@ -54,9 +57,25 @@ pub(crate) enum Mood {
     Failing,
     /// It breaks off each stream after so many tokens, and closes the connection.
     Cutting(u32),
+    /// It was told to end: its port is closed, and what it has begun gets neither data nor end.
+    Leaving,
+    /// It ends each stream after so many tokens as if that were all, with these last words.
+    Ending(u32, &'static str),
     /// It answers everything at once with this status, and with so many seconds in `Retry-After`.
     Refusing(u16, Option<u64>),
 }
+
+/// Last words of a stream that has not come to its end: none, half an event, an output that was aborted, errors in several words.
+const LAST_WORDS: [&str; 8] = [
+    "",
+    "data: {\"id\":\"c\",\"cho",
+    "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"abort\"}]}\n\ndata: [DONE]\n\n",
+    "data: {\"error\":{\"message\":\"engine dead\",\"code\":500}}\n\ndata: [DONE]\n\n",
+    "data:{\"error\":\"engine dead\"}\r\n\r\n",
+    "data: {\"object\":\"error\",\"message\":\"engine dead\"}\n\n",
+    "event: error\ndata: {\"message\":\"engine dead\"}\n\n",
+    ": bye\n\n",
+];
 
 /// Something that is done to the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,14 +117,35 @@ pub(crate) struct Schedule {
 impl Schedule {
     /// One in which one worker of each seed is well, and the others refuse everything at times; no client leaves. Which one it is.
     pub(crate) fn refusals(seed: u64) -> (Self, usize) {
+        Self::one_is_well(seed, refusing)
+    }
+
+    /// The same with others that end their streams before their time.
+    pub(crate) fn endings(seed: u64) -> (Self, usize) {
+        Self::one_is_well(seed, ending)
+    }
+
+    /// One in which the others are told to end at some time, and are there again when all is over; no client leaves.
+    pub(crate) fn leavings(seed: u64) -> Self {
+        let (schedule, good) = Self::one_is_well(seed, |_| Mood::Well);
+        let rng = &mut Rng::with_seed(seed);
+        let others: Vec<_> = (0..WORKERS).filter(|worker| *worker != good).collect();
+        let at = |worker, time, mood| (BEGIN + Duration::from_millis(time), Act::Mood(worker, mood));
+        let mut acts: Vec<_> =
+            others.iter().map(|worker| at(*worker, rng.u64(..SPAN_MS), Mood::Leaving)).collect();
+        acts.sort_by_key(|(at, _)| *at);
+        acts.extend(others.iter().map(|worker| at(*worker, GONE_MS, Mood::Well)));
+        Self { acts, ..schedule }
+    }
+
+    fn one_is_well(seed: u64, mood: fn(&mut Rng) -> Mood) -> (Self, usize) {
         let rng = &mut Rng::with_seed(seed);
         let (latency, good) = (Duration::from_millis(rng.u64(2..20)), rng.usize(..WORKERS));
         let plan =
             |id| Plan { patience: None, ..Plan::draw(id, &mut Rng::with_seed(seed ^ u64::from(id) << 32)) };
-        let refuses =
-            |worker, rng: &mut Rng| (Act::Mood(worker, refusing(rng)), Act::Mood(worker, Mood::Well));
+        let fault = |worker, rng: &mut Rng| (Act::Mood(worker, mood(rng)), Act::Mood(worker, Mood::Well));
         let others = (0..WORKERS).filter(|worker| *worker != good);
-        let mut acts: Vec<_> = others.flat_map(|worker| faults(rng, |rng| refuses(worker, rng))).collect();
+        let mut acts: Vec<_> = others.flat_map(|worker| faults(rng, |rng| fault(worker, rng))).collect();
         acts.sort_by_key(|(at, _)| *at);
         (Self { latency, plans: (0..REQUESTS).map(plan).collect(), acts }, good)
     }
@@ -165,9 +205,15 @@ fn refusing(rng: &mut Rng) -> Mood {
     Mood::Refusing(statuses[rng.usize(..statuses.len())], rng.bool().then(|| rng.u64(..4)))
 }
 
+/// Some way to end streams before their time, often before their first token.
+fn ending(rng: &mut Rng) -> Mood {
+    let after = if rng.bool() { 0 } else { rng.u32(..20) };
+    Mood::Ending(after, LAST_WORDS[rng.usize(..LAST_WORDS.len())])
+}
+
 fn of_worker(worker: usize, rng: &mut Rng) -> (Act, Act) {
     let mood = |mood| (Act::Mood(worker, mood), Act::Mood(worker, Mood::Well));
-    match rng.u8(..11) {
+    match rng.u8(..13) {
         0 | 1 => (Act::Crash(worker), Act::Restart(worker)),
         2 => mood(Mood::Hung),
         3 => mood(Mood::Failing),
@@ -175,6 +221,7 @@ fn of_worker(worker: usize, rng: &mut Rng) -> (Act, Act) {
         6 => (Act::SlowHealth(worker, true), Act::SlowHealth(worker, false)),
         7 => (Act::Partition(worker), Act::Repair(worker)),
         8 | 9 => mood(refusing(rng)),
+        10 | 11 => mood(ending(rng)),
         _ => (Act::Hold(worker), Act::Release(worker)),
     }
 }

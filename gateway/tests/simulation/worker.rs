@@ -21,7 +21,7 @@ use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use turmoil::net::TcpListener;
 
 use crate::{
@@ -104,9 +104,20 @@ impl Worker {
 
     /// Its process.
     pub(crate) async fn run(self) -> turmoil::Result {
-        let listener = TcpListener::bind(SocketAddr::from(([0, 0, 0, 0], PORT))).await?;
+        let listen = || TcpListener::bind(SocketAddr::from(([0, 0, 0, 0], PORT)));
+        let mut listener = Some(listen().await?);
         loop {
-            let (stream, _) = listener.accept().await?;
+            if (self.with(|state| state.mood) == Mood::Leaving) == listener.is_some() {
+                listener = if listener.is_none() { Some(listen().await?) } else { None };
+            }
+            let accepted = async {
+                match &listener {
+                    Some(listener) => listener.accept().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let Ok(accepted) = timeout(LOOK, accepted).await else { continue };
+            let (stream, _) = accepted?;
             let worker = self.clone();
             // In the host's own list of tasks, which a crash drops in order; the runtime's goes by ids, which other runs move on.
             tokio::task::spawn_local(async move {
@@ -183,7 +194,7 @@ impl Call {
     }
 
     async fn unless_hung(&self) {
-        while self.mood() == Mood::Hung {
+        while matches!(self.mood(), Mood::Hung | Mood::Leaving) {
             sleep(LOOK).await;
         }
     }
@@ -205,6 +216,15 @@ impl Call {
                 if matches!(call.mood(), Mood::Cutting(after) if at - from >= after) {
                     // The end of the connection is all that anybody hears of it.
                     return Some((Err(io::ErrorKind::BrokenPipe.into()), (call, u32::MAX)));
+                }
+                if let Mood::Ending(after, words) = call.mood()
+                    && !last
+                    && at - from >= after
+                {
+                    call.finish();
+                    call.worker.log.note(Event::Ended { worker: call.worker.number, id: call.id });
+                    // Nothing may follow.
+                    return Some((Ok(Frame::data(Bytes::from_static(words.as_bytes()))), (call, u32::MAX)));
                 }
                 if last {
                     call.finish();

@@ -201,11 +201,13 @@ fn config(toml: &str, request_timeout: Duration) -> Config {
     let text = format!(
         "listen = \"0.0.0.0:{}\"\nadmin_listen = \"0.0.0.0:{}\"\nworker = [{}]\n\
          [routing]\nexpose = true\n\
-         [limits]\nmax_in_flight = {PLACES}\nconnect_timeout_ms = 500\nanswer_idle_ms = 1500\n\
+         [limits]\nmax_in_flight = {PLACES}\nconnect_timeout_ms = 500\nanswer_idle_ms = {}\n\
          request_timeout_ms = {}\n{toml}",
         client::PORT,
         client::ADMIN_PORT,
         workers.join(", "),
+        // Where a request may take long, it may be silent for long.
+        if request_timeout > REQUEST_TIMEOUT { request_timeout.as_millis() } else { 1_500 },
         request_timeout.as_millis(),
     );
     Config::try_from(File::parse(&text).unwrap()).unwrap()

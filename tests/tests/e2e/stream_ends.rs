@@ -353,3 +353,47 @@ async fn the_gateway_s_own_refusals_are_in_the_shape_of_the_api() {
     let chat = refused(CHAT).await;
     assert_eq!((&chat["type"], &chat["error"]["code"]), (&Value::Null, &"model_not_found".into()));
 }
+
+#[tokio::test]
+async fn what_is_silent_at_a_worker_whose_port_is_closed_is_lost_there() {
+    let cluster = Cluster::builder().fakes(2).policy("round-robin").start().await;
+    let [leaving, staying] = &cluster.fakes[..] else { panic!("two workers") };
+    leaving.manual();
+    let api = &APIS[0];
+    // What each of three requests has from the worker that leaves: not even a head, an opening, content.
+    let (mut clients, mut calls) = (Vec::new(), Vec::new());
+    for said in [None, Some([api.opening, ""]), Some([api.opening, api.content])] {
+        let (client, mut call) = loop {
+            let mut client = Client::connect(cluster.addr()).await;
+            client.post(api.path, api.request.as_bytes()).await;
+            // Every other one is served at once.
+            tokio::select! {
+                call = leaving.call() => break (client, call),
+                _ = client.response() => {}
+            }
+        };
+        if let Some(said) = said {
+            call.begin_stream().await;
+            call.chunk(said.concat().as_bytes()).await;
+        }
+        clients.push(client);
+        calls.push(call);
+    }
+    // Its calls stay open, in this test's hands, as an engine leaves them that was told to end.
+    leaving.stop().await;
+    let mut answers = Vec::new();
+    for mut client in clients {
+        answers.push(client.response().await);
+    }
+    for answer in &answers[..2] {
+        assert_eq!((answer.status(), &answer.end), (200, &End::Complete), "{}", answer.text());
+        assert!(answer.text().contains("three") && answer.text().contains("[DONE]"), "{}", answer.text());
+    }
+    assert_eq!(answers[2].end, End::Aborted);
+    assert!(raised(api, &answers[2].text()).is_some(), "{}", answers[2].text());
+    for call in calls {
+        call.must_be_aborted().await;
+    }
+    assert!(staying.request_count() >= 2);
+    cluster.gateway.idle().await;
+}
