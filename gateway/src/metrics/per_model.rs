@@ -32,7 +32,8 @@ impl Families {
             requests: d.counter("keyway_requests_total", "Requests ended.", &["model", "outcome"])?,
             ttft: d.histograms(
                 "keyway_time_to_first_token_seconds",
-                "From request head to first event.",
+                "From request head to the first generated content: text, a thought, a call, audio; not a role, a comment, or the \
+                 word that an answer was begun.",
                 &TTFT_BUCKETS,
             )?,
             itl: d.histograms(
