@@ -54,10 +54,11 @@ const BROKEN_OFF: [&str; 6] = ["abort", "aborted", "error", "failed", "cancelled
 
 #[derive(Deserialize)]
 struct Chunk<'a> {
+    // What few events have is boxed: a chunk is moved about for every token.
     #[serde(borrow)]
     choices: Option<Vec<Choice<'a>>>,
     /// Of chat and completions, and of Anthropic's `message_delta`.
-    usage: Option<Counts>,
+    usage: Option<Box<Counts>>,
     /// What kind of event it is, in responses and messages.
     #[serde(borrow, rename = "type")]
     kind: Option<Str<'a>>,
@@ -69,13 +70,11 @@ struct Chunk<'a> {
     content_block: Option<&'a RawValue>,
     #[serde(borrow)]
     response: Option<Box<Response<'a>>>,
-    message: Option<Message>,
+    message: Option<Box<Message>>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
     #[serde(borrow)]
     detail: Option<&'a RawValue>,
-    #[serde(borrow)]
-    object: Option<Str<'a>>,
 }
 
 /// A response, as its first and last events carry it.
@@ -123,7 +122,8 @@ impl Said {
             Err(_) if named_error => return Err(Bad::Error(error_message(event.data))),
             Err(error) => return Err(Bad::Unreadable(error.to_string())),
         };
-        if named_error || chunk.is_error() {
+        // Every chunk of a token says of what kind of object it is: it is read where there is no choice alone.
+        if named_error || chunk.is_error() || (chunk.choices.is_none() && error::is_object(event.data)) {
             return Err(Bad::Error(error_message(event.data)));
         }
         let said = match (&chunk.choices, text_in(chunk.kind.as_ref())) {
@@ -170,7 +170,6 @@ impl Chunk<'_> {
                 || response.error.is_some_and(error::is_told)
         };
         self.error.is_some_and(error::is_told)
-            || text_in(self.object.as_ref()) == Some("error")
             || matches!(kind, Some("error" | "response.failed" | "response.cancelled"))
             || self.response.as_deref().is_some_and(ended_badly)
             || (self.detail.is_some_and(error::is_told) && self.choices.is_none() && kind.is_none())
@@ -217,12 +216,12 @@ impl Chunk<'_> {
         serde_json::from_str::<Stopped<'_>>(self.delta?.get()).ok()?.stop_reason
     }
 
-    fn counts(&self) -> Option<Counts> {
-        let begun = match &self.message {
-            Some(Message::Begun { usage }) => *usage,
-            Some(Message::Other(_)) | None => None,
+    fn counts(&self) -> Option<&Counts> {
+        let begun = || match self.message.as_deref()? {
+            Message::Begun { usage } => usage.as_ref(),
+            Message::Other(_) => None,
         };
-        self.usage.or(begun).or_else(|| self.response.as_ref()?.usage)
+        self.usage.as_deref().or_else(begun).or_else(|| self.response.as_ref()?.usage.as_ref())
     }
 
     fn text(&self) -> String {

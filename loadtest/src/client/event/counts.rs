@@ -1,10 +1,10 @@
 //! Token counts as each API writes them.
 
 use keyway_wire::openai::{PromptTokensDetails, Usage};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 /// The fields of OpenAI's two forms and of Anthropic's.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
 pub struct Counts {
     /// Of chat and completions.
     prompt_tokens: Option<u64>,
@@ -18,7 +18,7 @@ pub struct Counts {
     cache_creation_input_tokens: Option<u64>,
 }
 
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
 struct Details {
     cached_tokens: Option<u64>,
 }

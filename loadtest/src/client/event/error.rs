@@ -1,5 +1,6 @@
 //! What an error says, in the many forms that servers give it.
 
+use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
 use crate::limits;
@@ -7,6 +8,17 @@ use crate::limits;
 /// Whether a field that may hold an error holds one: many servers write `"error":null` into every answer.
 pub(super) fn is_told(field: &RawValue) -> bool {
     !matches!(field.get(), "null" | "false" | "\"\"" | "{}" | "[]")
+}
+
+/// Whether it is an error as older vLLM writes one: `{"object":"error","message":…}`.
+pub(super) fn is_object(data: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Object<'a> {
+        #[serde(borrow)]
+        object: Option<&'a RawValue>,
+    }
+    let object = serde_json::from_slice::<Object<'_>>(data).ok().and_then(|data| data.object);
+    object.is_some_and(|object| object.get() == "\"error\"")
 }
 
 /// The message of an error's JSON, whatever its shape, else the bytes themselves.
