@@ -1,3 +1,5 @@
+//! Events of each API, as its documents and engines write them, and what they say.
+
 use super::*;
 use crate::sse::events;
 

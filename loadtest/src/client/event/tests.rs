@@ -1,3 +1,5 @@
+//! Events in every shape that streams of the four APIs have, and what each says.
+
 use proptest::prelude::*;
 use serde_json::json;
 
