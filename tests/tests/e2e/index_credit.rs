@@ -4,7 +4,7 @@
 use keyway_tests::fake_worker::Call;
 use keyway_tests::openai::{CHAT, FAKE_MODEL, chat, chat_stream};
 use keyway_tests::{Client, Cluster, eventually, post};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// What the index believes the only worker to hold of a chat with this body.
 async fn held(cluster: &Cluster, body: &[u8]) -> u64 {
@@ -153,22 +153,4 @@ async fn counting_tokens_is_no_turn_of_a_session() {
     assert_eq!(drifts().await, 0.0);
     send(CHAT, "of something else ", 6).await;
     assert_eq!(drifts().await, 1.0, "a turn that leaves the past is still seen");
-}
-
-#[tokio::test]
-async fn tokens_counted_by_a_worker_with_events_are_not_expected_there() {
-    let cluster = Cluster::builder().workers(1).kv_events().start().await;
-    let body = |path: &str| {
-        let messages = json!([{ "role": "user", "content": prompt(path) }]);
-        json!({ "model": "keyway-random", "messages": messages, "max_tokens": 1 }).to_string().into_bytes()
-    };
-    for path in ["/tokenize", "/v1/messages/count_tokens", "/v1/embeddings"] {
-        let _ = post(cluster.addr(), path, &body(path)).await;
-        assert_eq!(held(&cluster, &body(path)).await, 0, "{path}");
-    }
-    let (expected, explained): (f64, Value) = (
-        cluster.gateway.metrics().await.sum("keyway_index_expected_blocks", &[]),
-        post(cluster.gateway.admin, "/explain", &body(CHAT)).await.json(),
-    );
-    assert_eq!((expected, explained["keyed_by"].as_str()), (0.0, Some("tokens")));
 }

@@ -89,6 +89,7 @@ async fn a_client_that_follows_arrives_at_the_gateway() {
     worker.manual();
     let link = format!("http://{}/v1/chat/completions", worker.addr());
     let led = links(&cluster.gateway, worker, 307, &[("location", &link)]).await.remove(0);
+    assert!(led.starts_with('/'), "it names no host: {led}");
     worker.answer();
     let answer = keyway_tests::post(cluster.addr(), &led, &chat("followed")).await;
     assert_eq!((answer.status(), cluster.served_by(&answer)), (200, 0));
