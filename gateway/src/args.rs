@@ -16,7 +16,10 @@ Examples:
          --tokenizer Qwen/Qwen3-0.6B=/models/qwen3   route by what the worker says it holds, token by token
   keyway config check --config keyway.toml
 
-Point any OpenAI-compatible client at the listening address; every path under /v1/ is passed on.";
+Point any OpenAI-compatible client at the listening address; every path under /v1/ is passed on.
+
+A request takes two open files, a waiting client one. The soft limit (ulimit -n) is raised to the hard one at the start; where that
+is too low for limits.max_connections, fewer clients are let in, and a warning says how many.";
 
 /// Prefix-aware gateway for LLM inference fleets: sends each prompt to the worker that holds its KV cache.
 #[derive(Debug, Parser)]

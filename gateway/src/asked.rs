@@ -36,7 +36,8 @@ impl Asked {
         const ROOT: PathAndQuery = PathAndQuery::from_static("/");
         let Parts { method, uri, headers, .. } = &self.parts;
         let target = uri.path_and_query().map_or(ROOT, |path| worker.target(path));
-        let mut outgoing = Outgoing::new(method.clone(), target, headers, body);
+        let outgoing = Outgoing::new(method.clone(), target, headers, body);
+        let mut outgoing = outgoing.repeatable(self.may_repeat());
         outgoing.set(headers::REQUEST_ID, self.record.id_header().clone());
         self.record.tell_trace(&mut outgoing);
         if let Some(key) = worker.api_key() {

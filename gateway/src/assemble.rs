@@ -13,6 +13,7 @@ use crate::{
     clock::Clock,
     config::{Config, ConfigError},
     decision_log::DecisionLog,
+    descriptors::Shortages,
     dispatch::Dispatch,
     drift::DriftDoctor,
     ejection::Ejections,
@@ -57,7 +58,8 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
     let metrics = Arc::new(Metrics::new().map_err(io::Error::other)?);
     let ejections = Ejections::new(clock, Some(metrics.ejections.clone()));
     let fleet = Arc::new(Fleet::new(&config.workers, clock.now(), &ejections));
-    let upstream = Upstream::new(Connector::new(config.timeouts.connect));
+    let shortages = Shortages::new(metrics.lifecycle.shortages.clone());
+    let upstream = Upstream::new(Connector::new(config.timeouts.connect), shortages);
     let keyer = KeyerConfig { key: config.hash_key, block_bytes: block_bytes(config) };
     let router = router(config, &fleet, &metrics, clock, keyer)?;
     let memory = Memory { file: config.snapshot_file.clone(), router: Arc::clone(&router), keyer };

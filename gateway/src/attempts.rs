@@ -6,7 +6,7 @@
 //! served by another, the first one's is held against it; refused by others too, it is the client's own, is passed on, and its
 //! client is remembered for a while as one whose like is passed on at once.
 
-use std::{pin::pin, sync::Arc};
+use std::{fmt, pin::pin, sync::Arc};
 
 use http::StatusCode;
 use keyway_core::{index::WorkerId, pick::Pick};
@@ -41,6 +41,8 @@ pub(crate) struct Attempts<'a> {
     opinions: Vec<StatusCode>,
     /// The last refusal.
     held: Option<Held>,
+    /// What the client is told where there is none.
+    lost: Error,
     demand: Option<Demand>,
 }
 
@@ -59,6 +61,8 @@ struct Miss {
     may_repeat: bool,
     /// It may be the request's own fault.
     in_doubt: bool,
+    /// No worker was asked: another one is no retry.
+    is_local: bool,
 }
 
 impl<'a> Attempts<'a> {
@@ -73,6 +77,7 @@ impl<'a> Attempts<'a> {
             accusations: Vec::new(),
             opinions: Vec::new(),
             held: None,
+            lost: Error::WorkerLost,
             demand: None,
         }
     }
@@ -147,9 +152,10 @@ impl<'a> Attempts<'a> {
             Charge::Failed => self.asked.may_repeat(),
             _ => true,
         };
-        self.accuse(&mut head.ticket, &head.worker, charge);
+        self.accuse(&mut head.ticket, &head.worker, charge, &status);
         self.held = Some(head);
-        Err(Miss { why: charge.as_str(), may_repeat, in_doubt: in_doubt && charge != Charge::Failed })
+        let in_doubt = in_doubt && charge != Charge::Failed;
+        Err(Miss { why: charge.as_str(), may_repeat, in_doubt, is_local: false })
     }
 
     /// What this answer is held against its worker for, if anything.
@@ -171,33 +177,41 @@ impl<'a> Attempts<'a> {
     fn unanswered(&mut self, worker: &Arc<Worker>, mut ticket: Ticket, error: SendError) -> Miss {
         let why = error.as_str();
         let id = self.asked.record.id();
-        tracing::warn!(worker = %worker.name, id, error = why, "worker gave no answer");
+        if error.is_the_worker_s() {
+            tracing::warn!(worker = %worker.name, id, error = why, cause = %error, "worker gave no answer");
+        }
+        self.lost = error.to_client();
         let may_repeat = match error {
-            SendError::Connect => {
+            SendError::Connect(_) => {
                 self.dispatch.router.worker_failed(worker);
-                self.asked.record.attempt_failed(why);
+                self.asked.record.attempt_failed(why, &error);
                 true
             }
             // Busy, or about to leave: it says itself that nothing has happened.
             SendError::Refused => {
-                self.accuse(&mut ticket, worker, Charge::Busy { retry_after: None });
+                self.accuse(&mut ticket, worker, Charge::Busy { retry_after: None }, &error);
                 true
             }
-            SendError::Lost => {
+            SendError::Lost(_) => {
                 self.worked += 1;
-                self.accuse(&mut ticket, worker, Charge::Lost);
+                self.accuse(&mut ticket, worker, Charge::Lost, &error);
+                self.asked.may_repeat()
+            }
+            // Nobody's fault; or the gateway's own.
+            SendError::Raced | SendError::Local(_) => {
+                self.asked.record.attempt_failed(why, &error);
                 self.asked.may_repeat()
             }
         };
         // Its weight goes before the next worker is chosen.
         self.demand = ticket.give_back();
-        Miss { why, may_repeat, in_doubt: false }
+        Miss { why, may_repeat, in_doubt: false, is_local: error.is_local() }
     }
 
-    fn accuse(&mut self, ticket: &mut Ticket, worker: &Worker, charge: Charge) {
+    fn accuse(&mut self, ticket: &mut Ticket, worker: &Worker, charge: Charge, cause: &dyn fmt::Display) {
         let why = charge.as_str();
         tracing::debug!(worker = %worker.name, id = self.asked.record.id(), why, "a worker does not serve a request");
-        self.asked.record.attempt_failed(why);
+        self.asked.record.attempt_failed(why, cause);
         self.accusations.push(ticket.accuse(charge, self.asked.parts.uri.path()));
     }
 
@@ -212,7 +226,7 @@ impl<'a> Attempts<'a> {
         let now = router.now();
         let taken = {
             let mut budget = retry_budget.lock();
-            if miss.in_doubt { budget.take_in_doubt(now) } else { budget.take(now) }
+            miss.is_local || if miss.in_doubt { budget.take_in_doubt(now) } else { budget.take(now) }
         };
         if !taken {
             metrics.retries_refused.inc();
@@ -236,7 +250,7 @@ impl<'a> Attempts<'a> {
         } else {
             self.accusations.drain(..).for_each(Accusation::undecided);
         }
-        let held = self.held.take().ok_or(Error::WorkerLost)?;
+        let Some(held) = self.held.take() else { return Err(self.lost) };
         Ok(self.relay(held, Err(Obstacle::Path)))
     }
 

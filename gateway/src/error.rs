@@ -9,6 +9,7 @@ use keyway_wire::openai::ErrorBody;
 use crate::{
     api::Api,
     body::{Response, full},
+    net::Shortage,
 };
 
 /// What the gateway refuses or could not do.
@@ -76,6 +77,17 @@ pub enum Error {
     /// No worker can be tried (any more).
     #[error("no worker is ready for this request; try again soon")]
     NoWorker,
+    /// The gateway itself can open no connection. No worker was asked.
+    #[error("the gateway itself lacks {lacks}; try again soon")]
+    Short {
+        /// What it lacks.
+        lacks: Shortage,
+    },
+    /// A kept connection ended as the request went out, which may or may not have arrived and must not be sent twice.
+    #[error(
+        "the connection to the worker was closed as the request was sent; it is not sent again, since the worker may have received it"
+    )]
+    ConnectionClosed,
     /// The worker closed the connection before it answered.
     #[error("the worker broke off before it answered")]
     WorkerLost,
@@ -172,6 +184,10 @@ impl Error {
                 Some(whole_seconds(*retry_after)),
             ),
             Self::NoWorker => row(StatusCode::SERVICE_UNAVAILABLE, server, "no_worker_ready", None, SOON),
+            Self::Short { .. } => {
+                row(StatusCode::SERVICE_UNAVAILABLE, server, "gateway_overloaded", None, SOON)
+            }
+            Self::ConnectionClosed => row(StatusCode::BAD_GATEWAY, server, "connection_closed", None, None),
             Self::WorkerLost => row(StatusCode::BAD_GATEWAY, server, "worker_lost", None, None),
             Self::StreamLost => row(StatusCode::BAD_GATEWAY, server, "stream_lost", None, None),
             Self::WorkerAborted => row(StatusCode::BAD_GATEWAY, server, "worker_aborted", None, None),

@@ -23,9 +23,15 @@ use crate::{
         KV_CONNECT_TIMEOUT, KV_FEED_BLOCKS_MAX, KV_RECONNECT_PAUSE, KV_REPLAY_FAILURES_MAX, KV_REPLY_TIMEOUT,
     },
     metrics::Metrics,
-    net::zmq::{self, Ask, Frames, LiveStream},
+    net::{
+        Shortage,
+        zmq::{self, Ask, Frames, LiveStream},
+    },
     routing::Router,
 };
+
+/// Time until a replay is asked for again that could not be, for want of the gateway's own.
+const UNASKED_PAUSE: Duration = Duration::from_millis(250);
 
 /// How often silence is looked for.
 const TICK: Duration = Duration::from_secs(1);
@@ -101,8 +107,9 @@ impl Follower {
         self.worker.residency.batch_came(self.router.now());
         let mut action = self.router.with_index(|index| self.feed.connected(index));
         let (mut replies, mut failures): (Option<Replies>, u32) = (None, 0);
+        let mut pause = Duration::ZERO;
         loop {
-            if let Some(asked) = self.replies(action, failures) {
+            if let Some(asked) = self.replies(action, pause) {
                 replies = Some(asked);
             }
             if failures >= KV_REPLAY_FAILURES_MAX {
@@ -114,6 +121,8 @@ impl Follower {
                 reply = next_of(&mut replies) => Came::Reply(reply),
                 () = clock::sleep(TICK) => Came::Tick,
             };
+            // A replay that the gateway could not ask for is no failure of its worker's, and is asked for again.
+            let unasked = matches!(&came, Came::Reply(Some(Err(error))) if Shortage::behind(error).is_some());
             action = match came {
                 Came::Live(Ok(frames)) => self.live(&frames),
                 Came::Live(Err(error)) => return error,
@@ -121,7 +130,8 @@ impl Follower {
                     None => Action::Wait,
                     Some(complete) => {
                         replies = None;
-                        failures = if complete { 0 } else { failures + 1 };
+                        failures = if complete { 0 } else { failures + u32::from(!unasked) };
+                        pause = if unasked { UNASKED_PAUSE } else { failures * KV_RECONNECT_PAUSE.0 };
                         self.count_replay(complete);
                         self.router.with_index(|index| self.feed.reply_ended(index, complete))
                     }
@@ -135,7 +145,7 @@ impl Follower {
     }
 
     /// Asks for what `action` says.
-    fn replies(&self, action: Action, failures: u32) -> Option<Replies> {
+    fn replies(&self, action: Action, pause: Duration) -> Option<Replies> {
         let request = match action {
             Action::Wait => return None,
             Action::Replay { from } => ReplayRequest::From(from),
@@ -144,7 +154,7 @@ impl Follower {
         let ask = Ask {
             endpoint: self.source.replay.clone()?,
             request: request.frames(),
-            pause: failures * KV_RECONNECT_PAUSE.0,
+            pause,
             connect_timeout: KV_CONNECT_TIMEOUT,
             reply_timeout: KV_REPLY_TIMEOUT,
         };

@@ -26,6 +26,7 @@ pub mod config;
 pub mod cores;
 pub mod cors;
 pub mod decision_log;
+pub mod descriptors;
 pub mod discovery;
 pub mod dispatch;
 pub mod drift;

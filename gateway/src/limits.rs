@@ -12,6 +12,24 @@ pub const MAX_IN_FLIGHT: usize = 16_384;
 /// Client connections at once: twice the requests in flight, for idle keep-alive clients.
 pub const MAX_CONNECTIONS: usize = 32_768;
 
+/// File descriptors that are asked for where the system sets no bound: [`MAX_CONNECTIONS`] clients, as many connections to
+/// workers, and as many again for those that wait for a request.
+pub const DESCRIPTORS_WANTED: u64 = 131_072;
+
+/// File descriptors that clients leave to probes, operators, KV events, files and name lookups; of a limit below 256 a quarter. Half
+/// of them may be used by requests that were let in already.
+pub const RESERVED_DESCRIPTORS: u64 = 64;
+
+/// How long a request waits for a connection where the gateway itself lacks descriptors, ports or memory: some answers end in
+/// that time.
+pub const SHORTAGE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// How often it looks meanwhile, as does the listener whether there is room for another client.
+pub const SHORTAGE_LOOK: Duration = Duration::from_millis(20);
+
+/// Time between two words in the log on one thing that the gateway lacks.
+pub const SHORTAGE_SAID_EVERY: Duration = Duration::from_secs(30);
+
 /// Streams one HTTP/2 client may have open at once (hyper's own default is 200).
 pub const MAX_H2_STREAMS: u32 = 1_024;
 
@@ -103,6 +121,10 @@ pub const RESUME_BODY_BYTES_MAX: usize = 8 << 20;
 /// Idle time after which a pooled worker connection is dropped: below uvicorn's 5 s keep-alive (vLLM, SGLang), so
 /// that the worker does not close it under a request.
 pub const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Time before the end that a worker sets for idle connections (`Keep-Alive: timeout=N`) at which they are used no more: the word
+/// of the end, and the request that it would cross, are on their way for less.
+pub const POOL_IDLE_MARGIN: Duration = Duration::from_secs(1);
 
 /// Connections to one worker that wait for a request, about 10 KB each: twice what an engine runs at once.
 pub const POOL_IDLE_MAX: usize = 1_024;

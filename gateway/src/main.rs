@@ -7,7 +7,7 @@ use keyway::{
     args::{Cli, Command, ConfigCommand, ServeArgs},
     config::{Config, File, LogFormat},
     cores::{self, Cores},
-    heap, panics, run,
+    descriptors, heap, panics, run,
     signals::Signals,
     tenants::{hex, key_hash},
 };
@@ -65,6 +65,7 @@ fn serve(args: &ServeArgs) -> Outcome {
     heap::keep_warm();
     log_to_stderr(config.log_format);
     panics::watch();
+    descriptors::raise();
     // On one core there is nobody to hand a task to, and handing them over is what the other kind prepares for.
     let (mut runtime, cores) = match cores::count().min(config.max_cores) {
         1 => (tokio::runtime::Builder::new_current_thread(), None),

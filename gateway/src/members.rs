@@ -106,6 +106,7 @@ impl Members {
         if known > 0 {
             tracing::info!(worker = %worker.name, blocks = known, "its cache is remembered from a snapshot");
         }
+        worker.origin().count_races(self.metrics.races.with_label_values(&[&worker.name]));
         let mut tasks = Vec::new();
         if let Some(events) = worker.kv_source().cloned() {
             let (router, metrics) = (Arc::clone(&self.router), Arc::clone(&self.metrics));

@@ -64,6 +64,8 @@ pub struct Metrics {
     pub retries: IntCounterVec,
     /// `keyway_retries_refused_total`: the budget was spent.
     pub retries_refused: IntCounter,
+    /// `keyway_connection_races_total{worker}`: kept connections that ended under a request.
+    pub races: IntCounterVec,
     /// `keyway_tenant_requests_total{tenant,outcome="admitted|rate_limit_exceeded"}`.
     pub tenants: IntCounterVec,
     /// `keyway_worker_ejections_total{worker}`.
@@ -194,6 +196,11 @@ impl Metrics {
                     "keyway_retries_refused_total",
                     "Attempts on another worker that the retry budget did not allow.",
                 ),
+            )?,
+            races: d.counter(
+                "keyway_connection_races_total",
+                "Kept connections that a worker closed as a request went out, which then went over another one.",
+                &["worker"],
             )?,
             tenants: d.counter(
                 "keyway_tenant_requests_total",

@@ -3,6 +3,7 @@
 //! `net/zmq.rs`. With the feature `simulation` the connections are a simulated network's (`net/simulated.rs`).
 
 pub mod port;
+mod shortage;
 #[cfg(feature = "simulation")]
 mod simulated;
 mod stream;
@@ -29,7 +30,7 @@ use tokio_rustls::TlsConnector;
 use self::simulated::lookup_host;
 #[cfg(feature = "simulation")]
 pub use self::simulated::{TcpListener, TcpStream, adopt, share};
-pub use self::stream::Stream;
+pub use self::{shortage::Shortage, stream::Stream};
 use crate::{clock, tls::ClientTls};
 
 /// Binds a listener; the error names the address.
@@ -54,10 +55,30 @@ pub fn share(listener: &TcpListener) -> io::Result<std::os::fd::OwnedFd> {
 
 /// The addresses of a name, sorted, each once. An error, not an empty list, where there are none.
 pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
-    let mut found: Vec<IpAddr> = lookup_host((host, port)).await?.map(|address| address.ip()).collect();
+    let mut found: Vec<IpAddr> = look_up(host, port).await?.iter().map(SocketAddr::ip).collect();
     found.sort_unstable();
     found.dedup();
     Ok(found)
+}
+
+/// The addresses of a name as the resolver orders them. Where it failed for want of descriptors the error says so.
+async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    let found = lookup_host((host, port)).await;
+    found
+        .map(Iterator::collect)
+        .map_err(|error| shortage::of_lookup(&error).map_or(error, Shortage::into_error))
+}
+
+/// Connects to the first address of a name that answers.
+async fn dial(host: &str, port: u16) -> io::Result<TcpStream> {
+    let mut failed = None;
+    for address in look_up(host, port).await? {
+        match TcpStream::connect(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = Some(error),
+        }
+    }
+    Err(failed.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the name has no address")))
 }
 
 /// Gives up on clients that have not taken what was sent to them for so long: by TCP's own clock, so that neither a task
@@ -94,12 +115,19 @@ pub struct Opened {
 #[derive(Debug, Clone)]
 pub struct Connector {
     timeout_ms: Arc<AtomicU64>,
+    /// What a test lets it lack.
+    #[cfg(test)]
+    pub(crate) lacks: Arc<std::sync::OnceLock<Shortage>>,
 }
 
 impl Connector {
     /// A connector that gives up after `timeout`, name lookup included.
     pub fn new(timeout: Duration) -> Self {
-        let connector = Self { timeout_ms: Arc::default() };
+        let connector = Self {
+            timeout_ms: Arc::default(),
+            #[cfg(test)]
+            lacks: Arc::default(),
+        };
         connector.set_timeout(timeout);
         connector
     }
@@ -117,8 +145,12 @@ impl Connector {
         security: Option<&Security>,
         offer_http2: bool,
     ) -> io::Result<Opened> {
+        #[cfg(test)]
+        if let Some(lacks) = self.lacks.get() {
+            return Err(lacks.into_error());
+        }
         self.in_time(async {
-            let stream = TcpStream::connect((host, port)).await?;
+            let stream = dial(host, port).await?;
             stream.set_nodelay(true)?;
             let Some((tls, name)) = security else {
                 return Ok(Opened { stream: Stream::Plain(stream), http2: false });

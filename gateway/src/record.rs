@@ -114,10 +114,10 @@ impl Record {
         }
     }
 
-    /// Notes that the last attempt came to nothing.
-    pub fn attempt_failed(&self, why: &'static str) {
+    /// Notes that the last attempt came to nothing: in a word, and its cause.
+    pub fn attempt_failed(&self, why: &'static str, cause: &dyn fmt::Display) {
         if let Some(trace) = &mut self.line.lock().trace {
-            trace.attempt_failed(why);
+            trace.attempt_failed(why, cause.to_string());
         }
     }
 

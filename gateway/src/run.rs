@@ -17,6 +17,7 @@ use crate::{
     clock,
     config::{Config, WorkerConfig},
     cores::Cores,
+    descriptors::{self, Shortages},
     external_scaler::ExternalScaler,
     handover::{self, Legacy, Predecessor},
     leaving::Leaving,
@@ -87,11 +88,22 @@ pub fn start(
     let (router, members) = (Arc::clone(&parts.router), Arc::clone(&parts.members));
     let gateway_id = parts.peers.own;
     let (metrics, intake) = (Arc::clone(&parts.metrics), Arc::clone(&parts.intake));
+    let (upstream, shortages) = (parts.upstream.clone(), parts.upstream.shortages().clone());
+    hold_what_fits(&intake, config);
     let reloader = Reloader::new(reader, config.clone(), embedded, parts);
 
     let (stop, stopped) = watch::channel(false);
     let (connections, client_stall) = (metrics.connections.clone(), config.timeouts.client_stall);
-    let clients = Server { listener, tls, intake: Arc::clone(&intake), cores, client_stall, connections };
+    let clients = Server {
+        listener,
+        tls,
+        intake: Arc::clone(&intake),
+        cores,
+        client_stall,
+        connections,
+        shortages: shortages.clone(),
+        makes_room: Some(upstream),
+    };
     let tracer = traces.as_ref().map(|traces| Arc::clone(&traces.tracer));
     let stack = stack::stack(live.clone(), admission, Arc::clone(&intake), tracer);
     let (opened, open) = watch::channel(false);
@@ -113,7 +125,7 @@ pub fn start(
         scale,
     };
     let (retire, retired) = watch::channel(false);
-    let operating = serve_operators(config, admin_listener, admin, (may_operate, on(retired)));
+    let operating = serve_operators(config, (admin_listener, shortages), admin, (may_operate, on(retired)));
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     Ok(Gateway {
         addr,
@@ -139,10 +151,24 @@ pub fn start(
     })
 }
 
+/// No more clients than there are descriptors for, with their requests' connections.
+fn hold_what_fits(intake: &Intake, config: &Config) {
+    let fit = descriptors::clients_that_fit(config.max_in_flight);
+    intake.hold_at_most(fit);
+    if fit < config.max_connections {
+        let (limit, wanted) = (descriptors::limit(), config.max_connections);
+        tracing::warn!(
+            limit,
+            "the limit of open files (LimitNOFILE=, `ulimit -n`) is too low for limits.max_connections = {wanted}: at most {fit} \
+             clients are let in at once"
+        );
+    }
+}
+
 /// The admin listener outlives the drain, so that it can be watched; it ends with the process, or when a successor has it.
 fn serve_operators(
     config: &Config,
-    listener: net::TcpListener,
+    (listener, shortages): (net::TcpListener, Shortages),
     admin: Admin,
     (may_begin, retired): (
         impl Future<Output = ()> + Send + 'static,
@@ -152,7 +178,16 @@ fn serve_operators(
     let connections = admin.metrics.connections.clone();
     let intake = Intake::new(config.max_connections, config.timeouts.header_read, OPERATORS_DRAIN);
     let client_stall = config.timeouts.client_stall;
-    let operators = Server { listener, tls: None, intake, cores: None, client_stall, connections };
+    let operators = Server {
+        listener,
+        tls: None,
+        intake,
+        cores: None,
+        client_stall,
+        connections,
+        shortages,
+        makes_room: None,
+    };
     let admin = admin_guard::guarded(admin.live.clone(), admin::admin(admin));
     tokio::spawn(async move {
         may_begin.await;

@@ -26,13 +26,15 @@ use crate::{
     body::{Request, Response},
     clock,
     cores::Cores,
+    descriptors::{self, Shortages},
     limits::{
         DRAIN_LOOK, DRAIN_QUIET, HEAD_BUFFER_BYTES, MAX_H2_FAULTY_STREAMS, MAX_H2_HEADER_LIST_BYTES,
-        MAX_H2_STREAMS, MAX_H2_UNSEEN_RESETS,
+        MAX_H2_STREAMS, MAX_H2_UNSEEN_RESETS, SHORTAGE_LOOK,
     },
-    net::{self, TcpStream},
+    net::{self, Shortage, TcpStream},
     stack::Stack,
     tls::ServerTls,
+    upstream::Upstream,
 };
 
 /// What the server needs besides the stack.
@@ -50,6 +52,10 @@ pub struct Server {
     pub client_stall: Duration,
     /// Open connections.
     pub connections: IntGauge,
+    /// What the gateway lacks is told there.
+    pub shortages: Shortages,
+    /// Whose kept connections make room where descriptors are short; `None`: operators', who are let in to the last one.
+    pub makes_room: Option<Upstream>,
 }
 
 /// Serves until `shutdown` completes, then lets open requests finish within the drain time. Returns whether all did.
@@ -63,14 +69,18 @@ pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Outp
     loop {
         let accepted = tokio::select! {
             () = &mut shutdown => break,
-            accepted = accept(&server.listener, &server.intake) => accepted,
+            accepted = accept(&server) => accepted,
         };
         let (stream, slot) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of file descriptors, or the peer left already: the listener itself is fine.
-                tracing::warn!(%error, "a connection could not be accepted");
-                clock::sleep(Duration::from_millis(10)).await;
+                if let Some(lacks) = Shortage::of(&error) {
+                    server.shortages.note(lacks);
+                } else {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                }
+                clock::sleep(SHORTAGE_LOOK).await;
                 continue;
             }
         };
@@ -201,10 +211,28 @@ impl Drop for Open {
     }
 }
 
-async fn accept(listener: &net::TcpListener, intake: &Arc<Intake>) -> io::Result<(TcpStream, Slot)> {
-    let slot = intake.slot().await;
-    let (stream, _) = net::accept(listener).await?;
+/// The next client, once there is a place and what its requests will need.
+async fn accept(server: &Server) -> io::Result<(TcpStream, Slot)> {
+    let slot = server.intake.slot().await;
+    if let Some(upstream) = &server.makes_room {
+        room(upstream, &server.shortages).await;
+    }
+    let (stream, _) = net::accept(&server.listener).await?;
     Ok((stream, slot))
+}
+
+/// Waits until there are descriptors besides those that are not clients'. Who waits to be accepted is refused nothing.
+async fn room(upstream: &Upstream, shortages: &Shortages) {
+    let mut noted = false;
+    while descriptors::are_short_for_clients() {
+        if upstream.shed() {
+            continue;
+        }
+        if !std::mem::replace(&mut noted, true) {
+            shortages.note(Shortage::Descriptors);
+        }
+        clock::sleep(SHORTAGE_LOOK).await;
+    }
 }
 
 fn connection_builder(spread: Spread, header_read: Duration) -> auto::Builder<Spread> {

@@ -32,7 +32,7 @@ pub(crate) async fn unless_lost<T>(
     loop {
         match clock::timeout(DEAD_LOOK, &mut sending).await {
             Ok(answer) => return answer,
-            Err(_) if is_lost(router, worker, since) => return Err(SendError::Lost),
+            Err(_) if is_lost(router, worker, since) => return Err(SendError::silent()),
             Err(_) => {}
         }
     }

@@ -27,6 +27,7 @@ pub use self::{
 use crate::{
     clock::{self, Clock},
     config::ConfigError,
+    descriptors,
     error::Error,
     limits::TENANTS_RELOAD_INTERVAL,
     live::Live,
@@ -162,6 +163,10 @@ impl Tenants {
 
     /// Reads the file again if it has changed since the last look. One that is wrong changes nothing but the log.
     pub fn look(&self) {
+        if descriptors::have_run_out() {
+            // It is read once there is a descriptor for it.
+            return;
+        }
         let now = changed_at(&self.path);
         if std::mem::replace(&mut *self.seen.lock(), now) == now {
             return;

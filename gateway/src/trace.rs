@@ -72,7 +72,8 @@ struct Attempt {
     matched_tokens: u64,
     began: Instant,
     ended: Option<Instant>,
-    error: Option<&'static str>,
+    /// In a word, and its cause.
+    error: Option<(&'static str, String)>,
 }
 
 impl Tracer {
@@ -124,10 +125,10 @@ impl RequestTrace {
     }
 
     /// The last attempt came to nothing.
-    pub fn attempt_failed(&mut self, why: &'static str) {
+    pub fn attempt_failed(&mut self, why: &'static str, cause: String) {
         if let Some(last) = self.attempts.last_mut() {
             last.ended = Some(Instant::now());
-            last.error = Some(why);
+            last.error = Some((why, cause));
         }
     }
 

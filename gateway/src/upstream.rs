@@ -5,8 +5,12 @@
 //! share a connection, which has a task of its own; to leave resets the stream alone.
 
 mod answer;
+mod failure;
 mod http1;
+mod idle;
+mod idle_timeout;
 mod links;
+mod opening;
 mod origin;
 mod outgoing;
 mod shared;
@@ -14,24 +18,26 @@ mod shared;
 use std::{io, pin::Pin, time::Duration};
 
 use bytes::Bytes;
-use http::{Version, header};
+use http::{StatusCode, Version, header};
 use tokio::io::AsyncReadExt;
 
 pub use self::{
     answer::{Answer, AnswerError},
+    failure::{Cause, SendError},
     http1::Http1Error,
     origin::Origin,
     outgoing::Outgoing,
 };
 use self::{
-    links::Turn,
-    origin::Link,
-    shared::{Place, Shared, not_begun},
+    opening::{Opened, Opening},
+    origin::{Kept, Link},
+    shared::{Place, not_begun},
 };
 use crate::{
-    clock,
+    clock::{self, Instant},
+    descriptors::Shortages,
     limits::WORKER_H2_RESENDS,
-    net::{Connector, speaks_another_protocol},
+    net::{Connector, Shortage},
 };
 
 /// Time for a server's first word after its handshake: more than a round trip.
@@ -41,39 +47,29 @@ const FIRST_WORD_PATIENCE: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone)]
 pub struct Upstream {
     connector: Connector,
-}
-
-/// Why a worker gave no answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SendError {
-    /// No connection: nothing was sent.
-    Connect,
-    /// The connection broke before the head of an answer.
-    Lost,
-    /// The worker says that it has not begun the request, and will not (HTTP/2).
-    Refused,
-}
-
-impl SendError {
-    /// For logs and metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Connect => "connect",
-            Self::Lost => "lost",
-            Self::Refused => "refused",
-        }
-    }
+    kept: Kept,
+    shortages: Shortages,
 }
 
 impl Upstream {
-    /// A client that opens connections this way.
-    pub fn new(connector: Connector) -> Self {
-        Self { connector }
+    /// A client that opens connections this way, and tells there what the gateway lacks.
+    pub fn new(connector: Connector, shortages: Shortages) -> Self {
+        Self { connector, kept: Kept::default(), shortages }
     }
 
     /// Opens connections within this time from now on, and so do its clones.
     pub fn set_connect_timeout(&self, timeout: Duration) {
         self.connector.set_timeout(timeout);
+    }
+
+    /// Where it tells what the gateway lacks.
+    pub fn shortages(&self) -> &Shortages {
+        &self.shortages
+    }
+
+    /// Closes the kept connection that has been idle for longest. Whether there was one.
+    pub fn shed(&self) -> bool {
+        self.kept.shed()
     }
 
     /// Sends one request and waits for the head of the answer.
@@ -82,28 +78,30 @@ impl Upstream {
         origin: &Origin,
         request: Outgoing<'_>,
     ) -> Result<http::Response<Answer>, SendError> {
+        self.kept.list(origin);
         if origin.is_shared() {
             return self.send_shared(origin, &request).await;
         }
         self.send_own(origin, &request).await
     }
 
-    /// Over a connection of its own.
+    /// Over a connection of its own: a kept one, and where that was closed as the request went out, a new one.
     async fn send_own(
         &self,
         origin: &Origin,
         request: &Outgoing<'_>,
     ) -> Result<http::Response<Answer>, SendError> {
-        // A pooled connection may have been closed as it was taken: what it did not begin to send goes to the next.
-        while let Some(link) = origin.take() {
+        // What must not be sent twice goes over none that may be about to be closed.
+        let kept = if request.may_repeat() { origin.take() } else { None };
+        if let Some((link, idle)) = kept {
             match exchange(origin, link, request).await {
-                Err(Http1Error::NothingSent(_)) => {}
-                answer => return answer.map_err(|error| lost(&error)),
+                Err(Failure::Raced(_)) => origin.raced(idle),
+                answer => return answer.map_err(Failure::into_error),
             }
         }
         // In a box: a request that finds a connection need not have room for what opening one takes.
-        match Box::pin(self.connect(origin)).await? {
-            Opened::Own(link) => exchange(origin, link, request).await.map_err(|error| lost(&error)),
+        match Box::pin(self.opening(origin, request).own()).await? {
+            Opened::Own(link) => exchange(origin, link, request).await.map_err(Failure::into_error),
             // Over TLS the worker wants HTTP/2.
             Opened::Shared(place) => {
                 drop(place);
@@ -124,43 +122,26 @@ impl Upstream {
             *head.uri_mut() = origin.uri(request.target());
             *head.version_mut() = Version::HTTP_2;
             *head.headers_mut() = request.header_map();
+            // Once a kept connection has ended under it: one that was opened since.
+            let mut since = None;
             for sent in 0.. {
-                let Some(place) = self.enter(origin).await? else {
+                let Some(place) = self.opening(origin, request).place(since).await? else {
                     // Over TLS the worker wants HTTP/1.1.
                     return Box::pin(self.send_own(origin, request)).await;
                 };
                 match share(place, head.clone(), request.body().clone()).await {
-                    Ok(answer) => return Ok(answer),
                     Err(Failure::NotBegun) if sent < WORKER_H2_RESENDS => {}
-                    Err(Failure::NotBegun) => return Err(SendError::Refused),
-                    Err(Failure::Lost) => return Err(SendError::Lost),
+                    Err(Failure::Raced(_)) if since.is_none() && request.may_repeat() => {
+                        origin.raced(Duration::ZERO);
+                        since = Some(Instant::now());
+                    }
+                    // What ends so soon again is its worker's fault.
+                    Err(Failure::Raced(cause)) if since.is_some() => return Err(SendError::Lost(cause)),
+                    answer => return answer.map_err(Failure::into_error),
                 }
             }
             Err(SendError::Refused)
         })
-    }
-
-    /// A place on a connection; `None` where the worker speaks HTTP/1.1 after all.
-    async fn enter(&self, origin: &Origin) -> Result<Option<Place>, SendError> {
-        if let Some(place) = origin.links().enter() {
-            return Ok(Some(place));
-        }
-        let _turn = match origin.links().turn().await {
-            Turn::Place(place) => return Ok(Some(place)),
-            Turn::Failed => return Err(SendError::Connect),
-            Turn::Open(turn) => turn,
-        };
-        match self.connect(origin).await {
-            Ok(Opened::Shared(place)) => Ok(Some(place)),
-            Ok(Opened::Own(link)) => {
-                origin.keep(link);
-                Ok(None)
-            }
-            Err(error) => {
-                origin.links().failed();
-                Err(error)
-            }
-        }
     }
 
     /// Opens a connection and closes it, to learn why none can be. In TLS 1.3 a server says only after the handshake that it wants
@@ -174,47 +155,33 @@ impl Upstream {
         }
     }
 
-    async fn connect(&self, origin: &Origin) -> Result<Opened, SendError> {
-        self.open(origin).await.map_err(|error| {
-            tracing::debug!(error = %chain(&error), "no connection to the worker");
-            SendError::Connect
-        })
-    }
-
-    async fn open(&self, origin: &Origin) -> io::Result<Opened> {
-        let connect = |offer_http2| {
-            self.connector.connect(origin.host(), origin.port(), origin.security(), offer_http2)
-        };
-        let offered = origin.offers_http2();
-        let opened = match connect(offered).await {
-            Err(error) if !offered && speaks_another_protocol(&error) => connect(true).await?,
-            opened => opened?,
-        };
-        if origin.security().is_some() {
-            origin.speaks_http2(opened.http2);
-        }
-        if origin.is_shared() {
-            let shared = self.connector.in_time(Shared::open(opened.stream)).await?;
-            return Ok(Opened::Shared(origin.links().add(shared)));
-        }
-        Ok(Opened::Own(Link::new(opened.stream)))
+    fn opening<'a>(&'a self, origin: &'a Origin, request: &Outgoing<'_>) -> Opening<'a> {
+        let Self { connector, kept, shortages } = self;
+        Opening { connector, kept, shortages, origin, is_a_client_s: request.is_a_client_s() }
     }
 }
 
-/// A new connection.
-enum Opened {
-    /// For one request at a time.
-    Own(Link),
-    /// For several: it is among those of its origin, and this is a place on it.
-    Shared(Place),
-}
-
-/// Why a request that shares a connection has no answer.
+/// Why a request that was sent has no answer.
 enum Failure {
     /// The worker has not begun it.
     NotBegun,
-    /// It may have.
-    Lost,
+    /// A kept connection was closed before a word of the answer: that close may have crossed the request.
+    Raced(Cause),
+    /// The worker may have begun it.
+    Lost(Cause),
+    /// The gateway could not send it.
+    Local(Shortage),
+}
+
+impl Failure {
+    fn into_error(self) -> SendError {
+        match self {
+            Self::NotBegun => SendError::Refused,
+            Self::Raced(_) => SendError::Raced,
+            Self::Lost(cause) => SendError::Lost(cause),
+            Self::Local(lacks) => SendError::Local(lacks),
+        }
+    }
 }
 
 /// One request over HTTP/2 and the head of its answer. Dropped before, it resets its stream.
@@ -223,21 +190,29 @@ async fn share(
     request: http::Request<()>,
     body: Bytes,
 ) -> Result<http::Response<Answer>, Failure> {
-    let refused = |error: &h2::Error| {
-        tracing::debug!(error = %chain(error), "no answer from the worker");
-        if not_begun(error) { Failure::NotBegun } else { Failure::Lost }
+    let failed = |error: &h2::Error| {
+        let cause = Cause::of_h2(error);
+        tracing::debug!(%cause, "no answer from the worker");
+        if not_begun(error) {
+            Failure::NotBegun
+        } else if error.is_io() && place.is_kept() {
+            Failure::Raced(cause)
+        } else {
+            Failure::Lost(cause)
+        }
     };
     let sent = place.sender().send_request(request, body.is_empty());
     // The connection was given up since the place was taken: nothing was sent.
     let (answer, mut stream) = sent.map_err(|error| {
-        tracing::debug!(error = %chain(&error), "a shared connection takes no more");
+        tracing::debug!(cause = %Cause::of_h2(&error), "a shared connection takes no more");
         Failure::NotBegun
     })?;
     if !body.is_empty() {
         // Waits in whole at the stream for the worker's window. What fails here fails below, with its reason.
         let _ = stream.send_data(body, true);
     }
-    let (mut parts, body) = answer.await.map_err(|error| refused(&error))?.into_parts();
+    let (mut parts, body) = answer.await.map_err(|error| failed(&error))?.into_parts();
+    place.answered();
     parts.version = Version::HTTP_11;
     let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
     Ok(http::Response::from_parts(parts, Answer::shared(body, length, place)))
@@ -248,23 +223,25 @@ async fn exchange(
     origin: &Origin,
     mut link: Link,
     request: &Outgoing<'_>,
-) -> Result<http::Response<Answer>, Http1Error> {
-    let answer = link.ask(request, origin.host_header()).await?;
-    Ok(answer.map(|()| Answer::own(link, origin.clone())))
-}
-
-fn lost(error: &Http1Error) -> SendError {
-    tracing::debug!(error = %chain(error), "no answer from the worker");
-    SendError::Lost
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
+) -> Result<http::Response<Answer>, Failure> {
+    let is_kept = link.has_answered();
+    match link.ask(request, origin.host_header()).await {
+        // What some say with the end of an idle connection (RFC 9110, section 15.5.9): the request was not read.
+        Ok(answer) if is_kept && answer.status() == StatusCode::REQUEST_TIMEOUT && !link.stays_open() => {
+            Err(Failure::Raced(Cause::of("the worker says that the connection was idle for too long")))
+        }
+        Ok(answer) => Ok(answer.map(|()| Answer::own(link, origin.clone()))),
+        Err(error) => {
+            let cause = Cause::of_http1(&error);
+            tracing::debug!(%cause, "no answer from the worker");
+            Err(match error.shortage() {
+                Some(lacks) => Failure::Local(lacks),
+                None if is_kept && error.is_silent_close() => Failure::Raced(cause),
+                None => Failure::Lost(cause),
+            })
+        }
     }
-    text
 }
+
+#[cfg(test)]
+mod tests;

@@ -150,6 +150,13 @@ impl ClusterBuilder {
         self
     }
 
+    /// Describes the gateway further.
+    #[must_use]
+    pub fn gateway(mut self, describe: impl FnOnce(GatewayBuilder) -> GatewayBuilder) -> Self {
+        self.gateway = describe(self.gateway);
+        self
+    }
+
     /// Starts everything and waits until every worker is ready.
     pub async fn start(self) -> Cluster {
         let mut gateway = self.gateway;
@@ -210,6 +217,8 @@ pub struct GatewayBuilder {
     config: Option<String>,
     listen: Option<String>,
     log: Option<String>,
+    open_files: Option<u64>,
+    env: Vec<(String, std::path::PathBuf)>,
 }
 
 impl Gateway {
@@ -330,9 +339,29 @@ impl GatewayBuilder {
         self
     }
 
+    /// Lets it have at most so many open files.
+    #[must_use]
+    pub fn open_files(mut self, most: u64) -> Self {
+        self.open_files = Some(most);
+        self
+    }
+
+    /// Sets a variable of its environment to a path.
+    #[must_use]
+    pub fn env(mut self, name: &str, path: &std::path::Path) -> Self {
+        self.env.push((name.to_owned(), path.to_owned()));
+        self
+    }
+
     /// Starts it on free ports and waits until it listens.
     pub async fn start(self) -> Gateway {
         let mut command = Command::new(bin("keyway"));
+        if let Some(most) = self.open_files {
+            command = Command::new("sh");
+            let script = format!("ulimit -n {most}; exec \"$0\" \"$@\"");
+            command.args(["-c", &script]).arg(bin("keyway"));
+        }
+        command.envs(self.env.iter().map(|(name, path)| (name, path)));
         let listen = self.listen.as_deref().unwrap_or("127.0.0.1:0");
         command.args(["--listen", listen, "--admin-listen", "127.0.0.1:0"]).args(&self.args);
         if let Some(filter) = &self.log {

@@ -40,6 +40,7 @@ struct Shared {
 enum Farewell {
     Graceful,
     Abrupt,
+    Silent,
 }
 
 /// A request that waits for its answer. Dropping it without an end resets its stream.
@@ -97,6 +98,11 @@ impl H2Worker {
         self.tell(|| Farewell::Abrupt);
     }
 
+    /// Ends every connection without a word.
+    pub fn hang_up(&self) {
+        self.tell(|| Farewell::Silent);
+    }
+
     fn tell(&self, farewell: impl Fn() -> Farewell) {
         for connection in self.shared.open.lock().values() {
             let _ = connection.send(farewell()); // one that has just ended needs no farewell
@@ -149,6 +155,7 @@ async fn serve(stream: TcpStream, number: usize, shared: Arc<Shared>) {
             },
             farewell = farewells.recv() => match farewell {
                 Some(Farewell::Graceful) => connection.graceful_shutdown(),
+                Some(Farewell::Silent) => break,
                 _ => connection.abrupt_shutdown(Reason::NO_ERROR),
             },
         }

@@ -14,6 +14,7 @@ pub mod client;
 pub mod cluster;
 pub mod eventually;
 pub mod exchange;
+pub mod failing_connect;
 pub mod fake_worker;
 pub mod h2_client;
 pub mod h2_worker;
@@ -30,8 +31,9 @@ pub mod tools;
 
 pub use chaos_proxy::ChaosProxy;
 pub use client::{Client, Response, get, post};
-pub use cluster::{Cluster, Gateway, RealWorker};
+pub use cluster::{Cluster, Gateway, GatewayBuilder, RealWorker};
 pub use exchange::{Exchange, Protocol};
+pub use failing_connect::FailingConnect;
 pub use fake_worker::{Call, FakeWorker, REFUSE_ME};
 pub use h2_worker::{H2Call, H2Worker};
 pub use http1::End;

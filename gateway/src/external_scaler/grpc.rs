@@ -17,7 +17,7 @@ use tokio::{sync::Semaphore, task::JoinSet};
 use crate::{
     body::Request,
     clock,
-    limits::{MAX_SCALER_CONNECTIONS, MAX_SCALER_MESSAGE_BYTES, MAX_SCALER_STREAMS},
+    limits::{MAX_SCALER_CONNECTIONS, MAX_SCALER_MESSAGE_BYTES, MAX_SCALER_STREAMS, SHORTAGE_LOOK},
     net::{self, TcpListener},
 };
 
@@ -64,7 +64,7 @@ where
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::warn!(%error, "a connection of a scaler could not be accepted");
-                clock::sleep(Duration::from_millis(10)).await;
+                clock::sleep(SHORTAGE_LOOK).await;
                 continue;
             }
         };

@@ -3,7 +3,7 @@
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::Declare;
-use crate::{panics, tls::Validity};
+use crate::{net::Shortage, panics, tls::Validity};
 
 /// Handles of these series.
 #[derive(Debug)]
@@ -12,6 +12,8 @@ pub struct LifecycleMetrics {
     pub reloads: IntCounterVec,
     /// `keyway_config_last_reload_ok`: 0 while the file in place is one that was refused.
     pub last_reload_ok: IntGauge,
+    /// `keyway_shortages_total{resource}`: what the gateway itself lacked.
+    pub shortages: IntCounterVec,
     /// `keyway_panics_total`, of the whole process.
     pub panics: IntCounter,
     /// How long certificates are good.
@@ -56,6 +58,11 @@ impl LifecycleMetrics {
                 "keyway_config_last_reload_ok",
                 "0 where the last reload was refused and the configuration before it stays in force.",
             )?,
+            shortages: d.counter(
+                "keyway_shortages_total",
+                "Times that the gateway itself lacked descriptors, ports, memory or permission for a connection.",
+                &["resource"],
+            )?,
             panics: d.register("counter", panics::counter())?,
             certificates: CertificateMetrics {
                 start: d.gauges(
@@ -75,6 +82,9 @@ impl LifecycleMetrics {
         // There from the start, so that the first one is an increase.
         for outcome in ["applied", "refused"] {
             series.reloads.with_label_values(&[outcome]);
+        }
+        for resource in Shortage::ALL {
+            series.shortages.with_label_values(&[resource.as_str()]);
         }
         Ok(series)
     }

@@ -48,8 +48,12 @@ impl<S: Socket + SocketRecv + Send> Link<S> {
     }
 }
 
+/// An error of the system stays one, so that what the gateway lacks is told from what its worker does.
 fn other(error: ZmqError) -> io::Error {
-    io::Error::other(error)
+    match error {
+        ZmqError::Network(error) => error,
+        error => io::Error::other(error),
+    }
 }
 
 /// A worker's live stream.

@@ -11,7 +11,8 @@ use crate::{
     fleet::{Cause, Fault, Worker},
     limits::{MAX_MODELS_BYTES, PROBE_TIMEOUT},
     metrics::Metrics,
-    upstream::{Outgoing, Upstream},
+    net::Shortage,
+    upstream::{Outgoing, SendError, Upstream},
 };
 
 const HEALTH: &str = "/health";
@@ -101,6 +102,7 @@ async fn question(worker: &Worker, upstream: &Upstream, path: &'static str) -> R
     Err(match failed {
         Failed::Status(status, headers) => faults::of_status(worker, path, status, &headers).await,
         Failed::TooLarge => faults::too_large(worker, path, MAX_MODELS_BYTES),
+        Failed::Local(lacks) => faults::own(worker, path, lacks),
         Failed::NoAnswer => faults::no_answer(worker, upstream, path).await,
         Failed::BrokenOff => faults::broken_off(worker, path),
     })
@@ -111,6 +113,8 @@ type Answered = (Option<HeaderValue>, Bytes);
 
 /// Why there is no body.
 enum Failed {
+    /// The gateway could not ask.
+    Local(Shortage),
     Status(StatusCode, HeaderMap),
     NoAnswer,
     BrokenOff,
@@ -127,7 +131,10 @@ async fn ask(
     if let Some(key) = worker.api_key() {
         request.set(header::AUTHORIZATION, key.clone());
     }
-    let answer = upstream.send(worker.origin(), request).await.map_err(|_| Failed::NoAnswer)?;
+    let answer = upstream.send(worker.origin(), request).await.map_err(|error| match error {
+        SendError::Local(lacks) if lacks.passes() => Failed::Local(lacks),
+        _ => Failed::NoAnswer,
+    })?;
     let (head, body) = answer.into_parts();
     if !head.status.is_success() {
         return Err(Failed::Status(head.status, head.headers));

@@ -11,13 +11,19 @@ use serde::de::IgnoredAny;
 use crate::{
     fleet::{Cause, Fault, Worker},
     limits::{MAX_FAULT_TEXT_BYTES, PROBE_TIMEOUT},
-    net::port::{self, Port, Unreached},
+    net::{
+        Shortage,
+        port::{self, Port, Unreached},
+    },
     upstream::Upstream,
 };
 
 const NO_ENGINE: &str = "is an OpenAI-compatible engine there? The worker's URL is what stands before /v1";
 const WRITE_HTTP: &str = "it speaks no TLS there: write http:// in the worker's URL";
 const WRITE_HTTPS: &str = "it speaks TLS there: write https:// in the worker's URL";
+
+/// What to do about what the gateway lacks.
+const OWN_REMEDY: &str = "raise the gateway's limits (open files, ports); this says nothing of the worker";
 
 fn fault(worker: &Worker, path: &str, cause: Cause, text: String, remedy: &'static str) -> Fault {
     Fault { cause, url: worker.url_of(path), text, remedy }
@@ -33,11 +39,7 @@ pub(super) fn unreached(worker: &Worker, error: &Unreached) -> Fault {
             let (Unreached::Name(error) | Unreached::Connect(error)) = error else {
                 return late(worker, path);
             };
-            of(
-                Cause::Own,
-                format!("the gateway cannot open a connection: {error}"),
-                "raise the gateway's limits (open files, ports); this says nothing of the worker",
-            )
+            of(Cause::Own, format!("the gateway cannot open a connection: {error}"), OWN_REMEDY)
         }
         Unreached::Name(error) if is_temporary(error) => of(
             Cause::Dns,
@@ -73,6 +75,12 @@ pub(super) fn unreached(worker: &Worker, error: &Unreached) -> Fault {
 /// Whether it is the name server that is in trouble; the standard library keeps of its code only the text.
 fn is_temporary(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::TimedOut || error.to_string().contains("emporary")
+}
+
+/// The gateway itself could open no connection to it.
+pub(super) fn own(worker: &Worker, path: &str, lacks: Shortage) -> Fault {
+    let text = format!("the gateway itself lacks {lacks}");
+    fault(worker, path, Cause::Own, text, OWN_REMEDY)
 }
 
 /// It takes connections and says nothing.

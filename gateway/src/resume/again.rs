@@ -83,9 +83,11 @@ impl Search {
                     let status = refusal.status().as_u16();
                     tracing::warn!(worker = %worker.name, id = self.asked.record.id(), status, "worker does not go on with a stream");
                 }
-                Err(SendError::Connect) => router.worker_failed(&worker),
+                Err(SendError::Connect(_)) => router.worker_failed(&worker),
                 Err(SendError::Refused) => accusations.push(choice.ticket.accuse(BUSY, path)),
-                Err(SendError::Lost) => accusations.push(choice.ticket.accuse(Charge::Lost, path)),
+                Err(SendError::Lost(_)) => accusations.push(choice.ticket.accuse(Charge::Lost, path)),
+                // Nobody's fault; or the gateway's own.
+                Err(SendError::Raced | SendError::Local(_)) => {}
             }
             self.demand = choice.ticket.give_back();
         }

@@ -15,6 +15,8 @@ use tokio::sync::Notify;
 #[derive(Debug)]
 pub struct Intake {
     max_connections: AtomicUsize,
+    /// What the process can hold, whatever is configured.
+    fit: AtomicUsize,
     open: AtomicUsize,
     freed: Notify,
     header_read_ms: AtomicU64,
@@ -32,6 +34,7 @@ impl Intake {
     pub fn new(max_connections: usize, header_read: Duration, drain_timeout: Duration) -> Arc<Self> {
         let intake = Self {
             max_connections: AtomicUsize::default(),
+            fit: AtomicUsize::new(usize::MAX),
             open: AtomicUsize::default(),
             freed: Notify::new(),
             header_read_ms: AtomicU64::default(),
@@ -48,6 +51,16 @@ impl Intake {
         self.drain_timeout_ms.store(drain_timeout.as_millis() as u64, Ordering::Relaxed);
         self.max_connections.store(max_connections, Ordering::Release);
         self.freed.notify_one();
+    }
+
+    /// Never more than the process can hold.
+    pub fn hold_at_most(&self, fit: usize) {
+        self.fit.store(fit, Ordering::Release);
+    }
+
+    /// How many connections there may be.
+    pub fn bound(&self) -> usize {
+        self.max_connections.load(Ordering::Acquire).min(self.fit.load(Ordering::Acquire))
     }
 
     /// From now on each answer over HTTP/1.1 is its connection's last.
@@ -75,7 +88,7 @@ impl Intake {
         loop {
             // A place that is given back in between leaves a permit.
             let freed = self.freed.notified();
-            if self.open.load(Ordering::Acquire) < self.max_connections.load(Ordering::Acquire) {
+            if self.open.load(Ordering::Acquire) < self.bound() {
                 self.open.fetch_add(1, Ordering::AcqRel);
                 return Slot(Arc::clone(self));
             }
@@ -109,6 +122,21 @@ mod tests {
         drop(first);
         assert!(intake.slot().now_or_never().is_none(), "one is still open, and one is the bound");
         drop(second);
+        assert!(intake.slot().now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn what_the_process_cannot_hold_is_not_let_in_whatever_is_configured() {
+        let intake = Intake::new(10, Duration::ZERO, Duration::ZERO);
+        intake.hold_at_most(1);
+        let first = intake.slot().await;
+        assert!(intake.slot().now_or_never().is_none());
+        intake.set(20, Duration::ZERO, Duration::ZERO);
+        assert!(
+            (intake.slot().now_or_never(), intake.bound()).0.is_none(),
+            "a reload changes no limit of the process"
+        );
+        drop(first);
         assert!(intake.slot().now_or_never().is_some());
     }
 }

@@ -14,6 +14,7 @@ use super::{Validity, certificates, changed_at, key, provider, roots};
 use crate::{
     clock::Instant,
     config::{ConfigError, WorkerTls},
+    descriptors,
     limits::TLS_RELOAD_INTERVAL,
 };
 
@@ -82,7 +83,8 @@ impl ClientTls {
         }
         looked.at = Instant::now();
         let changed = changed_at(paths(&self.files));
-        if changed == looked.changed {
+        // Without a descriptor to read them by, they are read later.
+        if changed == looked.changed || descriptors::have_run_out() {
             return;
         }
         looked.changed = changed;

@@ -10,6 +10,7 @@ use super::{Validity, certificates, changed_at, key, provider, roots};
 use crate::{
     clock,
     config::{ConfigError, TlsFiles},
+    descriptors,
     limits::{TLS_HANDSHAKE_TIMEOUT, TLS_RELOAD_INTERVAL},
     metrics::CertificateMetrics,
     net::TcpStream,
@@ -51,7 +52,8 @@ impl ServerTls {
         loop {
             clock::sleep(TLS_RELOAD_INTERVAL).await;
             let now = self.changed_at();
-            if now == seen {
+            // Without a descriptor to read them by, they are read later.
+            if now == seen || descriptors::have_run_out() {
                 continue;
             }
             seen = now;

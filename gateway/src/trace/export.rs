@@ -153,7 +153,8 @@ impl Exporter {
 
     /// One try: the status of the answer, if there is one.
     async fn post(&self, body: Bytes) -> Option<StatusCode> {
-        let mut request = Outgoing::own(Method::POST, self.target.clone(), body);
+        // A batch that is sent again if it fails may be sent again.
+        let mut request = Outgoing::own(Method::POST, self.target.clone(), body).repeatable(true);
         request.set(header::CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
         self.origin.sweep();
         let answer = self.upstream.send(&self.origin, request).await.ok()?;

@@ -114,7 +114,8 @@ fn client(trace: &RequestTrace, attempt: &Attempt, ended: &Ended<'_>, last: bool
     let time = (attempt.began, attempt.ended.unwrap_or(now));
     let mut span = span(trace, attempt.span, Some(trace.span), time);
     let rules = trace.tracer.rules.genai;
-    let error = attempt.error.or_else(|| (last && ended.failed()).then_some(ended.outcome));
+    let failure = attempt.error.as_ref().map(|(why, cause)| (*why, cause.as_str()));
+    let failure = failure.or_else(|| (last && ended.failed()).then_some((ended.outcome, ended.outcome)));
     span.kind = CLIENT;
     span.name = rules.name(ended).unwrap_or_else(|| trace.method.to_string());
     let origin = attempt.worker.origin();
@@ -126,8 +127,8 @@ fn client(trace: &RequestTrace, attempt: &Attempt, ended: &Ended<'_>, last: bool
         attribute("keyway.reason", attempt.reason),
         attribute("keyway.matched_tokens", attempt.matched_tokens),
     ]);
-    span.attributes.extend(error.map(|error| attribute("error.type", error)));
-    span.status = error.map(failed);
+    span.attributes.extend(failure.map(|(why, _)| attribute("error.type", why)));
+    span.status = failure.map(|(_, cause)| failed(cause));
     span
 }
 

@@ -12,6 +12,7 @@ use std::{
     io,
     pin::Pin,
     task::{Context, Poll, Waker, ready},
+    time::Duration,
 };
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -26,7 +27,10 @@ use self::{
     request::Unsent,
 };
 use super::Outgoing;
-use crate::limits::ANSWER_BUFFER_BYTES;
+use crate::{
+    limits::{ANSWER_BUFFER_BYTES, POOL_IDLE_TIMEOUT},
+    net::Shortage,
+};
 
 /// Bytes that a connection reads at first; more once an answer fills them.
 const FIRST_READ_BYTES: usize = 4 << 10;
@@ -44,9 +48,15 @@ pub(super) struct Connection<S> {
     /// Why the rest cannot be sent; the worker may have answered before.
     send_error: Option<io::Error>,
     sent_any: bool,
+    /// Whether the worker has said anything since this request began.
+    heard: bool,
     body: Body,
     /// Whether another request may follow, as far as the answer's head says.
     keep_alive: bool,
+    /// Whether it has carried an answer.
+    answered: bool,
+    /// For how long it may wait for a request, as the last answer's head says.
+    lease: Duration,
 }
 
 /// Why there is no answer, or no more of one.
@@ -58,6 +68,9 @@ pub enum Http1Error {
     /// The worker closed the connection before its answer's end.
     #[error("the worker closed the connection before its answer's end")]
     Cut,
+    /// It was closed, or reset, before any byte of an answer.
+    #[error("the worker closed the connection without a word{}", .0.as_ref().map(|error| format!(": {error}")).unwrap_or_default())]
+    Unanswered(Option<io::Error>),
     /// What the worker said is not HTTP/1.1, or cannot be told from another answer.
     #[error("the worker's answer is malformed: {0}")]
     Malformed(&'static str),
@@ -74,6 +87,22 @@ pub(super) trait Transport: AsyncRead + AsyncWrite + Unpin {
     }
 }
 
+impl Http1Error {
+    /// Whether the connection was closed before the worker said anything: on a kept one that may be its own end, which has
+    /// crossed the request.
+    pub(super) fn is_silent_close(&self) -> bool {
+        matches!(self, Self::Unanswered(_) | Self::NothingSent(_))
+    }
+
+    /// What the gateway lacked to send or read.
+    pub(super) fn shortage(&self) -> Option<Shortage> {
+        match self {
+            Self::Io(error) | Self::NothingSent(error) | Self::Unanswered(Some(error)) => Shortage::of(error),
+            _ => None,
+        }
+    }
+}
+
 impl<S: Transport> Connection<S> {
     pub(super) fn new(stream: S) -> Self {
         Self {
@@ -83,9 +112,22 @@ impl<S: Transport> Connection<S> {
             unsent: Unsent::default(),
             send_error: None,
             sent_any: false,
+            heard: false,
             body: Body::Ended,
             keep_alive: true,
+            answered: false,
+            lease: POOL_IDLE_TIMEOUT,
         }
+    }
+
+    /// Whether it has carried an answer: it is a kept one then.
+    pub(super) fn has_answered(&self) -> bool {
+        self.answered
+    }
+
+    /// For how long it may wait for the next request.
+    pub(super) fn lease(&self) -> Duration {
+        self.lease
     }
 
     /// Sends a request and waits for the head of its answer. After an error, or when dropped before, the connection is of no
@@ -96,7 +138,7 @@ impl<S: Transport> Connection<S> {
         host: &http::HeaderValue,
     ) -> Result<http::Response<()>, Http1Error> {
         self.unsent.begin(request, host);
-        (self.sent_any, self.keep_alive) = (false, false);
+        (self.sent_any, self.heard, self.keep_alive) = (false, false, false);
         poll_fn(|cx| self.poll_head(request.method(), cx)).await
     }
 
@@ -112,6 +154,7 @@ impl<S: Transport> Connection<S> {
         loop {
             if let Some(head) = head::parse(&mut self.read, method)? {
                 (self.body, self.keep_alive) = (head.body, head.keep_alive);
+                (self.answered, self.lease) = (true, head.lease);
                 if !self.body.has_length() {
                     // A stream, which lasts.
                     self.unsent.give_back();
@@ -122,8 +165,10 @@ impl<S: Transport> Connection<S> {
             if self.read.len() >= ANSWER_BUFFER_BYTES {
                 return Poll::Ready(Err(Http1Error::Malformed("its head is too long")));
             }
-            if ready!(self.poll_read(cx))? == 0 {
-                return Poll::Ready(Err(self.cut()));
+            match ready!(self.poll_read(cx)) {
+                Ok(0) => return Poll::Ready(Err(self.cut())),
+                Ok(_) => self.heard = true,
+                Err(error) => return Poll::Ready(Err(self.broken(error))),
             }
         }
     }
@@ -166,15 +211,20 @@ impl<S: Transport> Connection<S> {
         self.body.size_hint()
     }
 
-    /// Whether it is open and takes a request: nothing is under way on it, and the worker has said nothing unasked. Nobody is woken
-    /// for it from then on.
-    pub(super) fn is_idle(&mut self) -> bool {
-        self.keep_alive
+    /// Whether it is open and takes a request: nothing is under way on it, and the worker has said nothing unasked. The waker is
+    /// told when that changes.
+    pub(super) fn is_idle(&mut self, waker: &Waker) -> bool {
+        self.stays_open()
             && self.has_ended()
             && !self.unsent.is_under_way()
             && self.send_error.is_none()
             && self.read.is_empty()
-            && self.poll_read(&mut Context::from_waker(Waker::noop())).is_pending()
+            && self.poll_read(&mut Context::from_waker(waker)).is_pending()
+    }
+
+    /// Whether another request may follow, as far as the worker has said.
+    pub(super) fn stays_open(&self) -> bool {
+        self.keep_alive
     }
 
     /// Sends what can be sent of the request. What fails shows where the answer does not come.
@@ -204,7 +254,15 @@ impl<S: Transport> Connection<S> {
     }
 
     fn cut(&mut self) -> Http1Error {
-        self.send_error.take().map_or(Http1Error::Cut, Http1Error::Io)
+        let error = self.send_error.take();
+        if self.heard { error.map_or(Http1Error::Cut, Http1Error::Io) } else { Http1Error::Unanswered(error) }
+    }
+
+    /// Reading has failed. What is no HTTP over TLS is no close.
+    fn broken(&mut self, error: io::Error) -> Http1Error {
+        let closed =
+            !self.heard && error.kind() != io::ErrorKind::InvalidData && Shortage::of(&error).is_none();
+        if closed { Http1Error::Unanswered(Some(error)) } else { Http1Error::Io(error) }
     }
 
     /// Reads once; 0 at the end. Where all that was read before has left, its room is used again; other room is made only when

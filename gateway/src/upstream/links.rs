@@ -1,23 +1,23 @@
 //! A worker's HTTP/2 connections: a request gets a place on the first that has one, so they are as few as can be, and where
 //! none has, one of those who wait opens another for all of them.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::shared::{Entry, Place, Shared};
-use crate::limits::POOL_IDLE_TIMEOUT;
+use super::{
+    failure::SendError,
+    shared::{Entry, Place, Shared},
+};
+use crate::{clock::Instant, limits::POOL_IDLE_TIMEOUT};
 
 /// The connections of one origin.
 #[derive(Debug, Default)]
 pub(super) struct Links {
     all: Mutex<Vec<Arc<Shared>>>,
     turn: tokio::sync::Mutex<()>,
-    /// Connections that could not be opened.
-    failed: AtomicU64,
+    /// Connections that could not be opened, and why the last one could not.
+    failed: Mutex<(u64, Option<SendError>)>,
 }
 
 /// The right to open a connection, or what spares it.
@@ -25,17 +25,22 @@ pub(super) enum Turn<'a> {
     /// Somebody else has opened one meanwhile.
     Place(Place),
     /// Somebody else has tried in vain meanwhile.
-    Failed,
+    Failed(SendError),
     /// Nobody else opens one while this is held.
     Open(#[allow(dead_code, reason = "held, not read")] tokio::sync::MutexGuard<'a, ()>),
 }
 
 impl Links {
-    /// A place on a connection that is there. Those that take no more are forgotten; their streams go on.
-    pub(super) fn enter(&self) -> Option<Place> {
+    /// A place on a connection that is there; on one that was opened since, where that is asked for. Those that take no more are
+    /// forgotten; their streams go on.
+    pub(super) fn enter(&self, since: Option<Instant>) -> Option<Place> {
         let mut all = self.all.lock();
         let mut at = 0;
         while at < all.len() {
+            if since.is_some_and(|since| all[at].opened() < since) {
+                at += 1;
+                continue;
+            }
             match all[at].enter() {
                 Entry::Free(place) => return Some(place),
                 Entry::Full => at += 1,
@@ -46,13 +51,15 @@ impl Links {
     }
 
     /// Waits until it is known whether a connection must be opened.
-    pub(super) async fn turn(&self) -> Turn<'_> {
-        let failed = self.failed.load(Relaxed);
+    pub(super) async fn turn(&self, since: Option<Instant>) -> Turn<'_> {
+        let failures = self.failed.lock().0;
         let turn = self.turn.lock().await;
-        match self.enter() {
-            Some(place) => Turn::Place(place),
-            None if self.failed.load(Relaxed) != failed => Turn::Failed,
-            None => Turn::Open(turn),
+        if let Some(place) = self.enter(since) {
+            return Turn::Place(place);
+        }
+        match &*self.failed.lock() {
+            (now, Some(error)) if *now != failures => Turn::Failed(error.clone()),
+            _ => Turn::Open(turn),
         }
     }
 
@@ -64,8 +71,9 @@ impl Links {
     }
 
     /// No connection could be opened: those who wait need not try too.
-    pub(super) fn failed(&self) {
-        self.failed.fetch_add(1, Relaxed);
+    pub(super) fn failed(&self, error: &SendError) {
+        let mut failed = self.failed.lock();
+        *failed = (failed.0 + 1, Some(error.clone()));
     }
 
     /// Closes those that nobody has used for long.

@@ -4,10 +4,11 @@
 use std::{
     io,
     sync::{
-        Arc,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::{Context, Poll},
+    time::Duration,
 };
 
 use http::{
@@ -15,17 +16,21 @@ use http::{
     uri::{Authority, Parts, PathAndQuery, Scheme},
 };
 use parking_lot::Mutex;
+use prometheus::IntCounter;
 use rustls::pki_types::ServerName;
+use tokio::runtime::Handle;
 
 use super::{
     http1::{Connection, Transport},
+    idle::{Idle, watch},
+    idle_timeout::IdleTimeout,
     links::Links,
 };
 use crate::{
     clock::Instant,
     config::port_of,
     cores::{self, PerCore},
-    limits::{POOL_IDLE_MAX, POOL_IDLE_MAX_PER_CORE_MIN, POOL_IDLE_TIMEOUT},
+    limits::{POOL_IDLE_MAX, POOL_IDLE_MAX_PER_CORE_MIN},
     net::{Security, Stream},
     tls::ClientTls,
 };
@@ -42,9 +47,14 @@ struct Inner {
     host_header: HeaderValue,
     security: Option<Security>,
     /// By the core that opened them and is woken by them.
-    idle: PerCore<Mutex<Vec<Idle>>>,
+    idle: PerCore<Idle>,
     /// How many, of each core.
     idle_max: usize,
+    idle_timeout: IdleTimeout,
+    /// Requests that met a kept connection's end.
+    races: OnceLock<IntCounter>,
+    /// Whether its idle connections are among those that may be closed for want of descriptors.
+    listed: AtomicBool,
     authority: Option<Authority>,
     /// Whether HTTP/2 is wanted: without TLS that settles it, with TLS it is offered.
     http2: bool,
@@ -52,12 +62,6 @@ struct Inner {
     is_shared: AtomicBool,
     /// By the core on which their tasks run.
     links: PerCore<Links>,
-}
-
-#[derive(Debug)]
-struct Idle {
-    link: Link,
-    since: Instant,
 }
 
 impl Origin {
@@ -72,6 +76,9 @@ impl Origin {
             host_header: HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static("")),
             idle: PerCore::default(),
             idle_max: (POOL_IDLE_MAX / cores::count()).max(POOL_IDLE_MAX_PER_CORE_MIN),
+            idle_timeout: IdleTimeout::default(),
+            races: OnceLock::new(),
+            listed: AtomicBool::new(false),
             host,
             authority: url.authority().cloned(),
             http2,
@@ -134,37 +141,67 @@ impl Origin {
         Uri::from_parts(parts).unwrap_or_else(|_| target.clone().into())
     }
 
-    /// A connection of this core's that waits here, still open as far as is known, the last used first.
-    pub(super) fn take(&self) -> Option<Link> {
-        loop {
-            let Idle { mut link, since } = self.0.idle.here().lock().pop()?;
-            if since.elapsed() < POOL_IDLE_TIMEOUT && link.is_idle() {
-                return Some(link);
-            }
-        }
+    /// Counts here from now on how often a kept connection was closed under a request.
+    pub fn count_races(&self, races: IntCounter) {
+        let _ = self.0.races.set(races);
+    }
+
+    /// A kept connection that had been idle for so long was closed under a request.
+    pub(super) fn raced(&self, idle: Duration) {
+        tracing::debug!(host = self.0.host, ?idle, "a kept connection was closed as a request went out");
+        self.0.races.get().inspect(|races| races.inc());
+        self.0.idle_timeout.closed(idle, Instant::now());
+    }
+
+    /// A connection of this core's that waits here, still open as far as is known, the last used first; and how long it did.
+    pub(super) fn take(&self) -> Option<(Link, Duration)> {
+        self.0.idle.here().take(&self.0.idle_timeout)
     }
 
     /// Keeps a connection whose answer has come to its end, unless it is of no more use.
-    pub(super) fn keep(&self, mut link: Link) {
-        if link.is_idle() {
-            let mut idle = self.0.idle.here().lock();
-            if idle.len() < self.0.idle_max {
-                idle.push(Idle { link, since: Instant::now() });
-            }
+    pub(super) fn keep(&self, link: Link) {
+        if self.0.idle.here().keep(link, self.0.idle_max)
+            && let Ok(runtime) = Handle::try_current()
+        {
+            // On this core's thread, so that it finds this core's.
+            runtime
+                .spawn(watch(Arc::downgrade(&self.0), |origin| (origin.idle.here(), &origin.idle_timeout)));
         }
+    }
+
+    /// Connections that wait for a request.
+    #[cfg(test)]
+    pub(super) fn kept(&self) -> usize {
+        self.0.idle.all().map(Idle::len).sum()
     }
 
     /// Closes what has waited too long; to be called now and then.
     pub fn sweep(&self) {
-        for idle in self.0.idle.all() {
-            let mut idle = idle.lock();
-            // The longest idle are in front, as the last used is taken first.
-            let old = idle.iter().take_while(|idle| idle.since.elapsed() >= POOL_IDLE_TIMEOUT).count();
-            let closed: Vec<Idle> = idle.drain(..old).collect();
-            drop(idle);
-            drop(closed);
-        }
+        self.0.idle.all().for_each(|idle| idle.sweep(&self.0.idle_timeout));
         self.0.links.all().for_each(Links::sweep);
+    }
+}
+
+/// Origins with kept connections, so that the longest idle of all can be closed where there is no descriptor for a new one.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Kept(Arc<Mutex<Vec<Weak<Inner>>>>);
+
+impl Kept {
+    /// Requests go there from now on.
+    pub(super) fn list(&self, origin: &Origin) {
+        if !origin.0.listed.load(Relaxed) && !origin.0.listed.swap(true, Relaxed) {
+            let mut all = self.0.lock();
+            all.retain(|origin| origin.strong_count() > 0);
+            all.push(Arc::downgrade(&origin.0));
+        }
+    }
+
+    /// Closes the connection that has been idle for longest. Whether there was one.
+    pub(super) fn shed(&self) -> bool {
+        let all: Vec<_> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
+        let idle = all.iter().flat_map(|origin| origin.idle.all());
+        let longest = idle.filter_map(|idle| Some((idle.longest()?, idle))).min_by_key(|(since, _)| *since);
+        longest.is_some_and(|(_, idle)| idle.shed())
     }
 }
 

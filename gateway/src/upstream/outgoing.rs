@@ -22,6 +22,8 @@ pub struct Outgoing<'a> {
     /// What stands in place of the client's of that name; `None`: nothing.
     changed: Vec<(HeaderName, Option<HeaderValue>)>,
     body: Bytes,
+    /// Whether it may be sent again where it is not known that its worker has not begun it.
+    may_repeat: bool,
 }
 
 impl<'a> Outgoing<'a> {
@@ -32,12 +34,14 @@ impl<'a> Outgoing<'a> {
         let mut changed = Vec::with_capacity(ADDED_MAX);
         let cookie = headers::whole_cookie(headers).filter(|_| !of_its_hop.contains(&COOKIE));
         changed.extend(cookie.map(|whole| (COOKIE, Some(whole))));
-        Self { method, target, headers: Some(headers), of_its_hop, changed, body }
+        let (headers, may_repeat) = (Some(headers), method.is_safe());
+        Self { method, target, headers, of_its_hop, changed, body, may_repeat }
     }
 
     /// A request of the gateway's own.
     pub fn own(method: Method, target: PathAndQuery, body: Bytes) -> Self {
-        Self { method, target, headers: None, of_its_hop: Vec::new(), changed: Vec::new(), body }
+        let may_repeat = method.is_safe();
+        Self { method, target, headers: None, of_its_hop: Vec::new(), changed: Vec::new(), body, may_repeat }
     }
 
     /// A question of the gateway's own.
@@ -53,6 +57,21 @@ impl<'a> Outgoing<'a> {
     /// Leaves the client's out.
     pub fn leave_out(&mut self, name: HeaderName) {
         self.changed.push((name, None));
+    }
+
+    /// Says whether it may be sent again where its worker may have begun it; unless said, what only asks may.
+    #[must_use]
+    pub fn repeatable(self, may_repeat: bool) -> Self {
+        Self { may_repeat, ..self }
+    }
+
+    pub(super) fn may_repeat(&self) -> bool {
+        self.may_repeat
+    }
+
+    /// Whether it is a client's, and no question of the gateway's own.
+    pub(super) fn is_a_client_s(&self) -> bool {
+        self.headers.is_some()
     }
 
     pub(super) fn method(&self) -> &Method {

@@ -21,6 +21,7 @@ use h2::{
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::failure::Cause;
 use crate::{
     clock::{self, Instant},
     limits::{
@@ -33,6 +34,9 @@ pub(super) struct Shared {
     sender: SendRequest<Bytes>,
     /// How many have a place on it.
     taken: Arc<AtomicUsize>,
+    opened: Instant,
+    /// Whether an answer has come over it, and it has not been given up since: then its end is no failure of its worker.
+    kept: Arc<AtomicBool>,
     idle_since: Mutex<Instant>,
 }
 
@@ -69,19 +73,25 @@ impl Shared {
             .enable_push(false)
             .handshake(Listening { io, heard: Arc::clone(&heard) })
             .await
-            .map_err(io::Error::other)?;
+            .map_err(plain)?;
         let closed = || io::Error::from(io::ErrorKind::UnexpectedEof);
         let mut pings = connection.ping_pong().ok_or_else(closed)?;
-        pings.send_ping(Ping::opaque()).map_err(io::Error::other)?;
+        pings.send_ping(Ping::opaque()).map_err(plain)?;
         poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
             Poll::Ready(Ok(())) => Poll::Ready(Err(closed())),
-            Poll::Ready(Err(error)) => Poll::Ready(Err(io::Error::other(error))),
-            Poll::Pending => pings.poll_pong(cx).map_ok(drop).map_err(io::Error::other),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(plain(error))),
+            Poll::Pending => pings.poll_pong(cx).map_ok(drop).map_err(plain),
         })
         .await?;
-        let taken = Arc::new(AtomicUsize::new(0));
-        tokio::spawn(drive(connection, pings, heard, Arc::clone(&taken)));
-        Ok(Arc::new(Self { sender, taken, idle_since: Mutex::new(Instant::now()) }))
+        let (taken, kept) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        tokio::spawn(drive(connection, pings, heard, (Arc::clone(&taken), Arc::clone(&kept))));
+        let now = Instant::now();
+        Ok(Arc::new(Self { sender, taken, opened: now, kept, idle_since: Mutex::new(now) }))
+    }
+
+    /// Since when it is there.
+    pub(super) fn opened(&self) -> Instant {
+        self.opened
     }
 
     /// A place, if one is free. Not to be called by two at once.
@@ -119,6 +129,18 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Place {
+    /// An answer has begun to come.
+    pub(super) fn answered(&self) {
+        if !self.0.kept.load(Relaxed) {
+            self.0.kept.store(true, Relaxed);
+        }
+    }
+
+    /// Whether the connection is one that has carried answers.
+    pub(super) fn is_kept(&self) -> bool {
+        self.0.kept.load(Relaxed)
+    }
+
     /// What sends a request; to be used at once.
     pub(super) fn sender(&self) -> SendRequest<Bytes> {
         self.0.sender.clone()
@@ -139,7 +161,7 @@ async fn drive<T>(
     mut connection: Connection<T, Bytes>,
     mut pings: PingPong,
     heard: Arc<AtomicBool>,
-    taken: Arc<AtomicUsize>,
+    (taken, kept): (Arc<AtomicUsize>, Arc<AtomicBool>),
 ) where
     T: AsyncRead + AsyncWrite + Unpin,
 {
@@ -163,11 +185,18 @@ async fn drive<T>(
             asked = false;
         } else if asked {
             tracing::warn!("a worker's HTTP/2 connection is silent, and is given up");
+            kept.store(false, Relaxed);
             return;
         } else if taken.load(Relaxed) > 0 {
             asked = pings.send_ping(Ping::opaque()).is_ok();
         }
     }
+}
+
+/// Without what the worker adds in its own words.
+fn plain(error: h2::Error) -> io::Error {
+    let cause = Cause::of_h2(&error);
+    error.into_io().unwrap_or_else(|| io::Error::other(cause.to_string()))
 }
 
 /// Whether a worker says that it has not begun a request: it may be sent again, whatever it is (RFC 9113, section 8.7).

@@ -1,7 +1,7 @@
 //! The head of an answer, and what it says of the body's end and of the connection (RFC 9112, sections 4 to 6 and 9). What two
 //! readers could take for two things is refused: several lengths, a length beside chunks, codings that nobody here undoes.
 
-use std::mem::MaybeUninit;
+use std::{mem::MaybeUninit, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http::{
@@ -13,7 +13,10 @@ use hyper::ext::ReasonPhrase;
 use smallvec::SmallVec;
 
 use super::{Http1Error, body::Body, chunked::Chunked};
-use crate::headers::ADDED_MAX;
+use crate::{
+    headers::ADDED_MAX,
+    limits::{POOL_IDLE_MARGIN, POOL_IDLE_TIMEOUT},
+};
 
 /// Headers of an answer at most.
 const MAX_HEADERS: usize = 100;
@@ -23,6 +26,8 @@ pub(super) struct Head {
     pub(super) response: http::Response<()>,
     pub(super) body: Body,
     pub(super) keep_alive: bool,
+    /// For how long the connection may wait for the next request.
+    pub(super) lease: Duration,
 }
 
 /// Takes a whole head from what was read, interim ones (1xx) left out; nothing while there is none.
@@ -77,7 +82,23 @@ fn parse_one(read: &mut BytesMut) -> Result<Option<(http::Response<()>, bool)>, 
 fn judge(response: http::Response<()>, method: &Method, is_1_1: bool) -> Result<Head, Http1Error> {
     let (body, delimited) = body_of(&response, method, is_1_1)?;
     let keep_alive = delimited && stays_open(response.headers(), is_1_1);
-    Ok(Head { response, body, keep_alive })
+    let lease = lease(response.headers());
+    Ok(Head { response, body, keep_alive, lease })
+}
+
+/// Who says after how long it closes idle connections (`Keep-Alive: timeout=5`) is not met at its door.
+fn lease(headers: &HeaderMap) -> Duration {
+    const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+    if !headers.contains_key(KEEP_ALIVE) {
+        return POOL_IDLE_TIMEOUT;
+    }
+    let seconds = |token: &str| {
+        let (name, value) = token.split_once('=')?;
+        let value = value.trim().trim_matches('"').parse().ok();
+        value.filter(|_| name.trim().eq_ignore_ascii_case("timeout"))
+    };
+    let said = tokens(headers, KEEP_ALIVE).filter_map(seconds).min().map(Duration::from_secs);
+    said.map_or(POOL_IDLE_TIMEOUT, |said| said.saturating_sub(POOL_IDLE_MARGIN).min(POOL_IDLE_TIMEOUT))
 }
 
 /// The body, and whether it ends before the connection does.

@@ -121,7 +121,7 @@ proptest! {
             let (status, _, body, fields) = answered.unwrap();
             prop_assert_eq!((status, &body), (StatusCode::OK, &whole));
             prop_assert_eq!(fields.len(), trailers);
-            prop_assert!(connection.is_idle());
+            prop_assert!(connection.is_idle(Waker::noop()));
         }
     }
 
@@ -203,7 +203,7 @@ fn what_could_be_read_in_two_ways_is_refused() {
     ] {
         let (answered, mut connection) = run(exchange(Method::POST, vec![answer.as_bytes().to_vec()], false));
         assert!(matches!(answered, Err(Http1Error::Malformed(_))), "{answer:?}: {answered:?}");
-        assert!(!connection.is_idle(), "{answer:?}");
+        assert!(!connection.is_idle(Waker::noop()), "{answer:?}");
     }
     let long = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(ANSWER_BUFFER_BYTES));
     let (answered, _) = run(exchange(Method::POST, vec![long.into_bytes()], false));
@@ -213,7 +213,8 @@ fn what_could_be_read_in_two_ways_is_refused() {
 #[test]
 fn an_answer_that_ends_early_is_no_answer() {
     for answer in [
-        "",
+        "HTTP",
+        "HTTP/1.1 103 Early Hints\r\n\r\n",
         "HTTP/1.1 200 OK\r\ncontent-le",
         "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhell",
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n",
@@ -221,6 +222,38 @@ fn an_answer_that_ends_early_is_no_answer() {
     ] {
         let (answered, _) = run(exchange(Method::POST, vec![answer.as_bytes().to_vec()], true));
         assert!(matches!(answered, Err(Http1Error::Cut)), "{answer:?}: {answered:?}");
+    }
+}
+
+#[test]
+fn a_close_without_a_word_is_told_from_an_answer_cut_short() {
+    let (answered, _) = run(exchange(Method::POST, Vec::new(), true));
+    let error = answered.unwrap_err();
+    assert!(error.is_silent_close(), "{error:?}");
+    assert_eq!(error.to_string(), "the worker closed the connection without a word");
+    for cut in
+        ["H", "HTTP/1.1 100 Continue\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhell", "garbage"]
+    {
+        let (answered, _) = run(exchange(Method::POST, vec![cut.as_bytes().to_vec()], true));
+        assert!(!answered.unwrap_err().is_silent_close(), "{cut:?}");
+    }
+}
+
+#[test]
+fn a_worker_that_says_when_it_closes_idle_connections_is_believed() {
+    for (said, seconds) in [
+        ("", 4),
+        ("keep-alive: timeout=5\r\n", 4),
+        ("keep-alive: timeout=3, max=100\r\n", 2),
+        ("keep-alive: max=7\r\nKeep-Alive: TimeOut = \"2\"\r\n", 1),
+        ("keep-alive: timeout=1\r\n", 0),
+        ("keep-alive: timeout=0\r\n", 0),
+        ("keep-alive: timeout=600\r\n", 4),
+        ("keep-alive: timeout=-1, timeout=x, =, timeout\r\n", 4),
+    ] {
+        let answer = format!("HTTP/1.1 200 OK\r\n{said}content-length: 0\r\n\r\n").into_bytes();
+        let (_, connection) = run(exchange(Method::POST, vec![answer], false));
+        assert_eq!(connection.lease(), Duration::from_secs(seconds), "{said:?}");
     }
 }
 
@@ -237,7 +270,7 @@ fn answers_without_a_body_leave_the_connection_open() {
     ] {
         let (answered, mut connection) = run(exchange(method, vec![answer.as_bytes().to_vec()], false));
         assert_eq!(answered.unwrap().2, b"", "{answer:?}");
-        assert!(connection.is_idle(), "{answer:?}");
+        assert!(connection.is_idle(Waker::noop()), "{answer:?}");
     }
 }
 
@@ -252,11 +285,11 @@ fn a_connection_serves_again_only_if_all_agrees() {
     ] {
         let (answered, mut connection) = run(exchange(Method::POST, vec![answer.as_bytes().to_vec()], false));
         assert_eq!(answered.unwrap().2, b"hi", "{answer:?}");
-        assert!(!connection.is_idle(), "{answer:?}");
+        assert!(!connection.is_idle(Waker::noop()), "{answer:?}");
     }
     let whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi".to_vec();
     let (_, mut closed) = run(exchange(Method::POST, vec![whole], true));
-    assert!(!closed.is_idle());
+    assert!(!closed.is_idle(Waker::noop()));
     let (answered, _) = run(exchange(Method::POST, vec![b"HTTP/1.1 299 Odd\xe9\r\n\r\nx".to_vec()], true));
     assert_eq!(answered.unwrap().2, b"x");
 }
@@ -272,7 +305,7 @@ async fn what_was_not_sent_is_told_from_what_was_lost() {
     let (near, mut far) = duplex(64);
     let worker = tokio::spawn(async move { far.read(&mut [0; 8]).await });
     let asked = Connection::new(near).ask(&long_request(), &host()).await;
-    assert!(matches!(asked, Err(Http1Error::Io(_) | Http1Error::Cut)), "{asked:?}");
+    assert!(matches!(asked, Err(Http1Error::Unanswered(_))), "{asked:?}");
     worker.await.unwrap().unwrap();
 }
 
@@ -294,7 +327,7 @@ async fn a_worker_may_answer_before_it_has_read_all() {
     assert_eq!(response.extensions().get::<hyper::ext::ReasonPhrase>().unwrap().as_bytes(), b"No");
     let frame = poll_fn(|cx| connection.poll_frame(cx)).await.unwrap().unwrap();
     assert_eq!(frame.into_data().unwrap(), "big");
-    assert!(connection.has_ended() && !connection.is_idle());
+    assert!(connection.has_ended() && !connection.is_idle(Waker::noop()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -143,7 +143,7 @@ async fn streams_behind_a_goaway_were_not_begun_and_those_before_may_have_been()
     // Sent while nothing is known of the GOAWAY, which is on its way and names the stream before.
     far.order(Order::Quit);
     assert!(matches!(ask(&shared).await, Err(Failure::NotBegun)));
-    assert!(matches!(asked.await.unwrap(), Err(Failure::Lost)));
+    assert!(matches!(asked.await.unwrap(), Err(Failure::Lost(_))));
     assert!(matches!(shared.enter(), Entry::Over));
     drop(call);
 }
