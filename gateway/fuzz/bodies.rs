@@ -12,7 +12,14 @@
 use std::num::NonZeroUsize;
 
 use bytes::Bytes;
-use keyway::{request, request::KeyerConfig, sse::EventSplitter, tenants};
+use keyway::{
+    content::{self, Coding, Form, Multipart},
+    request,
+    request::KeyerConfig,
+    sse::EventSplitter,
+    stored_state::Place,
+    tenants,
+};
 use keyway_core::{
     index::{PrefixIndex, WorkerId},
     kv_feed::{KvFeed, Recovery},
@@ -51,6 +58,49 @@ pub fn salt(data: &[u8]) {
     let text = String::from_utf8(salted.to_vec()).expect("still text");
     let keyer = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(16).unwrap() };
     assert_eq!(request::read(text.as_bytes(), keyer).salt, "the-salt", "and routing sees it");
+}
+
+/// A body in any charset: what comes out is text, the same text again stays itself, and JSON in UTF-8 is not changed.
+pub fn charset(data: &[u8]) {
+    let body = Bytes::copy_from_slice(data);
+    let Ok(Some(text)) = content::utf8(&body, 1 << 20) else { return };
+    std::str::from_utf8(&text).expect("text");
+    if serde_json::from_slice::<Value>(data).is_ok() {
+        assert_eq!(text, body, "a JSON library reads it as it is");
+        let utf16: Vec<u8> =
+            String::from_utf8(data.to_vec()).unwrap().encode_utf16().flat_map(u16::to_be_bytes).collect();
+        let marked = [&[0xfe, 0xff][..], &utf16].concat();
+        assert_eq!(content::utf8(&marked.into(), 1 << 20).unwrap(), Some(body));
+    }
+}
+
+/// A form, whose first byte ends its boundary: every part is one of the body's, in its order, and none holds the boundary's line.
+pub fn form(data: &[u8]) {
+    let Some((boundary, body)) = data.split_first() else { return };
+    let boundary = [b"xX", &[*boundary][..]].concat();
+    let line = [b"\n--", &boundary[..], b"\r\n"].concat();
+    let mut from = 0;
+    for (name, value) in Multipart::new(body, &boundary) {
+        assert!(name.len() <= body.len());
+        let at = value.as_ptr() as usize - body.as_ptr() as usize;
+        assert!(at >= from && at + value.len() <= body.len(), "not in order");
+        assert!(!value.windows(line.len()).any(|window| window == line), "two parts in one");
+        from = at + value.len();
+    }
+    let mut headers = http::HeaderMap::new();
+    if let Ok(kind) = http::HeaderValue::from_bytes(&[b"multipart/form-data; boundary=", data].concat()) {
+        headers.insert(http::header::CONTENT_TYPE, kind);
+        drop(Form::of(&headers, body));
+    }
+    headers.insert(http::header::CONTENT_ENCODING, http::HeaderValue::from_static("deflate, gzip"));
+    assert!(Coding::of(&headers).is_some());
+    // A path is looked at as a whole, too.
+    if let Ok(path) = std::str::from_utf8(data) {
+        Place::of(path)
+            .into_iter()
+            .flat_map(|place| place.ids())
+            .for_each(|id| assert!(id.len() <= 3 * path.len()));
+    }
 }
 
 /// A stream of events, in pieces whose lengths are the first bytes: no byte is lost, doubled or held back once its event

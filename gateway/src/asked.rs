@@ -6,13 +6,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{
     HeaderValue, Method,
-    header::{ACCEPT_ENCODING, AUTHORIZATION},
+    header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE},
     request::Parts,
     uri::PathAndQuery,
 };
 
 use crate::{
-    fleet::Worker, headers, metrics::ModelSeries, record::Record, request::RequestInfo, upstream::Outgoing,
+    content, fleet::Worker, headers, metrics::ModelSeries, record::Record, request::RequestInfo,
+    upstream::Outgoing,
 };
 
 /// One request, read to its end.
@@ -20,8 +21,10 @@ use crate::{
 pub struct Asked {
     /// Its head.
     pub parts: Parts,
-    /// Its body, with the tenant's salt.
+    /// Its body's text, with the tenant's salt: what is read, and what anything is put into.
     pub body: Bytes,
+    /// What is sent where nothing is put into the body, if that is not its text.
+    pub came: Option<Bytes>,
     /// What routing knows of it.
     pub info: Arc<RequestInfo>,
     /// Its model's series.
@@ -35,10 +38,16 @@ impl Asked {
     pub fn outgoing(&self, body: Bytes, worker: &Worker) -> Outgoing<'_> {
         const ROOT: PathAndQuery = PathAndQuery::from_static("/");
         let Parts { method, uri, headers, .. } = &self.parts;
+        let untouched = body.as_ptr() == self.body.as_ptr() && body.len() == self.body.len();
+        let transcoded = self.came.is_some() && !untouched;
+        let body = self.came.clone().filter(|_| untouched).unwrap_or(body);
         let target = uri.path_and_query().map_or(ROOT, |path| worker.target(path));
         let outgoing = Outgoing::new(method.clone(), target, headers, body);
         let mut outgoing = outgoing.repeatable(self.may_repeat());
         outgoing.set(headers::REQUEST_ID, self.record.id_header().clone());
+        if transcoded && let Some(kind) = content::in_utf8(headers) {
+            outgoing.set(CONTENT_TYPE, kind);
+        }
         self.record.tell_trace(&mut outgoing);
         if let Some(key) = worker.api_key() {
             outgoing.set(AUTHORIZATION, key.clone());
@@ -69,6 +78,6 @@ impl Asked {
     pub fn is_alike_everywhere(&self) -> bool {
         let is_media = |path: &str| path.starts_with("/v1/audio/") || path.starts_with("/v1/images/");
         let makes_media = self.parts.method == Method::POST && is_media(self.parts.uri.path());
-        self.info.work.has_no_side_effects() || makes_media
+        self.info.owner.is_none() && (self.info.work.has_no_side_effects() || makes_media)
     }
 }

@@ -30,6 +30,7 @@ use crate::{
     routing::Router,
     server::Intake,
     snapshot::Memory,
+    stored_state::StoredState,
     tenants::{self, Tenants},
     tls::ServerTls,
     token_keyer::TokenKeyer,
@@ -114,6 +115,7 @@ fn dispatch(
         session_hints: config.session_hints,
         expose_routing: config.expose_routing,
         ask_usage: config.ask_usage,
+        require_model: config.require_model,
         timeouts: config.timeouts,
         retry_budget,
         own_faults: Arc::default(),
@@ -148,9 +150,10 @@ fn router(
 ) -> io::Result<Arc<Router>> {
     let log = config.decision_log.as_ref();
     let log = log.map(|(path, share)| DecisionLog::open(path, *share, metrics.caches.decision_log.clone()));
+    let stored = StoredState::new(config.stored_state, config.hash_key, clock, metrics.stored_state.clone());
     let (fleet, metrics) = (Arc::clone(fleet), Arc::clone(metrics));
     let router = Router::new(fleet, metrics, clock, config.policy, keyer, config.index_bytes);
-    let router = router.with_log(log.transpose()?).with_room(config.room);
+    let router = router.with_log(log.transpose()?).with_room(config.room).with_stored_state(stored);
     let router = router.with_load_scrape(config.load_scrape).with_slow_start(config.slow_start);
     Ok(Arc::new(router.with_tiers(config.fetch_tokens_per_ms)))
 }

@@ -250,7 +250,11 @@ impl<'a> Attempts<'a> {
         } else {
             self.accusations.drain(..).for_each(Accusation::undecided);
         }
-        let Some(held) = self.held.take() else { return Err(self.lost) };
+        // There is no other that stores it.
+        let away = self.asked.info.owner.is_some() && self.worked == 0 && self.lost == Error::WorkerLost;
+        let Some(held) = self.held.take() else {
+            return Err(if away { Error::StateAway } else { self.lost });
+        };
         Ok(self.relay(held, Err(Obstacle::Path)))
     }
 
@@ -261,6 +265,7 @@ impl<'a> Attempts<'a> {
         let told = relay::Told { ticket, info, pick, record, series, usage };
         let lifeline = (lifeline, Arc::clone(&self.dispatch.resumer));
         let mut response = relay::relay(answer, told, lifeline, self.dispatch.terms(self.asked));
+        self.dispatch.watch(&mut response, self.asked, &worker);
         self.dispatch.expose(&mut response, &worker, &pick);
         response
     }

@@ -18,6 +18,7 @@ use crate::{
     record::Record,
     relay::Relay,
     server::stalls::{self, Said},
+    stored_state::Tap,
 };
 
 /// Any error, boxed.
@@ -32,6 +33,8 @@ pub type Request = http::Request<hyper::body::Incoming>;
 #[derive(Debug)]
 pub struct ResponseBody {
     source: Source,
+    /// Looks for ids of what is stored.
+    tap: Option<Box<Tap>>,
     _permit: Option<Permit>,
     record: Option<Arc<Record>>,
 }
@@ -49,12 +52,17 @@ enum Source {
 impl ResponseBody {
     /// A worker's answer.
     pub fn relay(relay: Relay) -> Self {
-        Self { source: Source::Relay(Box::new(relay)), _permit: None, record: None }
+        Self { source: Source::Relay(Box::new(relay)), tap: None, _permit: None, record: None }
     }
 
     /// What this gateway tells another one, for as long as that listens.
     pub fn telling(telling: Telling) -> Self {
-        Self { source: Source::Telling(Box::new(telling)), _permit: None, record: None }
+        Self { source: Source::Telling(Box::new(telling)), tap: None, _permit: None, record: None }
+    }
+
+    /// Lets its pieces be looked at for the ids that they hand out.
+    pub fn watch(&mut self, tap: Tap) {
+        self.tap = Some(Box::new(tap));
     }
 
     /// Ties the request's place in the gateway to it.
@@ -67,6 +75,19 @@ impl ResponseBody {
     #[must_use]
     pub fn with_record(self, record: Arc<Record>) -> Self {
         Self { record: Some(record), ..self }
+    }
+
+    fn look_at(&mut self, frame: &Poll<Option<Result<Frame<Bytes>, BoxError>>>) {
+        let Some(tap) = &mut self.tap else { return };
+        if let Poll::Ready(Some(Ok(frame))) = frame
+            && let Some(bytes) = frame.data_ref()
+        {
+            tap.see(bytes);
+        }
+        // Bodies of known length are not polled again after their last byte.
+        if matches!(frame, Poll::Ready(None)) || self.is_end_stream() {
+            self.tap.take().into_iter().for_each(|mut tap| tap.end());
+        }
     }
 
     /// A bug of ours in the middle of an answer: it is aborted, and its worker's load and connection are given back.
@@ -84,7 +105,7 @@ impl ResponseBody {
 /// A body known in full.
 pub fn full(bytes: impl Into<Bytes>) -> ResponseBody {
     let bytes = Some(bytes.into()).filter(|bytes| !bytes.is_empty());
-    ResponseBody { source: Source::Own(bytes), _permit: None, record: None }
+    ResponseBody { source: Source::Own(bytes), tap: None, _permit: None, record: None }
 }
 
 impl Body for ResponseBody {
@@ -104,6 +125,9 @@ impl Body for ResponseBody {
             }
         });
         let frame = polled.unwrap_or_else(|| Poll::Ready(Some(Err(self.panicked()))));
+        if self.tap.is_some() {
+            self.look_at(&frame);
+        }
         stalls::say(if frame.is_ready() { Said::Piece } else { Said::Wait });
         frame
     }

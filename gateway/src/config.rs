@@ -9,6 +9,7 @@ mod kubernetes;
 mod peers;
 mod resume;
 mod scale;
+mod stored_state;
 mod timeouts;
 mod tls;
 mod traces;
@@ -29,6 +30,7 @@ pub use self::{
     peers::{PeersConfig, PeersFile},
     resume::{ResumeConfig, ResumeFile},
     scale::{ModelScale, ScaleConfig, ScaleFile},
+    stored_state::{StoredStateConfig, StoredStateFile},
     timeouts::Timeouts,
     tls::{TlsFiles, WorkerTls},
     traces::{TracesConfig, TracesFile},
@@ -72,6 +74,8 @@ pub struct Config {
     pub snapshot_file: Option<PathBuf>,
     /// Whether workers are asked for the usage of streams whose clients do not ask.
     pub ask_usage: bool,
+    /// Whether a request must name its model where workers serve different ones.
+    pub require_model: bool,
     /// When requests wait in the gateway; `None`: never.
     pub room: Option<RoomRules>,
     /// How often workers that others send to as well are asked for their load; `None`: nobody is.
@@ -110,6 +114,8 @@ pub struct Config {
     pub traces: Option<TracesConfig>,
     /// Whether and how streams outlive their worker.
     pub resume: ResumeConfig,
+    /// Whether requests go to the worker that stores what they name.
+    pub stored_state: StoredStateConfig,
     /// File of tenants, and whether their prompts share no cache.
     pub tenants: Option<(PathBuf, bool)>,
     /// `Bearer …` that operators show, marked sensitive.
@@ -163,6 +169,7 @@ impl TryFrom<File> for Config {
             hash_key_file: file.routing.hash_key_file,
             snapshot_file: file.routing.snapshot_file,
             ask_usage: file.routing.ask_usage.unwrap_or(true),
+            require_model: file.routing.require_model.unwrap_or(true),
             expose_routing: file.routing.expose.unwrap_or_else(|| listen.ip().is_loopback()),
             room,
             load_scrape: millis_or_never(file.routing.load_scrape_ms.unwrap_or(1_000)),
@@ -183,6 +190,7 @@ impl TryFrom<File> for Config {
             scale: ScaleConfig::try_from(&file.scale)?,
             traces: file.traces.validated()?,
             resume: ResumeConfig::from(&file.resume),
+            stored_state: StoredStateConfig::from(&file.stored_state),
             tenants: file.auth.tenants_file.map(|path| (path, file.auth.isolate.unwrap_or(true))),
             admin_token: file.auth.admin_token_file.as_ref().map(worker::read_key).transpose()?,
             cors: file.cors.validated()?,

@@ -13,7 +13,7 @@ use http::{
 };
 use http_body::Body;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use keyway_core::{RetryBudget, own_faults::OwnFaults, pick::Pick};
+use keyway_core::{RetryBudget, index::WorkerId, own_faults::OwnFaults, pick::Pick};
 use keyway_wire::block_hash::Chain;
 use parking_lot::Mutex;
 
@@ -25,6 +25,7 @@ use crate::{
     body::{Request, Response},
     clock::{self, Instant},
     config::Timeouts,
+    content::{Coding, Content, Form, Unread},
     drift::DriftDoctor,
     error::Error,
     fleet::Worker,
@@ -37,10 +38,11 @@ use crate::{
     request::{self, KeyerConfig, RequestInfo},
     resume::Resumer,
     routing::Router,
-    session,
+    session, stored_state,
     tenants::{self, X_API_KEY},
     token_keyer::TokenKeyer,
     upstream::Upstream,
+    whom,
     work::Work,
 };
 
@@ -69,6 +71,8 @@ pub struct Dispatch {
     pub max_body_bytes: usize,
     /// Largest event of a stream.
     pub max_event_bytes: usize,
+    /// Whether a request must name its model where workers serve different ones.
+    pub require_model: bool,
     /// Whether answers name the worker and the reason.
     pub expose_routing: bool,
     /// Whether workers are asked for the usage of streams whose clients do not ask.
@@ -93,7 +97,10 @@ impl Dispatch {
 
     /// All that routing knows of a request to `path`, which is this much `work`.
     pub async fn read(&self, work: Work, path: &str, headers: &HeaderMap, body: &Bytes) -> RequestInfo {
-        let mut info = request::read_without(body, self.keyer, &self.ignored);
+        let mut info = match Form::of(headers, body) {
+            Some(form) => request::read_form(form, self.keyer),
+            None => request::read_without(body, self.keyer, &self.ignored),
+        };
         info.kind = self.kind_of(path, info.model.as_deref());
         if !work.fills_cache() {
             return info.without_prefix(work);
@@ -119,29 +126,72 @@ impl Dispatch {
         let body = self.read_body(&parts, body).await?;
         // The server's own marks would outlive their use.
         parts.extensions.clear();
-        let work = Work::of(&parts.method, parts.uri.path());
-        let body = match record.visit().as_ref().and_then(|visit| visit.salt()) {
-            Some(salt) if work.fills_cache() => tenants::salted(&body, salt)?,
-            _ => body,
-        };
+        let work = Work::of(&parts.method, &whom::as_engines_read(parts.uri.path()));
+        let mut content = Content::of(&mut parts.headers, body, self.max_body_bytes).await?;
+        if let Some(salt) = record.visit().as_ref().and_then(|visit| visit.salt())
+            && work.fills_cache()
+        {
+            content.replace(&mut parts.headers, tenants::salted(&readable(&content)?, salt)?);
+        }
         let reading = Instant::now();
-        let mut info = self.read(work, parts.uri.path(), &parts.headers, &body).await;
-        info.model = info.model.or_else(|| model_in_path(&parts));
+        let mut info = self.read(work, parts.uri.path(), &parts.headers, &content.text).await;
+        info.model = info.model.or_else(|| whom::model_in_target(self.router.fleet(), &parts));
+        info.unread = content.unread.or(info.unread.filter(|_| !content.text.is_empty()));
         if parts.method != Method::POST {
             // To look for what is stored is another kind than to compute.
             info.kind = !info.kind;
         }
+        let read = Instant::now();
+        self.metrics.routing.observe((read - reading).as_secs_f64());
+        if stored_state::concerns(&parts, &info) {
+            if let Some(list) = self.list(&parts, record).await {
+                return list;
+            }
+            info.owner = self.owner(&parts, &info, record).await?;
+        }
+        if self.require_model && info.owner.is_none() {
+            whom::model_is_known_or_one(self.router.fleet(), &parts, &info)?;
+        }
         info.share = record.visit().map(|visit| visit.share()).unwrap_or_default();
         let series = self.metrics.model(info.model.as_deref());
         record.model(Arc::clone(&series));
-        let read = Instant::now();
-        self.metrics.routing.observe((read - reading).as_secs_f64());
         self.retry_budget.lock().request();
         let demand = self.scale.enter(&self.router, &info, self.router.at(read));
-        let mut choice = self.scale.choose(&self.router, &info).await?;
+        let mut choice = match info.owner {
+            // There is no other to wait for.
+            Some(_) => self.router.choose(&info, &[]).await.map_err(state_away)?,
+            None => self.scale.choose(&self.router, &info).await?,
+        };
         choice.ticket.carry(demand);
-        let asked = Asked { parts, body, info: Arc::new(info), series, record: Arc::clone(record) };
+        let Content { text: body, came, .. } = content;
+        let asked = Asked { parts, body, came, info: Arc::new(info), series, record: Arc::clone(record) };
         Attempts::new(self, &Arc::new(asked)).run(choice).await
+    }
+
+    /// The worker that stores what a request names, if it names anything.
+    async fn owner(
+        &self,
+        parts: &Parts,
+        info: &RequestInfo,
+        record: &Record,
+    ) -> Result<Option<WorkerId>, Error> {
+        let Some(stored) = self.router.stored_state() else { return Ok(None) };
+        stored.owner((self.router.fleet(), &self.upstream), (parts, info), record).await
+    }
+
+    /// A list of what all workers store.
+    async fn list(&self, parts: &Parts, record: &Record) -> Option<Result<Response, Error>> {
+        self.router.stored_state()?.list((self.router.fleet(), &self.upstream), parts, record).await
+    }
+
+    /// Remembers the ids that an answer hands out.
+    pub(crate) fn watch(&self, response: &mut Response, asked: &Asked, worker: &Worker) {
+        if let Some(stored) = self.router.stored_state().filter(|_| response.status().is_success())
+            && stored_state::concerns(&asked.parts, &asked.info)
+            && let Some(tap) = stored.tap(&asked.parts, &asked.info, worker, &asked.record)
+        {
+            response.body_mut().watch(tap);
+        }
     }
 
     async fn read_body(&self, parts: &Parts, body: hyper::body::Incoming) -> Result<Bytes, Error> {
@@ -193,7 +243,7 @@ impl Dispatch {
     }
 
     pub(crate) fn look_for_drift(&self, asked: &Asked) {
-        let Asked { parts, body, info, series, record } = asked;
+        let Asked { parts, body, info, series, record, .. } = asked;
         record.drift(self.doctor.follow(&parts.headers, (body, &self.ignored), info, series.label()));
     }
 
@@ -265,10 +315,20 @@ fn without_id(path: &str) -> &str {
     if has_parts { &path[..third.unwrap_or(path.len())] } else { &path[..second] }
 }
 
-/// `GET /v1/models/{id}` names its model in the path; an id may hold slashes, written out or as `%2F`.
-fn model_in_path(parts: &Parts) -> Option<String> {
-    let id = parts.uri.path().strip_prefix("/v1/models/").filter(|_| parts.method == Method::GET)?;
-    Some(id.replace("%2F", "/").replace("%2f", "/").replace("%3A", ":").replace("%3a", ":"))
+/// Why a request cannot go to the worker that stores what it names.
+fn state_away(error: Error) -> Error {
+    if matches!(error, Error::NoWorker | Error::ModelNotFound { .. }) { Error::StateAway } else { error }
+}
+
+/// The text of a body into which something must be put.
+fn readable(content: &Content) -> Result<Bytes, Error> {
+    match content.unread {
+        Some(Unread::Coding) => Err(Error::CodingUnsupported { accepted: Coding::NAMES }),
+        Some(Unread::Damaged) => {
+            Err(Error::BodyUnreadable("it is not what its content-encoding says".to_owned()))
+        }
+        _ => Ok(content.text.clone()),
+    }
 }
 
 #[cfg(test)]

@@ -62,6 +62,31 @@ pub enum Error {
     /// A WebSocket was asked for well.
     #[error("this gateway opens no WebSockets; use the paths of the API that answer over HTTP")]
     NoWebSocket,
+    /// The model is not known, and workers would take the request for different ones.
+    #[error("{why}, and this fleet serves several; say which in the field model: {known}")]
+    ModelRequired {
+        /// Why it is not.
+        why: &'static str,
+        /// The fleet's models, comma separated.
+        known: String,
+    },
+    /// The body is in a `Content-Encoding` that is not undone here, and must be read.
+    #[error(
+        "the request body's content-encoding cannot be undone here; send it plain or as one of: {accepted}"
+    )]
+    CodingUnsupported {
+        /// What is.
+        accepted: &'static str,
+    },
+    /// What the request names is not stored here, or for another tenant.
+    #[error("nothing is stored here by an id that the request names")]
+    StateNotFound,
+    /// The worker that stores it takes no requests now.
+    #[error("what the request refers to is stored by a worker that is not ready; try again soon")]
+    StateAway,
+    /// The worker that stored it is gone.
+    #[error("what the request refers to was stored by a worker that has left the fleet")]
+    StateGone,
     /// More requests in flight than the gateway takes.
     #[error("the gateway has {limit} requests in flight, its limit; try again soon")]
     Overloaded {
@@ -175,6 +200,15 @@ impl Error {
             Self::NoWebSocket => {
                 row(StatusCode::NOT_IMPLEMENTED, invalid, "websocket_unsupported", None, None)
             }
+            Self::ModelRequired { .. } => {
+                row(StatusCode::BAD_REQUEST, invalid, "model_required", Some("model"), None)
+            }
+            Self::CodingUnsupported { .. } => {
+                row(StatusCode::UNSUPPORTED_MEDIA_TYPE, invalid, "content_encoding_unsupported", None, None)
+            }
+            Self::StateNotFound => row(StatusCode::NOT_FOUND, invalid, "state_not_found", None, None),
+            Self::StateAway => row(StatusCode::SERVICE_UNAVAILABLE, server, "state_not_ready", None, SOON),
+            Self::StateGone => row(StatusCode::NOT_FOUND, invalid, "state_gone", None, None),
             Self::Overloaded { .. } => row(StatusCode::SERVICE_UNAVAILABLE, server, "overloaded", None, SOON),
             Self::TooBusy { retry_after } => row(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -248,6 +282,9 @@ impl Error {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         self.close_after(headers);
+        if let Self::CodingUnsupported { accepted } = self {
+            headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static(accepted));
+        }
         response.extensions_mut().insert(Failed(self.clone()));
         response
     }

@@ -25,7 +25,7 @@ pub const MATCHED_TOKENS: HeaderName = HeaderName::from_static(names::MATCHED_TO
 pub const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static(names::DATA_PARALLEL_RANK);
 
 /// Headers that the gateway adds to a request or an answer at most, to make room for them once.
-pub const ADDED_MAX: usize = 6;
+pub const ADDED_MAX: usize = 7;
 
 fn is_hop_by_hop(name: &HeaderName) -> bool {
     matches!(

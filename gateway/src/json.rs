@@ -5,9 +5,9 @@
 mod cursor;
 mod outline;
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Visitor};
 
 pub use self::outline::Outline;
 use self::{cursor::Cursor, outline::Part};
@@ -89,6 +89,16 @@ impl<'a> Value<'a> {
         serde_json::from_str::<Text<'_>>(self.text).ok().map(|text| text.0)
     }
 
+    /// As [`Value::text`]; where that holds surrogates without their partners, which Python takes, marks stand for them.
+    pub fn text_or_marks(self) -> Option<Cow<'a, str>> {
+        self.text().or_else(|| {
+            if !self.text.starts_with('"') {
+                return None;
+            }
+            serde_json::from_str::<Marked>(self.text).ok().map(|marked| Cow::Owned(marked.0))
+        })
+    }
+
     /// An object's fields in order, repeated ones too; `None` for other values.
     pub fn fields(self) -> Option<Fields<'a>> {
         self.text.starts_with('{').then(|| Fields(Parts::of(self, b'}')))
@@ -97,6 +107,28 @@ impl<'a> Value<'a> {
     /// A list's items; `None` for other values.
     pub fn items(self) -> Option<Items<'a>> {
         self.text.starts_with('[').then(|| Items(Parts::of(self, b']')))
+    }
+}
+
+/// A string with marks (U+FFFD) for what of it is no text.
+struct Marked(String);
+
+impl<'de> Deserialize<'de> for Marked {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = Marked;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Marked, E> {
+                Ok(Marked(String::from_utf8_lossy(bytes).into_owned()))
+            }
+        }
+        // As bytes, so that they need not be text.
+        deserializer.deserialize_bytes(Bytes)
     }
 }
 

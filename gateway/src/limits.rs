@@ -6,6 +6,58 @@ use std::{ops::RangeInclusive, time::Duration};
 /// Largest request body. An agent turn is 0.2–2 MB of JSON; a 1M-token prompt about 8 MB; images come as base64.
 pub const MAX_BODY_BYTES: usize = 64 << 20;
 
+/// Codings of one request's body, one in the other: more than one is a proxy's doing, more than two nobody's.
+pub const MAX_CODINGS: usize = 2;
+
+/// What of a body is decoded where its client is served, compressed and plain: some tenths of a millisecond.
+pub const DECODING_INLINE_BYTES: usize = 128 << 10;
+
+/// What may come out of a compressed body whatever went in: the text of a long prompt that says one thing again and again.
+pub const DECODING_RATIO_FREE_BYTES: usize = 4 << 20;
+
+/// Of what is larger, bytes that come out for one that went in: JSON of real conversations shrinks to a third or a tenth, tables of
+/// zeros to a hundredth; deflate could make a thousand.
+pub const DECODING_RATIO_MAX: usize = 128;
+
+/// Large bodies that are decoded at once, each on a thread that blocks and for at most 64 MiB; others wait.
+pub const DECODING_AT_ONCE_MAX: usize = 4;
+
+/// What a zstd frame may ask to be kept of its past: what the standard has every receiver take (RFC 9659).
+pub const ZSTD_WINDOW_BYTES: u64 = 8 << 20;
+
+/// Memory for the ids of what workers store: 340,000 of them.
+pub const STORED_IDS_BYTES: usize = 32 << 20;
+
+/// What one of them takes in all.
+pub const STORED_ID_BYTES: usize = 96;
+
+/// How long one is remembered: as long as OpenAI keeps a response.
+pub const STORED_KEEP: Duration = Duration::from_secs(30 * 24 * 3_600);
+
+/// Longest id: OpenAI's and engines' have 30 to 70 bytes.
+pub const MAX_STORED_ID_BYTES: usize = 256;
+
+/// Ids of one request, in its path and in its body, that are looked at: the API has requests with three.
+pub const STORED_REFERENCES_MAX: usize = 8;
+
+/// Requests at once for whose ids the workers are asked; others wait. After a restart each conversation's next turn is one.
+pub const STORED_SEARCHES_MAX: usize = 32;
+
+/// Ids in one line to another gateway, some 50 bytes each: 20,000 a second by lines 50 ms apart.
+pub const STORED_NEWS_MAX: usize = 1_000;
+
+/// How long an id that a tenant names and nobody knows may be on its way from another gateway: some of its lines.
+pub const STORED_NEWS_PATIENCE: Duration = Duration::from_millis(200);
+
+/// What one worker may list: 4,000 files at 500 bytes each.
+pub const MAX_LIST_BYTES: usize = 2 << 20;
+
+/// Items of a list that is made of several workers' lists: OpenAI's own is 10,000 for files.
+pub const LIST_ITEMS_MAX: usize = 10_000;
+
+/// Workers that are asked at once whether they have something: as many connections.
+pub const STORED_ASKED_AT_ONCE: usize = 32;
+
 /// Requests in flight at once. Each holds a connection pair and about 20 KB besides its body.
 pub const MAX_IN_FLIGHT: usize = 16_384;
 

@@ -11,6 +11,7 @@ mod per_worker;
 mod reference;
 mod resume;
 mod scale;
+mod stored_state;
 mod traces;
 
 use std::{cell::RefCell, sync::Arc};
@@ -30,6 +31,7 @@ pub use self::{
     reference::Family,
     resume::ResumeMetrics,
     scale::ScaleMetrics,
+    stored_state::StoredStateMetrics,
     traces::TraceMetrics,
 };
 use self::{
@@ -96,6 +98,8 @@ pub struct Metrics {
     pub traces: TraceMetrics,
     /// Streams that broke off.
     pub resume: ResumeMetrics,
+    /// What workers store.
+    pub stored_state: StoredStateMetrics,
 }
 
 #[derive(Default)]
@@ -237,6 +241,7 @@ impl Metrics {
             peers: PeerStates::declare(&d)?,
             traces: TraceMetrics::declare(&d)?,
             resume: ResumeMetrics::declare(&d)?,
+            stored_state: StoredStateMetrics::declare(&d)?,
             per_model: PerModel::new(Families::declare(&d)?),
             of_workers: d.of_workers.into_inner(),
             families: d.families.into_inner(),

@@ -152,6 +152,7 @@ impl Reloader {
         dispatch.max_event_bytes = config.max_event_bytes;
         dispatch.expose_routing = config.expose_routing;
         dispatch.ask_usage = config.ask_usage;
+        dispatch.require_model = config.require_model;
         dispatch.session_hints = config.session_hints;
         dispatch.ignored = Arc::new(config.ignored.clone());
         dispatch.timeouts = config.timeouts;

@@ -8,15 +8,18 @@
 use std::{borrow::Cow, num::NonZeroUsize, ops::Range, sync::Arc};
 
 use keyway_core::{
+    index::WorkerId,
     keyer::{PrefixChain, TextKeyer},
     waiting_room::Share,
 };
 use keyway_wire::block_hash::{Chain, HashKey};
 
 use crate::{
+    content::{Form, Unread},
     ignored::Ignored,
     json::{Outline, Value},
     session::Session,
+    stored_state::{Named, Reference},
     token_keyer::TokenPrompt,
     work::Work,
 };
@@ -41,6 +44,14 @@ pub struct KeyerConfig {
 pub struct RequestInfo {
     /// The model named in the body.
     pub model: Option<String>,
+    /// Why nothing is known of what the body says, if nothing is.
+    pub unread: Option<Unread>,
+    /// Whether the client wants the answer to be stored (`store`), where it says so.
+    pub stores: Option<bool>,
+    /// Ids of what is stored that it names.
+    pub names: Vec<Reference>,
+    /// The worker that it is for, as that stores what it names; `None`: any.
+    pub owner: Option<WorkerId>,
     /// Whether the client asked for a stream.
     pub stream: bool,
     /// Where it says what a stream is to hold.
@@ -83,7 +94,9 @@ pub fn read(body: &[u8], config: KeyerConfig) -> RequestInfo {
 /// [`read`], with what is `ignored` left out of the prompt.
 pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> RequestInfo {
     let outline = simdutf8::basic::from_utf8(body).ok().map(Outline::of);
-    let fields = outline.as_ref().and_then(Fields::of).unwrap_or_default();
+    let fields = outline.as_ref().and_then(Fields::of);
+    let unread = fields.is_none().then_some(Unread::NoObject);
+    let fields = fields.unwrap_or_default();
     let salt = fields.salt.and_then(Value::text).map(Cow::into_owned).unwrap_or_default();
     let keyer = TextKeyer::new(config.key, salt.as_bytes(), config.block_bytes).with_capacity(body.len());
     let namer = Chain::new(config.key, salt.as_bytes());
@@ -91,13 +104,37 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     keying.talk.cache_key = fields.cache_key.and_then(Value::text).map_or(0, |key| keying.name(&key));
     keying.talk.user = fields.user().map_or(0, |user| keying.name(&user));
     walk(&fields, ignored, &mut keying);
-    let model = fields.model.and_then(Value::text).map(Cow::into_owned);
+    let model = fields.model.and_then(Value::text_or_marks).map(Cow::into_owned);
+    // Engines take an empty name for none.
+    let model = model.filter(|model| !model.is_empty());
     let stream = fields.stream.is_some_and(|value| value.raw() == "true");
     let stream_options = fields.stream_options;
     let Keying { keyer, talk, .. } = keying;
-    let (chain, share) = (keyer.finish(), Share::default());
-    let (tokens, session, work, kind) = (None, None, Work::Generates, 0);
-    RequestInfo { model, stream, stream_options, salt, chain, talk, tokens, share, session, kind, work }
+    let stores = fields.store.and_then(|store| store.raw().parse().ok());
+    let names = Reference::all(fields.names);
+    RequestInfo {
+        model,
+        unread,
+        stores,
+        names,
+        owner: None,
+        stream,
+        stream_options,
+        salt,
+        chain: keyer.finish(),
+        talk,
+        tokens: None,
+        share: Share::default(),
+        session: None,
+        kind: 0,
+        work: Work::Generates,
+    }
+}
+
+/// What is known of a form: no prompt's prefix.
+pub fn read_form(form: Form, config: KeyerConfig) -> RequestInfo {
+    let model = form.model.filter(|model| !model.is_empty());
+    RequestInfo { model, unread: None, stream: form.stream, ..read(b"", config) }
 }
 
 /// Where a body says its `stream_options`.
@@ -317,6 +354,8 @@ struct Fields<'a> {
     cache_key: Option<Value<'a>>,
     user: Option<Value<'a>>,
     metadata: Option<Value<'a>>,
+    store: Option<Value<'a>>,
+    names: Named<'a>,
 }
 
 impl<'a> Fields<'a> {
@@ -348,7 +387,11 @@ impl<'a> Fields<'a> {
                 "prompt_cache_key" => &mut fields.cache_key,
                 "user" | "safety_identifier" => &mut fields.user,
                 "metadata" => &mut fields.metadata,
-                _ => continue,
+                "store" => &mut fields.store,
+                name => {
+                    fields.names.take(name, value);
+                    continue;
+                }
             };
             *field = Some(value);
         }

@@ -239,7 +239,8 @@ impl Resumer {
         };
         // One body, or also the one that asks for more.
         let apart = (sent.exact.is_ok() || by_text.is_ok()) && sent.plain.as_ptr() != asked.body.as_ptr();
-        let bytes = asked.body.len() + if apart { sent.plain.len() } else { 0 };
+        let came = asked.came.as_ref().map_or(0, Bytes::len);
+        let bytes = came + asked.body.len() + if apart { sent.plain.len() } else { 0 };
         let room = if bytes <= RESUME_BODY_BYTES_MAX { self.memory.reserve(bytes) } else { None };
         let room = room.ok_or(Obstacle::Memory)?;
         let numerics = head.get(NUMERICS_ID).and_then(|id| id.to_str().ok());

@@ -44,6 +44,7 @@ use crate::{
     metrics::Metrics,
     request::KeyerConfig,
     snapshot::Remembered,
+    stored_state::StoredState,
 };
 
 /// Routes requests.
@@ -79,6 +80,7 @@ pub struct Router {
     remembered: Mutex<Remembered>,
     /// Tells who waits for a first worker that the fleet has changed.
     changed: Notify,
+    stored: Option<Arc<StoredState>>,
 }
 
 /// How workers are chosen, which a reload may change.
@@ -132,7 +134,19 @@ impl Router {
             alarm: Mutex::default(),
             remembered: Mutex::default(),
             changed: Notify::new(),
+            stored: None,
         }
+    }
+
+    /// Lets what workers store be remembered.
+    #[must_use]
+    pub fn with_stored_state(self, stored: Option<Arc<StoredState>>) -> Self {
+        Self { stored, ..self }
+    }
+
+    /// Who stores what, if that is remembered.
+    pub fn stored_state(&self) -> Option<&Arc<StoredState>> {
+        self.stored.as_ref()
     }
 
     /// Lets requests wait by these rules; without, each is sent as it comes.

@@ -4,35 +4,49 @@
 //! Workers that announce their blocks are left out; they do so again.
 //!
 //! Form, all numbers little-endian: `KEYWAYIX`, version (4 bytes), check of the hash key (8), bytes of a block (8), seconds
-//! since 1970 (8); then for each worker the length of its name (2), the name, the count of its blocks (8), and their hashes from the most to the least recently used (8 each); at the end
-//! the XXH3 of all before it (8).
+//! since 1970 (8); the count of ids of what workers store (8), and for each its hash, its tenant's, its worker's number and its age in
+//! seconds (8 each); then for each worker the length of its name (2), the name, the count of its blocks (8), and their hashes from the
+//! most to the least recently used (8 each); at the end the XXH3 of all before it (8).
 
 use std::{
     collections::HashMap,
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
+use keyway_core::index::WorkerId;
 use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
 
 use crate::{
     clock,
     fleet::{Fleet, Worker},
-    limits::SNAPSHOT_MAX_AGE,
+    limits::{SNAPSHOT_MAX_AGE, STORED_IDS_BYTES},
     request::KeyerConfig,
     routing::Router,
+    stored_state::Owner,
 };
 
 const MAGIC: &[u8; 8] = b"KEYWAYIX";
-/// 2: blocks of text are named by their digests.
-const VERSION: u32 = 2;
+/// 3: with the ids of what workers store.
+const VERSION: u32 = 3;
 /// Magic, version, key's check, block's bytes, time.
 const HEAD_BYTES: usize = 36;
 
 /// What a file says of workers that have not joined yet.
 #[derive(Debug, Default)]
 pub struct Remembered(HashMap<String, Vec<BlockHash>>);
+
+/// What a file says.
+#[derive(Debug, Default)]
+struct Read {
+    remembered: Remembered,
+    stored: Vec<StoredId>,
+}
+
+/// An id of what a worker stores, whose it is, and its age when that was read.
+type StoredId = (u64, Owner, Duration);
 
 /// What outlives the process: the index, in its file.
 #[derive(Debug, Clone)]
@@ -59,7 +73,14 @@ impl Memory {
     pub fn read(&self, index_bytes: usize) {
         let Some(file) = self.file.as_ref().filter(|file| file.exists()) else { return };
         match read(file, self.keyer, index_bytes) {
-            Ok(remembered) => self.router.remember(remembered),
+            Ok(Read { remembered, stored }) => {
+                self.router.remember(remembered);
+                if let Some(state) = self.router.stored_state() {
+                    let keep = state.keep();
+                    let young = stored.into_iter().filter(|(_, _, age)| *age < keep);
+                    state.recall(young.map(|(id, owner, _)| (id, owner)).collect());
+                }
+            }
             Err(error) => tracing::warn!(error, "{} is not used", file.display()),
         }
     }
@@ -75,9 +96,9 @@ pub fn write(path: &Path, router: &Router, keyer: KeyerConfig) -> io::Result<usi
 }
 
 /// Reads a snapshot of at most `index_bytes`' worth of blocks; the error says why it is not used.
-pub fn read(path: &Path, keyer: KeyerConfig, index_bytes: usize) -> Result<Remembered, String> {
+fn read(path: &Path, keyer: KeyerConfig, index_bytes: usize) -> Result<Read, String> {
     let size = fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if size > index_bytes as u64 {
+    if size > (index_bytes + STORED_IDS_BYTES) as u64 {
         return Err(format!("{size} bytes are more than the index's own"));
     }
     decode(&fs::read(path).map_err(|error| error.to_string())?, keyer, clock::unix_seconds())
@@ -101,6 +122,14 @@ fn encode(fleet: &Fleet, router: &Router, keyer: KeyerConfig) -> (Vec<u8>, usize
     out.extend(check_of(keyer.key).to_le_bytes());
     out.extend((keyer.block_bytes.get() as u64).to_le_bytes());
     out.extend((clock::unix_seconds() as u64).to_le_bytes());
+    let ids = router.stored_state().map(|stored| stored.all()).unwrap_or_default();
+    out.extend((ids.len() as u64).to_le_bytes());
+    for (entry, age) in ids {
+        let Owner { worker, tenant } = entry.owner;
+        out.extend(
+            [entry.id, tenant, worker.0.into(), age.as_secs()].iter().flat_map(|part| part.to_le_bytes()),
+        );
+    }
     let mut total = 0;
     let told = |worker: &&Arc<Worker>| worker.kv_source().is_none();
     for worker in fleet.all().iter().filter(told) {
@@ -117,7 +146,7 @@ fn encode(fleet: &Fleet, router: &Router, keyer: KeyerConfig) -> (Vec<u8>, usize
     (out, total)
 }
 
-fn decode(bytes: &[u8], keyer: KeyerConfig, now: f64) -> Result<Remembered, String> {
+fn decode(bytes: &[u8], keyer: KeyerConfig, now: f64) -> Result<Read, String> {
     let damaged = || "it is damaged".to_owned();
     let (body, sum) = bytes.split_last_chunk::<8>().ok_or_else(damaged)?;
     if !body.starts_with(MAGIC) || body.len() < HEAD_BYTES {
@@ -138,12 +167,17 @@ fn decode(bytes: &[u8], keyer: KeyerConfig, now: f64) -> Result<Remembered, Stri
     if age > SNAPSHOT_MAX_AGE.as_secs_f64() {
         return Err(format!("it is {age:.0} s old"));
     }
+    let mut stored = rest.stored_ids().ok_or_else(damaged)?;
+    let since = Duration::from_secs_f64(age.max(0.0));
+    for (_, _, age) in &mut stored {
+        *age += since;
+    }
     let mut remembered = Remembered::default();
     while !rest.0.is_empty() {
         let (name, blocks) = rest.worker().ok_or_else(damaged)?;
         remembered.0.insert(name, blocks);
     }
-    Ok(remembered)
+    Ok(Read { remembered, stored })
 }
 
 /// What is left to read.
@@ -162,6 +196,17 @@ impl<'a> Bytes<'a> {
 
     fn u64(&mut self) -> Option<u64> {
         self.take(8)?.try_into().ok().map(u64::from_le_bytes)
+    }
+
+    fn stored_ids(&mut self) -> Option<Vec<StoredId>> {
+        let count = usize::try_from(self.u64()?).ok()?;
+        let parts = self.take(count.checked_mul(32)?)?.as_chunks::<8>().0;
+        let parts: Vec<u64> = parts.iter().map(|part| u64::from_le_bytes(*part)).collect();
+        let id = |&[id, tenant, worker, age]: &[u64; 4]| {
+            let owner = Owner { worker: WorkerId(worker as u32), tenant };
+            (id, owner, Duration::from_secs(age.min(u32::MAX.into())))
+        };
+        Some(parts.as_chunks::<4>().0.iter().map(id).collect())
     }
 
     fn worker(&mut self) -> Option<(String, Vec<BlockHash>)> {
@@ -190,7 +235,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{clock::Clock, config::WorkerConfig, ejection::Ejections, metrics::Metrics};
+    use crate::{
+        clock::Clock,
+        config::{StoredStateConfig, WorkerConfig},
+        ejection::Ejections,
+        metrics::Metrics,
+        stored_state::StoredState,
+    };
 
     fn keyer(key: u64) -> KeyerConfig {
         KeyerConfig { key: HashKey::new(key), block_bytes: NonZeroUsize::new(64).unwrap() }
@@ -201,23 +252,44 @@ mod tests {
         let clock = Clock::start();
         let fleet = Arc::new(Fleet::new(&workers, clock.now(), &Ejections::new(clock, None)));
         let metrics = Arc::new(Metrics::new().unwrap());
-        Router::new(fleet, metrics, clock, keyway_core::pick::Policy::Prefix, keyer, 1 << 20)
+        let config = StoredStateConfig { memory_bytes: 1 << 16, keep: Duration::from_secs(100) };
+        let stored = StoredState::new(config, keyer.key, clock, metrics.stored_state.clone());
+        let router = Router::new(fleet, metrics, clock, keyway_core::pick::Policy::Prefix, keyer, 1 << 20);
+        router.with_stored_state(stored)
     }
+
+    const STORED: (u64, Owner) = (5, Owner { worker: WorkerId(6), tenant: 7 });
 
     fn snapshot() -> Vec<u8> {
         let router = router(keyer(7));
         let chain: Vec<BlockHash> = (1..=9).map(BlockHash).collect();
         let first = router.fleet().all()[0].id;
         router.with_index(|index| drop(index.place(first, &chain)));
+        router.stored_state().unwrap().recall(vec![STORED]);
         encode(router.fleet(), &router, keyer(7)).0
     }
 
     #[test]
     fn what_was_written_is_remembered_by_name() {
-        let mut read = decode(&snapshot(), keyer(7), clock::unix_seconds()).unwrap();
+        let mut read = decode(&snapshot(), keyer(7), clock::unix_seconds()).unwrap().remembered;
         let workers = router(keyer(7)).fleet().all();
         assert_eq!(read.take(&workers[0]).len(), 9);
         assert!(read.take(&workers[0]).is_empty() && read.take(&workers[1]).is_empty());
+    }
+
+    #[test]
+    fn ids_of_what_workers_store_are_remembered_for_as_long_as_they_are_to_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = Some(dir.path().join("snapshot"));
+        let memory =
+            |router: Router| Memory { file: file.clone(), router: Arc::new(router), keyer: keyer(7) };
+        fs::write(file.as_ref().unwrap(), snapshot()).unwrap();
+        let after = memory(router(keyer(7)));
+        after.read(1 << 20);
+        let all = after.router.stored_state().unwrap().all();
+        assert_eq!(all.iter().map(|(entry, _)| (entry.id, entry.owner)).collect::<Vec<_>>(), [STORED]);
+        let later = decode(&snapshot(), keyer(7), clock::unix_seconds() + 101.0).unwrap();
+        assert!(later.stored[0].2 >= Duration::from_secs(100), "too old by then");
     }
 
     #[test]

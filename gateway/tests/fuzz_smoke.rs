@@ -15,6 +15,11 @@ const BODIES: [&str; 6] = [
     r#"{"":"","cache_salt":{"a":1},"prompt":"long long long long long long long long long"}"#,
     "[1,2,3]",
 ];
+const FORMS: [&str; 3] = [
+    "b--xXb\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--xXb\r\nx: y\r\ncontent-disposition: form-data; name=f; filename=a\r\n\r\n--x\r\n--xXb--",
+    "cpreamble\n--xXc \ncontent-disposition: form-data; name=\"a\\\"b\"\n\nv\n--xXc\n\nv\n--xXc--\nepilogue",
+    "/v1/vector_stores/vs_%31/files/f%2f?x",
+];
 const STREAMS: [&str; 3] = [
     "12345678data: {\"a\":1}\n\ndata: [DONE]\n\n",
     "\u{1}\u{2}\u{3}\u{0}\u{0}\u{0}\u{0}\u{0}event: x\r\ndata: y\r\n\r\n:c\r\rdata: z",
@@ -91,6 +96,14 @@ proptest! {
         let bytes = changed(seed.as_bytes(), &changes);
         bodies::request(&bytes);
         bodies::salt(&bytes);
+        bodies::charset(&bytes);
+    }
+
+    #[test]
+    fn a_form_s_parts_are_its_own_in_their_order(
+        seed in prop::sample::select(&FORMS[..]), changes in prop::collection::vec(change(), 0..6),
+    ) {
+        bodies::form(&changed(seed.as_bytes(), &changes));
     }
 
     #[test]

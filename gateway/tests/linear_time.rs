@@ -5,7 +5,14 @@
 use std::{fs, num::NonZeroUsize, thread};
 
 use bytes::Bytes;
-use keyway::{json, prompt, request, request::KeyerConfig, sse::EventSplitter, tenants, usage::UsageTap};
+use keyway::{
+    content::{self, Multipart},
+    json, prompt, request,
+    request::KeyerConfig,
+    sse::EventSplitter,
+    tenants,
+    usage::UsageTap,
+};
 use keyway_text::TextModel;
 use keyway_wire::block_hash::HashKey;
 
@@ -24,7 +31,7 @@ const TRIES: usize = 3;
 /// Text of a shape: a beginning, a piece again and again, and an end.
 type Shape = (&'static str, &'static str, &'static str);
 
-const BODIES: [Shape; 24] = [
+const BODIES: [Shape; 26] = [
     ("", "[", ""),
     ("", "{\"a\":", ""),
     ("{\"x\":", "[", "}"),
@@ -49,6 +56,17 @@ const BODIES: [Shape; 24] = [
     ("{\"tools\":[{\"a\":{", "\"b\":{},", "\"z\":1}}]}"),
     ("{", " ", "}"),
     ("{\"model\":\"", "m", "\"}"),
+    ("{", "\"previous_response_id\":\"a\",", "\"x_id\":\"b\"}"),
+    ("{", "\"\\ud83d\":1,", "\"y_id\":\"b\"}"),
+];
+
+const FORMS: [Shape; 6] = [
+    ("", "--xX", ""),
+    ("", "--xX\r\n", "--xX--"),
+    ("", "--xX\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nm\r\n", "--xX--"),
+    ("--xX\r\n", "content-disposition: form-data; name=\"a\"\r\n", "\r\nm\r\n--xX--"),
+    ("--xX\r\ncontent-disposition: form-data", "; x=\"\\\"\"", "; name=model\r\n\r\nm\r\n--xX--"),
+    ("--xX\r\ncontent-disposition: form-data; name=model\r\n\r\n", "\n--x", "\r\n--xX--"),
 ];
 
 const STREAMS: [Shape; 8] = [
@@ -110,6 +128,20 @@ fn a_body_is_read_in_linear_time() {
         std::hint::black_box(json::Value::last_object_of_document(text, "\"stream_options\"", |_| Some(())));
     };
     is_linear("the last field", &BODIES, &stream_options);
+}
+
+#[test]
+fn a_form_and_a_charset_are_read_in_linear_time() {
+    let parts = |body: &Bytes| {
+        std::hint::black_box(Multipart::new(body, b"xX").count());
+    };
+    is_linear("form", &FORMS, &parts);
+    // As surrogates without partners, which become escapes.
+    let surrogates = |text: &Bytes| {
+        let bytes: Vec<u8> = text.iter().flat_map(|_| [0xed, 0xa0, 0xbd]).collect();
+        let _ = std::hint::black_box(content::utf8(&bytes.into(), 1 << 30));
+    };
+    is_linear("charset", &[("", "x", "")], &surrogates);
 }
 
 #[test]

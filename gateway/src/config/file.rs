@@ -7,7 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ConfigError, CorsFile, DiscoveryFile, PeersFile, ResumeFile, ScaleFile, TlsFiles, TracesFile, WorkerEntry,
+    ConfigError, CorsFile, DiscoveryFile, PeersFile, ResumeFile, ScaleFile, StoredStateFile, TlsFiles,
+    TracesFile, WorkerEntry,
 };
 
 /// How log lines look.
@@ -51,6 +52,8 @@ pub struct File {
     pub limits: LimitsFile,
     /// Whether streams outlive their worker.
     pub resume: ResumeFile,
+    /// Whether requests go to the worker that stores what they name.
+    pub stored_state: StoredStateFile,
     /// Workers that come and go.
     pub discovery: DiscoveryFile,
     /// The other gateways in front of the same workers.
@@ -78,6 +81,8 @@ pub struct RoutingFile {
     pub expose: Option<bool>,
     /// Whether workers are asked for the usage of streams whose clients do not ask, which then is not shown (true).
     pub ask_usage: Option<bool>,
+    /// Whether a request must name its model where workers serve different ones (true); without, it goes to any of them.
+    pub require_model: Option<bool>,
     /// Whether requests wait in the gateway, short prefills first, until a worker can begin on them (true); only with the
     /// policy `prefix`.
     pub hold: Option<bool>,

@@ -36,7 +36,7 @@ impl<'a> Cursor<'a> {
         }
         let start = self.at;
         let name = if self.skip_string()? {
-            self.text.get(start..self.at).and_then(|text| Value::found(text).text())
+            self.text.get(start..self.at).and_then(|text| Value::found(text).text_or_marks())
         } else {
             self.text.get(start + 1..self.at - 1).map(Cow::Borrowed)
         };
@@ -112,7 +112,7 @@ impl<'a> Cursor<'a> {
 
     fn skip_scalar(&mut self) -> Result<(), Malformed> {
         let start = self.at;
-        while let Some(b'0'..=b'9' | b'a'..=b'z' | b'+' | b'-' | b'.' | b'E') = self.peek() {
+        while let Some(b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'+' | b'-' | b'.') = self.peek() {
             self.at += 1;
         }
         if self.at == start { Err(Malformed) } else { Ok(()) }

@@ -80,6 +80,9 @@ impl Voice {
         // Once a second, whatever has changed: the means are of even times.
         self.hearsay.pass_on(&all_said, |worker| line.all || named.contains(worker), line.all);
         drop(all_said);
+        if let (Some(news), Some(stored)) = (&line.stored, self.hearsay.router.stored_state()) {
+            stored.hear(news);
+        }
         self.hearsay.router.load_changed();
     }
 }

@@ -5,6 +5,7 @@ use keyway_core::OwnLoad;
 use serde::{Deserialize, Serialize};
 
 use super::GatewayId;
+use crate::stored_state::StoredNews;
 
 /// One word of a gateway.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -17,6 +18,9 @@ pub struct Line {
     pub all: bool,
     /// What it has.
     pub workers: Vec<Entry>,
+    /// Ids of what workers store that came there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<StoredNews>,
 }
 
 /// What a gateway has at one worker.

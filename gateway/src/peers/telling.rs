@@ -18,6 +18,7 @@ use crate::{
     leaving::Leaving,
     limits::{PEER_ALL_EVERY, PEER_EVERY, PEER_EVERY_RANGE},
     routing::Router,
+    stored_state::StoredNews,
 };
 
 /// Tokens that wait count as changed by this part of what was told: they fall all the time while a worker computes.
@@ -35,6 +36,8 @@ pub struct Telling {
     /// When all is told again.
     all_due: Instant,
     told: HashMap<String, OwnLoad>,
+    /// How many ids of what workers store were told.
+    told_ids: u64,
 }
 
 impl Telling {
@@ -51,6 +54,7 @@ impl Telling {
             next: Box::pin(clock::sleep_until(now)),
             all_due: now,
             told: HashMap::new(),
+            told_ids: 0,
         }
     }
 
@@ -69,13 +73,20 @@ impl Telling {
                 self.all_due = now + PEER_ALL_EVERY;
             }
             let workers = self.news(all);
-            if all || !workers.is_empty() {
-                let line = Line { gateway: self.id.take(), all, workers };
+            let stored = self.new_ids();
+            if all || !workers.is_empty() || stored.is_some() {
+                let line = Line { gateway: self.id.take(), all, workers, stored };
                 let mut line = serde_json::to_vec(&line).unwrap_or_default();
                 line.push(b'\n');
                 return Poll::Ready(Some(line.into()));
             }
         }
+    }
+
+    fn new_ids(&mut self) -> Option<StoredNews> {
+        let (news, told) = self.router.stored_state()?.news(self.told_ids);
+        self.told_ids = told;
+        news
     }
 
     /// What there is at workers, or what differs of it from what was told.

@@ -60,7 +60,7 @@ async fn all_is_told_at_first_and_each_second_and_what_changes_meanwhile() {
     let second = a.load.start(router.now(), 60, true);
     assert_eq!(
         next(&mut telling).await,
-        Line { gateway: None, all: false, workers: vec![entry("a:1", 2, 2, 1_660)] }
+        Line { gateway: None, all: false, workers: vec![entry("a:1", 2, 2, 1_660)], stored: None }
     );
     assert_eq!(began.elapsed(), Duration::from_millis(20));
     a.load.first_token(router.now(), &first);
@@ -106,7 +106,7 @@ async fn what_others_say_is_summed_and_goes_with_them() {
         let now = worker(&router, name).load.snapshot(router.now(), 1.0);
         (now.requests, now.waiting_prefill_tokens)
     };
-    let line = |all, workers| Line { gateway: None, all, workers };
+    let line = |all, workers| Line { gateway: None, all, workers, stored: None };
     one.says(&line(true, vec![entry("a:1", 3, 2, 900), entry("b:1", 1, 0, 0), entry("nobody:1", 9, 9, 9)]));
     two.says(&line(true, vec![entry("a:1", 1, 1, 50)]));
     assert_eq!((at("a:1"), at("b:1")), ((4, 950), (1, 0)));
@@ -125,7 +125,7 @@ async fn what_others_say_is_summed_and_goes_with_them() {
 #[test]
 fn a_line_says_who_speaks_once_and_ids_are_what_they_are() {
     let id: GatewayId = serde_json::from_str("\"00000000000000ff\"").unwrap();
-    let line = Line { gateway: Some(id), all: true, workers: vec![entry("a:1", 1, 0, 7)] };
+    let line = Line { gateway: Some(id), all: true, workers: vec![entry("a:1", 1, 0, 7)], stored: None };
     let text = serde_json::to_string(&line).unwrap();
     let expected = r#"{"gateway":"00000000000000ff","all":true,"workers":[{"worker":"a:1","requests":1,"waiting":0,"waiting_tokens":7}]}"#;
     assert_eq!(text, expected);

@@ -39,6 +39,7 @@ impl Changes {
             "cors": cors,
             "routing.expose": expose_routing,
             "routing.ask_usage": ask_usage,
+            "routing.require_model": require_model,
             "routing.hold": room,
             "routing.session_hints": session_hints,
             "routing.ignore": ignored,
@@ -67,6 +68,7 @@ impl Changes {
             "limits.max_cores": max_cores,
             "scale": scale,
             "resume": resume,
+            "stored_state": stored_state,
             "traces": traces,
         );
         // Without a file each reading draws another key.

@@ -63,6 +63,8 @@ pub struct Setting {
     pub session: Option<u64>,
     /// Its kind, as refusals are told apart.
     pub(super) kind: u64,
+    /// The only worker that may have it, if it is for one.
+    pub owner: Option<WorkerId>,
 }
 
 impl Setting {
@@ -94,7 +96,7 @@ impl Setting {
             views.iter().position(|view| view.way == way)
         };
         let may_have = |worker: &Arc<Worker>| {
-            worker.may_serve(model) && worker.routable() && !tried.contains(&worker.id)
+            is_for(worker, self.owner, model) && worker.routable() && !tried.contains(&worker.id)
         };
         let all = fleet.all();
         let found = all.iter().filter(|worker| may_have(worker));
@@ -165,6 +167,11 @@ fn way_of(worker: &Worker, model: Option<&str>) -> Way {
     (worker.residency.block_size(), model.is_some_and(|model| worker.is_adapter(model)))
 }
 
+/// Whether a request may go to a worker: who stores what it names, else who serves its model.
+fn is_for(worker: &Worker, owner: Option<WorkerId>, model: Option<&str>) -> bool {
+    owner.map_or_else(|| worker.may_serve(model), |owner| owner == worker.id)
+}
+
 /// What the index calls a worker.
 pub(super) fn index_id(worker: &Worker, by_tokens: bool) -> WorkerId {
     if by_tokens { worker.residency.token_id } else { worker.id }
@@ -179,7 +186,7 @@ impl Router {
     /// The workers that may serve a request and were not `tried` yet, and what it looks like to them.
     pub fn setting(&self, request: &RequestInfo, tried: &[WorkerId]) -> Result<Setting, Error> {
         let all = self.fleet.all();
-        let serves = |worker: &&Arc<Worker>| worker.may_serve(request.model.as_deref());
+        let serves = |worker: &&Arc<Worker>| is_for(worker, request.owner, request.model.as_deref());
         let free = |worker: &&Arc<Worker>| worker.routable() && !tried.contains(&worker.id);
         let may_have = |worker: &&Arc<Worker>| serves(worker) && free(worker);
         // Mostly that is every worker, and then their list is at hand.
@@ -224,6 +231,7 @@ impl Router {
                     fetch_tokens_per_ms: self.fetch_tokens_per_ms,
                     session: request.session.map(|session| session.name),
                     kind: request.kind,
+                    owner: request.owner,
                 }
             }
         })
@@ -232,7 +240,8 @@ impl Router {
     /// Whether there is a worker for a request that was not `tried` yet.
     pub fn has_another(&self, request: &RequestInfo, tried: &[WorkerId]) -> bool {
         let may_have = |worker: &Arc<Worker>| {
-            !tried.contains(&worker.id) && worker.may_serve(request.model.as_deref()) && worker.routable()
+            let may_have = is_for(worker, request.owner, request.model.as_deref());
+            may_have && !tried.contains(&worker.id) && worker.routable()
         };
         self.fleet.all().iter().any(may_have)
     }
@@ -260,6 +269,7 @@ impl Router {
             fetch_tokens_per_ms: None,
             session: request.session.map(|session| session.name),
             kind: request.kind,
+            owner: request.owner,
         }
     }
 

@@ -51,6 +51,7 @@ mod sessions;
 mod shortages;
 mod slow_clients;
 mod smuggling;
+mod stored_state;
 mod stream_ends;
 mod streaming;
 mod tenants;

@@ -22,7 +22,7 @@ fn table(name: &str, key: &str, limits: &str) -> String {
 }
 
 /// Of a key, by the tool that operators have at hand.
-fn sha256(key: &str) -> String {
+pub(crate) fn sha256(key: &str) -> String {
     let mut command = std::process::Command::new("sha256sum");
     let mut child = command
         .stdin(std::process::Stdio::piped())

@@ -62,6 +62,32 @@ async fn the_usage_is_asked_for_counted_and_not_shown() {
 }
 
 #[tokio::test]
+async fn it_is_asked_for_in_whatever_the_request_is_written() {
+    let cluster = Cluster::of_fakes(1, "prefix").await;
+    cluster.fakes[0].manual();
+    let body = chat_stream("hi");
+    let said = [delta("one").to_string()];
+    let (client, call) = asked(&cluster, &body).await;
+    told(client, call, &said).await;
+    let units = String::from_utf8(body).unwrap();
+    let utf16: Vec<u8> = units.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    for (body, kind) in [
+        ([b"\xff\xfe", &utf16[..]].concat(), "application/json; charset=utf-16"),
+        (utf16, "application/json"),
+        ([b"\xef\xbb\xbf", units.as_bytes()].concat(), "application/json; charset=utf-8"),
+    ] {
+        let mut client = Client::connect(cluster.addr()).await;
+        client.request("POST", CHAT, &[("content-type", kind)], &body).await;
+        let mut call = cluster.fakes[0].call().await;
+        call.begin_stream().await;
+        assert_eq!(options(&call), json!({ "include_usage": true }), "{kind}");
+        assert_eq!(call.request.head.header("content-type"), Some("application/json"));
+        let full = [said[0].clone(), usage_chunk(40, 32).to_string()];
+        assert_eq!(told(client, call, &full).await.text(), stream_of(&said));
+    }
+}
+
+#[tokio::test]
 async fn switched_off_nothing_is_asked() {
     let config = "[routing]\nask_usage = false\n";
     let file = keyway_tests::cluster::config_file(config);
