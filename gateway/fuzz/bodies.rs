@@ -98,7 +98,7 @@ pub fn form(data: &[u8]) {
     if let Ok(path) = std::str::from_utf8(data) {
         Place::of(path)
             .into_iter()
-            .flat_map(|place| place.ids())
+            .flat_map(keyway::stored_state::Place::ids)
             .for_each(|id| assert!(id.len() <= 3 * path.len()));
     }
 }

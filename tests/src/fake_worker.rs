@@ -282,7 +282,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         while connections.try_join_next().is_some() {}
     }
     drop(listener);
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// Serves one connection until either side is done with it.

@@ -23,7 +23,7 @@ use self::{
         all_are_served, answers_are_whole_or_say_so, begun_at_most, is_in_good_standing,
         nothing_is_begun_behind_an_answer, nothing_is_in_flight, refusals, who_left_is_worked_for_no_longer,
     },
-    schedule::{Act, Plan, Schedule},
+    schedule::{Act, Mood, Plan, Schedule},
     world::{PLACES, REQUEST_TIMEOUT, World},
 };
 
@@ -33,6 +33,8 @@ const NO_RESUME: &str = "[resume]\nenabled = false\n";
 const RESUME: &str = "[resume]\ncontinue_text = true\n";
 /// Attempts of a request, and workers asked to go on with a stream.
 const ATTEMPTS: usize = 3;
+/// Times that one attempt may be begun: once more where a kept connection ends under it.
+const SENDS: usize = 2;
 
 /// The seeds of a test.
 fn seeds(count: u64) -> Range<u64> {
@@ -72,7 +74,7 @@ fn streams_end_with_their_worker_and_nothing_is_left() {
         let lines = world.log().read();
         answers_are_whole_or_say_so(&schedule, &lines);
         nothing_is_begun_behind_an_answer(&lines);
-        begun_at_most(ATTEMPTS, &lines);
+        begun_at_most(SENDS * ATTEMPTS, &lines);
         aborted += who_left_is_worked_for_no_longer(&schedule, &lines);
     }
     assert!(aborted > 0, "no client left while a worker worked for it");
@@ -87,12 +89,43 @@ fn streams_outlive_their_worker_and_nothing_is_left() {
         nothing_is_left(&mut world);
         let lines = world.log().read();
         answers_are_whole_or_say_so(&schedule, &lines);
-        begun_at_most(2 * ATTEMPTS, &lines);
+        begun_at_most(SENDS * 2 * ATTEMPTS, &lines);
         who_left_is_worked_for_no_longer(&schedule, &lines);
         let goes_on = |(_, event): &&_| matches!(event, Event::Begun { from: 1.., .. });
         continued += lines.iter().filter(goes_on).count();
     }
     assert!(continued > 0, "no stream was continued");
+}
+
+/// The sum of a family's series.
+fn sum(metrics: &str, name: &str) -> f64 {
+    let series = metrics.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
+    series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+#[test]
+fn connections_that_close_as_they_like_cost_no_client_an_answer_and_no_worker_its_place() {
+    let (mut dropped, mut races) = (0, 0.0);
+    for seed in seeds(64) {
+        eprintln!("seed {seed}");
+        let schedule = Schedule::of_requests(seed);
+        let mut world = World::new(seed, schedule.latency, NO_RESUME, REQUEST_TIMEOUT);
+        (0..schedule::WORKERS).for_each(|worker| world.act(Act::Mood(worker, Mood::Fickle)));
+        world.play(&schedule);
+        nothing_is_left(&mut world);
+        let lines = world.log().read();
+        answers_are_whole_or_say_so(&schedule, &lines);
+        let served = lines.iter().filter(|(_, event)| matches!(event, Event::Answered { seen, .. } if seen.status == 200 && seen.errors == 0 && seen.whole));
+        assert_eq!(served.count(), schedule.plans.len(), "seed {seed}: a client saw a close");
+        let metrics = world.page("/metrics");
+        assert_eq!(sum(&metrics, "keyway_worker_ready"), schedule::WORKERS as f64, "seed {seed}");
+        let blamed =
+            ["keyway_worker_ejections_total", "keyway_retries_total"].map(|name| sum(&metrics, name));
+        assert_eq!(blamed, [0.0; 2], "seed {seed}");
+        races += sum(&metrics, "keyway_connection_races_total");
+        dropped += world.dropped();
+    }
+    assert!(dropped > 0 && races > 0.0, "{dropped} connections closed, {races} under a request");
 }
 
 #[test]

@@ -63,6 +63,8 @@ pub(crate) enum Mood {
     Ending(u32, &'static str),
     /// It answers everything at once with this status, and with so many seconds in `Retry-After`.
     Refusing(u16, Option<u64>),
+    /// It closes connections that have answered as it likes: while they are idle, as a request comes, or when it has read one.
+    Fickle,
 }
 
 /// Last words of a stream that has not come to its end: none, half an event, an output that was aborted, errors in several words.
@@ -163,6 +165,16 @@ impl Schedule {
         );
         acts.sort_by_key(|(at, _)| *at);
         Self { latency, plans, acts }
+    }
+}
+
+impl Schedule {
+    /// Requests alone: nothing is done to workers or links, and no client leaves.
+    pub(crate) fn of_requests(seed: u64) -> Self {
+        let mut schedule = Self::draw(seed);
+        schedule.acts.clear();
+        schedule.plans.iter_mut().for_each(|plan| plan.patience = None);
+        schedule
     }
 }
 

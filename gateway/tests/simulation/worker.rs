@@ -3,10 +3,13 @@
 //! worker's answer is the same.
 
 use std::{
-    convert::Infallible,
     io,
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    pin::pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -33,6 +36,8 @@ use crate::{
 pub(crate) const PORT: u16 = 8000;
 /// How long a slow worker takes to say that it is well.
 const SLOW_HEALTH: Duration = Duration::from_secs(30);
+/// Longest time after which a fickle worker looks whether it likes to close an idle connection, or closes one that has asked.
+const FICKLE_MS: u64 = 120;
 /// Between two looks at whether it still hangs.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -51,6 +56,17 @@ struct State {
     mood: Mood,
     slow_health: bool,
     open: usize,
+    /// Connections that it closed because it liked to.
+    dropped: usize,
+}
+
+/// What a fickle worker knows of a connection.
+#[derive(Debug, Default)]
+struct Habit {
+    /// Requests so far.
+    asked: AtomicUsize,
+    /// Answers under way.
+    open: AtomicUsize,
 }
 
 /// One answer under way. Dropped before its end it was aborted.
@@ -102,6 +118,11 @@ impl Worker {
         self.with(|state| state.open)
     }
 
+    /// Connections that it closed because it liked to.
+    pub(crate) fn dropped(&self) -> usize {
+        self.with(|state| state.dropped)
+    }
+
     /// Its process.
     pub(crate) async fn run(self) -> turmoil::Result {
         let listen = || TcpListener::bind(SocketAddr::from(([0, 0, 0, 0], PORT)));
@@ -121,14 +142,64 @@ impl Worker {
             let worker = self.clone();
             // In the host's own list of tasks, which a crash drops in order; the runtime's goes by ids, which other runs move on.
             tokio::task::spawn_local(async move {
+                let habit = Arc::new(Habit::default());
+                let (tired, served) = (worker.clone().tires(Arc::clone(&habit)), worker);
                 let service = service_fn(move |request| {
-                    let worker = worker.clone();
-                    async move { Ok::<_, Infallible>(worker.answer(request).await) }
+                    let (worker, habit) = (served.clone(), Arc::clone(&habit));
+                    async move { worker.answer_or_close(request, &habit).await }
                 });
-                // A client that is gone is in the log already.
-                let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+                let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+                let (connection, tired) = (pin!(connection), pin!(tired));
+                tokio::select! {
+                    biased;
+                    // A client that is gone is in the log already.
+                    _ = connection => {}
+                    () = tired => {}
+                }
             });
         }
+    }
+
+    /// Whether it likes to close a connection now. Its chance is the run's.
+    fn likes_to_close(&self, is_kept: bool) -> bool {
+        let closes = is_kept && self.with(|state| state.mood) == Mood::Fickle && fastrand::u8(..3) == 0;
+        self.with(|state| state.dropped += usize::from(closes));
+        closes
+    }
+
+    /// Completes when it likes to close a connection that is idle.
+    async fn tires(self, habit: Arc<Habit>) {
+        loop {
+            sleep(Duration::from_millis(1 + fastrand::u64(..FICKLE_MS))).await;
+            let is_idle = habit.asked.load(Relaxed) > 0 && habit.open.load(Relaxed) == 0;
+            if self.likes_to_close(is_idle) {
+                return;
+            }
+        }
+    }
+
+    /// An answer; or the end of a connection that has answered before, at once or after a while.
+    async fn answer_or_close(
+        self,
+        request: Request<Incoming>,
+        habit: &Arc<Habit>,
+    ) -> io::Result<Response<Body>> {
+        let is_kept = habit.asked.fetch_add(1, Relaxed) > 0;
+        if self.likes_to_close(is_kept) {
+            if fastrand::bool() {
+                let _ = request.into_body().collect().await;
+                sleep(Duration::from_millis(fastrand::u64(..FICKLE_MS))).await;
+            }
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        let under_way = UnderWay::begin(habit);
+        Ok(self.answer(request).await.map(|body| {
+            body.map_frame(move |frame| {
+                let _ = &under_way;
+                frame
+            })
+            .boxed_unsync()
+        }))
     }
 
     async fn answer(self, request: Request<Incoming>) -> Response<Body> {
@@ -179,6 +250,22 @@ impl Worker {
             StatusCode::OK,
             &json!({"id": "c", "model": "m", "choices": [choice], "usage": ask.usage_at(ask.tokens)}),
         )
+    }
+}
+
+/// One answer of a connection; over when its body is gone.
+struct UnderWay(Arc<Habit>);
+
+impl UnderWay {
+    fn begin(habit: &Arc<Habit>) -> Self {
+        habit.open.fetch_add(1, Relaxed);
+        Self(Arc::clone(habit))
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Relaxed);
     }
 }
 

@@ -86,6 +86,11 @@ impl World {
         self.workers.iter().map(Worker::open).collect()
     }
 
+    /// Connections that fickle workers closed.
+    pub(crate) fn dropped(&self) -> usize {
+        self.workers.iter().map(Worker::dropped).sum()
+    }
+
     /// Time since the beginning.
     pub(crate) fn now(&self) -> Duration {
         self.sim.elapsed()

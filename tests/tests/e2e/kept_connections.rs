@@ -100,7 +100,9 @@ async fn a_kept_http2_connection_that_ends_is_nobody_s_fault() {
             assert_eq!(exchange.status().await, 200);
             assert_eq!(exchange.next_event().await.event(), delta("one").to_string());
         }
-        again.into_iter().for_each(|call| call.done());
+        for call in again {
+            call.done();
+        }
     }
     gateway.idle().await;
     assert_eq!(counts(&gateway).await, [6.0, 0.0, 0.0, 1.0]);

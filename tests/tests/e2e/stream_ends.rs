@@ -3,7 +3,7 @@
 //! token.
 
 use keyway_tests::openai::CHAT;
-use keyway_tests::{Call, Client, Cluster, End, Exchange, Next, Protocol, Response, eventually};
+use keyway_tests::{Call, Client, Cluster, End, Exchange, FakeWorker, Next, Protocol, Response, eventually};
 use serde_json::Value;
 
 /// An API, as a worker streams it.
@@ -81,7 +81,7 @@ const ABORT: &str = "data: {\"id\":\"c1\",\"choices\":[{\"index\":0,\"delta\":{}
 
 async fn two_workers(config: &str) -> Cluster {
     let cluster = Cluster::builder().fakes(2).config(config).start().await;
-    cluster.fakes.iter().for_each(|fake| fake.manual());
+    cluster.fakes.iter().for_each(FakeWorker::manual);
     cluster
 }
 
@@ -124,7 +124,7 @@ async fn a_stream_that_fails_before_its_content_is_another_worker_s_answer() {
                 let whole = [api.opening, api.content, api.end].concat();
                 let response = asked(&cluster, api, &[opening, last], how).await;
                 let what = format!("{} after {opening:?}, {last:?}, {how:?}", api.path);
-                assert_eq!((response.status(), response.end.clone()), (200, End::Complete), "{what}");
+                assert_eq!((response.status(), response.end), (200, End::Complete), "{what}");
                 // A comment may come from each of them.
                 let said = |text: String| text.replace(": ping\n\n", "");
                 assert_eq!(said(response.text()), said(whole), "{what}");

@@ -32,8 +32,11 @@ fn list(models: &[&str]) -> String {
     model_list(&models, &[]).to_string()
 }
 
+/// An answer: its path, status, headers and body.
+type Answer<'a> = (&'a str, u16, &'a [(&'a str, &'a str)], &'a str);
+
 /// A fake worker that answers these paths so, and the table of it.
-async fn scripted(answers: &[(&str, u16, &[(&str, &str)], &str)]) -> (FakeWorker, String, String) {
+async fn scripted(answers: &[Answer<'_>]) -> (FakeWorker, String, String) {
     let worker = FakeWorker::start().await;
     for (path, status, headers, body) in answers {
         worker.answer_at(path, *status, headers, body);
@@ -94,6 +97,7 @@ async fn told_once(gateway: &Gateway, cases: &[Case]) {
 }
 
 #[tokio::test]
+#[allow(clippy::too_many_lines, reason = "a table: a row for each cause")]
 async fn a_worker_whose_answers_are_wrong_is_told_once_with_its_url_and_what_to_do() {
     let (html, text_html) = ("<html><body>Sign in</body></html>", &[("content-type", "text/html")][..]);
     let away = &[("location", "https://elsewhere.example/login?token=secret")][..];
