@@ -60,7 +60,7 @@ pub struct StoredState {
     clock: Clock,
     ids: Mutex<Ids>,
     metrics: StoredStateMetrics,
-    /// Requests whose ids the workers are asked for now.
+    /// Requests whose ids the workers are asked at the moment.
     searches: Semaphore,
 }
 
