@@ -60,7 +60,7 @@ pub struct StoredState {
     clock: Clock,
     ids: Mutex<Ids>,
     metrics: StoredStateMetrics,
-    /// Requests whose ids the workers are asked at the moment.
+    /// Requests whose ids workers are being asked for.
     searches: Semaphore,
 }
 
