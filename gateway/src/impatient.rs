@@ -26,12 +26,14 @@ pub struct Impatient<B> {
     idle: Duration,
     /// None while every piece is there when it is asked for.
     alarm: Option<Pin<Box<Sleep>>>,
+    /// Whether the next piece is waited for, by the alarm as it is set.
+    waits: bool,
 }
 
 impl<B> Impatient<B> {
     /// At most `idle` between two pieces.
     pub fn new(body: B, idle: Duration) -> Self {
-        Self { body, idle, alarm: None }
+        Self { body, idle, alarm: None, waits: false }
     }
 }
 
@@ -49,12 +51,14 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
         if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
-            if let Some(alarm) = &mut this.alarm {
-                alarm.as_mut().reset(Instant::now() + this.idle);
-            }
+            // No clock is read for pieces that come one after the other, however small they are.
+            this.waits = false;
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
         let alarm = this.alarm.get_or_insert_with(|| Box::pin(clock::sleep(this.idle)));
+        if !std::mem::replace(&mut this.waits, true) {
+            alarm.as_mut().reset(Instant::now() + this.idle);
+        }
         alarm.as_mut().poll(cx).map(|()| Some(Err(TooSlow.into())))
     }
 

@@ -15,9 +15,10 @@ pub const DECODING_INLINE_BYTES: usize = 128 << 10;
 /// What may come out of a compressed body whatever went in: the text of a long prompt that says one thing again and again.
 pub const DECODING_RATIO_FREE_BYTES: usize = 4 << 20;
 
-/// Of what is larger, bytes that come out for one that went in: JSON of real conversations shrinks to a third or a tenth, tables of
+/// Of what is larger, bytes that come out for one that went in, of which twice as many may be held for a moment, so that no client
+/// makes a hundred bytes of one: JSON of real conversations shrinks to a third or a tenth, tables of
 /// zeros to a hundredth; deflate could make a thousand.
-pub const DECODING_RATIO_MAX: usize = 128;
+pub const DECODING_RATIO_MAX: usize = 40;
 
 /// Large bodies that are decoded at once, each on a thread that blocks and for at most 64 MiB; others wait.
 pub const DECODING_AT_ONCE_MAX: usize = 4;
@@ -63,6 +64,9 @@ pub const MAX_IN_FLIGHT: usize = 16_384;
 
 /// Client connections at once: twice the requests in flight, for idle keep-alive clients.
 pub const MAX_CONNECTIONS: usize = 32_768;
+
+/// Client connections below which a limit of open files is called low: what a few hundred agents with some streams each take.
+pub const FEW_CONNECTIONS: usize = 4_096;
 
 /// File descriptors that are asked for where the system sets no bound: [`MAX_CONNECTIONS`] clients, as many connections to
 /// workers, and as many again for those that wait for a request.

@@ -21,7 +21,7 @@ use crate::{
     external_scaler::ExternalScaler,
     handover::{self, Legacy, Predecessor},
     leaving::Leaving,
-    limits::{HANDOVER_WORKERS_TIMEOUT, OPERATORS_DRAIN},
+    limits::{FEW_CONNECTIONS, HANDOVER_WORKERS_TIMEOUT, MAX_CONNECTIONS, OPERATORS_DRAIN},
     members::Members,
     metrics::Metrics,
     net, probe,
@@ -155,14 +155,20 @@ pub fn start(
 fn hold_what_fits(intake: &Intake, config: &Config) {
     let fit = descriptors::clients_that_fit(config.max_in_flight);
     intake.hold_at_most(fit);
-    if fit < config.max_connections {
-        let (limit, wanted) = (descriptors::limit(), config.max_connections);
-        tracing::warn!(
-            limit,
-            "the limit of open files (LimitNOFILE=, `ulimit -n`) is too low for limits.max_connections = {wanted}: at most {fit} \
-             clients are let in at once"
-        );
+    let (limit, wanted) = (descriptors::limit(), config.max_connections);
+    if fit >= wanted {
+        return;
     }
+    // A default that does not fit is nobody's wish, unless little is left of it.
+    if wanted == MAX_CONNECTIONS && fit >= FEW_CONNECTIONS {
+        tracing::info!(limit, "the limit of open files lets at most {fit} clients in at once");
+        return;
+    }
+    tracing::warn!(
+        limit,
+        "the limit of open files (LimitNOFILE=, `ulimit -n`) is too low for limits.max_connections = {wanted}: at most {fit} \
+         clients are let in at once"
+    );
 }
 
 /// The admin listener outlives the drain, so that it can be watched; it ends with the process, or when a successor has it.
