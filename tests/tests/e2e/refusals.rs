@@ -81,10 +81,11 @@ async fn with_two_of_three_that_refuse_in_different_ways_the_third_serves_all() 
 #[tokio::test]
 async fn a_session_does_not_stay_with_a_worker_that_refuses_it() {
     let cluster = Cluster::of_fakes(3, "prefix").await;
-    let turn = |session: usize, turn: usize| {
-        chat(&format!("session {session} {}", "and so on ".repeat(50 * (turn + 1))))
-    };
     for status in [503, 401] {
+        // Its own words each time: what is cached of other conversations is no reason to go anywhere.
+        let turn = |session: usize, turn: usize| {
+            chat(&format!("{status}, session {session} {}", "and so on ".repeat(50 * (turn + 1))))
+        };
         let mut homes = Vec::new();
         for session in 0..8 {
             let name = format!("{status}-{session}");
