@@ -102,7 +102,8 @@ async fn read(response: Response<Incoming>, plan: &Plan, seen: &RefCell<Seen>) -
     let (mut rest, streamed) = (Vec::new(), plan.stream && head.status.is_success());
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
-        rest.extend_from_slice(&data);
+        // Lines may end in CRLF; no byte of an answer here is a CR of its own.
+        rest.extend(data.iter().filter(|byte| **byte != b'\r'));
         while let (true, Some(end)) = (streamed, rest.windows(2).position(|two| two == b"\n\n")) {
             let event: Vec<u8> = rest.drain(..end + 2).collect();
             seen.borrow_mut().event(String::from_utf8_lossy(&event).trim_end());
@@ -114,17 +115,28 @@ async fn read(response: Response<Incoming>, plan: &Plan, seen: &RefCell<Seen>) -
 
 impl Seen {
     fn event(&mut self, event: &str) {
+        let data = event.lines().find_map(|line| line.strip_prefix("data:")).map(str::trim);
+        let Some(data) = data else {
+            // A comment says nothing.
+            self.nonsense.extend((!event.starts_with(':')).then(|| event.to_owned()));
+            return;
+        };
+        if data == "[DONE]" && self.errors > 0 {
+            // A worker's habit behind its own error.
+            return;
+        }
         if self.dones + self.errors > 0 {
             self.late += 1;
         }
-        let data = event.strip_prefix("data: ").unwrap_or_default();
         if data == "[DONE]" {
             self.dones += 1;
             return;
         }
         let chunk: Value = serde_json::from_str(data).unwrap_or_default();
-        if chunk["error"]["message"].is_string() {
+        if chunk["error"]["message"].is_string() || chunk["error"].is_string() {
             self.errors += 1;
+        } else if chunk["message"].is_string() {
+            // A worker's own words, on which no client raises: an error must follow.
         } else if let Some(choices) = chunk["choices"].as_array() {
             let text = choices.first().and_then(|choice| choice["delta"]["content"].as_str());
             self.text.push_str(text.unwrap_or_default());

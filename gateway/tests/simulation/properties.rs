@@ -63,7 +63,7 @@ fn fault_of(plan: &Plan, seen: &Seen) -> Option<&'static str> {
         (200, true) if seen.dones == 1 => {
             holds(seen.whole && seen.text == whole, "[DONE], and not the whole text")
         }
-        (200, true) if seen.whole => Some("it ended as if it were whole"),
+        (200, true) if seen.whole && seen.errors == 0 => Some("it ended as if it were whole"),
         (200, true) => holds(
             seen.errors == 1 && whole.starts_with(&seen.text),
             "broken off without one error behind a beginning",
