@@ -416,8 +416,11 @@ async fn two_paths_of_one_port_are_two_workers() {
         );
         // Its metrics are asked for too.
         let asked = worker.requests();
-        let posted: Vec<_> =
-            asked.iter().map(|request| request.target()).filter(|(method, _)| *method == "POST").collect();
+        let posted: Vec<_> = asked
+            .iter()
+            .map(keyway_tests::fake_worker::Recorded::target)
+            .filter(|(method, _)| *method == "POST")
+            .collect();
         assert_eq!(posted, [("POST", format!("{path}{CHAT}").as_str())]);
         let picks = gateway.metrics().await.sum("keyway_picks_total", &[("worker", &name)]);
         assert_eq!(picks, 1.0, "{name}");
