@@ -4,9 +4,13 @@ use std::time::Duration;
 
 use super::{Cause, Fault};
 
-/// When a fault that stays is told again, after the first time; then each time that the last of them has passed.
-const REPEATS: [Duration; 3] =
-    [Duration::from_secs(60), Duration::from_secs(5 * 60), Duration::from_secs(30 * 60)];
+/// How long after it was last told a fault that stays is told again: 1, 5 and 30 minutes after the first time, then half-hourly.
+const PAUSES: [Duration; 4] = [
+    Duration::from_secs(60),
+    Duration::from_secs(4 * 60),
+    Duration::from_secs(25 * 60),
+    Duration::from_secs(30 * 60),
+];
 
 /// What is wrong with one worker.
 #[derive(Debug, Default)]
@@ -33,17 +37,15 @@ pub struct Present {
 #[derive(Debug)]
 struct Told {
     cause: Cause,
-    first: Duration,
     last: Duration,
     /// How often again.
     repeats: usize,
 }
 
 impl Told {
+    /// Counted from the last time: what was due while the fault was away is not made up for.
     fn next(&self) -> Duration {
-        let last = REPEATS[REPEATS.len() - 1];
-        let beyond = self.repeats.saturating_sub(REPEATS.len() - 1) as u32;
-        self.first + REPEATS.get(self.repeats).copied().unwrap_or(last * (beyond + 1))
+        self.last + PAUSES[self.repeats.min(PAUSES.len() - 1)]
     }
 }
 
@@ -52,7 +54,7 @@ impl Trouble {
     pub fn found(&mut self, fault: Fault, now: Duration) {
         let Some(present) = &mut self.present else {
             // Told long ago, in trouble that is over: it is news.
-            self.told.retain(|told| now.saturating_sub(told.last) < REPEATS[0]);
+            self.told.retain(|told| now.saturating_sub(told.last) < PAUSES[0]);
             self.present = Some(Present { fault, since: now, times: 1, began: now, failures: 1 });
             return;
         };
@@ -77,7 +79,7 @@ impl Trouble {
         let Some(cause) = self.present.as_ref().map(|present| present.fault.cause) else { return };
         match self.told.iter_mut().find(|told| told.cause == cause) {
             Some(told) => (told.last, told.repeats) = (now, told.repeats + 1),
-            None => self.told.push(Told { cause, first: now, last: now, repeats: 0 }),
+            None => self.told.push(Told { cause, last: now, repeats: 0 }),
         }
     }
 
@@ -147,6 +149,15 @@ mod tests {
     }
 
     #[test]
+    fn a_cause_that_returns_late_is_told_once_and_not_for_each_time_it_missed() {
+        let mut trouble = Trouble::default();
+        probed(&mut trouble, Cause::Refused, Duration::ZERO, minutes(1));
+        probed(&mut trouble, Cause::Reset, minutes(1), minutes(20));
+        let lines = probed(&mut trouble, Cause::Refused, minutes(20), minutes(24));
+        assert_eq!(lines, [minutes(20)]);
+    }
+
+    #[test]
     fn what_is_over_is_gone_and_is_news_when_it_comes_back_later() {
         let mut trouble = Trouble::default();
         let first = probed(&mut trouble, Cause::Timeout, Duration::ZERO, minutes(1));
@@ -185,7 +196,7 @@ mod tests {
             prop_assert!(trouble.told.len() <= causes.len());
             for cause in causes {
                 let times: Vec<Duration> = lines.iter().filter(|line| line.0 == cause).map(|line| line.1).collect();
-                prop_assert!(times.windows(2).all(|two| two[1].saturating_sub(two[0]) >= REPEATS[0]), "{times:?}");
+                prop_assert!(times.windows(2).all(|two| two[1].saturating_sub(two[0]) >= PAUSES[0]), "{times:?}");
             }
         }
     }
