@@ -23,6 +23,7 @@ use crate::{
     members::{Members, Source},
     metrics::Metrics,
     net::Connector,
+    own_fault::ClientFaults,
     peers::Peers,
     reload::{Parts, look_for_workers},
     request::KeyerConfig,
@@ -100,8 +101,9 @@ fn dispatch(
     let tokenizers = config.tokenizers.iter().map(|(name, dir)| (name.as_str(), dir.as_path()));
     let tokens = TokenKeyer::load(tokenizers, Arc::clone(metrics)).map_err(io::Error::other)?;
     let retry_budget = Arc::new(Mutex::new(RetryBudget::new(router.now())));
+    let own_faults = Arc::new(ClientFaults::new(keyer.key));
     Ok(Dispatch {
-        resumer: resumer(config, router, upstream, &retry_budget),
+        resumer: resumer(config, router, upstream, (&retry_budget, &own_faults)),
         router: Arc::clone(router),
         scale: Arc::clone(scale),
         upstream: upstream.clone(),
@@ -118,7 +120,7 @@ fn dispatch(
         require_model: config.require_model,
         timeouts: config.timeouts,
         retry_budget,
-        own_faults: Arc::default(),
+        own_faults,
     })
 }
 
@@ -126,11 +128,12 @@ fn resumer(
     config: &Config,
     router: &Arc<Router>,
     upstream: &Upstream,
-    budget: &Arc<Mutex<RetryBudget>>,
+    (budget, own_faults): (&Arc<Mutex<RetryBudget>>, &Arc<ClientFaults>),
 ) -> Arc<Resumer> {
     let metrics = Arc::clone(router.metrics());
-    let (router, upstream, budget) = (Arc::clone(router), upstream.clone(), Arc::clone(budget));
-    Arc::new(Resumer::new(router, upstream, budget, metrics, config.resume))
+    let (router, upstream) = (Arc::clone(router), upstream.clone());
+    let shared = (Arc::clone(budget), Arc::clone(own_faults));
+    Arc::new(Resumer::new(router, upstream, shared, metrics, config.resume))
 }
 
 /// Where spans go, if they do.

@@ -19,6 +19,7 @@ use crate::{
     error::Error,
     fleet::Worker,
     limits::{MAX_ASKED, MAX_ATTEMPTS},
+    own_fault::Answered,
     refusal::Charge,
     relay,
     resume::{Lifeline, Obstacle, Sent},
@@ -40,7 +41,7 @@ pub(crate) struct Attempts<'a> {
     /// What those said who may have found the request itself at fault.
     opinions: Vec<StatusCode>,
     /// The last refusal.
-    held: Option<Held>,
+    held: Option<Box<Held>>,
     /// What the client is told where there is none.
     lost: Error,
     demand: Option<Demand>,
@@ -104,7 +105,7 @@ impl<'a> Attempts<'a> {
         let sent = resumer.sent(asked, asking, &worker, self.seed);
         let answer = {
             let outgoing = asked.outgoing(sent.body.clone(), &worker);
-            let sending = upstream.send(worker.origin(), outgoing);
+            let sending = pin!(upstream.send(worker.origin(), outgoing));
             let sending = pin!(silence::unless_lost(router, &worker, sending));
             // No worker has to wait for the doctor.
             let doctor = self.tried.is_empty().then_some(|| self.dispatch.look_for_drift(asked));
@@ -114,8 +115,11 @@ impl<'a> Attempts<'a> {
         match answer {
             Ok(answer) => {
                 router.worker_answered(&worker);
-                let head = Held { worker, pick, ticket, answer, usage };
-                self.weigh(head, &sent)
+                let mut head = Held { worker, pick, ticket, answer, usage };
+                match self.charge(&mut head) {
+                    Some(charge) => Err(self.refused(head, charge)),
+                    None => Ok(self.served(head, &sent)),
+                }
             }
             Err(error) => Err(self.unanswered(&worker, ticket, error)),
         }
@@ -131,17 +135,18 @@ impl<'a> Attempts<'a> {
         ask(parts.uri.path(), (body.clone(), &info.stream_options), worker, always)
     }
 
-    /// Relays an answer, or holds it where it is none.
-    fn weigh(&mut self, mut head: Held, sent: &Sent) -> Result<Response, Miss> {
+    /// Relays an answer.
+    fn served(&mut self, head: Held, sent: &Sent) -> Response {
+        if head.answer.status().is_success() {
+            self.accusations.drain(..).for_each(Accusation::upheld);
+        }
+        let lifeline = self.dispatch.resumer.lifeline(self.asked, &head.worker, sent, head.answer.headers());
+        self.relay(head, lifeline)
+    }
+
+    /// Holds what is no answer, in case nobody serves.
+    fn refused(&mut self, mut head: Held, charge: Charge) -> Miss {
         let status = head.answer.status();
-        let Some(charge) = self.charge(&mut head) else {
-            if status.is_success() {
-                self.accusations.drain(..).for_each(Accusation::upheld);
-            }
-            let lifeline =
-                self.dispatch.resumer.lifeline(self.asked, &head.worker, sent, head.answer.headers());
-            return Ok(self.relay(head, lifeline));
-        };
         let in_doubt = matches!(charge, Charge::Failed | Charge::Rejected(_));
         if in_doubt {
             self.worked += 1;
@@ -153,9 +158,10 @@ impl<'a> Attempts<'a> {
             _ => true,
         };
         self.accuse(&mut head.ticket, &head.worker, charge, &status);
-        self.held = Some(head);
+        // In a box: what is mostly not there takes no room in each request's future.
+        self.held = Some(Box::new(head));
         let in_doubt = in_doubt && charge != Charge::Failed;
-        Err(Miss { why: charge.as_str(), may_repeat, in_doubt, is_local: false })
+        Miss { why: charge.as_str(), may_repeat, in_doubt, is_local: false }
     }
 
     /// What this answer is held against its worker for, if anything.
@@ -165,13 +171,18 @@ impl<'a> Attempts<'a> {
         match charge {
             Charge::Rejected(_) if !self.asked.is_alike_everywhere() => None,
             Charge::Rejected(_) | Charge::Failed
-                if self.dispatch.is_own_fault(self.asked, status) && head.worker.standing.may_pass() =>
+                if self.is_own_fault(status) && head.worker.standing.may_pass() =>
             {
                 head.ticket.excuse();
                 None
             }
             charge => Some(charge),
         }
+    }
+
+    fn is_own_fault(&self, status: StatusCode) -> bool {
+        let Dispatch { own_faults, router, .. } = self.dispatch;
+        own_faults.knows(self.asked, Answered::Status(status), router.now())
     }
 
     fn unanswered(&mut self, worker: &Arc<Worker>, mut ticket: Ticket, error: SendError) -> Miss {
@@ -245,7 +256,11 @@ impl<'a> Attempts<'a> {
     /// Nobody serves it: the client has the last refusal. Where others than one found fault with the request, it is its own.
     fn last_word(mut self) -> Result<Response, Error> {
         if self.opinions.len() > 1 {
-            self.opinions.iter().for_each(|status| self.dispatch.note_own_fault(self.asked, *status));
+            let Dispatch { own_faults, router, .. } = self.dispatch;
+            let note = |status: &StatusCode| {
+                own_faults.note(self.asked, Answered::Status(*status), router.now());
+            };
+            self.opinions.iter().for_each(note);
             self.accusations.clear();
         } else {
             self.accusations.drain(..).for_each(Accusation::undecided);
@@ -255,7 +270,7 @@ impl<'a> Attempts<'a> {
         let Some(held) = self.held.take() else {
             return Err(if away { Error::StateAway } else { self.lost });
         };
-        Ok(self.relay(held, Err(Obstacle::Path)))
+        Ok(self.relay(*held, Err(Obstacle::Path)))
     }
 
     fn relay(&self, head: Held, lifeline: Result<Box<Lifeline>, Obstacle>) -> Response {

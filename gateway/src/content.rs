@@ -78,7 +78,8 @@ async fn plain(
         return Ok(Ok(body));
     }
     let Some(codings) = Coding::of(headers) else { return Ok(Err(Unread::Coding)) };
-    match decoded(body, &codings, limit_bytes).await? {
+    // In a box: few requests need the room that it takes.
+    match Box::pin(decoded(body, &codings, limit_bytes)).await? {
         Some(plain) => {
             headers.remove(header::CONTENT_ENCODING);
             Ok(Ok(plain))

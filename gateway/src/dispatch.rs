@@ -6,14 +6,10 @@
 use std::{future::poll_fn, pin::Pin, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
-use http::{
-    HeaderMap, HeaderValue, Method, StatusCode,
-    header::{AUTHORIZATION, CONTENT_LENGTH},
-    request::Parts,
-};
+use http::{HeaderMap, HeaderValue, Method, header::CONTENT_LENGTH, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use keyway_core::{RetryBudget, index::WorkerId, own_faults::OwnFaults, pick::Pick};
+use keyway_core::{RetryBudget, index::WorkerId, pick::Pick};
 use keyway_wire::block_hash::Chain;
 use parking_lot::Mutex;
 
@@ -33,13 +29,13 @@ use crate::{
     ignored::Ignored,
     impatient::{Impatient, TooSlow},
     metrics::Metrics,
+    own_fault::ClientFaults,
     record::Record,
     relay::Terms,
     request::{self, KeyerConfig, RequestInfo},
     resume::Resumer,
     routing::Router,
-    session, stored_state,
-    tenants::{self, X_API_KEY},
+    session, stored_state, tenants,
     token_keyer::TokenKeyer,
     upstream::Upstream,
     whom,
@@ -82,7 +78,7 @@ pub struct Dispatch {
     /// How many requests may be sent again.
     pub retry_budget: Arc<Mutex<RetryBudget>>,
     /// Whose requests were refused for their own fault.
-    pub own_faults: Arc<Mutex<OwnFaults>>,
+    pub own_faults: Arc<ClientFaults>,
     /// Lets streams outlive their worker.
     pub resumer: Arc<Resumer>,
 }
@@ -144,10 +140,11 @@ impl Dispatch {
         let read = Instant::now();
         self.metrics.routing.observe((read - reading).as_secs_f64());
         if stored_state::concerns(&parts, &info) {
-            if let Some(list) = self.list(&parts, record).await {
+            // In boxes: few requests need the room that these take.
+            if let Some(list) = Box::pin(self.list(&parts, record)).await {
                 return list;
             }
-            info.owner = self.owner(&parts, &info, record).await?;
+            info.owner = Box::pin(self.owner(&parts, &info, record)).await?;
         }
         if self.require_model && info.owner.is_none() {
             whom::model_is_known_or_one(self.router.fleet(), &parts, &info)?;
@@ -208,32 +205,6 @@ impl Dispatch {
             Err(error) if error.is::<LengthLimitError>() => Err(too_large),
             Err(error) => Err(Error::BodyUnreadable(error.to_string())),
         }
-    }
-
-    /// Whether requests like this were refused with this status for their client's own fault lately.
-    pub(crate) fn is_own_fault(&self, asked: &Asked, status: StatusCode) -> bool {
-        self.own_faults.lock().knows(self.fault(asked, status), self.router.now())
-    }
-
-    /// This one was.
-    pub(crate) fn note_own_fault(&self, asked: &Asked, status: StatusCode) {
-        self.own_faults.lock().note(self.fault(asked, status), self.router.now());
-    }
-
-    /// Names a client's fault: whose (a tenant's, else a key's), of which kind, and what it was answered.
-    fn fault(&self, asked: &Asked, status: StatusCode) -> u64 {
-        let visit = asked.record.visit();
-        let key = || {
-            let headers = &asked.parts.headers;
-            headers
-                .get(AUTHORIZATION)
-                .or_else(|| headers.get(X_API_KEY))
-                .map_or(&[][..], HeaderValue::as_bytes)
-        };
-        let whose = visit.as_ref().map_or_else(key, |visit| visit.tenant().name().as_bytes());
-        let mut fault = Chain::new(self.keyer.key, whose);
-        fault.push(&asked.info.kind.to_le_bytes());
-        fault.push(&status.as_u16().to_le_bytes()).0
     }
 
     /// What bounds an answer to this request, and in whose words it is.
@@ -309,7 +280,7 @@ pub(crate) async fn once_begun<T>(
 
 /// A path up to what names one thing among many: `/v1/files` of `/v1/files/abc/content`.
 fn without_id(path: &str) -> &str {
-    let mut slashes = path.match_indices('/').map(|(at, _)| at).skip(2);
+    let mut slashes = memchr::memchr_iter(b'/', path.as_bytes()).skip(2);
     let (Some(second), third) = (slashes.next(), slashes.next()) else { return path };
     let has_parts = matches!(&path[..second], "/v1/chat" | "/v1/messages" | "/v1/audio" | "/v1/images");
     if has_parts { &path[..third.unwrap_or(path.len())] } else { &path[..second] }

@@ -55,6 +55,7 @@ pub mod members;
 pub mod metrics;
 pub mod models;
 pub mod net;
+pub mod own_fault;
 pub mod panics;
 pub mod peers;
 pub mod probe;

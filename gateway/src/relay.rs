@@ -199,7 +199,7 @@ impl Relay {
         let Some(failing) = seen.failing else {
             return self.let_through(events, (seen.generated, seen.binds), now);
         };
-        if failing.fault == Fault::Worker && self.goes_on_elsewhere(&events, failing) {
+        if self.goes_on_elsewhere(&events, failing) {
             return self.let_through(events.slice(..failing.from), (seen.generated, seen.binds), now);
         }
         if !failing.raises {
@@ -213,19 +213,31 @@ impl Relay {
         self.let_through(events, (seen.generated, true), now)
     }
 
-    /// Lets another worker go on with a stream whose own one says that it failed. Returns whether one is looked for.
+    /// Lets another worker go on with a stream whose own one says that it failed. Returns whether one is looked for. Before there is
+    /// content a request's own fault is what several workers say, whatever words they use.
     fn goes_on_elsewhere(&mut self, events: &Bytes, failing: Failing) -> bool {
-        match again(&self.lifeline, &mut self.account.told.ticket) {
+        let in_doubt = !self.account.has_content();
+        if !in_doubt && failing.fault == Fault::Request {
+            return false;
+        }
+        let ticket = &mut self.account.told.ticket;
+        let is_known = |lifeline: &Box<Lifeline>| lifeline.is_own_fault(failing.fault);
+        if in_doubt && self.lifeline.as_ref().is_ok_and(is_known) && ticket.worker().standing.may_pass() {
+            ticket.excuse();
+            return false;
+        }
+        match again(&self.lifeline, ticket, in_doubt) {
             Ok(again) => {
                 let id = self.account.told.record.id();
                 tracing::warn!(id, aborts = failing.aborts, "the worker says that its answer failed");
-                self.account.failed_in_band(true);
+                self.account.failed_in_band(failing.fault, true);
                 self.upstream = None;
                 self.state = State::Resuming(again, Failure::of(events, failing));
                 true
             }
             Err(obstacle) => {
-                self.account.failed_in_band(false);
+                self.account.failed_in_band(failing.fault, false);
+                self.nobody_goes_on();
                 self.resumer.not_resumed(obstacle);
                 false
             }
@@ -298,10 +310,17 @@ impl Relay {
             return;
         }
         told.ticket.judge(Verdict::Bad);
-        self.state = match again(&self.lifeline, &mut told.ticket) {
+        self.state = match again(&self.lifeline, &mut told.ticket, false) {
             Ok(again) => State::Resuming(again, error.into()),
             Err(obstacle) => self.not_resumed(obstacle, error.into()),
         };
+    }
+
+    /// No other worker answers a stream that began with an error. What several say is the request's own fault.
+    fn nobody_goes_on(&mut self) {
+        if let (Some(fault), Ok(lifeline)) = (self.account.nobody_goes_on(), &self.lifeline) {
+            lifeline.note_own_fault(fault);
+        }
     }
 
     fn not_resumed(&self, obstacle: Obstacle, failure: Failure) -> State {
@@ -353,8 +372,12 @@ impl Relay {
 }
 
 /// The search for another worker, where one can go on.
-fn again(lifeline: &Result<Box<Lifeline>, Obstacle>, ticket: &mut Ticket) -> Result<Again, Obstacle> {
-    lifeline.as_ref().map_err(|obstacle| *obstacle).and_then(|lifeline| lifeline.again(ticket))
+fn again(
+    lifeline: &Result<Box<Lifeline>, Obstacle>,
+    ticket: &mut Ticket,
+    in_doubt: bool,
+) -> Result<Again, Obstacle> {
+    lifeline.as_ref().map_err(|obstacle| *obstacle).and_then(|lifeline| lifeline.again(ticket, in_doubt))
 }
 
 impl Failure {
@@ -392,7 +415,7 @@ impl Body for Relay {
                         Poll::Ready(Ok(begun)) => this.go_on(begun),
                         Poll::Ready(Err(obstacle)) => {
                             let failure = failure.clone();
-                            this.account.nobody_goes_on();
+                            this.nobody_goes_on();
                             this.state = this.not_resumed(obstacle, failure);
                         }
                         Poll::Pending => match ready!(this.patience.poll(None, cx)) {

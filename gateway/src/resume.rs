@@ -36,12 +36,13 @@ use self::{
     text::TextStory,
 };
 use crate::{
-    api::Api,
+    api::{Api, Fault},
     asked::Asked,
     config::ResumeConfig,
     fleet::Worker,
     limits::RESUME_BODY_BYTES_MAX,
     metrics::Metrics,
+    own_fault::{Answered, ClientFaults},
     routing::{Router, Ticket},
     upstream::Upstream,
 };
@@ -133,6 +134,7 @@ pub struct Resumer {
     router: Arc<Router>,
     upstream: Upstream,
     budget: Arc<Mutex<RetryBudget>>,
+    own_faults: Arc<ClientFaults>,
     metrics: Arc<Metrics>,
     memory: Arc<Memory>,
     on: bool,
@@ -186,14 +188,14 @@ impl Resumer {
     pub fn new(
         router: Arc<Router>,
         upstream: Upstream,
-        budget: Arc<Mutex<RetryBudget>>,
+        (budget, own_faults): (Arc<Mutex<RetryBudget>>, Arc<ClientFaults>),
         metrics: Arc<Metrics>,
         config: ResumeConfig,
     ) -> Self {
         let ResumeConfig { memory_bytes, continue_text } = config;
         let memory = Arc::new(Memory::new(memory_bytes, metrics.resume.bytes.clone()));
         let on = memory_bytes > 0;
-        Self { router, upstream, budget, metrics, memory, on, by_text: on && continue_text }
+        Self { router, upstream, budget, own_faults, metrics, memory, on, by_text: on && continue_text }
     }
 
     /// Whether a worker's streams are continued by their text: then it is good to know how many tokens that is.
@@ -282,9 +284,25 @@ impl Lifeline {
         matches!(self.kept, Kept::Story { .. } | Kept::Text(_))
     }
 
+    /// Whether requests like this have failed in band at several workers lately: it is not tried elsewhere then.
+    pub fn is_own_fault(&self, fault: Fault) -> bool {
+        let Resumer { own_faults, router, .. } = &*self.resumer;
+        own_faults.knows(&self.asked, Answered::InBand(fault), router.now())
+    }
+
+    /// This one has.
+    pub fn note_own_fault(&self, fault: Fault) {
+        let Resumer { own_faults, router, .. } = &*self.resumer;
+        own_faults.note(&self.asked, Answered::InBand(fault), router.now());
+    }
+
     /// Asks another worker for the rest; then the request's part in its model's demand goes from the ticket to the search.
-    pub fn again(&self, ticket: &mut Ticket) -> Result<Again, Obstacle> {
+    /// `in_doubt`: the request itself may be at fault.
+    pub fn again(&self, ticket: &mut Ticket, in_doubt: bool) -> Result<Again, Obstacle> {
         let (resumer, asked) = (Arc::clone(&self.resumer), Arc::clone(&self.asked));
+        if !resumer.router.has_another(&asked.info, &self.tried) {
+            return Err(Obstacle::NoWorker);
+        }
         let (body, numerics) = match &self.kept {
             Kept::Request(restart) => restart.may_begin().map(|()| (asked.body.clone(), None))?,
             Kept::Text(story) => (story.rest()?, None),
@@ -293,7 +311,7 @@ impl Lifeline {
             }
         };
         let demand = ticket.give_back();
-        let search = Search { resumer, asked, body, numerics, tried: self.tried.clone(), demand };
+        let search = Search { resumer, asked, body, numerics, tried: self.tried.clone(), demand, in_doubt };
         Ok(Again(Box::pin(search.run())))
     }
 

@@ -3,7 +3,11 @@
 //! What is silent there for a while is lost, and goes to another worker or is ended; where the worker still says something to
 //! anybody, it only takes its time.
 
-use std::pin::pin;
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    task::Poll,
+};
 
 use crate::{
     clock::{self, Instant},
@@ -21,19 +25,26 @@ pub(crate) fn is_lost(router: &Router, worker: &Worker, since: Instant) -> bool 
         && worker.silent_for(router.now()) >= DEAD_SILENCE
 }
 
-/// Waits for the head of an answer for as long as the worker is there to give one.
+/// Waits for the head of an answer for as long as the worker is there to give one. What sends is pinned where it was made: it is
+/// large, and each request would move it.
 pub(crate) async fn unless_lost<T>(
     router: &Router,
     worker: &Worker,
-    sending: impl Future<Output = Result<T, SendError>>,
+    mut sending: Pin<&mut impl Future<Output = Result<T, SendError>>>,
 ) -> Result<T, SendError> {
     let since = Instant::now();
-    let mut sending = pin!(sending);
-    loop {
-        match clock::timeout(DEAD_LOOK, &mut sending).await {
-            Ok(answer) => return answer,
-            Err(_) if is_lost(router, worker, since) => return Err(SendError::silent()),
-            Err(_) => {}
+    let mut look = pin!(clock::sleep_until(since + DEAD_LOOK));
+    poll_fn(|cx| {
+        if let Poll::Ready(answer) = sending.as_mut().poll(cx) {
+            return Poll::Ready(answer);
         }
-    }
+        while look.as_mut().poll(cx).is_ready() {
+            if is_lost(router, worker, since) {
+                return Poll::Ready(Err(SendError::silent()));
+            }
+            look.as_mut().reset(Instant::now() + DEAD_LOOK);
+        }
+        Poll::Pending
+    })
+    .await
 }

@@ -44,6 +44,10 @@ const OF_A_MODEL_BELOW: [&str; 2] = ["/v1/audio/", "/v1/images/"];
 /// A path as engines in Python read it: they undo its escapes before they look what it is for, so `/v1/%63ompletions` is what it seems
 /// not to be.
 pub fn as_engines_read(path: &str) -> Cow<'_, str> {
+    // Mostly it has none.
+    if memchr::memchr(b'%', path.as_bytes()).is_none() {
+        return Cow::Borrowed(path);
+    }
     percent_encoding::percent_decode_str(path).decode_utf8_lossy()
 }
 

@@ -39,7 +39,7 @@ pub enum End {
 pub enum Fault {
     /// The worker's: it is overloaded, its engine has died, was shut down, or was put to sleep. Another worker may do better.
     Worker,
-    /// The request's: any worker would say the same.
+    /// The request's, as the worker sees it: any other one would then say the same.
     Request,
 }
 

@@ -27,10 +27,12 @@ impl Form {
             let boundary = parameter(kind, b"boundary").filter(|boundary| !boundary.is_empty())?;
             return Some(Self::from_parts(Multipart::new(body, &boundary)));
         }
+        const URLENCODED: &[u8] = b"application/x-www-form-urlencoded";
+        let named = kind.trim_ascii_start().first_chunk::<{ URLENCODED.len() }>();
+        let named = named.is_some_and(|kind| kind.eq_ignore_ascii_case(URLENCODED));
         // What curl says of any body, unless told otherwise: then it is JSON.
-        let named = kind.trim_ascii_start().to_ascii_lowercase();
         let json = body.trim_ascii_start().starts_with(b"{");
-        (named.starts_with(b"application/x-www-form-urlencoded") && !json).then(|| Self::urlencoded(body))
+        (named && !json).then(|| Self::urlencoded(body))
     }
 
     fn from_parts(parts: Multipart<'_>) -> Self {

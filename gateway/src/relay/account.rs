@@ -9,6 +9,7 @@ use keyway_core::{breaker::Verdict, pick::Pick};
 use keyway_wire::openai::Usage;
 
 use crate::{
+    api::Fault,
     clock::Instant,
     limits::ALIVE_NOTE_INTERVAL,
     metrics::ModelSeries,
@@ -49,7 +50,7 @@ pub(super) struct Account {
     /// When it was last noted that the worker says something: it may have been silent since its head.
     alive_noted: Option<Instant>,
     /// Held against workers whose streams began with an error, until another one has generated content or failed too.
-    accusations: Vec<Accusation>,
+    accusations: Vec<(Accusation, Fault)>,
     status: StatusCode,
     tap: UsageTap,
     pub(super) told: Told,
@@ -113,7 +114,7 @@ impl Account {
     fn saw_token(&mut self, now: Instant) {
         let first_of_worker = !std::mem::replace(&mut self.began, true);
         if first_of_worker {
-            self.accusations.drain(..).for_each(Accusation::upheld);
+            self.accusations.drain(..).for_each(|(accusation, _)| accusation.upheld());
         }
         if let Some(last) = self.last_token.replace(now) {
             self.told.series.itl().observe((now - last).as_secs_f64());
@@ -133,27 +134,34 @@ impl Account {
         self.told.ticket.accuse(Charge::ErrorEvent, self.told.record.path())
     }
 
+    /// Whether the client has content of the answer.
+    pub(super) fn has_content(&self) -> bool {
+        self.last_token.is_some()
+    }
+
     /// The worker says that its stream failed. `is_tried_again`: another one is asked, whose answer says whose fault it was.
-    pub(super) fn failed_in_band(&mut self, is_tried_again: bool) {
-        match (self.began, is_tried_again) {
-            (false, true) => {
-                let accusation = self.accusation();
-                self.accusations.push(accusation);
-            }
-            (false, false) => {
-                let accusation = self.accusation();
-                self.accusations.push(accusation);
-                self.nobody_goes_on();
-            }
-            (true, true) => self.told.ticket.judge(Verdict::Bad),
-            (true, false) => {}
+    pub(super) fn failed_in_band(&mut self, fault: Fault, is_tried_again: bool) {
+        if !self.began {
+            let accusation = self.accusation();
+            self.accusations.push((accusation, fault));
+        } else if is_tried_again {
+            self.told.ticket.judge(Verdict::Bad);
         }
     }
 
-    /// No other worker answers: where several have failed at it, that is the request's own fault; of one nobody knows.
-    pub(super) fn nobody_goes_on(&mut self) {
+    /// No other worker answers. Where several have failed at the request it is its own fault, of the kind that is returned. Where one
+    /// alone was asked, what blames the request is taken at its word.
+    pub(super) fn nobody_goes_on(&mut self) -> Option<Fault> {
         let several = self.accusations.len() > 1;
-        self.accusations.drain(..).filter(|_| !several).for_each(Accusation::undecided);
+        let last = self.accusations.last().map(|(_, fault)| *fault);
+        for (accusation, fault) in self.accusations.drain(..) {
+            if several || fault == Fault::Request {
+                drop(accusation);
+            } else {
+                accusation.undecided();
+            }
+        }
+        last.filter(|_| several)
     }
 
     /// Whether what has come of an unstreamed JSON answer is one value; `None` where that is not known.

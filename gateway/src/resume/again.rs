@@ -1,7 +1,7 @@
 //! The search for a worker that goes on with a broken stream: chosen like any request's, among those that were not tried
 //! and can do it, within the retry budget. Dropped with the answer's body, so a client that leaves ends it.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -34,6 +34,8 @@ pub(super) struct Search {
     pub(super) numerics: Option<Arc<str>>,
     pub(super) tried: Vec<WorkerId>,
     pub(super) demand: Option<Demand>,
+    /// Whether the request itself may be at fault: then a part of the budget is left to others.
+    pub(super) in_doubt: bool,
 }
 
 /// Another worker's answer has begun.
@@ -60,7 +62,11 @@ impl Search {
             }
             let mut choice =
                 router.choose(&self.asked.info, &self.excluded()).await.map_err(|_| Obstacle::NoWorker)?;
-            if !budget.lock().take(router.now()) {
+            let taken = {
+                let (mut budget, now) = (budget.lock(), router.now());
+                if self.in_doubt { budget.take_in_doubt(now) } else { budget.take(now) }
+            };
+            if !taken {
                 metrics.retries_refused.inc();
                 return Err(Obstacle::Budget);
             }
@@ -70,7 +76,8 @@ impl Search {
             let (worker, pick) = (choice.worker, choice.pick);
             self.tried.push(worker.id);
             self.asked.record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
-            let sending = upstream.send(worker.origin(), self.asked.outgoing(self.body.clone(), &worker));
+            let outgoing = self.asked.outgoing(self.body.clone(), &worker);
+            let sending = pin!(upstream.send(worker.origin(), outgoing));
             match silence::unless_lost(router, &worker, sending).await {
                 Ok(answer) if self.goes_on(&answer) => {
                     router.worker_answered(&worker);

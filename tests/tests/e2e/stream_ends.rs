@@ -138,6 +138,69 @@ async fn a_stream_that_fails_before_its_content_is_another_worker_s_answer() {
     cluster.gateway.idle().await;
 }
 
+/// What a worker says that holds the request at fault; one that is set up wrongly says so of any.
+const BLAMES: [&str; 4] = [
+    "data: {\"error\":{\"message\":\"The model `m` does not exist.\",\"type\":\"NotFoundError\",\"code\":404}}\n\ndata: [DONE]\n\n",
+    "data:{\"error\":{\"message\":\"Unauthorized\",\"code\":\"401\"}}\r\n\r\n",
+    "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"not_found_error\",\"message\":\"m\"}}\n\n",
+    "data: {\"object\":\"error\",\"message\":\"no template\",\"type\":\"BadRequestError\",\"code\":400}\n\n",
+];
+
+#[tokio::test]
+async fn a_stream_that_begins_by_blaming_its_request_is_another_worker_s_answer() {
+    let cluster = two_workers("").await;
+    for api in &APIS {
+        for blame in BLAMES {
+            cluster.gateway.wait_ready(2).await;
+            let response = asked(&cluster, api, &[api.opening, blame], How::Whole).await;
+            let whole = [api.opening, api.content, api.end].concat();
+            let said = |text: String| text.replace(": ping\n\n", "");
+            assert_eq!(said(response.text()), said(whole), "{} after {blame:?}", api.path);
+            for _ in 0..5 {
+                asked(&cluster, api, &[api.opening, api.content, api.end], How::Whole).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_every_worker_blames_a_request_for_is_its_own_fault_and_is_asked_once_then() {
+    for (api, blame) in [(&APIS[0], BLAMES[0]), (&APIS[1], BLAMES[0]), (&APIS[3], BLAMES[2])] {
+        let cluster = two_workers("").await;
+        let mut client = Client::connect(cluster.addr()).await;
+        // Both are asked at first, then one.
+        for calls in [2, 1, 1] {
+            client.post(api.path, api.request.as_bytes()).await;
+            for _ in 0..calls {
+                streams(any_call(&cluster).await, &[blame], How::Whole).await;
+            }
+            let response = client.response().await;
+            assert_eq!((response.text(), response.end), (blame.to_owned(), End::Complete), "{}", api.path);
+        }
+        // It says nothing of the workers: another client's request is served by either.
+        cluster.gateway.wait_ready(2).await;
+        for _ in 0..4 {
+            let response = asked(&cluster, api, &[api.opening, api.content, api.end], How::Whole).await;
+            assert_eq!(response.end, End::Complete);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_one_worker_there_is_has_the_last_word_and_stays() {
+    let cluster = Cluster::builder().fakes(1).start().await;
+    let worker = &cluster.fakes[0];
+    worker.manual();
+    let mut client = Client::connect(cluster.addr()).await;
+    for blame in [BLAMES[0], BLAMES[1], BLAMES[0], BLAMES[1], BLAMES[0], BLAMES[1]] {
+        client.post(CHAT, APIS[0].request.as_bytes()).await;
+        streams(worker.call().await, &[blame], How::Whole).await;
+        let response = client.response().await;
+        assert_eq!((response.text(), response.end), (blame.to_owned(), End::Complete));
+        cluster.gateway.wait_ready(1).await;
+    }
+}
+
 /// What an API's clients raise an error on: the error's message.
 fn raised(api: &Api, text: &str) -> Option<String> {
     let text = text.replace("\r\n", "\n");
