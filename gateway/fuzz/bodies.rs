@@ -60,11 +60,15 @@ pub fn salt(data: &[u8]) {
     assert_eq!(request::read(text.as_bytes(), keyer).salt, "the-salt", "and routing sees it");
 }
 
-/// A body in any charset: what comes out is text, the same text again stays itself, and JSON in UTF-8 is not changed.
+/// A body in any charset: what is mended is text, and needs no mending; and JSON in UTF-8 is not changed.
 pub fn charset(data: &[u8]) {
     let body = Bytes::copy_from_slice(data);
     let Ok(Some(text)) = content::utf8(&body, 1 << 20) else { return };
-    std::str::from_utf8(&text).expect("text");
+    if let Ok(Some(mended)) = content::mended(&text, 1 << 20) {
+        std::str::from_utf8(&mended).expect("text");
+        assert_eq!(content::mended(&mended, 1 << 20).unwrap(), None);
+        assert!(std::str::from_utf8(&text).is_err(), "it is text");
+    }
     if serde_json::from_slice::<Value>(data).is_ok() {
         assert_eq!(text, body, "a JSON library reads it as it is");
         let utf16: Vec<u8> =
@@ -87,11 +91,8 @@ pub fn form(data: &[u8]) {
         assert!(!value.windows(line.len()).any(|window| window == line), "two parts in one");
         from = at + value.len();
     }
+    drop(Form::of(Some(&[b"multipart/form-data; boundary=", data].concat()), body));
     let mut headers = http::HeaderMap::new();
-    if let Ok(kind) = http::HeaderValue::from_bytes(&[b"multipart/form-data; boundary=", data].concat()) {
-        headers.insert(http::header::CONTENT_TYPE, kind);
-        drop(Form::of(&headers, body));
-    }
     headers.insert(http::header::CONTENT_ENCODING, http::HeaderValue::from_static("deflate, gzip"));
     assert!(Coding::of(&headers).is_some());
     // A path is looked at as a whole, too.

@@ -9,20 +9,21 @@
 use std::{fmt, pin::pin, sync::Arc};
 
 use http::StatusCode;
-use keyway_core::{index::WorkerId, pick::Pick};
+use keyway_core::index::WorkerId;
 
 use crate::{
     asked::Asked,
     autoscale::Demand,
     body::Response,
+    clock::Instant,
     dispatch::{Dispatch, once_begun},
     error::Error,
     fleet::Worker,
     limits::{MAX_ASKED, MAX_ATTEMPTS},
     own_fault::Answered,
     refusal::Charge,
-    relay,
-    resume::{Lifeline, Obstacle, Sent},
+    relay::{self, Told},
+    resume::{Lifeline, Obstacle},
     routing::{Accusation, Choice, Ticket},
     silence,
     upstream::{Answer, SendError},
@@ -50,10 +51,9 @@ pub(crate) struct Attempts<'a> {
 /// An answer whose head has come.
 struct Held {
     worker: Arc<Worker>,
-    pick: Pick,
-    ticket: Ticket,
     answer: http::Response<Answer>,
-    usage: UsageFilter,
+    came: Instant,
+    told: Told,
 }
 
 /// Why an attempt came to nothing, and whether another may be made.
@@ -84,7 +84,7 @@ impl<'a> Attempts<'a> {
     }
 
     /// Makes them until one is answered, or none is left.
-    pub(crate) async fn run(mut self, mut choice: Choice) -> Result<Response, Error> {
+    pub(crate) async fn run(&mut self, mut choice: Choice) -> Result<Response, Error> {
         loop {
             let miss = match self.attempt(choice).await {
                 Ok(response) => return Ok(response),
@@ -106,20 +106,27 @@ impl<'a> Attempts<'a> {
         let answer = {
             let outgoing = asked.outgoing(sent.body.clone(), &worker);
             let sending = pin!(upstream.send(worker.origin(), outgoing));
-            let sending = pin!(silence::unless_lost(router, &worker, sending));
+            let sending = pin!(silence::unless_lost(router, &worker, ticket.sent(), sending));
             // No worker has to wait for the doctor.
             let doctor = self.tried.is_empty().then_some(|| self.dispatch.look_for_drift(asked));
             once_begun(sending, doctor).await
         };
-        self.tried.push(worker.id);
         match answer {
             Ok(answer) => {
-                router.worker_answered(&worker);
-                let mut head = Held { worker, pick, ticket, answer, usage };
-                match self.charge(&mut head) {
-                    Some(charge) => Err(self.refused(head, charge)),
-                    None => Ok(self.served(head, &sent)),
+                let came = Instant::now();
+                router.worker_answered(&worker, router.at(came));
+                let (info, record) = (Arc::clone(&asked.info), Arc::clone(&asked.record));
+                let told = Told { ticket, info, pick, record, series: Arc::clone(&asked.series), usage };
+                let mut head = Held { worker, answer, came, told };
+                if let Some(charge) = self.charge(&mut head) {
+                    return Err(self.refused(head, charge));
                 }
+                if head.answer.status().is_success() {
+                    self.accusations.drain(..).for_each(Accusation::upheld);
+                }
+                let headers = head.answer.headers();
+                let lifeline = resumer.lifeline(asked, &head.worker, &sent, headers);
+                Ok(self.relay(head, lifeline))
             }
             Err(error) => Err(self.unanswered(&worker, ticket, error)),
         }
@@ -135,17 +142,9 @@ impl<'a> Attempts<'a> {
         ask(parts.uri.path(), (body.clone(), &info.stream_options), worker, always)
     }
 
-    /// Relays an answer.
-    fn served(&mut self, head: Held, sent: &Sent) -> Response {
-        if head.answer.status().is_success() {
-            self.accusations.drain(..).for_each(Accusation::upheld);
-        }
-        let lifeline = self.dispatch.resumer.lifeline(self.asked, &head.worker, sent, head.answer.headers());
-        self.relay(head, lifeline)
-    }
-
     /// Holds what is no answer, in case nobody serves.
     fn refused(&mut self, mut head: Held, charge: Charge) -> Miss {
+        self.tried.push(head.worker.id);
         let status = head.answer.status();
         let in_doubt = matches!(charge, Charge::Failed | Charge::Rejected(_));
         if in_doubt {
@@ -157,7 +156,7 @@ impl<'a> Attempts<'a> {
             Charge::Failed => self.asked.may_repeat(),
             _ => true,
         };
-        self.accuse(&mut head.ticket, &head.worker, charge, &status);
+        self.accuse(&mut head.told.ticket, &head.worker, charge, &status);
         // In a box: what is mostly not there takes no room in each request's future.
         self.held = Some(Box::new(head));
         let in_doubt = in_doubt && charge != Charge::Failed;
@@ -173,7 +172,7 @@ impl<'a> Attempts<'a> {
             Charge::Rejected(_) | Charge::Failed
                 if self.is_own_fault(status) && head.worker.standing.may_pass() =>
             {
-                head.ticket.excuse();
+                head.told.ticket.excuse();
                 None
             }
             charge => Some(charge),
@@ -186,6 +185,7 @@ impl<'a> Attempts<'a> {
     }
 
     fn unanswered(&mut self, worker: &Arc<Worker>, mut ticket: Ticket, error: SendError) -> Miss {
+        self.tried.push(worker.id);
         let why = error.as_str();
         let id = self.asked.record.id();
         if error.is_the_worker_s() {
@@ -245,7 +245,7 @@ impl<'a> Attempts<'a> {
         }
         // With no worker left, what became of this attempt says more than "none is ready".
         let mut choice = router.choose(info, &self.tried).await.ok()?;
-        let held = self.held.as_mut().and_then(|held| held.ticket.give_back());
+        let held = self.held.as_mut().and_then(|held| held.told.ticket.give_back());
         if let Some(demand) = self.demand.take().or(held) {
             choice.ticket.carry(demand);
         }
@@ -254,7 +254,7 @@ impl<'a> Attempts<'a> {
     }
 
     /// Nobody serves it: the client has the last refusal. Where others than one found fault with the request, it is its own.
-    fn last_word(mut self) -> Result<Response, Error> {
+    fn last_word(&mut self) -> Result<Response, Error> {
         if self.opinions.len() > 1 {
             let Dispatch { own_faults, router, .. } = self.dispatch;
             let note = |status: &StatusCode| {
@@ -268,18 +268,16 @@ impl<'a> Attempts<'a> {
         // There is no other that stores it.
         let away = self.asked.info.owner.is_some() && self.worked == 0 && self.lost == Error::WorkerLost;
         let Some(held) = self.held.take() else {
-            return Err(if away { Error::StateAway } else { self.lost });
+            return Err(if away { Error::StateAway } else { self.lost.clone() });
         };
         Ok(self.relay(*held, Err(Obstacle::Path)))
     }
 
     fn relay(&self, head: Held, lifeline: Result<Box<Lifeline>, Obstacle>) -> Response {
-        let Held { worker, pick, ticket, answer, usage } = head;
-        let Asked { info, record, series, .. } = &**self.asked;
-        let (info, record, series) = (Arc::clone(info), Arc::clone(record), Arc::clone(series));
-        let told = relay::Told { ticket, info, pick, record, series, usage };
+        let Held { worker, answer, came, told } = head;
+        let pick = told.pick;
         let lifeline = (lifeline, Arc::clone(&self.dispatch.resumer));
-        let mut response = relay::relay(answer, told, lifeline, self.dispatch.terms(self.asked));
+        let mut response = relay::relay((answer, came), told, lifeline, self.dispatch.terms(self.asked));
         self.dispatch.watch(&mut response, self.asked, &worker);
         self.dispatch.expose(&mut response, &worker, &pick);
         response

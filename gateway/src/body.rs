@@ -51,8 +51,8 @@ enum Source {
 
 impl ResponseBody {
     /// A worker's answer.
-    pub fn relay(relay: Relay) -> Self {
-        Self { source: Source::Relay(Box::new(relay)), tap: None, _permit: None, record: None }
+    pub fn relay(relay: Box<Relay>) -> Self {
+        Self { source: Source::Relay(relay), tap: None, _permit: None, record: None }
     }
 
     /// What this gateway tells another one, for as long as that listens.

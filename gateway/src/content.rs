@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderValue, header};
 use memchr::memmem;
 
 pub use self::{
-    charset::utf8,
+    charset::{mended, utf8},
     coding::{Coding, decoded},
     form::{Form, Multipart},
 };
@@ -20,12 +20,15 @@ use crate::error::Error;
 /// A body as it is read, and as it is sent.
 #[derive(Debug)]
 pub struct Content {
-    /// Its text in UTF-8, where it has one; else what came. Whatever is put into a body is put into this.
+    /// Its text, in what is meant to be UTF-8 ([`Content::mend`]), where it has one; else what came. Whatever is put into a body is
+    /// put into this.
     pub text: Bytes,
     /// What a worker is sent where nothing was put in, if that is not the text.
     pub came: Option<Bytes>,
     /// Why it cannot be read, if it cannot.
     pub unread: Option<Unread>,
+    /// What it says, where it is a form.
+    pub form: Option<Form>,
 }
 
 /// Why nothing is known of what a body says.
@@ -44,16 +47,31 @@ impl Content {
     pub async fn of(headers: &mut HeaderMap, body: Bytes, limit_bytes: usize) -> Result<Self, Error> {
         let came = match plain(headers, body.clone(), limit_bytes).await? {
             Ok(came) => came,
-            Err(unread) => return Ok(Self { text: body, came: None, unread: Some(unread) }),
+            Err(unread) => return Ok(Self { text: body, came: None, unread: Some(unread), form: None }),
         };
-        if is_multipart(headers) {
-            return Ok(Self { text: came, came: None, unread: None });
+        let kind = kind(headers);
+        if kind.is_some_and(is_multipart) {
+            let form = Form::of(kind, &came);
+            return Ok(Self { text: came, came: None, unread: None, form });
         }
-        Ok(match utf8(&came, limit_bytes)? {
-            Some(text) if text.as_ptr() == came.as_ptr() => Self { text, came: None, unread: None },
-            Some(text) => Self { text, came: Some(came), unread: None },
-            None => Self { text: came, came: None, unread: Some(Unread::NoObject) },
-        })
+        let (text, came, unread) = match utf8(&came, limit_bytes)? {
+            Some(text) if text.as_ptr() == came.as_ptr() => (text, None, None),
+            Some(text) => (text, Some(came), None),
+            None => (came, None, Some(Unread::NoObject)),
+        };
+        let form = Form::of(kind, &text);
+        Ok(Self { text, came, unread, form })
+    }
+
+    /// Makes UTF-8 of what is almost that: few texts are not, so it is done where one could not be read. Whether it was.
+    pub fn mend(&mut self, limit_bytes: usize) -> Result<bool, Error> {
+        if self.unread.is_some() {
+            return Ok(false);
+        }
+        let Some(text) = mended(&self.text, limit_bytes)? else { return Ok(false) };
+        let came = std::mem::replace(&mut self.text, text);
+        self.came.get_or_insert(came);
+        Ok(true)
     }
 
     /// Something was put into the body: that is sent in place of what came, and is UTF-8.
@@ -90,21 +108,24 @@ async fn plain(
 
 /// The `Content-Type` of a body that came in another charset and is UTF-8 now, where it says so.
 pub fn in_utf8(headers: &HeaderMap) -> Option<HeaderValue> {
-    let kind = content_type(headers)?.to_ascii_lowercase();
+    let kind = kind(headers)?.to_ascii_lowercase();
     let parameters = memchr::memchr(b';', &kind)?;
     memmem::find(&kind[parameters..], b"charset")?;
     HeaderValue::from_bytes(kind[..parameters].trim_ascii_end()).ok()
 }
 
-fn content_type(headers: &HeaderMap) -> Option<&[u8]> {
+/// The `Content-Type`.
+pub fn kind(headers: &HeaderMap) -> Option<&[u8]> {
     headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes)
 }
 
-fn is_multipart(headers: &HeaderMap) -> bool {
-    const KIND: &[u8] = b"multipart/";
-    content_type(headers)
-        .and_then(|kind| kind.trim_ascii_start().first_chunk::<{ KIND.len() }>())
-        .is_some_and(|kind| kind.eq_ignore_ascii_case(KIND))
+fn is_multipart(kind: &[u8]) -> bool {
+    begins_with(kind, b"multipart/")
+}
+
+/// Whether a content type begins with this, in whatever case.
+fn begins_with<const BYTES: usize>(kind: &[u8], with: &[u8; BYTES]) -> bool {
+    kind.trim_ascii_start().first_chunk::<BYTES>().is_some_and(|first| first.eq_ignore_ascii_case(with))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use std::{future::poll_fn, pin::Pin, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Method, header::CONTENT_LENGTH, request::Parts};
+use http::{HeaderMap, HeaderValue, Method, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use keyway_core::{RetryBudget, index::WorkerId, pick::Pick};
@@ -19,9 +19,9 @@ use crate::{
     attempts::Attempts,
     autoscale::Autoscale,
     body::{Request, Response},
-    clock::{self, Instant},
+    clock::Instant,
     config::Timeouts,
-    content::{Coding, Content, Form, Unread},
+    content::{self, Coding, Content, Form, Unread},
     drift::DriftDoctor,
     error::Error,
     fleet::Worker,
@@ -35,8 +35,8 @@ use crate::{
     request::{self, KeyerConfig, RequestInfo},
     resume::Resumer,
     routing::Router,
-    session, stored_state, tenants,
-    token_keyer::TokenKeyer,
+    session, silence, stored_state, tenants,
+    token_keyer::{TokenKeyer, TokenPrompt},
     upstream::Upstream,
     whom,
     work::Work,
@@ -87,39 +87,62 @@ impl Dispatch {
     /// Serves one request under `/v1/`.
     pub async fn handle(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
         let late = Error::Deadline { limit: self.timeouts.request };
-        let deadline = record.started() + self.timeouts.request;
-        clock::timeout_at(deadline, self.serve(request, record)).await.unwrap_or(Err(late))
+        let begun = record.started();
+        // In a box, so that what it needs is given back once the answer has begun: the connection keeps the rest.
+        let serving = Box::pin(self.serve(request, record));
+        silence::looking_until((begun, begun + self.timeouts.request), serving).await.unwrap_or(Err(late))
     }
 
     /// All that routing knows of a request to `path`, which is this much `work`.
     pub async fn read(&self, work: Work, path: &str, headers: &HeaderMap, body: &Bytes) -> RequestInfo {
-        let mut info = match Form::of(headers, body) {
+        let mut info = self.read_text(work, path, headers, (Form::of(content::kind(headers), body), body));
+        info.tokens = self.tokens(path, &info, body).await;
+        info
+    }
+
+    /// [`Dispatch::read`], but for the prompt's tokens.
+    fn read_text(
+        &self,
+        work: Work,
+        path: &str,
+        headers: &HeaderMap,
+        (form, body): (Option<Form>, &[u8]),
+    ) -> RequestInfo {
+        let mut info = match form {
             Some(form) => request::read_form(form, self.keyer),
             None => request::read_without(body, self.keyer, &self.ignored),
         };
-        info.kind = self.kind_of(path, info.model.as_deref());
+        // Where it names none, there is no need to look for one.
+        let path_of_kind = if work.fills_cache() { path } else { without_id(path) };
+        info.kind = self.kind_of(path_of_kind, info.model.as_deref());
         if !work.fills_cache() {
-            return info.without_prefix(work);
-        }
-        if self.session_hints {
+            info.follow_no_prefix(work);
+        } else if self.session_hints {
             info.session = session::of(headers, &info, self.keyer.key);
         }
-        // An adapter's prompts are made of its base model's tokens.
-        let tokens = &self.tokens;
-        let base = info.model.as_deref().filter(|model| !tokens.is_empty() && !tokens.knows(model));
-        let base = base.and_then(|adapter| self.router.fleet().parent_of(adapter));
-        info.tokens = tokens.tokens(path, body, base.as_deref().or(info.model.as_deref())).await;
         info
+    }
+
+    /// The prompt's tokens, where the model's tokenizer is known.
+    async fn tokens(&self, path: &str, info: &RequestInfo, body: &Bytes) -> Option<TokenPrompt> {
+        let tokens = &self.tokens;
+        if tokens.is_empty() || !info.work.fills_cache() {
+            return None;
+        }
+        // An adapter's prompts are made of its base model's tokens.
+        let base = info.model.as_deref().filter(|model| !tokens.knows(model));
+        let base = base.and_then(|adapter| self.router.fleet().parent_of(adapter));
+        tokens.tokens(path, body, base.as_deref().or(info.model.as_deref())).await
     }
 
     /// Names a kind of request: workers may refuse one, and serve others.
     fn kind_of(&self, path: &str, model: Option<&str>) -> u64 {
-        Chain::new(self.keyer.key, without_id(path).as_bytes()).push(model.unwrap_or_default().as_bytes()).0
+        Chain::new(self.keyer.key, path.as_bytes()).push(model.unwrap_or_default().as_bytes()).0
     }
 
     async fn serve(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
         let (mut parts, body) = request.into_parts();
-        let body = self.read_body(&parts, body).await?;
+        let body = self.read_body(body).await?;
         // The server's own marks would outlive their use.
         parts.extensions.clear();
         let work = Work::of(&parts.method, &whom::as_engines_read(parts.uri.path()));
@@ -127,10 +150,16 @@ impl Dispatch {
         if let Some(salt) = record.visit().as_ref().and_then(|visit| visit.salt())
             && work.fills_cache()
         {
+            content.mend(self.max_body_bytes)?;
             content.replace(&mut parts.headers, tenants::salted(&readable(&content)?, salt)?);
         }
         let reading = Instant::now();
-        let mut info = self.read(work, parts.uri.path(), &parts.headers, &content.text).await;
+        let (path, headers) = (parts.uri.path(), &parts.headers);
+        let mut info = self.read_text(work, path, headers, (content.form.take(), &content.text));
+        if info.unread.is_some() && content.mend(self.max_body_bytes)? {
+            info = self.read_text(work, path, headers, (None, &content.text));
+        }
+        info.tokens = self.tokens(parts.uri.path(), &info, &content.text).await;
         info.model = info.model.or_else(|| whom::model_in_target(self.router.fleet(), &parts));
         info.unread = content.unread.or(info.unread.filter(|_| !content.text.is_empty()));
         if parts.method != Method::POST {
@@ -162,7 +191,8 @@ impl Dispatch {
         choice.ticket.carry(demand);
         let Content { text: body, came, .. } = content;
         let asked = Asked { parts, body, came, info: Arc::new(info), series, record: Arc::clone(record) };
-        Attempts::new(self, &Arc::new(asked)).run(choice).await
+        let asked = Arc::new(asked);
+        Attempts::new(self, &asked).run(choice).await
     }
 
     /// The worker that stores what a request names, if it names anything.
@@ -191,10 +221,10 @@ impl Dispatch {
         }
     }
 
-    async fn read_body(&self, parts: &Parts, body: hyper::body::Incoming) -> Result<Bytes, Error> {
+    async fn read_body(&self, body: hyper::body::Incoming) -> Result<Bytes, Error> {
         let too_large = Error::BodyTooLarge { limit_bytes: self.max_body_bytes };
-        let declared = parts.headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-        if declared.is_some_and(|bytes| bytes > self.max_body_bytes as u64) {
+        // As long as its head says.
+        if body.size_hint().lower() > self.max_body_bytes as u64 {
             return Err(too_large);
         }
         let idle = self.timeouts.body_idle;

@@ -16,7 +16,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderValue, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use keyway_core::breaker::Verdict;
 
@@ -56,7 +56,7 @@ pub struct Terms {
 
 /// Turns a worker's answer into the client's. What may be resumed has a lifeline.
 pub fn relay(
-    answer: http::Response<Answer>,
+    (answer, began): (http::Response<Answer>, Instant),
     told: Told,
     (lifeline, resumer): (Result<Box<Lifeline>, Obstacle>, Arc<Resumer>),
     terms: Terms,
@@ -65,12 +65,14 @@ pub fn relay(
     strip_hop_by_hop(&mut parts.headers);
     lead_back(&mut parts.headers, &told.ticket.worker().config().url);
     let plain = !parts.headers.contains_key(header::CONTENT_ENCODING);
-    let (events, tap) =
-        match (plain, is(&parts.headers, "text/event-stream"), is(&parts.headers, "application/json")) {
-            (true, true, _) => (Some(EventSplitter::new(terms.max_event_bytes)), UsageTap::Events(None)),
-            (true, _, true) => (None, UsageTap::Body(Vec::new(), 0)),
-            _ => (None, UsageTap::Blind),
-        };
+    let kind = parts.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+    let (events, tap) = match kind.filter(|_| plain).unwrap_or_default() {
+        kind if kind.starts_with(b"text/event-stream") => {
+            (Some(EventSplitter::new(terms.max_event_bytes)), UsageTap::Events(None))
+        }
+        kind if kind.starts_with(b"application/json") => (None, UsageTap::Body(Vec::new(), 0)),
+        _ => (None, UsageTap::Blind),
+    };
     if events.is_some() {
         // What is added to the stream, or taken out of it, is not in its length.
         parts.headers.remove(header::CONTENT_LENGTH);
@@ -78,7 +80,8 @@ pub fn relay(
     // Only what comes as events, and well, is resumed: the rest is the worker's word on the request.
     let is_answer = parts.status.is_success();
     let resumable = events.is_some() && is_answer;
-    let body = Relay {
+    // In its box from the first: it is large.
+    let mut body = Box::new(Relay {
         until_closed: upstream.ends_with_connection(),
         upstream: Some(upstream),
         events,
@@ -86,18 +89,14 @@ pub fn relay(
         lifeline: if resumable { lifeline } else { Err(Obstacle::Path) },
         resumer,
         state: State::Relaying,
-        began: Instant::now(),
-        patience: Patience::new(terms.timeouts, told.record.started()),
-        account: Account::new(parts.status, tap, told),
-        terms,
-    };
-    let body = body.started(parts.status);
+        began,
+        patience: Patience::new(&terms.timeouts, told.record.started(), began),
+        account: Account::new(parts.status, tap, told, began),
+        api: terms.api,
+        max_event_bytes: terms.max_event_bytes,
+    });
+    body.start(parts.status);
     http::Response::from_parts(parts, ResponseBody::relay(body))
-}
-
-/// Whether an answer is of this type.
-fn is(headers: &HeaderMap, kind: &str) -> bool {
-    headers.get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(kind.as_bytes()))
 }
 
 /// The body. The ticket in its account is the worker's load; it goes when the body goes.
@@ -117,16 +116,17 @@ pub struct Relay {
     began: Instant,
     patience: Patience,
     account: Account,
-    terms: Terms,
+    api: Api,
+    max_event_bytes: usize,
 }
 
 #[derive(Debug)]
 enum State {
     Relaying,
     /// Another worker is asked for the rest; if none goes on, this is how the answer fails.
-    Resuming(Again, Failure),
+    Resuming(Again, Box<Failure>),
     /// The answer is given up.
-    Failed(Failure),
+    Failed(Box<Failure>),
     /// The error event was handed out; the abort follows once it has left.
     Aborting(Pin<Box<Sleep>>, Error),
     Ended,
@@ -140,35 +140,34 @@ struct Failure {
     said: Option<(Bytes, bool)>,
 }
 
-impl From<Error> for Failure {
+impl From<Error> for Box<Failure> {
     fn from(error: Error) -> Self {
-        Self { error, said: None }
+        Self::new(Failure { error, said: None })
     }
 }
 
 impl Relay {
-    fn started(mut self, status: StatusCode) -> Self {
+    fn start(&mut self, status: StatusCode) {
         if self.events.is_none() && status.is_success() && self.upstream_ended() {
-            self.account.told.ticket.first_token();
+            self.account.first_token(self.began);
         }
-        self.complete_at_its_end();
-        self
+        self.complete_at_its_end(self.began);
     }
 
     fn upstream_ended(&self) -> bool {
         self.upstream.as_ref().is_none_or(Answer::is_end_stream)
     }
 
-    fn complete(&mut self) {
+    fn complete(&mut self, now: Instant) {
         self.state = State::Ended;
-        self.account.complete(self.screen.is_faulty(), self.screen.is_done());
+        self.account.complete((self.screen.is_faulty(), self.screen.is_done()), now);
     }
 
     /// Bodies of known length are not polled again after their last byte. What ends too early is seen by who polls again.
-    fn complete_at_its_end(&mut self) {
+    fn complete_at_its_end(&mut self, now: Instant) {
         let nothing_left = self.events.as_ref().is_none_or(EventSplitter::is_empty);
         if self.upstream_ended() && nothing_left && !self.lacks_end() {
-            self.complete();
+            self.complete(now);
         }
     }
 
@@ -177,15 +176,15 @@ impl Relay {
         let now = Instant::now();
         self.account.hears(now);
         let Some(events) = &mut self.events else {
-            self.account.saw_part(&bytes);
-            self.complete_at_its_end();
+            self.account.saw_part(&bytes, now);
+            self.complete_at_its_end(now);
             return Ok(bytes);
         };
-        let limit_bytes = self.terms.max_event_bytes;
+        let limit_bytes = self.max_event_bytes;
         let events = events.push(bytes).map_err(|_| Error::EventTooLarge { limit_bytes })?;
         let out = self.pass_events(events, now);
         if matches!(self.state, State::Relaying) {
-            self.complete_at_its_end();
+            self.complete_at_its_end(now);
         }
         Ok(out)
     }
@@ -206,7 +205,7 @@ impl Relay {
             // Nobody goes on; clients would take it for content.
             let before = self.let_through(events.slice(..failing.from), (seen.generated, seen.binds), now);
             self.upstream = None;
-            self.state = State::Failed(Failure::of(&events, failing));
+            self.state = State::Failed(Box::new(Failure::of(&events, failing)));
             return before;
         }
         self.screen.failed();
@@ -221,8 +220,8 @@ impl Relay {
             return false;
         }
         let ticket = &mut self.account.told.ticket;
-        let is_known = |lifeline: &Box<Lifeline>| lifeline.is_own_fault(failing.fault);
-        if in_doubt && self.lifeline.as_ref().is_ok_and(is_known) && ticket.worker().standing.may_pass() {
+        let is_known = self.lifeline.as_ref().is_ok_and(|lifeline| lifeline.is_own_fault(failing.fault));
+        if in_doubt && is_known && ticket.worker().standing.may_pass() {
             ticket.excuse();
             return false;
         }
@@ -232,7 +231,7 @@ impl Relay {
                 tracing::warn!(id, aborts = failing.aborts, "the worker says that its answer failed");
                 self.account.failed_in_band(failing.fault, true);
                 self.upstream = None;
-                self.state = State::Resuming(again, Failure::of(events, failing));
+                self.state = State::Resuming(again, Box::new(Failure::of(events, failing)));
                 true
             }
             Err(obstacle) => {
@@ -270,10 +269,11 @@ impl Relay {
     fn end(&mut self) -> Option<Result<Frame<Bytes>, BoxError>> {
         let tail = self.events.as_mut().map(EventSplitter::take_tail).unwrap_or_default();
         let is_whole = self.screen.is_whole(&tail);
-        let out = if is_whole { self.pass_events(tail, Instant::now()) } else { Bytes::new() };
+        let now = Instant::now();
+        let out = if is_whole { self.pass_events(tail, now) } else { Bytes::new() };
         if matches!(self.state, State::Relaying) {
             if (is_whole || self.screen.is_done()) && !self.lacks_end() {
-                self.complete();
+                self.complete(now);
             } else {
                 self.lose(&"it ended early", Error::StreamLost);
             }
@@ -284,7 +284,7 @@ impl Relay {
     /// The upstream failed, maybe after the stream had said all it had to say.
     fn break_off(&mut self, cause: &dyn std::fmt::Display) {
         if self.screen.is_done() || self.screen.is_faulty() {
-            self.complete();
+            self.complete(Instant::now());
         } else {
             self.lose(cause, Error::StreamLost);
         }
@@ -294,7 +294,7 @@ impl Relay {
     fn look(&mut self) {
         let ticket = &self.account.told.ticket;
         let since = self.account.last_piece.unwrap_or(self.began);
-        if silence::is_lost(ticket.router(), ticket.worker(), since) {
+        if silence::is_lost(ticket.router(), ticket.worker(), ticket.router().at(since)) {
             self.lose(&"it is silent, and its worker seems dead", Error::StreamLost);
         }
     }
@@ -323,7 +323,7 @@ impl Relay {
         }
     }
 
-    fn not_resumed(&self, obstacle: Obstacle, failure: Failure) -> State {
+    fn not_resumed(&self, obstacle: Obstacle, failure: Box<Failure>) -> State {
         if self.events.is_some() {
             self.resumer.not_resumed(obstacle);
         }
@@ -342,10 +342,10 @@ impl Relay {
         if let Ok(lifeline) = &mut self.lifeline {
             lifeline.begun(&begun);
         }
-        self.events = Some(EventSplitter::new(self.terms.max_event_bytes));
+        self.events = Some(EventSplitter::new(self.max_event_bytes));
         self.screen.goes_on();
-        self.account.goes_on(begun.pick, begun.ticket);
         self.began = Instant::now();
+        self.account.goes_on(begun.pick, begun.ticket, self.began);
         self.until_closed = begun.answer.ends_with_connection();
         self.upstream = Some(begun.answer);
         self.state = State::Relaying;
@@ -362,9 +362,9 @@ impl Relay {
         let event = match said {
             Some((said, true)) => said,
             Some((said, false)) => {
-                [&said, error.to_event(self.terms.api, self.screen.events()).as_bytes()].concat().into()
+                [&said, error.to_event(self.api, self.screen.events()).as_bytes()].concat().into()
             }
-            None => error.to_event(self.terms.api, self.screen.events()).into(),
+            None => error.to_event(self.api, self.screen.events()).into(),
         };
         self.state = State::Aborting(Box::pin(clock::sleep(ABORT_DELAY)), error);
         Ok(Frame::data(event))
@@ -408,7 +408,7 @@ impl Body for Relay {
                 }
                 State::Failed(failure) => {
                     let failure = failure.clone();
-                    return Poll::Ready(Some(this.fail(failure)));
+                    return Poll::Ready(Some(this.fail(*failure)));
                 }
                 State::Resuming(again, failure) => {
                     match Pin::new(again).poll(cx) {

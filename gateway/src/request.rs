@@ -75,14 +75,13 @@ pub struct RequestInfo {
 }
 
 impl RequestInfo {
-    /// The same request as one that leaves nothing in a prefix cache: it follows no prefix and no session.
-    #[must_use]
-    pub fn without_prefix(mut self, work: Work) -> Self {
+    /// It leaves nothing in a prefix cache, and follows no prefix and no session.
+    pub fn follow_no_prefix(&mut self, work: Work) {
         self.chain.blocks = Arc::default();
         if !work.may_compute_prompt() {
             self.chain.total_bytes = 0;
         }
-        Self { work, tokens: None, session: None, ..self }
+        (self.work, self.tokens, self.session) = (work, None, None);
     }
 }
 

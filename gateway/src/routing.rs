@@ -267,9 +267,8 @@ impl Router {
         }
     }
 
-    /// A worker answered.
-    pub fn worker_answered(&self, worker: &Worker) {
-        let now = self.now();
+    /// A worker answered, or said more of its answer.
+    pub fn worker_answered(&self, worker: &Worker, now: Duration) {
         worker.says_something(now);
         worker.with_health(|health| health.on_success(now));
     }

@@ -16,6 +16,7 @@ use crate::{
     api::Api,
     around::around,
     body::{Request, Response, full},
+    cors::Cors,
     error::{Error, Failed},
     headers,
     limits::MAX_REQUEST_ID_BYTES,
@@ -37,37 +38,35 @@ pub fn stack(
     tracer: Option<Arc<Tracer>>,
 ) -> impl Stack {
     let metrics = Arc::clone(&live.now().dispatch.metrics);
-    let (keys, pages) = (live.clone(), live.clone());
     ServiceBuilder::new()
-        .map_request(Asking::boxed)
+        .map_request(move |request| Asking::boxed(request, live.now()))
         // Outermost, so that every request has an id, one log line and one count, refused ones too.
         .layer(around(move |asking, next| {
             recorded(Arc::clone(&metrics), Arc::clone(&intake), tracer.clone(), asking, next)
         }))
-        // Above all that may refuse, so that pages in browsers can read why; a preflight has no key, and is answered here.
-        .layer(around(move |asking, next| shared(pages.now(), asking, next)))
         // Below the record, so that a panic is recorded; above all that may panic.
         .layer(around(panic_safe))
         // Before anybody reads the body.
         .layer(around(framed))
         // Above the places, so that who may not come in takes none.
-        .layer(around(move |asking, next| known(keys.now(), asking, next)))
+        .layer(around(known))
         // Before anything that costs: a refused request must be cheap.
         .layer(around(move |asking, next| admitted(admission.clone(), asking, next)))
         // Innermost: the gateway's own answers, or a worker's.
-        .service(service_fn(move |asking| routes(live.now(), asking)))
+        .service(service_fn(routes))
 }
 
-/// A request on its way down, in a box, as each layer moves it some times; and its record, once it has one. Among the request's
-/// extensions that would cost it a map of its own.
+/// A request on its way down, in a box, as each layer moves it some times; its record, once it has one; and what it is served by.
+/// Among the request's extensions those would cost it a map of its own.
 struct Asking {
     request: Request,
     record: Option<Arc<Record>>,
+    serving: Arc<Serving>,
 }
 
 impl Asking {
-    fn boxed(request: Request) -> Box<Self> {
-        Box::new(Self { request, record: None })
+    fn boxed(request: Request, serving: Arc<Serving>) -> Box<Self> {
+        Box::new(Self { request, record: None, serving })
     }
 }
 
@@ -110,7 +109,11 @@ where
     let version = request.version();
     let api = Api::of(request.uri().path());
     asking.record = Some(Arc::clone(&record));
-    let mut response = next.call(asking).await?;
+    let mut response = match asking.serving.cors.clone() {
+        None => next.call(asking).await?,
+        // In a box: few gateways have any.
+        Some(cors) => Box::pin(shared(&cors, asking, next)).await?,
+    };
     record.status(response.status());
     if let Some(Failed(error)) = response.extensions().get() {
         record.outcome(error.code());
@@ -127,15 +130,12 @@ where
     Ok(response.map(|body| body.with_record(record)))
 }
 
-/// Says who may use the API from a browser, where that is configured.
-async fn shared<S>(serving: Arc<Serving>, asking: Box<Asking>, mut next: S) -> Result<Response, Infallible>
+/// Says who may use the API from a browser, where that is configured: above all that may refuse, so that pages can read why; a
+/// preflight has no key, and is answered here.
+async fn shared<S>(cors: &Cors, asking: Box<Asking>, mut next: S) -> Result<Response, Infallible>
 where
     S: Service<Box<Asking>, Response = Response, Error = Infallible>,
 {
-    let Some(cors) = serving.cors.clone() else {
-        drop(serving);
-        return next.call(asking).await;
-    };
     let request = &asking.request;
     let origin = request.headers().get(ORIGIN).cloned();
     let preflight = cors.preflight(request.method(), request.headers());
@@ -204,11 +204,11 @@ where
     Ok(refused)
 }
 
-async fn known<S>(serving: Arc<Serving>, mut asking: Box<Asking>, mut next: S) -> Result<Response, Infallible>
+async fn known<S>(mut asking: Box<Asking>, mut next: S) -> Result<Response, Infallible>
 where
     S: Service<Box<Asking>, Response = Response, Error = Infallible>,
 {
-    let Asking { request, record } = &mut *asking;
+    let Asking { request, record, serving } = &mut *asking;
     if let Some(tenants) = serving.tenants.as_ref().filter(|_| request.uri().path() != "/health") {
         match (tenants.admit(request.headers_mut()), record) {
             (Ok(visit), Some(record)) => record.tenant(Arc::new(visit)),
@@ -232,19 +232,18 @@ where
     }
 }
 
-async fn routes(serving: Arc<Serving>, mut asking: Box<Asking>) -> Result<Response, Infallible> {
+async fn routes(mut asking: Box<Asking>) -> Result<Response, Infallible> {
     let record = asking.record.take();
-    let request = &asking.request;
-    let dispatch = &serving.dispatch;
+    let Asking { request, serving, .. } = &*asking;
+    let dispatch = Arc::clone(&serving.dispatch);
     let path = request.uri().path();
     let result = match (request.method(), path, record) {
         (&Method::GET, "/health", Some(record)) => Ok(own(Response::new(full("ok\n")), &record)),
         (&Method::GET, "/v1/models", Some(record)) => {
             Ok(own(models::merged(dispatch.router.fleet()), &record))
         }
-        // In a box, so that what it needs is given back once the answer has begun: the connection keeps the rest.
         (_, path, Some(record)) if is_passed(path) => match websocket::is_asked_for(request) {
-            Ok(false) => Box::pin(dispatch.handle(asking.request, &record)).await,
+            Ok(false) => dispatch.handle(asking.request, &record).await,
             Ok(true) => Err(Error::NoWebSocket),
             Err(error) => Err(error),
         },
@@ -277,8 +276,8 @@ fn has_dot_segment(path: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Bytes of what an async function of two arguments gives.
-    fn future_bytes<A, B, R>(_: fn(A, B) -> R) -> usize {
+    /// Bytes of what an async function of one argument gives.
+    fn future_bytes<A, R>(_: fn(A) -> R) -> usize {
         size_of::<R>()
     }
 

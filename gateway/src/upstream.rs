@@ -100,7 +100,16 @@ impl Upstream {
             }
         }
         // In a box: a request that finds a connection need not have room for what opening one takes.
-        match Box::pin(self.opening(origin, request).own()).await? {
+        Box::pin(self.send_anew(origin, request)).await
+    }
+
+    /// Over a new connection of its own.
+    async fn send_anew(
+        &self,
+        origin: &Origin,
+        request: &Outgoing<'_>,
+    ) -> Result<http::Response<Answer>, SendError> {
+        match self.opening(origin, request).own().await? {
             Opened::Own(link) => exchange(origin, link, request).await.map_err(Failure::into_error),
             // Over TLS the worker wants HTTP/2.
             Opened::Shared(place) => {

@@ -15,17 +15,30 @@ enum Charset {
     Utf32 { big: bool },
 }
 
-/// A text in UTF-8 without a byte order mark: the very body, if it is that. A surrogate without a partner becomes its escape,
-/// which in JSON is the same. `None` for what is no text; an error for a text that is longer than the limit in UTF-8.
+/// A text in UTF-8 without a byte order mark: the very body, if it is to be that, which who reads it will see; what is not is
+/// [`mended`]. A surrogate without a partner becomes its escape, which in JSON is the same. `None` for what is no text; an error for
+/// a text that is longer than the limit in UTF-8.
 pub fn utf8(body: &Bytes, limit_bytes: usize) -> Result<Option<Bytes>, Error> {
     let (charset, mark) = charset_of(body);
     let rest = &body[mark..];
     let text = match charset {
-        Charset::Utf8 if simdutf8::basic::from_utf8(rest).is_ok() => return Ok(Some(body.slice(mark..))),
-        Charset::Utf8 => from_utf8(rest),
+        Charset::Utf8 => return Ok(Some(body.slice(mark..))),
         Charset::Utf16 { big } => from_utf16(rest, big),
         Charset::Utf32 { big } => from_utf32(rest, big),
     };
+    bounded(text, limit_bytes)
+}
+
+/// What is almost UTF-8, as UTF-8: it has surrogates that are encoded as if they were characters. `None` for what is UTF-8 already,
+/// and for what is no text.
+pub fn mended(text: &[u8], limit_bytes: usize) -> Result<Option<Bytes>, Error> {
+    if simdutf8::basic::from_utf8(text).is_ok() {
+        return Ok(None);
+    }
+    bounded(from_utf8(text), limit_bytes)
+}
+
+fn bounded(text: Option<String>, limit_bytes: usize) -> Result<Option<Bytes>, Error> {
     match text {
         Some(text) if text.len() > limit_bytes => Err(Error::BodyTooLarge { limit_bytes }),
         text => Ok(text.map(Bytes::from)),

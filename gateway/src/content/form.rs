@@ -5,10 +5,9 @@
 
 use std::borrow::Cow;
 
-use http::HeaderMap;
 use memchr::memmem::Finder;
 
-use super::{content_type, is_multipart};
+use super::{begins_with, is_multipart};
 
 /// The fields that routing reads; a repeated one counts as its last value, as in the engines' own readers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -20,19 +19,17 @@ pub struct Form {
 }
 
 impl Form {
-    /// The fields of a body that comes as a form; `None`: it comes as something else.
-    pub fn of(headers: &HeaderMap, body: &[u8]) -> Option<Self> {
-        let kind = content_type(headers)?;
-        if is_multipart(headers) {
+    /// The fields of a body that comes as a form, as its `Content-Type` says; `None`: it comes as something else.
+    pub fn of(kind: Option<&[u8]>, body: &[u8]) -> Option<Self> {
+        let kind = kind?;
+        if is_multipart(kind) {
             let boundary = parameter(kind, b"boundary").filter(|boundary| !boundary.is_empty())?;
             return Some(Self::from_parts(Multipart::new(body, &boundary)));
         }
-        const URLENCODED: &[u8] = b"application/x-www-form-urlencoded";
-        let named = kind.trim_ascii_start().first_chunk::<{ URLENCODED.len() }>();
-        let named = named.is_some_and(|kind| kind.eq_ignore_ascii_case(URLENCODED));
         // What curl says of any body, unless told otherwise: then it is JSON.
-        let json = body.trim_ascii_start().starts_with(b"{");
-        (named && !json).then(|| Self::urlencoded(body))
+        let json = || body.trim_ascii_start().starts_with(b"{");
+        let named = begins_with(kind, b"application/x-www-form-urlencoded");
+        (named && !json()).then(|| Self::urlencoded(body))
     }
 
     fn from_parts(parts: Multipart<'_>) -> Self {

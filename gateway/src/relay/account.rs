@@ -48,7 +48,7 @@ pub(super) struct Account {
     /// Whether content of the worker that answers now has gone to the client.
     began: bool,
     /// When it was last noted that the worker says something: it may have been silent since its head.
-    alive_noted: Option<Instant>,
+    alive_noted: Instant,
     /// Held against workers whose streams began with an error, until another one has generated content or failed too.
     accusations: Vec<(Accusation, Fault)>,
     status: StatusCode,
@@ -57,13 +57,13 @@ pub(super) struct Account {
 }
 
 impl Account {
-    pub(super) fn new(status: StatusCode, tap: UsageTap, told: Told) -> Self {
+    pub(super) fn new(status: StatusCode, tap: UsageTap, told: Told, began: Instant) -> Self {
         let accusations = Vec::new();
         Self {
             last_piece: None,
             last_token: None,
             began: false,
-            alive_noted: None,
+            alive_noted: began,
             accusations,
             status,
             tap,
@@ -72,29 +72,29 @@ impl Account {
     }
 
     /// Another worker's stream takes the place of the broken one.
-    pub(super) fn goes_on(&mut self, pick: Pick, ticket: Ticket) {
+    pub(super) fn goes_on(&mut self, pick: Pick, ticket: Ticket, now: Instant) {
         (self.told.pick, self.told.ticket) = (pick, ticket);
-        (self.began, self.last_piece, self.alive_noted) = (false, None, None);
+        (self.began, self.last_piece, self.alive_noted) = (false, None, now);
     }
 
     /// The worker says something, whatever it is.
     pub(super) fn hears(&mut self, now: Instant) {
         self.last_piece = Some(now);
-        if self.alive_noted.is_none_or(|noted| now - noted > ALIVE_NOTE_INTERVAL) {
-            self.alive_noted = Some(now);
-            self.told.ticket.still_answering();
+        if now - self.alive_noted > ALIVE_NOTE_INTERVAL {
+            self.alive_noted = now;
+            self.told.ticket.still_answering(self.at(now));
         }
     }
 
     /// Counts a piece of an unstreamed answer.
-    pub(super) fn saw_part(&mut self, bytes: &Bytes) {
+    pub(super) fn saw_part(&mut self, bytes: &Bytes, now: Instant) {
         self.tap.see(bytes, false);
         if self.status.is_success() && !std::mem::replace(&mut self.began, true) {
             // Its tokens are computed before its first byte is sent, unless it is none.
             if begins_as_error(bytes) {
                 self.accusation().undecided();
             } else {
-                self.told.ticket.first_token();
+                self.first_token(now);
             }
         }
     }
@@ -120,14 +120,23 @@ impl Account {
             self.told.series.itl().observe((now - last).as_secs_f64());
             if first_of_worker {
                 // How long it took says nothing of its speed: it had part of the answer to compute too.
-                self.told.ticket.first_token();
+                self.first_token(now);
             }
             return;
         }
         let ttft = now - self.told.record.started();
         self.told.series.ttft().observe(ttft.as_secs_f64());
         self.told.record.first_token(ttft);
-        self.told.ticket.stream_began();
+        self.told.ticket.stream_began(self.at(now));
+    }
+
+    /// The prompt is computed.
+    pub(super) fn first_token(&mut self, now: Instant) {
+        self.told.ticket.first_token(self.at(now));
+    }
+
+    fn at(&self, now: Instant) -> Duration {
+        self.told.ticket.router().at(now)
     }
 
     fn accusation(&mut self) -> Accusation {
@@ -170,14 +179,14 @@ impl Account {
     }
 
     /// The answer is complete. `failed_in_band`: it says itself that it failed; `done`: a stream's last word was passed on.
-    pub(super) fn complete(&mut self, failed_in_band: bool, done: bool) {
+    pub(super) fn complete(&mut self, (failed_in_band, done): (bool, bool), now: Instant) {
         let failed_in_band = failed_in_band || (self.status.is_success() && self.tap.is_error());
         let outcome = match (self.status.is_success(), failed_in_band) {
             (true, false) => "complete",
             (true, true) => "worker_error_event",
             (false, _) => "worker_status",
         };
-        let now = self.told.ticket.router().now();
+        let now = self.at(now);
         if let Some(verdict) = verdict(self.status, failed_in_band) {
             self.told.ticket.judge_at(verdict, now);
         }

@@ -5,6 +5,7 @@
 use std::{
     pin::Pin,
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use crate::{
@@ -26,7 +27,10 @@ pub(super) enum Due {
 /// The clocks of one answer.
 #[derive(Debug)]
 pub(super) struct Patience {
-    timeouts: Timeouts,
+    /// Between two pieces.
+    idle: Duration,
+    /// In all, and when that is over.
+    request: Duration,
     deadline: Instant,
     /// When it was last time for a look.
     looked: Instant,
@@ -41,11 +45,13 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    pub(super) fn new(timeouts: Timeouts, started: Instant) -> Self {
+    /// For an answer that begins now, to a request that started then.
+    pub(super) fn new(timeouts: &Timeouts, started: Instant, now: Instant) -> Self {
         Self {
-            timeouts,
+            idle: timeouts.answer_idle,
+            request: timeouts.request,
             deadline: started + timeouts.request,
-            looked: Instant::now(),
+            looked: now,
             alarm: None,
             waker: None,
             last: None,
@@ -63,7 +69,7 @@ impl Patience {
             // A piece has just come, before the alarm, which will wake the same task: there is nothing to look at yet.
             return Poll::Pending;
         }
-        let idle = last.map(|last| last + self.timeouts.answer_idle);
+        let idle = last.map(|last| last + self.idle);
         let over = idle.map_or(self.deadline, |idle| idle.min(self.deadline));
         let due = over.min(last.map_or(self.looked, |last| last.max(self.looked)) + DEAD_LOOK);
         let alarm = self.alarm.get_or_insert_with(|| Box::pin(clock::sleep_until(due)));
@@ -81,9 +87,9 @@ impl Patience {
                 self.looked = now;
                 Due::Look
             } else if over == self.deadline {
-                Due::Over(Error::Deadline { limit: self.timeouts.request })
+                Due::Over(Error::Deadline { limit: self.request })
             } else {
-                Due::Over(Error::Stalled { limit: self.timeouts.answer_idle })
+                Due::Over(Error::Stalled { limit: self.idle })
             });
         }
         // An alarm set before the first piece may be later than what is due since.
@@ -98,7 +104,7 @@ impl Patience {
 
 #[cfg(test)]
 mod tests {
-    use std::{future::poll_fn, task::ready, time::Duration};
+    use std::{future::poll_fn, task::ready};
 
     use super::*;
 
@@ -108,7 +114,7 @@ mod tests {
             request: Duration::from_millis(request_ms),
             ..Timeouts::default()
         };
-        Patience::new(timeouts, Instant::now())
+        Patience::new(&timeouts, Instant::now(), Instant::now())
     }
 
     /// Looks on the way to its end are passed over.

@@ -78,9 +78,9 @@ impl Search {
             self.asked.record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
             let outgoing = self.asked.outgoing(self.body.clone(), &worker);
             let sending = pin!(upstream.send(worker.origin(), outgoing));
-            match silence::unless_lost(router, &worker, sending).await {
+            match silence::unless_lost(router, &worker, choice.ticket.sent(), sending).await {
                 Ok(answer) if self.goes_on(&answer) => {
-                    router.worker_answered(&worker);
+                    router.worker_answered(&worker, router.now());
                     accusations.into_iter().for_each(Accusation::upheld);
                     let (answer, ticket) = (answer.into_body(), choice.ticket);
                     return Ok(Begun { answer, ticket, pick, tried: self.tried });

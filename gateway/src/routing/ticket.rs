@@ -95,11 +95,7 @@ impl Ticket {
     }
 
     /// The first byte of the answer is here: the prompt is computed, its KV is in the worker's cache.
-    pub fn first_token(&mut self) {
-        self.first_token_at(self.router.now());
-    }
-
-    fn first_token_at(&mut self, now: Duration) {
+    pub fn first_token(&mut self, now: Duration) {
         // What an exact worker is expected to hold is expected until the answer's end.
         self.placement = self.placement.take().filter(Placement::is_expected);
         if let Some(demand) = &mut self.demand {
@@ -129,8 +125,7 @@ impl Ticket {
     }
 
     /// The first event of a stream is here, which tells how fast the worker is.
-    pub fn stream_began(&mut self) {
-        let now = self.router.now();
+    pub fn stream_began(&mut self, now: Duration) {
         let seconds = now.saturating_sub(self.sent).as_secs_f64();
         if let Some(demand) = &mut self.demand {
             demand.stream_began(now);
@@ -138,7 +133,7 @@ impl Ticket {
         if self.waiting.is_some() {
             self.worker.rate.lock().observe(self.tokens_before_first, seconds);
         }
-        self.first_token_at(now);
+        self.first_token(now);
     }
 
     /// The answer has so many tokens.
@@ -149,8 +144,8 @@ impl Ticket {
     }
 
     /// The worker's answer goes on: it is alive, whatever its probes say.
-    pub fn still_answering(&self) {
-        self.router.worker_answered(&self.worker);
+    pub fn still_answering(&self, now: Duration) {
+        self.router.worker_answered(&self.worker, now);
     }
 
     /// Says how the answer ended, where that says something of the worker.

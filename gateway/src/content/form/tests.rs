@@ -1,14 +1,11 @@
 //! The reader of forms, beside a naive one that cuts a body at its boundary as Python's `email` does.
 
-use http::HeaderValue;
 use proptest::prelude::*;
 
 use super::*;
 
 fn form(kind: &str, body: &[u8]) -> Option<Form> {
-    let mut headers = HeaderMap::new();
-    headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_str(kind).unwrap());
-    Form::of(&headers, body)
+    Form::of(Some(kind.as_bytes()), body)
 }
 
 fn model(kind: &str, body: &[u8]) -> Option<String> {

@@ -85,7 +85,7 @@ async fn what_explain_says_is_what_is_chosen() {
     let router = router(3, Policy::Prefix);
     let mut first = choose(&router, "the same ").await;
     let refuser = first.worker.name.clone();
-    first.ticket.first_token();
+    first.ticket.first_token(router.now());
     let mut second = choose(&router, "the same ").await;
     assert_eq!(second.worker.name, refuser, "its prefix is there");
     drop(second.ticket.accuse(BUSY, PATH));
@@ -116,7 +116,7 @@ async fn three_convictions_name_a_worker_misconfigured_and_dismissals_never_do()
     while choice.worker.name != worker.name {
         choice = choose(&router, "a ").await;
     }
-    choice.ticket.first_token();
+    choice.ticket.first_token(router.now());
     assert_eq!(worker.condition(), "ready");
 }
 

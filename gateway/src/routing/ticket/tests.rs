@@ -196,10 +196,16 @@ impl Asked {
     fn meets(&mut self, event: u8, router: &Arc<Router>) {
         let Some(Choice { worker, ticket, .. }) = &mut self.choice else { return };
         match event % 8 {
-            0 => ticket.first_token(),
-            1 => ticket.stream_began(),
+            0 => {
+                let now = ticket.router().now();
+                ticket.first_token(now);
+            }
+            1 => {
+                let now = ticket.router().now();
+                ticket.stream_began(now);
+            }
             2 => ticket.answered(u64::from(event)),
-            3 => ticket.still_answering(),
+            3 => ticket.still_answering(ticket.router().now()),
             4 => ticket.judge(Verdict::Good),
             5 => ticket.judge(Verdict::Bad),
             6 => router.worker_failed(&Arc::clone(worker)),
