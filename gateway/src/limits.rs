@@ -310,6 +310,11 @@ pub const IGNORE_PATTERNS_MAX: usize = 16;
 /// Memory that one of these may take compiled: a hundred times what a date takes.
 pub const IGNORE_PATTERN_BYTES: usize = 1 << 20;
 
+/// How long a connection that the gateway has closed waits for its client to close it too, while nothing comes.
+pub const LINGER_IDLE: Duration = Duration::from_secs(1);
+/// And in all, while the client still sends.
+pub const LINGER_MAX: Duration = Duration::from_secs(5);
+
 /// Lines of the decision log that wait to be written: about 1 KB each with ten workers; a second of 1,000 choices.
 pub const DECISION_LOG_LINES: usize = 1_024;
 

@@ -6,6 +6,7 @@
 
 mod greeting;
 mod intake;
+mod lingering;
 pub mod stalls;
 
 use std::{convert::Infallible, error::Error, future::Future, io, sync::Arc, time::Duration};
@@ -21,7 +22,7 @@ use hyper_util::{
 use prometheus::IntGauge;
 
 pub use self::intake::Intake;
-use self::{greeting::Greeting, intake::Slot, stalls::Taken};
+use self::{greeting::Greeting, intake::Slot, lingering::Lingering, stalls::Taken};
 use crate::{
     body::{Request, Response},
     clock,
@@ -158,11 +159,12 @@ impl<S: Stack> Connection<S> {
         let stream = stream.await?;
         match tls {
             None => {
-                let stream = TokioIo::new(Greeting::within(header_read, stream));
+                let stream = TokioIo::new(Greeting::within(header_read, Lingering::new(stream)));
                 watcher.watch(builder.serve_connection(stream, service)).await
             }
             Some(tls) => {
-                let stream = TokioIo::new(Greeting::within(header_read, tls.accept(stream).await?));
+                let stream = Lingering::new(tls.accept(stream).await?);
+                let stream = TokioIo::new(Greeting::within(header_read, stream));
                 watcher.watch(builder.serve_connection(stream, service)).await
             }
         }

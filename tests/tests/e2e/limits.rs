@@ -7,7 +7,7 @@ use bytes::Bytes;
 use keyway_tests::eventually::patient;
 use keyway_tests::exchange::PROTOCOLS;
 use keyway_tests::openai::{CHAT, chat, chat_stream};
-use keyway_tests::{Client, Cluster, Exchange, FakeWorker, Gateway, Protocol, eventually, http1, post};
+use keyway_tests::{Client, Cluster, End, Exchange, FakeWorker, Gateway, Protocol, eventually, http1, post};
 use tokio::net::TcpStream;
 
 /// The default limit of a request body, in bytes.
@@ -25,6 +25,29 @@ async fn a_declared_length_over_the_limit_is_refused_without_reading_it() {
     assert!(error["message"].as_str().is_some_and(|m| m.contains(&LIMIT.to_string())), "{error}");
     assert_eq!(cluster.fakes[0].request_count(), 0);
     cluster.chat("the next one is fine").await;
+    cluster.gateway.idle().await;
+}
+
+#[tokio::test]
+async fn a_refusal_is_read_by_who_still_sends_what_was_refused() {
+    let cluster = Cluster::of_fakes(1, "prefix").await;
+    let refused = [
+        (format!("POST {CHAT} HTTP/1.1\r\nhost: k\r\ncontent-length: {}\r\n\r\n", 2 * LIMIT), 413),
+        (format!("POST {CHAT} HTTP/1.1\r\nhost: k\r\nx: {}\r\ncontent-length: {LIMIT}\r\n\r\n", "y".repeat(HEAD.0)), 431),
+        (format!("POST /nowhere HTTP/1.1\r\nhost: k\r\ncontent-length: {LIMIT}\r\n\r\n"), 404),
+        ("GET /v1/realtime HTTP/1.1\r\nhost: k\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
+          sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".to_owned(), 501),
+    ];
+    for (head, status) in refused {
+        let mut client = Client::connect(cluster.addr()).await;
+        client.send(head.as_bytes()).await;
+        // More than lies in both sockets' buffers, so it comes after the refusal; as clients do that read once all is sent.
+        for _ in 0..16 {
+            client.send(&vec![b' '; 1 << 20]).await;
+        }
+        let response = client.response().await;
+        assert_eq!((response.status(), response.end), (status, End::Complete), "{head}");
+    }
     cluster.gateway.idle().await;
 }
 
