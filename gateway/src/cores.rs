@@ -1,7 +1,7 @@
 //! A thread with a runtime of its own for each core, where clients' connections are served: a connection, the worker's that
 //! answers it and their timers are woken by the thread that they run on, so that an event of a stream crosses no thread. What
 //! concerns all (accepting, operators, probes, KV events) stays on the runtime that began them. A connection stays where it
-//! was put; nothing is stolen, so what takes a core for long must not run here (`token_keyer/threads.rs`).
+//! was put; nothing is stolen, so what takes a core for long must not run here (`threads.rs`).
 
 use std::{
     cell::Cell,

@@ -82,6 +82,7 @@ pub mod standing;
 pub mod stored_state;
 pub mod systemd;
 pub mod tenants;
+mod threads;
 pub mod tls;
 pub mod token_keyer;
 pub mod trace;

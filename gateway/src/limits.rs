@@ -20,8 +20,8 @@ pub const DECODING_RATIO_FREE_BYTES: usize = 4 << 20;
 /// zeros to a hundredth; deflate could make a thousand.
 pub const DECODING_RATIO_MAX: usize = 40;
 
-/// Large bodies that are decoded at once, each on a thread that blocks and for at most 64 MiB; others wait.
-pub const DECODING_AT_ONCE_MAX: usize = 4;
+/// Large bodies that are decoded at once, each on a thread of its own and for at most 64 MiB; others wait.
+pub const DECODING_THREADS: usize = 2;
 
 /// What a zstd frame may ask to be kept of its past: what the standard has every receiver take (RFC 9659).
 pub const ZSTD_WINDOW_BYTES: u64 = 8 << 20;

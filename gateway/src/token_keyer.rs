@@ -1,9 +1,7 @@
 //! A request to its prompt's token ids, as the engine will have them, for models whose tokenizer is known; so that the
 //! index can name a prompt's blocks as engines' KV events do. Never waits for long: short prompts are tokenised where
-//! they are, others on a few threads that give way to everything else (`token_keyer/threads.rs`), and what finds no place there
+//! they are, others on a few threads that give way to everything else (`threads.rs`), and what finds no place there
 //! is routed by its text. Which tokens a prompt has is `keyway-text`'s business, which text it has `prompt.rs`'.
-
-mod threads;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,7 +15,6 @@ use bytes::Bytes;
 use keyway_text::{Encoding, IncrementalTokenizer, TextError, TextModel};
 use parking_lot::Mutex;
 
-use self::threads::Threads;
 use crate::{
     config::ConfigError,
     limits::{
@@ -26,6 +23,7 @@ use crate::{
     },
     metrics::Metrics,
     prompt::{self, Prompt, Unknown},
+    threads::Threads,
 };
 
 /// Stand for the worker's own models where a tokenizer's folder is expected.
@@ -84,7 +82,7 @@ impl TokenKeyer {
         };
         let models: HashMap<_, _> = tokenizers.into_iter().map(load).collect::<Result<_, ConfigError>>()?;
         let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let start = || Threads::start(cores, cores * TOKENIZE_QUEUE_PER_CORE);
+        let start = || Threads::start("tokenize", cores, cores * TOKENIZE_QUEUE_PER_CORE);
         let threads = (!models.is_empty()).then(start).transpose();
         let failed = |error| ConfigError(format!("threads that tokenise cannot be started: {error}"));
         Ok(Self { models, threads: threads.map_err(failed)?, metrics, told: Mutex::default() })

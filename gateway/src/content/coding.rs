@@ -11,18 +11,19 @@ use bytes::Bytes;
 use flate2::{Decompress, FlushDecompress, Status, read::MultiGzDecoder};
 use http::{HeaderMap, header::CONTENT_ENCODING};
 use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
-use tokio::{sync::Semaphore, task::spawn_blocking};
 
 use crate::{
     error::Error,
     limits::{
-        DECODING_AT_ONCE_MAX, DECODING_INLINE_BYTES, DECODING_RATIO_FREE_BYTES, DECODING_RATIO_MAX,
-        MAX_CODINGS, ZSTD_WINDOW_BYTES,
+        DECODING_INLINE_BYTES, DECODING_RATIO_FREE_BYTES, DECODING_RATIO_MAX, DECODING_THREADS, MAX_CODINGS,
+        ZSTD_WINDOW_BYTES,
     },
+    threads::Threads,
 };
 
-/// Large bodies that are decoded now.
-static LARGE: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(DECODING_AT_ONCE_MAX));
+/// Where large bodies are decoded. On few threads, and always the same: glibc's allocator keeps what each has had for itself.
+static LARGE: LazyLock<io::Result<Threads>> =
+    LazyLock::new(|| Threads::start("decode", DECODING_THREADS, usize::MAX));
 
 /// Room that is made for what is to come out, and then again.
 const STEP_BYTES: usize = 32 << 10;
@@ -72,7 +73,7 @@ impl Coding {
         let free = bytes.len().saturating_mul(DECODING_RATIO_MAX).max(DECODING_RATIO_FREE_BYTES);
         let limit = limit_bytes.min(free);
         let plain = match self {
-            Self::Gzip => bounded(MultiGzDecoder::new(bytes), limit),
+            Self::Gzip => gunzipped(bytes, limit),
             Self::Deflate if has_zlib_head(bytes) => inflated(bytes, true, limit),
             Self::Deflate => inflated(bytes, false, limit),
             Self::Zstd => zstd(bytes, limit),
@@ -94,9 +95,10 @@ pub async fn decoded(body: Bytes, codings: &[Coding], limit_bytes: usize) -> Res
     let result = match result {
         // Much comes out.
         Err(Fault::TooLarge) => {
-            // It is never closed.
-            let _place = LARGE.acquire().await;
-            let work = spawn_blocking(move || undo_all(&body, &codings, limit_bytes));
+            let threads = LARGE.as_ref().map_err(|_| Error::Internal)?;
+            let work = threads.run(move || Some(undo_all(&body, &codings, limit_bytes)));
+            // There is a place for each.
+            let Some(work) = work else { return Ok(None) };
             work.await.unwrap_or(Err(Fault::Damaged))
         }
         done => done,
@@ -118,11 +120,22 @@ fn undo_all(body: &Bytes, codings: &[Coding], limit_bytes: usize) -> Result<Byte
     codings.iter().rev().try_fold(body.clone(), undo)
 }
 
-fn bounded(decoder: impl Read, limit: usize) -> Result<Vec<u8>, Fault> {
-    let mut out = Vec::new();
-    let read = decoder.take(limit as u64 + 1).read_to_end(&mut out);
-    read.map_err(|_: io::Error| Fault::Damaged)?;
-    if out.len() > limit { Err(Fault::TooLarge) } else { Ok(out) }
+/// Room for all that may come out, where that is much: a vector that grew would be held twice while it is moved. What is not used
+/// of it takes no memory.
+fn room(limit: usize) -> Vec<u8> {
+    if limit > DECODING_INLINE_BYTES { Vec::with_capacity(limit + 1) } else { Vec::new() }
+}
+
+fn read_all(decoder: impl Read, limit: usize, out: &mut Vec<u8>) -> Result<(), Fault> {
+    let left = (limit - out.len()) as u64;
+    decoder.take(left + 1).read_to_end(out).map_err(|_: io::Error| Fault::Damaged)?;
+    if out.len() > limit { Err(Fault::TooLarge) } else { Ok(()) }
+}
+
+fn gunzipped(bytes: &[u8], limit: usize) -> Result<Vec<u8>, Fault> {
+    let mut out = room(limit);
+    read_all(MultiGzDecoder::new(bytes), limit, &mut out)?;
+    Ok(out)
 }
 
 /// Method 8, and a check that of 31 texts without this head one passes by chance: raw deflate begins otherwise, unless its first
@@ -134,17 +147,20 @@ fn has_zlib_head(bytes: &[u8]) -> bool {
 /// To its very end: a reader of streams takes one that was cut for whole.
 fn inflated(bytes: &[u8], zlib: bool, limit: usize) -> Result<Vec<u8>, Fault> {
     let mut inflate = Decompress::new(zlib);
-    let mut out = Vec::new();
+    let (mut out, mut step) = (room(limit), vec![0; STEP_BYTES]);
     loop {
-        out.reserve(STEP_BYTES.min(limit + 1 - out.len().min(limit)));
-        let (read, wrote) = (inflate.total_in(), out.len());
-        let rest = &bytes[read as usize..];
-        let status = inflate.decompress_vec(rest, &mut out, FlushDecompress::None);
-        match status.map_err(|_| Fault::Damaged)? {
-            _ if out.len() > limit => return Err(Fault::TooLarge),
+        let (read, wrote) = (inflate.total_in(), inflate.total_out());
+        let status = inflate.decompress(&bytes[read as usize..], &mut step, FlushDecompress::None);
+        let status = status.map_err(|_| Fault::Damaged)?;
+        let came = (inflate.total_out() - wrote) as usize;
+        if out.len() + came > limit {
+            return Err(Fault::TooLarge);
+        }
+        out.extend_from_slice(&step[..came]);
+        match status {
             Status::StreamEnd => return Ok(out),
             // Nothing moves any more.
-            _ if inflate.total_in() == read && out.len() == wrote => return Err(Fault::Damaged),
+            _ if inflate.total_in() == read && came == 0 => return Err(Fault::Damaged),
             _ => {}
         }
     }
@@ -152,12 +168,12 @@ fn inflated(bytes: &[u8], zlib: bool, limit: usize) -> Result<Vec<u8>, Fault> {
 
 /// Frame after frame.
 fn zstd(mut bytes: &[u8], limit: usize) -> Result<Vec<u8>, Fault> {
-    let mut out = Vec::new();
+    let mut out = room(limit);
     while !bytes.is_empty() {
         let mut decoder = FrameDecoder::new();
         decoder.set_max_window_size(ZSTD_WINDOW_BYTES);
         let frame = StreamingDecoder::new_with_decoder(&mut bytes, decoder).map_err(|_| Fault::Damaged)?;
-        out.append(&mut bounded(frame, limit - out.len())?);
+        read_all(frame, limit, &mut out)?;
     }
     Ok(out)
 }

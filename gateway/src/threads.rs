@@ -21,7 +21,7 @@ const NICER: i32 = 10;
 type Job = Box<dyn FnMut() -> bool + Send>;
 
 /// The threads, which end with it.
-pub(super) struct Threads {
+pub(crate) struct Threads {
     queue: Arc<Queue>,
     places: usize,
 }
@@ -42,19 +42,19 @@ struct State {
 
 impl Threads {
     /// So many threads, for at most so many jobs at once.
-    pub(super) fn start(count: usize, places: usize) -> io::Result<Self> {
+    pub(crate) fn start(name: &'static str, count: usize, places: usize) -> io::Result<Self> {
         // Made first: if a thread cannot be started, those before it end.
         let threads = Self { queue: Arc::default(), places };
         for _ in 0..count {
             let queue = Arc::clone(&threads.queue);
-            thread::Builder::new().name("tokenize".to_owned()).spawn(move || queue.serve())?;
+            thread::Builder::new().name(name.to_owned()).spawn(move || queue.serve())?;
         }
         Ok(threads)
     }
 
     /// Has `job` done, slice by slice, until it gives a result; `None` if there is no place for it. What nobody waits for any
     /// more is given up; of a job that panics nothing comes.
-    pub(super) fn run<T: Send + 'static>(
+    pub(crate) fn run<T: Send + 'static>(
         &self,
         mut job: impl FnMut() -> Option<T> + Send + 'static,
     ) -> Option<oneshot::Receiver<T>> {
@@ -84,7 +84,7 @@ impl Threads {
 #[cfg(test)]
 impl Threads {
     /// Jobs that wait or run.
-    pub(super) fn jobs(&self) -> usize {
+    pub(crate) fn jobs(&self) -> usize {
         self.queue.state.lock().jobs
     }
 }
@@ -139,7 +139,7 @@ fn step_back() {
     {
         let nice = rustix::process::getpriority_process(None).unwrap_or(0);
         if let Err(error) = rustix::process::setpriority_process(None, (nice + NICER).min(19)) {
-            tracing::warn!(%error, "threads that tokenise long prompts keep the priority of those that serve");
+            tracing::warn!(%error, "threads for work that may wait keep the priority of those that serve");
         }
     }
 }
@@ -179,7 +179,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_short_job_does_not_wait_for_a_long_one_before_it() {
-        let threads = Threads::start(1, 8).unwrap();
+        let threads = Threads::start("test", 1, 8).unwrap();
         let order = Arc::new(Mutex::new(Vec::new()));
         let job = |name: &'static str, slices| {
             let (order, mut job) = (Arc::clone(&order), of_slices(slices, name));
@@ -195,7 +195,7 @@ mod tests {
 
     #[tokio::test]
     async fn places_are_bounded_and_come_back() {
-        let threads = Threads::start(1, 2).unwrap();
+        let threads = Threads::start("test", 1, 2).unwrap();
         let gate = busy(&threads);
         let second = threads.run(of_slices(1, 2)).unwrap();
         assert!(threads.run(of_slices(1, 3)).is_none());
@@ -210,7 +210,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_job_that_panics_or_that_nobody_waits_for_leaves_the_thread_to_others() {
-        let threads = Threads::start(1, 4).unwrap();
+        let threads = Threads::start("test", 1, 4).unwrap();
         let panics = threads.run(|| -> Option<()> { panic!("as a tokenizer might") }).unwrap();
         assert!(panics.await.is_err());
         let endless = threads.run(|| None::<()>).unwrap();
@@ -226,7 +226,7 @@ mod tests {
     async fn they_are_nicer_than_the_thread_that_starts_them_which_stays_as_it_was() {
         let nice = || rustix::process::getpriority_process(None).unwrap();
         let before = nice();
-        let threads = Threads::start(1, 1).unwrap();
+        let threads = Threads::start("test", 1, 1).unwrap();
         let theirs = threads.run(move || Some(nice())).unwrap().await.unwrap();
         assert_eq!((theirs, nice()), ((before + NICER).min(19), before));
     }
