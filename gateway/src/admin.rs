@@ -14,10 +14,12 @@ use crate::{
     autoscale::Autoscale,
     body::{Request, Response, ResponseBody, full},
     clock,
+    cores::Cores,
     error::Error,
     explain::explain,
     fleet::{Present, Worker},
     leaving::Leaving,
+    limits::CORE_PATIENCE,
     live::Live,
     members::Members,
     metrics::Metrics,
@@ -28,7 +30,7 @@ use crate::{
     work::Work,
 };
 
-const INDEX: &str = "Keyway admin\n\n/livez    200 while the process runs\n/readyz   200 once a worker is ready\n\
+const INDEX: &str = "Keyway admin\n\n/livez    200 while clients are served\n/readyz   200 once a worker is ready\n\
     /metrics  Prometheus text format\n/workers  the fleet as JSON\n/scale    workers each model needs, term by term\n\
     /load     what this gateway has at each worker, as it changes: lines of JSON, for other gateways\n\
     /explain  POST a request's body: where it would go, and why; ?path=/v1/completions if it is no chat\n\
@@ -57,6 +59,8 @@ pub struct Admin {
     pub members: Arc<Members>,
     /// How many workers each model needs.
     pub scale: Arc<Autoscale>,
+    /// Where clients are served, if not where operators are.
+    pub cores: Option<Arc<Cores>>,
 }
 
 /// The admin listener's service.
@@ -71,6 +75,8 @@ pub fn admin(admin: Admin) -> impl Stack {
                 explained(request, &admin).await
             } else if !reads && (path.starts_with("/workers") || matches!(path, "/reload" | "/drain")) {
                 commands::command(request, &admin).await
+            } else if path == "/livez" && reads {
+                alive(&admin).await
             } else {
                 answer(&request, &admin)
             };
@@ -109,7 +115,6 @@ fn answer(request: &Request, admin: &Admin) -> Response {
         "/" => page(),
         "/help" => text(StatusCode::OK, "text/plain; charset=utf-8", INDEX),
         "/scale" => json_answer(StatusCode::OK, &admin.scale.rows()),
-        "/livez" => text(StatusCode::OK, "text/plain; charset=utf-8", "ok\n"),
         // Where a successor has the socket, who asks asks for both: it is ready.
         "/readyz" if admin.leaving.began() && !admin.leaving.succeeded() => {
             text(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", "the gateway is ending\n")
@@ -127,6 +132,25 @@ fn answer(request: &Request, admin: &Admin) -> Response {
         "/load" => told(request, admin),
         "/workers" => text(StatusCode::OK, "application/json", workers(router)),
         _ => Error::NotFound(path.to_owned()).to_response(),
+    }
+}
+
+/// Whether clients are served: by threads of their own, which something may hold up while operators are answered.
+async fn alive(admin: &Admin) -> Response {
+    const PLAIN: &str = "text/plain; charset=utf-8";
+    let stuck = match &admin.cores {
+        Some(cores) => cores.stuck(CORE_PATIENCE).await,
+        None => None,
+    };
+    match stuck {
+        None => text(StatusCode::OK, PLAIN, "ok\n"),
+        Some(core) => {
+            let seconds = CORE_PATIENCE.as_secs();
+            let why = format!(
+                "the thread keyway-core-{core}, which serves clients, has done nothing for {seconds} s\n"
+            );
+            text(StatusCode::SERVICE_UNAVAILABLE, PLAIN, why)
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     thread,
+    time::Duration,
 };
 
 use tokio::{
@@ -19,7 +20,10 @@ use tokio::{
     sync::oneshot,
 };
 
-use crate::limits::CORE_KEEPS_STREAMS;
+use crate::{
+    clock::{self, Instant},
+    limits::CORE_KEEPS_STREAMS,
+};
 
 thread_local! {
     /// Which core's thread this is; `None`: another one.
@@ -71,6 +75,18 @@ impl Cores {
             let _task = task;
             future.await
         });
+    }
+
+    /// Waits until each has done something that it is given now. Returns which one has not by then, if one has not.
+    pub async fn stuck(&self, patience: Duration) -> Option<usize> {
+        let deadline = Instant::now() + patience;
+        let asked: Vec<_> = self.0.iter().map(|core| core.runtime.spawn(async {})).collect();
+        for (at, done) in asked.into_iter().enumerate() {
+            if clock::timeout_at(deadline, done).await.is_err() {
+                return Some(at);
+            }
+        }
+        None
     }
 
     /// The one with the fewest tasks.

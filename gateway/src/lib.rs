@@ -51,6 +51,7 @@ pub mod limits;
 pub mod live;
 pub mod load_scrape;
 pub mod locations;
+pub mod log;
 pub mod members;
 pub mod metrics;
 pub mod models;

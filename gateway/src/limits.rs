@@ -315,6 +315,12 @@ pub const LINGER_IDLE: Duration = Duration::from_secs(1);
 /// And in all, while the client still sends.
 pub const LINGER_MAX: Duration = Duration::from_secs(5);
 
+/// For how long a thread that serves clients may do nothing else than what it does: to read the largest body takes some seconds.
+pub const CORE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Of lines of the log that wait to be written: those of some 50,000 requests.
+pub const LOG_QUEUE_BYTES: usize = 16 << 20;
+
 /// Lines of the decision log that wait to be written: about 1 KB each with ten workers; a second of 1,000 choices.
 pub const DECISION_LOG_LINES: usize = 1_024;
 

@@ -1,17 +1,16 @@
 //! `keyway`: parses the command line, then serves or looks at the configuration. No logic of its own.
 
-use std::{io::IsTerminal, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use keyway::{
     args::{Cli, Command, ConfigCommand, ServeArgs},
-    config::{Config, File, LogFormat},
+    config::{Config, File},
     cores::{self, Cores},
-    descriptors, heap, panics, run,
+    descriptors, heap, log, panics, run,
     signals::Signals,
     tenants::{hex, key_hash},
 };
-use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -63,7 +62,8 @@ fn serve(args: &ServeArgs) -> Outcome {
     let again = args.clone();
     let reader = Box::new(move || again.clone().resolve());
     heap::keep_warm();
-    log_to_stderr(config.log_format);
+    // Until the end: the last lines are written then.
+    let _log = log::to_stderr(config.log_format)?;
     panics::watch();
     descriptors::raise();
     // On one core there is nobody to hand a task to, and handing them over is what the other kind prepares for.
@@ -76,15 +76,4 @@ fn serve(args: &ServeArgs) -> Outcome {
     // Streams that outlived the drain time are cut here.
     runtime.shutdown_background();
     Ok(())
-}
-
-fn log_to_stderr(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let colour = std::io::stderr().is_terminal();
-    let log =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
-    match format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().init(),
-    }
 }

@@ -98,7 +98,7 @@ pub fn start(
         listener,
         tls,
         intake: Arc::clone(&intake),
-        cores,
+        cores: cores.clone(),
         client_stall,
         connections,
         shortages: shortages.clone(),
@@ -123,6 +123,7 @@ pub fn start(
         leaving: Arc::clone(&leaving),
         members: Arc::clone(&members),
         scale,
+        cores,
     };
     let (retire, retired) = watch::channel(false);
     let operating = serve_operators(config, (admin_listener, shortages), admin, (may_operate, on(retired)));

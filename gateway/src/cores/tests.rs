@@ -18,6 +18,23 @@ fn task() -> (Running, mpsc::Receiver<Option<usize>>, impl Future<Output = ()> +
     (end, said, stays)
 }
 
+#[tokio::test]
+async fn a_thread_that_something_holds_up_is_found() {
+    let cores = Cores::start(3).unwrap();
+    assert_eq!(cores.stuck(Duration::from_secs(60)).await, None);
+    let (free, held) = mpsc::channel::<()>();
+    let (begun, begins) = mpsc::channel();
+    cores.run_at(1, async move {
+        begun.send(()).unwrap();
+        // As no task may.
+        let _ = held.recv();
+    });
+    begins.recv().unwrap();
+    assert_eq!(cores.stuck(Duration::from_millis(50)).await, Some(1));
+    drop(free);
+    assert_eq!(cores.stuck(Duration::from_secs(60)).await, None);
+}
+
 fn heard(said: &mpsc::Receiver<Option<usize>>) -> usize {
     said.recv_timeout(Duration::from_secs(60)).unwrap().expect("a core's thread")
 }

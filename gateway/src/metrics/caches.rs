@@ -25,7 +25,7 @@ pub struct CacheMetrics {
     pub drift: DriftMetrics,
     /// `keyway_token_keyer_requests_total{model,outcome="tokens|overflow|too_large|unsupported|failed"}`.
     pub token_keyer: IntCounterVec,
-    /// `keyway_decision_log_lines_total{outcome="written|dropped"}`.
+    /// `keyway_decision_log_lines_total{outcome="written|dropped|failed"}`.
     pub decision_log: IntCounterVec,
     /// `keyway_kv_events_trusted{worker}`.
     pub kv_trusted: IntGaugeVec,
@@ -110,7 +110,8 @@ impl CacheMetrics {
             )?,
             decision_log: d.counter(
                 "keyway_decision_log_lines_total",
-                "Choices sampled for the decision log, by what became of them.",
+                "Choices sampled for the decision log, by what became of them: written, dropped as the file was too slow, or \
+                 failed as it could not be written.",
                 &["outcome"],
             )?,
             kv_trusted: d.gauges(

@@ -3,7 +3,7 @@
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::Declare;
-use crate::{net::Shortage, panics, tls::Validity};
+use crate::{log, net::Shortage, panics, tls::Validity};
 
 /// Handles of these series.
 #[derive(Debug)]
@@ -16,6 +16,8 @@ pub struct LifecycleMetrics {
     pub shortages: IntCounterVec,
     /// `keyway_panics_total`, of the whole process.
     pub panics: IntCounter,
+    /// `keyway_log_lines_lost_total`, of the whole process.
+    pub log_lines_lost: IntCounter,
     /// How long certificates are good.
     pub certificates: CertificateMetrics,
 }
@@ -64,6 +66,7 @@ impl LifecycleMetrics {
                 &["resource"],
             )?,
             panics: d.register("counter", panics::counter())?,
+            log_lines_lost: d.register("counter", log::counter())?,
             certificates: CertificateMetrics {
                 start: d.gauges(
                     "keyway_certificate_start_timestamp_seconds",

@@ -31,6 +31,7 @@ mod kv_routing;
 mod lifecycle;
 mod limits;
 mod locations;
+mod log;
 mod metrics;
 mod mock_events;
 mod models;
