@@ -15,9 +15,9 @@ pub const DECODING_INLINE_BYTES: usize = 128 << 10;
 /// What may come out of a compressed body whatever went in: the text of a long prompt that says one thing again and again.
 pub const DECODING_RATIO_FREE_BYTES: usize = 4 << 20;
 
-/// Of what is larger, bytes that come out for one that went in, of which twice as many may be held for a moment, so that no client
-/// makes a hundred bytes of one: JSON of real conversations shrinks to a third or a tenth, tables of
-/// zeros to a hundredth; deflate could make a thousand.
+/// Of what is larger, bytes that come out for one that went in, of which twice as many may be held for a
+/// moment, so that no client makes a hundred bytes of one: JSON of real conversations shrinks to a third or a
+/// tenth, tables of zeros to a hundredth; deflate could make a thousand.
 pub const DECODING_RATIO_MAX: usize = 40;
 
 /// Large bodies that are decoded at once, each on a thread of its own and for at most 64 MiB; others wait.
@@ -65,7 +65,8 @@ pub const MAX_IN_FLIGHT: usize = 16_384;
 /// Client connections at once: twice the requests in flight, for idle keep-alive clients.
 pub const MAX_CONNECTIONS: usize = 32_768;
 
-/// Client connections below which a limit of open files is called low: what a few hundred agents with some streams each take.
+/// Client connections below which a limit of open files is called low: what a few hundred agents with some
+/// streams each take.
 pub const FEW_CONNECTIONS: usize = 4_096;
 
 /// File descriptors that are asked for where the system sets no bound: [`MAX_CONNECTIONS`] clients, as many connections to
@@ -310,19 +311,22 @@ pub const IGNORE_PATTERNS_MAX: usize = 16;
 /// Memory that one of these may take compiled: a hundred times what a date takes.
 pub const IGNORE_PATTERN_BYTES: usize = 1 << 20;
 
-/// How long a connection that the gateway has closed waits for its client to close it too, while nothing comes.
+/// How long a connection that the gateway has closed waits for its client to close it too, while nothing
+/// comes.
 pub const LINGER_IDLE: Duration = Duration::from_secs(1);
 /// And in all, while the client still sends.
 pub const LINGER_MAX: Duration = Duration::from_secs(5);
 
-/// For how long a thread that serves clients may do nothing else than what it does: to read the largest body takes some seconds.
+/// For how long a thread that serves clients may do nothing else than what it does: to read the largest body
+/// takes some seconds.
 pub const CORE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Of lines of the log that wait to be written: those of some 50,000 requests.
 pub const LOG_QUEUE_BYTES: usize = 16 << 20;
 
-/// Lines of the decision log that wait to be written: about 1 KB each with ten workers; a second of 1,000 choices.
-pub const DECISION_LOG_LINES: usize = 1_024;
+/// Of lines of the decision log that wait to be written: about 1 KB each with ten workers; some seconds of
+/// 1,000 choices.
+pub const DECISION_LOG_QUEUE_BYTES: usize = 4 << 20;
 
 /// Largest page of a worker's metrics that is read: vLLM's with all histograms stays below 200 KB.
 pub const MAX_SCRAPE_BYTES: usize = 4 << 20;
