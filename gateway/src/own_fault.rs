@@ -1,5 +1,6 @@
-//! Whose requests failed for their own fault lately ([`keyway_core::own_faults`]): of one client (a tenant, else a key), one kind of
-//! request, and what it was answered. Its like is passed on at once, as the worker says it.
+//! Whose requests failed for their own fault lately ([`keyway_core::own_faults`]): of one client (a tenant,
+//! else a key), one kind of request, and what it was answered. Its like is passed on at once, as the worker
+//! says it.
 
 use std::time::Duration;
 
@@ -8,15 +9,15 @@ use keyway_core::own_faults::OwnFaults;
 use keyway_wire::block_hash::{Chain, HashKey};
 use parking_lot::Mutex;
 
-use crate::{api::Fault, asked::Asked, tenants::X_API_KEY};
+use crate::{asked::Asked, tenants::X_API_KEY};
 
 /// How a request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answered {
     /// By this status.
     Status(StatusCode),
-    /// By an error in its stream, before any content, that says whose fault it is.
-    InBand(Fault),
+    /// By an error in its stream, before any content, that blames the request.
+    InBand,
 }
 
 /// The clients' own faults.
@@ -50,11 +51,7 @@ impl ClientFaults {
             key.map_or(&[][..], HeaderValue::as_bytes)
         };
         let whose = visit.as_ref().map_or_else(key, |visit| visit.tenant().name().as_bytes());
-        let answered = match answered {
-            Answered::Status(status) => status.as_u16(),
-            Answered::InBand(Fault::Worker) => 0,
-            Answered::InBand(Fault::Request) => 1,
-        };
+        let answered = if let Answered::Status(status) = answered { status.as_u16() } else { 0 };
         let mut name = Chain::new(self.key, whose);
         name.push(&asked.info.kind.to_le_bytes());
         name.push(&answered.to_le_bytes()).0

@@ -212,20 +212,22 @@ impl Relay {
         self.let_through(events, (seen.generated, true), now)
     }
 
-    /// Lets another worker go on with a stream whose own one says that it failed. Returns whether one is looked for. Before there is
-    /// content a request's own fault is what several workers say, whatever words they use.
+    /// Lets another worker go on with a stream whose own one says that it failed. Returns whether one is
+    /// looked for. Before there is content a request's own fault is what several workers say, whatever words
+    /// they use.
     fn goes_on_elsewhere(&mut self, events: &Bytes, failing: Failing) -> bool {
-        let in_doubt = !self.account.has_content();
-        if !in_doubt && failing.fault == Fault::Request {
+        let blames_request = failing.fault == Fault::Request;
+        if blames_request && self.account.has_content() {
             return false;
         }
         let ticket = &mut self.account.told.ticket;
-        let is_known = self.lifeline.as_ref().is_ok_and(|lifeline| lifeline.is_own_fault(failing.fault));
-        if in_doubt && is_known && ticket.worker().standing.may_pass() {
+        let is_known = || self.lifeline.as_ref().is_ok_and(|lifeline| lifeline.is_own_fault());
+        if blames_request && is_known() && ticket.worker().standing.may_pass() {
             ticket.excuse();
             return false;
         }
-        match again(&self.lifeline, ticket, in_doubt) {
+        // A worker that says that it has failed is in no doubt: the whole of the budget is for that.
+        match again(&self.lifeline, ticket, blames_request) {
             Ok(again) => {
                 let id = self.account.told.record.id();
                 tracing::warn!(id, aborts = failing.aborts, "the worker says that its answer failed");
@@ -316,10 +318,11 @@ impl Relay {
         };
     }
 
-    /// No other worker answers a stream that began with an error. What several say is the request's own fault.
+    /// No other worker answers a stream that began with an error. What several blame it for is the request's
+    /// own fault.
     fn nobody_goes_on(&mut self) {
-        if let (Some(fault), Ok(lifeline)) = (self.account.nobody_goes_on(), &self.lifeline) {
-            lifeline.note_own_fault(fault);
+        if let (true, Ok(lifeline)) = (self.account.nobody_goes_on(), &self.lifeline) {
+            lifeline.note_own_fault();
         }
     }
 

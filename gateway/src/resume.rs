@@ -36,7 +36,7 @@ use self::{
     text::TextStory,
 };
 use crate::{
-    api::{Api, Fault},
+    api::Api,
     asked::Asked,
     config::ResumeConfig,
     fleet::Worker,
@@ -284,16 +284,17 @@ impl Lifeline {
         matches!(self.kept, Kept::Story { .. } | Kept::Text(_))
     }
 
-    /// Whether requests like this have failed in band at several workers lately: it is not tried elsewhere then.
-    pub fn is_own_fault(&self, fault: Fault) -> bool {
+    /// Whether requests like this were blamed in band by several workers lately: it is not tried elsewhere
+    /// then.
+    pub fn is_own_fault(&self) -> bool {
         let Resumer { own_faults, router, .. } = &*self.resumer;
-        own_faults.knows(&self.asked, Answered::InBand(fault), router.now())
+        own_faults.knows(&self.asked, Answered::InBand, router.now())
     }
 
-    /// This one has.
-    pub fn note_own_fault(&self, fault: Fault) {
+    /// This one was.
+    pub fn note_own_fault(&self) {
         let Resumer { own_faults, router, .. } = &*self.resumer;
-        own_faults.note(&self.asked, Answered::InBand(fault), router.now());
+        own_faults.note(&self.asked, Answered::InBand, router.now());
     }
 
     /// Asks another worker for the rest; then the request's part in its model's demand goes from the ticket to the search.

@@ -158,11 +158,11 @@ impl Account {
         }
     }
 
-    /// No other worker answers. Where several have failed at the request it is its own fault, of the kind that is returned. Where one
-    /// alone was asked, what blames the request is taken at its word.
-    pub(super) fn nobody_goes_on(&mut self) -> Option<Fault> {
+    /// No other worker answers. Where several have failed at the request, none is held to be at fault; where
+    /// one alone was asked, what blames the request is taken at its word. Returns whether several blame it.
+    pub(super) fn nobody_goes_on(&mut self) -> bool {
         let several = self.accusations.len() > 1;
-        let last = self.accusations.last().map(|(_, fault)| *fault);
+        let all_blame_it = self.accusations.iter().all(|(_, fault)| *fault == Fault::Request);
         for (accusation, fault) in self.accusations.drain(..) {
             if several || fault == Fault::Request {
                 drop(accusation);
@@ -170,7 +170,7 @@ impl Account {
                 accusation.undecided();
             }
         }
-        last.filter(|_| several)
+        several && all_blame_it
     }
 
     /// Whether what has come of an unstreamed JSON answer is one value; `None` where that is not known.

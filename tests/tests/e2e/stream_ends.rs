@@ -187,6 +187,21 @@ async fn what_every_worker_blames_a_request_for_is_its_own_fault_and_is_asked_on
 }
 
 #[tokio::test]
+async fn what_workers_say_that_they_failed_at_is_no_client_s_fault_and_is_asked_elsewhere_each_time() {
+    let cluster = two_workers("").await;
+    let mut client = Client::connect(cluster.addr()).await;
+    let (failed, how) = FAILURES[4];
+    for _ in 0..3 {
+        client.post(CHAT, APIS[0].request.as_bytes()).await;
+        for _ in 0..2 {
+            streams(any_call(&cluster).await, &[failed], how).await;
+        }
+        assert_eq!(client.response().await.text(), failed);
+        cluster.gateway.wait_ready(2).await;
+    }
+}
+
+#[tokio::test]
 async fn the_one_worker_there_is_has_the_last_word_and_stays() {
     let cluster = Cluster::builder().fakes(1).start().await;
     let worker = &cluster.fakes[0];
