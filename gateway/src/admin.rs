@@ -135,7 +135,8 @@ fn answer(request: &Request, admin: &Admin) -> Response {
     }
 }
 
-/// Whether clients are served: by threads of their own, which something may hold up while operators are answered.
+/// Whether clients are served: by threads of their own, which something may hold up while operators are
+/// answered.
 async fn alive(admin: &Admin) -> Response {
     const PLAIN: &str = "text/plain; charset=utf-8";
     let stuck = match &admin.cores {

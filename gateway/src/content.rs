@@ -20,8 +20,8 @@ use crate::error::Error;
 /// A body as it is read, and as it is sent.
 #[derive(Debug)]
 pub struct Content {
-    /// Its text, in what is meant to be UTF-8 ([`Content::mend`]), where it has one; else what came. Whatever is put into a body is
-    /// put into this.
+    /// Its text, in what is meant to be UTF-8 ([`Content::mend`]), where it has one; else what came. Whatever
+    /// is put into a body is put into this.
     pub text: Bytes,
     /// What a worker is sent where nothing was put in, if that is not the text.
     pub came: Option<Bytes>,
@@ -63,7 +63,8 @@ impl Content {
         Ok(Self { text, came, unread, form })
     }
 
-    /// Makes UTF-8 of what is almost that: few texts are not, so it is done where one could not be read. Whether it was.
+    /// Makes UTF-8 of what is almost that: few texts are not, so it is done where one could not be read.
+    /// Whether it was.
     pub fn mend(&mut self, limit_bytes: usize) -> Result<bool, Error> {
         if self.unread.is_some() {
             return Ok(false);

@@ -77,7 +77,8 @@ impl Cores {
         });
     }
 
-    /// Waits until each has done something that it is given now. Returns which one has not by then, if one has not.
+    /// Waits until each has done something that it is given now. Returns which one has not by then, if one
+    /// has not.
     pub async fn stuck(&self, patience: Duration) -> Option<usize> {
         let deadline = Instant::now() + patience;
         let asked: Vec<_> = self.0.iter().map(|core| core.runtime.spawn(async {})).collect();

@@ -88,7 +88,8 @@ impl Dispatch {
     pub async fn handle(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
         let late = Error::Deadline { limit: self.timeouts.request };
         let begun = record.started();
-        // In a box, so that what it needs is given back once the answer has begun: the connection keeps the rest.
+        // In a box, so that what it needs is given back once the answer has begun: the connection keeps the
+        // rest.
         let serving = Box::pin(self.serve(request, record));
         silence::looking_until((begun, begun + self.timeouts.request), serving).await.unwrap_or(Err(late))
     }

@@ -28,9 +28,10 @@ pub(crate) fn is_lost(router: &Router, worker: &Worker, since: Duration) -> bool
     now.saturating_sub(since) >= DEAD_SILENCE && worker.silent_for(now) >= DEAD_SILENCE
 }
 
-/// Waits for the head of an answer to what was sent then, for as long as the worker is there to give one. It has no timer, of which each request would take
-/// one more: whoever polls it does so each [`DEAD_LOOK`], as [`looking_until`] does, and an answer's own alarm. What sends is pinned
-/// where it was made: it is large, and would be moved.
+/// Waits for the head of an answer to what was sent then, for as long as the worker is there to give one. It
+/// has no timer, of which each request would take one more: whoever polls it does so each [`DEAD_LOOK`], as
+/// [`looking_until`] does, and an answer's own alarm. What sends is pinned where it was made: it is large,
+/// and would be moved.
 pub(crate) async fn unless_lost<T>(
     router: &Router,
     worker: &Worker,
@@ -44,8 +45,8 @@ pub(crate) async fn unless_lost<T>(
     .await
 }
 
-/// Does `work` that has just begun until the deadline, and polls it each [`DEAD_LOOK`] for what may be lost by then; `None` if it
-/// takes longer.
+/// Does `work` that has just begun until the deadline, and polls it each [`DEAD_LOOK`] for what may be lost
+/// by then; `None` if it takes longer.
 pub(crate) async fn looking_until<T>(
     (begun, deadline): (Instant, Instant),
     mut work: Pin<Box<impl Future<Output = T>>>,

@@ -56,8 +56,8 @@ pub fn stack(
         .service(service_fn(routes))
 }
 
-/// A request on its way down, in a box, as each layer moves it some times; its record, once it has one; and what it is served by.
-/// Among the request's extensions those would cost it a map of its own.
+/// A request on its way down, in a box, as each layer moves it some times; its record, once it has one; and
+/// what it is served by. Among the request's extensions those would cost it a map of its own.
 struct Asking {
     request: Request,
     record: Option<Arc<Record>>,
@@ -130,8 +130,8 @@ where
     Ok(response.map(|body| body.with_record(record)))
 }
 
-/// Says who may use the API from a browser, where that is configured: above all that may refuse, so that pages can read why; a
-/// preflight has no key, and is answered here.
+/// Says who may use the API from a browser, where that is configured: above all that may refuse, so that
+/// pages can read why; a preflight has no key, and is answered here.
 async fn shared<S>(cors: &Cors, asking: Box<Asking>, mut next: S) -> Result<Response, Infallible>
 where
     S: Service<Box<Asking>, Response = Response, Error = Infallible>,

@@ -1,6 +1,7 @@
-//! Threads of the gateway's own for work that may wait: at a lower priority than those that serve, so that where cores are few
-//! short requests go first, and in slices, so that what is nearly known already does not wait behind what is all new. Jobs
-//! take turns, a slice each; how many there may be at once is bounded. What they do is not known here.
+//! Threads of the gateway's own for work that may wait: at a lower priority than those that serve, so that
+//! where cores are few short requests go first, and in slices, so that what is nearly known already does not
+//! wait behind what is all new. Jobs take turns, a slice each; how many there may be at once is bounded. What
+//! they do is not known here.
 
 use std::{
     collections::VecDeque,
@@ -13,7 +14,8 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
-/// How much nicer these threads are than the one that starts them: in Linux a tenth of its share of a core that both want.
+/// How much nicer these threads are than the one that starts them: in Linux a tenth of its share of a core
+/// that both want.
 #[cfg(target_os = "linux")]
 const NICER: i32 = 10;
 
@@ -52,8 +54,8 @@ impl Threads {
         Ok(threads)
     }
 
-    /// Has `job` done, slice by slice, until it gives a result; `None` if there is no place for it. What nobody waits for any
-    /// more is given up; of a job that panics nothing comes.
+    /// Has `job` done, slice by slice, until it gives a result; `None` if there is no place for it. What
+    /// nobody waits for any more is given up; of a job that panics nothing comes.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         mut job: impl FnMut() -> Option<T> + Send + 'static,
@@ -114,7 +116,8 @@ impl Queue {
                 state.jobs -= 1;
             }
             drop(state);
-            // A scheduler that lets threads run to the end of their time may look here who else wants the core.
+            // A scheduler that lets threads run to the end of their time may look here who else wants the
+            // core.
             thread::yield_now();
         }
     }
@@ -132,8 +135,8 @@ impl Queue {
     }
 }
 
-/// Lowers the priority of the thread that calls this. Linux alone has one for each thread (`setpriority(2)`, "C library/kernel
-/// differences"); elsewhere the process would step back as a whole.
+/// Lowers the priority of the thread that calls this. Linux alone has one for each thread (`setpriority(2)`,
+/// "C library/kernel differences"); elsewhere the process would step back as a whole.
 fn step_back() {
     #[cfg(target_os = "linux")]
     {

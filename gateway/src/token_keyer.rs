@@ -1,7 +1,8 @@
-//! A request to its prompt's token ids, as the engine will have them, for models whose tokenizer is known; so that the
-//! index can name a prompt's blocks as engines' KV events do. Never waits for long: short prompts are tokenised where
-//! they are, others on a few threads that give way to everything else (`threads.rs`), and what finds no place there
-//! is routed by its text. Which tokens a prompt has is `keyway-text`'s business, which text it has `prompt.rs`'.
+//! A request to its prompt's token ids, as the engine will have them, for models whose tokenizer is known; so
+//! that the index can name a prompt's blocks as engines' KV events do. Never waits for long: short prompts
+//! are tokenised where they are, others on a few threads that give way to everything else (`threads.rs`), and
+//! what finds no place there is routed by its text. Which tokens a prompt has is `keyway-text`'s business,
+//! which text it has `prompt.rs`'.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -15,9 +15,9 @@ enum Charset {
     Utf32 { big: bool },
 }
 
-/// A text in UTF-8 without a byte order mark: the very body, if it is to be that, which who reads it will see; what is not is
-/// [`mended`]. A surrogate without a partner becomes its escape, which in JSON is the same. `None` for what is no text; an error for
-/// a text that is longer than the limit in UTF-8.
+/// A text in UTF-8 without a byte order mark: the very body, if it is to be that, which who reads it will
+/// see; what is not is [`mended`]. A surrogate without a partner becomes its escape, which in JSON is the
+/// same. `None` for what is no text; an error for a text that is longer than the limit in UTF-8.
 pub fn utf8(body: &Bytes, limit_bytes: usize) -> Result<Option<Bytes>, Error> {
     let (charset, mark) = charset_of(body);
     let rest = &body[mark..];
@@ -29,8 +29,8 @@ pub fn utf8(body: &Bytes, limit_bytes: usize) -> Result<Option<Bytes>, Error> {
     bounded(text, limit_bytes)
 }
 
-/// What is almost UTF-8, as UTF-8: it has surrogates that are encoded as if they were characters. `None` for what is UTF-8 already,
-/// and for what is no text.
+/// What is almost UTF-8, as UTF-8: it has surrogates that are encoded as if they were characters. `None` for
+/// what is UTF-8 already, and for what is no text.
 pub fn mended(text: &[u8], limit_bytes: usize) -> Result<Option<Bytes>, Error> {
     if simdutf8::basic::from_utf8(text).is_ok() {
         return Ok(None);

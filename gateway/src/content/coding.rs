@@ -21,7 +21,8 @@ use crate::{
     threads::Threads,
 };
 
-/// Where large bodies are decoded. On few threads, and always the same: glibc's allocator keeps what each has had for itself.
+/// Where large bodies are decoded. On few threads, and always the same: glibc's allocator keeps what each has
+/// had for itself.
 static LARGE: LazyLock<io::Result<Threads>> =
     LazyLock::new(|| Threads::start("decode", DECODING_THREADS, usize::MAX));
 
@@ -120,8 +121,8 @@ fn undo_all(body: &Bytes, codings: &[Coding], limit_bytes: usize) -> Result<Byte
     codings.iter().rev().try_fold(body.clone(), undo)
 }
 
-/// Room for all that may come out, where that is much: a vector that grew would be held twice while it is moved. What is not used
-/// of it takes no memory.
+/// Room for all that may come out, where that is much: a vector that grew would be held twice while it is
+/// moved. What is not used of it takes no memory.
 fn room(limit: usize) -> Vec<u8> {
     if limit > DECODING_INLINE_BYTES { Vec::with_capacity(limit + 1) } else { Vec::new() }
 }

@@ -19,7 +19,8 @@ pub struct Form {
 }
 
 impl Form {
-    /// The fields of a body that comes as a form, as its `Content-Type` says; `None`: it comes as something else.
+    /// The fields of a body that comes as a form, as its `Content-Type` says; `None`: it comes as something
+    /// else.
     pub fn of(kind: Option<&[u8]>, body: &[u8]) -> Option<Self> {
         let kind = kind?;
         if is_multipart(kind) {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::{Cause, Fault};
 
-/// How long after it was last told a fault that stays is told again: 1, 5 and 30 minutes after the first time, then half-hourly.
+/// How long after it was last told a fault that stays is told again: 1, 5 and 30 minutes after the first
+/// time, then half-hourly.
 const PAUSES: [Duration; 4] = [
     Duration::from_secs(60),
     Duration::from_secs(4 * 60),

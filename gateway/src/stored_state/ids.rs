@@ -75,7 +75,8 @@ pub enum Kind {
     Other,
 }
 
-/// The fields of a body that may name ids: of each of `FIELDS` the last, as engines read them, and some others.
+/// The fields of a body that may name ids: of each of `FIELDS` the last, as engines read them, and some
+/// others.
 #[derive(Debug, Clone, Default)]
 pub struct Named<'a> {
     of_a_kind: SmallVec<[(&'static str, Kind, Value<'a>); 1]>,

@@ -99,8 +99,8 @@ async fn who_reads_slowly_holds_up_its_worker_and_nobody_else() {
 const AMPLIFICATION: f64 = 100.0;
 /// The same of memory, where prompts are tokenised: a word without an end is tokenised in one go.
 const TOKENS_AMPLIFICATION: f64 = 250.0;
-/// The same of time, where the framing is the shape: a chunk of one byte takes some 200 instructions, most of them hyper's, and a byte
-/// of a plain prompt takes less with each way that is found to read it faster.
+/// The same of time, where the framing is the shape: a chunk of one byte takes some 200 instructions, most of
+/// them hyper's, and a byte of a plain prompt takes less with each way that is found to read it faster.
 const FRAMES_AMPLIFICATION: f64 = 150.0;
 /// How often a shape is measured, until it is within that.
 const MEASURED_MAX: usize = 3;
@@ -275,7 +275,8 @@ async fn nothing_is_amplified(args: &[&str], size: usize, total: usize, most: f6
     let mut faults = Vec::new();
     for (name, bytes, longest) in bodies.chain(frames) {
         let mut costs = Vec::new();
-        // Where others want the cores too, caches are cold and the same work takes longer: what is above the limit is measured again.
+        // Where others want the cores too, caches are cold and the same work takes longer: what is above the
+        // limit is measured again.
         while costs.len() < MEASURED_MAX {
             let plain = plain.of(&gateway, &worker, bytes.len(), total).await;
             let (time, memory) = cost(&gateway, &worker, &bytes, total).await;

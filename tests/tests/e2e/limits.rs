@@ -41,7 +41,8 @@ async fn a_refusal_is_read_by_who_still_sends_what_was_refused() {
     for (head, status) in refused {
         let mut client = Client::connect(cluster.addr()).await;
         client.send(head.as_bytes()).await;
-        // More than lies in both sockets' buffers, so it comes after the refusal; as clients do that read once all is sent.
+        // More than lies in both sockets' buffers, so it comes after the refusal; as clients do that read
+        // once all is sent.
         for _ in 0..16 {
             client.send(&vec![b' '; 1 << 20]).await;
         }

@@ -1,4 +1,5 @@
-//! Hazard: requests wait for the log, whose reader has stopped or whose disk is full; what is lost of it is told by nobody.
+//! Hazard: requests wait for the log, whose reader has stopped or whose disk is full; what is lost of it is
+//! told by nobody.
 
 use std::fs::OpenOptions;
 use std::net::{SocketAddr, TcpListener};
