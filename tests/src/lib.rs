@@ -22,6 +22,7 @@ pub mod http1;
 pub mod kube_api;
 pub mod metrics;
 pub mod openai;
+pub mod ports;
 pub mod probe_shield;
 pub mod process;
 pub mod resources;

@@ -1,32 +1,24 @@
 //! Hazard: a worker's data-parallel engines are taken for one cache, or a request goes to another engine than the one
 //! that has its prefix. The worker is a real one, with attention on each of its expert-parallel processes.
 
-use keyway_tests::{Gateway, RealWorker, eventually, get, post};
+use keyway_tests::{Gateway, RealWorker, eventually, get, ports, post};
 use serde_json::{Value, json};
 
 const MODEL: &str = "keyway-random";
 
-/// A worker of two engines whose KV events come at a port and the next; somebody else may take them first.
+/// A worker of two engines whose KV events come at a port and the next.
 async fn worker() -> (RealWorker, u16) {
-    loop {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port();
-        let next = port.checked_add(1).map(|next| std::net::TcpListener::bind(("127.0.0.1", next)));
-        if !matches!(next, Some(Ok(_))) {
-            continue;
-        }
-        drop((free, next));
-        let events = format!("tcp://127.0.0.1:{port}");
-        let mut worker = RealWorker::spawn(&[
-            "--expert-parallel-size=2",
-            "--data-parallel-attention",
-            "--num-kv-blocks=256",
-            "--kv-events",
-            &events,
-        ]);
-        worker.ready().await;
-        return (worker, port);
-    }
+    let port = ports::neighbours(2);
+    let events = format!("tcp://127.0.0.1:{port}");
+    let mut worker = RealWorker::spawn(&[
+        "--expert-parallel-size=2",
+        "--data-parallel-attention",
+        "--num-kv-blocks=256",
+        "--kv-events",
+        &events,
+    ]);
+    worker.ready().await;
+    (worker, port)
 }
 
 fn completion(prompt: &[u32]) -> Vec<u8> {
@@ -44,7 +36,8 @@ async fn a_prompt_goes_back_to_the_engine_that_has_its_prefix() {
     let gateway = Gateway::builder().config(&toml).start().await;
     eventually!(gateway.readyz().await == 200);
     gateway.wait_trusted(2).await;
-    let prompts: Vec<Vec<u32>> = (0..6).map(|i| (0..96).map(|t| (t * 7 + 31 * i) % 256).collect()).collect();
+    // Enough that chance, which decides between two that are alike, leaves neither of them without one.
+    let prompts: Vec<Vec<u32>> = (0..24).map(|i| (0..96).map(|t| (t * 7 + 31 * i) % 256).collect()).collect();
     let mut served = Vec::new();
     for prompt in &prompts {
         let answer = post(gateway.addr, "/v1/completions", &completion(prompt)).await;

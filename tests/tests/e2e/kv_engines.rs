@@ -1,7 +1,7 @@
 //! Hazard: what an engine keeps apart is taken for one cache: its LoRA adapters, its tiers, and the data-parallel engines behind
 //! one address. The engines are scripted workers with a real publisher of KV events.
 
-use keyway_tests::{FakeWorker, Gateway, eventually, post};
+use keyway_tests::{FakeWorker, Gateway, eventually, ports, post};
 use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, EventBatch, KvEvent, WireFormat};
 use serde_json::{Value, json};
 use zeromq::{PubSocket, Socket as _, SocketSend as _, ZmqMessage};
@@ -50,14 +50,8 @@ impl Publisher {
 
 /// Publishers at two neighbouring ports.
 async fn neighbours() -> [Publisher; 2] {
-    loop {
-        let first = Publisher::bind(0).await.unwrap();
-        if let Some(next) = first.port.checked_add(1)
-            && let Some(second) = Publisher::bind(next).await
-        {
-            return [first, second];
-        }
-    }
+    let first = ports::neighbours(2);
+    [Publisher::bind(first).await.unwrap(), Publisher::bind(first + 1).await.unwrap()]
 }
 
 fn prompt(from: u32) -> Vec<u32> {
