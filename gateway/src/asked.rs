@@ -12,8 +12,8 @@ use http::{
 };
 
 use crate::{
-    content, fleet::Worker, headers, metrics::ModelSeries, record::Record, request::RequestInfo,
-    upstream::Outgoing,
+    content, fleet::Worker, headers, metrics::ModelSeries, poison::Broken, record::Record,
+    request::RequestInfo, upstream::Outgoing,
 };
 
 /// One request, read to its end.
@@ -31,6 +31,8 @@ pub struct Asked {
     pub series: Arc<ModelSeries>,
     /// Its record.
     pub record: Arc<Record>,
+    /// Workers that broke behind it.
+    pub broken: Broken,
 }
 
 impl Asked {

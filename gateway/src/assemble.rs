@@ -25,6 +25,7 @@ use crate::{
     net::Connector,
     own_fault::ClientFaults,
     peers::Peers,
+    poison::Poisons,
     reload::{Parts, look_for_workers},
     request::KeyerConfig,
     resume::Resumer,
@@ -102,8 +103,9 @@ fn dispatch(
     let tokens = TokenKeyer::load(tokenizers, Arc::clone(metrics)).map_err(io::Error::other)?;
     let retry_budget = Arc::new(Mutex::new(RetryBudget::new(router.now())));
     let own_faults = Arc::new(ClientFaults::new(keyer.key));
+    let poisons = Arc::new(Poisons::new(keyer.key));
     Ok(Dispatch {
-        resumer: resumer(config, router, upstream, (&retry_budget, &own_faults)),
+        resumer: resumer(config, router, upstream, (&retry_budget, &own_faults, &poisons)),
         router: Arc::clone(router),
         scale: Arc::clone(scale),
         upstream: upstream.clone(),
@@ -121,6 +123,7 @@ fn dispatch(
         timeouts: config.timeouts,
         retry_budget,
         own_faults,
+        poisons,
     })
 }
 
@@ -128,11 +131,11 @@ fn resumer(
     config: &Config,
     router: &Arc<Router>,
     upstream: &Upstream,
-    (budget, own_faults): (&Arc<Mutex<RetryBudget>>, &Arc<ClientFaults>),
+    (budget, own_faults, poisons): (&Arc<Mutex<RetryBudget>>, &Arc<ClientFaults>, &Arc<Poisons>),
 ) -> Arc<Resumer> {
     let metrics = Arc::clone(router.metrics());
     let (router, upstream) = (Arc::clone(router), upstream.clone());
-    let shared = (Arc::clone(budget), Arc::clone(own_faults));
+    let shared = (Arc::clone(budget), Arc::clone(own_faults), Arc::clone(poisons));
     Arc::new(Resumer::new(router, upstream, shared, metrics, config.resume))
 }
 

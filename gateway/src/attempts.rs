@@ -21,6 +21,7 @@ use crate::{
     fleet::Worker,
     limits::{MAX_ASKED, MAX_ATTEMPTS},
     own_fault::Answered,
+    poison::Suspect,
     refusal::Charge,
     relay::{self, Told},
     resume::{Lifeline, Obstacle},
@@ -46,6 +47,8 @@ pub(crate) struct Attempts<'a> {
     /// What the client is told where there is none.
     lost: Error,
     demand: Option<Demand>,
+    /// Whether what is asked has broken workers before.
+    suspect: Option<Suspect>,
 }
 
 /// An answer whose head has come.
@@ -68,7 +71,7 @@ struct Miss {
 
 impl<'a> Attempts<'a> {
     /// None yet.
-    pub(crate) fn new(dispatch: &'a Dispatch, asked: &'a Arc<Asked>) -> Self {
+    pub(crate) fn new(dispatch: &'a Dispatch, asked: &'a Arc<Asked>, suspect: Option<Suspect>) -> Self {
         Self {
             dispatch,
             asked,
@@ -80,6 +83,7 @@ impl<'a> Attempts<'a> {
             held: None,
             lost: Error::WorkerLost,
             demand: None,
+            suspect,
         }
     }
 
@@ -116,7 +120,8 @@ impl<'a> Attempts<'a> {
                 let came = Instant::now();
                 router.worker_answered(&worker, router.at(came));
                 let (info, record) = (Arc::clone(&asked.info), Arc::clone(&asked.record));
-                let told = Told { ticket, info, pick, record, series: Arc::clone(&asked.series), usage };
+                let (series, suspect) = (Arc::clone(&asked.series), self.suspect.clone());
+                let told = Told { ticket, info, pick, record, series, usage, suspect };
                 let mut head = Held { worker, answer, came, told };
                 if let Some(charge) = self.charge(&mut head) {
                     return Err(self.refused(head, charge));
@@ -206,7 +211,9 @@ impl<'a> Attempts<'a> {
             SendError::Lost(_) => {
                 self.worked += 1;
                 self.accuse(&mut ticket, worker, Charge::Lost, &error);
-                self.asked.may_repeat()
+                let Dispatch { poisons, router, .. } = self.dispatch;
+                self.suspect = poisons.broke(self.asked, worker.id, router.now());
+                self.asked.may_repeat() && self.asked.broken.may_break_another()
             }
             // Nobody's fault; or the gateway's own.
             SendError::Raced | SendError::Local(_) => {

@@ -30,6 +30,7 @@ use crate::{
     impatient::{Impatient, TooSlow},
     metrics::Metrics,
     own_fault::ClientFaults,
+    poison::{Broken, Poisons},
     record::Record,
     relay::Terms,
     request::{self, KeyerConfig, RequestInfo},
@@ -79,6 +80,8 @@ pub struct Dispatch {
     pub retry_budget: Arc<Mutex<RetryBudget>>,
     /// Whose requests were refused for their own fault.
     pub own_faults: Arc<ClientFaults>,
+    /// Bodies that broke workers.
+    pub poisons: Arc<Poisons>,
     /// Lets streams outlive their worker.
     pub resumer: Arc<Resumer>,
 }
@@ -182,6 +185,7 @@ impl Dispatch {
         info.share = record.visit().map(|visit| visit.share()).unwrap_or_default();
         let series = self.metrics.model(info.model.as_deref());
         record.model(Arc::clone(&series));
+        let suspect = self.poisons.look(&content.text, self.router.at(read))?;
         self.retry_budget.lock().request();
         let demand = self.scale.enter(&self.router, &info, self.router.at(read));
         let mut choice = match info.owner {
@@ -191,9 +195,9 @@ impl Dispatch {
         };
         choice.ticket.carry(demand);
         let Content { text: body, came, .. } = content;
-        let asked = Asked { parts, body, came, info: Arc::new(info), series, record: Arc::clone(record) };
-        let asked = Arc::new(asked);
-        Attempts::new(self, &asked).run(choice).await
+        let (info, record, broken) = (Arc::new(info), Arc::clone(record), Broken::default());
+        let asked = Arc::new(Asked { parts, body, came, info, series, record, broken });
+        Attempts::new(self, &asked, suspect).run(choice).await
     }
 
     /// The worker that stores what a request names, if it names anything.

@@ -99,6 +99,15 @@ pub enum Error {
         /// When it would begin in time.
         retry_after: Duration,
     },
+    /// What was asked has broken several workers.
+    #[error(
+        "workers broke off when they were asked this, so it is not asked again for {} s; their logs may say why",
+        retry_after.as_secs_f64().ceil()
+    )]
+    BreaksWorkers {
+        /// When it may be tried again.
+        retry_after: Duration,
+    },
     /// No worker can be tried (any more).
     #[error("no worker is ready for this request; try again soon")]
     NoWorker,
@@ -210,13 +219,10 @@ impl Error {
             Self::StateAway => row(StatusCode::SERVICE_UNAVAILABLE, server, "state_not_ready", None, SOON),
             Self::StateGone => row(StatusCode::NOT_FOUND, invalid, "state_gone", None, None),
             Self::Overloaded { .. } => row(StatusCode::SERVICE_UNAVAILABLE, server, "overloaded", None, SOON),
-            Self::TooBusy { retry_after } => row(
-                StatusCode::SERVICE_UNAVAILABLE,
-                server,
-                "too_busy",
-                None,
-                Some(whole_seconds(*retry_after)),
-            ),
+            Self::TooBusy { retry_after } | Self::BreaksWorkers { retry_after } => {
+                let code = if matches!(self, Self::TooBusy { .. }) { "too_busy" } else { "breaks_workers" };
+                row(StatusCode::SERVICE_UNAVAILABLE, server, code, None, Some(whole_seconds(*retry_after)))
+            }
             Self::NoWorker => row(StatusCode::SERVICE_UNAVAILABLE, server, "no_worker_ready", None, SOON),
             Self::Short { .. } => {
                 row(StatusCode::SERVICE_UNAVAILABLE, server, "gateway_overloaded", None, SOON)

@@ -60,6 +60,7 @@ pub mod net;
 pub mod own_fault;
 pub mod panics;
 pub mod peers;
+pub mod poison;
 pub mod probe;
 pub mod prompt;
 pub mod record;

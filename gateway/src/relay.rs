@@ -303,6 +303,7 @@ impl Relay {
 
     /// The worker is given up: another one is asked for the rest, or the answer has failed.
     fn lose(&mut self, cause: &dyn std::fmt::Display, error: Error) {
+        let has_content = self.account.has_content();
         let told = &mut self.account.told;
         tracing::warn!(id = told.record.id(), %cause, "the worker's answer broke off");
         self.upstream = None;
@@ -312,6 +313,9 @@ impl Relay {
             return;
         }
         told.ticket.judge(Verdict::Bad);
+        if let (Error::StreamLost, false, Ok(lifeline)) = (&error, has_content, &self.lifeline) {
+            told.suspect = lifeline.broke_unbegun(told.ticket.worker().id);
+        }
         self.state = match again(&self.lifeline, &mut told.ticket, false) {
             Ok(again) => State::Resuming(again, error.into()),
             Err(obstacle) => self.not_resumed(obstacle, error.into()),
@@ -348,6 +352,9 @@ impl Relay {
         self.events = Some(EventSplitter::new(self.max_event_bytes));
         self.screen.goes_on();
         self.began = Instant::now();
+        if begun.suspect.is_some() {
+            self.account.told.suspect = begun.suspect;
+        }
         self.account.goes_on(begun.pick, begun.ticket, self.began);
         self.until_closed = begun.answer.ends_with_connection();
         self.upstream = Some(begun.answer);

@@ -43,6 +43,7 @@ use crate::{
     limits::RESUME_BODY_BYTES_MAX,
     metrics::Metrics,
     own_fault::{Answered, ClientFaults},
+    poison::{Poisons, Suspect},
     routing::{Router, Ticket},
     upstream::Upstream,
 };
@@ -135,6 +136,7 @@ pub struct Resumer {
     upstream: Upstream,
     budget: Arc<Mutex<RetryBudget>>,
     own_faults: Arc<ClientFaults>,
+    poisons: Arc<Poisons>,
     metrics: Arc<Metrics>,
     memory: Arc<Memory>,
     on: bool,
@@ -188,14 +190,15 @@ impl Resumer {
     pub fn new(
         router: Arc<Router>,
         upstream: Upstream,
-        (budget, own_faults): (Arc<Mutex<RetryBudget>>, Arc<ClientFaults>),
+        (budget, own_faults, poisons): (Arc<Mutex<RetryBudget>>, Arc<ClientFaults>, Arc<Poisons>),
         metrics: Arc<Metrics>,
         config: ResumeConfig,
     ) -> Self {
         let ResumeConfig { memory_bytes, continue_text } = config;
         let memory = Arc::new(Memory::new(memory_bytes, metrics.resume.bytes.clone()));
         let on = memory_bytes > 0;
-        Self { router, upstream, budget, own_faults, metrics, memory, on, by_text: on && continue_text }
+        let by_text = on && continue_text;
+        Self { router, upstream, budget, own_faults, poisons, metrics, memory, on, by_text }
     }
 
     /// Whether a worker's streams are continued by their text: then it is good to know how many tokens that is.
@@ -297,12 +300,20 @@ impl Lifeline {
         own_faults.note(&self.asked, Answered::InBand, router.now());
     }
 
+    /// The worker broke before anything of the answer came.
+    pub fn broke_unbegun(&self, worker: WorkerId) -> Option<Suspect> {
+        self.resumer.poisons.broke(&self.asked, worker, self.resumer.router.now())
+    }
+
     /// Asks another worker for the rest; then the request's part in its model's demand goes from the ticket to the search.
     /// `in_doubt`: the request itself may be at fault.
     pub fn again(&self, ticket: &mut Ticket, in_doubt: bool) -> Result<Again, Obstacle> {
         let (resumer, asked) = (Arc::clone(&self.resumer), Arc::clone(&self.asked));
         if !resumer.router.has_another(&asked.info, &self.tried) {
             return Err(Obstacle::NoWorker);
+        }
+        if !self.asked.broken.may_break_another() {
+            return Err(Obstacle::Attempts);
         }
         let (body, numerics) = match &self.kept {
             Kept::Request(restart) => restart.may_begin().map(|()| (asked.body.clone(), None))?,
@@ -312,7 +323,8 @@ impl Lifeline {
             }
         };
         let demand = ticket.give_back();
-        let search = Search { resumer, asked, body, numerics, tried: self.tried.clone(), demand, in_doubt };
+        let tried = self.tried.clone();
+        let search = Search { resumer, asked, body, numerics, tried, demand, in_doubt, suspect: None };
         Ok(Again(Box::pin(search.run())))
     }
 

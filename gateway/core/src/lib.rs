@@ -35,6 +35,7 @@ pub mod others;
 pub mod own_faults;
 pub mod pace;
 pub mod pick;
+pub mod poison;
 pub mod policy;
 pub mod rate;
 pub mod rate_limit;

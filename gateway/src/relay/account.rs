@@ -13,6 +13,7 @@ use crate::{
     clock::Instant,
     limits::ALIVE_NOTE_INTERVAL,
     metrics::ModelSeries,
+    poison::Suspect,
     record::Record,
     refusal::Charge,
     request::RequestInfo,
@@ -36,6 +37,8 @@ pub struct Told {
     pub series: Arc<ModelSeries>,
     /// What becomes of the usage in a stream.
     pub usage: UsageFilter,
+    /// Where what was asked has broken workers before.
+    pub suspect: Option<Suspect>,
 }
 
 /// What is counted of an answer as it passes.
@@ -191,6 +194,11 @@ impl Account {
             self.told.ticket.judge_at(verdict, now);
         }
         self.told.record.outcome(outcome);
+        if outcome == "complete"
+            && let Some(suspect) = &self.told.suspect
+        {
+            suspect.answered(now);
+        }
         if outcome == "complete" && done {
             self.told.usage.ended();
         }

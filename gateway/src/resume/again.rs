@@ -14,6 +14,7 @@ use crate::{
     autoscale::Demand,
     fleet::Worker,
     limits::RESUMES_MAX,
+    poison::Suspect,
     refusal::Charge,
     routing::{Accusation, Ticket},
     silence,
@@ -36,6 +37,8 @@ pub(super) struct Search {
     pub(super) demand: Option<Demand>,
     /// Whether the request itself may be at fault: then a part of the budget is left to others.
     pub(super) in_doubt: bool,
+    /// Where what is asked has broken a worker during the search.
+    pub(super) suspect: Option<Suspect>,
 }
 
 /// Another worker's answer has begun.
@@ -49,6 +52,8 @@ pub struct Begun {
     pub pick: Pick,
     /// Who was tried so far, this one included.
     pub(super) tried: Vec<WorkerId>,
+    /// Where what is asked has broken a worker.
+    pub suspect: Option<Suspect>,
 }
 
 impl Search {
@@ -57,7 +62,7 @@ impl Search {
         let path = self.asked.parts.uri.path();
         let mut accusations = Vec::new();
         loop {
-            if self.tried.len() > RESUMES_MAX {
+            if self.tried.len() > RESUMES_MAX || !self.asked.broken.may_break_another() {
                 return Err(Obstacle::Attempts);
             }
             let mut choice =
@@ -83,7 +88,8 @@ impl Search {
                     router.worker_answered(&worker, router.now());
                     accusations.into_iter().for_each(Accusation::upheld);
                     let (answer, ticket) = (answer.into_body(), choice.ticket);
-                    return Ok(Begun { answer, ticket, pick, tried: self.tried });
+                    let (tried, suspect) = (self.tried, self.suspect);
+                    return Ok(Begun { answer, ticket, pick, tried, suspect });
                 }
                 Ok(refusal) => {
                     self.accuse(&mut choice.ticket, &refusal, &mut accusations);
@@ -92,7 +98,10 @@ impl Search {
                 }
                 Err(SendError::Connect(_)) => router.worker_failed(&worker),
                 Err(SendError::Refused) => accusations.push(choice.ticket.accuse(BUSY, path)),
-                Err(SendError::Lost(_)) => accusations.push(choice.ticket.accuse(Charge::Lost, path)),
+                Err(SendError::Lost(_)) => {
+                    accusations.push(choice.ticket.accuse(Charge::Lost, path));
+                    self.suspect = self.resumer.poisons.broke(&self.asked, worker.id, router.now());
+                }
                 // Nobody's fault; or the gateway's own.
                 Err(SendError::Raced | SendError::Local(_)) => {}
             }

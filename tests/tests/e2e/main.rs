@@ -40,6 +40,7 @@ mod openai_client;
 mod others;
 mod passthrough;
 mod peers;
+mod poison;
 mod real_workers;
 mod refusals;
 mod reload;
