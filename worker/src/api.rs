@@ -73,7 +73,9 @@ async fn off_the_runtime<T: Send + 'static>(
 /// Whether a body names a field for whose sake a grammar may be compiled.
 fn may_ask_for_a_form(body: &[u8]) -> bool {
     const FIELDS: [&str; 4] = ["response_format", "guided_", "structured_outputs", "tool_choice"];
-    std::str::from_utf8(body).is_ok_and(|body| FIELDS.iter().any(|field| body.contains(field)))
+    // An escape may hide a letter of a field's name.
+    std::str::from_utf8(body)
+        .is_ok_and(|body| body.contains("\\u") || FIELDS.iter().any(|field| body.contains(field)))
 }
 
 /// Answers one request.

@@ -1,8 +1,14 @@
 //! Answers of a given form: a grammar, compiled once for a request by the crate `llguidance`, says before each token which
-//! ones may come. Not what the form is for: `api/constraint.rs` words it.
+//! ones may come. Not what the form is for: `api/constraint.rs` words it. What may be compiled is in `grammar/bounds.rs`, and
+//! where in `grammar/threads.rs`.
 //!
 //! A mask costs the engine's thread some ten microseconds to a few milliseconds a token; all of llguidance's work is bounded
 //! by counted steps, not by time, so that equal requests end equally.
+
+mod bounds;
+#[cfg(test)]
+mod tests;
+mod threads;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -14,7 +20,9 @@ use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokR
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
-use crate::limits::{GRAMMAR_BYTES_MAX, GRAMMAR_COMPILE_FUEL_MAX, GRAMMAR_SIZE_MAX, GRAMMAR_STATES_MAX};
+pub(crate) use self::threads::NotCompiled;
+use self::threads::Threads;
+use crate::limits::{GRAMMAR_COMPILE_FUEL_MAX, GRAMMAR_SIZE_MAX, GRAMMAR_STATES_MAX};
 
 /// Characters of an error that a client is told.
 const ERROR_CHARS_MAX: usize = 400;
@@ -28,10 +36,18 @@ pub(crate) enum Form {
     Regex(String),
     /// A grammar in llguidance's variant of Lark.
     Lark(String),
+    /// One that the worker has made of other forms, whose bounds were checked.
+    Composed(String),
 }
 
 /// Compiles forms for one model's vocabulary, whose table it makes at the first use.
 pub(crate) struct GrammarCompiler {
+    table: Arc<Table>,
+    threads: Arc<Threads>,
+}
+
+/// A model's vocabulary, as llguidance knows it once a form has been asked for.
+struct Table {
     tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
     eos_token_ids: Vec<u32>,
@@ -54,7 +70,7 @@ pub(crate) enum Next {
 
 impl fmt::Debug for GrammarCompiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GrammarCompiler").field("vocab_size", &self.vocab_size).finish_non_exhaustive()
+        f.debug_struct("GrammarCompiler").field("vocab_size", &self.table.vocab_size).finish_non_exhaustive()
     }
 }
 
@@ -81,23 +97,36 @@ pub(crate) fn set_compactly(schema: Value) -> Value {
 
 impl GrammarCompiler {
     pub(crate) fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, eos_token_ids: Vec<u32>) -> Self {
-        Self { tokenizer, vocab_size, eos_token_ids, factory: OnceLock::new() }
+        let table = Table { tokenizer, vocab_size, eos_token_ids, factory: OnceLock::new() };
+        Self { table: Arc::new(table), threads: Arc::default() }
     }
 
-    /// Compiles a form. The error says what is wrong with it, or which bound it exceeds.
-    pub(crate) fn compile(&self, form: &Form) -> Result<Grammar, String> {
-        let bytes = match form {
-            Form::Json(schema) => schema.to_string().len(),
-            Form::Regex(text) | Form::Lark(text) => text.len(),
-        };
-        if bytes > GRAMMAR_BYTES_MAX {
-            return Err(format!("it has {bytes} bytes; the most is {GRAMMAR_BYTES_MAX}"));
-        }
+    /// Compiles a form, on another thread than the caller's, which waits.
+    pub(crate) fn compile(&self, form: Form) -> Result<Grammar, NotCompiled> {
+        bounds::check(&form).map_err(NotCompiled::Form)?;
+        let table = Arc::clone(&self.table);
+        self.threads.run(move || table.compile(form))?.map_err(NotCompiled::Form)
+    }
+}
+
+/// Refuses parts of a composed form that are over a bound; the error says which.
+pub(crate) fn check_parts<'a>(
+    form: Option<&Form>,
+    schemas: impl IntoIterator<Item = &'a Value>,
+) -> Result<(), String> {
+    form.map_or(Ok(()), bounds::check)?;
+    bounds::check_schemas(schemas)
+}
+
+// === impl Table ===
+
+impl Table {
+    fn compile(&self, form: Form) -> Result<Grammar, String> {
         let factory = self.factory.get_or_init(|| self.factory()).as_ref().map_err(Clone::clone)?;
         let grammar = match form {
-            Form::Json(schema) => TopLevelGrammar::from_json_schema(set_compactly(schema.clone())),
-            Form::Regex(regex) => TopLevelGrammar::from_regex(regex),
-            Form::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+            Form::Json(schema) => TopLevelGrammar::from_json_schema(set_compactly(schema)),
+            Form::Regex(regex) => TopLevelGrammar::from_regex(&regex),
+            Form::Lark(lark) | Form::Composed(lark) => TopLevelGrammar::from_lark(lark),
         };
         let mut matcher = Matcher::new(factory.create_parser(grammar));
         if let Some(error) = matcher.get_error() {
@@ -143,7 +172,8 @@ impl GrammarCompiler {
 
 /// An error on one line, without what is only for llguidance's authors.
 fn summary(error: &str) -> String {
-    let words: Vec<&str> = error.split_whitespace().collect();
+    let said = error.split("<backtrace>").next().unwrap_or_default();
+    let words: Vec<&str> = said.split_whitespace().collect();
     words.join(" ").chars().take(ERROR_CHARS_MAX).collect()
 }
 
@@ -182,61 +212,5 @@ impl Grammar {
     pub(crate) fn accept(&mut self, token: u32) -> Result<Next, String> {
         self.matcher.consume_token(token).map_err(|error| summary(&error.to_string()))?;
         Ok(if self.matcher.is_stopped() { Next::Nothing } else { Next::More })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const EOS: u32 = 258;
-
-    fn compile(form: &Form) -> Result<Grammar, String> {
-        GrammarCompiler::new(Arc::new(Tokenizer::builtin()), 320, vec![256, EOS]).compile(form)
-    }
-
-    /// The bytes that may come after `text`, and whether the end may.
-    fn next(form: &Form, text: &str) -> (String, bool) {
-        let mut grammar = compile(form).unwrap();
-        for byte in text.bytes() {
-            assert_eq!(grammar.accept(u32::from(byte)), Ok(Next::More), "{text}");
-        }
-        let mut row = vec![0.0; 320];
-        grammar.mask(&mut row, &[256, EOS]).unwrap();
-        let bytes = (0..128u8).filter(|byte| row[*byte as usize] == 0.0).map(char::from).collect();
-        assert_eq!(row[256], row[EOS as usize], "all ends or none");
-        let bits = grammar.mask_bits(320, &[256, EOS]).unwrap();
-        assert!((0..320).all(|id| (bits[id / 32] >> (id % 32) & 1 == 1) == (row[id] == 0.0)), "{bits:x?}");
-        (bytes, row[EOS as usize] == 0.0)
-    }
-
-    #[test]
-    fn a_schema_says_what_comes_next() {
-        let schema = json!({"type": "object", "properties": {"n": {"enum": [7, 12]}}, "required": ["n"],
-            "additionalProperties": false});
-        let form = Form::Json(schema);
-        assert_eq!(next(&form, ""), ("{".to_owned(), false));
-        assert_eq!(next(&form, "{\"n\": "), ("17".to_owned(), false));
-        assert_eq!(next(&form, "{\"n\": 12"), ("}".to_owned(), false));
-        let mut grammar = compile(&form).unwrap();
-        let taken: Vec<_> = "{\"n\": 7}".bytes().map(|b| grammar.accept(u32::from(b)).unwrap()).collect();
-        assert_eq!(taken.last(), Some(&Next::Nothing), "nothing may follow");
-    }
-
-    #[test]
-    fn expressions_and_grammars_do_too() {
-        assert_eq!(next(&Form::Regex("a(b|cd)?".to_owned()), "a"), ("bc".to_owned(), true));
-        assert_eq!(next(&Form::Lark("start: \"x\" | \"yz\"".to_owned()), ""), ("xy".to_owned(), false));
-    }
-
-    #[test]
-    fn what_cannot_be_compiled_says_why() {
-        let refused = |form| compile(&form).unwrap_err();
-        assert!(refused(Form::Regex("a(".to_owned())).contains("unclosed"));
-        assert!(!refused(Form::Json(json!({"type": "flower"}))).is_empty());
-        assert!(!refused(Form::Lark("start: nowhere".to_owned())).is_empty());
-        let large = "a".repeat(GRAMMAR_BYTES_MAX + 1);
-        assert!(refused(Form::Regex(large.clone())).contains("the most is 1048576"));
-        assert!(refused(Form::Json(json!({"const": large}))).contains("the most is 1048576"));
     }
 }

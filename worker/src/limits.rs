@@ -39,6 +39,47 @@ pub(crate) const GRAMMAR_BYTES_MAX: usize = 1 << 20;
 /// Symbols of a compiled grammar: llguidance's default, a few megabytes of JSON schema.
 pub(crate) const GRAMMAR_SIZE_MAX: usize = 500_000;
 
+/// Bytes of a regular expression that says an answer's form: those that people write have some hundred.
+pub(crate) const GRAMMAR_REGEX_BYTES_MAX: usize = 64 << 10;
+
+/// Lines, and so rules, of a Lark grammar. Each may be nested in the one before it, which takes three kilobytes of stack.
+pub(crate) const GRAMMAR_LINES_MAX: usize = 10_000;
+
+/// JSON objects in a request's schemas: each schema is one, and each table of properties. OpenAI lets a schema have 5,000
+/// properties in all (its guide to structured outputs). Each may be nested in the one before it, by `$ref`, which takes up to five
+/// kilobytes of stack.
+pub(crate) const GRAMMAR_SCHEMA_OBJECTS_MAX: usize = 10_000;
+
+/// Properties of one object in a schema. Compiling takes time with their square: 0.4 s for so many.
+pub(crate) const GRAMMAR_PROPERTIES_MAX: usize = 2_000;
+
+/// `patternProperties` of one object: each is held against each other.
+pub(crate) const GRAMMAR_PATTERN_NAMES_MAX: usize = 32;
+
+/// Regular expressions that may have to match at once: patterns and formats of joined schemas, `&` in Lark. The number of
+/// their parts is multiplied, for each step of the automaton.
+pub(crate) const GRAMMAR_JOINED_MAX: usize = 3;
+
+/// Operators `~` in Lark.
+pub(crate) const GRAMMAR_NEGATIONS_MAX: usize = 8;
+
+/// `multipleOf`, without its decimal point: that many states. Of several that may have to hold at once, their product.
+pub(crate) const GRAMMAR_MULTIPLE_MAX: f64 = 100_000.0;
+
+/// Stack of a thread that compiles: ten times what the deepest form within the bounds has been seen to take. Only what is used
+/// of it takes memory.
+pub(crate) const GRAMMAR_STACK_BYTES: usize = 512 << 20;
+
+/// Forms compiled at once; further ones wait.
+pub(crate) const GRAMMAR_THREADS_MAX: usize = 2;
+
+/// Requests whose form waits to be compiled, at most, and for how long; further ones are told to come back.
+pub(crate) const GRAMMAR_WAITING_MAX: usize = 128;
+pub(crate) const GRAMMAR_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// How long the compilation of one form is waited for: the largest within the bounds take some two seconds.
+pub(crate) const GRAMMAR_COMPILE_MAX: Duration = Duration::from_secs(20);
+
 /// States of a grammar's lexer, of one to two kilobytes each: 100 MB at the worst, for one request.
 pub(crate) const GRAMMAR_STATES_MAX: usize = 50_000;
 

@@ -8,7 +8,7 @@ use super::error::ApiError;
 use super::params::{Params, kind};
 use super::tools::{ToolChoice, Tools};
 use crate::answer_format::{AnswerFormat, CallFormat, Function, ReasoningFormat};
-use crate::grammar::{Form, set_compactly};
+use crate::grammar::{Form, check_parts, set_compactly};
 
 /// Text of any kind, up to what follows in the grammar.
 const ANY_TEXT: &str = "/(.|\\n)*/";
@@ -75,15 +75,21 @@ fn form(param: &str, key: &str, value: Value) -> Result<Form, ApiError> {
         ("grammar", Value::String(lark)) => Ok(Form::Lark(lark)),
         ("choice", Value::Array(choices)) if !choices.is_empty() && choices.iter().all(Value::is_string) => {
             let choices: Vec<String> = choices.iter().map(Value::to_string).collect();
-            Ok(Form::Lark(format!("start: {}", choices.join(" | "))))
+            Ok(Form::Composed(format!("start: {}", choices.join(" | "))))
         }
         ("choice", _) => wrong("an array of strings, at least one"),
         (_, other) => wrong(&format!("a string, not {}", kind(&other))),
     }
 }
 
-/// The form of a whole answer, with the thoughts that may come before it. `open` says that the prompt opened them.
-pub(super) fn whole_form(app: &App, form: Option<&Form>, tools: &Tools, open: bool) -> Option<Form> {
+/// The form of a whole answer, with the thoughts that may come before it. `open` says that the prompt opened them. The error says
+/// which bound a part of it exceeds.
+pub(super) fn whole_form(
+    app: &App,
+    form: Option<&Form>,
+    tools: &Tools,
+    open: bool,
+) -> Result<Option<Form>, String> {
     let names: Vec<&Function> = match &tools.choice {
         ToolChoice::Required => tools.callable.iter().collect(),
         ToolChoice::Named(name) => tools.callable.iter().filter(|f| f.name == *name).collect(),
@@ -92,12 +98,14 @@ pub(super) fn whole_form(app: &App, form: Option<&Form>, tools: &Tools, open: bo
     let harmony = app.formats.answer == AnswerFormat::Harmony;
     let thinks = app.formats.reasoning != ReasoningFormat::None;
     let (body, rules) = if names.is_empty() {
-        let form = form?;
+        let Some(form) = form else { return Ok(None) };
         if !harmony && !thinks {
-            return Some(form.clone());
+            return Ok(Some(form.clone()));
         }
+        check_parts(Some(form), [])?;
         lark_of(form)
     } else {
+        check_parts(None, names.iter().map(|function| &function.parameters))?;
         let many = tools.parallel && tools.choice == ToolChoice::Required;
         if harmony { harmony_calls(&names) } else { calls(app.formats.calls, &names, many) }
     };
@@ -116,7 +124,7 @@ pub(super) fn whole_form(app: &App, form: Option<&Form>, tools: &Tools, open: bo
     } else {
         format!("start: {body}\n")
     };
-    Some(Form::Lark(start + &rules))
+    Ok(Some(Form::Composed(start + &rules)))
 }
 
 /// A form as one symbol of a Lark grammar, and the rules it needs.
@@ -124,7 +132,9 @@ fn lark_of(form: &Form) -> (String, String) {
     match form {
         Form::Json(schema) => ("form".to_owned(), format!("form: {}\n", json_rule(schema))),
         Form::Regex(regex) => ("FORM".to_owned(), format!("FORM: /{}/\n", regex.replace('/', "\\/"))),
-        Form::Lark(lark) => ("form".to_owned(), lark.replacen("start:", "form:", 1) + "\n"),
+        Form::Lark(lark) | Form::Composed(lark) => {
+            ("form".to_owned(), lark.replacen("start:", "form:", 1) + "\n")
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use keyway_wire::openai::ErrorBody;
 
 use super::{Response, full};
 use crate::engine::SubmitError;
+use crate::grammar::NotCompiled;
 use crate::limits::{BODY_BYTES_MAX, RETRY_AFTER_S};
 use crate::metrics::Outcome;
 use crate::output::ResumeError;
@@ -53,6 +54,14 @@ impl ApiError {
     pub(crate) fn not_resumable(what: &str) -> Self {
         let message = format!("A generation with {what} cannot be resumed.");
         Self::invalid(StatusCode::BAD_REQUEST, "not_resumable", message).with_param(OUTPUT_IDS)
+    }
+
+    /// The form of an answer was not compiled.
+    pub(crate) fn not_compiled(why: NotCompiled) -> Self {
+        match why {
+            NotCompiled::Form(reason) => Self::bad_form(&reason),
+            NotCompiled::Busy => Self::overloaded(),
+        }
     }
 
     /// The form of an answer cannot be compiled.

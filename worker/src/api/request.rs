@@ -1,6 +1,8 @@
 //! A generation request's fields with their defaults and ranges, checked as far as they can be without tokens. How
 //! tokens are chosen is `sampling.rs`, what the answer holds `shape.rs`, functions and formats `tools.rs`.
 
+use std::sync::OnceLock;
+
 use keyway_wire::extension::{FIELD, RequestExtension};
 use serde_json::Value;
 
@@ -42,6 +44,8 @@ pub(crate) struct Call {
     pub(crate) tools: Tools,
     /// The form that the answer must have.
     form: Option<Form>,
+    /// It compiled, where it is the same behind each prompt.
+    compiled: OnceLock<Grammar>,
     special_tokens: bool,
     max_tokens: Option<usize>,
     ignore_eos: bool,
@@ -85,6 +89,7 @@ impl Call {
             shape,
             tools,
             form: constraint::take(&mut params)?,
+            compiled: OnceLock::new(),
             special_tokens: !params.take_bool("skip_special_tokens")?.unwrap_or(true),
             ignore_eos: params.take_bool("ignore_eos")?.unwrap_or(false),
             sampling,
@@ -154,11 +159,19 @@ impl Call {
     fn grammar(&self, app: &App, prompt: &[u32]) -> Result<Option<Grammar>, ApiError> {
         let read = |prompt: &[u32]| opens_thoughts(&app.text, prompt).map_err(ApiError::internal);
         let form = match self.endpoint {
-            Endpoint::Chat => constraint::whole_form(app, self.form.as_ref(), &self.tools, read(prompt)?),
+            Endpoint::Chat => constraint::whole_form(app, self.form.as_ref(), &self.tools, read(prompt)?)
+                .map_err(|reason| ApiError::bad_form(&reason))?,
             Endpoint::Completion => self.form.clone(),
         };
-        let compile = |form: Form| app.grammars.compile(&form).map_err(|reason| ApiError::bad_form(&reason));
-        form.map(compile).transpose()
+        let Some(form) = form else { return Ok(None) };
+        if let Some(grammar) = self.compiled.get() {
+            return Ok(Some(grammar.clone()));
+        }
+        let grammar = app.grammars.compile(form).map_err(ApiError::not_compiled)?;
+        if self.endpoint == Endpoint::Completion {
+            return Ok(Some(self.compiled.get_or_init(|| grammar).clone()));
+        }
+        Ok(Some(grammar))
     }
 
     /// What the engine is asked for, once a prompt's ids are known; checks that they fit the context.

@@ -168,3 +168,54 @@ async fn tools_and_earlier_calls_are_checked_and_shown_to_the_model() {
     }
     worker.shutdown().await;
 }
+
+/// Forms that overflowed a stack, or multiplied, before they were bounded.
+#[tokio::test]
+async fn no_form_ends_the_worker_or_holds_it_up() {
+    let worker = worker().await;
+    let many = |count: usize| {
+        let property = |i: usize| (format!("p{i}"), json!({"type": "string", "pattern": "^(a|b)*c{1,100}$"}));
+        json!({"type": "object", "properties": (0..count).map(property).collect::<serde_json::Map<_, _>>()})
+    };
+    let chain = |length: usize| {
+        let next = |i: usize| json!({"$ref": format!("#/$defs/d{}", (i + 1) % length)});
+        let defs: serde_json::Map<_, _> = (0..length).map(|i| (format!("d{i}"), next(i))).collect();
+        json!({"$ref": "#/$defs/d0", "$defs": defs})
+    };
+    let rules = (0..3_000).fold(String::new(), |all, i| all + &format!("r{i}: r{}\n", i + 1));
+    let grammar = format!("start: r0\n{rules}r3000: \"a\"");
+    let format = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": many(8_000)}});
+    let patterns: Vec<_> = (0..30).map(|i| json!({"pattern": format!("(a|b){{{}}}.*", i + 1)})).collect();
+    // Each with what it must come to: an answer, a refusal, or either.
+    for (form, statuses) in [
+        (format(many(7_000)), &[400][..]),
+        (format(chain(1_000)), &[200, 400]),
+        (format(json!({"type": "string", "allOf": patterns})), &[400]),
+        (json!({"guided_json": many(8_000).to_string()}), &[400]),
+        (json!({"guided_grammar": grammar}), &[200]),
+        (json!({"guided_grammar": format!("start: T\nT: {}", vec!["/(.|\\n)*a/"; 30].join(" & "))}), &[400]),
+        (
+            json!({"tools": [tool.clone()], "tool_choice": {"type": "function", "function": {"name": "f"}}}),
+            &[400],
+        ),
+        (json!({"tools": [tool.clone()], "tool_choice": "required"}), &[400]),
+        (json!({"tools": [tool]}), &[200]),
+    ] {
+        // The function's text alone would be longer than the model's context.
+        let template = json!({"chat_template_kwargs": {}, "messages": [{"role": "user", "content": "x"}]});
+        let body = with(with(chat("x", 2), form), template);
+        let answer = post(worker.addr(), CHAT, &body).await;
+        let is_too_long = answer.text.contains("context");
+        assert!(
+            statuses.contains(&answer.status) || is_too_long,
+            "{statuses:?}: {} {}",
+            answer.status,
+            answer.text
+        );
+        assert!(!answer.text.contains("backtrace"), "{}", answer.text);
+    }
+    let after = post(worker.addr(), CHAT, &chat("still there", 2)).await;
+    assert_eq!(after.status, 200, "{}", after.text);
+    worker.shutdown().await;
+}

@@ -131,7 +131,7 @@ impl Backend for OnHost {
 fn requests(others: bool) -> Vec<GenerationRequest> {
     let shared = prompt_of(20, 7);
     let compiler = GrammarCompiler::new(Arc::new(Tokenizer::builtin()), VOCAB as usize, vec![VOCAB - 1]);
-    let compile = |regex: &str| compiler.compile(&Form::Regex(regex.to_owned())).unwrap();
+    let compile = |regex: &str| compiler.compile(Form::Regex(regex.to_owned())).unwrap();
     let request = |i: usize| {
         let prompt = [&shared[..i % 3 * 10], &[i as u32, 5][..]].concat();
         let Parameters { temperature, top_p, min_p, top_k, seed, .. } = draw(i);
