@@ -7,6 +7,7 @@ mod outline;
 
 use std::{borrow::Cow, fmt};
 
+use memchr::memmem::Finder;
 use serde::{Deserialize, Deserializer, de::Visitor};
 
 pub use self::outline::Outline;
@@ -42,13 +43,11 @@ impl<'a> Value<'a> {
     /// last field of the name is not the document's own but of something within it.
     pub fn last_object_of_document<T>(
         text: &'a str,
-        quoted_name: &str,
+        quoted_name: &Finder<'_>,
         read: impl FnOnce(&mut Fields<'a>) -> Option<T>,
     ) -> Option<T> {
-        // Names stand behind few quotes: the last fields are short.
-        let mut quotes = memchr::memrchr_iter(b'"', text.as_bytes());
-        let at = quotes.find(|&at| text.as_bytes()[at..].starts_with(quoted_name.as_bytes()))?;
-        let mut cursor = Cursor { text, at: at + quoted_name.len(), base: 0, parts: &[] };
+        let at = last_name(text.as_bytes(), quoted_name)?;
+        let mut cursor = Cursor { text, at: at + quoted_name.needle().len(), base: 0, parts: &[] };
         cursor.skip_space();
         if cursor.peek() != Some(b':') {
             return None;
@@ -108,6 +107,19 @@ impl<'a> Value<'a> {
     pub fn items(self) -> Option<Items<'a>> {
         self.text.starts_with('[').then(|| Items(Parts::of(self, b']')))
     }
+}
+
+/// Bytes at a document's end in which a name among its last fields mostly stands.
+const TAIL_BYTES: usize = 256;
+
+/// Where a name in its quotes stands last.
+fn last_name(text: &[u8], quoted_name: &Finder<'_>) -> Option<usize> {
+    let tail = text.len().saturating_sub(TAIL_BYTES);
+    if let Some(at) = quoted_name.find_iter(&text[tail..]).last() {
+        return Some(tail + at);
+    }
+    let mut quotes = memchr::memrchr_iter(b'"', text);
+    quotes.find(|&at| text[at..].starts_with(quoted_name.needle()))
 }
 
 /// A string with marks (U+FFFD) for what of it is no text.

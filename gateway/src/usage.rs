@@ -32,7 +32,7 @@ pub fn is_mentioned(bytes: &[u8]) -> bool {
 /// The usage in a chunk or whole answer.
 fn of(json: &[u8]) -> Option<Usage> {
     let text = std::str::from_utf8(json).ok()?;
-    Value::last_object_of_document(text, "\"usage\"", read).or_else(|| {
+    Value::last_object_of_document(text, &NAME, read).or_else(|| {
         let mut fields = Value::document(text)?.map_while(Result::ok);
         let (_, usage) = fields.find(|(name, _)| name == "usage")?;
         read(&mut usage.fields()?)

@@ -124,7 +124,7 @@ proptest! {
             }
             first
         };
-        let found = Value::last_object_of_document(&text, "\"it\"", read);
+        let found = Value::last_object_of_document(&text, &Finder::new("\"it\""), read);
         prop_assert!(found.as_ref().is_none_or(|found| *found == value["it"]["a"]), "{found:?}");
         if !text.contains("it\\\"") && text.matches("\"it\"").count() == 1 {
             prop_assert!(found.is_some());
@@ -135,7 +135,7 @@ proptest! {
             format!("{{\"it\":{{\"a\":{last},\"y\":1}}"),
             format!("{{\"it\":[{last}]}}"),
         ] {
-            prop_assert_eq!(Value::last_object_of_document(&nested, "\"it\"", read), None, "{}", nested);
+            prop_assert_eq!(Value::last_object_of_document(&nested, &Finder::new("\"it\""), read), None, "{}", nested);
         }
     }
 }
