@@ -24,7 +24,11 @@ use keyway_core::{
     index::{PrefixIndex, WorkerId},
     kv_feed::{KvFeed, Recovery},
 };
-use keyway_wire::{block_hash::HashKey, kv_event::EventBatch};
+use keyway_wire::{
+    block_hash::HashKey,
+    kv_event::EventBatch,
+    zmtp::{Bounds, Incoming, Reader, SocketType},
+};
 use serde_json::Value;
 
 /// A request's body: what routing reads of it is what a JSON library reads.
@@ -142,4 +146,34 @@ pub fn kv_event(data: &[u8]) {
     assert!(index.len() <= index.capacity());
     index.remove_worker(WorkerId(1));
     assert!(index.is_empty());
+}
+
+/// What comes from where a worker's KV events are said to be: in pieces as the first byte has it, it is read as it is at once, and
+/// nothing of it is kept beyond the bounds.
+pub fn zmtp(data: &[u8]) {
+    let bounds = Bounds { message_bytes: 300, frames: 3 };
+    let Some((piece, data)) = data.split_first() else { return };
+    let read = |piece: usize| {
+        let mut reader = Reader::new(SocketType::Sub, bounds);
+        let mut came = Vec::new();
+        for piece in data.chunks(piece) {
+            reader.unread.extend_from_slice(piece);
+            loop {
+                match reader.read() {
+                    Ok(Some(incoming)) => came.push(incoming),
+                    Ok(None) => break,
+                    Err(error) => return (came, Some(error)),
+                }
+            }
+        }
+        (came, None)
+    };
+    let (came, error) = read(1 + usize::from(*piece % 80));
+    for incoming in &came {
+        if let Incoming::Message(frames) = incoming {
+            assert!((1..=bounds.frames).contains(&frames.len()));
+            assert!(frames.iter().map(Bytes::len).sum::<usize>() <= bounds.message_bytes);
+        }
+    }
+    assert_eq!((came, error), read(data.len().max(1)));
 }

@@ -4,7 +4,10 @@
 #[path = "../fuzz/bodies.rs"]
 mod bodies;
 
-use keyway_wire::kv_event::{BlockStored, EngineHash, EventBatch, KvEvent, WireFormat};
+use keyway_wire::{
+    kv_event::{BlockStored, EngineHash, EventBatch, KvEvent, WireFormat},
+    zmtp,
+};
 use proptest::{prelude::*, sample::Index};
 
 const BODIES: [&str; 6] = [
@@ -111,6 +114,13 @@ proptest! {
         seed in prop::sample::select(&STREAMS[..]), changes in prop::collection::vec(change(), 0..6),
     ) {
         bodies::sse(&changed(seed.as_bytes(), &changes));
+    }
+
+    #[test]
+    fn no_peer_breaks_a_bound(changes in prop::collection::vec(change(), 0..6), first: u8) {
+        let hello = [&[first][..], &zmtp::greeting(), &zmtp::ready(zmtp::SocketType::Pub)].concat();
+        let said = [hello, zmtp::message(&[&b"topic"[..], &[0; 8], &[7; 200]]), zmtp::pong(b"x")].concat();
+        bodies::zmtp(&changed(&said, &changes));
     }
 
     #[test]

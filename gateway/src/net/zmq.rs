@@ -3,67 +3,109 @@
 
 use std::{fmt, io, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use futures_util::{
     StreamExt,
     stream::{self, BoxStream},
 };
-use zeromq::{
-    DealerSocket, Socket, SocketEvent, SocketOptions, SocketRecv, SocketSend, SubSocket, ZmqError, ZmqMessage,
-};
+pub use keyway_wire::zmtp::Frames;
+use keyway_wire::zmtp::{self, Bounds, Incoming, Reader, SocketType};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use super::{TcpStream, dial};
 use crate::clock;
 
-/// The frames of one message.
-pub type Frames = Vec<Bytes>;
+/// What a worker may send in one message. A step of vLLM stores some thousand tokens, in some ten kilobytes; the largest that engines
+/// are known to send say what a long prompt stored, in a few hundred kilobytes; keyway-worker's snapshots come in parts of 100 KB.
+const BOUNDS: Bounds = Bounds { message_bytes: 4 << 20, frames: 8 };
 
-/// A connected socket, and what it says of its connection.
-struct Link<S> {
-    socket: S,
-    events: BoxStream<'static, SocketEvent>,
+/// Bytes for which room is made before each read.
+const READ_BYTES: usize = 64 << 10;
+
+/// A connected socket.
+struct Link {
+    stream: TcpStream,
+    reader: Reader,
+    /// What is to be sent before anything is read.
+    unsent: Bytes,
 }
 
-impl<S: Socket + SocketRecv + Send> Link<S> {
-    async fn connect(endpoint: &str, timeout: Duration) -> io::Result<Self> {
-        let mut options = SocketOptions::default();
-        options.connect_timeout(timeout);
-        let mut socket = S::with_options(options);
-        let events = socket.monitor().boxed();
-        socket.connect(endpoint).await.map_err(other)?;
-        Ok(Self { socket, events })
+impl Link {
+    /// Connects to `tcp://HOST:PORT` and waits until the peer is ready.
+    async fn connect(endpoint: &str, socket: SocketType, timeout: Duration) -> io::Result<Self> {
+        let connecting = async {
+            let (host, port) = place(endpoint)?;
+            let stream = dial(host, port).await?;
+            stream.set_nodelay(true)?;
+            let unsent = Bytes::copy_from_slice(&zmtp::greeting());
+            let mut link = Self { stream, reader: Reader::new(socket, BOUNDS), unsent };
+            loop {
+                match link.incoming().await? {
+                    Incoming::Greeting => link.unsent = zmtp::ready(socket).into(),
+                    Incoming::Ready => return Ok(link),
+                    Incoming::Message(_) | Incoming::Ping(_) => {}
+                }
+            }
+        };
+        let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("not connected within {timeout:?}"));
+        clock::timeout(timeout, connecting).await.map_err(late)?
     }
 
     /// The next message. May be dropped and asked again: nothing is lost by that.
     async fn next(&mut self) -> io::Result<Frames> {
         loop {
-            tokio::select! {
-                // What came before the connection was lost is read first.
-                biased;
-                message = self.socket.recv() => return Ok(message.map_err(other)?.into_vec()),
-                event = self.events.next() => if let Some(SocketEvent::Disconnected(_)) | None = event {
-                    return Err(io::ErrorKind::ConnectionReset.into());
-                },
+            match self.incoming().await? {
+                Incoming::Message(frames) => return Ok(frames),
+                Incoming::Ping(context) => self.unsent = zmtp::pong(&context).into(),
+                Incoming::Greeting | Incoming::Ready => {}
             }
         }
     }
-}
 
-/// An error of the system stays one, so that what the gateway lacks is told from what its worker does.
-fn other(error: ZmqError) -> io::Error {
-    match error {
-        ZmqError::Network(error) => error,
-        error => io::Error::other(error),
+    /// As [`Link::next`], for all that can come.
+    async fn incoming(&mut self) -> io::Result<Incoming> {
+        self.flush().await?;
+        loop {
+            if let Some(incoming) = self.reader.read().map_err(io::Error::other)? {
+                return Ok(incoming);
+            }
+            self.reader.unread.reserve(READ_BYTES);
+            if self.stream.read_buf(&mut self.reader.unread).await? == 0 {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+        }
+    }
+
+    async fn send(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+        self.unsent = bytes.into();
+        self.flush().await
+    }
+
+    async fn flush(&mut self) -> io::Result<()> {
+        while self.unsent.has_remaining() {
+            self.stream.write_buf(&mut self.unsent).await?;
+        }
+        Ok(())
     }
 }
 
+/// Host and port of `tcp://HOST:PORT`, as the configuration has checked it.
+fn place(endpoint: &str) -> io::Result<(&str, u16)> {
+    let place = endpoint.strip_prefix("tcp://").and_then(|place| place.rsplit_once(':'));
+    let place = place.and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    let (host, port) =
+        place.ok_or_else(|| io::Error::other(format!("{endpoint:?} is no tcp://HOST:PORT")))?;
+    Ok((host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host), port))
+}
+
 /// A worker's live stream.
-pub struct LiveStream(Link<SubSocket>);
+pub struct LiveStream(Link);
 
 impl LiveStream {
     /// Connects, and subscribes to every topic.
     pub async fn connect(endpoint: &str, timeout: Duration) -> io::Result<Self> {
-        let mut link: Link<SubSocket> = Link::connect(endpoint, timeout).await?;
-        link.socket.subscribe("").await.map_err(other)?;
+        let mut link = Link::connect(endpoint, SocketType::Sub, timeout).await?;
+        link.send(zmtp::subscribe_to_all()).await?;
         Ok(Self(link))
     }
 
@@ -109,12 +151,28 @@ pub fn ask(ask: Ask) -> BoxStream<'static, io::Result<Frames>> {
     .boxed()
 }
 
-async fn request(ask: &Ask) -> io::Result<Link<DealerSocket>> {
+async fn request(ask: &Ask) -> io::Result<Link> {
     clock::sleep(ask.pause).await;
-    let mut link: Link<DealerSocket> = Link::connect(&ask.endpoint, ask.connect_timeout).await?;
-    let [first, second] = ask.request.clone();
-    let mut message = ZmqMessage::from(first);
-    message.push_back(second.into());
-    link.socket.send(message).await.map_err(other)?;
+    let mut link = Link::connect(&ask.endpoint, SocketType::Dealer, ask.connect_timeout).await?;
+    link.send(zmtp::message(&ask.request)).await?;
     Ok(link)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_read_as_they_are_configured() {
+        for (endpoint, read) in [
+            ("tcp://10.0.0.7:5557", Some(("10.0.0.7", 5557))),
+            ("tcp://worker-0.pool:1", Some(("worker-0.pool", 1))),
+            ("tcp://[fd00::7]:5557", Some(("fd00::7", 5557))),
+            ("ipc:///tmp/x", None),
+            ("tcp://a", None),
+            ("tcp://a:70000", None),
+        ] {
+            assert_eq!(place(endpoint).ok(), read, "{endpoint}");
+        }
+    }
 }

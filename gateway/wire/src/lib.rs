@@ -6,3 +6,4 @@ pub mod extension;
 pub mod headers;
 pub mod kv_event;
 pub mod openai;
+pub mod zmtp;

@@ -27,6 +27,7 @@ mod http2_workers;
 mod index_credit;
 mod kept_connections;
 mod kv_engines;
+mod kv_hostile;
 mod kv_routing;
 mod lifecycle;
 mod limits;
