@@ -212,6 +212,7 @@ impl<'a> Attempts<'a> {
                 self.worked += 1;
                 self.accuse(&mut ticket, worker, Charge::Lost, &error);
                 let Dispatch { poisons, router, .. } = self.dispatch;
+                self.asked.broken.note();
                 self.suspect = poisons.broke(self.asked, worker.id, router.now());
                 self.asked.may_repeat() && self.asked.broken.may_break_another()
             }

@@ -1,5 +1,5 @@
-//! Requests that break workers ([`keyway_core::poison`]): what breaks two of them before anything of an answer has come is tried
-//! at no third, and its body is refused for a while. Bodies are known by a keyed hash.
+//! Requests that break workers ([`keyway_core::poison`]): what breaks two of them before the head of an answer is tried at no
+//! third; and its body, or that of a stream that breaks two before its first content, is refused for a while. Bodies are known by a keyed hash.
 
 use std::sync::{
     Arc,
@@ -25,7 +25,7 @@ pub struct Poisons {
     key: HashKey,
 }
 
-/// Workers that broke behind one request before anything of an answer came.
+/// Workers that broke behind one request before the head of an answer came.
 #[derive(Debug, Default)]
 pub struct Broken(AtomicUsize);
 
@@ -37,6 +37,11 @@ pub struct Suspect {
 }
 
 impl Broken {
+    /// One more did.
+    pub fn note(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Whether the request may be tried at one more worker.
     pub fn may_break_another(&self) -> bool {
         self.0.load(Ordering::Relaxed) < BROKEN_MAX
@@ -68,7 +73,6 @@ impl Poisons {
 
     /// A worker broke behind this request, before anything of an answer had come.
     pub fn broke(self: &Arc<Self>, asked: &Asked, worker: WorkerId, now: Duration) -> Option<Suspect> {
-        asked.broken.0.fetch_add(1, Ordering::Relaxed);
         let (body, id) = (&asked.body, asked.record.id());
         if body.is_empty() {
             return None;

@@ -100,6 +100,7 @@ impl Search {
                 Err(SendError::Refused) => accusations.push(choice.ticket.accuse(BUSY, path)),
                 Err(SendError::Lost(_)) => {
                     accusations.push(choice.ticket.accuse(Charge::Lost, path));
+                    self.asked.broken.note();
                     self.suspect = self.resumer.poisons.broke(&self.asked, worker.id, router.now());
                 }
                 // Nobody's fault; or the gateway's own.
