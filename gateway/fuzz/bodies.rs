@@ -148,8 +148,8 @@ pub fn kv_event(data: &[u8]) {
     assert!(index.is_empty());
 }
 
-/// What comes from where a worker's KV events are said to be: in pieces as the first byte has it, it is read as it is at once, and
-/// nothing of it is kept beyond the bounds.
+/// What comes from where a worker's KV events are said to be: in pieces as the first byte has it, it is read
+/// as it is at once, and nothing of it is kept beyond the bounds.
 pub fn zmtp(data: &[u8]) {
     let bounds = Bounds { message_bytes: 300, frames: 3 };
     let Some((piece, data)) = data.split_first() else { return };

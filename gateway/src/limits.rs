@@ -140,7 +140,7 @@ pub const ANSWER_BUFFER_BYTES: usize = 64 << 10;
 /// Time to open a connection to a worker. Within a data centre a SYN is lost at most twice in this time.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Time between two pieces of a request's body, as a defence against slow-body attacks; a phone's longest gaps are shorter.
+/// Time between two pieces of a request's body, against slow bodies; a phone's longest gaps are shorter.
 pub const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time between two pieces of an answer that has begun: an engine that preempts a stream and computes a long prompt in
@@ -309,7 +309,7 @@ pub const IGNORE_PATTERNS_MAX: usize = 16;
 /// Memory that one of these may take compiled: a hundred times what a date takes.
 pub const IGNORE_PATTERN_BYTES: usize = 1 << 20;
 
-/// How long a connection that the gateway has closed waits for its client to close it too, while nothing comes.
+/// How long a connection that was closed here waits for its client to close it too, while nothing comes.
 pub const LINGER_IDLE: Duration = Duration::from_secs(1);
 /// And in all, while the client still sends.
 pub const LINGER_MAX: Duration = Duration::from_secs(5);
@@ -321,7 +321,7 @@ pub const CORE_PATIENCE: Duration = Duration::from_secs(10);
 /// Of lines of the log that wait to be written: those of some 50,000 requests.
 pub const LOG_QUEUE_BYTES: usize = 16 << 20;
 
-/// Of lines of the decision log that wait to be written: about 1 KB each with ten workers; some seconds of 1,000 choices.
+/// Of lines of the decision log that wait to be written, of about 1 KB with ten workers: thousands of choices.
 pub const DECISION_LOG_QUEUE_BYTES: usize = 4 << 20;
 
 /// Largest page of a worker's metrics that is read: vLLM's with all histograms stays below 200 KB.

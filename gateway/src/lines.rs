@@ -1,5 +1,6 @@
-//! Lines for a file that may be slow, full or a pipe that nobody reads: a thread of its own writes them, what it cannot keep up with is
-//! dropped, and what becomes of each is told. Whoever has a line waits for nothing. [`crate::log`] and [`crate::decision_log`] are such.
+//! Lines for a file that may be slow, full or a pipe that nobody reads: a thread of its own writes them, what
+//! it cannot keep up with is dropped, and what becomes of each is told. Whoever has a line waits for nothing.
+//! [`crate::log`] and [`crate::decision_log`] are such.
 
 use std::{
     io::{self, Write},

@@ -1,5 +1,6 @@
-//! Requests that break workers ([`keyway_core::poison`]): what breaks two of them before the head of an answer is tried at no
-//! third; and its body, or that of a stream that breaks two before its first content, is refused for a while. Bodies are known by a keyed hash.
+//! Requests that break workers ([`keyway_core::poison`]): what breaks two of them before the head of an
+//! answer is tried at no third; and its body, or that of a stream that breaks two before its first content,
+//! is refused for a while. Bodies are known by a keyed hash.
 
 use std::sync::{
     Arc,

@@ -1,17 +1,19 @@
-//! Ports that the system does not choose: a row of neighbours, as the data-parallel engines of one worker publish at.
+//! Ports that the system does not choose: a row of neighbours, as the data-parallel engines of one worker
+//! publish at.
 
 use std::io::ErrorKind;
 use std::net::TcpStream;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Below those that Linux gives to whoever connects (`net.ipv4.ip_local_port_range`): there, after a test of many connections,
-/// the neighbour of a free port may be held by closed connections for a minute.
+/// Below those that Linux gives to whoever connects (`net.ipv4.ip_local_port_range`): there, after a test of
+/// many connections, the neighbour of a free port may be held by closed connections for a minute.
 const PORTS: Range<u16> = 15_000..32_000;
 /// Tried next, so that two tests at the same time do not look at the same ports.
 static NEXT: AtomicU16 = AtomicU16::new(0);
 
-/// The first of `count` ports in a row at which nobody listens now. Somebody else may take them before the test does.
+/// The first of `count` ports in a row at which nobody listens now. Somebody else may take them before the
+/// test does.
 ///
 /// # Panics
 /// When there is no such row.
@@ -29,8 +31,8 @@ pub fn neighbours(count: u16) -> u16 {
     panic!("no {count} free ports in a row among {PORTS:?}")
 }
 
-/// Asked by connecting. A listener that is bound to try it would live on for a moment in a process that another test starts
-/// just then.
+/// Asked by connecting. A listener that is bound to try it would live on for a moment in a process that
+/// another test starts just then.
 fn is_free(port: u16) -> bool {
     TcpStream::connect(("127.0.0.1", port)).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }

@@ -1,6 +1,6 @@
-//! Answers of a given form: a grammar, compiled once for a request by the crate `llguidance`, says before each token which
-//! ones may come. Not what the form is for: `api/constraint.rs` words it. What may be compiled is in `grammar/bounds.rs`, and
-//! where in `grammar/threads.rs`.
+//! Answers of a given form: a grammar, compiled once for a request by the crate `llguidance`, says before
+//! each token which ones may come. Not what the form is for: `api/constraint.rs` words it. What may be
+//! compiled is in `grammar/bounds.rs`, and where in `grammar/threads.rs`.
 //!
 //! A mask costs the engine's thread some ten microseconds to a few milliseconds a token; all of llguidance's work is bounded
 //! by counted steps, not by time, so that equal requests end equally.

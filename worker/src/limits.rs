@@ -42,12 +42,20 @@ pub(crate) const GRAMMAR_SIZE_MAX: usize = 500_000;
 /// Bytes of a regular expression that says an answer's form: those that people write have some hundred.
 pub(crate) const GRAMMAR_REGEX_BYTES_MAX: usize = 64 << 10;
 
-/// Lines, and so rules, of a Lark grammar. Each may be nested in the one before it, which takes three kilobytes of stack.
+/// Bytes of a Lark grammar of a client's: on one line stand as many alternatives as fit, which take time with their square
+/// (40,000 a second).
+pub(crate) const GRAMMAR_LARK_BYTES_MAX: usize = 256 << 10;
+
+/// Texts to choose from (`guided_choice`): llguidance holds up to 2,000 possibilities at once.
+pub(crate) const GRAMMAR_CHOICES_MAX: usize = 1_000;
+
+/// Lines, and so rules, of a Lark grammar. Each may be nested in the one before it, which takes three
+/// kilobytes of stack.
 pub(crate) const GRAMMAR_LINES_MAX: usize = 10_000;
 
-/// JSON objects in a request's schemas: each schema is one, and each table of properties. OpenAI lets a schema have 5,000
-/// properties in all (its guide to structured outputs). Each may be nested in the one before it, by `$ref`, which takes up to five
-/// kilobytes of stack.
+/// JSON objects in a request's schemas: each schema is one, and each table of properties. OpenAI lets a
+/// schema have 5,000 properties in all (its guide to structured outputs). Each may be nested in the one
+/// before it, by `$ref`, which takes up to five kilobytes of stack.
 pub(crate) const GRAMMAR_SCHEMA_OBJECTS_MAX: usize = 10_000;
 
 /// Properties of one object in a schema. Compiling takes time with their square: 0.4 s for so many.
@@ -56,18 +64,19 @@ pub(crate) const GRAMMAR_PROPERTIES_MAX: usize = 2_000;
 /// `patternProperties` of one object: each is held against each other.
 pub(crate) const GRAMMAR_PATTERN_NAMES_MAX: usize = 32;
 
-/// Regular expressions that may have to match at once: patterns and formats of joined schemas, `&` in Lark. The number of
-/// their parts is multiplied, for each step of the automaton.
+/// Regular expressions that may have to match at once: patterns and formats of joined schemas, `&` in Lark.
+/// The number of their parts is multiplied, for each step of the automaton.
 pub(crate) const GRAMMAR_JOINED_MAX: usize = 3;
 
 /// Operators `~` in Lark.
 pub(crate) const GRAMMAR_NEGATIONS_MAX: usize = 8;
 
-/// `multipleOf`, without its decimal point: that many states. Of several that may have to hold at once, their product.
+/// `multipleOf`, without its decimal point: that many states. Of several that may have to hold at once, their
+/// product.
 pub(crate) const GRAMMAR_MULTIPLE_MAX: f64 = 100_000.0;
 
-/// Stack of a thread that compiles: ten times what the deepest form within the bounds has been seen to take. Only what is used
-/// of it takes memory.
+/// Stack of a thread that compiles: ten times what the deepest form within the bounds has been seen to take.
+/// Only what is used of it takes memory.
 pub(crate) const GRAMMAR_STACK_BYTES: usize = 512 << 20;
 
 /// Forms compiled at once; further ones wait.

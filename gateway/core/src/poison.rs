@@ -1,10 +1,10 @@
-//! Requests that break workers: a body behind which the connections of two different workers have broken before anything of an
-//! answer came is refused for a while, and for longer each time that it breaks one more. Only hashes are kept. No clock: time is
-//! the `Duration` since the start.
+//! Requests that break workers: a body behind which the connections of two different workers have broken
+//! before anything of an answer came is refused for a while, and for longer each time that it breaks one
+//! more. Only hashes are kept. No clock: time is the `Duration` since the start.
 //!
-//! That a worker broke is no proof: all that it was asked broke with it. So one worker that breaks off again and again is not
-//! enough; a body that is answered about as often as it breaks something is not refused; the first refusal is short; and what is
-//! answered after one is forgotten.
+//! That a worker broke is no proof: all that it was asked broke with it. So one worker that breaks off again
+//! and again is not enough; a body that is answered about as often as it breaks something is not refused; the
+//! first refusal is short; and what is answered after one is forgotten.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -12,9 +12,11 @@ use crate::index::WorkerId;
 
 /// Workers that a request may break before anything of an answer came.
 pub const BROKEN_MAX: usize = 2;
-/// The first refusal; each further one is twice as long. One that comes back is tried at one worker at most after each.
+/// The first refusal; each further one is twice as long. One that comes back is tried at one worker at most
+/// after each.
 pub const FIRST_TERM: Duration = Duration::from_secs(30);
-/// The longest refusal: an innocent request that broke with its workers comes through that long after they are well.
+/// The longest refusal: an innocent request that broke with its workers comes through that long after they
+/// are well.
 pub const TERM_MAX: Duration = Duration::from_secs(300);
 /// How long it is held against a body that it broke a worker, beyond a refusal.
 pub const MEMORY: Duration = Duration::from_secs(600);

@@ -43,7 +43,8 @@ impl Write for Disk {
 }
 
 proptest! {
-    /// A disk that is full now and then: each line is told of once, what is told to be written is, and a line that is cut spoils none.
+    /// A disk that is full now and then: each line is told of once, what is told to be written is, and a line
+    /// that is cut spoils none.
     #[test]
     fn what_is_told_to_be_written_is_in_the_file(steps in prop::collection::vec((1_usize..4, 0_usize..40), 1..30)) {
         let fates = Fates::default();

@@ -15,8 +15,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::{TcpStream, dial};
 use crate::clock;
 
-/// What a worker may send in one message. A step of vLLM stores some thousand tokens, in some ten kilobytes; the largest that engines
-/// are known to send say what a long prompt stored, in a few hundred kilobytes; keyway-worker's snapshots come in parts of 100 KB.
+/// What a worker may send in one message. A step of vLLM stores some thousand tokens, in some ten kilobytes;
+/// the largest that engines are known to send say what a long prompt stored, in a few hundred kilobytes;
+/// keyway-worker's snapshots come in parts of 100 KB.
 const BOUNDS: Bounds = Bounds { message_bytes: 4 << 20, frames: 8 };
 
 /// Bytes for which room is made before each read.

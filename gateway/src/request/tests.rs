@@ -1,4 +1,5 @@
-//! What routing reads of a body: the prompt's prefix, its conversation, and the fields that say where it goes.
+//! What routing reads of a body: the prompt's prefix, its conversation, and the fields that say where it
+//! goes.
 
 use super::*;
 

@@ -1,8 +1,9 @@
-//! ZMTP 3.0 (ZeroMQ RFC 23, github `zeromq/rfc`) with the mechanism NULL, as engines publish their KV events: what one side
-//! sends, and a reader of what comes. Bytes in, messages out; sockets are their owners' business.
+//! ZMTP 3.0 (ZeroMQ RFC 23, github `zeromq/rfc`) with the mechanism NULL, as engines publish their KV events:
+//! what one side sends, and a reader of what comes. Bytes in, messages out; sockets are their owners'
+//! business.
 //!
-//! A peer is trusted with no more memory than [`Bounds`] says: a frame's announced length is checked before anything is kept of
-//! it, and kept is only what has come.
+//! A peer is trusted with no more memory than [`Bounds`] says: a frame's announced length is checked before
+//! anything is kept of it, and kept is only what has come.
 
 use std::fmt;
 
@@ -265,7 +266,8 @@ impl Reader {
         Ok(Some(Incoming::Greeting))
     }
 
-    /// The next frame, once all of it is there. Whether it may be so long is looked at as soon as its length is.
+    /// The next frame, once all of it is there. Whether it may be so long is looked at as soon as its length
+    /// is.
     fn frame(&mut self) -> Result<Option<(u8, Bytes)>, ZmtpError> {
         let Some(flags) = self.unread.first().copied() else { return Ok(None) };
         if flags & !(MORE | LONG | COMMAND) != 0 || flags & COMMAND != 0 && flags & MORE != 0 {

@@ -1,5 +1,6 @@
-//! Hazard: whoever listens at the place of a worker's KV events takes the gateway's memory, holds it up, or is believed, by what
-//! it announces and by what it sends. The publishers here speak their protocol themselves, in which none of the gateway's limits is.
+//! Hazard: whoever listens at the place of a worker's KV events takes the gateway's memory, holds it up, or
+//! is believed, by what it announces and by what it sends. The publishers here speak their protocol
+//! themselves, in which none of the gateway's limits is.
 
 use std::time::Duration;
 

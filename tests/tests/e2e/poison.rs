@@ -1,5 +1,6 @@
-//! Hazard: one request breaks worker after worker, as each that dies of it hands it on to the next, and whoever sent it sends it
-//! again; or a request is taken for such a one since its worker died of something else.
+//! Hazard: one request breaks worker after worker, as each that dies of it hands it on to the next, and
+//! whoever sent it sends it again; or a request is taken for such a one since its worker died of something
+//! else.
 
 use keyway_tests::exchange::PROTOCOLS;
 use keyway_tests::openai::CHAT;

@@ -9,6 +9,7 @@ use super::params::{Params, kind};
 use super::tools::{ToolChoice, Tools};
 use crate::answer_format::{AnswerFormat, CallFormat, Function, ReasoningFormat};
 use crate::grammar::{Form, check_parts, set_compactly};
+use crate::limits::GRAMMAR_CHOICES_MAX;
 
 /// Text of any kind, up to what follows in the grammar.
 const ANY_TEXT: &str = "/(.|\\n)*/";
@@ -73,6 +74,9 @@ fn form(param: &str, key: &str, value: Value) -> Result<Form, ApiError> {
         ("json_object", _) => wrong("true, or left out"),
         ("regex", Value::String(regex)) => Ok(Form::Regex(regex)),
         ("grammar", Value::String(lark)) => Ok(Form::Lark(lark)),
+        ("choice", Value::Array(choices)) if choices.len() > GRAMMAR_CHOICES_MAX => {
+            wrong(&format!("an array of at most {GRAMMAR_CHOICES_MAX} strings, not {}", choices.len()))
+        }
         ("choice", Value::Array(choices)) if !choices.is_empty() && choices.iter().all(Value::is_string) => {
             let choices: Vec<String> = choices.iter().map(Value::to_string).collect();
             Ok(Form::Composed(format!("start: {}", choices.join(" | "))))
@@ -82,8 +86,8 @@ fn form(param: &str, key: &str, value: Value) -> Result<Form, ApiError> {
     }
 }
 
-/// The form of a whole answer, with the thoughts that may come before it. `open` says that the prompt opened them. The error says
-/// which bound a part of it exceeds.
+/// The form of a whole answer, with the thoughts that may come before it. `open` says that the prompt opened
+/// them. The error says which bound a part of it exceeds.
 pub(super) fn whole_form(
     app: &App,
     form: Option<&Form>,

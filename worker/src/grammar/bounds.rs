@@ -1,12 +1,14 @@
-//! How large and how intricate a form may be. Checked before it is compiled, since llguidance recurses with a form's depth and
-//! multiplies the parts of what must hold at once, neither of which its own counted steps bound.
+//! How large and how intricate a form may be. Checked before it is compiled, since llguidance recurses with a
+//! form's depth and multiplies the parts of what must hold at once, neither of which its own counted steps
+//! bound.
 
 use serde_json::{Map, Value};
 
 use super::Form;
 use crate::limits::{
-    GRAMMAR_BYTES_MAX, GRAMMAR_JOINED_MAX, GRAMMAR_LINES_MAX, GRAMMAR_MULTIPLE_MAX, GRAMMAR_NEGATIONS_MAX,
-    GRAMMAR_PATTERN_NAMES_MAX, GRAMMAR_PROPERTIES_MAX, GRAMMAR_REGEX_BYTES_MAX, GRAMMAR_SCHEMA_OBJECTS_MAX,
+    GRAMMAR_BYTES_MAX, GRAMMAR_JOINED_MAX, GRAMMAR_LARK_BYTES_MAX, GRAMMAR_LINES_MAX, GRAMMAR_MULTIPLE_MAX,
+    GRAMMAR_NEGATIONS_MAX, GRAMMAR_PATTERN_NAMES_MAX, GRAMMAR_PROPERTIES_MAX, GRAMMAR_REGEX_BYTES_MAX,
+    GRAMMAR_SCHEMA_OBJECTS_MAX,
 };
 
 /// Keys that lead from a schema to others.
@@ -34,7 +36,7 @@ pub(super) fn check_schemas<'a>(schemas: impl IntoIterator<Item = &'a Value>) ->
 }
 
 fn check_lark(lark: &str) -> Result<(), String> {
-    at_most("bytes", lark.len(), GRAMMAR_BYTES_MAX)?;
+    at_most("bytes", lark.len(), GRAMMAR_LARK_BYTES_MAX)?;
     at_most("lines", lark.lines().count(), GRAMMAR_LINES_MAX)?;
     let (ands, nots) = operators(lark);
     at_most("operators &", ands, GRAMMAR_JOINED_MAX)?;
@@ -49,7 +51,8 @@ fn check_lark(lark: &str) -> Result<(), String> {
     check_schemas(&schemas)
 }
 
-/// How often `&` and `~` stand outside of strings and regular expressions, neither of which goes over a line's end.
+/// How often `&` and `~` stand outside of strings and regular expressions, neither of which goes over a
+/// line's end.
 fn operators(lark: &str) -> (usize, usize) {
     let (mut ands, mut nots) = (0, 0);
     for line in lark.lines() {

@@ -59,7 +59,7 @@ fn what_cannot_be_compiled_says_why() {
     assert!(!refused(Form::Lark("start: nowhere".to_owned())).is_empty());
     let large = "a".repeat(GRAMMAR_BYTES_MAX + 1);
     assert!(refused(Form::Regex(large.clone())).contains("the most is 65536"));
-    assert!(refused(Form::Lark(large.clone())).contains("the most is 1048576"));
+    assert!(refused(Form::Lark(large.clone())).contains("the most is 262144"));
     assert!(refused(Form::Json(json!({"const": large}))).contains("the most is 1048576"));
 }
 
@@ -84,7 +84,8 @@ fn rules(count: usize, rule: impl Fn(usize) -> String) -> Form {
     Form::Lark(format!("start: r0\n{rules}r{count}: \"a\""))
 }
 
-/// The deepest that may be are compiled, or refused with a reason; a stack that overflows would end the test's process.
+/// The deepest that may be are compiled, or refused with a reason; a stack that overflows would end the
+/// test's process.
 #[test]
 fn the_deepest_forms_within_the_bounds_overflow_no_stack() {
     let objects = GRAMMAR_SCHEMA_OBJECTS_MAX - 10;

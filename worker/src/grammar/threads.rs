@@ -1,5 +1,6 @@
-//! Where forms are compiled: on threads whose stack fits the deepest form that the bounds let through, a few at once, and none
-//! waited for without end. What a thread of these does, no other request waits for but one with a form.
+//! Where forms are compiled: on threads whose stack fits the deepest form that the bounds let through, a few
+//! at once, and none waited for without end. What a thread of these does, no other request waits for but one
+//! with a form.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;

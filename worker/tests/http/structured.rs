@@ -194,6 +194,8 @@ async fn no_form_ends_the_worker_or_holds_it_up() {
         (format(json!({"type": "string", "allOf": patterns})), &[400]),
         (json!({"guided_json": many(8_000).to_string()}), &[400]),
         (json!({"guided_grammar": grammar}), &[200]),
+        (json!({"guided_choice": (0..1_001).map(|i| i.to_string()).collect::<Vec<_>>()}), &[400]),
+        (json!({"guided_choice": (0..1_000).map(|i| i.to_string()).collect::<Vec<_>>()}), &[200]),
         (json!({"guided_grammar": format!("start: T\nT: {}", vec!["/(.|\\n)*a/"; 30].join(" & "))}), &[400]),
         (
             json!({"tools": [tool.clone()], "tool_choice": {"type": "function", "function": {"name": "f"}}}),

@@ -1,4 +1,5 @@
-//! What libzmq sends, byte for byte as its protocol's text has it; what no peer may; and any of it in any pieces.
+//! What libzmq sends, byte for byte as its protocol's text has it; what no peer may; and any of it in any
+//! pieces.
 
 use proptest::prelude::*;
 
