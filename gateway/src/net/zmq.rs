@@ -15,8 +15,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::{TcpStream, dial};
 use crate::clock;
 
-/// What a worker may send in one message. A step of vLLM stores some thousand tokens, in some ten kilobytes;
-/// the largest that engines are known to send say what a long prompt stored, in a few hundred kilobytes;
+/// What a worker may send in one message: one step's events. A block of 16 tokens takes some hundred bytes of
+/// it, its tokens as numbers of up to five bytes, so this is what half a million tokens stored in one step say.
 /// keyway-worker's snapshots come in parts of 100 KB.
 const BOUNDS: Bounds = Bounds { message_bytes: 4 << 20, frames: 8 };
 
