@@ -19,6 +19,9 @@ RST_STREAM, SETTINGS, PING, GOAWAY = 3, 4, 6, 7
 BATCH_BYTES = 16 << 10
 # How long the server may take nothing before it counts as having stopped reading.
 STALL_SECONDS = 2.0
+# Frames of a head that never ends, on one connection: far more than a server bears, and few enough that a server which is late
+# to read them sees several connections.
+HEAD_FRAMES = 10_000
 
 
 class Closed(Exception):
@@ -96,7 +99,7 @@ class Connection:
             ack.flags.add("ACK")
             with contextlib.suppress(OSError):  # closed: what it has said is read nevertheless
                 self.socket.send(ack.serialize())
-        elif kind == GOAWAY:
+        elif kind == GOAWAY and self.goaway is None:  # the first one says why
             self.goaway = int.from_bytes(payload[4:8], "big")
 
     def wait(self, until):
@@ -215,7 +218,7 @@ def continuation(connection, count):
     connection.send(head(connection, stream, end_headers=False), frames=1)
     field = connection.encoder.encode([("x-flood", "y" * 100)])
     more = frame.ContinuationFrame(stream, field).serialize()
-    many(connection, count, lambda: more, 1)
+    many(connection, min(count, HEAD_FRAMES), lambda: more, 1)
     connection.wait(lambda: False)
 
 
@@ -224,7 +227,7 @@ def empty_continuation(connection, count):
     stream = connection.stream()
     connection.send(head(connection, stream, end_headers=False), frames=1)
     more = frame.ContinuationFrame(stream, b"").serialize()
-    many(connection, count, lambda: more, 1)
+    many(connection, min(count, HEAD_FRAMES), lambda: more, 1)
     connection.wait(lambda: False)
 
 
