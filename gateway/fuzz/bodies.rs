@@ -22,11 +22,11 @@ use keyway::{
 };
 use keyway_core::{
     index::{PrefixIndex, WorkerId},
-    kv_feed::{KvFeed, Recovery},
+    kv_feed::{Alone, KvFeed, Recovery},
 };
 use keyway_wire::{
     block_hash::HashKey,
-    kv_event::EventBatch,
+    kv_event::Events,
     zmtp::{Bounds, Incoming, Reader, SocketType},
 };
 use serde_json::Value;
@@ -135,14 +135,15 @@ pub fn sse(data: &[u8]) {
 
 /// A worker's KV events: whatever it sends, the index stays whole.
 pub fn kv_event(data: &[u8]) {
-    let mut index = PrefixIndex::new(1 << 16);
+    let index = Alone::new(PrefixIndex::new(1 << 16));
     let mut feed = KvFeed::new(WorkerId(1), HashKey::new(1), Recovery::Replay, 64);
-    let _ = feed.connected(&mut index);
+    let _ = index.run(feed.connected(&index));
     for (seq, batch) in data.chunks(64).chain([data]).enumerate() {
-        let _ = feed.live(&mut index, seq as u64, EventBatch::decode(batch));
-        feed.reply(&mut index, seq as u64, EventBatch::decode(batch));
+        let _ = index.run(feed.live(&index, seq as u64, Events::open(batch)));
+        index.run(feed.reply(&index, seq as u64, Events::open(batch)));
     }
-    let _ = feed.reply_ended(&mut index, true);
+    let _ = index.run(feed.reply_ended(&index, true));
+    let mut index = index.0.into_inner();
     assert!(index.len() <= index.capacity());
     index.remove_worker(WorkerId(1));
     assert!(index.is_empty());

@@ -5,16 +5,22 @@
 //! Trust ends when the connection is lost, when replays fail again and again, and when answers show that blocks were
 //! stored of which no event came. It returns when all that was missed is known again.
 
+mod thread;
+
 use std::{io, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream::BoxStream};
-use keyway_core::kv_feed::{Action, FeedStats, KvFeed, Recovery};
+use keyway_core::{
+    index::PrefixIndex,
+    kv_feed::{Action, FeedStats, KvFeed, Moments, Recovery},
+};
 use keyway_wire::kv_event::{
-    EventBatch,
+    Events,
     frames::{Live, ReplayReply, ReplayRequest},
 };
 use prometheus::{Gauge, IntCounter};
 
+pub use self::thread::EventThread;
 use crate::{
     clock,
     config::KvSource,
@@ -48,6 +54,19 @@ pub async fn follow(worker: Arc<Worker>, source: KvSource, router: Arc<Router>, 
         }
         clock::sleep(pause).await;
         pause = (2 * pause).min(longest);
+    }
+}
+
+/// The index, between requests that have it.
+struct Shared<'a>(&'a Router);
+
+impl Moments for Shared<'_> {
+    fn moment<T>(&self, f: impl FnOnce(&mut PrefixIndex) -> T) -> T {
+        self.0.with_index_fairly(f)
+    }
+
+    async fn between(&self) {
+        tokio::task::yield_now().await;
     }
 }
 
@@ -105,7 +124,7 @@ impl Follower {
             Err(error) => return error,
         };
         self.worker.residency.batch_came(self.router.now());
-        let mut action = self.router.with_index(|index| self.feed.connected(index));
+        let mut action = self.feed.connected(&Shared(&self.router)).await;
         let (mut replies, mut failures): (Option<Replies>, u32) = (None, 0);
         let mut pause = Duration::ZERO;
         loop {
@@ -124,16 +143,16 @@ impl Follower {
             // A replay that the gateway could not ask for is no failure of its worker's, and is asked for again.
             let unasked = matches!(&came, Came::Reply(Some(Err(error))) if Shortage::behind(error).is_some());
             action = match came {
-                Came::Live(Ok(frames)) => self.live(&frames),
+                Came::Live(Ok(frames)) => self.live(&frames).await,
                 Came::Live(Err(error)) => return error,
-                Came::Reply(reply) => match self.reply(reply) {
+                Came::Reply(reply) => match self.reply(reply).await {
                     None => Action::Wait,
                     Some(complete) => {
                         replies = None;
                         failures = if complete { 0 } else { failures + u32::from(!unasked) };
                         pause = if unasked { UNASKED_PAUSE } else { failures * KV_RECONNECT_PAUSE.0 };
                         self.count_replay(complete);
-                        self.router.with_index(|index| self.feed.reply_ended(index, complete))
+                        self.feed.reply_ended(&Shared(&self.router), complete).await
                     }
                 },
                 Came::Tick if self.worker.residency.is_silent(self.router.now()) => {
@@ -161,23 +180,23 @@ impl Follower {
         Some(zmq::ask(ask))
     }
 
-    fn live(&mut self, frames: &Frames) -> Action {
+    async fn live(&mut self, frames: &Frames) -> Action {
         let Some(live) = Live::parse(frames) else {
             self.problem("malformed_message", 1);
             return Action::Wait;
         };
-        let batch = EventBatch::decode(live.payload);
+        let batch = Events::open(live.payload);
         self.worker.residency.batch_came(self.router.now());
-        if let Ok(decoded) = &batch {
-            self.lag.set((clock::unix_seconds() - decoded.batch.ts).max(0.0));
+        if let Ok(events) = &batch {
+            self.lag.set((clock::unix_seconds() - events.ts).max(0.0));
         }
-        let action = self.router.with_index(|index| self.feed.live(index, live.seq, batch));
+        let action = self.feed.live(&Shared(&self.router), live.seq, batch).await;
         self.live.inc();
         action
     }
 
     /// Takes one reply. `Some` ends the request: whether it was answered to its end.
-    fn reply(&mut self, reply: Option<io::Result<Frames>>) -> Option<bool> {
+    async fn reply(&mut self, reply: Option<io::Result<Frames>>) -> Option<bool> {
         let frames = match reply {
             Some(Ok(frames)) => frames,
             Some(Err(error)) => {
@@ -193,8 +212,7 @@ impl Follower {
             }
             Some(ReplayReply::End) => Some(true),
             Some(ReplayReply::Batch { seq, payload }) => {
-                let batch = EventBatch::decode(payload);
-                self.router.with_index(|index| self.feed.reply(index, seq, batch));
+                self.feed.reply(&Shared(&self.router), seq, Events::open(payload)).await;
                 self.replayed.inc();
                 None
             }

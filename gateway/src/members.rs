@@ -6,19 +6,21 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    mem,
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
 use keyway_core::{health::State, index::WorkerId};
 use parking_lot::Mutex;
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 
 use crate::{
     clock,
     config::WorkerConfig,
     fleet::Worker,
-    kv_events, load_scrape,
+    kv_events::{self, EventThread},
+    load_scrape,
     metrics::Metrics,
     probe::{Complaints, Watch},
     routing::Router,
@@ -79,6 +81,7 @@ pub struct Members {
     upstream: Upstream,
     metrics: Arc<Metrics>,
     complaints: Arc<Complaints>,
+    events: EventThread,
     all: Mutex<HashMap<WorkerId, Member>>,
 }
 
@@ -86,7 +89,7 @@ pub struct Members {
 struct Member {
     worker: Arc<Worker>,
     source: Source,
-    tasks: Vec<AbortHandle>,
+    tasks: Vec<JoinHandle<()>>,
     /// An operator drained it: it does not come back because a list still names it.
     by_hand: bool,
 }
@@ -94,7 +97,8 @@ struct Member {
 impl Members {
     /// Nobody yet.
     pub fn new(router: Arc<Router>, upstream: Upstream, metrics: Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Self { router, upstream, metrics, complaints: Arc::default(), all: Mutex::default() })
+        let (complaints, events, all) = Default::default();
+        Arc::new(Self { router, upstream, metrics, complaints, events, all })
     }
 
     /// Takes a worker that the fleet has already.
@@ -111,7 +115,7 @@ impl Members {
         if let Some(events) = worker.kv_source().cloned() {
             let (router, metrics) = (Arc::clone(&self.router), Arc::clone(&self.metrics));
             let following = kv_events::follow(Arc::clone(&worker), events, router, metrics);
-            tasks.push(tokio::spawn(following).abort_handle());
+            tasks.push(self.events.spawn(following));
         }
         let watch = Watch {
             worker: Arc::clone(&worker),
@@ -121,11 +125,11 @@ impl Members {
             complaints: Arc::clone(&self.complaints),
             was_up: AtomicBool::new(false),
         };
-        tasks.push(tokio::spawn(watch.run()).abort_handle());
+        tasks.push(tokio::spawn(watch.run()));
         if let Some(every) = self.router.load_scrape() {
             let (router, upstream) = (Arc::clone(&self.router), self.upstream.clone());
             let asking = load_scrape::watch(Arc::clone(&worker), router, upstream, every);
-            tasks.push(tokio::spawn(asking).abort_handle());
+            tasks.push(tokio::spawn(asking));
         }
         self.all.lock().insert(worker.id, Member { worker, source, tasks, by_hand: false });
     }
@@ -214,15 +218,18 @@ impl Members {
             while members.router.with_index(|_| worker.load.requests()) > 0 {
                 clock::sleep(DRAIN_LOOK).await;
             }
-            members.drained(&worker);
+            members.drained(&worker).await;
         });
     }
 
     /// Its last answer has ended.
-    fn drained(&self, worker: &Worker) {
+    async fn drained(&self, worker: &Worker) {
         tracing::info!(worker = %worker.name, "worker has drained");
-        if let Some(member) = self.all.lock().get_mut(&worker.id) {
-            member.tasks.drain(..).for_each(|task| task.abort());
+        let member = self.all.lock().get_mut(&worker.id).map(|member| mem::take(&mut member.tasks));
+        for task in member.into_iter().flatten() {
+            task.abort();
+            // What follows its events may be in the middle of a slice, and says nothing more once it has ended.
+            let _ = task.await;
         }
         self.router.forget_cache(worker);
         // Drained by hand, it stays on the list, so that its source does not bring it back.
@@ -275,7 +282,7 @@ impl Members {
 
     /// Ends every watching task.
     pub fn stop(&self) {
-        self.all.lock().values().flat_map(|member| &member.tasks).for_each(AbortHandle::abort);
+        self.all.lock().values().flat_map(|member| &member.tasks).for_each(JoinHandle::abort);
     }
 
     fn workers(&self) -> Vec<Arc<Worker>> {

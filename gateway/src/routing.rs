@@ -24,12 +24,12 @@ use foldhash::fast::RandomState;
 use keyway_core::{
     consider, fill_matches,
     health::State,
-    index::{Placement, PrefixIndex},
+    index::{Placement, PrefixIndex, WorkerId},
     pick::{Candidate, Pick, Policy, Turn},
     waiting_room::{Ahead, RoomRules, WaitingRoom},
 };
 use keyway_wire::block_hash::HashKey;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::sync::{Notify, futures::Notified};
 
 pub use self::accusation::Accusation;
@@ -46,6 +46,9 @@ use crate::{
     snapshot::Remembered,
     stored_state::StoredState,
 };
+
+/// Blocks that are forgotten in one go, each in a fraction of a microsecond.
+const FORGOTTEN_TOGETHER: usize = 512;
 
 /// Routes requests.
 #[derive(Debug)]
@@ -234,6 +237,19 @@ impl Router {
         f(&mut self.index.lock())
     }
 
+    /// The same for what is one of many in a row: a choice that waits is made before the next one.
+    pub fn with_index_fairly<T>(&self, f: impl FnOnce(&mut PrefixIndex) -> T) -> T {
+        let mut index = self.index.lock();
+        let outcome = f(&mut index);
+        MutexGuard::unlock_fair(index);
+        outcome
+    }
+
+    /// Forgets what a worker holds by this name, some blocks at a time.
+    fn forget(&self, id: WorkerId) {
+        while self.with_index_fairly(|index| index.forget(id, FORGOTTEN_TOGETHER)) == FORGOTTEN_TOGETHER {}
+    }
+
     /// What would be chosen; nothing is recorded.
     pub fn preview(&self, setting: &Setting) -> Option<(Vec<Candidate>, Pick)> {
         let turn = Turn { counter: self.turn.load(Ordering::Relaxed), random: fastrand::u64(..) };
@@ -259,11 +275,10 @@ impl Router {
     /// process is likely gone, so is its cache.
     pub fn worker_failed(&self, worker: &Worker) {
         worker.connect_failed(self.now());
-        let mut index = self.index.lock();
-        index.remove_worker(worker.id);
+        self.forget(worker.id);
         if !worker.residency.trusted() {
-            index.remove_worker(worker.residency.token_id);
-            index.remove_worker(worker.residency.any_tier_id);
+            self.forget(worker.residency.token_id);
+            self.forget(worker.residency.any_tier_id);
         }
     }
 
@@ -304,10 +319,9 @@ impl Router {
     /// Forgets all that a worker held: it is gone for good.
     pub fn forget_cache(&self, worker: &Worker) {
         self.finish_lingering(self.now());
-        let mut index = self.index.lock();
         for id in [worker.id, worker.residency.token_id, worker.residency.any_tier_id] {
-            index.set_exact(id, false);
-            index.remove_worker(id);
+            self.with_index(|index| index.set_exact(id, false));
+            self.forget(id);
         }
     }
 

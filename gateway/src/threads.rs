@@ -137,12 +137,12 @@ impl Queue {
 
 /// Lowers the priority of the thread that calls this. Linux alone has one for each thread (`setpriority(2)`,
 /// "C library/kernel differences"); elsewhere the process would step back as a whole.
-fn step_back() {
+pub(crate) fn step_back() {
     #[cfg(target_os = "linux")]
     {
         let nice = rustix::process::getpriority_process(None).unwrap_or(0);
         if let Err(error) = rustix::process::setpriority_process(None, (nice + NICER).min(19)) {
-            tracing::warn!(%error, "threads for work that may wait keep the priority of those that serve");
+            tracing::warn!(%error, "a thread for work that may wait keeps the priority of those that serve");
         }
     }
 }

@@ -31,17 +31,28 @@ impl Resources {
             let line = status.lines().find_map(|line| line.strip_prefix(key)).expect("a line of status");
             line.split_whitespace().next().and_then(|n| n.parse().ok()).expect("kilobytes")
         };
-        let threads = fs::read_dir(format!("/proc/{}/task", process.id())).expect("a running process");
-        let on_core = |thread: fs::DirEntry| -> Option<u64> {
-            let stat = fs::read_to_string(thread.path().join("schedstat")).ok()?; // ended meanwhile: none
-            stat.split_whitespace().next()?.parse().ok()
-        };
-        let nanoseconds = threads.flatten().filter_map(on_core).sum();
         Self {
             memory_bytes: kib("RssAnon:") << 10,
             peak_bytes: kib("VmHWM:") << 10,
-            cpu: Duration::from_nanos(nanoseconds),
+            cpu: Self::cpu_of_threads(process, |_| true),
         }
+    }
+
+    /// Time on a core of the threads of such names.
+    ///
+    /// # Panics
+    /// When the process has ended, or this is not Linux.
+    pub fn cpu_of_threads(process: &Process, of: impl Fn(&str) -> bool) -> Duration {
+        let threads = fs::read_dir(format!("/proc/{}/task", process.id())).expect("a running process");
+        let on_core = |thread: fs::DirEntry| -> Option<u64> {
+            // One that has ended meanwhile has none.
+            let read = |file: &str| fs::read_to_string(thread.path().join(file)).ok();
+            if !of(read("comm")?.trim_end()) {
+                return None;
+            }
+            read("schedstat")?.split_whitespace().next()?.parse().ok()
+        };
+        Duration::from_nanos(threads.flatten().filter_map(on_core).sum())
     }
 
     /// Lets the peak begin anew at what the process holds.

@@ -10,9 +10,10 @@ mod support;
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use keyway_core::kv_feed::Alone;
 use keyway_core::{KvFeed, Recovery, WorkerId};
 use keyway_wire::block_hash::HashKey;
-use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, EventBatch, KvEvent, WireFormat};
+use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, EventBatch, Events, KvEvent, WireFormat};
 
 const BLOCKS: u64 = 64;
 const BLOCK_TOKENS: u64 = 16;
@@ -44,18 +45,18 @@ fn message(number: u64, format: WireFormat) -> Vec<u8> {
 }
 
 fn bench(c: &mut Criterion) {
-    let mut filled = support::fill();
+    let index = Alone::new(support::fill().index);
     let mut group = c.benchmark_group("ingest");
     group.throughput(Throughput::Elements(BLOCKS));
     for (name, format) in [("vLLM map", WireFormat::VllmMap), ("SGLang array", WireFormat::SglangArray)] {
         let messages: Vec<Vec<u8>> = (0..MESSAGES).map(|number| message(number, format)).collect();
         let mut feed = KvFeed::new(WorkerId(7), HashKey::new(3), Recovery::Nothing, 1 << 19);
-        let _ = feed.connected(&mut filled.index);
+        let _ = index.run(feed.connected(&index));
         let mut seq = 0;
         group.bench_function(name, |b| {
             b.iter(|| {
                 let payload = &messages[(seq % MESSAGES) as usize];
-                let _ = feed.live(&mut filled.index, seq, EventBatch::decode(black_box(payload)));
+                let _ = index.run(feed.live(&index, seq, Events::open(black_box(payload))));
                 seq += 1;
             });
         });

@@ -6,9 +6,10 @@
 
 use std::process::ExitCode;
 
+use keyway_core::kv_feed::Alone;
 use keyway_core::{KvFeed, PrefixIndex, Recovery, WorkerId};
 use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
-use keyway_wire::kv_event::{BlockRemoved, BlockStored, Decoded, EngineHash, EventBatch, KvEvent};
+use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, EventBatch, Events, KvEvent, WireFormat};
 
 /// Most bytes that a residency may take.
 const BAR: f64 = 48.0;
@@ -53,20 +54,21 @@ fn measure(blocks: usize, holders: usize) -> bool {
 fn announced(blocks: usize, workers: usize) -> bool {
     let before = resident_bytes();
     let residencies = blocks * workers;
-    let mut index = PrefixIndex::new(residencies * BAR as usize);
+    let index = Alone::new(PrefixIndex::new(residencies * BAR as usize));
     let mut feeds: Vec<KvFeed> = (0..workers)
         .map(|worker| KvFeed::new(WorkerId(worker as u32), HashKey::new(3), Recovery::Nothing, blocks))
         .collect();
     for feed in &mut feeds {
-        let _ = feed.connected(&mut index);
+        let _ = index.run(feed.connected(&index));
     }
     let kept = blocks as u64 / ANNOUNCED_BLOCKS;
     for number in 0..2 * kept {
         let batch = told(number, number.checked_sub(kept));
         for feed in &mut feeds {
-            let _ = feed.live(&mut index, number, Ok(batch.clone()));
+            let _ = index.run(feed.live(&index, number, Events::open(&batch)));
         }
     }
+    let index = index.0.into_inner();
     let grown = (resident_bytes() - before) / index.len() as f64;
     println!("{blocks} announced blocks on {workers}: {grown:.1} bytes each, with the index's");
     let known = feeds.iter().all(|feed| feed.stats().over_capacity == 0);
@@ -76,7 +78,7 @@ fn announced(blocks: usize, workers: usize) -> bool {
 }
 
 /// A prompt is stored, and another one, from its end on, removed.
-fn told(stored: u64, removed: Option<u64>) -> Decoded {
+fn told(stored: u64, removed: Option<u64>) -> Vec<u8> {
     let names = |number: u64| {
         (0..ANNOUNCED_BLOCKS)
             .map(move |block| (number * ANNOUNCED_BLOCKS + block + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15))
@@ -93,8 +95,7 @@ fn told(stored: u64, removed: Option<u64>) -> Decoded {
         ..BlockStored::default()
     });
     let events = removed.into_iter().chain([stored]).collect();
-    let batch = EventBatch { ts: 1.0, events, data_parallel_rank: None };
-    Decoded { batch, ..Decoded::default() }
+    EventBatch { ts: 1.0, events, data_parallel_rank: None }.encode(WireFormat::VllmMap)
 }
 
 /// A prompt of its own.

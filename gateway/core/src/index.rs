@@ -233,14 +233,24 @@ impl PrefixIndex {
 
     /// Forgets a worker and all it held.
     pub fn remove_worker(&mut self, worker: WorkerId) {
-        let Some(place) = self.workers.get(worker) else { return };
-        while self.evict_oldest(place, None) {}
+        self.forget(worker, usize::MAX);
+    }
+
+    /// Forgets at most so many blocks of a worker, later ones of a prefix before earlier ones; the worker itself when it has
+    /// none left. Returns how many: fewer than `most` if it was all.
+    pub fn forget(&mut self, worker: WorkerId, most: usize) -> usize {
+        let Some(place) = self.workers.get(worker) else { return 0 };
+        let forgotten = (0..most).take_while(|_| self.evict_oldest(place, None)).count();
+        if forgotten == most {
+            return forgotten;
+        }
         if self.workers[place].exact {
             // It is one still, and what was sent to it is still expected.
             self.workers[place].capacity = u32::MAX;
         } else {
             self.workers.remove(worker);
         }
+        forgotten
     }
 
     /// Sets how many blocks the worker's cache holds; `None`: unknown, so only the index's own bytes bound it.

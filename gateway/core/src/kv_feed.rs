@@ -7,24 +7,38 @@
 //!   [`KvFeed::reply_ended`] when it ended or was given up.
 //! - Each returns an action. One that asks for something replaces the request under way, whose replies must be dropped.
 //!
+//! A worker says as much at once as it likes, so the index is had for moments only ([`Moments`]): each of these is a future
+//! that lets others have their turn in between. One that is dropped before its end leaves a feed that is of no use.
+//!
 //! Where in doubt the worker's residency is cleared: too little known costs time, too much known costs more of it.
 
 mod apply;
 mod blocks;
+mod moments;
+mod node;
 #[cfg(test)]
 mod tests;
+mod walk;
 
 use std::collections::BTreeMap;
 
 use keyway_wire::block_hash::HashKey;
-use keyway_wire::kv_event::{DecodeError, Decoded, EventBatch};
+use keyway_wire::kv_event::{DecodeError, Events};
 
 use self::blocks::Blocks;
-use crate::index::{PrefixIndex, WorkerId};
+pub use self::moments::{Alone, Moments};
+use crate::index::WorkerId;
 
 /// Live batches held back while a reply is under way; those beyond it are asked for again. At a thousand steps a second
 /// a quarter of one, which is longer than a reply takes; at 3 KB each less than 1 MiB.
 const HELD_BATCHES_MAX: usize = 256;
+/// ... and their bytes.
+const HELD_BYTES_MAX: usize = 4 << 20;
+
+/// A batch, or why it cannot be read.
+type Batch<'a> = Result<Events<'a>, DecodeError>;
+/// The same, kept: how many events, and their bytes.
+type Kept = Result<(u32, Box<[u8]>), DecodeError>;
 
 /// What a worker can be asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,10 +127,13 @@ pub struct KvFeed {
     /// Number of the last live message.
     last_live: Option<u64>,
     /// Live batches that came before their turn.
-    held: BTreeMap<u64, Result<Decoded, DecodeError>>,
+    held: BTreeMap<u64, Kept>,
+    held_bytes: usize,
     blocks: Blocks,
     block_size: Option<u32>,
     stats: FeedStats,
+    /// Steps taken since others had their turn.
+    steps: usize,
 }
 
 impl KvFeed {
@@ -133,9 +150,11 @@ impl KvFeed {
             next: None,
             last_live: None,
             held: BTreeMap::new(),
+            held_bytes: 0,
             blocks: Blocks::new(max_blocks),
             block_size: None,
             stats: FeedStats::default(),
+            steps: 0,
         }
     }
 
@@ -162,20 +181,20 @@ impl KvFeed {
     }
 
     /// The live stream is connected, for the first time or again.
-    pub fn connected(&mut self, index: &mut PrefixIndex) -> Action {
-        self.held.clear();
+    pub async fn connected(&mut self, index: &impl Moments) -> Action {
+        self.forget_held();
         self.last_live = None;
-        self.start_over(index)
+        self.start_over(index).await
     }
 
     /// Everything anew: nothing that is known can be trusted.
-    fn start_over(&mut self, index: &mut PrefixIndex) -> Action {
+    async fn start_over(&mut self, index: &impl Moments) -> Action {
         if self.recovery == Recovery::Snapshot {
             // What is known stays until the snapshot replaces it, and with it the numbers.
             self.next = None;
             return self.ask_for_snapshot();
         }
-        self.clear(index);
+        self.clear(index).await;
         if self.recovery == Recovery::Nothing {
             (self.state, self.next) = (State::Synced, None);
             return Action::Wait;
@@ -195,10 +214,10 @@ impl KvFeed {
     }
 
     /// A live message.
-    pub fn live(&mut self, index: &mut PrefixIndex, seq: u64, batch: Result<Decoded, DecodeError>) -> Action {
+    pub async fn live(&mut self, index: &impl Moments, seq: u64, batch: Batch<'_>) -> Action {
         // Live messages come in order and once. What was asked for may have overtaken them, which is no restart.
         if self.last_live.replace(seq).is_some_and(|last| seq <= last) {
-            return self.restarted(index, seq, batch);
+            return self.restarted(index, seq, batch).await;
         }
         match self.next {
             Some(next) if seq < next => Action::Wait,
@@ -210,53 +229,48 @@ impl KvFeed {
                 self.stats.gaps += 1;
                 self.hold(seq, batch);
                 match self.recovery {
-                    Recovery::Nothing => self.jump(index),
+                    Recovery::Nothing => self.jump(index).await,
                     Recovery::Replay | Recovery::Snapshot => self.ask_for_replay(next),
                 }
             }
-            _ => self.apply(index, seq, batch),
+            _ => self.apply(index, seq, batch).await,
         }
     }
 
     /// The worker's numbers began anew: another process, with an empty cache.
-    fn restarted(
-        &mut self,
-        index: &mut PrefixIndex,
-        seq: u64,
-        batch: Result<Decoded, DecodeError>,
-    ) -> Action {
+    async fn restarted(&mut self, index: &impl Moments, seq: u64, batch: Batch<'_>) -> Action {
         self.stats.restarts += 1;
-        self.held.clear();
-        self.clear(index);
+        self.forget_held();
+        self.clear(index).await;
         if seq == 0 {
             (self.state, self.next) = (State::Synced, Some(0));
-            return self.apply(index, seq, batch);
+            return self.apply(index, seq, batch).await;
         }
         self.hold(seq, batch);
-        match self.start_over(index) {
-            Action::Wait => self.jump(index),
+        match self.start_over(index).await {
+            Action::Wait => self.jump(index).await,
             action => action,
         }
     }
 
     /// One batch in reply to the request under way.
-    pub fn reply(&mut self, index: &mut PrefixIndex, seq: u64, batch: Result<Decoded, DecodeError>) {
+    pub async fn reply(&mut self, index: &impl Moments, seq: u64, batch: Batch<'_>) {
         match self.state {
             State::Synced => {}
             State::Snapshot { begun } => {
                 if !begun {
-                    self.clear(index);
+                    self.clear(index).await;
                     self.state = State::Snapshot { begun: true };
                 }
                 // An unreadable part leaves its blocks unknown, nothing worse.
-                self.take(index, batch);
+                self.take(index, batch).await;
                 self.next = Some(seq);
             }
-            State::Replay { .. } => self.replayed(index, seq, batch),
+            State::Replay { .. } => self.replayed(index, seq, batch).await,
         }
     }
 
-    fn replayed(&mut self, index: &mut PrefixIndex, seq: u64, batch: Result<Decoded, DecodeError>) {
+    async fn replayed(&mut self, index: &impl Moments, seq: u64, batch: Batch<'_>) {
         let State::Replay { progress, hole } = &mut self.state else { return };
         let next = self.next.unwrap_or(0);
         if seq < next || *hole {
@@ -269,37 +283,37 @@ impl KvFeed {
         *progress = true;
         if seq > next {
             self.stats.cleared += 1;
-            self.clear(index);
+            self.clear(index).await;
         }
         self.next = Some(seq + 1);
-        if !self.take(index, batch) {
-            self.clear(index);
+        if !self.take(index, batch).await {
+            self.clear(index).await;
         }
     }
 
     /// The request under way was answered to its end, or (`complete` is false) given up: a lost end looks the same
     /// as a slow one. The subscriber waits before it repeats a request that was given up.
-    pub fn reply_ended(&mut self, index: &mut PrefixIndex, complete: bool) -> Action {
+    pub async fn reply_ended(&mut self, index: &impl Moments, complete: bool) -> Action {
         match self.state {
             State::Synced => Action::Wait,
             State::Snapshot { .. } if !complete => self.ask_for_snapshot(),
             State::Snapshot { begun: false } => {
                 // Not known there: what asks for it is a very large number to an engine without snapshots.
                 self.recovery = Recovery::Replay;
-                self.start_over(index)
+                self.start_over(index).await
             }
             State::Replay { hole: true, .. } => self.ask_for_snapshot(),
             State::Replay { .. } if !complete => self.ask_for_replay(self.next.unwrap_or(0)),
-            State::Replay { progress, .. } => self.caught_up(index, progress),
-            State::Snapshot { begun: true } => self.caught_up(index, true),
+            State::Replay { progress, .. } => self.caught_up(index, progress).await,
+            State::Snapshot { begun: true } => self.caught_up(index, true).await,
         }
     }
 
     /// Applies what was held back, and sees whether anything is still missing.
-    fn caught_up(&mut self, index: &mut PrefixIndex, progress: bool) -> Action {
+    async fn caught_up(&mut self, index: &impl Moments, progress: bool) -> Action {
         let (before, last_live) = (self.next.unwrap_or(0), self.last_live);
         self.state = State::Synced;
-        let action = self.drain(index);
+        let action = self.drain(index).await;
         if action != Action::Wait {
             return action;
         }
@@ -310,35 +324,48 @@ impl KvFeed {
         match self.recovery {
             _ if progress || next > before => self.ask_for_replay(next),
             Recovery::Snapshot => self.ask_for_snapshot(),
-            Recovery::Replay | Recovery::Nothing => self.jump(index),
+            Recovery::Replay | Recovery::Nothing => self.jump(index).await,
         }
     }
 
     /// Gives up what is missing: from the next batch that is held, or that will come, on.
-    fn jump(&mut self, index: &mut PrefixIndex) -> Action {
+    async fn jump(&mut self, index: &impl Moments) -> Action {
         self.stats.cleared += 1;
-        self.clear(index);
+        self.clear(index).await;
         self.state = State::Synced;
         self.next = self.held.first_key_value().map(|(seq, _)| *seq);
-        self.drain(index)
+        self.drain(index).await
     }
 
-    fn hold(&mut self, seq: u64, batch: Result<Decoded, DecodeError>) {
-        if self.held.len() < HELD_BATCHES_MAX {
-            self.held.insert(seq, batch);
+    fn hold(&mut self, seq: u64, batch: Batch<'_>) {
+        let kept: Kept = batch.map(|events| {
+            let (count, bytes) = events.unread();
+            (count, bytes.into())
+        });
+        let bytes = self.held_bytes + bytes_of(&kept);
+        if self.held.len() < HELD_BATCHES_MAX && bytes <= HELD_BYTES_MAX && !self.held.contains_key(&seq) {
+            self.held_bytes = bytes;
+            self.held.insert(seq, kept);
         }
     }
 
+    fn forget_held(&mut self) {
+        self.held.clear();
+        self.held_bytes = 0;
+    }
+
     /// Applies held batches whose turn it is.
-    fn drain(&mut self, index: &mut PrefixIndex) -> Action {
+    async fn drain(&mut self, index: &impl Moments) -> Action {
         while let Some(entry) = self.held.first_entry() {
             let (seq, next) = (*entry.key(), self.next.unwrap_or(0));
             if seq > next {
                 break;
             }
-            let batch = entry.remove();
+            let kept = entry.remove();
+            self.held_bytes -= bytes_of(&kept);
             if seq == next {
-                let action = self.apply(index, seq, batch);
+                let batch = kept.as_ref().map(|(count, bytes)| Events::resume((*count, bytes)));
+                let action = self.apply(index, seq, batch.map_err(|error| *error)).await;
                 if action != Action::Wait {
                     return action;
                 }
@@ -348,35 +375,40 @@ impl KvFeed {
     }
 
     /// Applies the batch whose turn it is.
-    fn apply(&mut self, index: &mut PrefixIndex, seq: u64, batch: Result<Decoded, DecodeError>) -> Action {
+    async fn apply(&mut self, index: &impl Moments, seq: u64, batch: Batch<'_>) -> Action {
         self.next = Some(seq + 1);
-        if self.take(index, batch) {
+        if self.take(index, batch).await {
             return Action::Wait;
         }
         // What it removed is not known; a replay would bring the same bytes.
         self.stats.cleared += 1;
-        self.clear(index);
+        self.clear(index).await;
         if self.recovery == Recovery::Snapshot { self.ask_for_snapshot() } else { Action::Wait }
     }
 
     /// Counts and applies a batch; false if it cannot be read.
-    fn take(&mut self, index: &mut PrefixIndex, batch: Result<Decoded, DecodeError>) -> bool {
-        let Ok(decoded) = batch else {
+    async fn take(&mut self, index: &impl Moments, batch: Batch<'_>) -> bool {
+        let Ok(events) = batch else {
             self.stats.undecodable += 1;
             return false;
         };
         self.stats.batches += 1;
-        self.stats.malformed += decoded.malformed as u64;
-        self.stats.ignored += decoded.unknown as u64;
-        self.apply_events(index, decoded.batch);
+        self.apply_events(index, events).await;
         true
     }
 
-    fn clear(&mut self, index: &mut PrefixIndex) {
+    async fn clear(&mut self, index: &impl Moments) {
         self.blocks.clear();
-        index.remove_worker(self.worker);
-        if let Some(any_tier) = self.any_tier.filter(|_| std::mem::take(&mut self.tiers_seen)) {
-            index.remove_worker(any_tier);
+        let any_tier = self.any_tier.filter(|_| std::mem::take(&mut self.tiers_seen));
+        for id in [Some(self.worker), any_tier].into_iter().flatten() {
+            let most = index.steps();
+            while index.moment(|index| index.forget(id, most)) == most {
+                index.between().await;
+            }
         }
     }
+}
+
+fn bytes_of(kept: &Kept) -> usize {
+    kept.as_ref().map_or(0, |(_, bytes)| bytes.len())
 }

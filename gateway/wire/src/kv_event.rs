@@ -1,5 +1,5 @@
 //! KV events: what an engine says about its prefix cache, block by block, in the formats of vLLM and SGLang. Types
-//! here; bytes in [`WireFormat`]'s encoder and [`EventBatch::decode`]; ZMQ frames in [`frames`]. What a router makes of
+//! here; bytes in [`WireFormat`]'s encoder, [`Events`] and [`EventBatch::decode`]; ZMQ frames in [`frames`]. What a router makes of
 //! them is `gateway/core`'s business.
 //!
 //! The formats as read in `vllm/distributed/kv_events.py` and `sglang/srt/disaggregation/kv_events.py`. Events are
@@ -15,7 +15,7 @@ mod tests;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-pub use self::decode::{DecodeError, Decoded};
+pub use self::decode::{DecodeError, Decoded, Events};
 pub use self::encode::WireFormat;
 
 /// The tier that routers call primary: an engine's own KV cache, whatever it lives on. No medium means the same.

@@ -3,11 +3,12 @@
 
 use std::net::SocketAddr;
 
+use keyway_core::kv_feed::Alone;
 use keyway_core::{Action, KvFeed, PrefixIndex, Recovery, TokenSpace, WorkerId, token_chain};
 use keyway_tests::Metrics;
 use keyway_tests::eventually::patient;
 use keyway_wire::block_hash::{BlockHash, HashKey};
-use keyway_wire::kv_event::EventBatch;
+use keyway_wire::kv_event::Events;
 use keyway_wire::kv_event::frames::{Live, ReplayReply, ReplayRequest};
 use keyway_worker::{CacheChange, RunningWorker};
 use zeromq::{DealerSocket, Socket as _, SocketRecv as _, SocketSend as _, SubSocket, ZmqMessage};
@@ -23,7 +24,7 @@ pub(crate) struct Subscriber {
     live: SubSocket,
     replay: Option<SocketAddr>,
     pub(crate) feed: KvFeed,
-    index: PrefixIndex,
+    index: Alone,
     random: fastrand::Rng,
     /// Share of the live messages that get lost, and of the replies that are given up.
     pub(crate) loss: f64,
@@ -41,12 +42,12 @@ impl Subscriber {
             live,
             replay: worker.kv_replay_addr(),
             feed: KvFeed::new(WORKER, key(), recovery, 100_000),
-            index: PrefixIndex::new(8 << 20),
+            index: Alone::new(PrefixIndex::new(8 << 20)),
             random: fastrand::Rng::with_seed(5),
             loss: 0.0,
             lost: 0,
         };
-        let action = subscriber.feed.connected(&mut subscriber.index);
+        let action = subscriber.feed.connected(&subscriber.index).await;
         subscriber.carry_out(action).await;
         subscriber
     }
@@ -73,7 +74,7 @@ impl Subscriber {
         if self.random.f64() < self.loss {
             self.lost += 1;
         } else {
-            let action = self.feed.live(&mut self.index, live.seq, EventBatch::decode(live.payload));
+            let action = self.feed.live(&self.index, live.seq, Events::open(live.payload)).await;
             self.carry_out(action).await;
         }
         live.seq
@@ -87,7 +88,7 @@ impl Subscriber {
                 Action::Snapshot => ReplayRequest::Snapshot,
             };
             let complete = self.request(request).await;
-            action = self.feed.reply_ended(&mut self.index, complete);
+            action = self.feed.reply_ended(&self.index, complete).await;
         }
     }
 
@@ -106,24 +107,24 @@ impl Subscriber {
                 ReplayReply::End => return true,
                 ReplayReply::Batch { .. } if self.random.f64() < self.loss / 10.0 => return false,
                 ReplayReply::Batch { seq, payload } => {
-                    self.feed.reply(&mut self.index, seq, EventBatch::decode(payload));
+                    self.feed.reply(&self.index, seq, Events::open(payload)).await;
                 }
             }
         }
     }
 
     pub(crate) fn agrees(&self, resident: &[BlockHash]) -> bool {
-        self.index.resident(WORKER) == resident.len() && self.holds(resident) == resident.len()
+        self.index.0.borrow().resident(WORKER) == resident.len() && self.holds(resident) == resident.len()
     }
 
     /// How many of these the index has.
     pub(crate) fn holds(&self, resident: &[BlockHash]) -> usize {
-        resident.iter().filter(|name| self.index.holds(WORKER, **name)).count()
+        resident.iter().filter(|name| self.index.0.borrow().holds(WORKER, **name)).count()
     }
 
     /// How many blocks the index has.
     pub(crate) fn known(&self) -> usize {
-        self.index.resident(WORKER)
+        self.index.0.borrow().resident(WORKER)
     }
 }
 

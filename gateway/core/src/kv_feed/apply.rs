@@ -1,51 +1,47 @@
 //! Single events to changes of what the worker holds: which of them count, and what each block is called.
 
 use keyway_wire::block_hash::BlockHash;
-use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvEvent};
+use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, Events, ExtraKey, KvEvent};
 
-use super::blocks::{Held, Tier};
-use super::{EventBatch, KvFeed};
-use crate::index::{PrefixIndex, WorkerId};
+use super::blocks::{Blocks, Held};
+use super::node::Tier;
+use super::{FeedStats, KvFeed, Moments};
+use crate::index::WorkerId;
 use crate::token_chain::{TokenSpace, extend};
 
 impl KvFeed {
-    pub(super) fn apply_events(&mut self, index: &mut PrefixIndex, batch: EventBatch) {
-        for event in &batch.events {
+    pub(super) async fn apply_events(&mut self, index: &impl Moments, events: Events<'_>) {
+        for event in events {
             match event {
                 // Further groups of a hybrid model say what a window keeps; a prefix is there if the first one has it.
-                KvEvent::BlockStored(event) => {
-                    let own = event.is_primary();
-                    match self.tier(index, own, event.group_idx, event.locality.as_deref()) {
+                Ok(Some(KvEvent::BlockStored(event))) => {
+                    match self.tier(event.is_primary(), event.group_idx, event.locality.as_deref()) {
                         None => self.stats.ignored += 1,
                         // By name alone; of blocks of another size nothing can be told.
                         Some(Tier::Other)
                             if Some(event.block_size) != self.block_size || event.token_ids.is_empty() =>
                         {
-                            self.stored_elsewhere(index, event);
+                            self.stored_elsewhere(index, &event).await;
                         }
-                        Some(tier) => self.stored(index, tier, event),
+                        Some(tier) => self.stored(index, tier, &event).await,
                     }
                 }
-                KvEvent::BlockRemoved(event) => {
-                    let own = event.is_primary();
-                    match self.tier(index, own, event.group_idx, event.locality.as_deref()) {
+                Ok(Some(KvEvent::BlockRemoved(event))) => {
+                    match self.tier(event.is_primary(), event.group_idx, event.locality.as_deref()) {
                         None => self.stats.ignored += 1,
-                        Some(tier) => self.removed(index, tier, event),
+                        Some(tier) => self.removed(index, tier, &event).await,
                     }
                 }
-                KvEvent::AllBlocksCleared => self.clear(index),
+                Ok(Some(KvEvent::AllBlocksCleared)) => self.clear(index).await,
+                Ok(None) => self.stats.ignored += 1,
+                Err(_) => self.stats.malformed += 1,
             }
+            self.went_on(index, 1).await;
         }
     }
 
     /// Where the blocks of an event are, if that counts. What another machine's tier holds is no part of this worker.
-    fn tier(
-        &mut self,
-        index: &mut PrefixIndex,
-        own: bool,
-        group: Option<u32>,
-        locality: Option<&str>,
-    ) -> Option<Tier> {
+    fn tier(&mut self, own: bool, group: Option<u32>, locality: Option<&str>) -> Option<Tier> {
         if group.unwrap_or(0) != 0 {
             return None;
         }
@@ -55,8 +51,7 @@ impl KvFeed {
         self.any_tier.filter(|_| locality != Some("REMOTE"))?;
         // A worker without other tiers does not pay for them.
         if !std::mem::replace(&mut self.tiers_seen, true) {
-            let mut held = Held { index, worker: self.worker, any_tier: self.any_tier };
-            self.blocks.count_all_tiers(&mut held);
+            self.blocks.count_all_tiers();
         }
         Some(Tier::Other)
     }
@@ -65,16 +60,56 @@ impl KvFeed {
         self.any_tier.filter(|_| self.tiers_seen)
     }
 
-    fn stored_elsewhere(&mut self, index: &mut PrefixIndex, event: &BlockStored) {
-        let mut held = Held { index, worker: self.worker, any_tier: self.any_tier() };
-        for hash in &event.block_hashes {
-            if !self.blocks.store_elsewhere(&mut held, hash.short()) {
-                self.stats.ignored += 1;
+    /// Does `one` for each of `count` blocks, and all that it asks for before the next one; some blocks a moment. `one` says
+    /// whether to go on.
+    async fn for_each(
+        &mut self,
+        index: &impl Moments,
+        count: usize,
+        mut one: impl FnMut(&mut Blocks, &mut FeedStats, &mut Held<'_>, usize) -> bool,
+    ) {
+        let (worker, any_tier) = (self.worker, self.any_tier());
+        let (blocks, stats) = (&mut self.blocks, &mut self.stats);
+        let (steps, mut next) = (index.steps(), 0);
+        loop {
+            index.moment(|index| {
+                let mut held = Held { index, worker, any_tier, left: steps };
+                blocks.settle(&mut held);
+                while held.left > 0 && next < count {
+                    held.left -= 1;
+                    next = if one(blocks, stats, &mut held, next) { next + 1 } else { count };
+                    blocks.settle(&mut held);
+                }
+            });
+            if next == count && blocks.is_settled() {
+                break;
             }
+            index.between().await;
+        }
+        self.went_on(index, count).await;
+    }
+
+    /// Lets others have their turn, now and then: small events make many moments.
+    async fn went_on(&mut self, index: &impl Moments, steps: usize) {
+        self.steps += steps;
+        if self.steps >= index.steps() {
+            self.steps = 0;
+            index.between().await;
         }
     }
 
-    fn stored(&mut self, index: &mut PrefixIndex, tier: Tier, event: &BlockStored) {
+    async fn stored_elsewhere(&mut self, index: &impl Moments, event: &BlockStored) {
+        let hashes = &event.block_hashes;
+        let one = |blocks: &mut Blocks, stats: &mut FeedStats, held: &mut Held<'_>, i: usize| {
+            if !blocks.store_elsewhere(held, hashes[i].short()) {
+                stats.ignored += 1;
+            }
+            true
+        };
+        self.for_each(index, hashes.len(), one).await;
+    }
+
+    async fn stored(&mut self, index: &impl Moments, tier: Tier, event: &BlockStored) {
         let (blocks, size) = (event.block_hashes.len(), event.block_size as usize);
         let keys_fit = event.extra_keys.is_empty() || event.extra_keys.len() == blocks;
         if size == 0 || event.token_ids.len() != blocks * size || !keys_fit {
@@ -99,21 +134,29 @@ impl KvFeed {
         };
         let space = before.map_or(root, |node| self.blocks.root(node));
         let mut prefix = before.map_or(root, |node| self.blocks.key(node));
-        let tokens = event.token_ids.chunks_exact(size).enumerate();
-        let keys = tokens.map(|(i, tokens)| {
-            prefix = extend(prefix, tokens, own_keys(event, extra(i), parent.is_none() && i == 0));
-            prefix
-        });
-        let keys: Vec<BlockHash> = keys.collect();
-        index.fetch(&keys);
-        let mut held = Held { index, worker: self.worker, any_tier: self.any_tier() };
-        for (i, (hash, key)) in event.block_hashes.iter().zip(keys).enumerate() {
-            before = self.blocks.store(&mut held, tier, hash.short(), before, key, space);
+        let mut tokens = event.token_ids.chunks_exact(size).enumerate();
+        let mut keys = Vec::with_capacity(index.steps().min(blocks));
+        let mut unstored = blocks;
+        for hashes in event.block_hashes.chunks(index.steps()) {
+            keys.clear();
+            keys.extend(tokens.by_ref().take(hashes.len()).map(|(i, tokens)| {
+                prefix = extend(prefix, tokens, own_keys(event, extra(i), parent.is_none() && i == 0));
+                prefix
+            }));
+            let one = |blocks: &mut Blocks, _: &mut FeedStats, held: &mut Held<'_>, i: usize| {
+                if i == 0 {
+                    held.index.fetch(&keys);
+                }
+                before = blocks.store(held, tier, hashes[i].short(), before, keys[i], space);
+                unstored -= usize::from(before.is_some());
+                before.is_some()
+            };
+            self.for_each(index, hashes.len(), one).await;
             if before.is_none() {
-                self.stats.over_capacity += (blocks - i) as u64;
-                return;
+                break;
             }
         }
+        self.stats.over_capacity += unstored as u64;
     }
 
     /// The empty prefix of the event's space. Only that of a prompt's first block is complete: later ones inherit it.
@@ -131,18 +174,24 @@ impl KvFeed {
         space.root(self.key)
     }
 
-    fn removed(&mut self, index: &mut PrefixIndex, tier: Tier, event: &BlockRemoved) {
-        let named = event.block_hashes.iter().filter_map(|hash| self.blocks.find_parent(hash.short(), None));
-        index.fetch(&named.map(|node| self.blocks.key(node)).collect::<Vec<_>>());
-        let mut held = Held { index, worker: self.worker, any_tier: self.any_tier() };
-        for (i, hash) in event.block_hashes.iter().enumerate() {
-            let left = event.remaining_copy_counts.as_ref().and_then(|counts| counts.get(i)).copied();
-            match (self.blocks.remove(&mut held, tier, hash.short(), left), tier) {
-                (true, Tier::Own) => self.stats.removed += 1,
-                (true, Tier::Other) => {}
-                (false, Tier::Own) => self.stats.unknown_removals += 1,
-                (false, Tier::Other) => self.stats.ignored += 1,
-            }
+    async fn removed(&mut self, index: &impl Moments, tier: Tier, event: &BlockRemoved) {
+        let mut lefts = event.remaining_copy_counts.iter().flatten().copied();
+        for hashes in event.block_hashes.chunks(index.steps()) {
+            let named = hashes.iter().filter_map(|hash| self.blocks.find_parent(hash.short(), None));
+            let keys: Vec<BlockHash> = named.map(|node| self.blocks.key(node)).collect();
+            let one = |blocks: &mut Blocks, stats: &mut FeedStats, held: &mut Held<'_>, i: usize| {
+                if i == 0 {
+                    held.index.fetch(&keys);
+                }
+                match (blocks.remove(held, tier, hashes[i].short(), lefts.next()), tier) {
+                    (true, Tier::Own) => stats.removed += 1,
+                    (true, Tier::Other) => {}
+                    (false, Tier::Own) => stats.unknown_removals += 1,
+                    (false, Tier::Other) => stats.ignored += 1,
+                }
+                true
+            };
+            self.for_each(index, hashes.len(), one).await;
         }
     }
 }

@@ -12,6 +12,8 @@ use std::hash::BuildHasher;
 use hashbrown::HashTable;
 use keyway_wire::block_hash::BlockHash;
 
+use super::node::{NONE, Node, NodeId, Reach, Tier};
+use super::walk::{Walk, Way};
 use crate::index::{PrefixIndex, WorkerId};
 use crate::spread_map::Spread;
 
@@ -21,28 +23,12 @@ pub(super) struct Held<'a> {
     pub(super) worker: WorkerId,
     /// Its name for blocks in any tier, where they count.
     pub(super) any_tier: Option<WorkerId>,
-}
-
-/// Where a copy of a block is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tier {
-    /// In the engine's own cache.
-    Own,
-    /// In the host's memory or on a disk.
-    Other,
-}
-
-/// One of the worker's names in the index: what counts as held there.
-#[derive(Clone, Copy)]
-enum Reach {
-    /// What the engine's own cache holds.
-    Own,
-    /// What any tier holds.
-    Any,
+    /// Steps that may be taken before others must have the index.
+    pub(super) left: usize,
 }
 
 impl Held<'_> {
-    fn id(&self, reach: Reach) -> Option<WorkerId> {
+    pub(super) fn id(&self, reach: Reach) -> Option<WorkerId> {
         match reach {
             Reach::Own => Some(self.worker),
             Reach::Any => self.any_tier,
@@ -50,49 +36,9 @@ impl Held<'_> {
     }
 }
 
-/// Place of a node.
-pub(super) type NodeId = u32;
-
-/// No node.
-const NONE: NodeId = NodeId::MAX;
-
-/// As small as can be: a fleet's caches hold tens of millions of blocks.
-#[derive(Debug, Clone, Copy)]
-struct Node {
-    name: u64,
-    /// Its name in the index.
-    key: BlockHash,
-    /// Copies the engine's own cache has, and other tiers.
-    copies: u16,
-    elsewhere: u16,
-    /// The prompt's first block, which stays while one behind it does: it knows the empty prefix that they descend from.
-    first: NodeId,
-    parent: NodeId,
-    first_child: NodeId,
-    /// The one before and the one after it among those behind `parent`; of a first block, which has none, its empty prefix.
-    siblings: [NodeId; 2],
-}
-
-const _: () = assert!(size_of::<Node>() == 40, "a block costs more than ARCHITECTURE.md says");
-
-impl Node {
-    /// Of a first block.
-    fn empty_prefix(&self) -> BlockHash {
-        let [low, high] = self.siblings;
-        BlockHash(u64::from(high) << 32 | u64::from(low))
-    }
-
-    fn is_held(&self, reach: Reach) -> bool {
-        self.copies > 0 || (matches!(reach, Reach::Any) && self.elsewhere > 0)
-    }
-
-    fn copies_in(&mut self, tier: Tier) -> &mut u16 {
-        match tier {
-            Tier::Own => &mut self.copies,
-            Tier::Other => &mut self.elsewhere,
-        }
-    }
-}
+/// Blocks that may have one name: of as many salts as one prompt is known under. Each further one would be searched for among
+/// all of them.
+const ALIKE_MAX: usize = 1_024;
 
 #[derive(Debug)]
 pub(super) struct Blocks {
@@ -101,24 +47,48 @@ pub(super) struct Blocks {
     /// All of them by name; several have the same where hashes do not cover the salt.
     names: HashTable<NodeId>,
     max: usize,
+    /// What the last change still asks for, last in, first out. Empty before the next one.
+    agenda: Vec<Step>,
+}
+
+/// Something left to do; done in small pieces, so that what one event can set off takes the index from requests for moments
+/// only.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Walk(Walk),
+    /// One copy of a block goes.
+    Remove {
+        node: NodeId,
+        tier: Tier,
+        left: Option<u32>,
+    },
+    /// A block that may be forgotten, if it has neither a copy nor blocks behind it.
+    Discard(NodeId),
+    /// Other tiers count from now on: from this block on they are not in the index's other half yet.
+    CountTiers(NodeId),
 }
 
 impl Blocks {
     pub(super) fn new(max: usize) -> Self {
         let max = max.min(NONE as usize);
-        Self { nodes: Vec::new(), free: Vec::new(), names: HashTable::new(), max }
+        Self { nodes: Vec::new(), free: Vec::new(), names: HashTable::new(), max, agenda: Vec::new() }
     }
 
     pub(super) fn clear(&mut self) {
         self.nodes.clear();
         self.free.clear();
         self.names.clear();
+        self.agenda.clear();
     }
 
     /// Blocks known.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.nodes.len() - self.free.len()
+    }
+
+    pub(super) fn node(&self, node: NodeId) -> &Node {
+        &self.nodes[node as usize]
     }
 
     pub(super) fn key(&self, node: NodeId) -> BlockHash {
@@ -136,12 +106,8 @@ impl Blocks {
     }
 
     /// Puts all that is known into the index's other half: from now on other tiers count.
-    pub(super) fn count_all_tiers(&self, held: &mut Held<'_>) {
-        let roots = (0..self.nodes.len() as NodeId).filter(|node| {
-            let Node { parent, copies, .. } = self.nodes[*node as usize];
-            parent == NONE && copies > 0
-        });
-        roots.for_each(|root| self.attach(held, root, Reach::Any));
+    pub(super) fn count_all_tiers(&mut self) {
+        self.agenda.push(Step::CountTiers(0));
     }
 
     /// Counts one more copy, in another tier, of a block that is announced there by its name alone; false if that is not
@@ -157,7 +123,7 @@ impl Blocks {
         alone.is_some()
     }
 
-    /// Counts one more copy of a block. `None` if there is no room for another block.
+    /// Counts one more copy of a block. `None` if there is no room for another block, or of this name.
     pub(super) fn store(
         &mut self,
         held: &mut Held<'_>,
@@ -167,10 +133,13 @@ impl Blocks {
         key: BlockHash,
         root: BlockHash,
     ) -> Option<NodeId> {
-        let same = self.named(name).find(|node| self.key(*node) == key);
+        let mut alike = 0;
+        let same = self.named(name).inspect(|_| alike += 1).find(|node| self.key(*node) == key);
+        held.left = held.left.saturating_sub(alike);
         let node = match same {
             Some(node) => node,
-            None => self.add(name, parent.unwrap_or(NONE), key, root)?,
+            None if alike < ALIKE_MAX => self.add(name, parent.unwrap_or(NONE), key, root)?,
+            None => return None,
         };
         self.count_copy(held, tier, node);
         Some(node)
@@ -185,12 +154,22 @@ impl Blocks {
     }
 
     /// Brings the index up to date with a block whose copies were others `before`.
-    fn moved(&self, held: &mut Held<'_>, id: NodeId, before: &Node) {
+    fn moved(&mut self, held: &mut Held<'_>, id: NodeId, before: &Node) {
+        let node = self.nodes[id as usize];
         for reach in [Reach::Own, Reach::Any] {
-            match (before.is_held(reach), self.nodes[id as usize].is_held(reach)) {
-                (false, true) => self.attach(held, id, reach),
-                (true, false) => self.detach(held, id, reach),
-                _ => {}
+            let Some(worker) = held.id(reach) else { continue };
+            let way = match (before.is_held(reach), node.is_held(reach)) {
+                (false, true) => Way::Attach,
+                (true, false) => Way::Detach,
+                _ => continue,
+            };
+            match (node.first_child(), way) {
+                (Some(_), _) => self.agenda.push(Step::Walk(Walk::new(way, reach, id))),
+                (None, Way::Attach) => {
+                    let parent = node.parent().map(|parent| self.key(parent));
+                    held.index.store_block(worker, parent, node.key);
+                }
+                (None, Way::Detach) => held.index.drop_block(worker, node.key),
             }
         }
     }
@@ -198,75 +177,67 @@ impl Blocks {
     /// Counts one copy less, or as many as are `left`; false if the block is not known. Where several have the name,
     /// each loses a copy: which one is meant is not said, and too little known is the better mistake.
     pub(super) fn remove(&mut self, held: &mut Held<'_>, tier: Tier, name: u64, left: Option<u32>) -> bool {
-        let mut named = self.named(name);
-        let first = named.next();
-        // Rarely any, so this allocates nothing.
-        let others: Vec<NodeId> = named.collect();
-        let mut known = false;
-        for node in first.into_iter().chain(others) {
-            // An engine may even name two blocks of one prefix alike; the first may then have gone with the second.
-            if Some(node) != first && !self.named(name).any(|other| other == node) {
-                continue;
-            }
-            let before = self.nodes[node as usize];
-            let copies = self.nodes[node as usize].copies_in(tier);
-            known |= *copies > 0;
-            let left = left.map(|left| u16::try_from(left).unwrap_or(u16::MAX));
-            *copies = left.unwrap_or(copies.saturating_sub(1));
-            self.moved(held, node, &before);
-            self.discard(node);
+        let first = self.agenda.len();
+        let (mut known, mut alike) = (false, 0);
+        // By its field: the agenda is written meanwhile.
+        let (nodes, names) = (&self.nodes, &self.names);
+        for &node in names.iter_hash(spread(name)).filter(|node| nodes[**node as usize].name == name) {
+            known |= nodes[node as usize].copies(tier) > 0;
+            self.agenda.push(Step::Remove { node, tier, left });
+            alike += 1;
         }
+        held.left = held.left.saturating_sub(alike);
+        self.agenda[first..].reverse();
         known
+    }
+
+    /// Whether nothing is left of what the last change asks for.
+    pub(super) fn is_settled(&self) -> bool {
+        self.agenda.is_empty()
+    }
+
+    /// Does what the last change asks for, as far as [`Held::left`] lets it.
+    pub(super) fn settle(&mut self, held: &mut Held<'_>) {
+        while held.left > 0
+            && let Some(step) = self.agenda.pop()
+        {
+            held.left -= 1;
+            match step {
+                Step::Walk(walk) => {
+                    let next = walk.step(self, held);
+                    self.agenda.extend(next.map(Step::Walk));
+                }
+                Step::Remove { node, tier, left } => self.take_copy(held, node, tier, left),
+                Step::Discard(node) => self.discard(node),
+                Step::CountTiers(node) => self.count_tiers(node),
+            }
+        }
+    }
+
+    fn take_copy(&mut self, held: &mut Held<'_>, id: NodeId, tier: Tier, left: Option<u32>) {
+        // An engine may even name two blocks of one prefix alike; the first may then have gone with the second.
+        let Some(node) = self.nodes.get_mut(id as usize).filter(|node| node.is_known()) else { return };
+        let before = *node;
+        let copies = node.copies_in(tier);
+        let left = left.map(|left| u16::try_from(left).unwrap_or(u16::MAX));
+        *copies = left.unwrap_or(copies.saturating_sub(1));
+        self.agenda.push(Step::Discard(id));
+        self.moved(held, id, &before);
+    }
+
+    fn count_tiers(&mut self, id: NodeId) {
+        let Some(node) = self.nodes.get(id as usize) else { return };
+        let is_root = node.parent == NONE && node.copies > 0;
+        self.agenda.push(Step::CountTiers(id + 1));
+        if is_root {
+            self.agenda.push(Step::Walk(Walk::new(Way::Attach, Reach::Any, id)));
+        }
     }
 
     /// All blocks of this name.
     fn named(&self, name: u64) -> impl Iterator<Item = NodeId> {
         let same = move |node: &NodeId| self.nodes[*node as usize].name == name;
         self.names.iter_hash(spread(name)).copied().filter(same)
-    }
-
-    fn children(&self, node: NodeId) -> impl Iterator<Item = NodeId> {
-        let first = Some(self.nodes[node as usize].first_child).filter(|child| *child != NONE);
-        let step =
-            |child: &NodeId| Some(self.nodes[*child as usize].siblings[1]).filter(|next| *next != NONE);
-        std::iter::successors(first, step)
-    }
-
-    /// Puts a block that now has a copy into the index, and what waited behind it. The index refuses a block whose
-    /// parent it lacks, so a gap further up holds all of them back.
-    fn attach(&self, held: &mut Held<'_>, node: NodeId, reach: Reach) {
-        let Some(worker) = held.id(reach) else { return };
-        let mut todo = Vec::new();
-        let mut next = Some(node);
-        while let Some(node) = next {
-            let Node { key, parent, .. } = self.nodes[node as usize];
-            let parent = (parent != NONE).then(|| self.key(parent));
-            let is_held = self.nodes[node as usize].is_held(reach);
-            if is_held && held.index.store_block(worker, parent, key) {
-                todo.extend(self.children(node));
-            }
-            next = todo.pop();
-        }
-    }
-
-    /// Takes a block without a copy out of the index, and all blocks behind it before it.
-    fn detach(&self, held: &mut Held<'_>, node: NodeId, reach: Reach) {
-        let Some(worker) = held.id(reach) else { return };
-        if self.nodes[node as usize].first_child == NONE {
-            held.index.drop_block(worker, self.key(node));
-            return;
-        }
-        let mut todo = vec![node];
-        let mut order = Vec::new();
-        while let Some(node) = todo.pop() {
-            if held.index.holds(worker, self.key(node)) {
-                order.push(node);
-                todo.extend(self.children(node));
-            }
-        }
-        for node in order.into_iter().rev() {
-            held.index.drop_block(worker, self.key(node));
-        }
     }
 
     fn add(&mut self, name: u64, parent: NodeId, key: BlockHash, root: BlockHash) -> Option<NodeId> {
@@ -294,16 +265,17 @@ impl Blocks {
         Some(id)
     }
 
-    /// Forgets a block without copies and without blocks behind it, and those before it that were kept for it.
-    fn discard(&mut self, mut id: NodeId) {
-        while id != NONE {
-            let node = self.nodes[id as usize];
-            if node.is_held(Reach::Any) || node.first_child != NONE {
-                return;
-            }
-            self.unlink(id, &node);
-            self.free.push(id);
-            id = node.parent;
+    /// Forgets a block without copies and without blocks behind it; those before it that were kept for it are next.
+    fn discard(&mut self, id: NodeId) {
+        let node = self.nodes[id as usize];
+        if node.is_held(Reach::Any) || node.first_child != NONE {
+            return;
+        }
+        self.unlink(id, &node);
+        self.nodes[id as usize].first = NONE;
+        self.free.push(id);
+        if node.parent != NONE {
+            self.agenda.push(Step::Discard(node.parent));
         }
     }
 

@@ -1,13 +1,21 @@
 //! The feed against an engine that keeps copies of blocks, loses messages, forgets replays and restarts; and the index
 //! against what that engine really holds.
 
+use std::cell::{Ref, RefCell};
 use std::collections::{BTreeMap, VecDeque};
+use std::future::ready;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::task::{Context, Poll, Waker};
 
 use keyway_wire::block_hash::BlockHash;
-use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvEvent};
+use keyway_wire::kv_event::{
+    BlockRemoved, BlockStored, EngineHash, EventBatch, ExtraKey, KvEvent, WireFormat,
+};
 use proptest::prelude::*;
 
 use super::*;
+use crate::index::PrefixIndex;
 use crate::token_chain::TokenSpace;
 
 const WORKER: WorkerId = WorkerId(3);
@@ -21,18 +29,81 @@ fn space(salt: &[u8]) -> TokenSpace<'_> {
     TokenSpace { salt, adapter: None, block_size: BLOCK }
 }
 
-fn feed(recovery: Recovery) -> (KvFeed, PrefixIndex) {
-    (KvFeed::new(WORKER, key(), recovery, 10_000), PrefixIndex::new(1 << 20))
+/// An index that is had for so many steps at a time, and sees to it that they are kept.
+struct Shared {
+    index: RefCell<PrefixIndex>,
+    steps: usize,
+    /// Times that others had their turn.
+    turns: AtomicUsize,
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "as it comes from the decoder")]
-fn batch(events: Vec<KvEvent>) -> Result<Decoded, DecodeError> {
-    let batch = EventBatch { events, ..EventBatch::default() };
-    Ok(Decoded { batch, ..Decoded::default() })
+impl Shared {
+    fn new(bytes: usize, steps: usize) -> Self {
+        Self { index: RefCell::new(PrefixIndex::new(bytes)), steps, turns: AtomicUsize::new(0) }
+    }
+
+    fn index(&self) -> Ref<'_, PrefixIndex> {
+        self.index.borrow()
+    }
 }
 
-fn undecodable() -> Result<Decoded, DecodeError> {
-    EventBatch::decode(&[])
+impl Moments for Shared {
+    fn moment<T>(&self, f: impl FnOnce(&mut PrefixIndex) -> T) -> T {
+        let mut index = self.index.borrow_mut();
+        let before = index.len();
+        let outcome = f(&mut index);
+        // A block counts twice where other tiers do.
+        let changed = index.len().abs_diff(before);
+        assert!(changed <= 2 * self.steps, "{changed} blocks at once");
+        outcome
+    }
+
+    fn steps(&self) -> usize {
+        self.steps
+    }
+
+    fn between(&self) -> impl Future<Output = ()> + Send {
+        self.turns.fetch_add(1, Relaxed);
+        ready(())
+    }
+}
+
+fn feed(recovery: Recovery, steps: usize) -> (KvFeed, Shared) {
+    (KvFeed::new(WORKER, key(), recovery, 10_000), Shared::new(1 << 20, steps))
+}
+
+/// The bytes of a batch, in the form that can say what is in it.
+fn batch(events: Vec<KvEvent>) -> Vec<u8> {
+    let salted = |event: &KvEvent| matches!(event, KvEvent::BlockStored(event) if event.cache_salt.is_some());
+    let format = if events.iter().any(salted) { WireFormat::SglangMap } else { WireFormat::VllmMap };
+    EventBatch { events, ..EventBatch::default() }.encode(format)
+}
+
+/// What is the outcome of a future that waits for nothing.
+fn now<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(outcome) => outcome,
+        Poll::Pending => panic!("it waits"),
+    }
+}
+
+/// The feed as a subscriber has it, whose index nobody else uses.
+impl KvFeed {
+    fn connected_now(&mut self, index: &Shared) -> Action {
+        now(self.connected(index))
+    }
+
+    fn live_now(&mut self, index: &Shared, seq: u64, payload: &[u8]) -> Action {
+        now(self.live(index, seq, Events::open(payload)))
+    }
+
+    fn reply_now(&mut self, index: &Shared, seq: u64, payload: &[u8]) {
+        now(self.reply(index, seq, Events::open(payload)));
+    }
+
+    fn ended_now(&mut self, index: &Shared, complete: bool) -> Action {
+        now(self.reply_ended(index, complete))
+    }
 }
 
 fn int(hash: u64) -> EngineHash {
@@ -65,19 +136,19 @@ fn remove(hash: u64) -> KvEvent {
 /// A feed that was connected to an engine without recovery, and its index.
 struct Simple {
     feed: KvFeed,
-    index: PrefixIndex,
+    index: Shared,
     seq: u64,
 }
 
 impl Simple {
     fn new() -> Self {
-        let (mut feed, mut index) = feed(Recovery::Nothing);
-        assert_eq!(feed.connected(&mut index), Action::Wait);
+        let (mut feed, index) = feed(Recovery::Nothing, 2);
+        assert_eq!(feed.connected_now(&index), Action::Wait);
         Self { feed, index, seq: 0 }
     }
 
     fn events(&mut self, events: Vec<KvEvent>) -> &mut Self {
-        assert_eq!(self.feed.live(&mut self.index, self.seq, batch(events)), Action::Wait);
+        assert_eq!(self.feed.live_now(&self.index, self.seq, &batch(events)), Action::Wait);
         self.seq += 1;
         self
     }
@@ -85,7 +156,7 @@ impl Simple {
     /// How many blocks of `tokens` the worker holds, as routing sees it.
     #[track_caller]
     fn holds(&mut self, tokens: &[u32], salt: &[u8], blocks: u32) -> &mut Self {
-        let matched = self.index.matched(&space(salt).chain(key(), tokens));
+        let matched = self.index.index().matched(&space(salt).chain(key(), tokens));
         assert_eq!(matched.first().map_or(0, |(_, blocks)| *blocks), blocks);
         self
     }
@@ -128,7 +199,7 @@ fn blocks_behind_a_removed_one_come_back_with_it() {
         .events(vec![remove(11), remove(12), store(&[11], Some(10), &PROMPT[2..4])])
         .holds(&PROMPT, b"", 2)
         .events(vec![remove(11), remove(10)]);
-    assert_eq!((simple.index.len(), simple.feed.blocks.len()), (0, 0));
+    assert_eq!((simple.index.index().len(), simple.feed.blocks.len()), (0, 0));
 }
 
 #[test]
@@ -144,7 +215,7 @@ fn orphans_and_nonsense_are_counted_and_left_out() {
     ]);
     let stats = simple.feed.stats();
     assert_eq!((stats.orphans, stats.malformed, stats.unknown_removals), (2, 2, 1));
-    assert!(simple.index.is_empty());
+    assert!(simple.index.index().is_empty());
 }
 
 #[test]
@@ -185,8 +256,12 @@ impl Simple {
     /// How many blocks of the prompt its own cache holds, and any tier.
     #[track_caller]
     fn tiers(&mut self, own: u32, any: u32) -> &mut Self {
-        let lengths = self.index.lengths(&space(b"").chain(key(), &PROMPT));
-        assert_eq!((lengths.of(WORKER), lengths.of(ANY_TIER)), (own, any));
+        let chain = space(b"").chain(key(), &PROMPT);
+        let found = self.index.moment(|index| {
+            let lengths = index.lengths(&chain);
+            (lengths.of(WORKER), lengths.of(ANY_TIER))
+        });
+        assert_eq!(found, (own, any));
         self
     }
 }
@@ -206,7 +281,7 @@ fn what_other_tiers_keep_is_found_there_and_joined_with_the_worker_s_own() {
     // With its tokens it need not have been known.
     worker.events(vec![elsewhere(store(&[12], Some(11), &PROMPT[4..]))]).tiers(1, 3);
     worker.events(vec![elsewhere(remove(12)), elsewhere(remove(11)), remove(10)]).tiers(0, 0);
-    assert_eq!((worker.feed.blocks.len(), worker.index.len()), (0, 0));
+    assert_eq!((worker.feed.blocks.len(), worker.index.index().len()), (0, 0));
     assert_eq!(worker.feed.stats().ignored, 0);
     worker.events(vec![named(&[77]), elsewhere(remove(77))]);
     assert_eq!(worker.feed.stats().ignored, 2);
@@ -259,11 +334,11 @@ proptest! {
 fn a_worker_without_other_tiers_takes_no_more_room() {
     let mut worker = Simple::with_tiers();
     worker.events(vec![store(&[10, 11, 12], None, &PROMPT)]);
-    assert_eq!(worker.index.len(), 3);
+    assert_eq!(worker.index.index().len(), 3);
     // Where other tiers do not count, their events are left out.
     let mut off = Simple::new();
     off.events(vec![store(&[10], None, &PROMPT[..2]), elsewhere(store(&[10], None, &[]))]).tiers(1, 0);
-    assert_eq!((off.feed.stats().ignored, off.index.len()), (1, 1));
+    assert_eq!((off.feed.stats().ignored, off.index.index().len()), (1, 1));
 }
 
 #[test]
@@ -309,7 +384,7 @@ fn an_adapter_is_part_of_the_name() {
     let mut simple = Simple::new();
     simple.events(vec![KvEvent::BlockStored(event)]).holds(&PROMPT, b"salt", 0);
     let space = TokenSpace { adapter: Some("lora"), ..space(b"salt") };
-    assert_eq!(simple.index.matched(&space.chain(key(), &PROMPT)), [(WORKER, 2)]);
+    assert_eq!(simple.index.index().matched(&space.chain(key(), &PROMPT)), [(WORKER, 2)]);
 }
 
 #[test]
@@ -338,32 +413,103 @@ fn signed_and_whole_hashes_are_names_like_others() {
 
 #[test]
 fn a_feed_is_bounded() {
-    let (_, mut index) = feed(Recovery::Nothing);
+    let (_, index) = feed(Recovery::Nothing, 2);
     let mut feed = KvFeed::new(WORKER, key(), Recovery::Nothing, 2);
-    let _ = feed.connected(&mut index);
-    let _ = feed.live(&mut index, 0, batch(vec![store(&[10, 11, 12], None, &PROMPT)]));
-    assert_eq!((feed.stats().over_capacity, index.len()), (1, 2));
-    let _ = feed.live(&mut index, 1, batch(vec![remove(11), store(&[12], Some(10), &PROMPT[4..])]));
-    assert_eq!((feed.stats().over_capacity, index.len()), (1, 2));
+    let _ = feed.connected_now(&index);
+    let _ = feed.live_now(&index, 0, &batch(vec![store(&[10, 11, 12], None, &PROMPT)]));
+    assert_eq!((feed.stats().over_capacity, index.index().len()), (1, 2));
+    let _ = feed.live_now(&index, 1, &batch(vec![remove(11), store(&[12], Some(10), &PROMPT[4..])]));
+    assert_eq!((feed.stats().over_capacity, index.index().len()), (1, 2));
+}
+
+/// What a single event, or a few bytes, can set off.
+#[test]
+fn the_index_is_had_for_few_blocks_at_a_time_whatever_is_said() {
+    const BLOCKS: u64 = 2_000;
+    let ids: Vec<u32> = (0..2 * BLOCKS as u32).collect();
+    let names: Vec<u64> = (1..=BLOCKS).collect();
+    let all = || store(&names, None, &ids);
+    let gone = |names: &[u64]| {
+        let block_hashes = names.iter().map(|name| int(*name)).collect();
+        KvEvent::BlockRemoved(BlockRemoved { block_hashes, ..BlockRemoved::default() })
+    };
+    let named = elsewhere(store(&names, None, &[]));
+    // In steps of a worker of which all is known: what becomes of its blocks then.
+    let cases: [(&str, Vec<KvEvent>, u32, u32); 7] = [
+        ("nothing", vec![], 2_000, 0),
+        ("the first goes, and with it all", vec![gone(&[1])], 0, 0),
+        ("it comes back, and with it all", vec![gone(&[1]), store(&[1], None, &ids[..2])], 2_000, 0),
+        ("all go from the first on", vec![gone(&names)], 0, 0),
+        ("cleared", vec![KvEvent::AllBlocksCleared], 0, 0),
+        ("another tier counts from now on", vec![elsewhere(remove(BLOCKS))], 2_000, 2_000),
+        ("all are in another tier, and there alone", vec![named, gone(&[1])], 0, 2_000),
+    ];
+    for (what, events, own, any) in cases {
+        let mut worker = Simple::with_tiers();
+        worker.index = Shared::new(1 << 20, 100);
+        worker.events(vec![all()]).events(events);
+        let chain = space(b"").chain(key(), &ids);
+        let found = worker.index.moment(|index| {
+            let lengths = index.lengths(&chain);
+            (lengths.of(WORKER), lengths.of(ANY_TIER))
+        });
+        assert_eq!(found, (own, any), "{what}");
+        assert!(worker.index.turns.load(Relaxed) >= 2 * BLOCKS as usize / 200, "{what}");
+        assert!(worker.feed.blocks.is_settled(), "{what}");
+    }
+}
+
+#[test]
+fn one_name_stands_for_so_many_blocks_and_no_more() {
+    let mut worker = Simple::new();
+    let salted = |i: u32| {
+        let cache_salt = Some(i.to_string());
+        KvEvent::BlockStored(BlockStored { cache_salt, ..stored(&[10], None, &PROMPT[..2]) })
+    };
+    worker.events((0..1_100).map(salted).collect());
+    assert_eq!((worker.feed.blocks.len(), worker.feed.stats().over_capacity), (1_024, 76));
+    worker.events(vec![remove(10)]);
+    assert_eq!((worker.feed.blocks.len(), worker.index.index().len()), (0, 0));
+}
+
+#[test]
+fn many_small_events_let_others_have_their_turn() {
+    let mut worker = Simple::new();
+    worker.events((1..=500).map(remove).collect());
+    assert!(worker.index.turns.load(Relaxed) >= 100);
+}
+
+#[test]
+fn batches_held_back_are_bounded_in_bytes() {
+    let (mut feed, index) = feed(Recovery::Replay, 2);
+    assert_eq!(feed.connected_now(&index), Action::Replay { from: 0 });
+    let large = batch(vec![store(&[10], None, &vec![70_000; 200_000])]);
+    for seq in 0..100 {
+        assert_eq!(feed.live_now(&index, seq, &large), Action::Wait);
+    }
+    assert!(feed.held_bytes <= 4 << 20 && feed.held.len() as u32 == (4 << 20) / large.len() as u32);
+    // What was not kept is asked for.
+    assert_eq!(feed.ended_now(&index, true), Action::Replay { from: feed.next.unwrap() });
+    assert_eq!((feed.held_bytes, feed.held.len()), (0, 0));
 }
 
 #[test]
 fn a_gap_asks_for_a_replay_and_live_batches_wait_for_it() {
-    let (mut feed, mut index) = feed(Recovery::Replay);
-    assert_eq!(feed.connected(&mut index), Action::Replay { from: 0 });
-    assert_eq!(feed.reply_ended(&mut index, true), Action::Wait);
-    assert_eq!(feed.live(&mut index, 0, batch(vec![store(&[10], None, &PROMPT[..2])])), Action::Wait);
-    assert_eq!(feed.live(&mut index, 2, batch(vec![remove(11)])), Action::Replay { from: 1 });
-    assert_eq!(feed.live(&mut index, 3, batch(vec![store(&[12], Some(10), &[7, 8])])), Action::Wait);
+    let (mut feed, index) = feed(Recovery::Replay, 2);
+    assert_eq!(feed.connected_now(&index), Action::Replay { from: 0 });
+    assert_eq!(feed.ended_now(&index, true), Action::Wait);
+    assert_eq!(feed.live_now(&index, 0, &batch(vec![store(&[10], None, &PROMPT[..2])])), Action::Wait);
+    assert_eq!(feed.live_now(&index, 2, &batch(vec![remove(11)])), Action::Replay { from: 1 });
+    assert_eq!(feed.live_now(&index, 3, &batch(vec![store(&[12], Some(10), &[7, 8])])), Action::Wait);
     assert!(!feed.is_synced());
     // A reply that was given up is asked for again.
-    assert_eq!(feed.reply_ended(&mut index, false), Action::Replay { from: 1 });
-    feed.reply(&mut index, 1, batch(vec![store(&[11], Some(10), &PROMPT[2..4])]));
-    feed.reply(&mut index, 2, batch(vec![remove(11)]));
-    assert_eq!(feed.reply_ended(&mut index, true), Action::Wait);
+    assert_eq!(feed.ended_now(&index, false), Action::Replay { from: 1 });
+    feed.reply_now(&index, 1, &batch(vec![store(&[11], Some(10), &PROMPT[2..4])]));
+    feed.reply_now(&index, 2, &batch(vec![remove(11)]));
+    assert_eq!(feed.ended_now(&index, true), Action::Wait);
     assert!(feed.is_synced());
-    assert_eq!(index.matched(&space(b"").chain(key(), &[1, 2, 7, 8])), [(WORKER, 2)]);
-    assert_eq!((index.len(), feed.stats().gaps, feed.stats().batches), (2, 1, 4));
+    assert_eq!(index.index().matched(&space(b"").chain(key(), &[1, 2, 7, 8])), [(WORKER, 2)]);
+    assert_eq!((index.index().len(), feed.stats().gaps, feed.stats().batches), (2, 1, 4));
 }
 
 #[test]
@@ -379,22 +525,22 @@ fn numbers_that_begin_anew_are_another_process() {
 fn a_batch_that_cannot_be_read_is_no_reason_to_believe_the_rest() {
     let mut simple = Simple::new();
     simple.events(vec![store(&[10], None, &PROMPT[..2])]);
-    assert_eq!(simple.feed.live(&mut simple.index, 1, undecodable()), Action::Wait);
+    assert_eq!(simple.feed.live_now(&simple.index, 1, &[]), Action::Wait);
     simple.holds(&PROMPT, b"", 0);
     simple.seq = 2;
     simple.events(vec![store(&[10], None, &PROMPT[..2])]).holds(&PROMPT, b"", 1);
-    let (mut feed, mut index) = feed(Recovery::Snapshot);
-    assert_eq!(feed.connected(&mut index), Action::Snapshot);
-    feed.reply(&mut index, 0, batch(vec![KvEvent::AllBlocksCleared]));
-    assert_eq!(feed.reply_ended(&mut index, true), Action::Wait);
-    assert_eq!(feed.live(&mut index, 0, undecodable()), Action::Snapshot);
+    let (mut feed, index) = feed(Recovery::Snapshot, 2);
+    assert_eq!(feed.connected_now(&index), Action::Snapshot);
+    feed.reply_now(&index, 0, &batch(vec![KvEvent::AllBlocksCleared]));
+    assert_eq!(feed.ended_now(&index, true), Action::Wait);
+    assert_eq!(feed.live_now(&index, 0, &[]), Action::Snapshot);
 }
 
 #[test]
 fn an_engine_without_snapshots_is_asked_for_replays() {
-    let (mut feed, mut index) = feed(Recovery::Snapshot);
-    assert_eq!(feed.connected(&mut index), Action::Snapshot);
-    assert_eq!(feed.reply_ended(&mut index, true), Action::Replay { from: 0 });
+    let (mut feed, index) = feed(Recovery::Snapshot, 2);
+    assert_eq!(feed.connected_now(&index), Action::Snapshot);
+    assert_eq!(feed.ended_now(&index, true), Action::Replay { from: 0 });
 }
 
 // === Against an engine ===
@@ -486,7 +632,7 @@ impl Engine {
     }
 
     /// Carries out what the feed asks for, `lost` of the replies going missing, until it asks for nothing.
-    fn serve(&self, feed: &mut KvFeed, index: &mut PrefixIndex, mut action: Action, mut lost: u32) {
+    fn serve(&self, feed: &mut KvFeed, index: &Shared, mut action: Action, mut lost: u32) {
         for _ in 0..20 {
             let replies: Vec<(u64, Vec<KvEvent>)> = match action {
                 Action::Wait => return,
@@ -500,10 +646,10 @@ impl Engine {
             let complete = lost == 0;
             let received = if complete { replies.len() } else { replies.len() / 2 };
             for (seq, events) in replies.into_iter().take(received) {
-                feed.reply(index, seq, batch(events));
+                feed.reply_now(index, seq, &batch(events));
             }
             lost = lost.saturating_sub(1);
-            action = feed.reply_ended(index, complete);
+            action = feed.ended_now(index, complete);
         }
         panic!("the feed never has enough");
     }
@@ -546,10 +692,10 @@ fn turn() -> impl Strategy<Value = Turn> {
 }
 
 /// Plays the turns; at the end one message arrives and everything asked for is served.
-fn play(turns: Vec<Turn>, recovery: Recovery, replay_max: usize) -> (Engine, KvFeed, PrefixIndex) {
-    let (mut feed, mut index) = feed(recovery);
+fn play(turns: Vec<Turn>, recovery: Recovery, replay_max: usize, steps: usize) -> (Engine, KvFeed, Shared) {
+    let (mut feed, index) = feed(recovery, steps);
     let mut engine = Engine::new(replay_max);
-    let mut action = feed.connected(&mut index);
+    let mut action = feed.connected_now(&index);
     // Whether a live message came since the connection was made.
     let mut heard = false;
     let mut overtaken = None;
@@ -573,14 +719,14 @@ fn play(turns: Vec<Turn>, recovery: Recovery, replay_max: usize) -> (Engine, KvF
                 }
                 for (seq, events) in arrive {
                     heard = true;
-                    match feed.live(&mut index, seq, batch(events)) {
+                    match feed.live_now(&index, seq, &batch(events)) {
                         Action::Wait => {}
                         wanted => action = wanted,
                     }
                 }
             }
             Turn::Serve { cut } => {
-                engine.serve(&mut feed, &mut index, action, cut);
+                engine.serve(&mut feed, &index, action, cut);
                 action = Action::Wait;
             }
             Turn::Restart { seen } => {
@@ -588,11 +734,11 @@ fn play(turns: Vec<Turn>, recovery: Recovery, replay_max: usize) -> (Engine, KvF
                 overtaken = None;
                 if seen || !heard {
                     heard = false;
-                    action = feed.connected(&mut index);
+                    action = feed.connected_now(&index);
                 } else {
                     // A restart that nothing shows is one whose first messages are seen.
                     let (seq, events) = engine.publish(Vec::new());
-                    match feed.live(&mut index, seq, batch(events)) {
+                    match feed.live_now(&index, seq, &batch(events)) {
                         Action::Wait if feed.is_synced() => action = Action::Wait,
                         Action::Wait => {}
                         wanted => action = wanted,
@@ -602,11 +748,11 @@ fn play(turns: Vec<Turn>, recovery: Recovery, replay_max: usize) -> (Engine, KvF
         }
     }
     let (seq, events) = engine.publish(Vec::new());
-    match feed.live(&mut index, seq, batch(events)) {
+    match feed.live_now(&index, seq, &batch(events)) {
         Action::Wait => {}
         wanted => action = wanted,
     }
-    engine.serve(&mut feed, &mut index, action, 0);
+    engine.serve(&mut feed, &index, action, 0);
     assert!(feed.is_synced());
     (engine, feed, index)
 }
@@ -617,58 +763,60 @@ proptest! {
     #[test]
     fn with_snapshots_the_index_is_what_the_engine_holds(
         turns in prop::collection::vec(turn(), 0..60),
+        steps in 1_usize..5,
         replay_max in 1_usize..20,
     ) {
-        let (engine, _, index) = play(turns, Recovery::Snapshot, replay_max);
+        let (engine, _, index) = play(turns, Recovery::Snapshot, replay_max, steps);
         let reachable = engine.reachable();
         for name in &reachable {
-            prop_assert!(index.holds(WORKER, *name));
+            prop_assert!(index.index().holds(WORKER, *name));
         }
-        prop_assert_eq!(index.resident(WORKER), reachable.len());
+        prop_assert_eq!(index.index().resident(WORKER), reachable.len());
     }
 
     #[test]
-    fn with_a_long_replay_it_is_too(turns in prop::collection::vec(turn(), 0..60)) {
-        let (engine, _, index) = play(turns, Recovery::Replay, 1000);
+    fn with_a_long_replay_it_is_too(turns in prop::collection::vec(turn(), 0..60), steps in 1_usize..5) {
+        let (engine, _, index) = play(turns, Recovery::Replay, 1000, steps);
         let reachable = engine.reachable();
         for name in &reachable {
-            prop_assert!(index.holds(WORKER, *name));
+            prop_assert!(index.index().holds(WORKER, *name));
         }
-        prop_assert_eq!(index.resident(WORKER), reachable.len());
+        prop_assert_eq!(index.index().resident(WORKER), reachable.len());
     }
 
     #[test]
     fn without_either_nothing_is_in_the_index_that_the_engine_does_not_hold(
         turns in prop::collection::vec(turn(), 0..60),
+        steps in 1_usize..5,
         replay_max in 1_usize..6,
         recovery in prop::sample::select(vec![Recovery::Nothing, Recovery::Replay]),
     ) {
-        let (engine, _, index) = play(turns, recovery, replay_max);
+        let (engine, _, index) = play(turns, recovery, replay_max, steps);
         let reachable = engine.reachable();
-        let held = reachable.iter().filter(|name| index.holds(WORKER, **name)).count();
-        prop_assert_eq!(index.resident(WORKER), held);
+        let held = reachable.iter().filter(|name| index.index().holds(WORKER, **name)).count();
+        prop_assert_eq!(index.index().resident(WORKER), held);
     }
 
     /// An index that is too small drops blocks by itself; what it has stays true and prefix-closed.
     #[test]
-    fn an_index_under_pressure_stays_true(turns in prop::collection::vec(turn(), 0..60)) {
+    fn an_index_under_pressure_stays_true(turns in prop::collection::vec(turn(), 0..60), steps in 1_usize..5) {
         let mut engine = Engine::new(10);
         let mut feed = KvFeed::new(WORKER, key(), Recovery::Nothing, 1000);
-        let mut index = PrefixIndex::new(5000);
-        prop_assume!(index.capacity() > 0);
-        let _ = feed.connected(&mut index);
+        let index = Shared::new(5000, steps);
+        prop_assume!(index.index().capacity() > 0);
+        let _ = feed.connected_now(&index);
         for turn in turns {
             let Turn::Step { picks, .. } = turn else { continue };
             let changes = picks.iter().filter_map(|(pick, removes, anywhere)| engine.change(pick, *removes, *anywhere));
             let changes = changes.collect();
             let (seq, events) = engine.publish(changes);
-            let _ = feed.live(&mut index, seq, batch(events));
-            let held = engine.reachable().iter().filter(|name| index.holds(WORKER, **name)).count();
-            prop_assert_eq!(index.resident(WORKER), held);
+            let _ = feed.live_now(&index, seq, &batch(events));
+            let held = engine.reachable().iter().filter(|name| index.index().holds(WORKER, **name)).count();
+            prop_assert_eq!(index.index().resident(WORKER), held);
             for prefix in engine.copies.keys() {
                 let tokens: Vec<u32> = prefix.iter().flat_map(|id| [*id, 0]).collect();
                 let chain = space(b"").chain(key(), &tokens);
-                let held = chain.iter().map(|name| index.holds(WORKER, *name)).collect::<Vec<_>>();
+                let held = chain.iter().map(|name| index.index().holds(WORKER, *name)).collect::<Vec<_>>();
                 prop_assert!(held.is_sorted_by(|a, b| a >= b), "{:?}", held);
             }
         }

@@ -46,9 +46,43 @@ pub struct Decoded {
     pub unknown: usize,
 }
 
+/// A batch that is known to be msgpack, and whose events are read one by one as they are asked for: of a large batch no more
+/// is in memory, beside its bytes, than one event. It gives each event; `None` for one of a type this version does not know, an
+/// error for one that makes no sense.
+#[derive(Debug, Clone)]
+pub struct Events<'a> {
+    /// Seconds since 1970.
+    pub ts: f64,
+    /// Which of several data-parallel engines; `None` if there is one.
+    pub data_parallel_rank: Option<u32>,
+    unread: Reader<'a>,
+    left: u32,
+}
+
 impl EventBatch {
-    /// Reads a payload, in any of the known forms.
+    /// Reads a payload whole, in any of the known forms.
     pub fn decode(payload: &[u8]) -> Result<Decoded, DecodeError> {
+        let events = Events::open(payload)?;
+        let mut decoded = Decoded::default();
+        decoded.batch.ts = events.ts;
+        decoded.batch.data_parallel_rank = events.data_parallel_rank;
+        for event in events {
+            match event {
+                Ok(Some(event)) => decoded.batch.events.push(event),
+                Ok(None) => decoded.unknown += 1,
+                Err(error) => {
+                    decoded.malformed += 1;
+                    decoded.first_error.get_or_insert(error);
+                }
+            }
+        }
+        Ok(decoded)
+    }
+}
+
+impl<'a> Events<'a> {
+    /// Looks at a payload in any of the known forms. An error if it is none of them, or cut short anywhere.
+    pub fn open(payload: &'a [u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload);
         let (mut ts, mut events, mut rank) = (None, None, None);
         // Each part is read to its end, so that from here on every length in it is known to be true.
@@ -77,36 +111,40 @@ impl EventBatch {
             }
             _ => return Err(DecodeError("a batch is an array or a map")),
         }
-        let mut decoded = Decoded::default();
-        decoded.batch.ts = ts.and_then(number).ok_or(DecodeError("`ts` is not a number"))?;
-        decoded.batch.data_parallel_rank = optional(rank, uint, "`data_parallel_rank` is not a number")?;
-        decoded.read_events(events.ok_or(DecodeError("`events` is missing"))?)?;
-        Ok(decoded)
+        let ts = ts.and_then(number).ok_or(DecodeError("`ts` is not a number"))?;
+        let data_parallel_rank = optional(rank, uint, "`data_parallel_rank` is not a number")?;
+        let mut unread = Reader::new(events.ok_or(DecodeError("`events` is missing"))?);
+        let Value::Array(left) = unread.next()? else { return Err(DecodeError("`events` is not an array")) };
+        Ok(Self { ts, data_parallel_rank, unread, left })
+    }
+
+    /// What is unread, to be kept: [`Events::resume`] goes on with it.
+    pub fn unread(&self) -> (u32, &'a [u8]) {
+        (self.left, self.unread.rest())
+    }
+
+    /// Goes on with what [`Events::unread`] said.
+    pub fn resume((left, unread): (u32, &'a [u8])) -> Self {
+        Self { ts: 0.0, data_parallel_rank: None, unread: Reader::new(unread), left }
     }
 }
 
-impl Decoded {
-    fn read_events(&mut self, events: &[u8]) -> Result<(), DecodeError> {
-        let mut reader = Reader::new(events);
-        let Value::Array(len) = reader.next()? else { return Err(DecodeError("`events` is not an array")) };
-        for _ in 0..len {
-            let start = reader;
-            match read_event(&mut reader) {
-                Ok(Some(event)) => {
-                    self.batch.events.push(event);
-                    continue;
-                }
-                Ok(None) => self.unknown += 1,
-                Err(error) => {
-                    self.malformed += 1;
-                    self.first_error.get_or_insert(error);
-                }
-            }
-            // It was left somewhere inside.
-            reader = start;
-            reader.whole()?;
+impl Iterator for Events<'_> {
+    type Item = Result<Option<KvEvent>, DecodeError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        let start = self.unread;
+        let read = read_event(&mut self.unread);
+        if matches!(read, Ok(Some(_))) {
+            return Some(read);
         }
-        Ok(())
+        // It was left somewhere inside.
+        self.unread = start;
+        if self.unread.whole().is_err() {
+            self.left = 0;
+        }
+        Some(read)
     }
 }
 

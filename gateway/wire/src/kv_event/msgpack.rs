@@ -53,6 +53,11 @@ impl<'a> Reader<'a> {
         Self { rest: bytes }
     }
 
+    /// What is unread.
+    pub(super) fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
     /// The next value.
     pub(super) fn next(&mut self) -> Result<Value<'a>, NotMsgpack> {
         let marker = Marker::from_u8(self.bytes(1)?[0]);
