@@ -138,6 +138,7 @@ impl KvFeed {
         let mut keys = Vec::with_capacity(index.steps().min(blocks));
         let mut unstored = blocks;
         for hashes in event.block_hashes.chunks(index.steps()) {
+            self.blocks.make_room(hashes.len());
             keys.clear();
             keys.extend(tokens.by_ref().take(hashes.len()).map(|(i, tokens)| {
                 prefix = extend(prefix, tokens, own_keys(event, extra(i), parent.is_none() && i == 0));

@@ -240,6 +240,14 @@ impl Blocks {
         self.names.iter_hash(spread(name)).copied().filter(same)
     }
 
+    /// Makes room for so many more blocks, which may move all of them: before the index is had, not meanwhile.
+    pub(super) fn make_room(&mut self, more: usize) {
+        let more = more.min(self.max - (self.nodes.len() - self.free.len()));
+        self.nodes.reserve(more.saturating_sub(self.free.len()));
+        let nodes = &self.nodes;
+        self.names.reserve(more, |id| spread(nodes[*id as usize].name));
+    }
+
     fn add(&mut self, name: u64, parent: NodeId, key: BlockHash, root: BlockHash) -> Option<NodeId> {
         if self.nodes.len() - self.free.len() >= self.max {
             return None;
