@@ -27,7 +27,7 @@ use crate::{
     fleet::Worker,
     headers::{MATCHED_TOKENS, REASON, WORKER},
     ignored::Ignored,
-    impatient::{Impatient, TooSlow},
+    impatient::{Impatient, Pace, TooSlow},
     metrics::Metrics,
     own_fault::ClientFaults,
     poison::{Broken, Poisons},
@@ -232,14 +232,13 @@ impl Dispatch {
         if body.size_hint().lower() > self.max_body_bytes as u64 {
             return Err(too_large);
         }
-        let idle = self.timeouts.body_idle;
-        let body = Limited::new(Impatient::new(body, idle), self.max_body_bytes);
-        match whole(body).await {
-            Ok(whole) => Ok(whole),
-            Err(error) if error.is::<TooSlow>() => Err(Error::BodyTooSlow { limit: idle }),
-            Err(error) if error.is::<LengthLimitError>() => Err(too_large),
-            Err(error) => Err(Error::BodyUnreadable(error.to_string())),
-        }
+        let pace = Pace { idle: self.timeouts.body_idle, whole: self.timeouts.body };
+        let body = Limited::new(Impatient::new(body, pace), self.max_body_bytes);
+        whole(body).await.map_err(|error| match error.downcast_ref::<TooSlow>() {
+            Some(why) => Error::BodyTooSlow(*why),
+            None if error.is::<LengthLimitError>() => too_large,
+            None => Error::BodyUnreadable(error.to_string()),
+        })
     }
 
     /// What bounds an answer to this request, and in whose words it is.

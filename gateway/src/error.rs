@@ -9,6 +9,7 @@ use keyway_wire::openai::ErrorBody;
 use crate::{
     api::Api,
     body::{Response, full},
+    impatient::TooSlow,
     net::Shortage,
 };
 
@@ -154,12 +155,9 @@ pub enum Error {
         /// The limit.
         limit: Duration,
     },
-    /// The client stopped in the middle of its body.
-    #[error("no more of the request body came for {} s (limits.body_idle_ms)", limit.as_secs_f64())]
-    BodyTooSlow {
-        /// The limit.
-        limit: Duration,
-    },
+    /// The client was too slow with its body.
+    #[error("{0}")]
+    BodyTooSlow(TooSlow),
     /// No key, or none of a tenant.
     #[error("a valid API key is needed: Authorization: Bearer KEY, or x-api-key")]
     BadKey,
@@ -237,9 +235,7 @@ impl Error {
             Self::Deadline { .. } => {
                 row(StatusCode::GATEWAY_TIMEOUT, server, "deadline_exceeded", None, None)
             }
-            Self::BodyTooSlow { .. } => {
-                row(StatusCode::REQUEST_TIMEOUT, invalid, "body_too_slow", None, None)
-            }
+            Self::BodyTooSlow(_) => row(StatusCode::REQUEST_TIMEOUT, invalid, "body_too_slow", None, None),
             Self::BadKey => row(StatusCode::UNAUTHORIZED, invalid, "invalid_api_key", None, None),
             Self::TenantLimit { retry_after, .. } => {
                 let after = Some(whole_seconds(*retry_after));

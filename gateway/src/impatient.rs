@@ -1,6 +1,8 @@
-//! A client's body that must not pause for long between two pieces: a defence against slow-body attacks.
+//! A client's body that must come: without a long pause between two pieces, at some rate, and within a time; a defence against
+//! clients that hold a request open by a byte now and then.
 
 use std::{
+    fmt,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -12,28 +14,87 @@ use http_body::{Body, Frame, SizeHint};
 use crate::{
     body::BoxError,
     clock::{self, Instant, Sleep},
+    limits::BODY_BYTES_PER_SECOND_MIN,
 };
 
-/// The client paused for too long.
-#[derive(Debug, thiserror::Error)]
-#[error("no more of the body came in time")]
-pub struct TooSlow;
+/// What a body must keep to.
+#[derive(Debug, Clone, Copy)]
+pub struct Pace {
+    /// Between two pieces; after so long the rate counts too.
+    pub idle: Duration,
+    /// For all of it.
+    pub whole: Duration,
+}
 
-/// A body with a clock that starts anew with each piece.
+/// The client was too slow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TooSlow {
+    /// Nothing came for so long.
+    Paused(Duration),
+    /// Too little came.
+    Crawled,
+    /// It did not come whole in this time.
+    Unfinished(Duration),
+}
+
+impl fmt::Display for TooSlow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Paused(limit) => {
+                write!(
+                    f,
+                    "no more of the request body came for {} s (limits.body_idle_ms)",
+                    limit.as_secs_f64()
+                )
+            }
+            Self::Crawled => {
+                write!(f, "the request body came at less than {BODY_BYTES_PER_SECOND_MIN} bytes a second")
+            }
+            Self::Unfinished(limit) => {
+                let limit = limit.as_secs_f64();
+                write!(f, "the request body did not come whole within {limit} s (limits.body_timeout_ms)")
+            }
+        }
+    }
+}
+
+impl std::error::Error for TooSlow {}
+
+/// A body with a clock.
 #[derive(Debug)]
 pub struct Impatient<B> {
     body: B,
-    idle: Duration,
+    pace: Pace,
     /// None while every piece is there when it is asked for.
-    alarm: Option<Pin<Box<Sleep>>>,
-    /// Whether the next piece is waited for, by the alarm as it is set.
-    waits: bool,
+    waits: Option<Waits>,
+    came_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Waits {
+    /// When the first piece was waited for.
+    began: Instant,
+    alarm: Pin<Box<Sleep>>,
+    /// What the alarm means, if it is set for the next piece.
+    meaning: Option<TooSlow>,
 }
 
 impl<B> Impatient<B> {
-    /// At most `idle` between two pieces.
-    pub fn new(body: B, idle: Duration) -> Self {
-        Self { body, idle, alarm: None, waits: false }
+    /// A body that must keep to this.
+    pub fn new(body: B, pace: Pace) -> Self {
+        Self { body, pace, waits: None, came_bytes: 0 }
+    }
+}
+
+impl Pace {
+    /// Until when the next piece is waited for, and what it means if none has come then.
+    fn due(self, began: Instant, now: Instant, came_bytes: u64) -> (Instant, TooSlow) {
+        let enough_for = self.idle + Duration::from_secs(came_bytes / BODY_BYTES_PER_SECOND_MIN);
+        let paused = (now + self.idle, TooSlow::Paused(self.idle));
+        let others =
+            [(began + enough_for, TooSlow::Crawled), (began + self.whole, TooSlow::Unfinished(self.whole))];
+        // Of those at one time the first.
+        others.into_iter().fold(paused, |first, due| if due.0 < first.0 { due } else { first })
     }
 }
 
@@ -52,14 +113,28 @@ where
         let this = &mut *self;
         if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
             // No clock is read for pieces that come one after the other, however small they are.
-            this.waits = false;
-            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+            if let Some(waits) = &mut this.waits {
+                waits.meaning = None;
+            }
+            let frame = frame.map(|frame| frame.map_err(Into::into));
+            if let Some(Ok(frame)) = &frame {
+                this.came_bytes += frame.data_ref().map_or(0, Bytes::len) as u64;
+            }
+            return Poll::Ready(frame);
         }
-        let alarm = this.alarm.get_or_insert_with(|| Box::pin(clock::sleep(this.idle)));
-        if !std::mem::replace(&mut this.waits, true) {
-            alarm.as_mut().reset(Instant::now() + this.idle);
-        }
-        alarm.as_mut().poll(cx).map(|()| Some(Err(TooSlow.into())))
+        let waits = this.waits.get_or_insert_with(|| {
+            let began = Instant::now();
+            Waits { began, alarm: Box::pin(clock::sleep(this.pace.idle)), meaning: None }
+        });
+        let meaning = match waits.meaning {
+            Some(meaning) => meaning,
+            None => {
+                let (due, meaning) = this.pace.due(waits.began, Instant::now(), this.came_bytes);
+                waits.alarm.as_mut().reset(due);
+                *waits.meaning.insert(meaning)
+            }
+        };
+        waits.alarm.as_mut().poll(cx).map(|()| Some(Err(meaning.into())))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -77,22 +152,50 @@ mod tests {
 
     use super::*;
 
-    /// Pieces that come so many milliseconds after each other.
-    fn trickle(pauses_ms: Vec<u64>) -> impl Body<Data = Bytes, Error = BoxError> + Unpin {
-        let pieces = futures_util::stream::unfold(pauses_ms.into_iter(), |mut pauses| async move {
-            let pause = pauses.next()?;
+    /// Pieces of so many bytes, each so many milliseconds after the one before.
+    fn trickle(pieces: Vec<(u64, usize)>) -> impl Body<Data = Bytes, Error = BoxError> + Unpin {
+        let pieces = futures_util::stream::unfold(pieces.into_iter(), |mut pieces| async move {
+            let (pause, bytes) = pieces.next()?;
             clock::sleep(Duration::from_millis(pause)).await;
-            Some((Ok(Frame::data(Bytes::from_static(b"x"))), pauses))
+            Some((Ok(Frame::data(Bytes::from(vec![b'x'; bytes]))), pieces))
         });
         StreamBody::new(Box::pin(pieces))
     }
 
+    const PACE: Pace = Pace { idle: Duration::from_secs(10), whole: Duration::from_secs(60) };
+
+    /// How many bytes came in how many seconds, and why no more.
+    async fn came(pieces: Vec<(u64, usize)>) -> (usize, u64, Option<TooSlow>) {
+        let began = Instant::now();
+        let mut body = Impatient::new(trickle(pieces), PACE);
+        let mut bytes = 0;
+        let why = loop {
+            match body.frame().await {
+                Some(Ok(frame)) => bytes += frame.into_data().unwrap().len(),
+                Some(Err(error)) => break Some(*error.downcast_ref().unwrap()),
+                None => break None,
+            }
+        };
+        (bytes, began.elapsed().as_secs(), why)
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn a_trickle_passes_and_a_pause_does_not() {
-        let idle = Duration::from_millis(100);
-        let whole = Impatient::new(trickle(vec![90; 50]), idle).collect().await.unwrap();
-        assert_eq!(whole.to_bytes().len(), 50);
-        let error = Impatient::new(trickle(vec![90, 110]), idle).collect().await.unwrap_err();
-        assert!(error.is::<TooSlow>());
+    async fn a_body_that_comes_is_waited_for() {
+        // At the least rate from the first byte on, in pieces; most of it early.
+        assert_eq!(came(vec![(9_000, 9 << 10); 5]).await, (45 << 10, 45, None));
+        assert_eq!(came(vec![(0, 1), (9_000, 100), (900, 7)]).await, (108, 9, None));
+        assert_eq!(came(vec![(1, 40 << 10), (9_000, 1), (9_000, 1), (9_000, 1)]).await, (40_963, 27, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_pauses_crawls_or_never_ends_is_given_up() {
+        let paused = Some(TooSlow::Paused(PACE.idle));
+        assert_eq!(came(vec![(9_000, 100 << 10), (11_000, 1)]).await, (100 << 10, 19, paused));
+        assert_eq!(came(vec![(11_000, 1)]).await, (0, 10, paused));
+        // A byte now and then, and a little less than is wanted.
+        assert_eq!(came(vec![(3_000, 1); 100]).await, (3, 10, Some(TooSlow::Crawled)));
+        assert_eq!(came(vec![(1_000, 700); 100]).await.2, Some(TooSlow::Crawled));
+        let whole = Some(TooSlow::Unfinished(PACE.whole));
+        assert_eq!(came(vec![(7_000, 90_000); 100]).await, (8 * 90_000, 60, whole));
     }
 }

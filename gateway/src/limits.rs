@@ -1,30 +1,11 @@
 //! Every bound of the gateway, with its unit and how the number was derived. Values that operators set are
 //! defaults here and fields of [`crate::config::Config`]; the rest are fixed.
 
+mod clients;
+
 use std::{ops::RangeInclusive, time::Duration};
 
-/// Largest request body. An agent turn is 0.2–2 MB of JSON; a 1M-token prompt about 8 MB; images come as base64.
-pub const MAX_BODY_BYTES: usize = 64 << 20;
-
-/// Codings of one request's body, one in the other: more than one is a proxy's doing, more than two nobody's.
-pub const MAX_CODINGS: usize = 2;
-
-/// What of a body is decoded where its client is served, compressed and plain: some tenths of a millisecond.
-pub const DECODING_INLINE_BYTES: usize = 128 << 10;
-
-/// What may come out of a compressed body whatever went in: the text of a long prompt that says one thing again and again.
-pub const DECODING_RATIO_FREE_BYTES: usize = 4 << 20;
-
-/// Of what is larger, bytes that come out for one that went in, of which twice as many may be held for a
-/// moment, so that no client makes a hundred bytes of one: JSON of real conversations shrinks to a third or a
-/// tenth, tables of zeros to a hundredth; deflate could make a thousand.
-pub const DECODING_RATIO_MAX: usize = 40;
-
-/// Large bodies that are decoded at once, each on a thread of its own and for at most 64 MiB; others wait.
-pub const DECODING_THREADS: usize = 2;
-
-/// What a zstd frame may ask to be kept of its past: what the standard has every receiver take (RFC 9659).
-pub const ZSTD_WINDOW_BYTES: u64 = 8 << 20;
+pub use self::clients::*;
 
 /// Memory for the ids of what workers store: 340,000 of them.
 pub const STORED_IDS_BYTES: usize = 32 << 20;
@@ -59,15 +40,6 @@ pub const LIST_ITEMS_MAX: usize = 10_000;
 /// Workers that are asked at once whether they have something: as many connections.
 pub const STORED_ASKED_AT_ONCE: usize = 32;
 
-/// Requests in flight at once. Each holds a connection pair and about 20 KB besides its body.
-pub const MAX_IN_FLIGHT: usize = 16_384;
-
-/// Client connections at once: twice the requests in flight, for idle keep-alive clients.
-pub const MAX_CONNECTIONS: usize = 32_768;
-
-/// Client connections below which a limit of open files is called low: what a few hundred agents with some streams each take.
-pub const FEW_CONNECTIONS: usize = 4_096;
-
 /// File descriptors that are asked for where the system sets no bound: [`MAX_CONNECTIONS`] clients, as many connections to
 /// workers, and as many again for those that wait for a request.
 pub const DESCRIPTORS_WANTED: u64 = 131_072;
@@ -86,24 +58,6 @@ pub const SHORTAGE_LOOK: Duration = Duration::from_millis(20);
 /// Time between two words in the log on one thing that the gateway lacks.
 pub const SHORTAGE_SAID_EVERY: Duration = Duration::from_secs(30);
 
-/// Streams one HTTP/2 client may have open at once (hyper's own default is 200).
-pub const MAX_H2_STREAMS: u32 = 1_024;
-
-/// Streams of one HTTP/2 client that were reset before the server came to look at them (Rapid Reset); beyond it the connection is
-/// closed. A client that takes a batch of requests back at once stays below; who floods is there with one read of 16 KiB.
-pub const MAX_H2_UNSEEN_RESETS: usize = 64;
-
-/// Streams of one HTTP/2 connection that the server had to reset for what the client did on them (MadeYouReset); beyond it the
-/// connection is closed. Honest clients do so at most once, with as many streams as there may be before they are told of that.
-pub const MAX_H2_FAULTY_STREAMS: usize = MAX_H2_STREAMS as usize;
-
-/// Time for a client to send its request head, from its first byte or the end of the answer before, as a defence against
-/// slow-header attacks.
-pub const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Time for a client to finish the TLS handshake: some round trips across the world.
-pub const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// How often the files of certificates are looked at: some calls of the kernel.
 pub const TLS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -116,23 +70,6 @@ pub const CORS_MAX_AGE: Duration = Duration::from_secs(600);
 /// How often the file of tenants is looked at: a call of the kernel.
 pub const TENANTS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Largest head of a request, as HTTP/1.1 writes it: twice a bearer token that names a thousand groups, and what nginx takes.
-pub const MAX_HEAD_BYTES: usize = 32 << 10;
-
-/// Header fields of a request: SDKs and proxies send 20 to 40. Below the 100 up to which hyper reads a head at all without memory of
-/// its own, so that who sends a few too many is told why.
-pub const MAX_HEAD_FIELDS: usize = 96;
-
-/// Longest path and query: RFC 9110 wants 8,000 bytes at least, and no client of the API needs them.
-pub const MAX_URI_BYTES: usize = 8 << 10;
-
-/// Bytes of request head that HTTP/1.1 buffers: room for four times the largest head, so that who sends up to that is told why; of a
-/// longer one hyper says 431 and no more.
-pub const HEAD_BUFFER_BYTES: usize = 128 << 10;
-
-/// The same over HTTP/2, by its own count (32 bytes more for each field). Four times this much closes the connection.
-pub const MAX_H2_HEADER_LIST_BYTES: u32 = 2 * MAX_HEAD_BYTES as u32;
-
 /// Bytes of an answer that are read ahead of its client: many events, and little where a client reads slowly. Also the
 /// largest head of an answer.
 pub const ANSWER_BUFFER_BYTES: usize = 64 << 10;
@@ -140,19 +77,12 @@ pub const ANSWER_BUFFER_BYTES: usize = 64 << 10;
 /// Time to open a connection to a worker. Within a data centre a SYN is lost at most twice in this time.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Time between two pieces of a request's body, against slow bodies; a phone's longest gaps are shorter.
-pub const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-
 /// Time between two pieces of an answer that has begun: an engine that preempts a stream and computes a long prompt in
 /// between takes a minute or two. Before the first piece only the whole request's time counts: queues may be long.
 pub const ANSWER_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Time from a request's head to its answer's end: 100,000 tokens at 30 a second.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(3_600);
-
-/// Time for which a client may take nothing of what is sent to it: a laptop that is opened again within it goes on. Until
-/// then it holds what the sockets' buffers hold and its place, and its worker waits.
-pub const CLIENT_STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Workers that may work on one request, the first included.
 pub const MAX_ATTEMPTS: usize = 3;
@@ -309,11 +239,6 @@ pub const IGNORE_PATTERNS_MAX: usize = 16;
 /// Memory that one of these may take compiled: a hundred times what a date takes.
 pub const IGNORE_PATTERN_BYTES: usize = 1 << 20;
 
-/// How long a connection that was closed here waits for its client to close it too, while nothing comes.
-pub const LINGER_IDLE: Duration = Duration::from_secs(1);
-/// And in all, while the client still sends.
-pub const LINGER_MAX: Duration = Duration::from_secs(5);
-
 /// For how long a thread that serves clients may do nothing else than what it does: to read the largest body
 /// takes some seconds.
 pub const CORE_PATIENCE: Duration = Duration::from_secs(10);
@@ -378,9 +303,6 @@ pub const ABORT_DELAY: Duration = Duration::from_millis(20);
 /// How often a running stream counts as a sign of life of its worker: well within the window in which the health
 /// state machine takes a worker for alive.
 pub const ALIVE_NOTE_INTERVAL: Duration = Duration::from_secs(2);
-
-/// Longest client-chosen request id that is kept; a longer one is replaced.
-pub const MAX_REQUEST_ID_BYTES: usize = 128;
 
 /// Time between two looks at a file or a name that lists workers: a pod that leaves is not ready for as long before.
 pub const DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);

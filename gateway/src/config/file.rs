@@ -160,8 +160,10 @@ pub struct LimitsFile {
     pub connect_timeout_ms: Option<u64>,
     /// Milliseconds for a request's head to come; over HTTP/1.1 also how long a connection may wait for its next request.
     pub header_read_ms: Option<u64>,
-    /// Milliseconds between two pieces of a request's body.
+    /// Milliseconds between two pieces of a request's body. After so long 1,024 bytes must have come for each further second too.
     pub body_idle_ms: Option<u64>,
+    /// Milliseconds for a request's body to come whole.
+    pub body_timeout_ms: Option<u64>,
     /// Milliseconds between two pieces of an answer, once it has begun.
     pub answer_idle_ms: Option<u64>,
     /// Milliseconds from a request's head to its answer's end.

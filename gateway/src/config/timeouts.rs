@@ -14,6 +14,8 @@ pub struct Timeouts {
     pub header_read: Duration,
     /// Between two pieces of a request's body.
     pub body_idle: Duration,
+    /// For a request's body to come whole.
+    pub body: Duration,
     /// Between two pieces of an answer, once it has begun.
     pub answer_idle: Duration,
     /// From a request's head to its answer's end.
@@ -28,6 +30,7 @@ impl Default for Timeouts {
             connect: limits::CONNECT_TIMEOUT,
             header_read: limits::HEADER_READ_TIMEOUT,
             body_idle: limits::BODY_IDLE_TIMEOUT,
+            body: limits::BODY_TIMEOUT,
             answer_idle: limits::ANSWER_IDLE_TIMEOUT,
             request: limits::REQUEST_TIMEOUT,
             client_stall: limits::CLIENT_STALL_TIMEOUT,
@@ -49,6 +52,7 @@ impl TryFrom<&LimitsFile> for Timeouts {
             connect: time("connect_timeout_ms", file.connect_timeout_ms, default.connect)?,
             header_read: time("header_read_ms", file.header_read_ms, default.header_read)?,
             body_idle: time("body_idle_ms", file.body_idle_ms, default.body_idle)?,
+            body: time("body_timeout_ms", file.body_timeout_ms, default.body)?,
             answer_idle: time("answer_idle_ms", file.answer_idle_ms, default.answer_idle)?,
             request: time("request_timeout_ms", file.request_timeout_ms, default.request)?,
             client_stall: time("client_stall_ms", file.client_stall_ms, default.client_stall)?,
