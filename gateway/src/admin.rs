@@ -26,7 +26,7 @@ use crate::{
     peers::{GatewayId, Telling},
     reload::Reloader,
     routing::Router,
-    stack::Stack,
+    stack::{Arrived, Stack},
     work::Work,
 };
 
@@ -66,7 +66,7 @@ pub struct Admin {
 /// The admin listener's service.
 pub fn admin(admin: Admin) -> impl Stack {
     let admin = Arc::new(admin);
-    service_fn(move |request: Request| {
+    service_fn(move |Arrived { request, .. }| {
         let admin = Arc::clone(&admin);
         async move {
             let (path, reads) =

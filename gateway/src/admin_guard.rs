@@ -8,27 +8,27 @@ use tower::{Layer, Service, ServiceExt};
 
 use crate::{
     around::around,
-    body::{Request, Response},
+    body::Response,
     error::Error,
     live::Live,
-    stack::Stack,
+    stack::{Arrived, Stack},
     tenants::key_hash,
 };
 
 /// The service for who shows the token in force (`Bearer …`); for everybody where there is none.
 pub fn guarded(live: Live, service: impl Stack) -> impl Stack {
-    around(move |request, next| guard(live.now().admin_token.clone(), request, next)).layer(service)
+    around(move |arrived, next| guard(live.now().admin_token.clone(), arrived, next)).layer(service)
 }
 
-async fn guard<S>(token: Option<HeaderValue>, request: Request, next: S) -> Result<Response, Infallible>
+async fn guard<S>(token: Option<HeaderValue>, arrived: Arrived, next: S) -> Result<Response, Infallible>
 where
-    S: Service<Request, Response = Response, Error = Infallible>,
+    S: Service<Arrived, Response = Response, Error = Infallible>,
 {
-    let open = matches!(request.uri().path(), "/livez" | "/readyz" | "/");
-    let shown = request.headers().get(AUTHORIZATION);
+    let open = matches!(arrived.request.uri().path(), "/livez" | "/readyz" | "/");
+    let shown = arrived.request.headers().get(AUTHORIZATION);
     // Hashes are compared, so that the time it takes says nothing of how much of a guess was right.
     let may = token.is_none_or(|token| {
         shown.is_some_and(|shown| key_hash(shown.as_bytes()) == key_hash(token.as_bytes()))
     });
-    if open || may { next.oneshot(request).await } else { Ok(Error::BadKey.to_response()) }
+    if open || may { next.oneshot(arrived).await } else { Ok(Error::BadKey.to_response()) }
 }

@@ -73,11 +73,11 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
     let traces = traces(config, &upstream, &metrics);
     let mut background = vec![tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router)))];
 
-    let admission = Admission::new(config.max_in_flight, metrics.in_flight.clone());
+    let admission = Admission::new(config.max_in_flight, metrics.arriving.clone(), metrics.in_flight.clone());
     let intake = Intake::new(config.max_connections, config.timeouts.header_read, config.drain_timeout);
     let (tls, tenants) = doors(config, clock, &metrics, &mut background).map_err(io::Error::other)?;
     let live = Live::new(Serving {
-        dispatch: Arc::new(dispatch(config, &router, &scale, &upstream, keyer)?),
+        dispatch: Arc::new(dispatch(config, &admission, (&router, &scale, &upstream), keyer)?),
         tenants,
         admin_token: config.admin_token.clone(),
         cors: config.cors.clone().map(Arc::new),
@@ -93,9 +93,8 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
 
 fn dispatch(
     config: &Config,
-    router: &Arc<Router>,
-    scale: &Arc<Autoscale>,
-    upstream: &Upstream,
+    admission: &Admission,
+    (router, scale, upstream): (&Arc<Router>, &Arc<Autoscale>, &Upstream),
     keyer: KeyerConfig,
 ) -> io::Result<Dispatch> {
     let metrics = router.metrics();
@@ -105,6 +104,7 @@ fn dispatch(
     let own_faults = Arc::new(ClientFaults::new(keyer.key));
     let poisons = Arc::new(Poisons::new(keyer.key));
     Ok(Dispatch {
+        admission: admission.clone(),
         resumer: resumer(config, router, upstream, (&retry_budget, &own_faults, &poisons)),
         router: Arc::clone(router),
         scale: Arc::clone(scale),

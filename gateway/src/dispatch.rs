@@ -3,7 +3,12 @@
 //!
 //! Next: [`crate::attempts`], then [`crate::relay`].
 
-use std::{future::poll_fn, pin::Pin, sync::Arc};
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
+};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, request::Parts};
@@ -14,11 +19,13 @@ use keyway_wire::block_hash::Chain;
 use parking_lot::Mutex;
 
 use crate::{
+    admission::{Admission, Permit},
     api::Api,
     asked::Asked,
     attempts::Attempts,
     autoscale::Autoscale,
     body::{Request, Response},
+    client::Client,
     clock::Instant,
     config::Timeouts,
     content::{self, Coding, Content, Form, Unread},
@@ -30,6 +37,7 @@ use crate::{
     impatient::{Impatient, Pace, TooSlow},
     metrics::Metrics,
     own_fault::ClientFaults,
+    party::Stage,
     poison::{Broken, Poisons},
     record::Record,
     relay::Terms,
@@ -46,6 +54,8 @@ use crate::{
 /// What dispatch needs besides the request.
 #[derive(Debug, Clone)]
 pub struct Dispatch {
+    /// How many requests there may be.
+    pub admission: Admission,
     /// Chooses workers.
     pub router: Arc<Router>,
     /// Follows what requests ask of the fleet, and lets them wait for a first worker.
@@ -88,12 +98,19 @@ pub struct Dispatch {
 
 impl Dispatch {
     /// Serves one request under `/v1/`.
-    pub async fn handle(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
+    pub async fn handle(
+        &self,
+        request: Request,
+        client: &Arc<Client>,
+        record: &Arc<Record>,
+    ) -> Result<Response, Error> {
+        // Before anything that costs: a refused request must be cheap.
+        self.admission.may_come()?;
         let late = Error::Deadline { limit: self.timeouts.request };
         let begun = record.started();
         // In a box, so that what it needs is given back once the answer has begun: the connection keeps the
         // rest.
-        let serving = Box::pin(self.serve(request, record));
+        let serving = Box::pin(self.admitted(request, client, record));
         silence::looking_until((begun, begun + self.timeouts.request), serving).await.unwrap_or(Err(late))
     }
 
@@ -144,9 +161,23 @@ impl Dispatch {
         Chain::new(self.keyer.key, path.as_bytes()).push(model.unwrap_or_default().as_bytes()).0
     }
 
-    async fn serve(&self, request: Request, record: &Arc<Record>) -> Result<Response, Error> {
-        let (mut parts, body) = request.into_parts();
-        let body = self.read_body(body).await?;
+    /// Takes a place once the request has come whole.
+    async fn admitted(
+        &self,
+        request: Request,
+        client: &Arc<Client>,
+        record: &Arc<Record>,
+    ) -> Result<Response, Error> {
+        let visit = record.visit();
+        let admit = |stage| self.admission.admit(stage, client, visit.clone());
+        let (parts, body) = request.into_parts();
+        let body = self.read_body(body, || admit(Stage::Arriving)).await?;
+        let permit = admit(Stage::Serving)?;
+        let response = self.serve(parts, body, record).await?;
+        Ok(response.map(|body| body.with_permit(permit)))
+    }
+
+    async fn serve(&self, mut parts: Parts, body: Bytes, record: &Arc<Record>) -> Result<Response, Error> {
         // The server's own marks would outlive their use.
         parts.extensions.clear();
         let work = Work::of(&parts.method, &whom::as_engines_read(parts.uri.path()));
@@ -226,7 +257,12 @@ impl Dispatch {
         }
     }
 
-    async fn read_body(&self, body: hyper::body::Incoming) -> Result<Bytes, Error> {
+    /// All of a body. What is not there at once takes a place of those that arrive.
+    async fn read_body(
+        &self,
+        body: hyper::body::Incoming,
+        arrives: impl FnOnce() -> Result<Permit, Error>,
+    ) -> Result<Bytes, Error> {
         let too_large = Error::BodyTooLarge { limit_bytes: self.max_body_bytes };
         // As long as its head says.
         if body.size_hint().lower() > self.max_body_bytes as u64 {
@@ -234,7 +270,15 @@ impl Dispatch {
         }
         let pace = Pace { idle: self.timeouts.body_idle, whole: self.timeouts.body };
         let body = Limited::new(Impatient::new(body, pace), self.max_body_bytes);
-        whole(body).await.map_err(|error| match error.downcast_ref::<TooSlow>() {
+        let mut whole = pin!(whole(body));
+        let whole = match poll_fn(|cx| Poll::Ready(whole.as_mut().poll(cx))).await {
+            Poll::Ready(whole) => whole,
+            Poll::Pending => {
+                let _arriving = arrives()?;
+                whole.await
+            }
+        };
+        whole.map_err(|error| match error.downcast_ref::<TooSlow>() {
             Some(why) => Error::BodyTooSlow(*why),
             None if error.is::<LengthLimitError>() => too_large,
             None => Error::BodyUnreadable(error.to_string()),
@@ -338,7 +382,7 @@ fn readable(content: &Content) -> Result<Bytes, Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::RefCell, convert::Infallible, pin::pin};
+    use std::{cell::RefCell, convert::Infallible};
 
     use http_body::Frame;
     use http_body_util::{Full, StreamBody};

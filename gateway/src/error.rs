@@ -94,6 +94,16 @@ pub enum Error {
         /// `limits.max_in_flight`.
         limit: usize,
     },
+    /// One party has as many requests in the gateway as it may while others have theirs.
+    #[error(
+        "your {of} has {has} requests in flight here, its share while others have theirs; try again soon"
+    )]
+    ShareTaken {
+        /// Whose share: a tenant's, an address's or a connection's.
+        of: &'static str,
+        /// Requests that it has.
+        has: usize,
+    },
     /// The request would have to wait for too long.
     #[error("there is more to do than the workers can; try again in {} s", retry_after.as_secs_f64().ceil())]
     TooBusy {
@@ -217,6 +227,9 @@ impl Error {
             Self::StateAway => row(StatusCode::SERVICE_UNAVAILABLE, server, "state_not_ready", None, SOON),
             Self::StateGone => row(StatusCode::NOT_FOUND, invalid, "state_gone", None, None),
             Self::Overloaded { .. } => row(StatusCode::SERVICE_UNAVAILABLE, server, "overloaded", None, SOON),
+            Self::ShareTaken { .. } => {
+                row(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "share_taken", None, SOON)
+            }
             Self::TooBusy { retry_after } | Self::BreaksWorkers { retry_after } => {
                 let code = if matches!(self, Self::TooBusy { .. }) { "too_busy" } else { "breaks_workers" };
                 row(StatusCode::SERVICE_UNAVAILABLE, server, code, None, Some(whole_seconds(*retry_after)))

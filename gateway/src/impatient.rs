@@ -126,14 +126,12 @@ where
             let began = Instant::now();
             Waits { began, alarm: Box::pin(clock::sleep(this.pace.idle)), meaning: None }
         });
-        let meaning = match waits.meaning {
-            Some(meaning) => meaning,
-            None => {
-                let (due, meaning) = this.pace.due(waits.began, Instant::now(), this.came_bytes);
-                waits.alarm.as_mut().reset(due);
-                *waits.meaning.insert(meaning)
-            }
-        };
+        let alarm = &mut waits.alarm;
+        let meaning = *waits.meaning.get_or_insert_with(|| {
+            let (due, meaning) = this.pace.due(waits.began, Instant::now(), this.came_bytes);
+            alarm.as_mut().reset(due);
+            meaning
+        });
         waits.alarm.as_mut().poll(cx).map(|()| Some(Err(meaning.into())))
     }
 

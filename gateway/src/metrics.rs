@@ -56,6 +56,8 @@ pub struct Metrics {
     pub worker_in_flight: IntGaugeVec,
     /// `keyway_in_flight`: an in-flight gauge over all requests, 0 when nothing is in flight.
     pub in_flight: IntGauge,
+    /// `keyway_arriving`: requests whose bodies are on their way, which are not in flight yet.
+    pub arriving: IntGauge,
     /// `keyway_waiting_prefill_tokens{worker}`: an in-flight gauge, 0 when nothing is in flight.
     pub waiting_prefill_tokens: IntGaugeVec,
     /// `keyway_connections`: open client connections.
@@ -185,7 +187,11 @@ impl Metrics {
                 "Requests at a worker, answers included.",
                 &["worker"],
             )?,
-            in_flight: d.gauge("keyway_in_flight", "Requests in the gateway, answers included.")?,
+            in_flight: d.gauge(
+                "keyway_in_flight",
+                "Requests that have come whole and whose answers have not ended.",
+            )?,
+            arriving: d.gauge("keyway_arriving", "Requests whose bodies are on their way.")?,
             waiting_prefill_tokens: d.gauges(
                 "keyway_waiting_prefill_tokens",
                 "Estimated uncached prompt tokens sent to a worker whose first token is still awaited.",

@@ -84,7 +84,7 @@ pub fn start(
     let (addr, admin_addr) = (listener.local_addr()?, admin_listener.local_addr()?);
 
     let Assembly { parts, scale, memory, background, traces } = assemble(config)?;
-    let (live, tls, admission) = (parts.live.clone(), parts.tls.clone(), parts.admission.clone());
+    let (live, tls) = (parts.live.clone(), parts.tls.clone());
     let (router, members) = (Arc::clone(&parts.router), Arc::clone(&parts.members));
     let gateway_id = parts.peers.own;
     let (metrics, intake) = (Arc::clone(&parts.metrics), Arc::clone(&parts.intake));
@@ -105,7 +105,7 @@ pub fn start(
         makes_room: Some(upstream),
     };
     let tracer = traces.as_ref().map(|traces| Arc::clone(&traces.tracer));
-    let stack = stack::stack(live.clone(), admission, Arc::clone(&intake), tracer);
+    let stack = stack::stack(live.clone(), Arc::clone(&intake), tracer);
     let (opened, open) = watch::channel(false);
     let (may_serve, may_operate) = (on(open.clone()), on(open));
     let serving = tokio::spawn(async move {

@@ -4,36 +4,46 @@
 //!
 //! Next: [`crate::stack`].
 
-mod greeting;
+mod clients;
+mod ending;
+mod frames;
+mod incoming;
 mod intake;
 mod lingering;
 pub mod stalls;
 
-use std::{convert::Infallible, error::Error, future::Future, io, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    error::Error,
+    future::Future,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use hyper::{rt::Executor, service::Service};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
-    server::{
-        conn::auto,
-        graceful::{GracefulShutdown, Watcher},
-    },
+    server::conn::auto,
 };
 use prometheus::IntGauge;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use self::intake::Intake;
-use self::{greeting::Greeting, intake::Slot, lingering::Lingering, stalls::Taken};
+use self::{clients::Place, ending::until_end, incoming::Incoming, lingering::Lingering, stalls::Taken};
 use crate::{
     body::{Request, Response},
+    client::Client,
     clock,
     cores::Cores,
     descriptors::{self, Shortages},
     limits::{
         DRAIN_LOOK, DRAIN_QUIET, HEAD_BUFFER_BYTES, MAX_H2_FAULTY_STREAMS, MAX_H2_HEADER_LIST_BYTES,
-        MAX_H2_STREAMS, MAX_H2_UNSEEN_RESETS, SHORTAGE_LOOK,
+        MAX_H2_STREAMS, MAX_H2_UNSEEN_RESETS, ROOM_LOOK, SHORTAGE_LOOK,
     },
     net::{self, Shortage, TcpStream},
-    stack::Stack,
+    stack::{Arrived, Stack},
     tls::ServerTls,
     upstream::Upstream,
 };
@@ -61,18 +71,42 @@ pub struct Server {
 
 /// Serves until `shutdown` completes, then lets open requests finish within the drain time. Returns whether all did.
 pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Output = ()>) -> bool {
+    let clients = Arc::clone(&server.intake.clients);
+    tokio::select! {
+        () = accept_all(&server, stack, shutdown) => {}
+        () = end_idle(&server) => {}
+    }
+    drop(server.listener);
+    tracing::info!(connections = clients.count(), "draining");
+    let emptied = async || {
+        while clients.count() > 0 {
+            clock::sleep(DRAIN_LOOK).await;
+        }
+    };
+    let leaving = async {
+        // Clients that send one request after the other are told to go by the answer to the next, so that none is
+        // crossed by a close; who is silent for as long is closed.
+        let quiet = clock::sleep(DRAIN_QUIET);
+        tokio::select! { () = quiet => {}, () = emptied() => {} }
+        clients.drain();
+        emptied().await;
+    };
+    clock::timeout(server.intake.drain_timeout(), leaving).await.is_ok()
+}
+
+/// Lets connections in until `shutdown` completes.
+async fn accept_all(server: &Server, stack: impl Stack, shutdown: impl Future<Output = ()>) {
     let mut header_read = server.intake.header_read();
     let spread = Spread { cores: server.cores.clone(), client_stall: server.client_stall };
     let build = |header_read| Arc::new(connection_builder(spread.clone(), header_read));
     let mut builder = build(header_read);
-    let graceful = GracefulShutdown::new();
     tokio::pin!(shutdown);
     loop {
         let accepted = tokio::select! {
-            () = &mut shutdown => break,
-            accepted = accept(&server) => accepted,
+            () = &mut shutdown => return,
+            accepted = accept(server) => accepted,
         };
-        let (stream, slot) = match accepted {
+        let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of file descriptors, or the peer left already: the listener itself is fine.
@@ -85,18 +119,19 @@ pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Outp
                 continue;
             }
         };
-        let open = Open::count(&server.connections, slot);
+        let place = tokio::select! {
+            // It was let in before.
+            () = &mut shutdown => server.intake.clients.any_place(peer.ip()),
+            place = place(server, peer.ip()) => place,
+        };
+        let open = Open::count(&server.connections, place);
         if header_read != server.intake.header_read() {
             header_read = server.intake.header_read();
             builder = build(header_read);
         }
-        let connection = Connection {
-            builder: Arc::clone(&builder),
-            header_read,
-            watcher: graceful.watcher(),
-            tls: server.tls.clone(),
-            service: Called(stack.clone()),
-        };
+        let service = Called { stack: stack.clone(), client: Arc::clone(open.client()) };
+        let connection =
+            Connection { builder: Arc::clone(&builder), header_read, tls: server.tls.clone(), service };
         let Some(cores) = &server.cores else {
             tokio::spawn(connection.serve(open, async { Ok(stream) }));
             continue;
@@ -107,30 +142,47 @@ pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Outp
             Err(error) => tracing::warn!(%error, "a connection could not be handed to a core"),
         }
     }
-    drop(server.listener);
-    tracing::info!(connections = graceful.count(), "draining");
-    let leaving = async {
-        // Clients that send one request after the other are told to go by the answer to the next, so that none is
-        // crossed by a close; who is silent for as long is closed.
-        let quiet = clock::sleep(DRAIN_QUIET);
-        tokio::select! { () = quiet => {}, () = emptied(&graceful) => {} }
-        graceful.shutdown().await;
-    };
-    clock::timeout(server.intake.drain_timeout(), leaving).await.is_ok()
+}
+
+/// A place for a client from this address, once there is one.
+async fn place(server: &Server, from: IpAddr) -> Place {
+    let intake = &server.intake;
+    loop {
+        // A place that is given back in between leaves a permit.
+        let freed = intake.clients.freed.notified();
+        if let Some(place) = intake.clients.place(from, intake.bound()) {
+            return place;
+        }
+        intake.clients.make_room();
+        // Others may come to be idle.
+        let _ = clock::timeout(ROOM_LOOK, freed).await;
+    }
+}
+
+/// Ends connections that ask for nothing, for ever. Over HTTP/1.1 hyper does that too, by its own clock.
+async fn end_idle(server: &Server) {
+    loop {
+        // Who may still take the end of an answer is not idle.
+        let limit = server.intake.header_read().max(server.client_stall);
+        clock::sleep((limit / 4).min(Duration::from_secs(1))).await;
+        server.intake.clients.end_idle(limit);
+    }
 }
 
 /// What serves a client's connection.
 struct Connection<S> {
     builder: Arc<auto::Builder<Spread>>,
     header_read: Duration,
-    watcher: Watcher,
     tls: Option<Arc<ServerTls>>,
     service: Called<S>,
 }
 
 /// The stack as hyper calls it: at once, as it is ready at all times.
 #[derive(Clone)]
-struct Called<S>(S);
+struct Called<S> {
+    stack: S,
+    client: Arc<Client>,
+}
 
 impl<S: Stack> Service<Request> for Called<S> {
     type Response = Response;
@@ -138,7 +190,7 @@ impl<S: Stack> Service<Request> for Called<S> {
     type Future = S::Future;
 
     fn call(&self, request: Request) -> S::Future {
-        self.0.clone().call(request)
+        self.stack.clone().call(Arrived { request, client: Arc::clone(&self.client) })
     }
 }
 
@@ -155,19 +207,21 @@ impl<S: Stack> Connection<S> {
         self,
         stream: impl Future<Output = io::Result<TcpStream>>,
     ) -> Result<(), Box<dyn Error + Send + Sync>> {
-        let Self { builder, header_read, watcher, tls, service } = self;
         let stream = stream.await?;
-        match tls {
-            None => {
-                let stream = TokioIo::new(Greeting::within(header_read, Lingering::new(stream)));
-                watcher.watch(builder.serve_connection(stream, service)).await
-            }
-            Some(tls) => {
-                let stream = Lingering::new(tls.accept(stream).await?);
-                let stream = TokioIo::new(Greeting::within(header_read, stream));
-                watcher.watch(builder.serve_connection(stream, service)).await
-            }
+        match self.tls.clone() {
+            None => self.answer(Lingering::new(stream)).await,
+            Some(tls) => self.answer(Lingering::new(tls.accept(stream).await?)).await,
         }
+    }
+
+    async fn answer(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    ) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let client = Arc::clone(&self.service.client);
+        let stream = Incoming::within(self.header_read, stream, Arc::clone(&client));
+        let connection = self.builder.serve_connection(TokioIo::new(stream), self.service);
+        until_end(connection, &client, auto::Connection::graceful_shutdown).await.unwrap_or(Ok(()))
     }
 }
 
@@ -188,22 +242,20 @@ impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Spread {
     }
 }
 
-async fn emptied(open: &GracefulShutdown) {
-    while open.count() > 0 {
-        clock::sleep(DRAIN_LOOK).await;
-    }
-}
-
 /// An open connection's place; given back on drop.
 struct Open {
     gauge: IntGauge,
-    _slot: Slot,
+    place: Place,
 }
 
 impl Open {
-    fn count(gauge: &IntGauge, slot: Slot) -> Self {
+    fn count(gauge: &IntGauge, place: Place) -> Self {
         gauge.inc();
-        Self { gauge: gauge.clone(), _slot: slot }
+        Self { gauge: gauge.clone(), place }
+    }
+
+    fn client(&self) -> &Arc<Client> {
+        &self.place.client
     }
 }
 
@@ -213,14 +265,12 @@ impl Drop for Open {
     }
 }
 
-/// The next client, once there is a place and what its requests will need.
-async fn accept(server: &Server) -> io::Result<(TcpStream, Slot)> {
-    let slot = server.intake.slot().await;
+/// The next client, once there is what its requests will need.
+async fn accept(server: &Server) -> io::Result<(TcpStream, SocketAddr)> {
     if let Some(upstream) = &server.makes_room {
         room(upstream, &server.shortages).await;
     }
-    let (stream, _) = net::accept(&server.listener).await?;
-    Ok((stream, slot))
+    net::accept(&server.listener).await
 }
 
 /// Waits until there are descriptors besides those that are not clients'. Who waits to be accepted is refused nothing.

@@ -12,10 +12,10 @@ use http::{
 use tower::{Service, ServiceBuilder, service_fn};
 
 use crate::{
-    admission::Admission,
     api::Api,
     around::around,
     body::{Request, Response, full},
+    client::Client,
     cors::Cors,
     error::{Error, Failed},
     headers,
@@ -31,15 +31,10 @@ use crate::{
 
 /// Builds the stack that the server calls for each request. Errors have become answers. Its layers are one value; only what
 /// a worker is asked is in a box of its own, which is gone when the answer begins.
-pub fn stack(
-    live: Live,
-    admission: Admission,
-    intake: Arc<Intake>,
-    tracer: Option<Arc<Tracer>>,
-) -> impl Stack {
+pub fn stack(live: Live, intake: Arc<Intake>, tracer: Option<Arc<Tracer>>) -> impl Stack {
     let metrics = Arc::clone(&live.now().dispatch.metrics);
     ServiceBuilder::new()
-        .map_request(move |request| Asking::boxed(request, live.now()))
+        .map_request(move |arrived| Asking::boxed(arrived, live.now()))
         // Outermost, so that every request has an id, one log line and one count, refused ones too.
         .layer(around(move |asking, next| {
             recorded(Arc::clone(&metrics), Arc::clone(&intake), tracer.clone(), asking, next)
@@ -48,10 +43,8 @@ pub fn stack(
         .layer(around(panic_safe))
         // Before anybody reads the body.
         .layer(around(framed))
-        // Above the places, so that who may not come in takes none.
+        // Above all that costs: who may not come in takes nothing.
         .layer(around(known))
-        // Before anything that costs: a refused request must be cheap.
-        .layer(around(move |asking, next| admitted(admission.clone(), asking, next)))
         // Innermost: the gateway's own answers, or a worker's.
         .service(service_fn(routes))
 }
@@ -60,14 +53,24 @@ pub fn stack(
 /// what it is served by. Among the request's extensions those would cost it a map of its own.
 struct Asking {
     request: Request,
+    client: Arc<Client>,
     record: Option<Arc<Record>>,
     serving: Arc<Serving>,
 }
 
 impl Asking {
-    fn boxed(request: Request, serving: Arc<Serving>) -> Box<Self> {
-        Box::new(Self { request, record: None, serving })
+    fn boxed(Arrived { request, client }: Arrived, serving: Arc<Serving>) -> Box<Self> {
+        Box::new(Self { request, client, record: None, serving })
     }
+}
+
+/// A request as the server hands it over.
+#[derive(Debug)]
+pub struct Arrived {
+    /// Its head, and its body as it comes.
+    pub request: Request,
+    /// Whose it is.
+    pub client: Arc<Client>,
 }
 
 /// What engines offer beside `/v1/`, by the names that vLLM and SGLang both give or one of them does.
@@ -76,12 +79,12 @@ const ENGINE_PATHS: [&str; 8] =
 
 /// What the server can call, at any time: it is always ready.
 pub trait Stack:
-    Service<Request, Response = Response, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static
+    Service<Arrived, Response = Response, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static
 {
 }
 
 impl<S> Stack for S where
-    S: Service<Request, Response = Response, Error = Infallible, Future: Send>
+    S: Service<Arrived, Response = Response, Error = Infallible, Future: Send>
         + Clone
         + Send
         + Sync
@@ -106,6 +109,7 @@ where
     if let Some(tracer) = tracer.filter(|_| request.uri().path() != "/health") {
         record.traced(tracer.begin(request.method(), request.headers()));
     }
+    asking.client.asks(record.started());
     let version = request.version();
     let api = Api::of(request.uri().path());
     asking.record = Some(Arc::clone(&record));
@@ -208,7 +212,7 @@ async fn known<S>(mut asking: Box<Asking>, mut next: S) -> Result<Response, Infa
 where
     S: Service<Box<Asking>, Response = Response, Error = Infallible>,
 {
-    let Asking { request, record, serving } = &mut *asking;
+    let Asking { request, record, serving, .. } = &mut *asking;
     if let Some(tenants) = serving.tenants.as_ref().filter(|_| request.uri().path() != "/health") {
         match (tenants.admit(request.headers_mut()), record) {
             (Ok(visit), Some(record)) => record.tenant(Arc::new(visit)),
@@ -217,19 +221,6 @@ where
         }
     }
     next.call(asking).await
-}
-
-async fn admitted<S>(admission: Admission, asking: Box<Asking>, mut next: S) -> Result<Response, Infallible>
-where
-    S: Service<Box<Asking>, Response = Response, Error = Infallible>,
-{
-    match admission.admit() {
-        Ok(permit) => {
-            let response = next.call(asking).await?;
-            Ok(response.map(|body| body.with_permit(permit)))
-        }
-        Err(error) => Ok(error.to_response()),
-    }
 }
 
 async fn routes(mut asking: Box<Asking>) -> Result<Response, Infallible> {
@@ -243,7 +234,7 @@ async fn routes(mut asking: Box<Asking>) -> Result<Response, Infallible> {
             Ok(own(models::merged(dispatch.router.fleet()), &record))
         }
         (_, path, Some(record)) if is_passed(path) => match websocket::is_asked_for(request) {
-            Ok(false) => dispatch.handle(asking.request, &record).await,
+            Ok(false) => dispatch.handle(asking.request, &asking.client, &record).await,
             Ok(true) => Err(Error::NoWebSocket),
             Err(error) => Err(error),
         },

@@ -31,6 +31,7 @@ use crate::{
     error::Error,
     limits::TENANTS_RELOAD_INTERVAL,
     live::Live,
+    party::Party,
 };
 
 /// Where Anthropic's clients put their key.
@@ -64,6 +65,8 @@ pub struct Tenant {
     /// What separates its prompts from others'; `None` where tenants share.
     salt: Option<String>,
     budget: Mutex<Budget>,
+    /// What it has of the gateway's places.
+    party: Party,
     clock: Clock,
 }
 
@@ -149,6 +152,7 @@ impl Tenants {
                     requests: table.requests_per_minute.map(|limit| RateLimit::per_minute(limit, now)),
                     tokens: table.tokens_per_minute.map(|limit| RateLimit::per_minute(limit, now)),
                 }),
+                party: Party::default(),
                 clock: self.clock,
                 number: file::number_of(&table.name),
                 table,
@@ -200,6 +204,11 @@ impl Tenant {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.table.name
+    }
+
+    /// All of its requests.
+    pub fn party(&self) -> &Party {
+        &self.party
     }
 
     fn enter(&self) -> Result<(), Error> {

@@ -245,6 +245,25 @@ def ping(connection, count):
     connection.wait(lambda: connection.acks >= count)
 
 
+def window_update(connection, count):
+    """Windows opened a little further, of the connection."""
+    many(connection, count, lambda: window(0, 1), 1)
+    connection.round_trip()
+
+
+def priority(connection, count):
+    """What nobody needs any more (RFC 9113, section 5.3)."""
+    one = frame.PriorityFrame(1, depends_on=0, stream_weight=1).serialize()
+    many(connection, count, lambda: one, 1)
+    connection.round_trip()
+
+
+def unknown(connection, count):
+    """A type that does not exist, which is to be ignored."""
+    many(connection, count, lambda: b"\0\0\4\xbe\0\0\0\0\0what", 1)
+    connection.round_trip()
+
+
 def empty_data(connection, count):
     """CVE-2019-9518: pieces of a body that hold nothing."""
     stream = connection.stream()

@@ -2,9 +2,9 @@
 //! arrive and how the body ended. No redirects, no retries, no pool.
 
 use std::fmt::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::canary;
 use crate::eventually::patient;
@@ -63,7 +63,19 @@ impl Client {
     /// Connects.
     pub async fn connect(addr: SocketAddr) -> Self {
         let stream = patient("connection", TcpStream::connect(addr)).await;
-        let conn = Conn::new(stream.unwrap_or_else(|e| panic!("connect to {addr}: {e}")));
+        Self::on(stream.unwrap_or_else(|e| panic!("connect to {addr}: {e}")), addr)
+    }
+
+    /// Connects from an address of its own, such as another one of loopback.
+    pub async fn connect_from(own: IpAddr, addr: SocketAddr) -> Self {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind((own, 0).into()).expect("an address of this machine");
+        let stream = patient("connection", socket.connect(addr)).await;
+        Self::on(stream.unwrap_or_else(|e| panic!("connect from {own} to {addr}: {e}")), addr)
+    }
+
+    fn on(stream: TcpStream, addr: SocketAddr) -> Self {
+        let conn = Conn::new(stream);
         Self {
             conn,
             framing: Framing::Over,

@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 
 use bytes::Bytes;
+use h2::SendStream;
 use h2::client::SendRequest;
 use http::Request;
 use tokio::net::TcpStream;
@@ -45,16 +46,28 @@ impl H2Client {
 
     /// Sends a JSON `POST`.
     pub async fn post(&mut self, path: &str, body: &[u8]) -> H2Exchange {
+        let (exchange, mut stream) = self.begin(path, Some(body.len())).await;
         canary::register_body(body);
-        let request = Request::post(format!("http://{}{path}", self.authority))
-            .header("content-type", "application/json")
-            .header("content-length", body.len())
-            .body(())
-            .expect("a valid request");
-        let mut send = patient("HTTP/2 stream", self.send.clone().ready()).await.expect("a stream");
-        let (response, mut stream) = send.send_request(request, false).expect("request");
         stream.send_data(Bytes::copy_from_slice(body), true).expect("body");
-        H2Exchange { response: Some(response), body: None, events: SseReader::default() }
+        exchange
+    }
+
+    /// Begins a JSON `POST`, whose body is the caller's to send.
+    pub async fn begin(&mut self, path: &str, bytes: Option<usize>) -> (H2Exchange, SendStream<Bytes>) {
+        let mut request = Request::post(format!("http://{}{path}", self.authority))
+            .header("content-type", "application/json");
+        if let Some(bytes) = bytes {
+            request = request.header("content-length", bytes);
+        }
+        let request = request.body(()).expect("a valid request");
+        let mut send = patient("HTTP/2 stream", self.send.clone().ready()).await.expect("a stream");
+        let (response, stream) = send.send_request(request, false).expect("request");
+        (H2Exchange { response: Some(response), body: None, events: SseReader::default() }, stream)
+    }
+
+    /// Waits until the server has closed the connection.
+    pub async fn closed(&mut self) {
+        patient("the end of the connection", &mut self.driver).await.expect("the driver runs");
     }
 }
 

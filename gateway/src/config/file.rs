@@ -158,7 +158,8 @@ pub struct LimitsFile {
     pub drain_delay_seconds: Option<u64>,
     /// Milliseconds to open a connection to a worker.
     pub connect_timeout_ms: Option<u64>,
-    /// Milliseconds for a request's head to come; over HTTP/1.1 also how long a connection may wait for its next request.
+    /// Milliseconds for a request's head to come, and for a connection to wait for its next request (over HTTP/2 client_stall_ms, if
+    /// that is longer).
     pub header_read_ms: Option<u64>,
     /// Milliseconds between two pieces of a request's body. After so long 1,024 bytes must have come for each further second too.
     pub body_idle_ms: Option<u64>,

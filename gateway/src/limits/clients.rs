@@ -45,6 +45,29 @@ pub const MAX_H2_UNSEEN_RESETS: usize = 64;
 /// connection is closed. Honest clients do so at most once, with as many streams as there may be before they are told of that.
 pub const MAX_H2_FAULTY_STREAMS: usize = MAX_H2_STREAMS as usize;
 
+/// Frames of HTTP/2 that ask for nothing (PING, SETTINGS, WINDOW_UPDATE and others) that a client may send at once, before it has
+/// earned any: four for each stream that it may have.
+pub const H2_CONTROL_BURST: u64 = 4 * MAX_H2_STREAMS as u64;
+
+/// And in a second, whatever else it does.
+pub const H2_CONTROL_PER_SECOND: u64 = 128;
+
+/// And for each request.
+pub const H2_CONTROL_PER_REQUEST: u64 = 8;
+
+/// And one for so many bytes that are written to it: clients that update two windows for each small event of a stream send half as
+/// many.
+pub const H2_CONTROL_BYTES_EACH: u64 = 16;
+
+/// Time that a connection gets to say its last after it was told to end, before it is closed: a round trip across the world.
+pub const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often a client that waits to be let in looks whether another has gone.
+pub const ROOM_LOOK: Duration = Duration::from_millis(50);
+
+/// One part in this many of the connections is asked to leave at a time, the longest idle first, where there is no place for another.
+pub const ROOM_SHARE: usize = 256;
+
 /// Time for a client to send its request head, from its first byte or the end of the answer before, as a defence against
 /// slow-header attacks.
 pub const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);

@@ -192,9 +192,16 @@ async fn heads_that_never_end_or_unpack_to_much_end_their_connection() {
 }
 
 #[tokio::test]
-async fn frames_that_must_be_answered_wait_for_who_does_not_read() {
+async fn frames_that_ask_for_nothing_end_their_connection() {
     let Some(site) = Site::start("").await else { return };
-    for attack in ["settings", "ping", "settings_unread", "ping_unread"] {
+    for attack in ["settings", "ping", "window_update", "priority", "unknown"] {
+        let report = site.flood(attack, 100_000, NO_REQUEST).await;
+        // The last one may have less to send than may come.
+        assert!(report.closed + 1 >= report.connections && report.closed > 0, "{attack}: {report:?}");
+        assert_eq!(report.goaways.get("0"), Some(&report.closed), "{attack}: {report:?}");
+    }
+    // Nor do they where what they are told is not read.
+    for attack in ["settings_unread", "ping_unread"] {
         site.flood(attack, 100_000, NO_REQUEST).await;
     }
 }

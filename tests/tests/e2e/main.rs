@@ -51,6 +51,7 @@ mod rolling;
 mod routing;
 mod secrets;
 mod sessions;
+mod shares;
 mod shortages;
 mod slow_clients;
 mod smuggling;

@@ -19,12 +19,14 @@ use super::*;
 use crate::{
     admission::{Admission, Permit},
     autoscale::Autoscale,
+    client::Client,
     clock::{self, Clock},
     config::ScaleConfig,
     ejection::Ejections,
     error::Error,
     fleet::Fleet,
     metrics::Metrics,
+    party::Stage,
     request::{self, KeyerConfig, RequestInfo},
     routing::Choice,
     tenants::{Tenants, Visit, hex, key_hash},
@@ -89,7 +91,7 @@ impl Parts {
         let in_flight = IntGauge::new("g", "g").unwrap();
         Self {
             scale: Autoscale::new(ScaleConfig::try_from(&toml::from_str("").unwrap()).unwrap(), metrics),
-            admission: Admission::new(PLACES, in_flight.clone()),
+            admission: Admission::new(PLACES, IntGauge::new("a", "a").unwrap(), in_flight.clone()),
             tenants: Tenants::load(path, true, key, clock, counted).unwrap(),
             router,
             in_flight,
@@ -102,10 +104,14 @@ impl Parts {
         self.tenants.admit(&mut HeaderMap::from_iter([(http::header::AUTHORIZATION, key)]))
     }
 
+    fn place(&self) -> Option<Permit> {
+        self.admission.admit(Stage::Serving, &Client::of_a_test(), None).ok()
+    }
+
     /// A request comes in, if it may.
     fn ask(&self, tenant: &str, prompt: u8) -> Option<Asked> {
         let visit = self.visit(tenant).ok()?;
-        let permit = self.admission.admit().ok()?;
+        let permit = self.place()?;
         let text = format!("prompt {} ", prompt % 4).repeat(200);
         let body = format!(r#"{{"model":"m","prompt":"{text}","stream":true}}"#);
         let info = Arc::new(request::read(body.as_bytes(), keyer()));
@@ -147,8 +153,8 @@ impl Parts {
             let visits: Vec<_> = (0..=OF_A_TENANT).map(|_| self.visit(tenant)).collect();
             assert_eq!(visits.iter().filter(|visit| visit.is_ok()).count(), OF_A_TENANT, "{tenant}");
         }
-        let permits: Vec<_> = (0..=PLACES).map(|_| self.admission.admit()).collect();
-        assert_eq!(permits.iter().filter(|permit| permit.is_ok()).count(), PLACES);
+        let permits: Vec<_> = (0..=PLACES).map(|_| self.place()).collect();
+        assert_eq!(permits.iter().filter(|permit| permit.is_some()).count(), PLACES);
         // What a worker is expected to hold lingers for its events, and then no more.
         clock::sleep(EXPECTED_LINGER + Duration::from_millis(1)).await;
         self.router.finish_lingering(self.router.now());
