@@ -44,7 +44,7 @@ impl Link {
                 match link.incoming().await? {
                     Incoming::Greeting => link.unsent = zmtp::ready(socket).into(),
                     Incoming::Ready => return Ok(link),
-                    Incoming::Message(_) | Incoming::Ping(_) => {}
+                    _ => {}
                 }
             }
         };
@@ -58,7 +58,7 @@ impl Link {
             match self.incoming().await? {
                 Incoming::Message(frames) => return Ok(frames),
                 Incoming::Ping(context) => self.unsent = zmtp::pong(&context).into(),
-                Incoming::Greeting | Incoming::Ready => {}
+                _ => {}
             }
         }
     }

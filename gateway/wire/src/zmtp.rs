@@ -1,6 +1,6 @@
 //! ZMTP 3.0 (ZeroMQ RFC 23, github `zeromq/rfc`) with the mechanism NULL, as engines publish their KV events:
-//! what one side sends, and a reader of what comes. Bytes in, messages out; sockets are their owners'
-//! business.
+//! what one side sends, and a reader of what comes, which also knows the commands of ZMTP 3.1 (RFC 37). Bytes
+//! in, messages out; sockets are their owners' business.
 //!
 //! A peer is trusted with no more memory than [`Bounds`] says: a frame's announced length is checked before
 //! anything is kept of it, and kept is only what has come.
@@ -34,6 +34,9 @@ pub struct Bounds {
     pub frames: usize,
 }
 
+/// Frames from so many bytes on are sent from where they are: copying shorter ones costs less than another
+/// piece to write.
+const SHARED_BYTES_MIN: usize = 512;
 /// Largest command: those that are known have some hundred bytes.
 const COMMAND_BYTES_MAX: usize = 4 << 10;
 /// Bytes of a greeting, and of its first part, which tells ZMTP from anything else.
@@ -59,6 +62,11 @@ pub enum Incoming {
     Message(Frames),
     /// It wants a sign of life: [`pong`] with this.
     Ping(Bytes),
+    /// To a [`SocketType::Pub`] alone: it wants the messages whose first frame begins so. RFC 23 says it as a
+    /// message, RFC 37 (ZMTP 3.1) as a command; either is read.
+    Subscribe(Bytes),
+    /// To a [`SocketType::Pub`] alone: it no longer does.
+    Cancel(Bytes),
 }
 
 /// Why a connection is of no use.
@@ -171,6 +179,24 @@ pub fn message<F: AsRef<[u8]>>(frames: &[F]) -> Vec<u8> {
     out
 }
 
+/// One message in pieces, to be sent one after the other: long frames are shared, not copied.
+pub fn shared_message(frames: &[Bytes]) -> Vec<Bytes> {
+    let (mut pieces, mut copied) = (Vec::new(), Vec::new());
+    for (i, frame) in frames.iter().enumerate() {
+        let flags = if i + 1 < frames.len() { MORE } else { 0 };
+        if frame.len() < SHARED_BYTES_MIN {
+            push_frame(flags, frame, &mut copied);
+        } else {
+            push_head(flags, frame.len(), &mut copied);
+            pieces.extend([Bytes::from(std::mem::take(&mut copied)), frame.clone()]);
+        }
+    }
+    if !copied.is_empty() {
+        pieces.push(copied.into());
+    }
+    pieces
+}
+
 /// The answer to a ping.
 pub fn pong(context: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
@@ -179,13 +205,17 @@ pub fn pong(context: &[u8]) -> Vec<u8> {
 }
 
 fn push_frame(flags: u8, body: &[u8], out: &mut Vec<u8>) {
-    if let Ok(length) = u8::try_from(body.len()) {
+    push_head(flags, body.len(), out);
+    out.extend_from_slice(body);
+}
+
+fn push_head(flags: u8, length: usize, out: &mut Vec<u8>) {
+    if let Ok(length) = u8::try_from(length) {
         out.extend_from_slice(&[flags, length]);
     } else {
         out.push(flags | LONG);
-        out.extend_from_slice(&(body.len() as u64).to_be_bytes());
+        out.extend_from_slice(&(length as u64).to_be_bytes());
     }
-    out.extend_from_slice(body);
 }
 
 /// Reads what a peer sends.
@@ -237,7 +267,8 @@ impl Reader {
             self.frames.push(body);
             if flags & MORE == 0 {
                 self.bytes = 0;
-                return Ok(Some(Incoming::Message(std::mem::take(&mut self.frames))));
+                let frames = std::mem::take(&mut self.frames);
+                return Ok(Some(self.subscription(&frames).unwrap_or(Incoming::Message(frames))));
             }
         }
     }
@@ -302,6 +333,16 @@ impl Reader {
         Ok(Some((flags, self.unread.split_to(length).freeze())))
     }
 
+    /// What a subscriber says of a topic in a message.
+    fn subscription(&self, frames: &[Bytes]) -> Option<Incoming> {
+        let ([frame], SocketType::Pub) = (frames, self.socket) else { return None };
+        match frame.first()? {
+            0 => Some(Incoming::Cancel(frame.slice(1..))),
+            1 => Some(Incoming::Subscribe(frame.slice(1..))),
+            _ => None,
+        }
+    }
+
     fn command(&mut self, body: Bytes) -> Result<Option<Incoming>, ZmtpError> {
         let malformed = ZmtpError::Malformed("a command without a name");
         let (length, _) = body.split_first().ok_or(malformed.clone())?;
@@ -322,6 +363,10 @@ impl Reader {
                 let context = rest.get(2..).ok_or(ZmtpError::Malformed("a ping without its time to live"))?;
                 Ok(Some(Incoming::Ping(rest.slice_ref(context))))
             }
+            (Stage::Open, b"SUBSCRIBE") if self.socket == SocketType::Pub => {
+                Ok(Some(Incoming::Subscribe(rest)))
+            }
+            (Stage::Open, b"CANCEL") if self.socket == SocketType::Pub => Ok(Some(Incoming::Cancel(rest))),
             (Stage::Open, _) => Ok(None),
             _ => Err(ZmtpError::Malformed("a command before it is ready")),
         }

@@ -75,6 +75,57 @@ fn a_ping_is_told_and_other_commands_are_not() {
     assert_eq!(pong(b"ok"), b"\x04\x07\x04PONGok");
 }
 
+/// A reader of a PUB socket whose subscriber is ready.
+fn publisher(parts: &[&[u8]]) -> Reader {
+    let mut reader = Reader::new(SocketType::Pub, BOUNDS);
+    for part in [&greeting()[..], &ready(SocketType::Sub)].iter().chain(parts) {
+        reader.unread.extend_from_slice(part);
+    }
+    assert_eq!(reader.read(), Ok(Some(Incoming::Greeting)));
+    assert_eq!(reader.read(), Ok(Some(Incoming::Ready)));
+    reader
+}
+
+#[test]
+fn subscriptions_are_told_as_messages_and_as_commands() {
+    let mut reader = publisher(&[
+        b"\0\x03\x01kv",
+        b"\0\x03\0kv",
+        b"\x04\x0c\x09SUBSCRIBEkv",
+        b"\x04\x07\x06CANCEL",
+        b"\0\x02\x02x",
+        b"\x01\x01\x01\0\x01\x01",
+    ]);
+    for want in [
+        Incoming::Subscribe("kv".into()),
+        Incoming::Cancel("kv".into()),
+        Incoming::Subscribe("kv".into()),
+        Incoming::Cancel(Bytes::new()),
+        Incoming::Message(vec!["\x02x".into()]),
+        Incoming::Message(vec!["\x01".into(), "\x01".into()]),
+    ] {
+        assert_eq!(reader.read(), Ok(Some(want)));
+    }
+    // To a subscriber the same is a message, and a command that it does not know.
+    let mut reader = open(&[b"\x04\x0c\x09SUBSCRIBEkv", b"\0\x03\x01kv"]);
+    assert_eq!(reader.read(), Ok(Some(Incoming::Message(vec!["\x01kv".into()]))));
+}
+
+#[test]
+fn long_frames_are_shared_and_the_bytes_are_the_same() {
+    for lengths in
+        [&[0, 8, 5000][..], &[SHARED_BYTES_MIN, 0, SHARED_BYTES_MIN - 1], &[300], &[70_000, 70_000]]
+    {
+        let frames: Vec<Bytes> = lengths.iter().map(|length| vec![3; *length].into()).collect();
+        let pieces = shared_message(&frames);
+        assert_eq!(pieces.concat(), message(&frames), "{lengths:?}");
+        let shared = |frame: &Bytes| pieces.iter().any(|piece| piece.as_ptr() == frame.as_ptr());
+        for frame in &frames {
+            assert_eq!(shared(frame), frame.len() >= SHARED_BYTES_MIN, "{lengths:?}");
+        }
+    }
+}
+
 #[test]
 fn nothing_over_a_bound_is_waited_for_or_kept() {
     let long = |flags: u8, length: u64| [&[flags | LONG][..], &length.to_be_bytes()].concat();
