@@ -9,14 +9,15 @@ use keyway_tests::bins::workspace_root;
 use serde_json::Value;
 
 /// Each crate and the crates of this workspace it may depend on, in any section of its manifest.
-const GRAPH: [(&str, &[&str]); 8] = [
+const GRAPH: [(&str, &[&str]); 9] = [
     ("keyway-wire", &[]),
+    ("keyway-zmq", &["keyway-wire"]),
     ("keyway-core", &["keyway-wire"]),
     ("keyway-text", &["keyway-wire"]),
     ("keyway-kernels", &[]),
-    ("keyway-worker", &["keyway-wire", "keyway-text", "keyway-kernels"]),
+    ("keyway-worker", &["keyway-wire", "keyway-zmq", "keyway-text", "keyway-kernels"]),
     ("keyway", &["keyway-wire", "keyway-core", "keyway-text", "keyway-worker"]),
-    ("keyway-loadtest", &["keyway-wire", "keyway-core"]),
+    ("keyway-loadtest", &["keyway-wire", "keyway-zmq", "keyway-core"]),
     (
         "keyway-tests",
         &[
@@ -27,6 +28,7 @@ const GRAPH: [(&str, &[&str]); 8] = [
             "keyway-text",
             "keyway-wire",
             "keyway-worker",
+            "keyway-zmq",
         ],
     ),
 ];
