@@ -1,5 +1,7 @@
 //! Every bound of the load tester, with its unit and where the number comes from. No logic.
 
+use std::time::Duration;
+
 /// Largest server-sent event, in bytes. A chunk of one token is under 1 KiB; one with log-probabilities of 20
 /// alternatives under 16 KiB. Beyond this the stream is broken, not long.
 pub const EVENT_BYTES_MAX: usize = 1 << 20;
@@ -47,6 +49,12 @@ pub const MOCK_EVENT_BATCHES_MAX: usize = 10_000;
 pub const MOCK_EVENT_BYTES_MAX: usize = 64 << 20;
 /// Batches on their way to the socket; one that comes on top is lost to subscribers.
 pub const MOCK_EVENT_QUEUE_MAX: usize = 10_000;
+/// Subscribers to one worker's KV events at once, and those who ask it for a replay.
+pub const MOCK_SUBSCRIBERS_MAX: usize = 256;
+/// See [`MOCK_SUBSCRIBERS_MAX`].
+pub const MOCK_ASKERS_MAX: usize = 64;
+/// How long a subscriber may take nothing, and one who asked no whole reply, before it is disconnected.
+pub const MOCK_PEER_STALL_MAX: Duration = Duration::from_secs(60);
 /// Longest prompt or answer of a synthetic workload, in tokens: four times the longest context window sold.
 pub const LENGTH_TOKENS_MAX: u32 = 4 << 20;
 

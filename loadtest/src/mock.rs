@@ -170,7 +170,7 @@ impl Fleet {
         };
         self.addresses.push(Address {
             url: format!("http://{addr}"),
-            kv: sockets.as_ref().map(|(s, _)| (s.events_url.clone(), s.replay_url.clone())),
+            kv: sockets.as_ref().map(|(sockets, _)| sockets.urls()),
         });
         let (live, received) = mpsc::channel(MOCK_EVENT_QUEUE_MAX);
         let events = sockets.as_ref().map(|(_, format)| EventLog::new(*format, live));

@@ -164,7 +164,19 @@ pub(crate) const KV_REPLAY_BYTES_MAX: usize = 64 << 20;
 /// what goes over the same connection.
 pub(crate) const KV_SNAPSHOT_BLOCKS_PER_BATCH: usize = 1024;
 
-/// How long a reply on the KV replay socket may wait for a client that does not read.
+/// Subscribers to KV events at once: many times the gateways of a fleet. Each costs some kilobytes, and 64 KiB of payloads
+/// while it is slow.
+pub(crate) const KV_SUBSCRIBERS_MAX: usize = 256;
+
+/// A subscriber to KV events that takes nothing for so long, though there is something for it, is disconnected: its machine
+/// is gone, or its process stands still. It sees by the numbers what it missed.
+pub(crate) const KV_SUBSCRIBER_STALL_MAX: Duration = Duration::from_secs(60);
+
+/// Clients of the KV replay at once: a gateway asks for seconds, after a gap. Each holds one reply, and in a snapshot eight
+/// bytes for each block of the cache.
+pub(crate) const KV_ASKERS_MAX: usize = 64;
+
+/// How long one reply on the KV replay socket, of 100 KB or one batch, may take a client that reads slowly.
 pub(crate) const KV_REPLY_STALL_MAX: Duration = Duration::from_secs(10);
 
 /// Changes of the prefix cache that may wait for the publisher of KV events before they are merged. Merged they are

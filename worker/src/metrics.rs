@@ -65,6 +65,7 @@ pub(crate) struct Metrics {
     pub(crate) preemptions: IntCounter,
     pub(crate) kv_event_batches: IntCounter,
     pub(crate) kv_event_batches_merged: IntCounter,
+    pub(crate) kv_event_batches_missed: IntCounter,
     pub(crate) kv_replay_requests: IntCounter,
     pub(crate) time_to_first_token: Histogram,
     pub(crate) inter_token_latency: Histogram,
@@ -119,6 +120,7 @@ impl Metrics {
                         and the rest of prefills that have begun.";
         let preemptions = "Sequences put back to the queue because KV blocks ran out.";
         let merged = "Steps whose KV events went out in a later batch because the publisher was behind.";
+        let missed = "Batches of KV events that a slow subscriber missed, for each such subscriber.";
         let drawn = "Tokens generated that a GPU drew itself; the others were sampled from their logits.";
         let replays = "Requests for a replay or a snapshot of KV events.";
         Ok(Self {
@@ -136,6 +138,7 @@ impl Metrics {
             preemptions: new.counter("preemptions", preemptions)?,
             kv_event_batches: new.counter("kv_event_batches", "Batches of KV events published.")?,
             kv_event_batches_merged: new.counter("kv_event_batches_merged", merged)?,
+            kv_event_batches_missed: new.counter("kv_event_batches_missed", missed)?,
             kv_replay_requests: new.counter("kv_replay_requests", replays)?,
             time_to_first_token: first.with_label_values(none),
             inter_token_latency: between.with_label_values(none),

@@ -1,28 +1,43 @@
 //! The ZMQ sockets of one worker's KV events: PUB for the live batches, ROUTER for replay and snapshots, framed as the
-//! engine in question frames them. They close with the worker and open with it. What is in the batches is `events.rs`'s.
+//! engine in question frames them. They close with the worker and open with it. What is in the batches is `events.rs`'s,
+//! what peers may do to the sockets is `keyway-zmq`'s.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use keyway_wire::kv_event::{
     WireFormat,
     frames::{END_SEQ, ReplayRequest, seq_frame},
 };
-use tokio::sync::mpsc;
-use zeromq::{PubSocket, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
+use keyway_zmq::{PubLimits, PubSocket, Replies, RouterLimits, RouterSocket};
+use tokio::{
+    net::{TcpListener, ToSocketAddrs},
+    sync::mpsc,
+};
 
 use super::{events::Numbered, worker::Worker};
+use crate::limits::{
+    MOCK_ASKERS_MAX, MOCK_EVENT_BATCHES_MAX, MOCK_EVENT_BYTES_MAX, MOCK_PEER_STALL_MAX, MOCK_SUBSCRIBERS_MAX,
+};
 
 /// Time between attempts to have the ports again.
 const REBIND_EVERY: Duration = Duration::from_millis(50);
 
+const LIVE: PubLimits = PubLimits {
+    connections: MOCK_SUBSCRIBERS_MAX,
+    kept_messages: MOCK_EVENT_BATCHES_MAX,
+    kept_bytes: MOCK_EVENT_BYTES_MAX,
+    stall: MOCK_PEER_STALL_MAX,
+};
+const REPLAY: RouterLimits = RouterLimits { connections: MOCK_ASKERS_MAX, stall: MOCK_PEER_STALL_MAX };
+
 /// The sockets, bound.
+#[derive(Debug)]
 pub(super) struct EventSockets {
-    publisher: PubSocket,
-    replay: RouterSocket,
-    /// Where to subscribe, such as `tcp://127.0.0.1:5557`.
-    pub events_url: String,
-    /// Where to ask for a replay.
-    pub replay_url: String,
+    publisher: TcpListener,
+    replay: TcpListener,
+    /// Where they are, and so will be in the worker's next life.
+    addrs: (SocketAddr, SocketAddr),
 }
 
 // === impl EventSockets ===
@@ -30,16 +45,14 @@ pub(super) struct EventSockets {
 impl EventSockets {
     /// Binds both; port 0 is the system's choice.
     pub(super) async fn bind(host: &str, events_port: u16, replay_port: u16) -> Result<Self, String> {
-        let name = |port: u16| format!("tcp://{host}:{port}");
-        Self::bind_urls(&name(events_port), &name(replay_port)).await
+        let publisher = listen(&format!("{host}:{events_port}")).await?;
+        let replay = listen(&format!("{host}:{replay_port}")).await?;
+        Ok(Self { addrs: (publisher.1, replay.1), publisher: publisher.0, replay: replay.0 })
     }
 
-    async fn bind_urls(events_url: &str, replay_url: &str) -> Result<Self, String> {
-        let (mut publisher, mut replay) = (PubSocket::new(), RouterSocket::new());
-        let failed = |url: &str, error| format!("cannot bind {url}: {error}");
-        let events = publisher.bind(events_url).await.map_err(|error| failed(events_url, error))?;
-        let asked = replay.bind(replay_url).await.map_err(|error| failed(replay_url, error))?;
-        Ok(Self { publisher, replay, events_url: events.to_string(), replay_url: asked.to_string() })
+    /// Where to subscribe and where to ask for a replay, such as `tcp://127.0.0.1:5557`.
+    pub(super) fn urls(&self) -> (String, String) {
+        (format!("tcp://{}", self.addrs.0), format!("tcp://{}", self.addrs.1))
     }
 
     /// Serves until the log is gone; with every life of the worker the sockets are new ones on the same ports.
@@ -49,82 +62,91 @@ impl EventSockets {
         format: WireFormat,
         mut live: mpsc::Receiver<Numbered>,
     ) {
-        let (mut alive, mut sockets) = (worker.alive(), self);
+        let (mut alive, addrs) = (worker.alive(), self.addrs);
+        let (mut publisher, mut replay) = (self.publisher, self.replay);
         loop {
-            let (events_url, replay_url) = (sockets.events_url.clone(), sockets.replay_url.clone());
+            let Some(sockets) = Life::begin(publisher, replay, &worker, format) else { return };
             tokio::select! {
-                () = sockets.serve_life(&worker, format, &mut live) => return,
+                () = sockets.publish(&mut live) => return,
                 changed = alive.changed() => if changed.is_err() { return },
             }
-            let Self { publisher, replay, .. } = sockets;
-            // What cannot be closed in order is closed by being dropped.
-            let _ = (publisher.close().await, replay.close().await);
+            sockets.publisher.close().await;
+            sockets.replay.close().await;
             if alive.wait_for(|alive| *alive).await.is_err() {
                 return;
             }
             // What the dead engine had still to say.
             while live.try_recv().is_ok() {}
-            sockets = loop {
-                match Self::bind_urls(&events_url, &replay_url).await {
-                    Ok(sockets) => break sockets,
-                    Err(_) => tokio::time::sleep(REBIND_EVERY).await,
-                }
-            };
+            publisher = listen_again(addrs.0).await;
+            replay = listen_again(addrs.1).await;
         }
     }
+}
 
-    /// Sends what comes in and answers requests for replay, until the log is gone.
-    async fn serve_life(&mut self, worker: &Worker, format: WireFormat, live: &mut mpsc::Receiver<Numbered>) {
-        let Self { publisher, replay, .. } = self;
+/// The sockets in one life of the worker.
+struct Life {
+    publisher: PubSocket,
+    replay: RouterSocket,
+}
+
+impl Life {
+    /// `None` where the listening sockets have no address, which bound ones have.
+    fn begin(
+        publisher: TcpListener,
+        replay: TcpListener,
+        worker: &Arc<Worker>,
+        format: WireFormat,
+    ) -> Option<Self> {
         // vLLM from v0.26 on names the topic in replies; older ones and SGLang do not.
         let topic_in_replies = format == WireFormat::VllmMap;
-        loop {
-            tokio::select! {
-                batch = live.recv() => {
-                    let Some((number, payload)) = batch else { return };
-                    let frames = [Vec::new().into(), seq_frame(number).to_vec().into(), payload];
-                    // Nobody there, or one that is too slow, is no reason to stop.
-                    if let Ok(message) = ZmqMessage::try_from(frames.to_vec()) {
-                        let _ = publisher.send(message).await;
-                    }
-                }
-                request = replay.recv() => {
-                    if let Ok(request) = request {
-                        answer(replay, worker, request, topic_in_replies).await;
-                    }
-                }
-            }
+        let worker = Arc::clone(worker);
+        let answer = move |request: Vec<Bytes>| answer(&worker, &request, topic_in_replies);
+        Some(Self {
+            publisher: PubSocket::new(publisher, LIVE).ok()?,
+            replay: RouterSocket::new(replay, REPLAY, answer).ok()?,
+        })
+    }
+
+    /// Sends what comes in, until the log is gone.
+    async fn publish(&self, live: &mut mpsc::Receiver<Numbered>) {
+        while let Some((number, payload)) = live.recv().await {
+            self.publisher.send(&[Bytes::new(), seq_frame(number).to_vec().into(), payload]);
         }
     }
 }
 
-impl std::fmt::Debug for EventSockets {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EventSockets").field("events_url", &self.events_url).finish_non_exhaustive()
+async fn listen(at: &(impl ToSocketAddrs + std::fmt::Debug)) -> Result<(TcpListener, SocketAddr), String> {
+    let failed = |error| format!("cannot bind {at:?} for KV events: {error}");
+    let listener = TcpListener::bind(at).await.map_err(failed)?;
+    let addr = listener.local_addr().map_err(failed)?;
+    Ok((listener, addr))
+}
+
+/// As soon as nobody else has the port.
+async fn listen_again(at: SocketAddr) -> TcpListener {
+    loop {
+        match listen(&at).await {
+            Ok((listener, _)) => return listener,
+            Err(_) => tokio::time::sleep(REBIND_EVERY).await,
+        }
     }
 }
 
-async fn answer(replay: &mut RouterSocket, worker: &Worker, request: ZmqMessage, topic_in_replies: bool) {
-    let frames = request.into_vec();
-    let Some(client) = frames.first().cloned() else { return };
-    let batches = match ReplayRequest::parse(&frames[1..]) {
-        Some(ReplayRequest::From(start)) => worker.batches_since(start),
+/// The replies to a request, each made once the one before it was sent.
+fn answer(worker: &Arc<Worker>, request: &[Bytes], topic_in_replies: bool) -> Replies {
+    let batches: Box<dyn Iterator<Item = Numbered> + Send> = match ReplayRequest::parse(request) {
+        Some(ReplayRequest::From(start)) => Box::new(worker.batches_since(start)),
         // Proposed for vLLM; the releases of the engines answer with the end alone.
-        Some(ReplayRequest::Snapshot) => worker.snapshot(),
-        None => Vec::new(),
+        Some(ReplayRequest::Snapshot) => Box::new(worker.snapshot().into_iter().flatten()),
+        None => Box::new(std::iter::empty()),
     };
-    let end = (END_SEQ, bytes::Bytes::new());
-    let batches = batches.into_iter().map(|(number, payload)| (seq_frame(number), payload));
-    for (number, payload) in batches.chain([end]) {
-        let mut reply = vec![client.clone(), bytes::Bytes::new()];
-        if topic_in_replies {
-            reply.push(bytes::Bytes::new());
-        }
-        reply.extend([number.to_vec().into(), payload]);
-        let Ok(reply) = ZmqMessage::try_from(reply) else { return };
-        // A client that is gone needs no more of it.
-        if replay.send(reply).await.is_err() {
-            return;
-        }
-    }
+    let end = (END_SEQ, Bytes::new());
+    let batches = batches.map(|(number, payload)| (seq_frame(number), payload));
+    Box::new(batches.chain([end]).map(move |(number, payload)| {
+        let topic = topic_in_replies.then(Bytes::new);
+        [Some(Bytes::new()), topic, Some(number.to_vec().into()), Some(payload)]
+            .into_iter()
+            .flatten()
+            .collect()
+    }))
 }

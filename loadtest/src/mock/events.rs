@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -40,7 +41,7 @@ pub(super) struct EventLog {
 #[derive(Debug)]
 struct Held {
     /// The block alone.
-    stored: BlockStored,
+    stored: Arc<BlockStored>,
     /// Blocks before it.
     depth: u32,
     /// Blocks of this name.
@@ -75,7 +76,7 @@ impl EventLog {
         for event in &events {
             self.hold(event);
         }
-        let batch = (self.next, self.encode(events));
+        let batch = (self.next, encode(self.format, events));
         self.next += 1;
         if !lost {
             // Full: the subscribers' side is too slow. They will see the gap.
@@ -88,9 +89,15 @@ impl EventLog {
         }
     }
 
-    /// The batches kept, from number `start` on.
-    pub(super) fn since(&self, start: u64) -> Vec<Numbered> {
-        self.kept.iter().filter(|(number, _)| *number >= start).cloned().collect()
+    /// The number of the batch that comes next.
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The first batch from number `start` on that is kept.
+    pub(super) fn first_since(&self, start: u64) -> Option<Numbered> {
+        let (oldest, _) = self.kept.front()?;
+        self.kept.get(usize::try_from(start.saturating_sub(*oldest)).ok()?).cloned()
     }
 
     /// A new process: numbers begin anew, nothing is kept.
@@ -102,20 +109,13 @@ impl EventLog {
 
     /// The whole cache: `AllBlocksCleared`, then every block after its parent. All batches carry the number of the first
     /// live one that they do not cover.
-    pub(super) fn snapshot(&self) -> Vec<Numbered> {
+    pub(super) fn snapshot(&self) -> Snapshot {
         let mut held: Vec<&Held> = self.held.values().collect();
         held.sort_by_key(|held| held.depth);
         // Each copy is removed by itself, so each is told by itself.
         let stored = held.iter().flat_map(|held| std::iter::repeat_n(&held.stored, held.copies as usize));
-        let stored: Vec<KvEvent> = stored.cloned().map(KvEvent::BlockStored).collect();
-        let cleared = vec![KvEvent::AllBlocksCleared];
-        let batches = std::iter::once(cleared).chain(stored.chunks(SNAPSHOT_BATCH).map(<[KvEvent]>::to_vec));
-        batches.map(|events| (self.next, self.encode(events))).collect()
-    }
-
-    fn encode(&self, events: Vec<KvEvent>) -> Bytes {
-        let ts = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        Bytes::from(EventBatch { ts, events, data_parallel_rank: Some(0) }.encode(self.format))
+        let stored: Vec<_> = stored.cloned().collect();
+        Snapshot { format: self.format, number: self.next, cleared: false, stored: stored.into_iter() }
     }
 
     fn hold(&mut self, event: &KvEvent) {
@@ -147,11 +147,40 @@ impl EventLog {
                 extra_keys: stored.extra_keys.get(i).cloned().into_iter().collect(),
                 ..stored.clone()
             };
-            let held =
-                self.held.entry(hash.clone()).or_insert_with(|| Held { stored: alone(), depth, copies: 0 });
+            let held = self.held.entry(hash.clone());
+            let held = held.or_insert_with(|| Held { stored: Arc::new(alone()), depth, copies: 0 });
             held.copies += 1;
             parent = Some(hash.clone());
         }
+    }
+}
+
+fn encode(format: WireFormat, events: Vec<KvEvent>) -> Bytes {
+    let ts = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    Bytes::from(EventBatch { ts, events, data_parallel_rank: Some(0) }.encode(format))
+}
+
+/// The whole cache at one moment as batches, each encoded when it is asked for.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    format: WireFormat,
+    number: u64,
+    /// Whether it was said that everything is to be forgotten.
+    cleared: bool,
+    stored: std::vec::IntoIter<Arc<BlockStored>>,
+}
+
+impl Iterator for Snapshot {
+    type Item = Numbered;
+
+    fn next(&mut self) -> Option<Numbered> {
+        let events: Vec<_> = if std::mem::replace(&mut self.cleared, true) {
+            let part = self.stored.by_ref().take(SNAPSHOT_BATCH);
+            part.map(|block| KvEvent::BlockStored(Arc::unwrap_or_clone(block))).collect()
+        } else {
+            vec![KvEvent::AllBlocksCleared]
+        };
+        (!events.is_empty()).then(|| (self.number, encode(self.format, events)))
     }
 }
 
@@ -288,7 +317,7 @@ mod tests {
         assert_eq!(stored[2].token_ids, (16..32).collect::<Vec<_>>());
         log.publish(vec![Change::Removed(chain[1])], 16, |_| None, false);
         log.restart();
-        assert_eq!(log.snapshot().len(), 1);
+        assert_eq!(log.snapshot().count(), 1);
     }
 
     #[test]
@@ -306,8 +335,9 @@ mod tests {
             numbers.push(number);
         }
         assert_eq!(numbers, [0, 2]);
-        assert_eq!(log.since(1).iter().map(|(number, _)| *number).collect::<Vec<_>>(), [1, 2]);
+        let since_1 = std::iter::successors(log.first_since(1), |(number, _)| log.first_since(number + 1));
+        assert_eq!(since_1.map(|(number, _)| number).collect::<Vec<_>>(), [1, 2]);
         log.restart();
-        assert!(log.since(0).is_empty());
+        assert!(log.first_since(0).is_none());
     }
 }

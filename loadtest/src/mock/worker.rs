@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 use super::{
     First,
-    events::{EventLog, Numbered},
+    events::{EventLog, Numbered, Snapshot},
     faults::{Fault, Faults, Kind},
     loads,
     prompt::{Tokens, Vocabulary},
@@ -205,14 +205,23 @@ impl Worker {
         (self.setup.metrics == Names::Sglang).then(|| loads::page(&self.lock().engine, prometheus))
     }
 
-    /// The batches of KV events kept, from number `start` on.
-    pub(super) fn batches_since(&self, start: u64) -> Vec<Numbered> {
-        self.lock().desk.events.as_ref().map(|events| events.since(start)).unwrap_or_default()
+    /// The batches of KV events that are there by now, from number `start` on. What is no longer kept when its turn comes
+    /// is left out.
+    pub(super) fn batches_since(self: &Arc<Self>, start: u64) -> impl Iterator<Item = Numbered> + use<> {
+        let worker = Arc::clone(self);
+        let end = worker.lock().desk.events.as_ref().map_or(0, EventLog::next);
+        let mut next = start;
+        std::iter::from_fn(move || {
+            let batch =
+                worker.lock().desk.events.as_ref()?.first_since(next).filter(|(number, _)| *number < end)?;
+            next = batch.0 + 1;
+            Some(batch)
+        })
     }
 
     /// The whole cache as batches of KV events.
-    pub(super) fn snapshot(&self) -> Vec<Numbered> {
-        self.lock().desk.events.as_ref().map(EventLog::snapshot).unwrap_or_default()
+    pub(super) fn snapshot(&self) -> Option<Snapshot> {
+        self.lock().desk.events.as_ref().map(EventLog::snapshot)
     }
 
     /// Adds a fault whose times count from now.

@@ -2,6 +2,7 @@
 //! the publisher, so that a snapshot costs the engine nothing.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use crate::block_manager::{BlockKey, CacheChange};
 
@@ -9,7 +10,7 @@ use crate::block_manager::{BlockKey, CacheChange};
 #[derive(Debug, Default)]
 pub(super) struct Mirror {
     /// In the order of storing, so parents first.
-    stored: BTreeMap<u64, CacheChange>,
+    stored: BTreeMap<u64, Arc<CacheChange>>,
     places: HashMap<BlockKey, u64>,
     next: u64,
 }
@@ -21,13 +22,13 @@ impl Mirror {
         }
         if let CacheChange::Stored { .. } = change {
             self.places.insert(change.block(), self.next);
-            self.stored.insert(self.next, change.clone());
+            self.stored.insert(self.next, Arc::new(change.clone()));
             self.next += 1;
         }
     }
 
     /// Every block as it was stored, parents first.
-    pub(super) fn blocks(&self) -> impl Iterator<Item = &CacheChange> {
+    pub(super) fn blocks(&self) -> impl Iterator<Item = &Arc<CacheChange>> {
         self.stored.values()
     }
 }
