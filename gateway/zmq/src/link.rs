@@ -4,7 +4,10 @@ use std::{collections::VecDeque, future::Future, io, io::IoSlice, time::Duration
 
 use bytes::{Buf as _, Bytes};
 use keyway_wire::zmtp::{self, Bounds, Incoming, Reader, SocketType};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    task::consume_budget,
+};
 
 use crate::limits::{HANDSHAKE_MAX, READ_BYTES, TOGETHER_PIECES};
 
@@ -40,6 +43,8 @@ impl<R: AsyncRead + Unpin> Inbound<R> {
 
     /// The next thing that has come. May be dropped and asked again: nothing is lost by that.
     pub(crate) async fn next(&mut self) -> io::Result<Incoming> {
+        // One read brings hundreds of small things: whoever sends them without end must let others have their turns.
+        consume_budget().await;
         loop {
             if let Some(incoming) = self.reader.read().map_err(io::Error::other)? {
                 return Ok(incoming);

@@ -8,6 +8,7 @@
 )]
 
 mod index;
+mod libzmq;
 mod subscriber;
 mod traffic;
 mod vllm_client;

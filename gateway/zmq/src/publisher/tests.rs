@@ -121,6 +121,18 @@ async fn a_ping_is_answered_and_a_flood_of_them_by_few_pongs() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_says_much_has_turns_like_everyone() {
+    let mut served = serve_one(1 << 20);
+    served.open().await;
+    let much = PING.repeat((1 << 20) / PING.len());
+    served.peer.write_all(&much).await.unwrap();
+    tokio::task::yield_now().await;
+    // There is room for what was read in one turn.
+    let read = tokio::time::timeout(Duration::ZERO, served.peer.write(&much)).await.map_or(0, Result::unwrap);
+    assert!((PING.len()..16 << 10).contains(&read), "{read}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn subscriptions_are_bounded_and_give_a_place_its_owner() {
     for many in [true, false] {
         let mut served = serve_one(1 << 10);

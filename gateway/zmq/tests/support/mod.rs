@@ -19,6 +19,9 @@ pub(crate) async fn listener() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").await.unwrap()
 }
 
+/// More than the system takes of a connection that is not read.
+const ENDLESS_BYTES: usize = 64 << 20;
+
 /// Flags of a frame, and how long it claims to be.
 pub(crate) fn head(flags: u8, length: u64) -> Vec<u8> {
     [&[flags | 2][..], &length.to_be_bytes()].concat()
@@ -88,10 +91,14 @@ impl Peer {
         self.stream.try_write(bytes)
     }
 
-    /// Says this, for ever if so wanted, until it is disconnected.
+    /// Says this, again and again if so wanted, until it is disconnected.
     pub(crate) async fn say_until_disconnected(&mut self, what: &str, bytes: &[u8], for_ever: bool) {
         // Where it is disconnected while it speaks, the rest is of no matter.
-        while patient(what, self.stream.write_all(bytes)).await.is_ok() && for_ever {}
+        let mut said = bytes.len();
+        while patient(what, self.stream.write_all(bytes)).await.is_ok() && for_ever {
+            said += bytes.len();
+            assert!(said < ENDLESS_BYTES, "{what}: {said} bytes were taken");
+        }
         let mut rest = [0; 1 << 10];
         while patient(what, self.stream.read(&mut rest)).await.is_ok_and(|read| read > 0) {}
     }
