@@ -5,6 +5,7 @@
 use std::{fs::OpenOptions, io, path::Path, sync::Arc, time::Duration};
 
 use keyway_core::pick::{Candidate, Pick};
+use keyway_lines::{Fate, Lines};
 use keyway_wire::block_hash::BlockHash;
 use parking_lot::Mutex;
 use prometheus::IntCounterVec;
@@ -15,7 +16,6 @@ use crate::{
     clock::{self, Instant},
     fleet::Worker,
     limits::DECISION_LOG_QUEUE_BYTES,
-    lines::{Fate, Lines},
     routing::{Setting, View},
 };
 

@@ -49,7 +49,6 @@ pub mod kubernetes;
 pub mod kv_events;
 pub mod leaving;
 pub mod limits;
-pub mod lines;
 pub mod live;
 pub mod load_scrape;
 pub mod locations;

@@ -2,19 +2,16 @@
 //! lost lines are counted.
 
 use std::{
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     sync::LazyLock,
     time::Duration,
 };
 
+use keyway_lines::{Fate, Lines};
 use prometheus::IntCounter;
-use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
+use tracing_subscriber::EnvFilter;
 
-use crate::{
-    config::LogFormat,
-    limits::LOG_QUEUE_BYTES,
-    lines::{Fate, Lines},
-};
+use crate::{config::LogFormat, limits::LOG_QUEUE_BYTES};
 
 /// How long the end of the process waits for the last lines.
 const LAST_LINES_PATIENCE: Duration = Duration::from_secs(1);
@@ -43,7 +40,8 @@ pub fn to_stderr(format: LogFormat) -> io::Result<Log> {
             lost.inc_by(lines);
         }
     })?;
-    let writer = Writer(lines.clone());
+    let writer = lines.writer();
+    let writer = move || writer.clone();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colour);
     match format {
         LogFormat::Text => log.init(),
@@ -60,28 +58,5 @@ impl Drop for Log {
     fn drop(&mut self) {
         // If they cannot be written, there is nowhere to say so.
         self.0.flush(LAST_LINES_PATIENCE);
-    }
-}
-
-/// What is written at once is a line.
-#[derive(Debug, Clone)]
-struct Writer(Lines);
-
-impl Write for Writer {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.0.send(line.to_vec());
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl MakeWriter<'_> for Writer {
-    type Writer = Self;
-
-    fn make_writer(&self) -> Self {
-        self.clone()
     }
 }

@@ -27,6 +27,7 @@ mod generation_config;
 mod grammar;
 mod kv_events;
 mod limits;
+pub mod log;
 mod logprobs;
 mod memory;
 mod metrics;

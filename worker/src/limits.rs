@@ -153,6 +153,12 @@ pub(crate) const KV_BYTES_DEFAULT: usize = 256 << 20;
 /// speak, and it does not stop by itself.
 pub(crate) const RANDOM_MAX_NEW_TOKENS: usize = 128;
 
+/// Bytes of the log's lines that wait to be written: some 10,000 lines. What comes on top is dropped, and counted.
+pub(crate) const LOG_QUEUE_BYTES: usize = 4 << 20;
+
+/// How long the end of the process waits for the log's last lines.
+pub(crate) const LAST_LINES_MAX: Duration = Duration::from_secs(1);
+
 /// Batches of KV events kept for replay: vLLM's default, some minutes of steps.
 pub(crate) const KV_REPLAY_BATCHES_MAX: usize = 10_000;
 

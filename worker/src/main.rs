@@ -1,13 +1,12 @@
 //! The command `keyway-worker`: options, log, signals, exit status. The worker itself is the library.
 
-use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
 use keyway_worker::WorkerOptions;
 use keyway_worker::cli::{Cli, LogFormat, Task};
+use keyway_worker::log::{self, Log};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 /// Connections are cheap beside the engine, which has a thread of its own.
 const RUNTIME_THREADS: usize = 2;
@@ -16,7 +15,7 @@ fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            eprintln!("error: {message}");
+            log::last_words(&format!("error: {message}\n"));
             ExitCode::FAILURE
         }
     }
@@ -30,13 +29,13 @@ fn run(cli: Cli) -> Result<(), String> {
         }
         #[cfg(target_os = "linux")]
         Task::ExpertRank(options, log_format) => {
-            start_log(log_format);
+            let _log = start_log(log_format)?;
             keyway_worker::run_rank(&options)
         }
         #[cfg(not(target_os = "linux"))]
         Task::ExpertRank(..) => Err("expert-parallel processes need Linux".to_owned()),
         Task::Serve(options, log_format) => {
-            start_log(log_format);
+            let _log = start_log(log_format)?;
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(RUNTIME_THREADS)
                 .enable_all()
@@ -47,17 +46,8 @@ fn run(cli: Cli) -> Result<(), String> {
     }
 }
 
-fn start_log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false);
-    match format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
-    }
+fn start_log(format: LogFormat) -> Result<Log, String> {
+    log::to_stderr(format).map_err(|e| format!("cannot start the log: {e}"))
 }
 
 async fn serve(options: WorkerOptions) -> Result<(), String> {

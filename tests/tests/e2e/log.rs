@@ -8,6 +8,8 @@ use std::process::{Child, Command, Stdio};
 
 use keyway_tests::bins::bin;
 use keyway_tests::{Client, eventually, get};
+use keyway_wire::zmtp::{SocketType, greeting, message, ready};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 const REQUESTS: usize = 4_000;
@@ -45,8 +47,12 @@ async fn gateway(stderr: Stdio) -> (Killed, SocketAddr, SocketAddr) {
 }
 
 async fn lost(admin: SocketAddr) -> u64 {
-    let page = get(admin, "/metrics").await.text();
-    let line = page.lines().find_map(|line| line.strip_prefix("keyway_log_lines_lost_total "));
+    counted(admin, "keyway_log_lines_lost_total ").await
+}
+
+async fn counted(addr: SocketAddr, series: &str) -> u64 {
+    let page = get(addr, "/metrics").await.text();
+    let line = page.lines().find_map(|line| line.strip_prefix(series));
     line.unwrap_or_else(|| panic!("no count in {page}")).parse().unwrap()
 }
 
@@ -67,5 +73,40 @@ async fn a_log_that_nobody_reads_or_that_has_no_room_holds_up_nobody_and_says_wh
         eventually!(lost(admin).await >= least, "{what}: lines to be counted as lost");
         assert_eq!(get(admin, "/livez").await.status(), 200, "{what}");
     }
+    drop(reader);
+}
+
+/// Each makes a line, and all together more than a pipe and the queue before it have room for.
+const NONSENSE: usize = 60_000;
+
+#[tokio::test]
+async fn so_it_is_with_a_worker_s() {
+    let (reader, pipe) = std::io::pipe().unwrap();
+    let (addr, events, replay) = (free_addr(), free_addr(), free_addr());
+    let (events, replay_url) = (format!("tcp://{events}"), format!("tcp://{replay}"));
+    let mut command = Command::new(bin("keyway-worker"));
+    command
+        .args(["--listen", &addr.to_string(), "--kv-events", &events, "--kv-replay", &replay_url])
+        .env("RUST_LOG", "debug")
+        .stdin(Stdio::null())
+        .stderr(OwnedFd::from(pipe));
+    let mut process = Killed(command.spawn().unwrap());
+    eventually!(TcpStream::connect(addr).await.is_ok(), "the worker to listen");
+    // Without the pipe's end in this process nobody could keep it open.
+    drop(command);
+    let mut asker = TcpStream::connect(replay).await.unwrap();
+    asker.write_all(&greeting()).await.unwrap();
+    asker.write_all(&ready(SocketType::Dealer)).await.unwrap();
+    asker.write_all(&message(&["", "not a request"]).repeat(NONSENSE)).await.unwrap();
+    eventually!(
+        counted(addr, "keyway_worker_log_lines_lost_total ").await > 0,
+        "lines to be counted as lost"
+    );
+    let body = serde_json::json!({"prompt": "Hello", "max_tokens": 4}).to_string();
+    assert_eq!(keyway_tests::post(addr, "/v1/completions", body.as_bytes()).await.status(), 200);
+    // Nor does it hold up its end.
+    let pid = process.0.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    eventually!(process.0.try_wait().unwrap().is_some_and(|status| status.success()), "the worker to end");
     drop(reader);
 }

@@ -3,8 +3,11 @@
 
 use std::sync::Arc;
 
+use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
 use prometheus::{Encoder as _, TextEncoder};
+
+use crate::log;
 
 use super::{ExpertMetrics, Metrics, RequestGuard, vllm};
 
@@ -48,7 +51,8 @@ impl MetricsPage {
             let theirs = vllm::families(&own, &engine.model, &engine.rank.unwrap_or(0).to_string());
             own.into_iter().chain(theirs)
         });
-        for mut family in of_engines.chain(of_experts) {
+        let of_log = log::lost().into_iter().flat_map(Collector::collect);
+        for mut family in of_engines.chain(of_experts).chain(of_log) {
             match families.iter_mut().find(|known| known.name() == family.name()) {
                 // The next engine's.
                 Some(known) => known.mut_metric().extend(family.take_metric()),
@@ -90,6 +94,7 @@ mod tests {
             r#"keyway_worker_requests_total{outcome="stop",engine="0"} 0"#,
             r#"vllm:cache_config_info{block_size="16",engine="1",model_name="m",num_gpu_blocks="200"} 1"#,
             "keyway_worker_expert_ranks_up 0",
+            "keyway_worker_log_lines_lost_total 0",
         ] {
             assert!(text.lines().any(|l| l == line), "no {line} in {text}");
         }

@@ -178,8 +178,12 @@ proptest! {
     }
 
     #[test]
-    fn anything_is_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..600), as_messages: bool) {
-        let mut reader = if as_messages { open(&[&bytes]) } else { fed(&[&bytes]) };
+    fn anything_is_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..600), met_as in 0..3) {
+        let mut reader = match met_as {
+            0 => fed(&[&bytes]),
+            1 => open(&[&bytes]),
+            _ => publisher(&[&bytes]),
+        };
         let mut steps = 0;
         while let Ok(Some(_)) = reader.read() {
             steps += 1;

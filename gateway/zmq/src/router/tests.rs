@@ -40,7 +40,9 @@ async fn asker(replies: usize) -> (DuplexStream, JoinHandle<io::Result<()>>, Arc
 }
 
 async fn ended(serving: JoinHandle<io::Result<()>>) -> io::ErrorKind {
-    serving.await.unwrap().unwrap_err().kind()
+    // In paused time it is now, or never.
+    let ended = tokio::time::timeout(1000 * STALL, serving).await.expect("it ends");
+    ended.unwrap().unwrap_err().kind()
 }
 
 #[tokio::test(start_paused = true)]
@@ -56,7 +58,8 @@ async fn who_does_not_take_a_whole_reply_in_time_is_disconnected() {
     assert!(made.load(Relaxed) < 24, "{made:?}");
     // A byte now and then is not.
     let begun = Instant::now();
-    while peer.read_u8().await.is_ok() && !serving.is_finished() {
+    while !serving.is_finished() && begun.elapsed() < 10 * STALL {
+        peer.read_u8().await.unwrap();
         sleep(STALL / 10).await;
     }
     assert!(begun.elapsed() < 3 * STALL);
@@ -66,7 +69,8 @@ async fn who_does_not_take_a_whole_reply_in_time_is_disconnected() {
 #[tokio::test(start_paused = true)]
 async fn who_pings_and_does_not_read_is_disconnected_too() {
     let (mut peer, serving, ..) = asker(0).await;
-    while peer.write_all(b"\x04\x09\x04PING\0\x0aok").await.is_ok() {}
+    let pings = async { while peer.write_all(b"\x04\x09\x04PING\0\x0aok").await.is_ok() {} };
+    tokio::time::timeout(1000 * STALL, pings).await.expect("it is disconnected");
     assert_eq!(ended(serving).await, io::ErrorKind::TimedOut);
 }
 

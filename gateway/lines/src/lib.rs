@@ -1,6 +1,6 @@
 //! Lines for a file that may be slow, full or a pipe that nobody reads: a thread of its own writes them, what
 //! it cannot keep up with is dropped, and what becomes of each is told. Whoever has a line waits for nothing.
-//! [`crate::log`] and [`crate::decision_log`] are such.
+//! The logs of gateway and worker are such.
 
 use std::{
     io::{self, Write},
@@ -75,12 +75,32 @@ impl Lines {
         }
     }
 
+    /// For whoever wants something to write to, as `tracing-subscriber` does.
+    pub fn writer(&self) -> LineWriter {
+        LineWriter(self.clone())
+    }
+
     /// Waits until what was sent has been written, or could not be; for no longer than this. Whether it has.
     pub fn flush(&self, patience: Duration) -> bool {
         let (flush, written) = channel();
         // It says nothing, and is dropped.
         self.queue.send(Waiting::Flush(flush)).is_ok()
             && written.recv_timeout(patience) == Err(std::sync::mpsc::RecvTimeoutError::Disconnected)
+    }
+}
+
+/// Writes to [`Lines`]: what is written at once is a line with its end.
+#[derive(Debug, Clone)]
+pub struct LineWriter(Lines);
+
+impl Write for LineWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.send(line.to_vec());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
