@@ -43,7 +43,9 @@ async fn everyone_hears_what_it_subscribed_to_in_either_version_s_words() {
     assert!(newer.is_heard().await);
     let sent =
         [frames(&["kv@a", "1"]), frames(&["kv@b", "2"]), frames(&["other", "", "3"]), frames(&["kv@a"])];
-    sent.iter().for_each(|frames| publisher.send(frames));
+    for frames in &sent {
+        publisher.send(frames);
+    }
     for (peer, heard) in [(&mut all, &[0, 1, 2, 3][..]), (&mut some, &[0, 3]), (&mut newer, &[0, 1, 3])] {
         for number in heard {
             assert_eq!(peer.message().await, sent[*number]);
@@ -93,10 +95,10 @@ async fn silent_connections_keep_nobody_out() {
     let mut good = subscriber(&publisher, b"").await;
     let mut silent = Vec::new();
     for number in 0..5 * LIMITS.connections {
-        let mut peer = Peer::silent(publisher.local_addr(), SocketType::Sub).await;
+        let peer = Peer::silent(publisher.local_addr(), SocketType::Sub).await;
         if number % 2 == 0 {
             // Some say hello, and then nothing.
-            let _ = peer.try_say(&greeting()).await;
+            let _ = peer.try_say(&greeting());
         }
         silent.push(peer);
     }
@@ -120,14 +122,14 @@ async fn who_never_reads_costs_itself_messages_and_others_nothing() {
     let publisher = publisher().await;
     let mut good = subscriber(&publisher, b"").await;
     let mut lazy = subscriber(&publisher, b"").await;
-    let mut loud = subscriber(&publisher, b"").await;
+    let loud = subscriber(&publisher, b"").await;
     let payload = Bytes::from(vec![7; 1 << 20]);
     for number in 0..100_u64 {
         let message = vec![Bytes::new(), number.to_be_bytes().to_vec().into(), payload.clone()];
         publisher.send(&message);
         assert_eq!(good.message().await, message);
         // Says much, reads nothing.
-        let _ = loud.try_say(&b"\x04\x09\x04PING\0\x0aok".repeat(1000)).await;
+        let _ = loud.try_say(&b"\x04\x09\x04PING\0\x0aok".repeat(1000));
     }
     let mut heard = Vec::new();
     while heard.last() != Some(&99) {

@@ -87,7 +87,7 @@ impl Peer {
 
     /// Says as much of it as there is room for.
     #[allow(dead_code, reason = "one file of tests needs it")]
-    pub(crate) async fn try_say(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+    pub(crate) fn try_say(&self, bytes: &[u8]) -> std::io::Result<usize> {
         self.stream.try_write(bytes)
     }
 

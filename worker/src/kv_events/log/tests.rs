@@ -179,7 +179,9 @@ proptest! {
             log.append(&step(changes));
         }
         let mut replayed = Naive::default();
-        since(&log, 0).into_iter().for_each(|(_, payload)| replayed.apply(decode(&payload)));
+        for (_, payload) in since(&log, 0) {
+            replayed.apply(decode(&payload));
+        }
         prop_assert_eq!(replayed.0.len(), resident.len());
         let mut restored = Naive::default();
         restored.0.insert(EngineHash::Int(99), None); // of an earlier life
