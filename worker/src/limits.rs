@@ -153,7 +153,8 @@ pub(crate) const KV_BYTES_DEFAULT: usize = 256 << 20;
 /// speak, and it does not stop by itself.
 pub(crate) const RANDOM_MAX_NEW_TOKENS: usize = 128;
 
-/// Bytes of the log's lines that wait to be written: some 10,000 lines. What comes on top is dropped, and counted.
+/// Bytes of the log's lines that wait to be written: some 10,000 lines. What comes on top is dropped, and
+/// counted.
 pub(crate) const LOG_QUEUE_BYTES: usize = 4 << 20;
 
 /// How long the end of the process waits for the log's last lines.
@@ -170,16 +171,16 @@ pub(crate) const KV_REPLAY_BYTES_MAX: usize = 64 << 20;
 /// what goes over the same connection.
 pub(crate) const KV_SNAPSHOT_BLOCKS_PER_BATCH: usize = 1024;
 
-/// Subscribers to KV events at once: many times the gateways of a fleet. Each costs some kilobytes, and 64 KiB of payloads
-/// while it is slow.
+/// Subscribers to KV events at once: many times the gateways of a fleet. Each costs some kilobytes, and 64
+/// KiB of payloads while it is slow.
 pub(crate) const KV_SUBSCRIBERS_MAX: usize = 256;
 
-/// A subscriber to KV events that takes nothing for so long, though there is something for it, is disconnected: its machine
-/// is gone, or its process stands still. It sees by the numbers what it missed.
+/// A subscriber to KV events that takes nothing for so long, though there is something for it, is
+/// disconnected: its machine is gone, or its process stands still. It sees by the numbers what it missed.
 pub(crate) const KV_SUBSCRIBER_STALL_MAX: Duration = Duration::from_secs(60);
 
-/// Clients of the KV replay at once: a gateway asks for seconds, after a gap. Each holds one reply, and in a snapshot eight
-/// bytes for each block of the cache.
+/// Clients of the KV replay at once: a gateway asks for seconds, after a gap. Each holds one reply, and in a
+/// snapshot eight bytes for each block of the cache, and what blocks are that leave the cache until its end.
 pub(crate) const KV_ASKERS_MAX: usize = 64;
 
 /// How long one reply on the KV replay socket, of 100 KB or one batch, may take a client that reads slowly.

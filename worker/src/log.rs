@@ -1,5 +1,5 @@
-//! The log of the process `keyway-worker` on stderr, as [`Lines`]: a pipe that nobody reads or a disk that hangs stops no
-//! engine and holds up no request, and lost lines are counted.
+//! The log of the process `keyway-worker` on stderr, as [`Lines`]: a pipe that nobody reads or a disk that
+//! hangs stops no engine and holds up no request, and lost lines are counted.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal as _};
@@ -27,7 +27,8 @@ pub(crate) fn lost() -> Option<&'static IntCounter> {
     LOST.as_ref()
 }
 
-/// Logs from now on, panics too. Once what is returned is dropped, the last lines have been written, if that took no more than a second.
+/// Logs from now on, panics too. Once what is returned is dropped, the last lines have been written, if that
+/// took no more than a second.
 ///
 /// # Errors
 /// Where there is no thread for it.
@@ -61,7 +62,8 @@ pub fn last_words(words: &str) {
     }
 }
 
-/// Logs a panic instead of writing it in place, where a pipe that nobody reads would keep its thread from ending.
+/// Logs a panic instead of writing it in place, where a pipe that nobody reads would keep its thread from
+/// ending.
 fn note(panic: &PanicHookInfo<'_>) {
     let place = panic.location().map(ToString::to_string);
     // What is made up as it panics may hold what clients sent.

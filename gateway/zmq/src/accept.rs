@@ -1,6 +1,7 @@
-//! Who is connected. There are so many places; where all are taken, a newcomer gets that of the oldest peer that has
-//! nothing going on: one that has not finished its handshake, subscribed to nothing or asked nothing. So connections that
-//! say nothing, however many, keep nobody out. Only where all are engaged is a newcomer refused.
+//! Who is connected. There are so many places; where all are taken, a newcomer gets that of the oldest peer
+//! that has nothing going on: one that has not finished its handshake, subscribed to nothing or asked
+//! nothing. So connections that say nothing, however many, keep nobody out. Only where all are engaged is a
+//! newcomer refused.
 
 use std::{
     future::Future,

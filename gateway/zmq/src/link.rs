@@ -43,7 +43,8 @@ impl<R: AsyncRead + Unpin> Inbound<R> {
 
     /// The next thing that has come. May be dropped and asked again: nothing is lost by that.
     pub(crate) async fn next(&mut self) -> io::Result<Incoming> {
-        // One read brings hundreds of small things: whoever sends them without end must let others have their turns.
+        // One read brings hundreds of small things: whoever sends them without end must let others have their
+        // turns.
         consume_budget().await;
         loop {
             if let Some(incoming) = self.reader.read().map_err(io::Error::other)? {

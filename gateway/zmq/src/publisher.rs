@@ -1,5 +1,5 @@
-//! PUB: everyone hears what it subscribed to (ZeroMQ RFC 29). Messages are kept in `ring.rs`, once; who is too slow for
-//! them misses the oldest, and who takes nothing for long is disconnected.
+//! PUB: everyone hears what it subscribed to (ZeroMQ RFC 29). Messages are kept in `ring.rs`, once; who is
+//! too slow for them misses the oldest, and who takes nothing for long is disconnected.
 
 use std::{
     fmt, io,
@@ -70,8 +70,8 @@ impl PubSocket {
         self.shared.send(frames);
     }
 
-    /// Messages that were gone when a slow subscriber came to them, whether it wanted them or not, for each such
-    /// subscriber. It is known of one once that goes on.
+    /// Messages that were gone when a slow subscriber came to them, whether it wanted them or not, for each
+    /// such subscriber. It is known of one once that goes on.
     pub fn missed(&self) -> u64 {
         self.shared.missed.load(Relaxed)
     }

@@ -1,5 +1,5 @@
-//! The messages that were published last, once for all subscribers: each subscriber has a place in them, and what it was
-//! too slow for is gone for it alone. No sockets.
+//! The messages that were published last, once for all subscribers: each subscriber has a place in them, and
+//! what it was too slow for is gone for it alone. No sockets.
 
 use std::collections::VecDeque;
 
@@ -47,7 +47,8 @@ impl Ring {
         self.end
     }
 
-    /// Takes a message; the oldest go for it. The last one is kept, however large: somebody may have time for it.
+    /// Takes a message; the oldest go for it. The last one is kept, however large: somebody may have time for
+    /// it.
     pub(crate) fn push(&mut self, message: Message) {
         self.bytes += message.bytes();
         self.kept.push_back(message);
@@ -57,8 +58,9 @@ impl Ring {
         }
     }
 
-    /// Moves on from the message numbered `next`, and takes of those that are wanted as many as are sent together; how
-    /// many of those passed are gone. Looks at no more than [`LOOK_MAX`]: whoever is not at the end then comes again.
+    /// Moves on from the message numbered `next`, and takes of those that are wanted as many as are sent
+    /// together; how many of those passed are gone. Looks at no more than [`LOOK_MAX`]: whoever is not at the
+    /// end then comes again.
     pub(crate) fn read(&self, next: &mut u64, topics: &Topics, unsent: &mut Unsent) -> u64 {
         let first = self.end - self.kept.len() as u64;
         let gone = first.saturating_sub(*next);

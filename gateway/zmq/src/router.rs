@@ -1,5 +1,5 @@
-//! ROUTER, as far as questions with any number of answers need it (ZeroMQ RFC 28): each asker is answered on its own
-//! connection, one question after the other, and nobody waits for another.
+//! ROUTER, as far as questions with any number of answers need it (ZeroMQ RFC 28): each asker is answered on
+//! its own connection, one question after the other, and nobody waits for another.
 
 use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -16,8 +16,8 @@ use crate::{
     link::{Inbound, Unsent, in_time},
 };
 
-/// The replies to one question, each a message's frames without the asker's identity. Each is asked for once the one
-/// before it was sent, so what is not made yet takes no memory.
+/// The replies to one question, each a message's frames without the asker's identity. Each is asked for once
+/// the one before it was sent, so what is not made yet takes no memory.
 pub type Replies = Box<dyn Iterator<Item = Vec<Bytes>> + Send>;
 
 /// A ROUTER socket. It and its connections close when it is dropped.
@@ -26,8 +26,8 @@ pub struct RouterSocket {
 }
 
 impl RouterSocket {
-    /// Answers those who connect to `listener`: `answer` is given a question's frames as they came, an empty delimiter
-    /// among them. Neither it nor its replies may wait. To be called within a runtime.
+    /// Answers those who connect to `listener`: `answer` is given a question's frames as they came, an empty
+    /// delimiter among them. Neither it nor its replies may wait. To be called within a runtime.
     ///
     /// # Errors
     /// Where the listener has no address.
@@ -64,8 +64,8 @@ impl fmt::Debug for RouterSocket {
     }
 }
 
-/// Serves one asker until it is gone, which it always is with an error. Nothing is read while it is answered, so
-/// questions that come faster than it reads stay with the network.
+/// Serves one asker until it is gone, which it always is with an error. Nothing is read while it is answered,
+/// so questions that come faster than it reads stay with the network.
 async fn serve<S>(
     stream: S,
     answer: &(impl Fn(Frames) -> Replies + Sync),

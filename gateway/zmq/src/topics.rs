@@ -4,8 +4,8 @@ use crate::limits::{SUBSCRIPTIONS_MAX, TOPIC_BYTES_MAX};
 
 /// The topics of one subscriber, and from which published message on it wants each.
 ///
-/// A topic is wanted or not, however often that was said: libzmq says every subscription of its user's, but only the
-/// last cancellation of a topic.
+/// A topic is wanted or not, however often that was said: libzmq says every subscription of its user's, but
+/// only the last cancellation of a topic.
 #[derive(Debug, Default)]
 pub(crate) struct Topics(Vec<(Box<[u8]>, u64)>);
 

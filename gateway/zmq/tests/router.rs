@@ -19,7 +19,8 @@ use self::support::{Peer, frames, listener, no_greetings, outrages};
 
 const LIMITS: RouterLimits = RouterLimits { connections: 8, stall: Duration::from_secs(600) };
 
-/// Asked `much`, it answers a gigabyte; nothing, to `nothing`; what was asked otherwise. How many replies it made.
+/// Asked `much`, it answers a gigabyte; nothing, to `nothing`; what was asked otherwise. How many replies it
+/// made.
 async fn router() -> (RouterSocket, Arc<AtomicUsize>) {
     let made = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&made);

@@ -1,6 +1,6 @@
-//! The ZMQ sockets of one worker's KV events: PUB for the live batches, ROUTER for replay and snapshots, framed as the
-//! engine in question frames them. They close with the worker and open with it. What is in the batches is `events.rs`'s,
-//! what peers may do to the sockets is `keyway-zmq`'s.
+//! The ZMQ sockets of one worker's KV events: PUB for the live batches, ROUTER for replay and snapshots,
+//! framed as the engine in question frames them. They close with the worker and open with it. What is in the
+//! batches is `events.rs`'s, what peers may do to the sockets is `keyway-zmq`'s.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 

@@ -205,8 +205,8 @@ impl Worker {
         (self.setup.metrics == Names::Sglang).then(|| loads::page(&self.lock().engine, prometheus))
     }
 
-    /// The batches of KV events that are there by now, from number `start` on. What is no longer kept when its turn comes
-    /// is left out.
+    /// The batches of KV events that are there by now, from number `start` on. What is no longer kept when
+    /// its turn comes is left out.
     pub(super) fn batches_since(self: &Arc<Self>, start: u64) -> impl Iterator<Item = Numbered> + use<> {
         let worker = Arc::clone(self);
         let end = worker.lock().desk.events.as_ref().map_or(0, EventLog::next);

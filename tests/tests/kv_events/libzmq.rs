@@ -1,5 +1,5 @@
-//! The sockets that KV events are published with, as libzmq meets them: other kinds of peers, names, heartbeats,
-//! subscriptions that come and go.
+//! The sockets that KV events are published with, as libzmq meets them: other kinds of peers, names,
+//! heartbeats, subscriptions that come and go.
 
 use std::time::Duration;
 

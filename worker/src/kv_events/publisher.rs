@@ -1,8 +1,9 @@
-//! The sockets of KV events: a PUB for live batches, a ROUTER for replays and snapshots. What peers may do to them is
-//! `keyway-zmq`'s, frames are `keyway-wire`'s, contents `log.rs`'s.
+//! The sockets of KV events: a PUB for live batches, a ROUTER for replays and snapshots. What peers may do to
+//! them is `keyway-zmq`'s, frames are `keyway-wire`'s, contents `log.rs`'s.
 //!
-//! Nobody is waited for: a slow subscriber misses batches, and each client of the replay is answered by itself. Payloads are
-//! shared with the log, not copied; what subscribers may miss by is what the log keeps, so it takes no memory of its own.
+//! Nobody is waited for: a slow subscriber misses batches, and each client of the replay is answered by
+//! itself. Payloads are shared with the log, not copied; what subscribers may miss by is what the log keeps,
+//! so it takes no memory of its own.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -110,8 +111,8 @@ fn answer(request: &[Bytes], log: &Arc<Mutex<Log>>, topic: &Bytes, metrics: &Met
     }
 }
 
-/// The batches from one number on that were there at some moment. What the log drops while they are taken is left out, which
-/// the numbers show.
+/// The batches from one number on that were there at some moment. What the log drops while they are taken is
+/// left out, which the numbers show.
 struct Replay {
     log: Arc<Mutex<Log>>,
     next: u64,

@@ -116,8 +116,8 @@ impl Peer {
         }
     }
 
-    /// Whether all that was said has been heard: what is said in order is read in order. For a peer that nothing is
-    /// on its way to; false where it was disconnected.
+    /// Whether all that was said has been heard: what is said in order is read in order. For a peer that
+    /// nothing is on its way to; false where it was disconnected.
     pub(crate) async fn is_heard(&mut self) -> bool {
         let mut pong = [0; 9];
         self.stream.write_all(b"\x04\x09\x04PING\0\x0aok").await.is_ok()
