@@ -67,6 +67,19 @@ impl Admission {
     }
 }
 
+/// Whose a request is, and what they may have of what is shared: its tenant's, who may come by the same proxy as others, or where
+/// tenants are not known its address's; and its connection's.
+pub(crate) fn parties<'a>(
+    client: &'a Client,
+    visit: Option<&'a Visit>,
+) -> [(&'a Party, &'static str, usize); 2] {
+    let whose = match visit {
+        Some(visit) => (visit.tenant().party(), "tenant", SHARE),
+        None => (client.address(), "address", SHARE),
+    };
+    [whose, (client.connection(), "connection", SHARE_OF_CONNECTION)]
+}
+
 /// One request's place; given back on drop.
 #[derive(Debug)]
 pub struct Permit {
@@ -79,14 +92,8 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// Whose place it is, and what they may have: the connection's; and its tenant's, who may come by the same proxy as others, or
-    /// where tenants are not known its address's.
     fn parties(&self) -> [(&Party, &'static str, usize); 2] {
-        let whose = match &self.visit {
-            Some(visit) => (visit.tenant().party(), "tenant", SHARE),
-            None => (self.client.address(), "address", SHARE),
-        };
-        [whose, (self.client.connection(), "connection", SHARE_OF_CONNECTION)]
+        parties(&self.client, self.visit.as_deref())
     }
 
     fn take_of_each(&mut self, free: usize) -> Result<(), Error> {

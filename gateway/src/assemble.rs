@@ -10,6 +10,7 @@ use tokio::task::JoinHandle;
 use crate::{
     admission::Admission,
     autoscale::Autoscale,
+    body_memory::BodyMemory,
     clock::Clock,
     config::{Config, ConfigError},
     decision_log::DecisionLog,
@@ -74,10 +75,16 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
     let mut background = vec![tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router)))];
 
     let admission = Admission::new(config.max_in_flight, metrics.arriving.clone(), metrics.in_flight.clone());
+    let body_memory = BodyMemory::new(config.max_body_memory_bytes, metrics.body_memory.clone());
     let intake = Intake::new(config.max_connections, config.timeouts.header_read, config.drain_timeout);
     let (tls, tenants) = doors(config, clock, &metrics, &mut background).map_err(io::Error::other)?;
     let live = Live::new(Serving {
-        dispatch: Arc::new(dispatch(config, &admission, (&router, &scale, &upstream), keyer)?),
+        dispatch: Arc::new(dispatch(
+            config,
+            (&admission, &body_memory),
+            (&router, &scale, &upstream),
+            keyer,
+        )?),
         tenants,
         admin_token: config.admin_token.clone(),
         cors: config.cors.clone().map(Arc::new),
@@ -86,14 +93,26 @@ pub fn assemble(config: &Config) -> io::Result<Assembly> {
     background.push(tokio::spawn(tenants::follow(live.clone())));
     let peers = Arc::new(Peers::new(&router, &upstream, &live));
     peers.follow(config.peers.as_ref());
-    let parts =
-        Parts { live, members, router, upstream, admission, intake, tls, metrics, clock, peers, discovery };
+    let parts = Parts {
+        live,
+        members,
+        router,
+        upstream,
+        admission,
+        body_memory,
+        intake,
+        tls,
+        metrics,
+        clock,
+        peers,
+        discovery,
+    };
     Ok(Assembly { parts, scale, memory, background, traces })
 }
 
 fn dispatch(
     config: &Config,
-    admission: &Admission,
+    (admission, body_memory): (&Admission, &BodyMemory),
     (router, scale, upstream): (&Arc<Router>, &Arc<Autoscale>, &Upstream),
     keyer: KeyerConfig,
 ) -> io::Result<Dispatch> {
@@ -105,6 +124,7 @@ fn dispatch(
     let poisons = Arc::new(Poisons::new(keyer.key));
     Ok(Dispatch {
         admission: admission.clone(),
+        body_memory: body_memory.clone(),
         resumer: resumer(config, router, upstream, (&retry_budget, &own_faults, &poisons)),
         router: Arc::clone(router),
         scale: Arc::clone(scale),

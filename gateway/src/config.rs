@@ -94,6 +94,8 @@ pub struct Config {
     pub max_body_bytes: usize,
     /// Largest event of a stream.
     pub max_event_bytes: usize,
+    /// Bytes of request bodies at once.
+    pub max_body_memory_bytes: usize,
     /// Requests in flight at once.
     pub max_in_flight: usize,
     /// Client connections at once.
@@ -180,6 +182,7 @@ impl TryFrom<File> for Config {
             decision_log: file.routing.decision_log.map(|path| (path, share)),
             max_body_bytes: limits.max_body_bytes.unwrap_or(limits::MAX_BODY_BYTES),
             max_event_bytes: limits.max_event_bytes.unwrap_or(limits::MAX_EVENT_BYTES),
+            max_body_memory_bytes: limits.max_body_memory_bytes.unwrap_or(limits::MAX_BODY_MEMORY_BYTES),
             max_in_flight: limits.max_in_flight.unwrap_or(limits::MAX_IN_FLIGHT),
             max_connections: limits.max_connections.unwrap_or(limits::MAX_CONNECTIONS),
             max_cores: limits.max_cores.unwrap_or(usize::MAX),
@@ -208,6 +211,7 @@ impl Config {
         let limits = [
             ("max_body_bytes", self.max_body_bytes),
             ("max_event_bytes", self.max_event_bytes),
+            ("max_body_memory_bytes", self.max_body_memory_bytes),
             ("max_in_flight", self.max_in_flight),
             ("max_connections", self.max_connections),
             ("max_cores", self.max_cores),

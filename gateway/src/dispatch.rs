@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Method, request::Parts};
+use http::{HeaderMap, HeaderValue, Method, header, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use keyway_core::{RetryBudget, index::WorkerId, pick::Pick};
@@ -24,7 +24,8 @@ use crate::{
     asked::Asked,
     attempts::Attempts,
     autoscale::Autoscale,
-    body::{Request, Response},
+    body::{BoxError, Request, Response},
+    body_memory::{BodyMemory, Room},
     client::Client,
     clock::Instant,
     config::Timeouts,
@@ -35,6 +36,7 @@ use crate::{
     headers::{MATCHED_TOKENS, REASON, WORKER},
     ignored::Ignored,
     impatient::{Impatient, Pace, TooSlow},
+    limits::{BODY_FREE_BYTES, READING_INLINE_BYTES},
     metrics::Metrics,
     own_fault::ClientFaults,
     party::Stage,
@@ -44,7 +46,7 @@ use crate::{
     request::{self, KeyerConfig, RequestInfo},
     resume::Resumer,
     routing::Router,
-    session, silence, stored_state, tenants,
+    session, silence, stored_state, tenants, threads,
     token_keyer::{TokenKeyer, TokenPrompt},
     upstream::Upstream,
     whom,
@@ -56,6 +58,8 @@ use crate::{
 pub struct Dispatch {
     /// How many requests there may be.
     pub admission: Admission,
+    /// How much of their bodies is held.
+    pub body_memory: BodyMemory,
     /// Chooses workers.
     pub router: Arc<Router>,
     /// Follows what requests ask of the fleet, and lets them wait for a first worker.
@@ -116,21 +120,23 @@ impl Dispatch {
 
     /// All that routing knows of a request to `path`, which is this much `work`.
     pub async fn read(&self, work: Work, path: &str, headers: &HeaderMap, body: &Bytes) -> RequestInfo {
-        let mut info = self.read_text(work, path, headers, (Form::of(content::kind(headers), body), body));
+        let form = Form::of(content::kind(headers), body);
+        let mut info = self.read_text(work, path, headers, (form, body)).await;
         info.tokens = self.tokens(path, &info, body).await;
         info
     }
 
     /// [`Dispatch::read`], but for the prompt's tokens.
-    fn read_text(
+    async fn read_text(
         &self,
         work: Work,
         path: &str,
         headers: &HeaderMap,
-        (form, body): (Option<Form>, &[u8]),
+        (form, body): (Option<Form>, &Bytes),
     ) -> RequestInfo {
         let mut info = match form {
             Some(form) => request::read_form(form, self.keyer),
+            None if body.len() > READING_INLINE_BYTES => self.read_elsewhere(body).await,
             None => request::read_without(body, self.keyer, &self.ignored),
         };
         // Where it names none, there is no need to look for one.
@@ -142,6 +148,18 @@ impl Dispatch {
             info.session = session::of(headers, &info, self.keyer.key);
         }
         info
+    }
+
+    /// Reads a large body where others do not wait for it.
+    async fn read_elsewhere(&self, body: &Bytes) -> RequestInfo {
+        let (text, keyer, ignored) = (body.clone(), self.keyer, Arc::clone(&self.ignored));
+        let reading = threads::large_bodies()
+            .and_then(|threads| threads.run(move || Some(request::read_without(&text, keyer, &ignored))));
+        match reading {
+            // Of what panicked there nothing is known.
+            Some(reading) => reading.await.unwrap_or_else(|_| request::read(b"", keyer)),
+            None => request::read_without(body, self.keyer, &self.ignored),
+        }
     }
 
     /// The prompt's tokens, where the model's tokenizer is known.
@@ -170,18 +188,31 @@ impl Dispatch {
     ) -> Result<Response, Error> {
         let visit = record.visit();
         let admit = |stage| self.admission.admit(stage, client, visit.clone());
-        let (parts, body) = request.into_parts();
-        let body = self.read_body(body, || admit(Stage::Arriving)).await?;
+        let room = || self.body_memory.room(client, visit.clone());
+        let (mut parts, body) = request.into_parts();
+        let body = self.read_body(body, room(), || admit(Stage::Arriving)).await?;
         let permit = admit(Stage::Serving)?;
-        let response = self.serve(parts, body, record).await?;
+        // The server's own marks would outlive their use.
+        parts.extensions.clear();
+        let is_coded = parts.headers.contains_key(header::CONTENT_ENCODING);
+        let mut content = Content::of(&mut parts.headers, body, self.max_body_bytes).await?;
+        if (is_coded || content.came.is_some()) && content.text.len() > BODY_FREE_BYTES {
+            // What came out of it is held too.
+            let mut room = room();
+            room.hold(content.text.len())?;
+            content.text = room.tied_to(content.text);
+        }
+        let response = self.serve(parts, content, record).await?;
         Ok(response.map(|body| body.with_permit(permit)))
     }
 
-    async fn serve(&self, mut parts: Parts, body: Bytes, record: &Arc<Record>) -> Result<Response, Error> {
-        // The server's own marks would outlive their use.
-        parts.extensions.clear();
+    async fn serve(
+        &self,
+        mut parts: Parts,
+        mut content: Content,
+        record: &Arc<Record>,
+    ) -> Result<Response, Error> {
         let work = Work::of(&parts.method, &whom::as_engines_read(parts.uri.path()));
-        let mut content = Content::of(&mut parts.headers, body, self.max_body_bytes).await?;
         if let Some(salt) = record.visit().as_ref().and_then(|visit| visit.salt())
             && work.fills_cache()
         {
@@ -190,9 +221,9 @@ impl Dispatch {
         }
         let reading = Instant::now();
         let (path, headers) = (parts.uri.path(), &parts.headers);
-        let mut info = self.read_text(work, path, headers, (content.form.take(), &content.text));
+        let mut info = self.read_text(work, path, headers, (content.form.take(), &content.text)).await;
         if info.unread.is_some() && content.mend(self.max_body_bytes)? {
-            info = self.read_text(work, path, headers, (None, &content.text));
+            info = self.read_text(work, path, headers, (None, &content.text)).await;
         }
         info.tokens = self.tokens(parts.uri.path(), &info, &content.text).await;
         info.model = info.model.or_else(|| whom::model_in_target(self.router.fleet(), &parts));
@@ -261,6 +292,7 @@ impl Dispatch {
     async fn read_body(
         &self,
         body: hyper::body::Incoming,
+        room: Room,
         arrives: impl FnOnce() -> Result<Permit, Error>,
     ) -> Result<Bytes, Error> {
         let too_large = Error::BodyTooLarge { limit_bytes: self.max_body_bytes };
@@ -270,7 +302,7 @@ impl Dispatch {
         }
         let pace = Pace { idle: self.timeouts.body_idle, whole: self.timeouts.body };
         let body = Limited::new(Impatient::new(body, pace), self.max_body_bytes);
-        let mut whole = pin!(whole(body));
+        let mut whole = pin!(whole(body, room));
         let whole = match poll_fn(|cx| Poll::Ready(whole.as_mut().poll(cx))).await {
             Poll::Ready(whole) => whole,
             Poll::Pending => {
@@ -278,10 +310,11 @@ impl Dispatch {
                 whole.await
             }
         };
-        whole.map_err(|error| match error.downcast_ref::<TooSlow>() {
-            Some(why) => Error::BodyTooSlow(*why),
-            None if error.is::<LengthLimitError>() => too_large,
-            None => Error::BodyUnreadable(error.to_string()),
+        whole.map_err(|error| match (error.downcast_ref::<TooSlow>(), error.downcast_ref::<Error>()) {
+            (Some(why), _) => Error::BodyTooSlow(*why),
+            (_, Some(refused)) => refused.clone(),
+            _ if error.is::<LengthLimitError>() => too_large,
+            _ => Error::BodyUnreadable(error.to_string()),
         })
     }
 
@@ -312,16 +345,18 @@ impl Dispatch {
 /// Room that is made at first for what a client says is to come of its body.
 const BODY_ROOM_BYTES: u64 = 1 << 20;
 
-/// All of a body: as it came, if it came at once; else joined as it comes, so that it is never held twice.
-async fn whole<B>(mut body: B) -> Result<Bytes, B::Error>
+/// All of a body, in the room that it may have: as it came, if it came at once; else joined as it comes, so that it is never held
+/// twice.
+async fn whole<B>(mut body: B, mut room: Room) -> Result<Bytes, BoxError>
 where
-    B: Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
 {
     let mut first = Bytes::new();
     let mut joined = BytesMut::new();
-    while let Some(frame) = body.frame().await.transpose()? {
+    while let Some(frame) = body.frame().await.transpose().map_err(Into::into)? {
         // Trailers are nobody's.
         let Ok(piece) = frame.into_data() else { continue };
+        room.hold(first.len() + joined.len() + piece.len())?;
         if first.is_empty() && joined.is_empty() {
             first = piece;
             if body.is_end_stream() {
@@ -338,7 +373,7 @@ where
         }
         joined.extend_from_slice(&piece);
     }
-    Ok(if joined.is_empty() { first } else { joined.freeze() })
+    Ok(room.tied_to(if joined.is_empty() { first } else { joined.freeze() }))
 }
 
 /// Does `meanwhile` when `work` has got as far as it gets at once.
@@ -398,11 +433,16 @@ mod tests {
                 .collect();
             StreamBody::new(futures_util::stream::iter(frames))
         };
+        let memory = BodyMemory::new(1 << 20, prometheus::IntGauge::new("g", "g").unwrap());
+        let room = || memory.room(&Client::of_a_test(), None);
         for all in [&[][..], &[""], &["a"], &["", "a"], &["a", "", "bc", "d"], &["", "", "abc"]] {
-            assert_eq!(whole(pieces(all)).await.unwrap(), all.concat());
+            assert_eq!(whole(pieces(all), room()).await.unwrap(), all.concat());
         }
         let one = Bytes::from_static(b"whole");
-        assert_eq!(whole(Full::new(one.clone())).await.unwrap().as_ptr(), one.as_ptr());
+        assert_eq!(whole(Full::new(one.clone()), room()).await.unwrap().as_ptr(), one.as_ptr());
+        let large = "x".repeat(2 << 20).leak();
+        let refused = whole(pieces(&["x", large]), room()).await.unwrap_err();
+        assert_eq!(refused.downcast_ref(), Some(&Error::BodyMemory { of: None }));
     }
 
     #[test]

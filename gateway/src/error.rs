@@ -104,6 +104,15 @@ pub enum Error {
         /// Requests that it has.
         has: usize,
     },
+    /// As many bytes of request bodies are held as may be, or as one party may have of them.
+    #[error(
+        "{} as many bytes of request bodies as it may (limits.max_body_memory_bytes); try again soon",
+        of.map_or_else(|| "the gateway holds".to_owned(), |of| format!("your {of} has here"))
+    )]
+    BodyMemory {
+        /// Whose share it is, if the gateway has more.
+        of: Option<&'static str>,
+    },
     /// The request would have to wait for too long.
     #[error("there is more to do than the workers can; try again in {} s", retry_after.as_secs_f64().ceil())]
     TooBusy {
@@ -227,7 +236,10 @@ impl Error {
             Self::StateAway => row(StatusCode::SERVICE_UNAVAILABLE, server, "state_not_ready", None, SOON),
             Self::StateGone => row(StatusCode::NOT_FOUND, invalid, "state_gone", None, None),
             Self::Overloaded { .. } => row(StatusCode::SERVICE_UNAVAILABLE, server, "overloaded", None, SOON),
-            Self::ShareTaken { .. } => {
+            Self::BodyMemory { of: None } => {
+                row(StatusCode::SERVICE_UNAVAILABLE, server, "overloaded", None, SOON)
+            }
+            Self::ShareTaken { .. } | Self::BodyMemory { .. } => {
                 row(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "share_taken", None, SOON)
             }
             Self::TooBusy { retry_after } | Self::BreaksWorkers { retry_after } => {

@@ -21,6 +21,7 @@ pub mod assemble;
 pub mod attempts;
 pub mod autoscale;
 pub mod body;
+pub mod body_memory;
 pub mod client;
 pub mod clock;
 pub mod config;

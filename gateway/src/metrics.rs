@@ -58,6 +58,8 @@ pub struct Metrics {
     pub in_flight: IntGauge,
     /// `keyway_arriving`: requests whose bodies are on their way, which are not in flight yet.
     pub arriving: IntGauge,
+    /// `keyway_body_memory_bytes`: of request bodies.
+    pub body_memory: IntGauge,
     /// `keyway_waiting_prefill_tokens{worker}`: an in-flight gauge, 0 when nothing is in flight.
     pub waiting_prefill_tokens: IntGaugeVec,
     /// `keyway_connections`: open client connections.
@@ -192,6 +194,10 @@ impl Metrics {
                 "Requests that have come whole and whose answers have not ended.",
             )?,
             arriving: d.gauge("keyway_arriving", "Requests whose bodies are on their way.")?,
+            body_memory: d.gauge(
+                "keyway_body_memory_bytes",
+                "Bytes of request bodies that are held; bodies of up to 32 KiB are not counted.",
+            )?,
             waiting_prefill_tokens: d.gauges(
                 "keyway_waiting_prefill_tokens",
                 "Estimated uncached prompt tokens sent to a worker whose first token is still awaited.",

@@ -22,12 +22,16 @@ pub enum Stage {
 
 /// One of them.
 #[derive(Debug, Default)]
-pub struct Party([AtomicUsize; 2]);
+pub struct Party {
+    places: [AtomicUsize; 2],
+    /// Of request bodies.
+    bytes: AtomicUsize,
+}
 
 impl Party {
     /// Takes a place, of which so many are free. `false`, and nothing taken, if it has so many for each of them.
     pub fn take(&self, stage: Stage, free: usize, share: usize) -> bool {
-        let had = self.0[stage as usize].fetch_add(1, Relaxed);
+        let had = self.places[stage as usize].fetch_add(1, Relaxed);
         let may = had < free.saturating_mul(share);
         if !may {
             self.give(stage);
@@ -37,12 +41,27 @@ impl Party {
 
     /// Gives a place back; how many are left to it.
     pub fn give(&self, stage: Stage) -> usize {
-        self.0[stage as usize].fetch_sub(1, Relaxed) - 1
+        self.places[stage as usize].fetch_sub(1, Relaxed) - 1
+    }
+
+    /// Bytes of request bodies that are held for it.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Relaxed)
+    }
+
+    /// So many more are.
+    pub fn hold(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// So many are no more.
+    pub fn let_go(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Relaxed);
     }
 
     /// Places that it has.
     pub fn has(&self, stage: Stage) -> usize {
-        self.0[stage as usize].load(Relaxed)
+        self.places[stage as usize].load(Relaxed)
     }
 }
 

@@ -12,6 +12,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 pub use self::changes::Changes;
 use crate::{
     admission::Admission,
+    body_memory::BodyMemory,
     clock::Clock,
     config::{Config, ConfigError, DiscoveryConfig, WorkerConfig},
     discovery,
@@ -43,6 +44,8 @@ pub struct Parts {
     pub upstream: Upstream,
     /// Requests in flight.
     pub admission: Admission,
+    /// How many bytes of their bodies.
+    pub body_memory: BodyMemory,
     /// Connections.
     pub intake: Arc<Intake>,
     /// The listener's certificates.
@@ -194,6 +197,7 @@ impl Reloader {
             tls.change(prepared);
         }
         parts.admission.set_limit(config.max_in_flight);
+        parts.body_memory.set_limit(config.max_body_memory_bytes);
         parts.intake.set(config.max_connections, config.timeouts.header_read, config.drain_timeout);
         parts.upstream.set_connect_timeout(config.timeouts.connect);
         parts.router.set_rules(config.policy, config.room);

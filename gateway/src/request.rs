@@ -18,6 +18,7 @@ use crate::{
     content::{Form, Unread},
     ignored::Ignored,
     json::{Outline, Value},
+    limits::MAX_MODEL_BYTES,
     session::Session,
     stored_state::{Named, Reference},
     token_keyer::TokenPrompt,
@@ -105,7 +106,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     walk(&fields, ignored, &mut keying);
     let model = fields.model.and_then(Value::text_or_marks).map(Cow::into_owned);
     // Engines take an empty name for none.
-    let model = model.filter(|model| !model.is_empty());
+    let model = model.filter(|model| !model.is_empty()).map(shortened);
     let stream = fields.stream.is_some_and(|value| value.raw() == "true");
     let stream_options = fields.stream_options;
     let Keying { keyer, talk, .. } = keying;
@@ -132,8 +133,19 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
 
 /// What is known of a form: no prompt's prefix.
 pub fn read_form(form: Form, config: KeyerConfig) -> RequestInfo {
-    let model = form.model.filter(|model| !model.is_empty());
+    let model = form.model.filter(|model| !model.is_empty()).map(shortened);
     RequestInfo { model, unread: None, stream: form.stream, ..read(b"", config) }
+}
+
+/// A model's name, or the beginning of what is none.
+fn shortened(mut model: String) -> String {
+    if model.len() > MAX_MODEL_BYTES {
+        let end = (0..=MAX_MODEL_BYTES).rev().find(|end| model.is_char_boundary(*end));
+        model.truncate(end.unwrap_or_default());
+        model.push('…');
+        model.shrink_to_fit();
+    }
+    model
 }
 
 /// Where a body says its `stream_options`.
@@ -322,12 +334,12 @@ fn walk_value(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>, place: 
 /// Messages field by field; anything that is not a list of objects (the `input` of `/v1/responses` or
 /// `/v1/embeddings` may be text) as one value.
 fn walk_messages(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>) {
-    let messages =
-        value.items().and_then(|items| items.map(|item| item.ok()?.fields()).collect::<Option<Vec<_>>>());
-    let Some(messages) = messages else {
+    // Gone through twice rather than kept: a message takes more memory than its text may.
+    let messages = || value.items().into_iter().flatten().map(|item| item.ok()?.fields());
+    if value.items().is_none() || messages().any(|message| message.is_none()) {
         return walk_value(sink, ignored, value, Place::Prompt, tag::PROMPT);
-    };
-    for (index, message) in messages.into_iter().enumerate() {
+    }
+    for (index, message) in messages().flatten().enumerate() {
         sink.message();
         for (name, value) in message.map_while(Result::ok) {
             let place = Place::Message { index, field: &name };

@@ -7,12 +7,14 @@ use std::{
     collections::VecDeque,
     io, iter,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, LazyLock},
     thread,
 };
 
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
+
+use crate::limits::LARGE_BODY_THREADS;
 
 /// How much nicer these threads are than the one that starts them: in Linux a tenth of its share of a core
 /// that both want.
@@ -40,6 +42,14 @@ struct State {
     /// Jobs that wait or have a slice done.
     jobs: usize,
     closed: bool,
+}
+
+/// Those where large bodies are decoded and read. Few, and always the same: glibc's allocator keeps what each has had for itself.
+/// `None` where they cannot be started.
+pub(crate) fn large_bodies() -> Option<&'static Threads> {
+    static LARGE: LazyLock<io::Result<Threads>> =
+        LazyLock::new(|| Threads::start("bodies", LARGE_BODY_THREADS, usize::MAX));
+    LARGE.as_ref().ok()
 }
 
 impl Threads {

@@ -145,6 +145,8 @@ pub struct LimitsFile {
     pub max_body_bytes: Option<usize>,
     /// Largest event of a stream: so much of one is held at most until it is whole.
     pub max_event_bytes: Option<usize>,
+    /// Bytes of request bodies at once, those of answers under way included; what each has below 32 KiB is not counted.
+    pub max_body_memory_bytes: Option<usize>,
     /// Requests in flight at once.
     pub max_in_flight: Option<usize>,
     /// Client connections at once.

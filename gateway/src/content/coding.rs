@@ -2,10 +2,7 @@
 //! zstd, which Codex sends. What comes out is bounded, in all and by what went in, and much of it is not computed on the
 //! cores that serve clients.
 
-use std::{
-    io::{self, Read},
-    sync::LazyLock,
-};
+use std::io::{self, Read};
 
 use bytes::Bytes;
 use flate2::{Decompress, FlushDecompress, Status, read::MultiGzDecoder};
@@ -15,16 +12,10 @@ use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
 use crate::{
     error::Error,
     limits::{
-        DECODING_INLINE_BYTES, DECODING_RATIO_FREE_BYTES, DECODING_RATIO_MAX, DECODING_THREADS, MAX_CODINGS,
-        ZSTD_WINDOW_BYTES,
+        DECODING_INLINE_BYTES, DECODING_RATIO_FREE_BYTES, DECODING_RATIO_MAX, MAX_CODINGS, ZSTD_WINDOW_BYTES,
     },
-    threads::Threads,
+    threads::large_bodies,
 };
-
-/// Where large bodies are decoded. On few threads, and always the same: glibc's allocator keeps what each has
-/// had for itself.
-static LARGE: LazyLock<io::Result<Threads>> =
-    LazyLock::new(|| Threads::start("decode", DECODING_THREADS, usize::MAX));
 
 /// Room that is made for what is to come out, and then again.
 const STEP_BYTES: usize = 32 << 10;
@@ -96,7 +87,7 @@ pub async fn decoded(body: Bytes, codings: &[Coding], limit_bytes: usize) -> Res
     let result = match result {
         // Much comes out.
         Err(Fault::TooLarge) => {
-            let threads = LARGE.as_ref().map_err(|_| Error::Internal)?;
+            let threads = large_bodies().ok_or(Error::Internal)?;
             let work = threads.run(move || Some(undo_all(&body, &codings, limit_bytes)));
             // There is a place for each.
             let Some(work) = work else { return Ok(None) };

@@ -5,6 +5,21 @@ use std::time::Duration;
 /// Largest request body. An agent turn is 0.2–2 MB of JSON; a 1M-token prompt about 8 MB; images come as base64.
 pub const MAX_BODY_BYTES: usize = 64 << 20;
 
+/// Bytes of request bodies at once, those of answers under way included: a thousand long conversations.
+pub const MAX_BODY_MEMORY_BYTES: usize = 1 << 30;
+
+/// Of each body, what is not counted among these: most bodies are smaller, and their number is bounded.
+pub const BODY_FREE_BYTES: usize = 32 << 10;
+
+/// Bytes by which a body's room grows.
+pub const BODY_STEP_BYTES: usize = 256 << 10;
+
+/// Largest body that is read where its client is served, some tenths of a millisecond of it; others go to threads of their own.
+pub const READING_INLINE_BYTES: usize = 128 << 10;
+
+/// Longest name of a model that is kept: of a longer one its beginning, which no worker serves.
+pub const MAX_MODEL_BYTES: usize = 512;
+
 /// Codings of one request's body, one in the other: more than one is a proxy's doing, more than two nobody's.
 pub const MAX_CODINGS: usize = 2;
 
@@ -19,8 +34,8 @@ pub const DECODING_RATIO_FREE_BYTES: usize = 4 << 20;
 /// tenth, tables of zeros to a hundredth; deflate could make a thousand.
 pub const DECODING_RATIO_MAX: usize = 40;
 
-/// Large bodies that are decoded at once, each on a thread of its own and for at most 64 MiB; others wait.
-pub const DECODING_THREADS: usize = 2;
+/// Large bodies that are decoded or read at once, each on a thread of its own and for at most 64 MiB; others wait.
+pub const LARGE_BODY_THREADS: usize = 2;
 
 /// What a zstd frame may ask to be kept of its past: what the standard has every receiver take (RFC 9659).
 pub const ZSTD_WINDOW_BYTES: u64 = 8 << 20;

@@ -45,6 +45,7 @@ impl Changes {
             "routing.ignore": ignored,
             "limits.max_body_bytes": max_body_bytes,
             "limits.max_event_bytes": max_event_bytes,
+            "limits.max_body_memory_bytes": max_body_memory_bytes,
             "limits.max_in_flight": max_in_flight,
             "limits.max_connections": max_connections,
             "limits.drain_seconds": drain_timeout,

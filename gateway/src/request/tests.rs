@@ -53,6 +53,13 @@ fn a_tenant_s_salt_separates_its_prompts() {
 }
 
 #[test]
+fn a_name_that_no_model_has_is_shortened() {
+    let model = |name: &str| info(&format!(r#"{{"model":"{name}"}}"#)).model.unwrap();
+    assert_eq!(model(&"m".repeat(512)), "m".repeat(512));
+    assert_eq!(model(&"é".repeat(300_000)), format!("{}…", "é".repeat(256)));
+}
+
+#[test]
 fn the_last_of_a_repeated_key_counts() {
     assert_eq!(info(r#"{"model":"a","model":"b"}"#).model.as_deref(), Some("b"));
 }

@@ -179,6 +179,7 @@ mod tests {
         clients.make_room();
         assert_eq!(leave(&places), [false, false, true, false], "it has not gone yet");
         drop(places.remove(2));
+        clock::sleep(Duration::from_secs(1)).await;
         let _ninth = clients.place(ip(9), 4).unwrap();
         clock::sleep(Duration::from_secs(1)).await;
         (0..3).for_each(|_| clients.make_room());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use keyway_tests::h2_client::H2Client;
 use keyway_tests::openai::{CHAT, chat, chat_stream};
-use keyway_tests::{Client, FakeWorker, Gateway, Protocol, eventually, post};
+use keyway_tests::{Client, FakeWorker, Gateway, Protocol, Resources, eventually, post};
 use tokio::task::JoinSet;
 
 /// Places of the gateway here.
@@ -15,8 +15,12 @@ const PLACES: usize = 90;
 
 async fn with_limits(limits: &str) -> (Gateway, FakeWorker) {
     let worker = FakeWorker::start().await;
-    let toml =
-        format!("worker = [\"http://{}\"]\n[limits]\nmax_in_flight = {PLACES}\n{limits}\n", worker.addr());
+    // An index that is not written in large pages meanwhile.
+    let routing = "[routing]\nindex_bytes = 1048576";
+    let toml = format!(
+        "worker = [\"http://{}\"]\n{routing}\n[limits]\nmax_in_flight = {PLACES}\n{limits}\n",
+        worker.addr()
+    );
     let gateway = Gateway::builder().config(&toml).start().await;
     gateway.wait_ready(1).await;
     (gateway, worker)
@@ -173,4 +177,56 @@ async fn where_there_is_no_place_who_has_been_idle_for_longest_goes() {
     assert_eq!(last.response().await.status(), 200);
     call.done().await;
     gateway.idle().await;
+}
+
+/// Bytes of request bodies that the gateway may hold here.
+const BODY_MEMORY: usize = 16 << 20;
+
+async fn body_memory(gateway: &Gateway) -> usize {
+    gateway.metrics().await.sum("keyway_body_memory_bytes", &[]) as usize
+}
+
+#[tokio::test]
+async fn large_bodies_take_no_more_memory_than_they_may() {
+    let (gateway, worker) =
+        with_limits(&format!("max_body_memory_bytes = {BODY_MEMORY}\nbody_idle_ms = 3000")).await;
+    honest(&gateway).await;
+    Resources::forget_peak(&gateway.process);
+    let before = Resources::of(&gateway.process);
+    // Each all but its last bytes, which never come.
+    let mut clients = Vec::new();
+    let part = vec![b' '; 2 << 20];
+    let mut refused = 0;
+    for _ in 0..30 {
+        let mut client = Client::connect(gateway.addr).await;
+        let head = format!("POST {CHAT} HTTP/1.1\r\nhost: k\r\ncontent-length: {}\r\n\r\n", part.len() + 1);
+        client.send(head.as_bytes()).await;
+        refused += usize::from(!client.try_send(&part).await);
+        clients.push(client);
+        assert!(body_memory(&gateway).await <= BODY_MEMORY);
+        honest(&gateway).await;
+    }
+    // Of another address there is room for a body that comes whole.
+    let mut honest = Client::connect_from([127, 0, 0, 2].into(), gateway.addr).await;
+    honest.post(CHAT, &chat(&"large ".repeat(100_000))).await;
+    assert_eq!(honest.response().await.status(), 200);
+    let mut statuses = Vec::new();
+    for mut client in clients {
+        statuses.push(client.try_head().await.map_or(429, |head| head.status()));
+    }
+    let count = |wanted| statuses.iter().filter(|status| **status == wanted).count();
+    assert!(count(408) >= 6 && count(429) >= 20, "{statuses:?}, {refused} while they sent");
+    eventually!(body_memory(&gateway).await == 0);
+    let grown = Resources::of(&gateway.process).peak_bytes.saturating_sub(before.peak_bytes) as usize;
+    assert!(grown < 2 * BODY_MEMORY, "{grown} bytes");
+    // What an answer is under way to is held until its end.
+    worker.manual();
+    let mut client = Client::connect(gateway.addr).await;
+    client.post(CHAT, &chat_stream(&"large ".repeat(100_000))).await;
+    let mut call = worker.call().await;
+    call.begin_stream().await;
+    assert!(body_memory(&gateway).await >= 600_000);
+    call.done().await;
+    drop(client);
+    eventually!(body_memory(&gateway).await == 0);
 }
