@@ -13,10 +13,14 @@ const LITERAL: u8 = 0;
 /// After [`ESCAPE`]: a field ends here, and its tag follows.
 const FIELD_END: u8 = 1;
 
+/// Blocks of one prompt that are named; what comes behind them is only counted. Of 64 bytes each they are 4 MiB of text or a million
+/// tokens: no prompt fills the index, nor takes it from others for longer than some ten milliseconds.
+pub const PROMPT_BLOCKS_MAX: usize = 64 << 10;
+
 /// The chain of one prompt. Only full blocks are named: a partial tail is never reusable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixChain {
-    /// `blocks[i]` names the first `(i + 1) * block_bytes` canonical bytes.
+    /// `blocks[i]` names the first `(i + 1) * block_bytes` canonical bytes; at most [`PROMPT_BLOCKS_MAX`].
     pub blocks: Arc<Vec<BlockHash>>,
     /// Canonical bytes in a block.
     pub block_bytes: usize,
@@ -53,7 +57,7 @@ impl TextKeyer {
     /// Makes room for the names of a prompt of so many bytes, all at once.
     #[must_use]
     pub fn with_capacity(mut self, bytes: usize) -> Self {
-        self.blocks.reserve_exact(bytes / self.block_bytes);
+        self.blocks.reserve_exact((bytes / self.block_bytes).min(PROMPT_BLOCKS_MAX));
         self
     }
 
@@ -91,6 +95,12 @@ impl TextKeyer {
 
     fn append(&mut self, mut bytes: &[u8]) {
         self.total_bytes += bytes.len() as u64;
+        // What is left of a piece that passes the bound is cut off with the whole blocks before it.
+        let room = (PROMPT_BLOCKS_MAX - self.blocks.len()) * self.block_bytes.get() - self.partial.len();
+        bytes = &bytes[..bytes.len().min(room)];
+        if bytes.is_empty() {
+            return;
+        }
         if !self.partial.is_empty() {
             let missing = self.block_bytes.get() - self.partial.len();
             let (fill, rest) = bytes.split_at(bytes.len().min(missing));
@@ -133,6 +143,22 @@ mod tests {
     fn fields() -> impl Strategy<Value = Fields> {
         let byte = prop::sample::select(vec![ESCAPE, LITERAL, FIELD_END, b'a']);
         prop::collection::vec((0_u8..2, prop::collection::vec(byte, 0..12)), 0..6)
+    }
+
+    #[test]
+    fn a_prompt_has_so_many_blocks_and_no_more_however_it_comes() {
+        let text = vec![b'x'; 4 * (PROMPT_BLOCKS_MAX + 10)];
+        let whole = |pieces: usize| {
+            let mut keyer = keyer(4).with_capacity(text.len());
+            text.chunks(pieces).for_each(|piece| keyer.push(piece));
+            keyer.end_field(1);
+            keyer.finish()
+        };
+        let chain = whole(text.len());
+        assert_eq!((chain.blocks.len(), chain.total_bytes), (PROMPT_BLOCKS_MAX, text.len() as u64 + 3));
+        for pieces in [1, 3, 4, 1_000] {
+            assert_eq!(whole(pieces), chain, "in pieces of {pieces}");
+        }
     }
 
     proptest! {
