@@ -6,8 +6,9 @@ mod commands;
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use http::{HeaderValue, Method, StatusCode, header};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Serialize;
+use tokio::sync::Semaphore;
 use tower::service_fn;
 
 use crate::{
@@ -18,8 +19,9 @@ use crate::{
     error::Error,
     explain::explain,
     fleet::{Present, Worker},
+    impatient::{Impatient, Pace, TooSlow},
     leaving::Leaving,
-    limits::CORE_PATIENCE,
+    limits::{CORE_PATIENCE, MAX_EXPLAIN_BYTES},
     live::Live,
     members::Members,
     metrics::Metrics,
@@ -27,13 +29,14 @@ use crate::{
     reload::Reloader,
     routing::Router,
     stack::{Arrived, Stack},
+    threads,
     work::Work,
 };
 
 const INDEX: &str = "Keyway admin\n\n/livez    200 while clients are served\n/readyz   200 once a worker is ready\n\
     /metrics  Prometheus text format\n/workers  the fleet as JSON\n/scale    workers each model needs, term by term\n\
     /load     what this gateway has at each worker, as it changes: lines of JSON, for other gateways\n\
-    /explain  POST a request's body: where it would go, and why; ?path=/v1/completions if it is no chat\n\
+    /explain  POST a request's body (8 MiB at most): where it would go, and why; ?path=/v1/completions if it is no chat\n\
     /workers  POST a [[worker]] table as JSON to add it; DELETE /workers/NAME; POST /workers/NAME/drain, /undrain\n\
     /reload   POST reads the configuration again; /drain: POST ends the gateway as SIGTERM does\n\
     /help     this list\n";
@@ -65,44 +68,56 @@ pub struct Admin {
 
 /// The admin listener's service.
 pub fn admin(admin: Admin) -> impl Stack {
-    let admin = Arc::new(admin);
+    // One request is explained at a time.
+    let parts = Arc::new((admin, Semaphore::new(1)));
     service_fn(move |Arrived { request, .. }| {
-        let admin = Arc::clone(&admin);
+        let parts = Arc::clone(&parts);
         async move {
+            let (admin, explaining) = &*parts;
             let (path, reads) =
                 (request.uri().path(), matches!(*request.method(), Method::GET | Method::HEAD));
             let response = if path == "/explain" && request.method() == Method::POST {
-                explained(request, &admin).await
+                explained(request, admin, explaining).await.unwrap_or_else(|error| error.to_response())
             } else if !reads && (path.starts_with("/workers") || matches!(path, "/reload" | "/drain")) {
-                commands::command(request, &admin).await
+                commands::command(request, admin).await
             } else if path == "/livez" && reads {
-                alive(&admin).await
+                alive(admin).await
             } else {
-                answer(&request, &admin)
+                answer(&request, admin)
             };
             Ok::<_, Infallible>(response)
         }
     })
 }
 
-async fn explained(request: Request, admin: &Admin) -> Response {
+/// One at a time, of a body that a prompt may have, and where nobody waits for it: whoever asks for more than that must not keep
+/// others from asking whether the gateway is alive.
+async fn explained(request: Request, admin: &Admin, explaining: &Semaphore) -> Result<Response, Error> {
+    let _one = explaining.try_acquire().map_err(|_| Error::TooBusy { retry_after: CORE_PATIENCE })?;
     let query = request.uri().query().unwrap_or_default();
     let path = query.split('&').find_map(|pair| pair.strip_prefix("path=")).unwrap_or("/v1/chat/completions");
     let path = path.replace("%2F", "/").replace("%2f", "/");
     let headers = request.headers().clone();
     let dispatch = Arc::clone(&admin.live.now().dispatch);
-    let body = match Limited::new(request.into_body(), dispatch.max_body_bytes).collect().await {
-        Ok(body) => body.to_bytes(),
-        Err(error) => return Error::BodyUnreadable(error.to_string()).to_response(),
-    };
+    let limit_bytes = dispatch.max_body_bytes.min(MAX_EXPLAIN_BYTES);
+    let pace = Pace { idle: dispatch.timeouts.body_idle, whole: dispatch.timeouts.body };
+    let body = Limited::new(Impatient::new(request.into_body(), pace), limit_bytes).collect().await;
+    let body = body.map_err(|error| match error.downcast_ref::<TooSlow>() {
+        Some(why) => Error::BodyTooSlow(*why),
+        None if error.is::<LengthLimitError>() => Error::BodyTooLarge { limit_bytes },
+        None => Error::BodyUnreadable(error.to_string()),
+    })?;
+    let body = body.to_bytes();
     let info = dispatch.read(Work::of(&Method::POST, &path), &path, &headers, &body).await;
-    let drift = dispatch.doctor.look(&headers, (&body, &dispatch.ignored), &info);
-    match explain(&admin.router, &info, drift) {
-        Ok(found) => {
-            text(StatusCode::OK, "application/json", serde_json::to_vec_pretty(&found).unwrap_or_default())
-        }
-        Err(error) => error.to_response(),
-    }
+    let router = Arc::clone(&admin.router);
+    let explaining = move || {
+        let drift = dispatch.doctor.look(&headers, (&body, &dispatch.ignored), &info);
+        let found = explain(&router, &info, drift)?;
+        Ok(serde_json::to_vec_pretty(&found).unwrap_or_default())
+    };
+    let explaining = threads::large_bodies().and_then(|threads| threads.run(move || Some(explaining())));
+    let found = explaining.ok_or(Error::Internal)?.await.map_err(|_| Error::Internal)??;
+    Ok(text(StatusCode::OK, "application/json", found))
 }
 
 fn answer(request: &Request, admin: &Admin) -> Response {

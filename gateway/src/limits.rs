@@ -360,6 +360,9 @@ pub const KUBERNETES_LEASE_TIME: Duration = Duration::from_secs(15);
 /// EndpointSlices of one entry of the configuration: 1,000 times Kubernetes' own 100 endpoints a slice.
 pub const KUBERNETES_SLICES_MAX: usize = 1_000;
 
+/// Largest request that is explained to operators: as large as one that is tokenised.
+pub const MAX_EXPLAIN_BYTES: usize = MAX_TOKENIZE_BYTES;
+
 /// Largest body of an operator's command: one worker's table.
 pub const MAX_COMMAND_BYTES: usize = 16 << 10;
 

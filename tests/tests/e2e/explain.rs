@@ -1,7 +1,7 @@
 //! Hazard: nobody can say why a request went where it went. `/explain` must say what then happens, and change nothing.
 
 use keyway_tests::openai::{CHAT, FAKE_MODEL, chat};
-use keyway_tests::{Cluster, FakeWorker, eventually, post};
+use keyway_tests::{Cluster, FakeWorker, eventually, get, post};
 use serde_json::{Value, json};
 
 async fn explained(cluster: &Cluster, body: &[u8]) -> Value {
@@ -111,4 +111,29 @@ async fn choices_are_logged_by_their_hashes() {
     }
     assert!(lines[1]["matched_tokens"].as_u64() > Some(100), "{}", lines[1]);
     assert_ne!(lines[1]["last_block"], lines[2]["last_block"]);
+}
+
+#[tokio::test]
+async fn what_is_too_large_to_explain_or_one_too_many_keeps_nobody_waiting() {
+    let cluster = Cluster::of_fakes(1, "prefix").await;
+    let admin = cluster.gateway.admin;
+    let large = |bytes: usize| chat(&"x".repeat(bytes));
+    let refused = post(admin, "/explain", &large(9 << 20)).await;
+    assert_eq!((refused.status(), &refused.json()["error"]["code"]), (413, &"request_too_large".into()));
+    let body = large(7 << 20);
+    let many = (0..8).map(|_| post(admin, "/explain", &body));
+    let mut asking = Box::pin(futures_util::future::join_all(many));
+    let mut alive = 0;
+    let statuses: Vec<u16> = loop {
+        tokio::select! {
+            answers = &mut asking => break answers.iter().map(keyway_tests::Response::status).collect(),
+            livez = get(admin, "/livez") => {
+                assert_eq!(livez.status(), 200);
+                alive += 1;
+            }
+        }
+    };
+    assert!(alive > 0 && statuses.contains(&200), "{statuses:?}");
+    assert!(statuses.iter().all(|status| [200, 503].contains(status)), "{statuses:?}");
+    assert_eq!(post(admin, "/explain", &chat("one more")).await.status(), 200);
 }
