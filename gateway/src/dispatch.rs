@@ -46,7 +46,9 @@ use crate::{
     request::{self, KeyerConfig, RequestInfo},
     resume::Resumer,
     routing::Router,
-    session, silence, stored_state, tenants, threads,
+    session, silence, stored_state,
+    tenants::{self, Visit},
+    threads,
     token_keyer::{TokenKeyer, TokenPrompt},
     upstream::Upstream,
     whom,
@@ -190,7 +192,7 @@ impl Dispatch {
         let admit = |stage| self.admission.admit(stage, client, visit.clone());
         let room = || self.body_memory.room(client, visit.clone());
         let (mut parts, body) = request.into_parts();
-        let body = self.read_body(body, room(), || admit(Stage::Arriving)).await?;
+        let body = self.read_body(body, room, || admit(Stage::Arriving)).await?;
         let permit = admit(Stage::Serving)?;
         // The server's own marks would outlive their use.
         parts.extensions.clear();
@@ -202,7 +204,7 @@ impl Dispatch {
             room.hold(content.text.len())?;
             content.text = room.tied_to(content.text);
         }
-        let response = self.serve(parts, content, record).await?;
+        let response = self.serve(parts, content, (record, visit.as_deref())).await?;
         Ok(response.map(|body| body.with_permit(permit)))
     }
 
@@ -210,10 +212,10 @@ impl Dispatch {
         &self,
         mut parts: Parts,
         mut content: Content,
-        record: &Arc<Record>,
+        (record, visit): (&Arc<Record>, Option<&Visit>),
     ) -> Result<Response, Error> {
         let work = Work::of(&parts.method, &whom::as_engines_read(parts.uri.path()));
-        if let Some(salt) = record.visit().as_ref().and_then(|visit| visit.salt())
+        if let Some(salt) = visit.and_then(Visit::salt)
             && work.fills_cache()
         {
             content.mend(self.max_body_bytes)?;
@@ -244,7 +246,7 @@ impl Dispatch {
         if self.require_model && info.owner.is_none() {
             whom::model_is_known_or_one(self.router.fleet(), &parts, &info)?;
         }
-        info.share = record.visit().map(|visit| visit.share()).unwrap_or_default();
+        info.share = visit.map(Visit::share).unwrap_or_default();
         let series = self.metrics.model(info.model.as_deref());
         record.model(Arc::clone(&series));
         let suspect = self.poisons.look(&content.text, self.router.at(read))?;
@@ -292,7 +294,7 @@ impl Dispatch {
     async fn read_body(
         &self,
         body: hyper::body::Incoming,
-        room: Room,
+        room: impl FnOnce() -> Room,
         arrives: impl FnOnce() -> Result<Permit, Error>,
     ) -> Result<Bytes, Error> {
         let too_large = Error::BodyTooLarge { limit_bytes: self.max_body_bytes };
@@ -347,16 +349,21 @@ const BODY_ROOM_BYTES: u64 = 1 << 20;
 
 /// All of a body, in the room that it may have: as it came, if it came at once; else joined as it comes, so that it is never held
 /// twice.
-async fn whole<B>(mut body: B, mut room: Room) -> Result<Bytes, BoxError>
+async fn whole<B>(mut body: B, room: impl FnOnce() -> Room) -> Result<Bytes, BoxError>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
 {
+    let (mut make_room, mut room) = (Some(room), None);
     let mut first = Bytes::new();
     let mut joined = BytesMut::new();
     while let Some(frame) = body.frame().await.transpose().map_err(Into::into)? {
         // Trailers are nobody's.
         let Ok(piece) = frame.into_data() else { continue };
-        room.hold(first.len() + joined.len() + piece.len())?;
+        let bytes = first.len() + joined.len() + piece.len();
+        if bytes > BODY_FREE_BYTES {
+            room = room.or_else(|| make_room.take().map(|make| make()));
+            room.as_mut().map_or(Ok(()), |room| room.hold(bytes))?;
+        }
         if first.is_empty() && joined.is_empty() {
             first = piece;
             if body.is_end_stream() {
@@ -373,7 +380,11 @@ where
         }
         joined.extend_from_slice(&piece);
     }
-    Ok(room.tied_to(if joined.is_empty() { first } else { joined.freeze() }))
+    let whole = if joined.is_empty() { first } else { joined.freeze() };
+    Ok(match room {
+        Some(room) => room.tied_to(whole),
+        None => whole,
+    })
 }
 
 /// Does `meanwhile` when `work` has got as far as it gets at once.
@@ -436,12 +447,12 @@ mod tests {
         let memory = BodyMemory::new(1 << 20, prometheus::IntGauge::new("g", "g").unwrap());
         let room = || memory.room(&Client::of_a_test(), None);
         for all in [&[][..], &[""], &["a"], &["", "a"], &["a", "", "bc", "d"], &["", "", "abc"]] {
-            assert_eq!(whole(pieces(all), room()).await.unwrap(), all.concat());
+            assert_eq!(whole(pieces(all), room).await.unwrap(), all.concat());
         }
         let one = Bytes::from_static(b"whole");
-        assert_eq!(whole(Full::new(one.clone()), room()).await.unwrap().as_ptr(), one.as_ptr());
+        assert_eq!(whole(Full::new(one.clone()), room).await.unwrap().as_ptr(), one.as_ptr());
         let large = "x".repeat(2 << 20).leak();
-        let refused = whole(pieces(&["x", large]), room()).await.unwrap_err();
+        let refused = whole(pieces(&["x", large]), room).await.unwrap_err();
         assert_eq!(refused.downcast_ref(), Some(&Error::BodyMemory { of: None }));
     }
 

@@ -147,7 +147,7 @@ impl Queue {
 
 /// Lowers the priority of the thread that calls this. Linux alone has one for each thread (`setpriority(2)`,
 /// "C library/kernel differences"); elsewhere the process would step back as a whole.
-pub(crate) fn step_back() {
+fn step_back() {
     #[cfg(target_os = "linux")]
     {
         let nice = rustix::process::getpriority_process(None).unwrap_or(0);

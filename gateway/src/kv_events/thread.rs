@@ -1,6 +1,6 @@
 //! The thread that follows all workers' KV events. What a worker says takes no time of those that serve clients, accept them or
-//! probe workers: it is read, decoded and applied here, at a lower priority than they have, in slices between which the other
-//! workers' events have their turn.
+//! probe workers: it is read, decoded and applied here, in slices between which the other workers' events have their turn. At a lower
+//! priority than theirs it would fall behind where all cores are busy, and requests would go by what workers held before.
 
 use std::{future::Future, io, sync::OnceLock, thread};
 
@@ -9,8 +9,6 @@ use tokio::{
     sync::oneshot,
     task::JoinHandle,
 };
-
-use crate::threads::step_back;
 
 /// The thread, which begins with the first worker that publishes events and ends with this.
 #[derive(Debug, Default)]
@@ -49,7 +47,6 @@ impl Running {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         thread::Builder::new().name("keyway-events".to_owned()).spawn(move || {
-            step_back();
             // Ends with an error, as nothing is ever sent.
             let _ = runtime.block_on(stopped);
         })?;
