@@ -66,15 +66,15 @@ impl Client {
         &self.own
     }
 
-    /// A request's head has come.
-    pub fn asks(&self, now: Instant) {
-        self.asked_ms.store(now.saturating_duration_since(self.opened).as_millis() as u64, Relaxed);
+    /// A request's head has come, and more of it is to come.
+    pub fn asks(&self) {
+        self.asked_ms.store(self.opened.elapsed().as_millis() as u64, Relaxed);
     }
 
     /// A request of it is over.
     pub fn rests(&self) {
         if !self.is_served() {
-            self.asks(Instant::now());
+            self.asks();
         }
     }
 
@@ -163,7 +163,7 @@ mod tests {
         let wait = |seconds| crate::clock::sleep(Duration::from_secs(seconds));
         wait(3).await;
         assert_eq!(seconds(), Some(3));
-        client.asks(Instant::now());
+        client.asks();
         assert!(client.connection().take(Stage::Arriving, 9, 1));
         wait(2).await;
         assert_eq!(seconds(), Some(2), "its body has not come whole");

@@ -116,7 +116,7 @@ impl Dispatch {
         let begun = record.started();
         // In a box, so that what it needs is given back once the answer has begun: the connection keeps the
         // rest.
-        let serving = Box::pin(self.admitted(request, client, record));
+        let serving = Box::pin(self.serve(request, client, record));
         silence::looking_until((begun, begun + self.timeouts.request), serving).await.unwrap_or(Err(late))
     }
 
@@ -181,8 +181,7 @@ impl Dispatch {
         Chain::new(self.keyer.key, path.as_bytes()).push(model.unwrap_or_default().as_bytes()).0
     }
 
-    /// Takes a place once the request has come whole.
-    async fn admitted(
+    async fn serve(
         &self,
         request: Request,
         client: &Arc<Client>,
@@ -193,27 +192,16 @@ impl Dispatch {
         let room = || self.body_memory.room(client, visit.clone());
         let (mut parts, body) = request.into_parts();
         let body = self.read_body(body, room, || admit(Stage::Arriving)).await?;
+        // It has come whole.
         let permit = admit(Stage::Serving)?;
         // The server's own marks would outlive their use.
         parts.extensions.clear();
         let is_coded = parts.headers.contains_key(header::CONTENT_ENCODING);
         let mut content = Content::of(&mut parts.headers, body, self.max_body_bytes).await?;
-        if (is_coded || content.came.is_some()) && content.text.len() > BODY_FREE_BYTES {
-            // What came out of it is held too.
-            let mut room = room();
-            room.hold(content.text.len())?;
-            content.text = room.tied_to(content.text);
+        if is_coded || content.came.is_some() {
+            hold(&mut content.text, room)?;
         }
-        let response = self.serve(parts, content, (record, visit.as_deref())).await?;
-        Ok(response.map(|body| body.with_permit(permit)))
-    }
-
-    async fn serve(
-        &self,
-        mut parts: Parts,
-        mut content: Content,
-        (record, visit): (&Arc<Record>, Option<&Visit>),
-    ) -> Result<Response, Error> {
+        let visit = visit.as_deref();
         let work = Work::of(&parts.method, &whom::as_engines_read(parts.uri.path()));
         if let Some(salt) = visit.and_then(Visit::salt)
             && work.fills_cache()
@@ -239,7 +227,7 @@ impl Dispatch {
         if stored_state::concerns(&parts, &info) {
             // In boxes: few requests need the room that these take.
             if let Some(list) = Box::pin(self.list(&parts, record)).await {
-                return list;
+                return list.map(|response| response.map(|body| body.with_permit(permit)));
             }
             info.owner = Box::pin(self.owner(&parts, &info, record)).await?;
         }
@@ -261,7 +249,8 @@ impl Dispatch {
         let Content { text: body, came, .. } = content;
         let (info, record, broken) = (Arc::new(info), Arc::clone(record), Broken::default());
         let asked = Arc::new(Asked { parts, body, came, info, series, record, broken });
-        Attempts::new(self, &asked, suspect).run(choice).await
+        let response = Attempts::new(self, &asked, suspect).run(choice).await?;
+        Ok(response.map(|body| body.with_permit(permit)))
     }
 
     /// The worker that stores what a request names, if it names anything.
@@ -385,6 +374,16 @@ where
         Some(room) => room.tied_to(whole),
         None => whole,
     })
+}
+
+/// Room for what came out of a body.
+fn hold(text: &mut Bytes, room: impl FnOnce() -> Room) -> Result<(), Error> {
+    if text.len() > BODY_FREE_BYTES {
+        let mut room = room();
+        room.hold(text.len())?;
+        *text = room.tied_to(std::mem::take(text));
+    }
+    Ok(())
 }
 
 /// Does `meanwhile` when `work` has got as far as it gets at once.

@@ -58,7 +58,7 @@ impl ProbeShield {
         self.shared.passed.lock().clone()
     }
 
-    /// How many connections the server has ended; the gateway's side of each is closed by then.
+    /// How many connections to the server have ended; the gateway's side of each is closed by then.
     pub fn ended(&self) -> watch::Receiver<usize> {
         self.shared.ended.subscribe()
     }
@@ -91,7 +91,12 @@ async fn pass(mut gateway: TcpStream, mut shared: Shared) -> Option<()> {
         };
         tokio::select! {
             n = gateway.read(&mut asked) => {
-                let bytes = some(&asked, n)?;
+                let bytes = match some(&asked, n) {
+                    Some(bytes) => bytes,
+                    // The gateway has ended it: of a client that leaves with its answer it may not know that this was whole.
+                    None if server.is_some() => break,
+                    None => return None,
+                };
                 if let Some(answer) = probed(bytes) {
                     gateway.write_all(answer.as_bytes()).await.ok()?;
                     continue;

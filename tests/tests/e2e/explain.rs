@@ -117,7 +117,7 @@ async fn choices_are_logged_by_their_hashes() {
 async fn what_is_too_large_to_explain_or_one_too_many_keeps_nobody_waiting() {
     let cluster = Cluster::of_fakes(1, "prefix").await;
     let admin = cluster.gateway.admin;
-    let large = |bytes: usize| chat(&"x".repeat(bytes));
+    let large = |bytes: usize| chat(&"large ".repeat(bytes / 6));
     let refused = post(admin, "/explain", &large(9 << 20)).await;
     assert_eq!((refused.status(), &refused.json()["error"]["code"]), (413, &"request_too_large".into()));
     let body = large(7 << 20);

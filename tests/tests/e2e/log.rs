@@ -2,11 +2,12 @@
 //! told by nobody.
 
 use std::fs::OpenOptions;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 
 use keyway_tests::bins::bin;
+use keyway_tests::ports::neighbours;
 use keyway_tests::{Client, eventually, get};
 use keyway_wire::zmtp::{SocketType, greeting, message, ready};
 use tokio::io::AsyncWriteExt;
@@ -25,8 +26,9 @@ impl Drop for Killed {
     }
 }
 
+/// Not one that the system may give to another test's connection meanwhile.
 fn free_addr() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    SocketAddr::from(([127, 0, 0, 1], neighbours(1)))
 }
 
 /// A gateway that logs there, once it listens; its addresses for clients and operators.
