@@ -112,8 +112,9 @@ async fn a_successor_is_listened_to_in_place_of_who_still_drains() {
     eventually!(requests().await == 1);
     let second = start().await;
     assert_eq!(second.admin, first.admin);
-    // Until then the first one still accepts.
-    eventually!(first.process.log().iter().any(|line| line.contains("draining")));
+    // Until then the first one still accepts: operators, and clients.
+    let draining = || first.process.log().iter().filter(|line| line.contains("draining")).count();
+    eventually!(draining() == 2);
     let _open = (ask().await, ask().await);
     eventually!(requests().await == 2);
     eventually!(workers[0].active() == 3, "the first one's is open still");
