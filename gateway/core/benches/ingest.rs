@@ -58,6 +58,7 @@ struct Timed<'a> {
 }
 
 impl Moments for Timed<'_> {
+    #[allow(clippy::disallowed_methods, reason = "a benchmark measures time that passes")]
     fn moment<T>(&self, f: impl FnOnce(&mut PrefixIndex) -> T) -> T {
         let began = Instant::now();
         let outcome = self.index.moment(f);

@@ -198,10 +198,11 @@ fn all_places_are_back_after_any_schedule() {
         };
         assert!(world.run_while_not(Duration::from_secs(60), ready), "workers do not come back");
         let places = PLACES as u32;
+        let now = world.now();
         let plan = |id: u32, after_ms| Plan {
             id,
             host: 0,
-            at: world.now() + Duration::from_millis(after_ms),
+            at: now + Duration::from_millis(after_ms),
             http2: false,
             stream: true,
             tokens: 30,
@@ -210,10 +211,15 @@ fn all_places_are_back_after_any_schedule() {
         };
         // One after the other, so that there is a head of each when one more comes, and none has ended.
         let first = 1_000;
-        let plans = (0..=places).map(|number| plan(first + number, if number < places { 0 } else { 300 }));
+        // Of three addresses, each within its share of what is free when it comes.
+        let crowds = [("crowd", 0..places - 10, 0), ("second", places - 10..places - 5, 100)];
+        for (name, numbers, after_ms) in crowds {
+            world.clients(name, numbers.map(|number| plan(first + number, after_ms)).collect());
+        }
+        let third =
+            (places - 5..=places).map(|number| plan(first + number, if number < places { 200 } else { 300 }));
         let later = plan(first + places + 1, 3_000);
-        let plans: Vec<_> = plans.chain([later]).collect();
-        world.clients("crowd", plans);
+        world.clients("third", third.chain([later]).collect());
         world.run_to_the_end();
         let lines = world.log().read();
         let status = |id: u32| {
