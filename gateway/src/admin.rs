@@ -14,6 +14,7 @@ use tower::service_fn;
 use crate::{
     autoscale::Autoscale,
     body::{Request, Response, ResponseBody, full},
+    client::Answered,
     clock,
     cores::Cores,
     error::Error,
@@ -70,10 +71,11 @@ pub struct Admin {
 pub fn admin(admin: Admin) -> impl Stack {
     // One request is explained at a time.
     let parts = Arc::new((admin, Semaphore::new(1)));
-    service_fn(move |Arrived { request, .. }| {
+    service_fn(move |Arrived { request, client }| {
         let parts = Arc::clone(&parts);
         async move {
             let (admin, explaining) = &*parts;
+            let answered = Answered::to(&client);
             let (path, reads) =
                 (request.uri().path(), matches!(*request.method(), Method::GET | Method::HEAD));
             let response = if path == "/explain" && request.method() == Method::POST {
@@ -83,7 +85,7 @@ pub fn admin(admin: Admin) -> impl Stack {
             } else if path == "/livez" && reads {
                 alive(admin).await
             } else {
-                answer(&request, admin)
+                answer(&request, admin, answered)
             };
             Ok::<_, Infallible>(response)
         }
@@ -120,7 +122,7 @@ async fn explained(request: Request, admin: &Admin, explaining: &Semaphore) -> R
     Ok(text(StatusCode::OK, "application/json", found))
 }
 
-fn answer(request: &Request, admin: &Admin) -> Response {
+fn answer(request: &Request, admin: &Admin, answered: Answered) -> Response {
     let (router, metrics) = (&admin.router, &admin.metrics);
     let path = request.uri().path();
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -144,7 +146,7 @@ fn answer(request: &Request, admin: &Admin) -> Response {
             router.show_state();
             metrics.render()
         }),
-        "/load" => told(request, admin),
+        "/load" => told(request, admin, answered),
         "/workers" => text(StatusCode::OK, "application/json", workers(router)),
         _ => Error::NotFound(path.to_owned()).to_response(),
     }
@@ -171,10 +173,10 @@ async fn alive(admin: &Admin) -> Response {
 }
 
 /// What this gateway has at each worker, for as long as somebody listens.
-fn told(request: &Request, admin: &Admin) -> Response {
+fn told(request: &Request, admin: &Admin, answered: Answered) -> Response {
     let query = request.uri().query().unwrap_or_default();
     let lines = Telling::new(Arc::clone(&admin.router), Arc::clone(&admin.leaving), admin.gateway_id, query);
-    let mut response = Response::new(ResponseBody::telling(lines));
+    let mut response = Response::new(ResponseBody::telling(lines, answered));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
     response
 }

@@ -63,9 +63,6 @@ impl Admission {
         let mut permit =
             Permit { places: Arc::clone(&self.0), stage, client: Arc::clone(client), visit, parties: 0 };
         permit.take_of_each(limit - taken)?;
-        if stage == Stage::Arriving {
-            client.asks();
-        }
         Ok(permit)
     }
 }

@@ -12,6 +12,7 @@ use http_body::{Body, Frame, SizeHint};
 
 use crate::{
     admission::Permit,
+    client::Answered,
     error::Error,
     panics,
     peers::Telling,
@@ -46,7 +47,7 @@ enum Source {
     /// A worker's.
     Relay(Box<Relay>),
     /// What this gateway tells another one.
-    Telling(Box<Telling>),
+    Telling(Box<(Telling, Answered)>),
 }
 
 impl ResponseBody {
@@ -56,8 +57,13 @@ impl ResponseBody {
     }
 
     /// What this gateway tells another one, for as long as that listens.
-    pub fn telling(telling: Telling) -> Self {
-        Self { source: Source::Telling(Box::new(telling)), tap: None, _permit: None, record: None }
+    pub fn telling(telling: Telling, answered: Answered) -> Self {
+        Self {
+            source: Source::Telling(Box::new((telling, answered))),
+            tap: None,
+            _permit: None,
+            record: None,
+        }
     }
 
     /// Lets its pieces be looked at for the ids that they hand out.
@@ -121,7 +127,7 @@ impl Body for ResponseBody {
             Source::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Source::Relay(relay) => Pin::new(&mut **relay).poll_frame(cx),
             Source::Telling(telling) => {
-                telling.poll_line(cx).map(|line| line.map(|line| Ok(Frame::data(line))))
+                telling.0.poll_line(cx).map(|line| line.map(|line| Ok(Frame::data(line))))
             }
         });
         let frame = polled.unwrap_or_else(|| Poll::Ready(Some(Err(self.panicked()))));

@@ -66,7 +66,7 @@ impl Client {
         &self.own
     }
 
-    /// A request's head has come, and more of it is to come.
+    /// A request's head has come.
     pub fn asks(&self) {
         self.asked_ms.store(self.opened.elapsed().as_millis() as u64, Relaxed);
     }
@@ -123,6 +123,25 @@ impl Client {
     }
 }
 
+/// Something of a connection that is answered and takes no place: while it lives the connection is not idle.
+#[derive(Debug)]
+pub struct Answered(Arc<Client>);
+
+impl Answered {
+    /// By this connection.
+    pub fn to(client: &Arc<Client>) -> Self {
+        client.own.take(Stage::Serving, usize::MAX, 1);
+        Self(Arc::clone(client))
+    }
+}
+
+impl Drop for Answered {
+    fn drop(&mut self) {
+        self.0.own.give(Stage::Serving);
+        self.0.rests();
+    }
+}
+
 /// Addresses that count as one: of IPv6 what one subscriber gets.
 pub fn subscriber(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
@@ -174,5 +193,10 @@ mod tests {
         client.rests();
         wait(1).await;
         assert_eq!(seconds(), Some(1));
+        let answered = Answered::to(&client);
+        wait(100).await;
+        assert_eq!(seconds(), None, "what takes no place is answered too");
+        drop(answered);
+        assert_eq!(seconds(), Some(0));
     }
 }

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use keyway_tests::h2_client::H2Client;
 use keyway_tests::openai::{CHAT, chat, chat_stream};
 use keyway_tests::{Client, FakeWorker, Gateway, Protocol, Resources, eventually, post};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 
 /// Places of the gateway here.
@@ -229,4 +230,29 @@ async fn large_bodies_take_no_more_memory_than_they_may() {
     call.done().await;
     drop(client);
     eventually!(body_memory(&gateway).await == 0);
+}
+
+#[tokio::test]
+async fn what_takes_no_place_is_no_idleness() {
+    let (gateway, _worker) = with_limits("header_read_ms = 400\nclient_stall_ms = 400").await;
+    // Another gateway that listens, for much longer than may be idle.
+    let mut listens = tokio::net::TcpStream::connect(gateway.admin).await.unwrap();
+    listens.write_all(b"GET /load HTTP/1.1\r\nhost: k\r\n\r\n").await.unwrap();
+    let hears = async {
+        let mut line = [0; 4 << 10];
+        while listens.read(&mut line).await.is_ok_and(|bytes| bytes > 0) {}
+    };
+    // And who asks for what the gateway itself knows, of either listener, all that time.
+    let asks = async {
+        let (mut client, mut operator) =
+            (Client::connect(gateway.addr).await, Client::connect(gateway.admin).await);
+        for _ in 0..30 {
+            for (client, path) in [(&mut client, "/v1/models"), (&mut operator, "/metrics")] {
+                client.request("GET", path, &[], b"").await;
+                assert_eq!(client.response().await.status(), 200);
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::select! { () = hears => panic!("the stream of load was ended"), () = asks => {} }
 }
