@@ -92,8 +92,8 @@ pub fn admin(admin: Admin) -> impl Stack {
     })
 }
 
-/// One at a time, of a body that a prompt may have, and where nobody waits for it: whoever asks for more than that must not keep
-/// others from asking whether the gateway is alive.
+/// One at a time, of a body that a prompt may have, and where nobody waits for it: whoever asks for more than
+/// that must not keep others from asking whether the gateway is alive.
 async fn explained(request: Request, admin: &Admin, explaining: &Semaphore) -> Result<Response, Error> {
     let _one = explaining.try_acquire().map_err(|_| Error::TooBusy { retry_after: CORE_PATIENCE })?;
     let query = request.uri().query().unwrap_or_default();

@@ -1,7 +1,8 @@
-//! How many requests may be in the gateway: those whose bodies are on their way, and those that have come whole, each with places
-//! of their own, so that bodies that never end keep nobody out who has something to ask. The permit lives in the answer's body,
-//! not only until its head: a stream holds its place for as long as it streams. Over the limit a request is refused at once,
-//! never queued; so is one whose connection, address or tenant has its share (`party.rs`).
+//! How many requests may be in the gateway: those whose bodies are on their way, and those that have come
+//! whole, each with places of their own, so that bodies that never end keep nobody out who has something to
+//! ask. The permit lives in the answer's body, not only until its head: a stream holds its place for as long
+//! as it streams. Over the limit a request is refused at once, never queued; so is one whose connection,
+//! address or tenant has its share (`party.rs`).
 
 use std::sync::{
     Arc,
@@ -67,8 +68,8 @@ impl Admission {
     }
 }
 
-/// Whose a request is, and what they may have of what is shared: its tenant's, who may come by the same proxy as others, or where
-/// tenants are not known its address's; and its connection's.
+/// Whose a request is, and what they may have of what is shared: its tenant's, who may come by the same proxy
+/// as others, or where tenants are not known its address's; and its connection's.
 pub(crate) fn parties<'a>(
     client: &'a Client,
     visit: Option<&'a Visit>,

@@ -1,6 +1,6 @@
-//! How many bytes of request bodies the gateway holds at once: as they come, and until the answer to them has ended, whatever they
-//! came as. Small bodies are bounded by their number; of larger ones each piece is asked for before it is kept. As of places, one
-//! tenant, address or connection has its share (`party.rs`).
+//! How many bytes of request bodies the gateway holds at once: as they come, and until the answer to them has
+//! ended, whatever they came as. Small bodies are bounded by their number; of larger ones each piece is asked
+//! for before it is kept. As of places, one tenant, address or connection has its share (`party.rs`).
 
 use std::sync::{
     Arc,

@@ -1,5 +1,5 @@
-//! One client's connection, as those see it who share the gateway among clients: what it has, since when it asks for nothing, and
-//! whether it is to end. How it ends is `server/`'s business.
+//! One client's connection, as those see it who share the gateway among clients: what it has, since when it
+//! asks for nothing, and whether it is to end. How it ends is `server/`'s business.
 
 use std::{
     net::IpAddr,

@@ -336,8 +336,8 @@ impl Dispatch {
 /// Room that is made at first for what a client says is to come of its body.
 const BODY_ROOM_BYTES: u64 = 1 << 20;
 
-/// All of a body, in the room that it may have: as it came, if it came at once; else joined as it comes, so that it is never held
-/// twice.
+/// All of a body, in the room that it may have: as it came, if it came at once; else joined as it comes, so
+/// that it is never held twice.
 async fn whole<B>(mut body: B, room: impl FnOnce() -> Room) -> Result<Bytes, BoxError>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,

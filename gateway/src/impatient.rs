@@ -1,5 +1,5 @@
-//! A client's body that must come: without a long pause between two pieces, at some rate, and within a time; a defence against
-//! clients that hold a request open by a byte now and then.
+//! A client's body that must come: without a long pause between two pieces, at some rate, and within a time;
+//! a defence against clients that hold a request open by a byte now and then.
 
 use std::{
     fmt,

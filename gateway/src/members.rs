@@ -228,7 +228,8 @@ impl Members {
         let member = self.all.lock().get_mut(&worker.id).map(|member| mem::take(&mut member.tasks));
         for task in member.into_iter().flatten() {
             task.abort();
-            // What follows its events may be in the middle of a slice, and says nothing more once it has ended.
+            // What follows its events may be in the middle of a slice, and says nothing more once it has
+            // ended.
             let _ = task.await;
         }
         self.router.forget_cache(worker);

@@ -1,11 +1,12 @@
-//! Those who share the places of the gateway: connections, addresses and tenants, each with what it has of them. None may take
-//! so much that nothing is left for one that comes later.
+//! Those who share the places of the gateway: connections, addresses and tenants, each with what it has of
+//! them. None may take so much that nothing is left for one that comes later.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// What one party may have for each place that is free, the one it asks for included: who gets eight, alone has eight of nine, and
-/// however many there are, each that comes finds some free. The rule is that of dynamic thresholds in shared packet buffers
-/// (Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
+/// What one party may have for each place that is free, the one it asks for included: who gets eight, alone
+/// has eight of nine, and however many there are, each that comes finds some free. The rule is that of
+/// dynamic thresholds in shared packet buffers (Choudhury and Hahne, IEEE/ACM Transactions on Networking
+/// 6(2), 1998).
 pub const SHARE: usize = 8;
 
 /// The same of a connection, which leaves some to others from its address.
@@ -29,7 +30,8 @@ pub struct Party {
 }
 
 impl Party {
-    /// Takes a place, of which so many are free. `false`, and nothing taken, if it has so many for each of them.
+    /// Takes a place, of which so many are free. `false`, and nothing taken, if it has so many for each of
+    /// them.
     pub fn take(&self, stage: Stage, free: usize, share: usize) -> bool {
         let had = self.places[stage as usize].fetch_add(1, Relaxed);
         let may = had < free.saturating_mul(share);

@@ -84,8 +84,8 @@ pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Outp
         }
     };
     let leaving = async {
-        // Clients that send one request after the other are told to go by the answer to the next, so that none is
-        // crossed by a close; who is silent for as long is closed.
+        // Clients that send one request after the other are told to go by the answer to the next, so that
+        // none is crossed by a close; who is silent for as long is closed.
         let quiet = clock::sleep(DRAIN_QUIET);
         tokio::select! { () = quiet => {}, () = emptied() => {} }
         clients.drain();

@@ -44,8 +44,8 @@ struct State {
     closed: bool,
 }
 
-/// Those where large bodies are decoded and read. Few, and always the same: glibc's allocator keeps what each has had for itself.
-/// `None` where they cannot be started.
+/// Those where large bodies are decoded and read. Few, and always the same: glibc's allocator keeps what each
+/// has had for itself. `None` where they cannot be started.
 pub(crate) fn large_bodies() -> Option<&'static Threads> {
     static LARGE: LazyLock<io::Result<Threads>> =
         LazyLock::new(|| Threads::start("bodies", LARGE_BODY_THREADS, usize::MAX));

@@ -93,7 +93,8 @@ async fn pass(mut gateway: TcpStream, mut shared: Shared) -> Option<()> {
             n = gateway.read(&mut asked) => {
                 let bytes = match some(&asked, n) {
                     Some(bytes) => bytes,
-                    // The gateway has ended it: of a client that leaves with its answer it may not know that this was whole.
+                    // The gateway has ended it: of a client that leaves with its answer it may not know that
+                    // this was whole.
                     None if server.is_some() => break,
                     None => return None,
                 };

@@ -42,8 +42,8 @@ pub(crate) const GRAMMAR_SIZE_MAX: usize = 500_000;
 /// Bytes of a regular expression that says an answer's form: those that people write have some hundred.
 pub(crate) const GRAMMAR_REGEX_BYTES_MAX: usize = 64 << 10;
 
-/// Bytes of a Lark grammar of a client's: on one line stand as many alternatives as fit, which take time with their square
-/// (40,000 a second).
+/// Bytes of a Lark grammar of a client's: on one line stand as many alternatives as fit, which take time with
+/// their square (40,000 a second).
 pub(crate) const GRAMMAR_LARK_BYTES_MAX: usize = 256 << 10;
 
 /// Texts to choose from (`guided_choice`): llguidance holds up to 2,000 possibilities at once.

@@ -2,8 +2,8 @@
 //! and removes one that is 256 messages old, as an engine does whose cache is full. Throughput is in stored blocks a
 //! second on one core; as many are removed.
 //!
-//! And how long a request may have to wait for the index while a worker says as much at once as it can: the longest moment that
-//! a feed had it.
+//! And how long a request may have to wait for the index while a worker says as much at once as it can: the
+//! longest moment that a feed had it.
 //!
 //! `cargo bench -p keyway-core --bench ingest`
 #![allow(missing_docs, reason = "Criterion's macros")]

@@ -236,8 +236,8 @@ impl PrefixIndex {
         self.forget(worker, usize::MAX);
     }
 
-    /// Forgets at most so many blocks of a worker, later ones of a prefix before earlier ones; the worker itself when it has
-    /// none left. Returns how many: fewer than `most` if it was all.
+    /// Forgets at most so many blocks of a worker, later ones of a prefix before earlier ones; the worker
+    /// itself when it has none left. Returns how many: fewer than `most` if it was all.
     pub fn forget(&mut self, worker: WorkerId, most: usize) -> usize {
         let Some(place) = self.workers.get(worker) else { return 0 };
         let forgotten = (0..most).take_while(|_| self.evict_oldest(place, None)).count();

@@ -13,8 +13,9 @@ const LITERAL: u8 = 0;
 /// After [`ESCAPE`]: a field ends here, and its tag follows.
 const FIELD_END: u8 = 1;
 
-/// Blocks of one prompt that are named; what comes behind them is only counted. Of 64 bytes each they are 4 MiB of text or a million
-/// tokens: no prompt fills the index, nor takes it from others for longer than some ten milliseconds.
+/// Blocks of one prompt that are named; what comes behind them is only counted. Of 64 bytes each they are 4
+/// MiB of text or a million tokens: no prompt fills the index, nor takes it from others for longer than some
+/// ten milliseconds.
 pub const PROMPT_BLOCKS_MAX: usize = 64 << 10;
 
 /// The chain of one prompt. Only full blocks are named: a partial tail is never reusable.

@@ -7,8 +7,9 @@
 //!   [`KvFeed::reply_ended`] when it ended or was given up.
 //! - Each returns an action. One that asks for something replaces the request under way, whose replies must be dropped.
 //!
-//! A worker says as much at once as it likes, so the index is had for moments only ([`Moments`]): each of these is a future
-//! that lets others have their turn in between. One that is dropped before its end leaves a feed that is of no use.
+//! A worker says as much at once as it likes, so the index is had for moments only ([`Moments`]): each of
+//! these is a future that lets others have their turn in between. One that is dropped before its end leaves a
+//! feed that is of no use.
 //!
 //! Where in doubt the worker's residency is cleared: too little known costs time, too much known costs more of it.
 

@@ -145,7 +145,8 @@ pub struct LimitsFile {
     pub max_body_bytes: Option<usize>,
     /// Largest event of a stream: so much of one is held at most until it is whole.
     pub max_event_bytes: Option<usize>,
-    /// Bytes of request bodies at once, those of answers under way included; what each has below 32 KiB is not counted.
+    /// Bytes of request bodies at once, those of answers under way included; what each has below 32 KiB is
+    /// not counted.
     pub max_body_memory_bytes: Option<usize>,
     /// Requests in flight at once.
     pub max_in_flight: Option<usize>,
@@ -160,10 +161,11 @@ pub struct LimitsFile {
     pub drain_delay_seconds: Option<u64>,
     /// Milliseconds to open a connection to a worker.
     pub connect_timeout_ms: Option<u64>,
-    /// Milliseconds for a request's head to come, and for a connection to wait for its next request (over HTTP/2 client_stall_ms, if
-    /// that is longer).
+    /// Milliseconds for a request's head to come, and for a connection to wait for its next request (over
+    /// HTTP/2 client_stall_ms, if that is longer).
     pub header_read_ms: Option<u64>,
-    /// Milliseconds between two pieces of a request's body. After so long 1,024 bytes must have come for each further second too.
+    /// Milliseconds between two pieces of a request's body. After so long 1,024 bytes must have come for each
+    /// further second too.
     pub body_idle_ms: Option<u64>,
     /// Milliseconds for a request's body to come whole.
     pub body_timeout_ms: Option<u64>,

@@ -1,6 +1,7 @@
-//! The thread that follows all workers' KV events. What a worker says takes no time of those that serve clients, accept them or
-//! probe workers: it is read, decoded and applied here, in slices between which the other workers' events have their turn. At a lower
-//! priority than theirs it would fall behind where all cores are busy, and requests would go by what workers held before.
+//! The thread that follows all workers' KV events. What a worker says takes no time of those that serve
+//! clients, accept them or probe workers: it is read, decoded and applied here, in slices between which the
+//! other workers' events have their turn. At a lower priority than theirs it would fall behind where all
+//! cores are busy, and requests would go by what workers held before.
 
 use std::{future::Future, io, sync::OnceLock, thread};
 

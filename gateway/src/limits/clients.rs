@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Largest request body. An agent turn is 0.2–2 MB of JSON; a 1M-token prompt about 8 MB; images come as base64.
+/// Largest request body. An agent turn is 0.2–2 MB of JSON; a 1M-token prompt about 8 MB; images come as
+/// base64.
 pub const MAX_BODY_BYTES: usize = 64 << 20;
 
 /// Bytes of request bodies at once, those of answers under way included: a thousand long conversations.
@@ -14,7 +15,8 @@ pub const BODY_FREE_BYTES: usize = 32 << 10;
 /// Bytes by which a body's room grows.
 pub const BODY_STEP_BYTES: usize = 256 << 10;
 
-/// Largest body that is read where its client is served, some tenths of a millisecond of it; others go to threads of their own.
+/// Largest body that is read where its client is served, some tenths of a millisecond of it; others go to
+/// threads of their own.
 pub const READING_INLINE_BYTES: usize = 128 << 10;
 
 /// Longest name of a model that is kept: of a longer one its beginning, which no worker serves.
@@ -26,7 +28,8 @@ pub const MAX_CODINGS: usize = 2;
 /// What of a body is decoded where its client is served, compressed and plain: some tenths of a millisecond.
 pub const DECODING_INLINE_BYTES: usize = 128 << 10;
 
-/// What may come out of a compressed body whatever went in: the text of a long prompt that says one thing again and again.
+/// What may come out of a compressed body whatever went in: the text of a long prompt that says one thing
+/// again and again.
 pub const DECODING_RATIO_FREE_BYTES: usize = 4 << 20;
 
 /// Of what is larger, bytes that come out for one that went in, of which twice as many may be held for a
@@ -34,7 +37,8 @@ pub const DECODING_RATIO_FREE_BYTES: usize = 4 << 20;
 /// tenth, tables of zeros to a hundredth; deflate could make a thousand.
 pub const DECODING_RATIO_MAX: usize = 40;
 
-/// Large bodies that are decoded or read at once, each on a thread of its own and for at most 64 MiB; others wait.
+/// Large bodies that are decoded or read at once, each on a thread of its own and for at most 64 MiB; others
+/// wait.
 pub const LARGE_BODY_THREADS: usize = 2;
 
 /// What a zstd frame may ask to be kept of its past: what the standard has every receiver take (RFC 9659).
@@ -46,22 +50,25 @@ pub const MAX_IN_FLIGHT: usize = 16_384;
 /// Client connections at once: twice the requests in flight, for idle keep-alive clients.
 pub const MAX_CONNECTIONS: usize = 32_768;
 
-/// Client connections below which a limit of open files is called low: what a few hundred agents with some streams each take.
+/// Client connections below which a limit of open files is called low: what a few hundred agents with some
+/// streams each take.
 pub const FEW_CONNECTIONS: usize = 4_096;
 
 /// Streams one HTTP/2 client may have open at once (hyper's own default is 200).
 pub const MAX_H2_STREAMS: u32 = 1_024;
 
-/// Streams of one HTTP/2 client that were reset before the server came to look at them (Rapid Reset); beyond it the connection is
-/// closed. A client that takes a batch of requests back at once stays below; who floods is there with one read of 16 KiB.
+/// Streams of one HTTP/2 client that were reset before the server came to look at them (Rapid Reset); beyond
+/// it the connection is closed. A client that takes a batch of requests back at once stays below; who floods
+/// is there with one read of 16 KiB.
 pub const MAX_H2_UNSEEN_RESETS: usize = 64;
 
-/// Streams of one HTTP/2 connection that the server had to reset for what the client did on them (MadeYouReset); beyond it the
-/// connection is closed. Honest clients do so at most once, with as many streams as there may be before they are told of that.
+/// Streams of one HTTP/2 connection that the server had to reset for what the client did on them
+/// (MadeYouReset); beyond it the connection is closed. Honest clients do so at most once, with as many
+/// streams as there may be before they are told of that.
 pub const MAX_H2_FAULTY_STREAMS: usize = MAX_H2_STREAMS as usize;
 
-/// Frames of HTTP/2 that ask for nothing (PING, SETTINGS, WINDOW_UPDATE and others) that a client may send at once, before it has
-/// earned any: four for each stream that it may have.
+/// Frames of HTTP/2 that ask for nothing (PING, SETTINGS, WINDOW_UPDATE and others) that a client may send at
+/// once, before it has earned any: four for each stream that it may have.
 pub const H2_CONTROL_BURST: u64 = 4 * MAX_H2_STREAMS as u64;
 
 /// And in a second, whatever else it does.
@@ -70,55 +77,60 @@ pub const H2_CONTROL_PER_SECOND: u64 = 128;
 /// And for each request.
 pub const H2_CONTROL_PER_REQUEST: u64 = 8;
 
-/// And one for so many bytes that are written to it: clients that update two windows for each small event of a stream send half as
-/// many.
+/// And one for so many bytes that are written to it: clients that update two windows for each small event of
+/// a stream send half as many.
 pub const H2_CONTROL_BYTES_EACH: u64 = 16;
 
-/// Time that a connection gets to say its last after it was told to end, before it is closed: a round trip across the world.
+/// Time that a connection gets to say its last after it was told to end, before it is closed: a round trip
+/// across the world.
 pub const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How often a client that waits to be let in looks whether another has gone.
 pub const ROOM_LOOK: Duration = Duration::from_millis(50);
 
-/// One part in this many of the connections is asked to leave at a time, the longest idle first, where there is no place for another.
+/// One part in this many of the connections is asked to leave at a time, the longest idle first, where there
+/// is no place for another.
 pub const ROOM_SHARE: usize = 256;
 
-/// Time for a client to send its request head, from its first byte or the end of the answer before, as a defence against
-/// slow-header attacks.
+/// Time for a client to send its request head, from its first byte or the end of the answer before, as a
+/// defence against slow-header attacks.
 pub const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time for a client to finish the TLS handshake: some round trips across the world.
 pub const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Largest head of a request, as HTTP/1.1 writes it: twice a bearer token that names a thousand groups, and what nginx takes.
+/// Largest head of a request, as HTTP/1.1 writes it: twice a bearer token that names a thousand groups, and
+/// what nginx takes.
 pub const MAX_HEAD_BYTES: usize = 32 << 10;
 
-/// Header fields of a request: SDKs and proxies send 20 to 40. Below the 100 up to which hyper reads a head at all without memory of
-/// its own, so that who sends a few too many is told why.
+/// Header fields of a request: SDKs and proxies send 20 to 40. Below the 100 up to which hyper reads a head
+/// at all without memory of its own, so that who sends a few too many is told why.
 pub const MAX_HEAD_FIELDS: usize = 96;
 
 /// Longest path and query: RFC 9110 wants 8,000 bytes at least, and no client of the API needs them.
 pub const MAX_URI_BYTES: usize = 8 << 10;
 
-/// Bytes of request head that HTTP/1.1 buffers: room for four times the largest head, so that who sends up to that is told why; of a
-/// longer one hyper says 431 and no more.
+/// Bytes of request head that HTTP/1.1 buffers: room for four times the largest head, so that who sends up to
+/// that is told why; of a longer one hyper says 431 and no more.
 pub const HEAD_BUFFER_BYTES: usize = 128 << 10;
 
-/// The same over HTTP/2, by its own count (32 bytes more for each field). Four times this much closes the connection.
+/// The same over HTTP/2, by its own count (32 bytes more for each field). Four times this much closes the
+/// connection.
 pub const MAX_H2_HEADER_LIST_BYTES: u32 = 2 * MAX_HEAD_BYTES as u32;
 
 /// Time between two pieces of a request's body, against slow bodies; a phone's longest gaps are shorter.
 pub const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What of a request's body must have come for each second after [`BODY_IDLE_TIMEOUT`], against bodies that never end: a phone where
-/// there is hardly a network sends several times as much, and a prompt of a few kilobytes needs none of it.
+/// What of a request's body must have come for each second after [`BODY_IDLE_TIMEOUT`], against bodies that
+/// never end: a phone where there is hardly a network sends several times as much, and a prompt of a few
+/// kilobytes needs none of it.
 pub const BODY_BYTES_PER_SECOND_MIN: u64 = 1 << 10;
 
 /// Time for a whole body to come: the largest one at 110 KB a second.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Time for which a client may take nothing of what is sent to it: a laptop that is opened again within it goes on. Until
-/// then it holds what the sockets' buffers hold and its place, and its worker waits.
+/// Time for which a client may take nothing of what is sent to it: a laptop that is opened again within it
+/// goes on. Until then it holds what the sockets' buffers hold and its place, and its worker waits.
 pub const CLIENT_STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a connection that was closed here waits for its client to close it too, while nothing comes.

@@ -16,8 +16,8 @@ use super::{TcpStream, dial};
 use crate::clock;
 
 /// What a worker may send in one message: one step's events. A block of 16 tokens takes some hundred bytes of
-/// it, its tokens as numbers of up to five bytes, so this is what half a million tokens stored in one step say.
-/// keyway-worker's snapshots come in parts of 100 KB.
+/// it, its tokens as numbers of up to five bytes, so this is what half a million tokens stored in one step
+/// say. keyway-worker's snapshots come in parts of 100 KB.
 const BOUNDS: Bounds = Bounds { message_bytes: 4 << 20, frames: 8 };
 
 /// Bytes for which room is made before each read.

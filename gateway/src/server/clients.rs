@@ -1,5 +1,5 @@
-//! The connections of a listener: how many there are, and of each address; which have been idle for longest, should another client
-//! want to come in; who is told to end.
+//! The connections of a listener: how many there are, and of each address; which have been idle for longest,
+//! should another client want to come in; who is told to end.
 
 use std::{
     cmp::Reverse,
@@ -53,8 +53,9 @@ pub(super) struct Place {
 }
 
 impl Clients {
-    /// A place for a connection from this address, where there are less than so many. An address that has its share gives one of its
-    /// own for it that has been idle for long, if there is any: what it asks for is bounded by itself.
+    /// A place for a connection from this address, where there are less than so many. An address that has its
+    /// share gives one of its own for it that has been idle for long, if there is any: what it asks for is
+    /// bounded by itself.
     pub(super) fn place(self: &Arc<Self>, from: IpAddr, bound: usize) -> Option<Place> {
         let address = subscriber(from);
         let mut open = self.open.lock();
@@ -100,8 +101,8 @@ impl Clients {
         open.all.values().filter(idle).for_each(|client| client.leave(Leave::Idle));
     }
 
-    /// Tells some to end, those first that have been idle for longest: nothing of what they have asked is being answered. Where some
-    /// of those before are still about to, they are enough.
+    /// Tells some to end, those first that have been idle for longest: nothing of what they have asked is
+    /// being answered. Where some of those before are still about to, they are enough.
     pub(super) fn make_room(&self) {
         let open = self.open.lock();
         if !open.all.values().any(|client| client.leaves() && !client.is_served()) {

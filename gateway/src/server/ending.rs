@@ -1,5 +1,6 @@
-//! Drives a client's connection until it ends, or has to: it is told so by `Client::leave`, says its last (over HTTP/2 a GOAWAY) and
-//! serves what it has begun. Where that is nothing, or what comes is a flood, it has a moment to say it and no more.
+//! Drives a client's connection until it ends, or has to: it is told so by `Client::leave`, says its last
+//! (over HTTP/2 a GOAWAY) and serves what it has begun. Where that is nothing, or what comes is a flood, it
+//! has a moment to say it and no more.
 
 use std::{
     future::{Future, poll_fn},
@@ -53,8 +54,9 @@ mod tests {
     use super::*;
     use crate::{client::Leave, party::Stage};
 
-    /// After how many seconds a connection that ends by itself after nine is over, whether it was closed, and how often it was told to
-    /// say its last. `tells` says after how many milliseconds it is told to leave, and how.
+    /// After how many seconds a connection that ends by itself after nine is over, whether it was closed, and
+    /// how often it was told to say its last. `tells` says after how many milliseconds it is told to leave,
+    /// and how.
     async fn ends(client: &Arc<Client>, tells: &[(u64, Leave)]) -> (u64, bool, u32) {
         let (began, said) = (Instant::now(), Cell::new(0));
         let connection = Box::pin(clock::sleep(Duration::from_secs(9)));

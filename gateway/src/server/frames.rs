@@ -1,6 +1,7 @@
-//! Counts the frames of HTTP/2 that ask for nothing and have to be dealt with: PING, SETTINGS, WINDOW_UPDATE, PRIORITY and types
-//! that are not known (RFC 9113, section 6). A client sends some for what it reads, so what is written to it earns them; one that
-//! sends many more keeps a core busy at no cost of its own. Frames that ask for something are counted where they are understood.
+//! Counts the frames of HTTP/2 that ask for nothing and have to be dealt with: PING, SETTINGS, WINDOW_UPDATE,
+//! PRIORITY and types that are not known (RFC 9113, section 6). A client sends some for what it reads, so
+//! what is written to it earns them; one that sends many more keeps a core busy at no cost of its own. Frames
+//! that ask for something are counted where they are understood.
 
 use crate::{
     clock::Instant,

@@ -1,6 +1,7 @@
-//! What comes on a connection, which is looked at as it passes. The first bytes must come in time: hyper's clock for heads begins
-//! once the protocol is known, and what tells HTTP/1.1 from HTTP/2 waits without one. Over HTTP/2, frames that ask for nothing must
-//! not be too many (`frames.rs`): of a client that floods nothing more is read.
+//! What comes on a connection, which is looked at as it passes. The first bytes must come in time: hyper's
+//! clock for heads begins once the protocol is known, and what tells HTTP/1.1 from HTTP/2 waits without one.
+//! Over HTTP/2, frames that ask for nothing must not be too many (`frames.rs`): of a client that floods
+//! nothing more is read.
 
 use std::{
     io,

@@ -25,8 +25,8 @@ pub struct Intake {
 }
 
 impl Intake {
-    /// At most so many connections at once; further ones wait until one has gone. Heads get `header_read`, and at the end
-    /// requests get `drain_timeout`.
+    /// At most so many connections at once; further ones wait until one has gone. Heads get `header_read`,
+    /// and at the end requests get `drain_timeout`.
     pub fn new(max_connections: usize, header_read: Duration, drain_timeout: Duration) -> Arc<Self> {
         let intake = Self {
             max_connections: AtomicUsize::default(),

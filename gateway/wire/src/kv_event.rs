@@ -1,6 +1,6 @@
-//! KV events: what an engine says about its prefix cache, block by block, in the formats of vLLM and SGLang. Types
-//! here; bytes in [`WireFormat`]'s encoder, [`Events`] and [`EventBatch::decode`]; ZMQ frames in [`frames`]. What a router makes of
-//! them is `gateway/core`'s business.
+//! KV events: what an engine says about its prefix cache, block by block, in the formats of vLLM and SGLang.
+//! Types here; bytes in [`WireFormat`]'s encoder, [`Events`] and [`EventBatch::decode`]; ZMQ frames in
+//! [`frames`]. What a router makes of them is `gateway/core`'s business.
 //!
 //! The formats as read in `vllm/distributed/kv_events.py` and `sglang/srt/disaggregation/kv_events.py`. Events are
 //! msgpack arrays (vLLM up to v0.23, SGLang up to mid-2026) or maps (later ones); a decoder must take both, with

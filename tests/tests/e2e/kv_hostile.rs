@@ -191,7 +191,8 @@ async fn what_is_announced_or_sent_takes_no_memory_and_holds_up_nobody() {
     }
 }
 
-/// What a publisher says that is as it should be, but for how much of it there is: each message near the largest.
+/// What a publisher says that is as it should be, but for how much of it there is: each message near the
+/// largest.
 #[derive(Debug, Clone, Copy)]
 enum Says {
     ManyEvents,

@@ -1,5 +1,6 @@
-//! Hazard: one client holds what all have to share, at no cost of its own: places by bodies that never end, connections by saying
-//! nothing. Bodies come over both protocols, in pieces of a byte and of many; honest clients are served meanwhile.
+//! Hazard: one client holds what all have to share, at no cost of its own: places by bodies that never end,
+//! connections by saying nothing. Bodies come over both protocols, in pieces of a byte and of many; honest
+//! clients are served meanwhile.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -88,7 +89,8 @@ async fn bodies_that_never_end_keep_nobody_out_and_end() {
             }
             let statuses = attackers.join_all().await;
             let count = |wanted| statuses.iter().filter(|status| **status == wanted).count();
-            // Those beyond the share of their address are refused at once, the others once they have had their time.
+            // Those beyond the share of their address are refused at once, the others once they have had
+            // their time.
             assert!(count(408) >= PLACES / 2 && count(429) > 0, "{protocol:?}: {statuses:?}");
             assert!(statuses.iter().all(|status| [408, 429].contains(status)), "{protocol:?}: {statuses:?}");
             assert_eq!((arriving(&gateway).await, worker.request_count()), (0, 20));

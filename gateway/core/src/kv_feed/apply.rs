@@ -60,8 +60,8 @@ impl KvFeed {
         self.any_tier.filter(|_| self.tiers_seen)
     }
 
-    /// Does `one` for each of `count` blocks, and all that it asks for before the next one; some blocks a moment. `one` says
-    /// whether to go on.
+    /// Does `one` for each of `count` blocks, and all that it asks for before the next one; some blocks a
+    /// moment. `one` says whether to go on.
     async fn for_each(
         &mut self,
         index: &impl Moments,

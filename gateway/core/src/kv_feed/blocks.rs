@@ -36,8 +36,8 @@ impl Held<'_> {
     }
 }
 
-/// Blocks that may have one name: of as many salts as one prompt is known under. Each further one would be searched for among
-/// all of them.
+/// Blocks that may have one name: of as many salts as one prompt is known under. Each further one would be
+/// searched for among all of them.
 const ALIKE_MAX: usize = 1_024;
 
 #[derive(Debug)]
@@ -51,8 +51,8 @@ pub(super) struct Blocks {
     agenda: Vec<Step>,
 }
 
-/// Something left to do; done in small pieces, so that what one event can set off takes the index from requests for moments
-/// only.
+/// Something left to do; done in small pieces, so that what one event can set off takes the index from
+/// requests for moments only.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Walk(Walk),
@@ -215,7 +215,8 @@ impl Blocks {
     }
 
     fn take_copy(&mut self, held: &mut Held<'_>, id: NodeId, tier: Tier, left: Option<u32>) {
-        // An engine may even name two blocks of one prefix alike; the first may then have gone with the second.
+        // An engine may even name two blocks of one prefix alike; the first may then have gone with the
+        // second.
         let Some(node) = self.nodes.get_mut(id as usize).filter(|node| node.is_known()) else { return };
         let before = *node;
         let copies = node.copies_in(tier);
@@ -240,7 +241,8 @@ impl Blocks {
         self.names.iter_hash(spread(name)).copied().filter(same)
     }
 
-    /// Makes room for so many more blocks, which may move all of them: before the index is had, not meanwhile.
+    /// Makes room for so many more blocks, which may move all of them: before the index is had, not
+    /// meanwhile.
     pub(super) fn make_room(&mut self, more: usize) {
         let more = more.min(self.max - (self.nodes.len() - self.free.len()));
         self.nodes.reserve(more.saturating_sub(self.free.len()));
@@ -273,7 +275,8 @@ impl Blocks {
         Some(id)
     }
 
-    /// Forgets a block without copies and without blocks behind it; those before it that were kept for it are next.
+    /// Forgets a block without copies and without blocks behind it; those before it that were kept for it are
+    /// next.
     fn discard(&mut self, id: NodeId) {
         let node = self.nodes[id as usize];
         if node.is_held(Reach::Any) || node.first_child != NONE {

@@ -7,7 +7,8 @@ use std::task::{Context, Poll, Waker};
 
 use crate::index::PrefixIndex;
 
-/// Blocks that are stored, dropped or looked at in one moment: each takes up to a microsecond where memory is slow.
+/// Blocks that are stored, dropped or looked at in one moment: each takes up to a microsecond where memory is
+/// slow.
 const MOMENT_STEPS: usize = 256;
 
 /// An index that others use too.

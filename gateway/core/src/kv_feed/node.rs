@@ -35,11 +35,13 @@ pub(super) struct Node {
     /// Copies the engine's own cache has, and other tiers.
     pub(super) copies: u16,
     pub(super) elsewhere: u16,
-    /// The prompt's first block, which stays while one behind it does: it knows the empty prefix that they descend from.
+    /// The prompt's first block, which stays while one behind it does: it knows the empty prefix that they
+    /// descend from.
     pub(super) first: NodeId,
     pub(super) parent: NodeId,
     pub(super) first_child: NodeId,
-    /// The one before and the one after it among those behind `parent`; of a first block, which has none, its empty prefix.
+    /// The one before and the one after it among those behind `parent`; of a first block, which has none, its
+    /// empty prefix.
     pub(super) siblings: [NodeId; 2],
 }
 

@@ -1,5 +1,5 @@
-//! A way through a block and all blocks behind it, step by step: into the index, each after its parent, or out of it, each before
-//! its parent. It remembers one place, however many blocks there are.
+//! A way through a block and all blocks behind it, step by step: into the index, each after its parent, or
+//! out of it, each before its parent. It remembers one place, however many blocks there are.
 
 use super::blocks::{Blocks, Held};
 use super::node::{NodeId, Reach};
@@ -18,8 +18,8 @@ pub(super) struct Walk {
 /// Which way the blocks go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Into the index: what now has a copy, and what waited behind it. The index refuses a block whose parent it lacks, so a
-    /// gap further up holds all of them back.
+    /// Into the index: what now has a copy, and what waited behind it. The index refuses a block whose parent
+    /// it lacks, so a gap further up holds all of them back.
     Attach,
     /// Out of it: what lost its last copy, with all blocks behind it.
     Detach,

@@ -46,9 +46,9 @@ pub struct Decoded {
     pub unknown: usize,
 }
 
-/// A batch that is known to be msgpack, and whose events are read one by one as they are asked for: of a large batch no more
-/// is in memory, beside its bytes, than one event. It gives each event; `None` for one of a type this version does not know, an
-/// error for one that makes no sense.
+/// A batch that is known to be msgpack, and whose events are read one by one as they are asked for: of a
+/// large batch no more is in memory, beside its bytes, than one event. It gives each event; `None` for one of
+/// a type this version does not know, an error for one that makes no sense.
 #[derive(Debug, Clone)]
 pub struct Events<'a> {
     /// Seconds since 1970.
