@@ -102,6 +102,10 @@ pub struct ServeArgs {
     /// Memory for the prefix index [default: 268435456]
     #[arg(long, env = "KEYWAY_INDEX_BYTES", value_name = "BYTES")]
     pub index_bytes: Option<usize>,
+    /// Answers say in x-keyway-worker, x-keyway-reason and x-keyway-matched-tokens who served them and why. To try Keyway: they
+    /// tell a client what others have asked
+    #[arg(long, env = "KEYWAY_EXPOSE")]
+    pub expose: bool,
     /// Append choices to this file as JSON lines: what each worker held and how busy it was; hashes, never text
     #[arg(long, env = "KEYWAY_DECISION_LOG", value_name = "FILE")]
     pub decision_log: Option<PathBuf>,
@@ -127,6 +131,7 @@ impl ServeArgs {
         file.log_format = self.log_format.or(file.log_format);
         file.routing.block_bytes = self.block_bytes.or(file.routing.block_bytes);
         file.routing.index_bytes = self.index_bytes.or(file.routing.index_bytes);
+        file.routing.expose |= self.expose;
         file.routing.decision_log = self.decision_log.or(file.routing.decision_log);
         file.traces.otlp_endpoint = self.otlp_endpoint.or(file.traces.otlp_endpoint);
         if !self.worker.is_empty() {

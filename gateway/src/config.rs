@@ -172,7 +172,7 @@ impl TryFrom<File> for Config {
             snapshot_file: file.routing.snapshot_file,
             ask_usage: file.routing.ask_usage.unwrap_or(true),
             require_model: file.routing.require_model.unwrap_or(true),
-            expose_routing: file.routing.expose.unwrap_or_else(|| listen.ip().is_loopback()),
+            expose_routing: file.routing.expose,
             room,
             load_scrape: millis_or_never(file.routing.load_scrape_ms.unwrap_or(1_000)),
             slow_start: millis_or_never(file.routing.slow_start_ms.unwrap_or(30_000)),

@@ -405,7 +405,8 @@ fn welcome(gateway: &Gateway, workers: &[WorkerConfig]) {
          Put it before your own with: keyway --worker http://HOST:PORT --worker …\n\n\
          Try:\n  curl http://{addr}/v1/chat/completions -H 'content-type: application/json' \\\n    \
          -d '{{\"model\":\"{model}\",\"messages\":[{{\"role\":\"user\",\"content\":\"How do I add a worker?\"}}],\"stream\":true}}' -N\n  \
-         curl http://{admin}/workers\n",
+         curl http://{admin}/workers\n\n\
+         With --expose each answer says in its headers which worker served it, and why.\n",
         count = workers.len(),
         names = names.join(", "),
         model = gateway.router.fleet().model_ids().first().map_or("keyway-builtin", String::as_str),

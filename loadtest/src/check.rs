@@ -150,6 +150,6 @@ fn worker(exchange: &Exchange) -> Finding {
     let text = exchange
         .worker
         .clone()
-        .unwrap_or_else(|| "no x-keyway-worker header: `workers` will be empty".into());
+        .unwrap_or_else(|| "no x-keyway-worker header: `workers` will be empty (keyway --expose)".into());
     Finding { name: "worker", holds: exchange.worker.as_ref().map(|_| true), text }
 }

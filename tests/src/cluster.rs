@@ -219,6 +219,7 @@ pub struct GatewayBuilder {
     log: Option<String>,
     open_files: Option<u64>,
     env: Vec<(String, std::path::PathBuf)>,
+    unexposed: bool,
 }
 
 impl Gateway {
@@ -325,6 +326,13 @@ impl GatewayBuilder {
         self
     }
 
+    /// Starts it without `--expose`, by which a test reads who served it.
+    #[must_use]
+    pub fn as_it_comes(mut self) -> Self {
+        self.unexposed = true;
+        self
+    }
+
     /// Sets the address to listen on instead of loopback; port 0.
     #[must_use]
     pub fn listen(mut self, addr: &str) -> Self {
@@ -364,6 +372,9 @@ impl GatewayBuilder {
         command.envs(self.env.iter().map(|(name, path)| (name, path)));
         let listen = self.listen.as_deref().unwrap_or("127.0.0.1:0");
         command.args(["--listen", listen, "--admin-listen", "127.0.0.1:0"]).args(&self.args);
+        if !self.unexposed {
+            command.arg("--expose");
+        }
         if let Some(filter) = &self.log {
             command.env("RUST_LOG", filter);
         }

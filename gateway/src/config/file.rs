@@ -77,8 +77,9 @@ pub struct RoutingFile {
     /// File to which the index is written when the gateway ends, and from which it is read at the start; needs hash_key_file,
     /// or a hand-over, so that names are the same.
     pub snapshot_file: Option<PathBuf>,
-    /// Whether answers carry `x-keyway-worker` and its siblings; by default only on loopback.
-    pub expose: Option<bool>,
+    /// Whether answers carry `x-keyway-worker`, `x-keyway-reason` and `x-keyway-matched-tokens` (false): they tell a client what
+    /// others have asked.
+    pub expose: bool,
     /// Whether workers are asked for the usage of streams whose clients do not ask, which then is not shown (true).
     pub ask_usage: Option<bool>,
     /// Whether a request must name its model where workers serve different ones (true); without, it goes to any of them.

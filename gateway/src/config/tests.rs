@@ -89,10 +89,10 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn routing_is_exposed_only_on_loopback() {
-    assert!(config("").unwrap().expose_routing);
-    assert!(!config("listen = \"0.0.0.0:80\"").unwrap().expose_routing);
-    assert!(config("listen = \"0.0.0.0:80\"\n[routing]\nexpose = true").unwrap().expose_routing);
+fn routing_is_exposed_only_where_it_is_asked_for() {
+    assert!(!config("").unwrap().expose_routing);
+    assert!(!config("listen = \"127.0.0.1:80\"").unwrap().expose_routing);
+    assert!(config("[routing]\nexpose = true").unwrap().expose_routing);
 }
 
 #[test]

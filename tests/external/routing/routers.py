@@ -75,8 +75,9 @@ def command(name, fleet, port, peers, args, files):
 def _keyway(name, fleet, port, peers, speed, key):
     lines = [f'listen = "127.0.0.1:{port}"', f'admin_listen = "127.0.0.1:{port + 1}"']
     lines.append(f'policy = "{KEYWAY[name]}"')
+    lines += ["[routing]", "expose = true"]
     if name in TOGETHER:
-        lines += ["[routing]", f"load_scrape_ms = {1000 * LOOK_S / speed:.0f}", f'hash_key_file = "{key}"']
+        lines += [f"load_scrape_ms = {1000 * LOOK_S / speed:.0f}", f'hash_key_file = "{key}"']
     if name in PEERS:
         # Its own address is among them, as where a name has those of all.
         urls = [f"http://127.0.0.1:{peer + 1}" for peer in peers]

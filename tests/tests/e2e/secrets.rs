@@ -103,12 +103,11 @@ async fn routing_is_shown_on_loopback_only_unless_the_operator_says_so() {
         assert!(shown == 0 || shown == names.len());
         shown > 0
     };
-    let expose =
-        |yes: bool| Gateway::builder().config(&format!("[routing]\nexpose = {yes}\n")).worker(worker.addr());
-    assert!(shown(Gateway::builder().worker(worker.addr()).start().await).await);
-    assert!(!shown(Gateway::builder().worker(worker.addr()).listen("0.0.0.0:0").start().await).await);
-    assert!(!shown(expose(false).start().await).await);
-    assert!(shown(expose(true).listen("0.0.0.0:0").start().await).await);
+    let gateway = || Gateway::builder().as_it_comes().worker(worker.addr());
+    assert!(!shown(gateway().start().await).await);
+    assert!(!shown(gateway().config("[routing]\nexpose = false\n").start().await).await);
+    assert!(shown(gateway().config("[routing]\nexpose = true\n").start().await).await);
+    assert!(shown(gateway().args(&["--expose"]).start().await).await);
 }
 
 #[tokio::test]
