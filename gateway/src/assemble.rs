@@ -34,7 +34,7 @@ use crate::{
     server::Intake,
     snapshot::Memory,
     stored_state::StoredState,
-    tenants::{self, Tenants},
+    tenants::{self, TenantRules, Tenants},
     tls::ServerTls,
     token_keyer::TokenKeyer,
     trace::Traces,
@@ -216,8 +216,8 @@ fn doors(
     if let Some(tls) = &tls {
         background.push(tokio::spawn(Arc::clone(tls).follow_files()));
     }
-    let load = |(path, isolate): (PathBuf, bool)| {
-        Tenants::load(path, isolate, config.hash_key, clock, metrics.tenants.clone())
+    let load = |(path, rules): (PathBuf, TenantRules)| {
+        Tenants::load(path, rules, config.hash_key, clock, metrics.tenants.clone())
     };
     Ok((tls, config.tenants.clone().map(load).transpose()?))
 }

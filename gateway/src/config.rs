@@ -16,7 +16,7 @@ mod traces;
 mod worker;
 mod worker_url;
 
-use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf, time::Duration};
+use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
 
 use http::HeaderValue;
 use keyway_core::{pick::Policy, waiting_room::RoomRules};
@@ -36,7 +36,12 @@ pub use self::{
     traces::{TracesConfig, TracesFile},
     worker::{KvSource, WorkerConfig, WorkerEntry, WorkerTable, port_of},
 };
-use crate::{cors::Cors, ignored::Ignored, limits};
+use crate::{
+    cors::Cors,
+    ignored::Ignored,
+    limits,
+    tenants::{Steering, TenantRules},
+};
 
 /// One line that says what is wrong with the configuration and where.
 #[derive(Debug, thiserror::Error)]
@@ -118,8 +123,8 @@ pub struct Config {
     pub resume: ResumeConfig,
     /// Whether requests go to the worker that stores what they name.
     pub stored_state: StoredStateConfig,
-    /// File of tenants, and whether their prompts share no cache.
-    pub tenants: Option<(PathBuf, bool)>,
+    /// File of tenants, and what holds for all of them.
+    pub tenants: Option<(PathBuf, TenantRules)>,
     /// `Bearer …` that operators show, marked sensitive.
     pub admin_token: Option<HeaderValue>,
     /// Which pages in browsers may use the API; `None`: nothing is said of that.
@@ -154,6 +159,8 @@ impl TryFrom<File> for Config {
         // What these files hold is used elsewhere; here, whether it can be.
         file.tls.as_ref().map(crate::tls::check).transpose()?;
         file.auth.tenants_file.as_deref().map(crate::tenants::check).transpose()?;
+        let isolate = file.auth.isolate.unwrap_or(true);
+        let rules = TenantRules { isolate, steering: Arc::new(Steering::allowing(&file.auth.steering)?) };
         let limits = &file.limits;
         let config = Self {
             listen,
@@ -194,7 +201,7 @@ impl TryFrom<File> for Config {
             traces: file.traces.validated()?,
             resume: ResumeConfig::from(&file.resume),
             stored_state: StoredStateConfig::from(&file.stored_state),
-            tenants: file.auth.tenants_file.map(|path| (path, file.auth.isolate.unwrap_or(true))),
+            tenants: file.auth.tenants_file.map(|path| (path, rules)),
             admin_token: file.auth.admin_token_file.as_ref().map(worker::read_key).transpose()?,
             cors: file.cors.validated()?,
             tls: file.tls,

@@ -120,6 +120,12 @@ pub fn kind(headers: &HeaderMap) -> Option<&[u8]> {
     headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes)
 }
 
+/// Whether a body is a form: in parts, or in pairs.
+pub fn is_form(headers: &HeaderMap) -> bool {
+    kind(headers)
+        .is_some_and(|kind| is_multipart(kind) || begins_with(kind, b"application/x-www-form-urlencoded"))
+}
+
 fn is_multipart(kind: &[u8]) -> bool {
     begins_with(kind, b"multipart/")
 }

@@ -29,7 +29,7 @@ use crate::{
     client::Client,
     clock::Instant,
     config::Timeouts,
-    content::{self, Coding, Content, Form, Unread},
+    content::{self, Content, Form},
     drift::DriftDoctor,
     error::Error,
     fleet::Worker,
@@ -202,12 +202,11 @@ impl Dispatch {
             hold(&mut content.text, room)?;
         }
         let visit = visit.as_deref();
-        let work = Work::of(&parts.method, &whom::as_engines_read(parts.uri.path()));
-        if let Some(salt) = visit.and_then(Visit::salt)
-            && work.fills_cache()
+        let work = Work::of(&parts.method, parts.uri.path());
+        if let Some(visit) = visit
+            && tenants::keep_apart(visit, &mut parts, &mut content, self.max_body_bytes)?
         {
-            content.mend(self.max_body_bytes)?;
-            content.replace(&mut parts.headers, tenants::salted(&readable(&content)?, salt)?);
+            hold(&mut content.text, room)?;
         }
         let reading = Instant::now();
         let (path, headers) = (parts.uri.path(), &parts.headers);
@@ -412,17 +411,6 @@ fn without_id(path: &str) -> &str {
 /// Why a request cannot go to the worker that stores what it names.
 fn state_away(error: Error) -> Error {
     if matches!(error, Error::NoWorker | Error::ModelNotFound { .. }) { Error::StateAway } else { error }
-}
-
-/// The text of a body into which something must be put.
-fn readable(content: &Content) -> Result<Bytes, Error> {
-    match content.unread {
-        Some(Unread::Coding) => Err(Error::CodingUnsupported { accepted: Coding::NAMES }),
-        Some(Unread::Damaged) => {
-            Err(Error::BodyUnreadable("it is not what its content-encoding says".to_owned()))
-        }
-        _ => Ok(content.text.clone()),
-    }
 }
 
 #[cfg(test)]

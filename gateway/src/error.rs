@@ -19,6 +19,9 @@ pub enum Error {
     /// No such path here.
     #[error("there is no {0}; requests go to paths under /v1/, such as /v1/chat/completions")]
     NotFound(String),
+    /// The path could be read in several ways.
+    #[error("the request's path cannot be used: {0}")]
+    BadPath(&'static str),
     /// No worker serves the model.
     #[error("the model {model:?} does not exist here; this fleet serves: {known}")]
     ModelNotFound {
@@ -208,6 +211,7 @@ impl Error {
         let (invalid, server) = ("invalid_request_error", "server_error");
         match self {
             Self::NotFound(_) => row(StatusCode::NOT_FOUND, invalid, "unknown_url", None, None),
+            Self::BadPath(_) => row(StatusCode::BAD_REQUEST, invalid, "bad_path", None, None),
             Self::ModelNotFound { .. } => {
                 row(StatusCode::NOT_FOUND, invalid, "model_not_found", Some("model"), None)
             }

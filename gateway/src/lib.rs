@@ -61,6 +61,7 @@ pub mod net;
 pub mod own_fault;
 pub mod panics;
 pub mod party;
+mod path;
 pub mod peers;
 pub mod poison;
 pub mod probe;

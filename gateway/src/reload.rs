@@ -177,14 +177,14 @@ impl Reloader {
         old: &Config,
         new: &Config,
     ) -> Result<Option<Arc<Tenants>>, ConfigError> {
-        let Some((path, isolate)) = new.tenants.clone() else { return Ok(None) };
+        let Some((path, rules)) = new.tenants.clone() else { return Ok(None) };
         match known {
             // Its file is followed anyway.
             Some(same) if old.tenants == new.tenants => Ok(Some(Arc::clone(same))),
-            Some(other) => other.moved(path, isolate).map(Some),
+            Some(other) => other.moved(path, rules).map(Some),
             None => {
                 let (clock, counted) = (self.parts.clock, self.parts.metrics.tenants.clone());
-                Tenants::load(path, isolate, new.hash_key, clock, counted).map(Some)
+                Tenants::load(path, rules, new.hash_key, clock, counted).map(Some)
             }
         }
     }

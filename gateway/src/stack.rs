@@ -22,7 +22,7 @@ use crate::{
     limits::MAX_REQUEST_ID_BYTES,
     live::{Live, Serving},
     metrics::Metrics,
-    models,
+    models, path,
     record::Record,
     server::Intake,
     trace::Tracer,
@@ -59,7 +59,8 @@ struct Asking {
 }
 
 impl Asking {
-    fn boxed(Arrived { request, client }: Arrived, serving: Arc<Serving>) -> Box<Self> {
+    fn boxed(Arrived { mut request, client }: Arrived, serving: Arc<Serving>) -> Box<Self> {
+        path::undo_escapes(request.uri_mut());
         Box::new(Self { request, client, record: None, serving })
     }
 }
@@ -153,7 +154,9 @@ where
 
 /// The client's own id where it is printable and short, so that its logs and ours meet.
 fn request_id(request: &Request) -> HeaderValue {
-    let printable = |id: &&HeaderValue| id.to_str().is_ok_and(|id| !id.is_empty());
+    // Engines that move KV read peers' addresses out of an id (MoRI-IO: `___prefill_addr_HOST:PORT___decode_addr_…`).
+    let steers = |id: &str| id.contains("_addr_");
+    let printable = |id: &&HeaderValue| id.to_str().is_ok_and(|id| !id.is_empty() && !steers(id));
     let given = request.headers().get(headers::REQUEST_ID).filter(printable);
     match given {
         Some(id) if id.len() <= MAX_REQUEST_ID_BYTES => id.clone(),
@@ -197,7 +200,7 @@ where
         Error::BodyUnreadable("it has both a content-length and a transfer-encoding".to_owned())
     } else if request.method() == Method::CONNECT {
         Error::NotFound("a tunnel".to_owned())
-    } else if let Err(error) = headers::bounded(request) {
+    } else if let Err(error) = headers::bounded(request).and_then(|()| path::is_plain(request.uri().path())) {
         return Ok(error.to_response());
     } else {
         return next.call(asking).await;

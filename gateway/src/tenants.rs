@@ -4,6 +4,7 @@
 
 mod file;
 mod salt;
+mod steering;
 
 use std::{
     collections::HashMap,
@@ -22,7 +23,8 @@ use prometheus::IntCounterVec;
 use self::file::{KeyHash, Parsed};
 pub use self::{
     file::{TenantTable, hex, key_hash},
-    salt::salted,
+    salt::{keep_apart, rewritten},
+    steering::Steering,
 };
 use crate::{
     clock::{self, Clock},
@@ -41,7 +43,7 @@ pub(crate) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 #[derive(Debug)]
 pub struct Tenants {
     path: PathBuf,
-    isolate: bool,
+    rules: TenantRules,
     salt_key: HashKey,
     clock: Clock,
     counted: IntCounterVec,
@@ -56,6 +58,15 @@ struct Known {
     by_key: HashMap<KeyHash, Arc<Tenant>>,
 }
 
+/// What holds for the requests of all tenants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TenantRules {
+    /// Whether their prompts share no cache.
+    pub isolate: bool,
+    /// By what they may steer engines.
+    pub steering: Arc<Steering>,
+}
+
 /// One tenant and what is left of its limits.
 #[derive(Debug)]
 pub struct Tenant {
@@ -64,6 +75,8 @@ pub struct Tenant {
     number: u32,
     /// What separates its prompts from others'; `None` where tenants share.
     salt: Option<String>,
+    /// By what it may steer engines.
+    steering: Arc<Steering>,
     budget: Mutex<Budget>,
     /// What it has of the gateway's places.
     party: Party,
@@ -89,10 +102,10 @@ pub fn check(path: &Path) -> Result<(), ConfigError> {
 }
 
 impl Tenants {
-    /// Reads the file. `isolate`: whether their prompts are kept apart; `salt_key`: from which names are made for that.
+    /// Reads the file. `salt_key`: from which names are made that keep prompts apart.
     pub fn load(
         path: PathBuf,
-        isolate: bool,
+        rules: TenantRules,
         salt_key: HashKey,
         clock: Clock,
         counted: IntCounterVec,
@@ -100,22 +113,22 @@ impl Tenants {
         let seen = Mutex::new(changed_at(&path));
         let parsed = file::read(&path)?;
         let current = RwLock::default();
-        let tenants = Self { path, isolate, salt_key, clock, counted, seen, current };
+        let tenants = Self { path, rules, salt_key, clock, counted, seen, current };
         tenants.take_over(parsed);
         Ok(Arc::new(tenants))
     }
 
     /// The same tenants by another file or another rule; what they have used of their limits stays used where the rule is
     /// the same.
-    pub fn moved(&self, path: PathBuf, isolate: bool) -> Result<Arc<Self>, ConfigError> {
+    pub fn moved(&self, path: PathBuf, rules: TenantRules) -> Result<Arc<Self>, ConfigError> {
         let seen = Mutex::new(changed_at(&path));
         let parsed = file::read(&path)?;
         let mut known = Known::default();
-        if isolate == self.isolate {
+        if rules == self.rules {
             known.by_name.clone_from(&self.current.read().by_name);
         }
         let (salt_key, clock, counted) = (self.salt_key, self.clock, self.counted.clone());
-        let moved = Self { path, isolate, salt_key, clock, counted, seen, current: RwLock::new(known) };
+        let moved = Self { path, rules, salt_key, clock, counted, seen, current: RwLock::new(known) };
         moved.take_over(parsed);
         Ok(Arc::new(moved))
     }
@@ -145,7 +158,8 @@ impl Tenants {
             // What it has used of its limits stays used, unless they are others now.
             Some(same) if same.table.same_limits(&table) => Arc::clone(same),
             _ => Arc::new(Tenant {
-                salt: self.isolate.then(|| salt::salt_of(self.salt_key, &table.name)),
+                steering: Arc::clone(&self.rules.steering),
+                salt: self.rules.isolate.then(|| salt::salt_of(self.salt_key, &table.name)),
                 budget: Mutex::new(Budget {
                     in_flight: 0,
                     owed: 0.0,

@@ -133,6 +133,8 @@ pub struct AuthFile {
     pub tenants_file: Option<PathBuf>,
     /// Whether tenants' prompts share no cache (true): each gets a `cache_salt` of its own.
     pub isolate: Option<bool>,
+    /// Fields and headers by which tenants may steer engines, such as `priority` and `x-vllm-priority`; others are taken out (none).
+    pub steering: Vec<String>,
     /// File with the token that operators show to the admin listener; /livez and /readyz need none,
     /// and the page at / asks for it.
     pub admin_token_file: Option<PathBuf>,

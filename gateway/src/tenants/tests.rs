@@ -16,7 +16,17 @@ fn load(text: &str) -> (Arc<Tenants>, tempfile::NamedTempFile) {
     file.write_all(text.as_bytes()).unwrap();
     let counted = IntCounterVec::new(Opts::new("c", "c"), &["tenant", "outcome"]).unwrap();
     let path = file.path().to_owned();
-    (Tenants::load(path, true, HashKey::new(7), Clock::start(), counted).unwrap(), file)
+    (
+        Tenants::load(
+            path,
+            TenantRules { isolate: true, steering: Arc::default() },
+            HashKey::new(7),
+            Clock::start(),
+            counted,
+        )
+        .unwrap(),
+        file,
+    )
 }
 
 fn with(name: &'static str, value: &str) -> HeaderMap {

@@ -5,6 +5,9 @@ set -euo pipefail
 usage() {
     cat <<'EOF_USAGE'
 Usage: tests/external/tenants/run.sh [arguments of timing.py]
+       tests/external/tenants/run.sh isolation --engine http://HOST:PORT
+
+  isolation                in a real vLLM's cache, by its own counter of hits, for every path that it offers
 
   --samples 200            of each kind
   --words 400              of a prompt
@@ -20,4 +23,8 @@ EOF_USAGE
 case ${1:-} in -h | --help) usage && exit 0 ;; esac
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 . "$root/tests/binaries.sh" -p keyway -p keyway-loadtest
+if [[ ${1:-} == isolation ]]; then
+    shift
+    exec python3 "$root/tests/external/tenants/isolation.py" --keyway "$BIN_DIR/keyway" "$@"
+fi
 exec python3 "$root/tests/external/tenants/timing.py" --keyway "$BIN_DIR/keyway" --loadtest "$BIN_DIR/keyway-loadtest" "$@"

@@ -29,7 +29,7 @@ use crate::{
     party::Stage,
     request::{self, KeyerConfig, RequestInfo},
     routing::Choice,
-    tenants::{Tenants, Visit, hex, key_hash},
+    tenants::{TenantRules, Tenants, Visit, hex, key_hash},
 };
 
 /// Requests that the gateway and each tenant take at once.
@@ -92,7 +92,14 @@ impl Parts {
         Self {
             scale: Autoscale::new(ScaleConfig::try_from(&toml::from_str("").unwrap()).unwrap(), metrics),
             admission: Admission::new(PLACES, IntGauge::new("a", "a").unwrap(), in_flight.clone()),
-            tenants: Tenants::load(path, true, key, clock, counted).unwrap(),
+            tenants: Tenants::load(
+                path,
+                TenantRules { isolate: true, steering: Arc::default() },
+                key,
+                clock,
+                counted,
+            )
+            .unwrap(),
             router,
             in_flight,
             _file: file,
