@@ -57,8 +57,9 @@ impl Asked {
         if let Some(rank) = worker.rank() {
             outgoing.set(headers::DATA_PARALLEL_RANK, rank.into());
         }
-        if self.info.work.is_inference() {
-            // The relay must see where events end; engines do not compress streams unasked.
+        if self.info.work.is_inference() || self.info.metered {
+            // The relay must see where events end, and what is charged; engines do not compress streams
+            // unasked.
             outgoing.set(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         }
         outgoing

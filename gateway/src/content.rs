@@ -126,6 +126,11 @@ pub fn is_form(headers: &HeaderMap) -> bool {
         .is_some_and(|kind| is_multipart(kind) || begins_with(kind, b"application/x-www-form-urlencoded"))
 }
 
+/// Whether a body is a form with files, and looks like one.
+pub fn has_files(headers: &HeaderMap, body: &[u8]) -> bool {
+    kind(headers).is_some_and(is_multipart) && body.trim_ascii_start().starts_with(b"--")
+}
+
 fn is_multipart(kind: &[u8]) -> bool {
     begins_with(kind, b"multipart/")
 }

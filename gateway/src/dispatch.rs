@@ -47,7 +47,7 @@ use crate::{
     resume::Resumer,
     routing::Router,
     session, silence, stored_state,
-    tenants::{self, Visit},
+    tenants::{self, Estimate, Used, Visit},
     threads,
     token_keyer::{TokenKeyer, TokenPrompt},
     upstream::Upstream,
@@ -117,7 +117,14 @@ impl Dispatch {
         // In a box, so that what it needs is given back once the answer has begun: the connection keeps the
         // rest.
         let serving = Box::pin(self.serve(request, client, record));
-        silence::looking_until((begun, begun + self.timeouts.request), serving).await.unwrap_or(Err(late))
+        let served = silence::looking_until((begun, begun + self.timeouts.request), serving).await;
+        if let Some(Err(_)) = &served
+            && let Some(visit) = record.visit()
+        {
+            // Its client has nothing of it; what took too long may have been computed.
+            visit.settle(Used::Nothing);
+        }
+        served.unwrap_or(Err(late))
     }
 
     /// All that routing knows of a request to `path`, which is this much `work`.
@@ -233,6 +240,13 @@ impl Dispatch {
         if self.require_model && info.owner.is_none() {
             whom::model_is_known_or_one(self.router.fleet(), &parts, &info)?;
         }
+        if let Some(visit) = visit.filter(|visit| visit.is_metered() && record.computes()) {
+            // Whatever its path: what reaches a worker is charged.
+            tenants::unclear(&info, &content.text)?;
+            let has_files = content::has_files(&parts.headers, &content.text);
+            visit.reserve(Estimate::of(&info, &content.text, has_files))?;
+            info.metered = true;
+        }
         info.share = visit.map(Visit::share).unwrap_or_default();
         let series = self.metrics.model(info.model.as_deref());
         record.model(Arc::clone(&series));
@@ -246,6 +260,9 @@ impl Dispatch {
         };
         choice.ticket.carry(demand);
         let Content { text: body, came, .. } = content;
+        if let Some(visit) = visit.filter(|_| info.metered) {
+            visit.asks();
+        }
         let (info, record, broken) = (Arc::new(info), Arc::clone(record), Broken::default());
         let asked = Arc::new(Asked { parts, body, came, info, series, record, broken });
         let response = Attempts::new(self, &asked, suspect).run(choice).await?;

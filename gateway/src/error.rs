@@ -191,6 +191,15 @@ pub enum Error {
         /// When it will be enough.
         retry_after: Duration,
     },
+    /// A tenant with a limit of tokens says in an unclear way what its stream is to hold.
+    #[error(
+        "the field {field} can be read in more than one way, which a key with a limit of tokens may not send; \
+         write it once, with true or false in stream and in what stream_options say of usage"
+    )]
+    UnclearOption {
+        /// Which.
+        field: &'static str,
+    },
     /// A bug of ours: the request's task panicked.
     #[error("internal error of the gateway")]
     Internal,
@@ -269,6 +278,9 @@ impl Error {
             Self::TenantLimit { retry_after, .. } => {
                 let after = Some(whole_seconds(*retry_after));
                 row(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded", None, after)
+            }
+            Self::UnclearOption { field } => {
+                row(StatusCode::BAD_REQUEST, invalid, "unclear_option", Some(field), None)
             }
             Self::Internal => row(StatusCode::INTERNAL_SERVER_ERROR, server, "internal_error", None, None),
         }

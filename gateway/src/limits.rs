@@ -67,6 +67,24 @@ pub const MAX_TENANTS: usize = 1_000;
 /// How long a browser need not ask again whether a page may use the API: a change of the rules reaches it within minutes.
 pub const CORS_MAX_AGE: Duration = Duration::from_secs(600);
 
+/// Set aside for an answer, in tokens, where a request of a tenant with a limit of tokens does not say how
+/// long it may be: a few paragraphs.
+pub const ANSWER_TOKENS_RESERVED: u64 = 256;
+
+/// The most that is set aside for one, whatever the request says: what a stream generates in ten seconds, as
+/// much as a limit lets come at once. What passes beyond it is taken as it passes; many clients name a length
+/// that no answer has.
+pub const ANSWER_TOKENS_RESERVED_MAX: u64 = 1_024;
+
+/// Taken at a time of what passes beyond that: the tenant's limit is touched for one event in so many.
+pub const ANSWER_TOKENS_STEP: u64 = 64;
+
+/// Bytes of text that are taken for a token where nobody counts: English text's.
+pub const BYTES_PER_TOKEN: u64 = 4;
+
+/// A picture or a sound in a prompt, in tokens, until its worker says: a picture of a megapixel.
+pub const ATTACHMENT_TOKENS: u64 = 1_000;
+
 /// How often the file of tenants is looked at: a call of the kernel.
 pub const TENANTS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -161,8 +179,11 @@ pub const MAX_MODELS_BYTES: usize = 2 << 20;
 /// token and many tokens stays far below.
 pub const MAX_EVENT_BYTES: usize = 16 << 20;
 
-/// How much of an unstreamed answer is kept to read its `usage` from; a longer one is relayed unread.
+/// How much of an unstreamed answer is kept to read its `usage` from; of a longer one only the end is.
 pub const MAX_USAGE_BODY_BYTES: usize = 1 << 20;
+
+/// The end of such an answer in which its `usage` is looked for: it is mostly the last field.
+pub const USAGE_TAIL_BYTES: usize = 4 << 10;
 
 /// Bytes of memory for the prefix index: at 44 bytes a residency, 6 million blocks or 1.5 billion bytes of prompts.
 pub const INDEX_BYTES: usize = 256 << 20;

@@ -220,7 +220,7 @@ impl Metrics {
             )?,
             tenants: d.counter(
                 "keyway_tenant_requests_total",
-                "Requests with a tenant's key: let in, or over one of its limits.",
+                "Requests with a tenant's key: let in, or over one of its limits; both where its tokens were gone once its body was read.",
                 &["tenant", "outcome"],
             )?,
             ejections: d.counter(

@@ -3,7 +3,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{HeaderValue, Method, Uri};
+use http::{HeaderMap, HeaderValue, Method, Uri};
 use keyway_wire::openai::Usage;
 use parking_lot::Mutex;
 
@@ -31,7 +31,7 @@ pub struct Record {
 
 #[derive(Default)]
 struct Line {
-    /// Counts as in flight as long as the record lives: until the answer's end.
+    /// Counts as in flight as long as the record lives: until the answer's end. Also where it was refused.
     visit: Option<Arc<Visit>>,
     model: Option<Arc<ModelSeries>>,
     worker: Option<Arc<Worker>>,
@@ -68,6 +68,12 @@ impl Record {
     /// The path that is asked for.
     pub fn path(&self) -> &str {
         self.uri.path()
+    }
+
+    /// Whether it may make a worker compute: to read or to remove what is stored does not, whatever the
+    /// answer repeats of it.
+    pub fn computes(&self) -> bool {
+        computes(&self.method)
     }
 
     /// When the request came in.
@@ -126,9 +132,13 @@ impl Record {
         self.line.lock().drift = drift.map(|found| format!("{}+{}", found.field, found.offset));
     }
 
-    /// Notes the status that the client sees.
-    pub fn status(&self, status: http::StatusCode) {
-        self.line.lock().status = status.as_u16();
+    /// Notes the status that the client sees, and tells it how its tenant's limits stand, where it has any.
+    pub fn answers(&self, status: http::StatusCode, headers: &mut HeaderMap) {
+        let mut line = self.line.lock();
+        line.status = status.as_u16();
+        if let Some(visit) = &line.visit {
+            visit.tenant().tell(self.uri.path(), headers);
+        }
     }
 
     /// Notes the time to the first token.
@@ -140,7 +150,7 @@ impl Record {
     pub fn usage(&self, usage: Usage, miss: Option<&'static str>) {
         let mut line = self.line.lock();
         if let Some(visit) = &line.visit {
-            visit.charge(&usage);
+            visit.owes(usage.completion_tokens);
         }
         line.usage = usage;
         line.miss = miss;
@@ -204,6 +214,11 @@ impl Record {
             });
         }
     }
+}
+
+/// Whether a request by this method may make a worker compute.
+pub fn computes(method: &Method) -> bool {
+    !method.is_safe() && *method != Method::DELETE
 }
 
 /// Milliseconds with microsecond digits.

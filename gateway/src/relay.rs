@@ -6,6 +6,7 @@
 //! aborted body. Other answers pass byte for byte; a broken one is aborted.
 
 mod account;
+mod meter;
 mod patience;
 mod screen;
 
@@ -23,6 +24,7 @@ use keyway_core::breaker::Verdict;
 pub use self::account::Told;
 use self::{
     account::Account,
+    meter::Meter,
     patience::{Due, Patience},
     screen::{Failing, Screen},
 };
@@ -68,11 +70,16 @@ pub fn relay(
     let kind = parts.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
     let (events, tap) = match kind.filter(|_| plain).unwrap_or_default() {
         kind if kind.starts_with(b"text/event-stream") => {
-            (Some(EventSplitter::new(terms.max_event_bytes)), UsageTap::Events(None))
+            (Some(EventSplitter::new(terms.max_event_bytes)), UsageTap::events())
         }
-        kind if kind.starts_with(b"application/json") => (None, UsageTap::Body(Vec::new(), 0)),
+        kind if kind.starts_with(b"application/json") => (None, UsageTap::body()),
         _ => (None, UsageTap::Blind),
     };
+    let meter = told.info.metered.then(|| told.record.visit()).flatten().map(|visit| {
+        let info = &told.info;
+        let is_text = kind.is_none_or(|kind| !is_media(kind));
+        Box::new(Meter::new(visit, (terms.api, info.work, info.background), (parts.status, is_text)))
+    });
     if events.is_some() {
         // What is added to the stream, or taken out of it, is not in its length.
         parts.headers.remove(header::CONTENT_LENGTH);
@@ -91,7 +98,7 @@ pub fn relay(
         state: State::Relaying,
         began,
         patience: Patience::new(&terms.timeouts, told.record.started(), began),
-        account: Account::new(parts.status, tap, told, began),
+        account: Account::new(parts.status, (tap, meter), told, began),
         api: terms.api,
         max_event_bytes: terms.max_event_bytes,
     });
@@ -365,6 +372,7 @@ impl Relay {
     fn fail(&mut self, Failure { error, said }: Failure) -> Result<Frame<Bytes>, BoxError> {
         let outcome = if said.is_some() { "worker_error_event" } else { error.code() };
         self.account.told.record.outcome(outcome);
+        self.account.failed();
         if self.events.is_none() {
             self.state = State::Ended;
             return Err(error.into());
@@ -379,6 +387,13 @@ impl Relay {
         self.state = State::Aborting(Box::pin(clock::sleep(ABORT_DELAY)), error);
         Ok(Frame::data(event))
     }
+}
+
+/// Whether a kind of content is sounds, pictures or the like.
+fn is_media(kind: &[u8]) -> bool {
+    ["audio/", "image/", "video/", "application/octet-stream"]
+        .iter()
+        .any(|media| kind.starts_with(media.as_bytes()))
 }
 
 /// The search for another worker, where one can go on.

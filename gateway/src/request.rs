@@ -55,6 +55,15 @@ pub struct RequestInfo {
     pub owner: Option<WorkerId>,
     /// Whether the client asked for a stream.
     pub stream: bool,
+    /// Whether it says that in a way which not every reader takes for the same: twice, or by what is no truth
+    /// value.
+    pub stream_is_odd: bool,
+    /// Whether it is to be computed even if its client has left (`background`).
+    pub background: bool,
+    /// Whether its tenant has a limit of tokens that it is charged to.
+    pub metered: bool,
+    /// The most tokens that its answer may have, by any of the names for it; 0: it does not say.
+    pub max_tokens: u32,
     /// Where it says what a stream is to hold.
     pub stream_options: StreamOptions,
     /// Separates its tenant's cache from others' (`cache_salt`); empty if there is none.
@@ -107,8 +116,10 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     let model = fields.model.and_then(Value::text_or_marks).map(Cow::into_owned);
     // Engines take an empty name for none.
     let model = model.filter(|model| !model.is_empty()).map(shortened);
-    let stream = fields.stream.is_some_and(|value| value.raw() == "true");
-    let stream_options = fields.stream_options;
+    let is_true = |value: Option<Value<'_>>| value.is_some_and(|value| value.raw() == "true");
+    let (stream, background) = (is_true(fields.stream), is_true(fields.background));
+    let (stream_options, stream_is_odd) = (fields.stream_options, fields.stream_is_odd);
+    let max_tokens = fields.max_tokens;
     let Keying { keyer, talk, .. } = keying;
     let stores = fields.store.and_then(|store| store.raw().parse().ok());
     let names = Reference::all(fields.names);
@@ -119,6 +130,10 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
         names,
         owner: None,
         stream,
+        stream_is_odd,
+        background,
+        metered: false,
+        max_tokens,
         stream_options,
         salt,
         chain: keyer.finish(),
@@ -151,9 +166,11 @@ fn shortened(mut model: String) -> String {
 /// Where a body says its `stream_options`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum StreamOptions {
-    /// Several times, or the body is no object.
+    /// The body is no object.
     #[default]
     Unclear,
+    /// Several times.
+    Twice,
     /// Nowhere; its fields begin at this byte.
     Nowhere(usize),
     /// The value's bytes.
@@ -355,7 +372,10 @@ fn walk_messages(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>) {
 struct Fields<'a> {
     model: Option<Value<'a>>,
     stream: Option<Value<'a>>,
+    stream_is_odd: bool,
     stream_options: StreamOptions,
+    background: Option<Value<'a>>,
+    max_tokens: u32,
     salt: Option<Value<'a>>,
     system: Option<Value<'a>>,
     tools: Option<Value<'a>>,
@@ -382,13 +402,22 @@ impl<'a> Fields<'a> {
                 let start = value.raw().as_ptr() as usize - text.as_ptr() as usize;
                 fields.stream_options = match fields.stream_options {
                     StreamOptions::Nowhere(_) => StreamOptions::At(start..start + value.raw().len()),
-                    _ => StreamOptions::Unclear,
+                    _ => StreamOptions::Twice,
                 };
                 continue;
             }
             let field = match name.as_ref() {
                 "model" => &mut fields.model,
-                "stream" => &mut fields.stream,
+                "stream" => {
+                    let is_plain = matches!(value.raw(), "true" | "false" | "null");
+                    fields.stream_is_odd |= fields.stream.is_some() || !is_plain;
+                    &mut fields.stream
+                }
+                "max_tokens" | "max_completion_tokens" | "max_output_tokens" => {
+                    fields.max_tokens = fields.max_tokens.max(value.raw().parse().unwrap_or_default());
+                    continue;
+                }
+                "background" => &mut fields.background,
                 "cache_salt" => &mut fields.salt,
                 "system" | "instructions" => &mut fields.system,
                 "tools" => &mut fields.tools,

@@ -118,7 +118,7 @@ where
         // In a box: few gateways have any.
         Some(cors) => Box::pin(shared(&cors, asking, next)).await?,
     };
-    record.status(response.status());
+    record.answers(response.status(), response.headers_mut());
     if let Some(Failed(error)) = response.extensions().get() {
         record.outcome(error.code());
         if api == Api::Messages {
@@ -219,7 +219,12 @@ where
         match (tenants.admit(request.headers_mut()), record) {
             (Ok(visit), Some(record)) => record.tenant(Arc::new(visit)),
             (Ok(_), None) => return Ok(Error::Internal.to_response()),
-            (Err(error), _) => return Ok(error.to_response()),
+            (Err(refused), record) => {
+                if let (Some(visit), Some(record)) = (refused.visit, record) {
+                    record.tenant(Arc::new(visit));
+                }
+                return Ok(refused.error.to_response());
+            }
         }
     }
     next.call(asking).await

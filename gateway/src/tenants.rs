@@ -2,9 +2,12 @@
 //! share no cache with another's. A client's key ends here; workers get their own. Without a file of tenants everybody may
 //! come in.
 
+mod estimate;
 mod file;
 mod salt;
+mod standing;
 mod steering;
+mod visit;
 
 use std::{
     collections::HashMap,
@@ -15,16 +18,18 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, header::AUTHORIZATION};
-use keyway_core::{RateLimit, waiting_room::Share};
-use keyway_wire::{block_hash::HashKey, openai::Usage};
+use keyway_core::RateLimit;
+use keyway_wire::block_hash::HashKey;
 use parking_lot::{Mutex, RwLock};
 use prometheus::IntCounterVec;
 
 use self::file::{KeyHash, Parsed};
 pub use self::{
+    estimate::{Estimate, unclear},
     file::{TenantTable, hex, key_hash},
     salt::{keep_apart, rewritten},
     steering::Steering,
+    visit::{Used, Visit},
 };
 use crate::{
     clock::{self, Clock},
@@ -81,6 +86,7 @@ pub struct Tenant {
     /// What it has of the gateway's places.
     party: Party,
     clock: Clock,
+    counted: IntCounterVec,
 }
 
 #[derive(Debug)]
@@ -92,9 +98,14 @@ struct Budget {
     tokens: Option<RateLimit>,
 }
 
-/// A tenant's request, which counts as in flight until it is dropped.
+/// Why a request may not come in.
 #[derive(Debug)]
-pub struct Visit(Arc<Tenant>);
+pub struct Refused {
+    /// What its client is told.
+    pub error: Error,
+    /// Whose it is, where its key says so: it counts as in flight nowhere.
+    pub visit: Option<Visit>,
+}
 
 /// Whether a file of tenants can be used.
 pub fn check(path: &Path) -> Result<(), ConfigError> {
@@ -134,14 +145,18 @@ impl Tenants {
     }
 
     /// Whose key a request carries; the key is taken out of it.
-    pub fn admit(&self, headers: &mut HeaderMap) -> Result<Visit, Error> {
-        let tenant = self.whose(headers).ok_or(Error::BadKey)?;
+    pub fn admit(&self, headers: &mut HeaderMap) -> Result<Visit, Refused> {
+        let tenant = self.whose(headers).ok_or(Refused { error: Error::BadKey, visit: None })?;
         headers.remove(AUTHORIZATION);
         headers.remove(X_API_KEY);
-        let result = tenant.enter();
-        let outcome = result.as_ref().map_or_else(Error::code, |()| "admitted");
+        let entered = tenant.enter();
+        let outcome = entered.as_ref().map_or_else(Error::code, |()| "admitted");
         self.counted.with_label_values(&[tenant.name(), outcome]).inc();
-        result.map(|()| Visit(tenant))
+        let visit = Visit::new(tenant, entered.is_ok());
+        match entered {
+            Ok(()) => Ok(visit),
+            Err(error) => Err(Refused { error, visit: Some(visit) }),
+        }
     }
 
     fn whose(&self, headers: &HeaderMap) -> Option<Arc<Tenant>> {
@@ -168,6 +183,7 @@ impl Tenants {
                 }),
                 party: Party::default(),
                 clock: self.clock,
+                counted: self.counted.clone(),
                 number: file::number_of(&table.name),
                 table,
             }),
@@ -232,52 +248,25 @@ impl Tenant {
             let limit = "requests in flight (max_in_flight)";
             return Err(Error::TenantLimit { limit, retry_after: Duration::from_secs(1) });
         }
-        let late = |limit| move |retry_after| Error::TenantLimit { limit, retry_after };
         if let Some(tokens) = &mut budget.tokens {
-            // Whoever owes nothing may begin; what it took is charged at its end.
-            tokens.wait(1.0, now).map_err(late("tokens in a minute (tokens_per_minute)"))?;
+            // What it takes is reserved once its body is here: that of a request which cannot begin is not
+            // read.
+            tokens.wait(1.0, now).map_err(over_tokens)?;
         }
         if let Some(requests) = &mut budget.requests {
-            requests.take(1.0, now).map_err(late("requests in a minute (requests_per_minute)"))?;
+            let over = |retry_after| Error::TenantLimit {
+                limit: "requests in a minute (requests_per_minute)",
+                retry_after,
+            };
+            requests.take(1.0, now).map_err(over)?;
         }
         budget.in_flight += 1;
         Ok(())
     }
 }
 
-impl Visit {
-    /// Whose it is.
-    pub fn tenant(&self) -> &Tenant {
-        &self.0
-    }
-
-    /// What separates its prompts from other tenants'.
-    pub fn salt(&self) -> Option<&str> {
-        self.0.salt.as_deref()
-    }
-
-    /// How it stands among other tenants' requests, with what answers have cost since the last one.
-    pub fn share(&self) -> Share {
-        let table = &self.0.table;
-        let (weight, priority) = (table.weight.unwrap_or(1.0), table.priority.unwrap_or(0));
-        let owed = std::mem::take(&mut self.0.budget.lock().owed);
-        Share { owner: self.0.number, weight, priority, owed, ..Share::default() }
-    }
-
-    /// Charges the tokens of an answer.
-    pub fn charge(&self, usage: &Usage) {
-        let mut budget = self.0.budget.lock();
-        budget.owed += usage.completion_tokens as f64;
-        if let Some(tokens) = &mut budget.tokens {
-            tokens.charge((usage.prompt_tokens + usage.completion_tokens) as f64);
-        }
-    }
-}
-
-impl Drop for Visit {
-    fn drop(&mut self) {
-        self.0.budget.lock().in_flight -= 1;
-    }
+fn over_tokens(retry_after: Duration) -> Error {
+    Error::TenantLimit { limit: "tokens in a minute (tokens_per_minute)", retry_after }
 }
 
 /// The key of `Bearer KEY`; the scheme's letters may be of either case (RFC 9110 §11.1).

@@ -1,20 +1,24 @@
-//! Reads the `usage` of an answer as it passes, without holding it back: in a stream the last event that carries
-//! one, in an unstreamed answer the body's own field. Below it: asking for the usage of a stream where the client did
-//! not (`ask`), and hiding what that brings (`hide`).
+//! Reads the `usage` of an answer as it passes, without holding it back: in a stream the last event that
+//! carries one, in an unstreamed answer the body's own field. Below it: the shapes of it (`shapes`), asking
+//! for the usage of a stream where the client did not (`ask`), hiding what that brings (`hide`), and what of
+//! an answer has passed where none is said (`passed`).
 
 pub mod ask;
 pub mod hide;
+pub mod passed;
+mod shapes;
 
-use std::sync::LazyLock;
+use std::{collections::VecDeque, sync::LazyLock};
 
 use bytes::Bytes;
-use keyway_wire::openai::{PromptTokensDetails, Usage};
-use memchr::memmem::Finder;
+use keyway_wire::openai::Usage;
+use memchr::memmem::{self, Finder};
 use serde::de::IgnoredAny;
 
+use self::shapes::{in_tail, of};
 use crate::{
-    json::{Fields, Value},
-    limits::MAX_USAGE_BODY_BYTES,
+    json::Value,
+    limits::{MAX_USAGE_BODY_BYTES, USAGE_TAIL_BYTES},
     sse,
 };
 
@@ -29,82 +33,114 @@ pub fn is_mentioned(bytes: &[u8]) -> bool {
     NAME.find(bytes).is_some()
 }
 
-/// The usage in a chunk or whole answer.
-fn of(json: &[u8]) -> Option<Usage> {
-    let text = std::str::from_utf8(json).ok()?;
-    Value::last_object_of_document(text, &NAME, read).or_else(|| {
-        let mut fields = Value::document(text)?.map_while(Result::ok);
-        let (_, usage) = fields.find(|(name, _)| name == "usage")?;
-        read(&mut usage.fields()?)
-    })
-}
-
-/// As serde would: what is not there is 0, what is no number makes it no usage.
-fn read(usage: &mut Fields<'_>) -> Option<Usage> {
-    let number = |value: Value<'_>| value.raw().parse::<u64>().ok();
-    let mut read = Usage::default();
-    for field in usage {
-        let (name, value) = field.ok()?;
-        match &*name {
-            "prompt_tokens" => read.prompt_tokens = number(value)?,
-            "completion_tokens" => read.completion_tokens = number(value)?,
-            "total_tokens" => read.total_tokens = number(value)?,
-            "prompt_tokens_details" if value.raw() != "null" => {
-                let mut details = value.fields()?.map_while(Result::ok);
-                let cached = details.find(|(name, _)| name == "cached_tokens").map(|(_, cached)| cached);
-                let cached_tokens = match cached.filter(|cached| cached.raw() != "null") {
-                    Some(cached) => Some(number(cached)?),
-                    None => None,
-                };
-                read.prompt_tokens_details = Some(PromptTokensDetails { cached_tokens });
-            }
-            _ => {}
-        }
-    }
-    Some(read)
-}
-
 /// Remembers what of an answer may hold its usage. Keeps references to the relayed bytes, never copies.
 #[derive(Debug)]
 pub enum UsageTap {
-    /// A stream: the last events that named a usage.
-    Events(Option<Bytes>),
+    /// A stream: the last events that named a usage, and what its first ones said of the prompt
+    /// (Anthropic's).
+    Events(Option<Bytes>, Opening),
     /// An unstreamed answer, and its size so far.
     Body(Vec<Bytes>, usize),
-    /// Not to be read: compressed, or too long.
+    /// The end of one that is too long to be kept, and its size.
+    Tail(VecDeque<Bytes>, usize),
+    /// Not to be read: compressed, or no JSON.
     Blind,
 }
 
+/// What a stream said of its usage when it began: Anthropic's say there what the prompt took, and at the end
+/// what the answer did.
+#[derive(Debug, Default)]
+pub enum Opening {
+    /// Nothing has come yet.
+    #[default]
+    Unread,
+    /// Nothing that the end does not repeat.
+    Nothing,
+    /// This.
+    Said(Box<Usage>),
+}
+
 impl UsageTap {
+    /// For a stream.
+    pub fn events() -> Self {
+        Self::Events(None, Opening::Unread)
+    }
+
+    /// For an answer that is no stream.
+    pub fn body() -> Self {
+        Self::Body(Vec::new(), 0)
+    }
+
     /// Takes a piece of the answer: whole events, of which `mentioned` says whether they name a usage, or any part of an
     /// unstreamed body.
     pub fn see(&mut self, bytes: &Bytes, mentioned: bool) {
         match self {
-            Self::Events(last) => {
+            Self::Events(last, opening) => {
                 if mentioned && tells(bytes) {
+                    if let (Opening::Unread, Some(first)) = (&*opening, &last) {
+                        *opening = Opening::of(first);
+                    }
                     *last = Some(bytes.clone());
                 }
             }
             Self::Body(parts, size) => {
                 *size += bytes.len();
+                parts.push(bytes.clone());
                 if *size > MAX_USAGE_BODY_BYTES {
-                    *self = Self::Blind;
-                } else {
-                    parts.push(bytes.clone());
+                    *self = Self::Tail(std::mem::take(parts).into(), *size);
+                    self.shorten();
                 }
+            }
+            Self::Tail(parts, size) => {
+                *size += bytes.len();
+                parts.push_back(bytes.clone());
+                self.shorten();
             }
             Self::Blind => {}
         }
     }
 
-    /// The usage, once the answer is complete.
-    pub fn finish(&mut self) -> Option<Usage> {
-        match std::mem::replace(self, Self::Blind) {
-            Self::Events(last) => sse::events(&last?).filter_map(|event| of(&event.data?)).last(),
+    /// Drops what is before an answer's end.
+    fn shorten(&mut self) {
+        let Self::Tail(parts, size) = self else { return };
+        while let Some(first) =
+            parts.front().map(Bytes::len).filter(|first| *size >= first + USAGE_TAIL_BYTES)
+        {
+            *size -= first;
+            parts.pop_front();
+        }
+    }
+
+    /// The usage, as far as it has come.
+    pub fn usage(&self) -> Option<Usage> {
+        match self {
+            Self::Events(last, opening) => {
+                let mut usages = sse::events(last.as_ref()?).filter_map(|event| of(&event.data?));
+                let mut usage = usages.next()?;
+                // A stream may come in one piece, its opening and its end.
+                usages.for_each(|next| usage = later(&usage, next));
+                Some(if let Opening::Said(first) = opening { later(first, usage) } else { usage })
+            }
             // Mostly it came at once.
             Self::Body(parts, _) if parts.len() == 1 => of(&parts[0]),
             Self::Body(parts, _) => of(&parts.concat()),
+            Self::Tail(parts, _) => in_tail(&parts.iter().flatten().copied().collect::<Vec<u8>>()),
             Self::Blind => None,
+        }
+    }
+
+    /// The usage, once the answer is complete; nothing of it is kept.
+    pub fn finish(&mut self) -> Option<Usage> {
+        let usage = self.usage();
+        *self = Self::Blind;
+        usage
+    }
+
+    /// Tokens of what an unstreamed answer says, where it does not say its usage.
+    pub fn tokens(&self) -> u64 {
+        match self {
+            Self::Body(parts, _) => passed::tokens_of_body(&parts.concat()),
+            _ => 0,
         }
     }
 
@@ -140,15 +176,33 @@ fn tells(bytes: &[u8]) -> bool {
     NAME.find_iter(bytes).any(counts)
 }
 
+impl Opening {
+    fn of(events: &[u8]) -> Self {
+        if memmem::find(events, b"message_start").is_none() {
+            return Self::Nothing;
+        }
+        let usage = sse::events(events).filter_map(|event| of(&event.data?)).last();
+        usage.map_or(Self::Nothing, |usage| Self::Said(Box::new(usage)))
+    }
+}
+
+/// What a stream says first of its usage and later, where the later word leaves out what has not changed.
+fn later(first: &Usage, last: Usage) -> Usage {
+    Usage {
+        prompt_tokens: last.prompt_tokens.max(first.prompt_tokens),
+        completion_tokens: last.completion_tokens.max(first.completion_tokens),
+        total_tokens: last.total_tokens.max(first.total_tokens),
+        prompt_tokens_details: last.prompt_tokens_details.or_else(|| first.prompt_tokens_details.clone()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     #[test]
     fn the_last_usage_of_a_stream_counts_and_null_ones_do_not() {
-        let mut tap = UsageTap::Events(None);
+        let mut tap = UsageTap::events();
         for event in [
             "data: {\"usage\":{\"prompt_tokens\":1}}\n\n",
             "data: {\"choices\":[],\"usage\": {\"prompt_tokens\":9,\"prompt_tokens_details\":{\"cached_tokens\":8}}}\r\n\r\n",
@@ -161,32 +215,9 @@ mod tests {
         assert_eq!((usage.prompt_tokens, usage.cached_tokens()), (9, Some(8)));
     }
 
-    proptest! {
-        /// What serde reads of engines' answers is read, wherever in them the usage stands.
-        #[test]
-        fn it_is_what_serde_reads(
-            counts in prop::collection::vec(prop_oneof!["0|[1-9][0-9]{0,8}", "null", "-1", "1\\.5", "\"1\"", "18446744073709551616"], 3),
-            details in prop_oneof![Just(String::new()), "null", "\\{\\}", "\\{\"cached_tokens\":(7|null|-1)\\}", "[0-9]"],
-            before in prop::sample::select(vec!["", "\"choices\":[{\"usage\":{\"prompt_tokens\":99}}],", "\"id\":\"\\\"usage\\\":{\","]),
-            after in prop::sample::select(vec!["", ",\"x\":null", ",\"y\":{\"usage\":{}}", ",\"s\":\"usage\""]),
-        ) {
-            #[derive(serde::Deserialize)]
-            struct Carrier {
-                usage: Option<Usage>,
-            }
-            let details = if details.is_empty() { details } else { format!(",\"prompt_tokens_details\":{details}") };
-            let [prompt, completion, total] = &counts[..] else { unreachable!("three") };
-            let json = format!(
-                "{{{before}\"usage\":{{\"prompt_tokens\":{prompt},\"completion_tokens\":{completion},\"total_tokens\":{total}{details}}}{after}}}"
-            );
-            let serde = serde_json::from_str::<Carrier>(&json).ok().and_then(|carrier| carrier.usage);
-            prop_assert_eq!(of(json.as_bytes()), serde, "{}", json);
-        }
-    }
-
     #[test]
     fn an_unstreamed_usage_is_read_across_parts() {
-        let mut tap = UsageTap::Body(Vec::new(), 0);
+        let mut tap = UsageTap::body();
         for part in ["{\"id\":\"x\",\"usa", "ge\":{\"prompt_tokens\":3,\"completion_tokens\":2}}"] {
             tap.see(&Bytes::from(part), false);
         }
@@ -194,11 +225,43 @@ mod tests {
     }
 
     #[test]
-    fn a_long_answer_is_not_held() {
-        let mut tap = UsageTap::Body(Vec::new(), 0);
-        for _ in 0..3 {
-            tap.see(&Bytes::from(vec![b' '; MAX_USAGE_BODY_BYTES / 2]), false);
+    fn of_a_long_answer_the_end_is_held_and_read() {
+        for (pieces, piece) in [(3, MAX_USAGE_BODY_BYTES / 2), (1, 3 * MAX_USAGE_BODY_BYTES), (3_000, 1_000)]
+        {
+            let mut tap = UsageTap::body();
+            tap.see(&Bytes::from("{\"data\":\""), false);
+            let content = Bytes::from("é".repeat(piece / 2));
+            (0..pieces).for_each(|_| tap.see(&content, false));
+            for part in ["\",\"usage\":{\"prompt_", "tokens\":70,\"total_tokens\":70}", "}"] {
+                tap.see(&Bytes::from(part), false);
+            }
+            let UsageTap::Tail(parts, size) = &tap else { panic!("{tap:?}") };
+            assert_eq!(*size, parts.iter().map(Bytes::len).sum::<usize>());
+            assert!(*size < USAGE_TAIL_BYTES + content.len(), "{size}");
+            assert_eq!(tap.usage().unwrap().prompt_tokens, 70, "{pieces}");
         }
-        assert!(matches!(tap, UsageTap::Blind));
+    }
+
+    #[test]
+    fn anthropic_s_stream_says_its_prompt_first_and_its_answer_last() {
+        let start = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":50,\"cache_read_input_tokens\":30,\"output_tokens\":1}}}\n\n";
+        let delta = |n: u64| {
+            format!(
+                "event: message_delta\ndata: {{\"type\":\"message_delta\",\"delta\":{{}},\"usage\":{{\"output_tokens\":{n}}}}}\n\n"
+            )
+        };
+        let read = |pieces: &[String]| {
+            let mut tap = UsageTap::events();
+            for piece in pieces {
+                let piece = Bytes::from(piece.clone());
+                tap.see(&piece, is_mentioned(&piece));
+            }
+            let usage = tap.usage().unwrap();
+            (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens())
+        };
+        assert_eq!(read(&[start.into()]), (80, 1, Some(30)));
+        assert_eq!(read(&[start.into(), delta(9)]), (80, 9, Some(30)));
+        assert_eq!(read(&[start.into(), delta(4), delta(9)]), (80, 9, Some(30)));
+        assert_eq!(read(&[start.to_owned() + &delta(9)]), (80, 9, Some(30)));
     }
 }

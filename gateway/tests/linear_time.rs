@@ -157,7 +157,7 @@ fn a_prompt_is_rendered_in_linear_time() {
 fn a_stream_is_split_in_linear_time() {
     for piece in [1, 1_000, usize::MAX] {
         let split = |stream: &Bytes| {
-            let (mut events, mut tap) = (EventSplitter::new(1 << 30), UsageTap::Events(None));
+            let (mut events, mut tap) = (EventSplitter::new(1 << 30), UsageTap::events());
             for piece in stream.chunks(piece.min(stream.len())) {
                 let whole = events.push(Bytes::copy_from_slice(piece)).expect("below the cap");
                 tap.see(&whole, true);

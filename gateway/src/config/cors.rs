@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// What of an answer a page may read unless it is told otherwise: the gateway's own names, and those of limits.
-const EXPOSED: [&str; 12] = [
+const EXPOSED: [&str; 18] = [
     names::REQUEST_ID,
     names::WORKER,
     names::REASON,
@@ -27,6 +27,12 @@ const EXPOSED: [&str; 12] = [
     "x-ratelimit-remaining-tokens",
     "x-ratelimit-reset-requests",
     "x-ratelimit-reset-tokens",
+    "anthropic-ratelimit-requests-limit",
+    "anthropic-ratelimit-requests-remaining",
+    "anthropic-ratelimit-requests-reset",
+    "anthropic-ratelimit-tokens-limit",
+    "anthropic-ratelimit-tokens-remaining",
+    "anthropic-ratelimit-tokens-reset",
 ];
 
 const METHODS: [&str; 5] = ["GET", "POST", "PUT", "PATCH", "DELETE"];
@@ -42,7 +48,8 @@ pub struct CorsFile {
     pub allow_methods: Option<Vec<String>>,
     /// Headers that they may send; `*`, the default, for all that a page asks for, `authorization` too.
     pub allow_headers: Option<OneOrMany>,
-    /// Headers of answers that they may read (`x-request-id`, `x-keyway-*`, `retry-after`, `x-ratelimit-*`).
+    /// Headers of answers that they may read (`x-request-id`, `x-keyway-*`, `retry-after`, `x-ratelimit-*`,
+    /// `anthropic-ratelimit-*`).
     pub expose_headers: Option<Vec<String>>,
     /// Whether browsers send cookies and certificates along (false).
     pub allow_credentials: bool,

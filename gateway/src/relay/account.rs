@@ -8,6 +8,7 @@ use http::StatusCode;
 use keyway_core::{breaker::Verdict, pick::Pick};
 use keyway_wire::openai::Usage;
 
+use super::meter::Meter;
 use crate::{
     api::Fault,
     clock::Instant,
@@ -56,11 +57,18 @@ pub(super) struct Account {
     accusations: Vec<(Accusation, Fault)>,
     status: StatusCode,
     tap: UsageTap,
+    /// Where a tenant is charged for it, until that is done.
+    meter: Option<Box<Meter>>,
     pub(super) told: Told,
 }
 
 impl Account {
-    pub(super) fn new(status: StatusCode, tap: UsageTap, told: Told, began: Instant) -> Self {
+    pub(super) fn new(
+        status: StatusCode,
+        (tap, meter): (UsageTap, Option<Box<Meter>>),
+        told: Told,
+        began: Instant,
+    ) -> Self {
         let accusations = Vec::new();
         Self {
             last_piece: None,
@@ -70,6 +78,7 @@ impl Account {
             accusations,
             status,
             tap,
+            meter,
             told,
         }
     }
@@ -92,6 +101,9 @@ impl Account {
     /// Counts a piece of an unstreamed answer.
     pub(super) fn saw_part(&mut self, bytes: &Bytes, now: Instant) {
         self.tap.see(bytes, false);
+        if let Some(meter) = &mut self.meter {
+            meter.saw_part(bytes);
+        }
         if self.status.is_success() && !std::mem::replace(&mut self.began, true) {
             // Its tokens are computed before its first byte is sent, unless it is none.
             if begins_as_error(bytes) {
@@ -106,6 +118,9 @@ impl Account {
     pub(super) fn saw(&mut self, bytes: Bytes, generated: bool, now: Instant) -> Bytes {
         let mentions_usage = usage::is_mentioned(&bytes);
         self.tap.see(&bytes, mentions_usage);
+        if let Some(meter) = &mut self.meter {
+            meter.saw(&bytes);
+        }
         let bytes = self.told.usage.pass(bytes, mentions_usage);
         // A refusal that comes as events is no token: nothing says that the prompt was computed.
         if generated && self.status.is_success() && !bytes.is_empty() && !is_comment(&bytes) {
@@ -202,8 +217,20 @@ impl Account {
         if outcome == "complete" && done {
             self.told.usage.ended();
         }
-        if let Some(usage) = self.tap.finish() {
+        if let Some(meter) = self.meter.take() {
+            meter.complete(&self.tap, failed_in_band);
+        }
+        if let Some(usage) = self.tap.finish()
+            && self.told.record.computes()
+        {
             self.count(usage, now);
+        }
+    }
+
+    /// The answer ends as a failure.
+    pub(super) fn failed(&mut self) {
+        if let Some(meter) = &mut self.meter {
+            meter.failed();
         }
     }
 
@@ -219,6 +246,14 @@ impl Account {
         let router = self.told.ticket.router();
         let miss = router.learn(&self.told.info, &self.told.pick, &usage, (&self.told.ticket, now));
         self.told.record.usage(usage, miss);
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        if let Some(meter) = self.meter.take() {
+            meter.broke_off(&self.tap);
+        }
     }
 }
 

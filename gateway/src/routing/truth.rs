@@ -25,6 +25,10 @@ impl Router {
         usage: &Usage,
         (ticket, now): (&Ticket, Duration),
     ) -> Option<&'static str> {
+        if !request.names.is_empty() {
+            // Its prompt may hold what its worker has stored, which nobody here has seen.
+            return None;
+        }
         let model = request.model.as_deref();
         self.learn_token_size(model, request.chain.total_bytes, usage.prompt_tokens);
         if !request.work.fills_cache() {

@@ -112,7 +112,7 @@ impl Question {
 /// `None` where the client asks itself, or where the body is not understood.
 fn place(body: &[u8], said: &StreamOptions, always: bool) -> Option<Question> {
     match said {
-        StreamOptions::Unclear => None,
+        StreamOptions::Unclear | StreamOptions::Twice => None,
         StreamOptions::Nowhere(first) => {
             let text = if always { FIELD_ALWAYS } else { FIELD };
             Some(Question { replaces: *first..*first, text: text.into() })
@@ -123,6 +123,25 @@ fn place(body: &[u8], said: &StreamOptions, always: bool) -> Option<Question> {
             Some(Question { replaces: place.clone(), text })
         }
     }
+}
+
+/// Whether every reader takes these options for the same: no question stands there twice, or as what is no
+/// truth value.
+pub(crate) fn is_clear(options: Value<'_>) -> bool {
+    if options.raw() == "null" {
+        return true;
+    }
+    let Some(mut fields) = options.fields() else { return false };
+    let mut said = [false; 2];
+    fields.all(|field| {
+        let Ok((name, value)) = field else { return false };
+        let said = match &*name {
+            ASK => &mut said[0],
+            ASK_ALWAYS => &mut said[1],
+            _ => return true,
+        };
+        !std::mem::replace(said, true) && matches!(value.raw(), "true" | "false" | "null")
+    })
 }
 
 fn question(always: bool) -> &'static str {

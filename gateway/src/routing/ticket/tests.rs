@@ -108,7 +108,8 @@ impl Parts {
 
     fn visit(&self, tenant: &str) -> Result<Visit, Error> {
         let key = format!("Bearer {tenant}").parse().unwrap();
-        self.tenants.admit(&mut HeaderMap::from_iter([(http::header::AUTHORIZATION, key)]))
+        let admitted = self.tenants.admit(&mut HeaderMap::from_iter([(http::header::AUTHORIZATION, key)]));
+        admitted.map_err(|refused| refused.error)
     }
 
     fn place(&self) -> Option<Permit> {

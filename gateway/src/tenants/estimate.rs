@@ -1,0 +1,234 @@
+//! What a request of a tenant with a limit of tokens may take, as far as its body says; and what in it could
+//! be read in two ways, so that the answer would not say what it took.
+
+use memchr::memmem;
+
+use crate::{
+    content::Unread,
+    error::Error,
+    json::Value,
+    limits::{ANSWER_TOKENS_RESERVED, ANSWER_TOKENS_RESERVED_MAX, ATTACHMENT_TOKENS, BYTES_PER_TOKEN},
+    request::{RequestInfo, StreamOptions},
+    usage::ask,
+    work::Work,
+};
+
+/// Fields of a message's part that hold a picture, a sound or a film: no engine takes them for text.
+const ATTACHMENTS: [&str; 8] =
+    ["image_url", "image", "image_embeds", "input_audio", "audio_url", "video_url", "input_video", "source"];
+
+/// What a request may take, in tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Estimate {
+    /// Its prompt's.
+    pub prompt: u64,
+    /// Set aside for its answer.
+    pub answer: u64,
+    /// The most that its answer may have.
+    pub most: u64,
+}
+
+impl Estimate {
+    /// By what was read of a body; `has_files`: its size says nothing of its tokens.
+    pub fn of(info: &RequestInfo, body: &[u8], has_files: bool) -> Self {
+        let by_bytes = || match info.work {
+            _ if has_files => 0,
+            Work::Generates if info.chain.total_bytes > 0 => {
+                text_tokens(info.chain.total_bytes, attached(body))
+            }
+            _ => text_tokens(body.len() as u64, attached(body)),
+        };
+        let prompt = info.tokens.as_ref().map_or_else(by_bytes, |tokens| tokens.total);
+        let asked = (info.max_tokens > 0).then_some(u64::from(info.max_tokens));
+        let most = asked.unwrap_or(ANSWER_TOKENS_RESERVED_MAX);
+        let answer = match info.work {
+            // They generate nothing.
+            Work::Pools | Work::Counts => 0,
+            _ => asked.unwrap_or(ANSWER_TOKENS_RESERVED).min(ANSWER_TOKENS_RESERVED_MAX),
+        };
+        Self { prompt, answer, most }
+    }
+
+    /// What is set aside.
+    pub fn tokens(&self) -> u64 {
+        self.prompt.saturating_add(self.answer)
+    }
+}
+
+fn text_tokens(bytes: u64, (attachments, attached_bytes): (u64, u64)) -> u64 {
+    bytes.saturating_sub(attached_bytes).div_ceil(BYTES_PER_TOKEN) + attachments * ATTACHMENT_TOKENS
+}
+
+/// Pictures and the like in a body's messages: how many, and their bytes.
+fn attached(body: &[u8]) -> (u64, u64) {
+    const SIGNS: [&[u8]; 2] = [b"base64", b"input_audio"];
+    // Most bodies have none, and are not read once more.
+    if !SIGNS.iter().any(|sign| memmem::find(body, sign).is_some()) {
+        return (0, 0);
+    }
+    let fields = std::str::from_utf8(body).ok().and_then(Value::document);
+    let mut sum = (0, 0);
+    for (name, value) in fields.into_iter().flatten().map_while(Result::ok) {
+        if matches!(&*name, "messages" | "input") {
+            of_list(value, 3, &mut sum);
+        }
+    }
+    sum
+}
+
+/// Of messages, of a message's parts, or of the parts of what a tool has given.
+fn of_list(list: Value<'_>, depth: u32, sum: &mut (u64, u64)) {
+    let objects = list.items().into_iter().flatten().map_while(Result::ok).filter_map(Value::fields);
+    for (name, value) in objects.flatten().map_while(Result::ok) {
+        if &*name == "content" && depth > 0 {
+            of_list(value, depth - 1, sum);
+        } else if ATTACHMENTS.contains(&&*name) && (&*name != "source" || is_encoded(value)) {
+            *sum = (sum.0 + 1, sum.1 + value.raw().len() as u64);
+        }
+    }
+}
+
+/// Whether a `source` is bytes: it may be text.
+fn is_encoded(source: Value<'_>) -> bool {
+    let fields = source.fields().into_iter().flatten().map_while(Result::ok);
+    let kind = fields.filter(|(name, _)| name == "type").last();
+    kind.and_then(|(_, kind)| kind.text()).is_some_and(|kind| kind == "base64")
+}
+
+/// Refuses a body that two readers could understand differently where it says what its stream is to hold.
+pub fn unclear(info: &RequestInfo, body: &[u8]) -> Result<(), Error> {
+    let field = match &info.stream_options {
+        _ if info.unread == Some(Unread::NoObject) => return Ok(()),
+        _ if info.stream_is_odd => "stream",
+        StreamOptions::Twice => "stream_options",
+        StreamOptions::At(place) => {
+            let options = body.get(place.clone()).and_then(|options| std::str::from_utf8(options).ok());
+            match options.map(Value::found) {
+                Some(options) if ask::is_clear(options) => return Ok(()),
+                _ => "stream_options",
+            }
+        }
+        StreamOptions::Unclear | StreamOptions::Nowhere(_) => return Ok(()),
+    };
+    Err(Error::UnclearOption { field })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use keyway_wire::block_hash::HashKey;
+
+    use super::*;
+    use crate::request::{self, KeyerConfig};
+
+    fn info(body: &str, work: Work) -> RequestInfo {
+        let config = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(16).unwrap() };
+        RequestInfo { work, ..request::read(body.as_bytes(), config) }
+    }
+
+    fn of(body: &str, work: Work) -> Estimate {
+        Estimate::of(&info(body, work), body.as_bytes(), false)
+    }
+
+    fn is_unclear(body: &str) -> bool {
+        unclear(&info(body, Work::Generates), body.as_bytes()).is_err()
+    }
+
+    #[test]
+    fn an_estimate_is_the_prompt_and_what_was_asked_for_within_reason() {
+        let text = "lorem ipsum ".repeat(100);
+        for (said, answer, most) in [
+            ("", ANSWER_TOKENS_RESERVED, ANSWER_TOKENS_RESERVED_MAX),
+            (",\"max_tokens\":7", 7, 7),
+            (",\"max_completion_tokens\":9", 9, 9),
+            (",\"max_output_tokens\":200000", ANSWER_TOKENS_RESERVED_MAX, 200_000),
+            (",\"max_tokens\":5,\"max_completion_tokens\":8", 8, 8),
+            (",\"max_tokens\":null", ANSWER_TOKENS_RESERVED, ANSWER_TOKENS_RESERVED_MAX),
+            (",\"max_tokens\":99999999999999999999", ANSWER_TOKENS_RESERVED, ANSWER_TOKENS_RESERVED_MAX),
+            (",\"max_tokens\":-5", ANSWER_TOKENS_RESERVED, ANSWER_TOKENS_RESERVED_MAX),
+        ] {
+            let body = format!(r#"{{"messages":[{{"role":"user","content":"{text}"}}]{said}}}"#);
+            let estimate = of(&body, Work::Generates);
+            assert_eq!((estimate.answer, estimate.most), (answer, most), "{said}");
+            assert!((300..330).contains(&estimate.prompt), "{estimate:?}");
+        }
+        let embedded = of(&format!(r#"{{"input":"{text}","max_tokens":50}}"#), Work::Pools);
+        assert!(embedded.answer == 0 && embedded.prompt >= 300, "{embedded:?}");
+        let reranked = of(&format!(r#"{{"query":"a","documents":["{text}","{text}"]}}"#), Work::Pools);
+        assert!(reranked.prompt >= 600, "{reranked:?}");
+        let unread = of(&format!("[\"{text}\"]"), Work::Generates);
+        assert!(unread.prompt >= 300, "{unread:?}");
+    }
+
+    #[test]
+    fn a_picture_is_no_text_and_text_is_no_picture() {
+        let base64 = "QUJD".repeat(10_000);
+        for part in [
+            format!(r#"{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{base64}"}}}}"#),
+            format!(r#"{{"type":"input_image","image_url":"data:image/png;base64,{base64}"}}"#),
+            format!(r#"{{"type":"input_audio","input_audio":{{"data":"{base64}","format":"wav"}}}}"#),
+            format!(
+                r#"{{"type":"image","source":{{"type":"base64","media_type":"image/png","data":"{base64}"}}}}"#
+            ),
+            format!(
+                r#"{{"type":"tool_result","content":[{{"type":"image","source":{{"type":"base64","data":"{base64}"}}}}]}}"#
+            ),
+        ] {
+            let body = format!(r#"{{"messages":[{{"role":"user","content":[{part}]}}]}}"#);
+            let estimate = of(&body, Work::Generates);
+            assert!((ATTACHMENT_TOKENS..ATTACHMENT_TOKENS + 100).contains(&estimate.prompt), "{estimate:?}");
+        }
+        for part in [
+            format!(r#"{{"type":"text","text":"data:image/png;base64,{base64}"}}"#),
+            format!(r#"{{"type":"document","source":{{"type":"text","data":"base64 {base64}"}}}}"#),
+            format!(r#"{{"type":"document","source":{{"type":"base64","type":"text","data":"{base64}"}}}}"#),
+        ] {
+            let body = format!(r#"{{"messages":[{{"role":"user","content":[{part}]}}]}}"#);
+            assert!(of(&body, Work::Generates).prompt > 10_000, "{}", &part[..60]);
+        }
+    }
+
+    #[test]
+    fn what_can_be_read_in_two_ways_is_seen_however_it_is_written() {
+        for body in [
+            r#"{"stream":true,"stream_options":{"include_usage":true},"stream_options":{"include_usage":false}}"#,
+            r#"{"stream":true,"stream_options":null,"stream_options":{}}"#,
+            r#"{"stream":true,"stream_options":{},"\u0073tream_options":{"include_usage":true}}"#,
+            r#"{"stream":true,"stream_options":{"include_usage":true,"include_usage":false}}"#,
+            r#"{"stream":true,"stream_options":{"include_usage":true,"include_\u0075sage":false}}"#,
+            r#"{"stream":true,"stream_options":{"include_usage":false,"include_usage":false}}"#,
+            r#"{"stream":true,"stream_options":{"continuous_usage_stats":true,"continuous_usage_stats":false}}"#,
+            r#"{"stream":true,"stream_options":{"include_usage":"false"}}"#,
+            r#"{"stream":true,"stream_options":{"include_usage":0}}"#,
+            r#"{"stream":true,"stream_options":{"include_usage":[]}}"#,
+            r#"{"stream":true,"stream_options":{"continuous_usage_stats":1}}"#,
+            r#"{"stream":true,"stream_options":[]}"#,
+            r#"{"stream":true,"stream_options":"{\"include_usage\":true}"}"#,
+            r#"{"stream":true,"stream_options":false}"#,
+            r#"{"stream":true,"stream_options":7}"#,
+            r#"{"stream":false,"stream":true}"#,
+            r#"{"stream":true,"str\u0065am":true}"#,
+            r#"{"stream":"true"}"#,
+            r#"{"stream":1}"#,
+            r#"{"stream":{}}"#,
+        ] {
+            assert!(is_unclear(body), "{body}");
+        }
+        for body in [
+            "{}",
+            r#"{"stream":true}"#,
+            r#"{"stream":null,"stream_options":null}"#,
+            r#"{"stream":true,"stream_options":{}}"#,
+            r#"{"stream":true,"stream_options":{"include_usage":null}}"#,
+            r#"{"stream":true,"stream_options":{"include_usage":true,"include_obfuscation":false,"x":[1]}}"#,
+            r#"{"stream":true,"stream_options":{"include_usage":false,"continuous_usage_stats":true}}"#,
+            r#"{"\u0073tream_options":{"include_\u0075sage":true},"stream":true}"#,
+            r#"{"metadata":{"stream":1,"stream_options":[]},"messages":[{"stream":"x"}]}"#,
+            "no object",
+            "[1]",
+        ] {
+            assert!(!is_unclear(body), "{body}");
+        }
+    }
+}

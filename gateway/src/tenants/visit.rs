@@ -1,0 +1,147 @@
+//! One request of a tenant: in flight until it is dropped, and charged for its tokens once. What it may take
+//! is reserved before a worker is asked, and settled when its answer's usage is known; where it ends without
+//! one, by what has passed.
+
+use std::sync::Arc;
+
+use keyway_core::waiting_room::Share;
+use parking_lot::Mutex;
+
+use super::{Estimate, Tenant, over_tokens};
+use crate::{error::Error, limits::ANSWER_TOKENS_STEP};
+
+/// A tenant's request. It counts as in flight until it is dropped, if it was let in.
+#[derive(Debug)]
+pub struct Visit {
+    tenant: Arc<Tenant>,
+    is_in: bool,
+    reservation: Mutex<Option<Reservation>>,
+}
+
+/// Tokens that are set aside for a request.
+#[derive(Debug)]
+struct Reservation {
+    estimate: Estimate,
+    tokens: u64,
+    /// A worker was asked: the prompt may have been computed, whoever left since.
+    asked: bool,
+}
+
+/// What a request has used of its tenant's tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Used {
+    /// Nothing: it was refused, or failed before its client had anything of it.
+    Nothing,
+    /// As many, as its worker says.
+    Tokens(u64),
+    /// Its prompt, as that was estimated, and as many tokens of its answer.
+    Passed(u64),
+    /// All that it may: it goes on at its worker, unseen from here.
+    Most,
+}
+
+impl Visit {
+    pub(super) fn new(tenant: Arc<Tenant>, is_in: bool) -> Self {
+        Self { tenant, is_in, reservation: Mutex::new(None) }
+    }
+
+    /// Whose it is.
+    pub fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    /// What separates its prompts from other tenants'.
+    pub fn salt(&self) -> Option<&str> {
+        self.tenant.salt.as_deref()
+    }
+
+    /// How it stands among other tenants' requests, with what answers have cost since the last one.
+    pub fn share(&self) -> Share {
+        let table = &self.tenant.table;
+        let (weight, priority) = (table.weight.unwrap_or(1.0), table.priority.unwrap_or(0));
+        let owed = std::mem::take(&mut self.tenant.budget.lock().owed);
+        Share { owner: self.tenant.number, weight, priority, owed, ..Share::default() }
+    }
+
+    /// Notes the tokens of an answer, for its tenant's share of the workers.
+    pub fn owes(&self, completion_tokens: u64) {
+        self.tenant.budget.lock().owed += completion_tokens as f64;
+    }
+
+    /// Whether its tenant has a limit of tokens.
+    pub fn is_metered(&self) -> bool {
+        self.tenant.table.tokens_per_minute.is_some()
+    }
+
+    /// Sets aside what it may take, where its tenant has any tokens left. Once; without a limit, nothing.
+    pub fn reserve(&self, estimate: Estimate) -> Result<(), Error> {
+        let tenant = &self.tenant;
+        let tokens = estimate.tokens();
+        let mut reservation = self.reservation.lock();
+        if let Some(limit) = &mut tenant.budget.lock().tokens
+            && reservation.is_none()
+        {
+            limit.reserve(tokens as f64, tenant.clock.now()).map_err(over_tokens).inspect_err(|error| {
+                tenant.counted.with_label_values(&[tenant.name(), error.code()]).inc();
+            })?;
+            *reservation = Some(Reservation { estimate, tokens, asked: false });
+        }
+        Ok(())
+    }
+
+    /// A worker is asked.
+    pub fn asks(&self) {
+        if let Some(reservation) = &mut *self.reservation.lock() {
+            reservation.asked = true;
+        }
+    }
+
+    /// So many tokens of its answer have passed: what goes beyond the reservation is taken as it passes, in
+    /// steps.
+    pub fn passes(&self, answer_tokens: u64) {
+        let Some(reservation) = &mut *self.reservation.lock() else { return };
+        let passed = reservation.estimate.prompt.saturating_add(answer_tokens);
+        if passed > reservation.tokens {
+            let more = passed - reservation.tokens + ANSWER_TOKENS_STEP;
+            reservation.tokens += more;
+            if let Some(limit) = &mut self.tenant.budget.lock().tokens {
+                limit.extend(more as f64);
+            }
+        }
+    }
+
+    /// Charges it. The first word counts.
+    pub fn settle(&self, used: Used) {
+        if let Some(reservation) = self.reservation.lock().take() {
+            reservation.settle(&self.tenant, used);
+        }
+    }
+}
+
+impl Reservation {
+    fn settle(&self, tenant: &Tenant, used: Used) {
+        let Estimate { prompt, most, .. } = self.estimate;
+        let used = match used {
+            Used::Nothing => 0,
+            Used::Tokens(tokens) => tokens,
+            Used::Passed(answer) => prompt.saturating_add(answer),
+            Used::Most => prompt.saturating_add(most),
+        };
+        if let Some(limit) = &mut tenant.budget.lock().tokens {
+            limit.settle(self.tokens as f64, used as f64);
+        }
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        if let Some(reservation) = self.reservation.get_mut().take() {
+            // Its client has left before any answer.
+            let used = if reservation.asked { Used::Passed(0) } else { Used::Nothing };
+            reservation.settle(&self.tenant, used);
+        }
+        if self.is_in {
+            self.tenant.budget.lock().in_flight -= 1;
+        }
+    }
+}
