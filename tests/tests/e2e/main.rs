@@ -59,6 +59,7 @@ mod smuggling;
 mod stored_state;
 mod stream_ends;
 mod streaming;
+mod tenant_tokens;
 mod tenants;
 mod timeouts;
 mod tls;

@@ -11,13 +11,13 @@ use tempfile::NamedTempFile;
 /// A key that must be seen nowhere.
 const ALICE: &str = "kw-canary-alice";
 
-struct Setup {
-    gateway: Gateway,
-    workers: Vec<FakeWorker>,
+pub(crate) struct Setup {
+    pub(crate) gateway: Gateway,
+    pub(crate) workers: Vec<FakeWorker>,
     tenants: NamedTempFile,
 }
 
-fn table(name: &str, key: &str, limits: &str) -> String {
+pub(crate) fn table(name: &str, key: &str, limits: &str) -> String {
     format!("[[tenant]]\nname = {name:?}\nkey_sha256 = [\"{}\"]\n{limits}\n", sha256(key))
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn sha256(key: &str) -> String {
     String::from_utf8(output.stdout).unwrap()[..64].to_owned()
 }
 
-async fn setup(n: usize, tenants: &str, more: &str) -> Setup {
+pub(crate) async fn setup(n: usize, tenants: &str, more: &str) -> Setup {
     let tenants = config_file(tenants);
     let mut workers = Vec::new();
     for _ in 0..n {
@@ -48,7 +48,7 @@ async fn setup(n: usize, tenants: &str, more: &str) -> Setup {
 }
 
 impl Setup {
-    async fn ask(&self, key: Option<&str>, body: &[u8]) -> Response {
+    pub(crate) async fn ask(&self, key: Option<&str>, body: &[u8]) -> Response {
         let bearer = key.map(|key| format!("Bearer {key}"));
         let headers: Vec<(&str, &str)> =
             bearer.iter().map(|value| ("authorization", value.as_str())).collect();
