@@ -1,5 +1,6 @@
-//! Before the operators' listener: with a token in the configuration, only who shows it sees more than liveness and
-//! readiness, which a kubelet asks for without one, and the page, which shows nothing until it is given the token.
+//! Before the operators' listener. What HTTP forbids is refused there as it is to clients. With a token in
+//! the configuration, only who shows it sees more than liveness and readiness, which a kubelet asks for
+//! without one, and the page, which shows nothing until it is given the token.
 
 use std::convert::Infallible;
 
@@ -13,6 +14,7 @@ use crate::{
     live::Live,
     stack::{Arrived, Stack},
     tenants::key_hash,
+    well_formed::well_formed,
 };
 
 /// The service for who shows the token in force (`Bearer …`); for everybody where there is none.
@@ -24,6 +26,9 @@ async fn guard<S>(token: Option<HeaderValue>, arrived: Arrived, next: S) -> Resu
 where
     S: Service<Arrived, Response = Response, Error = Infallible>,
 {
+    if let Err(error) = well_formed(&arrived.request) {
+        return Ok(error.to_response());
+    }
     let open = matches!(arrived.request.uri().path(), "/livez" | "/readyz" | "/");
     let shown = arrived.request.headers().get(AUTHORIZATION);
     // Hashes are compared, so that the time it takes says nothing of how much of a guess was right.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Method, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Method, Version, header, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use keyway_core::{RetryBudget, index::WorkerId, pick::Pick};
@@ -50,6 +50,7 @@ use crate::{
     tenants::{self, Estimate, Used, Visit},
     threads,
     token_keyer::{TokenKeyer, TokenPrompt},
+    trailers,
     upstream::Upstream,
     whom,
     work::Work,
@@ -198,7 +199,7 @@ impl Dispatch {
         let admit = |stage| self.admission.admit(stage, client, visit.clone());
         let room = || self.body_memory.room(client, visit.clone());
         let (mut parts, body) = request.into_parts();
-        let body = self.read_body(body, room, || admit(Stage::Arriving)).await?;
+        let body = self.read_body((body, parts.version), room, || admit(Stage::Arriving)).await?;
         // It has come whole.
         let permit = admit(Stage::Serving)?;
         // The server's own marks would outlive their use.
@@ -298,7 +299,7 @@ impl Dispatch {
     /// All of a body. What is not there at once takes a place of those that arrive.
     async fn read_body(
         &self,
-        body: hyper::body::Incoming,
+        (body, version): (hyper::body::Incoming, Version),
         room: impl FnOnce() -> Room,
         arrives: impl FnOnce() -> Result<Permit, Error>,
     ) -> Result<Bytes, Error> {
@@ -309,7 +310,7 @@ impl Dispatch {
         }
         let pace = Pace { idle: self.timeouts.body_idle, whole: self.timeouts.body };
         let body = Limited::new(Impatient::new(body, pace), self.max_body_bytes);
-        let mut whole = pin!(whole(body, room));
+        let mut whole = pin!(whole((body, version == Version::HTTP_2), room));
         let whole = match poll_fn(|cx| Poll::Ready(whole.as_mut().poll(cx))).await {
             Poll::Ready(whole) => whole,
             Poll::Pending => {
@@ -354,7 +355,7 @@ const BODY_ROOM_BYTES: u64 = 1 << 20;
 
 /// All of a body, in the room that it may have: as it came, if it came at once; else joined as it comes, so
 /// that it is never held twice.
-async fn whole<B>(mut body: B, room: impl FnOnce() -> Room) -> Result<Bytes, BoxError>
+async fn whole<B>((mut body, is_h2): (B, bool), room: impl FnOnce() -> Room) -> Result<Bytes, BoxError>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin,
 {
@@ -362,8 +363,14 @@ where
     let mut first = Bytes::new();
     let mut joined = BytesMut::new();
     while let Some(frame) = body.frame().await.transpose().map_err(Into::into)? {
-        // Trailers are nobody's.
-        let Ok(piece) = frame.into_data() else { continue };
+        let piece = match frame.into_data() {
+            Ok(piece) => piece,
+            // Trailers are nobody's.
+            Err(frame) if is_h2 && frame.trailers_ref().is_some_and(trailers::are_malformed) => {
+                return Err(Error::BodyUnreadable("its trailers are malformed".to_owned()).into());
+            }
+            Err(_) => continue,
+        };
         let bytes = first.len() + joined.len() + piece.len();
         if bytes > BODY_FREE_BYTES {
             room = room.or_else(|| make_room.take().map(|make| make()));
@@ -451,12 +458,12 @@ mod tests {
         let memory = BodyMemory::new(1 << 20, prometheus::IntGauge::new("g", "g").unwrap());
         let room = || memory.room(&Client::of_a_test(), None);
         for all in [&[][..], &[""], &["a"], &["", "a"], &["a", "", "bc", "d"], &["", "", "abc"]] {
-            assert_eq!(whole(pieces(all), room).await.unwrap(), all.concat());
+            assert_eq!(whole((pieces(all), false), room).await.unwrap(), all.concat());
         }
         let one = Bytes::from_static(b"whole");
-        assert_eq!(whole(Full::new(one.clone()), room).await.unwrap().as_ptr(), one.as_ptr());
+        assert_eq!(whole((Full::new(one.clone()), true), room).await.unwrap().as_ptr(), one.as_ptr());
         let large = "x".repeat(2 << 20).leak();
-        let refused = whole(pieces(&["x", large]), room).await.unwrap_err();
+        let refused = whole((pieces(&["x", large]), false), room).await.unwrap_err();
         assert_eq!(refused.downcast_ref(), Some(&Error::BodyMemory { of: None }));
     }
 

@@ -13,6 +13,9 @@ use crate::{
     net::Shortage,
 };
 
+/// Methods that a request may have, as far as the gateway is concerned.
+const ALLOWED_METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
+
 /// What the gateway refuses or could not do.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
@@ -57,6 +60,19 @@ pub enum Error {
     /// The client's body broke off or was malformed.
     #[error("the request body could not be read: {0}")]
     BodyUnreadable(String),
+    /// What names the server in the request is missing, there twice, or no name.
+    #[error(
+        "the request does not say well which server it is for: {0}; send one Host, as in: Host: example.com"
+    )]
+    BadHost(&'static str),
+    /// The request says that its body is transferred in another way than in chunks.
+    #[error(
+        "the request's transfer-encoding is not read here: send the body with a content-length, or with transfer-encoding: chunked alone"
+    )]
+    TransferCoding,
+    /// The method is one that is answered nowhere here.
+    #[error("the method {0} is not served here; use one of: {ALLOWED_METHODS}")]
+    MethodRefused(&'static str),
     /// A WebSocket was asked for as none can be.
     #[error("no WebSocket can be opened by this request: {0}")]
     BadUpgrade(&'static str),
@@ -232,6 +248,13 @@ impl Error {
                 row(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, invalid, "head_too_large", None, None)
             }
             Self::BodyUnreadable(_) => row(StatusCode::BAD_REQUEST, invalid, "body_unreadable", None, None),
+            Self::BadHost(_) => row(StatusCode::BAD_REQUEST, invalid, "bad_host", None, None),
+            Self::TransferCoding => {
+                row(StatusCode::NOT_IMPLEMENTED, invalid, "transfer_coding_unsupported", None, None)
+            }
+            Self::MethodRefused(_) => {
+                row(StatusCode::METHOD_NOT_ALLOWED, invalid, "method_not_allowed", None, None)
+            }
             Self::BadUpgrade(_) => row(StatusCode::BAD_REQUEST, invalid, "bad_upgrade", None, None),
             Self::WebSocketVersion => {
                 row(StatusCode::UPGRADE_REQUIRED, invalid, "websocket_version", None, None)
@@ -325,6 +348,9 @@ impl Error {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         self.close_after(headers);
+        if let Self::MethodRefused(_) = self {
+            headers.insert(header::ALLOW, HeaderValue::from_static(ALLOWED_METHODS));
+        }
         if let Self::CodingUnsupported { accepted } = self {
             headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static(accepted));
         }
@@ -334,9 +360,11 @@ impl Error {
 }
 
 impl Error {
-    /// Behind a request for a WebSocket its frames may follow, which must never be read as a request.
+    /// Behind a request for a WebSocket its frames may follow, and behind one that others may frame in
+    /// another way what they take for its body: neither must ever be read as a request.
     fn close_after(&self, headers: &mut HeaderMap) {
-        if matches!(self, Self::BadUpgrade(_) | Self::WebSocketVersion | Self::NoWebSocket) {
+        let websocket = matches!(self, Self::BadUpgrade(_) | Self::WebSocketVersion | Self::NoWebSocket);
+        if websocket || matches!(self, Self::BadHost(_) | Self::TransferCoding | Self::MethodRefused(_)) {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if *self == Self::WebSocketVersion {

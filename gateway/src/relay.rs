@@ -65,6 +65,10 @@ pub fn relay(
 ) -> Response {
     let (mut parts, upstream) = answer.into_parts();
     strip_hop_by_hop(&mut parts.headers);
+    if parts.status == StatusCode::NO_CONTENT {
+        // RFC 9110, section 8.6.
+        parts.headers.remove(header::CONTENT_LENGTH);
+    }
     lead_back(&mut parts.headers, &told.ticket.worker().config().url);
     let plain = !parts.headers.contains_key(header::CONTENT_ENCODING);
     let kind = parts.headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);

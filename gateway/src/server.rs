@@ -7,6 +7,7 @@
 mod clients;
 mod ending;
 mod frames;
+mod heads;
 mod incoming;
 mod intake;
 mod lingering;

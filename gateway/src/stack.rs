@@ -7,7 +7,7 @@ use std::{convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 use futures_util::FutureExt;
 use http::{
     HeaderValue, Method, Version,
-    header::{CONNECTION, CONTENT_LENGTH, ORIGIN, TRANSFER_ENCODING},
+    header::{CONNECTION, ORIGIN},
 };
 use tower::{Service, ServiceBuilder, service_fn};
 
@@ -27,6 +27,7 @@ use crate::{
     server::Intake,
     trace::Tracer,
     websocket,
+    well_formed::well_formed,
 };
 
 /// Builds the stack that the server calls for each request. Errors have become answers. Its layers are one value; only what
@@ -187,17 +188,15 @@ where
     }
 }
 
-/// Refuses heads that are too large, and, with their connection, what two readers could frame in two ways: a length beside chunks
-/// (RFC 9112 §6.1), which today's hyper lets none of through (over HTTP/1.1 it drops the length, and closes; over HTTP/2 it refuses
-/// the header); and CONNECT, behind which bytes of any protocol may have been sent already.
+/// Refuses heads that are too large or that HTTP forbids (`well_formed.rs`), and CONNECT, behind which bytes
+/// of any protocol may have been sent already; these two with their connection.
 async fn framed<S>(asking: Box<Asking>, mut next: S) -> Result<Response, Infallible>
 where
     S: Service<Box<Asking>, Response = Response, Error = Infallible>,
 {
     let request = &asking.request;
-    let headers = request.headers();
-    let refused = if headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH) {
-        Error::BodyUnreadable("it has both a content-length and a transfer-encoding".to_owned())
+    let refused = if let Err(error) = well_formed(request) {
+        error
     } else if request.method() == Method::CONNECT {
         Error::NotFound("a tunnel".to_owned())
     } else if let Err(error) = headers::bounded(request).and_then(|()| path::is_plain(request.uri().path())) {

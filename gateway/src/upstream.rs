@@ -9,26 +9,29 @@ mod failure;
 mod http1;
 mod idle;
 mod idle_timeout;
+mod interim;
 mod links;
 mod opening;
 mod origin;
 mod outgoing;
 mod shared;
 
-use std::{io, pin::Pin, time::Duration};
+use std::{future::poll_fn, io, pin::Pin, time::Duration};
 
 use bytes::Bytes;
+use h2::{RecvStream, client::ResponseFuture};
 use http::{StatusCode, Version, header};
 use tokio::io::AsyncReadExt;
 
 pub use self::{
     answer::{Answer, AnswerError},
     failure::{Cause, SendError},
-    http1::Http1Error,
+    http1::{Http1Error, recorded},
     origin::Origin,
     outgoing::Outgoing,
 };
 use self::{
+    interim::Interim,
     opening::{Opened, Opening},
     origin::{Kept, Link},
     shared::{Place, not_begun},
@@ -220,11 +223,36 @@ async fn share(
         // Waits in whole at the stream for the worker's window. What fails here fails below, with its reason.
         let _ = stream.send_data(body, true);
     }
-    let (mut parts, body) = answer.await.map_err(|error| failed(&error))?.into_parts();
+    let answer = answered(answer).await.map_err(|fault| match fault {
+        Fault::Broken(error) => failed(&error),
+        Fault::TooMuch => Failure::Lost(Cause::of("the worker sends too many interim answers")),
+    })?;
+    let (mut parts, body) = answer.into_parts();
     place.answered();
     parts.version = Version::HTTP_11;
     let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
-    Ok(http::Response::from_parts(parts, Answer::shared(body, length, place)))
+    let bodyless = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&parts.status);
+    Ok(http::Response::from_parts(parts, Answer::shared(body, length, bodyless, place)))
+}
+
+/// Why there is no answer over HTTP/2.
+enum Fault {
+    Broken(h2::Error),
+    /// Its interim answers have no end.
+    TooMuch,
+}
+
+/// The answer behind its interim ones.
+async fn answered(mut answer: ResponseFuture) -> Result<http::Response<RecvStream>, Fault> {
+    let mut interim = Interim::new();
+    while let Some(head) = poll_fn(|cx| answer.poll_informational(cx)).await {
+        let head = head.map_err(Fault::Broken)?;
+        let fields = head.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
+        if !interim.may_come(fields.sum()) {
+            return Err(Fault::TooMuch);
+        }
+    }
+    answer.await.map_err(Fault::Broken)
 }
 
 /// One request and the head of its answer.

@@ -1,7 +1,7 @@
 //! What comes on a connection, which is looked at as it passes. The first bytes must come in time: hyper's
 //! clock for heads begins once the protocol is known, and what tells HTTP/1.1 from HTTP/2 waits without one.
-//! Over HTTP/2, frames that ask for nothing must not be too many (`frames.rs`): of a client that floods
-//! nothing more is read.
+//! Over HTTP/1.1 a head that can be framed in two ways is spoiled (`heads.rs`). Over HTTP/2, frames that ask
+//! for nothing must not be too many (`frames.rs`): of a client that floods nothing more is read.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::frames::Frames;
+use super::{frames::Frames, heads::Heads};
 use crate::{
     client::{Client, Leave},
     clock::{self, Sleep},
@@ -34,7 +34,7 @@ pub(super) struct Incoming<S> {
 #[derive(Debug)]
 enum Speaks {
     NotKnown(Wait),
-    Http1,
+    Http1(Heads),
     Http2(Frames),
     /// Too many frames of HTTP/2.
     TooMuch,
@@ -55,45 +55,49 @@ impl<S> Incoming<S> {
     }
 
     /// Looks at what came.
-    fn see(&mut self, bytes: &[u8]) {
-        let frames = match &mut self.speaks {
-            Speaks::Http1 | Speaks::TooMuch => return,
+    fn see(&mut self, bytes: &mut [u8]) {
+        match &mut self.speaks {
+            Speaks::Http1(heads) => heads.see(bytes),
             Speaks::Http2(frames) => {
                 if !frames.may_come(bytes) {
                     self.speaks = Speaks::TooMuch;
                     self.client.leave(Leave::Flooding);
                 }
-                return;
             }
-            Speaks::NotKnown(wait) => wait.behind_preface(bytes),
-        };
-        match frames {
-            Begun::Not => {}
-            Begun::Http1 => self.speaks = Speaks::Http1,
-            Begun::Http2(rest) => {
-                self.speaks = Speaks::Http2(Frames::new());
-                self.see(rest);
-            }
+            Speaks::TooMuch => {}
+            Speaks::NotKnown(wait) => match wait.behind_preface(bytes) {
+                Begun::Not => {}
+                Begun::Http1 => {
+                    // Of its first line a part may have come before, as the preface's: that line says nothing
+                    // of a body.
+                    self.speaks = Speaks::Http1(Heads::new());
+                    self.see(bytes);
+                }
+                Begun::Http2(begins) => {
+                    self.speaks = Speaks::Http2(Frames::new());
+                    self.see(&mut bytes[begins..]);
+                }
+            },
         }
     }
 }
 
 /// What the first bytes say.
-enum Begun<'a> {
+enum Begun {
     Not,
     Http1,
-    /// With what came behind the preface.
-    Http2(&'a [u8]),
+    /// Its frames begin at this place of the bytes.
+    Http2(usize),
 }
 
 impl Wait {
     /// Whether these bytes, or their end, decide.
-    fn behind_preface<'a>(&mut self, bytes: &'a [u8]) -> Begun<'a> {
+    fn behind_preface(&mut self, bytes: &[u8]) -> Begun {
         let expected = &PREFACE[self.came..];
         let common = bytes.iter().zip(expected).take_while(|(byte, expected)| byte == expected).count();
         self.came += common;
         if self.came == PREFACE.len() {
-            Begun::Http2(&bytes[common..])
+            Begun::Http2(common)
         } else if bytes.is_empty() || common < bytes.len() {
             Begun::Http1
         } else {
@@ -114,11 +118,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Incoming<S> {
         }
         let before = buf.filled().len();
         let read = Pin::new(&mut this.stream).poll_read(cx, buf);
-        if let Speaks::Http1 = this.speaks {
-            return read;
-        }
         if read.is_ready() {
-            this.see(&buf.filled()[before..]);
+            this.see(&mut buf.filled_mut()[before..]);
         } else if let Speaks::NotKnown(wait) = &mut this.speaks {
             return wait.alarm.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()));
         }

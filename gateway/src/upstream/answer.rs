@@ -16,6 +16,7 @@ use super::{
     origin::{Link, Origin},
     shared::Place,
 };
+use crate::trailers;
 
 /// A body that reads its connection as it is polled. Dropped before its end it closes the connection, or its stream.
 #[derive(Debug)]
@@ -71,10 +72,11 @@ impl Answer {
         Self(Kind::Own(own))
     }
 
-    /// The body of a stream; its length as the head has it.
-    pub(super) fn shared(body: RecvStream, length: Option<u64>, place: Place) -> Self {
+    /// The body of a stream; its length as the head has it, and whether by its status there is none whatever
+    /// comes.
+    pub(super) fn shared(body: RecvStream, length: Option<u64>, bodyless: bool, place: Place) -> Self {
         let mut stream = Stream { body, left: length, state: State::Data, place: Some(place) };
-        if stream.body.is_end_stream() {
+        if bodyless || stream.body.is_end_stream() {
             stream.end();
         }
         Self(Kind::Shared(Box::new(stream)))
@@ -139,9 +141,14 @@ impl Stream {
             }
         }
         if self.state == State::Trailers {
-            let trailers = ready!(self.body.poll_trailers(cx));
+            let mut trailers = ready!(self.body.poll_trailers(cx));
             self.end();
-            return Poll::Ready(trailers.transpose().map(|trailers| trailers.map(Frame::trailers)));
+            if let Ok(Some(trailers)) = &mut trailers {
+                trailers::filter(trailers, &[]);
+            }
+            let trailers =
+                trailers.transpose().filter(|trailers| !matches!(trailers, Ok(all) if all.is_empty()));
+            return Poll::Ready(trailers.map(|trailers| trailers.map(Frame::trailers)));
         }
         Poll::Ready(None)
     }

@@ -5,6 +5,7 @@
 mod body;
 mod chunked;
 mod head;
+pub mod recorded;
 mod request;
 
 use std::{
@@ -16,7 +17,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::Method;
+use http::{HeaderName, Method};
 use http_body::{Frame, SizeHint};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -26,10 +27,11 @@ use self::{
     body::{Body, Part},
     request::Unsent,
 };
-use super::Outgoing;
+use super::{Outgoing, interim::Interim};
 use crate::{
     limits::{ANSWER_BUFFER_BYTES, POOL_IDLE_TIMEOUT},
     net::Shortage,
+    trailers,
 };
 
 /// Bytes that a connection reads at first; more once an answer fills them.
@@ -57,6 +59,9 @@ pub(super) struct Connection<S> {
     answered: bool,
     /// For how long it may wait for a request, as the last answer's head says.
     lease: Duration,
+    interim: Interim,
+    /// What must not follow the answer, because its head's `Connection` names it.
+    of_its_hop: Vec<HeaderName>,
 }
 
 /// Why there is no answer, or no more of one.
@@ -117,6 +122,8 @@ impl<S: Transport> Connection<S> {
             keep_alive: true,
             answered: false,
             lease: POOL_IDLE_TIMEOUT,
+            interim: Interim::new(),
+            of_its_hop: Vec::new(),
         }
     }
 
@@ -139,6 +146,7 @@ impl<S: Transport> Connection<S> {
     ) -> Result<http::Response<()>, Http1Error> {
         self.unsent.begin(request, host);
         (self.sent_any, self.heard, self.keep_alive) = (false, false, false);
+        self.interim = Interim::new();
         poll_fn(|cx| self.poll_head(request.method(), cx)).await
     }
 
@@ -152,9 +160,9 @@ impl<S: Transport> Connection<S> {
             return Poll::Ready(Err(Http1Error::NothingSent(error)));
         }
         loop {
-            if let Some(head) = head::parse(&mut self.read, method)? {
+            if let Some(head) = head::parse(&mut self.read, method, &mut self.interim)? {
                 (self.body, self.keep_alive) = (head.body, head.keep_alive);
-                (self.answered, self.lease) = (true, head.lease);
+                (self.answered, self.lease, self.of_its_hop) = (true, head.lease, head.of_its_hop);
                 if !self.body.has_length() {
                     // A stream, which lasts.
                     self.unsent.give_back();
@@ -182,7 +190,11 @@ impl<S: Transport> Connection<S> {
         loop {
             match self.body.take(&mut self.read) {
                 Ok(Part::Data(bytes)) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
-                Ok(Part::Trailers(trailers)) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                Ok(Part::Trailers(mut trailers)) => {
+                    trailers::filter(&mut trailers, &self.of_its_hop);
+                    let frame = (!trailers.is_empty()).then(|| Ok(Frame::trailers(trailers)));
+                    return Poll::Ready(frame);
+                }
                 Ok(Part::End) => return Poll::Ready(None),
                 Ok(Part::More) => {}
                 Err(malformed) => return Poll::Ready(Some(Err(malformed))),

@@ -16,6 +16,8 @@ use super::{Http1Error, body::Body, chunked::Chunked};
 use crate::{
     headers::ADDED_MAX,
     limits::{POOL_IDLE_MARGIN, POOL_IDLE_TIMEOUT},
+    trailers,
+    upstream::interim::Interim,
 };
 
 /// Headers of an answer at most.
@@ -28,15 +30,26 @@ pub(super) struct Head {
     pub(super) keep_alive: bool,
     /// For how long the connection may wait for the next request.
     pub(super) lease: Duration,
+    /// What must not follow the body, because `Connection` names it.
+    pub(super) of_its_hop: Vec<HeaderName>,
 }
 
 /// Takes a whole head from what was read, interim ones (1xx) left out; nothing while there is none.
-pub(super) fn parse(read: &mut BytesMut, method: &Method) -> Result<Option<Head>, Http1Error> {
+pub(super) fn parse(
+    read: &mut BytesMut,
+    method: &Method,
+    interim: &mut Interim,
+) -> Result<Option<Head>, Http1Error> {
     loop {
+        let before = read.len();
         let Some((response, is_1_1)) = parse_one(read)? else { return Ok(None) };
         match response.status() {
             StatusCode::SWITCHING_PROTOCOLS => return Err(Http1Error::Malformed("it switches protocols")),
-            status if status.is_informational() => {}
+            status if status.is_informational() => {
+                if !interim.may_come(before - read.len()) {
+                    return Err(Http1Error::Malformed("too many interim answers come before it"));
+                }
+            }
             _ => return judge(response, method, is_1_1).map(Some),
         }
     }
@@ -79,11 +92,13 @@ fn parse_one(read: &mut BytesMut) -> Result<Option<(http::Response<()>, bool)>, 
     Ok(Some((response, is_1_1)))
 }
 
-fn judge(response: http::Response<()>, method: &Method, is_1_1: bool) -> Result<Head, Http1Error> {
-    let (body, delimited) = body_of(&response, method, is_1_1)?;
+fn judge(mut response: http::Response<()>, method: &Method, is_1_1: bool) -> Result<Head, Http1Error> {
+    let (body, delimited) = body_of(&mut response, method, is_1_1)?;
     let keep_alive = delimited && stays_open(response.headers(), is_1_1);
     let lease = lease(response.headers());
-    Ok(Head { response, body, keep_alive, lease })
+    let of_its_hop =
+        if let Body::Chunked(_) = body { trailers::named_by(response.headers()) } else { Vec::new() };
+    Ok(Head { response, body, keep_alive, lease, of_its_hop })
 }
 
 /// Who says after how long it closes idle connections (`Keep-Alive: timeout=5`) is not met at its door.
@@ -102,13 +117,17 @@ fn lease(headers: &HeaderMap) -> Duration {
     said.map_or(POOL_IDLE_TIMEOUT, |said| said.saturating_sub(POOL_IDLE_MARGIN).min(POOL_IDLE_TIMEOUT))
 }
 
-/// The body, and whether it ends before the connection does.
-fn body_of(response: &http::Response<()>, method: &Method, is_1_1: bool) -> Result<(Body, bool), Http1Error> {
-    let headers = response.headers();
-    let bodyless = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&response.status());
-    if bodyless || method == Method::HEAD {
-        return Ok((Body::Ended, true));
-    }
+/// The body, and whether it ends before the connection does. What is said of a body that does not come must
+/// be clear as well: clients are told it.
+fn body_of(
+    response: &mut http::Response<()>,
+    method: &Method,
+    is_1_1: bool,
+) -> Result<(Body, bool), Http1Error> {
+    let status = response.status();
+    let bodyless =
+        status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED || method == Method::HEAD;
+    let headers = response.headers_mut();
     if headers.contains_key(TRANSFER_ENCODING) {
         if headers.contains_key(CONTENT_LENGTH) || !is_1_1 {
             return Err(Http1Error::Malformed("it has a transfer coding beside a length, or in HTTP/1.0"));
@@ -118,10 +137,24 @@ fn body_of(response: &http::Response<()>, method: &Method, is_1_1: bool) -> Resu
         if !chunked || codings.next().is_some() {
             return Err(Http1Error::Malformed("it has a transfer coding besides chunks"));
         }
-        return Ok((Body::Chunked(Chunked::default()), true));
+        // Whoever says that a 204 has a body may send it: it must not be taken for the next answer.
+        let body = if bodyless { Body::Ended } else { Body::Chunked(Chunked::default()) };
+        return Ok((body, status != StatusCode::NO_CONTENT));
     }
     let length = length(headers)?;
+    if let Some(length) = length.filter(|_| is_said_twice(headers)) {
+        headers.insert(CONTENT_LENGTH, length.into());
+    }
+    if bodyless {
+        return Ok((Body::Ended, status != StatusCode::NO_CONTENT || length.unwrap_or(0) == 0));
+    }
     Ok((length.map_or(Body::UntilClosed, Body::of_length), length.is_some()))
+}
+
+/// Whether the length is a list: clients are told it once.
+fn is_said_twice(headers: &HeaderMap) -> bool {
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    lengths.next().is_some_and(|first| first.as_bytes().contains(&b',')) || lengths.next().is_some()
 }
 
 /// A length said several times counts if it is always the same (RFC 9110, section 8.6).

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, uri::PathAndQuery};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::CONTENT_LENGTH, uri::PathAndQuery};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use proptest::{prelude::*, sample::Index};
@@ -77,7 +77,16 @@ async fn by_hyper(method: Method, answer: Vec<u8>) -> Option<Answered> {
     });
     let request = http::Request::builder().method(method).uri("/").body(Full::<Bytes>::default()).ok()?;
     let response = sender.send_request(request).await.ok()?;
-    let (parts, body) = response.into_parts();
+    let (mut parts, body) = response.into_parts();
+    // Clients are told a length once.
+    if let Some(length) = parts.headers.get(CONTENT_LENGTH) {
+        let once = length.to_str().ok()?.split(',').next()?.trim().parse::<u64>().ok()?;
+        let said =
+            parts.headers.get_all(CONTENT_LENGTH).iter().count() > 1 || length.to_str().ok()?.contains(',');
+        if said {
+            parts.headers.insert(CONTENT_LENGTH, once.into());
+        }
+    }
     let body = body.collect().await.ok()?;
     let trailers = body.trailers().cloned().unwrap_or_default();
     Some((parts.status, parts.headers, body.to_bytes().to_vec(), trailers))
@@ -200,6 +209,11 @@ fn what_could_be_read_in_two_ways_is_refused() {
         "SSH-2.0-OpenSSH\r\n",
         "HTTP/1.1 200 OK\r\nx : y\r\n\r\n",
         "HTTP/1.1 200 OK\r\na: b\r\n folded: c\r\n\r\n",
+        // Of a body that does not come, clients are told as well.
+        "HTTP/1.1 204 No Content\r\ncontent-length: x\r\n\r\n",
+        "HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
+        "HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     ] {
         let (answered, mut connection) = run(exchange(Method::POST, vec![answer.as_bytes().to_vec()], false));
         assert!(matches!(answered, Err(Http1Error::Malformed(_))), "{answer:?}: {answered:?}");
@@ -208,6 +222,83 @@ fn what_could_be_read_in_two_ways_is_refused() {
     let long = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(ANSWER_BUFFER_BYTES));
     let (answered, _) = run(exchange(Method::POST, vec![long.into_bytes()], false));
     assert!(matches!(answered, Err(Http1Error::Malformed(_))), "{answered:?}");
+}
+
+#[test]
+fn interim_answers_have_an_end() {
+    let whole = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi";
+    let large = format!("HTTP/1.1 103 E\r\nlink: {}\r\n\r\n", "y".repeat(20_000));
+    for (interim, most) in
+        [("HTTP/1.1 100 Continue\r\n\r\n", 64), ("HTTP/1.1 103 E\r\nlink: </x>\r\n\r\n", 64), (&large, 3)]
+    {
+        let after = |count: usize| {
+            run(exchange(Method::POST, vec![(interim.repeat(count) + whole).into_bytes()], false))
+        };
+        let (answered, mut connection) = after(most);
+        assert_eq!(answered.unwrap().2, b"hi", "{most} of {} bytes", interim.len());
+        assert!(connection.is_idle(Waker::noop()));
+        let (answered, mut connection) = after(most + 1);
+        assert!(matches!(answered, Err(Http1Error::Malformed(_))), "{} bytes: {answered:?}", interim.len());
+        assert!(!connection.is_idle(Waker::noop()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_request_may_have_interim_answers() {
+    let (near, mut far) = duplex(1 << 20);
+    let mut connection = Connection::new(near);
+    let answer = "HTTP/1.1 102 P\r\n\r\n".repeat(60) + "HTTP/1.1 204 No Content\r\n\r\n";
+    for _ in 0..3 {
+        far.write_all(answer.as_bytes()).await.unwrap();
+        let head = connection.ask(&get(Method::POST), &host()).await.unwrap();
+        assert_eq!(head.status(), StatusCode::NO_CONTENT);
+    }
+}
+
+#[test]
+fn a_204_that_says_it_has_a_body_is_the_connection_s_last() {
+    for (head, stays) in [
+        ("HTTP/1.1 204 No Content\r\n\r\n", true),
+        ("HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n", true),
+        ("HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n", false),
+        ("HTTP/1.1 204 No Content\r\ntransfer-encoding: chunked\r\n\r\n", false),
+        ("HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n", true),
+    ] {
+        let (answered, mut connection) = run(exchange(Method::POST, vec![head.as_bytes().to_vec()], false));
+        assert_eq!(answered.unwrap().2, b"", "{head:?}");
+        assert_eq!(connection.is_idle(Waker::noop()), stays, "{head:?}");
+    }
+}
+
+#[test]
+fn a_length_is_told_once() {
+    for lengths in [
+        "content-length: 2, 2",
+        "content-length: 2\r\ncontent-length: 2",
+        "content-length: 2 ,2\r\ncontent-length: 2",
+    ] {
+        for (method, body) in [(Method::POST, "hi"), (Method::HEAD, "")] {
+            let answer = format!("HTTP/1.1 200 OK\r\n{lengths}\r\n\r\n{body}").into_bytes();
+            let (_, headers, came, _) = run(exchange(method, vec![answer], false)).0.unwrap();
+            let said: Vec<_> = headers.get_all(CONTENT_LENGTH).iter().map(HeaderValue::as_bytes).collect();
+            assert_eq!((said, came.as_slice()), (vec![&b"2"[..]], body.as_bytes()), "{lengths:?}");
+        }
+    }
+}
+
+#[test]
+fn trailers_say_nothing_that_heads_alone_may_say() {
+    let answer = "HTTP/1.1 200 OK\r\nconnection: X-Mine, keep-alive\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\
+                  x-sum: 1\r\ncontent-length: 9\r\nset-cookie: a=b\r\nx-mine: 2\r\nx-keyway-worker: me\r\nx-sum: 3\r\n\r\n";
+    let (_, _, body, trailers) =
+        run(exchange(Method::POST, vec![answer.as_bytes().to_vec()], false)).0.unwrap();
+    let left: Vec<_> =
+        trailers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+    assert_eq!((body.as_slice(), left), (&b"hi"[..], vec![("x-sum", "1"), ("x-sum", "3")]));
+    let gone = answer.replace("x-sum", "x-mine");
+    let (answered, mut connection) = run(exchange(Method::POST, vec![gone.into_bytes()], false));
+    assert_eq!(answered.unwrap().3.len(), 0);
+    assert!(connection.is_idle(Waker::noop()));
 }
 
 #[test]
