@@ -113,6 +113,12 @@ impl H2Exchange {
         }
     }
 
+    /// What follows the body, once that was read.
+    pub async fn trailers(&mut self) -> http::HeaderMap {
+        let body = self.body.as_mut().expect("read the head first");
+        patient("HTTP/2 trailers", body.trailers()).await.expect("trailers").unwrap_or_default()
+    }
+
     async fn next_piece(&mut self) -> Result<Bytes, End> {
         let body = self.body.as_mut().expect("read the head first");
         match patient("HTTP/2 data", body.data()).await {

@@ -188,6 +188,23 @@ async fn take(
 }
 
 impl H2Call {
+    /// Sends interim answers; they may be refused meanwhile.
+    pub fn interim(&mut self, status: u16, count: usize) {
+        for _ in 0..count {
+            let response = Response::builder().status(StatusCode::from_u16(status).expect("a status"));
+            let _ = self.respond.send_informational(response.body(()).expect("a response"));
+        }
+    }
+
+    /// Ends the body with trailers.
+    pub fn trailers(mut self, trailers: http::HeaderMap) {
+        self.stream
+            .as_mut()
+            .expect("the answer has begun")
+            .send_trailers(trailers)
+            .expect("the caller is there");
+    }
+
     /// Begins an answer.
     pub fn head(&mut self, status: u16, headers: &[(&'static str, &str)]) {
         let mut response = Response::builder().status(StatusCode::from_u16(status).expect("a status"));
@@ -207,6 +224,12 @@ impl H2Call {
     pub fn raw(&mut self, bytes: &[u8], end: bool) {
         let stream = self.stream.as_mut().expect("the answer has begun");
         stream.send_data(Bytes::copy_from_slice(bytes), end).expect("the caller is there");
+    }
+
+    /// Sends bytes, if the caller is still there.
+    pub fn try_raw(&mut self, bytes: &[u8]) {
+        let stream = self.stream.as_mut().expect("the answer has begun");
+        let _ = stream.send_data(Bytes::copy_from_slice(bytes), true);
     }
 
     /// Sends a chunk of text in OpenAI's shape.

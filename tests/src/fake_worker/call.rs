@@ -37,6 +37,11 @@ impl Call {
         patient("write to the caller", self.conn.write(bytes)).await.expect("the caller is there");
     }
 
+    /// Sends bytes as they are; the caller may have gone away.
+    pub async fn try_raw(&mut self, bytes: &[u8]) {
+        let _ = self.conn.write(bytes).await;
+    }
+
     /// Sends a response head; give `content-length` or `transfer-encoding` among the headers.
     pub async fn head(&mut self, status: u16, headers: &[(&str, &str)]) {
         let head = head(status, headers);

@@ -22,16 +22,100 @@ pub(crate) fn ambiguous() -> Vec<String> {
     corpus.extend(codings());
     corpus.extend(chunks());
     corpus.extend(heads());
+    corpus.extend(hosts());
+    corpus.extend(both());
     corpus
 }
 
+/// Requests of which it is not clear which server they are for.
+fn hosts() -> Vec<String> {
+    let line =
+        |target: &str, fields: &str| format!("GET {target}/v1/chat/completions HTTP/1.1\r\n{fields}\r\n");
+    let odd = [
+        "",
+        " ",
+        "a b",
+        "a\tb",
+        "a@b",
+        "user:word@k",
+        "k/",
+        "k/v1",
+        "http://k",
+        "k?x",
+        "k#x",
+        "k\\x",
+        "\"k\"",
+        "<k>",
+        "k|x",
+        "k:x",
+        "k:-1",
+        "k:+80",
+        "k:65536",
+        "k:80:80",
+        ":80",
+        "k: 80",
+        "k:80 x",
+        "[::1",
+        "::1]",
+        "[]",
+        "[::1]x",
+        "[::1]:x",
+        "[g::1]",
+        "[1.2.3.4]",
+        "::1",
+        "k..x",
+        ".",
+        "%",
+        "%zz",
+        "k\0",
+        "k\u{1}",
+        "k\u{7f}",
+        "k\u{e9}",
+        "k\u{b}x",
+        "k, k",
+    ];
+    let mut requests: Vec<String> = odd.iter().map(|host| line("", &format!("host: {host}\r\n"))).collect();
+    for (target, fields) in [
+        ("", ""),
+        ("", "host: k\r\nhost: k\r\n"),
+        ("", "host: k\r\nx: y\r\nHost: other\r\n"),
+        ("", "host : k\r\n"),
+        ("", "x: y\r\n host: k\r\n"),
+        ("http://k", ""),
+        ("http://k", "host: k\r\nhost: k\r\n"),
+        ("http://k", "host: a@b\r\n"),
+        ("http://k:x", "host: k\r\n"),
+        ("http://user@k", "host: k\r\n"),
+        ("http://k..x", "host: k\r\n"),
+    ] {
+        requests.push(line(target, fields));
+    }
+    requests
+}
+
 fn lengths() -> Vec<String> {
-    let lengths =
-        ["+2", "-2", "2, 3", "0x2", "2 2", "", "1e0", "2;", "18446744073709551618", "\u{b2}", "2\t3", "2,"];
+    let lengths = [
+        "+2",
+        "-2",
+        "2, 3",
+        "0x2",
+        "2 2",
+        "",
+        "1e0",
+        "2;",
+        "18446744073709551618",
+        "\u{b2}",
+        "2\t3",
+        "2,",
+        "2, 2",
+        ",2",
+    ];
     let mut requests: Vec<String> =
         lengths.iter().map(|length| with_headers(&format!("content-length: {length}"), "{}")).collect();
     for headers in [
         "content-length: 2\r\ncontent-length: 3",
+        "content-length: 2\r\ncontent-length: 2",
+        "Content-Length:2\r\nx: y\r\ncontent-length: 02",
         "content-length : 2",
         "content-length\t: 2",
         "content-length: 2\r\n 3",
@@ -43,6 +127,17 @@ fn lengths() -> Vec<String> {
 
 fn codings() -> Vec<String> {
     let codings = [
+        "transfer-encoding: gzip, chunked",
+        "transfer-encoding: chunked, chunked",
+        "transfer-encoding: identity, chunked",
+        "transfer-encoding: ,chunked",
+        "transfer-encoding: chunked,",
+        "transfer-encoding: identity",
+        "transfer-encoding:",
+        "transfer-encoding: chunked;q=1",
+        "transfer-encoding: chunked\r\ntransfer-encoding: chunked",
+        "transfer-encoding: gzip\r\nx: y\r\ntransfer-encoding: chunked",
+        "transfer-encoding:\r\ntransfer-encoding: chunked",
         "transfer-encoding: xchunked",
         "transfer-encoding: chunked, identity",
         "transfer-encoding: chunked, gzip",
@@ -86,15 +181,27 @@ fn heads() -> Vec<String> {
     lines.map(str::to_owned).to_vec()
 }
 
-/// Requests with a length and chunks, of which the chunks count (RFC 9112 §6.1) and after which the connection ends.
-pub(crate) fn both() -> Vec<String> {
+/// Requests with a length and chunks, of which others read the one or the other, and such in HTTP/1.0, which
+/// has no chunks.
+fn both() -> Vec<String> {
     let two = [
         "transfer-encoding: chunked\r\ncontent-length: 2",
         "content-length: 12\r\ntransfer-encoding: chunked",
+        "Transfer-Encoding:chunked\r\nx: y\r\nContent-Length:12",
+        "transfer-encoding: chunked\r\ncontent-length: x",
+        "transfer-encoding: chunked\r\ncontent-length:",
+        "content-length: 12\r\ncontent-length: 12\r\ntransfer-encoding: chunked",
+        "connection: content-length\r\ncontent-length: 12\r\ntransfer-encoding: chunked",
+        "connection: transfer-encoding\r\ncontent-length: 12\r\ntransfer-encoding: chunked",
+        "expect: 100-continue\r\ncontent-length: 12\r\ntransfer-encoding: chunked",
     ];
     let mut requests: Vec<String> =
         two.iter().map(|headers| with_headers(headers, "2\r\n{}\r\n0\r\n\r\n")).collect();
     requests.push(with_headers("content-length: 4\r\ntransfer-encoding: chunked", "0\r\n\r\n"));
+    for kept in ["", "connection: keep-alive\r\n"] {
+        let old = with_headers(&format!("{kept}transfer-encoding: chunked"), "2\r\n{}\r\n0\r\n\r\n");
+        requests.push(old.replacen("HTTP/1.1", "HTTP/1.0", 1));
+    }
     requests
 }
 
@@ -105,12 +212,18 @@ pub(crate) fn odd() -> Vec<String> {
     let mut requests: Vec<String> = odd_heads(length).iter().map(|head| with_headers(head, &body)).collect();
     let plain = with_headers(&format!("content-length: {length}"), &body);
     requests.push(format!("\r\n{plain}"));
-    requests.push(plain.replacen("/v1/", "http://k/v1/", 1));
+    // The target counts, whatever the host.
+    requests.extend(["http://k/v1/", "http://other:80/v1/"].map(|target| plain.replacen("/v1/", target, 1)));
+    let hosts = ["K", "k:", "k:8080", "a-b_c.d.", "127.0.0.1:80", "[::1]:80", "[fe80::1%25eth0]", "%6b"];
+    requests.extend(hosts.map(|host| plain.replacen("host: k", &format!("host: {host}"), 1)));
     for chunked in [
         format!("{length:x};name=value\r\n{body}\r\n0\r\n\r\n"),
         format!("{length:x};name=\"a;b\"\r\n{body}\r\n0;last\r\n\r\n"),
         format!("000{length:X}\r\n{body}\r\n000\r\n\r\n"),
         format!("{length:x}\r\n{body}\r\n0\r\ncontent-length: 5\r\nx-trailer: y\r\n\r\n"),
+        format!(
+            "{length:x}\r\n{body}\r\n0\r\nhost: other\r\ntransfer-encoding: x\r\nauthorization: Bearer y\r\n\r\n"
+        ),
         body.split("")
             .filter(|one| !one.is_empty())
             .flat_map(|one| ["1\r\n", one, "\r\n"])
@@ -133,7 +246,6 @@ fn odd_heads(length: usize) -> Vec<String> {
     vec![
         format!("CONTENT-length:{length}  "),
         format!("content-length: 000{length}"),
-        format!("content-length: {length}\r\ncontent-length: {length}"),
         format!("content_length: 5\r\ncontent-length: {length}"),
         format!("x-transfer-encoding: chunked\r\ncontent-length: {length}"),
         format!("connection: content-length\r\ncontent-length: {length}"),

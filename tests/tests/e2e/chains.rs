@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 
-use crate::ambiguous::{HIDDEN, ambiguous, both, odd};
+use crate::ambiguous::{HIDDEN, ambiguous, odd};
 
 /// Requests at once: connections between proxies carry one client's after another's.
 const AT_ONCE: usize = 8;
@@ -125,7 +125,7 @@ fn haproxy(socket: &Path, server: SocketAddr) -> String {
 
 /// All requests of the corpus, told apart by their targets, each with what hides behind it.
 fn corpus() -> Vec<String> {
-    let all = [odd(), both(), ambiguous()].concat();
+    let all = [odd(), ambiguous()].concat();
     let marked = |(n, request): (usize, &String)| {
         format!("{request}{HIDDEN}")
             .replace("/chat/completions", &format!("/chat/completions?n={n}"))

@@ -72,4 +72,5 @@ mod vtc;
 mod waiting;
 mod watched;
 mod websocket;
+mod well_formed;
 mod zero_config;
