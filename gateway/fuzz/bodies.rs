@@ -12,6 +12,7 @@
 use std::num::NonZeroUsize;
 
 use bytes::Bytes;
+use http::Method;
 use keyway::{
     content::{self, Coding, Form, Multipart},
     request,
@@ -19,6 +20,10 @@ use keyway::{
     sse::EventSplitter,
     stored_state::Place,
     tenants,
+    upstream::{
+        Http1Error,
+        recorded::{self, Answered},
+    },
 };
 use keyway_core::{
     index::{PrefixIndex, WorkerId},
@@ -179,4 +184,43 @@ pub fn zmtp(data: &[u8]) {
         }
     }
     assert_eq!((came, error), read(data.len().max(1)));
+}
+
+/// A worker's answer over HTTP/1.1, whose first two bytes say in what pieces it comes, to which method, and
+/// whether the connection ends: it is read as it is at once, what a client is told of it is clear, and
+/// whatever stands behind it is no part of it.
+pub fn answer(data: &[u8]) {
+    let [piece, how, answer @ ..] = data else { return };
+    let answer = &answer[..answer.len().min(1 << 15)];
+    let method = || if how & 1 == 0 { Method::POST } else { Method::HEAD };
+    let closes = how & 2 != 0;
+    let told = |read: Option<Result<Answered, Http1Error>>| match read {
+        None => ("waits".to_owned(), None),
+        Some(Err(error)) => (error.to_string(), None),
+        Some(Ok(Answered { head, body, trailers, may_serve_again })) => {
+            let head = (head.status(), head.headers().clone());
+            (String::new(), Some((head, body, trailers, may_serve_again)))
+        }
+    };
+    let at_once = told(recorded::read(method(), std::iter::once(answer), closes));
+    let pieces = answer.chunks(1 + usize::from(piece % 80));
+    assert_eq!(told(recorded::read(method(), pieces, closes)), at_once);
+    let Some(((status, headers), body, trailers, may_serve_again)) = at_once.1 else { return };
+    assert!(!status.is_informational());
+    let lengths: Vec<_> = headers.get_all("content-length").iter().collect();
+    let length = lengths.first().map(|length| length.to_str().unwrap().parse::<u64>().unwrap());
+    assert!(lengths.len() <= 1 && !(length.is_some() && headers.contains_key("transfer-encoding")));
+    if method() == Method::HEAD || status == 204 || status == 304 {
+        assert!(body.is_empty() && trailers.is_empty());
+    } else {
+        assert!(length.is_none_or(|length| length == body.len() as u64));
+    }
+    for name in ["content-length", "transfer-encoding", "host", "connection", "set-cookie", "x-request-id"] {
+        assert!(!trailers.contains_key(name), "{name}");
+    }
+    if may_serve_again {
+        let forged = [answer, b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged"].concat();
+        let (_, behind) = told(recorded::read(method(), std::iter::once(&forged[..]), closes));
+        assert_eq!(behind, Some(((status, headers), body, trailers, false)), "not its end");
+    }
 }

@@ -4,6 +4,8 @@
 #[path = "../fuzz/bodies.rs"]
 mod bodies;
 
+use std::path::Path;
+
 use keyway_wire::{
     kv_event::{BlockStored, EngineHash, EventBatch, KvEvent, WireFormat},
     zmtp,
@@ -28,6 +30,14 @@ const STREAMS: [&str; 3] = [
     "\u{1}\u{2}\u{3}\u{0}\u{0}\u{0}\u{0}\u{0}event: x\r\ndata: y\r\n\r\n:c\r\rdata: z",
     "abcdefgh\n\n\r\n\r\n\r\r\n\n",
 ];
+
+/// The committed corpus of a target, where a fuzzer finds and leaves its inputs as well.
+fn corpus(target: &str) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort_unstable();
+    files.iter().map(|file| std::fs::read(file).unwrap()).collect()
+}
 
 /// What a fuzzer does to a seed.
 #[derive(Debug, Clone)]
@@ -87,6 +97,29 @@ fn events() -> Vec<Vec<u8>> {
     let batch =
         EventBatch { ts: 1.0, events: vec![stored, KvEvent::AllBlocksCleared], ..EventBatch::default() };
     [WireFormat::VllmArray, WireFormat::VllmMap].map(|format| batch.encode(format)).into()
+}
+
+#[test]
+fn the_corpus_of_answers_holds() {
+    let seeds = corpus("answer");
+    assert!(seeds.len() >= 20, "{}", seeds.len());
+    seeds.iter().for_each(|seed| bodies::answer(seed));
+}
+
+proptest! {
+    // Many, as an answer is short.
+    #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+    #[test]
+    fn nothing_behind_an_answer_is_a_part_of_it(
+        seed in prop::sample::select(corpus("answer")),
+        other in prop::sample::select(corpus("answer")),
+        changes in prop::collection::vec(change(), 0..6),
+        splice in any::<bool>(),
+    ) {
+        let seed = if splice { [&seed[..], &other[2..]].concat() } else { seed };
+        bodies::answer(&changed(&seed, &changes));
+    }
 }
 
 proptest! {
