@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn a_permit_is_held_until_dropped() {
         let (admission, gauges) = admission(1);
-        let client = Client::of_a_test();
+        let client = Client::alone();
         let held = admission.serve(&client).unwrap();
         assert_eq!(admission.serve(&client).unwrap_err(), Error::Overloaded { limit: 1 });
         assert_eq!(admission.may_come().unwrap_err(), Error::Overloaded { limit: 1 });
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn a_lower_limit_waits_for_those_above_it_to_leave() {
         let (admission, _) = admission(3);
-        let client = Client::of_a_test();
+        let client = Client::alone();
         let mut held: Vec<_> = (0..3).map(|_| admission.serve(&client).unwrap()).collect();
         admission.set_limit(2);
         held.pop();
@@ -172,7 +172,7 @@ mod tests {
         let (admission, gauges) = admission(90);
         let address = Arc::default();
         let [greedy, same, other] =
-            [Client::new(Arc::clone(&address)), Client::new(address), Client::of_a_test()];
+            [Client::new(Arc::clone(&address)), Client::new(address), Client::alone()];
         let take = |client| (0..100).map_while(|_| admission.serve(client).ok()).collect::<Vec<_>>();
         let held = [take(&greedy), take(&same), take(&other)];
         assert_eq!(held.each_ref().map(Vec::len), [72, 8, 8]);

@@ -9,16 +9,10 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
+use keyway_clients::stalls::{self, Said};
 
 use crate::{
-    admission::Permit,
-    client::Answered,
-    error::Error,
-    panics,
-    peers::Telling,
-    record::Record,
-    relay::Relay,
-    server::stalls::{self, Said},
+    admission::Permit, client::Answered, error::Error, panics, peers::Telling, record::Record, relay::Relay,
     stored_state::Tap,
 };
 

@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn what_is_held_is_counted_until_its_last_copy_is_gone() {
         let (memory, gauge) = memory(10 * MIB);
-        let client = Client::of_a_test();
+        let client = Client::alone();
         let mut small = memory.room(&client, None);
         assert_eq!((small.hold(BODY_FREE_BYTES), gauge.get()), (Ok(()), 0));
         let mut room = memory.room(&client, None);
@@ -155,7 +155,7 @@ mod tests {
             });
             rooms.take(100).collect::<Vec<_>>()
         };
-        let (greedy, other) = (Client::of_a_test(), Client::of_a_test());
+        let (greedy, other) = (Client::alone(), Client::alone());
         let held = [fill(&greedy), fill(&other)];
         assert!(held[0].len() == 72 && held[1].len() > 9, "{:?}", held.each_ref().map(Vec::len));
         assert!(gauge.get() as usize <= 90 * MIB);

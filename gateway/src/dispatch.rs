@@ -456,7 +456,7 @@ mod tests {
             StreamBody::new(futures_util::stream::iter(frames))
         };
         let memory = BodyMemory::new(1 << 20, prometheus::IntGauge::new("g", "g").unwrap());
-        let room = || memory.room(&Client::of_a_test(), None);
+        let room = || memory.room(&Client::alone(), None);
         for all in [&[][..], &[""], &["a"], &["", "a"], &["a", "", "bc", "d"], &["", "", "abc"]] {
             assert_eq!(whole((pieces(all), false), room).await.unwrap(), all.concat());
         }

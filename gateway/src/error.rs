@@ -194,7 +194,7 @@ pub enum Error {
         limit: Duration,
     },
     /// The client was too slow with its body.
-    #[error("{0}")]
+    #[error("{0}{option}", option = option_of(*.0))]
     BodyTooSlow(TooSlow),
     /// No key, or none of a tenant.
     #[error("a valid API key is needed: Authorization: Bearer KEY, or x-api-key")]
@@ -384,6 +384,15 @@ fn whole_seconds(time: Duration) -> Duration {
 /// Marks an answer that the gateway made because it failed; its code becomes the request's outcome.
 #[derive(Debug, Clone)]
 pub struct Failed(pub Error);
+
+/// Which option says how slow a body may be, where one does.
+const fn option_of(slow: TooSlow) -> &'static str {
+    match slow {
+        TooSlow::Paused(_) => " (limits.body_idle_ms)",
+        TooSlow::Crawled => "",
+        TooSlow::Unfinished(_) => " (limits.body_timeout_ms)",
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -4,14 +4,7 @@
 //!
 //! Next: [`crate::stack`].
 
-mod clients;
-mod ending;
-mod frames;
-mod heads;
-mod incoming;
 mod intake;
-mod lingering;
-pub mod stalls;
 
 use std::{
     convert::Infallible,
@@ -24,25 +17,21 @@ use std::{
 };
 
 use hyper::{rt::Executor, service::Service};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::conn::auto,
+use hyper_util::{rt::TokioIo, server::conn::auto};
+use keyway_clients::{
+    clients::Place, ending::until_end, incoming::Incoming, lingering::Lingering, stalls::Taken,
 };
 use prometheus::IntGauge;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use self::intake::Intake;
-use self::{clients::Place, ending::until_end, incoming::Incoming, lingering::Lingering, stalls::Taken};
 use crate::{
     body::{Request, Response},
     client::Client,
     clock,
     cores::Cores,
     descriptors::{self, Shortages},
-    limits::{
-        DRAIN_LOOK, DRAIN_QUIET, HEAD_BUFFER_BYTES, MAX_H2_FAULTY_STREAMS, MAX_H2_HEADER_LIST_BYTES,
-        MAX_H2_STREAMS, MAX_H2_UNSEEN_RESETS, ROOM_LOOK, SHORTAGE_LOOK,
-    },
+    limits::{DRAIN_LOOK, DRAIN_QUIET, SHORTAGE_LOOK},
     net::{self, Shortage, TcpStream},
     stack::{Arrived, Stack},
     tls::ServerTls,
@@ -147,17 +136,7 @@ async fn accept_all(server: &Server, stack: impl Stack, shutdown: impl Future<Ou
 
 /// A place for a client from this address, once there is one.
 async fn place(server: &Server, from: IpAddr) -> Place {
-    let intake = &server.intake;
-    loop {
-        // A place that is given back in between leaves a permit.
-        let freed = intake.clients.freed.notified();
-        if let Some(place) = intake.clients.place(from, intake.bound()) {
-            return place;
-        }
-        intake.clients.make_room();
-        // Others may come to be idle.
-        let _ = clock::timeout(ROOM_LOOK, freed).await;
-    }
+    server.intake.clients.wait_for_place(from, || server.intake.bound()).await
 }
 
 /// Ends connections that ask for nothing, for ever. Over HTTP/1.1 hyper does that too, by its own clock.
@@ -291,19 +270,9 @@ async fn room(upstream: &Upstream, shortages: &Shortages) {
 
 fn connection_builder(spread: Spread, header_read: Duration) -> auto::Builder<Spread> {
     let mut builder = auto::Builder::new(spread);
-    builder
-        .http1()
-        // Heads, events and most answers are small: to copy them together is cheaper than to say where each part lies.
-        .writev(false)
-        .timer(TokioTimer::new())
-        .header_read_timeout(header_read)
-        .max_buf_size(HEAD_BUFFER_BYTES);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(MAX_H2_STREAMS)
-        .max_pending_accept_reset_streams(MAX_H2_UNSEEN_RESETS)
-        .max_local_error_reset_streams(MAX_H2_FAULTY_STREAMS)
-        .max_header_list_size(MAX_H2_HEADER_LIST_BYTES);
+    keyway_clients::bound(&mut builder, header_read);
+    // Heads, events and most answers are small: to copy them together is cheaper than to say where each part
+    // lies.
+    builder.http1().writev(false);
     builder
 }

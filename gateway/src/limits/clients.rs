@@ -1,6 +1,9 @@
-//! What clients may send, hold and wait for: connections, heads, bodies.
+//! What clients may send, hold and wait for: connections, heads, bodies. What is bounded alike at the gateway
+//! and at its worker is in `gateway/clients`.
 
 use std::time::Duration;
+
+pub use keyway_clients::limits::*;
 
 /// Largest request body. An agent turn is 0.2–2 MB of JSON; a 1M-token prompt about 8 MB; images come as
 /// base64.
@@ -8,12 +11,6 @@ pub const MAX_BODY_BYTES: usize = 64 << 20;
 
 /// Bytes of request bodies at once, those of answers under way included: a thousand long conversations.
 pub const MAX_BODY_MEMORY_BYTES: usize = 1 << 30;
-
-/// Of each body, what is not counted among these: most bodies are smaller, and their number is bounded.
-pub const BODY_FREE_BYTES: usize = 32 << 10;
-
-/// Bytes by which a body's room grows.
-pub const BODY_STEP_BYTES: usize = 256 << 10;
 
 /// Largest body that is read where its client is served, some tenths of a millisecond of it; others go to
 /// threads of their own.
@@ -54,54 +51,8 @@ pub const MAX_CONNECTIONS: usize = 32_768;
 /// streams each take.
 pub const FEW_CONNECTIONS: usize = 4_096;
 
-/// Streams one HTTP/2 client may have open at once (hyper's own default is 200).
-pub const MAX_H2_STREAMS: u32 = 1_024;
-
-/// Streams of one HTTP/2 client that were reset before the server came to look at them (Rapid Reset); beyond
-/// it the connection is closed. A client that takes a batch of requests back at once stays below; who floods
-/// is there with one read of 16 KiB.
-pub const MAX_H2_UNSEEN_RESETS: usize = 64;
-
-/// Streams of one HTTP/2 connection that the server had to reset for what the client did on them
-/// (MadeYouReset); beyond it the connection is closed. Honest clients do so at most once, with as many
-/// streams as there may be before they are told of that.
-pub const MAX_H2_FAULTY_STREAMS: usize = MAX_H2_STREAMS as usize;
-
-/// Frames of HTTP/2 that ask for nothing (PING, SETTINGS, WINDOW_UPDATE and others) that a client may send at
-/// once, before it has earned any: four for each stream that it may have.
-pub const H2_CONTROL_BURST: u64 = 4 * MAX_H2_STREAMS as u64;
-
-/// And in a second, whatever else it does.
-pub const H2_CONTROL_PER_SECOND: u64 = 128;
-
-/// And for each request.
-pub const H2_CONTROL_PER_REQUEST: u64 = 8;
-
-/// And one for so many bytes that are written to it: clients that update two windows for each small event of
-/// a stream send half as many.
-pub const H2_CONTROL_BYTES_EACH: u64 = 16;
-
-/// Time that a connection gets to say its last after it was told to end, before it is closed: a round trip
-/// across the world.
-pub const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
-
-/// How often a client that waits to be let in looks whether another has gone.
-pub const ROOM_LOOK: Duration = Duration::from_millis(50);
-
-/// One part in this many of the connections is asked to leave at a time, the longest idle first, where there
-/// is no place for another.
-pub const ROOM_SHARE: usize = 256;
-
-/// Time for a client to send its request head, from its first byte or the end of the answer before, as a
-/// defence against slow-header attacks.
-pub const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
-
 /// Time for a client to finish the TLS handshake: some round trips across the world.
 pub const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Largest head of a request, as HTTP/1.1 writes it: twice a bearer token that names a thousand groups, and
-/// what nginx takes.
-pub const MAX_HEAD_BYTES: usize = 32 << 10;
 
 /// Header fields of a request: SDKs and proxies send 20 to 40. Below the 100 up to which hyper reads a head
 /// at all without memory of its own, so that who sends a few too many is told why.
@@ -109,34 +60,6 @@ pub const MAX_HEAD_FIELDS: usize = 96;
 
 /// Longest path and query: RFC 9110 wants 8,000 bytes at least, and no client of the API needs them.
 pub const MAX_URI_BYTES: usize = 8 << 10;
-
-/// Bytes of request head that HTTP/1.1 buffers: room for four times the largest head, so that who sends up to
-/// that is told why; of a longer one hyper says 431 and no more.
-pub const HEAD_BUFFER_BYTES: usize = 128 << 10;
-
-/// The same over HTTP/2, by its own count (32 bytes more for each field). Four times this much closes the
-/// connection.
-pub const MAX_H2_HEADER_LIST_BYTES: u32 = 2 * MAX_HEAD_BYTES as u32;
-
-/// Time between two pieces of a request's body, against slow bodies; a phone's longest gaps are shorter.
-pub const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// What of a request's body must have come for each second after [`BODY_IDLE_TIMEOUT`], against bodies that
-/// never end: a phone where there is hardly a network sends several times as much, and a prompt of a few
-/// kilobytes needs none of it.
-pub const BODY_BYTES_PER_SECOND_MIN: u64 = 1 << 10;
-
-/// Time for a whole body to come: the largest one at 110 KB a second.
-pub const BODY_TIMEOUT: Duration = Duration::from_secs(600);
-
-/// Time for which a client may take nothing of what is sent to it: a laptop that is opened again within it
-/// goes on. Until then it holds what the sockets' buffers hold and its place, and its worker waits.
-pub const CLIENT_STALL_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How long a connection that was closed here waits for its client to close it too, while nothing comes.
-pub const LINGER_IDLE: Duration = Duration::from_secs(1);
-/// And in all, while the client still sends.
-pub const LINGER_MAX: Duration = Duration::from_secs(5);
 
 /// Longest client-chosen request id that is kept; a longer one is replaced.
 pub const MAX_REQUEST_ID_BYTES: usize = 128;

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::clients::Clients;
+use keyway_clients::clients::Clients;
 
 /// A listener's bounds, and the connections that keep to them.
 #[derive(Debug)]

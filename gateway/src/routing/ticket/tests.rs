@@ -113,7 +113,7 @@ impl Parts {
     }
 
     fn place(&self) -> Option<Permit> {
-        self.admission.admit(Stage::Serving, &Client::of_a_test(), None).ok()
+        self.admission.admit(Stage::Serving, &Client::alone(), None).ok()
     }
 
     /// A request comes in, if it may.

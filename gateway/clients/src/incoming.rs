@@ -11,12 +11,15 @@ use std::{
     time::Duration,
 };
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{self, Sleep},
+};
 
-use super::{frames::Frames, heads::Heads};
 use crate::{
     client::{Client, Leave},
-    clock::{self, Sleep},
+    frames::Frames,
+    heads::Heads,
 };
 
 /// How HTTP/2 begins; the first byte that differs is HTTP/1.1's.
@@ -24,7 +27,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// A stream whose client is looked at.
 #[derive(Debug)]
-pub(super) struct Incoming<S> {
+pub struct Incoming<S> {
     stream: S,
     client: Arc<Client>,
     speaks: Speaks,
@@ -49,8 +52,8 @@ struct Wait {
 
 impl<S> Incoming<S> {
     /// The first bytes must come within this time.
-    pub(super) fn within(limit: Duration, stream: S, client: Arc<Client>) -> Self {
-        let wait = Wait { came: 0, alarm: Box::pin(clock::sleep(limit)) };
+    pub fn within(limit: Duration, stream: S, client: Arc<Client>) -> Self {
+        let wait = Wait { came: 0, alarm: Box::pin(time::sleep(limit)) };
         Self { stream, client, speaks: Speaks::NotKnown(wait) }
     }
 
@@ -175,10 +178,10 @@ mod tests {
     /// What becomes of a connection on which these bytes come, and then none until long after the limit.
     async fn after(bytes: &[u8]) -> io::Result<Vec<u8>> {
         let (mut client, server) = tokio::io::duplex(64);
-        let mut server = Incoming::within(LIMIT, server, Client::of_a_test());
+        let mut server = Incoming::within(LIMIT, server, Client::alone());
         client.write_all(bytes).await?;
         let sends = async {
-            clock::sleep(LIMIT * 10).await;
+            time::sleep(LIMIT * 10).await;
             drop(client);
         };
         let mut came = Vec::new();
@@ -201,7 +204,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn of_a_client_that_floods_nothing_more_is_read() {
         let (mut client, server) = tokio::io::duplex(64);
-        let connection = Client::of_a_test();
+        let connection = Client::alone();
         let mut server = Incoming::within(LIMIT, server, Arc::clone(&connection));
         let floods = async {
             client.write_all(PREFACE).await.unwrap();
@@ -211,7 +214,7 @@ mod tests {
         };
         let reads = async {
             let mut came = 0;
-            while let Ok(read) = clock::timeout(LIMIT, server.read(&mut [0; 100])).await {
+            while let Ok(read) = time::timeout(LIMIT, server.read(&mut [0; 100])).await {
                 came += read.unwrap();
             }
             came

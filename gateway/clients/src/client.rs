@@ -13,10 +13,9 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-use crate::{
-    clock::Instant,
-    party::{Party, Stage},
-};
+use tokio::time::Instant;
+
+use crate::party::{Party, Stage};
 
 /// A connection.
 #[derive(Debug)]
@@ -49,6 +48,11 @@ impl Client {
     pub fn new(address: Arc<Party>) -> Arc<Self> {
         let (own, asked_ms, leave, told) = Default::default();
         Arc::new(Self { opened: Instant::now(), address, own, asked_ms, leave, told })
+    }
+
+    /// One with an address that no other has.
+    pub fn alone() -> Arc<Self> {
+        Self::new(Arc::default())
     }
 
     /// All of its address.
@@ -142,6 +146,24 @@ impl Drop for Answered {
     }
 }
 
+/// A request of a connection whose body is on its way.
+#[derive(Debug)]
+pub struct Arriving(Arc<Client>);
+
+impl Arriving {
+    /// By this connection.
+    pub fn from(client: &Arc<Client>) -> Self {
+        client.own.take(Stage::Arriving, usize::MAX, 1);
+        Self(Arc::clone(client))
+    }
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.0.own.give(Stage::Arriving);
+    }
+}
+
 /// Addresses that count as one: of IPv6 what one subscriber gets.
 pub fn subscriber(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
@@ -150,14 +172,6 @@ pub fn subscriber(address: IpAddr) -> IpAddr {
             IpAddr::from([a, b, c, d, 0, 0, 0, 0])
         }
         v4 @ IpAddr::V4(_) => v4,
-    }
-}
-
-#[cfg(test)]
-impl Client {
-    /// One with an address of its own.
-    pub(crate) fn of_a_test() -> Arc<Self> {
-        Self::new(Arc::default())
     }
 }
 
@@ -177,9 +191,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_is_idle_from_its_last_word_or_answer_on() {
-        let client = Client::of_a_test();
+        let client = Client::alone();
         let seconds = || client.idle(Instant::now()).map(|idle| idle.as_secs());
-        let wait = |seconds| crate::clock::sleep(Duration::from_secs(seconds));
+        let wait = |seconds| tokio::time::sleep(Duration::from_secs(seconds));
         wait(3).await;
         assert_eq!(seconds(), Some(3));
         client.asks();

@@ -12,7 +12,7 @@ const LINE_BYTES: usize = 32;
 
 /// A connection's requests.
 #[derive(Debug)]
-pub(super) struct Heads {
+pub(crate) struct Heads {
     at: At,
     /// Whether the head at hand says a length, and a transfer coding.
     says: (bool, bool),
@@ -45,12 +45,12 @@ enum After {
 }
 
 impl Heads {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { at: At::Before, says: (false, false), length: 0, line: [0; LINE_BYTES], came: 0 }
     }
 
     /// Sees the bytes that came, and spoils the head that may be framed in two ways.
-    pub(super) fn see(&mut self, bytes: &mut [u8]) {
+    pub(crate) fn see(&mut self, bytes: &mut [u8]) {
         let mut from = 0;
         while from < bytes.len() {
             from += match self.at {

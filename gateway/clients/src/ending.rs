@@ -8,14 +8,12 @@ use std::{
     task::Poll,
 };
 
-use crate::{
-    client::Client,
-    clock::{self, Instant},
-    limits::LEAVE_PATIENCE,
-};
+use tokio::time::{self, Instant};
+
+use crate::{client::Client, limits::LEAVE_PATIENCE};
 
 /// What the connection came to; `None` if it was closed. `say_last` lets it begin nothing new.
-pub(super) async fn until_end<C: Future>(
+pub async fn until_end<C: Future>(
     connection: C,
     client: &Client,
     say_last: impl Fn(Pin<&mut C>),
@@ -29,7 +27,7 @@ pub(super) async fn until_end<C: Future>(
         return Some(end);
     }
     say_last(connection.as_mut());
-    let mut alarm = pin!(clock::sleep(LEAVE_PATIENCE));
+    let mut alarm = pin!(time::sleep(LEAVE_PATIENCE));
     poll_fn(|cx| {
         if let Poll::Ready(end) = connection.as_mut().poll(cx) {
             return Poll::Ready(Some(end));
@@ -59,10 +57,10 @@ mod tests {
     /// and how.
     async fn ends(client: &Arc<Client>, tells: &[(u64, Leave)]) -> (u64, bool, u32) {
         let (began, said) = (Instant::now(), Cell::new(0));
-        let connection = Box::pin(clock::sleep(Duration::from_secs(9)));
+        let connection = Box::pin(time::sleep(Duration::from_secs(9)));
         let telling = async {
             for (at, how) in tells {
-                clock::sleep_until(began + Duration::from_millis(*at)).await;
+                time::sleep_until(began + Duration::from_millis(*at)).await;
                 client.leave(*how);
             }
             pending::<()>().await;
@@ -76,7 +74,7 @@ mod tests {
     async fn who_is_served_is_waited_for_and_who_asks_for_nothing_is_not() {
         use Leave::{Drained, Flooding, Idle, Replaced};
         let has = |stages: &[Stage]| {
-            let client = Client::of_a_test();
+            let client = Client::alone();
             assert!(stages.iter().all(|stage| client.connection().take(*stage, 9, 1)));
             client
         };

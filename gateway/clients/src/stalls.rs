@@ -1,6 +1,7 @@
-//! Gives up on streams of HTTP/2 whose client does not let its answer come. Over HTTP/1.1 TCP's own clock does that
-//! ([`crate::net::give_up_on_readers_after`]); here TCP is alive and well, and the client's window of one stream is closed. hyper then
-//! neither asks the body for more nor wakes it, so that no clock in the body would ever be looked at.
+//! Gives up on streams of HTTP/2 whose client does not let its answer come. Over HTTP/1.1 TCP's own clock
+//! does that (`TCP_USER_TIMEOUT`); here TCP is alive and well, and the client's window of one stream is
+//! closed. hyper then neither asks the body for more nor wakes it, so that no clock in the body would ever be
+//! looked at.
 
 use std::{
     cell::Cell,
@@ -11,7 +12,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-use crate::clock::{self, Instant, Sleep};
+use tokio::time::{self, Instant, Sleep};
 
 /// What a body said when it was asked for more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,9 +34,10 @@ pub fn say(said: Said) {
 }
 
 pin_project! {
-    /// A stream, which ends early if its client takes no piece of its answer (64 KiB at most) within the patience.
+    /// A stream, which ends early if its client takes no piece of its answer (64 KiB at most) within the
+    /// patience.
     #[derive(Debug)]
-    pub(super) struct Taken<F> {
+    pub struct Taken<F> {
         #[pin]
         stream: F,
         patience: Duration,
@@ -46,7 +48,8 @@ pin_project! {
 }
 
 impl<F> Taken<F> {
-    pub(super) fn new(stream: F, patience: Duration) -> Self {
+    /// A stream that has just come.
+    pub fn new(stream: F, patience: Duration) -> Self {
         Self { stream, patience, offered: false, alarm: None }
     }
 }
@@ -68,7 +71,7 @@ impl<F: Future> Future for Taken<F> {
                 let due = Instant::now() + *this.patience;
                 match this.alarm {
                     Some(alarm) => alarm.as_mut().reset(due),
-                    None => *this.alarm = Some(Box::pin(clock::sleep_until(due))),
+                    None => *this.alarm = Some(Box::pin(time::sleep_until(due))),
                 }
             }
         }
@@ -89,8 +92,8 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A stream whose body says one thing after the other, each so many seconds after the last; then its end. How long it was
-    /// served.
+    /// A stream whose body says one thing after the other, each so many seconds after the last; then its end.
+    /// How long it was served.
     async fn served(says: &[(u64, Said)]) -> u64 {
         let mut says: VecDeque<_> = says.iter().copied().collect();
         let mut pause: Option<Pin<Box<Sleep>>> = None;
@@ -101,7 +104,7 @@ mod tests {
                 }
                 let Some((after, said)) = says.pop_front() else { return Poll::Ready(()) };
                 say(said);
-                pause = Some(Box::pin(clock::sleep(Duration::from_secs(after))));
+                pause = Some(Box::pin(time::sleep(Duration::from_secs(after))));
             }
         });
         let began = Instant::now();

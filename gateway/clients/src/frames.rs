@@ -3,10 +3,9 @@
 //! what is written to it earns them; one that sends many more keeps a core busy at no cost of its own. Frames
 //! that ask for something are counted where they are understood.
 
-use crate::{
-    clock::Instant,
-    limits::{H2_CONTROL_BURST, H2_CONTROL_BYTES_EACH, H2_CONTROL_PER_REQUEST, H2_CONTROL_PER_SECOND},
-};
+use tokio::time::Instant;
+
+use crate::limits::{H2_CONTROL_BURST, H2_CONTROL_BYTES_EACH, H2_CONTROL_PER_REQUEST, H2_CONTROL_PER_SECOND};
 
 const HEAD_BYTES: usize = 9;
 /// Types of frames.
@@ -19,7 +18,7 @@ const CONTINUATION: u8 = 9;
 
 /// One connection's, from behind the preface on.
 #[derive(Debug)]
-pub(super) struct Frames {
+pub(crate) struct Frames {
     head: [u8; HEAD_BYTES],
     /// Bytes of the head that have come.
     came: usize,
@@ -34,7 +33,7 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             head: [0; HEAD_BYTES],
             came: 0,
@@ -46,14 +45,14 @@ impl Frames {
     }
 
     /// So much was written to the client.
-    pub(super) fn wrote(&mut self, bytes: usize) {
+    pub(crate) fn wrote(&mut self, bytes: usize) {
         let answers = self.answers.min(bytes);
         self.answers -= answers;
         self.earn((bytes - answers) as u64 / H2_CONTROL_BYTES_EACH);
     }
 
     /// What comes of it. `false` if it is too much.
-    pub(super) fn may_come(&mut self, mut bytes: &[u8]) -> bool {
+    pub(crate) fn may_come(&mut self, mut bytes: &[u8]) -> bool {
         let mut may = true;
         loop {
             let skipped = self.payload.min(bytes.len());

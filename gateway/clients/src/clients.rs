@@ -10,21 +10,23 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::{
+    sync::Notify,
+    time::{self, Instant},
+};
 
 use crate::{
     client::{Client, Leave, subscriber},
-    clock::Instant,
-    limits::ROOM_SHARE,
+    limits::{ROOM_LOOK, ROOM_SHARE},
     party::{Party, SHARE, Stage},
 };
 
 /// All that are open.
 #[derive(Debug, Default)]
-pub(super) struct Clients {
+pub struct Clients {
     open: Mutex<Open>,
     /// A place was given back, or there are more.
-    pub(super) freed: Notify,
+    pub freed: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -44,19 +46,19 @@ struct Address {
 
 /// A connection's place; given back on drop.
 #[derive(Debug)]
-pub(super) struct Place {
+pub struct Place {
     clients: Arc<Clients>,
     number: u64,
     address: IpAddr,
     /// Whose it is.
-    pub(super) client: Arc<Client>,
+    pub client: Arc<Client>,
 }
 
 impl Clients {
     /// A place for a connection from this address, where there are less than so many. An address that has its
     /// share gives one of its own for it that has been idle for long, if there is any: what it asks for is
     /// bounded by itself.
-    pub(super) fn place(self: &Arc<Self>, from: IpAddr, bound: usize) -> Option<Place> {
+    pub fn place(self: &Arc<Self>, from: IpAddr, bound: usize) -> Option<Place> {
         let address = subscriber(from);
         let mut open = self.open.lock();
         let free = bound.saturating_sub(open.all.len());
@@ -67,8 +69,22 @@ impl Clients {
         Some(self.take(&mut open, address))
     }
 
+    /// A place for a connection from this address, once there is one among as many as `bound` says.
+    pub async fn wait_for_place(self: &Arc<Self>, from: IpAddr, bound: impl Fn() -> usize) -> Place {
+        loop {
+            // A place that is given back in between leaves a permit.
+            let freed = self.freed.notified();
+            if let Some(place) = self.place(from, bound()) {
+                return place;
+            }
+            self.make_room();
+            // Others may come to be idle.
+            let _ = time::timeout(ROOM_LOOK, freed).await;
+        }
+    }
+
     /// A place, whatever there is.
-    pub(super) fn any_place(self: &Arc<Self>, from: IpAddr) -> Place {
+    pub fn any_place(self: &Arc<Self>, from: IpAddr) -> Place {
         self.take(&mut self.open.lock(), subscriber(from))
     }
 
@@ -82,17 +98,17 @@ impl Clients {
     }
 
     /// How many there are.
-    pub(super) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.open.lock().all.len()
     }
 
     /// Tells all to end once they are served.
-    pub(super) fn drain(&self) {
+    pub fn drain(&self) {
         self.open.lock().all.values().for_each(|client| client.leave(Leave::Drained));
     }
 
     /// Tells those to end that have asked for nothing for so long.
-    pub(super) fn end_idle(&self, limit: Duration) {
+    pub fn end_idle(&self, limit: Duration) {
         let now = Instant::now();
         let open = self.open.lock();
         let arrives = |client: &Client| client.connection().has(Stage::Arriving) > 0;
@@ -103,7 +119,7 @@ impl Clients {
 
     /// Tells some to end, those first that have been idle for longest: nothing of what they have asked is
     /// being answered. Where some of those before are still about to, they are enough.
-    pub(super) fn make_room(&self) {
+    pub fn make_room(&self) {
         let open = self.open.lock();
         if !open.all.values().any(|client| client.leaves() && !client.is_served()) {
             replace(open.all.values());
@@ -155,7 +171,6 @@ impl Drop for Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock;
 
     fn ip(last: u8) -> IpAddr {
         IpAddr::from([10, 0, 0, last])
@@ -167,7 +182,7 @@ mod tests {
         let mut places = Vec::new();
         for last in 0..4 {
             places.push(clients.place(ip(last), 4).unwrap());
-            clock::sleep(Duration::from_secs(1)).await;
+            time::sleep(Duration::from_secs(1)).await;
         }
         assert!(clients.place(ip(9), 4).is_none());
         // The first is served, the second has just asked for something that has not come whole.
@@ -180,9 +195,9 @@ mod tests {
         clients.make_room();
         assert_eq!(leave(&places), [false, false, true, false], "it has not gone yet");
         drop(places.remove(2));
-        clock::sleep(Duration::from_secs(1)).await;
+        time::sleep(Duration::from_secs(1)).await;
         let _ninth = clients.place(ip(9), 4).unwrap();
-        clock::sleep(Duration::from_secs(1)).await;
+        time::sleep(Duration::from_secs(1)).await;
         (0..3).for_each(|_| clients.make_room());
         assert_eq!(leave(&places), [false, false, true]);
         drop(places.pop());
@@ -197,10 +212,10 @@ mod tests {
         let places: Vec<Place> = (0..3).map(|last| clients.any_place(ip(last))).collect();
         assert!(places[0].client.connection().take(Stage::Serving, 9, 1));
         assert!(places[1].client.connection().take(Stage::Arriving, 9, 1));
-        clock::sleep(Duration::from_secs(9)).await;
+        time::sleep(Duration::from_secs(9)).await;
         clients.end_idle(Duration::from_secs(10));
         assert!(places.iter().all(|place| !place.client.leaves()));
-        clock::sleep(Duration::from_secs(1)).await;
+        time::sleep(Duration::from_secs(1)).await;
         clients.end_idle(Duration::from_secs(10));
         let leave: Vec<bool> = places.iter().map(|place| place.client.leaves()).collect();
         assert_eq!(leave, [false, false, true]);

@@ -11,11 +11,12 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
-use crate::{
-    body::BoxError,
-    clock::{self, Instant, Sleep},
-    limits::BODY_BYTES_PER_SECOND_MIN,
-};
+use tokio::time::{self, Instant, Sleep};
+
+use crate::limits::BODY_BYTES_PER_SECOND_MIN;
+
+/// Any error, boxed.
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a body must keep to.
 #[derive(Debug, Clone, Copy)]
@@ -41,18 +42,14 @@ impl fmt::Display for TooSlow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Paused(limit) => {
-                write!(
-                    f,
-                    "no more of the request body came for {} s (limits.body_idle_ms)",
-                    limit.as_secs_f64()
-                )
+                write!(f, "no more of the request body came for {} s", limit.as_secs_f64())
             }
             Self::Crawled => {
                 write!(f, "the request body came at less than {BODY_BYTES_PER_SECOND_MIN} bytes a second")
             }
             Self::Unfinished(limit) => {
                 let limit = limit.as_secs_f64();
-                write!(f, "the request body did not come whole within {limit} s (limits.body_timeout_ms)")
+                write!(f, "the request body did not come whole within {limit} s")
             }
         }
     }
@@ -124,7 +121,7 @@ where
         }
         let waits = this.waits.get_or_insert_with(|| {
             let began = Instant::now();
-            Waits { began, alarm: Box::pin(clock::sleep(this.pace.idle)), meaning: None }
+            Waits { began, alarm: Box::pin(time::sleep(this.pace.idle)), meaning: None }
         });
         let alarm = &mut waits.alarm;
         let meaning = *waits.meaning.get_or_insert_with(|| {
@@ -154,7 +151,7 @@ mod tests {
     fn trickle(pieces: Vec<(u64, usize)>) -> impl Body<Data = Bytes, Error = BoxError> + Unpin {
         let pieces = futures_util::stream::unfold(pieces.into_iter(), |mut pieces| async move {
             let (pause, bytes) = pieces.next()?;
-            clock::sleep(Duration::from_millis(pause)).await;
+            time::sleep(Duration::from_millis(pause)).await;
             Some((Ok(Frame::data(Bytes::from(vec![b'x'; bytes]))), pieces))
         });
         StreamBody::new(Box::pin(pieces))

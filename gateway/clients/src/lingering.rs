@@ -12,16 +12,14 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
     runtime::Handle,
+    time::{self, Instant, Sleep},
 };
 
-use crate::{
-    clock::{self, Instant, Sleep},
-    limits::{LINGER_IDLE, LINGER_MAX},
-};
+use crate::limits::{LINGER_IDLE, LINGER_MAX};
 
 /// A stream that ends so.
 #[derive(Debug)]
-pub(super) struct Lingering<S: Stream> {
+pub struct Lingering<S: Stream> {
     /// `None` once it is dropped.
     stream: Option<S>,
     /// Whether there is an answer that the client may not have read.
@@ -33,7 +31,7 @@ pub(super) struct Lingering<S: Stream> {
 }
 
 /// What may be a client's connection.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> Stream for S {}
 
@@ -45,7 +43,8 @@ struct Wait {
 }
 
 impl<S: Stream> Lingering<S> {
-    pub(super) fn new(stream: S) -> Self {
+    /// A stream that is open.
+    pub fn new(stream: S) -> Self {
         Self { stream: Some(stream), wrote: false, over: false, wait: None }
     }
 
@@ -67,7 +66,7 @@ impl<S: Stream> Lingering<S> {
             }
             let due = until.min(now + LINGER_IDLE);
             let wait =
-                self.wait.get_or_insert_with(|| Wait { until, alarm: Box::pin(clock::sleep_until(due)) });
+                self.wait.get_or_insert_with(|| Wait { until, alarm: Box::pin(time::sleep_until(due)) });
             match read {
                 Poll::Ready(read) => {
                     self.over = read.is_err() || dropped.filled().is_empty();
@@ -206,7 +205,7 @@ mod tests {
         let (mut client, mut server) = pair();
         let sends = async {
             while client.write_all(b"more").await.is_ok() {
-                clock::sleep(LINGER_IDLE / 4).await;
+                time::sleep(LINGER_IDLE / 4).await;
             }
         };
         let before = Instant::now();
