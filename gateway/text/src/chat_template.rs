@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::TextError;
 use crate::jinja::{Error, Template};
+use crate::limits::RENDER_BYTES_MAX;
 use crate::message::{Field, Message};
 
 /// ChatML, the random model's format, with functions and calls as Hermes 2 Pro writes them.
@@ -60,6 +61,8 @@ pub struct RenderOptions {
     pub variables: Map<String, Value>,
     /// The moment that `strftime_now` names, in seconds since 1970; the system's clock if absent.
     pub now_unix_seconds: Option<u64>,
+    /// Bytes that the prompt's text may have, and any that is made on the way to it; at most 256 MiB.
+    pub bytes_max: usize,
 }
 
 impl Default for RenderOptions {
@@ -72,6 +75,7 @@ impl Default for RenderOptions {
             documents: None,
             variables: Map::new(),
             now_unix_seconds: None,
+            bytes_max: RENDER_BYTES_MAX,
         }
     }
 }
@@ -165,11 +169,15 @@ impl ChatTemplate {
         let refused = |error: Error| {
             if error.raised {
                 TextError::Rejected(error.message)
+            } else if error.too_long {
+                TextError::TooLong
             } else {
                 TextError::Render(error.to_string())
             }
         };
-        let text = named.template.render(&messages, fixed.into_iter().chain(more), now).map_err(refused)?;
+        let bytes_max = options.bytes_max.min(RENDER_BYTES_MAX);
+        let variables = fixed.into_iter().chain(more);
+        let text = named.template.render(&messages, variables, now, bytes_max).map_err(refused)?;
         match tagged {
             Some(last) => cut(text, &last),
             None => Ok(text),
@@ -185,7 +193,7 @@ fn reads_parts(template: &Template) -> bool {
     let messages: Vec<Message<'_>> = Message::of(&message).into_iter().collect();
     let (null, generate) = (Value::Null, Value::Bool(true));
     let fixed = [("tools", &null), ("documents", &null), ("add_generation_prompt", &generate)];
-    let shown = template.render(&messages, fixed, 0);
+    let shown = template.render(&messages, fixed, 0, RENDER_BYTES_MAX);
     shown.is_ok_and(|text| text.contains(PROBE) && !text.contains("[{"))
 }
 

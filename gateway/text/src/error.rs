@@ -35,6 +35,9 @@ pub enum TextError {
     /// The chat template broke on this conversation.
     #[error("the model's chat template cannot render these messages: {0}")]
     Render(String),
+    /// The text that the chat template makes of this conversation is longer than it may be.
+    #[error("the model's chat template makes too long a text of these messages")]
+    TooLong,
     /// The tokenizer broke on this text or these ids.
     #[error("the tokenizer cannot process this input: {0}")]
     Tokenize(String),

@@ -24,6 +24,7 @@ mod message;
 mod segments;
 mod strftime;
 mod token_bytes;
+mod token_floor;
 mod tokenizer;
 
 pub use chat_template::{ChatTemplate, RenderOptions};

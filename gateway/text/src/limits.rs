@@ -13,7 +13,15 @@ pub(crate) const RENDER_DEPTH_MAX: usize = 500;
 /// a million.
 pub(crate) const RENDER_STEPS_MAX: u64 = 200_000_000;
 
+/// Bytes of a text, or of a list's items, that take as long to go through as one step: all steps are then
+/// some ten gigabytes.
+pub(crate) const RENDER_BYTES_PER_STEP: u64 = 64;
+
+/// Parts that one text is split into, characters among them: some 64 MB of values.
+pub(crate) const RENDER_PARTS_MAX: usize = 1 << 20;
+
 /// Bytes of a rendered prompt, and of any text made on the way: four times the largest request body.
+/// Callers may ask for less.
 pub(crate) const RENDER_BYTES_MAX: usize = 256 << 20;
 
 /// Numbers in one `range`, as in Jinja2's sandbox.

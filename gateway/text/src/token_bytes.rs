@@ -76,7 +76,7 @@ fn collect_kinds(decoder: &Value, kinds: &mut Vec<String>) {
 }
 
 /// GPT-2's table (`bytes_to_unicode` in its encoder): printable bytes stand for themselves, the others are U+0100 and on.
-fn byte_characters() -> HashMap<char, u8> {
+pub(crate) fn byte_characters() -> HashMap<char, u8> {
     let printable = |byte: u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut next = 0x100;
     let character = |byte: u8| {

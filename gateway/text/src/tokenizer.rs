@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use crate::token_bytes::{self, TokenBytes};
+use crate::token_floor::TokenFloor;
 use crate::{TextError, byte_tokenizer};
 
 /// A model's tokenizer: the built-in byte tokenizer or a Hugging Face `tokenizer.json`.
@@ -12,6 +13,8 @@ pub struct Tokenizer {
     kind: Kind,
     /// Made at the first use: a few megabytes with a large vocabulary.
     bytes: OnceLock<Vec<TokenBytes>>,
+    /// Made at the first use, as large; none where a text may come to any number of tokens.
+    floor: OnceLock<Option<Box<TokenFloor>>>,
 }
 
 #[derive(Debug, Clone)]
@@ -49,7 +52,7 @@ pub(crate) struct RawAddedToken {
 impl Tokenizer {
     /// This crate's own: ids 0..=255 are bytes, then `<|endoftext|>`, `<|im_start|>`, `<|im_end|>`.
     pub const fn builtin() -> Self {
-        Self { kind: Kind::Bytes, bytes: OnceLock::new() }
+        Self { kind: Kind::Bytes, bytes: OnceLock::new(), floor: OnceLock::new() }
     }
 
     /// Reads a `tokenizer.json`.
@@ -66,7 +69,7 @@ impl Tokenizer {
         // A training setting that some files keep: it would cut or pad prompts without a word.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| malformed(e.to_string()))?;
-        Ok(Self { kind: Kind::HuggingFace(Box::new(inner)), bytes: OnceLock::new() })
+        Ok(Self { kind: Kind::HuggingFace(Box::new(inner)), bytes: OnceLock::new(), floor: OnceLock::new() })
     }
 
     /// Adds tokens, or changes the flags of those already added, as transformers does with those of
@@ -105,6 +108,30 @@ impl Tokenizer {
                 .map(|encoding| encoding.get_ids().to_vec())
                 .map_err(|e| TextError::Tokenize(e.to_string())),
         }
+    }
+
+    /// Whether `text` comes to `tokens` tokens at least, found without tokenising it. Where that is not
+    /// certain, `false`.
+    pub fn comes_to(&self, text: &str, tokens: usize) -> bool {
+        self.floor().is_some_and(|floor| floor.reaches(text, tokens))
+    }
+
+    /// Bytes of text that one token stands for at most; `None` where a text of any length may come to few
+    /// tokens.
+    pub fn longest_token(&self) -> Option<usize> {
+        self.floor().map(TokenFloor::longest)
+    }
+
+    fn floor(&self) -> Option<&TokenFloor> {
+        let made = self.floor.get_or_init(|| {
+            let entries = self.table().iter().map(|token| &token.bytes[..]);
+            match &self.kind {
+                Kind::Bytes => Some(TokenFloor::of_bytes(entries)),
+                Kind::HuggingFace(inner) => TokenFloor::new(inner, entries),
+            }
+            .map(Box::new)
+        });
+        made.as_deref()
     }
 
     /// What the tokenizer puts before and after a plain prompt (`add_special` of [`Tokenizer::encode`]); `None` if that

@@ -27,6 +27,7 @@ fn render(line: &Value, head: &Value) -> Result<String, TextError> {
         documents: present("documents"),
         variables: object(field("variables")),
         now_unix_seconds: head["now"].as_u64(),
+        ..RenderOptions::default()
     };
     template.render(field("messages"), &options)
 }

@@ -124,3 +124,10 @@ pub(super) enum Comparison {
     In,
     NotIn,
 }
+
+impl Comparison {
+    /// Whether it looks for the left side in the right one.
+    pub(super) const fn is_in(self) -> bool {
+        matches!(self, Self::In | Self::NotIn)
+    }
+}

@@ -152,7 +152,7 @@ impl Interpreter {
             Function::RaiseException => {
                 let [message] = args.bind("raise_exception", ["message"])?;
                 let message = to_str(&required(message, "raise_exception")?).as_ref().to_owned();
-                Err(Error { message, line: 0, raised: true })
+                Err(Error { raised: true, ..Error::new(message) })
             }
             Function::StrftimeNow => {
                 let [format] = args.bind("strftime_now", ["format"])?;

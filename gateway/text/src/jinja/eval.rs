@@ -10,8 +10,8 @@ use super::Error;
 use super::ast::{Args, Body, Expr, For, Node, Stmt, Target};
 use super::repr::write_str;
 use super::value::{Dict, Function, Loop, Macro, Value, undefined_error};
-use super::{checks, filters, ops};
-use crate::limits::{RENDER_BYTES_MAX, RENDER_DEPTH_MAX, RENDER_STEPS_MAX};
+use super::{checks, filters, methods, ops};
+use crate::limits::{RENDER_BYTES_PER_STEP, RENDER_DEPTH_MAX, RENDER_STEPS_MAX};
 
 /// Variables that statements set, and the scope around.
 pub(super) struct Scope {
@@ -41,6 +41,7 @@ pub(super) struct Interpreter {
     loop_name: Arc<str>,
     steps: u64,
     depth: usize,
+    bytes_max: usize,
     /// The text of the enclosing filter block or `set` block.
     body: Option<Value>,
 }
@@ -69,8 +70,8 @@ impl Scope {
 // === impl Interpreter ===
 
 impl Interpreter {
-    pub(super) fn new(context: Vec<(Arc<str>, Value)>, now: u64) -> Self {
-        Self { context, now, loop_name: "loop".into(), steps: 0, depth: 0, body: None }
+    pub(super) fn new(context: Vec<(Arc<str>, Value)>, now: u64, bytes_max: usize) -> Self {
+        Self { context, now, loop_name: "loop".into(), steps: 0, depth: 0, bytes_max, body: None }
     }
 
     pub(super) fn render(&mut self, body: &Body) -> Result<String, Error> {
@@ -79,16 +80,37 @@ impl Interpreter {
         Ok(out)
     }
 
+    /// Steps so far.
+    #[cfg(test)]
+    pub(super) fn steps(&self) -> u64 {
+        self.steps
+    }
+
     /// Counts one step, and keeps text and nesting within their bounds.
     fn step(&mut self, bytes: usize) -> Result<(), Error> {
         self.steps += 1;
         if self.steps > RENDER_STEPS_MAX {
             return Err(Error::new("the template takes too many steps"));
         }
-        if bytes > RENDER_BYTES_MAX {
-            return Err(Error::new("the template makes too long a text"));
+        if bytes > self.bytes_max {
+            return Err(Error::too_long());
         }
         Ok(())
+    }
+
+    /// Counts what goes through a value's bytes or items as the steps that take as long.
+    fn look_through(&mut self, value: &Value) -> Result<(), Error> {
+        self.steps += value.bytes() as u64 / RENDER_BYTES_PER_STEP;
+        self.step(0)
+    }
+
+    /// The same of a value that was made, whose length is bounded.
+    fn made(&mut self, value: Value) -> Result<Value, Error> {
+        self.look_through(&value)?;
+        if let Value::Text(text) = &value {
+            self.step(text.text.len())?;
+        }
+        Ok(value)
     }
 
     /// Runs `f` one level deeper.
@@ -343,17 +365,28 @@ impl Interpreter {
                         *bound = ops::slice_bound(&self.eval(part, scope)?)?;
                     }
                 }
+                self.look_through(&object)?;
                 ops::slice(&object, bounds)?
             }
             Expr::Call(callee, args) => {
                 let callee = self.eval(callee, scope)?;
                 let args = self.args(args, scope)?;
-                self.call(&callee, args)?
+                if let Value::Method(bound) = &callee
+                    && !methods::LOOK_AT_AN_END.contains(&bound.1)
+                {
+                    self.look_through(&bound.0)?;
+                }
+                let value = self.call(&callee, args)?;
+                self.made(value)?
             }
             Expr::Filter(value, name, args) => {
                 let value = self.eval(value, scope)?;
                 let args = self.args(args, scope)?;
-                filters::apply(self, name, value, args)?
+                if matches!(value, Value::Text(_)) || !filters::LOOK_AT_AN_END.contains(&&**name) {
+                    self.look_through(&value)?;
+                }
+                let value = filters::apply(self, name, value, args)?;
+                self.made(value)?
             }
             Expr::Test(value, name, args) => {
                 let value = self.eval(value, scope)?;
@@ -388,20 +421,21 @@ impl Interpreter {
             Expr::Binary(operator, sides) => {
                 let left = self.eval(&sides.0, scope)?;
                 let right = self.eval(&sides.1, scope)?;
-                ops::binary(*operator, &left, &right)?
+                let value = ops::binary(*operator, &left, &right)?;
+                self.made(value)?
             }
             Expr::Concat(parts) => {
                 let mut text = String::new();
                 for part in parts {
                     write_str(&self.eval(part, scope)?, &mut text);
                 }
-                self.step(text.len())?;
-                Value::text(text)
+                self.made(Value::text(text))?
             }
             Expr::Compare(first, rest) => {
                 let mut left = self.eval(first, scope)?;
                 for (operator, right) in rest {
                     let right = self.eval(right, scope)?;
+                    self.look_through(if operator.is_in() { &right } else { &left })?;
                     if !ops::compare(*operator, &left, &right)? {
                         return Ok(Value::Bool(false));
                     }

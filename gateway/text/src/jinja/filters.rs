@@ -59,6 +59,9 @@ pub(super) const NAMES: [&str; 46] = [
     "upper",
 ];
 
+/// Filters that do not go through a value that is no text.
+pub(super) const LOOK_AT_AN_END: [&str; 7] = ["count", "d", "default", "first", "last", "length", "string"];
+
 /// `value | name(args)`.
 pub(super) fn apply(i: &mut Interpreter, name: &str, value: Value, args: CallArgs) -> Result<Value, Error> {
     match name {

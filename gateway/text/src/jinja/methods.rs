@@ -10,7 +10,7 @@ use super::repr::to_str;
 use super::sequences::view;
 use super::value::{Value, View, equal};
 use super::{Error, format, ops};
-use crate::limits::RENDER_BYTES_MAX;
+use crate::limits::{RENDER_BYTES_MAX, RENDER_PARTS_MAX};
 
 const TEXT: [&str; 38] = [
     "capitalize",
@@ -60,6 +60,9 @@ const LIST_UNSAFE: [&str; 8] = ["append", "clear", "extend", "insert", "pop", "r
 const TUPLE: [&str; 2] = ["count", "index"];
 const LOOP: [&str; 2] = ["cycle", "changed"];
 const CYCLER: [&str; 2] = ["next", "reset"];
+
+/// Methods that do not go through their object.
+pub(super) const LOOK_AT_AN_END: [&str; 6] = ["copy", "endswith", "get", "next", "reset", "startswith"];
 
 /// The object's method, or that it exists and may not be had.
 pub(super) fn find(object: &Value, name: &str) -> Option<Value> {
@@ -255,7 +258,10 @@ fn strip(text: &str, name: &str, args: CallArgs) -> Result<Value, Error> {
 
 fn split(text: &str, name: &str, args: CallArgs) -> Result<Value, Error> {
     let list = |parts: Vec<&str>| Value::list(parts.into_iter().map(Value::text).collect());
+    // At most as many parts as there are blanks, unless a separator says where.
+    let too_many = |places: usize| if places > RENDER_PARTS_MAX { Err(Error::too_long()) } else { Ok(()) };
     if name == "splitlines" {
+        too_many(text.chars().filter(|c| is_space(*c)).count())?;
         let [keep] = args.bind(name, ["keepends"])?;
         return Ok(list(split_lines(text, flag_or(keep.as_ref(), false))));
     }
@@ -274,6 +280,10 @@ fn split(text: &str, name: &str, args: CallArgs) -> Result<Value, Error> {
     let [separator, most] = args.bind(name, ["sep", "maxsplit"])?;
     let most = usize::try_from(int_or(most.as_ref(), -1)?).unwrap_or(usize::MAX - 1);
     let separator = optional(separator, name)?;
+    too_many(match &separator {
+        Some(separator) if !separator.is_empty() => text.matches(&**separator).take(most).count(),
+        _ => text.chars().filter(|c| is_space(*c)).take(most).count(),
+    })?;
     let mut parts: Vec<&str> = match (&separator, name) {
         (Some(separator), _) if separator.is_empty() => return Err(Error::new("an empty separator")),
         (Some(separator), "split") => text.splitn(most.saturating_add(1), &**separator).collect(),
@@ -427,7 +437,7 @@ pub(super) fn replace(text: &str, old: &str, new: &str, count: i128) -> Result<S
     let count = usize::try_from(count).unwrap_or(usize::MAX);
     let places = text.matches(old).take(count).count();
     if places.saturating_mul(new.len()) > RENDER_BYTES_MAX {
-        return Err(Error::new("the template makes too long a text"));
+        return Err(Error::too_long());
     }
     Ok(text.replacen(old, new, count))
 }

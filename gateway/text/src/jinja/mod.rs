@@ -41,15 +41,22 @@ pub(crate) struct Error {
     pub(crate) line: u32,
     /// Whether the template itself said so, with `raise_exception`.
     pub(crate) raised: bool,
+    /// Whether the text became longer than it may.
+    pub(crate) too_long: bool,
 }
 
 impl Error {
     fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), line: 0, raised: false }
+        Self { message: message.into(), line: 0, raised: false, too_long: false }
+    }
+
+    /// A text became longer than it may.
+    fn too_long() -> Self {
+        Self { too_long: true, ..Self::new("the template makes too long a text") }
     }
 
     fn syntax(message: String, line: u32) -> Self {
-        Self { message, line, raised: false }
+        Self { line, ..Self::new(message) }
     }
 }
 
@@ -65,18 +72,20 @@ impl Template {
         Ok(Self { body: parser::parse(source)? })
     }
 
-    /// The text, given the conversation and the template's other variables; the first of equal names counts. `now` is what
-    /// `strftime_now` takes for the time, in seconds since 1970.
+    /// The text, given the conversation and the template's other variables; the first of equal names counts.
+    /// `now` is what `strftime_now` takes for the time, in seconds since 1970. No text on the way has more
+    /// than `bytes_max` bytes.
     pub(crate) fn render<'a>(
         &self,
         messages: &[Message<'_>],
         variables: impl IntoIterator<Item = (&'a str, &'a serde_json::Value)>,
         now: u64,
+        bytes_max: usize,
     ) -> Result<String, Error> {
         let messages = ("messages".into(), Value::from_messages(messages));
         let variables = variables.into_iter().map(|(name, json)| (name.into(), Value::from_json(json)));
         let context = iter::once(messages).chain(variables).collect();
-        eval::Interpreter::new(context, now).render(&self.body)
+        eval::Interpreter::new(context, now, bytes_max).render(&self.body)
     }
 }
 

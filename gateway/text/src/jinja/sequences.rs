@@ -17,6 +17,7 @@ pub(super) fn apply(i: &mut Interpreter, name: &str, value: Value, args: CallArg
             let [] = args.bind(name, [])?;
             Ok(match &value {
                 Value::Generator(items) => items.borrow_mut().pop_front(),
+                Value::List(items) | Value::Tuple(items) => items.first().cloned(),
                 value => value.items()?.into_iter().next(),
             }
             .unwrap_or(Value::Undefined(None)))
@@ -26,7 +27,11 @@ pub(super) fn apply(i: &mut Interpreter, name: &str, value: Value, args: CallArg
             if matches!(value, Value::Generator(_)) {
                 return Err(Error::new("a generator cannot be reversed"));
             }
-            Ok(value.items()?.pop().unwrap_or(Value::Undefined(None)))
+            let last = match &value {
+                Value::List(items) | Value::Tuple(items) => items.last().cloned(),
+                value => value.items()?.pop(),
+            };
+            Ok(last.unwrap_or(Value::Undefined(None)))
         }
         "list" => {
             let [] = args.bind(name, [])?;

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::{Error, Template};
 
 fn render(source: &str) -> Result<String, Error> {
-    Template::new(source)?.render(&[], [], 0)
+    Template::new(source)?.render(&[], [], 0, 1 << 20)
 }
 
 #[track_caller]
@@ -45,6 +45,41 @@ fn work_and_memory_are_bounded() {
     let doubling =
         "{% set ns = namespace(s='x') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}";
     refuses(doubling, "too long a text");
+    let adding =
+        "{% set ns = namespace(s='x') %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}{% endfor %}";
+    refuses(adding, "too long a text");
+    refuses("{% set s = 'x\\n' * 500000 %}{{ (s + s + s).splitlines() | length }}", "too long a text");
+}
+
+#[test]
+fn going_through_a_long_text_is_as_much_work_as_it_is_long() {
+    let steps = |what: &str| {
+        let source = format!(
+            "{{% set s = 'x' * 1000000 %}}{{% set l = range(1000) | list %}}{{% if {what} %}}{{% endif %}}"
+        );
+        let mut interpreter = super::eval::Interpreter::new(Vec::new(), 0, 2 << 20);
+        interpreter.render(&Template::new(&source).unwrap().body).unwrap();
+        interpreter.steps()
+    };
+    let nothing = steps("1");
+    for what in [
+        "'y' in s",
+        "s[5:]",
+        "s.strip()",
+        "s | trim",
+        "s.find('y')",
+        "s | upper",
+        "s ~ 'z'",
+        "s + 'z'",
+        "s.split('y')",
+    ] {
+        assert!(steps(what) - nothing > 1_000_000 / 100, "{what}: {}", steps(what) - nothing);
+    }
+    // What looks at its beginning or end alone is not.
+    for what in ["s.startswith('y')", "l | last", "l | length", "l | first"] {
+        assert!(steps(what) - nothing < 20, "{what}: {}", steps(what) - nothing);
+    }
+    assert!(steps("l[1:]") - nothing > 100);
 }
 
 #[test]

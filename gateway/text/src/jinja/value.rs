@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::Error;
 use super::ast::{For, MacroDef};
 use super::eval::Scope;
+use crate::limits::RENDER_PARTS_MAX;
 use crate::message::{Field, Message};
 
 /// A value. Cheap to clone; immutable, as in Jinja2's immutable sandbox, except for namespaces.
@@ -312,10 +313,23 @@ impl Value {
         })
     }
 
+    /// Bytes that are gone through with its text, or with its items but not theirs.
+    pub(super) fn bytes(&self) -> usize {
+        let items = match self {
+            Self::Text(text) => return text.text.len(),
+            Self::List(items) | Self::Tuple(items) | Self::View(_, items) => items.len(),
+            Self::Dict(dict) => 2 * dict.entries.len(),
+            Self::Generator(items) => items.borrow().len(),
+            _ => 0,
+        };
+        items * size_of::<Self>()
+    }
+
     /// The items one gets by iterating.
     pub(super) fn items(&self) -> Result<Vec<Value>, Error> {
         Ok(match self {
             Self::Undefined(_) => Vec::new(),
+            Self::Text(text) if text.text.len() > RENDER_PARTS_MAX => return Err(Error::too_long()),
             Self::Text(text) => {
                 let mut buffer = [0; 4];
                 text.text.chars().map(|c| Self::text(&*c.encode_utf8(&mut buffer))).collect()
