@@ -2,6 +2,7 @@
 //! (`engine.rs`).
 
 mod answer;
+mod answer_body;
 mod constraint;
 mod data_parallel;
 mod embeddings;
@@ -20,29 +21,38 @@ mod stream;
 mod tests;
 mod tokenize;
 mod tools;
+mod work;
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode, header};
-use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
+use http_body_util::{BodyExt as _, Full};
+use keyway_clients::client::Client;
 use keyway_text::TextModel;
 use keyway_wire::headers::{NUMERICS_ID, REQUEST_ID};
 use serde_json::json;
 
+use self::answer_body::AnswerBody;
 use self::error::ApiError;
+pub(crate) use self::generate::prepare;
 pub(crate) use self::model::ServedModel;
+pub(crate) use self::request::Endpoint;
 use self::stream::StreamFailed;
 use crate::answer_format::Formats;
 use crate::engines::Engines;
 use crate::generation_config::GenerationConfig;
 use crate::grammar::GrammarCompiler;
-use crate::limits::INLINE_TOKENIZE_BYTES_MAX;
 use crate::metrics::MetricsPage;
+use crate::request_memory::RequestMemory;
+use crate::server::ClientBounds;
 
-/// An answer; its body fails only where a stream must end without its end.
-pub(crate) type Response = http::Response<UnsyncBoxBody<Bytes, StreamFailed>>;
+/// An answer.
+pub(crate) type Response = http::Response<AnswerBody>;
+
+/// Any error of a body, boxed.
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
@@ -57,43 +67,42 @@ pub(crate) struct App {
     pub(crate) defaults: GenerationConfig,
     pub(crate) metrics: MetricsPage,
     pub(crate) model: ServedModel,
+    pub(crate) memory: Arc<RequestMemory>,
+    pub(crate) clients: ClientBounds,
 }
 
-/// The part that costs time with long texts and with grammars, on a thread of its own if it does.
-async fn off_the_runtime<T: Send + 'static>(
-    body: Bytes,
-    work: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    if body.len() <= INLINE_TOKENIZE_BYTES_MAX && !may_ask_for_a_form(&body) {
-        return work(&body);
-    }
-    tokio::task::spawn_blocking(move || work(&body)).await.map_err(ApiError::internal)?
-}
-
-/// Whether a body names a field for whose sake a grammar may be compiled.
-fn may_ask_for_a_form(body: &[u8]) -> bool {
-    const FIELDS: [&str; 4] = ["response_format", "guided_", "structured_outputs", "tool_choice"];
-    // An escape may hide a letter of a field's name.
-    std::str::from_utf8(body)
-        .is_ok_and(|body| body.contains("\\u") || FIELDS.iter().any(|field| body.contains(field)))
-}
-
-/// Answers one request.
-pub(crate) async fn handle<B>(app: Arc<App>, request: http::Request<B>) -> Result<Response, Infallible>
+/// Answers one request of this client.
+pub(crate) async fn handle<B>(
+    app: Arc<App>,
+    client: Arc<Client>,
+    request: http::Request<B>,
+) -> Result<Response, Infallible>
 where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: std::fmt::Display,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
 {
     let request_id = request.headers().get(REQUEST_ID).cloned().unwrap_or_else(new_request_id);
-    let mut response = route(app, request).await.unwrap_or_else(ApiError::into_response);
+    let memory = Arc::clone(&app.memory);
+    let mut response = route(app, &client, request).await.unwrap_or_else(ApiError::into_response);
+    if let Some(bytes) = response.body().without_room() {
+        // Who asks for pages and reads none would have them kept here.
+        match memory.room(&client).and_then(|mut room| room.hold(bytes).map(|()| room)) {
+            Ok(room) => response.body_mut().keep(room),
+            Err(why) => response = ApiError::no_memory(why).into_response(),
+        }
+    }
     response.headers_mut().insert(REQUEST_ID, request_id);
     Ok(response)
 }
 
-async fn route<B>(app: Arc<App>, request: http::Request<B>) -> Result<Response, ApiError>
+async fn route<B>(
+    app: Arc<App>,
+    client: &Arc<Client>,
+    request: http::Request<B>,
+) -> Result<Response, ApiError>
 where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: std::fmt::Display,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
 {
     let path = request.uri().path();
     let endpoint = match path {
@@ -104,7 +113,7 @@ where
     if let Some(endpoint) = endpoint {
         allow(&request, &[Method::POST])?;
         let numerics_id = HeaderValue::from_str(&app.model.numerics_id).map_err(ApiError::internal)?;
-        let mut answer = generate::generate(app, endpoint, request).await?;
+        let mut answer = generate::generate(app, client, endpoint, request).await?;
         answer.headers_mut().insert(NUMERICS_ID, numerics_id);
         return Ok(answer);
     }
@@ -112,11 +121,11 @@ where
     let answer = match path.as_str() {
         "/v1/embeddings" => {
             allow(&request, &[Method::POST])?;
-            embeddings::embed(app, request).await?
+            embeddings::embed(app, client, request).await?
         }
         "/tokenize" | "/detokenize" => {
             allow(&request, &[Method::POST])?;
-            tokenize::answer(app, &path, request.into_body()).await?
+            tokenize::answer(app, client, &path, request.into_body()).await?
         }
         "/v1/models" | "/health" | "/metrics" | "/version" => {
             allow(&request, &[Method::GET, Method::HEAD])?;
@@ -148,7 +157,7 @@ fn get(app: &App, path: &str) -> Result<Response, ApiError> {
             "version": env!("CARGO_PKG_VERSION"), "numerics_id": app.model.numerics_id,
         })),
         "/metrics" => {
-            let mut response = Response::new(full(app.metrics.render()).boxed_unsync());
+            let mut response = Response::new(AnswerBody::new(full(app.metrics.render())));
             let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
             response.headers_mut().insert(header::CONTENT_TYPE, text);
             response
@@ -161,14 +170,16 @@ fn get(app: &App, path: &str) -> Result<Response, ApiError> {
 
 fn json_response(body: &impl serde::Serialize) -> Response {
     match serde_json::to_vec(body) {
-        Ok(json) => {
-            let mut response = Response::new(full(json).boxed_unsync());
-            *response.status_mut() = StatusCode::OK;
-            response.headers_mut().insert(header::CONTENT_TYPE, JSON);
-            response
-        }
+        Ok(json) => json_answer(full(json)),
         Err(error) => ApiError::internal(error).into_response(),
     }
+}
+
+fn json_answer(json: impl http_body::Body<Data = Bytes, Error = StreamFailed> + Send + 'static) -> Response {
+    let mut response = Response::new(AnswerBody::new(json));
+    *response.status_mut() = StatusCode::OK;
+    response.headers_mut().insert(header::CONTENT_TYPE, JSON);
+    response
 }
 
 fn full(body: impl Into<Bytes>) -> impl http_body::Body<Data = Bytes, Error = StreamFailed> + Send + 'static {

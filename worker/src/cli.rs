@@ -15,6 +15,7 @@ use crate::expert_parallel::{ExpertParallelOptions, RankGroup, RankOptions};
 use crate::kv_events::{KvEventOptions, ZmqAddr};
 use crate::memory::ByteSize;
 use crate::model::{ModelSource, Quantize};
+use crate::server::ClientBounds;
 use crate::worker::{self, WorkerOptions};
 
 /// An OpenAI-compatible inference worker with a paged KV cache and automatic prefix caching.
@@ -162,6 +163,12 @@ struct Options {
     /// Processor threads that compute; answers do not depend on them [default: one for each core].
     #[arg(long, value_name = "N", env = "KEYWAY_WORKER_THREADS")]
     threads: Option<usize>,
+
+    /// Memory for requests: their bodies, and what parsing, rendering and tokenising them takes. Who finds
+    /// none waits or is told to come back [default: 1GiB; for contexts of more than 200,000 tokens what the
+    /// longest prompts need].
+    #[arg(long, value_name = "SIZE", env = "KEYWAY_WORKER_REQUEST_MEMORY")]
+    request_memory: Option<ByteSize>,
 
     /// Publish KV events (ZMQ PUB, vLLM's format) on this address, such as tcp://*:5557; port 0 takes a free one, which
     /// the log names. The address is bound. Subscribers can read prompts: keep it on a network of your own.
@@ -323,6 +330,8 @@ impl Cli {
             block_size: options.block_size,
             num_kv_blocks: options.num_kv_blocks,
             kv_cache_memory: options.kv_cache_memory.map(|size| size.0),
+            request_memory: options.request_memory.map(|size| size.0),
+            clients: ClientBounds::default(),
             memory_utilization: options.memory_utilization,
             max_model_len: options.max_model_len,
             max_batched_tokens: options.max_batched_tokens,

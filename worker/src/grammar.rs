@@ -6,23 +6,28 @@
 //! by counted steps, not by time, so that equal requests end equally.
 
 mod bounds;
+mod memory;
 #[cfg(test)]
 mod tests;
 mod threads;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use keyway_text::Tokenizer;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
-use llguidance::earley::SlicedBiasComputer;
+use llguidance::earley::{Parser, SlicedBiasComputer};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
+use self::memory::{GrammarMemory, Share};
 pub(crate) use self::threads::NotCompiled;
 use self::threads::Threads;
-use crate::limits::{GRAMMAR_COMPILE_FUEL_MAX, GRAMMAR_SIZE_MAX, GRAMMAR_STATES_MAX};
+use crate::limits::{
+    GRAMMAR_BYTES_EACH, GRAMMAR_COMPILE_FUEL_MAX, GRAMMAR_LEXER_FACTOR, GRAMMAR_MEMORY_LEFT,
+    GRAMMAR_MEMORY_MAX, GRAMMAR_SIZE_MAX, GRAMMAR_STATES_MAX,
+};
 
 /// Characters of an error that a client is told.
 const ERROR_CHARS_MAX: usize = 400;
@@ -44,6 +49,7 @@ pub(crate) enum Form {
 pub(crate) struct GrammarCompiler {
     table: Arc<Table>,
     threads: Arc<Threads>,
+    memory: GrammarMemory,
 }
 
 /// A model's vocabulary, as llguidance knows it once a form has been asked for.
@@ -58,6 +64,24 @@ struct Table {
 #[derive(Clone)]
 pub(crate) struct Grammar {
     matcher: Matcher,
+    /// Of all choices of a request, which share the lexer.
+    taken: Arc<Taken>,
+}
+
+/// What a grammar takes of memory.
+struct Taken {
+    share: Share,
+    /// A copy that shares the lexer, to ask how large that is.
+    lexer: Mutex<Parser>,
+}
+
+/// Why an answer cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Broken {
+    /// Its form cannot be kept; the reason.
+    Form(String),
+    /// The grammars of all answers take all memory that there is for them.
+    Memory,
 }
 
 /// What may come next.
@@ -98,14 +122,15 @@ pub(crate) fn set_compactly(schema: Value) -> Value {
 impl GrammarCompiler {
     pub(crate) fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize, eos_token_ids: Vec<u32>) -> Self {
         let table = Table { tokenizer, vocab_size, eos_token_ids, factory: OnceLock::new() };
-        Self { table: Arc::new(table), threads: Arc::default() }
+        let memory = GrammarMemory::new(GRAMMAR_MEMORY_MAX, GRAMMAR_MEMORY_LEFT);
+        Self { table: Arc::new(table), threads: Arc::default(), memory }
     }
 
     /// Compiles a form, on another thread than the caller's, which waits.
     pub(crate) fn compile(&self, form: Form) -> Result<Grammar, NotCompiled> {
         bounds::check(&form).map_err(NotCompiled::Form)?;
-        let table = Arc::clone(&self.table);
-        self.threads.run(move || table.compile(form))?.map_err(NotCompiled::Form)
+        let (table, memory) = (Arc::clone(&self.table), self.memory.clone());
+        self.threads.run(move || table.compile(form, &memory))?
     }
 }
 
@@ -121,20 +146,29 @@ pub(crate) fn check_parts<'a>(
 // === impl Table ===
 
 impl Table {
-    fn compile(&self, form: Form) -> Result<Grammar, String> {
-        let factory = self.factory.get_or_init(|| self.factory()).as_ref().map_err(Clone::clone)?;
+    fn compile(&self, form: Form, memory: &GrammarMemory) -> Result<Grammar, NotCompiled> {
+        // Before anything is compiled, so that it is not in vain.
+        let share = memory.share(GRAMMAR_BYTES_EACH).ok_or(NotCompiled::Memory)?;
+        let form_error = |error: &str| NotCompiled::Form(summary(error));
+        let factory = self.factory.get_or_init(|| self.factory()).as_ref();
+        let factory = factory.map_err(|error| NotCompiled::Form(error.clone()))?;
         let grammar = match form {
             Form::Json(schema) => TopLevelGrammar::from_json_schema(set_compactly(schema)),
             Form::Regex(regex) => TopLevelGrammar::from_regex(&regex),
             Form::Lark(lark) | Form::Composed(lark) => TopLevelGrammar::from_lark(lark),
         };
-        let mut matcher = Matcher::new(factory.create_parser(grammar));
+        let parser = factory.create_parser(grammar).map_err(|error| form_error(&error.to_string()))?;
+        let lexer = Mutex::new(parser.parser.clone());
+        let mut matcher = Matcher::new(Ok(parser));
         if let Some(error) = matcher.get_error() {
-            return Err(summary(&error));
+            return Err(form_error(&error));
         }
         // The first mask finds what compiling leaves for later.
-        matcher.compute_mask().map_err(|error| summary(&error.to_string()))?;
-        Ok(Grammar { matcher })
+        matcher.compute_mask().map_err(|error| form_error(&error.to_string()))?;
+        drop(share);
+        let bytes = Taken::bytes(&lexer);
+        let share = memory.share(bytes).ok_or(NotCompiled::Memory)?;
+        Ok(Grammar { matcher, taken: Arc::new(Taken { share, lexer }) })
     }
 
     fn factory(&self) -> Result<ParserFactory, String> {
@@ -170,6 +204,10 @@ impl Table {
     }
 }
 
+fn broken(error: &str) -> Broken {
+    Broken::Form(summary(error))
+}
+
 /// An error on one line, without what is only for llguidance's authors.
 fn summary(error: &str) -> String {
     let said = error.split("<backtrace>").next().unwrap_or_default();
@@ -177,12 +215,28 @@ fn summary(error: &str) -> String {
     words.join(" ").chars().take(ERROR_CHARS_MAX).collect()
 }
 
+// === impl Taken ===
+
+impl Taken {
+    /// Bytes of a grammar by now.
+    fn bytes(lexer: &Mutex<Parser>) -> usize {
+        let lexer = lexer.lock().unwrap_or_else(PoisonError::into_inner);
+        GRAMMAR_BYTES_EACH + GRAMMAR_LEXER_FACTOR * lexer.lexer_stats().num_bytes
+    }
+
+    /// Counts it again.
+    fn count(&self) -> Result<(), Broken> {
+        if self.share.grow_to(Self::bytes(&self.lexer)) { Ok(()) } else { Err(Broken::Memory) }
+    }
+}
+
 // === impl Grammar ===
 
 impl Grammar {
     /// Leaves only the tokens that may come. `eos` are the ids that end a generation: one may come if all may.
-    pub(crate) fn mask(&mut self, row: &mut [f32], eos: &[u32]) -> Result<(), String> {
-        let mask = self.matcher.compute_mask_or_eos().map_err(|error| summary(&error.to_string()))?;
+    pub(crate) fn mask(&mut self, row: &mut [f32], eos: &[u32]) -> Result<(), Broken> {
+        let mask = self.matcher.compute_mask_or_eos().map_err(|error| broken(&error.to_string()))?;
+        self.taken.count()?;
         let may_end = eos.iter().any(|id| mask.is_allowed(*id));
         for (id, logit) in (0..).zip(row) {
             let may_come = mask.is_allowed(id) || may_end && eos.contains(&id);
@@ -194,8 +248,9 @@ impl Grammar {
     }
 
     /// The same as bits, the lowest id first: set if it may come.
-    pub(crate) fn mask_bits(&mut self, vocab_size: usize, eos: &[u32]) -> Result<Vec<u32>, String> {
-        let mask = self.matcher.compute_mask_or_eos().map_err(|error| summary(&error.to_string()))?;
+    pub(crate) fn mask_bits(&mut self, vocab_size: usize, eos: &[u32]) -> Result<Vec<u32>, Broken> {
+        let mask = self.matcher.compute_mask_or_eos().map_err(|error| broken(&error.to_string()))?;
+        self.taken.count()?;
         let mut bits = mask.as_slice().to_vec();
         bits.resize(vocab_size.div_ceil(32), 0);
         if eos.iter().any(|id| mask.is_allowed(*id)) {
@@ -209,8 +264,8 @@ impl Grammar {
     }
 
     /// Takes the token that came, none that ends a generation.
-    pub(crate) fn accept(&mut self, token: u32) -> Result<Next, String> {
-        self.matcher.consume_token(token).map_err(|error| summary(&error.to_string()))?;
+    pub(crate) fn accept(&mut self, token: u32) -> Result<Next, Broken> {
+        self.matcher.consume_token(token).map_err(|error| broken(&error.to_string()))?;
         Ok(if self.matcher.is_stopped() { Next::Nothing } else { Next::More })
     }
 }

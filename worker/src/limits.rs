@@ -7,6 +7,62 @@ use std::time::Duration;
 /// multiply text by six. The gateway's own limit is not smaller.
 pub(crate) const BODY_BYTES_MAX: usize = 64 << 20;
 
+/// Memory for requests where no option sets it, at least: a quarter for bodies, which is four of the largest,
+/// the rest for parsing, rendering and tokenising. With long contexts it is more: see
+/// [`PROMPT_BYTES_PER_TOKEN`].
+pub(crate) const REQUEST_MEMORY_MIN: usize = 1 << 30;
+
+/// Smallest that an option may set: below it the largest context of a small model would not fit.
+pub(crate) const REQUEST_MEMORY_LEAST: usize = 64 << 20;
+
+/// What a request takes besides its body, until its answer's end; also the grain by which bodies count.
+pub(crate) const REQUEST_BYTES: usize = 4 << 10;
+
+/// Grain by which work's memory counts.
+pub(crate) const WORK_STEP_BYTES: usize = 64 << 10;
+
+/// Memory that short work takes without asking, once for each thread of the runtime: a body of 16 KiB at its
+/// worst, and a text of twice as many bytes. A long text must not keep short ones from being answered.
+pub(crate) const SHORT_WORK_BYTES_MAX: usize = 16 << 20;
+
+/// Requests that are parsed, rendered and tokenised at once, of those that take long; others wait. The engine
+/// has the other cores.
+pub(crate) const WORK_AT_ONCE: usize = 2;
+
+/// How long such a request waits for memory before it is told to come back.
+pub(crate) const WORK_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Stack of a thread that does such work: templates are bounded to fit 2 MiB, and regular expressions of
+/// tokenizers take some themselves.
+pub(crate) const WORK_STACK_BYTES: usize = 8 << 20;
+
+/// Memory that tokenising takes for each byte of text: measured 110 for English, 140 for one long word, 220
+/// for digits and blanks in turn.
+pub(crate) const TOKENIZE_BYTES_EACH: usize = 240;
+
+/// Bytes a token of the longest prompt for which the default of the memory for requests suffices: English has
+/// 4 to 5, indented code some more.
+pub(crate) const PROMPT_BYTES_PER_TOKEN: usize = 16;
+
+/// Memory that telling an id's text takes: the id, its text by itself and as a part of the whole, and the
+/// answer's JSON.
+pub(crate) const DETOKENIZE_BYTES_EACH: usize = 160;
+
+/// Memory that a JSON value takes, parsed, checked and as a template's value: measured 80 for a number, 160
+/// for each mark of small objects, 540 for those of functions.
+pub(crate) const JSON_BYTES_EACH: usize = 600;
+
+/// How often a body's texts are there at once: as they came, parsed, as a template's value, and rendered
+/// while the text grows.
+pub(crate) const JSON_TEXT_COPIES: usize = 6;
+
+/// Memory for each token of a prompt while it is answered, for each choice: ids for the engine, which may
+/// grow by half, for the answer, and for penalties.
+pub(crate) const LIVE_BYTES_PER_TOKEN: usize = 24;
+
+/// Bytes of an error's text that repeats what a client sent.
+pub(crate) const ERROR_BYTES_MAX: usize = 1 << 10;
+
 /// Sequences accepted and not finished, running ones included; further ones are told to come back. At a queue of
 /// this length a client waits for minutes, and would rather be elsewhere.
 pub(crate) const LIVE_SEQUENCES_MAX: usize = 1024;
@@ -98,11 +154,22 @@ pub(crate) const STOP_STRINGS_MAX: usize = 16;
 /// Bytes of one `stop` string, which is also how much text may be withheld.
 pub(crate) const STOP_STRING_BYTES_MAX: usize = 1024;
 
-/// Connections served at once; more wait in the kernel's backlog. Each costs a task and its buffers, about 30 KiB.
+/// Connections served at once; more wait in the kernel's backlog. Each costs a task and its buffers, about 30
+/// KiB; one whose head grows to the largest, 128 KiB more.
 pub(crate) const CONNECTIONS_MAX: usize = 4096;
 
-/// A client that has not sent a request's head by then is cut off.
-pub(crate) const HEADER_READ_MAX: Duration = Duration::from_secs(30);
+/// Memory of the grammars of all answers under way: some hundred that are large, thousands of the usual ones.
+pub(crate) const GRAMMAR_MEMORY_MAX: usize = 512 << 20;
+
+/// Of it, what grammars of new requests leave to those that are under way, whose states become more as they
+/// are used.
+pub(crate) const GRAMMAR_MEMORY_LEFT: usize = GRAMMAR_MEMORY_MAX / 4;
+
+/// What a grammar takes besides its lexer: its rules, and where in them an answer is.
+pub(crate) const GRAMMAR_BYTES_EACH: usize = 256 << 10;
+
+/// How much more a lexer takes than llguidance says, whose figures leave out what its tables have free.
+pub(crate) const GRAMMAR_LEXER_FACTOR: usize = 2;
 
 /// Prompts up to this many bytes are tokenised where they are read: 16 KiB take well under a millisecond, about what
 /// handing them to another thread costs under load. Longer ones must not hold up other connections.

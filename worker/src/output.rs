@@ -79,6 +79,11 @@ impl TextOutput {
         })
     }
 
+    /// Bytes of text that are there before any token has come.
+    pub(crate) fn echoed_bytes(&self) -> usize {
+        self.owed.content.len()
+    }
+
     /// Puts text in front of all: the prompt's, where a client wants it echoed.
     pub(crate) fn echo(&mut self, text: &str) {
         self.owed.content.insert_str(0, text);

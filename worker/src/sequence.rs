@@ -10,7 +10,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::backend::PENDING;
 use crate::block_manager::{BlockTable, Lookup};
-use crate::grammar::{Grammar, Next};
+use crate::grammar::{Broken, Grammar, Next};
 use crate::logprobs::TokenScore;
 use crate::sampler::Sampling;
 use crate::token_rules::{RuleState, TokenRules};
@@ -332,10 +332,15 @@ impl Sequence {
         self.tell(Event::Token(TokenEvent { token, cached_tokens, score, finish: self.finish }));
     }
 
-    /// Ends because the answer's form cannot be kept.
-    pub(crate) fn fail(&mut self, reason: String) {
+    /// Ends because the answer's form cannot be kept, or there is no memory for it.
+    pub(crate) fn fail(&mut self, why: Broken) {
         self.finish = Some(FinishReason::Stop);
-        self.tell(Event::Failed(reason));
+        self.tell(match why {
+            Broken::Form(reason) => Event::Failed(reason),
+            Broken::Memory => Event::BrokenOff(
+                "the forms of all answers take the memory that this worker has for them".to_owned(),
+            ),
+        });
     }
 
     /// Ends because the backend failed.

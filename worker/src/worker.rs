@@ -28,12 +28,13 @@ use crate::expert_parallel::ExpertParallelOptions;
 use crate::generation_config::GenerationConfig;
 use crate::grammar::GrammarCompiler;
 use crate::kv_events::{BoundAddrs, KvEventOptions, Publisher};
-use crate::limits::EXPERT_DEADLINE_MIN as DEADLINE_MIN;
+use crate::limits::{EXPERT_DEADLINE_MIN as DEADLINE_MIN, REQUEST_MEMORY_LEAST};
 use crate::memory;
 use crate::metrics::{ExpertMetrics, MetricsPage, StaticInfo};
 use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource, Quantize, builtin};
+use crate::request_memory::{self, RequestMemory};
 use crate::scheduler::StepLimits;
-use crate::server;
+use crate::server::{self, ClientBounds};
 
 /// How a worker is started.
 #[derive(Debug, Clone)]
@@ -74,6 +75,11 @@ pub struct WorkerOptions {
     pub step_ahead: bool,
     /// Processor threads that compute; if absent, as many as there are cores.
     pub threads: Option<usize>,
+    /// Memory for requests' bodies, their parsing, rendering and tokenising, in bytes; if absent, 1 GiB, and
+    /// with contexts of more than 200,000 tokens what the longest prompts need.
+    pub request_memory: Option<usize>,
+    /// What clients' connections are held to.
+    pub clients: ClientBounds,
     /// Where the state of the prefix cache is published; nowhere if absent.
     pub kv_events: Option<KvEventOptions>,
     /// How the model's experts are spread over processes.
@@ -101,6 +107,8 @@ impl Default for WorkerOptions {
             max_running: 64,
             step_ahead: true,
             threads: None,
+            request_memory: None,
+            clients: ClientBounds::default(),
             kv_events: None,
             expert_parallel: ExpertParallelOptions::default(),
         }
@@ -206,7 +214,11 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     };
     let started = engines::start(backends, &engine_options, &static_info, publishers)?;
     let handles = started.handles;
+    let request_memory =
+        options.request_memory.unwrap_or_else(|| request_memory::default_bytes(max_model_len));
     let app = Arc::new(App {
+        memory: Arc::new(RequestMemory::new(request_memory)),
+        clients: options.clients,
         engines: Engines::new(handles.clone()),
         grammars: GrammarCompiler::new(Arc::clone(&text.tokenizer), info.vocab_size, eos_token_ids.clone()),
         formats: Formats::of(&text, options.reasoning_format, options.call_format),
@@ -327,6 +339,11 @@ fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
         && !(f64::MIN_POSITIVE..=1.0).contains(&share)
     {
         return Err(StartError::Options(format!("memory-utilization {share} must be above 0 and at most 1")));
+    }
+    if let Some(bytes) = options.request_memory.filter(|bytes| *bytes < REQUEST_MEMORY_LEAST) {
+        let least = REQUEST_MEMORY_LEAST >> 20;
+        let message = format!("request-memory {bytes} must be at least {least}MiB");
+        return Err(StartError::Options(message));
     }
     if options.expert_parallel.size > RANKS_MAX {
         let size = options.expert_parallel.size;

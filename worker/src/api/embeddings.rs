@@ -5,16 +5,18 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use keyway_clients::client::Client;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::generate::read;
 use super::model::ServedModel;
 use super::params::Params;
 use super::prompt::PromptSource;
-use super::{App, Response, data_parallel, json_response, off_the_runtime};
-use crate::limits::PROMPTS_PER_REQUEST_MAX;
+use super::work::{read, work};
+use super::{App, BoxError, Response, data_parallel, json_response};
+use crate::limits::{LIVE_BYTES_PER_TOKEN, PROMPTS_PER_REQUEST_MAX};
 use crate::metrics::{Outcome, RequestGuard};
+use crate::request_memory::Turn;
 use crate::sequence::{Event, Generation, GenerationRequest, PromptOutcome};
 
 /// A checked request.
@@ -28,30 +30,37 @@ struct Call {
     priority: i64,
 }
 
-pub(super) async fn embed<B>(app: Arc<App>, request: http::Request<B>) -> Result<Response, ApiError>
+pub(super) async fn embed<B>(
+    app: Arc<App>,
+    client: &Arc<Client>,
+    request: http::Request<B>,
+) -> Result<Response, ApiError>
 where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: std::fmt::Display,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
 {
     let mut guard = app.metrics.guard();
-    let result = try_embed(&app, request, &mut guard).await;
+    let result = try_embed(&app, client, request, &mut guard).await;
     guard.set(result.as_ref().map_or_else(|error| error.outcome, |_| Outcome::Stop));
     result
 }
 
 async fn try_embed<B>(
     app: &Arc<App>,
+    client: &Arc<Client>,
     request: http::Request<B>,
     guard: &mut RequestGuard,
 ) -> Result<Response, ApiError>
 where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: std::fmt::Display,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
 {
     let rank = data_parallel::rank(request.headers(), app.engines.count())?;
-    let body = read(request.into_body()).await?;
+    let body = read(app, client, request.into_body()).await?;
     let parser = Arc::clone(app);
-    let call = off_the_runtime(body, move |body| parse(&parser, body)).await?;
+    let (call, mut room) = work(app, body, move |body, turn| parse(&parser, body, turn)).await?;
+    let tokens: usize = call.prompts.iter().map(Vec::len).sum();
+    room.hold(tokens * LIVE_BYTES_PER_TOKEN).map_err(ApiError::no_memory)?;
     let salt: Arc<[u8]> = Arc::from(call.salt.as_bytes());
     let request = |prompt: &Vec<u32>| GenerationRequest {
         prompt: prompt.clone(),
@@ -74,12 +83,14 @@ where
         let embedding = if call.as_base64 { Value::String(base64(&vector)) } else { json!(vector) };
         data.push(json!({"object": "embedding", "index": index, "embedding": embedding}));
     }
-    let tokens: usize = call.prompts.iter().map(Vec::len).sum();
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
-    Ok(json_response(&json!({"object": "list", "data": data, "model": call.model, "usage": usage})))
+    let mut response =
+        json_response(&json!({"object": "list", "data": data, "model": call.model, "usage": usage}));
+    response.body_mut().keep(room);
+    Ok(response)
 }
 
-fn parse(app: &App, body: &[u8]) -> Result<Call, ApiError> {
+fn parse(app: &App, body: &[u8], turn: &mut Turn) -> Result<Call, ApiError> {
     let mut params = Params::parse(body)?;
     let model: &ServedModel = &app.model;
     let name = model.named_in(&mut params)?;
@@ -101,7 +112,7 @@ fn parse(app: &App, body: &[u8]) -> Result<Call, ApiError> {
     let salt = params.take_string("cache_salt")?.unwrap_or_default();
     let priority = params.take_integer("priority", i64::MIN)?.unwrap_or(0);
     params.finish()?;
-    let prompts = source.tokenize(&app.text)?;
+    let prompts = source.tokenize(&app.text, Some(model.max_model_len), turn)?;
     for prompt in &prompts {
         model.room_behind(prompt, None, "input")?;
     }

@@ -2,16 +2,18 @@
 //! per kind, so that a kind always looks the same.
 
 use http::{StatusCode, header};
-use http_body_util::BodyExt as _;
+use keyway_clients::impatient::TooSlow;
 use keyway_text::TextError;
 use keyway_wire::openai::ErrorBody;
 
+use super::answer_body::AnswerBody;
 use super::{Response, full};
 use crate::engine::SubmitError;
 use crate::grammar::NotCompiled;
-use crate::limits::{BODY_BYTES_MAX, RETRY_AFTER_S};
+use crate::limits::{BODY_BYTES_MAX, ERROR_BYTES_MAX, RETRY_AFTER_S};
 use crate::metrics::Outcome;
 use crate::output::ResumeError;
+use crate::request_memory::NoMemory;
 
 const INVALID: &str = "invalid_request_error";
 
@@ -31,7 +33,8 @@ pub(crate) struct ApiError {
 
 impl ApiError {
     fn invalid(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
-        Self { status, body: ErrorBody::new(INVALID, code, message), outcome: Outcome::Invalid }
+        let body = ErrorBody::new(INVALID, code, shortened(message.into()));
+        Self { status, body, outcome: Outcome::Invalid }
     }
 
     /// A field has a value that cannot be right.
@@ -61,6 +64,14 @@ impl ApiError {
         match why {
             NotCompiled::Form(reason) => Self::bad_form(&reason),
             NotCompiled::Busy => Self::overloaded(),
+            NotCompiled::Memory => {
+                let message = "The forms of answers under way take the memory that this worker has for them. Please try \
+                               again, or on another worker.";
+                Self {
+                    body: ErrorBody::new("rate_limit_error", "engine_overloaded", message),
+                    ..Self::overloaded()
+                }
+            }
         }
     }
 
@@ -107,6 +118,64 @@ impl ApiError {
             ),
         };
         Self::invalid(StatusCode::BAD_REQUEST, "context_length_exceeded", message).with_param(noun)
+    }
+
+    /// A prompt that comes to more tokens than the context has, however it is tokenised.
+    pub(crate) fn too_many_tokens(max: usize, noun: &'static str) -> Self {
+        let message = format!(
+            "This model's maximum context length is {max} tokens. However, your {noun} resulted in at least {max} tokens, \
+             which leave no room for a completion. Please reduce the length of the {noun}."
+        );
+        Self::invalid(StatusCode::BAD_REQUEST, "context_length_exceeded", message).with_param(noun)
+    }
+
+    /// A text for whose tokens there would never be memory.
+    pub(crate) fn text_too_large(most: usize) -> Self {
+        let message = format!(
+            "The text of this request has more than {most} bytes, for which this worker has no memory \
+             (--request-memory). Send a shorter one."
+        );
+        Self::invalid(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    }
+
+    /// There is no memory for a request.
+    pub(crate) fn no_memory(why: NoMemory) -> Self {
+        let full = |message: &str| Self {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            body: ErrorBody::new("server_error", "overloaded", message),
+            outcome: Outcome::Overloaded,
+        };
+        match why {
+            NoMemory::Busy => full(
+                "Requests under way take all memory that this worker has for them. Please try again, or on another \
+                 worker.",
+            ),
+            NoMemory::Share => Self {
+                status: StatusCode::TOO_MANY_REQUESTS,
+                body: ErrorBody::new(
+                    "rate_limit_error",
+                    "share_taken",
+                    "This client's other requests take its share of this worker's memory. Please try again when one of \
+                     them has ended.",
+                ),
+                outcome: Outcome::Overloaded,
+            },
+            NoMemory::Never(needed, most) => {
+                let message = format!(
+                    "This request takes up to {} MiB of memory to read; this worker has {} MiB for that \
+                     (--request-memory). Send a smaller one.",
+                    needed.div_ceil(1 << 20),
+                    most >> 20
+                );
+                Self::invalid(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+            }
+        }
+    }
+
+    /// The client was too slow with its body.
+    pub(crate) fn body_too_slow(why: TooSlow) -> Self {
+        let error = Self::invalid(StatusCode::REQUEST_TIMEOUT, "body_too_slow", format!("{why}."));
+        Self { outcome: Outcome::Aborted, ..error }
     }
 
     /// The request names another model.
@@ -213,7 +282,7 @@ impl ApiError {
     }
 
     fn with_param(mut self, param: &str) -> Self {
-        self.body = self.body.with_param(param);
+        self.body = self.body.with_param(&shortened(param.to_owned()));
         self
     }
 
@@ -223,7 +292,7 @@ impl ApiError {
     }
 
     pub(crate) fn into_response(self) -> Response {
-        let mut response = Response::new(full(self.body.to_json()).boxed_unsync());
+        let mut response = Response::new(AnswerBody::new(full(self.body.to_json())));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, super::JSON);
@@ -232,4 +301,14 @@ impl ApiError {
         }
         response
     }
+}
+
+/// What a client is told never repeats more than the beginning of what it sent.
+fn shortened(mut text: String) -> String {
+    if text.len() > ERROR_BYTES_MAX {
+        let end = (0..=ERROR_BYTES_MAX).rfind(|at| text.is_char_boundary(*at));
+        text.truncate(end.unwrap_or(0));
+        text.push('\u{2026}');
+    }
+    text
 }

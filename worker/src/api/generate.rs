@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use keyway_clients::client::Client;
 
 use super::answer::AnswerHead;
 use super::error::ApiError;
@@ -14,33 +14,41 @@ use super::prompt::PromptSource;
 use super::request::{Call, Endpoint};
 use super::running::{Running, Untold, outcome, usage_of};
 use super::stream::EventStream;
-use super::{App, Response, data_parallel, off_the_runtime};
-use crate::limits::BODY_BYTES_MAX;
+use super::work::{memory_of, read, work};
+use super::{App, BoxError, Response, data_parallel};
+use crate::limits::LIVE_BYTES_PER_TOKEN;
 use crate::metrics::RequestGuard;
 use crate::output::TextOutput;
 use crate::reader::Shown;
+use crate::request_memory::{Room, Turn};
 use crate::sampler::Sampling;
 use crate::sequence::{Generation, GenerationRequest};
 
 /// Answers a generation request. Dropping the future, or the answer's body, aborts what was submitted.
 pub(crate) async fn generate<B>(
     app: Arc<App>,
+    client: &Arc<Client>,
     endpoint: Endpoint,
     request: http::Request<B>,
 ) -> Result<Response, ApiError>
 where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: std::fmt::Display,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
 {
     let mut guard = app.metrics.guard();
-    match try_generate(&app, endpoint, request, &mut guard).await {
-        Ok(Begun::Whole(response)) => Ok(response),
-        Ok(Begun::Stream(call, running)) => Ok(EventStream::new(&app, &call, running, guard).into_response()),
+    let begun = try_generate(&app, client, endpoint, request, &mut guard).await;
+    let (mut response, room) = match begun {
+        Ok((Begun::Whole(response), room)) => (response, room),
+        Ok((Begun::Stream(call, running), room)) => {
+            (EventStream::new(&app, &call, running, guard).into_response(), room)
+        }
         Err(error) => {
             guard.set(error.outcome);
-            Err(error)
+            return Err(error);
         }
-    }
+    };
+    response.body_mut().keep(room);
+    Ok(response)
 }
 
 enum Begun {
@@ -50,50 +58,47 @@ enum Begun {
 
 async fn try_generate<B>(
     app: &Arc<App>,
+    client: &Arc<Client>,
     endpoint: Endpoint,
     request: http::Request<B>,
     guard: &mut RequestGuard,
-) -> Result<Begun, ApiError>
+) -> Result<(Begun, Room), ApiError>
 where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: std::fmt::Display,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
 {
     let rank = data_parallel::rank(request.headers(), app.engines.count())?;
-    let body = read(request.into_body()).await?;
+    let body = read(app, client, request.into_body()).await?;
     let preparer = Arc::clone(app);
-    let (call, prepared) = off_the_runtime(body, move |body| prepare(&preparer, endpoint, body)).await?;
+    let prepared = work(app, body, move |body, turn| prepare(&preparer, endpoint, body, turn)).await?;
+    let ((call, prepared), mut room) = prepared;
+    room.hold(memory_kept(&call, &prepared)).map_err(ApiError::no_memory)?;
     let running = submit(app, &call, rank, prepared, guard)?;
     if call.stream {
-        return Ok(Begun::Stream(Box::new(call), running));
+        return Ok((Begun::Stream(Box::new(call), running), room));
     }
-    whole(app, &call, running, guard).await.map(Begun::Whole)
-}
-
-/// Reads a body, up to the limit.
-pub(super) async fn read<B>(body: B) -> Result<Bytes, ApiError>
-where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: std::fmt::Display,
-{
-    if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
-        return Err(ApiError::too_large());
-    }
-    let body = body.map_err(|e| e.to_string());
-    match Limited::new(body, BODY_BYTES_MAX).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large()),
-        Err(_) => Err(ApiError::body_broken()),
-    }
+    Ok((Begun::Whole(whole(app, &call, running, guard).await?), room))
 }
 
 /// One choice's request to the engine, and the text side of its answer.
-type Prepared = (GenerationRequest, TextOutput);
+pub(crate) type Prepared = (GenerationRequest, TextOutput);
 
 /// The part that costs time with long prompts, or with long outputs that are resumed.
-fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<(Call, Vec<Prepared>), ApiError> {
+pub(crate) fn prepare(
+    app: &App,
+    endpoint: Endpoint,
+    body: &[u8],
+    turn: &mut Turn,
+) -> Result<(Call, Vec<Prepared>), ApiError> {
     let mut call = Call::parse(app, endpoint, body)?;
     let nothing = PromptSource::Prompts { prompts: Vec::new(), add_special: false, param: "prompt" };
-    let prompts = std::mem::replace(&mut call.source, nothing).tokenize(&app.text)?;
+    let prompts = std::mem::replace(&mut call.source, nothing).tokenize(
+        &app.text,
+        Some(app.model.max_model_len),
+        turn,
+    )?;
+    // A grammar is waited for on threads of its own.
+    turn.over();
     let options = call.read_options(app);
     let mut prepared = Vec::with_capacity(prompts.len() * call.shape.n);
     for prompt in prompts {
@@ -114,7 +119,17 @@ fn prepare(app: &App, endpoint: Endpoint, body: &[u8]) -> Result<(Call, Vec<Prep
             prepared.push((GenerationRequest { sampling, ..request.clone() }, output));
         }
     }
+    call.forget_what_is_done();
     Ok((call, prepared))
+}
+
+/// Bytes that are kept of a request while it is answered.
+fn memory_kept(call: &Call, prepared: &[Prepared]) -> usize {
+    let tokens: usize =
+        prepared.iter().map(|(request, _)| request.prompt.len() + request.output_ids.len()).sum();
+    let echoed: usize = prepared.iter().map(|(_, output)| output.echoed_bytes()).sum();
+    let functions: usize = call.tools.callable.iter().map(|function| memory_of(&function.parameters)).sum();
+    tokens * LIVE_BYTES_PER_TOKEN + echoed + functions
 }
 
 fn submit(

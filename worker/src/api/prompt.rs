@@ -1,10 +1,12 @@
 //! Messages or prompts to token ids. Not their lengths' limits, which depend on the rest of the request.
 
-use keyway_text::{RenderOptions, TextModel};
+use keyway_text::{RenderOptions, TextError, TextModel};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::params::{Params, kind};
+use crate::limits::{INLINE_TOKENIZE_BYTES_MAX, TOKENIZE_BYTES_EACH};
+use crate::request_memory::Turn;
 
 const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool", "function"];
 
@@ -90,26 +92,37 @@ impl PromptSource {
         }
     }
 
-    /// Token ids of each prompt.
-    pub(crate) fn tokenize(self, text: &TextModel) -> Result<Vec<Vec<u32>>, ApiError> {
+    /// Token ids of each prompt. What cannot fit in so many tokens is refused before it is tokenised, and
+    /// what `turn` has no memory for.
+    pub(crate) fn tokenize(
+        self,
+        text: &TextModel,
+        max_tokens: Option<usize>,
+        turn: &mut Turn,
+    ) -> Result<Vec<Vec<u32>>, ApiError> {
         let param = self.param();
-        let encode = |prompt: &str, add_special: bool| {
-            text.tokenizer.encode(prompt, add_special).map_err(|e| ApiError::text(&e, param))
-        };
-        let ids: Vec<Vec<u32>> = match self {
+        let (prompts, add_special) = match self {
             Self::Chat { messages, options } => {
-                let rendered =
-                    text.template.render(&messages, &options).map_err(|e| ApiError::text(&e, param))?;
-                vec![encode(&rendered, false)?]
+                (vec![rendered(text, &messages, *options, max_tokens, turn)?], false)
             }
-            Self::Prompts { prompts, add_special, .. } => {
-                let ids = prompts.into_iter().map(|prompt| match prompt {
-                    Prompt::Text(text) => encode(&text, add_special),
-                    Prompt::Ids(ids) => Ok(ids),
-                });
-                ids.collect::<Result<_, _>>()?
-            }
+            Self::Prompts { prompts, add_special, .. } => (prompts, add_special),
         };
+        let texts = prompts.iter().map(Prompt::text_bytes);
+        let (longest, all) = texts.fold((0, 0), |(longest, all), bytes| (bytes.max(longest), all + bytes));
+        if let Some(max) = max_tokens
+            && prompts.iter().any(|prompt| prompt.comes_to(text, max))
+        {
+            return Err(ApiError::too_many_tokens(max, param));
+        }
+        // They come one after the other; of each the ids stay.
+        turn.needs(longest * TOKENIZE_BYTES_EACH + all * size_of::<u32>()).map_err(ApiError::no_memory)?;
+        let encode =
+            |prompt: &str| text.tokenizer.encode(prompt, add_special).map_err(|e| ApiError::text(&e, param));
+        let ids = prompts.into_iter().map(|prompt| match prompt {
+            Prompt::Text(text) => encode(&text),
+            Prompt::Ids(ids) => Ok(ids),
+        });
+        let ids: Vec<Vec<u32>> = ids.collect::<Result<_, _>>()?;
         if ids.iter().any(Vec::is_empty) {
             return Err(ApiError::invalid_value(
                 param,
@@ -117,6 +130,52 @@ impl PromptSource {
             ));
         }
         Ok(ids)
+    }
+}
+
+impl Prompt {
+    /// Bytes that are still to be tokenised.
+    fn text_bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Ids(_) => 0,
+        }
+    }
+
+    /// Whether it certainly comes to `max` tokens; a short text is rather tokenised.
+    fn comes_to(&self, text: &TextModel, max: usize) -> bool {
+        match self {
+            Self::Text(prompt) => {
+                prompt.len() > INLINE_TOKENIZE_BYTES_MAX && text.tokenizer.comes_to(prompt, max)
+            }
+            Self::Ids(_) => false, // they are counted as they are
+        }
+    }
+}
+
+/// A conversation as its template has it. A text that could not be tokenised, or would not fit, is not made
+/// whole.
+fn rendered(
+    text: &TextModel,
+    messages: &Value,
+    mut options: RenderOptions,
+    max_tokens: Option<usize>,
+    turn: &Turn,
+) -> Result<Prompt, ApiError> {
+    // Of a short body the text is short: not worth looking through the vocabulary.
+    let fits = |tokens: usize| Some(tokens.saturating_mul(text.tokenizer.longest_token()?));
+    let most = max_tokens.filter(|_| turn.is_long()).and_then(fits);
+    let memory = turn.text_bytes_max();
+    options.bytes_max = most.unwrap_or(usize::MAX).min(memory);
+    match text.template.render(messages, &options) {
+        Ok(text) => Ok(Prompt::Text(text)),
+        Err(TextError::TooLong) => Err(match max_tokens {
+            Some(max) if most.is_some_and(|most| most <= memory) => {
+                ApiError::too_many_tokens(max, "messages")
+            }
+            _ => ApiError::text_too_large(memory),
+        }),
+        Err(error) => Err(ApiError::text(&error, "messages")),
     }
 }
 

@@ -63,12 +63,12 @@ impl Call {
         let mut params = Params::parse(body)?;
         let model = app.model.named_in(&mut params)?;
         let vocab_size = app.model.vocab_size;
-        let tools = match endpoint {
+        let mut tools = match endpoint {
             Endpoint::Chat => Tools::take(&mut params)?,
             Endpoint::Completion => Tools::default(),
         };
         let source = match endpoint {
-            Endpoint::Chat => PromptSource::chat(&mut params, tools.definitions.clone())?,
+            Endpoint::Chat => PromptSource::chat(&mut params, tools.definitions.take())?,
             Endpoint::Completion => PromptSource::completion(&mut params, vocab_size)?,
         };
         let (stream, shape) = Shape::take(&mut params, endpoint)?;
@@ -101,6 +101,13 @@ impl Call {
         params.finish()?;
         call.check_extension()?;
         Ok(call)
+    }
+
+    /// Lets go of what is needed no more once all choices are prepared: it may be large.
+    pub(super) fn forget_what_is_done(&mut self) {
+        self.tools.definitions = None;
+        self.form = None;
+        self.compiled = OnceLock::new();
     }
 
     /// What the worker extension goes with, and what can be resumed.

@@ -8,10 +8,10 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::{HeaderValue, header};
 use http_body::Frame;
-use http_body_util::BodyExt as _;
 use keyway_wire::extension::AnswerExtension;
 
 use super::answer::{AnswerHead, Piece, UsageField};
+use super::answer_body::AnswerBody;
 use super::error::ApiError;
 use super::request::{Call, Endpoint};
 use super::running::{Running, outcome, usage_of};
@@ -63,7 +63,7 @@ impl EventStream {
     }
 
     pub(crate) fn into_response(self) -> Response {
-        let mut response = Response::new(self.boxed_unsync());
+        let mut response = Response::new(AnswerBody::new(self));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

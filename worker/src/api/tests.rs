@@ -72,6 +72,8 @@ fn app(steps: usize) -> Arc<App> {
         defaults: GenerationConfig::default(),
         metrics: MetricsPage::new(vec![metrics], None),
         model,
+        memory: Arc::new(RequestMemory::new(64 << 20)),
+        clients: ClientBounds::default(),
     })
 }
 
@@ -79,7 +81,7 @@ async fn complete(app: &Arc<App>, stream: bool) -> Response {
     let body =
         json!({"model": "m", "prompt": "x", "temperature": 0, "max_tokens": 9, "stream": stream}).to_string();
     let request = http::Request::post("/v1/completions").body(Full::<Bytes>::from(body)).unwrap();
-    handle(Arc::clone(app), request).await.unwrap()
+    handle(Arc::clone(app), Client::alone(), request).await.unwrap()
 }
 
 #[tokio::test]
@@ -115,5 +117,8 @@ async fn after_the_engine_failed_health_and_requests_say_so() {
         tokio::task::yield_now().await; // its thread is unwinding
     }
     let request = http::Request::get("/health").body(Full::<Bytes>::default()).unwrap();
-    assert_eq!(handle(app, request).await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(
+        handle(app, Client::alone(), request).await.unwrap().status(),
+        StatusCode::SERVICE_UNAVAILABLE
+    );
 }

@@ -12,6 +12,7 @@ use std::time::Instant;
 use super::{Engine, EngineOptions};
 use crate::backend::{Draw, Parameters, Rule, RuleList, Rules, StepError};
 use crate::block_manager::CacheChange;
+use crate::grammar::Broken;
 use crate::limits::GPU_RULES_MAX;
 use crate::logprobs::TokenScore;
 use crate::metrics::Metrics;
@@ -300,7 +301,7 @@ fn sample(
     options: &EngineOptions,
     sequence: &mut Sequence,
     row: &mut [f32],
-) -> Result<(u32, Option<Box<TokenScore>>), String> {
+) -> Result<(u32, Option<Box<TokenScore>>), Broken> {
     // Scores are of the model's own distribution, before anything changes it.
     let raw = sequence.logprobs.map(|_| row.to_vec());
     let eos = &options.eos_token_ids;

@@ -13,7 +13,7 @@ fn compile(form: &Form) -> Result<Grammar, String> {
     match GrammarCompiler::new(Arc::new(Tokenizer::builtin()), 320, vec![256, EOS]).compile(form.clone()) {
         Ok(grammar) => Ok(grammar),
         Err(NotCompiled::Form(reason)) => Err(reason),
-        Err(NotCompiled::Busy) => panic!("nobody else compiles"),
+        Err(why) => panic!("nobody else compiles: {why:?}"),
     }
 }
 
@@ -215,4 +215,47 @@ proptest! {
         let _ = compile(&Form::Lark(format!("start: T\n{text}")));
         let _ = compile(&Form::Regex(text));
     }
+}
+
+#[test]
+fn grammars_take_no_more_memory_than_there_is_for_all() {
+    let compiler = |limit| GrammarCompiler {
+        memory: GrammarMemory::new(limit, limit / 4),
+        ..GrammarCompiler::new(Arc::new(Tokenizer::builtin()), 320, vec![256, EOS])
+    };
+    let form = Form::Regex("[a-z]{3,9}".to_owned());
+    let few = compiler(4 << 20);
+    let mut live = Vec::new();
+    let refused = loop {
+        match few.compile(form.clone()) {
+            Ok(grammar) => live.push(grammar),
+            Err(why) => break why,
+        }
+    };
+    assert_eq!(refused, NotCompiled::Memory);
+    assert!((4..12).contains(&live.len()), "{} grammars", live.len());
+    // Choices of one request share its grammar.
+    let choices = vec![live[0].clone(); 100];
+    live.truncate(1);
+    drop(choices);
+    assert!(few.compile(form).is_ok(), "those that ended gave theirs back");
+}
+
+#[test]
+fn a_grammar_that_grows_beyond_what_there_is_ends_its_answer() {
+    let all = GrammarCompiler {
+        memory: GrammarMemory::new(2 << 20, 1 << 20),
+        ..GrammarCompiler::new(Arc::new(Tokenizer::builtin()), 320, vec![256, EOS])
+    };
+    // What came last, 12 letters of it, is a state.
+    let mut grammar = all.compile(Form::Regex("[ab]*a[ab]{12}".to_owned())).unwrap();
+    let mut row = vec![0.0; 320];
+    let mut draws = 1_u32;
+    let broken = (0..4000).find_map(|_| {
+        draws = draws.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let letter = if draws >> 31 == 0 { b'a' } else { b'b' };
+        row.fill(0.0);
+        grammar.mask(&mut row, &[256, EOS]).err().or_else(|| grammar.accept(u32::from(letter)).err())
+    });
+    assert_eq!(broken, Some(Broken::Memory));
 }

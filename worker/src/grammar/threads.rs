@@ -29,6 +29,8 @@ pub(crate) enum NotCompiled {
     Form(String),
     /// Others are compiled, or there is no memory for a thread.
     Busy,
+    /// The grammars of answers under way leave too little memory.
+    Memory,
 }
 
 /// One place, free again when it is dropped.

@@ -116,7 +116,7 @@ fn wrong_completions() -> Vec<Case> {
         (
             COMPLETIONS,
             json!({"prompt": "a".repeat(40_000)}),
-            (400, Some("prompt"), "context_length_exceeded", "40000 in the prompt"),
+            (400, Some("prompt"), "context_length_exceeded", "at least 32768 tokens"),
         ),
     ]
 }

@@ -7,6 +7,7 @@ mod answers;
 mod bad_input;
 mod checkpoint;
 mod client;
+mod clients;
 mod data_parallel;
 mod endpoints;
 mod exactness;
