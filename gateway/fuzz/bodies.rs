@@ -9,7 +9,7 @@
     reason = "a fuzz target fails by panicking"
 )]
 
-use std::num::NonZeroUsize;
+use std::{num::NonZeroUsize, sync::OnceLock};
 
 use bytes::Bytes;
 use http::Method;
@@ -29,6 +29,7 @@ use keyway_core::{
     index::{PrefixIndex, WorkerId},
     kv_feed::{Alone, KvFeed, Recovery},
 };
+use keyway_text::{ChatTemplate, RenderOptions, TextError};
 use keyway_wire::{
     block_hash::HashKey,
     kv_event::Events,
@@ -222,5 +223,64 @@ pub fn answer(data: &[u8]) {
         let forged = [answer, b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged"].concat();
         let (_, behind) = told(recorded::read(method(), std::iter::once(&forged[..]), closes));
         assert_eq!(behind, Some(((status, headers), body, trailers, false)), "not its end");
+    }
+}
+
+/// Bytes of a prompt: small, so that a fuzzer meets the bound.
+const PROMPT_BYTES: usize = 64 << 10;
+
+/// Chat templates as models' families have them.
+const TEMPLATES: [&str; 3] = [
+    include_str!("templates/blocks.jinja"),
+    include_str!("templates/alternates.jinja"),
+    include_str!("templates/headers.jinja"),
+];
+
+/// A conversation, whose first byte says for which template: whatever it holds, it comes to a prompt within
+/// its bound, the same each time and with all of its last message's text, or to an error.
+pub fn template(data: &[u8]) {
+    static COMPILED: OnceLock<Vec<ChatTemplate>> = OnceLock::new();
+    let compiled = COMPILED.get_or_init(|| {
+        let special = serde_json::json!({"bos_token": "<s>", "eos_token": "</s>"});
+        let compile = |source: &&str| {
+            ChatTemplate::from_source(source, special.as_object().expect("an object").clone())
+                .expect("it compiles")
+        };
+        TEMPLATES.iter().map(compile).collect()
+    });
+    let Some((which, body)) = data.split_first() else { return };
+    let Ok(Value::Object(mut fields)) = serde_json::from_slice::<Value>(body) else { return };
+    let goes_on = fields.get("continue_final_message") == Some(&Value::Bool(true));
+    let mut given = |name: &str| fields.remove(name).filter(|value| !value.is_null());
+    let messages = given("messages").unwrap_or_default();
+    let options = RenderOptions {
+        add_generation_prompt: !goes_on,
+        continue_final_message: goes_on,
+        tools: given("tools"),
+        documents: given("documents"),
+        variables: match given("chat_template_kwargs") {
+            Some(Value::Object(variables)) => variables,
+            _ => serde_json::Map::new(),
+        },
+        now_unix_seconds: Some(1_700_000_000),
+        bytes_max: PROMPT_BYTES,
+        ..RenderOptions::default()
+    };
+    let template = &compiled[usize::from(*which) % compiled.len()];
+    let rendered = template.render(&messages, &options);
+    match (&rendered, template.render(&messages, &options)) {
+        (Ok(text), again) => {
+            // A statement more may have been written behind the last look at the bound.
+            assert!(text.len() <= 2 * PROMPT_BYTES + data.len(), "{} bytes", text.len());
+            assert_eq!(*text, again.expect("it renders again"));
+            let last = messages.as_array().and_then(|messages| messages.last()).unwrap_or(&Value::Null);
+            if let (Some(said), Some("user")) = (last["content"].as_str(), last["role"].as_str()) {
+                assert!(text.contains(said.trim()), "the last message is not shown");
+            }
+        }
+        (Err(error), again) => {
+            assert!(!matches!(error, TextError::NoChatTemplate | TextError::Template(_)), "{error}");
+            assert_eq!(error.to_string(), again.expect_err("it fails again").to_string());
+        }
     }
 }

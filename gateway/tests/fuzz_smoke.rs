@@ -122,6 +122,25 @@ proptest! {
     }
 }
 
+/// The committed conversations, each behind the byte that chooses its template.
+fn conversations() -> Vec<Vec<u8>> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/template");
+    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() >= 10, "{} files", files.len());
+    files.iter().map(|file| std::fs::read(file).unwrap()).collect()
+}
+
+#[test]
+fn the_committed_conversations_hold_in_every_template() {
+    for mut conversation in conversations() {
+        for which in 0..3 {
+            conversation[0] = which;
+            bodies::template(&conversation);
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
@@ -154,6 +173,21 @@ proptest! {
         let hello = [&[first][..], &zmtp::greeting(), &zmtp::ready(zmtp::SocketType::Pub)].concat();
         let said = [hello, zmtp::message(&[&b"topic"[..], &[0; 8], &[7; 200]]), zmtp::pong(b"x")].concat();
         bodies::zmtp(&changed(&said, &changes));
+    }
+
+    #[test]
+    fn no_conversation_breaks_a_template(
+        seed in any::<Index>(), changes in prop::collection::vec(change(), 0..6), which in 0_u8..3,
+        word in prop::sample::select(&["", "</think>", "<|im_end|>", "\\n\\n", "{{", "\\u0000", "[INST]"][..]), times in 0_usize..9,
+    ) {
+        let conversations = conversations();
+        let mut bytes = changed(&conversations[seed.index(conversations.len())], &changes);
+        if let Some(first) = bytes.first_mut() {
+            *first = which;
+        }
+        // In a message's text, wherever one begins.
+        let text = String::from_utf8_lossy(&bytes).replace("\"content\":\"", &format!("\"content\":\"{}", word.repeat(times)));
+        bodies::template(text.as_bytes());
     }
 
     #[test]
