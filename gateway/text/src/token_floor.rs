@@ -71,7 +71,9 @@ impl TokenFloor {
         let pair =
             |entry: &[u8]| usize::from(entry[0]) << 8 | usize::from(entry.get(1).copied().unwrap_or(0));
         let mut begins = vec![0; PAIRS + 1];
-        all.iter().for_each(|entry| begins[pair(entry) + 1] += 1);
+        for entry in &all {
+            begins[pair(entry) + 1] += 1;
+        }
         (0..PAIRS).for_each(|i| begins[i + 1] += begins[i]);
         let longest = all.iter().map(|entry| entry.len()).max().unwrap_or(0);
         Self { entries: all, begins, longest, composes, marks_blanks }

@@ -73,4 +73,5 @@ mod waiting;
 mod watched;
 mod websocket;
 mod well_formed;
+mod worker_costs;
 mod zero_config;
