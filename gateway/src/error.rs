@@ -230,10 +230,12 @@ struct Row {
 }
 
 impl Error {
+    #[allow(clippy::too_many_lines, reason = "a table: a row for each error")]
     fn row(&self) -> Row {
         const SOON: Option<Duration> = Some(Duration::from_secs(1));
         let row = |status, kind, code, param, retry_after| Row { status, kind, code, param, retry_after };
         let (invalid, server) = ("invalid_request_error", "server_error");
+        let refused = |status, code| row(status, invalid, code, None, None);
         match self {
             Self::NotFound(_) => row(StatusCode::NOT_FOUND, invalid, "unknown_url", None, None),
             Self::BadPath(_) => row(StatusCode::BAD_REQUEST, invalid, "bad_path", None, None),
@@ -248,13 +250,9 @@ impl Error {
                 row(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, invalid, "head_too_large", None, None)
             }
             Self::BodyUnreadable(_) => row(StatusCode::BAD_REQUEST, invalid, "body_unreadable", None, None),
-            Self::BadHost(_) => row(StatusCode::BAD_REQUEST, invalid, "bad_host", None, None),
-            Self::TransferCoding => {
-                row(StatusCode::NOT_IMPLEMENTED, invalid, "transfer_coding_unsupported", None, None)
-            }
-            Self::MethodRefused(_) => {
-                row(StatusCode::METHOD_NOT_ALLOWED, invalid, "method_not_allowed", None, None)
-            }
+            Self::BadHost(_) => refused(StatusCode::BAD_REQUEST, "bad_host"),
+            Self::TransferCoding => refused(StatusCode::NOT_IMPLEMENTED, "transfer_coding_unsupported"),
+            Self::MethodRefused(_) => refused(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
             Self::BadUpgrade(_) => row(StatusCode::BAD_REQUEST, invalid, "bad_upgrade", None, None),
             Self::WebSocketVersion => {
                 row(StatusCode::UPGRADE_REQUIRED, invalid, "websocket_version", None, None)

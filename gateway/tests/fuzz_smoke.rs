@@ -32,11 +32,13 @@ const STREAMS: [&str; 3] = [
 ];
 
 /// The committed corpus of a target, where a fuzzer finds and leaves its inputs as well.
+#[expect(clippy::expect_used, reason = "a test fails by panicking")]
 fn corpus(target: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let files = std::fs::read_dir(folder).expect("the corpus");
+    let mut files: Vec<_> = files.map(|entry| entry.expect("an entry").path()).collect();
     files.sort_unstable();
-    files.iter().map(|file| std::fs::read(file).unwrap()).collect()
+    files.iter().map(|file| std::fs::read(file).expect("a seed")).collect()
 }
 
 /// What a fuzzer does to a seed.
@@ -103,7 +105,9 @@ fn events() -> Vec<Vec<u8>> {
 fn the_corpus_of_answers_holds() {
     let seeds = corpus("answer");
     assert!(seeds.len() >= 20, "{}", seeds.len());
-    seeds.iter().for_each(|seed| bodies::answer(seed));
+    for seed in &seeds {
+        bodies::answer(seed);
+    }
 }
 
 proptest! {
@@ -124,11 +128,9 @@ proptest! {
 
 /// The committed conversations, each behind the byte that chooses its template.
 fn conversations() -> Vec<Vec<u8>> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/template");
-    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    assert!(files.len() >= 10, "{} files", files.len());
-    files.iter().map(|file| std::fs::read(file).unwrap()).collect()
+    let all = corpus("template");
+    assert!(all.len() >= 10, "{} files", all.len());
+    all
 }
 
 #[test]

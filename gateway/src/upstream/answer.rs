@@ -144,7 +144,7 @@ impl Stream {
             let mut trailers = ready!(self.body.poll_trailers(cx));
             self.end();
             if let Ok(Some(trailers)) = &mut trailers {
-                trailers::filter(trailers, &[]);
+                trailers::filter(trailers);
             }
             let trailers =
                 trailers.transpose().filter(|trailers| !matches!(trailers, Ok(all) if all.is_empty()));

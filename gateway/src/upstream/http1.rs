@@ -17,7 +17,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderName, Method};
+use http::Method;
 use http_body::{Frame, SizeHint};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -60,8 +60,8 @@ pub(super) struct Connection<S> {
     /// For how long it may wait for a request, as the last answer's head says.
     lease: Duration,
     interim: Interim,
-    /// What must not follow the answer, because its head's `Connection` names it.
-    of_its_hop: Vec<HeaderName>,
+    /// Whether nothing may follow the answer's body.
+    drops_trailers: bool,
 }
 
 /// Why there is no answer, or no more of one.
@@ -123,7 +123,7 @@ impl<S: Transport> Connection<S> {
             answered: false,
             lease: POOL_IDLE_TIMEOUT,
             interim: Interim::new(),
-            of_its_hop: Vec::new(),
+            drops_trailers: false,
         }
     }
 
@@ -162,7 +162,8 @@ impl<S: Transport> Connection<S> {
         loop {
             if let Some(head) = head::parse(&mut self.read, method, &mut self.interim)? {
                 (self.body, self.keep_alive) = (head.body, head.keep_alive);
-                (self.answered, self.lease, self.of_its_hop) = (true, head.lease, head.of_its_hop);
+                (self.answered, self.lease) = (true, head.lease);
+                self.drops_trailers = head.drops_trailers;
                 if !self.body.has_length() {
                     // A stream, which lasts.
                     self.unsent.give_back();
@@ -191,8 +192,9 @@ impl<S: Transport> Connection<S> {
             match self.body.take(&mut self.read) {
                 Ok(Part::Data(bytes)) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
                 Ok(Part::Trailers(mut trailers)) => {
-                    trailers::filter(&mut trailers, &self.of_its_hop);
-                    let frame = (!trailers.is_empty()).then(|| Ok(Frame::trailers(trailers)));
+                    trailers::filter(&mut trailers);
+                    let any = !trailers.is_empty() && !self.drops_trailers;
+                    let frame = any.then(|| Ok(Frame::trailers(trailers)));
                     return Poll::Ready(frame);
                 }
                 Ok(Part::End) => return Poll::Ready(None),

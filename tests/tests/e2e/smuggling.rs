@@ -96,7 +96,7 @@ async fn a_client_s_trailers_reach_no_worker() {
         "connection",
         "x-mine",
     ];
-    let trailers: String = names.iter().map(|name| format!("{name}: of-a-trailer\r\n")).collect();
+    let trailers = names.map(|name| format!("{name}: of-a-trailer\r\n")).concat();
     let chunked = format!("{:x}\r\n{body}\r\n0\r\n{trailers}\r\n", body.len());
     let headers = "connection: x-mine, close\r\ntrailer: x-priority\r\ntransfer-encoding: chunked";
     let answer = exchange(&cluster, with_headers(headers, &chunked).as_bytes()).await;

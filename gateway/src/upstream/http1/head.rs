@@ -30,8 +30,8 @@ pub(super) struct Head {
     pub(super) keep_alive: bool,
     /// For how long the connection may wait for the next request.
     pub(super) lease: Duration,
-    /// What must not follow the body, because `Connection` names it.
-    pub(super) of_its_hop: Vec<HeaderName>,
+    /// Whether nothing may follow the body, because `Connection` names fields of its hop.
+    pub(super) drops_trailers: bool,
 }
 
 /// Takes a whole head from what was read, interim ones (1xx) left out; nothing while there is none.
@@ -96,9 +96,8 @@ fn judge(mut response: http::Response<()>, method: &Method, is_1_1: bool) -> Res
     let (body, delimited) = body_of(&mut response, method, is_1_1)?;
     let keep_alive = delimited && stays_open(response.headers(), is_1_1);
     let lease = lease(response.headers());
-    let of_its_hop =
-        if let Body::Chunked(_) = body { trailers::named_by(response.headers()) } else { Vec::new() };
-    Ok(Head { response, body, keep_alive, lease, of_its_hop })
+    let drops_trailers = matches!(body, Body::Chunked(_)) && trailers::are_of_one_hop(response.headers());
+    Ok(Head { response, body, keep_alive, lease, drops_trailers })
 }
 
 /// Who says after how long it closes idle connections (`Keep-Alive: timeout=5`) is not met at its door.
