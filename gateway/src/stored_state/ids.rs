@@ -34,7 +34,7 @@ const TWO_WORDS: [(&str, &str); 4] =
     [("chat", "completions"), ("fine_tuning", "jobs"), ("messages", "batches"), ("organization", "")];
 
 /// What stands in an id's place and is none.
-const ACTIONS: [&str; 4] = ["compact", "input_tokens", "runs", "search"];
+const ACTIONS: [&str; 6] = ["batch", "compact", "input_tokens", "render", "runs", "search"];
 
 /// Fields of requests whose ids are of a kind.
 const FIELDS: [(&str, Kind); 14] = [
@@ -240,6 +240,8 @@ mod tests {
             ("/v1/files/file-w1/content", "/v1/files", Some("file-w1")),
             ("/v1/vector_stores/vs_1/files/f", "/v1/vector_stores", Some("vs_1")),
             ("/v1/chat/completions/c/messages", "/v1/chat/completions", Some("c")),
+            ("/v1/chat/completions/batch", "/v1/chat/completions", None),
+            ("/v1/chat/completions/render", "/v1/chat/completions", None),
             ("/v1/fine_tuning/jobs/ft-1/events", "/v1/fine_tuning/jobs", Some("ft-1")),
             ("/v1/messages/batches/b/results", "/v1/messages/batches", Some("b")),
             ("/v1/threads/runs", "/v1/threads", None),

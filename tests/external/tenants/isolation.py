@@ -41,7 +41,8 @@ def bodies(text, model):
     yield {"model": model, "query": text, "items": ["a", "b"], "label_token_ids": [5, 6]}
     yield {"model": model, "query": text, "documents": ["a", "b"]}
     yield {"model": model, "text_1": text, "text_2": text}
-    yield common | {"messages": message, "prompt": text, "input": text}
+    yield {"model": model, "state": text, "questions": ["which?"]}
+    yield {"model": model, "prompt": text, "tokens": [5, 6, 7]}
 
 
 def spellings(path):

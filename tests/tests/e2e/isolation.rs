@@ -76,7 +76,10 @@ const PATHS: [&str; 16] = [
 fn spellings(path: &str) -> Vec<String> {
     let last = path.rfind('/').unwrap() + 1;
     let escaped = |at: usize| format!("{}%{:02x}{}", &path[..at], path.as_bytes()[at], &path[at + 1..]);
-    let all: String = path[1..].bytes().map(|byte| format!("%{byte:02X}")).collect();
+    let mut all = String::new();
+    for byte in path[1..].bytes() {
+        let _ = write!(all, "%{byte:02X}");
+    }
     vec![
         path.to_owned(),
         escaped(last),
