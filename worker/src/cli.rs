@@ -293,27 +293,7 @@ impl Cli {
         match self.command {
             None => {}
             Some(Command::Completions { shell }) => return Ok(Task::Completions(shell)),
-            Some(Command::ExpertRank(args)) => {
-                let RankArgs { rank, memory, hosts, model, quantize, kv_cache_dtype, .. } = args;
-                let RankArgs {
-                    device, max_batched_tokens, max_running, threads, deadline, log_format, ..
-                } = args;
-                let (quantize, threads) = (quantize.quantize(), worker::threads(threads).get());
-                let group = memory.map_or(RankGroup::Hosts(hosts), RankGroup::Memory);
-                let options = RankOptions {
-                    rank,
-                    group,
-                    model,
-                    quantize,
-                    fp8_kv: kv_cache_dtype == KvDtype::Fp8,
-                    device,
-                    max_batched_tokens,
-                    max_running,
-                    threads,
-                    deadline,
-                };
-                return Ok(Task::ExpertRank(Box::new(options), log_format));
-            }
+            Some(Command::ExpertRank(args)) => return Ok(expert_rank(args)),
         }
         let options = self.options;
         let mut names = options.served_model_name.into_iter().filter(|name| !name.is_empty());
@@ -362,6 +342,24 @@ impl Cli {
         };
         Ok(Task::Serve(Box::new(worker), options.log_format))
     }
+}
+
+/// One process of several that hold the experts.
+fn expert_rank(args: RankArgs) -> Task {
+    let log_format = args.log_format;
+    let options = RankOptions {
+        rank: args.rank,
+        group: args.memory.map_or(RankGroup::Hosts(args.hosts), RankGroup::Memory),
+        model: args.model,
+        quantize: args.quantize.quantize(),
+        fp8_kv: args.kv_cache_dtype == KvDtype::Fp8,
+        device: args.device,
+        max_batched_tokens: args.max_batched_tokens,
+        max_running: args.max_running,
+        threads: worker::threads(args.threads).get(),
+        deadline: args.deadline,
+    };
+    Task::ExpertRank(Box::new(options), log_format)
 }
 
 /// What starts a rank that logs as this process does.

@@ -87,13 +87,13 @@ impl RequestMemory {
     /// The turn of one that takes long, once it is there.
     pub(crate) async fn turn(self: &Arc<Self>) -> Result<Turn, NoMemory> {
         let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| NoMemory::Busy)?;
-        Ok(Turn { memory: Arc::clone(self), turn: Some(turn), work: None, waits: Some(Handle::current()) })
+        Ok(Turn { memory: Arc::clone(self), place: Some(turn), work: None, waits: Some(Handle::current()) })
     }
 
     /// The turn of one that is over soon: it waits for nobody. `may_wait`: for memory it may.
     pub(crate) fn short_turn(self: &Arc<Self>, may_wait: bool) -> Turn {
         let waits = may_wait.then(Handle::try_current).and_then(Result::ok);
-        Turn { memory: Arc::clone(self), turn: None, work: None, waits }
+        Turn { memory: Arc::clone(self), place: None, work: None, waits }
     }
 }
 
@@ -163,7 +163,7 @@ impl Drop for Room {
 #[derive(Debug)]
 pub(crate) struct Turn {
     memory: Arc<RequestMemory>,
-    turn: Option<OwnedSemaphorePermit>,
+    place: Option<OwnedSemaphorePermit>,
     work: Option<OwnedSemaphorePermit>,
     /// Where it waits, if it may: on no thread of the runtime.
     waits: Option<Handle>,
@@ -202,12 +202,12 @@ impl Turn {
 
     /// Whether it may take long.
     pub(crate) fn is_long(&self) -> bool {
-        self.turn.is_some()
+        self.place.is_some()
     }
 
     /// The long part is over: others may begin.
     pub(crate) fn over(&mut self) {
-        (self.work, self.turn) = (None, None);
+        (self.work, self.place) = (None, None);
     }
 }
 

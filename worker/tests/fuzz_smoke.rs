@@ -10,12 +10,14 @@ use std::path::Path;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
+#[expect(clippy::expect_used, reason = "a test fails by panicking")]
 fn corpus() -> Vec<Vec<u8>> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/forms");
-    let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<_> =
+        std::fs::read_dir(dir).expect("the corpus").map(|entry| entry.expect("an entry").path()).collect();
     files.sort();
     assert!(files.len() >= 12, "{} files", files.len());
-    files.iter().map(|file| std::fs::read(file).unwrap()).collect()
+    files.iter().map(|file| std::fs::read(file).expect("a seed")).collect()
 }
 
 /// What a fuzzer does to a seed.
@@ -67,7 +69,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-fn changed(corpus: &[Vec<u8>], seed: &Index, changes: &[Change]) -> Vec<u8> {
+fn changed(corpus: &[Vec<u8>], seed: Index, changes: &[Change]) -> Vec<u8> {
     let mut bytes = seed.get(corpus).clone();
     for change in changes {
         let span = |at: &Index, bytes: u8, len: usize| {
@@ -122,6 +124,6 @@ proptest! {
     fn whatever_form_a_request_asks_for_it_is_refused_or_leads_an_answer(
         seed in any::<Index>(), changes in prop::collection::vec(change(), 0..5),
     ) {
-        bodies::forms(&changed(&corpus(), &seed, &changes));
+        bodies::forms(&changed(&corpus(), seed, &changes));
     }
 }

@@ -41,5 +41,6 @@ fn options(job: &Value) -> RenderOptions {
         documents: optional("documents"),
         variables: optional("variables").and_then(|v| v.as_object().cloned()).unwrap_or_default(),
         now_unix_seconds: job["now"].as_u64(),
+        ..RenderOptions::default()
     }
 }

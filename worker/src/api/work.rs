@@ -71,9 +71,10 @@ pub(super) async fn work<T: Send + 'static>(
     if !is_long && !may_ask_for_a_form(&bytes) {
         return Ok((work(&bytes, &mut app.memory.short_turn(false))?, room));
     }
-    let mut turn = match is_long {
-        true => app.memory.turn().await.map_err(ApiError::no_memory)?,
-        false => app.memory.short_turn(true),
+    let mut turn = if is_long {
+        app.memory.turn().await.map_err(ApiError::no_memory)?
+    } else {
+        app.memory.short_turn(true)
     };
     let (done, result) = oneshot::channel();
     // A thread that ends gives back what its allocator kept; one of the runtime's would keep it.
@@ -144,7 +145,7 @@ mod tests {
     fn counted(value: &Value) -> usize {
         1 + match value {
             Value::Array(items) => items.iter().map(counted).sum(),
-            Value::Object(fields) => fields.values().map(|value| counted(value)).sum(),
+            Value::Object(fields) => fields.values().map(counted).sum(),
             _ => 0,
         }
     }
