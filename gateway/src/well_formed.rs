@@ -339,7 +339,8 @@ mod tests {
         fn a_library_reads_the_same_host(
             host in prop_oneof!["[a-z%0-9.:@/\\[\\]?# -]{0,12}", "\\[[0-9a-f:.%]{0,12}\\](:[0-9x]{0,6})?", "[a-z.]{1,9}(:[0-9]{0,6})?"],
         ) {
-            if is_host_and_port(host.as_bytes()) {
+            // That crate takes few names with escapes.
+            if is_host_and_port(host.as_bytes()) && !host.contains('%') {
                 let parsed: http::uri::Authority = host.parse().unwrap();
                 prop_assert!(!parsed.host().is_empty() && parsed.as_str() == host);
                 let port = host.rsplit_once(':').map(|(_, port)| port).filter(|_| !host.ends_with(']'));
