@@ -57,7 +57,8 @@ pub fn request(data: &[u8]) {
     assert_eq!(info.chain.blocks, again.chain.blocks);
 }
 
-/// A tenant's request: it carries the tenant's salt and no other, nothing that steers, and nothing else has changed.
+/// A tenant's request: it carries the tenant's salt and no other, nothing that steers, and nothing else has
+/// changed.
 pub fn salt(data: &[u8]) {
     let body = Bytes::copy_from_slice(data);
     let salt = Some((&["cache_salt"][..], "the-salt"));

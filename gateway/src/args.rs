@@ -102,8 +102,8 @@ pub struct ServeArgs {
     /// Memory for the prefix index [default: 268435456]
     #[arg(long, env = "KEYWAY_INDEX_BYTES", value_name = "BYTES")]
     pub index_bytes: Option<usize>,
-    /// Answers say in x-keyway-worker, x-keyway-reason and x-keyway-matched-tokens who served them and why. To try Keyway: they
-    /// tell a client what others have asked
+    /// Answers say in x-keyway-worker, x-keyway-reason and x-keyway-matched-tokens who served them and why.
+    /// To try Keyway: they tell a client what others have asked
     #[arg(long, env = "KEYWAY_EXPOSE")]
     pub expose: bool,
     /// Append choices to this file as JSON lines: what each worker held and how busy it was; hashes, never text

@@ -95,8 +95,8 @@ pub const ANSWER_BUFFER_BYTES: usize = 64 << 10;
 /// Bytes of interim answers (1xx) that a worker may send before its answer: as many as a head may have.
 pub const INTERIM_ANSWERS_BYTES: usize = ANSWER_BUFFER_BYTES;
 
-/// Bytes in which an interim answer is counted, and one of them at least, so that there are at most 64: one a minute for as long as
-/// a request may take.
+/// Bytes in which an interim answer is counted, and one of them at least, so that there are at most 64: one a
+/// minute for as long as a request may take.
 pub const INTERIM_ANSWER_BYTES_MIN: usize = 1 << 10;
 
 /// Time to open a connection to a worker. Within a data centre a SYN is lost at most twice in this time.

@@ -1,6 +1,6 @@
-//! A request's path, written in one way before anything looks at it. Engines undo a path's escapes before they look what it is for:
-//! `/v1/%63ompletions` is a completion to them, so it must be one to limits, salts and routing, too. What two readers could take for
-//! two things is refused.
+//! A request's path, written in one way before anything looks at it. Engines undo a path's escapes before
+//! they look what it is for: `/v1/%63ompletions` is a completion to them, so it must be one to limits, salts
+//! and routing, too. What two readers could take for two things is refused.
 
 use http::{Uri, uri::PathAndQuery};
 
@@ -9,7 +9,8 @@ use crate::error::Error;
 /// Below it stands a model's name, whose slashes clients escape.
 const MODELS: &str = "/v1/models/";
 
-/// Undoes a target's escapes that say nothing (RFC 3986, section 6.2.2.2): those of letters, digits and `-._~`.
+/// Undoes a target's escapes that say nothing (RFC 3986, section 6.2.2.2): those of letters, digits and
+/// `-._~`.
 pub(crate) fn undo_escapes(uri: &mut Uri) {
     // Mostly it has none.
     if memchr::memchr(b'%', uri.path().as_bytes()).is_none() {

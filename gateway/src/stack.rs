@@ -155,7 +155,8 @@ where
 
 /// The client's own id where it is printable and short, so that its logs and ours meet.
 fn request_id(request: &Request) -> HeaderValue {
-    // Engines that move KV read peers' addresses out of an id (MoRI-IO: `___prefill_addr_HOST:PORT___decode_addr_…`).
+    // Engines that move KV read peers' addresses out of an id (MoRI-IO:
+    // `___prefill_addr_HOST:PORT___decode_addr_…`).
     let steers = |id: &str| id.contains("_addr_");
     let printable = |id: &&HeaderValue| id.to_str().is_ok_and(|id| !id.is_empty() && !steers(id));
     let given = request.headers().get(headers::REQUEST_ID).filter(printable);

@@ -95,8 +95,8 @@ impl Heads {
                 self.read(&line[..came.min(LINE_BYTES)]) && (came <= LINE_BYTES || !is_length(&line))
             };
             if !may {
-                // No name and no value has this. The line ends as it did: for the end of the head hyper waits before it
-                // refuses one.
+                // No name and no value has this. The line ends as it did: for the end of the head hyper waits
+                // before it refuses one.
                 bytes[from] = 0;
                 self.at = At::Lost;
             }

@@ -77,8 +77,8 @@ pub struct RoutingFile {
     /// File to which the index is written when the gateway ends, and from which it is read at the start; needs hash_key_file,
     /// or a hand-over, so that names are the same.
     pub snapshot_file: Option<PathBuf>,
-    /// Whether answers carry `x-keyway-worker`, `x-keyway-reason` and `x-keyway-matched-tokens` (false): they tell a client what
-    /// others have asked.
+    /// Whether answers carry `x-keyway-worker`, `x-keyway-reason` and `x-keyway-matched-tokens` (false): they
+    /// tell a client what others have asked.
     pub expose: bool,
     /// Whether workers are asked for the usage of streams whose clients do not ask, which then is not shown (true).
     pub ask_usage: Option<bool>,
@@ -133,7 +133,8 @@ pub struct AuthFile {
     pub tenants_file: Option<PathBuf>,
     /// Whether tenants' prompts share no cache (true): each gets a `cache_salt` of its own.
     pub isolate: Option<bool>,
-    /// Fields and headers by which tenants may steer engines, such as `priority` and `x-vllm-priority`; others are taken out (none).
+    /// Fields and headers by which tenants may steer engines, such as `priority` and `x-vllm-priority`;
+    /// others are taken out (none).
     pub steering: Vec<String>,
     /// File with the token that operators show to the admin listener; /livez and /readyz need none,
     /// and the page at / asks for it.

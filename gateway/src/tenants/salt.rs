@@ -1,8 +1,10 @@
-//! What a tenant's requests become before workers see them. Engines that know `cache_salt` share cached prefixes only among
-//! requests with the same one, so that nobody learns by the time to the first token, or by the count of cached tokens,
-//! what another tenant has asked. The client's own is taken out: it could be another's. So is what steers the engine.
+//! What a tenant's requests become before workers see them. Engines that know `cache_salt` share cached
+//! prefixes only among requests with the same one, so that nobody learns by the time to the first token, or
+//! by the count of cached tokens, what another tenant has asked. The client's own is taken out: it could be
+//! another's. So is what steers the engine.
 //!
-//! Whatever its path, a body gets the salt unless it is known to need none: engines offer more paths than are known here.
+//! Whatever its path, a body gets the salt unless it is known to need none: engines offer more paths than are
+//! known here.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::request::Parts;
@@ -25,8 +27,8 @@ const SGLANG_PATH: &str = "/generate";
 /// Where forms are sent, which can carry no salt: to what is uploaded, heard or painted.
 const FORM_PATHS: [&str; 4] = ["/v1/audio/", "/v1/images/", "/v1/files", "/v1/uploads"];
 
-/// Makes a request a tenant's own: without what steers the engine, and with its salt where tenants are kept apart.
-/// Returns whether its body is another now.
+/// Makes a request a tenant's own: without what steers the engine, and with its salt where tenants are kept
+/// apart. Returns whether its body is another now.
 pub fn keep_apart(
     visit: &Visit,
     parts: &mut Parts,
@@ -91,7 +93,8 @@ pub(super) fn salt_of(key: HashKey, tenant: &str) -> String {
     format!("{:016x}{:016x}", half(chain, b"salt"), half(chain, b"more salt"))
 }
 
-/// The body with the salt under these names and no other, and without fields that are forbidden; `None`: it may stay as it is.
+/// The body with the salt under these names and no other, and without fields that are forbidden; `None`: it
+/// may stay as it is.
 pub fn rewritten(
     body: &Bytes,
     salt: Option<(&[&str], &str)>,

@@ -1,5 +1,6 @@
-//! What steers an engine rather than asks it something: whose turn it is, on which rank it computes, from which host it fetches KV.
-//! One tenant could jump another's queue by it, or read another's cache, so none of it passes unless the operator says so.
+//! What steers an engine rather than asks it something: whose turn it is, on which rank it computes, from
+//! which host it fetches KV. One tenant could jump another's queue by it, or read another's cache, so none of
+//! it passes unless the operator says so.
 
 use std::collections::BTreeSet;
 

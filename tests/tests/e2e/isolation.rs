@@ -1,4 +1,5 @@
-//! Hazard: a tenant reads what another has asked, by a path that nobody thought of, or steers the engine past the others.
+//! Hazard: a tenant reads what another has asked, by a path that nobody thought of, or steers the engine past
+//! the others.
 
 use std::fmt::Write as _;
 

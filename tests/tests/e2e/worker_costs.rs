@@ -93,7 +93,8 @@ async fn no_request_takes_more_memory_than_there_is_for_all() {
     let worker = worker(&["--request-memory", "64MiB"]).await;
     let ready = Resources::of(&worker.process);
     let most = ready.peak_bytes + REQUEST_MEMORY + OTHER;
-    // Four at once, which have no more together than one; and the largest by itself, lest it be refused on its way.
+    // Four at once, which have no more together than one; and the largest by itself, lest it be refused on
+    // its way.
     for (size, at_once) in [(3 << 20, 4), (LARGE, 1)] {
         for (name, path, body) in hostile(size) {
             let addr = worker.addr();
