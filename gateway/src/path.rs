@@ -10,7 +10,7 @@ use crate::error::Error;
 const MODELS: &str = "/v1/models/";
 
 /// Undoes a target's escapes that say nothing (RFC 3986, section 6.2.2.2): those of letters, digits and
-/// `-._~`.
+/// `-._~`. A path with a percent sign that begins no escape stays as it is, for [`is_plain`] to refuse.
 pub(crate) fn undo_escapes(uri: &mut Uri) {
     // Mostly it has none.
     if memchr::memchr(b'%', uri.path().as_bytes()).is_none() {
@@ -56,14 +56,15 @@ fn unescaped(path: &str) -> String {
     let (mut plain, mut rest) = (String::with_capacity(path.len()), path);
     while let Some(at) = memchr::memchr(b'%', rest.as_bytes()) {
         plain.push_str(&rest[..at]);
-        let written = escape(&rest.as_bytes()[at..]).map_or(1, |_| ESCAPE_BYTES);
         match escape(&rest.as_bytes()[at..]) {
+            // With what follows undone, a lone percent sign would begin an escape: `%%363` would be `%63`.
+            None => return path.to_owned(),
             Some(byte @ (b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~')) => {
                 plain.push(char::from(byte));
             }
-            _ => plain.push_str(&rest[at..at + written].to_ascii_uppercase()),
+            Some(_) => plain.push_str(&rest[at..at + ESCAPE_BYTES].to_ascii_uppercase()),
         }
-        rest = &rest[at + written..];
+        rest = &rest[at + ESCAPE_BYTES..];
     }
     plain.push_str(rest);
     plain
@@ -94,6 +95,8 @@ mod tests {
             ("/v1/x%", "/v1/x%"),
             ("/v1/x%6", "/v1/x%6"),
             ("/v1/x%zz%6", "/v1/x%zz%6"),
+            ("/v1/%%363ompletions", "/v1/%%363ompletions"),
+            ("/%761/%6%33ompletions", "/%761/%6%33ompletions"),
             ("/v1/chat/completions?x=%2F", "/v1/chat/completions?x=%2F"),
             ("http://host:1/v1/%63ompletions?q", "http://host:1/v1/completions?q"),
         ] {
@@ -110,6 +113,8 @@ mod tests {
             "/v1/x%",
             "/v1/x%4",
             "/v1/%zz",
+            "/v1/%%363ompletions",
+            "/v1/%6%33ompletions",
             "/v1/models/a%2Fb%",
             "/v1/files/a%00",
             "/v1/files/%0A",

@@ -77,6 +77,9 @@ const PATHS: [&str; 16] = [
 fn spellings(path: &str) -> Vec<String> {
     let last = path.rfind('/').unwrap() + 1;
     let escaped = |at: usize| format!("{}%{:02x}{}", &path[..at], path.as_bytes()[at], &path[at + 1..]);
+    let digits = |at: usize| format!("{:02x}", path.as_bytes()[at]);
+    let nested = |first: &str, second: &str| format!("{}{first}{second}{}", &path[..last], &path[last + 1..]);
+    let hidden = |digit: &str| format!("%{:02x}", digit.as_bytes()[0]);
     let mut all = String::new();
     for byte in path[1..].bytes() {
         let _ = write!(all, "%{byte:02X}");
@@ -98,6 +101,9 @@ fn spellings(path: &str) -> Vec<String> {
         path.replacen("/v1/", "/v1/%2f", 1),
         format!("http://other.example{}", escaped(last)),
         escaped(last).replace('%', "%25"),
+        // Undone twice, these would be the path.
+        nested(&format!("%{}", hidden(&digits(last)[..1])), &digits(last)[1..]),
+        nested(&format!("%{}", &digits(last)[..1]), &hidden(&digits(last)[1..])),
     ]
 }
 
