@@ -101,7 +101,7 @@ async fn explained(request: Request, admin: &Admin, explaining: &Semaphore) -> R
     let path = path.replace("%2F", "/").replace("%2f", "/");
     let headers = request.headers().clone();
     let dispatch = Arc::clone(&admin.live.now().dispatch);
-    let limit_bytes = dispatch.max_body_bytes.min(MAX_EXPLAIN_BYTES);
+    let limit_bytes = dispatch.reader.max_bytes.min(MAX_EXPLAIN_BYTES);
     let pace = Pace { idle: dispatch.timeouts.body_idle, whole: dispatch.timeouts.body };
     let body = Limited::new(Impatient::new(request.into_body(), pace), limit_bytes).collect().await;
     let body = body.map_err(|error| match error.downcast_ref::<TooSlow>() {
@@ -113,7 +113,7 @@ async fn explained(request: Request, admin: &Admin, explaining: &Semaphore) -> R
     let info = dispatch.read(Work::of(&Method::POST, &path), &path, &headers, &body).await;
     let router = Arc::clone(&admin.router);
     let explaining = move || {
-        let drift = dispatch.doctor.look(&headers, (&body, &dispatch.ignored), &info);
+        let drift = dispatch.doctor.look(&headers, (&body, &dispatch.reader.ignored), &info);
         let found = explain(&router, &info, drift)?;
         Ok(serde_json::to_vec_pretty(&found).unwrap_or_default())
     };

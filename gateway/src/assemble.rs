@@ -27,6 +27,7 @@ use crate::{
     own_fault::ClientFaults,
     peers::Peers,
     poison::Poisons,
+    reading::Reader,
     reload::{Parts, look_for_workers},
     request::KeyerConfig,
     resume::Resumer,
@@ -118,24 +119,28 @@ fn dispatch(
 ) -> io::Result<Dispatch> {
     let metrics = router.metrics();
     let tokenizers = config.tokenizers.iter().map(|(name, dir)| (name.as_str(), dir.as_path()));
-    let tokens = TokenKeyer::load(tokenizers, Arc::clone(metrics)).map_err(io::Error::other)?;
+    let tokens =
+        TokenKeyer::load(tokenizers, body_memory.prompts(), Arc::clone(metrics)).map_err(io::Error::other)?;
     let retry_budget = Arc::new(Mutex::new(RetryBudget::new(router.now())));
     let own_faults = Arc::new(ClientFaults::new(keyer.key));
     let poisons = Arc::new(Poisons::new(keyer.key));
+    let reader = Reader {
+        keyer,
+        ignored: Arc::new(config.ignored.clone()),
+        memory: body_memory.clone(),
+        max_bytes: config.max_body_bytes,
+    };
     Ok(Dispatch {
         admission: admission.clone(),
-        body_memory: body_memory.clone(),
+        reader,
         resumer: resumer(config, router, upstream, (&retry_budget, &own_faults, &poisons)),
         router: Arc::clone(router),
         scale: Arc::clone(scale),
         upstream: upstream.clone(),
         metrics: Arc::clone(metrics),
-        keyer,
         tokens: Arc::new(tokens),
-        max_body_bytes: config.max_body_bytes,
         max_event_bytes: config.max_event_bytes,
         doctor: Arc::new(DriftDoctor::new(config.hash_key, metrics)),
-        ignored: Arc::new(config.ignored.clone()),
         session_hints: config.session_hints,
         expose_routing: config.expose_routing,
         ask_usage: config.ask_usage,

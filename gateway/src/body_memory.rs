@@ -14,9 +14,11 @@ use crate::{
     admission::parties,
     client::Client,
     error::Error,
-    limits::{BODY_FREE_BYTES, BODY_STEP_BYTES},
+    limits::{BODY_FREE_BYTES, BODY_STEP_BYTES, GIVEN_BACK_INLINE_BYTES},
     party::Party,
     tenants::Visit,
+    threads,
+    token_keyer::PromptMemory,
 };
 
 /// All that may be held.
@@ -28,17 +30,25 @@ struct All {
     limit: AtomicUsize,
     taken: AtomicUsize,
     gauge: IntGauge,
+    prompts: PromptMemory,
 }
 
 impl BodyMemory {
     /// At most `limit` bytes at once, counted in `gauge`.
     pub fn new(limit: usize, gauge: IntGauge) -> Self {
-        Self(Arc::new(All { limit: limit.into(), taken: 0.into(), gauge }))
+        let prompts = PromptMemory::beside(limit);
+        Self(Arc::new(All { limit: limit.into(), taken: 0.into(), gauge, prompts }))
     }
 
     /// Another limit from now on; what is held stays.
     pub fn set_limit(&self, limit: usize) {
         self.0.limit.store(limit, Relaxed);
+        self.0.prompts.set_beside(limit);
+    }
+
+    /// What its prompts may take while they are tokenised.
+    pub fn prompts(&self) -> PromptMemory {
+        self.0.prompts.clone()
     }
 
     /// Room for one request's body, of which there is none yet.
@@ -85,7 +95,7 @@ impl Room {
 
     /// Ties it to the bytes that it is for; to small ones there is nothing to tie.
     pub fn tied_to(self, bytes: Bytes) -> Bytes {
-        if self.bytes == 0 { bytes } else { Bytes::from_owner(Held { bytes, _room: self }) }
+        if self.bytes == 0 { bytes } else { Bytes::from_owner(Held(Some((bytes, self)))) }
     }
 
     fn parties(&self) -> [(&Party, &'static str, usize); 2] {
@@ -103,15 +113,26 @@ impl Drop for Room {
     }
 }
 
-/// Bytes with their room.
-struct Held {
-    bytes: Bytes,
-    _room: Room,
-}
+/// Bytes with their room, which is given back after them.
+struct Held(Option<(Bytes, Room)>);
 
 impl AsRef<[u8]> for Held {
     fn as_ref(&self) -> &[u8] {
-        &self.bytes
+        self.0.as_ref().map_or(&[], |(bytes, _)| bytes)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // The system takes some milliseconds to take back tens of megabytes.
+        if let Some((bytes, room)) = self.0.take_if(|(bytes, _)| bytes.len() > GIVEN_BACK_INLINE_BYTES)
+            && let Some(threads) = threads::large_bodies()
+        {
+            threads.later(move || {
+                drop(bytes);
+                drop(room);
+            });
+        }
     }
 }
 
@@ -142,7 +163,11 @@ mod tests {
         drop(bytes);
         assert_eq!((&part[..], gauge.get() as usize), (&[7; 4][..], 2 * MIB));
         drop(part);
-        assert_eq!((gauge.get(), client.address().bytes(), client.connection().bytes()), (0, 0, 0));
+        // Another thread gives it back.
+        while gauge.get() > 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!((client.address().bytes(), client.connection().bytes()), (0, 0));
     }
 
     #[test]

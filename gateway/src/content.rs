@@ -42,13 +42,45 @@ pub enum Unread {
     NoObject,
 }
 
-impl Content {
-    /// Undoes what can be undone of a body. The headers then are those of what is left.
+/// A body without its `Content-Encoding`, where that could be undone.
+#[derive(Debug)]
+pub struct Plain {
+    /// What is to be read.
+    pub bytes: Bytes,
+    /// Whether it came in a `Content-Encoding`.
+    pub was_coded: bool,
+    /// Why that could not be undone.
+    unread: Option<Unread>,
+}
+
+impl Plain {
+    /// Undoes what was done to a body, which its headers then say no more.
     pub async fn of(headers: &mut HeaderMap, body: Bytes, limit_bytes: usize) -> Result<Self, Error> {
-        let came = match plain(headers, body.clone(), limit_bytes).await? {
-            Ok(came) => came,
-            Err(unread) => return Ok(Self { text: body, came: None, unread: Some(unread), form: None }),
-        };
+        // Mostly nothing was.
+        if !headers.contains_key(header::CONTENT_ENCODING) || body.is_empty() {
+            return Ok(Self { bytes: body, was_coded: false, unread: None });
+        }
+        let unread = |body, why| Self { bytes: body, was_coded: true, unread: Some(why) };
+        let Some(codings) = Coding::of(headers) else { return Ok(unread(body, Unread::Coding)) };
+        // In a box: few requests need the room that it takes.
+        let plain = Box::pin(decoded(body.clone(), &codings, limit_bytes)).await?;
+        Ok(match plain {
+            Some(plain) => {
+                headers.remove(header::CONTENT_ENCODING);
+                Self { bytes: plain, was_coded: true, unread: None }
+            }
+            None => unread(body, Unread::Damaged),
+        })
+    }
+}
+
+impl Content {
+    /// What a body with these headers says.
+    pub fn of(headers: &HeaderMap, plain: Plain, limit_bytes: usize) -> Result<Self, Error> {
+        let Plain { bytes: came, unread, .. } = plain;
+        if unread.is_some() {
+            return Ok(Self { text: came, came: None, unread, form: None });
+        }
         let kind = kind(headers);
         if kind.is_some_and(is_multipart) {
             let form = Form::of(kind, &came);
@@ -83,27 +115,6 @@ impl Content {
             headers.insert(header::CONTENT_TYPE, kind);
         }
         (self.text, self.unread) = (text, None);
-    }
-}
-
-/// The body without its `Content-Encoding`, which leaves the headers.
-async fn plain(
-    headers: &mut HeaderMap,
-    body: Bytes,
-    limit_bytes: usize,
-) -> Result<Result<Bytes, Unread>, Error> {
-    // Mostly there is none.
-    if !headers.contains_key(header::CONTENT_ENCODING) || body.is_empty() {
-        return Ok(Ok(body));
-    }
-    let Some(codings) = Coding::of(headers) else { return Ok(Err(Unread::Coding)) };
-    // In a box: few requests need the room that it takes.
-    match Box::pin(decoded(body, &codings, limit_bytes)).await? {
-        Some(plain) => {
-            headers.remove(header::CONTENT_ENCODING);
-            Ok(Ok(plain))
-        }
-        None => Ok(Err(Unread::Damaged)),
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Method, Version, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Method, Version, request::Parts};
 use http_body::Body;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use keyway_core::{RetryBudget, index::WorkerId, pick::Pick};
@@ -25,15 +25,16 @@ use crate::{
     attempts::Attempts,
     autoscale::Autoscale,
     body::{BoxError, Request, Response},
-    body_memory::{BodyMemory, Room},
+    body_memory::Room,
     client::Client,
     clock::Instant,
     config::Timeouts,
-    content::{self, Content, Form},
+    content::{self, Content, Form, Plain},
     drift::DriftDoctor,
     error::Error,
     fleet::Worker,
     headers::{MATCHED_TOKENS, REASON, WORKER},
+    heap,
     ignored::Ignored,
     impatient::{Impatient, Pace, TooSlow},
     limits::{BODY_FREE_BYTES, READING_INLINE_BYTES},
@@ -41,9 +42,10 @@ use crate::{
     own_fault::ClientFaults,
     party::Stage,
     poison::{Broken, Poisons},
+    reading::{Reader, Sender},
     record::Record,
     relay::Terms,
-    request::{self, KeyerConfig, RequestInfo},
+    request::RequestInfo,
     resume::Resumer,
     routing::Router,
     session, silence, stored_state,
@@ -61,8 +63,8 @@ use crate::{
 pub struct Dispatch {
     /// How many requests there may be.
     pub admission: Admission,
-    /// How much of their bodies is held.
-    pub body_memory: BodyMemory,
+    /// Reads bodies.
+    pub reader: Reader,
     /// Chooses workers.
     pub router: Arc<Router>,
     /// Follows what requests ask of the fleet, and lets them wait for a first worker.
@@ -71,18 +73,12 @@ pub struct Dispatch {
     pub upstream: Upstream,
     /// Counts.
     pub metrics: Arc<Metrics>,
-    /// How prompts are hashed.
-    pub keyer: KeyerConfig,
     /// Says where sessions' prompts stop repeating their past.
     pub doctor: Arc<DriftDoctor>,
     /// Models whose prompts are known by their tokens.
     pub tokens: Arc<TokenKeyer>,
-    /// What is left out of a prompt's text.
-    pub ignored: Arc<Ignored>,
     /// Whether a session that the client names counts.
     pub session_hints: bool,
-    /// Largest request body.
-    pub max_body_bytes: usize,
     /// Largest event of a stream.
     pub max_event_bytes: usize,
     /// Whether a request must name its model where workers serve different ones.
@@ -131,44 +127,21 @@ impl Dispatch {
     /// All that routing knows of a request to `path`, which is this much `work`.
     pub async fn read(&self, work: Work, path: &str, headers: &HeaderMap, body: &Bytes) -> RequestInfo {
         let form = Form::of(content::kind(headers), body);
-        let mut info = self.read_text(work, path, headers, (form, body)).await;
+        let mut info = self.reader.text(form, body).await;
+        self.complete(&mut info, work, path, headers);
         info.tokens = self.tokens(path, &info, body).await;
         info
     }
 
-    /// [`Dispatch::read`], but for the prompt's tokens.
-    async fn read_text(
-        &self,
-        work: Work,
-        path: &str,
-        headers: &HeaderMap,
-        (form, body): (Option<Form>, &Bytes),
-    ) -> RequestInfo {
-        let mut info = match form {
-            Some(form) => request::read_form(form, self.keyer),
-            None if body.len() > READING_INLINE_BYTES => self.read_elsewhere(body).await,
-            None => request::read_without(body, self.keyer, &self.ignored),
-        };
+    /// Adds what the body alone does not say.
+    fn complete(&self, info: &mut RequestInfo, work: Work, path: &str, headers: &HeaderMap) {
         // Where it names none, there is no need to look for one.
         let path_of_kind = if work.fills_cache() { path } else { without_id(path) };
         info.kind = self.kind_of(path_of_kind, info.model.as_deref());
         if !work.fills_cache() {
             info.follow_no_prefix(work);
         } else if self.session_hints {
-            info.session = session::of(headers, &info, self.keyer.key);
-        }
-        info
-    }
-
-    /// Reads a large body where others do not wait for it.
-    async fn read_elsewhere(&self, body: &Bytes) -> RequestInfo {
-        let (text, keyer, ignored) = (body.clone(), self.keyer, Arc::clone(&self.ignored));
-        let reading = threads::large_bodies()
-            .and_then(|threads| threads.run(move || Some(request::read_without(&text, keyer, &ignored))));
-        match reading {
-            // Of what panicked there nothing is known.
-            Some(reading) => reading.await.unwrap_or_else(|_| request::read(b"", keyer)),
-            None => request::read_without(body, self.keyer, &self.ignored),
+            info.session = session::of(headers, info, self.reader.keyer.key);
         }
     }
 
@@ -181,12 +154,13 @@ impl Dispatch {
         // An adapter's prompts are made of its base model's tokens.
         let base = info.model.as_deref().filter(|model| !tokens.knows(model));
         let base = base.and_then(|adapter| self.router.fleet().parent_of(adapter));
-        tokens.tokens(path, body, base.as_deref().or(info.model.as_deref())).await
+        let context = || self.router.fleet().longest_context(info.model.as_deref()?);
+        tokens.tokens(path, body, base.as_deref().or(info.model.as_deref()), context).await
     }
 
     /// Names a kind of request: workers may refuse one, and serve others.
     fn kind_of(&self, path: &str, model: Option<&str>) -> u64 {
-        Chain::new(self.keyer.key, path.as_bytes()).push(model.unwrap_or_default().as_bytes()).0
+        Chain::new(self.reader.keyer.key, path.as_bytes()).push(model.unwrap_or_default().as_bytes()).0
     }
 
     async fn serve(
@@ -197,31 +171,20 @@ impl Dispatch {
     ) -> Result<Response, Error> {
         let visit = record.visit();
         let admit = |stage| self.admission.admit(stage, client, visit.clone());
-        let room = || self.body_memory.room(client, visit.clone());
+        let room = || self.reader.memory.room(client, visit.clone());
         let (mut parts, body) = request.into_parts();
         let body = self.read_body((body, parts.version), room, || admit(Stage::Arriving)).await?;
         // It has come whole.
         let permit = admit(Stage::Serving)?;
         // The server's own marks would outlive their use.
         parts.extensions.clear();
-        let is_coded = parts.headers.contains_key(header::CONTENT_ENCODING);
-        let mut content = Content::of(&mut parts.headers, body, self.max_body_bytes).await?;
-        if is_coded || content.came.is_some() {
-            hold(&mut content.text, room)?;
-        }
+        let plain = Plain::of(&mut parts.headers, body, self.reader.max_bytes).await?;
+        let reading = Instant::now();
+        let sender = Sender { client, visit: visit.as_ref() };
+        let (content, mut info) = self.reader.read(&mut parts, plain, sender).await?;
         let visit = visit.as_deref();
         let work = Work::of(&parts.method, parts.uri.path());
-        if let Some(visit) = visit
-            && tenants::keep_apart(visit, &mut parts, &mut content, self.max_body_bytes)?
-        {
-            hold(&mut content.text, room)?;
-        }
-        let reading = Instant::now();
-        let (path, headers) = (parts.uri.path(), &parts.headers);
-        let mut info = self.read_text(work, path, headers, (content.form.take(), &content.text)).await;
-        if info.unread.is_some() && content.mend(self.max_body_bytes)? {
-            info = self.read_text(work, path, headers, (None, &content.text)).await;
-        }
+        self.complete(&mut info, work, parts.uri.path(), &parts.headers);
         info.tokens = self.tokens(parts.uri.path(), &info, &content.text).await;
         info.model = info.model.or_else(|| whom::model_in_target(self.router.fleet(), &parts));
         info.unread = content.unread.or(info.unread.filter(|_| !content.text.is_empty()));
@@ -245,7 +208,8 @@ impl Dispatch {
             // Whatever its path: what reaches a worker is charged.
             tenants::unclear(&info, &content.text)?;
             let has_files = content::has_files(&parts.headers, &content.text);
-            visit.reserve(Estimate::of(&info, &content.text, has_files))?;
+            let attached = self.reader.attached(&content.text).await?;
+            visit.reserve(Estimate::of(&info, content.text.len(), attached, has_files))?;
             info.metered = true;
         }
         info.share = visit.map(Visit::share).unwrap_or_default();
@@ -303,13 +267,13 @@ impl Dispatch {
         room: impl FnOnce() -> Room,
         arrives: impl FnOnce() -> Result<Permit, Error>,
     ) -> Result<Bytes, Error> {
-        let too_large = Error::BodyTooLarge { limit_bytes: self.max_body_bytes };
+        let too_large = Error::BodyTooLarge { limit_bytes: self.reader.max_bytes };
         // As long as its head says.
-        if body.size_hint().lower() > self.max_body_bytes as u64 {
+        if body.size_hint().lower() > self.reader.max_bytes as u64 {
             return Err(too_large);
         }
         let pace = Pace { idle: self.timeouts.body_idle, whole: self.timeouts.body };
-        let body = Limited::new(Impatient::new(body, pace), self.max_body_bytes);
+        let body = Limited::new(Impatient::new(body, pace), self.reader.max_bytes);
         let mut whole = pin!(whole((body, version == Version::HTTP_2), room));
         let whole = match poll_fn(|cx| Poll::Ready(whole.as_mut().poll(cx))).await {
             Poll::Ready(whole) => whole,
@@ -332,9 +296,16 @@ impl Dispatch {
         Terms { api: Api::of(asked.parts.uri.path()), timeouts, max_event_bytes }
     }
 
-    pub(crate) fn look_for_drift(&self, asked: &Asked) {
-        let Asked { parts, body, info, series, record, .. } = asked;
-        record.drift(self.doctor.follow(&parts.headers, (body, &self.ignored), info, series.label()));
+    /// Looks where a session's prompt leaves its past; into a large one where no other client waits for it.
+    pub(crate) fn look_for_drift(&self, asked: &Arc<Asked>) {
+        let (doctor, ignored) = (&self.doctor, &self.reader.ignored);
+        match threads::large_bodies().filter(|_| asked.body.len() > READING_INLINE_BYTES) {
+            Some(threads) => {
+                let (doctor, ignored, asked) = (Arc::clone(doctor), Arc::clone(ignored), Arc::clone(asked));
+                threads.later(move || look_for_drift(&doctor, &ignored, &asked));
+            }
+            None => look_for_drift(doctor, ignored, asked),
+        }
     }
 
     pub(crate) fn expose(&self, response: &mut Response, worker: &Worker, pick: &Pick) {
@@ -348,6 +319,11 @@ impl Dispatch {
         headers.insert(REASON, HeaderValue::from_static(pick.reason.as_str()));
         headers.insert(MATCHED_TOKENS, HeaderValue::from(pick.matched_tokens));
     }
+}
+
+fn look_for_drift(doctor: &DriftDoctor, ignored: &Ignored, asked: &Asked) {
+    let Asked { parts, body, info, series, record, .. } = asked;
+    record.drift(doctor.follow(&parts.headers, (body, ignored), info, series.label()));
 }
 
 /// Room that is made at first for what a client says is to come of its body.
@@ -390,6 +366,9 @@ where
             joined.extend_from_slice(&first);
             first = Bytes::new();
         }
+        if bytes > joined.capacity() {
+            joined.reserve(heap::room_for(bytes) - joined.len());
+        }
         joined.extend_from_slice(&piece);
     }
     let whole = if joined.is_empty() { first } else { joined.freeze() };
@@ -397,16 +376,6 @@ where
         Some(room) => room.tied_to(whole),
         None => whole,
     })
-}
-
-/// Room for what came out of a body.
-fn hold(text: &mut Bytes, room: impl FnOnce() -> Room) -> Result<(), Error> {
-    if text.len() > BODY_FREE_BYTES {
-        let mut room = room();
-        room.hold(text.len())?;
-        *text = room.tied_to(std::mem::take(text));
-    }
-    Ok(())
 }
 
 /// Does `meanwhile` when `work` has got as far as it gets at once.
@@ -445,6 +414,7 @@ mod tests {
     use http_body_util::{Full, StreamBody};
 
     use super::*;
+    use crate::body_memory::BodyMemory;
 
     #[tokio::test]
     async fn a_body_in_pieces_is_joined_and_a_whole_one_is_not_copied() {

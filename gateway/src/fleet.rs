@@ -49,6 +49,8 @@ pub struct Model {
     pub parent: Option<String>,
     /// The whole JSON object, shown by the gateway's own `/v1/models`.
     pub json: Box<RawValue>,
+    /// Tokens of a prompt and its answer at most (`max_model_len`), where it says so.
+    pub context: Option<u64>,
     /// What its logits are computed with; only `keyway-worker` says.
     pub numerics_id: Option<Arc<str>>,
 }
@@ -204,6 +206,14 @@ impl Worker {
     pub fn is_adapter(&self, model: &str) -> bool {
         let known = self.models.read();
         known.iter().flatten().any(|known| known.id == model && known.parent.is_some())
+    }
+
+    /// Tokens that it has room for, of a model or of the one that that is an adapter of.
+    fn context_of(&self, model: &str) -> Option<u64> {
+        let known = self.models.read();
+        let entry = |id: &str| known.iter().flatten().find(|model| model.id == id);
+        let own = entry(model)?;
+        own.context.or_else(|| entry(own.parent.as_deref()?)?.context)
     }
 
     /// Notes what `/v1/models` said.
@@ -362,6 +372,15 @@ impl Fleet {
             known.iter().flatten().find(|model| model.id == adapter)?.parent.clone()
         };
         self.all().iter().find_map(|worker| parent(worker))
+    }
+
+    /// The most tokens that a worker has room for of those that may serve `model`; `None` where one does not say.
+    pub fn longest_context(&self, model: &str) -> Option<u64> {
+        let all = self.all();
+        let serving = all.iter().filter(|worker| worker.may_serve(Some(model)));
+        let most =
+            serving.map(|worker| worker.context_of(model)).try_fold(0, |most, one| Some(one?.max(most)));
+        most.filter(|tokens| *tokens > 0)
     }
 
     /// Whether no worker has this model, as far as can be known. One that is down has what it listed when it was up. What one that

@@ -12,6 +12,20 @@ pub fn keep_warm() {
     drop(black_box(Vec::<u8>::with_capacity(KEPT_BYTES / 2)));
 }
 
+/// Largest block that is taken from the heap.
+const HEAP_BYTES_MAX: usize = KEPT_BYTES / 2;
+
+/// What a block of more has at least. glibc's heap keeps what is given back to it: once a block of up to 32 MB that came
+/// from the system has gone back there, blocks of that size come from the heap (`M_MMAP_THRESHOLD`), and with some of
+/// 20 MB on their way the process stayed at twice what was in use. A larger one always comes from the system and goes
+/// back to it; what is not written of it takes no memory.
+const SYSTEM_BYTES_MIN: usize = (32 << 20) + (4 << 10);
+
+/// The room to make for `bytes`, so that it goes back to the system afterwards.
+pub fn room_for(bytes: usize) -> usize {
+    if bytes > HEAP_BYTES_MAX { bytes.max(SYSTEM_BYTES_MIN) } else { bytes }
+}
+
 #[cfg(test)]
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 mod tests {
@@ -36,5 +50,28 @@ mod tests {
         (0..100).for_each(|_| sixteen_requests());
         // A megabyte fetched anew each time would be 256 each.
         assert!(faults() - before < 100, "{} page faults", faults() - before);
+    }
+
+    /// Memory that the process has.
+    fn resident_bytes() -> usize {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    }
+
+    #[test]
+    fn what_was_large_goes_back_to_the_system_whatever_comes_behind_it() {
+        const BYTES: usize = 20 << 20;
+        let written = || {
+            let mut block = Vec::with_capacity(room_for(BYTES));
+            block.resize(BYTES, 1_u8);
+            block
+        };
+        // From now on glibc would take such blocks from the heap.
+        drop(black_box(written()));
+        let before = resident_bytes();
+        let (blocks, behind): (Vec<_>, Vec<_>) = (0..4).map(|_| (written(), vec![1_u8; 4 << 10])).unzip();
+        assert!(resident_bytes() > before + 3 * BYTES);
+        drop(blocks);
+        assert!(resident_bytes() < before + BYTES, "of {} blocks most is still there", behind.len());
     }
 }

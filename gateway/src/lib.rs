@@ -63,6 +63,7 @@ pub mod peers;
 pub mod poison;
 pub mod probe;
 pub mod prompt;
+pub mod reading;
 pub mod record;
 pub mod refusal;
 pub mod relay;

@@ -243,9 +243,15 @@ pub const INLINE_TOKENIZE_BYTES: usize = 8 << 10;
 /// conversation is 3 ms, so a wait of some 10 ms; one that is all new takes longer and lets the others by.
 pub const TOKENIZE_QUEUE_PER_CORE: usize = 4;
 
-/// Largest request body that is tokenised at all, a 1M-token prompt; a larger one is routed by its text. While it is rendered and
-/// tokenised it takes up to some 60 times its size in memory.
+/// Largest request body that is tokenised at all, a 1M-token prompt; a larger one is routed by its text.
 pub const MAX_TOKENIZE_BYTES: usize = 8 << 20;
+
+/// Prompts that are rendered and tokenised may take one part in so many of what bodies may, on top of that: of 1 GiB enough
+/// for a new message of 2 MiB, which is half a million tokens.
+pub const PROMPT_MEMORY_PART: usize = 2;
+
+/// Grain by which that is counted.
+pub const PROMPT_STEP_BYTES: usize = 64 << 10;
 
 /// Bytes of such a body for each of its messages at least: a role and a content, both empty. No engine takes less for a message, and
 /// to render one takes 1.5 KB.

@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 
-use keyway_text::{ChatTemplate, Field, Message, RenderOptions};
+use keyway_text::{ChatTemplate, Field, Message, RenderOptions, TextError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -21,6 +21,8 @@ pub enum Unknown {
     Overflow,
     /// To render and tokenise it would take memory out of proportion.
     TooLarge,
+    /// It has more tokens than any worker has room for.
+    TooLong,
 }
 
 impl Unknown {
@@ -31,6 +33,7 @@ impl Unknown {
             Self::Failed => "failed",
             Self::Overflow => "overflow",
             Self::TooLarge => "too_large",
+            Self::TooLong => "too_long",
         }
     }
 }
@@ -47,6 +50,16 @@ pub enum Prompt {
     },
     /// Token ids from the client.
     Ids(Vec<u32>),
+}
+
+impl Prompt {
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Text { text, .. } => text.len(),
+            Self::Ids(ids) => size_of_val(&ids[..]),
+        }
+    }
 }
 
 /// A chat request, as far as its prompt depends on it.
@@ -107,9 +120,13 @@ fn chat(body: &[u8], template: &ChatTemplate) -> Result<Prompt, Unknown> {
         documents: given(chat.documents),
         variables,
         now_unix_seconds: None,
+        bytes_max: MAX_TOKENIZE_BYTES,
         ..RenderOptions::default()
     };
-    let text = template.render_messages(chat.messages, &options).map_err(|_| Unknown::Failed)?;
+    let text = template.render_messages(chat.messages, &options).map_err(|error| match error {
+        TextError::TooLong => Unknown::TooLarge,
+        _ => Unknown::Failed,
+    })?;
     Ok(Prompt::Text { text, add_special: chat.add_special_tokens.unwrap_or(false) })
 }
 

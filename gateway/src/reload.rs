@@ -149,15 +149,19 @@ impl Reloader {
             let of = |(name, dir): &(String, std::path::PathBuf)| (name.clone(), dir.clone());
             let all: Vec<_> = config.tokenizers.iter().map(of).collect();
             let all = all.iter().map(|(name, dir)| (name.as_str(), Path::new(dir)));
-            dispatch.tokens = Arc::new(TokenKeyer::load(all, Arc::clone(&self.parts.metrics))?);
+            dispatch.tokens = Arc::new(TokenKeyer::load(
+                all,
+                self.parts.body_memory.prompts(),
+                Arc::clone(&self.parts.metrics),
+            )?);
         }
-        dispatch.max_body_bytes = config.max_body_bytes;
+        dispatch.reader.max_bytes = config.max_body_bytes;
         dispatch.max_event_bytes = config.max_event_bytes;
         dispatch.expose_routing = config.expose_routing;
         dispatch.ask_usage = config.ask_usage;
         dispatch.require_model = config.require_model;
         dispatch.session_hints = config.session_hints;
-        dispatch.ignored = Arc::new(config.ignored.clone());
+        dispatch.reader.ignored = Arc::new(config.ignored.clone());
         dispatch.timeouts = config.timeouts;
         let tenants = self.tenants(now.tenants.as_ref(), old, &config)?;
         let tls = config.tls.as_ref().filter(|_| config.tls != old.tls).map(tls::prepare).transpose()?;

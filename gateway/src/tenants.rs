@@ -25,7 +25,7 @@ use prometheus::IntCounterVec;
 
 use self::file::{KeyHash, Parsed};
 pub use self::{
-    estimate::{Estimate, unclear},
+    estimate::{Attached, Estimate, attached, unclear},
     file::{TenantTable, hex, key_hash},
     salt::{keep_apart, rewritten},
     steering::Steering,

@@ -93,6 +93,24 @@ impl Threads {
     }
 }
 
+impl Threads {
+    /// Has `job` done some time, though nobody waits for it.
+    pub(crate) fn later(&self, job: impl FnOnce() + Send + 'static) {
+        let mut job = Some(job);
+        let whole = move || {
+            if let Some(job) = job.take() {
+                job();
+            }
+            false
+        };
+        let mut state = self.queue.state.lock();
+        state.jobs += 1;
+        state.waiting.push_back(Box::new(whole));
+        drop(state);
+        self.queue.changed.notify_one();
+    }
+}
+
 #[cfg(test)]
 impl Threads {
     /// Jobs that wait or run.

@@ -4,32 +4,34 @@
 //! what finds no place there is routed by its text. Which tokens a prompt has is `keyway-text`'s business,
 //! which text it has `prompt.rs`'.
 
+mod job;
+mod memory;
+
 use std::{
     collections::{HashMap, HashSet},
     num::NonZeroUsize,
     path::Path,
     sync::Arc,
-    thread, vec,
+    thread,
 };
 
 use bytes::Bytes;
-use keyway_text::{Encoding, IncrementalTokenizer, TextError, TextModel};
+use keyway_text::{IncrementalTokenizer, TextModel};
 use parking_lot::Mutex;
 
+use self::job::Job;
+pub use self::memory::PromptMemory;
 use crate::{
     config::ConfigError,
-    limits::{
-        INLINE_TOKENIZE_BYTES, TOKEN_MEMORY_BYTES, TOKENIZE_QUEUE_PER_CORE, TOKENIZE_SLICE_BYTES,
-        TOKENIZE_SLICE_PIECES,
-    },
+    limits::{INLINE_TOKENIZE_BYTES, TOKEN_MEMORY_BYTES, TOKENIZE_QUEUE_PER_CORE},
     metrics::Metrics,
-    prompt::{self, Prompt, Unknown},
+    prompt::Unknown,
     threads::Threads,
 };
 
 /// Stand for the worker's own models where a tokenizer's folder is expected.
 const BUILTIN: &str = "builtin";
-/// See above.
+/// Stands there for a model of random weights, whose tokens are bytes.
 const RANDOM: &str = "random";
 
 /// A prompt's tokens.
@@ -47,6 +49,7 @@ pub struct TokenKeyer {
     models: HashMap<String, Arc<Model>>,
     /// None where there is no tokenizer.
     threads: Option<Threads>,
+    memory: PromptMemory,
     metrics: Arc<Metrics>,
     told: Mutex<HashSet<(String, &'static str)>>,
 }
@@ -69,9 +72,10 @@ fn text_model(dir: &Path) -> Result<TextModel, String> {
 }
 
 impl TokenKeyer {
-    /// Loads the tokenizers. The error names the model and the file.
+    /// Loads the tokenizers; long prompts are tokenised in `memory`. The error names the model and the file.
     pub fn load<'a>(
         tokenizers: impl IntoIterator<Item = (&'a str, &'a Path)>,
+        memory: PromptMemory,
         metrics: Arc<Metrics>,
     ) -> Result<Self, ConfigError> {
         let load = |(name, dir): (&str, &Path)| {
@@ -86,7 +90,7 @@ impl TokenKeyer {
         let start = || Threads::start("tokenize", cores, cores * TOKENIZE_QUEUE_PER_CORE);
         let threads = (!models.is_empty()).then(start).transpose();
         let failed = |error| ConfigError(format!("threads that tokenise cannot be started: {error}"));
-        Ok(Self { models, threads: threads.map_err(failed)?, metrics, told: Mutex::default() })
+        Ok(Self { models, threads: threads.map_err(failed)?, memory, metrics, told: Mutex::default() })
     }
 
     /// Whether no model's prompts can be tokenised.
@@ -99,14 +103,22 @@ impl TokenKeyer {
         self.models.contains_key(model)
     }
 
-    /// The tokens of a request's prompt; `None` where it is to be routed by its text.
-    pub async fn tokens(&self, path: &str, body: &Bytes, model: Option<&str>) -> Option<TokenPrompt> {
+    /// The tokens of a request's prompt; `None` where it is to be routed by its text. `context`: the most
+    /// tokens that any worker has room for, asked for where the prompt is long.
+    pub async fn tokens(
+        &self,
+        path: &str,
+        body: &Bytes,
+        model: Option<&str>,
+        context: impl FnOnce() -> Option<u64>,
+    ) -> Option<TokenPrompt> {
         let name = model?;
         let model = self.models.get(name)?;
+        let job = Job::new(Arc::clone(model), path.to_owned(), body.clone());
         let result = if body.len() <= INLINE_TOKENIZE_BYTES {
-            Job::new(Arc::clone(model), path.to_owned(), body.clone()).whole()
+            job.whole()
         } else {
-            let mut job = Job::new(Arc::clone(model), path.to_owned(), body.clone());
+            let mut job = job.bounded(context(), &self.memory);
             match self.threads.as_ref().and_then(|threads| threads.run(move || job.slice().transpose())) {
                 None => Err(Unknown::Overflow),
                 Some(result) => result.await.unwrap_or(Err(Unknown::Failed)),
@@ -126,65 +138,6 @@ impl TokenKeyer {
     }
 }
 
-/// A request on its way to its tokens, in slices of about a millisecond.
-#[derive(Debug)]
-struct Job {
-    model: Arc<Model>,
-    path: String,
-    body: Bytes,
-    /// Its prompts that are still to do; `None` before it was read.
-    rest: Option<vec::IntoIter<Prompt>>,
-    /// The one at hand.
-    encoding: Option<Encoding>,
-    done: Option<TokenPrompt>,
-}
-
-impl Job {
-    fn new(model: Arc<Model>, path: String, body: Bytes) -> Self {
-        Self { model, path, body, rest: None, encoding: None, done: None }
-    }
-
-    /// Does all of it.
-    fn whole(mut self) -> Result<TokenPrompt, Unknown> {
-        loop {
-            if let Some(tokens) = self.slice()? {
-                return Ok(tokens);
-            }
-        }
-    }
-
-    /// Does one slice; the tokens, after the last.
-    fn slice(&mut self) -> Result<Option<TokenPrompt>, Unknown> {
-        let Some(rest) = &mut self.rest else {
-            self.rest = Some(prompt::read(&self.path, &self.body, &self.model.text.template)?.into_iter());
-            return Ok(None);
-        };
-        let tokenizer = &self.model.tokenizer;
-        let ids = match self.encoding.take() {
-            Some(mut encoding) => {
-                let slice = tokenizer.go_on(&mut encoding, TOKENIZE_SLICE_PIECES, TOKENIZE_SLICE_BYTES);
-                let Some(encoded) = slice.map_err(|_: TextError| Unknown::Failed)? else {
-                    self.encoding = Some(encoding);
-                    return Ok(None);
-                };
-                encoded.ids
-            }
-            None => match rest.next() {
-                Some(Prompt::Ids(ids)) => ids,
-                Some(Prompt::Text { text, add_special }) => {
-                    self.encoding = Some(tokenizer.begin(text, add_special));
-                    return Ok(None);
-                }
-                None => return self.done.take().ok_or(Unknown::Unsupported).map(Some),
-            },
-        };
-        let tokens = ids.len() as u64;
-        let done = self.done.get_or_insert(TokenPrompt { ids, total: 0 });
-        done.total += tokens;
-        Ok(None)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -193,7 +146,7 @@ mod tests {
 
     fn keyer() -> TokenKeyer {
         let metrics = Arc::new(Metrics::new().unwrap());
-        TokenKeyer::load([("m", Path::new(RANDOM))], metrics).unwrap()
+        TokenKeyer::load([("m", Path::new(RANDOM))], PromptMemory::beside(64 << 20), metrics).unwrap()
     }
 
     fn chat(content: &str) -> Bytes {
@@ -203,13 +156,13 @@ mod tests {
     #[tokio::test]
     async fn prompts_are_tokenised_as_the_worker_does() {
         let keyer = keyer();
-        let tokens = keyer.tokens("/v1/chat/completions", &chat("hi"), Some("m")).await.unwrap();
+        let tokens = keyer.tokens("/v1/chat/completions", &chat("hi"), Some("m"), || None).await.unwrap();
         let want = TextModel::builtin();
         let text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
         assert_eq!(tokens.ids, want.tokenizer.encode(text, false).unwrap());
         assert_eq!(tokens.total, tokens.ids.len() as u64);
         let batch = json!({ "prompt": [[1, 2, 3], [4, 5]] }).to_string().into();
-        let tokens = keyer.tokens("/v1/completions", &batch, Some("m")).await.unwrap();
+        let tokens = keyer.tokens("/v1/completions", &batch, Some("m"), || None).await.unwrap();
         assert_eq!(tokens, TokenPrompt { ids: vec![1, 2, 3], total: 5 });
     }
 
@@ -217,33 +170,59 @@ mod tests {
     async fn what_finds_no_place_is_routed_by_its_text_and_counted() {
         let keyer = keyer();
         let long = chat(&"long ".repeat(10_000));
-        assert!(keyer.tokens("/v1/chat/completions", &long, Some("m")).await.is_some());
+        assert!(keyer.tokens("/v1/chat/completions", &long, Some("m"), || None).await.is_some());
         let threads = keyer.threads.as_ref().unwrap();
         let taken: Vec<_> = std::iter::from_fn(|| threads.run(|| None::<()>)).collect();
         assert!(taken.len() >= TOKENIZE_QUEUE_PER_CORE);
-        assert_eq!(keyer.tokens("/v1/chat/completions", &long, Some("m")).await, None);
-        assert!(keyer.tokens("/v1/chat/completions", &chat("short"), Some("m")).await.is_some());
+        assert_eq!(keyer.tokens("/v1/chat/completions", &long, Some("m"), || None).await, None);
+        assert!(keyer.tokens("/v1/chat/completions", &chat("short"), Some("m"), || None).await.is_some());
         drop(taken);
         while threads.jobs() > 0 {
             thread::yield_now();
         }
-        assert!(keyer.tokens("/v1/chat/completions", &long, Some("m")).await.is_some());
+        assert!(keyer.tokens("/v1/chat/completions", &long, Some("m"), || None).await.is_some());
         let count = |outcome| keyer.metrics.caches.token_keyer.with_label_values(&["m", outcome]).get();
         assert_eq!((count("tokens"), count("overflow")), (3, 1));
     }
 
     #[tokio::test]
+    async fn what_no_worker_has_room_for_or_takes_too_much_memory_is_not_tokenised() {
+        let keyer = keyer();
+        let text = "long ".repeat(10_000);
+        let tokens =
+            async |body: &Bytes, path, context| keyer.tokens(path, body, Some("m"), || context).await;
+        // Of the model's own tokenizer each byte is one.
+        let (chat, ids) = (chat(&text), json!({ "prompt": vec![7; 20_000] }).to_string().into());
+        let (chats, completions) = ("/v1/chat/completions", "/v1/completions");
+        assert_eq!(tokens(&chat, chats, Some(50_000)).await, None);
+        assert!(tokens(&chat, chats, Some(60_000)).await.is_some());
+        assert_eq!(tokens(&ids, completions, Some(19_999)).await, None);
+        assert!(tokens(&ids, completions, Some(20_000)).await.is_some());
+        keyer.memory.set_beside(1 << 20);
+        assert_eq!(tokens(&chat, chats, None).await, None);
+        keyer.memory.set_beside(64 << 20);
+        assert!(tokens(&chat, chats, None).await.is_some());
+        while keyer.memory.taken() > 0 {
+            thread::yield_now();
+        }
+        let count = |outcome| keyer.metrics.caches.token_keyer.with_label_values(&["m", outcome]).get();
+        assert_eq!((count("tokens"), count("too_long"), count("too_large")), (3, 2, 1));
+    }
+
+    #[tokio::test]
     async fn a_model_without_a_tokenizer_is_nobody_s_fault() {
         let keyer = keyer();
-        assert_eq!(keyer.tokens("/v1/chat/completions", &chat("hi"), Some("other")).await, None);
-        assert_eq!(keyer.tokens("/v1/chat/completions", &chat("hi"), None).await, None);
+        assert_eq!(keyer.tokens("/v1/chat/completions", &chat("hi"), Some("other"), || None).await, None);
+        assert_eq!(keyer.tokens("/v1/chat/completions", &chat("hi"), None, || None).await, None);
         assert!(keyer.told.lock().is_empty());
     }
 
     #[test]
     fn a_missing_tokenizer_is_named() {
         let metrics = Arc::new(Metrics::new().unwrap());
-        let error = TokenKeyer::load([("m", Path::new("/nowhere"))], metrics).unwrap_err().to_string();
+        let error = TokenKeyer::load([("m", Path::new("/nowhere"))], PromptMemory::beside(0), metrics)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("tokenizer of m") && error.contains("/nowhere"), "{error}");
     }
 }

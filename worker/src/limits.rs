@@ -36,10 +36,6 @@ pub(crate) const WORK_WAIT_MAX: Duration = Duration::from_secs(30);
 /// tokenizers take some themselves.
 pub(crate) const WORK_STACK_BYTES: usize = 8 << 20;
 
-/// Memory that tokenising takes for each byte of text: measured 110 for English, 140 for one long word, 220
-/// for digits and blanks in turn.
-pub(crate) const TOKENIZE_BYTES_EACH: usize = 240;
-
 /// Bytes a token of the longest prompt for which the default of the memory for requests suffices: English has
 /// 4 to 5, indented code some more.
 pub(crate) const PROMPT_BYTES_PER_TOKEN: usize = 16;
@@ -47,14 +43,6 @@ pub(crate) const PROMPT_BYTES_PER_TOKEN: usize = 16;
 /// Memory that telling an id's text takes: the id, its text by itself and as a part of the whole, and the
 /// answer's JSON.
 pub(crate) const DETOKENIZE_BYTES_EACH: usize = 160;
-
-/// Memory that a JSON value takes, parsed, checked and as a template's value: measured 80 for a number, 160
-/// for each mark of small objects, 540 for those of functions.
-pub(crate) const JSON_BYTES_EACH: usize = 600;
-
-/// How often a body's texts are there at once: as they came, parsed, as a template's value, and rendered
-/// while the text grows.
-pub(crate) const JSON_TEXT_COPIES: usize = 6;
 
 /// Memory for each token of a prompt while it is answered, for each choice: ids for the engine, which may
 /// grow by half, for the answer, and for penalties.

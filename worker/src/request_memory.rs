@@ -11,13 +11,14 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use keyway_clients::client::{Answered, Client};
 use keyway_clients::party::{Party, SHARE, SHARE_OF_CONNECTION};
+use keyway_text::memory::TOKENIZE_BYTES_EACH;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use crate::limits::{
-    PROMPT_BYTES_PER_TOKEN, REQUEST_BYTES, REQUEST_MEMORY_MIN, SHORT_WORK_BYTES_MAX, TOKENIZE_BYTES_EACH,
-    WORK_AT_ONCE, WORK_STEP_BYTES, WORK_WAIT_MAX,
+    PROMPT_BYTES_PER_TOKEN, REQUEST_BYTES, REQUEST_MEMORY_MIN, SHORT_WORK_BYTES_MAX, WORK_AT_ONCE,
+    WORK_STEP_BYTES, WORK_WAIT_MAX,
 };
 
 /// Of the budget, one part in this many is for bodies.

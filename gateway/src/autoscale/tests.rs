@@ -31,6 +31,7 @@ fn ready(router: &Router, models: &[&str]) {
         id: (*id).to_owned(),
         parent: None,
         json: serde_json::value::RawValue::NULL.to_owned(),
+        context: None,
         numerics_id: None,
     };
     worker.set_models(models.iter().map(model).collect());

@@ -40,6 +40,11 @@ fn encoded(text: &str) -> Vec<Vec<u8>> {
     ]
 }
 
+async fn content(headers: &mut HeaderMap, body: Bytes) -> Content {
+    let plain = Plain::of(headers, body, LIMIT).await.unwrap();
+    Content::of(headers, plain, LIMIT).unwrap()
+}
+
 /// The text of a body, as routing reads it.
 fn read(body: Vec<u8>) -> Option<Bytes> {
     let text = utf8(&body.into(), LIMIT).unwrap()?;
@@ -110,7 +115,7 @@ async fn a_compressed_body_goes_on_plain_and_one_in_another_charset_as_it_came()
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
     gzip.write_all(&utf16(std::str::from_utf8(text).unwrap(), false)).unwrap();
     let mut sent = headers(&[("content-encoding", "gzip"), ("content-type", "application/json")]);
-    let content = Content::of(&mut sent, gzip.finish().unwrap().into(), LIMIT).await.unwrap();
+    let content = content(&mut sent, gzip.finish().unwrap().into()).await;
     assert_eq!((&content.text[..], content.unread), (&text[..], None));
     assert_eq!(content.came.unwrap(), utf16(std::str::from_utf8(text).unwrap(), false));
     assert!(!sent.contains_key("content-encoding"));
@@ -123,7 +128,7 @@ async fn what_cannot_be_undone_stays_as_it_came_and_says_why() {
     {
         let mut sent = headers(&[("content-encoding", coding)]);
         let body = Bytes::from_static(b"{\"model\":\"m\"}");
-        let content = Content::of(&mut sent, body.clone(), LIMIT).await.unwrap();
+        let content = content(&mut sent, body.clone()).await;
         assert_eq!((content.text, content.unread), (body, Some(unread)), "{coding}");
         assert_eq!(sent["content-encoding"], coding);
     }
@@ -133,7 +138,7 @@ async fn what_cannot_be_undone_stays_as_it_came_and_says_why() {
 async fn a_form_s_bytes_are_no_text_and_are_left_alone() {
     let mut sent = headers(&[("content-type", "Multipart/Form-Data; boundary=x")]);
     let body = Bytes::from_static(b"--x\r\n\xff\xfe\0");
-    let content = Content::of(&mut sent, body.clone(), LIMIT).await.unwrap();
+    let content = content(&mut sent, body.clone()).await;
     assert_eq!((content.text.as_ptr(), content.unread), (body.as_ptr(), None));
 }
 

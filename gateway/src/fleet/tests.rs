@@ -30,7 +30,13 @@ fn fleet(workers: &[Is]) -> Fleet {
         let worker = fleet.add(&config, NOW);
         if let Is::Up(id) | Is::Down(id) = is {
             let json = RawValue::from_string(format!("{{\"id\":{id:?}}}")).unwrap();
-            worker.set_models(vec![Model { id: (*id).to_owned(), parent: None, json, numerics_id: None }]);
+            worker.set_models(vec![Model {
+                id: (*id).to_owned(),
+                parent: None,
+                json,
+                context: None,
+                numerics_id: None,
+            }]);
         }
         if matches!(is, Is::Up(_) | Is::UpUnknown | Is::Down(_)) {
             worker.with_health(|health| health.on_probe(true, NOW));

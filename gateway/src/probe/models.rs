@@ -20,13 +20,16 @@ pub(super) fn read_models(body: &[u8]) -> Option<Vec<Model>> {
         /// vLLM: the base model of a LoRA adapter.
         #[serde(default)]
         parent: Option<String>,
+        /// vLLM, SGLang and keyway-worker.
+        max_model_len: Option<serde_json::Value>,
     }
     let object = || serde_json::from_slice(body).map(|Object { data }| data);
     let list: Vec<Box<RawValue>> = object().or_else(|_| serde_json::from_slice(body)).ok()?;
     let model = |json: Box<RawValue>| {
-        let Entry { id, numerics_id, parent } = serde_json::from_str(json.get()).ok()?;
+        let Entry { id, numerics_id, parent, max_model_len } = serde_json::from_str(json.get()).ok()?;
         let numerics_id = numerics_id.and_then(|id| id.as_str().map(Arc::from));
-        Some(Model { id, parent, json, numerics_id })
+        let context = max_model_len.and_then(|tokens| tokens.as_u64()).filter(|tokens| *tokens > 0);
+        Some(Model { id, parent, json, context, numerics_id })
     };
     Some(list.into_iter().filter_map(model).collect())
 }
@@ -47,6 +50,9 @@ mod tests {
                 .unwrap();
         assert_eq!((worker.len(), &worker[1].numerics_id), (2, &None));
         assert_eq!(worker[0].numerics_id.as_deref(), Some("cpu-1"));
+        let lengths = br#"[{"id":"a","max_model_len":4096},{"id":"b","max_model_len":null},{"id":"c","max_model_len":"x"}]"#;
+        let contexts: Vec<_> = read_models(lengths).unwrap().iter().map(|model| model.context).collect();
+        assert_eq!(contexts, [Some(4096), None, None]);
         for no_list in [&b"<html>"[..], b"", b"{}", b"7", b"{\"data\":7}", b"\"data\""] {
             assert!(read_models(no_list).is_none());
         }

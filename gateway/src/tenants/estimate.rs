@@ -30,13 +30,11 @@ pub struct Estimate {
 
 impl Estimate {
     /// By what was read of a body; `has_files`: its size says nothing of its tokens.
-    pub fn of(info: &RequestInfo, body: &[u8], has_files: bool) -> Self {
+    pub fn of(info: &RequestInfo, body_bytes: usize, attached: Attached, has_files: bool) -> Self {
         let by_bytes = || match info.work {
             _ if has_files => 0,
-            Work::Generates if info.chain.total_bytes > 0 => {
-                text_tokens(info.chain.total_bytes, attached(body))
-            }
-            _ => text_tokens(body.len() as u64, attached(body)),
+            Work::Generates if info.chain.total_bytes > 0 => text_tokens(info.chain.total_bytes, attached),
+            _ => text_tokens(body_bytes as u64, attached),
         };
         let prompt = info.tokens.as_ref().map_or_else(by_bytes, |tokens| tokens.total);
         let asked = (info.max_tokens > 0).then_some(u64::from(info.max_tokens));
@@ -55,19 +53,27 @@ impl Estimate {
     }
 }
 
-fn text_tokens(bytes: u64, (attachments, attached_bytes): (u64, u64)) -> u64 {
-    bytes.saturating_sub(attached_bytes).div_ceil(BYTES_PER_TOKEN) + attachments * ATTACHMENT_TOKENS
+fn text_tokens(bytes: u64, attached: Attached) -> u64 {
+    bytes.saturating_sub(attached.bytes).div_ceil(BYTES_PER_TOKEN) + attached.count * ATTACHMENT_TOKENS
 }
 
-/// Pictures and the like in a body's messages: how many, and their bytes.
-fn attached(body: &[u8]) -> (u64, u64) {
+/// Pictures and the like in a body's messages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Attached {
+    count: u64,
+    /// Of the body's text.
+    bytes: u64,
+}
+
+/// What is attached in a body.
+pub fn attached(body: &[u8]) -> Attached {
     const SIGNS: [&[u8]; 2] = [b"base64", b"input_audio"];
     // Most bodies have none, and are not read once more.
     if !SIGNS.iter().any(|sign| memmem::find(body, sign).is_some()) {
-        return (0, 0);
+        return Attached::default();
     }
     let fields = std::str::from_utf8(body).ok().and_then(Value::document);
-    let mut sum = (0, 0);
+    let mut sum = Attached::default();
     for (name, value) in fields.into_iter().flatten().map_while(Result::ok) {
         if matches!(&*name, "messages" | "input") {
             of_list(value, 3, &mut sum);
@@ -77,13 +83,14 @@ fn attached(body: &[u8]) -> (u64, u64) {
 }
 
 /// Of messages, of a message's parts, or of the parts of what a tool has given.
-fn of_list(list: Value<'_>, depth: u32, sum: &mut (u64, u64)) {
+fn of_list(list: Value<'_>, depth: u32, sum: &mut Attached) {
     let objects = list.items().into_iter().flatten().map_while(Result::ok).filter_map(Value::fields);
     for (name, value) in objects.flatten().map_while(Result::ok) {
         if &*name == "content" && depth > 0 {
             of_list(value, depth - 1, sum);
         } else if ATTACHMENTS.contains(&&*name) && (&*name != "source" || is_encoded(value)) {
-            *sum = (sum.0 + 1, sum.1 + value.raw().len() as u64);
+            sum.count += 1;
+            sum.bytes += value.raw().len() as u64;
         }
     }
 }
@@ -128,7 +135,7 @@ mod tests {
     }
 
     fn of(body: &str, work: Work) -> Estimate {
-        Estimate::of(&info(body, work), body.as_bytes(), false)
+        Estimate::of(&info(body, work), body.len(), attached(body.as_bytes()), false)
     }
 
     fn is_unclear(body: &str) -> bool {

@@ -14,6 +14,7 @@ use super::Visit;
 use crate::{
     content::{self, Coding, Content, Unread},
     error::Error,
+    heap,
     json::Value,
     work::Work,
 };
@@ -103,7 +104,8 @@ pub fn rewritten(
     let text = std::str::from_utf8(body).map_err(|_| not_an_object())?;
     let mut fields = Value::document(text).ok_or_else(not_an_object)?;
     let (keys, salt) = salt.unwrap_or_default();
-    let mut out = BytesMut::with_capacity(body.len() + keys.len() * (salt.len() + FIELD.len() + 8));
+    let most = body.len() + keys.len() * (salt.len() + FIELD.len() + 8);
+    let mut out = BytesMut::with_capacity(heap::room_for(most));
     for key in keys {
         out.put_slice(format!(",\"{key}\":\"{salt}\"").as_bytes());
     }

@@ -97,6 +97,18 @@ impl IncrementalTokenizer {
         Encoding { ends, encoded: Encoded { ids, new_bytes: 0 }, text, add_special, at: 0, pieces: 0 }
     }
 
+    /// Bytes of the longest piece of a text that would have to be tokenised in one go; 0 if all are known.
+    pub fn longest_new_piece(&self, encoding: &Encoding) -> usize {
+        let Encoding { text, ends, .. } = encoding;
+        if ends.is_empty() {
+            return text.len();
+        }
+        let known = self.known();
+        let begins = std::iter::once(&0).chain(ends);
+        let pieces = begins.zip(ends).map(|(begin, end)| &text[*begin..*end]);
+        pieces.filter(|piece| !known.has(self.name(piece))).map(str::len).max().unwrap_or(0)
+    }
+
     /// Encodes the next `max_pieces` pieces of a text, and fewer once `max_new_bytes` of them were new. When all are done,
     /// what [`IncrementalTokenizer::encode`] gives; that is not to be asked for again.
     pub fn go_on(

@@ -20,6 +20,7 @@ mod harmony;
 mod incremental;
 mod jinja;
 mod limits;
+pub mod memory;
 mod message;
 mod segments;
 mod strftime;

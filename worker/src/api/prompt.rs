@@ -1,11 +1,12 @@
 //! Messages or prompts to token ids. Not their lengths' limits, which depend on the rest of the request.
 
+use keyway_text::memory::TOKENIZE_BYTES_EACH;
 use keyway_text::{RenderOptions, TextError, TextModel};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::params::{Params, kind};
-use crate::limits::{INLINE_TOKENIZE_BYTES_MAX, TOKENIZE_BYTES_EACH};
+use crate::limits::INLINE_TOKENIZE_BYTES_MAX;
 use crate::request_memory::Turn;
 
 const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool", "function"];

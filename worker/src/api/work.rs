@@ -8,14 +8,13 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use keyway_clients::client::{Arriving, Client};
 use keyway_clients::impatient::{Impatient, Pace, TooSlow};
+use keyway_text::memory;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::App;
 use super::error::ApiError;
-use crate::limits::{
-    BODY_BYTES_MAX, INLINE_TOKENIZE_BYTES_MAX, JSON_BYTES_EACH, JSON_TEXT_COPIES, WORK_STACK_BYTES,
-};
+use crate::limits::{BODY_BYTES_MAX, INLINE_TOKENIZE_BYTES_MAX, WORK_STACK_BYTES};
 use crate::request_memory::{Room, Turn};
 
 /// Any error, boxed.
@@ -80,7 +79,7 @@ pub(super) async fn work<T: Send + 'static>(
     // A thread that ends gives back what its allocator kept; one of the runtime's would keep it.
     let named = thread::Builder::new().name("keyway-text".to_owned()).stack_size(WORK_STACK_BYTES);
     let spawned = named.spawn(move || {
-        let needed = turn.needs(memory_to_parse(&bytes)).map_err(ApiError::no_memory);
+        let needed = turn.needs(memory::to_render(&bytes)).map_err(ApiError::no_memory);
         let result = needed.and_then(|()| work(&bytes, &mut turn));
         drop((bytes, turn));
         // Who asked may have left.
@@ -92,26 +91,6 @@ pub(super) async fn work<T: Send + 'static>(
     }
     let (result, room) = result.await.map_err(ApiError::internal)?;
     Ok((result?, room))
-}
-
-/// Bytes that a body takes parsed, checked and rendered: its texts some times over, and its values.
-fn memory_to_parse(body: &[u8]) -> usize {
-    body.len() * JSON_TEXT_COPIES + values(body) * JSON_BYTES_EACH
-}
-
-/// How many values a JSON text has at most: there is one behind each of these marks that stands in no string.
-fn values(json: &[u8]) -> usize {
-    let (mut count, mut in_string, mut is_escaped) = (1, false, false);
-    for byte in json {
-        if in_string {
-            in_string = is_escaped || *byte != b'"';
-            is_escaped = !is_escaped && *byte == b'\\';
-        } else {
-            in_string = *byte == b'"';
-            count += usize::from(matches!(byte, b',' | b':' | b'[' | b'{'));
-        }
-    }
-    count
 }
 
 /// Bytes that a value takes, some more rather than less.
@@ -133,34 +112,4 @@ fn may_ask_for_a_form(body: &[u8]) -> bool {
     // An escape may hide a letter of a field's name.
     std::str::from_utf8(body)
         .is_ok_and(|body| body.contains("\\u") || FIELDS.iter().any(|field| body.contains(field)))
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// Values and names of an object's fields.
-    fn counted(value: &Value) -> usize {
-        1 + match value {
-            Value::Array(items) => items.iter().map(counted).sum(),
-            Value::Object(fields) => fields.values().map(counted).sum(),
-            _ => 0,
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_value_is_missed(texts in prop::collection::vec("[\\[\\]{},:\"\\\\a]{0,6}", 0..6), deep in 0_usize..5) {
-            let mut value = serde_json::json!(texts);
-            for text in texts.iter().take(deep) {
-                value = serde_json::json!({text: [value, 1, null], "b": {}});
-            }
-            let json = serde_json::to_vec(&value).unwrap();
-            let found = values(&json);
-            prop_assert!(found >= counted(&value), "{found} of {}", counted(&value));
-            prop_assert!(found <= 3 * counted(&value) + 1, "what stands in strings is none");
-        }
-    }
 }
