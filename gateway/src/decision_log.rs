@@ -86,7 +86,7 @@ impl DecisionLog {
             };
             counted.with_label_values(&[outcome]).inc_by(lines);
         };
-        Ok(Self { lines: Lines::start("decision-log", file, DECISION_LOG_QUEUE_BYTES, tell)?, share })
+        Ok(Self { lines: Lines::to("decision-log", file, DECISION_LOG_QUEUE_BYTES, tell), share })
     }
 
     /// Logs a choice, if it is one of those to be logged. `weighed`: the workers it was made from.
@@ -118,7 +118,7 @@ impl DecisionLog {
         };
         let mut bytes = serde_json::to_vec(&line).unwrap_or_default();
         bytes.push(b'\n');
-        self.lines.send(bytes);
+        self.lines.send(&bytes);
     }
 
     /// Completes when what was logged is in the file, or cannot be in time: for the end of the process.

@@ -127,7 +127,7 @@ impl Dispatch {
     /// All that routing knows of a request to `path`, which is this much `work`.
     pub async fn read(&self, work: Work, path: &str, headers: &HeaderMap, body: &Bytes) -> RequestInfo {
         let form = Form::of(content::kind(headers), body);
-        let mut info = self.reader.text(form, body).await;
+        let mut info = Arc::unwrap_or_clone(self.reader.text(form, body).await);
         self.complete(&mut info, work, path, headers);
         info.tokens = self.tokens(path, &info, body).await;
         info
@@ -181,12 +181,13 @@ impl Dispatch {
         let plain = Plain::of(&mut parts.headers, body, self.reader.max_bytes).await?;
         let reading = Instant::now();
         let sender = Sender { client, visit: visit.as_ref() };
-        let (content, mut info) = self.reader.read(&mut parts, plain, sender).await?;
+        let (content, mut shared) = self.reader.read(&mut parts, plain, sender).await?;
+        let info = Arc::make_mut(&mut shared);
         let visit = visit.as_deref();
         let work = Work::of(&parts.method, parts.uri.path());
-        self.complete(&mut info, work, parts.uri.path(), &parts.headers);
-        info.tokens = self.tokens(parts.uri.path(), &info, &content.text).await;
-        info.model = info.model.or_else(|| whom::model_in_target(self.router.fleet(), &parts));
+        self.complete(info, work, parts.uri.path(), &parts.headers);
+        info.tokens = self.tokens(parts.uri.path(), info, &content.text).await;
+        info.model = info.model.take().or_else(|| whom::model_in_target(self.router.fleet(), &parts));
         info.unread = content.unread.or(info.unread.filter(|_| !content.text.is_empty()));
         if parts.method != Method::POST {
             // To look for what is stored is another kind than to compute.
@@ -194,22 +195,22 @@ impl Dispatch {
         }
         let read = Instant::now();
         self.metrics.routing.observe((read - reading).as_secs_f64());
-        if stored_state::concerns(&parts, &info) {
+        if stored_state::concerns(&parts, info) {
             // In boxes: few requests need the room that these take.
             if let Some(list) = Box::pin(self.list(&parts, record)).await {
                 return list.map(|response| response.map(|body| body.with_permit(permit)));
             }
-            info.owner = Box::pin(self.owner(&parts, &info, record)).await?;
+            info.owner = Box::pin(self.owner(&parts, info, record)).await?;
         }
         if self.require_model && info.owner.is_none() {
-            whom::model_is_known_or_one(self.router.fleet(), &parts, &info)?;
+            whom::model_is_known_or_one(self.router.fleet(), &parts, info)?;
         }
         if let Some(visit) = visit.filter(|visit| visit.is_metered() && record.computes()) {
             // Whatever its path: what reaches a worker is charged.
-            tenants::unclear(&info, &content.text)?;
+            tenants::unclear(info, &content.text)?;
             let has_files = content::has_files(&parts.headers, &content.text);
             let attached = self.reader.attached(&content.text).await?;
-            visit.reserve(Estimate::of(&info, content.text.len(), attached, has_files))?;
+            visit.reserve(Estimate::of(info, content.text.len(), attached, has_files))?;
             info.metered = true;
         }
         info.share = visit.map(Visit::share).unwrap_or_default();
@@ -217,18 +218,18 @@ impl Dispatch {
         record.model(Arc::clone(&series));
         let suspect = self.poisons.look(&content.text, self.router.at(read))?;
         self.retry_budget.lock().request();
-        let demand = self.scale.enter(&self.router, &info, self.router.at(read));
+        let demand = self.scale.enter(&self.router, info, self.router.at(read));
         let mut choice = match info.owner {
             // There is no other to wait for.
-            Some(_) => self.router.choose(&info, &[]).await.map_err(state_away)?,
-            None => self.scale.choose(&self.router, &info).await?,
+            Some(_) => self.router.choose(info, &[]).await.map_err(state_away)?,
+            None => self.scale.choose(&self.router, info).await?,
         };
         choice.ticket.carry(demand);
         let Content { text: body, came, .. } = content;
         if let Some(visit) = visit.filter(|_| info.metered) {
             visit.asks();
         }
-        let (info, record, broken) = (Arc::new(info), Arc::clone(record), Broken::default());
+        let (info, record, broken) = (shared, Arc::clone(record), Broken::default());
         let asked = Arc::new(Asked { parts, body, came, info, series, record, broken });
         let response = Attempts::new(self, &asked, suspect).run(choice).await?;
         Ok(response.map(|body| body.with_permit(permit)))

@@ -71,6 +71,10 @@ pub fn is_for_worker(name: &HeaderName) -> bool {
 /// A request's cookies as one field, where they are several: HTTP/2 clients split theirs, and who speaks HTTP/1.1 reads one
 /// (RFC 9113, section 8.2.3).
 pub fn whole_cookie(headers: &HeaderMap) -> Option<HeaderValue> {
+    // Mostly no name is there twice.
+    if headers.len() == headers.keys_len() {
+        return None;
+    }
     let mut crumbs = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes);
     let (first, second) = (crumbs.next()?, crumbs.next()?);
     let whole =

@@ -32,14 +32,14 @@ pub fn counter() -> prometheus::Result<IntCounter> {
 
 /// Logs from now on; once what is returned is dropped, the last lines have been written, if that took no more
 /// than a second.
-pub fn to_stderr(format: LogFormat) -> io::Result<Log> {
+pub fn to_stderr(format: LogFormat) -> Log {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let colour = io::stderr().is_terminal();
-    let lines = Lines::start("log", io::stderr(), LOG_QUEUE_BYTES, |fate, lines| {
+    let lines = Lines::to("log", io::stderr(), LOG_QUEUE_BYTES, |fate, lines| {
         if let (Fate::Dropped | Fate::Failed(_), Some(lost)) = (fate, &*LOST) {
             lost.inc_by(lines);
         }
-    })?;
+    });
     let writer = lines.writer();
     let writer = move || writer.clone();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colour);
@@ -47,7 +47,7 @@ pub fn to_stderr(format: LogFormat) -> io::Result<Log> {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().init(),
     }
-    Ok(Log(lines))
+    Log(lines)
 }
 
 /// The log, until its end.

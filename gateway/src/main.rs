@@ -63,7 +63,7 @@ fn serve(args: &ServeArgs) -> Outcome {
     let reader = Box::new(move || again.clone().resolve());
     heap::keep_warm();
     // Until the end: the last lines are written then.
-    let _log = log::to_stderr(config.log_format)?;
+    let _log = log::to_stderr(config.log_format);
     panics::watch();
     descriptors::raise();
     // On one core there is nobody to hand a task to, and handing them over is what the other kind prepares for.

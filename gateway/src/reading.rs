@@ -50,7 +50,7 @@ impl Reader {
         parts: &mut Parts,
         plain: Plain,
         sender: Sender<'_>,
-    ) -> Result<(Content, RequestInfo), Error> {
+    ) -> Result<(Content, Arc<RequestInfo>), Error> {
         if plain.bytes.len() <= READING_INLINE_BYTES {
             return self.read_here(parts, plain, sender);
         }
@@ -66,14 +66,14 @@ impl Reader {
     }
 
     /// What routing knows of a text.
-    pub async fn text(&self, form: Option<Form>, text: &Bytes) -> RequestInfo {
+    pub async fn text(&self, form: Option<Form>, text: &Bytes) -> Arc<RequestInfo> {
         if form.is_some() || text.len() <= READING_INLINE_BYTES {
             return self.text_here(form, text);
         }
         let (reader, text) = (self.clone(), text.clone());
         let read = elsewhere(move || reader.text_here(None, &text)).await;
         // Of what panicked there nothing is known.
-        read.unwrap_or_else(|_| request::read(b"", self.keyer))
+        read.unwrap_or_else(|_| Arc::new(request::read(b"", self.keyer)))
     }
 
     /// What is attached in a text ([`tenants::attached`]).
@@ -90,7 +90,7 @@ impl Reader {
         parts: &mut Parts,
         plain: Plain,
         sender: Sender<'_>,
-    ) -> Result<(Content, RequestInfo), Error> {
+    ) -> Result<(Content, Arc<RequestInfo>), Error> {
         let was_coded = plain.was_coded;
         let mut content = Content::of(&parts.headers, plain, self.max_bytes)?;
         if was_coded || content.came.is_some() {
@@ -108,11 +108,12 @@ impl Reader {
         Ok((content, info))
     }
 
-    fn text_here(&self, form: Option<Form>, text: &[u8]) -> RequestInfo {
-        match form {
+    fn text_here(&self, form: Option<Form>, text: &[u8]) -> Arc<RequestInfo> {
+        // It is large, and moved some times.
+        Arc::new(match form {
             Some(form) => request::read_form(form, self.keyer),
             None => request::read_without(text, self.keyer, &self.ignored),
-        }
+        })
     }
 
     /// Room for what came out of a body.

@@ -41,7 +41,7 @@ pub struct KeyerConfig {
 }
 
 /// What routing knows of one request.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct RequestInfo {
     /// The model named in the body.
     pub model: Option<String>,

@@ -4,7 +4,7 @@
 //! bytes alone is looked at in `server/heads.rs`.
 
 use http::{
-    HeaderMap, HeaderValue, Method, Request, Version,
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Version,
     header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING},
 };
 
@@ -28,9 +28,8 @@ pub fn well_formed<B>(request: &Request<B>) -> Result<(), Error> {
 /// section 3.2.2, has it: over HTTP/1.1 a `Host` must be there all the same, and over HTTP/2 it must agree.
 fn is_for_one_server<B>(request: &Request<B>) -> Result<(), &'static str> {
     let (uri, version) = (request.uri(), request.version());
-    let mut hosts = request.headers().get_all(HOST).iter().map(HeaderValue::as_bytes);
-    let (host, second) = (hosts.next(), hosts.next());
-    if second.is_some() {
+    let host = request.headers().get(HOST).map(HeaderValue::as_bytes);
+    if is_repeated(request.headers(), &HOST) {
         return Err("Host is there twice");
     }
     if host.is_some_and(|host| !is_host_and_port(host)) {
@@ -60,34 +59,51 @@ fn is_for_one_server<B>(request: &Request<B>) -> Result<(), &'static str> {
 
 /// Whether these bytes are `uri-host [ ":" port ]` (RFC 3986, section 3.2), with a host that is not empty.
 fn is_host_and_port(bytes: &[u8]) -> bool {
-    let (is_host, port) = if let Some(literal) = bytes.strip_prefix(b"[") {
-        let Some(end) = memchr::memchr(b']', literal) else { return false };
-        (is_ipv6(&literal[..end]), &literal[end + 1..])
+    let port = if let Some(literal) = bytes.strip_prefix(b"[") {
+        let end = memchr::memchr(b']', literal).filter(|end| is_ipv6(&literal[..*end]));
+        end.map(|end| &literal[end + 1..])
     } else {
-        let end = memchr::memchr(b':', bytes).unwrap_or(bytes.len());
-        (is_name(&bytes[..end]), &bytes[end..])
+        let name = name_at(bytes);
+        name.map(|name| &bytes[name..])
     };
-    is_host && (port.is_empty() || port.strip_prefix(b":").is_some_and(is_port))
+    port.is_some_and(|port| port.is_empty() || port.strip_prefix(b":").is_some_and(is_port))
 }
 
-/// A name of unreserved characters, subdelimiters and percent-encoded bytes. Of its labels none but the last
-/// may be empty.
-fn is_name(name: &[u8]) -> bool {
-    let mut before = b'.';
-    let mut rest = name.iter();
-    while let Some(&byte) = rest.next() {
-        let fits = match byte {
-            b'.' => before != b'.',
-            b'%' => (0..2).all(|_| rest.next().is_some_and(u8::is_ascii_hexdigit)),
-            _ => byte.is_ascii_alphanumeric() || b"-_~!$&'()*+,;=".contains(&byte),
-        };
-        if !fits {
-            return false;
+/// The length of a name at the beginning of these bytes: of unreserved characters, subdelimiters and
+/// percent-encoded bytes. Of its labels none but the last may be empty.
+fn name_at(bytes: &[u8]) -> Option<usize> {
+    let (mut before, mut at) = (b'.', 0);
+    while let Some(&byte) = bytes.get(at) {
+        if IN_NAMES[usize::from(byte)] || byte == b'.' && before != b'.' {
+            at += 1;
+        } else if byte == b'%' && bytes.get(at + 1..at + 3)?.iter().all(u8::is_ascii_hexdigit) {
+            at += 3;
+        } else {
+            break;
         }
         before = byte;
     }
-    !name.is_empty()
+    (at > 0).then_some(at)
 }
+
+fn is_name(bytes: &[u8]) -> bool {
+    name_at(bytes) == Some(bytes.len())
+}
+
+/// The bytes that names are made of, besides dots and what is percent-encoded.
+const IN_NAMES: [bool; 256] = {
+    let (mut table, mut byte, others) = ([false; 256], 0, b"-_~!$&'()*+,;=");
+    while byte < 128 {
+        table[byte] = (byte as u8).is_ascii_alphanumeric();
+        byte += 1;
+    }
+    let mut at = 0;
+    while at < others.len() {
+        table[others[at] as usize] = true;
+        at += 1;
+    }
+    table
+};
 
 /// An address of IPv6, with or without a zone: some clients send theirs along.
 fn is_ipv6(literal: &[u8]) -> bool {
@@ -115,18 +131,28 @@ fn is_port(port: &[u8]) -> bool {
 fn is_framed_once(version: Version, headers: &HeaderMap) -> Result<(), Error> {
     let unclear = |why: &str| Err(Error::BodyUnreadable(why.to_owned()));
     if version >= Version::HTTP_2 {
-        let several = headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some();
-        return if several { unclear("it has several content-lengths") } else { Ok(()) };
+        return if is_repeated(headers, &CONTENT_LENGTH) {
+            unclear("it has several content-lengths")
+        } else {
+            Ok(())
+        };
     }
-    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    let Some(coding) = codings.next() else { return Ok(()) };
-    if codings.next().is_some() || !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") {
+    let Some(coding) = headers.get(TRANSFER_ENCODING) else { return Ok(()) };
+    if is_repeated(headers, &TRANSFER_ENCODING)
+        || !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked")
+    {
         return Err(Error::TransferCoding);
     }
     if headers.contains_key(CONTENT_LENGTH) {
         return unclear("it has both a content-length and a transfer-encoding");
     }
     Ok(())
+}
+
+/// Whether a header is there more than once.
+fn is_repeated(headers: &HeaderMap, name: &HeaderName) -> bool {
+    // Mostly none is.
+    headers.len() > headers.keys_len() && headers.get_all(name).iter().nth(1).is_some()
 }
 
 #[cfg(test)]

@@ -29,16 +29,13 @@ pub(crate) fn lost() -> Option<&'static IntCounter> {
 
 /// Logs from now on, panics too. Once what is returned is dropped, the last lines have been written, if that
 /// took no more than a second.
-///
-/// # Errors
-/// Where there is no thread for it.
-pub fn to_stderr(format: LogFormat) -> io::Result<Log> {
+pub fn to_stderr(format: LogFormat) -> Log {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let lines = Lines::start("log", io::stderr(), LOG_QUEUE_BYTES, |fate, lines| {
+    let lines = Lines::to("log", io::stderr(), LOG_QUEUE_BYTES, |fate, lines| {
         if let (Fate::Dropped | Fate::Failed(_), Some(lost)) = (fate, lost()) {
             lost.inc_by(lines);
         }
-    })?;
+    });
     let writer = lines.writer();
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -50,16 +47,15 @@ pub fn to_stderr(format: LogFormat) -> io::Result<Log> {
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
     std::panic::set_hook(Box::new(note));
-    Ok(Log(lines))
+    Log(lines)
 }
 
 /// Says on stderr why the process ends, and waits no more than a second for whoever should read it.
 pub fn last_words(words: &str) {
     // Without a thread for it there is no way to say it.
-    if let Ok(lines) = Lines::start("last words", io::stderr(), words.len(), |_, _| {}) {
-        lines.send(words.into());
-        lines.flush(LAST_LINES_MAX);
-    }
+    let lines = Lines::to("last words", io::stderr(), words.len(), |_, _| {});
+    lines.send(words.as_bytes());
+    lines.flush(LAST_LINES_MAX);
 }
 
 /// Logs a panic instead of writing it in place, where a pipe that nobody reads would keep its thread from

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
 use keyway_worker::WorkerOptions;
-use keyway_worker::cli::{Cli, LogFormat, Task};
-use keyway_worker::log::{self, Log};
+use keyway_worker::cli::{Cli, Task};
+use keyway_worker::log;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Connections are cheap beside the engine, which has a thread of its own.
@@ -29,13 +29,13 @@ fn run(cli: Cli) -> Result<(), String> {
         }
         #[cfg(target_os = "linux")]
         Task::ExpertRank(options, log_format) => {
-            let _log = start_log(log_format)?;
+            let _log = log::to_stderr(log_format);
             keyway_worker::run_rank(&options)
         }
         #[cfg(not(target_os = "linux"))]
         Task::ExpertRank(..) => Err("expert-parallel processes need Linux".to_owned()),
         Task::Serve(options, log_format) => {
-            let _log = start_log(log_format)?;
+            let _log = log::to_stderr(log_format);
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(RUNTIME_THREADS)
                 .enable_all()
@@ -44,10 +44,6 @@ fn run(cli: Cli) -> Result<(), String> {
             runtime.block_on(serve(*options))
         }
     }
-}
-
-fn start_log(format: LogFormat) -> Result<Log, String> {
-    log::to_stderr(format).map_err(|e| format!("cannot start the log: {e}"))
 }
 
 async fn serve(options: WorkerOptions) -> Result<(), String> {

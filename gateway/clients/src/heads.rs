@@ -5,7 +5,7 @@
 //!
 //! Nothing else is decided by what is found here. Bytes that cannot be followed hyper refuses itself.
 
-use memchr::memchr;
+use memchr::memchr_iter;
 
 /// Bytes that are kept of a line that comes in pieces: its name, and a length.
 const LINE_BYTES: usize = 32;
@@ -79,13 +79,22 @@ impl Heads {
 
     /// Reads the lines of a head up to its end, and how many bytes that was.
     fn lines(&mut self, bytes: &mut [u8]) -> usize {
+        match self.read_lines(bytes) {
+            Ok(read) => read,
+            Err((line, read)) => {
+                // No name and no value has this. The line ends as it did: for the end of the head hyper waits
+                // before it refuses one.
+                bytes[line] = 0;
+                self.at = At::Lost;
+                read
+            }
+        }
+    }
+
+    /// [`Heads::lines`]; an error where the line that begins there must not be.
+    fn read_lines(&mut self, bytes: &[u8]) -> Result<usize, (usize, usize)> {
         let mut from = 0;
-        while matches!(self.at, At::Before | At::Head) {
-            let Some(length) = memchr(b'\n', &bytes[from..]) else {
-                self.keep(&bytes[from..]);
-                return bytes.len();
-            };
-            let end = from + length;
+        for end in memchr_iter(b'\n', bytes) {
             let may = if self.came == 0 {
                 self.read(&bytes[from..end])
             } else {
@@ -95,14 +104,15 @@ impl Heads {
                 self.read(&line[..came.min(LINE_BYTES)]) && (came <= LINE_BYTES || !is_length(&line))
             };
             if !may {
-                // No name and no value has this. The line ends as it did: for the end of the head hyper waits
-                // before it refuses one.
-                bytes[from] = 0;
-                self.at = At::Lost;
+                return Err((from, end + 1));
             }
             from = end + 1;
+            if !matches!(self.at, At::Before | At::Head) {
+                return Ok(from);
+            }
         }
-        from
+        self.keep(&bytes[from..]);
+        Ok(bytes.len())
     }
 
     fn keep(&mut self, bytes: &[u8]) {
@@ -146,11 +156,22 @@ impl Heads {
     }
 }
 
-const LENGTH: &[u8] = b"content-length:";
-const CODING: &[u8] = b"transfer-encoding:";
+const LENGTH: &[u8; 15] = b"content-length:";
+const CODING: &[u8; 18] = b"transfer-encoding:";
 
-fn is_named(line: &[u8], name: &[u8]) -> bool {
-    line.get(..name.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(name))
+/// Whether a line begins with this name, in letters of any case: their bit is set in both, eight bytes at a time.
+/// It may take a control character for a mark, of which hyper takes neither.
+fn is_named<const BYTES: usize>(line: &[u8], name: &[u8; BYTES]) -> bool {
+    const LOWER: u64 = u64::from_ne_bytes([0x20; 8]);
+    let word = |bytes: &[u8; BYTES], at: usize| {
+        bytes[at..].first_chunk::<8>().map(|word| u64::from_ne_bytes(*word) | LOWER)
+    };
+    // The last eight overlap those before.
+    let is_same = |line, at| word(line, at) == word(name, at);
+    let all = |line| {
+        is_same(line, 0) && (8..BYTES - 8).step_by(8).all(|at| is_same(line, at)) && is_same(line, BYTES - 8)
+    };
+    line.first_chunk::<BYTES>().is_some_and(all)
 }
 
 fn is_length(line: &[u8]) -> bool {

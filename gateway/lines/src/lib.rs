@@ -1,13 +1,16 @@
 //! Lines for a file that may be slow, full or a pipe that nobody reads: a thread of its own writes them, what
 //! it cannot keep up with is dropped, and what becomes of each is told. Whoever has a line waits for nothing.
 //! The logs of gateway and worker are such.
+//!
+//! The thread is there while there are lines: a process of one thread takes less for each system call and for
+//! each block of memory, and one that logs nothing need not have another.
 
 use std::{
     io::{self, Write},
+    mem,
     sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-        mpsc::{Receiver, Sender, channel},
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        mpsc::{RecvTimeoutError, Sender, channel},
     },
     thread,
     time::Duration,
@@ -15,6 +18,9 @@ use std::{
 
 /// Lines that wait are written together, up to about so many bytes.
 const TOGETHER_BYTES: usize = 64 << 10;
+
+/// How long the thread waits for another line.
+const IDLE: Duration = Duration::from_secs(5);
 
 /// What becomes of lines.
 #[derive(Debug)]
@@ -28,50 +34,102 @@ pub enum Fate<'a> {
 }
 
 /// Is told what becomes of how many lines.
-type Tell = Arc<dyn Fn(Fate<'_>, u64) + Send + Sync>;
+type Tell = Box<dyn Fn(Fate<'_>, u64) + Send + Sync>;
 
 /// Takes lines.
 #[derive(Clone)]
-pub struct Lines {
-    queue: Sender<Waiting>,
-    /// Of those that wait, and how many may.
-    bytes: Arc<AtomicUsize>,
+pub struct Lines(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    more: Condvar,
+    name: String,
     bytes_max: usize,
+    idle: Duration,
     tell: Tell,
 }
 
-enum Waiting {
-    /// One, with its end.
-    Line(Vec<u8>),
-    /// Dropped once all before it has been written, as far as it could be.
-    Flush(Sender<()>),
+struct State {
+    /// Lines with their ends.
+    waiting: Vec<u8>,
+    /// Of those that wait or are being written.
+    bytes: usize,
+    /// Dropped once all that waits has been written, as far as it could be.
+    flushes: Vec<Sender<()>>,
+    /// There while no thread has it.
+    writer: Option<Writer<Box<dyn Write + Send>>>,
+}
+
+impl State {
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.flushes.is_empty()
+    }
 }
 
 impl Lines {
     /// Writes lines to `file` on a thread of this name; `bytes_max` of them may wait.
-    pub fn start(
+    pub fn to(
         name: &str,
         file: impl Write + Send + 'static,
         bytes_max: usize,
         tell: impl Fn(Fate<'_>, u64) + Send + Sync + 'static,
-    ) -> io::Result<Self> {
-        let (queue, waiting) = channel();
-        let (bytes, tell): (Arc<AtomicUsize>, Tell) = (Arc::default(), Arc::new(tell));
-        let (of_writer, tells) = (Arc::clone(&bytes), Arc::clone(&tell));
-        let mut writer = Writer { file, torn: false };
-        thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || writer.run(&waiting, &of_writer, &*tells))?;
-        Ok(Self { queue, bytes, bytes_max, tell })
+    ) -> Self {
+        Self::with_idle(IDLE, name, file, bytes_max, tell)
+    }
+
+    fn with_idle(
+        idle: Duration,
+        name: &str,
+        file: impl Write + Send + 'static,
+        bytes_max: usize,
+        tell: impl Fn(Fate<'_>, u64) + Send + Sync + 'static,
+    ) -> Self {
+        let writer = Some(Writer { file: Box::new(file) as Box<dyn Write + Send>, torn: false });
+        let state = Mutex::new(State { waiting: Vec::new(), bytes: 0, flushes: Vec::new(), writer });
+        let (name, tell) = (name.to_owned(), Box::new(tell));
+        Self(Arc::new(Shared { state, more: Condvar::new(), name, bytes_max, idle, tell }))
     }
 
     /// Takes a line with its end, if there is room for it.
-    pub fn send(&self, line: Vec<u8>) {
-        let bytes = line.len();
-        let before = self.bytes.fetch_add(bytes, Relaxed);
-        if before + bytes > self.bytes_max || self.queue.send(Waiting::Line(line)).is_err() {
-            self.bytes.fetch_sub(bytes, Relaxed);
-            (self.tell)(Fate::Dropped, 1);
+    pub fn send(&self, line: &[u8]) {
+        let mut state = self.0.state();
+        if state.bytes + line.len() > self.0.bytes_max {
+            drop(state);
+            (self.0.tell)(Fate::Dropped, 1);
+            return;
+        }
+        state.bytes += line.len();
+        state.waiting.extend_from_slice(line);
+        if let Some(writer) = state.writer.take() {
+            drop(state);
+            self.begin(writer);
+        } else {
+            drop(state);
+            self.0.more.notify_one();
+        }
+    }
+
+    /// Has a thread write what waits.
+    fn begin(&self, writer: Writer<Box<dyn Write + Send>>) {
+        let shared = Arc::clone(&self.0);
+        // What could not be started gives back what it was to take along.
+        let (given, taken) = channel();
+        let run = move || {
+            if let Ok(writer) = taken.recv() {
+                shared.write(writer);
+            }
+        };
+        match thread::Builder::new().name(self.0.name.clone()).spawn(run) {
+            Ok(_) => drop(given.send(writer)),
+            Err(error) => {
+                let mut state = self.0.state();
+                let lost = mem::take(&mut state.waiting);
+                state.bytes = 0;
+                state.flushes.clear();
+                state.writer = Some(writer);
+                drop(state);
+                (self.0.tell)(Fate::Failed(&error), lines_in(&lost));
+            }
         }
     }
 
@@ -83,10 +141,54 @@ impl Lines {
     /// Waits until what was sent has been written, or could not be; for no longer than this. Whether it has.
     pub fn flush(&self, patience: Duration) -> bool {
         let (flush, written) = channel();
+        let mut state = self.0.state();
+        if state.bytes == 0 {
+            return true;
+        }
+        state.flushes.push(flush);
+        drop(state);
+        self.0.more.notify_one();
         // It says nothing, and is dropped.
-        self.queue.send(Waiting::Flush(flush)).is_ok()
-            && written.recv_timeout(patience) == Err(std::sync::mpsc::RecvTimeoutError::Disconnected)
+        written.recv_timeout(patience) == Err(RecvTimeoutError::Disconnected)
     }
+}
+
+impl Shared {
+    /// Nothing that panics is done while it is held.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes until no line has come for a while.
+    fn write(&self, mut writer: Writer<Box<dyn Write + Send>>) {
+        loop {
+            let waited = self
+                .more
+                .wait_timeout_while(self.state(), self.idle, |state| state.is_idle())
+                .unwrap_or_else(PoisonError::into_inner);
+            let mut state = waited.0;
+            if state.is_idle() {
+                state.writer = Some(writer);
+                return;
+            }
+            let (lines, flushes) = (mem::take(&mut state.waiting), mem::take(&mut state.flushes));
+            drop(state);
+            let mut rest = &lines[..];
+            while !rest.is_empty() {
+                let from = rest.len().min(TOGETHER_BYTES) - 1;
+                let end = memchr::memchr(b'\n', &rest[from..]).map_or(rest.len(), |more| from + more + 1);
+                let (together, others) = rest.split_at(end);
+                writer.write(together, &*self.tell);
+                self.state().bytes -= together.len();
+                rest = others;
+            }
+            drop(flushes);
+        }
+    }
+}
+
+fn lines_in(bytes: &[u8]) -> u64 {
+    memchr::memchr_iter(b'\n', bytes).count() as u64
 }
 
 /// Writes to [`Lines`]: what is written at once is a line with its end.
@@ -95,7 +197,7 @@ pub struct LineWriter(Lines);
 
 impl Write for LineWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.0.send(line.to_vec());
+        self.0.send(line);
         Ok(line.len())
     }
 
@@ -106,7 +208,7 @@ impl Write for LineWriter {
 
 impl std::fmt::Debug for Lines {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lines").field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("Lines").field("bytes", &self.0.state().bytes).finish_non_exhaustive()
     }
 }
 
@@ -117,25 +219,6 @@ struct Writer<F> {
 }
 
 impl<F: Write> Writer<F> {
-    /// Until nobody has any more lines.
-    fn run(&mut self, waiting: &Receiver<Waiting>, bytes: &AtomicUsize, tell: &dyn Fn(Fate<'_>, u64)) {
-        let mut together = Vec::new();
-        while let Ok(first) = waiting.recv() {
-            let mut flushes = Vec::new();
-            let mut next = Some(first);
-            while let Some(one) = next.take() {
-                match one {
-                    Waiting::Line(line) => together.extend(line),
-                    Waiting::Flush(flush) => flushes.push(flush),
-                }
-                next = if together.len() < TOGETHER_BYTES { waiting.try_recv().ok() } else { None };
-            }
-            self.write(&together, tell);
-            bytes.fetch_sub(together.len(), Relaxed);
-            together.clear();
-        }
-    }
-
     /// Writes whole lines. What there is no room for is lost: there would be more and more of it.
     fn write(&mut self, lines: &[u8], tell: &dyn Fn(Fate<'_>, u64)) {
         let (written, result) = self.write_up_to(lines);
@@ -143,10 +226,9 @@ impl<F: Write> Writer<F> {
         if written > 0 {
             self.torn = !whole.ends_with(b"\n");
         }
-        let count = |bytes| memchr::memchr_iter(b'\n', bytes).count() as u64;
-        tell(Fate::Written, count(whole));
+        tell(Fate::Written, lines_in(whole));
         if let Err(error) = result {
-            tell(Fate::Failed(&error), count(rest));
+            tell(Fate::Failed(&error), lines_in(rest));
         }
     }
 

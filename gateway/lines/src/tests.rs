@@ -1,6 +1,6 @@
 //! Lines for files that are full, slow or not read: each has one fate, and whole lines stay whole.
 
-use std::sync::Mutex;
+use std::sync::mpsc::Receiver;
 
 use proptest::prelude::*;
 
@@ -89,17 +89,72 @@ fn a_reader_that_has_stopped_holds_up_nobody_and_what_waits_is_bounded() {
     let fates = Arc::new(Fates::default());
     let told = Arc::clone(&fates);
     let tell = move |fate: Fate<'_>, lines| told.tell(&fate, lines);
-    let lines = Lines::start("test", Stopped(stopped), 100, tell).unwrap();
+    let lines = Lines::to("test", Stopped(stopped), 100, tell);
     for _ in 0..50 {
-        lines.send(b"ten bytes\n".to_vec());
-        assert!(lines.bytes.load(Relaxed) <= 100);
+        lines.send(b"ten bytes\n");
+        assert!(lines.0.state().bytes <= 100);
     }
     assert_eq!(*fates.0.lock().unwrap(), [0, 40, 0]);
     assert!(!lines.flush(Duration::from_millis(1)), "nothing is written");
     // As it is read again, all that waited is written, and there is room.
     drop(goes_on);
     assert!(lines.flush(PATIENCE));
-    lines.send(b"ten bytes\n".to_vec());
+    lines.send(b"ten bytes\n");
     assert!(lines.flush(PATIENCE));
     assert_eq!(*fates.0.lock().unwrap(), [11, 40, 0]);
+}
+
+/// Keeps what it takes.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Kept {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn there_is_a_thread_only_while_there_are_lines_and_none_is_lost_between_two() {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let kept = Kept::default();
+    let lines = Lines::with_idle(Duration::ZERO, "test", kept.clone(), 1 << 20, |_, _| {});
+    let has_thread = || lines.0.state().writer.is_none();
+    assert!(!has_thread() && lines.flush(PATIENCE));
+    let mut sent = String::new();
+    for line in 0..100 {
+        let text = format!("{line}\n");
+        lines.send(text.as_bytes());
+        sent += &text;
+        if line % 10 == 0 {
+            assert!(lines.flush(PATIENCE));
+            while has_thread() {
+                thread::yield_now();
+            }
+        }
+    }
+    assert!(lines.flush(PATIENCE));
+    assert_eq!(String::from_utf8(kept.0.lock().unwrap().clone()).unwrap(), sent);
+}
+
+#[test]
+fn lines_longer_than_what_is_written_together_stay_whole() {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let kept = Kept::default();
+    let fates = Arc::new(Fates::default());
+    let told = Arc::clone(&fates);
+    let lines = Lines::to("test", kept.clone(), 8 << 20, move |fate, lines| told.tell(&fate, lines));
+    let long = [vec![b'a'; 3 * TOGETHER_BYTES], vec![b'\n']].concat();
+    for _ in 0..10 {
+        lines.send(&long);
+        lines.send(b"short\n");
+    }
+    assert!(lines.flush(PATIENCE));
+    assert_eq!(*fates.0.lock().unwrap(), [20, 0, 0]);
+    assert_eq!(kept.0.lock().unwrap().len(), 10 * (long.len() + 6));
 }
