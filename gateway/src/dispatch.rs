@@ -214,6 +214,7 @@ impl Dispatch {
             info.metered = true;
         }
         info.share = visit.map(Visit::share).unwrap_or_default();
+        info.index_owner = visit.map(Visit::index_owner).unwrap_or_default();
         let series = self.metrics.model(info.model.as_deref());
         record.model(Arc::clone(&series));
         let suspect = self.poisons.look(&content.text, self.router.at(read))?;

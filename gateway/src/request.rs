@@ -8,7 +8,7 @@
 use std::{borrow::Cow, num::NonZeroUsize, ops::Range, sync::Arc};
 
 use keyway_core::{
-    index::WorkerId,
+    index::{Owner, WorkerId},
     keyer::{PrefixChain, TextKeyer},
     waiting_room::Share,
 };
@@ -76,6 +76,8 @@ pub struct RequestInfo {
     pub tokens: Option<TokenPrompt>,
     /// Whose it is, where it has to wait.
     pub share: Share,
+    /// Whose the blocks of its prompt are in the index.
+    pub index_owner: Owner,
     /// Its session, where the client names one and that counts.
     pub session: Option<Session>,
     /// Path and model, as workers' refusals are told apart; 0 until it is known.
@@ -140,6 +142,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
         talk,
         tokens: None,
         share: Share::default(),
+        index_owner: Owner::NOBODY,
         session: None,
         kind: 0,
         work: Work::Generates,

@@ -234,7 +234,7 @@ impl Router {
 
     /// Looks at or changes the index, briefly: every choice waits for it.
     pub fn with_index<T>(&self, f: impl FnOnce(&mut PrefixIndex) -> T) -> T {
-        f(&mut self.index.lock())
+        f(&mut self.settled_index())
     }
 
     /// The same for what is one of many in a row: a choice that waits is made before the next one.
@@ -243,6 +243,13 @@ impl Router {
         let outcome = f(&mut index);
         MutexGuard::unlock_fair(index);
         outcome
+    }
+
+    /// The index, with what workers have accepted by now.
+    fn settled_index(&self) -> MutexGuard<'_, PrefixIndex> {
+        let mut index = self.index.lock();
+        index.settle();
+        index
     }
 
     /// Forgets what a worker holds by this name, some blocks at a time.
@@ -256,7 +263,7 @@ impl Router {
         let views = setting.request_views();
         let now = self.now();
         let mut candidates = setting.candidates(now, self.holding.load(Ordering::Relaxed) > 0);
-        let (index, nobody, step) = (self.index.lock(), Ahead::default(), (now, &turn));
+        let (index, nobody, step) = (self.settled_index(), Ahead::default(), (now, &turn));
         let Some(places) = setting.askable(now) else {
             let seen = (&views[..], &setting.view_of[..]);
             let pick = consider(self.policy(), seen, &mut candidates, &nobody, step, &index)?;
@@ -313,7 +320,7 @@ impl Router {
         }
         let blocks = remembered.take(worker);
         drop(remembered);
-        self.index.lock().restore(worker.id, blocks)
+        self.index.lock().restore(worker.id, blocks.iter())
     }
 
     /// Forgets all that a worker held: it is gone for good.
@@ -327,7 +334,7 @@ impl Router {
 
     /// Tokens that the index believes a worker's cache to hold: blocks of its own size, or of text.
     pub fn cached_tokens(&self, worker: &Worker) -> u64 {
-        let index = self.index.lock();
+        let index = self.settled_index();
         let block_size = u64::from(worker.residency.block_size());
         let by_text = index.resident(worker.id) as u64;
         if worker.residency.token_id == worker.id {
@@ -343,7 +350,7 @@ impl Router {
             let workers = self.fleet.all().iter().filter(|worker| worker.state() == state).count();
             self.metrics.fleet.workers.with_label_values(&[state.as_str()]).set(workers as i64);
         }
-        let index = self.index.lock();
+        let index = self.settled_index();
         for worker in self.fleet.all().iter() {
             let label = [worker.name.as_str()];
             self.metrics.worker_ready.with_label_values(&label).set(i64::from(worker.routable()));

@@ -1,12 +1,15 @@
-//! What the index knows, written when the gateway ends (and when a successor asks for its sockets) and read at the start, so
-//! that a restart does not forget where prefixes lie. Hashes and workers' names, never text. A file of another key, block
-//! size or version, one that is damaged, or one that is too old is not used: that costs time, as an empty index does.
-//! Workers that announce their blocks are left out; they do so again.
+//! What the index knows, written when the gateway ends (and when a successor asks for its sockets) and read
+//! at the start, so that a restart does not forget where prefixes lie. Hashes and workers' names, never text.
+//! A file of another key, block size or version, one that is damaged, or one that is too old is not used:
+//! that costs time, as an empty index does. Workers that announce their blocks are left out; they do so
+//! again.
 //!
-//! Form, all numbers little-endian: `KEYWAYIX`, version (4 bytes), check of the hash key (8), bytes of a block (8), seconds
-//! since 1970 (8); the count of ids of what workers store (8), and for each its hash, its tenant's, its worker's number and its age in
-//! seconds (8 each); then for each worker the length of its name (2), the name, the count of its blocks (8), and their hashes from the
-//! most to the least recently used (8 each); at the end the XXH3 of all before it (8).
+//! Form, all numbers little-endian: `KEYWAYIX`, version (4 bytes), check of the hash key (8), bytes of a
+//! block (8), seconds since 1970 (8); the count of ids of what workers store (8), and for each its hash, its
+//! tenant's, its worker's number and its age in seconds (8 each); then for each worker the length of its name
+//! (2), the name, the count of rows that its blocks stand in (8), for each row the number of its tenant in
+//! the index and the count of its blocks (8 each), and all rows' hashes from the most to the least recently
+//! used (8 each); at the end the XXH3 of all before it (8).
 
 use std::{
     collections::HashMap,
@@ -16,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use keyway_core::index::WorkerId;
+use keyway_core::index::{self, WorkerId};
 use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
 
 use crate::{
@@ -29,14 +32,22 @@ use crate::{
 };
 
 const MAGIC: &[u8; 8] = b"KEYWAYIX";
-/// 3: with the ids of what workers store.
-const VERSION: u32 = 3;
+/// 3: with the ids of what workers store. 4: with blocks' owners.
+const VERSION: u32 = 4;
 /// Magic, version, key's check, block's bytes, time.
 const HEAD_BYTES: usize = 36;
 
 /// What a file says of workers that have not joined yet.
 #[derive(Debug, Default)]
-pub struct Remembered(HashMap<String, Vec<BlockHash>>);
+pub struct Remembered(HashMap<String, Blocks>);
+
+/// A worker's blocks, from the most to the least recently used.
+#[derive(Debug, Default)]
+pub struct Blocks {
+    /// Whose they are, of so many in a row.
+    rows: Vec<(index::Owner, u64)>,
+    hashes: Vec<BlockHash>,
+}
 
 /// What a file says.
 #[derive(Debug, Default)]
@@ -106,13 +117,35 @@ fn read(path: &Path, keyer: KeyerConfig, index_bytes: usize) -> Result<Read, Str
 
 impl Remembered {
     /// What it says of a worker that joins; once.
-    pub fn take(&mut self, worker: &Worker) -> Vec<BlockHash> {
+    pub fn take(&mut self, worker: &Worker) -> Blocks {
         self.0.remove(&worker.name).unwrap_or_default()
     }
 
     /// Whether there are workers left that have not joined.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+impl Blocks {
+    /// Each with its owner.
+    pub fn iter(&self) -> impl Iterator<Item = (index::Owner, BlockHash)> {
+        let owners = self.rows.iter().flat_map(|&(owner, count)| std::iter::repeat_n(owner, count as usize));
+        owners.zip(self.hashes.iter().copied())
+    }
+}
+
+impl FromIterator<(index::Owner, BlockHash)> for Blocks {
+    fn from_iter<I: IntoIterator<Item = (index::Owner, BlockHash)>>(blocks: I) -> Self {
+        let mut all = Self::default();
+        for (owner, hash) in blocks {
+            match all.rows.last_mut() {
+                Some((last, count)) if *last == owner => *count += 1,
+                _ => all.rows.push((owner, 1)),
+            }
+            all.hashes.push(hash);
+        }
+        all
     }
 }
 
@@ -134,13 +167,15 @@ fn encode(fleet: &Fleet, router: &Router, keyer: KeyerConfig) -> (Vec<u8>, usize
     let told = |worker: &&Arc<Worker>| worker.kv_source().is_none();
     for worker in fleet.all().iter().filter(told) {
         // A worker's blocks are copied under the lock, and no more of them at a time.
-        let blocks: Vec<BlockHash> = router.with_index(|index| index.by_recency(worker.id).collect());
+        let blocks: Blocks = router.with_index(|index| index.by_recency(worker.id).collect());
         let name = worker.name.as_bytes();
         out.extend((name.len() as u16).to_le_bytes());
         out.extend(name);
-        out.extend((blocks.len() as u64).to_le_bytes());
-        out.extend(blocks.iter().flat_map(|block| block.0.to_le_bytes()));
-        total += blocks.len();
+        out.extend((blocks.rows.len() as u64).to_le_bytes());
+        let row = |(owner, count): &(index::Owner, u64)| [u64::from(owner.0), *count].map(u64::to_le_bytes);
+        out.extend(blocks.rows.iter().flat_map(row).flatten());
+        out.extend(blocks.hashes.iter().flat_map(|block| block.0.to_le_bytes()));
+        total += blocks.hashes.len();
     }
     out.extend(sum_of(&out).to_le_bytes());
     (out, total)
@@ -209,12 +244,22 @@ impl<'a> Bytes<'a> {
         Some(parts.as_chunks::<4>().0.iter().map(id).collect())
     }
 
-    fn worker(&mut self) -> Option<(String, Vec<BlockHash>)> {
+    /// So many numbers.
+    fn numbers(&mut self, count: u64) -> Option<impl Iterator<Item = u64>> {
+        let bytes = self.take(usize::try_from(count).ok()?.checked_mul(8)?)?;
+        Some(bytes.as_chunks::<8>().0.iter().map(|number| u64::from_le_bytes(*number)))
+    }
+
+    fn worker(&mut self) -> Option<(String, Blocks)> {
         let length = u16::from_le_bytes(self.take(2)?.try_into().ok()?);
         let name = std::str::from_utf8(self.take(length.into())?).ok()?.to_owned();
         let count = self.u64()?;
-        let blocks = self.take(usize::try_from(count).ok()?.checked_mul(8)?)?.as_chunks::<8>().0;
-        Some((name, blocks.iter().map(|hash| BlockHash(u64::from_le_bytes(*hash))).collect()))
+        let rows: Vec<u64> = self.numbers(count.checked_mul(2)?)?.collect();
+        let row = |&[owner, count]: &[u64; 2]| Some((index::Owner(u8::try_from(owner).ok()?), count));
+        let rows: Vec<_> = rows.as_chunks::<2>().0.iter().map(row).collect::<Option<_>>()?;
+        let total = rows.iter().try_fold(0_u64, |total, (_, count)| total.checked_add(*count))?;
+        let hashes = self.numbers(total)?.map(BlockHash).collect();
+        Some((name, Blocks { rows, hashes }))
     }
 }
 
@@ -258,13 +303,18 @@ mod tests {
         router.with_stored_state(stored)
     }
 
+    const TENANT: index::Owner = index::Owner(9);
     const STORED: (u64, Owner) = (5, Owner { worker: WorkerId(6), tenant: 7 });
 
     fn snapshot() -> Vec<u8> {
         let router = router(keyer(7));
         let chain: Vec<BlockHash> = (1..=9).map(BlockHash).collect();
         let first = router.fleet().all()[0].id;
-        router.with_index(|index| drop(index.place(first, &chain)));
+        let (early, late) = chain.split_at(4);
+        router.with_index(|index| {
+            drop(index.place(first, early));
+            drop(index.place_of(TENANT, first, late));
+        });
         router.stored_state().unwrap().recall(vec![STORED]);
         encode(router.fleet(), &router, keyer(7)).0
     }
@@ -273,8 +323,10 @@ mod tests {
     fn what_was_written_is_remembered_by_name() {
         let mut read = decode(&snapshot(), keyer(7), clock::unix_seconds()).unwrap().remembered;
         let workers = router(keyer(7)).fleet().all();
-        assert_eq!(read.take(&workers[0]).len(), 9);
-        assert!(read.take(&workers[0]).is_empty() && read.take(&workers[1]).is_empty());
+        let blocks: Vec<_> = read.take(&workers[0]).iter().map(|(owner, hash)| (owner, hash.0)).collect();
+        let of = |owner, hashes: std::ops::RangeInclusive<u64>| hashes.map(move |hash| (owner, hash));
+        assert_eq!(blocks, of(TENANT, 5..=9).chain(of(index::Owner::NOBODY, 1..=4)).collect::<Vec<_>>());
+        assert_eq!(read.take(&workers[0]).iter().count() + read.take(&workers[1]).iter().count(), 0);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod estimate;
 mod file;
+mod owners;
 mod salt;
 mod standing;
 mod steering;
@@ -18,18 +19,21 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, header::AUTHORIZATION};
-use keyway_core::RateLimit;
+use keyway_core::{RateLimit, index::Owner};
 use keyway_wire::block_hash::HashKey;
 use parking_lot::{Mutex, RwLock};
 use prometheus::IntCounterVec;
 
-use self::file::{KeyHash, Parsed};
 pub use self::{
     estimate::{Attached, Estimate, attached, unclear},
     file::{TenantTable, hex, key_hash},
     salt::{keep_apart, rewritten},
     steering::Steering,
     visit::{Used, Visit},
+};
+use self::{
+    file::{KeyHash, Parsed},
+    owners::Numbers,
 };
 use crate::{
     clock::{self, Clock},
@@ -78,6 +82,8 @@ pub struct Tenant {
     table: TenantTable,
     /// Stands for the name where owners are counted.
     number: u32,
+    /// Whose the blocks of its prompts are in the index, where tenants share none.
+    owner: Owner,
     /// What separates its prompts from others'; `None` where tenants share.
     salt: Option<String>,
     /// By what it may steer engines.
@@ -169,6 +175,8 @@ impl Tenants {
         // Held throughout, so that no request finds the door without its keys.
         let mut current = self.current.write();
         let now = self.clock.now();
+        let known = |table: &TenantTable| current.by_name.get(&table.name).map(|known| known.owner);
+        let mut numbers = Numbers::kept(parsed.tenants.iter().filter_map(known));
         let tenant = |table: TenantTable| match current.by_name.get(&table.name) {
             // What it has used of its limits stays used, unless they are others now.
             Some(same) if same.table.same_limits(&table) => Arc::clone(same),
@@ -185,6 +193,7 @@ impl Tenants {
                 clock: self.clock,
                 counted: self.counted.clone(),
                 number: file::number_of(&table.name),
+                owner: known(&table).unwrap_or_else(|| numbers.give(&table.name)),
                 table,
             }),
         };

@@ -95,7 +95,7 @@ fn places(c: &mut Criterion, filled: &mut Filled) {
     group.bench_function("new", |b| {
         b.iter_batched(
             &mut fresh,
-            |chain| index.place(WorkerId(chain[0].0 as u32 % support::WORKERS), &chain),
+            |chain| drop(index.place(WorkerId(chain[0].0 as u32 % support::WORKERS), &chain)),
             BatchSize::SmallInput,
         );
     });
@@ -115,7 +115,7 @@ fn places(c: &mut Criterion, filled: &mut Filled) {
     group.bench_function("new, in place of the worker's least recent", |b| {
         b.iter_batched(
             &mut fresh,
-            |chain| index.place(WorkerId(chain[0].0 as u32 % support::WORKERS), &chain),
+            |chain| drop(index.place(WorkerId(chain[0].0 as u32 % support::WORKERS), &chain)),
             BatchSize::SmallInput,
         );
     });

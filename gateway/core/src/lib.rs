@@ -57,7 +57,7 @@ pub use capacity::Capacity;
 pub use cost::{Cost, CostModel};
 pub use fading::FadingSum;
 pub use health::{Health, State};
-pub use index::{Lengths, Placement, PrefixIndex, WorkerId};
+pub use index::{Lengths, Owner, Placement, PrefixIndex, WorkerId};
 pub use keyer::{PrefixChain, TextKeyer};
 pub use kv_feed::{Action, KvFeed, Recovery};
 pub use load::{Load, LoadSnapshot};

@@ -12,7 +12,7 @@ use std::{
 
 use keyway_core::{
     consider,
-    index::{PrefixIndex, WorkerId},
+    index::{Owner, PrefixIndex, WorkerId},
     may_wait,
     pick::{Candidate, Pick, Turn},
     quote,
@@ -33,6 +33,8 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Held {
     setting: Setting,
+    /// Whose the blocks of its prompt are.
+    index_owner: Owner,
     streams: bool,
     model: Option<String>,
     tried: Vec<WorkerId>,
@@ -142,7 +144,8 @@ impl Router {
         let (model, tried) = (request.model.clone(), tried.to_vec());
         let mut room = self.room.lock();
         let entered = self.now();
-        let mut held = Held { setting, streams: request.stream, model, tried, entered, begin: None };
+        let (index_owner, streams) = (request.index_owner, request.stream);
+        let mut held = Held { setting, index_owner, streams, model, tried, entered, begin: None };
         self.finish_lingering(entered);
         room.admit(entered, &share).map_err(|retry_after| Error::TooBusy { retry_after })?;
         if self.tell_of_the_fleet(&mut room) != known_fleet {
@@ -192,7 +195,7 @@ impl Router {
     fn counter(self: &Arc<Self>, room: &WaitingRoom<Held>, now: Duration) -> Counter<'_> {
         Counter {
             router: self,
-            index: self.index.lock(),
+            index: self.settled_index(),
             now,
             horizon_ms: room.rules().horizon_ms,
             rules: *self.rules.read(),
@@ -341,7 +344,7 @@ impl Desk<Held> for Counter<'_> {
         *stale = worker.standing.refuses_something();
         let view = setting.view_at(chosen);
         self.index.used(self.now, &setting.request_view(), &candidates, pick.uncached_tokens);
-        let placement = self.index.place(candidates[pick.index].worker, &view.chain);
+        let placement = self.index.place_of(held.index_owner, candidates[pick.index].worker, &view.chain);
         let fetched = setting.request_view().fetched_tokens(&candidates[pick.index]) as f64;
         let announced = (view.chain.len() - placement.added()) as f64 * view.block_tokens + fetched;
         // The load counts before the locks open, so that two requests of a burst never see the same queue.

@@ -88,6 +88,23 @@ fn a_refusal_says_whose_it_is_and_takes_no_place() {
     assert!(tenants.admit(&mut key("ka")).is_ok());
 }
 
+#[test]
+fn a_tenant_s_blocks_stay_its_own_when_the_file_is_read_again_and_nobody_s_where_all_share() {
+    let (tenants, file) = load(&(table("a", "ka", "") + &table("b", "kb", "")));
+    let owner = |tenants: &Tenants, of: &str| tenants.admit(&mut key(of)).unwrap().index_owner();
+    let [a, b] = ["ka", "kb"].map(|of| owner(&tenants, of));
+    assert!(a != b && a != Owner::NOBODY && b != Owner::NOBODY);
+    let others: String = (0..40).map(|i| table(&format!("new {i}"), &format!("k{i}"), "")).collect();
+    std::fs::write(&file, others + &table("b", "kb", "max_in_flight = 5") + &table("a", "ka", "")).unwrap();
+    let again = tenants.moved(file.path().to_owned(), tenants.rules.clone()).unwrap();
+    assert_eq!(["ka", "kb"].map(|of| owner(&again, of)), [a, b]);
+    let all: std::collections::HashSet<_> = (0..40).map(|i| owner(&again, &format!("k{i}"))).collect();
+    assert!(all.len() == 40 && !all.contains(&a) && !all.contains(&b));
+    let shared = TenantRules { isolate: false, ..tenants.rules.clone() };
+    let shared = tenants.moved(file.path().to_owned(), shared).unwrap();
+    assert_eq!(owner(&shared, "ka"), Owner::NOBODY);
+}
+
 fn estimate(prompt: u64, answer: u64) -> Estimate {
     Estimate { prompt, answer, most: 10 * answer }
 }

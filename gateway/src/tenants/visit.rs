@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use keyway_core::waiting_room::Share;
+use keyway_core::{index::Owner, waiting_room::Share};
 use parking_lot::Mutex;
 
 use super::{Estimate, Tenant, over_tokens};
@@ -53,6 +53,11 @@ impl Visit {
     /// What separates its prompts from other tenants'.
     pub fn salt(&self) -> Option<&str> {
         self.tenant.salt.as_deref()
+    }
+
+    /// Whose the blocks of its prompt are in the index. Where tenants share their blocks, nobody's.
+    pub fn index_owner(&self) -> Owner {
+        if self.tenant.salt.is_some() { self.tenant.owner } else { Owner::NOBODY }
     }
 
     /// How it stands among other tenants' requests, with what answers have cost since the last one.

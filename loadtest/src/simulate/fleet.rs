@@ -349,6 +349,8 @@ impl Listener for Counting<'_> {
                 let took = Duration::from_nanos(token.at - flight.sent);
                 gateway.first_token(self.worker, token.at, &waiting, (flight.tokens_before_first, took));
             }
+            // The prompt is computed, and the worker has made room for it.
+            flight.placement = flight.placement.take().filter(Placement::is_expected);
             self.outcome.first_token(token.at - flight.arrived, token.cached_tokens);
         }
         if token.last {

@@ -78,6 +78,7 @@ impl Arrival {
 
 impl<'r, 'a> Clerk<'r, 'a> {
     pub(super) fn new(run: &'r mut Run<'a>, gateway: usize, at: Nanos) -> Self {
+        run.gateways[gateway].index.settle();
         let sheet = Sheet::new(run.gateways[gateway].candidates(at), RoomRules::default().horizon_ms);
         Self { run, gateway, at, sheet }
     }

@@ -1,7 +1,10 @@
-//! The slots of residencies: one slot says that one worker holds one block. Allocated once, recycled through a
-//! free list, and threaded onto each worker's recency list. Which slots share a hash is [`super::holders`]'.
+//! The slots of residencies: one slot says that one worker holds one block. Allocated once, recycled through
+//! a free list, and threaded onto a recency list of its worker's. Which slots share a hash is
+//! [`super::holders`]'.
 
 use keyway_wire::block_hash::BlockHash;
+
+use super::workers::ListId;
 
 /// No slot. Slot 0 exists, is never handed out and belongs to nobody.
 pub(super) const NIL: u32 = 0;
@@ -11,15 +14,17 @@ pub(super) const NIL: u32 = 0;
 pub(super) struct Slot {
     /// The block, and with it the whole prefix that ends there.
     pub(super) hash: BlockHash,
-    /// Number of the last placement that touched it; 0 in a free slot.
+    /// From the lower bits: which of its worker's lists it is on, how many placements vouch for it
+    /// ([`super::claims`]), and the number of the last placement at that worker that touched it. Where blocks
+    /// are expected: how many requests need it. 0 in a free slot.
     pub(super) stamp: u32,
     /// Next holder of the same hash.
     pub(super) next_holder: u32,
     /// The holder before it; [`NIL`] in the first.
     pub(super) previous_holder: u32,
-    /// Neighbour in the worker's recency list that was used later.
+    /// Neighbour in its recency list that was used later.
     pub(super) newer: u32,
-    /// Neighbour in the worker's recency list that was used earlier; in a free slot, the next free one.
+    /// Neighbour in its recency list that was used earlier; in a free slot, the next free one.
     pub(super) older: u32,
     /// Place of the worker in the workers' table.
     pub(super) worker: u16,
@@ -30,6 +35,46 @@ pub(super) struct Slot {
 /// Bytes of one slot.
 pub(super) const SLOT_BYTES: usize = size_of::<Slot>();
 const _: () = assert!(SLOT_BYTES == 32, "two slots to a cache line");
+
+/// Placements at one worker that a stamp tells apart; the next one is taken for the first again. Where
+/// exactly so many came in between, that spares a block from eviction, or takes one too early.
+pub(super) const NUMBERS: u32 = 1 << (u32::BITS - NUMBER_SHIFT);
+/// Placements that can vouch for a slot at a time.
+pub(super) const CLAIMS_MAX: u32 = (1 << (NUMBER_SHIFT - CLAIMS_SHIFT)) - 1;
+const CLAIMS_SHIFT: u32 = u8::BITS;
+const NUMBER_SHIFT: u32 = 12;
+const CLAIMS: u32 = CLAIMS_MAX << CLAIMS_SHIFT;
+
+/// What a placement stamps slots of one list with.
+pub(super) const fn stamp(number: u32, list: u8) -> u32 {
+    number << NUMBER_SHIFT | list as u32
+}
+
+impl Slot {
+    /// The list it is on.
+    pub(super) fn list(&self) -> ListId {
+        ListId { place: self.worker, nth: self.stamp as u8 }
+    }
+
+    /// Number of the last placement that touched it.
+    pub(super) fn number(&self) -> u32 {
+        self.stamp >> NUMBER_SHIFT
+    }
+
+    /// Whether it bears this stamp.
+    pub(super) fn bears(&self, stamp: u32) -> bool {
+        self.stamp & !CLAIMS == stamp
+    }
+
+    /// How many placements vouch for it, as long as no worker has accepted it.
+    pub(super) fn claims(&self) -> u32 {
+        (self.stamp & CLAIMS) >> CLAIMS_SHIFT
+    }
+
+    pub(super) fn set_claims(&mut self, claims: u32) {
+        self.stamp = self.stamp & !CLAIMS | claims << CLAIMS_SHIFT;
+    }
+}
 
 const VACANT: Slot = Slot {
     hash: BlockHash(0),
@@ -42,7 +87,7 @@ const VACANT: Slot = Slot {
     holders: 0,
 };
 
-/// One worker's residencies, from the most to the least recently used.
+/// Residencies of one worker, from the most to the least recently used.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Recency {
     pub(super) newest: u32,
@@ -119,35 +164,38 @@ impl Slab {
         list.len += 1;
     }
 
-    /// Stamps the slots from `first` on, from later to earlier use, for as long as they hold `blocks` one after the other and do not
-    /// bear the stamp yet. Returns the last of them, and how many they are.
-    pub(super) fn stamp_run(&mut self, first: u32, blocks: &[BlockHash], stamp: u32) -> (u32, usize) {
-        let (mut at, mut last, mut run) = (first, first, 0);
+    /// Stamps the slots from `first` on, from later to earlier use, for as long as they hold `blocks` one
+    /// after the other and do not bear the stamp yet. Returns the last of them, how many they are, and
+    /// whether some of them have claims.
+    pub(super) fn stamp_run(&mut self, first: u32, blocks: &[BlockHash], stamp: u32) -> (u32, usize, bool) {
+        let (mut at, mut last, mut run, mut claims) = (first, first, 0, 0);
         while at != NIL && run < blocks.len() {
-            let (furthest, more) = self.stamp_row(at, &blocks[run..], stamp);
+            let (furthest, more, claimed) = self.stamp_row(at, &blocks[run..], stamp);
             if more == 0 {
                 break;
             }
             (last, at, run) = (furthest, self[furthest].older, run + more);
+            claims |= claimed;
         }
-        (last, run)
+        (last, run, claims != 0)
     }
 
-    /// [`Slab::stamp_run`] for as long as each slot stands beside the one before, as slots do that were taken one after the other:
-    /// where the next one is, is then known before this one has come from memory.
-    fn stamp_row(&mut self, first: u32, blocks: &[BlockHash], stamp: u32) -> (u32, usize) {
+    /// [`Slab::stamp_run`] for as long as each slot stands beside the one before, as slots do that were taken
+    /// one after the other: where the next one is, is then known before this one has come from memory.
+    fn stamp_row(&mut self, first: u32, blocks: &[BlockHash], stamp: u32) -> (u32, usize, u32) {
         let at = first as usize;
         if self.slots[at].older > first {
-            let run = stamp_beside(self.slots[at..].iter_mut(), (first, 1), blocks, stamp);
-            (first + run.saturating_sub(1), run as usize)
+            let (run, claims) = stamp_beside(self.slots[at..].iter_mut(), (first, 1), blocks, stamp);
+            (first + run.saturating_sub(1), run as usize, claims)
         } else {
-            let run = stamp_beside(self.slots[..=at].iter_mut().rev(), (first, u32::MAX), blocks, stamp);
-            (first - run.saturating_sub(1), run as usize)
+            let (run, claims) =
+                stamp_beside(self.slots[..=at].iter_mut().rev(), (first, u32::MAX), blocks, stamp);
+            (first - run.saturating_sub(1), run as usize, claims)
         }
     }
 
-    /// Puts a run of a recency list, from its latest to its earliest used slot, behind `newer`, which is not in it, or in front of all
-    /// if that is [`NIL`].
+    /// Puts a run of a recency list, from its latest to its earliest used slot, behind `newer`, which is not
+    /// in it, or in front of all if that is [`NIL`].
     pub(super) fn move_run(&mut self, list: &mut Recency, newer: u32, (first, last): (u32, u32)) {
         if self[first].newer == newer {
             return;
@@ -171,7 +219,7 @@ impl Slab {
         }
     }
 
-    /// Takes a slot off its worker's recency list.
+    /// Takes a slot off its recency list.
     pub(super) fn unlink(&mut self, list: &mut Recency, at: u32) {
         let Slot { newer, older, .. } = self[at];
         self.join(list, newer, older);
@@ -179,24 +227,27 @@ impl Slab {
     }
 }
 
-/// Stamps slots that stand at `first` and then `step` further each, as [`Slab::stamp_run`] says; how many they are.
+/// Stamps slots that stand at `first` and then `step` further each, as [`Slab::stamp_run`] says; how many
+/// they are, and the bits of their claims.
 fn stamp_beside<'a>(
     slots: impl Iterator<Item = &'a mut Slot>,
     (first, step): (u32, u32),
     blocks: &[BlockHash],
     stamp: u32,
-) -> u32 {
-    let (mut place, mut next, mut run) = (first, first, 0);
+) -> (u32, u32) {
+    let (mut place, mut next, mut run, mut claims) = (first, first, 0, 0);
     for (slot, hash) in slots.zip(blocks) {
-        if next != place || slot.hash != *hash || slot.stamp == stamp {
+        if next != place || slot.hash != *hash || slot.bears(stamp) {
             break;
         }
-        slot.stamp = stamp;
+        let claimed = slot.stamp & CLAIMS;
+        claims |= claimed;
+        slot.stamp = stamp | claimed;
         next = slot.older;
         place = place.wrapping_add(step);
         run += 1;
     }
-    run
+    (run, claims)
 }
 
 impl std::ops::Index<u32> for Slab {

@@ -1,40 +1,63 @@
-//! What an index knows of a worker, out of it and into another one: for a gateway that ends and the one that begins after
-//! it. In which form it is kept is the caller's business.
+//! What an index knows of a worker, out of it and into another one: for a gateway that ends and the one that
+//! begins after it. In which form it is kept is the caller's business.
 
 use keyway_wire::block_hash::BlockHash;
 
-use super::slab::NIL;
-use super::{PrefixIndex, WorkerId};
+use super::slab::{self, NIL, NUMBERS};
+use super::{Owner, PrefixIndex, WorkerId};
 
 impl PrefixIndex {
-    /// The blocks that a worker holds, from the most to the least recently used: parents before their children, so any
-    /// beginning of it is a state that could have been.
-    pub fn by_recency(&self, worker: WorkerId) -> impl Iterator<Item = BlockHash> {
+    /// The blocks that a worker holds, with their owners, from the most to the least recently used: parents
+    /// before their children, so any beginning of it is a state that could have been.
+    pub fn by_recency(&self, worker: WorkerId) -> impl Iterator<Item = (Owner, BlockHash)> {
         let place = self.workers.get(worker);
-        let newest = place.map_or(NIL, |place| self.workers[place].recency.newest);
-        let older = |&slot: &u32| Some(self.held.slab[slot].older).filter(|&older| older != NIL);
-        let slots = std::iter::successors(Some(newest).filter(|&slot| slot != NIL), older);
-        slots.map(|slot| self.held.slab[slot].hash)
+        let lists = place.into_iter().flat_map(|place| self.workers.lists(place));
+        let mut heads: Vec<(Owner, u32)> = lists.map(|(_, owner, list)| (owner, list.newest)).collect();
+        let (mut at, mut number) = (0, None);
+        std::iter::from_fn(move || {
+            let place = place?;
+            let slot_of = |head: &(Owner, u32)| Some(head.1).filter(|&slot| slot != NIL);
+            let number_of = |slot: u32| self.held.slab[slot].number();
+            // A placement's blocks follow each other on one list.
+            if heads.get(at).and_then(slot_of).map(number_of) != number || number.is_none() {
+                let ages = (0..).zip(&heads).filter_map(|(i, head)| Some((i, slot_of(head).map(number_of)?)));
+                at = ages.min_by_key(|(_, number)| self.workers.age(place, *number))?.0;
+            }
+            let (owner, slot) = heads[at];
+            number = Some(number_of(slot));
+            heads[at].1 = self.held.slab[slot].older;
+            Some((owner, self.held.slab[slot].hash))
+        })
     }
 
-    /// Takes what [`PrefixIndex::by_recency`] gave for a worker that holds nothing yet and does not announce its blocks
-    /// itself. Stops where there is no room. Returns the blocks taken.
-    pub fn restore(&mut self, worker: WorkerId, blocks: impl IntoIterator<Item = BlockHash>) -> usize {
-        let stamp = self.next_stamp();
+    /// Takes what [`PrefixIndex::by_recency`] gave for a worker that holds nothing yet and does not announce
+    /// its blocks itself. Stops where there is no room. Returns the blocks taken.
+    pub fn restore(
+        &mut self,
+        worker: WorkerId,
+        blocks: impl IntoIterator<Item = (Owner, BlockHash)>,
+    ) -> usize {
         let Some(place) = self.workers.get_or_add(worker) else { return 0 };
-        if self.workers[place].exact || self.workers[place].recency.len > 0 {
+        if self.workers[place].exact || self.workers[place].len > 0 {
             return 0;
         }
-        let (mut parent, mut taken) = (NIL, 0);
-        for hash in blocks {
+        // Each row of one owner's blocks is numbered as one placement, the first one as the last.
+        let mut number = self.workers.next_number(place);
+        let (mut taken, mut last) = (0, None);
+        for (owner, hash) in blocks {
             if self.held.find(hash, place).is_some() {
                 continue; // No list has a block twice, but a file may be anything.
             }
-            self.stamp = stamp;
-            if self.workers[place].recency.len >= self.workers[place].capacity || self.held.slab.is_full() {
+            if self.workers[place].len >= self.workers[place].capacity || self.held.slab.is_full() {
                 break;
             }
-            parent = self.insert(place, parent, hash);
+            let list = self.workers.find_or_add_list(place, owner, &self.owners);
+            if last.is_some_and(|last| last != owner) {
+                number = number.wrapping_sub(1) % NUMBERS;
+            }
+            last = Some(owner);
+            let parent = self.workers.list(list).oldest;
+            self.insert(list, parent, hash, slab::stamp(number, list.nth));
             taken += 1;
         }
         taken
@@ -49,12 +72,40 @@ mod tests {
         (start..start + len).map(BlockHash).collect()
     }
 
+    fn nobody_s(start: u64, len: u64) -> impl Iterator<Item = (Owner, BlockHash)> {
+        chain(start, len).into_iter().map(|block| (Owner::NOBODY, block))
+    }
+
+    #[test]
+    fn several_owners_blocks_keep_their_order_and_their_owners() {
+        let (worker, mut old) = (WorkerId(3), PrefixIndex::new(1 << 20));
+        let (alice, bob) = (Owner(1), Owner(2));
+        for (owner, start) in
+            [(alice, 100), (bob, 200), (alice, 300), (bob, 200), (Owner::NOBODY, 400), (bob, 500)]
+        {
+            old.place_of(owner, worker, &chain(start, 10));
+        }
+        let blocks: Vec<_> = old.by_recency(worker).collect();
+        let starts: Vec<_> = blocks.chunks(10).map(|ten| (ten[0].0, ten[0].1.0)).collect();
+        assert_eq!(starts, [(bob, 500), (Owner::NOBODY, 400), (bob, 200), (alice, 300), (alice, 100)]);
+        let mut new = PrefixIndex::new(1 << 20);
+        assert_eq!(new.restore(worker, blocks.iter().copied()), 50);
+        assert_eq!(new.by_recency(worker).collect::<Vec<_>>(), blocks);
+        assert_eq!([alice, bob, Owner::NOBODY].map(|owner| new.held_of(owner)), [20, 20, 10]);
+        for index in [&mut old, &mut new] {
+            index.set_capacity(worker, Some(25));
+            let left = [500, 400, 200, 300, 100].map(|start| index.lengths(&chain(start, 10)).of(worker));
+            assert_eq!(left, [10, 10, 5, 0, 0]);
+        }
+    }
+
     #[test]
     fn an_index_made_of_another_s_blocks_matches_and_evicts_alike() {
         let (worker, mut old) = (WorkerId(3), PrefixIndex::new(1 << 20));
         old.place(worker, &chain(1, 40));
         old.place(worker, &[chain(1, 10), chain(100, 30)].concat());
         let blocks: Vec<_> = old.by_recency(worker).collect();
+        assert!(blocks.iter().all(|(owner, _)| *owner == Owner::NOBODY));
         assert_eq!(blocks.len(), 70);
         let mut new = PrefixIndex::new(1 << 20);
         assert_eq!(new.restore(worker, blocks.iter().copied()), 70);
@@ -71,15 +122,15 @@ mod tests {
     fn what_does_not_fit_is_left_out_from_the_oldest() {
         let mut small = PrefixIndex::new(4 << 10);
         let room = small.capacity();
-        assert!(small.restore(WorkerId(1), chain(1, 10_000)) == room && room > 0);
+        assert!(small.restore(WorkerId(1), nobody_s(1, 10_000)) == room && room > 0);
         assert!(
             small.holds(WorkerId(1), BlockHash(room as u64))
                 && !small.holds(WorkerId(1), BlockHash(room as u64 + 1))
         );
         // Not over what is known already, and not for who says it itself.
-        assert_eq!(small.restore(WorkerId(1), chain(1, 5)), 0);
+        assert_eq!(small.restore(WorkerId(1), nobody_s(1, 5)), 0);
         let mut exact = PrefixIndex::new(1 << 16);
         exact.set_exact(WorkerId(2), true);
-        assert_eq!(exact.restore(WorkerId(2), chain(1, 5)), 0);
+        assert_eq!(exact.restore(WorkerId(2), nobody_s(1, 5)), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The index against a naive model: one list of blocks per worker, most recent first.
+//! The index against a naive model: one list of blocks per worker, most recent first, whoever's they are.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -9,36 +9,61 @@ use super::*;
 
 /// Branches of a tree of prompts: equal beginnings are equal prefixes.
 fn chain(path: &[u8]) -> Vec<BlockHash> {
-    let mut chain = Chain::new(HashKey::new(5), b"");
+    chain_of(Owner::NOBODY, path)
+}
+
+/// The same of one owner, who shares none of them with another.
+fn chain_of(owner: Owner, path: &[u8]) -> Vec<BlockHash> {
+    let mut chain = Chain::new(HashKey::new(5), &[owner.0]);
     path.iter().map(|&branch| chain.push(&[branch])).collect()
 }
 
 #[derive(Clone, Debug)]
 enum Op {
-    Place(u32, Vec<u8>),
+    Place(Owner, u32, Vec<u8>),
     /// Withdraws one of the placements still open.
     Withdraw(prop::sample::Index),
+    /// A worker accepts one of them.
+    Accept(prop::sample::Index),
+    Settle,
     Remove(u32),
     Capacity(u32, Option<usize>),
-    Match(Vec<u8>),
+    Match(Owner, Vec<u8>),
 }
 
 fn path() -> impl Strategy<Value = Vec<u8>> {
-    prop::collection::vec(0_u8..3, 0..10)
+    prop::collection::vec(0_u8..3, 0..24)
+}
+
+fn owner() -> impl Strategy<Value = Owner> {
+    (0_u8..3).prop_map(Owner)
 }
 
 fn op() -> impl Strategy<Value = Op> {
+    let capacity = prop::option::of(0_usize..40);
     prop_oneof![
-        6 => (0_u32..4, path()).prop_map(|(worker, path)| Op::Place(worker, path)),
+        8 => (owner(), 0_u32..3, path()).prop_map(|(owner, worker, path)| Op::Place(owner, worker, path)),
         2 => any::<prop::sample::Index>().prop_map(Op::Withdraw),
-        1 => (0_u32..4).prop_map(Op::Remove),
-        1 => (0_u32..4, prop::option::of(0_usize..12)).prop_map(|(worker, blocks)| Op::Capacity(worker, blocks)),
-        3 => path().prop_map(Op::Match),
+        4 => any::<prop::sample::Index>().prop_map(Op::Accept),
+        2 => Just(Op::Settle),
+        1 => (0_u32..3).prop_map(Op::Remove),
+        1 => (0_u32..3, capacity).prop_map(|(worker, blocks)| Op::Capacity(worker, blocks)),
+        3 => (owner(), path()).prop_map(|(owner, path)| Op::Match(owner, path)),
     ]
 }
 
-/// A resident block and the number of the placement that touched it last.
-type Block = (BlockHash, u32);
+/// A resident block.
+#[derive(Clone, Copy)]
+struct Block {
+    hash: BlockHash,
+    owner: Owner,
+    /// Number of the placement that touched it last.
+    stamp: u32,
+    /// Placements that vouch for it until one is accepted.
+    claims: u32,
+    /// Tells it from one of the same name that comes when it has gone.
+    id: usize,
+}
 
 #[derive(Default)]
 struct ModelWorker {
@@ -46,39 +71,58 @@ struct ModelWorker {
     capacity: Option<usize>,
 }
 
+/// What a placement added, and what it vouches for.
+struct ModelPlacement {
+    added: usize,
+    claims: HashSet<usize>,
+}
+
 struct Model {
     workers: BTreeMap<u32, ModelWorker>,
+    accepted: Vec<ModelPlacement>,
     slots: usize,
     batch: usize,
     stamp: u32,
+    ids: usize,
 }
 
 impl Model {
+    fn new(index: &PrefixIndex) -> Self {
+        let (slots, batch) = (index.capacity(), index.eviction_batch);
+        Self { workers: BTreeMap::new(), accepted: Vec::new(), slots, batch, stamp: 0, ids: 0 }
+    }
+
+    fn worker(&mut self, worker: u32) -> &mut ModelWorker {
+        self.workers.entry(worker).or_default()
+    }
+
     fn total(&self) -> usize {
         self.workers.values().map(|worker| worker.blocks.len()).sum()
     }
 
-    fn pop(&mut self, worker: u32, keep: u32) -> bool {
-        let blocks = &mut self.workers.entry(worker).or_default().blocks;
-        let evictable = blocks.last().is_some_and(|block| block.1 != keep);
-        if evictable {
-            blocks.pop();
-        }
-        evictable
+    fn held(&self, owner: Owner) -> usize {
+        self.workers.values().map(|worker| worker.of(owner)).sum()
     }
 
-    fn make_room(&mut self, worker: u32) -> bool {
-        let capacity = self.workers[&worker].capacity.unwrap_or(usize::MAX);
-        while self.workers[&worker].blocks.len() >= capacity {
-            if !self.pop(worker, self.stamp) {
-                return false;
-            }
-        }
+    fn make_room(&mut self, to: Owner, worker: u32) -> bool {
         if self.total() == self.slots {
-            let largest = self.workers.iter().rev().max_by_key(|(_, worker)| worker.blocks.len());
+            let present = (0..3).map(Owner).filter(|&owner| owner == to || self.held(owner) > 0);
+            let present: Vec<Owner> = present.collect();
+            let most = present.iter().map(|&owner| self.held(owner)).max().unwrap();
+            let is_largest = |owner: &&Owner| self.held(**owner) == most;
+            let from = if self.held(to) == most { to } else { *present.iter().find(is_largest).unwrap() };
+            let largest = self.workers.iter().rev().max_by_key(|(_, worker)| worker.of(from));
             let largest = *largest.unwrap().0;
             for _ in 0..self.batch {
-                if !self.pop(largest, self.stamp) {
+                let is_above_its_part = self.held(from) * present.len() > self.slots;
+                let blocks = &mut self.workers.get_mut(&largest).unwrap().blocks;
+                let last = blocks.iter().rposition(|block| block.owner == from).unwrap();
+                let is_kept = largest == worker && blocks[last].stamp == self.stamp;
+                if is_kept || (from != to && !is_above_its_part) {
+                    break;
+                }
+                blocks.remove(last);
+                if !blocks.iter().any(|block| block.owner == from) {
                     break;
                 }
             }
@@ -86,41 +130,69 @@ impl Model {
         self.total() < self.slots
     }
 
-    /// Returns what was added, and under which stamp.
-    fn place(&mut self, worker: u32, chain: &[BlockHash]) -> (u32, u32, Vec<BlockHash>) {
+    fn place(&mut self, owner: Owner, worker: u32, chain: &[BlockHash]) -> ModelPlacement {
         self.stamp += 1;
-        self.workers.entry(worker).or_default();
-        let mut added = Vec::new();
-        for (depth, &hash) in chain.iter().enumerate() {
-            let at = self.workers[&worker].blocks.iter().position(|block| block.0 == hash);
-            if let Some(at) = at {
-                self.workers.get_mut(&worker).unwrap().blocks.remove(at);
+        self.worker(worker);
+        self.settle();
+        let capacity = self.workers[&worker].capacity;
+        let mut placement = ModelPlacement { added: 0, claims: HashSet::new() };
+        for (depth, &hash) in chain.iter().enumerate().take(capacity.unwrap_or(usize::MAX)) {
+            let at = self.workers[&worker].blocks.iter().position(|block| block.hash == hash);
+            let mut block = if let Some(at) = at {
+                self.worker(worker).blocks.remove(at)
             } else {
-                if !self.make_room(worker) {
+                if !self.make_room(owner, worker) {
                     break;
                 }
-                added.push(hash);
+                placement.added += 1;
+                self.ids += 1;
+                placement.claims.insert(self.ids);
+                Block { hash, owner, stamp: 0, claims: 1, id: self.ids }
+            };
+            if at.is_some() && (1..15).contains(&block.claims) {
+                block.claims += 1;
+                placement.claims.insert(block.id);
             }
-            self.workers.get_mut(&worker).unwrap().blocks.insert(depth, (hash, self.stamp));
+            block.stamp = self.stamp;
+            self.worker(worker).blocks.insert(depth, block);
         }
-        (worker, self.stamp, added)
+        placement
     }
 
-    fn withdraw(&mut self, (worker, stamp, added): (u32, u32, Vec<BlockHash>)) {
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.blocks.retain(|block| block.1 != stamp || !added.contains(&block.0));
+    /// Takes note of what was accepted.
+    fn settle(&mut self) {
+        for placement in std::mem::take(&mut self.accepted) {
+            for worker in self.workers.values_mut() {
+                worker
+                    .blocks
+                    .iter_mut()
+                    .filter(|block| placement.claims(block))
+                    .for_each(|block| block.claims = 0);
+                worker.trim();
+            }
+        }
+    }
+
+    fn withdraw(&mut self, placement: &ModelPlacement) {
+        self.settle();
+        for worker in self.workers.values_mut() {
+            worker.blocks.iter_mut().filter(|block| placement.claims(block)).for_each(|block| {
+                block.claims -= 1;
+                block.stamp = if block.claims == 0 { 0 } else { block.stamp };
+            });
+            worker.blocks.retain(|block| block.stamp > 0);
         }
     }
 
     fn set_capacity(&mut self, worker: u32, capacity: Option<usize>) {
-        let worker = self.workers.entry(worker).or_default();
-        worker.capacity = capacity;
-        worker.blocks.truncate(capacity.unwrap_or(usize::MAX));
+        self.worker(worker).capacity = capacity;
+        self.settle();
+        self.worker(worker).trim();
     }
 
     fn matched(&self, chain: &[BlockHash]) -> Vec<(WorkerId, u32)> {
         let leading = |worker: &ModelWorker| {
-            let held: HashSet<BlockHash> = worker.blocks.iter().map(|block| block.0).collect();
+            let held: HashSet<BlockHash> = worker.blocks.iter().map(|block| block.hash).collect();
             chain.iter().take_while(|hash| held.contains(hash)).count() as u32
         };
         let lengths = self.workers.iter().map(|(&id, worker)| (WorkerId(id), leading(worker)));
@@ -128,21 +200,58 @@ impl Model {
     }
 }
 
-/// Each worker's blocks, most recent first, by walking its list; checks links and counters on the way.
-fn listed(index: &PrefixIndex) -> BTreeMap<u32, Vec<Block>> {
-    let mut lists = BTreeMap::new();
-    for (id, place) in index.workers.iter() {
-        let recency = index.workers[place].recency;
-        let (mut blocks, mut newer, mut slot) = (Vec::new(), NIL, recency.newest);
-        while slot != NIL {
-            assert_eq!((index.held.slab[slot].newer, index.held.slab[slot].worker), (newer, place));
-            blocks.push((index.held.slab[slot].hash, index.held.slab[slot].stamp));
-            (newer, slot) = (slot, index.held.slab[slot].older);
-        }
-        assert_eq!((recency.oldest, recency.len as usize), (newer, blocks.len()));
-        lists.insert(id.0, blocks);
+impl ModelWorker {
+    fn of(&self, owner: Owner) -> usize {
+        self.blocks.iter().filter(|block| block.owner == owner).count()
     }
-    lists
+
+    /// Evicts down to its own capacity, whoever's block is the last.
+    fn trim(&mut self) {
+        let counted = |block: &&Block| block.claims == 0;
+        while self.blocks.iter().filter(counted).count() > self.capacity.unwrap_or(usize::MAX) {
+            self.blocks.pop();
+        }
+    }
+}
+
+impl ModelPlacement {
+    fn claims(&self, block: &Block) -> bool {
+        block.claims > 0 && self.claims.contains(&block.id)
+    }
+}
+
+/// What a worker holds, most recent first.
+type Held = Vec<(Owner, BlockHash)>;
+
+/// Each worker's blocks by recency; checks lists, links and counters on the way.
+fn listed(index: &PrefixIndex) -> BTreeMap<u32, Held> {
+    let mut of_owners = HashMap::<Owner, usize>::new();
+    let mut all = BTreeMap::new();
+    for (id, place) in index.workers.iter() {
+        let mut len = 0;
+        for (list, owner, recency) in index.workers.lists(place) {
+            let (mut count, mut newer, mut slot) = (0, NIL, recency.newest);
+            while slot != NIL {
+                let held = &index.held.slab[slot];
+                assert_eq!((held.newer, held.list()), (newer, list));
+                count += 1;
+                (newer, slot) = (slot, held.older);
+            }
+            assert_eq!((recency.oldest, recency.len), (newer, count));
+            len += count;
+            *of_owners.entry(owner).or_default() += count as usize;
+        }
+        assert_eq!(index.workers[place].len, len);
+        let slots = index.by_recency(id).map(|(_, hash)| index.held.find(hash, place).unwrap());
+        let pending = slots.filter(|&slot| index.held.slab[slot].claims() > 0).count();
+        assert_eq!(index.workers[place].pending as usize, pending);
+        all.insert(id.0, index.by_recency(id).collect::<Held>());
+        assert_eq!(all[&id.0].len(), len as usize);
+    }
+    for owner in (0..=u8::MAX).map(Owner) {
+        assert_eq!(index.held_of(owner), of_owners.get(&owner).copied().unwrap_or(0));
+    }
+    all
 }
 
 fn check(index: &PrefixIndex, budget: usize, parents: &HashMap<BlockHash, Option<BlockHash>>) {
@@ -150,7 +259,7 @@ fn check(index: &PrefixIndex, budget: usize, parents: &HashMap<BlockHash, Option
     let lists = listed(index);
     assert_eq!(lists.values().map(Vec::len).sum::<usize>(), index.len());
     for (&worker, blocks) in &lists {
-        let held: HashSet<BlockHash> = blocks.iter().map(|block| block.0).collect();
+        let held: HashSet<BlockHash> = blocks.iter().map(|block| block.1).collect();
         assert_eq!(held.len(), blocks.len(), "a block twice");
         for hash in &held {
             assert!(parents[hash].is_none_or(|parent| held.contains(&parent)), "a block without its parent");
@@ -169,33 +278,42 @@ proptest! {
 
     #[test]
     fn equals_the_model_and_stays_prefix_closed_and_within_its_bytes(
-        // Room for 4 workers and some 90 to 105 residencies.
-        budget in 4430_usize..5100,
-        ops in prop::collection::vec(op(), 1..120),
+        // Room for at least 6 workers, with which come further lists for 3 owners at 3 workers, and some 270
+        // residencies.
+        budget in 13_300_usize..14_000,
+        ops in prop::collection::vec(op(), 1..160),
     ) {
         let mut index = PrefixIndex::new(budget);
-        let mut model =
-            Model { workers: BTreeMap::new(), slots: index.capacity(), batch: index.eviction_batch, stamp: 0 };
+        let mut model = Model::new(&index);
         let mut open = Vec::new();
         let mut parents = HashMap::new();
         for op in ops {
             match op {
-                Op::Place(worker, path) => {
-                    let chain = chain(&path);
+                Op::Place(owner, worker, path) => {
+                    let chain = chain_of(owner, &path);
                     for (depth, &hash) in chain.iter().enumerate() {
                         parents.insert(hash, depth.checked_sub(1).map(|depth| chain[depth]));
                     }
-                    let placement = index.place(WorkerId(worker), &chain);
-                    let expected = model.place(worker, &chain);
-                    prop_assert_eq!(placement.added(), expected.2.len());
+                    let placement = index.place_of(owner, WorkerId(worker), &chain);
+                    let expected = model.place(owner, worker, &chain);
+                    prop_assert_eq!(placement.added(), expected.added);
                     open.push((placement, expected));
                 }
                 Op::Withdraw(which) if !open.is_empty() => {
                     let (placement, expected) = open.swap_remove(which.index(open.len()));
                     index.withdraw(placement);
-                    model.withdraw(expected);
+                    model.withdraw(&expected);
                 }
-                Op::Withdraw(_) => {}
+                Op::Accept(which) if !open.is_empty() => {
+                    let (placement, expected) = open.swap_remove(which.index(open.len()));
+                    drop(placement);
+                    model.accepted.push(expected);
+                }
+                Op::Withdraw(_) | Op::Accept(_) => {}
+                Op::Settle => {
+                    index.settle();
+                    model.settle();
+                }
                 Op::Remove(worker) => {
                     index.remove_worker(WorkerId(worker));
                     model.workers.remove(&worker);
@@ -204,18 +322,68 @@ proptest! {
                     index.set_capacity(WorkerId(worker), blocks);
                     model.set_capacity(worker, blocks);
                 }
-                Op::Match(path) => {
-                    let chain = chain(&path);
+                Op::Match(owner, path) => {
+                    let chain = chain_of(owner, &path);
                     let mut matched = index.matched(&chain);
                     matched.sort_unstable();
                     prop_assert_eq!(matched, model.matched(&chain));
                 }
             }
-            let expected: BTreeMap<u32, Vec<Block>> =
-                model.workers.iter().map(|(&id, worker)| (id, worker.blocks.clone())).collect();
+            let held = |worker: &ModelWorker| worker.blocks.iter().map(|block| (block.owner, block.hash)).collect();
+            let expected: BTreeMap<u32, Held> =
+                model.workers.iter().map(|(&id, worker)| (id, held(worker))).collect();
             prop_assert_eq!(listed(&index), expected);
             check(&index, budget, &parents);
         }
+        // Nothing stays pending when all is over.
+        open.clear();
+        index.settle();
+        let mut workers = (0..index.workers.places() as u16).map(|place| index.workers[place]);
+        prop_assert!(workers.all(|worker| worker.pending == 0 && worker.len <= worker.capacity));
+        prop_assert!(index.voids.is_empty());
+    }
+
+    #[test]
+    fn in_a_full_index_nobody_loses_of_an_equal_part(
+        prompts in prop::collection::vec((0_u8..3, 0_u32..3, prop::collection::vec(0_u8..6, 1..60)), 1..60),
+    ) {
+        let mut index = PrefixIndex::new(13_300);
+        for (owner, worker, path) in prompts {
+            let (owner, owners) = (Owner(owner), (0..3).map(Owner));
+            let before: Vec<usize> = owners.clone().map(|owner| index.held_of(owner)).collect();
+            let present = before.iter().filter(|held| **held > 0).count() + usize::from(index.held_of(owner) == 0);
+            drop(index.place_of(owner, WorkerId(worker), &chain_of(owner, &path)));
+            for (other, before) in owners.zip(before).filter(|(other, _)| *other != owner) {
+                let has_an_equal_part_at_most = before * present <= index.capacity();
+                prop_assert!(!has_an_equal_part_at_most || index.held_of(other) == before);
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_worker_accepts_takes_nothing_of_its_capacity(
+        capacity in 1_usize..60,
+        known in prop::collection::vec((owner(), path()), 0..12),
+        refused in prop::collection::vec((owner(), path(), any::<prop::sample::Index>()), 1..12),
+    ) {
+        let (mut index, worker) = (PrefixIndex::new(1 << 18), WorkerId(1));
+        index.set_capacity(worker, Some(capacity));
+        for (owner, path) in known {
+            drop(index.place_of(owner, worker, &chain_of(owner, &path)));
+        }
+        index.settle();
+        let held = |index: &PrefixIndex| index.by_recency(worker).collect::<HashSet<_>>();
+        let before = held(&index);
+        prop_assert!(before.len() <= capacity);
+        let place = |(owner, path, _): &(Owner, Vec<u8>, _)| index.place_of(*owner, worker, &chain_of(*owner, path));
+        let mut open: Vec<Placement> = refused.iter().map(place).collect();
+        prop_assert!(held(&index).is_superset(&before));
+        for (.., which) in &refused {
+            index.withdraw(open.swap_remove(which.index(open.len())));
+            index.settle();
+            prop_assert!(held(&index).is_superset(&before));
+        }
+        prop_assert_eq!(held(&index), before);
     }
 
     #[test]
@@ -264,9 +432,44 @@ fn a_withdrawn_placement_leaves_what_others_have_touched_since() {
     index.withdraw(first);
     assert_eq!(index.matched(&chain(&[0, 1, 2, 3])), [(WorkerId(1), 2)]);
     assert_eq!(index.matched(&chain(&[0, 1, 9])), [(WorkerId(1), 3)]);
+    // Nobody has accepted the two blocks that it shared with the first one.
     index.withdraw(second);
-    // Blocks 0 and 1 were there before the second placement, so it is not the one to take them away.
-    assert_eq!(index.matched(&chain(&[0, 1, 9])), [(WorkerId(1), 2)]);
+    assert!(index.is_empty());
+}
+
+#[test]
+fn a_withdrawn_placement_leaves_what_another_one_was_accepted_with() {
+    for second_comes_first in [true, false] {
+        let mut index = PrefixIndex::new(1 << 16);
+        let first = index.place(WorkerId(1), &chain(&[0, 1, 2, 3]));
+        let second = index.place(WorkerId(1), &chain(&[0, 1, 9]));
+        if second_comes_first {
+            drop(second);
+            index.withdraw(first);
+        } else {
+            index.withdraw(first);
+            drop(second);
+        }
+        let third = index.place(WorkerId(1), &chain(&[0, 1, 9]));
+        index.withdraw(third);
+        assert_eq!(index.matched(&chain(&[0, 1, 2, 3])), [(WorkerId(1), 2)]);
+        assert_eq!(index.matched(&chain(&[0, 1, 9])), [(WorkerId(1), 3)]);
+    }
+}
+
+#[test]
+fn of_more_placements_than_are_counted_none_leaves_a_block_that_nobody_accepted() {
+    let mut index = PrefixIndex::new(1 << 16);
+    let mut open: Vec<_> = (0..40).map(|_| index.place(WorkerId(1), &chain(&[0, 1, 2]))).collect();
+    assert_eq!(index.len(), 3);
+    for i in [3, 20, 0] {
+        index.withdraw(open.swap_remove(i));
+        assert_eq!(index.len(), 3, "others need them");
+    }
+    for placement in open {
+        index.withdraw(placement);
+    }
+    assert!(index.is_empty());
 }
 
 #[test]
@@ -287,13 +490,75 @@ fn a_chain_longer_than_the_capacity_keeps_its_head() {
     assert_eq!(index.matched(&chain(&[0, 0, 0, 0, 0])), [(WorkerId(1), 3)]);
     // The next chain takes the place of the end of this one first.
     index.place(WorkerId(1), &chain(&[1]));
+    index.settle();
     assert_eq!(index.matched(&chain(&[0, 0, 0, 0, 0])), [(WorkerId(1), 2)]);
     assert_eq!(index.resident(WorkerId(1)), 3);
 }
 
 #[test]
+fn a_dropped_placement_is_accepted_and_one_that_is_open_takes_no_room() {
+    let (mut index, worker) = (PrefixIndex::new(1 << 16), WorkerId(1));
+    index.set_capacity(worker, Some(4));
+    drop(index.place(worker, &chain(&[0, 0, 0, 0])));
+    let open = index.place(worker, &chain(&[1, 1, 1]));
+    index.settle();
+    assert_eq!((index.matched(&chain(&[0, 0, 0, 0])), index.resident(worker)), (vec![(worker, 4)], 7));
+    drop(open);
+    index.settle();
+    assert_eq!((index.matched(&chain(&[0, 0, 0, 0])), index.resident(worker)), (vec![(worker, 1)], 4));
+    assert_eq!(index.matched(&chain(&[1, 1, 1])), [(worker, 3)]);
+}
+
+#[test]
+fn a_placement_that_outlives_its_worker_takes_back_nothing_of_the_one_at_its_place() {
+    let (mut index, worker) = (PrefixIndex::new(1 << 16), WorkerId(1));
+    let old = index.place(worker, &chain(&[0, 1, 2]));
+    index.remove_worker(worker);
+    drop(index.place(worker, &chain(&[5, 6, 7])));
+    index.withdraw(old);
+    assert_eq!(index.matched(&chain(&[5, 6, 7])), [(worker, 3)]);
+    // Nor of what it announces itself by then.
+    let old = index.place(worker, &chain(&[8, 8]));
+    index.remove_worker(worker);
+    index.set_exact(worker, true);
+    index.store_block(worker, None, BlockHash(1));
+    index.store_block(worker, Some(BlockHash(1)), BlockHash(2));
+    index.withdraw(old);
+    assert_eq!(index.matched(&[BlockHash(1), BlockHash(2)]), [(worker, 2)]);
+}
+
+#[test]
+fn owners_beyond_the_room_for_lists_share_that_of_whoever_holds_the_most() {
+    let mut index = PrefixIndex::new(16 * workers::WORKER_BYTES);
+    let (worker, [few, most, late]) = (WorkerId(1), [1, 2, 3].map(Owner));
+    drop(index.place_of(few, worker, &chain_of(few, &[0])));
+    drop(index.place_of(most, worker, &chain_of(most, &[0, 0, 0])));
+    assert_eq!(index.place_of(late, worker, &chain_of(late, &[0, 0])).added(), 2);
+    assert_eq!([few, most, late].map(|owner| index.held_of(owner)), [1, 5, 0]);
+    assert_eq!(index.matched(&chain_of(late, &[0, 0])), [(worker, 2)]);
+    // An empty list is had anew.
+    index.remove_worker(worker);
+    drop(index.place_of(late, worker, &chain_of(late, &[0, 0])));
+    assert_eq!([few, most, late].map(|owner| index.held_of(owner)), [0, 0, 2]);
+}
+
+#[test]
+fn two_owners_who_share_a_prefix_do_no_harm() {
+    let (mut index, worker) = (PrefixIndex::new(1 << 16), WorkerId(1));
+    drop(index.place_of(Owner(1), worker, &chain(&[0, 1])));
+    drop(index.place_of(Owner(2), worker, &chain(&[0, 1, 2])));
+    drop(index.place_of(Owner(2), worker, &chain(&[5])));
+    assert_eq!(index.matched(&chain(&[0, 1, 2])), [(worker, 3)]);
+    assert_eq!([1, 2].map(|owner| index.held_of(Owner(owner))), [3, 1]);
+    for left in (0..4).rev() {
+        index.set_capacity(worker, Some(left));
+        assert_eq!(listed(&index)[&1].len(), left);
+    }
+}
+
+#[test]
 fn workers_beyond_the_room_for_them_are_not_recorded_and_removed_ones_make_room() {
-    let mut index = PrefixIndex::new(2048);
+    let mut index = PrefixIndex::new(8192);
     let room =
         (0..1000).take_while(|&worker| index.place(WorkerId(worker), &chain(&[0])).added() == 1).count();
     assert!((1..1000).contains(&room));

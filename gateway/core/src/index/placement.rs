@@ -1,0 +1,136 @@
+//! What one placement added to the index, until its request's worker has accepted it or it is taken back.
+//! Until then its blocks count above their worker's capacity: an engine evicts for a prompt when it begins to
+//! compute it, never for a request that it refuses. A placement that is dropped is accepted, without the
+//! index's lock; the index takes note when it is next looked at.
+
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use keyway_wire::block_hash::BlockHash;
+
+use super::WorkerId;
+
+/// What one [`super::PrefixIndex::place`] added. Give it to [`super::PrefixIndex::withdraw`] if the request
+/// never reached the worker, or was refused there; to [`super::PrefixIndex::finish`] when its answer ends.
+/// For a worker that is modelled it is to be dropped when the answer begins: that is when the worker has made
+/// room for it.
+pub struct Placement {
+    pub(super) worker: WorkerId,
+    /// The worker's place when it was placed.
+    pub(super) place: u16,
+    /// Its number among all placements, modulo 2^32.
+    pub(super) sequence: u32,
+    count: u32,
+    blocks: Blocks,
+    accepted: Option<Arc<Accepted>>,
+}
+
+/// What a placement brought about.
+enum Blocks {
+    /// Slots of a worker that is modelled, which this placement added or another one has, that no worker has
+    /// accepted either.
+    Claimed(Vec<u32>),
+    /// Blocks that an exact worker is to announce.
+    Expected(Vec<BlockHash>),
+}
+
+/// Placements that workers have accepted, until the index takes note.
+pub(super) struct Accepted {
+    closed: Mutex<Vec<Closed>>,
+    any: AtomicBool,
+}
+
+/// What is left of a placement that was accepted.
+pub(super) struct Closed {
+    pub(super) place: u16,
+    pub(super) sequence: u32,
+    /// Slots that it vouched for.
+    pub(super) claims: Vec<u32>,
+}
+
+impl Placement {
+    /// Of nothing.
+    pub(super) fn nothing(worker: WorkerId) -> Self {
+        Self::expects(worker, Vec::new())
+    }
+
+    /// Of blocks that an exact worker is to announce.
+    pub(super) fn expects(worker: WorkerId, blocks: Vec<BlockHash>) -> Self {
+        let (count, blocks) = (blocks.len() as u32, Blocks::Expected(blocks));
+        Self { worker, place: 0, sequence: 0, count, blocks, accepted: None }
+    }
+
+    /// Of slots, `count` of them new. The placement's worker's place, and its number among all.
+    pub(super) fn claims(
+        (worker, place, sequence): (WorkerId, u16, u32),
+        (count, claims): (u32, Vec<u32>),
+        accepted: &Arc<Accepted>,
+    ) -> Self {
+        let accepted = (!claims.is_empty()).then(|| Arc::clone(accepted));
+        Self { worker, place, sequence, count, blocks: Blocks::Claimed(claims), accepted }
+    }
+
+    /// Blocks that were not resident before.
+    pub fn added(&self) -> usize {
+        self.count as usize
+    }
+
+    /// Whether it says what is expected of an exact worker, until [`super::PrefixIndex::finish`].
+    pub fn is_expected(&self) -> bool {
+        !self.expected().is_empty()
+    }
+
+    pub(super) fn expected(&self) -> &[BlockHash] {
+        match &self.blocks {
+            Blocks::Claimed(_) => &[],
+            Blocks::Expected(blocks) => blocks,
+        }
+    }
+
+    /// Its claims, which are then no longer its own.
+    pub(super) fn take_claims(&mut self) -> Vec<u32> {
+        match &mut self.blocks {
+            Blocks::Claimed(claims) => mem::take(claims),
+            Blocks::Expected(_) => Vec::new(),
+        }
+    }
+}
+
+impl Drop for Placement {
+    fn drop(&mut self) {
+        let claims = self.take_claims();
+        if let (false, Some(accepted)) = (claims.is_empty(), &self.accepted) {
+            accepted.add(Closed { place: self.place, sequence: self.sequence, claims });
+        }
+    }
+}
+
+impl std::fmt::Debug for Placement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Placement")
+            .field("worker", &self.worker)
+            .field("added", &self.count)
+            .field("is_expected", &self.is_expected())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Accepted {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { closed: Mutex::new(Vec::new()), any: AtomicBool::new(false) })
+    }
+
+    fn add(&self, closed: Closed) {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner).push(closed);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Swaps what there is for what is in `taken`, which is empty. Costs next to nothing where there is
+    /// nothing.
+    pub(super) fn take(&self, taken: &mut Vec<Closed>) {
+        if self.any.load(Ordering::Relaxed) && self.any.swap(false, Ordering::Acquire) {
+            mem::swap(&mut *self.closed.lock().unwrap_or_else(PoisonError::into_inner), taken);
+        }
+    }
+}
