@@ -25,6 +25,7 @@ mod floods;
 mod handover;
 mod http2_workers;
 mod index_credit;
+mod index_share;
 mod isolation;
 mod kept_connections;
 mod kv_engines;
