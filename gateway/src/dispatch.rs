@@ -301,7 +301,9 @@ impl Dispatch {
     /// Looks where a session's prompt leaves its past; into a large one where no other client waits for it.
     pub(crate) fn look_for_drift(&self, asked: &Arc<Asked>) {
         let (doctor, ignored) = (&self.doctor, &self.reader.ignored);
-        match threads::large_bodies().filter(|_| asked.body.len() > READING_INLINE_BYTES) {
+        // Asked for only where needed: who has no large bodies needs no threads for them.
+        let is_large = asked.body.len() > READING_INLINE_BYTES;
+        match is_large.then(threads::large_bodies).flatten() {
             Some(threads) => {
                 let (doctor, ignored, asked) = (Arc::clone(doctor), Arc::clone(ignored), Arc::clone(asked));
                 threads.later(move || look_for_drift(&doctor, &ignored, &asked));
