@@ -150,7 +150,7 @@ pub struct LimitsFile {
     /// Largest event of a stream: so much of one is held at most until it is whole.
     pub max_event_bytes: Option<usize>,
     /// Bytes of request bodies at once, those of answers under way included; what each has below 32 KiB is
-    /// not counted.
+    /// not counted. Prompts that are tokenised take at most half as much again.
     pub max_body_memory_bytes: Option<usize>,
     /// Requests in flight at once.
     pub max_in_flight: Option<usize>,

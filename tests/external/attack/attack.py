@@ -69,10 +69,10 @@ class Watch:
         self.connections = max(self.connections, gauge(page, "connections"))
 
 
-def honest(args, port, key_file, folder, watch):
+def honest(args, seconds, port, key_file, folder, watch):
     """A run of the load tester; its figures."""
     command = [args.bins / "keyway-loadtest", "run", "--url", f"http://127.0.0.1:{port}", "--workload", "shared-prefix", "--prefix-len", "1024",
-               "--isl", "128", "--osl", "32", "--rate", str(args.rate), "--duration", f"{args.seconds}s", "--warmup", "5s",
+               "--isl", "128", "--osl", "32", "--rate", str(args.rate), "--duration", f"{seconds}s", "--warmup", "5s",
                "--api-key-file", key_file, "--ui", "none", "-o", folder]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while process.poll() is None:
@@ -88,7 +88,8 @@ def honest(args, port, key_file, folder, watch):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bins", type=pathlib.Path, required=True)
-    parser.add_argument("--seconds", type=int, default=900, help="of each of the two measurements (900)")
+    parser.add_argument("--seconds", type=int, default=1800, help="of the measurement with attackers (1800)")
+    parser.add_argument("--calm-seconds", type=int, help="of the one without (as many, at most 300)")
     parser.add_argument("--rate", type=float, default=40, help="honest requests a second (40)")
     parser.add_argument("--port", type=int, default=18700)
     parser.add_argument("--without", default="", help="attackers to leave out, by name")
@@ -122,14 +123,17 @@ def main():
     running = []
     try:
         ready(admin)
-        calm, calm_requests = honest(args, port, folder / "key", folder / "calm", None)
+        # First without being measured, so that both find the same caches.
+        honest(args, 5, port, folder / "key", folder / "first", None)
+        calm_seconds = args.calm_seconds or min(args.seconds, 300)
+        calm, calm_requests = honest(args, calm_seconds, port, folder / "key", folder / "calm", None)
         watch = Watch(gateway.pid, admin)
         for attacker, *what in all_attackers:
             if attacker.__name__ not in args.without.split(","):
                 running.append(multiprocessing.Process(target=attacked, args=(attacker, *what), daemon=True))
                 running[-1].start()
         time.sleep(5)
-        beside, requests = honest(args, port, folder / "key", folder / "beside", watch)
+        beside, requests = honest(args, args.seconds, port, folder / "key", folder / "beside", watch)
         for process in running:
             process.kill()
         for _ in range(40):
@@ -156,7 +160,7 @@ def attacked(attacker, *what):
 
 def report(args, calm, beside, watch, left):
     bound = ITSELF_MIB + INDEX_MIB + BODIES_MIB + watch.connections * CONNECTION_KIB / 1024
-    print(f"{args.seconds} s each, {args.rate} honest requests a second\n")
+    print(f"{args.seconds} s with attackers, {args.rate} honest requests a second\n")
     print("| | honest requests | failed | TTFT p50 ms | TTFT p99 ms | whole p99 ms |\n|---|---|---|---|---|---|")
     for name, (response, requests) in (("without attackers", calm), ("with all of them", beside)):
         ms = lambda figure, point: f"{response[figure][point]:.1f}"

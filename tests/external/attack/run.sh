@@ -6,7 +6,7 @@ usage() {
     cat <<'EOF_USAGE'
 Usage: tests/external/attack/run.sh [arguments of attack.py]
 
-  --seconds 900            of each measurement, without attackers and with them: half an hour in all
+  --seconds 1800           of the measurement with attackers; without them as many, at most 300
   --rate 40                honest requests a second
   --without floods,idle    attackers to leave out, by the names of attackers.py
 
