@@ -24,6 +24,8 @@ INDEX_MIB, BODIES_MIB = 64, 256
 # What the gateway takes beside its budgets: itself, and each connection.
 ITSELF_MIB, CONNECTION_KIB = 160, 64
 SLOWER = 1.5
+# Each sends other prompts: what one has left in the workers' caches must not help the next.
+PHASES = ("first", "calm", "beside")
 GAUGES = ("in_flight", "arriving", "connections", "body_memory_bytes")
 
 
@@ -73,7 +75,7 @@ def honest(args, seconds, port, key_file, folder, watch):
     """A run of the load tester; its figures."""
     command = [args.bins / "keyway-loadtest", "run", "--url", f"http://127.0.0.1:{port}", "--workload", "shared-prefix", "--prefix-len", "1024",
                "--isl", "128", "--osl", "32", "--rate", str(args.rate), "--duration", f"{seconds}s", "--warmup", "5s",
-               "--api-key-file", key_file, "--ui", "none", "-o", folder]
+               "--api-key-file", key_file, "--seed", str(PHASES.index(folder.name)), "--ui", "none", "-o", folder]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while process.poll() is None:
         time.sleep(1)
@@ -123,7 +125,7 @@ def main():
     running = []
     try:
         ready(admin)
-        # First without being measured, so that both find the same caches.
+        # First without being measured: what the gateway learns of its workers it has learned then.
         honest(args, 5, port, folder / "key", folder / "first", None)
         calm_seconds = args.calm_seconds or min(args.seconds, 300)
         calm, calm_requests = honest(args, calm_seconds, port, folder / "key", folder / "calm", None)

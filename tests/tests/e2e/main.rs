@@ -44,6 +44,7 @@ mod others;
 mod passthrough;
 mod peers;
 mod poison;
+mod prompt_memory;
 mod real_workers;
 mod refusals;
 mod reload;
