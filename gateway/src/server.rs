@@ -109,10 +109,10 @@ async fn accept_all(server: &Server, stack: impl Stack, shutdown: impl Future<Ou
                 continue;
             }
         };
-        let place = tokio::select! {
+        let (place, is_last) = tokio::select! {
             // It was let in before.
-            () = &mut shutdown => server.intake.clients.any_place(peer.ip()),
-            place = place(server, peer.ip()) => place,
+            () = &mut shutdown => (server.intake.clients.any_place(peer.ip()), true),
+            place = place(server, peer.ip()) => (place, false),
         };
         let open = Open::count(&server.connections, place);
         if header_read != server.intake.header_read() {
@@ -122,14 +122,17 @@ async fn accept_all(server: &Server, stack: impl Stack, shutdown: impl Future<Ou
         let service = Called { stack: stack.clone(), client: Arc::clone(open.client()) };
         let connection =
             Connection { builder: Arc::clone(&builder), header_read, tls: server.tls.clone(), service };
-        let Some(cores) = &server.cores else {
+        if let Some(cores) = &server.cores {
+            match stream.into_std() {
+                // What it is woken by is the runtime that it is served on.
+                Ok(stream) => cores.run(connection.serve(open, async { TcpStream::from_std(stream) })),
+                Err(error) => tracing::warn!(%error, "a connection could not be handed to a core"),
+            }
+        } else {
             tokio::spawn(connection.serve(open, async { Ok(stream) }));
-            continue;
-        };
-        match stream.into_std() {
-            // What it is woken by is the runtime that it is served on.
-            Ok(stream) => cores.run(connection.serve(open, async { TcpStream::from_std(stream) })),
-            Err(error) => tracing::warn!(%error, "a connection could not be handed to a core"),
+        }
+        if is_last {
+            return;
         }
     }
 }
