@@ -374,7 +374,8 @@ impl Fleet {
         self.all().iter().find_map(|worker| parent(worker))
     }
 
-    /// The most tokens that a worker has room for of those that may serve `model`; `None` where one does not say.
+    /// The most tokens that a worker has room for of those that may serve `model`; `None` where one does not
+    /// say.
     pub fn longest_context(&self, model: &str) -> Option<u64> {
         let all = self.all();
         let serving = all.iter().filter(|worker| worker.may_serve(Some(model)));

@@ -15,10 +15,10 @@ pub fn keep_warm() {
 /// Largest block that is taken from the heap.
 const HEAP_BYTES_MAX: usize = KEPT_BYTES / 2;
 
-/// What a block of more has at least. glibc's heap keeps what is given back to it: once a block of up to 32 MB that came
-/// from the system has gone back there, blocks of that size come from the heap (`M_MMAP_THRESHOLD`), and with some of
-/// 20 MB on their way the process stayed at twice what was in use. A larger one always comes from the system and goes
-/// back to it; what is not written of it takes no memory.
+/// What a block of more has at least. glibc's heap keeps what is given back to it: once a block of up to 32
+/// MB that came from the system has gone back there, blocks of that size come from the heap
+/// (`M_MMAP_THRESHOLD`), and with some of 20 MB on their way the process stayed at twice what was in use. A
+/// larger one always comes from the system and goes back to it; what is not written of it takes no memory.
 const SYSTEM_BYTES_MIN: usize = (32 << 20) + (4 << 10);
 
 /// The room to make for `bytes`, so that it goes back to the system afterwards.

@@ -246,8 +246,8 @@ pub const TOKENIZE_QUEUE_PER_CORE: usize = 4;
 /// Largest request body that is tokenised at all, a 1M-token prompt; a larger one is routed by its text.
 pub const MAX_TOKENIZE_BYTES: usize = 8 << 20;
 
-/// Prompts that are rendered and tokenised may take one part in so many of what bodies may, on top of that: of 1 GiB enough
-/// for a new message of 2 MiB, which is half a million tokens.
+/// Prompts that are rendered and tokenised may take one part in so many of what bodies may, on top of that:
+/// of 1 GiB enough for a new message of 2 MiB, which is half a million tokens.
 pub const PROMPT_MEMORY_PART: usize = 2;
 
 /// Grain by which that is counted.

@@ -1,5 +1,5 @@
-//! A request's body to what it says: its text, without what its client may not say, and what routing goes by. What
-//! takes long is done where no other client waits for it, whichever part of it takes the time.
+//! A request's body to what it says: its text, without what its client may not say, and what routing goes by.
+//! What takes long is done where no other client waits for it, whichever part of it takes the time.
 
 use std::sync::Arc;
 
@@ -41,7 +41,8 @@ pub struct Sender<'a> {
 }
 
 impl Reader {
-    /// What a body says; one of a tenant is made its own ([`tenants::keep_apart`]), and `parts` are what it goes on with.
+    /// What a body says; one of a tenant is made its own ([`tenants::keep_apart`]), and `parts` are what it
+    /// goes on with.
     ///
     /// # Errors
     /// What [`Content::of`] and [`tenants::keep_apart`] refuse, and what there is no memory for.

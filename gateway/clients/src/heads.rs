@@ -159,8 +159,8 @@ impl Heads {
 const LENGTH: &[u8; 15] = b"content-length:";
 const CODING: &[u8; 18] = b"transfer-encoding:";
 
-/// Whether a line begins with this name, in letters of any case: their bit is set in both, eight bytes at a time.
-/// It may take a control character for a mark, of which hyper takes neither.
+/// Whether a line begins with this name, in letters of any case: their bit is set in both, eight bytes at a
+/// time. It may take a control character for a mark, of which hyper takes neither.
 fn is_named<const BYTES: usize>(line: &[u8], name: &[u8; BYTES]) -> bool {
     const LOWER: u64 = u64::from_ne_bytes([0x20; 8]);
     let word = |bytes: &[u8; BYTES], at: usize| {

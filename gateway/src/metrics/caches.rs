@@ -23,7 +23,7 @@ pub struct CacheMetrics {
     pub prediction_error: IntCounterVec,
     /// Prompts that leave their session's past.
     pub drift: DriftMetrics,
-    /// `keyway_token_keyer_requests_total{model,outcome="tokens|overflow|too_large|too_long|unsupported|failed"}`.
+    /// `keyway_token_keyer_requests_total{model,outcome}`: `tokens`, or why not ([`crate::prompt::Unknown`]).
     pub token_keyer: IntCounterVec,
     /// `keyway_decision_log_lines_total{outcome="written|dropped|failed"}`.
     pub decision_log: IntCounterVec,

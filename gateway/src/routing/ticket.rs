@@ -96,8 +96,8 @@ impl Ticket {
 
     /// The first byte of the answer is here: the prompt is computed, its KV is in the worker's cache.
     pub fn first_token(&mut self, now: Duration) {
-        // What an exact worker is expected to hold is expected until the answer's end. What another one was sent is accepted by
-        // dropping the placement.
+        // What an exact worker is expected to hold is expected until the answer's end. What another one was
+        // sent is accepted by dropping the placement.
         self.placement = self.placement.take().filter(Placement::is_expected);
         if let Some(demand) = &mut self.demand {
             demand.first_token(now);

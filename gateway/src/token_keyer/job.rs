@@ -1,5 +1,5 @@
-//! A request on its way to its tokens, in slices of about a millisecond, so that jobs can take turns. What of it takes
-//! memory is asked for first.
+//! A request on its way to its tokens, in slices of about a millisecond, so that jobs can take turns. What of
+//! it takes memory is asked for first.
 
 use std::{sync::Arc, vec};
 
@@ -15,8 +15,8 @@ use crate::{
     prompt::{self, Prompt, Unknown},
 };
 
-/// Memory that a rendered text takes for each of its bytes, while it becomes tokens that are known: itself, where it
-/// is cut, and ids of four bytes in a list that grows.
+/// Memory that a rendered text takes for each of its bytes, while it becomes tokens that are known: itself,
+/// where it is cut, and ids of four bytes in a list that grows.
 const TEXT_BYTES_EACH: usize = 16;
 
 /// One request.

@@ -1,8 +1,8 @@
-//! What memory it takes to make a request's body a prompt, and a prompt tokens; known before it is taken, so that
-//! whoever does it can bound it.
+//! What memory it takes to make a request's body a prompt, and a prompt tokens; known before it is taken, so
+//! that whoever does it can bound it.
 
-/// Memory that tokenising takes for each byte of text that cannot be cut: measured 110 for English, 140 for one
-/// long word, 220 for digits and blanks in turn.
+/// Memory that tokenising takes for each byte of text that cannot be cut: measured 110 for English, 140 for
+/// one long word, 220 for digits and blanks in turn.
 pub const TOKENIZE_BYTES_EACH: usize = 240;
 
 /// Memory that a JSON value takes, parsed, checked and as a template's value: measured 80 for a number, 160

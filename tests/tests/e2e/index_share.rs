@@ -1,5 +1,6 @@
-//! Hazard: a tenant makes the index forget what it knows of the others' prompts, by many prompts of its own, or by requests that
-//! the worker refuses, which cost nothing. Partner: what a worker accepts does push out what its cache has no room for.
+//! Hazard: a tenant makes the index forget what it knows of the others' prompts, by many prompts of its own,
+//! or by requests that the worker refuses, which cost nothing. Partner: what a worker accepts does push out
+//! what its cache has no room for.
 
 use keyway_tests::fake_worker::Call;
 use keyway_tests::openai::{CHAT, FAKE_MODEL, answer, chat};

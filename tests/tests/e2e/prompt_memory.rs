@@ -1,5 +1,5 @@
-//! Hazard: prompts that are costly to tokenise, sent together, take gigabytes of the gateway's memory and keep
-//! them.
+//! Hazard: prompts that are costly to tokenise, sent together, take gigabytes of the gateway's memory and
+//! keep them.
 
 use futures_util::future::join_all;
 use keyway_tests::openai::FAKE_MODEL;
@@ -8,7 +8,8 @@ use serde_json::json;
 
 /// Of which prompts may take half on top.
 const BODY_MEMORY: u64 = 16 << 20;
-/// What the gateway takes besides bodies and prompts: connections, a tokenizer's first use, what allocators keep.
+/// What the gateway takes besides bodies and prompts: connections, a tokenizer's first use, what allocators
+/// keep.
 const OTHER: u64 = 48 << 20;
 const AT_ONCE: usize = 6;
 /// Bytes of one body.
