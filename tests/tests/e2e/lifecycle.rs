@@ -34,6 +34,37 @@ async fn sigterm_lets_open_streams_finish_and_takes_no_new_connection() {
 }
 
 #[tokio::test]
+async fn who_waits_for_a_place_as_the_end_comes_cuts_no_stream_of_others() {
+    // All places there are: who comes then waits for one.
+    const PLACES: usize = 9;
+    let worker = FakeWorker::start().await;
+    worker.manual();
+    let toml = format!("worker = [\"http://{}\"]\n[limits]\nmax_connections = {}\n", worker.addr(), PLACES);
+    let mut gateway = Gateway::builder().config(&toml).start().await;
+    gateway.wait_ready(1).await;
+    let mut open = Vec::new();
+    for _ in 0..PLACES {
+        let mut exchange = Exchange::post(PROTOCOLS[0], gateway.addr, CHAT, &chat_stream("hi")).await;
+        let mut call = worker.call().await;
+        call.begin_stream().await;
+        call.say("one").await;
+        assert_eq!(exchange.status().await, 200);
+        exchange.next_event().await.event();
+        open.push((exchange, call));
+    }
+    let _waiting = Client::connect(gateway.addr).await;
+    gateway.process.terminate();
+    eventually!(tokio::net::TcpStream::connect(gateway.addr).await.is_err());
+    for (mut exchange, mut call) in open {
+        call.say("two").await;
+        assert_eq!(exchange.next_event().await.event(), delta("two").to_string());
+        call.done().await;
+        assert_eq!(exchange.next_event().await.event(), DONE);
+    }
+    assert_eq!(gateway.process.ended().await.code(), Some(0));
+}
+
+#[tokio::test]
 async fn a_drain_that_takes_too_long_is_cut() {
     let worker = FakeWorker::start().await;
     worker.hang();
