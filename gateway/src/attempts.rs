@@ -103,7 +103,7 @@ impl<'a> Attempts<'a> {
 
     async fn attempt(&mut self, choice: Choice) -> Result<Response, Miss> {
         let (Dispatch { router, upstream, resumer, .. }, asked) = (self.dispatch, self.asked);
-        let Choice { worker, pick, ticket } = choice;
+        let Choice { worker, pick, mut ticket } = choice;
         asked.record.picked(&worker, pick.reason.as_str(), pick.matched_tokens);
         let (asking, usage) = self.asking(&worker);
         let sent = resumer.sent(asked, asking, &worker, self.seed);
@@ -121,17 +121,17 @@ impl<'a> Attempts<'a> {
                 router.worker_answered(&worker, router.at(came));
                 let (info, record) = (Arc::clone(&asked.info), Arc::clone(&asked.record));
                 let (series, suspect) = (Arc::clone(&asked.series), self.suspect.clone());
+                let charge = self.charge(&answer, &worker, &mut ticket);
                 let told = Told { ticket, info, pick, record, series, usage, suspect };
-                let mut head = Held { worker, answer, came, told };
-                if let Some(charge) = self.charge(&mut head) {
-                    return Err(self.refused(head, charge));
+                if let Some(charge) = charge {
+                    // In a box: what is mostly not there takes no room in each request's future.
+                    return Err(self.refused(Box::new(Held { worker, answer, came, told }), charge));
                 }
-                if head.answer.status().is_success() {
+                if answer.status().is_success() {
                     self.accusations.drain(..).for_each(Accusation::upheld);
                 }
-                let headers = head.answer.headers();
-                let lifeline = resumer.lifeline(asked, &head.worker, &sent, headers);
-                Ok(self.relay(head, lifeline))
+                let lifeline = resumer.lifeline(asked, &worker, &sent, answer.headers());
+                Ok(self.relay(&worker, (answer, came), told, lifeline))
             }
             Err(error) => Err(self.unanswered(&worker, ticket, error)),
         }
@@ -148,7 +148,7 @@ impl<'a> Attempts<'a> {
     }
 
     /// Holds what is no answer, in case nobody serves.
-    fn refused(&mut self, mut head: Held, charge: Charge) -> Miss {
+    fn refused(&mut self, mut head: Box<Held>, charge: Charge) -> Miss {
         self.tried.push(head.worker.id);
         let status = head.answer.status();
         let in_doubt = matches!(charge, Charge::Failed | Charge::Rejected(_));
@@ -162,22 +162,26 @@ impl<'a> Attempts<'a> {
             _ => true,
         };
         self.accuse(&mut head.told.ticket, &head.worker, charge, &status);
-        // In a box: what is mostly not there takes no room in each request's future.
-        self.held = Some(Box::new(head));
+        self.held = Some(head);
         let in_doubt = in_doubt && charge != Charge::Failed;
         Miss { why: charge.as_str(), may_repeat, in_doubt, is_local: false }
     }
 
     /// What this answer is held against its worker for, if anything.
-    fn charge(&self, head: &mut Held) -> Option<Charge> {
-        let status = head.answer.status();
-        let charge = Charge::of(status, head.answer.headers())?;
+    fn charge<T>(
+        &self,
+        answer: &http::Response<T>,
+        worker: &Worker,
+        ticket: &mut Ticket,
+    ) -> Option<Charge> {
+        let status = answer.status();
+        let charge = Charge::of(status, answer.headers())?;
         match charge {
             Charge::Rejected(_) if !self.asked.is_alike_everywhere() => None,
             Charge::Rejected(_) | Charge::Failed
-                if self.is_own_fault(status) && head.worker.standing.may_pass() =>
+                if self.is_own_fault(status) && worker.standing.may_pass() =>
             {
-                head.told.ticket.excuse();
+                ticket.excuse();
                 None
             }
             charge => Some(charge),
@@ -189,7 +193,7 @@ impl<'a> Attempts<'a> {
         own_faults.knows(self.asked, Answered::Status(status), router.now())
     }
 
-    fn unanswered(&mut self, worker: &Arc<Worker>, mut ticket: Ticket, error: SendError) -> Miss {
+    fn unanswered(&mut self, worker: &Arc<Worker>, mut ticket: Box<Ticket>, error: SendError) -> Miss {
         self.tried.push(worker.id);
         let why = error.as_str();
         let id = self.asked.record.id();
@@ -278,16 +282,22 @@ impl<'a> Attempts<'a> {
         let Some(held) = self.held.take() else {
             return Err(if away { Error::StateAway } else { self.lost.clone() });
         };
-        Ok(self.relay(*held, Err(Obstacle::Path)))
+        let Held { worker, answer, came, told } = *held;
+        Ok(self.relay(&worker, (answer, came), told, Err(Obstacle::Path)))
     }
 
-    fn relay(&self, head: Held, lifeline: Result<Box<Lifeline>, Obstacle>) -> Response {
-        let Held { worker, answer, came, told } = head;
+    fn relay(
+        &self,
+        worker: &Worker,
+        (answer, came): (http::Response<Answer>, Instant),
+        told: Told,
+        lifeline: Result<Box<Lifeline>, Obstacle>,
+    ) -> Response {
         let pick = told.pick;
         let lifeline = (lifeline, Arc::clone(&self.dispatch.resumer));
         let mut response = relay::relay((answer, came), told, lifeline, self.dispatch.terms(self.asked));
-        self.dispatch.watch(&mut response, self.asked, &worker);
-        self.dispatch.expose(&mut response, &worker, &pick);
+        self.dispatch.watch(&mut response, self.asked, worker);
+        self.dispatch.expose(&mut response, worker, &pick);
         response
     }
 }

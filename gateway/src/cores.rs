@@ -7,6 +7,7 @@ use std::{
     cell::Cell,
     future::Future,
     io,
+    pin::pin,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -22,7 +23,7 @@ use tokio::{
 
 use crate::{
     clock::{self, Instant},
-    limits::CORE_KEEPS_STREAMS,
+    limits::{CORE_BEAT, CORE_KEEPS_STREAMS},
 };
 
 thread_local! {
@@ -104,7 +105,10 @@ impl Core {
         thread::Builder::new().name(format!("keyway-core-{at}")).spawn(move || {
             HERE.set(Some(at));
             // Ends with an error, as nothing is ever sent.
-            let _ = runtime.block_on(stopped);
+            runtime.block_on(async {
+                let mut stopped = pin!(stopped);
+                while clock::timeout(CORE_BEAT, stopped.as_mut()).await.is_err() {}
+            });
         })?;
         Ok(Self { runtime: handle, tasks: AtomicUsize::new(0), _stop: stop })
     }

@@ -325,6 +325,10 @@ pub const DRAIN_LOOK: Duration = Duration::from_millis(10);
 /// event that crosses threads costs a wake, and a core passes on tens of thousands a second.
 pub const CORE_KEEPS_STREAMS: usize = 32;
 
+/// How often each core wakes by itself. Tokio writes to the core's event descriptor, a system call, for each new timer that is due
+/// before the core's next wake; with this, none that is due later costs one. Each request has such a timer ([`DEAD_LOOK`]).
+pub const CORE_BEAT: Duration = Duration::from_secs(1);
+
 /// Silence after which a request at a worker that seems dead is lost: more than two notes of a stream that goes on there are apart.
 pub const DEAD_SILENCE: Duration = Duration::from_secs(5);
 /// How often who waits for a worker looks whether it is still there. A look takes some 50 ns, and a wake.

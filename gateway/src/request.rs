@@ -105,9 +105,12 @@ pub fn read(body: &[u8], config: KeyerConfig) -> RequestInfo {
 /// [`read`], with what is `ignored` left out of the prompt.
 pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> RequestInfo {
     let outline = simdutf8::basic::from_utf8(body).ok().map(Outline::of);
-    let fields = outline.as_ref().and_then(Fields::of);
-    let unread = fields.is_none().then_some(Unread::NoObject);
-    let fields = fields.unwrap_or_default();
+    let mut fields = Fields::default();
+    let is_object = outline.as_ref().is_some_and(|body| fields.read(body).is_some());
+    let unread = (!is_object).then_some(Unread::NoObject);
+    if !is_object {
+        fields = Fields::default();
+    }
     let salt = fields.salt.and_then(Value::text).map(Cow::into_owned).unwrap_or_default();
     let keyer = TextKeyer::new(config.key, salt.as_bytes(), config.block_bytes).with_capacity(body.len());
     let namer = Chain::new(config.key, salt.as_bytes());
@@ -321,7 +324,8 @@ pub fn locate<T>(
         }
     }
     let outline = Outline::of(std::str::from_utf8(body).ok()?);
-    let fields = Fields::of(&outline)?;
+    let mut fields = Fields::default();
+    fields.read(&outline)?;
     let mut search = Search { at, passed: 0, name, role: None, found: None };
     walk(&fields, ignored, &mut search);
     search.found
@@ -393,11 +397,10 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// `None` where the body is not a JSON object, or breaks off.
-    fn of(body: &'a Outline<'_>) -> Option<Self> {
-        let text = body.text();
-        let stream_options = StreamOptions::Nowhere(text.find('{')? + 1);
-        let mut fields = Self { stream_options, ..Self::default() };
+    /// Reads them where they are to be: they are large. `None` where the body is not a JSON object, or breaks off.
+    fn read(&mut self, body: &'a Outline<'_>) -> Option<()> {
+        let (fields, text) = (self, body.text());
+        fields.stream_options = StreamOptions::Nowhere(text.find('{')? + 1);
         for field in body.document()? {
             let (name, value) = field.ok()?;
             if name == "stream_options" {
@@ -438,7 +441,7 @@ impl<'a> Fields<'a> {
             };
             *field = Some(value);
         }
-        Some(fields)
+        Some(())
     }
 
     /// Who asks: OpenAI's fields, or Anthropic's `metadata.user_id`.

@@ -101,8 +101,8 @@ pub struct Choice {
     pub worker: Arc<Worker>,
     /// The decision and its numbers.
     pub pick: Pick,
-    /// Lives as long as the answer's body.
-    pub ticket: Ticket,
+    /// Lives as long as the answer's body, and goes there from hand to hand.
+    pub ticket: Box<Ticket>,
 }
 
 impl Router {

@@ -60,9 +60,11 @@ struct Asking {
 }
 
 impl Asking {
-    fn boxed(Arrived { mut request, client }: Arrived, serving: Arc<Serving>) -> Box<Self> {
-        path::undo_escapes(request.uri_mut());
-        Box::new(Self { request, client, record: None, serving })
+    fn boxed(arrived: Arrived, serving: Arc<Serving>) -> Box<Self> {
+        let mut asking =
+            Box::new(Self { request: arrived.request, client: arrived.client, record: None, serving });
+        path::undo_escapes(asking.request.uri_mut());
+        asking
     }
 }
 
@@ -111,6 +113,7 @@ where
     if let Some(tracer) = tracer.filter(|_| request.uri().path() != "/health") {
         record.traced(tracer.begin(request.method(), request.headers()));
     }
+    asking.client.asks(record.started());
     let version = request.version();
     let api = Api::of(request.uri().path());
     asking.record = Some(Arc::clone(&record));

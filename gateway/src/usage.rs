@@ -8,7 +8,7 @@ pub mod hide;
 pub mod passed;
 mod shapes;
 
-use std::{collections::VecDeque, sync::LazyLock};
+use std::{borrow::Cow, collections::VecDeque, sync::LazyLock};
 
 use bytes::Bytes;
 use keyway_wire::openai::Usage;
@@ -147,10 +147,13 @@ impl UsageTap {
     /// Whether an unstreamed answer is an error, whatever its status says: `{"error":{…}}`.
     pub fn is_error(&self) -> bool {
         let Self::Body(parts, _) = self else { return false };
-        if !parts.iter().any(|part| ERROR.find(part).is_some()) {
+        let all = match &parts[..] {
+            [whole] => Cow::Borrowed(&whole[..]),
+            parts => Cow::Owned(parts.concat()),
+        };
+        if ERROR.find(&all).is_none() {
             return false;
         }
-        let all = parts.concat();
         let fields = std::str::from_utf8(&all).ok().and_then(Value::document);
         let mut fields = fields.into_iter().flatten().map_while(Result::ok);
         fields.any(|(name, value)| match &*name {

@@ -70,15 +70,15 @@ impl Client {
         &self.own
     }
 
-    /// A request's head has come.
-    pub fn asks(&self) {
-        self.asked_ms.store(self.opened.elapsed().as_millis() as u64, Relaxed);
+    /// A request's head has come by `now`.
+    pub fn asks(&self, now: Instant) {
+        self.asked_ms.store((now - self.opened).as_millis() as u64, Relaxed);
     }
 
     /// A request of it is over.
     pub fn rests(&self) {
         if !self.is_served() {
-            self.asks();
+            self.asks(Instant::now());
         }
     }
 
@@ -196,7 +196,7 @@ mod tests {
         let wait = |seconds| tokio::time::sleep(Duration::from_secs(seconds));
         wait(3).await;
         assert_eq!(seconds(), Some(3));
-        client.asks();
+        client.asks(Instant::now());
         assert!(client.connection().take(Stage::Arriving, 9, 1));
         wait(2).await;
         assert_eq!(seconds(), Some(2), "its body has not come whole");

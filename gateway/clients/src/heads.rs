@@ -180,7 +180,11 @@ fn is_length(line: &[u8]) -> bool {
 
 /// A length; of what is none, hyper says so.
 fn digits(value: &[u8]) -> u64 {
-    std::str::from_utf8(value).ok().and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+    let digit = |value: u64, byte: &u8| {
+        let digit = char::from(*byte).to_digit(10)?;
+        value.checked_mul(10)?.checked_add(digit.into())
+    };
+    value.trim_ascii().iter().try_fold(0, digit).unwrap_or(0)
 }
 
 /// What one byte of the line that begins a chunk makes of its size.

@@ -26,6 +26,16 @@ struct Place<'a> {
 impl Autoscale {
     /// Chooses a worker, and waits for the first one where the model has none.
     pub async fn choose(&self, router: &Arc<Router>, request: &RequestInfo) -> Result<Choice, Error> {
+        match router.choose(request, &[]).await {
+            // In a box: mostly there is a worker.
+            Err(Error::NoWorker | Error::ModelNotFound { .. }) => {
+                Box::pin(self.choose_first(router, request)).await
+            }
+            done => done,
+        }
+    }
+
+    async fn choose_first(&self, router: &Arc<Router>, request: &RequestInfo) -> Result<Choice, Error> {
         let asked = router.now();
         // Asked for once, whatever comes of it.
         let mut place: Option<Option<Place<'_>>> = None;

@@ -27,7 +27,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Told {
     /// Its weight on the worker.
-    pub ticket: Ticket,
+    pub ticket: Box<Ticket>,
     /// What routing read of it.
     pub info: Arc<RequestInfo>,
     /// Why it went there.
@@ -84,7 +84,7 @@ impl Account {
     }
 
     /// Another worker's stream takes the place of the broken one.
-    pub(super) fn goes_on(&mut self, pick: Pick, ticket: Ticket, now: Instant) {
+    pub(super) fn goes_on(&mut self, pick: Pick, ticket: Box<Ticket>, now: Instant) {
         (self.told.pick, self.told.ticket) = (pick, ticket);
         (self.began, self.last_piece, self.alive_noted) = (false, None, now);
     }

@@ -47,7 +47,7 @@ pub struct Begun {
     /// The stream.
     pub answer: Answer,
     /// Its weight there.
-    pub ticket: Ticket,
+    pub ticket: Box<Ticket>,
     /// Why it went there.
     pub pick: Pick,
     /// Who was tried so far, this one included.

@@ -43,7 +43,7 @@ impl Ticket {
         placement: Placement,
         (sent, uncached_tokens): (Duration, u64),
         (streams, kind): (bool, u64),
-    ) -> Self {
+    ) -> Box<Self> {
         worker.standing.begin(kind, sent);
         let speed = worker.rate.lock().tokens_per_second();
         let tokens_before_first = worker.load.tokens_left(sent, speed) + uncached_tokens;
@@ -51,7 +51,7 @@ impl Ticket {
         let series = worker.series(&router.metrics);
         series.in_flight.inc();
         series.waiting_prefill_tokens.add(uncached_tokens as i64);
-        Self {
+        Box::new(Self {
             sent,
             announced: 0,
             removed_before: worker.residency.removed(),
@@ -64,11 +64,11 @@ impl Ticket {
             waiting,
             kind,
             demand: None,
-        }
+        })
     }
 
     /// Notes how many of the prompt's tokens the worker had announced, without what it was computing.
-    pub(super) fn announced(mut self, tokens: u64) -> Self {
+    pub(super) fn announced(mut self: Box<Self>, tokens: u64) -> Box<Self> {
         self.announced = tokens;
         self
     }

@@ -87,7 +87,7 @@ impl Answer {
     /// Whether its end is that of its connection: whether all of it has come is not to be told from that.
     pub fn ends_with_connection(&self) -> bool {
         match &self.0 {
-            Kind::Own(own) => own.link.as_ref().is_some_and(Link::ends_with_answer),
+            Kind::Own(own) => own.link.as_ref().is_some_and(|link| link.ends_with_answer()),
             Kind::Shared(_) => false,
         }
     }
@@ -177,7 +177,7 @@ impl Body for Answer {
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Kind::Own(own) => own.link.as_ref().map_or(SizeHint::with_exact(0), Link::size_hint),
+            Kind::Own(own) => own.link.as_ref().map_or(SizeHint::with_exact(0), |link| link.size_hint()),
             Kind::Shared(stream) => stream.left.map_or_else(SizeHint::default, SizeHint::with_exact),
         }
     }

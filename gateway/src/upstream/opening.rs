@@ -5,6 +5,7 @@ use std::io;
 
 use super::{
     failure::{Cause, SendError},
+    http1::Connection,
     links::Turn,
     origin::{Kept, Link, Origin},
     shared::{Place, Shared},
@@ -110,6 +111,6 @@ impl Opening<'_> {
             let shared = self.connector.in_time(Shared::open(opened.stream)).await?;
             return Ok(Opened::Shared(origin.links().add(shared)));
         }
-        Ok(Opened::Own(Link::new(opened.stream)))
+        Ok(Opened::Own(Box::new(Connection::new(opened.stream))))
     }
 }

@@ -205,8 +205,8 @@ impl Kept {
     }
 }
 
-/// One connection of HTTP/1.1.
-pub(super) type Link = Connection<Stream>;
+/// One connection of HTTP/1.1. In a box for as long as it lives: each request takes it from hand to hand some ten times.
+pub(super) type Link = Box<Connection<Stream>>;
 
 impl Transport for Stream {
     fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -236,7 +236,7 @@ mod tests {
             cores.run(async move {
                 if keeps {
                     let stream = net::TcpStream::connect(address).await.unwrap();
-                    origin.keep(Link::new(Stream::Plain(stream)));
+                    origin.keep(Box::new(Connection::new(Stream::Plain(stream))));
                 }
                 say.send(if keeps { false } else { origin.take().is_some() }).unwrap();
             });

@@ -170,7 +170,7 @@ async fn a_connection_that_its_worker_closes_while_it_waits_is_closed_here_too()
     let origin = Origin::of(&url.parse().unwrap(), None, false);
     let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (far, _) = listener.accept().await.unwrap();
-    origin.keep(Link::new(crate::net::Stream::Plain(near)));
+    origin.keep(Box::new(http1::Connection::new(crate::net::Stream::Plain(near))));
     assert_eq!(origin.kept(), 1);
     drop(far);
     let noticed = async {

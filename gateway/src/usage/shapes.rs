@@ -41,44 +41,48 @@ fn field<'a>(object: Value<'a>, name: &str) -> Option<Value<'a>> {
 /// As serde would, with null for what is not there: what is not there is 0, what is no number makes it no
 /// usage.
 fn read(usage: &mut Fields<'_>) -> Option<Usage> {
-    let number =
-        |value: Value<'_>| if value.raw() == "null" { Some(0) } else { value.raw().parse::<u64>().ok() };
-    let mut read = Usage::default();
+    let (mut prompt, mut completion, mut total, mut input, mut output) = (None, None, None, None, None);
     // Of Anthropic's prompts, what is in a cache or is put there is not among their `input_tokens`.
-    let (mut beside, mut cached_beside) = (0_u64, None);
+    let (mut created, mut cached_beside) = (None, None);
+    let (mut cached, mut details) = (None, None);
     for field in usage {
         let (name, value) = field.ok()?;
-        match &*name {
-            "prompt_tokens" => read.prompt_tokens = number(value)?,
-            "completion_tokens" => read.completion_tokens = number(value)?,
-            "input_tokens" => read.prompt_tokens = read.prompt_tokens.max(number(value)?),
-            "output_tokens" => read.completion_tokens = read.completion_tokens.max(number(value)?),
-            "total_tokens" => read.total_tokens = number(value)?,
-            "cache_creation_input_tokens" => beside = beside.saturating_add(number(value)?),
-            "cache_read_input_tokens" if value.raw() != "null" => cached_beside = Some(number(value)?),
+        let count = match &*name {
+            "prompt_tokens" => &mut prompt,
+            "completion_tokens" => &mut completion,
+            "total_tokens" => &mut total,
+            "input_tokens" => &mut input,
+            "output_tokens" => &mut output,
+            "cache_creation_input_tokens" => &mut created,
+            "cache_read_input_tokens" => &mut cached_beside,
             // SGLang's own.
-            "cached_tokens" if value.raw() != "null" => {
-                read.prompt_tokens_details =
-                    Some(PromptTokensDetails { cached_tokens: Some(number(value)?) });
+            "cached_tokens" => &mut cached,
+            "prompt_tokens_details" | "input_tokens_details" => {
+                if value.raw() != "null" {
+                    let mut fields = value.fields()?.map_while(Result::ok);
+                    let cached = fields.find(|(name, _)| name == "cached_tokens");
+                    details = Some(cached.map_or(Some(None), |(_, cached)| number(cached))?);
+                }
+                continue;
             }
-            "prompt_tokens_details" | "input_tokens_details" if value.raw() != "null" => {
-                let mut details = value.fields()?.map_while(Result::ok);
-                let cached = details.find(|(name, _)| name == "cached_tokens").map(|(_, cached)| cached);
-                let cached_tokens = match cached.filter(|cached| cached.raw() != "null") {
-                    Some(cached) => Some(number(cached)?),
-                    None => None,
-                };
-                read.prompt_tokens_details = Some(PromptTokensDetails { cached_tokens });
-            }
-            _ => {}
-        }
+            _ => continue,
+        };
+        *count = number(value)?;
     }
-    if let Some(cached) = cached_beside {
-        beside = beside.saturating_add(cached);
-        read.prompt_tokens_details = Some(PromptTokensDetails { cached_tokens: Some(cached) });
-    }
-    read.prompt_tokens = read.prompt_tokens.saturating_add(beside);
-    Some(read)
+    let beside = [created, cached_beside].into_iter().flatten().fold(0, u64::saturating_add);
+    let cached_tokens = cached_beside.or(details.unwrap_or(cached));
+    Some(Usage {
+        prompt_tokens: prompt.max(input).unwrap_or(0).saturating_add(beside),
+        completion_tokens: completion.max(output).unwrap_or(0),
+        total_tokens: total.unwrap_or(0),
+        prompt_tokens_details: (details.is_some() || cached_tokens.is_some())
+            .then_some(PromptTokensDetails { cached_tokens }),
+    })
+}
+
+/// A count, if it is one or is said not to be there.
+fn number(value: Value<'_>) -> Option<Option<u64>> {
+    if value.raw() == "null" { Some(None) } else { value.raw().parse().ok().map(Some) }
 }
 
 #[cfg(test)]

@@ -237,17 +237,18 @@ fn stamp_beside<'a>(
 ) -> (u32, u32) {
     let (mut place, mut next, mut run, mut claims) = (first, first, 0, 0);
     for (slot, hash) in slots.zip(blocks) {
-        if next != place || slot.hash != *hash || slot.bears(stamp) {
+        // Its bits of the claims are the slot's, as a stamp has none.
+        let differs = slot.stamp ^ stamp;
+        if next != place || slot.hash != *hash || differs & !CLAIMS == 0 {
             break;
         }
-        let claimed = slot.stamp & CLAIMS;
-        claims |= claimed;
-        slot.stamp = stamp | claimed;
+        claims |= differs;
+        slot.stamp ^= differs & !CLAIMS;
         next = slot.older;
         place = place.wrapping_add(step);
         run += 1;
     }
-    (run, claims)
+    (run, claims & CLAIMS)
 }
 
 impl std::ops::Index<u32> for Slab {

@@ -107,8 +107,8 @@ fn lease(headers: &HeaderMap) -> Duration {
     if !headers.keys().any(|name| name == KEEP_ALIVE) {
         return POOL_IDLE_TIMEOUT;
     }
-    let seconds = |token: &str| {
-        let (name, value) = token.split_once('=')?;
+    let seconds = |token: &[u8]| {
+        let (name, value) = str::from_utf8(token).ok()?.split_once('=')?;
         let value = value.trim().trim_matches('"').parse().ok();
         value.filter(|_| name.trim().eq_ignore_ascii_case("timeout"))
     };
@@ -132,7 +132,7 @@ fn body_of(
             return Err(Http1Error::Malformed("it has a transfer coding beside a length, or in HTTP/1.0"));
         }
         let mut codings = tokens(headers, TRANSFER_ENCODING);
-        let chunked = codings.next().is_some_and(|coding| coding.eq_ignore_ascii_case("chunked"));
+        let chunked = codings.next().is_some_and(|coding| coding.eq_ignore_ascii_case(b"chunked"));
         if !chunked || codings.next().is_some() {
             return Err(Http1Error::Malformed("it has a transfer coding besides chunks"));
         }
@@ -140,8 +140,9 @@ fn body_of(
         let body = if bodyless { Body::Ended } else { Body::Chunked(Chunked::default()) };
         return Ok((body, status != StatusCode::NO_CONTENT));
     }
-    let length = length(headers)?;
-    if let Some(length) = length.filter(|_| is_said_twice(headers)) {
+    let (length, times) = length(headers)?;
+    if let Some(length) = length.filter(|_| times > 1) {
+        // Clients are told it once.
         headers.insert(CONTENT_LENGTH, length.into());
     }
     if bodyless {
@@ -150,34 +151,36 @@ fn body_of(
     Ok((length.map_or(Body::UntilClosed, Body::of_length), length.is_some()))
 }
 
-/// Whether the length is a list: clients are told it once.
-fn is_said_twice(headers: &HeaderMap) -> bool {
-    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
-    lengths.next().is_some_and(|first| first.as_bytes().contains(&b',')) || lengths.next().is_some()
-}
-
-/// A length said several times counts if it is always the same (RFC 9110, section 8.6).
-fn length(headers: &HeaderMap) -> Result<Option<u64>, Http1Error> {
-    let mut length = None;
+/// The body's length, and how often it is said: several times counts if it is always the same (RFC 9110, section 8.6).
+fn length(headers: &HeaderMap) -> Result<(Option<u64>, usize), Http1Error> {
+    let (mut length, mut times) = (None, 0);
     for token in tokens(headers, CONTENT_LENGTH) {
-        let digits = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_digit());
-        let said = token.parse().ok().filter(|_| digits);
+        let said = number(token);
         if said.is_none() || length.is_some_and(|length| Some(length) != said) {
             return Err(Http1Error::Malformed("its length"));
         }
-        length = said;
+        (length, times) = (said, times + 1);
     }
-    Ok(length)
+    Ok((length, times))
+}
+
+/// A number of digits alone.
+fn number(digits: &[u8]) -> Option<u64> {
+    let digit = |number: u64, byte: &u8| {
+        let digit = char::from(*byte).to_digit(10)?;
+        number.checked_mul(10)?.checked_add(digit.into())
+    };
+    digits.iter().try_fold(0, digit).filter(|_| !digits.is_empty())
 }
 
 /// RFC 9112, section 9.3; `close` counts wherever it stands.
 fn stays_open(headers: &HeaderMap, is_1_1: bool) -> bool {
-    let says = |option: &str| tokens(headers, CONNECTION).any(|token| token.eq_ignore_ascii_case(option));
-    !says("close") && (is_1_1 || says("keep-alive"))
+    let says = |option: &[u8]| tokens(headers, CONNECTION).any(|token| token.eq_ignore_ascii_case(option));
+    !says(b"close") && (is_1_1 || says(b"keep-alive"))
 }
 
-/// The members of a header that is a list, in all of its lines. What is no text is a member that means nothing.
-fn tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
-    let lines = headers.get_all(name).into_iter().map(|value| value.to_str().unwrap_or("?"));
-    lines.flat_map(|line| line.split(',').map(str::trim))
+/// The members of a header that is a list, in all of its lines.
+fn tokens(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &[u8]> {
+    let lines = headers.get_all(name).into_iter().map(HeaderValue::as_bytes);
+    lines.flat_map(|line| line.split(|byte| *byte == b',').map(<[u8]>::trim_ascii))
 }
