@@ -54,11 +54,20 @@ pub struct Plain {
 }
 
 impl Plain {
+    /// A body as it came.
+    pub fn as_it_came(body: Bytes) -> Self {
+        Self { bytes: body, was_coded: false, unread: None }
+    }
+
+    /// Whether something was done to a body; mostly nothing was.
+    pub fn is_coded(headers: &HeaderMap, body: &Bytes) -> bool {
+        headers.contains_key(header::CONTENT_ENCODING) && !body.is_empty()
+    }
+
     /// Undoes what was done to a body, which its headers then say no more.
     pub async fn of(headers: &mut HeaderMap, body: Bytes, limit_bytes: usize) -> Result<Self, Error> {
-        // Mostly nothing was.
-        if !headers.contains_key(header::CONTENT_ENCODING) || body.is_empty() {
-            return Ok(Self { bytes: body, was_coded: false, unread: None });
+        if !Self::is_coded(headers, &body) {
+            return Ok(Self::as_it_came(body));
         }
         let unread = |body, why| Self { bytes: body, was_coded: true, unread: Some(why) };
         let Some(codings) = Coding::of(headers) else { return Ok(unread(body, Unread::Coding)) };

@@ -178,15 +178,26 @@ impl Dispatch {
         let permit = admit(Stage::Serving)?;
         // The server's own marks would outlive their use.
         parts.extensions.clear();
-        let plain = Plain::of(&mut parts.headers, body, self.reader.max_bytes).await?;
+        // What few requests need is in boxes here, so that the others have no room for it.
+        let plain = if Plain::is_coded(&parts.headers, &body) {
+            Box::pin(Plain::of(&mut parts.headers, body, self.reader.max_bytes)).await?
+        } else {
+            Plain::as_it_came(body)
+        };
         let reading = Instant::now();
         let sender = Sender { client, visit: visit.as_ref() };
-        let (content, mut shared) = self.reader.read(&mut parts, plain, sender).await?;
+        let (content, mut shared) = if Reader::is_large(&plain) {
+            Box::pin(self.reader.read(&mut parts, plain, sender)).await?
+        } else {
+            self.reader.read_here(&mut parts, plain, sender)?
+        };
         let info = Arc::make_mut(&mut shared);
         let visit = visit.as_deref();
         let work = Work::of(&parts.method, parts.uri.path());
         self.complete(info, work, parts.uri.path(), &parts.headers);
-        info.tokens = self.tokens(parts.uri.path(), info, &content.text).await;
+        if !self.tokens.is_empty() {
+            info.tokens = Box::pin(self.tokens(parts.uri.path(), info, &content.text)).await;
+        }
         info.model = info.model.take().or_else(|| whom::model_in_target(self.router.fleet(), &parts));
         info.unread = content.unread.or(info.unread.filter(|_| !content.text.is_empty()));
         if parts.method != Method::POST {
@@ -196,7 +207,6 @@ impl Dispatch {
         let read = Instant::now();
         self.metrics.routing.observe((read - reading).as_secs_f64());
         if stored_state::concerns(&parts, info) {
-            // In boxes: few requests need the room that these take.
             if let Some(list) = Box::pin(self.list(&parts, record)).await {
                 return list.map(|response| response.map(|body| body.with_permit(permit)));
             }
@@ -209,7 +219,7 @@ impl Dispatch {
             // Whatever its path: what reaches a worker is charged.
             tenants::unclear(info, &content.text)?;
             let has_files = content::has_files(&parts.headers, &content.text);
-            let attached = self.reader.attached(&content.text).await?;
+            let attached = Box::pin(self.reader.attached(&content.text)).await?;
             visit.reserve(Estimate::of(info, content.text.len(), attached, has_files))?;
             info.metered = true;
         }
@@ -217,12 +227,13 @@ impl Dispatch {
         info.index_owner = visit.map(Visit::index_owner).unwrap_or_default();
         let series = self.metrics.model(info.model.as_deref());
         record.model(Arc::clone(&series));
-        let suspect = self.poisons.look(&content.text, self.router.at(read))?;
+        let now = self.router.at(read);
+        let suspect = self.poisons.look(&content.text, now)?;
         self.retry_budget.lock().request();
-        let demand = self.scale.enter(&self.router, info, self.router.at(read));
+        let demand = self.scale.enter(&self.router, info, now);
         let mut choice = match info.owner {
             // There is no other to wait for.
-            Some(_) => self.router.choose(info, &[]).await.map_err(state_away)?,
+            Some(_) => Box::pin(self.router.choose(info, &[])).await.map_err(state_away)?,
             None => self.scale.choose(&self.router, info).await?,
         };
         choice.ticket.carry(demand);

@@ -41,6 +41,12 @@ pub struct Sender<'a> {
 }
 
 impl Reader {
+    /// Whether other clients would wait for a body to be read where it came. What is not large
+    /// [`Reader::read_here`] reads without a future.
+    pub fn is_large(plain: &Plain) -> bool {
+        plain.bytes.len() > READING_INLINE_BYTES
+    }
+
     /// What a body says; one of a tenant is made its own ([`tenants::keep_apart`]), and `parts` are what it
     /// goes on with.
     ///
@@ -52,7 +58,7 @@ impl Reader {
         plain: Plain,
         sender: Sender<'_>,
     ) -> Result<(Content, Arc<RequestInfo>), Error> {
-        if plain.bytes.len() <= READING_INLINE_BYTES {
+        if !Self::is_large(&plain) {
             return self.read_here(parts, plain, sender);
         }
         let (reader, mut own) = (self.clone(), parts.clone());
@@ -86,7 +92,11 @@ impl Reader {
         elsewhere(move || tenants::attached(&text)).await
     }
 
-    fn read_here(
+    /// [`Reader::read`], at once.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn read_here(
         &self,
         parts: &mut Parts,
         plain: Plain,

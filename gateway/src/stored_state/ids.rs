@@ -136,6 +136,10 @@ impl Kind {
 impl Reference {
     /// Those of a body's fields.
     pub fn all(named: Named<'_>) -> Vec<Self> {
+        // Mostly there are none.
+        if named.of_a_kind.is_empty() && named.others.is_empty() {
+            return Vec::new();
+        }
         let of_a_kind = named.of_a_kind.into_iter().map(|(_, kind, value)| (kind, value));
         let others = named.others.into_iter().map(|value| (Kind::Other, value));
         of_a_kind.chain(others).filter_map(|(kind, value)| Some(Self { kind, id: id_in(value)? })).collect()
