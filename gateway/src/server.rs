@@ -173,6 +173,7 @@ impl<S: Stack> Service<Request> for Called<S> {
     type Future = S::Future;
 
     fn call(&self, request: Request) -> S::Future {
+        self.client.asks();
         self.stack.clone().call(Arrived { request, client: Arc::clone(&self.client) })
     }
 }

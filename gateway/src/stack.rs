@@ -113,7 +113,6 @@ where
     if let Some(tracer) = tracer.filter(|_| request.uri().path() != "/health") {
         record.traced(tracer.begin(request.method(), request.headers()));
     }
-    asking.client.asks(record.started());
     let version = request.version();
     let api = Api::of(request.uri().path());
     asking.record = Some(Arc::clone(&record));
@@ -162,7 +161,9 @@ fn request_id(request: &Request) -> HeaderValue {
     // `___prefill_addr_HOST:PORT___decode_addr_…`).
     let steers = |id: &str| id.contains("_addr_");
     let printable = |id: &&HeaderValue| id.to_str().is_ok_and(|id| !id.is_empty() && !steers(id));
-    let given = request.headers().get(headers::REQUEST_ID).filter(printable);
+    // The name has no number of its own among headers: to look through a few is less than to hash it.
+    let given = request.headers().iter().find(|(name, _)| **name == headers::REQUEST_ID);
+    let given = given.map(|(_, id)| id).filter(printable);
     match given {
         Some(id) if id.len() <= MAX_REQUEST_ID_BYTES => id.clone(),
         _ => new_id(fastrand::u128(..)),
@@ -266,7 +267,7 @@ fn is_passed(path: &str) -> bool {
 
 /// Whether a path could leave `/v1/` once a worker normalises it.
 fn has_dot_segment(path: &str) -> bool {
-    if !path.contains(['.', '%', '\\']) {
+    if memchr::memchr3(b'.', b'%', b'\\', path.as_bytes()).is_none() {
         return false;
     }
     let plain = path.to_ascii_lowercase().replace("%2e", ".").replace("%2f", "/").replace("%5c", "/");

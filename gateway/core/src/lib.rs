@@ -65,7 +65,7 @@ pub use others::{EngineLoad, OwnLoad};
 pub use pace::{Pace, PaceSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};
 pub use policy::{Policy, Reason, UnknownPolicy};
-pub use rate::{PrefillRate, relative_speeds, tokens_per_ms};
+pub use rate::{PrefillRate, Rates};
 pub use rate_limit::{RateLimit, Standing};
 pub use retry_budget::RetryBudget;
 pub use route::{consider, fill_matches, may_wait, quote};

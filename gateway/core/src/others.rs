@@ -171,7 +171,7 @@ impl Others {
         let (peers, rest) = (left(self.peers_seen, now), left(self.rest_seen, now));
         let counted = Counted { own: self.own_mean, all: self.all_mean };
         OthersNow {
-            requests: self.peers.requests as f64 * peers + self.beyond(now),
+            requests: self.peers.requests as f64 * peers + self.rest_requests * rest,
             tokens: self.peers.waiting_tokens as f64 * peers + self.rest_tokens * rest,
             counted: if peers.max(rest) == 0.0 { Counted::default() } else { counted },
             // Mostly nobody waits, or nobody looks.

@@ -5,6 +5,8 @@
 //! A median, because single answers are off by orders of magnitude (a stalled batch, a prefix that was cached after
 //! all), and in logarithms, because half and double the speed are errors of one size.
 
+use smallvec::SmallVec;
+
 /// Tokens below which the time to the first token says more of everything else than of prefill.
 const MIN_TOKENS: u64 = 128;
 /// Answers before the median counts.
@@ -26,15 +28,16 @@ const PRIOR_TOKENS_PER_S: f64 = 8_000.0;
 /// One worker's speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefillRate {
-    /// Natural logarithm of tokens per second.
+    /// Natural logarithm of tokens per second, and these.
     log: f64,
+    per_second: f64,
     step: f64,
     answers: u32,
 }
 
 impl Default for PrefillRate {
     fn default() -> Self {
-        Self { log: 0.0, step: STEPS.0, answers: 0 }
+        Self { log: 0.0, per_second: 1.0, step: STEPS.0, answers: 0 }
     }
 }
 
@@ -53,35 +56,49 @@ impl PrefillRate {
             self.log += self.step.min(error.abs()).copysign(error);
             self.step = (self.step * STEP_DECAY).max(STEPS.1);
         }
+        self.per_second = self.log.exp();
         self.answers = self.answers.saturating_add(1);
     }
 
     /// Tokens per second, once enough answers have told.
     pub fn tokens_per_second(&self) -> Option<f64> {
-        (self.answers >= MIN_ANSWERS).then(|| self.log.exp())
+        (self.answers >= MIN_ANSWERS).then_some(self.per_second)
     }
 }
 
-/// How fast each worker is relative to the median of those known; 1 where that is unknown or about equal.
-pub fn relative_speeds(rates: &[Option<f64>]) -> impl Iterator<Item = f64> {
-    let median = median(rates);
-    rates.iter().map(move |rate| {
-        let known = rate.zip(median);
-        let ratio = known.map_or(1.0, |(rate, median)| (rate / median).clamp(1.0 / MAX_RATIO, MAX_RATIO));
-        if (1.0 / (1.0 + EQUAL_SHARE)..=1.0 + EQUAL_SHARE).contains(&ratio) { 1.0 } else { ratio }
-    })
+/// What the workers' rates say together, in tokens per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    of_all: f64,
+    to_compare: Option<f64>,
 }
 
-/// Each worker's prompt tokens per millisecond: the median of those known, or a large GPU's where none is, times the
-/// worker's relative speed.
-pub fn tokens_per_ms(rates: &[Option<f64>], speeds: &[f64]) -> impl Iterator<Item = f64> {
-    let base = median(rates).unwrap_or(PRIOR_TOKENS_PER_S);
-    speeds.iter().map(move |speed| base / 1e3 * speed)
+impl Rates {
+    /// Of all workers, and of those that are compared with each other.
+    pub fn of(
+        all: impl Iterator<Item = Option<f64>>,
+        compared: impl Iterator<Item = Option<f64>>,
+    ) -> Self {
+        Self { of_all: median(all).unwrap_or(PRIOR_TOKENS_PER_S), to_compare: median(compared) }
+    }
+
+    /// How fast a worker with this rate is relative to the median of those known; 1 where that is unknown or about equal.
+    pub fn relative_speed(&self, rate: Option<f64>) -> f64 {
+        let known = rate.zip(self.to_compare);
+        let ratio = known.map_or(1.0, |(rate, median)| (rate / median).clamp(1.0 / MAX_RATIO, MAX_RATIO));
+        if (1.0 / (1.0 + EQUAL_SHARE)..=1.0 + EQUAL_SHARE).contains(&ratio) { 1.0 } else { ratio }
+    }
+
+    /// Prompt tokens per millisecond of a worker with this relative speed: the median of those known, or a large GPU's where
+    /// none is, times that.
+    pub fn tokens_per_ms(&self, speed: f64) -> f64 {
+        self.of_all / 1e3 * speed
+    }
 }
 
 /// The upper median of those known.
-fn median(rates: &[Option<f64>]) -> Option<f64> {
-    let mut known: Vec<f64> = rates.iter().copied().flatten().collect();
+fn median(rates: impl Iterator<Item = Option<f64>>) -> Option<f64> {
+    let mut known: SmallVec<[f64; 8]> = rates.flatten().collect();
     let middle = known.len() / 2;
     (!known.is_empty()).then(|| *known.select_nth_unstable_by(middle, f64::total_cmp).1)
 }
@@ -136,15 +153,17 @@ mod tests {
 
     #[test]
     fn speeds_are_relative_to_the_median_and_bounded() {
-        let relative_speeds = |rates: &[Option<f64>]| relative_speeds(rates).collect::<Vec<_>>();
-        let tokens_per_ms =
-            |rates: &[Option<f64>], speeds: &[f64]| tokens_per_ms(rates, speeds).collect::<Vec<_>>();
+        let of = |rates: &[Option<f64>]| Rates::of(rates.iter().copied(), rates.iter().copied());
+        let relative_speeds =
+            |rates: &[Option<f64>]| rates.iter().map(|rate| of(rates).relative_speed(*rate)).collect::<Vec<_>>();
         let speeds = relative_speeds(&[Some(600.0), Some(1100.0), Some(3300.0), None, Some(10.0)]);
         // The median is 1100.
         assert_eq!(speeds, [1.0, 1.0, 3.0, 1.0, 0.25]);
         assert_eq!(relative_speeds(&[None, None]), [1.0, 1.0]);
         assert_eq!(relative_speeds(&[Some(5.0)]), [1.0]);
-        assert_eq!(tokens_per_ms(&[Some(5000.0), None], &[1.0, 2.0]), [5.0, 10.0]);
-        assert_eq!(tokens_per_ms(&[None], &[0.5]), [4.0]);
+        assert_eq!([1.0, 2.0].map(|speed| of(&[Some(5000.0), None]).tokens_per_ms(speed)), [5.0, 10.0]);
+        assert_eq!(of(&[None]).tokens_per_ms(0.5), 4.0);
+        let compared = Rates::of([Some(5000.0), Some(9000.0)].into_iter(), [Some(1000.0)].into_iter());
+        assert_eq!((compared.relative_speed(Some(4000.0)), compared.tokens_per_ms(1.0)), (4.0, 9.0));
     }
 }

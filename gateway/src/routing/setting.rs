@@ -7,7 +7,7 @@ use keyway_core::{
     index::WorkerId,
     others::own_share,
     pick::{Candidate, RequestView},
-    rate::{relative_speeds, tokens_per_ms},
+    rate::Rates,
     refusals::{Eligible, Stance},
     slow_start::ramps,
     token_chain::TokenSpace,
@@ -125,30 +125,27 @@ impl Setting {
     pub(super) fn candidates(&self, now: Duration, others_wait: bool) -> Vec<Candidate> {
         // An operator's own weight says more than a fit; where there is none, the fit among those without.
         let fitted = |worker: &Arc<Worker>| worker.rate.lock().tokens_per_second();
-        let rates: Few<Option<f64>> = self.workers.iter().map(fitted).collect();
-        let of_fit = |(worker, rate): (&Arc<Worker>, &Option<f64>)| rate.filter(|_| worker.weight == 1.0);
-        let unweighted: Few<Option<f64>> = self.workers.iter().zip(&rates).map(of_fit).collect();
-        let mut speeds: Few<f64> = relative_speeds(&unweighted).collect();
-        for (speed, worker) in speeds.iter_mut().zip(self.workers.iter()) {
-            if worker.weight != 1.0 {
-                *speed = worker.weight;
-            }
-        }
-        let mut rates: Few<f64> = tokens_per_ms(&rates, &speeds).collect();
+        let fits: Few<Option<f64>> = self.workers.iter().map(fitted).collect();
+        let workers = || self.workers.iter().zip(&fits);
+        let unweighted = workers().filter(|(worker, _)| worker.weight == 1.0);
+        let rates = Rates::of(fits.iter().copied(), unweighted.map(|(_, fit)| *fit));
+        let mut ramped = Few::new();
         if let Some(over) = self.slow_start.filter(|_| !others_wait) {
             let up_for = |worker: &Arc<Worker>| worker.with_health(|health| health.up_for(now));
             let up_for: Few<Duration> = self.workers.iter().map(up_for).collect();
-            rates.iter_mut().zip(ramps(&up_for, over)).for_each(|(rate, ramp)| *rate *= ramp);
+            ramped.extend(ramps(&up_for, over));
         }
-        let candidate = |((worker, speed), tokens_per_ms): ((&Arc<Worker>, &f64), f64)| {
+        let candidate = |(i, (worker, fit)): (usize, (&Arc<Worker>, &Option<f64>))| {
+            let speed = if worker.weight == 1.0 { rates.relative_speed(*fit) } else { worker.weight };
+            let tokens_per_ms = rates.tokens_per_ms(speed) * ramped.get(i).unwrap_or(&1.0);
             let load = worker.load.snapshot(now, tokens_per_ms);
             let fetch = self.fetch_tokens_per_ms.filter(|_| self.by_tokens && worker.residency.trusted());
             Candidate {
                 tiers: fetch.map(|fetch| (worker.residency.any_tier_id, fetch)),
-                ..Candidate::new(index_id(worker, self.by_tokens), load, tokens_per_ms, *speed)
+                ..Candidate::new(index_id(worker, self.by_tokens), load, tokens_per_ms, speed)
             }
         };
-        let mut candidates: Vec<_> = self.workers.iter().zip(&speeds).zip(rates).map(candidate).collect();
+        let mut candidates: Vec<_> = workers().enumerate().map(candidate).collect();
         let own_share = own_share(candidates.iter().map(|candidate| candidate.load.counted));
         for candidate in &mut candidates {
             candidate.load = candidate.load.among(own_share);

@@ -10,7 +10,7 @@ use keyway_core::{
     others::own_share,
     pace::Waiting,
     pick::Candidate,
-    rate::{PrefillRate, relative_speeds, tokens_per_ms},
+    rate::{PrefillRate, Rates},
 };
 use keyway_wire::block_hash::BlockHash;
 
@@ -71,9 +71,10 @@ impl Gateway {
     pub(super) fn candidates(&mut self, at: Nanos) -> Vec<Candidate> {
         if self.counter >= self.speeds_until {
             self.speeds_until = self.counter + SPEEDS_EVERY;
-            let rates: Vec<_> = self.desks.iter().map(|desk| desk.rate.tokens_per_second()).collect();
-            let relative: Vec<f64> = relative_speeds(&rates).collect();
-            self.speeds = tokens_per_ms(&rates, &relative).collect();
+            let fits: Vec<_> = self.desks.iter().map(|desk| desk.rate.tokens_per_second()).collect();
+            let rates = Rates::of(fits.iter().copied(), fits.iter().copied());
+            let speed = |fit: &Option<f64>| rates.tokens_per_ms(rates.relative_speed(*fit));
+            self.speeds = fits.iter().map(speed).collect();
         }
         let now = Duration::from_nanos(at);
         let of = |((worker, desk), &tokens_per_ms): ((u32, &Desk), &f64)| {

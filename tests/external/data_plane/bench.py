@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import select
@@ -358,6 +359,17 @@ def over(rows):
         print(f"first event, {name} over {first}: {middle:.0f} us (quartiles {low:.0f} and {high:.0f}, {len(more)} rounds)")
 
 
+def beside_base(rows):
+    """What `keyway` takes more than `base`, in pairs of one round: medians wander with the machine, pairs less so."""
+    if not {"base", "keyway"} <= rows.keys():
+        return
+    for key, what in (("unary_1k", "unary 1 KB"), ("unary_32k", "unary 32 KB"), ("event", "event")):
+        pairs = [math.log(own / base) for own, base in zip(rows["keyway"][key], rows["base"][key])]
+        if len(pairs) > 1:
+            more, error = statistics.mean(pairs), statistics.stdev(pairs) / len(pairs) ** 0.5
+            print(f"{what}, keyway over base: {100 * math.expm1(more):+.1f} % (standard error {100 * error:.1f}, {len(pairs)} pairs)")
+
+
 def main():
     parse = argparse.ArgumentParser(description=__doc__)
     parse.add_argument("--keyway", required=True)
@@ -399,6 +411,7 @@ def main():
             stop(backend)
         shutil.rmtree(scratch, ignore_errors=True)
         print(table(rows))
+        beside_base(rows)
 
 
 if __name__ == "__main__":
