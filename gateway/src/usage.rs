@@ -8,7 +8,7 @@ pub mod hide;
 pub mod passed;
 mod shapes;
 
-use std::{borrow::Cow, collections::VecDeque, sync::LazyLock};
+use std::{collections::VecDeque, sync::LazyLock};
 
 use bytes::Bytes;
 use keyway_wire::openai::Usage;
@@ -147,13 +147,10 @@ impl UsageTap {
     /// Whether an unstreamed answer is an error, whatever its status says: `{"error":{…}}`.
     pub fn is_error(&self) -> bool {
         let Self::Body(parts, _) = self else { return false };
-        let all = match &parts[..] {
-            [whole] => Cow::Borrowed(&whole[..]),
-            parts => Cow::Owned(parts.concat()),
-        };
-        if ERROR.find(&all).is_none() {
+        if !is_in(parts, &ERROR) {
             return false;
         }
+        let all = parts.concat();
         let fields = std::str::from_utf8(&all).ok().and_then(Value::document);
         let mut fields = fields.into_iter().flatten().map_while(Result::ok);
         fields.any(|(name, value)| match &*name {
@@ -168,6 +165,28 @@ impl UsageTap {
         let Self::Body(parts, bytes) = self else { return None };
         Some(*bytes == 0 || serde_json::from_slice::<IgnoredAny>(&parts.concat()).is_ok())
     }
+}
+
+/// Whether a name is anywhere in what came in these parts, be it in one or over their seams.
+fn is_in(parts: &[Bytes], name: &Finder<'_>) -> bool {
+    let reach = name.needle().len() - 1;
+    let mut seam = Vec::new();
+    parts.iter().any(|part| {
+        if name.find(part).is_some() {
+            return true;
+        }
+        if parts.len() == 1 {
+            return false;
+        }
+        seam.extend_from_slice(&part[..part.len().min(reach)]);
+        let found = name.find(&seam).is_some();
+        if part.len() > reach {
+            seam.clear();
+            seam.extend_from_slice(&part[part.len() - reach..]);
+        }
+        seam.drain(..seam.len().saturating_sub(reach));
+        found
+    })
 }
 
 /// Whether a usage that is mentioned has counts, and is not `null`.
@@ -216,6 +235,27 @@ mod tests {
         }
         let usage = tap.finish().unwrap();
         assert_eq!((usage.prompt_tokens, usage.cached_tokens()), (9, Some(8)));
+    }
+
+    #[test]
+    fn an_error_is_seen_however_its_answer_is_cut() {
+        let error = br#"{"id":"x","error":{"message":"no"}}"#;
+        let tap = |cuts: &[usize], body: &[u8]| {
+            let mut tap = UsageTap::body();
+            let ends = cuts.iter().copied().chain([body.len()]);
+            ends.fold(0, |from, to| {
+                tap.see(&Bytes::copy_from_slice(&body[from..to]), false);
+                to
+            });
+            tap
+        };
+        for first in 0..error.len() {
+            for second in first..error.len() {
+                assert!(tap(&[first, second], error).is_error(), "{first} {second}");
+            }
+        }
+        assert!(tap(&(0..error.len()).collect::<Vec<_>>(), error).is_error(), "byte by byte");
+        assert!(!tap(&[9, 11], br#"{"id":"x","errors":{"message":"no"}}"#).is_error());
     }
 
     #[test]

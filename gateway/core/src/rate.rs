@@ -75,10 +75,7 @@ pub struct Rates {
 
 impl Rates {
     /// Of all workers, and of those that are compared with each other.
-    pub fn of(
-        all: impl Iterator<Item = Option<f64>>,
-        compared: impl Iterator<Item = Option<f64>>,
-    ) -> Self {
+    pub fn of(all: impl Iterator<Item = Option<f64>>, compared: impl Iterator<Item = Option<f64>>) -> Self {
         Self { of_all: median(all).unwrap_or(PRIOR_TOKENS_PER_S), to_compare: median(compared) }
     }
 
@@ -154,8 +151,9 @@ mod tests {
     #[test]
     fn speeds_are_relative_to_the_median_and_bounded() {
         let of = |rates: &[Option<f64>]| Rates::of(rates.iter().copied(), rates.iter().copied());
-        let relative_speeds =
-            |rates: &[Option<f64>]| rates.iter().map(|rate| of(rates).relative_speed(*rate)).collect::<Vec<_>>();
+        let relative_speeds = |rates: &[Option<f64>]| {
+            rates.iter().map(|rate| of(rates).relative_speed(*rate)).collect::<Vec<_>>()
+        };
         let speeds = relative_speeds(&[Some(600.0), Some(1100.0), Some(3300.0), None, Some(10.0)]);
         // The median is 1100.
         assert_eq!(speeds, [1.0, 1.0, 3.0, 1.0, 0.25]);
