@@ -168,12 +168,7 @@ impl<'a> Attempts<'a> {
     }
 
     /// What this answer is held against its worker for, if anything.
-    fn charge<T>(
-        &self,
-        answer: &http::Response<T>,
-        worker: &Worker,
-        ticket: &mut Ticket,
-    ) -> Option<Charge> {
+    fn charge<T>(&self, answer: &http::Response<T>, worker: &Worker, ticket: &mut Ticket) -> Option<Charge> {
         let status = answer.status();
         let charge = Charge::of(status, answer.headers())?;
         match charge {

@@ -324,12 +324,11 @@ impl Fleet {
     /// Adds a worker. One that has its address but still drains is another worker.
     pub fn add(&self, config: &WorkerConfig, now: Duration) -> Arc<Worker> {
         let id = self.id_for(&config.name());
-        // Its events clear what they contradict, so what was placed by text is kept apart from them.
+        // Its blocks of text are kept apart from those of its own size, which its events may clear: neither is counted in the
+        // other's.
         let of = |what: &str| self.id_for(&format!("{} {what}", config.name()));
-        let token_ids = match config.kv_events {
-            Some(_) => (of("tokens"), of("tiers")),
-            None => (id, id),
-        };
+        let tokens = of("tokens");
+        let token_ids = (tokens, if config.kv_events.is_some() { of("tiers") } else { tokens });
         let worker = Arc::new(Worker::new(id, token_ids, config, now, &self.ejections));
         let mut workers = self.workers.write();
         let at = workers.partition_point(|other| other.id < id);

@@ -225,7 +225,10 @@ impl Follower {
             self.worker.residency.set_block_size(tokens);
         }
         if self.feed.is_synced() && self.worker.residency.set_trusted(true) {
-            self.router.with_index(|index| index.set_exact(self.worker.residency.token_id, true));
+            self.router.with_index(|index| {
+                index.set_exact(self.worker.residency.token_id, true);
+                self.router.bound_cache(&self.worker, index);
+            });
             self.metrics.caches.kv_trusted.with_label_values(&[&self.worker.name]).set(1);
             self.told = false;
             tracing::info!(worker = %self.worker.name, "KV events are followed");
@@ -257,7 +260,10 @@ impl Follower {
         let trusted = self.worker.residency.set_trusted(false);
         if trusted {
             // From here on what it held last is the state of a model.
-            self.router.with_index(|index| index.set_exact(self.worker.residency.token_id, false));
+            self.router.with_index(|index| {
+                index.set_exact(self.worker.residency.token_id, false);
+                self.router.bound_cache(&self.worker, index);
+            });
         }
         if !std::mem::replace(&mut self.told, true) {
             tracing::warn!(

@@ -18,9 +18,9 @@ const DRIFT_ANSWERS: u32 = 16;
 /// The state of one worker's cache, as the gateway knows it.
 #[derive(Debug)]
 pub struct Residency {
-    /// Its identity in the index for blocks of tokens; for blocks of text it is the worker's own.
+    /// Its identity in the index for blocks of tokens, as large as its own; for blocks of text it is the worker's.
     pub token_id: WorkerId,
-    /// The same for blocks of tokens in any of its tiers, where its KV events tell of others than the first.
+    /// The same for blocks of tokens in any of its tiers, where it has KV events, which may tell of others than the first.
     pub any_tier_id: WorkerId,
     source: Option<KvSource>,
     trusted: AtomicBool,

@@ -318,9 +318,10 @@ impl Router {
         if remembered.is_empty() || worker.kv_source().is_some() {
             return 0;
         }
-        let blocks = remembered.take(worker);
+        let (of_text, of_tokens) = remembered.take(worker);
         drop(remembered);
-        self.index.lock().restore(worker.id, blocks.iter())
+        let mut index = self.index.lock();
+        index.restore(worker.id, of_text.iter()) + index.restore(worker.residency.token_id, of_tokens.iter())
     }
 
     /// Forgets all that a worker held: it is gone for good.
@@ -332,15 +333,17 @@ impl Router {
         }
     }
 
-    /// Tokens that the index believes a worker's cache to hold: blocks of its own size, or of text.
+    /// Tokens that the index believes a worker's cache to hold: in blocks of its own size, and unless its events say all, in
+    /// blocks of text.
     pub fn cached_tokens(&self, worker: &Worker) -> u64 {
+        let residency = &worker.residency;
+        let text_block_tokens = self.text_block_tokens(worker);
         let index = self.settled_index();
-        let block_size = u64::from(worker.residency.block_size());
-        let by_text = index.resident(worker.id) as u64;
-        if worker.residency.token_id == worker.id {
-            return by_text * block_size;
+        let own = index.resident(residency.token_id) as u64 * u64::from(residency.block_size());
+        if residency.trusted() {
+            return own;
         }
-        index.resident(worker.residency.token_id) as u64 * block_size
+        own + (index.resident(worker.id) as f64 * text_block_tokens) as u64
     }
 
     /// Brings the gauges that nobody adds to up to date, before a scrape.
@@ -357,10 +360,7 @@ impl Router {
             let misconfigured = worker.standing.misconfigured();
             self.metrics.fleet.misconfigured.with_label_values(&label).set(i64::from(misconfigured));
             let residency = &worker.residency;
-            let mut blocks = index.resident(worker.id);
-            if residency.token_id != worker.id {
-                blocks += index.resident(residency.token_id);
-            }
+            let blocks = index.resident(worker.id) + index.resident(residency.token_id);
             self.metrics.caches.worker_blocks.with_label_values(&label).set(blocks as i64);
             let rate = worker.rate.lock().tokens_per_second();
             self.metrics.caches.worker_rate.with_label_values(&label).set(rate.unwrap_or(0.0));

@@ -9,7 +9,7 @@
 //! tenant's, its worker's number and its age in seconds (8 each); then for each worker the length of its name
 //! (2), the name, the count of rows that its blocks stand in (8), for each row the number of its tenant in
 //! the index and the count of its blocks (8 each), and all rows' hashes from the most to the least recently
-//! used (8 each); at the end the XXH3 of all before it (8).
+//! used (8 each), first of its blocks of text and then of those of tokens; at the end the XXH3 of all before it (8).
 
 use std::{
     collections::HashMap,
@@ -32,14 +32,14 @@ use crate::{
 };
 
 const MAGIC: &[u8; 8] = b"KEYWAYIX";
-/// 3: with the ids of what workers store. 4: with blocks' owners.
-const VERSION: u32 = 4;
+/// 3: with the ids of what workers store. 4: with blocks' owners. 5: with blocks of text and of tokens apart.
+const VERSION: u32 = 5;
 /// Magic, version, key's check, block's bytes, time.
 const HEAD_BYTES: usize = 36;
 
 /// What a file says of workers that have not joined yet.
 #[derive(Debug, Default)]
-pub struct Remembered(HashMap<String, Blocks>);
+pub struct Remembered(HashMap<String, (Blocks, Blocks)>);
 
 /// A worker's blocks, from the most to the least recently used.
 #[derive(Debug, Default)]
@@ -116,8 +116,8 @@ fn read(path: &Path, keyer: KeyerConfig, index_bytes: usize) -> Result<Read, Str
 }
 
 impl Remembered {
-    /// What it says of a worker that joins; once.
-    pub fn take(&mut self, worker: &Worker) -> Blocks {
+    /// What it says of a worker that joins, once: its blocks of text, and those of tokens.
+    pub fn take(&mut self, worker: &Worker) -> (Blocks, Blocks) {
         self.0.remove(&worker.name).unwrap_or_default()
     }
 
@@ -166,16 +166,19 @@ fn encode(fleet: &Fleet, router: &Router, keyer: KeyerConfig) -> (Vec<u8>, usize
     let mut total = 0;
     let told = |worker: &&Arc<Worker>| worker.kv_source().is_none();
     for worker in fleet.all().iter().filter(told) {
-        // A worker's blocks are copied under the lock, and no more of them at a time.
-        let blocks: Blocks = router.with_index(|index| index.by_recency(worker.id).collect());
         let name = worker.name.as_bytes();
         out.extend((name.len() as u16).to_le_bytes());
         out.extend(name);
-        out.extend((blocks.rows.len() as u64).to_le_bytes());
-        let row = |(owner, count): &(index::Owner, u64)| [u64::from(owner.0), *count].map(u64::to_le_bytes);
-        out.extend(blocks.rows.iter().flat_map(row).flatten());
-        out.extend(blocks.hashes.iter().flat_map(|block| block.0.to_le_bytes()));
-        total += blocks.hashes.len();
+        for id in [worker.id, worker.residency.token_id] {
+            // So many blocks are copied under the lock, and no more of them at a time.
+            let blocks: Blocks = router.with_index(|index| index.by_recency(id).collect());
+            out.extend((blocks.rows.len() as u64).to_le_bytes());
+            let row =
+                |(owner, count): &(index::Owner, u64)| [u64::from(owner.0), *count].map(u64::to_le_bytes);
+            out.extend(blocks.rows.iter().flat_map(row).flatten());
+            out.extend(blocks.hashes.iter().flat_map(|block| block.0.to_le_bytes()));
+            total += blocks.hashes.len();
+        }
     }
     out.extend(sum_of(&out).to_le_bytes());
     (out, total)
@@ -250,16 +253,20 @@ impl<'a> Bytes<'a> {
         Some(bytes.as_chunks::<8>().0.iter().map(|number| u64::from_le_bytes(*number)))
     }
 
-    fn worker(&mut self) -> Option<(String, Blocks)> {
+    fn worker(&mut self) -> Option<(String, (Blocks, Blocks))> {
         let length = u16::from_le_bytes(self.take(2)?.try_into().ok()?);
         let name = std::str::from_utf8(self.take(length.into())?).ok()?.to_owned();
+        Some((name, (self.blocks()?, self.blocks()?)))
+    }
+
+    fn blocks(&mut self) -> Option<Blocks> {
         let count = self.u64()?;
         let rows: Vec<u64> = self.numbers(count.checked_mul(2)?)?.collect();
         let row = |&[owner, count]: &[u64; 2]| Some((index::Owner(u8::try_from(owner).ok()?), count));
         let rows: Vec<_> = rows.as_chunks::<2>().0.iter().map(row).collect::<Option<_>>()?;
         let total = rows.iter().try_fold(0_u64, |total, (_, count)| total.checked_add(*count))?;
         let hashes = self.numbers(total)?.map(BlockHash).collect();
-        Some((name, Blocks { rows, hashes }))
+        Some(Blocks { rows, hashes })
     }
 }
 
@@ -309,11 +316,13 @@ mod tests {
     fn snapshot() -> Vec<u8> {
         let router = router(keyer(7));
         let chain: Vec<BlockHash> = (1..=9).map(BlockHash).collect();
-        let first = router.fleet().all()[0].id;
+        let all = router.fleet().all();
+        let (first, first_own) = (all[0].id, all[0].residency.token_id);
         let (early, late) = chain.split_at(4);
         router.with_index(|index| {
             drop(index.place(first, early));
             drop(index.place_of(TENANT, first, late));
+            drop(index.place(first_own, &[BlockHash(20), BlockHash(21)]));
         });
         router.stored_state().unwrap().recall(vec![STORED]);
         encode(router.fleet(), &router, keyer(7)).0
@@ -323,10 +332,17 @@ mod tests {
     fn what_was_written_is_remembered_by_name() {
         let mut read = decode(&snapshot(), keyer(7), clock::unix_seconds()).unwrap().remembered;
         let workers = router(keyer(7)).fleet().all();
-        let blocks: Vec<_> = read.take(&workers[0]).iter().map(|(owner, hash)| (owner, hash.0)).collect();
+        let mut take = |worker: &Worker| {
+            let (of_text, of_tokens) = read.take(worker);
+            let all = |blocks: Blocks| blocks.iter().map(|(owner, hash)| (owner, hash.0)).collect::<Vec<_>>();
+            (all(of_text), all(of_tokens))
+        };
         let of = |owner, hashes: std::ops::RangeInclusive<u64>| hashes.map(move |hash| (owner, hash));
-        assert_eq!(blocks, of(TENANT, 5..=9).chain(of(index::Owner::NOBODY, 1..=4)).collect::<Vec<_>>());
-        assert_eq!(read.take(&workers[0]).iter().count() + read.take(&workers[1]).iter().count(), 0);
+        let (of_text, of_tokens) = take(&workers[0]);
+        assert_eq!(of_text, of(TENANT, 5..=9).chain(of(index::Owner::NOBODY, 1..=4)).collect::<Vec<_>>());
+        assert_eq!(of_tokens, of(index::Owner::NOBODY, 20..=21).collect::<Vec<_>>());
+        let nothing = (Vec::new(), Vec::new());
+        assert!(take(&workers[0]) == nothing && take(&workers[1]) == nothing);
     }
 
     #[test]

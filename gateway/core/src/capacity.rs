@@ -4,7 +4,8 @@
 //!
 //! Both directions are needed. A model that is too large sends prompts to where their prefix is gone; one that is too
 //! small sends them away from where it is. So a forgotten prefix shrinks the belief at once, and each prefix that was
-//! found where it was expected lets it grow a little again (additive increase, multiplicative decrease).
+//! found lets it grow a little again (additive increase, multiplicative decrease). One that was not expected any more
+//! lets it grow by as much: a belief that is far too small expects nothing, and would never learn.
 
 /// What is left of the belief after a prefix turned out to be forgotten.
 const SHRINK: f64 = 0.875;
@@ -44,8 +45,11 @@ impl Capacity {
         if reported + slack < predicted {
             let shrunk = (now.min(resident as f64) * SHRINK).max(MIN_TOKENS);
             self.learned = Some(shrunk.min(now));
-        } else if let (Some(learned), true) = (self.learned, predicted > 0) {
-            let grown = learned + GROWTH * predicted as f64;
+        } else if let (Some(learned), 1..) = (self.learned, reported) {
+            let (found, beyond) = (predicted.min(reported), reported.saturating_sub(predicted));
+            // What is found beyond the prediction is there, and was taken for forgotten.
+            let taken_away = if beyond > slack { beyond } else { 0 };
+            let grown = learned + GROWTH * found as f64 + taken_away as f64;
             // Beyond what it says there is nothing to learn.
             self.learned = Some(grown).filter(|grown| self.told.is_none_or(|told| *grown < told));
         }
@@ -96,6 +100,23 @@ mod tests {
             }
         }
         assert!(seen.iter().all(|tokens| (24_000..33_000).contains(tokens)), "{seen:?}");
+    }
+
+    /// A slow minute taught that next to nothing is there; nothing is expected since.
+    #[test]
+    fn a_belief_that_is_far_too_small_grows_by_what_is_found() {
+        let mut capacity = Capacity::default();
+        capacity.tell(Some(1_000_000));
+        for _ in 0..50 {
+            capacity.observe(10_000, 0, 16, 8_000);
+        }
+        assert_eq!(capacity.tokens(), Some(4096));
+        let answers = (0..).take_while(|_| {
+            capacity.observe(0, 4_000, 16, 4_000);
+            capacity.learned.is_some()
+        });
+        assert_eq!(answers.count(), 248);
+        assert_eq!(capacity.tokens(), Some(1_000_000));
     }
 
     #[test]

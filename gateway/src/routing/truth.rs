@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use keyway_core::pick::Pick;
+use keyway_core::{index::PrefixIndex, pick::Pick};
 use keyway_wire::openai::Usage;
 
 use super::{
@@ -91,24 +91,30 @@ impl Router {
     /// Takes what a worker's metrics say of its cache.
     pub fn cache_is(&self, worker: &Worker, config: CacheConfig) {
         let residency = &worker.residency;
-        if residency.trusted() {
-            // Its events tell both, and what they say it holds it does hold.
-            return;
-        }
-        if let Some(tokens) = config.block_size {
+        // Its events say how large its blocks are, but not how many there may be.
+        if let (Some(tokens), false) = (config.block_size, residency.trusted()) {
             residency.set_block_size(tokens);
         }
         let mut index = self.index.lock();
-        let mut capacity = residency.capacity.lock();
-        capacity.tell(config.tokens());
-        let tokens = capacity.tokens().map(|tokens| tokens as f64);
+        residency.capacity.lock().tell(config.tokens());
+        self.bound_cache(worker, &mut index);
+    }
+
+    /// Models the worker's cache as large as it is believed to be: as many tokens, in blocks of text or in its own. What events
+    /// that are trusted say it holds it does hold.
+    pub(crate) fn bound_cache(&self, worker: &Worker, index: &mut PrefixIndex) {
+        let residency = &worker.residency;
+        let tokens = residency.capacity.lock().tokens();
+        let blocks = |block_tokens: f64| tokens.map(|tokens| (tokens as f64 / block_tokens) as usize);
+        index.set_capacity(worker.id, blocks(self.text_block_tokens(worker)));
+        let own = if residency.trusted() { None } else { blocks(f64::from(residency.block_size())) };
+        index.set_capacity(residency.token_id, own);
+    }
+
+    /// Tokens of a block of text, about, as the worker's model cuts it.
+    pub(super) fn text_block_tokens(&self, worker: &Worker) -> f64 {
         let model = worker.models().into_iter().next().map(|model| model.id);
-        let of_text = self.block_bytes as f64 / self.bytes_per_token(model.as_deref());
-        for (id, block_tokens) in
-            [(worker.id, of_text), (residency.token_id, f64::from(residency.block_size()))]
-        {
-            index.set_capacity(id, tokens.map(|tokens| (tokens / block_tokens) as usize));
-        }
+        self.block_bytes as f64 / self.bytes_per_token(model.as_deref())
     }
 
     fn correct_capacity(
@@ -128,8 +134,9 @@ impl Router {
         let resident = (index.resident(id) as f64 * block_tokens) as u64;
         capacity.observe(predicted, reported, slack, resident);
         let now = capacity.tokens();
+        drop(capacity);
         if now != before {
-            index.set_capacity(id, now.map(|tokens| (tokens as f64 / block_tokens) as usize));
+            self.bound_cache(worker, &mut index);
         }
     }
 
@@ -161,3 +168,6 @@ fn warn_of_drift(request: &RequestInfo, usage: &Usage, worker: &Worker, facts: &
         );
     }
 }
+
+#[cfg(test)]
+mod tests;
