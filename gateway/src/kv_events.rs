@@ -134,7 +134,9 @@ impl Follower {
             if failures >= KV_REPLAY_FAILURES_MAX {
                 return io::Error::other("its replays fail");
             }
-            self.show();
+            if self.show() {
+                self.feed.counted_on(&Shared(&self.router)).await;
+            }
             let came = tokio::select! {
                 message = live.next() => Came::Live(message),
                 reply = next_of(&mut replies) => Came::Reply(reply),
@@ -219,12 +221,19 @@ impl Follower {
         }
     }
 
-    /// Brings trust and metrics up to date.
-    fn show(&mut self) {
+    /// Brings trust and metrics up to date; whether the events are trusted from now on.
+    fn show(&mut self) -> bool {
         if let Some(tokens) = self.feed.block_size() {
             self.worker.residency.set_block_size(tokens);
         }
-        if self.feed.is_synced() && self.worker.residency.set_trusted(true) {
+        if self.feed.is_barren() {
+            self.distrust(&io::Error::other(
+                "nothing that it stores can be indexed: no KV cache group of its model keeps whole prefixes, or it names none",
+            ));
+        }
+        let is_new =
+            self.feed.is_synced() && !self.feed.is_barren() && self.worker.residency.set_trusted(true);
+        if is_new {
             self.router.with_index(|index| {
                 index.set_exact(self.worker.residency.token_id, true);
                 self.router.bound_cache(&self.worker, index);
@@ -235,7 +244,7 @@ impl Follower {
         }
         let (now, before) = (self.feed.stats(), self.counted);
         if now == before {
-            return;
+            return is_new;
         }
         self.worker.residency.set_removed(now.removed + now.cleared + now.restarts);
         for (kind, count) in [
@@ -252,6 +261,7 @@ impl Follower {
             self.problem(kind, count);
         }
         self.counted = now;
+        is_new
     }
 
     /// The events say nothing any more that can be relied on. Returns whether they did before.

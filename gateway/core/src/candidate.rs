@@ -84,13 +84,21 @@ impl Candidate {
     }
 }
 
-impl RequestView<'_> {
+impl<'a> RequestView<'a> {
     /// Prompt tokens that this worker would fetch from another tier.
     pub fn fetched_tokens(&self, candidate: &Candidate) -> u64 {
         match candidate.fetched_blocks {
             0 => 0,
             _ => self.matched_tokens(candidate.held_blocks()) - self.matched_tokens(candidate.matched_blocks),
         }
+    }
+
+    /// The blocks that a worker can go on with. Each computes at least the last token anew, and with it the block that it stands
+    /// in: of a prompt of whole blocks that is the last of them.
+    pub fn reusable(&self) -> &'a [BlockHash] {
+        // 1e-9 forgives the division.
+        let most = (self.prompt_tokens.saturating_sub(1) as f64 / self.block_tokens + 1e-9) as usize;
+        &self.chain[..self.chain.len().min(most)]
     }
 
     /// Prompt tokens in this many leading blocks; always less than the whole prompt.

@@ -14,6 +14,7 @@
 //! What one owner (a tenant, say) sends takes nothing from others: a full index takes from whoever holds the
 //! most (`owners.rs`), and what no worker has accepted yet takes no room of the worker's own (`claims.rs`).
 
+mod checkpoints;
 mod claims;
 mod expected;
 mod forks;
@@ -75,6 +76,8 @@ pub struct PrefixIndex {
     heat: Heat,
     workers: Workers,
     forks: Forks,
+    /// Whether some worker can go on behind some of its blocks only, or could.
+    any_checkpoints: bool,
     owners: Owners,
     accepted: Arc<Accepted>,
     /// Empty, and as large as it once had to be.
@@ -103,6 +106,7 @@ impl PrefixIndex {
             heat,
             workers,
             forks,
+            any_checkpoints: false,
             owners,
             accepted,
             settling,
@@ -213,6 +217,7 @@ impl PrefixIndex {
         let Some(place) = self.workers.get_or_add(worker) else { return };
         self.workers[place].exact = exact;
         if !exact {
+            self.workers[place].by_checkpoints = false;
             self.expected.clear(&mut self.workers[place].expected);
         }
     }
@@ -288,6 +293,7 @@ impl PrefixIndex {
         if self.workers[place].exact {
             // It is one still, and what was sent to it is still expected.
             self.workers[place].capacity = u32::MAX;
+            self.workers[place].by_checkpoints = false;
         } else {
             self.workers.remove(worker);
         }

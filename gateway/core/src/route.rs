@@ -69,7 +69,7 @@ fn match_all(
     let mut found = MatchLengths::default();
     let Some(first) = views.first() else { return found };
     for (n, view) in views.iter().enumerate() {
-        let lengths = index.lengths(view.chain);
+        let lengths = index.lengths(view.reusable());
         for (i, candidate) in candidates.iter_mut().enumerate() {
             if view_of.get(i).copied().unwrap_or(0) != n {
                 continue;

@@ -8,8 +8,16 @@ use keyway_wire::block_hash::BlockHash;
 use super::holders::Holders;
 use super::slab::{NIL, Recency};
 
-/// Blocks expected of workers. A slot's stamp counts the requests under way that need it; a worker's list is all of its.
+/// Blocks expected of workers. The lower half of a slot's stamp counts the requests under way that need it, the upper half those
+/// of them whose prompts end there; a worker's list is all of its.
 pub(super) struct Expected(Holders);
+
+/// One more request whose prompt ends with a block.
+const ONE_ENDS: u32 = 1 << 16;
+
+const fn needed_by(stamp: u32) -> u32 {
+    stamp % ONE_ENDS
+}
 
 impl Expected {
     pub(super) fn new(byte_budget: usize) -> Self {
@@ -23,6 +31,7 @@ impl Expected {
     /// One more request at the worker needs these; returns those that were taken.
     pub(super) fn add(&mut self, list: &mut Recency, place: u16, blocks: &[BlockHash]) -> Vec<BlockHash> {
         let taken = blocks.iter().take_while(|&&block| match self.0.find(block, place) {
+            Some(slot) if needed_by(self.0.slab[slot].stamp) == ONE_ENDS - 1 => false,
             Some(slot) => {
                 self.0.slab[slot].stamp += 1;
                 true
@@ -34,15 +43,22 @@ impl Expected {
                 true
             }
         });
-        taken.copied().collect()
+        let taken: Vec<BlockHash> = taken.copied().collect();
+        if let Some(slot) = taken.last().and_then(|last| self.0.find(*last, place)) {
+            self.0.slab[slot].stamp += ONE_ENDS;
+        }
+        taken
     }
 
     /// That request is over.
     pub(super) fn release(&mut self, list: &mut Recency, place: u16, blocks: &[BlockHash]) {
-        for &block in blocks {
+        for (i, &block) in blocks.iter().enumerate() {
             let Some(slot) = self.0.find(block, place) else { continue };
-            self.0.slab[slot].stamp -= 1;
-            if self.0.slab[slot].stamp == 0 {
+            let stamp = self.0.slab[slot].stamp;
+            // What was expected before the worker's list was cleared is not counted any more.
+            let ended = if i + 1 == blocks.len() && stamp >= ONE_ENDS { ONE_ENDS } else { 0 };
+            self.0.slab[slot].stamp = stamp - 1 - ended;
+            if needed_by(self.0.slab[slot].stamp) == 0 {
                 self.remove(list, slot);
             }
         }
@@ -58,6 +74,11 @@ impl Expected {
     /// Whether the worker at `place` computes this block.
     pub(super) fn has(&self, block: BlockHash, place: u16) -> bool {
         self.0.find(block, place).is_some()
+    }
+
+    /// Whether a prompt that the worker at `place` computes ends with this block.
+    pub(super) fn ends(&self, block: BlockHash, place: u16) -> bool {
+        self.0.find(block, place).is_some_and(|slot| self.0.slab[slot].stamp >= ONE_ENDS)
     }
 
     /// Places of those that compute this block.

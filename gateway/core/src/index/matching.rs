@@ -72,6 +72,9 @@ impl PrefixIndex {
         };
         self.search(chain, &mut found, (1, chain.len() + 1), 0);
         self.expect(chain, &mut found);
+        if self.any_checkpoints {
+            found.retain(|found| found.blocks > 0);
+        }
         found
     }
 
@@ -123,10 +126,18 @@ impl PrefixIndex {
 
     /// Adds what exact workers are computing. Groups of one length lie side by side, so that there are few searches.
     fn expect(&self, chain: &[BlockHash], found: &mut Holding) {
+        if self.any_checkpoints {
+            for found in found.iter_mut().filter(|found| self.workers[found.place].by_checkpoints) {
+                found.blocks = self.up_to_checkpoint(chain, found.place, found.blocks);
+            }
+        }
         if self.expected.is_empty() {
             return;
         }
         let run = |place, held: u32| {
+            if self.workers[place].by_checkpoints {
+                return if held == 0 { self.up_to_checkpoint(chain, place, 0) } else { held };
+            }
             let more = chain[held as usize..].iter().take_while(|block| self.expected.has(**block, place));
             held + more.count() as u32
         };

@@ -61,6 +61,17 @@ impl Slot {
         self.stamp >> NUMBER_SHIFT
     }
 
+    /// Of an exact worker's block: how many blocks further up the last one is behind which a request can go on. It
+    /// stands where the number does of one that is modelled.
+    pub(super) fn back(&self) -> u32 {
+        self.number()
+    }
+
+    pub(super) fn set_back(&mut self, blocks: u32) {
+        let number = blocks.min(NUMBERS - 1) << NUMBER_SHIFT;
+        self.stamp = self.stamp & ((1 << NUMBER_SHIFT) - 1) | number;
+    }
+
     /// Whether it bears this stamp.
     pub(super) fn bears(&self, stamp: u32) -> bool {
         self.stamp & !CLAIMS == stamp

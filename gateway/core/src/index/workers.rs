@@ -38,6 +38,8 @@ pub(super) struct Worker {
     pub(super) expected: Recency,
     /// Whether it says itself what it holds.
     pub(super) exact: bool,
+    /// Whether a request can go on behind some of its blocks only: see [`super::checkpoints`].
+    pub(super) by_checkpoints: bool,
     /// The residency it announced last, or one that has gone since: mostly the parent of the next.
     pub(super) last: u32,
     /// Blocks its cache is believed to hold at most; `u32::MAX`: unknown.
@@ -113,6 +115,7 @@ impl Workers {
             number: 0,
             expected: Recency::default(),
             exact: false,
+            by_checkpoints: false,
             last: NIL,
             capacity: u32::MAX,
         };

@@ -4,6 +4,7 @@ use keyway_wire::block_hash::BlockHash;
 use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, Events, ExtraKey, KvEvent};
 
 use super::blocks::{Blocks, Held};
+use super::groups::Part;
 use super::node::Tier;
 use super::{FeedStats, KvFeed, Moments};
 use crate::index::WorkerId;
@@ -13,25 +14,8 @@ impl KvFeed {
     pub(super) async fn apply_events(&mut self, index: &impl Moments, events: Events<'_>) {
         for event in events {
             match event {
-                // Further groups of a hybrid model say what a window keeps; a prefix is there if the first one has it.
-                Ok(Some(KvEvent::BlockStored(event))) => {
-                    match self.tier(event.is_primary(), event.group_idx, event.locality.as_deref()) {
-                        None => self.stats.ignored += 1,
-                        // By name alone; of blocks of another size nothing can be told.
-                        Some(Tier::Other)
-                            if Some(event.block_size) != self.block_size || event.token_ids.is_empty() =>
-                        {
-                            self.stored_elsewhere(index, &event).await;
-                        }
-                        Some(tier) => self.stored(index, tier, &event).await,
-                    }
-                }
-                Ok(Some(KvEvent::BlockRemoved(event))) => {
-                    match self.tier(event.is_primary(), event.group_idx, event.locality.as_deref()) {
-                        None => self.stats.ignored += 1,
-                        Some(tier) => self.removed(index, tier, &event).await,
-                    }
-                }
+                Ok(Some(KvEvent::BlockStored(event))) => self.stores(index, &event).await,
+                Ok(Some(KvEvent::BlockRemoved(event))) => self.removes(index, &event).await,
                 Ok(Some(KvEvent::AllBlocksCleared)) => self.clear(index).await,
                 Ok(None) => self.stats.ignored += 1,
                 Err(_) => self.stats.malformed += 1,
@@ -40,11 +24,37 @@ impl KvFeed {
         }
     }
 
-    /// Where the blocks of an event are, if that counts. What another machine's tier holds is no part of this worker.
-    fn tier(&mut self, own: bool, group: Option<u32>, locality: Option<&str>) -> Option<Tier> {
-        if group.unwrap_or(0) != 0 {
-            return None;
+    async fn stores(&mut self, index: &impl Moments, event: &BlockStored) {
+        let tier = self.tier(event.is_primary(), event.locality.as_deref());
+        let part = tier.and_then(|_| self.blocks.part_of(event));
+        match (tier, part) {
+            (Some(Tier::Own), Some(Part::Beside(group))) => self.stored_beside(index, group, event).await,
+            // What another tier has of other groups is not told apart.
+            (None, _) | (_, None | Some(Part::Beside(_))) => {
+                self.stats.ignored += 1;
+                self.barren += u32::from(tier == Some(Tier::Own));
+            }
+            // By name alone; of blocks of another size nothing can be told.
+            (Some(Tier::Other), Some(Part::Prefix))
+                if Some(event.block_size) != self.block_size || event.token_ids.is_empty() =>
+            {
+                self.stored_elsewhere(index, event).await;
+            }
+            (Some(tier), Some(Part::Prefix)) => self.stored(index, tier, event).await,
         }
+    }
+
+    async fn removes(&mut self, index: &impl Moments, event: &BlockRemoved) {
+        let tier = self.tier(event.is_primary(), event.locality.as_deref());
+        match (tier, self.blocks.part_of_removed(event.group_idx)) {
+            (Some(tier), Some(Part::Prefix)) => self.removed(index, tier, event).await,
+            (Some(Tier::Own), Some(Part::Beside(group))) => self.removed_beside(index, group, event).await,
+            _ => self.stats.ignored += 1,
+        }
+    }
+
+    /// Where the blocks of an event are, if that counts. What another machine's tier holds is no part of this worker.
+    fn tier(&mut self, own: bool, locality: Option<&str>) -> Option<Tier> {
         if own {
             return Some(Tier::Own);
         }
@@ -62,7 +72,7 @@ impl KvFeed {
 
     /// Does `one` for each of `count` blocks, and all that it asks for before the next one; some blocks a
     /// moment. `one` says whether to go on.
-    async fn for_each(
+    pub(super) async fn for_each(
         &mut self,
         index: &impl Moments,
         count: usize,
@@ -109,13 +119,40 @@ impl KvFeed {
         self.for_each(index, hashes.len(), one).await;
     }
 
+    /// Blocks of another group of the model than the one that keeps whole prefixes. Of those that its layers need no more
+    /// the engine says nothing, so which tokens each stands for is known by its name alone.
+    async fn stored_beside(&mut self, index: &impl Moments, group: usize, event: &BlockStored) {
+        self.barren += 1;
+        for hashes in event.block_hashes.chunks(index.steps()) {
+            self.blocks.make_room_beside(hashes.len());
+            let one = |blocks: &mut Blocks, _: &mut FeedStats, _: &mut Held<'_>, i: usize| {
+                blocks.store_beside(group, hashes[i].short());
+                true
+            };
+            self.for_each(index, hashes.len(), one).await;
+        }
+    }
+
+    async fn removed_beside(&mut self, index: &impl Moments, group: usize, event: &BlockRemoved) {
+        let mut lefts = event.remaining_copy_counts.iter().flatten().copied();
+        let hashes = &event.block_hashes;
+        let one = |blocks: &mut Blocks, stats: &mut FeedStats, _: &mut Held<'_>, i: usize| {
+            let known = blocks.remove_beside(group, hashes[i].short(), lefts.next());
+            stats.unknown_removals += u64::from(!known);
+            true
+        };
+        self.for_each(index, hashes.len(), one).await;
+    }
+
     async fn stored(&mut self, index: &impl Moments, tier: Tier, event: &BlockStored) {
         let (blocks, size) = (event.block_hashes.len(), event.block_size as usize);
         let keys_fit = event.extra_keys.is_empty() || event.extra_keys.len() == blocks;
         if size == 0 || event.token_ids.len() != blocks * size || !keys_fit {
             self.stats.malformed += 1;
+            self.barren += 1;
             return;
         }
+        self.barren = 0;
         self.block_size = Some(event.block_size);
         let extra = |i: usize| event.extra_keys.get(i).map_or(&[][..], |keys| keys);
         let root = self.root(event);

@@ -11,7 +11,9 @@ use std::hash::BuildHasher;
 
 use hashbrown::HashTable;
 use keyway_wire::block_hash::BlockHash;
+use keyway_wire::kv_event::BlockStored;
 
+use super::groups::{Groups, Part};
 use super::node::{NONE, Node, NodeId, Reach, Tier};
 use super::walk::{Walk, Way};
 use crate::index::{PrefixIndex, WorkerId};
@@ -47,6 +49,8 @@ pub(super) struct Blocks {
     /// All of them by name; several have the same where hashes do not cover the salt.
     names: HashTable<NodeId>,
     max: usize,
+    /// What the other groups of a hybrid model have.
+    groups: Groups,
     /// What the last change still asks for, last in, first out. Empty before the next one.
     agenda: Vec<Step>,
 }
@@ -66,18 +70,24 @@ enum Step {
     Discard(NodeId),
     /// Other tiers count from now on: from this block on they are not in the index's other half yet.
     CountTiers(NodeId),
+    /// What the other groups have has changed for a block and those behind it.
+    Reckon(Walk),
+    /// ... and for all blocks from this one on.
+    ReckonAll(NodeId),
 }
 
 impl Blocks {
     pub(super) fn new(max: usize) -> Self {
         let max = max.min(NONE as usize);
-        Self { nodes: Vec::new(), free: Vec::new(), names: HashTable::new(), max, agenda: Vec::new() }
+        let (nodes, free, names) = (Vec::new(), Vec::new(), HashTable::new());
+        Self { nodes, free, names, max, groups: Groups::default(), agenda: Vec::new() }
     }
 
     pub(super) fn clear(&mut self) {
         self.nodes.clear();
         self.free.clear();
         self.names.clear();
+        self.groups.clear();
         self.agenda.clear();
     }
 
@@ -166,12 +176,81 @@ impl Blocks {
             match (node.first_child(), way) {
                 (Some(_), _) => self.agenda.push(Step::Walk(Walk::new(way, reach, id))),
                 (None, Way::Attach) => {
-                    let parent = node.parent().map(|parent| self.key(parent));
-                    held.index.store_block(worker, parent, node.key);
+                    self.attach(held, worker, id);
                 }
                 (None, Way::Detach) => held.index.drop_block(worker, node.key),
             }
         }
+    }
+
+    /// Puts a block into the index; false if that has no room for it, or lacks the one before it.
+    pub(super) fn attach(&self, held: &mut Held<'_>, worker: WorkerId, id: NodeId) -> bool {
+        let node = self.node(id);
+        let parent = node.parent().map(|parent| self.key(parent));
+        let stored = held.index.store_block(worker, parent, node.key);
+        if stored && self.groups.are_several() {
+            held.index.set_checkpoint(worker, node.key, self.groups.back(id));
+        }
+        stored
+    }
+
+    /// The part of the group that this was stored in, if that counts.
+    pub(super) fn part_of(&mut self, event: &BlockStored) -> Option<Part> {
+        let (part, changed) = self.groups.part_of(event);
+        if changed {
+            self.reckon_all();
+        }
+        part
+    }
+
+    /// The part of the group that this was dropped from, if that counts.
+    pub(super) fn part_of_removed(&self, group: Option<u32>) -> Option<Part> {
+        self.groups.part_of_removed(group)
+    }
+
+    /// Tells the index of all blocks anew where one can go on behind them.
+    pub(super) fn reckon_all(&mut self) {
+        if self.groups.are_several() {
+            self.groups.forget_reckoning();
+            self.agenda.push(Step::ReckonAll(0));
+        }
+    }
+
+    /// One more copy of a block is in the group at this place.
+    pub(super) fn store_beside(&mut self, beside: usize, name: u64) {
+        if self.groups.store(beside, name, self.max) {
+            self.reckon_named(name);
+        }
+    }
+
+    /// One copy less, or as many as are `left`; false if there was none.
+    pub(super) fn remove_beside(&mut self, beside: usize, name: u64, left: Option<u32>) -> bool {
+        let was_last = self.groups.remove(beside, name, left);
+        if was_last == Some(true) {
+            self.reckon_named(name);
+        }
+        was_last.is_some()
+    }
+
+    fn reckon_named(&mut self, name: u64) {
+        // By its field: the agenda is written meanwhile.
+        let (nodes, names) = (&self.nodes, &self.names);
+        for &node in names.iter_hash(spread(name)).filter(|node| nodes[**node as usize].name == name) {
+            self.agenda.push(Step::Reckon(Walk::new(Way::Attach, Reach::Own, node)));
+        }
+    }
+
+    /// One step of a walk over what another group's block has to do with.
+    fn reckon(&mut self, held: &mut Held<'_>, walk: Walk) -> Option<Walk> {
+        let Some(id) = walk.comes_to() else { return walk.left(self.node(walk.at())) };
+        let node = self.nodes[id as usize];
+        let changed = self.groups.reckon(id, node.name, node.parent());
+        if changed {
+            for worker in [held.id(Reach::Own), held.id(Reach::Any)].into_iter().flatten() {
+                held.index.set_checkpoint(worker, node.key, self.groups.back(id));
+            }
+        }
+        Some(walk.entered(&node, changed))
     }
 
     /// Counts one copy less, or as many as are `left`; false if the block is not known. Where several have the name,
@@ -210,6 +289,11 @@ impl Blocks {
                 Step::Remove { node, tier, left } => self.take_copy(held, node, tier, left),
                 Step::Discard(node) => self.discard(node),
                 Step::CountTiers(node) => self.count_tiers(node),
+                Step::Reckon(walk) => {
+                    let next = self.reckon(held, walk);
+                    self.agenda.extend(next.map(Step::Reckon));
+                }
+                Step::ReckonAll(node) => self.reckon_from(node),
             }
         }
     }
@@ -235,6 +319,15 @@ impl Blocks {
         }
     }
 
+    fn reckon_from(&mut self, id: NodeId) {
+        let Some(node) = self.nodes.get(id as usize) else { return };
+        let is_root = node.is_known() && node.parent == NONE;
+        self.agenda.push(Step::ReckonAll(id + 1));
+        if is_root {
+            self.agenda.push(Step::Reckon(Walk::new(Way::Attach, Reach::Own, id)));
+        }
+    }
+
     /// All blocks of this name.
     fn named(&self, name: u64) -> impl Iterator<Item = NodeId> {
         let same = move |node: &NodeId| self.nodes[*node as usize].name == name;
@@ -248,6 +341,11 @@ impl Blocks {
         self.nodes.reserve(more.saturating_sub(self.free.len()));
         let nodes = &self.nodes;
         self.names.reserve(more, |id| spread(nodes[*id as usize].name));
+    }
+
+    /// The same for blocks of the other groups.
+    pub(super) fn make_room_beside(&mut self, more: usize) {
+        self.groups.make_room(more);
     }
 
     fn add(&mut self, name: u64, parent: NodeId, key: BlockHash, root: BlockHash) -> Option<NodeId> {
@@ -272,6 +370,9 @@ impl Blocks {
             nodes[parent as usize].first_child = id;
         }
         self.names.insert_unique(spread(name), id, |id| spread(nodes[*id as usize].name));
+        if self.groups.are_several() {
+            self.groups.reckon(id, name, self.nodes[id as usize].parent());
+        }
         Some(id)
     }
 

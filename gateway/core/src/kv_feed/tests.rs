@@ -1,6 +1,8 @@
 //! The feed against an engine that keeps copies of blocks, loses messages, forgets replays and restarts; and the index
 //! against what that engine really holds.
 
+mod hybrid;
+
 use std::cell::{Ref, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::future::ready;

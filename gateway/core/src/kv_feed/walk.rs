@@ -1,8 +1,8 @@
 //! A way through a block and all blocks behind it, step by step: into the index, each after its parent, or
-//! out of it, each before its parent. It remembers one place, however many blocks there are.
+//! out of it, each before its parent. Or past them, to reckon something anew. It remembers one place, however many blocks there are.
 
 use super::blocks::{Blocks, Held};
-use super::node::{NodeId, Reach};
+use super::node::{Node, NodeId, Reach};
 
 /// Where a walk stands, and what it does.
 #[derive(Debug, Clone, Copy)]
@@ -31,26 +31,43 @@ impl Walk {
     }
 
     /// One step; where the walk stands then, unless it has come to its end.
-    pub(super) fn step(mut self, blocks: &Blocks, held: &mut Held<'_>) -> Option<Self> {
+    pub(super) fn step(self, blocks: &Blocks, held: &mut Held<'_>) -> Option<Self> {
         let worker = held.id(self.reach)?;
         let node = blocks.node(self.at);
         if !self.leaves {
             let goes_on = match self.way {
-                Way::Attach => {
-                    let parent = node.parent().map(|parent| blocks.key(parent));
-                    node.is_held(self.reach) && held.index.store_block(worker, parent, node.key)
-                }
+                Way::Attach => node.is_held(self.reach) && blocks.attach(held, worker, self.at),
                 Way::Detach => held.index.holds(worker, node.key),
             };
-            match node.first_child().filter(|_| goes_on) {
-                Some(child) => self.at = child,
-                None => self.leaves = true,
-            }
-            return Some(self);
+            return Some(self.entered(node, goes_on));
         }
         if self.way == Way::Detach {
             held.index.drop_block(worker, node.key);
         }
+        self.left(node)
+    }
+
+    /// The block that it has come to; `None` if it is done with that and those behind it.
+    pub(super) fn comes_to(&self) -> Option<NodeId> {
+        (!self.leaves).then_some(self.at)
+    }
+
+    /// Where it stands.
+    pub(super) fn at(&self) -> NodeId {
+        self.at
+    }
+
+    /// On from `node`, where it stands: to those behind it if it `goes_on`.
+    pub(super) fn entered(mut self, node: &Node, goes_on: bool) -> Self {
+        match node.first_child().filter(|_| goes_on) {
+            Some(child) => self.at = child,
+            None => self.leaves = true,
+        }
+        self
+    }
+
+    /// On from `node`, where it stands and those behind which are done; `None` at its end.
+    pub(super) fn left(mut self, node: &Node) -> Option<Self> {
         if self.at == self.root {
             return None;
         }

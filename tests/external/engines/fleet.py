@@ -1,0 +1,151 @@
+"""Real vLLM engines on the CPU with a gateway in front, for the scripts beside this one."""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+BLOCK_TOKENS = 32
+MODEL = "tiny"
+READY_S = 600
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def ask(port, method, path, body=None, timeout=300):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    connection.request(method, path, json.dumps(body) if body is not None else None, {"content-type": "application/json"})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def await_ready(port, path, process, log):
+    until = time.monotonic() + READY_S
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            sys.exit(f"it ended with {process.returncode} before it was ready: see {log}")
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            if ask(port, "GET", path, timeout=5)[0] == 200:
+                return
+        time.sleep(0.5)
+    sys.exit(f"it is not ready after {READY_S} s: see {log}")
+
+
+def series(port, name):
+    """All samples of a metric, by their labels as written."""
+    page = ask(port, "GET", "/metrics")[1]
+    rows = [line for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    return {row[len(name):row.rindex(" ")]: float(row[row.rindex(" "):]) for row in rows}
+
+
+class Process:
+    def __init__(self, command, log, env=None):
+        self.log = log
+        with open(log, "ab") as out:
+            self.process = subprocess.Popen([str(part) for part in command], stdout=out, stderr=out, start_new_session=True,
+                                            env={**os.environ, **(env or {})})
+
+    def stop(self, how=signal.SIGTERM, patience_s=30):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, how)
+        try:
+            self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+class Engine:
+    """One vLLM. Its events are bound to every address, as it connects to a single one."""
+
+    def __init__(self, args, scratch, model, nth, blocks, flags=()):
+        self.port, self.events, self.replay = free_port(), free_port(), free_port()
+        self.args, self.model, self.blocks, self.flags = args, model, blocks, flags
+        self.log = scratch / f"engine-{nth}.log"
+        self.start()
+
+    def start(self):
+        events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{self.events}",
+                  "replay_endpoint": f"tcp://*:{self.replay}", "topic": "kv-events"}
+        env = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+               "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_SERVER_DEV_MODE": "1"}
+        command = [self.args.vllm / "bin/python", "-m", "vllm.entrypoints.cli.main", "serve", self.model, "--served-model-name", MODEL,
+                   "--host", "127.0.0.1", "--port", self.port, "--block-size", BLOCK_TOKENS, "--num-gpu-blocks-override", self.blocks,
+                   "--max-model-len", 4096, "--max-num-seqs", 32, "--enforce-eager", "--enable-prompt-tokens-details",
+                   "--kv-events-config", json.dumps(events), *self.flags]
+        self.process = Process(command, self.log, env)
+
+    def await_ready(self):
+        await_ready(self.port, "/health", self.process.process, self.log)
+
+    def counted(self):
+        """Tokens that it looked for in its cache and that it found there, by its own count."""
+        total = lambda name: sum(series(self.port, name).values())
+        return total("vllm:prefix_cache_queries_total"), total("vllm:prefix_cache_hits_total")
+
+    def worker(self, by):
+        url = f"http://127.0.0.1:{self.port}"
+        if by == "text":
+            return url
+        return f"{url};kv-events=tcp://127.0.0.1:{self.events};kv-replay=tcp://127.0.0.1:{self.replay}"
+
+
+class Gateway:
+    def __init__(self, args, scratch, model, engines, by):
+        self.port, self.admin = free_port(), free_port()
+        self.decisions = scratch / "decisions.jsonl"
+        self.log = scratch / "gateway.log"
+        workers = [part for engine in engines for part in ("--worker", engine.worker(by))]
+        tokens = ["--tokenizer", f"{MODEL}={model}"] if by == "events" else []
+        self.command = [args.keyway, "--listen", f"127.0.0.1:{self.port}", "--admin-listen", f"127.0.0.1:{self.admin}",
+                        "--decision-log", self.decisions, *tokens, *workers]
+        self.engines, self.by = engines, by
+        self.start()
+
+    def start(self):
+        self.decisions.unlink(missing_ok=True)
+        self.process = Process(self.command, self.log)
+        await_ready(self.admin, "/readyz", self.process.process, self.log)
+        until = time.monotonic() + 60
+        while self.by == "events" and sum(series(self.admin, "keyway_kv_events_trusted").values()) < len(self.engines):
+            if time.monotonic() > until:
+                sys.exit(f"the engines' events are not trusted after a minute: see {self.log}")
+            time.sleep(0.2)
+
+    def decided(self):
+        """The choices so far."""
+        lines = self.decisions.read_text().splitlines() if self.decisions.exists() else []
+        return [json.loads(line) for line in lines]
+
+
+@contextlib.contextmanager
+def running(args, kind, engines, blocks, by):
+    """Engines of one tiny model and a gateway, until the end of the block."""
+    scratch, model = args.scratch, args.scratch / kind
+    if not model.exists():
+        here = pathlib.Path(__file__).parent
+        subprocess.run([args.vllm / "bin/python", here / "tiny_model.py", kind, model], check=True)
+    started = []
+    try:
+        for nth in range(engines):
+            started.append(Engine(args, scratch, model, nth, blocks))
+        for engine in started:
+            engine.await_ready()
+        gateway = Gateway(args, scratch, model, list(started), by)
+        started.append(gateway)
+        yield gateway
+    finally:
+        for one in started:
+            one.process.stop()

@@ -1,0 +1,111 @@
+"""Whether the gateway knows what real engines will find in their caches: conversations over more text than the caches hold, one request
+at a time, and for each what the gateway predicted beside what the engine reports. See README.md.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import sys
+
+from fleet import BLOCK_TOKENS, MODEL, ask, running
+
+WORDS = "worker remembers prefix request token block cache route answer window layer queue".split()
+
+
+class Conversation:
+    """Messages that grow by a turn at a time."""
+
+    def __init__(self, chance, system):
+        self.messages = [{"role": "system", "content": system}]
+        self.chance = chance
+        # Tokens of its last prompt.
+        self.seen = 0
+
+    def next(self, words):
+        self.messages.append({"role": "user", "content": text(self.chance, words)})
+        return {"model": MODEL, "messages": self.messages, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+    def answered(self, content):
+        self.messages.append({"role": "assistant", "content": content or ""})
+
+
+def text(chance, words):
+    return " ".join(chance.choice(WORDS) for _ in range(words))
+
+
+def converse(gateway, args):
+    """Every request's prompt tokens, what was predicted and what was found, and whether its worker had none of the last turn."""
+    chance = random.Random(args.seed)
+    systems = [text(chance, args.system_words) for _ in range(4)]
+    open_ones, rows = [], []
+    while len(rows) < args.requests:
+        if len(open_ones) < args.at_a_time:
+            open_ones.append((Conversation(chance, chance.choice(systems)), args.turns))
+        nth = chance.randrange(len(open_ones))
+        conversation, left = open_ones.pop(nth)
+        status, body = ask(gateway.port, "POST", "/v1/chat/completions", conversation.next(chance.randint(10, 60)))
+        answer = json.loads(body)
+        if status != 200:
+            sys.exit(f"{status}: {body}")
+        usage = answer["usage"]
+        found = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+        rows.append((usage["prompt_tokens"], found, found + 2 * BLOCK_TOKENS < conversation.seen))
+        conversation.seen = usage["prompt_tokens"]
+        conversation.answered(answer["choices"][0]["message"]["content"])
+        if left > 1:
+            open_ones.append((conversation, left - 1))
+    decided = gateway.decided()
+    if len(decided) != len(rows):
+        sys.exit(f"{len(rows)} answers and {len(decided)} choices: was the gateway asked by somebody else?")
+    return [(tokens, choice["matched_tokens"], found, lost) for (tokens, found, lost), choice in zip(rows, decided)]
+
+
+def judge(kind, by, args):
+    with running(args, kind, args.engines, args.blocks[kind], by) as gateway:
+        before = [engine.counted() for engine in gateway.engines]
+        rows = converse(gateway, args)
+        after = [engine.counted() for engine in gateway.engines]
+    queried, hit = (sum(b[i] - a[i] for a, b in zip(before, after)) for i in (0, 1))
+    # Text is cut elsewhere than tokens: one block more or less at either end.
+    slack = BLOCK_TOKENS if by == "events" else 2 * BLOCK_TOKENS
+    missed = [(nth, *row) for nth, row in enumerate(rows) if abs(row[1] - row[2]) > slack]
+    exact = sum(predicted == found for _, predicted, found, _ in rows)
+    predicted, found = (sum(row[i] for row in rows) for i in (1, 2))
+    return {"kind": kind, "by": by, "requests": len(rows), "right": len(rows) - len(missed), "exact": exact, "predicted": predicted,
+            "found": found, "lost": sum(row[3] for row in rows), "queried": queried, "hit": hit, "missed": missed}
+
+
+def main():
+    parse = argparse.ArgumentParser(description=__doc__)
+    parse.add_argument("--keyway", type=pathlib.Path, required=True)
+    parse.add_argument("--vllm", type=pathlib.Path, required=True, help="virtual environment that has vLLM")
+    parse.add_argument("--scratch", type=pathlib.Path, required=True)
+    parse.add_argument("--kinds", default="full,window", help="models, as in tiny_model.py")
+    parse.add_argument("--by", default="events,text", help="what the gateway predicts from")
+    parse.add_argument("--engines", type=int, default=2)
+    parse.add_argument("--requests", type=int, default=200)
+    parse.add_argument("--turns", type=int, default=6)
+    parse.add_argument("--at-a-time", type=int, default=12, help="conversations that take turns")
+    parse.add_argument("--system-words", type=int, default=200)
+    parse.add_argument("--seed", type=int, default=1)
+    args = parse.parse_args()
+    # Small enough that prompts are forgotten all the time. A model with windows has blocks for each of its groups.
+    args.blocks = {"full": 160, "window": 400}
+    print("| model | by | requests | last turn forgotten | within a block | exactly | predicted tokens | reported | the engines' own count "
+          "| of all tokens |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
+    failed = False
+    for kind in args.kinds.split(","):
+        for by in args.by.split(","):
+            row = judge(kind, by, args)
+            share = row["hit"] / row["queried"]
+            print("| {kind} | {by} | {requests} | {lost} | {right} | {exact} | {predicted} | {found} | {hit:.0f} | {share:.1%} |".format(
+                share=share, **row), flush=True)
+            for missed in row["missed"]:
+                print("request {} of {} tokens: predicted {}, found {}".format(*missed[:4]), file=sys.stderr)
+            failed |= row["hit"] != row["found"] or (by == "events" and row["right"] < 0.99 * row["requests"])
+    sys.exit(failed)
+
+
+main()

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The gateway in front of real vLLM engines, judged by what they report and count themselves.
+set -euo pipefail
+
+usage() {
+    cat <<'EOF_USAGE'
+Usage: tests/external/engines/run.sh [arguments of predictions.py]
+
+  --kinds full,window      tiny random models: one whose layers all keep a whole prompt, one most of whose keep a window
+  --by events,text         what the gateway predicts from
+  --engines 2 --requests 200 --turns 6 --at-a-time 12 --seed 1
+
+Environment (defaults):
+  BIN_DIR   built here      folder with keyway (a release build)
+  VLLM      SCRATCH/vllm    virtual environment with vLLM 0.32.0 for CPUs; installed there if it is not there: 6 GB
+  SCRATCH   a new folder    models, logs
+
+An engine takes a minute to start, and 1 GB of memory.
+EOF_USAGE
+}
+
+case ${1:-} in -h | --help) usage && exit 0 ;; esac
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+. "$root/tests/binaries.sh" -p keyway
+SCRATCH=${SCRATCH:-$(mktemp -d)}
+VLLM=${VLLM:-$SCRATCH/vllm}
+mkdir -p "$SCRATCH"
+"$root/tests/external/engines/install.sh" "$VLLM"
+exec python3 "$root/tests/external/engines/predictions.py" --keyway "$BIN_DIR/keyway" --vllm "$VLLM" --scratch "$SCRATCH" "$@"
