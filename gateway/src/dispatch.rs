@@ -45,7 +45,7 @@ use crate::{
     reading::{Reader, Sender},
     record::Record,
     relay::Terms,
-    request::RequestInfo,
+    request::{RequestInfo, Untold},
     resume::Resumer,
     routing::Router,
     session, silence, stored_state,
@@ -148,7 +148,8 @@ impl Dispatch {
     /// The prompt's tokens, where the model's tokenizer is known.
     async fn tokens(&self, path: &str, info: &RequestInfo, body: &Bytes) -> Option<TokenPrompt> {
         let tokens = &self.tokens;
-        if tokens.is_empty() || !info.work.fills_cache() {
+        let finds_nothing = info.untold.is_some_and(Untold::finds_nothing);
+        if tokens.is_empty() || !info.work.fills_cache() || finds_nothing {
             return None;
         }
         // An adapter's prompts are made of its base model's tokens.
@@ -184,15 +185,13 @@ impl Dispatch {
         } else {
             Plain::as_it_came(body)
         };
-        let reading = Instant::now();
-        let sender = Sender { client, visit: visit.as_ref() };
+        let (reading, sender) = (Instant::now(), Sender { client, visit: visit.as_ref() });
         let (content, mut shared) = if Reader::is_large(&plain) {
             Box::pin(self.reader.read(&mut parts, plain, sender)).await?
         } else {
             self.reader.read_here(&mut parts, plain, sender)?
         };
-        let info = Arc::make_mut(&mut shared);
-        let visit = visit.as_deref();
+        let (info, visit) = (Arc::make_mut(&mut shared), visit.as_deref());
         let work = Work::of(&parts.method, parts.uri.path());
         self.complete(info, work, parts.uri.path(), &parts.headers);
         if !self.tokens.is_empty() {

@@ -121,7 +121,7 @@ impl Follower {
     async fn session(&mut self) -> io::Error {
         let mut live = match LiveStream::connect(&self.source.events, KV_CONNECT_TIMEOUT).await {
             Ok(live) => live,
-            Err(error) => return error,
+            Err(error) => return nobody_there(&error),
         };
         self.worker.residency.batch_came(self.router.now());
         let mut action = self.feed.connected(&Shared(&self.router)).await;
@@ -224,7 +224,7 @@ impl Follower {
     /// Brings trust and metrics up to date; whether the events are trusted from now on.
     fn show(&mut self) -> bool {
         if let Some(tokens) = self.feed.block_size() {
-            self.worker.residency.set_block_size(tokens);
+            self.worker.residency.announce_block_size(tokens);
         }
         if self.feed.is_barren() {
             self.distrust(&io::Error::other(
@@ -299,6 +299,14 @@ impl Follower {
                 .inc_by(count);
         }
     }
+}
+
+/// A connection that could not be made, with what is mostly the reason.
+fn nobody_there(error: &io::Error) -> io::Error {
+    io::Error::new(
+        error.kind(),
+        format!("{error} (vLLM listens only where its endpoint has a `*`, as in tcp://*:5557)"),
+    )
 }
 
 /// The next reply; never, if nothing was asked.

@@ -177,7 +177,11 @@ impl Watch {
         let Self { worker, router, upstream, .. } = self;
         let page = get(worker, upstream, "/metrics", MAX_SCRAPE_BYTES).await;
         let rank = worker.rank();
-        let config = page.map(|page| scrape::cache_config(&String::from_utf8_lossy(&page), rank));
+        let page = page.map(|page| String::from_utf8_lossy(&page).into_owned());
+        if let Some(hits) = page.as_deref().and_then(|page| scrape::cache_hits(page, rank)) {
+            router.cache_hits_are(worker, hits);
+        }
+        let config = page.map(|page| scrape::cache_config(&page, rank));
         if let Some(config) = config.filter(|config| config.tokens().is_some()) {
             *scraped_at = Some(router.now());
             router.cache_is(worker, config);

@@ -84,6 +84,38 @@ pub struct RequestInfo {
     pub kind: u64,
     /// What it makes its worker compute.
     pub work: Work,
+    /// Why the usage of its answer does not tell what was found of its prompt, if that is so.
+    pub untold: Option<Untold>,
+}
+
+/// Why an answer's usage is no word on what its prompt found cached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Untold {
+    /// Several answers are asked for (`n`), and the usage is that of one whose siblings had filled the cache.
+    Samples,
+    /// Several prompts are in it, and the usage sums up some counts and not others.
+    Batch,
+    /// Log-probabilities of the prompt are asked for, for which the cache is not read.
+    PromptLogprobs,
+    /// The engine cuts the prompt.
+    Truncated,
+}
+
+impl Untold {
+    /// Its name in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Samples => "samples",
+            Self::Batch => "batch",
+            Self::PromptLogprobs => "prompt_logprobs",
+            Self::Truncated => "truncated",
+        }
+    }
+
+    /// Whether nothing of the prompt can be found by its beginning.
+    pub fn finds_nothing(self) -> bool {
+        matches!(self, Self::PromptLogprobs | Self::Truncated)
+    }
 }
 
 impl RequestInfo {
@@ -121,11 +153,16 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     let model = fields.model.and_then(Value::text_or_marks).map(Cow::into_owned);
     // Engines take an empty name for none.
     let model = model.filter(|model| !model.is_empty()).map(shortened);
+    let untold = fields.untold();
     let is_true = |value: Option<Value<'_>>| value.is_some_and(|value| value.raw() == "true");
     let (stream, background) = (is_true(fields.stream), is_true(fields.background));
     let (stream_options, stream_is_odd) = (fields.stream_options, fields.stream_is_odd);
     let max_tokens = fields.max_tokens;
     let Keying { keyer, talk, .. } = keying;
+    let mut chain = keyer.finish();
+    if untold.is_some_and(Untold::finds_nothing) {
+        chain.blocks = Arc::default();
+    }
     let stores = fields.store.and_then(|store| store.raw().parse().ok());
     let names = Reference::all(fields.names);
     RequestInfo {
@@ -141,7 +178,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
         max_tokens,
         stream_options,
         salt,
-        chain: keyer.finish(),
+        chain,
         talk,
         tokens: None,
         share: Share::default(),
@@ -149,6 +186,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
         session: None,
         kind: 0,
         work: Work::Generates,
+        untold,
     }
 }
 
@@ -394,6 +432,12 @@ struct Fields<'a> {
     metadata: Option<Value<'a>>,
     store: Option<Value<'a>>,
     names: Named<'a>,
+    /// Whether several answers are asked for, log-probabilities of the prompt, a cut prompt.
+    samples: bool,
+    prompt_logprobs: bool,
+    truncates: bool,
+    echoes: bool,
+    logprobs: bool,
 }
 
 impl<'a> Fields<'a> {
@@ -423,6 +467,26 @@ impl<'a> Fields<'a> {
                     fields.max_tokens = fields.max_tokens.max(value.raw().parse().unwrap_or_default());
                     continue;
                 }
+                "n" | "best_of" => {
+                    fields.samples |= value.raw().parse().is_ok_and(|samples: u32| samples > 1);
+                    continue;
+                }
+                "prompt_logprobs" => {
+                    fields.prompt_logprobs |= value.raw() != "null";
+                    continue;
+                }
+                "truncate_prompt_tokens" => {
+                    fields.truncates |= value.raw() != "null";
+                    continue;
+                }
+                "echo" => {
+                    fields.echoes = value.raw() == "true";
+                    continue;
+                }
+                "logprobs" => {
+                    fields.logprobs = !matches!(value.raw(), "null" | "false");
+                    continue;
+                }
                 "background" => &mut fields.background,
                 "cache_salt" => &mut fields.salt,
                 "system" | "instructions" => &mut fields.system,
@@ -442,6 +506,24 @@ impl<'a> Fields<'a> {
             *field = Some(value);
         }
         Some(())
+    }
+
+    /// Why the answer's usage will not tell what was found of the prompt.
+    fn untold(&self) -> Option<Untold> {
+        let several = || {
+            let mut prompts = self.prompt?.items()?.map_while(Result::ok);
+            // Ids of one prompt are numbers.
+            prompts.next()?.raw().starts_with(['[', '"']).then(|| prompts.next().is_some())
+        };
+        if self.prompt_logprobs || (self.echoes && self.logprobs) {
+            Some(Untold::PromptLogprobs)
+        } else if self.truncates {
+            Some(Untold::Truncated)
+        } else if several() == Some(true) {
+            Some(Untold::Batch)
+        } else {
+            self.samples.then_some(Untold::Samples)
+        }
     }
 
     /// Who asks: OpenAI's fields, or Anthropic's `metadata.user_id`.

@@ -15,6 +15,11 @@ use crate::{config::KvSource, limits::KV_SILENCE_MAX};
 /// Answers that are looked back on to tell a systematic error from chance.
 const DRIFT_ANSWERS: u32 = 16;
 
+/// Answers without a word on the cache after which that is told.
+const UNREPORTED_ANSWERS: u32 = 16;
+/// Instead of their number: some answers have one.
+const REPORTS: u32 = u32::MAX;
+
 /// The state of one worker's cache, as the gateway knows it.
 #[derive(Debug)]
 pub struct Residency {
@@ -25,6 +30,12 @@ pub struct Residency {
     source: Option<KvSource>,
     trusted: AtomicBool,
     block_size: AtomicU32,
+    /// Whether its events say the size of its blocks.
+    announced: AtomicBool,
+    /// Answers that did not say how much was cached of a prompt of which something had to be, as long as none has said it.
+    unreported: AtomicU32,
+    /// Prompt tokens that it has found in its cache, by its metrics, plus one; 0: it was not heard yet.
+    found: AtomicU64,
     /// When the last batch of events came, and when one was found to be missing; milliseconds since the start, plus one.
     last_batch: AtomicU64,
     owed: AtomicU64,
@@ -72,6 +83,9 @@ impl Residency {
             source,
             trusted: AtomicBool::new(false),
             block_size: AtomicU32::new(block_size.max(1)),
+            announced: AtomicBool::new(false),
+            unreported: AtomicU32::new(0),
+            found: AtomicU64::new(0),
             last_batch: AtomicU64::new(0),
             owed: AtomicU64::new(0),
             removed: AtomicU64::new(0),
@@ -98,6 +112,43 @@ impl Residency {
     /// Tokens in one of its blocks.
     pub fn block_size(&self) -> u32 {
         self.block_size.load(Relaxed)
+    }
+
+    /// Its events say how large its blocks are.
+    pub fn announce_block_size(&self, tokens: u32) {
+        self.announced.store(true, Relaxed);
+        self.set_block_size(tokens);
+    }
+
+    /// Whether they do.
+    pub fn is_block_size_announced(&self) -> bool {
+        self.announced.load(Relaxed)
+    }
+
+    /// An answer said how much of its prompt was cached.
+    pub fn reports(&self) {
+        if self.unreported.load(Relaxed) != REPORTS {
+            self.unreported.store(REPORTS, Relaxed);
+        }
+    }
+
+    /// Its metrics say how many tokens it has found in its cache so far; how many more than last time, if its answers do not
+    /// say it.
+    pub fn found_since(&self, tokens: u64) -> Option<u64> {
+        let before = self.found.swap(tokens.saturating_add(1), Relaxed).checked_sub(1)?;
+        let is_silent = (UNREPORTED_ANSWERS..REPORTS).contains(&self.unreported.load(Relaxed));
+        // It has begun anew if they are fewer.
+        Some(tokens.checked_sub(before).unwrap_or(tokens)).filter(|_| is_silent)
+    }
+
+    /// An answer did not, of which so many tokens were predicted; whether that is to be told, which it is once.
+    pub fn reports_nothing(&self, predicted: u64) -> bool {
+        let before = self.unreported.load(Relaxed);
+        if before == REPORTS || predicted <= 2 * u64::from(self.block_size()) {
+            return false;
+        }
+        self.unreported.store((before + 1).min(REPORTS - 1), Relaxed);
+        before + 1 == UNREPORTED_ANSWERS
     }
 
     /// Notes it.
@@ -216,6 +267,19 @@ mod tests {
             let told: Vec<_> = (0..16).filter_map(|_| residency.drifts(outcome)).collect();
             assert!(told.len() == 1 && told[0].contains(word), "{told:?}");
         }
+    }
+
+    #[test]
+    fn a_worker_that_never_says_what_was_cached_is_told_of_once() {
+        let silent = residency();
+        assert!(!(0..100).any(|_| silent.reports_nothing(32)), "as little may be nothing");
+        assert_eq!((0..100).filter(|_| silent.reports_nothing(33)).count(), 1);
+        assert_eq!([100, 130, 20].map(|found| silent.found_since(found)), [None, Some(30), Some(20)]);
+        let other = residency();
+        assert!(!(0..15).any(|_| other.reports_nothing(100)));
+        other.reports();
+        assert!(!(0..100).any(|_| other.reports_nothing(100)));
+        assert_eq!([100, 130].map(|found| other.found_since(found)), [None, None], "its answers say it");
     }
 
     #[test]

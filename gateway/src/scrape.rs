@@ -61,6 +61,26 @@ pub fn cache_config(page: &str, rank: Option<u32>) -> CacheConfig {
     found
 }
 
+/// Counters of prompt tokens found in the cache: vLLM's, SGLang's.
+const HITS: [&str; 2] = ["vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"];
+
+/// Prompt tokens that an engine has found in its cache since it began, by its own counter.
+pub fn cache_hits(page: &str, rank: Option<u32>) -> Option<u64> {
+    let mut hits = None;
+    for line in page.lines() {
+        let Some((name, rest)) = line.split_once('{').filter(|(name, _)| HITS.contains(name)) else {
+            continue;
+        };
+        let of =
+            RANK.iter().find_map(|label_name| label(&line[name.len()..], label_name)?.parse::<u32>().ok());
+        let value = rest.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok());
+        if let (true, Some(value)) = (rank.is_none() || of.is_none() || of == rank, value) {
+            *hits.get_or_insert(0) += value.max(0.0) as u64;
+        }
+    }
+    hits
+}
+
 /// The value of a label in `{a="1",b="2"} 3`; escapes do not occur in numbers.
 fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
     let mut from = 0;
@@ -109,6 +129,17 @@ mod tests {
         assert_eq!(cache_config(two, Some(1)).blocks, Some(12));
         let unnamed = "keyway_worker_cache_config_info{block_size=\"16\",num_blocks=\"9\"} 1";
         assert_eq!(cache_config(unnamed, Some(1)).blocks, Some(9));
+    }
+
+    #[test]
+    fn hits_are_counted_over_ranks_and_sources() {
+        let page = "# TYPE vllm:prefix_cache_hits_total counter\n\
+                    vllm:prefix_cache_hits_total{engine=\"0\",model_name=\"m\"} 480.0\n\
+                    vllm:prefix_cache_hits_total{engine=\"1\",model_name=\"m\"} 1.6e3\n\
+                    vllm:prefix_cache_hits_created{engine=\"0\"} 1.7e9\n";
+        assert_eq!((cache_hits(page, None), cache_hits(page, Some(1))), (Some(2_080), Some(1_600)));
+        assert_eq!(cache_hits("sglang:cached_tokens_total{cache_source=\"total\"} 7", None), Some(7));
+        assert_eq!(cache_hits("vllm:prefix_cache_queries_total{engine=\"0\"} 7", None), None);
     }
 
     #[test]

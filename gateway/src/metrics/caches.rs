@@ -15,12 +15,8 @@ pub struct CacheMetrics {
     pub worker_capacity: IntGaugeVec,
     /// `keyway_worker_prefill_tokens_per_second{worker}`: 0 until enough answers have told.
     pub worker_rate: GaugeVec,
-    /// `keyway_predictions_total{worker,result="right|over|under"}`.
-    pub predictions: IntCounterVec,
-    /// `keyway_prediction_misses_total{worker,cause}`.
-    pub misses: IntCounterVec,
-    /// `keyway_prediction_error_tokens_total{worker,direction="over|under"}`.
-    pub prediction_error: IntCounterVec,
+    /// Predictions, and what became of them.
+    pub truth: TruthMetrics,
     /// Prompts that leave their session's past.
     pub drift: DriftMetrics,
     /// `keyway_token_keyer_requests_total{model,outcome}`: `tokens`, or why not ([`crate::prompt::Unknown`]).
@@ -65,6 +61,49 @@ impl DriftMetrics {
     }
 }
 
+/// Handles of the series of what was predicted of workers' caches.
+#[derive(Debug)]
+pub struct TruthMetrics {
+    /// `keyway_predictions_total{worker,result="right|over|under"}`.
+    pub predictions: IntCounterVec,
+    /// `keyway_prediction_misses_total{worker,cause}`.
+    pub misses: IntCounterVec,
+    /// `keyway_predictions_uncounted_total{worker,cause}`.
+    pub uncounted: IntCounterVec,
+    /// `keyway_prediction_error_tokens_total{worker,direction="over|under"}`.
+    pub prediction_error: IntCounterVec,
+}
+
+impl TruthMetrics {
+    fn declare(d: &Declare) -> prometheus::Result<Self> {
+        Ok(Self {
+            predictions: d.counter(
+                "keyway_predictions_total",
+                "Answers by whether about as many tokens were cached as the index predicted.",
+                &["worker", "result"],
+            )?,
+            misses: d.counter(
+                "keyway_prediction_misses_total",
+                "Predictions that were not right, by why: tokens (template or tokenizer differ), under_way (another \
+                 request was computing it), evicted, announced_late, model, text, unexplained.",
+                &["worker", "cause"],
+            )?,
+            uncounted: d.counter(
+                "keyway_predictions_uncounted_total",
+                "Answers that do not tell whether their prediction was right, by why: not_reported (the worker does not say how much \
+                 was cached), samples (several are asked for), batch (several prompts), prompt_logprobs (the cache is not read), \
+                 truncated.",
+                &["worker", "cause"],
+            )?,
+            prediction_error: d.counter(
+                "keyway_prediction_error_tokens_total",
+                "Tokens by which predictions of cached tokens were too high (over) or too low (under).",
+                &["worker", "direction"],
+            )?,
+        })
+    }
+}
+
 impl CacheMetrics {
     pub(super) fn declare(d: &Declare) -> prometheus::Result<Self> {
         Ok(Self {
@@ -86,22 +125,7 @@ impl CacheMetrics {
                 "keyway_worker_prefill_tokens_per_second",
                 "How fast a worker computes prompts, by its answers' first tokens; 0 until that is known.",
             )?,
-            predictions: d.counter(
-                "keyway_predictions_total",
-                "Answers by whether about as many tokens were cached as the index predicted.",
-                &["worker", "result"],
-            )?,
-            misses: d.counter(
-                "keyway_prediction_misses_total",
-                "Predictions that were not right, by why: tokens (template or tokenizer differ), under_way (another \
-                 request was computing it), evicted, announced_late, model, text, unexplained.",
-                &["worker", "cause"],
-            )?,
-            prediction_error: d.counter(
-                "keyway_prediction_error_tokens_total",
-                "Tokens by which predictions of cached tokens were too high (over) or too low (under).",
-                &["worker", "direction"],
-            )?,
+            truth: TruthMetrics::declare(d)?,
             drift: DriftMetrics::declare(d)?,
             token_keyer: d.counter(
                 "keyway_token_keyer_requests_total",

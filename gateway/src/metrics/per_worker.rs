@@ -37,8 +37,8 @@ impl WorkerSeries {
             in_flight: metrics.worker_in_flight.with_label_values(&[worker]),
             waiting_prefill_tokens: metrics.waiting_prefill_tokens.with_label_values(&[worker]),
             picks: Counters::new(&metrics.picks, worker),
-            predictions: Counters::new(&caches.predictions, worker),
-            prediction_error: Counters::new(&caches.prediction_error, worker),
+            predictions: Counters::new(&caches.truth.predictions, worker),
+            prediction_error: Counters::new(&caches.truth.prediction_error, worker),
         }
     }
 

@@ -142,3 +142,34 @@ fn what_is_not_a_json_object_has_no_prefix() {
         assert_eq!(info(body).model, None, "{body}");
     }
 }
+
+#[test]
+fn answers_that_do_not_tell_what_was_cached_are_known_by_their_requests() {
+    let text = "0123456789abcdef0123456789abcdef";
+    for (field, untold) in [
+        (r#""n":1,"best_of":1"#, None),
+        (r#""n":3"#, Some(Untold::Samples)),
+        (r#""best_of":2"#, Some(Untold::Samples)),
+        (r#""prompt_logprobs":null,"truncate_prompt_tokens":null"#, None),
+        (r#""prompt_logprobs":0"#, Some(Untold::PromptLogprobs)),
+        (r#""echo":true"#, None),
+        (r#""echo":true,"logprobs":1"#, Some(Untold::PromptLogprobs)),
+        (r#""logprobs":true"#, None),
+        (r#""truncate_prompt_tokens":96,"n":3"#, Some(Untold::Truncated)),
+    ] {
+        let info = info(&format!(r#"{{"prompt":"{text}",{field}}}"#));
+        assert_eq!(info.untold, untold, "{field}");
+        let finds_nothing = untold.is_some_and(Untold::finds_nothing);
+        assert_eq!(info.chain.blocks.is_empty(), finds_nothing, "{field}");
+        assert!(info.chain.total_bytes > 0, "{field}: it is computed all the same");
+    }
+    for (prompt, untold) in [
+        (format!("[{}]", vec!["7"; 99].join(",")), None),
+        (format!(r#"["{text}"]"#), None),
+        (format!(r#" [ "{text}" , "b" ]"#), Some(Untold::Batch)),
+        ("[[1,2],[3]]".to_owned(), Some(Untold::Batch)),
+        ("[]".to_owned(), None),
+    ] {
+        assert_eq!(info(&format!(r#"{{"prompt":{prompt}}}"#)).untold, untold, "{prompt}");
+    }
+}

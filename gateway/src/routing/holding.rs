@@ -99,10 +99,6 @@ struct Decisions {
 }
 
 /// What becomes of a request that comes.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "almost every one is decided at once, and a box is what that spares"
-)]
 enum Entered<'a> {
     Decided(Decided),
     Waits(oneshot::Receiver<Decided>, LeaveOnDrop<'a>),

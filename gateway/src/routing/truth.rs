@@ -13,8 +13,16 @@ use super::{
     setting::index_id,
 };
 use crate::{
-    fleet::Worker, metrics::Prediction, request::RequestInfo, residency::Outcome, scrape::CacheConfig,
+    fleet::Worker,
+    metrics::Prediction,
+    request::{RequestInfo, Untold},
+    residency::Outcome,
+    scrape::CacheConfig,
 };
+
+/// How much of a prediction by text its estimate of tokens may be wrong, as a part of it: real tokenizers differ by so
+/// much from one prompt to the next.
+const ESTIMATED_WITHIN: u64 = 10;
 
 impl Router {
     /// Takes the usage of an answer that has ended `now`. Returns why the prediction failed, if it did.
@@ -30,21 +38,26 @@ impl Router {
             return None;
         }
         let model = request.model.as_deref();
-        self.learn_token_size(model, request.chain.total_bytes, usage.prompt_tokens);
+        if request.untold != Some(Untold::Truncated) {
+            self.learn_token_size(model, request.chain.total_bytes, usage.prompt_tokens);
+        }
         if !request.work.fills_cache() {
             // Nothing was predicted, and what it found says nothing of what chats left.
             return None;
         }
         let saved = usage.cached_tokens().unwrap_or(pick.matched_tokens);
         ticket.worker().saved.lock().add(saved as f64, now);
-        let reported = usage.cached_tokens()?;
         let (worker, by_tokens) = (ticket.worker(), request.tokens.is_some());
         let residency = &worker.residency;
+        let reported = self.reported(request, pick, usage, worker)?;
         let block_tokens = if by_tokens {
             u64::from(residency.block_size())
         } else {
-            // Text is cut elsewhere than tokens: one block more or less at either end.
-            2 * u64::from(residency.block_size())
+            // Text is cut elsewhere than tokens, one block of either more or less, and how many tokens it has is an estimate.
+            let estimate = pick.matched_tokens.max(reported) / ESTIMATED_WITHIN;
+            let own = u64::from(residency.block_size());
+            let of_text = self.block_tokens(request, worker).ceil() as u64;
+            estimate.max(own + own.max(of_text))
         };
         let predicted = pick.matched_tokens;
         tracing::trace!(worker = %worker.name, predicted, reported, "cached tokens, as predicted and as reported");
@@ -56,13 +69,15 @@ impl Router {
         };
         worker.series(&self.metrics).predicted(came_out, over, under);
         let exact = by_tokens && residency.trusted();
-        if exact && usage.prompt_tokens.saturating_sub(reported) > 2 * block_tokens {
+        let tokens_agree = request.tokens.as_ref().is_none_or(|tokens| tokens.total == usage.prompt_tokens);
+        // Of a prompt that is another there than here nothing is known.
+        let computed = usage.prompt_tokens.saturating_sub(reported);
+        if exact && tokens_agree && computed > 2 * block_tokens {
             residency.blocks_stored(ticket.sent(), now);
         }
         if !exact {
             self.correct_capacity(request, ticket, predicted, reported, block_tokens);
         }
-        let tokens_agree = request.tokens.as_ref().is_none_or(|tokens| tokens.total == usage.prompt_tokens);
         let source = match (by_tokens, exact) {
             (false, _) => Source::Text,
             (true, false) => Source::Model,
@@ -80,7 +95,7 @@ impl Router {
         };
         let miss = (came_out != Prediction::Right).then(|| facts.cause());
         if let Some(cause) = miss {
-            self.metrics.caches.misses.with_label_values(&[worker.name.as_str(), cause]).inc();
+            self.metrics.caches.truth.misses.with_label_values(&[worker.name.as_str(), cause]).inc();
         }
         if by_tokens {
             warn_of_drift(request, usage, worker, &facts, miss.is_none());
@@ -88,16 +103,45 @@ impl Router {
         miss
     }
 
+    /// The cached tokens that an answer tells of, if that says whether its prediction was right.
+    fn reported(&self, request: &RequestInfo, pick: &Pick, usage: &Usage, worker: &Worker) -> Option<u64> {
+        let cause = match (request.untold, usage.cached_tokens()) {
+            (None, Some(reported)) => {
+                worker.residency.reports();
+                return Some(reported);
+            }
+            (Some(untold), _) => untold.as_str(),
+            (None, None) => "not_reported",
+        };
+        self.metrics.caches.truth.uncounted.with_label_values(&[worker.name.as_str(), cause]).inc();
+        if request.untold.is_none() && worker.residency.reports_nothing(pick.matched_tokens) {
+            tracing::warn!(
+                worker = worker.name.as_str(),
+                "its answers do not say how much of a prompt was found cached, so predictions cannot be checked: vLLM says it \
+                 with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
+            );
+        }
+        None
+    }
+
     /// Takes what a worker's metrics say of its cache.
     pub fn cache_is(&self, worker: &Worker, config: CacheConfig) {
         let residency = &worker.residency;
-        // Its events say how large its blocks are, but not how many there may be.
-        if let (Some(tokens), false) = (config.block_size, residency.trusted()) {
+        // Its events say how large its blocks are, once there are some, but not how many there may be.
+        if let (Some(tokens), false) = (config.block_size, residency.is_block_size_announced()) {
             residency.set_block_size(tokens);
         }
         let mut index = self.index.lock();
         residency.capacity.lock().tell(config.tokens());
         self.bound_cache(worker, &mut index);
+    }
+
+    /// Takes what a worker's metrics say that it has found in its cache since it began. It counts as reported where its answers
+    /// say nothing.
+    pub fn cache_hits_are(&self, worker: &Worker, tokens: u64) {
+        let Some(more) = worker.residency.found_since(tokens) else { return };
+        let model = worker.models().into_iter().next().map(|model| model.id);
+        self.metrics.model(model.as_deref()).tokens(0, 0, 0, more);
     }
 
     /// Models the worker's cache as large as it is believed to be: as many tokens, in blocks of text or in its own. What events

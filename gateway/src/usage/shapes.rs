@@ -5,6 +5,8 @@
 //!
 //! Formats: OpenAI's API reference, Anthropic's, vLLM's and SGLang's servers.
 
+use std::num::ParseIntError;
+
 use keyway_wire::openai::{PromptTokensDetails, Usage};
 
 use super::NAME;
@@ -61,13 +63,13 @@ fn read(usage: &mut Fields<'_>) -> Option<Usage> {
                 if value.raw() != "null" {
                     let mut fields = value.fields()?.map_while(Result::ok);
                     let cached = fields.find(|(name, _)| name == "cached_tokens");
-                    details = Some(cached.map_or(Some(None), |(_, cached)| number(cached))?);
+                    details = Some(cached.map_or(Ok(None), |(_, cached)| number(cached)).ok()?);
                 }
                 continue;
             }
             _ => continue,
         };
-        *count = number(value)?;
+        *count = number(value).ok()?;
     }
     let beside = [created, cached_beside].into_iter().flatten().fold(0, u64::saturating_add);
     let cached_tokens = cached_beside.or(details.unwrap_or(cached));
@@ -80,9 +82,9 @@ fn read(usage: &mut Fields<'_>) -> Option<Usage> {
     })
 }
 
-/// A count, if it is one or is said not to be there.
-fn number(value: Value<'_>) -> Option<Option<u64>> {
-    if value.raw() == "null" { Some(None) } else { value.raw().parse().ok().map(Some) }
+/// A count, if it is said to be there; else what makes it no usage.
+fn number(value: Value<'_>) -> Result<Option<u64>, ParseIntError> {
+    if value.raw() == "null" { Ok(None) } else { value.raw().parse().map(Some) }
 }
 
 #[cfg(test)]

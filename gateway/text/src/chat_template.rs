@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Map, Value};
 
 use crate::TextError;
+use crate::developer;
 use crate::jinja::{Error, Template};
 use crate::limits::RENDER_BYTES_MAX;
 use crate::message::{Field, Message};
@@ -42,6 +43,7 @@ struct Named {
     source: String,
     /// Whether it takes a message's content as a list of parts.
     reads_parts: bool,
+    knows_developers: bool,
 }
 
 /// How a conversation is rendered.
@@ -86,7 +88,8 @@ impl Named {
     fn new(source: &str) -> Result<Self, Error> {
         let template = Template::new(source)?;
         let reads_parts = reads_parts(&template);
-        Ok(Self { template, source: source.to_owned(), reads_parts })
+        let knows_developers = developer::is_known(source);
+        Ok(Self { template, source: source.to_owned(), reads_parts, knows_developers })
     }
 }
 
@@ -146,6 +149,9 @@ impl ChatTemplate {
             if options.join_parts && !named.reads_parts {
                 join_parts(message);
             }
+        }
+        if !named.knows_developers {
+            developer::to_system(&mut messages);
         }
         let tagged = if options.continue_final_message {
             if options.add_generation_prompt {

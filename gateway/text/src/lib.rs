@@ -15,6 +15,7 @@ mod byte_tokenizer;
 mod chat_template;
 mod checkpoint;
 mod decode;
+mod developer;
 mod error;
 mod harmony;
 mod incremental;

@@ -62,6 +62,11 @@ impl<'a> Message<'a> {
         }
     }
 
+    /// Leaves out a field.
+    pub(crate) fn remove(&mut self, name: &str) {
+        self.fields.retain(|(of, _)| of != name);
+    }
+
     /// Leaves out the fields that are `null`.
     pub(crate) fn drop_nulls(&mut self) {
         self.fields.retain(|(_, field)| !field.is_null());

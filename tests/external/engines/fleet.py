@@ -83,7 +83,7 @@ class Engine:
                "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_SERVER_DEV_MODE": "1"}
         command = [self.args.vllm / "bin/python", "-m", "vllm.entrypoints.cli.main", "serve", self.model, "--served-model-name", MODEL,
                    "--host", "127.0.0.1", "--port", self.port, "--block-size", BLOCK_TOKENS, "--num-gpu-blocks-override", self.blocks,
-                   "--max-model-len", 4096, "--max-num-seqs", 32, "--enforce-eager", "--enable-prompt-tokens-details",
+                   "--max-model-len", 3072, "--max-num-batched-tokens", 1024, "--max-num-seqs", 32, "--enforce-eager", "--enable-prompt-tokens-details",
                    "--kv-events-config", json.dumps(events), *self.flags]
         self.process = Process(command, self.log, env)
 
@@ -111,12 +111,12 @@ class Gateway:
         tokens = ["--tokenizer", f"{MODEL}={model}"] if by == "events" else []
         self.command = [args.keyway, "--listen", f"127.0.0.1:{self.port}", "--admin-listen", f"127.0.0.1:{self.admin}",
                         "--decision-log", self.decisions, *tokens, *workers]
-        self.engines, self.by = engines, by
+        self.engines, self.by, self.env = engines, by, {"RUST_LOG": os.environ.get("KEYWAY_LOG", "info")}
         self.start()
 
     def start(self):
         self.decisions.unlink(missing_ok=True)
-        self.process = Process(self.command, self.log)
+        self.process = Process(self.command, self.log, self.env)
         await_ready(self.admin, "/readyz", self.process.process, self.log)
         until = time.monotonic() + 60
         while self.by == "events" and sum(series(self.admin, "keyway_kv_events_trusted").values()) < len(self.engines):

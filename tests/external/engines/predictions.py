@@ -7,8 +7,9 @@ import json
 import pathlib
 import random
 import sys
+import time
 
-from fleet import BLOCK_TOKENS, MODEL, ask, running
+from fleet import BLOCK_TOKENS, MODEL, ask, running, series
 
 WORDS = "worker remembers prefix request token block cache route answer window layer queue".split()
 
@@ -50,6 +51,7 @@ def converse(gateway, args):
             sys.exit(f"{status}: {body}")
         usage = answer["usage"]
         found = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+        time.sleep(args.pause_ms / 1e3)
         rows.append((usage["prompt_tokens"], found, found + 2 * BLOCK_TOKENS < conversation.seen))
         conversation.seen = usage["prompt_tokens"]
         conversation.answered(answer["choices"][0]["message"]["content"])
@@ -66,6 +68,7 @@ def judge(kind, by, args):
         before = [engine.counted() for engine in gateway.engines]
         rows = converse(gateway, args)
         after = [engine.counted() for engine in gateway.engines]
+        causes = series(gateway.admin, "keyway_prediction_misses_total")
     queried, hit = (sum(b[i] - a[i] for a, b in zip(before, after)) for i in (0, 1))
     # Text is cut elsewhere than tokens: one block more or less at either end.
     slack = BLOCK_TOKENS if by == "events" else 2 * BLOCK_TOKENS
@@ -73,7 +76,7 @@ def judge(kind, by, args):
     exact = sum(predicted == found for _, predicted, found, _ in rows)
     predicted, found = (sum(row[i] for row in rows) for i in (1, 2))
     return {"kind": kind, "by": by, "requests": len(rows), "right": len(rows) - len(missed), "exact": exact, "predicted": predicted,
-            "found": found, "lost": sum(row[3] for row in rows), "queried": queried, "hit": hit, "missed": missed}
+            "found": found, "lost": sum(row[3] for row in rows), "queried": queried, "hit": hit, "missed": missed, "causes": causes}
 
 
 def main():
@@ -88,10 +91,11 @@ def main():
     parse.add_argument("--turns", type=int, default=6)
     parse.add_argument("--at-a-time", type=int, default=12, help="conversations that take turns")
     parse.add_argument("--system-words", type=int, default=200)
+    parse.add_argument("--pause-ms", type=int, default=0, help="between an answer and the next request")
     parse.add_argument("--seed", type=int, default=1)
     args = parse.parse_args()
     # Small enough that prompts are forgotten all the time. A model with windows has blocks for each of its groups.
-    args.blocks = {"full": 160, "window": 400}
+    args.blocks = {"full": 160, "window": 300}
     print("| model | by | requests | last turn forgotten | within a block | exactly | predicted tokens | reported | the engines' own count "
           "| of all tokens |")
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
@@ -104,6 +108,8 @@ def main():
                 share=share, **row), flush=True)
             for missed in row["missed"]:
                 print("request {} of {} tokens: predicted {}, found {}".format(*missed[:4]), file=sys.stderr)
+            for labels, count in row["causes"].items():
+                print(f"{labels}: {count:.0f}", file=sys.stderr)
             failed |= row["hit"] != row["found"] or (by == "events" and row["right"] < 0.99 * row["requests"])
     sys.exit(failed)
 

@@ -173,6 +173,7 @@ const SILENT: [&str; 20] = [
     "keyway_certificate_start_timestamp_seconds",
     "keyway_certificate_expiry_timestamp_seconds",
     "keyway_prediction_misses_total",
+    "keyway_predictions_uncounted_total",
     "keyway_prompt_drifts_total",
     "keyway_prompt_drift_bytes_total",
     "keyway_external_scaler_calls_total",

@@ -2,7 +2,7 @@
 //! sees it.
 
 use keyway_tests::openai::{CHAT, DONE, chat_stream, delta, usage_chunk};
-use keyway_tests::{Call, Client, Cluster, Response, post};
+use keyway_tests::{Call, Client, Cluster, Response, eventually, post};
 use serde_json::{Value, json};
 
 /// Sends a stream's request; returns the client and the call as it arrived.
@@ -134,4 +134,74 @@ async fn a_real_worker_s_stream_is_the_same_asked_and_unasked() {
     let metrics = cluster.gateway.metrics().await;
     assert!(metrics.sum("keyway_cached_tokens_total", &[("source", "reported")]) > 100.0);
     assert_eq!(metrics.sum("keyway_predictions_total", &[]), 2.0, "all but the first were asked");
+}
+
+/// Answers whose usage is no word on what was predicted: nothing is learned from them, and each is counted by why.
+#[tokio::test]
+async fn what_tells_nothing_of_a_prediction_is_not_taken_for_a_wrong_one() {
+    let cluster = Cluster::builder().workers(1).start().await;
+    let prompt = "Some words to be cached, and then some more. ".repeat(8);
+    let send = async |more: Value| {
+        let mut body =
+            json!({ "model": "keyway-random", "prompt": prompt, "max_tokens": 2, "temperature": 0 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let response = post(cluster.addr(), "/v1/completions", body.to_string().as_bytes()).await;
+        assert_eq!(response.status(), 200, "{}", response.text());
+    };
+    for _ in 0..2 {
+        send(json!({})).await;
+    }
+    for _ in 0..2 {
+        send(json!({ "n": 2 })).await;
+        send(json!({ "prompt": [prompt, prompt] })).await;
+    }
+    cluster.gateway.idle().await;
+    let metrics = cluster.gateway.metrics().await;
+    let uncounted = |cause| metrics.sum("keyway_predictions_uncounted_total", &[("cause", cause)]);
+    assert_eq!((uncounted("samples"), uncounted("batch"), uncounted("not_reported")), (2.0, 2.0, 0.0));
+    let of = |result| metrics.sum("keyway_predictions_total", &[("result", result)]);
+    assert_eq!(
+        [of("right"), of("over"), of("under")],
+        [2.0, 0.0, 0.0],
+        "{:?}",
+        cluster.gateway.process.log()
+    );
+}
+
+/// vLLM as it is started by default: no answer says what was cached. It is told once, and its own counter stands in.
+#[tokio::test]
+async fn a_worker_that_does_not_report_what_was_cached_is_told_of_and_its_metrics_are_read() {
+    let cluster = Cluster::builder().fakes(1).start().await;
+    cluster.fakes[0].manual();
+    let hits = |tokens: u64| {
+        let size = "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"500\"} 1\n";
+        let page =
+            format!("{size}vllm:prefix_cache_hits_total{{engine=\"0\",model_name=\"m\"}} {tokens}.0\n");
+        cluster.fakes[0].set_metrics(&page);
+    };
+    hits(1_000);
+    eventually!(cluster.gateway.workers().await[0]["cache_capacity_tokens"] == 8_000);
+    let words = "so and so on, ".repeat(60);
+    let body =
+        json!({ "model": "fake-model", "messages": [{ "role": "user", "content": words }] }).to_string();
+    for _ in 0..20 {
+        let mut client = Client::connect(cluster.addr()).await;
+        client.post(CHAT, body.as_bytes()).await;
+        let call = cluster.fakes[0].call().await;
+        let usage = json!({ "prompt_tokens": 220, "completion_tokens": 1, "prompt_tokens_details": null });
+        let answer = json!({ "object": "chat.completion", "choices": [], "usage": usage });
+        call.respond_json(200, &answer).await;
+        assert_eq!(client.response().await.status(), 200);
+    }
+    cluster.gateway.idle().await;
+    let metrics = cluster.gateway.metrics().await;
+    let uncounted = metrics.sum("keyway_predictions_uncounted_total", &[("cause", "not_reported")]);
+    assert_eq!((uncounted, metrics.sum("keyway_predictions_total", &[])), (20.0, 0.0));
+    let log = cluster.gateway.process.log();
+    let told = log.iter().filter(|line| line.contains("--enable-prompt-tokens-details"));
+    assert_eq!(told.count(), 1);
+    hits(5_000);
+    let reported =
+        async || cluster.gateway.metrics().await.sum("keyway_cached_tokens_total", &[("source", "reported")]);
+    eventually!(reported().await == 4_000.0);
 }

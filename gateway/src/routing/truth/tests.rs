@@ -61,7 +61,7 @@ fn a_cache_whose_events_are_trusted_says_its_size_and_is_not_held_to_it() {
         let (router, worker) = router();
         let (residency, own) = (&worker.residency, worker.residency.token_id);
         let trust = || {
-            residency.set_block_size(64);
+            residency.announce_block_size(64);
             residency.set_trusted(true);
             router.with_index(|index| {
                 index.set_exact(own, true);
