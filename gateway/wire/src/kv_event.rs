@@ -66,7 +66,7 @@ pub enum KvEvent {
 /// Consecutive blocks of one prefix that became findable.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BlockStored {
-    /// One for each block, at least one.
+    /// One for each block. None where a group of a hybrid model has kept nothing of `token_ids` (vLLM).
     pub block_hashes: Vec<EngineHash>,
     /// The block before the first of these; `None`: they begin a prompt.
     pub parent_block_hash: Option<EngineHash>,

@@ -28,6 +28,7 @@ impl KvFeed {
         let tier = self.tier(event.is_primary(), event.locality.as_deref());
         let part = tier.and_then(|_| self.blocks.part_of(event));
         match (tier, part) {
+            _ if event.block_hashes.is_empty() => {}
             (Some(Tier::Own), Some(Part::Beside(group))) => self.stored_beside(index, group, event).await,
             // What another tier has of other groups is not told apart.
             (None, _) | (_, None | Some(Part::Beside(_))) => {

@@ -2,6 +2,7 @@
 //! against what that engine really holds.
 
 mod hybrid;
+mod recorded;
 
 use std::cell::{Ref, RefCell};
 use std::collections::{BTreeMap, VecDeque};

@@ -258,7 +258,7 @@ fn read_fields(tag: &str, fields: &Fields<'_>) -> Result<Option<KvEvent>, Decode
 
 fn read_hashes(fields: &Fields<'_>) -> Result<Vec<EngineHash>, DecodeError> {
     let found = fields.strict("block_hashes", hashes, "`block_hashes` is not an array of hashes")?;
-    found.filter(|hashes| !hashes.is_empty()).ok_or(DecodeError("`block_hashes` is missing or empty"))
+    found.ok_or(DecodeError("`block_hashes` is missing"))
 }
 
 fn read_stored(fields: &Fields<'_>) -> Result<BlockStored, DecodeError> {
