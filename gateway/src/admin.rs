@@ -273,10 +273,10 @@ fn workers(router: &Router) -> Vec<u8> {
             requests_of_others: worker.load.others(router.now()).round() as u64,
             prefill_tokens_per_s,
             cached_tokens: router.cached_tokens(worker),
-            cache_known_by: match (worker.kv_source(), worker.residency.trusted()) {
-                (None, _) => "model",
-                (Some(_), true) => "events",
-                (Some(_), false) => "events not trusted",
+            cache_known_by: match (worker.residency.has_events(), worker.residency.trusted()) {
+                (false, _) => "model",
+                (true, true) => "events",
+                (true, false) => "events not trusted",
             },
             block_size: worker.residency.block_size(),
             cache_capacity_tokens,

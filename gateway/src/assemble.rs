@@ -196,7 +196,9 @@ fn members(
     upstream: &Upstream,
     metrics: &Arc<Metrics>,
 ) -> Arc<Members> {
-    let members = Members::new(Arc::clone(router), upstream.clone(), Arc::clone(metrics));
+    // Without its model's tokenizer nothing that a worker says matches a prompt.
+    let finds_events = config.finds_kv_events && !config.tokenizers.is_empty();
+    let members = Members::new(Arc::clone(router), upstream.clone(), Arc::clone(metrics), finds_events);
     for worker in router.fleet().all().iter() {
         if worker.kv_source().is_some() && config.tokenizers.is_empty() {
             tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");

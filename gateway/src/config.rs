@@ -89,6 +89,8 @@ pub struct Config {
     pub slow_start: Option<Duration>,
     /// Whether a session that a client names decides among equals.
     pub session_hints: bool,
+    /// Whether workers are asked where their KV events are.
+    pub finds_kv_events: bool,
     /// Prompt tokens that a worker fetches in a millisecond from its other tiers; `None`: these do not count.
     pub fetch_tokens_per_ms: Option<f64>,
     /// What is left out of hashes of text.
@@ -184,6 +186,7 @@ impl TryFrom<File> for Config {
             load_scrape: millis_or_never(file.routing.load_scrape_ms.unwrap_or(1_000)),
             slow_start: millis_or_never(file.routing.slow_start_ms.unwrap_or(30_000)),
             session_hints: file.routing.session_hints.unwrap_or(true),
+            finds_kv_events: file.routing.find_kv_events.unwrap_or(true),
             fetch_tokens_per_ms,
             ignored: Ignored::new(&file.routing.ignore)?,
             decision_log: file.routing.decision_log.map(|path| (path, share)),

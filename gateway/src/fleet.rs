@@ -328,7 +328,7 @@ impl Fleet {
         // other's.
         let of = |what: &str| self.id_for(&format!("{} {what}", config.name()));
         let tokens = of("tokens");
-        let token_ids = (tokens, if config.kv_events.is_some() { of("tiers") } else { tokens });
+        let token_ids = (tokens, of("tiers"));
         let worker = Arc::new(Worker::new(id, token_ids, config, now, &self.ejections));
         let mut workers = self.workers.write();
         let at = workers.partition_point(|other| other.id < id);

@@ -5,6 +5,7 @@
 //! Trust ends when the connection is lost, when replays fail again and again, and when answers show that blocks were
 //! stored of which no event came. It returns when all that was missed is known again.
 
+pub mod find;
 mod thread;
 
 use std::{io, sync::Arc, time::Duration};
@@ -19,6 +20,7 @@ use keyway_wire::kv_event::{
     frames::{Live, ReplayReply, ReplayRequest},
 };
 use prometheus::{Gauge, IntCounter};
+use tokio::sync::{Notify, watch};
 
 pub use self::thread::EventThread;
 use crate::{
@@ -42,18 +44,36 @@ const UNASKED_PAUSE: Duration = Duration::from_millis(250);
 /// How often silence is looked for.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Follows `worker`'s events for ever.
-pub async fn follow(worker: Arc<Worker>, source: KvSource, router: Arc<Router>, metrics: Arc<Metrics>) {
-    let mut follower = Follower::new(worker, source, router, metrics);
+/// Follows `worker`'s events for ever: at the `place` that is known now, whose connection is `lost` now and then.
+pub async fn follow(
+    worker: Arc<Worker>,
+    mut place: watch::Receiver<Option<KvSource>>,
+    lost: Arc<Notify>,
+    (router, metrics): (Arc<Router>, Arc<Metrics>),
+) {
     let (shortest, longest) = KV_RECONNECT_PAUSE;
-    let mut pause = shortest;
     loop {
-        let error = follower.session().await;
-        if follower.distrust(&error) {
-            pause = shortest;
+        // Ends with whoever knows the place.
+        let Ok(Some(source)) = place.wait_for(Option::is_some).await.map(|source| source.clone()) else {
+            return;
+        };
+        let mut follower =
+            Follower::new(Arc::clone(&worker), source, Arc::clone(&router), Arc::clone(&metrics));
+        let mut pause = shortest;
+        let mut moved = false;
+        while !moved {
+            let error = tokio::select! {
+                error = follower.session() => error,
+                Ok(()) = place.changed() => io::Error::other("the worker says that they are elsewhere now, or nowhere"),
+            };
+            if follower.distrust(&error) {
+                pause = shortest;
+            }
+            lost.notify_one();
+            clock::sleep(pause).await;
+            pause = (2 * pause).min(longest);
+            moved = place.borrow().as_ref() != Some(&follower.source);
         }
-        clock::sleep(pause).await;
-        pause = (2 * pause).min(longest);
     }
 }
 

@@ -13,7 +13,10 @@ use std::{
 
 use keyway_core::{health::State, index::WorkerId};
 use parking_lot::Mutex;
-use tokio::task::JoinHandle;
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinHandle,
+};
 
 use crate::{
     clock,
@@ -82,6 +85,8 @@ pub struct Members {
     metrics: Arc<Metrics>,
     complaints: Arc<Complaints>,
     events: EventThread,
+    /// Whether workers are asked where their KV events are.
+    finds_events: bool,
     all: Mutex<HashMap<WorkerId, Member>>,
 }
 
@@ -96,9 +101,14 @@ struct Member {
 
 impl Members {
     /// Nobody yet.
-    pub fn new(router: Arc<Router>, upstream: Upstream, metrics: Arc<Metrics>) -> Arc<Self> {
+    pub fn new(
+        router: Arc<Router>,
+        upstream: Upstream,
+        metrics: Arc<Metrics>,
+        finds_events: bool,
+    ) -> Arc<Self> {
         let (complaints, events, all) = Default::default();
-        Arc::new(Self { router, upstream, metrics, complaints, events, all })
+        Arc::new(Self { router, upstream, metrics, complaints, events, finds_events, all })
     }
 
     /// Takes a worker that the fleet has already.
@@ -112,10 +122,8 @@ impl Members {
         }
         worker.origin().count_races(self.metrics.races.with_label_values(&[&worker.name]));
         let mut tasks = Vec::new();
-        if let Some(events) = worker.kv_source().cloned() {
-            let (router, metrics) = (Arc::clone(&self.router), Arc::clone(&self.metrics));
-            let following = kv_events::follow(Arc::clone(&worker), events, router, metrics);
-            tasks.push(self.events.spawn(following));
+        if worker.kv_source().is_some() || self.finds_events {
+            self.follow_events(&worker, &mut tasks);
         }
         let watch = Watch {
             worker: Arc::clone(&worker),
@@ -132,6 +140,22 @@ impl Members {
             tasks.push(tokio::spawn(asking));
         }
         self.all.lock().insert(worker.id, Member { worker, source, tasks, by_hand: false });
+    }
+
+    /// Has its KV events followed, where its settings say that they are or it does itself.
+    fn follow_events(&self, worker: &Arc<Worker>, tasks: &mut Vec<JoinHandle<()>>) {
+        let (place, known) = watch::channel(worker.kv_source().cloned());
+        let lost = Arc::new(Notify::new());
+        let ours = (Arc::clone(&self.router), Arc::clone(&self.metrics));
+        tasks.push(self.events.spawn(kv_events::follow(Arc::clone(worker), known, Arc::clone(&lost), ours)));
+        let (worker, upstream) = (Arc::clone(worker), self.upstream.clone());
+        tasks.push(tokio::spawn(async move {
+            if worker.kv_source().is_some() {
+                place.closed().await;
+            } else {
+                kv_events::find::ask(worker, upstream, place, lost).await;
+            }
+        }));
     }
 
     /// Makes the members of `source` those of the list: new ones join, others drain, one whose settings changed does both.

@@ -28,6 +28,8 @@ pub struct Residency {
     /// The same for blocks of tokens in any of its tiers, where it has KV events, which may tell of others than the first.
     pub any_tier_id: WorkerId,
     source: Option<KvSource>,
+    /// Whether it says itself where they come from.
+    announces: AtomicBool,
     trusted: AtomicBool,
     block_size: AtomicU32,
     /// Whether its events say the size of its blocks.
@@ -81,6 +83,7 @@ impl Residency {
             token_id,
             any_tier_id,
             source,
+            announces: AtomicBool::new(false),
             trusted: AtomicBool::new(false),
             block_size: AtomicU32::new(block_size.max(1)),
             announced: AtomicBool::new(false),
@@ -97,6 +100,16 @@ impl Residency {
     /// Where its KV events come from.
     pub fn source(&self) -> Option<&KvSource> {
         self.source.as_ref()
+    }
+
+    /// Whether it has KV events, as far as is known.
+    pub fn has_events(&self) -> bool {
+        self.source.is_some() || self.announces.load(Relaxed)
+    }
+
+    /// Notes whether it says itself where its KV events come from.
+    pub fn set_announces(&self, announces: bool) {
+        self.announces.store(announces, Relaxed);
     }
 
     /// Whether the index holds exactly what its events say.

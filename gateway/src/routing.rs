@@ -315,7 +315,7 @@ impl Router {
     /// A worker joins: what a snapshot says of it is believed. Returns the blocks.
     pub fn recall(&self, worker: &Worker) -> usize {
         let mut remembered = self.remembered.lock();
-        if remembered.is_empty() || worker.kv_source().is_some() {
+        if remembered.is_empty() || worker.residency.has_events() {
             return 0;
         }
         let (of_text, of_tokens) = remembered.take(worker);

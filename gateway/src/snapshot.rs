@@ -164,7 +164,7 @@ fn encode(fleet: &Fleet, router: &Router, keyer: KeyerConfig) -> (Vec<u8>, usize
         );
     }
     let mut total = 0;
-    let told = |worker: &&Arc<Worker>| worker.kv_source().is_none();
+    let told = |worker: &&Arc<Worker>| !worker.residency.has_events();
     for worker in fleet.all().iter().filter(told) {
         let name = worker.name.as_bytes();
         out.extend((name.len() as u16).to_le_bytes());

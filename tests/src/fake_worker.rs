@@ -318,6 +318,8 @@ async fn answer_one(conn: Conn, request: Recorded, shared: &Arc<Shared>) -> Opti
         ("GET", loads) if loads.starts_with("/v1/loads") => {
             Some(shared.loads.lock().clone().map_or((404, "{}".to_owned()), |page| (200, page)))
         }
+        // Where its events are: engines of old say nothing.
+        ("GET", "/kv_event_sources" | "/server_info") => Some((404, "{}".to_owned())),
         ("GET", "/v1/models") => {
             Some((200, model_list(&shared.models.lock(), &shared.adapters.lock()).to_string()))
         }

@@ -23,6 +23,7 @@ mod tokenize;
 mod tools;
 mod work;
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -32,7 +33,7 @@ use http_body_util::{BodyExt as _, Full};
 use keyway_clients::client::Client;
 use keyway_text::TextModel;
 use keyway_wire::headers::{NUMERICS_ID, REQUEST_ID};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::answer_body::AnswerBody;
 use self::error::ApiError;
@@ -44,6 +45,7 @@ use crate::answer_format::Formats;
 use crate::engines::Engines;
 use crate::generation_config::GenerationConfig;
 use crate::grammar::GrammarCompiler;
+use crate::kv_events::BoundAddrs;
 use crate::metrics::MetricsPage;
 use crate::request_memory::RequestMemory;
 use crate::server::ClientBounds;
@@ -68,6 +70,8 @@ pub(crate) struct App {
     pub(crate) metrics: MetricsPage,
     pub(crate) model: ServedModel,
     pub(crate) memory: Arc<RequestMemory>,
+    /// Where each engine's KV events are, by its rank.
+    pub(crate) kv_events: Vec<BoundAddrs>,
     pub(crate) clients: ClientBounds,
 }
 
@@ -127,7 +131,7 @@ where
             allow(&request, &[Method::POST])?;
             tokenize::answer(app, client, &path, request.into_body()).await?
         }
-        "/v1/models" | "/health" | "/metrics" | "/version" => {
+        "/v1/models" | "/health" | "/metrics" | "/version" | "/kv_event_sources" => {
             allow(&request, &[Method::GET, Method::HEAD])?;
             get(&app, &path)?
         }
@@ -156,6 +160,7 @@ fn get(app: &App, path: &str) -> Result<Response, ApiError> {
         "/version" => json_response(&json!({
             "version": env!("CARGO_PKG_VERSION"), "numerics_id": app.model.numerics_id,
         })),
+        "/kv_event_sources" => json_response(&kv_event_sources(&app.kv_events)),
         "/metrics" => {
             let mut response = Response::new(AnswerBody::new(full(app.metrics.render())));
             let text = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
@@ -166,6 +171,20 @@ fn get(app: &App, path: &str) -> Result<Response, ApiError> {
         _ if app.engines.are_alive() => json_response(&json!({"status": "ok"})),
         _ => return Err(ApiError::engine_stopped()),
     })
+}
+
+/// Where KV events are published and repeated, in vLLM's form: by rank, the fields of its `KVEventsConfig` that say so.
+fn kv_event_sources(bound: &[BoundAddrs]) -> BTreeMap<String, Value> {
+    let source = |(rank, addrs): (usize, &BoundAddrs)| {
+        let source = json!({
+            "enable_kv_cache_events": true,
+            "publisher": "zmq",
+            "endpoint": format!("tcp://{}", addrs.publish),
+            "replay_endpoint": addrs.replay.map(|replay| format!("tcp://{replay}")),
+        });
+        (rank.to_string(), source)
+    };
+    bound.iter().enumerate().map(source).collect()
 }
 
 fn json_response(body: &impl serde::Serialize) -> Response {

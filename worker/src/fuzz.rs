@@ -63,6 +63,7 @@ impl Requests {
             model,
             memory: Arc::new(RequestMemory::new(memory)),
             clients: ClientBounds::default(),
+            kv_events: Vec::new(),
         };
         Ok(Self { app: Arc::new(app) })
     }

@@ -219,6 +219,7 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let app = Arc::new(App {
         memory: Arc::new(RequestMemory::new(request_memory)),
         clients: options.clients,
+        kv_events: kv_events.clone(),
         engines: Engines::new(handles.clone()),
         grammars: GrammarCompiler::new(Arc::clone(&text.tokenizer), info.vocab_size, eos_token_ids.clone()),
         formats: Formats::of(&text, options.reasoning_format, options.call_format),

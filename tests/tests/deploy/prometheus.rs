@@ -167,7 +167,7 @@ async fn load(fleet: &Watched) {
 }
 
 /// Families that this fleet leaves without series: it has no events that go wrong, no tokenizer, no second attempts.
-const SILENT: [&str; 20] = [
+const SILENT: [&str; 21] = [
     "keyway_worker_refusals_total",
     "keyway_probe_failures_total",
     "keyway_certificate_start_timestamp_seconds",

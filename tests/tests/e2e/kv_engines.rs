@@ -1,7 +1,7 @@
 //! Hazard: what an engine keeps apart is taken for one cache: its LoRA adapters, its tiers, and the data-parallel engines behind
 //! one address. The engines are scripted workers with a real publisher of KV events.
 
-use keyway_tests::{FakeWorker, Gateway, eventually, ports, post};
+use keyway_tests::{Cluster, FakeWorker, Gateway, eventually, ports, post};
 use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, EventBatch, KvEvent, WireFormat};
 use serde_json::{Value, json};
 use zeromq::{PubSocket, Socket as _, SocketSend as _, ZmqMessage};
@@ -206,4 +206,71 @@ async fn a_prefix_in_the_host_s_memory_is_gone_to_unless_that_is_not_to_count() 
             assert!(row["fetch_ms"].as_f64() > Some(0.6) && row["own_ms"].as_f64() < Some(1.0), "{row}");
         }
     }
+}
+
+/// What vLLM says of a publisher at this port.
+fn source_at(port: u16) -> String {
+    json!({ "0": {
+        "enable_kv_cache_events": true, "publisher": "zmq", "endpoint": format!("tcp://*:{port}"), "replay_endpoint": null,
+        "buffer_steps": 10_000, "hwm": 100_000, "max_queue_size": 100_000, "topic": "",
+    } })
+    .to_string()
+}
+
+#[tokio::test]
+async fn a_worker_s_url_is_enough_where_it_says_where_its_events_are() {
+    for is_vllm in [true, false] {
+        let worker = FakeWorker::with_models(&[BASE]).await;
+        let mut events = Publisher::bind(0).await.unwrap();
+        if is_vllm {
+            worker.answer_at("/kv_event_sources", 200, &[], &source_at(events.port));
+        } else {
+            let ports =
+                json!({ "publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": events.port });
+            worker.answer_at("/server_info", 200, &[], &json!({ "kv_events": ports }).to_string());
+        }
+        let gateway = gateway(&format!("url = \"http://{}\"", worker.addr())).await;
+        gateway.wait_trusted(1).await;
+        let ids = prompt(10);
+        eventually!({
+            events.stored(&ids, None, WireFormat::VllmMap).await;
+            held(&gateway, BASE, &ids).await == [4]
+        });
+        assert_eq!(gateway.workers().await[0]["cache_known_by"], "events");
+        // It begins anew, and its events are elsewhere.
+        drop(events);
+        let mut moved = Publisher::bind(0).await.unwrap();
+        if is_vllm {
+            worker.answer_at("/kv_event_sources", 200, &[], &source_at(moved.port));
+            let other = prompt(500);
+            eventually!({
+                moved.stored(&other, None, WireFormat::VllmMap).await;
+                held(&gateway, BASE, &other).await == [4]
+            });
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_says_so_is_not_asked_where_that_is_switched_off() {
+    let worker = FakeWorker::with_models(&[BASE]).await;
+    worker.answer_at("/kv_event_sources", 200, &[], &source_at(Publisher::bind(0).await.unwrap().port));
+    let url = format!("url = \"http://{}\"\n[routing]\nfind_kv_events = false", worker.addr());
+    let gateway = gateway(&url).await;
+    for n in 0..3 {
+        assert_eq!(post(gateway.addr, "/v1/completions", &completion(BASE, &prompt(n))).await.status(), 200);
+    }
+    assert_eq!(gateway.workers().await[0]["cache_known_by"], "model");
+}
+
+#[tokio::test]
+async fn our_own_worker_says_where_its_events_are() {
+    let any = "tcp://127.0.0.1:0";
+    let cluster = Cluster::builder()
+        .workers(1)
+        .worker_args(&["--kv-events", any, "--kv-replay", any])
+        .args(&["--tokenizer", "keyway-random=random"])
+        .start()
+        .await;
+    cluster.gateway.wait_trusted(1).await;
 }

@@ -74,6 +74,7 @@ fn app(steps: usize) -> Arc<App> {
         model,
         memory: Arc::new(RequestMemory::new(64 << 20)),
         clients: ClientBounds::default(),
+        kv_events: Vec::new(),
     })
 }
 
