@@ -5,6 +5,8 @@
 //! messages in turn. Strings are taken unescaped, so `\u00e9` and `é` are the same prompt; other values verbatim.
 //! A body that is not a JSON object is not an error here: the worker answers it as it does without a gateway.
 
+mod untold;
+
 use std::{borrow::Cow, num::NonZeroUsize, ops::Range, sync::Arc};
 
 use keyway_core::{
@@ -14,6 +16,8 @@ use keyway_core::{
 };
 use keyway_wire::block_hash::{Chain, HashKey};
 
+use self::untold::Signs;
+pub use self::untold::Untold;
 use crate::{
     content::{Form, Unread},
     ignored::Ignored,
@@ -88,36 +92,6 @@ pub struct RequestInfo {
     pub untold: Option<Untold>,
 }
 
-/// Why an answer's usage is no word on what its prompt found cached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Untold {
-    /// Several answers are asked for (`n`), and the usage is that of one whose siblings had filled the cache.
-    Samples,
-    /// Several prompts are in it, and the usage sums up some counts and not others.
-    Batch,
-    /// Log-probabilities of the prompt are asked for, for which the cache is not read.
-    PromptLogprobs,
-    /// The engine cuts the prompt.
-    Truncated,
-}
-
-impl Untold {
-    /// Its name in metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Samples => "samples",
-            Self::Batch => "batch",
-            Self::PromptLogprobs => "prompt_logprobs",
-            Self::Truncated => "truncated",
-        }
-    }
-
-    /// Whether nothing of the prompt can be found by its beginning.
-    pub fn finds_nothing(self) -> bool {
-        matches!(self, Self::PromptLogprobs | Self::Truncated)
-    }
-}
-
 impl RequestInfo {
     /// It leaves nothing in a prefix cache, and follows no prefix and no session.
     pub fn follow_no_prefix(&mut self, work: Work) {
@@ -153,7 +127,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     let model = fields.model.and_then(Value::text_or_marks).map(Cow::into_owned);
     // Engines take an empty name for none.
     let model = model.filter(|model| !model.is_empty()).map(shortened);
-    let untold = fields.untold();
+    let untold = fields.signs.untold(fields.prompt);
     let is_true = |value: Option<Value<'_>>| value.is_some_and(|value| value.raw() == "true");
     let (stream, background) = (is_true(fields.stream), is_true(fields.background));
     let (stream_options, stream_is_odd) = (fields.stream_options, fields.stream_is_odd);
@@ -432,12 +406,7 @@ struct Fields<'a> {
     metadata: Option<Value<'a>>,
     store: Option<Value<'a>>,
     names: Named<'a>,
-    /// Whether several answers are asked for, log-probabilities of the prompt, a cut prompt.
-    samples: bool,
-    prompt_logprobs: bool,
-    truncates: bool,
-    echoes: bool,
-    logprobs: bool,
+    signs: Signs,
 }
 
 impl<'a> Fields<'a> {
@@ -467,26 +436,6 @@ impl<'a> Fields<'a> {
                     fields.max_tokens = fields.max_tokens.max(value.raw().parse().unwrap_or_default());
                     continue;
                 }
-                "n" | "best_of" => {
-                    fields.samples |= value.raw().parse().is_ok_and(|samples: u32| samples > 1);
-                    continue;
-                }
-                "prompt_logprobs" => {
-                    fields.prompt_logprobs |= value.raw() != "null";
-                    continue;
-                }
-                "truncate_prompt_tokens" => {
-                    fields.truncates |= value.raw() != "null";
-                    continue;
-                }
-                "echo" => {
-                    fields.echoes = value.raw() == "true";
-                    continue;
-                }
-                "logprobs" => {
-                    fields.logprobs = !matches!(value.raw(), "null" | "false");
-                    continue;
-                }
                 "background" => &mut fields.background,
                 "cache_salt" => &mut fields.salt,
                 "system" | "instructions" => &mut fields.system,
@@ -499,31 +448,15 @@ impl<'a> Fields<'a> {
                 "metadata" => &mut fields.metadata,
                 "store" => &mut fields.store,
                 name => {
-                    fields.names.take(name, value);
+                    if !fields.signs.take(name, value) {
+                        fields.names.take(name, value);
+                    }
                     continue;
                 }
             };
             *field = Some(value);
         }
         Some(())
-    }
-
-    /// Why the answer's usage will not tell what was found of the prompt.
-    fn untold(&self) -> Option<Untold> {
-        let several = || {
-            let mut prompts = self.prompt?.items()?.map_while(Result::ok);
-            // Ids of one prompt are numbers.
-            prompts.next()?.raw().starts_with(['[', '"']).then(|| prompts.next().is_some())
-        };
-        if self.prompt_logprobs || (self.echoes && self.logprobs) {
-            Some(Untold::PromptLogprobs)
-        } else if self.truncates {
-            Some(Untold::Truncated)
-        } else if several() == Some(true) {
-            Some(Untold::Batch)
-        } else {
-            self.samples.then_some(Untold::Samples)
-        }
     }
 
     /// Who asks: OpenAI's fields, or Anthropic's `metadata.user_id`.
