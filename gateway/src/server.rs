@@ -173,7 +173,6 @@ impl<S: Stack> Service<Request> for Called<S> {
     type Future = S::Future;
 
     fn call(&self, request: Request) -> S::Future {
-        self.client.asks();
         self.stack.clone().call(Arrived { request, client: Arc::clone(&self.client) })
     }
 }

@@ -113,6 +113,7 @@ where
     if let Some(tracer) = tracer.filter(|_| request.uri().path() != "/health") {
         record.traced(tracer.begin(request.method(), request.headers()));
     }
+    asking.client.asks(record.started());
     let version = request.version();
     let api = Api::of(request.uri().path());
     asking.record = Some(Arc::clone(&record));

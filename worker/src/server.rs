@@ -109,7 +109,7 @@ async fn connection(app: Arc<App>, builder: Arc<Builder<Streams>>, stream: TcpSt
     let stream = Incoming::within(app.clients.header_read, Lingering::new(stream), Arc::clone(&client));
     let asking = Arc::clone(&client);
     let service = service_fn(move |request| {
-        asking.asks();
+        asking.asks(tokio::time::Instant::now());
         api::handle(Arc::clone(&app), Arc::clone(&asking), request)
     });
     let connection = builder.serve_connection(TokioIo::new(stream), service);

@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU8, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll},
     time::Duration,
@@ -23,10 +23,8 @@ pub struct Client {
     opened: Instant,
     address: Arc<Party>,
     own: Party,
-    /// Whether it has asked for something, or was served for the last time, since somebody looked how long it is idle.
-    fresh: AtomicBool,
-    /// When that was seen; milliseconds since it was opened.
-    fresh_ms: AtomicU64,
+    /// When it last asked for something, or was served for the last time; milliseconds since it was opened.
+    asked_ms: AtomicU64,
     leave: AtomicU8,
     told: AtomicWaker,
 }
@@ -48,8 +46,8 @@ pub enum Leave {
 impl Client {
     /// One that has just been opened from such an address.
     pub fn new(address: Arc<Party>) -> Arc<Self> {
-        let (own, fresh, fresh_ms, leave, told) = Default::default();
-        Arc::new(Self { opened: Instant::now(), address, own, fresh, fresh_ms, leave, told })
+        let (own, asked_ms, leave, told) = Default::default();
+        Arc::new(Self { opened: Instant::now(), address, own, asked_ms, leave, told })
     }
 
     /// One with an address that no other has.
@@ -72,16 +70,15 @@ impl Client {
         &self.own
     }
 
-    /// A request's head has come. Who looks next how long it is idle notes the time: to read a clock for each request would cost
-    /// more than all else that is done here.
-    pub fn asks(&self) {
-        self.fresh.store(true, Relaxed);
+    /// A request's head has come by `now`.
+    pub fn asks(&self, now: Instant) {
+        self.asked_ms.store((now - self.opened).as_millis() as u64, Relaxed);
     }
 
     /// A request of it is over.
     pub fn rests(&self) {
         if !self.is_served() {
-            self.asks();
+            self.asks(Instant::now());
         }
     }
 
@@ -90,16 +87,10 @@ impl Client {
         self.own.has(Stage::Serving) > 0
     }
 
-    /// How long it has asked for nothing, as far as was looked; `None` while it is served.
+    /// How long it has asked for nothing; `None` while it is served.
     pub fn idle(&self, now: Instant) -> Option<Duration> {
-        if self.is_served() {
-            return None;
-        }
-        if self.fresh.swap(false, Relaxed) {
-            self.fresh_ms.store(now.saturating_duration_since(self.opened).as_millis() as u64, Relaxed);
-        }
-        let since = self.opened + Duration::from_millis(self.fresh_ms.load(Relaxed));
-        Some(now.saturating_duration_since(since))
+        let asked = self.opened + Duration::from_millis(self.asked_ms.load(Relaxed));
+        (!self.is_served()).then(|| now.saturating_duration_since(asked))
     }
 
     /// Whether it has been told to end.
@@ -205,9 +196,8 @@ mod tests {
         let wait = |seconds| tokio::time::sleep(Duration::from_secs(seconds));
         wait(3).await;
         assert_eq!(seconds(), Some(3));
-        client.asks();
+        client.asks(Instant::now());
         assert!(client.connection().take(Stage::Arriving, 9, 1));
-        assert_eq!(seconds(), Some(0));
         wait(2).await;
         assert_eq!(seconds(), Some(2), "its body has not come whole");
         assert!(client.connection().take(Stage::Serving, 9, 1));
@@ -215,8 +205,6 @@ mod tests {
         assert_eq!(seconds(), None);
         client.connection().give(Stage::Serving);
         client.rests();
-        wait(1).await;
-        assert_eq!(seconds(), Some(0), "nobody has looked before");
         wait(1).await;
         assert_eq!(seconds(), Some(1));
         let answered = Answered::to(&client);

@@ -188,7 +188,7 @@ mod tests {
         // The first is served, the second has just asked for something that has not come whole.
         assert!(places[0].client.connection().take(Stage::Serving, 9, 1));
         assert!(places[1].client.connection().take(Stage::Arriving, 9, 1));
-        places[1].client.asks();
+        places[1].client.asks(Instant::now());
         clients.make_room();
         let leave = |places: &[Place]| places.iter().map(|place| place.client.leaves()).collect::<Vec<_>>();
         assert_eq!(leave(&places), [false, false, true, false]);
