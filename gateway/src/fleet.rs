@@ -324,8 +324,8 @@ impl Fleet {
     /// Adds a worker. One that has its address but still drains is another worker.
     pub fn add(&self, config: &WorkerConfig, now: Duration) -> Arc<Worker> {
         let id = self.id_for(&config.name());
-        // Its blocks of text are kept apart from those of its own size, which its events may clear: neither is counted in the
-        // other's.
+        // Its blocks of text are kept apart from those of its own size, which its events may clear: neither
+        // is counted in the other's.
         let of = |what: &str| self.id_for(&format!("{} {what}", config.name()));
         let tokens = of("tokens");
         let token_ids = (tokens, of("tiers"));

@@ -44,7 +44,8 @@ const UNASKED_PAUSE: Duration = Duration::from_millis(250);
 /// How often silence is looked for.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Follows `worker`'s events for ever: at the `place` that is known now, whose connection is `lost` now and then.
+/// Follows `worker`'s events for ever: at the `place` that is known now, whose connection is `lost` now and
+/// then.
 pub async fn follow(
     worker: Arc<Worker>,
     mut place: watch::Receiver<Option<KvSource>>,

@@ -23,9 +23,11 @@ const REPORTS: u32 = u32::MAX;
 /// The state of one worker's cache, as the gateway knows it.
 #[derive(Debug)]
 pub struct Residency {
-    /// Its identity in the index for blocks of tokens, as large as its own; for blocks of text it is the worker's.
+    /// Its identity in the index for blocks of tokens, as large as its own; for blocks of text it is the
+    /// worker's.
     pub token_id: WorkerId,
-    /// The same for blocks of tokens in any of its tiers, where it has KV events, which may tell of others than the first.
+    /// The same for blocks of tokens in any of its tiers, where it has KV events, which may tell of others
+    /// than the first.
     pub any_tier_id: WorkerId,
     source: Option<KvSource>,
     /// Whether it says itself where they come from.
@@ -34,7 +36,8 @@ pub struct Residency {
     block_size: AtomicU32,
     /// Whether its events say the size of its blocks.
     announced: AtomicBool,
-    /// Answers that did not say how much was cached of a prompt of which something had to be, as long as none has said it.
+    /// Answers that did not say how much was cached of a prompt of which something had to be, as long as none
+    /// has said it.
     unreported: AtomicU32,
     /// Prompt tokens that it has found in its cache, by its metrics, plus one; 0: it was not heard yet.
     found: AtomicU64,
@@ -145,8 +148,8 @@ impl Residency {
         }
     }
 
-    /// Its metrics say how many tokens it has found in its cache so far; how many more than last time, if its answers do not
-    /// say it.
+    /// Its metrics say how many tokens it has found in its cache so far; how many more than last time, if its
+    /// answers do not say it.
     pub fn found_since(&self, tokens: u64) -> Option<u64> {
         let before = self.found.swap(tokens.saturating_add(1), Relaxed).checked_sub(1)?;
         let is_silent = (UNREPORTED_ANSWERS..REPORTS).contains(&self.unreported.load(Relaxed));
@@ -154,7 +157,8 @@ impl Residency {
         Some(tokens.checked_sub(before).unwrap_or(tokens)).filter(|_| is_silent)
     }
 
-    /// An answer did not, of which so many tokens were predicted; whether that is to be told, which it is once.
+    /// An answer did not, of which so many tokens were predicted; whether that is to be told, which it is
+    /// once.
     pub fn reports_nothing(&self, predicted: u64) -> bool {
         let before = self.unreported.load(Relaxed);
         if before == REPORTS || predicted <= 2 * u64::from(self.block_size()) {

@@ -333,8 +333,8 @@ impl Router {
         }
     }
 
-    /// Tokens that the index believes a worker's cache to hold: in blocks of its own size, and unless its events say all, in
-    /// blocks of text.
+    /// Tokens that the index believes a worker's cache to hold: in blocks of its own size, and unless its
+    /// events say all, in blocks of text.
     pub fn cached_tokens(&self, worker: &Worker) -> u64 {
         let residency = &worker.residency;
         let text_block_tokens = self.text_block_tokens(worker);

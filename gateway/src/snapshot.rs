@@ -9,7 +9,8 @@
 //! tenant's, its worker's number and its age in seconds (8 each); then for each worker the length of its name
 //! (2), the name, the count of rows that its blocks stand in (8), for each row the number of its tenant in
 //! the index and the count of its blocks (8 each), and all rows' hashes from the most to the least recently
-//! used (8 each), first of its blocks of text and then of those of tokens; at the end the XXH3 of all before it (8).
+//! used (8 each), first of its blocks of text and then of those of tokens; at the end the XXH3 of all before
+//! it (8).
 
 use std::{
     collections::HashMap,

@@ -173,7 +173,8 @@ fn get(app: &App, path: &str) -> Result<Response, ApiError> {
     })
 }
 
-/// Where KV events are published and repeated, in vLLM's form: by rank, the fields of its `KVEventsConfig` that say so.
+/// Where KV events are published and repeated, in vLLM's form: by rank, the fields of its `KVEventsConfig`
+/// that say so.
 fn kv_event_sources(bound: &[BoundAddrs]) -> BTreeMap<String, Value> {
     let source = |(rank, addrs): (usize, &BoundAddrs)| {
         let source = json!({

@@ -93,8 +93,8 @@ impl<'a> RequestView<'a> {
         }
     }
 
-    /// The blocks that a worker can go on with. Each computes at least the last token anew, and with it the block that it stands
-    /// in: of a prompt of whole blocks that is the last of them.
+    /// The blocks that a worker can go on with. Each computes at least the last token anew, and with it the
+    /// block that it stands in: of a prompt of whole blocks that is the last of them.
     pub fn reusable(&self) -> &'a [BlockHash] {
         // 1e-9 forgives the division.
         let most = (self.prompt_tokens.saturating_sub(1) as f64 / self.block_tokens + 1e-9) as usize;

@@ -2,10 +2,11 @@
 //! show that it has forgotten what that would let it keep. Only for workers whose events do not tell; the index then
 //! models an LRU cache of this size.
 //!
-//! Both directions are needed. A model that is too large sends prompts to where their prefix is gone; one that is too
-//! small sends them away from where it is. So a forgotten prefix shrinks the belief at once, and each prefix that was
-//! found lets it grow a little again (additive increase, multiplicative decrease). One that was not expected any more
-//! lets it grow by as much: a belief that is far too small expects nothing, and would never learn.
+//! Both directions are needed. A model that is too large sends prompts to where their prefix is gone; one
+//! that is too small sends them away from where it is. So a forgotten prefix shrinks the belief at once, and
+//! each prefix that was found lets it grow a little again (additive increase, multiplicative decrease). One
+//! that was not expected any more lets it grow by as much: a belief that is far too small expects nothing,
+//! and would never learn.
 
 /// What is left of the belief after a prefix turned out to be forgotten.
 const SHRINK: f64 = 0.875;

@@ -37,8 +37,8 @@ const HELD_BATCHES_MAX: usize = 256;
 /// ... and their bytes.
 const HELD_BYTES_MAX: usize = 4 << 20;
 
-/// Events of stored blocks that said nothing of prefixes, one after the other, for which a worker's events are of no use. Of
-/// each request's, those of a hybrid model's other groups come before those that do.
+/// Events of stored blocks that said nothing of prefixes, one after the other, for which a worker's events
+/// are of no use. Of each request's, those of a hybrid model's other groups come before those that do.
 const BARREN_EVENTS: u32 = 64;
 
 /// A batch, or why it cannot be read.
@@ -87,8 +87,8 @@ pub struct FeedStats {
     pub cleared: u64,
     /// Events that made no sense.
     pub malformed: u64,
-    /// Events of other tiers that do not count or that name nothing known, of cache groups that say nothing of prefixes, or of
-    /// unknown types.
+    /// Events of other tiers that do not count or that name nothing known, of cache groups that say nothing
+    /// of prefixes, or of unknown types.
     pub ignored: u64,
     /// Blocks stored after a parent that is not known.
     pub orphans: u64,
@@ -190,13 +190,14 @@ impl KvFeed {
         self.state == State::Synced
     }
 
-    /// Whether the worker stores blocks and nothing of that can be indexed: its events may be in order, but are of no use.
+    /// Whether the worker stores blocks and nothing of that can be indexed: its events may be in order, but
+    /// are of no use.
     pub fn is_barren(&self) -> bool {
         self.barren >= BARREN_EVENTS
     }
 
-    /// The index counts on the worker's events from now on. What others have put there meanwhile says nothing of where a
-    /// request of a hybrid model can go on, so that is told anew.
+    /// The index counts on the worker's events from now on. What others have put there meanwhile says nothing
+    /// of where a request of a hybrid model can go on, so that is told anew.
     pub async fn counted_on(&mut self, index: &impl Moments) {
         self.blocks.reckon_all();
         self.for_each(index, 0, |_, _, _, _| true).await;

@@ -1,6 +1,7 @@
-//! Where a worker's events are, asked of the worker itself, so that its URL is enough: `GET /kv_event_sources` (vLLM 0.32 and
-//! keyway-worker) and `GET /server_info` (SGLang). Of what it says its ports are believed; the host is the one where
-//! its requests go, so that no worker sends the gateway elsewhere.
+//! Where a worker's events are, asked of the worker itself, so that its URL is enough: `GET
+//! /kv_event_sources` (vLLM 0.32 and keyway-worker) and `GET /server_info` (SGLang). Of what it says its
+//! ports are believed; the host is the one where its requests go, so that no worker sends the gateway
+//! elsewhere.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -14,7 +15,8 @@ const ASK_AGAIN: Duration = Duration::from_secs(60);
 /// How often it is looked whether a worker is up.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Asks a worker where its events are once it is up, and again whenever the connection to them is `lost`; for ever.
+/// Asks a worker where its events are once it is up, and again whenever the connection to them is `lost`; for
+/// ever.
 pub async fn ask(
     worker: Arc<Worker>,
     upstream: Upstream,

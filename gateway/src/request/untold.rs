@@ -1,4 +1,5 @@
-//! Requests whose answers' usage is no word on what their prompts found cached: nothing can be learned from these.
+//! Requests whose answers' usage is no word on what their prompts found cached: nothing can be learned from
+//! these.
 
 use crate::json::Value;
 

@@ -20,8 +20,8 @@ use crate::{
     scrape::CacheConfig,
 };
 
-/// How much of a prediction by text its estimate of tokens may be wrong, as a part of it: real tokenizers differ by so
-/// much from one prompt to the next.
+/// How much of a prediction by text its estimate of tokens may be wrong, as a part of it: real tokenizers
+/// differ by so much from one prompt to the next.
 const ESTIMATED_WITHIN: u64 = 10;
 
 impl Router {
@@ -53,7 +53,8 @@ impl Router {
         let block_tokens = if by_tokens {
             u64::from(residency.block_size())
         } else {
-            // Text is cut elsewhere than tokens, one block of either more or less, and how many tokens it has is an estimate.
+            // Text is cut elsewhere than tokens, one block of either more or less, and how many tokens it has
+            // is an estimate.
             let estimate = pick.matched_tokens.max(reported) / ESTIMATED_WITHIN;
             let own = u64::from(residency.block_size());
             let of_text = self.block_tokens(request, worker).ceil() as u64;
@@ -136,16 +137,16 @@ impl Router {
         self.bound_cache(worker, &mut index);
     }
 
-    /// Takes what a worker's metrics say that it has found in its cache since it began. It counts as reported where its answers
-    /// say nothing.
+    /// Takes what a worker's metrics say that it has found in its cache since it began. It counts as reported
+    /// where its answers say nothing.
     pub fn cache_hits_are(&self, worker: &Worker, tokens: u64) {
         let Some(more) = worker.residency.found_since(tokens) else { return };
         let model = worker.models().into_iter().next().map(|model| model.id);
         self.metrics.model(model.as_deref()).tokens(0, 0, 0, more);
     }
 
-    /// Models the worker's cache as large as it is believed to be: as many tokens, in blocks of text or in its own. What events
-    /// that are trusted say it holds it does hold.
+    /// Models the worker's cache as large as it is believed to be: as many tokens, in blocks of text or in
+    /// its own. What events that are trusted say it holds it does hold.
     pub(crate) fn bound_cache(&self, worker: &Worker, index: &mut PrefixIndex) {
         let residency = &worker.residency;
         let tokens = residency.capacity.lock().tokens();

@@ -1,5 +1,5 @@
-//! The role `developer` for templates that do not know it, as vLLM 0.32 has it (`renderers/hf.py`): it is `system` then, and all
-//! system messages are one in front, as many templates want it there.
+//! The role `developer` for templates that do not know it, as vLLM 0.32 has it (`renderers/hf.py`): it is
+//! `system` then, and all system messages are one in front, as many templates want it there.
 
 use crate::message::{Field, Message};
 

@@ -136,7 +136,8 @@ async fn a_real_worker_s_stream_is_the_same_asked_and_unasked() {
     assert_eq!(metrics.sum("keyway_predictions_total", &[]), 2.0, "all but the first were asked");
 }
 
-/// Answers whose usage is no word on what was predicted: nothing is learned from them, and each is counted by why.
+/// Answers whose usage is no word on what was predicted: nothing is learned from them, and each is counted by
+/// why.
 #[tokio::test]
 async fn what_tells_nothing_of_a_prediction_is_not_taken_for_a_wrong_one() {
     let cluster = Cluster::builder().workers(1).start().await;
@@ -168,7 +169,8 @@ async fn what_tells_nothing_of_a_prediction_is_not_taken_for_a_wrong_one() {
     );
 }
 
-/// vLLM as it is started by default: no answer says what was cached. It is told once, and its own counter stands in.
+/// vLLM as it is started by default: no answer says what was cached. It is told once, and its own counter
+/// stands in.
 #[tokio::test]
 async fn a_worker_that_does_not_report_what_was_cached_is_told_of_and_its_metrics_are_read() {
     let cluster = Cluster::builder().fakes(1).start().await;

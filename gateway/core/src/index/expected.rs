@@ -8,8 +8,8 @@ use keyway_wire::block_hash::BlockHash;
 use super::holders::Holders;
 use super::slab::{NIL, Recency};
 
-/// Blocks expected of workers. The lower half of a slot's stamp counts the requests under way that need it, the upper half those
-/// of them whose prompts end there; a worker's list is all of its.
+/// Blocks expected of workers. The lower half of a slot's stamp counts the requests under way that need it,
+/// the upper half those of them whose prompts end there; a worker's list is all of its.
 pub(super) struct Expected(Holders);
 
 /// One more request whose prompt ends with a block.

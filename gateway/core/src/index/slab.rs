@@ -61,8 +61,8 @@ impl Slot {
         self.stamp >> NUMBER_SHIFT
     }
 
-    /// Of an exact worker's block: how many blocks further up the last one is behind which a request can go on. It
-    /// stands where the number does of one that is modelled.
+    /// Of an exact worker's block: how many blocks further up the last one is behind which a request can go
+    /// on. It stands where the number does of one that is modelled.
     pub(super) fn back(&self) -> u32 {
         self.number()
     }

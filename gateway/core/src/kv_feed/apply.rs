@@ -54,7 +54,8 @@ impl KvFeed {
         }
     }
 
-    /// Where the blocks of an event are, if that counts. What another machine's tier holds is no part of this worker.
+    /// Where the blocks of an event are, if that counts. What another machine's tier holds is no part of this
+    /// worker.
     fn tier(&mut self, own: bool, locality: Option<&str>) -> Option<Tier> {
         if own {
             return Some(Tier::Own);
@@ -120,8 +121,8 @@ impl KvFeed {
         self.for_each(index, hashes.len(), one).await;
     }
 
-    /// Blocks of another group of the model than the one that keeps whole prefixes. Of those that its layers need no more
-    /// the engine says nothing, so which tokens each stands for is known by its name alone.
+    /// Blocks of another group of the model than the one that keeps whole prefixes. Of those that its layers
+    /// need no more the engine says nothing, so which tokens each stands for is known by its name alone.
     async fn stored_beside(&mut self, index: &impl Moments, group: usize, event: &BlockStored) {
         self.barren += 1;
         for hashes in event.block_hashes.chunks(index.steps()) {

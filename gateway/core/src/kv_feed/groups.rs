@@ -1,10 +1,12 @@
-//! The KV cache groups of a hybrid model, whose layers do not all keep the same. One group keeps every block of a prefix: it is
-//! the tree of [`super::blocks`]. The others keep the last blocks of a window, or a state now and then; what they have is here.
+//! The KV cache groups of a hybrid model, whose layers do not all keep the same. One group keeps every block
+//! of a prefix: it is the tree of [`super::blocks`]. The others keep the last blocks of a window, or a state
+//! now and then; what they have is here.
 //!
-//! An engine goes on with a prefix of `L` blocks if the first group has all of them, each window's group the last
-//! blocks before `L` that its window reaches back to, and each recurrent layer's group a state at `L` (vLLM 0.32,
-//! `HybridKVCacheCoordinator.find_longest_cache_hit`). Such an `L` is a *checkpoint* here. For each block of the tree it is known
-//! how many blocks further up the last checkpoint is, so that a search need not look for it.
+//! An engine goes on with a prefix of `L` blocks if the first group has all of them, each window's group the
+//! last blocks before `L` that its window reaches back to, and each recurrent layer's group a state at `L`
+//! (vLLM 0.32, `HybridKVCacheCoordinator.find_longest_cache_hit`). Such an `L` is a *checkpoint* here. For
+//! each block of the tree it is known how many blocks further up the last checkpoint is, so that a search
+//! need not look for it.
 //!
 //! One block has one name in all groups, as an engine hashes the prefix that ends there.
 
@@ -73,8 +75,8 @@ impl Groups {
         !self.beside.is_empty()
     }
 
-    /// The part of a group that has stored something; `None` if it is of a kind that says nothing of prefixes. The second
-    /// is whether all of the tree has to be looked at again.
+    /// The part of a group that has stored something; `None` if it is of a kind that says nothing of
+    /// prefixes. The second is whether all of the tree has to be looked at again.
     pub(super) fn part_of(&mut self, event: &BlockStored) -> (Option<Part>, bool) {
         let number = event.group_idx.unwrap_or(0);
         let known = self.find(number);
@@ -117,7 +119,8 @@ impl Groups {
                 Keeps::Window(tokens) => {
                     let needs = tokens.saturating_sub(1).div_ceil(group.block_size.max(1));
                     let needs = needs.min(u32::from(ALL) - 1) as u16;
-                    // In blocks of another size there is no telling which are in between: the last one has to do.
+                    // In blocks of another size there is no telling which are in between: the last one has to
+                    // do.
                     if block_size.is_none_or(|size| size == group.block_size) { needs } else { needs.min(1) }
                 }
             };
@@ -137,7 +140,8 @@ impl Groups {
         self.marks.reserve(more);
     }
 
-    /// Counts one more copy of a block in one of them; whether it is the first. `max` bounds how many blocks are known.
+    /// Counts one more copy of a block in one of them; whether it is the first. `max` bounds how many blocks
+    /// are known.
     pub(super) fn store(&mut self, beside: usize, name: u64, max: usize) -> bool {
         let known = self.marks.len();
         let copies = match self.marks.entry(mark(beside, name)) {
@@ -160,8 +164,8 @@ impl Groups {
         Some(was_last)
     }
 
-    /// Reckons anew what is known of a block of the tree, from the one before it and what the groups have; whether anything
-    /// changed, and with it what is known of those behind it.
+    /// Reckons anew what is known of a block of the tree, from the one before it and what the groups have;
+    /// whether anything changed, and with it what is known of those behind it.
     pub(super) fn reckon(&mut self, node: NodeId, name: u64, parent: Option<NodeId>) -> bool {
         let (at, groups) = (node as usize, self.beside.len());
         if self.back.len() <= at {
@@ -192,8 +196,8 @@ impl Groups {
     }
 }
 
-/// What a group's layers keep, by its kind (`KVCacheSpecKind` of vLLM 0.32). An engine that names none has one that
-/// counts, the first.
+/// What a group's layers keep, by its kind (`KVCacheSpecKind` of vLLM 0.32). An engine that names none has
+/// one that counts, the first.
 fn keeps(event: &BlockStored) -> Option<Keeps> {
     match event.kv_cache_spec_kind.as_deref() {
         Some("full_attention" | "mla_attention" | "sink_full_attention") => Some(Keeps::Everything),

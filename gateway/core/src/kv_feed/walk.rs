@@ -1,5 +1,6 @@
 //! A way through a block and all blocks behind it, step by step: into the index, each after its parent, or
-//! out of it, each before its parent. Or past them, to reckon something anew. It remembers one place, however many blocks there are.
+//! out of it, each before its parent. Or past them, to reckon something anew. It remembers one place, however
+//! many blocks there are.
 
 use super::blocks::{Blocks, Held};
 use super::node::{Node, NodeId, Reach};

@@ -1,4 +1,5 @@
-//! Hybrid models: the index against what vLLM's own search would find, in the shapes of models that people serve.
+//! Hybrid models: the index against what vLLM's own search would find, in the shapes of models that people
+//! serve.
 
 use std::collections::BTreeMap;
 
@@ -188,7 +189,8 @@ proptest! {
     }
 }
 
-/// The end of each prompt is where the next one goes on; what two have in common is not, unless one of them ends there.
+/// The end of each prompt is where the next one goes on; what two have in common is not, unless one of them
+/// ends there.
 #[test]
 fn a_conversation_goes_on_and_a_common_beginning_does_not() {
     let first: Vec<u32> = (0..20).collect();

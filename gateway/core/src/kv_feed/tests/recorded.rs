@@ -1,5 +1,5 @@
-//! Real engines: what vLLM 0.32.0 said of its cache, and what its answers said that they had found there. Recorded by
-//! `tests/external/engines/record.py`, which says what a line is.
+//! Real engines: what vLLM 0.32.0 said of its cache, and what its answers said that they had found there.
+//! Recorded by `tests/external/engines/record.py`, which says what a line is.
 
 use std::collections::HashMap;
 
