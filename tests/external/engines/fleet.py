@@ -95,11 +95,9 @@ class Engine:
         total = lambda name: sum(series(self.port, name).values())
         return total("vllm:prefix_cache_queries_total"), total("vllm:prefix_cache_hits_total")
 
-    def worker(self, by):
-        url = f"http://127.0.0.1:{self.port}"
-        if by == "text":
-            return url
-        return f"{url};kv-events=tcp://127.0.0.1:{self.events};kv-replay=tcp://127.0.0.1:{self.replay}"
+    def worker(self):
+        """Its URL is enough: it says itself where its events are."""
+        return f"http://127.0.0.1:{self.port}"
 
 
 class Gateway:
@@ -107,7 +105,7 @@ class Gateway:
         self.port, self.admin = free_port(), free_port()
         self.decisions = scratch / "decisions.jsonl"
         self.log = scratch / "gateway.log"
-        workers = [part for engine in engines for part in ("--worker", engine.worker(by))]
+        workers = [part for engine in engines for part in ("--worker", engine.worker())]
         tokens = ["--tokenizer", f"{MODEL}={model}"] if by == "events" else []
         self.command = [args.keyway, "--listen", f"127.0.0.1:{self.port}", "--admin-listen", f"127.0.0.1:{self.admin}",
                         "--decision-log", self.decisions, *tokens, *workers]
