@@ -85,12 +85,19 @@ impl Pinned {
     }
 }
 
+/// A kernel, and how much shared memory its blocks may ask for.
+#[derive(Debug)]
+struct Loaded {
+    function: CudaFunction,
+    shared_bytes: u32,
+}
+
 /// One GPU and a stream on it.
 #[derive(Debug)]
 pub struct Gpu {
     stream: Arc<CudaStream>,
     modules: HashMap<&'static str, Arc<CudaModule>>,
-    functions: HashMap<String, CudaFunction>,
+    functions: HashMap<String, Loaded>,
     buffers: HashMap<u64, CudaSlice<u8>>,
     recordings: HashMap<u64, Recording>,
     /// Taken with the first copies; the one used last comes last.
@@ -258,27 +265,35 @@ impl Gpu {
         unsafe { result::memset_d8_async(address, byte, bytes, self.stream.cu_stream()) }.map_err(failed)
     }
 
+    /// The launch's kernel, allowed the shared memory that this launch asks for: a later launch may ask for more than
+    /// the first.
     fn function(&mut self, launch: &Launch) -> Result<CudaFunction, DeviceError> {
-        if let Some(function) = self.functions.get(&launch.kernel) {
-            return Ok(function.clone());
-        }
         self.enter()?;
-        if !self.modules.contains_key(launch.module) {
-            let fatbin = FATBINS.iter().find(|(name, _)| *name == launch.module);
-            let Some((_, bytes)) = fatbin else {
-                return Err(DeviceError(format!("no fatbin {}", launch.module)));
+        if !self.functions.contains_key(&launch.kernel) {
+            let function = self.module(launch.module)?.load_function(&launch.kernel).map_err(failed)?;
+            self.functions
+                .insert(launch.kernel.clone(), Loaded { function, shared_bytes: SHARED_BYTES_DEFAULT });
+        }
+        let loaded = self.functions.get_mut(&launch.kernel);
+        let loaded = loaded.ok_or_else(|| DeviceError(format!("no kernel {}", launch.kernel)))?;
+        if launch.shared_bytes > loaded.shared_bytes {
+            let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            loaded.function.set_attribute(attribute, launch.shared_bytes as i32).map_err(failed)?;
+            loaded.shared_bytes = launch.shared_bytes;
+        }
+        Ok(loaded.function.clone())
+    }
+
+    fn module(&mut self, name: &'static str) -> Result<&Arc<CudaModule>, DeviceError> {
+        if !self.modules.contains_key(name) {
+            let Some((_, bytes)) = FATBINS.iter().find(|(fatbin, _)| *fatbin == name) else {
+                return Err(DeviceError(format!("no fatbin {name}")));
             };
             let module =
                 self.stream.context().load_module(Ptx::from_binary(bytes.to_vec())).map_err(failed)?;
-            self.modules.insert(launch.module, module);
+            self.modules.insert(name, module);
         }
-        let function = self.modules[launch.module].load_function(&launch.kernel).map_err(failed)?;
-        if launch.shared_bytes > SHARED_BYTES_DEFAULT {
-            let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            function.set_attribute(attribute, launch.shared_bytes as i32).map_err(failed)?;
-        }
-        self.functions.insert(launch.kernel.clone(), function.clone());
-        Ok(function)
+        Ok(&self.modules[name])
     }
 }
 
