@@ -21,6 +21,10 @@ using emulate::threadIdx;
 
 inline unsigned char* shared_memory() { return emulate::block->shared; }
 
+// Launches are done one after another.
+inline void wait_for_earlier_launches() {}
+inline void follow() {}
+
 inline void sync_block() {
     unsigned threads = emulate::block->fibers.size();
     emulate::meet(emulate::block->barriers[0], threads, "sync_block", [] {});

@@ -163,7 +163,10 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(rope_write_bf16),
     KERNEL(rope_write_fp8),
     KERNEL(sample),
+    KERNEL(sample_peaks),
+    KERNEL(sample_weights),
     KERNEL(score),
+    KERNEL(score_weights),
     KERNEL(silu_mul),
     KERNEL(write_later),
 };

@@ -23,11 +23,13 @@ __device__ __forceinline__ void each_pair(const uint16_t* gate_up, uint16_t* out
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     silu_mul(const uint16_t* gate_up, uint16_t* out, uint32_t width) {
+    follow();
     each_pair(gate_up, out, width, silu_gate);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     clamped_gate_mul(const uint16_t* gate_up, uint16_t* out, uint32_t width, float alpha, float limit) {
+    follow();
     each_pair(gate_up, out, width,
               [=](float gate, float up) { return clamped_gate(gate, up, alpha, limit); });
 }

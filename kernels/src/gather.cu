@@ -11,6 +11,7 @@ constexpr int THREADS = 128;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather(const uint16_t* matrix, const uint32_t* rows, uint16_t* out, uint32_t width, uint32_t stride) {
+    follow();
     const uint32_t column = (blockIdx.x * THREADS + threadIdx.x) * 8;
     if (column >= width) return;
     const Packet packet = load_packet(matrix + uint64_t(rows[blockIdx.y]) * stride + column);
@@ -19,6 +20,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_packed(const unsigned char* images, const uint32_t* rows, uint16_t* out, uint32_t width) {
+    follow();
     const uint32_t unit = blockIdx.x * THREADS + threadIdx.x;
     if (unit * 8 >= width) return;
     const uint32_t row = rows[blockIdx.y];
@@ -31,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // takes their place.
 extern "C" __global__ void __launch_bounds__(THREADS)
     fill_in(uint32_t* tokens, const uint32_t* drawn, uint32_t count) {
+    follow();
     const uint32_t i = blockIdx.x * THREADS + threadIdx.x;
     if (i < count && tokens[i] >> 31) tokens[i] = drawn[tokens[i] & 0x7fffffffu];
 }

@@ -142,6 +142,7 @@ extern "C" __global__ void __launch_bounds__(128)
     moe_route(const float* logits, const float* bias, const uint32_t* kv_slots, uint32_t* ids, float* weights,
               uint32_t tokens, uint32_t experts, uint32_t top, uint32_t scoring, uint32_t renormalise,
               float scale, uint32_t groups, uint32_t keep, uint32_t by_two) {
+    follow();
     const Router router{experts, top, scoring, renormalise, scale, groups, keep, by_two};
     const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     const uint32_t token = blockIdx.x * 4 + warp;
@@ -165,6 +166,7 @@ constexpr int GROUPERS = 256;
 extern "C" __global__ void __launch_bounds__(GROUPERS)
     moe_group(const uint32_t* ids, uint32_t slots, uint32_t experts, uint32_t block_rows, uint32_t* places,
               uint32_t* slots_at, ExpertRows* items, uint32_t* item_count) {
+    follow();
     uint32_t* counts = reinterpret_cast<uint32_t*>(shared_memory());
     uint32_t* before = counts + experts;  // places and items of lower experts, and what each warp has found
     const uint32_t expert = blockIdx.x, warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
@@ -218,6 +220,7 @@ extern "C" __global__ void __launch_bounds__(1024)
                uint32_t scoring, uint32_t renormalise, float scale, uint32_t groups, uint32_t keep,
                uint32_t by_two, uint32_t row_shift, uint32_t* places, uint32_t* slots_at, ExpertRows* items,
                uint32_t* item_count) {
+    follow();
     const Router router{experts, top, scoring, renormalise, scale, groups, keep, by_two};
     const uint32_t slots = tokens * top, token = threadIdx.x / LANES;
     uint32_t* counts = reinterpret_cast<uint32_t*>(shared_memory());
@@ -271,6 +274,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 extern "C" __global__ void __launch_bounds__(128)
     moe_combine(const uint16_t* rows, const uint32_t* places, const float* weights, const uint16_t* shared,
                 uint16_t* out, uint32_t top, uint32_t width) {
+    follow();
     const uint32_t column = (blockIdx.x * 128 + threadIdx.x) * 8;
     if (column >= width) return;
     float sums[8] = {};

@@ -21,6 +21,7 @@ constexpr uint32_t NOWHERE = 0xffffffffu;
 // Before a group's first round, and after it has failed, when no rank's launches are under way: all steps
 // begin with `round`. Grid: ranks here; block: 128 threads.
 extern "C" __global__ void __launch_bounds__(128) peer_reset(PEER, uint32_t round) {
+    wait_for_earlier_launches();
     const peer::Peer own = PEER_HERE(blockIdx.x);
     uint32_t* control = own.control(own.rank);
     for (uint32_t i = threadIdx.x; i < peer::CONTROL_BYTES / 4; i += blockDim.x) control[i] = 0;
@@ -144,6 +145,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     peer_plan(PEER, const uint32_t* counts, const uint32_t* ids, const uint32_t* homes,
               const uint32_t* holders, const uint32_t* locals, uint32_t experts, uint32_t* ways,
               uint32_t* places, uint32_t* loads) {
+    wait_for_earlier_launches();
     const peer::Peer own = PEER_HERE(blockIdx.x);
     const uint32_t round = own.state->rounds[peer::DISPATCH_SEND], count = counts[blockIdx.x];
     const uint64_t before = blockIdx.x * own.layout.slots();
@@ -183,6 +185,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 // 128, tokens, ranks here); block: 128 threads.
 extern "C" __global__ void __launch_bounds__(128)
     peer_dispatch_send(PEER, const uint32_t* counts, const uint16_t* x, const uint32_t* places) {
+    wait_for_earlier_launches();
     const peer::Peer own = PEER_HERE(blockIdx.z);
     const uint32_t round = own.state->rounds[peer::DISPATCH_SEND];
     const uint32_t column = (blockIdx.x * 128 + threadIdx.x) * 8;
@@ -276,6 +279,7 @@ struct Arrivals {
 extern "C" __global__ void __launch_bounds__(256)
     peer_dispatch_receive(PEER, uint16_t* gathered, peer::Origin* origins, ExpertRows* items,
                           uint32_t* item_counts, uint32_t items_max, uint32_t block_rows) {
+    wait_for_earlier_launches();
     const peer::Peer own = PEER_HERE(blockIdx.z);
     const uint32_t round = own.state->rounds[peer::DISPATCH_RECEIVE];
     // The products that follow must find no work, not whatever was there.
@@ -314,6 +318,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // mailbox of the token's rank; then the flags. Grid: (any number, 1, ranks here); block: 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     peer_combine_send(PEER, const uint16_t* outputs, const peer::Origin* origins) {
+    wait_for_earlier_launches();
     const peer::Peer own = PEER_HERE(blockIdx.z);
     const uint32_t round = own.state->rounds[peer::COMBINE_SEND], rows = own.state->rows;
     if (!own.may_begin()) return;
@@ -338,6 +343,7 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(128)
     peer_combine_receive(PEER, const uint32_t* counts, const float* weights, const uint16_t* shared,
                          uint16_t* out) {
+    wait_for_earlier_launches();
     const peer::Peer own = PEER_HERE(blockIdx.z);
     const uint32_t round = own.state->rounds[peer::COMBINE_RECEIVE];
     if (!own.are_all_here(peer::COMBINE, round)) return;

@@ -14,6 +14,23 @@ __device__ __forceinline__ unsigned char* shared_memory() {
     return bytes;
 }
 
+// Waits until the launches before this one are done and what they wrote can be seen. Every kernel begins with it or with
+// `follow`: on a device that has it a launch's blocks take their places while the one before still runs (`gpu.rs`), and what
+// comes after the next launch relies on each having waited.
+__device__ __forceinline__ void wait_for_earlier_launches() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The same, and lets the next launch's blocks take their places from now on. Not for kernels that wait for another rank: on a
+// GPU that ranks share, those places may be what the other rank needs.
+__device__ __forceinline__ void follow() {
+    wait_for_earlier_launches();
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ void sync_block() { __syncthreads(); }
 __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 

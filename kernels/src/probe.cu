@@ -7,6 +7,7 @@ constexpr int THREADS = 256;
 
 // to = from, `packets` of 16 bytes, four in flight per thread.
 extern "C" __global__ void __launch_bounds__(THREADS) copy(const void* from, void* to, uint32_t packets) {
+    follow();
     const Packet* source = static_cast<const Packet*>(from);
     Packet* target = static_cast<Packet*>(to);
     const uint64_t stride = uint64_t(gridDim.x) * THREADS;
@@ -25,6 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) copy(const void* from, voi
 // warp. `seed` is data.
 extern "C" __global__ void __launch_bounds__(THREADS)
     matrix_peak(const uint32_t* seed, float* out, uint32_t rounds) {
+    follow();
     uint32_t a[4], b[2];
     for (int i = 0; i < 4; ++i) a[i] = seed[threadIdx.x * 6 + i];
     for (int i = 0; i < 2; ++i) b[i] = seed[threadIdx.x * 6 + 4 + i];

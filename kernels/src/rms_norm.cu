@@ -12,6 +12,7 @@
 extern "C" __global__ void __launch_bounds__(1024)
     rms_norm(const uint16_t* x, uint16_t* residual, const uint16_t* weight, uint16_t* out, uint32_t width,
              uint32_t stride, uint32_t pitch, uint32_t out_stride, uint32_t out_pitch, float eps) {
+    follow();
     const uint64_t at = uint64_t(blockIdx.y) * stride + uint64_t(blockIdx.x) * pitch;
     const uint64_t out_at = uint64_t(blockIdx.y) * out_stride + uint64_t(blockIdx.x) * out_pitch;
     float squares = 0.0f;

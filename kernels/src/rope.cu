@@ -108,6 +108,7 @@ __device__ __forceinline__ void rope_write(uint16_t* x, uint16_t* kv, const floa
              Page* keys, Page* values, uint32_t stride, uint32_t kv_stride, uint32_t heads,            \
              uint32_t kv_heads, uint32_t key_dim, uint32_t value_dim, uint32_t rotated_from,           \
              uint32_t half, uint32_t interleaved, uint32_t page_shift, float key_by, float value_by) { \
+        follow();                                                                                      \
         const Layout layout{stride,       kv_stride, heads,       kv_heads,  key_dim, value_dim,       \
                             rotated_from, half,      interleaved, page_shift};                         \
         rope_write(x, kv, cosines, sines, slots, keys, values, layout, key_by, value_by);              \

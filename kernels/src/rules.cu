@@ -73,6 +73,7 @@ __device__ __forceinline__ float changed(float logit, const Rule& rule, const Ro
 extern "C" __global__ void __launch_bounds__(THREADS)
     apply_rules(float* logits, const RowRules* rows, Rule* lists, const uint32_t* masks, const uint32_t* tokens,
                 uint32_t vocabulary) {
+    follow();
     Scratch& scratch = *reinterpret_cast<Scratch*>(shared_memory());
     const RowRules by = rows[blockIdx.x];
     float* row = logits + uint64_t(blockIdx.x) * vocabulary;

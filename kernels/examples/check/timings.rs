@@ -63,7 +63,13 @@ pub(crate) const NAMES: &[&str] = &[
     "rope_write_4096",
     "silu_mul_4096x14336",
     "rules_256x151936",
+    "sample_1x151936",
+    "sample_64x151936",
     "sample_256x151936",
+    "sample_plain_1x151936",
+    "sample_plain_256x151936",
+    "sample_top_p_64x151936",
+    "score_1x151936",
     "score_256x151936",
 ];
 pub(crate) const REPEATS: usize = 50;
@@ -148,7 +154,13 @@ fn work(lab: &mut Lab<'_>, name: &str, processors: usize) -> Result<Work, String
         "rope_write_4096" => rotate(lab, 4096),
         "silu_mul_4096x14336" => gate(lab, 4096, 14_336),
         "rules_256x151936" => change(lab, 256, 151_936),
-        "sample_256x151936" => draw(lab, 256, 151_936),
+        "sample_1x151936" => draw(lab, 1, 151_936, CUT),
+        "sample_64x151936" => draw(lab, 64, 151_936, CUT),
+        "sample_256x151936" => draw(lab, 256, 151_936, CUT),
+        "sample_plain_1x151936" => draw(lab, 1, 151_936, PLAIN),
+        "sample_plain_256x151936" => draw(lab, 256, 151_936, PLAIN),
+        "sample_top_p_64x151936" => draw(lab, 64, 151_936, Parameters { top_k: 0, ..CUT }),
+        "score_1x151936" => score(lab, 1, 151_936),
         "score_256x151936" => score(lab, 256, 151_936),
         _ => Err(format!("no timing {name}")),
     }
@@ -353,21 +365,21 @@ fn score(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Work, Stri
     let tokens: Vec<u32> = (0..rows as u32).collect();
     let (logits, tokens) = (logits(lab, rows, vocabulary)?, lab.upload(&tokens)?);
     let (wanted, scores) = (lab.upload(&vec![20; rows])?, lab.poisoned(rows * SCORE_WORDS)?);
-    let launch = sample::score(logits, vocabulary, wanted, tokens, scores);
-    Ok(Work { launches: launch.into_iter().collect(), bytes: (rows * vocabulary * 4) as u64, operations: 0 })
+    let work = lab.poisoned(sample::work_words(rows, vocabulary))?;
+    let launches = sample::score(logits, vocabulary, wanted, work, tokens, scores);
+    Ok(Work { launches, bytes: (rows * vocabulary * 4) as u64, operations: 0 })
 }
 
-fn draw(lab: &mut Lab<'_>, rows: usize, vocabulary: usize) -> Result<Work, String> {
-    let by = |row: usize| Parameters {
-        temperature: 0.8,
-        top_p: 0.95,
-        min_p: 0.0,
-        top_k: 50,
-        seed: row as u64,
-        position: 9,
-    };
-    let words: Vec<u32> = (0..rows).flat_map(|row| by(row).words()).collect();
+/// How tokens are drawn where a request says nothing, and where it cuts what is unlikely.
+const PLAIN: Parameters =
+    Parameters { temperature: 1.0, top_p: 1.0, min_p: 0.0, top_k: 0, seed: 0, position: 9 };
+const CUT: Parameters = Parameters { temperature: 0.8, top_p: 0.95, top_k: 50, ..PLAIN };
+
+fn draw(lab: &mut Lab<'_>, rows: usize, vocabulary: usize, by: Parameters) -> Result<Work, String> {
+    let words: Vec<u32> = (0..rows).flat_map(|row| Parameters { seed: row as u64, ..by }.words()).collect();
     let (logits, words) = (logits(lab, rows, vocabulary)?, lab.upload(&words)?);
-    let launch = sample::launch(logits, vocabulary, words, lab.poisoned(rows)?, lab.poisoned(rows)?);
-    Ok(Work { launches: launch.into_iter().collect(), bytes: (rows * vocabulary * 4) as u64, operations: 0 })
+    let work = lab.poisoned(sample::work_words(rows, vocabulary))?;
+    let (tokens, logprobs) = (lab.poisoned(rows)?, lab.poisoned(rows)?);
+    let launches = sample::launch(logits, vocabulary, words, work, tokens, logprobs);
+    Ok(Work { launches, bytes: (rows * vocabulary * 4) as u64, operations: 0 })
 }

@@ -3,13 +3,15 @@
 #![allow(unsafe_code, reason = "launches and raw copies; each block says why it is sound")]
 
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::fmt;
+use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr,
-    LaunchConfig, PinnedHostSlice, PushKernelArg, result,
+    PinnedHostSlice, result,
 };
 use cudarc::nvrtc::Ptx;
 
@@ -107,6 +109,8 @@ pub struct Gpu {
     spare: Vec<Pinned>,
     /// Points in the order of launches, where they are asked for.
     marks: Option<Vec<CudaEvent>>,
+    /// Whether kernels wait for earlier launches themselves: code for Hopper does, which others cannot run.
+    overlaps: bool,
     next: u64,
 }
 
@@ -135,6 +139,7 @@ impl Gpu {
         // capture would fail with them.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed)?;
+        let overlaps = context.compute_capability().map_err(failed)?.0 == 9;
         let (modules, functions) = (HashMap::new(), HashMap::new());
         let (buffers, recordings) = (HashMap::new(), HashMap::new());
         let (staging, fetches, spare) = (Vec::new(), HashMap::new(), Vec::new());
@@ -148,6 +153,7 @@ impl Gpu {
             fetches,
             spare,
             marks: None,
+            overlaps,
             next: 0,
         })
     }
@@ -219,7 +225,8 @@ impl Gpu {
         self.stream
             .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
             .map_err(failed)?;
-        let captured = launches.iter().try_for_each(|launch| self.launch(launch));
+        // The first one has none before it that it could follow.
+        let captured = launches.iter().enumerate().try_for_each(|(i, launch)| self.start(launch, i > 0));
         let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags_enum(0)).map_err(failed)?;
         captured?;
         graph.map(Recording).ok_or_else(|| DeviceError("the capture holds no work".into()))
@@ -282,6 +289,54 @@ impl Gpu {
             loaded.shared_bytes = launch.shared_bytes;
         }
         Ok(loaded.function.clone())
+    }
+
+    /// Starts a kernel behind what the stream has. If `follows`, its blocks may take their places while the launch before
+    /// still runs; all kernels wait for it themselves where the device can do that (`follow` in `platform.cuh`).
+    fn start(&mut self, launch: &Launch, follows: bool) -> Result<(), DeviceError> {
+        let function = self.function(launch)?;
+        // A word for each argument, from whose lower bytes the driver takes as many as the argument has.
+        let words = launch.arguments.iter().map(|argument| match *argument {
+            Argument::Pointer { buffer, offset } => self.address(buffer, offset, 0),
+            Argument::Null => Ok(0),
+            Argument::U32(value) => Ok(u64::from(value)),
+            Argument::F32(value) => Ok(u64::from(value.to_bits())),
+        });
+        let mut words = words.collect::<Result<Vec<u64>, DeviceError>>()?;
+        let mut pointers: Vec<*mut c_void> =
+            words.iter_mut().map(|word| ptr::from_mut(word).cast()).collect();
+        let mut attributes = [sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        }];
+        let [x, y, z] = launch.grid;
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared_bytes,
+            hStream: self.stream.cu_stream(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: u32::from(follows && self.overlaps),
+        };
+        self.enter()?;
+        // SAFETY: the launcher that made `launch` names the kernel's arguments in its order and types, which the same
+        // kernel in the emulator confirms, and has checked that buffers are as long as the kernel reads and writes. The
+        // driver copies the arguments before it returns; x86 and Arm keep a word's lower bytes first.
+        unsafe {
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                function.cu_function(),
+                pointers.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        }
+        .result()
+        .map_err(|e| DeviceError(format!("{}: {e:?}", launch.kernel)))
     }
 
     fn module(&mut self, name: &'static str) -> Result<&Arc<CudaModule>, DeviceError> {
@@ -427,38 +482,6 @@ impl Device for Gpu {
     }
 
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
-        enum Value {
-            Word(u64),
-            Half(u32),
-            Float(f32),
-        }
-        let function = self.function(launch)?;
-        let values = launch.arguments.iter().map(|argument| match *argument {
-            Argument::Pointer { buffer, offset } => self.address(buffer, offset, 0).map(Value::Word),
-            Argument::Null => Ok(Value::Word(0)),
-            Argument::U32(value) => Ok(Value::Half(value)),
-            Argument::F32(value) => Ok(Value::Float(value)),
-        });
-        let values = values.collect::<Result<Vec<Value>, DeviceError>>()?;
-        let stream = Arc::clone(&self.stream);
-        let mut builder = stream.launch_builder(&function);
-        for value in &values {
-            match value {
-                Value::Word(value) => builder.arg(value),
-                Value::Half(value) => builder.arg(value),
-                Value::Float(value) => builder.arg(value),
-            };
-        }
-        let config = LaunchConfig {
-            grid_dim: launch.grid.into(),
-            block_dim: (launch.threads, 1, 1),
-            shared_mem_bytes: launch.shared_bytes,
-        };
-        // SAFETY: the launcher that made `launch` names the kernel's arguments in its order and types,
-        // which the same kernel in the emulator confirms, and has checked that buffers are as long as the
-        // kernel reads and writes.
-        unsafe { builder.launch(config) }
-            .map(|_| ())
-            .map_err(|e| DeviceError(format!("{}: {e:?}", launch.kernel)))
+        self.start(launch, true)
     }
 }

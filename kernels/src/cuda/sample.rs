@@ -1,10 +1,22 @@
 //! Launches `sample.cu`: from logits to a token id, and to what a log-probability is made of.
 
-use super::{Launch, Slice};
+use super::{Argument, Launch, Slice};
 
 const THREADS: u32 = 512;
-/// `struct Scratch`: bins, what is left, sums; then words.
-const SCRATCH_BYTES: u32 = 8 * (256 + 1 + THREADS / 32) + 4 * (2 + 2 * (THREADS / 32));
+const BINS: u32 = 1024;
+const GATHERED: u32 = 2048;
+/// `struct Sums`, `struct Spread`, `struct Finder`.
+const SUMS_BYTES: u32 = 16 * (THREADS / 32);
+const SPREAD_BYTES: u32 = SUMS_BYTES + 12 * BINS;
+const FINDER_BYTES: u32 = SUMS_BYTES + 16 * (BINS + GATHERED) + 8 * 256 + 16;
+/// `struct Part`, and sums by bin, in words.
+const PART_WORDS: usize = 8 + 3 * BINS as usize;
+/// A row is cut into parts until there are about so many blocks: two for each multiprocessor of a large GPU.
+const BLOCKS: usize = 264;
+/// One block joins the parts of a row.
+const PARTS: usize = 16;
+/// Ids that are worth a block.
+const PART_IDS: usize = 2048;
 /// Words of [`Parameters`].
 pub const PARAMETER_WORDS: usize = 8;
 
@@ -34,9 +46,31 @@ impl Parameters {
     }
 }
 
+/// Blocks that share a row. No bit depends on it: all sums are of whole numbers.
+fn parts(rows: usize, vocabulary: usize) -> usize {
+    (BLOCKS / rows.max(1)).clamp(1, PARTS).min(vocabulary.div_ceil(PART_IDS))
+}
+
+/// Words of memory that [`launch`] and [`score`] need beside their results; never fewer for more rows.
+pub fn work_words(rows: usize, vocabulary: usize) -> usize {
+    (rows * PARTS.min(vocabulary.div_ceil(PART_IDS))).min(rows + BLOCKS) * PART_WORDS
+}
+
+/// A kernel that takes the parts of all rows, or one that joins those of each.
+fn step(kernel: &str, grid: [usize; 2], shared_bytes: u32, arguments: Vec<Argument>) -> Launch {
+    Launch {
+        module: "sample",
+        kernel: kernel.into(),
+        grid: [grid[0] as u32, grid[1] as u32, 1],
+        threads: THREADS,
+        shared_bytes,
+        arguments,
+    }
+}
+
 /// Chooses a token for every row of `logits` `[rows, vocabulary]`; `logprobs` are the logarithms of the
 /// chosen ones' probabilities in the logits given, at temperature 1. `parameters` are
-/// [`Parameters::words`], one row's after another's. `None` if there are no rows.
+/// [`Parameters::words`], one row's after another's; `work` has [`work_words`]. Nothing if there are no rows.
 ///
 /// # Panics
 /// If shapes disagree.
@@ -44,25 +78,40 @@ pub fn launch(
     logits: Slice<f32>,
     vocabulary: usize,
     parameters: Slice<u32>,
+    work: Slice<u32>,
     tokens: Slice<u32>,
     logprobs: Slice<f32>,
-) -> Option<Launch> {
+) -> Vec<Launch> {
     let rows = tokens.len;
     assert!(
         vocabulary > 0
             && logits.len == rows * vocabulary
             && parameters.len == rows * PARAMETER_WORDS
+            && work.len >= work_words(rows, vocabulary)
             && logprobs.len == rows,
         "sample: shapes disagree"
     );
-    (rows > 0).then(|| Launch {
-        module: "sample",
-        kernel: "sample".into(),
-        grid: [rows as u32, 1, 1],
-        threads: THREADS,
-        shared_bytes: SCRATCH_BYTES,
-        arguments: vec![logits.into(), parameters.into(), tokens.into(), logprobs.into(), vocabulary.into()],
-    })
+    if rows == 0 {
+        return Vec::new();
+    }
+    let parts = parts(rows, vocabulary);
+    let own = vec![logits.into(), parameters.into(), work.into()];
+    vec![
+        peaks(logits, vocabulary, work, rows),
+        step("sample_weights", [parts, rows], SPREAD_BYTES, [own.clone(), vec![vocabulary.into()]].concat()),
+        step(
+            "sample",
+            [rows, 1],
+            FINDER_BYTES,
+            [own, vec![tokens.into(), logprobs.into(), vocabulary.into(), parts.into()]].concat(),
+        ),
+    ]
+}
+
+/// The first step of both: the largest logit of each part.
+fn peaks(logits: Slice<f32>, vocabulary: usize, work: Slice<u32>, rows: usize) -> Launch {
+    let arguments = vec![logits.into(), work.into(), vocabulary.into()];
+    step("sample_peaks", [parts(rows, vocabulary), rows], SUMS_BYTES, arguments)
 }
 
 /// Of the likeliest tokens a score has so many at most.
@@ -108,7 +157,7 @@ impl Score {
 
 /// Scores the `tokens` that were drawn of each row of `logits` `[rows, vocabulary]`, which nothing has changed since the model gave
 /// them: `scores` `[rows, SCORE_WORDS]`, for [`Score::of`]. `wanted` says of each row how many of the likeliest, at most [`TOP`] and the
-/// vocabulary, or [`NOT_WANTED`], where nothing is written. `None` if there are no rows.
+/// vocabulary, or [`NOT_WANTED`], where nothing is written. `work` has [`work_words`]. Nothing if there are no rows.
 ///
 /// # Panics
 /// If shapes disagree.
@@ -116,23 +165,32 @@ pub fn score(
     logits: Slice<f32>,
     vocabulary: usize,
     wanted: Slice<u32>,
+    work: Slice<u32>,
     tokens: Slice<u32>,
     scores: Slice<u32>,
-) -> Option<Launch> {
+) -> Vec<Launch> {
     let rows = tokens.len;
     assert!(
         vocabulary > 0
             && logits.len == rows * vocabulary
             && wanted.len == rows
+            && work.len >= work_words(rows, vocabulary)
             && scores.len == rows * SCORE_WORDS,
         "score: shapes disagree"
     );
-    (rows > 0).then(|| Launch {
-        module: "sample",
-        kernel: "score".into(),
-        grid: [rows as u32, 1, 1],
-        threads: THREADS,
-        shared_bytes: SCRATCH_BYTES,
-        arguments: vec![logits.into(), wanted.into(), tokens.into(), scores.into(), vocabulary.into()],
-    })
+    if rows == 0 {
+        return Vec::new();
+    }
+    let parts = parts(rows, vocabulary);
+    let own = vec![logits.into(), wanted.into(), tokens.into(), work.into()];
+    vec![
+        peaks(logits, vocabulary, work, rows),
+        step("score_weights", [parts, rows], SPREAD_BYTES, [own.clone(), vec![vocabulary.into()]].concat()),
+        step(
+            "score",
+            [rows, 1],
+            FINDER_BYTES,
+            [own, vec![scores.into(), vocabulary.into(), parts.into()]].concat(),
+        ),
+    ]
 }

@@ -1,7 +1,7 @@
 //! Sampling: that the token drawn is the one at which the float64 distribution's running sum passes the
 //! hash's number, after every cut; the log-probability; scores.
 
-use keyway_kernels::cuda::sample::{NOT_WANTED, Parameters, SCORE_WORDS, Score, launch, score};
+use keyway_kernels::cuda::sample::{NOT_WANTED, Parameters, SCORE_WORDS, Score, launch, score, work_words};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{Lab, values};
@@ -21,34 +21,36 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         Parameters { top_k: 1, ..plain },
         Parameters { top_p: 1e-6, position: 1 << 33, ..plain },
     ];
-    let mut vocabularies = vec![1, 5, 1500];
+    // A row of 4,500 is shared by blocks. Narrow rows have more logits side by side than are sorted at once.
+    let mut rows = vec![(1, 4.0), (5, 4.0), (1500, 4.0), (4500, 4.0), (4500, 1e-3)];
     if lab.is_large() {
-        vocabularies.extend([128_256, 151_936]);
+        rows.extend([(128_256, 4.0), (151_936, 4.0), (151_936, 12.0), (151_936, 1e-3)]);
     }
-    for vocabulary in vocabularies {
-        draws(lab, vocabulary, &kinds)?;
-        scores(lab, vocabulary)?;
+    for (vocabulary, width) in rows {
+        draws(lab, vocabulary, &kinds, width)?;
+        scores(lab, vocabulary, width)?;
         lab.clear();
     }
     Ok(())
 }
 
 /// Sums in float64, ranks and the likeliest by sorting: rows with ties, infinities, both zeros and NaN; rows that nobody asks about.
-fn scores(lab: &mut Lab<'_>, vocabulary: usize) -> Result<(), String> {
+fn scores(lab: &mut Lab<'_>, vocabulary: usize, width: f32) -> Result<(), String> {
     const WANTED: [u32; 4] = [20, 0, NOT_WANTED, 5];
     let logit = |(i, v): (usize, &half::bf16)| match i % 97 {
         3 => f32::NEG_INFINITY,
         7 => -0.0,
         11 => 0.0,
         13 if vocabulary > 10 => f32::NAN,
-        _ => v.to_f32().clamp(-9.0, 9.0),
+        _ => v.to_f32().clamp(-9.0, 9.0) * (width / 4.0),
     };
     let logits: Vec<f32> = values(21, WANTED.len() * vocabulary).iter().enumerate().map(logit).collect();
     let tokens: Vec<u32> = (0..4).map(|row| row * 37 % vocabulary as u32).collect();
     let there = lab.poisoned(WANTED.len() * SCORE_WORDS)?;
     let before = lab.download(there)?;
     let (rows, wanted, drawn) = (lab.upload(&logits)?, lab.upload(&WANTED)?, lab.upload(&tokens)?);
-    lab.launch(score(rows, vocabulary, wanted, drawn, there))?;
+    let work = lab.poisoned(work_words(WANTED.len(), vocabulary))?;
+    lab.launch(score(rows, vocabulary, wanted, work, drawn, there))?;
     let words = lab.download(there)?;
     for (i, (row, words)) in logits.chunks(vocabulary).zip(words.chunks(SCORE_WORDS)).enumerate() {
         if WANTED[i] == NOT_WANTED {
@@ -79,7 +81,7 @@ fn scores(lab: &mut Lab<'_>, vocabulary: usize) -> Result<(), String> {
     Ok(())
 }
 
-fn draws(lab: &mut Lab<'_>, vocabulary: usize, kinds: &[Parameters]) -> Result<(), String> {
+fn draws(lab: &mut Lab<'_>, vocabulary: usize, kinds: &[Parameters], width: f32) -> Result<(), String> {
     let rounds = if vocabulary > 1000 { 1 } else { 4 };
     let by: Vec<Parameters> = (0..rounds as u64)
         .flat_map(|i| kinds.iter().map(move |k| Parameters { position: k.position + 7 * i, ..*k }))
@@ -88,13 +90,15 @@ fn draws(lab: &mut Lab<'_>, vocabulary: usize, kinds: &[Parameters]) -> Result<(
     for (i, logit) in logits.iter_mut().enumerate() {
         // bf16 values repeat, so there are ties; outliers are cut, or they would win always; a few are
         // impossible.
-        *logit = if i % 17 == 3 && vocabulary > 4 { f32::NEG_INFINITY } else { logit.clamp(-4.0, 4.0) };
+        let cut = logit.clamp(-4.0, 4.0) * (width / 4.0);
+        *logit = if i % 17 == 3 && vocabulary > 4 { f32::NEG_INFINITY } else { cut };
     }
     let device = lab.upload(&logits)?;
     let words: Vec<u32> = by.iter().flat_map(Parameters::words).collect();
     let parameters = lab.upload(&words)?;
     let (tokens, logprobs) = (lab.poisoned(by.len())?, lab.poisoned(by.len())?);
-    lab.launch(launch(device, vocabulary, parameters, tokens, logprobs))?;
+    let work = lab.poisoned(work_words(by.len(), vocabulary))?;
+    lab.launch(launch(device, vocabulary, parameters, work, tokens, logprobs))?;
     let (tokens, logprobs) = (lab.download(tokens)?, lab.download(logprobs)?);
     for (row, by) in by.iter().enumerate() {
         let logits = &logits[row * vocabulary..][..vocabulary];
@@ -109,7 +113,8 @@ fn draws(lab: &mut Lab<'_>, vocabulary: usize, kinds: &[Parameters]) -> Result<(
     let last = by.len() - 1;
     let (alone, logprob) = (lab.poisoned(1)?, lab.poisoned(1)?);
     let own = lab.upload(&words[last * 8..])?;
-    lab.launch(launch(device.starting_at(last * vocabulary), vocabulary, own, alone, logprob))?;
+    let work = lab.poisoned(work_words(1, vocabulary))?;
+    lab.launch(launch(device.starting_at(last * vocabulary), vocabulary, own, work, alone, logprob))?;
     let (alone, logprob) = (lab.download(alone)?, lab.download(logprob)?);
     lab.same("a row alone", &alone, &tokens[last..])?;
     lab.same("a row alone, its log-probability", &logprob, &logprobs[last..])

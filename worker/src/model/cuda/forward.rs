@@ -213,13 +213,16 @@ impl Forward<'_> {
         if let Some(draws) = self.step.draws {
             let (by, rows) = (draws.of(&self.room.inputs), self.rows);
             let (drawn, logprobs) = (self.room.drawn.slice(0, rows), self.room.logprobs.slice(0, rows));
-            self.launches.extend(sample::launch(logits, vocab, by, drawn, logprobs));
+            // Products, which have their partial sums there, are done.
+            let work = self.room.partials.slice(0, sample::work_words(rows, vocab));
+            self.launches.extend(sample::launch(logits, vocab, by, work, drawn, logprobs));
             if let Some(wanted) = self.step.scores {
                 let scores = self.room.scores.slice(0, rows * SCORE_WORDS);
                 self.launches.extend(sample::score(
                     logits,
                     vocab,
                     wanted.of(&self.room.inputs),
+                    work,
                     drawn,
                     scores,
                 ));

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::Cut;
-use keyway_kernels::cuda::sample::SCORE_WORDS;
+use keyway_kernels::cuda::sample::{self, SCORE_WORDS};
 use keyway_kernels::cuda::{Device, DeviceError, Element, Slice};
 
 use super::experts::{ExpertRoom, ExpertWidths};
@@ -114,7 +114,7 @@ pub(super) struct Room {
     pub(super) gated: Grown,
     pub(super) latent: LatentRoom,
     pub(super) experts: ExpertRoom,
-    /// Sums of parts that are joined afterwards.
+    /// Sums of parts that are joined afterwards: of products, then of rows from which tokens are drawn.
     pub(super) partials: Grown,
     /// What goes back to the host: final hidden states in bf16, behind them logits in f32.
     pub(super) output: Grown,
@@ -159,6 +159,7 @@ impl Room {
         let of_product =
             |shape| [rows, wanted].map(|rows| Cut::choose(shape, rows).partial_floats(shape, rows));
         let partials = weights.shapes().flat_map(of_product).fold(partials, usize::max);
+        let partials = partials.max(sample::work_words(wanted, vocab));
         self.moves += self.partials.reserve(device, partials * size_of::<f32>())?;
         self.moves += self.output.reserve(device, wanted * (hidden * row + vocab * size_of::<f32>()))?;
         let words = wanted.max(1) * size_of::<u32>();

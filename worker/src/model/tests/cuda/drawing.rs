@@ -67,6 +67,12 @@ fn edges(rows: usize) -> (Vec<f32>, Vec<Parameters>) {
     (logits.into_flattened(), draws)
 }
 
+/// Logits side by side, more of them than the device sorts at once.
+fn narrow((mut logits, draws): (Vec<f32>, Vec<Parameters>)) -> (Vec<f32>, Vec<Parameters>) {
+    logits.iter_mut().for_each(|logit| *logit *= 1e-3);
+    (logits, draws)
+}
+
 #[test]
 fn the_device_draws_what_the_sampler_draws() {
     let Some(mut emulator) = Emulator::start(4) else { return };
@@ -76,6 +82,7 @@ fn the_device_draws_what_the_sampler_draws() {
         (3, mixed(420, 3)),
         (130, mixed(420, 130)),
         (5000, mixed(12, 5000)),
+        (5000, narrow(mixed(12, 5000))),
         (40, zeros(60, 40)),
         (2, edges(300)),
     ];
@@ -84,7 +91,10 @@ fn the_device_draws_what_the_sampler_draws() {
         let words: Vec<u32> = draws.iter().flat_map(Parameters::words).collect();
         let (on_device, by) = (device.upload(&logits).unwrap(), device.upload(&words).unwrap());
         let (tokens, logprobs) = (device.slice(rows).unwrap(), device.slice(rows).unwrap());
-        device.launch(&sample::launch(on_device, vocabulary, by, tokens, logprobs).unwrap()).unwrap();
+        let work = device.slice(sample::work_words(rows, vocabulary)).unwrap();
+        for launch in sample::launch(on_device, vocabulary, by, work, tokens, logprobs) {
+            device.launch(&launch).unwrap();
+        }
         let tokens = device.download(tokens).unwrap();
         let mut seconds = 0;
         for ((row, draw), token) in logits.chunks(vocabulary).zip(draws).zip(tokens) {
