@@ -2,6 +2,7 @@
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import pathlib
@@ -29,10 +30,10 @@ def main():
     distinct = trace.distinct_blocks(requests)
     args.out.mkdir(parents=True, exist_ok=True)
     args.scratch.mkdir(parents=True, exist_ok=True)
-    for cache in args.cache:
+    for cache, block in itertools.product(args.cache, args.block_tokens):
         for repeat in range(1, args.repeats + 1):
             for name in args.router:
-                attempts(args, requests, distinct, name, cache, repeat)
+                attempts(args, requests, distinct, name, (cache, block), repeat)
     if not args.no_table:
         (args.out / "table.md").write_text(table(args, requests, distinct))
         print((args.out / "table.md").read_text())
@@ -46,6 +47,7 @@ def arguments():
     parser.add_argument("--speed", type=float, default=20, help="seconds of the trace in one")
     parser.add_argument("--output-tokens", type=int, default=16, help="of each answer")
     parser.add_argument("--cache", type=int, nargs="+", default=[25, 60], help="of the distinct blocks, in per cent")
+    parser.add_argument("--block-tokens", type=int, nargs="+", default=[16], help="of a block of the workers' caches")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--router", nargs="+", choices=routers.NAMES, default=routers.NAMES, metavar="NAME")
     parser.add_argument("--keep-disturbed", action="store_true", help="count runs that others disturbed")
@@ -59,12 +61,18 @@ def arguments():
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def attempts(args, requests, distinct, name, cache, repeat):
-    result = args.out / f"{name}.{cache}.{repeat}.json"
+def files_of(args, name, cache, block, repeat):
+    """The results of a router; those at 16 tokens a block name no size."""
+    size = "" if block == 16 else f"-b{block}"
+    return args.out / f"{name}.{cache}{size}.{repeat}.json"
+
+
+def attempts(args, requests, distinct, name, caches, repeat):
+    result = files_of(args, name, *caches, repeat)
     for _ in range(ATTEMPTS):
         if result.exists():
             return
-        found = run(args, requests, distinct, name, cache, args.out / f"{result.stem}.metrics.txt")
+        found = run(args, requests, distinct, name, caches, args.out / f"{result.stem}.metrics.txt")
         disturbed = found["foreign_cores"] > FOREIGN_CORES_MAX and not args.keep_disturbed
         if disturbed:
             count = len(list(args.out.glob(f"{result.stem}.disturbed-*.json")))
@@ -74,17 +82,18 @@ def attempts(args, requests, distinct, name, cache, repeat):
         print(f"{result.stem}{' disturbed' if disturbed else ''}: {json.dumps(found)}", flush=True)
 
 
-def run(args, requests, distinct, name, cache, metrics):
+def run(args, requests, distinct, name, caches, metrics):
+    cache, block = caches
     processes = []
     try:
-        blocks = distinct * cache // 100 * trace.BLOCK // 16 // WORKERS
-        fleet, mock = start_mock(args, processes, blocks, routers.GAUGES.get(name, "vllm"))
+        blocks = distinct * cache // 100 * trace.BLOCK // block // WORKERS
+        fleet, mock = start_mock(args, processes, (blocks, block), routers.GAUGES.get(name, "vllm"))
         ports = []
         while len(ports) < routers.TOGETHER.get(name, 1):
             # Two side by side each, all of them before the first is in use.
             port = free_ports()
             ports += [port] if all(abs(port - other) > 1 for other in ports) else []
-        started = [start_router(args, processes, fleet, name, port, ports) for port in ports]
+        started = [start_router(args, processes, (fleet, block), name, port, ports) for port in ports]
         found = drive.measure(
             [f"http://127.0.0.1:{port}" for port in ports],
             requests,
@@ -123,14 +132,16 @@ def start_router(args, processes, fleet, name, port, ports):
     """A router that passes requests on at a port, among those at all of `ports`; its metrics are at the next one."""
     files = f"{name}-{ports.index(port) + 1}"
     log = args.scratch / f"{files}.log"
-    router = start(processes, routers.command(name, fleet, port, ports, args, files), log)
+    router = start(processes, routers.command(name, *fleet, port, ports, args, files), log)
     ready(f"http://127.0.0.1:{port}", router, log)
     return router
 
 
-def start_mock(args, processes, blocks, gauges):
+def start_mock(args, processes, cache, gauges):
+    blocks, block = cache
     command = [str(args.bin_dir / "keyway-loadtest"), "mock", "--profile", "fcfs-6k", "--workers", str(WORKERS)]
     command += ["--base-port", "0", "--time-scale", str(args.speed), "--kv-blocks", str(blocks), "--kv-events"]
+    command += ["--block-size", str(block)]
     command += ["--kv-events-base-port", "0", "--kv-replay-base-port", "0", "--threads", "1", "--metrics", gauges, "--render"]
     log = args.scratch / "mock.log"
     mock = start(processes, command, log)
@@ -192,11 +203,11 @@ def table(args, requests, distinct):
         f" {args.warm_minutes:g} as warm-up, at {args.speed:g} times their speed; {WORKERS} workers. Medians; times in s of"
         " the trace."
     ]
-    for cache in args.cache:
-        ratio, ttft = trace.pooled(requests, distinct * cache // 100, args.warm_minutes * 60)
+    for cache, block in itertools.product(args.cache, args.block_tokens):
+        ratio, ttft = trace.pooled(requests, distinct * cache // 100, args.warm_minutes * 60, block)
         lines += [
             "",
-            f"Caches of {cache} % of {distinct} distinct blocks:",
+            f"Caches of {cache} % of {distinct} distinct blocks, in blocks of {block} tokens:",
             "",
             "| router | runs | cached | of pooled | TTFT mean | p50 | p90 | p99 | within 5 s | most of mean: prompt tokens | computed | CPU ms | failed |",
             "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
@@ -205,7 +216,8 @@ def table(args, requests, distinct):
         times = " | ".join(f"{best[key]:.2f}" for key in ("mean", "p50", "p90", "p99"))
         lines.append(f"| *pooled LRU, no queue* | | {ratio:.3f} | 1 | {times} | {sum(t <= 5 for t in ttft) / len(ttft):.1%} | | | |")
         for name in args.router:
-            runs = [json.loads(file.read_text()) for file in sorted(args.out.glob(f"{name}.{cache}.[0-9].json"))]
+            files = [files_of(args, name, cache, block, repeat) for repeat in range(1, 10)]
+            runs = [json.loads(file.read_text()) for file in files if file.exists()]
             runs = [run for run in runs if run["ttft"]]
             if runs:
                 lines.append(row(name, runs, ratio))

@@ -1,7 +1,7 @@
 """The routers that are compared, and how each is started: a name, its command line, and whether prompts are sent to it as
 token ids (for those that follow KV events, so that nobody's tokenizer is compared)."""
 
-# As shipped; `tuned` lowers the thresholds below which sglang-router and vllm-router do not balance at all, to what suits
+# As shipped; `tuned` lowers the thresholds below which sglang-router, smg and vllm-router do not balance at all, to what suits
 # eight workers with a few requests each.
 TUNED = ["--balance-abs-threshold", "4", "--balance-rel-threshold", "1.2", "--cache-threshold", "0.3"]
 
@@ -18,6 +18,12 @@ VLLM = {
     "vllm-power-of-two": ["--policy", "power_of_two"],
     "vllm-consistent-hash": ["--policy", "consistent_hash"],
 }
+SMG = {
+    "smg-cache-aware": ["--policy", "cache_aware"],
+    "smg-cache-aware-tuned": ["--policy", "cache_aware", *TUNED],
+    "smg-prefix-hash": ["--policy", "prefix_hash"],
+    "smg-least-load": ["--policy", "least_load"],
+}
 KEYWAY = {
     "keyway-text": "prefix",
     "keyway-events": "prefix",
@@ -26,7 +32,7 @@ KEYWAY = {
     "keyway-events-x4-requests": "prefix",
     "keyway-round-robin": "round-robin",
 }
-NAMES = [*KEYWAY, *SGLANG, *VLLM]
+NAMES = [*KEYWAY, *SGLANG, *SMG, *VLLM]
 
 # How many of it there are at once, each request going to any one of them; else one.
 TOGETHER = {"keyway-events-x4": 4, "keyway-events-x4-tokens": 4, "keyway-events-x4-requests": 4}
@@ -50,9 +56,9 @@ LOOK_S = 1.0
 PEERS_S = 0.05
 
 
-def command(name, fleet, port, peers, args, files):
-    """The command line of one router in front of `fleet`, a list of (url, events, replay), beside those at the ports `peers`; its files
-    are named `files`."""
+def command(name, fleet, block, port, peers, args, files):
+    """The command line of one router in front of `fleet`, a list of (url, events, replay) whose caches have blocks of `block` tokens,
+    beside those at the ports `peers`; its files are named `files`."""
     urls = [url for url, _, _ in fleet]
     if name in KEYWAY:
         config = args.scratch / f"{files}.toml"
@@ -64,9 +70,12 @@ def command(name, fleet, port, peers, args, files):
     listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(port + 1)]
     if name in SGLANG:
         return [str(args.scratch / "sglang/bin/sglang-router"), "launch", "--worker-urls", *urls, *listen, *SGLANG[name]]
+    if name in SMG:
+        command = [str(args.scratch / "smg/bin/smg"), "launch", "--worker-urls", *urls, *listen, "--log-level", "warn"]
+        return [*command, "--backend", "vllm", *SMG[name]]
     options = list(VLLM[name])
     if name in BY_EVENTS:
-        options += ["--kv-event-block-size", "16", "--kv-event-model", "mock"]
+        options += ["--kv-event-block-size", str(block), "--kv-event-model", "mock"]
         for url, events, replay in fleet:
             options += ["--kv-event-source", f"{url}={events}", "--kv-event-replay-source", f"{url}={replay}"]
     return [str(args.scratch / "vllm/bin/vllm-router"), "--worker-urls", *urls, *listen, *options]

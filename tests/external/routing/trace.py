@@ -65,29 +65,39 @@ def as_ids(request):
     return "[" + ",".join([*map(_ids, whole), ",".join(_ids(last).split(",")[:rest])]) + "]"
 
 
-def pooled(requests, blocks, warm_s):
-    """Share of prompt tokens that one LRU cache of so many blocks holds, and each request's TTFT at that without a queue."""
+def pooled(requests, blocks, warm_s, block_tokens=16):
+    """Share of prompt tokens that one LRU cache of so many of the trace's blocks holds, kept in blocks of so many tokens, and each
+    request's TTFT at that without a queue."""
+    size = max(block_tokens, BLOCK)
     cache = collections.OrderedDict()
     hit = total = 0
     ttft = []
     for request in requests:
         held = 0
-        for block in request.blocks:
-            if block not in cache:
+        names = cut(request, size)
+        for name in names:
+            if name not in cache:
                 break
             held += 1
         # The last token is always computed.
-        cached = min(held * BLOCK, request.tokens - 1)
+        cached = min(held * size, request.tokens - 1)
         # Leaves are evicted first.
-        for block in reversed(request.blocks):
-            cache[block] = None
-            cache.move_to_end(block)
-        while len(cache) > blocks:
+        for name in reversed(names):
+            cache[name] = None
+            cache.move_to_end(name)
+        while len(cache) * size > blocks * BLOCK:
             cache.popitem(last=False)
         if request.at >= warm_s:
             hit, total = hit + cached, total + request.tokens
             ttft.append((request.tokens - cached) / RATE)
     return hit / max(total, 1), ttft
+
+
+def cut(request, size):
+    """Names of a prompt's blocks of so many tokens. The trace's own begin a prompt each: a name stands for all before it."""
+    if size == BLOCK:
+        return request.blocks
+    return [(i, request.blocks[(i + 1) * size // BLOCK - ((i + 1) * size % BLOCK == 0)]) for i in range(request.tokens // size)]
 
 
 def quantiles(values):
