@@ -25,6 +25,9 @@ pub mod nccl;
 const STAGING_BYTES: usize = 8 << 20;
 /// Bytes of page-locked memory that a fetch takes at least: few sizes, so that it is used again.
 const FETCH_BYTES_MIN: usize = 4096;
+/// If set, each launch begins once the one before has ended, also on devices that could overlap them: to find out whether a fault, or
+/// how much of the speed, comes of it.
+const SERIAL_LAUNCHES: &str = "KEYWAY_SERIAL_LAUNCHES";
 /// Shared memory that a block gets without asking.
 const SHARED_BYTES_DEFAULT: u32 = 48 << 10;
 
@@ -139,7 +142,8 @@ impl Gpu {
         // capture would fail with them.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed)?;
-        let overlaps = context.compute_capability().map_err(failed)?.0 == 9;
+        let is_hopper = context.compute_capability().map_err(failed)?.0 == 9;
+        let overlaps = is_hopper && std::env::var_os(SERIAL_LAUNCHES).is_none();
         let (modules, functions) = (HashMap::new(), HashMap::new());
         let (buffers, recordings) = (HashMap::new(), HashMap::new());
         let (staging, fetches, spare) = (Vec::new(), HashMap::new(), Vec::new());
