@@ -20,6 +20,9 @@ using emulate::gridDim;
 using emulate::threadIdx;
 
 inline unsigned char* shared_memory() { return emulate::block->shared; }
+inline uint32_t shared_address(const void* p) {
+    return uint32_t(static_cast<const unsigned char*>(p) - emulate::block->shared);
+}
 
 // Launches are done one after another.
 inline void wait_for_earlier_launches() {}
@@ -68,6 +71,12 @@ inline uint32_t lanes_where(bool set) {
 }
 inline int count_bits(uint32_t bits) { return __builtin_popcount(bits); }
 
+inline uint32_t and_or(uint32_t bits, uint32_t mask, uint32_t more) { return (bits & mask) | more; }
+template <class T>
+T in_register(T value) {
+    return value;
+}
+
 template <class T>
 T atomic_add(T* address, T value) {
     T old = *address;
@@ -79,17 +88,36 @@ inline float exp2_fast(float x) { return std::exp2(x); }
 
 // === cp.async (PTX 9.7.9.25) ===
 
-inline void async_copy_16(void* shared, const void* global, bool valid) {
-    if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(valid ? global : nullptr)) % 16 !=
-        0) {
-        emulate::fail("async_copy_16: not aligned to 16 bytes");
-    }
+namespace emulate {
+
+template <int BYTES>
+void async_copy(void* shared, const void* global, bool valid) {
+    if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(valid ? global : nullptr)) % BYTES != 0)
+        fail("async_copy: not aligned to its size");
     auto copy = [=] {
-        if (valid) std::memcpy(shared, global, 16);
-        else std::memset(shared, 0, 16);
+        if (valid) std::memcpy(shared, global, BYTES);
+        else std::memset(shared, 0, BYTES);
     };
-    if (emulate::happens_at_once()) copy();
-    else emulate::current->gathering.push_back(copy);
+    if (happens_at_once()) copy();
+    else current->gathering.push_back(copy);
+}
+
+}  // namespace emulate
+
+inline void async_copy_16(void* shared, const void* global, bool valid) {
+    emulate::async_copy<16>(shared, global, valid);
+}
+inline void async_copy_16(uint32_t shared, const void* global, bool valid) {
+    emulate::async_copy<16>(shared_memory() + shared, global, valid);
+}
+inline void async_copy_4(uint32_t shared, const void* global, bool valid) {
+    emulate::async_copy<4>(shared_memory() + shared, global, valid);
+}
+
+template <size_t N>
+void load_shared(uint32_t (&out)[N], uint32_t shared) {
+    if (shared % (4 * N) != 0) emulate::fail("load_shared: not aligned to its size");
+    std::memcpy(out, shared_memory() + shared, 4 * N);
 }
 
 inline void async_copy_commit() {
@@ -177,6 +205,7 @@ inline void mma_16_8_16(Warp& warp) {
 }  // namespace emulate
 
 inline void load_matrix(uint32_t (&out)[4], const void* row) { emulate::load_matrices(out, row, false); }
+inline void load_matrix(uint32_t (&out)[4], uint32_t row) { load_matrix(out, shared_memory() + row); }
 inline void load_matrix_transposed(uint32_t (&out)[4], const void* row) {
     emulate::load_matrices(out, row, true);
 }

@@ -12,6 +12,7 @@
 #include "../src/numbers.cuh"
 #include "../src/peer.cuh"
 #include "../src/product.cuh"
+#include "../src/product_few.cuh"
 #include "../src/product_sm90.cuh"
 #include "../src/system.cuh"
 #include "../src/tile.cuh"
@@ -29,6 +30,7 @@ namespace gather_cu {
 namespace matmul_cu {
 #include "../src/matmul.cu"
 #undef MATMUL
+#undef MATMUL_FEW
 }  // namespace matmul_cu
 namespace matmul_sm90_cu {
 #include "../src/matmul_sm90.cu"
@@ -39,6 +41,7 @@ namespace moe_cu {
 namespace moe_product_cu {
 #include "../src/moe_product.cu"
 #undef MOE_PRODUCT
+#undef MOE_PRODUCT_FEW
 }
 namespace moe_product_sm90_cu {
 #include "../src/moe_product_sm90.cu"

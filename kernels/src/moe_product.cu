@@ -6,7 +6,7 @@
 // last item return at once, so that a captured graph serves whatever the router chose. Row `place` of x is slots[place] / top, or
 // `place` itself where `slots` is null; row `place` of y is `slots[place]` where `to_slots` is set, else `place`.
 #include "moe.cuh"
-#include "product.cuh"
+#include "product_few.cuh"
 
 using namespace warp_product;
 
@@ -28,20 +28,37 @@ __device__ __forceinline__ void write(const K& kernel, const Operands& p, const 
             }
 }
 
-template <class K>
-__device__ __forceinline__ void product(Operands p, Ending ending, const ExpertRows* items,
-                                        const uint32_t* item_count) {
-    if (blockIdx.y >= *item_count) return;
+// This block's item: whose rows, and whose weight. False if there is none.
+__device__ __forceinline__ bool take_item(Operands& p, Ending& ending, uint64_t image, const ExpertRows* items,
+                                          const uint32_t* item_count) {
+    if (blockIdx.y >= *item_count) return false;
     const ExpertRows item = items[blockIdx.y];
     const uint64_t tiles = uint64_t((p.n + TILE_N - 1) / TILE_N) * (p.k / TILE_K);
-    p.weights += item.expert * tiles * K::IMAGE;
+    p.weights += item.expert * tiles * image;
     if (p.scales != nullptr) p.scales += uint64_t(item.expert) * (p.k / (GROUP_TILES * TILE_K)) * p.n;
     if (ending.bias != nullptr) ending.bias += uint64_t(item.expert) * p.n;
     p.first = item.first, p.end = item.end;
+    return true;
+}
+
+template <class K>
+__device__ __forceinline__ void product(Operands p, Ending ending, const ExpertRows* items, const uint32_t* item_count) {
+    if (!take_item(p, ending, K::IMAGE, items, item_count)) return;
     K kernel(p);
     typename K::Sums total;
     kernel.run_all(total);
     write(kernel, p, ending, total);
+}
+
+// Block: as of `matmul_few`.
+template <class K>
+__device__ __forceinline__ void product_few(Operands p, Ending ending, const ExpertRows* items,
+                                            const uint32_t* item_count, int warps_n, int kept_rows) {
+    if (!take_item(p, ending, K::IMAGE, items, item_count)) return;
+    const K kernel(p, warps_n, kept_rows);
+    typename K::Sums total;
+    kernel.run_all(total);
+    if (kernel.warp_k == 0) write(kernel, p, ending, total);
 }
 
 #define MOE_PRODUCT(name, ...)                                                                                \
@@ -56,14 +73,27 @@ __device__ __forceinline__ void product(Operands p, Ending ending, const ExpertR
                                             items, item_count);                                               \
     }
 
-MOE_PRODUCT(moe_product_bf16_16, BF16, 16, 64, 1, 4, 5)
-MOE_PRODUCT(moe_product_bf16_64, BF16, 64, 64, 2, 2, 4)
-MOE_PRODUCT(moe_product_bf16_128, BF16, 128, 128, 2, 4, 3)
-MOE_PRODUCT(moe_product_int8_16, INT8, 16, 64, 1, 4, 6)
-MOE_PRODUCT(moe_product_int8_64, INT8, 64, 64, 2, 2, 4)
-MOE_PRODUCT(moe_product_int4_16, INT4, 16, 64, 1, 4, 8)
-MOE_PRODUCT(moe_product_int4_64, INT4, 64, 64, 2, 2, 4)
-MOE_PRODUCT(moe_product_fp8_16, FP8, 16, 64, 1, 4, 6)
-MOE_PRODUCT(moe_product_fp8_64, FP8, 64, 64, 2, 2, 4)
-MOE_PRODUCT(moe_product_mxfp4_16, MXFP4, 16, 64, 1, 4, 8)
-MOE_PRODUCT(moe_product_mxfp4_64, MXFP4, 64, 64, 2, 2, 4)
+MOE_PRODUCT(moe_product_bf16_16, 16, 64, 1, 4, 5)
+MOE_PRODUCT(moe_product_bf16_64, 64, 64, 2, 2, 4)
+MOE_PRODUCT(moe_product_bf16_128, 128, 128, 2, 4, 3)
+
+#define MOE_PRODUCT_FEW(name, threads, ...)                                                                   \
+    extern "C" __global__ void __launch_bounds__(threads, 1)                                                  \
+        name(const uint16_t* x, const unsigned char* weights, const float* scales, const uint16_t* bias,      \
+             uint16_t* y, const ExpertRows* items, const uint32_t* item_count, const uint32_t* slots,         \
+             uint32_t top, uint32_t n, uint32_t k, uint32_t split_tiles, uint32_t gate, float alpha,          \
+             float limit, uint32_t to_slots, uint32_t warps_n, uint32_t kept_rows) {                          \
+        product_few<few_product::Product<__VA_ARGS__>>(                                                       \
+            Operands{x, weights, scales, n, k, split_tiles, 0, 0, slots, top},                                \
+            Ending{bias, y, n, gate, alpha, limit, to_slots ? slots : nullptr}, items, item_count, warps_n,   \
+            kept_rows);                                                                                       \
+    }
+
+MOE_PRODUCT_FEW(moe_product_int8_16, 512, INT8, 1, 4)
+MOE_PRODUCT_FEW(moe_product_int8_64, 256, INT8, 4, 4)
+MOE_PRODUCT_FEW(moe_product_int4_16, 512, INT4, 1, 6)
+MOE_PRODUCT_FEW(moe_product_int4_64, 256, INT4, 4, 4)
+MOE_PRODUCT_FEW(moe_product_fp8_16, 512, FP8, 1, 4)
+MOE_PRODUCT_FEW(moe_product_fp8_64, 256, FP8, 4, 4)
+MOE_PRODUCT_FEW(moe_product_mxfp4_16, 512, MXFP4, 1, 6)
+MOE_PRODUCT_FEW(moe_product_mxfp4_64, 256, MXFP4, 4, 4)

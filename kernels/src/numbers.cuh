@@ -68,6 +68,17 @@ __device__ __forceinline__ uint32_t bf16_pair_times(uint32_t a, uint32_t b) {
 #endif
 }
 
+// The sum of two elements by two, rounded. (A multiply-add, which sm_80 has: multiplying by 1 changes nothing.)
+__device__ __forceinline__ uint32_t bf16_pair_plus(uint32_t a, uint32_t b) {
+#ifdef KEYWAY_EMULATE
+    return bf16_pair(bf16_low(a) + bf16_low(b), bf16_high(a) + bf16_high(b));
+#else
+    uint32_t pair;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(0x3f803f80u), "r"(b));
+    return pair;
+#endif
+}
+
 // A product that no compiler adds to anything before it is rounded.
 __device__ __forceinline__ float multiply_rounded(float a, float b) {
 #ifdef KEYWAY_EMULATE

@@ -47,6 +47,23 @@ __device__ __forceinline__ T shuffle_xor(T value, unsigned mask) {
 __device__ __forceinline__ uint32_t lanes_where(bool set) { return __ballot_sync(0xffffffffu, set); }
 __device__ __forceinline__ int count_bits(uint32_t bits) { return __popc(bits); }
 
+// (bits & mask) | more, in one instruction, where `more` is not known to the compiler: two constants would take two.
+__device__ __forceinline__ uint32_t and_or(uint32_t bits, uint32_t mask, uint32_t more) {
+    uint32_t out;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(bits), "r"(mask), "r"(more));
+    return out;
+}
+// Keeps what a loop needs in a register, where the compiler would rather compute it in every turn.
+__device__ __forceinline__ uint32_t in_register(uint32_t value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+template <class T>
+__device__ __forceinline__ const T* in_register(const T* p) {
+    asm volatile("" : "+l"(p));
+    return p;
+}
+
 // On shared or global memory; returns what was there.
 template <class T>
 __device__ __forceinline__ T atomic_add(T* address, T value) {
@@ -69,9 +86,29 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 }
 
 // Copies 16 bytes to shared memory in the background, or writes zeros there and reads nothing.
+__device__ __forceinline__ void async_copy_16(uint32_t shared, const void* global, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)
+                 : "memory");
+}
 __device__ __forceinline__ void async_copy_16(void* shared, const void* global, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
-                 "r"(valid ? 16 : 0)
+    async_copy_16(shared_address(shared), global, valid);
+}
+// The same of 4 bytes.
+__device__ __forceinline__ void async_copy_4(uint32_t shared, const void* global, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(valid ? 4 : 0)
+                 : "memory");
+}
+// Words of shared memory.
+__device__ __forceinline__ void load_shared(uint32_t (&out)[1], uint32_t shared) {
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(out[0]) : "r"(shared) : "memory");
+}
+__device__ __forceinline__ void load_shared(uint32_t (&out)[2], uint32_t shared) {
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "r"(shared) : "memory");
+}
+__device__ __forceinline__ void load_shared(uint32_t (&out)[4], uint32_t shared) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(shared)
                  : "memory");
 }
 // Ends a group of this thread's copies; `async_copy_wait` waits until at most LEFT groups are under way.
@@ -83,11 +120,14 @@ __device__ __forceinline__ void async_copy_wait() {
 
 // Four 8x8 matrices of 16-bit elements into a warp's registers; lane 8 i + r gives the address of row r of
 // matrix i.
-__device__ __forceinline__ void load_matrix(uint32_t (&out)[4], const void* row) {
+__device__ __forceinline__ void load_matrix(uint32_t (&out)[4], uint32_t row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                 : "r"(shared_address(row))
+                 : "r"(row)
                  : "memory");
+}
+__device__ __forceinline__ void load_matrix(uint32_t (&out)[4], const void* row) {
+    load_matrix(out, shared_address(row));
 }
 __device__ __forceinline__ void load_matrix_transposed(uint32_t (&out)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

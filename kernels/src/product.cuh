@@ -1,22 +1,12 @@
-// The product of packed weights (`matmul.cu` says how they lie) by the matrix units of a warp: one block's tile of rows by its
-// tile of outputs. Which rows these are, and what becomes of the sums, is for those who include it. Reads through
+// The product of bf16 weights (`matmul.cu` says how they lie) by the matrix units of a warp: one block's tile of rows by its tile of
+// outputs. Which rows these are, and what becomes of the sums, is for those who include it. Reads through
 // asynchronous copies; K is summed in splits, each in ascending order, so that no tile size changes a bit.
 #pragma once
 
-#include "numbers.cuh"
+#include "codes.cuh"
 #include "tile.cuh"
 
 namespace warp_product {
-
-constexpr int TILE_K = 64, TILE_N = 64, GROUP_TILES = 2;
-
-enum Weight { BF16, INT8, INT4, FP8, MXFP4 };
-
-// Bytes of the codes in an image, and whether groups of 128 inputs have scales of their own.
-constexpr int codes_of(Weight weight) {
-    return weight == BF16 ? 8192 : weight == INT8 || weight == FP8 ? 4096 : 2048;
-}
-constexpr bool is_scaled(Weight weight) { return weight == INT8 || weight == INT4 || weight == FP8; }
 
 // One weight and the rows of one block: those from `first` to `end`.
 struct Operands {
@@ -29,14 +19,12 @@ struct Operands {
     uint32_t top;
 };
 
-template <Weight WEIGHT, int BLOCK_M, int BLOCK_N, int WARPS_M, int WARPS_N, int STAGES, bool GATHERED = false>
+template <int BLOCK_M, int BLOCK_N, int WARPS_M, int WARPS_N, int STAGES, bool GATHERED = false>
 struct Product {
     static constexpr int THREADS = 32 * WARPS_M * WARPS_N;
     static constexpr int M_TILES = BLOCK_M / WARPS_M / 16, N_TILES = BLOCK_N / WARPS_N / 8;
     static constexpr int ROWS_BYTES = BLOCK_M * TILE_K * 2;
-    static constexpr int CODES = codes_of(WEIGHT), IMAGE = CODES + (WEIGHT == MXFP4 ? 2 * TILE_N : 0);
-    static constexpr bool SCALED = is_scaled(WEIGHT);
-    static constexpr int IMAGES = BLOCK_N / TILE_N, STAGE = ROWS_BYTES + IMAGES * IMAGE;
+    static constexpr int IMAGE = codes_of(BF16), IMAGES = BLOCK_N / TILE_N, STAGE = ROWS_BYTES + IMAGES * IMAGE;
     static constexpr int COPIES = ROWS_BYTES / 16 / THREADS;  // of a thread, for a tile of rows
     static_assert(COPIES * THREADS * 16 == ROWS_BYTES, "");
     using Sums = float[M_TILES][N_TILES][4];
@@ -82,66 +70,17 @@ struct Product {
         }
     }
 
-    // Four codes, as they lie in an image, to the two registers of a fragment.
-    __device__ __forceinline__ static void decode_integers(uint32_t (&b)[2], uint32_t codes) {
-        // The integer in the low bits of 2^23, less 2^23 and the bias.
-        constexpr float BASE = WEIGHT == INT8 ? 8388608.0f + 128.0f : 8388608.0f + 8.0f;
-        constexpr int BITS = WEIGHT == INT8 ? 8 : 4;
-        constexpr uint32_t MASK = (1u << BITS) - 1;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const float low = from_bits(0x4b000000u | (codes >> (2 * i * BITS) & MASK)) - BASE;
-            const float high = from_bits(0x4b000000u | (codes >> ((2 * i + 1) * BITS) & MASK)) - BASE;
-            b[i] = bf16_pair(low, high);
-        }
-    }
-
-    // E4M3's exponent and mantissa, moved to those of a bf16, are 2^120 too small. NaN becomes 480.
-    __device__ __forceinline__ static void decode_fp8(uint32_t (&b)[2], uint32_t codes) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i, codes <<= 8)
-            b[i] = bf16_pair_times((codes & 0x80008000u) | (codes >> 4 & 0x07f007f0u), 0x7b807b80u);
-    }
-
-    // E2M1's are 2^126 too small. E8M0 is a bf16's exponent, but for 2^-127, which is subnormal; NaN becomes
-    // infinity, and no less visible. Both products are exact.
-    __device__ __forceinline__ static void decode_mxfp4(uint32_t (&b)[2], uint32_t codes, uint32_t e8m0) {
-        const uint32_t power = e8m0 == 0 ? 0x0040u : e8m0 << 7;
-#pragma unroll
-        for (int i = 0; i < 2; ++i, codes >>= 8) {
-            const uint32_t apart = (codes & 0xf) | (codes & 0xf0) << 12;
-            const uint32_t pair = (apart & 0x00080008u) << 12 | (apart & 0x00070007u) << 6;
-            b[i] = bf16_pair_times(bf16_pair_times(pair, 0x7e807e80u), power << 16 | power);
-        }
-    }
-
     // The weights' fragments of one step of 16 inputs, for this warp's columns.
     __device__ __forceinline__ void load_weights(uint32_t (&b)[N_TILES][2], unsigned char* images,
                                                  int step) const {
-        const int first = warp_n * N_TILES;  // group of 8 outputs in the block
-        if (WEIGHT == BF16) {
-            const int matrix = lane / 8, row = lane % 8;
+        const int matrix = lane / 8, row = lane % 8;
 #pragma unroll
-            for (int i = 0; i < N_TILES; i += 2) {
-                const int output = (first + i + matrix / 2) * 8 + row;
-                unsigned char* image = images + output / TILE_N * IMAGE;
-                uint32_t four[4];
-                load_matrix(four, unit_of<8>(image, output % TILE_N, 2 * step + matrix % 2));
-                b[i][0] = four[0], b[i][1] = four[1], b[i + 1][0] = four[2], b[i + 1][1] = four[3];
-            }
-            return;
-        }
-#pragma unroll
-        for (int i = 0; i < N_TILES; ++i) {
-            const int group = first + i;
-            const unsigned char* image = images + group / 8 * IMAGE;
-            const unsigned char* lanes = image + (group % 8 * 32 + lane) * (CODES / 256);
-            const uint32_t codes = CODES == 4096 ? reinterpret_cast<const uint32_t*>(lanes)[step]
-                                                 : reinterpret_cast<const uint16_t*>(lanes)[step];
-            if (WEIGHT == FP8) decode_fp8(b[i], codes);
-            else if (WEIGHT == MXFP4)
-                decode_mxfp4(b[i], codes, image[CODES + (group % 8 * 8 + lane / 4) * 2 + step / 2]);
-            else decode_integers(b[i], codes);
+        for (int i = 0; i < N_TILES; i += 2) {
+            const int output = (warp_n * N_TILES + i + matrix / 2) * 8 + row;
+            unsigned char* image = images + output / TILE_N * IMAGE;
+            uint32_t four[4];
+            load_matrix(four, unit_of<8>(image, output % TILE_N, 2 * step + matrix % 2));
+            b[i][0] = four[0], b[i][1] = four[1], b[i + 1][0] = four[2], b[i + 1][1] = four[3];
         }
     }
 
@@ -178,21 +117,6 @@ struct Product {
         return p.first + (warp_m * M_TILES + i) * 16 + lane / 4 + e / 2 * 8;
     }
 
-    // part += scale * group, then forgets the group.
-    __device__ __forceinline__ void scale_group(Sums& part, Sums& group, int group_index) const {
-        const float* scales = p.scales + uint64_t(group_index) * p.n;
-#pragma unroll
-        for (int j = 0; j < N_TILES; ++j) {
-            const float by[2] = {column(j, 0) < p.n ? scales[column(j, 0)] : 0.0f,
-                                 column(j, 1) < p.n ? scales[column(j, 1)] : 0.0f};
-#pragma unroll
-            for (int i = 0; i < M_TILES; ++i) {
-                for (int e = 0; e < 4; ++e) part[i][j][e] = fmaf(group[i][j][e], by[e % 2], part[i][j][e]);
-            }
-        }
-        clear(group);
-    }
-
     template <class F>
     __device__ __forceinline__ void each(const Sums& sums, F f) const {
 #pragma unroll
@@ -209,16 +133,14 @@ struct Product {
             if (first + s < end) load(first + s, stage(s));
             async_copy_commit();
         }
-        Sums part, group;
+        Sums part;
         clear(part);
-        clear(group);
         for (int tile = first; tile < end; ++tile) {
             async_copy_wait<STAGES - 2>();
             sync_block();
             if (tile + STAGES - 1 < end) load(tile + STAGES - 1, stage(tile - first + STAGES - 1));
             async_copy_commit();
-            multiply(SCALED ? group : part, stage(tile - first));
-            if (SCALED && (tile + 1) % GROUP_TILES == 0) scale_group(part, group, tile / GROUP_TILES);
+            multiply(part, stage(tile - first));
             if ((tile + 1) % int(p.split_tiles) == 0 || tile + 1 == end) {
                 end_of_split(part);
                 clear(part);

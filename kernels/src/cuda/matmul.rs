@@ -3,6 +3,7 @@
 //! How K is split follows from the weight's shape alone ([`Shape::splits`]); how many rows a block takes,
 //! and whether the splits go to blocks of their own, follows the batch and changes no bit.
 
+mod few;
 mod packing;
 
 use half::bf16;
@@ -10,6 +11,7 @@ use half::bf16;
 use super::{Argument, Launch, Slice};
 use crate::quant::MXFP4_BLOCK;
 
+pub(super) use few::Few;
 pub use packing::{pack_bf16, pack_fp8, pack_integers, pack_mxfp4};
 
 /// Outputs and inputs of a packed tile.
@@ -20,8 +22,12 @@ pub const GROUP: usize = 128;
 const BLOCKS: usize = 264;
 /// A split should not be shorter, in tiles: each leaves a sum that must be read again.
 const SPLIT_TILES_MIN: usize = 8;
-/// Rows up to which splits go to blocks of their own; above, there are blocks enough.
+/// Rows up to which splits go to blocks of their own, and blocks of 64 outputs that make it needless: blocks of their
+/// own would come in two waves, and their sums have to be read again.
 const SPLIT_ROWS_MAX: usize = 128;
+const SPLIT_BLOCKS_MAX: usize = 200;
+/// Rows up to which weights of 8 or 4 bits have their splits summed side by side in a block.
+const FEW_ROWS: usize = 16;
 
 /// How a weight is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,12 +157,14 @@ impl Cut {
     /// For `rows` rows.
     pub fn choose(shape: Shape, rows: usize) -> Self {
         let block = match rows {
-            0..=16 => 16,
+            0..=FEW_ROWS => FEW_ROWS,
             17..=128 => 64,
             _ if shape.weights == Weights::Bf16 => 128,
             _ => 64,
         };
-        Self { rows: block, apart: shape.splits() > 1 && rows <= SPLIT_ROWS_MAX }
+        let narrow_few = rows <= FEW_ROWS && shape.weights != Weights::Bf16;
+        let enough = shape.outputs.div_ceil(TILE) * rows.div_ceil(block) >= SPLIT_BLOCKS_MAX;
+        Self { rows: block, apart: shape.splits() > 1 && rows <= SPLIT_ROWS_MAX && !narrow_few && !enough }
     }
 
     /// f32 elements that the splits of `rows` rows take.
@@ -165,42 +173,60 @@ impl Cut {
     }
 }
 
-/// A kernel of `matmul.cu` or `matmul_sm90.cu`, with the parameters that its name stands for there.
+/// A kernel of `matmul.cu` or `matmul_sm90.cu`, and its blocks.
 struct Kernel {
     module: &'static str,
     name: &'static str,
     block_m: usize,
     block_n: usize,
-    stages: usize,
     threads: u32,
+    shared_bytes: u32,
+    /// Of weights that are not bf16.
+    few: Option<Few>,
 }
 
 impl Kernel {
-    fn choose(weights: Weights, unit: Unit, rows: usize) -> Self {
-        let (name, block_m, block_n, stages) = match (unit, weights, rows) {
+    /// With the parameters that its name stands for there.
+    fn choose(shape: Shape, unit: Unit, rows: usize, few: Few) -> Self {
+        let (name, block_m, block_n, stages) = match (unit, shape.weights, rows) {
             (Unit::Warpgroup, Weights::Bf16, 16) => ("matmul_sm90_16", 16, 128, 6),
             (Unit::Warpgroup, Weights::Bf16, 64) => ("matmul_sm90_64", 64, 128, 5),
             (Unit::Warpgroup, Weights::Bf16, _) => ("matmul_sm90_128", 128, 128, 5),
             (_, Weights::Bf16, 16) => ("matmul_bf16_16", 16, 64, 5),
             (_, Weights::Bf16, 64) => ("matmul_bf16_64", 64, 64, 4),
             (_, Weights::Bf16, _) => ("matmul_bf16_128", 128, 128, 3),
-            (_, Weights::Int8, 16) => ("matmul_int8_16", 16, 64, 6),
-            (_, Weights::Int8, _) => ("matmul_int8_64", 64, 64, 4),
-            (_, Weights::Int4, 16) => ("matmul_int4_16", 16, 64, 8),
-            (_, Weights::Int4, _) => ("matmul_int4_64", 64, 64, 4),
-            (_, Weights::Fp8, 16) => ("matmul_fp8_16", 16, 64, 6),
-            (_, Weights::Fp8, _) => ("matmul_fp8_64", 64, 64, 4),
-            (_, Weights::Mxfp4, 16) => ("matmul_mxfp4_16", 16, 64, 8),
-            (_, Weights::Mxfp4, _) => ("matmul_mxfp4_64", 64, 64, 4),
+            (_, weights, _) => return Self::few(weights, few),
         };
-        let hopper = unit == Unit::Warpgroup && weights == Weights::Bf16;
         Self {
-            module: if hopper { "matmul_sm90" } else { "matmul" },
+            module: if unit == Unit::Warpgroup { "matmul_sm90" } else { "matmul" },
             name,
             block_m,
             block_n,
-            stages,
             threads: if block_n == 128 { 256 } else { 128 },
+            shared_bytes: (stages * (block_m * TILE * 2 + block_n / TILE * shape.image())) as u32,
+            few: None,
+        }
+    }
+
+    fn few(weights: Weights, few: Few) -> Self {
+        let name = match (weights, few.rows) {
+            (Weights::Bf16 | Weights::Int8, 16) => "matmul_int8_16",
+            (Weights::Bf16 | Weights::Int8, _) => "matmul_int8_64",
+            (Weights::Int4, 16) => "matmul_int4_16",
+            (Weights::Int4, _) => "matmul_int4_64",
+            (Weights::Fp8, 16) => "matmul_fp8_16",
+            (Weights::Fp8, _) => "matmul_fp8_64",
+            (Weights::Mxfp4, 16) => "matmul_mxfp4_16",
+            (Weights::Mxfp4, _) => "matmul_mxfp4_64",
+        };
+        Self {
+            module: "matmul",
+            name,
+            block_m: few.rows,
+            block_n: few.outputs(),
+            threads: few.threads(),
+            shared_bytes: few.shared_bytes(),
+            few: Some(few),
         }
     }
 }
@@ -254,9 +280,24 @@ pub fn launch_split(
     if rows == 0 {
         return Vec::new();
     }
-    let Kernel { module, name, block_m, block_n, stages, threads } =
-        Kernel::choose(shape.weights, unit, cut.rows);
+    let few = Few::choose(shape, cut.rows, rows, rows.div_ceil(cut.rows), if cut.apart { 1 } else { splits });
+    let Kernel { module, name, block_m, block_n, threads, shared_bytes, few } =
+        Kernel::choose(shape, unit, cut.rows, few);
     let apart = if cut.apart { Argument::from(partials) } else { Argument::Null };
+    let mut arguments = vec![
+        x.into(),
+        images.into(),
+        scales.into(),
+        bias.into(),
+        y,
+        apart,
+        rows.into(),
+        shape.outputs.into(),
+        shape.inputs.into(),
+        split_tiles.into(),
+        wide.into(),
+    ];
+    arguments.extend(few.into_iter().flat_map(Few::arguments));
     let product = Launch {
         module,
         kernel: name.into(),
@@ -266,20 +307,8 @@ pub fn launch_split(
             if cut.apart { splits as u32 } else { 1 },
         ],
         threads,
-        shared_bytes: (stages * (block_m * TILE * 2 + block_n / TILE * shape.image())) as u32,
-        arguments: vec![
-            x.into(),
-            images.into(),
-            scales.into(),
-            bias.into(),
-            y,
-            apart,
-            rows.into(),
-            shape.outputs.into(),
-            shape.inputs.into(),
-            split_tiles.into(),
-            wide.into(),
-        ],
+        shared_bytes,
+        arguments,
     };
     if !cut.apart {
         return vec![product];

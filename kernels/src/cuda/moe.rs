@@ -4,7 +4,7 @@
 
 use half::bf16;
 
-use super::matmul::{Shape, TILE, Unit, Weights};
+use super::matmul::{Few, Shape, TILE, Unit, Weights};
 use super::{Argument, Launch, Slice};
 use crate::elementwise::ClampedGate;
 use crate::moe::{GroupScore, Routing, Scoring};
@@ -312,7 +312,9 @@ pub fn product(
             && bias.is_none_or(|bias| bias.len == count * shape.outputs),
         "experts: shapes disagree"
     );
-    let kernel = Kernel::choose(shape.weights, unit, grouped.block_rows);
+    let items = Grouped::items_max(slots, count, grouped.block_rows);
+    let few = Few::choose(shape, grouped.block_rows, slots, items, shape.splits());
+    let kernel = Kernel::choose(shape, unit, grouped.block_rows, few);
     assert!(kernel.is_some(), "experts: no kernel takes {} rows of {:?}", grouped.block_rows, shape.weights);
     let kernel = kernel?;
     let (gate, by) = match ending {
@@ -320,70 +322,85 @@ pub fn product(
         Ending::Silu => (1, ClampedGate { alpha: 0.0, limit: 0.0 }),
         Ending::Clamped(by) => (2, by),
     };
+    let mut arguments = vec![
+        x.into(),
+        images.into(),
+        scales.into(),
+        bias.into(),
+        y.into(),
+        grouped.items.into(),
+        grouped.item_count.into(),
+        of_slots,
+        top.into(),
+        shape.outputs.into(),
+        shape.inputs.into(),
+        shape.split_tiles().into(),
+        gate.into(),
+        by.alpha.into(),
+        by.limit.into(),
+        to_slots.into(),
+    ];
+    arguments.extend(kernel.few.into_iter().flat_map(Few::arguments));
     (slots > 0).then(|| Launch {
         module: kernel.module,
         kernel: kernel.name.into(),
-        grid: [
-            shape.outputs.div_ceil(kernel.block_n) as u32,
-            Grouped::items_max(slots, count, grouped.block_rows) as u32,
-            1,
-        ],
-        threads: if kernel.block_n == 128 { 256 } else { 128 },
-        shared_bytes: (kernel.stages
-            * (grouped.block_rows * TILE * 2 + kernel.block_n / TILE * shape.image()))
-            as u32,
-        arguments: vec![
-            x.into(),
-            images.into(),
-            scales.into(),
-            bias.into(),
-            y.into(),
-            grouped.items.into(),
-            grouped.item_count.into(),
-            of_slots,
-            top.into(),
-            shape.outputs.into(),
-            shape.inputs.into(),
-            shape.split_tiles().into(),
-            gate.into(),
-            by.alpha.into(),
-            by.limit.into(),
-            to_slots.into(),
-        ],
+        grid: [shape.outputs.div_ceil(kernel.block_n) as u32, items as u32, 1],
+        threads: kernel.threads,
+        shared_bytes: kernel.shared_bytes,
+        arguments,
     })
 }
 
-/// A kernel, with the parameters that its name stands for.
+/// A kernel, and its blocks.
 struct Kernel {
     module: &'static str,
     name: &'static str,
     block_n: usize,
-    stages: usize,
+    threads: u32,
+    shared_bytes: u32,
+    /// Of weights that are not bf16.
+    few: Option<Few>,
 }
 
 impl Kernel {
-    /// `None` if none takes so many rows.
-    fn choose(weights: Weights, unit: Unit, rows: usize) -> Option<Self> {
-        let (name, block_n, stages) = match (unit, weights, rows) {
+    /// With the parameters that its name stands for; `None` if none takes so many rows.
+    fn choose(shape: Shape, unit: Unit, rows: usize, few: Few) -> Option<Self> {
+        let (name, block_n, stages) = match (unit, shape.weights, rows) {
             (Unit::Warpgroup, Weights::Bf16, 16) => ("moe_product_sm90_16", 128, 6),
             (Unit::Warpgroup, Weights::Bf16, 64) => ("moe_product_sm90_64", 128, 5),
             (Unit::Warpgroup, Weights::Bf16, 128) => ("moe_product_sm90_128", 128, 5),
             (_, Weights::Bf16, 16) => ("moe_product_bf16_16", 64, 5),
             (_, Weights::Bf16, 64) => ("moe_product_bf16_64", 64, 4),
             (_, Weights::Bf16, 128) => ("moe_product_bf16_128", 128, 3),
-            (_, Weights::Int8, 16) => ("moe_product_int8_16", 64, 6),
-            (_, Weights::Int8, 64) => ("moe_product_int8_64", 64, 4),
-            (_, Weights::Int4, 16) => ("moe_product_int4_16", 64, 8),
-            (_, Weights::Int4, 64) => ("moe_product_int4_64", 64, 4),
-            (_, Weights::Fp8, 16) => ("moe_product_fp8_16", 64, 6),
-            (_, Weights::Fp8, 64) => ("moe_product_fp8_64", 64, 4),
-            (_, Weights::Mxfp4, 16) => ("moe_product_mxfp4_16", 64, 8),
-            (_, Weights::Mxfp4, 64) => ("moe_product_mxfp4_64", 64, 4),
+            _ => return Self::few(shape.weights, rows, few),
+        };
+        let module = if unit == Unit::Warpgroup { "moe_product_sm90" } else { "moe_product" };
+        let threads = if block_n == 128 { 256 } else { 128 };
+        let shared_bytes = (stages * (rows * TILE * 2 + block_n / TILE * shape.image())) as u32;
+        Some(Self { module, name, block_n, threads, shared_bytes, few: None })
+    }
+
+    fn few(weights: Weights, rows: usize, few: Few) -> Option<Self> {
+        let name = match (weights, rows) {
+            (Weights::Int8, 16) => "moe_product_int8_16",
+            (Weights::Int8, 64) => "moe_product_int8_64",
+            (Weights::Int4, 16) => "moe_product_int4_16",
+            (Weights::Int4, 64) => "moe_product_int4_64",
+            (Weights::Fp8, 16) => "moe_product_fp8_16",
+            (Weights::Fp8, 64) => "moe_product_fp8_64",
+            (Weights::Mxfp4, 16) => "moe_product_mxfp4_16",
+            (Weights::Mxfp4, 64) => "moe_product_mxfp4_64",
             _ => return None,
         };
-        let hopper = unit == Unit::Warpgroup && weights == Weights::Bf16;
-        let module = if hopper { "moe_product_sm90" } else { "moe_product" };
-        Some(Self { module, name, block_n, stages })
+        let (threads, shared_bytes) = (few.threads(), few.shared_bytes());
+        Some(Self {
+            module: "moe_product",
+            name,
+            block_n: few.outputs(),
+            threads,
+            shared_bytes,
+            few: Some(few),
+        })
     }
 }
 

@@ -30,11 +30,10 @@ pub fn pack_integers(shape: Shape, w: &[i8]) -> Vec<u8> {
         "matmul: shapes disagree"
     );
     pack(shape, |image, n, k, at| {
-        let place = place(n, k) + k % 16 / 8 * 2 + k % 2;
         if shape.weights == Weights::Int8 {
-            image[place] = w[at].cast_unsigned() ^ 0x80;
+            image[byte_place(n, k)] = w[at].cast_unsigned();
         } else {
-            image[place / 2] |= ((w[at] + 8).cast_unsigned() & 15) << (place % 2 * 4);
+            or_half(image, half_place(n, k), u16::from((w[at] + 8).cast_unsigned() & 15) << (nibble(k) * 4));
         }
     })
 }
@@ -48,7 +47,15 @@ pub fn pack_fp8(shape: Shape, codes: &[u8]) -> Vec<u8> {
         shape.weights == Weights::Fp8 && codes.len() == shape.outputs * shape.inputs,
         "matmul: shapes disagree"
     );
-    pack(shape, |image, n, k, at| image[place(n, k) + k % 2 * 2 + usize::from(k % 16 < 8)] = codes[at])
+    pack(shape, |image, n, k, at| {
+        let code = u16::from(codes[at]);
+        let bits = if k % 16 < 8 {
+            (code & 0x80) << 8 | (code & 0x7f) << 4
+        } else {
+            (code & 0x80) << 4 | (code & 0x70) << 8 | (code & 0xf)
+        };
+        or_half(image, byte_place(n, k) & !1, bits);
+    })
 }
 
 /// Packs MXFP4: E2M1 codes `[outputs, inputs / 2]`, the first of a pair in the low half, and E8M0 codes
@@ -63,18 +70,40 @@ pub fn pack_mxfp4(shape: Shape, codes: &[u8], exponents: &[u8]) -> Vec<u8> {
         "matmul: shapes disagree"
     );
     pack(shape, |image, n, k, at| {
-        let place = place(n, k) + k % 16 / 8 * 2 + k % 2;
-        let code = codes[at / 2] >> (at % 2 * 4) & 15;
-        image[place / 2] |= code << (place % 2 * 4);
-        image[TILE * TILE / 2 + n * (TILE / MXFP4_BLOCK) + k / MXFP4_BLOCK] = exponents[at / MXFP4_BLOCK];
+        let code = u16::from(codes[at / 2] >> (at % 2 * 4));
+        let (sign, rest) = [(12, 6), (9, 3), (11, 9), (10, 0)][nibble(k)];
+        or_half(image, half_place(n, k), (code & 8) << sign | (code & 7) << rest);
+        let pair = n / 16 * 8 + n % 8;
+        image[TILE * TILE / 2 + pair * 4 + n / 8 % 2 * 2 + k / MXFP4_BLOCK] = exponents[at / MXFP4_BLOCK];
     })
 }
 
-/// Where the four codes begin among which that of output `n` and input `k` of a tile is: lane 4 g + t of a step of sixteen inputs
-/// holds, of output g of eight, inputs 2t, 2t + 1, 2t + 8, 2t + 9.
-fn place(n: usize, k: usize) -> usize {
-    let lane = n % 8 * 4 + k % 8 / 2;
-    ((n / 8 * 32 + lane) * 4 + k / 16) * 4
+/// Which lane of a warp output `n` and input `k` of a tile belong to: lane 4 g + t has inputs 2t, 2t + 1, 2t
+/// + 8, 2t + 9 of every sixteen, of output g of eight.
+fn lane(n: usize, k: usize) -> usize {
+    n % 8 * 4 + k % 8 / 2
+}
+
+/// Where a code of one byte lies: a lane has four of each of four steps of sixteen inputs.
+fn byte_place(n: usize, k: usize) -> usize {
+    ((n / 8 * 32 + lane(n, k)) * 4 + k / 16) * 4 + k % 2 * 2 + k % 16 / 8
+}
+
+/// The half word that a code of four bits is one of four in, those of two steps: a lane has two times two
+/// words.
+fn half_place(n: usize, k: usize) -> usize {
+    ((n / 16 * 32 + lane(n, k)) * 4 + n / 8 % 2 * 2 + k / 32) * 4 + k % 2 * 2
+}
+
+/// Which of the four.
+fn nibble(k: usize) -> usize {
+    k / 8 % 4
+}
+
+fn or_half(image: &mut [u8], at: usize, bits: u16) {
+    for (byte, bits) in image[at..].iter_mut().zip(bits.to_le_bytes()) {
+        *byte |= bits;
+    }
 }
 
 /// Fills every tile's image: `put(image, output in it, input in it, index in the row-major weight)`.

@@ -24,10 +24,14 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         (Shape { outputs: 66, inputs: 1280, weights: Weights::Int4 }, vec![1, 20]),
         (Shape { outputs: 72, inputs: 1280, weights: Weights::Fp8 }, vec![1, 20, 65]),
         (Shape { outputs: 70, inputs: 1344, weights: Weights::Mxfp4 }, vec![1, 20, 65]),
+        // Warps beside each other in a block, and two splits at once.
+        (Shape { outputs: 4100, inputs: 1024, weights: Weights::Int4 }, vec![3]),
     ];
     if lab.is_large() {
         for weights in NARROW.into_iter().chain([Weights::Bf16]) {
             shapes.push((Shape { outputs: 1024, inputs: 4096, weights }, vec![1, 8, 64, 200]));
+            // Blocks of more outputs, the last with some that do not exist.
+            shapes.push((Shape { outputs: 8200, inputs: 1280, weights }, vec![1, 16]));
         }
         shapes.push((Shape { outputs: 2000, inputs: 1024, ..bf16 }, vec![1, 333]));
     }
