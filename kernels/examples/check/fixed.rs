@@ -103,7 +103,7 @@ fn carries(lab: &mut Lab<'_>, attention: &Attention, processors: usize) -> Resul
     let mut found =
         vec![Variant { label: "the worker's".into(), launches: attention.launches(lab, chosen, false)? }];
     // A prompt's blocks take all chunks; its states apart would fill the memory.
-    let apart: &[usize] = if chosen.chunks.is_some() { &[1, 2, 4, 8, 16, 32] } else { &[] };
+    let apart: &[usize] = if chosen.rows == 16 { &[1, 2, 4, 8, 16, 32] } else { &[] };
     for carried in [false, true] {
         for chunks in apart.iter().copied().map(Some).chain([None]) {
             let cut = paged_attention::Cut { chunks, ..chosen };

@@ -9,12 +9,20 @@ use super::{Launch, Slice};
 
 /// Absolute positions whose state is joined at a time.
 pub const CHUNK: usize = 256;
-/// Words of an item, `struct Item` in `attention.cu`; one of zeros has no tokens, and its block returns at once.
+/// Words of an item, `struct Item` in `attention.cu`; one of zeros has no tokens, and its block returns at
+/// once.
 pub const ITEM_WORDS: usize = 8;
-const THREADS: u32 = 128;
-/// Blocks that even out what they differ in, and chunks of one block after which a longer one saves nothing more.
-const BLOCKS_PER_PROCESSOR: usize = 8;
-const CHUNKS_MAX: usize = 4;
+/// Rows of a block for few tokens, and for prompts.
+const FEW_ROWS: usize = 16;
+const MANY_ROWS: usize = 128;
+const MERGE_THREADS: u32 = 128;
+/// Chunks of a block that are tried; more of them make more different plans than they save time.
+const CHUNKS: [usize; 5] = [1, 2, 4, 8, 16];
+/// What costs time beside a chunk itself, in chunks: to start a block; to start the merge; and to leave a
+/// chunk's state and read it again, of few rows and of many.
+const START: f64 = 0.25;
+const MERGE: f64 = 0.4;
+const APART: [f64; 2] = [0.05, 0.7];
 
 /// How pages hold keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +89,7 @@ impl Pages {
         assert!(
             page_size.is_power_of_two()
                 && keys.len % (bytes * kind.key_dim()) == 0
+                && keys.len / if kv_type == KvType::Fp8 { 1 } else { 2 } / kind.key_dim() < 1 << 32
                 && values.is_none() == (kind == HeadKind::Latent)
                 && (kind != HeadKind::Latent || kv_heads == 1)
                 && values.is_none_or(|v| v.len * kind.key_dim() == keys.len * kind.value_dim()),
@@ -105,16 +114,17 @@ pub struct Sequence {
 /// How a batch is cut into blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
-    /// Rows (query heads of tokens that share a KV head) per block: 16 or 64; 16 alone of a latent cache.
+    /// Rows (query heads of tokens that share a KV head) per block: 16 or 128; 16 alone of a latent cache.
     pub rows: usize,
-    /// How many chunks a block takes, leaving the state of each to be joined afterwards; `None`: all, and it joins
-    /// them itself.
+    /// How many chunks a block takes, leaving the state of each to be joined afterwards; `None`: all, and it
+    /// joins them itself.
     pub chunks: Option<usize>,
 }
 
 impl Cut {
-    /// Few rows per block where sequences have few; chunks apart where the blocks would not fill `processors`, as
-    /// many in one block as still leaves each processor several blocks.
+    /// Few rows per block where sequences have few; chunks apart where that is estimated to be over sooner on
+    /// so many `processors`: blocks come in waves, as many at once as have room, and the last wave's idle
+    /// places are lost.
     pub fn choose(
         sequences: &[Sequence],
         kind: HeadKind,
@@ -122,15 +132,39 @@ impl Cut {
         group: usize,
         processors: usize,
     ) -> Self {
-        let few = sequences.iter().all(|s| s.tokens * group <= 16);
-        let rows = if few || kind == HeadKind::Latent { 16 } else { 64 };
-        let tiles = |s: &Sequence| (s.tokens * group).div_ceil(rows) * kv_heads;
-        let blocks: usize = sequences.iter().map(tiles).sum();
-        let chunks = |s: &Sequence| tiles(s) * (s.start + s.tokens).div_ceil(CHUNK);
-        let all: usize = sequences.iter().map(chunks).sum();
-        let enough = BLOCKS_PER_PROCESSOR * processors.max(1);
-        let apart = all > blocks && blocks < enough;
-        Self { rows, chunks: apart.then(|| (all / enough).clamp(1, CHUNKS_MAX)) }
+        let few = kind == HeadKind::Latent || sequences.iter().all(|s| s.tokens * group <= FEW_ROWS);
+        let rows = if few { FEW_ROWS } else { MANY_ROWS };
+        let room = match kind {
+            HeadKind::Latent => 1,
+            _ if !few => 1,
+            HeadKind::Dim128 => 2,
+            HeadKind::Dim64 => 3,
+        } * processors.max(1);
+        let (mut all, mut longest) = (0, 0);
+        // Of every tile of rows, the chunks that its last row sees.
+        let mut tiles = Vec::new();
+        for s in sequences {
+            for first_row in (0..s.tokens * group).step_by(rows) {
+                let last_row = (s.tokens * group).min(first_row + rows) - 1;
+                let chunks = (s.start + last_row / group + 1).div_ceil(CHUNK);
+                tiles.push(chunks);
+                all += chunks * kv_heads;
+                longest = longest.max(chunks);
+            }
+        }
+        let time = |chunks: Option<usize>| {
+            let most = chunks.unwrap_or(longest);
+            let blocks = tiles.iter().map(|tile| tile.div_ceil(most)).sum::<usize>() * kv_heads;
+            let waves = blocks.div_ceil(room) as f64;
+            let each = (all as f64 / blocks as f64 * waves).max(most as f64);
+            let apart = if few { APART[0] } else { APART[1] };
+            each * if chunks.is_some() { 1.0 + apart } else { 1.0 }
+                + START * waves
+                + if chunks.is_some() { MERGE } else { 0.0 }
+        };
+        let candidates = CHUNKS.into_iter().filter(|chunks| *chunks < longest).map(Some).chain([None]);
+        let best = candidates.map(|chunks| (time(chunks), chunks)).min_by(|a, b| a.0.total_cmp(&b.0));
+        Self { rows, chunks: best.and_then(|(_, chunks)| chunks) }
     }
 }
 
@@ -158,8 +192,9 @@ impl Plan {
         Self::cut(sequences, group, window, cut, false)
     }
 
-    /// The same for kernels that carry a block's state over all its chunks, of bf16 heads of 128 alone. Bits then depend on
-    /// the cut: this is what [`Plan::new`] is held against, to see what it costs to be independent of it.
+    /// The same for kernels that carry a block's state over all its chunks, of bf16 heads of 128 alone. Bits
+    /// then depend on the cut: this is what [`Plan::new`] is held against, to see what it costs to be
+    /// independent of it.
     ///
     /// # Panics
     /// As [`Plan::new`].
@@ -261,7 +296,6 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
             && batch.partials.len >= plan.partial_floats(pages.kv_heads, kind.value_dim()),
         "attention: shapes disagree"
     );
-    assert!(rows == 16 || rows == 64 && kind != HeadKind::Latent, "attention: no kernel has {rows} rows");
     let carries = kind == HeadKind::Dim128 && pages.kv_type == KvType::Bf16;
     assert!(carries || !plan.carried, "attention: only bf16 heads of 128 have kernels that carry");
     if items == 0 {
@@ -272,7 +306,7 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
         module: "attention",
         kernel: kernel(kind, pages.kv_type, rows, plan.carried),
         grid: [items as u32, pages.kv_heads as u32, 1],
-        threads: THREADS,
+        threads: if rows == FEW_ROWS { 128 } else { 256 },
         shared_bytes: shared_bytes(kind, pages.kv_type, rows) as u32,
         arguments: vec![
             batch.items.into(),
@@ -299,7 +333,7 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
         module: "attention",
         kernel: "attention_merge".into(),
         grid: [(plan.merges.len() / ITEM_WORDS) as u32, pages.kv_heads as u32, rows as u32],
-        threads: THREADS,
+        threads: MERGE_THREADS,
         shared_bytes: 0,
         arguments: vec![
             batch.merges.into(),
@@ -317,6 +351,10 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
 }
 
 fn kernel(kind: HeadKind, kv_type: KvType, rows: usize, carried: bool) -> String {
+    assert!(
+        rows == FEW_ROWS || rows == MANY_ROWS && kind != HeadKind::Latent,
+        "attention: no kernel has {rows} rows"
+    );
     let kind = match kind {
         HeadKind::Dim64 => "64",
         HeadKind::Dim128 => "128",
@@ -327,19 +365,26 @@ fn kernel(kind: HeadKind, kv_type: KvType, rows: usize, carried: bool) -> String
     format!("attention_{kind}_{kv_type}_{rows}{carried}")
 }
 
-/// `Attention::SHARED` in `attention.cu`, with the stages named beside each kernel there.
+/// `SHARED` in `attention_decode.cuh` and `attention_prefill.cuh`, with the stages named beside each kernel
+/// in `attention.cu`.
 fn shared_bytes(kind: HeadKind, kv_type: KvType, rows: usize) -> usize {
-    let (tile, stages) = match (kind, rows) {
-        (HeadKind::Latent, _) => (32, 3),
-        (HeadKind::Dim64, 16) => (64, 4),
-        (HeadKind::Dim128, 16) => (64, 3),
-        _ => (64, 2),
-    };
-    let values = if kind == HeadKind::Latent { 0 } else { kind.value_dim() };
+    let fp8 = kv_type == KvType::Fp8;
+    let latent = kind == HeadKind::Latent;
+    let tile = if latent { 32 } else { 64 };
+    let values = if latent { 0 } else { kind.value_dim() };
     let wide = tile * (kind.key_dim() + values) * 2;
-    let staged = if kv_type == KvType::Fp8 { stages * wide / 2 + wide } else { stages * wide };
-    let warps = THREADS as usize / 32;
-    rows * kind.key_dim() * 2 + rows * tile * 2 + warps * rows * 4 + staged
+    let stage = if fp8 { wide / 2 } else { wide };
+    if rows == MANY_ROWS {
+        return if fp8 { 2 * stage + 2 * wide } else { 3 * stage };
+    }
+    let stages = match (kind, kv_type) {
+        (HeadKind::Latent, _) | (HeadKind::Dim128, KvType::Bf16) => 3,
+        _ => 4,
+    };
+    // Weights, and maxima of four warps.
+    let exchanged = rows * tile * 2 + 4 * rows * 4;
+    let kept = if latent { rows * kind.key_dim() * 2 + if fp8 { wide } else { 0 } } else { 0 };
+    stages * stage + exchanged + kept
 }
 
 #[cfg(test)]
@@ -347,6 +392,38 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn decode(sequences: usize, context: usize) -> Vec<Sequence> {
+        (0..sequences).map(|query| Sequence { query, tokens: 1, start: context - 1, table: 0 }).collect()
+    }
+
+    /// Shapes whose best cut on 132 processors was measured or is plain.
+    #[test]
+    fn blocks_come_in_full_waves() {
+        let chosen = |sequences: &[Sequence]| Cut::choose(sequences, HeadKind::Dim128, 8, 4, 132);
+        assert_eq!(chosen(&decode(32, 4096)), Cut { rows: FEW_ROWS, chunks: None });
+        assert_eq!(chosen(&decode(1, 32_768)), Cut { rows: FEW_ROWS, chunks: Some(4) });
+        assert_eq!(chosen(&decode(1, 1024)), Cut { rows: FEW_ROWS, chunks: Some(1) });
+        assert_eq!(chosen(&decode(1, 100)), Cut { rows: FEW_ROWS, chunks: None });
+        assert_eq!(chosen(&[]), Cut { rows: FEW_ROWS, chunks: None });
+        let prompt = |tokens, start| [Sequence { query: 0, tokens, start, table: 0 }];
+        assert_eq!(chosen(&prompt(8192, 0)), Cut { rows: MANY_ROWS, chunks: None });
+        assert_eq!(chosen(&prompt(1024, 0)), Cut { rows: MANY_ROWS, chunks: None });
+        assert!(chosen(&prompt(64, 32_000)).chunks.is_some());
+    }
+
+    /// What a block may have on the smallest GPUs (sm_86, sm_89, sm_120), and on sm_80, for latents.
+    #[test]
+    fn shared_memory_fits() {
+        for kv_type in [KvType::Bf16, KvType::Fp8] {
+            for kind in [HeadKind::Dim64, HeadKind::Dim128] {
+                for rows in [FEW_ROWS, MANY_ROWS] {
+                    assert!(shared_bytes(kind, kv_type, rows) <= 99 << 10, "{kind:?} {kv_type:?} {rows}");
+                }
+            }
+            assert!(shared_bytes(HeadKind::Latent, kv_type, FEW_ROWS) <= 163 << 10);
+        }
+    }
 
     proptest! {
         /// Every row of every sequence is in exactly one item per chunk that it sees, and slots are not
@@ -357,7 +434,7 @@ mod tests {
             group in 1usize..9, window in prop::option::of(1usize..700), wide: bool,
             chunks in prop::option::of(1usize..4),
         ) {
-            let cut = Cut { rows: if wide { 64 } else { 16 }, chunks };
+            let cut = Cut { rows: if wide { MANY_ROWS } else { FEW_ROWS }, chunks };
             let mut sequences = Vec::new();
             for (query, (tokens, start)) in shapes.iter().copied().enumerate() {
                 sequences.push(Sequence { query, tokens, start, table: 0 });
