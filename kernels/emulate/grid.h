@@ -10,6 +10,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 #if !defined(__x86_64__)
@@ -87,12 +88,21 @@ struct Warpgroup {
     }
 };
 
+// A barrier in shared memory: arrivals that its phase still lacks, and bytes announced or come too early.
+struct Barrier {
+    unsigned arrivals = 0, left = 0, phase = 0;
+    int64_t bytes = 0;
+    std::vector<Fiber*> sleepers;
+};
+
 struct Block {
     std::vector<Fiber> fibers;
     std::vector<Fiber*> runnable;
     std::vector<Warp> warps;
     std::vector<Warpgroup> warpgroups;
     Meeting barriers[16];
+    std::map<const void*, Barrier> memory_barriers;
+    std::vector<Work> copies;  // bulk copies under way
     unsigned char* shared = nullptr;
     unsigned unfinished = 0;
 };
@@ -209,8 +219,21 @@ inline bool happens_at_once() { return random.coin(); }
 
 // === the scheduler ===
 
+// Bulk copies end in any order.
+inline void finish_a_copy() {
+    size_t i = random.below(block->copies.size());
+    Work copy = std::move(block->copies[i]);
+    block->copies[i] = std::move(block->copies.back());
+    block->copies.pop_back();
+    copy();
+}
+
 inline void run_fibers() {
     while (block->unfinished > 0) {
+        if (!block->copies.empty() && (block->runnable.empty() || random.below(256) == 0)) {
+            finish_a_copy();
+            continue;
+        }
         if (block->runnable.empty()) {
             for (Fiber& f : block->fibers) {
                 if (!f.finished)
@@ -225,6 +248,7 @@ inline void run_fibers() {
         threadIdx = current->index;
         to_fiber(*current);
     }
+    if (!block->copies.empty()) fail("a block ended before its bulk copies");
 }
 
 // Runs one block; `shared` has been filled with poison.
@@ -236,6 +260,8 @@ inline void run_block(Block& b, Dim index, unsigned char* shared) {
     b.warps.assign((threads + 31) / 32, Warp{});
     b.warpgroups.assign((threads + 127) / 128, Warpgroup{});
     for (Meeting& barrier : b.barriers) barrier = Meeting{};
+    b.memory_barriers.clear();
+    b.copies.clear();
     b.shared = shared;
     b.unfinished = threads;
     b.runnable.clear();

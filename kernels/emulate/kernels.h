@@ -7,10 +7,12 @@
 #include <tuple>
 #include <utility>
 
+#include "../src/bulk.cuh"
 #include "../src/gate.cuh"
 #include "../src/moe.cuh"
 #include "../src/numbers.cuh"
 #include "../src/peer.cuh"
+#include "../src/pipeline_sm90.cuh"
 #include "../src/product.cuh"
 #include "../src/product_few.cuh"
 #include "../src/product_sm90.cuh"
@@ -34,7 +36,10 @@ namespace matmul_cu {
 }  // namespace matmul_cu
 namespace matmul_sm90_cu {
 #include "../src/matmul_sm90.cu"
-}
+#undef MATMUL
+#undef PARAMETERS
+#undef PROBLEM
+}  // namespace matmul_sm90_cu
 namespace moe_cu {
 #include "../src/moe.cu"
 }
@@ -135,6 +140,9 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(matmul_sm90_16),
     KERNEL(matmul_sm90_64),
     KERNEL(matmul_sm90_128),
+    KERNEL(matmul_sm90_192),
+    KERNEL(matmul_sm90_256),
+    KERNEL(matmul_sm90_256_whole),
     KERNEL(moe_choose),
     KERNEL(moe_combine),
     KERNEL(moe_group),
@@ -152,6 +160,8 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(moe_product_sm90_16),
     KERNEL(moe_product_sm90_64),
     KERNEL(moe_product_sm90_128),
+    KERNEL(moe_product_sm90_256),
+    KERNEL(moe_product_sm90_256_whole),
     KERNEL(moe_route),
     KERNEL(copy),
     KERNEL(matrix_peak),

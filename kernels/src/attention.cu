@@ -46,6 +46,7 @@ __device__ __forceinline__ void attend(const Item* items, const uint32_t* tables
              const void* keys, const void* values, const float* sinks, uint16_t* out, float* partials,   \
              uint32_t kv_heads, uint32_t group, uint32_t page_shift, uint32_t window, float score_scale, \
              float value_scale) {                                                                        \
+        follow();                                                                                        \
         attend<__VA_ARGS__, carried>(items, tables, q, q_stride, keys, values, sinks, out, partials,     \
                                      Shape{kv_heads, group, page_shift, window}, score_scale,            \
                                      value_scale);                                                       \
@@ -78,6 +79,7 @@ constexpr int MERGE_THREADS = 128;
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     attention_merge(const Item* items, const float* partials, const float* sinks, uint16_t* out,
                     uint32_t kv_heads, uint32_t group, uint32_t rows, uint32_t value_dim, float value_scale) {
+    follow();
     // Chunks that are read at once: the joining of one needs the one before, reading it does not.
     constexpr int AT_ONCE = 16;
     const Item item = items[blockIdx.x];

@@ -94,6 +94,7 @@ __device__ __forceinline__ void matmul_few(const Problem& p, int warps_n, int ke
         name(const uint16_t* x, const unsigned char* weights, const float* scales, const uint16_t* bias, \
              void* y, float* partials, uint32_t m, uint32_t n, uint32_t k, uint32_t split_tiles,         \
              uint32_t wide_y) {                                                                          \
+        follow();                                                                                        \
         matmul<Product<block_m, __VA_ARGS__>, block_m>(                                                  \
             Problem{x, weights, scales, bias, y, partials, m, n, k, split_tiles, wide_y});               \
     }
@@ -107,6 +108,7 @@ MATMUL(matmul_bf16_128, 128, 128, 2, 4, 3)
         name(const uint16_t* x, const unsigned char* weights, const float* scales, const uint16_t* bias, \
              void* y, float* partials, uint32_t m, uint32_t n, uint32_t k, uint32_t split_tiles,         \
              uint32_t wide_y, uint32_t warps_n, uint32_t kept_rows) {                                    \
+        follow();                                                                                        \
         matmul_few<few_product::Product<__VA_ARGS__>>(                                                   \
             Problem{x, weights, scales, bias, y, partials, m, n, k, split_tiles, wide_y}, warps_n, kept_rows); \
     }
@@ -124,6 +126,7 @@ MATMUL_FEW(matmul_mxfp4_64, 256, MXFP4, 4, 4)
 extern "C" __global__ void __launch_bounds__(256)
     matmul_reduce(const float* partials, const uint16_t* bias, void* y, uint32_t splits, uint32_t m,
                   uint32_t n, uint32_t wide_y) {
+    follow();
     const uint32_t column = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
     if (column >= n) return;
     float total = 0.0f;

@@ -8,9 +8,11 @@
 // Whether the hardware keeps that promise across its tile widths is what the equality tests on a GPU show.
 // Grid: (n tiles, m tiles, splits or 1). Block: 256 threads, two warpgroups of 64 outputs each. K a
 // multiple of 64.
+//
+// From 64 rows on, blocks stay and go through the pieces of work (`pipeline_sm90.cuh`): a grid of any
+// number of blocks, of 384 threads.
+#include "pipeline_sm90.cuh"
 #include "product_sm90.cuh"
-
-using namespace warpgroup_product;
 
 struct Problem {
     const uint16_t* x;
@@ -31,8 +33,9 @@ __device__ __forceinline__ void store(const Problem& p, uint32_t m, uint32_t n, 
 
 template <int ROWS, int STAGES>
 __device__ __forceinline__ void matmul(const Problem& p) {
-    using K = Product<ROWS, STAGES>;
-    const Operands operands{p.x, p.weights, p.n, p.k, p.split_tiles, blockIdx.y * ROWS, p.m, nullptr, 1};
+    using K = warpgroup_product::Product<ROWS, STAGES>;
+    const warpgroup_product::Operands operands{
+        p.x, p.weights, p.n, p.k, p.split_tiles, blockIdx.y * ROWS, p.m, nullptr, 1};
     K kernel(operands);
     if (p.partials != nullptr) {
         const int first = blockIdx.z * p.split_tiles;
@@ -47,14 +50,81 @@ __device__ __forceinline__ void matmul(const Problem& p) {
     kernel.each(total, [&](uint32_t m, uint32_t n, float sum) { store(p, m, n, sum); });
 }
 
-// Splits in blocks of their own are added by `matmul_reduce` of `matmul.cu`.
-#define MATMUL(name, rows, stages)                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                   \
-        name(const uint16_t* x, const unsigned char* weights, const float*, const uint16_t* bias, void* y,  \
-             float* partials, uint32_t m, uint32_t n, uint32_t k, uint32_t split_tiles, uint32_t wide_y) {  \
-        matmul<rows, stages>(Problem{x, weights, bias, y, partials, m, n, k, split_tiles, wide_y}); \
+// Pieces of at most so many rows and one split, or all of K. Those that run at once should share rows as
+// well as weights: 8 tiles of rows come before the next tile of outputs.
+struct Pieces {
+    const Problem& p;
+    uint32_t block_rows, tiles_m, tiles_n, count;
+
+    __device__ __forceinline__ Pieces(const Problem& problem, uint32_t rows) : p(problem), block_rows(rows) {
+        tiles_m = (p.m + rows - 1) / rows, tiles_n = (p.n + 127) / 128;
+        const uint32_t tiles_k = p.k / 64;
+        count = tiles_m * tiles_n * (p.partials == nullptr ? 1 : (tiles_k + p.split_tiles - 1) / p.split_tiles);
     }
 
-MATMUL(matmul_sm90_16, 16, 6)
-MATMUL(matmul_sm90_64, 64, 5)
-MATMUL(matmul_sm90_128, 128, 5)
+    __device__ __forceinline__ bool operator()(uint32_t i, pipelined_product::Piece& piece) const {
+        if (i >= count) return false;
+        const uint32_t plane = tiles_m * tiles_n, split = i / plane, in_plane = i % plane;
+        const uint32_t band = in_plane / (8 * tiles_n), in_band = in_plane % (8 * tiles_n);
+        const uint32_t height = min_of(tiles_m - band * 8, 8u);
+        piece.weights = p.weights;
+        piece.first = (band * 8 + in_band % height) * block_rows;
+        piece.end = min_of(piece.first + block_rows, p.m);
+        piece.tile_n = in_band / height * 2;
+        const int tiles_k = p.k / 64;
+        piece.from = split * p.split_tiles;
+        piece.to = p.partials == nullptr ? tiles_k : min_of(piece.from + int(p.split_tiles), tiles_k);
+        piece.other = split;
+        return true;
+    }
+};
+
+// NARROW: into bf16 only, by all of K at once.
+template <int ROWS, int STAGES, int KEPT, bool WHOLE, bool NARROW>
+__device__ __forceinline__ void matmul_in_pieces(const Problem& p) {
+    using K = pipelined_product::Pipeline<ROWS, STAGES, KEPT, WHOLE>;
+    const pipelined_product::Operands operands{p.x, p.n, p.k, int(p.split_tiles), nullptr, 1};
+    K kernel(operands);
+    kernel.run(Pieces(p, ROWS), [&](const pipelined_product::Piece& piece, const auto& sums) {
+        float bias[2] = {};
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t n = kernel.output(piece, 2 * i);
+            if (p.bias != nullptr && p.partials == nullptr && n < p.n) bias[i] = bf16_to_f32(p.bias[n]);
+        }
+        const bool biased = p.bias != nullptr && p.partials == nullptr;
+        const auto value = [&](const auto& sums, int i) { return biased ? sums[i] + bias[i / 2 % 2] : sums[i]; };
+        if (NARROW || (p.partials == nullptr && !p.wide_y)) {
+            const auto same = [](uint32_t m) { return m; };
+            kernel.template store<false>(piece, sums, static_cast<uint16_t*>(p.y), p.n, same, value);
+        } else {
+            float* to = p.partials == nullptr ? static_cast<float*>(p.y)
+                                              : p.partials + uint64_t(piece.other) * p.m * p.n;
+            kernel.store_f32(piece, sums, to, value);
+        }
+    });
+}
+
+#define PARAMETERS \
+    const uint16_t *x, const unsigned char *weights, const float *, const uint16_t *bias, void *y, float *partials, \
+        uint32_t m, uint32_t n, uint32_t k, uint32_t split_tiles, uint32_t wide_y
+#define PROBLEM \
+    Problem { x, weights, bias, y, partials, m, n, k, split_tiles, wide_y }
+
+// Splits in blocks of their own are added by `matmul_reduce` of `matmul.cu`.
+extern "C" __global__ void __launch_bounds__(warpgroup_product::THREADS) matmul_sm90_16(PARAMETERS) {
+    follow();
+    matmul<16, 6>(PROBLEM);
+}
+
+#define MATMUL(name, rows, stages, kept, whole, narrow) \
+    extern "C" __global__ void __launch_bounds__(pipelined_product::THREADS, 1) name(PARAMETERS) { \
+        follow();                                                                              \
+        matmul_in_pieces<rows, stages, kept, whole, narrow>(PROBLEM); \
+    }
+
+MATMUL(matmul_sm90_64, 64, 8, 32, false, false)
+MATMUL(matmul_sm90_128, 128, 6, 64, false, false)
+MATMUL(matmul_sm90_256, 256, 3, 64, false, true)
+MATMUL(matmul_sm90_192, 192, 5, 96, false, true)
+// Of one split: sums need no room beside those of the split, which makes room for another stage.
+MATMUL(matmul_sm90_256_whole, 256, 4, 0, true, true)

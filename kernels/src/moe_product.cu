@@ -68,6 +68,7 @@ __device__ __forceinline__ void product_few(Operands p, Ending ending, const Exp
              uint16_t* y, const ExpertRows* items, const uint32_t* item_count, const uint32_t* slots,         \
              uint32_t top, uint32_t n, uint32_t k, uint32_t split_tiles, uint32_t gate, float alpha,          \
              float limit, uint32_t to_slots) {                                                                \
+        follow();                                                                                             \
         product<Product<__VA_ARGS__, true>>(Operands{x, weights, scales, n, k, split_tiles, 0, 0, slots, top}, \
                                             Ending{bias, y, n, gate, alpha, limit, to_slots ? slots : nullptr}, \
                                             items, item_count);                                               \
@@ -83,6 +84,7 @@ MOE_PRODUCT(moe_product_bf16_128, 128, 128, 2, 4, 3)
              uint16_t* y, const ExpertRows* items, const uint32_t* item_count, const uint32_t* slots,         \
              uint32_t top, uint32_t n, uint32_t k, uint32_t split_tiles, uint32_t gate, float alpha,          \
              float limit, uint32_t to_slots, uint32_t warps_n, uint32_t kept_rows) {                          \
+        follow();                                                                                             \
         product_few<few_product::Product<__VA_ARGS__>>(                                                       \
             Operands{x, weights, scales, n, k, split_tiles, 0, 0, slots, top},                                \
             Ending{bias, y, n, gate, alpha, limit, to_slots ? slots : nullptr}, items, item_count, warps_n,   \

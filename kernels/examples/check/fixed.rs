@@ -122,7 +122,7 @@ fn splits(lab: &mut Lab<'_>, product: &Product) -> Result<Vec<Variant>, String> 
     let mut found =
         vec![Variant { label: "the worker's".into(), launches: product.launches(lab, chosen, None)? }];
     let tiles = product.shape.inputs / TILE;
-    for rows in [16, 64, 128] {
+    for rows in [16, 64, 128, 192, 256] {
         // Blocks far larger or smaller than the batch are no candidates.
         if rows > 4 * product.rows.max(16) || product.rows > 64 * rows {
             continue;

@@ -222,10 +222,10 @@ struct Around {
 
 impl Around {
     /// Even choices, as many experts as there can be.
-    fn new(lab: &mut Lab<'_>, moe: &Moe, tokens: usize) -> Result<Self, String> {
+    fn new(lab: &mut Lab<'_>, moe: &Moe, unit: Unit, tokens: usize) -> Result<Self, String> {
         let Moe { count, top, width, weights, .. } = *moe;
         let slots = tokens * top;
-        let block_rows = Grouped::choose_rows(slots, count, weights);
+        let block_rows = Grouped::choose_rows(slots, count, weights, unit);
         let ids: Vec<u32> = (0..slots).map(|slot| (slot * 37 % count) as u32).collect();
         Ok(Self {
             ids: lab.upload(&ids)?,
@@ -250,7 +250,7 @@ fn experts(lab: &mut Lab<'_>, moe: &Moe, unit: Unit, tokens: usize) -> Result<Wo
         return Err("this GPU has no wgmma".into());
     }
     let Moe { count, top, inner, width, weights } = *moe;
-    let around = Around::new(lab, moe, tokens)?;
+    let around = Around::new(lab, moe, unit, tokens)?;
     let up = Shape { outputs: 2 * inner, inputs: width, weights };
     let down = Shape { outputs: width, inputs: inner, weights };
     let mut weights = |shape: Shape, seed: u64| -> Result<Experts, String> {
@@ -282,7 +282,7 @@ fn bytes_of(shape: Shape) -> usize {
 /// What a layer does besides its products.
 fn around_experts(lab: &mut Lab<'_>, tokens: usize) -> Result<Work, String> {
     let Moe { count, top, width, .. } = MOE;
-    let Around { ids, weights, grouped, rows, out, .. } = Around::new(lab, &MOE, tokens)?;
+    let Around { ids, weights, grouped, rows, out, .. } = Around::new(lab, &MOE, Unit::Warp, tokens)?;
     let logits: Vec<f32> = (0..tokens * count).map(|i| (i * 37 % 1009) as f32 * 0.01).collect();
     let logits = lab.upload(&logits)?;
     let routing = Routing { top, scoring: Scoring::SoftmaxAll, renormalise: true, scale: 1.0, groups: None };

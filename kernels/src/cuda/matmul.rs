@@ -8,6 +8,7 @@ mod packing;
 
 use half::bf16;
 
+use super::pipeline::Pipeline;
 use super::{Argument, Launch, Slice};
 use crate::quant::MXFP4_BLOCK;
 
@@ -18,7 +19,8 @@ pub use packing::{pack_bf16, pack_fp8, pack_integers, pack_mxfp4};
 pub const TILE: usize = 64;
 /// Inputs that share a scale.
 pub const GROUP: usize = 128;
-/// Blocks that a product with few rows should have at least: two for each of an H100's 132 processors.
+/// Blocks of 64 outputs that a product with few rows should have, and no more: two for each of an H100's 132 processors, so that
+/// they come in one wave.
 const BLOCKS: usize = 264;
 /// A split should not be shorter, in tiles: each leaves a sum that must be read again.
 const SPLIT_TILES_MIN: usize = 8;
@@ -91,7 +93,7 @@ impl Shape {
     /// Tiles of a split: a function of the weight's shape alone, since it decides the order of sums.
     pub(super) fn split_tiles(self) -> usize {
         let tiles = self.inputs / TILE;
-        let wanted = BLOCKS.div_ceil(self.outputs.div_ceil(TILE)).min(tiles / SPLIT_TILES_MIN).max(1);
+        let wanted = (BLOCKS / self.outputs.div_ceil(TILE)).min(tiles / SPLIT_TILES_MIN).max(1);
         // Even, so that no group of 128 inputs is cut.
         tiles.div_ceil(wanted).next_multiple_of(2)
     }
@@ -147,7 +149,7 @@ pub enum Out {
 /// How a product is cut into blocks: speed alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
-    /// Rows per block: 16, 64 or, of bf16 weights, 128.
+    /// Rows per block: 16, 64 or, of bf16 weights, 128, 192 or 256 (128, where the unit is a warp).
     pub rows: usize,
     /// Whether the splits go to blocks of their own.
     pub apart: bool,
@@ -159,7 +161,7 @@ impl Cut {
         let block = match rows {
             0..=FEW_ROWS => FEW_ROWS,
             17..=128 => 64,
-            _ if shape.weights == Weights::Bf16 => 128,
+            _ if shape.weights == Weights::Bf16 => Pipeline::suits(shape.outputs, rows),
             _ => 64,
         };
         let narrow_few = rows <= FEW_ROWS && shape.weights != Weights::Bf16;
@@ -183,6 +185,8 @@ struct Kernel {
     shared_bytes: u32,
     /// Of weights that are not bf16.
     few: Option<Few>,
+    /// Of those whose blocks stay.
+    pipeline: Option<Pipeline>,
 }
 
 impl Kernel {
@@ -190,8 +194,7 @@ impl Kernel {
     fn choose(shape: Shape, unit: Unit, rows: usize, few: Few) -> Self {
         let (name, block_m, block_n, stages) = match (unit, shape.weights, rows) {
             (Unit::Warpgroup, Weights::Bf16, 16) => ("matmul_sm90_16", 16, 128, 6),
-            (Unit::Warpgroup, Weights::Bf16, 64) => ("matmul_sm90_64", 64, 128, 5),
-            (Unit::Warpgroup, Weights::Bf16, _) => ("matmul_sm90_128", 128, 128, 5),
+            (Unit::Warpgroup, Weights::Bf16, _) => return Self::staying(Pipeline::choose(rows)),
             (_, Weights::Bf16, 16) => ("matmul_bf16_16", 16, 64, 5),
             (_, Weights::Bf16, 64) => ("matmul_bf16_64", 64, 64, 4),
             (_, Weights::Bf16, _) => ("matmul_bf16_128", 128, 128, 3),
@@ -205,6 +208,7 @@ impl Kernel {
             threads: if block_n == 128 { 256 } else { 128 },
             shared_bytes: (stages * (block_m * TILE * 2 + block_n / TILE * shape.image())) as u32,
             few: None,
+            pipeline: None,
         }
     }
 
@@ -227,6 +231,27 @@ impl Kernel {
             threads: few.threads(),
             shared_bytes: few.shared_bytes(),
             few: Some(few),
+            pipeline: None,
+        }
+    }
+
+    fn staying(pipeline: Pipeline) -> Self {
+        let name = match pipeline {
+            Pipeline::ROWS_64 => "matmul_sm90_64",
+            Pipeline::ROWS_128 => "matmul_sm90_128",
+            Pipeline::ROWS_192 => "matmul_sm90_192",
+            Pipeline::ROWS_256 => "matmul_sm90_256",
+            _ => "matmul_sm90_256_whole",
+        };
+        Self {
+            module: "matmul_sm90",
+            name,
+            block_m: pipeline.rows,
+            block_n: Pipeline::OUTPUTS,
+            threads: Pipeline::THREADS,
+            shared_bytes: pipeline.shared_bytes() as u32,
+            few: None,
+            pipeline: Some(pipeline),
         }
     }
 }
@@ -280,10 +305,21 @@ pub fn launch_split(
     if rows == 0 {
         return Vec::new();
     }
+    let kernel_rows = match cut.rows {
+        // What has room for so many rows has none for other ends than sums in bf16.
+        129.. if cut.apart || wide == 1 => 128,
+        256 if splits == 1 => Pipeline::WHOLE,
+        rows => rows,
+    };
     let few = Few::choose(shape, cut.rows, rows, rows.div_ceil(cut.rows), if cut.apart { 1 } else { splits });
-    let Kernel { module, name, block_m, block_n, threads, shared_bytes, few } =
-        Kernel::choose(shape, unit, cut.rows, few);
+    let Kernel { module, name, block_m, block_n, threads, shared_bytes, few, pipeline } =
+        Kernel::choose(shape, unit, kernel_rows, few);
     let apart = if cut.apart { Argument::from(partials) } else { Argument::Null };
+    let tiles = [
+        shape.outputs.div_ceil(block_n) as u32,
+        rows.div_ceil(block_m) as u32,
+        if cut.apart { splits as u32 } else { 1 },
+    ];
     let mut arguments = vec![
         x.into(),
         images.into(),
@@ -301,11 +337,7 @@ pub fn launch_split(
     let product = Launch {
         module,
         kernel: name.into(),
-        grid: [
-            shape.outputs.div_ceil(block_n) as u32,
-            rows.div_ceil(block_m) as u32,
-            if cut.apart { splits as u32 } else { 1 },
-        ],
+        grid: if pipeline.is_some() { Pipeline::grid(tiles) } else { tiles },
         threads,
         shared_bytes,
         arguments,

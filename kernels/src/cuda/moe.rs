@@ -5,6 +5,7 @@
 use half::bf16;
 
 use super::matmul::{Few, Shape, TILE, Unit, Weights};
+use super::pipeline::Pipeline;
 use super::{Argument, Launch, Slice};
 use crate::elementwise::ClampedGate;
 use crate::moe::{GroupScore, Routing, Scoring};
@@ -124,13 +125,19 @@ impl Grouped {
             && self.item_count.len == 1
     }
 
-    /// Rows of an item for `slots` slots: what an expert is asked for on average, and no more than the kernels have. Speed alone.
-    pub fn choose_rows(slots: usize, experts: usize, weights: Weights) -> usize {
-        match slots.div_ceil(experts.max(1)) {
-            0..=16 => Self::ROWS_MIN,
-            17..=96 => 64,
-            _ if weights == Weights::Bf16 => 128,
-            _ => 64,
+    /// Rows of an item for `slots` slots: by what an expert is asked for on average, and no more than the kernels have. Speed alone.
+    pub fn choose_rows(slots: usize, experts: usize, weights: Weights, unit: Unit) -> usize {
+        let average = slots.div_ceil(experts.max(1));
+        if average <= 16 || weights != Weights::Bf16 {
+            return if average <= 16 { Self::ROWS_MIN } else { 64 };
+        }
+        match (unit, average) {
+            (Unit::Warp, 17..=96) => 64,
+            (Unit::Warp, _) => 128,
+            // Products are as wide as an item's rows need, so that nearly every expert's may be one item.
+            (Unit::Warpgroup, 17..=48) => 64,
+            (Unit::Warpgroup, 49..=112) => 128,
+            (Unit::Warpgroup, _) => 256,
         }
     }
 }
@@ -344,7 +351,7 @@ pub fn product(
     (slots > 0).then(|| Launch {
         module: kernel.module,
         kernel: kernel.name.into(),
-        grid: [shape.outputs.div_ceil(kernel.block_n) as u32, items as u32, 1],
+        grid: kernel.grid([shape.outputs.div_ceil(kernel.block_n) as u32, items as u32, 1]),
         threads: kernel.threads,
         shared_bytes: kernel.shared_bytes,
         arguments,
@@ -360,6 +367,8 @@ struct Kernel {
     shared_bytes: u32,
     /// Of weights that are not bf16.
     few: Option<Few>,
+    /// Of those whose blocks stay.
+    pipeline: Option<Pipeline>,
 }
 
 impl Kernel {
@@ -367,8 +376,7 @@ impl Kernel {
     fn choose(shape: Shape, unit: Unit, rows: usize, few: Few) -> Option<Self> {
         let (name, block_n, stages) = match (unit, shape.weights, rows) {
             (Unit::Warpgroup, Weights::Bf16, 16) => ("moe_product_sm90_16", 128, 6),
-            (Unit::Warpgroup, Weights::Bf16, 64) => ("moe_product_sm90_64", 128, 5),
-            (Unit::Warpgroup, Weights::Bf16, 128) => ("moe_product_sm90_128", 128, 5),
+            (Unit::Warpgroup, Weights::Bf16, _) => return Self::staying(shape, rows),
             (_, Weights::Bf16, 16) => ("moe_product_bf16_16", 64, 5),
             (_, Weights::Bf16, 64) => ("moe_product_bf16_64", 64, 4),
             (_, Weights::Bf16, 128) => ("moe_product_bf16_128", 128, 3),
@@ -377,7 +385,7 @@ impl Kernel {
         let module = if unit == Unit::Warpgroup { "moe_product_sm90" } else { "moe_product" };
         let threads = if block_n == 128 { 256 } else { 128 };
         let shared_bytes = (stages * (rows * TILE * 2 + block_n / TILE * shape.image())) as u32;
-        Some(Self { module, name, block_n, threads, shared_bytes, few: None })
+        Some(Self { module, name, block_n, threads, shared_bytes, few: None, pipeline: None })
     }
 
     fn few(weights: Weights, rows: usize, few: Few) -> Option<Self> {
@@ -400,7 +408,32 @@ impl Kernel {
             threads,
             shared_bytes,
             few: Some(few),
+            pipeline: None,
         })
+    }
+
+    fn staying(shape: Shape, rows: usize) -> Option<Self> {
+        let (name, pipeline) = match (rows, shape.splits()) {
+            (64, _) => ("moe_product_sm90_64", Pipeline::ROWS_64),
+            (128, _) => ("moe_product_sm90_128", Pipeline::ROWS_128),
+            (256, 1) => ("moe_product_sm90_256_whole", Pipeline::ROWS_256_WHOLE),
+            (256, _) => ("moe_product_sm90_256", Pipeline::ROWS_256),
+            _ => return None,
+        };
+        Some(Self {
+            module: "moe_product_sm90",
+            name,
+            block_n: Pipeline::OUTPUTS,
+            threads: Pipeline::THREADS,
+            shared_bytes: pipeline.shared_bytes() as u32,
+            few: None,
+            pipeline: Some(pipeline),
+        })
+    }
+
+    /// Of so many tiles.
+    fn grid(&self, tiles: [u32; 3]) -> [u32; 3] {
+        if self.pipeline.is_some() { Pipeline::grid(tiles) } else { tiles }
     }
 }
 

@@ -18,8 +18,10 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
     let bf16 = Shape { outputs: 72, inputs: 192, weights: Weights::Bf16 };
     // Few tiles of inputs; three splits, the last shorter; outputs that end inside a tile.
     let mut shapes = vec![
-        (bf16, vec![1, 17]),
+        (bf16, vec![1, 17, 300]),
         (Shape { outputs: 130, inputs: 1600, ..bf16 }, vec![1, 3, 70]),
+        // Two splits; more rows than any block takes.
+        (Shape { outputs: 130, inputs: 1088, ..bf16 }, vec![260]),
         (Shape { outputs: 40, inputs: 1280, weights: Weights::Int8 }, vec![2, 65]),
         (Shape { outputs: 66, inputs: 1280, weights: Weights::Int4 }, vec![1, 20]),
         (Shape { outputs: 72, inputs: 1280, weights: Weights::Fp8 }, vec![1, 20, 65]),
@@ -113,10 +115,15 @@ fn one(lab: &mut Lab<'_>, shape: Shape, unit: Unit, counts: &[usize]) -> Result<
         ];
         if shape.weights == Weights::Bf16 {
             cuts.extend([Cut { rows: 128, apart: false }, Cut { rows: 128, apart: true }]);
+            cuts.extend([192, 256].map(|rows| Cut { rows, apart: false }));
         }
         for cut in cuts {
             let other = weight.multiply(lab, x, rows, cut)?;
             lab.same(&format!("{rows} rows, {cut:?}"), &other, &out)?;
+            if unit == Unit::Warpgroup && cut.rows > 16 {
+                let other = weight.by_two_blocks(lab, x, rows, cut)?;
+                lab.same(&format!("{rows} rows by two blocks, {cut:?}"), &other, &out)?;
+            }
         }
         for apart in [false, true] {
             let other = weight.split_in_twos(lab, x, rows, apart)?;
@@ -194,6 +201,25 @@ impl Weight {
         multiply(lab, x, rows, &self.packed, cut)
     }
 
+    /// By two blocks, which go through many pieces of work: a small product has fewer pieces than a GPU has processors.
+    fn by_two_blocks(
+        &self,
+        lab: &mut Lab<'_>,
+        x: Slice<bf16>,
+        rows: usize,
+        cut: Cut,
+    ) -> Result<Vec<bf16>, String> {
+        let shape = self.packed.shape;
+        let y = lab.poisoned(rows * shape.outputs)?;
+        let partials = lab.poisoned(cut.partial_floats(shape, rows))?;
+        let mut launches = launch(x, rows, &self.packed, cut, Out::Bf16(y), partials);
+        let grid = &mut launches[0].grid;
+        assert_eq!(grid[1..], [1, 1], "blocks of these products stay");
+        grid[0] = grid[0].min(2);
+        lab.launch(launches)?;
+        lab.download(y)
+    }
+
     /// By splits as short as they can be, whatever the weight's shape says.
     fn split_in_twos(
         &self,
@@ -214,7 +240,7 @@ impl Weight {
     fn logits(&self, lab: &mut Lab<'_>, x: Slice<bf16>, rows: usize, narrow: &[bf16]) -> Result<(), String> {
         let shape = self.packed.shape;
         let mut first: Option<Vec<f32>> = None;
-        for (block, apart) in [(16, false), (64, true), (64, false), (128, true)] {
+        for (block, apart) in [(16, false), (64, true), (64, false), (128, true), (256, false)] {
             let cut = Cut { rows: block, apart };
             let y = lab.poisoned(rows * shape.outputs)?;
             let partials = lab.poisoned(cut.partial_floats(shape, rows))?;

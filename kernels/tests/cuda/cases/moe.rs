@@ -27,6 +27,8 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
     let mut layers = vec![
         Layer { experts: 5, top: 2, tokens: 1, shape: bf16 },
         Layer { experts: 5, top: 2, tokens: 37, shape: bf16 },
+        // More rows of one expert than any block takes.
+        Layer { experts: 2, top: 2, tokens: 140, shape: bf16 },
         // Three splits; every expert of every token.
         Layer { experts: 2, top: 2, tokens: 21, shape: Shape { outputs: 80, inputs: 1600, ..bf16 } },
     ];
@@ -261,21 +263,31 @@ impl Layer {
             let ids = choices(kind, self.tokens * self.top, self.experts);
             let plain = self.first_product(lab, &weight, &x, &ids, Ending::Plain, 16)?;
             self.is_the_dense_product(lab, &weight, &x, &ids, &plain)?;
+            for &rows in self.cuts(unit) {
+                let other = self.first_product(lab, &weight, &x, &ids, Ending::Plain, rows)?;
+                lab.same(&format!("{rows} rows"), &other, &plain)?;
+            }
             for ending in [Ending::Silu, Ending::Clamped(ClampedGate { alpha: 1.702, limit: 7.0 })] {
                 let gated = self.first_product(lab, &weight, &x, &ids, ending, 16)?;
                 self.has_the_gate(lab, &weight, &x, &ids, ending, &gated)?;
-                for &rows in self.cuts() {
+                for &rows in self.cuts(unit) {
                     let other = self.first_product(lab, &weight, &x, &ids, ending, rows)?;
                     lab.same(&format!("{ending:?} by {rows} rows"), &other, &gated)?;
                 }
             }
-            self.in_slot_order(lab, &weight, &ids)?;
+            for rows in [16, 64] {
+                self.in_slot_order(lab, &weight, &ids, rows)?;
+            }
         }
         self.whole(lab, &weight, unit, &x)
     }
 
-    fn cuts(self) -> &'static [usize] {
-        if self.shape.weights == Weights::Bf16 { &[64, 128] } else { &[64] }
+    fn cuts(self, unit: Unit) -> &'static [usize] {
+        match (self.shape.weights, unit) {
+            (Weights::Bf16, Unit::Warpgroup) => &[64, 128, 256],
+            (Weights::Bf16, Unit::Warp) => &[64, 128],
+            _ => &[64],
+        }
     }
 
     /// By slot, so that groupings can be compared.
@@ -291,16 +303,27 @@ impl Layer {
         let to = grouped(lab, ids, self.experts, rows)?;
         let columns = if ending == Ending::Plain { self.shape.outputs } else { self.shape.outputs / 2 };
         let (x, y) = (lab.upload(x)?, lab.poisoned(ids.len() * columns)?);
-        lab.launch(product(x, Rows::OfTokens { top: self.top }, &weight.device, &to, ending, y))?;
+        let mut launch = product(x, Rows::OfTokens { top: self.top }, &weight.device, &to, ending, y);
+        if let Some(launch) = launch.as_mut().filter(|launch| launch.threads == 384 && rows > 64) {
+            // Blocks that stay have several pieces of work each, as in a large product.
+            launch.grid[0] = launch.grid[0].min(2);
+        }
+        lab.launch(launch)?;
         let (y, places) = (lab.download(y)?, lab.download(to.places)?);
         Ok(places.iter().flat_map(|p| y[*p as usize * columns..][..columns].to_vec()).collect())
     }
 
     /// Rows that stay in the order of slots have the bits of those in the order of places.
-    fn in_slot_order(self, lab: &mut Lab<'_>, weight: &Weight, ids: &[u32]) -> Result<(), String> {
+    fn in_slot_order(
+        self,
+        lab: &mut Lab<'_>,
+        weight: &Weight,
+        ids: &[u32],
+        rows: usize,
+    ) -> Result<(), String> {
         let Shape { outputs, inputs, .. } = self.shape;
         let x = values(5, ids.len() * inputs);
-        let to = grouped(lab, ids, self.experts, 16)?;
+        let to = grouped(lab, ids, self.experts, rows)?;
         let places = lab.download(to.places)?;
         let mut by_place = x.clone();
         for (row, place) in x.chunks(inputs).zip(&places) {
@@ -379,7 +402,7 @@ impl Layer {
             lab.download(out)
         };
         let all = run(lab, 0, 16)?;
-        for rows in self.cuts() {
+        for rows in self.cuts(unit) {
             let other = run(lab, 0, *rows)?;
             lab.same(&format!("the layer by {rows} rows"), &other, &all)?;
         }

@@ -128,7 +128,8 @@ impl Forward<'_> {
         let (slots, count) = (self.rows * routing.top, down.count);
         let normed = step_room.normed.slice(0, self.rows * hidden);
         let (ids, weights) = (room.ids.slice(0, slots), room.weights.slice(0, slots));
-        let grouped = room.grouped(slots, count, Grouped::choose_rows(slots, count, down.shape.weights));
+        let grouped =
+            room.grouped(slots, count, Grouped::choose_rows(slots, count, down.shape.weights, down.unit));
         // Rows that fill up a step choose nobody.
         let kv_slots = self.step.kv_slots().map(|slots| slots.of(&step_room.inputs));
         let bias = experts.correction_bias;

@@ -204,7 +204,7 @@ impl Forward<'_> {
     fn by_head(&mut self, x: Slice<bf16>, factors: &moe::Experts, y: Slice<bf16>) {
         let (room, heads) = (&self.room.latent, factors.count);
         let slots = self.rows * heads;
-        let block_rows = Grouped::choose_rows(slots, heads, factors.shape.weights);
+        let block_rows = Grouped::choose_rows(slots, heads, factors.shape.weights, factors.unit);
         let grouped = Grouped {
             places: room.places.slice(0, slots),
             slots_at: room.slots_at.slice(0, slots),

@@ -184,8 +184,8 @@ impl Sharing {
     pub(super) fn round(&self, experts: &HeldExperts, own: Option<&Own>, all: usize) -> Vec<Launch> {
         let Layout { top, .. } = self.plan.layout;
         let slots = all * top;
-        let weights = experts.down.shape.weights;
-        let block_rows = Grouped::choose_rows(slots, self.plan.placement.experts(), weights);
+        let (weights, unit) = (experts.down.shape.weights, experts.down.unit);
+        let block_rows = Grouped::choose_rows(slots, self.plan.placement.experts(), weights, unit);
         let own_of = |here: usize| match own {
             Some(own) if here == 0 => *own,
             _ => Own::none(&self.rooms[here]),
