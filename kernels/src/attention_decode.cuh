@@ -93,11 +93,14 @@ struct Decode : Rows<KEY_DIM, VALUE_DIM, LATENT, FP8, 16, 128, TILE> {
             }
         } else if constexpr (FP8) {
             const int key = warp * OWN_KEYS + matrix / 2 * 8 + row;
+            // All at once: one after another each would be waited for.
+            uint32_t codes[STEPS / 2][4], low[4], high[4];
+#pragma unroll
+            for (int step = 0; step < STEPS; step += 2)
+                load_matrix(codes[step / 2], unit_of<STEPS>(keys, key, step + matrix % 2));
 #pragma unroll
             for (int step = 0; step < STEPS; step += 2) {
-                uint32_t codes[4], low[4], high[4];
-                load_matrix(codes, unit_of<STEPS>(keys, key, step + matrix % 2));
-                widen_codes(low, high, codes);
+                widen_codes(low, high, codes[step / 2]);
                 for (int i = 0; i < 4; ++i) mma(scores[i / 2], q[step + i % 2], low[i], high[i]);
             }
         } else {
@@ -160,21 +163,24 @@ struct Decode : Rows<KEY_DIM, VALUE_DIM, LATENT, FP8, 16, 128, TILE> {
         const int matrix = lane / 8, row = lane % 8;
         // FP8: an ldmatrix holds two units of sixteen columns, or one and twice as many positions.
         constexpr int UNITS = COLUMN_TILES / 2, PAIRED = UNITS % 2 == 0 ? 1 : 2;
-        uint32_t codes[4], low[PAIRED * UNITS / 2 * 4], high[PAIRED * UNITS / 2 * 4];
+        constexpr int LOADS = FP8 && !LATENT ? TILE_UNITS / 2 / PAIRED : 1;
+        uint32_t codes[LOADS][4], low[4], high[4];
+        if constexpr (FP8 && !LATENT) {
+            static_assert(UNITS <= 2, "");
+#pragma unroll
+            for (int i = 0; i < LOADS; ++i) {
+                const int position = i * PAIRED * 16 + (PAIRED == 1 ? matrix % 2 * 8 : matrix * 8) + row;
+                const int of_row = warp * UNITS + (PAIRED == 1 ? matrix / 2 : 0);
+                load_matrix_transposed(codes[i], unit_of<STEPS>(values, position, of_row));
+            }
+        }
 #pragma unroll
         for (int unit = 0; unit < TILE_UNITS; unit += 2) {
             uint32_t a[4];
             load_matrix(a, unit_of<TILE_UNITS>(weights, matrix % 2 * 8 + row, unit + matrix / 2));
             state.add_weights(a);
             if constexpr (FP8 && !LATENT) {
-                static_assert(UNITS <= 2, "");
-                if (PAIRED == 1 || unit / 2 % 2 == 0) {
-                    const int position = PAIRED == 1 ? matrix % 2 * 8 : matrix * 8;
-                    const int of_row = warp * UNITS + (PAIRED == 1 ? matrix / 2 : 0);
-                    load_matrix_transposed(codes,
-                                           unit_of<STEPS>(values, unit * 8 + position + row, of_row));
-                    widen_codes(low, high, codes);
-                }
+                if (PAIRED == 1 || unit / 2 % 2 == 0) widen_codes(low, high, codes[unit / 2 / PAIRED]);
 #pragma unroll
                 for (int u = 0; u < UNITS; ++u) {
                     const int i = PAIRED == 1 ? 2 * u : unit / 2 % 2 * 2;
