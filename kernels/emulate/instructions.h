@@ -85,6 +85,10 @@ T atomic_add(T* address, T value) {
 }
 
 inline float exp2_fast(float x) { return std::exp2(x); }
+inline float exp2_flushed(float x) {
+    const float y = std::exp2(x);
+    return y < 0x1p-126f ? 0.0f : y;
+}
 
 // === cp.async (PTX 9.7.9.25) ===
 

@@ -37,18 +37,6 @@ __device__ __forceinline__ void store_pair(float* to, float low, float high) {
     *reinterpret_cast<Pair*>(to) = Pair{low, high};
 }
 
-// 2^x in one instruction, with a relative error of about 2^-22; what is below 2^-126 is 0.
-__device__ __forceinline__ float exp2_flushed(float x) {
-#ifdef KEYWAY_EMULATE
-    const float y = std::exp2(x);
-    return y < 0x1p-126f ? 0.0f : y;
-#else
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#endif
-}
-
 // 2^(from - to); 0 for a row that has seen nothing yet.
 __device__ __forceinline__ float rescale(float from, float to) {
     return from == NEGATIVE_INFINITY ? 0.0f : exp2_fast(from - to);

@@ -112,7 +112,7 @@ __device__ __forceinline__ void matmul_in_pieces(const Problem& p) {
 
 // Splits in blocks of their own are added by `matmul_reduce` of `matmul.cu`.
 extern "C" __global__ void __launch_bounds__(warpgroup_product::THREADS) matmul_sm90_16(PARAMETERS) {
-    follow();
+    // `run` follows earlier launches.
     matmul<16, 6>(PROBLEM);
 }
 

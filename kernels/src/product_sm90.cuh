@@ -46,7 +46,7 @@ struct Product {
         return shared_memory() + i % STAGES * STAGE;
     }
 
-    __device__ __forceinline__ void load(int tile, unsigned char* to) const {
+    __device__ __forceinline__ void load_rows(int tile, unsigned char* to) const {
 #pragma unroll
         for (int c = 0; c < COPIES; ++c) {
             const int i = threadIdx.x + c * THREADS, row = i / 8, unit = i % 8;
@@ -56,6 +56,9 @@ struct Product {
             const uint64_t at = uint64_t(source) * p.k + tile * TILE_K + unit * 8;
             async_copy_16(unit_of<8>(to, row, unit), p.x + at, m < p.end);
         }
+    }
+
+    __device__ __forceinline__ void load_weights(int tile, unsigned char* to) const {
 #pragma unroll
         for (int i = threadIdx.x; i < WARPGROUPS * IMAGE / 16; i += THREADS) {
             const int image = i / (IMAGE / 16), unit = i % (IMAGE / 16);
@@ -98,11 +101,25 @@ struct Product {
             if (row(i) < p.end && output(i) < p.n) f(row(i), output(i), sums[i]);
     }
 
-    // Goes through the tiles [first, end); `end_of_split` gets each split's sum.
+    __device__ __forceinline__ void load(int tile, unsigned char* to) const {
+        load_rows(tile, to);
+        load_weights(tile, to);
+    }
+
+    // Goes through the tiles [first, end); `end_of_split` gets each split's sum. Where the weight is the launch's own, its
+    // first tiles are loaded while earlier launches end: none of them changes it.
     template <class End>
     __device__ __forceinline__ void run(int first, int end, End end_of_split) {
+        if (!GATHERED) {
+            for (int s = 0; s < STAGES - 2; ++s)
+                if (first + s < end) load_weights(first + s, stage(s));
+            follow();
+        }
         for (int s = 0; s < STAGES - 2; ++s) {
-            if (first + s < end) load(first + s, stage(s));
+            if (first + s < end) {
+                if (GATHERED) load(first + s, stage(s));
+                else load_rows(first + s, stage(s));
+            }
             async_copy_commit();
         }
         for (int split = first; split < end; split += p.split_tiles) {

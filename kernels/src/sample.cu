@@ -157,12 +157,13 @@ __device__ __forceinline__ Place first_over_block(Place best, Sums& sums) {
     return best;
 }
 
-// What a block found in its part of a row: its first place; the sums of weights at the row's temperature and at 1; how many
-// elements weigh enough, or, for a score, are at least the token's logit.
+// What a block found in its part of a row: its first place; the sums of weights at the row's temperature, also of the equal
+// pieces that its warps had, and at 1; how many elements weigh enough, or, for a score, are at least the token's logit.
 struct Part {
     Place best;
     uint64_t weights, weights_at_1;
     uint32_t count, unused;
+    uint64_t of_warps[WARPS];
 };
 
 // The memory in which the blocks of a row leave what they found: all parts, then each part's weights and counts by bin.
@@ -191,14 +192,29 @@ struct Work {
     }
 };
 
-// The ids of this block's part.
+// A range of ids.
 struct Ids {
     uint32_t begin, end;
-    __device__ __forceinline__ Ids(uint32_t vocabulary) {
-        const uint32_t each = (vocabulary + gridDim.x - 1) / gridDim.x;
-        begin = min_of(vocabulary, blockIdx.x * each), end = min_of(vocabulary, begin + each);
+    // The one of `pieces` equal pieces that has this number.
+    __device__ __forceinline__ Ids piece(uint32_t number, uint32_t pieces) const {
+        const uint32_t each = (end - begin + pieces - 1) / pieces, from = min_of(end, begin + number * each);
+        return {from, min_of(end, from + each)};
     }
 };
+
+// Calls `f(id, logit)` of the ids for which this thread, the `first` of every `apart`, stands. Several loads are under way at
+// once: one after another they would be waited for.
+template <int AT_ONCE = 8, class F>
+__device__ __forceinline__ void each_logit(const float* logits, Ids ids, uint32_t first, uint32_t apart, F f) {
+    for (uint32_t id = ids.begin + first; id < ids.end; id += AT_ONCE * apart) {
+        float some[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) some[i] = id + i * apart < ids.end ? logits[id + i * apart] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (id + i * apart < ids.end) f(id + i * apart, some[i]);
+    }
+}
 
 // Of each row's parameters: temperature, top-p, min-p as f32; top-k; seed and position in two words each,
 // lower first.
@@ -211,12 +227,12 @@ struct Parameters {
     __device__ __forceinline__ bool cuts() const { return !is_greedy() && (top_k > 0 || top_p < 1.0f); }
 };
 
-// A row as its candidates see it: those of at least the weight `least`, by bins of equal width that reach `reach` below the
+// A row as its candidates see it: those of at least the weight `least`, by so many bins of equal width for each unit below the
 // largest logit.
 struct Row {
     const float* logits;
     uint32_t vocabulary;
-    float maximum, temperature, reach;
+    float maximum, temperature, bins;
     uint64_t least;
 
     __device__ __forceinline__ uint64_t weight(float logit) const {
@@ -227,14 +243,15 @@ struct Row {
     // Never descends as logits do; what is no number comes last.
     __device__ __forceinline__ uint32_t bin(float logit) const {
         if (!(logit == logit)) return BINS - 1;
-        const float below = maximum - logit, at = below * (float(BINS) / reach);
+        const float below = maximum - logit, at = below * bins;
         if (!(below > 0.0f)) return 0;
         return at < float(BINS - 1) ? uint32_t(at) : BINS - 1;
     }
 };
 
 __device__ __forceinline__ Row row_of(const float* logits, uint32_t vocabulary, float maximum, const Parameters& by) {
-    return {logits, vocabulary, maximum, by.temperature, WEIGHTLESS * by.temperature, max_of(uint64_t(1), uint64_t(by.min_p * UNIT))};
+    const float bins = float(BINS) / (WEIGHTLESS * by.temperature);
+    return {logits, vocabulary, maximum, by.temperature, bins, max_of(uint64_t(1), uint64_t(by.min_p * UNIT))};
 }
 
 // A block's sums by bin. Weights are in two words: 64-bit additions to shared memory would be loops.
@@ -264,13 +281,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     follow();
     Sums& sums = *reinterpret_cast<Sums*>(shared_memory());
     const float* own = logits + uint64_t(blockIdx.y) * vocabulary;
-    const Ids ids(vocabulary);
+    const Ids ids = Ids{0, vocabulary}.piece(blockIdx.x, gridDim.x);
     Place best = nowhere();
-#pragma unroll 8
-    for (uint32_t id = ids.begin + threadIdx.x; id < ids.end; id += THREADS) {
-        const Place place{key_of(own[id]), id};
+    each_logit(own, ids, threadIdx.x, THREADS, [&](uint32_t id, float logit) {
+        const Place place{key_of(logit), id};
         if (best.after(place)) best = place;
-    }
+    });
     best = first_over_block(best, sums);
     if (threadIdx.x == 0) Work(work, blockIdx.y, gridDim.x).part(blockIdx.x).best = best;
 }
@@ -287,28 +303,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const bool greedy = by.is_greedy(), cuts = by.cuts();
     const float weightless = row.maximum - WEIGHTLESS * max_of(1.0f, by.temperature);
     if (cuts) spread.clear();
-    const Ids ids(vocabulary);
+    const Ids ids = Ids{0, vocabulary}.piece(blockIdx.x, gridDim.x).piece(threadIdx.x / 32, WARPS);
     uint64_t weights = 0, weights_at_1 = 0;
     uint32_t count = 0;
-#pragma unroll 4
-    for (uint32_t id = ids.begin + threadIdx.x; id < ids.end; id += THREADS) {
-        const float logit = own[id];
-        if (logit < weightless || !(logit > NEGATIVE_INFINITY)) continue;
+    each_logit(own, ids, threadIdx.x % 32, 32, [&](uint32_t, float logit) {
+        if (logit < weightless || !(logit > NEGATIVE_INFINITY)) return;
         const uint64_t at_1 = weight_of(logit, row.maximum, 1.0f);
         weights_at_1 += at_1;
-        if (greedy) continue;
+        if (greedy) return;
         const uint64_t weight = by.temperature == 1.0f ? at_1 : weight_of(logit, row.maximum, by.temperature);
-        if (weight < row.least) continue;
+        if (weight < row.least) return;
         weights += weight, ++count;
         if (cuts) spread.add(row.bin(logit), weight);
-    }
+    });
     weights = sum_exactly(weights, spread.sums);
+    const uint64_t of_warp = threadIdx.x < WARPS ? spread.sums.of_warps[threadIdx.x] : 0;
     weights_at_1 = sum_exactly(weights_at_1, spread.sums);
     count = uint32_t(sum_exactly(count, spread.sums));
     if (threadIdx.x == 0) {
         Part& part = to.part(blockIdx.x);
         part.weights = weights, part.weights_at_1 = weights_at_1, part.count = count;
     }
+    if (threadIdx.x < WARPS) to.part(blockIdx.x).of_warps[threadIdx.x] = of_warp;
     if (cuts) spread.leave(to.weights(blockIdx.x), to.counts(blockIdx.x));
 }
 
@@ -350,14 +366,15 @@ struct Finder {
         sync_block();
         if (threadIdx.x == 0) gathered = 0, first = from, last = to;
         sync_block();
-#pragma unroll 8
-        for (uint32_t id = threadIdx.x; id < row.vocabulary; id += THREADS) {
-            const float logit = row.logits[id];
+        // Most elements lie below these bins, which one comparison says.
+        const bool has_end = to < BINS - 1 && row.maximum < -NEGATIVE_INFINITY;
+        each_logit(row.logits, {0, row.vocabulary}, threadIdx.x, THREADS, [&](uint32_t id, float logit) {
+            if (has_end && (row.maximum - logit) * row.bins >= float(to + 1)) return;
             const uint32_t bin = row.bin(logit);
-            if (bin < from || bin > to || !is_one(logit)) continue;
+            if (bin < from || bin > to || !is_one(logit)) return;
             const uint32_t at = atomic_add(&gathered, 1u);
             if (at < GATHERED) elements[at] = uint64_t(~key_of(logit)) << 32 | id;
-        }
+        });
         sync_block();
         const uint32_t n = min_of(gathered, GATHERED);
         uint32_t size = 1;
@@ -388,19 +405,15 @@ struct Finder {
         return true;
     }
 
-    // The candidate before which there are `target` others.
-    __device__ __forceinline__ Found by_count(const Row& row, uint64_t target) {
-        const uint32_t bin = first_above(counts, BINS, target);
-        if (!bring(row, bin)) return by_digits(row, bin, target - count_before(bin), [](uint64_t) { return 1; });
-        return at(uint32_t(target - count_before(first)));
-    }
-
-    // The candidate that takes the sum of weights past `target`.
-    __device__ __forceinline__ Found by_weight(const Row& row, uint64_t target) {
-        const uint32_t bin = first_above(weights, BINS, target);
-        if (!bring(row, bin))
-            return by_digits(row, bin, target - weight_before(bin), [](uint64_t weight) { return weight; });
-        return at(first_above(running, gathered, target - weight_before(first)));
+    // The candidate that takes the running sum, of weights or of ones for a count, past `target`.
+    __device__ __forceinline__ Found find(const Row& row, uint64_t target, bool by_count) {
+        const uint64_t* sums_by_bin = by_count ? counts : weights;
+        const uint32_t bin = first_above(sums_by_bin, BINS, target);
+        const bool brought = bring(row, bin);
+        const uint32_t from = brought ? first : bin;
+        target -= from > 0 ? sums_by_bin[from - 1] : 0;
+        if (!brought) return by_digits(row, bin, target, by_count);
+        return at(by_count ? uint32_t(target) : first_above(running, gathered, target));
     }
 
     __device__ __forceinline__ Found at(uint32_t i) const {
@@ -408,9 +421,9 @@ struct Finder {
     }
 
     // The same among the candidates of one bin that has too many to sort: a descent over the keys' digits in four passes, then
-    // the id among equals. `measure(weight)` is what the sum is of.
-    template <class Measure>
-    __device__ __forceinline__ Found by_digits(const Row& row, uint32_t bin, uint64_t target, Measure measure) {
+    // the id among equals.
+    __device__ __forceinline__ Found by_digits(const Row& row, uint32_t bin, uint64_t target, bool by_count) {
+        auto measure = [&](uint64_t weight) { return by_count ? uint64_t(weight > 0) : weight; };
         uint32_t prefix = 0;
         auto weight_inside = [&](float logit) { return row.bin(logit) == bin ? row.weight(logit) : 0; };
         for (int shift = 24; shift >= 0; shift -= 8) {
@@ -423,7 +436,7 @@ struct Finder {
                 const uint32_t key = key_of(logit);
                 const bool inside = shift == 24 || key >> (shift + 8) == prefix >> (shift + 8);
                 const uint64_t weight = inside ? weight_inside(logit) : 0;
-                add_digit(key >> shift & 0xff, weight > 0 ? uint64_t(measure(weight)) : 0);
+                add_digit(key >> shift & 0xff, measure(weight));
             }
             sync_block();
             uint32_t digit = 255;
@@ -446,8 +459,8 @@ struct Finder {
         }
         greater = sum_exactly(greater, sums);
         own = largest(own);
-        const uint64_t before = target / uint64_t(measure(own));
-        const uint32_t id = by_ids(row, 0, row.vocabulary, before, [&](float logit) {
+        const uint64_t before = target / measure(own);
+        const uint32_t id = by_ids(row, {0, row.vocabulary}, before, [&](float logit) {
             return uint64_t(key_of(logit) == prefix);
         });
         return {id, weight_before(bin) + greater + (before + 1) * own};
@@ -481,30 +494,34 @@ struct Finder {
         if (const uint32_t rest = uint32_t(amount >> 32) + carry) atomic_add(&digits_high[digit], rest);
     }
 
-    // Of the ids from `begin` to `end` in ascending order, the one that takes the sum of `measure(logit)` past `target`. Each
-    // warp sums a piece; the piece in which it lies is cut up again.
+    // Of these ids in ascending order, the one that takes the sum of `measure(logit)` past `target`. Each warp sums a piece; the
+    // piece in which it lies is cut up again.
     template <class Measure>
-    __device__ __forceinline__ uint32_t by_ids(const Row& row, uint32_t begin, uint32_t end, uint64_t target, Measure measure) {
-        while (end - begin > WARPS) {
-            const uint32_t each = (end - begin + WARPS - 1) / WARPS;
-            const uint32_t from = min_of(end, begin + threadIdx.x / 32 * each), to = min_of(end, from + each);
+    __device__ __forceinline__ uint32_t by_ids(const Row& row, Ids ids, uint64_t target, Measure measure) {
+        while (ids.end - ids.begin > WARPS) {
             uint64_t sum = 0;
-#pragma unroll 8
-            for (uint32_t id = from + threadIdx.x % 32; id < to; id += 32) sum += measure(row.logits[id]);
+            each_logit<4>(row.logits, ids.piece(threadIdx.x / 32, WARPS), threadIdx.x % 32, 32,
+                       [&](uint32_t, float logit) { sum += measure(logit); });
             for (unsigned mask = 16; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
             sync_block();
             if (threadIdx.x % 32 == 0) sums.of_warps[threadIdx.x / 32] = sum;
             sync_block();
-            uint32_t piece = 0;
-            while (piece + 1 < WARPS && target >= sums.of_warps[piece]) target -= sums.of_warps[piece++];
-            begin = min_of(end - 1, begin + piece * each), end = min_of(end, begin + each);
+            ids = ids.piece(first_piece(sums.of_warps, WARPS, target), WARPS);
         }
-        for (; begin + 1 < end; ++begin) {
-            const uint64_t own = measure(row.logits[begin]);
+        uint32_t id = ids.begin;
+        for (; id + 1 < ids.end; ++id) {
+            const uint64_t own = measure(row.logits[id]);
             if (target < own) break;
             target -= own;
         }
-        return begin;
+        return id;
+    }
+
+    // The first of `n` pieces whose sum takes the sum of all before it past `target`, of which these are taken off.
+    __device__ __forceinline__ static uint32_t first_piece(const uint64_t* sums, uint32_t n, uint64_t& target) {
+        uint32_t piece = 0;
+        for (; piece + 1 < n && target >= sums[piece]; ++piece) target -= sums[piece];
+        return piece;
     }
 };
 
@@ -518,20 +535,28 @@ __device__ __forceinline__ uint32_t choose(const Row& row, const Parameters& by,
     const bool few = by.top_k > 0 && by.top_k < candidates;
     if (!few && by.top_p >= 1.0f) {
         uint64_t target = multiply_high(number, total);
-        const uint32_t each = (row.vocabulary + work.parts - 1) / work.parts;
         uint32_t part = 0;
         while (part + 1 < work.parts && target >= work.part(part).weights) target -= work.part(part++).weights;
-        const uint32_t begin = part * each, end = min_of(row.vocabulary, begin + each);
-        return finder.by_ids(row, begin, end, target, [&](float logit) { return row.weight(logit); });
+        const uint32_t piece = Finder::first_piece(work.part(part).of_warps, WARPS, target);
+        const Ids ids = Ids{0, row.vocabulary}.piece(part, work.parts).piece(piece, WARPS);
+        return finder.by_ids(row, ids, target, [&](float logit) { return row.weight(logit); });
     }
     finder.load(work);
-    if (few) total = finder.by_count(row, by.top_k - 1).weights;
-    if (by.top_p < 1.0f) {
+    // The last one that top-k keeps, the last one that top-p keeps of those, and the one that is drawn. `total` is the weight of
+    // what is kept.
+    uint32_t id = 0;
+#pragma unroll 1
+    for (int cut = few ? 0 : 1; cut < 3; ++cut) {
+        if (cut == 1 && by.top_p >= 1.0f) continue;
+        // The last one of top-p is the one that reaches what is wanted, that is, passes one less.
         const uint64_t wanted = uint64_t(double(by.top_p) * double(total));
-        // The last one kept is the one that reaches what is wanted, that is, passes one less.
-        total = finder.by_weight(row, wanted > 0 ? wanted - 1 : 0).weights;
+        const uint64_t target = cut == 0   ? by.top_k - 1
+                                : cut == 1 ? wanted - uint64_t(wanted > 0)
+                                           : multiply_high(number, total);
+        const Finder::Found found = finder.find(row, target, cut == 0);
+        id = found.id, total = found.weights;
     }
-    return finder.by_weight(row, multiply_high(number, total)).id;
+    return id;
 }
 
 // `parameters` one per row; `tokens` and `logprobs` (of the logits given, at temperature 1) one per row; `work` as
@@ -575,18 +600,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     Spread& spread = *reinterpret_cast<Spread*>(shared_memory());
     const Work to(work, blockIdx.y, gridDim.x);
     const float* own = logits + uint64_t(blockIdx.y) * vocabulary;
-    const Row row{own, vocabulary, own[to.best().id], 1.0f, SCORED, 1};
+    const Row row{own, vocabulary, own[to.best().id], 1.0f, float(BINS) / SCORED, 1};
     const float token = own[tokens[blockIdx.y]];
     spread.clear();
-    const Ids ids(vocabulary);
+    const Ids ids = Ids{0, vocabulary}.piece(blockIdx.x, gridDim.x);
     uint64_t weights = 0;
     uint32_t rank = 0;
-#pragma unroll 4
-    for (uint32_t id = ids.begin + threadIdx.x; id < ids.end; id += THREADS) {
-        const float logit = own[id];
+    each_logit(own, ids, threadIdx.x, THREADS, [&](uint32_t, float logit) {
         weights += row.weight(logit), rank += logit >= token;
         atomic_add(&spread.counts[row.bin(logit)], 1u);
-    }
+    });
     weights = sum_exactly(weights, spread.sums);
     rank = uint32_t(sum_exactly(rank, spread.sums));
     if (threadIdx.x == 0) {
@@ -607,7 +630,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const Work from(work, blockIdx.x, parts);
     const float* own = logits + uint64_t(blockIdx.x) * vocabulary;
     Score& to = scores[blockIdx.x];
-    const Row row{own, vocabulary, own[from.best().id], 1.0f, SCORED, 1};
+    const Row row{own, vocabulary, own[from.best().id], 1.0f, float(BINS) / SCORED, 1};
     if (threadIdx.x == 0) {
         uint64_t total = 0, rank = 0;
         for (uint32_t i = 0; i < parts; ++i) total += from.part(i).weights_at_1, rank += from.part(i).count;

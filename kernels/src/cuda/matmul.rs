@@ -169,6 +169,16 @@ impl Cut {
         Self { rows: block, apart: shape.splits() > 1 && rows <= SPLIT_ROWS_MAX && !narrow_few && !enough }
     }
 
+    /// The rows of a block, by which [`Kernel::choose`] goes.
+    fn kernel_rows(self, splits: usize, wide: bool) -> usize {
+        match self.rows {
+            // What has room for so many rows has none for other ends than sums in bf16.
+            129.. if self.apart || wide => 128,
+            256 if splits == 1 => Pipeline::WHOLE,
+            rows => rows,
+        }
+    }
+
     /// f32 elements that the splits of `rows` rows take.
     pub fn partial_floats(self, shape: Shape, rows: usize) -> usize {
         if self.apart { shape.splits() * rows * shape.outputs } else { 0 }
@@ -305,15 +315,9 @@ pub fn launch_split(
     if rows == 0 {
         return Vec::new();
     }
-    let kernel_rows = match cut.rows {
-        // What has room for so many rows has none for other ends than sums in bf16.
-        129.. if cut.apart || wide == 1 => 128,
-        256 if splits == 1 => Pipeline::WHOLE,
-        rows => rows,
-    };
     let few = Few::choose(shape, cut.rows, rows, rows.div_ceil(cut.rows), if cut.apart { 1 } else { splits });
     let Kernel { module, name, block_m, block_n, threads, shared_bytes, few, pipeline } =
-        Kernel::choose(shape, unit, kernel_rows, few);
+        Kernel::choose(shape, unit, cut.kernel_rows(splits, wide == 1), few);
     let apart = if cut.apart { Argument::from(partials) } else { Argument::Null };
     let tiles = [
         shape.outputs.div_ceil(block_n) as u32,

@@ -128,16 +128,13 @@ impl Grouped {
     /// Rows of an item for `slots` slots: by what an expert is asked for on average, and no more than the kernels have. Speed alone.
     pub fn choose_rows(slots: usize, experts: usize, weights: Weights, unit: Unit) -> usize {
         let average = slots.div_ceil(experts.max(1));
-        if average <= 16 || weights != Weights::Bf16 {
-            return if average <= 16 { Self::ROWS_MIN } else { 64 };
-        }
-        match (unit, average) {
-            (Unit::Warp, 17..=96) => 64,
-            (Unit::Warp, _) => 128,
-            // Products are as wide as an item's rows need, so that nearly every expert's may be one item.
-            (Unit::Warpgroup, 17..=48) => 64,
-            (Unit::Warpgroup, 49..=112) => 128,
-            (Unit::Warpgroup, _) => 256,
+        // A warpgroup's products are as wide as an item's rows need, so that nearly every expert's may be one item.
+        let (up_to_64, up_to_128) = if unit == Unit::Warpgroup { (48, 112) } else { (96, usize::MAX) };
+        match average {
+            0..=16 => Self::ROWS_MIN,
+            _ if average <= up_to_64 || weights != Weights::Bf16 => 64,
+            _ if average <= up_to_128 => 128,
+            _ => 256,
         }
     }
 }

@@ -10,7 +10,7 @@ const SUMS_BYTES: u32 = 16 * (THREADS / 32);
 const SPREAD_BYTES: u32 = SUMS_BYTES + 12 * BINS;
 const FINDER_BYTES: u32 = SUMS_BYTES + 16 * (BINS + GATHERED) + 8 * 256 + 16;
 /// `struct Part`, and sums by bin, in words.
-const PART_WORDS: usize = 8 + 3 * BINS as usize;
+const PART_WORDS: usize = 8 + 2 * THREADS as usize / 32 + 3 * BINS as usize;
 /// A row is cut into parts until there are about so many blocks: two for each multiprocessor of a large GPU.
 const BLOCKS: usize = 264;
 /// One block joins the parts of a row.

@@ -37,4 +37,18 @@ macro_rules! emulated {
     };
 }
 
-emulated!(attention, elementwise, gather, matmul, moe, peer, probe, rms_norm, rope, rules, sample);
+emulated!(
+    attention,
+    elementwise,
+    experts,
+    experts_narrow,
+    gather,
+    matmul,
+    moe,
+    peer,
+    probe,
+    rms_norm,
+    rope,
+    rules,
+    sample
+);

@@ -4,6 +4,7 @@
 
 mod attention;
 mod elementwise;
+mod experts;
 mod gather;
 mod matmul;
 mod moe;
@@ -15,6 +16,7 @@ mod rope;
 mod rules;
 mod sample;
 
+use experts::narrow as experts_narrow;
 use half::bf16;
 use keyway_kernels::cuda::{Device, Element, Launch, Slice};
 
@@ -32,7 +34,21 @@ macro_rules! cases {
         pub(crate) const CASES: &[Case] = &[$(Case { name: stringify!($name), run: $name::check }),*];
     };
 }
-cases!(attention, elementwise, gather, matmul, moe, peer, probe, rms_norm, rope, rules, sample);
+cases!(
+    attention,
+    elementwise,
+    experts,
+    experts_narrow,
+    gather,
+    matmul,
+    moe,
+    peer,
+    probe,
+    rms_norm,
+    rope,
+    rules,
+    sample
+);
 
 /// How large the shapes are: an emulator cannot do a GPU's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
