@@ -87,13 +87,14 @@ using namespace probe_cu;
 using namespace sample_cu;
 
 struct Kernel {
-    size_t arguments;
+    // Bytes of each argument.
+    std::vector<size_t> sizes;
     std::function<void(const uint64_t*)> call;
 };
 
 template <class... A, size_t... I>
 Kernel entry(void (*kernel)(A...), std::index_sequence<I...>) {
-    return {sizeof...(A), [=](const uint64_t* arguments) {
+    return {{sizeof(A)...}, [=](const uint64_t* arguments) {
                 std::tuple<std::decay_t<A>...> typed;
                 (std::memcpy(&std::get<I>(typed), &arguments[I], sizeof(std::get<I>(typed))), ...);
                 kernel(std::get<I>(typed)...);

@@ -168,7 +168,10 @@ fn get(app: &App, path: &str) -> Result<Response, ApiError> {
             response
         }
         _ if app.engines.are_alive() && !app.metrics.ranks_are_up() => return Err(ApiError::ranks_missing()),
-        _ if app.engines.are_alive() => json_response(&json!({"status": "ok"})),
+        _ if app.engines.are_alive() => match app.engines.failing() {
+            None => json_response(&json!({"status": "ok"})),
+            Some(reason) => return Err(ApiError::steps_fail(&reason)),
+        },
         _ => return Err(ApiError::engine_stopped()),
     })
 }

@@ -110,8 +110,8 @@ struct Options {
     listen: SocketAddr,
 
     /// What computes: this machine's processor, an NVIDIA GPU (the first, or that of a number), or what there is: `auto`
-    /// takes a GPU that computes the model, else the processor, and says which. A GPU needs its driver and nothing
-    /// else.
+    /// takes a GPU that computes the model, else the processor, and says which. GPUs are those of compute capability 8.0 to
+    /// 12.x (A100, RTX 30 and newer); they need NVIDIA's driver 580 or newer, for CUDA 13.0, and nothing else.
     #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t = DeviceChoice::Cpu, env = "KEYWAY_WORKER_DEVICE")]
     device: DeviceChoice,
 
@@ -147,13 +147,14 @@ struct Options {
     #[arg(long, value_name = "TOKENS", env = "KEYWAY_WORKER_MAX_MODEL_LEN")]
     max_model_len: Option<usize>,
 
-    /// Tokens computed in one step: more finish prompts sooner, fewer let running answers flow more evenly.
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, env = "KEYWAY_WORKER_MAX_BATCHED_TOKENS")]
-    max_batched_tokens: usize,
+    /// Tokens computed in one step: more finish prompts sooner, fewer let running answers flow more evenly [default: 512; on
+    /// a GPU 4096].
+    #[arg(long, value_name = "TOKENS", env = "KEYWAY_WORKER_MAX_BATCHED_TOKENS")]
+    max_batched_tokens: Option<usize>,
 
-    /// Sequences that run at the same time; further ones wait.
-    #[arg(long, value_name = "N", default_value_t = 64, env = "KEYWAY_WORKER_MAX_RUNNING")]
-    max_running: usize,
+    /// Sequences that run at the same time; further ones wait [default: 64; on a GPU 256].
+    #[arg(long, value_name = "N", env = "KEYWAY_WORKER_MAX_RUNNING")]
+    max_running: Option<usize>,
 
     /// On a GPU, plan each step only once the tokens of the one before are known, instead of while it runs: slower, with
     /// the same answers.
@@ -421,6 +422,21 @@ mod tests {
         let twice = ["--num-kv-blocks", "1", "--memory-utilization", "0.5"];
         assert!(refused(&twice).to_string().contains("cannot be used with"));
         assert!(refused(&["--kv-cache-memory", "much"]).to_string().contains("is not a size"));
+    }
+
+    #[test]
+    fn a_step_on_a_gpu_is_larger_unless_it_is_said_how_large() {
+        let limits = |args: &[&str], is_on_gpu| {
+            let Ok(Task::Serve(options, _)) = task(args) else { panic!("must serve") };
+            let limits = options.limits(is_on_gpu);
+            (limits.max_batched_tokens, limits.max_running)
+        };
+        assert_eq!((limits(&[], false), limits(&[], true)), ((512, 64), (4096, 256)));
+        let both = ["--max-batched-tokens", "512", "--max-running", "64"];
+        assert_eq!(limits(&both, true), (512, 64));
+        assert_eq!(limits(&["--max-batched-tokens", "100"], true), (100, 100));
+        assert_eq!(limits(&["--max-running", "5000"], true), (5000, 5000));
+        assert_eq!(limits(&["--max-running", "8"], false), (512, 8));
     }
 
     #[test]

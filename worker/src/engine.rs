@@ -7,6 +7,7 @@
 //!
 //! Next: `engine/turn.rs`, one step; `scheduler.rs`, who runs in it.
 
+mod failures;
 mod turn;
 
 use std::io;
@@ -18,6 +19,7 @@ use std::time::Instant;
 
 use tokio::sync::{Semaphore, oneshot};
 
+use self::failures::Failures;
 use self::turn::UnderWay;
 use crate::backend::{Backend, StepOutput};
 use crate::block_manager::{BlockManager, CacheChange, GroupRules};
@@ -65,6 +67,7 @@ pub(crate) struct EngineHandle {
     slots: Arc<Semaphore>,
     /// Set while the engine's thread lives.
     alive: Arc<AtomicBool>,
+    failures: Arc<Failures>,
 }
 
 impl EngineHandle {
@@ -105,6 +108,11 @@ impl EngineHandle {
     pub(crate) fn is_alive(&self) -> bool {
         self.alive.load(Ordering::Relaxed)
     }
+
+    /// Why steps fail, if several in a row did.
+    pub(crate) fn failing(&self) -> Option<String> {
+        self.failures.lasting()
+    }
 }
 
 /// A started engine.
@@ -139,11 +147,12 @@ pub(crate) fn spawn(
     let alive = Arc::new(AtomicBool::new(true));
     let guard = AliveGuard { alive: Arc::clone(&alive), _stopped: stopped_sender };
     let engine = Engine::new(backend, options, metrics, fastrand::u64(..));
+    let failures = Arc::clone(&engine.failures);
     let thread = std::thread::Builder::new().name("keyway-engine".to_owned()).spawn(move || {
         let _guard = guard;
         engine.run(&receiver);
     })?;
-    let handle = EngineHandle { inbox, slots: Arc::new(Semaphore::new(LIVE_SEQUENCES_MAX)), alive };
+    let handle = EngineHandle { inbox, slots: Arc::new(Semaphore::new(LIVE_SEQUENCES_MAX)), alive, failures };
     Ok(Spawned { handle, thread, stopped })
 }
 
@@ -159,6 +168,7 @@ struct Engine {
     output: StepOutput,
     /// A step that was started and whose tokens are not known yet.
     under_way: Option<UnderWay>,
+    failures: Arc<Failures>,
 }
 
 impl Engine {
@@ -175,6 +185,7 @@ impl Engine {
             kv_events: None,
             output: StepOutput::default(),
             under_way: None,
+            failures: Arc::default(),
         }
     }
 

@@ -37,6 +37,11 @@ impl Engines {
         self.handles.iter().all(EngineHandle::is_alive)
     }
 
+    /// Why the steps of one of them fail, if several in a row did.
+    pub(crate) fn failing(&self) -> Option<String> {
+        self.handles.iter().find_map(EngineHandle::failing)
+    }
+
     /// Queues all requests or none, at one engine: they may share a prefix. `rank`, below [`Engines::count`], says which.
     pub(crate) fn submit(
         &self,

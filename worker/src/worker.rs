@@ -28,7 +28,9 @@ use crate::expert_parallel::ExpertParallelOptions;
 use crate::generation_config::GenerationConfig;
 use crate::grammar::GrammarCompiler;
 use crate::kv_events::{BoundAddrs, KvEventOptions, Publisher};
-use crate::limits::{EXPERT_DEADLINE_MIN as DEADLINE_MIN, REQUEST_MEMORY_LEAST};
+use crate::limits::{
+    CPU_STEP_DEFAULTS, EXPERT_DEADLINE_MIN as DEADLINE_MIN, GPU_STEP_DEFAULTS, REQUEST_MEMORY_LEAST,
+};
 use crate::memory;
 use crate::metrics::{ExpertMetrics, MetricsPage, StaticInfo};
 use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource, Quantize, builtin};
@@ -67,10 +69,10 @@ pub struct WorkerOptions {
     pub memory_utilization: Option<f64>,
     /// Prompt and answer together, in tokens; if absent, what the model and the KV cache allow.
     pub max_model_len: Option<usize>,
-    /// Tokens computed in one step, over all sequences.
-    pub max_batched_tokens: usize,
-    /// Sequences that run at the same time.
-    pub max_running: usize,
+    /// Tokens computed in one step, over all sequences; if absent, 512, and on a GPU 4096.
+    pub max_batched_tokens: Option<usize>,
+    /// Sequences that run at the same time; if absent, 64, and on a GPU 256.
+    pub max_running: Option<usize>,
     /// Whether a GPU's next step is planned and started before the tokens of the last one are known.
     pub step_ahead: bool,
     /// Processor threads that compute; if absent, as many as there are cores.
@@ -103,14 +105,26 @@ impl Default for WorkerOptions {
             kv_cache_memory: None,
             memory_utilization: None,
             max_model_len: None,
-            max_batched_tokens: 512,
-            max_running: 64,
+            max_batched_tokens: None,
+            max_running: None,
             step_ahead: true,
             threads: None,
             request_memory: None,
             clients: ClientBounds::default(),
             kv_events: None,
             expert_parallel: ExpertParallelOptions::default(),
+        }
+    }
+}
+
+impl WorkerOptions {
+    /// What a step holds at most: on a GPU more, which computes many tokens in the time that reading the weights takes. What
+    /// is asked for stays as it is, and the other fits it.
+    pub(crate) fn limits(&self, is_on_gpu: bool) -> StepLimits {
+        let (tokens, running) = if is_on_gpu { GPU_STEP_DEFAULTS } else { CPU_STEP_DEFAULTS };
+        StepLimits {
+            max_batched_tokens: self.max_batched_tokens.unwrap_or(tokens.max(self.max_running.unwrap_or(0))),
+            max_running: self.max_running.unwrap_or(running.min(self.max_batched_tokens.unwrap_or(running))),
         }
     }
 }
@@ -171,6 +185,7 @@ struct Loaded {
 struct Computing {
     info: ModelInfo,
     kv: KvLayout,
+    limits: StepLimits,
     max_model_len: usize,
     backends: Vec<Box<dyn Backend>>,
     experts: Option<Arc<ExpertMetrics>>,
@@ -191,17 +206,24 @@ pub async fn start(options: WorkerOptions) -> Result<RunningWorker, StartError> 
     let quantize = if gpu.is_some() { Quantize::None } else { options.quantize };
     let ranks = options.expert_parallel.size;
     let Loaded { model, text, defaults } = blocking(move || load(&source, quantize, ranks)).await??;
-    let Computing { info, kv, max_model_len, backends, experts } = match gpu {
-        Some(gpu) => gpu::start(gpu, model, &options).await?,
-        None => on_cpu(model, &options).await?,
+    let is_on_gpu = gpu.is_some();
+    let computing = match gpu {
+        Some(gpu) => gpu::start(gpu, model, &options).await,
+        None => on_cpu(model, &options).await,
+    };
+    let Computing { info, kv, limits, max_model_len, backends, experts } = match computing {
+        Err(error) if is_on_gpu => {
+            gpu::fall_back(&options, error)?;
+            let (source, quantize) = (options.model.clone(), options.quantize);
+            let Loaded { model, .. } = blocking(move || load(&source, quantize, ranks)).await??;
+            on_cpu(model, &options).await?
+        }
+        computing => computing?,
     };
     let model_name = options.served_model_name.unwrap_or_else(|| info.name.clone());
     let eos_token_ids = eos_token_ids(&info, &text);
     let engine_options = EngineOptions {
-        limits: StepLimits {
-            max_batched_tokens: options.max_batched_tokens,
-            max_running: options.max_running,
-        },
+        limits,
         eos_token_ids: eos_token_ids.clone(),
         suppress_token_ids: suppressed(&defaults, info.vocab_size),
         step_ahead: options.step_ahead,
@@ -301,7 +323,7 @@ impl RunningWorker {
 
 /// Makes a model compute on the CPU, its experts spread over processes if asked for.
 async fn on_cpu(model: LoadedModel, options: &WorkerOptions) -> Result<Computing, StartError> {
-    let info = model.info.clone();
+    let (info, limits) = (model.info.clone(), options.limits(false));
     let (kv, max_model_len) = kv_memory::kv_layout(options, &info, kv_memory::Place::Host)?;
     let compute = Compute::new(threads(options.threads));
     let spread = spread::plan(options, &model, kv, max_model_len)?;
@@ -314,7 +336,7 @@ async fn on_cpu(model: LoadedModel, options: &WorkerOptions) -> Result<Computing
         }
     };
     let backends = engines::backends(engines::count(options), backend, experts.as_ref())?;
-    Ok(Computing { info, kv, max_model_len, backends, experts })
+    Ok(Computing { info, kv, limits, max_model_len, backends, experts })
 }
 
 /// Runs what would hold up the runtime's threads.
@@ -327,8 +349,8 @@ fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
         ("block size", options.block_size),
         ("number of KV blocks", options.num_kv_blocks.unwrap_or(1)),
         ("maximal model length", options.max_model_len.unwrap_or(1)),
-        ("number of batched tokens", options.max_batched_tokens),
-        ("number of running sequences", options.max_running),
+        ("number of batched tokens", options.max_batched_tokens.unwrap_or(1)),
+        ("number of running sequences", options.max_running.unwrap_or(1)),
         ("number of threads", options.threads.unwrap_or(1)),
         ("KV cache's memory", options.kv_cache_memory.unwrap_or(1)),
         ("expert-parallel size", options.expert_parallel.size),
@@ -366,10 +388,12 @@ fn check_options(options: &WorkerOptions) -> Result<(), StartError> {
             "expert-parallel-deadline must be at least {DEADLINE_MIN:?}"
         )));
     }
-    if options.max_batched_tokens < options.max_running {
+    if let (Some(tokens), Some(running)) = (options.max_batched_tokens, options.max_running)
+        && tokens < running
+    {
         return Err(StartError::Options(format!(
-            "max-batched-tokens ({}) must not be below max-running ({}): each running sequence needs a token per step",
-            options.max_batched_tokens, options.max_running
+            "max-batched-tokens ({tokens}) must not be below max-running ({running}): each running sequence needs a \
+             token per step"
         )));
     }
     Ok(())

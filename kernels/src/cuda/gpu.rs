@@ -1,4 +1,5 @@
-//! An NVIDIA GPU as a [`Device`]: the driver through cudarc, loaded at run time, and the committed fatbins.
+//! An NVIDIA GPU as a [`Device`]: the driver through cudarc, loaded at run time, and the committed fatbins: those of
+//! compute capability 8.0 or newer, with a driver for CUDA 13.0 or newer.
 //! Chooses no kernel and no shape.
 #![allow(unsafe_code, reason = "launches and raw copies; each block says why it is sound")]
 
@@ -10,14 +11,14 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaModule, CudaSlice, CudaStream, DevicePtr,
-    PinnedHostSlice, result,
+    CudaContext, CudaEvent, CudaGraph, CudaSlice, CudaStream, DevicePtr, PinnedHostSlice, result,
 };
-use cudarc::nvrtc::Ptx;
 
+use self::modules::{Kernel, Modules};
 use super::{Argument, Device, DeviceError, Launch};
 
 pub mod ipc;
+mod modules;
 pub mod nccl;
 
 /// Bytes of each of two pieces of page-locked memory through which copies go in turn, so that one is filled while the
@@ -28,30 +29,11 @@ const FETCH_BYTES_MIN: usize = 4096;
 /// If set, each launch begins once the one before has ended, also on devices that could overlap them: to find out whether a fault, or
 /// how much of the speed, comes of it.
 const SERIAL_LAUNCHES: &str = "KEYWAY_SERIAL_LAUNCHES";
-/// Shared memory that a block gets without asking.
-const SHARED_BYTES_DEFAULT: u32 = 48 << 10;
-
-macro_rules! fatbins {
-    ($($name:literal),*) => {
-        &[$(($name, include_bytes!(concat!("../../bin/", $name, ".fatbin")))),*]
-    };
-}
-const FATBINS: &[(&str, &[u8])] = fatbins!(
-    "attention",
-    "elementwise",
-    "gather",
-    "matmul",
-    "matmul_sm90",
-    "moe",
-    "moe_product",
-    "moe_product_sm90",
-    "peer",
-    "probe",
-    "rms_norm",
-    "rope",
-    "rules",
-    "sample"
-);
+/// What the fatbins were compiled for, as `cuDriverGetVersion` says it, and the first driver that has it.
+const CUDA_VERSION: i32 = 13_000;
+const DRIVER: u32 = 580;
+/// The least compute capability that they have code for.
+const CAPABILITY: (i32, i32) = (8, 0);
 
 /// A recording of launches.
 struct Recording(CudaGraph);
@@ -90,19 +72,11 @@ impl Pinned {
     }
 }
 
-/// A kernel, and how much shared memory its blocks may ask for.
-#[derive(Debug)]
-struct Loaded {
-    function: CudaFunction,
-    shared_bytes: u32,
-}
-
 /// One GPU and a stream on it.
 #[derive(Debug)]
 pub struct Gpu {
     stream: Arc<CudaStream>,
-    modules: HashMap<&'static str, Arc<CudaModule>>,
-    functions: HashMap<String, Loaded>,
+    modules: Modules,
     buffers: HashMap<u64, CudaSlice<u8>>,
     recordings: HashMap<u64, Recording>,
     /// Taken with the first copies; the one used last comes last.
@@ -129,28 +103,42 @@ fn failed(error: impl std::fmt::Debug) -> DeviceError {
 }
 
 impl Gpu {
-    /// The GPU of this number. Errs with one line where there is no driver or no such GPU.
+    /// The GPU of this number. Errs with one line where there is no driver or no such GPU, or where either is too old.
     pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
         // SAFETY: only opens the library and closes it again.
         if !unsafe { sys::is_culib_present() } {
             let advice = "no NVIDIA driver (libcuda) on this machine: run with --device cpu";
             return Err(DeviceError(advice.into()));
         }
+        let mut version = 0;
+        // SAFETY: the driver writes one number.
+        unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().map_err(failed)?;
+        if version < CUDA_VERSION {
+            let [major, minor] = [version / 1000, version % 1000 / 10];
+            let why = format!("the NVIDIA driver is for CUDA {major}.{minor}, and the kernels need 13.0");
+            return Err(DeviceError(format!(
+                "{why}: take driver {DRIVER} or newer, or run with --device cpu"
+            )));
+        }
         let none = |e| DeviceError(format!("no usable NVIDIA GPU {ordinal} ({e:?}): run with --device cpu"));
         let context = CudaContext::new(ordinal).map_err(none)?;
+        let (major, minor) = context.compute_capability().map_err(none)?;
+        if (major, minor) < CAPABILITY {
+            let name = context.name().map_err(none)?;
+            let why = format!("GPU {ordinal}, {name}, has compute capability {major}.{minor}");
+            return Err(DeviceError(format!("{why}, and the kernels need 8.0: run with --device cpu")));
+        }
         // SAFETY: all work goes to this value's one stream, so there is nothing for events to order; and a
         // capture would fail with them.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed)?;
         let is_hopper = context.compute_capability().map_err(failed)?.0 == 9;
         let overlaps = is_hopper && std::env::var_os(SERIAL_LAUNCHES).is_none();
-        let (modules, functions) = (HashMap::new(), HashMap::new());
         let (buffers, recordings) = (HashMap::new(), HashMap::new());
         let (staging, fetches, spare) = (Vec::new(), HashMap::new(), Vec::new());
         Ok(Self {
             stream,
-            modules,
-            functions,
+            modules: Modules::default(),
             buffers,
             recordings,
             staging,
@@ -225,15 +213,16 @@ impl Gpu {
     /// The launches as one graph.
     fn captured(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
         // A module cannot be loaded within a capture.
-        launches.iter().try_for_each(|launch| self.function(launch).map(|_| ()))?;
+        launches.iter().try_for_each(|launch| self.kernel(launch).map(drop))?;
         self.stream
             .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
             .map_err(failed)?;
         // The first one has none before it that it could follow.
         let captured = launches.iter().enumerate().try_for_each(|(i, launch)| self.start(launch, i > 0));
-        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags_enum(0)).map_err(failed)?;
+        // Ended in any case, or the stream would stay captured; but a launch that failed is why the capture did.
+        let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags_enum(0)).map_err(failed);
         captured?;
-        graph.map(Recording).ok_or_else(|| DeviceError("the capture holds no work".into()))
+        graph?.map(Recording).ok_or_else(|| DeviceError("the capture holds no work".into()))
     }
 
     fn buffer(&self, buffer: u64, offset: u64, bytes: usize) -> Result<&CudaSlice<u8>, DeviceError> {
@@ -276,35 +265,24 @@ impl Gpu {
         unsafe { result::memset_d8_async(address, byte, bytes, self.stream.cu_stream()) }.map_err(failed)
     }
 
-    /// The launch's kernel, allowed the shared memory that this launch asks for: a later launch may ask for more than
-    /// the first.
-    fn function(&mut self, launch: &Launch) -> Result<CudaFunction, DeviceError> {
+    /// Loads all kernels that this GPU has code for, so that what cannot be loaded shows now; where there is no machine
+    /// code for it the driver compiles them, which takes it a minute or two the first time.
+    pub fn load_all(&mut self) -> Result<(), DeviceError> {
         self.enter()?;
-        if !self.functions.contains_key(&launch.kernel) {
-            let function = self.module(launch.module)?.load_function(&launch.kernel).map_err(failed)?;
-            self.functions
-                .insert(launch.kernel.clone(), Loaded { function, shared_bytes: SHARED_BYTES_DEFAULT });
-        }
-        let loaded = self.functions.get_mut(&launch.kernel);
-        let loaded = loaded.ok_or_else(|| DeviceError(format!("no kernel {}", launch.kernel)))?;
-        if launch.shared_bytes > loaded.shared_bytes {
-            let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            loaded.function.set_attribute(attribute, launch.shared_bytes as i32).map_err(failed)?;
-            loaded.shared_bytes = launch.shared_bytes;
-        }
-        Ok(loaded.function.clone())
+        let is_hopper = self.has_warpgroups();
+        self.modules.load_all(self.stream.context(), is_hopper)
     }
 
     /// Starts a kernel behind what the stream has. If `follows`, its blocks may take their places while the launch before
     /// still runs; all kernels wait for it themselves where the device can do that (`follow` in `platform.cuh`).
     fn start(&mut self, launch: &Launch, follows: bool) -> Result<(), DeviceError> {
-        let function = self.function(launch)?;
-        // A word for each argument, from whose lower bytes the driver takes as many as the argument has.
+        let kernel = self.kernel(launch)?;
+        // A word for each argument, little-endian: an argument of four bytes is the beginning of its word.
         let words = launch.arguments.iter().map(|argument| match *argument {
             Argument::Pointer { buffer, offset } => self.address(buffer, offset, 0),
             Argument::Null => Ok(0),
-            Argument::U32(value) => Ok(u64::from(value)),
-            Argument::F32(value) => Ok(u64::from(value.to_bits())),
+            Argument::U32(value) => Ok(u64::from(value).to_le()),
+            Argument::F32(value) => Ok(u64::from(value.to_bits()).to_le()),
         });
         let mut words = words.collect::<Result<Vec<u64>, DeviceError>>()?;
         let mut pointers: Vec<*mut c_void> =
@@ -330,11 +308,11 @@ impl Gpu {
         self.enter()?;
         // SAFETY: the launcher that made `launch` names the kernel's arguments in its order and types, which the same
         // kernel in the emulator confirms, and has checked that buffers are as long as the kernel reads and writes. The
-        // driver copies the arguments before it returns; x86 and Arm keep a word's lower bytes first.
+        // driver copies the arguments before it returns.
         unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,
-                function.cu_function(),
+                kernel.function,
                 pointers.as_mut_ptr(),
                 ptr::null_mut(),
             )
@@ -343,16 +321,16 @@ impl Gpu {
         .map_err(|e| DeviceError(format!("{}: {e:?}", launch.kernel)))
     }
 
-    fn module(&mut self, name: &'static str) -> Result<&Arc<CudaModule>, DeviceError> {
-        if !self.modules.contains_key(name) {
-            let Some((_, bytes)) = FATBINS.iter().find(|(fatbin, _)| *fatbin == name) else {
-                return Err(DeviceError(format!("no fatbin {name}")));
-            };
-            let module =
-                self.stream.context().load_module(Ptx::from_binary(bytes.to_vec())).map_err(failed)?;
-            self.modules.insert(name, module);
+    /// The launch's kernel, if its blocks can have what they ask for.
+    fn kernel(&mut self, launch: &Launch) -> Result<Kernel, DeviceError> {
+        self.enter()?;
+        let kernel = self.modules.kernel(self.stream.context(), launch.module, &launch.kernel)?;
+        if launch.shared_bytes > kernel.shared_bytes {
+            let (wanted, most) = (launch.shared_bytes, kernel.shared_bytes);
+            let what = format!("{} needs {wanted} bytes of shared memory", launch.kernel);
+            return Err(DeviceError(format!("{what} a block, and this GPU has {most}")));
         }
-        Ok(&self.modules[name])
+        Ok(kernel)
     }
 }
 

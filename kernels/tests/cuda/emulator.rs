@@ -1,17 +1,14 @@
 //! The emulator as a [`Device`]: builds `emulate/main.cpp` once and speaks to its process through pipes.
 
 use std::collections::HashMap;
-use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{BufReader, BufWriter, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
 use keyway_kernels::cuda::{Argument, Device, DeviceError, Launch};
 
-/// Contraction is off, so that sums are what the source says; tests must not depend on the compiler's taste.
-const FLAGS: [&str; 5] = ["-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-pthread"];
+use super::compile::Product;
 
 /// A running emulator.
 #[derive(Debug)]
@@ -165,60 +162,7 @@ impl Device for Emulator {
     }
 }
 
-/// Compiles the emulator unless its sources are unchanged; `None` where no compiler is.
 fn build() -> Option<PathBuf> {
-    // From the kernels' crate and from those beside it, whose tests include this file.
-    let root = &Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels");
-    let compiler = ["c++", "g++", "clang++"].into_iter().find(|c| runs(c));
-    let Some(compiler) = compiler else {
-        assert!(std::env::var_os("CI").is_none(), "CI needs a C++ compiler to check the CUDA kernels");
-        println!("SKIPPED: no C++ compiler (c++, g++ or clang++) to emulate the CUDA kernels with");
-        return None;
-    };
-    let mut hasher = DefaultHasher::new();
-    FLAGS.hash(&mut hasher);
-    sources(&root.join("emulate"), &mut hasher);
-    sources(&root.join("src"), &mut hasher);
-    // target/debug/deps/TEST: unit tests are not told the folder for temporary files.
-    let test = std::env::current_exe().expect("a test knows where it lies");
-    let folder = test.ancestors().nth(3).expect("cargo's folders").join("tmp");
-    fs::create_dir_all(&folder).expect("a folder is made");
-    let program = folder.join(format!("emulator-{:016x}", hasher.finish()));
-    if !program.exists() {
-        // Compiled aside and renamed, so that another test's process never sees half a program.
-        let partial = program.with_extension(std::process::id().to_string());
-        let done = Command::new(compiler)
-            .args(FLAGS)
-            .arg("-o")
-            .arg(&partial)
-            .arg("emulate/main.cpp")
-            .current_dir(root)
-            .status()
-            .expect("the compiler starts");
-        assert!(done.success(), "the kernels compile for the CPU");
-        fs::rename(&partial, &program).expect("a file is renamed");
-    }
-    Some(program)
-}
-
-fn runs(compiler: &str) -> bool {
-    Command::new(compiler).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
-}
-
-/// Adds every C++ and CUDA file below `folder` to the hash.
-fn sources(folder: &Path, hasher: &mut DefaultHasher) {
-    let entries = fs::read_dir(folder).expect("a readable folder");
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
-    paths.sort();
-    for path in paths {
-        if path.is_dir() {
-            sources(&path, hasher);
-        } else if path
-            .extension()
-            .and_then(|e| e.to_str())
-            .is_some_and(|e| ["cu", "cuh", "h", "cpp"].contains(&e))
-        {
-            fs::read(&path).expect("a readable file").hash(hasher);
-        }
-    }
+    let program = Product { folder: "emulator", file: "emulator", source: "emulate/main.cpp", flags: &[] };
+    program.build()
 }

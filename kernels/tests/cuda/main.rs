@@ -5,6 +5,7 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail the test by panicking")]
 
 mod cases;
+mod compile;
 mod emulator;
 mod manifest;
 

@@ -59,9 +59,9 @@ fn the_committed_fatbins_belong_to_the_committed_sources() {
 /// Only builds for a GPU hold the fatbins, so the source is what can be looked at everywhere.
 #[test]
 fn every_fatbin_goes_into_the_binary() {
-    let carried = include_str!("../../src/cuda/gpu.rs");
+    let carried = include_str!("../../src/cuda/gpu/modules.rs");
     for path in files("bin", "fatbin") {
         let name = path.trim_start_matches("bin/").trim_end_matches(".fatbin");
-        assert!(carried.contains(&format!("\"{name}\"")), "src/cuda/gpu.rs does not carry {path}");
+        assert!(carried.contains(&format!("\"{name}\"")), "src/cuda/gpu/modules.rs does not carry {path}");
     }
 }

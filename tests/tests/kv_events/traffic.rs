@@ -13,8 +13,8 @@ pub(crate) async fn worker(format: WireFormat) -> RunningWorker {
     let options = WorkerOptions {
         listen: ([127, 0, 0, 1], 0).into(),
         num_kv_blocks: Some(40),
-        max_running: 4,
-        max_batched_tokens: 64,
+        max_running: Some(4),
+        max_batched_tokens: Some(64),
         kv_events: Some(kv_events),
         ..WorkerOptions::default()
     };

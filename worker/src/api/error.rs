@@ -250,6 +250,19 @@ impl ApiError {
         Self::broken_off("the expert-parallel ranks are being started again")
     }
 
+    /// Steps fail one after the other.
+    pub(crate) fn steps_fail(reason: &str) -> Self {
+        Self {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            body: ErrorBody::new(
+                "server_error",
+                "engine_unavailable",
+                format!("This worker cannot compute: {reason}."),
+            ),
+            outcome: Outcome::Error,
+        }
+    }
+
     /// Something broke that no client can help. The reason goes to the log, not to the client.
     pub(crate) fn internal(reason: impl std::fmt::Display) -> Self {
         tracing::error!(%reason, "a request failed");

@@ -1,6 +1,7 @@
 //! The interface over an engine that fails: what clients see when it is not their fault.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use http_body_util::{BodyExt as _, Full};
 use serde_json::json;
@@ -11,9 +12,10 @@ use crate::engine::{EngineOptions, spawn};
 use crate::metrics::{Metrics, StaticInfo};
 use crate::scheduler::StepLimits;
 
-/// Says "a" a number of times, then breaks.
+/// Says "a" a number of times, then breaks; fails while it is told to.
 struct Failing {
     steps_left: usize,
+    is_failing: Arc<AtomicBool>,
 }
 
 impl Backend for Failing {
@@ -34,6 +36,9 @@ impl Backend for Failing {
     }
 
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
+        if self.is_failing.load(Ordering::Relaxed) {
+            return Err(StepError("the device is gone".to_owned()));
+        }
         assert!(self.steps_left > 0, "broken on purpose");
         self.steps_left -= 1;
         logits.clear();
@@ -46,12 +51,18 @@ impl Backend for Failing {
 
 /// The interface over an engine that makes `steps` steps.
 fn app(steps: usize) -> Arc<App> {
+    app_that_fails(steps, &Arc::default())
+}
+
+/// The same, whose steps fail while they are told to.
+fn app_that_fails(steps: usize, is_failing: &Arc<AtomicBool>) -> Arc<App> {
     let info = StaticInfo { model: "m", numerics_id: "n", block_size: 16, num_blocks: 8 };
     let metrics = Arc::new(Metrics::new(&info).unwrap());
     let limits = StepLimits { max_batched_tokens: 64, max_running: 4 };
     let options =
         EngineOptions { limits, eos_token_ids: vec![256], suppress_token_ids: Vec::new(), step_ahead: true };
-    let spawned = spawn(Box::new(Failing { steps_left: steps }), options, Arc::clone(&metrics)).unwrap();
+    let backend = Failing { steps_left: steps, is_failing: Arc::clone(is_failing) };
+    let spawned = spawn(Box::new(backend), options, Arc::clone(&metrics)).unwrap();
     let names = vec!["m".to_owned()];
     let model = ServedModel {
         names,
@@ -104,6 +115,35 @@ async fn a_stream_that_fails_ends_with_an_error_event_and_a_broken_body() {
     assert!(events.last().unwrap().starts_with("data: {\"error\":{"), "{text}");
     drop(body);
     assert!(app.metrics.render().contains("keyway_worker_requests_total{outcome=\"error\"} 1\n"));
+}
+
+/// One step that fails may be a request's fault.
+#[tokio::test]
+async fn health_says_why_steps_fail_one_after_the_other_and_until_when() {
+    let is_failing = Arc::new(AtomicBool::new(false));
+    let app = app_that_fails(100, &is_failing);
+    let health = async || {
+        let request = http::Request::get("/health").body(Full::<Bytes>::default()).unwrap();
+        let answer = match handle(Arc::clone(&app), Client::alone(), request).await {
+            Ok(answer) => answer,
+            Err(error) => match error {},
+        };
+        let status = answer.status();
+        (status, String::from_utf8(answer.into_body().collect().await.unwrap().to_bytes().into()).unwrap())
+    };
+    for _ in 0..2 {
+        assert_eq!(health().await.0, StatusCode::OK);
+        is_failing.store(true, Ordering::Relaxed);
+        for failed in 1..=4 {
+            assert_eq!(complete(&app, false).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+            let (status, text) = health().await;
+            assert_eq!(status == StatusCode::OK, failed < 3, "{failed}: {status}");
+            assert_eq!(text.contains("the device is gone"), failed >= 3, "{failed}: {text}");
+        }
+        is_failing.store(false, Ordering::Relaxed);
+        assert_eq!(complete(&app, false).await.status(), StatusCode::OK);
+    }
+    assert_eq!(health().await.0, StatusCode::OK);
 }
 
 #[tokio::test]

@@ -107,6 +107,7 @@ impl Engine {
             return;
         }
         tracing::error!("a step failed: {reason}");
+        self.failures.add(&reason);
         self.scheduler.fail_all(&reason);
     }
 
@@ -206,6 +207,7 @@ impl Engine {
         // After an error they are taken back.
         self.announce(step.changes);
         finished?;
+        self.failures.clear();
         let now = Instant::now();
         let hidden = self.backend.hidden();
         let count = self.output.logits.len() / self.backend.vocab_size();

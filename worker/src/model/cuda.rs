@@ -22,6 +22,7 @@ mod run;
 mod sharing;
 mod step;
 mod synthetic;
+mod trial;
 mod weights;
 
 use std::collections::VecDeque;

@@ -9,9 +9,9 @@ pub(super) use absent::{Gpu, start};
 pub(super) use present::{Gpu, start};
 
 #[cfg(not(feature = "cuda"))]
-use absent::usable;
+use absent::{is_there, usable};
 #[cfg(feature = "cuda")]
-use present::usable;
+use present::{is_there, usable};
 
 /// The GPU that shall compute, and its number; `None`: the CPU does.
 pub(super) fn choose(options: &WorkerOptions) -> Result<Option<(Gpu, usize)>, StartError> {
@@ -19,9 +19,11 @@ pub(super) fn choose(options: &WorkerOptions) -> Result<Option<(Gpu, usize)>, St
         DeviceChoice::Cpu => None,
         DeviceChoice::Cuda(number) => Some((usable(options, number).map_err(StartError::Options)?, number)),
         DeviceChoice::Auto => match usable(options, 0) {
-            Ok(gpu) => {
-                tracing::info!("a GPU computes: there is one, and it covers the model");
-                Some((gpu, 0))
+            Ok(gpu) => Some((gpu, 0)),
+            // A GPU that stays unused should be noticed.
+            Err(reason) if is_there() => {
+                tracing::warn!("the CPU computes, not the GPU: {reason}");
+                None
             }
             Err(reason) => {
                 tracing::info!("the CPU computes: {reason}");
@@ -29,12 +31,30 @@ pub(super) fn choose(options: &WorkerOptions) -> Result<Option<(Gpu, usize)>, St
             }
         },
     };
-    if options.fp8_kv && gpu.is_none() {
-        let reason =
-            "kv-cache-dtype fp8 is a GPU's, and the CPU computes: leave it out, or run with --device cuda";
-        return Err(StartError::Options(reason.to_owned()));
+    if gpu.is_none() {
+        check_cpu(options)?;
     }
     Ok(gpu)
+}
+
+/// Whether the CPU computes what the options ask for.
+fn check_cpu(options: &WorkerOptions) -> Result<(), StartError> {
+    if !options.fp8_kv {
+        return Ok(());
+    }
+    let reason =
+        "kv-cache-dtype fp8 is a GPU's, and the CPU computes: leave it out, or run with --device cuda";
+    Err(StartError::Options(reason.to_owned()))
+}
+
+/// Whether the CPU shall compute after a GPU could not, for this reason; errs with it if not.
+pub(super) fn fall_back(options: &WorkerOptions, reason: StartError) -> Result<(), StartError> {
+    let cpu_may = options.device == DeviceChoice::Auto && check_cpu(options).is_ok();
+    if !cpu_may || matches!(reason, StartError::Options(_)) {
+        return Err(reason);
+    }
+    tracing::warn!("the CPU computes, not the GPU: {reason}");
+    Ok(())
 }
 
 #[cfg(feature = "cuda")]
@@ -43,11 +63,12 @@ mod present {
 
     pub(in crate::worker) use keyway_kernels::cuda::gpu::Gpu;
 
+    use crate::device::DeviceChoice;
     use crate::expert_parallel::ExpertParallelOptions;
     #[cfg(target_os = "linux")]
     use crate::expert_parallel::OPEN_MAILBOXES;
     use crate::metrics::ExpertMetrics;
-    use crate::model::{Attention, CudaBackend, KvLayout, LoadedModel};
+    use crate::model::{Attention, CudaBackend, KvLayout, LoadedModel, ModelError};
     use crate::worker::kv_memory::{Place, kv_layout};
     use crate::worker::spread::OnGpu;
     #[cfg(target_os = "linux")]
@@ -59,7 +80,14 @@ mod present {
         check_ranks(options)?;
         // What is wrong with the model is wrong on every machine.
         LoadedModel::check_gpu(&options.model, options.quantize).map_err(|e| e.to_string())?;
-        Gpu::new(number).map_err(|e| e.to_string())
+        let mut gpu = Gpu::new(number).map_err(|e| e.to_string())?;
+        gpu.load_all().map_err(|e| format!("{e}: run with --device cpu"))?;
+        Ok(gpu)
+    }
+
+    /// Whether there is a GPU at all.
+    pub(super) fn is_there() -> bool {
+        Gpu::count() > 0
     }
 
     /// Whether GPUs share a model's experts as the options ask for.
@@ -87,16 +115,16 @@ mod present {
     ) -> Result<Computing, StartError> {
         let options = options.clone();
         let started = blocking(move || {
-            let size = options.expert_parallel.size;
+            let (size, limits) = (options.expert_parallel.size, options.limits(true));
             let (experts, output_words) = (model.experts(), model.output_words());
             let weights = model.attention(KvLayout { block_size: 0, num_blocks: 0 }).weights;
             let mut model = model.share_onto(gpu, options.quantize)?;
             if options.fp8_kv {
                 model = model.with_fp8_kv();
             }
-            model.reserve_steps(options.max_batched_tokens, options.max_running)?;
+            model.reserve_steps(limits.max_batched_tokens, limits.max_running)?;
             if size > 1 {
-                model.reserve_sharing(size, options.max_batched_tokens, options.expert_parallel.deadline)?;
+                model.reserve_sharing(size, limits.max_batched_tokens, options.expert_parallel.deadline)?;
             }
             let free = model.free_bytes()?.saturating_sub(model.mailbox_bytes());
             let info = model.info.clone();
@@ -106,10 +134,20 @@ mod present {
             let gpus = [number, Gpu::count()];
             let model =
                 OnGpu { experts: &experts, info: &info, attention, output_words, max_model_len, gpus };
-            let (backend, experts) =
+            let (mut backend, experts) =
                 if size == 1 { (backend, None) } else { spread(backend, &model, &options)? };
+            // Where ranks have tokens of their own their steps are taken together.
+            if !options.expert_parallel.data_parallel_attention {
+                let failed = |e| ModelError::Device(format!("{e}, in a first step: run with --device cpu"));
+                backend.try_out().map_err(failed)?;
+            }
             let backends = engines::backends(engines::count(&options), backend, experts.as_ref())?;
-            Ok(Computing { info, kv, max_model_len, backends, experts })
+            if options.device == DeviceChoice::Auto {
+                tracing::info!(
+                    "a GPU computes: there is one, it covers the model, and it took its first steps"
+                );
+            }
+            Ok(Computing { info, kv, limits, max_model_len, backends, experts })
         });
         started.await?
     }
@@ -147,6 +185,11 @@ mod absent {
 
     pub(super) fn usable(_: &WorkerOptions, _: usize) -> Result<Gpu, String> {
         Err("this build has no CUDA backend: run with --device cpu".to_owned())
+    }
+
+    /// Nobody can say.
+    pub(super) fn is_there() -> bool {
+        false
     }
 
     pub(in crate::worker) async fn start(

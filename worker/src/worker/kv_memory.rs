@@ -23,7 +23,8 @@ pub(super) fn kv_layout(
     info: &ModelInfo,
     place: Place,
 ) -> Result<(KvLayout, usize), StartError> {
-    let (block_size, chunk) = (options.block_size, options.max_batched_tokens);
+    let is_on_gpu = matches!(place, Place::Device { .. });
+    let (block_size, chunk) = (options.block_size, options.limits(is_on_gpu).max_batched_tokens);
     let num_blocks = match options.num_kv_blocks {
         Some(blocks) => blocks,
         None => (kv_bytes(options, place)? / (info.kv_bytes_per_block_position * block_size).max(1)).max(1),

@@ -40,6 +40,7 @@ mod linux {
     #[cfg(feature = "cuda")]
     use crate::model::Quantize;
     use crate::model::{Attention, ExpertGroup, GroupOptions, StepWords, Supervisor};
+    use crate::scheduler::StepLimits;
     use crate::worker::{blocking, threads};
 
     /// Words of a placement beside its masks, generously.
@@ -70,10 +71,11 @@ mod linux {
         let experts = counts.iter().copied().max().unwrap_or(0);
         check_size(size, &counts, &model.info.name)?;
         let groups = model.info.cache_groups.len();
-        let mut words = model.words_for(options.max_batched_tokens).min(EXPERT_MESSAGE_BYTES_MAX / 4);
+        let limits = options.limits(false);
+        let mut words = model.words_for(limits.max_batched_tokens).min(EXPERT_MESSAGE_BYTES_MAX / 4);
         let attention = options.expert_parallel.data_parallel_attention.then(|| model.attention(kv));
         if attention.is_some() {
-            let step = step_words(options, groups, kv, max_model_len);
+            let step = step_words(&limits, groups, kv, max_model_len);
             if !options.expert_parallel.hosts.is_empty() && step > EXPERT_MESSAGE_BYTES_MAX / 4 {
                 return Err(StartError::Options(format!(
                     "with data-parallel-attention a step may take {} MiB of block tables, more than a message: \
@@ -89,7 +91,7 @@ mod linux {
             quantize: options.quantize,
             fp8_kv: false,
             devices: Devices::Cpu,
-            most: [options.max_batched_tokens, options.max_running],
+            most: [limits.max_batched_tokens, limits.max_running],
             // Processes of one machine share its cores.
             threads: match threads(options.threads).get() {
                 all if options.expert_parallel.hosts.is_empty() => (all / size).max(1),
@@ -125,12 +127,13 @@ mod linux {
         let metrics = ExpertMetrics::new(size, most).map_err(|e| StartError::Engine(e.to_string()))?;
         let attention = options.expert_parallel.data_parallel_attention.then_some(model.attention);
         let mut words: usize = counts.iter().sum();
+        let limits = options.limits(true);
         if let Some(Attention { kv, .. }) = attention {
             let groups = model.info.cache_groups.len();
-            words = words.max(step_words(options, groups, kv, model.max_model_len)).max(model.output_words);
+            words = words.max(step_words(&limits, groups, kv, model.max_model_len)).max(model.output_words);
         }
         let what = (options.model.clone(), options.quantize, options.fp8_kv);
-        let limits = [options.max_batched_tokens, options.max_running];
+        let limits = [limits.max_batched_tokens, limits.max_running];
         let ranks = Ranks::on_gpus(&options.expert_parallel, what, limits, words, model.gpus);
         let group = GroupOptions { attention, ..GroupOptions::of_devices(&options.expert_parallel) };
         let supervisor = Box::new(Processes::new(ranks));
@@ -141,11 +144,11 @@ mod linux {
     }
 
     /// Words in which rank 0 tells another what its part of a step is, at most.
-    fn step_words(options: &WorkerOptions, groups: usize, kv: KvLayout, max_model_len: usize) -> usize {
+    fn step_words(limits: &StepLimits, groups: usize, kv: KvLayout, max_model_len: usize) -> usize {
         // Who runs has a chunk, and so has each token of a prompt that is scored.
-        let chunks = options.max_running + SCORED_TOKENS_PER_STEP_MAX;
+        let chunks = limits.max_running + SCORED_TOKENS_PER_STEP_MAX;
         let blocks = max_model_len.div_ceil(kv.block_size) + 1;
-        NOTE_HEAD + StepWords::most(options.max_batched_tokens, chunks, groups, blocks)
+        NOTE_HEAD + StepWords::most(limits.max_batched_tokens, chunks, groups, blocks)
     }
 
     /// Starts the other ranks and waits until they have loaded their experts.

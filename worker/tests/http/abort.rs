@@ -48,7 +48,7 @@ async fn a_client_that_leaves_frees_its_blocks() {
 
 #[tokio::test]
 async fn a_client_that_leaves_the_queue_is_forgotten() {
-    let worker = start(WorkerOptions { max_running: 1, ..options() }).await.unwrap();
+    let worker = start(WorkerOptions { max_running: Some(1), ..options() }).await.unwrap();
     let addr = worker.addr();
     let body = with(chat("Talk", ENDLESS), json!({"stream": true}));
     let running = begin(addr, "/v1/chat/completions", &body).await;
@@ -64,7 +64,7 @@ async fn a_client_that_leaves_the_queue_is_forgotten() {
 
 #[tokio::test]
 async fn prompts_that_wait_are_counted_without_what_is_cached() {
-    let worker = start(WorkerOptions { max_running: 1, ..options() }).await.unwrap();
+    let worker = start(WorkerOptions { max_running: Some(1), ..options() }).await.unwrap();
     let addr = worker.addr();
     let gauge = "keyway_worker_num_waiting_uncached_tokens";
     let ids = |from: usize, tokens: usize| -> Value { (from..from + tokens).map(|id| id % 200).collect() };

@@ -179,7 +179,7 @@ async fn a_prompt_that_can_never_fit_is_refused_and_the_longest_that_can_is_not(
 
 #[tokio::test]
 async fn a_full_queue_says_when_to_come_back() {
-    let worker = start(WorkerOptions { max_running: 1, ..options() }).await.unwrap();
+    let worker = start(WorkerOptions { max_running: Some(1), ..options() }).await.unwrap();
     let addr = worker.addr();
     // Eight requests of 128 endless prompts fill the queue of 1024.
     let body = completion(vec!["a"; 128], 30_000);

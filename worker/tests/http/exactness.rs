@@ -32,8 +32,12 @@ async fn cold_warm_batched_and_preempted_tokens_are_the_same() {
     let mut random = fastrand::Rng::with_seed(5);
     let roomy = start(options()).await.unwrap();
     // 60 blocks for up to 8 sequences of up to 47: they preempt each other.
-    let tight =
-        WorkerOptions { num_kv_blocks: Some(60), max_batched_tokens: 48, max_running: 8, ..options() };
+    let tight = WorkerOptions {
+        num_kv_blocks: Some(60),
+        max_batched_tokens: Some(48),
+        max_running: Some(8),
+        ..options()
+    };
     let tight = start(tight).await.unwrap();
     for sampling in [json!({"temperature": 0}), json!({"temperature": 0.9, "top_p": 0.95, "seed": 3})] {
         let prompts = prompts(&mut random);

@@ -93,8 +93,8 @@ async fn every_familys_ids_are_its_own() {
         let roomy = WorkerOptions { model, num_kv_blocks: Some(512), ..options() };
         let tight = WorkerOptions {
             num_kv_blocks: Some(32),
-            max_batched_tokens: 48,
-            max_running: 8,
+            max_batched_tokens: Some(48),
+            max_running: Some(8),
             threads: Some(3),
             ..roomy.clone()
         };

@@ -13,6 +13,8 @@ mod endpoints;
 mod exactness;
 mod expert_parallel;
 mod families;
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+mod gpu;
 mod process;
 mod reasoning;
 mod resume;

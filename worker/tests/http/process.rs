@@ -119,7 +119,8 @@ async fn options_that_cannot_be_are_refused_with_what_to_do() {
         Err(StartError::Options(message)) => message,
         other => panic!("{other:?}"),
     };
-    let message = refused(WorkerOptions { max_batched_tokens: 4, max_running: 8, ..options() }).await;
+    let message =
+        refused(WorkerOptions { max_batched_tokens: Some(4), max_running: Some(8), ..options() }).await;
     assert!(message.contains("max-batched-tokens (4) must not be below max-running (8)"), "{message}");
     let message =
         refused(WorkerOptions { num_kv_blocks: Some(2), max_model_len: Some(100), ..options() }).await;

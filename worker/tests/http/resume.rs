@@ -14,8 +14,8 @@ const COMPLETIONS: &str = "/v1/completions";
 async fn elsewhere() -> RunningWorker {
     let tight = WorkerOptions {
         block_size: 32,
-        max_batched_tokens: 7,
-        max_running: 3,
+        max_batched_tokens: Some(7),
+        max_running: Some(3),
         num_kv_blocks: Some(12),
         ..options()
     };

@@ -101,8 +101,12 @@ async fn play(addr: SocketAddr, case: Case) {
 async fn hundreds_of_random_requests_leave_nothing_behind() {
     let mut random = fastrand::Rng::with_seed(9);
     let alone = worker().await;
-    let tight =
-        WorkerOptions { num_kv_blocks: Some(24), max_batched_tokens: 40, max_running: 8, ..options() };
+    let tight = WorkerOptions {
+        num_kv_blocks: Some(24),
+        max_batched_tokens: Some(40),
+        max_running: Some(8),
+        ..options()
+    };
     let tight = start(tight).await.unwrap();
     let addr = tight.addr();
     let mut cases = Vec::new();

@@ -1,6 +1,8 @@
 //! The CUDA backend on the emulator, which compiles the very kernels for the CPU: against the CPU backend, and held to
 //! the same promise of equal bits. Where there is no C++ compiler it says SKIPPED.
 
+#[path = "../../../../kernels/tests/cuda/compile.rs"]
+mod compile;
 mod drawing;
 #[path = "../../../../kernels/tests/cuda/emulator.rs"]
 mod emulator;
@@ -12,6 +14,11 @@ mod models;
 mod refusals;
 mod shared_device;
 mod sharing;
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+#[path = "../../../../kernels/tests/driver/stand_in.rs"]
+mod stand_in;
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+mod through_driver;
 
 use std::ops::Range;
 use std::time::Duration;

@@ -51,7 +51,11 @@ pub(super) fn engine_over(backend: Box<dyn Backend>, limits: StepLimits, step_ah
 
 /// What an engine says to all requests at once.
 async fn generate(variant: &Variant, layout: KvLayout, limits: StepLimits) -> Option<Vec<Vec<u32>>> {
-    let backend = Box::new(emulated_with(variant, Quantize::None, layout)?);
+    Some(said_by(Box::new(emulated_with(variant, Quantize::None, layout)?), limits).await)
+}
+
+/// The same of an engine over this backend.
+pub(super) async fn said_by(backend: Box<dyn Backend>, limits: StepLimits) -> Vec<Vec<u32>> {
     let spawned = engine_over(backend, limits, true);
     let mut said = Vec::new();
     for generation in spawned.handle.submit(requests()).unwrap() {
@@ -59,7 +63,7 @@ async fn generate(variant: &Variant, layout: KvLayout, limits: StepLimits) -> Op
     }
     drop(spawned.handle);
     spawned.thread.join().unwrap();
-    Some(said)
+    said
 }
 
 #[tokio::test]

@@ -1,0 +1,91 @@
+// One launch on the CPU, and the buffers that it works on. Every buffer ends (or begins) at a page that may not be
+// touched, and what lies between holds a pattern: an access outside a buffer is an error.
+#pragma once
+
+#include <csignal>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "kernels.h"
+
+namespace emulate {
+
+constexpr size_t PAGE = 4096;
+// The most that a kernel may rely on: 16 bytes of a global buffer, and what a swizzled tile needs of shared
+// memory.
+constexpr size_t GLOBAL_ALIGNMENT = 16, SHARED_ALIGNMENT = 1024;
+constexpr unsigned char PATTERN = 0xa5, POISON = 0xff;
+
+struct Buffer {
+    unsigned char *pages = nullptr, *data = nullptr;
+    size_t page_bytes = 0, bytes = 0;
+
+    // `file`: what the pages are shared through, or none; as long as `page_bytes_of(size)`.
+    Buffer(size_t size, bool at_end, size_t alignment, int file = -1) : bytes(size) {
+        page_bytes = page_bytes_of(size);
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+        void* all = mmap(nullptr, page_bytes + 2 * PAGE, PROT_NONE, flags, -1, 0);
+        if (all == MAP_FAILED) fail("out of memory");
+        pages = static_cast<unsigned char*>(all) + PAGE;
+        if (file >= 0) mmap(pages, page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
+        else mprotect(pages, page_bytes, PROT_READ | PROT_WRITE);
+        std::memset(pages, PATTERN, page_bytes);
+        data = at_end ? pages + page_bytes - (size + alignment - 1) / alignment * alignment : pages;
+        std::memset(data, POISON, bytes);
+    }
+    Buffer(const Buffer&) = delete;
+    ~Buffer() { munmap(pages - PAGE, page_bytes + 2 * PAGE); }
+
+    static size_t page_bytes_of(size_t size) { return (size + PAGE - 1) / PAGE * PAGE + PAGE; }
+
+    // Around what it holds, which may be much.
+    void check() const {
+        check(pages, data);
+        check(data + bytes, pages + page_bytes);
+    }
+    static void check(const unsigned char* p, const unsigned char* end) {
+        for (; p < end; ++p)
+            if (*p != PATTERN) fail("a kernel wrote outside of a buffer");
+    }
+};
+
+inline void on_fault(int) {
+    const char message[] = "emulator: a kernel touched memory outside of its buffers\n";
+    if (write(2, message, sizeof message - 1)) {
+    }
+    _exit(3);
+}
+
+// Has a fault end the process with a reason.
+inline void catch_faults() {
+    static char fault_stack[1 << 16];
+    stack_t stack{};
+    stack.ss_sp = fault_stack, stack.ss_size = sizeof fault_stack;
+    sigaltstack(&stack, nullptr);
+    struct sigaction action{};
+    action.sa_handler = on_fault, action.sa_flags = SA_ONSTACK;
+    sigaction(SIGSEGV, &action, nullptr);
+    sigaction(SIGBUS, &action, nullptr);
+}
+
+// Runs a grid, its blocks and threads in an order that `seed` decides.
+inline void run_grid(const Kernel& kernel, Dim grid, Dim threads, size_t shared_bytes, uint64_t seed,
+                     const uint64_t* arguments) {
+    gridDim = grid, blockDim = threads;
+    random.state = seed;
+    body = [&] { kernel.call(arguments); };
+    std::vector<Dim> order;
+    for (unsigned z = 0; z < grid.z; ++z)
+        for (unsigned y = 0; y < grid.y; ++y)
+            for (unsigned x = 0; x < grid.x; ++x) order.push_back({x, y, z});
+    for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+    static Block block;
+    Buffer shared(shared_bytes, random.coin(), SHARED_ALIGNMENT);
+    for (Dim index : order) {
+        std::memset(shared.data, POISON, shared_bytes);
+        run_block(block, index, shared.data);
+        shared.check();
+    }
+}
+
+}  // namespace emulate
