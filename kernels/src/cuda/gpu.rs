@@ -310,12 +310,7 @@ impl Gpu {
         // kernel in the emulator confirms, and has checked that buffers are as long as the kernel reads and writes. The
         // driver copies the arguments before it returns.
         unsafe {
-            sys::cuLaunchKernelEx(
-                &raw const config,
-                kernel.function,
-                pointers.as_mut_ptr(),
-                ptr::null_mut(),
-            )
+            sys::cuLaunchKernelEx(&raw const config, kernel.function, pointers.as_mut_ptr(), ptr::null_mut())
         }
         .result()
         .map_err(|e| DeviceError(format!("{}: {e:?}", launch.kernel)))

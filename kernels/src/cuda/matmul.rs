@@ -245,6 +245,13 @@ impl Kernel {
         }
     }
 
+    /// For `rows` rows, and so many splits in blocks of their own.
+    fn grid(&self, shape: Shape, rows: usize, apart: usize) -> [u32; 3] {
+        let tiles =
+            [shape.outputs.div_ceil(self.block_n), rows.div_ceil(self.block_m), apart].map(|n| n as u32);
+        if self.pipeline.is_some() { Pipeline::grid(tiles) } else { tiles }
+    }
+
     fn staying(pipeline: Pipeline) -> Self {
         let name = match pipeline {
             Pipeline::ROWS_64 => "matmul_sm90_64",
@@ -315,35 +322,29 @@ pub fn launch_split(
     if rows == 0 {
         return Vec::new();
     }
-    let few = Few::choose(shape, cut.rows, rows, rows.div_ceil(cut.rows), if cut.apart { 1 } else { splits });
-    let Kernel { module, name, block_m, block_n, threads, shared_bytes, few, pipeline } =
-        Kernel::choose(shape, unit, cut.kernel_rows(splits, wide == 1), few);
-    let apart = if cut.apart { Argument::from(partials) } else { Argument::Null };
-    let tiles = [
-        shape.outputs.div_ceil(block_n) as u32,
-        rows.div_ceil(block_m) as u32,
-        if cut.apart { splits as u32 } else { 1 },
-    ];
+    let apart = if cut.apart { splits } else { 1 };
+    let few = Few::choose(shape, cut.rows, rows, rows.div_ceil(cut.rows), splits.div_ceil(apart));
+    let kernel = Kernel::choose(shape, unit, cut.kernel_rows(splits, wide == 1), few);
     let mut arguments = vec![
         x.into(),
         images.into(),
         scales.into(),
         bias.into(),
         y,
-        apart,
+        if cut.apart { Argument::from(partials) } else { Argument::Null },
         rows.into(),
         shape.outputs.into(),
         shape.inputs.into(),
         split_tiles.into(),
         wide.into(),
     ];
-    arguments.extend(few.into_iter().flat_map(Few::arguments));
+    arguments.extend(kernel.few.into_iter().flat_map(Few::arguments));
     let product = Launch {
-        module,
-        kernel: name.into(),
-        grid: if pipeline.is_some() { Pipeline::grid(tiles) } else { tiles },
-        threads,
-        shared_bytes,
+        module: kernel.module,
+        kernel: kernel.name.into(),
+        grid: kernel.grid(shape, rows, apart),
+        threads: kernel.threads,
+        shared_bytes: kernel.shared_bytes,
         arguments,
     };
     if !cut.apart {

@@ -29,7 +29,7 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
 
 /// Weights of 8 and 4 bits: a case of its own, since the oracles take long.
 pub(crate) mod narrow {
-    use super::*;
+    use super::{BF16_SHAPE, LARGE, Lab, Layer, NARROW, Shape, Weights, check_all};
 
     pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         let of = |(weights, top)| Layer {
