@@ -1,5 +1,5 @@
-// One launch on the CPU, and the buffers that it works on. Every buffer ends (or begins) at a page that may not be
-// touched, and what lies between holds a pattern: an access outside a buffer is an error.
+// One launch on the CPU, and the buffers that it works on. Every buffer ends (or begins) at a page that may
+// not be touched, and what lies between holds a pattern: an access outside a buffer is an error.
 #pragma once
 
 #include <csignal>

@@ -109,9 +109,10 @@ struct Options {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000", env = "KEYWAY_WORKER_LISTEN")]
     listen: SocketAddr,
 
-    /// What computes: this machine's processor, an NVIDIA GPU (the first, or that of a number), or what there is: `auto`
-    /// takes a GPU that computes the model, else the processor, and says which. GPUs are those of compute capability 8.0 to
-    /// 12.x (A100, RTX 30 and newer); they need NVIDIA's driver 580 or newer, for CUDA 13.0, and nothing else.
+    /// What computes: this machine's processor, an NVIDIA GPU (the first, or that of a number), or what there
+    /// is: `auto` takes a GPU that computes the model, else the processor, and says which. GPUs are those of
+    /// compute capability 8.0 to 12.x (A100, RTX 30 and newer); they need NVIDIA's driver 580 or newer, for
+    /// CUDA 13.0, and nothing else.
     #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t = DeviceChoice::Cpu, env = "KEYWAY_WORKER_DEVICE")]
     device: DeviceChoice,
 
@@ -147,8 +148,8 @@ struct Options {
     #[arg(long, value_name = "TOKENS", env = "KEYWAY_WORKER_MAX_MODEL_LEN")]
     max_model_len: Option<usize>,
 
-    /// Tokens computed in one step: more finish prompts sooner, fewer let running answers flow more evenly [default: 512; on
-    /// a GPU 4096].
+    /// Tokens computed in one step: more finish prompts sooner, fewer let running answers flow more evenly
+    /// [default: 512; on a GPU 4096].
     #[arg(long, value_name = "TOKENS", env = "KEYWAY_WORKER_MAX_BATCHED_TOKENS")]
     max_batched_tokens: Option<usize>,
 

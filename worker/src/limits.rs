@@ -166,9 +166,9 @@ pub(crate) const INLINE_TOKENIZE_BYTES_MAX: usize = 16 << 10;
 /// How long open answers may go on after a shutdown was asked for; Kubernetes kills after 30 s by default.
 pub(crate) const DRAIN_MAX: Duration = Duration::from_secs(25);
 
-/// Tokens and sequences of a step where no option says, on the CPU and on a GPU. A GPU's step of few tokens takes as long as
-/// reading the weights does, which 4,096 tokens of a prompt outweigh even with experts; more would keep those who are
-/// answered waiting.
+/// Tokens and sequences of a step where no option says, on the CPU and on a GPU. A GPU's step of few tokens
+/// takes as long as reading the weights does, which 4,096 tokens of a prompt outweigh even with experts; more
+/// would keep those who are answered waiting.
 pub(crate) const CPU_STEP_DEFAULTS: (usize, usize) = (512, 64);
 pub(crate) const GPU_STEP_DEFAULTS: (usize, usize) = (4096, 256);
 

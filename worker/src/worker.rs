@@ -118,8 +118,8 @@ impl Default for WorkerOptions {
 }
 
 impl WorkerOptions {
-    /// What a step holds at most: on a GPU more, which computes many tokens in the time that reading the weights takes. What
-    /// is asked for stays as it is, and the other fits it.
+    /// What a step holds at most: on a GPU more, which computes many tokens in the time that reading the
+    /// weights takes. What is asked for stays as it is, and the other fits it.
     pub(crate) fn limits(&self, is_on_gpu: bool) -> StepLimits {
         let (tokens, running) = if is_on_gpu { GPU_STEP_DEFAULTS } else { CPU_STEP_DEFAULTS };
         StepLimits {

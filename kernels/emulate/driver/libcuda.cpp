@@ -1,6 +1,7 @@
-// A stand-in for the CUDA driver (`libcuda.so`), for tests on machines without a GPU: what cudarc resolves of it, with
-// the driver's rules, over this machine's memory, and kernels that run in the emulator. A call that breaks a rule gets
-// the driver's own error and is noted in the report. Not here: streams that run at once, graphs but by capture.
+// A stand-in for the CUDA driver (`libcuda.so`), for tests on machines without a GPU: what cudarc resolves of
+// it, with the driver's rules, over this machine's memory, and kernels that run in the emulator. A call that
+// breaks a rule gets the driver's own error and is noted in the report. Not here: streams that run at once,
+// graphs but by capture.
 #include "memory_calls.h"
 #include "stream_calls.h"
 
@@ -13,7 +14,8 @@ Result start(const Call& call) {
     return state.is_initialised ? SUCCESS : call.refuse(NOT_INITIALIZED, "before cuInit");
 }
 
-// A device goes on by itself: what nobody waits for is done once nobody has called for a while, for other processes may.
+// A device goes on by itself: what nobody waits for is done once nobody has called for a while, for other
+// processes may.
 void go_on() {
     for (uint64_t calls = 0;;) {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));

@@ -1,5 +1,5 @@
-// What the stand-in for the CUDA driver keeps: contexts, streams whose work waits, memory, modules; and how it
-// reports what it refuses. The rules are in the calls (`libcuda.cpp`, `stream_calls.h`, `memory_calls.h`).
+// What the stand-in for the CUDA driver keeps: contexts, streams whose work waits, memory, modules; and how
+// it reports what it refuses. The rules are in the calls (`libcuda.cpp`, `stream_calls.h`, `memory_calls.h`).
 #pragma once
 
 #include <chrono>
@@ -96,7 +96,8 @@ struct Settings {
     std::string launches_while = text_of("STAND_IN_FAILING_LAUNCHES_WHILE");
     // How they fail: those from 700 on but 701 at their stream's end, and everything after them.
     Result launches = Result(number_of("STAND_IN_LAUNCH_FAILURE", LAUNCH_OUT_OF_RESOURCES));
-    // Where a line for each refusal goes, and at the end one with the counts; nowhere else but to stderr if absent.
+    // Where a line for each refusal goes, and at the end one with the counts; nowhere else but to stderr if
+    // absent.
     std::string report = text_of("STAND_IN_REPORT");
 
     // Shared memory that a block may ask for.

@@ -1,6 +1,6 @@
-//! An NVIDIA GPU as a [`Device`]: the driver through cudarc, loaded at run time, and the committed fatbins: those of
-//! compute capability 8.0 or newer, with a driver for CUDA 13.0 or newer.
-//! Chooses no kernel and no shape.
+//! An NVIDIA GPU as a [`Device`]: the driver through cudarc, loaded at run time, and the committed fatbins:
+//! those of compute capability 8.0 or newer, with a driver for CUDA 13.0 or newer. Chooses no kernel and no
+//! shape.
 #![allow(unsafe_code, reason = "launches and raw copies; each block says why it is sound")]
 
 use std::collections::HashMap;
@@ -103,7 +103,8 @@ fn failed(error: impl std::fmt::Debug) -> DeviceError {
 }
 
 impl Gpu {
-    /// The GPU of this number. Errs with one line where there is no driver or no such GPU, or where either is too old.
+    /// The GPU of this number. Errs with one line where there is no driver or no such GPU, or where either is
+    /// too old.
     pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
         // SAFETY: only opens the library and closes it again.
         if !unsafe { sys::is_culib_present() } {
@@ -219,7 +220,8 @@ impl Gpu {
             .map_err(failed)?;
         // The first one has none before it that it could follow.
         let captured = launches.iter().enumerate().try_for_each(|(i, launch)| self.start(launch, i > 0));
-        // Ended in any case, or the stream would stay captured; but a launch that failed is why the capture did.
+        // Ended in any case, or the stream would stay captured; but a launch that failed is why the capture
+        // did.
         let graph = self.stream.end_capture(sys::CUgraphInstantiate_flags_enum(0)).map_err(failed);
         captured?;
         graph?.map(Recording).ok_or_else(|| DeviceError("the capture holds no work".into()))
@@ -265,8 +267,8 @@ impl Gpu {
         unsafe { result::memset_d8_async(address, byte, bytes, self.stream.cu_stream()) }.map_err(failed)
     }
 
-    /// Loads all kernels that this GPU has code for, so that what cannot be loaded shows now; where there is no machine
-    /// code for it the driver compiles them, which takes it a minute or two the first time.
+    /// Loads all kernels that this GPU has code for, so that what cannot be loaded shows now; where there is
+    /// no machine code for it the driver compiles them, which takes it a minute or two the first time.
     pub fn load_all(&mut self) -> Result<(), DeviceError> {
         self.enter()?;
         let is_hopper = self.has_warpgroups();

@@ -19,7 +19,8 @@ pub(crate) struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// The file, compiled unless its sources are unchanged; `None`, with the reason printed, where no compiler is.
+    /// The file, compiled unless its sources are unchanged; `None`, with the reason printed, where no
+    /// compiler is.
     pub(crate) fn build(&self) -> Option<PathBuf> {
         let root = root();
         let compiler = ["c++", "g++", "clang++"].into_iter().find(|c| runs(c));

@@ -1,5 +1,5 @@
-//! `Gpu` on a stand-in for the CUDA driver: what it computes, and that it breaks none of the driver's rules. Each test
-//! runs its inner half in a process of its own, whose driver is the stand-in.
+//! `Gpu` on a stand-in for the CUDA driver: what it computes, and that it breaks none of the driver's rules.
+//! Each test runs its inner half in a process of its own, whose driver is the stand-in.
 #![cfg(target_os = "linux")]
 #![allow(
     clippy::expect_used,

@@ -1,4 +1,5 @@
-//! The driver's rules, kept by the stand-in and by `Gpu`; and what `Gpu` says where there is no driver that will do.
+//! The driver's rules, kept by the stand-in and by `Gpu`; and what `Gpu` says where there is no driver that
+//! will do.
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode, cudaError_enum as Code};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};

@@ -1,5 +1,5 @@
-//! The command over a stand-in for the CUDA driver: answers that a GPU computes, and what the worker says of a GPU that
-//! cannot.
+//! The command over a stand-in for the CUDA driver: answers that a GPU computes, and what the worker says of
+//! a GPU that cannot.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -21,8 +21,8 @@ mod stand_in;
 const SIZE: usize = 128;
 const VOCAB: usize = 320;
 
-/// A checkpoint of one layer, of a shape that a GPU computes, with experts or none: numbers around 0 but for norms, which
-/// are 1.
+/// A checkpoint of one layer, of a shape that a GPU computes, with experts or none: numbers around 0 but for
+/// norms, which are 1.
 fn checkpoint(experts: usize) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let family = if experts == 0 { "LlamaForCausalLM" } else { "MixtralForCausalLM" };
@@ -143,7 +143,8 @@ async fn a_gpu_answers_and_no_rule_of_the_driver_is_broken() {
     }
 }
 
-/// Two processes on one GPU, which map each other's mailboxes. The stand-in's clock counts how often a kernel asks it.
+/// Two processes on one GPU, which map each other's mailboxes. The stand-in's clock counts how often a kernel
+/// asks it.
 #[tokio::test]
 async fn ranks_on_one_gpu_say_what_a_gpu_says_alone() {
     let dir = checkpoint(4);

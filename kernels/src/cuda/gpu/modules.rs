@@ -1,5 +1,5 @@
-//! The fatbins as a driver loads them, and their kernels, allowed all the shared memory that the device has for a
-//! block: what a launch asks for may grow with its batch.
+//! The fatbins as a driver loads them, and their kernels, allowed all the shared memory that the device has
+//! for a block: what a launch asks for may grow with its batch.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
@@ -58,7 +58,8 @@ unsafe impl Send for Kernel {}
 impl Drop for Module {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: nothing that was launched from it runs any more: a `Gpu` waits before it drops its modules.
+            // SAFETY: nothing that was launched from it runs any more: a `Gpu` waits before it drops its
+            // modules.
             let _ = unsafe { result::module::unload(self.module) };
         }
     }
@@ -128,13 +129,14 @@ impl Module {
     }
 }
 
-/// Has the driver finish a kernel now rather than at its first launch, and allows it what shared memory there is.
+/// Has the driver finish a kernel now rather than at its first launch, and allows it what shared memory there
+/// is.
 fn prepare(function: sys::CUfunction, most: i32) -> Result<(String, Kernel), result::DriverError> {
     use sys::CUfunction_attribute_enum as Attribute;
     let mut name: *const c_char = ptr::null();
     let mut own = 0;
-    // SAFETY: the function is one of a loaded module's; the driver writes an address and a number, the name lives as
-    // long as the module, and is copied.
+    // SAFETY: the function is one of a loaded module's; the driver writes an address and a number, the name
+    // lives as long as the module, and is copied.
     let name = unsafe {
         sys::cuFuncLoad(function).result()?;
         sys::cuFuncGetName(&raw mut name, function).result()?;

@@ -1,5 +1,5 @@
-//! First steps, taken before a worker says that it is ready: what a device cannot carry out shows then, and not with the
-//! first requests.
+//! First steps, taken before a worker says that it is ready: what a device cannot carry out shows then, and
+//! not with the first requests.
 
 use std::ops::Range;
 
@@ -14,7 +14,8 @@ const PROMPT: usize = 100;
 const SINGLE: usize = 3;
 
 impl<D: Device + Send> CudaBackend<D> {
-    /// Takes a few steps for nobody. The KV that they leave is in blocks that the engine has still to give out.
+    /// Takes a few steps for nobody. The KV that they leave is in blocks that the engine has still to give
+    /// out.
     ///
     /// # Errors
     /// What the device says.

@@ -1,5 +1,5 @@
-//! The backend through cudarc and a stand-in for the driver: every token and bit that it has on the emulator, by the same
-//! kernels, also from recorded steps.
+//! The backend through cudarc and a stand-in for the driver: every token and bit that it has on the emulator,
+//! by the same kernels, also from recorded steps.
 
 use keyway_kernels::cuda::gpu::Gpu;
 
