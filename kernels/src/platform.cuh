@@ -14,16 +14,16 @@ __device__ __forceinline__ unsigned char* shared_memory() {
     return bytes;
 }
 
-// Waits until the launches before this one are done and what they wrote can be seen. Every kernel begins with it or with
-// `follow`: on a device that has it a launch's blocks take their places while the one before still runs (`gpu.rs`), and what
-// comes after the next launch relies on each having waited.
+// Waits until the launches before this one are done and what they wrote can be seen. Every kernel begins with
+// it or with `follow`: on a device that has it a launch's blocks take their places while the one before still
+// runs (`gpu.rs`), and what comes after the next launch relies on each having waited.
 __device__ __forceinline__ void wait_for_earlier_launches() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// The same, and lets the next launch's blocks take their places from now on. Not for kernels that wait for another rank: on a
-// GPU that ranks share, those places may be what the other rank needs.
+// The same, and lets the next launch's blocks take their places from now on. Not for kernels that wait for
+// another rank: on a GPU that ranks share, those places may be what the other rank needs.
 __device__ __forceinline__ void follow() {
     wait_for_earlier_launches();
 #if __CUDA_ARCH__ >= 900
@@ -47,7 +47,8 @@ __device__ __forceinline__ T shuffle_xor(T value, unsigned mask) {
 __device__ __forceinline__ uint32_t lanes_where(bool set) { return __ballot_sync(0xffffffffu, set); }
 __device__ __forceinline__ int count_bits(uint32_t bits) { return __popc(bits); }
 
-// (bits & mask) | more, in one instruction, where `more` is not known to the compiler: two constants would take two.
+// (bits & mask) | more, in one instruction, where `more` is not known to the compiler: two constants would
+// take two.
 __device__ __forceinline__ uint32_t and_or(uint32_t bits, uint32_t mask, uint32_t more) {
     uint32_t out;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(bits), "r"(mask), "r"(more));

@@ -1,5 +1,5 @@
-// `product.cuh`'s product for Hopper, bf16 weights: by warpgroups (`matmul_sm90.cu` says why operands are swapped). Two of
-// them, of 64 outputs each, make one block.
+// `product.cuh`'s product for Hopper, bf16 weights: by warpgroups (`matmul_sm90.cu` says why operands are
+// swapped). Two of them, of 64 outputs each, make one block.
 #pragma once
 
 #include "numbers.cuh"
@@ -106,8 +106,8 @@ struct Product {
         load_weights(tile, to);
     }
 
-    // Goes through the tiles [first, end); `end_of_split` gets each split's sum. Where the weight is the launch's own, its
-    // first tiles are loaded while earlier launches end: none of them changes it.
+    // Goes through the tiles [first, end); `end_of_split` gets each split's sum. Where the weight is the
+    // launch's own, its first tiles are loaded while earlier launches end: none of them changes it.
     template <class End>
     __device__ __forceinline__ void run(int first, int end, End end_of_split) {
         if (!GATHERED) {
@@ -131,8 +131,8 @@ struct Product {
                 fence_for_matrix_units();
                 sync_block();
                 multiply(part, stage(tile - first));
-                // All have passed the barrier, and so had finished the products of two tiles before, whose stage
-                // is filled now. This tile's products run meanwhile.
+                // All have passed the barrier, and so had finished the products of two tiles before, whose
+                // stage is filled now. This tile's products run meanwhile.
                 warpgroup_wait<1>(part);
                 if (tile + STAGES - 2 < end) load(tile + STAGES - 2, stage(tile - first + STAGES - 2));
                 async_copy_commit();

@@ -1,14 +1,14 @@
 // From logits to a token id, as `worker/src/sampler.rs` defines it, the same id for the same logits:
 // temperature, min-p, top-k, top-p, then a draw that depends on (seed, position) alone; here also the chosen
-// token's log-probability. And scores: what a log-probability is made of (`worker/src/logprobs.rs`). What changes logits before
-// is `rules.cu`.
+// token's log-probability. And scores: what a log-probability is made of (`worker/src/logprobs.rs`). What
+// changes logits before is `rules.cu`.
 //
 // Weights e^((logit - max) / temperature) are integers, in units of 2^-40: their sums are exact in any
 // order, so neither the order in which threads add nor the batch can change a choice, and the CPU's is the
 // same. All cuts are one question, "which element, in descending order, takes the running sum past a
-// target?". A row is read three times: for its largest logit; for its weights and how they spread over bins of equal
-// width below the largest; and, by the bins' sums, for the few elements of the bin in which the answer lies. The first two
-// are done by several blocks a row, each for its part of the ids.
+// target?". A row is read three times: for its largest logit; for its weights and how they spread over bins
+// of equal width below the largest; and, by the bins' sums, for the few elements of the bin in which the
+// answer lies. The first two are done by several blocks a row, each for its part of the ids.
 //
 // Grid: (parts, rows), and (rows) for `sample` and `score`. Block: 512 threads. Shared: `Spread` or `Finder`.
 #include "numbers.cuh"
@@ -24,7 +24,8 @@ constexpr float UNIT = 0x1p40f;
 constexpr float GREEDY_TEMPERATURE = 1e-5f;
 // e^-28 is less than a unit: what is so far below the largest weighs nothing.
 constexpr float WEIGHTLESS = 28.0f;
-// How far below the largest logit the bins of a score reach: of what lies further down, few are among the likeliest.
+// How far below the largest logit the bins of a score reach: of what lies further down, few are among the
+// likeliest.
 constexpr float SCORED = 64.0f;
 
 // Orders as the numbers do: a larger key for a larger logit, one for both zeros; 0 for NaN, which is nobody's
@@ -157,8 +158,9 @@ __device__ __forceinline__ Place first_over_block(Place best, Sums& sums) {
     return best;
 }
 
-// What a block found in its part of a row: its first place; the sums of weights at the row's temperature, also of the equal
-// pieces that its warps had, and at 1; how many elements weigh enough, or, for a score, are at least the token's logit.
+// What a block found in its part of a row: its first place; the sums of weights at the row's temperature,
+// also of the equal pieces that its warps had, and at 1; how many elements weigh enough, or, for a score, are
+// at least the token's logit.
 struct Part {
     Place best;
     uint64_t weights, weights_at_1;
@@ -166,7 +168,8 @@ struct Part {
     uint64_t of_warps[WARPS];
 };
 
-// The memory in which the blocks of a row leave what they found: all parts, then each part's weights and counts by bin.
+// The memory in which the blocks of a row leave what they found: all parts, then each part's weights and
+// counts by bin.
 struct Work {
     unsigned char* row;
     uint32_t parts;
@@ -202,8 +205,8 @@ struct Ids {
     }
 };
 
-// Calls `f(id, logit)` of the ids for which this thread, the `first` of every `apart`, stands. Several loads are under way at
-// once: one after another they would be waited for.
+// Calls `f(id, logit)` of the ids for which this thread, the `first` of every `apart`, stands. Several loads
+// are under way at once: one after another they would be waited for.
 template <int AT_ONCE = 8, class F>
 __device__ __forceinline__ void each_logit(const float* logits, Ids ids, uint32_t first, uint32_t apart, F f) {
     for (uint32_t id = ids.begin + first; id < ids.end; id += AT_ONCE * apart) {
@@ -227,8 +230,8 @@ struct Parameters {
     __device__ __forceinline__ bool cuts() const { return !is_greedy() && (top_k > 0 || top_p < 1.0f); }
 };
 
-// A row as its candidates see it: those of at least the weight `least`, by so many bins of equal width for each unit below the
-// largest logit.
+// A row as its candidates see it: those of at least the weight `least`, by so many bins of equal width for
+// each unit below the largest logit.
 struct Row {
     const float* logits;
     uint32_t vocabulary;
@@ -333,7 +336,8 @@ struct Finder {
     Sums sums;
     // Up to and with each bin; at first only counts where weights are not asked for.
     uint64_t counts[BINS], weights[BINS];
-    // The elements of bins `first` to `last` in order, as `~key` and id, and the sums of weights up to and with each.
+    // The elements of bins `first` to `last` in order, as `~key` and id, and the sums of weights up to and
+    // with each.
     uint64_t elements[GATHERED], running[GATHERED];
     // Of the search by digits.
     uint32_t digits_low[256], digits_high[256];
@@ -360,7 +364,8 @@ struct Finder {
         sync_block();
     }
 
-    // Gathers and sorts the elements of the bins `from` to `to` for which `is_one(logit)`; they must be at most GATHERED.
+    // Gathers and sorts the elements of the bins `from` to `to` for which `is_one(logit)`; they must be at
+    // most GATHERED.
     template <class IsOne>
     __device__ __forceinline__ void gather(const Row& row, uint32_t from, uint32_t to, IsOne is_one) {
         sync_block();
@@ -396,7 +401,8 @@ struct Finder {
         make_running(running, n, sums);
     }
 
-    // Brings the bin's elements, and if they are few those of all bins before. False if even its own are too many.
+    // Brings the bin's elements, and if they are few those of all bins before. False if even its own are too
+    // many.
     __device__ __forceinline__ bool bring(const Row& row, uint32_t bin) {
         if (first <= bin && bin <= last) return true;
         const uint32_t from = counts[bin] <= GATHERED ? 0 : bin;
@@ -420,8 +426,8 @@ struct Finder {
         return {uint32_t(elements[i]), weight_before(first) + running[i]};
     }
 
-    // The same among the candidates of one bin that has too many to sort: a descent over the keys' digits in four passes, then
-    // the id among equals.
+    // The same among the candidates of one bin that has too many to sort: a descent over the keys' digits in
+    // four passes, then the id among equals.
     __device__ __forceinline__ Found by_digits(const Row& row, uint32_t bin, uint64_t target, bool by_count) {
         auto measure = [&](uint64_t weight) { return by_count ? uint64_t(weight > 0) : weight; };
         uint32_t prefix = 0;
@@ -447,7 +453,8 @@ struct Finder {
             }
             prefix |= digit << shift;
         }
-        // Those before the key, one of those with it, and how many of these come before the one that is wanted.
+        // Those before the key, one of those with it, and how many of these come before the one that is
+        // wanted.
         uint64_t greater = 0, own = 0;
         for (uint32_t id = threadIdx.x; id < row.vocabulary; id += THREADS) {
             const float logit = row.logits[id];
@@ -494,8 +501,8 @@ struct Finder {
         if (const uint32_t rest = uint32_t(amount >> 32) + carry) atomic_add(&digits_high[digit], rest);
     }
 
-    // Of these ids in ascending order, the one that takes the sum of `measure(logit)` past `target`. Each warp sums a piece; the
-    // piece in which it lies is cut up again.
+    // Of these ids in ascending order, the one that takes the sum of `measure(logit)` past `target`. Each
+    // warp sums a piece; the piece in which it lies is cut up again.
     template <class Measure>
     __device__ __forceinline__ uint32_t by_ids(const Row& row, Ids ids, uint64_t target, Measure measure) {
         while (ids.end - ids.begin > WARPS) {
@@ -517,13 +524,18 @@ struct Finder {
         return id;
     }
 
-    // The first of `n` pieces whose sum takes the sum of all before it past `target`, of which these are taken off.
+    // The first of `n` pieces whose sum takes the sum of all before it past `target`, of which these are
+    // taken off.
     __device__ __forceinline__ static uint32_t first_piece(const uint64_t* sums, uint32_t n, uint64_t& target) {
         uint32_t piece = 0;
         for (; piece + 1 < n && target >= sums[piece]; ++piece) target -= sums[piece];
         return piece;
     }
 };
+
+static_assert(sizeof(Sums) == 16 * WARPS && sizeof(Spread) == sizeof(Sums) + 12 * BINS &&
+                  sizeof(Finder) <= sizeof(Sums) + 16 * (BINS + GATHERED) + 8 * 256 + 16 && sizeof(Part) == 32 + 8 * WARPS,
+              "`sample.rs` reserves as much");
 
 // The token of a row of which some weigh enough, by its parts' sums.
 __device__ __forceinline__ uint32_t choose(const Row& row, const Parameters& by, const Work& work, Finder& finder) {
@@ -542,8 +554,8 @@ __device__ __forceinline__ uint32_t choose(const Row& row, const Parameters& by,
         return finder.by_ids(row, ids, target, [&](float logit) { return row.weight(logit); });
     }
     finder.load(work);
-    // The last one that top-k keeps, the last one that top-p keeps of those, and the one that is drawn. `total` is the weight of
-    // what is kept.
+    // The last one that top-k keeps, the last one that top-p keeps of those, and the one that is drawn.
+    // `total` is the weight of what is kept.
     uint32_t id = 0;
 #pragma unroll 1
     for (int cut = few ? 0 : 1; cut < 3; ++cut) {
@@ -559,8 +571,8 @@ __device__ __forceinline__ uint32_t choose(const Row& row, const Parameters& by,
     return id;
 }
 
-// `parameters` one per row; `tokens` and `logprobs` (of the logits given, at temperature 1) one per row; `work` as
-// `sample_weights` left it, of `parts` parts a row.
+// `parameters` one per row; `tokens` and `logprobs` (of the logits given, at temperature 1) one per row;
+// `work` as `sample_weights` left it, of `parts` parts a row.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     sample(const float* logits, const Parameters* parameters, uint32_t* work, uint32_t* tokens, float* logprobs,
            uint32_t vocabulary, uint32_t parts) {
@@ -582,8 +594,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-// What the host makes log-probabilities of: the token's logit, the largest, the sum of all weights beside it at temperature 1; how
-// many logits are at least the token's; the likeliest ids and their logits, in the order in which tokens are kept.
+// What the host makes log-probabilities of: the token's logit, the largest, the sum of all weights beside it
+// at temperature 1; how many logits are at least the token's; the likeliest ids and their logits, in the
+// order in which tokens are kept.
 constexpr uint32_t TOP = 20, NOT_WANTED = 0xffffffffu;
 struct Score {
     float logit, maximum;

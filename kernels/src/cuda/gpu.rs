@@ -21,16 +21,16 @@ pub mod ipc;
 mod modules;
 pub mod nccl;
 
-/// Bytes of each of two pieces of page-locked memory through which copies go in turn, so that one is filled while the
-/// device still reads the other.
+/// Bytes of each of two pieces of page-locked memory through which copies go in turn, so that one is filled
+/// while the device still reads the other.
 const STAGING_BYTES: usize = 8 << 20;
 /// Bytes of page-locked memory that a fetch takes at least: few sizes, so that it is used again.
 const FETCH_BYTES_MIN: usize = 4096;
-/// If set, each launch begins once the one before has ended, also on devices that could overlap them: to find out whether a fault, or
-/// how much of the speed, comes of it.
+/// If set, each launch begins once the one before has ended, also on devices that could overlap them: to find
+/// out whether a fault, or how much of the speed, comes of it.
 const SERIAL_LAUNCHES: &str = "KEYWAY_SERIAL_LAUNCHES";
-/// How the modules begin whose launches always do: a layer of experts with one token takes an H200 41 us so, and 51 us where its
-/// products take their places while the others still read their weights.
+/// How the modules begin whose launches always do: a layer of experts with one token takes an H200 41 us so,
+/// and 51 us where its products take their places while the others still read their weights.
 const APART: &str = "moe";
 /// What the fatbins were compiled for, as `cuDriverGetVersion` says it, and the first driver that has it.
 const CUDA_VERSION: i32 = 13_000;
@@ -41,8 +41,8 @@ const CAPABILITY: (i32, i32) = (8, 0);
 /// A recording of launches.
 struct Recording(CudaGraph);
 
-// SAFETY: the driver's graphs belong to no thread, they must only not be used by two at once; a `Gpu` owns its own and
-// uses them through `&mut self` alone.
+// SAFETY: the driver's graphs belong to no thread, they must only not be used by two at once; a `Gpu` owns
+// its own and uses them through `&mut self` alone.
 unsafe impl Send for Recording {}
 
 impl fmt::Debug for Recording {
@@ -60,8 +60,8 @@ struct Pinned {
 
 impl Pinned {
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, DeviceError> {
-        // SAFETY: bytes without a value are written before they are read: by `write`, and by the copies of `read` and
-        // `collect`.
+        // SAFETY: bytes without a value are written before they are read: by `write`, and by the copies of
+        // `read` and `collect`.
         let memory = unsafe { context.alloc_pinned_with_flags(bytes, 0) }.map_err(failed)?;
         Ok(Self { memory, used: None })
     }
@@ -244,7 +244,8 @@ impl Gpu {
         Ok(slice.device_ptr(&self.stream).0 + offset)
     }
 
-    /// Makes the context that of the calling thread: a worker's engine is not the thread that loaded its model.
+    /// Makes the context that of the calling thread: a worker's engine is not the thread that loaded its
+    /// model.
     fn enter(&self) -> Result<(), DeviceError> {
         self.stream.context().bind_to_thread().map_err(failed)
     }
@@ -278,8 +279,9 @@ impl Gpu {
         self.modules.load_all(self.stream.context(), is_hopper)
     }
 
-    /// Starts a kernel behind what the stream has. If `follows`, its blocks may take their places while the launch before
-    /// still runs; all kernels wait for it themselves where the device can do that (`follow` in `platform.cuh`).
+    /// Starts a kernel behind what the stream has. If `follows`, its blocks may take their places while the
+    /// launch before still runs; all kernels wait for it themselves where the device can do that (`follow` in
+    /// `platform.cuh`).
     fn start(&mut self, launch: &Launch, follows: bool) -> Result<(), DeviceError> {
         let kernel = self.kernel(launch)?;
         // A word for each argument, little-endian: an argument of four bytes is the beginning of its word.
@@ -311,9 +313,9 @@ impl Gpu {
             numAttrs: u32::from(follows && self.overlaps && !launch.module.starts_with(APART)),
         };
         self.enter()?;
-        // SAFETY: the launcher that made `launch` names the kernel's arguments in its order and types, which the same
-        // kernel in the emulator confirms, and has checked that buffers are as long as the kernel reads and writes. The
-        // driver copies the arguments before it returns.
+        // SAFETY: the launcher that made `launch` names the kernel's arguments in its order and types, which
+        // the same kernel in the emulator confirms, and has checked that buffers are as long as the kernel
+        // reads and writes. The driver copies the arguments before it returns.
         unsafe {
             sys::cuLaunchKernelEx(&raw const config, kernel.function, pointers.as_mut_ptr(), ptr::null_mut())
         }
@@ -364,8 +366,8 @@ impl Device for Gpu {
             let mut staging = self.staging()?;
             let staged = &mut staging.bytes()?[..part.len()];
             staged.copy_from_slice(part);
-            // SAFETY: `address` has room for the part, and the staging memory is not touched again before the event
-            // behind this copy, nor freed before the stream has come to its end.
+            // SAFETY: `address` has room for the part, and the staging memory is not touched again before the
+            // event behind this copy, nor freed before the stream has come to its end.
             unsafe { result::memcpy_htod_async(address, staged, self.stream.cu_stream()) }.map_err(failed)?;
             let staging = self.in_use(staging)?;
             self.staging.push(staging);
@@ -393,8 +395,8 @@ impl Device for Gpu {
         };
         let to = &mut pinned.bytes()?[..bytes];
         if bytes > 0 {
-            // SAFETY: `address` has as many bytes, and the memory is not touched before the event behind this copy,
-            // nor freed before the stream has come to its end.
+            // SAFETY: `address` has as many bytes, and the memory is not touched before the event behind this
+            // copy, nor freed before the stream has come to its end.
             unsafe { result::memcpy_dtoh_async(to, address, self.stream.cu_stream()) }.map_err(failed)?;
         }
         let pinned = self.in_use(pinned)?;

@@ -19,13 +19,13 @@ pub use packing::{pack_bf16, pack_fp8, pack_integers, pack_mxfp4};
 pub const TILE: usize = 64;
 /// Inputs that share a scale.
 pub const GROUP: usize = 128;
-/// Blocks of 64 outputs that a product with few rows should have, and no more: two for each of an H100's 132 processors, so that
-/// they come in one wave.
+/// Blocks of 64 outputs that a product with few rows should have, and no more: two for each of an H100's 132
+/// processors, so that they come in one wave.
 const BLOCKS: usize = 264;
 /// A split should not be shorter, in tiles: each leaves a sum that must be read again.
 const SPLIT_TILES_MIN: usize = 8;
-/// Rows up to which splits go to blocks of their own, and blocks of 64 outputs that make it needless: blocks of their
-/// own would come in two waves, and their sums have to be read again.
+/// Rows up to which splits go to blocks of their own, and blocks of 64 outputs that make it needless: blocks
+/// of their own would come in two waves, and their sums have to be read again.
 const SPLIT_ROWS_MAX: usize = 128;
 const SPLIT_BLOCKS_MAX: usize = 200;
 /// Rows up to which weights of 8 or 4 bits have their splits summed side by side in a block.
@@ -42,7 +42,8 @@ pub enum Weights {
     Int4,
     /// E4M3 codes with such a scale: it multiplies the sum of the group, so that nothing is rounded before.
     Fp8,
-    /// MXFP4: E2M1 codes with an E8M0 power of two for 32 inputs. Products have the bits of the same values in bf16.
+    /// MXFP4: E2M1 codes with an E8M0 power of two for 32 inputs. Products have the bits of the same values
+    /// in bf16.
     Mxfp4,
 }
 
@@ -288,8 +289,9 @@ pub fn launch(
     launch_split(x, rows, weight, cut, weight.shape.split_tiles(), out, partials)
 }
 
-/// [`launch`] with splits of `split_tiles` tiles of K, an even number, whatever the weight's shape says: other bits. Splits that
-/// suit a batch are what those that suit the weight are held against, to see what it costs to be independent of the batch.
+/// [`launch`] with splits of `split_tiles` tiles of K, an even number, whatever the weight's shape says:
+/// other bits. Splits that suit a batch are what those that suit the weight are held against, to see what it
+/// costs to be independent of the batch.
 ///
 /// # Panics
 /// If shapes disagree.

@@ -40,8 +40,8 @@ impl Pipeline {
         }
     }
 
-    /// How many of 64, 128 and 256 rows a piece should have: the more, the less is read again, but some processors have nothing
-    /// to do in the last round.
+    /// How many of 64, 128 and 256 rows a piece should have: the more, the less is read again, but some
+    /// processors have nothing to do in the last round.
     pub(super) fn suits(outputs: usize, rows: usize) -> usize {
         let time = |tile: usize| {
             let pieces = rows.div_ceil(tile) * outputs.div_ceil(Self::OUTPUTS);

@@ -137,7 +137,8 @@ pub struct Score {
 }
 
 impl Score {
-    /// A row's, as the kernel left it, with the `top` likeliest that were wanted; at most as many as there are ids.
+    /// A row's, as the kernel left it, with the `top` likeliest that were wanted; at most as many as there
+    /// are ids.
     ///
     /// # Panics
     /// If there are not [`SCORE_WORDS`].
@@ -155,9 +156,10 @@ impl Score {
     }
 }
 
-/// Scores the `tokens` that were drawn of each row of `logits` `[rows, vocabulary]`, which nothing has changed since the model gave
-/// them: `scores` `[rows, SCORE_WORDS]`, for [`Score::of`]. `wanted` says of each row how many of the likeliest, at most [`TOP`] and the
-/// vocabulary, or [`NOT_WANTED`], where nothing is written. `work` has [`work_words`]. Nothing if there are no rows.
+/// Scores the `tokens` that were drawn of each row of `logits` `[rows, vocabulary]`, which nothing has
+/// changed since the model gave them: `scores` `[rows, SCORE_WORDS]`, for [`Score::of`]. `wanted` says of
+/// each row how many of the likeliest, at most [`TOP`] and the vocabulary, or [`NOT_WANTED`], where nothing
+/// is written. `work` has [`work_words`]. Nothing if there are no rows.
 ///
 /// # Panics
 /// If shapes disagree.

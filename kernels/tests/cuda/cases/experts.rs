@@ -261,7 +261,8 @@ impl Layer {
         Ok(())
     }
 
-    /// Both products and the sum, beside float64 from the first to the last; and a token's bits whatever the others choose.
+    /// Both products and the sum, beside float64 from the first to the last; and a token's bits whatever the
+    /// others choose.
     fn whole(self, lab: &mut Lab<'_>, first: &Weight, unit: Unit, x: &[bf16]) -> Result<(), String> {
         let Shape { outputs, inputs, weights } = self.shape;
         if (outputs / 2) % weights.granule() != 0 {
@@ -286,7 +287,8 @@ impl Layer {
             let other = run(lab, 0, *rows)?;
             lab.same(&format!("the layer by {rows} rows"), &other, &all)?;
         }
-        // Token 0's first choice is expert 0 in both; with one expert a token, the others' choices do not matter.
+        // Token 0's first choice is expert 0 in both; with one expert a token, the others' choices do not
+        // matter.
         if self.top == 1 {
             let other = run(lab, 2, 16)?;
             lab.same("token 0 beside other choices", &other[..inputs], &all[..inputs])?;

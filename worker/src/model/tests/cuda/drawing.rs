@@ -69,7 +69,9 @@ fn edges(rows: usize) -> (Vec<f32>, Vec<Parameters>) {
 
 /// Logits side by side, more of them than the device sorts at once.
 fn narrow((mut logits, draws): (Vec<f32>, Vec<Parameters>)) -> (Vec<f32>, Vec<Parameters>) {
-    logits.iter_mut().for_each(|logit| *logit *= 1e-3);
+    for logit in &mut logits {
+        *logit *= 1e-3;
+    }
     (logits, draws)
 }
 
