@@ -125,10 +125,10 @@ impl Grouped {
             && self.item_count.len == 1
     }
 
-    /// Rows of an item for `slots` slots: by what an expert is asked for on average, and no more than the kernels have. Speed alone.
+    /// Rows of an item for `slots` slots: by an expert's average, at most what the kernels have. Speed alone.
     pub fn choose_rows(slots: usize, experts: usize, weights: Weights, unit: Unit) -> usize {
         let average = slots.div_ceil(experts.max(1));
-        // A warpgroup's products are as wide as an item's rows need, so that nearly every expert's may be one item.
+        // A warpgroup's products are as wide as an item needs: nearly every expert's rows may be one item.
         let (up_to_64, up_to_128) = if unit == Unit::Warpgroup { (48, 112) } else { (96, usize::MAX) };
         match average {
             0..=16 => Self::ROWS_MIN,

@@ -1,4 +1,5 @@
-//! What launches of `pipeline_sm90.cuh`'s products have in common: blocks that stay, one on each processor, and go through the work.
+//! What launches of `pipeline_sm90.cuh`'s products have in common: blocks that stay, one on each processor,
+//! and go through the work.
 
 /// Processors of an H100 or H200; where there are fewer, some blocks come after the others.
 const PROCESSORS: u32 = 132;

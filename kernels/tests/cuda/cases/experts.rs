@@ -1,5 +1,6 @@
-//! The experts of a layer: grouped products with their gates, in the order of places and of slots, against the dense product of each
-//! expert alone and the float64 oracle; and that no row's result depends on its company or on how the work is cut.
+//! The experts of a layer: grouped products with their gates, in the order of places and of slots, against
+//! the dense product of each expert alone and the float64 oracle; and that no row's result depends on its
+//! company or on how the work is cut.
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed, Shape, Unit, Weights};

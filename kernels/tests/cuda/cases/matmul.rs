@@ -72,7 +72,8 @@ fn every_code(lab: &mut Lab<'_>) -> Result<(), String> {
     single_one(lab, mxfp4, &pack_mxfp4(mxfp4, &codes, &powers), &[], PLACE, &exact)
 }
 
-/// The row of zeros with a one at `place` by a weight gives `exact`, but that a sum of zeros is 0, and any NaN for NaN.
+/// The row of zeros with a one at `place` by a weight gives `exact`, but that a sum of zeros is 0, and any
+/// NaN for NaN.
 fn single_one(
     lab: &mut Lab<'_>,
     shape: Shape,
@@ -163,7 +164,8 @@ struct Weight {
     in_bf16: Option<Packed>,
 }
 
-/// The scale at `i`: none equal to its neighbours, some zero, negative, subnormal or so large that a group alone decides.
+/// The scale at `i`: none equal to its neighbours, some zero, negative, subnormal or so large that a group
+/// alone decides.
 fn scale(i: usize) -> f32 {
     match i % 31 {
         3 => 0.0,
@@ -201,7 +203,8 @@ impl Weight {
         multiply(lab, x, rows, &self.packed, cut)
     }
 
-    /// By two blocks, which go through many pieces of work: a small product has fewer pieces than a GPU has processors.
+    /// By two blocks, which go through many pieces of work: a small product has fewer pieces than a GPU has
+    /// processors.
     fn by_two_blocks(
         &self,
         lab: &mut Lab<'_>,
