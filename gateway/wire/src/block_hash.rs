@@ -130,11 +130,7 @@ impl TextChain {
     #[inline(never)]
     fn push_usual(&mut self, blocks: &[[u8; USUAL_BLOCK_BYTES]], names: &mut Vec<BlockHash>) {
         let mut chain = Self { state: self.state, secret: self.secret.map(black_box) };
-        names.reserve(blocks.len());
-        for block in blocks {
-            let name = chain.step(chain.digest(block));
-            names.push(name);
-        }
+        names.extend(blocks.iter().map(|block| chain.step(chain.digest(block))));
         self.state = chain.state;
     }
 

@@ -176,10 +176,14 @@ impl Slab {
     }
 
     /// Stamps the slots from `first` on, from later to earlier use, for as long as they hold `blocks` one
-    /// after the other and do not bear the stamp yet. Returns the last of them, how many they are, and
+    /// after the other; none where `first` bears the stamp. Slots that bear it stand before all others of
+    /// their list, so none that follows `first` does. Returns the last of them, how many they are, and
     /// whether some of them have claims.
     pub(super) fn stamp_run(&mut self, first: u32, blocks: &[BlockHash], stamp: u32) -> (u32, usize, bool) {
         let (mut at, mut last, mut run, mut claims) = (first, first, 0, 0);
+        if self[first].bears(stamp) {
+            return (first, 0, false);
+        }
         while at != NIL && run < blocks.len() {
             let (furthest, more, claimed) = self.stamp_row(at, &blocks[run..], stamp);
             if more == 0 {
@@ -238,28 +242,26 @@ impl Slab {
     }
 }
 
-/// Stamps slots that stand at `first` and then `step` further each, as [`Slab::stamp_run`] says; how many
-/// they are, and the bits of their claims.
+/// Stamps slots that stand at `first` and then `step` (1 or -1) further each, as [`Slab::stamp_run`] says;
+/// how many they are, and the bits of their claims. Nothing is counted on the way: this is the loop over
+/// each block of each prompt.
 fn stamp_beside<'a>(
     slots: impl Iterator<Item = &'a mut Slot>,
     (first, step): (u32, u32),
     blocks: &[BlockHash],
     stamp: u32,
 ) -> (u32, u32) {
-    let (mut place, mut next, mut run, mut claims) = (first, first, 0, 0);
+    let (mut place, mut next, mut stamps) = (first, first, 0);
     for (slot, hash) in slots.zip(blocks) {
-        // Its bits of the claims are the slot's, as a stamp has none.
-        let differs = slot.stamp ^ stamp;
-        if next != place || slot.hash != *hash || differs & !CLAIMS == 0 {
+        if next != place || slot.hash != *hash {
             break;
         }
-        claims |= differs;
-        slot.stamp ^= differs & !CLAIMS;
+        stamps |= slot.stamp;
+        slot.stamp = slot.stamp & CLAIMS | stamp;
         next = slot.older;
         place = place.wrapping_add(step);
-        run += 1;
     }
-    (run, claims & CLAIMS)
+    (place.wrapping_sub(first).wrapping_mul(step), stamps & CLAIMS)
 }
 
 impl std::ops::Index<u32> for Slab {
