@@ -141,9 +141,14 @@ pub fn kind(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 /// Whether a body is a form: in parts, or in pairs.
-pub fn is_form(headers: &HeaderMap) -> bool {
-    kind(headers)
-        .is_some_and(|kind| is_multipart(kind) || begins_with(kind, b"application/x-www-form-urlencoded"))
+pub fn is_form(headers: &HeaderMap, body: &[u8]) -> bool {
+    kind(headers).is_some_and(|kind| is_multipart(kind) || is_in_pairs(kind, body))
+}
+
+/// Whether a body is a form in pairs. That is what curl says of any body, unless told otherwise: an object in JSON is
+/// none.
+fn is_in_pairs(kind: &[u8], body: &[u8]) -> bool {
+    begins_with(kind, b"application/x-www-form-urlencoded") && !body.trim_ascii_start().starts_with(b"{")
 }
 
 /// Whether a body is a form with files, and looks like one.

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use memchr::memmem::Finder;
 
-use super::{begins_with, is_multipart};
+use super::{is_in_pairs, is_multipart};
 
 /// The fields that routing reads; a repeated one counts as its last value, as in the engines' own readers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,10 +27,7 @@ impl Form {
             let boundary = parameter(kind, b"boundary").filter(|boundary| !boundary.is_empty())?;
             return Some(Self::from_parts(Multipart::new(body, &boundary)));
         }
-        // What curl says of any body, unless told otherwise: then it is JSON.
-        let json = || body.trim_ascii_start().starts_with(b"{");
-        let named = begins_with(kind, b"application/x-www-form-urlencoded");
-        (named && !json()).then(|| Self::urlencoded(body))
+        is_in_pairs(kind, body).then(|| Self::urlencoded(body))
     }
 
     fn from_parts(parts: Multipart<'_>) -> Self {

@@ -43,7 +43,7 @@ pub fn keep_apart(
     if content.text.is_empty() || Work::of(&parts.method, path) == Work::Counts {
         return Ok(false);
     }
-    if is_form(parts) {
+    if content::is_form(&parts.headers, &content.text) {
         let is_sent_there = FORM_PATHS.iter().any(|beginning| path.starts_with(beginning));
         return if visit.salt().is_none() || is_sent_there { Ok(false) } else { Err(not_an_object()) };
     }
@@ -63,10 +63,6 @@ pub fn keep_apart(
         Err(_) if visit.salt().is_none() => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-fn is_form(parts: &Parts) -> bool {
-    content::is_form(&parts.headers)
 }
 
 fn not_an_object() -> Error {

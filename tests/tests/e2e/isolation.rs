@@ -161,6 +161,16 @@ async fn what_can_bear_no_salt_goes_only_where_no_prompt_is() {
             assert_eq!((answer.status(), setup.worker.request_count()), (400, count), "{kind} {path}");
         }
     }
+    // What curl calls every body is no form where it is JSON.
+    let called = [("content-type", "application/x-www-form-urlencoded")];
+    for body in [&b"{\"prompt\":\"x\",\"cache_salt\":\"mine\"}"[..], b"\n {\"prompt\":\"x\"}"] {
+        assert_eq!(setup.ask("POST", "/v1/completions", &called, body).await.status(), 200);
+        let asked = setup.asked();
+        assert!(
+            asked["prompt"] == "x" && asked["cache_salt"] != "mine" && asked["cache_salt"].is_string(),
+            "{asked}"
+        );
+    }
     // What counts tokens computes no prompt, and what has no body asks for none.
     let counted = json!({"prompt": "x", "cache_salt": "mine"});
     assert_eq!(setup.json("POST", "/tokenize", &counted).await.status(), 200);
