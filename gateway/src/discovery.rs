@@ -109,10 +109,14 @@ fn workers_in(text: &str) -> Result<Vec<WorkerConfig>, String> {
     config::workers(&only.worker).map_err(|error| error.0)
 }
 
-/// A worker at each address of a name.
+/// The workers at the addresses of a name.
 async fn resolved(name: &DnsName) -> Result<Vec<WorkerConfig>, String> {
     let addresses = net::resolve(&name.host, name.port).await.map_err(|error| error.to_string())?;
-    addresses.into_iter().map(|address| name.worker(address).map_err(|error| error.0)).collect()
+    let mut workers = Vec::with_capacity(addresses.len());
+    for address in addresses {
+        workers.extend(name.workers(address).map_err(|error| error.0)?);
+    }
+    Ok(workers)
 }
 
 #[cfg(test)]

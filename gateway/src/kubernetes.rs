@@ -154,11 +154,19 @@ impl Follower<'_> {
             Ok(view) => {
                 let found = self.moves.settle(view, Instant::now());
                 *self.pods.lock() = deletion_cost::pods_of(&found);
-                let listed: Vec<Listed> = found.into_iter().map(|found| found.listed).collect();
-                self.looks.found(&listed);
+                match found.into_iter().map(|found| self.by_rank(found.listed)).collect::<Result<Vec<_>, _>>()
+                {
+                    Ok(listed) => self.looks.found(&listed.concat()),
+                    Err(error) => self.looks.failed(&error),
+                }
             }
             Err(error) => self.looks.failed(&error),
         }
+    }
+
+    fn by_rank(&self, Listed { config, ready }: Listed) -> Result<Vec<Listed>, String> {
+        let ranks = self.fleet.by_rank(config)?;
+        Ok(ranks.into_iter().map(|config| Listed { config, ready }).collect())
     }
 
     fn failed(&mut self, error: &watcher::Error) {

@@ -5,7 +5,7 @@
 //! configuration lists.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     mem,
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
@@ -195,15 +195,17 @@ impl Members {
         news
     }
 
-    /// What the fleet would lose with each of a source's workers that has an identity and takes requests: prompt tokens
-    /// that its cache saved lately, and requests in flight.
+    /// What the fleet would lose with each identity among a source's workers that takes requests: prompt tokens
+    /// that its cache saved lately, and requests in flight. Several engines of one pod go together.
     pub fn worths(&self, source: Source) -> Vec<(String, f64)> {
-        let worth = |worker: Arc<Worker>| {
-            let identity = worker.config().identity.clone().filter(|_| worker.routable())?;
-            let saved = worker.saved.lock().at(self.router.now());
-            Some((identity, saved + worker.load.requests() as f64))
-        };
-        self.of(source).into_iter().filter_map(worth).collect()
+        let mut worths: BTreeMap<String, f64> = BTreeMap::new();
+        for worker in self.of(source) {
+            if let Some(identity) = worker.config().identity.clone().filter(|_| worker.routable()) {
+                let saved = worker.saved.lock().at(self.router.now());
+                *worths.entry(identity).or_default() += saved + worker.load.requests() as f64;
+            }
+        }
+        worths.into_iter().collect()
     }
 
     /// Adds a worker. `false` if its address belongs to another member already.

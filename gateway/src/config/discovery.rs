@@ -47,6 +47,8 @@ pub struct DnsTable {
     pub kv_events_port: Option<u16>,
     /// Port on which each repeats those that were missed.
     pub kv_replay_port: Option<u16>,
+    /// Data-parallel engines behind each's address; see `[[worker]]` (1).
+    pub data_parallel_size: Option<u32>,
     /// Speak HTTP/2 with them, without TLS (false).
     pub http2: Option<bool>,
 }
@@ -130,14 +132,14 @@ impl TryFrom<&DnsTable> for DnsName {
         let table = DnsTable { url: url.to_string(), ..table.clone() };
         let name = Self { host: host.to_owned(), port, path, basic, had_v1, table };
         // All but the address is checked now, not at the first answer.
-        name.worker(IpAddr::from([127, 0, 0, 1]))?;
+        name.workers(IpAddr::from([127, 0, 0, 1]))?;
         Ok(name)
     }
 }
 
 impl DnsName {
-    /// The worker at one of its addresses.
-    pub fn worker(&self, address: IpAddr) -> Result<WorkerConfig, ConfigError> {
+    /// The workers at one of its addresses: one, or one for each of its ranks.
+    pub fn workers(&self, address: IpAddr) -> Result<Vec<WorkerConfig>, ConfigError> {
         let at = WorkerTable::at(address, self.port, self.table.kv_events_port, self.table.kv_replay_port);
         let worker = WorkerConfig::try_from(&WorkerTable {
             url: format!("{}{}", at.url, self.path),
@@ -148,7 +150,9 @@ impl DnsName {
             ..at
         })?;
         let api_key = self.basic.clone().or(worker.api_key);
-        Ok(WorkerConfig { api_key, had_v1: self.had_v1, ..worker })
+        let worker = WorkerConfig { api_key, had_v1: self.had_v1, ..worker };
+        let wrong = |why: String| ConfigError(format!("discovery.dns {:?}: {why}", self.table.url));
+        worker.by_rank(self.table.data_parallel_size).map_err(wrong)
     }
 }
 
@@ -245,9 +249,17 @@ mod tests {
         let table: DnsTable =
             toml::from_str("url = \"http://vllm:8000\"\nkv_events_port = 5557\nweight = 2.0").unwrap();
         let name = DnsName::try_from(&table).unwrap();
-        let worker = name.worker("fd00::7".parse().unwrap()).unwrap();
+        let worker = name.workers("fd00::7".parse().unwrap()).unwrap().remove(0);
         assert_eq!((worker.name().as_str(), worker.weight), ("[fd00::7]:8000", 2.0));
         assert_eq!(worker.kv_events.unwrap().events, "tcp://[fd00::7]:5557");
+        let ranks = DnsTable { data_parallel_size: Some(2), ..name.table };
+        let ranks = DnsName::try_from(&ranks).unwrap().workers([10, 0, 0, 7].into()).unwrap();
+        let shown: Vec<_> =
+            ranks.iter().map(|rank| (rank.name(), rank.kv_events.as_ref().unwrap().events.clone())).collect();
+        let rank = |rank: u16| (format!("10.0.0.7:8000@{rank}"), format!("tcp://10.0.0.7:{}", 5557 + rank));
+        assert_eq!(shown, [rank(0), rank(1)]);
+        let none: DnsTable = toml::from_str("url = \"http://vllm:8000\"\ndata_parallel_size = 0").unwrap();
+        assert!(DnsName::try_from(&none).unwrap_err().0.contains("data_parallel_size"));
         let bad: DnsTable = toml::from_str("url = \"http://vllm:8000\"\nweight = -1.0").unwrap();
         assert!(DnsName::try_from(&bad).unwrap_err().0.contains("weight"));
         let no_port: DnsTable = toml::from_str("url = \"http://vllm\"").unwrap();
@@ -258,7 +270,7 @@ mod tests {
     fn a_name_s_path_and_user_are_those_of_each_worker_and_its_password_is_not_printed() {
         let table: DnsTable = toml::from_str("url = \"http://u:canary@vllm:8000/a/v1\"").unwrap();
         let name = DnsName::try_from(&table).unwrap();
-        let worker = name.worker("10.0.0.7".parse().unwrap()).unwrap();
+        let worker = name.workers("10.0.0.7".parse().unwrap()).unwrap().remove(0);
         assert_eq!((worker.name().as_str(), worker.had_v1), ("10.0.0.7:8000/a", true));
         assert_eq!(worker.api_key.as_ref().unwrap(), "Basic dTpjYW5hcnk=");
         assert!(!format!("{name:?} {worker:?}").contains("canary"));

@@ -33,6 +33,8 @@ pub struct KubernetesTable {
     pub kv_events_port: Option<u16>,
     /// Port on which each repeats those that were missed.
     pub kv_replay_port: Option<u16>,
+    /// Data-parallel engines behind each's address; see `[[worker]]` (1).
+    pub data_parallel_size: Option<u32>,
     /// Speak HTTP/2 with them, without TLS; by default if the port's `appProtocol` is `kubernetes.io/h2c`.
     pub http2: Option<bool>,
     /// Whether the pod that is worth least is marked, so that a scale-in takes it first (false).
@@ -87,7 +89,8 @@ impl TryFrom<&KubernetesTable> for KubernetesFleet {
             table: table.clone(),
         };
         // All but the address is checked now, not at the first endpoint.
-        fleet.worker(IpAddr::from([127, 0, 0, 1]), 1, None, false).map_err(|error| wrong(&error.0))?;
+        let worker = fleet.worker(IpAddr::from([127, 0, 0, 1]), 1, None, false);
+        fleet.by_rank(worker.map_err(|error| wrong(&error.0))?).map_err(|why| wrong(&why))?;
         Ok(fleet)
     }
 }
@@ -120,6 +123,11 @@ impl KubernetesFleet {
         })?;
         Ok(WorkerConfig { identity: uid.map(str::to_owned), ..worker })
     }
+
+    /// The workers that one at an endpoint is: itself, or one for each of its ranks.
+    pub fn by_rank(&self, worker: WorkerConfig) -> Result<Vec<WorkerConfig>, String> {
+        worker.by_rank(self.table.data_parallel_size)
+    }
 }
 
 #[cfg(test)]
@@ -149,6 +157,23 @@ mod tests {
     }
 
     #[test]
+    fn several_engines_behind_an_endpoint_are_a_worker_each() {
+        let fleet = fleet("service = \"vllm\"\nkv_events_port = 5557\ndata_parallel_size = 2").unwrap();
+        let worker = fleet.worker(IpAddr::from([10, 0, 0, 1]), 8000, Some("u1"), false).unwrap();
+        let ranks = fleet.by_rank(worker).unwrap();
+        let shown: Vec<_> = ranks
+            .iter()
+            .map(|rank| {
+                (rank.name(), rank.kv_events.as_ref().unwrap().events.clone(), rank.identity.as_deref())
+            })
+            .collect();
+        let rank = |rank: u16| {
+            (format!("10.0.0.1:8000@{rank}"), format!("tcp://10.0.0.1:{}", 5557 + rank), Some("u1"))
+        };
+        assert_eq!(shown, [rank(0), rank(1)]);
+    }
+
+    #[test]
     fn the_port_s_protocol_counts_unless_the_table_says_otherwise() {
         for (toml, h2c, http2) in [
             ("service = \"a\"", true, true),
@@ -168,6 +193,8 @@ mod tests {
             ("service = \"a\"\nnamespace = \"B\"", "no name"),
             ("service = \"a\"\nweight = 0.0", "weight"),
             ("service = \"a\"\nkv_replay_port = 1", "kv_replay needs kv_events"),
+            ("service = \"a\"\ndata_parallel_size = 0", "data_parallel_size"),
+            ("service = \"a\"\ndata_parallel_size = 4\nkv_events_port = 65533", "no port for rank 3"),
             ("service = \"a\"\napi_key_file = \"/nonexistent\"", "key file"),
         ] {
             let error = fleet(toml).unwrap_err().0;

@@ -137,17 +137,22 @@ impl WorkerConfig {
     pub fn all_of(table: &WorkerTable) -> Result<Vec<Self>, ConfigError> {
         let whole = Self::try_from(table)?;
         let wrong = |why: String| ConfigError(format!("worker {:?}: {why}", without_secret(&table.url)));
-        let ranks = table.data_parallel_size.unwrap_or(1);
+        whole.by_rank(table.data_parallel_size).map_err(wrong)
+    }
+
+    /// The workers that it is, where there are several data-parallel engines behind its URL.
+    pub(super) fn by_rank(self, data_parallel_size: Option<u32>) -> Result<Vec<Self>, String> {
+        let ranks = data_parallel_size.unwrap_or(1);
         if ranks == 0 || ranks > limits::MAX_DATA_PARALLEL_RANKS {
             let most = limits::MAX_DATA_PARALLEL_RANKS;
-            return Err(wrong(format!("data_parallel_size must be from 1 to {most}")));
+            return Err(format!("data_parallel_size must be from 1 to {most}"));
         }
         if ranks == 1 {
-            return Ok(vec![whole]);
+            return Ok(vec![self]);
         }
         let of_rank = |rank: u32| {
-            let kv_events = whole.kv_events.as_ref().map(|source| source.of_rank(rank)).transpose();
-            Ok(Self { rank: Some(rank), kv_events: kv_events.map_err(wrong)?, ..whole.clone() })
+            let kv_events = self.kv_events.as_ref().map(|source| source.of_rank(rank)).transpose()?;
+            Ok(Self { rank: Some(rank), kv_events, ..self.clone() })
         };
         (0..ranks).map(of_rank).collect()
     }
