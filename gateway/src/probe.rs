@@ -30,7 +30,7 @@ use crate::{
     limits::{MAX_SCRAPE_BYTES, SCRAPE_MAX_AGE},
     metrics::Metrics,
     routing::Router,
-    scrape,
+    scrape::{self, Sleep},
     upstream::Upstream,
 };
 
@@ -172,6 +172,19 @@ impl Watch {
         }
     }
 
+    /// Its engine sleeps or wakes: nothing is wrong with it.
+    fn sleeps(&self, sleep: Sleep) {
+        let Self { worker, router, .. } = self;
+        if !worker.with_health(|health| health.sleep(sleep != Sleep::Awake)) {
+            return;
+        }
+        tracing::info!(worker = %worker.name, awake = sleep == Sleep::Awake, "worker's engine sleeps or wakes");
+        if sleep == Sleep::Asleep {
+            router.cache_is_lost(worker);
+        }
+        router.fleet_changed();
+    }
+
     /// Asks for the size of its cache. Not part of its health: an engine without metrics serves as well.
     async fn scrape_cache(&self, scraped_at: &mut Option<Duration>) {
         let Self { worker, router, upstream, .. } = self;
@@ -180,6 +193,9 @@ impl Watch {
         let page = page.map(|page| String::from_utf8_lossy(&page).into_owned());
         if let Some(hits) = page.as_deref().and_then(|page| scrape::cache_hits(page, rank)) {
             router.cache_hits_are(worker, hits);
+        }
+        if let Some(sleep) = page.as_deref().and_then(|page| scrape::sleep(page, rank)) {
+            self.sleeps(sleep);
         }
         let config = page.map(|page| scrape::cache_config(&page, rank));
         if let Some(config) = config.filter(|config| config.tokens().is_some()) {

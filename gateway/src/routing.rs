@@ -324,6 +324,13 @@ impl Router {
         index.restore(worker.id, of_text.iter()) + index.restore(worker.residency.token_id, of_tokens.iter())
     }
 
+    /// Forgets all that a worker held; it may hold more again.
+    pub fn cache_is_lost(&self, worker: &Worker) {
+        for id in [worker.id, worker.residency.token_id, worker.residency.any_tier_id] {
+            self.forget(id);
+        }
+    }
+
     /// Forgets all that a worker held: it is gone for good.
     pub fn forget_cache(&self, worker: &Worker) {
         self.finish_lingering(self.now());

@@ -1,4 +1,5 @@
-//! What a worker's own metrics say of its cache: how its blocks are cut and how many there are. Engines name the same
+//! What a worker's own metrics say of its cache: how its blocks are cut and how many there are; and whether it
+//! sleeps. Engines name the same
 //! thing differently, and rename it; the table of names is here. Asking is `probe.rs`'s business.
 
 /// A worker's cache, as far as its metrics say.
@@ -81,6 +82,39 @@ pub fn cache_hits(page: &str, rank: Option<u32>) -> Option<u64> {
     hits
 }
 
+/// What an engine says of itself, beside its health, which is good all the while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sleep {
+    /// It computes.
+    Awake,
+    /// It takes requests and computes nothing for now (vLLM's level 0).
+    Paused,
+    /// The same, and what it had cached is gone (levels 1 and 2).
+    Asleep,
+}
+
+/// The gauge of an engine's sleep, one line for each state (vLLM).
+const SLEEP: &str = "vllm:engine_sleep_state";
+
+/// Whether an engine sleeps; of several, whether all do.
+pub fn sleep(page: &str, rank: Option<u32>) -> Option<Sleep> {
+    let mut states = page.lines().filter_map(|line| {
+        let labels = line.strip_prefix(SLEEP)?;
+        let of = RANK.iter().find_map(|name| label(labels, name)?.parse::<u32>().ok());
+        let is = labels.rsplit(' ').next()?.parse::<f64>().ok()? > 0.0;
+        (rank.is_none() || of.is_none() || of == rank).then_some((label(labels, "sleep_state")?, is))
+    });
+    let first = states.next()?;
+    let mut asleep = Sleep::Paused;
+    for (state, _) in [first].into_iter().chain(states).filter(|(_, is)| *is) {
+        match state {
+            "awake" => return Some(Sleep::Awake),
+            _ => asleep = Sleep::Asleep,
+        }
+    }
+    Some(asleep)
+}
+
 /// The value of a label in `{a="1",b="2"} 3`; escapes do not occur in numbers.
 fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
     let mut from = 0;
@@ -140,6 +174,38 @@ mod tests {
         assert_eq!((cache_hits(page, None), cache_hits(page, Some(1))), (Some(2_080), Some(1_600)));
         assert_eq!(cache_hits("sglang:cached_tokens_total{cache_source=\"total\"} 7", None), Some(7));
         assert_eq!(cache_hits("vllm:prefix_cache_queries_total{engine=\"0\"} 7", None), None);
+    }
+
+    #[test]
+    fn an_engine_says_whether_it_sleeps() {
+        let page = |engine: u32, [awake, offloaded, discarded]: [u8; 3]| {
+            let line = |state: &str, is: u8| {
+                format!(
+                    "vllm:engine_sleep_state{{engine=\"{engine}\",model_name=\"m\",sleep_state=\"{state}\"}} {is}.0\n"
+                )
+            };
+            [line("awake", awake), line("weights_offloaded", offloaded), line("discard_all", discarded)]
+                .concat()
+        };
+        for (states, want) in [
+            ([1, 0, 0], Sleep::Awake),
+            ([0, 0, 0], Sleep::Paused),
+            ([0, 1, 0], Sleep::Asleep),
+            ([0, 0, 1], Sleep::Asleep),
+        ] {
+            assert_eq!(sleep(&page(0, states), None), Some(want), "{states:?}");
+            // Of several engines one computes.
+            let two = page(0, states) + &page(1, [1, 0, 0]);
+            assert_eq!(
+                (sleep(&two, None), sleep(&two, Some(0))),
+                (Some(Sleep::Awake), Some(want)),
+                "{states:?}"
+            );
+        }
+        let help = "# HELP vllm:engine_sleep_state Engine sleep state; awake = 0 means engine is sleeping\n";
+        for nothing in ["", help, "sglang:num_running_reqs 0"] {
+            assert_eq!(sleep(nothing, None), None);
+        }
     }
 
     #[test]

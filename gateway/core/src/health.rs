@@ -31,7 +31,8 @@ pub enum State {
     Joining,
     /// May be chosen.
     Ready,
-    /// Reachable, but who lists it says that it is not ready; it keeps what it has and may be chosen again.
+    /// Reachable, but who lists it says that it is not ready, or its engine sleeps; it keeps what it has and may
+    /// be chosen again.
     Paused,
     /// Not reachable; probed until it is.
     Down,
@@ -77,6 +78,8 @@ pub struct Health {
     refused: bool,
     /// Its list says that it is not ready: beside `state`, which goes on meanwhile.
     paused: bool,
+    /// Its engine says that it computes nothing for now.
+    asleep: bool,
     next_probe_at: Duration,
     next_look_at: Duration,
     /// Looks at its port that were refused in a row.
@@ -95,6 +98,7 @@ impl Health {
             up_since: now,
             refused: false,
             paused: false,
+            asleep: false,
             next_probe_at: now,
             next_look_at: now + LOOK_INTERVAL,
             refused_looks: 0,
@@ -192,6 +196,11 @@ impl Health {
         news
     }
 
+    /// Its engine sleeps, or is awake. Returns whether that is news.
+    pub fn sleep(&mut self, asleep: bool) -> bool {
+        std::mem::replace(&mut self.asleep, asleep) != asleep
+    }
+
     /// It gets nothing new from now on, for good: a worker that returns is a new one.
     pub fn drain(&mut self, _now: Duration) {
         self.state = State::Draining;
@@ -200,7 +209,8 @@ impl Health {
 
     /// Where it stands.
     pub fn state(&self) -> State {
-        if self.state == State::Ready && self.paused { State::Paused } else { self.state }
+        let held = self.paused || self.asleep;
+        if self.state == State::Ready && held { State::Paused } else { self.state }
     }
 
     /// When the next probe is due; `Duration::MAX`: never.
@@ -253,6 +263,8 @@ impl Health {
         // Of one that was up, a kept connection may have told; that its port is closed, looks tell.
         if self.state != State::Ready {
             self.up_since = now;
+            // Another process is awake until it says otherwise.
+            self.asleep = false;
             self.refused_looks = 0;
             self.dead_since = None;
         }

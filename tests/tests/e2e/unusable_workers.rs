@@ -506,3 +506,38 @@ async fn a_killed_idle_worker_is_down_and_said_to_be() {
     );
     assert_eq!(cluster.gateway.ready_workers().await, 1);
 }
+
+/// What vLLM's metrics say of its sleep, of which only they tell: its health is good all the while.
+fn sleep_states(awake: u8, offloaded: u8) -> String {
+    [("awake", awake), ("weights_offloaded", offloaded), ("discard_all", 0)]
+        .map(|(state, is)| {
+            format!("vllm:engine_sleep_state{{engine=\"0\",sleep_state=\"{state}\"}} {is}.0\n")
+        })
+        .concat()
+}
+
+#[tokio::test]
+async fn an_engine_that_sleeps_gets_nothing_new_and_is_nobody_s_failure() {
+    for (offloaded, forgets) in [(0, false), (1, true)] {
+        let cluster = Cluster::of_fakes(2, "prefix").await;
+        let prompt = "tell me about whales, at some length please. ".repeat(40);
+        let home = cluster.served_by(&cluster.chat(&prompt).await);
+        let sleeper = &cluster.fakes[home];
+        sleeper.set_metrics(&sleep_states(0, offloaded));
+        eventually!(cluster.gateway.ready_workers().await == 1);
+        let workers = cluster.gateway.workers().await;
+        let states: Vec<_> =
+            workers.as_array().unwrap().iter().map(|worker| worker["state"].clone()).collect();
+        assert!(states.contains(&"paused".into()), "{states:?}");
+        let elsewhere = "tell me about something else, and quickly now. ".repeat(40);
+        assert_eq!(cluster.served_by(&cluster.chat(&elsewhere).await), 1 - home);
+        sleeper.set_metrics(&sleep_states(1, 0));
+        eventually!(cluster.gateway.ready_workers().await == 2);
+        let metrics = cluster.gateway.metrics().await;
+        assert_eq!(metrics.sum("keyway_probe_failures_total", &[]), 0.0);
+        // What it had cached is gone with its memory, and only then.
+        let again = cluster.chat(&prompt).await;
+        let matched: u64 = again.header("x-keyway-matched-tokens").unwrap().parse().unwrap();
+        assert_eq!(matched == 0, forgets, "{matched} tokens counted on");
+    }
+}

@@ -166,6 +166,25 @@ fn a_paused_worker_is_not_chosen_and_comes_back_as_it_was() {
     assert_eq!(health.next_probe_at(), secs(108), "its return is news worth a probe");
 }
 
+#[test]
+fn an_engine_that_sleeps_is_not_chosen_whatever_its_probes_say_until_it_wakes_or_starts_anew() {
+    let mut health = ready();
+    assert!(health.sleep(true) && !health.sleep(true));
+    health.on_probe(true, secs(101));
+    assert_eq!((health.state(), health.routable()), (State::Paused, false));
+    // Its list and its engine each have a say.
+    health.pause(true, secs(102));
+    assert!(health.sleep(false));
+    assert_eq!(health.state(), State::Paused);
+    health.pause(false, secs(103));
+    assert_eq!(health.state(), State::Ready);
+
+    health.sleep(true);
+    health.on_connect_failure(secs(104));
+    health.on_probe(true, secs(105));
+    assert_eq!(health.state(), State::Ready, "another process is awake");
+}
+
 proptest! {
     /// Whatever happens, the next probe is due within the cap, and an answered one makes the worker ready.
     #[test]
