@@ -49,6 +49,7 @@ pub mod kv_events;
 pub mod leaving;
 pub mod limits;
 pub mod live;
+pub mod load_push;
 pub mod load_scrape;
 pub mod locations;
 pub mod log;

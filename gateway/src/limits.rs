@@ -211,6 +211,12 @@ pub const KV_FEED_BLOCKS_MAX: usize = 512 << 10;
 /// Time to connect to a worker's KV events or replays.
 pub const KV_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long an engine that says its load itself may say nothing: it does at least once a second.
+pub const LOAD_PUSH_SILENCE: Duration = Duration::from_secs(5);
+
+/// Time between two questions whether it does.
+pub const LOAD_PUSH_ASKED_EVERY: Duration = Duration::from_secs(60);
+
 /// Longest pause between two replies of a replay: an idle engine looks at its replay socket every 100 ms; one that
 /// prefills a long prompt, after that step.
 pub const KV_REPLY_TIMEOUT: Duration = Duration::from_secs(5);

@@ -6,7 +6,14 @@ use std::{sync::Arc, time::Duration};
 
 use keyway_core::{EngineLoad, health::PROBE_INTERVAL};
 
-use crate::{clock, fleet::Worker, limits::MAX_SCRAPE_BYTES, probe, routing::Router, upstream::Upstream};
+use crate::{
+    clock,
+    fleet::Worker,
+    limits::{LOAD_PUSH_ASKED_EVERY, MAX_SCRAPE_BYTES},
+    load_push, probe,
+    routing::Router,
+    upstream::Upstream,
+};
 
 /// Gauges of requests in the batch: vLLM, SGLang, its `/v1/loads`, keyway-worker.
 const RUNNING: [&str; 4] = [
@@ -43,9 +50,20 @@ const OTHERS_MEMORY: Duration = Duration::from_secs(60);
 pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream, every: Duration) {
     let mut others_until = Duration::ZERO;
     let mut page = Page::default();
+    let mut push_asked: Option<Duration> = None;
     loop {
         let mut counts_tokens = false;
         if worker.routable() {
+            let is_due = push_asked.is_none_or(|then| router.now() >= then + LOAD_PUSH_ASKED_EVERY);
+            if page.is_sglang() && is_due {
+                push_asked = Some(router.now());
+                if let Some(place) = load_push::place(&worker, &upstream).await
+                    && load_push::follow(&place, &worker, &router).await
+                {
+                    // It may have begun anew.
+                    push_asked = None;
+                }
+            }
             let asked = worker.load.own();
             if let Some(load) = page.read(&worker, &upstream).await {
                 worker.load.engine_says(router.now(), load, asked);
@@ -57,7 +75,7 @@ pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream,
             }
         } else {
             // Whatever comes back may be another engine.
-            page = Page::default();
+            (page, push_asked) = (Page::default(), None);
         }
         let soon = !worker.routable() || router.now() < others_until;
         clock::sleep(pause(every, soon, counts_tokens)).await;
@@ -80,11 +98,17 @@ enum Page {
     Unknown,
     /// On [`METRICS`] alone.
     Metrics,
+    /// The same, of an SGLang that has no other.
+    OlderSglang,
     /// On [`LOADS`].
     Loads,
 }
 
 impl Page {
+    fn is_sglang(self) -> bool {
+        matches!(self, Self::Loads | Self::OlderSglang)
+    }
+
     /// Looks once; nothing where the engine does not say.
     async fn read(&mut self, worker: &Worker, upstream: &Upstream) -> Option<EngineLoad> {
         if *self == Self::Loads {
@@ -95,9 +119,10 @@ impl Page {
         }
         let (load, page) = look(worker, upstream, METRICS).await?;
         if *self == Self::Unknown {
-            *self = Self::Metrics;
-            let is_sglang = load.waiting_tokens.is_none() && page.contains("\nsglang:");
-            if let Some((better, _)) = if is_sglang { look(worker, upstream, LOADS).await } else { None }
+            let is_sglang = page.starts_with("sglang:") || page.contains("\nsglang:");
+            *self = if is_sglang { Self::OlderSglang } else { Self::Metrics };
+            let may_tell_more = is_sglang && load.waiting_tokens.is_none();
+            if let Some((better, _)) = if may_tell_more { look(worker, upstream, LOADS).await } else { None }
                 && better.waiting_tokens.is_some()
             {
                 *self = Self::Loads;

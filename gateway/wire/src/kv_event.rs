@@ -9,6 +9,7 @@
 mod decode;
 mod encode;
 pub mod frames;
+pub mod load_stat;
 mod msgpack;
 #[cfg(test)]
 mod tests;

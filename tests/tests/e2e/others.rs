@@ -1,9 +1,14 @@
 //! Hazard: this gateway is not the only one. What others send to a worker it does not see, unless it asks the worker.
 
+use std::time::Duration;
+
+use bytes::Bytes;
 use keyway_tests::cluster::config_file;
 use keyway_tests::openai::{chat, chat_for};
 use keyway_tests::{Cluster, Exchange, Gateway, Metrics, Protocol, eventually, post};
+use keyway_zmq::{PubLimits, PubSocket};
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 /// Requests that the gateway believes to be at each worker.
 async fn in_flight(cluster: &Cluster) -> Vec<u64> {
@@ -87,6 +92,36 @@ async fn an_engine_is_asked_where_it_counts_tokens() {
     eventually!((600..=640).contains(&waiting().await));
     engine.set_loads(None);
     eventually!(in_flight(&cluster).await == [5]);
+}
+
+/// A load as SGLang publishes it: running, waiting, tokens, the most of those, rank, waiting and not cached.
+fn load_stat(running: u8, waiting: u8, uncached: u32) -> Vec<Bytes> {
+    let mut payload = vec![0x97, 0xa8];
+    payload.extend(b"LoadStat");
+    payload.extend([running, waiting, 0, 0, 0, 0xce]);
+    payload.extend(uncached.to_be_bytes());
+    [&b"load"[..], &[0; 8], &payload].map(Bytes::copy_from_slice).to_vec()
+}
+
+/// An engine that says its load itself is believed, and asked again once it says nothing more.
+#[tokio::test]
+async fn an_engine_s_own_word_of_its_load_is_heard() {
+    let cluster = Cluster::builder().fakes(1).config("[routing]\nload_scrape_ms = 50\n").start().await;
+    let stall = Duration::from_secs(10);
+    let limits = PubLimits { connections: 8, kept_messages: 100, kept_bytes: 1 << 20, stall };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let publisher = PubSocket::new(listener, limits).unwrap();
+    let engine = &cluster.fakes[0];
+    let ports = json!({ "kv_events": { "load_endpoint_port_base": publisher.local_addr().port() } });
+    engine.answer_at("/server_info", 200, &[], &ports.to_string());
+    // What it answers when it is asked.
+    engine.set_metrics("sglang:num_running_reqs 5\nsglang:num_queue_reqs 0\n");
+    eventually!({
+        publisher.send(&load_stat(2, 1, 640));
+        in_flight(&cluster).await == [3]
+    });
+    publisher.send(&load_stat(40, 30, 64_000));
+    eventually!(in_flight(&cluster).await == [70]);
 }
 
 #[tokio::test]
