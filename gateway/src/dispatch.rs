@@ -194,7 +194,7 @@ impl Dispatch {
         let (info, visit) = (Arc::make_mut(&mut shared), visit.as_deref());
         let work = Work::of(&parts.method, parts.uri.path());
         self.complete(info, work, parts.uri.path(), &parts.headers);
-        if !self.tokens.is_empty() {
+        if !self.tokens.is_empty() && info.tokens.is_none() {
             info.tokens = Box::pin(self.tokens(parts.uri.path(), info, &content.text)).await;
         }
         info.model = info.model.take().or_else(|| whom::model_in_target(self.router.fleet(), &parts));
@@ -218,8 +218,7 @@ impl Dispatch {
             // Whatever its path: what reaches a worker is charged.
             tenants::unclear(info, &content.text)?;
             let has_files = content::has_files(&parts.headers, &content.text);
-            let attached = Box::pin(self.reader.attached(&content.text)).await?;
-            visit.reserve(Estimate::of(info, content.text.len(), attached, has_files))?;
+            visit.reserve(Estimate::of(info, content.text.len(), has_files))?;
             info.metered = true;
         }
         info.share = visit.map(Visit::share).unwrap_or_default();

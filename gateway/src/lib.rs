@@ -53,6 +53,7 @@ pub mod load_push;
 pub mod load_scrape;
 pub mod locations;
 pub mod log;
+pub mod media;
 pub mod members;
 pub mod metrics;
 pub mod models;

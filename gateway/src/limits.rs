@@ -82,8 +82,11 @@ pub const ANSWER_TOKENS_STEP: u64 = 64;
 /// Bytes of text that are taken for a token where nobody counts: English text's.
 pub const BYTES_PER_TOKEN: u64 = 4;
 
-/// A picture or a sound in a prompt, in tokens, until its worker says: a picture of a megapixel.
-pub const ATTACHMENT_TOKENS: u64 = 1_000;
+/// Longest list of token ids that is read, in bytes: a million tokens and more.
+pub const PROMPT_IDS_BYTES_MAX: usize = 8 << 20;
+
+/// Pictures and the like of one prompt that are known each for itself; what comes behind them counts with the last.
+pub const MEDIA_ITEMS_MAX: usize = 64;
 
 /// How often the file of tenants is looked at: a call of the kernel.
 pub const TENANTS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);

@@ -14,7 +14,7 @@ use crate::{
     ignored::Ignored,
     limits::{BODY_FREE_BYTES, READING_INLINE_BYTES},
     request::{self, KeyerConfig, RequestInfo},
-    tenants::{self, Attached, Visit},
+    tenants::{self, Visit},
     threads,
 };
 
@@ -81,15 +81,6 @@ impl Reader {
         let read = elsewhere(move || reader.text_here(None, &text)).await;
         // Of what panicked there nothing is known.
         read.unwrap_or_else(|_| Arc::new(request::read(b"", self.keyer)))
-    }
-
-    /// What is attached in a text ([`tenants::attached`]).
-    pub async fn attached(&self, text: &Bytes) -> Result<Attached, Error> {
-        if text.len() <= READING_INLINE_BYTES {
-            return Ok(tenants::attached(text));
-        }
-        let text = text.clone();
-        elsewhere(move || tenants::attached(&text)).await
     }
 
     /// [`Reader::read`], at once.

@@ -5,6 +5,8 @@
 //! messages in turn. Strings are taken unescaped, so `\u00e9` and `é` are the same prompt; other values verbatim.
 //! A body that is not a JSON object is not an error here: the worker answers it as it does without a gateway.
 
+mod canonical;
+mod ids;
 mod untold;
 
 use std::{borrow::Cow, num::NonZeroUsize, ops::Range, sync::Arc};
@@ -16,24 +18,25 @@ use keyway_core::{
 };
 use keyway_wire::block_hash::{Chain, HashKey};
 
-use self::untold::Signs;
-pub use self::untold::Untold;
+use self::{
+    canonical::{Keying, walk},
+    untold::Signs,
+};
+pub use self::{
+    canonical::{Place, locate},
+    untold::Untold,
+};
 use crate::{
     content::{Form, Unread},
     ignored::Ignored,
     json::{Outline, Value},
     limits::MAX_MODEL_BYTES,
+    media::Items,
     session::Session,
     stored_state::{Named, Reference},
     token_keyer::TokenPrompt,
     work::Work,
 };
-
-/// Bytes of a first message below which two conversations may well begin alike.
-const OPENING_BYTES_MIN: usize = 48;
-
-/// Bytes at the beginning and at the end of a long first message that, with its length, stand for all of it.
-const OPENING_PART_BYTES: usize = 2 << 10;
 
 /// How prompts are cut and hashed.
 #[derive(Debug, Clone, Copy)]
@@ -74,9 +77,11 @@ pub struct RequestInfo {
     pub salt: String,
     /// The prompt's hashed prefix, by its text; empty where there is no prompt.
     pub chain: PrefixChain,
+    /// What in the chain is no text.
+    pub media: Items,
     /// What tells its conversation from others.
     pub talk: Talk,
-    /// The prompt's tokens, where the model's tokenizer is known.
+    /// The prompt's tokens, where it comes as ids or the model's tokenizer is known.
     pub tokens: Option<TokenPrompt>,
     /// Whose it is, where it has to wait.
     pub share: Share,
@@ -97,7 +102,7 @@ impl RequestInfo {
     pub fn follow_no_prefix(&mut self, work: Work) {
         self.chain.blocks = Arc::default();
         if !work.may_compute_prompt() {
-            self.chain.total_bytes = 0;
+            (self.chain.total_bytes, self.media) = (0, Items::default());
         }
         (self.work, self.tokens, self.session) = (work, None, None);
     }
@@ -120,22 +125,27 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     let salt = fields.salt.and_then(Value::text).map(Cow::into_owned).unwrap_or_default();
     let keyer = TextKeyer::new(config.key, salt.as_bytes(), config.block_bytes).with_capacity(body.len());
     let namer = Chain::new(config.key, salt.as_bytes());
-    let mut keying = Keying { keyer, talk: Talk::default(), namer, by_user: false };
-    keying.talk.cache_key = fields.cache_key.and_then(Value::text).map_or(0, |key| keying.name(&key));
-    keying.talk.user = fields.user().map_or(0, |user| keying.name(&user));
-    walk(&fields, ignored, &mut keying);
+    let mut keying = Keying { keyer, media: Items::default(), talk: Talk::default(), namer, by_user: false };
+    keying.talk.cache_key = fields.cache_key.and_then(Value::text).map_or(0, |key| keying.named(&key));
+    keying.talk.user = fields.user().map_or(0, |user| keying.named(&user));
+    let untold = fields.signs.untold(fields.ids.or(fields.prompt));
+    let mut tokens = fields.ids.or(fields.prompt).filter(|_| !fields.has_media).and_then(ids::read);
+    // Its text is the digits of its ids.
+    if tokens.is_none() {
+        walk(&fields, ignored, &mut keying);
+    }
     let model = fields.model.and_then(Value::text_or_marks).map(Cow::into_owned);
     // Engines take an empty name for none.
     let model = model.filter(|model| !model.is_empty()).map(shortened);
-    let untold = fields.signs.untold(fields.prompt);
     let is_true = |value: Option<Value<'_>>| value.is_some_and(|value| value.raw() == "true");
     let (stream, background) = (is_true(fields.stream), is_true(fields.background));
     let (stream_options, stream_is_odd) = (fields.stream_options, fields.stream_is_odd);
     let max_tokens = fields.max_tokens;
-    let Keying { keyer, talk, .. } = keying;
+    let Keying { keyer, media, talk, .. } = keying;
     let mut chain = keyer.finish();
     if untold.is_some_and(Untold::finds_nothing) {
         chain.blocks = Arc::default();
+        tokens = tokens.map(|tokens| TokenPrompt { ids: Vec::new(), ..tokens });
     }
     let stores = fields.store.and_then(|store| store.raw().parse().ok());
     let names = Reference::all(fields.names);
@@ -153,8 +163,9 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
         stream_options,
         salt,
         chain,
+        media,
         talk,
-        tokens: None,
+        tokens,
         share: Share::default(),
         index_owner: Owner::NOBODY,
         session: None,
@@ -208,184 +219,6 @@ pub struct Talk {
     pub settled_bytes: u64,
 }
 
-/// Where a piece of canonical text comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place<'a> {
-    /// `model`
-    Model,
-    /// `system` or `instructions`
-    System,
-    /// `tools`
-    Tools,
-    /// `prompt`, or an `input` that is no list of messages
-    Prompt,
-    /// A field of a message, or what ends the message.
-    Message {
-        /// Which message, from 0.
-        index: usize,
-        /// Its field; empty at the end.
-        field: &'a str,
-    },
-}
-
-/// Which field a piece of canonical text came from; part of the hash, so never renumber.
-mod tag {
-    pub(super) const MODEL: u8 = 1;
-    pub(super) const SYSTEM: u8 = 2;
-    pub(super) const TOOLS: u8 = 3;
-    pub(super) const PROMPT: u8 = 4;
-    pub(super) const MESSAGE_NAME: u8 = 5;
-    pub(super) const MESSAGE_VALUE: u8 = 6;
-    pub(super) const MESSAGE_END: u8 = 7;
-}
-
-/// Takes the canonical text, piece by piece.
-trait Sink {
-    /// A message begins.
-    fn message(&mut self);
-
-    /// A piece of text, and the tag that ends it.
-    fn piece(&mut self, place: Place<'_>, text: &str, tag: u8);
-}
-
-/// Hashes it.
-struct Keying {
-    keyer: TextKeyer,
-    talk: Talk,
-    /// Names what tells conversations apart; each tenant's are its own.
-    namer: Chain,
-    /// Whether the message at hand is a user's.
-    by_user: bool,
-}
-
-impl Keying {
-    fn name(&self, text: &str) -> u64 {
-        let mut namer = self.namer;
-        namer.push(text.as_bytes()).0
-    }
-
-    /// As [`Keying::name`], in a time that does not grow with the text.
-    fn name_long(&self, text: &str) -> u64 {
-        let bytes = text.as_bytes();
-        let [Some(head), Some(tail)] = [bytes.first_chunk::<OPENING_PART_BYTES>(), bytes.last_chunk()] else {
-            return self.name(text);
-        };
-        let tail: &[u8; OPENING_PART_BYTES] = tail;
-        let mut namer = self.namer;
-        namer.push(head);
-        namer.push(tail);
-        namer.push(&bytes.len().to_le_bytes()).0
-    }
-}
-
-impl Sink for Keying {
-    fn message(&mut self) {
-        self.talk.settled_bytes = self.keyer.total_bytes();
-        self.by_user = false;
-    }
-
-    fn piece(&mut self, place: Place<'_>, text: &str, tag: u8) {
-        if let (Place::Message { field, .. }, tag::MESSAGE_VALUE) = (place, tag) {
-            self.by_user |= field == "role" && text == "user";
-            let long = field == "content" && text.len() >= OPENING_BYTES_MIN;
-            if self.by_user && long && self.talk.opening.is_none() {
-                self.talk.opening = Some(self.name_long(text));
-            }
-        }
-        self.keyer.push_text(text);
-        self.keyer.end_field(tag);
-    }
-}
-
-/// Canonical bytes that end a piece: [`TextKeyer::end_field`]'s.
-const PIECE_END_BYTES: u64 = 3;
-
-/// The piece that holds canonical byte `at` of a body without what is `ignored`, and the place of that byte in it; `None`
-/// behind the end.
-pub fn locate<T>(
-    body: &[u8],
-    ignored: &Ignored,
-    at: u64,
-    name: impl Fn(Place<'_>, Option<&str>) -> T,
-) -> Option<(T, u64)> {
-    struct Search<T, F> {
-        at: u64,
-        passed: u64,
-        name: F,
-        role: Option<String>,
-        found: Option<(T, u64)>,
-    }
-    impl<T, F: Fn(Place<'_>, Option<&str>) -> T> Sink for Search<T, F> {
-        fn message(&mut self) {
-            self.role = None;
-        }
-
-        fn piece(&mut self, place: Place<'_>, text: &str, tag: u8) {
-            if let (Place::Message { field: "role", .. }, tag::MESSAGE_VALUE) = (place, tag) {
-                self.role = Some(text.to_owned());
-            }
-            let bytes = text.len() as u64 + PIECE_END_BYTES;
-            if self.found.is_none() && self.at < self.passed + bytes {
-                let role = self.role.as_deref();
-                self.found = Some(((self.name)(place, role), (self.at - self.passed).min(text.len() as u64)));
-            }
-            self.passed += bytes;
-            if tag == tag::MESSAGE_END {
-                self.role = None;
-            }
-        }
-    }
-    let outline = Outline::of(std::str::from_utf8(body).ok()?);
-    let mut fields = Fields::default();
-    fields.read(&outline)?;
-    let mut search = Search { at, passed: 0, name, role: None, found: None };
-    walk(&fields, ignored, &mut search);
-    search.found
-}
-
-/// Every piece of the canonical text in its order.
-fn walk(fields: &Fields<'_>, ignored: &Ignored, sink: &mut impl Sink) {
-    if let Some(model) = fields.model.and_then(Value::text) {
-        sink.piece(Place::Model, &model, tag::MODEL);
-    }
-    if let Some(system) = fields.system {
-        walk_value(sink, ignored, system, Place::System, tag::SYSTEM);
-    }
-    if let Some(tools) = fields.tools {
-        walk_value(sink, ignored, tools, Place::Tools, tag::TOOLS);
-    }
-    for value in [fields.messages, fields.input].into_iter().flatten() {
-        walk_messages(sink, ignored, value);
-    }
-    if let Some(prompt) = fields.prompt {
-        walk_value(sink, ignored, prompt, Place::Prompt, tag::PROMPT);
-    }
-}
-
-fn walk_value(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>, place: Place<'_>, tag: u8) {
-    let text = value.text().unwrap_or(Cow::Borrowed(value.raw()));
-    sink.piece(place, &ignored.strip(place, text), tag);
-}
-
-/// Messages field by field; anything that is not a list of objects (the `input` of `/v1/responses` or
-/// `/v1/embeddings` may be text) as one value.
-fn walk_messages(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>) {
-    // Gone through twice rather than kept: a message takes more memory than its text may.
-    let messages = || value.items().into_iter().flatten().map(|item| item.ok()?.fields());
-    if value.items().is_none() || messages().any(|message| message.is_none()) {
-        return walk_value(sink, ignored, value, Place::Prompt, tag::PROMPT);
-    }
-    for (index, message) in messages().flatten().enumerate() {
-        sink.message();
-        for (name, value) in message.map_while(Result::ok) {
-            let place = Place::Message { index, field: &name };
-            sink.piece(place, &name, tag::MESSAGE_NAME);
-            walk_value(sink, ignored, value, place, tag::MESSAGE_VALUE);
-        }
-        sink.piece(Place::Message { index, field: "" }, "", tag::MESSAGE_END);
-    }
-}
-
 /// The fields that routing reads. A repeated key counts as its last value, as in the engines' own JSON readers.
 #[derive(Default)]
 struct Fields<'a> {
@@ -401,6 +234,9 @@ struct Fields<'a> {
     messages: Option<Value<'a>>,
     input: Option<Value<'a>>,
     prompt: Option<Value<'a>>,
+    ids: Option<Value<'a>>,
+    /// Beside the ids there is what they say nothing of.
+    has_media: bool,
     cache_key: Option<Value<'a>>,
     user: Option<Value<'a>>,
     metadata: Option<Value<'a>>,
@@ -443,6 +279,17 @@ impl<'a> Fields<'a> {
                 "messages" => &mut fields.messages,
                 "input" => &mut fields.input,
                 "prompt" => &mut fields.prompt,
+                // SGLang's own path; of a response it says how its text is to be written.
+                "text" if value.raw().starts_with('"') => &mut fields.prompt,
+                "input_ids" | "token_ids" => &mut fields.ids,
+                "features" | "content_parts" | "image_data" | "audio_data" | "video_data" => {
+                    fields.has_media |= value.raw() != "null";
+                    continue;
+                }
+                "sampling_params" => {
+                    fields.sampling(value);
+                    continue;
+                }
                 "prompt_cache_key" => &mut fields.cache_key,
                 "user" | "safety_identifier" => &mut fields.user,
                 "metadata" => &mut fields.metadata,
@@ -457,6 +304,17 @@ impl<'a> Fields<'a> {
             *field = Some(value);
         }
         Some(())
+    }
+
+    /// What SGLang's and vLLM's own paths have in an object of its own.
+    fn sampling(&mut self, params: Value<'a>) {
+        for (name, value) in params.fields().into_iter().flatten().map_while(Result::ok) {
+            if matches!(&*name, "max_tokens" | "max_new_tokens") {
+                self.max_tokens = self.max_tokens.max(value.raw().parse().unwrap_or_default());
+            } else {
+                self.signs.take(&name, value);
+            }
+        }
     }
 
     /// Who asks: OpenAI's fields, or Anthropic's `metadata.user_id`.

@@ -1,13 +1,14 @@
 //! From a request to a worker: asks the index and the fleet, lets `keyway_core` say which request begins where
 //! (`routing/holding.rs`), and records the choice at once, so that the next request of a burst already sees it. The ticket
-//! undoes what did not come true; what an answer
-//! says of the cache corrects what is believed of it (`routing/truth.rs`).
+//! undoes what did not come true; what an answer says of the cache corrects what is believed of it (`routing/truth.rs`),
+//! and of the prompt's tokens how those are estimated (`routing/token_sizes.rs`).
 
 mod accusation;
 mod holding;
 mod miss;
 mod setting;
 mod ticket;
+mod token_sizes;
 mod truth;
 
 use std::{
@@ -19,8 +20,6 @@ use std::{
     time::Duration,
 };
 
-use dashmap::DashMap;
-use foldhash::fast::RandomState;
 use keyway_core::{
     consider, fill_matches,
     health::State,
@@ -36,6 +35,7 @@ pub use self::accusation::Accusation;
 use self::holding::Held;
 pub use self::setting::{Setting, View};
 pub use self::ticket::Ticket;
+use self::token_sizes::TokenSizes;
 
 use crate::{
     clock::{Clock, Instant},
@@ -63,7 +63,7 @@ pub struct Router {
     /// Placements at exact workers whose answers have just ended, with when.
     lingering: Mutex<VecDeque<(Duration, Placement)>>,
     turn: AtomicU64,
-    bytes_per_token: DashMap<String, f64, RandomState>,
+    token_sizes: TokenSizes,
     decision_log: Option<DecisionLog>,
     /// How often workers are asked for their load while others send to them too; `None`: never.
     load_scrape: Option<Duration>,
@@ -125,7 +125,7 @@ impl Router {
             index: Mutex::new(PrefixIndex::new(index_bytes)),
             lingering: Mutex::default(),
             turn: AtomicU64::new(0),
-            bytes_per_token: DashMap::default(),
+            token_sizes: TokenSizes::default(),
             decision_log: None,
             load_scrape: None,
             slow_start: None,

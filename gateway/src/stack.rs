@@ -78,8 +78,17 @@ pub struct Arrived {
 }
 
 /// What engines offer beside `/v1/`, by the names that vLLM and SGLang both give or one of them does.
-const ENGINE_PATHS: [&str; 8] =
-    ["/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score", "/classify", "/pooling", "/generate"];
+const ENGINE_PATHS: [&str; 9] = [
+    "/tokenize",
+    "/detokenize",
+    "/rerank",
+    "/v2/rerank",
+    "/score",
+    "/classify",
+    "/pooling",
+    "/generate",
+    "/inference/v1/generate",
+];
 
 /// What the server can call, at any time: it is always ready.
 pub trait Stack:

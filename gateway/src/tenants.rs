@@ -25,7 +25,7 @@ use parking_lot::{Mutex, RwLock};
 use prometheus::IntCounterVec;
 
 pub use self::{
-    estimate::{Attached, Estimate, attached, unclear},
+    estimate::{Estimate, unclear},
     file::{TenantTable, hex, key_hash},
     salt::{keep_apart, rewritten},
     steering::Steering,

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Paths whose requests are for a model, by their beginnings: engines' own, and those of the API's that engines offer.
-const OF_A_MODEL: [&str; 22] = [
+const OF_A_MODEL: [&str; 23] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
@@ -36,6 +36,7 @@ const OF_A_MODEL: [&str; 22] = [
     "/classify",
     "/pooling",
     "/generate",
+    "/inference/v1/generate",
 ];
 
 /// The same, with whatever follows.

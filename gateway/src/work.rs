@@ -25,9 +25,12 @@ impl Work {
             return Self::Unknown;
         }
         match path {
-            "/v1/chat/completions" | "/v1/completions" | "/v1/messages" | "/v1/responses" | "/generate" => {
-                Self::Generates
-            }
+            "/v1/chat/completions"
+            | "/v1/completions"
+            | "/v1/messages"
+            | "/v1/responses"
+            | "/generate"
+            | "/inference/v1/generate" => Self::Generates,
             "/v1/embeddings" | "/v1/moderations" | "/v1/rerank" | "/v2/rerank" | "/rerank" | "/v1/score"
             | "/score" | "/v1/classify" | "/classify" | "/pooling" => Self::Pools,
             "/v1/messages/count_tokens"
@@ -73,8 +76,14 @@ mod tests {
 
     #[test]
     fn only_what_is_known_to_generate_fills_a_cache() {
-        for path in ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate"]
-        {
+        for path in [
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/messages",
+            "/v1/responses",
+            "/generate",
+            "/inference/v1/generate",
+        ] {
             assert!(post(path).fills_cache(), "{path}");
             for other in [format!("{path}/"), format!("{path}/x"), format!("/{path}"), path.to_uppercase()] {
                 assert!(!post(&other).fills_cache(), "{other}");

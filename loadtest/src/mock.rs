@@ -64,6 +64,8 @@ pub struct Options {
     pub time_scale: f64,
     /// Tokens generated for requests that set no limit.
     pub output_tokens: u32,
+    /// Tokens of a picture in a prompt; 0: those of its text.
+    pub image_tokens: u32,
     /// In whose names the workers tell their metrics.
     pub metrics: Names,
     /// Whether prompts' token ids are told to who asks.
@@ -143,6 +145,7 @@ impl Fleet {
             profile: options.profile.clone(),
             time_scale: options.time_scale,
             output_tokens: options.output_tokens,
+            image_tokens: options.image_tokens,
             metrics: options.metrics,
             render: options.render,
             first: options.first,

@@ -29,6 +29,7 @@ impl Mock {
             profile: named(profile).unwrap(),
             time_scale,
             output_tokens: 5,
+            image_tokens: 0,
             metrics: Names::Vllm,
             render: false,
             first: First::None,

@@ -31,6 +31,7 @@ fn options(profile: Profile) -> Options {
         profile,
         time_scale: 1.0,
         output_tokens: 5,
+        image_tokens: 0,
         metrics: Names::Vllm,
         render: false,
         first: First::None,

@@ -5,6 +5,7 @@ use keyway_wire::block_hash::BlockHash;
 
 use crate::index::WorkerId;
 use crate::load::LoadSnapshot;
+use crate::media::{Media, more_tokens};
 
 /// A worker that may be chosen.
 #[derive(Copy, Clone, Debug, PartialEq)]
@@ -47,8 +48,10 @@ pub struct RequestView<'a> {
     pub chain: &'a [BlockHash],
     /// Tokens of the whole prompt (an estimate will do).
     pub prompt_tokens: u64,
-    /// Tokens of one block of the chain (an estimate will do).
+    /// Tokens of one block of the chain, as far as it is text (an estimate will do).
     pub block_tokens: f64,
+    /// What stands in the chain that is no text.
+    pub media: &'a [Media],
     /// Its session's name, hashed, where the client gives one: it decides where nothing else does.
     pub session: Option<u64>,
 }
@@ -96,14 +99,16 @@ impl<'a> RequestView<'a> {
     /// The blocks that a worker can go on with. Each computes at least the last token anew, and with it the
     /// block that it stands in: of a prompt of whole blocks that is the last of them.
     pub fn reusable(&self) -> &'a [BlockHash] {
+        let all_but_one = self.prompt_tokens.saturating_sub(1) as f64 - self.more_tokens(f64::MAX);
         // 1e-9 forgives the division.
-        let most = (self.prompt_tokens.saturating_sub(1) as f64 / self.block_tokens + 1e-9) as usize;
+        let most = (all_but_one / self.block_tokens + 1e-9) as usize;
         &self.chain[..self.chain.len().min(most)]
     }
 
     /// Prompt tokens in this many leading blocks; always less than the whole prompt.
     pub fn matched_tokens(&self, blocks: u32) -> u64 {
-        let tokens = (f64::from(blocks) * self.block_tokens).round() as u64;
+        let tokens =
+            (f64::from(blocks) * self.block_tokens + self.more_tokens(f64::from(blocks))).round() as u64;
         tokens.min(self.prompt_tokens.saturating_sub(1))
     }
 
@@ -112,6 +117,12 @@ impl<'a> RequestView<'a> {
     #[inline]
     pub(crate) fn cached_tokens(&self, blocks: u32) -> f64 {
         let most = (self.prompt_tokens as f64 - 1.0).max(0.0);
-        (f64::from(blocks) * self.block_tokens).min(most)
+        (f64::from(blocks) * self.block_tokens + self.more_tokens(f64::from(blocks))).min(most)
+    }
+
+    /// Tokens that so many leading blocks have beyond those of so much text.
+    #[inline]
+    fn more_tokens(&self, blocks: f64) -> f64 {
+        if self.media.is_empty() { 0.0 } else { more_tokens(self.media, blocks) }
     }
 }

@@ -12,6 +12,11 @@ const ESCAPE: u8 = 0xFF;
 const LITERAL: u8 = 0;
 /// After [`ESCAPE`]: a field ends here, and its tag follows.
 const FIELD_END: u8 = 1;
+/// After [`ESCAPE`]: what is no text stands here. Its name and how many bytes it takes follow, then so many that
+/// say nothing.
+const ITEM: u8 = 2;
+/// Bytes before those that say nothing.
+const ITEM_HEAD_BYTES: u32 = 2 + 8 + 4;
 
 /// Blocks of one prompt that are named; what comes behind them is only counted. Of 64 bytes each they are 4
 /// MiB of text or a million tokens: no prompt fills the index, nor takes it from others for longer than some
@@ -32,7 +37,7 @@ pub struct PrefixChain {
 /// Hashes a prompt as it is read, holding at most one block of it.
 ///
 /// The canonical bytes are the text of the fields, each followed by an escape, a mark and its tag; an escape
-/// byte inside the text is itself escaped. So two different sequences of fields never give the same bytes,
+/// byte inside the text is itself escaped, and so is what is no text ([`TextKeyer::push_item`]). So two different sequences of fields never give the same bytes,
 /// nor does a prefix of one give a prefix of the other beyond the place where they differ.
 #[derive(Debug)]
 pub struct TextKeyer {
@@ -77,6 +82,24 @@ impl TextKeyer {
         self.append(text.as_bytes());
     }
 
+    /// Appends what is no text to the current field: `name` is what tells it from others. It takes so many bytes
+    /// of the chain, though not fewer than its name does, so that it has as many blocks as text of as many tokens.
+    /// Returns how many.
+    pub fn push_item(&mut self, name: u64, bytes: u32) -> u32 {
+        const NOTHING: [u8; 1 << 10] = [0; 1 << 10];
+        let bytes = bytes.max(ITEM_HEAD_BYTES);
+        self.append(&[ESCAPE, ITEM]);
+        self.append(&name.to_le_bytes());
+        self.append(&bytes.to_le_bytes());
+        let mut left = (bytes - ITEM_HEAD_BYTES) as usize;
+        while left > 0 {
+            let some = left.min(NOTHING.len());
+            self.append(&NOTHING[..some]);
+            left -= some;
+        }
+        bytes
+    }
+
     /// Ends the current field. `tag` says which kind of field it was (its meaning is the caller's), so that
     /// `("ab", "c")`, `("a", "bc")` and the same text in another field all differ.
     pub fn end_field(&mut self, tag: u8) {
@@ -90,8 +113,12 @@ impl TextKeyer {
 
     /// The chain of everything pushed.
     pub fn finish(self) -> PrefixChain {
-        let block_bytes = self.block_bytes.get();
-        PrefixChain { blocks: self.blocks.into(), block_bytes, total_bytes: self.total_bytes }
+        let (block_bytes, mut blocks) = (self.block_bytes.get(), self.blocks);
+        // A picture has few names for its bytes.
+        if blocks.capacity() > 2 * blocks.len() {
+            blocks.shrink_to_fit();
+        }
+        PrefixChain { blocks: blocks.into(), block_bytes, total_bytes: self.total_bytes }
     }
 
     fn append(&mut self, mut bytes: &[u8]) {
@@ -144,6 +171,32 @@ mod tests {
     fn fields() -> impl Strategy<Value = Fields> {
         let byte = prop::sample::select(vec![ESCAPE, LITERAL, FIELD_END, b'a']);
         prop::collection::vec((0_u8..2, prop::collection::vec(byte, 0..12)), 0..6)
+    }
+
+    #[test]
+    fn an_item_is_told_by_its_name_and_place_and_takes_its_bytes() {
+        let chain = |text: &[u8], name: u64, bytes: u32, behind: &[u8]| {
+            let mut keyer = keyer(4);
+            keyer.push(text);
+            let taken = keyer.push_item(name, bytes);
+            keyer.push(behind);
+            keyer.end_field(1);
+            (keyer.finish(), taken)
+        };
+        let (one, taken) = chain(b"text", 7, 40, b"more");
+        assert_eq!((taken, one.total_bytes, one.blocks.len()), (40, 4 + 40 + 4 + 3, 12));
+        assert_eq!(chain(b"text", 7, 40, b"more").0, one);
+        let shared =
+            |other: &PrefixChain| one.blocks.iter().zip(&*other.blocks).take_while(|(a, b)| a == b).count();
+        assert_eq!(shared(&chain(b"text", 8, 40, b"more").0), 1, "another picture");
+        assert_eq!(shared(&chain(b"text", 7, 48, b"more").0), 3, "another size");
+        assert_eq!(shared(&chain(b"text", 7, 40, b"less").0), 11, "another text behind it");
+        assert_eq!(chain(b"", 7, 1, b"").1, ITEM_HEAD_BYTES);
+        // Text that looks like one is another prompt.
+        let mut written = keyer(4);
+        written.push(b"text");
+        written.push(&[&[ESCAPE, ITEM][..], &7_u64.to_le_bytes(), &40_u32.to_le_bytes(), &[0; 26]].concat());
+        assert_eq!(shared(&written.finish()), 1);
     }
 
     #[test]

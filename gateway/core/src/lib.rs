@@ -3,7 +3,7 @@
 //! gateway and a simulator run the very same code.
 //!
 //! Read in this order:
-//! 1. [`keyer`]: a prompt's canonical bytes become a chain of block hashes.
+//! 1. [`keyer`]: a prompt's canonical bytes become a chain of block hashes; [`media`]: what in it is no text.
 //! 2. [`index`]: which worker holds which prefix, in a fixed number of bytes.
 //! 3. [`load`]: what each worker has been sent and not yet finished; [`pace`]: how fast it gets through that.
 //!    [`others`]: what others send there.
@@ -31,6 +31,7 @@ pub mod index;
 pub mod keyer;
 pub mod kv_feed;
 pub mod load;
+pub mod media;
 pub mod others;
 pub mod own_faults;
 pub mod pace;
@@ -61,6 +62,7 @@ pub use index::{Lengths, Owner, Placement, PrefixIndex, WorkerId};
 pub use keyer::{PrefixChain, TextKeyer};
 pub use kv_feed::{Action, KvFeed, Recovery};
 pub use load::{Load, LoadSnapshot};
+pub use media::Media;
 pub use others::{EngineLoad, OwnLoad};
 pub use pace::{Pace, PaceSnapshot};
 pub use pick::{Candidate, Pick, RequestView, Turn, pick};

@@ -113,8 +113,14 @@ mod tests {
         index.place(WorkerId(1), &small[..32]);
         index.place(WorkerId(2), &large[..6]);
         let views = [
-            RequestView { chain: &small, prompt_tokens: 1025, block_tokens: 16.0, session: None },
-            RequestView { chain: &large, prompt_tokens: 1025, block_tokens: 128.0, session: None },
+            RequestView { chain: &small, prompt_tokens: 1025, block_tokens: 16.0, media: &[], session: None },
+            RequestView {
+                chain: &large,
+                prompt_tokens: 1025,
+                block_tokens: 128.0,
+                media: &[],
+                session: None,
+            },
         ];
         let mut candidates = [idle(1), idle(2), idle(3)];
         let turn = Turn { counter: 0, random: 0 };
@@ -133,7 +139,13 @@ mod tests {
         let (own, cpu, cpu_tiers) = (WorkerId(1), WorkerId(2), WorkerId(102));
         index.place(own, &chain[..32]);
         index.place(cpu_tiers, &chain[..32]);
-        let request = [RequestView { chain: &chain, prompt_tokens: 641, block_tokens: 16.0, session: None }];
+        let request = [RequestView {
+            chain: &chain,
+            prompt_tokens: 641,
+            block_tokens: 16.0,
+            media: &[],
+            session: None,
+        }];
         let route = |of: &[u32], fetch: Option<f64>| {
             let mut candidates: Vec<Candidate> = of.iter().map(|&worker| idle(worker)).collect();
             for candidate in candidates.iter_mut().filter(|candidate| candidate.worker == cpu) {
@@ -161,7 +173,8 @@ mod tests {
     fn the_second_request_goes_where_the_first_was_placed() {
         let mut index = PrefixIndex::new(1 << 20);
         let chain: Vec<_> = (1..=40).map(BlockHash).collect();
-        let request = RequestView { chain: &chain, prompt_tokens: 641, block_tokens: 16.0, session: None };
+        let request =
+            RequestView { chain: &chain, prompt_tokens: 641, block_tokens: 16.0, media: &[], session: None };
         let mut candidates: Vec<_> = (0..5).map(|worker| idle(worker * 7)).collect();
         let turn = Turn { counter: 0, random: 9 };
         let (views, ahead) = ([request], Ahead::default());
@@ -180,7 +193,8 @@ mod tests {
     #[test]
     fn only_a_choice_by_cost_waits() {
         let chain: Vec<_> = (1..=4).map(BlockHash).collect();
-        let view = [RequestView { chain: &chain, prompt_tokens: 65, block_tokens: 16.0, session: None }];
+        let view =
+            [RequestView { chain: &chain, prompt_tokens: 65, block_tokens: 16.0, media: &[], session: None }];
         let mut busy = [idle(1)];
         busy[0].load.pace.backlog_ms = 900.0;
         let (ahead, turn, index) = (Ahead::default(), Turn { counter: 0, random: 9 }, PrefixIndex::new(0));

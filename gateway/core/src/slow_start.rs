@@ -44,7 +44,8 @@ mod tests {
     fn sent_to_the_new_one(up_for: u64) -> usize {
         let speeds: Vec<f64> = ramps(&s(&[1000, up_for]), OVER).collect();
         let mut backlogs = [0.0; 2];
-        let request = RequestView { chain: &[], prompt_tokens: 1_000, block_tokens: 16.0, session: None };
+        let request =
+            RequestView { chain: &[], prompt_tokens: 1_000, block_tokens: 16.0, media: &[], session: None };
         (0..20)
             .filter(|_| {
                 let candidate = |i: usize| {

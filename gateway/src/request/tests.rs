@@ -1,7 +1,7 @@
 //! What routing reads of a body: the prompt's prefix, its conversation, and the fields that say where it
 //! goes.
 
-use super::*;
+use super::{canonical::OPENING_PART_BYTES, *};
 
 fn info(body: &str) -> RequestInfo {
     let config = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(16).unwrap() };
@@ -125,10 +125,9 @@ fn conversations_are_told_apart_by_how_they_open() {
 }
 
 #[test]
-fn text_prompts_token_prompts_and_input_lists_are_hashed() {
+fn text_prompts_and_input_lists_are_hashed() {
     for body in [
         r#"{"prompt":"0123456789abcdef0123456789abcdef"}"#,
-        r#"{"prompt":[1000,1001,1002,1003,1004,1005,1006,1007]}"#,
         r#"{"input":"0123456789abcdef0123456789abcdef"}"#,
         r#"{"input":[{"role":"user","content":"0123456789abcdef0123456789abcdef"}]}"#,
     ] {
@@ -172,4 +171,88 @@ fn answers_that_do_not_tell_what_was_cached_are_known_by_their_requests() {
     ] {
         assert_eq!(info(&format!(r#"{{"prompt":{prompt}}}"#)).untold, untold, "{prompt}");
     }
+}
+
+/// A question about a picture of so many bytes, and a text behind it.
+fn about_picture(fill: char, bytes: usize, question: &str) -> String {
+    let base64 = fill.to_string().repeat(bytes);
+    format!(
+        r#"{{"model":"m","messages":[{{"role":"system","content":"{}"}},{{"role":"user","content":[
+        {{"type":"image_url","image_url":{{"url":"data:image/png;base64,{base64}"}}}},{{"type":"text","text":"{question}"}}]}}]}}"#,
+        "be kind, ".repeat(20)
+    )
+}
+
+#[test]
+fn a_picture_is_one_item_whatever_its_bytes() {
+    let question = "what is in this picture, and what is behind it?";
+    let (small, large) =
+        (info(&about_picture('A', 400, question)), info(&about_picture('A', 1 << 20, question)));
+    assert_eq!(small.chain.total_bytes, large.chain.total_bytes);
+    assert!(large.chain.total_bytes < 5_000, "{}", large.chain.total_bytes);
+    let [item] = large.media.all() else { panic!("{:?}", large.media) };
+    assert_eq!((item.count, item.bytes, item.tokens), (1, 4_000, 1_000));
+    assert!(item.raw_bytes > 1 << 20);
+    // The same one again is found, with all behind it; another one is not, nor is the same one behind another text.
+    let of = |fill: char, question: &str| about_picture(fill, 4_000, question);
+    let all = info(&of('A', question)).chain.blocks.len();
+    assert_eq!(shared(&of('A', question), &of('A', question)), all);
+    let before = shared(&of('A', question), &of('B', question));
+    assert!((10..20).contains(&before), "{before} of {all}");
+    let behind = shared(&of('A', question), &of('A', "and what else?"));
+    assert!(behind >= before + 250 && behind < all, "{behind} of {all}");
+}
+
+#[test]
+fn pictures_tell_conversations_apart_where_their_words_do_not() {
+    let opening = |fill: char| info(&about_picture(fill, 400, "what is this?")).talk.opening;
+    assert_eq!(opening('A'), opening('A'));
+    assert_ne!(opening('A'), opening('B'));
+    assert!(opening('A').is_some());
+}
+
+#[test]
+fn a_place_behind_a_picture_is_found_in_its_field() {
+    let body = about_picture('A', 4_000, "what is this?");
+    let info = info(&body);
+    let item = info.media.all()[0];
+    let name = |place: Place<'_>, role: Option<&str>| format!("{place:?} {}", role.unwrap_or("-"));
+    let at = |at: u64| locate(body.as_bytes(), &Ignored::default(), at, name).unwrap();
+    let (field, place) = at(item.at);
+    assert_eq!(field, "Message { index: 1, field: \"content\" } user");
+    for more in [1, item.bytes - 1, item.bytes, item.bytes + 20] {
+        assert_eq!(at(item.at + more), (field.clone(), place + more));
+    }
+}
+
+#[test]
+fn ids_are_the_prompt_s_tokens_and_no_text() {
+    for (body, total, max_tokens) in [
+        (r#"{"model":"m","token_ids":[5,6,7],"sampling_params":{"max_tokens":9}}"#, 3, 9),
+        (r#"{"model":"m","input_ids":[[5,6,7],[8]],"sampling_params":{"max_new_tokens":4}}"#, 4, 4),
+        (r#"{"model":"m","prompt":[5,6,7],"max_tokens":2}"#, 3, 2),
+    ] {
+        let info = info(body);
+        let tokens = info.tokens.unwrap();
+        assert_eq!(
+            (&tokens.ids[..], tokens.total, info.max_tokens),
+            (&[5, 6, 7][..], total, max_tokens),
+            "{body}"
+        );
+        assert_eq!(info.chain.total_bytes, 0, "{body}");
+    }
+    // What an engine does not find by its beginning is of some length, and of no blocks.
+    let looked_into = info(r#"{"token_ids":[5,6,7],"sampling_params":{"prompt_logprobs":1}}"#);
+    assert_eq!(looked_into.tokens.map(|tokens| (tokens.ids.len(), tokens.total)), Some((0, 3)));
+    for by_text in [
+        r#"{"token_ids":[5,6,7],"features":{"mm_hashes":{}}}"#,
+        r#"{"input_ids":[5,6,7],"image_data":["x"]}"#,
+        r#"{"input_ids":[5,6,"x"]}"#,
+        r#"{"text":"a text","text_format":1}"#,
+    ] {
+        let info = info(by_text);
+        assert!(info.tokens.is_none() && info.chain.total_bytes > 5, "{by_text}");
+    }
+    let response = r#"{"model":"m","input":"hi","text":{"format":{"type":"text"}}}"#;
+    assert_eq!(info(response).chain, info(r#"{"model":"m","input":"hi"}"#).chain);
 }

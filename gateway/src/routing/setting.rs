@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use keyway_core::{
     index::WorkerId,
+    media::Media,
     others::own_share,
     pick::{Candidate, RequestView},
     rate::Rates,
@@ -15,26 +16,22 @@ use keyway_core::{
 use keyway_wire::block_hash::BlockHash;
 use smallvec::SmallVec;
 
-use super::Router;
+use super::{Router, token_sizes::PromptSize};
 use crate::{
     error::Error,
     fleet::{Fleet, Worker},
-    limits::MAX_LEARNED_MODELS,
     request::RequestInfo,
 };
-
-/// Bytes of canonical text per token before any answer has told better: English in a large vocabulary.
-const INITIAL_BYTES_PER_TOKEN: f64 = 4.0;
-/// Weight of the newest answer in the running estimate: about the last twenty count.
-const ESTIMATE_GAIN: f64 = 0.1;
 
 /// The request's prefix, cut in one way.
 #[derive(Debug, Clone, PartialEq)]
 pub struct View {
     /// Names of its full blocks.
     pub chain: Arc<Vec<BlockHash>>,
-    /// Tokens of one block.
+    /// Tokens of one block, as far as it is text.
     pub block_tokens: f64,
+    /// What in it is no text; none where it is tokenised.
+    pub media: SmallVec<[Media; 1]>,
     /// Of which workers it is the view.
     way: Way,
 }
@@ -84,7 +81,13 @@ impl Setting {
 
     fn request_in<'a>(&self, view: &'a View) -> RequestView<'a> {
         let (prompt_tokens, block_tokens) = (self.prompt_tokens, view.block_tokens);
-        RequestView { chain: &view.chain, prompt_tokens, block_tokens, session: self.session }
+        RequestView {
+            chain: &view.chain,
+            prompt_tokens,
+            block_tokens,
+            media: &view.media,
+            session: self.session,
+        }
     }
 
     /// Looks at the fleet again, for a request that waits: who has come up since it came may have it too. A worker that cuts
@@ -174,11 +177,6 @@ pub(super) fn index_id(worker: &Worker, by_tokens: bool) -> WorkerId {
     if by_tokens { worker.residency.token_id } else { worker.id }
 }
 
-/// Tokens of a prompt's text, about.
-fn text_tokens(request: &RequestInfo, bytes_per_token: f64) -> u64 {
-    (request.chain.total_bytes as f64 / bytes_per_token).ceil() as u64
-}
-
 impl Router {
     /// The workers that may serve a request and were not `tried` yet, and what it looks like to them.
     pub fn setting(&self, request: &RequestInfo, tried: &[WorkerId]) -> Result<Setting, Error> {
@@ -215,6 +213,7 @@ impl Router {
                     View {
                         chain: space.chain(self.hash_key, &prompt.ids).into(),
                         block_tokens: f64::from(block_size),
+                        media: SmallVec::new(),
                         way: (block_size, adapts),
                     }
                 };
@@ -245,48 +244,24 @@ impl Router {
 
     /// Tokens of a request's prompt; an estimate, unless it was tokenised.
     pub fn prompt_tokens(&self, request: &RequestInfo) -> u64 {
-        let by_text = || text_tokens(request, self.bytes_per_token(request.model.as_deref()));
+        let by_text = || self.token_sizes.prompt(request).tokens;
         request.tokens.as_ref().map_or_else(by_text, |prompt| prompt.total)
     }
 
     fn by_text(&self, request: &RequestInfo, workers: Arc<[Arc<Worker>]>) -> Setting {
-        let bytes_per_token = self.bytes_per_token(request.model.as_deref());
-        let view = View {
-            chain: Arc::clone(&request.chain.blocks),
-            block_tokens: request.chain.block_bytes as f64 / bytes_per_token,
-            way: OF_TEXT,
-        };
+        let PromptSize { tokens, block_tokens, media } = self.token_sizes.prompt(request);
+        let view = View { chain: Arc::clone(&request.chain.blocks), block_tokens, media, way: OF_TEXT };
         Setting {
             view_of: Vec::new(),
             workers,
             views: vec![view],
-            prompt_tokens: text_tokens(request, bytes_per_token),
+            prompt_tokens: tokens,
             by_tokens: false,
             slow_start: self.slow_start,
             fetch_tokens_per_ms: None,
             session: request.session.map(|session| session.name),
             kind: request.kind,
             owner: request.owner,
-        }
-    }
-
-    pub(super) fn bytes_per_token(&self, model: Option<&str>) -> f64 {
-        self.bytes_per_token.get(model.unwrap_or_default()).map_or(INITIAL_BYTES_PER_TOKEN, |known| *known)
-    }
-
-    /// Learns the size of a token from an answer: `prompt_tokens` as reported for a prompt of `prompt_bytes`.
-    pub fn learn_token_size(&self, model: Option<&str>, prompt_bytes: u64, prompt_tokens: u64) {
-        // Short prompts tell more about the chat template than about the tokenizer.
-        if prompt_tokens < 32 || prompt_bytes == 0 {
-            return;
-        }
-        let seen = prompt_bytes as f64 / prompt_tokens as f64;
-        let model = model.unwrap_or_default();
-        if let Some(mut known) = self.bytes_per_token.get_mut(model) {
-            *known += ESTIMATE_GAIN * (seen - *known);
-        } else if self.bytes_per_token.len() < MAX_LEARNED_MODELS {
-            // Names come from clients where a worker does not list its models.
-            self.bytes_per_token.insert(model.to_owned(), seen);
         }
     }
 }

@@ -37,9 +37,8 @@ impl Router {
             // Its prompt may hold what its worker has stored, which nobody here has seen.
             return None;
         }
-        let model = request.model.as_deref();
         if request.untold != Some(Untold::Truncated) {
-            self.learn_token_size(model, request.chain.total_bytes, usage.prompt_tokens);
+            self.token_sizes.learn(request, usage.prompt_tokens);
         }
         if !request.work.fills_cache() {
             // Nothing was predicted, and what it found says nothing of what chats left.
@@ -159,7 +158,7 @@ impl Router {
     /// Tokens of a block of text, about, as the worker's model cuts it.
     pub(super) fn text_block_tokens(&self, worker: &Worker) -> f64 {
         let model = worker.models().into_iter().next().map(|model| model.id);
-        self.block_bytes as f64 / self.bytes_per_token(model.as_deref())
+        self.block_bytes as f64 / self.token_sizes.bytes_per_token(model.as_deref())
     }
 
     fn correct_capacity(
@@ -189,7 +188,7 @@ impl Router {
         if request.tokens.is_some() {
             return f64::from(worker.residency.block_size());
         }
-        request.chain.block_bytes.max(1) as f64 / self.bytes_per_token(request.model.as_deref())
+        request.chain.block_bytes.max(1) as f64 / self.token_sizes.bytes_per_token(request.model.as_deref())
     }
 }
 

@@ -29,7 +29,7 @@ pub enum GenAi {
 pub(super) fn operation(path: &str) -> Option<&'static str> {
     match path {
         "/v1/chat/completions" | "/v1/messages" | "/v1/responses" => Some("chat"),
-        "/v1/completions" | "/generate" => Some("text_completion"),
+        "/v1/completions" | "/generate" | "/inference/v1/generate" => Some("text_completion"),
         "/v1/embeddings" => Some("embeddings"),
         _ => None,
     }

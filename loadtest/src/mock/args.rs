@@ -60,6 +60,9 @@ pub struct MockArgs {
     /// Tokens generated for a request that sets no limit
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub output_tokens: u32,
+    /// Tokens of a picture in a prompt, whatever its size; 0: as many as its base64 has
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
+    pub image_tokens: u32,
     /// Whose names /metrics has
     #[arg(long, value_enum, default_value_t = Names::Vllm)]
     pub metrics: Names,
@@ -151,6 +154,7 @@ impl MockArgs {
             profile: self.engine.profile()?,
             time_scale: self.time_scale,
             output_tokens: self.output_tokens,
+            image_tokens: self.image_tokens,
             metrics: self.metrics,
             render: self.render,
             first: self.first,

@@ -158,6 +158,7 @@ fn read(worker: &Worker, body: &[u8], api: Endpoint) -> Result<Ask, ErrorBody> {
         model: &setup.model,
         block_tokens: setup.profile.block_tokens,
         output_tokens: setup.output_tokens,
+        image_tokens: setup.image_tokens,
         vocabulary: &setup.vocabulary,
     };
     request::read(body, api, &reading)

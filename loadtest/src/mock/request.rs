@@ -47,6 +47,8 @@ pub(super) struct Reading<'a> {
     pub block_tokens: u32,
     /// Tokens generated for requests that set no limit.
     pub output_tokens: u32,
+    /// Tokens of a picture; 0: those of its text.
+    pub image_tokens: u32,
     /// What answers are made of.
     pub vocabulary: &'a Vocabulary,
 }
@@ -88,6 +90,13 @@ struct Message<'a> {
     tool_calls: Option<&'a RawValue>,
 }
 
+/// A part of a content.
+#[derive(Deserialize)]
+struct Part<'a> {
+    #[serde(borrow, rename = "type", default)]
+    kind: Cow<'a, str>,
+}
+
 #[derive(Deserialize)]
 struct StreamOptions {
     #[serde(default)]
@@ -111,7 +120,9 @@ pub(super) fn read(body: &[u8], api: Endpoint, reading: &Reading<'_>) -> Result<
     let mut tokens = Tokens::default();
     let said = match api {
         Endpoint::Completions => push_prompt(&body, &mut tokens)?,
-        Endpoint::Chat | Endpoint::Responses | Endpoint::Messages => push_chat(&body, api, &mut tokens)?,
+        Endpoint::Chat | Endpoint::Responses | Endpoint::Messages => {
+            push_chat(&body, (api, reading), &mut tokens)?
+        }
     };
     let limit = body.max_completion_tokens.or(body.max_tokens);
     let output_tokens = limit.unwrap_or(reading.output_tokens.saturating_sub(said)).max(1);
@@ -140,7 +151,12 @@ pub(super) fn read(body: &[u8], api: Endpoint, reading: &Reading<'_>) -> Result<
 }
 
 /// Returns how many of the tokens are of the answer, where the last message is the beginning of it.
-fn push_chat(body: &Body<'_>, api: Endpoint, tokens: &mut Tokens) -> Result<u32, ErrorBody> {
+fn push_chat(
+    body: &Body<'_>,
+    (api, reading): (Endpoint, &Reading<'_>),
+    tokens: &mut Tokens,
+) -> Result<u32, ErrorBody> {
+    let push_value = |raw: &RawValue, tokens: &mut Tokens| push_value(raw, reading.image_tokens, tokens);
     let input;
     let messages = if api == Endpoint::Responses {
         input = read_input(body)?;
@@ -187,13 +203,31 @@ fn read_input<'a>(body: &Body<'a>) -> Result<Vec<Message<'a>>, ErrorBody> {
         .map_err(|error| invalid(&format!("`input` is no list of items: {error}")).with_param("input"))
 }
 
-/// A string as its text, anything else (parts of content) as it stands.
-fn push_value(raw: &RawValue, tokens: &mut Tokens) {
-    match serde_json::from_str::<Text<'_>>(raw.get()) {
-        Ok(text) => tokens.push_text(text.0.as_bytes()),
-        Err(_) => tokens.push_text(raw.get().as_bytes()),
+/// A string as its text, a picture as its tokens, anything else (other parts of content) as it stands.
+fn push_value(raw: &RawValue, image_tokens: u32, tokens: &mut Tokens) {
+    if let Ok(text) = serde_json::from_str::<Text<'_>>(raw.get()) {
+        return tokens.push_text(text.0.as_bytes());
+    }
+    let is_picture = |part: &&RawValue| {
+        let part: Result<Part<'_>, _> = serde_json::from_str(part.get());
+        image_tokens > 0 && part.is_ok_and(|part| PICTURES.contains(&&*part.kind))
+    };
+    let parts: Vec<&RawValue> = serde_json::from_str(raw.get()).unwrap_or_default();
+    if !parts.iter().any(|part| is_picture(part)) {
+        return tokens.push_text(raw.get().as_bytes());
+    }
+    for part in parts {
+        if is_picture(&part) {
+            let BlockHash(name) = Chain::new(HashKey::new(0), b"").push(part.get().as_bytes());
+            (0..image_tokens).for_each(|i| tokens.push_id((name as u32).wrapping_add(i)));
+        } else {
+            tokens.push_text(part.get().as_bytes());
+        }
     }
 }
+
+/// What parts that are pictures are called: by OpenAI's two APIs, and by Anthropic's.
+const PICTURES: [&str; 3] = ["image_url", "input_image", "image"];
 
 fn push_prompt(body: &Body<'_>, tokens: &mut Tokens) -> Result<u32, ErrorBody> {
     let raw = body.prompt.map(RawValue::get).unwrap_or_default();
@@ -222,7 +256,13 @@ mod tests {
 
     fn ask(body: &str, api: Endpoint) -> Result<Ask, ErrorBody> {
         let vocabulary = Vocabulary::default();
-        let reading = Reading { model: "m", block_tokens: 4, output_tokens: 7, vocabulary: &vocabulary };
+        let reading = Reading {
+            model: "m",
+            block_tokens: 4,
+            output_tokens: 7,
+            image_tokens: 50,
+            vocabulary: &vocabulary,
+        };
         read(body.as_bytes(), api, &reading)
     }
 
@@ -296,6 +336,21 @@ mod tests {
         assert_eq!(said.prompt_tokens + 7, asked.prompt_tokens + 1, "the last message is continued");
         assert!(ask(r#"{"input":[]}"#, Endpoint::Responses).is_err());
         assert!(ask(r#"{"input":7}"#, Endpoint::Responses).is_err());
+    }
+
+    #[test]
+    fn a_picture_has_its_tokens_whatever_its_size() {
+        let body = |picture: &str| {
+            let parts = format!(
+                r#"[{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{picture}"}}}},{{"type":"text","text":"what?"}}]"#
+            );
+            format!(r#"{{"messages":[{{"role":"user","content":{parts}}}]}}"#)
+        };
+        let [small, large] = [body("QUJD"), body(&"QUJD".repeat(1_000))];
+        let [small, large] = [small, large].map(|body| ask(&body, Endpoint::Chat).unwrap());
+        // <|user|> 2, the picture 50, the other part 8, <|end|> 2, <|assistant|> 4.
+        assert_eq!((small.prompt_tokens, large.prompt_tokens), (66, 66));
+        assert_eq!((shared(&small, &large), shared(&small, &small)), (0, small.chain.len()));
     }
 
     #[test]

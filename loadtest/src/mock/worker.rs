@@ -41,6 +41,8 @@ pub(super) struct Setup {
     pub time_scale: f64,
     /// Tokens generated for requests that set no limit.
     pub output_tokens: u32,
+    /// Tokens of a picture in a prompt; 0: those of its text.
+    pub image_tokens: u32,
     /// In whose names they tell their metrics.
     pub metrics: Names,
     /// Whether they render prompts.

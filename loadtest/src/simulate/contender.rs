@@ -127,7 +127,8 @@ mod tests {
         let mut index = PrefixIndex::new(1 << 20);
         let chain: Vec<_> = (1..=10).map(BlockHash).collect();
         index.place(WorkerId(0), &chain[..5]);
-        let view = RequestView { chain: &chain, prompt_tokens: 161, block_tokens: 16.0, session: None };
+        let view =
+            RequestView { chain: &chain, prompt_tokens: 161, block_tokens: 16.0, media: &[], session: None };
         let candidate = |i: usize| {
             let pace = PaceSnapshot::default();
             let load = LoadSnapshot {

@@ -67,6 +67,7 @@ impl Arrival {
             chain: self.index_chain(),
             prompt_tokens: self.prompt_tokens,
             block_tokens: f64::from(setup.index_block_tokens),
+            media: &[],
             session: None,
         }
     }

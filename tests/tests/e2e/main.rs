@@ -43,6 +43,7 @@ mod openai_client;
 mod others;
 mod passthrough;
 mod peers;
+mod pictures;
 mod poison;
 mod prompt_memory;
 mod real_workers;

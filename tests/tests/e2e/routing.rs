@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use keyway_tests::openai::{CHAT, chat};
-use keyway_tests::{Client, Cluster, Response};
+use keyway_tests::{Client, Cluster, Response, post};
+use serde_json::json;
 
 /// A long beginning, so that many blocks match; `topic` makes it a prefix of its own.
 fn prefix(topic: usize) -> String {
@@ -144,5 +145,41 @@ async fn every_policy_of_the_command_line_serves() {
             cluster.chat(&format!("policy {policy} {i}")).await;
         }
         cluster.gateway.idle().await;
+    }
+}
+
+/// Sends a prompt of ids; who served it, and how many of its tokens were counted on.
+async fn by_ids(cluster: &Cluster, (path, field): (&str, &str), ids: &[u32]) -> (usize, u64) {
+    let sampling = json!({ "max_tokens": 3, "max_new_tokens": 3 });
+    let body = json!({ "model": "fake-model", field: ids, "sampling_params": sampling }).to_string();
+    let response = post(cluster.addr(), path, body.as_bytes()).await;
+    assert_eq!(response.status(), 200, "{}", response.text());
+    let matched = response.header("x-keyway-matched-tokens").and_then(|tokens| tokens.parse().ok());
+    (cluster.served_by(&response), matched.expect("exposed"))
+}
+
+#[tokio::test]
+async fn prompts_of_ids_are_found_again_token_by_token_without_a_tokenizer() {
+    let cluster = Cluster::of_fakes(2, "prefix").await;
+    let ways =
+        [("/inference/v1/generate", "token_ids"), ("/generate", "input_ids"), ("/v1/completions", "prompt")];
+    for (topic, way) in (1_u32..).zip(ways) {
+        let ids: Vec<u32> = (0..100).map(|i| 100_000 * topic + i).collect();
+        let (first, matched) = by_ids(&cluster, way, &ids).await;
+        assert_eq!(matched, 0, "{way:?}");
+        // Six blocks of sixteen; of its own 96 tokens alone the last block is computed anew.
+        assert_eq!(by_ids(&cluster, way, &[&ids[..], &[7, 8, 9]].concat()).await, (first, 96), "{way:?}");
+        assert_eq!(by_ids(&cluster, way, &ids[..96]).await, (first, 80), "{way:?}");
+        let mut other = ids.clone();
+        other[40] += 1;
+        assert_eq!(by_ids(&cluster, way, &other).await, (first, 32), "{way:?}");
+    }
+    // A picture's place among the ids is filled by what the picture is: they do not say which.
+    let ids: Vec<u32> = (0..100).collect();
+    let body =
+        json!({ "model": "fake-model", "token_ids": ids, "features": { "mm_hashes": { "image": ["a"] } } });
+    for _ in 0..2 {
+        let response = post(cluster.addr(), ways[0].0, body.to_string().as_bytes()).await;
+        assert_ne!(response.header("x-keyway-matched-tokens"), Some("96"));
     }
 }

@@ -86,6 +86,7 @@ pub fn view(chain: &[BlockHash]) -> RequestView<'_> {
         chain,
         prompt_tokens: 16 * chain.len() as u64 + 9,
         block_tokens: BLOCK_TOKENS,
+        media: &[],
         session: None,
     }
 }

@@ -22,6 +22,7 @@ fn view(chain: &[BlockHash]) -> RequestView<'_> {
         chain,
         prompt_tokens: chain.len() as u64 * 64 + 10,
         block_tokens: BLOCK_TOKENS,
+        media: &[],
         session: None,
     }
 }
@@ -58,7 +59,7 @@ proptest! {
         random in any::<u64>(),
     ) {
         let chain = chain(1, blocks);
-        let request = RequestView { chain: &chain, prompt_tokens, block_tokens: BLOCK_TOKENS, session: None };
+        let request = RequestView { chain: &chain, prompt_tokens, block_tokens: BLOCK_TOKENS, media: &[], session: None };
         for policy in Policy::ALL {
             let pick = picked(policy, &request, &candidates, &Turn { counter, random });
             prop_assert!(pick.index < candidates.len());
@@ -110,8 +111,13 @@ fn the_holder_of_the_prefix_is_chosen() {
 #[test]
 fn a_full_hit_still_computes_its_last_token() {
     let chain = chain(1, 20);
-    let request =
-        RequestView { chain: &chain, prompt_tokens: 20 * 64, block_tokens: BLOCK_TOKENS, session: None };
+    let request = RequestView {
+        chain: &chain,
+        prompt_tokens: 20 * 64,
+        block_tokens: BLOCK_TOKENS,
+        media: &[],
+        session: None,
+    };
     let pick = picked(Policy::Prefix, &request, &[worker(0, 0, 0, 20), worker(1, 0, 0, 0)], &TURN);
     assert_eq!((pick.matched_tokens, pick.uncached_tokens), (20 * 64 - 1, 1));
 }
@@ -185,6 +191,7 @@ fn one_shared_block_draws_nobody_whatever_its_estimated_size() {
             chain: &chain,
             prompt_tokens: 200,
             block_tokens: f64::from(tenths) / 10.0,
+            media: &[],
             session: None,
         };
         for matched in 0..3 {

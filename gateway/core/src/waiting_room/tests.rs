@@ -111,8 +111,13 @@ impl Desk<(usize, Prompt)> for Fleet {
         self.quotes += 1;
         let candidates = self.candidates(prompt, ahead);
         let tokens = (prompt.shared + prompt.own) * BLOCK;
-        let view =
-            RequestView { chain: &[], prompt_tokens: tokens, block_tokens: BLOCK as f64, session: None };
+        let view = RequestView {
+            chain: &[],
+            prompt_tokens: tokens,
+            block_tokens: BLOCK as f64,
+            media: &[],
+            session: None,
+        };
         self.random = self.random.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1);
         let turn = Turn { counter: 0, random: self.random };
         let pick = pick_with(&self.model, Policy::Prefix, &view, &candidates, &turn)?;

@@ -17,7 +17,13 @@ fn chain(seed: u64, blocks: u64) -> Vec<BlockHash> {
 }
 
 fn view(chain: &[BlockHash]) -> RequestView<'_> {
-    RequestView { chain, prompt_tokens: 16 * chain.len() as u64 + 1, block_tokens: 16.0, session: None }
+    RequestView {
+        chain,
+        prompt_tokens: 16 * chain.len() as u64 + 1,
+        block_tokens: 16.0,
+        media: &[],
+        session: None,
+    }
 }
 
 /// Workers that compute a token in a millisecond and hold so many blocks.
