@@ -213,7 +213,7 @@ fn push_value(raw: &RawValue, image_tokens: u32, tokens: &mut Tokens) {
         image_tokens > 0 && part.is_ok_and(|part| PICTURES.contains(&&*part.kind))
     };
     let parts: Vec<&RawValue> = serde_json::from_str(raw.get()).unwrap_or_default();
-    if !parts.iter().any(|part| is_picture(part)) {
+    if !parts.iter().any(&is_picture) {
         return tokens.push_text(raw.get().as_bytes());
     }
     for part in parts {

@@ -117,7 +117,7 @@ class Gateway:
         self.process = Process(self.command, self.log, self.env)
         await_ready(self.admin, "/readyz", self.process.process, self.log)
         until = time.monotonic() + 60
-        while self.by == "events" and sum(series(self.admin, "keyway_kv_events_trusted").values()) < len(self.engines):
+        while self.by != "text" and sum(series(self.admin, "keyway_kv_events_trusted").values()) < len(self.engines):
             if time.monotonic() > until:
                 sys.exit(f"the engines' events are not trusted after a minute: see {self.log}")
             time.sleep(0.2)

@@ -17,6 +17,8 @@ WORDS = "worker remembers prefix request token block cache route answer window l
 class Conversation:
     """Messages that grow by a turn at a time."""
 
+    PATH = "/v1/chat/completions"
+
     def __init__(self, chance, system):
         self.messages = [{"role": "system", "content": system}]
         self.chance = chance
@@ -27,25 +29,43 @@ class Conversation:
         self.messages.append({"role": "user", "content": text(self.chance, words)})
         return {"model": MODEL, "messages": self.messages, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
-    def answered(self, content):
-        self.messages.append({"role": "assistant", "content": content or ""})
+    def answered(self, choice):
+        self.messages.append({"role": "assistant", "content": choice["message"]["content"] or ""})
+
+
+class IdConversation:
+    """The same, as a client of token ids has it."""
+
+    PATH = "/inference/v1/generate"
+
+    def __init__(self, chance, system):
+        # Those who begin with the same words begin with the same ids.
+        self.ids, self.chance, self.seen = [10 + ord(letter) for letter in system], chance, 0
+
+    def next(self, words):
+        self.ids += [self.chance.randrange(10, 250) for _ in range(3 * words)]
+        return {"model": MODEL, "token_ids": self.ids, "sampling_params": {"max_tokens": 12, "temperature": 0, "ignore_eos": True}}
+
+    def answered(self, choice):
+        self.ids += choice["token_ids"]
 
 
 def text(chance, words):
     return " ".join(chance.choice(WORDS) for _ in range(words))
 
 
-def converse(gateway, args):
+def converse(gateway, args, by):
     """Every request's prompt tokens, what was predicted and what was found, and whether its worker had none of the last turn."""
     chance = random.Random(args.seed)
+    kind = IdConversation if by == "ids" else Conversation
     systems = [text(chance, args.system_words) for _ in range(4)]
     open_ones, rows = [], []
     while len(rows) < args.requests:
         if len(open_ones) < args.at_a_time:
-            open_ones.append((Conversation(chance, chance.choice(systems)), args.turns))
+            open_ones.append((kind(chance, chance.choice(systems)), args.turns))
         nth = chance.randrange(len(open_ones))
         conversation, left = open_ones.pop(nth)
-        status, body = ask(gateway.port, "POST", "/v1/chat/completions", conversation.next(chance.randint(10, 60)))
+        status, body = ask(gateway.port, "POST", conversation.PATH, conversation.next(chance.randint(10, 60)))
         answer = json.loads(body)
         if status != 200:
             sys.exit(f"{status}: {body}")
@@ -54,7 +74,7 @@ def converse(gateway, args):
         time.sleep(args.pause_ms / 1e3)
         rows.append((usage["prompt_tokens"], found, found + 2 * BLOCK_TOKENS < conversation.seen))
         conversation.seen = usage["prompt_tokens"]
-        conversation.answered(answer["choices"][0]["message"]["content"])
+        conversation.answered(answer["choices"][0])
         if left > 1:
             open_ones.append((conversation, left - 1))
     decided = gateway.decided()
@@ -66,12 +86,12 @@ def converse(gateway, args):
 def judge(kind, by, args):
     with running(args, kind, args.engines, args.blocks[kind], by) as gateway:
         before = [engine.counted() for engine in gateway.engines]
-        rows = converse(gateway, args)
+        rows = converse(gateway, args, by)
         after = [engine.counted() for engine in gateway.engines]
         causes = series(gateway.admin, "keyway_prediction_misses_total")
     queried, hit = (sum(b[i] - a[i] for a, b in zip(before, after)) for i in (0, 1))
     # Text is cut elsewhere than tokens: one block more or less at either end.
-    slack = BLOCK_TOKENS if by == "events" else 2 * BLOCK_TOKENS
+    slack = 2 * BLOCK_TOKENS if by == "text" else BLOCK_TOKENS
     missed = [(nth, *row) for nth, row in enumerate(rows) if abs(row[1] - row[2]) > slack]
     exact = sum(predicted == found for _, predicted, found, _ in rows)
     predicted, found = (sum(row[i] for row in rows) for i in (1, 2))
@@ -85,7 +105,7 @@ def main():
     parse.add_argument("--vllm", type=pathlib.Path, required=True, help="virtual environment that has vLLM")
     parse.add_argument("--scratch", type=pathlib.Path, required=True)
     parse.add_argument("--kinds", default="full,window", help="models, as in tiny_model.py")
-    parse.add_argument("--by", default="events,text", help="what the gateway predicts from")
+    parse.add_argument("--by", default="events,text", help="what the gateway predicts from: events,text,ids")
     parse.add_argument("--engines", type=int, default=2)
     parse.add_argument("--requests", type=int, default=200)
     parse.add_argument("--turns", type=int, default=6)
@@ -110,7 +130,7 @@ def main():
                 print("request {} of {} tokens: predicted {}, found {}".format(*missed[:4]), file=sys.stderr)
             for labels, count in row["causes"].items():
                 print(f"{labels}: {count:.0f}", file=sys.stderr)
-            failed |= row["hit"] != row["found"] or (by == "events" and row["right"] < 0.99 * row["requests"])
+            failed |= row["hit"] != row["found"] or (by != "text" and row["right"] < 0.99 * row["requests"])
     sys.exit(failed)
 
 

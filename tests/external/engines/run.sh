@@ -7,7 +7,7 @@ usage() {
 Usage: tests/external/engines/run.sh [arguments of predictions.py]
 
   --kinds full,window      tiny random models: one whose layers all keep a whole prompt, one most of whose keep a window
-  --by events,text         what the gateway predicts from
+  --by events,text         what the gateway predicts from; ids: events alone, for prompts of token ids without a tokenizer
   --engines 2 --requests 200 --turns 6 --at-a-time 12 --seed 1
 
 Environment (defaults):

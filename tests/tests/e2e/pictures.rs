@@ -38,7 +38,7 @@ async fn backlog(cluster: &Cluster) -> f64 {
 #[tokio::test]
 async fn who_comes_behind_a_picture_does_not_wait_for_its_bytes() {
     let megabyte = picture('A', 1 << 20);
-    let letters: String = (0..200_000).map(|i| format!("{i} ")).collect();
+    let letters = (0..200_000).map(|i| i.to_string()).collect::<Vec<_>>().join(" ");
     for (parts, is_long) in [(json!([megabyte, text("what?")]), false), (json!([text(&letters)]), true)] {
         let cluster = Cluster::builder().fakes(1).start().await;
         cluster.fakes[0].manual();
