@@ -28,7 +28,7 @@ type Row = (&'static str, &'static str, [u16; 4]);
 /// A tenant's key opens what goes to workers; nothing else does.
 const OF_TENANTS: [u16; 4] = [401, 401, 200, 401];
 
-const CLIENTS: [Row; 26] = [
+const CLIENTS: [Row; 27] = [
     ("GET", "/health", [200; 4]),
     ("GET", "/v1/models", OF_TENANTS),
     ("GET", "/v1/models/fake-model", OF_TENANTS),
@@ -43,6 +43,7 @@ const CLIENTS: [Row; 26] = [
     ("POST", "/classify", OF_TENANTS),
     ("POST", "/pooling", OF_TENANTS),
     ("POST", "/generate", OF_TENANTS),
+    ("POST", "/inference/v1/generate", OF_TENANTS),
     // Beyond the gateway's own answer, nothing says that it is there.
     ("POST", "/health", [404; 4]),
     ("GET", "/", [401, 401, 404, 401]),
