@@ -87,7 +87,7 @@ pub fn cache_hits(page: &str, rank: Option<u32>) -> Option<u64> {
 pub enum Sleep {
     /// It computes.
     Awake,
-    /// It takes requests and computes nothing for now (vLLM's level 0).
+    /// It takes requests and computes nothing until it wakes (vLLM's level 0).
     Paused,
     /// The same, and what it had cached is gone (levels 1 and 2).
     Asleep,

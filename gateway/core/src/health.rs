@@ -78,7 +78,7 @@ pub struct Health {
     refused: bool,
     /// Its list says that it is not ready: beside `state`, which goes on meanwhile.
     paused: bool,
-    /// Its engine says that it computes nothing for now.
+    /// Its engine says that it sleeps.
     asleep: bool,
     next_probe_at: Duration,
     next_look_at: Duration,
