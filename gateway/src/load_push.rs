@@ -8,7 +8,7 @@ use keyway_wire::kv_event::{frames::Live, load_stat::LoadStat};
 use serde::Deserialize;
 
 use crate::{
-    clock,
+    clock::{self, Instant},
     fleet::Worker,
     limits::{KV_CONNECT_TIMEOUT, LOAD_PUSH_SILENCE, MAX_MODELS_BYTES},
     net::zmq::LiveStream,
@@ -46,13 +46,15 @@ fn place_in(body: &[u8], host: &str, rank: Option<u32>) -> Option<String> {
 pub async fn follow(place: &str, worker: &Worker, router: &Arc<Router>) -> bool {
     let Ok(mut live) = LiveStream::connect(place, KV_CONNECT_TIMEOUT).await else { return false };
     let mut has_said = false;
-    while let Ok(Ok(frames)) = clock::timeout(LOAD_PUSH_SILENCE, live.next()).await {
+    let mut until = Instant::now() + LOAD_PUSH_SILENCE;
+    // What is no word of its load breaks no silence: it is asked again then.
+    while let Ok(Ok(frames)) = clock::timeout_at(until, live.next()).await {
         let stat = Live::parse(&frames).and_then(|message| LoadStat::decode(message.payload));
         let Some(stat) = stat.filter(|stat| is_of(stat, worker.rank())) else { continue };
         if !has_said {
             tracing::info!(worker = %worker.name, place, "worker says its load itself");
         }
-        has_said = true;
+        (has_said, until) = (true, Instant::now() + LOAD_PUSH_SILENCE);
         let load = EngineLoad {
             running: stat.running,
             waiting: stat.waiting,

@@ -129,7 +129,7 @@ pub fn read_without(body: &[u8], config: KeyerConfig, ignored: &Ignored) -> Requ
     keying.talk.cache_key = fields.cache_key.and_then(Value::text).map_or(0, |key| keying.named(&key));
     keying.talk.user = fields.user().map_or(0, |user| keying.named(&user));
     let untold = fields.signs.untold(fields.ids.or(fields.prompt));
-    let mut tokens = fields.ids.or(fields.prompt).filter(|_| !fields.has_media).and_then(ids::read);
+    let mut tokens = fields.only_ids().and_then(ids::read);
     // Its text is the digits of its ids.
     if tokens.is_none() {
         walk(&fields, ignored, &mut keying);
@@ -304,6 +304,17 @@ impl<'a> Fields<'a> {
             *field = Some(value);
         }
         Some(())
+    }
+
+    /// What may be the ids of a prompt, where nothing else may be a part of it: which of several an engine takes is its
+    /// path's matter, and a few ids beside a long text must not make it a short prompt.
+    fn only_ids(&self) -> Option<Value<'a>> {
+        let Self { ids, prompt, messages, input, system, tools, .. } = self;
+        let others = [messages, input, system, tools].into_iter().any(Option::is_some);
+        match (ids, prompt) {
+            (Some(only), None) | (None, Some(only)) if !others && !self.has_media => Some(*only),
+            _ => None,
+        }
     }
 
     /// What SGLang's and vLLM's own paths have in an object of its own.

@@ -253,6 +253,21 @@ fn ids_are_the_prompt_s_tokens_and_no_text() {
         let info = info(by_text);
         assert!(info.tokens.is_none() && info.chain.total_bytes > 5, "{by_text}");
     }
+    // Whichever of several an engine takes, a few ids do not make a long prompt short.
+    let long = "a long text ".repeat(50);
+    for beside in [
+        format!(r#"{{"messages":[{{"role":"user","content":"{long}"}}],"prompt":[1]}}"#),
+        format!(r#"{{"messages":[{{"role":"user","content":"{long}"}}],"token_ids":[1]}}"#),
+        format!(r#"{{"prompt":"{long}","input_ids":[1]}}"#),
+        format!(r#"{{"text":"{long}","input_ids":[1]}}"#),
+        format!(r#"{{"input":"{long}","token_ids":[1]}}"#),
+        format!(r#"{{"system":"{long}","prompt":[1]}}"#),
+        format!(r#"{{"tools":["{long}"],"prompt":[1]}}"#),
+        format!(r#"{{"token_ids":[1],"prompt":[{}7]}}"#, "7,".repeat(400)),
+    ] {
+        let info = info(&beside);
+        assert!(info.tokens.is_none() && info.chain.total_bytes > 600, "{}", &beside[..60]);
+    }
     let response = r#"{"model":"m","input":"hi","text":{"format":{"type":"text"}}}"#;
     assert_eq!(info(response).chain, info(r#"{"model":"m","input":"hi"}"#).chain);
 }
