@@ -145,8 +145,8 @@ pub fn is_form(headers: &HeaderMap, body: &[u8]) -> bool {
     kind(headers).is_some_and(|kind| is_multipart(kind) || is_in_pairs(kind, body))
 }
 
-/// Whether a body is a form in pairs. That is what curl says of any body, unless told otherwise: an object in JSON is
-/// none.
+/// Whether a body is a form in pairs. That is what curl says of any body, unless told otherwise: an object in
+/// JSON is none.
 fn is_in_pairs(kind: &[u8], body: &[u8]) -> bool {
     begins_with(kind, b"application/x-www-form-urlencoded") && !body.trim_ascii_start().starts_with(b"{")
 }

@@ -85,7 +85,8 @@ pub const BYTES_PER_TOKEN: u64 = 4;
 /// Longest list of token ids that is read, in bytes: a million tokens and more.
 pub const PROMPT_IDS_BYTES_MAX: usize = 8 << 20;
 
-/// Pictures and the like of one prompt that are known each for itself; what comes behind them counts with the last.
+/// Pictures and the like of one prompt that are known each for itself; what comes behind them counts with the
+/// last.
 pub const MEDIA_ITEMS_MAX: usize = 64;
 
 /// How often the file of tenants is looked at: a call of the kernel.

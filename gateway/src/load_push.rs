@@ -1,5 +1,6 @@
-//! An engine's load as it says it itself, at each change, where it does: SGLang with `--load-publish-endpoint`. Fresher
-//! than what `load_scrape.rs` asks for, and no question is needed. What a message holds is `keyway_wire`'s business.
+//! An engine's load as it says it itself, at each change, where it does: SGLang with
+//! `--load-publish-endpoint`. Fresher than what `load_scrape.rs` asks for, and no question is needed. What a
+//! message holds is `keyway_wire`'s business.
 
 use std::sync::Arc;
 
@@ -41,8 +42,8 @@ fn place_in(body: &[u8], host: &str, rank: Option<u32>) -> Option<String> {
     Some(format!("tcp://{host}:{port}"))
 }
 
-/// Follows what it says until that ends: the connection is lost, or it has said nothing for some seconds. Returns
-/// whether it has said anything.
+/// Follows what it says until that ends: the connection is lost, or it has said nothing for some seconds.
+/// Returns whether it has said anything.
 pub async fn follow(place: &str, worker: &Worker, router: &Arc<Router>) -> bool {
     let Ok(mut live) = LiveStream::connect(place, KV_CONNECT_TIMEOUT).await else { return false };
     let mut has_said = false;

@@ -1,8 +1,9 @@
-//! Pictures, sounds, films and files in a prompt's messages. Routing takes each for one item with a name and a
-//! size, as engines do: the base64 of a picture has a hundred times as many bytes as it has tokens.
+//! Pictures, sounds, films and files in a prompt's messages. Routing takes each for one item with a name and
+//! a size, as engines do: the base64 of a picture has a hundred times as many bytes as it has tokens.
 //!
-//! Formats: OpenAI's API reference (`image_url`, `input_audio`, `file`, `input_image`, `input_file`), Anthropic's
-//! (`source`), and what vLLM and SGLang take beside those (`video_url`, `audio_url`, `image_embeds`).
+//! Formats: OpenAI's API reference (`image_url`, `input_audio`, `file`, `input_image`, `input_file`),
+//! Anthropic's (`source`), and what vLLM and SGLang take beside those (`video_url`, `audio_url`,
+//! `image_embeds`).
 
 mod size;
 
@@ -97,8 +98,8 @@ pub fn chain_bytes(tokens: u32) -> u32 {
 const VALUE_BYTES_MIN: usize = 18;
 /// A message, its content, what a tool gave, and the content of that.
 const DEPTH_MAX: u32 = 6;
-/// Fields whose value may hold items. What a call is given (`input`, `arguments`) is text to a model, whatever its
-/// fields are called.
+/// Fields whose value may hold items. What a call is given (`input`, `arguments`) is text to a model,
+/// whatever its fields are called.
 const HOLDERS: [&str; 4] = ["content", "output", "file", "source"];
 /// Bare base64 is longer than a name.
 const BARE_BYTES_MIN: usize = 256;

@@ -195,8 +195,8 @@ impl Members {
         news
     }
 
-    /// What the fleet would lose with each identity among a source's workers that takes requests: prompt tokens
-    /// that its cache saved lately, and requests in flight. Several engines of one pod go together.
+    /// What the fleet would lose with each identity among a source's workers that takes requests: prompt
+    /// tokens that its cache saved lately, and requests in flight. Several engines of one pod go together.
     pub fn worths(&self, source: Source) -> Vec<(String, f64)> {
         let mut worths: BTreeMap<String, f64> = BTreeMap::new();
         for worker in self.of(source) {

@@ -306,8 +306,8 @@ impl<'a> Fields<'a> {
         Some(())
     }
 
-    /// What may be the ids of a prompt, where nothing else may be a part of it: which of several an engine takes is its
-    /// path's matter, and a few ids beside a long text must not make it a short prompt.
+    /// What may be the ids of a prompt, where nothing else may be a part of it: which of several an engine
+    /// takes is its path's matter, and a few ids beside a long text must not make it a short prompt.
     fn only_ids(&self) -> Option<Value<'a>> {
         let Self { ids, prompt, messages, input, system, tools, .. } = self;
         let others = [messages, input, system, tools].into_iter().any(Option::is_some);

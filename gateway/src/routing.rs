@@ -1,7 +1,7 @@
 //! From a request to a worker: asks the index and the fleet, lets `keyway_core` say which request begins where
 //! (`routing/holding.rs`), and records the choice at once, so that the next request of a burst already sees it. The ticket
-//! undoes what did not come true; what an answer says of the cache corrects what is believed of it (`routing/truth.rs`),
-//! and of the prompt's tokens how those are estimated (`routing/token_sizes.rs`).
+//! undoes what did not come true; what an answer says of the cache corrects what is believed of it
+//! (`routing/truth.rs`), and of the prompt's tokens how those are estimated (`routing/token_sizes.rs`).
 
 mod accusation;
 mod holding;

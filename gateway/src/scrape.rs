@@ -1,6 +1,6 @@
-//! What a worker's own metrics say of its cache: how its blocks are cut and how many there are; and whether it
-//! sleeps. Engines name the same
-//! thing differently, and rename it; the table of names is here. Asking is `probe.rs`'s business.
+//! What a worker's own metrics say of its cache: how its blocks are cut and how many there are; and whether
+//! it sleeps. Engines name the same thing differently, and rename it; the table of names is here. Asking is
+//! `probe.rs`'s business.
 
 /// A worker's cache, as far as its metrics say.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -31,8 +31,8 @@ pub enum State {
     Joining,
     /// May be chosen.
     Ready,
-    /// Reachable, but who lists it says that it is not ready, or its engine sleeps; it keeps what it has and may
-    /// be chosen again.
+    /// Reachable, but who lists it says that it is not ready, or its engine sleeps; it keeps what it has and
+    /// may be chosen again.
     Paused,
     /// Not reachable; probed until it is.
     Down,

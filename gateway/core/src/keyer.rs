@@ -12,8 +12,8 @@ const ESCAPE: u8 = 0xFF;
 const LITERAL: u8 = 0;
 /// After [`ESCAPE`]: a field ends here, and its tag follows.
 const FIELD_END: u8 = 1;
-/// After [`ESCAPE`]: what is no text stands here. Its name and how many bytes it takes follow, then so many that
-/// say nothing.
+/// After [`ESCAPE`]: what is no text stands here. Its name and how many bytes it takes follow, then so many
+/// that say nothing.
 const ITEM: u8 = 2;
 /// Bytes before those that say nothing.
 const ITEM_HEAD_BYTES: u32 = 2 + 8 + 4;
@@ -37,8 +37,9 @@ pub struct PrefixChain {
 /// Hashes a prompt as it is read, holding at most one block of it.
 ///
 /// The canonical bytes are the text of the fields, each followed by an escape, a mark and its tag; an escape
-/// byte inside the text is itself escaped, and so is what is no text ([`TextKeyer::push_item`]). So two different sequences of fields never give the same bytes,
-/// nor does a prefix of one give a prefix of the other beyond the place where they differ.
+/// byte inside the text is itself escaped, and so is what is no text ([`TextKeyer::push_item`]). So two
+/// different sequences of fields never give the same bytes, nor does a prefix of one give a prefix of the
+/// other beyond the place where they differ.
 #[derive(Debug)]
 pub struct TextKeyer {
     chain: TextChain,
@@ -82,9 +83,9 @@ impl TextKeyer {
         self.append(text.as_bytes());
     }
 
-    /// Appends what is no text to the current field: `name` is what tells it from others. It takes so many bytes
-    /// of the chain, though not fewer than its name does, so that it has as many blocks as text of as many tokens.
-    /// Returns how many.
+    /// Appends what is no text to the current field: `name` is what tells it from others. It takes so many
+    /// bytes of the chain, though not fewer than its name does, so that it has as many blocks as text of as
+    /// many tokens. Returns how many.
     pub fn push_item(&mut self, name: u64, bytes: u32) -> u32 {
         const NOTHING: [u8; 1 << 10] = [0; 1 << 10];
         let bytes = bytes.max(ITEM_HEAD_BYTES);

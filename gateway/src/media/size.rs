@@ -59,7 +59,8 @@ fn head(base64: &str, bytes: usize) -> Vec<u8> {
     STANDARD.decode(head).unwrap_or_default()
 }
 
-/// Width and height of a picture, mostly in its first bytes; a photograph may have another one of itself before.
+/// Width and height of a picture, mostly in its first bytes; a photograph may have another one of itself
+/// before.
 fn pixels(base64: &str) -> Option<(u64, u64)> {
     let size = |bytes| imagesize::blob_size(&head(base64, bytes)).ok();
     let size = size(1 << 9).or_else(|| size(96 << 10))?;

@@ -31,9 +31,9 @@ const WORDS: [&str; 13] = [
 /// Of [`WORDS`], those that say nothing with null behind them.
 const WITH_VALUE: usize = 2;
 
-/// Made once: to set a search up takes longer than to look through an event. It compares a register of bytes at a
-/// time; an automaton, which goes byte by byte, took a quarter of all instructions that an event costs. `None` on a
-/// processor that cannot do that: there every event is read.
+/// Made once: to set a search up takes longer than to look through an event. It compares a register of bytes
+/// at a time; an automaton, which goes byte by byte, took a quarter of all instructions that an event costs.
+/// `None` on a processor that cannot do that: there every event is read.
 static NOTABLE: LazyLock<Option<Searcher>> =
     LazyLock::new(|| Config::new().match_kind(MatchKind::LeftmostFirst).builder().extend(WORDS).build());
 

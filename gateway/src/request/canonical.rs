@@ -1,5 +1,5 @@
-//! A prompt's canonical text, in the order a chat template renders it: each field's text and what of it is no text. Who
-//! takes it hashes it, or looks for a place in it.
+//! A prompt's canonical text, in the order a chat template renders it: each field's text and what of it is no
+//! text. Who takes it hashes it, or looks for a place in it.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -151,8 +151,8 @@ impl Sink for Keying {
 /// Canonical bytes that end a field: [`TextKeyer::end_field`]'s.
 const FIELD_END_BYTES: u64 = 3;
 
-/// The field that holds canonical byte `at` of a body without what is `ignored`, and the place of that byte in it; `None`
-/// behind the end.
+/// The field that holds canonical byte `at` of a body without what is `ignored`, and the place of that byte
+/// in it; `None` behind the end.
 pub fn locate<T>(
     body: &[u8],
     ignored: &Ignored,

@@ -1,5 +1,5 @@
-//! Prompts that come as token ids, which need no tokenizer: completions' (`prompt`), those of SGLang's `/generate`
-//! (`input_ids`) and of vLLM's `/inference/v1/generate` (`token_ids`).
+//! Prompts that come as token ids, which need no tokenizer: completions' (`prompt`), those of SGLang's
+//! `/generate` (`input_ids`) and of vLLM's `/inference/v1/generate` (`token_ids`).
 
 use crate::{json::Value, limits::PROMPT_IDS_BYTES_MAX, token_keyer::TokenPrompt};
 

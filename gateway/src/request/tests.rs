@@ -193,7 +193,8 @@ fn a_picture_is_one_item_whatever_its_bytes() {
     let [item] = large.media.all() else { panic!("{:?}", large.media) };
     assert_eq!((item.count, item.bytes, item.tokens), (1, 4_000, 1_000));
     assert!(item.raw_bytes > 1 << 20);
-    // The same one again is found, with all behind it; another one is not, nor is the same one behind another text.
+    // The same one again is found, with all behind it; another one is not, nor is the same one behind another
+    // text.
     let of = |fill: char, question: &str| about_picture(fill, 4_000, question);
     let all = info(&of('A', question)).chain.blocks.len();
     assert_eq!(shared(&of('A', question), &of('A', question)), all);

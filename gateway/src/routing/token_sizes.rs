@@ -1,5 +1,5 @@
-//! How many tokens a prompt has at its model, by its bytes and by what in it is no text: learned of each model from
-//! what its answers report.
+//! How many tokens a prompt has at its model, by its bytes and by what in it is no text: learned of each
+//! model from what its answers report.
 
 use dashmap::DashMap;
 use foldhash::fast::RandomState;
@@ -14,8 +14,8 @@ use crate::{
 
 /// Weight of the newest answer in the running estimate: about the last twenty count.
 const ESTIMATE_GAIN: f64 = 0.1;
-/// Text may have so many times the tokens of what is no text for an answer to tell what that costs: an error of
-/// some hundredths in the one is not to be taken for the other.
+/// Text may have so many times the tokens of what is no text for an answer to tell what that costs: an error
+/// of some hundredths in the one is not to be taken for the other.
 const TEXT_MOST: f64 = 4.0;
 
 /// A prompt's size at its model; an estimate.
@@ -132,16 +132,16 @@ impl Sizes {
     }
 }
 
-/// What a model's price of some items goes by: how many they are, in a measure in which both are alike, and how
-/// large.
+/// What a model's price of some items goes by: how many they are, in a measure in which both are alike, and
+/// how large.
 fn features(count: u64, tokens: u64) -> [f64; 2] {
     /// One that is as large as most.
     const USUAL: f64 = 1_000.0;
     [count as f64 * USUAL, tokens as f64]
 }
 
-/// Tokens of one kind of items at one model: so many each, as where every picture is made the same size, and so
-/// many for their size. The least squares of what answers have told, of which the last twenty or so count.
+/// Tokens of one kind of items at one model: so many each, as where every picture is made the same size, and
+/// so many for their size. The least squares of what answers have told, of which the last twenty or so count.
 #[derive(Debug, Clone, Copy)]
 struct Price {
     /// Sums of the features' products, and of those with the tokens.

@@ -1,5 +1,5 @@
-//! Hazard: a picture counts as its base64. A megabyte of it would be 300,000 tokens: others wait behind it, workers are
-//! asked for that nobody needs, and no prompt with a picture is found again.
+//! Hazard: a picture counts as its base64. A megabyte of it would be 300,000 tokens: others wait behind it,
+//! workers are asked for that nobody needs, and no prompt with a picture is found again.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -11,7 +11,8 @@ use keyway_tests::process::Process;
 use keyway_tests::{Cluster, Exchange, Gateway, Metrics, Response, eventually, post};
 use serde_json::{Value, json};
 
-/// What the simulated engine makes of a picture, whatever its size. Not what the gateway takes one for unasked.
+/// What the simulated engine makes of a picture, whatever its size. Not what the gateway takes one for
+/// unasked.
 const IMAGE_TOKENS: u64 = 2_600;
 
 /// A picture of so many bytes, as one that nobody can look into.

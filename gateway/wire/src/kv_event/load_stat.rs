@@ -1,8 +1,9 @@
-//! What SGLang says of its load over ZMQ, beside its KV events and in the same frames ([`super::frames::Live`]): at each
-//! change, and once a second at least. The payload is a msgpack array, its type's name first.
+//! What SGLang says of its load over ZMQ, beside its KV events and in the same frames
+//! ([`super::frames::Live`]): at each change, and once a second at least. The payload is a msgpack array, its
+//! type's name first.
 //!
-//! The format as read in SGLang 0.5.23 (`--load-publish-endpoint`). Later fields may follow, earlier releases leave out
-//! the last ones.
+//! The format as read in SGLang 0.5.23 (`--load-publish-endpoint`). Later fields may follow, earlier releases
+//! leave out the last ones.
 
 use super::msgpack::{Reader, Value};
 
