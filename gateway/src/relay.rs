@@ -7,6 +7,7 @@
 
 mod account;
 mod meter;
+mod notable;
 mod patience;
 mod screen;
 

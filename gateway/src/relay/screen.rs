@@ -2,40 +2,11 @@
 //! has come to its end, and where it says that it failed. Up to its first content every event is read; afterwards only those are in
 //! which a word stands that may matter.
 
-use std::sync::LazyLock;
-
-use aho_corasick::packed::{Config, MatchKind, Searcher};
-
+use super::notable::Before;
 use crate::{
     api::{Api, End, Fault, Said},
     sse::events,
 };
-
-/// Words of which none stands in an event that says nothing but content. The first two are said of every chunk, mostly with null.
-const WORDS: [&str; 13] = [
-    "finish_reason\"",
-    "stop_reason\"",
-    "\"error\"",
-    "[DONE]",
-    "message_stop",
-    // Of a response, as are the next three.
-    "completed\"",
-    "incomplete\"",
-    ".failed\"",
-    ".cancelled\"",
-    "\"abort\"",
-    "\"detail\"",
-    "event: error",
-    "event:error",
-];
-/// Of [`WORDS`], those that say nothing with null behind them.
-const WITH_VALUE: usize = 2;
-
-/// Made once: to set a search up takes longer than to look through an event. It compares a register of bytes
-/// at a time; an automaton, which goes byte by byte, took a quarter of all instructions that an event costs.
-/// `None` on a processor that cannot do that: there every event is read.
-static NOTABLE: LazyLock<Option<Searcher>> =
-    LazyLock::new(|| Config::new().match_kind(MatchKind::LeftmostFirst).builder().extend(WORDS).build());
 
 /// What is known of a stream.
 #[derive(Debug)]
@@ -48,6 +19,8 @@ pub(super) struct Screen {
     faulty: bool,
     /// Events so far, where the API numbers them.
     events: u64,
+    /// What came last, once content has come.
+    before: Before,
 }
 
 /// What some whole events say.
@@ -76,7 +49,7 @@ pub(super) struct Failing {
 
 impl Screen {
     pub(super) fn new(api: Api) -> Self {
-        Self { api, generated: false, end: None, faulty: false, events: 0 }
+        Self { api, generated: false, end: None, faulty: false, events: 0, before: Before::default() }
     }
 
     /// Another worker's stream begins.
@@ -90,7 +63,7 @@ impl Screen {
             self.events += events(bytes).filter(|event| event.data.is_some()).count() as u64;
         }
         let mut seen = Seen { generated: self.generated, binds: self.generated, failing: None };
-        if self.generated && !is_notable(bytes) {
+        if self.generated && !self.before.is_notable(bytes) {
             return seen;
         }
         let mut from = 0;
@@ -152,19 +125,8 @@ impl Screen {
     }
 }
 
-/// Whether a word stands in some events that may matter.
-fn is_notable(bytes: &[u8]) -> bool {
-    let Some(words) = &*NOTABLE else { return true };
-    words.find_iter(bytes).any(|found| {
-        let behind = bytes[found.end()..].iter().find(|byte| !matches!(byte, b':' | b' ' | b'\t'));
-        found.pattern().as_usize() >= WITH_VALUE || behind != Some(&b'n')
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     const ROLE: &str = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
@@ -217,28 +179,6 @@ mod tests {
         }
         for half in ["data: {\"a\":[1]", "data: {\"a\":1}}", "data: [DON", "event: mess", "data: hal\n"] {
             assert!(!screen.is_whole(half.as_bytes()), "{half:?}");
-        }
-    }
-
-    proptest! {
-        /// Once content has come events are read only where a word stands in them: nothing is missed by that.
-        #[test]
-        fn what_is_not_read_says_nothing(
-            api in prop::sample::select(vec![Api::Chat, Api::Completions, Api::Responses, Api::Messages]),
-            name in prop::sample::select(vec!["", "event: error\n", "event:error\n", "event: x\n"]),
-            field in prop::sample::select(vec![
-                "\"choices\":[{\"finish_reason\":null}]", "\"choices\":[{\"finish_reason\" : \"stop\"}]", "\"error\":{}",
-                "\"choices\":[{\"finish_reason\":\"abort\"}]", "\"object\":\"error\"", "\"type\":\"message_stop\"",
-                "\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"}", "\"type\":\"response.completed\"",
-                "\"type\":\"response.incomplete\"", "\"type\":\"response.failed\"", "\"type\":\"response.cancelled\"",
-                "\"type\":\"error\"", "\"detail\":\"x\"", "\"type\":\"abort\"", "\"choices\":[{\"delta\":{\"content\":\"x\"}}]",
-            ]),
-        ) {
-            let stream = format!("{name}data: {{{field}}}\n\n");
-            let said = Said::of(api, &events(stream.as_bytes()).next().unwrap());
-            if said.end.is_some() || said.fault.is_some() {
-                prop_assert!(is_notable(stream.as_bytes()), "{}", stream);
-            }
         }
     }
 }
