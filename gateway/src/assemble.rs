@@ -196,12 +196,15 @@ fn members(
     upstream: &Upstream,
     metrics: &Arc<Metrics>,
 ) -> Arc<Members> {
-    // Without its model's tokenizer nothing that a worker says matches a prompt.
-    let finds_events = config.finds_kv_events && !config.tokenizers.is_empty();
-    let members = Members::new(Arc::clone(router), upstream.clone(), Arc::clone(metrics), finds_events);
+    // Without its model's tokenizer what a worker says matches only prompts of ids.
+    if !config.tokenizers.is_empty() {
+        router.tokens_come();
+    }
+    let (router_of, metrics) = (Arc::clone(router), Arc::clone(metrics));
+    let members = Members::new(router_of, upstream.clone(), metrics, config.finds_kv_events);
     for worker in router.fleet().all().iter() {
         if worker.kv_source().is_some() && config.tokenizers.is_empty() {
-            tracing::warn!(worker = %worker.name, "its KV events match no prompt without the model's tokenizer (--tokenizer)");
+            tracing::warn!(worker = %worker.name, "its KV events match only prompts of token ids without the model's tokenizer (--tokenizer)");
         }
         members.adopt(Arc::clone(worker), Source::Static);
     }

@@ -129,7 +129,9 @@ impl Dispatch {
         let form = Form::of(content::kind(headers), body);
         let mut info = Arc::unwrap_or_clone(self.reader.text(form, body).await);
         self.complete(&mut info, work, path, headers);
-        info.tokens = self.tokens(path, &info, body).await;
+        if info.tokens.is_none() {
+            info.tokens = self.tokens(path, &info, body).await;
+        }
         info
     }
 
@@ -194,7 +196,9 @@ impl Dispatch {
         let (info, visit) = (Arc::make_mut(&mut shared), visit.as_deref());
         let work = Work::of(&parts.method, parts.uri.path());
         self.complete(info, work, parts.uri.path(), &parts.headers);
-        if !self.tokens.is_empty() && info.tokens.is_none() {
+        if info.tokens.is_some() {
+            self.router.tokens_come();
+        } else if !self.tokens.is_empty() {
             info.tokens = Box::pin(self.tokens(parts.uri.path(), info, &content.text)).await;
         }
         info.model = info.model.take().or_else(|| whom::model_in_target(self.router.fleet(), &parts));

@@ -142,17 +142,20 @@ impl Members {
         self.all.lock().insert(worker.id, Member { worker, source, tasks, by_hand: false });
     }
 
-    /// Has its KV events followed, where its settings say that they are or it does itself.
+    /// Has its KV events followed, where its settings say that they are or, once they match some prompts, it
+    /// does itself.
     fn follow_events(&self, worker: &Arc<Worker>, tasks: &mut Vec<JoinHandle<()>>) {
         let (place, known) = watch::channel(worker.kv_source().cloned());
         let lost = Arc::new(Notify::new());
         let ours = (Arc::clone(&self.router), Arc::clone(&self.metrics));
         tasks.push(self.events.spawn(kv_events::follow(Arc::clone(worker), known, Arc::clone(&lost), ours)));
         let (worker, upstream) = (Arc::clone(worker), self.upstream.clone());
+        let router = Arc::clone(&self.router);
         tasks.push(tokio::spawn(async move {
             if worker.kv_source().is_some() {
                 place.closed().await;
             } else {
+                router.until_tokens_come().await;
                 kv_events::find::ask(worker, upstream, place, lost).await;
             }
         }));

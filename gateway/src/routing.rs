@@ -29,7 +29,7 @@ use keyway_core::{
 };
 use keyway_wire::block_hash::HashKey;
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use tokio::sync::{Notify, futures::Notified};
+use tokio::sync::{Notify, futures::Notified, watch};
 
 pub use self::accusation::Accusation;
 use self::holding::Held;
@@ -84,6 +84,8 @@ pub struct Router {
     /// Tells who waits for a first worker that the fleet has changed.
     changed: Notify,
     stored: Option<Arc<StoredState>>,
+    /// Whether some prompts' tokens are known, so that workers' KV events match them.
+    tokens_come: watch::Sender<bool>,
 }
 
 /// How workers are chosen, which a reload may change.
@@ -138,6 +140,7 @@ impl Router {
             remembered: Mutex::default(),
             changed: Notify::new(),
             stored: None,
+            tokens_come: watch::Sender::new(false),
         }
     }
 
@@ -145,6 +148,19 @@ impl Router {
     #[must_use]
     pub fn with_stored_state(self, stored: Option<Arc<StoredState>>) -> Self {
         Self { stored, ..self }
+    }
+
+    /// Some prompts' tokens are known: a model's tokenizer is, or a prompt has come as ids.
+    pub fn tokens_come(&self) {
+        if !*self.tokens_come.borrow() {
+            self.tokens_come.send_replace(true);
+        }
+    }
+
+    /// Until then.
+    pub async fn until_tokens_come(&self) {
+        // The sender lives as long as this router.
+        let _ = self.tokens_come.subscribe().wait_for(|come| *come).await;
     }
 
     /// Who stores what, if that is remembered.

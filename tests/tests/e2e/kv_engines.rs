@@ -252,6 +252,28 @@ async fn a_worker_s_url_is_enough_where_it_says_where_its_events_are() {
 }
 
 #[tokio::test]
+async fn without_a_tokenizer_events_are_looked_for_once_a_prompt_has_come_as_ids() {
+    let worker = FakeWorker::with_models(&[BASE]).await;
+    let mut events = Publisher::bind(0).await.unwrap();
+    worker.answer_at("/kv_event_sources", 200, &[], &source_at(events.port));
+    let gateway = Gateway::builder().worker(worker.addr()).start().await;
+    gateway.wait_ready(1).await;
+    let text = json!({ "model": BASE, "prompt": "some words", "max_tokens": 1 }).to_string();
+    assert_eq!(post(gateway.addr, "/v1/completions", text.as_bytes()).await.status(), 200);
+    // Its text matches no event.
+    assert_eq!(gateway.workers().await[0]["cache_known_by"], "model");
+    assert!(worker.answered().is_empty());
+    let ids = prompt(10);
+    assert_eq!(post(gateway.addr, "/v1/completions", &completion(BASE, &ids)).await.status(), 200);
+    gateway.wait_trusted(1).await;
+    let other = prompt(500);
+    eventually!({
+        events.stored(&other, None, WireFormat::VllmMap).await;
+        held(&gateway, BASE, &other).await == [4]
+    });
+}
+
+#[tokio::test]
 async fn a_worker_that_says_so_is_not_asked_where_that_is_switched_off() {
     let worker = FakeWorker::with_models(&[BASE]).await;
     worker.answer_at("/kv_event_sources", 200, &[], &source_at(Publisher::bind(0).await.unwrap().port));
