@@ -147,6 +147,14 @@ impl Dispatch {
         }
     }
 
+    /// Adds the prompt's tokens, where it came as such or the model's tokenizer is known.
+    async fn add_tokens(&self, info: &mut RequestInfo, path: &str, body: &Bytes) {
+        self.router.tokens_come();
+        if info.tokens.is_none() {
+            info.tokens = self.tokens(path, info, body).await;
+        }
+    }
+
     /// The prompt's tokens, where the model's tokenizer is known.
     async fn tokens(&self, path: &str, info: &RequestInfo, body: &Bytes) -> Option<TokenPrompt> {
         let tokens = &self.tokens;
@@ -196,10 +204,8 @@ impl Dispatch {
         let (info, visit) = (Arc::make_mut(&mut shared), visit.as_deref());
         let work = Work::of(&parts.method, parts.uri.path());
         self.complete(info, work, parts.uri.path(), &parts.headers);
-        if info.tokens.is_some() {
-            self.router.tokens_come();
-        } else if !self.tokens.is_empty() {
-            info.tokens = Box::pin(self.tokens(parts.uri.path(), info, &content.text)).await;
+        if info.tokens.is_some() || !self.tokens.is_empty() {
+            Box::pin(self.add_tokens(info, parts.uri.path(), &content.text)).await;
         }
         info.model = info.model.take().or_else(|| whom::model_in_target(self.router.fleet(), &parts));
         info.unread = content.unread.or(info.unread.filter(|_| !content.text.is_empty()));
