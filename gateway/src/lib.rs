@@ -35,6 +35,7 @@ pub mod drift;
 pub mod ejection;
 #[cfg(feature = "embedded-worker")]
 pub mod embedded;
+pub mod engine_paths;
 pub mod error;
 pub mod explain;
 pub mod external_scaler;

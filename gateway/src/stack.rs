@@ -17,6 +17,7 @@ use crate::{
     body::{Request, Response, full},
     client::Client,
     cors::Cors,
+    engine_paths::ENGINE_PATHS,
     error::{Error, Failed},
     headers,
     limits::MAX_REQUEST_ID_BYTES,
@@ -76,19 +77,6 @@ pub struct Arrived {
     /// Whose it is.
     pub client: Arc<Client>,
 }
-
-/// What engines offer beside `/v1/`, by the names that vLLM and SGLang both give or one of them does.
-const ENGINE_PATHS: [&str; 9] = [
-    "/tokenize",
-    "/detokenize",
-    "/rerank",
-    "/v2/rerank",
-    "/score",
-    "/classify",
-    "/pooling",
-    "/generate",
-    "/inference/v1/generate",
-];
 
 /// What the server can call, at any time: it is always ready.
 pub trait Stack:

@@ -7,13 +7,14 @@ use http::{Method, request::Parts};
 
 use crate::{
     content::{Coding, Unread},
+    engine_paths::ENGINE_PATHS,
     error::Error,
     fleet::Fleet,
     request::RequestInfo,
 };
 
-/// Paths whose requests are for a model, by their beginnings: engines' own, and those of the API's that engines offer.
-const OF_A_MODEL: [&str; 23] = [
+/// Paths of the API's, where engines offer them, whose requests are for a model.
+const OF_A_MODEL: [&str; 14] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
@@ -28,15 +29,6 @@ const OF_A_MODEL: [&str; 23] = [
     "/v1/tokenize",
     "/v1/detokenize",
     "/v1/realtime",
-    "/tokenize",
-    "/detokenize",
-    "/rerank",
-    "/v2/rerank",
-    "/score",
-    "/classify",
-    "/pooling",
-    "/generate",
-    "/inference/v1/generate",
 ];
 
 /// The same, with whatever follows.
@@ -85,7 +77,9 @@ pub fn model_is_known_or_one(fleet: &Fleet, parts: &Parts, info: &RequestInfo) -
 }
 
 fn is_of_a_model(path: &str) -> bool {
-    OF_A_MODEL.contains(&path) || OF_A_MODEL_BELOW.iter().any(|beginning| path.starts_with(beginning))
+    OF_A_MODEL.contains(&path)
+        || ENGINE_PATHS.contains(&path)
+        || OF_A_MODEL_BELOW.iter().any(|beginning| path.starts_with(beginning))
 }
 
 /// Whether workers are known to serve different models. Who names none means the one that stands for its worker; of who may have
