@@ -116,16 +116,21 @@ class Gateway:
         self.decisions.unlink(missing_ok=True)
         self.process = Process(self.command, self.log, self.env)
         await_ready(self.admin, "/readyz", self.process.process, self.log)
+        self.first = 0
+        if self.by == "ids":
+            # Without a tokenizer the engines are asked for their events once a prompt has come as ids.
+            ask(self.port, "POST", "/inference/v1/generate", {"model": MODEL, "token_ids": list(range(10, 74)), "sampling_params": {"max_tokens": 1}})
         until = time.monotonic() + 60
         while self.by != "text" and sum(series(self.admin, "keyway_kv_events_trusted").values()) < len(self.engines):
             if time.monotonic() > until:
                 sys.exit(f"the engines' events are not trusted after a minute: see {self.log}")
             time.sleep(0.2)
+        self.first = len(self.decided())
 
     def decided(self):
-        """The choices so far."""
+        """The choices so far, since it was started."""
         lines = self.decisions.read_text().splitlines() if self.decisions.exists() else []
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in lines][self.first:]
 
 
 @contextlib.contextmanager
@@ -138,7 +143,7 @@ def running(args, kind, engines, blocks, by):
     started = []
     try:
         for nth in range(engines):
-            started.append(Engine(args, scratch, model, nth, blocks))
+            started.append(Engine(args, scratch, model, nth, blocks, ["--enable-scale-out"] if by == "ids" else []))
         for engine in started:
             engine.await_ready()
         gateway = Gateway(args, scratch, model, list(started), by)
