@@ -1,12 +1,13 @@
-//! Which events must be read once content has come: those in which a word stands that may matter. One event of an answer is much
-//! like the one before, so only that is searched in which it differs.
+//! Which events must be read once content has come: those in which a word stands that may matter. One event
+//! of an answer is much like the one before, so only that is searched in which it differs.
 
 use std::ops::Range;
 use std::sync::LazyLock;
 
 use aho_corasick::packed::{Config, MatchKind, Searcher};
 
-/// Words of which none stands in an event that says nothing but content. The first two are said of every chunk, mostly with null.
+/// Words of which none stands in an event that says nothing but content. The first two are said of every
+/// chunk, mostly with null.
 const WORDS: [&str; 13] = [
     "finish_reason\"",
     "stop_reason\"",

@@ -388,6 +388,8 @@ def main():
     if args.unbound:
         CORES.update(dict.fromkeys(CORES, os.sched_getaffinity(0)))
     os.sched_setaffinity(0, CORES["others"])
+    # Who is ended early says what it has.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     scratch = pathlib.Path(tempfile.mkdtemp())
     backends = [spawn(unary_backend(args, scratch), "others"),
                 spawn([sys.executable, HERE / "stream_backend.py", "--port", STREAMS], "others"),
