@@ -9,7 +9,10 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use keyway_clients::stalls::{self, Said};
+use keyway_clients::{
+    stalls::{self, Said},
+    turn::Asked,
+};
 
 use crate::{
     admission::Permit, client::Answered, error::Error, panics, peers::Telling, record::Record, relay::Relay,
@@ -32,6 +35,7 @@ pub struct ResponseBody {
     tap: Option<Box<Tap>>,
     _permit: Option<Permit>,
     record: Option<Arc<Record>>,
+    asked: Asked,
 }
 
 #[derive(Debug)]
@@ -47,7 +51,7 @@ enum Source {
 impl ResponseBody {
     /// A worker's answer.
     pub fn relay(relay: Box<Relay>) -> Self {
-        Self { source: Source::Relay(relay), tap: None, _permit: None, record: None }
+        Self { source: Source::Relay(relay), tap: None, _permit: None, record: None, asked: Asked::default() }
     }
 
     /// What this gateway tells another one, for as long as that listens.
@@ -57,6 +61,7 @@ impl ResponseBody {
             tap: None,
             _permit: None,
             record: None,
+            asked: Asked::default(),
         }
     }
 
@@ -105,7 +110,13 @@ impl ResponseBody {
 /// A body known in full.
 pub fn full(bytes: impl Into<Bytes>) -> ResponseBody {
     let bytes = Some(bytes.into()).filter(|bytes| !bytes.is_empty());
-    ResponseBody { source: Source::Own(bytes), tap: None, _permit: None, record: None }
+    ResponseBody {
+        source: Source::Own(bytes),
+        tap: None,
+        _permit: None,
+        record: None,
+        asked: Asked::default(),
+    }
 }
 
 impl Body for ResponseBody {
@@ -117,9 +128,10 @@ impl Body for ResponseBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         // Here rather than at the connection's task, which a panic would end without a word in the record.
-        let polled = panics::stopped(|| match &mut self.source {
+        let Self { source, asked, .. } = &mut *self;
+        let polled = panics::stopped(|| match source {
             Source::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Source::Relay(relay) => Pin::new(&mut **relay).poll_frame(cx),
+            Source::Relay(relay) => asked.poll(|| Pin::new(&mut **relay).poll_frame(cx)),
             Source::Telling(telling) => {
                 telling.0.poll_line(cx).map(|line| line.map(|line| Ok(Frame::data(line))))
             }

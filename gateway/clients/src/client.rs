@@ -94,6 +94,7 @@ impl Client {
     }
 
     /// Whether it has been told to end.
+    #[inline]
     pub fn leaves(&self) -> bool {
         self.leave.load(Relaxed) > 0
     }

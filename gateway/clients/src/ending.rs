@@ -5,12 +5,12 @@
 use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
-    task::Poll,
+    task::{Context, Poll, Waker},
 };
 
 use tokio::time::{self, Instant};
 
-use crate::{client::Client, limits::LEAVE_PATIENCE};
+use crate::{client::Client, limits::LEAVE_PATIENCE, turn};
 
 /// What the connection came to; `None` if it was closed. `say_last` lets it begin nothing new.
 pub async fn until_end<C: Future>(
@@ -19,9 +19,24 @@ pub async fn until_end<C: Future>(
     say_last: impl Fn(Pin<&mut C>),
 ) -> Option<C::Output> {
     let mut connection = pin!(connection);
-    let told = poll_fn(|cx| match connection.as_mut().poll(cx) {
+    let mut turn = 0;
+    let mut poll = |connection: Pin<&mut C>, cx: &mut Context<'_>| {
+        turn += 1;
+        turn::take(turn, || connection.poll(cx))
+    };
+    // Until the client is told, its waker stays where it is: to register it at each event of a stream costs.
+    let mut known = None::<Waker>;
+    let told = poll_fn(|cx| match poll(connection.as_mut(), cx) {
         Poll::Ready(end) => Poll::Ready(Some(end)),
-        Poll::Pending => client.poll_leave(cx).map(|_| None),
+        Poll::Pending
+            if !client.leaves() && known.as_ref().is_some_and(|known| known.will_wake(cx.waker())) =>
+        {
+            Poll::Pending
+        }
+        Poll::Pending => {
+            known = Some(cx.waker().clone());
+            client.poll_leave(cx).map(|_| None)
+        }
     });
     if let Some(end) = told.await {
         return Some(end);
@@ -29,7 +44,7 @@ pub async fn until_end<C: Future>(
     say_last(connection.as_mut());
     let mut alarm = pin!(time::sleep(LEAVE_PATIENCE));
     poll_fn(|cx| {
-        if let Poll::Ready(end) = connection.as_mut().poll(cx) {
+        if let Poll::Ready(end) = poll(connection.as_mut(), cx) {
             return Poll::Ready(Some(end));
         }
         // It may be told again meanwhile, for a reason that waits for less.

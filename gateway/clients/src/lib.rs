@@ -4,8 +4,8 @@
 //! request means is theirs.
 //!
 //! Read in this order: `client.rs` (one connection, and when it is idle), `clients.rs` (all of them),
-//! `incoming.rs`, `frames.rs` and `heads.rs` (what comes), `impatient.rs` (bodies), `stalls.rs` (answers),
-//! `ending.rs` and `lingering.rs` (the end).
+//! `incoming.rs`, `frames.rs` and `heads.rs` (what comes), `impatient.rs` (bodies), `stalls.rs` and `turn.rs`
+//! (answers), `ending.rs` and `lingering.rs` (the end).
 
 pub mod client;
 pub mod clients;
@@ -18,6 +18,7 @@ pub mod limits;
 pub mod lingering;
 pub mod party;
 pub mod stalls;
+pub mod turn;
 
 use std::time::Duration;
 
