@@ -25,9 +25,9 @@ use keyway_core::breaker::Verdict;
 pub use self::account::Told;
 use self::{
     account::Account,
-    meter::Meter,
+    meter::{Meter, is_media},
     patience::{Due, Patience},
-    screen::{Failing, Screen},
+    screen::{Failing, Screen, Seen},
 };
 use crate::{
     api::{Api, Fault},
@@ -208,20 +208,20 @@ impl Relay {
         }
         let seen = self.screen.see(&events);
         let Some(failing) = seen.failing else {
-            return self.let_through(events, (seen.generated, seen.binds), now);
+            return self.let_through(events, &seen, now);
         };
         if self.goes_on_elsewhere(&events, failing) {
-            return self.let_through(events.slice(..failing.from), (seen.generated, seen.binds), now);
+            return self.let_through(events.slice(..failing.from), &seen, now);
         }
         if !failing.raises {
             // Nobody goes on; clients would take it for content.
-            let before = self.let_through(events.slice(..failing.from), (seen.generated, seen.binds), now);
+            let before = self.let_through(events.slice(..failing.from), &seen, now);
             self.upstream = None;
             self.state = State::Failed(Box::new(Failure::of(&events, failing)));
             return before;
         }
         self.screen.failed();
-        self.let_through(events, (seen.generated, true), now)
+        self.let_through(events, &Seen { binds: true, ..seen }, now)
     }
 
     /// Lets another worker go on with a stream whose own one says that it failed. Returns whether one is
@@ -258,16 +258,18 @@ impl Relay {
     }
 
     /// Events on their way to the client.
-    fn let_through(&mut self, events: Bytes, (generated, binds): (bool, bool), now: Instant) -> Bytes {
-        let mut out = events;
+    fn let_through(&mut self, events: Bytes, seen: &Seen, now: Instant) -> Bytes {
+        let (mut out, mut mentions_usage) = (events, seen.mentions_usage);
         if let (Ok(lifeline), false) = (&mut self.lifeline, out.is_empty()) {
-            let passed = lifeline.pass(out, binds);
+            let as_seen = out.as_ptr_range();
+            let passed = lifeline.pass(out, seen.binds);
             out = passed.bytes;
+            mentions_usage |= out.as_ptr_range() != as_seen;
             if let Some(obstacle) = passed.over {
                 self.lifeline = Err(obstacle);
             }
         }
-        if out.is_empty() { out } else { self.account.saw(out, generated, now) }
+        if out.is_empty() { out } else { self.account.saw(out, (seen.generated, mentions_usage), now) }
     }
 
     /// Whether the answer is known to have more to say than was said.
@@ -392,13 +394,6 @@ impl Relay {
         self.state = State::Aborting(Box::pin(clock::sleep(ABORT_DELAY)), error);
         Ok(Frame::data(event))
     }
-}
-
-/// Whether a kind of content is sounds, pictures or the like.
-fn is_media(kind: &[u8]) -> bool {
-    ["audio/", "image/", "video/", "application/octet-stream"]
-        .iter()
-        .any(|media| kind.starts_with(media.as_bytes()))
 }
 
 /// The search for another worker, where one can go on.

@@ -20,7 +20,7 @@ use crate::{
     request::RequestInfo,
     routing::{Accusation, Ticket},
     sse,
-    usage::{self, UsageTap, hide::UsageFilter},
+    usage::{UsageTap, hide::UsageFilter},
 };
 
 /// What is known of a request when its answer begins.
@@ -51,8 +51,8 @@ pub(super) struct Account {
     last_token: Option<Instant>,
     /// Whether content of the worker that answers now has gone to the client.
     began: bool,
-    /// When it was last noted that the worker says something: it may have been silent since its head.
-    alive_noted: Instant,
+    /// When it is next noted that the worker says something: it may have been silent since its head.
+    alive_due: Instant,
     /// Held against workers whose streams began with an error, until another one has generated content or failed too.
     accusations: Vec<(Accusation, Fault)>,
     status: StatusCode,
@@ -74,7 +74,7 @@ impl Account {
             last_piece: None,
             last_token: None,
             began: false,
-            alive_noted: began,
+            alive_due: began + ALIVE_NOTE_INTERVAL,
             accusations,
             status,
             tap,
@@ -86,14 +86,14 @@ impl Account {
     /// Another worker's stream takes the place of the broken one.
     pub(super) fn goes_on(&mut self, pick: Pick, ticket: Box<Ticket>, now: Instant) {
         (self.told.pick, self.told.ticket) = (pick, ticket);
-        (self.began, self.last_piece, self.alive_noted) = (false, None, now);
+        (self.began, self.last_piece, self.alive_due) = (false, None, now + ALIVE_NOTE_INTERVAL);
     }
 
     /// The worker says something, whatever it is.
     pub(super) fn hears(&mut self, now: Instant) {
         self.last_piece = Some(now);
-        if now - self.alive_noted > ALIVE_NOTE_INTERVAL {
-            self.alive_noted = now;
+        if now > self.alive_due {
+            self.alive_due = now + ALIVE_NOTE_INTERVAL;
             self.told.ticket.still_answering(self.at(now));
         }
     }
@@ -114,9 +114,14 @@ impl Account {
         }
     }
 
-    /// Counts whole events; returns what the client is to see of them. `generated`: whether there is content among them.
-    pub(super) fn saw(&mut self, bytes: Bytes, generated: bool, now: Instant) -> Bytes {
-        let mentions_usage = usage::is_mentioned(&bytes);
+    /// Counts whole events; returns what the client is to see of them. `generated`: whether there is content among
+    /// them; `mentions_usage`: whether they name a usage, or may.
+    pub(super) fn saw(
+        &mut self,
+        bytes: Bytes,
+        (generated, mentions_usage): (bool, bool),
+        now: Instant,
+    ) -> Bytes {
         self.tap.see(&bytes, mentions_usage);
         if let Some(meter) = &mut self.meter {
             meter.saw(&bytes);

@@ -111,3 +111,10 @@ impl Meter {
 fn total(usage: &Usage) -> u64 {
     usage.prompt_tokens.saturating_add(usage.completion_tokens).max(usage.total_tokens)
 }
+
+/// Whether a kind of content is sounds, pictures or the like.
+pub(super) fn is_media(kind: &[u8]) -> bool {
+    ["audio/", "image/", "video/", "application/octet-stream"]
+        .iter()
+        .any(|media| kind.starts_with(media.as_bytes()))
+}

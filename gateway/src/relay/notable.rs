@@ -6,9 +6,11 @@ use std::sync::LazyLock;
 
 use aho_corasick::packed::{Config, MatchKind, Searcher};
 
+use crate::usage;
+
 /// Words of which none stands in an event that says nothing but content. The first two are said of every
 /// chunk, mostly with null.
-const WORDS: [&str; 13] = [
+const WORDS: [&str; 14] = [
     "finish_reason\"",
     "stop_reason\"",
     "\"error\"",
@@ -23,7 +25,10 @@ const WORDS: [&str; 13] = [
     "\"detail\"",
     "event: error",
     "event:error",
+    USAGE,
 ];
+/// The one that is told of apart.
+const USAGE: &str = "\"usage\"";
 /// Of [`WORDS`], those that say nothing with null behind them.
 const WITH_VALUE: usize = 2;
 /// Bytes of the longest of [`WORDS`].
@@ -38,45 +43,57 @@ static SEARCH: LazyLock<Option<Searcher>> =
 /// Events beyond this size are not kept, and so the ones behind them are searched whole.
 const KEPT_BYTES_MAX: usize = 1 << 10;
 /// Bytes that are compared at once.
-const STEP: usize = 16;
+const STEP: usize = 32;
 
 /// The events before, if they said nothing but content.
 #[derive(Debug, Default)]
-pub(super) struct Before(Vec<u8>);
+pub(super) struct Before {
+    events: Vec<u8>,
+    /// They name a usage.
+    usage: bool,
+}
+
+/// Which words stand in some events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Words {
+    /// One that may matter.
+    pub(super) matter: bool,
+    /// The name of a usage.
+    pub(super) usage: bool,
+}
 
 impl Before {
-    /// Whether a word that may matter stands in these events, which take the place of those before.
-    pub(super) fn is_notable(&mut self, events: &[u8]) -> bool {
-        let is_notable = is_notable(events, self.news(events));
-        self.0.clear();
-        if !is_notable && events.len() <= KEPT_BYTES_MAX {
-            self.0.extend_from_slice(events);
+    /// The words in these events, which take the place of those before.
+    pub(super) fn words(&mut self, events: &[u8]) -> Words {
+        let Some(news) = self.news(events) else { return Words { matter: false, usage: self.usage } };
+        let mut words = Words::within(events, news);
+        // What was named before may still be.
+        words.usage = words.usage || (self.usage && usage::is_mentioned(events));
+        self.events.clear();
+        if !words.matter && events.len() <= KEPT_BYTES_MAX {
+            self.events.extend_from_slice(events);
         }
-        is_notable
+        self.usage = words.usage;
+        words
     }
 
-    /// Where in some events all words lie that are not among those before, or have another value there.
-    fn news(&self, events: &[u8]) -> Range<usize> {
-        let (begins, begin) = (self.0.as_chunks::<STEP>().0, events.as_chunks::<STEP>().0);
+    /// Where in some events all words lie that are not among those before, or have another value there. `None`
+    /// where they are the same.
+    fn news(&self, events: &[u8]) -> Option<Range<usize>> {
+        let (begins, begin) = (self.events.as_chunks::<STEP>().0, events.as_chunks::<STEP>().0);
         let begin = STEP * begins.iter().zip(begin).take_while(|(a, b)| a == b).count();
-        let end = same_at_end(&self.0[begin..], &events[begin..]);
-        if begin + end == events.len() && events.len() == self.0.len() {
-            return 0..0;
+        let (left, news) = (&self.events[begin..], &events[begin..]);
+        if left == news && !events.is_empty() {
+            return None;
         }
+        let ends = left.as_rchunks::<STEP>().1.iter().rev().zip(news.as_rchunks::<STEP>().1.iter().rev());
+        let end = STEP * ends.take_while(|(a, b)| a == b).count();
         // A word at the end of what is the same may have another value behind it now.
         let value = events[..begin].iter().rev().take_while(|byte| is_between(**byte)).count();
         let from = begin.saturating_sub(value + WORD_BYTES_MAX);
         let to = (events.len() - end + WORD_BYTES_MAX).min(events.len());
-        from.min(to)..to
+        Some(from.min(to)..to)
     }
-}
-
-/// How many bytes are the same at the ends of both.
-fn same_at_end(a: &[u8], b: &[u8]) -> usize {
-    let steps = a.as_rchunks::<STEP>().1.iter().rev().zip(b.as_rchunks::<STEP>().1.iter().rev());
-    let same = STEP * steps.take_while(|(a, b)| a == b).count();
-    let bytes = a[..a.len() - same].iter().rev().zip(b[..b.len() - same].iter().rev());
-    same + bytes.take_while(|(a, b)| a == b).count()
 }
 
 /// Whether a byte may stand between a field's name and its value.
@@ -84,14 +101,23 @@ fn is_between(byte: u8) -> bool {
     matches!(byte, b':' | b' ' | b'\t')
 }
 
-/// Whether a word that may matter lies within a part of some events.
-fn is_notable(events: &[u8], within: Range<usize>) -> bool {
-    let Some(words) = &*SEARCH else { return true };
-    let from = within.start;
-    words.find_iter(&events[within]).any(|found| {
-        let behind = events[from + found.end()..].iter().find(|byte| !is_between(**byte));
-        found.pattern().as_usize() >= WITH_VALUE || behind != Some(&b'n')
-    })
+impl Words {
+    /// Those that lie within a part of some events.
+    fn within(events: &[u8], part: Range<usize>) -> Self {
+        let Some(search) = &*SEARCH else { return Self { matter: true, usage: usage::is_mentioned(events) } };
+        let from = part.start;
+        let mut words = Self { matter: false, usage: false };
+        for found in search.find_iter(&events[part]) {
+            let pattern = found.pattern().as_usize();
+            if WORDS[pattern] == USAGE {
+                words.usage = true;
+                continue;
+            }
+            let behind = events[from + found.end()..].iter().find(|byte| !is_between(**byte));
+            words.matter |= pattern >= WITH_VALUE || behind != Some(&b'n');
+        }
+        words
+    }
 }
 
 #[cfg(test)]
@@ -104,18 +130,21 @@ mod tests {
         sse::events,
     };
 
-    const TOKEN: &str = "data: {\"id\":\"chatcmpl-1\",\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n";
+    const TOKEN: &str = concat!(
+        "data: {\"id\":\"chatcmpl-0123456789abcdef\",\"object\":\"chat.completion.chunk\",\"created\":1764000000,",
+        "\"model\":\"a-model-of-some-name\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n",
+    );
 
     #[test]
     fn only_what_is_new_is_searched() {
         let mut before = Before::default();
-        assert!(!before.is_notable(TOKEN.as_bytes()));
-        assert_eq!(before.news(TOKEN.as_bytes()).len(), 0);
+        assert!(!before.words(TOKEN.as_bytes()).matter);
+        assert_eq!(before.news(TOKEN.as_bytes()), None);
         let other = TOKEN.replace(":\"a\"", ":\" of other words\"");
-        assert!(before.news(other.as_bytes()).len() < other.len() / 2 + 2 * WORD_BYTES_MAX);
-        assert!(!before.is_notable(other.as_bytes()));
+        assert!(before.news(other.as_bytes()).unwrap().len() < 2 * (STEP + WORD_BYTES_MAX) + 20);
+        assert!(!before.words(other.as_bytes()).matter);
         let stop = TOKEN.replace("null", "\"stop\"");
-        assert!(before.is_notable(stop.as_bytes()) && before.is_notable(stop.as_bytes()));
+        assert!(before.words(stop.as_bytes()).matter && before.words(stop.as_bytes()).matter);
     }
 
     #[test]
@@ -123,8 +152,8 @@ mod tests {
         for gap in 0..80 {
             let spaced = |value: &str| format!("data: {{\"finish_reason\"{}{value}}}\n\n", " ".repeat(gap));
             let mut before = Before::default();
-            assert!(!before.is_notable(spaced("null").as_bytes()));
-            assert!(before.is_notable(spaced("\"stop\"").as_bytes()), "{gap}");
+            assert!(!before.words(spaced("null").as_bytes()).matter);
+            assert!(before.words(spaced("\"stop\"").as_bytes()).matter, "{gap}");
         }
     }
 
@@ -132,8 +161,8 @@ mod tests {
     fn little_is_kept_of_an_answer() {
         let mut before = Before::default();
         let long = TOKEN.repeat(100);
-        assert!(!before.is_notable(long.as_bytes()));
-        assert!(before.0.capacity() <= KEPT_BYTES_MAX);
+        assert!(!before.words(long.as_bytes()).matter);
+        assert!(before.events.capacity() <= KEPT_BYTES_MAX);
     }
 
     /// What events are made of: words, halves of them, and what may stand between a name and its value.
@@ -170,7 +199,7 @@ mod tests {
             let mut before = Before::default();
             for middle in middles {
                 let event = [begin.concat(), middle.concat(), end.concat()].concat().into_bytes();
-                prop_assert_eq!(before.is_notable(&event), is_notable(&event, 0..event.len()));
+                prop_assert_eq!(before.words(&event), Words::within(&event, 0..event.len()));
             }
         }
 
@@ -183,7 +212,7 @@ mod tests {
             for (said, odd, often, more) in events {
                 let odd = if often == 0 { odd.concat() } else { "null".to_owned() };
                 let event = format!("data: {{\"delta\":\"{said}\",\"finish_reason\":{odd}{more}}}\n\n").into_bytes();
-                prop_assert_eq!(before.is_notable(&event), is_notable(&event, 0..event.len()));
+                prop_assert_eq!(before.words(&event), Words::within(&event, 0..event.len()));
             }
         }
 
@@ -203,7 +232,7 @@ mod tests {
             let stream = format!("{name}data: {{{field}}}\n\n");
             let said = Said::of(api, &events(stream.as_bytes()).next().unwrap());
             if said.end.is_some() || said.fault.is_some() {
-                prop_assert!(Before::default().is_notable(stream.as_bytes()), "{}", stream);
+                prop_assert!(Before::default().words(stream.as_bytes()).matter, "{}", stream);
             }
         }
     }

@@ -2,10 +2,11 @@
 //! has come to its end, and where it says that it failed. Up to its first content every event is read; afterwards only those are in
 //! which a word stands that may matter.
 
-use super::notable::Before;
+use super::notable::{Before, Words};
 use crate::{
     api::{Api, End, Fault, Said},
     sse::events,
+    usage,
 };
 
 /// What is known of a stream.
@@ -30,6 +31,8 @@ pub(super) struct Seen {
     pub(super) generated: bool,
     /// There is more among them than the word that an answer was begun.
     pub(super) binds: bool,
+    /// They name a usage, or may.
+    pub(super) mentions_usage: bool,
     /// The first event that says that the answer failed.
     pub(super) failing: Option<Failing>,
 }
@@ -62,8 +65,14 @@ impl Screen {
         if self.api == Api::Responses {
             self.events += events(bytes).filter(|event| event.data.is_some()).count() as u64;
         }
-        let mut seen = Seen { generated: self.generated, binds: self.generated, failing: None };
-        if self.generated && !self.before.is_notable(bytes) {
+        let words = if self.generated {
+            self.before.words(bytes)
+        } else {
+            Words { matter: true, usage: usage::is_mentioned(bytes) }
+        };
+        let (generated, binds) = (self.generated, self.generated);
+        let mut seen = Seen { generated, binds, mentions_usage: words.usage, failing: None };
+        if !words.matter {
             return seen;
         }
         let mut from = 0;
@@ -140,7 +149,8 @@ mod tests {
     fn content_is_seen_where_it_is() {
         let mut screen = Screen::new(Api::Chat);
         for quiet in [": ping\n\n", ROLE, "data: {\"choices\":[],\"error\":null}\n\n"] {
-            assert_eq!(screen.see(quiet.as_bytes()), Seen::default(), "{quiet}");
+            let seen = screen.see(quiet.as_bytes());
+            assert_eq!((seen.generated, seen.binds, seen.failing), (false, false, None), "{quiet}");
         }
         assert!(!screen.generated);
         assert!(screen.see(TOKEN.as_bytes()).generated && screen.generated);
