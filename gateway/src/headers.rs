@@ -7,6 +7,7 @@ use http::{
     header::{CONNECTION, COOKIE, EXPECT, HOST},
 };
 use keyway_wire::headers as names;
+use smallvec::SmallVec;
 
 use crate::{
     error::Error,
@@ -47,13 +48,16 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
 pub fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     // As bytes: a name beside one that is no text counts all the same.
     let names = headers.get_all(CONNECTION).iter().flat_map(|list| list.as_bytes().split(|b| *b == b','));
-    names.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok()).collect()
+    // What most of them say is left out in any case.
+    let names = names.map(<[u8]>::trim_ascii).filter(|name| !name.eq_ignore_ascii_case(b"keep-alive"));
+    names.filter_map(|name| HeaderName::from_bytes(name).ok()).collect()
 }
 
 /// Removes what must not be forwarded, in either direction.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     // Mostly none is there.
-    let mut gone: Vec<HeaderName> = headers.keys().filter(|name| is_hop_by_hop(name)).cloned().collect();
+    let mut gone: SmallVec<[HeaderName; 4]> =
+        headers.keys().filter(|name| is_hop_by_hop(name)).cloned().collect();
     if gone.contains(&CONNECTION) {
         gone.extend(named_by_connection(headers));
     }
