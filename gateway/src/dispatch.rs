@@ -149,7 +149,9 @@ impl Dispatch {
 
     /// Adds the prompt's tokens, where it came as such or the model's tokenizer is known.
     async fn add_tokens(&self, info: &mut RequestInfo, path: &str, body: &Bytes) {
-        self.router.tokens_come();
+        if info.work.fills_cache() {
+            self.router.tokens_come();
+        }
         if info.tokens.is_none() {
             info.tokens = self.tokens(path, info, body).await;
         }
