@@ -26,7 +26,7 @@ use self::{
 };
 use crate::{
     clock,
-    fleet::{Fault, Worker},
+    fleet::{Cause, Fault, Worker},
     limits::{MAX_SCRAPE_BYTES, SCRAPE_MAX_AGE},
     metrics::Metrics,
     routing::Router,
@@ -109,7 +109,10 @@ impl Watch {
                 return true;
             }
             Found::Down(fault) => {
-                self.worker.with_health(|health| health.on_probe(false, now));
+                self.worker.with_health(|health| match fault.cause {
+                    Cause::Refused => health.on_refused_probe(now),
+                    _ => health.on_probe(false, now),
+                });
                 let up = self.worker.with_health(|health| health.routable());
                 self.fault(fault, if up { TOLD_AFTER.1 } else { TOLD_AFTER.0 });
             }

@@ -11,7 +11,8 @@ use std::time::Duration;
 pub const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 /// Time to the first probe of a worker that is not up; each failed one doubles it.
 pub const FIRST_BACKOFF: Duration = Duration::from_millis(250);
-/// Greatest time between probes of a worker that is not up: how late its return is noticed at most.
+/// Greatest time between probes of a worker that is not up: how late its return is noticed at most. Of one whose port
+/// refuses it is [`LOOK_INTERVAL`], as that costs nobody more than a packet.
 pub const MAX_BACKOFF: Duration = Duration::from_secs(15);
 /// Failed probes in a row that take a silent worker down.
 pub const FAILED_PROBES: u32 = 3;
@@ -121,6 +122,14 @@ impl Health {
             self.dead_since.get_or_insert(now);
         }
         self.next_probe_at = now + self.probe_delay();
+    }
+
+    /// Its probe found that nobody listens at its port.
+    pub fn on_refused_probe(&mut self, now: Duration) {
+        self.on_probe(false, now);
+        if self.state != State::Draining {
+            self.next_probe_at = self.next_probe_at.min(now + LOOK_INTERVAL);
+        }
     }
 
     /// Its probe could not be sent, for reasons that are not the worker's: it is sent soon.

@@ -66,6 +66,22 @@ fn probes_of_a_worker_that_is_down_back_off_to_a_cap() {
 }
 
 #[test]
+fn a_port_that_refuses_is_asked_as_often_as_one_that_is_open() {
+    let mut health = ready();
+    health.on_connect_failure(secs(101));
+    for _ in 0..40 {
+        let now = health.next_probe_at();
+        health.on_refused_probe(now);
+        assert!(health.next_probe_at() > now && health.next_probe_at() <= now + LOOK_INTERVAL);
+    }
+    health.on_probe(true, secs(900));
+    assert_eq!(health.state(), State::Ready);
+    health.drain(secs(901));
+    health.on_refused_probe(secs(902));
+    assert_eq!(health.next_probe_at(), Duration::MAX);
+}
+
+#[test]
 fn many_failed_connections_at_a_time_count_as_one() {
     let mut health = ready();
     health.on_connect_failure(secs(101));
