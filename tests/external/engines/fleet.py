@@ -58,8 +58,7 @@ class Process:
                                             env={**os.environ, **(env or {})})
 
     def stop(self, how=signal.SIGTERM, patience_s=30):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, how)
+        self.tell(how)
         try:
             self.process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -67,14 +66,19 @@ class Process:
             self.process.wait()
 
 
+    def tell(self, signal_number):
+        """Signals all of its processes; does not wait."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal_number)
+
+
 class Engine:
     """One vLLM. Its events are bound to every address, as it connects to a single one."""
 
     def __init__(self, args, scratch, model, nth, blocks, flags=()):
         self.port, self.events, self.replay = free_port(), free_port(), free_port()
-        self.args, self.model, self.blocks, self.flags = args, model, blocks, flags
-        self.log = scratch / f"engine-{nth}.log"
-        self.start()
+        self.args, self.model, self.blocks, self.flags, self.block_tokens = args, model, blocks, flags, BLOCK_TOKENS
+        self.log, self.process = scratch / f"engine-{nth}.log", None
 
     def start(self):
         events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{self.events}",
@@ -82,10 +86,11 @@ class Engine:
         env = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
                "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_SERVER_DEV_MODE": "1"}
         command = [self.args.vllm / "bin/python", "-m", "vllm.entrypoints.cli.main", "serve", self.model, "--served-model-name", MODEL,
-                   "--host", "127.0.0.1", "--port", self.port, "--block-size", BLOCK_TOKENS, "--num-gpu-blocks-override", self.blocks,
+                   "--host", "127.0.0.1", "--port", self.port, "--block-size", self.block_tokens, "--num-gpu-blocks-override", self.blocks,
                    "--max-model-len", 3072, "--max-num-batched-tokens", 1024, "--max-num-seqs", 32, "--enforce-eager", "--enable-prompt-tokens-details",
                    "--kv-events-config", json.dumps(events), *self.flags]
         self.process = Process(command, self.log, env)
+        return self
 
     def await_ready(self):
         await_ready(self.port, "/health", self.process.process, self.log)
@@ -101,22 +106,33 @@ class Engine:
 
 
 class Gateway:
-    def __init__(self, args, scratch, model, engines, by):
+    def __init__(self, args, scratch, model, engines, by, name="gateway", config=""):
         self.port, self.admin = free_port(), free_port()
-        self.decisions = scratch / "decisions.jsonl"
-        self.log = scratch / "gateway.log"
+        self.decisions = scratch / f"{name}-decisions.jsonl"
+        self.log = scratch / f"{name}.log"
+        file = scratch / f"{name}.toml"
+        file.write_text(config)
         workers = [part for engine in engines for part in ("--worker", engine.worker())]
         tokens = ["--tokenizer", f"{MODEL}={model}"] if by == "events" else []
-        self.command = [args.keyway, "--listen", f"127.0.0.1:{self.port}", "--admin-listen", f"127.0.0.1:{self.admin}",
+        self.command = [args.keyway, "--config", file, "--listen", f"127.0.0.1:{self.port}", "--admin-listen", f"127.0.0.1:{self.admin}",
                         "--decision-log", self.decisions, *tokens, *workers]
+        self.process = None
         self.engines, self.by, self.env = engines, by, {"RUST_LOG": os.environ.get("KEYWAY_LOG", "info")}
-        self.start()
 
     def start(self):
-        self.decisions.unlink(missing_ok=True)
-        self.process = Process(self.command, self.log, self.env)
+        self.begin()
         await_ready(self.admin, "/readyz", self.process.process, self.log)
-        self.first = 0
+        self.await_events()
+        return self
+
+    def begin(self):
+        """Without waiting for its engines."""
+        self.decisions.unlink(missing_ok=True)
+        self.process, self.first = Process(self.command, self.log, self.env), 0
+        await_ready(self.admin, "/livez", self.process.process, self.log)
+
+    def await_events(self):
+        """Until it follows the events of all its engines, where it is to go by them."""
         if self.by == "ids":
             # Without a tokenizer the engines are asked for their events once a prompt has come as ids.
             ask(self.port, "POST", "/inference/v1/generate", {"model": MODEL, "token_ids": list(range(10, 74)), "sampling_params": {"max_tokens": 1}})
@@ -133,20 +149,25 @@ class Gateway:
         return [json.loads(line) for line in lines][self.first:]
 
 
-@contextlib.contextmanager
-def running(args, kind, engines, blocks, by):
-    """Engines of one tiny model and a gateway, until the end of the block."""
-    scratch, model = args.scratch, args.scratch / kind
+def tiny_model(args, kind):
+    """The folder of a model; it is made there unless it is there."""
+    model = args.scratch / kind
     if not model.exists():
         here = pathlib.Path(__file__).parent
         subprocess.run([args.vllm / "bin/python", here / "tiny_model.py", kind, model], check=True)
-    started = []
+    return model
+
+
+@contextlib.contextmanager
+def running(args, kind, engines, blocks, by):
+    """Engines of one tiny model and a gateway, until the end of the block."""
+    scratch, model, started = args.scratch, tiny_model(args, kind), []
     try:
         for nth in range(engines):
-            started.append(Engine(args, scratch, model, nth, blocks, ["--enable-scale-out"] if by == "ids" else []))
+            started.append(Engine(args, scratch, model, nth, blocks, ["--enable-scale-out"] if by == "ids" else []).start())
         for engine in started:
             engine.await_ready()
-        gateway = Gateway(args, scratch, model, list(started), by)
+        gateway = Gateway(args, scratch, model, list(started), by).start()
         started.append(gateway)
         yield gateway
     finally:

@@ -54,6 +54,18 @@ def text(chance, words):
     return " ".join(chance.choice(WORDS) for _ in range(words))
 
 
+def turn(gateway, conversation, words):
+    """Goes on with a conversation: tokens of its prompt, and those that the engine found in its cache."""
+    status, body = ask(gateway.port, "POST", conversation.PATH, conversation.next(words))
+    if status != 200:
+        sys.exit(f"{status}: {body}")
+    answer = json.loads(body)
+    usage = answer["usage"]
+    conversation.seen = usage["prompt_tokens"]
+    conversation.answered(answer["choices"][0])
+    return usage["prompt_tokens"], (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+
+
 def converse(gateway, args, by):
     """Every request's prompt tokens, what was predicted and what was found, and whether its worker had none of the last turn."""
     chance = random.Random(args.seed)
@@ -65,16 +77,10 @@ def converse(gateway, args, by):
             open_ones.append((kind(chance, chance.choice(systems)), args.turns))
         nth = chance.randrange(len(open_ones))
         conversation, left = open_ones.pop(nth)
-        status, body = ask(gateway.port, "POST", conversation.PATH, conversation.next(chance.randint(10, 60)))
-        answer = json.loads(body)
-        if status != 200:
-            sys.exit(f"{status}: {body}")
-        usage = answer["usage"]
-        found = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+        before = conversation.seen
+        tokens, found = turn(gateway, conversation, chance.randint(10, 60))
         time.sleep(args.pause_ms / 1e3)
-        rows.append((usage["prompt_tokens"], found, found + 2 * BLOCK_TOKENS < conversation.seen))
-        conversation.seen = usage["prompt_tokens"]
-        conversation.answered(answer["choices"][0])
+        rows.append((tokens, found, found + 2 * BLOCK_TOKENS < before))
         if left > 1:
             open_ones.append((conversation, left - 1))
     decided = gateway.decided()

@@ -64,7 +64,7 @@ def main():
     # As few as it starts with: prompts are forgotten all the time.
     blocks, flags = {"full": (40, ()), "window": (110, ())}[args.kind]
     flags = ("--max-model-len", "1024", "--max-num-batched-tokens", "256", *flags)
-    engine = Engine(args, args.scratch, model, 0, blocks, flags)
+    engine = Engine(args, args.scratch, model, 0, blocks, flags).start()
     lines, chance = [], random.Random(args.seed)
     try:
         engine.await_ready()

@@ -4,8 +4,15 @@ set -euo pipefail
 
 usage() {
     cat <<'EOF_USAGE'
-Usage: tests/external/engines/run.sh [arguments of predictions.py]
+Usage: tests/external/engines/run.sh [ends|forms] [arguments of predictions.py, or of the script of that name]
 
+What the gateway predicts of conversations' prompts under eviction, beside what engines find; or
+
+  ends    engines and gateways that end and come back: what clients see, what is still predicted, and what is left of clients
+          that have gone (--only restarts,cancels,breaks,load)
+  forms   requests of many forms, adapters and salts, each asked twice: what is predicted, and what engines find
+
+Of the first:
   --kinds full,window      tiny random models: one whose layers all keep a whole prompt, one most of whose keep a window
   --by events,text         what the gateway predicts from; ids: events alone, for prompts of token ids without a tokenizer
   --engines 2 --requests 200 --turns 6 --at-a-time 12 --seed 1
@@ -26,4 +33,6 @@ SCRATCH=${SCRATCH:-$(mktemp -d)}
 VLLM=${VLLM:-$SCRATCH/vllm}
 mkdir -p "$SCRATCH"
 "$root/tests/external/engines/install.sh" "$VLLM"
-exec python3 "$root/tests/external/engines/predictions.py" --keyway "$BIN_DIR/keyway" --vllm "$VLLM" --scratch "$SCRATCH" "$@"
+script=predictions
+case ${1:-} in ends | forms) script=$1 && shift ;; esac
+exec python3 "$root/tests/external/engines/$script.py" --keyway "$BIN_DIR/keyway" --vllm "$VLLM" --scratch "$SCRATCH" "$@"

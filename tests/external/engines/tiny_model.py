@@ -1,12 +1,15 @@
-"""Writes a tiny model with random weights that vLLM serves on a CPU: its numbers mean nothing, its cache is a real one.
+"""Writes a tiny model with random weights that vLLM serves on a CPU, or a LoRA adapter of one: its numbers mean nothing, its cache is a
+real one.
 
 full: every layer keeps all of a prompt (Qwen3). window: of six layers five keep the last 128 tokens alone (Gemma 3), so that its cache has
 groups, of which the one that keeps all comes last. Run with the Python that has vLLM.
 """
 
 import argparse
+import json
 import pathlib
 
+import safetensors.torch
 import tokenizers
 import torch
 import transformers
@@ -39,12 +42,29 @@ def tokenizer():
     return fast
 
 
+def write_adapter(folder):
+    """Of full's model: its queries and values in both layers."""
+    folder.mkdir(exist_ok=True)
+    says = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(says))
+    weights = {}
+    for layer in range(2):
+        for module, out in (("q_proj", 128), ("v_proj", 64)):
+            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            weights[f"{name}.lora_A.weight"] = torch.randn(8, 128, dtype=torch.bfloat16)
+            weights[f"{name}.lora_B.weight"] = torch.randn(out, 8, dtype=torch.bfloat16)
+    safetensors.torch.save_file(weights, folder / "adapter_model.safetensors")
+
+
 def main():
     parse = argparse.ArgumentParser(description=__doc__)
-    parse.add_argument("kind", choices=("full", "window"))
+    parse.add_argument("kind", choices=("full", "window", "adapter"))
     parse.add_argument("folder", type=pathlib.Path)
+    parse.add_argument("--seed", type=int, default=1)
     args = parse.parse_args()
-    torch.manual_seed(1)
+    torch.manual_seed(args.seed)
+    if args.kind == "adapter":
+        return write_adapter(args.folder)
     model = transformers.AutoModelForCausalLM.from_config(config(args.kind), dtype=torch.bfloat16)
     model.save_pretrained(args.folder)
     tokenizer().save_pretrained(args.folder)
