@@ -244,11 +244,11 @@ fn walk_value(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>, place: 
 /// `/v1/embeddings` may be text) as one value.
 fn walk_messages(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>) {
     // Gone through twice rather than kept: a message takes more memory than its text may.
-    let messages = || value.items().into_iter().flatten().map(|item| item.ok()?.fields());
-    if value.items().is_none() || messages().any(|message| message.is_none()) {
+    if !is_list_of_objects(value) {
         return walk_value(sink, ignored, value, Place::Prompt, tag::PROMPT);
     }
-    for (index, message) in messages().flatten().enumerate() {
+    let messages = value.items().into_iter().flatten().filter_map(|item| item.ok()?.fields());
+    for (index, message) in messages.enumerate() {
         sink.message();
         for (name, value) in message.map_while(Result::ok) {
             let place = Place::Message { index, field: &name };
@@ -262,6 +262,11 @@ fn walk_messages(sink: &mut impl Sink, ignored: &Ignored, value: Value<'_>) {
         }
         sink.piece(Place::Message { index, field: "" }, "", tag::MESSAGE_END);
     }
+}
+
+fn is_list_of_objects(value: Value<'_>) -> bool {
+    let is_object = |item: Result<Value<'_>, _>| item.is_ok_and(|item| item.raw().starts_with('{'));
+    value.items().is_some_and(|mut items| items.all(is_object))
 }
 
 /// A message's value with what in it is no text; what is between them as it is written.
