@@ -110,7 +110,7 @@ impl Watch {
             }
             Found::Down(fault) => {
                 self.worker.with_health(|health| match fault.cause {
-                    Cause::Refused => health.on_refused_probe(now),
+                    Cause::Refused | Cause::Unreachable => health.on_unreached_probe(now),
                     _ => health.on_probe(false, now),
                 });
                 let up = self.worker.with_health(|health| health.routable());

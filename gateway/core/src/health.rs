@@ -11,9 +11,10 @@ use std::time::Duration;
 pub const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 /// Time to the first probe of a worker that is not up; each failed one doubles it.
 pub const FIRST_BACKOFF: Duration = Duration::from_millis(250);
-/// Greatest time between probes of a worker that is not up: how late its return is noticed at most. Of one whose port
-/// refuses it is [`LOOK_INTERVAL`], as that costs nobody more than a packet.
-pub const MAX_BACKOFF: Duration = Duration::from_secs(15);
+/// Greatest time between probes of a worker that is not up: how late its return is noticed at most. It is
+/// asked no more rarely than one that is up; where nobody is reached, which costs a packet, each
+/// [`LOOK_INTERVAL`].
+pub const MAX_BACKOFF: Duration = PROBE_INTERVAL;
 /// Failed probes in a row that take a silent worker down.
 pub const FAILED_PROBES: u32 = 3;
 /// Time between two looks at the port of a worker that is up. With the second look a closed port is known in 1.75 s.
@@ -124,8 +125,8 @@ impl Health {
         self.next_probe_at = now + self.probe_delay();
     }
 
-    /// Its probe found that nobody listens at its port.
-    pub fn on_refused_probe(&mut self, now: Duration) {
+    /// Its probe reached nobody: its port refuses, or there is no way to it.
+    pub fn on_unreached_probe(&mut self, now: Duration) {
         self.on_probe(false, now);
         if self.state != State::Draining {
             self.next_probe_at = self.next_probe_at.min(now + LOOK_INTERVAL);

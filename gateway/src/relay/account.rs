@@ -114,8 +114,8 @@ impl Account {
         }
     }
 
-    /// Counts whole events; returns what the client is to see of them. `generated`: whether there is content among
-    /// them; `mentions_usage`: whether they name a usage, or may.
+    /// Counts whole events; returns what the client is to see of them. `generated`: whether there is content
+    /// among them; `mentions_usage`: whether they name a usage, or may.
     pub(super) fn saw(
         &mut self,
         bytes: Bytes,

@@ -77,8 +77,8 @@ impl Before {
         words
     }
 
-    /// Where in some events all words lie that are not among those before, or have another value there. `None`
-    /// where they are the same.
+    /// Where in some events all words lie that are not among those before, or have another value there.
+    /// `None` where they are the same.
     fn news(&self, events: &[u8]) -> Option<Range<usize>> {
         let (begins, begin) = (self.events.as_chunks::<STEP>().0, events.as_chunks::<STEP>().0);
         let begin = STEP * begins.iter().zip(begin).take_while(|(a, b)| a == b).count();

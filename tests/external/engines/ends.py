@@ -1,9 +1,7 @@
 """What clients see, and what the gateway still knows, when real engines or the gateway end in the middle. See README.md."""
 
-import argparse
 import http.client
 import json
-import pathlib
 import random
 import signal
 import subprocess
@@ -11,7 +9,7 @@ import sys
 import threading
 import time
 
-from fleet import BLOCK_TOKENS, MODEL, Engine, Gateway, ask, series, tiny_model
+from fleet import BLOCK_TOKENS, MODEL, Engine, Gateway, arguments, ask, series, tiny_model
 from predictions import Conversation, text, turn
 
 LONG = 2400
@@ -275,12 +273,8 @@ def under_load(table, gateway, args):
 
 
 def main():
-    parse = argparse.ArgumentParser(description=__doc__)
-    parse.add_argument("--keyway", type=pathlib.Path, required=True)
-    parse.add_argument("--vllm", type=pathlib.Path, required=True, help="virtual environment that has vLLM")
-    parse.add_argument("--scratch", type=pathlib.Path, required=True)
+    parse = arguments(__doc__)
     parse.add_argument("--only", default="restarts,cancels,breaks,load", help="parts of it")
-    parse.add_argument("--seed", type=int, default=1)
     args = parse.parse_args()
     parts, table = args.only.split(","), Table()
     model = tiny_model(args, "full")

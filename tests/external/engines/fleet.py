@@ -1,5 +1,6 @@
 """Real vLLM engines on the CPU with a gateway in front, for the scripts beside this one."""
 
+import argparse
 import contextlib
 import http.client
 import json
@@ -14,6 +15,16 @@ import time
 BLOCK_TOKENS = 32
 MODEL = "tiny"
 READY_S = 600
+
+
+def arguments(what):
+    """Those that every script takes."""
+    parse = argparse.ArgumentParser(description=what)
+    parse.add_argument("--keyway", type=pathlib.Path, required=True)
+    parse.add_argument("--vllm", type=pathlib.Path, required=True, help="virtual environment that has vLLM")
+    parse.add_argument("--scratch", type=pathlib.Path, required=True)
+    parse.add_argument("--seed", type=int, default=1)
+    return parse
 
 
 def free_port():

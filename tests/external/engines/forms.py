@@ -2,7 +2,6 @@
 whose prompts are the same text and may share nothing; roles, batches, several answers, log-probabilities and the rest of what changes which
 tokens a prompt has, or what of them an engine looks for. See README.md."""
 
-import argparse
 import json
 import pathlib
 import random
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from fleet import BLOCK_TOKENS, MODEL, Engine, Gateway, ask, tiny_model
+from fleet import BLOCK_TOKENS, MODEL, Engine, Gateway, arguments, ask, tiny_model
 from predictions import text
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -102,11 +101,7 @@ def told_truly(name, told):
 
 
 def main():
-    parse = argparse.ArgumentParser(description=__doc__)
-    parse.add_argument("--keyway", type=pathlib.Path, required=True)
-    parse.add_argument("--vllm", type=pathlib.Path, required=True, help="virtual environment that has vLLM")
-    parse.add_argument("--scratch", type=pathlib.Path, required=True)
-    parse.add_argument("--seed", type=int, default=1)
+    parse = arguments(__doc__)
     args = parse.parse_args()
     chance, model, here = random.Random(args.seed), tiny_model(args, "full"), pathlib.Path(__file__).parent
     adapters = []

@@ -2,14 +2,12 @@
 at a time, and for each what the gateway predicted beside what the engine reports. See README.md.
 """
 
-import argparse
 import json
-import pathlib
 import random
 import sys
 import time
 
-from fleet import BLOCK_TOKENS, MODEL, ask, running, series
+from fleet import BLOCK_TOKENS, MODEL, arguments, ask, running, series
 
 WORDS = "worker remembers prefix request token block cache route answer window layer queue".split()
 
@@ -106,10 +104,7 @@ def judge(kind, by, args):
 
 
 def main():
-    parse = argparse.ArgumentParser(description=__doc__)
-    parse.add_argument("--keyway", type=pathlib.Path, required=True)
-    parse.add_argument("--vllm", type=pathlib.Path, required=True, help="virtual environment that has vLLM")
-    parse.add_argument("--scratch", type=pathlib.Path, required=True)
+    parse = arguments(__doc__)
     parse.add_argument("--kinds", default="full,window", help="models, as in tiny_model.py")
     parse.add_argument("--by", default="events,text", help="what the gateway predicts from: events,text,ids")
     parse.add_argument("--engines", type=int, default=2)
@@ -118,7 +113,6 @@ def main():
     parse.add_argument("--at-a-time", type=int, default=12, help="conversations that take turns")
     parse.add_argument("--system-words", type=int, default=200)
     parse.add_argument("--pause-ms", type=int, default=0, help="between an answer and the next request")
-    parse.add_argument("--seed", type=int, default=1)
     args = parse.parse_args()
     # Small enough that prompts are forgotten all the time. A model with windows has blocks for each of its groups.
     args.blocks = {"full": 160, "window": 300}

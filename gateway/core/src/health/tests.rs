@@ -66,18 +66,18 @@ fn probes_of_a_worker_that_is_down_back_off_to_a_cap() {
 }
 
 #[test]
-fn a_port_that_refuses_is_asked_as_often_as_one_that_is_open() {
+fn where_nobody_is_reached_is_asked_as_often_as_ports_are_looked_at() {
     let mut health = ready();
     health.on_connect_failure(secs(101));
     for _ in 0..40 {
         let now = health.next_probe_at();
-        health.on_refused_probe(now);
+        health.on_unreached_probe(now);
         assert!(health.next_probe_at() > now && health.next_probe_at() <= now + LOOK_INTERVAL);
     }
     health.on_probe(true, secs(900));
     assert_eq!(health.state(), State::Ready);
     health.drain(secs(901));
-    health.on_refused_probe(secs(902));
+    health.on_unreached_probe(secs(902));
     assert_eq!(health.next_probe_at(), Duration::MAX);
 }
 
