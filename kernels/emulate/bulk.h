@@ -52,6 +52,13 @@ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
     if (emulate::random.coin()) emulate::yield();
 }
 
+inline void barrier_arrive(uint32_t barrier) {
+    barrier_arrive(reinterpret_cast<uint64_t*>(shared_memory() + barrier));
+}
+inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+    barrier_wait(reinterpret_cast<uint64_t*>(shared_memory() + barrier), parity);
+}
+
 inline void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
     if ((reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global) | bytes) % 16 != 0)
         emulate::fail("bulk_copy: not aligned to 16 bytes");

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "../src/attention.cuh"
 #include "../src/bulk.cuh"
 #include "../src/gate.cuh"
 #include "../src/moe.cuh"
@@ -22,6 +23,10 @@
 // Each file's own names stay in a namespace of its own.
 namespace attention_cu {
 #include "../src/attention.cu"
+}
+namespace attention_sm90_cu {
+#include "../src/attention_sm90.cu"
+#undef ATTENTION_SM90
 }
 namespace elementwise_cu {
 #include "../src/elementwise.cu"
@@ -72,6 +77,7 @@ namespace rms_norm_cu {
 #include "../src/rms_norm.cu"
 }
 using namespace attention_cu;
+using namespace attention_sm90_cu;
 using namespace elementwise_cu;
 using namespace gather_cu;
 using namespace matmul_cu;
@@ -122,6 +128,10 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(attention_128_bf16_16_carried),
     KERNEL(attention_128_bf16_128_carried),
     KERNEL(attention_merge),
+    KERNEL(attention_sm90_64_bf16),
+    KERNEL(attention_sm90_64_bf16_apart),
+    KERNEL(attention_sm90_128_bf16),
+    KERNEL(attention_sm90_128_bf16_apart),
     KERNEL(clamped_gate_mul),
     KERNEL(fill_in),
     KERNEL(gather),

@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     const uint32_t chunks = item.end_chunk - item.first_chunk;
     uint16_t* to = out + (uint64_t(item.query + packed / group) * kv_heads * group + head) * value_dim;
     for (uint32_t column = 2 * threadIdx.x; column < value_dim; column += 2 * MERGE_THREADS) {
-        float maximum = NEGATIVE_INFINITY, sum = 0.0f, low = 0.0f, high = 0.0f;
+        float reference = NEGATIVE_INFINITY, sum = 0.0f, low = 0.0f, high = 0.0f;
         for (uint32_t chunk = 0; chunk < chunks; chunk += AT_ONCE) {
             Pair of_row[AT_ONCE], values[AT_ONCE];
 #pragma unroll
@@ -104,14 +104,14 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 if (chunk + i >= chunks) break;
-                const Merge merge(maximum, of_row[i].low);
-                maximum = merge.maximum;
+                const Merge merge(reference, of_row[i].low);
+                reference = merge.reference;
                 sum = merge(sum, of_row[i].high);
                 low = merge(low, values[i].low);
                 high = merge(high, values[i].high);
             }
         }
-        const Finish finish(maximum, sum, sink, value_scale);
+        const Finish finish(reference, sum, sink, value_scale);
         *reinterpret_cast<uint32_t*>(to + column) = bf16_pair(finish(low), finish(high));
     }
 }

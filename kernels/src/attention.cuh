@@ -24,7 +24,7 @@ struct Shape {
     uint32_t kv_heads, group, page_shift, window;
 };
 
-// Elements of a state in `partials`: outputs, then maximum and sum of each row.
+// Elements of a state in `partials`: outputs, then reference and sum of each row.
 __device__ __forceinline__ uint64_t partial_floats(int rows, int value_dim) {
     return uint64_t(rows) * (value_dim + 2);
 }
@@ -42,20 +42,31 @@ __device__ __forceinline__ float rescale(float from, float to) {
     return from == NEGATIVE_INFINITY ? 0.0f : exp2_fast(from - to);
 }
 
-// What a row's scores are held against: its maximum, or anything finite where it has seen nothing, since then
-// every score is minus infinity and its weight 0.
-__device__ __forceinline__ float reference(float maximum) {
-    return maximum == NEGATIVE_INFINITY ? 0.0f : maximum;
+// What a row's scores are held against: their largest so far, but for a growth of at most 2^8, which floats
+// bear: so sums are rescaled seldom. `top`: the largest of a tile's scores.
+__device__ __forceinline__ float raised(float reference, float top) {
+    return top > reference + 8.0f ? top : reference;
 }
+
+// A score's weight: 2^(score * scale - reference). A row that has seen nothing has scores of minus infinity
+// alone, which weigh 0 against anything finite.
+struct Weigh {
+    float scale, against;
+    __device__ __forceinline__ Weigh(float scale, float reference)
+        : scale(scale), against(reference == NEGATIVE_INFINITY ? 0.0f : -reference) {}
+    __device__ __forceinline__ float operator()(float score) const {
+        return exp2_flushed(fmaf(score, scale, against));
+    }
+};
 
 // Joins what later positions gave to what earlier ones gave. Always in this order, in this arithmetic: the
 // split and the whole form of attention agree in every bit because both call this.
 struct Merge {
-    float maximum, earlier, later;
-    __device__ __forceinline__ Merge(float earlier_maximum, float later_maximum)
-        : maximum(fmaxf(earlier_maximum, later_maximum)),
-          earlier(rescale(earlier_maximum, maximum)),
-          later(rescale(later_maximum, maximum)) {}
+    float reference, earlier, later;
+    __device__ __forceinline__ Merge(float earlier_reference, float later_reference)
+        : reference(fmaxf(earlier_reference, later_reference)),
+          earlier(rescale(earlier_reference, reference)),
+          later(rescale(later_reference, reference)) {}
     __device__ __forceinline__ float operator()(float a, float b) const {
         return fmaf(a, earlier, b * later);
     }
@@ -65,34 +76,45 @@ struct Merge {
 // joined.
 struct Finish {
     float numerator, denominator;
-    __device__ __forceinline__ Finish(float maximum, float sum, float sink, float value_scale) {
-        const float top = fmaxf(maximum, sink);
-        const float own = rescale(maximum, top);
+    __device__ __forceinline__ Finish(float reference, float sum, float sink, float value_scale) {
+        const float top = fmaxf(reference, sink);
+        const float own = rescale(reference, top);
         numerator = own * value_scale;
         denominator = fmaf(sum, own, rescale(sink, top));
     }
     __device__ __forceinline__ float operator()(float value) const { return value * numerator / denominator; }
 };
 
+// What a lane's weights of a tile add up to: those of each quarter of the positions first, in their order.
+__device__ __forceinline__ float sum_of_quarters(float a, float b, float c, float d) {
+    return (a + b) + (c + d);
+}
+
 // A warp's 16 rows, in the layout of a product's sums: lane 4 g + t holds rows g and g + 8, of each 8 columns
 // 2 t and 2 t + 1. `sum` is this lane's share until `end_chunk`.
 template <int COLUMN_TILES>
 struct RowState {
-    float maximum[2], sum[2];
+    float reference[2], sum[2];
     float out[COLUMN_TILES][4];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) maximum[half] = NEGATIVE_INFINITY, sum[half] = 0.0f;
+        for (int half = 0; half < 2; ++half) reference[half] = NEGATIVE_INFINITY, sum[half] = 0.0f;
 #pragma unroll
         for (int c = 0; c < COLUMN_TILES; ++c)
             for (int i = 0; i < 4; ++i) out[c][i] = 0.0f;
     }
 
-    // Takes a tile's maximum of row `half` into account.
-    __device__ __forceinline__ void raise_maximum(int half, float top) {
-        const float by = rescale(maximum[half], top);
-        maximum[half] = top;
+    // Of nothing yet, but for references that are known. `out` is left as it is.
+    __device__ __forceinline__ void begin(const float (&of)[2]) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) reference[half] = of[half], sum[half] = 0.0f;
+    }
+
+    // Holds a row against another reference.
+    __device__ __forceinline__ void raise(int half, float to) {
+        const float by = rescale(reference[half], to);
+        reference[half] = to;
         // Rounded by itself: a compiler could add the weights to it in one operation here and not there.
         sum[half] = multiply_rounded(sum[half], by);
 #pragma unroll
@@ -101,11 +123,10 @@ struct RowState {
             out[c][2 * half + 1] *= by;
         }
     }
-
-    // The weights of 16 positions, as the first operand of their product with the values.
-    __device__ __forceinline__ void add_weights(const uint32_t (&a)[4]) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[i % 2] += bf16_low(a[i]) + bf16_high(a[i]);
+    // Both rows; nothing changes where references are what they were.
+    __device__ __forceinline__ void raise(const float (&to)[2]) {
+        if (lanes_where(to[0] != reference[0] || to[1] != reference[1]) == 0) return;
+        for (int half = 0; half < 2; ++half) raise(half, to[half]);
     }
 
     // Makes `sum` the row's.
@@ -120,8 +141,8 @@ struct RowState {
     __device__ __forceinline__ void join(const RowState& later) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const Merge merge(maximum[half], later.maximum[half]);
-            maximum[half] = merge.maximum;
+            const Merge merge(reference[half], later.reference[half]);
+            reference[half] = merge.reference;
             sum[half] = merge(sum[half], later.sum[half]);
 #pragma unroll
             for (int c = 0; c < COLUMN_TILES; ++c) {
@@ -178,14 +199,16 @@ struct Rows {
     uint32_t pages[COPIES];  // of the tile that is copied next
 
     __device__ __forceinline__ Rows(const Item& item, const Shape& shape, const uint32_t* tables,
-                                    const void* keys, const void* values, float score_scale)
+                                    const void* keys, const void* values, float score_scale,
+                                    int kv_head = int(blockIdx.y))
         : item(item),
           shape(shape),
           tables(tables + item.table),
           key_pages(static_cast<const unsigned char*>(keys)),
           value_pages(static_cast<const unsigned char*>(values)),
+          kv_head(kv_head),
           score_scale(score_scale) {
-        kv_head = int(blockIdx.y), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const uint32_t end = min_of(item.first_row + ROWS, item.tokens * shape.group);
         limit_end = seen(end - 1).to;
     }
@@ -312,7 +335,7 @@ struct Rows {
                 });
             }
             if (first_column == 0 && lane % 4 == 0)
-                store_pair(to + ROWS * VALUE_DIM + 2 * row, state.maximum[half], state.sum[half]);
+                store_pair(to + ROWS * VALUE_DIM + 2 * row, state.reference[half], state.sum[half]);
         }
     }
 
@@ -326,7 +349,7 @@ struct Rows {
             if (packed >= item.tokens * shape.group) continue;
             const uint32_t token = packed / shape.group, head = kv_head * shape.group + packed % shape.group;
             const float sink = sinks != nullptr ? sinks[head] * LOG2_E : NEGATIVE_INFINITY;
-            const Finish finish(state.maximum[half], state.sum[half], sink, value_scale);
+            const Finish finish(state.reference[half], state.sum[half], sink, value_scale);
             uint16_t* to =
                 out + (uint64_t(item.query + token) * shape.kv_heads * shape.group + head) * VALUE_DIM;
 #pragma unroll

@@ -19,8 +19,9 @@ struct Decode : Rows<KEY_DIM, VALUE_DIM, LATENT, FP8, 16, 128, TILE> {
     // latent's is too long for those and stays. FP8 latents are widened as a whole, since every warp needs
     // them as values.
     static constexpr int WEIGHTS = ROWS * TILE * 2, MAXIMA = WARPS * ROWS * 4;
+    static constexpr int QUARTERS = LATENT ? WARPS * 2 * 32 * 4 : 0;  // others' lie where keys were
     static constexpr int KEPT_QUERY = LATENT ? Base::QUERY : 0, WIDE = LATENT && FP8 ? Base::WIDE : 0;
-    static constexpr int SHARED = STAGES * Base::STAGE + WEIGHTS + MAXIMA + KEPT_QUERY + WIDE;
+    static constexpr int SHARED = STAGES * Base::STAGE + WEIGHTS + MAXIMA + QUARTERS + KEPT_QUERY + WIDE;
     using State = RowState<COLUMN_TILES>;
     using Scores = float[KEY_TILES][4];
     using Seen = typename Base::Seen;
@@ -37,7 +38,7 @@ struct Decode : Rows<KEY_DIM, VALUE_DIM, LATENT, FP8, 16, 128, TILE> {
         stages = shared_memory();
         weights = stages + STAGES * Base::STAGE;
         maxima = reinterpret_cast<float*>(weights + WEIGHTS);
-        unsigned char* rest = weights + WEIGHTS + MAXIMA;
+        unsigned char* rest = weights + WEIGHTS + MAXIMA + QUARTERS;
         query = LATENT ? rest : stages + (STAGES - 1) * Base::STAGE;
         wide = rest + KEPT_QUERY;
         const uint32_t end = min_of(item.first_row + ROWS, item.tokens * shape.group);
@@ -114,7 +115,7 @@ struct Decode : Rows<KEY_DIM, VALUE_DIM, LATENT, FP8, 16, 128, TILE> {
         }
     }
 
-    // Scales and masks the scores, and tells the block the largest of each row among this warp's positions.
+    // Masks the scores, and tells the block the largest of each row among this warp's positions.
     __device__ __forceinline__ void bound_scores(Scores& scores, int tile) {
         const bool masked = !Base::is_seen(all, tile);
 #pragma unroll
@@ -125,7 +126,6 @@ struct Decode : Rows<KEY_DIM, VALUE_DIM, LATENT, FP8, 16, 128, TILE> {
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     float& score = scores[k][2 * half + j];
-                    score = multiply_rounded(score, Base::score_scale);
                     const int position = tile * TILE + warp * OWN_KEYS + 8 * k + lane % 4 * 2 + j;
                     if (masked && !own[half].holds(position)) score = NEGATIVE_INFINITY;
                     top = fmaxf(top, score);
@@ -137,28 +137,41 @@ struct Decode : Rows<KEY_DIM, VALUE_DIM, LATENT, FP8, 16, 128, TILE> {
         }
     }
 
-    // Takes the maxima of all warps into account, and leaves the weights 2^(score - maximum) in shared
-    // memory, as bf16.
-    __device__ __forceinline__ void weigh(State& state, const Scores& scores) {
+    // Takes the maxima of all warps into account, and leaves the weights in shared memory, as bf16, and what
+    // each lane's add up to: a warp's positions are a quarter of the tile.
+    __device__ __forceinline__ void weigh(State& state, const Scores& scores, float* quarters) {
+        float to[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = 8 * half + lane / 4;
-            float top = state.maximum[half];
+            float top = NEGATIVE_INFINITY;
 #pragma unroll
             for (int w = 0; w < WARPS; ++w) top = fmaxf(top, maxima[w * ROWS + row]);
-            state.raise_maximum(half, top);
-            const float against = reference(top);
+            to[half] = raised(state.reference[half], multiply_rounded(top, Base::score_scale));
+            const Weigh weight(Base::score_scale, to[half]);
+            float sum = 0.0f;
 #pragma unroll
             for (int k = 0; k < KEY_TILES; ++k) {
                 auto at = reinterpret_cast<uint32_t*>(
                     unit_of<TILE_UNITS>(weights, row, warp * KEY_TILES + k));
-                at[lane % 4] = bf16_pair(exp2_flushed(scores[k][2 * half] - against),
-                                         exp2_flushed(scores[k][2 * half + 1] - against));
+                const float low = weight(scores[k][2 * half]), high = weight(scores[k][2 * half + 1]);
+                at[lane % 4] = bf16_pair(low, high);
+                sum = k == 0 ? low + high : sum + (low + high);
             }
+            quarters[warp * 64 + half * 32 + lane] = sum;
+        }
+        state.raise(to);
+    }
+
+    __device__ __forceinline__ void add_sums(State& state, const float* quarters) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float* of_lane = quarters + half * 32 + lane;
+            state.sum[half] += sum_of_quarters(of_lane[0], of_lane[64], of_lane[128], of_lane[192]);
         }
     }
 
-    // out += weights . values and sum += weights, for this warp's columns.
+    // out += weights . values, for this warp's columns.
     __device__ __forceinline__ void multiply_values(State& state, unsigned char* values) {
         const int matrix = lane / 8, row = lane % 8;
         // FP8: an ldmatrix holds two units of sixteen columns, or one and twice as many positions.
@@ -178,7 +191,6 @@ struct Decode : Rows<KEY_DIM, VALUE_DIM, LATENT, FP8, 16, 128, TILE> {
         for (int unit = 0; unit < TILE_UNITS; unit += 2) {
             uint32_t a[4];
             load_matrix(a, unit_of<TILE_UNITS>(weights, matrix % 2 * 8 + row, unit + matrix / 2));
-            state.add_weights(a);
             if constexpr (FP8 && !LATENT) {
                 if (PAIRED == 1 || unit / 2 % 2 == 0) widen_codes(low, high, codes[unit / 2 / PAIRED]);
 #pragma unroll
@@ -213,8 +225,11 @@ struct Decode : Rows<KEY_DIM, VALUE_DIM, LATENT, FP8, 16, 128, TILE> {
         multiply_keys(scores, keys);
         bound_scores(scores, tile);
         sync_block();
-        weigh(state, scores);
+        // Where the keys are that all are done with; a latent is its own value.
+        float* quarters = LATENT ? maxima + MAXIMA / 4 : reinterpret_cast<float*>(keys);
+        weigh(state, scores, quarters);
         sync_block();
+        add_sums(state, quarters);
         multiply_values(state, values);
     }
 

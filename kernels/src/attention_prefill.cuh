@@ -22,9 +22,7 @@ struct Prefill : Rows<DIM, DIM, false, FP8, 128, 256, 64> {
     using Base::item, Base::lane, Base::warp;
 
     unsigned char *stages, *wide;
-    int first_row;     // of this warp, in the block
-    Seen all, any;     // what every row of this warp sees, and any
-    Seen own[2];       // what this lane's two rows see
+    Seen all;  // what every row of this warp sees; any sees at most 15 positions more at either end
     uint32_t q[STEPS][4];
 
     __device__ __forceinline__ Prefill(const Item& item, const Shape& shape, const uint32_t* tables,
@@ -32,20 +30,19 @@ struct Prefill : Rows<DIM, DIM, false, FP8, 128, 256, 64> {
         : Base(item, shape, tables, keys, values, score_scale) {
         stages = shared_memory();
         wide = stages + STAGES * Base::STAGE;
-        first_row = 16 * warp;
+        const int first_row = 16 * warp;
         const uint32_t first = item.first_row + first_row, rows = item.tokens * shape.group;
-        all = any = Seen{0, 0};
+        all = Seen{0, 0};
         if (first < rows) {
             const Seen top = Base::seen(first), bottom = Base::seen(min_of(first + 16, rows) - 1);
-            any = Seen{top.from, bottom.to}, all = Seen{bottom.from, top.to};
+            all = Seen{bottom.from, top.to};
         }
-        for (int half = 0; half < 2; ++half) own[half] = Base::seen(first + 8 * half + lane / 4);
     }
 
     // Of what this thread copied itself.
     __device__ __forceinline__ void widen(const unsigned char* from, unsigned char* to) const {
         const int first = int(threadIdx.x) / Base::VECTOR_UNITS, unit = int(threadIdx.x) % Base::VECTOR_UNITS;
-#pragma unroll
+#pragma unroll 2
         for (int i = 0; i < 2 * Base::COPIES; ++i) {
             const int row = first + i / 2 * Base::STEP, values = i % 2;
             Packet even, odd;
@@ -74,21 +71,26 @@ struct Prefill : Rows<DIM, DIM, false, FP8, 128, 256, 64> {
         }
     }
 
-    // Scores to weights, as the first operand of their product with the values: `a[i]` for 16 positions each.
-    __device__ __forceinline__ void weigh(State& state, Scores& scores, uint32_t (&a)[TILE_STEPS][4],
-                                          int tile) const {
+    __device__ __forceinline__ void mask(Scores& scores, int tile) const {
 #pragma unroll
-        for (int k = 0; k < TILE / 8; ++k)
-            for (int i = 0; i < 4; ++i) scores[k][i] = multiply_rounded(scores[k][i], Base::score_scale);
-        if (!Base::is_seen(all, tile)) {
+        for (int half = 0; half < 2; ++half) {
+            // Seldom needed, and so no registers are kept for it.
+            const Seen own = Base::seen(item.first_row + 16 * warp + 8 * half + lane / 4);
 #pragma unroll
             for (int k = 0; k < TILE / 8; ++k) {
-                for (int i = 0; i < 4; ++i) {
+                for (int i = 2 * half; i < 2 * half + 2; ++i) {
                     const int position = tile * TILE + 8 * k + lane % 4 * 2 + i % 2;
-                    if (!own[i / 2].holds(position)) scores[k][i] = NEGATIVE_INFINITY;
+                    if (!own.holds(position)) scores[k][i] = NEGATIVE_INFINITY;
                 }
             }
         }
+    }
+
+    // Scores to weights, as the first operand of their product with the values: `a[i]` for 16 positions each.
+    __device__ __forceinline__ void weigh(State& state, Scores& scores, uint32_t (&a)[TILE_STEPS][4],
+                                          int tile) const {
+        if (!Base::is_seen(all, tile)) mask(scores, tile);
+        float to[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float top = NEGATIVE_INFINITY;
@@ -97,14 +99,20 @@ struct Prefill : Rows<DIM, DIM, false, FP8, 128, 256, 64> {
                 top = fmaxf(top, fmaxf(scores[k][2 * half], scores[k][2 * half + 1]));
             top = fmaxf(top, shuffle_xor(top, 1));
             top = fmaxf(top, shuffle_xor(top, 2));
-            top = fmaxf(top, state.maximum[half]);
-            state.raise_maximum(half, top);
-            const float against = reference(top);
+            to[half] = raised(state.reference[half], multiply_rounded(top, Base::score_scale));
+        }
+        state.raise(to);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Weigh weight(Base::score_scale, state.reference[half]);
+            float quarters[TILE_STEPS];
 #pragma unroll
             for (int k = 0; k < TILE / 8; ++k) {
-                a[k / 2][half + k % 2 * 2] = bf16_pair(exp2_flushed(scores[k][2 * half] - against),
-                                                       exp2_flushed(scores[k][2 * half + 1] - against));
+                const float low = weight(scores[k][2 * half]), high = weight(scores[k][2 * half + 1]);
+                quarters[k / 2] = k % 2 == 0 ? low + high : quarters[k / 2] + (low + high);
+                a[k / 2][half + k % 2 * 2] = bf16_pair(low, high);
             }
+            state.sum[half] += sum_of_quarters(quarters[0], quarters[1], quarters[2], quarters[3]);
         }
     }
 
@@ -114,7 +122,6 @@ struct Prefill : Rows<DIM, DIM, false, FP8, 128, 256, 64> {
         const int at = (matrix % 2 * 8 + row) * ROW + ((matrix / 2 ^ row) << 4);
 #pragma unroll
         for (int step = 0; step < TILE_STEPS; ++step) {
-            state.add_weights(a[step]);
 #pragma unroll
             for (int c = 0; c < UNITS; c += 2) {
                 uint32_t b[4];
@@ -152,7 +159,7 @@ struct Prefill : Rows<DIM, DIM, false, FP8, 128, 256, 64> {
             sync_block();
         }
 #pragma unroll
-        for (int step = 0; step < STEPS; ++step) Base::query_fragment(q[step], query, first_row, step);
+        for (int step = 0; step < STEPS; ++step) Base::query_fragment(q[step], query, 16 * warp, step);
 
         State state;
         state.clear();
@@ -174,7 +181,7 @@ struct Prefill : Rows<DIM, DIM, false, FP8, 128, 256, 64> {
             async_copy_commit();
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             // A tile of which a warp's rows see nothing would change nothing.
-            if (tile * TILE < any.to && (tile + 1) * TILE > any.from) {
+            if (tile * TILE < all.to + 16 && (tile + 1) * TILE > all.from - 16) {
                 Scores scores = {};
                 multiply_keys(scores, keys);
                 uint32_t a[TILE_STEPS][4];
@@ -191,10 +198,10 @@ struct Prefill : Rows<DIM, DIM, false, FP8, 128, 256, 64> {
     }
 
     __device__ __forceinline__ void leave(const State& state, float* partials, uint32_t slot) const {
-        Base::store_partial(state, partials, slot, first_row, 0);
+        Base::store_partial(state, partials, slot, 16 * warp, 0);
     }
     __device__ __forceinline__ void finish(const State& state, uint16_t* out, const float* sinks,
                                            float value_scale) const {
-        Base::store_out(state, out, sinks, value_scale, first_row, 0);
+        Base::store_out(state, out, sinks, value_scale, 16 * warp, 0);
     }
 };

@@ -32,12 +32,14 @@ __device__ __forceinline__ void fence_barriers() {
 #endif
 }
 
-// One arrival; what this thread did before is seen by whoever waits for the phase.
-__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+// One arrival; what this thread did before is seen by whoever waits for the phase. `barrier` is its address in
+// shared memory.
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
 #if KEYWAY_BULK
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 #endif
 }
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) { barrier_arrive(shared_address(barrier)); }
 // One arrival that announces so many bytes of bulk copies; before these are started.
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
 #if KEYWAY_BULK
@@ -47,7 +49,7 @@ __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes
 }
 
 // Waits until the phase of this parity is over. Nobody may be two phases late.
-__device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
 #if KEYWAY_BULK
     uint32_t over;
     do {
@@ -56,10 +58,13 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
             "mbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\n"
             "selp.u32 %0, 1, 0, over;\n}"
             : "=r"(over)
-            : "r"(shared_address(barrier)), "r"(parity)
+            : "r"(barrier), "r"(parity)
             : "memory");
     } while (over == 0);
 #endif
+}
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
+    barrier_wait(shared_address(barrier), parity);
 }
 
 // Copies `bytes` in the background, which arrive at `barrier`; addresses and `bytes` are multiples of 16. By

@@ -1,5 +1,5 @@
-// More of what `platform.cuh` wraps, of Hopper alone: the widest products of a warpgroup, and results that
-// leave its registers turned. No arithmetic of any operation here.
+// More of what `platform.cuh` wraps, of Hopper alone: the widest products of a warpgroup, those whose first
+// operand is in registers, and results that leave its registers turned. No arithmetic of any operation here.
 #pragma once
 
 #include "platform.cuh"
@@ -14,6 +14,13 @@ __device__ __forceinline__ void store_matrix_transposed(const uint32_t (&from)[4
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
                  "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
                  : "memory");
+}
+
+// After a wait that left later products under way: no use of `d` comes before it.
+template <int N>
+__device__ __forceinline__ void in_registers(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 // `platform.cuh`'s, on 64 x 192 and 64 x 256.
@@ -96,6 +103,68 @@ __device__ __forceinline__ void warpgroup_mma(float (&d)[128], uint64_t a, uint6
           "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]),
           "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
         : "l"(a), "l"(b));
+}
+
+// What describes an operand b^T: as `swizzled_operand`, or, in COLUMNS, its rows being those of the inner
+// dimension, each 64 elements of a row lying as there and the next 64 of all rows `stride` bytes behind.
+// Sixteen elements further are 32 bytes, in columns 2048. `address` is one of shared memory, the same in the
+// whole warp.
+struct Operand {
+    uint32_t address, stride;
+    __device__ __forceinline__ explicit Operand(uint32_t address, uint32_t stride = 16)
+        : address(address >> 4), stride(stride) {}
+    __device__ __forceinline__ uint64_t further(uint32_t bytes) const {
+        return uint64_t(1024 >> 4 | 1u << 30) << 32 | (address + (bytes >> 4) | stride >> 4 << 16);
+    }
+};
+
+// d += a b^T, or, if it does not `add`, d = a b^T, with `a` as `mma` has it, each warp its 16 rows; neither
+// may change before `warpgroup_wait`.
+template <bool COLUMNS>
+__device__ __forceinline__ void warpgroup_mma(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool adds) {
+    asm volatile(
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, {%32, %33, %34, %35}, %36, adds, 1, 1, %38;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(adds)), "n"(COLUMNS));
+}
+template <bool COLUMNS>
+__device__ __forceinline__ void warpgroup_mma(float (&d)[64], const uint32_t (&a)[4], uint64_t b, bool adds) {
+    asm volatile(
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, adds, 1, 1, %70;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+          "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+          "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+          "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+          "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+          "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
+          "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
+          "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(adds)), "n"(COLUMNS));
 }
 
 #endif

@@ -5,6 +5,8 @@
 
 use half::bf16;
 
+use super::matmul::Unit;
+use super::pipeline::PROCESSORS;
 use super::{Launch, Slice};
 
 /// Absolute positions whose state is joined at a time.
@@ -16,6 +18,8 @@ pub const ITEM_WORDS: usize = 8;
 const FEW_ROWS: usize = 16;
 const MANY_ROWS: usize = 128;
 const MERGE_THREADS: u32 = 128;
+/// Two warpgroups that multiply, and one that brings keys and values.
+const PIPELINED_THREADS: u32 = 384;
 /// Chunks of a block that are tried; more of them make more different plans than they save time.
 const CHUNKS: [usize; 5] = [1, 2, 4, 8, 16];
 /// What costs time beside a chunk itself, in chunks: to start a block; to start the merge; and to leave a
@@ -268,6 +272,9 @@ pub struct Batch<'a> {
     pub window: Option<usize>,
     /// Factor of `q . k`.
     pub scale: f32,
+    /// What multiplies where there are many rows, of bf16 heads: the device's best. The others, and FP8, know one
+    /// unit alone. Either gives the same bits.
+    pub unit: Unit,
     /// What FP8 keys and values were divided by, the same of a latent's; 1 for bf16.
     pub kv_scale: [f32; 2],
     /// `[tokens, heads * value_dim]`.
@@ -301,31 +308,7 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
     if items == 0 {
         return Vec::new();
     }
-    let partials = if chunks.is_some() { batch.partials.into() } else { super::Argument::Null };
-    let attend = Launch {
-        module: "attention",
-        kernel: kernel(kind, pages.kv_type, rows, plan.carried),
-        grid: [items as u32, pages.kv_heads as u32, 1],
-        threads: if rows == FEW_ROWS { 128 } else { 256 },
-        shared_bytes: shared_bytes(kind, pages.kv_type, rows) as u32,
-        arguments: vec![
-            batch.items.into(),
-            batch.tables.into(),
-            batch.q.into(),
-            batch.q_stride.into(),
-            pages.keys.into(),
-            pages.values.into(),
-            batch.sinks.into(),
-            batch.out.into(),
-            partials,
-            pages.kv_heads.into(),
-            group.into(),
-            (pages.page_size.trailing_zeros() as usize).into(),
-            batch.window.unwrap_or(0).into(),
-            (batch.scale * batch.kv_scale[0] * std::f32::consts::LOG2_E).into(),
-            batch.kv_scale[1].into(),
-        ],
-    };
+    let attend = attend(pages, batch, items);
     if chunks.is_none() {
         return vec![attend];
     }
@@ -348,6 +331,67 @@ pub fn launch(pages: &Pages, batch: &Batch<'_>) -> Vec<Launch> {
         ],
     };
     vec![attend, merge]
+}
+
+/// The launch that goes through keys and values.
+fn attend(pages: &Pages, batch: &Batch<'_>, items: usize) -> Launch {
+    let (plan, kind, Cut { rows, chunks }) = (batch.plan, pages.kind, batch.plan.cut);
+    let pipelined =
+        rows == MANY_ROWS && batch.unit == Unit::Warpgroup && pages.kv_type == KvType::Bf16 && !plan.carried;
+    let partials = if chunks.is_some() { batch.partials.into() } else { super::Argument::Null };
+    let pieces = items * pages.kv_heads;
+    let mut arguments = vec![batch.items.into()];
+    if pipelined {
+        arguments.push(pieces.into());
+    }
+    arguments.extend([
+        batch.tables.into(),
+        batch.q.into(),
+        batch.q_stride.into(),
+        pages.keys.into(),
+        pages.values.into(),
+        batch.sinks.into(),
+        batch.out.into(),
+        partials,
+        pages.kv_heads.into(),
+        (batch.heads / pages.kv_heads).into(),
+        (pages.page_size.trailing_zeros() as usize).into(),
+        batch.window.unwrap_or(0).into(),
+        (batch.scale * batch.kv_scale[0] * std::f32::consts::LOG2_E).into(),
+        batch.kv_scale[1].into(),
+    ]);
+    if pipelined {
+        return Launch {
+            module: "attention_sm90",
+            kernel: pipelined_kernel(kind, chunks.is_some()),
+            grid: [(pieces as u32).min(PROCESSORS), 1, 1],
+            threads: PIPELINED_THREADS,
+            shared_bytes: pipelined_shared_bytes(kind) as u32,
+            arguments,
+        };
+    }
+    Launch {
+        module: "attention",
+        kernel: kernel(kind, pages.kv_type, rows, plan.carried),
+        grid: [items as u32, pages.kv_heads as u32, 1],
+        threads: if rows == FEW_ROWS { 128 } else { 256 },
+        shared_bytes: shared_bytes(kind, pages.kv_type, rows) as u32,
+        arguments,
+    }
+}
+
+/// Of `attention_sm90.cu`.
+fn pipelined_kernel(kind: HeadKind, apart: bool) -> String {
+    let apart = if apart { "_apart" } else { "" };
+    format!("attention_sm90_{}_bf16{apart}", kind.key_dim())
+}
+
+/// `SHARED` in `attention_sm90.cuh`: the query, five tiles of keys and values, two barriers of each, and what of
+/// the joined sums has no room in registers.
+fn pipelined_shared_bytes(kind: HeadKind) -> usize {
+    let (row, stages) = (2 * kind.key_dim(), 5);
+    let stashed = if kind == HeadKind::Dim128 { 6 * 4 * 256 * 4 } else { 0 };
+    MANY_ROWS * row + stages * 2 * 64 * row + (stages + 1) * 16 + stashed
 }
 
 fn kernel(kind: HeadKind, kv_type: KvType, rows: usize, carried: bool) -> String {
@@ -381,8 +425,8 @@ fn shared_bytes(kind: HeadKind, kv_type: KvType, rows: usize) -> usize {
         (HeadKind::Latent, _) | (HeadKind::Dim128, KvType::Bf16) => 3,
         _ => 4,
     };
-    // Weights, and maxima of four warps.
-    let exchanged = rows * tile * 2 + 4 * rows * 4;
+    // Weights, maxima of four warps, and of latents what weights add up to.
+    let exchanged = rows * tile * 2 + 4 * rows * 4 + if latent { 1024 } else { 0 };
     let kept = if latent { rows * kind.key_dim() * 2 + if fp8 { wide } else { 0 } } else { 0 };
     stages * stage + exchanged + kept
 }
@@ -423,6 +467,7 @@ mod tests {
             }
             assert!(shared_bytes(HeadKind::Latent, kv_type, FEW_ROWS) <= 163 << 10);
         }
+        assert!(pipelined_shared_bytes(HeadKind::Dim128) <= 227 << 10);
     }
 
     proptest! {

@@ -2,6 +2,7 @@
 //! scattered. How it is cut into blocks is the caller's.
 
 use half::bf16;
+use keyway_kernels::cuda::matmul::Unit;
 use keyway_kernels::cuda::paged_attention::{self, Batch, Cut, HeadKind, KvType, Pages, Plan, Sequence};
 use keyway_kernels::cuda::{Launch, Slice};
 
@@ -73,14 +74,14 @@ impl Attention {
         let tokens: usize = sequences.iter().map(|s| s.tokens).sum();
         let size = if kv_type == KvType::Fp8 { 1 } else { 2 };
         let vectors = pages * page_size * kv_heads * size;
-        let values = if latent { None } else { Some(lab.filled(vectors * kind.value_dim(), 4)?) };
-        let keys = lab.filled(vectors * kind.key_dim(), 3)?;
+        let values = if latent { None } else { Some(lab.filled_evenly(vectors * kind.value_dim(), 4)?) };
+        let keys = lab.filled_evenly(vectors * kind.key_dim(), 3)?;
         // Scattered: 7919 is a prime that shares no factor with a number of pages below it times a power of two.
         let table: Vec<u32> = (0..pages).map(|i| ((i * 7919) % pages) as u32).collect();
         Ok(Self {
             cache: Pages { keys, values, kv_type, kind, kv_heads, page_size },
             tables: lab.upload(&table)?,
-            q: lab.filled(tokens * heads * kind.key_dim() * 2, 5)?.cast(),
+            q: lab.filled_evenly(tokens * heads * kind.key_dim() * 2, 5)?.cast(),
             out: lab.poisoned(tokens * heads * kind.value_dim())?,
             sequences,
             heads,
@@ -110,6 +111,7 @@ impl Attention {
             heads: self.heads,
             sinks: None,
             window: None,
+            unit: if lab.has_warpgroups() { Unit::Warpgroup } else { Unit::Warp },
             scale: 1.0 / (kind.key_dim() as f32).sqrt(),
             kv_scale: [1.0; 2],
             out: self.out,

@@ -18,6 +18,7 @@ macro_rules! fatbins {
 }
 const FATBINS: &[(&str, &[u8])] = fatbins!(
     "attention",
+    "attention_sm90",
     "elementwise",
     "gather",
     "matmul",

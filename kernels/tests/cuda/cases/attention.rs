@@ -2,6 +2,7 @@
 //! that no cut, page layout or neighbour changes a bit.
 
 use half::bf16;
+use keyway_kernels::cuda::matmul::Unit;
 use keyway_kernels::cuda::paged_attention::{
     Batch, CHUNK, Cut, HeadKind, KvType, Pages, Plan, Sequence, launch,
 };
@@ -37,6 +38,8 @@ struct Setup {
     cancelling: bool,
     /// Whether blocks carry one state over all their chunks.
     carried: bool,
+    /// Of blocks of many rows.
+    unit: Unit,
 }
 
 impl Setup {
@@ -60,6 +63,7 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         sinks: false,
         cancelling: false,
         carried: false,
+        unit: Unit::Warp,
     };
     let mut setups = vec![
         plain.clone(),
@@ -139,6 +143,13 @@ fn run_one(lab: &mut Lab<'_>, setup: &Setup, page_size: usize) -> Result<(), Str
         for chunks in [None, Some(1), Some(2)] {
             let other = data.run(lab, setup, page_size, Cut { rows, chunks }, &all)?;
             lab.same(&format!("{rows} rows, {chunks:?} chunks apart"), &other, &out)?;
+        }
+    }
+    if setup.kv_type == KvType::Bf16 && setup.kind != HeadKind::Latent && lab.has_warpgroups() {
+        let pipelined = Setup { unit: Unit::Warpgroup, ..setup.clone() };
+        for chunks in [None, Some(1), Some(2)] {
+            let other = data.run(lab, &pipelined, page_size, Cut { rows: 128, chunks }, &all)?;
+            lab.same(&format!("by warpgroups, {chunks:?} chunks apart"), &other, &out)?;
         }
     }
     if (setup.kind, setup.kv_type) == (HeadKind::Dim128, KvType::Bf16) {
@@ -359,6 +370,7 @@ impl Data {
             heads: setup.heads(),
             sinks: if setup.sinks { Some(lab.upload(&self.sinks)?) } else { None },
             window: setup.window,
+            unit: setup.unit,
             scale: setup.scale(),
             kv_scale: match (setup.kv_type, setup.kind) {
                 (KvType::Bf16, _) => [1.0; 2],

@@ -166,6 +166,7 @@ impl Forward<'_> {
             heads: self.heads.heads,
             sinks,
             window,
+            unit: self.weights.embedding.unit,
             scale: self.heads.scale,
             kv_scale: [1.0; 2],
             out,
