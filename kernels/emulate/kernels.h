@@ -9,6 +9,7 @@
 
 #include "../src/attention.cuh"
 #include "../src/bulk.cuh"
+#include "../src/choice.cuh"
 #include "../src/gate.cuh"
 #include "../src/moe.cuh"
 #include "../src/numbers.cuh"
@@ -19,6 +20,7 @@
 #include "../src/product_sm90.cuh"
 #include "../src/system.cuh"
 #include "../src/tile.cuh"
+#include "../src/warp.cuh"
 
 // Each file's own names stay in a namespace of its own.
 namespace attention_cu {

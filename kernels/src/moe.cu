@@ -1,142 +1,34 @@
-// The parts of a mixture-of-experts layer around the experts' products (`moe.rs` and `moe/route.rs` have the definitions): the
-// router's choice, the grouping of slots by expert, and the sum of the experts' outputs. A slot is a token's choice of
-// an expert: token * top + choice. Every number of rows may be anything; experts are at most 1024.
+// The parts of a mixture-of-experts layer around the experts' products (`moe.rs` and `moe/route.rs` have the
+// definitions): the router's choice, the grouping of slots by expert, and the sum of the experts' outputs. A
+// slot is a token's choice of an expert: token * top + choice. Every number of rows may be anything; experts
+// are at most 1024.
+#include "choice.cuh"
 #include "moe.cuh"
 
-constexpr int EXPERTS_MAX = 1024, LANES = 32, HELD = EXPERTS_MAX / LANES;
-// A token's slot in the KV cache, if there is none: it only fills up a batch. And the place of a slot without an expert.
-constexpr uint32_t NO_SLOT = 0xffffffffu, NO_PLACE = 0xffffffffu;
+// The place of a slot without an expert.
+constexpr uint32_t NO_PLACE = 0xffffffffu;
 
 // === moe_route ===
 //
-// logits [tokens, experts] f32 to ids and weights [tokens, top]. One warp a token; block: 128 threads, grid:
-// tokens / 4. Lane l holds experts l, l + 32, …. Shared memory: a float for each expert, by warp. Experts rank by score plus
-// `bias` (null: none), equal ones by ascending number; NaN ranks last. Slot order is the order of choice. A token whose
-// `kv_slots` (null: all have one) is NO_SLOT chooses nobody, so that no weight is read for it: its ids are `experts`, its weights 0.
-enum Scoring : uint32_t { SOFTMAX_ALL, SOFTMAX_TOP, SIGMOID };
-
-struct Router {
-    uint32_t experts, top, scoring, renormalise;
-    float scale;
-    // `keep` of `groups` equal groups take part, ranked by their best expert or the sum of their two best.
-    uint32_t groups, keep, by_two;
-};
-
-__device__ __forceinline__ float exp_fast(float x) { return exp2_fast(x * LOG2_E); }
-
-template <class F>
-__device__ __forceinline__ float over_warp(float value, F f) {
-    for (unsigned mask = 16; mask > 0; mask /= 2) value = f(value, shuffle_xor(value, mask));
-    return value;
+// logits [tokens, experts] f32 to ids and weights [tokens, top]. One warp a token (`choice.cuh`); block: 128
+// threads, grid: tokens / 4. Shared memory, by warp: two floats for each expert, a word for each choice. A
+// token whose `kv_slots` (null: all have one) is NO_SLOT chooses nobody, so that no weight is read for it:
+// its ids are `experts`, its weights 0.
+template <int HELD>
+__device__ __forceinline__ void route_token(const Router& router, const float* logits, const float* bias,
+                                            uint32_t kv_slot, uint32_t* ids, float* weights) {
+    const uint32_t lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+    float* row = reinterpret_cast<float*>(shared_memory()) + warp * (2 * router.experts + router.top);
+    const Choice<HELD> choice{router, row, row + router.experts,
+                              reinterpret_cast<uint32_t*>(row + 2 * router.experts), lane};
+    choice.fetch(logits, row);
+    if (bias != nullptr) choice.fetch(bias, choice.ranks);
+    async_copy_commit();
+    async_copy_wait<0>();
+    if (kv_slot == NO_SLOT) choice.choose_nobody(weights);
+    else choice.choose(bias, weights);
+    for (uint32_t slot = lane; slot < router.top; slot += LANES) ids[slot] = choice.picks[slot];
 }
-
-// The experts of one token, as one lane sees them.
-struct Choice {
-    const Router& r;
-    const float* row;
-    float* ranks;  // of all lanes, in shared memory
-    int lane;
-
-    __device__ __forceinline__ float largest() const {
-        float best = NEGATIVE_INFINITY;
-        for (uint32_t e = lane; e < r.experts; e += LANES) best = row[e] > best ? row[e] : best;
-        return over_warp(best, [](float a, float b) { return a > b ? a : b; });
-    }
-    __device__ __forceinline__ float total(float max) const {
-        float sum = 0.0f;
-        for (uint32_t e = lane; e < r.experts; e += LANES) sum += exp_fast(row[e] - max);
-        return over_warp(sum, [](float a, float b) { return a + b; });
-    }
-    __device__ __forceinline__ static float sigmoid(float x) { return 1.0f / (1.0f + exp_fast(-x)); }
-
-    // For softmax the logits, where these rank alike: probabilities may round to equal values.
-    __device__ __forceinline__ void rank(const float* bias, float max, float sum) const {
-        const bool sums = bias != nullptr || (r.groups > 0 && r.by_two);
-        for (uint32_t e = lane; e < r.experts; e += LANES) {
-            float value = row[e];
-            if (r.scoring == SIGMOID) value = sigmoid(value);
-            else if (r.scoring == SOFTMAX_ALL && sums) value = exp_fast(value - max) / sum;
-            if (bias != nullptr) value += bias[e];
-            ranks[e] = value == value ? value : NEGATIVE_INFINITY;
-        }
-        sync_warp();
-    }
-
-    __device__ __forceinline__ float group_score(uint32_t group) const {
-        const uint32_t size = r.experts / r.groups;
-        float best = NEGATIVE_INFINITY, second = NEGATIVE_INFINITY;
-        for (uint32_t e = group * size; e < (group + 1) * size; ++e) {
-            const float value = ranks[e];
-            second = value > best ? best : value > second ? value : second;
-            best = value > best ? value : best;
-        }
-        return r.by_two && size > 1 ? best + second : best;
-    }
-
-    // Takes the experts of all but the best groups out of the choice; of equal groups the lower one is better. A lane
-    // has group `lane`: there are at most 32.
-    __device__ __forceinline__ void drop_groups() const {
-        const bool mine = uint32_t(lane) < r.groups;
-        const float score = mine ? group_score(lane) : NEGATIVE_INFINITY;
-        uint32_t better = 0;
-        for (uint32_t other = 0; other < r.groups; ++other) {
-            const float theirs = shuffle(score, other);
-            better += theirs > score || (theirs == score && other < uint32_t(lane));
-        }
-        const uint32_t kept = lanes_where(mine && better < r.keep), size = r.experts / r.groups;
-        for (uint32_t e = lane; e < r.experts; e += LANES)
-            if (!(kept >> (e / size) & 1)) ranks[e] = NEGATIVE_INFINITY;
-        sync_warp();
-    }
-
-    // `ids` and `weights` [top] of the best, in that order.
-    __device__ __forceinline__ void choose(const float* bias, uint32_t* ids, float* weights) const {
-        const float max = r.scoring == SIGMOID ? 0.0f : largest();
-        const float sum = r.scoring == SOFTMAX_ALL ? total(max) : 1.0f;
-        rank(bias, max, sum);
-        if (r.groups > 0) drop_groups();
-        float chosen = 0.0f;
-        uint32_t given = 0;
-        for (uint32_t slot = 0; slot < r.top; ++slot) {
-            const uint32_t expert = best(given);
-            if (expert % LANES == uint32_t(lane)) given |= 1u << expert / LANES;
-            const float logit = row[expert];
-            const float weight = r.scoring == SIGMOID ? sigmoid(logit) : exp_fast(logit - max) / sum;
-            chosen += weight;
-            if (lane == 0) ids[slot] = expert, weights[slot] = weight;
-        }
-        sync_warp();
-        // DeepSeek-V3 adds 1e-20 to the sum it divides by; it vanishes in every sum of softmax weights.
-        float divisor = r.scoring == SOFTMAX_TOP ? chosen : 1.0f;
-        if (r.renormalise) divisor = chosen + 1e-20f;
-        if (lane == 0)
-            for (uint32_t slot = 0; slot < r.top; ++slot) weights[slot] = weights[slot] / divisor * r.scale;
-    }
-
-    // Nobody: of a token that only fills up a batch.
-    __device__ __forceinline__ void choose_nobody(uint32_t* ids, float* weights) const {
-        for (uint32_t slot = lane; slot < r.top; slot += LANES) ids[slot] = r.experts, weights[slot] = 0.0f;
-    }
-
-    // The best expert that this lane has not given away; `given` has a bit for each of its experts.
-    __device__ __forceinline__ uint32_t best(uint32_t given) const {
-        float best = NEGATIVE_INFINITY;
-        uint32_t expert = EXPERTS_MAX;
-        for (uint32_t e = lane, i = 0; e < r.experts; e += LANES, ++i) {
-            if (given >> i & 1) continue;
-            if (expert == EXPERTS_MAX || ranks[e] > best) best = ranks[e], expert = e;
-        }
-        for (unsigned mask = 16; mask > 0; mask /= 2) {
-            const float theirs = shuffle_xor(best, mask);
-            const uint32_t other = shuffle_xor(expert, mask);
-            const bool theirs_wins =
-                other != EXPERTS_MAX &&
-                (expert == EXPERTS_MAX || theirs > best || (theirs == best && other < expert));
-            if (theirs_wins) best = theirs, expert = other;
-        }
-        return expert;
-    }
-};
 
 extern "C" __global__ void __launch_bounds__(128)
     moe_route(const float* logits, const float* bias, const uint32_t* kv_slots, uint32_t* ids, float* weights,
@@ -144,23 +36,22 @@ extern "C" __global__ void __launch_bounds__(128)
               float scale, uint32_t groups, uint32_t keep, uint32_t by_two) {
     follow();
     const Router router{experts, top, scoring, renormalise, scale, groups, keep, by_two};
-    const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    const uint32_t token = blockIdx.x * 4 + warp;
+    const uint32_t token = blockIdx.x * 4 + threadIdx.x / LANES;
     if (token >= tokens) return;
-    float* ranks = reinterpret_cast<float*>(shared_memory()) + warp * experts;
-    const Choice choice{router, logits + uint64_t(token) * experts, ranks, lane};
-    ids += uint64_t(token) * top, weights += uint64_t(token) * top;
-    if (kv_slots != nullptr && kv_slots[token] == NO_SLOT) choice.choose_nobody(ids, weights);
-    else choice.choose(bias, ids, weights);
+    const uint32_t kv_slot = kv_slots != nullptr ? kv_slots[token] : 0;
+    logits += uint64_t(token) * experts, ids += uint64_t(token) * top, weights += uint64_t(token) * top;
+    if (experts <= 4 * LANES) route_token<4>(router, logits, bias, kv_slot, ids, weights);
+    else if (experts <= 8 * LANES) route_token<8>(router, logits, bias, kv_slot, ids, weights);
+    else route_token<32>(router, logits, bias, kv_slot, ids, weights);
 }
 
 // === moe_group ===
 //
-// ids [slots] to `places` (by slot), `slots_at` (by place) and the items of the grouped products: each expert's places in
-// pieces of `block_rows`, experts ascending. Grid: experts; block: 256 threads; shared memory: a count for each expert. Each
-// block counts all ids, so that one launch does: 32,768 of them are 128 KB from the second-level cache.
-// Counts are integers: the order in which they are added shows nowhere. A slot without an expert (an id that is none) gets
-// NO_PLACE and is in no item.
+// ids [slots] to `places` (by slot), `slots_at` (by place) and the items of the grouped products: each
+// expert's places in pieces of `block_rows`, experts ascending. Grid: experts; block: 256 threads; shared
+// memory: a count for each expert. Each block counts all ids, so that one launch does: 32,768 of them are 128
+// KB from the second-level cache. Counts are integers: the order in which they are added shows nowhere. A
+// slot without an expert (an id that is none) gets NO_PLACE and is in no item.
 constexpr int GROUPERS = 256;
 
 extern "C" __global__ void __launch_bounds__(GROUPERS)
@@ -210,10 +101,114 @@ extern "C" __global__ void __launch_bounds__(GROUPERS)
 
 // === moe_choose ===
 //
-// Of a few tokens in one launch: what the router's product left to be added, `moe_route` and `moe_group`, with their bits. `sums`
-// [splits, tokens, experts] f32 and `router_bias` bf16 (null: none) are added as `matmul_reduce` adds them. Grid: 1; block: a
-// warp for each token, at most 32. Shared memory: two words for each expert, one for each slot, two floats for each expert
-// of each token. Items have 2^row_shift rows.
+// Of a few tokens in one launch: what the router's product left to be added, `moe_route` and `moe_group`,
+// with their bits. `sums` [splits, tokens, experts] f32 and `router_bias` bf16 (null: none) are added as
+// `matmul_reduce` adds them. Grid: 1; block: a warp for each token, at most 32, and a thread for each expert.
+// Shared memory in words: two and two floats of each token for each expert, one for each slot, 32 for each
+// token, 32. Items have 2^row_shift rows.
+struct RouterSums {
+    const float* sums;
+    uint32_t splits, stride;  // between splits
+    const uint16_t* bias;
+};
+
+// Adds up this lane's logits, AT_ONCE at a time: what is read of up to 4 splits of these is asked for before
+// any is added.
+template <int AT_ONCE>
+__device__ __forceinline__ void add_splits(const RouterSums& from, uint32_t experts, uint32_t lane,
+                                           float* row) {
+    constexpr int SPLITS = 4;
+    for (uint32_t first = lane; first < experts; first += AT_ONCE * LANES) {
+        const float* sums = from.sums + first;
+        float totals[AT_ONCE] = {};
+        uint16_t bias[AT_ONCE] = {};
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            if (from.bias != nullptr && first + i * LANES < experts) bias[i] = from.bias[first + i * LANES];
+        for (uint32_t split = 0; split < from.splits; split += SPLITS) {
+            float parts[SPLITS][AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < SPLITS * AT_ONCE; ++i) {
+                const uint32_t s = i / AT_ONCE, e = i % AT_ONCE * LANES;
+                const bool there = split + s < from.splits && first + e < experts;
+                parts[s][i % AT_ONCE] = there ? sums[uint64_t(s) * from.stride + e] : 0.0f;
+            }
+            // What is not there adds 0 to a sum that is never -0.
+#pragma unroll
+            for (int i = 0; i < SPLITS * AT_ONCE; ++i) totals[i % AT_ONCE] += parts[i / AT_ONCE][i % AT_ONCE];
+            sums += SPLITS * uint64_t(from.stride);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (first + i * LANES >= experts) continue;
+            row[first + i * LANES] = from.bias != nullptr ? totals[i] + bf16_to_f32(bias[i]) : totals[i];
+        }
+    }
+}
+
+// Returns the bits of this lane's experts that the token chose.
+template <int HELD>
+__device__ __forceinline__ uint32_t choose_token(const Router& router, const RouterSums& from,
+                                                 const float* bias, uint32_t kv_slot, float* row,
+                                                 uint32_t* picks, float* weights) {
+    const Choice<HELD> choice{router, row, row + router.experts, picks, threadIdx.x % LANES};
+    if (bias != nullptr) choice.fetch(bias, choice.ranks);
+    async_copy_commit();
+    add_splits<(HELD < 8 ? HELD : 8)>(from, router.experts, choice.lane, row);
+    async_copy_wait<0>();
+    if (kv_slot != NO_SLOT) return choice.choose(bias, weights);
+    choice.choose_nobody(weights);
+    return 0;
+}
+
+// Places and items of a few tokens' slots, by a thread for each expert. `taken` [tokens, 32] has, by lane, a
+// bit for each of its experts that the token chose, so that an expert's slots are counted without a look at
+// the others'.
+struct FewGroups {
+    const uint32_t *taken, *ids;
+    uint32_t *firsts, *choosers, *totals;  // by expert, its first place and a bit for each token; by warp
+    uint32_t tokens, experts, top, row_shift;
+
+    __device__ __forceinline__ void list(ExpertRows* items, uint32_t* item_count) const {
+        const uint32_t expert = threadIdx.x, warp = expert / LANES, lane = expert % LANES;
+        uint32_t who = 0;
+        if (expert < experts)
+            for (uint32_t token = 0; token < tokens; ++token)
+                who |= (taken[token * LANES + lane] >> warp & 1) << token;
+        const uint32_t count = count_bits(who), rows = 1u << row_shift;
+        const uint32_t own_items = (count + rows - 1) >> row_shift;
+        // Slots and items of all experts up to this one, in the halves of a word: there are fewer than 2^16
+        // slots.
+        uint32_t both = count | own_items << 16;
+        for (uint32_t distance = 1; distance < LANES; distance *= 2) {
+            const uint32_t below = shuffle(both, (lane - distance) % LANES);
+            if (lane >= distance) both += below;
+        }
+        if (lane == LANES - 1) totals[warp] = both;
+        sync_block();
+        for (uint32_t lower = 0; lower < warp; ++lower) both += totals[lower];
+        if (expert >= experts) return;
+        const uint32_t end = both & 0xffff, first = end - count;
+        firsts[expert] = first, choosers[expert] = who;
+        ExpertRows* item = items + (both >> 16) - own_items;
+        for (uint32_t from = first; from < end; from += rows)
+            *item++ = ExpertRows{expert, from, min_of(from + rows, end), 0};
+        if (expert + 1 == experts) *item_count = both >> 16;
+    }
+
+    __device__ __forceinline__ void place(uint32_t* places, uint32_t* slots_at) const {
+        for (uint32_t slot = threadIdx.x; slot < tokens * top; slot += blockDim.x) {
+            const uint32_t expert = ids[slot];
+            uint32_t place = NO_PLACE;
+            if (expert < experts) {
+                place = firsts[expert] + count_bits(choosers[expert] & ((1u << slot / top) - 1));
+                slots_at[place] = slot;
+            }
+            places[slot] = place;
+        }
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(1024)
     moe_choose(const float* sums, uint32_t splits, const uint16_t* router_bias, const float* bias,
                const uint32_t* kv_slots, float* weights, uint32_t tokens, uint32_t experts, uint32_t top,
@@ -222,55 +217,33 @@ extern "C" __global__ void __launch_bounds__(1024)
                uint32_t* item_count) {
     follow();
     const Router router{experts, top, scoring, renormalise, scale, groups, keep, by_two};
-    const uint32_t slots = tokens * top, token = threadIdx.x / LANES;
-    uint32_t* counts = reinterpret_cast<uint32_t*>(shared_memory());
-    uint32_t *firsts = counts + experts, *ids = firsts + experts;
-    for (uint32_t e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
+    const uint32_t token = threadIdx.x / LANES;
+    uint32_t* firsts = reinterpret_cast<uint32_t*>(shared_memory());
+    uint32_t *choosers = firsts + experts, *totals = choosers + experts, *taken = totals + LANES;
+    uint32_t* ids = taken + tokens * LANES;
     if (token < tokens) {
-        float* row = reinterpret_cast<float*>(ids + slots) + token * 2 * experts;
-        const Choice choice{router, row, row + experts, int(threadIdx.x % LANES)};
-        for (uint32_t e = choice.lane; e < experts; e += LANES) {
-            float total = 0.0f;
-            for (uint32_t split = 0; split < splits; ++split)
-                total += sums[(uint64_t(split) * tokens + token) * experts + e];
-            row[e] = router_bias != nullptr ? total + bf16_to_f32(router_bias[e]) : total;
-        }
-        sync_warp();
-        const bool nobody = kv_slots != nullptr && kv_slots[token] == NO_SLOT;
-        if (nobody) choice.choose_nobody(ids + token * top, weights + token * top);
-        else choice.choose(bias, ids + token * top, weights + token * top);
+        const uint32_t kv_slot = kv_slots != nullptr ? kv_slots[token] : 0;
+        const RouterSums from{sums + uint64_t(token) * experts, splits, tokens * experts, router_bias};
+        float* row = reinterpret_cast<float*>(ids + tokens * top) + token * 2 * experts;
+        float* own = weights + token * top;
+        uint32_t *picks = ids + token * top, *chosen = &taken[threadIdx.x];
+        if (experts <= 4 * LANES) *chosen = choose_token<4>(router, from, bias, kv_slot, row, picks, own);
+        else if (experts <= 8 * LANES) *chosen = choose_token<8>(router, from, bias, kv_slot, row, picks, own);
+        else *chosen = choose_token<32>(router, from, bias, kv_slot, row, picks, own);
     }
     sync_block();
-    for (uint32_t slot = threadIdx.x; slot < slots; slot += blockDim.x)
-        if (ids[slot] < experts) atomic_add(&counts[ids[slot]], 1u);
+    const FewGroups grouped{taken, ids, firsts, choosers, totals, tokens, experts, top, row_shift};
+    grouped.list(items, item_count);
     sync_block();
-    const uint32_t more = (1u << row_shift) - 1;
-    for (uint32_t expert = threadIdx.x; expert < experts; expert += blockDim.x) {
-        uint32_t first = 0, item = 0;
-        for (uint32_t e = 0; e < expert; ++e) first += counts[e], item += (counts[e] + more) >> row_shift;
-        firsts[expert] = first;
-        const uint32_t end = first + counts[expert];
-        for (uint32_t from = first; from < end; from += more + 1, ++item)
-            items[item] = ExpertRows{expert, from, min_of(from + more + 1, end), 0};
-        if (expert + 1 == experts) *item_count = item;
-    }
-    sync_block();
-    for (uint32_t slot = threadIdx.x; slot < slots; slot += blockDim.x) {
-        const uint32_t expert = ids[slot];
-        uint32_t place = expert < experts ? firsts[expert] : NO_PLACE;
-        if (expert < experts) {
-            for (uint32_t before = 0; before < slot; ++before) place += ids[before] == expert;
-            slots_at[place] = slot;
-        }
-        places[slot] = place;
-    }
+    grouped.place(places, slots_at);
 }
 
 // === moe_combine ===
 //
-// out[t] = sum over the slots s of t, in order, of weights[s] * rows[places[s]], and behind them `shared[t]` (null: none), what an
-// expert gave that serves every token: in f32, rounded once. Slots without a place add nothing. Rows, shared and out bf16, `width`
-// a multiple of 8. Grid: (packets of 8 columns / 128, tokens). Block: 128 threads.
+// out[t] = sum over the slots s of t, in order, of weights[s] * rows[places[s]], and behind them `shared[t]`
+// (null: none), what an expert gave that serves every token: in f32, rounded once. Slots without a place add
+// nothing. Rows, shared and out bf16, `width` a multiple of 8. Grid: (packets of 8 columns / 128, tokens).
+// Block: 128 threads.
 extern "C" __global__ void __launch_bounds__(128)
     moe_combine(const uint16_t* rows, const uint32_t* places, const float* weights, const uint16_t* shared,
                 uint16_t* out, uint32_t top, uint32_t width) {

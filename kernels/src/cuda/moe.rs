@@ -61,7 +61,7 @@ pub fn route(
         kernel: "moe_route".into(),
         grid: [tokens.div_ceil(4) as u32, 1, 1],
         threads: 128,
-        shared_bytes: (4 * experts * 4) as u32,
+        shared_bytes: (4 * (2 * experts + routing.top) * 4) as u32,
         arguments,
     })
 }
@@ -229,8 +229,8 @@ pub fn choose(
         module: "moe",
         kernel: "moe_choose".into(),
         grid: [1, 1, 1],
-        threads: (tokens.max(4) * WARP) as u32,
-        shared_bytes: ((2 * experts + slots + 2 * tokens * experts) * 4) as u32,
+        threads: (tokens.max(experts.div_ceil(WARP)) * WARP) as u32,
+        shared_bytes: ((2 * experts + WARP + tokens * WARP + slots + 2 * tokens * experts) * 4) as u32,
         arguments,
     })
 }

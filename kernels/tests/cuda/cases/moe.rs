@@ -42,7 +42,8 @@ fn routes(lab: &mut Lab<'_>) -> Result<(), String> {
         },
     ];
     for routing in routings {
-        for (tokens, experts) in [(1, 8), (7, 64), (6, 160)] {
+        // More than 256 experts stay in shared memory.
+        for (tokens, experts) in [(1, 8), (7, 64), (6, 160), (5, 320)] {
             for biased in [false, true] {
                 let logits = logits(experts as u64, tokens, experts);
                 let bias: Vec<f32> = (0..experts).map(|e| 0.3 * ((e * 13) % 7) as f32).collect();
@@ -201,9 +202,14 @@ fn few(lab: &mut Lab<'_>) -> Result<(), String> {
         Routing { top: 4, scoring: Scoring::Sigmoid, scale: 2.5, groups: grouped_by_two, ..PLAIN },
     ];
     for (routing, biased) in routings.into_iter().zip([false, true, true]) {
-        for (tokens, experts, splits, rows) in
-            [(1, 128, 3, 16), (32, 64, 1, 16), (5, 8, 2, 64), (31, 12, 1, 16)]
-        {
+        for (tokens, experts, splits, rows) in [
+            (1, 128, 3, 16),
+            (32, 64, 1, 16),
+            (5, 8, 2, 64),
+            (31, 12, 1, 16),
+            (2, 200, 5, 16),
+            (3, 320, 2, 16),
+        ] {
             let what = format!("{routing:?}, {tokens} tokens of {experts} experts");
             if !are_few(tokens, experts) {
                 return Err(format!("{what}: too many"));
