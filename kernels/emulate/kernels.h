@@ -12,6 +12,7 @@
 #include "../src/choice.cuh"
 #include "../src/gate.cuh"
 #include "../src/moe.cuh"
+#include "../src/norm.cuh"
 #include "../src/numbers.cuh"
 #include "../src/peer.cuh"
 #include "../src/pipeline_sm90.cuh"
@@ -186,6 +187,8 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(peer_reset),
     KERNEL(apply_rules),
     KERNEL(rms_norm),
+    KERNEL(rope_heads_bf16),
+    KERNEL(rope_heads_fp8),
     KERNEL(rope_write_bf16),
     KERNEL(rope_write_fp8),
     KERNEL(sample),

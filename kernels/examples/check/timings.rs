@@ -326,15 +326,16 @@ fn rotate(lab: &mut Lab<'_>, tokens: usize) -> Result<Work, String> {
         stride,
         kv: None,
         heads,
+        norms: None,
         angles: [lab.upload(&angles)?, lab.upload(&angles)?],
         rotated_from: 0,
         pairing: Pairing::Halves,
         slots: lab.upload(&slots)?,
     };
-    let launch = rope::launch(&tokens_of, &pages, [1.0; 2]);
+    let launches = rope::launch(&tokens_of, &pages, [1.0; 2]);
     // Every row is read; queries, keys and values are written; angles are read.
     let bytes = (tokens * (2 * stride * 2 + dim * 4)) as u64;
-    Ok(Work { launches: launch.into_iter().collect(), bytes, operations: 0 })
+    Ok(Work { launches, bytes, operations: 0 })
 }
 
 fn gate(lab: &mut Lab<'_>, rows: usize, width: usize) -> Result<Work, String> {

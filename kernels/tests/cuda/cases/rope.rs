@@ -2,7 +2,9 @@
 
 use half::bf16;
 use keyway_kernels::cuda::paged_attention::{HeadKind, KvType, Pages};
-use keyway_kernels::cuda::rope::{NO_SLOT, Tokens, launch};
+use keyway_kernels::cuda::rms_norm::{self, Rows};
+use keyway_kernels::cuda::rope::{NO_SLOT, Norms, Tokens, launch};
+use keyway_kernels::heads::Heads;
 use keyway_kernels::quant::e4m3;
 use keyway_kernels::rope::{Pairing, oracle};
 
@@ -20,6 +22,16 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         one(lab, HeadKind::Latent, kv_type, Pairing::Interleaved, 512, 32)?;
         apart(lab, kv_type)?;
         lab.clear();
+        let (halves, interleaved) = (Pairing::Halves, Pairing::Interleaved);
+        // The whole of a head, parts of it, and what does not go through in packets.
+        for turns in
+            [(halves, 0, 32), (interleaved, 0, 32), (halves, 8, 24), (interleaved, 16, 8), (halves, 6, 10)]
+        {
+            forms(lab, HeadKind::Dim64, kv_type, turns, (5, 2))?;
+        }
+        for turns in [(halves, 0, 64), (interleaved, 0, 64), (halves, 0, 32), (halves, 16, 20)] {
+            forms(lab, HeadKind::Dim128, kv_type, turns, (6, 3))?;
+        }
     }
     Ok(())
 }
@@ -57,6 +69,7 @@ fn one(
         stride,
         kv: None,
         heads,
+        norms: None,
         angles,
         rotated_from,
         pairing,
@@ -112,6 +125,7 @@ fn apart(lab: &mut Lab<'_>, kv_type: KvType) -> Result<(), String> {
             stride: if own { queries } else { stride },
             kv,
             heads,
+            norms: None,
             angles: [lab.upload(&angles)?, lab.upload(&angles)?],
             rotated_from: 512,
             pairing: Pairing::Interleaved,
@@ -124,6 +138,56 @@ fn apart(lab: &mut Lab<'_>, kv_type: KvType) -> Result<(), String> {
     }
     lab.same("queries without latents beside them", &results[1].0, &results[0].0)?;
     lab.same("latents in rows of their own", &results[1].1, &results[0].1)
+}
+
+/// Heads in packets and not, norms on the way and before: the same queries and the same pages.
+fn forms(
+    lab: &mut Lab<'_>,
+    kind: HeadKind,
+    kv_type: KvType,
+    (pairing, rotated_from, half): (Pairing, usize, usize),
+    (heads, kv_heads): (usize, usize),
+) -> Result<(), String> {
+    let (dim, slots) = (kind.key_dim(), [3, NO_SLOT, 17, 38]);
+    let (rows, width) = (slots.len(), (heads + 2 * kv_heads) * dim);
+    let x = values(half as u64, rows * width);
+    let turns: Vec<f32> = (0..rows * half).map(|i| i as f32 * 0.37).collect();
+    let turns = [turns.iter().map(|t| t.cos()).collect::<Vec<_>>(), turns.iter().map(|t| t.sin()).collect()];
+    let angles = [lab.upload(&turns[0])?, lab.upload(&turns[1])?];
+    let (queries, keys) = (lab.upload(&values(71, dim))?, lab.upload(&values(72, dim))?);
+    let norms = Norms { queries, keys, eps: 1e-6 };
+    let slots = lab.upload(&slots)?;
+    let mut results = Vec::new();
+    // Rows whose distance is no multiple of 8 do not go through in packets, nor does a norm take them.
+    for (normed, before, more) in [(false, false, 2), (false, false, 0), (true, true, 0), (true, false, 0)] {
+        let stride = width + more;
+        let rows_of = x.chunks(width).flat_map(|row| [row, &vec![bf16::ONE; more]].concat());
+        let x = lab.upload(&rows_of.collect::<Vec<bf16>>())?;
+        if before {
+            for (weight, first, count) in [(queries, 0, heads), (keys, heads, kv_heads)] {
+                let heads = Heads { stride, first: first * dim, count, pitch: dim };
+                let of = Rows { rows, width: dim, heads };
+                lab.launch(rms_norm::launch(x, None, weight, norms.eps, of, x))?;
+            }
+        }
+        let bytes = PAGES * PAGE_SIZE * kv_heads * dim * if kv_type == KvType::Fp8 { 1 } else { 2 };
+        let (keys, values) = (lab.poisoned::<u8>(bytes)?, lab.poisoned::<u8>(bytes)?);
+        let pages = Pages { keys, values: Some(values), kv_type, kind, kv_heads, page_size: PAGE_SIZE };
+        let norms = (normed && !before).then_some(norms);
+        let tokens = Tokens { x, stride, kv: None, heads, norms, angles, rotated_from, pairing, slots };
+        lab.launch(launch(&tokens, &pages, [0.5, 0.25]))?;
+        let out = lab.download(x)?;
+        let out = out.chunks(stride).flat_map(|row| row[..heads * dim].to_vec()).collect::<Vec<bf16>>();
+        results.push((out, lab.download(keys)?, lab.download(values)?));
+    }
+    let what = format!("{kind:?} {kv_type:?} {pairing:?} {rotated_from}+2*{half}");
+    for (pair, of) in results.chunks(2).zip(["in packets", "with norms on the way"]) {
+        lab.same(&format!("queries {of}, {what}"), &pair[1].0, &pair[0].0)?;
+        lab.same(&format!("keys {of}, {what}"), &pair[1].1, &pair[0].1)?;
+        lab.same(&format!("values {of}, {what}"), &pair[1].2, &pair[0].2)?;
+    }
+    lab.clear();
+    Ok(())
 }
 
 /// The rows with their first `count` heads turned, in float64.

@@ -4,10 +4,9 @@ use half::bf16;
 use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed};
 use keyway_kernels::cuda::paged_attention::{self, Batch, Pages};
 use keyway_kernels::cuda::rms_norm::{self, Rows};
-use keyway_kernels::cuda::rope::{self, Tokens};
+use keyway_kernels::cuda::rope::{self, Norms, Tokens};
 use keyway_kernels::cuda::sample::SCORE_WORDS;
 use keyway_kernels::cuda::{Launch, Slice, elementwise, gather, rules, sample};
-use keyway_kernels::heads::Heads;
 
 use super::heads::HeadShape;
 use super::room::{Room, Widths};
@@ -120,23 +119,16 @@ impl Forward<'_> {
     /// Turned queries of every row, normalised where the model does so, and keys and values to their pages. Distance
     /// between rows as well.
     fn queries(&mut self, layer: &DeviceGrouped, group: &GroupStep, pages: &Pages) -> (Slice<bf16>, usize) {
-        let HeadShape { heads, kv_heads, kind, .. } = self.heads;
-        let (stride, head_dim) = (self.widths.qkv, kind.key_dim());
+        let (heads, stride) = (self.heads.heads, self.widths.qkv);
         let qkv = self.room.qkv.slice(0, self.rows * stride);
         self.product(self.room.normed.slice(0, self.rows * self.widths.hidden), &layer.qkv, Out::Bf16(qkv));
-        if let Some(norms) = layer.qk_norm {
-            let of = |first, count| Heads { stride, first: first * head_dim, count, pitch: head_dim };
-            for (norm, heads) in norms.into_iter().zip([of(0, heads), of(heads, kv_heads)]) {
-                let rows = Rows { rows: self.rows, width: head_dim, heads };
-                self.launches.extend(rms_norm::launch(qkv, None, norm, self.config.norm_eps, rows, qkv));
-            }
-        }
         let inputs = &self.room.inputs;
         let tokens = Tokens {
             x: qkv,
             stride,
             kv: None,
             heads,
+            norms: layer.qk_norm.map(|[queries, keys]| Norms { queries, keys, eps: self.config.norm_eps }),
             angles: self.step.angles.map(|part| part.of(inputs).cast()),
             rotated_from: 0,
             pairing: self.config.rope.pairing,

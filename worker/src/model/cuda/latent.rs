@@ -184,6 +184,7 @@ impl Forward<'_> {
             stride: widths.latent.absorbed,
             kv: Some((latent, stride)),
             heads: widths.latent.heads,
+            norms: None,
             angles: self.step.angles.map(|part| part.of(&room.inputs).cast()),
             rotated_from: rank,
             pairing: self.config.rope.pairing,
