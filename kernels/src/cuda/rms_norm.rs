@@ -5,8 +5,11 @@ use half::bf16;
 use super::{Launch, Slice};
 use crate::heads::Heads;
 
-/// Elements that a thread takes at once.
+/// Elements that a thread takes at once, and threads of a block at most.
 const PACKET: usize = 8;
+const THREADS_MAX: usize = 512;
+/// Floats that a thread reads at once of what warps have found.
+const FOUND: u32 = 4;
 
 /// Where the rows lie, and how many of a head's elements are normalised (`width`, from its beginning).
 #[derive(Debug, Clone, Copy)]
@@ -53,13 +56,19 @@ pub fn launch(
         return None;
     }
     // A function of the width alone: it fixes the order of the sum.
-    let threads = (width / PACKET).next_multiple_of(32).min(512) as u32;
+    let threads = (width / PACKET).next_multiple_of(32).min(THREADS_MAX) as u32;
+    let kernel = match width.div_ceil(THREADS_MAX * PACKET) {
+        1 => "rms_norm_1",
+        2 => "rms_norm_2",
+        3 | 4 => "rms_norm_4",
+        _ => "rms_norm",
+    };
     Some(Launch {
         module: "rms_norm",
-        kernel: "rms_norm".into(),
+        kernel: kernel.into(),
         grid: [heads.count as u32, rows as u32, 1],
         threads,
-        shared_bytes: threads / 32 * 4,
+        shared_bytes: (threads / 32).next_multiple_of(FOUND) * 4,
         arguments: vec![
             x.starting_at(heads.first).into(),
             residual.map(|r| r.starting_at(heads.first)).into(),

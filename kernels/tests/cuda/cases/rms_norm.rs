@@ -9,7 +9,9 @@ use super::{BF16, Lab, values, wide};
 const EPS: f32 = 1e-6;
 
 pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
-    let mut shapes = vec![(0, 8), (1, 8), (3, 64), (2, 264), (5, 1000), (2, 4104)];
+    // As many packets a thread as there are kernels for, and more.
+    let mut shapes =
+        vec![(0, 8), (1, 8), (3, 64), (2, 264), (5, 1000), (2, 4104), (2, 9000), (2, 13_000), (2, 16_392)];
     if lab.is_large() {
         shapes.extend([(4096, 4096), (333, 7168), (1, 16384)]);
     }
