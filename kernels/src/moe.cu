@@ -48,55 +48,81 @@ extern "C" __global__ void __launch_bounds__(128)
 // === moe_group ===
 //
 // ids [slots] to `places` (by slot), `slots_at` (by place) and the items of the grouped products: each
-// expert's places in pieces of `block_rows`, experts ascending. Grid: experts; block: 256 threads; shared
-// memory: a count for each expert. Each block counts all ids, so that one launch does: 32,768 of them are 128
-// KB from the second-level cache. Counts are integers: the order in which they are added shows nowhere. A
-// slot without an expert (an id that is none) gets NO_PLACE and is in no item.
-constexpr int GROUPERS = 256;
+// expert's places in pieces of `block_rows`, experts ascending. Grid: experts; block: 256 to 1024 threads;
+// shared memory: a count for each expert, two words, one for each of 32 warps. Each block reads all ids, so
+// that one launch does, and counts those of lower experts: 32,768 of them are 128 KB from the second-level
+// cache. A warp has slots that follow each other, and knows how many of the block's own lie before them: so
+// places ascend, and no round waits for another warp's. Counts are integers: the order in which they are
+// added shows nowhere. A slot without an expert (an id that is none) gets NO_PLACE and is in no item.
 
-extern "C" __global__ void __launch_bounds__(GROUPERS)
+// A warp's slots, 32 of them a round; rounds' ids are asked for several at once.
+struct WarpSlots {
+    const uint32_t* ids;
+    uint32_t slots, first, rounds;
+
+    template <class F>
+    __device__ __forceinline__ void each(F f) const {
+        constexpr int AT_ONCE = 8;
+        for (uint32_t round = 0; round < rounds; round += AT_ONCE) {
+            uint32_t found[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const uint32_t slot = first + (round + i) * LANES + threadIdx.x % LANES;
+                found[i] = round + i < rounds && slot < slots ? ids[slot] : NO_PLACE;
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i)
+                if (round + i < rounds) f(first + (round + i) * LANES + threadIdx.x % LANES, found[i]);
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(1024)
     moe_group(const uint32_t* ids, uint32_t slots, uint32_t experts, uint32_t block_rows, uint32_t* places,
               uint32_t* slots_at, ExpertRows* items, uint32_t* item_count) {
     follow();
     uint32_t* counts = reinterpret_cast<uint32_t*>(shared_memory());
-    uint32_t* before = counts + experts;  // places and items of lower experts, and what each warp has found
+    // Places and items of lower experts; by warp, the block's own.
+    uint32_t *before = counts + experts, *found = before + 2;
     const uint32_t expert = blockIdx.x, warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    for (uint32_t e = threadIdx.x; e < experts + 2 + GROUPERS / LANES; e += GROUPERS) counts[e] = 0;
+    for (uint32_t e = threadIdx.x; e < experts + 2; e += blockDim.x) counts[e] = 0;
     sync_block();
-    for (uint32_t slot = threadIdx.x; slot < slots; slot += GROUPERS) {
-        if (ids[slot] < experts) atomic_add(&counts[ids[slot]], 1u);
-        else if (expert == 0) places[slot] = NO_PLACE;
+    const uint32_t rounds = (slots + blockDim.x - 1) / blockDim.x;
+    const WarpSlots warps{ids, slots, warp * rounds * LANES, rounds};
+    uint32_t own = 0;
+    warps.each([&](uint32_t slot, uint32_t id) {
+        own += id == expert;
+        if (id < expert) atomic_add(&counts[id], 1u);
+        if (expert == 0 && id >= experts && slot < slots) places[slot] = NO_PLACE;
+    });
+    own = sum_in_warp(own);
+    if (lane == 0) found[warp] = own;
+    sync_block();
+    uint32_t lower = 0, lower_items = 0;
+    for (uint32_t e = threadIdx.x; e < expert; e += blockDim.x)
+        lower += counts[e], lower_items += (counts[e] + block_rows - 1) / block_rows;
+    if (warp * LANES < expert) {
+        lower = sum_in_warp(lower), lower_items = sum_in_warp(lower_items);
+        if (lane == 0) atomic_add(&before[0], lower), atomic_add(&before[1], lower_items);
     }
+    const uint32_t of_warp = lane < blockDim.x / LANES ? found[lane] : 0, count = sum_in_warp(of_warp);
+    const uint32_t in_lower_warps = sum_in_warp(lane < warp ? of_warp : 0);
     sync_block();
-    for (uint32_t e = threadIdx.x; e < expert; e += GROUPERS) {
-        atomic_add(&before[0], counts[e]);
-        atomic_add(&before[1], (counts[e] + block_rows - 1) / block_rows);
-    }
-    sync_block();
-    const uint32_t first = before[0], first_item = before[1], count = counts[expert];
+    const uint32_t first = before[0], first_item = before[1];
     const uint32_t own_items = (count + block_rows - 1) / block_rows;
     if (expert + 1 == experts && threadIdx.x == 0) *item_count = first_item + own_items;
-    for (uint32_t i = threadIdx.x; i < own_items; i += GROUPERS) {
+    for (uint32_t i = threadIdx.x; i < own_items; i += blockDim.x) {
         const uint32_t from = first + i * block_rows;
         items[first_item + i] = ExpertRows{expert, from, min_of(from + block_rows, first + count), 0};
     }
-    if (count == 0) return;
-    uint32_t* found = before + 2;  // by warp
-    uint32_t next = first;
-    for (uint32_t start = 0; start < slots; start += GROUPERS) {
-        const uint32_t slot = start + threadIdx.x;
-        const bool mine = slot < slots && ids[slot] == expert;
-        const uint32_t lanes = lanes_where(mine);
-        if (lane == 0) found[warp] = count_bits(lanes);
-        sync_block();
-        uint32_t place = next + count_bits(lanes & ((1u << lane) - 1));
-        for (uint32_t w = 0; w < GROUPERS / LANES; ++w) {
-            if (w < warp) place += found[w];
-            next += found[w];
-        }
-        if (mine) places[slot] = place, slots_at[place] = slot;
-        sync_block();
-    }
+    if (own == 0) return;
+    uint32_t next = first + in_lower_warps;
+    warps.each([&](uint32_t slot, uint32_t id) {
+        const uint32_t lanes = lanes_where(id == expert);
+        const uint32_t place = next + count_bits(lanes & ((1u << lane) - 1));
+        if (id == expert) places[slot] = place, slots_at[place] = slot;
+        next += count_bits(lanes);
+    });
 }
 
 // === moe_choose ===

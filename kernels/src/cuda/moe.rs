@@ -14,9 +14,11 @@ use crate::moe::{GroupScore, Routing, Scoring};
 pub const EXPERTS_MAX: usize = 1024;
 /// Groups of experts at most: a lane has one.
 pub const GROUPS_MAX: usize = 32;
-/// Threads of a block of `moe_group`, and of a warp.
-const GROUPERS: usize = 256;
+/// Threads of a block of `moe_group`, at least and at most, and of a warp.
+const GROUPERS: [usize; 2] = [256, 1024];
 const WARP: usize = 32;
+/// Slots that a thread of it asks for at once.
+const GROUPED_AT_ONCE: usize = 8;
 /// Tokens that [`choose`] takes at most, a warp each, and bytes of shared memory that these may have for their logits.
 const FEW_TOKENS: usize = 32;
 const FEW_BYTES: usize = 96 << 10;
@@ -150,8 +152,8 @@ pub fn group(ids: Slice<u32>, experts: usize, to: &Grouped) -> Option<Launch> {
         module: "moe",
         kernel: "moe_group".into(),
         grid: [experts as u32, 1, 1],
-        threads: GROUPERS as u32,
-        shared_bytes: ((experts + 2 + GROUPERS / WARP) * 4) as u32,
+        threads: (slots / GROUPED_AT_ONCE).next_multiple_of(WARP).clamp(GROUPERS[0], GROUPERS[1]) as u32,
+        shared_bytes: ((experts + 2 + WARP) * 4) as u32,
         arguments: vec![
             ids.into(),
             slots.into(),

@@ -128,7 +128,9 @@ fn empty_groups(
 }
 
 fn groups(lab: &mut Lab<'_>) -> Result<(), String> {
-    for (slots, experts, block_rows) in [(1, 1, 16), (6, 4, 16), (300, 9, 16), (700, 40, 64)] {
+    // From 2,048 slots on blocks are larger.
+    for (slots, experts, block_rows) in [(1, 1, 16), (6, 4, 16), (300, 9, 16), (700, 40, 64), (5000, 12, 64)]
+    {
         for kind in 0..3 {
             let ids = choices(kind, slots, experts);
             let mut exact = Grouping::default();
