@@ -20,6 +20,7 @@
 #include "../src/product_few.cuh"
 #include "../src/product_sm90.cuh"
 #include "../src/system.cuh"
+#include "../src/ticket.cuh"
 #include "../src/tile.cuh"
 #include "../src/warp.cuh"
 
@@ -196,9 +197,7 @@ inline const std::map<std::string, Kernel> kernels = {
     KERNEL(rope_write_fp8),
     KERNEL(sample),
     KERNEL(sample_peaks),
-    KERNEL(sample_weights),
     KERNEL(score),
-    KERNEL(score_weights),
     KERNEL(silu_mul),
     KERNEL(write_later),
 };

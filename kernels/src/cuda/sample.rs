@@ -3,18 +3,21 @@
 use super::{Argument, Launch, Slice};
 
 const THREADS: u32 = 512;
+const WARPS: u32 = THREADS / 32;
 const BINS: u32 = 1024;
 const GATHERED: u32 = 2048;
-/// `struct Sums`, `struct Spread`, `struct Finder`.
-const SUMS_BYTES: u32 = 16 * (THREADS / 32);
-const SPREAD_BYTES: u32 = SUMS_BYTES + 12 * BINS;
-const FINDER_BYTES: u32 = SUMS_BYTES + 16 * (BINS + GATHERED) + 8 * 256 + 16;
-/// `struct Part`, and sums by bin, in words.
-const PART_WORDS: usize = 8 + 2 * THREADS as usize / 32 + 3 * BINS as usize;
+const CHUNKS: u32 = 256;
+/// A place for each thread.
+const PEAKS_BYTES: u32 = 8 * THREADS;
+/// `struct Finder`, which is larger than `struct Scan`.
+const FINDER_BYTES: u32 = 8 * WARPS + 16 * (BINS + GATHERED) + 8 * 256 + 120;
+/// `struct Joint` of each row, and weights of each part, in words.
+const JOINT_WORDS: usize = 8 + 3 * BINS as usize + 2 * CHUNKS as usize + 2 * GATHERED as usize;
+const PART_WORDS: usize = 2 * WARPS as usize;
 /// A row is cut into parts until there are about so many blocks: two for each multiprocessor of a large GPU.
 const BLOCKS: usize = 264;
-/// One block joins the parts of a row.
-const PARTS: usize = 16;
+/// With more, each thread of one row would have less than a packet.
+const PARTS: usize = 64;
 /// Ids that are worth a block.
 const PART_IDS: usize = 2048;
 /// Words of [`Parameters`].
@@ -53,10 +56,11 @@ fn parts(rows: usize, vocabulary: usize) -> usize {
 
 /// Words of memory that [`launch`] and [`score`] need beside their results; never fewer for more rows.
 pub fn work_words(rows: usize, vocabulary: usize) -> usize {
-    (rows * PARTS.min(vocabulary.div_ceil(PART_IDS))).min(rows + BLOCKS) * PART_WORDS
+    let parts = (rows * PARTS.min(vocabulary.div_ceil(PART_IDS))).min(rows + BLOCKS);
+    rows * JOINT_WORDS + parts * PART_WORDS
 }
 
-/// A kernel that takes the parts of all rows, or one that joins those of each.
+/// A kernel that takes the parts of all rows.
 fn step(kernel: &str, grid: [usize; 2], shared_bytes: u32, arguments: Vec<Argument>) -> Launch {
     Launch {
         module: "sample",
@@ -94,24 +98,25 @@ pub fn launch(
     if rows == 0 {
         return Vec::new();
     }
-    let parts = parts(rows, vocabulary);
-    let own = vec![logits.into(), parameters.into(), work.into()];
-    vec![
-        peaks(logits, vocabulary, work, rows),
-        step("sample_weights", [parts, rows], SPREAD_BYTES, [own.clone(), vec![vocabulary.into()]].concat()),
-        step(
-            "sample",
-            [rows, 1],
-            FINDER_BYTES,
-            [own, vec![tokens.into(), logprobs.into(), vocabulary.into(), parts.into()]].concat(),
-        ),
-    ]
+    let pointers = [logits.into(), parameters.into(), work.into(), tokens.into(), logprobs.into()];
+    both(vocabulary, rows, [logits.into(), work.into()], ("sample", pointers))
 }
 
-/// The first step of both: the largest logit of each part.
-fn peaks(logits: Slice<f32>, vocabulary: usize, work: Slice<u32>, rows: usize) -> Launch {
-    let arguments = vec![logits.into(), work.into(), vocabulary.into()];
-    step("sample_peaks", [parts(rows, vocabulary), rows], SUMS_BYTES, arguments)
+/// The launch that finds the largest logits, and the one that does the rest.
+fn both(
+    vocabulary: usize,
+    rows: usize,
+    first: [Argument; 2],
+    (kernel, second): (&str, [Argument; 5]),
+) -> Vec<Launch> {
+    let parts = parts(rows, vocabulary);
+    let chunks = 1 << (CHUNKS as usize / parts).ilog2();
+    let with =
+        |pointers: &[Argument], chunks: usize| [pointers, &[vocabulary.into(), chunks.into()]].concat();
+    vec![
+        step("sample_peaks", [parts, rows], PEAKS_BYTES, with(&first, chunks)),
+        step(kernel, [parts, rows], FINDER_BYTES, with(&second, parts * chunks)),
+    ]
 }
 
 /// Of the likeliest tokens a score has so many at most.
@@ -183,16 +188,6 @@ pub fn score(
     if rows == 0 {
         return Vec::new();
     }
-    let parts = parts(rows, vocabulary);
-    let own = vec![logits.into(), wanted.into(), tokens.into(), work.into()];
-    vec![
-        peaks(logits, vocabulary, work, rows),
-        step("score_weights", [parts, rows], SPREAD_BYTES, [own.clone(), vec![vocabulary.into()]].concat()),
-        step(
-            "score",
-            [rows, 1],
-            FINDER_BYTES,
-            [own, vec![scores.into(), vocabulary.into(), parts.into()]].concat(),
-        ),
-    ]
+    let pointers = [logits.into(), wanted.into(), tokens.into(), work.into(), scores.into()];
+    both(vocabulary, rows, [logits.into(), work.into()], ("score", pointers))
 }

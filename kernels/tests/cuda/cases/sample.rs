@@ -1,6 +1,10 @@
 //! Sampling: that the token drawn is the one at which the float64 distribution's running sum passes the
-//! hash's number, after every cut; the log-probability; scores.
+//! hash's number, after every cut; the log-probability; scores. Of rows that are hard on the blocks which share
+//! them, that it is the one that whole numbers say.
 
+mod shared_rows;
+
+use keyway_kernels::cuda::Slice;
 use keyway_kernels::cuda::sample::{NOT_WANTED, Parameters, SCORE_WORDS, Score, launch, score, work_words};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -31,10 +35,10 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         scores(lab, vocabulary, width)?;
         lab.clear();
     }
-    Ok(())
+    shared_rows::check(lab)
 }
 
-/// Sums in float64, ranks and the likeliest by sorting: rows with ties, infinities, both zeros and NaN; rows that nobody asks about.
+/// Rows with ties, infinities, both zeros and NaN; rows that nobody asks about.
 fn scores(lab: &mut Lab<'_>, vocabulary: usize, width: f32) -> Result<(), String> {
     const WANTED: [u32; 4] = [20, 0, NOT_WANTED, 5];
     let logit = |(i, v): (usize, &half::bf16)| match i % 97 {
@@ -45,19 +49,31 @@ fn scores(lab: &mut Lab<'_>, vocabulary: usize, width: f32) -> Result<(), String
         _ => v.to_f32().clamp(-9.0, 9.0) * (width / 4.0),
     };
     let logits: Vec<f32> = values(21, WANTED.len() * vocabulary).iter().enumerate().map(logit).collect();
-    let tokens: Vec<u32> = (0..4).map(|row| row * 37 % vocabulary as u32).collect();
-    let there = lab.poisoned(WANTED.len() * SCORE_WORDS)?;
-    let before = lab.download(there)?;
-    let (rows, wanted, drawn) = (lab.upload(&logits)?, lab.upload(&WANTED)?, lab.upload(&tokens)?);
     let work = lab.poisoned(work_words(WANTED.len(), vocabulary))?;
+    scored(lab, &logits, vocabulary, &WANTED, work)
+}
+
+/// Sums in float64, ranks and the likeliest by sorting.
+fn scored(
+    lab: &mut Lab<'_>,
+    logits: &[f32],
+    vocabulary: usize,
+    wanted_of: &[u32],
+    work: Slice<u32>,
+) -> Result<(), String> {
+    let count = wanted_of.len();
+    let tokens: Vec<u32> = (0..count as u32).map(|row| row * 37 % vocabulary as u32).collect();
+    let there = lab.poisoned(count * SCORE_WORDS)?;
+    let before = lab.download(there)?;
+    let (rows, wanted, drawn) = (lab.upload(logits)?, lab.upload(wanted_of)?, lab.upload(&tokens)?);
     lab.launch(score(rows, vocabulary, wanted, work, drawn, there))?;
     let words = lab.download(there)?;
     for (i, (row, words)) in logits.chunks(vocabulary).zip(words.chunks(SCORE_WORDS)).enumerate() {
-        if WANTED[i] == NOT_WANTED {
+        if wanted_of[i] == NOT_WANTED {
             lab.same("a row that is not wanted", words, &before[i * SCORE_WORDS..][..SCORE_WORDS])?;
             continue;
         }
-        let score = Score::of(words, (WANTED[i] as usize).min(vocabulary));
+        let score = Score::of(words, (wanted_of[i] as usize).min(vocabulary));
         let mut order: Vec<u32> = (0..vocabulary as u32).filter(|id| !row[*id as usize].is_nan()).collect();
         let at = |id: u32| row[id as usize];
         order.sort_by(|a, b| at(*b).partial_cmp(&at(*a)).expect("numbers").then(a.cmp(b)));
