@@ -24,7 +24,7 @@
 
 static_assert(sizeof(Joint) == 32 + 12 * BINS + 8 * CHUNKS + 8 * GATHERED && sizeof(Sums) == 8 * WARPS,
               "`sample.rs` reserves as much");
-static_assert(sizeof(Finder) == 8 * WARPS + 16 * (BINS + GATHERED) + 8 * 256 + 120, "so does it for a block");
+static_assert(sizeof(Finder) == 8 * WARPS + 16 * (BINS + GATHERED) + 8 * 256 + 128, "so does it for a block");
 static_assert(sizeof(Scan) <= sizeof(Finder), "one after the other");
 
 // `logits` [rows, vocabulary] f32. Leaves the first place of each chunk in `work`, and sums that are 0. A
@@ -80,19 +80,22 @@ struct Left {
           own(joint.list[threadIdx.x]) {}
 };
 
-// The token of a row of which some weigh enough, more than `top_k` of them if `few`; `total` is the weight of
-// all, known if not few are.
-__device__ __forceinline__ Place choose(const Work& work, const Left& left, bool few, Finder& finder) {
+// Chooses from a row of which some weigh enough, more than `top_k` of them if `few`, into thread 0's
+// `finder.chosen`; `total` is the weight of all, known if not few are.
+__device__ __forceinline__ void choose(const Work& work, const Left& left, bool few, Finder& finder) {
     const Parameters& by = finder.by;
-    auto place = [&](uint32_t id) { return place_of(finder.row.logits[id], id); };
-    if (!few && by.top_p >= 1.0f)
-        return place(draw_of_all(work, multiply_high(by.number(), left.total), finder));
+    auto take = [&](uint32_t id) {
+        if (threadIdx.x == 0) finder.chosen = place_of(finder.row.logits[id], id);
+    };
+    if (!few && by.top_p >= 1.0f) {
+        take(draw_of_all(work, multiply_high(by.number(), left.total), finder));
+        return;
+    }
     finder.take_list(*work.joint, left.listed, left.own);
     finder.sorted.weigh(finder.row, finder.listed, finder.sums);
     // The weight of what is kept.
     uint64_t total = finder.total;
     // The last one that top-k keeps, the last one that top-p keeps of those, and the one that is drawn.
-    Place chosen = NOWHERE;
     bool by_bins = false;
 #pragma unroll 1
     for (uint32_t cut = few ? 0 : 1; cut < 3; ++cut) {
@@ -105,15 +108,15 @@ __device__ __forceinline__ Place choose(const Work& work, const Left& left, bool
         const uint32_t n = finder.listed;
         if (n > 0 && target < (cut == 0 ? n : finder.sorted.running[n - 1])) {
             const uint32_t at = cut == 0 ? uint32_t(target) : first_above(finder.sorted.running, n, target);
-            chosen = finder.sorted.elements[at], total = finder.sorted.running[at];
+            total = finder.sorted.running[at];
+            if (threadIdx.x == 0) finder.chosen = finder.sorted.elements[at];
             continue;
         }
         if (!by_bins) finder.take_bins();
         by_bins = true;
         const Finder::Found found = finder.find(target, cut == 0);
-        chosen = place(found.id), total = found.weights;
+        take(found.id), total = found.weights;
     }
-    return chosen;
 }
 
 // What a row's last block does: `first` is the row's first place, `few` as in `choose` if that is known.
@@ -122,13 +125,13 @@ __device__ __forceinline__ void draw(const Work& work, Place first, bool few, bo
     const Left left(*work.joint);
     if (threadIdx.x == 0) {
         finder.at_1 = left.at_1, finder.total = left.total;
-        finder.joint = work.joint, finder.has_bins = has_bins;
+        finder.joint = work.joint, finder.has_bins = has_bins, finder.chosen = first;
     }
     const bool cut = few || (finder.by.top_k > 0 && finder.by.top_k < left.candidates);
-    const Place place = few || left.candidates > 0 ? choose(work, left, cut, finder) : first;
+    if (few || left.candidates > 0) choose(work, left, cut, finder);
     if (threadIdx.x > 0) return;
-    token = id_of(place);
-    logprob = logit_of(place) - finder.row.maximum - logf(float(double(finder.at_1) / double(UNIT)));
+    token = id_of(finder.chosen);
+    logprob = logit_of(finder.chosen) - finder.row.maximum - logf(float(double(finder.at_1) / double(UNIT)));
 }
 
 // `parameters` one per row; `tokens` and `logprobs` (of the logits given, at temperature 1) one per row;

@@ -21,6 +21,7 @@ struct Finder : Common {
     // The sums of all weights at 1, and of all candidates'; where bins are.
     uint64_t at_1, total;
     const Joint* joint;
+    Place chosen;
     // Elements of the list, 0 if it is not there or no longer; whether bins were made.
     uint32_t listed, has_bins;
 
@@ -130,7 +131,7 @@ struct Finder : Common {
         }
         // Those before the key, one of those with it, and how many of these come before the one that is
         // wanted.
-        uint64_t greater = 0, own = 0;
+        uint64_t greater = threadIdx.x == 0 ? weight_before(bin) : 0, own = 0;
         for (uint32_t id = threadIdx.x; id < row.vocabulary; id += THREADS) {
             const float logit = row.logits[id];
             const uint32_t key = key_of(logit);
@@ -145,7 +146,7 @@ struct Finder : Common {
         const uint32_t id = by_ids({0, row.vocabulary}, before, [&](float logit) {
             return uint64_t(key_of(logit) == prefix);
         });
-        return {id, weight_before(bin) + greater + (before + 1) * own};
+        return {id, greater + (before + 1) * own};
     }
 
     // Adds what the lanes of a warp have; where all have one digit, as many equal logits do, at once.

@@ -139,19 +139,26 @@ __device__ __forceinline__ Row row_of(const float* logits, uint32_t vocabulary, 
 // A range of ids.
 struct Ids {
     uint32_t begin, end;
-    // The one of `pieces` equal pieces that has this number.
+    // The one of `pieces` equal pieces that has this number. All begin at packets of memory if these do.
     __device__ __forceinline__ Ids piece(uint32_t number, uint32_t pieces) const {
-        const uint32_t each = (end - begin + pieces - 1) / pieces, from = min_of(end, begin + number * each);
+        const uint32_t each = ((end - begin + pieces - 1) / pieces + 3) / 4 * 4;
+        const uint32_t from = min_of(end, begin + number * each);
         return {from, min_of(end, from + each)};
     }
     __device__ __forceinline__ bool have(uint32_t id) const { return id - begin < end - begin; }
 
     // The logits of four ids from `id` on, NaN of those that are not among these; `id` may be "less than 0".
+    // Lanes with none of these leave at once: what they would write, others' loads would be waited for.
     __device__ __forceinline__ Packet four(const float* logits, uint32_t id) const {
-        if (end - begin >= 4 && id - begin <= end - begin - 4) return load_packet(logits + id);
-        Packet some;
+        constexpr uint32_t NONE = 0x7fffffffu;
+        Packet some{{NONE, NONE, NONE, NONE}};
+        if (end - begin >= 4 && id - begin <= end - begin - 4) {
+            some = load_packet(logits + id);
+        } else if (id + 3 - begin < end + 3 - begin) {
 #pragma unroll
-        for (uint32_t j = 0; j < 4; ++j) some.words[j] = have(id + j) ? to_bits(logits[id + j]) : 0x7fffffffu;
+            for (uint32_t j = 0; j < 4; ++j)
+                if (have(id + j)) some.words[j] = to_bits(logits[id + j]);
+        }
         return some;
     }
 };

@@ -10,7 +10,7 @@ const CHUNKS: u32 = 256;
 /// A place for each thread.
 const PEAKS_BYTES: u32 = 8 * THREADS;
 /// `struct Finder`, which is larger than `struct Scan`.
-const FINDER_BYTES: u32 = 8 * WARPS + 16 * (BINS + GATHERED) + 8 * 256 + 120;
+const FINDER_BYTES: u32 = 8 * WARPS + 16 * (BINS + GATHERED) + 8 * 256 + 128;
 /// `struct Joint` of each row, and weights of each part, in words.
 const JOINT_WORDS: usize = 8 + 3 * BINS as usize + 2 * CHUNKS as usize + 2 * GATHERED as usize;
 const PART_WORDS: usize = 2 * WARPS as usize;

@@ -13,7 +13,7 @@ use super::scored;
 /// 15.
 const VOCABULARY: usize = 40_003;
 /// Ids of a part of a row alone.
-const PART: usize = VOCABULARY.div_ceil(20);
+const PART: usize = VOCABULARY.div_ceil(20).next_multiple_of(4);
 /// What a list of the likeliest holds.
 const LISTED: u32 = 2048;
 const UNIT: f32 = (1u64 << 40) as f32;
