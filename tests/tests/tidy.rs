@@ -128,6 +128,28 @@ fn no_file_names_a_folder_of_one_machine() {
     none(faults);
 }
 
+/// What a document links to, and what CONTRIBUTING says where things are, is there.
+#[test]
+fn documents_name_files_that_exist() {
+    let root = workspace_root();
+    let mut faults = Vec::new();
+    for file in files().into_iter().filter(|f| Path::new(&f.path).extension().is_some_and(|e| e == "md")) {
+        let folder = root.join(&file.path).parent().expect("a file is in a folder").to_owned();
+        let links = file.text.split("](").skip(1).filter_map(|rest| rest.split([')', '#', ' ']).next());
+        let links = links.filter(|to| !to.is_empty() && !to.contains(':')).map(|to| folder.join(to));
+        let is_guide = file.path == "CONTRIBUTING.md";
+        let named = file.text.split('`').skip(1).step_by(2).filter(|word| is_guide && names_file(word));
+        let missing = links.chain(named.map(|word| root.join(word))).filter(|path| !path.exists());
+        faults.extend(missing.map(|path| format!("{}: {} is not there", file.path, path.display())));
+    }
+    none(faults);
+}
+
+/// Whether a word in backticks is a file of the repository.
+fn names_file(word: &str) -> bool {
+    word.contains('/') && !word.contains(' ') && Path::new(word).extension().is_some()
+}
+
 /// Whether `line` has the absolute path `prefix`, not a part of a longer relative one.
 fn names_path(line: &str, prefix: &str) -> bool {
     line.match_indices(prefix).any(|(at, _)| {
