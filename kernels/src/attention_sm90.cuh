@@ -292,17 +292,18 @@ struct Pipelined : Rows<DIM, DIM, false, false, 128, 128, 64> {
                 turn.advance();
             }
         };
+        int chunk = from / TILES;  // whose state is next
         if (first > last) {
             skip(from, end);
         } else {
             skip(from, first);
-            for (int chunk = from / TILES; EMPTY && chunk < first / TILES; ++chunk)
-                end_of_chunk(chunk, state);
-            consume_tiles(turn, q, all, state, first, last, [&](int chunk) { end_of_chunk(chunk, state); });
+            for (; EMPTY && chunk < first / TILES; ++chunk) end_of_chunk(chunk, state);
+            consume_tiles(turn, q, all, state, first, last, [&](int of) { end_of_chunk(of, state); });
+            chunk = last / TILES + 1;
             skip(last + 1, end);
         }
         state.clear();
-        for (int chunk = max_of(last + TILES, from) / TILES; EMPTY && chunk * TILES < end; ++chunk) end_of_chunk(chunk, state);
+        for (; EMPTY && chunk * TILES < end; ++chunk) end_of_chunk(chunk, state);
     }
 
     // The tiles [tile, last], their stages in turn. A chunk's first values are not added to what was there,

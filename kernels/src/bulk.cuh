@@ -32,8 +32,8 @@ __device__ __forceinline__ void fence_barriers() {
 #endif
 }
 
-// One arrival; what this thread did before is seen by whoever waits for the phase. `barrier` is its address in
-// shared memory.
+// One arrival; what this thread did before is seen by whoever waits for the phase. `barrier` is its address
+// in shared memory.
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
 #if KEYWAY_BULK
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");

@@ -6,7 +6,6 @@
 use half::bf16;
 
 use super::matmul::Unit;
-use super::pipeline::PROCESSORS;
 use super::{Launch, Slice};
 
 /// Absolute positions whose state is joined at a time.
@@ -272,9 +271,11 @@ pub struct Batch<'a> {
     pub window: Option<usize>,
     /// Factor of `q . k`.
     pub scale: f32,
-    /// What multiplies where there are many rows, of bf16 heads: the device's best. The others, and FP8, know one
-    /// unit alone. Either gives the same bits.
+    /// What multiplies where there are many rows, of bf16 heads: the device's best. The others, and FP8, know
+    /// one unit alone. Either gives the same bits.
     pub unit: Unit,
+    /// The device's: by `Unit::Warpgroup` each has one block, which goes through its share of the work.
+    pub processors: usize,
     /// What FP8 keys and values were divided by, the same of a latent's; 1 for bf16.
     pub kv_scale: [f32; 2],
     /// `[tokens, heads * value_dim]`.
@@ -364,7 +365,7 @@ fn attend(pages: &Pages, batch: &Batch<'_>, items: usize) -> Launch {
         return Launch {
             module: "attention_sm90",
             kernel: pipelined_kernel(kind, chunks.is_some()),
-            grid: [(pieces as u32).min(PROCESSORS), 1, 1],
+            grid: [pieces.min(batch.processors.max(1)) as u32, 1, 1],
             threads: PIPELINED_THREADS,
             shared_bytes: pipelined_shared_bytes(kind) as u32,
             arguments,
@@ -386,8 +387,8 @@ fn pipelined_kernel(kind: HeadKind, apart: bool) -> String {
     format!("attention_sm90_{}_bf16{apart}", kind.key_dim())
 }
 
-/// `SHARED` in `attention_sm90.cuh`: the query, five tiles of keys and values, two barriers of each, and what of
-/// the joined sums has no room in registers.
+/// `SHARED` in `attention_sm90.cuh`: the query, five tiles of keys and values, two barriers of each, and what
+/// of the joined sums has no room in registers.
 fn pipelined_shared_bytes(kind: HeadKind) -> usize {
     let (row, stages) = (2 * kind.key_dim(), 5);
     let stashed = if kind == HeadKind::Dim128 { 6 * 4 * 256 * 4 } else { 0 };

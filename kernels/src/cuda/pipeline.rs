@@ -2,7 +2,7 @@
 //! and go through the work.
 
 /// Processors of an H100 or H200; where there are fewer, some blocks come after the others.
-pub(super) const PROCESSORS: u32 = 132;
+const PROCESSORS: u32 = 132;
 /// Bytes of a packed tile of bf16 weights, and of the room that a warpgroup's sums pass on their way out.
 const IMAGE: usize = 64 * 64 * 2;
 /// Threads that multiply.

@@ -111,6 +111,7 @@ impl Attention {
             heads: self.heads,
             sinks: None,
             window: None,
+            processors: lab.processors(),
             unit: if lab.has_warpgroups() { Unit::Warpgroup } else { Unit::Warp },
             scale: 1.0 / (kind.key_dim() as f32).sqrt(),
             kv_scale: [1.0; 2],

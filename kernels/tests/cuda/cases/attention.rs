@@ -40,6 +40,8 @@ struct Setup {
     carried: bool,
     /// Of blocks of many rows.
     unit: Unit,
+    /// Blocks that stay.
+    processors: usize,
 }
 
 impl Setup {
@@ -64,6 +66,7 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         cancelling: false,
         carried: false,
         unit: Unit::Warp,
+        processors: 132,
     };
     let mut setups = vec![
         plain.clone(),
@@ -72,6 +75,12 @@ pub(crate) fn check(lab: &mut Lab<'_>) -> Result<(), String> {
         Setup { kind: HeadKind::Dim64, kv_type: KvType::Fp8, group: 1, window: Some(1), ..plain.clone() },
         Setup { kind: HeadKind::Dim64, sequences: vec![(2, 700)], cancelling: true, ..plain.clone() },
     ];
+    // More tiles than lie in shared memory at once, and a border of tiles and of chunks between what the
+    // halves of a block's rows see: at its end, and, by their windows, at its beginning.
+    for window in [None, Some(129), Some(257)] {
+        let sequences = vec![(40, 496), (3, 10), (33, 0)];
+        setups.push(Setup { sequences, window, sinks: window.is_none(), ..plain.clone() });
+    }
     for kv_type in [KvType::Bf16, KvType::Fp8] {
         let sequences = vec![(1, 0), (2, 290)];
         let latent =
@@ -146,10 +155,14 @@ fn run_one(lab: &mut Lab<'_>, setup: &Setup, page_size: usize) -> Result<(), Str
         }
     }
     if setup.kv_type == KvType::Bf16 && setup.kind != HeadKind::Latent && lab.has_warpgroups() {
-        let pipelined = Setup { unit: Unit::Warpgroup, ..setup.clone() };
-        for chunks in [None, Some(1), Some(2)] {
+        // A block for each piece of work, and blocks that go from one to the next.
+        for (chunks, processors) in
+            [(None, 132), (None, 1), (None, 5), (Some(1), 132), (Some(1), 3), (Some(2), 2)]
+        {
+            let pipelined = Setup { unit: Unit::Warpgroup, processors, ..setup.clone() };
             let other = data.run(lab, &pipelined, page_size, Cut { rows: 128, chunks }, &all)?;
-            lab.same(&format!("by warpgroups, {chunks:?} chunks apart"), &other, &out)?;
+            let what = format!("by warpgroups of {processors} blocks, {chunks:?} chunks apart");
+            lab.same(&what, &other, &out)?;
         }
     }
     if (setup.kind, setup.kv_type) == (HeadKind::Dim128, KvType::Bf16) {
@@ -371,6 +384,7 @@ impl Data {
             sinks: if setup.sinks { Some(lab.upload(&self.sinks)?) } else { None },
             window: setup.window,
             unit: setup.unit,
+            processors: setup.processors,
             scale: setup.scale(),
             kv_scale: match (setup.kv_type, setup.kind) {
                 (KvType::Bf16, _) => [1.0; 2],

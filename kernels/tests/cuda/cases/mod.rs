@@ -88,6 +88,12 @@ impl<'a> Lab<'a> {
         self.device.has_warpgroups()
     }
 
+    /// How many blocks of a kind that stays the device holds at once.
+    #[allow(dead_code, reason = "of the check on a GPU")]
+    pub(crate) fn processors(&self) -> usize {
+        self.device.processors()
+    }
+
     /// Elements compared.
     pub(crate) fn compared(&self) -> usize {
         self.compared
@@ -133,8 +139,8 @@ impl<'a> Lab<'a> {
         self.filled_with(bytes, |n| values(seed, n))
     }
 
-    /// The same of values without outliers, of variance 1, as other engines' timings have them: where the time
-    /// hangs on how they differ.
+    /// The same of values without outliers, of variance 1, as other engines' timings have them: where the
+    /// time hangs on how they differ.
     #[allow(dead_code, reason = "of the check on a GPU")]
     pub(crate) fn filled_evenly(&mut self, bytes: usize, seed: u64) -> Result<Slice<u8>, String> {
         // Four numbers of [-1, 1] add up to a variance of 4 / 3.

@@ -26,6 +26,8 @@ pub(super) struct Forward<'a> {
     pub(super) weights: &'a DeviceWeights,
     pub(super) step: &'a Step,
     pub(super) room: &'a Room,
+    /// The device's.
+    pub(super) processors: usize,
     /// By slot of the cache plan.
     pub(super) slabs: &'a [Pages],
     pub(super) places: &'a [Place],
@@ -159,6 +161,7 @@ impl Forward<'_> {
             sinks,
             window,
             unit: self.weights.embedding.unit,
+            processors: self.processors,
             scale: self.heads.scale,
             kv_scale: [1.0; 2],
             out,

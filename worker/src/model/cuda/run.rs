@@ -72,6 +72,7 @@ impl<D: Device> CudaBackend<D> {
             weights: &model.weights,
             step,
             room: &model.room,
+            processors: model.device.processors(),
             slabs: &self.slabs,
             places: &self.plan.places,
             sharing: model.sharing.as_ref().zip(load),
