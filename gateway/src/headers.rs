@@ -28,7 +28,8 @@ pub const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static(names::DATA_P
 /// Headers that the gateway adds to a request or an answer at most, to make room for them once.
 pub const ADDED_MAX: usize = 7;
 
-fn is_hop_by_hop(name: &HeaderName) -> bool {
+/// Whether headers of this name stay on their hop, whatever `Connection` names.
+pub fn is_hop_by_hop(name: &HeaderName) -> bool {
     matches!(
         name.as_str(),
         "connection"
@@ -53,7 +54,7 @@ pub fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     names.filter_map(|name| HeaderName::from_bytes(name).ok()).collect()
 }
 
-/// Removes what must not be forwarded, in either direction.
+/// Removes what must not be forwarded.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     // Mostly none is there.
     let mut gone: SmallVec<[HeaderName; 4]> =

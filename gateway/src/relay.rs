@@ -35,7 +35,6 @@ use crate::{
     clock::{self, Instant, Sleep},
     config::Timeouts,
     error::Error,
-    headers::strip_hop_by_hop,
     limits::ABORT_DELAY,
     locations::lead_back,
     resume::{Again, Begun, Lifeline, Obstacle, Resumer},
@@ -65,7 +64,6 @@ pub fn relay(
     terms: Terms,
 ) -> Response {
     let (mut parts, upstream) = answer.into_parts();
-    strip_hop_by_hop(&mut parts.headers);
     if parts.status == StatusCode::NO_CONTENT {
         // RFC 9110, section 8.6.
         parts.headers.remove(header::CONTENT_LENGTH);

@@ -4,7 +4,7 @@
 
 use http::{
     HeaderMap, HeaderName,
-    header::{CONNECTION, CONTENT_LENGTH, HOST},
+    header::{CONTENT_LENGTH, HOST},
 };
 
 use crate::headers::strip_hop_by_hop;
@@ -73,38 +73,12 @@ pub fn are_malformed(trailers: &HeaderMap) -> bool {
     trailers.is_empty() || trailers.contains_key(CONTENT_LENGTH) || trailers.contains_key(HOST)
 }
 
-/// Whether a head's `Connection` names fields of its hop, besides what it says of the connection itself. An
-/// answer's trailers may be such fields; then none of them goes on, since only few answers ever have both.
-pub fn are_of_one_hop(head: &HeaderMap) -> bool {
-    let lists = head.get_all(CONNECTION).iter().flat_map(|list| list.as_bytes().split(|byte| *byte == b','));
-    let of_itself = [&b""[..], b"close", b"keep-alive"];
-    let says = |name: &[u8]| of_itself.iter().any(|known| name.trim_ascii().eq_ignore_ascii_case(known));
-    lists.into_iter().any(|name| !says(name))
-}
-
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn what_connection_says_of_itself_names_no_field() {
-        let names = |lists: &[&str]| {
-            let mut head = HeaderMap::new();
-            for list in lists {
-                head.append(CONNECTION, HeaderValue::from_bytes(list.as_bytes()).unwrap());
-            }
-            are_of_one_hop(&head)
-        };
-        for plain in [&[][..], &["close"], &["Keep-Alive, close,,"], &[" CLOSE\t", "keep-alive"]] {
-            assert!(!names(plain), "{plain:?}");
-        }
-        for others in [&["x-mine"][..], &["close, X-Mine"], &["close", "x-mine"], &["\u{e9}"]] {
-            assert!(names(others), "{others:?}");
-        }
-    }
 
     proptest! {
         #[test]

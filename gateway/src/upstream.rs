@@ -39,6 +39,7 @@ use self::{
 use crate::{
     clock::{self, Instant},
     descriptors::Shortages,
+    headers::strip_hop_by_hop,
     limits::WORKER_H2_RESENDS,
     net::{Connector, Shortage},
 };
@@ -230,6 +231,7 @@ async fn share(
     let (mut parts, body) = answer.into_parts();
     place.answered();
     parts.version = Version::HTTP_11;
+    strip_hop_by_hop(&mut parts.headers);
     let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
     let bodyless = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&parts.status);
     Ok(http::Response::from_parts(parts, Answer::shared(body, length, bodyless, place)))

@@ -5,6 +5,7 @@
 mod body;
 mod chunked;
 mod head;
+mod hop;
 pub mod recorded;
 mod request;
 
