@@ -40,9 +40,7 @@ pub fn to_stderr(format: LogFormat) -> Log {
             lost.inc_by(lines);
         }
     });
-    let writer = lines.writer();
-    let writer = move || writer.clone();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colour);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(lines.clone()).with_ansi(colour);
     match format {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().init(),

@@ -36,10 +36,9 @@ pub fn to_stderr(format: LogFormat) -> Log {
             lost.inc_by(lines);
         }
     });
-    let writer = lines.writer();
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(move || writer.clone())
+        .with_writer(lines.clone())
         .with_ansi(io::stderr().is_terminal())
         .with_target(false);
     match format {

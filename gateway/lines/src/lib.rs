@@ -16,11 +16,18 @@ use std::{
     time::Duration,
 };
 
+use tracing::{Level, Metadata};
+use tracing_subscriber::fmt::MakeWriter;
+
 /// Lines that wait are written together, up to about so many bytes.
 const TOGETHER_BYTES: usize = 64 << 10;
 
 /// How long the thread waits for another line.
 const IDLE: Duration = Duration::from_secs(5);
+
+/// Time between two writes, in which lines gather: to wake the thread for each costs more than all else that a line does. The
+/// first line after a pause is written at once.
+const GATHER: Duration = Duration::from_millis(50);
 
 /// What becomes of lines.
 #[derive(Debug)]
@@ -46,6 +53,7 @@ struct Shared {
     name: String,
     bytes_max: usize,
     idle: Duration,
+    gather: Duration,
     tell: Tell,
 }
 
@@ -54,6 +62,10 @@ struct State {
     waiting: Vec<u8>,
     /// Of those that wait or are being written.
     bytes: usize,
+    /// The thread has just written, and lets lines gather.
+    gathers: bool,
+    /// What waits is not to gather.
+    hurries: bool,
     /// Dropped once all that waits has been written, as far as it could be.
     flushes: Vec<Sender<()>>,
     /// There while no thread has it.
@@ -74,24 +86,40 @@ impl Lines {
         bytes_max: usize,
         tell: impl Fn(Fate<'_>, u64) + Send + Sync + 'static,
     ) -> Self {
-        Self::with_idle(IDLE, name, file, bytes_max, tell)
+        Self::with_times((IDLE, GATHER), name, file, bytes_max, tell)
     }
 
-    fn with_idle(
-        idle: Duration,
+    fn with_times(
+        (idle, gather): (Duration, Duration),
         name: &str,
         file: impl Write + Send + 'static,
         bytes_max: usize,
         tell: impl Fn(Fate<'_>, u64) + Send + Sync + 'static,
     ) -> Self {
         let writer = Some(Writer { file: Box::new(file) as Box<dyn Write + Send>, torn: false });
-        let state = Mutex::new(State { waiting: Vec::new(), bytes: 0, flushes: Vec::new(), writer });
+        let state = Mutex::new(State {
+            waiting: Vec::new(),
+            bytes: 0,
+            gathers: false,
+            hurries: false,
+            flushes: Vec::new(),
+            writer,
+        });
         let (name, tell) = (name.to_owned(), Box::new(tell));
-        Self(Arc::new(Shared { state, more: Condvar::new(), name, bytes_max, idle, tell }))
+        Self(Arc::new(Shared { state, more: Condvar::new(), name, bytes_max, idle, gather, tell }))
     }
 
-    /// Takes a line with its end, if there is room for it.
+    /// Takes a line with its end, if there is room for it. It is written within some 50 ms.
     pub fn send(&self, line: &[u8]) {
+        self.take(line, false);
+    }
+
+    /// As [`Lines::send`], for a line that is to be written at once, with those before it.
+    pub fn send_now(&self, line: &[u8]) {
+        self.take(line, true);
+    }
+
+    fn take(&self, line: &[u8], hurries: bool) {
         let mut state = self.0.state();
         if state.bytes + line.len() > self.0.bytes_max {
             drop(state);
@@ -100,10 +128,12 @@ impl Lines {
         }
         state.bytes += line.len();
         state.waiting.extend_from_slice(line);
+        // Before there is no room for more.
+        state.hurries |= hurries || state.bytes > self.0.bytes_max / 2;
         if let Some(writer) = state.writer.take() {
             drop(state);
             self.begin(writer);
-        } else {
+        } else if state.hurries || !state.gathers {
             drop(state);
             self.0.more.notify_one();
         }
@@ -124,18 +154,13 @@ impl Lines {
             Err(error) => {
                 let mut state = self.0.state();
                 let lost = mem::take(&mut state.waiting);
-                state.bytes = 0;
+                (state.bytes, state.hurries) = (0, false);
                 state.flushes.clear();
                 state.writer = Some(writer);
                 drop(state);
                 (self.0.tell)(Fate::Failed(&error), lines_in(&lost));
             }
         }
-    }
-
-    /// For whoever wants something to write to, as `tracing-subscriber` does.
-    pub fn writer(&self) -> LineWriter {
-        LineWriter(self.clone())
     }
 
     /// Waits until what was sent has been written, or could not be; for no longer than this. Whether it has.
@@ -172,6 +197,7 @@ impl Shared {
                 return;
             }
             let (lines, flushes) = (mem::take(&mut state.waiting), mem::take(&mut state.flushes));
+            state.hurries = false;
             drop(state);
             let mut rest = &lines[..];
             while !rest.is_empty() {
@@ -183,7 +209,18 @@ impl Shared {
                 rest = others;
             }
             drop(flushes);
+            self.let_gather();
         }
+    }
+
+    /// Waits for lines, for those that hurry no longer than until they come.
+    fn let_gather(&self) {
+        let mut state = self.state();
+        state.gathers = true;
+        let waits = |state: &mut State| !state.hurries && state.flushes.is_empty();
+        let waited = self.more.wait_timeout_while(state, self.gather, waits);
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.gathers = false;
     }
 }
 
@@ -191,13 +228,29 @@ fn lines_in(bytes: &[u8]) -> u64 {
     memchr::memchr_iter(b'\n', bytes).count() as u64
 }
 
-/// Writes to [`Lines`]: what is written at once is a line with its end.
-#[derive(Debug, Clone)]
-pub struct LineWriter(Lines);
+/// The lines of a log: warnings and errors do not gather, since the process may be about to end.
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = LineWriter<'a>;
 
-impl Write for LineWriter {
+    fn make_writer(&'a self) -> LineWriter<'a> {
+        LineWriter { lines: self, hurries: false }
+    }
+
+    fn make_writer_for(&'a self, line: &Metadata<'_>) -> LineWriter<'a> {
+        LineWriter { lines: self, hurries: *line.level() <= Level::WARN }
+    }
+}
+
+/// Writes to [`Lines`]: what is written at once is a line with its end.
+#[derive(Debug)]
+pub struct LineWriter<'a> {
+    lines: &'a Lines,
+    hurries: bool,
+}
+
+impl Write for LineWriter<'_> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.0.send(line);
+        self.lines.take(line, self.hurries);
         Ok(line.len())
     }
 

@@ -1,6 +1,6 @@
 //! Lines for files that are full, slow or not read: each has one fate, and whole lines stay whole.
 
-use std::sync::mpsc::Receiver;
+use std::{sync::mpsc::Receiver, time::Instant};
 
 use proptest::prelude::*;
 
@@ -123,7 +123,7 @@ impl Write for Kept {
 fn there_is_a_thread_only_while_there_are_lines_and_none_is_lost_between_two() {
     const PATIENCE: Duration = Duration::from_secs(60);
     let kept = Kept::default();
-    let lines = Lines::with_idle(Duration::ZERO, "test", kept.clone(), 1 << 20, |_, _| {});
+    let lines = Lines::with_times((Duration::ZERO, Duration::ZERO), "test", kept.clone(), 1 << 20, |_, _| {});
     let has_thread = || lines.0.state().writer.is_none();
     assert!(!has_thread() && lines.flush(PATIENCE));
     let mut sent = String::new();
@@ -157,4 +157,81 @@ fn lines_longer_than_what_is_written_together_stay_whole() {
     assert!(lines.flush(PATIENCE));
     assert_eq!(*fates.0.lock().unwrap(), [20, 0, 0]);
     assert_eq!(kept.0.lock().unwrap().len(), 10 * (long.len() + 6));
+}
+
+/// Lines that gather for ever, behind one that was written: how many writes there were.
+fn gathering() -> (Lines, Arc<Mutex<Vec<Vec<u8>>>>) {
+    #[derive(Clone, Default)]
+    struct Writes(Arc<Mutex<Vec<Vec<u8>>>>);
+    impl Write for Writes {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().push(bytes.to_vec());
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let writes = Writes::default();
+    let lines = Lines::with_times((Duration::MAX, Duration::MAX), "test", writes.clone(), 1_000, |_, _| {});
+    lines.send(b"first\n");
+    until_written(&lines);
+    (lines, writes.0)
+}
+
+/// Until all is written and more would gather.
+fn until_written(lines: &Lines) {
+    let until = Instant::now() + Duration::from_secs(60);
+    let written = |state: &State| state.waiting.is_empty() && state.gathers;
+    while !written(&lines.0.state()) {
+        assert!(Instant::now() < until, "nothing is written");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn lines_gather_until_one_hurries() {
+    let (lines, writes) = gathering();
+    for line in [b"a\n", b"b\n", b"c\n"] {
+        lines.send(line);
+    }
+    assert_eq!(lines.0.state().waiting, b"a\nb\nc\n", "none is written yet");
+    lines.send_now(b"d\n");
+    until_written(&lines);
+    assert_eq!(*writes.lock().unwrap(), [&b"first\n"[..], b"a\nb\nc\nd\n"]);
+    // As before.
+    lines.send(b"e\n");
+    assert_eq!(lines.0.state().waiting, b"e\n");
+    assert!(lines.flush(Duration::from_secs(60)));
+    assert_eq!(writes.lock().unwrap().len(), 3);
+}
+
+#[test]
+fn lines_that_gather_are_written_before_there_is_no_room() {
+    let (lines, writes) = gathering();
+    for _ in 0..100 {
+        lines.send(b"ten bytes\n");
+        // The thread may be slower than this one.
+        while lines.0.state().bytes > 900 {
+            thread::yield_now();
+        }
+    }
+    assert!(lines.flush(Duration::from_secs(60)));
+    assert_eq!(writes.lock().unwrap().concat().len(), 1_006);
+}
+
+#[test]
+fn warnings_and_errors_of_a_log_hurry() {
+    let (lines, writes) = gathering();
+    let log = tracing_subscriber::fmt().with_writer(lines.clone()).without_time().with_ansi(false).finish();
+    tracing::subscriber::with_default(log, || {
+        tracing::info!("one");
+        assert_eq!(writes.lock().unwrap().len(), 1, "it gathers");
+        tracing::warn!("two");
+        until_written(&lines);
+        tracing::error!("three");
+        until_written(&lines);
+    });
+    let writes: Vec<_> = writes.lock().unwrap().iter().map(|write| lines_in(write)).collect();
+    assert_eq!(writes, [1, 2, 1]);
 }

@@ -78,10 +78,10 @@ async fn a_process_that_has_no_connection_to_give_says_so_and_blames_no_worker()
         let counted =
             cluster.gateway.metrics().await.sum("keyway_shortages_total", &[("resource", resource)]);
         assert!(counted >= 2.0, "{resource}: {counted}");
-        let log = cluster.gateway.process.log();
-        let said = |line: &&String| line.contains("the gateway itself lacks") && line.contains(resource);
-        assert!(log.iter().any(|line| said(&line)), "{resource}");
-        assert_eq!(log.iter().find(|line| line.contains("ready=false")), None);
+        let log = || cluster.gateway.process.log();
+        let said = |line: &String| line.contains("the gateway itself lacks") && line.contains(resource);
+        eventually!(log().iter().any(said), "{resource}");
+        assert_eq!(log().iter().find(|line| line.contains("ready=false")), None);
         connect.with(0);
         drop(waiting);
         cluster.fakes.iter().for_each(FakeWorker::answer);
@@ -99,9 +99,8 @@ async fn a_process_with_few_descriptors_serves_what_it_can_and_its_operators_alw
         .start()
         .await;
     let blocks = conversations(&cluster).await;
-    let said =
-        cluster.gateway.process.log().iter().any(|line| line.contains("too low for limits.max_connections"));
-    assert!(said, "a low limit is said at the start");
+    let said = |line: &String| line.contains("too low for limits.max_connections");
+    eventually!(cluster.gateway.process.log().iter().any(said), "a low limit is said at the start");
     cluster.fakes.iter().for_each(FakeWorker::manual);
     let mut clients = Vec::new();
     for i in 0..40 {

@@ -199,9 +199,12 @@ async fn a_worker_that_does_not_report_what_was_cached_is_told_of_and_its_metric
     let metrics = cluster.gateway.metrics().await;
     let uncounted = metrics.sum("keyway_predictions_uncounted_total", &[("cause", "not_reported")]);
     assert_eq!((uncounted, metrics.sum("keyway_predictions_total", &[])), (20.0, 0.0));
-    let log = cluster.gateway.process.log();
-    let told = log.iter().filter(|line| line.contains("--enable-prompt-tokens-details"));
-    assert_eq!(told.count(), 1);
+    let told = || {
+        let log = cluster.gateway.process.log();
+        log.iter().filter(|line| line.contains("--enable-prompt-tokens-details")).count()
+    };
+    eventually!(told() > 0);
+    assert_eq!(told(), 1);
     hits(5_000);
     let reported =
         async || cluster.gateway.metrics().await.sum("keyway_cached_tokens_total", &[("source", "reported")]);
