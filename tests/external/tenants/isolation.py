@@ -43,6 +43,8 @@ def bodies(text, model):
     yield {"model": model, "text_1": text, "text_2": text}
     yield {"model": model, "state": text, "questions": ["which?"]}
     yield {"model": model, "prompt": text, "tokens": [5, 6, 7]}
+    ids = [5 + letter % 90 for letter in text.encode()]
+    yield {"model": model, "token_ids": ids, "sampling_params": {"max_tokens": 1}}
 
 
 def spellings(path):
