@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::net::Stream;
+use crate::{headers::strip_hop_by_hop, net::Stream};
 
 impl Transport for DuplexStream {}
 
@@ -78,6 +78,7 @@ async fn by_hyper(method: Method, answer: Vec<u8>) -> Option<Answered> {
     let request = http::Request::builder().method(method).uri("/").body(Full::<Bytes>::default()).ok()?;
     let response = sender.send_request(request).await.ok()?;
     let (mut parts, body) = response.into_parts();
+    strip_hop_by_hop(&mut parts.headers);
     // Clients are told a length once.
     if let Some(length) = parts.headers.get(CONTENT_LENGTH) {
         let once = length.to_str().ok()?.split(',').next()?.trim().parse::<u64>().ok()?;
