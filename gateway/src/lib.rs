@@ -8,7 +8,7 @@
 //! 4. [`dispatch`]: the request is read and given a worker; in [`attempts`], others are asked where one does not serve
 //! 5. [`relay`]: the answer's body, passed through, counted, ended honestly
 //!
-//! `ARCHITECTURE.md` states the invariants and where each is enforced.
+//! `ARCHITECTURE.md` is the overview; `docs/invariants.md` says where each invariant is enforced.
 
 pub mod admin;
 pub mod admin_guard;

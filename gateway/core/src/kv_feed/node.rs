@@ -45,7 +45,7 @@ pub(super) struct Node {
     pub(super) siblings: [NodeId; 2],
 }
 
-const _: () = assert!(size_of::<Node>() == 40, "a block costs more than ARCHITECTURE.md says");
+const _: () = assert!(size_of::<Node>() == 40, "a block costs more than docs/figures.md says");
 
 impl Node {
     /// Of a first block.
