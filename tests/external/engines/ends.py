@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-from fleet import BLOCK_TOKENS, MODEL, Engine, Gateway, arguments, ask, series, tiny_model
+from fleet import BLOCK_TOKENS, MODEL, Gateway, arguments, ask, new_engine, series, tiny_model
 from predictions import Conversation, text, turn
 
 LONG = 2400
@@ -169,7 +169,9 @@ def breaks(table, gateways, args):
     plain, resumes = gateways
     whole = Stream(plain.port, 20, seed=args.seed).read()
     table.row("a stream that nothing happens to", "done", whole.end, whole.end == "done" and whole.events >= LONG / 2)
-    for how, end in (("`kill -9` of all of it", signal.SIGKILL), ("SIGTERM", signal.SIGTERM), ("`kill -9` of its EngineCore", None)):
+    core = plain.engines[0].CORE.split("::")[1]
+    ways = {"all": ("`kill -9` of all of it", signal.SIGKILL), "term": ("SIGTERM", signal.SIGTERM), "core": (f"`kill -9` of its {core}", None)}
+    for how, end in (ways[way] for way in args.breaks.split(",")):
         for gateway in gateways:
             stream = Stream(gateway.port, 20, seed=args.seed).read(20)
             engine = serving(gateway)
@@ -201,23 +203,20 @@ def kill(engine, end):
     if end is not None:
         engine.process.tell(end)
         return
-    children = subprocess.run(["pgrep", "-g", str(engine.process.process.pid), "-f", "VLLM::EngineCore"], capture_output=True, text=True)
+    children = subprocess.run(["pgrep", "-g", str(engine.process.process.pid), "-f", engine.CORE], capture_output=True, text=True)
     pids = children.stdout.split()
     if not pids:
-        sys.exit("its EngineCore is not found")
+        sys.exit(f"its {engine.CORE} is not found")
     subprocess.run(["kill", "-9", *pids], check=True)
 
 
 def cancels(table, gateway):
     """Clients that leave, one kind at a time: soon nothing of theirs is left, at the engines or at the gateway."""
-    def busy(engine):
-        return sum(sum(series(engine.port, f"vllm:num_requests_{state}").values()) for state in ("running", "waiting"))
-
     def all_quiet():
-        return not any(map(busy, gateway.engines)) and not any(series(gateway.admin, "keyway_worker_inflight").values())
+        return not some_busy() and not any(series(gateway.admin, "keyway_worker_inflight").values())
 
     def some_busy():
-        return any(map(busy, gateway.engines))
+        return any(engine.busy() for engine in gateway.engines)
 
     def leave(what, streams, events):
         for stream in streams:
@@ -230,7 +229,7 @@ def cancels(table, gateway):
         table.row(f"clients leave {what}", "nothing of theirs is left within 10 s", f"{seconds:.1f} s" if gone else "something is left",
                   begun and gone)
 
-    leave("before the first token", [Stream(gateway.port, 600, seed=nth) for nth in range(8)], 0)
+    leave("before the first token", [Stream(gateway.port, 400, tokens=400, seed=nth) for nth in range(8)], 0)
     leave("in mid-stream", [Stream(gateway.port, 20, seed=nth) for nth in range(8)], 5)
     leave("in the queue (80 at engines that take 32 each)", [Stream(gateway.port, 20, seed=nth) for nth in range(80)], 0)
     unstreamed = []
@@ -275,10 +274,12 @@ def under_load(table, gateway, args):
 def main():
     parse = arguments(__doc__)
     parse.add_argument("--only", default="restarts,cancels,breaks,load", help="parts of it")
+    parse.add_argument("--breaks", default="all,term,core", help="ways in which an engine ends")
+    parse.add_argument("--kind", default="full", help="model, as in tiny_model.py")
     args = parse.parse_args()
     parts, table = args.only.split(","), Table()
-    model = tiny_model(args, "full")
-    engines = [Engine(args, args.scratch, model, nth, 320) for nth in range(2)]
+    model = tiny_model(args, args.kind)
+    engines = [new_engine(args, args.scratch, model, nth, 320) for nth in range(2)]
     plain = Gateway(args, args.scratch, model, engines, "events")
     resumes = Gateway(args, args.scratch, model, engines, "events", "resumes", RESUMES)
     try:

@@ -1,4 +1,4 @@
-"""Real vLLM engines on the CPU with a gateway in front, for the scripts beside this one."""
+"""Real engines on the CPU, vLLM or SGLang, with a gateway in front, for the scripts beside this one."""
 
 import argparse
 import contextlib
@@ -24,6 +24,8 @@ def arguments(what):
     parse.add_argument("--vllm", type=pathlib.Path, required=True, help="virtual environment that has vLLM")
     parse.add_argument("--scratch", type=pathlib.Path, required=True)
     parse.add_argument("--seed", type=int, default=1)
+    parse.add_argument("--sglang", type=pathlib.Path, help="virtual environment that has SGLang")
+    parse.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
     return parse
 
 
@@ -86,6 +88,8 @@ class Process:
 class Engine:
     """One vLLM. Its events are bound to every address, as it connects to a single one."""
 
+    CORE = "VLLM::EngineCore"
+
     def __init__(self, args, scratch, model, nth, blocks, flags=()):
         self.port, self.events, self.replay = free_port(), free_port(), free_port()
         self.args, self.model, self.blocks, self.flags, self.block_tokens = args, model, blocks, flags, BLOCK_TOKENS
@@ -111,9 +115,53 @@ class Engine:
         total = lambda name: sum(series(self.port, name).values())
         return total("vllm:prefix_cache_queries_total"), total("vllm:prefix_cache_hits_total")
 
+    def busy(self):
+        """Requests that it has."""
+        return sum(sum(series(self.port, f"vllm:num_requests_{state}").values()) for state in ("running", "waiting"))
+
+    def forget(self):
+        """Empties its cache."""
+        status, body = ask(self.port, "POST", "/reset_prefix_cache")
+        if status != 200:
+            sys.exit(f"its cache is not reset: {status} {body}")
+
     def worker(self):
         """Its URL is enough: it says itself where its events are."""
         return f"http://127.0.0.1:{self.port}"
+
+
+class SGLang(Engine):
+    """One SGLang, whose pages are as many and as large."""
+
+    CORE = "sglang::scheduler"
+
+    def start(self):
+        events = {"publisher": "zmq", "endpoint": f"tcp://*:{self.events}", "replay_endpoint": f"tcp://*:{self.replay}", "topic": "kv-events"}
+        env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        command = [self.args.sglang / "bin/python", "-m", "sglang.launch_server", "--model-path", self.model, "--served-model-name", MODEL,
+                   "--device", "cpu", "--attention-backend", "torch_native", "--host", "127.0.0.1", "--port", self.port,
+                   "--page-size", self.block_tokens, "--max-total-tokens", self.blocks * self.block_tokens, "--context-length", 3072,
+                   "--chunked-prefill-size", 1024, "--max-running-requests", 32, "--mem-fraction-static", 0.05, "--disable-overlap-schedule",
+                   "--sleep-on-idle", "--skip-server-warmup", "--enable-metrics", "--enable-cache-report", "--tool-call-parser", "hermes",
+                   "--load-publish-endpoint", f"tcp://*:{free_port()}", "--kv-events-config", json.dumps(events), *self.flags]
+        self.process = Process(command, self.log, env)
+        return self
+
+    def counted(self):
+        total = lambda name: sum(series(self.port, name).values())
+        return total("sglang:prompt_tokens_total"), total("sglang:cached_tokens_total")
+
+    def busy(self):
+        return sum(sum(series(self.port, f"sglang:num_{state}_reqs").values()) for state in ("running", "queue"))
+
+    def forget(self):
+        status, body = ask(self.port, "POST", "/flush_cache")
+        if status != 200:
+            sys.exit(f"its cache is not flushed: {status} {body}")
+
+
+def new_engine(args, *rest):
+    return {"vllm": Engine, "sglang": SGLang}[args.engine](args, *rest)
 
 
 class Gateway:
@@ -175,7 +223,8 @@ def running(args, kind, engines, blocks, by):
     scratch, model, started = args.scratch, tiny_model(args, kind), []
     try:
         for nth in range(engines):
-            started.append(Engine(args, scratch, model, nth, blocks, ["--enable-scale-out"] if by == "ids" else []).start())
+            flags = ["--enable-scale-out"] if by == "ids" else []
+            started.append(new_engine(args, args.scratch, model, nth, blocks, flags).start())
         for engine in started:
             engine.await_ready()
         gateway = Gateway(args, scratch, model, list(started), by).start()

@@ -103,6 +103,8 @@ def told_truly(name, told):
 def main():
     parse = arguments(__doc__)
     args = parse.parse_args()
+    if args.engine != "vllm":
+        parse.error("the adapters are loaded as vLLM loads them")
     chance, model, here = random.Random(args.seed), tiny_model(args, "full"), pathlib.Path(__file__).parent
     adapters = []
     for nth, name in enumerate(("one", "other")):

@@ -1,8 +1,9 @@
 """Writes a tiny model with random weights that vLLM serves on a CPU, or a LoRA adapter of one: its numbers mean nothing, its cache is a
 real one.
 
-full: every layer keeps all of a prompt (Qwen3). window: of six layers five keep the last 128 tokens alone (Gemma 3), so that its cache has
-groups, of which the one that keeps all comes last. Run with the Python that has vLLM.
+full: every layer keeps all of a prompt (Qwen3). varied: the same, with weights so large that its text differs from token to token. window:
+of six layers five keep the last 128 tokens alone (Gemma 3), so that its cache has groups, of which the one that keeps all comes last. Run
+with the Python that has vLLM.
 """
 
 import argparse
@@ -25,6 +26,8 @@ def config(kind):
               "tie_word_embeddings": True}
     if kind == "full":
         return transformers.Qwen3Config(num_hidden_layers=2, **common)
+    if kind == "varied":
+        return transformers.Qwen3Config(num_hidden_layers=2, initializer_range=0.3, **{**common, "tie_word_embeddings": False})
     layers = ["sliding_attention"] * 5 + ["full_attention"]
     return transformers.Gemma3TextConfig(num_hidden_layers=6, layer_types=layers, sliding_window=WINDOW, query_pre_attn_scalar=64,
                                          **common)
@@ -58,7 +61,7 @@ def write_adapter(folder):
 
 def main():
     parse = argparse.ArgumentParser(description=__doc__)
-    parse.add_argument("kind", choices=("full", "window", "adapter"))
+    parse.add_argument("kind", choices=("full", "varied", "window", "adapter"))
     parse.add_argument("folder", type=pathlib.Path)
     parse.add_argument("--seed", type=int, default=1)
     args = parse.parse_args()
