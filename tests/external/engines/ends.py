@@ -170,7 +170,8 @@ def breaks(table, gateways, args):
     whole = Stream(plain.port, 20, seed=args.seed).read()
     table.row("a stream that nothing happens to", "done", whole.end, whole.end == "done" and whole.events >= LONG / 2)
     core = plain.engines[0].CORE.split("::")[1]
-    ways = {"all": ("`kill -9` of all of it", signal.SIGKILL), "term": ("SIGTERM", signal.SIGTERM), "core": (f"`kill -9` of its {core}", None)}
+    ways = {"all": ("`kill -9` of all of it", signal.SIGKILL), "term": ("SIGTERM", signal.SIGTERM),
+            "core": (f"`kill -9` of its {core}", None)}
     for how, end in (ways[way] for way in args.breaks.split(",")):
         for gateway in gateways:
             stream = Stream(gateway.port, 20, seed=args.seed).read(20)

@@ -1,5 +1,5 @@
-"""Routers in turn in front of the same real engines: conversations under eviction, several at once. How much of their prompts the engines
-find in their caches, by the engines' own count, and how long clients wait for the first token. See routers.md."""
+"""Routers in turn in front of the same real engines: conversations under eviction, several at once. How much of their prompts the
+engines find in their caches, by the engines' own count, and how long clients wait for the first token. See routers.md."""
 
 import http.client
 import json
@@ -15,13 +15,18 @@ from predictions import Conversation, text
 
 BLOCKS = 160
 READY_S = 60
+QUESTION = {"model": MODEL, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
 # Each as shipped. Those that go by a session are told one.
 OTHERS = {
     "vllm-router, cache_aware": ("vllm-router", "--policy", "cache_aware"),
     "vllm-router, consistent_hash": ("vllm-router", "--policy", "consistent_hash"),
     "smg, cache_aware": ("smg", "launch", "--backend", "vllm", "--policy", "cache_aware", "--log-level", "warn"),
 }
-KEYWAY = {"keyway, by events": ("events", ""), "keyway, by text": ("text", ""), "keyway, round robin": ("text", 'policy = "round-robin"\n')}
+KEYWAY = {
+    "keyway, by events": ("events", ""),
+    "keyway, by text": ("text", ""),
+    "keyway, round robin": ("text", 'policy = "round-robin"\n'),
+}
 BY_SESSION = {"vllm-router, consistent_hash"}
 
 
@@ -32,15 +37,15 @@ class Other:
         program, *options = OTHERS[name]
         self.port, self.log = free_port(), args.scratch / f"{program}.log"
         urls = [engine.worker() for engine in engines]
-        self.command = [args.routers / "bin" / program, *options, "--worker-urls", *urls, "--host", "127.0.0.1", "--port", self.port,
-                        "--prometheus-port", free_port()]
+        self.command = [args.routers / "bin" / program, *options, "--worker-urls", *urls, "--host", "127.0.0.1",
+                        "--port", self.port, "--prometheus-port", free_port()]
 
     def start(self):
         self.process = Process(self.command, self.log)
         until = time.monotonic() + READY_S
         while time.monotonic() < until:
             try:
-                if ask(self.port, "POST", Conversation.PATH, {"model": MODEL, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1})[0] == 200:
+                if ask(self.port, "POST", Conversation.PATH, QUESTION)[0] == 200:
                     return self
             except (OSError, http.client.HTTPException):
                 pass
@@ -96,7 +101,8 @@ class Talk(Conversation):
 
 
 class Load:
-    """Requests that are due at random times, whatever has been answered; each is the next turn of a conversation that waits for none."""
+    """Requests that are due at random times, whatever has been answered; each is the next turn of a conversation that waits for
+    no answer."""
 
     def __init__(self, args, port, by_session, rate):
         self.args, self.port, self.by_session, self.rate = args, port, by_session, rate
@@ -120,7 +126,7 @@ class Load:
                 self.begin()
 
     def run(self, requests):
-        """With no rate one after the other as fast as `at_once` threads can."""
+        """The seconds to each answer's first token, or what went wrong."""
         threads, due = [], time.monotonic()
         for _ in range(requests):
             due += self.chance.expovariate(self.rate)
@@ -143,11 +149,11 @@ def wake(engines):
     """An engine says that its cache is empty with the first step that it takes."""
     for engine in engines:
         engine.forget()
-        ask(engine.port, "POST", Conversation.PATH, {"model": MODEL, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1})
+        ask(engine.port, "POST", Conversation.PATH, QUESTION)
 
 
 def load_of_others():
-    """Cores that all processes use in a second in which the engines are idle."""
+    """Cores that are used in a second in which the engines are idle."""
     def busy():
         with open("/proc/stat", encoding="ascii") as stat:
             user, nice, system, _, _, irq, soft, *_ = (int(part) for part in stat.readline().split()[1:])
@@ -182,7 +188,7 @@ def measure(args, model, name, engines, rate, requests):
 
 
 def capacity(args, model, engines):
-    """Requests a second where twice as many as there are conversations are due."""
+    """Requests a second where all of them are due at once."""
     wake(engines)
     one = router(args, model, "keyway, by text", engines).start()
     try:
@@ -197,12 +203,13 @@ def capacity(args, model, engines):
 
 def main():
     parse = arguments(__doc__)
-    parse.add_argument("--only", default=",".join([*KEYWAY, *OTHERS]).replace(", ", " "), help="routers, by their names without commas")
+    every = ",".join([*KEYWAY, *OTHERS]).replace(", ", " ")
+    parse.add_argument("--only", default=every, help="routers, by their names without commas")
     parse.add_argument("--routers", type=pathlib.Path, required=True, help="virtual environment that has vllm-router and smg")
     parse.add_argument("--engines", type=int, default=3)
     parse.add_argument("--requests", type=int, default=150)
     parse.add_argument("--runs", type=int, default=3)
-    parse.add_argument("--rate", type=float, default=0, help="requests a second; 0: half of what the engines can do, as measured first")
+    parse.add_argument("--rate", type=float, default=0, help="requests a second; 0: half of what the engines do")
     parse.add_argument("--turns", type=int, default=6)
     parse.add_argument("--at-a-time", type=int, default=18, help="conversations")
     parse.add_argument("--systems", type=int, default=6, help="texts that conversations begin with")
@@ -225,13 +232,15 @@ def main():
         for engine in engines:
             if engine.process:
                 engine.process.stop()
-    print("| router | engines' hits / queries | each run | TTFT p50 ms | p90 | mean | prompt tokens, most of mean | cores of others | failed |")
+    print("| router | engines' hits / queries | each run | TTFT p50 ms | p90 | mean | prompt tokens, most of mean | cores of others "
+          "| failed |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     middle = {name: {key: statistics.median(row[key] for row in told) for key in told[0]} for name, told in rows.items()}
     for name in sorted(names, key=lambda name: -middle[name]["hits"]):
         row, each = middle[name], " ".join(f"{row['hits']:.3f}" for row in rows[name])
-        print(f"| {name} | {row['hits']:.3f} | {each} | {row['p50']:.0f} | {row['p90']:.0f} | {row['mean']:.0f} | {row['most']:.2f} "
-              f"| {row['others']:.1f} | {sum(row['failed'] for row in rows[name])} |")
+        waits = " | ".join(f"{row[key]:.0f}" for key in ("p50", "p90", "mean"))
+        print(f"| {name} | {row['hits']:.3f} | {each} | {waits} | {row['most']:.2f} | {row['others']:.1f} "
+              f"| {sum(row['failed'] for row in rows[name])} |")
     failed = any(row["failed"] for told in rows.values() for row in told)
     knows = min((middle[name]["hits"] for name in ("keyway, by events", "keyway, by text") if name in middle), default=1)
     sys.exit(failed or knows <= middle.get("keyway, round robin", {"hits": 0})["hits"])

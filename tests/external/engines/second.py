@@ -1,5 +1,5 @@
-"""A second kind of engine behind the gateway, SGLang, by text: whether its answers come through as it gives them, streamed and whole, errors
-among them; and how much of their prompts conversations find cached by each way of choosing. See second.md."""
+"""A second kind of engine behind the gateway, SGLang: whether its answers come through as it gives them, streamed and whole,
+errors among them; and how much of their prompts conversations find cached by each way of choosing. See second.md."""
 
 import http.client
 import json
@@ -22,19 +22,22 @@ ASKED = "'stream_options': {'include_usage': True}, "
 
 def more_forms(words):
     """Beside those of forms.py: options of streams, structured answers, SGLang's own path, and what it refuses."""
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}}
-    shape = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"], "additionalProperties": False}
+    of = lambda what: {"type": "object", "properties": {"at": what}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": of({"type": "string"})}}
+    strict = {**of({"enum": ["here", "there"]}), "required": ["at"], "additionalProperties": False}
+    schema = {"type": "json_schema", "json_schema": {"name": "at", "schema": strict}}
+    native = {"model": "tiny", "text": words(), "sampling_params": {"max_new_tokens": 9, "temperature": 0}}
     return {
         "usage in the end": chat(words(), stream_options={"include_usage": True}),
         "usage in each chunk": chat(words(), stream_options={"include_usage": True, "continuous_usage_stats": True}),
         "a tool that must be called": chat(words(), tools=[tool], tool_choice="required", max_tokens=60),
         "a tool that may be called": chat(words(), tools=[tool]),
-        "a schema": chat(words(), max_tokens=60, response_format={"type": "json_schema", "json_schema": {"name": "at", "schema": shape}}),
+        "a schema": chat(words(), max_tokens=60, response_format=schema),
         "`regex`": completion(words(), regex="(ab)+c", max_tokens=9),
         "`stop`": completion(words(), stop=["e", "o"], max_tokens=40),
         "`logprobs` of a completion": completion(words(), logprobs=2),
         "120 tokens": chat(words(), max_tokens=120, ignore_eos=True),
-        "`/generate`": ("/generate", {"model": "tiny", "text": words(), "sampling_params": {"max_new_tokens": 9, "temperature": 0}}),
+        "`/generate`": ("/generate", native),
         "too long": chat(" ".join(words() for _ in range(20))),
         "a bad `temperature`": chat(words(), temperature=-1),
         "a role that there is not": chat("", messages=[{"role": "nobody", "content": words()}]),
@@ -54,8 +57,8 @@ def alike(value):
 
 
 def joined(events):
-    """A stream's text, however it is cut: strings of the same place in each choice put together, anything else as it was last. That there is
-    no usage SGLang says in some chunks and not in others."""
+    """A stream's text, however it is cut: strings of the same place in each choice put together, anything else as it was last.
+    That there is no usage SGLang says in some chunks and not in others."""
     def merge(key, a, b):
         if isinstance(a, dict) and isinstance(b, dict):
             return {key: merge(key, a.get(key), b.get(key)) for key in {**a, **b}}
@@ -91,7 +94,8 @@ def answer(port, path, body):
     lines = [line.removeprefix("data: ") for line in said.split("\n") if line.startswith("data: ")]
     named = [line for line in said.split("\n") if line.startswith("event: ")]
     events = [alike(json.loads(line)) for line in lines if line != "[DONE]"]
-    return got.status, kind, (joined(events) if events and "choices" in events[0] else events[-1:], named, lines[-1:] == ["[DONE]"])
+    whole = joined(events) if events and "choices" in events[0] else events[-1:]
+    return got.status, kind, (whole, named, lines[-1:] == ["[DONE]"])
 
 
 def same(table, gateway, chance, streamed):
@@ -118,20 +122,22 @@ def same(table, gateway, chance, streamed):
 
 def paths(table, gateway):
     engine, differ = gateway.engines[0], []
-    for path, body in (("/tokenize", {"model": "tiny", "prompt": "worker remembers"}), ("/detokenize", {"model": "tiny", "tokens": [70, 71]}),
-                       ("/v1/embeddings", {"model": "tiny", "input": "worker"})):
+    asked = {"/tokenize": {"prompt": "worker remembers"}, "/detokenize": {"tokens": [70, 71]},
+             "/v1/embeddings": {"input": "worker"}}
+    for path, body in asked.items():
+        body = {"model": "tiny", **body}
         if answer(engine.port, path, body) != answer(gateway.port, path, body):
             differ.append(path)
-    models = [[one["id"] for one in json.loads(ask(port, "GET", "/v1/models")[1])["data"]] for port in (engine.port, gateway.port)]
-    differ += ["/v1/models"] if models[0] != models[1] else []
+    names = lambda port: [one["id"] for one in json.loads(ask(port, "GET", "/v1/models")[1])["data"]]
+    differ += ["/v1/models"] if names(engine.port) != names(gateway.port) else []
     table.row("`/tokenize`, `/detokenize`, `/v1/embeddings`, the names of `/v1/models`", "what the engine says directly",
               "all equal" if not differ else f"not equal: {', '.join(differ)}", not differ)
 
 
 def shares(args, model, engines):
-    """Conversations under eviction, by each way of choosing, from empty caches: what answers report as cached, and the engines' count."""
-    print("\n| chosen by | requests | last turn forgotten | within a block | exactly | prompt tokens | predicted | reported | the engines' own count "
-          "| of all tokens |")
+    """Conversations under eviction, by each way of choosing, from empty caches: what answers report and the engines count."""
+    print("\n| chosen by | requests | last turn forgotten | within a block | exactly | prompt tokens | predicted | reported "
+          "| the engines' own count | of all tokens |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
     told, truly = {}, True
     for name, by, config in (("text", "text", ""), ("events", "events", ""), ("round robin", "text", 'policy = "round-robin"\n')):
@@ -150,8 +156,8 @@ def shares(args, model, engines):
         near = [sum(abs(row[1] - row[2]) <= slack for row in rows) for slack in (BLOCK_TOKENS * (2 if by == "text" else 1), 0)]
         told[name] = found / tokens
         truly &= (queried, hit) == (tokens, found) and (by == "text" or near[0] >= 0.99 * len(rows))
-        print(f"| {name} | {len(rows)} | {lost} | {near[0]} | {near[1]} | {tokens} | {predicted} | {found} | {hit:.0f} | {found / tokens:.1%} |",
-              flush=True)
+        cells = (name, len(rows), lost, *near, tokens, predicted, found, f"{hit:.0f}", f"{found / tokens:.1%}")
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     return truly and min(told["text"], told["events"]) > told["round robin"]
 
 

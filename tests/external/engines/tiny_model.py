@@ -1,9 +1,9 @@
 """Writes a tiny model with random weights that vLLM serves on a CPU, or a LoRA adapter of one: its numbers mean nothing, its cache is a
 real one.
 
-full: every layer keeps all of a prompt (Qwen3). varied: the same, with weights so large that its text differs from token to token. window:
-of six layers five keep the last 128 tokens alone (Gemma 3), so that its cache has groups, of which the one that keeps all comes last. Run
-with the Python that has vLLM.
+full: every layer keeps all of a prompt (Qwen3). varied: the same, with weights so large that its text differs from token to token.
+window: of six layers five keep the last 128 tokens alone (Gemma 3), so that its cache has groups, of which the one that keeps all comes
+last. Run with the Python that has vLLM.
 """
 
 import argparse
