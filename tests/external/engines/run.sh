@@ -4,13 +4,15 @@ set -euo pipefail
 
 usage() {
     cat <<'EOF_USAGE'
-Usage: tests/external/engines/run.sh [ends|forms|second|routers] [arguments of predictions.py, or of the script of that name]
+Usage: tests/external/engines/run.sh [ends|forms|images|ranks|second|routers] [arguments]
 
 What the gateway predicts of conversations' prompts under eviction, beside what engines find; or
 
   ends    engines and gateways that end and come back: what clients see, what is still predicted, and what is left of clients
           that have gone (--only restarts,cancels,breaks,load)
   forms   requests of many forms, adapters and salts, each asked twice: what is predicted, and what engines find
+  images  chats with pictures, of a model that sees: what is predicted and priced, and what engines find and count (--by events,text)
+  ranks   one vLLM with two data-parallel engines behind one URL: what is predicted, and what each finds (--by events,text)
   second  SGLang instead of vLLM: whether its answers come through as they are, and what conversations find by each way of choosing
   routers conversations, several at once, through Keyway and other routers in turn: what engines find, and time to the first token
 
@@ -39,7 +41,7 @@ VLLM=${VLLM:-$SCRATCH/vllm}
 mkdir -p "$SCRATCH"
 "$root/tests/external/engines/install.sh" "$VLLM"
 script=predictions
-case ${1:-} in ends | forms | second | routers) script=$1 && shift ;; esac
+case ${1:-} in ends | forms | images | ranks | second | routers) script=$1 && shift ;; esac
 more=()
 if [[ $script = second || " $* " = *" --engine sglang "* ]]; then
     SGLANG=${SGLANG:-$SCRATCH/sglang}

@@ -3,7 +3,8 @@ real one.
 
 full: every layer keeps all of a prompt (Qwen3). varied: the same, with weights so large that its text differs from token to token.
 window: of six layers five keep the last 128 tokens alone (Gemma 3), so that its cache has groups, of which the one that keeps all comes
-last. Run with the Python that has vLLM.
+last. sees: pictures stand among the text (Qwen2-VL), a token for each 16 by 16 pixels where its makers' have 28 by 28, so that their
+price is nobody's guess. Run with the Python that has vLLM.
 """
 
 import argparse
@@ -18,6 +19,12 @@ import transformers
 WORDS = pathlib.Path(__file__).read_text() + " Grüße aus 東京 🙂 0123456789\t\n{}[]()<>"
 TEMPLATE = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 WINDOW = 128
+PICTURE = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
+# A picture stays where it is among the parts of a message.
+PARTS = ("{% for message in messages %}<{{ message['role'] }}>{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+         "{% for part in message['content'] %}{% if part['type'] == 'image' %}" + "".join(PICTURE[:3]) + "{% else %}{{ part['text'] }}{% endif %}"
+         "{% endfor %}{% endif %}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}")
+PATCH, MERGED = 8, 2
 
 
 def config(kind):
@@ -33,15 +40,40 @@ def config(kind):
                                          **common)
 
 
-def tokenizer():
+def seeing_config(ids):
+    """Of a model that sees, whose special tokens have these ids."""
+    text = {"vocab_size": 384, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "max_position_embeddings": 8192, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
+            "tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}}
+    vision = {"depth": 1, "embed_dim": 64, "hidden_size": 128, "mlp_ratio": 2, "num_heads": 2, "patch_size": PATCH,
+              "spatial_merge_size": MERGED}
+    start, image, end, video = ids
+    return transformers.Qwen2VLConfig(text_config=text, vision_config=vision, image_token_id=image, video_token_id=video,
+                                      vision_start_token_id=start, vision_end_token_id=end, tie_word_embeddings=True)
+
+
+def write_seeing(folder):
+    """A model and all that turns pictures into its patches."""
+    words = tokenizer(PICTURE, PARTS)
+    config = seeing_config(words.convert_tokens_to_ids(PICTURE))
+    model = transformers.Qwen2VLForConditionalGeneration(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    # A picture of 512 by 512 pixels is as it was, a larger one is made as small.
+    sizes = {"patch_size": PATCH, "merge_size": MERGED, "size": {"shortest_edge": (PATCH * MERGED) ** 2, "longest_edge": 512 * 512}}
+    processor = transformers.Qwen2VLProcessor(transformers.Qwen2VLImageProcessor(**sizes), words,
+                                              transformers.Qwen2VLVideoProcessor(**sizes), chat_template=PARTS)
+    processor.save_pretrained(folder)
+
+
+def tokenizer(more=(), template=TEMPLATE):
     bytewise = tokenizers.pre_tokenizers.ByteLevel
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer, made.decoder = bytewise(add_prefix_space=False), tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=384, special_tokens=["<s>", "</s>"], show_progress=False,
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=384, special_tokens=["<s>", "</s>", *more], show_progress=False,
                                              initial_alphabet=bytewise.alphabet())
     made.train_from_iterator([WORDS], trainer)
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
-    fast.chat_template = TEMPLATE
+    fast.chat_template = template
     return fast
 
 
@@ -61,13 +93,15 @@ def write_adapter(folder):
 
 def main():
     parse = argparse.ArgumentParser(description=__doc__)
-    parse.add_argument("kind", choices=("full", "varied", "window", "adapter"))
+    parse.add_argument("kind", choices=("full", "varied", "window", "sees", "adapter"))
     parse.add_argument("folder", type=pathlib.Path)
     parse.add_argument("--seed", type=int, default=1)
     args = parse.parse_args()
     torch.manual_seed(args.seed)
     if args.kind == "adapter":
         return write_adapter(args.folder)
+    if args.kind == "sees":
+        return write_seeing(args.folder)
     model = transformers.AutoModelForCausalLM.from_config(config(args.kind), dtype=torch.bfloat16)
     model.save_pretrained(args.folder)
     tokenizer().save_pretrained(args.folder)
