@@ -21,6 +21,9 @@ impl CacheConfig {
 /// Series whose labels describe the cache: `vllm:cache_config_info`, `sglang:cache_config_info`,
 /// `keyway_worker_cache_config_info`, the load tester's mock.
 const CONFIG_SUFFIX: &str = "cache_config_info";
+/// vLLM's own, where each data-parallel engine's line has the blocks of all of them, as their front end adds them up. Beside
+/// another one it is a copy of that under vLLM's name (keyway-worker).
+const ADDED_UP: &str = "vllm:cache_config_info";
 /// Labels for the tokens of a block: vLLM and keyway-worker, SGLang.
 const BLOCK_SIZE: [&str; 2] = ["block_size", "page_size"];
 /// Labels for the number of blocks: vLLM, keyway-worker, SGLang.
@@ -35,11 +38,17 @@ const RANK: [&str; 2] = ["engine", "dp_rank"];
 /// them is meant.
 pub fn cache_config(page: &str, rank: Option<u32>) -> CacheConfig {
     let mut found = CacheConfig::default();
-    let mut tokens = None;
+    let (mut tokens, mut added_up) = (None, 0);
+    let has_own = |line: &str| {
+        line.split(['{', ' ']).next().is_some_and(|name| name.ends_with(CONFIG_SUFFIX) && name != ADDED_UP)
+    };
+    let copied = page.lines().any(has_own);
     for line in page.lines().filter(|line| !line.starts_with('#')) {
         let (name, rest) = line.split_at(line.find(['{', ' ']).unwrap_or(line.len()));
         let of = RANK.iter().find_map(|name| label(rest, name)?.parse::<u32>().ok());
-        if rank.is_some() && of.is_some() && of != rank {
+        added_up += u64::from(name == ADDED_UP && !copied);
+        let of_another = rank.is_some() && of.is_some() && of != rank;
+        if of_another || (copied && name == ADDED_UP) {
             continue;
         }
         if name.ends_with(CONFIG_SUFFIX) {
@@ -54,6 +63,7 @@ pub fn cache_config(page: &str, rank: Option<u32>) -> CacheConfig {
             tokens = value.filter(|value| *value >= 1.0).map(|value| value as u64).or(tokens);
         }
     }
+    found.blocks = found.blocks.map(|blocks| blocks / added_up.max(1));
     if let (None, Some(tokens)) = (found.blocks, tokens) {
         // SGLang's pages are single tokens unless it says otherwise.
         found.block_size = found.block_size.or(Some(1));
@@ -157,10 +167,25 @@ mod tests {
 
     #[test]
     fn ranks_add_up_unless_one_is_meant() {
-        let two = "vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"10\"} 1\n\
-                   vllm:cache_config_info{block_size=\"16\",engine=\"1\",num_gpu_blocks=\"12\"} 1\n";
+        let two = "sglang:cache_config_info{page_size=\"16\",dp_rank=\"0\",num_pages=\"10\"} 1\n\
+                   sglang:cache_config_info{page_size=\"16\",dp_rank=\"1\",num_pages=\"12\"} 1\n";
         assert_eq!(config(two), (Some(16), Some(22)));
         assert_eq!(cache_config(two, Some(1)).blocks, Some(12));
+        // vLLM 0.32 with two engines of 160 blocks.
+        let of_all = "vllm:cache_config_info{block_size=\"32\",engine=\"0\",num_gpu_blocks=\"320\"} 1\n\
+                      vllm:cache_config_info{block_size=\"32\",engine=\"1\",num_gpu_blocks=\"320\"} 1\n";
+        assert_eq!(config(of_all), (Some(32), Some(320)));
+        assert_eq!(cache_config(of_all, Some(1)).blocks, Some(160));
+        // A copy under vLLM's name counts for nothing.
+        let both = |engine: &str, blocks: u32| {
+            format!(
+                "keyway_worker_cache_config_info{{block_size=\"16\",engine=\"{engine}\",num_blocks=\"{blocks}\"}} 1\n\
+                 vllm:cache_config_info{{block_size=\"16\",engine=\"{engine}\",num_gpu_blocks=\"{blocks}\"}} 1\n"
+            )
+        };
+        let two = both("0", 10) + &both("1", 12);
+        assert_eq!((config(&both("0", 10)), config(&two)), ((Some(16), Some(10)), (Some(16), Some(22))));
+        assert_eq!(cache_config(&two, Some(1)).blocks, Some(12));
         let unnamed = "keyway_worker_cache_config_info{block_size=\"16\",num_blocks=\"9\"} 1";
         assert_eq!(cache_config(unnamed, Some(1)).blocks, Some(9));
     }
