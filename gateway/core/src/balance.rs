@@ -65,7 +65,7 @@ pub(crate) fn first_by_rendezvous(
 ) -> Option<usize> {
     let mut first: Option<(f64, f64, usize)> = None;
     for i in among {
-        let (drawn, weight) = (rendezvous::draw(key, candidates[i].worker), candidates[i].weight);
+        let (drawn, weight) = (rendezvous::draw(key, candidates[i].drawn_as), candidates[i].weight);
         // Of equal weights the score's order is the draw's: a logarithm for each of a thousand idle workers is dear.
         let is_before = |(best, of_best, _): (f64, f64, usize)| {
             if weight == of_best {

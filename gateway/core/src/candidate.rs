@@ -10,8 +10,11 @@ use crate::media::{Media, more_tokens};
 /// A worker that may be chosen.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// Its name.
+    /// Its name in the index, for blocks as the request has them.
     pub worker: WorkerId,
+    /// Its name where it is drawn among equals: the same whether a prompt's blocks are of text or of tokens, as a session's turns may
+    /// be of either.
+    pub drawn_as: WorkerId,
     /// What it is doing.
     pub load: LoadSnapshot,
     /// Milliseconds of prefill that wait for it in front of the gateway, before this request.
@@ -70,6 +73,7 @@ impl Candidate {
     pub fn new(worker: WorkerId, load: LoadSnapshot, tokens_per_ms: f64, weight: f64) -> Self {
         Self {
             worker,
+            drawn_as: worker,
             load,
             ahead_ms: 0.0,
             matched_blocks: 0,

@@ -144,6 +144,7 @@ impl Setting {
             let load = worker.load.snapshot(now, tokens_per_ms);
             let fetch = self.fetch_tokens_per_ms.filter(|_| self.by_tokens && worker.residency.trusted());
             Candidate {
+                drawn_as: worker.id,
                 tiers: fetch.map(|fetch| (worker.residency.any_tier_id, fetch)),
                 ..Candidate::new(index_id(worker, self.by_tokens), load, tokens_per_ms, speed)
             }
