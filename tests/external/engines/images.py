@@ -1,6 +1,6 @@
 """Pictures among the text of chats, of a model that sees: what the gateway predicts and prices beside what real engines find and count.
 
-First pairs of requests, then conversations, with and without pictures, over more than the caches hold. See IMAGES.md."""
+First pairs of requests, then conversations, with and without pictures, over more than the caches hold. See images.md."""
 
 import base64
 import json

@@ -1,5 +1,5 @@
 """One vLLM with two data-parallel engines behind one URL: whether conversations stay where their prefix is, what each engine finds is
-predicted, and hits are counted by the engine that a request was sent to. See RANKS.md."""
+predicted, and hits are counted by the engine that a request was sent to. See ranks.md."""
 
 import json
 import random

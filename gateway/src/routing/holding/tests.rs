@@ -9,6 +9,8 @@ use crate::{
     ejection::Ejections,
     metrics::Metrics,
     request::{self, KeyerConfig},
+    session::{SaidBy, Session},
+    token_keyer::TokenPrompt,
 };
 
 fn keyer() -> KeyerConfig {
@@ -50,6 +52,21 @@ async fn who_waits_begins_on_a_worker_that_comes_up_meanwhile() {
     let begun = waits.await.unwrap();
     assert_eq!((begun.worker.name.as_str(), router.now()), ("127.0.0.1:2", came));
     assert_eq!(first.worker.name, "127.0.0.1:1");
+}
+
+/// A conversation of text has its tokens; once a picture is in it, it has not.
+#[tokio::test(start_paused = true)]
+async fn a_session_stays_where_its_turns_are_named_otherwise() {
+    let router = router(16);
+    clock::sleep(Duration::from_secs(60)).await;
+    for name in 0..20 {
+        let session = Some(Session { name, said_by: SaidBy::User });
+        let of_text = RequestInfo { session, ..request(&format!("{name} ")) };
+        let tokens = TokenPrompt { ids: (0..1_000).collect(), total: 1_000 };
+        let of_tokens = RequestInfo { session, tokens: Some(tokens), ..request(&format!("{name} ")) };
+        let first = router.choose(&of_tokens, &[]).await.unwrap().worker.id;
+        assert_eq!(router.choose(&of_text, &[]).await.unwrap().worker.id, first);
+    }
 }
 
 #[tokio::test(start_paused = true)]
