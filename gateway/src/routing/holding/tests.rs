@@ -56,16 +56,17 @@ async fn who_waits_begins_on_a_worker_that_comes_up_meanwhile() {
 
 /// A conversation of text has its tokens; once a picture is in it, it has not.
 #[tokio::test(start_paused = true)]
-async fn a_session_stays_where_its_turns_are_named_otherwise() {
-    let router = router(16);
+async fn a_session_is_drawn_alike_by_text_and_by_tokens() {
+    // Of a gateway each, so that neither is chosen by what the other left.
+    let (by_text, by_tokens) = (router(16), router(16));
     clock::sleep(Duration::from_secs(60)).await;
-    for name in 0..20 {
-        let session = Some(Session { name, said_by: SaidBy::User });
+    for name in 0..20_u32 {
+        let session = Some(Session { name: name.into(), said_by: SaidBy::User });
         let of_text = RequestInfo { session, ..request(&format!("{name} ")) };
-        let tokens = TokenPrompt { ids: (0..1_000).collect(), total: 1_000 };
+        let tokens = TokenPrompt { ids: (1_000 * name..1_000 * (name + 1)).collect(), total: 1_000 };
         let of_tokens = RequestInfo { session, tokens: Some(tokens), ..request(&format!("{name} ")) };
-        let first = router.choose(&of_tokens, &[]).await.unwrap().worker.id;
-        assert_eq!(router.choose(&of_text, &[]).await.unwrap().worker.id, first);
+        let chosen = by_text.choose(&of_text, &[]).await.unwrap().worker.id;
+        assert_eq!(by_tokens.choose(&of_tokens, &[]).await.unwrap().worker.id, chosen);
     }
 }
 
