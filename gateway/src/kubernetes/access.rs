@@ -53,7 +53,7 @@ pub(super) fn explain(error: &(dyn Error + 'static)) -> String {
     );
     let hint = match refused.map(|status| status.code) {
         Some(401) => "; is the service account's token mounted, and not expired?",
-        Some(403) => "; the gateway's service account needs a Role (deploy/README.md, rights)",
+        Some(403) => "; the gateway's service account needs a Role (deploy/docs/kubernetes.md, rights)",
         Some(400) => "; is discovery.kubernetes.selector as Kubernetes writes selectors?",
         _ => "",
     };

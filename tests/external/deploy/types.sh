@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every custom resource under deploy/ (KEDA's, the Prometheus operator's, the Gateway API's) through its Rust type and back: nothing
-# may be lost. The rules of Prometheus go as the PrometheusRule that deploy/README.md tells to make of them. Then the same with
+# may be lost. The rules of Prometheus go as the PrometheusRule that deploy/docs/kubernetes.md tells to make of them. Then the same with
 # a mistake in each kind, which must be seen. Needs cargo, kubectl and what tests/setup.sh installs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"

@@ -28,6 +28,8 @@ fn every_alert_is_tested_and_the_tests_pass() {
     }
     let (alerts, tests) = (read("prometheus/alerts.yml"), read("prometheus/tests.yml"));
     let runbook = read("README.md");
+    let links: BTreeMap<String, String> =
+        values(&alerts, "- alert: ").into_iter().zip(values(&alerts, "runbook: deploy/")).collect();
     for name in values(&alerts, "- alert: ") {
         // In a test that expects it, and in one, or at a time, that does not.
         let here: Vec<&str> = tests
@@ -42,8 +44,10 @@ fn every_alert_is_tested_and_the_tests_pass() {
             })
             .count();
         assert!(here.len() > silent && silent > 0, "{name}: {} tests, {silent} of them silent", here.len());
-        assert!(runbook.contains(&format!("### {name}\n")), "{name} is not in the runbook");
-        assert!(alerts.contains(&format!("README.md#{}\n", name.to_lowercase())), "{name} links elsewhere");
+        let (page, heading) = links[&name].split_once('#').expect("a page and its heading");
+        assert_eq!(heading, name.to_lowercase(), "{name} links elsewhere");
+        assert!(read(page).contains(&format!("### {name}\n")), "{name} is not in {page}");
+        assert!(runbook.contains(&format!("]({page}#{heading})")), "{name} is not in the overview");
     }
 }
 
