@@ -1,4 +1,4 @@
-//! The result of a run in the shape of `run.json` (described in `README.md`), and the verdict on the measurement
+//! The result of a run in the shape of `run.json` (described in `docs/run-json.md`), and the verdict on the measurement
 //! itself. Formats nothing.
 
 use std::collections::BTreeMap;
