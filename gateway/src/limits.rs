@@ -359,7 +359,7 @@ pub const DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);
 pub const MAX_WORKERS_FILE_BYTES: u64 = 2 << 20;
 
 /// Time between two words of another gateway on what it has at each worker: with 20 ms four gateways do no better, with 250 ms
-/// their mean TTFT is 3 % longer than with 50 (`tests/external/routing/README.md`).
+/// their mean TTFT is 3 % longer than with 50 (`tests/external/routing/docs/several-gateways.md`).
 pub const PEER_EVERY: Duration = Duration::from_millis(50);
 
 /// What may be asked for instead.

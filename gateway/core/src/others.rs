@@ -51,7 +51,7 @@ pub struct Counted {
 /// This gateway's share of the requests at these workers, above 0 and at most 1. Of one worker a gateway has too few requests in a
 /// minute to tell its share: taken worker by worker, some look several times as busy as they are, and their prefixes are
 /// copied for nothing (four gateways over eight workers had 0.95 of the hits that one has; by the share over all workers
-/// 0.99: `tests/external/routing/README.md`).
+/// 0.99: `tests/external/routing/docs/several-gateways.md`).
 pub fn own_share(counted: impl Iterator<Item = Counted>) -> f64 {
     let sum = |sum: Counted, one: Counted| Counted { own: sum.own + one.own, all: sum.all + one.all };
     let Counted { own, all } = counted.fold(Counted::default(), sum);
