@@ -57,16 +57,17 @@ async fn who_waits_begins_on_a_worker_that_comes_up_meanwhile() {
 /// A conversation of text has its tokens; once a picture is in it, it has not.
 #[tokio::test(start_paused = true)]
 async fn a_session_is_drawn_alike_by_text_and_by_tokens() {
-    // Of a gateway each, so that neither is chosen by what the other left.
-    let (by_text, by_tokens) = (router(16), router(16));
-    clock::sleep(Duration::from_secs(60)).await;
     for name in 0..20_u32 {
+        // New gateways, so that none is chosen by what another request left.
+        let (by_text, by_tokens) = (router(16), router(16));
+        clock::sleep(Duration::from_secs(60)).await;
         let session = Some(Session { name: name.into(), said_by: SaidBy::User });
         let of_text = RequestInfo { session, ..request(&format!("{name} ")) };
         let tokens = TokenPrompt { ids: (1_000 * name..1_000 * (name + 1)).collect(), total: 1_000 };
         let of_tokens = RequestInfo { session, tokens: Some(tokens), ..request(&format!("{name} ")) };
-        let chosen = by_text.choose(&of_text, &[]).await.unwrap().worker.id;
-        assert_eq!(by_tokens.choose(&of_tokens, &[]).await.unwrap().worker.id, chosen);
+        let chosen = by_text.choose(&of_text, &[]).await.unwrap();
+        let again = by_tokens.choose(&of_tokens, &[]).await.unwrap();
+        assert_eq!(again.worker.name, chosen.worker.name, "{name}");
     }
 }
 
