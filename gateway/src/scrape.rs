@@ -21,8 +21,8 @@ impl CacheConfig {
 /// Series whose labels describe the cache: `vllm:cache_config_info`, `sglang:cache_config_info`,
 /// `keyway_worker_cache_config_info`, the load tester's mock.
 const CONFIG_SUFFIX: &str = "cache_config_info";
-/// vLLM's own, where each data-parallel engine's line has the blocks of all of them, as their front end adds them up. Beside
-/// another one it is a copy of that under vLLM's name (keyway-worker).
+/// vLLM's own, where each data-parallel engine's line has the blocks of all of them, as their front end adds
+/// them up. Beside another one it is a copy of that under vLLM's name (keyway-worker).
 const ADDED_UP: &str = "vllm:cache_config_info";
 /// Labels for the tokens of a block: vLLM and keyway-worker, SGLang.
 const BLOCK_SIZE: [&str; 2] = ["block_size", "page_size"];

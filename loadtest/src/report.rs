@@ -1,5 +1,5 @@
-//! The result of a run in the shape of `run.json` (described in `docs/run-json.md`), and the verdict on the measurement
-//! itself. Formats nothing.
+//! The result of a run in the shape of `run.json` (described in `docs/run-json.md`), and the verdict on the
+//! measurement itself. Formats nothing.
 
 use std::collections::BTreeMap;
 

@@ -12,8 +12,8 @@ use crate::media::{Media, more_tokens};
 pub struct Candidate {
     /// Its name in the index, for blocks as the request has them.
     pub worker: WorkerId,
-    /// Its name where it is drawn among equals: the same whether a prompt's blocks are of text or of tokens, as a session's turns may
-    /// be of either.
+    /// Its name where it is drawn among equals: the same whether a prompt's blocks are of text or of tokens,
+    /// as a session's turns may be of either.
     pub drawn_as: WorkerId,
     /// What it is doing.
     pub load: LoadSnapshot,

@@ -25,8 +25,8 @@ const TOGETHER_BYTES: usize = 64 << 10;
 /// How long the thread waits for another line.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// Time between two writes, in which lines gather: to wake the thread for each costs more than all else that a line does. The
-/// first line after a pause is written at once.
+/// Time between two writes, in which lines gather: to wake the thread for each costs more than all else that
+/// a line does. The first line after a pause is written at once.
 const GATHER: Duration = Duration::from_millis(50);
 
 /// What becomes of lines.

@@ -101,9 +101,9 @@ pub const PROFILES: [Profile; 9] = [
     INSTANT,
 ];
 
-/// `keyway-worker` with its random model on one thread, fitted to the figures of `kernels/docs/figures.md`: prefill of 400
-/// to 16,000 tokens at 519,000 to 35,000 tokens/s; a decode step of 17 µs for one sequence of 1,000 tokens, 421 µs for
-/// 32. Bounds are the worker's defaults.
+/// `keyway-worker` with its random model on one thread, fitted to the figures of `kernels/docs/figures.md`:
+/// prefill of 400 to 16,000 tokens at 519,000 to 35,000 tokens/s; a decode step of 17 µs for one sequence of
+/// 1,000 tokens, 421 µs for 32. Bounds are the worker's defaults.
 const CPU_WORKER: Profile = Profile {
     name: "cpu-worker",
     about: "keyway-worker's random model on one CPU thread",

@@ -1,5 +1,5 @@
-//! The fields of an answer's head that concern its own hop (RFC 9110, section 7.6.1): they are read while the head is taken
-//! apart, and go no further. Beside them the body's length, which goes on and frames the body here.
+//! The fields of an answer's head that concern its own hop (RFC 9110, section 7.6.1): they are read while the
+//! head is taken apart, and go no further. Beside them the body's length, which goes on and frames the body.
 
 use std::time::Duration;
 
@@ -92,8 +92,8 @@ impl Hop {
         }
     }
 
-    /// The body, and whether it ends before the connection does; `bodyless` by what was asked, or by its status. What is said of
-    /// a body that does not come must be clear as well: clients are told it.
+    /// The body, and whether it ends before the connection does; `bodyless` by what was asked, or by its
+    /// status. What is said of a body that does not come must be clear as well: clients are told it.
     pub(super) fn body(
         &self,
         is_1_1: bool,
@@ -131,8 +131,8 @@ impl Hop {
             .map_or(POOL_IDLE_TIMEOUT, |said| said.saturating_sub(POOL_IDLE_MARGIN).min(POOL_IDLE_TIMEOUT))
     }
 
-    /// Whether `Connection` names fields of this hop, besides what it says of itself. An answer's trailers may be such fields;
-    /// then none of them goes on, since only few answers ever have both.
+    /// Whether `Connection` names fields of this hop, besides what it says of itself. An answer's trailers may
+    /// be such fields; then none of them goes on, since only few answers ever have both.
     pub(super) fn drops_trailers(&self) -> bool {
         self.names_others
     }
