@@ -14,12 +14,13 @@ use std::{num::NonZeroUsize, sync::OnceLock};
 use bytes::Bytes;
 use http::Method;
 use keyway::{
-    content::{self, Coding, Form, Multipart},
-    request,
-    request::KeyerConfig,
+    access::tenants,
+    prompt::{
+        content::{self, Coding, Form, Multipart},
+        request::{self, KeyerConfig},
+        stored_ids::Place,
+    },
     sse::EventSplitter,
-    stored_state::Place,
-    tenants,
     upstream::{
         Http1Error,
         recorded::{self, Answered},
@@ -114,7 +115,7 @@ pub fn form(data: &[u8]) {
     if let Ok(path) = std::str::from_utf8(data) {
         Place::of(path)
             .into_iter()
-            .flat_map(keyway::stored_state::Place::ids)
+            .flat_map(keyway::prompt::stored_ids::Place::ids)
             .for_each(|id| assert!(id.len() <= 3 * path.len()));
     }
 }

@@ -10,43 +10,48 @@ mod peers;
 mod resume;
 mod scale;
 mod stored_state;
+mod tenants;
 mod timeouts;
-mod tls;
 mod traces;
 mod worker;
 mod worker_url;
 
-use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf, sync::Arc, time::Duration};
+use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf, time::Duration};
 
 use http::HeaderValue;
 use keyway_core::{pick::Policy, waiting_room::RoomRules};
 use keyway_wire::block_hash::HashKey;
 
 pub use self::{
-    cors::{CorsFile, OneOrMany},
+    cors::{Cors, CorsFile, OneOrMany, Origins},
     discovery::{DiscoveryConfig, DiscoveryFile, DnsName, HostRule},
-    file::{AuthFile, File, IgnoreTable, LimitsFile, LogFormat, ModelTable, RoutingFile},
+    file::{AuthFile, File, IgnoreTable, LimitsFile, ModelTable, RoutingFile},
     kubernetes::{KubernetesFleet, KubernetesTable, PortRef},
     peers::{PeersConfig, PeersFile},
     resume::{ResumeConfig, ResumeFile},
     scale::{ModelScale, ScaleConfig, ScaleFile},
     stored_state::{StoredStateConfig, StoredStateFile},
+    tenants::TenantRules,
     timeouts::Timeouts,
-    tls::{TlsFiles, WorkerTls},
-    traces::{TracesConfig, TracesFile},
+    traces::{GenAi, TraceRules, TracesConfig, TracesFile},
     worker::{KvSource, WorkerConfig, WorkerEntry, WorkerTable, port_of},
 };
 use crate::{
-    cors::Cors,
-    ignored::Ignored,
     limits,
-    tenants::{Steering, TenantRules},
+    machine::log::LogFormat,
+    net::tls::{TlsError, TlsFiles},
 };
 
 /// One line that says what is wrong with the configuration and where.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub String);
+
+impl From<TlsError> for ConfigError {
+    fn from(error: TlsError) -> Self {
+        Self(error.to_string())
+    }
+}
 
 /// What the gateway runs with.
 #[derive(Debug, Clone)]
@@ -94,7 +99,7 @@ pub struct Config {
     /// Prompt tokens that a worker fetches in a millisecond from its other tiers; `None`: these do not count.
     pub fetch_tokens_per_ms: Option<f64>,
     /// What is left out of hashes of text.
-    pub ignored: Ignored,
+    pub ignored: Vec<IgnoreTable>,
     /// File for choices, and the share of them that go there.
     pub decision_log: Option<(PathBuf, f64)>,
     /// Largest request body.
@@ -125,8 +130,10 @@ pub struct Config {
     pub resume: ResumeConfig,
     /// Whether requests go to the worker that stores what they name.
     pub stored_state: StoredStateConfig,
-    /// File of tenants, and what holds for all of them.
-    pub tenants: Option<(PathBuf, TenantRules)>,
+    /// File of tenants.
+    pub tenants_file: Option<PathBuf>,
+    /// What holds for all tenants.
+    pub tenant_rules: TenantRules,
     /// `Bearer …` that operators show, marked sensitive.
     pub admin_token: Option<HeaderValue>,
     /// Which pages in browsers may use the API; `None`: nothing is said of that.
@@ -158,11 +165,7 @@ impl TryFrom<File> for Config {
         }
         let (room, fetch_tokens_per_ms) =
             (room_rules(&file.routing, &file.scale)?, fetch_rate(&file.routing)?);
-        // What these files hold is used elsewhere; here, whether it can be.
-        file.tls.as_ref().map(crate::tls::check).transpose()?;
-        file.auth.tenants_file.as_deref().map(crate::tenants::check).transpose()?;
-        let isolate = file.auth.isolate.unwrap_or(true);
-        let rules = TenantRules { isolate, steering: Arc::new(Steering::allowing(&file.auth.steering)?) };
+        let rules = TenantRules { isolate: file.auth.isolate.unwrap_or(true), steering: file.auth.steering };
         let limits = &file.limits;
         let config = Self {
             listen,
@@ -188,7 +191,7 @@ impl TryFrom<File> for Config {
             session_hints: file.routing.session_hints.unwrap_or(true),
             finds_kv_events: file.routing.find_kv_events.unwrap_or(true),
             fetch_tokens_per_ms,
-            ignored: Ignored::new(&file.routing.ignore)?,
+            ignored: file.routing.ignore,
             decision_log: file.routing.decision_log.map(|path| (path, share)),
             max_body_bytes: limits.max_body_bytes.unwrap_or(limits::MAX_BODY_BYTES),
             max_event_bytes: limits.max_event_bytes.unwrap_or(limits::MAX_EVENT_BYTES),
@@ -204,7 +207,8 @@ impl TryFrom<File> for Config {
             traces: file.traces.validated()?,
             resume: ResumeConfig::from(&file.resume),
             stored_state: StoredStateConfig::from(&file.stored_state),
-            tenants: file.auth.tenants_file.map(|path| (path, rules)),
+            tenants_file: file.auth.tenants_file,
+            tenant_rules: rules,
             admin_token: file.auth.admin_token_file.as_ref().map(worker::read_key).transpose()?,
             cors: file.cors.validated()?,
             tls: file.tls,

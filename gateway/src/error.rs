@@ -6,12 +6,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use keyway_wire::openai::ErrorBody;
 
-use crate::{
-    api::Api,
-    body::{Response, full},
-    impatient::TooSlow,
-    net::Shortage,
-};
+use crate::{api::Api, impatient::TooSlow, shortage::Shortage};
 
 /// Methods that a request may have, as far as the gateway is concerned.
 const ALLOWED_METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
@@ -333,9 +328,9 @@ impl Error {
     }
 
     /// The whole answer, in OpenAI's shape.
-    pub fn to_response(&self) -> Response {
+    pub fn to_answer(&self) -> http::Response<String> {
         let row = self.row();
-        let mut response = Response::new(full(self.to_body().to_json()));
+        let mut response = http::Response::new(self.to_body().to_json());
         *response.status_mut() = row.status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -398,7 +393,7 @@ mod tests {
 
     #[test]
     fn overload_says_when_to_come_back() {
-        let response = Error::Overloaded { limit: 2 }.to_response();
+        let response = Error::Overloaded { limit: 2 }.to_answer();
         assert_eq!(response.status(), 503);
         assert_eq!(response.headers()["retry-after"], "1");
     }

@@ -1,7 +1,12 @@
 //! The workers: who they are, which models they serve, how busy and how healthy they are. How they are
 //! talked to is `upstream.rs`; nothing is decided here (`keyway_core::pick`).
 
+pub mod ejection;
 mod fault;
+mod habits;
+pub mod residency;
+pub mod scrape;
+pub mod standing;
 mod trouble;
 
 use std::{
@@ -27,17 +32,19 @@ use tokio::sync::Notify;
 
 pub use self::{
     fault::{Cause, Fault},
+    habits::{Habit, Habits},
     trouble::{Present, Trouble},
 };
 use crate::{
     config::{KvSource, WorkerConfig},
-    ejection::{Ejections, Gate},
+    fleet::{
+        ejection::{Ejections, Gate},
+        residency::Residency,
+        standing::Standing,
+    },
     limits::SAVED_HALF_LIFE,
     metrics::{Metrics, WorkerSeries},
-    residency::Residency,
-    standing::Standing,
     upstream::Origin,
-    usage::ask::Habits,
 };
 
 /// One entry of a worker's `/v1/models`.

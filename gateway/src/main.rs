@@ -4,12 +4,17 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use keyway::{
-    args::{Cli, Command, ConfigCommand, ServeArgs},
+    access::tenants::{hex, key_hash},
     config::{Config, File},
-    cores::{self, Cores},
-    descriptors, heap, log, panics, run,
-    signals::Signals,
-    tenants::{hex, key_hash},
+    machine::{
+        cores::{self, Cores},
+        descriptors, heap, log, panics,
+    },
+    process::{
+        args::{Cli, Command, ConfigCommand, ServeArgs},
+        run,
+        signals::Signals,
+    },
 };
 
 fn main() -> ExitCode {

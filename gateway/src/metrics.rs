@@ -5,6 +5,7 @@ mod caches;
 mod fleet;
 mod forget;
 mod lifecycle;
+mod obstacle;
 mod peers;
 mod per_model;
 mod per_worker;
@@ -24,7 +25,8 @@ use prometheus::{
 pub use self::{
     caches::{CacheMetrics, DriftMetrics},
     fleet::FleetMetrics,
-    lifecycle::{CertificateMetrics, LifecycleMetrics},
+    lifecycle::{CertificateMetrics, LifecycleMetrics, Validity},
+    obstacle::Obstacle,
     peers::{PeerState, PeerStates},
     per_model::ModelSeries,
     per_worker::{Prediction, WorkerSeries},

@@ -3,10 +3,10 @@
 //! `net/zmq.rs`. With the feature `simulation` the connections are a simulated network's (`net/simulated.rs`).
 
 pub mod port;
-mod shortage;
 #[cfg(feature = "simulation")]
 mod simulated;
 mod stream;
+pub mod tls;
 pub mod zmq;
 
 use std::{
@@ -30,8 +30,12 @@ use tokio_rustls::TlsConnector;
 use self::simulated::lookup_host;
 #[cfg(feature = "simulation")]
 pub use self::simulated::{TcpListener, TcpStream, adopt, share};
-pub use self::{shortage::Shortage, stream::Stream};
-use crate::{clock, tls::ClientTls};
+pub use self::stream::Stream;
+use crate::{
+    clock,
+    net::tls::ClientTls,
+    shortage::{self, Shortage},
+};
 
 /// Binds a listener; the error names the address.
 pub async fn listen(addr: SocketAddr) -> io::Result<TcpListener> {

@@ -2,6 +2,8 @@
 //! they look what it is for: `/v1/%63ompletions` is a completion to them, so it must be one to limits, salts
 //! and routing, too. What two readers could take for two things is refused.
 
+use std::borrow::Cow;
+
 use http::{Uri, uri::PathAndQuery};
 
 use crate::error::Error;
@@ -23,6 +25,16 @@ pub(crate) fn undo_escapes(uri: &mut Uri) {
     if let Ok(plain) = Uri::from_parts(parts) {
         *uri = plain;
     }
+}
+
+/// A path as engines in Python read it: they undo its escapes before they look what it is for, so `/v1/%63ompletions` is what it seems
+/// not to be.
+pub(crate) fn as_engines_read(path: &str) -> Cow<'_, str> {
+    // Mostly it has none.
+    if memchr::memchr(b'%', path.as_bytes()).is_none() {
+        return Cow::Borrowed(path);
+    }
+    percent_encoding::percent_decode_str(path).decode_utf8_lossy()
 }
 
 /// Refuses a plain path that workers could read in another way than this gateway does.

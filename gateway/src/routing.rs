@@ -4,9 +4,12 @@
 //! (`routing/truth.rs`), and of the prompt's tokens how those are estimated (`routing/token_sizes.rs`).
 
 mod accusation;
+pub mod decision_log;
 mod holding;
 mod miss;
+pub mod refusal;
 mod setting;
+pub mod snapshot;
 mod ticket;
 mod token_sizes;
 mod truth;
@@ -39,11 +42,10 @@ use self::token_sizes::TokenSizes;
 
 use crate::{
     clock::{Clock, Instant},
-    decision_log::DecisionLog,
     fleet::{Fleet, Worker},
     metrics::Metrics,
-    request::KeyerConfig,
-    snapshot::Remembered,
+    prompt::request::KeyerConfig,
+    routing::{decision_log::DecisionLog, snapshot::Remembered},
     stored_state::StoredState,
 };
 

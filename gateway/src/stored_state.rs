@@ -5,7 +5,6 @@
 //! Only paths that may store something are looked at; a completion that stores nothing costs nothing.
 
 mod find;
-mod ids;
 mod list;
 mod map;
 mod news;
@@ -20,7 +19,6 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 pub use self::{
-    ids::{Kind, Named, Place, Reference},
     map::{Entry, Ids, Owner},
     news::StoredNews,
     tap::Tap,
@@ -31,9 +29,9 @@ use crate::{
     fleet::Worker,
     limits::{STORED_ID_BYTES, STORED_SEARCHES_MAX},
     metrics::StoredStateMetrics,
-    record::Record,
-    request::RequestInfo,
-    whom::as_engines_read,
+    path::as_engines_read,
+    prompt::{request::RequestInfo, stored_ids::Place},
+    telemetry::record::Record,
 };
 
 /// Paths below which things of tenants are stored: what is not known there is not a tenant's.

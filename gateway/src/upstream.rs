@@ -15,6 +15,7 @@ mod opening;
 mod origin;
 mod outgoing;
 mod shared;
+pub mod trailers;
 
 use std::{future::poll_fn, io, pin::Pin, time::Duration};
 
@@ -38,10 +39,11 @@ use self::{
 };
 use crate::{
     clock::{self, Instant},
-    descriptors::Shortages,
     headers::strip_hop_by_hop,
     limits::WORKER_H2_RESENDS,
-    net::{Connector, Shortage},
+    machine::descriptors::Shortages,
+    net::Connector,
+    shortage::Shortage,
 };
 
 /// Time for a server's first word after its handshake: more than a round trip.

@@ -6,11 +6,14 @@ use std::{fs, num::NonZeroUsize, thread};
 
 use bytes::Bytes;
 use keyway::{
-    content::{self, Multipart},
-    json, prompt, request,
-    request::KeyerConfig,
+    access::tenants,
+    json,
+    prompt::{
+        content::{self, Multipart},
+        request::{self, KeyerConfig},
+        text,
+    },
     sse::EventSplitter,
-    tenants,
     usage::UsageTap,
 };
 use keyway_text::TextModel;
@@ -150,7 +153,7 @@ fn a_form_and_a_charset_are_read_in_linear_time() {
 fn a_prompt_is_rendered_in_linear_time() {
     let template = TextModel::builtin().template;
     for path in ["/v1/chat/completions", "/v1/completions"] {
-        is_linear(path, &BODIES, &|body| drop(prompt::read(path, body, &template)));
+        is_linear(path, &BODIES, &|body| drop(text::read(path, body, &template)));
     }
 }
 

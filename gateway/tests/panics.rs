@@ -29,11 +29,12 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
 };
 use keyway::{
-    args::Cli,
-    cores::Cores,
-    panics,
-    run::{self, Gateway},
-    sockets::Sockets,
+    machine::{cores::Cores, panics},
+    process::{
+        args::Cli,
+        run::{self, Gateway},
+        sockets::Sockets,
+    },
 };
 use parking_lot::Mutex;
 use tokio::net::TcpListener;

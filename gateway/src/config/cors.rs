@@ -8,10 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
-use crate::{
-    cors::{Cors, Origins},
-    limits::CORS_MAX_AGE,
-};
+use crate::limits::CORS_MAX_AGE;
 
 /// What of an answer a page may read unless it is told otherwise: the gateway's own names, and those of limits.
 const EXPOSED: [&str; 18] = [
@@ -55,6 +52,32 @@ pub struct CorsFile {
     pub allow_credentials: bool,
     /// Seconds for which a browser need not ask again (600).
     pub max_age_s: Option<u64>,
+}
+
+/// Who may use the API from a browser, and how: `[cors]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cors {
+    /// Whose pages.
+    pub origins: Origins,
+    /// Whether with cookies and certificates.
+    pub credentials: bool,
+    /// By these methods.
+    pub methods: HeaderValue,
+    /// With these headers; `None`: with those that they ask for.
+    pub headers: Option<HeaderValue>,
+    /// Headers of answers that they may read.
+    pub exposed: HeaderValue,
+    /// Seconds for which they need not ask again.
+    pub max_age: HeaderValue,
+}
+
+/// Where pages come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origins {
+    /// Anywhere.
+    Any,
+    /// One of these.
+    Listed(Vec<HeaderValue>),
 }
 
 /// A value, or a list of them.

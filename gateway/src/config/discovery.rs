@@ -108,7 +108,6 @@ impl TryFrom<&DiscoveryFile> for DiscoveryConfig {
         let dns = file.dns.iter().map(DnsName::try_from).collect::<Result<_, _>>()?;
         let kubernetes = file.kubernetes.iter().map(KubernetesFleet::try_from).collect::<Result<_, _>>()?;
         let admin_allow = file.admin_allow.iter().map(|rule| rule.parse()).collect::<Result<_, _>>()?;
-        file.kubeconfig.as_deref().map(crate::kubernetes::check).transpose()?;
         let (file, kubeconfig) = (file.file.clone(), file.kubeconfig.clone());
         Ok(Self { file, dns, kubernetes, kubeconfig, interval, admin_allow })
     }

@@ -7,20 +7,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ConfigError, CorsFile, DiscoveryFile, PeersFile, ResumeFile, ScaleFile, StoredStateFile, TlsFiles,
-    TracesFile, WorkerEntry,
+    ConfigError, CorsFile, DiscoveryFile, PeersFile, ResumeFile, ScaleFile, StoredStateFile, TracesFile,
+    WorkerEntry,
 };
-
-/// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// One JSON object a line.
-    Json,
-}
+use crate::{machine::log::LogFormat, net::tls::TlsFiles};
 
 /// The TOML file. Every key is optional; an unknown one is an error.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]

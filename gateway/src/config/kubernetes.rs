@@ -1,5 +1,5 @@
 //! `[[discovery.kubernetes]]`: which Services of a Kubernetes cluster have workers behind them, and what is true of those.
-//! How they are watched is `crate::kubernetes`.
+//! How they are watched is `crate::watch::kubernetes`.
 
 use std::{net::IpAddr, path::PathBuf};
 

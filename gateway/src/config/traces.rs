@@ -6,11 +6,8 @@ use http::Uri;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, WorkerTls};
-use crate::{
-    tls::ClientTls,
-    trace::{GenAi, TraceRules},
-};
+use super::ConfigError;
+use crate::net::tls::{ClientTls, WorkerTls};
 
 /// `[traces]`
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
@@ -37,6 +34,32 @@ pub struct TracesConfig {
     pub tls: Option<Arc<ClientTls>>,
     /// What is traced, and how it is named.
     pub rules: TraceRules,
+}
+
+/// What decides which requests are traced, and how spans are named.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TraceRules {
+    /// Share of the traces that begin here.
+    pub sample: f64,
+    /// Whether a client's own decision holds for its traces.
+    pub follow_client: bool,
+    /// Names of what concerns the model.
+    pub genai: GenAi,
+}
+
+/// Which version of the conventions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub enum GenAi {
+    /// No such attributes; spans are named by their method.
+    #[serde(rename = "off")]
+    Off,
+    /// `gen_ai.system`, token counts.
+    #[serde(rename = "1.36")]
+    V1_36,
+    /// `gen_ai.provider.name`, token counts with those that were cached, time to the first chunk.
+    #[default]
+    #[serde(rename = "latest")]
+    Latest,
 }
 
 impl TracesFile {

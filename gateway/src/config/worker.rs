@@ -7,10 +7,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ConfigError, WorkerTls,
+    ConfigError,
     worker_url::{WorkerUrl, without_secret},
 };
-use crate::{limits, tls::ClientTls};
+use crate::{
+    limits,
+    net::tls::{ClientTls, WorkerTls},
+};
 
 /// A worker in the file.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -256,7 +259,7 @@ impl TryFrom<&WorkerTable> for WorkerConfig {
         let tls = match (url.scheme_str(), &table.tls) {
             (Some("https"), tls) => {
                 let files = tls.clone().unwrap_or_default();
-                Some(ClientTls::load(files).map_err(|error| wrong(&error.0))?)
+                Some(ClientTls::load(files).map_err(|error| wrong(&error.to_string()))?)
             }
             (_, Some(_)) => return Err(wrong("tls needs a URL that begins with https://")),
             (_, None) => None,

@@ -3,7 +3,10 @@
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::Declare;
-use crate::{log, net::Shortage, panics, tls::Validity};
+use crate::{
+    machine::{log, panics},
+    shortage::Shortage,
+};
 
 /// Handles of these series.
 #[derive(Debug)]
@@ -27,6 +30,15 @@ pub struct LifecycleMetrics {
 pub struct CertificateMetrics {
     start: IntGaugeVec,
     expiry: IntGaugeVec,
+}
+
+/// When a certificate is good: seconds since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Validity {
+    /// From then on.
+    pub start: i64,
+    /// Until then.
+    pub expiry: i64,
 }
 
 impl CertificateMetrics {

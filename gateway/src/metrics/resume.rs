@@ -2,8 +2,7 @@
 
 use prometheus::{IntCounterVec, IntGauge};
 
-use super::Declare;
-use crate::resume::Obstacle;
+use super::{Declare, Obstacle};
 
 /// Handles of these series.
 #[derive(Debug)]

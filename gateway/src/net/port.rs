@@ -12,7 +12,7 @@ use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
 use super::{TcpStream, lookup_host};
-use crate::{clock, tls};
+use crate::{clock, net::tls};
 
 /// Why there is no connection.
 #[derive(Debug)]

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use keyway_core::{breaker::Verdict, refusals::Mark};
 
 use super::{Router, Ticket};
-use crate::{ejection::Trip, fleet::Worker, refusal::Charge};
+use crate::{
+    fleet::{Worker, ejection::Trip},
+    routing::refusal::Charge,
+};
 
 /// A charge against a worker. Dropped it is dismissed, but for what stands by itself ("not now", a broken connection).
 #[derive(Debug)]

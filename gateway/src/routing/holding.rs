@@ -26,7 +26,7 @@ use crate::{
     clock,
     error::Error,
     fleet::{Fleet, Worker},
-    request::RequestInfo,
+    prompt::request::RequestInfo,
 };
 
 /// A request that waits.

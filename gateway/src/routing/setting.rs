@@ -20,7 +20,7 @@ use super::{Router, token_sizes::PromptSize};
 use crate::{
     error::Error,
     fleet::{Fleet, Worker},
-    request::RequestInfo,
+    prompt::request::RequestInfo,
 };
 
 /// The request's prefix, cut in one way.

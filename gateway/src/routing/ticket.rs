@@ -6,12 +6,11 @@ use keyway_core::{breaker::Verdict, index::Placement, pace::Waiting};
 
 use super::{Accusation, Router};
 use crate::{
-    autoscale::Demand,
-    ejection::Trip,
-    fleet::Worker,
+    demand::Demand,
+    fleet::{Worker, ejection::Trip},
     limits::{EXPECTED_LINGER, EXPECTED_LINGER_MAX},
     metrics::WorkerSeries,
-    refusal::Charge,
+    routing::refusal::Charge,
 };
 
 /// One request's weight on one worker. Counts until it is dropped; the placement is withdrawn unless the worker

@@ -8,8 +8,10 @@ use smallvec::SmallVec;
 
 use crate::{
     limits::{BYTES_PER_TOKEN, MAX_LEARNED_MODELS},
-    media::{Item, KINDS},
-    request::RequestInfo,
+    prompt::{
+        media::{Item, KINDS},
+        request::RequestInfo,
+    },
 };
 
 /// Weight of the newest answer in the running estimate: about the last twenty count.
@@ -197,7 +199,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::request::{self, KeyerConfig};
+    use crate::prompt::request::{self, KeyerConfig};
 
     fn request(text_bytes: usize, pictures: &[(u32, u32)]) -> RequestInfo {
         let picture = |(width, height): &(u32, u32)| {

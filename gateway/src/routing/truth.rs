@@ -13,11 +13,9 @@ use super::{
     setting::index_id,
 };
 use crate::{
-    fleet::Worker,
+    fleet::{Worker, residency::Outcome, scrape::CacheConfig},
     metrics::Prediction,
-    request::{RequestInfo, Untold},
-    residency::Outcome,
-    scrape::CacheConfig,
+    prompt::request::{RequestInfo, Untold},
 };
 
 /// How much of a prediction by text its estimate of tokens may be wrong, as a part of it: real tokenizers

@@ -24,10 +24,10 @@ use crate::{
     fleet::{Fleet, Worker},
     headers,
     limits::{PROBE_TIMEOUT, STORED_ASKED_AT_ONCE, STORED_NEWS_PATIENCE},
-    record::Record,
-    request::RequestInfo,
+    path::as_engines_read,
+    prompt::request::RequestInfo,
+    telemetry::record::Record,
     upstream::{Outgoing, Upstream},
-    whom::as_engines_read,
 };
 
 /// What of a client's headers is not for a question whether something is there.

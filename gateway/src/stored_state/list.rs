@@ -4,20 +4,20 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use http::{HeaderValue, Method, header::CONTENT_TYPE, request::Parts, uri::PathAndQuery};
+use http::{HeaderValue, Method, Response, header::CONTENT_TYPE, request::Parts, uri::PathAndQuery};
 use http_body_util::{BodyExt, Limited};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::{OF_TENANTS, Place, StoredState, find::question};
 use crate::{
-    body::{Response, full},
     clock,
     error::Error,
     fleet::{Fleet, Worker},
     limits::{LIST_ITEMS_MAX, MAX_LIST_BYTES, PROBE_TIMEOUT, STORED_ASKED_AT_ONCE},
-    record::Record,
+    telemetry::record::Record,
     upstream::Upstream,
 };
 
@@ -60,8 +60,8 @@ impl StoredState {
         (fleet, upstream): (&Fleet, &Upstream),
         parts: &Parts,
         record: &Record,
-    ) -> Option<Result<Response, Error>> {
-        let path = crate::whom::as_engines_read(parts.uri.path());
+    ) -> Option<Result<Response<Bytes>, Error>> {
+        let path = crate::path::as_engines_read(parts.uri.path());
         let place = Place::of(&path)?;
         let lists = parts.method == Method::GET && place.is_whole() && OF_TENANTS.contains(&place.collection);
         let tenant = self.tenant_of(record);
@@ -131,7 +131,7 @@ impl Wanted {
 }
 
 /// The items in their order, as many as are wanted.
-fn whole(mut items: Vec<(Item, Box<RawValue>)>, wanted: Wanted, more: bool) -> Response {
+fn whole(mut items: Vec<(Item, Box<RawValue>)>, wanted: Wanted, more: bool) -> Response<Bytes> {
     items.sort_by(|(a, _), (b, _)| {
         let order = a.created_at.unwrap_or(0.0).total_cmp(&b.created_at.unwrap_or(0.0));
         if wanted.ascending { order } else { order.reverse() }
@@ -143,7 +143,7 @@ fn whole(mut items: Vec<(Item, Box<RawValue>)>, wanted: Wanted, more: bool) -> R
     let data = items.into_iter().map(|(_, raw)| raw).collect();
     let list = Whole { object: "list", data, first_id, last_id, has_more };
     // Raw JSON that was parsed once always serialises.
-    let mut response = Response::new(full(serde_json::to_vec(&list).unwrap_or_default()));
+    let mut response = Response::new(Bytes::from(serde_json::to_vec(&list).unwrap_or_default()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
@@ -154,17 +154,17 @@ mod tests {
 
     use super::*;
 
-    async fn made(items: &[(&str, f64)], query: &str, more: bool) -> serde_json::Value {
+    fn made(items: &[(&str, f64)], query: &str, more: bool) -> serde_json::Value {
         let item = |(id, created_at): &(&str, f64)| {
             let raw = serde_json::value::to_raw_value(&json!({"id": id, "created_at": created_at})).unwrap();
             (serde_json::from_str(raw.get()).unwrap(), raw)
         };
         let response = whole(items.iter().map(item).collect(), Wanted::of(query), more);
-        serde_json::from_slice(&response.into_body().collect().await.unwrap().to_bytes()).unwrap()
+        serde_json::from_slice(response.body()).unwrap()
     }
 
-    #[tokio::test]
-    async fn parts_become_one_list_in_the_order_that_is_asked_for() {
+    #[test]
+    fn parts_become_one_list_in_the_order_that_is_asked_for() {
         let items = [("b", 2.0), ("d", 4.0), ("a", 1.0), ("c", 3.0)];
         for (query, more, ids, says_more) in [
             ("", false, &["d", "c", "b", "a"][..], false),
@@ -173,14 +173,14 @@ mod tests {
             ("limit=4", false, &["d", "c", "b", "a"], false),
             ("limit=x", true, &["d", "c", "b", "a"], true),
         ] {
-            let list = made(&items, query, more).await;
+            let list = made(&items, query, more);
             let found: Vec<&str> =
                 list["data"].as_array().unwrap().iter().filter_map(|item| item["id"].as_str()).collect();
             assert_eq!((&found[..], list["has_more"] == true), (ids, says_more), "{query}");
             assert_eq!((&list["first_id"], &list["last_id"]), (&json!(ids.first()), &json!(ids.last())));
         }
         assert_eq!(
-            made(&[], "", false).await,
+            made(&[], "", false),
             json!({"object": "list", "data": [], "first_id": null, "last_id": null, "has_more": false})
         );
     }

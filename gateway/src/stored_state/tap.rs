@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Owner, StoredState, ids::handed_out};
-use crate::limits::MAX_USAGE_BODY_BYTES;
+use super::{Owner, StoredState};
+use crate::{limits::MAX_USAGE_BODY_BYTES, prompt::stored_ids::handed_out};
 
 /// What of an answer was seen.
 #[derive(Debug)]

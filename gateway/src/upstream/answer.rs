@@ -16,7 +16,7 @@ use super::{
     origin::{Link, Origin},
     shared::Place,
 };
-use crate::trailers;
+use crate::upstream::trailers;
 
 /// A body that reads its connection as it is polled. Dropped before its end it closes the connection, or its stream.
 #[derive(Debug)]

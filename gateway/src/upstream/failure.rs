@@ -4,7 +4,7 @@
 use std::{borrow::Cow, fmt, io};
 
 use super::http1::Http1Error;
-use crate::{error::Error, net::Shortage};
+use crate::{error::Error, shortage::Shortage};
 
 /// Why a worker gave no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -31,8 +31,8 @@ use self::{
 use super::{Outgoing, interim::Interim};
 use crate::{
     limits::{ANSWER_BUFFER_BYTES, POOL_IDLE_TIMEOUT},
-    net::Shortage,
-    trailers,
+    shortage::Shortage,
+    upstream::trailers,
 };
 
 /// Bytes that a connection reads at first; more once an answer fills them.

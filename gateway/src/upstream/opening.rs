@@ -12,9 +12,10 @@ use super::{
 };
 use crate::{
     clock::{self, Instant},
-    descriptors::{self, Shortages},
     limits::{SHORTAGE_LOOK, SHORTAGE_PATIENCE},
-    net::{Connector, Shortage, speaks_another_protocol},
+    machine::descriptors::{self, Shortages},
+    net::{Connector, speaks_another_protocol},
+    shortage::Shortage,
 };
 
 /// What opens one connection.

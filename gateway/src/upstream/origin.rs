@@ -29,10 +29,9 @@ use super::{
 use crate::{
     clock::Instant,
     config::port_of,
-    cores::{self, PerCore},
     limits::{POOL_IDLE_MAX, POOL_IDLE_MAX_PER_CORE_MIN},
-    net::{Security, Stream},
-    tls::ClientTls,
+    machine::cores::{self, PerCore},
+    net::{Security, Stream, tls::ClientTls},
 };
 
 /// Where a worker listens. A clone is the same place, with the same idle connections: what makes two connections
@@ -220,7 +219,7 @@ impl Transport for Stream {
 
 #[cfg(test)]
 mod tests {
-    use crate::{cores::Cores, net};
+    use crate::{machine::cores::Cores, net};
 
     use super::*;
 

@@ -1,5 +1,5 @@
 //! A request as a worker is sent it: the client's own head, seen through what is changed of it on this hop. Nothing of it is
-//! copied before it is written. What is changed, and why, is [`crate::asked`]'s business.
+//! copied before it is written. What is changed, and why, is [`crate::proxy::asked`]'s business.
 
 use bytes::Bytes;
 use http::{

@@ -5,19 +5,16 @@
 //! What a worker's streams look like unasked differs between engines (SGLang writes `"usage":null` into every chunk,
 //! vLLM nothing), so a worker's first stream at each path passes unasked and shows it.
 
-use std::{
-    borrow::Cow,
-    ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicU8, Ordering::Relaxed},
-    },
-};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::hide::UsageFilter;
-use crate::{fleet::Worker, json::Value, request::StreamOptions};
+use crate::{
+    fleet::{Habit, Worker},
+    json::Value,
+    prompt::request::StreamOptions,
+};
 
 /// The part of `stream_options` that asks.
 const ASK: &str = "include_usage";
@@ -28,53 +25,6 @@ const QUESTION_ALWAYS: &str = r#""include_usage":true,"continuous_usage_stats":t
 /// The field with the question, before others.
 const FIELD: &str = r#""stream_options":{"include_usage":true},"#;
 const FIELD_ALWAYS: &str = r#""stream_options":{"include_usage":true,"continuous_usage_stats":true},"#;
-
-/// What a worker's streams say of their usage where they were not asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Habit {
-    /// Not seen yet.
-    Unknown,
-    /// Nothing.
-    Silent,
-    /// That there is none: `"usage":null` in chunks.
-    Nulls,
-    /// The usage itself.
-    Tells,
-}
-
-/// The habits of one worker, by path.
-#[derive(Debug, Default)]
-pub struct Habits([AtomicU8; 2]);
-
-impl Habits {
-    fn at(&self, path: &str) -> Option<&AtomicU8> {
-        match path {
-            "/v1/chat/completions" => Some(&self.0[0]),
-            "/v1/completions" => Some(&self.0[1]),
-            _ => None,
-        }
-    }
-
-    /// The habit at this path; `None` where streams are not asked at all.
-    pub(super) fn of(&self, path: &str) -> Option<Habit> {
-        let habit = self.at(path)?.load(Relaxed);
-        let known = [Habit::Silent, Habit::Nulls, Habit::Tells];
-        Some(known.into_iter().find(|known| *known as u8 == habit).unwrap_or(Habit::Unknown))
-    }
-
-    /// Notes it.
-    pub(super) fn learn(&self, path: &str, habit: Habit) {
-        if let Some(known) = self.at(path) {
-            known.store(habit as u8, Relaxed);
-        }
-    }
-
-    /// Another process may come.
-    pub fn forget(&self) {
-        self.0.iter().for_each(|habit| habit.store(Habit::Unknown as u8, Relaxed));
-    }
-}
 
 /// The body to send to this worker for a request that streams, and what is to be done with its answer. `always`: whether the
 /// tokens so far are wanted with each chunk.
@@ -179,7 +129,7 @@ mod tests {
     use keyway_wire::block_hash::HashKey;
 
     use super::*;
-    use crate::request::{self, KeyerConfig};
+    use crate::prompt::request::{self, KeyerConfig};
 
     fn said(body: &[u8]) -> StreamOptions {
         let config = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(16).unwrap() };
@@ -241,20 +191,5 @@ mod tests {
         ] {
             assert_eq!(asked(body), None, "{body}");
         }
-    }
-
-    #[test]
-    fn habits_are_by_path_and_go_with_the_process() {
-        let habits = Habits::default();
-        let (chat, completions) = ("/v1/chat/completions", "/v1/completions");
-        habits.learn(chat, Habit::Nulls);
-        habits.learn("/v1/responses", Habit::Tells);
-        assert_eq!(
-            [chat, completions].map(|path| habits.of(path)),
-            [Some(Habit::Nulls), Some(Habit::Unknown)]
-        );
-        assert_eq!(habits.of("/v1/responses"), None);
-        habits.forget();
-        assert_eq!(habits.of(chat), Some(Habit::Unknown));
     }
 }

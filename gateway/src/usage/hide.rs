@@ -5,9 +5,8 @@ use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
 
-use super::ask::Habit;
 use crate::{
-    fleet::Worker,
+    fleet::{Habit, Worker},
     json::Value,
     sse::{self, Event},
 };

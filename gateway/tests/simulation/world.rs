@@ -10,8 +10,7 @@ use std::{
 use futures_util::future::join_all;
 use keyway::{
     config::{Config, File},
-    run,
-    sockets::Sockets,
+    process::{run, sockets::Sockets},
 };
 use turmoil::{Builder, Sim};
 

@@ -13,10 +13,9 @@ use keyway_wire::block_hash::HashKey;
 use super::*;
 use crate::{
     clock::Clock,
-    ejection::Ejections,
-    fleet::Fleet,
+    fleet::{Fleet, ejection::Ejections},
     metrics::Metrics,
-    request::{self, KeyerConfig, RequestInfo},
+    prompt::request::{self, KeyerConfig, RequestInfo},
     routing::Choice,
 };
 

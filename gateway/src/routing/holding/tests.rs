@@ -6,11 +6,13 @@ use keyway_wire::block_hash::HashKey;
 use super::*;
 use crate::{
     clock::Clock,
-    ejection::Ejections,
+    fleet::ejection::Ejections,
     metrics::Metrics,
-    request::{self, KeyerConfig},
-    session::{SaidBy, Session},
-    token_keyer::TokenPrompt,
+    prompt::{
+        request::{self, KeyerConfig},
+        session::{SaidBy, Session},
+        token_keyer::TokenPrompt,
+    },
 };
 
 fn keyer() -> KeyerConfig {

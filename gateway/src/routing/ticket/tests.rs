@@ -17,19 +17,20 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    admission::{Admission, Permit},
-    autoscale::Autoscale,
+    access::{
+        admission::{Admission, Permit},
+        tenants::{Tenants, Visit, hex, key_hash},
+    },
     client::Client,
     clock::{self, Clock},
-    config::ScaleConfig,
-    ejection::Ejections,
+    config::{ScaleConfig, TenantRules},
     error::Error,
-    fleet::Fleet,
+    fleet::{Fleet, ejection::Ejections},
     metrics::Metrics,
     party::Stage,
-    request::{self, KeyerConfig, RequestInfo},
+    prompt::request::{self, KeyerConfig, RequestInfo},
     routing::Choice,
-    tenants::{TenantRules, Tenants, Visit, hex, key_hash},
+    scale::autoscale::Autoscale,
 };
 
 /// Requests that the gateway and each tenant take at once.
@@ -94,7 +95,7 @@ impl Parts {
             admission: Admission::new(PLACES, IntGauge::new("a", "a").unwrap(), in_flight.clone()),
             tenants: Tenants::load(
                 path,
-                TenantRules { isolate: true, steering: Arc::default() },
+                TenantRules { isolate: true, steering: Vec::new() },
                 key,
                 clock,
                 counted,

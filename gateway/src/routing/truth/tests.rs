@@ -7,8 +7,11 @@ use keyway_wire::block_hash::{BlockHash, HashKey};
 
 use super::*;
 use crate::{
-    clock::Clock, ejection::Ejections, fleet::Fleet, limits::BLOCK_TOKENS, metrics::Metrics,
-    request::KeyerConfig,
+    clock::Clock,
+    fleet::{Fleet, ejection::Ejections},
+    limits::BLOCK_TOKENS,
+    metrics::Metrics,
+    prompt::request::KeyerConfig,
 };
 
 /// Tokens of the cache: whole blocks of each size that is tried.

@@ -1,0 +1,5 @@
+//! Who may come in, and how much each may take: tenants, places, memory for bodies.
+
+pub mod admission;
+pub mod body_memory;
+pub mod tenants;

@@ -1,0 +1,236 @@
+//! The configuration read again while the gateway runs, on SIGHUP or `POST /reload`: taken over whole or not at all. All
+//! that can fail is done before anything changes. Requests keep what they began with, streams are not touched; what only a
+//! new process can change is named. Certificates and tenants' files are followed without it (`tls.rs`, `tenants.rs`).
+
+mod changes;
+
+use std::{path::Path, sync::Arc};
+
+use parking_lot::Mutex;
+use tokio::task::{JoinHandle, spawn_blocking};
+
+pub use self::changes::Changes;
+use crate::{
+    access::{admission::Admission, body_memory::BodyMemory, tenants::Tenants},
+    clock::Clock,
+    config::{Config, ConfigError, DiscoveryConfig, WorkerConfig},
+    edge::{
+        live::{Live, Serving},
+        server::Intake,
+    },
+    metrics::Metrics,
+    net::tls::{self, Prepared, ServerTls},
+    prompt::{ignored::Ignored, token_keyer::TokenKeyer},
+    routing::Router,
+    upstream::Upstream,
+    watch::{
+        discovery,
+        members::{Listed, Members, Source},
+        peers::Peers,
+    },
+};
+
+/// Where the configuration comes from: the file, with environment and flags over it.
+pub type Reader = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
+
+/// The parts of a gateway that a reload reaches.
+#[derive(Debug)]
+pub struct Parts {
+    /// What requests are served by.
+    pub live: Live,
+    /// The fleet.
+    pub members: Arc<Members>,
+    /// Policy, and the rules of the waiting room.
+    pub router: Arc<Router>,
+    /// Its time to connect.
+    pub upstream: Upstream,
+    /// Requests in flight.
+    pub admission: Admission,
+    /// How many bytes of their bodies.
+    pub body_memory: BodyMemory,
+    /// Connections.
+    pub intake: Arc<Intake>,
+    /// The listener's certificates.
+    pub tls: Option<Arc<ServerTls>>,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+    /// For tenants' limits.
+    pub clock: Clock,
+    /// The other gateways.
+    pub peers: Arc<Peers>,
+    /// The task that looks for workers.
+    pub discovery: Mutex<JoinHandle<()>>,
+}
+
+/// Reads the configuration again and takes it over.
+pub struct Reloader {
+    reader: Reader,
+    parts: Parts,
+    /// What was in force at the last reload, or the start.
+    current: tokio::sync::Mutex<Config>,
+    /// Workers in this process, which serve where none are configured.
+    embedded: Vec<WorkerConfig>,
+}
+
+/// All that a new configuration needs and that could have failed.
+struct Plan {
+    config: Config,
+    changes: Changes,
+    serving: Serving,
+    tls: Option<Prepared>,
+}
+
+impl std::fmt::Debug for Reloader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reloader").field("parts", &self.parts).finish_non_exhaustive()
+    }
+}
+
+/// Starts to look for workers that come and go.
+pub fn look_for_workers(
+    config: &DiscoveryConfig,
+    members: &Arc<Members>,
+    metrics: &Arc<Metrics>,
+) -> JoinHandle<()> {
+    tokio::spawn(discovery::watch(config.clone(), Arc::clone(members), Arc::clone(metrics)))
+}
+
+impl Reloader {
+    /// For a gateway that runs by `current`.
+    pub fn new(reader: Reader, current: Config, embedded: Vec<WorkerConfig>, parts: Parts) -> Arc<Self> {
+        Arc::new(Self { reader, parts, current: tokio::sync::Mutex::new(current), embedded })
+    }
+
+    /// Reads the configuration again and takes it over; says what is other now. An error changes nothing.
+    pub async fn reload(self: &Arc<Self>) -> Result<Changes, ConfigError> {
+        // One after the other: SIGHUP and an operator's command may meet.
+        let mut current = self.current.lock().await;
+        let (this, old) = (Arc::clone(self), current.clone());
+        let planned = spawn_blocking(move || this.plan(&old)).await;
+        let planned =
+            planned.unwrap_or_else(|error| Err(ConfigError(format!("it could not be read: {error}"))));
+        let outcome = if planned.is_ok() { "applied" } else { "refused" };
+        self.parts.metrics.lifecycle.reloads.with_label_values(&[outcome]).inc();
+        self.parts.metrics.lifecycle.last_reload_ok.set(i64::from(planned.is_ok()));
+        let plan = planned.inspect_err(|error| {
+            tracing::error!(%error, "the configuration was not taken over; the old one stays in force");
+        })?;
+        let changes = plan.changes.clone();
+        let old = std::mem::replace(&mut *current, plan.config.clone());
+        self.apply(&old, plan);
+        tracing::info!(%changes, "the configuration was read again");
+        Ok(changes)
+    }
+
+    /// What is in force.
+    pub async fn current(&self) -> Config {
+        self.current.lock().await.clone()
+    }
+
+    /// Stops what only reloads know of.
+    pub fn stop(&self) {
+        self.parts.discovery.lock().abort();
+        self.parts.peers.stop();
+    }
+
+    fn plan(&self, old: &Config) -> Result<Plan, ConfigError> {
+        let mut config = (self.reader)()?;
+        if config.workers.is_empty() && !config.discovery.is_dynamic() {
+            if self.embedded.is_empty() {
+                let why = "no worker is configured, and embedded ones start only with the process";
+                return Err(ConfigError(why.to_owned()));
+            }
+            config.workers.clone_from(&self.embedded);
+            config.block_bytes = config.block_bytes.or(old.block_bytes);
+        }
+        let changes = Changes::between(old, &config);
+        changes.keep_what_needs_a_restart(old, &mut config);
+        let now = self.parts.live.now();
+        let mut dispatch = (*now.dispatch).clone();
+        if config.tokenizers != old.tokenizers {
+            let of = |(name, dir): &(String, std::path::PathBuf)| (name.clone(), dir.clone());
+            let all: Vec<_> = config.tokenizers.iter().map(of).collect();
+            let all = all.iter().map(|(name, dir)| (name.as_str(), Path::new(dir)));
+            dispatch.tokens = Arc::new(TokenKeyer::load(
+                all,
+                self.parts.body_memory.prompts(),
+                Arc::clone(&self.parts.metrics),
+            )?);
+        }
+        dispatch.reader.max_bytes = config.max_body_bytes;
+        dispatch.max_event_bytes = config.max_event_bytes;
+        dispatch.expose_routing = config.expose_routing;
+        dispatch.ask_usage = config.ask_usage;
+        dispatch.require_model = config.require_model;
+        dispatch.session_hints = config.session_hints;
+        dispatch.reader.ignored = Arc::new(Ignored::new(&config.ignored)?);
+        dispatch.timeouts = config.timeouts;
+        let tenants = self.tenants(now.tenants.as_ref(), old, &config)?;
+        let tls = config.tls.as_ref().filter(|_| config.tls != old.tls).map(tls::prepare).transpose()?;
+        let serving = Serving {
+            dispatch: Arc::new(dispatch),
+            tenants,
+            admin_token: config.admin_token.clone(),
+            cors: config.cors.clone().map(Arc::new),
+            admin_allow: config.discovery.admin_allow.clone(),
+        };
+        Ok(Plan { config, changes, serving, tls })
+    }
+
+    fn tenants(
+        &self,
+        known: Option<&Arc<Tenants>>,
+        old: &Config,
+        new: &Config,
+    ) -> Result<Option<Arc<Tenants>>, ConfigError> {
+        let Some(path) = new.tenants_file.clone() else { return Ok(None) };
+        let rules = new.tenant_rules.clone();
+        let unchanged = old.tenants_file == new.tenants_file && old.tenant_rules == new.tenant_rules;
+        match known {
+            // Its file is followed anyway.
+            Some(same) if unchanged => Ok(Some(Arc::clone(same))),
+            Some(other) => other.moved(path, rules).map(Some),
+            None => {
+                let (clock, counted) = (self.parts.clock, self.parts.metrics.tenants.clone());
+                Tenants::load(path, rules, new.hash_key, clock, counted).map(Some)
+            }
+        }
+    }
+
+    /// Nothing here fails.
+    fn apply(&self, old: &Config, plan: Plan) {
+        let (parts, config) = (&self.parts, &plan.config);
+        parts.live.replace(plan.serving);
+        if let (Some(tls), Some(prepared)) = (&parts.tls, plan.tls) {
+            tls.change(prepared);
+        }
+        parts.admission.set_limit(config.max_in_flight);
+        parts.body_memory.set_limit(config.max_body_memory_bytes);
+        parts.intake.set(config.max_connections, config.timeouts.header_read, config.drain_timeout);
+        parts.upstream.set_connect_timeout(config.timeouts.connect);
+        parts.router.set_rules(config.policy, config.room);
+        let listed: Vec<Listed> = config.workers.iter().cloned().map(Listed::from).collect();
+        parts.members.set(Source::Static, &listed);
+        if config.discovery != old.discovery {
+            let mut looking = parts.discovery.lock();
+            looking.abort();
+            for source in gone(&old.discovery, &config.discovery) {
+                parts.members.set(source, &[]);
+            }
+            *looking = look_for_workers(&config.discovery, &parts.members, &parts.metrics);
+        }
+        if config.peers != old.peers {
+            parts.peers.follow(config.peers.as_ref());
+        }
+        // Who waits may go elsewhere now.
+        parts.router.fleet_changed();
+    }
+}
+
+/// Sources that nobody looks at any more: their workers drain.
+fn gone(old: &DiscoveryConfig, new: &DiscoveryConfig) -> Vec<Source> {
+    let file = (old.file.is_some() && new.file.is_none()).then_some(Source::File);
+    let dns = (new.dns.len()..old.dns.len()).map(Source::Dns);
+    let kubernetes = (new.kubernetes.len()..old.kubernetes.len()).map(Source::Kubernetes);
+    file.into_iter().chain(dns).chain(kubernetes).collect()
+}

@@ -1,0 +1,152 @@
+//! What differs between two configurations, by the file's keys, and which of it a running gateway can take over.
+
+use std::fmt;
+
+use keyway_wire::block_hash::Chain;
+use serde::Serialize;
+
+use crate::config::Config;
+
+/// What a reload changed, and what it could not.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Changes {
+    /// Keys whose new value is in force.
+    pub changed: Vec<&'static str>,
+    /// Keys whose new value a restart takes over; the old one stays in force.
+    pub needs_restart: Vec<&'static str>,
+}
+
+/// Adds to a list the keys whose values differ.
+macro_rules! differing {
+    ($old:ident, $new:ident; $($key:literal: $($field:ident).+),+ $(,)?) => {{
+        let mut keys = Vec::new();
+        $(if $old.$($field).+ != $new.$($field).+ { keys.push($key); })+
+        keys
+    }};
+}
+
+impl Changes {
+    /// Compares two configurations.
+    pub fn between(old: &Config, new: &Config) -> Self {
+        let changed = differing!(old, new;
+            "worker": workers,
+            "policy": policy,
+            "model": tokenizers,
+            "discovery": discovery,
+            "peers": peers,
+            "auth.tenants_file": tenants_file,
+            "auth.isolate": tenant_rules.isolate,
+            "auth.steering": tenant_rules.steering,
+            "auth.admin_token_file": admin_token,
+            "cors": cors,
+            "routing.expose": expose_routing,
+            "routing.ask_usage": ask_usage,
+            "routing.require_model": require_model,
+            "routing.hold": room,
+            "routing.session_hints": session_hints,
+            "routing.ignore": ignored,
+            "limits.max_body_bytes": max_body_bytes,
+            "limits.max_event_bytes": max_event_bytes,
+            "limits.max_body_memory_bytes": max_body_memory_bytes,
+            "limits.max_in_flight": max_in_flight,
+            "limits.max_connections": max_connections,
+            "limits.drain_seconds": drain_timeout,
+            "limits.drain_delay_seconds": drain_delay,
+            "limits.*_ms": timeouts,
+        );
+        let mut changed: Vec<&'static str> = changed;
+        let mut needs_restart: Vec<&'static str> = differing!(old, new;
+            "listen": listen,
+            "admin_listen": admin_listen,
+            "handover_socket": handover_socket,
+            "log_format": log_format,
+            "routing.block_bytes": block_bytes,
+            "routing.index_bytes": index_bytes,
+            "routing.hash_key_file": hash_key_file,
+            "routing.snapshot_file": snapshot_file,
+            "routing.decision_log": decision_log,
+            "routing.load_scrape_ms": load_scrape,
+            "routing.slow_start_ms": slow_start,
+            "routing.fetch_tokens_per_second": fetch_tokens_per_ms,
+            "limits.max_cores": max_cores,
+            "scale": scale,
+            "resume": resume,
+            "stored_state": stored_state,
+            "traces": traces,
+        );
+        // Without a file each reading draws another key.
+        let name = |config: &Config| Chain::new(config.hash_key, b"").push(b"");
+        if old.hash_key_file == new.hash_key_file && new.hash_key_file.is_some() && name(old) != name(new) {
+            needs_restart.push("routing.hash_key_file");
+        }
+        match (&old.tls, &new.tls) {
+            (None, Some(_)) | (Some(_), None) => needs_restart.push("tls"),
+            (old, new) if old != new => changed.push("tls"),
+            _ => {}
+        }
+        Self { changed, needs_restart }
+    }
+
+    /// Puts the old values back where the process goes on with them.
+    pub(super) fn keep_what_needs_a_restart(&self, old: &Config, new: &mut Config) {
+        if self.needs_restart.contains(&"tls") {
+            new.tls.clone_from(&old.tls);
+        }
+        new.listen = old.listen;
+        new.admin_listen = old.admin_listen;
+        new.handover_socket.clone_from(&old.handover_socket);
+        new.log_format = old.log_format;
+        new.block_bytes = old.block_bytes;
+        new.index_bytes = old.index_bytes;
+        new.hash_key = old.hash_key;
+        new.hash_key_file.clone_from(&old.hash_key_file);
+        new.snapshot_file.clone_from(&old.snapshot_file);
+        new.decision_log.clone_from(&old.decision_log);
+        new.load_scrape = old.load_scrape;
+        new.slow_start = old.slow_start;
+        new.fetch_tokens_per_ms = old.fetch_tokens_per_ms;
+        new.scale = old.scale.clone();
+        new.resume = old.resume;
+        new.traces.clone_from(&old.traces);
+    }
+}
+
+impl fmt::Display for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |keys: &[&str]| if keys.is_empty() { "nothing".to_owned() } else { keys.join(", ") };
+        write!(f, "changed: {}", list(&self.changed))?;
+        if !self.needs_restart.is_empty() {
+            write!(f, "; only a restart changes: {}", list(&self.needs_restart))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::File;
+
+    fn config(text: &str) -> Config {
+        Config::try_from(File::parse(text).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_differs_is_named_by_its_key_and_what_cannot_change_is_kept() {
+        let old = config("worker = [\"http://a:1\"]");
+        assert_eq!(
+            Changes::between(&old, &config("worker = [\"http://a:1\"]")).to_string(),
+            "changed: nothing"
+        );
+        let mut new = config(
+            "worker = [\"http://b:1\"]\nlisten = \"127.0.0.1:9\"\npolicy = \"random\"\n\
+             [limits]\nbody_idle_ms = 7\n[routing]\nindex_bytes = 4096\n[scale]\nmax = 3",
+        );
+        let changes = Changes::between(&old, &new);
+        assert_eq!(changes.changed, ["worker", "policy", "limits.*_ms"]);
+        assert_eq!(changes.needs_restart, ["listen", "routing.index_bytes", "scale"]);
+        changes.keep_what_needs_a_restart(&old, &mut new);
+        assert!(Changes::between(&old, &new).needs_restart.is_empty());
+        assert!(changes.to_string().ends_with("only a restart changes: listen, routing.index_bytes, scale"));
+    }
+}

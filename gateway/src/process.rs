@@ -1,0 +1,11 @@
+//! The process: its command line, its sockets and signals, its parts put together, its end.
+
+pub mod args;
+pub mod assemble;
+#[cfg(feature = "embedded-worker")]
+pub mod embedded;
+pub mod handover;
+pub mod run;
+pub mod signals;
+pub mod sockets;
+pub mod systemd;

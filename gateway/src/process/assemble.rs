@@ -1,0 +1,239 @@
+//! Makes a gateway's parts out of its configuration and joins them; sockets and the order of their beginning and end are
+//! `run.rs`' business.
+
+use std::{io, num::NonZeroUsize, path::PathBuf, sync::Arc};
+
+use keyway_core::RetryBudget;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+
+use crate::{
+    access::{admission::Admission, body_memory::BodyMemory, tenants::Tenants},
+    clock::{self, Clock},
+    config::{Config, ConfigError},
+    edge::{
+        live::{Live, Serving},
+        server::Intake,
+    },
+    fleet::{Fleet, ejection::Ejections},
+    limits,
+    machine::descriptors::Shortages,
+    metrics::Metrics,
+    net::{Connector, tls::ServerTls},
+    ops::reload::{Parts, look_for_workers},
+    prompt::{drift::DriftDoctor, ignored::Ignored, request::KeyerConfig, token_keyer::TokenKeyer},
+    proxy::{dispatch::Dispatch, own_fault::ClientFaults, poison::Poisons, reading::Reader, resume::Resumer},
+    routing::{Router, decision_log::DecisionLog, snapshot::Memory},
+    scale::autoscale::Autoscale,
+    stored_state::StoredState,
+    telemetry::trace::Traces,
+    upstream::Upstream,
+    watch::{
+        members::{Members, Source},
+        peers::Peers,
+    },
+};
+
+/// The parts, before anybody is let in.
+#[derive(Debug)]
+pub struct Assembly {
+    /// Those that a reload reaches.
+    pub parts: Parts,
+    /// How many workers each model needs.
+    pub scale: Arc<Autoscale>,
+    /// The index's file.
+    pub memory: Memory,
+    /// What runs beside them.
+    pub background: Vec<JoinHandle<()>>,
+    /// Where spans go, if they do.
+    pub traces: Option<Traces>,
+}
+
+/// Makes all parts; workers are probed from now on.
+pub fn assemble(config: &Config) -> io::Result<Assembly> {
+    let clock = Clock::start();
+    let metrics = Arc::new(Metrics::new().map_err(io::Error::other)?);
+    let ejections = Ejections::new(clock, Some(metrics.ejections.clone()));
+    let fleet = Arc::new(Fleet::new(&config.workers, clock.now(), &ejections));
+    let shortages = Shortages::new(metrics.lifecycle.shortages.clone());
+    let upstream = Upstream::new(Connector::new(config.timeouts.connect), shortages);
+    let keyer = KeyerConfig { key: config.hash_key, block_bytes: block_bytes(config) };
+    let router = router(config, &fleet, &metrics, clock, keyer)?;
+    let memory = Memory { file: config.snapshot_file.clone(), router: Arc::clone(&router), keyer };
+    memory.read(config.index_bytes);
+    let members = members(config, &router, &upstream, &metrics);
+    let discovery = Mutex::new(look_for_workers(&config.discovery, &members, &metrics));
+    let scale = Autoscale::new(config.scale.clone(), Arc::clone(&metrics));
+    let traces = traces(config, &upstream, &metrics);
+    let mut background = vec![tokio::spawn(Arc::clone(&scale).watch(Arc::clone(&router)))];
+
+    let admission = Admission::new(config.max_in_flight, metrics.arriving.clone(), metrics.in_flight.clone());
+    let body_memory = BodyMemory::new(config.max_body_memory_bytes, metrics.body_memory.clone());
+    let intake = Intake::new(config.max_connections, config.timeouts.header_read, config.drain_timeout);
+    let (tls, tenants) = doors(config, clock, &metrics, &mut background).map_err(io::Error::other)?;
+    let live = Live::new(Serving {
+        dispatch: Arc::new(dispatch(
+            config,
+            (&admission, &body_memory),
+            (&router, &scale, &upstream),
+            keyer,
+        )?),
+        tenants,
+        admin_token: config.admin_token.clone(),
+        cors: config.cors.clone().map(Arc::new),
+        admin_allow: config.discovery.admin_allow.clone(),
+    });
+    background.push(tokio::spawn(follow_tenants(live.clone())));
+    let peers = Arc::new(Peers::new(&router, &upstream, live.admin_token()));
+    peers.follow(config.peers.as_ref());
+    let parts = Parts {
+        live,
+        members,
+        router,
+        upstream,
+        admission,
+        body_memory,
+        intake,
+        tls,
+        metrics,
+        clock,
+        peers,
+        discovery,
+    };
+    Ok(Assembly { parts, scale, memory, background, traces })
+}
+
+fn dispatch(
+    config: &Config,
+    (admission, body_memory): (&Admission, &BodyMemory),
+    (router, scale, upstream): (&Arc<Router>, &Arc<Autoscale>, &Upstream),
+    keyer: KeyerConfig,
+) -> io::Result<Dispatch> {
+    let metrics = router.metrics();
+    let tokenizers = config.tokenizers.iter().map(|(name, dir)| (name.as_str(), dir.as_path()));
+    let tokens =
+        TokenKeyer::load(tokenizers, body_memory.prompts(), Arc::clone(metrics)).map_err(io::Error::other)?;
+    let retry_budget = Arc::new(Mutex::new(RetryBudget::new(router.now())));
+    let own_faults = Arc::new(ClientFaults::new(keyer.key));
+    let poisons = Arc::new(Poisons::new(keyer.key));
+    let reader = Reader {
+        keyer,
+        ignored: Arc::new(Ignored::new(&config.ignored).map_err(io::Error::other)?),
+        memory: body_memory.clone(),
+        max_bytes: config.max_body_bytes,
+    };
+    Ok(Dispatch {
+        admission: admission.clone(),
+        reader,
+        resumer: resumer(config, router, upstream, (&retry_budget, &own_faults, &poisons)),
+        router: Arc::clone(router),
+        scale: Arc::clone(scale),
+        upstream: upstream.clone(),
+        metrics: Arc::clone(metrics),
+        tokens: Arc::new(tokens),
+        max_event_bytes: config.max_event_bytes,
+        doctor: Arc::new(DriftDoctor::new(config.hash_key, metrics)),
+        session_hints: config.session_hints,
+        expose_routing: config.expose_routing,
+        ask_usage: config.ask_usage,
+        require_model: config.require_model,
+        timeouts: config.timeouts,
+        retry_budget,
+        own_faults,
+        poisons,
+    })
+}
+
+fn resumer(
+    config: &Config,
+    router: &Arc<Router>,
+    upstream: &Upstream,
+    (budget, own_faults, poisons): (&Arc<Mutex<RetryBudget>>, &Arc<ClientFaults>, &Arc<Poisons>),
+) -> Arc<Resumer> {
+    let metrics = Arc::clone(router.metrics());
+    let (router, upstream) = (Arc::clone(router), upstream.clone());
+    let shared = (Arc::clone(budget), Arc::clone(own_faults), Arc::clone(poisons));
+    Arc::new(Resumer::new(router, upstream, shared, metrics, config.resume))
+}
+
+/// Where spans go, if they do.
+fn traces(config: &Config, upstream: &Upstream, metrics: &Metrics) -> Option<Traces> {
+    let traces = config.traces.as_ref()?;
+    let spans = metrics.traces.spans.clone();
+    tracing::info!(collector = %traces.endpoint, "requests are traced");
+    Some(Traces::start(traces.rules.clone(), &traces.endpoint, traces.tls.clone(), upstream.clone(), spans))
+}
+
+fn router(
+    config: &Config,
+    fleet: &Arc<Fleet>,
+    metrics: &Arc<Metrics>,
+    clock: Clock,
+    keyer: KeyerConfig,
+) -> io::Result<Arc<Router>> {
+    let log = config.decision_log.as_ref();
+    let log = log.map(|(path, share)| DecisionLog::open(path, *share, metrics.caches.decision_log.clone()));
+    let stored = StoredState::new(config.stored_state, config.hash_key, clock, metrics.stored_state.clone());
+    let (fleet, metrics) = (Arc::clone(fleet), Arc::clone(metrics));
+    let router = Router::new(fleet, metrics, clock, config.policy, keyer, config.index_bytes);
+    let router = router.with_log(log.transpose()?).with_room(config.room).with_stored_state(stored);
+    let router = router.with_load_scrape(config.load_scrape).with_slow_start(config.slow_start);
+    Ok(Arc::new(router.with_tiers(config.fetch_tokens_per_ms)))
+}
+
+/// Takes the configured workers into the fleet.
+fn members(
+    config: &Config,
+    router: &Arc<Router>,
+    upstream: &Upstream,
+    metrics: &Arc<Metrics>,
+) -> Arc<Members> {
+    // Without its model's tokenizer what a worker says matches only prompts of ids.
+    if !config.tokenizers.is_empty() {
+        router.tokens_come();
+    }
+    let (router_of, metrics) = (Arc::clone(router), Arc::clone(metrics));
+    let members = Members::new(router_of, upstream.clone(), metrics, config.finds_kv_events);
+    for worker in router.fleet().all().iter() {
+        if worker.kv_source().is_some() && config.tokenizers.is_empty() {
+            tracing::warn!(worker = %worker.name, "its KV events match only prompts of token ids without the model's tokenizer (--tokenizer)");
+        }
+        members.adopt(Arc::clone(worker), Source::Static);
+    }
+    members
+}
+
+/// What stands before clients.
+type Doors = (Option<Arc<ServerTls>>, Option<Arc<Tenants>>);
+
+/// TLS, which follows its files, and tenants.
+fn doors(
+    config: &Config,
+    clock: Clock,
+    metrics: &Metrics,
+    background: &mut Vec<JoinHandle<()>>,
+) -> Result<Doors, ConfigError> {
+    let certificates = &metrics.lifecycle.certificates;
+    let tls = config.tls.as_ref().map(|files| ServerTls::load(files, certificates.clone())).transpose()?;
+    if let Some(tls) = &tls {
+        background.push(tokio::spawn(Arc::clone(tls).follow_files()));
+    }
+    let load = |path: PathBuf| {
+        Tenants::load(path, config.tenant_rules.clone(), config.hash_key, clock, metrics.tenants.clone())
+    };
+    Ok((tls, config.tenants_file.clone().map(load).transpose()?))
+}
+
+/// Looks at the file of whichever tenants are in force, for ever.
+async fn follow_tenants(live: Live) {
+    loop {
+        clock::sleep(limits::TENANTS_RELOAD_INTERVAL).await;
+        if let Some(tenants) = &live.now().tenants {
+            tenants.look();
+        }
+    }
+}
+
+fn block_bytes(config: &Config) -> NonZeroUsize {
+    config.block_bytes.unwrap_or(NonZeroUsize::new(limits::BLOCK_BYTES).unwrap_or(NonZeroUsize::MIN))
+}

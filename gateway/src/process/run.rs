@@ -1,0 +1,421 @@
+//! From a configuration to a gateway that serves, and to its end: gets the listening sockets, starts the workers it was
+//! given or its own, serves, hands over or drains. How its parts are made is `assemble.rs`' business, what is read again
+//! while it runs `reload.rs`'.
+
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinHandle,
+};
+
+use crate::{
+    clock,
+    config::{Config, WorkerConfig},
+    edge::{
+        admin_guard,
+        server::{self, Intake, Server},
+        stack,
+    },
+    leaving::Leaving,
+    limits::{FEW_CONNECTIONS, HANDOVER_WORKERS_TIMEOUT, MAX_CONNECTIONS, OPERATORS_DRAIN},
+    machine::{
+        cores::Cores,
+        descriptors::{self, Shortages},
+    },
+    metrics::Metrics,
+    net,
+    ops::{
+        admin::{self, Admin},
+        reload::{Reader, Reloader},
+    },
+    process::{
+        assemble::{Assembly, assemble},
+        handover::{self, Legacy, Predecessor},
+        signals::{Signals, Told},
+        sockets::{Handles, Sockets},
+        systemd,
+    },
+    routing::{Router, snapshot::Memory},
+    scale::{autoscale::Autoscale, external_scaler::ExternalScaler},
+    telemetry::trace::Traces,
+    watch::{members::Members, probe},
+};
+
+/// A gateway that serves. Dropping it does not stop it; [`Gateway::shutdown`] does.
+#[derive(Debug)]
+pub struct Gateway {
+    /// Where clients connect.
+    pub addr: SocketAddr,
+    /// Where operators connect.
+    pub admin_addr: SocketAddr,
+    /// Where KEDA connects, if it does.
+    pub scaler_addr: Option<SocketAddr>,
+    /// `http` or `https`, for clients.
+    pub scheme: &'static str,
+    router: Arc<Router>,
+    members: Arc<Members>,
+    reloader: Arc<Reloader>,
+    intake: Arc<Intake>,
+    leaving: Arc<Leaving>,
+    memory: Memory,
+    /// For a successor, until it is asked for no more.
+    handles: Option<Handles>,
+    opened: watch::Sender<bool>,
+    stop: watch::Sender<bool>,
+    serving: JoinHandle<bool>,
+    /// Operators are the successor's from now on.
+    retire: watch::Sender<bool>,
+    /// Serves operators.
+    operating: JoinHandle<()>,
+    /// Serves KEDA.
+    scaling: Option<JoinHandle<()>>,
+    offering: Option<JoinHandle<()>>,
+    background: Vec<JoinHandle<()>>,
+    traces: Option<Traces>,
+}
+
+/// Starts on these sockets; [`Gateway::open`] lets clients in. Without `config.workers` and a discovery that is dynamic
+/// it can only refuse requests. `reader` is where a reload gets the configuration from; `embedded`, the workers in this
+/// process; `cores`, where clients are served, if not on this runtime.
+pub fn start(
+    config: &Config,
+    sockets: Sockets,
+    reader: Reader,
+    embedded: Vec<WorkerConfig>,
+    cores: Option<Arc<Cores>>,
+) -> io::Result<Gateway> {
+    let handles = sockets.handles()?;
+    let Sockets { clients: listener, admin: admin_listener, scaler } = sockets;
+    net::give_up_on_readers_after(&listener, config.timeouts.client_stall)?;
+    let (addr, admin_addr) = (listener.local_addr()?, admin_listener.local_addr()?);
+
+    let Assembly { parts, scale, memory, background, traces } = assemble(config)?;
+    let (live, tls) = (parts.live.clone(), parts.tls.clone());
+    let (router, members) = (Arc::clone(&parts.router), Arc::clone(&parts.members));
+    let gateway_id = parts.peers.own;
+    let (metrics, intake) = (Arc::clone(&parts.metrics), Arc::clone(&parts.intake));
+    let (upstream, shortages) = (parts.upstream.clone(), parts.upstream.shortages().clone());
+    hold_what_fits(&intake, config);
+    let reloader = Reloader::new(reader, config.clone(), embedded, parts);
+
+    let (stop, stopped) = watch::channel(false);
+    let (connections, client_stall) = (metrics.connections.clone(), config.timeouts.client_stall);
+    let clients = Server {
+        listener,
+        tls,
+        intake: Arc::clone(&intake),
+        cores: cores.clone(),
+        client_stall,
+        connections,
+        shortages: shortages.clone(),
+        makes_room: Some(upstream),
+    };
+    let tracer = traces.as_ref().map(|traces| Arc::clone(&traces.tracer));
+    let stack = stack::stack(live.clone(), Arc::clone(&intake), tracer);
+    let (opened, open) = watch::channel(false);
+    let (may_serve, may_operate) = (on(open.clone()), on(open));
+    let serving = tokio::spawn(async move {
+        may_serve.await;
+        server::serve(clients, stack, on(stopped)).await
+    });
+    let (scaler_addr, scaling) = external_scaler(scaler, &scale, &metrics)?.unzip();
+    let leaving = Leaving::new();
+    let admin = Admin {
+        router: Arc::clone(&router),
+        metrics,
+        gateway_id,
+        live,
+        reloader: Arc::clone(&reloader),
+        leaving: Arc::clone(&leaving),
+        members: Arc::clone(&members),
+        scale,
+        cores,
+    };
+    let (retire, retired) = watch::channel(false);
+    let operating = serve_operators(config, (admin_listener, shortages), admin, (may_operate, on(retired)));
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    Ok(Gateway {
+        addr,
+        admin_addr,
+        scaler_addr,
+        scheme,
+        router,
+        members,
+        reloader,
+        intake,
+        leaving,
+        memory,
+        handles: Some(handles),
+        opened,
+        stop,
+        serving,
+        retire,
+        operating,
+        scaling,
+        offering: None,
+        background,
+        traces,
+    })
+}
+
+/// No more clients than there are descriptors for, with their requests' connections.
+fn hold_what_fits(intake: &Intake, config: &Config) {
+    let fit = descriptors::clients_that_fit(config.max_in_flight);
+    intake.hold_at_most(fit);
+    let (limit, wanted) = (descriptors::limit(), config.max_connections);
+    if fit >= wanted {
+        return;
+    }
+    // A default that does not fit is nobody's wish, unless little is left of it.
+    if wanted == MAX_CONNECTIONS && fit >= FEW_CONNECTIONS {
+        tracing::info!(limit, "the limit of open files lets at most {fit} clients in at once");
+        return;
+    }
+    tracing::warn!(
+        limit,
+        "the limit of open files (LimitNOFILE=, `ulimit -n`) is too low for limits.max_connections = {wanted}: at most {fit} \
+         clients are let in at once"
+    );
+}
+
+/// The admin listener outlives the drain, so that it can be watched; it ends with the process, or when a successor has it.
+fn serve_operators(
+    config: &Config,
+    (listener, shortages): (net::TcpListener, Shortages),
+    admin: Admin,
+    (may_begin, retired): (
+        impl Future<Output = ()> + Send + 'static,
+        impl Future<Output = ()> + Send + 'static,
+    ),
+) -> JoinHandle<()> {
+    let connections = admin.metrics.connections.clone();
+    let intake = Intake::new(config.max_connections, config.timeouts.header_read, OPERATORS_DRAIN);
+    let client_stall = config.timeouts.client_stall;
+    let operators = Server {
+        listener,
+        tls: None,
+        intake,
+        cores: None,
+        client_stall,
+        connections,
+        shortages,
+        makes_room: None,
+    };
+    let admin = admin_guard::guarded(admin.live.clone(), admin::admin(admin));
+    tokio::spawn(async move {
+        may_begin.await;
+        server::serve(operators, admin, retired).await;
+    })
+}
+
+/// KEDA's way to the sum, where one is configured.
+fn external_scaler(
+    listener: Option<net::TcpListener>,
+    scale: &Arc<Autoscale>,
+    metrics: &Metrics,
+) -> io::Result<Option<(SocketAddr, JoinHandle<()>)>> {
+    let Some(listener) = listener else { return Ok(None) };
+    let addr = listener.local_addr()?;
+    let calls = metrics.scale.external_calls.clone();
+    tracing::info!("external scaler on {addr}");
+    let scaler = ExternalScaler { scale: Arc::clone(scale), calls };
+    Ok(Some((addr, tokio::spawn(scaler.serve(listener)))))
+}
+
+async fn on(mut stopped: watch::Receiver<bool>) {
+    // An error means that the gateway was dropped without a shutdown: serve on.
+    if stopped.wait_for(|stop| *stop).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+impl Gateway {
+    /// Lets clients and operators in.
+    pub fn open(&self) {
+        self.opened.send_replace(true);
+    }
+
+    /// Lets a successor take the sockets over; completes when one has.
+    pub fn offer(&mut self, path: PathBuf) -> Option<oneshot::Receiver<()>> {
+        let handles = self.handles.take()?;
+        let memory = self.memory.clone();
+        let (done, taken) = oneshot::channel();
+        self.offering = Some(tokio::spawn(async move {
+            let legacy = move || {
+                // The successor reads it as it starts.
+                memory.write();
+                let was_ready = memory.router.fleet().all().iter().any(|worker| worker.routable());
+                Legacy { hash_key: memory.keyer.key, was_ready }
+            };
+            match handover::offer(path, handles, legacy).await {
+                Ok(()) => drop(done.send(())),
+                Err(error) => tracing::error!(%error, "no successor can take over"),
+            }
+        }));
+        Some(taken)
+    }
+
+    /// Waits until a worker is ready, at most `patience`.
+    pub async fn ready(&self, patience: Duration) -> bool {
+        probe::first_ready(&self.router, patience).await
+    }
+
+    /// Ends in order: `/readyz` turns to 503 and answers over HTTP/1.1 close their connections, for `drain_delay`; the
+    /// listener closes; open requests finish; then all stops. Where a successor has the sockets, at once. Returns whether all
+    /// finished in time.
+    pub async fn shutdown(mut self, succeeded: bool) -> bool {
+        self.leaving.begin(succeeded);
+        self.intake.leave();
+        if let Some(offering) = &self.offering {
+            offering.abort();
+        }
+        drop(self.handles);
+        if succeeded {
+            // Whoever comes is the successor's, operators too; who is here is answered yet.
+            self.retire.send_replace(true);
+            self.scaling.iter().for_each(JoinHandle::abort);
+        } else {
+            clock::sleep(self.reloader.current().await.drain_delay).await;
+        }
+        self.stop.send_replace(true);
+        let drained = self.serving.await.unwrap_or(false);
+        if succeeded {
+            let _ = (&mut self.operating).await; // its drain is bounded
+        }
+        self.memory.router.flush_log().await;
+        if !succeeded {
+            // A successor has it already, and knows more by now.
+            self.memory.write();
+        }
+        self.operating.abort();
+        self.scaling.iter().for_each(JoinHandle::abort);
+        self.background.iter().for_each(JoinHandle::abort);
+        self.reloader.stop();
+        self.members.stop();
+        if let Some(traces) = self.traces {
+            traces.finish().await;
+        }
+        drained
+    }
+}
+
+/// Serves until told to end; what `keyway` without a subcommand does. `reader` gives the configuration again; `cores` are where
+/// clients are served, if not on this runtime.
+pub async fn run(
+    mut config: Config,
+    reader: Reader,
+    mut signals: Signals,
+    cores: Option<Arc<Cores>>,
+) -> io::Result<()> {
+    let embedded = if config.workers.is_empty() && !config.discovery.is_dynamic() {
+        Some(embedded(&mut config).await?)
+    } else {
+        None
+    };
+    let own = if embedded.is_some() { config.workers.clone() } else { Vec::new() };
+    let (sockets, predecessor) = sockets(&mut config).await?;
+    let mut gateway = start(&config, sockets, reader, own, cores)?;
+    if let Some(predecessor) = &predecessor
+        && predecessor.legacy.was_ready
+        && !gateway.ready(HANDOVER_WORKERS_TIMEOUT).await
+    {
+        let why = "no worker is ready for this process, so the one before it goes on";
+        return Err(io::Error::other(why));
+    }
+    gateway.open();
+    tracing::info!("admin on http://{}", gateway.admin_addr);
+    if embedded.is_some() {
+        gateway.ready(Duration::from_secs(10)).await;
+    }
+    if let Some(predecessor) = predecessor {
+        match predecessor.succeed().await {
+            Ok(()) => tracing::info!("took over from the process before"),
+            Err(error) => tracing::warn!(%error, "the process before has ended already"),
+        }
+    }
+    let mut taken = config.handover_socket.clone().and_then(|path| gateway.offer(path));
+    systemd::ready();
+    tracing::info!(policy = %config.policy, workers = config.workers.len(), "listening on {}://{}", gateway.scheme, gateway.addr);
+    if embedded.is_some() {
+        welcome(&gateway, &config.workers);
+    }
+    let succeeded = until_the_end(&gateway, &mut signals, &mut taken).await;
+    if !succeeded {
+        systemd::stopping();
+    }
+    if !gateway.shutdown(succeeded).await {
+        tracing::warn!("some requests did not finish within the drain time and were cut");
+    }
+    Ok(())
+}
+
+/// The listening sockets, and the process that they are from, whose hash key is this one's too unless there is a file for it.
+async fn sockets(config: &mut Config) -> io::Result<(Sockets, Option<Predecessor>)> {
+    let found = match config.handover_socket.clone() {
+        Some(path) => Predecessor::find(path).await?,
+        None => None,
+    };
+    let Some((predecessor, handles)) = found else { return Ok((Sockets::open(config).await?, None)) };
+    if config.hash_key_file.is_none() {
+        config.hash_key = predecessor.legacy.hash_key;
+    }
+    Ok((Sockets::inherit(handles, config).await?, Some(predecessor)))
+}
+
+/// Does what it is told meanwhile. Returns whether a successor has taken over.
+async fn until_the_end(
+    gateway: &Gateway,
+    signals: &mut Signals,
+    taken: &mut Option<oneshot::Receiver<()>>,
+) -> bool {
+    loop {
+        let told = tokio::select! {
+            told = signals.next() => told,
+            () = gateway.leaving.asked() => Told::End,
+            () = handover::taken_over(taken) => {
+                tracing::info!("a successor has taken over");
+                return true;
+            }
+        };
+        match told {
+            Told::End => return false,
+            // What became of it is logged.
+            Told::Reload => drop(gateway.reloader.reload().await),
+            Told::Succeed if taken.is_some() => handover::start_successor(),
+            Told::Succeed => tracing::error!("SIGUSR2 needs handover_socket in the configuration"),
+        }
+    }
+}
+
+#[cfg(feature = "embedded-worker")]
+async fn embedded(config: &mut Config) -> io::Result<crate::process::embedded::Embedded> {
+    let workers = crate::process::embedded::start().await?;
+    config.workers = workers.configs();
+    config.block_bytes = config.block_bytes.or(Some(crate::process::embedded::BLOCK_BYTES));
+    Ok(workers)
+}
+
+#[cfg(not(feature = "embedded-worker"))]
+async fn embedded(_: &mut Config) -> io::Result<std::convert::Infallible> {
+    let message =
+        "no worker is configured and this build has no embedded ones; add --worker http://HOST:PORT";
+    std::future::ready(Err(io::Error::new(io::ErrorKind::InvalidInput, message))).await
+}
+
+fn welcome(gateway: &Gateway, workers: &[WorkerConfig]) {
+    let names: Vec<String> = workers.iter().map(WorkerConfig::name).collect();
+    let (addr, admin) = (gateway.addr, gateway.admin_addr);
+    eprintln!(
+        "\nNo worker is configured, so keyway started {count} embedded CPU workers ({names}) with the built-in model,\n\
+         which answers questions about Keyway.\n\
+         Put it before your own with: keyway --worker http://HOST:PORT --worker …\n\n\
+         Try:\n  curl http://{addr}/v1/chat/completions -H 'content-type: application/json' \\\n    \
+         -d '{{\"model\":\"{model}\",\"messages\":[{{\"role\":\"user\",\"content\":\"How do I add a worker?\"}}],\"stream\":true}}' -N\n  \
+         curl http://{admin}/workers\n\n\
+         With --expose each answer says in its headers which worker served it, and why.\n",
+        count = workers.len(),
+        names = names.join(", "),
+        model = gateway.router.fleet().model_ids().first().map_or("keyway-builtin", String::as_str),
+    );
+}

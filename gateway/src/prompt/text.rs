@@ -1,0 +1,262 @@
+//! A request's body to the text that the engine would tokenise: the chat template rendered with everything the client
+//! sent for it, or a completion's prompts. It follows keyway-worker and vLLM; what only the engine can know (images, a
+//! template in the request) has no text here, and such a request is routed by its body's text.
+
+use std::borrow::Cow;
+
+use keyway_text::{ChatTemplate, Field, Message, RenderOptions, TextError};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::limits::{MAX_TOKENIZE_BYTES, MIN_MESSAGE_BYTES};
+
+/// Why a prompt's tokens are not known; also a metric's label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unknown {
+    /// Not a request whose prompt is understood here.
+    Unsupported,
+    /// The template or the tokenizer refuses it.
+    Failed,
+    /// Too many long prompts at once.
+    Overflow,
+    /// To render and tokenise it would take memory out of proportion.
+    TooLarge,
+    /// It has more tokens than any worker has room for.
+    TooLong,
+}
+
+impl Unknown {
+    /// Its name in metrics and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unsupported => "unsupported",
+            Self::Failed => "failed",
+            Self::Overflow => "overflow",
+            Self::TooLarge => "too_large",
+            Self::TooLong => "too_long",
+        }
+    }
+}
+
+/// What is to be tokenised.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Prompt {
+    /// Text, and whether the tokenizer puts its own tokens around it.
+    Text {
+        /// As the engine would tokenise it.
+        text: String,
+        /// Such as a BOS token.
+        add_special: bool,
+    },
+    /// Token ids from the client.
+    Ids(Vec<u32>),
+}
+
+impl Prompt {
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Text { text, .. } => text.len(),
+            Self::Ids(ids) => size_of_val(&ids[..]),
+        }
+    }
+}
+
+/// A chat request, as far as its prompt depends on it.
+#[derive(Deserialize)]
+struct Conversation<'a> {
+    #[serde(borrow)]
+    messages: Vec<Message<'a>>,
+    tools: Option<Value>,
+    documents: Option<Value>,
+    chat_template: Option<Value>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    reasoning_effort: Option<Value>,
+    add_generation_prompt: Option<bool>,
+    continue_final_message: Option<bool>,
+    add_special_tokens: Option<bool>,
+}
+
+/// A completion request, as far as its prompt depends on it.
+#[derive(Deserialize)]
+struct Completion {
+    prompt: Value,
+    add_special_tokens: Option<bool>,
+}
+
+/// The prompts of a request to `path`; several only for a completion's batch.
+pub fn read(path: &str, body: &[u8], template: &ChatTemplate) -> Result<Vec<Prompt>, Unknown> {
+    if body.len() > MAX_TOKENIZE_BYTES {
+        return Err(Unknown::TooLarge);
+    }
+    match path {
+        "/v1/chat/completions" => Ok(vec![chat(body, template)?]),
+        "/v1/completions" => completion(body),
+        _ => Err(Unknown::Unsupported),
+    }
+}
+
+fn chat(body: &[u8], template: &ChatTemplate) -> Result<Prompt, Unknown> {
+    let mut chat: Conversation<'_> = serde_json::from_slice(body).map_err(|_| Unknown::Unsupported)?;
+    if chat.chat_template.is_some_and(|template| !template.is_null()) {
+        return Err(Unknown::Unsupported);
+    }
+    if chat.messages.len() * MIN_MESSAGE_BYTES > body.len() {
+        return Err(Unknown::TooLarge);
+    }
+    if !chat.messages.iter_mut().all(prepare) {
+        return Err(Unknown::Unsupported);
+    }
+    let mut variables = chat.chat_template_kwargs.unwrap_or_default();
+    if let Some(effort) = chat.reasoning_effort.filter(|effort| !effort.is_null()) {
+        variables.entry("reasoning_effort").or_insert(effort);
+    }
+    let given =
+        |list: Option<Value>| list.filter(|list| list.as_array().is_some_and(|list| !list.is_empty()));
+    let options = RenderOptions {
+        add_generation_prompt: chat.add_generation_prompt.unwrap_or(true),
+        continue_final_message: chat.continue_final_message.unwrap_or(false),
+        tools: given(chat.tools),
+        documents: given(chat.documents),
+        variables,
+        now_unix_seconds: None,
+        bytes_max: MAX_TOKENIZE_BYTES,
+        ..RenderOptions::default()
+    };
+    let text = template.render_messages(chat.messages, &options).map_err(|error| match error {
+        TextError::TooLong => Unknown::TooLarge,
+        _ => Unknown::Failed,
+    })?;
+    Ok(Prompt::Text { text, add_special: chat.add_special_tokens.unwrap_or(false) })
+}
+
+/// Makes a message what templates expect, as a worker makes it: calls' arguments objects, no content an empty text. False if
+/// it holds anything but text.
+fn prepare(message: &mut Message<'_>) -> bool {
+    let content = message.get("content").filter(|content| !content.is_null());
+    // The template's renderer joins parts where it does not read them.
+    let is_text = |part: &Value| part["type"] == "text" && part["text"].is_string();
+    match content.map(Field::items) {
+        None => message.set("content", Field::Text(Cow::Borrowed(""))),
+        Some(parts) if !parts.unwrap_or_default().iter().all(is_text) => return false,
+        Some(_) => {}
+    }
+    for call in message.get_mut("tool_calls").and_then(Field::items_mut).into_iter().flatten() {
+        if let Some(Value::String(json)) = call["function"].get("arguments") {
+            let parsed = if json.trim().is_empty() {
+                Some(Value::Object(Map::new()))
+            } else {
+                serde_json::from_str(json).ok()
+            };
+            let Some(parsed) = parsed else { return false };
+            call["function"]["arguments"] = parsed;
+        }
+    }
+    true
+}
+
+fn completion(body: &[u8]) -> Result<Vec<Prompt>, Unknown> {
+    let completion: Completion = serde_json::from_slice(body).map_err(|_| Unknown::Unsupported)?;
+    let add_special = completion.add_special_tokens.unwrap_or(true);
+    let one = |prompt: Value| match prompt {
+        Value::String(text) => Some(Prompt::Text { text, add_special }),
+        Value::Array(ids) => {
+            let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
+            ids.iter().map(id).collect::<Option<_>>().map(Prompt::Ids)
+        }
+        _ => None,
+    };
+    let prompts: Option<Vec<Prompt>> = match completion.prompt {
+        Value::Array(items) if items.iter().any(|item| item.is_string() || item.is_array()) => {
+            items.into_iter().map(one).collect()
+        }
+        prompt => one(prompt).map(|prompt| vec![prompt]),
+    };
+    prompts.filter(|prompts| !prompts.is_empty()).ok_or(Unknown::Unsupported)
+}
+
+#[cfg(test)]
+mod tests {
+    use keyway_text::TextModel;
+    use serde_json::json;
+
+    use super::*;
+
+    fn texts(path: &str, body: &Value) -> Result<Vec<Prompt>, Unknown> {
+        read(path, body.to_string().as_bytes(), &TextModel::builtin().template)
+    }
+
+    fn chat_text(body: &Value) -> String {
+        match texts("/v1/chat/completions", body).unwrap().remove(0) {
+            Prompt::Text { text, add_special: false } => text,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn messages_of_nothing_and_bodies_beyond_any_prompt_are_not_rendered() {
+        let read =
+            |body: String| read("/v1/chat/completions", body.as_bytes(), &TextModel::builtin().template);
+        let messages = |message: &str| format!("{{\"messages\":[{}]}}", vec![message; 1_000].join(","));
+        assert_eq!(read(messages("{}")), Err(Unknown::TooLarge));
+        assert!(read(messages("{\"role\":\"\",\"content\":\"\"}")).is_ok());
+        let one = messages("{\"role\":\"user\",\"content\":\"\"}");
+        let padded = |size: usize| format!("{one}{}", " ".repeat(size - one.len()));
+        assert!(read(padded(MAX_TOKENIZE_BYTES)).is_ok());
+        assert_eq!(read(padded(MAX_TOKENIZE_BYTES + 1)), Err(Unknown::TooLarge));
+    }
+
+    #[test]
+    fn a_chat_is_rendered_with_its_parts_joined() {
+        let parts = json!([{ "type": "text", "text": "one" }, { "type": "text", "text": "two" }]);
+        let body = json!({ "messages": [{ "role": "user", "content": parts }], "temperature": 0 });
+        assert_eq!(chat_text(&body), "<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n");
+        let body =
+            json!({ "messages": [{ "role": "user", "content": "x" }], "add_generation_prompt": false });
+        assert_eq!(chat_text(&body), "<|im_start|>user\nx<|im_end|>\n");
+    }
+
+    #[test]
+    fn tools_arguments_and_variables_reach_the_template() {
+        let source = "{{ tools | length if tools else 'none' }} {{ enable_thinking }} \
+            {% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.city }}{% endfor %}{% endfor %}";
+        let template = ChatTemplate::from_source(source, Map::new()).unwrap();
+        let render = |body: Value| match chat(body.to_string().as_bytes(), &template).unwrap() {
+            Prompt::Text { text, .. } => text,
+            Prompt::Ids(_) => unreachable!("a chat"),
+        };
+        let call =
+            json!({ "type": "function", "function": { "name": "f", "arguments": "{\"city\":\"Bonn\"}" } });
+        let assistant = json!({ "role": "assistant", "content": null, "tool_calls": [call] });
+        let text = render(json!({
+            "messages": [assistant], "tools": [{ "type": "function" }], "chat_template_kwargs": { "enable_thinking": 7 },
+        }));
+        assert_eq!(text, "1 7 Bonn");
+        assert!(render(json!({ "messages": [], "tools": [] })).starts_with("none"));
+    }
+
+    #[test]
+    fn completions_are_text_ids_or_several() {
+        let text = |text: &str| Prompt::Text { text: text.to_owned(), add_special: true };
+        let read = |prompt: Value| texts("/v1/completions", &json!({ "prompt": prompt })).unwrap();
+        assert_eq!(read(json!("a")), [text("a")]);
+        assert_eq!(read(json!([1, 2])), [Prompt::Ids(vec![1, 2])]);
+        assert_eq!(read(json!(["a", "b"])), [text("a"), text("b")]);
+        assert_eq!(read(json!([[1], [2]])), [Prompt::Ids(vec![1]), Prompt::Ids(vec![2])]);
+    }
+
+    #[test]
+    fn what_only_the_engine_knows_is_not_guessed() {
+        let image = json!([{ "type": "image_url", "image_url": { "url": "http://x" } }]);
+        for (path, body) in [
+            ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": image }] })),
+            ("/v1/chat/completions", json!({ "messages": [], "chat_template": "x" })),
+            ("/v1/chat/completions", json!({ "messages": 3 })),
+            ("/v1/completions", json!({ "prompt": [-1] })),
+            ("/v1/completions", json!({ "prompt": {} })),
+            ("/v1/embeddings", json!({ "input": "x" })),
+        ] {
+            assert_eq!(texts(path, &body), Err(Unknown::Unsupported), "{body}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! A request to its prompt's token ids, as the engine will have them, for models whose tokenizer is known; so
+//! that the index can name a prompt's blocks as engines' KV events do. Never waits for long: short prompts
+//! are tokenised where they are, others on a few threads that give way to everything else (`threads.rs`), and
+//! what finds no place there is routed by its text. Which tokens a prompt has is `keyway-text`'s business,
+//! which text it has `prompt/text.rs`'.
+
+mod job;
+mod memory;
+
+use std::{
+    collections::{HashMap, HashSet},
+    num::NonZeroUsize,
+    path::Path,
+    sync::Arc,
+    thread,
+};
+
+use bytes::Bytes;
+use keyway_text::{IncrementalTokenizer, TextModel};
+use parking_lot::Mutex;
+
+use self::job::Job;
+pub use self::memory::PromptMemory;
+use crate::{
+    config::ConfigError,
+    limits::{INLINE_TOKENIZE_BYTES, TOKEN_MEMORY_BYTES, TOKENIZE_QUEUE_PER_CORE},
+    machine::threads::Threads,
+    metrics::Metrics,
+    prompt::text::Unknown,
+};
+
+/// Stand for the worker's own models where a tokenizer's folder is expected.
+const BUILTIN: &str = "builtin";
+/// Stands there for a model of random weights, whose tokens are bytes.
+const RANDOM: &str = "random";
+
+/// A prompt's tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenPrompt {
+    /// Of the prompt, or the first of several.
+    pub ids: Vec<u32>,
+    /// Tokens of all prompts of the request.
+    pub total: u64,
+}
+
+/// The models whose prompts can be tokenised.
+#[derive(Debug)]
+pub struct TokenKeyer {
+    models: HashMap<String, Arc<Model>>,
+    /// None where there is no tokenizer.
+    threads: Option<Threads>,
+    memory: PromptMemory,
+    metrics: Arc<Metrics>,
+    told: Mutex<HashSet<(String, &'static str)>>,
+}
+
+#[derive(Debug)]
+struct Model {
+    text: TextModel,
+    tokenizer: IncrementalTokenizer,
+}
+
+fn text_model(dir: &Path) -> Result<TextModel, String> {
+    match dir.to_str() {
+        Some(RANDOM) => Ok(TextModel::builtin()),
+        #[cfg(feature = "embedded-worker")]
+        Some(BUILTIN) => keyway_worker::builtin_text().map_err(|error| error.to_string()),
+        #[cfg(not(feature = "embedded-worker"))]
+        Some(BUILTIN) => Err("this build is without the embedded worker and its model".to_owned()),
+        _ => TextModel::from_dir(dir).map_err(|error| error.to_string()),
+    }
+}
+
+impl TokenKeyer {
+    /// Loads the tokenizers; long prompts are tokenised in `memory`. The error names the model and the file.
+    pub fn load<'a>(
+        tokenizers: impl IntoIterator<Item = (&'a str, &'a Path)>,
+        memory: PromptMemory,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, ConfigError> {
+        let load = |(name, dir): (&str, &Path)| {
+            let text =
+                text_model(dir).map_err(|error| ConfigError(format!("tokenizer of {name}: {error}")))?;
+            let seed = fastrand::u64(..);
+            let tokenizer = IncrementalTokenizer::new(Arc::clone(&text.tokenizer), TOKEN_MEMORY_BYTES, seed);
+            Ok((name.to_owned(), Arc::new(Model { text, tokenizer })))
+        };
+        let models: HashMap<_, _> = tokenizers.into_iter().map(load).collect::<Result<_, ConfigError>>()?;
+        let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let start = || Threads::start("tokenize", cores, cores * TOKENIZE_QUEUE_PER_CORE);
+        let threads = (!models.is_empty()).then(start).transpose();
+        let failed = |error| ConfigError(format!("threads that tokenise cannot be started: {error}"));
+        Ok(Self { models, threads: threads.map_err(failed)?, memory, metrics, told: Mutex::default() })
+    }
+
+    /// Whether no model's prompts can be tokenised.
+    pub fn is_empty(&self) -> bool {
+        self.models.is_empty()
+    }
+
+    /// Whether this model's prompts can be tokenised.
+    pub fn knows(&self, model: &str) -> bool {
+        self.models.contains_key(model)
+    }
+
+    /// The tokens of a request's prompt; `None` where it is to be routed by its text. `context`: the most
+    /// tokens that any worker has room for, asked for where the prompt is long.
+    pub async fn tokens(
+        &self,
+        path: &str,
+        body: &Bytes,
+        model: Option<&str>,
+        context: impl FnOnce() -> Option<u64>,
+    ) -> Option<TokenPrompt> {
+        let name = model?;
+        let model = self.models.get(name)?;
+        let job = Job::new(Arc::clone(model), path.to_owned(), body.clone());
+        let result = if body.len() <= INLINE_TOKENIZE_BYTES {
+            job.whole()
+        } else {
+            let mut job = job.bounded(context(), &self.memory);
+            match self.threads.as_ref().and_then(|threads| threads.run(move || job.slice().transpose())) {
+                None => Err(Unknown::Overflow),
+                Some(result) => result.await.unwrap_or(Err(Unknown::Failed)),
+            }
+        };
+        let outcome = result.as_ref().err().map_or("tokens", |unknown| unknown.as_str());
+        self.metrics.caches.token_keyer.with_label_values(&[name, outcome]).inc();
+        if result.is_err() && self.told.lock().insert((name.to_owned(), outcome)) {
+            tracing::warn!(
+                model = name,
+                path,
+                why = outcome,
+                "a prompt is routed by its text, not by its tokens"
+            );
+        }
+        result.ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn keyer() -> TokenKeyer {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        TokenKeyer::load([("m", Path::new(RANDOM))], PromptMemory::beside(64 << 20), metrics).unwrap()
+    }
+
+    fn chat(content: &str) -> Bytes {
+        json!({ "model": "m", "messages": [{ "role": "user", "content": content }] }).to_string().into()
+    }
+
+    #[tokio::test]
+    async fn prompts_are_tokenised_as_the_worker_does() {
+        let keyer = keyer();
+        let tokens = keyer.tokens("/v1/chat/completions", &chat("hi"), Some("m"), || None).await.unwrap();
+        let want = TextModel::builtin();
+        let text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
+        assert_eq!(tokens.ids, want.tokenizer.encode(text, false).unwrap());
+        assert_eq!(tokens.total, tokens.ids.len() as u64);
+        let batch = json!({ "prompt": [[1, 2, 3], [4, 5]] }).to_string().into();
+        let tokens = keyer.tokens("/v1/completions", &batch, Some("m"), || None).await.unwrap();
+        assert_eq!(tokens, TokenPrompt { ids: vec![1, 2, 3], total: 5 });
+    }
+
+    #[tokio::test]
+    async fn what_finds_no_place_is_routed_by_its_text_and_counted() {
+        let keyer = keyer();
+        let long = chat(&"long ".repeat(10_000));
+        assert!(keyer.tokens("/v1/chat/completions", &long, Some("m"), || None).await.is_some());
+        let threads = keyer.threads.as_ref().unwrap();
+        let taken: Vec<_> = std::iter::from_fn(|| threads.run(|| None::<()>)).collect();
+        assert!(taken.len() >= TOKENIZE_QUEUE_PER_CORE);
+        assert_eq!(keyer.tokens("/v1/chat/completions", &long, Some("m"), || None).await, None);
+        assert!(keyer.tokens("/v1/chat/completions", &chat("short"), Some("m"), || None).await.is_some());
+        drop(taken);
+        while threads.jobs() > 0 {
+            thread::yield_now();
+        }
+        assert!(keyer.tokens("/v1/chat/completions", &long, Some("m"), || None).await.is_some());
+        let count = |outcome| keyer.metrics.caches.token_keyer.with_label_values(&["m", outcome]).get();
+        assert_eq!((count("tokens"), count("overflow")), (3, 1));
+    }
+
+    #[tokio::test]
+    async fn what_no_worker_has_room_for_or_takes_too_much_memory_is_not_tokenised() {
+        let keyer = keyer();
+        let text = "long ".repeat(10_000);
+        let tokens =
+            async |body: &Bytes, path, context| keyer.tokens(path, body, Some("m"), || context).await;
+        // Of the model's own tokenizer each byte is one.
+        let (chat, ids) = (chat(&text), json!({ "prompt": vec![7; 20_000] }).to_string().into());
+        let (chats, completions) = ("/v1/chat/completions", "/v1/completions");
+        assert_eq!(tokens(&chat, chats, Some(50_000)).await, None);
+        assert!(tokens(&chat, chats, Some(60_000)).await.is_some());
+        assert_eq!(tokens(&ids, completions, Some(19_999)).await, None);
+        assert!(tokens(&ids, completions, Some(20_000)).await.is_some());
+        keyer.memory.set_beside(1 << 20);
+        assert_eq!(tokens(&chat, chats, None).await, None);
+        keyer.memory.set_beside(64 << 20);
+        assert!(tokens(&chat, chats, None).await.is_some());
+        while keyer.memory.taken() > 0 {
+            thread::yield_now();
+        }
+        let count = |outcome| keyer.metrics.caches.token_keyer.with_label_values(&["m", outcome]).get();
+        assert_eq!((count("tokens"), count("too_long"), count("too_large")), (3, 2, 1));
+    }
+
+    #[tokio::test]
+    async fn a_model_without_a_tokenizer_is_nobody_s_fault() {
+        let keyer = keyer();
+        assert_eq!(keyer.tokens("/v1/chat/completions", &chat("hi"), Some("other"), || None).await, None);
+        assert_eq!(keyer.tokens("/v1/chat/completions", &chat("hi"), None, || None).await, None);
+        assert!(keyer.told.lock().is_empty());
+    }
+
+    #[test]
+    fn a_missing_tokenizer_is_named() {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let error = TokenKeyer::load([("m", Path::new("/nowhere"))], PromptMemory::beside(0), metrics)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("tokenizer of m") && error.contains("/nowhere"), "{error}");
+    }
+}

@@ -1,0 +1,16 @@
+//! One request at the workers: read, dispatched, tried again, relayed, resumed.
+
+pub mod asked;
+pub mod attempts;
+pub mod body;
+pub mod dispatch;
+pub mod engine_paths;
+pub mod locations;
+pub mod own_fault;
+pub mod poison;
+pub mod reading;
+pub mod relay;
+pub mod resume;
+pub(crate) mod silence;
+pub mod websocket;
+pub mod whom;

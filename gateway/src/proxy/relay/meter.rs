@@ -1,0 +1,120 @@
+//! What an answer is charged to a tenant that has a limit of tokens: its usage, or what has passed of it,
+//! whatever way it ends.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::StatusCode;
+use keyway_wire::openai::Usage;
+
+use crate::{
+    access::tenants::{Used, Visit},
+    api::Api,
+    limits::BYTES_PER_TOKEN,
+    prompt::work::Work,
+    usage::{UsageTap, passed::Passed},
+};
+
+/// Counts one answer. Those of tenants without such a limit have none.
+#[derive(Debug)]
+pub(super) struct Meter {
+    visit: Arc<Visit>,
+    api: Api,
+    work: Work,
+    /// It is computed to its end, whoever leaves.
+    background: bool,
+    status: StatusCode,
+    passed: Passed,
+    /// Bytes of an answer that is no stream.
+    bytes: u64,
+    /// Whether those are text.
+    is_text: bool,
+    failed: bool,
+}
+
+impl Meter {
+    pub(super) fn new(
+        visit: Arc<Visit>,
+        (api, work, background): (Api, Work, bool),
+        (status, is_text): (StatusCode, bool),
+    ) -> Self {
+        let (passed, bytes, failed) = (Passed::default(), 0, false);
+        Self { visit, api, work, background, status, passed, bytes, is_text, failed }
+    }
+
+    /// Events go to the client.
+    pub(super) fn saw(&mut self, events: &[u8]) {
+        self.passed.see(self.api, events);
+        self.visit.passes(self.passed.tokens());
+    }
+
+    /// A part of an answer that is no stream does.
+    pub(super) fn saw_part(&mut self, bytes: &Bytes) {
+        self.bytes += bytes.len() as u64;
+    }
+
+    /// The answer has failed.
+    pub(super) fn failed(&mut self) {
+        self.failed = true;
+    }
+
+    /// The answer has come to its end; `failed`: by its own word it is none.
+    pub(super) fn complete(mut self, tap: &UsageTap, failed: bool) {
+        self.failed |= failed;
+        let usage = tap.usage().map_or(0, |usage| total(&usage));
+        let used = match usage {
+            0 => self.unsaid(tap, true),
+            tokens => Used::Tokens(tokens),
+        };
+        self.visit.settle(used);
+    }
+
+    /// The answer has ended before its end: its worker broke, or its client left.
+    pub(super) fn broke_off(self, tap: &UsageTap) {
+        // What came of its usage: engines and Anthropic's API say at the beginning what the prompt took.
+        let said = tap.usage().filter(|usage| usage.prompt_tokens > 0);
+        let used = match (self.unsaid(tap, false), said) {
+            (Used::Passed(answer), Some(usage)) => {
+                let answer = answer.max(usage.completion_tokens);
+                Used::Tokens(usage.prompt_tokens.saturating_add(answer))
+            }
+            (used, _) => used,
+        };
+        self.visit.settle(used);
+    }
+
+    fn unsaid(&self, tap: &UsageTap, whole: bool) -> Used {
+        let answer = self.passed.tokens().max(self.unstreamed(tap, whole));
+        match answer {
+            _ if !self.status.is_success() => Used::Nothing,
+            0 if self.failed || self.work == Work::Counts => Used::Nothing,
+            // It has begun, and what comes of it will be asked for some other way.
+            _ if self.background && !self.failed => Used::Most,
+            0 if self.work == Work::Generates && whole && self.bytes > 0 => Used::Most,
+            answer => Used::Passed(answer),
+        }
+    }
+
+    /// Tokens of an answer that is no stream.
+    fn unstreamed(&self, tap: &UsageTap, whole: bool) -> u64 {
+        match tap {
+            UsageTap::Body(..) if whole => tap.tokens(),
+            // Numbers, mostly.
+            _ if self.work == Work::Pools => 0,
+            _ if self.is_text => self.bytes.div_ceil(BYTES_PER_TOKEN),
+            _ => 0,
+        }
+    }
+}
+
+/// All tokens of a usage; some say only their sum.
+fn total(usage: &Usage) -> u64 {
+    usage.prompt_tokens.saturating_add(usage.completion_tokens).max(usage.total_tokens)
+}
+
+/// Whether a kind of content is sounds, pictures or the like.
+pub(super) fn is_media(kind: &[u8]) -> bool {
+    ["audio/", "image/", "video/", "application/octet-stream"]
+        .iter()
+        .any(|media| kind.starts_with(media.as_bytes()))
+}

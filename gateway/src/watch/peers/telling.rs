@@ -1,0 +1,135 @@
+//! What this gateway tells others that ask (`/load` of the admin listener): what it has at each worker, as lines that come when
+//! it changes, and all of it once a second. A body that is polled, so that who does not read holds up nobody and nothing grows.
+
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use keyway_core::OwnLoad;
+
+use super::{Entry, GatewayId, Line};
+use crate::{
+    clock::{self, Instant, Sleep},
+    leaving::Leaving,
+    limits::{PEER_ALL_EVERY, PEER_EVERY, PEER_EVERY_RANGE},
+    proxy::body::Lines,
+    routing::Router,
+    stored_state::StoredNews,
+};
+
+/// Tokens that wait count as changed by this part of what was told: they fall all the time while a worker computes.
+const TOKENS_CHANGED: u64 = 16;
+
+/// The lines of one that listens.
+#[derive(Debug)]
+pub struct Telling {
+    router: Arc<Router>,
+    leaving: Arc<Leaving>,
+    /// Until it was said.
+    id: Option<GatewayId>,
+    every: Duration,
+    next: Pin<Box<Sleep>>,
+    /// When all is told again.
+    all_due: Instant,
+    told: HashMap<String, OwnLoad>,
+    /// How many ids of what workers store were told.
+    told_ids: u64,
+}
+
+impl Telling {
+    /// Lines for who asked with this query (`every_ms`).
+    pub fn new(router: Arc<Router>, leaving: Arc<Leaving>, id: GatewayId, query: &str) -> Self {
+        let every = query.split('&').find_map(|pair| pair.strip_prefix("every_ms=")?.parse().ok());
+        let every = every.map_or(PEER_EVERY, Duration::from_millis);
+        let now = Instant::now();
+        Self {
+            router,
+            leaving,
+            id: Some(id),
+            every: every.clamp(*PEER_EVERY_RANGE.start(), *PEER_EVERY_RANGE.end()),
+            next: Box::pin(clock::sleep_until(now)),
+            all_due: now,
+            told: HashMap::new(),
+            told_ids: 0,
+        }
+    }
+
+    fn new_ids(&mut self) -> Option<StoredNews> {
+        let (news, told) = self.router.stored_state()?.news(self.told_ids);
+        self.told_ids = told;
+        news
+    }
+
+    /// What there is at workers, or what differs of it from what was told.
+    fn news(&mut self, all: bool) -> Vec<Entry> {
+        let there = self.there();
+        let changed = |(worker, load): &(&String, &OwnLoad)| {
+            all || self.told.get(*worker).is_none_or(|before| differs(*before, **load))
+        };
+        let mut news: Vec<(String, OwnLoad)> =
+            there.iter().filter(changed).map(|(worker, load)| (worker.clone(), *load)).collect();
+        if all {
+            self.told = there;
+        } else {
+            let gone = |worker: &String| !there.contains_key(worker);
+            let ended: Vec<String> = self.told.keys().filter(|worker| gone(worker)).cloned().collect();
+            for worker in &ended {
+                self.told.remove(worker);
+            }
+            self.told.extend(news.iter().cloned());
+            news.extend(ended.into_iter().map(|worker| (worker, OwnLoad::default())));
+        }
+        news.into_iter().map(|(worker, load)| Entry::new(worker, load)).collect()
+    }
+
+    /// What there is, by worker; one that left and one that came back at its address are one to others.
+    fn there(&self) -> HashMap<String, OwnLoad> {
+        let now = self.router.now();
+        let mut there = HashMap::<String, OwnLoad>::new();
+        for worker in self.router.fleet().all().iter().filter(|worker| worker.load.requests() > 0) {
+            let rate = worker.rate.lock().tokens_per_second();
+            let load = worker.load.told(now, rate);
+            let sum = there.entry(worker.name.clone()).or_default();
+            *sum = sum.and(load);
+        }
+        there
+    }
+}
+
+impl Lines for Telling {
+    /// The last line comes before a successor takes over, whom who listens is to ask then: what is left
+    /// here is seen by the workers' gauges alone.
+    fn poll_line(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        loop {
+            ready!(self.next.as_mut().poll(cx));
+            if self.leaving.succeeded() {
+                return Poll::Ready(None);
+            }
+            let now = Instant::now();
+            self.next.as_mut().reset(now + self.every);
+            let all = now >= self.all_due;
+            if all {
+                self.all_due = now + PEER_ALL_EVERY;
+            }
+            let workers = self.news(all);
+            let stored = self.new_ids();
+            if all || !workers.is_empty() || stored.is_some() {
+                let line = Line { gateway: self.id.take(), all, workers, stored };
+                let mut line = serde_json::to_vec(&line).unwrap_or_default();
+                line.push(b'\n');
+                return Poll::Ready(Some(line.into()));
+            }
+        }
+    }
+}
+
+fn differs(before: OwnLoad, now: OwnLoad) -> bool {
+    let (requests, waiting) = (before.requests != now.requests, before.waiting != now.waiting);
+    let tokens = before.waiting_tokens.abs_diff(now.waiting_tokens) * TOKENS_CHANGED > before.waiting_tokens;
+    requests || waiting || tokens
+}

@@ -1,0 +1,156 @@
+//! What is told and heard between gateways, in virtual time: changes at once, all of it each second, nothing of who is gone.
+
+use std::{future::poll_fn, num::NonZeroUsize, time::Duration};
+
+use keyway_core::pick::Policy;
+use keyway_wire::block_hash::HashKey;
+
+use super::*;
+use crate::{
+    clock::Clock,
+    config::WorkerConfig,
+    fleet::{Fleet, Worker, ejection::Ejections},
+    leaving::Leaving,
+    limits::{PEER_ALL_EVERY, PEER_EVERY},
+    metrics::Metrics,
+    prompt::request::KeyerConfig,
+    proxy::body::Lines,
+    routing::Router,
+};
+
+/// A router in front of these workers.
+fn router(workers: &[&str]) -> Arc<Router> {
+    let clock = Clock::start();
+    let configs: Vec<_> =
+        workers.iter().map(|url| WorkerConfig::all_of(&url.parse().unwrap()).unwrap()).collect();
+    let fleet = Arc::new(Fleet::new(&configs.concat(), clock.now(), &Ejections::new(clock, None)));
+    let keyer = KeyerConfig { key: HashKey::new(1), block_bytes: NonZeroUsize::new(64).unwrap() };
+    let metrics = Arc::new(Metrics::new().unwrap());
+    Arc::new(Router::new(fleet, metrics, clock, Policy::Prefix, keyer, 1 << 16))
+}
+
+fn worker(router: &Router, name: &str) -> Arc<Worker> {
+    Arc::clone(router.fleet().all().iter().find(|worker| worker.name == name).unwrap())
+}
+
+fn telling(router: &Arc<Router>) -> Telling {
+    Telling::new(Arc::clone(router), Leaving::new(), GatewayId::draw(), "a=b&every_ms=20")
+}
+
+async fn next(telling: &mut Telling) -> Line {
+    let line = poll_fn(|cx| telling.poll_line(cx)).await.unwrap();
+    assert_eq!(line.last(), Some(&b'\n'));
+    serde_json::from_slice(&line).unwrap()
+}
+
+fn entry(worker: &str, requests: u64, waiting: u64, waiting_tokens: u64) -> Entry {
+    Entry { worker: worker.to_owned(), requests, waiting, waiting_tokens }
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_is_told_at_first_and_each_second_and_what_changes_meanwhile() {
+    let router = router(&["http://a:1", "http://b:1"]);
+    let (a, began) = (worker(&router, "a:1"), clock::Instant::now());
+    let first = a.load.start(router.now(), 1_600, true);
+    let mut telling = telling(&router);
+    let line = next(&mut telling).await;
+    assert!(line.gateway.is_some() && line.all);
+    assert_eq!((line.workers, began.elapsed()), (vec![entry("a:1", 1, 1, 1_600)], Duration::ZERO));
+
+    let second = a.load.start(router.now(), 60, true);
+    assert_eq!(
+        next(&mut telling).await,
+        Line { gateway: None, all: false, workers: vec![entry("a:1", 2, 2, 1_660)], stored: None }
+    );
+    assert_eq!(began.elapsed(), Duration::from_millis(20));
+    a.load.first_token(router.now(), &first);
+    a.load.end();
+    a.load.cancelled(router.now(), &second);
+    a.load.end();
+    assert_eq!(next(&mut telling).await.workers, [entry("a:1", 0, 0, 0)]);
+    // Nothing changes any more.
+    let line = next(&mut telling).await;
+    assert!(line.all && line.workers.is_empty());
+    assert_eq!(began.elapsed(), PEER_ALL_EVERY);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_that_fall_as_they_are_computed_are_told_now_and_then() {
+    let router = router(&["http://a:1"]);
+    let a = worker(&router, "a:1");
+    for _ in 0..200 {
+        a.rate.lock().observe(10_000, 1.0);
+    }
+    let _waits = a.load.start(router.now(), 10_000, true);
+    let mut telling = telling(&router);
+    let mut told = Vec::new();
+    while told.len() < 10 {
+        told.extend(next(&mut telling).await.workers.iter().map(|entry| entry.waiting_tokens));
+    }
+    assert_eq!(told[0], 10_000);
+    assert!(told.windows(2).all(|pair| pair[1] < pair[0]), "{told:?}");
+    let steps = told.windows(2).map(|pair| (pair[0] - pair[1]) * 16 / pair[0]);
+    assert!(steps.clone().min() >= Some(1) && steps.max() < Some(8), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_others_say_is_summed_and_goes_with_them() {
+    let router = router(&["http://a:1", "http://b:1"]);
+    let own = GatewayId::draw();
+    let hearsay = Hearsay::new(own, Arc::clone(&router));
+    assert!(hearsay.hear(own).is_none(), "itself");
+    let id = GatewayId::draw();
+    let (one, two) = (hearsay.hear(id).unwrap(), hearsay.hear(GatewayId::draw()).unwrap());
+    assert!(hearsay.hear(id).is_none(), "at two addresses");
+    let at = |name: &str| {
+        let now = worker(&router, name).load.snapshot(router.now(), 1.0);
+        (now.requests, now.waiting_prefill_tokens)
+    };
+    let line = |all, workers| Line { gateway: None, all, workers, stored: None };
+    one.says(&line(true, vec![entry("a:1", 3, 2, 900), entry("b:1", 1, 0, 0), entry("nobody:1", 9, 9, 9)]));
+    two.says(&line(true, vec![entry("a:1", 1, 1, 50)]));
+    assert_eq!((at("a:1"), at("b:1")), ((4, 950), (1, 0)));
+    one.says(&line(false, vec![entry("a:1", 1, 0, 0)]));
+    assert_eq!((at("a:1"), at("b:1")), ((2, 50), (1, 0)));
+    one.says(&line(true, vec![entry("a:1", 1, 0, 0)]));
+    assert_eq!((at("a:1"), at("b:1")), ((2, 50), (0, 0)));
+    drop(two);
+    assert_eq!(at("a:1"), (1, 0));
+    assert!(hearsay.hear(id).is_none());
+    drop(one);
+    assert_eq!(at("a:1"), (0, 0));
+    assert!(hearsay.hear(id).is_some());
+}
+
+#[test]
+fn a_line_says_who_speaks_once_and_ids_are_what_they_are() {
+    let id: GatewayId = serde_json::from_str("\"00000000000000ff\"").unwrap();
+    let line = Line { gateway: Some(id), all: true, workers: vec![entry("a:1", 1, 0, 7)], stored: None };
+    let text = serde_json::to_string(&line).unwrap();
+    let expected = r#"{"gateway":"00000000000000ff","all":true,"workers":[{"worker":"a:1","requests":1,"waiting":0,"waiting_tokens":7}]}"#;
+    assert_eq!(text, expected);
+    assert_eq!(serde_json::from_str::<Line>(&text).unwrap(), line);
+    for wrong in ["\"\"", "\"xyz\"", "7"] {
+        assert!(serde_json::from_str::<GatewayId>(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_asks_for_no_time_or_an_odd_one_gets_one_that_is_fit() {
+    let router = router(&["http://a:1"]);
+    let a = worker(&router, "a:1");
+    for (query, expected) in [
+        ("", PEER_EVERY),
+        ("every_ms=soon", PEER_EVERY),
+        ("every_ms=0", Duration::from_millis(10)),
+        ("every_ms=4000", Duration::from_secs(1)),
+    ] {
+        let mut telling = Telling::new(Arc::clone(&router), Leaving::new(), GatewayId::draw(), query);
+        next(&mut telling).await;
+        let (began, request) = (clock::Instant::now(), a.load.start(router.now(), 1, true));
+        next(&mut telling).await;
+        assert_eq!(began.elapsed(), expected, "{query:?}");
+        a.load.cancelled(router.now(), &request);
+        a.load.end();
+    }
+}
