@@ -41,14 +41,14 @@ pub(crate) use self::generate::prepare;
 pub(crate) use self::model::ServedModel;
 pub(crate) use self::request::Endpoint;
 use self::stream::StreamFailed;
-use crate::answer_format::Formats;
-use crate::engines::Engines;
-use crate::generation_config::GenerationConfig;
-use crate::grammar::GrammarCompiler;
-use crate::kv_events::BoundAddrs;
+use crate::answer::answer_format::Formats;
+use crate::engine::engines::Engines;
+use crate::engine::generation_config::GenerationConfig;
+use crate::engine::grammar::GrammarCompiler;
+use crate::engine::kv_events::BoundAddrs;
+use crate::limits::ClientBounds;
 use crate::metrics::MetricsPage;
 use crate::request_memory::RequestMemory;
-use crate::server::ClientBounds;
 
 /// An answer.
 pub(crate) type Response = http::Response<AnswerBody>;

@@ -9,14 +9,18 @@ use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use keyway_wire::kv_event::WireFormat;
 
-use crate::answer_format::{CallFormat, ReasoningFormat};
+use crate::answer::answer_format::{CallFormat, ReasoningFormat};
 use crate::device::DeviceChoice;
-use crate::expert_parallel::{ExpertParallelOptions, RankGroup, RankOptions};
-use crate::kv_events::{KvEventOptions, ZmqAddr};
+use crate::engine::kv_events::{KvEventOptions, ZmqAddr};
+use crate::limits::ClientBounds;
+use crate::log::LogFormat;
 use crate::memory::ByteSize;
 use crate::model::{ModelSource, Quantize};
-use crate::server::ClientBounds;
 use crate::worker::{self, WorkerOptions};
+use crate::{
+    model::ExpertParallelOptions,
+    parallel::expert_parallel::{RankGroup, RankOptions},
+};
 
 /// An OpenAI-compatible inference worker with a paged KV cache and automatic prefix caching.
 ///
@@ -251,15 +255,6 @@ enum EventFormat {
     Map,
     /// Events are arrays, as in vLLM up to v0.23.
     Array,
-}
-
-/// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
 }
 
 /// What the command line asks for.

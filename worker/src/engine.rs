@@ -7,7 +7,19 @@
 //!
 //! Next: `engine/turn.rs`, one step; `scheduler.rs`, who runs in it.
 
+pub mod backend;
+pub mod bench;
+pub(crate) mod block_manager;
+pub(crate) mod engines;
 mod failures;
+pub(crate) mod generation_config;
+pub(crate) mod grammar;
+pub(crate) mod kv_events;
+pub(crate) mod logprobs;
+pub(crate) mod sampler;
+pub(crate) mod scheduler;
+pub(crate) mod sequence;
+pub(crate) mod token_rules;
 mod turn;
 
 use std::io;
@@ -21,14 +33,14 @@ use tokio::sync::{Semaphore, oneshot};
 
 use self::failures::Failures;
 use self::turn::UnderWay;
-use crate::backend::{Backend, StepOutput};
-use crate::block_manager::{BlockManager, CacheChange, GroupRules};
-use crate::kv_events::Recorder;
+use crate::engine::backend::{Backend, StepOutput};
+use crate::engine::block_manager::{BlockManager, CacheChange, GroupRules};
+use crate::engine::kv_events::Recorder;
+use crate::engine::sampler::Sampler;
+use crate::engine::scheduler::{Planned, Scheduler, StepLimits};
+use crate::engine::sequence::{Generation, GenerationRequest, Sequence};
 use crate::limits::LIVE_SEQUENCES_MAX;
 use crate::metrics::{Metrics, Phase};
-use crate::sampler::Sampler;
-use crate::scheduler::{Planned, Scheduler, StepLimits};
-use crate::sequence::{Generation, GenerationRequest, Sequence};
 
 /// What an engine is started with, besides its backend.
 #[derive(Debug, Clone)]

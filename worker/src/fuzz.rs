@@ -7,14 +7,14 @@ use http_body_util::BodyExt as _;
 use keyway_text::TextError;
 use serde_json::Value;
 
-use crate::answer_format::Formats;
+use crate::answer::answer_format::Formats;
 use crate::api::{App, Endpoint, ServedModel, prepare};
-use crate::engines::Engines;
-use crate::generation_config::GenerationConfig;
-use crate::grammar::{Broken, Grammar, GrammarCompiler, Next};
+use crate::engine::engines::Engines;
+use crate::engine::generation_config::GenerationConfig;
+use crate::engine::grammar::{Broken, Grammar, GrammarCompiler, Next};
+use crate::limits::ClientBounds;
 use crate::metrics::MetricsPage;
 use crate::request_memory::RequestMemory;
-use crate::server::ClientBounds;
 
 /// Reads requests as a worker with the built-in model does.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub struct Refusal {
 impl Requests {
     /// The built-in model's tokenizer and template, with so many bytes of memory for a request.
     pub fn new(memory: usize) -> Result<Self, TextError> {
-        let text = crate::builtin_text()?;
+        let text = crate::worker::builtin_text()?;
         let (vocab_size, eos_token_ids) = (text.tokenizer.vocab_size(), Vec::from_iter(text.eos_token_id));
         let grammars = GrammarCompiler::new(Arc::clone(&text.tokenizer), vocab_size, eos_token_ids.clone());
         let model = ServedModel {

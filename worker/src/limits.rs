@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use keyway_clients::limits::{BODY_IDLE_TIMEOUT, BODY_TIMEOUT, CLIENT_STALL_TIMEOUT, HEADER_READ_TIMEOUT};
+
 /// Largest request body. A prompt of 10^6 tokens is about 4 MiB of text, or 8 MiB of token ids; JSON escapes can
 /// multiply text by six. The gateway's own limit is not smaller.
 pub(crate) const BODY_BYTES_MAX: usize = 64 << 20;
@@ -282,3 +284,30 @@ pub(crate) const GPU_ROUND_TOKENS_MAX: usize = 1024;
 /// Memory of a rank's mailbox and of the rows that come to it, on a GPU, in bytes; both are as large as the worst routing
 /// needs. Rounds have fewer tokens where they would take more: 256 with the largest models' 8 experts of 7168 over 8 ranks.
 pub(crate) const GPU_ROUND_BYTES_MAX: usize = 1 << 30;
+
+/// What clients' connections are held to; the default is the gateway's.
+#[derive(Debug, Clone, Copy)]
+pub struct ClientBounds {
+    /// Connections at once; who comes then waits until one that is idle has made room.
+    pub connections: usize,
+    /// Time for a request's head to come, from the connection's beginning or the last answer's end.
+    pub header_read: Duration,
+    /// Time between two pieces of a request's body.
+    pub body_idle: Duration,
+    /// Time for all of a body.
+    pub body: Duration,
+    /// Time for which a client may take nothing of its answer.
+    pub stall: Duration,
+}
+
+impl Default for ClientBounds {
+    fn default() -> Self {
+        Self {
+            connections: CONNECTIONS_MAX,
+            header_read: HEADER_READ_TIMEOUT,
+            body_idle: BODY_IDLE_TIMEOUT,
+            body: BODY_TIMEOUT,
+            stall: CLIENT_STALL_TIMEOUT,
+        }
+    }
+}

@@ -6,12 +6,21 @@ use std::io::{self, IsTerminal as _};
 use std::panic::PanicHookInfo;
 use std::sync::LazyLock;
 
+use clap::ValueEnum;
 use keyway_lines::{Fate, Lines};
 use prometheus::IntCounter;
 use tracing_subscriber::EnvFilter;
 
-use crate::cli::LogFormat;
 use crate::limits::{LAST_LINES_MAX, LOG_QUEUE_BYTES};
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
 
 /// The process's, whichever worker it happened to.
 static LOST: LazyLock<Option<IntCounter>> = LazyLock::new(|| {

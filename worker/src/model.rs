@@ -47,6 +47,7 @@ pub use self::cuda::{CudaBackend, CudaModel};
 #[cfg(feature = "cuda")]
 pub(crate) use self::cuda::{CudaRank, OpenMailboxes, RankSettings, WholeModel};
 pub use self::error::ModelError;
+pub use self::experts::ExpertParallelOptions;
 #[cfg(feature = "cuda")]
 pub(crate) use self::experts::Store;
 pub(crate) use self::experts::{Attention, ExpertGroup, ExpertRank, GroupOptions, RankError, Supervisor};
@@ -56,7 +57,7 @@ use self::random::Random;
 pub(crate) use self::step_words::StepWords;
 use self::tensor::TensorSource;
 use self::weights::Weights;
-use crate::backend::CacheGroup;
+use crate::engine::backend::CacheGroup;
 
 /// Where a model comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -17,7 +17,6 @@ use hyper_util::server::conn::auto::{Builder, Connection};
 use keyway_clients::clients::{Clients, Place};
 use keyway_clients::ending::until_end;
 use keyway_clients::incoming::Incoming;
-use keyway_clients::limits::{BODY_IDLE_TIMEOUT, BODY_TIMEOUT, CLIENT_STALL_TIMEOUT, HEADER_READ_TIMEOUT};
 use keyway_clients::lingering::Lingering;
 use keyway_clients::stalls::Taken;
 use tokio::net::{TcpListener, TcpStream};
@@ -25,40 +24,13 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use crate::api::{self, App};
-use crate::limits::{CONNECTIONS_MAX, DRAIN_MAX};
+use crate::limits::{ClientBounds, DRAIN_MAX};
 
 /// Pause after a failed accept, usually for want of file descriptors: trying at once would only burn the processor.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
 /// How often idle connections are looked for, at least.
 const IDLE_LOOK: Duration = Duration::from_secs(1);
-
-/// What clients' connections are held to; the default is the gateway's.
-#[derive(Debug, Clone, Copy)]
-pub struct ClientBounds {
-    /// Connections at once; who comes then waits until one that is idle has made room.
-    pub connections: usize,
-    /// Time for a request's head to come, from the connection's beginning or the last answer's end.
-    pub header_read: Duration,
-    /// Time between two pieces of a request's body.
-    pub body_idle: Duration,
-    /// Time for all of a body.
-    pub body: Duration,
-    /// Time for which a client may take nothing of its answer.
-    pub stall: Duration,
-}
-
-impl Default for ClientBounds {
-    fn default() -> Self {
-        Self {
-            connections: CONNECTIONS_MAX,
-            header_read: HEADER_READ_TIMEOUT,
-            body_idle: BODY_IDLE_TIMEOUT,
-            body: BODY_TIMEOUT,
-            stall: CLIENT_STALL_TIMEOUT,
-        }
-    }
-}
 
 /// Runs streams of HTTP/2, which end where their client takes nothing of its answer for so long.
 #[derive(Debug, Clone)]

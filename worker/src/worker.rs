@@ -17,26 +17,29 @@ use keyway_text::{TextError, TextModel};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
 
-use crate::answer_format::{CallFormat, Formats, ReasoningFormat};
+use crate::answer::answer_format::{CallFormat, Formats, ReasoningFormat};
 use crate::api::{App, ServedModel};
-use crate::backend::Backend;
-use crate::block_manager::CacheChange;
 use crate::device::DeviceChoice;
+use crate::engine::backend::Backend;
+use crate::engine::block_manager::CacheChange;
+use crate::engine::engines::Engines;
+use crate::engine::generation_config::GenerationConfig;
+use crate::engine::grammar::GrammarCompiler;
+use crate::engine::kv_events::{BoundAddrs, KvEventOptions, Publisher};
+use crate::engine::scheduler::StepLimits;
 use crate::engine::{EngineHandle, EngineOptions};
-use crate::engines::Engines;
-use crate::expert_parallel::ExpertParallelOptions;
-use crate::generation_config::GenerationConfig;
-use crate::grammar::GrammarCompiler;
-use crate::kv_events::{BoundAddrs, KvEventOptions, Publisher};
 use crate::limits::{
     CPU_STEP_DEFAULTS, EXPERT_DEADLINE_MIN as DEADLINE_MIN, GPU_STEP_DEFAULTS, REQUEST_MEMORY_LEAST,
 };
 use crate::memory;
 use crate::metrics::{ExpertMetrics, MetricsPage, StaticInfo};
+use crate::model::ExpertParallelOptions;
 use crate::model::{KvLayout, LoadedModel, ModelError, ModelInfo, ModelSource, Quantize, builtin};
 use crate::request_memory::{self, RequestMemory};
-use crate::scheduler::StepLimits;
-use crate::server::{self, ClientBounds};
+use crate::{
+    limits::ClientBounds,
+    server::{self},
+};
 
 /// How a worker is started.
 #[derive(Debug, Clone)]

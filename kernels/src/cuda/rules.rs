@@ -1,5 +1,5 @@
 //! Launches `rules.cu`: what changes a row of logits before a token is drawn from it. What the rules mean is
-//! `worker/src/token_rules.rs`' business.
+//! `worker/src/engine/token_rules.rs`' business.
 
 use super::{Launch, Slice};
 

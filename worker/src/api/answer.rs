@@ -12,9 +12,9 @@ use super::request::{Call, Endpoint};
 use super::running::Running;
 use super::shape::Shape;
 use super::{App, Response};
-use crate::answer_format::CallDelta;
-use crate::output::StopReason;
-use crate::reader::Shown;
+use crate::answer::answer_format::CallDelta;
+use crate::answer::output::StopReason;
+use crate::answer::reader::Shown;
 
 /// What all chunks of an answer share.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use super::App;
 use super::error::ApiError;
 use super::params::{Params, kind};
 use super::tools::{ToolChoice, Tools};
-use crate::answer_format::{AnswerFormat, CallFormat, Function, ReasoningFormat};
-use crate::grammar::{Form, check_parts, set_compactly};
+use crate::answer::answer_format::{AnswerFormat, CallFormat, Function, ReasoningFormat};
+use crate::engine::grammar::{Form, check_parts, set_compactly};
 use crate::limits::GRAMMAR_CHOICES_MAX;
 
 /// Text of any kind, up to what follows in the grammar.

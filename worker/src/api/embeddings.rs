@@ -14,10 +14,10 @@ use super::params::Params;
 use super::prompt::PromptSource;
 use super::work::{read, work};
 use super::{App, BoxError, Response, data_parallel, json_response};
+use crate::engine::sequence::{Event, Generation, GenerationRequest, PromptOutcome};
 use crate::limits::{LIVE_BYTES_PER_TOKEN, PROMPTS_PER_REQUEST_MAX};
 use crate::metrics::{Outcome, RequestGuard};
 use crate::request_memory::Turn;
-use crate::sequence::{Event, Generation, GenerationRequest, PromptOutcome};
 
 /// A checked request.
 struct Call {

@@ -8,11 +8,11 @@ use keyway_wire::openai::ErrorBody;
 
 use super::answer_body::AnswerBody;
 use super::{Response, full};
+use crate::answer::output::ResumeError;
 use crate::engine::SubmitError;
-use crate::grammar::NotCompiled;
+use crate::engine::grammar::NotCompiled;
 use crate::limits::{BODY_BYTES_MAX, ERROR_BYTES_MAX, RETRY_AFTER_S};
 use crate::metrics::Outcome;
-use crate::output::ResumeError;
 use crate::request_memory::NoMemory;
 
 const INVALID: &str = "invalid_request_error";

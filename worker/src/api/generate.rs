@@ -16,13 +16,13 @@ use super::running::{Running, Untold, outcome, usage_of};
 use super::stream::EventStream;
 use super::work::{memory_of, read, work};
 use super::{App, BoxError, Response, data_parallel};
+use crate::answer::output::TextOutput;
+use crate::answer::reader::Shown;
+use crate::engine::sampler::Sampling;
+use crate::engine::sequence::{Generation, GenerationRequest};
 use crate::limits::LIVE_BYTES_PER_TOKEN;
 use crate::metrics::RequestGuard;
-use crate::output::TextOutput;
-use crate::reader::Shown;
 use crate::request_memory::{Room, Turn};
-use crate::sampler::Sampling;
-use crate::sequence::{Generation, GenerationRequest};
 
 /// Answers a generation request. Dropping the future, or the answer's body, aborts what was submitted.
 pub(crate) async fn generate<B>(

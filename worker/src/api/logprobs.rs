@@ -3,7 +3,7 @@
 use keyway_text::Tokenizer;
 use serde_json::{Map, Value, json};
 
-use crate::logprobs::TokenScore;
+use crate::engine::logprobs::TokenScore;
 
 /// What JSON says of a token that cannot come: it has no infinities (vLLM's number too).
 const LOGPROB_MIN: f32 = -9999.0;

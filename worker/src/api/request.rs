@@ -13,13 +13,13 @@ use super::sampling::{take_rules, take_sampling};
 use super::shape::Shape;
 use super::tools::Tools;
 use super::{App, constraint};
-use crate::grammar::{Form, Grammar};
+use crate::answer::reader::{ReadOptions, opens_thoughts};
+use crate::answer::stop::StopStrings;
+use crate::engine::grammar::{Form, Grammar};
+use crate::engine::sampler::Sampling;
+use crate::engine::sequence::GenerationRequest;
+use crate::engine::token_rules::TokenRules;
 use crate::limits::{PROMPTS_PER_REQUEST_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX};
-use crate::reader::{ReadOptions, opens_thoughts};
-use crate::sampler::Sampling;
-use crate::sequence::GenerationRequest;
-use crate::stop::StopStrings;
-use crate::token_rules::TokenRules;
 
 /// OpenAI's default for `/v1/completions`.
 const COMPLETION_MAX_TOKENS: usize = 16;

@@ -9,10 +9,10 @@ use keyway_wire::openai::Usage;
 use super::answer::usage;
 use super::error::ApiError;
 use super::logprobs::Told;
+use crate::answer::output::TextOutput;
+use crate::answer::reader::Shown;
+use crate::engine::sequence::{Event, FinishReason, Generation};
 use crate::metrics::Outcome;
-use crate::output::TextOutput;
-use crate::reader::Shown;
-use crate::sequence::{Event, FinishReason, Generation};
 
 /// One choice of an answer in the making.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct Running {
     pub(crate) counts_prompt: bool,
     pub(crate) untold: Untold,
     /// Of the prompt, once it is computed, if asked for: its own field, not the text's.
-    pub(crate) prompt_scores: Vec<crate::logprobs::TokenScore>,
+    pub(crate) prompt_scores: Vec<crate::engine::logprobs::TokenScore>,
     pub(crate) cached_tokens: usize,
     pub(crate) has_calls: bool,
 }

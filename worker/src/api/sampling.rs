@@ -5,9 +5,9 @@ use serde_json::Value;
 use super::App;
 use super::error::ApiError;
 use super::params::{Params, kind};
+use crate::engine::sampler::Sampling;
+use crate::engine::token_rules::{Penalties, TokenRules};
 use crate::limits::TOKEN_RULES_MAX;
-use crate::sampler::Sampling;
-use crate::token_rules::{Penalties, TokenRules};
 
 /// OpenAI's range of a logit bias.
 const BIAS_MAX: f64 = 100.0;

@@ -16,8 +16,8 @@ use super::error::ApiError;
 use super::request::{Call, Endpoint};
 use super::running::{Running, outcome, usage_of};
 use super::{App, Response};
+use crate::answer::reader::Shown;
 use crate::metrics::{Outcome, RequestGuard};
-use crate::reader::Shown;
 
 /// Ends the body of a stream that could not end well.
 #[derive(Debug, thiserror::Error)]

@@ -7,10 +7,10 @@ use http_body_util::{BodyExt as _, Full};
 use serde_json::json;
 
 use super::*;
-use crate::backend::{Backend, CacheGroup, Chunk, StepError};
+use crate::engine::backend::{Backend, CacheGroup, Chunk, StepError};
+use crate::engine::scheduler::StepLimits;
 use crate::engine::{EngineOptions, spawn};
 use crate::metrics::{Metrics, StaticInfo};
-use crate::scheduler::StepLimits;
 
 /// Says "a" a number of times, then breaks; fails while it is told to.
 struct Failing {

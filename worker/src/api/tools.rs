@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use super::params::{Params, kind};
-use crate::answer_format::Function;
+use crate::answer::answer_format::Function;
 
 /// A request's functions.
 #[derive(Debug, Clone)]

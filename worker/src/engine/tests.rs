@@ -15,10 +15,10 @@ use proptest::prelude::*;
 
 use self::remembering::{Remembering, VOCAB};
 use super::*;
-use crate::backend::{CacheGroup, Chunk, StepError};
+use crate::engine::backend::{CacheGroup, Chunk, StepError};
+use crate::engine::sampler::Sampling;
+use crate::engine::sequence::{Event, FinishReason, TokenEvent};
 use crate::metrics::StaticInfo;
-use crate::sampler::Sampling;
-use crate::sequence::{Event, FinishReason, TokenEvent};
 
 const EOS: u32 = 3;
 const SUPPRESSED: u32 = 4;

@@ -10,15 +10,15 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use super::{Engine, EngineOptions};
-use crate::backend::{Draw, Parameters, Rule, RuleList, Rules, StepError};
-use crate::block_manager::CacheChange;
-use crate::grammar::Broken;
+use crate::engine::backend::{Draw, Parameters, Rule, RuleList, Rules, StepError};
+use crate::engine::block_manager::CacheChange;
+use crate::engine::grammar::Broken;
+use crate::engine::logprobs::TokenScore;
+use crate::engine::sampler::{Sampler, Sampling};
+use crate::engine::sequence::{Rank, Sequence};
+use crate::engine::token_rules::RuleState;
 use crate::limits::GPU_RULES_MAX;
-use crate::logprobs::TokenScore;
 use crate::metrics::Metrics;
-use crate::sampler::{Sampler, Sampling};
-use crate::sequence::{Rank, Sequence};
-use crate::token_rules::RuleState;
 
 /// A step that was started.
 #[derive(Debug)]

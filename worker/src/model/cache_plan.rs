@@ -6,7 +6,7 @@
 //! layers decides how many slots there are; a kind with more becomes several groups, the last of them perhaps
 //! with slots to spare.
 
-use crate::backend::CacheGroup;
+use crate::engine::backend::CacheGroup;
 
 /// Where each layer's cache is.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use keyway_kernels::rope::{Pairing, RopeScaling};
 pub(super) use self::raw::{RawConfig, RawRope, RawWindow, TokenIds};
 pub(super) use self::read::{refuse, size};
 use super::{ModelError, families};
-use crate::backend::CacheGroup;
+use crate::engine::backend::CacheGroup;
 
 /// A decoder's shape. Its `Debug` form enters the numerics id: every field that changes a result belongs
 /// here.

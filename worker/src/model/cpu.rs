@@ -12,7 +12,7 @@ use super::decoder::{Buffers, Decoder};
 use super::experts::{ExpertGroup, GroupError, Spread};
 use super::weights::Weights;
 use super::{KvLayout, ModelError};
-use crate::backend::{Backend, CacheGroup, Chunk, StepError};
+use crate::engine::backend::{Backend, CacheGroup, Chunk, StepError};
 
 /// A model and its KV cache on the CPU.
 #[derive(Debug)]

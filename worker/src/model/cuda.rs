@@ -57,7 +57,7 @@ use self::weights::DeviceWeights;
 use super::cache_plan::CachePlan;
 use super::config::{Attention, Config};
 use super::{KvLayout, LoadedModel, ModelError, ModelInfo, Quantize, describe, kv_bytes_per_block_position};
-use crate::backend::{Backend, CacheGroup, Chunk, Draw, StepError, StepOutput};
+use crate::engine::backend::{Backend, CacheGroup, Chunk, Draw, StepError, StepOutput};
 use crate::limits::{
     ATTENTION_PARTIAL_FLOATS_MAX, GPU_LATENT_STEP_TOKENS_MAX, GPU_STEP_TOKENS_MAX, KV_BLOCK_SIZE_MIN,
     SCORED_TOKENS_PER_STEP_MAX,

@@ -15,7 +15,7 @@ use super::config::Config;
 use super::feed_forward::{FeedForwardBuffers, sized};
 use super::mla::LatentBuffers;
 use super::weights::{AttentionWeights, FeedForwardWeights, Weights};
-use crate::backend::Chunk;
+use crate::engine::backend::Chunk;
 
 /// A model that computes.
 #[derive(Debug)]

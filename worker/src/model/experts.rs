@@ -5,6 +5,7 @@
 mod exchange;
 mod group;
 mod note;
+mod options;
 mod rank;
 mod store;
 
@@ -17,6 +18,7 @@ pub(super) use self::exchange::{Exchange, Widest};
 pub(crate) use self::group::{ExpertGroup, GroupError, GroupOptions, Supervisor};
 pub(crate) use self::note::Attention;
 pub(super) use self::note::{Note, Place};
+pub use self::options::ExpertParallelOptions;
 pub(crate) use self::rank::{ExpertRank, RankError};
 pub(crate) use self::store::Store;
 use super::config::{Config, FeedForward, Gate};

@@ -10,7 +10,7 @@ use keyway_kernels::moe::parallel::{note_in, write_note_to};
 use super::experts::{Exchange, ExpertGroup, GroupError, Note, RankError, Spread, Widest};
 use super::step_words::{self, StepWords};
 use super::{CpuBackend, ModelError};
-use crate::backend::Backend;
+use crate::engine::backend::Backend;
 
 /// What one rank's part of a step came to: a row for each chunk that wants one.
 #[derive(Debug, Default)]

@@ -1,7 +1,7 @@
 //! A rank's part of a step in words, for ranks in other processes: every chunk's head, tokens and block tables. What
 //! comes from elsewhere is checked; moving it is `joint.rs`' business.
 
-use crate::backend::{Chunk, NO_BLOCK};
+use crate::engine::backend::{Chunk, NO_BLOCK};
 
 /// Chunks as words, and how many rows they are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use self::sequence::{Pool, Sequence};
 use super::*;
-use crate::backend::{Backend, Chunk};
+use crate::engine::backend::{Backend, Chunk};
 
 const FAMILIES: [&str; 11] = [
     "llama",

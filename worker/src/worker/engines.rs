@@ -8,12 +8,12 @@ use std::thread::JoinHandle;
 use tokio::sync::Notify;
 
 use super::{StartError, WorkerOptions};
-use crate::backend::Backend;
-use crate::data_parallel;
+use crate::engine::backend::Backend;
+use crate::engine::kv_events::{self, BoundAddrs, Layout, Publisher, Recorder};
 use crate::engine::{self, EngineHandle, EngineOptions};
-use crate::kv_events::{self, BoundAddrs, Layout, Publisher, Recorder};
 use crate::metrics::{ExpertMetrics, Metrics, StaticInfo};
 use crate::model::Joint;
+use crate::parallel::data_parallel;
 
 /// Running engines, by data-parallel rank.
 #[derive(Debug)]

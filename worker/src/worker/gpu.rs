@@ -64,11 +64,11 @@ mod present {
     pub(in crate::worker) use keyway_kernels::cuda::gpu::Gpu;
 
     use crate::device::DeviceChoice;
-    use crate::expert_parallel::ExpertParallelOptions;
-    #[cfg(target_os = "linux")]
-    use crate::expert_parallel::OPEN_MAILBOXES;
     use crate::metrics::ExpertMetrics;
+    use crate::model::ExpertParallelOptions;
     use crate::model::{Attention, CudaBackend, KvLayout, LoadedModel, ModelError};
+    #[cfg(target_os = "linux")]
+    use crate::parallel::expert_parallel::OPEN_MAILBOXES;
     use crate::worker::kv_memory::{Place, kv_layout};
     use crate::worker::spread::OnGpu;
     #[cfg(target_os = "linux")]

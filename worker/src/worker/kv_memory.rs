@@ -1,7 +1,7 @@
 //! How much memory the KV cache takes, and what fits into it.
 
 use super::{StartError, WorkerOptions};
-use crate::block_manager::GroupRules;
+use crate::engine::block_manager::GroupRules;
 use crate::limits::{GPU_KV_SHARE, KV_BYTES_DEFAULT};
 use crate::memory;
 use crate::model::{KvLayout, ModelInfo};

@@ -35,12 +35,12 @@ mod linux {
     #[cfg(feature = "cuda")]
     use super::OnGpu;
     use super::{Arc, CpuBackend, ExpertMetrics, KvLayout, LoadedModel, StartError, WorkerOptions};
-    use crate::expert_parallel::{Devices, Hosts, Processes, Ranks};
+    use crate::engine::scheduler::StepLimits;
     use crate::limits::{EXPERT_MESSAGE_BYTES_MAX, SCORED_TOKENS_PER_STEP_MAX};
     #[cfg(feature = "cuda")]
     use crate::model::Quantize;
     use crate::model::{Attention, ExpertGroup, GroupOptions, StepWords, Supervisor};
-    use crate::scheduler::StepLimits;
+    use crate::parallel::expert_parallel::{Devices, Hosts, Processes, Ranks};
     use crate::worker::{blocking, threads};
 
     /// Words of a placement beside its masks, generously.

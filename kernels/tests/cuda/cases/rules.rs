@@ -1,4 +1,4 @@
-//! Rules of rows: each operation in f32 as `worker/src/token_rules.rs` orders them, bit for bit; lists that take tokens are the lists
+//! Rules of rows: each operation in f32 as `worker/src/engine/token_rules.rs` orders them, bit for bit; lists that take tokens are the lists
 //! that were made with them; a mask that leaves nothing else holds alone.
 
 use keyway_kernels::cuda::Slice;

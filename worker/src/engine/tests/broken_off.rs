@@ -2,8 +2,8 @@
 //! request is served.
 
 use super::*;
-use crate::block_manager::CacheChange;
-use crate::kv_events;
+use crate::engine::block_manager::CacheChange;
+use crate::engine::kv_events;
 
 /// [`Remembering`], but for the steps whose numbers `broken` has: these write nothing.
 struct Breaking {

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use self::lists::{Kept, Lists, score};
 use super::*;
-use crate::backend::{Draw, PENDING, Parameters};
-use crate::token_rules::{Penalties, TokenRules};
+use crate::engine::backend::{Draw, PENDING, Parameters};
+use crate::engine::token_rules::{Penalties, TokenRules};
 
 /// Draws from another backend's logits. Runs a step as late as it may: when it is waited for.
 pub(super) struct Drawing<B> {

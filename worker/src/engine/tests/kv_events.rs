@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use super::drawing::Drawing;
 use super::*;
-use crate::block_manager::BlockKey;
-use crate::kv_events::{Follower, channel};
+use crate::engine::block_manager::BlockKey;
+use crate::engine::kv_events::{Follower, channel};
 
 /// Keeps account of which prefixes' KV was written.
 struct Witness {

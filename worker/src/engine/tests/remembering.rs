@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::backend::{Backend, CacheGroup, Chunk, StepError};
+use crate::engine::backend::{Backend, CacheGroup, Chunk, StepError};
 
 pub(super) const VOCAB: usize = 50;
 

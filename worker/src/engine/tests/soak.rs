@@ -9,10 +9,10 @@ use keyway_text::TextModel;
 
 use super::drawing::drawing;
 use super::*;
-use crate::block_manager::witness::{Part, Witness};
-use crate::logprobs::TokenScore;
-use crate::output::TextOutput;
-use crate::token_rules::{Penalties, TokenRules};
+use crate::answer::output::TextOutput;
+use crate::engine::block_manager::witness::{Part, Witness};
+use crate::engine::logprobs::TokenScore;
+use crate::engine::token_rules::{Penalties, TokenRules};
 
 const REQUESTS: usize = 10_000;
 const LIVE_MAX: usize = 24;

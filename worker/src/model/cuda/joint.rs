@@ -13,7 +13,7 @@ use super::rank::{RankSettings, nonsense};
 use super::sharing::{Load, OpenMailboxes, Sharing};
 use super::weights::DeviceFeedForward;
 use super::{CudaBackend, failed};
-use crate::backend::StepOutput;
+use crate::engine::backend::StepOutput;
 use crate::limits::EXPERT_LOAD_MAX;
 use crate::model::experts::{Attention, Exchange, GroupError, Note, RankError};
 use crate::model::joint::{collect_rows, send_rows};

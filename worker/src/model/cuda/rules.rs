@@ -8,7 +8,7 @@ use keyway_kernels::cuda::rules::{RULE_WORDS, RowRules, list, list_words};
 use keyway_kernels::cuda::{Device, DeviceError, Slice};
 
 use super::room::Grown;
-use crate::backend::{Draw, Rules};
+use crate::engine::backend::{Draw, Rules};
 
 // Both are small in tests, so that lists and room come to their ends.
 /// Rules that a list has room for at least, beside those it is made with: so many new ids later it is made anew.

@@ -15,7 +15,7 @@ use super::room::Widths;
 use super::rules::Wanted;
 use super::sharing::Load;
 use super::step::{Fixed, Step};
-use crate::backend::{Backend as _, Chunk, Draw, PENDING, StepError, StepOutput};
+use crate::engine::backend::{Backend as _, Chunk, Draw, PENDING, StepError, StepOutput};
 
 /// A step that was started.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use keyway_kernels::cuda::sample::{NOT_WANTED, PARAMETER_WORDS, TOP};
 use keyway_kernels::rope::Rope;
 
 use super::room::Grown;
-use crate::backend::{CacheGroup, Chunk, Draw, NO_BLOCK, PENDING};
+use crate::engine::backend::{CacheGroup, Chunk, Draw, NO_BLOCK, PENDING};
 use crate::limits::{ATTENTION_PARTIAL_FLOATS_MAX, RECORDED_ROWS_MAX};
 
 /// Lists begin at multiples of this many words: vectors are read from some.

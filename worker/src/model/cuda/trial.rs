@@ -6,7 +6,7 @@ use std::ops::Range;
 use keyway_kernels::cuda::Device;
 
 use super::CudaBackend;
-use crate::backend::{Backend as _, Chunk, Draw, Parameters, StepError, StepOutput};
+use crate::engine::backend::{Backend as _, Chunk, Draw, Parameters, StepError, StepOutput};
 
 /// Tokens of the prompt, where the KV cache has room: more than the products for few rows take.
 const PROMPT: usize = 100;

@@ -16,10 +16,10 @@ use keyway_kernels::moe::parallel::{Times, Tokens, write_note};
 use super::note::{Attention, Note, Place};
 use super::store::keep_held;
 use super::{Bank, Exchange, Store};
-#[cfg(feature = "cuda")]
-use crate::expert_parallel::ExpertParallelOptions;
 use crate::limits::EXPERT_LOAD_MAX;
 use crate::metrics::ExpertMetrics;
+#[cfg(feature = "cuda")]
+use crate::model::ExpertParallelOptions;
 use crate::model::feed_forward::Inner;
 use crate::model::weights::Weights;
 use crate::model::{ModelError, ModelSource, Quantize};

@@ -11,13 +11,13 @@ use super::experts::{
 };
 use super::invariance::{side_by_side, tokens};
 use super::*;
-use crate::data_parallel::{RankBackend, backends};
+use crate::engine::sampler::Sampling;
+use crate::engine::scheduler::StepLimits;
+use crate::engine::sequence::{Event, Generation, GenerationRequest};
 use crate::engine::{EngineHandle, EngineOptions, spawn};
 use crate::metrics::{Metrics, StaticInfo};
 use crate::model::experts::GroupOptions;
-use crate::sampler::Sampling;
-use crate::scheduler::StepLimits;
-use crate::sequence::{Event, Generation, GenerationRequest};
+use crate::parallel::data_parallel::{RankBackend, backends};
 
 /// Every rank's backend.
 fn joined(source: &ModelSource, threads: Threads, options: GroupOptions) -> Vec<RankBackend> {

@@ -15,7 +15,7 @@ use keyway_kernels::fabric::{Cause, Fabric, FabricError, Local, Phase, Tcp};
 
 use super::invariance::{side_by_side, tokens};
 use super::*;
-use crate::backend::StepError;
+use crate::engine::backend::StepError;
 use crate::metrics::ExpertMetrics;
 use crate::model::experts::{ExpertGroup, ExpertRank, GroupOptions, Supervisor};
 

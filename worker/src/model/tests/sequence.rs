@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::*;
-use crate::backend::NO_BLOCK;
+use crate::engine::backend::NO_BLOCK;
 
 /// Free blocks.
 pub(super) struct Pool(VecDeque<u32>);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::backend::{Parameters, Rule, Rules, Score};
+use crate::engine::backend::{Parameters, Rule, Rules, Score};
 
 /// How a row is drawn, kept until its step runs.
 pub(super) struct Kept {

@@ -8,12 +8,12 @@ use keyway_text::Tokenizer;
 
 use super::generating::{Event, engine_over, heard};
 use super::*;
-use crate::backend::{CacheGroup, Parameters, StepError};
-use crate::grammar::{Form, GrammarCompiler};
-use crate::sampler::{Sampler, Sampling};
-use crate::scheduler::StepLimits;
-use crate::sequence::GenerationRequest;
-use crate::token_rules::{Penalties, TokenRules};
+use crate::engine::backend::{CacheGroup, Parameters, StepError};
+use crate::engine::grammar::{Form, GrammarCompiler};
+use crate::engine::sampler::{Sampler, Sampling};
+use crate::engine::scheduler::StepLimits;
+use crate::engine::sequence::GenerationRequest;
+use crate::engine::token_rules::{Penalties, TokenRules};
 
 /// Ties, both zeros, numbers next to each other, what never comes and what is no number.
 fn logits(rows: usize, vocabulary: usize) -> Vec<f32> {

@@ -4,12 +4,12 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use super::*;
+use crate::engine::logprobs::TokenScore;
+use crate::engine::sampler::Sampling;
+use crate::engine::scheduler::StepLimits;
+use crate::engine::sequence::{self, FinishReason, Generation, GenerationRequest};
 use crate::engine::{self, EngineOptions, Spawned};
-use crate::logprobs::TokenScore;
 use crate::metrics::{Metrics, StaticInfo};
-use crate::sampler::Sampling;
-use crate::scheduler::StepLimits;
-use crate::sequence::{self, FinishReason, Generation, GenerationRequest};
 
 /// Prompts with a common beginning and without, greedy and drawn.
 fn requests() -> Vec<GenerationRequest> {

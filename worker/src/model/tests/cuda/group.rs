@@ -12,14 +12,14 @@ use super::generating::{Event, engine_over, heard};
 use super::shared_device::{Fails, OPEN, SharedDevice};
 use super::sharing::{generate, with_experts};
 use super::*;
-use crate::data_parallel;
+use crate::engine::sampler::Sampling;
+use crate::engine::scheduler::StepLimits;
+use crate::engine::sequence::GenerationRequest;
+use crate::engine::token_rules::{Penalties, TokenRules};
 use crate::metrics::ExpertMetrics;
 use crate::model::cuda::{CudaRank, RankSettings};
 use crate::model::experts::{ExpertGroup, GroupOptions, Store, Supervisor};
-use crate::sampler::Sampling;
-use crate::scheduler::StepLimits;
-use crate::sequence::GenerationRequest;
-use crate::token_rules::{Penalties, TokenRules};
+use crate::parallel::data_parallel;
 
 const LAYOUT: KvLayout = KvLayout { block_size: 16, num_blocks: 64 };
 /// For what must come.

@@ -6,7 +6,7 @@ use keyway_kernels::cuda::gpu::Gpu;
 use super::generating::said_by;
 use super::stand_in::StandIn;
 use super::*;
-use crate::scheduler::StepLimits;
+use crate::engine::scheduler::StepLimits;
 
 #[test]
 fn what_a_gpu_says_is_what_the_emulator_says() {

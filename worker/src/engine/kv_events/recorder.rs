@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use prometheus::IntCounter;
 use tokio::sync::Notify;
 
-use crate::block_manager::CacheChange;
+use crate::engine::block_manager::CacheChange;
 use crate::limits::kv_events_pending_max;
 
 /// What changed in one step of the engine.

@@ -3,8 +3,8 @@
 
 use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvEvent, MEDIUM_GPU};
 
-use crate::backend::CacheGroup;
-use crate::block_manager::CacheChange;
+use crate::engine::backend::CacheGroup;
+use crate::engine::block_manager::CacheChange;
 
 /// What all events of a worker have in common.
 #[derive(Debug, Clone)]

@@ -50,7 +50,7 @@ pub(crate) use self::lookup::Lookup;
 use self::prefix_hash::{HashIsKey, PrefixHash, PrefixHasher};
 pub(crate) use self::table::BlockTable;
 use self::table::GroupTable;
-use crate::backend::NO_BLOCK;
+use crate::engine::backend::NO_BLOCK;
 
 /// Number of a block in the backend's KV cache.
 pub(crate) type BlockId = u32;

@@ -2,9 +2,9 @@
 
 use keyway_text::{TextError, TextModel};
 
-use crate::reader::{ReadOptions, Reader, Shown};
-use crate::sequence::{FinishReason, TokenEvent};
-use crate::stop::{StopMatcher, StopStrings};
+use crate::answer::reader::{ReadOptions, Reader, Shown};
+use crate::answer::stop::{StopMatcher, StopStrings};
+use crate::engine::sequence::{FinishReason, TokenEvent};
 
 /// Why an output cannot be resumed.
 #[derive(Debug, thiserror::Error)]

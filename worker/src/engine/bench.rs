@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
 
-use crate::backend::CacheGroup;
-use crate::block_manager::{BlockManager, GroupRules};
-use crate::sampler::Sampling;
-use crate::scheduler::{Scheduler, StepLimits};
-use crate::sequence::{Generation, GenerationRequest, Sequence};
+use crate::engine::backend::CacheGroup;
+use crate::engine::block_manager::{BlockManager, GroupRules};
+use crate::engine::sampler::Sampling;
+use crate::engine::scheduler::{Scheduler, StepLimits};
+use crate::engine::sequence::{Generation, GenerationRequest, Sequence};
 
 const BLOCK_SIZE: usize = 16;
 

@@ -3,9 +3,10 @@
 
 use keyway_kernels::cuda::gpu::Gpu;
 
-use super::{ExpertParallelOptions, OPEN_MAILBOXES, Processes, RankGroup, RankOptions, Ranks, serve_on_gpu};
+use super::{OPEN_MAILBOXES, Processes, RankGroup, RankOptions, Ranks, serve_on_gpu};
 use crate::device::DeviceChoice;
 use crate::metrics::ExpertMetrics;
+use crate::model::ExpertParallelOptions;
 use crate::model::{
     CudaBackend, ExpertGroup, GroupOptions, KvLayout, LoadedModel, ModelSource, Quantize, Store,
 };

@@ -1,7 +1,7 @@
 //! The blocks one sequence holds: one table per cache group. Data only; the block manager moves it.
 
 use super::BlockId;
-use crate::backend::NO_BLOCK;
+use crate::engine::backend::NO_BLOCK;
 
 /// The blocks one sequence holds. Empty by default, as for a sequence that waits.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::BlockTable;
-use crate::backend::CacheGroup;
+use crate::engine::backend::CacheGroup;
 
 #[derive(Debug)]
 pub(crate) struct Witness {

@@ -6,7 +6,7 @@ use keyway_text::{HarmonyTokens, TextModel};
 use proptest::prelude::*;
 
 use super::*;
-use crate::answer_format::{AnswerFormat, CallFormat, Function};
+use crate::answer::answer_format::{AnswerFormat, CallFormat, Function};
 
 fn output(stops: &[String]) -> TextOutput {
     TextOutput::new(&TextModel::builtin(), &[104, 105], stops.to_vec()).unwrap()

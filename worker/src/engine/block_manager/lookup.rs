@@ -2,7 +2,7 @@
 //! found, so asking for every sequence in every step is cheap. Takes no blocks: that is `BlockManager::admit`'s.
 
 use super::{BlockId, BlockManager, PrefixHash};
-use crate::backend::NO_BLOCK;
+use crate::engine::backend::NO_BLOCK;
 
 /// What was found of one prompt when it was last looked up.
 #[derive(Debug, Clone, Default)]

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::witness::{Part, Witness};
 use super::*;
-use crate::backend::CacheGroup::{self, Full, MlaLatent, SlidingWindow};
+use crate::engine::backend::CacheGroup::{self, Full, MlaLatent, SlidingWindow};
 
 const BLOCK: usize = 4;
 

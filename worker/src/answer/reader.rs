@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use keyway_text::{Decoder, HarmonyChannel, HarmonyParser, HarmonyPiece, TextError, TextModel};
 
-use crate::answer_format::{
+use crate::answer::answer_format::{
     AnswerFormat, CallDelta, CallFormat, CallReader, Formats, Found, Function, ReasoningFormat, ThinkSplitter,
 };
 
@@ -244,7 +244,7 @@ fn sorted(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::tests::gpt_oss;
+    use crate::answer::output::tests::gpt_oss;
 
     fn read(answer: &str, options: &ReadOptions) -> Shown {
         let text = gpt_oss();

@@ -2,7 +2,7 @@
 //! in debug builds, whenever the engine falls idle.
 
 use super::{BlockId, BlockManager, BlockTable, Role};
-use crate::backend::NO_BLOCK;
+use crate::engine::backend::NO_BLOCK;
 
 impl BlockManager {
     /// Compares everything with `tables`, which are all tables in use, each with the number of its computed

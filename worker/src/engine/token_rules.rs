@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use crate::backend::Rule;
+use crate::engine::backend::Rule;
 
 /// A request's wishes about single tokens.
 #[derive(Debug, Clone, PartialEq)]

@@ -15,10 +15,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::backend::Chunk;
-use crate::block_manager::{BlockId, BlockManager, BlockTable, CacheChange, Lookup};
+use crate::engine::backend::Chunk;
+use crate::engine::block_manager::{BlockId, BlockManager, BlockTable, CacheChange, Lookup};
+use crate::engine::sequence::{Rank, Sequence};
 use crate::limits::SCORED_TOKENS_PER_STEP_MAX;
-use crate::sequence::{Rank, Sequence};
 
 /// What bounds one step.
 #[derive(Debug, Clone, Copy)]

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, CacheGroup, Chunk, StepError};
+use crate::engine::backend::{Backend, CacheGroup, Chunk, StepError};
 use crate::metrics::ExpertMetrics;
 use crate::model::{Joint, JointError, RankOutput, StepWords};
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::block_manager::{BlockKey, CacheChange};
+use crate::engine::block_manager::{BlockKey, CacheChange};
 
 /// The resident blocks. As large as the cache has blocks, each with its tokens.
 #[derive(Debug, Default)]

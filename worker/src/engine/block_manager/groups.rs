@@ -1,6 +1,6 @@
 //! Which positions each cache group keeps, and how many blocks a sequence therefore needs. Arithmetic only.
 
-use crate::backend::CacheGroup;
+use crate::engine::backend::CacheGroup;
 
 /// The groups of a backend, as far as blocks go.
 ///

@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::engine::sequence::{Generation, GenerationRequest};
 use crate::engine::{EngineHandle, SubmitError};
-use crate::sequence::{Generation, GenerationRequest};
 
 /// The engines of a worker, by data-parallel rank; at least one.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use keyway_wire::kv_event::{EventBatch, KvEvent, WireFormat};
 use super::event::Layout;
 use super::mirror::Mirror;
 use super::recorder::Step;
-use crate::block_manager::CacheChange;
+use crate::engine::block_manager::CacheChange;
 use crate::limits::{KV_REPLAY_BATCHES_MAX, KV_REPLAY_BYTES_MAX, KV_SNAPSHOT_BLOCKS_PER_BATCH};
 
 /// An encoded batch and its number.

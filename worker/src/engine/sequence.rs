@@ -8,12 +8,12 @@ use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::backend::PENDING;
-use crate::block_manager::{BlockTable, Lookup};
-use crate::grammar::{Broken, Grammar, Next};
-use crate::logprobs::TokenScore;
-use crate::sampler::Sampling;
-use crate::token_rules::{RuleState, TokenRules};
+use crate::engine::backend::PENDING;
+use crate::engine::block_manager::{BlockTable, Lookup};
+use crate::engine::grammar::{Broken, Grammar, Next};
+use crate::engine::logprobs::TokenScore;
+use crate::engine::sampler::Sampling;
+use crate::engine::token_rules::{RuleState, TokenRules};
 
 /// What a client asks of the engine, in token ids.
 #[derive(Debug, Clone)]

@@ -7,7 +7,7 @@ use keyway_wire::kv_event::EngineHash;
 use proptest::prelude::*;
 
 use super::*;
-use crate::backend::CacheGroup;
+use crate::engine::backend::CacheGroup;
 
 fn log() -> Log {
     let groups = vec![CacheGroup::Full, CacheGroup::SlidingWindow { window: 128 }];

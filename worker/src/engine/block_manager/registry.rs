@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{
     Block, BlockId, BlockManager, BlockTable, CacheChange, FreeList, PrefixHash, Registration, Role,
 };
-use crate::backend::NO_BLOCK;
+use crate::engine::backend::NO_BLOCK;
 
 impl BlockManager {
     /// The registered anchors that `tokens` begin with, never all of its tokens.

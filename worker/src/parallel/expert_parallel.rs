@@ -10,48 +10,12 @@ mod hosts;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod synthetic;
 
-use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::device::DeviceChoice;
 use crate::model::{ModelSource, Quantize};
-
-/// How a model's experts are spread over processes.
-#[derive(Debug, Clone)]
-pub struct ExpertParallelOptions {
-    /// How many processes there are, this one included; 1: no others.
-    pub size: usize,
-    /// How long a process may take for its part of an exchange.
-    pub deadline: Duration,
-    /// How often a step that failed is run again, by a group that was started again, before its requests fail.
-    pub retries: usize,
-    /// Experts that each process holds beyond its share: further copies of those that serve the most tokens.
-    pub redundant_experts: usize,
-    /// Instead of processes of this machine: where each rank listens, this process first. The others are started by
-    /// somebody else; `size` is their number.
-    pub hosts: Vec<SocketAddr>,
-    /// Whether each of them runs attention too, for requests of its own: as many engines as processes.
-    pub data_parallel_attention: bool,
-    /// The program that is a rank, and its first arguments: this program itself, and its subcommand.
-    pub rank_command: Vec<OsString>,
-}
-
-impl Default for ExpertParallelOptions {
-    fn default() -> Self {
-        Self {
-            size: 1,
-            deadline: Duration::from_secs(10),
-            retries: 2,
-            redundant_experts: 0,
-            hosts: Vec::new(),
-            data_parallel_attention: false,
-            // Not its path: a file that was replaced meanwhile would be another version.
-            rank_command: vec!["/proc/self/exe".into(), "expert-rank".into()],
-        }
-    }
-}
 
 /// What a rank is told when it is started.
 #[derive(Debug, Clone)]
@@ -116,7 +80,8 @@ mod linux {
     use keyway_kernels::fabric::{Alarm, Fabric, Shm};
     use tokio::signal::unix::{SignalKind, signal};
 
-    use super::{DeviceChoice, ExpertParallelOptions, ModelSource, Quantize, RankGroup, RankOptions, hosts};
+    use super::{DeviceChoice, ModelSource, Quantize, RankGroup, RankOptions, hosts};
+    use crate::model::ExpertParallelOptions;
     #[cfg(feature = "cuda")]
     use crate::model::{CudaRank, LoadedModel, OpenMailboxes, RankSettings, Store, WholeModel};
     use crate::model::{ExpertRank, Supervisor};
