@@ -3,17 +3,20 @@
 use clap::{Args as ClapArgs, Parser, Subcommand};
 
 use crate::{
+    args::simulate::SimulateArgs,
     mock::{self, args::MockArgs},
-    simulate::{self, args::SimulateArgs},
     units::{self, Span},
 };
 
 pub mod calibrate;
 pub mod compare;
+pub mod contender;
+pub mod gate;
 pub mod other_tools;
 pub mod report;
 pub mod run;
 pub mod search;
+pub mod simulate;
 pub mod trace;
 
 use calibrate::CalibrateArgs;
@@ -66,7 +69,7 @@ pub enum Command {
     #[command(after_help = mock::args::EXAMPLES)]
     Mock(Box<MockArgs>),
     /// Replay a trace on a simulated fleet in virtual time: compare policies, find how many workers an SLO needs
-    #[command(after_help = simulate::args::EXAMPLES)]
+    #[command(after_help = simulate::EXAMPLES)]
     Simulate(Box<SimulateArgs>),
     /// Look at traces, convert them, make them
     Trace {

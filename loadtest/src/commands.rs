@@ -10,7 +10,7 @@ use crate::{
     error::Error,
     export, mock, run, search, simulate,
     stdout::print,
-    sweep, trace,
+    sweep, trace_commands,
 };
 
 /// Does what the command line says; gives the exit code.
@@ -25,7 +25,7 @@ pub fn dispatch(args: Args) -> Result<ExitCode, Error> {
         Command::Calibrate(args) => calibrate::run(&args),
         Command::Mock(args) => mock::run(&args),
         Command::Simulate(args) => simulate::run(&args),
-        Command::Trace { command } => trace::commands::run(&command),
+        Command::Trace { command } => trace_commands::run(&command),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "keyway-loadtest", &mut script);

@@ -2,7 +2,6 @@
 //! runs of different workloads. Measures nothing.
 
 pub mod bootstrap;
-pub mod gate;
 pub mod page;
 
 use std::{
@@ -15,11 +14,8 @@ use std::{
 use serde::Serialize;
 
 use crate::{
-    args::compare::CompareArgs,
-    compare::{
-        bootstrap::{Runs, Stat},
-        gate::Gate,
-    },
+    args::{compare::CompareArgs, gate::Gate},
+    compare::bootstrap::{Runs, Stat},
     error::{EXIT_GATE, EXIT_INVALID, Error},
     output,
     report::{FORMAT, Report, Status},

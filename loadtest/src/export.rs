@@ -2,36 +2,22 @@
 
 use std::process::ExitCode;
 
-use clap::ValueEnum;
-
-use crate::{args::report::ReportArgs, compare, error::Error, output, report::Report, stdout};
+use crate::{
+    args::report::{Format, ReportArgs},
+    compare,
+    error::Error,
+    output,
+    report::Report,
+    stdout,
+};
 
 pub mod aiperf;
 pub mod csv;
 pub mod html;
 pub mod markdown;
-pub mod page;
 pub mod plots;
-pub mod svg;
 pub mod table;
 pub mod vllm;
-
-/// Shapes of a report.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// The table that `run` prints.
-    Text,
-    /// One page with plots, without anything from elsewhere.
-    Html,
-    /// Tables for a pull request or a wiki.
-    Md,
-    /// One line a figure: metric,statistic,unit,value.
-    Csv,
-    /// The JSON of `vllm bench serve`; times from the real sending, as there.
-    Vllm,
-    /// The JSON of AIPerf's profile export; times from the real sending, as there.
-    Aiperf,
-}
 
 /// Reads, converts, prints or writes.
 pub fn run(args: &ReportArgs) -> Result<ExitCode, Error> {
@@ -58,6 +44,8 @@ pub fn render(report: &Report, format: Format) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use clap::ValueEnum as _;
+
     use super::*;
     use crate::{
         client::{
@@ -66,7 +54,7 @@ pub(crate) mod tests {
         },
         config::Config,
         report::{Facts, Workload},
-        stats::tally::Tally,
+        tally::Tally,
     };
 
     /// Two hundred answers and one failure whose message is hostile.

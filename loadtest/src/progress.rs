@@ -9,7 +9,7 @@ use std::{
 };
 
 use self::screen::Screen;
-use crate::stats::tally::Tally;
+use crate::tally::Tally;
 
 /// How to show progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -11,12 +11,8 @@ use crate::{
     error, limits,
     scrape::Scraped,
     slo::Goodput,
-    stats::{
-        Summary,
-        samples::Columns,
-        series::SeriesReport,
-        tally::{FailureRow, Tally, Tokens, View, WorkerRow},
-    },
+    stats::{Summary, samples::Columns, series::SeriesReport},
+    tally::{FailureRow, Tally, Tokens, View, WorkerRow},
 };
 
 /// Name and version of the report's shape.

@@ -35,8 +35,8 @@ use crate::{
     report::{Facts, Report, Workload},
     scrape::Scrapers,
     slo::Keeper,
-    stats::tally::Tally,
     stdout,
+    tally::Tally,
     workload::{
         self,
         body::{Bodies, Fields},

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use crate::{
     limits,
+    random::splitmix,
     schedule::{
         arrivals::{Arrival, arrivals},
         rate::RateShape,
     },
     trace::Trace,
     units::Span,
-    workload::prompt::splitmix,
 };
 
 /// One request's turn.

@@ -3,7 +3,6 @@
 //!
 //! Next: `simulate/fleet.rs`, the run itself.
 
-pub mod args;
 mod contender;
 mod find;
 mod fleet;
@@ -21,22 +20,19 @@ use std::process::ExitCode;
 
 use keyway_core::Policy;
 
-use self::{
-    args::SimulateArgs,
-    fleet::{FleetSetup, Workload, replay},
-};
+use self::fleet::{FleetSetup, Workload, replay};
 pub use self::{
-    contender::Contender,
     outcome::Figures,
     report::{Found, Report},
 };
 use crate::{
+    args::{contender::Contender, simulate::SimulateArgs},
     engine_model::Nanos,
     error::Error,
     oracle::Oracle,
     schedule::{self, Due, Pace, Timing},
-    stdout,
-    trace::{Trace, info as trace_info},
+    stdout, sums,
+    trace::Trace,
     workload::scale::Scale,
 };
 
@@ -127,7 +123,7 @@ fn report(
     found: Vec<Found>,
 ) -> Report {
     let Workload { trace, schedule, scale, copies, copy_ns, seed, slo } = workload;
-    let sums = trace_info::sums(trace, schedule, *scale);
+    let sums = sums::sums(trace, schedule, *scale);
     let requests = schedule.len() as u64 * copies;
     let mut oracle = Oracle::new(scale.block_tokens(), None);
     let possible: u64 =

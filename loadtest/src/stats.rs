@@ -4,7 +4,6 @@
 pub mod hdr;
 pub mod samples;
 pub mod series;
-pub mod tally;
 
 use std::collections::BTreeMap;
 

@@ -1,17 +1,10 @@
 //! Reads a request trace, in any of the formats of `formats.rs` and `weka.rs`. Scales and schedules nothing.
 //!
 //! Each row is a whole prompt, never a delta. Ids are prefix hashes: an id stands for its block and all before it.
-//! The commands `trace …` are `info.rs`, `validate.rs`, `convert.rs`, `synth.rs` (with `multiply.rs`) and `oracle.rs`.
+//! The commands `trace …` are in `trace_commands.rs`.
 
-pub mod commands;
-pub mod convert;
 pub mod formats;
-pub mod info;
-mod multiply;
-pub mod oracle;
-pub mod synth;
-pub mod validate;
-mod weka;
+pub(crate) mod weka;
 
 use std::{
     fs::File,
@@ -136,26 +129,26 @@ impl Trace {
 type Numbered = (usize, Result<Row, String>);
 
 /// The rows of a file of lines, one after the other.
-struct Lines {
+pub(crate) struct Lines {
     path: PathBuf,
     reader: BufReader<File>,
     text: String,
     line: usize,
     /// Known from the first line on.
-    format: Option<Format>,
+    pub(crate) format: Option<Format>,
 }
 
 // === impl Lines ===
 
 impl Lines {
-    fn open(path: &Path) -> Result<Self, TraceError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, TraceError> {
         let file = File::open(path).map_err(|source| TraceError::Io { path: path.to_owned(), source })?;
         let (path, reader) = (path.to_owned(), BufReader::new(file));
         Ok(Self { path, reader, text: String::new(), line: 0, format: None })
     }
 
     /// The next line that is neither empty nor a header: its number, and what it says.
-    fn next_row(&mut self) -> Result<Option<Numbered>, TraceError> {
+    pub(crate) fn next_row(&mut self) -> Result<Option<Numbered>, TraceError> {
         loop {
             self.text.clear();
             let read = self.reader.read_line(&mut self.text);
@@ -178,13 +171,13 @@ impl Lines {
         }
     }
 
-    fn block_tokens(&self) -> u32 {
+    pub(crate) fn block_tokens(&self) -> u32 {
         self.format.as_ref().map_or(BLOCK_TOKENS, Format::block_tokens)
     }
 }
 
 /// What must hold in every format.
-fn checked(row: Row, block_tokens: u32, last_ms: u64) -> Result<Row, String> {
+pub(crate) fn checked(row: Row, block_tokens: u32, last_ms: u64) -> Result<Row, String> {
     let blocks_max = row.input_tokens.div_ceil(block_tokens) as usize;
     if row.input_tokens == 0 {
         return Err("input_length is 0: a prompt has at least one token".into());

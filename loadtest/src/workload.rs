@@ -5,16 +5,15 @@ pub mod body;
 pub mod conversation;
 pub mod dist;
 pub mod prompt;
-pub mod random;
 pub mod scale;
 pub mod synthetic;
 pub mod texts;
 
 use crate::{
+    random::{Purpose, Rng},
     trace::Trace,
     workload::{
         dist::Tokens,
-        random::{Purpose, Rng},
         scale::{Block, Scale},
         synthetic::Synthetic,
         texts::{Answer, Said, Texts},

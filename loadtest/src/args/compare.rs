@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueHint};
 
-use crate::compare::gate::Gate;
+use crate::args::gate::Gate;
 
 /// Shown under `compare --help`.
 pub const EXAMPLES: &str = "\

@@ -2,9 +2,24 @@
 
 use std::path::PathBuf;
 
-use clap::{Args as ClapArgs, ValueHint};
+use clap::{Args as ClapArgs, ValueEnum, ValueHint};
 
-use crate::export::Format;
+/// Shapes of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// The table that `run` prints.
+    Text,
+    /// One page with plots, without anything from elsewhere.
+    Html,
+    /// Tables for a pull request or a wiki.
+    Md,
+    /// One line a figure: metric,statistic,unit,value.
+    Csv,
+    /// The JSON of `vllm bench serve`; times from the real sending, as there.
+    Vllm,
+    /// The JSON of AIPerf's profile export; times from the real sending, as there.
+    Aiperf,
+}
 
 /// Options of `report`.
 #[derive(Debug, ClapArgs)]

@@ -2,13 +2,24 @@
 
 use std::path::PathBuf;
 
-use clap::{Args as ClapArgs, Subcommand, ValueHint};
+use clap::{Args as ClapArgs, Subcommand, ValueEnum, ValueHint};
 
 use super::{
     SliceArgs,
     run::{ScheduleArgs, WorkloadArgs},
 };
-use crate::{trace::convert::Target, units};
+use crate::units;
+
+/// Formats that can be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Target {
+    /// Mooncake's JSON lines: milliseconds, ids of 512 tokens.
+    Mooncake,
+    /// Bailian's JSON lines: seconds, ids of 16 tokens.
+    Bailian,
+    /// JSON lines for `vllm bench serve --dataset-name timed_trace`: seconds, ids of 16 tokens.
+    VllmTimed,
+}
 
 /// The commands for traces.
 #[derive(Debug, Subcommand)]

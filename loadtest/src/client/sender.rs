@@ -28,7 +28,7 @@ use crate::{
     },
     oracle::{Oracle, Reusable},
     schedule::{Due, pacer::Pacer},
-    trace::info::{Adder, Sums},
+    sums::{Adder, Sums},
     workload::{
         Workload,
         body::Bodies,

@@ -10,7 +10,7 @@
 //! Block length: Politis and White, "Automatic block-length selection for the dependent bootstrap", Econometric
 //! Reviews 23(1), 2004, with the correction of Patton, Politis and White, 2009.
 
-use crate::workload::random::{Purpose, Rng};
+use crate::random::{Purpose, Rng};
 
 /// Resamples: the smallest p that can be told from 0 is 2/4000, a fifth of 5 % over 20 figures.
 pub const RESAMPLES: usize = 4000;

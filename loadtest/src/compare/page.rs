@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{Comparison, Row, Verdict};
 use crate::{
-    export::{page, svg::escape},
+    draw::{page, svg::escape},
     report::Report,
 };
 

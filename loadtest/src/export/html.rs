@@ -3,9 +3,12 @@
 
 use std::fmt::Write as _;
 
-use super::{csv::times, page, plots};
+use super::{csv::times, plots};
 use crate::{
-    export::svg::{escape, short},
+    draw::{
+        page,
+        svg::{escape, short},
+    },
     report::{Report, Status},
     stats::Summary,
 };

@@ -1,7 +1,7 @@
 //! Which plots a report has, and their lines. Draws nothing itself.
 
 use crate::{
-    export::svg::{Axis, Line, Plot, Scale, escape},
+    draw::svg::{Axis, Line, Plot, Scale, escape},
     report::Report,
     scrape::{Metric, Scraped},
     stats::{

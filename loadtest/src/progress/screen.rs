@@ -4,7 +4,10 @@
 use std::{collections::VecDeque, fmt::Write as _};
 
 use super::Status;
-use crate::stats::{Samples, Summary, tally::Tally};
+use crate::{
+    stats::{Samples, Summary},
+    tally::Tally,
+};
 
 /// Enters the alternate screen and hides the cursor.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";

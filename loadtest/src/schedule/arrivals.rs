@@ -4,8 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    random::{Purpose, Rng},
     schedule::rate::RateShape,
-    workload::random::{Purpose, Rng},
 };
 
 /// How the gaps between arrivals vary.

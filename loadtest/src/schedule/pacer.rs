@@ -5,11 +5,9 @@
 use std::{cmp::Reverse, collections::BinaryHeap, collections::VecDeque};
 
 use crate::{
+    random::{Purpose, Rng},
     schedule::Due,
-    workload::{
-        conversation::{self, Conversations},
-        random::{Purpose, Rng},
-    },
+    workload::conversation::{self, Conversations},
 };
 
 /// Which requests a closed loop or users send.

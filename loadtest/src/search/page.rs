@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{ProbeReport, SearchReport};
-use crate::export::{
+use crate::draw::{
     page,
     svg::{Axis, Line, Plot, Scale, escape},
 };

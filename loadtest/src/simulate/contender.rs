@@ -1,14 +1,12 @@
 //! Who routes in a simulation: one of the gateway's own policies, or a formula of another router, written from its
 //! description, to be compared with. The formulas see what the gateway's policies see; none of them lets requests wait.
 
-use std::{fmt, str::FromStr};
-
 use keyway_core::{
     PrefixIndex, fill_matches,
-    pick::{Candidate, Policy, RequestView, Turn},
+    pick::{Candidate, RequestView, Turn},
 };
 
-use crate::workload::prompt::splitmix;
+use crate::{args::contender::Contender, random::splitmix};
 
 /// In-flight requests by which the busiest worker must exceed the idlest, absolutely and as a factor, before affinity is
 /// dropped, and the share of the prompt from which on a match counts: sglang-router's defaults as of 2026.
@@ -16,36 +14,10 @@ const SWITCH_ABS: u64 = 64;
 const SWITCH_REL: f64 = 1.5;
 const SWITCH_MATCH: f64 = 0.3;
 
-/// A way to choose a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Contender {
-    /// The gateway's.
-    Ours(Policy),
-    /// Prefill to come times batch size (arXiv 2603.15202; as Dynamo ships it, prefill under way included).
-    LMetric,
-    /// Prefill blocks to come plus blocks decoded from (ai-dynamo, `docs/components/router`, default weights).
-    Dynamo,
-    /// The longest match, unless load differs too much; then the least load (sglang-router `cache_aware`).
-    Threshold,
-}
-
 /// What a formula knows of a worker besides the candidate: tokens of the prompts under way there.
 pub(super) type Contexts<'a> = &'a [u64];
 
 impl Contender {
-    const PEERS: [(&'static str, Self); 3] =
-        [("lmetric", Self::LMetric), ("dynamo", Self::Dynamo), ("threshold", Self::Threshold)];
-
-    /// Its name on the command line.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ours(policy) => policy.as_str(),
-            Self::LMetric => "lmetric",
-            Self::Dynamo => "dynamo",
-            Self::Threshold => "threshold",
-        }
-    }
-
     /// The worker that a formula chooses, by its place among the candidates; `None` for the gateway's own policies, and
     /// without candidates.
     pub(super) fn choose(
@@ -95,26 +67,6 @@ fn least(among: impl Iterator<Item = usize>, cost: impl Fn(usize) -> f64, turn: 
     keyed.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(.., i)| i)
 }
 
-impl fmt::Display for Contender {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
-impl FromStr for Contender {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        if let Some((_, peer)) = Self::PEERS.iter().find(|(known, _)| *known == name) {
-            return Ok(*peer);
-        }
-        let names = Self::PEERS.map(|(known, _)| known).join(", ");
-        name.parse().map(Self::Ours).map_err(|unknown: keyway_core::UnknownPolicy| {
-            format!("{unknown}, or of {names} to compare with")
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use keyway_core::{LoadSnapshot, PaceSnapshot, WorkerId};
@@ -156,15 +108,5 @@ mod tests {
         // A difference of 64 is none yet, one more drops affinity.
         assert_eq!(choose("threshold", [64, 0, 0], [0; 3], [0; 3]), 0);
         assert_eq!(choose("threshold", [65, 1, 0], [0; 3], [0; 3]), 2);
-    }
-
-    #[test]
-    fn names_read_back_and_unknown_ones_list_all() {
-        for (name, peer) in Contender::PEERS {
-            assert_eq!((name.parse(), peer.as_str()), (Ok(peer), name));
-        }
-        assert_eq!("keyway".parse(), Ok(Contender::Ours(Policy::Prefix)));
-        let error = "best".parse::<Contender>().unwrap_err();
-        assert!(error.contains("chwbl") && error.contains("lmetric"), "{error}");
     }
 }

@@ -7,18 +7,19 @@ use keyway_core::{OwnLoad, RoomRules, WaitingRoom, index::Placement, pace::Waiti
 use keyway_wire::block_hash::BlockHash;
 
 use super::{
-    contender::Contender,
     gateway::Gateway,
     outcome::Outcome,
     routing::{Arrival, Clerk},
     ticker::Ticker,
 };
 use crate::{
+    args::contender::Contender,
     engine_model::{Change, Engine, Listener, Nanos, Profile, RequestId, Submission, Token},
+    random::splitmix,
     schedule::Due,
     slo::{Metric, Slo},
     trace::Trace,
-    workload::{prompt::splitmix, scale::Scale},
+    workload::scale::Scale,
 };
 
 /// What is replayed, whatever the fleet.

@@ -11,11 +11,10 @@ use keyway_core::{
 use keyway_wire::block_hash::BlockHash;
 
 use super::{
-    contender::Contender,
     fleet::{FleetSetup, Run, Workload},
     prompts,
 };
-use crate::{engine_model::Nanos, workload::prompt::splitmix};
+use crate::{args::contender::Contender, engine_model::Nanos, random::splitmix};
 
 /// A request before it is sent.
 #[derive(Debug)]

@@ -4,7 +4,8 @@ use std::io::Write as _;
 
 use clap::Parser;
 
-use super::{Report, args::SimulateArgs, simulate};
+use super::{Report, simulate};
+use crate::args::simulate::SimulateArgs;
 
 #[derive(Parser)]
 struct Command {

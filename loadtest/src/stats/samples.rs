@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{client::record::Record, limits, stats::hdr, workload::prompt::splitmix};
+use crate::{client::record::Record, limits, random::splitmix, stats::hdr};
 
 /// Buckets for each doubling of a time between tokens, as an exponent: within 0.4 %.
 pub const ITL_HALF_MAGNITUDE: u32 = 7;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{Point, SweepReport};
 use crate::{
-    export::{
+    draw::{
         page,
         svg::{Axis, Line, Plot, Scale, escape, short},
     },

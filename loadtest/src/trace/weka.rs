@@ -12,7 +12,7 @@ use std::{
 use serde::Deserialize;
 
 use super::{Row, Trace, TraceError, checked};
-use crate::{limits, workload::prompt::splitmix};
+use crate::{limits, random::splitmix};
 
 /// Tokens of a block where the session does not say.
 const BLOCK_TOKENS: u32 = 64;
@@ -46,7 +46,7 @@ fn default_block() -> u32 {
 }
 
 /// Whether `path` is a folder, or a file that begins as a session does.
-pub(super) fn is_weka(path: &Path) -> bool {
+pub(crate) fn is_weka(path: &Path) -> bool {
     let head = || -> std::io::Result<Vec<u8>> {
         use std::io::Read as _;
         let mut head = Vec::new();
@@ -63,7 +63,7 @@ pub(super) fn is_weka(path: &Path) -> bool {
 }
 
 /// Reads the sessions of `path`.
-pub(super) fn load(path: &Path) -> Result<Trace, TraceError> {
+pub(crate) fn load(path: &Path) -> Result<Trace, TraceError> {
     let sessions = files(path)?.iter().map(|file| read(file)).collect::<Result<Vec<_>, _>>()?;
     let sessions: Vec<Session> = sessions.into_iter().flatten().collect();
     let broken = |reason: String| TraceError::Line { path: path.into(), line: 1, reason };

@@ -3,11 +3,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::workload::{
-    dist::{Seconds, Tokens},
+use crate::{
     random::{Purpose, Rng},
-    scale::Block,
-    synthetic,
+    workload::{
+        dist::{Seconds, Tokens},
+        scale::Block,
+        synthetic,
+    },
 };
 
 /// Turns that the numbers of requests leave room for.

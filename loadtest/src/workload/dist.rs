@@ -3,7 +3,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use crate::{limits, units, workload::random::Rng};
+use crate::{limits, random::Rng, units};
 
 /// A distribution over positive numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -136,7 +136,7 @@ fn write_dist(dist: Dist, unit: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::random::Purpose;
+    use crate::random::Purpose;
 
     #[test]
     fn what_people_write() {

@@ -4,6 +4,8 @@
 //!
 //! A block's text is a space, a word that spells the id, and words drawn from a generator seeded by both.
 
+use crate::random::splitmix;
+
 /// 128 common words, so that seven random bits choose one.
 #[rustfmt::skip]
 const WORDS: [&str; 128] = [
@@ -72,14 +74,6 @@ fn spell(mut value: u32, out: &mut Vec<u8>) {
         out.push(b'a' + (value % 26) as u8);
         value /= 26;
     }
-}
-
-/// One step of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), also used as a 64-bit mixer.
-pub fn splitmix(state: u64) -> u64 {
-    let mut z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -3,13 +3,8 @@
 
 use crate::{
     limits,
-    workload::{
-        Ask, conversation,
-        dist::Tokens,
-        random::{Purpose, Rng},
-        scale::Block,
-        unshared_id,
-    },
+    random::{Purpose, Rng},
+    workload::{Ask, conversation, dist::Tokens, scale::Block, unshared_id},
 };
 
 /// Tokens of a block: vLLM's default KV block. It decides only where the reference caches cut prompts.

@@ -4,9 +4,8 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueHint};
 
-use super::Contender;
 use crate::{
-    args::SliceArgs,
+    args::{SliceArgs, contender::Contender},
     limits::MOCK_WORKERS_MAX,
     mock::args::EngineArgs,
     slo::{Figure, Metric, Slo},

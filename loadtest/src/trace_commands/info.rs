@@ -1,33 +1,21 @@
 //! `keyway-loadtest trace info`: what a slice of a trace holds and what caches of several sizes could reuse of it,
 //! so that people and scripts can size a test. Sends nothing.
 
-use std::{collections::HashMap, collections::HashSet, fmt::Write as _};
+use std::{collections::HashMap, fmt::Write as _};
 
 use serde::Serialize;
 
 use crate::{
     oracle::Oracle,
     schedule::Due,
+    sums::{Sums, sums},
     trace::{Row, Trace},
     units::Span,
-    workload::{self, Ask, scale::Scale},
+    workload::{self, scale::Scale},
 };
 
 /// Cache sizes to report, as percentages of the distinct blocks.
 const POOLED_PERCENT: [usize; 4] = [10, 25, 60, 100];
-
-/// Sums over the rows of a schedule or slice.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
-pub struct Sums {
-    /// Prompt tokens, scaled.
-    pub prompt_tokens: u64,
-    /// Tokens to generate, scaled.
-    pub output_tokens: u64,
-    /// Blocks of all prompts.
-    pub blocks: u64,
-    /// Different blocks among them.
-    pub distinct_blocks: u64,
-}
 
 /// What a slice holds. Lengths are scaled, times are the trace's own.
 #[derive(Debug, Serialize)]
@@ -64,43 +52,6 @@ pub struct Pooled {
     pub blocks: usize,
     /// Share of prompt tokens it would hold.
     pub reused: f64,
-}
-
-// === impl Sums ===
-
-/// Adds up requests.
-#[derive(Debug, Default)]
-pub struct Adder {
-    sums: Sums,
-    /// Ids of blocks that several requests may have.
-    seen: HashSet<u64>,
-}
-
-impl Adder {
-    /// Adds one request.
-    pub fn add(&mut self, ask: &Ask) {
-        self.sums.prompt_tokens += ask.prompt_tokens();
-        self.sums.output_tokens += ask.output_tokens;
-        self.sums.blocks += ask.blocks.len() as u64;
-        for block in &ask.blocks {
-            let is_new = workload::is_unshared(block.id) || self.seen.insert(block.id);
-            self.sums.distinct_blocks += u64::from(is_new);
-        }
-    }
-
-    /// The sums so far.
-    pub fn sums(&self) -> Sums {
-        self.sums
-    }
-}
-
-/// Adds up the rows that `schedule` names.
-pub fn sums(trace: &Trace, schedule: &[Due], scale: Scale) -> Sums {
-    let mut adder = Adder::default();
-    for due in schedule {
-        adder.add(&workload::trace_ask(trace, scale, due.row));
-    }
-    adder.sums()
 }
 
 impl Info {

@@ -1,8 +1,6 @@
 //! Seeded randomness that can be asked for by number: the draws of request 17 are the same whether or not request 16
 //! was made first, in any process. Draws numbers only; what they mean is the caller's.
 
-use crate::workload::prompt::splitmix;
-
 /// What a generator's draws are for, so that two purposes never share them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
@@ -76,6 +74,14 @@ impl Rng {
             }
         }
     }
+}
+
+/// One step of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), also used as a 64-bit mixer.
+pub fn splitmix(state: u64) -> u64 {
+    let mut z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
 }
 
 #[cfg(test)]

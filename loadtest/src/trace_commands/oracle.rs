@@ -5,8 +5,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::Trace;
-use crate::{oracle::Oracle, units::Span, workload::scale::Scale};
+use crate::{oracle::Oracle, trace::Trace, units::Span, workload::scale::Scale};
 
 /// What could be reused.
 #[derive(Debug, Serialize)]

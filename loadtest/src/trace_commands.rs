@@ -1,23 +1,25 @@
 //! What `keyway-loadtest trace …` does: each command's file does the work, this one reads, prints and writes.
 
+pub mod convert;
+pub mod info;
+mod multiply;
+pub mod oracle;
+pub mod synth;
+pub mod validate;
+
 use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::{
-    Trace,
-    convert::{self, Target},
-    info::Info,
-    oracle::Reuse,
-    synth, validate,
-};
+use self::{info::Info, oracle::Reuse};
 use crate::{
     args::{
         SliceArgs,
-        trace::{ConvertArgs, InfoArgs, OracleArgs, TraceCommand, ValidateArgs},
+        trace::{ConvertArgs, InfoArgs, OracleArgs, Target, TraceCommand, ValidateArgs},
     },
     error::{EXIT_USAGE, Error},
     stdout::print,
+    trace::Trace,
     workload::{scale::Scale, trace_ask},
 };
 

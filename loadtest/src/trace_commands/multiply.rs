@@ -5,12 +5,8 @@ use std::collections::HashMap;
 
 use crate::{
     args::trace::Multipliers,
-    workload::{
-        Ask,
-        prompt::splitmix,
-        random::{Purpose, Rng},
-        scale::Block,
-    },
+    random::{Purpose, Rng, splitmix},
+    workload::{Ask, scale::Block},
 };
 
 /// Which blocks several prompts of a trace have, and by how much everything grows.

@@ -7,27 +7,16 @@ use std::{
     path::Path,
 };
 
-use clap::ValueEnum;
 use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
 use serde::Serialize;
 
-use super::{BLOCK_TOKENS, Trace, formats::SMALL_BLOCK_TOKENS};
 use crate::{
+    args::trace::Target,
     error::Error,
     schedule::Due,
+    trace::{BLOCK_TOKENS, Trace, formats::SMALL_BLOCK_TOKENS},
     workload::{Ask, scale::Block},
 };
-
-/// Formats that can be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Target {
-    /// Mooncake's JSON lines: milliseconds, ids of 512 tokens.
-    Mooncake,
-    /// Bailian's JSON lines: seconds, ids of 16 tokens.
-    Bailian,
-    /// JSON lines for `vllm bench serve --dataset-name timed_trace`: seconds, ids of 16 tokens.
-    VllmTimed,
-}
 
 #[derive(Serialize)]
 struct Line<'a> {

@@ -5,7 +5,7 @@ use std::{collections::HashSet, fmt::Write as _, path::Path};
 
 use serde::Serialize;
 
-use super::{Lines, Row, Trace, TraceError, checked, formats::Format, weka};
+use crate::trace::{Lines, Row, Trace, TraceError, checked, formats::Format, weka};
 
 /// Mistakes shown; the rest is counted.
 const SHOWN_MAX: usize = 20;

@@ -7,7 +7,7 @@ use crate::{
     error::Error,
     load::Load,
     schedule::{Due, pacer::Pacer},
-    trace::{convert, multiply::Multiplier},
+    trace_commands::{convert, multiply::Multiplier},
     workload::{Workload, body::Endpoint},
 };
 

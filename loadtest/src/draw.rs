@@ -1,0 +1,4 @@
+//! Pages and plots, without anything from elsewhere.
+
+pub mod page;
+pub mod svg;
