@@ -226,7 +226,7 @@ fn is_left_out(file: &str) -> bool {
 fn imports(sources: &[Source]) -> Vec<Import> {
     let mut found = Vec::new();
     for (file, text) in sources.iter().filter(|(file, _)| !is_left_out(file)) {
-        let parsed = syn::parse_file(text).unwrap_or_else(|error| panic!("{file}: {error}"));
+        let parsed = syn::parse_file(text).map_err(|error| format!("{file}: {error}")).expect("Rust");
         let mut paths = Paths { module: module_of(file), found: Vec::new() };
         paths.visit_file(&parsed);
         let from = paths.module[0].clone();
