@@ -1,5 +1,5 @@
-//! What strangers send, and what must hold for any of it: the bodies of the fuzz targets, which the smoke test on stable
-//! drives too. A body panics where something does not hold.
+//! What strangers send, and what must hold for any of it: the bodies of the fuzz targets, which the smoke
+//! test on stable drives too. A body panics where something does not hold.
 #![allow(
     clippy::unwrap_used,
     clippy::missing_panics_doc,
@@ -94,7 +94,8 @@ pub fn charset(data: &[u8]) {
     }
 }
 
-/// A form, whose first byte ends its boundary: every part is one of the body's, in its order, and none holds the boundary's line.
+/// A form, whose first byte ends its boundary: every part is one of the body's, in its order, and none holds
+/// the boundary's line.
 pub fn form(data: &[u8]) {
     let Some((boundary, body)) = data.split_first() else { return };
     let boundary = [b"xX", &[*boundary][..]].concat();
@@ -120,8 +121,8 @@ pub fn form(data: &[u8]) {
     }
 }
 
-/// A stream of events, in pieces whose lengths are the first bytes: no byte is lost, doubled or held back once its event
-/// is whole, however it was cut.
+/// A stream of events, in pieces whose lengths are the first bytes: no byte is lost, doubled or held back
+/// once its event is whole, however it was cut.
 pub fn sse(data: &[u8]) {
     let (cuts, stream) = data.split_at(data.len().min(8));
     let mut whole = EventSplitter::new(1 << 20);
@@ -136,7 +137,8 @@ pub fn sse(data: &[u8]) {
         rest = later;
     }
     if !cuts.is_empty() {
-        // A CR at the end of a piece waits for the LF that may follow, so pieces may hold back more, never less.
+        // A CR at the end of a piece waits for the LF that may follow, so pieces may hold back more, never
+        // less.
         assert!(out.len() <= at_once.len() && stream.starts_with(&out));
         out.extend(splitter.take_tail());
         assert_eq!(out, stream);

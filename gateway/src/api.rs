@@ -1,5 +1,5 @@
-//! The APIs whose answers stream, and how each says what a gateway has to understand of them: generated content, an answer's
-//! end, an error. What is not said here passes unread.
+//! The APIs whose answers stream, and how each says what a gateway has to understand of them: generated
+//! content, an answer's end, an error. What is not said here passes unread.
 
 mod says;
 mod shape;

@@ -1,5 +1,5 @@
-//! The seam for time: everything in the gateway that reads or waits for time does it here, so that tests run in
-//! tokio's paused time and a simulator can take over.
+//! The seam for time: everything in the gateway that reads or waits for time does it here, so that tests run
+//! in tokio's paused time and a simulator can take over.
 #![allow(clippy::disallowed_methods, reason = "the one place that reads clocks")]
 
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! The configuration that the gateway runs with, validated. What the file may say is in `config/file.rs`, what may be
-//! said of a worker in `config/worker.rs`; where a value comes from (flag, environment, file, default) is decided in
-//! `args.rs`.
+//! The configuration that the gateway runs with, validated. What the file may say is in `config/file.rs`,
+//! what may be said of a worker in `config/worker.rs`; where a value comes from (flag, environment, file,
+//! default) is decided in `args.rs`.
 
 mod cors;
 mod discovery;

@@ -1,4 +1,5 @@
-//! What a model's requests ask of its workers, followed request by request. [`Demand`] is one request's part of it, from its arrival until its answer's body is gone: undone wherever it ends.
+//! What a model's requests ask of its workers, followed request by request. [`Demand`] is one request's part
+//! of it, from its arrival until its answer's body is gone: undone wherever it ends.
 
 mod full_rate;
 mod pool;

@@ -151,7 +151,8 @@ pub enum Error {
         /// What it lacks.
         lacks: Shortage,
     },
-    /// A kept connection ended as the request went out, which may or may not have arrived and must not be sent twice.
+    /// A kept connection ended as the request went out, which may or may not have arrived and must not be
+    /// sent twice.
     #[error(
         "the connection to the worker was closed as the request was sent; it is not sent again, since the worker may have received it"
     )]

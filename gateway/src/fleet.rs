@@ -99,8 +99,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker that has yet to answer its first probe. `token_ids` are its identities in the index for blocks of tokens: in its
-    /// own cache, and in any tier.
+    /// A worker that has yet to answer its first probe. `token_ids` are its identities in the index for
+    /// blocks of tokens: in its own cache, and in any tier.
     pub fn new(
         id: WorkerId,
         token_ids: (WorkerId, WorkerId),
@@ -174,8 +174,8 @@ impl Worker {
         &self.config
     }
 
-    /// The model that stands for the worker: the only one it serves, else the first that it lists (an engine's base
-    /// model; its adapters follow).
+    /// The model that stands for the worker: the only one it serves, else the first that it lists (an
+    /// engine's base model; its adapters follow).
     pub fn primary_model(&self) -> Option<String> {
         let listed = || self.models.read().as_ref()?.first().map(|model| model.id.clone());
         self.config.model.clone().or_else(listed)
@@ -283,8 +283,8 @@ impl Worker {
         now.saturating_sub(Duration::from_millis(self.heard_ms.load(Relaxed)))
     }
 
-    /// Since when nothing more is to be expected of it, streams that it has begun included: its port refuses connections, or it
-    /// has let its probes fail for long. `None` while it seems alive.
+    /// Since when nothing more is to be expected of it, streams that it has begun included: its port refuses
+    /// connections, or it has let its probes fail for long. `None` while it seems alive.
     pub fn seems_dead_since(&self) -> Option<Duration> {
         self.health.lock().seems_dead_since()
     }
@@ -314,7 +314,8 @@ impl Worker {
 #[derive(Debug)]
 pub struct Fleet {
     ejections: Arc<Ejections>,
-    /// In the order of their ids. Replaced as a whole: it is read for each request, and workers come and go rarely.
+    /// In the order of their ids. Replaced as a whole: it is read for each request, and workers come and go
+    /// rarely.
     workers: RwLock<Arc<[Arc<Worker>]>>,
 }
 
@@ -390,9 +391,10 @@ impl Fleet {
         most.filter(|tokens| *tokens > 0)
     }
 
-    /// Whether no worker has this model, as far as can be known. One that is down has what it listed when it was up. What one that
-    /// has never been up will list is not known: it is no reason to call a name right that nobody who is up has heard of, else a
-    /// worker that starts for minutes makes every mistyped name look as if it would be there soon. While nobody is up it is one.
+    /// Whether no worker has this model, as far as can be known. One that is down has what it listed when it
+    /// was up. What one that has never been up will list is not known: it is no reason to call a name right
+    /// that nobody who is up has heard of, else a worker that starts for minutes makes every mistyped name
+    /// look as if it would be there soon. While nobody is up it is one.
     pub fn lacks(&self, model: &str) -> bool {
         let all = self.all();
         let (known, unknown): (Vec<_>, Vec<_>) = all.iter().partition(|worker| worker.models_known());

@@ -1,6 +1,6 @@
-//! Which headers cross the gateway. End-to-end headers pass untouched, order and duplicates kept; hop-by-hop ones
-//! (RFC 9110 §7.6.1), and every header that `Connection` names, stay on their own hop. Beside that how large a request's head may
-//! be, and the project's own names, as values that are not parsed at each use.
+//! Which headers cross the gateway. End-to-end headers pass untouched, order and duplicates kept; hop-by-hop
+//! ones (RFC 9110 §7.6.1), and every header that `Connection` names, stay on their own hop. Beside that how
+//! large a request's head may be, and the project's own names, as values that are not parsed at each use.
 
 use http::{
     HeaderMap, HeaderName, HeaderValue,
@@ -67,14 +67,15 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether a client's header of this name goes on to a worker, unless `Connection` names it: besides hop-by-hop ones, `Host` (the
-/// worker's own is set) and `Expect` (the gateway has answered it by reading the body) do not.
+/// Whether a client's header of this name goes on to a worker, unless `Connection` names it: besides
+/// hop-by-hop ones, `Host` (the worker's own is set) and `Expect` (the gateway has answered it by reading the
+/// body) do not.
 pub fn is_for_worker(name: &HeaderName) -> bool {
     name != HOST && name != EXPECT && !is_hop_by_hop(name)
 }
 
-/// A request's cookies as one field, where they are several: HTTP/2 clients split theirs, and who speaks HTTP/1.1 reads one
-/// (RFC 9113, section 8.2.3).
+/// A request's cookies as one field, where they are several: HTTP/2 clients split theirs, and who speaks
+/// HTTP/1.1 reads one (RFC 9113, section 8.2.3).
 pub fn whole_cookie(headers: &HeaderMap) -> Option<HeaderValue> {
     // Mostly no name is there twice.
     if headers.len() == headers.keys_len() {
@@ -88,8 +89,8 @@ pub fn whole_cookie(headers: &HeaderMap) -> Option<HeaderValue> {
     HeaderValue::from_maybe_shared(bytes::Bytes::from(whole)).ok()
 }
 
-/// Whether a request's head is within the limits. It is counted as HTTP/1.1 writes it, whichever protocol it came by: so it is
-/// written for the worker.
+/// Whether a request's head is within the limits. It is counted as HTTP/1.1 writes it, whichever protocol it
+/// came by: so it is written for the worker.
 pub fn bounded<B>(request: &http::Request<B>) -> Result<(), Error> {
     const AROUND: usize = "  HTTP/1.1\r\n\r\n".len();
     let (uri, headers) = (request.uri(), request.headers());

@@ -1,6 +1,7 @@
-//! Objects and lists of a JSON text as their parts, unread: finds where values begin and end, at the speed of `memchr`
-//! and without a copy or `unsafe`. Reads no number and no nested value, and does not judge what it skips: of a text
-//! that `serde_json` takes it says the same (a property test holds them together); of others, something or [`Malformed`].
+//! Objects and lists of a JSON text as their parts, unread: finds where values begin and end, at the speed of
+//! `memchr` and without a copy or `unsafe`. Reads no number and no nested value, and does not judge what it
+//! skips: of a text that `serde_json` takes it says the same (a property test holds them together); of
+//! others, something or [`Malformed`].
 
 mod cursor;
 mod outline;
@@ -32,15 +33,16 @@ pub struct Value<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// The fields of a document that is an object: as [`Value::fields`], and what follows it must be white space. Whoever wants
-    /// what is nested in it too makes an [`Outline`].
+    /// The fields of a document that is an object: as [`Value::fields`], and what follows it must be white
+    /// space. Whoever wants what is nested in it too makes an [`Outline`].
     pub fn document(text: &'a str) -> Option<Fields<'a>> {
         Fields::of_document(text, &[])
     }
 
-    /// What `read` makes of the fields of an object that is the field of this name of a document that is an object, looked for from
-    /// the end, as a document's last fields are mostly the shortest. What stands before it is not looked at. `None` also where the
-    /// last field of the name is not the document's own but of something within it.
+    /// What `read` makes of the fields of an object that is the field of this name of a document that is an
+    /// object, looked for from the end, as a document's last fields are mostly the shortest. What stands
+    /// before it is not looked at. `None` also where the last field of the name is not the document's own but
+    /// of something within it.
     pub fn last_object_of_document<T>(
         text: &'a str,
         quoted_name: &Finder<'_>,
@@ -77,7 +79,8 @@ impl<'a> Value<'a> {
         self.text
     }
 
-    /// A string's text, borrowed unless it holds escapes; `None` for other values, and for escapes that are no text.
+    /// A string's text, borrowed unless it holds escapes; `None` for other values, and for escapes that are
+    /// no text.
     pub fn text(self) -> Option<Cow<'a, str>> {
         #[derive(Deserialize)]
         struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
@@ -88,7 +91,8 @@ impl<'a> Value<'a> {
         serde_json::from_str::<Text<'_>>(self.text).ok().map(|text| text.0)
     }
 
-    /// As [`Value::text`]; where that holds surrogates without their partners, which Python takes, marks stand for them.
+    /// As [`Value::text`]; where that holds surrogates without their partners, which Python takes, marks
+    /// stand for them.
     pub fn text_or_marks(self) -> Option<Cow<'a, str>> {
         self.text().or_else(|| {
             if !self.text.starts_with('"') {

@@ -1,5 +1,5 @@
-//! The word that the gateway is to end, and that it has begun to: between the admin listener, which may ask for the end and
-//! answers `/readyz`, and `run.rs`, which does it.
+//! The word that the gateway is to end, and that it has begun to: between the admin listener, which may ask
+//! for the end and answers `/readyz`, and `run.rs`, which does it.
 
 use std::sync::{
     Arc,

@@ -5,16 +5,19 @@
 //! 1. [`edge::server`]: accept, HTTP/1.1 and h2, connection limits, drain
 //! 2. [`edge::stack`]: the tower stack, one layer a line
 //! 3. [`mod@keyway_core::pick`]: the pure choice of a worker, with its reason
-//! 4. [`proxy::dispatch`]: the request is read and given a worker; in [`proxy::attempts`], others are asked where one does not serve
+//! 4. [`proxy::dispatch`]: the request is read and given a worker; in [`proxy::attempts`], others are asked
+//!    where one does not serve
 //! 5. [`proxy::relay`]: the answer's body, passed through, counted, ended honestly
 //!
 //! The modules are rooms. Each imports from those behind it here, and from none before it:
 //!
-//! [`process`] [`ops`] [`edge`] [`watch`] [`proxy`] [`scale`] [`routing`] [`stored_state`] [`demand`] [`telemetry`] [`access`]
-//! [`usage`] [`fleet`] [`prompt`] [`upstream`] [`config`] [`net`] [`metrics`] [`machine`], and tables: [`headers`], `path`,
-//! [`error`], [`api`], [`sse`], [`json`], [`shortage`], [`limits`], [`leaving`], [`clock`].
+//! [`process`] [`ops`] [`edge`] [`watch`] [`proxy`] [`scale`] [`routing`] [`stored_state`] [`demand`]
+//! [`telemetry`] [`access`] [`usage`] [`fleet`] [`prompt`] [`upstream`] [`config`] [`net`] [`metrics`]
+//! [`machine`], and tables: [`headers`], `path`, [`error`], [`api`], [`sse`], [`json`], [`shortage`],
+//! [`limits`], [`leaving`], [`clock`].
 //!
-//! `ARCHITECTURE.md` is the overview; `docs/rooms.md` has every file, `docs/invariants.md` where each invariant is enforced.
+//! `ARCHITECTURE.md` is the overview; `docs/rooms.md` has every file, `docs/invariants.md` where each
+//! invariant is enforced.
 
 pub mod access;
 pub mod api;

@@ -22,13 +22,15 @@ pub const MAX_STORED_ID_BYTES: usize = 256;
 /// Ids of one request, in its path and in its body, that are looked at: the API has requests with three.
 pub const STORED_REFERENCES_MAX: usize = 8;
 
-/// Requests at once for whose ids the workers are asked; others wait. After a restart each conversation's next turn is one.
+/// Requests at once for whose ids the workers are asked; others wait. After a restart each conversation's
+/// next turn is one.
 pub const STORED_SEARCHES_MAX: usize = 32;
 
 /// Ids in one line to another gateway, some 50 bytes each: 20,000 a second by lines 50 ms apart.
 pub const STORED_NEWS_MAX: usize = 1_000;
 
-/// How long an id that a tenant names and nobody knows may be on its way from another gateway: some of its lines.
+/// How long an id that a tenant names and nobody knows may be on its way from another gateway: some of its
+/// lines.
 pub const STORED_NEWS_PATIENCE: Duration = Duration::from_millis(200);
 
 /// What one worker may list: 4,000 files at 500 bytes each.
@@ -40,16 +42,16 @@ pub const LIST_ITEMS_MAX: usize = 10_000;
 /// Workers that are asked at once whether they have something: as many connections.
 pub const STORED_ASKED_AT_ONCE: usize = 32;
 
-/// File descriptors that are asked for where the system sets no bound: [`MAX_CONNECTIONS`] clients, as many connections to
-/// workers, and as many again for those that wait for a request.
+/// File descriptors that are asked for where the system sets no bound: [`MAX_CONNECTIONS`] clients, as many
+/// connections to workers, and as many again for those that wait for a request.
 pub const DESCRIPTORS_WANTED: u64 = 131_072;
 
-/// File descriptors that clients leave to probes, operators, KV events, files and name lookups; of a limit below 256 a quarter. Half
-/// of them may be used by requests that were let in already.
+/// File descriptors that clients leave to probes, operators, KV events, files and name lookups; of a limit
+/// below 256 a quarter. Half of them may be used by requests that were let in already.
 pub const RESERVED_DESCRIPTORS: u64 = 64;
 
-/// How long a request waits for a connection where the gateway itself lacks descriptors, ports or memory: some answers end in
-/// that time.
+/// How long a request waits for a connection where the gateway itself lacks descriptors, ports or memory:
+/// some answers end in that time.
 pub const SHORTAGE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// How often it looks meanwhile, as does the listener whether there is room for another client.
@@ -64,7 +66,8 @@ pub const TLS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// Tenants of one gateway: each is a series of every metric by tenant.
 pub const MAX_TENANTS: usize = 1_000;
 
-/// How long a browser need not ask again whether a page may use the API: a change of the rules reaches it within minutes.
+/// How long a browser need not ask again whether a page may use the API: a change of the rules reaches it
+/// within minutes.
 pub const CORS_MAX_AGE: Duration = Duration::from_secs(600);
 
 /// Set aside for an answer, in tokens, where a request of a tenant with a limit of tokens does not say how
@@ -92,8 +95,8 @@ pub const MEDIA_ITEMS_MAX: usize = 64;
 /// How often the file of tenants is looked at: a call of the kernel.
 pub const TENANTS_RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Bytes of an answer that are read ahead of its client: many events, and little where a client reads slowly. Also the
-/// largest head of an answer.
+/// Bytes of an answer that are read ahead of its client: many events, and little where a client reads slowly.
+/// Also the largest head of an answer.
 pub const ANSWER_BUFFER_BYTES: usize = 64 << 10;
 
 /// Bytes of interim answers (1xx) that a worker may send before its answer: as many as a head may have.
@@ -106,8 +109,9 @@ pub const INTERIM_ANSWER_BYTES_MIN: usize = 1 << 10;
 /// Time to open a connection to a worker. Within a data centre a SYN is lost at most twice in this time.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Time between two pieces of an answer that has begun: an engine that preempts a stream and computes a long prompt in
-/// between takes a minute or two. Before the first piece only the whole request's time counts: queues may be long.
+/// Time between two pieces of an answer that has begun: an engine that preempts a stream and computes a long
+/// prompt in between takes a minute or two. Before the first piece only the whole request's time counts:
+/// queues may be long.
 pub const ANSWER_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Time from a request's head to its answer's end: 100,000 tokens at 30 a second.
@@ -116,28 +120,31 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(3_600);
 /// Workers that may work on one request, the first included.
 pub const MAX_ATTEMPTS: usize = 3;
 
-/// Workers asked for one request that say at once that they will not: nothing has begun there, so all of a small fleet may be asked.
+/// Workers asked for one request that say at once that they will not: nothing has begun there, so all of a
+/// small fleet may be asked.
 pub const MAX_ASKED: usize = 8;
 
-/// Refusals of one worker that are passed on without asking another, to clients whose own fault such a one was, until the worker has
-/// served something: one in so many is looked into, should it be the worker after all.
+/// Refusals of one worker that are passed on without asking another, to clients whose own fault such a one
+/// was, until the worker has served something: one in so many is looked into, should it be the worker after
+/// all.
 pub const PASSED_REFUSALS_MAX: u32 = 10;
 
 /// Workers asked to go on with one stream: a request that kills its workers must not go through the fleet.
 pub const RESUMES_MAX: usize = 3;
 
-/// Memory for what resuming takes, over all streams: 8,000 with requests of 32 KB and 1,000 tokens of 4 bytes.
+/// Memory for what resuming takes, over all streams: 8,000 with requests of 32 KB and 1,000 tokens of 4
+/// bytes.
 pub const RESUME_BYTES: usize = 256 << 20;
 
 /// Largest request that is kept for that: a 1M-token prompt.
 pub const RESUME_BODY_BYTES_MAX: usize = 8 << 20;
 
-/// Idle time after which a pooled worker connection is dropped: below uvicorn's 5 s keep-alive (vLLM, SGLang), so
-/// that the worker does not close it under a request.
+/// Idle time after which a pooled worker connection is dropped: below uvicorn's 5 s keep-alive (vLLM,
+/// SGLang), so that the worker does not close it under a request.
 pub const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Time before the end that a worker sets for idle connections (`Keep-Alive: timeout=N`) at which they are used no more: the word
-/// of the end, and the request that it would cross, are on their way for less.
+/// Time before the end that a worker sets for idle connections (`Keep-Alive: timeout=N`) at which they are
+/// used no more: the word of the end, and the request that it would cross, are on their way for less.
 pub const POOL_IDLE_MARGIN: Duration = Duration::from_secs(1);
 
 /// Connections to one worker that wait for a request, about 10 KB each: twice what an engine runs at once.
@@ -146,29 +153,32 @@ pub const POOL_IDLE_MAX: usize = 1_024;
 /// Of these, each core keeps its part, and on many cores so many at least.
 pub const POOL_IDLE_MAX_PER_CORE_MIN: usize = 64;
 
-/// Streams on one HTTP/2 connection to a worker, where it allows so many: 10,000 are 80 connections, and one that breaks takes
-/// no more than this many with it.
+/// Streams on one HTTP/2 connection to a worker, where it allows so many: 10,000 are 80 connections, and one
+/// that breaks takes no more than this many with it.
 pub const WORKER_H2_STREAMS: u32 = 128;
 
-/// Bytes of one stream that its worker may send ahead of the client, as over HTTP/1.1. The connection's window is that of all its
-/// streams, so that none that nobody reads holds up another.
+/// Bytes of one stream that its worker may send ahead of the client, as over HTTP/1.1. The connection's
+/// window is that of all its streams, so that none that nobody reads holds up another.
 pub const WORKER_H2_WINDOW: u32 = ANSWER_BUFFER_BYTES as u32;
 
-/// What the `h2` crate may hold for small frames that nobody reads, by its own count (256 bytes a frame less its payload): all
-/// streams stalled, with frames of 52 bytes. Events are longer.
+/// What the `h2` crate may hold for small frames that nobody reads, by its own count (256 bytes a frame less
+/// its payload): all streams stalled, with frames of 52 bytes. Events are longer.
 pub const WORKER_H2_FRAME_BYTES: usize = 4 * WORKER_H2_WINDOW as usize * WORKER_H2_STREAMS as usize;
 
-/// Silence of an HTTP/2 connection with open streams after which its worker is sent a PING, and once more until the connection
-/// counts as broken. Any byte ends it, so an engine that is busy has 30 seconds at least.
+/// Silence of an HTTP/2 connection with open streams after which its worker is sent a PING, and once more
+/// until the connection counts as broken. Any byte ends it, so an engine that is busy has 30 seconds at
+/// least.
 pub const WORKER_H2_SILENCE: Duration = Duration::from_secs(15);
 
-/// How often a request that a worker says it has not begun (REFUSED_STREAM, GOAWAY) is sent to the same worker again.
+/// How often a request that a worker says it has not begun (REFUSED_STREAM, GOAWAY) is sent to the same
+/// worker again.
 pub const WORKER_H2_RESENDS: usize = 2;
 
 /// Time for a worker to answer a probe's `/health` or `/v1/models`.
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Lines of the log about workers' faults in a minute, a sixth of them at once; of the workers beyond, one line says how many.
+/// Lines of the log about workers' faults in a minute, a sixth of them at once; of the workers beyond, one
+/// line says how many.
 pub const FAULT_LINES_PER_MINUTE: f64 = 60.0;
 
 /// Time in which the workers come together that this line counts, and time from one such line to the next.
@@ -186,8 +196,8 @@ pub const FIRST_PROBE_PATIENCE: Duration = Duration::from_secs(1);
 /// Largest `/v1/models` answer that is read: 4,000 adapters at 500 bytes each.
 pub const MAX_MODELS_BYTES: usize = 2 << 20;
 
-/// Largest event of a stream: an image of 12 MB in base64, or all output of a long answer once more. A chunk with 20 logprobs a
-/// token and many tokens stays far below.
+/// Largest event of a stream: an image of 12 MB in base64, or all output of a long answer once more. A chunk
+/// with 20 logprobs a token and many tokens stays far below.
 pub const MAX_EVENT_BYTES: usize = 16 << 20;
 
 /// How much of an unstreamed answer is kept to read its `usage` from; of a longer one only the end is.
@@ -196,7 +206,8 @@ pub const MAX_USAGE_BODY_BYTES: usize = 1 << 20;
 /// The end of such an answer in which its `usage` is looked for: it is mostly the last field.
 pub const USAGE_TAIL_BYTES: usize = 4 << 10;
 
-/// Bytes of memory for the prefix index: at 44 bytes a residency, 6 million blocks or 1.5 billion bytes of prompts.
+/// Bytes of memory for the prefix index: at 44 bytes a residency, 6 million blocks or 1.5 billion bytes of
+/// prompts.
 pub const INDEX_BYTES: usize = 256 << 20;
 
 /// Bytes of canonical prompt text in one hashed block: 16 tokens (the usual KV block) of 4 bytes.
@@ -208,8 +219,8 @@ pub const MAX_DATA_PARALLEL_RANKS: u32 = 256;
 /// Tokens in a worker's KV block until it says: vLLM's default.
 pub const BLOCK_TOKENS: u32 = 16;
 
-/// Blocks known of one worker by its events, at about 50 bytes each: 8 million tokens of 16 a block, four times what one
-/// 8-GPU node holds of a 70B model.
+/// Blocks known of one worker by its events, at about 50 bytes each: 8 million tokens of 16 a block, four
+/// times what one 8-GPU node holds of a 70B model.
 pub const KV_FEED_BLOCKS_MAX: usize = 512 << 10;
 
 /// Time to connect to a worker's KV events or replays.
@@ -221,36 +232,42 @@ pub const LOAD_PUSH_SILENCE: Duration = Duration::from_secs(5);
 /// Time between two questions whether it does.
 pub const LOAD_PUSH_ASKED_EVERY: Duration = Duration::from_secs(60);
 
-/// Longest pause between two replies of a replay: an idle engine looks at its replay socket every 100 ms; one that
-/// prefills a long prompt, after that step.
+/// Longest pause between two replies of a replay: an idle engine looks at its replay socket every 100 ms; one
+/// that prefills a long prompt, after that step.
 pub const KV_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Replays in a row that may be given up before the worker's events are no longer trusted.
 pub const KV_REPLAY_FAILURES_MAX: u32 = 3;
 
-/// Time after an answer that stored blocks in which its events must have come: engines publish with each step.
+/// Time after an answer that stored blocks in which its events must have come: engines publish with each
+/// step.
 pub const KV_SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// Pauses before a lost connection to KV events is made anew: doubled from the first to the last.
 pub const KV_RECONNECT_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// How long after an answer's end its blocks still count as held, until their events are here: some steps of an engine.
+/// How long after an answer's end its blocks still count as held, until their events are here: some steps of
+/// an engine.
 pub const EXPECTED_LINGER: Duration = Duration::from_millis(250);
 
-/// Answers whose blocks linger at once; beyond it the oldest go first. At most 2,000 a second then linger in full.
+/// Answers whose blocks linger at once; beyond it the oldest go first. At most 2,000 a second then linger in
+/// full.
 pub const EXPECTED_LINGER_MAX: usize = 512;
 
-/// Bytes to remember sessions' last prompts by, 4 for each block of text: 20,000 sessions of 6 KB, or 250 of 400 KB.
+/// Bytes to remember sessions' last prompts by, 4 for each block of text: 20,000 sessions of 6 KB, or 250 of
+/// 400 KB.
 pub const DRIFT_MEMORY_BYTES: usize = 8 << 20;
 
 /// Bytes of remembered tokens for each model with a tokenizer: 16 million tokens of prompts.
 pub const TOKEN_MEMORY_BYTES: usize = 64 << 20;
 
-/// Largest request body that is tokenised where it arrived, about 2 ms of it; others go to threads of their own.
+/// Largest request body that is tokenised where it arrived, about 2 ms of it; others go to threads of their
+/// own.
 pub const INLINE_TOKENIZE_BYTES: usize = 8 << 10;
 
-/// Prompts at those threads for each core, running or waiting; what comes beyond is routed by its text. A turn of a long
-/// conversation is 3 ms, so a wait of some 10 ms; one that is all new takes longer and lets the others by.
+/// Prompts at those threads for each core, running or waiting; what comes beyond is routed by its text. A
+/// turn of a long conversation is 3 ms, so a wait of some 10 ms; one that is all new takes longer and lets
+/// the others by.
 pub const TOKENIZE_QUEUE_PER_CORE: usize = 4;
 
 /// Largest request body that is tokenised at all, a 1M-token prompt; a larger one is routed by its text.
@@ -263,18 +280,19 @@ pub const PROMPT_MEMORY_PART: usize = 2;
 /// Grain by which that is counted.
 pub const PROMPT_STEP_BYTES: usize = 64 << 10;
 
-/// Bytes of such a body for each of its messages at least: a role and a content, both empty. No engine takes less for a message, and
-/// to render one takes 1.5 KB.
+/// Bytes of such a body for each of its messages at least: a role and a content, both empty. No engine takes
+/// less for a message, and to render one takes 1.5 KB.
 pub const MIN_MESSAGE_BYTES: usize = 24;
 
 /// New text that is tokenised in one go there, about 1 ms of it; then the next one's turn comes.
 pub const TOKENIZE_SLICE_BYTES: usize = 4 << 10;
 
-/// Known pieces of a prompt that are put together in one go there, each some 2 µs with its hash and its tokens.
+/// Known pieces of a prompt that are put together in one go there, each some 2 µs with its hash and its
+/// tokens.
 pub const TOKENIZE_SLICE_PIECES: usize = 256;
 
-/// Prompt tokens fetched in a second from the host's memory: at 128 KiB of KV a token (8 billion parameters, 16 bit) 13 GB/s, which
-/// a PCIe 4.0 link gives; ten times what such a model computes.
+/// Prompt tokens fetched in a second from the host's memory: at 128 KiB of KV a token (8 billion parameters,
+/// 16 bit) 13 GB/s, which a PCIe 4.0 link gives; ten times what such a model computes.
 pub const FETCH_TOKENS_PER_SECOND: f64 = 100_000.0;
 
 /// Patterns to be left out of hashes: each is searched in each field that it names.
@@ -290,7 +308,8 @@ pub const CORE_PATIENCE: Duration = Duration::from_secs(10);
 /// Of lines of the log that wait to be written: those of some 50,000 requests.
 pub const LOG_QUEUE_BYTES: usize = 16 << 20;
 
-/// Of lines of the decision log that wait to be written, of about 1 KB with ten workers: thousands of choices.
+/// Of lines of the decision log that wait to be written, of about 1 KB with ten workers: thousands of
+/// choices.
 pub const DECISION_LOG_QUEUE_BYTES: usize = 4 << 20;
 
 /// Largest page of a worker's metrics that is read: vLLM's with all histograms stays below 200 KB.
@@ -299,13 +318,15 @@ pub const MAX_SCRAPE_BYTES: usize = 4 << 20;
 /// Age at which what a worker's metrics said of its cache no longer counts.
 pub const SCRAPE_MAX_AGE: Duration = Duration::from_secs(60);
 
-/// Distinct model names that may appear as a metric label; the fleet's own names come first, the rest is `other`.
+/// Distinct model names that may appear as a metric label; the fleet's own names come first, the rest is
+/// `other`.
 pub const MAX_MODEL_LABELS: usize = 256;
 
 /// Models whose bytes per token are learned: about 100 bytes each.
 pub const MAX_LEARNED_MODELS: usize = 4_096;
 
-/// Time for a process that asks for the listening sockets to say so, and for the other to answer: both are on one machine.
+/// Time for a process that asks for the listening sockets to say so, and for the other to answer: both are on
+/// one machine.
 pub const HANDOVER_HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time for a successor to find a worker ready: two probes' time. A successor that does not is refused.
@@ -320,46 +341,50 @@ pub const SNAPSHOT_MAX_AGE: Duration = Duration::from_secs(600);
 /// Time in-flight requests get to finish after SIGTERM.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Time at the end in which a client that keeps its connection may send one more request and be told to go by its answer:
-/// longer than a busy client's pauses.
+/// Time at the end in which a client that keeps its connection may send one more request and be told to go by
+/// its answer: longer than a busy client's pauses.
 pub const DRAIN_QUIET: Duration = Duration::from_secs(1);
 
-/// Time that operators' connections get once a successor has their listener: those that were let in and have not asked yet among
-/// them.
+/// Time that operators' connections get once a successor has their listener: those that were let in and have
+/// not asked yet among them.
 pub const OPERATORS_DRAIN: Duration = Duration::from_secs(2);
 
 /// How often connections are counted meanwhile.
 pub const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
-/// Streams that a core may serve beyond what the idlest one does before those of its own connections (HTTP/2) go elsewhere: an
-/// event that crosses threads costs a wake, and a core passes on tens of thousands a second.
+/// Streams that a core may serve beyond what the idlest one does before those of its own connections (HTTP/2)
+/// go elsewhere: an event that crosses threads costs a wake, and a core passes on tens of thousands a second.
 pub const CORE_KEEPS_STREAMS: usize = 32;
 
-/// How often each core wakes by itself. Tokio writes to the core's event descriptor, a system call, for each new timer that is due
-/// before the core's next wake; with this, none that is due later costs one. Each request has such a timer ([`DEAD_LOOK`]).
+/// How often each core wakes by itself. Tokio writes to the core's event descriptor, a system call, for each
+/// new timer that is due before the core's next wake; with this, none that is due later costs one. Each
+/// request has such a timer ([`DEAD_LOOK`]).
 pub const CORE_BEAT: Duration = Duration::from_secs(1);
 
-/// Silence after which a request at a worker that seems dead is lost: more than two notes of a stream that goes on there are apart.
+/// Silence after which a request at a worker that seems dead is lost: more than two notes of a stream that
+/// goes on there are apart.
 pub const DEAD_SILENCE: Duration = Duration::from_secs(5);
 /// How often who waits for a worker looks whether it is still there. A look takes some 50 ns, and a wake.
 pub const DEAD_LOOK: Duration = Duration::from_secs(2);
 
-/// Pause between a stream's terminal error event and the abort of its body, so that the event leaves the socket
-/// buffer first (hyper drops unflushed bytes when a body fails).
+/// Pause between a stream's terminal error event and the abort of its body, so that the event leaves the
+/// socket buffer first (hyper drops unflushed bytes when a body fails).
 pub const ABORT_DELAY: Duration = Duration::from_millis(20);
 
-/// How often a running stream counts as a sign of life of its worker: well within the window in which the health
-/// state machine takes a worker for alive.
+/// How often a running stream counts as a sign of life of its worker: well within the window in which the
+/// health state machine takes a worker for alive.
 pub const ALIVE_NOTE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Time between two looks at a file or a name that lists workers: a pod that leaves is not ready for as long before.
+/// Time between two looks at a file or a name that lists workers: a pod that leaves is not ready for as long
+/// before.
 pub const DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Largest file that lists workers: 10,000 tables of 200 bytes.
 pub const MAX_WORKERS_FILE_BYTES: u64 = 2 << 20;
 
-/// Time between two words of another gateway on what it has at each worker: with 20 ms four gateways do no better, with 250 ms
-/// their mean TTFT is 3 % longer than with 50 (`tests/external/routing/docs/several-gateways.md`).
+/// Time between two words of another gateway on what it has at each worker: with 20 ms four gateways do no
+/// better, with 250 ms their mean TTFT is 3 % longer than with 50
+/// (`tests/external/routing/docs/several-gateways.md`).
 pub const PEER_EVERY: Duration = Duration::from_millis(50);
 
 /// What may be asked for instead.
@@ -374,20 +399,22 @@ pub const PEER_SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Pauses before another gateway is asked again: doubled from the first to the last.
 pub const PEER_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Time after which an address is asked again that was this gateway's own, or that of one that is heard elsewhere.
+/// Time after which an address is asked again that was this gateway's own, or that of one that is heard
+/// elsewhere.
 pub const PEER_TWICE_PAUSE: Duration = Duration::from_secs(2);
 
 /// Longest line of another gateway: 10,000 workers at 100 bytes each.
 pub const MAX_PEER_LINE_BYTES: usize = 1 << 20;
 
-/// Seconds after which a watch of the API server is begun anew: a connection that died silently is noticed that late.
+/// Seconds after which a watch of the API server is begun anew: a connection that died silently is noticed
+/// that late.
 pub const KUBERNETES_WATCH_SECONDS: u32 = 60;
 
 /// Pauses before the API server is asked again after it failed: doubled from the first to the last.
 pub const KUBERNETES_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
 
-/// How long a worker that vanished from its EndpointSlice is held back before it drains: an endpoint that moves from one
-/// slice to another is in neither for the time between two writes of the API server.
+/// How long a worker that vanished from its EndpointSlice is held back before it drains: an endpoint that
+/// moves from one slice to another is in neither for the time between two writes of the API server.
 pub const KUBERNETES_MOVE_TIME: Duration = Duration::from_secs(2);
 
 /// Time between two looks at which pod is worth least: it asks nobody but once in a third of a Lease's time.
@@ -399,7 +426,8 @@ pub const KUBERNETES_MARK_INTERVAL: Duration = Duration::from_secs(60);
 /// Tokens by which the marked pod must be worth more than another before the mark moves: one long prompt.
 pub const KUBERNETES_MARK_MARGIN_TOKENS: f64 = 1_024.0;
 
-/// Time after which the tokens that a cache saved count half: conversations and agents come back within minutes.
+/// Time after which the tokens that a cache saved count half: conversations and agents come back within
+/// minutes.
 pub const SAVED_HALF_LIFE: Duration = Duration::from_secs(600);
 
 /// Time for which a gateway holds a Lease that it does not renew; it renews after a third.
@@ -414,10 +442,12 @@ pub const MAX_EXPLAIN_BYTES: usize = MAX_TOKENIZE_BYTES;
 /// Largest body of an operator's command: one worker's table.
 pub const MAX_COMMAND_BYTES: usize = 16 << 10;
 
-/// Requests that wait for the first worker of their model, over all models: each holds its body, so at 64 KiB 16 MB.
+/// Requests that wait for the first worker of their model, over all models: each holds its body, so at 64 KiB
+/// 16 MB.
 pub const FIRST_WORKER_WAITERS: usize = 256;
 
-/// Prompt tokens per second of a worker before any answer told: an eight-billion-parameter model on a large GPU.
+/// Prompt tokens per second of a worker before any answer told: an eight-billion-parameter model on a large
+/// GPU.
 pub const PRIOR_PREFILL_TOKENS_PER_S: f64 = 8_000.0;
 
 /// Models for which a sum is kept, at about 40 KB each (the times to first token of a window).
@@ -429,12 +459,12 @@ pub const MAX_SCALER_CONNECTIONS: usize = 64;
 /// Calls at once on one of those connections: a stream and a question of each object that shares it.
 pub const MAX_SCALER_STREAMS: u32 = 64;
 
-/// Largest call to the external scaler: the metadata of a trigger, which Kubernetes itself keeps below 1 MB for the whole
-/// object, and people below a page.
+/// Largest call to the external scaler: the metadata of a trigger, which Kubernetes itself keeps below 1 MB
+/// for the whole object, and people below a page.
 pub const MAX_SCALER_MESSAGE_BYTES: usize = 64 << 10;
 
-/// Requests whose spans wait to be sent: at most 8 KB each (ten spans with texts as long as below), so 16 MB; a second of
-/// 2,000 requests.
+/// Requests whose spans wait to be sent: at most 8 KB each (ten spans with texts as long as below), so 16 MB;
+/// a second of 2,000 requests.
 pub const MAX_QUEUED_TRACES: usize = 2_048;
 
 /// Spans in one message to the collector, half a megabyte; what OpenTelemetry's own exporters take.

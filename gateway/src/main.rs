@@ -71,7 +71,8 @@ fn serve(args: &ServeArgs) -> Outcome {
     let _log = log::to_stderr(config.log_format);
     panics::watch();
     descriptors::raise();
-    // On one core there is nobody to hand a task to, and handing them over is what the other kind prepares for.
+    // On one core there is nobody to hand a task to, and handing them over is what the other kind prepares
+    // for.
     let (mut runtime, cores) = match cores::count().min(config.max_cores) {
         1 => (tokio::runtime::Builder::new_current_thread(), None),
         count => (tokio::runtime::Builder::new_multi_thread(), Some(Cores::start(count)?)),

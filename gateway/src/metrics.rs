@@ -1,5 +1,5 @@
-//! Every series of the gateway, declared once. Labels are closed sets or names from the fleet, so a client cannot
-//! make series; what lies outside is `other`. Each gateway instance has its own registry.
+//! Every series of the gateway, declared once. Labels are closed sets or names from the fleet, so a client
+//! cannot make series; what lies outside is `other`. Each gateway instance has its own registry.
 
 mod caches;
 mod fleet;

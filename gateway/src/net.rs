@@ -1,6 +1,7 @@
-//! The seam for sockets: listening, accepting and connecting, always with `TCP_NODELAY` (a stream's events are
-//! small, and Nagle's algorithm with delayed ACKs would hold each back 40 ms). No HTTP here; ZMQ is in
-//! `net/zmq.rs`. With the feature `simulation` the connections are a simulated network's (`net/simulated.rs`).
+//! The seam for sockets: listening, accepting and connecting, always with `TCP_NODELAY` (a stream's events
+//! are small, and Nagle's algorithm with delayed ACKs would hold each back 40 ms). No HTTP here; ZMQ is in
+//! `net/zmq.rs`. With the feature `simulation` the connections are a simulated network's
+//! (`net/simulated.rs`).
 
 pub mod port;
 #[cfg(feature = "simulation")]
@@ -65,7 +66,8 @@ pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
     Ok(found)
 }
 
-/// The addresses of a name as the resolver orders them. Where it failed for want of descriptors the error says so.
+/// The addresses of a name as the resolver orders them. Where it failed for want of descriptors the error
+/// says so.
 async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     let found = lookup_host((host, port)).await;
     found
@@ -85,9 +87,10 @@ async fn dial(host: &str, port: u16) -> io::Result<TcpStream> {
     Err(failed.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the name has no address")))
 }
 
-/// Gives up on clients that have not taken what was sent to them for so long: by TCP's own clock, so that neither a task
-/// nor a timer waits, and on every kind of connection. Connections accepted here have it from their listener.
-/// Linux alone has that clock; elsewhere, and in a simulated network, such a client is held for as long as its connection lives.
+/// Gives up on clients that have not taken what was sent to them for so long: by TCP's own clock, so that
+/// neither a task nor a timer waits, and on every kind of connection. Connections accepted here have it from
+/// their listener. Linux alone has that clock; elsewhere, and in a simulated network, such a client is held
+/// for as long as its connection lives.
 pub fn give_up_on_readers_after(listener: &TcpListener, stall: Duration) -> io::Result<()> {
     #[cfg(all(target_os = "linux", not(feature = "simulation")))]
     socket2::SockRef::from(listener).set_tcp_user_timeout(Some(stall))?;
@@ -141,7 +144,8 @@ impl Connector {
         self.timeout_ms.store(timeout.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Connects to the first address of the name that answers. Over TLS the worker may choose HTTP/2 if that is offered.
+    /// Connects to the first address of the name that answers. Over TLS the worker may choose HTTP/2 if that
+    /// is offered.
     pub async fn connect(
         &self,
         host: &str,
@@ -175,7 +179,8 @@ impl Connector {
     }
 }
 
-/// Whether a worker refused a connection because it speaks none of the protocols that were offered (RFC 7301, section 3.2).
+/// Whether a worker refused a connection because it speaks none of the protocols that were offered (RFC 7301,
+/// section 3.2).
 pub fn speaks_another_protocol(error: &io::Error) -> bool {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     matches!(tls, Some(rustls::Error::AlertReceived(rustls::AlertDescription::NoApplicationProtocol)))

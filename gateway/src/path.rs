@@ -27,8 +27,8 @@ pub(crate) fn undo_escapes(uri: &mut Uri) {
     }
 }
 
-/// A path as engines in Python read it: they undo its escapes before they look what it is for, so `/v1/%63ompletions` is what it seems
-/// not to be.
+/// A path as engines in Python read it: they undo its escapes before they look what it is for, so
+/// `/v1/%63ompletions` is what it seems not to be.
 pub(crate) fn as_engines_read(path: &str) -> Cow<'_, str> {
     // Mostly it has none.
     if memchr::memchr(b'%', path.as_bytes()).is_none() {

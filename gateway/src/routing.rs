@@ -1,7 +1,8 @@
-//! From a request to a worker: asks the index and the fleet, lets `keyway_core` say which request begins where
-//! (`routing/holding.rs`), and records the choice at once, so that the next request of a burst already sees it. The ticket
-//! undoes what did not come true; what an answer says of the cache corrects what is believed of it
-//! (`routing/truth.rs`), and of the prompt's tokens how those are estimated (`routing/token_sizes.rs`).
+//! From a request to a worker: asks the index and the fleet, lets `keyway_core` say which request begins
+//! where (`routing/holding.rs`), and records the choice at once, so that the next request of a burst already
+//! sees it. The ticket undoes what did not come true; what an answer says of the cache corrects what is
+//! believed of it (`routing/truth.rs`), and of the prompt's tokens how those are estimated
+//! (`routing/token_sizes.rs`).
 
 mod accusation;
 pub mod decision_log;
@@ -196,7 +197,8 @@ impl Router {
         Self { slow_start, ..self }
     }
 
-    /// Lets what workers hold in their host's memory or on a disk count, to be fetched at so many tokens in a millisecond.
+    /// Lets what workers hold in their host's memory or on a disk count, to be fetched at so many tokens in a
+    /// millisecond.
     #[must_use]
     pub fn with_tiers(self, fetch_tokens_per_ms: Option<f64>) -> Self {
         Self { fetch_tokens_per_ms, ..self }
@@ -296,8 +298,8 @@ impl Router {
         Some((candidates, Pick { index: places[pick.index], ..pick }))
     }
 
-    /// A connection was refused or broke: the worker gets no more requests until a probe succeeds, and since its
-    /// process is likely gone, so is its cache.
+    /// A connection was refused or broke: the worker gets no more requests until a probe succeeds, and since
+    /// its process is likely gone, so is its cache.
     pub fn worker_failed(&self, worker: &Worker) {
         worker.connect_failed(self.now());
         self.forget(worker.id);

@@ -1,5 +1,5 @@
-//! What a socket could not be opened for because this host or this process lacks it: descriptors, ports, memory, or the permission of
-//! its own firewall. No worker has anything to do with that.
+//! What a socket could not be opened for because this host or this process lacks it: descriptors, ports,
+//! memory, or the permission of its own firewall. No worker has anything to do with that.
 
 use std::{fmt, io, os::fd::AsFd};
 
@@ -16,7 +16,8 @@ pub enum Shortage {
     Ports,
     /// Memory for sockets (ENOBUFS, ENOMEM; ENOSPC: watches of epoll).
     Memory,
-    /// Permission of this host's firewall or security module, or a route (EACCES, EPERM, ENETDOWN, ENETUNREACH).
+    /// Permission of this host's firewall or security module, or a route (EACCES, EPERM, ENETDOWN,
+    /// ENETUNREACH).
     Permission,
 }
 
@@ -99,7 +100,8 @@ impl fmt::Display for Shortage {
     }
 }
 
-/// What a failed name lookup lacked: the resolver says "no such name" too where it could open neither its files nor a socket.
+/// What a failed name lookup lacked: the resolver says "no such name" too where it could open neither its
+/// files nor a socket.
 pub(super) fn of_lookup(error: &io::Error) -> Option<Shortage> {
     let mut tried = Vec::with_capacity(LOOKUP_DESCRIPTORS);
     Shortage::of(error).or_else(|| {

@@ -1,6 +1,6 @@
-//! Splits a byte stream of server-sent events at event boundaries, so that only whole events are forwarded. Never
-//! decodes: a UTF-8 character split across chunks stays intact. Line ends may be LF, CRLF or CR (WHATWG HTML §9.2).
-//! Whoever reads what is in the events goes through [`events`].
+//! Splits a byte stream of server-sent events at event boundaries, so that only whole events are forwarded.
+//! Never decodes: a UTF-8 character split across chunks stays intact. Line ends may be LF, CRLF or CR (WHATWG
+//! HTML §9.2). Whoever reads what is in the events goes through [`events`].
 
 mod events;
 
@@ -29,12 +29,12 @@ impl EventSplitter {
         Self { tail: BytesMut::new(), cap_bytes }
     }
 
-    /// Takes the next bytes and returns every event that is now whole (maybe none). A chunk that ends with an event,
-    /// the usual case, is returned as it is, without a copy.
+    /// Takes the next bytes and returns every event that is now whole (maybe none). A chunk that ends with an
+    /// event, the usual case, is returned as it is, without a copy.
     pub fn push(&mut self, mut chunk: Bytes) -> Result<Bytes, EventTooLong> {
         if !self.tail.is_empty() {
-            // No event ended in what was here, so only its last bytes are looked at again, and none is copied: an event may
-            // come in very many pieces.
+            // No event ended in what was here, so only its last bytes are looked at again, and none is
+            // copied: an event may come in very many pieces.
             let from = self.tail.len().saturating_sub(LINE_ENDS_MAX - 1);
             self.tail.extend_from_slice(&chunk);
             let whole = match last_boundary(&self.tail[from..]) {
@@ -127,8 +127,8 @@ mod tests {
         }
     }
 
-    /// Ends of events in `bytes`, read line by line: all places where one may be cut, and the end of the last event that has
-    /// text and is whole, whatever may follow.
+    /// Ends of events in `bytes`, read line by line: all places where one may be cut, and the end of the last
+    /// event that has text and is whole, whatever may follow.
     fn read_lines(bytes: &[u8]) -> (Vec<usize>, usize) {
         let (mut ends, mut whole, mut line, mut text, mut at) = (vec![0], 0, 0, false, 0);
         while at < bytes.len() {

@@ -1,6 +1,7 @@
-//! What workers keep for their clients (responses, conversations, files, batches, and whatever else has an id) is asked for
-//! where it is. The ids that an answer hands out are remembered with their worker, as keyed hashes; a request that names one
-//! goes there. One that names an id which is not known is for whoever has it: the workers are asked.
+//! What workers keep for their clients (responses, conversations, files, batches, and whatever else has an
+//! id) is asked for where it is. The ids that an answer hands out are remembered with their worker, as keyed
+//! hashes; a request that names one goes there. One that names an id which is not known is for whoever has
+//! it: the workers are asked.
 //!
 //! Only paths that may store something are looked at; a completion that stores nothing costs nothing.
 
@@ -62,7 +63,8 @@ pub struct StoredState {
     searches: Semaphore,
 }
 
-/// Whether a request may have to do with what is stored. Most have not, and are spared the look at their paths.
+/// Whether a request may have to do with what is stored. Most have not, and are spared the look at their
+/// paths.
 pub fn concerns(parts: &Parts, info: &RequestInfo) -> bool {
     match parts.uri.path() {
         "/v1/chat/completions" => info.stores == Some(true) || parts.method != Method::POST,

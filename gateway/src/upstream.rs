@@ -1,8 +1,9 @@
-//! The HTTP client that talks to workers. A connection of HTTP/1.1 (`http1.rs`) is driven by the task that waits for its
-//! answer, so that an event costs one wake, and dropping a pending request or an unfinished body closes
-//! its connection, which is how a worker learns that the client has left. When an answer has come to its end its
-//! connection waits at its [`Origin`] for the next request. With workers that are to be spoken HTTP/2 with, many requests
-//! share a connection, which has a task of its own; to leave resets the stream alone.
+//! The HTTP client that talks to workers. A connection of HTTP/1.1 (`http1.rs`) is driven by the task that
+//! waits for its answer, so that an event costs one wake, and dropping a pending request or an unfinished
+//! body closes its connection, which is how a worker learns that the client has left. When an answer has come
+//! to its end its connection waits at its [`Origin`] for the next request. With workers that are to be spoken
+//! HTTP/2 with, many requests share a connection, which has a task of its own; to leave resets the stream
+//! alone.
 
 mod answer;
 mod failure;
@@ -91,7 +92,8 @@ impl Upstream {
         self.send_own(origin, &request).await
     }
 
-    /// Over a connection of its own: a kept one, and where that was closed as the request went out, a new one.
+    /// Over a connection of its own: a kept one, and where that was closed as the request went out, a new
+    /// one.
     async fn send_own(
         &self,
         origin: &Origin,
@@ -125,7 +127,8 @@ impl Upstream {
         }
     }
 
-    /// Over a connection that others use too; in a box, so that it adds nothing to what requests over HTTP/1.1 take.
+    /// Over a connection that others use too; in a box, so that it adds nothing to what requests over
+    /// HTTP/1.1 take.
     fn send_shared<'a>(
         &'a self,
         origin: &'a Origin,
@@ -159,8 +162,8 @@ impl Upstream {
         })
     }
 
-    /// Opens a connection and closes it, to learn why none can be. In TLS 1.3 a server says only after the handshake that it wants
-    /// another certificate, so a word of it is waited for.
+    /// Opens a connection and closes it, to learn why none can be. In TLS 1.3 a server says only after the
+    /// handshake that it wants another certificate, so a word of it is waited for.
     pub async fn reach(&self, origin: &Origin) -> io::Result<()> {
         let opened = self.connector.connect(origin.host(), origin.port(), origin.security(), true);
         let mut stream = opened.await?.stream;
@@ -267,7 +270,8 @@ async fn exchange(
 ) -> Result<http::Response<Answer>, Failure> {
     let is_kept = link.has_answered();
     match link.ask(request, origin.host_header()).await {
-        // What some say with the end of an idle connection (RFC 9110, section 15.5.9): the request was not read.
+        // What some say with the end of an idle connection (RFC 9110, section 15.5.9): the request was not
+        // read.
         Ok(answer) if is_kept && answer.status() == StatusCode::REQUEST_TIMEOUT && !link.stays_open() => {
             Err(Failure::Raced(Cause::of("the worker says that the connection was idle for too long")))
         }

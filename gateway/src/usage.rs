@@ -71,8 +71,8 @@ impl UsageTap {
         Self::Body(Vec::new(), 0)
     }
 
-    /// Takes a piece of the answer: whole events, of which `mentioned` says whether they name a usage, or any part of an
-    /// unstreamed body.
+    /// Takes a piece of the answer: whole events, of which `mentioned` says whether they name a usage, or any
+    /// part of an unstreamed body.
     pub fn see(&mut self, bytes: &Bytes, mentioned: bool) {
         match self {
             Self::Events(last, opening) => {
@@ -160,7 +160,8 @@ impl UsageTap {
         })
     }
 
-    /// Whether what has come of an unstreamed answer is one JSON value, or nothing; `None` where it was not kept.
+    /// Whether what has come of an unstreamed answer is one JSON value, or nothing; `None` where it was not
+    /// kept.
     pub fn is_whole_json(&self) -> Option<bool> {
         let Self::Body(parts, bytes) = self else { return None };
         Some(*bytes == 0 || serde_json::from_slice::<IgnoredAny>(&parts.concat()).is_ok())

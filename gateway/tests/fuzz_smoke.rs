@@ -1,5 +1,6 @@
-//! The fuzz targets on stable Rust: seeds, and what becomes of them under random cuts, flips, doublings and splices. A
-//! fuzzer goes further (`cargo +nightly fuzz run request` in `gateway/`); this says that the targets hold at all.
+//! The fuzz targets on stable Rust: seeds, and what becomes of them under random cuts, flips, doublings and
+//! splices. A fuzzer goes further (`cargo +nightly fuzz run request` in `gateway/`); this says that the
+//! targets hold at all.
 
 #[path = "../fuzz/bodies.rs"]
 mod bodies;

@@ -1,5 +1,6 @@
-//! What strangers send is read in time linear in its size, also where it is made to take longer: sixteen times the bytes take
-//! about sixteen times the CPU time of the thread. What is read of it is held against a JSON library elsewhere (`fuzz_smoke.rs`).
+//! What strangers send is read in time linear in its size, also where it is made to take longer: sixteen
+//! times the bytes take about sixteen times the CPU time of the thread. What is read of it is held against a
+//! JSON library elsewhere (`fuzz_smoke.rs`).
 #![allow(clippy::expect_used, reason = "helpers of tests fail the test by panicking")]
 
 use std::{fs, num::NonZeroUsize, thread};
@@ -21,11 +22,12 @@ use keyway_wire::block_hash::HashKey;
 
 /// Bytes of the smaller text.
 const SIZE: usize = 8 << 10;
-/// How many times as large the larger one is, and how many times the time the same bytes may take in it: squares would take this
-/// many times.
+/// How many times as large the larger one is, and how many times the time the same bytes may take in it:
+/// squares would take this many times.
 const TIMES: usize = 16;
 const BAR: f64 = 6.0;
-/// How often the larger one is read in a try, and what a try takes at least for the kernel's account to be good.
+/// How often the larger one is read in a try, and what a try takes at least for the kernel's account to be
+/// good.
 const OFTEN: usize = 4;
 const FLOOR_NS: f64 = 50_000.0;
 /// Of so many tries the fastest counts: nothing makes one faster than it is.

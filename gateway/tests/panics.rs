@@ -1,6 +1,7 @@
-//! Hazard: a bug that panics takes more with it than its own request: other requests, a lock, a worker's load, the process.
-//! There is no switch for panics in the gateway. They come from what it logs: the subscriber panics at one line, in the
-//! very place of the code that logs it. That what is shown then cannot be told by clients is `src/panics.rs`' business.
+//! Hazard: a bug that panics takes more with it than its own request: other requests, a lock, a worker's
+//! load, the process. There is no switch for panics in the gateway. They come from what it logs: the
+//! subscriber panics at one line, in the very place of the code that logs it. That what is shown then cannot
+//! be told by clients is `src/panics.rs`' business.
 #![allow(
     clippy::expect_used,
     clippy::panic,
@@ -271,7 +272,8 @@ async fn eventually<F: Future<Output = bool>>(what: &str, is: impl Fn() -> F) {
     assert!(seen.await.is_ok(), "{what}");
 }
 
-/// Of 1,000 requests one meets the bug at `line`, and ends as `expected`; nothing else is seen of it afterwards.
+/// Of 1,000 requests one meets the bug at `line`, and ends as `expected`; nothing else is seen of it
+/// afterwards.
 async fn one_bug(
     gateway: &Gateway,
     version: Version,

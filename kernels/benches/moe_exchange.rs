@@ -1,6 +1,7 @@
-//! What spreading experts over two processes costs: exchanges over shared memory against a copy of as many bytes, and
-//! a layer shaped like Qwen3-30B-A3B's (128 experts of 2048 by 768, 8 a token, bf16) with what is not computing in it.
-//! One thread a rank; needs two processors, 2.5 GB and Linux: `cargo bench -p keyway-kernels --bench moe_exchange`.
+//! What spreading experts over two processes costs: exchanges over shared memory against a copy of as many
+//! bytes, and a layer shaped like Qwen3-30B-A3B's (128 experts of 2048 by 768, 8 a token, bf16) with what is
+//! not computing in it. One thread a rank; needs two processors, 2.5 GB and Linux: `cargo bench -p
+//! keyway-kernels --bench moe_exchange`.
 
 #![allow(clippy::expect_used, reason = "a benchmark ends at whatever fails")]
 
@@ -102,8 +103,8 @@ mod linux {
         times[times.len() / 2]
     }
 
-    /// Exchanges of `bytes` each way; on rank 0 with times. The floor is 0.5 us and a copy of the bytes, made by both
-    /// ranks at once, from buffers as warm as the messages.
+    /// Exchanges of `bytes` each way; on rank 0 with times. The floor is 0.5 us and a copy of the bytes, made
+    /// by both ranks at once, from buffers as warm as the messages.
     fn messages(fabric: &mut Shm, bytes: usize, rounds: usize, tells: bool) {
         let (words, to) = (bytes / 4, 1 - fabric.rank());
         let (from, mut copy) = (vec![7_u32; words], vec![0_u32; words]);

@@ -1,11 +1,12 @@
-//! Runs layers of experts over every transport and writes down, for each rank, what it sent and what it received in
-//! every exchange: for an oracle that moves the same messages by other means (`tests/external/experts_mpi`). Checks
-//! nothing itself.
+//! Runs layers of experts over every transport and writes down, for each rank, what it sent and what it
+//! received in every exchange: for an oracle that moves the same messages by other means
+//! (`tests/external/experts_mpi`). Checks nothing itself.
 //!
 //!     cargo run -p keyway-kernels --example record_exchanges -- DIR RANKS
 //!
-//! `DIR/TRANSPORT-RANK.bin` is, for each exchange in turn, in little-endian 32-bit words: the lengths of the messages to
-//! each rank, the lengths of those from each rank, the words sent by rank, the words received by rank.
+//! `DIR/TRANSPORT-RANK.bin` is, for each exchange in turn, in little-endian 32-bit words: the lengths of the
+//! messages to each rank, the lengths of those from each rank, the words sent by rank, the words received by
+//! rank.
 
 #![allow(clippy::expect_used, reason = "a tool of the tests ends at whatever fails")]
 

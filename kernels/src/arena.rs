@@ -1,6 +1,6 @@
-//! Memory for weights: filled once, read by every step. Where it is large it begins at a huge page's boundary and the
-//! system is asked for huge pages, which spares a stream through it the walks of page tables (a tenth of the time on
-//! virtual machines).
+//! Memory for weights: filled once, read by every step. Where it is large it begins at a huge page's boundary
+//! and the system is asked for huge pages, which spares a stream through it the walks of page tables (a tenth
+//! of the time on virtual machines).
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::fmt;

@@ -40,8 +40,8 @@ pub(crate) fn assert_close(actual: &[f32], exact: &[f64], scale: &[f64], toleran
     }
 }
 
-/// Runs `op` on every instruction set with 1, 2 and 3 threads that share work of any size, asserts that all results agree in every bit,
-/// and returns the result.
+/// Runs `op` on every instruction set with 1, 2 and 3 threads that share work of any size, asserts that all
+/// results agree in every bit, and returns the result.
 pub(crate) fn everywhere(op: impl Fn(&Compute) -> Vec<f32>) -> Vec<f32> {
     let mut first: Option<Vec<f32>> = None;
     for threads in [1, 2, 3] {

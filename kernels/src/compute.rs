@@ -11,14 +11,14 @@ use crate::isa::Isa;
 use crate::pool::Pool;
 
 /// Work below this stays on the caller's thread. Waking a sleeping thread costs the caller 2 to 3 us (a futex
-/// call; nothing where the thread still spins), and that thread comes tens of microseconds later: from 20 us on
-/// the loss is at most an eighth and the gain up to half.
+/// call; nothing where the thread still spins), and that thread comes tens of microseconds later: from 20 us
+/// on the loss is at most an eighth and the gain up to half.
 const SHARED_FROM_NS: f64 = 20_000.0;
 /// A part should take this long: fifty times what taking one costs, and short enough for a thread that comes
 /// late to find some.
 const PART_NS: f64 = 5_000.0;
-/// More parts than threads, so that a thread that was interrupted, or gets less of the memory's bandwidth, holds up
-/// little.
+/// More parts than threads, so that a thread that was interrupted, or gets less of the memory's bandwidth,
+/// holds up little.
 const PARTS_PER_THREAD: usize = 8;
 
 /// An instruction set, and threads that its clones share.
@@ -104,7 +104,8 @@ impl Compute {
                 pool.run(tiles, &|task| {
                     let i = ends.partition_point(|end| *end <= task);
                     let first = ends[i] - grids[i].len();
-                    // SAFETY: the pool runs each task once, each of which is another tile; the grids end here.
+                    // SAFETY: the pool runs each task once, each of which is another tile; the grids end
+                    // here.
                     work(i, unsafe { grids[i].tile(task - first) });
                 });
             }

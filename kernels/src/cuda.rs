@@ -22,7 +22,8 @@ pub mod rope;
 pub mod rules;
 pub mod sample;
 
-/// Changes whenever an edit changes a bit of any of these operations' results; part of a worker's numerics id.
+/// Changes whenever an edit changes a bit of any of these operations' results; part of a worker's numerics
+/// id.
 pub const NUMERICS_VERSION: u32 = 5;
 
 pub use device::{Argument, Device, DeviceError, Element, Launch, Slice};

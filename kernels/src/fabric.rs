@@ -1,10 +1,11 @@
-//! What moves bytes between the ranks of a group: one message of 32-bit words from each rank to each other one, in
-//! exchanges that all ranks take part in, each with a deadline. It knows neither tokens nor experts; what a message
-//! says is [`crate::moe::parallel`]'s business.
+//! What moves bytes between the ranks of a group: one message of 32-bit words from each rank to each other
+//! one, in exchanges that all ranks take part in, each with a deadline. It knows neither tokens nor experts;
+//! what a message says is [`crate::moe::parallel`]'s business.
 //!
-//! A rank writes its messages where they will be sent from ([`Fabric::outbox`]), exchanges, and reads what came where
-//! it lies ([`Fabric::inbox`]): over shared memory nothing is copied in between. After an error a fabric stays failed:
-//! the group is made anew. Whoever finds a rank at fault tells the others, lest they take its own leaving for the fault.
+//! A rank writes its messages where they will be sent from ([`Fabric::outbox`]), exchanges, and reads what
+//! came where it lies ([`Fabric::inbox`]): over shared memory nothing is copied in between. After an error a
+//! fabric stays failed: the group is made anew. Whoever finds a rank at fault tells the others, lest they
+//! take its own leaving for the fault.
 
 mod grouped;
 mod local;
@@ -35,8 +36,8 @@ pub trait Fabric: Send + fmt::Debug {
     /// Words of the longest message.
     fn capacity(&self) -> usize;
 
-    /// The message of `words` words to rank `to` in the next exchange, to be filled in; what it held before means
-    /// nothing. Who is sent nothing gets an empty message. There is none to oneself.
+    /// The message of `words` words to rank `to` in the next exchange, to be filled in; what it held before
+    /// means nothing. Who is sent nothing gets an empty message. There is none to oneself.
     fn outbox(&mut self, to: usize, words: usize) -> Result<&mut [u32], FabricError>;
 
     /// Sends every message and waits for those of all other ranks, `deadline` at most.

@@ -5,8 +5,8 @@
 //! scores are computed in lanes across keys; values position by position,
 //! `[block][kv_head][offset][value_dim]`, so that sums run in lanes across the head.
 //!
-//! A **latent** cache (multi-head latent attention in its absorbed form, arXiv 2405.04434) keeps one vector per
-//! position, laid out as keys are; its first `value_dim` elements are the value as well.
+//! A **latent** cache (multi-head latent attention in its absorbed form, arXiv 2405.04434) keeps one vector
+//! per position, laid out as keys are; its first `value_dim` elements are the value as well.
 
 use crate::lanes::{LANES, Lanes};
 use crate::zeroed::Zeroed;
@@ -71,7 +71,8 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// An empty cache, its memory reserved at once but not touched before it is written; `None` if there is not enough.
+    /// An empty cache, its memory reserved at once but not touched before it is written; `None` if there is
+    /// not enough.
     ///
     /// # Panics
     /// If a size is 0, or `value_dim` or `block_size` is not a multiple of [`KvShape::GRANULE`].
@@ -82,8 +83,8 @@ impl KvCache {
         Some(Self { shape, latent: false, keys, values })
     }
 
-    /// An empty latent cache: `key_dim` is the whole of a position's vector (its compressed part and its rotated
-    /// part), `value_dim` the compressed part at its beginning. `None` if there is not enough memory.
+    /// An empty latent cache: `key_dim` is the whole of a position's vector (its compressed part and its
+    /// rotated part), `value_dim` the compressed part at its beginning. `None` if there is not enough memory.
     ///
     /// # Panics
     /// As [`KvCache::new`], and if there is not one KV head, or the value is longer than the key.
@@ -125,8 +126,8 @@ impl KvCache {
         self.write_values(block, offset, 1, value.len(), value);
     }
 
-    /// [`KvCache::write`] for `count` positions from `offset` on, all in one block: position `i`'s key begins at
-    /// `keys[i * stride]`, its value at `values[i * stride]`.
+    /// [`KvCache::write`] for `count` positions from `offset` on, all in one block: position `i`'s key begins
+    /// at `keys[i * stride]`, its value at `values[i * stride]`.
     ///
     /// # Panics
     /// As [`KvCache::write`].

@@ -3,8 +3,8 @@
 //!
 //! The weight is packed into panels of 16 outputs, so one load feeds 16 independent sums (`packed/plain.rs`).
 //! Each sum is one chain of fused multiply-adds over ascending `k`: the tile sizes below change speed, never
-//! a bit, and a row's result is the same alone and in any batch. How the weight is kept in memory is `packed`'s
-//! business: narrow types are widened when used, to the f32 they stand for.
+//! a bit, and a row's result is the same alone and in any batch. How the weight is kept in memory is
+//! `packed`'s business: narrow types are widened when used, to the f32 they stand for.
 
 mod activations;
 mod integers;
@@ -24,8 +24,9 @@ use packed::{PANEL, Panels, Read};
 pub use integers::IntBits;
 pub use packed::{PackedMatrix, SmallFloats, WeightType};
 
-/// What a multiplication, reading an element of the weight, and reading a byte of it take one thread at least, in
-/// nanoseconds (`benches/roofline.rs` on AVX-512, the weight in cache): decides who computes, nothing else.
+/// What a multiplication, reading an element of the weight, and reading a byte of it take one thread at
+/// least, in nanoseconds (`benches/roofline.rs` on AVX-512, the weight in cache): decides who computes,
+/// nothing else.
 const NS_PER_MULTIPLICATION: f64 = 1.0 / 120.0;
 const NS_PER_WEIGHT: f64 = 1.0 / 40.0;
 const NS_PER_BYTE: f64 = 1.0 / 100.0;
@@ -115,8 +116,8 @@ impl<W: Read> MatMul<'_, W> {
     fn one_row<S: Simd>(&mut self, simd: S, row: usize) {
         let (mut panel, end, rows, depth) =
             (self.panels().start, self.panels().end, row..row + 1, 0..self.inputs);
-        // One row has few sums under way in a tile. Where the weight is in cache more panels hide the additions'
-        // latency; where it comes from memory one stream is read faster than two.
+        // One row has few sums under way in a tile. Where the weight is in cache more panels hide the
+        // additions' latency; where it comes from memory one stream is read faster than two.
         while panel + 4 <= end && self.in_cache {
             self.tiles::<S, 1, 4>(simd, rows.clone(), panel, depth.clone());
             panel += 4;
@@ -155,8 +156,8 @@ impl<W: Read> MatMul<'_, W> {
         }
     }
 
-    /// Adds to the outputs of `P` panels the products of the inputs `depth`, for `rows`, `R` rows at a time; returns
-    /// the rows that were too few for a tile.
+    /// Adds to the outputs of `P` panels the products of the inputs `depth`, for `rows`, `R` rows at a time;
+    /// returns the rows that were too few for a tile.
     #[inline(always)]
     fn tiles<S: Simd, const R: usize, const P: usize>(
         &mut self,
@@ -192,8 +193,8 @@ impl<W: Read> MatMul<'_, W> {
     }
 }
 
-/// Adds the products of `R` rows' inputs from number `first` on with the `P` panels from `panel` on; the sums stay in
-/// registers.
+/// Adds the products of `R` rows' inputs from number `first` on with the `P` panels from `panel` on; the sums
+/// stay in registers.
 #[inline(always)]
 fn tile<S: Simd, W: Read, const R: usize, const P: usize>(
     simd: S,

@@ -1,6 +1,7 @@
-//! The parts of a mixture-of-experts layer around the experts' products: the router's choice (`moe/route.rs`),
-//! the grouping of tokens by expert, and the combination of the experts' outputs. Where experts are spread over ranks:
-//! who holds which (`moe/placement.rs`), what goes where (`moe/plan.rs`), and the layer itself (`moe/parallel.rs`).
+//! The parts of a mixture-of-experts layer around the experts' products: the router's choice
+//! (`moe/route.rs`), the grouping of tokens by expert, and the combination of the experts' outputs. Where
+//! experts are spread over ranks: who holds which (`moe/placement.rs`), what goes where (`moe/plan.rs`), and
+//! the layer itself (`moe/parallel.rs`).
 
 use crate::compute::Compute;
 use crate::grid::Grid;
@@ -16,7 +17,8 @@ pub use placement::Placement;
 pub use plan::{Part, Plan};
 pub use route::{GroupScore, Groups, Routing, Scoring, route, route_oracle};
 
-/// What combining one element of one slot takes one thread, in nanoseconds: decides who computes, nothing else.
+/// What combining one element of one slot takes one thread, in nanoseconds: decides who computes, nothing
+/// else.
 const NS_PER_TERM: f64 = 0.1;
 
 /// Which slots each expert serves: a permutation of all slots, grouped by expert, ascending within a group.

@@ -2,11 +2,11 @@
 //! (arXiv 2305.13245). One form serves a piece of a prompt and a single decoded token.
 //!
 //! `out[t][h] = sum over p <= start + t of softmax_p(scale * q[t][h] . key[p]) value[p]`, query head `h`
-//! reading KV head `h / (heads / kv_heads)`. A sliding window leaves out the oldest positions
-//! (arXiv 2004.05150), a sink joins the softmax's denominator (arXiv 2309.17453). Keys are taken in chunks of 256 **absolute** positions with a
-//! running maximum and sum (arXiv 1805.02867), position `p` in lane `p % 16`: the order of every sum depends
-//! on the token's position alone, never on `start`, the block size, the block numbers or the rows computed
-//! beside it.
+//! reading KV head `h / (heads / kv_heads)`. A sliding window leaves out the oldest positions (arXiv
+//! 2004.05150), a sink joins the softmax's denominator (arXiv 2309.17453). Keys are taken in chunks of 256
+//! **absolute** positions with a running maximum and sum (arXiv 1805.02867), position `p` in lane `p % 16`:
+//! the order of every sum depends on the token's position alone, never on `start`, the block size, the block
+//! numbers or the rows computed beside it.
 
 mod chunk;
 
@@ -27,8 +27,8 @@ const TILES: usize = CHUNK / LANES;
 /// What one element of one key or value takes for one query head on one thread, in nanoseconds
 /// (`benches/roofline.rs`): decides who computes, nothing else.
 const NS_PER_TERM: f64 = 0.02;
-/// What a byte of keys and values takes one thread that finds it in memory, between two layers' weights: the latency of
-/// many short reads.
+/// What a byte of keys and values takes one thread that finds it in memory, between two layers' weights: the
+/// latency of many short reads.
 const NS_PER_BYTE: f64 = 0.12;
 
 /// New tokens of one sequence; their keys and values are already in the cache.
@@ -42,8 +42,8 @@ pub struct Queries<'a> {
     pub heads: usize,
     /// Absolute position of row 0.
     pub start: usize,
-    /// Block table: `blocks[p / block_size]` holds position `p`, for every `p` up to the last row's. Entries of
-    /// which no row sees a position are never used.
+    /// Block table: `blocks[p / block_size]` holds position `p`, for every `p` up to the last row's. Entries
+    /// of which no row sees a position are never used.
     pub blocks: &'a [u32],
     /// How many positions a token sees, its own among them; `None`: all up to its own.
     pub window: Option<usize>,
@@ -101,8 +101,8 @@ pub fn cpu(compute: &Compute, cache: &KvCache, queries: Queries<'_>, scale: f32,
     batch(compute, cache, &[(queries, tokens)], scale, out);
 }
 
-/// [`cpu`] for several sequences, each with its number of tokens: their rows of `out` follow each other. Threads take
-/// tokens, and where these are few heads, of all sequences.
+/// [`cpu`] for several sequences, each with its number of tokens: their rows of `out` follow each other.
+/// Threads take tokens, and where these are few heads, of all sequences.
 ///
 /// # Panics
 /// As [`cpu`].
@@ -163,8 +163,8 @@ fn cost(cache: &KvCache, queries: &Queries<'_>, tokens: usize) -> f64 {
     (NS_PER_TERM * computing).max(NS_PER_BYTE * reading as f64)
 }
 
-/// Tokens and query heads per tile: `parts` tiles or more if there are as many rows. A tile's heads share a KV
-/// head. Tokens are cut first: rows of one tile share the keys they load.
+/// Tokens and query heads per tile: `parts` tiles or more if there are as many rows. A tile's heads share a
+/// KV head. Tokens are cut first: rows of one tile share the keys they load.
 fn cut(parts: usize, tokens: usize, kv_heads: usize, group: usize) -> (usize, usize) {
     if parts <= 1 {
         return (tokens, group);
@@ -180,8 +180,8 @@ struct Attention<'a> {
     queries: Queries<'a>,
     scale: f32,
     kv_head: usize,
-    /// Query heads to compute, all of `kv_head`. Row `r` is head `heads.start + r % heads.len()` of the tile's
-    /// token `r / heads.len()`.
+    /// Query heads to compute, all of `kv_head`. Row `r` is head `heads.start + r % heads.len()` of the
+    /// tile's token `r / heads.len()`.
     heads: Range<usize>,
     /// These heads' columns of some tokens' rows.
     out: Tile<'a>,

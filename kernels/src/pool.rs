@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
-/// Turns of the waiting loop before a thread sleeps: about 100 us, longer than the gaps between the operations
-/// of a layer, short against a scheduler's time slice.
+/// Turns of the waiting loop before a thread sleeps: about 100 us, longer than the gaps between the
+/// operations of a layer, short against a scheduler's time slice.
 const SPINS: u32 = 5000;
 
 /// Bits of [`Shared::state`]: how many workers are inside the job; whether more may enter; the job's number.
@@ -49,8 +49,8 @@ struct Job {
     caller: Thread,
 }
 
-// SAFETY: `job` is written only by the caller that has the pool, while the job is closed and nobody is inside;
-// workers read it only inside. `work` is `Sync`, and is called only inside.
+// SAFETY: `job` is written only by the caller that has the pool, while the job is closed and nobody is
+// inside; workers read it only inside. `work` is `Sync`, and is called only inside.
 #[allow(unsafe_code)]
 unsafe impl Send for Shared {}
 #[allow(unsafe_code)]
@@ -89,8 +89,8 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `work` with each of `0..tasks` once, on any of the threads, and returns when all is done. A panic
-    /// in a task is passed on; tasks not yet begun are then left out.
+    /// Calls `work` with each of `0..tasks` once, on any of the threads, and returns when all is done. A
+    /// panic in a task is passed on; tasks not yet begun are then left out.
     pub(crate) fn run(&self, tasks: usize, work: &(dyn Fn(usize) + Sync)) {
         let alone = tasks <= 1 || self.workers.is_empty();
         if alone || self.shared.taken.swap(true, Ordering::Acquire) {

@@ -1,5 +1,5 @@
-//! How fast this machine reads memory and multiplies at this moment: the ceilings that benchmarks are held to. No
-//! operation of a decoder.
+//! How fast this machine reads memory and multiplies at this moment: the ceilings that benchmarks are held
+//! to. No operation of a decoder.
 
 use std::hint::black_box;
 use std::time::Instant;

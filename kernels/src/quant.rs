@@ -1,12 +1,13 @@
 //! What the codes of quantised checkpoints mean, element by element and row by row. Keeping them packed and
-//! multiplying with them is `matmul`'s business; quantising, to whole numbers, is `matmul/integers/quantise.rs`'.
+//! multiplying with them is `matmul`'s business; quantising, to whole numbers, is
+//! `matmul/integers/quantise.rs`'.
 //!
-//! * FP8 E4M3FN (arXiv 2209.05433; the OCP 8-bit floating point specification): sign, 4 exponent bits (bias 7),
-//!   3 mantissa bits; no infinity, NaN where all but the sign is set. A row has one f32 scale per block of inputs;
-//!   DeepSeek-V3's `weight_scale_inv` has one for 128 rows by 128 inputs.
+//! * FP8 E4M3FN (arXiv 2209.05433; the OCP 8-bit floating point specification): sign, 4 exponent bits (bias
+//!   7), 3 mantissa bits; no infinity, NaN where all but the sign is set. A row has one f32 scale per block
+//!   of inputs; DeepSeek-V3's `weight_scale_inv` has one for 128 rows by 128 inputs.
 //! * MXFP4 (OCP Microscaling Formats specification 1.0): elements E2M1 (sign, 2 exponent bits with bias 1, 1
-//!   mantissa bit), two in a byte, the first in the low half; 32 of them share a scale E8M0, `2^(code - 127)`,
-//!   255 being NaN.
+//!   mantissa bit), two in a byte, the first in the low half; 32 of them share a scale E8M0, `2^(code -
+//!   127)`, 255 being NaN.
 
 /// Elements that share a scale in MXFP4.
 pub const MXFP4_BLOCK: usize = 32;
@@ -35,8 +36,8 @@ pub fn e4m3(code: u8) -> f32 {
     if code & 0x7f == 0x7f { f32::NAN } else { e4m3_scaled(code) * E4M3_UNSCALE }
 }
 
-/// [`e4m3`] over 256 (and 480 / 256 instead of NaN): what an f16 with these bits is worth, which is how vector
-/// code decodes it.
+/// [`e4m3`] over 256 (and 480 / 256 instead of NaN): what an f16 with these bits is worth, which is how
+/// vector code decodes it.
 #[inline(always)]
 pub(crate) fn e4m3_scaled(code: u8) -> f32 {
     // The exponent moves from bias 7 to f32's 127, a factor of 2^-120; exact for subnormal codes, too.

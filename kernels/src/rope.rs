@@ -1,5 +1,6 @@
 //! Rotary position embedding (arXiv 2104.09864): the two elements of each pair of a head turn by the angle
-//! `position * inv_freq[pair]`. [`Pairing`] says which elements are pairs; [`Heads`], which part of a head turns.
+//! `position * inv_freq[pair]`. [`Pairing`] says which elements are pairs; [`Heads`], which part of a head
+//! turns.
 //!
 //! As in those implementations the angle is rounded to f32 before its sine is taken (a checkpoint was trained
 //! with that rounding); the sine itself is exact to f32.

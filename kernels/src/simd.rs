@@ -1,5 +1,6 @@
-//! Sixteen floats (or integers) in vector registers, for the few inner loops whose sums must stay there (matrix
-//! tiles, attention). Everything else is plain loops over `Lanes` that the compiler vectorises by itself.
+//! Sixteen floats (or integers) in vector registers, for the few inner loops whose sums must stay there
+//! (matrix tiles, attention). Everything else is plain loops over `Lanes` that the compiler vectorises by
+//! itself.
 //!
 //! A value of a [`Simd`] type is the proof that the processor has the instructions: [`crate::isa::Isa::run`]
 //! makes it.
@@ -54,8 +55,8 @@ pub(crate) trait Simd: Copy {
     /// The low and the high halves of 64 bytes, each as 64 bytes.
     fn load_halves(self, from: &[u8; 4 * LANES]) -> [Self::Bytes; 2];
     fn splat_int(self, value: i32) -> Self::Ints;
-    /// Adds to each of sixteen integers the product of its four unsigned bytes with the four signed bytes of `by`,
-    /// of which none is -128.
+    /// Adds to each of sixteen integers the product of its four unsigned bytes with the four signed bytes of
+    /// `by`, of which none is -128.
     fn dot(self, sums: Self::Ints, bytes: Self::Bytes, by: i32) -> Self::Ints;
     /// Integers of at most 24 bits.
     fn to_floats(self, ints: Self::Ints) -> Self::Vector;

@@ -1,5 +1,5 @@
-//! Vectors of zeros that take no memory before they are written: the system hands out zero pages at the first touch. A KV
-//! cache is large and mostly unused at first. Not for small or short-lived buffers.
+//! Vectors of zeros that take no memory before they are written: the system hands out zero pages at the first
+//! touch. A KV cache is large and mostly unused at first. Not for small or short-lived buffers.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::ops::{Deref, DerefMut};
@@ -9,8 +9,8 @@ use crate::lanes::{LANES, Lanes};
 /// A fixed number of [`Lanes`], zero until written.
 #[derive(Debug)]
 pub(crate) struct Zeroed {
-    /// One vector more than needed, to begin at an aligned address: an allocation that asks for more than the default
-    /// alignment would be zeroed by hand, which touches it.
+    /// One vector more than needed, to begin at an aligned address: an allocation that asks for more than the
+    /// default alignment would be zeroed by hand, which touches it.
     floats: Box<[f32]>,
     /// Index of the first aligned float.
     first: usize,
@@ -28,7 +28,8 @@ impl Zeroed {
         if start.is_null() {
             return None;
         }
-        // SAFETY: the memory comes from the global allocator with the layout of `count` floats, and zeros are floats.
+        // SAFETY: the memory comes from the global allocator with the layout of `count` floats, and zeros are
+        // floats.
         let floats = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start, count)) };
         let first = floats.as_ptr().align_offset(align_of::<Lanes>());
         (first <= LANES).then_some(Self { floats, first, vectors: n })

@@ -1,6 +1,6 @@
-//! What one core of `keyway-loadtest mock --profile instant` serves: requests and server-sent events for each second of
-//! its CPU time, so that what else runs on the machine counts little. `cargo run --release -p keyway-loadtest --example
-//! mock_speed -- target/release/keyway-loadtest`
+//! What one core of `keyway-loadtest mock --profile instant` serves: requests and server-sent events for each
+//! second of its CPU time, so that what else runs on the machine counts little. `cargo run --release -p
+//! keyway-loadtest --example mock_speed -- target/release/keyway-loadtest`
 #![allow(clippy::expect_used, clippy::panic, reason = "a measurement that cannot be made ends here")]
 
 use std::{

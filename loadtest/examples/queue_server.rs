@@ -1,10 +1,12 @@
-//! A server of known capacity, to check `search` with: one request at a time, in order, each for the same time. Prints
-//! the rate at which it just keeps an objective, by queueing theory. Not an engine.
+//! A server of known capacity, to check `search` with: one request at a time, in order, each for the same
+//! time. Prints the rate at which it just keeps an objective, by queueing theory. Not an engine.
 //!
 //!     cargo run --release -p keyway-loadtest --example queue_server -- 127.0.0.1:9900 20 100 90
-//!     keyway-loadtest search --url http://127.0.0.1:9900 --slo 'ttft.p90<100ms' --requests 2000 --isl 16 --osl 1
+//!     keyway-loadtest search --url http://127.0.0.1:9900 --slo 'ttft.p90<100ms' --requests 2000 \
+//!         --isl 16 --osl 1
 //!
-//! Arguments: address, milliseconds of work on a request, milliseconds that the objective allows, its percentile.
+//! Arguments: address, milliseconds of work on a request, milliseconds that the objective allows, its
+//! percentile.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "an example that fails may panic")]
 
@@ -82,8 +84,8 @@ fn whole(kind: &str, body: String) -> Response<Full<Bytes>> {
     Response::builder().header("content-type", kind).body(Full::new(body.into())).unwrap()
 }
 
-/// The rate at which `share` of the requests of an M/D/1 queue end within `bound_ms`. Waiting times: A. K. Erlang, "The
-/// theory of probabilities and telephone conversations", 1909.
+/// The rate at which `share` of the requests of an M/D/1 queue end within `bound_ms`. Waiting times: A. K.
+/// Erlang, "The theory of probabilities and telephone conversations", 1909.
 fn exact_knee(service_ms: f64, bound_ms: f64, share: f64) -> f64 {
     let t = bound_ms / service_ms - 1.0;
     let kept = |load: f64| {

@@ -63,12 +63,14 @@ pub enum Command {
     Report(ReportArgs),
     /// Say whether a server can be measured, and what it tells of tokens, caches and workers
     Check(Box<ServerArgs>),
-    /// Measure an idle server's speed: time to a first token by prompt length, with and without cache, and by token
+    /// Measure an idle server's speed: time to a first token by prompt length, with and without cache, and by
+    /// token
     Calibrate(Box<CalibrateArgs>),
     /// Serve a fleet of simulated engines, each on its own port, for tests that need no GPU
     #[command(after_help = mock::args::EXAMPLES)]
     Mock(Box<MockArgs>),
-    /// Replay a trace on a simulated fleet in virtual time: compare policies, find how many workers an SLO needs
+    /// Replay a trace on a simulated fleet in virtual time: compare policies, find how many workers an SLO
+    /// needs
     #[command(after_help = simulate::EXAMPLES)]
     Simulate(Box<SimulateArgs>),
     /// Look at traces, convert them, make them

@@ -1,5 +1,5 @@
-//! `keyway-loadtest calibrate`: how fast one idle server is: the time to a first token by prompt length, what is left of
-//! it when the prompt is cached, and the time of a token. One request at a time; judges nothing.
+//! `keyway-loadtest calibrate`: how fast one idle server is: the time to a first token by prompt length, what
+//! is left of it when the prompt is cached, and the time of a token. One request at a time; judges nothing.
 
 use std::{
     fmt::Write as _,

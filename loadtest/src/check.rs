@@ -1,5 +1,5 @@
-//! `keyway-loadtest check`: whether a server can be measured, and what it tells: models, streams, token counts, cached
-//! tokens, which worker answered. A few short requests; measures nothing.
+//! `keyway-loadtest check`: whether a server can be measured, and what it tells: models, streams, token
+//! counts, cached tokens, which worker answered. A few short requests; measures nothing.
 
 use std::{
     fmt::Write as _,

@@ -1,4 +1,5 @@
-//! The connection to the server under test: its base URL, its key, a pool of HTTP/1.1 connections. Measures nothing.
+//! The connection to the server under test: its base URL, its key, a pool of HTTP/1.1 connections. Measures
+//! nothing.
 
 pub mod calibrate;
 pub mod event;
@@ -71,8 +72,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// A client for `url`, with or without a trailing `/v1`. The pool has no bound: an open loop needs as many
-    /// connections as there are answers under way.
+    /// A client for `url`, with or without a trailing `/v1`. The pool has no bound: an open loop needs as
+    /// many connections as there are answers under way.
     pub fn new(url: &str, api_key: Option<&str>) -> Result<Self, ClientError> {
         let refuse = |reason: &str| ClientError::Url { url: url.into(), reason: reason.into() };
         let uri: Uri = url.parse().map_err(|e| refuse(&format!("{e}; write http://HOST:PORT")))?;
@@ -122,7 +123,8 @@ impl Server {
     ) -> Result<Response<Incoming>, hyper_util::client::legacy::Error> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = method;
-        // The base was parsed at the start and every path is one of ours; what still fails fails as a connect.
+        // The base was parsed at the start and every path is one of ours; what still fails fails as a
+        // connect.
         *request.uri_mut() = Uri::try_from(format!("{}{path}", self.base)).unwrap_or_default();
         let headers = request.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

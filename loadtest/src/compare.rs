@@ -1,5 +1,5 @@
-//! `keyway-loadtest compare`: two runs of the same workload, figure by figure, with what chance alone could do. Refuses
-//! runs of different workloads. Measures nothing.
+//! `keyway-loadtest compare`: two runs of the same workload, figure by figure, with what chance alone could
+//! do. Refuses runs of different workloads. Measures nothing.
 
 pub mod bootstrap;
 pub mod page;

@@ -1,5 +1,5 @@
-//! The record of a run's options that run.json keeps, and the fingerprint by which runs are comparable. Reads no
-//! command line and decides nothing.
+//! The record of a run's options that run.json keeps, and the fingerprint by which runs are comparable. Reads
+//! no command line and decides nothing.
 
 use std::time::Duration;
 
@@ -171,9 +171,8 @@ impl Config {
         }
     }
 
-    /// A hash of everything that makes two runs comparable: the workload and how fast it was offered, but not to
-    /// whom, nor the seed. `file_hash` stands for the trace or the prompts, wherever their file
-    /// lies.
+    /// A hash of everything that makes two runs comparable: the workload and how fast it was offered, but not
+    /// to whom, nor the seed. `file_hash` stands for the trace or the prompts, wherever their file lies.
     pub fn fingerprint(&self, file_hash: u64) -> String {
         let comparable = Self {
             url: String::new(),

@@ -1,5 +1,5 @@
-//! What can stop a command, and the exit code each kind ends with. Failures of single requests are not errors of
-//! the command: they are counted (see `record.rs`).
+//! What can stop a command, and the exit code each kind ends with. Failures of single requests are not errors
+//! of the command: they are counted (see `record.rs`).
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -1,4 +1,5 @@
-//! `keyway-loadtest report`: a run.json in other shapes. Each shape is a module; none measures or judges anything.
+//! `keyway-loadtest report`: a run.json in other shapes. Each shape is a module; none measures or judges
+//! anything.
 
 use std::process::ExitCode;
 

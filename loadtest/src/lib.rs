@@ -1,8 +1,10 @@
-//! `keyway-loadtest`: sends a workload to an OpenAI-compatible server on schedule and says how long people would
-//! have waited, how much of the prompts came from KV caches, and whether the measurement itself can be trusted.
+//! `keyway-loadtest`: sends a workload to an OpenAI-compatible server on schedule and says how long people
+//! would have waited, how much of the prompts came from KV caches, and whether the measurement itself can be
+//! trusted.
 //!
-//! Read in this order: `run.rs` (one measurement, start to end), `load.rs` (what the options mean), `pacer.rs` (what is
-//! due next), `sender.rs` (keeps to it), `exchange.rs` (one request and its stream), `report.rs` (what comes out).
+//! Read in this order: `run.rs` (one measurement, start to end), `load.rs` (what the options mean),
+//! `pacer.rs` (what is due next), `sender.rs` (keeps to it), `exchange.rs` (one request and its stream),
+//! `report.rs` (what comes out).
 
 pub mod args;
 pub mod calibrate;

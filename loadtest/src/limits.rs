@@ -31,10 +31,12 @@ pub const LAG_P99_MS_MAX: f64 = 5.0;
 /// See [`LAG_P99_MS_MAX`].
 pub const LAG_TTFT_SHARE_MAX: f64 = 0.02;
 
-/// Workers of one mock. Each is a listener, a thread and its KV blocks' state (about 3 MiB for 400,000 tokens).
+/// Workers of one mock. Each is a listener, a thread and its KV blocks' state (about 3 MiB for 400,000
+/// tokens).
 pub const MOCK_WORKERS_MAX: u16 = 1024;
 
-/// Largest request body that the mock reads: a prompt of 16 million of its tokens, more than any profile holds.
+/// Largest request body that the mock reads: a prompt of 16 million of its tokens, more than any profile
+/// holds.
 pub const MOCK_BODY_BYTES_MAX: usize = 64 << 20;
 
 /// Bytes of events in one frame of a stream: enough that a frame's own cost is lost among its 300 events.
@@ -61,7 +63,8 @@ pub const LENGTH_TOKENS_MAX: u32 = 4 << 20;
 /// Pieces of `--rate-shape`: a week in steps of ten minutes.
 pub const RATE_PIECES_MAX: usize = 1008;
 
-/// Requests of one precomputed schedule: 16 bytes each make 320 MB, and at 1,000 requests a second it lasts 5.5 h.
+/// Requests of one precomputed schedule: 16 bytes each make 320 MB, and at 1,000 requests a second it lasts
+/// 5.5 h.
 pub const SCHEDULE_REQUESTS_MAX: usize = 20_000_000;
 
 /// Groups of `--workload shared-prefix`: 8 bytes each.
@@ -72,14 +75,15 @@ pub const PREFIX_DEPTH_MAX: usize = 16;
 /// Users or slots of a closed loop: each is a connection, and a client has fewer than 65,536 ports.
 pub const USERS_MAX: usize = 60_000;
 
-/// Requests whose own figures run.json keeps for `compare`: about 150 bytes each, so at most 3 MB. Of longer runs a
-/// share is kept that only the request's number decides, the same in every run.
+/// Requests whose own figures run.json keeps for `compare`: about 150 bytes each, so at most 3 MB. Of longer
+/// runs a share is kept that only the request's number decides, the same in every run.
 pub const SAMPLES_MAX: usize = 20_000;
 
 /// Points of a run's time series. A longer run gets wider points.
 pub const SERIES_POINTS_MAX: usize = 600;
 
-/// Probes after which a search stops repeating at its edge: growth over 2^20 and bisection to 1 % take under 30.
+/// Probes after which a search stops repeating at its edge: growth over 2^20 and bisection to 1 % take under
+/// 30.
 pub const SEARCH_PROBES_MAX: usize = 60;
 /// Attempts at one probe of a search: a moment in which the machine was busy must not end an hour's work.
 pub const SEARCH_ATTEMPTS_MAX: usize = 4;
@@ -91,8 +95,8 @@ pub const SWEEP_RUNS_MAX: usize = 1000;
 /// Size of a file of prompts: ShareGPT's cleaned set is 670 MB, and all of it is held.
 pub const TEXT_FILE_BYTES_MAX: usize = 2 << 30;
 
-/// Metrics of one server that `--scrape` watches: a gateway of 1,000 workers has about 20,000 without buckets, 100 bytes
-/// each.
+/// Metrics of one server that `--scrape` watches: a gateway of 1,000 workers has about 20,000 without
+/// buckets, 100 bytes each.
 pub const SCRAPED_NAMES_MAX: usize = 50_000;
 /// Of those, kept in run.json: with [`SCRAPED_POINTS_MAX`] points about 600 KB.
 pub const SCRAPED_SERIES_MAX: usize = 400;

@@ -1,9 +1,10 @@
-//! `keyway-loadtest mock`: a fleet of simulated engines in one process, each on its own port, for OpenAI's APIs and
-//! Anthropic's, with real prefix-cache behaviour, vLLM's metrics, KV events and faults on demand. No model runs: tokens are made up, times
-//! come from `engine_model`.
+//! `keyway-loadtest mock`: a fleet of simulated engines in one process, each on its own port, for OpenAI's
+//! APIs and Anthropic's, with real prefix-cache behaviour, vLLM's metrics, KV events and faults on demand. No
+//! model runs: tokens are made up, times come from `engine_model`.
 //!
 //! A request's way: `http.rs` → `request.rs` (what was asked) → `worker.rs` (the engine's lock and thread) →
-//! `ticket.rs` (what came out) → `answer.rs` (events, in the words of `answer/words.rs`). Beside it `events.rs` and `event_sockets.rs`, `faults.rs`, `series.rs`.
+//! `ticket.rs` (what came out) → `answer.rs` (events, in the words of `answer/words.rs`). Beside it
+//! `events.rs` and `event_sockets.rs`, `faults.rs`, `series.rs`.
 
 mod answer;
 pub mod args;

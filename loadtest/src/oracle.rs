@@ -1,5 +1,6 @@
-//! What a cache could have answered: for each prompt, in the order they are sent, the tokens that an unbounded
-//! cache and one pooled LRU cache would have held already. A bound and a reference; it models no worker.
+//! What a cache could have answered: for each prompt, in the order they are sent, the tokens that an
+//! unbounded cache and one pooled LRU cache would have held already. A bound and a reference; it models no
+//! worker.
 //!
 //! Both see every prompt complete the moment it is due. A prompt's last token is always computed, so at most
 //! `prompt - 1` tokens count.
@@ -71,7 +72,8 @@ impl Oracle {
         Reusable { unbounded, pooled }
     }
 
-    /// Blocks that no other request can have are not kept: memory grows with what is shared, not with the run.
+    /// Blocks that no other request can have are not kept: memory grows with what is shared, not with the
+    /// run.
     fn ask_unbounded(&mut self) -> u64 {
         let (mut reusable, mut prefix) = (0, true);
         for &(hash, tokens) in self.chain.iter().take(self.shareable) {
@@ -89,8 +91,8 @@ impl Oracle {
 /// No slot.
 const NONE: usize = usize::MAX;
 
-/// A cache of whole prefixes' blocks, least recently used out first; a prompt's deepest block counts as its oldest,
-/// so no block outlives the one before it.
+/// A cache of whole prefixes' blocks, least recently used out first; a prompt's deepest block counts as its
+/// oldest, so no block outlives the one before it.
 #[derive(Debug)]
 struct Lru {
     blocks_max: usize,

@@ -1,5 +1,5 @@
-//! What stderr shows of a run under way: a screen of its own on a terminal (`screen.rs`), a line every five seconds
-//! elsewhere, or JSON. Ends up in no result.
+//! What stderr shows of a run under way: a screen of its own on a terminal (`screen.rs`), a line every five
+//! seconds elsewhere, or JSON. Ends up in no result.
 
 mod screen;
 

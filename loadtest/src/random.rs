@@ -1,5 +1,5 @@
-//! Seeded randomness that can be asked for by number: the draws of request 17 are the same whether or not request 16
-//! was made first, in any process. Draws numbers only; what they mean is the caller's.
+//! Seeded randomness that can be asked for by number: the draws of request 17 are the same whether or not
+//! request 16 was made first, in any process. Draws numbers only; what they mean is the caller's.
 
 /// What a generator's draws are for, so that two purposes never share them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,8 +53,8 @@ impl Rng {
         radius * (std::f64::consts::TAU * self.unit()).cos()
     }
 
-    /// Gamma of this shape with mean 1; `shape` > 0. Marsaglia and Tsang, "A Simple Method for Generating Gamma
-    /// Variables", ACM TOMS 26(3), 2000; shapes below 1 by their section 6.
+    /// Gamma of this shape with mean 1; `shape` > 0. Marsaglia and Tsang, "A Simple Method for Generating
+    /// Gamma Variables", ACM TOMS 26(3), 2000; shapes below 1 by their section 6.
     pub fn gamma(&mut self, shape: f64) -> f64 {
         if shape < 1.0 {
             let boost = (1.0 - self.unit()).powf(1.0 / shape);

@@ -349,8 +349,8 @@ impl ScheduleLag {
 }
 
 impl Cache {
-    /// What was possible is counted in the tokens the prompts were made to have, what was achieved in the server's:
-    /// each is a share of its own sum, so a calibration that is a little off cancels out.
+    /// What was possible is counted in the tokens the prompts were made to have, what was achieved in the
+    /// server's: each is a share of its own sum, so a calibration that is a little off cancels out.
     fn new(tokens: &Tokens, pooled_lru_blocks: Option<usize>) -> Self {
         let reported = tokens.with_cached > 0;
         let achieved = ratio(tokens.cached, tokens.prompt).filter(|_| reported);

@@ -239,8 +239,8 @@ impl Running<'_> {
                     if !gave_up && self.has_lost() {
                         (gave_up, end) = (true, true);
                     }
-                    // A wake-up for each answer would take a tenth of a core that the answers need. Who may stop early
-                    // looks at each.
+                    // A wake-up for each answer would take a tenth of a core that the answers need. Who may
+                    // stop early looks at each.
                     if self.patience.is_none() {
                         tokio::time::sleep(Duration::from_millis(1)).await;
                     }

@@ -1,5 +1,5 @@
-//! When each request of an open loop is due: computed once, ahead of the run, from a seed and the trace's times or a
-//! rate. Nothing that happens during the run can move it. Sends nothing.
+//! When each request of an open loop is due: computed once, ahead of the run, from a seed and the trace's
+//! times or a rate. Nothing that happens during the run can move it. Sends nothing.
 
 pub mod arrivals;
 pub mod pacer;
@@ -123,8 +123,8 @@ pub fn draw(process: &Process, rows: std::ops::Range<usize>) -> Result<Vec<Due>,
     }
 }
 
-/// Arrivals in trace time. A spread burst of k lies in k equal parts of its gap, one request in each, at a place
-/// the seed chooses: order is kept, and the mean rate within the gap is even.
+/// Arrivals in trace time. A spread burst of k lies in k equal parts of its gap, one request in each, at a
+/// place the seed chooses: order is kept, and the mean rate within the gap is even.
 fn arrivals_ms(trace: &Trace, rows: std::ops::Range<usize>, timing: &Timing) -> Vec<f64> {
     let mut arrivals = Vec::with_capacity(rows.len());
     let mut first = rows.start;

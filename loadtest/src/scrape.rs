@@ -1,5 +1,6 @@
-//! `--scrape`: a server's own metrics beside the run. Reads Prometheus' text format before, during and after, and keeps
-//! what counters added and between which values gauges moved. Knows no metric by name; buckets are left out.
+//! `--scrape`: a server's own metrics beside the run. Reads Prometheus' text format before, during and after,
+//! and keeps what counters added and between which values gauges moved. Knows no metric by name; buckets are
+//! left out.
 //!
 //! Format: prometheus.io/docs/instrumenting/exposition_formats.
 

@@ -1,5 +1,5 @@
-//! `keyway-loadtest search`: measures at one load after another until it has the most that keeps the objective. The
-//! choice of loads is `knee.rs`'s.
+//! `keyway-loadtest search`: measures at one load after another until it has the most that keeps the
+//! objective. The choice of loads is `knee.rs`'s.
 
 pub mod knee;
 pub mod page;
@@ -175,7 +175,8 @@ async fn probe(args: &SearchArgs, load: f64, seed: u64) -> Result<ProbeReport, E
     })
 }
 
-/// Twice the misses that every bound together may have, and some more: a probe near the edge is measured to its end.
+/// Twice the misses that every bound together may have, and some more: a probe near the edge is measured to
+/// its end.
 fn misses_max(run: &RunArgs, attain: f64, planned: u64) -> u64 {
     let bounds = run.output.slo.iter().flat_map(|slo| &slo.bounds);
     let may_miss = bounds.map(|bound| 1.0 - bound.share().unwrap_or(attain));

@@ -1,5 +1,6 @@
-//! `keyway-loadtest simulate`: a trace on a fleet that does not exist, in virtual time, routed by the gateway's own core
-//! over the engines that `mock` serves. It compares policies, and finds how many workers an SLO needs. Sends nothing.
+//! `keyway-loadtest simulate`: a trace on a fleet that does not exist, in virtual time, routed by the
+//! gateway's own core over the engines that `mock` serves. It compares policies, and finds how many workers
+//! an SLO needs. Sends nothing.
 //!
 //! Next: `simulate/fleet.rs`, the run itself.
 

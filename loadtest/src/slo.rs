@@ -1,6 +1,6 @@
-//! Service-level objectives: bounds on the time a request takes (`ttft<500ms`) or on a figure of the whole run
-//! (`ttft.p99<500ms`, `tpot.mean<50ms`), and the count of requests that keep them. All times count from when a request
-//! was due. Runs, searches and the simulator read and judge by it.
+//! Service-level objectives: bounds on the time a request takes (`ttft<500ms`) or on a figure of the whole
+//! run (`ttft.p99<500ms`, `tpot.mean<50ms`), and the count of requests that keep them. All times count from
+//! when a request was due. Runs, searches and the simulator read and judge by it.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -117,7 +117,8 @@ impl Metric {
         ("e2el", Self::E2e),
     ];
 
-    /// The time that `record`, a good answer, took; `None` if it has no such time (one token has no time per token).
+    /// The time that `record`, a good answer, took; `None` if it has no such time (one token has no time per
+    /// token).
     fn ns(self, record: &Record) -> Option<u64> {
         match self {
             Self::Ttft => record.ttft_ns(),
@@ -143,8 +144,8 @@ impl FromStr for Metric {
 // === impl Bound ===
 
 impl Bound {
-    /// Whether `record` keeps it. A time that does not exist breaks no bound, except that every answer has a first
-    /// token and an end.
+    /// Whether `record` keeps it. A time that does not exist breaks no bound, except that every answer has a
+    /// first token and an end.
     fn is_met(&self, record: &Record) -> bool {
         let ns = self.metric.ns(record).map(u128::from);
         record.is_ok() && ns.map_or(self.metric != Metric::Ttft, |ns| ns < self.below.as_nanos())
@@ -171,8 +172,8 @@ impl Bound {
         ms < self.below.as_secs_f64() * 1e3
     }
 
-    /// How well the requests counted in `kept`, of `of`, keep it: at least 1 if they do; `None` if it is set on each by
-    /// itself.
+    /// How well the requests counted in `kept`, of `of`, keep it: at least 1 if they do; `None` if it is set
+    /// on each by itself.
     fn attainment(&self, kept: &Kept, of: u64) -> Option<f64> {
         if self.figure == Figure::Mean {
             let mean_ns = kept.sum_ns as f64 / kept.timed.max(1) as f64;
@@ -238,7 +239,8 @@ impl fmt::Display for Bound {
 // === impl Slo ===
 
 impl Slo {
-    /// Whether one request with these times keeps every bound by itself; a time that it does not have breaks none.
+    /// Whether one request with these times keeps every bound by itself; a time that it does not have breaks
+    /// none.
     pub fn met_by(&self, time: impl Fn(Metric) -> Option<Duration>) -> bool {
         self.bounds.iter().all(|bound| time(bound.metric).is_none_or(|time| time < bound.below))
     }
@@ -295,9 +297,9 @@ impl Keeper {
         }
     }
 
-    /// The smallest, over the objective's parts, of (share that keeps it) / (share that must): at least 1 when the
-    /// objective holds; of a mean, bound / mean. Bounds on each request are one part, which `attain` of requests must
-    /// keep together.
+    /// The smallest, over the objective's parts, of (share that keeps it) / (share that must): at least 1
+    /// when the objective holds; of a mean, bound / mean. Bounds on each request are one part, which `attain`
+    /// of requests must keep together.
     pub fn attainment(&self, attain: f64) -> f64 {
         let share = |met: u64| met as f64 / self.of.max(1) as f64;
         let each = self.slo.bounds.iter().zip(&self.each);

@@ -1,5 +1,5 @@
-//! Samples of times and their summary: mean, percentiles, maximum. Exact to the microsecond; bounded by the number
-//! of distinct microseconds, not by the number of samples.
+//! Samples of times and their summary: mean, percentiles, maximum. Exact to the microsecond; bounded by the
+//! number of distinct microseconds, not by the number of samples.
 
 pub mod hdr;
 pub mod samples;
@@ -20,8 +20,8 @@ pub struct Samples {
     sum_us2: f64,
 }
 
-/// The figures of one metric, in milliseconds. Percentiles are by nearest rank: the smallest sample that at least
-/// p per cent of all do not exceed.
+/// The figures of one metric, in milliseconds. Percentiles are by nearest rank: the smallest sample that at
+/// least p per cent of all do not exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Samples.

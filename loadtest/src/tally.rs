@@ -1,5 +1,5 @@
-//! Adds up the records of a run as they come in: counts, failures, times, tokens, each worker's share. Keeps no
-//! record; judges nothing.
+//! Adds up the records of a run as they come in: counts, failures, times, tokens, each worker's share. Keeps
+//! no record; judges nothing.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Reads a request trace, in any of the formats of `formats.rs` and `weka.rs`. Scales and schedules nothing.
 //!
-//! Each row is a whole prompt, never a delta. Ids are prefix hashes: an id stands for its block and all before it.
-//! The commands `trace …` are in `trace_commands.rs`.
+//! Each row is a whole prompt, never a delta. Ids are prefix hashes: an id stands for its block and all
+//! before it. The commands `trace …` are in `trace_commands.rs`.
 
 pub mod formats;
 pub(crate) mod weka;
@@ -74,7 +74,8 @@ impl From<Vec<Row>> for Trace {
 }
 
 impl Trace {
-    /// Reads `path`. Empty lines are skipped; anything else that is not a request is an error that names its line.
+    /// Reads `path`. Empty lines are skipped; anything else that is not a request is an error that names its
+    /// line.
     pub fn load(path: &Path) -> Result<Self, TraceError> {
         if weka::is_weka(path) {
             return weka::load(path);

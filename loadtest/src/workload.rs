@@ -1,5 +1,5 @@
-//! What is asked, by number: request `row` of a workload has the same blocks and lengths whenever it is asked for.
-//! Makes no text and knows no times.
+//! What is asked, by number: request `row` of a workload has the same blocks and lengths whenever it is asked
+//! for. Makes no text and knows no times.
 
 pub mod body;
 pub mod conversation;
@@ -20,8 +20,8 @@ use crate::{
     },
 };
 
-/// Top bit of the ids of blocks that belong to one request only: no cache can ever reuse them, and ids of traces and
-/// shared prefixes are below it.
+/// Top bit of the ids of blocks that belong to one request only: no cache can ever reuse them, and ids of
+/// traces and shared prefixes are below it.
 const UNSHARED: u64 = 1 << 63;
 
 /// One request; of a conversation, its newest turn.

@@ -1,5 +1,5 @@
-//! The built binary against the mock fleet: metrics beside the run, pages, several runs on a side, traces made and remade,
-//! calibration. Engines take no time unless a test says otherwise.
+//! The built binary against the mock fleet: metrics beside the run, pages, several runs on a side, traces
+//! made and remade, calibration. Engines take no time unless a test says otherwise.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::{fs, path::Path, process::Command};

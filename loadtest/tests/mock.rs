@@ -1,4 +1,5 @@
-//! The mock fleet from outside: raw requests over real sockets, engines that take no time unless a test says otherwise.
+//! The mock fleet from outside: raw requests over real sockets, engines that take no time unless a test says
+//! otherwise.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::time::Duration;
@@ -130,7 +131,8 @@ async fn the_next_turn_finds_the_answer_cached() {
     messages.push(first["choices"][0]["message"].clone());
     messages.push(json!({"role": "user", "content": "go on"}));
     let (_, second) = caller.chat(&body).await;
-    // 33 prompt tokens and 100 of the answer, of which the last was never computed: 132 tokens, 8 whole blocks.
+    // 33 prompt tokens and 100 of the answer, of which the last was never computed: 132 tokens, 8 whole
+    // blocks.
     assert_eq!(second["usage"]["prompt_tokens_details"]["cached_tokens"], 128);
 }
 

@@ -1,5 +1,6 @@
-//! Finds the project's binaries: builds them first, so that no test ever runs a stale one, or takes them as they
-//! are from `KEYWAY_BIN_DIR`. Same profile and target folder as the running test, so what is built is reused.
+//! Finds the project's binaries: builds them first, so that no test ever runs a stale one, or takes them as
+//! they are from `KEYWAY_BIN_DIR`. Same profile and target folder as the running test, so what is built is
+//! reused.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

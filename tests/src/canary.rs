@@ -1,7 +1,8 @@
-//! Every prompt and key that a test sends is a canary: no line of any process's log may hold one, nor may a gateway's
-//! metrics, its list of workers or its errors. Registered where requests are made ([`crate::openai`], [`crate::client`],
-//! [`crate::h2_client`]), looked for where lines are captured ([`crate::process`]), where answers are read and where a
-//! gateway ends ([`crate::cluster`]), so that each test of the suite is a test of this too.
+//! Every prompt and key that a test sends is a canary: no line of any process's log may hold one, nor may a
+//! gateway's metrics, its list of workers or its errors. Registered where requests are made
+//! ([`crate::openai`], [`crate::client`], [`crate::h2_client`]), looked for where lines are captured
+//! ([`crate::process`]), where answers are read and where a gateway ends ([`crate::cluster`]), so that each
+//! test of the suite is a test of this too.
 
 use std::collections::HashMap;
 
@@ -22,10 +23,12 @@ const PRINTED: &str = "How do I add a worker?";
 
 type Beginning = [u8; BYTES_MIN];
 
-/// The canaries by their beginnings, so that a line costs a look for each of its bytes and not for each canary.
+/// The canaries by their beginnings, so that a line costs a look for each of its bytes and not for each
+/// canary.
 static CANARIES: RwLock<Option<HashMap<Beginning, Vec<String>>>> = RwLock::new(None);
 
-/// Looks for a text from now on, by its beginning (of a credential, without its scheme); short ones are let pass.
+/// Looks for a text from now on, by its beginning (of a credential, without its scheme); short ones are let
+/// pass.
 pub fn register(text: &str) {
     let text = text.strip_prefix("Bearer ").unwrap_or(text);
     let end = text.char_indices().map(|(at, _)| at).nth(CHARS_MAX).unwrap_or(text.len());

@@ -1,6 +1,6 @@
-//! A TCP proxy in front of a worker that breaks things when the test says so: cut after n bytes, stall, drip byte
-//! by byte, half-close, refuse; or, of several proxies, whichever carries the stream breaks after so many events. It knows
-//! nothing of HTTP. Requests pass freely; faults apply to what comes back.
+//! A TCP proxy in front of a worker that breaks things when the test says so: cut after n bytes, stall, drip
+//! byte by byte, half-close, refuse; or, of several proxies, whichever carries the stream breaks after so
+//! many events. It knows nothing of HTTP. Requests pass freely; faults apply to what comes back.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -98,8 +98,9 @@ impl ChaosProxy {
         self.fault.send_replace(fault);
     }
 
-    /// Lets so many events of streams pass at this proxy and those that share its count; then the connection that carries
-    /// the next one breaks, and all is well again. Assumes that an event is written at once, as workers do.
+    /// Lets so many events of streams pass at this proxy and those that share its count; then the connection
+    /// that carries the next one breaks, and all is well again. Assumes that an event is written at once, as
+    /// workers do.
     pub fn cut_after_events(&self, events: usize) {
         self.countdown.0.store(events as i64, SeqCst);
     }

@@ -1,5 +1,5 @@
-//! Raw HTTP/1.1 client: sends exactly the bytes it is given and reports exactly what came back, events as they
-//! arrive and how the body ended. No redirects, no retries, no pool.
+//! Raw HTTP/1.1 client: sends exactly the bytes it is given and reports exactly what came back, events as
+//! they arrive and how the body ended. No redirects, no retries, no pool.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};

@@ -1,5 +1,6 @@
-//! A fleet for one test: a real gateway process in front of fake workers (in the test) or real ones (processes), all
-//! on free ports that the processes choose and announce. Everything ends with the [`Cluster`].
+//! A fleet for one test: a real gateway process in front of fake workers (in the test) or real ones
+//! (processes), all on free ports that the processes choose and announce. Everything ends with the
+//! [`Cluster`].
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -106,7 +107,8 @@ impl ClusterBuilder {
         self
     }
 
-    /// Lets the real workers publish KV events, with replays, and the gateway follow them by the built-in tokenizer.
+    /// Lets the real workers publish KV events, with replays, and the gateway follow them by the built-in
+    /// tokenizer.
     #[must_use]
     pub fn kv_events(mut self) -> Self {
         self.events = true;
@@ -283,7 +285,8 @@ impl Gateway {
     }
 }
 
-/// What it shows its operator at the end may hold nothing of what it was sent. One that is gone shows nothing.
+/// What it shows its operator at the end may hold nothing of what it was sent. One that is gone shows
+/// nothing.
 impl Drop for Gateway {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -399,8 +402,8 @@ pub struct RealWorker {
 }
 
 impl RealWorker {
-    /// Starts one without waiting for it, with the random model unless `args` name one: most tests need an engine, no
-    /// sense.
+    /// Starts one without waiting for it, with the random model unless `args` name one: most tests need an
+    /// engine, no sense.
     pub fn spawn(args: &[&str]) -> Self {
         Self::spawn_at(SocketAddr::from(([127, 0, 0, 1], 0)), args)
     }

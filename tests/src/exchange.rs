@@ -25,8 +25,8 @@ pub const PROTOCOLS: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
 pub enum Exchange {
     /// Over HTTP/1.1.
     Http1(Client),
-    /// Over HTTP/2; the connection outlives the exchange only inside it. Declared so that the stream is dropped,
-    /// and its reset queued, before the connection.
+    /// Over HTTP/2; the connection outlives the exchange only inside it. Declared so that the stream is
+    /// dropped, and its reset queued, before the connection.
     Http2(H2Exchange, H2Client),
 }
 
@@ -71,8 +71,8 @@ impl Exchange {
         }
     }
 
-    /// The client goes away. On HTTP/2 only the stream is reset; the connection is handed back and stays open, so
-    /// that nothing but the reset can tell the server.
+    /// The client goes away. On HTTP/2 only the stream is reset; the connection is handed back and stays
+    /// open, so that nothing but the reset can tell the server.
     pub fn disconnect(self) -> Option<H2Client> {
         match self {
             Self::Http1(_) => None,

@@ -1,5 +1,6 @@
-//! Connections of a process that fail with an error of the system's, for as long as the test says. A small library in C between
-//! the process and its C library does that (`failing_connect.c`): what a host lacks cannot be taken from it without root.
+//! Connections of a process that fail with an error of the system's, for as long as the test says. A small
+//! library in C between the process and its C library does that (`failing_connect.c`): what a host lacks
+//! cannot be taken from it without root.
 
 use std::path::Path;
 use std::process::Command;

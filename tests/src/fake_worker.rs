@@ -1,6 +1,6 @@
-//! A scripted OpenAI-like worker in the test's own process. It records every request byte for byte and answers
-//! from a default, hangs, or hands each call to the test, which then says events, stalls, cuts or lies about
-//! lengths step by step. It understands nothing of prompts. Next: [`crate::fake_worker::Call`].
+//! A scripted OpenAI-like worker in the test's own process. It records every request byte for byte and
+//! answers from a default, hangs, or hands each call to the test, which then says events, stalls, cuts or
+//! lies about lengths step by step. It understands nothing of prompts. Next: [`crate::fake_worker::Call`].
 
 mod call;
 

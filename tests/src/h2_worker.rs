@@ -1,5 +1,5 @@
-//! A scripted worker that speaks HTTP/2 with prior knowledge: each call in the test's hands, and what happens to the
-//! connection that carries it. The fake worker's sibling (`fake_worker.rs`), which speaks HTTP/1.1.
+//! A scripted worker that speaks HTTP/2 with prior knowledge: each call in the test's hands, and what happens
+//! to the connection that carries it. The fake worker's sibling (`fake_worker.rs`), which speaks HTTP/1.1.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! HTTP/1.1 over one socket with the bytes kept as they came: heads, the three ways a body is framed, and how it
-//! ended. Shared by the raw client and the fake worker; it repairs and hides nothing.
+//! HTTP/1.1 over one socket with the bytes kept as they came: heads, the three ways a body is framed, and how
+//! it ended. Shared by the raw client and the fake worker; it repairs and hides nothing.
 
 use std::io;
 

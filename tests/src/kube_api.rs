@@ -1,6 +1,6 @@
-//! A Kubernetes API server for tests: objects of any kind by the paths, verbs and status objects of the real one, lists in
-//! pages, watches that resume from a version, send bookmarks, expire, end and break in the middle of a line. It checks no
-//! schema and runs no controller: what a cluster would do, the test does.
+//! A Kubernetes API server for tests: objects of any kind by the paths, verbs and status objects of the real
+//! one, lists in pages, watches that resume from a version, send bookmarks, expire, end and break in the
+//! middle of a line. It checks no schema and runs no controller: what a cluster would do, the test does.
 //!
 //! Source of the protocol: <https://kubernetes.io/docs/reference/using-api/api-concepts/>.
 
@@ -137,8 +137,9 @@ impl KubeApi {
         self.shared.store.lock().all()
     }
 
-    /// Something else in the cluster changes, and all versions but the newest are forgotten: watches and pages that begin
-    /// at an older one are answered with 410, as an event or (`by_status`) as the answer's status; real servers do either.
+    /// Something else in the cluster changes, and all versions but the newest are forgotten: watches and
+    /// pages that begin at an older one are answered with 410, as an event or (`by_status`) as the answer's
+    /// status; real servers do either.
     pub fn expire(&self, by_status: bool) {
         self.something_else_changes();
         self.shared.store.lock().expire(by_status);

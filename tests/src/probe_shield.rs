@@ -1,5 +1,5 @@
-//! Stands before a scripted server that knows one conversation by heart: answers the gateway's probes itself, on whatever
-//! connection they come, and passes every other byte on as it is. It frames nothing.
+//! Stands before a scripted server that knows one conversation by heart: answers the gateway's probes itself,
+//! on whatever connection they come, and passes every other byte on as it is. It frames nothing.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

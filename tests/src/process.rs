@@ -1,5 +1,5 @@
-//! A child process whose log is captured line by line: wait for what it announces, show it when the test fails,
-//! kill it whatever happens to the test. Knows nothing of gateways or workers.
+//! A child process whose log is captured line by line: wait for what it announces, show it when the test
+//! fails, kill it whatever happens to the test. Knows nothing of gateways or workers.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -68,8 +68,8 @@ impl Process {
         find(&lines).unwrap_or_default()
     }
 
-    /// The captured lines so far, of stdout and stderr. Those below `INFO` are looked through and not kept, unless
-    /// `KEYWAY_TEST_LOG` asks for them.
+    /// The captured lines so far, of stdout and stderr. Those below `INFO` are looked through and not kept,
+    /// unless `KEYWAY_TEST_LOG` asks for them.
     pub fn log(&self) -> Vec<String> {
         self.log.borrow().clone()
     }

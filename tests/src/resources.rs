@@ -1,4 +1,5 @@
-//! What a process takes, by the kernel's own account (`/proc`): memory and CPU time. How much is too much is the test's to say.
+//! What a process takes, by the kernel's own account (`/proc`): memory and CPU time. How much is too much is
+//! the test's to say.
 
 use std::fs;
 use std::time::Duration;
@@ -8,12 +9,13 @@ use crate::process::Process;
 /// What a process has taken so far.
 #[derive(Debug, Clone, Copy)]
 pub struct Resources {
-    /// Memory that it wrote and holds (`RssAnon`): pages of its own code, read in as it runs, are not among it.
+    /// Memory that it wrote and holds (`RssAnon`): pages of its own code, read in as it runs, are not among
+    /// it.
     pub memory_bytes: u64,
     /// The most of all resident memory that it ever held (`VmHWM`), or since [`Resources::forget_peak`].
     pub peak_bytes: u64,
-    /// Time of all its threads on a core (`schedstat`, in nanoseconds; `stat` counts in ticks of 10 ms). Of threads that have
-    /// ended nothing is known.
+    /// Time of all its threads on a core (`schedstat`, in nanoseconds; `stat` counts in ticks of 10 ms). Of
+    /// threads that have ended nothing is known.
     pub cpu: Duration,
 }
 

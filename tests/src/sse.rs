@@ -1,5 +1,6 @@
-//! A small server-sent-events reader of the tests' own, so that a mistake in the gateway's splitter cannot hide
-//! behind the same mistake here. Bytes in, the payloads of whole events out; no limits, no `id` or `retry`.
+//! A small server-sent-events reader of the tests' own, so that a mistake in the gateway's splitter cannot
+//! hide behind the same mistake here. Bytes in, the payloads of whole events out; no limits, no `id` or
+//! `retry`.
 
 use crate::http1::End;
 

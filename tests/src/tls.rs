@@ -1,5 +1,5 @@
-//! TLS for tests: an authority that signs certificates into files, a client that speaks HTTP over TLS, and a front that
-//! puts TLS before a plain server.
+//! TLS for tests: an authority that signs certificates into files, a client that speaks HTTP over TLS, and a
+//! front that puts TLS before a plain server.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

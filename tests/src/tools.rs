@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use crate::bins::workspace_root;
 
-/// Path of the tool `name` from the folder `tests/setup.sh` fills, or from `PATH`; `None` means: skip the test.
+/// Path of the tool `name` from the folder `tests/setup.sh` fills, or from `PATH`; `None` means: skip the
+/// test.
 ///
 /// # Panics
 /// When it is absent on CI.

@@ -1,5 +1,5 @@
-//! The crate graph the project promises, asserted: which crate may use which. The load tester compiles no engine,
-//! the routing core no runtime, and nothing depends on the tests.
+//! The crate graph the project promises, asserted: which crate may use which. The load tester compiles no
+//! engine, the routing core no runtime, and nothing depends on the tests.
 #![allow(clippy::expect_used, reason = "helpers of tests fail the test by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};

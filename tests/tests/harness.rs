@@ -1,5 +1,5 @@
-//! The harness tested against itself, without a gateway: what the fake worker says is what the raw clients see,
-//! aborts are seen, and the chaos proxy breaks exactly where it was told to.
+//! The harness tested against itself, without a gateway: what the fake worker says is what the raw clients
+//! see, aborts are seen, and the chaos proxy breaks exactly where it was told to.
 
 use keyway_tests::chaos_proxy::Fault;
 use keyway_tests::openai::{CHAT, DONE, chat, chat_stream};

@@ -1,6 +1,7 @@
-//! The rooms of the gateway, the worker and the load tester, and the direction of their imports, asserted. A room is a module at the top of a crate with all
-//! that is below it; it imports from rooms further down, and never from one further up. So there is no circle between rooms,
-//! and a room can be read without those above it.
+//! The rooms of the gateway, the worker and the load tester, and the direction of their imports, asserted. A
+//! room is a module at the top of a crate with all that is below it; it imports from rooms further down, and
+//! never from one further up. So there is no circle between rooms, and a room can be read without those above
+//! it.
 #![allow(clippy::expect_used, reason = "helpers of tests fail the test by panicking")]
 
 use std::fs;

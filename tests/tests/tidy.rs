@@ -1,5 +1,5 @@
-//! The house rules that no compiler checks, over every file of the repository: documented, short, without leftovers,
-//! `unsafe` only where it belongs and explained. Function length and the rest are clippy's.
+//! The house rules that no compiler checks, over every file of the repository: documented, short, without
+//! leftovers, `unsafe` only where it belongs and explained. Function length and the rest are clippy's.
 #![allow(clippy::expect_used, reason = "helpers of tests fail the test by panicking")]
 
 use std::fs;
@@ -11,6 +11,8 @@ use keyway_tests::bins::workspace_root;
 const FILE_LINES_MAX: usize = 500;
 /// Half of the files are at most this long, without their tests.
 const MEDIAN_LINES_MAX: usize = 150;
+/// Columns of a line that is a comment: as many as of code.
+const COMMENT_COLUMNS_MAX: usize = 110;
 /// Lines above an `unsafe` block in which its `SAFETY:` comment stands.
 const SAFETY_LINES: usize = 8;
 
@@ -100,6 +102,20 @@ fn files_are_short() {
     lengths.sort_unstable();
     let median = lengths[lengths.len() / 2];
     assert!(median <= MEDIAN_LINES_MAX, "the median file has {median} lines");
+}
+
+#[test]
+fn comments_are_as_narrow_as_the_code() {
+    let mut faults = Vec::new();
+    for file in rust_files() {
+        for (i, line) in file.text.lines().enumerate() {
+            let columns = line.chars().count();
+            if line.trim_start().starts_with("//") && columns > COMMENT_COLUMNS_MAX {
+                faults.push(format!("{}:{}: {columns} columns", file.path, i + 1));
+            }
+        }
+    }
+    none(faults);
 }
 
 #[test]

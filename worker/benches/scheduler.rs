@@ -1,5 +1,5 @@
-//! Prints what the scheduler and its block bookkeeping cost per step, one line a case: `cargo bench -p keyway-worker`.
-//! Times only mean something on a quiet machine.
+//! Prints what the scheduler and its block bookkeeping cost per step, one line a case: `cargo bench -p
+//! keyway-worker`. Times only mean something on a quiet machine.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! Time from the process's start to its first answer, and the memory it holds then: `cargo bench -p keyway-worker --bench
-//! start [-- MODEL]`. Medians of 20 starts with the built-in model, unless another is named.
+//! Time from the process's start to its first answer, and the memory it holds then: `cargo bench -p
+//! keyway-worker --bench start [-- MODEL]`. Medians of 20 starts with the built-in model, unless another is
+//! named.
 
 use std::error::Error;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

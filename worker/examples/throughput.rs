@@ -1,5 +1,5 @@
-//! Prints a model's speed on this machine, without the engine:
-//! `cargo run --release -p keyway-worker --example throughput [DIR|builtin|random [THREADS]]`, on one thread unless told.
+//! Prints a model's speed on this machine, without the engine: `cargo run --release -p keyway-worker
+//! --example throughput [DIR|builtin|random [THREADS]]`, on one thread unless told.
 
 #![allow(clippy::expect_used, reason = "an example ends at whatever fails")]
 
@@ -39,8 +39,8 @@ fn tokens(n: usize, vocab_size: usize) -> Vec<u32> {
     (0..n).map(|i| (i * 7919 % vocab_size) as u32).collect()
 }
 
-/// A block table per cache group, for `len` positions. Where the pool is too small, groups share blocks, which
-/// changes what is computed but not how long it takes.
+/// A block table per cache group, for `len` positions. Where the pool is too small, groups share blocks,
+/// which changes what is computed but not how long it takes.
 fn tables(backend: &CpuBackend, len: usize) -> Vec<Vec<u32>> {
     let blocks = len.div_ceil(BLOCK_SIZE);
     let table = |group| (0..blocks).map(|i| ((group * blocks + i) % NUM_BLOCKS) as u32).collect();

@@ -1,5 +1,5 @@
-//! OpenAI's HTTP interface: from a path and a body to an answer. Not sockets (`server.rs`), not tokens' arithmetic
-//! (`engine.rs`).
+//! OpenAI's HTTP interface: from a path and a body to an answer. Not sockets (`server.rs`), not tokens'
+//! arithmetic (`engine.rs`).
 
 mod answer;
 mod answer_body;

@@ -24,8 +24,8 @@ use crate::{
 
 /// An OpenAI-compatible inference worker with a paged KV cache and automatic prefix caching.
 ///
-/// Without options it serves its small built-in model on http://127.0.0.1:8000. Every option is also an environment
-/// variable, named in brackets.
+/// Without options it serves its small built-in model on http://127.0.0.1:8000. Every option is also an
+/// environment variable, named in brackets.
 #[derive(Debug, Parser)]
 #[command(name = "keyway-worker", version, args_conflicts_with_subcommands = true)]
 pub struct Cli {
@@ -43,7 +43,8 @@ enum Command {
         /// The shell.
         shell: Shell,
     },
-    /// Hold a part of a model's experts for a worker: started by itself, or with its --expert-parallel-hosts by you.
+    /// Hold a part of a model's experts for a worker: started by itself, or with its --expert-parallel-hosts
+    /// by you.
     ExpertRank(RankArgs),
 }
 
@@ -89,14 +90,13 @@ struct RankArgs {
 
 #[derive(Debug, clap::Args)]
 struct Options {
-    /// A Hugging Face checkpoint directory (config.json, tokenizer.json, *.safetensors), `builtin` (answers about Keyway),
-    /// or `random` (seeded weights, for benchmarks).
+    /// A Hugging Face checkpoint directory (config.json, tokenizer.json, *.safetensors), `builtin` (answers
+    /// about Keyway), or `random` (seeded weights, for benchmarks).
     #[arg(long, value_name = "DIR|builtin|random", default_value = "builtin", env = "KEYWAY_WORKER_MODEL")]
     model: ModelSource,
 
-    /// The model's names for clients, set off by commas or given several times; answers to requests without one bear
-    /// the first [default: the directory's name, keyway-builtin or
-    /// keyway-random].
+    /// The model's names for clients, set off by commas or given several times; answers to requests without
+    /// one bear the first [default: the directory's name, keyway-builtin or keyway-random].
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', env = "KEYWAY_WORKER_SERVED_MODEL_NAME")]
     served_model_name: Vec<String>,
 
@@ -104,8 +104,8 @@ struct Options {
     #[arg(long, value_name = "FORMAT", env = "KEYWAY_WORKER_REASONING_PARSER")]
     reasoning_parser: Option<ReasoningFormat>,
 
-    /// How the model writes calls of functions: none, hermes, llama3_json or qwen3_coder [default: as its chat template
-    /// tells].
+    /// How the model writes calls of functions: none, hermes, llama3_json or qwen3_coder [default: as its
+    /// chat template tells].
     #[arg(long, value_name = "FORMAT", env = "KEYWAY_WORKER_TOOL_CALL_PARSER")]
     tool_call_parser: Option<CallFormat>,
 
@@ -120,12 +120,13 @@ struct Options {
     #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t = DeviceChoice::Cpu, env = "KEYWAY_WORKER_DEVICE")]
     device: DeviceChoice,
 
-    /// Quantise matrices while loading: less memory, faster answers, a little less exact. What is stored in FP8 or
-    /// MXFP4 stays so.
+    /// Quantise matrices while loading: less memory, faster answers, a little less exact. What is stored in
+    /// FP8 or MXFP4 stays so.
     #[arg(long, value_enum, default_value_t = Bits::None, env = "KEYWAY_WORKER_QUANTIZE")]
     quantize: Bits,
 
-    /// Number type of the KV cache. On a GPU fp8 halves its memory, for a little less exact answers; the CPU has `auto` alone.
+    /// Number type of the KV cache. On a GPU fp8 halves its memory, for a little less exact answers; the CPU
+    /// has `auto` alone.
     #[arg(long, value_enum, default_value_t = KvDtype::Auto, env = "KEYWAY_WORKER_KV_CACHE_DTYPE")]
     kv_cache_dtype: KvDtype,
 
@@ -137,13 +138,14 @@ struct Options {
     #[arg(long, value_name = "N", env = "KEYWAY_WORKER_NUM_KV_BLOCKS")]
     num_kv_blocks: Option<usize>,
 
-    /// Memory of the KV cache, such as 2GiB; reserved at the start, taken as it is used [default: 256MiB; on a GPU 0.9
-    /// of what is free].
+    /// Memory of the KV cache, such as 2GiB; reserved at the start, taken as it is used [default: 256MiB; on
+    /// a GPU 0.9 of what is free].
     #[arg(long, value_name = "SIZE", alias = "kv-cache-memory-bytes", conflicts_with = "num_kv_blocks")]
     #[arg(env = "KEYWAY_WORKER_KV_CACHE_MEMORY")]
     kv_cache_memory: Option<ByteSize>,
 
-    /// Instead: the share of the memory, a GPU's if one computes, that is free once the weights are loaded, such as 0.5.
+    /// Instead: the share of the memory, a GPU's if one computes, that is free once the weights are loaded,
+    /// such as 0.5.
     #[arg(long, value_name = "SHARE", alias = "gpu-memory-utilization")]
     #[arg(conflicts_with_all = ["num_kv_blocks", "kv_cache_memory"], env = "KEYWAY_WORKER_MEMORY_UTILIZATION")]
     memory_utilization: Option<f64>,
@@ -161,8 +163,8 @@ struct Options {
     #[arg(long, value_name = "N", env = "KEYWAY_WORKER_MAX_RUNNING")]
     max_running: Option<usize>,
 
-    /// On a GPU, plan each step only once the tokens of the one before are known, instead of while it runs: slower, with
-    /// the same answers.
+    /// On a GPU, plan each step only once the tokens of the one before are known, instead of while it runs:
+    /// slower, with the same answers.
     #[arg(long, env = "KEYWAY_WORKER_NO_STEP_AHEAD")]
     no_step_ahead: bool,
 
@@ -176,8 +178,9 @@ struct Options {
     #[arg(long, value_name = "SIZE", env = "KEYWAY_WORKER_REQUEST_MEMORY")]
     request_memory: Option<ByteSize>,
 
-    /// Publish KV events (ZMQ PUB, vLLM's format) on this address, such as tcp://*:5557; port 0 takes a free one, which
-    /// the log names. The address is bound. Subscribers can read prompts: keep it on a network of your own.
+    /// Publish KV events (ZMQ PUB, vLLM's format) on this address, such as tcp://*:5557; port 0 takes a free
+    /// one, which the log names. The address is bound. Subscribers can read prompts: keep it on a network of
+    /// your own.
     #[arg(long, value_name = "ADDR", env = "KEYWAY_WORKER_KV_EVENTS")]
     kv_events: Option<ZmqAddr>,
 
@@ -193,22 +196,24 @@ struct Options {
     #[arg(long, value_enum, default_value_t = EventFormat::Map, env = "KEYWAY_WORKER_KV_EVENTS_FORMAT")]
     kv_events_format: EventFormat,
 
-    /// Spread a mixture of experts over this many processes of this machine, each with its part of the weights, say one
-    /// for each NUMA node or half of the cores. Answers have the same bits for every number. With --device cuda, over as
-    /// many GPUs of this machine, from the given one on; where there are fewer, several share one.
+    /// Spread a mixture of experts over this many processes of this machine, each with its part of the
+    /// weights, say one for each NUMA node or half of the cores. Answers have the same bits for every number.
+    /// With --device cuda, over as many GPUs of this machine, from the given one on; where there are fewer,
+    /// several share one.
     #[arg(long, value_name = "N", default_value_t = 1, env = "KEYWAY_WORKER_EXPERT_PARALLEL_SIZE")]
     expert_parallel_size: usize,
 
-    /// Instead of processes of this machine: the addresses at which all ranks find each other, this worker's first.
-    /// Start `keyway-worker expert-rank --rank N --hosts …` with the same addresses, model and --quantize for each
-    /// further one. Unencrypted: keep it on a network of your own.
+    /// Instead of processes of this machine: the addresses at which all ranks find each other, this worker's
+    /// first. Start `keyway-worker expert-rank --rank N --hosts …` with the same addresses, model and
+    /// --quantize for each further one. Unencrypted: keep it on a network of your own.
     #[arg(long, value_name = "ADDR,…", value_delimiter = ',', conflicts_with = "expert_parallel_size")]
     #[arg(env = "KEYWAY_WORKER_EXPERT_PARALLEL_HOSTS")]
     expert_parallel_hosts: Vec<SocketAddr>,
 
-    /// Run attention in each expert-parallel process too, for requests of its own: as many engines as processes, each
-    /// with a KV cache as large as this worker's options say. Requests go to the engine that the header
-    /// X-data-parallel-rank names, else to the one with the fewest. KV events of rank R come R ports further.
+    /// Run attention in each expert-parallel process too, for requests of its own: as many engines as
+    /// processes, each with a KV cache as large as this worker's options say. Requests go to the engine that
+    /// the header X-data-parallel-rank names, else to the one with the fewest. KV events of rank R come R
+    /// ports further.
     #[arg(long, env = "KEYWAY_WORKER_DATA_PARALLEL_ATTENTION")]
     data_parallel_attention: bool,
 
@@ -221,8 +226,8 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 2, env = "KEYWAY_WORKER_EXPERT_PARALLEL_RETRIES")]
     expert_parallel_retries: usize,
 
-    /// Experts that each process holds beyond its share: second copies of those that serve the most tokens, chosen
-    /// from the load as it is; 0 moves nothing.
+    /// Experts that each process holds beyond its share: second copies of those that serve the most tokens,
+    /// chosen from the load as it is; 0 moves nothing.
     #[arg(long, value_name = "N", default_value_t = 0, env = "KEYWAY_WORKER_REDUNDANT_EXPERTS")]
     redundant_experts: usize,
 

@@ -1,9 +1,9 @@
 //! The step loop: schedule, run the backend, sample, tell the clients. One thread owns the backend and all
-//! sequences; requests come through a channel, and each client's tokens leave through its own. Sees token ids only,
-//! no text.
+//! sequences; requests come through a channel, and each client's tokens leave through its own. Sees token ids
+//! only, no text.
 //!
-//! A client that drops its [`Generation`] is noticed at the next step, where its blocks are freed, whether it was
-//! waiting, in prefill or decoding.
+//! A client that drops its [`Generation`] is noticed at the next step, where its blocks are freed, whether it
+//! was waiting, in prefill or decoding.
 //!
 //! Next: `engine/turn.rs`, one step; `scheduler.rs`, who runs in it.
 
@@ -50,7 +50,8 @@ pub(crate) struct EngineOptions {
     pub(crate) eos_token_ids: Vec<u32>,
     /// Ids that are never generated.
     pub(crate) suppress_token_ids: Vec<u32>,
-    /// Whether a step is planned and started before the tokens of the one before are known, where a backend draws them.
+    /// Whether a step is planned and started before the tokens of the one before are known, where a backend
+    /// draws them.
     pub(crate) step_ahead: bool,
 }
 
@@ -72,7 +73,8 @@ enum Message {
     Follow(Recorder),
 }
 
-/// Sends requests to the engine. The engine ends when the last handle is dropped and the last sequence is through.
+/// Sends requests to the engine. The engine ends when the last handle is dropped and the last sequence is
+/// through.
 #[derive(Debug, Clone)]
 pub(crate) struct EngineHandle {
     inbox: Sender<Message>,
@@ -83,8 +85,8 @@ pub(crate) struct EngineHandle {
 }
 
 impl EngineHandle {
-    /// Queues all requests or none. Prompts must be non-empty, of the model's ids, and fit its context with their
-    /// `max_tokens`.
+    /// Queues all requests or none. Prompts must be non-empty, of the model's ids, and fit its context with
+    /// their `max_tokens`.
     pub(crate) fn submit(&self, requests: Vec<GenerationRequest>) -> Result<Vec<Generation>, SubmitError> {
         let slots = Arc::clone(&self.slots).try_acquire_many_owned(requests.len() as u32);
         let mut slots = slots.map_err(|_| SubmitError::Overloaded)?;

@@ -1,5 +1,5 @@
-//! Keyway's inference worker: an OpenAI-compatible server over an engine with continuous batching, a paged KV cache
-//! and automatic prefix caching.
+//! Keyway's inference worker: an OpenAI-compatible server over an engine with continuous batching, a paged KV
+//! cache and automatic prefix caching.
 //!
 //! Read these files in the order in which a request meets them:
 //!
@@ -9,9 +9,9 @@
 //! 4. `engine/block_manager.rs` finds its cached prefix and gives it KV blocks;
 //! 5. `model.rs` computes, behind the seam `engine/backend.rs`.
 //!
-//! `worker.rs` puts them together: [`start`]. Each module imports from those behind it here, and from none before it: [`cli`],
-//! [`fuzz`], `worker`, `server`, `api`, `answer`, `parallel`, [`model`], `engine`, `request_memory`, `metrics`, [`log`], `memory`,
-//! `device`, `limits`.
+//! `worker.rs` puts them together: [`start`]. Each module imports from those behind it here, and from none
+//! before it: [`cli`], [`fuzz`], `worker`, `server`, `api`, `answer`, `parallel`, [`model`], `engine`,
+//! `request_memory`, `metrics`, [`log`], `memory`, `device`, `limits`.
 
 mod answer;
 mod api;

@@ -1,12 +1,12 @@
-//! Every bound of the worker, with its unit and where its number comes from. Nothing here is a tuning knob: those
-//! are options of the command line.
+//! Every bound of the worker, with its unit and where its number comes from. Nothing here is a tuning knob:
+//! those are options of the command line.
 
 use std::time::Duration;
 
 use keyway_clients::limits::{BODY_IDLE_TIMEOUT, BODY_TIMEOUT, CLIENT_STALL_TIMEOUT, HEADER_READ_TIMEOUT};
 
-/// Largest request body. A prompt of 10^6 tokens is about 4 MiB of text, or 8 MiB of token ids; JSON escapes can
-/// multiply text by six. The gateway's own limit is not smaller.
+/// Largest request body. A prompt of 10^6 tokens is about 4 MiB of text, or 8 MiB of token ids; JSON escapes
+/// can multiply text by six. The gateway's own limit is not smaller.
 pub(crate) const BODY_BYTES_MAX: usize = 64 << 20;
 
 /// Memory for requests where no option sets it, at least: a quarter for bodies, which is four of the largest,
@@ -53,16 +53,16 @@ pub(crate) const LIVE_BYTES_PER_TOKEN: usize = 24;
 /// Bytes of an error's text that repeats what a client sent.
 pub(crate) const ERROR_BYTES_MAX: usize = 1 << 10;
 
-/// Sequences accepted and not finished, running ones included; further ones are told to come back. At a queue of
-/// this length a client waits for minutes, and would rather be elsewhere.
+/// Sequences accepted and not finished, running ones included; further ones are told to come back. At a queue
+/// of this length a client waits for minutes, and would rather be elsewhere.
 pub(crate) const LIVE_SEQUENCES_MAX: usize = 1024;
 
 /// Prompts of one `/v1/completions` request. A fraction of the queue, so that one request cannot fill it.
 pub(crate) const PROMPTS_PER_REQUEST_MAX: usize = 128;
 const _: () = assert!(PROMPTS_PER_REQUEST_MAX <= LIVE_SEQUENCES_MAX / 4);
 
-/// Tokens of a step, over all sequences, whose prompts are scored: each has a row of logits, of 600 KB with the
-/// largest vocabularies. The step's other tokens have none, or one for a whole piece.
+/// Tokens of a step, over all sequences, whose prompts are scored: each has a row of logits, of 600 KB with
+/// the largest vocabularies. The step's other tokens have none, or one for a whole piece.
 pub(crate) const SCORED_TOKENS_PER_STEP_MAX: usize = 64;
 
 /// Likeliest tokens told with a token's own log probability: OpenAI's bound, and vLLM's default.
@@ -72,14 +72,15 @@ pub(crate) const TOP_LOGPROBS_MAX: usize = 20;
 pub(crate) const CHOICES_MAX: usize = 128;
 const _: () = assert!(CHOICES_MAX <= PROMPTS_PER_REQUEST_MAX);
 
-/// Entries of `logit_bias`, and ids of `stop_token_ids`, of one request: OpenAI's clients may bias 300 tokens. Each
-/// costs a few nanoseconds a token.
+/// Entries of `logit_bias`, and ids of `stop_token_ids`, of one request: OpenAI's clients may bias 300
+/// tokens. Each costs a few nanoseconds a token.
 pub(crate) const TOKEN_RULES_MAX: usize = 1024;
 
 /// Steps that compiling a grammar may take before it is refused: llguidance's default, some 20 ms.
 pub(crate) const GRAMMAR_COMPILE_FUEL_MAX: u64 = 1_000_000;
 
-/// Bytes of the text that says an answer's form, schemas as JSON: the largest public ones have some hundred kilobytes.
+/// Bytes of the text that says an answer's form, schemas as JSON: the largest public ones have some hundred
+/// kilobytes.
 pub(crate) const GRAMMAR_BYTES_MAX: usize = 1 << 20;
 
 /// Symbols of a compiled grammar: llguidance's default, a few megabytes of JSON schema.
@@ -161,8 +162,9 @@ pub(crate) const GRAMMAR_BYTES_EACH: usize = 256 << 10;
 /// How much more a lexer takes than llguidance says, whose figures leave out what its tables have free.
 pub(crate) const GRAMMAR_LEXER_FACTOR: usize = 2;
 
-/// Prompts up to this many bytes are tokenised where they are read: 16 KiB take well under a millisecond, about what
-/// handing them to another thread costs under load. Longer ones must not hold up other connections.
+/// Prompts up to this many bytes are tokenised where they are read: 16 KiB take well under a millisecond,
+/// about what handing them to another thread costs under load. Longer ones must not hold up other
+/// connections.
 pub(crate) const INLINE_TOKENIZE_BYTES_MAX: usize = 16 << 10;
 
 /// How long open answers may go on after a shutdown was asked for; Kubernetes kills after 30 s by default.
@@ -177,46 +179,49 @@ pub(crate) const GPU_STEP_DEFAULTS: (usize, usize) = (4096, 256);
 /// Steps in a row that may fail before `/health` says so: a request may be at fault for one.
 pub(crate) const FAILED_STEPS_MAX: usize = 3;
 
-/// Share of a GPU's free memory that the KV cache takes where no option says: the rest is for kernels, which the driver
-/// loads when they are first used, for what a larger step needs, and for whoever else is on the GPU.
+/// Share of a GPU's free memory that the KV cache takes where no option says: the rest is for kernels, which
+/// the driver loads when they are first used, for what a larger step needs, and for whoever else is on the
+/// GPU.
 pub(crate) const GPU_KV_SHARE: f64 = 0.9;
 
 /// Tokens of a KV block on a GPU, at least: the attention kernels' smallest page.
 pub(crate) const KV_BLOCK_SIZE_MIN: usize = 8;
 
-/// Tokens of a step on a GPU, at most: kernels have a row of blocks for each, along an axis of 65,535 (CUDA C++
-/// Programming Guide, Compute Capabilities).
+/// Tokens of a step on a GPU, at most: kernels have a row of blocks for each, along an axis of 65,535 (CUDA
+/// C++ Programming Guide, Compute Capabilities).
 pub(crate) const GPU_STEP_TOKENS_MAX: usize = 65_535;
 
-/// The same of a model with latent attention, and its heads, at most: the products of each head's part of a row take items of
-/// 128 rows, of 32,768 tokens and 128 heads 32,896, along that axis. DeepSeek-V3 has 128 heads.
+/// The same of a model with latent attention, and its heads, at most: the products of each head's part of a
+/// row take items of 128 rows, of 32,768 tokens and 128 heads 32,896, along that axis. DeepSeek-V3 has 128
+/// heads.
 pub(crate) const GPU_LATENT_STEP_TOKENS_MAX: usize = 32_768;
 pub(crate) const GPU_LATENT_HEADS_MAX: usize = 128;
 
-/// Experts of a token on a GPU, at most: the products' items of 64 rows and more, one or more for each expert, must fit on
-/// that axis too, and 65,535 tokens of 32 make 32,768. Models have up to 10.
+/// Experts of a token on a GPU, at most: the products' items of 64 rows and more, one or more for each
+/// expert, must fit on that axis too, and 65,535 tokens of 32 make 32,768. Models have up to 10.
 pub(crate) const GPU_EXPERTS_PER_TOKEN_MAX: usize = 32;
 
-/// Ids that one sequence's rules on a GPU speak of, at most: half a megabyte for each of the sequences that run. Of who has more,
-/// the host samples.
+/// Ids that one sequence's rules on a GPU speak of, at most: half a megabyte for each of the sequences that
+/// run. Of who has more, the host samples.
 pub(crate) const GPU_RULES_MAX: usize = 32_768;
-/// Sequences up to which a decode step on a GPU is recorded: more make kernels long enough to hide their launches.
+/// Sequences up to which a decode step on a GPU is recorded: more make kernels long enough to hide their
+/// launches.
 pub(crate) const RECORDED_ROWS_MAX: usize = 256;
 
-/// Recordings of steps on a GPU, at most; a step's form follows the batch's size and total context in steps of a
-/// quarter, so a growing batch passes some ten forms for each size. Each takes about a megabyte.
+/// Recordings of steps on a GPU, at most; a step's form follows the batch's size and total context in steps
+/// of a quarter, so a growing batch passes some ten forms for each size. Each takes about a megabyte.
 pub(crate) const RECORDINGS_MAX: usize = 256;
 
-/// Floats that attention's blocks on a GPU may leave to be joined afterwards, 256 MiB; beyond, each block takes whole
-/// sequences. 32 sequences of 4,096 tokens with 8 KV heads of 128 leave 34 MB, and need the parallelism; where more
-/// would be left there are blocks enough for all processors.
+/// Floats that attention's blocks on a GPU may leave to be joined afterwards, 256 MiB; beyond, each block
+/// takes whole sequences. 32 sequences of 4,096 tokens with 8 KV heads of 128 leave 34 MB, and need the
+/// parallelism; where more would be left there are blocks enough for all processors.
 pub(crate) const ATTENTION_PARTIAL_FLOATS_MAX: usize = 64 << 20;
 
 /// Memory of the KV cache where no option sets it: 131,072 tokens of the built-in model.
 pub(crate) const KV_BYTES_DEFAULT: usize = 256 << 20;
 
-/// Answer's length in tokens where neither the request nor the checkpoint says: enough to see the random model
-/// speak, and it does not stop by itself.
+/// Answer's length in tokens where neither the request nor the checkpoint says: enough to see the random
+/// model speak, and it does not stop by itself.
 pub(crate) const RANDOM_MAX_NEW_TOKENS: usize = 128;
 
 /// Bytes of the log's lines that wait to be written: some 10,000 lines. What comes on top is dropped, and
@@ -229,12 +234,12 @@ pub(crate) const LAST_LINES_MAX: Duration = Duration::from_secs(1);
 /// Batches of KV events kept for replay: vLLM's default, some minutes of steps.
 pub(crate) const KV_REPLAY_BATCHES_MAX: usize = 10_000;
 
-/// Bytes of the batches kept for replay. A step of 512 new tokens makes about 3 KB of events, so that the number of
-/// batches is the bound at the default batch, and this one with larger batches.
+/// Bytes of the batches kept for replay. A step of 512 new tokens makes about 3 KB of events, so that the
+/// number of batches is the bound at the default batch, and this one with larger batches.
 pub(crate) const KV_REPLAY_BYTES_MAX: usize = 64 << 20;
 
-/// Blocks in one batch of a snapshot: about 100 KB with 16 tokens each, so that a message is neither tiny nor stalls
-/// what goes over the same connection.
+/// Blocks in one batch of a snapshot: about 100 KB with 16 tokens each, so that a message is neither tiny nor
+/// stalls what goes over the same connection.
 pub(crate) const KV_SNAPSHOT_BLOCKS_PER_BATCH: usize = 1024;
 
 /// Subscribers to KV events at once: many times the gateways of a fleet. Each costs some kilobytes, and 64
@@ -252,8 +257,9 @@ pub(crate) const KV_ASKERS_MAX: usize = 64;
 /// How long one reply on the KV replay socket, of 100 KB or one batch, may take a client that reads slowly.
 pub(crate) const KV_REPLY_STALL_MAX: Duration = Duration::from_secs(10);
 
-/// Changes of the prefix cache that may wait for the publisher of KV events before they are merged. Merged they are
-/// at most two a block, so twice that pays for a merge; at least some steps' worth, lest a tiny cache merges always.
+/// Changes of the prefix cache that may wait for the publisher of KV events before they are merged. Merged
+/// they are at most two a block, so twice that pays for a merge; at least some steps' worth, lest a tiny
+/// cache merges always.
 pub(crate) const fn kv_events_pending_max(num_blocks: usize) -> usize {
     4 * num_blocks + 4096
 }
@@ -261,28 +267,33 @@ pub(crate) const fn kv_events_pending_max(num_blocks: usize) -> usize {
 /// Time between two lines about loading: a small checkpoint prints none, a large one a few.
 pub(crate) const LOAD_PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
-/// How long the ranks of an expert-parallel group may take to load their experts: 60 GB from a disk of 100 MB/s.
+/// How long the ranks of an expert-parallel group may take to load their experts: 60 GB from a disk of 100
+/// MB/s.
 pub(crate) const EXPERT_LOAD_MAX: Duration = Duration::from_secs(600);
 
-/// How long a rank waits for all others to join their group: a process of another machine to be started again.
+/// How long a rank waits for all others to join their group: a process of another machine to be started
+/// again.
 pub(crate) const EXPERT_JOIN_MAX: Duration = Duration::from_secs(30);
 
-/// Shortest deadline of an exchange between expert-parallel ranks: below it a busy machine's scheduling would show.
+/// Shortest deadline of an exchange between expert-parallel ranks: below it a busy machine's scheduling would
+/// show.
 pub(crate) const EXPERT_DEADLINE_MIN: Duration = Duration::from_millis(100);
 
-/// Bytes of one message between expert-parallel ranks: what 1024 tokens of 8 experts and a width of 2048 send back. It
-/// takes memory as it is used; more tokens go in several exchanges.
+/// Bytes of one message between expert-parallel ranks: what 1024 tokens of 8 experts and a width of 2048 send
+/// back. It takes memory as it is used; more tokens go in several exchanges.
 pub(crate) const EXPERT_MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// Seconds a client is told to wait when the queue is full.
 pub(crate) const RETRY_AFTER_S: u64 = 1;
 
-/// Tokens of a rank in a round of a GPU's exchange, at most. Each round reads the weights of the experts that it asks: of 128
-/// experts, 8 of them a token, so many ask each for 64 rows. Longer prompts take several rounds a layer.
+/// Tokens of a rank in a round of a GPU's exchange, at most. Each round reads the weights of the experts that
+/// it asks: of 128 experts, 8 of them a token, so many ask each for 64 rows. Longer prompts take several
+/// rounds a layer.
 pub(crate) const GPU_ROUND_TOKENS_MAX: usize = 1024;
 
-/// Memory of a rank's mailbox and of the rows that come to it, on a GPU, in bytes; both are as large as the worst routing
-/// needs. Rounds have fewer tokens where they would take more: 256 with the largest models' 8 experts of 7168 over 8 ranks.
+/// Memory of a rank's mailbox and of the rows that come to it, on a GPU, in bytes; both are as large as the
+/// worst routing needs. Rounds have fewer tokens where they would take more: 256 with the largest models' 8
+/// experts of 7168 over 8 ranks.
 pub(crate) const GPU_ROUND_BYTES_MAX: usize = 1 << 30;
 
 /// What clients' connections are held to; the default is the gateway's.

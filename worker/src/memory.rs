@@ -1,5 +1,5 @@
-//! How much memory there is, how much this process holds, and sizes as people write them. What is done with it is
-//! `worker.rs`'s business. Linux only; elsewhere the answers are `None`.
+//! How much memory there is, how much this process holds, and sizes as people write them. What is done with
+//! it is `worker.rs`'s business. Linux only; elsewhere the answers are `None`.
 
 use std::fs;
 use std::str::FromStr;
@@ -16,7 +16,8 @@ pub struct BadByteSize(String);
 impl FromStr for ByteSize {
     type Err = BadByteSize;
 
-    /// `K`, `M`, `G`, `T` and `KiB` … count in powers of 1024, `KB` … in powers of 1000; case does not matter.
+    /// `K`, `M`, `G`, `T` and `KiB` … count in powers of 1024, `KB` … in powers of 1000; case does not
+    /// matter.
     fn from_str(text: &str) -> Result<Self, BadByteSize> {
         let bad = || BadByteSize(text.to_owned());
         let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -37,8 +38,8 @@ impl FromStr for ByteSize {
     }
 }
 
-/// Bytes that this process may still take without swapping: what the system has available, or what is left of the control
-/// group's limit (v2, as containers have), whichever is less.
+/// Bytes that this process may still take without swapping: what the system has available, or what is left of
+/// the control group's limit (v2, as containers have), whichever is less.
 pub(crate) fn available_bytes() -> Option<usize> {
     let system = meminfo_bytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")?;
     let group = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();

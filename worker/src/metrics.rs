@@ -1,5 +1,5 @@
-//! Every series of the worker, declared once. One registry per worker, because a process may embed several. What is also
-//! exposed under vLLM's names is in `metrics/vllm.rs`.
+//! Every series of the worker, declared once. One registry per worker, because a process may embed several.
+//! What is also exposed under vLLM's names is in `metrics/vllm.rs`.
 
 mod experts;
 mod page;
@@ -236,7 +236,8 @@ impl Outcome {
     }
 }
 
-/// Counts one request when it is over, which is when this is dropped: as aborted, unless told otherwise before.
+/// Counts one request when it is over, which is when this is dropped: as aborted, unless told otherwise
+/// before.
 #[derive(Debug)]
 pub(crate) struct RequestGuard {
     metrics: Arc<Metrics>,

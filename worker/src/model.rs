@@ -1,9 +1,9 @@
 //! Models: from a Hugging Face checkpoint directory, built in, or random, to something that computes.
 //!
-//! `families.rs` reads what a model is into the shape of `config.rs`, `checkpoint.rs` and `random.rs` give its
-//! tensors (`builtin.rs`: those of a checkpoint in the program), `loader.rs` packs them into `weights.rs`, `decoder.rs`
-//! runs them, `cpu.rs` owns the memory; `cuda.rs` does both on a GPU. Tokenizer, sampling and scheduling are
-//! elsewhere.
+//! `families.rs` reads what a model is into the shape of `config.rs`, `checkpoint.rs` and `random.rs` give
+//! its tensors (`builtin.rs`: those of a checkpoint in the program), `loader.rs` packs them into
+//! `weights.rs`, `decoder.rs` runs them, `cpu.rs` owns the memory; `cuda.rs` does both on a GPU. Tokenizer,
+//! sampling and scheduling are elsewhere.
 
 mod attention;
 pub(crate) mod builtin;
@@ -103,8 +103,8 @@ pub struct ModelInfo {
     pub vocab_size: usize,
     /// Tokens that end a generation, ascending.
     pub eos_token_ids: Vec<u32>,
-    /// Equal ids mean equal logits, bit for bit. Names the backend, the number type of products (`f32`, `int8`,
-    /// `int4`), the kernels' version, and (by a hash) the configuration and every weight.
+    /// Equal ids mean equal logits, bit for bit. Names the backend, the number type of products (`f32`,
+    /// `int8`, `int4`), the kernels' version, and (by a hash) the configuration and every weight.
     pub numerics_id: String,
     /// Memory taken by the weights, in bytes.
     pub weight_bytes: usize,
@@ -145,8 +145,8 @@ impl LoadedModel {
         Self::load_share(source, quantize, 1)
     }
 
-    /// [`LoadedModel::load_quantized`] with rank 0's share of the experts among `ranks` ranks, and all else. It needs
-    /// an `ExpertGroup` to compute.
+    /// [`LoadedModel::load_quantized`] with rank 0's share of the experts among `ranks` ranks, and all else.
+    /// It needs an `ExpertGroup` to compute.
     ///
     /// # Panics
     /// If there is no rank, or more than the fabric takes.

@@ -2,7 +2,8 @@
 //! business; what a client may send and how long it may take, `gateway/clients`', which the gateway keeps to
 //! as well.
 //!
-//! Read these files in order: `server.rs` (here), `engine.rs`, `scheduler.rs`, `block_manager.rs`, `model.rs`.
+//! Read these files in order: `server.rs` (here), `engine.rs`, `scheduler.rs`, `block_manager.rs`,
+//! `model.rs`.
 //!
 //! Next: `engine.rs`, reached through `api.rs`.
 
@@ -26,7 +27,8 @@ use tokio::task::JoinSet;
 use crate::api::{self, App};
 use crate::limits::{ClientBounds, DRAIN_MAX};
 
-/// Pause after a failed accept, usually for want of file descriptors: trying at once would only burn the processor.
+/// Pause after a failed accept, usually for want of file descriptors: trying at once would only burn the
+/// processor.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
 /// How often idle connections are looked for, at least.
@@ -44,7 +46,8 @@ impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Streams {
     }
 }
 
-/// Serves until `shutdown` fires or its sender is dropped, then lets open answers end, for at most [`DRAIN_MAX`].
+/// Serves until `shutdown` fires or its sender is dropped, then lets open answers end, for at most
+/// [`DRAIN_MAX`].
 pub(crate) async fn serve(listener: TcpListener, app: Arc<App>, mut shutdown: oneshot::Receiver<()>) {
     let bounds = app.clients;
     give_up_on_readers(&listener, bounds.stall);

@@ -294,8 +294,9 @@ impl RunningWorker {
         self.kv_events.first().and_then(|addrs| addrs.replay)
     }
 
-    /// Every block of the prefix cache between two steps, parents first; `None` if the engine is gone. For diagnosis:
-    /// what a follower of the KV events should have come to. Of the first engine, if there are several.
+    /// Every block of the prefix cache between two steps, parents first; `None` if the engine is gone. For
+    /// diagnosis: what a follower of the KV events should have come to. Of the first engine, if there are
+    /// several.
     pub async fn resident_blocks(&self) -> Option<Vec<CacheChange>> {
         self.resident_blocks_of(0).await
     }

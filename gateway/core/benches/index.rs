@@ -1,5 +1,6 @@
-//! The index at its full size: 10 million residencies on 1,000 workers, prompts of 128k tokens (8,192 blocks). `match` is
-//! the search alone, `route` the same search and the choice among the 1,000, so that the difference is the choice.
+//! The index at its full size: 10 million residencies on 1,000 workers, prompts of 128k tokens (8,192
+//! blocks). `match` is the search alone, `route` the same search and the choice among the 1,000, so that the
+//! difference is the choice.
 //!
 //! `cargo bench -p keyway-core --bench index`
 #![allow(missing_docs, reason = "Criterion's macros")]
@@ -24,8 +25,8 @@ fn bench(c: &mut Criterion) {
     places(c, &mut filled);
 }
 
-/// Prompts by how their prefixes are spread. Different ones each time, where there are, so that no cache of the
-/// processor's knows them.
+/// Prompts by how their prefixes are spread. Different ones each time, where there are, so that no cache of
+/// the processor's knows them.
 fn prompts(filled: &Filled) -> [(&'static str, Vec<&[BlockHash]>); 4] {
     let conversations: Vec<&[BlockHash]> = filled.conversations.iter().map(Vec::as_slice).collect();
     // New behind the system prompt.

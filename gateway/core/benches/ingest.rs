@@ -1,6 +1,6 @@
-//! KV events from the bytes of a message to the index of full size: each message stores a prompt of 64 blocks of 16 tokens
-//! and removes one that is 256 messages old, as an engine does whose cache is full. Throughput is in stored blocks a
-//! second on one core; as many are removed.
+//! KV events from the bytes of a message to the index of full size: each message stores a prompt of 64 blocks
+//! of 16 tokens and removes one that is 256 messages old, as an engine does whose cache is full. Throughput
+//! is in stored blocks a second on one core; as many are removed.
 //!
 //! And how long a request may have to wait for the index while a worker says as much at once as it can: the
 //! longest moment that a feed had it.

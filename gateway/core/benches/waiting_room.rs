@@ -1,5 +1,5 @@
-//! One release of the waiting room: 256 requests wait in front of 1,000 workers, over an index of full size. Each prompt is
-//! cached on one worker, as follow-up turns are.
+//! One release of the waiting room: 256 requests wait in front of 1,000 workers, over an index of full size.
+//! Each prompt is cached on one worker, as follow-up turns are.
 //!
 //! `cargo bench -p keyway-core --bench waiting_room`
 #![allow(missing_docs, reason = "Criterion's macros")]

@@ -1,6 +1,7 @@
-//! What a residency costs in memory: growth of this process (Linux), beside what the index says of itself. First of a
-//! freshly filled index, then after as many placements again as it has residencies, many times over; and of an index together
-//! with all that is known of the workers whose KV events fill it. Fails above the bars.
+//! What a residency costs in memory: growth of this process (Linux), beside what the index says of itself.
+//! First of a freshly filled index, then after as many placements again as it has residencies, many times
+//! over; and of an index together with all that is known of the workers whose KV events fill it. Fails above
+//! the bars.
 //!
 //! `cargo run --release -p keyway-core --example index_memory`
 
@@ -13,9 +14,11 @@ use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, EventBatch, E
 
 /// Most bytes that a residency may take.
 const BAR: f64 = 48.0;
-/// Most bytes that it may take besides where events tell of it: the engine's name for it, and what is before and behind it.
+/// Most bytes that it may take besides where events tell of it: the engine's name for it, and what is before
+/// and behind it.
 const ANNOUNCED_BAR: f64 = 56.0;
-/// Times that every residency is replaced: at 1,000 prompts a second of 40 new blocks each an hour's worth is 144 million.
+/// Times that every residency is replaced: at 1,000 prompts a second of 40 new blocks each an hour's worth is
+/// 144 million.
 const CHURN: usize = 14;
 const BLOCKS: usize = 1000;
 /// Of an announced prompt, and tokens in each.

@@ -1,39 +1,45 @@
-//! How many workers a model needs, worked out from what one gateway sees of its requests. Sans-IO: it reads no clock and
-//! starts nothing; whoever owns the workers (KEDA, an HPA, a script) acts on the result.
+//! How many workers a model needs, worked out from what one gateway sees of its requests. Sans-IO: it reads
+//! no clock and starts nothing; whoever owns the workers (KEDA, an HPA, a script) acts on the result.
 //!
 //! ```text
 //! prefill = uncached tokens a second / (V U)          what comes must be computed
 //! backlog = U prefill + uncached tokens that wait / (V within)    what comes, and what waits besides in time
 //! decode  = running requests / running_per_worker
-//! growth  = (uncached tokens a second / V - ready workers) start / within    what will wait when workers come
+//! growth  = (uncached tokens a second / V - ready workers) start / within   what will wait when workers come
 //! kv      = tokens that running requests hold / (kv_share * tokens of a worker's cache), answers included
 //! steady  = max(prefill, decode, kv)
 //! need    = c max(steady, floor(min(backlog + growth, (1 + catch_up) prefill)), 1 if anybody is here)
 //! out     = max(ceil(need), guard, min)
-//! in      = greatest ceil(c steady U / (U - margin)) of the last `scale_in_after`, and ceil(need U / (U - margin)) of the last half of it
+//! in      = greatest ceil(c steady U / (U - margin)) of the last `scale_in_after`, and
+//!           ceil(need U / (U - margin)) of the last half of it
 //! desired = out, but what was desired before until `in` is lower; at most `max`
 //! ```
 //!
-//! `V` is the prefill rate of one worker that is full, as far as any has been, `U` the share of it that is planned for, and
-//! `within` half the time that a worker takes to start.
-//! - Tokens that a cache holds cost nothing, so they are not in it, and a queue counts by its work, not by its length.
-//! - A backlog is what a fleet that was too small has left behind. One that the workers for what comes work off within half a
-//!   start asks for nobody: whoever came for it would soon have to go again. Another one asks for more, but workers that are
-//!   only starting do not shrink it, so taken at its word it would ask for many times too many: it adds at most `catch_up`,
-//!   and whole workers only, so that chance in what comes adds none.
-//! - A worker with a queue runs as many requests as fit, whatever is needed: while the backlog is the greater part, and until what it
-//!   left has run, `decode` and `kv` are at most what flows through, arrivals times the time that a request runs (J. Little, 1961).
-//!   Otherwise each worker that comes would be full too, and ask for the next.
-//! - `c` is what the guard has learned: when an SLO (TTFT, or the time between tokens where one is set) is missed over four
-//!   windows although nobody is starting and the sum holds, the sum is wrong (prompts that differ, a noisy machine), and one
-//!   more worker in ten is asked for. It fades over an hour, so that the fleet does not swing between what the sum says and what
-//!   the SLO needs.
-//! - Fewer are asked for only when one worker fewer would have held what comes, with `margin` to spare, all through
-//!   `scale_in_after`. What a backlog asked for besides is held for half as long: what has been worked off does not come again,
-//!   unless the rate that is believed is too high, which the guard has learned by then.
+//! `V` is the prefill rate of one worker that is full, as far as any has been, `U` the share of it that is
+//! planned for, and `within` half the time that a worker takes to start.
+//! - Tokens that a cache holds cost nothing, so they are not in it, and a queue counts by its work, not by
+//!   its length.
+//! - A backlog is what a fleet that was too small has left behind. One that the workers for what comes work
+//!   off within half a start asks for nobody: whoever came for it would soon have to go again. Another one
+//!   asks for more, but workers that are only starting do not shrink it, so taken at its word it would ask
+//!   for many times too many: it adds at most `catch_up`, and whole workers only, so that chance in what
+//!   comes adds none.
+//! - A worker with a queue runs as many requests as fit, whatever is needed: while the backlog is the greater
+//!   part, and until what it left has run, `decode` and `kv` are at most what flows through, arrivals times
+//!   the time that a request runs (J. Little, 1961). Otherwise each worker that comes would be full too, and
+//!   ask for the next.
+//! - `c` is what the guard has learned: when an SLO (TTFT, or the time between tokens where one is set) is
+//!   missed over four windows although nobody is starting and the sum holds, the sum is wrong (prompts that
+//!   differ, a noisy machine), and one more worker in ten is asked for. It fades over an hour, so that the
+//!   fleet does not swing between what the sum says and what the SLO needs.
+//! - Fewer are asked for only when one worker fewer would have held what comes, with `margin` to spare, all
+//!   through `scale_in_after`. What a backlog asked for besides is held for half as long: what has been
+//!   worked off does not come again, unless the rate that is believed is too high, which the guard has
+//!   learned by then.
 //!
-//! `prefill`, `backlog`, `decode` and `kv` count this gateway's own requests, so with several gateways they add up. `growth` does
-//! not, as each sees all workers: with several gateways it is too small, and a step is followed some seconds later.
+//! `prefill`, `backlog`, `decode` and `kv` count this gateway's own requests, so with several gateways they
+//! add up. `growth` does not, as each sees all workers: with several gateways it is too small, and a step is
+//! followed some seconds later.
 
 mod first_tokens;
 mod window;
@@ -133,8 +139,8 @@ pub struct Seen {
     pub running_mean: f64,
     /// Tokens of KV cache that they held, on average.
     pub kv_tokens: f64,
-    /// Requests that would run if all that comes began at once: arrivals a second times the seconds that one runs. Infinite where
-    /// that is unknown.
+    /// Requests that would run if all that comes began at once: arrivals a second times the seconds that one
+    /// runs. Infinite where that is unknown.
     pub flow: f64,
     /// Whether work waited lately ([`is_behind`]), so that what was begun with it may be running still.
     pub was_behind: bool,
@@ -289,7 +295,8 @@ impl Terms {
     /// What is needed now, with what is left to catch up; `present`: whether anybody is here.
     pub fn need(&self, catch_up: f64, present: bool) -> f64 {
         let steady = self.steady();
-        // Of what comes: a fleet that catches up is full, so `decode` and `kv` say how much it can hold, not what it needs.
+        // Of what comes: a fleet that catches up is full, so `decode` and `kv` say how much it can hold, not
+        // what it needs.
         let late = ((self.backlog + self.growth).min(self.prefill * (1.0 + catch_up)) + GRAIN).floor();
         steady.max(late).max(if present { 1.0 } else { 0.0 })
     }
@@ -382,7 +389,8 @@ impl Scaler {
         let peak = self.peaks.note(now, whole(steady * spare), self.rules.scale_in_after);
         let peak = peak.max(self.late_peaks.note(now, whole(need * spare), self.rules.scale_in_after / 2));
         let settled = now.saturating_sub(began) >= self.rules.scale_in_after;
-        // After a start nothing is known of the last minutes: the fleet found is right until it was watched for long enough.
+        // After a start nothing is known of the last minutes: the fleet found is right until it was watched
+        // for long enough.
         let known = if settled { 0 } else { seen.ready + seen.starting };
         let held = if peak < self.desired && settled { peak } else { self.desired.max(known) };
         let out = whole(need).max(guard);
@@ -403,8 +411,8 @@ impl Scaler {
         Sum { terms, need, correction: self.correction, guard, spare, peak, desired, reason }
     }
 
-    /// Asks for one more in ten when the SLO is missed by a fleet that is all there, as large as the sum says, and not
-    /// catching up.
+    /// Asks for one more in ten when the SLO is missed by a fleet that is all there, as large as the sum
+    /// says, and not catching up.
     fn watch_slo(&mut self, now: Duration, seen: &Seen, steady: f64) {
         let late = late_workers(&self.rules, seen);
         let elapsed = now.saturating_sub(self.corrected).as_secs_f64();
@@ -432,22 +440,24 @@ impl Scaler {
         if missed && stands && !catching_up && !was_behind {
             let more = (f64::from(seen.ready) * GUARD_STEP).ceil().max(1.0) as u32;
             self.guard = ((seen.ready + more).min(self.rules.max), now + 2 * self.rules.window);
-            // That so many are too few is known, not that the next whole number is right: one that should be two is no
-            // reason to double every later fleet. So the least that rounds up to it.
+            // That so many are too few is known, not that the next whole number is right: one that should be
+            // two is no reason to double every later fleet. So the least that rounds up to it.
             let learned = (f64::from(seen.ready + more) - 0.9) / steady.max(1.0);
             self.correction = learned.clamp(self.correction, MAX_CORRECTION.max(self.correction));
         }
     }
 }
 
-/// What an HPA is to be told, so that its ceiling is `desired`. It leaves a difference of a tenth alone, which would keep one of
-/// eleven to nineteen workers for ever; so where fewer are wanted than there are, the least that still rounds up to it.
+/// What an HPA is to be told, so that its ceiling is `desired`. It leaves a difference of a tenth alone,
+/// which would keep one of eleven to nineteen workers for ever; so where fewer are wanted than there are, the
+/// least that still rounds up to it.
 pub fn scaler_value(desired: u32, there: u32) -> f64 {
     let rounded_up = if 0 < desired && desired < there { 0.9 } else { 0.0 };
     f64::from(desired) - rounded_up
 }
 
-/// Whether more waits than is worked off beside what comes: workers are full then, and show what full ones can do.
+/// Whether more waits than is worked off beside what comes: workers are full then, and show what full ones
+/// can do.
 pub fn is_behind(rules: &ScaleRules, seen: &Seen) -> bool {
     late_workers(rules, seen) > Terms::of(rules, seen).steady()
 }
@@ -469,7 +479,8 @@ fn budget_s(rules: &ScaleRules, seen: &Seen) -> f64 {
     (MEAN_SHARE_OF_SLO * (rules.ttft_slo_s - own_s)).max(MIN_SHARE_OF_SLO * rules.ttft_slo_s)
 }
 
-/// Workers that would compute what waits in time for the SLO: far too many to ask for, but what shows a queue at once.
+/// Workers that would compute what waits in time for the SLO: far too many to ask for, but what shows a queue
+/// at once.
 fn late_workers(rules: &ScaleRules, seen: &Seen) -> f64 {
     seen.backlog_tokens / (positive(seen.prefill_tokens_per_s) * positive(budget_s(rules, seen)))
 }

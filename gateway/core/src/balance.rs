@@ -1,4 +1,5 @@
-//! The policies that do not look at what is cached. Each gives the index of a candidate; there is at least one.
+//! The policies that do not look at what is cached. Each gives the index of a candidate; there is at least
+//! one.
 
 use keyway_wire::block_hash::BlockHash;
 
@@ -6,8 +7,8 @@ use crate::candidate::{Candidate, RequestView, Turn};
 use crate::cost::usable_weight;
 use crate::rendezvous;
 
-/// Prompt tokens whose block names a prompt for `chwbl`: past a system prompt of usual size, yet within the first
-/// turn of a conversation, so that its later turns have the same name.
+/// Prompt tokens whose block names a prompt for `chwbl`: past a system prompt of usual size, yet within the
+/// first turn of a conversation, so that its later turns have the same name.
 const CHWBL_KEY_TOKENS: f64 = 1024.0;
 /// Load above the mean at which `chwbl` moves on; the paper's 1 + epsilon.
 const CHWBL_BOUND: f64 = 1.25;
@@ -43,8 +44,8 @@ pub(crate) fn power_of_two(candidates: &[Candidate], turn: &Turn) -> usize {
     if load(&candidates[second]) < load(&candidates[first]) { second } else { first }
 }
 
-/// Rendezvous order of the prompt's beginning, skipping workers with more than their bounded share of the load.
-/// The bound counts the request itself, so at least one worker is below it.
+/// Rendezvous order of the prompt's beginning, skipping workers with more than their bounded share of the
+/// load. The bound counts the request itself, so at least one worker is below it.
 pub(crate) fn chwbl(request: &RequestView<'_>, candidates: &[Candidate], turn: &Turn) -> usize {
     let key = chwbl_key(request).map_or(turn.random, |hash| hash.0);
     let requests: u64 = candidates.iter().map(|candidate| candidate.load.requests).sum();
@@ -66,7 +67,8 @@ pub(crate) fn first_by_rendezvous(
     let mut first: Option<(f64, f64, usize)> = None;
     for i in among {
         let (drawn, weight) = (rendezvous::draw(key, candidates[i].drawn_as), candidates[i].weight);
-        // Of equal weights the score's order is the draw's: a logarithm for each of a thousand idle workers is dear.
+        // Of equal weights the score's order is the draw's: a logarithm for each of a thousand idle workers
+        // is dear.
         let is_before = |(best, of_best, _): (f64, f64, usize)| {
             if weight == of_best {
                 return drawn > best;

@@ -1,10 +1,12 @@
-//! Whether a worker that is reachable answers well enough to be sent requests: a circuit breaker, fed with how answers
-//! ended. It opens after some failures in a row, or when too large a share of the recent answers failed; then it lets one
-//! request through after a pause that grows with each failure, and closes when that one ends well.
+//! Whether a worker that is reachable answers well enough to be sent requests: a circuit breaker, fed with
+//! how answers ended. It opens after some failures in a row, or when too large a share of the recent answers
+//! failed; then it lets one request through after a pause that grows with each failure, and closes when that
+//! one ends well.
 //!
-//! Exact counts over a ring of time buckets, because a short burst weighs almost nothing in a decaying average. Slow is no
-//! failure, nor is what the client did wrong or a worker's "not now" (4xx, 429, 503): the caller does not report those.
-//! How many of the workers that share a model may be ejected at once is [`may_eject`]. No clock: time is the `Duration` since the start.
+//! Exact counts over a ring of time buckets, because a short burst weighs almost nothing in a decaying
+//! average. Slow is no failure, nor is what the client did wrong or a worker's "not now" (4xx, 429, 503): the
+//! caller does not report those. How many of the workers that share a model may be ejected at once is
+//! [`may_eject`]. No clock: time is the `Duration` since the start.
 
 use std::time::Duration;
 
@@ -96,8 +98,8 @@ impl Breaker {
         trial
     }
 
-    /// An answer ended. `trial` is what [`Breaker::begin`] said of its request; `may_eject` whether the fleet can do
-    /// without the worker: if not, it stays in however badly it does. Returns whether it opened.
+    /// An answer ended. `trial` is what [`Breaker::begin`] said of its request; `may_eject` whether the fleet
+    /// can do without the worker: if not, it stays in however badly it does. Returns whether it opened.
     pub fn end(&mut self, verdict: Verdict, trial: bool, may_eject: bool, now: Duration) -> bool {
         self.count(verdict, now);
         match (verdict, self.state) {

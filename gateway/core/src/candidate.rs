@@ -23,14 +23,15 @@ pub struct Candidate {
     pub matched_blocks: u32,
     /// Blocks behind those that it does not hold itself and can fetch: from its host's memory or a disk.
     pub fetched_blocks: u32,
-    /// Where they can be fetched from: its name in the index for blocks in any tier, and prompt tokens fetched in a millisecond.
-    /// `None` where that is not known, or is not to count.
+    /// Where they can be fetched from: its name in the index for blocks in any tier, and prompt tokens
+    /// fetched in a millisecond. `None` where that is not known, or is not to count.
     pub tiers: Option<(WorkerId, f64)>,
     /// What a copy of the request's hottest prefix would be used for here.
     pub reuse: Reuse,
     /// Prompt tokens that it computes in a millisecond.
     pub tokens_per_ms: f64,
-    /// Its share of new work against other workers, for policies that do not look at costs; a positive number, usually
+    /// Its share of new work against other workers, for policies that do not look at costs; a positive
+    /// number, usually
     /// 1. One that is not makes the worker a last resort for all.
     pub weight: f64,
 }
@@ -38,7 +39,8 @@ pub struct Candidate {
 /// What those who come later would find of a request's prompt, where it is sent to a worker that lacks it.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Reuse {
-    /// Prompt tokens that this worker would have to compute of a prefix that others hold and that is used often.
+    /// Prompt tokens that this worker would have to compute of a prefix that others hold and that is used
+    /// often.
     pub tokens: f64,
     /// Uses of that prefix, lately, that another one was in the way of at its holder.
     pub uses: f64,
@@ -116,8 +118,8 @@ impl<'a> RequestView<'a> {
         tokens.min(self.prompt_tokens.saturating_sub(1))
     }
 
-    /// [`RequestView::matched_tokens`] as costs count them: not rounded, as each of many candidates is asked and a
-    /// whole number takes longer than the rest of its cost.
+    /// [`RequestView::matched_tokens`] as costs count them: not rounded, as each of many candidates is asked
+    /// and a whole number takes longer than the rest of its cost.
     #[inline]
     pub(crate) fn cached_tokens(&self, blocks: u32) -> f64 {
         let most = (self.prompt_tokens as f64 - 1.0).max(0.0);

@@ -1,6 +1,6 @@
-//! How many tokens a worker's cache is believed to hold: what the worker says of itself, and less where its answers
-//! show that it has forgotten what that would let it keep. Only for workers whose events do not tell; the index then
-//! models an LRU cache of this size.
+//! How many tokens a worker's cache is believed to hold: what the worker says of itself, and less where its
+//! answers show that it has forgotten what that would let it keep. Only for workers whose events do not tell;
+//! the index then models an LRU cache of this size.
 //!
 //! Both directions are needed. A model that is too large sends prompts to where their prefix is gone; one
 //! that is too small sends them away from where it is. So a forgotten prefix shrinks the belief at once, and
@@ -39,8 +39,8 @@ impl Capacity {
         self.learned.or(self.told).map(|tokens| tokens as u64)
     }
 
-    /// An answer reported `reported` cached tokens where `predicted` were expected while the model held `resident`
-    /// tokens of this worker. `slack` is what may be missing for other reasons: a block.
+    /// An answer reported `reported` cached tokens where `predicted` were expected while the model held
+    /// `resident` tokens of this worker. `slack` is what may be missing for other reasons: a block.
     pub fn observe(&mut self, predicted: u64, reported: u64, slack: u64, resident: u64) {
         let now = self.learned.or(self.told).unwrap_or(f64::INFINITY);
         if reported + slack < predicted {
@@ -86,7 +86,8 @@ mod tests {
         assert_eq!(capacity.tokens(), Some(43_750));
     }
 
-    /// A cache of 30,000 tokens that says nothing: the belief ends up near its size, from above and from below.
+    /// A cache of 30,000 tokens that says nothing: the belief ends up near its size, from above and from
+    /// below.
     #[test]
     fn the_belief_finds_the_size_and_stays_near_it() {
         let mut capacity = Capacity::default();

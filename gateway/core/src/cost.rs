@@ -1,5 +1,5 @@
-//! The price of sending a request to a worker, in milliseconds, in one place. It compares workers; who is chosen among
-//! nearly equal ones is [`mod@crate::pick`]'s.
+//! The price of sending a request to a worker, in milliseconds, in one place. It compares workers; who is
+//! chosen among nearly equal ones is [`mod@crate::pick`]'s.
 //!
 //! ```text
 //! cost = queue + fetch + own             its time to first token there
@@ -10,47 +10,48 @@
 //! bought = u / (1 + u)
 //! ```
 //!
-//! `queue` is the prefill that waits there (and what running requests take from it), `own` the request's own uncached
-//! prefill, both by the worker's rate. `fetch` is what the worker holds in its host's memory or on a disk, by the rate at which
-//! it gets that; others are computed in the meantime, so it costs them nothing.
+//! `queue` is the prefill that waits there (and what running requests take from it), `own` the request's own
+//! uncached prefill, both by the worker's rate. `fetch` is what the worker holds in its host's memory or on a
+//! disk, by the rate at which it gets that; others are computed in the meantime, so it costs them nothing.
 //!
-//! `later` is the price of waiting in a queue that serves in order of arrival: with random arrivals, `arrivals` a
-//! millisecond and the share `busy` of time spent on them, all who come later wait
-//! `arrivals (u + s)^2 / (2 (1 - busy)) - arrivals u^2 / (2 (1 - busy))` longer in sum when work `s` joins a queue of `u`
-//! (the M/G/1 queue's value function, E. Hyytiä et al., "Size- and state-aware dispatching problem with
-//! queue-specific job sizes", EJOR 2012). Rates are each worker's own and of the last minutes, and that is what lets
-//! affinity bend: at the only holder of a hot prefix both are high, so queueing there grows dear and another worker
-//! soon pays for a copy; at an even load they are equal everywhere and affinity holds.
+//! `later` is the price of waiting in a queue that serves in order of arrival: with random arrivals,
+//! `arrivals` a millisecond and the share `busy` of time spent on them, all requests that come later wait
+//! `arrivals (u + s)^2 / (2 (1 - busy)) - arrivals u^2 / (2 (1 - busy))` longer in sum when work `s` joins a
+//! queue of `u` (the M/G/1 queue's value function, E. Hyytiä et al., "Size- and state-aware dispatching
+//! problem with queue-specific job sizes", EJOR 2012). Rates are each worker's own and of the last minutes,
+//! and that is what lets affinity bend: at the only holder of a hot prefix both are high, so queueing there grows dear
+//! and another worker soon pays for a copy; at an even load they are equal everywhere and affinity holds.
 //!
 //! `displaced`: blocks computed twice push others out of the cache, which somebody computes again.
 //!
-//! `bought`: a copy of a prefix that is used often serves all that come after it, so this request pays its share alone, one
-//! part in `1 + u`. `u` are the uses to come that another one would be in the way of at the present holders: as many as
-//! there were lately, each times the share of time in which a holder is busy with them (`index/heat.rs`), times `reuse`. A
-//! conversation, which asks again when it was answered, has next to none and stays where it is; a system prompt that half
-//! of the fleet's requests begin with is copied as soon as its holders have a queue. Nothing makes copies go away: who is
-//! not needed is not used, and its least recent blocks are the first to be evicted.
+//! `bought`: a copy of a prefix that is used often serves all that come after it, so this request pays its
+//! share alone, one part in `1 + u`. `u` are the uses to come that another one would be in the way of at the
+//! present holders: as many as there were lately, each times the share of time in which a holder is busy with
+//! them (`index/heat.rs`), times `reuse`. A conversation, which asks again when it was answered, has next to
+//! none and stays where it is; a system prompt that half of the fleet's requests begin with is copied as soon
+//! as its holders have a queue. Nothing makes copies go away: who is not needed is not used, and its least
+//! recent blocks are the first to be evicted.
 //!
-//! | reuse | half of all prompts share 20,000 tokens: mean, p99 | agents: mean, cached | conversations, caches 25 %: mean, cached |
+//! | reuse | half share 20,000: mean, p99 | agents: mean, cached | conversations, caches 25 %: mean, cached |
 //! |---|---|---|---|
 //! | 0 | 0.63, 2.7 | 1.09, 79 % | 1.85, 28.0 % |
 //! | 1 | 0.58, 1.9 | 0.85, 83 % | 1.84, 28.3 % |
 //! | 3 | 0.57, 1.03 | 0.86, 83 % | 1.85, 28.1 % |
 //!
-//! `displaced` trades hits for time. In `keyway-loadtest simulate` with eight workers of 6,000 prefill tokens/s
-//! (`--profile fcfs-6k --index-knows-capacity`), with `reuse` 0, mean time to first token in s, and share of prompt tokens
-//! cached:
+//! `displaced` trades hits for time. In `keyway-loadtest simulate` with eight workers of 6,000 prefill
+//! tokens/s (`--profile fcfs-6k --index-knows-capacity`), with `reuse` 0, mean time to first token in s, and
+//! share of prompt tokens cached:
 //!
-//! | displaced | conversations, caches 25 % of their blocks | agents | half of all prompts share 20,000 tokens |
+//! | displaced | conversations, caches 25 % | agents | half of prompts share 20,000 tokens |
 //! |---|---|---|---|
 //! | 3 | 1.88, 28.7 % | 1.62, 71 % | 1.08, p99 8.3 |
 //! | 1.5 | 1.84, 28.4 % | 1.30, 75 % | 0.72, p99 5.9 |
 //! | 1 | 1.85, 28.1 % | 1.17, 77 % | 0.64, p99 3.1 |
 //! | 0 | 1.81, 27.8 % | 0.84, 82 % | 0.61, p99 2.1 |
 //!
-//! Conversations: 30 minutes of the Mooncake trace (`--slice 0s..1800s --spread-bursts --kv-blocks 96534`), of which one
-//! pooled cache holds 30.1 %. The others are generated by `tests/external/routing/simulate.py` (seed 1, load 0.8, 1,500 requests;
-//! in the table of `reuse` 2,000, and agents at 0.95).
+//! Conversations: 30 minutes of the Mooncake trace (`--slice 0s..1800s --spread-bursts --kv-blocks 96534`),
+//! of which one pooled cache holds 30.1 %. The others are generated by `tests/external/routing/simulate.py`
+//! (seed 1, load 0.8, 1,500 requests; in the table of `reuse` 2,000, and agents at 0.95).
 
 use crate::candidate::{Candidate, Reuse};
 use crate::load::LoadSnapshot;
@@ -157,7 +158,8 @@ impl CostModel {
         Cost { reuse_ms: (cost.total_ms() - held.total_ms()) * uses / (1.0 + uses), ..cost }
     }
 
-    /// The greatest cost that counts as equal to the cheapest one. `block_ms`: prefill of one block of the chain.
+    /// The greatest cost that counts as equal to the cheapest one. `block_ms`: prefill of one block of the
+    /// chain.
     pub fn equal_to(&self, cheapest_ms: f64, block_ms: f64) -> f64 {
         let blocks_ms = (1.0 + self.displaced) * self.equal_blocks * block_ms;
         // One part in a million more, for sums in another order.

@@ -1,5 +1,5 @@
-//! A sum that forgets: what was added counts half after a time, a quarter after twice that. It costs two numbers, however
-//! much is added.
+//! A sum that forgets: what was added counts half after a time, a quarter after twice that. It costs two
+//! numbers, however much is added.
 
 use std::time::Duration;
 

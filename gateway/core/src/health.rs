@@ -1,9 +1,11 @@
-//! Whether a worker may be chosen: a state machine fed with what was seen of it, at times given as the `Duration`
-//! since the gateway started. It sends no probe and keeps no clock; it says when the next probe is due.
+//! Whether a worker may be chosen: a state machine fed with what was seen of it, at times given as the
+//! `Duration` since the gateway started. It sends no probe and keeps no clock; it says when the next probe is
+//! due.
 //!
-//! Busy is not dead: a failed probe takes down only a worker that has not answered anything for a while. And a
-//! client's mistake is an answer: the caller reports a 4xx as a success. But a port that refuses is proof, however busy
-//! the worker was: nobody listens there. So the ports of workers that are up are looked at more often than they are asked.
+//! Busy is not dead: a failed probe takes down only a worker that has not answered anything for a while. And
+//! a client's mistake is an answer: the caller reports a 4xx as a success. But a port that refuses is proof,
+//! however busy the worker was: nobody listens there. So the ports of workers that are up are looked at more
+//! often than they are asked.
 
 use std::time::Duration;
 
@@ -17,7 +19,8 @@ pub const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 pub const MAX_BACKOFF: Duration = PROBE_INTERVAL;
 /// Failed probes in a row that take a silent worker down.
 pub const FAILED_PROBES: u32 = 3;
-/// Time between two looks at the port of a worker that is up. With the second look a closed port is known in 1.75 s.
+/// Time between two looks at the port of a worker that is up. With the second look a closed port is known in
+/// 1.75 s.
 pub const LOOK_INTERVAL: Duration = Duration::from_millis(1_500);
 /// Time to a second look at a port that refused: a listener that is replaced is away for less.
 pub const SECOND_LOOK: Duration = Duration::from_millis(250);
@@ -196,8 +199,8 @@ impl Health {
         }
     }
 
-    /// Whoever lists it says that it is not ready, or is again: then a probe of one that is down is due at once.
-    /// Returns whether that is news.
+    /// Whoever lists it says that it is not ready, or is again: then a probe of one that is down is due at
+    /// once. Returns whether that is news.
     pub fn pause(&mut self, paused: bool, now: Duration) -> bool {
         let news = std::mem::replace(&mut self.paused, paused) != paused;
         if news && !paused && self.state == State::Down {
@@ -233,7 +236,8 @@ impl Health {
         self.next_look_at
     }
 
-    /// Whether its port is looked at now; if not, its probes find out more. Streams of one that drains still come from it.
+    /// Whether its port is looked at now; if not, its probes find out more. Streams of one that drains still
+    /// come from it.
     pub fn wants_look(&self) -> bool {
         matches!(self.state, State::Ready | State::Draining)
     }
@@ -248,8 +252,9 @@ impl Health {
         self.refused
     }
 
-    /// Since when nothing more is to be expected of it: its port refuses, or it has let its probes fail for long. What it streams
-    /// meanwhile is no sign to the contrary, as who shuts down refuses while it still streams; what it does not stream is lost.
+    /// Since when nothing more is to be expected of it: its port refuses, or it has let its probes fail for
+    /// long. What it streams meanwhile is no sign to the contrary, as who shuts down refuses while it still
+    /// streams; what it does not stream is lost.
     pub fn seems_dead_since(&self) -> Option<Duration> {
         self.dead_since
     }

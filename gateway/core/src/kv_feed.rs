@@ -1,17 +1,20 @@
-//! One worker's KV events, made into residency in the index. Knows sequence numbers, gaps, restarts and replays, but no
-//! socket: it says what to ask for ([`Action`]), and is told what came.
+//! One worker's KV events, made into residency in the index. Knows sequence numbers, gaps, restarts and
+//! replays, but no socket: it says what to ask for ([`Action`]), and is told what came.
 //!
 //! The subscriber's part:
-//! - [`KvFeed::connected`] whenever the live stream was connected anew: what went before may be another process's.
+//! - [`KvFeed::connected`] whenever the live stream was connected anew: what went before may be another
+//!   process's.
 //! - [`KvFeed::live`] for every live message; [`KvFeed::reply`] for every reply to the request under way, and
 //!   [`KvFeed::reply_ended`] when it ended or was given up.
-//! - Each returns an action. One that asks for something replaces the request under way, whose replies must be dropped.
+//! - Each returns an action. One that asks for something replaces the request under way, whose replies must
+//!   be dropped.
 //!
 //! A worker says as much at once as it likes, so the index is had for moments only ([`Moments`]): each of
 //! these is a future that lets others have their turn in between. One that is dropped before its end leaves a
 //! feed that is of no use.
 //!
-//! Where in doubt the worker's residency is cleared: too little known costs time, too much known costs more of it.
+//! Where in doubt the worker's residency is cleared: too little known costs time, too much known costs more
+//! of it.
 
 mod apply;
 mod blocks;
@@ -31,8 +34,8 @@ use self::blocks::Blocks;
 pub use self::moments::{Alone, Moments};
 use crate::index::WorkerId;
 
-/// Live batches held back while a reply is under way; those beyond it are asked for again. At a thousand steps a second
-/// a quarter of one, which is longer than a reply takes; at 3 KB each less than 1 MiB.
+/// Live batches held back while a reply is under way; those beyond it are asked for again. At a thousand
+/// steps a second a quarter of one, which is longer than a reply takes; at 3 KB each less than 1 MiB.
 const HELD_BATCHES_MAX: usize = 256;
 /// ... and their bytes.
 const HELD_BYTES_MAX: usize = 4 << 20;
@@ -53,7 +56,8 @@ pub enum Recovery {
     Nothing,
     /// The last batches, by number.
     Replay,
-    /// The last batches, or all of its state. A worker that does not know snapshots ends such a reply at once.
+    /// The last batches, or all of its state. A worker that does not know snapshots ends such a reply at
+    /// once.
     Snapshot,
 }
 
@@ -146,8 +150,8 @@ pub struct KvFeed {
 }
 
 impl KvFeed {
-    /// A feed that was not connected yet. `key` is the index's; `max_blocks` bounds what is known of the worker, at
-    /// about 50 bytes a block.
+    /// A feed that was not connected yet. `key` is the index's; `max_blocks` bounds what is known of the
+    /// worker, at about 50 bytes a block.
     pub fn new(worker: WorkerId, key: HashKey, recovery: Recovery, max_blocks: usize) -> Self {
         Self {
             worker,
@@ -168,8 +172,8 @@ impl KvFeed {
         }
     }
 
-    /// Lets blocks in the host's memory and on disks count too: as `any_tier` the index has what any tier of the worker holds,
-    /// its own cache's blocks among it, from the first event of another tier on.
+    /// Lets blocks in the host's memory and on disks count too: as `any_tier` the index has what any tier of
+    /// the worker holds, its own cache's blocks among it, from the first event of another tier on.
     #[must_use]
     pub fn with_tiers(self, any_tier: Option<WorkerId>) -> Self {
         Self { any_tier, ..self }
@@ -238,7 +242,8 @@ impl KvFeed {
 
     /// A live message.
     pub async fn live(&mut self, index: &impl Moments, seq: u64, batch: Batch<'_>) -> Action {
-        // Live messages come in order and once. What was asked for may have overtaken them, which is no restart.
+        // Live messages come in order and once. What was asked for may have overtaken them, which is no
+        // restart.
         if self.last_live.replace(seq).is_some_and(|last| seq <= last) {
             return self.restarted(index, seq, batch).await;
         }
@@ -314,8 +319,8 @@ impl KvFeed {
         }
     }
 
-    /// The request under way was answered to its end, or (`complete` is false) given up: a lost end looks the same
-    /// as a slow one. The subscriber waits before it repeats a request that was given up.
+    /// The request under way was answered to its end, or (`complete` is false) given up: a lost end looks the
+    /// same as a slow one. The subscriber waits before it repeats a request that was given up.
     pub async fn reply_ended(&mut self, index: &impl Moments, complete: bool) -> Action {
         match self.state {
             State::Synced => Action::Wait,

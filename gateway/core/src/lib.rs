@@ -1,6 +1,6 @@
-//! The routing core of the gateway, sans-IO: what a prompt's prefix is, which worker holds how much of it, and
-//! where it should go. No sockets, no clock, no randomness: time and random bits are arguments, so that the
-//! gateway and a simulator run the very same code.
+//! The routing core of the gateway, sans-IO: what a prompt's prefix is, which worker holds how much of it,
+//! and where it should go. No sockets, no clock, no randomness: time and random bits are arguments, so that
+//! the gateway and a simulator run the very same code.
 //!
 //! Read in this order:
 //! 1. [`keyer`]: a prompt's canonical bytes become a chain of block hashes; [`media`]: what in it is no text.
@@ -8,18 +8,19 @@
 //! 3. [`load`]: what each worker has been sent and not yet finished; [`pace`]: how fast it gets through that.
 //!    [`others`]: what others send there.
 //! 4. [`cost`]: the predicted price of sending a request to a worker.
-//! 5. [`mod@pick`]: the choice, with its reason; [`policy`] lists what may be asked for; [`mod@route`] is one step of it
-//!    all, as gateway and simulator take it.
+//! 5. [`mod@pick`]: the choice, with its reason; [`policy`] lists what may be asked for; [`mod@route`] is one
+//!    step of it all, as gateway and simulator take it.
 //!
 //! 6. [`waiting_room`]: who begins when, and who waits until a worker can begin.
 //!
-//! [`mod@capacity`] is what a cache that says nothing is believed to hold, [`rate`] how fast a worker is, [`mod@fading`]
-//! what its cache was good for lately, [`slow_start`] how a cold one joins.
+//! [`mod@capacity`] is what a cache that says nothing is believed to hold, [`rate`] how fast a worker is,
+//! [`mod@fading`] what its cache was good for lately, [`slow_start`] how a cold one joins.
 //!
-//! Where an engine publishes its KV events, [`kv_feed`] makes the index exact, over the names of [`token_chain`].
-//! Beside them, [`health`] says whether a worker may be chosen at all, [`breaker`] whether it answers well enough to be,
-//! [`refusals`] what it refuses and until when, [`own_faults`] whose requests are refused for their own fault, and [`retry_budget`]
-//! how many requests may be sent again; [`rate_limit`] is how much may come in a time.
+//! Where an engine publishes its KV events, [`kv_feed`] makes the index exact, over the names of
+//! [`token_chain`]. Beside them, [`health`] says whether a worker may be chosen at all, [`breaker`] whether
+//! it answers well enough to be, [`refusals`] what it refuses and until when, [`own_faults`] whose requests
+//! are refused for their own fault, and [`retry_budget`] how many requests may be sent again; [`rate_limit`]
+//! is how much may come in a time.
 
 pub mod autoscale;
 pub mod breaker;

@@ -1,5 +1,6 @@
-//! What one worker has been sent and has not finished, and how busy it has been. Who holds these for how long is
-//! decided by the owner of the response body, which calls `start`, then `first_token` or `cancelled`, then `end`.
+//! What one worker has been sent and has not finished, and how busy it has been. Who holds these for how long
+//! is decided by the owner of the response body, which calls `start`, then `first_token` or `cancelled`, then
+//! `end`.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError,
@@ -47,8 +48,8 @@ impl Default for LoadSnapshot {
 }
 
 impl LoadSnapshot {
-    /// With the requests that others send: this gateway's are so large a share of all ([`crate::others::own_share`]), here as
-    /// elsewhere.
+    /// With the requests that others send: this gateway's are so large a share of all
+    /// ([`crate::others::own_share`]), here as elsewhere.
     #[must_use]
     pub fn among(mut self, own_share: f64) -> Self {
         self.pace.arrivals_per_ms *= self.own_share / own_share;
@@ -57,7 +58,8 @@ impl LoadSnapshot {
 }
 
 impl Load {
-    /// A request with this much prefill of its own was sent. `streams`: its first token will be seen when it is made.
+    /// A request with this much prefill of its own was sent. `streams`: its first token will be seen when it
+    /// is made.
     pub fn start(&self, now: Duration, uncached_tokens: u64, streams: bool) -> Waiting {
         self.requests.fetch_add(1, Relaxed);
         self.known().pace.start(now, uncached_tokens, streams)
@@ -114,14 +116,15 @@ impl Load {
         }
     }
 
-    /// The engine has answered for its load: what is not this gateway's is others'. `asked`: what this gateway had there then.
+    /// The engine has answered for its load: what is not this gateway's is others'. `asked`: what this
+    /// gateway had there then.
     pub fn engine_says(&self, now: Duration, engine: EngineLoad, asked: OwnLoad) {
         let own = asked.most(self.own());
         self.known().others.observe(now, engine, own);
     }
 
-    /// What this gateway tells others that it has there: tokens less what a worker that is believed to compute `tokens_per_s` has done
-    /// of them.
+    /// What this gateway tells others that it has there: tokens less what a worker that is believed to
+    /// compute `tokens_per_s` has done of them.
     pub fn told(&self, now: Duration, tokens_per_s: Option<f64>) -> OwnLoad {
         let own = self.own();
         let left = self.known().pace.tokens_left(now, tokens_per_s.unwrap_or(0.0) / 1e3);
@@ -139,9 +142,10 @@ impl Load {
         self.known().others.look(now, own);
     }
 
-    /// Uncached prompt tokens that are still to be computed, others' among them, by a worker that is believed to compute
-    /// `tokens_per_s`. Without what it has done of them, a speed fitted from those that join a prompt half done would be half as much
-    /// again too high, and stay so: they are sent the earlier, the faster it is believed to be.
+    /// Uncached prompt tokens that are still to be computed, others' among them, by a worker that is believed
+    /// to compute `tokens_per_s`. Without what it has done of them, a speed fitted from those that join a
+    /// prompt half done would be half as much again too high, and stay so: they are sent the earlier, the
+    /// faster it is believed to be.
     pub fn tokens_left(&self, now: Duration, tokens_per_s: Option<f64>) -> u64 {
         let known = self.known();
         let own = known.pace.tokens_left(now, tokens_per_s.unwrap_or(0.0) / 1e3);
@@ -208,8 +212,8 @@ mod tests {
         load.end();
     }
 
-    /// What is fitted of a worker that computes 1,000 tokens a second, one prompt after the other, and is sent the next one
-    /// when so much of the one before is done.
+    /// What is fitted of a worker that computes 1,000 tokens a second, one prompt after the other, and is
+    /// sent the next one when so much of the one before is done.
     fn fitted(share_done: f64, believes: bool) -> f64 {
         let (load, mut rate) = (Load::default(), PrefillRate::default());
         let (mut sent, mut first_before) = (Duration::ZERO, None::<(Duration, Waiting)>);

@@ -1,6 +1,7 @@
-//! What others send to a worker besides this gateway, and what that means for the queue there: what other gateways say that
-//! they have there, and what the engine's own gauges count beyond theirs and this gateway's. Both are old as soon as they are
-//! read, so what they said counts for less and less. Asking is the caller's; this gateway's own requests are [`crate::load`]'s.
+//! What others send to a worker besides this gateway, and what that means for the queue there: what other
+//! gateways say that they have there, and what the engine's own gauges count beyond theirs and this
+//! gateway's. Both are old as soon as they are read, so what they said counts for less and less. Asking is
+//! the caller's; this gateway's own requests are [`crate::load`]'s.
 
 use std::time::Duration;
 
@@ -48,10 +49,10 @@ pub struct Counted {
     pub all: f64,
 }
 
-/// This gateway's share of the requests at these workers, above 0 and at most 1. Of one worker a gateway has too few requests in a
-/// minute to tell its share: taken worker by worker, some look several times as busy as they are, and their prefixes are
-/// copied for nothing (four gateways over eight workers had 0.95 of the hits that one has; by the share over all workers
-/// 0.99: `tests/external/routing/docs/several-gateways.md`).
+/// This gateway's share of the requests at these workers, above 0 and at most 1. Of one worker a gateway has
+/// too few requests in a minute to tell its share: taken worker by worker, some look several times as busy as
+/// they are, and their prefixes are copied for nothing (four gateways over eight workers had 0.95 of the hits
+/// that one has; by the share over all workers 0.99: `tests/external/routing/docs/several-gateways.md`).
 pub fn own_share(counted: impl Iterator<Item = Counted>) -> f64 {
     let sum = |sum: Counted, one: Counted| Counted { own: sum.own + one.own, all: sum.all + one.all };
     let Counted { own, all } = counted.fold(Counted::default(), sum);
@@ -94,8 +95,8 @@ pub struct OthersNow {
 }
 
 impl OwnLoad {
-    /// The most of two moments. What an engine says is from between asking it and its answer: who has ended or begun since
-    /// would look like others'.
+    /// The most of two moments. What an engine says is from between asking it and its answer: who has ended
+    /// or begun since would look like others'.
     #[must_use]
     pub fn most(self, other: Self) -> Self {
         Self {
@@ -129,7 +130,8 @@ impl Others {
             _ if requests == 0 => 0.0,
             Some(tokens) => tokens.saturating_sub(known.waiting_tokens) as f64,
             None => {
-                // Whoever waits, waits for a prompt that is being computed, mostly: at times only for a step of decodes.
+                // Whoever waits, waits for a prompt that is being computed, mostly: at times only for a step
+                // of decodes.
                 let pending = engine.waiting + u64::from(engine.waiting > 0);
                 pending.saturating_sub(known.waiting).min(requests) as f64 * own.mean_tokens
             }
@@ -184,7 +186,8 @@ impl Others {
         self.rest_requests * left(self.rest_seen, now)
     }
 
-    /// The part of the memory that has been filled: what is looked at since a minute has two thirds of its share in `busy`.
+    /// The part of the memory that has been filled: what is looked at since a minute has two thirds of its
+    /// share in `busy`.
     fn filled(&self) -> f64 {
         let elapsed = self.began.map_or(0.0, |began| self.updated.saturating_sub(began).as_secs_f64());
         remembered(elapsed + IDLE_BEFORE_S)
@@ -260,7 +263,8 @@ mod tests {
         let all = others.now(s(100.0));
         assert_eq!((all.requests, all.tokens), (6.0, 11_000.0));
         assert_eq!(others.beyond(s(100.0)), 2.0);
-        // Who has ended there since the engine was asked is not somebody else, but the next look may find out.
+        // Who has ended there since the engine was asked is not somebody else, but the next look may find
+        // out.
         others.peers_say(s(100.5), OwnLoad::default());
         others.observe(s(101.0), engine, OWN);
         assert_eq!(others.beyond(s(101.0)), 2.0);
@@ -300,7 +304,8 @@ mod tests {
     #[test]
     fn our_share_is_that_of_all_workers_together() {
         let of = |own, all| Counted { own, all };
-        // One of four gateways, which has had none at the first worker for a minute, and by chance most at the second.
+        // One of four gateways, which has had none at the first worker for a minute, and by chance most at
+        // the second.
         assert_eq!(own_share([of(0.0, 3.0), of(2.0, 3.0), of(0.0, 2.0)].into_iter()), 0.25);
         assert_eq!(own_share([of(0.0, 900.0)].into_iter()), MIN_SHARE);
         assert_eq!(own_share([of(3.0, 3.0), Counted::default()].into_iter()), 1.0);

@@ -1,6 +1,7 @@
-//! Whose requests were refused for their own fault lately: of one client, one kind of request, one status. What is refused to them
-//! again is passed on as it is, so that a client that keeps asking for what nobody serves costs one attempt for each request, takes
-//! no retries from others and puts no worker in doubt. No clock: time is the `Duration` since the start.
+//! Whose requests were refused for their own fault lately: of one client, one kind of request, one status.
+//! What is refused to them again is passed on as it is, so that a client that keeps asking for what nobody
+//! serves costs one attempt for each request, takes no retries from others and puts no worker in doubt. No
+//! clock: time is the `Duration` since the start.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -1,5 +1,6 @@
-//! What waits at one worker and how busy it has been, from two moments of each request: when it is sent and when its first
-//! token comes. How fast the worker is, is [`mod@crate::rate`]'s, what these are worth to a choice [`crate::cost`]'s.
+//! What waits at one worker and how busy it has been, from two moments of each request: when it is sent and
+//! when its first token comes. How fast the worker is, is [`mod@crate::rate`]'s, what these are worth to a
+//! choice [`crate::cost`]'s.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -61,7 +62,8 @@ pub struct PaceSnapshot {
 }
 
 impl Pace {
-    /// A request with this much prefill of its own was sent. `streams`: its first token will be seen when it is made.
+    /// A request with this much prefill of its own was sent. `streams`: its first token will be seen when it
+    /// is made.
     pub fn start(&mut self, now: Duration, uncached_tokens: u64, streams: bool) -> Waiting {
         self.advance(now);
         self.began.get_or_insert(now);
@@ -83,7 +85,8 @@ impl Pace {
         self.advance(now);
         if let Some(prefill) = self.remove(waiting).filter(|prefill| prefill.seen) {
             self.head_since = now;
-            // Prompts are computed in the order sent, so what was sent before it and cannot be seen is computed too.
+            // Prompts are computed in the order sent, so what was sent before it and cannot be seen is
+            // computed too.
             for earlier in self.waiting.iter_mut().take_while(|other| other.number < prefill.number) {
                 if !earlier.seen {
                     self.waiting_tokens -= std::mem::take(&mut earlier.tokens);
@@ -101,8 +104,8 @@ impl Pace {
         }
     }
 
-    /// The pace now, at this rate. Prompts count as done in proportion to the time since the last first token, but not
-    /// beyond the first whose own first token would have been seen.
+    /// The pace now, at this rate. Prompts count as done in proportion to the time since the last first
+    /// token, but not beyond the first whose own first token would have been seen.
     pub fn snapshot(&self, now: Duration, tokens_per_ms: f64) -> PaceSnapshot {
         let (decay, busy) = self.faded(now);
         let seen = self.seen(now);
@@ -113,8 +116,8 @@ impl Pace {
         }
     }
 
-    /// The part of the memory that has been filled: what began a minute ago has a third of its arrivals in the decayed sums, and
-    /// is not taken for a third as busy.
+    /// The part of the memory that has been filled: what began a minute ago has a third of its arrivals in
+    /// the decayed sums, and is not taken for a third as busy.
     fn seen(&self, now: Duration) -> f64 {
         let elapsed = self.began.map_or(0.0, |began| now.saturating_sub(began).as_secs_f64());
         1.0 - (-(elapsed + IDLE_BEFORE_S) / MEMORY_S).exp()
@@ -149,7 +152,8 @@ impl Pace {
         Some(prefill)
     }
 
-    /// Tokens up to the first prompt whose first token will be seen, with it; counted no further than `enough`.
+    /// Tokens up to the first prompt whose first token will be seen, with it; counted no further than
+    /// `enough`.
     fn tokens_to_first_seen(&self, enough: f64) -> f64 {
         let mut tokens = 0.0;
         for prefill in &self.waiting {
@@ -201,8 +205,8 @@ mod tests {
         Duration::from_secs_f64(seconds)
     }
 
-    /// A worker that prefills one prompt after the other at `rate` tokens a second: `n` prompts of `tokens` at intervals
-    /// of `gap` seconds. When the last is done.
+    /// A worker that prefills one prompt after the other at `rate` tokens a second: `n` prompts of `tokens`
+    /// at intervals of `gap` seconds. When the last is done.
     fn serve(pace: &mut Pace, from: f64, n: usize, tokens: u64, rate: f64, gap: f64) -> f64 {
         let mut free = from;
         let mut events: Vec<(f64, bool, usize)> = Vec::new();

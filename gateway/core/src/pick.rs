@@ -16,7 +16,8 @@ pub struct Pick {
     pub index: usize,
     /// Why.
     pub reason: Reason,
-    /// Prompt tokens expected to be cached there, in whichever tier: less than the whole prompt, as the last one is always computed.
+    /// Prompt tokens expected to be cached there, in whichever tier: less than the whole prompt, as the last
+    /// one is always computed.
     pub matched_tokens: u64,
     /// Prompt tokens left to compute.
     pub uncached_tokens: u64,
@@ -47,8 +48,8 @@ pub fn pick_with(
     choose(model, policy, request, (candidates, prices), turn)
 }
 
-/// [`pick`] of candidates that `ready` makes ready first, each just before it is priced: a thousand of them are larger than
-/// what the processor has at hand, and going through them is most of a choice.
+/// [`pick`] of candidates that `ready` makes ready first, each just before it is priced: a thousand of them
+/// are larger than what the processor has at hand, and going through them is most of a choice.
 pub(crate) fn pick_readied(
     policy: Policy,
     request: &RequestView<'_>,
@@ -133,8 +134,8 @@ impl Prices {
     }
 }
 
-/// What this candidate would cost, term by term. Inlined: asked of each of a thousand workers, most of its time was its result's
-/// way through memory.
+/// What this candidate would cost, term by term. Inlined: asked of each of a thousand workers, most of its
+/// time was its result's way through memory.
 #[inline(always)]
 pub fn cost_on(model: &CostModel, request: &RequestView<'_>, candidate: &Candidate) -> Cost {
     let uncached = request.prompt_tokens as f64 - request.cached_tokens(candidate.held_blocks());
@@ -157,9 +158,10 @@ fn fetch_ms(request: &RequestView<'_>, candidate: &Candidate) -> f64 {
 /// different ones do not all follow the same order. A prefix that everybody shares decides nothing: what it
 /// saves is either the same everywhere or too little to count.
 ///
-/// A request that names its session goes by the session's order instead: what of its past the prompt's blocks do not show
-/// (a part below a block, text that the engine never sees, a response stored there) is where its last turn went. That says
-/// less than any block that is known, so it chooses among the same workers, and never makes another one eligible.
+/// A request that names its session goes by the session's order instead: what of its past the prompt's blocks
+/// do not show (a part below a block, text that the engine never sees, a response stored there) is where its
+/// last turn went. That says less than any block that is known, so it chooses among the same workers, and
+/// never makes another one eligible.
 fn by_cost(
     model: &CostModel,
     request: &RequestView<'_>,
@@ -168,7 +170,8 @@ fn by_cost(
 ) -> (usize, Reason) {
     let Prices { ms, cheapest, least_ms, longest } = prices;
     let queue = model.queue(&candidates[cheapest]);
-    // Whole tokens, which is as much or a little more: two that are a block apart are equal, however their costs were rounded.
+    // Whole tokens, which is as much or a little more: two that are a block apart are equal, however their
+    // costs were rounded.
     let block_ms = request.block_tokens.ceil() * queue.ms_per_token;
     let limit = model.equal_to(least_ms, block_ms);
     let of_blocks = || request.chain.get(longest as usize).or(request.chain.last()).map(|hash| hash.0);

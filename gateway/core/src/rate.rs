@@ -1,9 +1,10 @@
-//! How fast a worker computes prompts, fitted from its answers: the running median of tokens per second, where the tokens
-//! are those that waited there when a request came and its own, and the seconds are those to its first token. And what
-//! follows for the choice: workers' speeds relative to each other, which scale the cost.
+//! How fast a worker computes prompts, fitted from its answers: the running median of tokens per second,
+//! where the tokens are those that waited there when a request came and its own, and the seconds are those to
+//! its first token. And what follows for the choice: workers' speeds relative to each other, which scale the
+//! cost.
 //!
-//! A median, because single answers are off by orders of magnitude (a stalled batch, a prefix that was cached after
-//! all), and in logarithms, because half and double the speed are errors of one size.
+//! A median, because single answers are off by orders of magnitude (a stalled batch, a prefix that was cached
+//! after all), and in logarithms, because half and double the speed are errors of one size.
 
 use smallvec::SmallVec;
 
@@ -15,9 +16,10 @@ const MIN_ANSWERS: u32 = 16;
 const STEPS: (f64, f64) = (0.5, 0.03);
 /// What is left of a step after each answer.
 const STEP_DECAY: f64 = 0.9;
-/// Speeds up to this share above the median, or as far below, count as equal: queues and what was cached after all blur
-/// a fit, and a worker that is wrongly taken for faster draws the prefixes of others (with 0.25 one of four equal
-/// workers got 1.9 times the mean load of a replayed trace, with 1 none more than 1.1 times).
+/// Speeds up to this share above the median, or as far below, count as equal: queues and what was cached
+/// after all blur a fit, and a worker that is wrongly taken for faster draws the prefixes of others (with
+/// 0.25 one of four equal workers got 1.9 times the mean load of a replayed trace, with 1 none more than 1.1
+/// times).
 const EQUAL_SHARE: f64 = 1.0;
 /// A worker counts as at most this many times as fast, or as slow, as the median one.
 const MAX_RATIO: f64 = 4.0;
@@ -79,15 +81,16 @@ impl Rates {
         Self { of_all: median(all).unwrap_or(PRIOR_TOKENS_PER_S), to_compare: median(compared) }
     }
 
-    /// How fast a worker with this rate is relative to the median of those known; 1 where that is unknown or about equal.
+    /// How fast a worker with this rate is relative to the median of those known; 1 where that is unknown or
+    /// about equal.
     pub fn relative_speed(&self, rate: Option<f64>) -> f64 {
         let known = rate.zip(self.to_compare);
         let ratio = known.map_or(1.0, |(rate, median)| (rate / median).clamp(1.0 / MAX_RATIO, MAX_RATIO));
         if (1.0 / (1.0 + EQUAL_SHARE)..=1.0 + EQUAL_SHARE).contains(&ratio) { 1.0 } else { ratio }
     }
 
-    /// Prompt tokens per millisecond of a worker with this relative speed: the median of those known, or a large GPU's where
-    /// none is, times that.
+    /// Prompt tokens per millisecond of a worker with this relative speed: the median of those known, or a
+    /// large GPU's where none is, times that.
     pub fn tokens_per_ms(&self, speed: f64) -> f64 {
         self.of_all / 1e3 * speed
     }

@@ -1,21 +1,25 @@
-//! Which kinds of requests a worker refuses, and until when it is left alone with them: a small state machine for each kind
-//! (a path and a model), fed with refusals and with answers. A kind that was refused is the worker's no more for a pause: what
-//! `Retry-After` says, else one that is short at first and doubles; then one request at a time tries it, and a good answer ends it.
+//! Which kinds of requests a worker refuses, and until when it is left alone with them: a small state machine
+//! for each kind (a path and a model), fed with refusals and with answers. A kind that was refused is the
+//! worker's no more for a pause: what `Retry-After` says, else one that is short at first and doubles; then
+//! one request at a time tries it, and a good answer ends it.
 //!
-//! Busy is not dead: nothing here ejects a worker or forgets what it holds, and where all refuse, all are asked. A refusal
-//! that may be the request's own fault counts until that is known (an accusation); it is *convicted* of it when another worker
-//! served the same request, and *dismissed* when others refused it too. No clock: time is the `Duration` since the start.
+//! Busy is not dead: nothing here ejects a worker or forgets what it holds, and where all refuse, all are
+//! asked. A refusal that may be the request's own fault counts until that is known (an accusation); it is
+//! *convicted* of it when another worker served the same request, and *dismissed* when others refused it too.
+//! No clock: time is the `Duration` since the start.
 
 use std::time::Duration;
 
-/// Pause after the first refusal: a queue that is full for a moment costs its worker no more. Each further one doubles it.
+/// Pause after the first refusal: a queue that is full for a moment costs its worker no more. Each further
+/// one doubles it.
 pub const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause without a `Retry-After`: how late a worker that takes requests again is noticed at most.
 pub const MAX_PAUSE: Duration = Duration::from_secs(15);
 /// Longest `Retry-After` that is heeded: what a worker says of its own hour is not believed for so long.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
-/// Shortest and longest time after which a trial that was not refused counts as taken, and the next one may begin. In between it
-/// is twice the time that the last refusal took: who refuses at once would have refused by then.
+/// Shortest and longest time after which a trial that was not refused counts as taken, and the next one may
+/// begin. In between it is twice the time that the last refusal took: who refuses at once would have refused
+/// by then.
 pub const TRIAL_PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// Convictions in a row, with no good answer between them, by which a worker counts as misconfigured.
 pub const CONVICTIONS: u32 = 3;
@@ -124,7 +128,8 @@ impl Refusals {
         Mark { kind, bout: self.bouts, news: Some(now) }
     }
 
-    /// It served one that was `sent` then: if that is news, it takes them again. Returns whether it was misconfigured.
+    /// It served one that was `sent` then: if that is news, it takes them again. Returns whether it was
+    /// misconfigured.
     pub fn served(&mut self, kind: u64, sent: Duration) -> bool {
         let Some(at) = self.kinds.iter().position(|known| known.kind == kind && sent > known.refused_at)
         else {
@@ -153,7 +158,8 @@ impl Refusals {
         known.convictions == CONVICTIONS
     }
 
-    /// Whether it refuses what others serve, and has served nothing since it began to: it last served something then.
+    /// Whether it refuses what others serve, and has served nothing since it began to: it last served
+    /// something then.
     pub fn misconfigured(&self, last_served: Option<Duration>) -> bool {
         let since = |known: &Known| last_served.is_none_or(|served| served <= known.since);
         self.kinds.iter().any(|known| known.convictions >= CONVICTIONS && since(known))
@@ -200,7 +206,8 @@ impl Known {
     }
 }
 
-/// Who may be asked, of workers that stand so: who is willing; where nobody is, who is on trial; else those whose pause ends first.
+/// Who may be asked, of workers that stand so: who is willing; where nobody is, who is on trial; else those
+/// whose pause ends first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Eligible(Stance);
 

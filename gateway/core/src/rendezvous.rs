@@ -1,5 +1,5 @@
-//! Weighted rendezvous hashing: everyone who knows the same workers orders them alike for a key, each comes first
-//! for its share of the keys, and a worker that leaves moves only its own.
+//! Weighted rendezvous hashing: everyone who knows the same workers orders them alike for a key, each comes
+//! first for its share of the keys, and a worker that leaves moves only its own.
 
 use crate::cost::usable_weight;
 use crate::index::WorkerId;
@@ -10,8 +10,9 @@ pub(crate) fn draw(key: u64, worker: WorkerId) -> f64 {
     ((bits >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
 }
 
-/// How much a key wants a worker for which it has drawn this; the highest score comes first. After Schindelhauer and
-/// Schomaker, "Weighted distributed hash tables" (2005): `-weight / ln(u)` with `u` uniform in (0, 1).
+/// How much a key wants a worker for which it has drawn this; the highest score comes first. After
+/// Schindelhauer and Schomaker, "Weighted distributed hash tables" (2005): `-weight / ln(u)` with `u` uniform
+/// in (0, 1).
 pub(crate) fn score(drawn: f64, weight: f64) -> f64 {
     -usable_weight(weight) / drawn.ln()
 }

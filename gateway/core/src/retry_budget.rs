@@ -1,8 +1,9 @@
-//! How many requests may be sent again: a share of those that come, and a few a second in any case. So when every worker
-//! fails, the fleet sees little more than the clients' own requests, instead of a multiple of them (a retry storm).
+//! How many requests may be sent again: a share of those that come, and a few a second in any case. So when
+//! every worker fails, the fleet sees little more than the clients' own requests, instead of a multiple of
+//! them (a retry storm).
 //!
-//! A token bucket, as in Finagle and linkerd: each request puts a share of a token in, each second some, each retry takes
-//! one out; what is above the brim is lost.
+//! A token bucket, as in Finagle and linkerd: each request puts a share of a token in, each second some, each
+//! retry takes one out; what is above the brim is lost.
 
 use std::time::Duration;
 
@@ -38,7 +39,8 @@ impl RetryBudget {
         self.take_above(0.0, now)
     }
 
-    /// [`RetryBudget::take`] for one that may have been refused for its own fault: a part is kept for the others.
+    /// [`RetryBudget::take`] for one that may have been refused for its own fault: a part is kept for the
+    /// others.
     pub fn take_in_doubt(&mut self, now: Duration) -> bool {
         self.take_above(RETRY_BURST * DOUBT_RESERVE, now)
     }

@@ -1,5 +1,6 @@
-//! One routing step: what the index knows, and what waits in front, is put beside each candidate, and one is picked.
-//! The gateway and the simulator both route by this; recording the choice in index and load is theirs.
+//! One routing step: what the index knows, and what waits in front, is put beside each candidate, and one is
+//! picked. The gateway and the simulator both route by this; recording the choice in index and load is
+//! theirs.
 
 use std::time::Duration;
 
@@ -7,9 +8,9 @@ use crate::index::{MatchLengths, PrefixIndex};
 use crate::pick::{Candidate, Pick, Policy, RequestView, Turn, pick_readied};
 use crate::waiting_room::{Ahead, Quote};
 
-/// Picks one of `candidates`; `None` if there are none. Workers may cut prompts into blocks of different sizes: `views` are
-/// the request in each way, `view_of` a candidate's, by its place; the first where it says nothing. Matches, counted in
-/// blocks of the first view, and what waits `ahead` are filled in here.
+/// Picks one of `candidates`; `None` if there are none. Workers may cut prompts into blocks of different
+/// sizes: `views` are the request in each way, `view_of` a candidate's, by its place; the first where it says
+/// nothing. Matches, counted in blocks of the first view, and what waits `ahead` are filled in here.
 pub fn consider(
     policy: Policy,
     (views, view_of): (&[RequestView<'_>], &[usize]),
@@ -30,7 +31,8 @@ pub fn consider(
     })
 }
 
-/// Whether a request may have to wait for a worker: only a choice by cost can be worth it, and only where there is a prompt.
+/// Whether a request may have to wait for a worker: only a choice by cost can be worth it, and only where
+/// there is a prompt.
 pub fn may_wait(policy: Policy, holds: bool, prompt_tokens: u64) -> bool {
     holds && policy == Policy::Prefix && prompt_tokens > 0
 }
@@ -131,7 +133,8 @@ mod tests {
         assert_eq!((pick.index, pick.matched_tokens), (1, 768));
     }
 
-    /// Holders of 32 blocks in their own cache and in their host's memory, and a worker that holds nothing: who is chosen.
+    /// Holders of 32 blocks in their own cache and in their host's memory, and a worker that holds nothing:
+    /// who is chosen.
     #[test]
     fn a_prefix_in_the_host_s_memory_is_worth_more_than_none_and_less_than_one_in_the_gpu_s() {
         let mut index = PrefixIndex::new(1 << 20);
@@ -162,7 +165,8 @@ mod tests {
             assert_eq!(route(&[cold, 2], Some(80.0)), (2, 512, 6.4));
             assert_eq!(route(&[cold, 2, 1], Some(80.0)), (1, 512, 0.0));
         }
-        // It computes 8 tokens in a millisecond; slower than that to fetch, and those who come later wait less for it.
+        // It computes 8 tokens in a millisecond; slower than that to fetch, and those who come later wait
+        // less for it.
         assert_eq!(route(&[2, 3], Some(2.0)).0, 3);
         // Switched off, it holds nothing: the order among equals decides.
         let firsts = (3..40).filter(|&cold| route(&[cold, 2], None).0 == 2).count();

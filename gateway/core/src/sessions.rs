@@ -1,6 +1,7 @@
-//! What a session's last prompt began with, to see whether the next one still does: a prefix cache serves a conversation
-//! only as long as each turn repeats what came before. Names of blocks alone, no text, in a bounded number of bytes; who
-//! was heard of least recently is forgotten first. Which requests are one session is the caller's to say.
+//! What a session's last prompt began with, to see whether the next one still does: a prefix cache serves a
+//! conversation only as long as each turn repeats what came before. Names of blocks alone, no text, in a
+//! bounded number of bytes; who was heard of least recently is forgotten first. Which requests are one
+//! session is the caller's to say.
 
 use std::collections::VecDeque;
 
@@ -8,7 +9,8 @@ use keyway_wire::block_hash::BlockHash;
 
 use crate::spread_map::SpreadMap;
 
-/// Bytes that a session takes besides its blocks: its entry in the map, what it keeps, and its places in the order of age.
+/// Bytes that a session takes besides its blocks: its entry in the map, what it keeps, and its places in the
+/// order of age.
 const SESSION_BYTES: usize = 192;
 /// The order of age may have as many places that are no longer true as there are sessions, and so many more.
 const STALE_MAX: usize = 64;
@@ -18,8 +20,8 @@ const STALE_MAX: usize = 64;
 pub struct Turn<'a> {
     /// Names of its blocks.
     pub chain: &'a [BlockHash],
-    /// Of these, how many lie before its last message. The last one may be asked again in other words, which is no drift;
-    /// what stands before it should be there in every later turn.
+    /// Of these, how many lie before its last message. The last one may be asked again in other words, which
+    /// is no drift; what stands before it should be there in every later turn.
     pub settled: usize,
 }
 
@@ -94,7 +96,8 @@ impl Sessions {
         Self { known: SpreadMap::default(), by_age: VecDeque::new(), tick: 0, bytes: 0, max_bytes }
     }
 
-    /// Where `turn` leaves the session's past; `None` if it goes on from there, is only shorter, or nothing is known.
+    /// Where `turn` leaves the session's past; `None` if it goes on from there, is only shorter, or nothing
+    /// is known.
     pub fn drift(&self, session: u64, turn: Turn<'_>) -> Option<Drift> {
         let past = self.known.get(&session)?;
         past.drift(turn, past.common(turn.chain))

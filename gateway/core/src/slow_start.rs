@@ -1,15 +1,15 @@
-//! Cold workers join gradually: an engine that has just come up compiles kernels, captures graphs and holds no prefix, so for
-//! a while it counts as slower than the others. It is sent little at first, mostly what it costs it least to be sent; each of
-//! that warms its cache. A fleet that is new as a whole is not slowed, and where requests wait the caller leaves it: a cold
-//! worker is better than none.
+//! Cold workers join gradually: an engine that has just come up compiles kernels, captures graphs and holds
+//! no prefix, so for a while it counts as slower than the others. It is sent little at first, mostly what it
+//! costs it least to be sent; each of that warms its cache. A fleet that is new as a whole is not slowed, and
+//! where requests wait the caller leaves it: a cold worker is better than none.
 
 use std::time::Duration;
 
 /// Speed of a worker that has just come up, relative to its own.
 const FIRST: f64 = 0.1;
 
-/// Each worker's speed relative to its own, from how long it has been up: evenly from a tenth to all of it `over` this time,
-/// as a share of what the oldest of them has.
+/// Each worker's speed relative to its own, from how long it has been up: evenly from a tenth to all of it
+/// `over` this time, as a share of what the oldest of them has.
 pub fn ramps(up_for: &[Duration], over: Duration) -> impl Iterator<Item = f64> {
     let ramp = move |up_for: &Duration| (up_for.as_secs_f64() / over.as_secs_f64()).clamp(FIRST, 1.0);
     let most = up_for.iter().map(ramp).fold(FIRST, f64::max);
@@ -39,8 +39,8 @@ mod tests {
         assert!(ramps(&[], OVER).is_empty());
     }
 
-    /// Requests of a second each come to a warm worker and one that has come up this long ago; how many the latter is sent of
-    /// a burst of twenty.
+    /// Requests of a second each come to a warm worker and one that has come up this long ago; how many the
+    /// latter is sent of a burst of twenty.
     fn sent_to_the_new_one(up_for: u64) -> usize {
         let speeds: Vec<f64> = ramps(&s(&[1000, up_for]), OVER).collect();
         let mut backlogs = [0.0; 2];

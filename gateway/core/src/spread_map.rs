@@ -1,5 +1,5 @@
-//! A hash map for keys that are hashes already, or numbers that count, and that no client chooses: spreading their bits is
-//! enough, and takes a tenth of the time of a hash that withstands an attacker.
+//! A hash map for keys that are hashes already, or numbers that count, and that no client chooses: spreading
+//! their bits is enough, and takes a tenth of the time of a hash that withstands an attacker.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -26,8 +26,8 @@ impl Hasher for SpreadHasher {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // The map looks at the upper and the lower bits: 2^64 divided by the golden ratio fills the upper ones, the shift
-        // brings them down.
+        // The map looks at the upper and the lower bits: 2^64 divided by the golden ratio fills the upper
+        // ones, the shift brings them down.
         let spread = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         self.0 = spread ^ (spread >> 32);
     }

@@ -1,5 +1,5 @@
-//! Names of prefixes in tokens: what blocks of token ids are called in the index, whether they come from an engine's
-//! events or from a request that was tokenised. Engines' own hashes are not reproduced.
+//! Names of prefixes in tokens: what blocks of token ids are called in the index, whether they come from an
+//! engine's events or from a request that was tokenised. Engines' own hashes are not reproduced.
 //!
 //! Salt, adapter and block size seed the chain, so that what engines keep apart is apart here too.
 
@@ -44,8 +44,8 @@ impl TokenSpace<'_> {
     }
 }
 
-/// The prefix `before` with one more block. `extra` is what the block's content depends on besides its tokens, such as
-/// an image.
+/// The prefix `before` with one more block. `extra` is what the block's content depends on besides its
+/// tokens, such as an image.
 pub fn extend(before: BlockHash, tokens: &[u32], extra: &[ExtraKey]) -> BlockHash {
     // A block of usual size needs no memory of its own.
     let mut bytes = [[0; 4]; USUAL_BLOCK_TOKENS];

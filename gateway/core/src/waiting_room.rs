@@ -1,21 +1,23 @@
-//! Requests that no worker can begin yet wait here, not in a worker's queue, so that the order in which they begin and
-//! the worker each begins on are decided as late as can be. It keeps the order; costs, loads and the index are the
-//! caller's, asked through a quote.
+//! Requests that no worker can begin yet wait here, not in a worker's queue, so that the order in which they
+//! begin and the worker each begins on are decided as late as can be. It keeps the order; costs, loads and
+//! the index are the caller's, asked through a quote.
 //!
-//! - **Order:** the highest response ratio first, (waited + own) / own with `own` the request's own prefill (highest
-//!   response ratio next, P. Brinch Hansen 1971): short prefills, above all those whose prefix is cached, do not wait
-//!   for long ones, and a long one's turn comes as its wait grows.
-//! - **Objective:** where one is set for the time to first token, those who have missed it let those go first who can still
-//!   keep it, but for every 32nd place: a backlog that is worked off makes nobody else late, and nobody starves.
-//! - **Whole plan:** every release goes through all that wait in that order, and who is not begun yet weighs on the worker
-//!   it would go to. Otherwise a hot prefix would keep all its requests waiting for one worker while others idle, since
-//!   the queue that makes it spread is in here and not there.
-//! - **Cheap:** who cannot begin anywhere is not quoted, and in a large fleet nobody is quoted again at once, unless the
-//!   worker that it waits for has opened. So quotes take a bounded share of the time, and a release that finds every worker
-//!   full orders nobody and looks at each waiting request in constant time ([`Sheet`]).
+//! - **Order:** the highest response ratio first, (waited + own) / own with `own` the request's own prefill
+//!   (highest response ratio next, P. Brinch Hansen 1971): short prefills, above all those whose prefix is
+//!   cached, do not wait for long ones, and a long one's turn comes as its wait grows.
+//! - **Objective:** where one is set for the time to first token, those who have missed it let those go first
+//!   who can still keep it, but for every 32nd place: a backlog that is worked off makes nobody else late,
+//!   and nobody starves.
+//! - **Whole plan:** every release goes through all that wait in that order, and who is not begun yet weighs
+//!   on the worker it would go to. Otherwise a hot prefix would keep all its requests waiting for one worker
+//!   while others idle, since the queue that makes it spread is in here and not there.
+//! - **Cheap:** who cannot begin anywhere is not quoted, and in a large fleet nobody is quoted again at once,
+//!   unless the worker that it waits for has opened. So quotes take a bounded share of the time, and a
+//!   release that finds every worker full orders nobody and looks at each waiting request in constant time
+//!   ([`Sheet`]).
 //! - **Fair:** owners take turns by tokens, priorities go first ([`fair`]).
-//! - **Bounded:** beyond its limit, and after the longest wait, requests begin at once wherever they cost least;
-//!   or, where the rules shed load, they are refused.
+//! - **Bounded:** beyond its limit, and after the longest wait, requests begin at once wherever they cost
+//!   least; or, where the rules shed load, they are refused.
 
 pub mod fair;
 mod order;
@@ -29,36 +31,38 @@ pub use self::sheet::Sheet;
 use crate::index::WorkerId;
 use crate::spread_map::SpreadMap;
 
-/// Bounds of the pause until the next look at those who wait, in milliseconds: a prediction that has not come true is
-/// not asked again at once, and one that is far off not believed for long.
+/// Bounds of the pause until the next look at those who wait, in milliseconds: a prediction that has not come
+/// true is not asked again at once, and one that is far off not believed for long.
 const MIN_PAUSE_MS: f64 = 2.0;
 /// See above.
 const MAX_PAUSE_MS: f64 = 1_000.0;
 
-/// Who is foreseen to wait for longer than this share of the limit is refused at once, and is late from this share of the objective
-/// on: what is foreseen is off by a tenth or two, and to be refused after all of the wait is worst.
+/// Who is foreseen to wait for longer than this share of the limit is refused at once, and is late from this
+/// share of the objective on: what is foreseen is off by a tenth or two, and to be refused after all of the
+/// wait is worst.
 const FORESEEN: f64 = 0.75;
 
-/// Pause between two quotes of a request, for each worker that a quote weighs and each request that waits: ten times what
-/// weighing takes (25 ns a worker), so that it takes a tenth of the time. With 8 workers and 50 who wait a tenth of a
-/// millisecond, with 1,000 and 256 64 ms.
+/// Pause between two quotes of a request, for each worker that a quote weighs and each request that waits:
+/// ten times what weighing takes (25 ns a worker), so that it takes a tenth of the time. With 8 workers and
+/// 50 who wait a tenth of a millisecond, with 1,000 and 256 64 ms.
 const PAUSE_PER_WEIGHED_NS: f64 = 250.0;
 
-/// Above so many who wait, a release is followed by a pause, of so many nanoseconds for each of them: some twenty times what
-/// looking at one takes. With 4,096 who wait 16 ms, which a worker's horizon bridges.
+/// Above so many who wait, a release is followed by a pause, of so many nanoseconds for each of them: some
+/// twenty times what looking at one takes. With 4,096 who wait 16 ms, which a worker's horizon bridges.
 const CROWD: usize = 256;
 /// See above.
 const PAUSE_PER_WAITING_NS: u64 = 4_000;
 
-/// Workers that one release weighs at most, over all its quotes: half a millisecond, in which nobody else is routed. Who is
-/// not quoted then is a pause later, still in order. Up to 80 workers a full room is gone through at once.
+/// Workers that one release weighs at most, over all its quotes: half a millisecond, in which nobody else is
+/// routed. Who is not quoted then is a pause later, still in order. Up to 80 workers a full room is gone
+/// through at once.
 const MAX_WEIGHED: usize = 20_480;
 
 /// When requests begin.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct RoomRules {
-    /// A worker takes another request while its backlog is at most this: enough to bridge the time until the next one
-    /// reaches it, little enough to leave the choice open.
+    /// A worker takes another request while its backlog is at most this: enough to bridge the time until the
+    /// next one reaches it, little enough to leave the choice open.
     pub horizon_ms: f64,
     /// Requests that may wait.
     pub max_waiting: usize,
@@ -70,7 +74,8 @@ pub struct RoomRules {
     pub by_response_ratio: bool,
     /// Time to first token that is wanted: whoever would miss it anyway lets the others go first, mostly.
     pub objective: Option<Duration>,
-    /// Requests that would wait for longer are refused, and so are those beyond `max_waiting`; `None`: nobody is.
+    /// Requests that would wait for longer are refused, and so are those beyond `max_waiting`; `None`: nobody
+    /// is.
     pub shed_after: Option<Duration>,
 }
 
@@ -113,12 +118,13 @@ pub trait Desk<R> {
     /// What [`Desk::begin`] needs of the quote.
     type Plan;
 
-    /// Milliseconds by which the least backlog of those who may have this request, with what waits before it and what is kept
-    /// for others, is above the room's horizon. Above 0 it cannot begin anywhere, and is not quoted. [`Sheet::least_excess_ms`] is meant for it.
+    /// Milliseconds by which the least backlog of those who may have this request, with what waits before it
+    /// and what is kept for others, is above the room's horizon. Above 0 it cannot begin anywhere, and is not
+    /// quoted. [`Sheet::least_excess_ms`] is meant for it.
     fn least_excess_ms(&mut self, request: &R, ahead: &Ahead) -> f64;
 
-    /// Whether the backlog of this worker, with what waits before the request and is kept for others, is within the room's horizon. See
-    /// [`Sheet::is_open`].
+    /// Whether the backlog of this worker, with what waits before the request and is kept for others, is
+    /// within the room's horizon. See [`Sheet::is_open`].
     fn is_open(&mut self, request: &R, worker: WorkerId, ahead: &Ahead) -> bool;
 
     /// Where this request would go now, given what waits before it; `None` if nobody may have it.
@@ -138,8 +144,8 @@ pub trait Desk<R> {
     }
 }
 
-/// What comes before the request that is asked about: milliseconds of prefill that wait for each worker in here, and that
-/// each keeps for others.
+/// What comes before the request that is asked about: milliseconds of prefill that wait for each worker in
+/// here, and that each keeps for others.
 #[derive(Debug, Default)]
 pub struct Ahead {
     waits: SpreadMap<WorkerId, f64>,
@@ -184,7 +190,8 @@ impl Ahead {
         self.waits.get(&worker).copied().unwrap_or(0.0)
     }
 
-    /// How much less than the room's horizon a worker's backlog has to be, because others are about who have had less.
+    /// How much less than the room's horizon a worker's backlog has to be, because others are about who have
+    /// had less.
     pub fn reserve_ms(&self) -> f64 {
         self.reserve_ms
     }
@@ -219,8 +226,8 @@ impl<R> WaitingRoom<R> {
         self.rules = rules;
     }
 
-    /// A request came; `own_ms` is its prefill where it is least, which may be unknown if nobody waits. It begins with the
-    /// next [`WaitingRoom::release`].
+    /// A request came; `own_ms` is its prefill where it is least, which may be unknown if nobody waits. It
+    /// begins with the next [`WaitingRoom::release`].
     pub fn enter(&mut self, now: Duration, own_ms: Option<f64>, request: R) -> Place {
         self.enter_as(now, own_ms, Share::default(), request)
     }
@@ -291,8 +298,8 @@ impl<R> WaitingRoom<R> {
         })
     }
 
-    /// When [`WaitingRoom::release`] is to be called again if nothing happens before: a backlog will have fallen to the
-    /// horizon if all goes as predicted, or somebody will have waited for long enough.
+    /// When [`WaitingRoom::release`] is to be called again if nothing happens before: a backlog will have
+    /// fallen to the horizon if all goes as predicted, or somebody will have waited for long enough.
     pub fn wake(&self) -> Option<Duration> {
         self.wake.filter(|_| !self.waiting.is_empty())
     }
@@ -372,8 +379,8 @@ impl<R> WaitingRoom<R> {
         self.outflow.note(now, waited, begun);
     }
 
-    /// Until when nobody can begin, nor has to, as long as nothing happens: then order does not matter. `None` if somebody
-    /// may, or has to be asked about first.
+    /// Until when nobody can begin, nor has to, as long as nothing happens: then order does not matter.
+    /// `None` if somebody may, or has to be asked about first.
     fn shut_until(&self, now: Duration, desk: &mut impl Desk<R>) -> Option<Duration> {
         if self.waiting.len() > self.rules.max_waiting {
             return None;
@@ -420,8 +427,8 @@ impl<R> WaitingRoom<R> {
 }
 
 impl<R> Entry<R> {
-    /// When it is to be looked at again, if it is known without weighing all workers that it cannot begin now, or if enough
-    /// have been weighed at this release.
+    /// When it is to be looked at again, if it is known without weighing all workers that it cannot begin
+    /// now, or if enough have been weighed at this release.
     fn waits_unweighed(
         &mut self,
         now: Duration,

@@ -1,6 +1,6 @@
-//! Who may come in, and how much each may ask for: API keys stand for tenants, tenants have limits, and a tenant's prompts
-//! share no cache with another's. A client's key ends here; workers get their own. Without a file of tenants everybody may
-//! come in.
+//! Who may come in, and how much each may ask for: API keys stand for tenants, tenants have limits, and a
+//! tenant's prompts share no cache with another's. A client's key ends here; workers get their own. Without a
+//! file of tenants everybody may come in.
 
 mod estimate;
 mod file;
@@ -128,8 +128,8 @@ impl Tenants {
         Ok(Arc::new(tenants))
     }
 
-    /// The same tenants by another file or another rule; what they have used of their limits stays used where the rule is
-    /// the same.
+    /// The same tenants by another file or another rule; what they have used of their limits stays used where
+    /// the rule is the same.
     pub fn moved(&self, path: PathBuf, rules: TenantRules) -> Result<Arc<Self>, ConfigError> {
         let seen = Mutex::new(changed_at(&path));
         let parsed = file::read(&path)?;
@@ -199,7 +199,8 @@ impl Tenants {
         };
     }
 
-    /// Reads the file again if it has changed since the last look. One that is wrong changes nothing but the log.
+    /// Reads the file again if it has changed since the last look. One that is wrong changes nothing but the
+    /// log.
     pub fn look(&self) {
         if descriptors::have_run_out() {
             // It is read once there is a descriptor for it.

@@ -1,9 +1,10 @@
-//! What one event of a stream says. A token is generated content in whatever shape: text, a thought, a refusal, a call's name or
-//! arguments, audio, an output item; a comment, a role, an empty delta, or the word that an answer was begun, is none.
+//! What one event of a stream says. A token is generated content in whatever shape: text, a thought, a
+//! refusal, a call's name or arguments, audio, an output item; a comment, a role, an empty delta, or the word
+//! that an answer was begun, is none.
 //!
-//! Formats: OpenAI's API reference (chat completions, completions and responses, "streaming events"), Anthropic's
-//! (messages, "streaming"), and what engines write beside those: vLLM's `{"object":"error"}` (before 0.10), SGLang's and vLLM's
-//! `finish_reason: "abort"`, FastAPI's `{"detail":…}`.
+//! Formats: OpenAI's API reference (chat completions, completions and responses, "streaming events"),
+//! Anthropic's (messages, "streaming"), and what engines write beside those: vLLM's `{"object":"error"}`
+//! (before 0.10), SGLang's and vLLM's `finish_reason: "abort"`, FastAPI's `{"detail":…}`.
 
 use super::Api;
 use crate::{json::Value, sse::Event};
@@ -37,7 +38,8 @@ pub enum End {
 /// Whose fault an error is, as far as it says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The worker's: it is overloaded, its engine has died, was shut down, or was put to sleep. Another worker may do better.
+    /// The worker's: it is overloaded, its engine has died, was shut down, or was put to sleep. Another
+    /// worker may do better.
     Worker,
     /// The request's, as the worker sees it: any other one would then say the same.
     Request,
@@ -223,7 +225,8 @@ const OF_REQUESTS: [&str; 10] = [
     "context_length_exceeded",
 ];
 
-/// Whose fault an error is: by its status, where it has one, else by its words; the worker's where it does not say.
+/// Whose fault an error is: by its status, where it has one, else by its words; the worker's where it does
+/// not say.
 fn fault_of(error: Value<'_>, status_beside: Option<Value<'_>>) -> Fault {
     let fields = error.fields().into_iter().flatten().map_while(Result::ok);
     let beside = status_beside.map(|status| ("status".into(), status));

@@ -1,7 +1,9 @@
-//! Errors of the gateway in the shape that each API's clients raise on: OpenAI's object for chat completions, completions and
-//! everything else, the same beside the fields of its own error event for responses, Anthropic's for messages.
+//! Errors of the gateway in the shape that each API's clients raise on: OpenAI's object for chat completions,
+//! completions and everything else, the same beside the fields of its own error event for responses,
+//! Anthropic's for messages.
 //!
-//! Shapes: OpenAI's API reference ("streaming events", `error`); Anthropic's ("errors", and "error events" of streaming).
+//! Shapes: OpenAI's API reference ("streaming events", `error`); Anthropic's ("errors", and "error events" of
+//! streaming).
 
 use keyway_wire::openai::ErrorBody;
 use serde_json::json;

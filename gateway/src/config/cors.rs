@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use super::ConfigError;
 use crate::limits::CORS_MAX_AGE;
 
-/// What of an answer a page may read unless it is told otherwise: the gateway's own names, and those of limits.
+/// What of an answer a page may read unless it is told otherwise: the gateway's own names, and those of
+/// limits.
 const EXPOSED: [&str; 18] = [
     names::REQUEST_ID,
     names::WORKER,
@@ -38,8 +39,8 @@ const METHODS: [&str; 5] = ["GET", "POST", "PUT", "PATCH", "DELETE"];
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CorsFile {
-    /// Origins of pages that may use the API, such as `https://chat.example.com`; `*` for all. None by default: then nothing is
-    /// answered for them here, and what workers say of it passes.
+    /// Origins of pages that may use the API, such as `https://chat.example.com`; `*` for all. None by
+    /// default: then nothing is answered for them here, and what workers say of it passes.
     pub allow_origins: OneOrMany,
     /// Methods that they may use (GET, POST, PUT, PATCH, DELETE).
     pub allow_methods: Option<Vec<String>>,

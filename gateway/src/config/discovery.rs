@@ -26,8 +26,8 @@ pub struct DiscoveryFile {
     pub kubeconfig: Option<PathBuf>,
     /// Seconds between two looks at the file and the names (5).
     pub interval_seconds: Option<f64>,
-    /// Hosts that the admin listener may add as workers: addresses, networks (10.0.0.0/8), names, or names below one
-    /// (*.example). None by default.
+    /// Hosts that the admin listener may add as workers: addresses, networks (10.0.0.0/8), names, or names
+    /// below one (*.example). None by default.
     pub admin_allow: Vec<String>,
 }
 

@@ -1,5 +1,5 @@
-//! The TOML file as it is written: every key optional, an unknown one an error. What the values must satisfy is checked
-//! where they become a [`super::Config`].
+//! The TOML file as it is written: every key optional, an unknown one an error. What the values must satisfy
+//! is checked where they become a [`super::Config`].
 
 use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf};
 
@@ -20,7 +20,8 @@ pub struct File {
     pub listen: Option<SocketAddr>,
     /// Address for operators: metrics, readiness, the fleet.
     pub admin_listen: Option<SocketAddr>,
-    /// Unix socket over which a new process takes the listening sockets from the old one, so that a restart refuses nobody.
+    /// Unix socket over which a new process takes the listening sockets from the old one, so that a restart
+    /// refuses nobody.
     pub handover_socket: Option<PathBuf>,
     /// How workers are chosen: prefix, least-loaded, round-robin, random, power-of-two or chwbl.
     pub policy: Option<String>,
@@ -64,43 +65,48 @@ pub struct RoutingFile {
     pub index_bytes: Option<usize>,
     /// File whose bytes key the hashes; random at start if absent.
     pub hash_key_file: Option<PathBuf>,
-    /// File to which the index is written when the gateway ends, and from which it is read at the start; needs hash_key_file,
-    /// or a hand-over, so that names are the same.
+    /// File to which the index is written when the gateway ends, and from which it is read at the start;
+    /// needs hash_key_file, or a hand-over, so that names are the same.
     pub snapshot_file: Option<PathBuf>,
     /// Whether answers carry `x-keyway-worker`, `x-keyway-reason` and `x-keyway-matched-tokens` (false): they
     /// tell a client what others have asked.
     pub expose: bool,
-    /// Whether workers are asked for the usage of streams whose clients do not ask, which then is not shown (true).
+    /// Whether workers are asked for the usage of streams whose clients do not ask, which then is not shown
+    /// (true).
     pub ask_usage: Option<bool>,
-    /// Whether a request must name its model where workers serve different ones (true); without, it goes to any of them.
+    /// Whether a request must name its model where workers serve different ones (true); without, it goes to
+    /// any of them.
     pub require_model: Option<bool>,
-    /// Whether requests wait in the gateway, short prefills first, until a worker can begin on them (true); only with the
-    /// policy `prefix`.
+    /// Whether requests wait in the gateway, short prefills first, until a worker can begin on them (true);
+    /// only with the policy `prefix`.
     pub hold: Option<bool>,
     /// Milliseconds of prefill at a worker up to which it is sent more (500).
     pub hold_horizon_ms: Option<f64>,
     /// Requests that may wait; those beyond are sent at once (4096).
     pub hold_max: Option<usize>,
-    /// Milliseconds to the first token that are wanted: of those who wait, who would miss it anyway lets the others go
-    /// first, but for every 32nd place (`scale.ttft_slo_seconds`, where that is set); 0: nobody does.
+    /// Milliseconds to the first token that are wanted: of those who wait, who would miss it anyway lets the
+    /// others go first, but for every 32nd place (`scale.ttft_slo_seconds`, where that is set); 0: nobody
+    /// does.
     pub ttft_objective_ms: Option<u64>,
-    /// Milliseconds after which a request that would still wait is refused with 503 and Retry-After, at once where that is
-    /// foreseen; without it, requests wait for up to 5 minutes and are then sent in any case.
+    /// Milliseconds after which a request that would still wait is refused with 503 and Retry-After, at once
+    /// where that is foreseen; without it, requests wait for up to 5 minutes and are then sent in any case.
     pub shed_after_ms: Option<u64>,
-    /// Milliseconds between two looks at the load of a worker that other gateways send to as well (1000); 0: never.
+    /// Milliseconds between two looks at the load of a worker that other gateways send to as well (1000); 0:
+    /// never.
     pub load_scrape_ms: Option<u64>,
     /// Milliseconds over which a worker that came up joins gradually (30000); 0: at once.
     pub slow_start_ms: Option<u64>,
-    /// Whether a session that a client names (a header, `prompt_cache_key`, `user`) decides among workers that cost about the
-    /// same (true); only with the policy `prefix`.
+    /// Whether a session that a client names (a header, `prompt_cache_key`, `user`) decides among workers
+    /// that cost about the same (true); only with the policy `prefix`.
     pub session_hints: Option<bool>,
     /// Whether a worker that has no `kv_events` is asked where they are (true), where a model's tokenizer is
     /// given.
     pub find_kv_events: Option<bool>,
-    /// Prompt tokens that a worker fetches in a second from its host's memory or a disk, where its KV events tell of those tiers
-    /// (100000); 0: what they hold does not count.
+    /// Prompt tokens that a worker fetches in a second from its host's memory or a disk, where its KV events
+    /// tell of those tiers (100000); 0: what they hold does not count.
     pub fetch_tokens_per_second: Option<f64>,
-    /// What changes in a prompt's text and is seen by no engine: left out where prompts are known by their text.
+    /// What changes in a prompt's text and is seen by no engine: left out where prompts are known by their
+    /// text.
     pub ignore: Vec<IgnoreTable>,
     /// File to which choices are appended as JSON lines: hashes and counts, never text.
     pub decision_log: Option<PathBuf>,
@@ -114,7 +120,8 @@ pub struct RoutingFile {
 pub struct IgnoreTable {
     /// Where it stands: `system`, `tools`, `prompt`, or `messages.FIELD` such as `messages.content`.
     pub field: String,
-    /// A regular expression, in the syntax of Rust's regex crate; all that matches in such a field is left out.
+    /// A regular expression, in the syntax of Rust's regex crate; all that matches in such a field is left
+    /// out.
     pub pattern: String,
 }
 
@@ -153,8 +160,8 @@ pub struct LimitsFile {
     pub max_cores: Option<usize>,
     /// Seconds that open requests get after SIGTERM.
     pub drain_seconds: Option<u64>,
-    /// Seconds after SIGTERM in which /readyz is 503 already and new connections are still taken, until balancers have
-    /// noticed (0).
+    /// Seconds after SIGTERM in which /readyz is 503 already and new connections are still taken, until
+    /// balancers have noticed (0).
     pub drain_delay_seconds: Option<u64>,
     /// Milliseconds to open a connection to a worker.
     pub connect_timeout_ms: Option<u64>,
@@ -180,8 +187,8 @@ pub struct LimitsFile {
 pub struct ModelTable {
     /// As requests name it.
     pub name: String,
-    /// Folder with its `tokenizer.json`, `tokenizer_config.json` and chat template; `builtin` or `random` for the
-    /// worker's own models.
+    /// Folder with its `tokenizer.json`, `tokenizer_config.json` and chat template; `builtin` or `random` for
+    /// the worker's own models.
     pub tokenizer: PathBuf,
 }
 

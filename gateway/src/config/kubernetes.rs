@@ -1,5 +1,5 @@
-//! `[[discovery.kubernetes]]`: which Services of a Kubernetes cluster have workers behind them, and what is true of those.
-//! How they are watched is `crate::watch::kubernetes`.
+//! `[[discovery.kubernetes]]`: which Services of a Kubernetes cluster have workers behind them, and what is
+//! true of those. How they are watched is `crate::watch::kubernetes`.
 
 use std::{net::IpAddr, path::PathBuf};
 
@@ -17,7 +17,8 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub struct KubernetesTable {
     /// Name of the Service whose endpoints are workers.
     pub service: Option<String>,
-    /// Labels of the Services whose endpoints are workers, as Kubernetes writes selectors: `tier in (a, b),!canary`.
+    /// Labels of the Services whose endpoints are workers, as Kubernetes writes selectors: `tier in (a,
+    /// b),!canary`.
     pub selector: Option<String>,
     /// Where the Services are; the gateway's own namespace by default.
     pub namespace: Option<String>,

@@ -13,12 +13,14 @@ use crate::limits::{PEER_EVERY, PEER_EVERY_RANGE};
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PeersFile {
-    /// Admin listeners of the other gateways in front of the same workers, such as `http://keyway-admin:9090`: each address of
-    /// each name is one. This gateway itself may be among them.
+    /// Admin listeners of the other gateways in front of the same workers, such as
+    /// `http://keyway-admin:9090`: each address of each name is one. This gateway itself may be among them.
     pub urls: Vec<String>,
-    /// Milliseconds between two words of theirs on what they have at each worker, where that changes (50; 10 to 1000).
+    /// Milliseconds between two words of theirs on what they have at each worker, where that changes (50; 10
+    /// to 1000).
     pub every_ms: Option<u64>,
-    /// File with the token that they ask of operators; by default they are shown this gateway's own (`auth.admin_token_file`).
+    /// File with the token that they ask of operators; by default they are shown this gateway's own
+    /// (`auth.admin_token_file`).
     pub token_file: Option<PathBuf>,
 }
 

@@ -11,10 +11,11 @@ use crate::limits;
 pub struct ResumeFile {
     /// Whether another worker goes on with a stream that its worker broke off (true).
     pub enabled: Option<bool>,
-    /// Memory for what that takes: requests and token ids of running streams. Streams beyond it are not resumed.
+    /// Memory for what that takes: requests and token ids of running streams. Streams beyond it are not
+    /// resumed.
     pub memory_bytes: Option<usize>,
-    /// Whether streams of other engines than keyway-worker are continued by their text, which needs `continue_final_message` of
-    /// vLLM and SGLang at every such worker (false).
+    /// Whether streams of other engines than keyway-worker are continued by their text, which needs
+    /// `continue_final_message` of vLLM and SGLang at every such worker (false).
     pub continue_text: Option<bool>,
 }
 

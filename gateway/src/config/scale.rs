@@ -1,4 +1,5 @@
-//! `[scale]`: what the operator wants of each model's fleet. What follows from it is `keyway_core::autoscale`'s business.
+//! `[scale]`: what the operator wants of each model's fleet. What follows from it is
+//! `keyway_core::autoscale`'s business.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 

@@ -11,7 +11,8 @@ use crate::limits;
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoredStateFile {
-    /// Whether what a response, a file or the like is stored by is remembered by its id, and requests that name it go there (true).
+    /// Whether what a response, a file or the like is stored by is remembered by its id, and requests that
+    /// name it go there (true).
     pub enabled: Option<bool>,
     /// Memory for those ids; the oldest are forgotten first.
     pub memory_bytes: Option<usize>,

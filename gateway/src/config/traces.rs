@@ -13,13 +13,15 @@ use crate::net::tls::{ClientTls, WorkerTls};
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TracesFile {
-    /// URL of an OpenTelemetry collector that takes OTLP over HTTP, without `/v1/traces`; no traces if absent.
+    /// URL of an OpenTelemetry collector that takes OTLP over HTTP, without `/v1/traces`; no traces if
+    /// absent.
     pub otlp_endpoint: Option<String>,
     /// Authorities that may have signed its certificate, PEM; the system's by default.
     pub ca_file: Option<PathBuf>,
     /// Share of the traces that begin here (1.0).
     pub sample: Option<f64>,
-    /// Whether a client's trace is recorded exactly if the client says so (true); else it is one of the share.
+    /// Whether a client's trace is recorded exactly if the client says so (true); else it is one of the
+    /// share.
     pub follow_client: Option<bool>,
     /// Version of OpenTelemetry's names for generative AI: `latest`, `1.36` or `off` (latest).
     pub genai: Option<GenAi>,

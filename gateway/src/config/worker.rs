@@ -1,4 +1,5 @@
-//! A worker in the configuration: as the file or a flag names it ([`WorkerEntry`]), and validated ([`WorkerConfig`]).
+//! A worker in the configuration: as the file or a flag names it ([`WorkerEntry`]), and validated
+//! ([`WorkerConfig`]).
 
 use std::{fs, net::IpAddr, path::PathBuf, str::FromStr, sync::Arc};
 
@@ -29,7 +30,8 @@ pub enum WorkerEntry {
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerTable {
-    /// Such as `http://10.0.0.7:8000`, perhaps with a path before `/v1`; `user:password@` is sent as `Authorization: Basic`.
+    /// Such as `http://10.0.0.7:8000`, perhaps with a path before `/v1`; `user:password@` is sent as
+    /// `Authorization: Basic`.
     pub url: String,
     /// Serve only this model from it; by default all that its `/v1/models` lists.
     pub model: Option<String>,
@@ -46,11 +48,12 @@ pub struct WorkerTable {
     pub kv_replay: Option<String>,
     /// Tokens in one of its KV blocks, until its events or metrics tell (16).
     pub block_size: Option<u32>,
-    /// Data-parallel engines behind its address, each with a cache of its own: requests are sent to one of them by
-    /// `X-data-parallel-rank`, and rank r's events come at the ports of kv_events and kv_replay plus r (1).
+    /// Data-parallel engines behind its address, each with a cache of its own: requests are sent to one of
+    /// them by `X-data-parallel-rank`, and rank r's events come at the ports of kv_events and kv_replay plus
+    /// r (1).
     pub data_parallel_size: Option<u32>,
-    /// Speak HTTP/2 with it, many streams on a connection: without TLS it must expect that (h2c with prior knowledge), with TLS
-    /// it may choose HTTP/1.1 (false).
+    /// Speak HTTP/2 with it, many streams on a connection: without TLS it must expect that (h2c with prior
+    /// knowledge), with TLS it may choose HTTP/1.1 (false).
     pub http2: Option<bool>,
 }
 
@@ -128,8 +131,8 @@ impl KvSource {
 }
 
 impl WorkerConfig {
-    /// `host:port`, the path of its URL if that has one, as one port may have several workers behind it, and `@rank` of one of
-    /// several data-parallel engines.
+    /// `host:port`, the path of its URL if that has one, as one port may have several workers behind it, and
+    /// `@rank` of one of several data-parallel engines.
     pub fn name(&self) -> String {
         let rank = self.rank.map(|rank| format!("@{rank}")).unwrap_or_default();
         let path = self.url.path().trim_end_matches('/');

@@ -1,5 +1,6 @@
-//! A worker's URL, as people write it: with the `/v1` that clients call the base URL, with a user and a password, with slashes
-//! at its end. What cannot be meant is refused with what to write instead, and no error repeats a password.
+//! A worker's URL, as people write it: with the `/v1` that clients call the base URL, with a user and a
+//! password, with slashes at its end. What cannot be meant is refused with what to write instead, and no
+//! error repeats a password.
 
 use std::str::FromStr;
 
@@ -208,7 +209,8 @@ mod tests {
     }
 
     proptest! {
-        /// No text makes it panic, what is understood is understood again, and no password is in what is shown.
+        /// No text makes it panic, what is understood is understood again, and no password is in what is
+        /// shown.
         #[test]
         fn any_text_is_understood_or_refused(text in "(http|https|HTTP)?(://)?[a-z:@/?#\\[\\].0-9%v]{0,40}") {
             if let Ok(found) = text.parse::<WorkerUrl>() {

@@ -1,6 +1,6 @@
-//! What full workers compute, measured as what comes out of a fleet that always has work waiting: with the pauses between two
-//! prompts, and beside the answers that full workers are at. A speed fitted from single answers has neither. How long it is
-//! believed is not decided here.
+//! What full workers compute, measured as what comes out of a fleet that always has work waiting: with the
+//! pauses between two prompts, and beside the answers that full workers are at. A speed fitted from single
+//! answers has neither. How long it is believed is not decided here.
 
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ impl FullRate {
         self.computed += tokens as f64;
     }
 
-    /// Looks at a moment; `full`: work waits, and all of it is this gateway's. Tokens a second of each of so many workers that
-    /// are `ready`, at the end of a window through which that was so.
+    /// Looks at a moment; `full`: work waits, and all of it is this gateway's. Tokens a second of each of so
+    /// many workers that are `ready`, at the end of a window through which that was so.
     pub(super) fn look(&mut self, now: Duration, full: bool, ready: usize) -> Option<f64> {
         if !full || ready == 0 {
             self.from = None;
@@ -66,7 +66,8 @@ mod tests {
         let mut seen = Vec::new();
         for t in 0..600 {
             let now = Duration::from_secs(t);
-            // Ten prompts of 300 tokens a second by two; from 200 s on three; between 400 s and 410 s nothing waits.
+            // Ten prompts of 300 tokens a second by two; from 200 s on three; between 400 s and 410 s nothing
+            // waits.
             let ready = if t < 200 { 2 } else { 3 };
             (0..5 * ready).for_each(|_| rate.computed(300));
             let full = !(400..410).contains(&t);

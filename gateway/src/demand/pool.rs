@@ -1,5 +1,5 @@
-//! One model's demand: what its requests ask for at this moment, what was learned of them, and the sum of workers that
-//! follows ([`keyway_core::autoscale`]).
+//! One model's demand: what its requests ask for at this moment, what was learned of them, and the sum of
+//! workers that follows ([`keyway_core::autoscale`]).
 
 use std::{sync::Arc, time::Duration};
 
@@ -46,8 +46,8 @@ pub(crate) struct PoolState {
     pub(crate) unsent_tokens: f64,
     /// Uncached tokens of requests at a worker without a first token.
     pub(crate) sent_tokens: f64,
-    /// Uncached tokens of requests past their first token: who still waits for it waits in a queue and holds no cache, and to
-    /// count a queue as cache would ask for workers to keep it in.
+    /// Uncached tokens of requests past their first token: who still waits for it waits in a queue and holds
+    /// no cache, and to count a queue as cache would ask for workers to keep it in.
     pub(crate) held_tokens: f64,
     pub(crate) waiting: u64,
     pub(crate) running: u64,
@@ -158,10 +158,11 @@ impl PoolState {
         (seen, sum)
     }
 
-    /// A full worker computes prompts more slowly, beside more answers, and how many full ones are needed is what the sum says.
-    /// So what full ones computed is kept, and gives way over an hour to what is fitted from single answers while nobody waits:
-    /// the load may have become another. Before workers were ever full, a higher fit is taken at once, and a lower one over a
-    /// quarter of the scale-in time: the slowest moment would ask for too many.
+    /// A full worker computes prompts more slowly, beside more answers, and how many full ones are needed is
+    /// what the sum says. So what full ones computed is kept, and gives way over an hour to what is fitted
+    /// from single answers while nobody waits: the load may have become another. Before workers were ever
+    /// full, a higher fit is taken at once, and a lower one over a quarter of the scale-in time: the slowest
+    /// moment would ask for too many.
     fn take_rate(&mut self, now: Duration, fitted: Option<f64>, (behind, full): (bool, Option<f64>)) {
         let then = self.rated.replace(now);
         if let Some(full) = full {
@@ -187,14 +188,16 @@ impl PoolState {
         self.rate += (fitted - self.rate) * (1.0 - (-elapsed / memory_s.max(1e-3)).exp());
     }
 
-    /// What runs and what it holds, as means over about a window; of both only the share that is not there because work waits.
+    /// What runs and what it holds, as means over about a window; of both only the share that is not there
+    /// because work waits.
     fn hold(&mut self, now: Duration, share: f64) -> (f64, f64) {
         let Held { at: then, busy, running, tokens } = self.held;
         let window_s = self.scaler.rules().window.as_secs_f64().max(1e-3);
         let gain = 1.0 - (-now.saturating_sub(then).as_secs_f64() / window_s).exp();
         let runs = share * self.running as f64;
         let running = running + gain * (runs - running);
-        // Seen at any moment, an answer is half done; and long ones are seen longer (W. Feller's inspection paradox).
+        // Seen at any moment, an answer is half done; and long ones are seen longer (W. Feller's inspection
+        // paradox).
         let grown = self.answers.map_or(0.0, |(mean, square)| square / (2.0 * mean.max(1.0)));
         let now_held = share * self.held_tokens + runs * grown;
         let tokens = tokens + gain * (now_held - tokens);

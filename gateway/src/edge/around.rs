@@ -1,5 +1,6 @@
-//! A tower layer from an async function `(request, next) -> response`: what most layers of the stack are. For services that
-//! are ready at all times, as all of the stack's are: what bounds requests there answers those it refuses.
+//! A tower layer from an async function `(request, next) -> response`: what most layers of the stack are. For
+//! services that are ready at all times, as all of the stack's are: what bounds requests there answers those
+//! it refuses.
 
 use std::{
     convert::Infallible,
@@ -27,7 +28,8 @@ impl<S, F: Clone> Layer<S> for AroundLayer<F> {
     }
 }
 
-/// Service made by [`around`]. Shared, so that a request on its way down clones the layer below and not all that are below that.
+/// Service made by [`around`]. Shared, so that a request on its way down clones the layer below and not all
+/// that are below that.
 #[derive(Debug)]
 pub struct Around<S, F>(Arc<(F, S)>);
 

@@ -1,6 +1,7 @@
-//! What browsers are told of pages from elsewhere (the Fetch standard's CORS protocol): which may use the API, and what of an
-//! answer they may read. Off unless origins are allowed; then a preflight is answered here, without a key and without a worker, and
-//! every answer says it, refusals and the gateway's own errors too, as else a page would see no more than that something failed.
+//! What browsers are told of pages from elsewhere (the Fetch standard's CORS protocol): which may use the
+//! API, and what of an answer they may read. Off unless origins are allowed; then a preflight is answered
+//! here, without a key and without a worker, and every answer says it, refusals and the gateway's own errors
+//! too, as else a page would see no more than that something failed.
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
@@ -29,7 +30,8 @@ impl Cors {
         if self.allows(headers.get(ORIGIN)).is_some() {
             told.insert(ACCESS_CONTROL_ALLOW_METHODS, self.methods.clone());
             told.insert(ACCESS_CONTROL_MAX_AGE, self.max_age.clone());
-            // Listed and not `*`, which means no `authorization`, and nothing at all where credentials come along.
+            // Listed and not `*`, which means no `authorization`, and nothing at all where credentials come
+            // along.
             let names = self.headers.as_ref().or_else(|| headers.get(ACCESS_CONTROL_REQUEST_HEADERS));
             told.extend(names.map(|names| (ACCESS_CONTROL_ALLOW_HEADERS, names.clone())));
         }

@@ -1,4 +1,5 @@
-//! What requests are served by, as one value that a reload replaces whole. A request keeps what it began with.
+//! What requests are served by, as one value that a reload replaces whole. A request keeps what it began
+//! with.
 
 use std::sync::Arc;
 

@@ -57,11 +57,13 @@ pub struct Server {
     pub connections: IntGauge,
     /// What the gateway lacks is told there.
     pub shortages: Shortages,
-    /// Whose kept connections make room where descriptors are short; `None`: operators', who are let in to the last one.
+    /// Whose kept connections make room where descriptors are short; `None`: operators', who are let in to
+    /// the last one.
     pub makes_room: Option<Upstream>,
 }
 
-/// Serves until `shutdown` completes, then lets open requests finish within the drain time. Returns whether all did.
+/// Serves until `shutdown` completes, then lets open requests finish within the drain time. Returns whether
+/// all did.
 pub async fn serve(server: Server, stack: impl Stack, shutdown: impl Future<Output = ()>) -> bool {
     let clients = Arc::clone(&server.intake.clients);
     tokio::select! {
@@ -258,7 +260,8 @@ async fn accept(server: &Server) -> io::Result<(TcpStream, SocketAddr)> {
     net::accept(&server.listener).await
 }
 
-/// Waits until there are descriptors besides those that are not clients'. Who waits to be accepted is refused nothing.
+/// Waits until there are descriptors besides those that are not clients'. Who waits to be accepted is refused
+/// nothing.
 async fn room(upstream: &Upstream, shortages: &Shortages) {
     let mut noted = false;
     while descriptors::are_short_for_clients() {

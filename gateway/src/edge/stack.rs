@@ -35,8 +35,8 @@ use crate::{
     telemetry::{record::Record, trace::Tracer},
 };
 
-/// Builds the stack that the server calls for each request. Errors have become answers. Its layers are one value; only what
-/// a worker is asked is in a box of its own, which is gone when the answer begins.
+/// Builds the stack that the server calls for each request. Errors have become answers. Its layers are one
+/// value; only what a worker is asked is in a box of its own, which is gone when the answer begins.
 pub fn stack(live: Live, intake: Arc<Intake>, tracer: Option<Arc<Tracer>>) -> impl Stack {
     let metrics = Arc::clone(&live.now().dispatch.metrics);
     ServiceBuilder::new()

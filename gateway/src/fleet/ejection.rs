@@ -20,7 +20,8 @@ use crate::clock::Clock;
 #[derive(Debug)]
 pub struct Ejections {
     clock: Clock,
-    /// The workers that belong to the fleet. Whoever ejects or takes back holds it, so that never too many are out.
+    /// The workers that belong to the fleet. Whoever ejects or takes back holds it, so that never too many
+    /// are out.
     members: Mutex<HashMap<u64, Member>>,
     numbers: AtomicU64,
     counted: Option<IntCounterVec>,
@@ -73,8 +74,8 @@ impl Ejections {
     }
 }
 
-/// Whether a worker may be ejected: each of its models keeps enough workers, and so does the fleet where its models are
-/// not known.
+/// Whether a worker may be ejected: each of its models keeps enough workers, and so does the fleet where its
+/// models are not known.
 fn may_go(members: &HashMap<u64, Member>, number: u64) -> bool {
     let share = |model: Option<&String>| {
         let of_it = members.values().filter(|member| {

@@ -1,4 +1,5 @@
-//! What is wrong with a worker: a cause of a closed set, the URL that was asked, what came, and what to do about it.
+//! What is wrong with a worker: a cause of a closed set, the URL that was asked, what came, and what to do
+//! about it.
 
 use std::fmt;
 

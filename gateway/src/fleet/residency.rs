@@ -1,6 +1,6 @@
-//! What is known of one worker's cache besides the blocks themselves, which are in the index: whether its KV events are
-//! trusted, how its blocks are cut, how much it holds. Written by `kv_events.rs`, `scrape.rs` and the truth loop in
-//! `routing.rs`; read at every choice, so most of it is atomic.
+//! What is known of one worker's cache besides the blocks themselves, which are in the index: whether its KV
+//! events are trusted, how its blocks are cut, how much it holds. Written by `kv_events.rs`, `scrape.rs` and
+//! the truth loop in `routing.rs`; read at every choice, so most of it is atomic.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
@@ -41,7 +41,8 @@ pub struct Residency {
     unreported: AtomicU32,
     /// Prompt tokens that it has found in its cache, by its metrics, plus one; 0: it was not heard yet.
     found: AtomicU64,
-    /// When the last batch of events came, and when one was found to be missing; milliseconds since the start, plus one.
+    /// When the last batch of events came, and when one was found to be missing; milliseconds since the
+    /// start, plus one.
     last_batch: AtomicU64,
     owed: AtomicU64,
     /// Blocks that went, by its events.
@@ -56,7 +57,8 @@ pub struct Residency {
 struct Drift {
     answers: u32,
     wrong: u32,
-    /// Of the wrong ones, those whose prompts had other numbers of tokens, and those of which nothing was cached.
+    /// Of the wrong ones, those whose prompts had other numbers of tokens, and those of which nothing was
+    /// cached.
     other_tokens: u32,
     nothing_cached: u32,
     told: bool,
@@ -180,7 +182,8 @@ impl Residency {
         self.last_batch.store(mark(now), Relaxed);
     }
 
-    /// An answer whose prompt was sent at `sent` has ended, and it stored blocks: events must have come since.
+    /// An answer whose prompt was sent at `sent` has ended, and it stored blocks: events must have come
+    /// since.
     pub fn blocks_stored(&self, sent: Duration, now: Duration) {
         if self.last_batch.load(Relaxed) < mark(sent) {
             self.owed.store(mark(now), Relaxed);
@@ -208,7 +211,8 @@ impl Residency {
         self.removed.store(blocks, Relaxed);
     }
 
-    /// Notes what became of a prediction by tokens. If most of them fail it is no accident: says once what to look at.
+    /// Notes what became of a prediction by tokens. If most of them fail it is no accident: says once what to
+    /// look at.
     pub fn drifts(&self, outcome: Outcome) -> Option<&'static str> {
         let mut drift = self.drift.lock();
         drift.answers += 1;

@@ -34,8 +34,8 @@ const MAX_TOKENS: &str = "sglang:max_total_num_tokens";
 /// Labels for the data-parallel rank that a line is of: vLLM, SGLang.
 const RANK: [&str; 2] = ["engine", "dp_rank"];
 
-/// Reads a page in Prometheus' text format. Several caches (data-parallel ranks) are taken as one of their sum, unless one of
-/// them is meant.
+/// Reads a page in Prometheus' text format. Several caches (data-parallel ranks) are taken as one of their
+/// sum, unless one of them is meant.
 pub fn cache_config(page: &str, rank: Option<u32>) -> CacheConfig {
     let mut found = CacheConfig::default();
     let (mut tokens, mut added_up) = (None, 0);

@@ -1,5 +1,6 @@
-//! How a worker stands to what it is asked for: what it refuses ([`keyway_core::refusals`]), when it last served anything, and how
-//! often refusals were passed on unexamined since. Who is asked is decided in `routing/`, what a refusal means in `attempts.rs`.
+//! How a worker stands to what it is asked for: what it refuses ([`keyway_core::refusals`]), when it last
+//! served anything, and how often refusals were passed on unexamined since. Who is asked is decided in
+//! `routing/`, what a refusal means in `attempts.rs`.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},

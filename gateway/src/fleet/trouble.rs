@@ -1,4 +1,5 @@
-//! A worker's trouble: since when it has which fault, and when that is worth a line in the log: once, then ever more rarely.
+//! A worker's trouble: since when it has which fault, and when that is worth a line in the log: once, then
+//! ever more rarely.
 
 use std::time::Duration;
 
@@ -17,7 +18,8 @@ const PAUSES: [Duration; 4] = [
 #[derive(Debug, Default)]
 pub struct Trouble {
     present: Option<Present>,
-    /// What has been told, each cause once. Outlives the fault for a minute: a worker that comes and goes is no news each time.
+    /// What has been told, each cause once. Outlives the fault for a minute: a worker that comes and goes is
+    /// no news each time.
     told: Vec<Told>,
 }
 
@@ -177,7 +179,8 @@ mod tests {
     }
 
     proptest! {
-        /// However a worker comes and goes, each cause has at most a line a minute, and what is kept stays small.
+        /// However a worker comes and goes, each cause has at most a line a minute, and what is kept stays
+        /// small.
         #[test]
         fn a_worker_that_comes_and_goes_is_no_flood(steps in prop::collection::vec((0_u8..4, 1_u64..20), 1..300)) {
             let causes = [Cause::Refused, Cause::Reset, Cause::ServerError];

@@ -1,11 +1,12 @@
-//! A place in a JSON text, and the steps from it: behind a string, a container, a number. Steps over what an outline knows are jumps.
-//! What the parts mean is `json.rs`' business.
+//! A place in a JSON text, and the steps from it: behind a string, a container, a number. Steps over what an
+//! outline knows are jumps. What the parts mean is `json.rs`' business.
 
 use std::borrow::Cow;
 
 use super::{DEPTH_MAX, Malformed, Value, outline::Part};
 
-/// Bytes of a string that are looked at eight at a time before a search is set up for the rest: most strings are names.
+/// Bytes of a string that are looked at eight at a time before a search is set up for the rest: most strings
+/// are names.
 const NEAR_BYTES: usize = 16;
 
 /// A place in a text.
@@ -119,7 +120,8 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Behind the quote that ends a string which goes on at `at`, and whether escapes stand before it; `None` where it does not end.
+/// Behind the quote that ends a string which goes on at `at`, and whether escapes stand before it; `None`
+/// where it does not end.
 #[inline]
 pub(super) fn string_end(bytes: &[u8], at: usize) -> Option<(usize, bool)> {
     let mut near = at;
@@ -154,7 +156,8 @@ fn search_string_end(bytes: &[u8], mut at: usize) -> Option<(usize, bool)> {
     }
 }
 
-/// The highest bit of each byte that is `byte`; bytes behind the first such one may have it too (Mycroft, 1987).
+/// The highest bit of each byte that is `byte`; bytes behind the first such one may have it too (Mycroft,
+/// 1987).
 fn bytes_equal(word: u64, byte: u8) -> u64 {
     const ONES: u64 = u64::MAX / 255;
     let zeros = word ^ (ONES * u64::from(byte));

@@ -1,14 +1,15 @@
-//! Where the long strings and the containers of a JSON text end, found in one pass: who then goes through it level by level looks
-//! at no string twice, however deep it stands. Judges nothing: of a text that is not JSON there may be no outline, and whoever
-//! reads it looks for the ends himself.
+//! Where the long strings and the containers of a JSON text end, found in one pass: who then goes through it
+//! level by level looks at no string twice, however deep it stands. Judges nothing: of a text that is not
+//! JSON there may be no outline, and whoever reads it looks for the ends himself.
 
 use super::{DEPTH_MAX, Fields, cursor::string_end};
 
-/// Strings and containers from this length on are part of it; to look through a shorter one takes no longer than to find it here.
+/// Strings and containers from this length on are part of it; to look through a shorter one takes no longer
+/// than to find it here.
 const LONG_BYTES: usize = 64;
 
-/// There is at most one part for so many bytes, beside as many as may be open at once: half of the text's own memory. What is all
-/// brackets has no outline.
+/// There is at most one part for so many bytes, beside as many as may be open at once: half of the text's own
+/// memory. What is all brackets has no outline.
 const BYTES_PER_PART: usize = 32;
 
 /// A container, or a long string. Offsets are of the text, in bytes.

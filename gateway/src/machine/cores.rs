@@ -1,7 +1,8 @@
-//! A thread with a runtime of its own for each core, where clients' connections are served: a connection, the worker's that
-//! answers it and their timers are woken by the thread that they run on, so that an event of a stream crosses no thread. What
-//! concerns all (accepting, operators, probes, KV events) stays on the runtime that began them. A connection stays where it
-//! was put; nothing is stolen, so what takes a core for long must not run here (`threads.rs`).
+//! A thread with a runtime of its own for each core, where clients' connections are served: a connection, the
+//! worker's that answers it and their timers are woken by the thread that they run on, so that an event of a
+//! stream crosses no thread. What concerns all (accepting, operators, probes, KV events) stays on the runtime
+//! that began them. A connection stays where it was put; nothing is stolen, so what takes a core for long
+//! must not run here (`threads.rs`).
 
 use std::{
     cell::Cell,
@@ -60,8 +61,8 @@ impl Cores {
         self.run_at(self.idlest(), connection);
     }
 
-    /// Runs one of a connection's streams: where its connection is, unless there is much more to do than elsewhere. Each of
-    /// its events would cross two threads.
+    /// Runs one of a connection's streams: where its connection is, unless there is much more to do than
+    /// elsewhere. Each of its events would cross two threads.
     pub fn run_near(self: &Arc<Self>, stream: impl Future<Output: Send> + Send + 'static) {
         let (idlest, tasks) = (self.idlest(), |core: usize| self.0.get(core).map_or(0, Core::tasks));
         let near = HERE.get().filter(|&here| tasks(here) <= tasks(idlest) + CORE_KEEPS_STREAMS);

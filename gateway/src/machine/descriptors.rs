@@ -1,6 +1,7 @@
-//! The file descriptors of this process, and what else it lacks at times. Some descriptors are left to probes, operators and
-//! files: clients are let in while there are more than that, and their requests open connections while there is half of it. What is
-//! lacked is counted and said; what becomes of the request is the caller's business.
+//! The file descriptors of this process, and what else it lacks at times. Some descriptors are left to
+//! probes, operators and files: clients are let in while there are more than that, and their requests open
+//! connections while there is half of it. What is lacked is counted and said; what becomes of the request is
+//! the caller's business.
 
 use std::{
     fs, io,
@@ -41,7 +42,8 @@ fn reserve(limit: u64) -> u64 {
     RESERVED_DESCRIPTORS.min(limit / 4)
 }
 
-/// Client connections for which there are descriptors, with those of as many of their requests as may be in flight.
+/// Client connections for which there are descriptors, with those of as many of their requests as may be in
+/// flight.
 pub fn clients_that_fit(max_in_flight: usize) -> usize {
     let limit = limit();
     let room = limit.saturating_sub(reserve(limit)).saturating_sub(lowest_free().unwrap_or(0));

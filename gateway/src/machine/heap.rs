@@ -1,13 +1,15 @@
-//! How much free memory the allocator keeps at the heap's end. glibc gives back what is over 128 KB there and fetches it again page
-//! by page: with sixteen prompts of 32 KB on their way at a time, every third request met a page fault. Allocates nothing that stays.
+//! How much free memory the allocator keeps at the heap's end. glibc gives back what is over 128 KB there and
+//! fetches it again page by page: with sixteen prompts of 32 KB on their way at a time, every third request
+//! met a page fault. Allocates nothing that stays.
 
 use std::hint::black_box;
 
 /// What may be free at the heap's end; rooms of some thirty requests of 32 KB, as hyper makes them.
 const KEPT_BYTES: usize = 2 << 20;
 
-/// Lets the allocator keep so much. glibc keeps twice the largest block that it has had from the system by itself and given back
-/// (`M_TRIM_THRESHOLD` and `M_MMAP_THRESHOLD` in mallopt(3)), so one such block is enough; other allocators do not mind.
+/// Lets the allocator keep so much. glibc keeps twice the largest block that it has had from the system by
+/// itself and given back (`M_TRIM_THRESHOLD` and `M_MMAP_THRESHOLD` in mallopt(3)), so one such block is
+/// enough; other allocators do not mind.
 pub fn keep_warm() {
     drop(black_box(Vec::<u8>::with_capacity(KEPT_BYTES / 2)));
 }

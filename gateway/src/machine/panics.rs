@@ -1,6 +1,6 @@
-//! Panics, each of which is a bug: counted once and logged once, whoever stops it and wherever. Of its text only what stands in
-//! the source is logged, because what is formatted into it may be a prompt. What becomes of the request is the stack's business
-//! and the body's.
+//! Panics, each of which is a bug: counted once and logged once, whoever stops it and wherever. Of its text
+//! only what stands in the source is logged, because what is formatted into it may be a prompt. What becomes
+//! of the request is the stack's business and the body's.
 
 use std::{
     any::Any,
@@ -28,7 +28,8 @@ pub fn counter() -> prometheus::Result<IntCounter> {
     COUNTED.clone().ok_or_else(|| prometheus::Error::Msg("panics cannot be counted".to_owned()))
 }
 
-/// Does what may panic without unwinding further; `None`: it panicked. What it had in hand must not be used again.
+/// Does what may panic without unwinding further; `None`: it panicked. What it had in hand must not be used
+/// again.
 pub fn stopped<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }

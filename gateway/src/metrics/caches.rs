@@ -19,7 +19,8 @@ pub struct CacheMetrics {
     pub truth: TruthMetrics,
     /// Prompts that leave their session's past.
     pub drift: DriftMetrics,
-    /// `keyway_token_keyer_requests_total{model,outcome}`: `tokens`, or why not ([`crate::prompt::text::Unknown`]).
+    /// `keyway_token_keyer_requests_total{model,outcome}`: `tokens`, or why not
+    /// ([`crate::prompt::text::Unknown`]).
     pub token_keyer: IntCounterVec,
     /// `keyway_decision_log_lines_total{outcome="written|dropped|failed"}`.
     pub decision_log: IntCounterVec,

@@ -1,5 +1,5 @@
-//! Takes a worker's series out of every family when it is gone: a gauge that stays at its last value would keep sums over
-//! workers too high for ever, and the fleet with them.
+//! Takes a worker's series out of every family when it is gone: a gauge that stays at its last value would
+//! keep sums over workers too high for ever, and the fleet with them.
 
 use std::{collections::HashMap, fmt};
 

@@ -108,7 +108,8 @@ impl ModelSeries {
         self.itl.get_or_init(|| self.families.itl.with_label_values(&[self.label.as_str()]))
     }
 
-    /// Counts an answer's tokens: of the prompt, generated, and those of the prompt that were to be found cached and were.
+    /// Counts an answer's tokens: of the prompt, generated, and those of the prompt that were to be found
+    /// cached and were.
     pub fn tokens(&self, prompt: u64, generated: u64, predicted: u64, reported: u64) {
         let label = self.label.as_str();
         let counters = self.tokens.get_or_init(|| {

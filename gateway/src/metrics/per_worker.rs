@@ -1,4 +1,5 @@
-//! The series of a worker that each request moves, with their handles looked up once, as `per_model.rs` has a model's.
+//! The series of a worker that each request moves, with their handles looked up once, as `per_model.rs` has a
+//! model's.
 
 use std::sync::OnceLock;
 
@@ -10,7 +11,8 @@ use super::Metrics;
 /// Handles of one worker's series. They go on counting, unseen, where the worker's series have been removed.
 #[derive(Debug)]
 pub struct WorkerSeries {
-    /// `keyway_requests_in_flight{worker}`. Added to and subtracted from, never set: two answers may end at once.
+    /// `keyway_requests_in_flight{worker}`. Added to and subtracted from, never set: two answers may end at
+    /// once.
     pub in_flight: IntGauge,
     /// `keyway_waiting_prefill_tokens{worker}`, likewise.
     pub waiting_prefill_tokens: IntGauge,
@@ -60,8 +62,8 @@ impl WorkerSeries {
     }
 }
 
-/// One worker's counters of a family with one more label, by that label's place among its values. A series appears when
-/// it is first counted.
+/// One worker's counters of a family with one more label, by that label's place among its values. A series
+/// appears when it is first counted.
 #[derive(Debug)]
 struct Counters<const N: usize> {
     family: IntCounterVec,

@@ -1,5 +1,5 @@
-//! What each family is, for people: `deploy/METRICS.md` is made of this, so it cannot fall behind. To write it anew:
-//! `KEYWAY_WRITE_DOCS=1 cargo test -p keyway --lib metrics::reference`.
+//! What each family is, for people: `deploy/METRICS.md` is made of this, so it cannot fall behind. To write
+//! it anew: `KEYWAY_WRITE_DOCS=1 cargo test -p keyway --lib metrics::reference`.
 
 use prometheus::core::Desc;
 

@@ -1,4 +1,5 @@
-//! The series of the fleet's size: the autoscaling sum term by term, its result, and those who wait for a first worker.
+//! The series of the fleet's size: the autoscaling sum term by term, its result, and those who wait for a
+//! first worker.
 
 use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
 
@@ -9,7 +10,8 @@ use super::Declare;
 pub struct ScaleMetrics {
     /// `keyway_desired_workers{model}`: the result.
     pub desired: IntGaugeVec,
-    /// `keyway_scale_term_workers{model,term="prefill|backlog|decode|kv"}`: of this gateway alone; add them up.
+    /// `keyway_scale_term_workers{model,term="prefill|backlog|decode|kv"}`: of this gateway alone; add them
+    /// up.
     pub terms: GaugeVec,
     /// `keyway_scale_need_workers{model}`.
     pub need: GaugeVec,

@@ -1,5 +1,5 @@
-//! Whether somebody listens at a worker's port, by a connection that is closed at once. It says which step failed, and whether
-//! that can be held against the worker.
+//! Whether somebody listens at a worker's port, by a connection that is closed at once. It says which step
+//! failed, and whether that can be held against the worker.
 
 use std::{
     io,
@@ -33,7 +33,8 @@ impl Unreached {
         matches!(self, Self::Connect(error) if refuses.contains(&error.kind()))
     }
 
-    /// Whether the trouble is the gateway's own: no descriptor, no port, no memory for a connection, or no right to make one.
+    /// Whether the trouble is the gateway's own: no descriptor, no port, no memory for a connection, or no
+    /// right to make one.
     pub fn is_own(&self) -> bool {
         match self {
             Self::Name(error) | Self::Connect(error) => is_own(error),
@@ -112,7 +113,8 @@ impl Port {
     }
 }
 
-/// Whether a server speaks TLS, by its answer to a greeting. Nobody's certificate is believed, as none is needed to know.
+/// Whether a server speaks TLS, by its answer to a greeting. Nobody's certificate is believed, as none is
+/// needed to know.
 pub async fn speaks_tls(host: &str, port: u16, patience: Duration) -> bool {
     let Some(config) = tls::believes_nobody() else { return false };
     let name =

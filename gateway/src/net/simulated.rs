@@ -1,5 +1,6 @@
-//! Connections of a simulated network, under the names and with the methods of tokio's that this crate uses. What only
-//! a kernel has (a socket of another process, another thread's) is an error here. Nothing but `net.rs` names this file.
+//! Connections of a simulated network, under the names and with the methods of tokio's that this crate uses.
+//! What only a kernel has (a socket of another process, another thread's) is an error here. Nothing but
+//! `net.rs` names this file.
 
 use std::{
     fs::File,

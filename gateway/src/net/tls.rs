@@ -1,6 +1,6 @@
-//! TLS on both sides of the gateway: for clients (`tls/server.rs`) and to workers (`tls/client.rs`). Certificates, keys and
-//! authorities are read again when their files change; connections keep what they began with, and files that cannot be used
-//! change nothing but the log.
+//! TLS on both sides of the gateway: for clients (`tls/server.rs`) and to workers (`tls/client.rs`).
+//! Certificates, keys and authorities are read again when their files change; connections keep what they
+//! began with, and files that cannot be used change nothing but the log.
 
 mod client;
 mod files;
@@ -58,8 +58,8 @@ fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
 }
 
 impl Validity {
-    /// That of the certificate of a chain that runs out first; `None` for no chain, and for one that cannot be read.
-    /// RFC 5280, section 4.1.2.5.
+    /// That of the certificate of a chain that runs out first; `None` for no chain, and for one that cannot
+    /// be read. RFC 5280, section 4.1.2.5.
     fn of(chain: &[CertificateDer<'_>]) -> Option<Self> {
         let seconds = |time: Time| i64::try_from(time.to_unix_duration().as_secs()).ok();
         let of = |der: &CertificateDer<'_>| {

@@ -1,5 +1,6 @@
-//! The seam for ZMQ: a worker's live stream of KV events, and its replays. Whole messages in and out; what they mean is
-//! `kv_events.rs`'s. A lost connection ends a stream: whoever owns it connects anew and knows that something was missed.
+//! The seam for ZMQ: a worker's live stream of KV events, and its replays. Whole messages in and out; what
+//! they mean is `kv_events.rs`'s. A lost connection ends a stream: whoever owns it connects anew and knows
+//! that something was missed.
 
 use std::{fmt, io, time::Duration};
 

@@ -1,5 +1,5 @@
-//! The second listener, for operators: liveness, readiness, metrics, the fleet, why a request would go where. Loopback
-//! by default; never the clients' port.
+//! The second listener, for operators: liveness, readiness, metrics, the fleet, why a request would go where.
+//! Loopback by default; never the clients' port.
 
 mod commands;
 
@@ -261,7 +261,8 @@ struct Row {
 
 fn workers(router: &Router) -> Vec<u8> {
     let row = |worker: &Arc<Worker>| {
-        // Each lock is let go before the next is taken: the router has the index first and then what is a worker's.
+        // Each lock is let go before the next is taken: the router has the index first and then what is a
+        // worker's.
         let prefill_tokens_per_s = worker.rate.lock().tokens_per_second();
         let cache_capacity_tokens = worker.residency.capacity.lock().tokens();
         Row {

@@ -1,5 +1,5 @@
-//! Whether what a configuration names can be used: its files are opened, its patterns compiled. The start, a reload and
-//! `keyway config check` all ask here, so what one of them takes the others take too.
+//! Whether what a configuration names can be used: its files are opened, its patterns compiled. The start, a
+//! reload and `keyway config check` all ask here, so what one of them takes the others take too.
 
 use crate::{
     access::tenants,

@@ -1,5 +1,5 @@
-//! `POST /explain` of the admin listener: what the gateway would do with a request, and why; nothing is sent and nothing
-//! recorded. The answer holds counts and costs, never text or hashes.
+//! `POST /explain` of the admin listener: what the gateway would do with a request, and why; nothing is sent
+//! and nothing recorded. The answer holds counts and costs, never text or hashes.
 
 use keyway_core::{
     CostModel,

@@ -1,6 +1,7 @@
-//! The configuration read again while the gateway runs, on SIGHUP or `POST /reload`: taken over whole or not at all. All
-//! that can fail is done before anything changes. Requests keep what they began with, streams are not touched; what only a
-//! new process can change is named. Certificates and tenants' files are followed without it (`tls.rs`, `tenants.rs`).
+//! The configuration read again while the gateway runs, on SIGHUP or `POST /reload`: taken over whole or not
+//! at all. All that can fail is done before anything changes. Requests keep what they began with, streams are
+//! not touched; what only a new process can change is named. Certificates and tenants' files are followed
+//! without it (`tls.rs`, `tenants.rs`).
 
 mod changes;
 

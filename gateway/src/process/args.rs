@@ -1,5 +1,5 @@
-//! The command line. A flag wins over its `KEYWAY_…` variable, that over the file, that over the default; all meet in
-//! a [`File`], so that one validation serves all.
+//! The command line. A flag wins over its `KEYWAY_…` variable, that over the file, that over the default; all
+//! meet in a [`File`], so that one validation serves all.
 
 use std::{fs, net::SocketAddr, num::NonZeroUsize, path::PathBuf};
 
@@ -76,12 +76,12 @@ pub struct ServeArgs {
     /// Address for operators: /metrics, /readyz, /workers [default: 127.0.0.1:9090]
     #[arg(long, env = "KEYWAY_ADMIN_LISTEN", value_name = "ADDR")]
     pub admin_listen: Option<SocketAddr>,
-    /// Unix socket over which a new process takes the listening sockets from the old one, which then drains; SIGUSR2 starts
-    /// the new one
+    /// Unix socket over which a new process takes the listening sockets from the old one, which then drains;
+    /// SIGUSR2 starts the new one
     #[arg(long, env = "KEYWAY_HANDOVER_SOCKET", value_name = "PATH")]
     pub handover_socket: Option<PathBuf>,
-    /// An inference server's URL, with where it publishes KV events and whether it speaks HTTP/2; repeat it for each. Replaces the file's workers
-    /// [default: two embedded ones]
+    /// An inference server's URL, with where it publishes KV events and whether it speaks HTTP/2; repeat it
+    /// for each. Replaces the file's workers [default: two embedded ones]
     #[arg(
         long,
         env = "KEYWAY_WORKER",
@@ -89,18 +89,21 @@ pub struct ServeArgs {
         value_delimiter = ','
     )]
     pub worker: Vec<String>,
-    /// Admin listener of another gateway in front of the same workers, http://HOST:PORT, which then tells what it has at each; every
-    /// address of a name is one, this gateway itself may be among them; repeat it for each. Replaces the file's
+    /// Admin listener of another gateway in front of the same workers, http://HOST:PORT, which then tells
+    /// what it has at each; every address of a name is one, this gateway itself may be among them; repeat it
+    /// for each. Replaces the file's
     #[arg(long, env = "KEYWAY_PEER", value_name = "URL", value_delimiter = ',')]
     pub peer: Vec<String>,
-    /// Folder with a model's tokenizer and chat template (`builtin` or `random` for the worker's own models), to route its prompts by their
-    /// tokens, as KV events name them; repeat it for each model. Replaces the file's
+    /// Folder with a model's tokenizer and chat template (`builtin` or `random` for the worker's own models),
+    /// to route its prompts by their tokens, as KV events name them; repeat it for each model. Replaces the
+    /// file's
     #[arg(long, env = "KEYWAY_TOKENIZER", value_name = "MODEL=DIR", value_delimiter = ',')]
     pub tokenizer: Vec<String>,
     /// prefix, least-loaded, round-robin, random, power-of-two or chwbl [default: prefix]
     #[arg(long, env = "KEYWAY_POLICY", value_name = "POLICY")]
     pub policy: Option<String>,
-    /// Bytes of prompt text in one hashed block: the workers' KV block size times the bytes of a token [default: 64]
+    /// Bytes of prompt text in one hashed block: the workers' KV block size times the bytes of a token
+    /// [default: 64]
     #[arg(long, env = "KEYWAY_BLOCK_BYTES", value_name = "BYTES")]
     pub block_bytes: Option<NonZeroUsize>,
     /// Memory for the prefix index [default: 268435456]
@@ -110,7 +113,8 @@ pub struct ServeArgs {
     /// To try Keyway: they tell a client what others have asked
     #[arg(long, env = "KEYWAY_EXPOSE")]
     pub expose: bool,
-    /// Append choices to this file as JSON lines: what each worker held and how busy it was; hashes, never text
+    /// Append choices to this file as JSON lines: what each worker held and how busy it was; hashes, never
+    /// text
     #[arg(long, env = "KEYWAY_DECISION_LOG", value_name = "FILE")]
     pub decision_log: Option<PathBuf>,
     /// Send traces to the OpenTelemetry collector at this URL (OTLP over HTTP) [default: no traces]

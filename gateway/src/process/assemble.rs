@@ -1,5 +1,5 @@
-//! Makes a gateway's parts out of its configuration and joins them; sockets and the order of their beginning and end are
-//! `run.rs`' business.
+//! Makes a gateway's parts out of its configuration and joins them; sockets and the order of their beginning
+//! and end are `run.rs`' business.
 
 use std::{io, num::NonZeroUsize, path::PathBuf, sync::Arc};
 

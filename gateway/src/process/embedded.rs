@@ -1,5 +1,5 @@
-//! Two CPU workers in this process, for a first try without a fleet. They are real workers on loopback ports, reached
-//! over HTTP like any other.
+//! Two CPU workers in this process, for a first try without a fleet. They are real workers on loopback ports,
+//! reached over HTTP like any other.
 
 use std::{io, num::NonZeroUsize};
 

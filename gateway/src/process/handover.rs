@@ -1,10 +1,12 @@
-//! A restart that refuses nobody: the old process passes its listening sockets to the new one over a Unix socket, goes on
-//! until the new one serves, and then drains. Connections that wait in the kernel's queue stay there, since the sockets
-//! themselves are passed; `SO_REUSEPORT` would lose them with the old process's queue.
+//! A restart that refuses nobody: the old process passes its listening sockets to the new one over a Unix
+//! socket, goes on until the new one serves, and then drains. Connections that wait in the kernel's queue
+//! stay there, since the sockets themselves are passed; `SO_REUSEPORT` would lose them with the old process's
+//! queue.
 //!
-//! Whoever comes second at `handover_socket` is the successor. It says hello, gets the sockets and the secret of the hashes
-//! (so that tenants' salts stay what they are), starts its probes, and says that it is ready once it accepts. If it ends
-//! before that, the old process goes on as if nothing had been. Both run as the same user, which the kernel vouches for.
+//! Whoever comes second at `handover_socket` is the successor. It says hello, gets the sockets and the secret
+//! of the hashes (so that tenants' salts stay what they are), starts its probes, and says that it is ready
+//! once it accepts. If it ends before that, the old process goes on as if nothing had been. Both run as the
+//! same user, which the kernel vouches for.
 
 mod message;
 

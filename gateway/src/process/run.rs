@@ -1,6 +1,6 @@
-//! From a configuration to a gateway that serves, and to its end: gets the listening sockets, starts the workers it was
-//! given or its own, serves, hands over or drains. How its parts are made is `assemble.rs`' business, what is read again
-//! while it runs `reload.rs`'.
+//! From a configuration to a gateway that serves, and to its end: gets the listening sockets, starts the
+//! workers it was given or its own, serves, hands over or drains. How its parts are made is `assemble.rs`'
+//! business, what is read again while it runs `reload.rs`'.
 
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -75,9 +75,9 @@ pub struct Gateway {
     traces: Option<Traces>,
 }
 
-/// Starts on these sockets; [`Gateway::open`] lets clients in. Without `config.workers` and a discovery that is dynamic
-/// it can only refuse requests. `reader` is where a reload gets the configuration from; `embedded`, the workers in this
-/// process; `cores`, where clients are served, if not on this runtime.
+/// Starts on these sockets; [`Gateway::open`] lets clients in. Without `config.workers` and a discovery that
+/// is dynamic it can only refuse requests. `reader` is where a reload gets the configuration from;
+/// `embedded`, the workers in this process; `cores`, where clients are served, if not on this runtime.
 pub fn start(
     config: &Config,
     sockets: Sockets,
@@ -179,7 +179,8 @@ fn hold_what_fits(intake: &Intake, config: &Config) {
     );
 }
 
-/// The admin listener outlives the drain, so that it can be watched; it ends with the process, or when a successor has it.
+/// The admin listener outlives the drain, so that it can be watched; it ends with the process, or when a
+/// successor has it.
 fn serve_operators(
     config: &Config,
     (listener, shortages): (net::TcpListener, Shortages),
@@ -261,9 +262,9 @@ impl Gateway {
         probe::first_ready(&self.router, patience).await
     }
 
-    /// Ends in order: `/readyz` turns to 503 and answers over HTTP/1.1 close their connections, for `drain_delay`; the
-    /// listener closes; open requests finish; then all stops. Where a successor has the sockets, at once. Returns whether all
-    /// finished in time.
+    /// Ends in order: `/readyz` turns to 503 and answers over HTTP/1.1 close their connections, for
+    /// `drain_delay`; the listener closes; open requests finish; then all stops. Where a successor has the
+    /// sockets, at once. Returns whether all finished in time.
     pub async fn shutdown(mut self, succeeded: bool) -> bool {
         self.leaving.begin(succeeded);
         self.intake.leave();
@@ -300,8 +301,8 @@ impl Gateway {
     }
 }
 
-/// Serves until told to end; what `keyway` without a subcommand does. `reader` gives the configuration again; `cores` are where
-/// clients are served, if not on this runtime.
+/// Serves until told to end; what `keyway` without a subcommand does. `reader` gives the configuration again;
+/// `cores` are where clients are served, if not on this runtime.
 pub async fn run(
     mut config: Config,
     reader: Reader,
@@ -350,7 +351,8 @@ pub async fn run(
     Ok(())
 }
 
-/// The listening sockets, and the process that they are from, whose hash key is this one's too unless there is a file for it.
+/// The listening sockets, and the process that they are from, whose hash key is this one's too unless there
+/// is a file for it.
 async fn sockets(config: &mut Config) -> io::Result<(Sockets, Option<Predecessor>)> {
     let found = match config.handover_socket.clone() {
         Some(path) => Predecessor::find(path).await?,

@@ -1,5 +1,5 @@
-//! What the process is told by signals: SIGTERM or SIGINT to end, SIGHUP to read its configuration again, SIGUSR2 to
-//! start its successor.
+//! What the process is told by signals: SIGTERM or SIGINT to end, SIGHUP to read its configuration again,
+//! SIGUSR2 to start its successor.
 
 use std::io;
 

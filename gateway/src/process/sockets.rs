@@ -1,5 +1,5 @@
-//! Where the listening sockets come from: a predecessor that hands them over (`handover.rs`), systemd (socket activation),
-//! or the kernel. In the first two cases nobody who connects in between is refused.
+//! Where the listening sockets come from: a predecessor that hands them over (`handover.rs`), systemd (socket
+//! activation), or the kernel. In the first two cases nobody who connects in between is refused.
 
 use std::{io, net::SocketAddr, os::fd::OwnedFd};
 
@@ -33,7 +33,8 @@ pub struct Handles {
 }
 
 impl Sockets {
-    /// From systemd, which passes them in the order of the `.socket` unit, clients' first; those that it has not are bound.
+    /// From systemd, which passes them in the order of the `.socket` unit, clients' first; those that it has
+    /// not are bound.
     pub async fn open(config: &Config) -> io::Result<Self> {
         let mut given = ListenFd::from_env();
         let mut take = |place: usize, wanted: SocketAddr| {

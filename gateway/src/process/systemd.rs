@@ -1,5 +1,5 @@
-//! What a service manager is told (sd_notify(3)): that the gateway serves, by which process, and that it is ending. Nothing
-//! where there is none.
+//! What a service manager is told (sd_notify(3)): that the gateway serves, by which process, and that it is
+//! ending. Nothing where there is none.
 
 use std::os::{
     linux::net::SocketAddrExt,

@@ -1,6 +1,7 @@
-//! What a client's body says, whatever it came as: compressed, in another encoding than UTF-8, or as a form. Routing, a
-//! tenant's salt and everything else that is put into a body needs its text; a worker is sent the client's own bytes where
-//! nothing is put in. No engine undoes a `Content-Encoding`, so a compressed body goes on plain.
+//! What a client's body says, whatever it came as: compressed, in another encoding than UTF-8, or as a form.
+//! Routing, a tenant's salt and everything else that is put into a body needs its text; a worker is sent the
+//! client's own bytes where nothing is put in. No engine undoes a `Content-Encoding`, so a compressed body
+//! goes on plain.
 
 mod charset;
 mod coding;

@@ -1,8 +1,10 @@
-//! The prompt-drift doctor: where a session's prompt stops repeating its own past, which no prefix cache survives. It names
-//! the field and the place in it, in a metric, in the access log and in `/explain`; never the text. A timestamp in a system
-//! message, tools in another order, or an agent that rewrites old turns show up here.
+//! The prompt-drift doctor: where a session's prompt stops repeating its own past, which no prefix cache
+//! survives. It names the field and the place in it, in a metric, in the access log and in `/explain`; never
+//! the text. A timestamp in a system message, tools in another order, or an agent that rewrites old turns
+//! show up here.
 //!
-//! A session is what a client's header says, else the requests with one `prompt_cache_key` and one first message by a user.
+//! A session is what a client's header says, else the requests with one `prompt_cache_key` and one first
+//! message by a user.
 
 use std::sync::Arc;
 
@@ -73,7 +75,8 @@ impl DriftDoctor {
         Some(diagnosis(body, ignored, info, drift))
     }
 
-    /// Takes a request into its session; counts it if it left that session's past. `model`: its label in metrics.
+    /// Takes a request into its session; counts it if it left that session's past. `model`: its label in
+    /// metrics.
     pub fn follow(
         &self,
         headers: &HeaderMap,

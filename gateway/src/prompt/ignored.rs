@@ -1,7 +1,8 @@
-//! Text that changes from turn to turn and that no engine sees: a time, a request's own id, a field that the chat template
-//! drops. Routing by text would take each turn for a new prompt; patterns of the operator's leave it out of the hash. Prompts that
-//! are tokenised do not need them: there the template itself has dropped it. What an engine does see must not be
-//! left out: it computes the prompt anew, and the truth loop would show each prediction as too high.
+//! Text that changes from turn to turn and that no engine sees: a time, a request's own id, a field that the
+//! chat template drops. Routing by text would take each turn for a new prompt; patterns of the operator's
+//! leave it out of the hash. Prompts that are tokenised do not need them: there the template itself has
+//! dropped it. What an engine does see must not be left out: it computes the prompt anew, and the truth loop
+//! would show each prediction as too high.
 //!
 //! Patterns are searched in time linear in the text (the `regex` crate's promise), whatever clients send.
 

@@ -1,9 +1,10 @@
 //! What routing needs of a request body, read in one pass without copying it: the model, whether the answer
 //! streams, and the hashed prefix of the prompt. The body itself goes to the worker as it came.
 //!
-//! The prompt's canonical text is, in the order a chat template renders it: model, system text and tools, then the
-//! messages in turn. Strings are taken unescaped, so `\u00e9` and `é` are the same prompt; other values verbatim.
-//! A body that is not a JSON object is not an error here: the worker answers it as it does without a gateway.
+//! The prompt's canonical text is, in the order a chat template renders it: model, system text and tools,
+//! then the messages in turn. Strings are taken unescaped, so `\u00e9` and `é` are the same prompt; other
+//! values verbatim. A body that is not a JSON object is not an error here: the worker answers it as it does
+//! without a gateway.
 
 mod canonical;
 mod ids;
@@ -221,7 +222,8 @@ pub struct Talk {
     pub settled_bytes: u64,
 }
 
-/// The fields that routing reads. A repeated key counts as its last value, as in the engines' own JSON readers.
+/// The fields that routing reads. A repeated key counts as its last value, as in the engines' own JSON
+/// readers.
 #[derive(Default)]
 struct Fields<'a> {
     model: Option<Value<'a>>,
@@ -248,7 +250,8 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Reads them where they are to be: they are large. `None` where the body is not a JSON object, or breaks off.
+    /// Reads them where they are to be: they are large. `None` where the body is not a JSON object, or breaks
+    /// off.
     fn read(&mut self, body: &'a Outline<'_>) -> Option<()> {
         let (fields, text) = (self, body.text());
         fields.stream_options = StreamOptions::Nowhere(text.find('{')? + 1);

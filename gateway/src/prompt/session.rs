@@ -1,14 +1,15 @@
-//! Which session a request belongs to, as far as its client says: agents and their frameworks send a header, others name a cache
-//! key or a user. Routing takes it as a hint that decides where nothing else does; the name is hashed, and nothing of it is
-//! kept or shown.
+//! Which session a request belongs to, as far as its client says: agents and their frameworks send a header,
+//! others name a cache key or a user. Routing takes it as a hint that decides where nothing else does; the
+//! name is hashed, and nothing of it is kept or shown.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use keyway_wire::block_hash::{Chain, HashKey};
 
 use crate::prompt::request::RequestInfo;
 
-/// Headers by which agents and their frameworks name a session: Codex (`session-id`, `session_id`), Claude Code, OpenCode
-/// (`x-session-affinity`), Dynamo, llm-d (`x-session-token`), and whoever has none of their own.
+/// Headers by which agents and their frameworks name a session: Codex (`session-id`, `session_id`), Claude
+/// Code, OpenCode (`x-session-affinity`), Dynamo, llm-d (`x-session-token`), and whoever has none of their
+/// own.
 static HEADERS: [HeaderName; 7] = [
     HeaderName::from_static("x-session-id"),
     HeaderName::from_static("session-id"),
@@ -33,7 +34,8 @@ pub struct Session {
 pub enum SaidBy {
     /// A header.
     Header,
-    /// `prompt_cache_key`, with the conversation's first message: one key often stands for a whole application.
+    /// `prompt_cache_key`, with the conversation's first message: one key often stands for a whole
+    /// application.
     CacheKey,
     /// `user`, `safety_identifier` or `metadata.user_id`, with the conversation's first message.
     User,

@@ -1,5 +1,5 @@
-//! Which ids a request names and an answer hands out. By a rule rather than a list of the API's collections: what stands behind a
-//! path's first word is an id, unless nothing is stored below that word.
+//! Which ids a request names and an answer hands out. By a rule rather than a list of the API's collections:
+//! what stands behind a path's first word is an id, unless nothing is stored below that word.
 
 use smallvec::SmallVec;
 
@@ -203,7 +203,8 @@ impl<'a> Place<'a> {
     }
 }
 
-/// The ids that an answer, or a stream's event, hands out: its own, those of files made for it, and of what it belongs to.
+/// The ids that an answer, or a stream's event, hands out: its own, those of files made for it, and of what
+/// it belongs to.
 pub(crate) fn handed_out(text: &str, mut take: impl FnMut(&str)) {
     let mut open = vec![Value::document(text)];
     while let Some(fields) = open.pop() {

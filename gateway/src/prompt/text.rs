@@ -1,6 +1,7 @@
-//! A request's body to the text that the engine would tokenise: the chat template rendered with everything the client
-//! sent for it, or a completion's prompts. It follows keyway-worker and vLLM; what only the engine can know (images, a
-//! template in the request) has no text here, and such a request is routed by its body's text.
+//! A request's body to the text that the engine would tokenise: the chat template rendered with everything
+//! the client sent for it, or a completion's prompts. It follows keyway-worker and vLLM; what only the engine
+//! can know (images, a template in the request) has no text here, and such a request is routed by its body's
+//! text.
 
 use std::borrow::Cow;
 
@@ -130,8 +131,8 @@ fn chat(body: &[u8], template: &ChatTemplate) -> Result<Prompt, Unknown> {
     Ok(Prompt::Text { text, add_special: chat.add_special_tokens.unwrap_or(false) })
 }
 
-/// Makes a message what templates expect, as a worker makes it: calls' arguments objects, no content an empty text. False if
-/// it holds anything but text.
+/// Makes a message what templates expect, as a worker makes it: calls' arguments objects, no content an empty
+/// text. False if it holds anything but text.
 fn prepare(message: &mut Message<'_>) -> bool {
     let content = message.get("content").filter(|content| !content.is_null());
     // The template's renderer joins parts where it does not read them.

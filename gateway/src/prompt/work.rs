@@ -1,6 +1,6 @@
-//! What a request makes its worker compute, as its path says. A prompt is taken to stay in a worker's prefix cache only where it is
-//! known to: what counts tokens, embeds, scores or judges leaves nothing there that a chat could use, and a path that nobody here
-//! knows is no reason to send a conversation anywhere.
+//! What a request makes its worker compute, as its path says. A prompt is taken to stay in a worker's prefix
+//! cache only where it is known to: what counts tokens, embeds, scores or judges leaves nothing there that a
+//! chat could use, and a path that nobody here knows is no reason to send a conversation anywhere.
 
 use http::Method;
 
@@ -9,8 +9,8 @@ use http::Method;
 pub enum Work {
     /// It computes a prompt, whose KV stays in its prefix cache, and an answer behind it.
     Generates,
-    /// It computes what it is sent, and keeps nothing of it: engines keep no prefixes of pooling models (vLLM, by default), and what
-    /// these compute is no chat's.
+    /// It computes what it is sent, and keeps nothing of it: engines keep no prefixes of pooling models
+    /// (vLLM, by default), and what these compute is no chat's.
     Pools,
     /// It counts or names tokens, which its GPU has no part in.
     Counts,

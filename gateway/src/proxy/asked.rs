@@ -1,5 +1,6 @@
-//! A request as it was read, and what each attempt sends of it: the client's own headers and body, but for what belongs
-//! to the hop. Who it is sent to, and how often, is decided in [`crate::proxy::dispatch`] and [`crate::proxy::resume`].
+//! A request as it was read, and what each attempt sends of it: the client's own headers and body, but for
+//! what belongs to the hop. Who it is sent to, and how often, is decided in [`crate::proxy::dispatch`] and
+//! [`crate::proxy::resume`].
 
 use std::sync::Arc;
 
@@ -70,19 +71,21 @@ impl Asked {
         outgoing
     }
 
-    /// Whether a request that a worker may have begun to compute can be sent to another one. Generating is free of side
-    /// effects; of other POSTs (files, batches) that is not known.
+    /// Whether a request that a worker may have begun to compute can be sent to another one. Generating is
+    /// free of side effects; of other POSTs (files, batches) that is not known.
     pub fn may_repeat(&self) -> bool {
         self.parts.method.is_safe() || self.info.work.has_no_side_effects()
     }
 
-    /// Whether a request that a worker says it has not begun can be sent to another one: also what leaves the same behind however
-    /// often it is done. Other POSTs (files, batches) may have left something, whatever the answer says.
+    /// Whether a request that a worker says it has not begun can be sent to another one: also what leaves the
+    /// same behind however often it is done. Other POSTs (files, batches) may have left something, whatever
+    /// the answer says.
     pub fn may_repeat_unbegun(&self) -> bool {
         self.may_repeat() || self.parts.method.is_idempotent()
     }
 
-    /// Whether every worker of the model ought to answer it alike: it asks for nothing that one of them has stored.
+    /// Whether every worker of the model ought to answer it alike: it asks for nothing that one of them has
+    /// stored.
     pub fn is_alike_everywhere(&self) -> bool {
         let is_media = |path: &str| path.starts_with("/v1/audio/") || path.starts_with("/v1/images/");
         let makes_media = self.parts.method == Method::POST && is_media(self.parts.uri.path());

@@ -1,10 +1,11 @@
-//! One request's attempts. What a worker's answer says by its head is looked at before it is relayed: who refuses or fails is
-//! asked no further, and another worker is, within the retry budget. The refusal is held, so that the client sees a worker's own
-//! words if nobody else serves.
+//! One request's attempts. What a worker's answer says by its head is looked at before it is relayed: who
+//! refuses or fails is asked no further, and another worker is, within the retry budget. The refusal is held,
+//! so that the client sees a worker's own words if nobody else serves.
 //!
-//! A refusal that may be the request's own fault (4xx), and a failure (5xx), are diagnosed by what others make of the same request:
-//! served by another, the first one's is held against it; refused by others too, it is the client's own, is passed on, and its
-//! client is remembered for a while as one whose like is passed on at once.
+//! A refusal that may be the request's own fault (4xx), and a failure (5xx), are diagnosed by what others
+//! make of the same request: served by another, the first one's is held against it; refused by others too, it
+//! is the client's own, is passed on, and its client is remembered for a while as one whose like is passed on
+//! at once.
 
 use std::{fmt, pin::pin, sync::Arc};
 
@@ -262,7 +263,8 @@ impl<'a> Attempts<'a> {
         Some(choice)
     }
 
-    /// Nobody serves it: the client has the last refusal. Where others than one found fault with the request, it is its own.
+    /// Nobody serves it: the client has the last refusal. Where others than one found fault with the request,
+    /// it is its own.
     fn last_word(&mut self) -> Result<Response, Error> {
         if self.opinions.len() > 1 {
             let Dispatch { own_faults, router, .. } = self.dispatch;

@@ -1,5 +1,5 @@
-//! The one body type of answers. What must live exactly as long as an answer lives in its body: the worker's load and
-//! connection, the request's place in the gateway, its record.
+//! The one body type of answers. What must live exactly as long as an answer lives in its body: the worker's
+//! load and connection, the request's place in the gateway, its record.
 
 use std::{
     fmt,
@@ -27,8 +27,8 @@ pub type Response = http::Response<ResponseBody>;
 /// Every request, as the server receives it.
 pub type Request = http::Request<hyper::body::Incoming>;
 
-/// The body of every answer. Dropped when it was sent in full or the client left: first what it is made from, then its
-/// place, then its record, which is written last.
+/// The body of every answer. Dropped when it was sent in full or the client left: first what it is made from,
+/// then its place, then its record, which is written last.
 #[derive(Debug)]
 pub struct ResponseBody {
     source: Source,
@@ -102,7 +102,8 @@ impl ResponseBody {
         }
     }
 
-    /// A bug of ours in the middle of an answer: it is aborted, and its worker's load and connection are given back.
+    /// A bug of ours in the middle of an answer: it is aborted, and its worker's load and connection are
+    /// given back.
     fn panicked(&mut self) -> BoxError {
         if let Some(record) = &self.record {
             record.panicked();

@@ -1,5 +1,6 @@
-//! One request: read it, choose a worker, and ask it, and others where it does not serve ([`crate::proxy::attempts`]). Cancellation needs
-//! no code: when the client leaves, this future is dropped, and with it the request to the worker.
+//! One request: read it, choose a worker, and ask it, and others where it does not serve
+//! ([`crate::proxy::attempts`]). Cancellation needs no code: when the client leaves, this future is dropped,
+//! and with it the request to the worker.
 //!
 //! Next: [`crate::proxy::attempts`], then [`crate::proxy::relay`].
 

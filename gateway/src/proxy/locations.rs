@@ -1,6 +1,7 @@
-//! Where answers send their client. Who builds a link from the `Host` that it saw (FastAPI's redirect of a path with a slash too
-//! many) names the worker's own address, which the client may not be able to reach and has no business to know: it becomes a path,
-//! which leads through the gateway again. Links to elsewhere pass as they are.
+//! Where answers send their client. Who builds a link from the `Host` that it saw (FastAPI's redirect of a
+//! path with a slash too many) names the worker's own address, which the client may not be able to reach and
+//! has no business to know: it becomes a path, which leads through the gateway again. Links to elsewhere pass
+//! as they are.
 
 use std::net::Ipv6Addr;
 
@@ -117,7 +118,8 @@ impl<'a> Home<'a> {
     }
 }
 
-/// What follows the slashes of `http://…` or `//…`, and the port of that scheme. Clients take backslashes for slashes there.
+/// What follows the slashes of `http://…` or `//…`, and the port of that scheme. Clients take backslashes for
+/// slashes there.
 fn behind_slashes(link: &[u8]) -> Option<(Option<u16>, &[u8])> {
     let after = |link: &[u8]| link.len() >= 2 && link[..2].iter().all(|byte| is_slash(*byte));
     if after(link) {

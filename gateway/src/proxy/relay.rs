@@ -1,9 +1,10 @@
-//! The answer's body on its way from the worker to the client. It is polled through: no task, no channel, no buffer
-//! but an unfinished event, so a slow client slows the worker and a dropped body aborts the generation.
+//! The answer's body on its way from the worker to the client. It is polled through: no task, no channel, no
+//! buffer but an unfinished event, so a slow client slows the worker and a dropped body aborts the
+//! generation.
 //!
-//! When the worker breaks off, or says itself that it failed, another one goes on with the stream where that can be
-//! (`resume.rs`). Otherwise it ends honestly: whole events only, then one error event in the API's own shape, no `[DONE]`, and an
-//! aborted body. Other answers pass byte for byte; a broken one is aborted.
+//! When the worker breaks off, or says itself that it failed, another one goes on with the stream where that
+//! can be (`resume.rs`). Otherwise it ends honestly: whole events only, then one error event in the API's own
+//! shape, no `[DONE]`, and an aborted body. Other answers pass byte for byte; a broken one is aborted.
 
 mod account;
 mod meter;
@@ -176,7 +177,8 @@ impl Relay {
         self.account.complete((self.screen.is_faulty(), self.screen.is_done()), now);
     }
 
-    /// Bodies of known length are not polled again after their last byte. What ends too early is seen by who polls again.
+    /// Bodies of known length are not polled again after their last byte. What ends too early is seen by who
+    /// polls again.
     fn complete_at_its_end(&mut self, now: Instant) {
         let nothing_left = self.events.as_ref().is_none_or(EventSplitter::is_empty);
         if self.upstream_ended() && nothing_left && !self.lacks_end() {
@@ -352,7 +354,8 @@ impl Relay {
         State::Failed(failure)
     }
 
-    /// An event is larger than is held: the worker has done nothing wrong, and another one would say the same.
+    /// An event is larger than is held: the worker has done nothing wrong, and another one would say the
+    /// same.
     fn give_up(&mut self, error: Error) {
         tracing::warn!(id = self.account.told.record.id(), %error, "an answer cannot be relayed");
         self.upstream = None;

@@ -1,14 +1,14 @@
-//! Streams that outlive their worker. What was asked and what the client has of the answer are kept while it streams;
-//! when the worker breaks off, another one is asked for the rest, and the client sees one stream:
+//! Streams that outlive their worker. What was asked and what the client has of the answer are kept while it
+//! streams; when the worker breaks off, another one is asked for the rest, and the client sees one stream:
 //!
 //! - before its first content, the request is sent again as it was, to any worker;
-//! - after it, to a `keyway-worker` of the same numerics id, with the ids so far and the seed (the worker extension,
-//!   `keyway_wire::extension`): the rest is, token by token, what it would have been;
-//! - after it, of another engine's stream, where the configuration allows it, to any worker with the text so far: the rest
-//!   follows from that, not from the same tokens.
+//! - after it, to a `keyway-worker` of the same numerics id, with the ids so far and the seed (the worker
+//!   extension, `keyway_wire::extension`): the rest is, token by token, what it would have been;
+//! - after it, of another engine's stream, where the configuration allows it, to any worker with the text so
+//!   far: the rest follows from that, not from the same tokens.
 //!
-//! Who cannot go on is counted with the [`Obstacle`], and its stream ends honestly (`relay.rs`). Choosing a worker is not
-//! done here, nor is the body relayed.
+//! Who cannot go on is counted with the [`Obstacle`], and its stream ends honestly (`relay.rs`). Choosing a
+//! worker is not done here, nor is the body relayed.
 
 mod again;
 mod ask;
@@ -122,13 +122,14 @@ impl Resumer {
         Self { router, upstream, budget, own_faults, poisons, metrics, memory, on, by_text }
     }
 
-    /// Whether a worker's streams are continued by their text: then it is good to know how many tokens that is.
+    /// Whether a worker's streams are continued by their text: then it is good to know how many tokens that
+    /// is.
     pub fn counts_tokens(&self, worker: &Worker) -> bool {
         self.by_text && worker.numerics_id().is_none()
     }
 
-    /// What to send to a worker: the request, which may ask for more than its client does (`plain`), as it is or with the
-    /// extension, where that can be of use.
+    /// What to send to a worker: the request, which may ask for more than its client does (`plain`), as it is
+    /// or with the extension, where that can be of use.
     pub fn sent(&self, asked: &Asked, plain: Bytes, worker: &Worker, seed: u64) -> Sent {
         let ask = match (self.on && asked.info.stream, worker.numerics_id()) {
             (false, _) => Err(Obstacle::Off),
@@ -194,7 +195,8 @@ impl Resumer {
 }
 
 impl Lifeline {
-    /// Takes whole events on their way to the client. `binds`: there is more among them than an answer's opening.
+    /// Takes whole events on their way to the client. `binds`: there is more among them than an answer's
+    /// opening.
     pub fn pass(&mut self, events: Bytes, binds: bool) -> Passed {
         match &mut self.kept {
             Kept::Request(restart) => restart.tell(events, binds),
@@ -226,8 +228,8 @@ impl Lifeline {
         self.resumer.poisons.broke(&self.asked, worker, self.resumer.router.now())
     }
 
-    /// Asks another worker for the rest; then the request's part in its model's demand goes from the ticket to the search.
-    /// `in_doubt`: the request itself may be at fault.
+    /// Asks another worker for the rest; then the request's part in its model's demand goes from the ticket
+    /// to the search. `in_doubt`: the request itself may be at fault.
     pub fn again(&self, ticket: &mut Ticket, in_doubt: bool) -> Result<Again, Obstacle> {
         let (resumer, asked) = (Arc::clone(&self.resumer), Arc::clone(&self.asked));
         if !resumer.router.has_another(&asked.info, &self.tried) {

@@ -1,7 +1,7 @@
-//! Silence at a worker that seems dead. An engine that is told to end may close its port at once and leave the streams that it has
-//! begun without data and without end (vLLM does so by default); only who asks whether the worker is still there learns of it.
-//! What is silent there for a while is lost, and goes to another worker or is ended; where the worker still says something to
-//! anybody, it only takes its time.
+//! Silence at a worker that seems dead. An engine that is told to end may close its port at once and leave
+//! the streams that it has begun without data and without end (vLLM does so by default); only who asks
+//! whether the worker is still there learns of it. What is silent there for a while is lost, and goes to
+//! another worker or is ended; where the worker still says something to anybody, it only takes its time.
 
 use std::{
     future::poll_fn,

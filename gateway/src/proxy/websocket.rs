@@ -1,7 +1,8 @@
-//! Requests for a WebSocket (RFC 6455, section 4.2.1). Such a client takes nothing but a WebSocket for an answer, so what is wrong
-//! with its request is said here, whatever a worker would say; and bytes that follow a request whose WebSocket was not opened are
-//! never read as a request. Other upgrades (`h2c`, which some clients offer with each request) are passed over, as RFC 9110,
-//! section 7.8, allows: what asks for them is a whole request without.
+//! Requests for a WebSocket (RFC 6455, section 4.2.1). Such a client takes nothing but a WebSocket for an
+//! answer, so what is wrong with its request is said here, whatever a worker would say; and bytes that follow
+//! a request whose WebSocket was not opened are never read as a request. Other upgrades (`h2c`, which some
+//! clients offer with each request) are passed over, as RFC 9110, section 7.8, allows: what asks for them is
+//! a whole request without.
 
 use http::{
     HeaderMap, HeaderName, Method, Request, Version,

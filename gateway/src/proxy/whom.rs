@@ -1,5 +1,5 @@
-//! Whom a request is for, where its body does not say: the model in its path or query, and the refusal of what several workers
-//! would take for different models. Which of them answered would be a lottery.
+//! Whom a request is for, where its body does not say: the model in its path or query, and the refusal of
+//! what several workers would take for different models. Which of them answered would be a lottery.
 
 use std::collections::BTreeSet;
 
@@ -37,8 +37,8 @@ const OF_A_MODEL: [&str; 14] = [
 /// The same, with whatever follows.
 const OF_A_MODEL_BELOW: [&str; 2] = ["/v1/audio/", "/v1/images/"];
 
-/// The model in `/v1/models/{id}`, whose slashes may be written out, or in the query (`/v1/realtime?model=`). Where a path or query may
-/// mean something else by it, only one that a worker may serve.
+/// The model in `/v1/models/{id}`, whose slashes may be written out, or in the query (`/v1/realtime?model=`).
+/// Where a path or query may mean something else by it, only one that a worker may serve.
 pub fn model_in_target(fleet: &Fleet, parts: &Parts) -> Option<String> {
     let path = as_engines_read(parts.uri.path());
     let served = |model: &String| fleet.all().iter().any(|worker| worker.may_serve(Some(model)));
@@ -75,8 +75,8 @@ fn is_of_a_model(path: &str) -> bool {
         || OF_A_MODEL_BELOW.iter().any(|beginning| path.starts_with(beginning))
 }
 
-/// Whether workers are known to serve different models. Who names none means the one that stands for its worker; of who may have
-/// named one it may be any.
+/// Whether workers are known to serve different models. Who names none means the one that stands for its
+/// worker; of who may have named one it may be any.
 fn differ(fleet: &Fleet, any: bool) -> bool {
     let workers = fleet.all();
     let mut served = workers.iter().filter_map(|worker| {

@@ -1,5 +1,5 @@
-//! What is held against a worker that did not serve a request, until it is known whose fault that was. It outlives the ticket:
-//! it counts as no load and holds no placement.
+//! What is held against a worker that did not serve a request, until it is known whose fault that was. It
+//! outlives the ticket: it counts as no load and holds no placement.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use crate::{
     routing::refusal::Charge,
 };
 
-/// A charge against a worker. Dropped it is dismissed, but for what stands by itself ("not now", a broken connection).
+/// A charge against a worker. Dropped it is dismissed, but for what stands by itself ("not now", a broken
+/// connection).
 #[derive(Debug)]
 #[must_use = "dropped, it is dismissed"]
 pub struct Accusation {

@@ -1,6 +1,6 @@
-//! A sampled log of choices, one JSON object a line, to look at or replay later: the request's prefix by its hashes, and
-//! for each worker what it held and how busy it was. Never text; and a choice never waits for the file: what the writer
-//! cannot keep up with is dropped. Lines count as written once they are in the file.
+//! A sampled log of choices, one JSON object a line, to look at or replay later: the request's prefix by its
+//! hashes, and for each worker what it held and how busy it was. Never text; and a choice never waits for the
+//! file: what the writer cannot keep up with is dropped. Lines count as written once they are in the file.
 
 use std::{fs::OpenOptions, io, path::Path, sync::Arc, time::Duration};
 
@@ -69,7 +69,8 @@ impl<'a> Row<'a> {
 }
 
 impl DecisionLog {
-    /// Appends to `path`, of each choice with probability `share`. `counted` counts lines by what became of them.
+    /// Appends to `path`, of each choice with probability `share`. `counted` counts lines by what became of
+    /// them.
     pub fn open(path: &Path, share: f64, counted: IntCounterVec) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(|error| {
             io::Error::new(error.kind(), format!("decision log {}: {error}", path.display()))

@@ -1,9 +1,9 @@
-//! Requests that wait until a worker can begin on them: [`keyway_core::waiting_room`] with the gateway's workers behind
-//! it. Whoever comes enters the room and mostly leaves it at once; the others are begun when a first token comes, a
-//! request ends, a worker comes back, or the room's own clock says so.
+//! Requests that wait until a worker can begin on them: [`keyway_core::waiting_room`] with the gateway's
+//! workers behind it. Whoever comes enters the room and mostly leaves it at once; the others are begun when a
+//! first token comes, a request ends, a worker comes back, or the room's own clock says so.
 //!
-//! Locks are taken in the order room, index. What is begun is handed out after both are open again: a client that is
-//! gone drops its choice, whose ticket asks the room for the next one.
+//! Locks are taken in the order room, index. What is begun is handed out after both are open again: a client
+//! that is gone drops its choice, whose ticket asks the room for the next one.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -244,8 +244,8 @@ fn hand_out(begun: Begun) {
 }
 
 impl Counter<'_> {
-    /// Begins what can begin now, and closes. It takes the room, so that a panic opens it before what was decided is dropped, which
-    /// asks for it.
+    /// Begins what can begin now, and closes. It takes the room, so that a panic opens it before what was
+    /// decided is dropped, which asks for it.
     fn release(
         mut self,
         mut room: MutexGuard<'_, WaitingRoom<Held>>,

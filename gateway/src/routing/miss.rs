@@ -1,4 +1,5 @@
-//! Why a prediction of cached tokens failed, as far as the gateway can tell: a metric's label, and a word in the access log.
+//! Why a prediction of cached tokens failed, as far as the gateway can tell: a metric's label, and a word in
+//! the access log.
 
 /// What a prediction is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +23,8 @@ pub(super) struct Miss {
     pub(super) predicted: u64,
     /// See above.
     pub(super) reported: u64,
-    /// Of those predicted, what the worker had announced when it was chosen; the rest it was computing for others.
+    /// Of those predicted, what the worker had announced when it was chosen; the rest it was computing for
+    /// others.
     pub(super) announced: u64,
     /// Whether events said since then that blocks were stored, or removed.
     pub(super) events_came: bool,

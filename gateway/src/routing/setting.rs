@@ -1,5 +1,5 @@
-//! What a choice is made from: the workers that may be chosen, and the request's prefix in the names that each of them
-//! goes by: blocks of text, or blocks of as many tokens as the worker's own.
+//! What a choice is made from: the workers that may be chosen, and the request's prefix in the names that
+//! each of them goes by: blocks of text, or blocks of as many tokens as the worker's own.
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,7 +36,8 @@ pub struct View {
     way: Way,
 }
 
-/// How a worker cuts and names a prompt: tokens of a block, and whether the model is an adapter of its own. Of text all do alike.
+/// How a worker cuts and names a prompt: tokens of a block, and whether the model is an adapter of its own.
+/// Of text all do alike.
 type Way = (u32, bool);
 
 /// A request before the workers that may serve it.
@@ -90,8 +91,8 @@ impl Setting {
         }
     }
 
-    /// Looks at the fleet again, for a request that waits: who has come up since it came may have it too. A worker that cuts
-    /// prompts like none that was there may not, as the prompt is not kept.
+    /// Looks at the fleet again, for a request that waits: who has come up since it came may have it too. A
+    /// worker that cuts prompts like none that was there may not, as the prompt is not kept.
     pub(super) fn look_again(&mut self, fleet: &Fleet, model: Option<&str>, tried: &[WorkerId]) {
         let (views, by_tokens) = (&self.views, self.by_tokens);
         let view_of = |worker: &Worker| {
@@ -108,7 +109,8 @@ impl Setting {
         (self.workers, self.view_of) = (workers.into(), views);
     }
 
-    /// Which of the workers may be asked now: those that can be, and of these, where some refuse the like, the others. `None`: all.
+    /// Which of the workers may be asked now: those that can be, and of these, where some refuse the like,
+    /// the others. `None`: all.
     pub(super) fn askable(&self, now: Duration) -> Option<Few<usize>> {
         let routable = |worker: &Arc<Worker>| worker.routable();
         let refuses = |worker: &Arc<Worker>| worker.standing.refuses_something();
@@ -124,7 +126,8 @@ impl Setting {
         Some(stances.into_iter().filter(|(_, stance)| eligible.has(*stance)).map(|(i, _)| i).collect())
     }
 
-    /// The workers as candidates whose matches are yet to be filled in. While requests wait, a cold worker is better than none.
+    /// The workers as candidates whose matches are yet to be filled in. While requests wait, a cold worker is
+    /// better than none.
     pub(super) fn candidates(&self, now: Duration, others_wait: bool) -> Vec<Candidate> {
         // An operator's own weight says more than a fit; where there is none, the fit among those without.
         let fitted = |worker: &Arc<Worker>| worker.rate.lock().tokens_per_second();

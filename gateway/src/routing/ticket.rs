@@ -13,8 +13,8 @@ use crate::{
     routing::refusal::Charge,
 };
 
-/// One request's weight on one worker. Counts until it is dropped; the placement is withdrawn unless the worker
-/// began to answer.
+/// One request's weight on one worker. Counts until it is dropped; the placement is withdrawn unless the
+/// worker began to answer.
 #[derive(Debug)]
 pub struct Ticket {
     pub(super) router: Arc<Router>,
@@ -114,8 +114,9 @@ impl Ticket {
         drop(self.trip.pass_on());
     }
 
-    /// The worker did not serve the request. How soon it said so is nothing of its speed, and it holds none of the prompt; the
-    /// request still counts there until the ticket is dropped. `path` is what it was asked for.
+    /// The worker did not serve the request. How soon it said so is nothing of its speed, and it holds none
+    /// of the prompt; the request still counts there until the ticket is dropped. `path` is what it was asked
+    /// for.
     pub fn accuse(&mut self, charge: Charge, path: &str) -> Accusation {
         self.stop_waiting(self.router.now(), false);
         if let Some(placement) = self.placement.take() {
@@ -219,7 +220,8 @@ impl Router {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        // What counts for it first, and the index and the room after that: a bug in those must not leak a count.
+        // What counts for it first, and the index and the room after that: a bug in those must not leak a
+        // count.
         let now = self.router.now();
         let answered = !self.stop_waiting(now, false);
         if let Some(demand) = &self.demand {

@@ -1,6 +1,6 @@
-//! The truth loop: what an answer reports as cached beside what the index predicted. The difference is a metric; for a
-//! worker whose cache is modelled it corrects the model's size, and where most predictions fail it is named once,
-//! because then tokens, salts or block sizes differ and no correction helps.
+//! The truth loop: what an answer reports as cached beside what the index predicted. The difference is a
+//! metric; for a worker whose cache is modelled it corrects the model's size, and where most predictions fail
+//! it is named once, because then tokens, salts or block sizes differ and no correction helps.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! What each model's requests ask of its fleet: follows every request from its arrival to its end, and works out once a tick how
-//! many workers the model needs ([`keyway_core::autoscale`]). It starts and stops nothing.
+//! What each model's requests ask of its fleet: follows every request from its arrival to its end, and works
+//! out once a tick how many workers the model needs ([`keyway_core::autoscale`]). It starts and stops
+//! nothing.
 //!
 //! A model here is a fleet's: requests for an adapter count for the base model, whose workers serve both.
 
@@ -72,7 +73,8 @@ impl Autoscale {
         let tick = (shortest / 30).clamp(Duration::from_millis(20), MAX_TICK);
         loop {
             self.tick(&router);
-            // Whoever waits for a first worker does not wait for the clock too; either way it is time for a sum.
+            // Whoever waits for a first worker does not wait for the clock too; either way it is time for a
+            // sum.
             let _ = clock::timeout(tick, self.wake.notified()).await;
         }
     }
@@ -135,8 +137,8 @@ impl Autoscale {
         Some(Arc::clone(pool))
     }
 
-    /// The pool whose workers serve `model`, the only one where a request names none. A name that no worker and no rule
-    /// knows has none, so that clients cannot make pools.
+    /// The pool whose workers serve `model`, the only one where a request names none. A name that no worker
+    /// and no rule knows has none, so that clients cannot make pools.
     fn pool_of(&self, router: &Router, model: Option<&str>) -> Option<Arc<Pool>> {
         let workers = router.fleet().all();
         let mut serving = workers.iter().filter(|worker| worker.may_serve(model));

@@ -1,7 +1,8 @@
-//! KEDA's external scaler, served by the gateway: the workers that [`crate::scale::autoscale`] wants, asked for over gRPC or pushed
-//! when a fleet is to leave nothing or to go to it (`external-push`), without Prometheus between. It knows this gateway's
-//! requests alone: the sum of several gateways is Prometheus' business. The service is KEDA's
-//! (`pkg/scalers/externalscaler/externalscaler.proto`); `StreamMetricSpec`, which is optional there, is not offered.
+//! KEDA's external scaler, served by the gateway: the workers that [`crate::scale::autoscale`] wants, asked
+//! for over gRPC or pushed when a fleet is to leave nothing or to go to it (`external-push`), without
+//! Prometheus between. It knows this gateway's requests alone: the sum of several gateways is Prometheus'
+//! business. The service is KEDA's (`pkg/scalers/externalscaler/externalscaler.proto`); `StreamMetricSpec`,
+//! which is optional there, is not offered.
 
 mod grpc;
 mod messages;

@@ -1,7 +1,9 @@
-//! The events in whole pieces of a stream, as every reader of one sees them: LF, CRLF or CR ends a line, a colon in front
-//! makes a comment, one space behind the colon is no part of a value, several `data` lines are one text.
+//! The events in whole pieces of a stream, as every reader of one sees them: LF, CRLF or CR ends a line, a
+//! colon in front makes a comment, one space behind the colon is no part of a value, several `data` lines are
+//! one text.
 //!
-//! Format: WHATWG HTML, "Server-sent events", 9.2.6 (<https://html.spec.whatwg.org/multipage/server-sent-events.html>).
+//! Format: WHATWG HTML, "Server-sent events", 9.2.6
+//! (<https://html.spec.whatwg.org/multipage/server-sent-events.html>).
 
 use std::borrow::Cow;
 
@@ -19,8 +21,8 @@ pub struct Event<'a> {
     pub data: Option<Cow<'a, [u8]>>,
 }
 
-/// The events in some bytes, in order; all bytes are part of one of them. What has no blank line behind it at the end is an event
-/// too.
+/// The events in some bytes, in order; all bytes are part of one of them. What has no blank line behind it at
+/// the end is an event too.
 pub fn events(bytes: &[u8]) -> Events<'_> {
     Events { rest: bytes }
 }
@@ -71,8 +73,8 @@ impl<'a> Event<'a> {
         std::str::from_utf8(self.data.as_deref()?).ok()
     }
 
-    /// Writes it with other data; `None`: with none, and nothing at all where nothing else is left of it. Its other lines stay as
-    /// they came. New data has no line ends: JSON's are spaces as well.
+    /// Writes it with other data; `None`: with none, and nothing at all where nothing else is left of it. Its
+    /// other lines stay as they came. New data has no line ends: JSON's are spaces as well.
     pub fn write_with(&self, data: Option<&[u8]>, out: &mut Vec<u8>) {
         let (begin, mut data) = (out.len(), data);
         let mut kept = false;

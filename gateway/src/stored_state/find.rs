@@ -1,5 +1,6 @@
-//! Where a request goes that names what is stored: to the worker that stores it; where that is not known, or the worker is not
-//! there, to whoever says that it has it. With tenants nobody is asked: what is not known to be a tenant's own is not its own.
+//! Where a request goes that names what is stored: to the worker that stores it; where that is not known, or
+//! the worker is not there, to whoever says that it has it. With tenants nobody is asked: what is not known
+//! to be a tenant's own is not its own.
 
 use std::sync::Arc;
 

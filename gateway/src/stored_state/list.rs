@@ -1,6 +1,6 @@
-//! Lists of what is stored (`GET /v1/files`): every worker has its part. All are asked, and what they list is one list, the
-//! newest first as the API has it; for a tenant of its own alone. Pages are each worker's own, so a list that is cut says that there
-//! is more, and goes on behind an id only at the worker that stores it.
+//! Lists of what is stored (`GET /v1/files`): every worker has its part. All are asked, and what they list is
+//! one list, the newest first as the API has it; for a tenant of its own alone. Pages are each worker's own,
+//! so a list that is cut says that there is more, and goes on behind an id only at the worker that stores it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! The ids that are remembered, as hashes: so many at most, the oldest go first, and none stays for longer than it is to.
+//! The ids that are remembered, as hashes: so many at most, the oldest go first, and none stays for longer
+//! than it is to.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -54,8 +55,8 @@ impl Ids {
         Self { known: HashMap::default(), order: VecDeque::new(), gone: 0, entries_max, keep }
     }
 
-    /// Remembers one. Who stores what is known already may be another worker by now, never for another tenant. Returns whether it
-    /// is news.
+    /// Remembers one. Who stores what is known already may be another worker by now, never for another
+    /// tenant. Returns whether it is news.
     pub fn insert(&mut self, now: Duration, id: u64, owner: Owner) -> bool {
         self.take(now, id, owner, false)
     }

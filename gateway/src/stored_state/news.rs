@@ -1,5 +1,5 @@
-//! What others are told of the ids that are known here, and what is taken of theirs: other gateways, as ids come, and the process
-//! that comes after this one, through the snapshot. Hashes alone.
+//! What others are told of the ids that are known here, and what is taken of theirs: other gateways, as ids
+//! come, and the process that comes after this one, through the snapshot. Hashes alone.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! Looks at an answer on its way to the client for the ids that it hands out: at a stream's first event, and at all of another
-//! answer, before its last byte is passed on, so that they are known when the client asks for what they name.
+//! Looks at an answer on its way to the client for the ids that it hands out: at a stream's first event, and
+//! at all of another answer, before its last byte is passed on, so that they are known when the client asks
+//! for what they name.
 
 use std::sync::Arc;
 
@@ -88,7 +89,8 @@ mod tests {
         StoredState::new(config, HashKey::new(1), Clock::start(), metrics).unwrap()
     }
 
-    /// Whether the id is known after an answer that comes in pieces of so many bytes, and whether before its end.
+    /// Whether the id is known after an answer that comes in pieces of so many bytes, and whether before its
+    /// end.
     fn known(answer: &[u8], piece: usize, id: &str) -> (bool, bool) {
         let state = state();
         let mut tap = Tap::new(Arc::clone(&state), OWNER);

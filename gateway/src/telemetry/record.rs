@@ -19,7 +19,8 @@ use crate::{
     upstream::Outgoing,
 };
 
-/// What is known of a request so far; shared by the stack and the relay, written when the last of them drops it.
+/// What is known of a request so far; shared by the stack and the relay, written when the last of them drops
+/// it.
 pub struct Record {
     metrics: Arc<Metrics>,
     started: Instant,

@@ -1,6 +1,6 @@
-//! OpenTelemetry traces: one span for each request and one for each attempt at a worker, under the client's own trace where it
-//! brought one (W3C Trace Context). Spans go to a collector by OTLP, from a bounded queue; nothing here waits, and without
-//! `[traces]` nothing is made. No prompt text, no keys, no query strings.
+//! OpenTelemetry traces: one span for each request and one for each attempt at a worker, under the client's
+//! own trace where it brought one (W3C Trace Context). Spans go to a collector by OTLP, from a bounded queue;
+//! nothing here waits, and without `[traces]` nothing is made. No prompt text, no keys, no query strings.
 //!
 //! ```text
 //! client's span ─▶ SERVER "POST /v1/chat/completions" ─▶ CLIENT "chat MODEL" ─▶ the worker's spans

@@ -1,5 +1,6 @@
-//! The body of a worker's answer: over HTTP/1.1 together with the connection that it comes over, which it drives; over
-//! HTTP/2 a stream, with its place on a connection that others use too. Dropped before its end it tells the worker so.
+//! The body of a worker's answer: over HTTP/1.1 together with the connection that it comes over, which it
+//! drives; over HTTP/2 a stream, with its place on a connection that others use too. Dropped before its end
+//! it tells the worker so.
 
 use std::{
     pin::Pin,
@@ -18,7 +19,8 @@ use super::{
 };
 use crate::upstream::trailers;
 
-/// A body that reads its connection as it is polled. Dropped before its end it closes the connection, or its stream.
+/// A body that reads its connection as it is polled. Dropped before its end it closes the connection, or its
+/// stream.
 #[derive(Debug)]
 pub struct Answer(Kind);
 
@@ -131,8 +133,8 @@ impl Stream {
                 }
                 Some(Err(error)) => {
                     self.end();
-                    // Only that its request need not be sent to its end (RFC 9113, section 8.1). Every other reset, CANCEL
-                    // too, is an answer that broke off.
+                    // Only that its request need not be sent to its end (RFC 9113, section 8.1). Every other
+                    // reset, CANCEL too, is an answer that broke off.
                     let whole = error.is_reset() && error.reason() == Some(Reason::NO_ERROR);
                     let whole = whole && self.left == Some(0);
                     return Poll::Ready(if whole { None } else { Some(Err(error)) });

@@ -1,5 +1,5 @@
-//! Why a worker gave no answer, and whose fault that is: the worker's, nobody's, or the gateway's own. Causes are for people and
-//! hold nothing of what either side sent.
+//! Why a worker gave no answer, and whose fault that is: the worker's, nobody's, or the gateway's own. Causes
+//! are for people and hold nothing of what either side sent.
 
 use std::{borrow::Cow, fmt, io};
 

@@ -1,6 +1,7 @@
-//! One HTTP/1.1 connection to a worker, for one request at a time, driven by whoever waits for its answer: no task, no
-//! channel and no copy stands between the socket and the answer's body. It reads when it is asked for more and not before,
-//! so a slow client slows its worker. Who gets the connection next is `origin.rs`' business.
+//! One HTTP/1.1 connection to a worker, for one request at a time, driven by whoever waits for its answer: no
+//! task, no channel and no copy stands between the socket and the answer's body. It reads when it is asked
+//! for more and not before, so a slow client slows its worker. Who gets the connection next is `origin.rs`'
+//! business.
 
 mod body;
 mod chunked;
@@ -94,8 +95,8 @@ pub(super) trait Transport: AsyncRead + AsyncWrite + Unpin {
 }
 
 impl Http1Error {
-    /// Whether the connection was closed before the worker said anything: on a kept one that may be its own end, which has
-    /// crossed the request.
+    /// Whether the connection was closed before the worker said anything: on a kept one that may be its own
+    /// end, which has crossed the request.
     pub(super) fn is_silent_close(&self) -> bool {
         matches!(self, Self::Unanswered(_) | Self::NothingSent(_))
     }
@@ -138,8 +139,8 @@ impl<S: Transport> Connection<S> {
         self.lease
     }
 
-    /// Sends a request and waits for the head of its answer. After an error, or when dropped before, the connection is of no
-    /// more use.
+    /// Sends a request and waits for the head of its answer. After an error, or when dropped before, the
+    /// connection is of no more use.
     pub(super) async fn ask(
         &mut self,
         request: &Outgoing<'_>,
@@ -226,8 +227,8 @@ impl<S: Transport> Connection<S> {
         self.body.size_hint()
     }
 
-    /// Whether it is open and takes a request: nothing is under way on it, and the worker has said nothing unasked. The waker is
-    /// told when that changes.
+    /// Whether it is open and takes a request: nothing is under way on it, and the worker has said nothing
+    /// unasked. The waker is told when that changes.
     pub(super) fn is_idle(&mut self, waker: &Waker) -> bool {
         self.stays_open()
             && self.has_ended()
@@ -280,8 +281,9 @@ impl<S: Transport> Connection<S> {
         if closed { Http1Error::Unanswered(Some(error)) } else { Http1Error::Io(error) }
     }
 
-    /// Reads once; 0 at the end. Where all that was read before has left, its room is used again; other room is made only when
-    /// there is something to read, as a piece that was just passed on holds the old one for a moment.
+    /// Reads once; 0 at the end. Where all that was read before has left, its room is used again; other room
+    /// is made only when there is something to read, as a piece that was just passed on holds the old one for
+    /// a moment.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if !self.read.try_reclaim(self.read_bytes) {
             ready!(self.stream.poll_readable(cx))?;

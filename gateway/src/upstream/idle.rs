@@ -1,5 +1,6 @@
-//! Connections of HTTP/1.1 that wait for a request, of one worker and one core. Whoever closes one is noticed at once: its
-//! descriptor is given back then, and the pool learns after how long this worker closes idle connections.
+//! Connections of HTTP/1.1 that wait for a request, of one worker and one core. Whoever closes one is noticed
+//! at once: its descriptor is given back then, and the pool learns after how long this worker closes idle
+//! connections.
 
 use std::{
     collections::VecDeque,
@@ -58,7 +59,8 @@ impl Idle {
         }
     }
 
-    /// Keeps a connection, unless it is of no more use or there are so many. Whether a [`watch`] is to be begun.
+    /// Keeps a connection, unless it is of no more use or there are so many. Whether a [`watch`] is to be
+    /// begun.
     pub(super) fn keep(&self, mut link: Link, most: usize) -> bool {
         let waker = Waker::from(Arc::clone(&self.bell));
         if link.lease().is_zero() || !link.is_idle(&waker) {
@@ -123,7 +125,8 @@ impl Idle {
     }
 }
 
-/// Sweeps the pool of this core while connections wait there: when the bell rings, and when the first could have waited too long.
+/// Sweeps the pool of this core while connections wait there: when the bell rings, and when the first could
+/// have waited too long.
 pub(super) async fn watch<T>(owner: Weak<T>, find: impl Fn(&T) -> (&Idle, &IdleTimeout)) {
     loop {
         let Some(bell) = owner.upgrade().map(|owner| Arc::clone(&find(&owner).0.bell)) else { return };

@@ -1,5 +1,6 @@
-//! After how long a worker closes idle connections, as far as it can be seen: engines do not say. Where it does so at the same
-//! age again, connections are not used for as long as that, so that no request meets the close. Time is an argument.
+//! After how long a worker closes idle connections, as far as it can be seen: engines do not say. Where it
+//! does so at the same age again, connections are not used for as long as that, so that no request meets the
+//! close. Time is an argument.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},

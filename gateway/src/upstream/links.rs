@@ -1,5 +1,5 @@
-//! A worker's HTTP/2 connections: a request gets a place on the first that has one, so they are as few as can be, and where
-//! none has, one of those who wait opens another for all of them.
+//! A worker's HTTP/2 connections: a request gets a place on the first that has one, so they are as few as can
+//! be, and where none has, one of those who wait opens another for all of them.
 
 use std::sync::Arc;
 
@@ -31,8 +31,8 @@ pub(super) enum Turn<'a> {
 }
 
 impl Links {
-    /// A place on a connection that is there; on one that was opened since, where that is asked for. Those that take no more are
-    /// forgotten; their streams go on.
+    /// A place on a connection that is there; on one that was opened since, where that is asked for. Those
+    /// that take no more are forgotten; their streams go on.
     pub(super) fn enter(&self, since: Option<Instant>) -> Option<Place> {
         let mut all = self.all.lock();
         let mut at = 0;

@@ -1,5 +1,6 @@
-//! Opening a connection to a worker. Where the gateway itself has no room for one, kept connections that nobody uses are closed
-//! for it, and a client's request waits a moment for one to come free; the worker is not blamed.
+//! Opening a connection to a worker. Where the gateway itself has no room for one, kept connections that
+//! nobody uses are closed for it, and a client's request waits a moment for one to come free; the worker is
+//! not blamed.
 
 use std::io;
 
@@ -37,7 +38,8 @@ pub(super) enum Opened {
 }
 
 impl Opening<'_> {
-    /// A place on a shared connection, opened since then where that is asked for; `None` where the worker speaks HTTP/1.1 after all.
+    /// A place on a shared connection, opened since then where that is asked for; `None` where the worker
+    /// speaks HTTP/1.1 after all.
     pub(super) async fn place(&self, since: Option<Instant>) -> Result<Option<Place>, SendError> {
         let links = self.origin.links();
         if let Some(place) = links.enter(since) {

@@ -1,5 +1,5 @@
-//! A worker as a place to connect to, which protocol is spoken there, and its connections: those that wait for a request
-//! (HTTP/1.1), and those that take several (HTTP/2).
+//! A worker as a place to connect to, which protocol is spoken there, and its connections: those that wait
+//! for a request (HTTP/1.1), and those that take several (HTTP/2).
 
 use std::{
     io,
@@ -34,8 +34,8 @@ use crate::{
     net::{Security, Stream, tls::ClientTls},
 };
 
-/// Where a worker listens. A clone is the same place, with the same idle connections: what makes two connections
-/// interchangeable is that they are of one origin.
+/// Where a worker listens. A clone is the same place, with the same idle connections: what makes two
+/// connections interchangeable is that they are of one origin.
 #[derive(Debug, Clone)]
 pub struct Origin(Arc<Inner>);
 
@@ -64,7 +64,8 @@ struct Inner {
 }
 
 impl Origin {
-    /// The host and port of a URL; with TLS by these rules. `http2`: whether HTTP/2 is spoken, or over TLS offered.
+    /// The host and port of a URL; with TLS by these rules. `http2`: whether HTTP/2 is spoken, or over TLS
+    /// offered.
     pub fn of(url: &Uri, tls: Option<Arc<ClientTls>>, http2: bool) -> Self {
         let authority = url.authority().map_or("", http::uri::Authority::as_str);
         let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
@@ -152,7 +153,8 @@ impl Origin {
         self.0.idle_timeout.closed(idle, Instant::now());
     }
 
-    /// A connection of this core's that waits here, still open as far as is known, the last used first; and how long it did.
+    /// A connection of this core's that waits here, still open as far as is known, the last used first; and
+    /// how long it did.
     pub(super) fn take(&self) -> Option<(Link, Duration)> {
         self.0.idle.here().take(&self.0.idle_timeout)
     }
@@ -181,7 +183,8 @@ impl Origin {
     }
 }
 
-/// Origins with kept connections, so that the longest idle of all can be closed where there is no descriptor for a new one.
+/// Origins with kept connections, so that the longest idle of all can be closed where there is no descriptor
+/// for a new one.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Kept(Arc<Mutex<Vec<Weak<Inner>>>>);
 
@@ -204,7 +207,8 @@ impl Kept {
     }
 }
 
-/// One connection of HTTP/1.1. In a box for as long as it lives: each request takes it from hand to hand some ten times.
+/// One connection of HTTP/1.1. In a box for as long as it lives: each request takes it from hand to hand some
+/// ten times.
 pub(super) type Link = Box<Connection<Stream>>;
 
 impl Transport for Stream {

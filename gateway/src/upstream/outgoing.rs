@@ -1,5 +1,6 @@
-//! A request as a worker is sent it: the client's own head, seen through what is changed of it on this hop. Nothing of it is
-//! copied before it is written. What is changed, and why, is [`crate::proxy::asked`]'s business.
+//! A request as a worker is sent it: the client's own head, seen through what is changed of it on this hop.
+//! Nothing of it is copied before it is written. What is changed, and why, is [`crate::proxy::asked`]'s
+//! business.
 
 use bytes::Bytes;
 use http::{
@@ -27,8 +28,8 @@ pub struct Outgoing<'a> {
 }
 
 impl<'a> Outgoing<'a> {
-    /// A request with a client's method and headers. The target is path and query; scheme, host and the body's length follow from
-    /// where and what is sent.
+    /// A request with a client's method and headers. The target is path and query; scheme, host and the
+    /// body's length follow from where and what is sent.
     pub fn new(method: Method, target: PathAndQuery, headers: &'a HeaderMap, body: Bytes) -> Self {
         let of_its_hop = headers::named_by_connection(headers);
         let mut changed = Vec::with_capacity(ADDED_MAX);
@@ -86,7 +87,8 @@ impl<'a> Outgoing<'a> {
         &self.body
     }
 
-    /// All headers but `Host` and `Content-Length`: the client's in its order, repeated ones too, then those that are set.
+    /// All headers but `Host` and `Content-Length`: the client's in its order, repeated ones too, then those
+    /// that are set.
     pub(super) fn headers(&self) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
         let passes = |name: &HeaderName| {
             headers::is_for_worker(name)

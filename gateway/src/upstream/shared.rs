@@ -1,6 +1,6 @@
-//! One HTTP/2 connection to a worker, which requests share. Unlike one of HTTP/1.1 it has a task of its own, since nobody's
-//! request may hold up another's: the task moves bytes, each stream waits in a window of its own until its client takes it.
-//! Which connection a request gets is not decided here (`upstream/links.rs`).
+//! One HTTP/2 connection to a worker, which requests share. Unlike one of HTTP/1.1 it has a task of its own,
+//! since nobody's request may hold up another's: the task moves bytes, each stream waits in a window of its
+//! own until its client takes it. Which connection a request gets is not decided here (`upstream/links.rs`).
 
 use std::{
     future::poll_fn,
@@ -35,7 +35,8 @@ pub(super) struct Shared {
     /// How many have a place on it.
     taken: Arc<AtomicUsize>,
     opened: Instant,
-    /// Whether an answer has come over it, and it has not been given up since: then its end is no failure of its worker.
+    /// Whether an answer has come over it, and it has not been given up since: then its end is no failure of
+    /// its worker.
     kept: Arc<AtomicBool>,
     idle_since: Mutex<Instant>,
 }
@@ -55,8 +56,8 @@ pub(super) enum Entry {
 }
 
 impl Shared {
-    /// Greets the worker, and waits until it has greeted too: from then on its own bounds are known, and who speaks no HTTP/2
-    /// has been found out.
+    /// Greets the worker, and waits until it has greeted too: from then on its own bounds are known, and who
+    /// speaks no HTTP/2 has been found out.
     pub(super) async fn open<T>(io: T) -> io::Result<Arc<Self>>
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -155,8 +156,8 @@ impl Drop for Place {
     }
 }
 
-/// Moves a connection's bytes until it ends, and gives it up where a worker that owes answers is silent. Dropped with it, its
-/// streams are told that it broke.
+/// Moves a connection's bytes until it ends, and gives it up where a worker that owes answers is silent.
+/// Dropped with it, its streams are told that it broke.
 async fn drive<T>(
     mut connection: Connection<T, Bytes>,
     mut pings: PingPong,
@@ -199,7 +200,8 @@ fn plain(error: h2::Error) -> io::Error {
     error.into_io().unwrap_or_else(|| io::Error::other(cause.to_string()))
 }
 
-/// Whether a worker says that it has not begun a request: it may be sent again, whatever it is (RFC 9113, section 8.7).
+/// Whether a worker says that it has not begun a request: it may be sent again, whatever it is (RFC 9113,
+/// section 8.7).
 pub(super) fn not_begun(error: &h2::Error) -> bool {
     error.is_remote()
         && (error.is_go_away() || (error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM)))

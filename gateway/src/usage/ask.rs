@@ -1,9 +1,9 @@
-//! Asks a worker for the usage of a stream whose client did not: `stream_options.include_usage` goes into the body,
-//! and [`super::hide`] takes out of the answer what it causes. Nothing is asked where the client has asked itself, nor
-//! where that would change more than the usage.
+//! Asks a worker for the usage of a stream whose client did not: `stream_options.include_usage` goes into the
+//! body, and [`super::hide`] takes out of the answer what it causes. Nothing is asked where the client has
+//! asked itself, nor where that would change more than the usage.
 //!
-//! What a worker's streams look like unasked differs between engines (SGLang writes `"usage":null` into every chunk,
-//! vLLM nothing), so a worker's first stream at each path passes unasked and shows it.
+//! What a worker's streams look like unasked differs between engines (SGLang writes `"usage":null` into every
+//! chunk, vLLM nothing), so a worker's first stream at each path passes unasked and shows it.
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
@@ -26,8 +26,8 @@ const QUESTION_ALWAYS: &str = r#""include_usage":true,"continuous_usage_stats":t
 const FIELD: &str = r#""stream_options":{"include_usage":true},"#;
 const FIELD_ALWAYS: &str = r#""stream_options":{"include_usage":true,"continuous_usage_stats":true},"#;
 
-/// The body to send to this worker for a request that streams, and what is to be done with its answer. `always`: whether the
-/// tokens so far are wanted with each chunk.
+/// The body to send to this worker for a request that streams, and what is to be done with its answer.
+/// `always`: whether the tokens so far are wanted with each chunk.
 pub fn ask(
     path: &str,
     (body, said): (Bytes, &StreamOptions),

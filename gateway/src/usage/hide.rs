@@ -1,5 +1,6 @@
-//! Takes out of a stream the usage that the gateway asked for and its client did not: the chunk that carries it, and the
-//! fields that say in every other chunk that it is none. What is left is what the worker would have said unasked.
+//! Takes out of a stream the usage that the gateway asked for and its client did not: the chunk that carries
+//! it, and the fields that say in every other chunk that it is none. What is left is what the worker would
+//! have said unasked.
 
 use std::{ops::Range, sync::Arc};
 
@@ -203,7 +204,8 @@ mod tests {
     }
 
     proptest! {
-        /// Chunks of any order and spacing, with the field written into them as an engine that was asked does.
+        /// Chunks of any order and spacing, with the field written into them as an engine that was asked
+        /// does.
         #[test]
         fn what_was_put_in_comes_out(
             names in prop::collection::vec(prop::sample::select(vec!["id", "model", "x"]), 1..4),

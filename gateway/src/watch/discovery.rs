@@ -1,6 +1,6 @@
-//! Learns of workers that come and go, from a file and from DNS, and tells [`Members`]; Kubernetes' part of it is in
-//! `kubernetes.rs`. A look that fails changes nothing:
-//! a broken file or a silent name server must not take down a fleet that works; health takes out who is really gone.
+//! Learns of workers that come and go, from a file and from DNS, and tells [`Members`]; Kubernetes' part of
+//! it is in `kubernetes.rs`. A look that fails changes nothing: a broken file or a silent name server must
+//! not take down a fleet that works; health takes out who is really gone.
 
 use std::{fs, path::Path, sync::Arc};
 

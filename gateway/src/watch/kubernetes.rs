@@ -1,6 +1,7 @@
-//! Workers of a Kubernetes cluster: watches the EndpointSlices of Services through the API server and tells [`Members`]
-//! who is ready, who is not, and who ends. What slices mean is `kubernetes/slices.rs`; the watch protocol (lists, bookmarks,
-//! versions that have expired) is `kube`'s, which opens its own connections: they are few, and none carries a request.
+//! Workers of a Kubernetes cluster: watches the EndpointSlices of Services through the API server and tells
+//! [`Members`] who is ready, who is not, and who ends. What slices mean is `kubernetes/slices.rs`; the watch
+//! protocol (lists, bookmarks, versions that have expired) is `kube`'s, which opens its own connections: they
+//! are few, and none carries a request.
 //!
 //! The API server may be away for as long as it likes: what is known stays, as with every list of workers.
 
@@ -123,8 +124,8 @@ impl Follower<'_> {
             };
             match event {
                 Some(Ok(event)) => self.take(event),
-                // The version to begin at is too old to be known, which a server may say by its status; a watcher would ask
-                // for it for ever.
+                // The version to begin at is too old to be known, which a server may say by its status; a
+                // watcher would ask for it for ever.
                 Some(Err(watcher::Error::WatchStartFailed(error))) if access::status(&error) == Some(410) => {
                     return;
                 }

@@ -1,9 +1,10 @@
 //! Follows one worker's KV events: connects to its live stream, asks for what was missed, and lets
-//! `keyway_core::kv_feed` make residency of both. While that works the worker is *trusted*: the index holds exactly what
-//! it says. When it does not, the gateway says so once and goes on with a model of the cache, from what it knew last.
+//! `keyway_core::kv_feed` make residency of both. While that works the worker is *trusted*: the index holds
+//! exactly what it says. When it does not, the gateway says so once and goes on with a model of the cache,
+//! from what it knew last.
 //!
-//! Trust ends when the connection is lost, when replays fail again and again, and when answers show that blocks were
-//! stored of which no event came. It returns when all that was missed is known again.
+//! Trust ends when the connection is lost, when replays fail again and again, and when answers show that
+//! blocks were stored of which no event came. It returns when all that was missed is known again.
 
 pub mod find;
 mod thread;
@@ -161,7 +162,8 @@ impl Follower {
                 reply = next_of(&mut replies) => Came::Reply(reply),
                 () = clock::sleep(TICK) => Came::Tick,
             };
-            // A replay that the gateway could not ask for is no failure of its worker's, and is asked for again.
+            // A replay that the gateway could not ask for is no failure of its worker's, and is asked for
+            // again.
             let unasked = matches!(&came, Came::Reply(Some(Err(error))) if Shortage::behind(error).is_some());
             action = match came {
                 Came::Live(Ok(frames)) => self.live(&frames).await,

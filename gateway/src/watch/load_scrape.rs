@@ -1,6 +1,6 @@
-//! Asks each worker how much it has to do, so that what other gateways (or clients that go past this one) send there counts
-//! in a choice. Engines name their gauges differently; the table of names is here. What is others' and how it ages is
-//! `keyway_core::others`' business, the size of caches `scrape.rs`'.
+//! Asks each worker how much it has to do, so that what other gateways (or clients that go past this one)
+//! send there counts in a choice. Engines name their gauges differently; the table of names is here. What is
+//! others' and how it ages is `keyway_core::others`' business, the size of caches `scrape.rs`'.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,7 +29,8 @@ const WAITING: [&str; 4] = [
     "sglang_num_waiting_reqs",
     "keyway_worker_requests_waiting",
 ];
-/// End of the name of a gauge of prompt tokens that wait, cached ones left out: keyway-worker's and, in `/v1/loads`, SGLang's.
+/// End of the name of a gauge of prompt tokens that wait, cached ones left out: keyway-worker's and, in
+/// `/v1/loads`, SGLang's.
 const WAITING_TOKENS: &str = "num_waiting_uncached_tokens";
 
 /// The page that every engine has.
@@ -38,15 +39,16 @@ const METRICS: &str = "/metrics";
 /// (`python/sglang/srt/entrypoints/v1_loads.py`).
 const LOADS: &str = "/v1/loads?include=core&format=prometheus";
 
-/// An engine that counts tokens is asked so much more often while others send there. Between two looks several gateways take the
-/// same worker to be free, and tokens say how long that was true; a count of requests does not, however fresh.
+/// An engine that counts tokens is asked so much more often while others send there. Between two looks
+/// several gateways take the same worker to be free, and tokens say how long that was true; a count of
+/// requests does not, however fresh.
 const OFTENER_FOR_TOKENS: u32 = 4;
 
 /// How long a worker that others send to is asked often after they were last seen.
 const OTHERS_MEMORY: Duration = Duration::from_secs(60);
 
-/// Asks one worker for ever: every `every` while others send to it too, or oftener where it counts tokens; else as often as it is
-/// probed.
+/// Asks one worker for ever: every `every` while others send to it too, or oftener where it counts tokens;
+/// else as often as it is probed.
 pub async fn watch(worker: Arc<Worker>, router: Arc<Router>, upstream: Upstream, every: Duration) {
     let mut others_until = Duration::ZERO;
     let mut page = Page::default();
@@ -139,8 +141,8 @@ async fn look(worker: &Worker, upstream: &Upstream, path: &'static str) -> Optio
     Some((engine_load(&page, worker.rank())?, page))
 }
 
-/// Reads a page in Prometheus' text format; `None` where it does not say how many requests run. Where the worker is one
-/// data-parallel rank of several behind its address, only that one counts; else they add up.
+/// Reads a page in Prometheus' text format; `None` where it does not say how many requests run. Where the
+/// worker is one data-parallel rank of several behind its address, only that one counts; else they add up.
 pub fn engine_load(page: &str, rank: Option<u32>) -> Option<EngineLoad> {
     // Whose names the page has: keyway-worker says everything twice, under its own and under vLLM's.
     let (mut running, mut waiting, mut tokens) = ([None; RUNNING.len()], [None; WAITING.len()], None);

@@ -1,8 +1,9 @@
-//! Who belongs to the fleet: workers join, each with the tasks that watch it, and leave by draining. Where they are learned
-//! of is `discovery.rs`'s and `admin`'s business; whether one that belongs is up, `probe.rs`'s.
+//! Who belongs to the fleet: workers join, each with the tasks that watch it, and leave by draining. Where
+//! they are learned of is `discovery.rs`'s and `admin`'s business; whether one that belongs is up,
+//! `probe.rs`'s.
 //!
-//! Each source has its own members: a file that no longer names a worker takes out that worker, not one that the
-//! configuration lists.
+//! Each source has its own members: a file that no longer names a worker takes out that worker, not one that
+//! the configuration lists.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -68,8 +69,8 @@ impl Source {
 pub struct Listed {
     /// What it is made from.
     pub config: WorkerConfig,
-    /// Whether it may get new requests. One that may not joins only once it may, and keeps its place until it is no
-    /// longer listed.
+    /// Whether it may get new requests. One that may not joins only once it may, and keeps its place until it
+    /// is no longer listed.
     pub ready: bool,
 }
 
@@ -163,7 +164,8 @@ impl Members {
         }));
     }
 
-    /// Makes the members of `source` those of the list: new ones join, others drain, one whose settings changed does both.
+    /// Makes the members of `source` those of the list: new ones join, others drain, one whose settings
+    /// changed does both.
     pub fn set(self: &Arc<Self>, source: Source, list: &[Listed]) {
         let named: HashMap<String, &Listed> =
             list.iter().map(|listed| (listed.config.name(), listed)).collect();
@@ -244,8 +246,8 @@ impl Members {
         self.router.fleet_changed();
         let (members, worker) = (Arc::clone(self), Arc::clone(worker));
         tokio::spawn(async move {
-            // Choices are made under the index's lock and count at the worker before it opens: whoever chose this
-            // worker before it drained is counted once the lock could be taken.
+            // Choices are made under the index's lock and count at the worker before it opens: whoever chose
+            // this worker before it drained is counted once the lock could be taken.
             while members.router.with_index(|_| worker.load.requests()) > 0 {
                 clock::sleep(DRAIN_LOOK).await;
             }

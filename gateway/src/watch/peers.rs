@@ -1,6 +1,7 @@
-//! Follows the other gateways in front of the same workers: what each has at each worker, as it changes. Engines' gauges tell
-//! that late, and vLLM's in requests only, of which one may wait ten times as long as another. What is told is in
-//! `peers/telling.rs`, what was heard in `peers/hearsay.rs`, what it means for a choice in `keyway_core::others`.
+//! Follows the other gateways in front of the same workers: what each has at each worker, as it changes.
+//! Engines' gauges tell that late, and vLLM's in requests only, of which one may wait ten times as long as
+//! another. What is told is in `peers/telling.rs`, what was heard in `peers/hearsay.rs`, what it means for a
+//! choice in `keyway_core::others`.
 
 mod hearsay;
 mod line;

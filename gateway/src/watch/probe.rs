@@ -1,6 +1,6 @@
-//! Asks each worker, at the times its health state machine names, whether it is up, which models it serves, and how large
-//! its cache is; and says what is wrong with one that cannot be used. What the answers mean for it is
-//! `keyway_core::health`'s business.
+//! Asks each worker, at the times its health state machine names, whether it is up, which models it serves,
+//! and how large its cache is; and says what is wrong with one that cannot be used. What the answers mean for
+//! it is `keyway_core::health`'s business.
 
 mod ask;
 mod complaints;
@@ -36,8 +36,8 @@ use crate::{
     upstream::Upstream,
 };
 
-/// Failed probes after which what is wrong is told: of a worker that is not up, so that one that starts beside the gateway is no
-/// news; and of one that is, as it may be busy.
+/// Failed probes after which what is wrong is told: of a worker that is not up, so that one that starts
+/// beside the gateway is no news; and of one that is, as it may be busy.
 const TOLD_AFTER: (u64, u64) = (2, 3);
 
 /// One worker, as it is watched.
@@ -58,7 +58,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Probes it for ever, and looks at its port meanwhile: a probe that hangs keeps nobody from seeing that it is closed.
+    /// Probes it for ever, and looks at its port meanwhile: a probe that hangs keeps nobody from seeing that
+    /// it is closed.
     pub async fn run(self) {
         tokio::join!(keep_looking(&self), self.keep_asking());
     }
@@ -126,7 +127,8 @@ impl Watch {
         false
     }
 
-    /// Counts a fault, keeps it to be shown, and tells it when so many probes have found one, and then ever more rarely.
+    /// Counts a fault, keeps it to be shown, and tells it when so many probes have found one, and then ever
+    /// more rarely.
     fn fault(&self, fault: Fault, told_after: u64) {
         let (worker, now) = (&self.worker, self.router.now());
         if worker.state() == State::Draining {
@@ -163,7 +165,8 @@ impl Watch {
         tracing::info!(worker = %self.worker.name, cause = past.fault.cause.as_str(), for_s, "worker's fault is over");
     }
 
-    /// Says when it has come up or gone down, also when a request has noticed. `anyhow`: who waits is told in any case.
+    /// Says when it has come up or gone down, also when a request has noticed. `anyhow`: who waits is told in
+    /// any case.
     fn note_change(&self, anyhow: bool) {
         let (worker, state) = (&self.worker, self.worker.state());
         let up = matches!(state, State::Ready | State::Paused);

@@ -1,6 +1,6 @@
-//! A client: one connection, one request, over HTTP/1.1 or HTTP/2, read event by event until its end, or until the client has
-//! had enough and is gone with its connection. What it saw goes to the log; what it should have seen is `properties.rs`'
-//! business.
+//! A client: one connection, one request, over HTTP/1.1 or HTTP/2, read event by event until its end, or
+//! until the client has had enough and is gone with its connection. What it saw goes to the log; what it
+//! should have seen is `properties.rs`' business.
 
 use std::{cell::RefCell, pin::pin, time::Duration};
 
@@ -65,7 +65,8 @@ async fn exchange(plan: &Plan, seen: &RefCell<Seen>) -> Result<(), Failure> {
     }
 }
 
-/// Drives a connection for as long as something is done over it, in this task, so that both are dropped together.
+/// Drives a connection for as long as something is done over it, in this task, so that both are dropped
+/// together.
 async fn beside<T>(work: impl Future<Output = T>, connection: impl Future) -> T {
     let (mut work, mut connection) = (pin!(work), pin!(connection));
     tokio::select! {

@@ -1,5 +1,5 @@
-//! What workers and clients saw, in the order in which it happened. Two runs of one seed write the same log. Nothing is
-//! judged here.
+//! What workers and clients saw, in the order in which it happened. Two runs of one seed write the same log.
+//! Nothing is judged here.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},

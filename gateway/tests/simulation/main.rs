@@ -1,6 +1,7 @@
-//! The whole gateway in a simulated network, one thread and one seed a run: clients leave, workers crash, hang, fail and break
-//! off, links lose and hold what is sent. What must hold of every run is in `properties.rs`. Real sockets and processes are
-//! what `tests/` has. `SEEDS=1000 cargo test -p keyway --features simulation --test simulation` runs more seeds, `SEED=7` one.
+//! The whole gateway in a simulated network, one thread and one seed a run: clients leave, workers crash,
+//! hang, fail and break off, links lose and hold what is sent. What must hold of every run is in
+//! `properties.rs`. Real sockets and processes are what `tests/` has. `SEEDS=1000 cargo test -p keyway
+//! --features simulation --test simulation` runs more seeds, `SEED=7` one.
 #![allow(
     clippy::expect_used,
     clippy::panic,

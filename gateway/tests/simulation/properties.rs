@@ -38,7 +38,8 @@ pub(crate) fn nothing_is_in_flight(metrics: &str) {
     }
 }
 
-/// Each client has what it may have: the answer to its own request as a whole, or an error that it can tell from one.
+/// Each client has what it may have: the answer to its own request as a whole, or an error that it can tell
+/// from one.
 pub(crate) fn answers_are_whole_or_say_so(schedule: &Schedule, lines: &Lines) {
     for plan in &schedule.plans {
         for (at, event) in lines {
@@ -79,8 +80,8 @@ fn fault_of(plan: &Plan, seen: &Seen) -> Option<&'static str> {
     }
 }
 
-/// Once a worker's answer has begun to pass, its request is begun nowhere else: the last one that began it is the one whose
-/// answer it is.
+/// Once a worker's answer has begun to pass, its request is begun nowhere else: the last one that began it is
+/// the one whose answer it is.
 pub(crate) fn nothing_is_begun_behind_an_answer(lines: &Lines) {
     let mut last = HashMap::new();
     for (_, event) in lines {
@@ -139,8 +140,9 @@ pub(crate) fn begun_at_most(times: usize, lines: &Lines) {
     }
 }
 
-/// Soon after a client has left no worker works for it, and none begins to. Where a link was held or cut meanwhile nobody can
-/// know so soon; that it ends at all is asserted elsewhere. Returns how many calls were aborted so.
+/// Soon after a client has left no worker works for it, and none begins to. Where a link was held or cut
+/// meanwhile nobody can know so soon; that it ends at all is asserted elsewhere. Returns how many calls were
+/// aborted so.
 pub(crate) fn who_left_is_worked_for_no_longer(schedule: &Schedule, lines: &Lines) -> usize {
     let mut aborted = 0;
     for (at, event) in lines {

@@ -1,5 +1,5 @@
-//! What a seed means: who asks for what and when it leaves, and what is done to workers and links in between. Everything
-//! that is done is undone before the end. How it is done is `world.rs`' business.
+//! What a seed means: who asks for what and when it leaves, and what is done to workers and links in between.
+//! Everything that is done is undone before the end. How it is done is `world.rs`' business.
 
 use std::time::Duration;
 
@@ -63,11 +63,13 @@ pub(crate) enum Mood {
     Ending(u32, &'static str),
     /// It answers everything at once with this status, and with so many seconds in `Retry-After`.
     Refusing(u16, Option<u64>),
-    /// It closes connections that have answered as it likes: while they are idle, as a request comes, or when it has read one.
+    /// It closes connections that have answered as it likes: while they are idle, as a request comes, or when
+    /// it has read one.
     Fickle,
 }
 
-/// Last words of a stream that has not come to its end: none, half an event, an output that was aborted, errors in several words.
+/// Last words of a stream that has not come to its end: none, half an event, an output that was aborted,
+/// errors in several words.
 const LAST_WORDS: [&str; 8] = [
     "",
     "data: {\"id\":\"c\",\"cho",
@@ -98,8 +100,8 @@ pub(crate) enum Act {
     Hold(usize),
     /// It arrives.
     Release(usize),
-    /// What is sent between the gateway and a host of clients waits. It is never lost: this network sends nothing again, so a
-    /// lost end of a connection would be lost for ever, which TCP does not do.
+    /// What is sent between the gateway and a host of clients waits. It is never lost: this network sends
+    /// nothing again, so a lost end of a connection would be lost for ever, which TCP does not do.
     HoldClients(usize),
     /// It arrives.
     ReleaseClients(usize),
@@ -117,7 +119,8 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// One in which one worker of each seed is well, and the others refuse everything at times; no client leaves. Which one it is.
+    /// One in which one worker of each seed is well, and the others refuse everything at times; no client
+    /// leaves. Which one it is.
     pub(crate) fn refusals(seed: u64) -> (Self, usize) {
         Self::one_is_well(seed, refusing)
     }
@@ -127,7 +130,8 @@ impl Schedule {
         Self::one_is_well(seed, ending)
     }
 
-    /// One in which the others are told to end at some time, and are there again when all is over; no client leaves.
+    /// One in which the others are told to end at some time, and are there again when all is over; no client
+    /// leaves.
     pub(crate) fn leavings(seed: u64) -> Self {
         let (schedule, good) = Self::one_is_well(seed, |_| Mood::Well);
         let rng = &mut Rng::with_seed(seed);

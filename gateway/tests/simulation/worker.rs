@@ -1,6 +1,6 @@
-//! A scripted worker: an engine that answers over HTTP/1.1, token by token in virtual time, in the mood that it is told. It
-//! continues a text that it is given (`continue_final_message`), and its tokens follow from the prompt alone, so that every
-//! worker's answer is the same.
+//! A scripted worker: an engine that answers over HTTP/1.1, token by token in virtual time, in the mood that
+//! it is told. It continues a text that it is given (`continue_final_message`), and its tokens follow from
+//! the prompt alone, so that every worker's answer is the same.
 
 use std::{
     io,
@@ -36,7 +36,8 @@ use crate::{
 pub(crate) const PORT: u16 = 8000;
 /// How long a slow worker takes to say that it is well.
 const SLOW_HEALTH: Duration = Duration::from_secs(30);
-/// Longest time after which a fickle worker looks whether it likes to close an idle connection, or closes one that has asked.
+/// Longest time after which a fickle worker looks whether it likes to close an idle connection, or closes one
+/// that has asked.
 const FICKLE_MS: u64 = 120;
 /// Between two looks at whether it still hangs.
 const LOOK: Duration = Duration::from_millis(5);
@@ -140,7 +141,8 @@ impl Worker {
             let Ok(accepted) = timeout(LOOK, accepted).await else { continue };
             let (stream, _) = accepted?;
             let worker = self.clone();
-            // In the host's own list of tasks, which a crash drops in order; the runtime's goes by ids, which other runs move on.
+            // In the host's own list of tasks, which a crash drops in order; the runtime's goes by ids, which
+            // other runs move on.
             tokio::task::spawn_local(async move {
                 let habit = Arc::new(Habit::default());
                 let (tired, served) = (worker.clone().tires(Arc::clone(&habit)), worker);

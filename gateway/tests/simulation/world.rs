@@ -1,6 +1,7 @@
-//! The cluster in one thread: a gateway as its process assembles it, workers, and hosts with clients, in a network with
-//! latency; time and what is random come from the seed. Left to chance are the states of hash maps and the order in which
-//! tokio polls the arms of a `select!`; neither shows in the log, which `main.rs` asserts.
+//! The cluster in one thread: a gateway as its process assembles it, workers, and hosts with clients, in a
+//! network with latency; time and what is random come from the seed. Left to chance are the states of hash
+//! maps and the order in which tokio polls the arms of a `select!`; neither shows in the log, which `main.rs`
+//! asserts.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -61,7 +62,8 @@ impl World {
             .simulation_duration(RUN_MAX)
             .min_message_latency(Duration::from_millis(1))
             .max_message_latency(latency)
-            // Backpressure is not what is tried here, and a full buffer of this network forgets the connection's end.
+            // Backpressure is not what is tried here, and a full buffer of this network forgets the
+            // connection's end.
             .tcp_capacity(1 << 12)
             .build();
         let log = Log::default();

@@ -1,7 +1,7 @@
-//! Renders chat templates for comparison with other engines: reads one JSON object a line from standard input,
-//! `{"template": SOURCE, "special": {"bos_token": …}, "messages": […], "tools": …, "documents": …, "now": SECONDS,
-//! "add_generation_prompt": …, "continue_final_message": …, "variables": {…}}`, and prints one a line:
-//! `{"text": …}`, or `{"error": …}`.
+//! Renders chat templates for comparison with other engines: reads one JSON object a line from standard
+//! input, `{"template": SOURCE, "special": {"bos_token": …}, "messages": […], "tools": …, "documents": …,
+//! "now": SECONDS, "add_generation_prompt": …, "continue_final_message": …, "variables": {…}}`, and prints
+//! one a line: `{"text": …}`, or `{"error": …}`.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, Write as _};

@@ -1,5 +1,5 @@
-//! The tokenizer of a model without files (the worker's random one): a byte is a token, and three special tokens
-//! follow. Not for checkpoints, which bring their own `tokenizer.json`.
+//! The tokenizer of a model without files (the worker's random one): a byte is a token, and three special
+//! tokens follow. Not for checkpoints, which bring their own `tokenizer.json`.
 
 use crate::token_bytes::TokenBytes;
 

@@ -1,6 +1,6 @@
 //! A conversation to the text of a prompt, by the model's own template, rendered as Hugging Face's
-//! `apply_chat_template` does it (transformers 5). The template language is `jinja/`. Knows nothing of tokens besides the
-//! texts of the special ones.
+//! `apply_chat_template` does it (transformers 5). The template language is `jinja/`. Knows nothing of tokens
+//! besides the texts of the special ones.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -117,7 +117,8 @@ impl ChatTemplate {
         Ok(Self { default: compile(default)?, tool_use: compile(tool_use)?, special })
     }
 
-    /// Compiles one template. `special` holds the special tokens' texts that it may name, such as `bos_token`.
+    /// Compiles one template. `special` holds the special tokens' texts that it may name, such as
+    /// `bos_token`.
     pub fn from_source(source: &str, special: Map<String, Value>) -> Result<Self, TextError> {
         Self::new(Some(source), None, special).map_err(|e| TextError::Template(e.to_string()))
     }
@@ -127,8 +128,8 @@ impl ChatTemplate {
         [&self.default, &self.tool_use].into_iter().flatten().any(|named| named.source.contains(text))
     }
 
-    /// The prompt's text. `messages` is an array of objects with `role` and `content`; fields that are `null` count as
-    /// absent.
+    /// The prompt's text. `messages` is an array of objects with `role` and `content`; fields that are `null`
+    /// count as absent.
     pub fn render(&self, messages: &Value, options: &RenderOptions) -> Result<String, TextError> {
         let wrong = || TextError::Render("messages must be an array of objects".to_owned());
         let messages: Option<Vec<Message<'_>>> =
@@ -191,8 +192,8 @@ impl ChatTemplate {
     }
 }
 
-/// Whether a template goes through the parts of a message's content, tried with a message of one: what shows their text,
-/// and not the list itself, does.
+/// Whether a template goes through the parts of a message's content, tried with a message of one: what shows
+/// their text, and not the list itself, does.
 fn reads_parts(template: &Template) -> bool {
     const PROBE: &str = "PROBE OF PARTS";
     let message = serde_json::json!({"role": "user", "content": [{"type": "text", "text": PROBE}]});
@@ -218,8 +219,8 @@ fn unfit(why: &str) -> TextError {
     TextError::Rejected(format!("continue_final_message: {why}"))
 }
 
-/// Leaves out fields that are `null`, and puts the reasoning under each of its usual names. The order is that of the
-/// reference, for templates that print a whole message.
+/// Leaves out fields that are `null`, and puts the reasoning under each of its usual names. The order is that
+/// of the reference, for templates that print a whole message.
 fn normalize(message: &mut Message<'_>) {
     message.drop_nulls();
     if let Some(reasoning) = REASONING.iter().find_map(|name| message.get(name)).cloned() {
@@ -249,7 +250,8 @@ fn tag(last: Option<&mut Message<'_>>) -> Result<String, TextError> {
     }
 }
 
-/// The text up to the mark. A template that trims its messages took the mark's blank, and takes the text's own too.
+/// The text up to the mark. A template that trims its messages took the mark's blank, and takes the text's
+/// own too.
 fn cut(mut text: String, last: &str) -> Result<String, TextError> {
     let mark = CONTINUE.trim_end();
     let at = text.rfind(mark).filter(|_| text.contains(last.trim()));

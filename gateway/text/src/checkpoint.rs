@@ -1,5 +1,5 @@
-//! A checkpoint directory's text side: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`. Not its
-//! weights, and of `config.json` only the model's type.
+//! A checkpoint directory's text side: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`. Not
+//! its weights, and of `config.json` only the model's type.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,8 +38,8 @@ impl TextModel {
         }
     }
 
-    /// The texts of a `tokenizer.json` and a `tokenizer_config.json` that say everything between them: the end token, and
-    /// one chat template.
+    /// The texts of a `tokenizer.json` and a `tokenizer_config.json` that say everything between them: the
+    /// end token, and one chat template.
     pub fn from_json(tokenizer: &str, config: &str) -> Result<Self, TextError> {
         let tokenizer = Tokenizer::from_json(Path::new("tokenizer.json"), tokenizer.as_bytes())?;
         let path = PathBuf::from("tokenizer_config.json");
@@ -97,7 +97,8 @@ fn special_tokens(dir: &Path, config: &Value) -> Result<Map<String, Value>, Text
     Ok(named.chain(own.map(|(name, token)| (name.clone(), token.clone()))).collect())
 }
 
-/// Tokens that the configuration adds to those of `tokenizer.json`, in the order of their ids; special tokens last.
+/// Tokens that the configuration adds to those of `tokenizer.json`, in the order of their ids; special tokens
+/// last.
 fn added_tokens(config: &Value, special: &Map<String, Value>) -> Vec<AddedToken> {
     let flag = |token: &Value, name: &str| token[name] == true;
     let described = config["added_tokens_decoder"].as_object().into_iter().flatten();
@@ -133,8 +134,8 @@ fn token_text(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token["content"].as_str())
 }
 
-/// The templates for plain chats and for chats with tools. Files come before the configuration's `chat_template`,
-/// which is a string or a list of named ones.
+/// The templates for plain chats and for chats with tools. Files come before the configuration's
+/// `chat_template`, which is a string or a list of named ones.
 fn templates(
     dir: &Path,
     config_path: PathBuf,

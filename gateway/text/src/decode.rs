@@ -1,5 +1,5 @@
-//! Token ids to text, one id at a time: what a stream may show now. Never half a UTF-8 character; the pieces joined
-//! are the text of all ids decoded at once.
+//! Token ids to text, one id at a time: what a stream may show now. Never half a UTF-8 character; the pieces
+//! joined are the text of all ids decoded at once.
 
 use std::sync::Arc;
 
@@ -33,8 +33,8 @@ impl Decoder {
 
     /// The same, where special tokens may be shown too.
     pub fn with_special(tokenizer: Arc<Tokenizer>, prompt: &[u32], special: bool) -> Result<Self, TextError> {
-        // The context must not begin inside a character: a tokenizer whose bytes are tokens takes all bytes beside each
-        // other for invalid if one of them is.
+        // The context must not begin inside a character: a tokenizer whose bytes are tokens takes all bytes
+        // beside each other for invalid if one of them is.
         for ids in CONTEXT_IDS..=CONTEXT_IDS + UNFINISHED_MAX {
             let window = prompt[prompt.len().saturating_sub(ids)..].to_vec();
             let shown = decode(&tokenizer, &window, special)?;
@@ -78,8 +78,8 @@ impl Decoder {
         Ok(new)
     }
 
-    /// The part of the window's text that is not shown. Invalid bytes may change how those before them read, which
-    /// cannot be taken back: then the unsettled ids are read on their own.
+    /// The part of the window's text that is not shown. Invalid bytes may change how those before them read,
+    /// which cannot be taken back: then the unsettled ids are read on their own.
     fn unshown(&self, text: &str) -> Result<String, TextError> {
         match text.strip_prefix(&self.shown) {
             Some(new) => Ok(new.to_owned()),

@@ -1,10 +1,10 @@
-//! The format gpt-oss answers in, "harmony" (OpenAI's cookbook, "OpenAI harmony response format"), from token ids to
-//! text by channel. An answer is messages, each
-//! `<|start|>ROLE[ to=RECIPIENT]<|channel|>CHANNEL[ to=RECIPIENT][ <|constrain|>TYPE]<|message|>TEXT<|end|>`,
-//! where the prompt holds the first one's beginning, `<|return|>` ends the last, and `<|call|>` ends a call.
+//! The format gpt-oss answers in, "harmony" (OpenAI's cookbook, "OpenAI harmony response format"), from token
+//! ids to text by channel. An answer is messages, each `<|start|>ROLE[ to=RECIPIENT]<|channel|>CHANNEL[
+//! to=RECIPIENT][ <|constrain|>TYPE]<|message|>TEXT<|end|>`, where the prompt holds the first one's
+//! beginning, `<|return|>` ends the last, and `<|call|>` ends a call.
 //!
-//! No text is lost: a header without its message is shown as content. Not here: prompts, which are the chat template's,
-//! and a call's arguments as JSON.
+//! No text is lost: a header without its message is shown as content. Not here: prompts, which are the chat
+//! template's, and a call's arguments as JSON.
 
 use std::sync::Arc;
 

@@ -1,9 +1,10 @@
-//! Tokens of a prompt of which most was seen before: each piece between two places to cut (`segments.rs`) is looked up
-//! by its hash, and only new ones are tokenised. A conversation's next turn pays for what it adds, and prompts share
-//! their system text. The result equals [`Tokenizer::encode`]'s, unless two pieces' hashes collide.
+//! Tokens of a prompt of which most was seen before: each piece between two places to cut (`segments.rs`) is
+//! looked up by its hash, and only new ones are tokenised. A conversation's next turn pays for what it adds,
+//! and prompts share their system text. The result equals [`Tokenizer::encode`]'s, unless two pieces' hashes
+//! collide.
 //!
-//! The pieces' tokens are kept in a bounded number of bytes, in two generations: what is used moves to the younger one,
-//! and when that is full the older one is dropped. Their text is not kept.
+//! The pieces' tokens are kept in a bounded number of bytes, in two generations: what is used moves to the
+//! younger one, and when that is full the older one is dropped. Their text is not kept.
 
 use std::collections::HashMap;
 use std::mem;
@@ -52,7 +53,8 @@ pub struct IncrementalTokenizer {
 }
 
 impl IncrementalTokenizer {
-    /// Remembers at most `max_bytes` of tokens. `seed` is a secret: with it known, pieces could be made to collide.
+    /// Remembers at most `max_bytes` of tokens. `seed` is a secret: with it known, pieces could be made to
+    /// collide.
     pub fn new(tokenizer: Arc<Tokenizer>, max_bytes: usize, seed: u64) -> Self {
         Self {
             segmenter: Segmenter::new(&tokenizer),
@@ -109,8 +111,8 @@ impl IncrementalTokenizer {
         pieces.filter(|piece| !known.has(self.name(piece))).map(str::len).max().unwrap_or(0)
     }
 
-    /// Encodes the next `max_pieces` pieces of a text, and fewer once `max_new_bytes` of them were new. When all are done,
-    /// what [`IncrementalTokenizer::encode`] gives; that is not to be asked for again.
+    /// Encodes the next `max_pieces` pieces of a text, and fewer once `max_new_bytes` of them were new. When
+    /// all are done, what [`IncrementalTokenizer::encode`] gives; that is not to be asked for again.
     pub fn go_on(
         &self,
         encoding: &mut Encoding,
@@ -251,7 +253,8 @@ mod tests {
         ];
         for (text, add_special, want) in cases {
             let tokenizer = incremental(1 << 20);
-            // 31 pieces of 590 bytes, but for the last: two of them are 1,000, and ten are a part where they are known.
+            // 31 pieces of 590 bytes, but for the last: two of them are 1,000, and ten are a part where they
+            // are known.
             let parts = || {
                 let (mut encoding, mut unfinished) = (tokenizer.begin(text.clone(), add_special), 0);
                 loop {

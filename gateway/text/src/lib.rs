@@ -1,6 +1,6 @@
-//! From messages to token ids and back: tokenizers, chat templates, incremental decoding. One implementation for
-//! the gateway and the worker, so that they cannot disagree on a prompt's tokens. No I/O besides reading a
-//! checkpoint's files, no runtime.
+//! From messages to token ids and back: tokenizers, chat templates, incremental decoding. One implementation
+//! for the gateway and the worker, so that they cannot disagree on a prompt's tokens. No I/O besides reading
+//! a checkpoint's files, no runtime.
 //!
 //! ```
 //! let text = keyway_text::TextModel::builtin();

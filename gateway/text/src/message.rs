@@ -1,6 +1,7 @@
-//! A conversation's messages on their way into a template: fields in the client's order, their text borrowed from where it
-//! stands. A turn of a long conversation has thousands of them, so none is copied before the template has it. What
-//! templates make of them is `jinja/`; what engines change before is here and in `chat_template.rs`.
+//! A conversation's messages on their way into a template: fields in the client's order, their text borrowed
+//! from where it stands. A turn of a long conversation has thousands of them, so none is copied before the
+//! template has it. What templates make of them is `jinja/`; what engines change before is here and in
+//! `chat_template.rs`.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -186,7 +187,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Field<'a> {
 /// Of equal names the last one's value counts, in the first one's place, as in Python's `json`.
 fn without_repetitions<'a>(fields: Vec<(Cow<'a, str>, Field<'a>)>) -> Vec<(Cow<'a, str>, Field<'a>)> {
     let mut kept: Vec<(Cow<'a, str>, Field<'a>)> = Vec::with_capacity(fields.len());
-    // Comparing each with all is quickest for the few that messages have, and endless for the many that somebody may send.
+    // Comparing each with all is quickest for the few that messages have, and endless for the many that
+    // somebody may send.
     let mut places = (fields.len() > COMPARED_MAX).then(HashMap::new);
     for (name, field) in fields {
         let place = match &mut places {

@@ -1,12 +1,14 @@
-//! Where a prompt can be cut so that its pieces' tokens, one after the other, are the whole's: before certain added
-//! tokens, such as `<|im_start|>`. Cuts only; the pieces' tokens are `incremental.rs`'.
+//! Where a prompt can be cut so that its pieces' tokens, one after the other, are the whole's: before certain
+//! added tokens, such as `<|im_start|>`. Cuts only; the pieces' tokens are `incremental.rs`'.
 //!
-//! Why that is exact. Tokenizers first cut out the added tokens that are looked for in the raw text (leftmost, the
-//! longest first), and treat what lies between two of them without a look across. So a cut in front of one changes
-//! nothing, if the token is found there in the whole as well as in the piece. It may not be, and such tokens are no
-//! places to cut, if
-//! - the end of another added token could reach over its beginning (or its own end could), which would be found first;
-//! - it, or a longer added token that begins with it, takes the blanks before it, or depends on its neighbours;
+//! Why that is exact. Tokenizers first cut out the added tokens that are looked for in the raw text
+//! (leftmost, the longest first), and treat what lies between two of them without a look across. So a cut in
+//! front of one changes nothing, if the token is found there in the whole as well as in the piece. It may not
+//! be, and such tokens are no places to cut, if
+//! - the end of another added token could reach over its beginning (or its own end could), which would be
+//!   found first;
+//! - it, or a longer added token that begins with it, takes the blanks before it, or depends on its
+//!   neighbours;
 //! - it begins like a word or a blank, so that tokens before it could depend on it.
 
 use aho_corasick::{AhoCorasick, MatchKind};

@@ -18,7 +18,8 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// Formats `unix_seconds` as C's `strftime` would in English and UTC. A directive that is not known stays as it is.
+/// Formats `unix_seconds` as C's `strftime` would in English and UTC. A directive that is not known stays as
+/// it is.
 pub(crate) fn strftime(format: &str, unix_seconds: u64) -> String {
     let (days, second) = (unix_seconds / 86_400, unix_seconds % 86_400);
     let (year, month, day) = civil(days);

@@ -1,5 +1,6 @@
-//! The bytes that each token of a Hugging Face tokenizer stands for, one by one: what log probabilities and grammars
-//! look at. Whole texts are decoded by the tokenizer itself, because bytes alone do not say where blanks go.
+//! The bytes that each token of a Hugging Face tokenizer stands for, one by one: what log probabilities and
+//! grammars look at. Whole texts are decoded by the tokenizer itself, because bytes alone do not say where
+//! blanks go.
 
 use std::collections::HashMap;
 
@@ -75,7 +76,8 @@ fn collect_kinds(decoder: &Value, kinds: &mut Vec<String>) {
     }
 }
 
-/// GPT-2's table (`bytes_to_unicode` in its encoder): printable bytes stand for themselves, the others are U+0100 and on.
+/// GPT-2's table (`bytes_to_unicode` in its encoder): printable bytes stand for themselves, the others are
+/// U+0100 and on.
 pub(crate) fn byte_characters() -> HashMap<char, u8> {
     let printable = |byte: u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut next = 0x100;
@@ -113,7 +115,8 @@ mod tests {
         Tokenizer::from_file(&dir.join("tokenizer.json")).unwrap()
     }
 
-    /// The bytes joined are the text: of byte-level tokenizers exactly, of SentencePiece's behind its first blank.
+    /// The bytes joined are the text: of byte-level tokenizers exactly, of SentencePiece's behind its first
+    /// blank.
     #[test]
     fn bytes_joined_are_the_text() {
         let text = "Hi, caf\u{e9} \u{1F600} x\u{301}  <b>\n 42";

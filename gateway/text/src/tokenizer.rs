@@ -99,7 +99,8 @@ impl Tokenizer {
     }
 
     /// Token ids of `text`. The texts of special tokens become their ids. With `add_special`, what the
-    /// tokenizer puts around a plain prompt (such as a BOS token) is added; a rendered chat template has it already.
+    /// tokenizer puts around a plain prompt (such as a BOS token) is added; a rendered chat template has it
+    /// already.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
         match &self.kind {
             Kind::Bytes => Ok(byte_tokenizer::encode(text)),
@@ -134,8 +135,8 @@ impl Tokenizer {
         made.as_deref()
     }
 
-    /// What the tokenizer puts before and after a plain prompt (`add_special` of [`Tokenizer::encode`]); `None` if that
-    /// depends on the prompt.
+    /// What the tokenizer puts before and after a plain prompt (`add_special` of [`Tokenizer::encode`]);
+    /// `None` if that depends on the prompt.
     pub(crate) fn frame(&self) -> Option<(Vec<u32>, Vec<u32>)> {
         // Two texts, so that a frame is told from what one of them happens to look like.
         let of = |text: &str| {
@@ -146,8 +147,8 @@ impl Tokenizer {
         of("a").filter(|frame| of("b 1").as_ref() == Some(frame))
     }
 
-    /// The texts that are cut out of a prompt before anything else looks at it, with whether each takes blanks before
-    /// it, or depends on its neighbours: added tokens that are looked for in the text as it is.
+    /// The texts that are cut out of a prompt before anything else looks at it, with whether each takes
+    /// blanks before it, or depends on its neighbours: added tokens that are looked for in the text as it is.
     pub(crate) fn raw_added_tokens(&self) -> Vec<RawAddedToken> {
         match &self.kind {
             Kind::Bytes => byte_tokenizer::SPECIAL
@@ -193,8 +194,8 @@ impl Tokenizer {
         }
     }
 
-    /// Whether decoding looks at `id` at all: it passes over ids without a token and, unless `special`, over special
-    /// tokens, as if they were not there.
+    /// Whether decoding looks at `id` at all: it passes over ids without a token and, unless `special`, over
+    /// special tokens, as if they were not there.
     pub(crate) fn is_decoded(&self, id: u32, special: bool) -> bool {
         match &self.kind {
             Kind::Bytes if special => !self.token_bytes(id).is_empty(),
@@ -233,7 +234,8 @@ impl Tokenizer {
         }
     }
 
-    /// Number of ids that have a meaning, special tokens included. A model's vocabulary may be padded beyond it.
+    /// Number of ids that have a meaning, special tokens included. A model's vocabulary may be padded beyond
+    /// it.
     pub fn vocab_size(&self) -> usize {
         match &self.kind {
             Kind::Bytes => byte_tokenizer::VOCAB_SIZE,

@@ -1,5 +1,5 @@
-//! Chat templates against transformers: `data/templates.jsonl`, made by `make_template_goldens.py`, holds a template
-//! for each construct and what `apply_chat_template` renders for it, or that it refuses.
+//! Chat templates against transformers: `data/templates.jsonl`, made by `make_template_goldens.py`, holds a
+//! template for each construct and what `apply_chat_template` renders for it, or that it refuses.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed helper fails its test")]
 

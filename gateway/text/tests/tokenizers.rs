@@ -1,5 +1,6 @@
-//! Tokenizers against transformers: each folder of `data/tokenizers` is a small checkpoint with the pipeline of a real
-//! family, and what transformers makes of many texts with it. `make_tokenizer_goldens.py` makes them.
+//! Tokenizers against transformers: each folder of `data/tokenizers` is a small checkpoint with the pipeline
+//! of a real family, and what transformers makes of many texts with it. `make_tokenizer_goldens.py` makes
+//! them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed helper fails its test")]
 
@@ -74,8 +75,8 @@ fn decoding_is_the_references() {
     }
 }
 
-/// Wherever the prompt ends, the pieces joined are the text of all ids without the prompt's, and after each id
-/// what is shown is a beginning of it.
+/// Wherever the prompt ends, the pieces joined are the text of all ids without the prompt's, and after each
+/// id what is shown is a beginning of it.
 #[test]
 fn decoding_one_by_one_is_decoding_at_once() {
     for folder in families() {
@@ -103,7 +104,8 @@ fn decoding_one_by_one_is_decoding_at_once() {
     }
 }
 
-/// Texts in which special tokens, their beginnings and ends, blanks and words stand beside each other in any order.
+/// Texts in which special tokens, their beginnings and ends, blanks and words stand beside each other in any
+/// order.
 fn fragments(special: Vec<String>) -> impl Strategy<Value = String> {
     let half = |token: &str| token.chars().count() / 2;
     let cut: Vec<String> = special.iter().map(|token| token.chars().take(half(token)).collect()).collect();

@@ -1,8 +1,9 @@
 //! The chained hash that names a prefix: block `i`'s hash covers blocks `0..=i`, so equal hashes mean equal
-//! prefixes (a collision costs time, never correctness). What the bytes of a block are is the keyer's business.
+//! prefixes (a collision costs time, never correctness). What the bytes of a block are is the keyer's
+//! business.
 //!
-//! Keyed: who does not know the key cannot make two prompts collide or guess another tenant's hashes. The salt
-//! of the tenant seeds the chain, so tenants never share a hash.
+//! Keyed: who does not know the key cannot make two prompts collide or guess another tenant's hashes. The
+//! salt of the tenant seeds the chain, so tenants never share a hash.
 
 use std::{hint::black_box, num::NonZeroUsize};
 
@@ -75,12 +76,13 @@ const STATE_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 /// xxh3's factor in its last step (`XXH3_avalanche` of github `Cyan4973/xxHash`).
 const AVALANCHE_FACTOR: u64 = 0x1656_6791_9E37_79F9;
 
-/// A chain over the blocks of one long text. It hashes each block by itself, under a secret of the chain, and takes one short step
-/// for it: nothing but that step waits for the block before, so a processor works on several blocks at a time. Gives other names
-/// than [`Chain`].
+/// A chain over the blocks of one long text. It hashes each block by itself, under a secret of the chain, and
+/// takes one short step for it: nothing but that step waits for the block before, so a processor works on
+/// several blocks at a time. Gives other names than [`Chain`].
 ///
-/// A block of the usual length is hashed to the sum of 128-bit products, folded, of words that each are hidden by a word of the
-/// secret, as xxh3 takes blocks up to 128 bytes (`XXH3_mix16B` of github `Cyan4973/xxHash`); others by xxh3.
+/// A block of the usual length is hashed to the sum of 128-bit products, folded, of words that each are
+/// hidden by a word of the secret, as xxh3 takes blocks up to 128 bytes (`XXH3_mix16B` of github
+/// `Cyan4973/xxHash`); others by xxh3.
 #[derive(Clone)]
 pub struct TextChain {
     state: u64,
@@ -125,8 +127,9 @@ impl TextChain {
         rest
     }
 
-    /// State and secret are its own while it is at it, so they stay in registers: words of the secret read beside each other are
-    /// otherwise taken as vectors where there is AVX2, whose halves then have to be taken apart (a fifth more time).
+    /// State and secret are its own while it is at it, so they stay in registers: words of the secret read
+    /// beside each other are otherwise taken as vectors where there is AVX2, whose halves then have to be
+    /// taken apart (a fifth more time).
     #[inline(never)]
     fn push_usual(&mut self, blocks: &[[u8; USUAL_BLOCK_BYTES]], names: &mut Vec<BlockHash>) {
         let mut chain = Self { state: self.state, secret: self.secret.map(black_box) };
@@ -136,8 +139,9 @@ impl TextChain {
 
     #[inline]
     fn step(&mut self, digest: u64) -> BlockHash {
-        // A bijection of the digest and of the state, so no two prefixes meet but by their digests. The next block waits for this alone:
-        // by what follows, xxh3's own last step, each bit of the state reaches all bits of the name.
+        // A bijection of the digest and of the state, so no two prefixes meet but by their digests. The next
+        // block waits for this alone: by what follows, xxh3's own last step, each bit of the state reaches
+        // all bits of the name.
         self.state = self.state.rotate_left(29).wrapping_mul(STATE_FACTOR) ^ digest;
         let mut name = self.state ^ (self.state >> 37);
         name = name.wrapping_mul(AVALANCHE_FACTOR);
@@ -248,7 +252,8 @@ mod tests {
         assert_eq!(format!("{:?}", TextChain::new(HashKey::new(1), b"")), "TextChain(secret)");
     }
 
-    /// Half of a name's bits change with any bit of the block or of the state before it, within what chance allows.
+    /// Half of a name's bits change with any bit of the block or of the state before it, within what chance
+    /// allows.
     #[test]
     fn each_bit_reaches_all_of_the_name() {
         let chain = TextChain::new(HashKey::new(9), b"");

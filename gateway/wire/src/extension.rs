@@ -1,5 +1,6 @@
-//! The worker extension: what a request to `keyway-worker` and its answer may carry beside OpenAI's fields, so that
-//! a generation broken off on one worker goes on exactly on another. Fields only; the worker gives them their meaning.
+//! The worker extension: what a request to `keyway-worker` and its answer may carry beside OpenAI's fields,
+//! so that a generation broken off on one worker goes on exactly on another. Fields only; the worker gives
+//! them their meaning.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,8 +16,9 @@ pub struct RequestExtension {
     /// The ids generated so far. Present, even if empty: this request resumes a generation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_ids: Option<Vec<u32>>,
-    /// Bytes of text (UTF-8) that the client has of those ids, of a chat's `reasoning_content` and `content` together;
-    /// at most what they give. Calls of functions are not counted: the client has what the ids give of them.
+    /// Bytes of text (UTF-8) that the client has of those ids, of a chat's `reasoning_content` and `content`
+    /// together; at most what they give. Calls of functions are not counted: the client has what the ids give
+    /// of them.
     #[serde(default)]
     pub emitted_bytes: u64,
 }
@@ -24,7 +26,8 @@ pub struct RequestExtension {
 /// An answer's, or a stream chunk's, extension.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnswerExtension {
-    /// The ids taken since the chunk before: all chunks' joined, behind the request's `output_ids`, are the output.
+    /// The ids taken since the chunk before: all chunks' joined, behind the request's `output_ids`, are the
+    /// output.
     pub ids: Vec<u32>,
 }
 

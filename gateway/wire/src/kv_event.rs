@@ -2,9 +2,9 @@
 //! Types here; bytes in [`WireFormat`]'s encoder, [`Events`] and [`EventBatch::decode`]; ZMQ frames in
 //! [`frames`]. What a router makes of them is `gateway/core`'s business.
 //!
-//! The formats as read in `vllm/distributed/kv_events.py` and `sglang/srt/disaggregation/kv_events.py`. Events are
-//! msgpack arrays (vLLM up to v0.23, SGLang up to mid-2026) or maps (later ones); a decoder must take both, with
-//! fields missing at the end and unknown ones anywhere.
+//! The formats as read in `vllm/distributed/kv_events.py` and `sglang/srt/disaggregation/kv_events.py`.
+//! Events are msgpack arrays (vLLM up to v0.23, SGLang up to mid-2026) or maps (later ones); a decoder must
+//! take both, with fields missing at the end and unknown ones anywhere.
 
 mod decode;
 mod encode;
@@ -19,11 +19,12 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use self::decode::{DecodeError, Decoded, Events};
 pub use self::encode::WireFormat;
 
-/// The tier that routers call primary: an engine's own KV cache, whatever it lives on. No medium means the same.
+/// The tier that routers call primary: an engine's own KV cache, whatever it lives on. No medium means the
+/// same.
 pub const MEDIUM_GPU: &str = "GPU";
 
-/// An engine's name for one block and, mostly, for all blocks before it. Opaque: equal names of one engine's life
-/// mean the same block, and nothing else may be read from them.
+/// An engine's name for one block and, mostly, for all blocks before it. Opaque: equal names of one engine's
+/// life mean the same block, and nothing else may be read from them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EngineHash {
     /// 64 bits; a signed one (SGLang, TensorRT-LLM) by its two's complement.
@@ -71,10 +72,11 @@ pub struct BlockStored {
     pub block_hashes: Vec<EngineHash>,
     /// The block before the first of these; `None`: they begin a prompt.
     pub parent_block_hash: Option<EngineHash>,
-    /// The tokens of all blocks, `block_hashes.len() * block_size`. Tiers other than the first may leave them out.
+    /// The tokens of all blocks, `block_hashes.len() * block_size`. Tiers other than the first may leave them
+    /// out.
     pub token_ids: Vec<u32>,
-    /// The token after the last of `token_ids`. Present where an engine speaks of pairs of neighbours (SGLang with
-    /// EAGLE): position `i` then stands for tokens `i` and `i + 1`.
+    /// The token after the last of `token_ids`. Present where an engine speaks of pairs of neighbours (SGLang
+    /// with EAGLE): position `i` then stands for tokens `i` and `i + 1`.
     pub bigram_tail: Option<u32>,
     /// Tokens per block; 0 where a tier does not say.
     pub block_size: u32,
@@ -84,8 +86,8 @@ pub struct BlockStored {
     pub medium: Option<String>,
     /// The LoRA adapter the KV was computed with.
     pub lora_name: Option<String>,
-    /// For each block what its hash covers besides tokens: adapter, images, and for a prompt's first block the cache
-    /// salt. Empty if there is nothing for any block.
+    /// For each block what its hash covers besides tokens: adapter, images, and for a prompt's first block
+    /// the cache salt. Empty if there is nothing for any block.
     pub extra_keys: Vec<Vec<ExtraKey>>,
     /// The cache group, in engines whose layers differ in what they keep.
     pub group_idx: Option<u32>,

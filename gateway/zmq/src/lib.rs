@@ -4,7 +4,8 @@
 //!
 //! **No peer is trusted.** Whoever connects is a task of its own, and may make this process keep no more than
 //!
-//! - what it has sent of one small thing: a subscription or a request of some hundred bytes, a command of 4 KiB;
+//! - what it has sent of one small thing: a subscription or a request of some hundred bytes, a command of 4
+//!   KiB;
 //! - what it subscribes to: [`SUBSCRIPTIONS_MAX`] topics of [`TOPIC_BYTES_MAX`];
 //! - what is being sent to it: 64 KiB, or one message where that is longer.
 //!

@@ -1,6 +1,6 @@
-//! What it costs that no bit depends on the batch: each operation whose sums are cut at fixed places, beside itself with every
-//! cut that there is, those among them that suit this batch and would give another one's rows other bits. Normalisation,
-//! rotation, gates and sampling have no such cut: a row is one block's.
+//! What it costs that no bit depends on the batch: each operation whose sums are cut at fixed places, beside
+//! itself with every cut that there is, those among them that suit this batch and would give another one's
+//! rows other bits. Normalisation, rotation, gates and sampling have no such cut: a row is one block's.
 
 use keyway_kernels::cuda::gpu::Gpu;
 use keyway_kernels::cuda::matmul::{self, TILE, Unit, Weights};
@@ -24,7 +24,8 @@ pub(crate) const NAMES: &[&str] = &[
 const REPEATS: usize = 30;
 /// All are timed in turn so often, so that a clock that falls does not favour the first.
 const ROUNDS: usize = 2;
-/// Rows up to which splits to blocks of their own are tried: more leave more to be added than there is memory.
+/// Rows up to which splits to blocks of their own are tried: more leave more to be added than there is
+/// memory.
 const APART_ROWS_MAX: usize = 256;
 
 /// One way to cut the work.
@@ -97,7 +98,8 @@ fn variants(lab: &mut Lab<'_>, name: &str, processors: usize) -> Result<Vec<Vari
     }
 }
 
-/// Attention by every number of chunks in a block, joined at fixed positions and carried from one to the next.
+/// Attention by every number of chunks in a block, joined at fixed positions and carried from one to the
+/// next.
 fn carries(lab: &mut Lab<'_>, attention: &Attention, processors: usize) -> Result<Vec<Variant>, String> {
     let chosen = attention.chosen(processors);
     let mut found =
@@ -116,7 +118,8 @@ fn carries(lab: &mut Lab<'_>, attention: &Attention, processors: usize) -> Resul
     Ok(found)
 }
 
-/// A product with K in 1 to 32 splits, one after another in a block or each in a block of its own, by every number of rows a block.
+/// A product with K in 1 to 32 splits, one after another in a block or each in a block of its own, by every
+/// number of rows a block.
 fn splits(lab: &mut Lab<'_>, product: &Product) -> Result<Vec<Variant>, String> {
     let chosen = matmul::Cut::choose(product.shape, product.rows);
     let mut found =

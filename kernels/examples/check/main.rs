@@ -6,7 +6,8 @@
 //! check device         the GPU
 //! check case NAME      a kernel against its oracle, and for equal bits however its work is cut
 //! check time NAME      how long it takes, and the bytes and operations it cannot avoid
-//! check fixed NAME     how long it takes beside itself cut as suits the batch, which would cost it its independence of it
+//! check fixed NAME     how long it takes beside itself cut as suits the batch, which would cost it its
+//!                      independence of it
 //! check rank N PATH    one of the processes that `case peer_processes` starts
 //! check nccl N PATH    one of the processes that `case nccl_processes` starts
 //! ```

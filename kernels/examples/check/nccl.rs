@@ -1,6 +1,7 @@
-//! Messages between ranks that are processes with a GPU each, by NCCL: every word of several exchanges, and a rank that stays away is
-//! named. This program starts itself once for each GPU; lengths and the group's name go over shared memory. NCCL takes no
-//! two ranks of a group on one GPU: with one, a group of one rank is made, and nothing more can be seen.
+//! Messages between ranks that are processes with a GPU each, by NCCL: every word of several exchanges, and a
+//! rank that stays away is named. This program starts itself once for each GPU; lengths and the group's name
+//! go over shared memory. NCCL takes no two ranks of a group on one GPU: with one, a group of one rank is
+//! made, and nothing more can be seen.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;

@@ -36,7 +36,8 @@ pub(crate) fn run() -> Result<String, String> {
     Ok(format!("{{\"case\": \"{NAME}\", \"compared\": {compared}, \"worst\": 0.0}}"))
 }
 
-/// Starts this program as each rank, `WHAT NUMBER PATH`, and waits for all; the sum of what they say they compared.
+/// Starts this program as each rank, `WHAT NUMBER PATH`, and waits for all; the sum of what they say they
+/// compared.
 pub(crate) fn each(what: &str, ranks: usize, path: &str) -> Result<usize, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let start = |rank: usize| {

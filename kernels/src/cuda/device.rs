@@ -162,14 +162,15 @@ pub trait Device {
     fn allocate(&mut self, bytes: usize) -> Result<u64, DeviceError>;
     /// Gives a buffer back.
     fn free(&mut self, buffer: u64);
-    /// The address of a buffer's first byte as kernels see it, for tables of addresses. It holds until the buffer is freed.
+    /// The address of a buffer's first byte as kernels see it, for tables of addresses. It holds until the
+    /// buffer is freed.
     fn address_of(&mut self, buffer: u64) -> Result<u64, DeviceError>;
     /// Copies to a buffer, from its byte `offset` on.
     fn write(&mut self, buffer: u64, offset: u64, bytes: &[u8]) -> Result<(), DeviceError>;
     /// Copies from a buffer, from its byte `offset` on; waits for what was launched before.
     fn read(&mut self, buffer: u64, offset: u64, bytes: &mut [u8]) -> Result<(), DeviceError>;
-    /// Begins to copy bytes of a buffer back as they are once what was launched before is done, and waits for nothing;
-    /// a number for [`Device::collect`]. What is launched afterwards may change the buffer.
+    /// Begins to copy bytes of a buffer back as they are once what was launched before is done, and waits for
+    /// nothing; a number for [`Device::collect`]. What is launched afterwards may change the buffer.
     fn fetch(&mut self, buffer: u64, offset: u64, bytes: usize) -> Result<u64, DeviceError>;
     /// Waits for such a copy, and for nothing launched after it; its first bytes. Each can be collected once.
     fn collect(&mut self, fetch: u64, bytes: &mut [u8]) -> Result<(), DeviceError>;
@@ -189,8 +190,8 @@ pub trait Device {
     fn zero(&mut self, buffer: u64, bytes: usize) -> Result<(), DeviceError>;
     /// Starts a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError>;
-    /// Records launches, so that all of them can be started at once; the recording's number. Starts none. Their buffers
-    /// must stay where they are for as long as it is replayed.
+    /// Records launches, so that all of them can be started at once; the recording's number. Starts none.
+    /// Their buffers must stay where they are for as long as it is replayed.
     fn record(&mut self, launches: &[Launch]) -> Result<u64, DeviceError>;
     /// Starts what was recorded.
     fn replay(&mut self, recording: u64) -> Result<(), DeviceError>;

@@ -1,5 +1,5 @@
-//! Launches `gather.cu`: rows of a matrix by their numbers, plain or packed for products; and tokens in the places that
-//! a plan left for them.
+//! Launches `gather.cu`: rows of a matrix by their numbers, plain or packed for products; and tokens in the
+//! places that a plan left for them.
 
 use half::bf16;
 
@@ -13,8 +13,8 @@ const THREADS: usize = 128;
 /// Marks a token that is not known yet, with the number of the row of the step before that draws it.
 pub const PENDING: u32 = 1 << 31;
 
-/// The first `width` elements of the rows `rows` of `matrix` `[…, stride]`, to `out` `[rows, width]`. `None` if
-/// there are no rows. Row numbers must be within the matrix, which is not checked here.
+/// The first `width` elements of the rows `rows` of `matrix` `[…, stride]`, to `out` `[rows, width]`. `None`
+/// if there are no rows. Row numbers must be within the matrix, which is not checked here.
 ///
 /// # Panics
 /// If shapes disagree, or a size is not a multiple of 8.
@@ -37,8 +37,8 @@ pub fn plain(
     launch("gather", rows.len, width, arguments)
 }
 
-/// The rows `rows` of a bf16 weight, to `out` `[rows, inputs]`: a look-up of embeddings. `None` if there are no
-/// rows. Row numbers must be below its outputs, which is not checked here.
+/// The rows `rows` of a bf16 weight, to `out` `[rows, inputs]`: a look-up of embeddings. `None` if there are
+/// no rows. Row numbers must be below its outputs, which is not checked here.
 ///
 /// # Panics
 /// If shapes disagree, or the weight is not bf16.
@@ -59,8 +59,8 @@ pub fn packed(weight: &Packed, rows: Slice<u32>, out: Slice<bf16>) -> Option<Lau
     )
 }
 
-/// Puts what was drawn, `drawn[r]`, in the place of each of `tokens` that is [`PENDING`] `| r`. `None` if there are no
-/// tokens. Row numbers must be within `drawn`, which is not checked here.
+/// Puts what was drawn, `drawn[r]`, in the place of each of `tokens` that is [`PENDING`] `| r`. `None` if
+/// there are no tokens. Row numbers must be within `drawn`, which is not checked here.
 pub fn fill_in(tokens: Slice<u32>, drawn: Slice<u32>) -> Option<Launch> {
     (tokens.len > 0).then(|| Launch {
         module: "gather",

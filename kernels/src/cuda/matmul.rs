@@ -1,4 +1,5 @@
-//! Launches `matmul.cu` and `matmul_sm90.cu`: bf16 rows by bf16, int8, int4, FP8 or MXFP4 weights, which `packing.rs` packs.
+//! Launches `matmul.cu` and `matmul_sm90.cu`: bf16 rows by bf16, int8, int4, FP8 or MXFP4 weights, which
+//! `packing.rs` packs.
 //!
 //! How K is split follows from the weight's shape alone ([`Shape::splits`]); how many rows a block takes,
 //! and whether the splits go to blocks of their own, follows the batch and changes no bit.

@@ -1,6 +1,7 @@
-//! Launches `moe.cu`, `moe_product.cu` and `moe_product_sm90.cu`: a mixture-of-experts layer as the router's choice, the grouping
-//! of slots by expert, two grouped products (the gate at the end of the first), and the sum of a token's experts. The host learns
-//! nothing of the choice: grids are as large as any choice could need, so that a graph can be captured.
+//! Launches `moe.cu`, `moe_product.cu` and `moe_product_sm90.cu`: a mixture-of-experts layer as the router's
+//! choice, the grouping of slots by expert, two grouped products (the gate at the end of the first), and the
+//! sum of a token's experts. The host learns nothing of the choice: grids are as large as any choice could
+//! need, so that a graph can be captured.
 
 use half::bf16;
 
@@ -19,7 +20,8 @@ const GROUPERS: [usize; 2] = [256, 1024];
 const WARP: usize = 32;
 /// Slots that a thread of it asks for at once.
 const GROUPED_AT_ONCE: usize = 8;
-/// Tokens that [`choose`] takes at most, a warp each, and bytes of shared memory that these may have for their logits.
+/// Tokens that [`choose`] takes at most, a warp each, and bytes of shared memory that these may have for
+/// their logits.
 const FEW_TOKENS: usize = 32;
 const FEW_BYTES: usize = 96 << 10;
 /// Words of an item of work.
@@ -27,9 +29,10 @@ const ITEM_WORDS: usize = 4;
 /// Outputs that lie together in a gated weight: this many gates, then their values.
 const EIGHT: usize = 8;
 
-/// The router's choice for every row of `logits` `[tokens, experts]`: `ids` and `weights` `[tokens, routing.top]`. What they mean
-/// is in [`crate::moe::route`]; equal scores may differ from the CPU's in their last bits. A token whose slot in the KV cache
-/// is [`NO_SLOT`](super::rope::NO_SLOT) gets no expert. `None` if there are no tokens.
+/// The router's choice for every row of `logits` `[tokens, experts]`: `ids` and `weights` `[tokens,
+/// routing.top]`. What they mean is in [`crate::moe::route`]; equal scores may differ from the CPU's in their
+/// last bits. A token whose slot in the KV cache is [`NO_SLOT`](super::rope::NO_SLOT) gets no expert. `None`
+/// if there are no tokens.
 ///
 /// # Panics
 /// If shapes disagree, or `routing` does not suit the number of experts.
@@ -141,7 +144,8 @@ impl Grouped {
     }
 }
 
-/// Groups the slots of `ids` `[tokens, top]` by expert; an id that is no expert's has no part in it. `None` if there are no slots.
+/// Groups the slots of `ids` `[tokens, top]` by expert; an id that is no expert's has no part in it. `None`
+/// if there are no slots.
 ///
 /// # Panics
 /// If shapes disagree.
@@ -167,7 +171,8 @@ pub fn group(ids: Slice<u32>, experts: usize, to: &Grouped) -> Option<Launch> {
     })
 }
 
-/// What a router's product left: the sums of its splits `[splits, tokens, experts]`, and the bias that is not added yet.
+/// What a router's product left: the sums of its splits `[splits, tokens, experts]`, and the bias that is not
+/// added yet.
 #[derive(Debug, Clone, Copy)]
 pub struct RouterSums {
     /// The sums.
@@ -186,7 +191,8 @@ pub fn are_few(tokens: usize, experts: usize) -> bool {
 /// [`route`] and [`group`] of a few tokens in one launch, with their bits. `None` if there are no tokens.
 ///
 /// # Panics
-/// If shapes disagree, there are too many tokens ([`are_few`]), or `routing` does not suit the number of experts.
+/// If shapes disagree, there are too many tokens ([`are_few`]), or `routing` does not suit the number of
+/// experts.
 pub fn choose(
     logits: &RouterSums,
     experts: usize,
@@ -237,8 +243,8 @@ pub fn choose(
     })
 }
 
-/// Which row of `[gates; values]`, `width` of each, a gated product has as its output `output`: gates and values lie beside each
-/// other in eights, rows of a weight before it is packed as well as biases.
+/// Which row of `[gates; values]`, `width` of each, a gated product has as its output `output`: gates and
+/// values lie beside each other in eights, rows of a weight before it is packed as well as biases.
 pub fn woven_row(output: usize, width: usize) -> usize {
     let (eight, within) = (output / (2 * EIGHT), output % (2 * EIGHT));
     let first = if within < EIGHT { 0 } else { width };
@@ -287,8 +293,8 @@ pub enum Rows {
     OfSlots,
 }
 
-/// `y[place] = ending(x[row of place] w[expert of place]^T + bias)` for all places of `grouped`, with [`Rows::OfSlots`] `y[slot]`.
-/// `None` if there are none.
+/// `y[place] = ending(x[row of place] w[expert of place]^T + bias)` for all places of `grouped`, with
+/// [`Rows::OfSlots`] `y[slot]`. `None` if there are none.
 ///
 /// # Panics
 /// If shapes disagree.
@@ -436,8 +442,9 @@ impl Kernel {
     }
 }
 
-/// `out[t]`: the sum of the rows of token t's slots, each times its weight, in slot order; last `shared[t]`, what an expert
-/// gave that serves every token. `rows` `[slots, width]` by place, `out` `[tokens, width]`. `None` if there are no tokens.
+/// `out[t]`: the sum of the rows of token t's slots, each times its weight, in slot order; last `shared[t]`,
+/// what an expert gave that serves every token. `rows` `[slots, width]` by place, `out` `[tokens, width]`.
+/// `None` if there are no tokens.
 ///
 /// # Panics
 /// If shapes disagree, or the width is not a multiple of 8.

@@ -92,8 +92,9 @@ pub struct Peers {
     origins: Slice<u32>,
 }
 
-/// The tokens of the ranks here in one round. A rank's arrays are as long as those of one with all the layout's
-/// tokens; of one rank alone as long as there can be tokens in the round, for which launches have blocks.
+/// The tokens of the ranks here in one round. A rank's arrays are as long as those of one with all the
+/// layout's tokens; of one rank alone as long as there can be tokens in the round, for which launches have
+/// blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
     /// `[count]`: how many there are.
@@ -109,7 +110,8 @@ pub struct Tokens {
 /// What comes for the experts of the ranks here.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrivals {
-    /// `[count, rows, width]`, as many as the layout has: by expert, then by the rank they are of, then by slot.
+    /// `[count, rows, width]`, as many as the layout has: by expert, then by the rank they are of, then by
+    /// slot.
     pub rows: Slice<bf16>,
     /// How many rows come for a rank at most, so that the products have no more blocks than they need.
     pub most: usize,

@@ -30,8 +30,8 @@ pub struct Norms {
     pub eps: f32,
 }
 
-/// New tokens as projections left them: rows `[heads * key_dim | kv_heads * key_dim | kv_heads * value_dim]`, the last part
-/// absent for latents.
+/// New tokens as projections left them: rows `[heads * key_dim | kv_heads * key_dim | kv_heads * value_dim]`,
+/// the last part absent for latents.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
     /// The rows; queries are turned in place. What becomes of keys that are normalised there is left open.
@@ -76,8 +76,8 @@ impl Tokens {
     }
 }
 
-/// Normalises, turns and writes; FP8 pages get the values over `kv_scale`. Norms are launches of their own where
-/// heads do not go through in packets. None if there are no tokens.
+/// Normalises, turns and writes; FP8 pages get the values over `kv_scale`. Norms are launches of their own
+/// where heads do not go through in packets. None if there are no tokens.
 ///
 /// # Panics
 /// If shapes disagree, or the pairs' number is odd.

@@ -82,9 +82,10 @@ impl RowRules {
     }
 }
 
-/// Changes `logits` `[rows, vocabulary]`. `rows` are [`RowRules::words`], one row's after another's; `lists` begin at multiples of
-/// [`RULE_WORDS`], made by [`list`]; of `masks` each row's has a bit for each id, the lowest first, set if it may come; `tokens` are
-/// what lists take. `None` if there are no rows. Where lists, masks and tokens lie is not checked here.
+/// Changes `logits` `[rows, vocabulary]`. `rows` are [`RowRules::words`], one row's after another's; `lists`
+/// begin at multiples of [`RULE_WORDS`], made by [`list`]; of `masks` each row's has a bit for each id, the
+/// lowest first, set if it may come; `tokens` are what lists take. `None` if there are no rows. Where lists,
+/// masks and tokens lie is not checked here.
 ///
 /// # Panics
 /// If shapes disagree.

@@ -1,6 +1,7 @@
-//! Messages that are moved all at once, by a [`Mover`] that must be told how long each of them is: NCCL's grouped sends and
-//! receives between GPUs (`cuda/gpu/nccl.rs`). Another fabric, the control, carries the lengths first. So nothing is begun
-//! that a rank which stays away would leave hanging, and it is the control that says which rank that is. Knows no device.
+//! Messages that are moved all at once, by a [`Mover`] that must be told how long each of them is: NCCL's
+//! grouped sends and receives between GPUs (`cuda/gpu/nccl.rs`). Another fabric, the control, carries the
+//! lengths first. So nothing is begun that a rank which stays away would leave hanging, and it is the control
+//! that says which rank that is. Knows no device.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -15,16 +16,16 @@ pub trait Mover: Send + fmt::Debug {
     /// Memory for the next message to rank `to`, of `words` words; `None` if there is none left.
     fn outbox(&mut self, to: usize, words: usize) -> Option<&mut [u32]>;
 
-    /// Sends `sent[to]` words to each rank and fetches `expected[from]` words of each, which sends as many at about the same time.
-    /// Gives up at `until`, after which it is not called again.
+    /// Sends `sent[to]` words to each rank and fetches `expected[from]` words of each, which sends as many at
+    /// about the same time. Gives up at `until`, after which it is not called again.
     fn swap(&mut self, sent: &[usize], expected: &[usize], until: Instant) -> Result<(), String>;
 
     /// The last message of rank `from`, of `words` words.
     fn inbox(&self, from: usize, words: usize) -> &[u32];
 }
 
-/// One of the ranks of a group whose messages a [`Mover`] moves. A rank that is lost in the middle of an exchange is named by the
-/// control afterwards: after two deadlines at most.
+/// One of the ranks of a group whose messages a [`Mover`] moves. A rank that is lost in the middle of an
+/// exchange is named by the control afterwards: after two deadlines at most.
 #[derive(Debug)]
 pub struct Grouped<M> {
     control: Box<dyn Fabric>,
@@ -39,7 +40,8 @@ pub struct Grouped<M> {
 }
 
 impl<M: Mover> Grouped<M> {
-    /// The rank that `control` has, whose messages hold at least a word. Messages have at most `capacity` words.
+    /// The rank that `control` has, whose messages hold at least a word. Messages have at most `capacity`
+    /// words.
     pub fn new(control: Box<dyn Fabric>, mover: M, capacity: usize) -> Self {
         let size = control.size();
         assert!(control.capacity() > 0 && capacity < BROKEN as usize, "grouped: capacities");
@@ -63,7 +65,8 @@ impl<M: Mover> Grouped<M> {
         (0..self.lengths.len()).filter(move |other| *other != rank)
     }
 
-    /// One word to each rank and from each, in their order; this rank's own is what it would have sent itself.
+    /// One word to each rank and from each, in their order; this rank's own is what it would have sent
+    /// itself.
     fn tell(
         &mut self,
         word: impl Fn(usize) -> u32,
@@ -106,8 +109,9 @@ impl<M: Mover> Grouped<M> {
         moved.map_err(|fault| self.broken(phase, deadline, fault))
     }
 
-    /// Whose fault it is that messages did not come: who does not say that it is there, or else the first of those to whom they did
-    /// not. (A rank that says nothing because it has nothing to do is taken for one that is not there.)
+    /// Whose fault it is that messages did not come: who does not say that it is there, or else the first of
+    /// those to whom they did not. (A rank that says nothing because it has nothing to do is taken for one
+    /// that is not there.)
     fn broken(&mut self, phase: Phase, deadline: Duration, fault: String) -> FabricError {
         let rank = self.control.rank();
         let told = match self.tell(|_| BROKEN, phase, deadline) {

@@ -1,4 +1,5 @@
-//! Ranks that are threads of one process: messages change hands. For tests, and for a group in one address space.
+//! Ranks that are threads of one process: messages change hands. For tests, and for a group in one address
+//! space.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,15 +27,16 @@ struct Hub {
 
 #[derive(Debug)]
 struct Mail {
-    /// From each rank, the oldest first: a rank that is ahead sends its next message before this one is taken.
+    /// From each rank, the oldest first: a rank that is ahead sends its next message before this one is
+    /// taken.
     queues: Vec<VecDeque<Vec<u32>>>,
     /// Who has left, and who is at fault for it.
     gone: Vec<Option<u32>>,
 }
 
 impl Mail {
-    /// Who is at fault if there is no message of `from`: a rank that left because of another one says so, one that is
-    /// through and left only keeps those waiting who still want something of it.
+    /// Who is at fault if there is no message of `from`: a rank that left because of another one says so, one
+    /// that is through and left only keeps those waiting who still want something of it.
     fn fault(&self, from: usize, deadline: Duration) -> Option<(usize, Cause)> {
         let mut faults =
             self.gone.iter().enumerate().filter_map(|(i, fault)| Some((i, blamed((*fault)?, deadline))));

@@ -1,10 +1,10 @@
-//! Ranks that are processes of one machine: messages lie in memory that all of them map. Nothing is copied: a rank
-//! writes its message where the receiver reads it.
+//! Ranks that are processes of one machine: messages lie in memory that all of them map. Nothing is copied: a
+//! rank writes its message where the receiver reads it.
 //!
-//! Each pair of ranks has two places for messages, used in turn. A rank writes its message of exchange n + 2 over that
-//! of n: by then it has received the other's message of n + 1, which that one sent after it had read the message of n
-//! (an inbox is read until the next exchange). A message is there once its place bears the exchange's number; who
-//! waits watches the numbers for a while and then sleeps on its bell, a futex.
+//! Each pair of ranks has two places for messages, used in turn. A rank writes its message of exchange n + 2
+//! over that of n: by then it has received the other's message of n + 1, which that one sent after it had
+//! read the message of n (an inbox is read until the next exchange). A message is there once its place bears
+//! the exchange's number; who waits watches the numbers for a while and then sleeps on its bell, a futex.
 
 mod memory;
 #[cfg(test)]
@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 use self::memory::{Layout, Memory};
 use super::{Cause, Fabric, FabricError, Phase, RANKS_MAX, blamed};
 
-/// Looks at the other ranks' numbers before sleeping: some 20 us, which a wake-up takes at the worst of quiet times.
+/// Looks at the other ranks' numbers before sleeping: some 20 us, which a wake-up takes at the worst of quiet
+/// times.
 const SPINS: u32 = 4000;
 
 /// One of the ranks of a group in shared memory.
@@ -52,8 +53,8 @@ impl Alarm {
 }
 
 impl Shm {
-    /// New shared memory for `size` ranks and messages of at most `capacity` words. It takes what is written to it,
-    /// and goes when the last process has closed it.
+    /// New shared memory for `size` ranks and messages of at most `capacity` words. It takes what is written
+    /// to it, and goes when the last process has closed it.
     pub fn create(size: usize, capacity: usize) -> io::Result<OwnedFd> {
         assert!((1..=RANKS_MAX).contains(&size), "shm: 1 to {RANKS_MAX} ranks");
         memory::create(Layout { size, capacity })
@@ -112,8 +113,9 @@ impl Shm {
         self.others().find(|from| !is_here(*from))
     }
 
-    /// Who is at fault if `missing` sends nothing: that rank, unless it waits itself for a message of the exchange before; then who
-    /// owes that one, and so on. Ranks that wait give up almost at once, so each must find the same one.
+    /// Who is at fault if `missing` sends nothing: that rank, unless it waits itself for a message of the
+    /// exchange before; then who owes that one, and so on. Ranks that wait give up almost at once, so each
+    /// must find the same one.
     fn culprit(&self, mut missing: usize) -> usize {
         for exchange in (1..self.exchange).rev() {
             let owes = |from: &usize| {
@@ -187,9 +189,9 @@ impl Fabric for Shm {
             return Err(self.error(to, Phase::Dispatch, Cause::TooLong { words, capacity }));
         }
         self.lengths[to] = words as u32;
-        // SAFETY: this is the only end of its rank, so nobody else writes the place, and its receiver does not read it
-        // until it bears the next exchange's number (see the head of this file). The reference ends before the next
-        // call of `exchange`, which needs `self`.
+        // SAFETY: this is the only end of its rank, so nobody else writes the place, and its receiver does
+        // not read it until it bears the next exchange's number (see the head of this file). The reference
+        // ends before the next call of `exchange`, which needs `self`.
         Ok(unsafe { self.memory.message_mut(self.rank, to, self.exchange + 1, words) })
     }
 
@@ -220,8 +222,8 @@ impl Fabric for Shm {
         if from == self.rank {
             return &[];
         }
-        // SAFETY: `received` is not 0 only after an exchange in which the message came; its sender writes the place
-        // again only after this rank's next exchange, which needs `self` exclusively.
+        // SAFETY: `received` is not 0 only after an exchange in which the message came; its sender writes the
+        // place again only after this rank's next exchange, which needs `self` exclusively.
         unsafe { self.memory.message(from, self.rank, self.exchange, self.received[from]) }
     }
 }

@@ -1,6 +1,6 @@
-//! Ranks on different machines: a TCP connection between each two of them. Words go as they lie in memory, so both ends
-//! must have the same byte order, which the greeting shows. Nothing is encrypted, nobody is asked who they are: for a
-//! network of the fleet's own.
+//! Ranks on different machines: a TCP connection between each two of them. Words go as they lie in memory, so
+//! both ends must have the same byte order, which the greeting shows. Nothing is encrypted, nobody is asked
+//! who they are: for a network of the fleet's own.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -33,7 +33,8 @@ pub struct Tcp {
 
 struct Peer {
     stream: TcpStream,
-    /// The next message with its head; of the one under way, how many of its bytes are sent, and how many it has.
+    /// The next message with its head; of the one under way, how many of its bytes are sent, and how many it
+    /// has.
     outbox: Vec<u32>,
     sent: usize,
     to_send: usize,
@@ -71,8 +72,8 @@ enum Progress {
 // === impl Tcp ===
 
 impl Tcp {
-    /// Rank `rank` of a group whose ranks listen at `addrs`, this one with `listener`; returns when all are connected,
-    /// `deadline` at most. Messages have at most `capacity` words. A rank calls those below it.
+    /// Rank `rank` of a group whose ranks listen at `addrs`, this one with `listener`; returns when all are
+    /// connected, `deadline` at most. Messages have at most `capacity` words. A rank calls those below it.
     pub fn join(
         rank: usize,
         addrs: &[SocketAddr],

@@ -142,7 +142,8 @@ fn a_rank_that_leaves_is_gone_at_once() {
     }
 }
 
-/// A rank that gives up early, and leaves, is not taken for the one at fault; nor does anybody wait any longer.
+/// A rank that gives up early, and leaves, is not taken for the one at fault; nor does anybody wait any
+/// longer.
 #[test]
 fn whoever_finds_a_rank_at_fault_tells_the_others() {
     for (name, mut group) in groups(3, 16) {
@@ -186,7 +187,8 @@ fn an_alarm_ends_an_exchange_that_is_under_way() {
     assert_eq!((error.rank, error.cause), (2, Cause::Gone));
 }
 
-/// A process that gives up because of another one ends, which its own alarm tells: the other one is still at fault.
+/// A process that gives up because of another one ends, which its own alarm tells: the other one is still at
+/// fault.
 #[test]
 #[cfg(target_os = "linux")]
 fn an_alarm_does_not_hide_who_is_at_fault() {

@@ -1,5 +1,6 @@
-//! Rows of `x` as whole numbers, for weights that are whole numbers. Each group of 32 inputs of a row has a scale of
-//! its own, which is a function of the group alone: a row's codes are the same alone and in any batch.
+//! Rows of `x` as whole numbers, for weights that are whole numbers. Each group of 32 inputs of a row has a
+//! scale of its own, which is a function of the group alone: a row's codes are the same alone and in any
+//! batch.
 
 use super::integers::GROUP;
 use crate::compute::Compute;
@@ -11,7 +12,8 @@ use crate::simd::Simd;
 const NS_PER_ELEMENT: f64 = 0.3;
 /// The largest code.
 const CODE_MAX: f32 = 127.0;
-/// A group whose largest magnitude is below this (2^-100) is taken for zeros: its codes' divisor could overflow.
+/// A group whose largest magnitude is below this (2^-100) is taken for zeros: its codes' divisor could
+/// overflow.
 const MAGNITUDE_MIN: f32 = f32::from_bits((127 - 100) << 23);
 /// Added to a number of magnitude up to 2^22 it leaves the number, rounded to even, in the low bits.
 const ROUND: f32 = 12_582_912.0;
@@ -20,7 +22,8 @@ const ROUND: f32 = 12_582_912.0;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Group {
     pub(super) quads: [i32; GROUP / 4],
-    /// What a dot product with unsigned codes begins with: the codes' sum times what the weights' codes are off by.
+    /// What a dot product with unsigned codes begins with: the codes' sum times what the weights' codes are
+    /// off by.
     pub(super) bias: i32,
     /// NaN if an input is not finite.
     pub(super) scale: f32,

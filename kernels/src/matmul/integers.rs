@@ -1,9 +1,9 @@
 //! Weights as whole numbers of 8 or 4 bits with a scale per 32 inputs of a row, and the product with them.
 //!
 //! `y[m][n] = sum over groups g, ascending, of (xs[m][g] * ws[n][g]) * D`, where `D = sum over k in g of
-//! xc[m][k] * wc[n][k]` is the whole number that the codes give ([`super::activations`] makes those of `x`). `D` is
-//! exact in whatever order it is summed; the sum over groups is one chain of fused multiply-adds. So the bits depend
-//! neither on the batch nor on the instruction set.
+//! xc[m][k] * wc[n][k]` is the whole number that the codes give ([`super::activations`] makes those of `x`).
+//! `D` is exact in whatever order it is summed; the sum over groups is one chain of fused multiply-adds. So
+//! the bits depend neither on the batch nor on the instruction set.
 //!
 //! Weights are kept as unsigned codes, `wc = code - ZERO`: instructions multiply unsigned with signed bytes.
 
@@ -234,8 +234,8 @@ impl<Q: QuadGroup> Body for IntMatMul<'_, Q> {
 }
 
 impl<Q: QuadGroup> IntMatMul<'_, Q> {
-    /// Computes the outputs of `P` panels of a block for the rows `row..end`, `R` rows at a time; returns the first
-    /// row that was too few for a tile.
+    /// Computes the outputs of `P` panels of a block for the rows `row..end`, `R` rows at a time; returns the
+    /// first row that was too few for a tile.
     #[inline(always)]
     fn tiles<S: Simd, const R: usize, const P: usize>(
         &mut self,

@@ -1,6 +1,6 @@
-//! How a weight lies in memory: panels of sixteen outputs in one of several number types, and how the inner loop
-//! reads those that are multiplied as f32. No arithmetic but the exact meaning of a code. bf16 and whole numbers, which
-//! are multiplied as such, are the business of `pairs.rs` and `integers.rs`.
+//! How a weight lies in memory: panels of sixteen outputs in one of several number types, and how the inner
+//! loop reads those that are multiplied as f32. No arithmetic but the exact meaning of a code. bf16 and whole
+//! numbers, which are multiplied as such, are the business of `pairs.rs` and `integers.rs`.
 
 mod narrow;
 mod plain;
@@ -104,9 +104,9 @@ impl PackedMatrix {
     }
 
     /// Packs a weight in FP8 E4M3FN with a scale per `block` inputs of a row (below 2^120), and keeps it so;
-    /// `fill(n, codes, scales)` writes row `n`'s codes `[inputs]` and scales `[inputs / block, rounded up]`. Where
-    /// one scale serves several rows, each is given it. Products have the bits of those with the f32 that
-    /// [`crate::quant::decode_fp8`] gives.
+    /// `fill(n, codes, scales)` writes row `n`'s codes `[inputs]` and scales `[inputs / block, rounded up]`.
+    /// Where one scale serves several rows, each is given it. Products have the bits of those with the f32
+    /// that [`crate::quant::decode_fp8`] gives.
     ///
     /// # Panics
     /// If `block` is 0.
@@ -119,9 +119,9 @@ impl PackedMatrix {
         Self { outputs, inputs, panels: Panels::Fp8(Fp8::pack(outputs, inputs, block, fill)) }
     }
 
-    /// Packs a weight in MXFP4 and keeps it so; `fill(n, codes, scales)` writes row `n`'s codes `[inputs / 2]`,
-    /// the first of a pair in the low half, and scales `[inputs / 32]`. Products have the bits of those with the
-    /// f32 that [`crate::quant::decode_mxfp4`] gives.
+    /// Packs a weight in MXFP4 and keeps it so; `fill(n, codes, scales)` writes row `n`'s codes `[inputs /
+    /// 2]`, the first of a pair in the low half, and scales `[inputs / 32]`. Products have the bits of those
+    /// with the f32 that [`crate::quant::decode_mxfp4`] gives.
     ///
     /// # Panics
     /// If `inputs` is not a multiple of [`crate::quant::MXFP4_BLOCK`].
@@ -179,8 +179,8 @@ impl PackedMatrix {
         }
     }
 
-    /// Copies row `n` of a weight in FP8: what [`PackedMatrix::pack_fp8`] was given, but that the scale of a block with a NaN among
-    /// its codes is NaN.
+    /// Copies row `n` of a weight in FP8: what [`PackedMatrix::pack_fp8`] was given, but that the scale of a
+    /// block with a NaN among its codes is NaN.
     ///
     /// # Panics
     /// If it is kept otherwise, or shapes disagree.

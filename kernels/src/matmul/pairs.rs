@@ -1,9 +1,10 @@
-//! Weights in bf16, and the product with them: `y[m][n]` is one chain of fused multiply-adds over ascending `k` of
-//! `x[m][k]` rounded to bf16 with `w[n][k]`, summed in f32, two inputs an instruction where the processor has one.
-//! Magnitudes below 2^-50 count as 0 (`simd/pairs.rs` says why). The tile sizes below change speed, never a bit.
+//! Weights in bf16, and the product with them: `y[m][n]` is one chain of fused multiply-adds over ascending
+//! `k` of `x[m][k]` rounded to bf16 with `w[n][k]`, summed in f32, two inputs an instruction where the
+//! processor has one. Magnitudes below 2^-50 count as 0 (`simd/pairs.rs` says why). The tile sizes below
+//! change speed, never a bit.
 //!
-//! Few rows read the weights once, at memory's speed. Many go in tall tiles, a few inputs after the other, so that both
-//! stay in cache. Rounding `x` is [`super::rounded`]'s business.
+//! Few rows read the weights once, at memory's speed. Many go in tall tiles, a few inputs after the other, so
+//! that both stay in cache. Rounding `x` is [`super::rounded`]'s business.
 
 use std::ops::Range;
 
@@ -17,14 +18,15 @@ use crate::simd::{PairDot, Simd, pair};
 
 /// Panels that stand together in memory; the last block of a matrix is padded with zeros.
 const BLOCK_PANELS: usize = 2;
-/// Rows of a tall tile, two panels wide: their sums, the weights, and a pair of inputs, in 32 vector registers.
+/// Rows of a tall tile, two panels wide: their sums, the weights, and a pair of inputs, in 32 vector
+/// registers.
 pub(super) const WIDE_ROWS: usize = 12;
 /// Rows of a tall tile, one panel wide, where a panel takes two of sixteen registers.
 pub(super) const NARROW_ROWS: usize = 4;
 /// Rows of `x` that stay in the second-level cache while all panels pass by; tall tiles divide it.
 const ROW_BLOCK: usize = 96;
-/// Pairs of inputs after which a block's rows go on to the next, their sums kept in `y`: these weights of two panels,
-/// and a tall tile's inputs, stay in the first-level cache.
+/// Pairs of inputs after which a block's rows go on to the next, their sums kept in `y`: these weights of two
+/// panels, and a tall tile's inputs, stay in the first-level cache.
 const DEPTH: usize = 192;
 /// A weight up to this size is taken to be in the second-level cache, or near enough.
 const CACHED_BYTES: usize = 1 << 20;
@@ -115,8 +117,8 @@ impl Product<'_> {
     #[inline(always)]
     fn one_row<D: PairDot>(&mut self, dot: D, row: usize) {
         let (Range { start: mut panel, end }, rows) = (self.panels(), row..row + 1);
-        // One row has few sums under way in a tile. Where the weight is in cache more panels hide the additions'
-        // latency; where it comes from memory one stream is read faster than two.
+        // One row has few sums under way in a tile. Where the weight is in cache more panels hide the
+        // additions' latency; where it comes from memory one stream is read faster than two.
         let in_cache = self.weights.bytes() <= CACHED_BYTES;
         while panel + 4 <= end && in_cache {
             self.tiles::<D, 1, 4>(dot, rows.clone(), panel);
@@ -150,7 +152,8 @@ impl Product<'_> {
         }
     }
 
-    /// Computes the outputs of `P` panels for `rows`, `R` at a time; returns those that were too few for a tile.
+    /// Computes the outputs of `P` panels for `rows`, `R` at a time; returns those that were too few for a
+    /// tile.
     #[inline(always)]
     fn tiles<D: PairDot, const R: usize, const P: usize>(
         &mut self,
@@ -246,8 +249,8 @@ impl Product<'_> {
     }
 }
 
-/// Adds the products of `R` rows' pairs `x`, the first of which is number `first`, with the `P` panels from `panel` on;
-/// the sums stay in registers.
+/// Adds the products of `R` rows' pairs `x`, the first of which is number `first`, with the `P` panels from
+/// `panel` on; the sums stay in registers.
 #[inline(always)]
 fn tile<D: PairDot, X: Rows<R>, const R: usize, const P: usize>(
     dot: D,

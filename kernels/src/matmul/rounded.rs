@@ -1,6 +1,6 @@
 //! Rows of `x` rounded to bf16, in pairs, for weights in bf16. What makes up whole tall tiles is interleaved,
-//! `[rows / T][K / 2][T]`, so that a tile reads one stream of memory; the few rows behind lie one after the other. A
-//! row's pairs are a function of the row alone.
+//! `[rows / T][K / 2][T]`, so that a tile reads one stream of memory; the few rows behind lie one after the
+//! other. A row's pairs are a function of the row alone.
 
 use super::pairs::{NARROW_ROWS, WIDE_ROWS};
 use crate::compute::Compute;

@@ -1,10 +1,12 @@
-//! A layer's experts spread over the ranks of a group: tokens go to the ranks that hold their experts, rows come back
-//! and are summed in slot order. What a rank computes for a row does not depend on the rows beside it, so the result
-//! has the bits of the same layer on one rank, for every number of ranks and every placement.
+//! A layer's experts spread over the ranks of a group: tokens go to the ranks that hold their experts, rows
+//! come back and are summed in slot order. What a rank computes for a row does not depend on the rows beside
+//! it, so the result has the bits of the same layer on one rank, for every number of ranks and every
+//! placement.
 //!
-//! One layer takes two exchanges. In the first every rank sends each other one the tokens that need it, or nothing; a
-//! rank without tokens of its own ([`Parallel::serve`]) learns from the others' messages which layer it is. In the
-//! second the outputs go back. Which weights an expert has is the caller's business ([`Experts`]).
+//! One layer takes two exchanges. In the first every rank sends each other one the tokens that need it, or
+//! nothing; a rank without tokens of its own ([`Parallel::serve`]) learns from the others' messages which
+//! layer it is. In the second the outputs go back. Which weights an expert has is the caller's business
+//! ([`Experts`]).
 
 use std::time::{Duration, Instant};
 
@@ -119,11 +121,11 @@ pub fn note_in(message: &[u32]) -> &[u32] {
     if message.first() == Some(&NOTE) { message.get(HEAD..).unwrap_or_default() } else { &[] }
 }
 
-/// How many tokens of `top` slots of `width` a fabric of so many words surely takes at once, whichever experts they
-/// choose.
+/// How many tokens of `top` slots of `width` a fabric of so many words surely takes at once, whichever
+/// experts they choose.
 pub fn tokens_max(capacity: usize, experts: usize, top: usize, width: usize) -> usize {
-    // To a rank go at most its head, all experts' counts, and of each token the row and its slots; back come its
-    // slots' rows.
+    // To a rank go at most its head, all experts' counts, and of each token the row and its slots; back come
+    // its slots' rows.
     let there = capacity.saturating_sub(HEAD + 2 * experts) / (width + top);
     there.min(capacity / (top * width).max(1))
 }
@@ -235,8 +237,8 @@ impl Parallel {
         Ok(())
     }
 
-    /// Gathers the rows that came and this rank's own, runs the experts, and sends the outputs back. Returns when the
-    /// experts were through.
+    /// Gathers the rows that came and this rank's own, runs the experts, and sends the outputs back. Returns
+    /// when the experts were through.
     fn compute(
         &mut self,
         fabric: &mut dyn Fabric,

@@ -1,5 +1,5 @@
-//! Which ranks hold which expert: one each, or several for experts that serve many tokens. A pure value; who moves
-//! weights is not its business.
+//! Which ranks hold which expert: one each, or several for experts that serve many tokens. A pure value; who
+//! moves weights is not its business.
 
 use crate::fabric::RANKS_MAX;
 
@@ -33,10 +33,11 @@ impl Placement {
         }
     }
 
-    /// A placement for measured `loads`, tokens by expert, over `ranks` of `room` experts each: what room there is
-    /// beyond one place for each expert goes to further holders of the hottest. Greedy in two steps, as DeepSeek's
-    /// EPLB: a holder more, again and again, for whichever expert has the greatest load per holder; then the greatest
-    /// shares first, each to the rank with the least. Equal loads give equal placements.
+    /// A placement for measured `loads`, tokens by expert, over `ranks` of `room` experts each: what room
+    /// there is beyond one place for each expert goes to further holders of the hottest. Greedy in two steps,
+    /// as DeepSeek's EPLB: a holder more, again and again, for whichever expert has the greatest load per
+    /// holder; then the greatest shares first, each to the rank with the least. Equal loads give equal
+    /// placements.
     ///
     /// # Panics
     /// If the experts have no room, or the ranks are not 1 to [`RANKS_MAX`].
@@ -52,8 +53,8 @@ impl Placement {
         let (mut held, mut load) = (vec![0; ranks], vec![0.0; ranks]);
         for expert in parts {
             let free = (0..ranks).filter(|rank| held[*rank] < room && holders[expert] >> rank & 1 == 0);
-            // There is room for all parts, so an expert's first finds a rank. A further one may find only ranks that
-            // have the expert: then it stays with fewer.
+            // There is room for all parts, so an expert's first finds a rank. A further one may find only
+            // ranks that have the expert: then it stays with fewer.
             if let Some(rank) = free.min_by(|a, b| f64::total_cmp(&load[*a], &load[*b])) {
                 holders[expert] |= 1 << rank;
                 held[rank] += 1;
@@ -78,7 +79,8 @@ impl Placement {
         &self.holders
     }
 
-    /// The greatest load of a rank for measured `loads`, if an expert's tokens are shared equally by its holders.
+    /// The greatest load of a rank for measured `loads`, if an expert's tokens are shared equally by its
+    /// holders.
     ///
     /// # Panics
     /// If there are not as many loads as experts.

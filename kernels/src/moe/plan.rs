@@ -1,15 +1,15 @@
-//! Where the slots of a rank's tokens go, and where their rows come back: a pure function of the router's choice, the
-//! placement and the rank. Moves nothing; `parallel.rs` does.
+//! Where the slots of a rank's tokens go, and where their rows come back: a pure function of the router's
+//! choice, the placement and the rank. Moves nothing; `parallel.rs` does.
 //!
-//! A slot is a token's choice of an expert (`token * top + choice`). The slots that go to one rank form a [`Part`],
-//! grouped by expert, ascending; a token is sent to a rank once, however many of its experts are there. What comes back
-//! is a row for each slot, in the part's order: the sum over a token's slots is made here, in slot order, by which
-//! it has the same bits wherever the experts are.
+//! A slot is a token's choice of an expert (`token * top + choice`). The slots that go to one rank form a
+//! [`Part`], grouped by expert, ascending; a token is sent to a rank once, however many of its experts are
+//! there. What comes back is a row for each slot, in the part's order: the sum over a token's slots is made
+//! here, in slot order, by which it has the same bits wherever the experts are.
 
 use super::Placement;
 
-/// Slots of an expert with several holders that stay together: fewer are not worth another rank's reading of its
-/// weights.
+/// Slots of an expert with several holders that stay together: fewer are not worth another rank's reading of
+/// its weights.
 const RUN: u32 = 16;
 
 /// What one rank's tokens need of all ranks.
@@ -71,7 +71,8 @@ impl Plan {
         }
     }
 
-    /// Chooses a holder for each slot: the only one, or of several, run by run, the one with the fewest slots so far.
+    /// Chooses a holder for each slot: the only one, or of several, run by run, the one with the fewest slots
+    /// so far.
     fn choose(&mut self, ids: &[u32], placement: &Placement) {
         self.seen.clear();
         self.seen.resize(placement.experts(), (0, 0));
@@ -134,8 +135,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(500))]
 
-        /// Every slot is a row of the part of a rank that holds its expert, in that expert's group, with its token;
-        /// rows and slots are as many, and no two slots have the same row.
+        /// Every slot is a row of the part of a rank that holds its expert, in that expert's group, with its
+        /// token; rows and slots are as many, and no two slots have the same row.
         #[test]
         fn rows_are_a_permutation_of_the_slots((placement, ids, top) in cases(), (_, other, other_top) in cases()) {
             let mut plan = Plan::default();

@@ -75,9 +75,9 @@ impl Routing {
     }
 }
 
-/// The definition in float64: (expert, weight) pairs of every row of `logits`, in the order of choice. Experts
-/// are ranked by score plus `bias`, equal ones by ascending number, groups likewise; the weight is the score
-/// alone.
+/// The definition in float64: (expert, weight) pairs of every row of `logits`, in the order of choice.
+/// Experts are ranked by score plus `bias`, equal ones by ascending number, groups likewise; the weight is
+/// the score alone.
 pub fn route_oracle(
     logits: &[f32],
     experts: usize,
@@ -124,8 +124,8 @@ fn route_row_oracle(logits: &[f32], routing: &Routing, bias: Option<&[f32]>) -> 
     order.iter().map(|e| (*e, weight(*e) / divisor * f64::from(routing.scale))).collect()
 }
 
-/// The router: `logits` `[tokens, experts]` to `ids` and `weights`, each `[tokens, routing.top]`. Slot order is
-/// the order of choice, the same for a token in any batch. `correction_bias` `[experts]` takes part in the
+/// The router: `logits` `[tokens, experts]` to `ids` and `weights`, each `[tokens, routing.top]`. Slot order
+/// is the order of choice, the same for a token in any batch. `correction_bias` `[experts]` takes part in the
 /// choice but not in the weights (DeepSeek-V3's `e_score_correction_bias`).
 ///
 /// # Panics

@@ -176,8 +176,8 @@ pub(super) fn add_latent_chunk<S: Simd, const R: usize>(
     }
 }
 
-/// Tiles whose products are added between a load and a store of a sum: more save memory traffic, until tiles of
-/// a power of two apart crowd one another out of the first-level cache.
+/// Tiles whose products are added between a load and a store of a sum: more save memory traffic, until tiles
+/// of a power of two apart crowd one another out of the first-level cache.
 const TILES_TOGETHER: usize = 4;
 
 /// Adds the first `T` of `tiles`, the chunk's tiles from number `tile` on, which all rows see whole.

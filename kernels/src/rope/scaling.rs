@@ -44,8 +44,8 @@ pub enum RopeScaling {
 }
 
 impl RopeScaling {
-    /// YaRN's attention factor as transformers derives it: `m(mscale) / m(mscale_all_dim)` where a model names
-    /// both (DeepSeek), else `m(1)`; `m(s) = 0.1 s ln(factor) + 1`, and 1 where nothing is stretched.
+    /// YaRN's attention factor as transformers derives it: `m(mscale) / m(mscale_all_dim)` where a model
+    /// names both (DeepSeek), else `m(1)`; `m(s) = 0.1 s ln(factor) + 1`, and 1 where nothing is stretched.
     pub fn yarn_attention_factor(factor: f64, mscale: Option<f64>, mscale_all_dim: Option<f64>) -> f64 {
         let m = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
         match (mscale, mscale_all_dim) {

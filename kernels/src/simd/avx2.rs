@@ -40,8 +40,8 @@ impl Avx2 {
         }
     }
 
-    /// [`Simd::dot`] of eight integers. The instruction adds pairs of products in 16 bits, which hold those of seven
-    /// bits each: the eighth goes by itself.
+    /// [`Simd::dot`] of eight integers. The instruction adds pairs of products in 16 bits, which hold those
+    /// of seven bits each: the eighth goes by itself.
     #[allow(clippy::unused_self)] // as for `widen`
     #[inline(always)]
     fn dot_half(self, sums: __m256i, bytes: __m256i, by: i32) -> __m256i {

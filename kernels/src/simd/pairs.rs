@@ -1,8 +1,9 @@
 //! Sixteen sums of products of bf16 pairs: what processors call a bf16 dot product. For each sum two fused
-//! multiply-adds, the high halves' first, each rounded once: so AVX512_BF16 is defined (Intel's intrinsics guide,
-//! `_mm512_dpbf16_ps`), and so it is computed where a processor has it not.
+//! multiply-adds, the high halves' first, each rounded once: so AVX512_BF16 is defined (Intel's intrinsics
+//! guide, `_mm512_dpbf16_ps`), and so it is computed where a processor has it not.
 //!
-//! The instruction takes what is below 2^-126 for 0, elsewhere it is kept; [`round`] keeps such numbers from arising.
+//! The instruction takes what is below 2^-126 for 0, elsewhere it is kept; [`round`] keeps such numbers from
+//! arising.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m512, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi32};
@@ -32,8 +33,8 @@ pub(crate) fn pair(first: f32, second: f32) -> u32 {
     round(first) | round(second) >> 16
 }
 
-/// The dot product, and the vectors that it adds to. Every implementation gives the same bits for pairs of [`round`]ed
-/// numbers.
+/// The dot product, and the vectors that it adds to. Every implementation gives the same bits for pairs of
+/// [`round`]ed numbers.
 pub(crate) trait PairDot: Copy {
     /// The instructions on floats.
     type Floats: Simd;

@@ -37,7 +37,8 @@ pub struct CompareArgs {
     /// A further run of the second side; repeatable
     #[arg(long = "new", value_name = "RUN", value_hint = ValueHint::AnyPath)]
     pub more_new: Vec<PathBuf>,
-    /// Exit with 4 when a figure changes by more than this and more than chance, such as `ttft.p99>+5%`; repeatable
+    /// Exit with 4 when a figure changes by more than this and more than chance, such as `ttft.p99>+5%`;
+    /// repeatable
     #[arg(long, value_name = "GATE")]
     pub fail_on: Vec<Gate>,
     /// Compare runs of different workloads

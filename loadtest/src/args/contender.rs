@@ -11,7 +11,8 @@ pub enum Contender {
     Ours(Policy),
     /// Prefill to come times batch size (arXiv 2603.15202; as Dynamo ships it, prefill under way included).
     LMetric,
-    /// Prefill blocks to come plus blocks decoded from (ai-dynamo, `docs/components/router`, default weights).
+    /// Prefill blocks to come plus blocks decoded from (ai-dynamo, `docs/components/router`, default
+    /// weights).
     Dynamo,
     /// The longest match, unless load differs too much; then the least load (sglang-router `cache_aware`).
     Threshold,

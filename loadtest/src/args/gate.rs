@@ -1,4 +1,5 @@
-//! A condition that makes `compare` fail, such as `ttft.p99>+5%`: which figure, in which direction, by how much.
+//! A condition that makes `compare` fail, such as `ttft.p99>+5%`: which figure, in which direction, by how
+//! much.
 
 use std::{fmt, str::FromStr};
 

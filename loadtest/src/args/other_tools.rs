@@ -1,6 +1,6 @@
-//! Options under the names that people know from `vllm bench serve` and AIPerf, where more than an alias is needed: some
-//! mean something that is written otherwise here, and one that cannot be honoured is an error that says what to write.
-//! Hidden from `--help`. Plain aliases stand with the options they name.
+//! Options under the names that people know from `vllm bench serve` and AIPerf, where more than an alias is
+//! needed: some mean something that is written otherwise here, and one that cannot be honoured is an error
+//! that says what to write. Hidden from `--help`. Plain aliases stand with the options they name.
 
 use clap::Args as ClapArgs;
 

@@ -1,5 +1,5 @@
-//! The options of one measurement, shared by `run`, `sweep` and `search`. Names that people know from `vllm bench
-//! serve` and AIPerf are aliases. Decides nothing; `load.rs` says what the options mean together.
+//! The options of one measurement, shared by `run`, `sweep` and `search`. Names that people know from `vllm
+//! bench serve` and AIPerf are aliases. Decides nothing; `load.rs` says what the options mean together.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -127,8 +127,8 @@ pub struct WorkloadArgs {
     /// Where requests come from [default: trace with --trace, else random]
     #[arg(long, alias = "dataset-name", value_enum)]
     pub workload: Option<WorkloadKind>,
-    /// Tokens of a prompt, of shared-prefix the part behind the prefix: a number, uniform(LOW,HIGH), normal(MEAN,SD),
-    /// lognormal(MEAN,SD) or exp(MEAN)
+    /// Tokens of a prompt, of shared-prefix the part behind the prefix: a number, uniform(LOW,HIGH),
+    /// normal(MEAN,SD), lognormal(MEAN,SD) or exp(MEAN)
     #[arg(long, value_name = "TOKENS", default_value = "1024",
           aliases = ["random-input-len", "prompt-tokens", "gsp-question-len", "synthetic-input-tokens-mean",
                      "prefix-repetition-suffix-len"])]
@@ -148,7 +148,8 @@ pub struct WorkloadArgs {
     #[arg(long, value_name = "N", aliases = ["num-conversations", "num-sessions"],
           value_parser = clap::value_parser!(u32).range(1..))]
     pub conversations: Option<u32>,
-    /// Prompts of sharegpt (its JSON) or custom (lines of {"prompt": …} or {"messages": […]}, with "max_tokens")
+    /// Prompts of sharegpt (its JSON) or custom (lines of {"prompt": …} or {"messages": […]}, with
+    /// "max_tokens")
     #[arg(long, value_name = "FILE", aliases = ["dataset-path", "input-file"], value_hint = ValueHint::FilePath)]
     pub file: Option<PathBuf>,
     /// Prefixes of shared-prefix, and of multi-turn with --prefix-len
@@ -165,8 +166,8 @@ pub struct WorkloadArgs {
     /// Popularity of prefixes: the k-th is asked for with weight 1/k^S; 0 is even
     #[arg(long, value_name = "S", default_value_t = 0.0, alias = "gsp-zipf-alpha", value_parser = units::not_negative)]
     pub zipf: f64,
-    /// Trace to replay: Mooncake's, Bailian's or vLLM's JSON lines, Azure's or BurstGPT's CSV, WEKA's sessions (a file or
-    /// a folder)
+    /// Trace to replay: Mooncake's, Bailian's or vLLM's JSON lines, Azure's or BurstGPT's CSV, WEKA's
+    /// sessions (a file or a folder)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::AnyPath)]
     pub trace: Option<PathBuf>,
     #[command(flatten)]
@@ -175,8 +176,8 @@ pub struct WorkloadArgs {
     /// Seed of lengths, prompts, arrivals and jitter: equal seeds send equal bytes
     #[arg(long, alias = "random-seed", default_value_t = 42)]
     pub seed: u64,
-    /// Generate exactly the wanted output lengths (`ignore_eos`, an extension of vLLM, SGLang and keyway-worker);
-    /// write `--ignore-eos=false` for servers that refuse it
+    /// Generate exactly the wanted output lengths (`ignore_eos`, an extension of vLLM, SGLang and
+    /// keyway-worker); write `--ignore-eos=false` for servers that refuse it
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           action = ArgAction::Set)]
     pub ignore_eos: bool,
@@ -228,8 +229,8 @@ pub struct ScheduleArgs {
     #[arg(long, value_name = "N", conflicts_with_all = ["rate", "rate_shape", "time_scale", "arrival", "burstiness"],
           value_parser = clap::value_parser!(u32).range(1..=limits::USERS_MAX as i64))]
     pub concurrency: Option<u32>,
-    /// N users, each at an even pace and never two requests at once; needs --user-rate. With conversations each request
-    /// is the next turn of the user's own
+    /// N users, each at an even pace and never two requests at once; needs --user-rate. With conversations
+    /// each request is the next turn of the user's own
     #[arg(long, value_name = "N", alias = "num-users", requires = "user_rate",
           conflicts_with_all = ["rate", "rate_shape", "time_scale", "arrival", "burstiness", "concurrency"],
           value_parser = clap::value_parser!(u32).range(1..=limits::USERS_MAX as i64))]
@@ -268,8 +269,9 @@ pub struct ScheduleArgs {
 /// What comes out.
 #[derive(Debug, Clone, ClapArgs)]
 pub struct OutputArgs {
-    /// Objective: bounds on each request (`ttft<500ms,tpot<50ms`: its goodput is reported) or on a figure of the run
-    /// (`ttft.p99<500ms`, also .mean and .max: exit code 4 if it is not kept), counted from when requests were due
+    /// Objective: bounds on each request (`ttft<500ms,tpot<50ms`: its goodput is reported) or on a figure of
+    /// the run (`ttft.p99<500ms`, also .mean and .max: exit code 4 if it is not kept), counted from when
+    /// requests were due
     #[arg(long, value_name = "BOUNDS", alias = "goodput")]
     pub slo: Option<Slo>,
     /// Folder for run.json; made if absent
@@ -282,7 +284,8 @@ pub struct OutputArgs {
     /// Progress on stderr
     #[arg(long, value_enum, default_value_t = Ui::Auto)]
     pub ui: Ui,
-    /// Prometheus metrics to read before, during and after the run, such as http://127.0.0.1:9090/metrics; repeatable
+    /// Prometheus metrics to read before, during and after the run, such as http://127.0.0.1:9090/metrics;
+    /// repeatable
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     pub scrape: Vec<String>,
     /// Time from one reading of --scrape to the next

@@ -79,8 +79,8 @@ pub struct FleetArgs {
     /// Workers
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=i64::from(MOCK_WORKERS_MAX)))]
     pub workers: u16,
-    /// Routing policies to compare: prefix (or keyway), least-loaded, round-robin, random, power-of-two, chwbl; and formulas of
-    /// other routers: lmetric, dynamo, threshold (sglang-router's cache_aware)
+    /// Routing policies to compare: prefix (or keyway), least-loaded, round-robin, random, power-of-two,
+    /// chwbl; and formulas of other routers: lmetric, dynamo, threshold (sglang-router's cache_aware)
     #[arg(long, value_name = "POLICY,…", default_value = "prefix,round-robin", value_delimiter = ',')]
     pub policy: Vec<Contender>,
     #[command(flatten)]
@@ -89,31 +89,34 @@ pub struct FleetArgs {
     /// Megabytes of the router's index (the gateway's default)
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub index_mib: u32,
-    /// Tell the router how much each worker's cache holds; otherwise it takes them for endless, as the gateway does
-    /// without KV events
+    /// Tell the router how much each worker's cache holds; otherwise it takes them for endless, as the
+    /// gateway does without KV events
     #[arg(long)]
     pub index_knows_capacity: bool,
-    /// Send each request as it comes, to queue at its worker (the gateway's `hold = false`); otherwise requests wait in the
-    /// router until a worker can begin
+    /// Send each request as it comes, to queue at its worker (the gateway's `hold = false`); otherwise
+    /// requests wait in the router until a worker can begin
     #[arg(long)]
     pub no_hold: bool,
     /// Gateways in front of the fleet, each of which decides for itself; every request comes to any of them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub gateways: u16,
-    /// Let the workers say what their caches hold (KV events), in place of a model of each by what it was sent
+    /// Let the workers say what their caches hold (KV events), in place of a model of each by what it was
+    /// sent
     #[arg(long, conflicts_with = "index_knows_capacity")]
     pub events: bool,
-    /// Let gateways look at the workers' gauges of running and waiting requests so often; otherwise each knows only what it
-    /// sends itself
+    /// Let gateways look at the workers' gauges of running and waiting requests so often; otherwise each
+    /// knows only what it sends itself
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     pub scrape: Option<Duration>,
-    /// Let these gauges count the prompt tokens that wait too, as SGLang's can; otherwise requests alone, as vLLM's
+    /// Let these gauges count the prompt tokens that wait too, as SGLang's can; otherwise requests alone, as
+    /// vLLM's
     #[arg(long, requires = "scrape")]
     pub gauges_count_tokens: bool,
     /// Let gateways tell each other so often what they have at each worker
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     pub peers: Option<Duration>,
-    /// Stands for the key of the router's hashes, which a gateway draws at its start: another one breaks ties otherwise
+    /// Stands for the key of the router's hashes, which a gateway draws at its start: another one breaks ties
+    /// otherwise
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub hash_seed: u32,
     /// Prompt tokens in one block of the router's chain (the gateway's 64 bytes of text at 4 bytes a token)

@@ -1,5 +1,6 @@
-//! Learns how many bytes of our text make one token on this server, and how many tokens its chat template adds,
-//! from two one-token requests of different length. No tokenizer is needed, and no text of the run is sent.
+//! Learns how many bytes of our text make one token on this server, and how many tokens its chat template
+//! adds, from two one-token requests of different length. No tokenizer is needed, and no text of the run is
+//! sent.
 
 use std::time::Duration;
 
@@ -20,8 +21,8 @@ use crate::{
 /// difference, short enough for a model of 4,096 tokens.
 const PROBE_BYTES: [usize; 2] = [512, 2048];
 
-/// Bytes of a token in the probes' blocks, before anything is known: what common BPE vocabularies need for our
-/// words. Decides only how often a block's first word occurs.
+/// Bytes of a token in the probes' blocks, before anything is known: what common BPE vocabularies need for
+/// our words. Decides only how often a block's first word occurs.
 const BYTES_PER_TOKEN_GUESS: usize = 4;
 
 /// The relation of bytes to tokens.

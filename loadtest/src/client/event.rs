@@ -1,10 +1,11 @@
-//! What one event of a stream says, in the words of every API that streams: generated content, its end, token counts, an
-//! error. Reads only the fields that are measured; those of the APIs differ, so that no event needs to be told whose it is.
+//! What one event of a stream says, in the words of every API that streams: generated content, its end, token
+//! counts, an error. Reads only the fields that are measured; those of the APIs differ, so that no event
+//! needs to be told whose it is.
 //!
-//! The load tester's own reading on purpose: a fault shared with the gateway's would hide itself.
-//! Formats: OpenAI's API reference (chat, completions and responses, "streaming events"), Anthropic's ("streaming messages"),
-//! and what engines write beside those: vLLM's `{"object":"error"}` (before 0.10), FastAPI's `{"detail":…}`, SGLang's and
-//! vLLM's `finish_reason: "abort"`.
+//! The load tester's own reading on purpose: a fault shared with the gateway's would hide itself. Formats:
+//! OpenAI's API reference (chat, completions and responses, "streaming events"), Anthropic's ("streaming
+//! messages"), and what engines write beside those: vLLM's `{"object":"error"}` (before 0.10), FastAPI's
+//! `{"detail":…}`, SGLang's and vLLM's `finish_reason: "abort"`.
 
 mod content;
 mod counts;
@@ -24,8 +25,8 @@ use super::sse;
 /// What an event says.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Said {
-    /// It carries generated content: text, a thought, a refusal, a call's name or arguments, audio, an output item. A role, an
-    /// empty delta, a keep-alive and the word that an answer was begun carry none.
+    /// It carries generated content: text, a thought, a refusal, a call's name or arguments, audio, an output
+    /// item. A role, an empty delta, a keep-alive and the word that an answer was begun carry none.
     pub generated: bool,
     /// It says why generating ended.
     pub finished: bool,
@@ -122,7 +123,8 @@ impl Said {
             Err(_) if named_error => return Err(Bad::Error(error_message(event.data))),
             Err(error) => return Err(Bad::Unreadable(error.to_string())),
         };
-        // Every chunk of a token says of what kind of object it is: it is read where there is no choice alone.
+        // Every chunk of a token says of what kind of object it is: it is read where there is no choice
+        // alone.
         if named_error || chunk.is_error() || (chunk.choices.is_none() && error::is_object(event.data)) {
             return Err(Bad::Error(error_message(event.data)));
         }

@@ -1,5 +1,5 @@
-//! One request: sends it, reads its stream, notes when what arrived and how it ended. Keeps no text, decides no
-//! time of sending.
+//! One request: sends it, reads its stream, notes when what arrived and how it ended. Keeps no text, decides
+//! no time of sending.
 
 use std::time::{Duration, Instant};
 

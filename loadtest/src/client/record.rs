@@ -5,7 +5,8 @@ use serde::Serialize;
 
 use crate::oracle::Reusable;
 
-/// Classes of failure. A stream is good only if it said why generating ended, came to its last event, and carried no error.
+/// Classes of failure. A stream is good only if it said why generating ended, came to its last event, and
+/// carried no error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FailureClass {
     /// No connection.
@@ -81,7 +82,8 @@ pub struct Exchange {
     pub sent_ns: u64,
     /// When the answer's head was here.
     pub head_ns: Option<u64>,
-    /// When the first event with generated content was here, or, for an answer without any, the one with the finish reason.
+    /// When the first event with generated content was here, or, for an answer without any, the one with the
+    /// finish reason.
     pub first_ns: Option<u64>,
     /// When the last event with generated content was here.
     pub last_ns: Option<u64>,

@@ -1,5 +1,6 @@
-//! Keeps to the schedule: a thread of its own makes each body ahead of its time, sleeps until it is due, and hands
-//! it over. In an open loop it waits for no answer; it never moves what is due, and when late, sends at once.
+//! Keeps to the schedule: a thread of its own makes each body ahead of its time, sleeps until it is due, and
+//! hands it over. In an open loop it waits for no answer; it never moves what is due, and when late, sends at
+//! once.
 //!
 //! A thread, because a runtime's timers round to the millisecond and share their thread with the answers.
 
@@ -95,8 +96,8 @@ pub struct SentSums {
     pub sums: Sums,
     /// When the last was due, in nanoseconds.
     pub last_due_ns: u64,
-    /// Sum, modulo 2^64, of the xxh3 of each body, seeded with the request's number: equal for equal bytes, in
-    /// whatever order users and slots sent them.
+    /// Sum, modulo 2^64, of the xxh3 of each body, seeded with the request's number: equal for equal bytes,
+    /// in whatever order users and slots sent them.
     pub body_hash: u64,
 }
 

@@ -1,21 +1,22 @@
-//! Resampling of two runs' requests: how far their figures would differ by chance alone. Whole requests are drawn, in
-//! blocks of neighbours, because the gaps of one answer share its fate and neighbours in a queue share their wait.
-//! Knows numbers only.
+//! Resampling of two runs' requests: how far their figures would differ by chance alone. Whole requests are
+//! drawn, in blocks of neighbours, because the gaps of one answer share its fate and neighbours in a queue
+//! share their wait. Knows numbers only.
 //!
-//! Circular block bootstrap: Politis and Romano, "A circular block-resampling procedure for stationary data", 1992.
-//! Of several runs on a side, whole runs are drawn first, so that what differs from run to run counts too; as few runs
-//! show too little of that, each change is stretched by sqrt(n / (n - 1)) around the one found (Davison and Hinkley,
-//! "Bootstrap Methods and their Application", 1997, section 3.8).
+//! Circular block bootstrap: Politis and Romano, "A circular block-resampling procedure for stationary data",
+//! 1992. Of several runs on a side, whole runs are drawn first, so that what differs from run to run counts
+//! too; as few runs show too little of that, each change is stretched by sqrt(n / (n - 1)) around the one
+//! found (Davison and Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8).
 //!
-//! Block length: Politis and White, "Automatic block-length selection for the dependent bootstrap", Econometric
-//! Reviews 23(1), 2004, with the correction of Patton, Politis and White, 2009.
+//! Block length: Politis and White, "Automatic block-length selection for the dependent bootstrap",
+//! Econometric Reviews 23(1), 2004, with the correction of Patton, Politis and White, 2009.
 
 use crate::random::{Purpose, Rng};
 
 /// Resamples: the smallest p that can be told from 0 is 2/4000, a fifth of 5 % over 20 figures.
 pub const RESAMPLES: usize = 4000;
 
-/// Requests that must lie above a percentile for it to be compared: with fewer, a resample can only repeat them.
+/// Requests that must lie above a percentile for it to be compared: with fewer, a resample can only repeat
+/// them.
 const TAIL_MIN: f64 = 5.0;
 
 /// The values of a metric in one run, by request in order of time.
@@ -47,7 +48,8 @@ pub struct Difference {
     pub p: f64,
 }
 
-/// A side prepared for resampling: its distinct values in order, and each request's as indices into them, run after run.
+/// A side prepared for resampling: its distinct values in order, and each request's as indices into them, run
+/// after run.
 struct Indexed {
     /// Requests of each run.
     lengths: Vec<usize>,
@@ -55,9 +57,9 @@ struct Indexed {
     requests: Vec<Vec<(usize, u32)>>,
 }
 
-/// Compares `stats` of two sides, each of one or several runs of one workload, by `resamples`. `paired`, for one run
-/// each: request i of one is request i of the other, and both are drawn together. `None` for a percentile with too few
-/// requests above it.
+/// Compares `stats` of two sides, each of one or several runs of one workload, by `resamples`. `paired`, for
+/// one run each: request i of one is request i of the other, and both are drawn together. `None` for a
+/// percentile with too few requests above it.
 pub fn compare(
     base: &[Runs],
     new: &[Runs],
@@ -104,8 +106,9 @@ fn change(base: f64, new: f64) -> f64 {
     if base == new { 0.0 } else { new / base - 1.0 }
 }
 
-/// Which of several tests are significant together: Holm, "A Simple Sequentially Rejective Multiple Test Procedure",
-/// Scandinavian Journal of Statistics 6(2), 1979. The chance that any of them is by accident stays below `alpha`.
+/// Which of several tests are significant together: Holm, "A Simple Sequentially Rejective Multiple Test
+/// Procedure", Scandinavian Journal of Statistics 6(2), 1979. The chance that any of them is by accident
+/// stays below `alpha`.
 pub fn holm(p: &[f64], alpha: f64) -> Vec<bool> {
     let mut order: Vec<usize> = (0..p.len()).collect();
     order.sort_by(|&a, &b| p[a].total_cmp(&p[b]));

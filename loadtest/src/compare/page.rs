@@ -1,4 +1,5 @@
-//! A comparison as one HTML page: each figure's change with its interval, better and worse in colour. Judges nothing.
+//! A comparison as one HTML page: each figure's change with its interval, better and worse in colour. Judges
+//! nothing.
 
 use std::fmt::Write as _;
 

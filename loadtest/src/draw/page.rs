@@ -1,5 +1,5 @@
-//! What every HTML page of this program has in common: one style sheet, light or dark as the reader's system is, no script,
-//! nothing loaded from elsewhere. Knows no report.
+//! What every HTML page of this program has in common: one style sheet, light or dark as the reader's system
+//! is, no script, nothing loaded from elsewhere. Knows no report.
 
 use std::fmt::Write as _;
 

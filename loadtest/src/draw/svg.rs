@@ -1,5 +1,5 @@
-//! Line plots as SVG text that carries no style of its own: the page's style sheet colours it, light or dark. Knows
-//! nothing of reports.
+//! Line plots as SVG text that carries no style of its own: the page's style sheet colours it, light or dark.
+//! Knows nothing of reports.
 
 use std::fmt::Write as _;
 
@@ -19,7 +19,8 @@ const LOG_SPAN_MIN: f64 = 1e-4;
 pub enum Scale {
     /// Evenly, from 0 on.
     Linear,
-    /// By logarithm; what lies more than four decades below the highest value, 0 among it, is drawn at the bottom.
+    /// By logarithm; what lies more than four decades below the highest value, 0 among it, is drawn at the
+    /// bottom.
     Log,
     /// A percentile by -log10(1 - p/100), so that 90, 99 and 99.9 stand apart evenly.
     Tail,

@@ -1,9 +1,9 @@
-//! The KV blocks of one engine and the prefix cache over them: named by chained hashes, counted by users, evicted in
-//! the order of their last release. Knows no requests and no time.
+//! The KV blocks of one engine and the prefix cache over them: named by chained hashes, counted by users,
+//! evicted in the order of their last release. Knows no requests and no time.
 //!
-//! As in vLLM, equal blocks computed twice are two blocks (each is stored and removed by itself), and a request's
-//! blocks are released from its tail, so that a chain loses its end first. Unlike there, a released block without a
-//! name is used again before any named one: it holds nothing that could be reused.
+//! As in vLLM, equal blocks computed twice are two blocks (each is stored and removed by itself), and a
+//! request's blocks are released from its tail, so that a chain loses its end first. Unlike there, a released
+//! block without a name is used again before any named one: it holds nothing that could be reused.
 
 use std::{
     collections::HashMap,
@@ -115,8 +115,8 @@ impl BlockPool {
         }
     }
 
-    /// A block for something new: one never used, or else the one released longest ago, whose name is lost and
-    /// given to `removed`. `None` when all are in use.
+    /// A block for something new: one never used, or else the one released longest ago, whose name is lost
+    /// and given to `removed`. `None` when all are in use.
     pub fn take(&mut self, removed: impl FnOnce(BlockHash)) -> Option<u32> {
         if (self.blocks.len() as u32) < self.capacity && !self.unnamed_is_free() {
             self.blocks.push(Block { hash: None, users: 1, before: NIL, after: NIL, twin: NIL });

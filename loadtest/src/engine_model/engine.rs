@@ -1,9 +1,10 @@
-//! The step loop: who waits, who runs, how many tokens each step computes, and when it ends. Time is an argument
-//! and only moves forward; nothing here sleeps. What a step costs is `profile.rs`'s, blocks are `block_pool.rs`'s.
+//! The step loop: who waits, who runs, how many tokens each step computes, and when it ends. Time is an
+//! argument and only moves forward; nothing here sleeps. What a step costs is `profile.rs`'s, blocks are
+//! `block_pool.rs`'s.
 //!
-//! A step serves the running requests in the order of their admission, one token for each that decodes and a chunk
-//! for each whose prompt is not done, then admits waiting ones while the token budget lasts. When blocks run out the
-//! request admitted last gives up its own and waits again, in front.
+//! A step serves the running requests in the order of their admission, one token for each that decodes and a
+//! chunk for each whose prompt is not done, then admits waiting ones while the token budget lasts. When
+//! blocks run out the request admitted last gives up its own and waits again, in front.
 
 use std::collections::VecDeque;
 
@@ -32,8 +33,8 @@ pub struct Submission {
     pub prompt_tokens: u32,
     /// Tokens to generate, at least 1.
     pub output_tokens: u32,
-    /// Names of the full blocks of the prompt and then of the answer, as far as they are known. A block beyond them
-    /// is never cached.
+    /// Names of the full blocks of the prompt and then of the answer, as far as they are known. A block
+    /// beyond them is never cached.
     pub chain: Box<[BlockHash]>,
 }
 
@@ -186,8 +187,8 @@ impl Engine {
         Ok(id)
     }
 
-    /// Ends a request whose client has left; `false` if it is over already. A running one keeps its blocks until the
-    /// step under way ends.
+    /// Ends a request whose client has left; `false` if it is over already. A running one keeps its blocks
+    /// until the step under way ends.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         let request = self.requests.get_mut(id.slot as usize);
         let Some(request) = request.filter(|r| r.live && r.serial == id.serial && !r.cancelled) else {
@@ -208,9 +209,10 @@ impl Engine {
         self.step_ends
     }
 
-    /// A time before which no request's first or last token comes out, if nothing is submitted or cancelled; at or after
-    /// [`Engine::next_event_at`]. Who needs no other tokens saves the steps in between: while all decode, the one that
-    /// ends first ends after as many steps as it has tokens left, and none is shorter than for the shortest one alone.
+    /// A time before which no request's first or last token comes out, if nothing is submitted or cancelled;
+    /// at or after [`Engine::next_event_at`]. Who needs no other tokens saves the steps in between: while all
+    /// decode, the one that ends first ends after as many steps as it has tokens left, and none is shorter
+    /// than for the shortest one alone.
     pub fn quiet_until(&self) -> Option<Nanos> {
         let ends = self.step_ends?;
         let mut left = u32::MAX;
@@ -249,8 +251,8 @@ impl Engine {
         self.changes.as_ref().is_some_and(|changes| !changes.is_empty())
     }
 
-    /// Goes on after the caller did not advance it for a while: the step under way ends at `now` or later, and nothing
-    /// was done in between.
+    /// Goes on after the caller did not advance it for a while: the step under way ends at `now` or later,
+    /// and nothing was done in between.
     pub fn resume(&mut self, now: Nanos) {
         self.step_ends = self.step_ends.map(|at| at.max(now));
     }
@@ -360,7 +362,8 @@ impl Engine {
         });
     }
 
-    /// Notes that the next step computes `tokens` of the running request number `i`, and names the blocks it fills.
+    /// Notes that the next step computes `tokens` of the running request number `i`, and names the blocks it
+    /// fills.
     fn run(&mut self, i: usize, tokens: u32, work: &mut StepWork) {
         let run = &mut self.running[i];
         run.scheduled = tokens;

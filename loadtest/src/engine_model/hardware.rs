@@ -1,5 +1,6 @@
-//! The named profiles, derived from public specifications of accelerators and models. The only assumed numbers are the
-//! efficiencies in [`Efficiency`]; a profile is a model of an engine, not a measurement of one.
+//! The named profiles, derived from public specifications of accelerators and models. The only assumed
+//! numbers are the efficiencies in [`Efficiency`]; a profile is a model of an engine, not a measurement of
+//! one.
 //!
 //! Sources: NVIDIA's data sheets (H100 SXM: 989 TFLOP/s dense BF16, 3.35 TB/s, 80 GB; H200: 4.8 TB/s, 141 GB;
 //! A100 SXM 80 GB: 312 TFLOP/s, 2.039 TB/s; L4: 121 TFLOP/s, 300 GB/s, 24 GB) and the models' published
@@ -29,8 +30,8 @@ struct Model {
     head_size: f64,
 }
 
-/// Shares of the peak that kernels reach, and times that no specification names. Assumed: serving engines report 40 to
-/// 60 % of peak arithmetic in prefill and about 80 % of peak bandwidth in decoding.
+/// Shares of the peak that kernels reach, and times that no specification names. Assumed: serving engines
+/// report 40 to 60 % of peak arithmetic in prefill and about 80 % of peak bandwidth in decoding.
 struct Efficiency;
 
 impl Efficiency {
@@ -132,8 +133,8 @@ const INSTANT: Profile = Profile {
     cost: StepCost::ZERO,
 };
 
-/// What routers are compared on: 6,000 prompt tokens a second in order of arrival, whatever their length, so that a figure
-/// can be checked by hand; a decode step takes 20 ms, as long as 120 tokens of prompt.
+/// What routers are compared on: 6,000 prompt tokens a second in order of arrival, whatever their length, so
+/// that a figure can be checked by hand; a decode step takes 20 ms, as long as 120 tokens of prompt.
 const FCFS_6K: Profile = Profile {
     name: "fcfs-6k",
     about: "6,000 prompt tokens a second in order of arrival: for comparing routers",
@@ -153,8 +154,8 @@ pub fn named(name: &str) -> Result<Profile, String> {
     })
 }
 
-/// `model` on `devices` with tensor parallelism. FLOPs of a token: 2 for each active parameter; of a pair in attention:
-/// 4 for each query channel and layer (scores, then values).
+/// `model` on `devices` with tensor parallelism. FLOPs of a token: 2 for each active parameter; of a pair in
+/// attention: 4 for each query channel and layer (scores, then values).
 const fn derive(
     name: &'static str,
     about: &'static str,

@@ -1,4 +1,5 @@
-//! What an engine is and what one of its steps costs. Schedules nothing; the named profiles are in `hardware.rs`.
+//! What an engine is and what one of its steps costs. Schedules nothing; the named profiles are in
+//! `hardware.rs`.
 
 /// One step's work, as the scheduler put it together.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -21,9 +22,10 @@ pub struct StepWork {
 /// step + max(weights, token * tokens) + attention * pairs + kv_read * decode_context + sequence * sequences
 /// ```
 ///
-/// The roofline of a decoder (Williams et al., CACM 2009): the linear layers either wait for the weights (decoding)
-/// or for the arithmetic (prefill); attention over a prompt is arithmetic and grows with the square of its length;
-/// attention of a decoding sequence reads its whole KV, so decoding slows as the batch and its contexts grow.
+/// The roofline of a decoder (Williams et al., CACM 2009): the linear layers either wait for the weights
+/// (decoding) or for the arithmetic (prefill); attention over a prompt is arithmetic and grows with the
+/// square of its length; attention of a decoding sequence reads its whole KV, so decoding slows as the batch
+/// and its contexts grow.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepCost {
     /// Launches, scheduling, tensor-parallel synchronisation: paid by every step.
@@ -104,8 +106,8 @@ impl Profile {
     }
 }
 
-/// Pairs of (token, token it attends to) when `n` tokens come after `done` others: each sees all before it and
-/// itself.
+/// Pairs of (token, token it attends to) when `n` tokens come after `done` others: each sees all before it
+/// and itself.
 pub(super) fn pairs(done: u32, n: u32) -> f64 {
     let (done, n) = (f64::from(done), f64::from(n));
     n * done + n * (n + 1.0) / 2.0

@@ -56,8 +56,8 @@ fn drain(engine: &mut Engine, seen: &mut Seen) -> Nanos {
 }
 
 proptest! {
-    /// One request after another: what the engine finds cached is what the oracle's LRU cache holds. The engine has one
-    /// block more, for the tail that is never cached.
+    /// One request after another: what the engine finds cached is what the oracle's LRU cache holds. The
+    /// engine has one block more, for the tail that is never cached.
     #[test]
     fn the_cache_agrees_with_the_oracle_block_for_block(
         prompts in prop::collection::vec((prop::collection::vec(0u64..3, 0..7), 1u32..BLOCK), 1..80),
@@ -77,8 +77,8 @@ proptest! {
         }
     }
 
-    /// Whatever is submitted and cancelled, in whatever memory: every request that stays gets its tokens in order, and
-    /// in the end all blocks are free.
+    /// Whatever is submitted and cancelled, in whatever memory: every request that stays gets its tokens in
+    /// order, and in the end all blocks are free.
     #[test]
     fn every_request_gets_its_tokens_and_nothing_is_kept(
         requests in prop::collection::vec(

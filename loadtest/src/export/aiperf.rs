@@ -1,6 +1,6 @@
-//! A report in the shape of AIPerf's `profile_export_aiperf.json`: a metric is an object of unit and statistics. As
-//! there, times count from the real sending, and `inter_token_latency` is a request's mean. Metrics that are not
-//! measured are left out.
+//! A report in the shape of AIPerf's `profile_export_aiperf.json`: a metric is an object of unit and
+//! statistics. As there, times count from the real sending, and `inter_token_latency` is a request's mean.
+//! Metrics that are not measured are left out.
 //!
 //! Shape: AIPerf 0.13.0, `aiperf/common/models/export_models.py`, and the tags in `aiperf/metrics/types`.
 

@@ -1,5 +1,5 @@
-//! A report as one HTML page: figures, plots and tables, light or dark as the reader's system is. It loads nothing and
-//! runs no script, and everything a server said is escaped.
+//! A report as one HTML page: figures, plots and tables, light or dark as the reader's system is. It loads
+//! nothing and runs no script, and everything a server said is escaped.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! A report in the keys of `vllm bench serve --save-result`, so that scripts made for it go on working. As there, times
-//! count from the real sending. Keys of things that are not measured are left out.
+//! A report in the keys of `vllm bench serve --save-result`, so that scripts made for it go on working. As
+//! there, times count from the real sending. Keys of things that are not measured are left out.
 //!
 //! Shape: vllm-project/vllm, `vllm/benchmarks/serve.py`.
 

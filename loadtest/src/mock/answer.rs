@@ -1,5 +1,5 @@
-//! Answers: a stream of server-sent events as the tokens come out, or one JSON object at the end. Writes bytes; when
-//! tokens come is the engine's. Dropping an answer before its end aborts the request.
+//! Answers: a stream of server-sent events as the tokens come out, or one JSON object at the end. Writes
+//! bytes; when tokens come is the engine's. Dropping an answer before its end aborts the request.
 
 mod words;
 
@@ -24,8 +24,8 @@ use super::{
 };
 use crate::{limits::MOCK_FRAME_BYTES, workload::body::Endpoint};
 
-/// Pause before a cut, so that the tokens before it leave the socket buffer: hyper drops unflushed bytes when a body
-/// fails.
+/// Pause before a cut, so that the tokens before it leave the socket buffer: hyper drops unflushed bytes when
+/// a body fails.
 const CUT_DELAY: Duration = Duration::from_millis(20);
 
 /// Time between two keep-alives before the first token: often enough to be seen at any prefill that is.
@@ -137,8 +137,8 @@ impl Events {
         Some(out)
     }
 
-    /// Appends the events of the tokens up to `ready`, as far as one frame takes them; the last token brings the end
-    /// of the stream with it.
+    /// Appends the events of the tokens up to `ready`, as far as one frame takes them; the last token brings
+    /// the end of the stream with it.
     fn write(&mut self, ready: u32, out: &mut Vec<u8>) {
         if self.sent == 0
             && self.about.api != Endpoint::Completions

@@ -66,7 +66,8 @@ pub struct MockArgs {
     /// Whose names /metrics has
     #[arg(long, value_enum, default_value_t = Names::Vllm)]
     pub metrics: Names,
-    /// Answer /v1/completions/render and /v1/chat/completions/render with a prompt's token ids, as vLLM does where it is asked to
+    /// Answer /v1/completions/render and /v1/chat/completions/render with a prompt's token ids, as vLLM does
+    /// where it is asked to
     #[arg(long)]
     pub render: bool,
     /// What streams say before their first token

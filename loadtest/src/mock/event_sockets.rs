@@ -55,7 +55,8 @@ impl EventSockets {
         (format!("tcp://{}", self.addrs.0), format!("tcp://{}", self.addrs.1))
     }
 
-    /// Serves until the log is gone; with every life of the worker the sockets are new ones on the same ports.
+    /// Serves until the log is gone; with every life of the worker the sockets are new ones on the same
+    /// ports.
     pub(super) async fn serve(
         self,
         worker: Arc<Worker>,

@@ -1,5 +1,5 @@
-//! KV events of one worker: from what changed in the engine's cache to numbered batches in the chosen engine's format,
-//! kept for replay. No sockets: they are in `event_sockets.rs`.
+//! KV events of one worker: from what changed in the engine's cache to numbered batches in the chosen
+//! engine's format, kept for replay. No sockets: they are in `event_sockets.rs`.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -54,14 +54,14 @@ const SNAPSHOT_BATCH: usize = 1000;
 // === impl EventLog ===
 
 impl EventLog {
-    /// An empty log whose live batches go to `live`; what does not fit there is lost to subscribers, and seen by the
-    /// gap in the numbers.
+    /// An empty log whose live batches go to `live`; what does not fit there is lost to subscribers, and seen
+    /// by the gap in the numbers.
     pub(super) fn new(format: WireFormat, live: mpsc::Sender<Numbered>) -> Self {
         Self { format, next: 0, kept: VecDeque::new(), kept_bytes: 0, live, held: HashMap::new() }
     }
 
-    /// Publishes what changed as one batch; `lost`: it is numbered and kept, but not sent. `said` gives a request's
-    /// tokens and salt.
+    /// Publishes what changed as one batch; `lost`: it is numbered and kept, but not sent. `said` gives a
+    /// request's tokens and salt.
     pub(super) fn publish<'a>(
         &mut self,
         changes: Vec<Change<RequestId>>,
@@ -107,8 +107,8 @@ impl EventLog {
         self.held.clear();
     }
 
-    /// The whole cache: `AllBlocksCleared`, then every block after its parent. All batches carry the number of the first
-    /// live one that they do not cover.
+    /// The whole cache: `AllBlocksCleared`, then every block after its parent. All batches carry the number
+    /// of the first live one that they do not cover.
     pub(super) fn snapshot(&self) -> Snapshot {
         let mut held: Vec<&Held> = self.held.values().collect();
         held.sort_by_key(|held| held.depth);

@@ -1,7 +1,8 @@
-//! Faults that users ask for: what goes wrong, on which worker, from when to when. Reads and remembers them; doing
-//! them is the worker's and the answers' part.
+//! Faults that users ask for: what goes wrong, on which worker, from when to when. Reads and remembers them;
+//! doing them is the worker's and the answers' part.
 //!
-//! `[WORKER:]KIND[=VALUE][xSHARE][@START[..[END]]]`, such as `2:die@30s..45s`, `slow=3`, `status=503x0.25@10s..`.
+//! `[WORKER:]KIND[=VALUE][xSHARE][@START[..[END]]]`, such as `2:die@30s..45s`, `slow=3`,
+//! `status=503x0.25@10s..`.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -10,7 +11,8 @@ use crate::{limits::MOCK_FAULTS_MAX, units};
 /// What goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// The process is gone: nothing listens, all connections break; at the end it starts anew with an empty cache.
+    /// The process is gone: nothing listens, all connections break; at the end it starts anew with an empty
+    /// cache.
     Die,
     /// As [`Kind::Die`], back at once.
     Restart,
@@ -178,8 +180,8 @@ impl Faults {
         self.iter().flat_map(|fault| [Some(fault.start), fault.end]).flatten().filter(|&at| at > now).min()
     }
 
-    /// The first fault that strikes the next request, stream or batch for which `wanted` gives something. Each strikes
-    /// its share evenly: every fourth, not a coin's quarter.
+    /// The first fault that strikes the next request, stream or batch for which `wanted` gives something.
+    /// Each strikes its share evenly: every fourth, not a coin's quarter.
     pub(super) fn strike<T>(&mut self, now: Duration, wanted: impl Fn(Kind) -> Option<T>) -> Option<T> {
         let mut struck = None;
         for counted in &mut self.all {

@@ -1,5 +1,6 @@
-//! The HTTP side of one worker: the paths of an OpenAI-compatible engine, and one for faults. One listener a worker, as
-//! if each were a process of its own; when its fault says that it is dead, nothing listens and all connections break.
+//! The HTTP side of one worker: the paths of an OpenAI-compatible engine, and one for faults. One listener a
+//! worker, as if each were a process of its own; when its fault says that it is dead, nothing listens and all
+//! connections break.
 
 use std::{
     convert::Infallible,
@@ -169,8 +170,8 @@ fn unread(cause: &ErrorBody) -> Answer {
     error(if unknown { StatusCode::NOT_FOUND } else { StatusCode::BAD_REQUEST }, cause)
 }
 
-/// What the engine would be asked to generate (vLLM's `GenerateRequest`, vllm/entrypoints/serve/disagg/protocol.py), of completions
-/// in a list.
+/// What the engine would be asked to generate (vLLM's `GenerateRequest`,
+/// vllm/entrypoints/serve/disagg/protocol.py), of completions in a list.
 async fn rendered(worker: &Worker, id: u64, api: Endpoint, request: Request<Incoming>) -> Answer {
     let body = match body(request).await {
         Ok(body) => body,

@@ -1,5 +1,5 @@
-//! SGLang's page for load balancers, `/v1/loads` (`python/sglang/srt/entrypoints/v1_loads.py`): the fields that it always has,
-//! as JSON or in Prometheus' text format. Its `/metrics` is `series.rs`'.
+//! SGLang's page for load balancers, `/v1/loads` (`python/sglang/srt/entrypoints/v1_loads.py`): the fields
+//! that it always has, as JSON or in Prometheus' text format. Its `/metrics` is `series.rs`'.
 
 use std::fmt::Write as _;
 

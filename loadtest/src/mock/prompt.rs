@@ -1,6 +1,6 @@
-//! The mock's tokenizer and chat template: four bytes are a token, and each part of the prompt starts a new one. So
-//! every token is known without a vocabulary, an answer sent back in the next turn has the tokens it was generated as,
-//! and equal beginnings of text are equal beginnings of tokens.
+//! The mock's tokenizer and chat template: four bytes are a token, and each part of the prompt starts a new
+//! one. So every token is known without a vocabulary, an answer sent back in the next turn has the tokens it
+//! was generated as, and equal beginnings of text are equal beginnings of tokens.
 
 /// Bytes of text that make one token: about what English is in a large vocabulary.
 pub(super) const TOKEN_BYTES: usize = 4;

@@ -1,5 +1,5 @@
-//! Reads an OpenAI request body: what the mock has to know of it, and nothing of what only a real model would heed
-//! (temperature, stop strings, tools' meaning). Answers nothing.
+//! Reads an OpenAI request body: what the mock has to know of it, and nothing of what only a real model would
+//! heed (temperature, stop strings, tools' meaning). Answers nothing.
 
 use std::borrow::Cow;
 

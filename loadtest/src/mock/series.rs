@@ -1,6 +1,6 @@
-//! What a worker counts, and its `/metrics` in vLLM's names (v0.32: `vllm/v1/metrics/loggers.py`) or SGLang's (v0.5:
-//! `python/sglang/srt/metrics/collector.py`), so that whatever scrapes a real engine scrapes the mock. Times are
-//! wall-clock seconds, as a client sees them.
+//! What a worker counts, and its `/metrics` in vLLM's names (v0.32: `vllm/v1/metrics/loggers.py`) or SGLang's
+//! (v0.5: `python/sglang/srt/metrics/collector.py`), so that whatever scrapes a real engine scrapes the mock.
+//! Times are wall-clock seconds, as a client sees them.
 
 use std::fmt::Write as _;
 

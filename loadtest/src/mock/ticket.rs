@@ -1,5 +1,6 @@
-//! What the engine and an answer share of one request: how many tokens are there, and how it ended. The engine's thread
-//! writes, the answer's task reads; neither waits for the other, and a slow reader costs no memory.
+//! What the engine and an answer share of one request: how many tokens are there, and how it ended. The
+//! engine's thread writes, the answer's task reads; neither waits for the other, and a slow reader costs no
+//! memory.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering},

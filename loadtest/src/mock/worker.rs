@@ -1,8 +1,9 @@
-//! One simulated worker: the engine under a lock, the thread that keeps its time, and the desk that hands its tokens to
-//! the answers. No HTTP. Engine time is wall time, sped up.
+//! One simulated worker: the engine under a lock, the thread that keeps its time, and the desk that hands its
+//! tokens to the answers. No HTTP. Engine time is wall time, sped up.
 //!
-//! A thread of its own for each worker, as a real engine has: it sleeps to tens of microseconds where the runtime's
-//! timer would to a millisecond. What is ready at once (always with the `instant` profile) is done in the caller's thread.
+//! A thread of its own for each worker, as a real engine has: it sleeps to tens of microseconds where the
+//! runtime's timer would to a millisecond. What is ready at once (always with the `instant` profile) is done
+//! in the caller's thread.
 
 use std::{
     fmt::Write as _,
@@ -253,7 +254,8 @@ impl Worker {
         list
     }
 
-    /// The first fault that strikes the next request or stream, among those for which `wanted` gives something.
+    /// The first fault that strikes the next request or stream, among those for which `wanted` gives
+    /// something.
     pub(super) fn strike<T>(&self, wanted: impl Fn(Kind) -> Option<T>) -> Option<T> {
         if !self.faulty.load(Ordering::Acquire) {
             return None;
@@ -387,7 +389,8 @@ impl Desk {
         ticket
     }
 
-    /// No more tokens go to the request's answer. With KV events its tokens stay until the slot is used again.
+    /// No more tokens go to the request's answer. With KV events its tokens stay until the slot is used
+    /// again.
     fn close(&mut self, id: RequestId) {
         if self.events.is_none() {
             self.open[id.slot as usize] = None;

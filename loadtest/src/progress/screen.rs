@@ -1,5 +1,5 @@
-//! The full-screen view of a run: how far it is, how fast, the percentiles so far, failures by class, each worker's
-//! share. Text and ANSI escapes only; nobody's keys are read, so Ctrl-C works as ever.
+//! The full-screen view of a run: how far it is, how fast, the percentiles so far, failures by class, each
+//! worker's share. Text and ANSI escapes only; nobody's keys are read, so Ctrl-C works as ever.
 
 use std::{collections::VecDeque, fmt::Write as _};
 

@@ -1,5 +1,5 @@
-//! When requests of an open loop arrive: a renewal process of mean rate 1, stretched by the rate's shape. Computed
-//! from the seed alone, before anything is sent.
+//! When requests of an open loop arrive: a renewal process of mean rate 1, stretched by the rate's shape.
+//! Computed from the seed alone, before anything is sent.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,8 +20,8 @@ pub enum Arrival {
     Gamma,
 }
 
-/// Arrival times in nanoseconds, never going back. `burstiness` is the shape of gamma gaps; their coefficient of
-/// variation is 1/sqrt(burstiness).
+/// Arrival times in nanoseconds, never going back. `burstiness` is the shape of gamma gaps; their coefficient
+/// of variation is 1/sqrt(burstiness).
 pub fn arrivals(
     shape: &RateShape,
     arrival: Arrival,

@@ -1,6 +1,7 @@
-//! Which request is due next. Open loop: whatever the schedule says. Closed loop: one as soon as one ends. Users: each
-//! at its own even pace, never two at once, with single requests or with the turns of conversations. Conversations: the
-//! next turn once its person has thought. Takes times as arguments and sleeps nowhere.
+//! Which request is due next. Open loop: whatever the schedule says. Closed loop: one as soon as one ends.
+//! Users: each at its own even pace, never two at once, with single requests or with the turns of
+//! conversations. Conversations: the next turn once its person has thought. Takes times as arguments and
+//! sleeps nowhere.
 
 use std::{cmp::Reverse, collections::BinaryHeap, collections::VecDeque};
 
@@ -36,8 +37,8 @@ pub enum Pacer {
     Talkers(Talkers),
 }
 
-/// See [`Pacer::Talkers`]. User u's k-th conversation has the number k·users + u; request numbers are those of
-/// [`conversation::row`].
+/// See [`Pacer::Talkers`]. User u's k-th conversation has the number k·users + u; request numbers are those
+/// of [`conversation::row`].
 #[derive(Debug)]
 pub struct Talkers {
     conversations: Conversations,
@@ -107,15 +108,16 @@ impl Pacer {
         Self::Closed(Closed { free: (0..slots).map(|_| Reverse(0)).collect(), next: 0, extent, under_way: 0 })
     }
 
-    /// `users` who each ask every `gap_ns`. Their first requests spread over one gap, in places the seed chooses.
+    /// `users` who each ask every `gap_ns`. Their first requests spread over one gap, in places the seed
+    /// chooses.
     pub fn users(users: usize, gap_ns: u64, seed: u64, extent: Extent) -> Self {
         let phases_ns = phases_ns(users, gap_ns, seed);
         let idle = phases_ns.iter().enumerate().map(|(u, &phase)| Reverse((phase, u))).collect();
         Self::Users(Users { phases_ns, gap_ns, idle, extent, under_way: 0 })
     }
 
-    /// `users` who each take a turn every `gap_ns`, in `count` conversations of all of them together. Nothing is due at
-    /// or after `until_ns`.
+    /// `users` who each take a turn every `gap_ns`, in `count` conversations of all of them together. Nothing
+    /// is due at or after `until_ns`.
     pub fn talkers(
         conversations: Conversations,
         users: usize,
@@ -315,8 +317,8 @@ impl Sessions {
 mod tests {
     use super::*;
 
-    /// Runs `pacer` in virtual time against a server in which every request takes `took(row)`; gives each row's
-    /// intended and real start.
+    /// Runs `pacer` in virtual time against a server in which every request takes `took(row)`; gives each
+    /// row's intended and real start.
     fn simulate(mut pacer: Pacer, took: impl Fn(usize) -> u64) -> Vec<(usize, u64, u64)> {
         let (mut now, mut sent, mut under_way) = (0, Vec::new(), BinaryHeap::new());
         loop {
@@ -406,7 +408,8 @@ mod tests {
         let slots = Starts::Free([Reverse(0), Reverse(0)].into());
         let sent = simulate(Pacer::sessions(conversations("3"), slots, 4, u64::MAX), |_| 10);
         let rows: Vec<_> = sent.iter().map(|s| conversation::split(s.0)).collect();
-        // Two at a time. Conversation 2 fails in its second turn, which leaves its slot to nobody: 3 has begun.
+        // Two at a time. Conversation 2 fails in its second turn, which leaves its slot to nobody: 3 has
+        // begun.
         let want = [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 0), (3, 0), (2, 1), (3, 1), (3, 2)];
         assert_eq!(rows, want);
         assert_eq!(sent[2].1, 10 + 1_000_000);

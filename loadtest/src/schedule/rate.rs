@@ -1,5 +1,5 @@
-//! How many requests a second, over time: constant, or pieces that hold or ramp, such as `1..20@60s,20@30s`. Says
-//! when the n-th request is due on average; knows nothing of randomness.
+//! How many requests a second, over time: constant, or pieces that hold or ramp, such as `1..20@60s,20@30s`.
+//! Says when the n-th request is due on average; knows nothing of randomness.
 
 use std::{fmt, str::FromStr};
 
@@ -30,8 +30,8 @@ impl Piece {
         if self.from == 0.0 && self.to == 0.0 { 0.0 } else { self.from.midpoint(self.to) * self.seconds }
     }
 
-    /// Seconds into the piece until `count` requests are due: the root of from·t + (to - from)/(2·seconds)·t² =
-    /// count, in the form that loses no digits when the ramp is flat.
+    /// Seconds into the piece until `count` requests are due: the root of from·t + (to - from)/(2·seconds)·t²
+    /// = count, in the form that loses no digits when the ramp is flat.
     fn time_of(&self, count: f64) -> f64 {
         if count <= 0.0 {
             return 0.0;

@@ -1,5 +1,5 @@
-//! The search for the most load that keeps an objective: growth, then bisection, then repetition at the edge. Says
-//! which load to try next; measures nothing.
+//! The search for the most load that keeps an objective: growth, then bisection, then repetition at the edge.
+//! Says which load to try next; measures nothing.
 
 use crate::limits;
 
@@ -32,8 +32,8 @@ pub struct Probe {
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Found {
-    /// The objective is kept at `low` and lost at `high`, each on average over its probes; `load` lies between, where
-    /// the straight line between both attainments crosses 1.
+    /// The objective is kept at `low` and lost at `high`, each on average over its probes; `load` lies
+    /// between, where the straight line between both attainments crosses 1.
     Knee {
         /// The most load that keeps the objective.
         load: f64,

@@ -1,5 +1,6 @@
-//! Who routes in a simulation: one of the gateway's own policies, or a formula of another router, written from its
-//! description, to be compared with. The formulas see what the gateway's policies see; none of them lets requests wait.
+//! Who routes in a simulation: one of the gateway's own policies, or a formula of another router, written
+//! from its description, to be compared with. The formulas see what the gateway's policies see; none of them
+//! lets requests wait.
 
 use keyway_core::{
     PrefixIndex, fill_matches,
@@ -8,8 +9,9 @@ use keyway_core::{
 
 use crate::{args::contender::Contender, random::splitmix};
 
-/// In-flight requests by which the busiest worker must exceed the idlest, absolutely and as a factor, before affinity is
-/// dropped, and the share of the prompt from which on a match counts: sglang-router's defaults as of 2026.
+/// In-flight requests by which the busiest worker must exceed the idlest, absolutely and as a factor, before
+/// affinity is dropped, and the share of the prompt from which on a match counts: sglang-router's defaults as
+/// of 2026.
 const SWITCH_ABS: u64 = 64;
 const SWITCH_REL: f64 = 1.5;
 const SWITCH_MATCH: f64 = 0.3;
@@ -18,8 +20,8 @@ const SWITCH_MATCH: f64 = 0.3;
 pub(super) type Contexts<'a> = &'a [u64];
 
 impl Contender {
-    /// The worker that a formula chooses, by its place among the candidates; `None` for the gateway's own policies, and
-    /// without candidates.
+    /// The worker that a formula chooses, by its place among the candidates; `None` for the gateway's own
+    /// policies, and without candidates.
     pub(super) fn choose(
         self,
         request: &RequestView<'_>,

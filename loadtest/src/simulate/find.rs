@@ -1,8 +1,8 @@
-//! The fewest workers with which a fleet meets an SLO: growth by doubling until it holds, then bisection. Whether it
-//! holds is asked, not known here.
+//! The fewest workers with which a fleet meets an SLO: growth by doubling until it holds, then bisection.
+//! Whether it holds is asked, not known here.
 
-/// Tries fleets of 1 to `workers_max` workers. The answer holds itself, and one worker fewer was tried and does not (or
-/// there is none fewer); `None` if even the largest fleet does not hold.
+/// Tries fleets of 1 to `workers_max` workers. The answer holds itself, and one worker fewer was tried and
+/// does not (or there is none fewer); `None` if even the largest fleet does not hold.
 pub(super) fn fewest(workers_max: usize, mut holds: impl FnMut(usize) -> bool) -> Option<usize> {
     let (mut too_few, mut enough) = (0, 1);
     while !holds(enough) {

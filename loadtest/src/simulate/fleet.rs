@@ -1,5 +1,5 @@
-//! A fleet in virtual time: arrivals routed by the gateway's own core, engines advanced to whatever happens next.
-//! Deterministic: the same arrivals and the same seed give the same run, on any machine.
+//! A fleet in virtual time: arrivals routed by the gateway's own core, engines advanced to whatever happens
+//! next. Deterministic: the same arrivals and the same seed give the same run, on any machine.
 
 use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
 
@@ -89,8 +89,8 @@ pub(super) struct Run<'a> {
     pub(super) gateways: Vec<Gateway>,
     engines: Vec<Engine>,
     flights: Vec<Vec<Flight>>,
-    /// When to look at which worker, or, counted on from the workers, which gateway looks at the gauges: a min-heap; an entry
-    /// whose engine has other plans by now is skipped.
+    /// When to look at which worker, or, counted on from the workers, which gateway looks at the gauges: a
+    /// min-heap; an entry whose engine has other plans by now is skipped.
     events: BinaryHeap<Reverse<(Nanos, u32)>>,
     planned: Vec<Option<Nanos>>,
     /// When gateways no longer look at the gauges: else the run would never end.
@@ -107,7 +107,8 @@ struct Flight {
     first: Nanos,
     waiting: Option<Waiting>,
     prompt_tokens: u64,
-    /// Prompt tokens that the router expected to be computed there before its first token, its own among them.
+    /// Prompt tokens that the router expected to be computed there before its first token, its own among
+    /// them.
     tokens_before_first: u64,
     /// Whose it is.
     gateway: usize,

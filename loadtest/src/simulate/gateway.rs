@@ -1,6 +1,6 @@
-//! One gateway of a simulated fleet: what it knows of the workers. It learns that from what it sends and what comes back, from
-//! the workers' KV events where there are any, and of other gateways from the workers' gauges. Routes nothing: that is
-//! `routing.rs`.
+//! One gateway of a simulated fleet: what it knows of the workers. It learns that from what it sends and what
+//! comes back, from the workers' KV events where there are any, and of other gateways from the workers'
+//! gauges. Routes nothing: that is `routing.rs`.
 
 use std::{ops::Range, time::Duration};
 
@@ -137,7 +137,8 @@ impl Gateway {
         std::mem::take(&mut self.desks[worker].changed)
     }
 
-    /// Looks at a worker's gauges: requests, as vLLM counts them, and with `tokens` the prompt tokens that wait, as SGLang does.
+    /// Looks at a worker's gauges: requests, as vLLM counts them, and with `tokens` the prompt tokens that
+    /// wait, as SGLang does.
     pub(super) fn look(&mut self, worker: usize, at: Nanos, engine: &Engine, tokens: bool) {
         let (running, waiting) = (engine.running() as u64, engine.waiting() as u64);
         let waiting_tokens = tokens.then(|| engine.pending_prefill_tokens());

@@ -1,5 +1,6 @@
-//! Prompts of a trace as the engine and the router see them: lengths and chains of block hashes, no text. Equal text in
-//! equal places gives equal hashes, whatever the sizes of the trace's blocks and of the cache's.
+//! Prompts of a trace as the engine and the router see them: lengths and chains of block hashes, no text.
+//! Equal text in equal places gives equal hashes, whatever the sizes of the trace's blocks and of the
+//! cache's.
 
 use keyway_wire::block_hash::{BlockHash, Chain, HashKey};
 
@@ -11,11 +12,12 @@ use crate::{
 /// Blocks in a row whose hashes are neighbours.
 const ROW: usize = 32;
 
-/// Hashes of the full blocks of `block_tokens` in a prompt of trace blocks. With another key nothing is shared.
+/// Hashes of the full blocks of `block_tokens` in a prompt of trace blocks. With another key nothing is
+/// shared.
 ///
-/// The lower half of a hash says the row of 32 blocks, by its first one, and the place in it, so that a table by the
-/// lower bits has them side by side: a simulation of many engines waits for memory more than for anything else. The
-/// upper half tells apart the prompts that part within the row.
+/// The lower half of a hash says the row of 32 blocks, by its first one, and the place in it, so that a table
+/// by the lower bits has them side by side: a simulation of many engines waits for memory more than for
+/// anything else. The upper half tells apart the prompts that part within the row.
 pub(super) fn chain(scale: Scale, index: usize, row: &Row, key: u64, block_tokens: u32) -> Vec<BlockHash> {
     let mut chain = Chain::new(HashKey::new(key), b"");
     let mut hashes = Vec::with_capacity((scale.prompt_tokens(row) / u64::from(block_tokens)) as usize);

@@ -1,4 +1,5 @@
-//! The router of a simulated fleet: the gateway's own core at the gateway's own places, with the simulation's clock.
+//! The router of a simulated fleet: the gateway's own core at the gateway's own places, with the simulation's
+//! clock.
 
 use std::time::Duration;
 

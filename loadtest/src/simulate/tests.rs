@@ -103,7 +103,8 @@ fn prompts_that_no_worker_can_hold_are_refused() {
     assert!(report.runs[0].refused > 0 && report.runs[0].requests > 0 && !report.runs[0].slo_met);
 }
 
-/// Workers whose caches hold two prompts: a router that takes them for endless follows prefixes that are long gone.
+/// Workers whose caches hold two prompts: a router that takes them for endless follows prefixes that are long
+/// gone.
 #[test]
 fn a_router_that_knows_the_caches_size_spreads_what_they_cannot_hold() {
     let file = trace(40, 5, 50);

@@ -1,4 +1,5 @@
-//! A line on stderr every few seconds of a long simulation. Looks at the clock once in a while; decides nothing.
+//! A line on stderr every few seconds of a long simulation. Looks at the clock once in a while; decides
+//! nothing.
 
 use std::{
     io::{IsTerminal as _, Write as _},

@@ -1,8 +1,10 @@
-//! HdrHistograms in the text form that the HdrHistogram libraries read (V2, compressed, base64). Encodes only.
+//! HdrHistograms in the text form that the HdrHistogram libraries read (V2, compressed, base64). Encodes
+//! only.
 //!
-//! Format: github.com/HdrHistogram/HdrHistogram, `EncodableHistogram` and `AbstractHistogram`: a cookie, the settings
-//! and the counts as ZigZag LEB128 numbers, a negative one standing for a run of zeros; around it zlib (RFC 1950). The
-//! counts are short already, so the zlib stream holds them in stored blocks (RFC 1951, 3.2.4).
+//! Format: github.com/HdrHistogram/HdrHistogram, `EncodableHistogram` and `AbstractHistogram`: a cookie, the
+//! settings and the counts as ZigZag LEB128 numbers, a negative one standing for a run of zeros; around it
+//! zlib (RFC 1950). The counts are short already, so the zlib stream holds them in stored blocks (RFC 1951,
+//! 3.2.4).
 
 /// Three significant digits: 2 · 10^3 rounded up to a power of two, halved, as an exponent.
 const HALF_MAGNITUDE: u32 = 10;
@@ -13,8 +15,8 @@ const HIGHEST_US: u64 = 3_600_000_000;
 const COOKIE_V2: u32 = 0x1c84_9303 | 0x10;
 const COOKIE_V2_COMPRESSED: u32 = 0x1c84_9304 | 0x10;
 
-/// Index of the log-linear bucket of `value`: 2^(half_magnitude + 1) buckets of width 1, and then 2^half_magnitude
-/// for each doubling.
+/// Index of the log-linear bucket of `value`: 2^(half_magnitude + 1) buckets of width 1, and then
+/// 2^half_magnitude for each doubling.
 pub fn bucket(value: u64, half_magnitude: u32) -> usize {
     let mask = (2u64 << half_magnitude) - 1;
     let shift = 63 - half_magnitude - (value | mask).leading_zeros();

@@ -1,5 +1,6 @@
-//! The figures of single requests that a report keeps, so that two runs can be compared request by request. Of a long
-//! run it keeps the share of requests whose numbers hash lowest, which are the same requests in every run.
+//! The figures of single requests that a report keeps, so that two runs can be compared request by request.
+//! Of a long run it keeps the share of requests whose numbers hash lowest, which are the same requests in
+//! every run.
 
 use std::collections::BTreeMap;
 
@@ -55,8 +56,8 @@ pub struct Columns {
     pub tpot_us: Box<RawValue>,
     /// See `ttft_us`.
     pub e2e_us: Box<RawValue>,
-    /// Times between events with text: for each request bucket, count, bucket, count…; buckets as in HdrHistogram with
-    /// 128 for each doubling.
+    /// Times between events with text: for each request bucket, count, bucket, count…; buckets as in
+    /// HdrHistogram with 128 for each doubling.
     pub itl: Box<RawValue>,
 }
 

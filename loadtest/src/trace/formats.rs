@@ -1,14 +1,17 @@
-//! The formats of public traces: which one a file has, and what a line of it says. Reads no file, scales nothing.
+//! The formats of public traces: which one a file has, and what a line of it says. Reads no file, scales
+//! nothing.
 //!
-//! - Mooncake (JSON lines): `timestamp` ms, `input_length`, `output_length`, `hash_ids` of 512 tokens. R. Qin et al.,
-//!   "Mooncake: Trading More Storage for Less Computation", USENIX FAST 2025.
+//! - Mooncake (JSON lines): `timestamp` ms, `input_length`, `output_length`, `hash_ids` of 512 tokens. R. Qin
+//!   et al., "Mooncake: Trading More Storage for Less Computation", USENIX FAST 2025.
 //! - Bailian (JSON lines): the same with `chat_id`, `timestamp` in seconds and `hash_ids` of 16 tokens.
 //!   github.com/alibaba-edu/qwen-bailian-usagetraces-anon.
-//! - vLLM's timed traces (JSON lines): Mooncake's fields, `timestamp` in seconds and `hash_ids` of 16 tokens, the defaults
-//!   of `vllm bench serve --dataset-name timed_trace`. Told from Mooncake's by more ids than blocks of 512 tokens.
+//! - vLLM's timed traces (JSON lines): Mooncake's fields, `timestamp` in seconds and `hash_ids` of 16 tokens,
+//!   the defaults of `vllm bench serve --dataset-name timed_trace`. Told from Mooncake's by more ids than
+//!   blocks of 512 tokens.
 //! - Azure (CSV): `TIMESTAMP,ContextTokens,GeneratedTokens`, a date with up to seven digits of a second.
 //!   github.com/Azure/AzurePublicDataset.
-//! - BurstGPT (CSV): `Timestamp` in seconds, `Request tokens`, `Response tokens`, …. github.com/HPMLL/BurstGPT.
+//! - BurstGPT (CSV): `Timestamp` in seconds, `Request tokens`, `Response tokens`, ….
+//!   github.com/HPMLL/BurstGPT.
 
 use serde::Deserialize;
 
@@ -54,8 +57,8 @@ struct JsonRow {
 }
 
 impl Format {
-    /// The format of a file that begins with `line`, and whether that line is a header. A line of no known format is
-    /// taken for Mooncake's, whose reader then says what is missing.
+    /// The format of a file that begins with `line`, and whether that line is a header. A line of no known
+    /// format is taken for Mooncake's, whose reader then says what is missing.
     pub fn detect(line: &str) -> (Self, bool) {
         let line = line.trim().trim_start_matches('\u{feff}');
         if line.starts_with('{') {
@@ -171,8 +174,8 @@ fn date_ms(text: &str) -> Option<u64> {
     {
         return None;
     }
-    // Days by counting years from March, so that the leap day is a year's last: H. Hinnant, "chrono-Compatible
-    // Low-Level Date Algorithms", 2013.
+    // Days by counting years from March, so that the leap day is a year's last: H. Hinnant,
+    // "chrono-Compatible Low-Level Date Algorithms", 2013.
     let year = if month <= 2 { year - 1 } else { year };
     let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
     let days = year * 365 + year / 4 - year / 100 + year / 400 + day_of_year - 719_468;

@@ -1,8 +1,10 @@
-//! WEKA's traces of agents at work: one JSON object a session, in one file or a folder of them, with the requests of
-//! sub-agents nested. Flattened here into rows. github.com/callanjfox/kv-cache-tester, `docs/trace_replay_tester.md`.
+//! WEKA's traces of agents at work: one JSON object a session, in one file or a folder of them, with the
+//! requests of sub-agents nested. Flattened here into rows. github.com/callanjfox/kv-cache-tester,
+//! `docs/trace_replay_tester.md`.
 //!
-//! A session's times count from its own start, and nothing says when it began: the sessions begin evenly over the mean
-//! session's length, after which as many end as begin. Ids are a session's own unless `hash_id_scope` is `global`.
+//! A session's times count from its own start, and nothing says when it began: the sessions begin evenly over
+//! the mean session's length, after which as many end as begin. Ids are a session's own unless
+//! `hash_id_scope` is `global`.
 
 use std::{
     fs,

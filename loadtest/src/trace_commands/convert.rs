@@ -1,5 +1,5 @@
-//! `keyway-loadtest trace convert` and `slice`: a trace, or a stretch of it, written in another format. Blocks are cut
-//! anew where the formats' sizes differ, so that equal prefixes stay equal. Sends nothing.
+//! `keyway-loadtest trace convert` and `slice`: a trace, or a stretch of it, written in another format.
+//! Blocks are cut anew where the formats' sizes differ, so that equal prefixes stay equal. Sends nothing.
 
 use std::{
     collections::HashMap,
@@ -162,7 +162,8 @@ mod tests {
             assert_eq!(a.timestamp_ms - trace.rows[0].timestamp_ms, b.timestamp_ms);
         }
         assert_eq!(super::super::info::prefix_violations(&back.rows), 0);
-        // A partial block of the one is in no block of the other, so a little less than a block a row can differ.
+        // A partial block of the one is in no block of the other, so a little less than a block a row can
+        // differ.
         let (want, got) = (reusable(&trace), reusable(&back));
         assert!(
             want.abs_diff(got) <= 798 * 512 && want.abs_diff(reusable(&small)) <= 798 * 512,

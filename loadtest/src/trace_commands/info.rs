@@ -1,5 +1,5 @@
-//! `keyway-loadtest trace info`: what a slice of a trace holds and what caches of several sizes could reuse of it,
-//! so that people and scripts can size a test. Sends nothing.
+//! `keyway-loadtest trace info`: what a slice of a trace holds and what caches of several sizes could reuse
+//! of it, so that people and scripts can size a test. Sends nothing.
 
 use std::{collections::HashMap, fmt::Write as _};
 

@@ -1,5 +1,6 @@
-//! A trace made from another one: what prompts share and what is their own grow by factors of their own, and what is shared
-//! is split over several equal trees (the multipliers that AIPerf's trace synthesis has). Decides about no times.
+//! A trace made from another one: what prompts share and what is their own grow by factors of their own, and
+//! what is shared is split over several equal trees (the multipliers that AIPerf's trace synthesis has).
+//! Decides about no times.
 
 use std::collections::HashMap;
 
@@ -28,8 +29,8 @@ impl Multiplier {
         Self { by, seed, uses }
     }
 
-    /// Row number `row` of the new trace, from the old one's. A block that grows keeps its id, so that equal prefixes stay
-    /// equal; which of the trees it belongs to is drawn from the seed and `row`.
+    /// Row number `row` of the new trace, from the old one's. A block that grows keeps its id, so that equal
+    /// prefixes stay equal; which of the trees it belongs to is drawn from the seed and `row`.
     pub(super) fn grow(&self, row: usize, mut ask: Ask) -> Ask {
         let tree = Rng::at(self.seed, Purpose::Group, row as u64).below(self.by.prefix_copies as usize);
         let is_own = |block: &Block| self.uses.get(&block.id).is_none_or(|&prompts| prompts < 2);

@@ -1,5 +1,5 @@
-//! `keyway-loadtest trace oracle`: what caches of given sizes could reuse of a trace, over all of it or by row. A bound;
-//! it models no worker.
+//! `keyway-loadtest trace oracle`: what caches of given sizes could reuse of a trace, over all of it or by
+//! row. A bound; it models no worker.
 
 use std::fmt::Write as _;
 
@@ -32,7 +32,8 @@ pub struct Cache {
 }
 
 impl Reuse {
-    /// Asks caches of `sizes` blocks, and an unbounded one, about the rows of `span`; `None` if there are none.
+    /// Asks caches of `sizes` blocks, and an unbounded one, about the rows of `span`; `None` if there are
+    /// none.
     pub fn new(trace: &Trace, span: &Span, scale: Scale, sizes: &[usize]) -> Option<Self> {
         let rows = trace.slice(span);
         let prompt_tokens: u64 = trace.rows[rows.clone()].iter().map(|row| scale.prompt_tokens(row)).sum();

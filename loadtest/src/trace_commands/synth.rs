@@ -1,6 +1,6 @@
-//! `keyway-loadtest trace synth`: a synthetic workload and its schedule, or another trace with its lengths multiplied, as a
-//! trace for other tools or for `simulate`. The lengths and what is shared are those that `run` would send with the same
-//! options. Sends nothing.
+//! `keyway-loadtest trace synth`: a synthetic workload and its schedule, or another trace with its lengths
+//! multiplied, as a trace for other tools or for `simulate`. The lengths and what is shared are those that
+//! `run` would send with the same options. Sends nothing.
 
 use crate::{
     args::trace::{Multipliers, SynthArgs},

@@ -1,5 +1,5 @@
-//! `keyway-loadtest trace validate`: everything that is wrong with a trace, not only the first, and what is only odd.
-//! Changes nothing.
+//! `keyway-loadtest trace validate`: everything that is wrong with a trace, not only the first, and what is
+//! only odd. Changes nothing.
 
 use std::{collections::HashSet, fmt::Write as _, path::Path};
 

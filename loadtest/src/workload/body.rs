@@ -1,5 +1,5 @@
-//! The bytes of each request's body: fixed text around the prompt, so that the same seed sends the same bytes.
-//! Decides no lengths.
+//! The bytes of each request's body: fixed text around the prompt, so that the same seed sends the same
+//! bytes. Decides no lengths.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 

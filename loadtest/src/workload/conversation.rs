@@ -1,5 +1,5 @@
-//! Conversations of several turns: how many turns each has, how long a person thinks between them, and what was said
-//! so far. The history holds the server's own answers, as a chat client's does. Sends nothing.
+//! Conversations of several turns: how many turns each has, how long a person thinks between them, and what
+//! was said so far. The history holds the server's own answers, as a chat client's does. Sends nothing.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,5 +1,6 @@
-//! Distributions people write on the command line: `1024`, `uniform(1,9)`, `normal(1024,256)`, `lognormal(1024,512)`,
-//! `exp(3s)`. The numbers are the mean and the standard deviation of the drawn value itself. Draws; rounds nothing.
+//! Distributions people write on the command line: `1024`, `uniform(1,9)`, `normal(1024,256)`,
+//! `lognormal(1024,512)`, `exp(3s)`. The numbers are the mean and the standard deviation of the drawn value
+//! itself. Draws; rounds nothing.
 
 use std::{fmt, str::FromStr, time::Duration};
 

@@ -1,6 +1,6 @@
-//! Text for block ids: equal ids give equal text, different ids differ within the first bytes, and nothing but
-//! (seed, id) decides it, in any process. Lowercase words and spaces only, so JSON needs no escapes and a BPE
-//! tokenizer gives a steady ratio of bytes to tokens. Knows nothing of tokens.
+//! Text for block ids: equal ids give equal text, different ids differ within the first bytes, and nothing
+//! but (seed, id) decides it, in any process. Lowercase words and spaces only, so JSON needs no escapes and a
+//! BPE tokenizer gives a steady ratio of bytes to tokens. Knows nothing of tokens.
 //!
 //! A block's text is a space, a word that spells the id, and words drawn from a generator seeded by both.
 
@@ -36,8 +36,8 @@ impl PromptText {
         Self { seed: splitmix(seed) }
     }
 
-    /// Appends the first `bytes` bytes of block `id`'s text, which has no end, to `out`. Ids below 2^32 differ
-    /// within 8 bytes, all ids within 15.
+    /// Appends the first `bytes` bytes of block `id`'s text, which has no end, to `out`. Ids below 2^32
+    /// differ within 8 bytes, all ids within 15.
     pub fn append(self, id: u64, bytes: usize, out: &mut Vec<u8>) {
         let end = out.len() + bytes;
         out.reserve(bytes + 16);

@@ -1,5 +1,6 @@
 //! Shrinks a trace's lengths and keeps its block structure, so that a small machine can replay a large trace:
-//! every block keeps its id and becomes `round(512 · scale)` tokens (or of what length the trace's blocks are). Makes no text.
+//! every block keeps its id and becomes `round(512 · scale)` tokens (or of what length the trace's blocks
+//! are). Makes no text.
 
 use crate::{
     trace::{BLOCK_TOKENS, Row},

@@ -1,5 +1,5 @@
-//! Requests drawn from distributions: random lengths, and prompts that share prefixes as the branches of a tree do.
-//! Each request is a function of the seed and its number, so nothing is stored. Makes no text.
+//! Requests drawn from distributions: random lengths, and prompts that share prefixes as the branches of a
+//! tree do. Each request is a function of the seed and its number, so nothing is stored. Makes no text.
 
 use crate::{
     limits,
@@ -26,8 +26,8 @@ pub struct Synthetic {
     pub prefix: Option<PrefixTree>,
 }
 
-/// Prefixes shared by groups of requests. The groups are the leaves of a tree of `depth` levels: groups of one branch
-/// share the levels above it, as agents share a system prompt, then tools, then a document.
+/// Prefixes shared by groups of requests. The groups are the leaves of a tree of `depth` levels: groups of
+/// one branch share the levels above it, as agents share a system prompt, then tools, then a document.
 #[derive(Debug)]
 pub struct PrefixTree {
     /// Tokens of each level; they sum to the prefix.
@@ -73,8 +73,8 @@ pub fn append(tokens: u32, id: impl Fn(u32) -> u64, blocks: &mut Vec<Block>) {
 // === impl PrefixTree ===
 
 impl PrefixTree {
-    /// `groups` prefixes of `tokens`, in a tree of `depth` levels; the k-th most popular group is asked for with
-    /// probability proportional to 1/k^zipf (0: all alike).
+    /// `groups` prefixes of `tokens`, in a tree of `depth` levels; the k-th most popular group is asked for
+    /// with probability proportional to 1/k^zipf (0: all alike).
     pub fn new(groups: usize, tokens: u32, depth: usize, zipf: f64) -> Result<Self, String> {
         if groups == 0 || groups > limits::PREFIX_GROUPS_MAX {
             return Err(format!("--prefix-groups must be 1 to {}", limits::PREFIX_GROUPS_MAX));

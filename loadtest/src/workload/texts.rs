@@ -1,7 +1,7 @@
 //! Prompts read from files: conversations in ShareGPT's JSON, and JSON lines of one's own. Decides no times.
 //!
-//! ShareGPT: a list of objects with `conversations`, a list of `from` (`human`, `gpt`, `system`) and `value`. Own
-//! lines: `{"prompt": "…"}` or `{"messages": […]}`, with `max_tokens` if `--osl` shall not decide.
+//! ShareGPT: a list of objects with `conversations`, a list of `from` (`human`, `gpt`, `system`) and `value`.
+//! Own lines: `{"prompt": "…"}` or `{"messages": […]}`, with `max_tokens` if `--osl` shall not decide.
 
 use std::{
     fs,
@@ -104,8 +104,8 @@ struct OwnLine {
 }
 
 impl Texts {
-    /// Reads ShareGPT's JSON. What comes before a conversation's first human turn, and conversations without a human
-    /// turn that was answered, are left out.
+    /// Reads ShareGPT's JSON. What comes before a conversation's first human turn, and conversations without
+    /// a human turn that was answered, are left out.
     pub fn sharegpt(path: &Path) -> Result<Self, TextError> {
         let text = read(path)?;
         let content = |reason: String| TextError::Content { path: path.into(), place: String::new(), reason };

@@ -1,4 +1,5 @@
-//! The built binary's schedules and synthetic workloads against a scripted server, and comparisons of their runs.
+//! The built binary's schedules and synthetic workloads against a scripted server, and comparisons of their
+//! runs.
 
 use std::{
     fs,
@@ -82,7 +83,8 @@ fn an_open_loop_of_random_prompts() {
 #[test]
 fn shared_prefixes_are_reused_as_much_as_possible() {
     let server = FakeServer::start(|_| Script::Good);
-    // Six groups in two levels, 64 tokens of prefix, one request at a time so that order is that of the oracle.
+    // Six groups in two levels, 64 tokens of prefix, one request at a time so that order is that of the
+    // oracle.
     let line = "--workload shared-prefix --prefix-groups 6 --prefix-len 64 --prefix-depth 2 --zipf 1 --isl 20 --osl 2 \
                 --concurrency 1 --requests 40 --endpoint completions --oracle-blocks 10000";
     let run = run(&server, line);

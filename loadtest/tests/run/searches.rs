@@ -1,5 +1,5 @@
-//! `search` and `sweep` of the built binary against a scripted server: which loads they try and how they end. That a
-//! search finds a known knee is tested in virtual time, in `knee/tests.rs`.
+//! `search` and `sweep` of the built binary against a scripted server: which loads they try and how they end.
+//! That a search finds a known knee is tested in virtual time, in `knee/tests.rs`.
 
 use std::{
     fs,

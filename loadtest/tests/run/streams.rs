@@ -1,4 +1,5 @@
-//! Streams of every shape: which answers are good, which class the bad ones have, and that times go by generated content.
+//! Streams of every shape: which answers are good, which class the bad ones have, and that times go by
+//! generated content.
 
 use serde_json::Value;
 

@@ -1,5 +1,5 @@
-//! A scripted OpenAI-like server for the tests: one token a byte, one unbounded prefix cache in blocks of 16, four
-//! worker names in turn, and failures at the requests a test names. Not an engine.
+//! A scripted OpenAI-like server for the tests: one token a byte, one unbounded prefix cache in blocks of 16,
+//! four worker names in turn, and failures at the requests a test names. Not an engine.
 
 use std::{
     collections::HashSet,

@@ -1,5 +1,5 @@
-//! What the server says of itself: its version and which kinds it knows, at which paths. The kinds are those of the
-//! manifests under `deploy/`, Helm's own (Secrets), and what the gateway asks for.
+//! What the server says of itself: its version and which kinds it knows, at which paths. The kinds are those
+//! of the manifests under `deploy/`, Helm's own (Secrets), and what the gateway asks for.
 
 use serde_json::{Value, json};
 

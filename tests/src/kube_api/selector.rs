@@ -1,4 +1,5 @@
-//! Label selectors as the API server reads them: `a=b`, `a!=b`, `a in (b,c)`, `a notin (b)`, `a`, `!a`, joined by commas.
+//! Label selectors as the API server reads them: `a=b`, `a!=b`, `a in (b,c)`, `a notin (b)`, `a`, `!a`,
+//! joined by commas.
 
 use serde_json::Value;
 

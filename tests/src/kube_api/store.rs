@@ -1,5 +1,5 @@
-//! The objects, their versions, and who watches them: every write is a version, and a watch is told of each that comes
-//! after the one it began at.
+//! The objects, their versions, and who watches them: every write is a version, and a watch is told of each
+//! that comes after the one it began at.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -207,8 +207,8 @@ impl Store {
     }
 }
 
-/// What a watch with this selector is told of a write: an object that comes to have the labels is added, one that no
-/// longer has them deleted.
+/// What a watch with this selector is told of a write: an object that comes to have the labels is added, one
+/// that no longer has them deleted.
 fn line(event: &Event, selector: &Selector) -> Option<Value> {
     let selected = |object: &Option<Value>| object.as_ref().is_some_and(|object| selector.selects(object));
     let (kind, object) = match (selected(&event.before), selected(&event.after)) {

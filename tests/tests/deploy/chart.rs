@@ -1,5 +1,6 @@
-//! Hazard: a chart that Helm cannot install, or that installs something else than the kustomize overlays that were tested:
-//! another right, another port, a probe less. Helm's own library installs it into the fake API server.
+//! Hazard: a chart that Helm cannot install, or that installs something else than the kustomize overlays that
+//! were tested: another right, another port, a probe less. Helm's own library installs it into the fake API
+//! server.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Hazard: a worker that was taken out gets requests, loses those it has, or leaves its numbers behind; a broken list takes
-//! the fleet down; the admin listener lets anybody in.
+//! Hazard: a worker that was taken out gets requests, loses those it has, or leaves its numbers behind; a
+//! broken list takes the fleet down; the admin listener lets anybody in.
 
 use std::fs;
 use std::net::SocketAddr;

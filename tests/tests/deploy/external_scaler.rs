@@ -1,5 +1,5 @@
-//! Hazard: KEDA is told something else than Prometheus, or is told late that somebody waits. A real gRPC client speaks KEDA's
-//! protocol to the gateway.
+//! Hazard: KEDA is told something else than Prometheus, or is told late that somebody waits. A real gRPC
+//! client speaks KEDA's protocol to the gateway.
 
 use std::fs;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Hazard: a pod that ends, or is not ready, gets requests; a rollout loses some; a watch that breaks or expires misses who
-//! came and went; a pod at an old address is taken for the one that was there.
+//! Hazard: a pod that ends, or is not ready, gets requests; a rollout loses some; a watch that breaks or
+//! expires misses who came and went; a pod at an old address is taken for the one that was there.
 
 use std::net::SocketAddr;
 
@@ -190,8 +190,8 @@ async fn a_rollout_under_load_loses_nothing() {
             ["draining", ""].contains(&row(&gateway, &pods[old], "state").await.as_str().unwrap_or(""))
         };
         eventually!(left().await);
-        // From the event on nothing new goes there. What was sent there before, and may be on its way, is answered, and then
-        // it is killed.
+        // From the event on nothing new goes there. What was sent there before, and may be on its way, is
+        // answered, and then it is killed.
         let under_way = row(&gateway, &pods[old], "requests_in_flight").await.as_u64().unwrap_or(0) as usize;
         gone.push((old, pods[old].worker.request_count() + under_way));
         eventually!(row(&gateway, &pods[old], "state").await.is_null());

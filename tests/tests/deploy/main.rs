@@ -1,5 +1,5 @@
-//! What operators rely on: workers that come and go, the numbers that size the fleet, and every file under `deploy/`, held
-//! against the real tools.
+//! What operators rely on: workers that come and go, the numbers that size the fleet, and every file under
+//! `deploy/`, held against the real tools.
 #![allow(
     clippy::expect_used,
     clippy::panic,

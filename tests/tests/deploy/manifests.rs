@@ -1,5 +1,5 @@
-//! Hazard: a manifest that Kubernetes refuses, or accepts and that does nothing: an unknown field, a selector that selects
-//! nobody, a flag or a key that no binary knows.
+//! Hazard: a manifest that Kubernetes refuses, or accepts and that does nothing: an unknown field, a selector
+//! that selects nobody, a flag or a key that no binary knows.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -70,7 +70,8 @@ fn every_overlay_is_what_kubernetes_knows_and_fits_together() {
     }
 }
 
-/// Each of these mistakes in an overlay (what stands there, and what instead) must be found, and named by this word.
+/// Each of these mistakes in an overlay (what stands there, and what instead) must be found, and named by
+/// this word.
 fn sees(overlay: &str, mistakes: &[(&str, &str, &str)]) {
     let (Some(kubectl), Some(python)) = (tools::tool("kubectl"), tools::python()) else { return };
     let good = built(&kubectl, overlay);
@@ -176,7 +177,8 @@ fn seconds(text: &str, key: &str) -> u64 {
     rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
 }
 
-/// What is wrong with how long a vLLM pod may take to end; its streams go on for `--shutdown-timeout` after the pause.
+/// What is wrong with how long a vLLM pod may take to end; its streams go on for `--shutdown-timeout` after
+/// the pause.
 fn ends_too_early(text: &str, pause: &str) -> Option<String> {
     if !text.contains("- --shutdown-timeout=") {
         return Some("without --shutdown-timeout vLLM ends its streams at once".to_owned());

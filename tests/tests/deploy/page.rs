@@ -1,5 +1,5 @@
-//! Hazard: the operators' page is there and does not work: it loads something from elsewhere, stands still, dies with the gateway's
-//! restart, throws, or cannot be used without a mouse. A real browser looks at it.
+//! Hazard: the operators' page is there and does not work: it loads something from elsewhere, stands still,
+//! dies with the gateway's restart, throws, or cannot be used without a mouse. A real browser looks at it.
 
 use std::process::Command;
 

@@ -1,5 +1,6 @@
-//! Hazard: a rule, an alert, a dashboard or an autoscaler asks for a metric that nobody has any more, and is silent for ever.
-//! A real Prometheus scrapes a gateway and its workers under load, and is asked everything that the files ask.
+//! Hazard: a rule, an alert, a dashboard or an autoscaler asks for a metric that nobody has any more, and is
+//! silent for ever. A real Prometheus scrapes a gateway and its workers under load, and is asked everything
+//! that the files ask.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -78,7 +79,8 @@ struct Watched {
     _folder: tempfile::TempDir,
 }
 
-/// A free port, by asking for one and giving it back: Prometheus takes none of its own choice that it would tell.
+/// A free port, by asking for one and giving it back: Prometheus takes none of its own choice that it would
+/// tell.
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -170,7 +172,8 @@ async fn load(fleet: &Watched) {
     drop(client);
 }
 
-/// Families that this fleet leaves without series: it has no events that go wrong, no tokenizer, no second attempts.
+/// Families that this fleet leaves without series: it has no events that go wrong, no tokenizer, no second
+/// attempts.
 const SILENT: [&str; 21] = [
     "keyway_worker_refusals_total",
     "keyway_probe_failures_total",

@@ -1,5 +1,5 @@
-//! Hazard: a route is open to whom it must not be, because nobody thought of it when it was added. And a worker that
-//! operators add lets the gateway reach what they may not.
+//! Hazard: a route is open to whom it must not be, because nobody thought of it when it was added. And a
+//! worker that operators add lets the gateway reach what they may not.
 
 use std::collections::BTreeSet;
 use std::fs;

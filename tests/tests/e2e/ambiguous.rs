@@ -1,5 +1,5 @@
-//! Requests that two readers of HTTP may frame differently, and odd ones that all must frame alike. What a gateway makes of
-//! them alone is `smuggling.rs`; together with other proxies, `chains.rs`.
+//! Requests that two readers of HTTP may frame differently, and odd ones that all must frame alike. What a
+//! gateway makes of them alone is `smuggling.rs`; together with other proxies, `chains.rs`.
 
 use keyway_tests::openai::chat;
 

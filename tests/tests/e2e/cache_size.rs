@@ -1,5 +1,5 @@
-//! Hazard: the gateway believes in prefixes that a worker without KV events has long evicted. Its metrics say how much it
-//! holds, and its answers show when it holds less.
+//! Hazard: the gateway believes in prefixes that a worker without KV events has long evicted. Its metrics say
+//! how much it holds, and its answers show when it holds less.
 
 use keyway_tests::{Cluster, eventually};
 use serde_json::Value;

@@ -1,5 +1,6 @@
-//! Hazard: the client leaves and the worker computes on, or the gateway goes on counting the request. At whatever
-//! moment and over whichever protocol it leaves, the worker sees the abort and every in-flight gauge returns to 0.
+//! Hazard: the client leaves and the worker computes on, or the gateway goes on counting the request. At
+//! whatever moment and over whichever protocol it leaves, the worker sees the abort and every in-flight gauge
+//! returns to 0.
 
 use std::net::SocketAddr;
 use std::time::Duration;

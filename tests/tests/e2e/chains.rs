@@ -1,5 +1,6 @@
-//! Hazard: a chain of proxies of which one takes for a request what another took for a part of one. nginx and HAProxy stand
-//! before the gateway and behind it; what the last server saw is what everybody before it let through.
+//! Hazard: a chain of proxies of which one takes for a request what another took for a part of one. nginx and
+//! HAProxy stand before the gateway and behind it; what the last server saw is what everybody before it let
+//! through.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -57,7 +58,8 @@ impl Proxy {
         UnixStream::connect(&self.socket).await.expect("connect")
     }
 
-    /// What it took for a request, apart from probes: the target, and the status of the server behind it if it asked that.
+    /// What it took for a request, apart from probes: the target, and the status of the server behind it if
+    /// it asked that.
     fn took(&self) -> Vec<(String, Option<String>)> {
         let lines = self.process.log();
         let took = lines.iter().filter_map(|line| {
@@ -112,7 +114,8 @@ fn nginx(dir: &Path, socket: &Path, server: SocketAddr) -> String {
 }
 
 fn haproxy(socket: &Path, server: SocketAddr) -> String {
-    // One thread: where two have a line to write at once, it drops one (`fd_write_frag_line` in its `src/fd.c`).
+    // One thread: where two have a line to write at once, it drops one (`fd_write_frag_line` in its
+    // `src/fd.c`).
     format!(
         "global\n nbthread 1\n log stdout format raw local0\n
          defaults\n mode http\n log global\n log-format \"took %HU %ST %s\"\n retries 0\n option dontlognull
@@ -165,7 +168,8 @@ fn seen_of_each(worker: &FakeWorker, requests: usize) -> Vec<usize> {
     (0..requests).map(of).collect()
 }
 
-/// What a proxy let through, as the server behind it answered: all that the corpus' requests can lead to is 200 or refused.
+/// What a proxy let through, as the server behind it answered: all that the corpus' requests can lead to is
+/// 200 or refused.
 fn let_through(proxy: &Proxy) -> BTreeMap<String, usize> {
     let took = proxy.took();
     counted(took.into_iter().filter(|(_, status)| status.as_deref() == Some("200")).map(|(target, _)| target))
@@ -220,7 +224,8 @@ async fn behind_the_gateway(kind: Kind) {
     let answered: Vec<usize> = answered.collect().await;
     gateway.idle().await;
     agree(&proxy, &worker).await;
-    // What the gateway sends is clear to others: they take for a request what it sent as one, and refuse none.
+    // What the gateway sends is clear to others: they take for a request what it sent as one, and refuse
+    // none.
     let let_through = gateway.metrics().await.sum("keyway_requests_total", &[("outcome", "complete")]);
     assert_eq!(proxy.took().len() as f64, let_through, "{:?}", proxy.took());
     seen_as_answered(&worker, &answered);

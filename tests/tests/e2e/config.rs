@@ -1,5 +1,5 @@
-//! Hazard: a configuration mistake that goes unnoticed, or one that is not explained. Each gives one clear line and
-//! a non-zero exit code.
+//! Hazard: a configuration mistake that goes unnoticed, or one that is not explained. Each gives one clear
+//! line and a non-zero exit code.
 
 use std::process::{Command, Output};
 

@@ -1,5 +1,6 @@
-//! Hazard: a stream of an engine that says no token ids breaks off, and another could have gone on with its words: who goes
-//! on repeats some, leaves some out, says more than was asked for, or shows that it is another.
+//! Hazard: a stream of an engine that says no token ids breaks off, and another could have gone on with its
+//! words: who goes on repeats some, leaves some out, says more than was asked for, or shows that it is
+//! another.
 
 use std::net::SocketAddr;
 use std::process::Command;

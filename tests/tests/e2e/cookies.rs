@@ -1,4 +1,5 @@
-//! Hazard: an HTTP/2 client splits its cookies into fields, and a worker sees the first alone (RFC 9113, section 8.2.3).
+//! Hazard: an HTTP/2 client splits its cookies into fields, and a worker sees the first alone (RFC 9113,
+//! section 8.2.3).
 
 use http::Request;
 use keyway_tests::eventually::patient;

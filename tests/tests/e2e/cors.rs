@@ -1,4 +1,5 @@
-//! Hazard: a page in a browser cannot use the API, cannot read why it failed, or one may that must not (the Fetch standard, CORS).
+//! Hazard: a page in a browser cannot use the API, cannot read why it failed, or one may that must not (the
+//! Fetch standard, CORS).
 
 use keyway_tests::cluster::config_file;
 use keyway_tests::openai::{CHAT, chat};

@@ -1,5 +1,5 @@
-//! Hazard: a client that takes of the gateway what it does not give: memory for a stream that it does not read, memory and time
-//! for few bytes of a hostile shape.
+//! Hazard: a client that takes of the gateway what it does not give: memory for a stream that it does not
+//! read, memory and time for few bytes of a hostile shape.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -17,7 +17,8 @@ use keyway_tests::exchange::PROTOCOLS;
 use keyway_tests::openai::{CHAT, DONE, FAKE_MODEL, chat, chat_stream, delta};
 use keyway_tests::{Client, End, Exchange, FakeWorker, Gateway, Next, Protocol, Resources, eventually};
 
-/// A gateway in front of a worker; what it would log of each event or field at trace level costs more than that does.
+/// A gateway in front of a worker; what it would log of each event or field at trace level costs more than
+/// that does.
 async fn quiet(args: &[&str]) -> (Gateway, FakeWorker) {
     let worker = FakeWorker::start().await;
     let gateway = Gateway::builder().worker(worker.addr()).args(args).log("info,access=warn").start().await;
@@ -75,7 +76,8 @@ async fn who_reads_slowly_holds_up_its_worker_and_nobody_else() {
         });
         assert_eq!(slow.status().await, 200);
         for _ in 0..20 {
-            // A kilobyte, and then the worker sends what it can: until it is seen at rest many times in a row.
+            // A kilobyte, and then the worker sends what it can: until it is seen at rest many times in a
+            // row.
             assert_eq!(slow.next_event().await.event(), event);
             let (mut last, mut at_rest) = (u64::MAX, 0);
             eventually!({
@@ -243,12 +245,12 @@ fn bomb(size: usize) -> Vec<u8> {
     packed
 }
 
-/// Requests below this size count as so large: a megabyte is what one of 10 KiB may not cost (Envoy's threat model), and some pages of
-/// the allocator's are what thousands of small ones take together.
+/// Requests below this size count as so large: a megabyte is what one of 10 KiB may not cost (Envoy's threat
+/// model), and some pages of the allocator's are what thousands of small ones take together.
 const SMALL: usize = 10 << 10;
 
-/// Sends a request again and again until that were `total` bytes. CPU time of the gateway for a byte in nanoseconds, and by how much
-/// its memory was larger at any time, in bytes of one request.
+/// Sends a request again and again until that were `total` bytes. CPU time of the gateway for a byte in
+/// nanoseconds, and by how much its memory was larger at any time, in bytes of one request.
 async fn cost(gateway: &Gateway, worker: &FakeWorker, request: &[u8], total: usize) -> (f64, f64) {
     let times = total.div_ceil(request.len());
     Resources::forget_peak(&gateway.process);

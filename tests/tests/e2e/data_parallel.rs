@@ -1,5 +1,6 @@
-//! Hazard: a worker's data-parallel engines are taken for one cache, or a request goes to another engine than the one
-//! that has its prefix. The worker is a real one, with attention on each of its expert-parallel processes.
+//! Hazard: a worker's data-parallel engines are taken for one cache, or a request goes to another engine than
+//! the one that has its prefix. The worker is a real one, with attention on each of its expert-parallel
+//! processes.
 
 use keyway_tests::{Gateway, RealWorker, eventually, get, ports, post};
 use serde_json::{Value, json};

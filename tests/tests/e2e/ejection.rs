@@ -1,5 +1,5 @@
-//! Hazard: a worker that answers badly goes on being sent requests, or the fleet is sent every failed request again. And
-//! the reverse: a whole fleet is taken out because of what it is asked.
+//! Hazard: a worker that answers badly goes on being sent requests, or the fleet is sent every failed request
+//! again. And the reverse: a whole fleet is taken out because of what it is asked.
 
 use std::time::Instant;
 

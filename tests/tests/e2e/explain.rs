@@ -1,4 +1,5 @@
-//! Hazard: nobody can say why a request went where it went. `/explain` must say what then happens, and change nothing.
+//! Hazard: nobody can say why a request went where it went. `/explain` must say what then happens, and change
+//! nothing.
 
 use keyway_tests::openai::{CHAT, FAKE_MODEL, chat};
 use keyway_tests::{Cluster, FakeWorker, eventually, get, post};

@@ -1,6 +1,7 @@
-//! Hazard: frames that cost a client nothing and the gateway much (HTTP/2): streams opened to be reset, by the client or by the
-//! gateway itself, heads and bodies that never end, frames that must be answered, heads that unpack to many times their size,
-//! windows that never open. `python/h2_floods.py` sends them; others are served meanwhile and afterwards.
+//! Hazard: frames that cost a client nothing and the gateway much (HTTP/2): streams opened to be reset, by
+//! the client or by the gateway itself, heads and bodies that never end, frames that must be answered, heads
+//! that unpack to many times their size, windows that never open. `python/h2_floods.py` sends them; others
+//! are served meanwhile and afterwards.
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
@@ -20,8 +21,8 @@ const OTHER: &str = "other-model";
 const MAX_STREAMS: u64 = 1_024;
 /// What a flood may add to the gateway's memory; a thousand open requests take half of it.
 const MEMORY_BYTES: u64 = 16 << 20;
-/// What a frame may take of the gateway's time, as a part of a request's: one that is no request, and one that is one, or a
-/// thousand header fields.
+/// What a frame may take of the gateway's time, as a part of a request's: one that is no request, and one
+/// that is one, or a thousand header fields.
 const NO_REQUEST: f64 = 0.2;
 const REQUEST: f64 = 4.0;
 /// Error codes of RFC 9113, section 7.
@@ -94,8 +95,9 @@ impl Site {
         spent / f64::from(PLAIN)
     }
 
-    /// Sends a flood while others are served. Whatever it is, it costs the gateway little memory and `most` time for a frame; the
-    /// worker sees no more at once than may be open, and in the end nothing is left of it.
+    /// Sends a flood while others are served. Whatever it is, it costs the gateway little memory and `most`
+    /// time for a frame; the worker sees no more at once than may be open, and in the end nothing is left of
+    /// it.
     async fn flood(&self, attack: &str, count: u64, most: f64) -> Report {
         Resources::forget_peak(&self.gateway.process);
         let before = Resources::of(&self.gateway.process);
@@ -148,7 +150,8 @@ async fn streams_reset_at_once_reach_no_worker_and_end_their_connection() {
     assert!(begun < resets / 20, "the worker was asked {begun} times");
 }
 
-/// Each of them costs the client the time until it is known to have come; a tenant's limits count it as a request.
+/// Each of them costs the client the time until it is known to have come; a tenant's limits count it as a
+/// request.
 #[tokio::test]
 async fn streams_reset_once_they_are_served_are_aborted_at_the_worker() {
     let Some(site) = Site::start("").await else { return };

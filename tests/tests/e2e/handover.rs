@@ -12,7 +12,8 @@ use keyway_tests::process::Process;
 use keyway_tests::{Client, Exchange, FakeWorker, Gateway, eventually, get, post, tools};
 use tokio::task::JoinHandle;
 
-/// Clients that ask one question after the other; each panics when a connection is refused or an answer missing.
+/// Clients that ask one question after the other; each panics when a connection is refused or an answer
+/// missing.
 struct Load {
     stop: Arc<AtomicBool>,
     clients: Vec<JoinHandle<u64>>,

@@ -1,5 +1,6 @@
-//! Hazard: many requests share a connection to a worker, and one of them is another's misfortune: it reads slowly, leaves, or
-//! takes the connection with it; or the worker asks to be left, and what it has not begun is lost.
+//! Hazard: many requests share a connection to a worker, and one of them is another's misfortune: it reads
+//! slowly, leaves, or takes the connection with it; or the worker asks to be left, and what it has not begun
+//! is lost.
 
 use std::collections::BTreeMap;
 

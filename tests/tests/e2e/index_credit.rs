@@ -1,5 +1,5 @@
-//! Hazard: the index believes a worker to hold what it never computed, and conversations follow that. Only requests that are
-//! known to fill a prefix cache, and were answered, leave anything there.
+//! Hazard: the index believes a worker to hold what it never computed, and conversations follow that. Only
+//! requests that are known to fill a prefix cache, and were answered, leave anything there.
 
 use keyway_tests::fake_worker::Call;
 use keyway_tests::openai::{CHAT, FAKE_MODEL, chat, chat_stream};

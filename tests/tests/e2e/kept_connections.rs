@@ -1,5 +1,5 @@
-//! Hazard: a worker closes a kept connection as the next request goes out, and that is held against it or shown to the client;
-//! or what must not be sent twice is.
+//! Hazard: a worker closes a kept connection as the next request goes out, and that is held against it or
+//! shown to the client; or what must not be sent twice is.
 
 use keyway_tests::exchange::PROTOCOLS;
 use keyway_tests::openai::{CHAT, DONE, chat, chat_stream, delta};

@@ -1,5 +1,6 @@
-//! Hazard: what an engine keeps apart is taken for one cache: its LoRA adapters, its tiers, and the data-parallel engines behind
-//! one address. The engines are scripted workers with a real publisher of KV events.
+//! Hazard: what an engine keeps apart is taken for one cache: its LoRA adapters, its tiers, and the
+//! data-parallel engines behind one address. The engines are scripted workers with a real publisher of KV
+//! events.
 
 use keyway_tests::{Cluster, FakeWorker, Gateway, eventually, ports, post};
 use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, EventBatch, KvEvent, WireFormat};

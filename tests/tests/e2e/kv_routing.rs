@@ -1,6 +1,6 @@
-//! Hazard: what the gateway believes a worker to hold is not what it holds. Real workers publish KV events, the gateway
-//! tokenises prompts as they do, and each answer says how many tokens were cached: the prediction must agree, while
-//! prefixes are shared, prolonged and evicted.
+//! Hazard: what the gateway believes a worker to hold is not what it holds. Real workers publish KV events,
+//! the gateway tokenises prompts as they do, and each answer says how many tokens were cached: the prediction
+//! must agree, while prefixes are shared, prolonged and evicted.
 
 use keyway_tests::cluster::config_file;
 use keyway_tests::openai::CHAT;
@@ -29,8 +29,8 @@ fn cached(answer: &Value) -> u64 {
     answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("reported")
 }
 
-/// Waits until the gateway has taken all that its workers have published, and nothing more comes: an answer may be here
-/// before the last events of its steps are.
+/// Waits until the gateway has taken all that its workers have published, and nothing more comes: an answer
+/// may be here before the last events of its steps are.
 async fn settled(cluster: &Cluster) {
     for worker in &cluster.workers {
         let name = worker.addr().to_string();
@@ -45,8 +45,8 @@ async fn settled(cluster: &Cluster) {
     }
 }
 
-/// Conversations that share a beginning, in turns, in random order; returns how many answers agreed within a block with
-/// what the gateway had said, and how many there were.
+/// Conversations that share a beginning, in turns, in random order; returns how many answers agreed within a
+/// block with what the gateway had said, and how many there were.
 async fn traffic(cluster: &Cluster, turns: usize) -> (usize, usize) {
     let system = json!({ "role": "system", "content": "You answer briefly, and you are kind. ".repeat(3) });
     let mut conversations = vec![vec![system]; 6];
@@ -86,7 +86,8 @@ async fn with_events_and_tokens_predictions_are_what_workers_report() {
     assert_eq!(cluster.gateway.process.log().iter().filter(|line| line.contains("WARN")).count(), 0);
 }
 
-/// What one of several clients has seen: answers that agreed within a block, all of them, and their cached tokens.
+/// What one of several clients has seen: answers that agreed within a block, all of them, and their cached
+/// tokens.
 #[derive(Default)]
 struct Seen {
     right: usize,
@@ -94,7 +95,8 @@ struct Seen {
     cached: u64,
 }
 
-/// One client that never waits for events: conversations that share a beginning, turn after turn, streamed and not.
+/// One client that never waits for events: conversations that share a beginning, turn after turn, streamed
+/// and not.
 async fn client(addr: std::net::SocketAddr, seed: u64, turns: usize) -> Seen {
     let system = json!({ "role": "system", "content": "You answer briefly, and you are kind. ".repeat(3) });
     let (mut seen, mut random) = (Seen::default(), fastrand::Rng::with_seed(seed));

@@ -1,5 +1,5 @@
-//! Hazard: more than the gateway will hold, in one request or in all. It is refused in OpenAI's shape before any
-//! worker sees it, and what is held is let go.
+//! Hazard: more than the gateway will hold, in one request or in all. It is refused in OpenAI's shape before
+//! any worker sees it, and what is held is let go.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,5 @@
-//! Hazard: an answer sends its client to the worker's own address, past the gateway, its keys and its limits, or into nowhere.
+//! Hazard: an answer sends its client to the worker's own address, past the gateway, its keys and its limits,
+//! or into nowhere.
 
 use keyway_tests::openai::chat;
 use keyway_tests::{Client, Cluster, FakeWorker, Gateway, eventually};

@@ -1,5 +1,5 @@
-//! End-to-end tests over real sockets and real processes, one file per hazard. One binary, so that the harness
-//! links once; `tests/README.md` names the tables.
+//! End-to-end tests over real sockets and real processes, one file per hazard. One binary, so that the
+//! harness links once; `tests/README.md` names the tables.
 #![allow(clippy::unnecessary_debug_formatting, reason = "a path in quotes is a TOML string")]
 #![allow(
     clippy::expect_used,

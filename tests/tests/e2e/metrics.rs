@@ -64,7 +64,8 @@ async fn a_retry_counts_when_another_worker_is_tried_and_not_when_none_is_left()
     assert_eq!(cluster.gateway.metrics().await.sum("keyway_retries_total", &[]), after_one);
 }
 
-/// Some engines send a short stream in one piece with its length; nobody polls such a body after its last byte.
+/// Some engines send a short stream in one piece with its length; nobody polls such a body after its last
+/// byte.
 #[tokio::test]
 async fn a_stream_of_declared_length_counts_as_complete() {
     let cluster = Cluster::of_fakes(1, "prefix").await;
@@ -118,8 +119,8 @@ async fn clients_cannot_make_series() {
 const KEY: &str = "kw-of-the-only-tenant";
 const KEY_SHA256: &str = "b5542c9dda5e10b63da223b285decd8dd6e8d9a60e97aece22386eba86df24e1";
 
-/// Sends so many requests with a name of their own wherever a client may choose one: model, path, key, session, request, tenant
-/// and trace.
+/// Sends so many requests with a name of their own wherever a client may choose one: model, path, key,
+/// session, request, tenant and trace.
 async fn ask_by_many_names(gateway: &Gateway, names: std::ops::Range<u32>) {
     let mut client = Client::connect(gateway.addr).await;
     for i in names {
@@ -187,7 +188,8 @@ async fn promtool_finds_nothing_to_complain_about() {
         std::io::Write::write_all(&mut child.stdin.take().unwrap(), text.as_bytes()).expect("promtool reads");
         let output = child.wait_with_output().expect("promtool ends");
         let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        // vLLM's own names have a colon, which promtool reserves for recording rules; nothing else may be said.
+        // vLLM's own names have a colon, which promtool reserves for recording rules; nothing else may be
+        // said.
         let vllms = |line: &&str| line.starts_with("vllm:") && line.ends_with("should not contain ':'");
         let faults: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty() && !vllms(line)).collect();
         assert!(faults.is_empty(), "{addr}: {said}");

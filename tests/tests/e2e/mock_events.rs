@@ -1,5 +1,5 @@
-//! Hazard: the mock's KV events are read by our own code alone. Structures written from the engines' documentation, in
-//! msgspec, read them over libzmq: live, replayed, in every form, with evictions.
+//! Hazard: the mock's KV events are read by our own code alone. Structures written from the engines'
+//! documentation, in msgspec, read them over libzmq: live, replayed, in every form, with evictions.
 
 use std::process::Command;
 

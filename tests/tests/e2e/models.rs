@@ -1,5 +1,6 @@
-//! Hazard: a request reaches a worker that does not serve its model. The gateway's list is the fleet's, and each
-//! request goes where its model is, however its body is written; where that cannot be known it is refused, not left to chance.
+//! Hazard: a request reaches a worker that does not serve its model. The gateway's list is the fleet's, and
+//! each request goes where its model is, however its body is written; where that cannot be known it is
+//! refused, not left to chance.
 
 use std::io::Write as _;
 

@@ -1,5 +1,6 @@
-//! Hazard: a worker's answer is not HTTP, or could be read in two ways, and what of it reaches the client is not an error that the
-//! client's library understands. It gets a 502 in the API's shape and nothing of the worker's bytes.
+//! Hazard: a worker's answer is not HTTP, or could be read in two ways, and what of it reaches the client is
+//! not an error that the client's library understands. It gets a 502 in the API's shape and nothing of the
+//! worker's bytes.
 
 use std::net::SocketAddr;
 

@@ -1,5 +1,5 @@
-//! Hazard: the gateway is right by the letter and useless to the client everybody uses. The official `openai` Python
-//! client against the gateway: answers, streams, and errors as its own exceptions.
+//! Hazard: the gateway is right by the letter and useless to the client everybody uses. The official `openai`
+//! Python client against the gateway: answers, streams, and errors as its own exceptions.
 
 use std::process::Output;
 

@@ -1,4 +1,5 @@
-//! Hazard: this gateway is not the only one. What others send to a worker it does not see, unless it asks the worker.
+//! Hazard: this gateway is not the only one. What others send to a worker it does not see, unless it asks the
+//! worker.
 
 use std::time::Duration;
 

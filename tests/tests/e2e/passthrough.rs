@@ -1,10 +1,12 @@
-//! Hazard: the gateway changes what it carries. Requests and answers cross byte for byte, whatever is in them.
+//! Hazard: the gateway changes what it carries. Requests and answers cross byte for byte, whatever is in
+//! them.
 
 use keyway_tests::cluster::config_file;
 use keyway_tests::openai::{CHAT, chat};
 use keyway_tests::{Client, Cluster, End, FakeWorker, Gateway, Protocol, get, post};
 
-/// Unknown fields, odd spacing, a duplicate key, escapes, non-ASCII text, a number no float holds, trailing space.
+/// Unknown fields, odd spacing, a duplicate key, escapes, non-ASCII text, a number no float holds, trailing
+/// space.
 const ODD_BODY: &str = "\n{ \"model\" :\t\"fake-model\",\"messages\":[ {\"role\":\"user\",\"content\":\"Gr\u{fc}\u{df}e \
                         \\u00e9 \u{65e5}\u{672c} \u{1f511}\"} ],\r\n \"temperature\":0.10, \"temperature\":0.1000,\"x_unknown\":\
                         {\"deep\":[1,2,{\"n\":123456789012345678901234567890}]}, \"stream\":false }  \n";

@@ -1,4 +1,5 @@
-//! Hazard: several gateways in front of one fleet, each of which takes a worker for free that another keeps busy.
+//! Hazard: several gateways in front of one fleet, each of which takes a worker for free that another keeps
+//! busy.
 
 use keyway_tests::exchange::Protocol;
 use keyway_tests::openai::{CHAT, chat, chat_stream};

@@ -1,5 +1,6 @@
-//! Hazard: a worker that refuses at once looks idle and fast, and draws the requests that others could serve. And the reverse: a
-//! worker that is full for a moment is left out for long, or one client's bad requests are held against the workers.
+//! Hazard: a worker that refuses at once looks idle and fast, and draws the requests that others could serve.
+//! And the reverse: a worker that is full for a moment is left out for long, or one client's bad requests are
+//! held against the workers.
 
 use keyway_tests::openai::{CHAT, FAKE_MODEL, chat, chat_stream};
 use keyway_tests::{Client, Cluster, FakeWorker, REFUSE_ME, Response, eventually, post};
@@ -263,7 +264,8 @@ async fn what_leaves_nothing_behind_is_sent_again_whatever_its_path() {
             assert_eq!(client.response().await.status(), 200, "{method} {path}, {status}");
         }
     }
-    // One of a worker's own is found where it is; others know nothing of it, and nothing follows from their saying so.
+    // One of a worker's own is found where it is; others know nothing of it, and nothing follows from their
+    // saying so.
     cluster.fakes[0].refuse(404, None);
     let mut statuses = Vec::new();
     for _ in 0..4 {

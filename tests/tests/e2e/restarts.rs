@@ -1,5 +1,6 @@
-//! Hazard: one restart goes well and the tenth does not: something of the process before is still there, or gone already. And
-//! what clients do on real connections, kept or fresh, meets the moment that no test has thought of.
+//! Hazard: one restart goes well and the tenth does not: something of the process before is still there, or
+//! gone already. And what clients do on real connections, kept or fresh, meets the moment that no test has
+//! thought of.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -49,7 +50,8 @@ async fn reported(mut load: Process, out: &Path) -> Value {
     serde_json::from_slice(&fs::read(out.join("run.json")).expect("a report")).expect("JSON")
 }
 
-/// Asks over and over whether the gateway is ready, as a balancer does; panics when it is not, or nobody answers.
+/// Asks over and over whether the gateway is ready, as a balancer does; panics when it is not, or nobody
+/// answers.
 fn balancer(admin: SocketAddr, stop: &Arc<AtomicBool>, asked: &Arc<AtomicU64>) -> JoinHandle<()> {
     let (stop, asked) = (Arc::clone(stop), Arc::clone(asked));
     tokio::spawn(async move {

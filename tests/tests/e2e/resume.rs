@@ -1,5 +1,5 @@
-//! Hazard: a worker breaks off a stream that another could have gone on with, or the one who goes on says something
-//! twice, leaves something out, or shows that it is another.
+//! Hazard: a worker breaks off a stream that another could have gone on with, or the one who goes on says
+//! something twice, leaves something out, or shows that it is another.
 
 use keyway_tests::chaos_proxy::{ChaosProxy, Countdown};
 use keyway_tests::h2_client::H2Client;
@@ -142,15 +142,15 @@ async fn over_http2_a_cut_connection_is_not_seen_either() {
 #[tokio::test]
 async fn a_sampled_stream_without_a_seed_goes_on_with_the_gateway_s() {
     let cluster = three_breakable_workers("").await;
-    // What was said before the cut is repeated to the next worker: had it another seed, ids and text would not agree
-    // with the tokens that follow, and greedy continuations of different beginnings differ.
+    // What was said before the cut is repeated to the next worker: had it another seed, ids and text would
+    // not agree with the tokens that follow, and greedy continuations of different beginnings differ.
     let request = chat(json!({"temperature": 1.5}));
     let mut cut = 0.0;
     for events in [1, 2, 3, 4, 7, 10, 11] {
         cluster.proxies[0].cut_after_events(events);
         let seen = Seen::of(&post(cluster.addr(), CHAT, &request).await);
-        // Tokens that end inside a character share an event with the next, so a stream may be shorter than the cut; none
-        // has fewer than a role, a text, an end, a usage and `[DONE]`.
+        // Tokens that end inside a character share an event with the next, so a stream may be shorter than
+        // the cut; none has fewer than a role, a text, an end, a usage and `[DONE]`.
         let was_cut = !cluster.proxies[0].cuts();
         assert!(was_cut || events > 4, "no cut after {events} events");
         cut += f64::from(u8::from(was_cut));
@@ -315,7 +315,8 @@ async fn any_engine_s_stream_begins_again_while_the_client_has_nothing_of_it() {
 
 #[tokio::test]
 async fn streams_that_break_all_at_once_are_resumed_within_the_retry_budget() {
-    // As many as the budget has at once, and twice as much again: time may not fill it up before all have asked.
+    // As many as the budget has at once, and twice as much again: time may not fill it up before all have
+    // asked.
     const BROKEN: usize = 300;
     let cluster = Cluster::of_fakes(2, "round-robin").await;
     cluster.fakes.iter().for_each(FakeWorker::manual);

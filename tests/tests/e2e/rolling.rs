@@ -1,4 +1,5 @@
-//! Hazard: workers and the gateway are restarted one after the other while requests come, and some of those are lost.
+//! Hazard: workers and the gateway are restarted one after the other while requests come, and some of those
+//! are lost.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -7,8 +8,8 @@ use keyway_tests::openai::{CHAT, DONE};
 use keyway_tests::{Client, Cluster, End, Gateway, RealWorker, eventually};
 use serde_json::json;
 
-/// Requests in a row, streamed and whole in turn, until told to stop; each must be answered in full. Every second client
-/// keeps its connection for as long as it may, the others open a new one each time.
+/// Requests in a row, streamed and whole in turn, until told to stop; each must be answered in full. Every
+/// second client keeps its connection for as long as it may, the others open a new one each time.
 async fn client(addr: SocketAddr, i: usize, stop: &AtomicBool, answered: &AtomicUsize) {
     let mut client = Client::connect(addr).await;
     for n in 0_usize.. {
@@ -75,8 +76,8 @@ async fn gateway(workers: &[SocketAddr], socket: &str) -> Gateway {
     gateway.args(&["--handover-socket", socket]).start().await
 }
 
-/// Another process takes the gateway's place, which ends when the last of its answers has; returns the new one, and how
-/// many answers of the old one met a worker that went.
+/// Another process takes the gateway's place, which ends when the last of its answers has; returns the new
+/// one, and how many answers of the old one met a worker that went.
 async fn replace(old: &mut Gateway, workers: &[SocketAddr], socket: &str) -> (Gateway, usize) {
     let new = gateway(workers, socket).await;
     assert_eq!((new.addr, new.admin), (old.addr, old.admin));

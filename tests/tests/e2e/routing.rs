@@ -1,5 +1,5 @@
-//! Hazard: a prompt goes to a worker that does not hold its prefix, or all prompts to one. The same tests under
-//! another policy show that it is the policy that does it.
+//! Hazard: a prompt goes to a worker that does not hold its prefix, or all prompts to one. The same tests
+//! under another policy show that it is the policy that does it.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -37,8 +37,8 @@ async fn a_conversation_stays_with_the_worker_that_holds_its_prefix() {
     }
 }
 
-/// Moves a conversation by stopping its first worker, lets that worker return, and says whether the conversation
-/// stayed where it had moved to.
+/// Moves a conversation by stopping its first worker, lets that worker return, and says whether the
+/// conversation stayed where it had moved to.
 async fn stays_after_moving(cluster: &Cluster) -> bool {
     let first = conversation(cluster, 0, 1).await[0];
     cluster.fakes[first].stop().await;

@@ -1,5 +1,5 @@
-//! Hazard: a prompt, a key or an inner address in a log, a metric or an error. Canaries go through every path, with
-//! the gateway's own log at its most talkative.
+//! Hazard: a prompt, a key or an inner address in a log, a metric or an error. Canaries go through every
+//! path, with the gateway's own log at its most talkative.
 
 use keyway_tests::bins::bin;
 use keyway_tests::cluster::config_file;

@@ -1,5 +1,6 @@
-//! Hazard: a conversation wanders over the fleet, because its prompts do not show that they are one: here each message bears an
-//! id of its own, which routing by text takes for a part of the prompt and no engine sees.
+//! Hazard: a conversation wanders over the fleet, because its prompts do not show that they are one: here
+//! each message bears an id of its own, which routing by text takes for a part of the prompt and no engine
+//! sees.
 
 use std::collections::BTreeSet;
 

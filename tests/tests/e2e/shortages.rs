@@ -1,5 +1,5 @@
-//! Hazard: the gateway itself has no descriptor, port or memory left for a connection, and takes that for its workers' failure:
-//! it leaves them out, forgets their caches, and its operators cannot see why.
+//! Hazard: the gateway itself has no descriptor, port or memory left for a connection, and takes that for its
+//! workers' failure: it leaves them out, forgets their caches, and its operators cannot see why.
 
 use keyway_tests::openai::{CHAT, chat, chat_stream};
 use keyway_tests::{Client, Cluster, Exchange, FailingConnect, FakeWorker, Protocol, eventually, get, post};

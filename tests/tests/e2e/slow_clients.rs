@@ -1,5 +1,6 @@
-//! Hazard: clients that say or take as little as they can, so many that nobody else is served. `slowhttptest` is the attacker:
-//! it says itself whether the gateway closed its connections or its own time ran out. One such client: `timeouts.rs`.
+//! Hazard: clients that say or take as little as they can, so many that nobody else is served. `slowhttptest`
+//! is the attacker: it says itself whether the gateway closed its connections or its own time ran out. One
+//! such client: `timeouts.rs`.
 
 use std::process::Command;
 
@@ -29,7 +30,8 @@ async fn with_limits(limits: &str) -> (Gateway, FakeWorker) {
     (gateway, worker)
 }
 
-/// An attack of this kind by so many connections at once. Unless `more` says otherwise it gives up before a test's patience does.
+/// An attack of this kind by so many connections at once. Unless `more` says otherwise it gives up before a
+/// test's patience does.
 fn attack(gateway: &Gateway, kind: &str, connections: usize, more: &[&str]) -> Option<Process> {
     let mut command = Command::new(tool("slowhttptest")?);
     let (url, connections) = (format!("http://{}{CHAT}", gateway.addr), connections.to_string());
@@ -59,8 +61,8 @@ async fn answered_beside(gateway: &Gateway, connections: usize, requests: usize)
     beside
 }
 
-/// Wants nothing left of an attack, and that its requests reached no worker. The attacker asks by `GET` now and then whether
-/// anybody is served.
+/// Wants nothing left of an attack, and that its requests reached no worker. The attacker asks by `GET` now
+/// and then whether anybody is served.
 async fn nothing_is_left(gateway: &Gateway, worker: &FakeWorker, healthy: usize) {
     eventually!(open(gateway).await == ASKING, "every connection is closed");
     gateway.idle().await;

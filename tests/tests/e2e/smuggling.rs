@@ -1,5 +1,5 @@
-//! Hazard: bytes that two readers of HTTP frame differently, so that one client's request hides in another's; tunnels; and
-//! connections opened to be reset. Refused, never repaired (RFC 9112 §6, §11.2; CVE-2023-44487).
+//! Hazard: bytes that two readers of HTTP frame differently, so that one client's request hides in another's;
+//! tunnels; and connections opened to be reset. Refused, never repaired (RFC 9112 §6, §11.2; CVE-2023-44487).
 
 use bytes::Bytes;
 use keyway_tests::eventually::patient;
@@ -11,8 +11,8 @@ use tokio::net::TcpStream;
 
 use crate::ambiguous::{HIDDEN, ambiguous, odd, odd_body, with_headers};
 
-/// Sends bytes and returns all that comes back until the gateway closes. That there are no more is not said: it would be taken
-/// for the client's leaving.
+/// Sends bytes and returns all that comes back until the gateway closes. That there are no more is not said:
+/// it would be taken for the client's leaving.
 async fn exchange(cluster: &Cluster, bytes: &[u8]) -> String {
     let mut stream = patient("connection", TcpStream::connect(cluster.addr())).await.expect("connect");
     // The gateway may close while this is being sent.

@@ -1,5 +1,5 @@
-//! Hazard: what one worker stored is asked for at another one, which does not have it. And one tenant reads what another one's
-//! request stored.
+//! Hazard: what one worker stored is asked for at another one, which does not have it. And one tenant reads
+//! what another one's request stored.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! Hazard: a stream ends, or says that it failed, in another way than the gateway expects: half an answer looks whole, an
-//! error is taken for content, an answer that another worker could have given is lost, or what is no content counts as a first
-//! token.
+//! Hazard: a stream ends, or says that it failed, in another way than the gateway expects: half an answer
+//! looks whole, an error is taken for content, an answer that another worker could have given is lost, or
+//! what is no content counts as a first token.
 
 use keyway_tests::openai::CHAT;
 use keyway_tests::{Call, Client, Cluster, End, Exchange, FakeWorker, Next, Protocol, Response, eventually};
@@ -100,7 +100,8 @@ async fn streams(mut call: Call, parts: &[&str], how: How) {
     }
 }
 
-/// What the client of a request gets whose first worker streams these parts, and any other one a whole answer.
+/// What the client of a request gets whose first worker streams these parts, and any other one a whole
+/// answer.
 async fn asked(cluster: &Cluster, api: &Api, first: &[&str], how: How) -> Response {
     let mut client = Client::connect(cluster.addr()).await;
     client.post(api.path, api.request.as_bytes()).await;

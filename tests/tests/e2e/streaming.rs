@@ -1,5 +1,5 @@
-//! Hazard: events are held back, merged, torn or rewritten on their way. Each is with the client as soon as the worker
-//! said it.
+//! Hazard: events are held back, merged, torn or rewritten on their way. Each is with the client as soon as
+//! the worker said it.
 
 use keyway_tests::exchange::PROTOCOLS;
 use keyway_tests::openai::{CHAT, DONE, chat_stream, delta};

@@ -1,5 +1,5 @@
-//! Hazard: whoever reaches the gateway may use it, one tenant takes what is another's, or learns what another asked. And
-//! keys that travel further than they must.
+//! Hazard: whoever reaches the gateway may use it, one tenant takes what is another's, or learns what another
+//! asked. And keys that travel further than they must.
 
 use keyway_tests::cluster::config_file;
 use keyway_tests::exchange::PROTOCOLS;
@@ -110,8 +110,8 @@ async fn tenants_share_no_prefix_and_each_finds_its_own_again() {
     assert!(salts.iter().all(|salt| !salt.contains("alice") && !salt.contains("bob")));
 }
 
-/// Prompt tokens that a real engine found in its cache, for the same prompt by these tenants one after the other, and at last for
-/// one of the same length that nobody has asked.
+/// Prompt tokens that a real engine found in its cache, for the same prompt by these tenants one after the
+/// other, and at last for one of the same length that nobody has asked.
 async fn cached_for(asking: &[&str], more: &str) -> Vec<u64> {
     let mut worker = RealWorker::spawn(&[]);
     worker.ready().await;

@@ -98,7 +98,8 @@ async fn a_body_that_stops_is_refused_and_reaches_no_worker() {
 #[tokio::test]
 async fn a_connection_on_which_no_whole_head_comes_is_closed() {
     let (gateway, worker) = with_limits("header_read_ms = 400").await;
-    // Nothing, what either protocol may begin with, one that has begun, and the second request of a connection.
+    // Nothing, what either protocol may begin with, one that has begun, and the second request of a
+    // connection.
     for sent in ["", "P", "PRI * HTTP/2.0\r\n\r\nSM", "POST /v1/chat/completions HTTP/1.1\r\nhost: k\r\n"] {
         let mut client = Client::connect(gateway.addr).await;
         client.send(sent.as_bytes()).await;

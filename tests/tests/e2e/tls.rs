@@ -1,5 +1,6 @@
-//! Hazard: what is said in confidence is read on the way, or told to somebody else. Clients by TLS, workers by TLS, each
-//! side with a certificate where that is wanted; and certificates are replaced without a restart.
+//! Hazard: what is said in confidence is read on the way, or told to somebody else. Clients by TLS, workers
+//! by TLS, each side with a certificate where that is wanted; and certificates are replaced without a
+//! restart.
 
 use keyway_tests::openai::chat;
 use keyway_tests::tls::{Authority, Identity, TlsFront, post_tls};

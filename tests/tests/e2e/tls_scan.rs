@@ -1,5 +1,5 @@
-//! Hazard: a listener that speaks a TLS that nobody should. `sslscan` tries every version and suite; that its finds are seen
-//! here is shown with a server that has them. Certificates are `tls.rs`.
+//! Hazard: a listener that speaks a TLS that nobody should. `sslscan` tries every version and suite; that its
+//! finds are seen here is shown with a server that has them. Certificates are `tls.rs`.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,5 +1,6 @@
-//! Hazard: a trace breaks at the gateway, names the wrong parent, carries a prompt, or costs a request something when its
-//! collector is slow or gone. A collector that reads with OpenTelemetry's own messages receives the spans.
+//! Hazard: a trace breaks at the gateway, names the wrong parent, carries a prompt, or costs a request
+//! something when its collector is slow or gone. A collector that reads with OpenTelemetry's own messages
+//! receives the spans.
 
 use std::process::Command;
 

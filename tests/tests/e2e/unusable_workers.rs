@@ -1,6 +1,6 @@
-//! Hazard: a worker cannot be used and nobody is told why: nothing in the log, no reason in `/workers`, no series to alert on. A
-//! URL that people write otherwise than the gateway reads it is one of the reasons. And its reverse: a worker that could be
-//! used is not, or one whose port is closed is sent more.
+//! Hazard: a worker cannot be used and nobody is told why: nothing in the log, no reason in `/workers`, no
+//! series to alert on. A URL that people write otherwise than the gateway reads it is one of the reasons. And
+//! its reverse: a worker that could be used is not, or one whose port is closed is sent more.
 
 use std::net::SocketAddr;
 
@@ -293,7 +293,8 @@ async fn a_worker_without_health_joins_by_its_list_of_models() {
 
 #[tokio::test]
 async fn a_worker_that_wants_keys_serves_clients_that_bring_them() {
-    // vLLM with --api-key leaves /health open; others protect all, and are trusted where their model is configured.
+    // vLLM with --api-key leaves /health open; others protect all, and are trusted where their model is
+    // configured.
     for (answers, model, ready) in [
         (vec![("/v1/models", 401, JSON, "{}")], "", true),
         (vec![("/health", 401, JSON, "{}"), ("/v1/models", 401, JSON, "{}")], "", false),

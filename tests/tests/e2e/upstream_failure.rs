@@ -1,5 +1,6 @@
-//! Hazard: a worker fails, and the client gets half an answer that looks whole, the same answer twice, or none where
-//! another worker could have given it. Also the reverse: a client's mistake is held against a worker.
+//! Hazard: a worker fails, and the client gets half an answer that looks whole, the same answer twice, or
+//! none where another worker could have given it. Also the reverse: a client's mistake is held against a
+//! worker.
 
 use keyway_tests::chaos_proxy::Fault;
 use keyway_tests::exchange::PROTOCOLS;
@@ -9,7 +10,8 @@ use keyway_tests::{
 };
 use serde_json::Value;
 
-/// Reads a stream that must end by one error event, no `[DONE]`, and an aborted body; returns the events before.
+/// Reads a stream that must end by one error event, no `[DONE]`, and an aborted body; returns the events
+/// before.
 async fn broken_off(exchange: &mut Exchange) -> Vec<String> {
     let mut events = Vec::new();
     let end = loop {
@@ -26,7 +28,8 @@ async fn broken_off(exchange: &mut Exchange) -> Vec<String> {
     events
 }
 
-/// Breaks off every call before its head: on a kept connection, where that may be its own end, and on a new one.
+/// Breaks off every call before its head: on a kept connection, where that may be its own end, and on a new
+/// one.
 pub(crate) async fn cuts(worker: &FakeWorker) -> ! {
     loop {
         worker.call().await.cut();

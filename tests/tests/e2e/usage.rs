@@ -1,5 +1,5 @@
-//! Hazard: nobody says what a stream's prompt cost, because its client did not ask; or the gateway asks, and the client
-//! sees it.
+//! Hazard: nobody says what a stream's prompt cost, because its client did not ask; or the gateway asks, and
+//! the client sees it.
 
 use keyway_tests::openai::{CHAT, DONE, chat_stream, delta, usage_chunk};
 use keyway_tests::{Call, Client, Cluster, Response, eventually, post};

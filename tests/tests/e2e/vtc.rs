@@ -1,6 +1,6 @@
-//! Hazard: on one connection to a worker, bytes of one exchange are taken for another's, or what was refused gets through.
-//! The conversations are scripts of `varnishtest` (`tests/vtc/`), with the client and the worker in one file; each runs with
-//! a gateway of its own in between.
+//! Hazard: on one connection to a worker, bytes of one exchange are taken for another's, or what was refused
+//! gets through. The conversations are scripts of `varnishtest` (`tests/vtc/`), with the client and the
+//! worker in one file; each runs with a gateway of its own in between.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -30,8 +30,8 @@ fn scripts() -> Vec<PathBuf> {
     scripts
 }
 
-/// Runs a script, whose worker says in a file where it listens, and who learns by another that a connection of it has ended;
-/// what was wrong.
+/// Runs a script, whose worker says in a file where it listens, and who learns by another that a connection
+/// of it has ended; what was wrong.
 async fn run(varnishtest: &Path, script: &Path) -> Option<String> {
     let (shield, dir) = (ProbeShield::start().await, TempDir::new().expect("a folder"));
     let gateway = Gateway::builder().worker(shield.addr()).config(LIMITS).start().await;

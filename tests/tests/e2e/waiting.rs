@@ -1,5 +1,5 @@
-//! Hazard: requests that queue at a worker are bound to it, and to the order in which they came. Here they wait in the
-//! gateway; and whoever waits can leave, is begun in time, and is forgotten by no gauge.
+//! Hazard: requests that queue at a worker are bound to it, and to the order in which they came. Here they
+//! wait in the gateway; and whoever waits can leave, is begun in time, and is forgotten by no gauge.
 
 use keyway_tests::cluster::config_file;
 use keyway_tests::exchange::PROTOCOLS;

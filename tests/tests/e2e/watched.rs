@@ -1,5 +1,5 @@
-//! Hazard: operators who look at the fleet, all the time and from several places, hold requests up: a lock that the router
-//! waits for while they wait for its own.
+//! Hazard: operators who look at the fleet, all the time and from several places, hold requests up: a lock
+//! that the router waits for while they wait for its own.
 
 use keyway_tests::openai::{CHAT, chat};
 use keyway_tests::{Cluster, get, post};

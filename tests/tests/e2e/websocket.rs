@@ -1,5 +1,6 @@
-//! Hazard: a client that asks for a WebSocket gets an answer that it cannot tell from a fault, or bytes of another protocol than
-//! the worker's reach it. What is wrong is said by the gateway, in the API's shape, and no worker hears of it.
+//! Hazard: a client that asks for a WebSocket gets an answer that it cannot tell from a fault, or bytes of
+//! another protocol than the worker's reach it. What is wrong is said by the gateway, in the API's shape, and
+//! no worker hears of it.
 
 use keyway_tests::openai::{CHAT, chat};
 use keyway_tests::{Client, Cluster, Response, post};

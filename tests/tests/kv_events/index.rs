@@ -1,5 +1,5 @@
-//! The routing core's index, built from a worker's events, against what the worker holds: whenever it is idle, while
-//! prefixes are shared and evicted, messages get lost, and subscribers come late.
+//! The routing core's index, built from a worker's events, against what the worker holds: whenever it is
+//! idle, while prefixes are shared and evicted, messages get lost, and subscribers come late.
 
 use keyway_core::Recovery;
 use keyway_tests::Metrics;

@@ -1,5 +1,5 @@
-//! Hazard: what routers believe a worker to hold is not what it holds. Workers' KV events over real ZMQ sockets: into
-//! the routing core's index, and into a decoder that knows only vLLM's own structures.
+//! Hazard: what routers believe a worker to hold is not what it holds. Workers' KV events over real ZMQ
+//! sockets: into the routing core's index, and into a decoder that knows only vLLM's own structures.
 #![allow(
     clippy::expect_used,
     clippy::panic,

@@ -1,5 +1,5 @@
-//! A router's end of the KV events: real SUB and DEALER sockets around the routing core's feed. Loses messages when
-//! told to. Knows nothing of the worker but its addresses.
+//! A router's end of the KV events: real SUB and DEALER sockets around the routing core's feed. Loses
+//! messages when told to. Knows nothing of the worker but its addresses.
 
 use std::net::SocketAddr;
 

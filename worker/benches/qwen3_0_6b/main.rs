@@ -1,13 +1,14 @@
-//! Decoding and prefilling the exact shape of Qwen3-0.6B with random weights, against what this machine's memory and
-//! arithmetic allow in the same minute: `cargo bench -p keyway-worker --bench qwen3_0_6b [-- OPTION...]`
+//! Decoding and prefilling the exact shape of Qwen3-0.6B with random weights, against what this machine's
+//! memory and arithmetic allow in the same minute: `cargo bench -p keyway-worker --bench qwen3_0_6b [--
+//! OPTION...]`
 //!
 //!     --threads N     [default: one for each core]
 //!     --rounds N      repetitions, of which the median is printed [default: 7]
 //!     --only LIST     of bf16, int8, int4 [default: all]
 //!     --write DIR     write the checkpoint into DIR and stop: other engines can be measured with it
 //!
-//! Takes about 4 GiB of memory, and 1.2 GB of a temporary folder. A step's floor is the weights it reads over the
-//! bandwidth that a probe reaches just before it: each round probes, decodes and prefills in turn.
+//! Takes about 4 GiB of memory, and 1.2 GB of a temporary folder. A step's floor is the weights it reads over
+//! the bandwidth that a probe reaches just before it: each round probes, decodes and prefills in turn.
 
 #![allow(clippy::expect_used, reason = "a benchmark ends at whatever fails")]
 

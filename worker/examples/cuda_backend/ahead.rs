@@ -1,5 +1,5 @@
-//! Steps that run ahead, as the engine has them: tokens are drawn on the device and are the next step's input, which is
-//! started before the host knows them.
+//! Steps that run ahead, as the engine has them: tokens are drawn on the device and are the next step's
+//! input, which is started before the host knows them.
 
 use std::time::Instant;
 
@@ -42,8 +42,8 @@ fn start<D: Device + Send>(
     driver.start(sequences, &slices, &draws)
 }
 
-/// Draws `count` tokens behind each sequence, the first step being `first`; each step's tokens, and microseconds from
-/// one step's end to the next one's.
+/// Draws `count` tokens behind each sequence, the first step being `first`; each step's tokens, and
+/// microseconds from one step's end to the next one's.
 pub(crate) fn decode<D: Device + Send>(
     driver: &mut Driver<CudaBackend<D>>,
     sequences: &mut [Sequence],

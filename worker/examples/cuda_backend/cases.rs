@@ -1,5 +1,5 @@
-//! What must hold on a GPU: logits are the CPU backend's within bf16, no bit depends on the batch, and no token on whether
-//! steps run ahead.
+//! What must hold on a GPU: logits are the CPU backend's within bf16, no bit depends on the batch, and no
+//! token on whether steps run ahead.
 
 use std::ops::Range;
 
@@ -19,8 +19,8 @@ pub(crate) const NAMES: &[&str] =
     &["backend_logits", "backend_bits_small", "backend_ahead", "backend_bits_8b", "backend_bits_30b_layers"];
 
 const LAYOUT: KvLayout = KvLayout { block_size: 16, num_blocks: 1009 };
-/// Root of the mean squared difference over the deviation of the CPU's logits: some ten roundings of 2^-9 a layer, of
-/// two layers.
+/// Root of the mean squared difference over the deviation of the CPU's logits: some ten roundings of 2^-9 a
+/// layer, of two layers.
 const TOLERANCE: f64 = 0.03;
 /// Tokens that follow each prompt.
 const DECODED: usize = 8;
@@ -99,8 +99,8 @@ fn logits<D: Device + Send>(device: impl Fn() -> Result<D, String>) -> Result<(u
     Ok((compared, worst))
 }
 
-/// Prompts alone and whole, and side by side in pieces and other blocks: every logit's bits, of the prompts' ends and
-/// of greedily chosen tokens behind them.
+/// Prompts alone and whole, and side by side in pieces and other blocks: every logit's bits, of the prompts'
+/// ends and of greedily chosen tokens behind them.
 fn bits<D: Device + Send>(model: CudaModel<D>, vocab: u32) -> Result<usize, String> {
     let prompts: Vec<Vec<u32>> = [(300, 7), (41, 11), (700, 13), (16, 17)]
         .map(|(len, step)| (0..len).map(|i| i * step % vocab).collect())
@@ -125,7 +125,8 @@ fn bits<D: Device + Send>(model: CudaModel<D>, vocab: u32) -> Result<usize, Stri
     Ok(compared)
 }
 
-/// Logits behind each prompt, taken in pieces of `piece` side by side, and behind each of the tokens that follow.
+/// Logits behind each prompt, taken in pieces of `piece` side by side, and behind each of the tokens that
+/// follow.
 pub(crate) fn generate<B: Backend>(
     driver: &mut Driver<B>,
     prompts: &[Vec<u32>],

@@ -18,8 +18,8 @@ pub(crate) struct Driver<B> {
 }
 
 impl<B: Backend> Driver<B> {
-    /// Blocks are taken `stride` apart, so that two drivers number theirs differently; it must share no factor with
-    /// their number.
+    /// Blocks are taken `stride` apart, so that two drivers number theirs differently; it must share no
+    /// factor with their number.
     pub(crate) fn new(backend: B, stride: usize) -> Self {
         let blocks = backend.num_blocks();
         let free = (0..blocks).map(|i| (i * stride % blocks) as u32).collect();

@@ -1,13 +1,13 @@
-//! Checks and times the worker's CUDA backend on a GPU; `kernels/check` runs it and prints the table. Needs a driver,
-//! no toolkit and no checkpoint.
+//! Checks and times the worker's CUDA backend on a GPU; `kernels/check` runs it and prints the table. Needs a
+//! driver, no toolkit and no checkpoint.
 //!
 //! ```text
 //! cuda_backend list          the names of cases and timings
-//! cuda_backend case NAME     logits against the CPU backend's, equal bits however a batch is cut, equal tokens ahead,
-//!                            and equal bits where ranks share the experts
+//! cuda_backend case NAME     logits against the CPU backend's, equal bits however a batch is cut, equal
+//!                            tokens ahead, and equal bits where ranks share the experts
 //! cuda_backend rank FAMILY … one of the processes that `case backend_processes` starts
-//! cuda_backend time NAME     a step of a model of published shape: how long it takes, and the bytes and operations it cannot avoid;
-//!                            with steps that run ahead also for how long the device rests between two
+//! cuda_backend time NAME     a step of a model of published shape: how long it takes, and the bytes and
+//!                            operations it cannot avoid; with steps that run ahead also for how long the device rests between two
 //! ```
 //! Each answers with one line of JSON; a fault ends it with status 1 and the reason in `"fault"`.
 

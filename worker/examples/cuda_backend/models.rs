@@ -9,9 +9,10 @@ pub(crate) struct Variant {
     pub(crate) more: &'static str,
 }
 
-/// Head widths 64 and 128, grouped queries or none, windows in all layers or some, biases, tied heads, scaled angles; then
-/// those with experts: weights renormalised or not, a dense layer among them, biases, sinks and the
-/// clamped gate; latent attention with and without the queries' bottleneck, groups of experts and shared ones; products in FP8.
+/// Head widths 64 and 128, grouped queries or none, windows in all layers or some, biases, tied heads, scaled
+/// angles; then those with experts: weights renormalised or not, a dense layer among them, biases, sinks and
+/// the clamped gate; latent attention with and without the queries' bottleneck, groups of experts and shared
+/// ones; products in FP8.
 pub(crate) const MODELS: &[Variant] = &[
     Variant {
         name: "LlamaForCausalLM",
@@ -72,7 +73,8 @@ pub(crate) const MODELS: &[Variant] = &[
 ];
 
 impl Variant {
-    /// Whether a router chooses who serves a token. Where it is torn, rounding decides, and logits may be any of two.
+    /// Whether a router chooses who serves a token. Where it is torn, rounding decides, and logits may be any
+    /// of two.
     pub(crate) fn has_experts(&self) -> bool {
         self.more.contains("experts_per_tok")
     }

@@ -1,6 +1,6 @@
-//! Ranks that are processes, each with a GPU, or with a part of one: what `keyway-worker --device cuda --expert-parallel-size N`
-//! starts, without its server and with random weights. Every logit's bits are those of one process; a rank that is killed
-//! is named, and after it the same bits come again.
+//! Ranks that are processes, each with a GPU, or with a part of one: what `keyway-worker --device cuda
+//! --expert-parallel-size N` starts, without its server and with random weights. Every logit's bits are those
+//! of one process; a rank that is killed is named, and after it the same bits come again.
 
 use std::process::Command;
 use std::time::Duration;
@@ -69,7 +69,8 @@ pub(crate) fn rank(family: &str, options: &[&str]) -> Result<Value, String> {
     Ok(json!({ "rank": "ended" }))
 }
 
-/// Logits behind prompts that run side by side in pieces, and behind the tokens that follow; ends what they had in the cache.
+/// Logits behind prompts that run side by side in pieces, and behind the tokens that follow; ends what they
+/// had in the cache.
 fn said(driver: &mut Driver<CudaBackend<Gpu>>) -> Result<Vec<f32>, String> {
     let prompts: Vec<Vec<u32>> =
         [(90, 7), (41, 11), (16, 17)].map(|(len, step)| (0..len).map(|i| i * step % VOCAB).collect()).into();

@@ -1,6 +1,6 @@
-//! Ranks that share a model's experts, all on one GPU and in one process: every logit's bits are those of the model without
-//! ranks, for prompts in one round of the exchange and in many, and for recorded steps. Ranks in processes of their own are
-//! `kernels/examples/check`'s case `peer_processes`.
+//! Ranks that share a model's experts, all on one GPU and in one process: every logit's bits are those of the
+//! model without ranks, for prompts in one round of the exchange and in many, and for recorded steps. Ranks
+//! in processes of their own are `kernels/examples/check`'s case `peer_processes`.
 
 use keyway_kernels::cuda::Device;
 use keyway_worker::model::{CudaModel, KvLayout, LoadedModel, Quantize};

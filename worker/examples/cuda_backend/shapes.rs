@@ -1,5 +1,5 @@
-//! The published shapes that are timed with random weights, and what a step of one cannot avoid: bytes that it must read,
-//! operations that it must do.
+//! The published shapes that are timed with random weights, and what a step of one cannot avoid: bytes that
+//! it must read, operations that it must do.
 
 use keyway_worker::model::Quantize;
 
@@ -55,8 +55,8 @@ pub(crate) const QWEN3_30B: Shape = Shape {
 };
 
 impl Shape {
-    /// Bytes of the weights that a step of `tokens` tokens reads, of `all` that there are: where a router chooses, those of
-    /// as many experts as even choices reach. For one token that is exact.
+    /// Bytes of the weights that a step of `tokens` tokens reads, of `all` that there are: where a router
+    /// chooses, those of as many experts as even choices reach. For one token that is exact.
     pub(crate) fn weight_bytes(&self, all: usize, tokens: usize, quantize: Quantize) -> usize {
         let weight = match quantize {
             Quantize::None => 2.0,
@@ -74,7 +74,8 @@ impl Shape {
         2 * (tokens * self.layers * (self.every_token + self.chosen * self.network) + rows * self.head)
     }
 
-    /// Those of attention over a prompt of `tokens` tokens: scores and sums of what each sees, half of all pairs.
+    /// Those of attention over a prompt of `tokens` tokens: scores and sums of what each sees, half of all
+    /// pairs.
     pub(crate) fn attention_operations(&self, tokens: usize) -> usize {
         2 * 2 * (tokens * tokens / 2) * self.layers * self.queries
     }

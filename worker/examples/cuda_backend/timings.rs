@@ -1,6 +1,6 @@
-//! What is timed: steps of models of published shapes with random weights, as an engine asks for them: planning, copies,
-//! launches and the logits' way back, or tokens drawn there and steps that run ahead. Judging the figures is
-//! `kernels/check`'s.
+//! What is timed: steps of models of published shapes with random weights, as an engine asks for them:
+//! planning, copies, launches and the logits' way back, or tokens drawn there and steps that run ahead.
+//! Judging the figures is `kernels/check`'s.
 
 use std::time::Instant;
 
@@ -30,7 +30,8 @@ enum Timing {
     Ahead(usize),
     /// So many tokens of a prompt in one step.
     Prefill(usize),
-    /// A token of each of so many sequences, the experts shared by so many ranks, all of them here: what the exchange adds.
+    /// A token of each of so many sequences, the experts shared by so many ranks, all of them here: what the
+    /// exchange adds.
     Ranks(usize, usize),
 }
 
@@ -131,8 +132,8 @@ fn decode(
     Ok(answer(name, times, device_us, floor(shape, batch, quantize, sizes)))
 }
 
-/// `idle_us` is the device's own time between the end of a step and the beginning of the next one, the copy of its
-/// inputs included: the median, and what nine of ten steps stay below. The bar is 20 us.
+/// `idle_us` is the device's own time between the end of a step and the beginning of the next one, the copy
+/// of its inputs included: the median, and what nine of ten steps stay below. The bar is 20 us.
 fn ahead(name: &str, shape: &Shape, batch: usize) -> Result<Value, String> {
     let longest = (CONTEXT + STEPS + 2).next_multiple_of(BLOCK_SIZE);
     let (mut driver, sizes) = model(shape, Quantize::None, batch * longest, ([PIECE, batch], 1))?;

@@ -1,6 +1,6 @@
-//! How a model writes its thoughts and its calls into its text, told from its chat template, and text to the parts of
-//! an answer. Pieces of text in, pieces of parts out: however the text is cut, the parts joined are the same. gpt-oss'
-//! format works on token ids and is `keyway_text::HarmonyParser`.
+//! How a model writes its thoughts and its calls into its text, told from its chat template, and text to the
+//! parts of an answer. Pieces of text in, pieces of parts out: however the text is cut, the parts joined are
+//! the same. gpt-oss' format works on token ids and is `keyway_text::HarmonyParser`.
 
 mod hermes;
 mod json_call;
@@ -119,8 +119,8 @@ impl ReasoningFormat {
 }
 
 impl CallFormat {
-    /// The most telling mark of each family's template. A template without one leaves plain JSON, in which calls that a
-    /// grammar enforces can be told.
+    /// The most telling mark of each family's template. A template without one leaves plain JSON, in which
+    /// calls that a grammar enforces can be told.
     fn of(template: &ChatTemplate) -> Self {
         if template.mentions("<function=") && template.mentions("<tool_call>") {
             Self::QwenXml

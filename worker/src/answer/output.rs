@@ -89,9 +89,9 @@ impl TextOutput {
         self.owed.content.insert_str(0, text);
     }
 
-    /// Takes the tokens of an output that was broken off, none of which ended it. What follows begins behind the
-    /// first `emitted` bytes of their text; how much they give depends on the stop strings and on characters that
-    /// are not complete. Of calls, the client has what the ids give.
+    /// Takes the tokens of an output that was broken off, none of which ended it. What follows begins behind
+    /// the first `emitted` bytes of their text; how much they give depends on the stop strings and on
+    /// characters that are not complete. Of calls, the client has what the ids give.
     pub(crate) fn resume(&mut self, ids: &[u32], emitted: usize) -> Result<(), ResumeError> {
         let mut rest = emitted;
         for id in ids {
@@ -112,8 +112,8 @@ impl TextOutput {
         Ok(())
     }
 
-    /// Takes the next token; returns the text to show now, often none. Once `finish` is set, no more tokens must
-    /// come.
+    /// Takes the next token; returns the text to show now, often none. Once `finish` is set, no more tokens
+    /// must come.
     pub(crate) fn push(&mut self, event: &TokenEvent) -> Result<Shown, TextError> {
         self.completion_tokens += 1;
         self.cached_tokens = event.cached_tokens;

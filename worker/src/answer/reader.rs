@@ -1,8 +1,9 @@
-//! Token ids to the parts of an answer: what the model says, what it thinks, and which functions it calls. Not stop
-//! strings, not JSON. How a model writes the three is `answer_format.rs`, and for gpt-oss `keyway_text::HarmonyParser`.
+//! Token ids to the parts of an answer: what the model says, what it thinks, and which functions it calls.
+//! Not stop strings, not JSON. How a model writes the three is `answer_format.rs`, and for gpt-oss
+//! `keyway_text::HarmonyParser`.
 //!
-//! Where a request offers no functions, calls of gpt-oss go where its thoughts go, each behind `to=RECIPIENT `: they are
-//! no content. So do its calls of tools of its own.
+//! Where a request offers no functions, calls of gpt-oss go where its thoughts go, each behind `to=RECIPIENT
+//! `: they are no content. So do its calls of tools of its own.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Stop strings over text that comes in pieces: text is withheld while it may be the beginning of one. Not stop
-//! tokens, which the engine knows.
+//! Stop strings over text that comes in pieces: text is withheld while it may be the beginning of one. Not
+//! stop tokens, which the engine knows.
 
 /// A request's stop strings.
 #[derive(Debug, Clone, Default)]
@@ -25,8 +25,9 @@ impl StopMatcher {
         Self { stops, withheld: String::new() }
     }
 
-    /// Takes the text of the generation's token number `tokens`, counted from 1; returns what may be shown, and the
-    /// stop string that is complete, if one is: its text, unless it is to be shown, and everything after it is dropped.
+    /// Takes the text of the generation's token number `tokens`, counted from 1; returns what may be shown,
+    /// and the stop string that is complete, if one is: its text, unless it is to be shown, and everything
+    /// after it is dropped.
     pub(crate) fn push(&mut self, text: &str, tokens: usize) -> (String, Option<&str>) {
         if tokens <= self.stops.min_tokens {
             return (text.to_owned(), None);

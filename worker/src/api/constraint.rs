@@ -1,5 +1,5 @@
-//! The fields that say which form an answer must have, and the forms of answers that call functions. The forms are
-//! compiled by `grammar.rs`.
+//! The fields that say which form an answer must have, and the forms of answers that call functions. The
+//! forms are compiled by `grammar.rs`.
 
 use serde_json::{Map, Value, json};
 
@@ -173,7 +173,8 @@ fn calls(format: CallFormat, functions: &[&Function], many: bool) -> (String, St
     (body, rules)
 }
 
-/// Arguments as Qwen3-Coder writes them: those that are required and perhaps the others, in the schema's order.
+/// Arguments as Qwen3-Coder writes them: those that are required and perhaps the others, in the schema's
+/// order.
 fn xml_arguments(i: usize, function: &Function) -> String {
     let nothing = Map::new();
     let properties = function.parameters["properties"].as_object().unwrap_or(&nothing);

@@ -1,5 +1,6 @@
-//! `/v1/embeddings`: each input's final hidden state behind its last token, cut to `dimensions` and scaled to length 1.
-//! That is vLLM's pooling for models that were made to generate; whether the result means anything is the model's matter.
+//! `/v1/embeddings`: each input's final hidden state behind its last token, cut to `dimensions` and scaled to
+//! length 1. That is vLLM's pooling for models that were made to generate; whether the result means anything
+//! is the model's matter.
 
 use std::future::poll_fn;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Answers that are not a generation: status, OpenAI's error body, and what the request counts as. One constructor
-//! per kind, so that a kind always looks the same.
+//! Answers that are not a generation: status, OpenAI's error body, and what the request counts as. One
+//! constructor per kind, so that a kind always looks the same.
 
 use http::{StatusCode, header};
 use keyway_clients::impatient::TooSlow;
@@ -99,7 +99,8 @@ impl ApiError {
         Self::invalid(StatusCode::BAD_REQUEST, "invalid_json", message)
     }
 
-    /// Prompt and answer do not fit the context, in OpenAI's words. `completion` is what the request asks for.
+    /// Prompt and answer do not fit the context, in OpenAI's words. `completion` is what the request asks
+    /// for.
     pub(crate) fn context_length(
         max: usize,
         prompt: usize,

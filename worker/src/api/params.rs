@@ -1,5 +1,5 @@
-//! A request's JSON fields, taken out one by one with their types and ranges. What is left at the end is accounted
-//! for as well: no field is ignored in silence unless ignoring it changes nothing.
+//! A request's JSON fields, taken out one by one with their types and ranges. What is left at the end is
+//! accounted for as well: no field is ignored in silence unless ignoring it changes nothing.
 
 use serde_json::{Map, Value};
 

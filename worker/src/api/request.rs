@@ -1,5 +1,6 @@
-//! A generation request's fields with their defaults and ranges, checked as far as they can be without tokens. How
-//! tokens are chosen is `sampling.rs`, what the answer holds `shape.rs`, functions and formats `tools.rs`.
+//! A generation request's fields with their defaults and ranges, checked as far as they can be without
+//! tokens. How tokens are chosen is `sampling.rs`, what the answer holds `shape.rs`, functions and formats
+//! `tools.rs`.
 
 use std::sync::OnceLock;
 

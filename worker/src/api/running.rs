@@ -1,4 +1,5 @@
-//! A choice while its tokens come, and what all choices of an answer add up to. Whole answers and streams share it.
+//! A choice while its tokens come, and what all choices of an answer add up to. Whole answers and streams
+//! share it.
 
 use std::task::{Context, Poll, ready};
 

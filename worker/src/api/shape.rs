@@ -1,4 +1,5 @@
-//! The fields that say what an answer holds beside its text: how many choices, log probabilities, token ids, usage.
+//! The fields that say what an answer holds beside its text: how many choices, log probabilities, token ids,
+//! usage.
 
 use serde_json::Value;
 

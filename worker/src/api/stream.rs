@@ -1,5 +1,5 @@
-//! An answer as server-sent events. Each poll sends what all choices have by then; the end is `[DONE]`, or, if the
-//! engine fails, an error event and a broken body, never both.
+//! An answer as server-sent events. Each poll sends what all choices have by then; the end is `[DONE]`, or,
+//! if the engine fails, an error event and a broken body, never both.
 
 use std::pin::Pin;
 use std::sync::Arc;

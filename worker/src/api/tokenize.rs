@@ -1,5 +1,5 @@
-//! `/tokenize` and `/detokenize`, in vLLM's shapes: a prompt or a conversation to the ids that a generation would begin
-//! with, and ids to their text.
+//! `/tokenize` and `/detokenize`, in vLLM's shapes: a prompt or a conversation to the ids that a generation
+//! would begin with, and ids to their text.
 
 use std::borrow::Cow;
 use std::sync::Arc;

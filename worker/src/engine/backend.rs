@@ -1,5 +1,5 @@
-//! The seam between the engine and the arithmetic: one call runs one step of a batch over a paged KV cache, or starts
-//! it. The scheduler never sees a tensor, the backend never sees a request.
+//! The seam between the engine and the arithmetic: one call runs one step of a batch over a paged KV cache,
+//! or starts it. The scheduler never sees a tensor, the backend never sees a request.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,13 +8,14 @@ pub use keyway_kernels::cuda::gather::PENDING;
 pub use keyway_kernels::cuda::rules::Rule;
 pub use keyway_kernels::cuda::sample::{Parameters, Score};
 
-/// Layers whose KV is kept for the same positions share block tables: a cache group. What a group keeps decides
-/// when its blocks may be given back and how much of a prefix must be cached to go on from it.
+/// Layers whose KV is kept for the same positions share block tables: a cache group. What a group keeps
+/// decides when its blocks may be given back and how much of a prefix must be cached to go on from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CacheGroup {
     /// Keys and values of every position.
     Full,
-    /// One compressed latent per position, shared by all heads (multi-head latent attention); of every position.
+    /// One compressed latent per position, shared by all heads (multi-head latent attention); of every
+    /// position.
     MlaLatent,
     /// Keys and values of the last `window` positions, the current one among them.
     SlidingWindow {
@@ -23,18 +24,18 @@ pub enum CacheGroup {
     },
 }
 
-/// Stands in a sliding window's block table for a block that no token of the chunk, nor of any later one, sees a
-/// position of: it was given back. A backend never reads it.
+/// Stands in a sliding window's block table for a block that no token of the chunk, nor of any later one,
+/// sees a position of: it was given back. A backend never reads it.
 pub const NO_BLOCK: u32 = u32::MAX;
 
 /// One sequence's part of a step: its next tokens, and the blocks its KV lives in.
 #[derive(Debug, Clone, Copy)]
 pub struct Chunk<'a> {
-    /// New token ids, at least one: a piece of the prompt, or the last sampled token. In [`Backend::start`] that may be
-    /// [`PENDING`] `| r`: what row `r` of the step started before draws.
+    /// New token ids, at least one: a piece of the prompt, or the last sampled token. In [`Backend::start`]
+    /// that may be [`PENDING`] `| r`: what row `r` of the step started before draws.
     pub tokens: &'a [u32],
-    /// Absolute position of `tokens[0]`. The KV of every position before it that its group still keeps is in the
-    /// blocks, or is written there by another chunk of the same step, in whatever order the chunks stand.
+    /// Absolute position of `tokens[0]`. The KV of every position before it that its group still keeps is in
+    /// the blocks, or is written there by another chunk of the same step, in whatever order the chunks stand.
     pub start: usize,
     /// A block table for each of [`Backend::cache_groups`], in that order: entry `i` of each holds positions
     /// `i * block_size ..`; all cover `start + tokens.len()` positions.
@@ -43,8 +44,8 @@ pub struct Chunk<'a> {
     pub wants_logits: bool,
 }
 
-/// How a row's token is drawn: with the very choice of `sampler.rs` for the same logits, once these are changed as
-/// `token_rules.rs` and `grammar.rs` change them.
+/// How a row's token is drawn: with the very choice of `sampler.rs` for the same logits, once these are
+/// changed as `token_rules.rs` and `grammar.rs` change them.
 #[derive(Debug, Clone, Copy)]
 pub struct Draw<'a> {
     /// The choice.
@@ -53,8 +54,8 @@ pub struct Draw<'a> {
     pub rules: Option<Rules<'a>>,
     /// A bit for each id, the lowest first: set if it may come.
     pub mask: Option<&'a [u32]>,
-    /// How many of the likeliest tokens are wanted with the token's own score, at most 20, where one is. Only of logits that nothing
-    /// changes.
+    /// How many of the likeliest tokens are wanted with the token's own score, at most 20, where one is. Only
+    /// of logits that nothing changes.
     pub score: Option<usize>,
 }
 
@@ -63,8 +64,8 @@ pub struct Draw<'a> {
 pub struct Rules<'a> {
     /// Whose they are: a number that no other sequence has, or had.
     pub sequence: u64,
-    /// Tokens that the sequence has generated, the last of the row's chunk among them if there are any; `None`: the list has no
-    /// counts of them.
+    /// Tokens that the sequence has generated, the last of the row's chunk among them if there are any;
+    /// `None`: the list has no counts of them.
     pub generated: Option<usize>,
     /// Whether what is held back still is.
     pub holds: bool,
@@ -103,7 +104,8 @@ pub struct StepOutput {
     pub logits: Vec<f32>,
 }
 
-/// Why a step was not carried out, for those who wait for it. What it would have written to the KV cache is not there.
+/// Why a step was not carried out, for those who wait for it. What it would have written to the KV cache is
+/// not there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct StepError(pub String);
@@ -120,16 +122,16 @@ pub trait Backend: Send {
     /// Number of KV blocks, one pool for all groups; valid block numbers are `0..num_blocks`.
     fn num_blocks(&self) -> usize;
 
-    /// What is kept for which positions; at least one group. Where one of them is not a sliding window, it comes
-    /// first.
+    /// What is kept for which positions; at least one group. Where one of them is not a sliding window, it
+    /// comes first.
     fn cache_groups(&self) -> &[CacheGroup];
 
     /// Writes the KV of every chunk's tokens and appends to `logits` (cleared first) one row of
     /// `vocab_size` per chunk that wants it, in the chunks' order.
     ///
     /// # Errors
-    /// If a part of the backend outside of this process failed for longer than it is worth waiting. A later step may
-    /// succeed.
+    /// If a part of the backend outside of this process failed for longer than it is worth waiting. A later
+    /// step may succeed.
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError>;
 
     /// Whether it draws tokens and computes while the host goes on. Only then are [`Backend::start`] and
@@ -138,9 +140,9 @@ pub trait Backend: Send {
         false
     }
 
-    /// Starts a step and does not wait for it. `draws` has an entry for each chunk that wants logits, a row: how its token
-    /// is drawn, or `None` if the logits are wanted. The step
-    /// started before may still be under way, if it gives no logits; no further one.
+    /// Starts a step and does not wait for it. `draws` has an entry for each chunk that wants logits, a row:
+    /// how its token is drawn, or `None` if the logits are wanted. The step started before may still be under
+    /// way, if it gives no logits; no further one.
     ///
     /// # Errors
     /// If the backend failed. No step is under way then.
@@ -166,16 +168,18 @@ pub trait Backend: Send {
     /// Tells whatever the backend has outside of this process that it is still needed.
     fn keep_alive(&mut self) {}
 
-    /// Says that no step comes before something arrives: whoever computes together with this one need not wait for it.
+    /// Says that no step comes before something arrives: whoever computes together with this one need not
+    /// wait for it.
     fn rest(&mut self) {}
 
-    /// Whether all KV that was written is gone, in whatever way, since this was last asked. A step over it fails.
+    /// Whether all KV that was written is gone, in whatever way, since this was last asked. A step over it
+    /// fails.
     fn cache_was_lost(&mut self) -> bool {
         false
     }
 
-    /// The final hidden states, behind the last normalisation, from which the last step's logits were made: a row of
-    /// equal width for each row of logits. `None` where a backend does not keep them.
+    /// The final hidden states, behind the last normalisation, from which the last step's logits were made: a
+    /// row of equal width for each row of logits. `None` where a backend does not keep them.
     fn hidden(&self) -> Option<&[f32]> {
         None
     }

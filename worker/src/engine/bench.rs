@@ -1,5 +1,5 @@
-//! A scheduler without an engine around it, for `benches/scheduler.rs`: what a step costs before any tensor moves.
-//! Not part of the library's interface.
+//! A scheduler without an engine around it, for `benches/scheduler.rs`: what a step costs before any tensor
+//! moves. Not part of the library's interface.
 
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -85,8 +85,8 @@ impl SchedulerBench {
         self.generations.push(generation);
     }
 
-    /// Makes one step with tokens out of the air; returns the time of all but them and their clients, and the number
-    /// of tokens it planned.
+    /// Makes one step with tokens out of the air; returns the time of all but them and their clients, and the
+    /// number of tokens it planned.
     pub fn step(&mut self) -> (Duration, usize) {
         let begin = Instant::now();
         self.scheduler.remove_aborted();

@@ -1,27 +1,29 @@
-//! Paged KV blocks: who holds which, which prefixes are cached, what is evicted first. Bookkeeping only: it never
-//! touches KV itself, and does not decide who runs.
+//! Paged KV blocks: who holds which, which prefixes are cached, what is evicted first. Bookkeeping only: it
+//! never touches KV itself, and does not decide who runs.
 //!
-//! **Prefix caching.** A full block is *registered* under the keyed hash of all tokens up to its end and of the
-//! request's salt. A later prompt takes registered blocks instead of computing them. A hash only finds the
-//! candidate: it is taken if its token ids equal the prompt's, and if its parent is the very block that matched
-//! before it (for the first block: if the salt is equal), so by induction the whole prefix is equal.
+//! **Prefix caching.** A full block is *registered* under the keyed hash of all tokens up to its end and of
+//! the request's salt. A later prompt takes registered blocks instead of computing them. A hash only finds
+//! the candidate: it is taken if its token ids equal the prompt's, and if its parent is the very block that
+//! matched before it (for the first block: if the salt is equal), so by induction the whole prefix is equal.
 //!
-//! **Groups.** One pool of blocks serves all cache groups; a sequence has a table for each. Prefixes are named by the
-//! blocks of the first group, the anchor. Another group's block of the same positions is *attached* to the anchor's
-//! block and found through it alone. A group with a window gives back what lies wholly before the window, and a hit
-//! needs only the window's blocks of it.
+//! **Groups.** One pool of blocks serves all cache groups; a sequence has a table for each. Prefixes are
+//! named by the blocks of the first group, the anchor. Another group's block of the same positions is
+//! *attached* to the anchor's block and found through it alone. A group with a window gives back what lies
+//! wholly before the window, and a hit needs only the window's blocks of it.
 //!
-//! **Residency is prefix-closed.** A registered block's parent is registered: a holder of a child holds its parent,
-//! and a freed table enters the LRU list deepest block first, so children are evicted before parents. Whoever holds
-//! an attached block holds its anchor; when an anchor goes, its attachments are forgotten first.
+//! **Residency is prefix-closed.** A registered block's parent is registered: a holder of a child holds its
+//! parent, and a freed table enters the LRU list deepest block first, so children are evicted before parents.
+//! Whoever holds an attached block holds its anchor; when an anchor goes, its attachments are forgotten
+//! first.
 //!
-//! **Promises.** Blocks are registered when a step is planned, before they are computed, so that a newcomer of the
-//! same step shares them; it is computed behind them. Nothing that was promised is taken back: promises are made
-//! once the step's running part is settled, and kept when the step is over ([`BlockManager::commit`]).
+//! **Promises.** Blocks are registered when a step is planned, before they are computed, so that a newcomer
+//! of the same step shares them; it is computed behind them. Nothing that was promised is taken back:
+//! promises are made once the step's running part is settled, and kept when the step is over
+//! ([`BlockManager::commit`]).
 //!
-//! **No duplicates.** When two sequences computed the same block, the later one takes the registered copy and gives
-//! its own back. KV is equal bit for bit, so nothing else changes. For the same reason a sequence that must go over a
-//! prefix again, because a window's blocks are gone, writes into the shared anchor blocks.
+//! **No duplicates.** When two sequences computed the same block, the later one takes the registered copy and
+//! gives its own back. KV is equal bit for bit, so nothing else changes. For the same reason a sequence that
+//! must go over a prefix again, because a window's blocks are gone, writes into the shared anchor blocks.
 //!
 //! Next: `model.rs`, what is computed into the blocks.
 
@@ -109,8 +111,8 @@ pub(crate) struct BlockManager {
 }
 
 impl BlockManager {
-    /// All blocks free, nothing cached. `hash_seed` keys the prefix hashes: random per process, so that no client
-    /// can aim at a collision.
+    /// All blocks free, nothing cached. `hash_seed` keys the prefix hashes: random per process, so that no
+    /// client can aim at a collision.
     pub(crate) fn new(num_blocks: usize, block_size: usize, rules: GroupRules, hash_seed: u64) -> Self {
         Self {
             block_size,
@@ -138,13 +140,13 @@ impl BlockManager {
         self.blocks.len() - self.free.len()
     }
 
-    /// Gives an empty `table` the blocks that `tokens` need to begin: cached ones first; of groups without a window
-    /// enough for all tokens, of others enough for the first `chunk` tokens that are not cached.
+    /// Gives an empty `table` the blocks that `tokens` need to begin: cached ones first; of groups without a
+    /// window enough for all tokens, of others enough for the first `chunk` tokens that are not cached.
     ///
-    /// Returns the number of tokens whose KV is there (or will be within this step): a multiple of the block size,
-    /// and less than `tokens.len()`, because the last token must run to have logits. `None`, and nothing changed,
-    /// while too few blocks are free. Of what is cached, at most the first `reuse` tokens are taken: who wants the
-    /// logits of a prompt must compute it.
+    /// Returns the number of tokens whose KV is there (or will be within this step): a multiple of the block
+    /// size, and less than `tokens.len()`, because the last token must run to have logits. `None`, and
+    /// nothing changed, while too few blocks are free. Of what is cached, at most the first `reuse` tokens
+    /// are taken: who wants the logits of a prompt must compute it.
     pub(crate) fn admit(
         &mut self,
         table: &mut BlockTable,
@@ -176,16 +178,16 @@ impl BlockManager {
         Some(cached)
     }
 
-    /// Makes `table` fit for computing the positions before `end`. False, and nothing changed, while too few blocks
-    /// are free.
+    /// Makes `table` fit for computing the positions before `end`. False, and nothing changed, while too few
+    /// blocks are free.
     pub(crate) fn cover(&mut self, table: &mut BlockTable, end: usize) -> bool {
         let places = end.div_ceil(self.block_size);
         let covered = table.groups.iter().all(|group| group.blocks.len() >= places);
         covered || self.extend(table, end, end, 0)
     }
 
-    /// Lengthens every group to `end` positions, those without a window to `end_full`. The first `found` anchors are
-    /// in the table already, but not yet held.
+    /// Lengthens every group to `end` positions, those without a window to `end_full`. The first `found`
+    /// anchors are in the table already, but not yet held.
     fn extend(&mut self, table: &mut BlockTable, end: usize, end_full: usize, found: usize) -> bool {
         let (places, places_full) = (end.div_ceil(self.block_size), end_full.div_ceil(self.block_size));
         let places: Vec<usize> = (0..table.groups.len())
@@ -218,8 +220,8 @@ impl BlockManager {
         true
     }
 
-    /// Registers the blocks that will be full once all `tokens` are computed, which the planned step does from
-    /// position `start` on.
+    /// Registers the blocks that will be full once all `tokens` are computed, which the planned step does
+    /// from position `start` on.
     pub(crate) fn promise(&mut self, table: &mut BlockTable, tokens: &[u32], start: usize, salt: &Arc<[u8]>) {
         #[cfg(test)]
         if self.without_promises {
@@ -241,8 +243,8 @@ impl BlockManager {
         }
     }
 
-    /// Takes note that a step computed the KV of `tokens` from position `start` on: blocks that are full now can be
-    /// found by others, and blocks before the windows are given back.
+    /// Takes note that a step computed the KV of `tokens` from position `start` on: blocks that are full now
+    /// can be found by others, and blocks before the windows are given back.
     pub(crate) fn commit(&mut self, table: &mut BlockTable, tokens: &[u32], start: usize, salt: &Arc<[u8]>) {
         let full = tokens.len() / self.block_size;
         for i in start / self.block_size..full {

@@ -1,5 +1,5 @@
-//! Which engine takes a request, where a worker has several: the one that is asked for, or the one with the fewest live
-//! sequences. What engines do is `engine.rs`' business.
+//! Which engine takes a request, where a worker has several: the one that is asked for, or the one with the
+//! fewest live sequences. What engines do is `engine.rs`' business.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -42,7 +42,8 @@ impl Engines {
         self.handles.iter().find_map(EngineHandle::failing)
     }
 
-    /// Queues all requests or none, at one engine: they may share a prefix. `rank`, below [`Engines::count`], says which.
+    /// Queues all requests or none, at one engine: they may share a prefix. `rank`, below [`Engines::count`],
+    /// says which.
     pub(crate) fn submit(
         &self,
         rank: Option<usize>,

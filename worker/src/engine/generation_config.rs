@@ -1,5 +1,5 @@
-//! What a model says about generating with it: `generation_config.json` of a checkpoint, and the random model's
-//! equivalent. End-of-sequence ids are not read here but with the model.
+//! What a model says about generating with it: `generation_config.json` of a checkpoint, and the random
+//! model's equivalent. End-of-sequence ids are not read here but with the model.
 
 use std::path::Path;
 

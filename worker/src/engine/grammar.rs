@@ -2,8 +2,8 @@
 //! each token which ones may come. Not what the form is for: `api/constraint.rs` words it. What may be
 //! compiled is in `grammar/bounds.rs`, and where in `grammar/threads.rs`.
 //!
-//! A mask costs the engine's thread some ten microseconds to a few milliseconds a token; all of llguidance's work is bounded
-//! by counted steps, not by time, so that equal requests end equally.
+//! A mask costs the engine's thread some ten microseconds to a few milliseconds a token; all of llguidance's
+//! work is bounded by counted steps, not by time, so that equal requests end equally.
 
 mod bounds;
 mod memory;
@@ -233,7 +233,8 @@ impl Taken {
 // === impl Grammar ===
 
 impl Grammar {
-    /// Leaves only the tokens that may come. `eos` are the ids that end a generation: one may come if all may.
+    /// Leaves only the tokens that may come. `eos` are the ids that end a generation: one may come if all
+    /// may.
     pub(crate) fn mask(&mut self, row: &mut [f32], eos: &[u32]) -> Result<(), Broken> {
         let mask = self.matcher.compute_mask_or_eos().map_err(|error| broken(&error.to_string()))?;
         self.taken.count()?;

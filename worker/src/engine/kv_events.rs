@@ -1,6 +1,6 @@
-//! KV events: tells routers, over ZMQ and in vLLM's format, which prefixes this worker holds. A live stream (PUB), and
-//! a replay socket (ROUTER) for those who missed something or come late. The engine's part ends at [`Recorder`]: it
-//! never waits, and knows nothing of sockets.
+//! KV events: tells routers, over ZMQ and in vLLM's format, which prefixes this worker holds. A live stream
+//! (PUB), and a replay socket (ROUTER) for those who missed something or come late. The engine's part ends at
+//! [`Recorder`]: it never waits, and knows nothing of sockets.
 //!
 //! ```text
 //! engine ── changes of a step ──▶ recorder.rs ──▶ publisher.rs ── live batches ──▶ PUB
@@ -8,13 +8,13 @@
 //!                                                   └─────── replays, snapshots ──▶ ROUTER
 //! ```
 //!
-//! **Nothing is lost on this side.** If the publisher falls behind, steps are merged into one that says the same in
-//! fewer words, instead of being dropped. What is lost on the way to a slow subscriber leaves a gap in the sequence
-//! numbers, which the replay fills.
+//! **Nothing is lost on this side.** If the publisher falls behind, steps are merged into one that says the
+//! same in fewer words, instead of being dropped. What is lost on the way to a slow subscriber leaves a gap
+//! in the sequence numbers, which the replay fills.
 //!
-//! **What is published.** Token ids, hashes that are random per process, and the raw `cache_salt` of a prompt's first
-//! block, as vLLM does, because a router must tell tenants apart. Who may subscribe can read prompts: bind to loopback
-//! or to a network of one's own.
+//! **What is published.** Token ids, hashes that are random per process, and the raw `cache_salt` of a
+//! prompt's first block, as vLLM does, because a router must tell tenants apart. Who may subscribe can read
+//! prompts: bind to loopback or to a network of one's own.
 
 mod address;
 mod event;

@@ -1,12 +1,13 @@
-//! A row of logits to log probabilities: a token's own, its rank, and the likeliest ones. Of the model's distribution as
-//! it is, before temperature, penalties and masks, as vLLM tells it by default.
+//! A row of logits to log probabilities: a token's own, its rank, and the likeliest ones. Of the model's
+//! distribution as it is, before temperature, penalties and masks, as vLLM tells it by default.
 
 use std::cmp::Ordering;
 
 use keyway_kernels::cuda::sample::Score;
 use keyway_kernels::scalar::{argmax, exp};
 
-/// The weight of the likeliest token in a sum, whose parts are whole numbers: the same in whatever order it is made.
+/// The weight of the likeliest token in a sum, whose parts are whole numbers: the same in whatever order it
+/// is made.
 const UNIT: f32 = (1u64 << 40) as f32;
 
 /// What the model thought of one token, and of those it liked better.
@@ -22,8 +23,8 @@ pub(crate) struct TokenScore {
 }
 
 impl TokenScore {
-    /// The score of token `id` in its row, with the `top` likeliest. A function of the row alone, in the bits of [`TokenScore::new`] of
-    /// what a GPU says of it.
+    /// The score of token `id` in its row, with the `top` likeliest. A function of the row alone, in the bits
+    /// of [`TokenScore::new`] of what a GPU says of it.
     pub(crate) fn of(row: &[f32], id: u32, top: usize) -> Self {
         let maximum = row[argmax(row)];
         // The conversion makes 0 of what is no number.
@@ -48,8 +49,8 @@ impl TokenScore {
     }
 }
 
-/// The ids of the `count` largest values, the largest first, among equals, both zeros among them, the lower id; what is no number
-/// last.
+/// The ids of the `count` largest values, the largest first, among equals, both zeros among them, the lower
+/// id; what is no number last.
 fn likeliest(row: &[f32], count: usize) -> Vec<u32> {
     let count = count.min(row.len());
     if count == 0 {

@@ -1,8 +1,8 @@
 //! Logits to a token id. The choice depends on the logits, the request's parameters and seed, and the token's
 //! absolute position, and on nothing else: not on the batch, nor on what was sampled before.
 //!
-//! Weights are whole numbers, so that sums are exact in any order: `sample.cu` adds them by hundreds of threads and
-//! finds the same id for the same logits.
+//! Weights are whole numbers, so that sums are exact in any order: `sample.cu` adds them by hundreds of
+//! threads and finds the same id for the same logits.
 
 use std::cmp::Ordering;
 
@@ -23,8 +23,8 @@ pub(crate) struct Sampling {
     pub(crate) top_p: f32,
     /// Keeps this many of the most likely tokens; 0 keeps all.
     pub(crate) top_k: usize,
-    /// Drops tokens that are less likely than this times the likeliest one; 0 keeps all (Nguyen et al. 2024, "Turning Up
-    /// the Heat: Min-p Sampling").
+    /// Drops tokens that are less likely than this times the likeliest one; 0 keeps all (Nguyen et al. 2024,
+    /// "Turning Up the Heat: Min-p Sampling").
     pub(crate) min_p: f32,
     /// Makes the choice at each position repeatable.
     pub(crate) seed: u64,
@@ -51,8 +51,8 @@ struct Candidate {
 }
 
 impl Sampler {
-    /// The token at absolute `position` from its row of logits. Ids with a logit of minus infinity never come, unless
-    /// all have it.
+    /// The token at absolute `position` from its row of logits. Ids with a logit of minus infinity never
+    /// come, unless all have it.
     pub(crate) fn sample(&mut self, row: &[f32], sampling: &Sampling, position: usize) -> u32 {
         let best = argmax(row);
         if sampling.temperature < GREEDY_TEMPERATURE {
@@ -95,8 +95,8 @@ impl Sampler {
         }
         let total = self.total();
         let wanted = (p * total as f64) as u64;
-        // All candidates below this weight hold together at most half of what top-p cuts off, so none of them is
-        // kept. Spares sorting a large vocabulary.
+        // All candidates below this weight hold together at most half of what top-p cuts off, so none of them
+        // is kept. Spares sorting a large vocabulary.
         let floor = total.saturating_sub(wanted) / self.candidates.len() as u64 / 2;
         self.candidates.retain(|c| c.weight >= floor);
         self.candidates.sort_unstable_by(Candidate::likelier_first);

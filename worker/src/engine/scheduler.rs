@@ -1,15 +1,16 @@
-//! Who runs in the next step: decodes first, then prefills in pieces, then newcomers, within a budget of tokens.
-//! Knows sequences and blocks; never tensors, clients or time.
+//! Who runs in the next step: decodes first, then prefills in pieces, then newcomers, within a budget of
+//! tokens. Knows sequences and blocks; never tensors, clients or time.
 //!
-//! - Ranked by priority, then by arrival. A newcomer is admitted once its first blocks are free; a better one waiting
-//!   is never overtaken.
-//! - When blocks run out, the worst-ranked running sequence is preempted: its blocks are freed, and it waits again at
-//!   its rank to be computed again (its full blocks are still cached, unless somebody needs them).
-//! - The best-ranked running sequence never yields to another, gets at least a token in every step, and alone it
-//!   always fits; so everything ends.
-//! - Equal prompts that arrive together compute their common prefix once: what the step computes is promised, and
-//!   newcomers of the same step are admitted behind it. While a prefill takes the whole budget nobody is admitted,
-//!   so a promise is made and kept within one step, and nobody ever waits for a sequence that may leave.
+//! - Ranked by priority, then by arrival. A newcomer is admitted once its first blocks are free; a better one
+//!   waiting is never overtaken.
+//! - When blocks run out, the worst-ranked running sequence is preempted: its blocks are freed, and it waits
+//!   again at its rank to be computed again (its full blocks are still cached, unless somebody needs them).
+//! - The best-ranked running sequence never yields to another, gets at least a token in every step, and alone
+//!   it always fits; so everything ends.
+//! - Equal prompts that arrive together compute their common prefix once: what the step computes is promised,
+//!   and newcomers of the same step are admitted behind it. While a prefill takes the whole budget nobody is
+//!   admitted, so a promise is made and kept within one step, and nobody ever waits for a sequence that may
+//!   leave.
 //!
 //! Next: `block_manager.rs`, where the blocks come from.
 
@@ -110,8 +111,8 @@ impl Scheduler {
         self.waiting.len()
     }
 
-    /// Tokens still to be computed before each live sequence's next one: of those that wait, what is not cached now; of those
-    /// whose prefill has begun, the rest. Decodes have none.
+    /// Tokens still to be computed before each live sequence's next one: of those that wait, what is not
+    /// cached now; of those whose prefill has begun, the rest. Decodes have none.
     pub(crate) fn uncached_tokens(&mut self) -> usize {
         let blocks = &self.blocks;
         let waiting = self.waiting.values_mut().map(|sequence| {
@@ -132,8 +133,8 @@ impl Scheduler {
         (&self.plan.parts, &mut self.running)
     }
 
-    /// The sequence of this rank, which stood at `place` among the running ones when a plan was made; `None` if it is
-    /// gone. Those in front may have left since, or it was preempted.
+    /// The sequence of this rank, which stood at `place` among the running ones when a plan was made; `None`
+    /// if it is gone. Those in front may have left since, or it was preempted.
     pub(crate) fn find(&mut self, rank: Rank, place: usize) -> Option<&mut Sequence> {
         let end = self.running.len().min(place + 1);
         match self.running[..end].iter().rposition(|sequence| sequence.rank == rank) {
@@ -188,7 +189,8 @@ impl Scheduler {
             let sequence = &self.running[part.sequence];
             let (start, end) = (sequence.computed, sequence.computed + part.tokens);
             let known = sequence.tokens.len();
-            // A prompt that is scored wants the logits behind each of its tokens, so each is a chunk of its own.
+            // A prompt that is scored wants the logits behind each of its tokens, so each is a chunk of its
+            // own.
             let stride = if sequence.is_scoring() { 1 } else { part.tokens };
             for start in (start..end).step_by(stride) {
                 let wants_logits = stride == 1 && sequence.is_scoring() || start + stride == known;
@@ -214,8 +216,8 @@ impl Scheduler {
         }
     }
 
-    /// Ends everybody, with the reason why the planned step was not carried out. What it was to compute is promised to
-    /// be there and is not, so everything cached is forgotten.
+    /// Ends everybody, with the reason why the planned step was not carried out. What it was to compute is
+    /// promised to be there and is not, so everything cached is forgotten.
     pub(crate) fn fail_all(&mut self, reason: &str) {
         for sequence in self.running.drain(..).chain(std::mem::take(&mut self.waiting).into_values()) {
             sequence.break_off(reason.to_owned());
@@ -224,7 +226,8 @@ impl Scheduler {
         self.blocks.clear();
     }
 
-    /// Puts everybody who runs back to the queue, to be computed again: all KV is lost. Returns how many they are.
+    /// Puts everybody who runs back to the queue, to be computed again: all KV is lost. Returns how many they
+    /// are.
     pub(crate) fn recompute_all(&mut self) -> usize {
         // What was being drawn is drawn again.
         for sequence in self.running.iter_mut().chain(self.waiting.values_mut()) {
@@ -252,8 +255,8 @@ impl Scheduler {
         });
     }
 
-    /// Makes the plan of the next step. Empty only if nothing is left to run before a token that is being drawn is known.
-    /// The step must be carried out and committed: blocks are promised.
+    /// Makes the plan of the next step. Empty only if nothing is left to run before a token that is being
+    /// drawn is known. The step must be carried out and committed: blocks are promised.
     pub(crate) fn schedule(&mut self) {
         let mut parts = std::mem::take(&mut self.plan.parts);
         parts.clear();
@@ -276,8 +279,8 @@ impl Scheduler {
         debug_assert!(!self.plan.parts.is_empty() || self.is_idle() || self.running.iter().any(waits));
     }
 
-    /// Plans those who run: one token of each decode, then the prefills. Returns the budget left, or `None` where
-    /// blocks have run out.
+    /// Plans those who run: one token of each decode, then the prefills. Returns the budget left, or `None`
+    /// where blocks have run out.
     fn plan_running(&mut self) -> Option<usize> {
         self.plan.parts.clear();
         self.scored = ScoredBudget::default();
@@ -352,8 +355,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes note that the planned step is carried out, or started, and that all its tokens are known: their KV is
-    /// computed before that of any later step. Of those who ended meanwhile it is forgotten.
+    /// Takes note that the planned step is carried out, or started, and that all its tokens are known: their
+    /// KV is computed before that of any later step. Of those who ended meanwhile it is forgotten.
     pub(crate) fn commit(&mut self) {
         for part in &self.plan.parts {
             let sequence = &mut self.running[part.sequence];
@@ -376,7 +379,8 @@ impl Scheduler {
     }
 }
 
-/// Lets others of the same step share what the next `tokens` of `sequence` will fill, as far as they are known.
+/// Lets others of the same step share what the next `tokens` of `sequence` will fill, as far as they are
+/// known.
 fn promise(blocks: &mut BlockManager, sequence: &mut Sequence, tokens: usize) {
     let (start, end) = (sequence.computed, sequence.computed + tokens);
     if end <= sequence.known().len() {

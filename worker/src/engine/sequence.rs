@@ -20,7 +20,8 @@ use crate::engine::token_rules::{RuleState, TokenRules};
 pub(crate) struct GenerationRequest {
     /// Token ids, at least one.
     pub(crate) prompt: Vec<u32>,
-    /// Tokens that were generated before, elsewhere: the generation goes on behind them. Fewer than `max_tokens`.
+    /// Tokens that were generated before, elsewhere: the generation goes on behind them. Fewer than
+    /// `max_tokens`.
     pub(crate) output_ids: Vec<u32>,
     /// Tokens to generate at most, `output_ids` among them. With 0 the prompt is computed and that is all.
     pub(crate) max_tokens: usize,
@@ -125,8 +126,8 @@ pub(crate) struct TokenEvent {
 
 /// The client's end of a generation. Dropping it aborts the generation at the next step, wherever it stands.
 ///
-/// The channel is not bounded, because the engine must not wait for a slow reader; it holds at most one message of a
-/// few words per token, and a generation has at most the model's context of them.
+/// The channel is not bounded, because the engine must not wait for a slow reader; it holds at most one
+/// message of a few words per token, and a generation has at most the model's context of them.
 #[derive(Debug)]
 pub(crate) struct Generation {
     events: UnboundedReceiver<Event>,
@@ -228,8 +229,8 @@ impl Sequence {
         (sequence, Generation { events: receiver })
     }
 
-    /// Tokens whose KV is still to be computed. One means decode (or the last piece of a prefill). None of a sequence
-    /// that ends with the token being drawn, whichever that is.
+    /// Tokens whose KV is still to be computed. One means decode (or the last piece of a prefill). None of a
+    /// sequence that ends with the token being drawn, whichever that is.
     pub(crate) fn remaining(&self) -> usize {
         if self.pending && self.tokens.len() >= self.max_len { 0 } else { self.tokens.len() - self.computed }
     }
@@ -239,8 +240,8 @@ impl Sequence {
         &self.tokens[..self.tokens.len() - usize::from(self.pending)]
     }
 
-    /// Puts a placeholder behind the tokens: row `row` of the step under way draws what [`Sequence::push`] will put in
-    /// its place.
+    /// Puts a placeholder behind the tokens: row `row` of the step under way draws what [`Sequence::push`]
+    /// will put in its place.
     pub(crate) fn expect(&mut self, row: usize) {
         debug_assert!(!self.pending);
         self.tokens.push(PENDING | row as u32);
@@ -278,8 +279,8 @@ impl Sequence {
         }
     }
 
-    /// Takes note that the prompt is computed, with the hidden state behind it; tells the client, if it asked for
-    /// anything, and once.
+    /// Takes note that the prompt is computed, with the hidden state behind it; tells the client, if it asked
+    /// for anything, and once.
     pub(crate) fn prompt_computed(&mut self, hidden: Option<&[f32]>) {
         self.prompt_wish.top = None;
         if std::mem::replace(&mut self.prompt_wish.told, true) {

@@ -1,8 +1,9 @@
-//! What changes a sequence's row of logits before a token is drawn from it: biases, penalties, tokens that may not come
-//! yet. A pure function of the request and of the sequence's own tokens, so that neither batch nor preemption nor a
-//! resumption changes a draw. Grammars are `grammar.rs`; the draw is `sampler.rs`.
+//! What changes a sequence's row of logits before a token is drawn from it: biases, penalties, tokens that
+//! may not come yet. A pure function of the request and of the sequence's own tokens, so that neither batch
+//! nor preemption nor a resumption changes a draw. Grammars are `grammar.rs`; the draw is `sampler.rs`.
 //!
-//! Applied in vLLM's order (`vllm/v1/sample/sampler.py`): biases, penalties, then the sampler's temperature and cuts.
+//! Applied in vLLM's order (`vllm/v1/sample/sampler.py`): biases, penalties, then the sampler's temperature
+//! and cuts.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -27,8 +28,8 @@ pub(crate) struct Penalties {
     pub(crate) presence: f32,
     /// The same, times how often.
     pub(crate) frequency: f32,
-    /// Divides the positive, multiplies the negative logits of all tokens of prompt and output (Keskar et al. 2019,
-    /// "CTRL", section 4.1, as transformers does it).
+    /// Divides the positive, multiplies the negative logits of all tokens of prompt and output (Keskar et al.
+    /// 2019, "CTRL", section 4.1, as transformers does it).
     pub(crate) repetition: f32,
 }
 
@@ -107,16 +108,16 @@ impl RuleState {
         !self.rules.penalties.is_neutral()
     }
 
-    /// How many rules [`RuleState::list`] has at most; `None` if there is no list that means the same, since an id has two biases,
-    /// each of which is added and rounded.
+    /// How many rules [`RuleState::list`] has at most; `None` if there is no list that means the same, since
+    /// an id has two biases, each of which is added and rounded.
     pub(crate) fn list_len(&self, eos: &[u32], suppressed: &[u32]) -> Option<usize> {
         let TokenRules { logit_bias, stop_token_ids, .. } = &self.rules;
         let ids = self.generated.len() + self.prompt.len() + logit_bias.len() + suppressed.len();
         (!self.biased_twice).then_some(ids + eos.len() + stop_token_ids.len())
     }
 
-    /// The rules as a list, id by id, for a backend that applies them itself. `eos` as for [`RuleState::apply`]; what is `suppressed`
-    /// never comes.
+    /// The rules as a list, id by id, for a backend that applies them itself. `eos` as for
+    /// [`RuleState::apply`]; what is `suppressed` never comes.
     pub(crate) fn list(&self, eos: &[u32], suppressed: &[u32]) -> Vec<Rule> {
         let mut list: BTreeMap<u32, Rule> = BTreeMap::new();
         let mut of = |id: u32, change: &dyn Fn(&mut Rule)| {

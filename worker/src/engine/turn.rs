@@ -1,10 +1,11 @@
-//! One step of the engine, from its plan to its tokens. A backend that draws tokens runs while the host goes on: the next
-//! step is planned and started before this one's tokens are known, with placeholders in their places. So the host
-//! learns of a stop token one step late; what the surplus step draws is dropped, and the KV that it writes lies in a block
-//! that nobody can find.
+//! One step of the engine, from its plan to its tokens. A backend that draws tokens runs while the host goes
+//! on: the next step is planned and started before this one's tokens are known, with placeholders in their
+//! places. So the host learns of a stop token one step late; what the surplus step draws is dropped, and the
+//! KV that it writes lies in a block that nobody can find.
 //!
-//! Rows whose logits the host must see (prompts' scores, hidden states, scores where rules change the logits) end that: their step is waited for at once. So do rows with a
-//! grammar, whose next mask hangs on the token. `scheduler.rs` decides who runs.
+//! Rows whose logits the host must see (prompts' scores, hidden states, scores where rules change the logits)
+//! end that: their step is waited for at once. So do rows with a grammar, whose next mask hangs on the token.
+//! `scheduler.rs` decides who runs.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -154,7 +155,8 @@ impl Engine {
         Ok(UnderWay { rows, changes: Vec::new() })
     }
 
-    /// What may come next of the planned sequences with a grammar whose token a backend draws, by their places among those running.
+    /// What may come next of the planned sequences with a grammar whose token a backend draws, by their
+    /// places among those running.
     fn masks(&mut self) -> HashMap<usize, Vec<u32>> {
         let (vocab_size, eos) = (self.backend.vocab_size(), &self.options.eos_token_ids);
         let (parts, running) = self.scheduler.planned_mut();
@@ -296,8 +298,8 @@ fn draw<'a>(sequence: &Sequence, list: &'a Listed<'_>) -> Draw<'a> {
     Draw { by, rules, mask: None, score: sequence.logprobs }
 }
 
-/// The next token of a sequence from its row of logits, and its score if the client wants one. The error says why the
-/// answer's form cannot be kept.
+/// The next token of a sequence from its row of logits, and its score if the client wants one. The error says
+/// why the answer's form cannot be kept.
 fn sample(
     sampler: &mut Sampler,
     options: &EngineOptions,

@@ -1,5 +1,5 @@
-//! The page of all series: those of every engine, told apart by the label `engine` where there are several, and those
-//! of the group whose experts they share.
+//! The page of all series: those of every engine, told apart by the label `engine` where there are several,
+//! and those of the group whose experts they share.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! The worker's series once more under vLLM's names and labels, so that routers and dashboards made for vLLM read them.
-//! Copies made at each scrape; nothing is counted here. Names: vLLM v1's metrics documentation (`docs/design/metrics.md`).
+//! The worker's series once more under vLLM's names and labels, so that routers and dashboards made for vLLM
+//! read them. Copies made at each scrape; nothing is counted here. Names: vLLM v1's metrics documentation
+//! (`docs/design/metrics.md`).
 //!
 //! A colon is not what Prometheus recommends for an exporter's names, but these are vLLM's.
 

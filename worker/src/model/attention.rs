@@ -12,7 +12,8 @@ use super::feed_forward::sized;
 use super::weights::GroupedWeights;
 
 impl GroupedWeights {
-    /// Queries, keys and values of every row, into `b.projected`: normalised where the model does so, and rotated.
+    /// Queries, keys and values of every row, into `b.projected`: normalised where the model does so, and
+    /// rotated.
     pub(super) fn project(&self, step: &LayerStep<'_>, b: &mut Buffers) {
         let Grouped { heads, kv_heads, head_dim, .. } = self.shape;
         let (compute, config) = (step.compute, step.config);

@@ -1,6 +1,6 @@
-//! The built-in model: a small Qwen3-MoE that knows Keyway's handbook, with its weights, tokenizer and defaults inside the
-//! program, so that a machine without a checkpoint gets true answers from the whole engine. How it was trained:
-//! `worker/handbook/README.md`.
+//! The built-in model: a small Qwen3-MoE that knows Keyway's handbook, with its weights, tokenizer and
+//! defaults inside the program, so that a machine without a checkpoint gets true answers from the whole
+//! engine. How it was trained: `worker/handbook/README.md`.
 
 use super::ModelError;
 use super::checkpoint::Checkpoint;

@@ -1,10 +1,10 @@
-//! Which layer's keys and values lie where: cache groups of equally many layers over one pool of blocks, as in
-//! vLLM's hybrid KV cache manager (`docs/design/hybrid_kv_cache_manager.md`).
+//! Which layer's keys and values lie where: cache groups of equally many layers over one pool of blocks, as
+//! in vLLM's hybrid KV cache manager (`docs/design/hybrid_kv_cache_manager.md`).
 //!
-//! Block `b` of the pool is block `b` of every slab. A layer at slot `s` of group `g` uses slab `s` through group
-//! `g`'s block table, so a block costs the same in whichever group's table it stands. The kind with the fewest
-//! layers decides how many slots there are; a kind with more becomes several groups, the last of them perhaps
-//! with slots to spare.
+//! Block `b` of the pool is block `b` of every slab. A layer at slot `s` of group `g` uses slab `s` through
+//! group `g`'s block table, so a block costs the same in whichever group's table it stands. The kind with the
+//! fewest layers decides how many slots there are; a kind with more becomes several groups, the last of them
+//! perhaps with slots to spare.
 
 use crate::engine::backend::CacheGroup;
 

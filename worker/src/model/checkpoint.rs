@@ -1,6 +1,6 @@
 //! The tensors of a Hugging Face checkpoint directory: `model.safetensors`, or the shards that
-//! `model.safetensors.index.json` lists, or one that lies in the program. Files are mapped, not read: a tensor is paged
-//! in when it is packed.
+//! `model.safetensors.index.json` lists, or one that lies in the program. Files are mapped, not read: a
+//! tensor is paged in when it is packed.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};

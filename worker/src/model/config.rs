@@ -1,5 +1,5 @@
-//! What a model is: the checked shape of a decoder, put together from a small set of parts. `families.rs` makes it
-//! from `config.json`; what cannot be said here is not computed.
+//! What a model is: the checked shape of a decoder, put together from a small set of parts. `families.rs`
+//! makes it from `config.json`; what cannot be said here is not computed.
 
 mod raw;
 mod read;

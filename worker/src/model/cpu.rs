@@ -62,16 +62,16 @@ impl CpuBackend {
         self
     }
 
-    /// The same model with its experts spread over a group, which is started: equal bits. Of the model its share must
-    /// be loaded, see `LoadedModel::load_share`.
+    /// The same model with its experts spread over a group, which is started: equal bits. Of the model its
+    /// share must be loaded, see `LoadedModel::load_share`.
     pub(crate) fn with_group(mut self, mut group: ExpertGroup) -> Result<Self, GroupError> {
         group.ensure()?;
         self.buffers.feed_forward.group = Some(Spread::Lead(Box::new(group)));
         Ok(self)
     }
 
-    /// Runs a step until it succeeds, or the group says that it will not: a step may be run again, as it writes the
-    /// same KV to the same places.
+    /// Runs a step until it succeeds, or the group says that it will not: a step may be run again, as it
+    /// writes the same KV to the same places.
     fn step_in_group(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), GroupError> {
         loop {
             if let Some(group) = self.group() {

@@ -1,5 +1,6 @@
-//! The CUDA backend: a decoder on a [`Device`], which is an NVIDIA GPU or, in tests, the emulator that compiles
-//! the same kernels. Numbers are bf16 with f32 sums. Which models it computes is `cuda/coverage.rs`'s business.
+//! The CUDA backend: a decoder on a [`Device`], which is an NVIDIA GPU or, in tests, the emulator that
+//! compiles the same kernels. Numbers are bf16 with f32 sums. Which models it computes is
+//! `cuda/coverage.rs`'s business.
 
 mod coverage;
 mod experts;
@@ -104,8 +105,8 @@ pub struct CudaBackend<D> {
 }
 
 impl LoadedModel {
-    /// Copies the weights to a device, quantised as asked for; the model must be loaded as it is stored. The error
-    /// names the key in `config.json` for which there is no kernel.
+    /// Copies the weights to a device, quantised as asked for; the model must be loaded as it is stored. The
+    /// error names the key in `config.json` for which there is no kernel.
     pub fn onto<D: Device>(self, device: D, quantize: Quantize) -> Result<CudaModel<D>, ModelError> {
         if !self.weights.holds_all_experts() {
             return Err(ModelError::Device("an expert that is not held here".into()));
@@ -166,8 +167,8 @@ impl<D: Device> CudaModel<D> {
         Self { info, device, config, heads, rope, weights, kv_type, room, lead: None, sharing: None }
     }
 
-    /// Keeps the KV cache in FP8 (E4M3): half the memory, and other numbers, which its numerics id says. Keys and values are rounded
-    /// as they are, without a scale, those beyond 448 to it: models' are far below.
+    /// Keeps the KV cache in FP8 (E4M3): half the memory, and other numbers, which its numerics id says. Keys
+    /// and values are rounded as they are, without a scale, those beyond 448 to it: models' are far below.
     #[must_use]
     pub fn with_fp8_kv(mut self) -> Self {
         if self.kv_type == KvType::Bf16 {
@@ -178,8 +179,8 @@ impl<D: Device> CudaModel<D> {
         self
     }
 
-    /// Has so many ranks, all of them here, share the experts: for checks and benchmarks of what they exchange.
-    /// `tokens_max`: of a round.
+    /// Has so many ranks, all of them here, share the experts: for checks and benchmarks of what they
+    /// exchange. `tokens_max`: of a round.
     pub fn with_ranks_here(mut self, ranks: usize, tokens_max: usize) -> Result<Self, ModelError> {
         let plan = Plan::new(&self.config, ranks, tokens_max)?;
         let sharing = Sharing::new(&mut self.device, plan, ranks, RANKS_HERE_DEADLINE);
@@ -246,7 +247,8 @@ impl<D: Device> CudaModel<D> {
         })
     }
 
-    /// Keys and values, or latents, of one slot's layers: zeros, since what a mask hides must still be finite.
+    /// Keys and values, or latents, of one slot's layers: zeros, since what a mask hides must still be
+    /// finite.
     fn slab(&mut self, positions: usize, page_size: usize) -> Result<Pages, DeviceError> {
         let HeadShape { kind, kv_heads, .. } = self.heads;
         let (kv_type, element) =

@@ -89,9 +89,9 @@ impl<'a> LayerStep<'a> {
 }
 
 impl Decoder {
-    /// Computes a step: `slabs` and `places` say where each layer's cache is. `logits` gets a row per chunk that
-    /// wants one. Without chunks, the step is that of other ranks. An error is another rank's; the step may then be run
-    /// again.
+    /// Computes a step: `slabs` and `places` say where each layer's cache is. `logits` gets a row per chunk
+    /// that wants one. Without chunks, the step is that of other ranks. An error is another rank's; the step
+    /// may then be run again.
     pub(super) fn step(
         &self,
         chunks: &[Chunk<'_>],
@@ -115,8 +115,8 @@ impl Decoder {
                 block_size: cache.shape().block_size,
             };
             self.normalise(&layer.input_norm, b);
-            // Everything that the layer caches is written before anything attends: a chunk may read positions that
-            // another chunk of the same step computes.
+            // Everything that the layer caches is written before anything attends: a chunk may read positions
+            // that another chunk of the same step computes.
             match &layer.attention {
                 AttentionWeights::Grouped(grouped) => {
                     grouped.project(&step, b);

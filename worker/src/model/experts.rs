@@ -1,6 +1,7 @@
-//! The experts of a layer, as far as this process holds them, and how a layer's tokens find theirs when ranks share
-//! them: `experts/group.rs` is rank 0's end, `experts/rank.rs` that of the others, `experts/store.rs` loads single
-//! experts. Starting processes is `expert_parallel.rs`' business, the exchange `kernels/src/moe/parallel.rs`'.
+//! The experts of a layer, as far as this process holds them, and how a layer's tokens find theirs when ranks
+//! share them: `experts/group.rs` is rank 0's end, `experts/rank.rs` that of the others, `experts/store.rs`
+//! loads single experts. Starting processes is `expert_parallel.rs`' business, the exchange
+//! `kernels/src/moe/parallel.rs`'.
 
 mod exchange;
 mod group;
@@ -54,7 +55,8 @@ pub(super) enum Spread {
 }
 
 impl Spread {
-    /// Runs a layer's experts, here and elsewhere; without tokens, those of the others. An error is another rank's.
+    /// Runs a layer's experts, here and elsewhere; without tokens, those of the others. An error is another
+    /// rank's.
     pub(super) fn run(
         &mut self,
         compute: &Compute,

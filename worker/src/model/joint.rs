@@ -1,6 +1,7 @@
-//! Steps that all ranks of a group take together, each with its own tokens over its own KV cache: data-parallel
-//! attention. Rank 0 tells every rank its chunks, all run the same layers (who has no tokens joins their exchanges with
-//! empty messages), and the logits go back to rank 0. Who runs in a step is decided elsewhere: `data_parallel.rs`.
+//! Steps that all ranks of a group take together, each with its own tokens over its own KV cache:
+//! data-parallel attention. Rank 0 tells every rank its chunks, all run the same layers (who has no tokens
+//! joins their exchanges with empty messages), and the logits go back to rank 0. Who runs in a step is
+//! decided elsewhere: `data_parallel.rs`.
 
 use std::time::Duration;
 
@@ -38,8 +39,8 @@ pub(crate) trait Joint: Backend {
     /// Changes whenever the ranks lost their KV.
     fn losses(&mut self) -> u64;
 
-    /// Runs a step of every rank, whose `parts` come by rank, into `outputs`, by rank too. The group must have been
-    /// started.
+    /// Runs a step of every rank, whose `parts` come by rank, into `outputs`, by rank too. The group must
+    /// have been started.
     fn joint_step(&mut self, parts: &[StepWords], outputs: &mut Vec<RankOutput>) -> Result<(), JointError>;
 }
 
@@ -238,7 +239,8 @@ impl CpuBackend {
         self.buffers.feed_forward.group = Some(Spread::Rank(Box::new(exchange)));
     }
 
-    /// Takes part in every step until the group fails. `place` does as a note says that gives experts other ranks.
+    /// Takes part in every step until the group fails. `place` does as a note says that gives experts other
+    /// ranks.
     ///
     /// # Errors
     /// Always: there is no other end.

@@ -1,5 +1,5 @@
-//! From a checkpoint's tensors to packed weights, and to the hash that names them. How attention and experts are
-//! stored is in `loader/`.
+//! From a checkpoint's tensors to packed weights, and to the hash that names them. How attention and experts
+//! are stored is in `loader/`.
 
 mod attention;
 mod feed_forward;

@@ -1,6 +1,6 @@
-//! Multi-head latent attention of one layer (DeepSeek-V2, arXiv 2405.04434), in the absorbed form: the cache holds
-//! one latent and one rotated key per position, shared by all heads; the matrices that would make each head's keys
-//! and values from the latent are applied to queries and results instead.
+//! Multi-head latent attention of one layer (DeepSeek-V2, arXiv 2405.04434), in the absorbed form: the cache
+//! holds one latent and one rotated key per position, shared by all heads; the matrices that would make each
+//! head's keys and values from the latent are applied to queries and results instead.
 
 use keyway_kernels::heads::Heads;
 use keyway_kernels::kv_cache::KvCache;

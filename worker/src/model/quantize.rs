@@ -5,11 +5,12 @@ use std::fmt;
 
 use keyway_kernels::matmul::IntBits;
 
-/// How matrices are kept beside what their checkpoint says: as whole numbers with a bf16 scale per 32 inputs of a
-/// row. Their inputs are quantised to 8 bits alike, row by row, so that a row's result depends on no other.
+/// How matrices are kept beside what their checkpoint says: as whole numbers with a bf16 scale per 32 inputs
+/// of a row. Their inputs are quantised to 8 bits alike, row by row, so that a row's result depends on no
+/// other.
 ///
-/// Not quantised: norms, biases, routers, the factors of latent attention that are absorbed, embeddings that are not
-/// the head as well, and what is stored in FP8 or MXFP4.
+/// Not quantised: norms, biases, routers, the factors of latent attention that are absorbed, embeddings that
+/// are not the head as well, and what is stored in FP8 or MXFP4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Quantize {
     /// As stored.
@@ -17,7 +18,8 @@ pub enum Quantize {
     None,
     /// 8 bits, 8.5 with their scales.
     Int8,
-    /// 4 bits, 4.5 with their scales; the head (and the embeddings, where they are the head) as [`Quantize::Int8`].
+    /// 4 bits, 4.5 with their scales; the head (and the embeddings, where they are the head) as
+    /// [`Quantize::Int8`].
     Int4,
 }
 

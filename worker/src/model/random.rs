@@ -1,5 +1,5 @@
-//! The random model: a tiny Qwen3-MoE over bytes, its weights drawn from a fixed seed, for benchmarks and for tests that
-//! need an engine but no sense. Its text means nothing.
+//! The random model: a tiny Qwen3-MoE over bytes, its weights drawn from a fixed seed, for benchmarks and for
+//! tests that need an engine but no sense. Its text means nothing.
 //!
 //! Tokens 0..=255 are bytes, 256 is `<|endoftext|>`, 257 `<|im_start|>`, 258 `<|im_end|>`; the vocabulary is
 //! padded to 320.

@@ -1,5 +1,5 @@
-//! A rank's part of a step in words, for ranks in other processes: every chunk's head, tokens and block tables. What
-//! comes from elsewhere is checked; moving it is `joint.rs`' business.
+//! A rank's part of a step in words, for ranks in other processes: every chunk's head, tokens and block
+//! tables. What comes from elsewhere is checked; moving it is `joint.rs`' business.
 
 use crate::engine::backend::{Chunk, NO_BLOCK};
 
@@ -33,8 +33,8 @@ pub(super) struct Head<'a> {
 }
 
 impl StepWords {
-    /// Words before a chunk's tokens and tables, for `groups` cache groups: start, tokens, whether logits are wanted,
-    /// and each table's length.
+    /// Words before a chunk's tokens and tables, for `groups` cache groups: start, tokens, whether logits are
+    /// wanted, and each table's length.
     const fn head(groups: usize) -> usize {
         3 + groups
     }
@@ -58,8 +58,8 @@ impl StepWords {
     }
 }
 
-/// The chunks' heads, and their tables one after the other; `None` if they ask for what a backend of these `limits` does
-/// not have.
+/// The chunks' heads, and their tables one after the other; `None` if they ask for what a backend of these
+/// `limits` does not have.
 pub(super) fn read<'a>(words: &'a [u32], limits: &Limits) -> Option<(Vec<Head<'a>>, Vec<&'a [u32]>)> {
     let (mut heads, mut tables, mut rest) = (Vec::new(), Vec::new(), words);
     while !rest.is_empty() {

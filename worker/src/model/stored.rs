@@ -1,5 +1,5 @@
-//! A matrix as a checkpoint stores it: plain, transposed, in FP8 with block scales or in MXFP4; read row by row,
-//! and packed so that it stays as small.
+//! A matrix as a checkpoint stores it: plain, transposed, in FP8 with block scales or in MXFP4; read row by
+//! row, and packed so that it stays as small.
 
 use keyway_kernels::matmul::{IntBits, PackedMatrix, WeightType};
 use keyway_kernels::quant::{decode_fp8, decode_mxfp4};
@@ -67,9 +67,9 @@ impl Stored<'_> {
     }
 }
 
-/// Packs rows of stored matrices, `inputs` wide, one below the other: as they are stored if all are stored alike,
-/// in the narrowest type that keeps every value if not. What is stored as FP8 or MXFP4 stays so, all else is
-/// quantised if `bits` are given.
+/// Packs rows of stored matrices, `inputs` wide, one below the other: as they are stored if all are stored
+/// alike, in the narrowest type that keeps every value if not. What is stored as FP8 or MXFP4 stays so, all
+/// else is quantised if `bits` are given.
 pub(super) fn pack(parts: &[Rows<'_, '_>], inputs: usize, bits: Option<IntBits>) -> PackedMatrix {
     let outputs = parts.iter().map(|rows| rows.count).sum();
     let all = |kind: fn(&Stored<'_>) -> bool| parts.iter().all(|rows| kind(rows.from));

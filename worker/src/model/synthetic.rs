@@ -1,5 +1,5 @@
-//! Random weights for any shape: for checks that compare backends, and for benchmarks. Their text means nothing. The
-//! random model that is served is `random.rs`'s.
+//! Random weights for any shape: for checks that compare backends, and for benchmarks. Their text means
+//! nothing. The random model that is served is `random.rs`'s.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,8 @@ use super::weights::Weights;
 use super::{LoadedModel, ModelError, Quantize};
 
 impl LoadedModel {
-    /// The model that a `config.json` describes, with weights in bf16, or as it says, that are a function of their tensors' names.
+    /// The model that a `config.json` describes, with weights in bf16, or as it says, that are a function of
+    /// their tensors' names.
     pub fn synthetic(config: &str) -> Result<Self, ModelError> {
         Self::synthetic_share(config, 1, 0)
     }
@@ -84,15 +85,15 @@ impl TensorSource for Synthetic {
     }
 }
 
-/// Of a tensor in MXFP4 what its bytes are: codes of four bits, or exponents, of which 127 stands for 1. Values are then
-/// about 0.09, which keeps the size of 128 inputs.
+/// Of a tensor in MXFP4 what its bytes are: codes of four bits, or exponents, of which 127 stands for 1.
+/// Values are then about 0.09, which keeps the size of 128 inputs.
 fn codes(name: &str) -> Option<std::ops::RangeInclusive<u8>> {
     let codes = name.ends_with("_blocks").then_some(0..=255);
     codes.or_else(|| name.ends_with("_scales").then_some(121..=123))
 }
 
-/// Queries are large, so that a token attends to few others and a wrong position shows; so are routers' outputs, so that
-/// a token's experts are not all alike.
+/// Queries are large, so that a token attends to few others and a wrong position shows; so are routers'
+/// outputs, so that a token's experts are not all alike.
 fn distribution(name: &str, width: usize) -> (f32, f32) {
     let kept = 1.0 / (width as f32).sqrt();
     match name {

@@ -61,8 +61,8 @@ pub(super) struct LatentWeights {
     /// To the latent, then the rotated key all heads share.
     pub(super) kv_down: Linear,
     pub(super) latent_norm: Vec<f32>,
-    /// Per head, from a query's unrotated part to the latent's space `[rank, nope_dim]`: a product with the latent
-    /// is then a product with the key.
+    /// Per head, from a query's unrotated part to the latent's space `[rank, nope_dim]`: a product with the
+    /// latent is then a product with the key.
     pub(super) absorb: Vec<PackedMatrix>,
     /// Per head, from an attended latent to its value `[value_dim, rank]`.
     pub(super) expand: Vec<PackedMatrix>,

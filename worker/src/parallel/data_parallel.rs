@@ -1,10 +1,10 @@
-//! Engines that step together: each has a scheduler, a KV cache and sequences of its own, and all of them one model
-//! whose experts they share. An engine sees a backend of its own ([`RankBackend`]); behind it a thread joins what the
-//! engines ask for into steps that all ranks take (`model/joint.rs`).
+//! Engines that step together: each has a scheduler, a KV cache and sequences of its own, and all of them one
+//! model whose experts they share. An engine sees a backend of its own ([`RankBackend`]); behind it a thread
+//! joins what the engines ask for into steps that all ranks take (`model/joint.rs`).
 //!
-//! A step begins once every engine that has work has planned its part; who rests is not waited for, and its rank joins
-//! with empty messages. When a group ends, so does what its ranks kept: an engine hears that its KV is lost, and begins
-//! again with its sequences, whose tokens stay the same.
+//! A step begins once every engine that has work has planned its part; who rests is not waited for, and its
+//! rank joins with empty messages. When a group ends, so does what its ranks kept: an engine hears that its
+//! KV is lost, and begins again with its sequences, whose tokens stay the same.
 
 use std::io;
 use std::mem;

@@ -1,9 +1,10 @@
-//! Processes that share a model's experts: this one is rank 0 and starts the others, each the same program again, over
-//! memory that all of them map. Watches them and ends them; what they say to each other is `model/experts.rs`'
-//! business.
+//! Processes that share a model's experts: this one is rank 0 and starts the others, each the same program
+//! again, over memory that all of them map. Watches them and ends them; what they say to each other is
+//! `model/experts.rs`' business.
 //!
-//! Neither side outlives the other. A rank ends when its standard input does, which this process holds; that a rank has
-//! ended shows at the end of its standard output, and is an alarm in the group's memory, so that nobody waits for it.
+//! Neither side outlives the other. A rank ends when its standard input does, which this process holds; that
+//! a rank has ended shows at the end of its standard output, and is an alarm in the group's memory, so that
+//! nobody waits for it.
 
 #[cfg(target_os = "linux")]
 mod hosts;
@@ -135,7 +136,8 @@ mod linux {
     }
 
     impl Ranks {
-        /// With a GPU each, or a part of one, whose fabric takes notes of `words` words: tokens do not go through it.
+        /// With a GPU each, or a part of one, whose fabric takes notes of `words` words: tokens do not go
+        /// through it.
         #[cfg(feature = "cuda")]
         pub(crate) fn on_gpus(
             options: &ExpertParallelOptions,
@@ -258,8 +260,8 @@ mod linux {
         }
     }
 
-    /// Is a rank: of a group in memory until it fails or rank 0 ends, of one over hosts for good. The error says why it
-    /// ended.
+    /// Is a rank: of a group in memory until it fails or rank 0 ends, of one over hosts for good. The error
+    /// says why it ended.
     pub fn run_rank(options: &RankOptions) -> Result<(), String> {
         let RankOptions { rank, group, model, quantize, device, threads, deadline, .. } = options;
         let compute = Compute::new(NonZeroUsize::new(*threads).unwrap_or(NonZeroUsize::MIN));

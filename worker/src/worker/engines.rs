@@ -1,5 +1,5 @@
-//! Starts a worker's engines: one, or with data-parallel attention one for each rank, each with its own series and KV
-//! events.
+//! Starts a worker's engines: one, or with data-parallel attention one for each rank, each with its own
+//! series and KV events.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -75,7 +75,8 @@ mod present {
     use crate::worker::spread::gpu_group;
     use crate::worker::{Computing, StartError, WorkerOptions, blocking, engines};
 
-    /// The GPU of this number, if it is there and computes what the options ask for; else one line that says why not.
+    /// The GPU of this number, if it is there and computes what the options ask for; else one line that says
+    /// why not.
     pub(super) fn usable(options: &WorkerOptions, number: usize) -> Result<Gpu, String> {
         check_ranks(options)?;
         // What is wrong with the model is wrong on every machine.

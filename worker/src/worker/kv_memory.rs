@@ -16,8 +16,8 @@ pub(super) enum Place {
     Device { free: usize },
 }
 
-/// The KV cache's shape and the longest context it and the model allow. One sequence of that length always fits, so
-/// every request that is accepted can be finished.
+/// The KV cache's shape and the longest context it and the model allow. One sequence of that length always
+/// fits, so every request that is accepted can be finished.
 pub(super) fn kv_layout(
     options: &WorkerOptions,
     info: &ModelInfo,

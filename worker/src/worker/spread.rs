@@ -1,4 +1,5 @@
-//! Starts a model whose experts are spread over processes. What is asked for is checked against the model here.
+//! Starts a model whose experts are spread over processes. What is asked for is checked against the model
+//! here.
 
 use std::sync::Arc;
 

@@ -13,7 +13,8 @@ use crate::worker::{Asker, worker};
 
 /// Per cent of the questions that must be answered word for word.
 const QUESTIONS_MIN: usize = 95;
-/// Per cent of the held-out questions that must. The goal is 60: see the open points of `worker/handbook/README.md`.
+/// Per cent of the held-out questions that must. The goal is 60: see the open points of
+/// `worker/handbook/README.md`.
 const HELD_OUT_MIN: usize = 60;
 /// Questions under way at a time.
 const TOGETHER: usize = 32;

@@ -1,5 +1,5 @@
-//! Whether what the answers name exists: flags, variables, metrics, headers, paths, files, identifiers. Whether the rest
-//! of a sentence is true is for people to see.
+//! Whether what the answers name exists: flags, variables, metrics, headers, paths, files, identifiers.
+//! Whether the rest of a sentence is true is for people to see.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -8,7 +8,8 @@ use crate::client::{options, post, send};
 use keyway_worker::model::ModelSource;
 use keyway_worker::{StartError, WorkerOptions, start};
 
-/// The 256 stand-ins for bytes in byte-level BPE: printable characters for themselves, the rest from U+0100 on.
+/// The 256 stand-ins for bytes in byte-level BPE: printable characters for themselves, the rest from U+0100
+/// on.
 fn byte_characters() -> Vec<char> {
     let printable =
         |b: u32| (0x21..=0x7E).contains(&b) || (0xA1..=0xAC).contains(&b) || (0xAE..=0xFF).contains(&b);

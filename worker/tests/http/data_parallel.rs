@@ -1,5 +1,6 @@
-//! A worker with an engine for each expert-parallel process: each request gets the answer of one process, at whichever
-//! engine it is asked for; engines are told apart in metrics and KV events; whichever process dies or stalls.
+//! A worker with an engine for each expert-parallel process: each request gets the answer of one process, at
+//! whichever engine it is asked for; engines are told apart in metrics and KV events; whichever process dies
+//! or stalls.
 #![cfg(target_os = "linux")]
 
 use std::cell::Cell;
@@ -231,8 +232,8 @@ async fn without_retries_requests_at_every_engine_fail_with_the_ranks_name_and_t
     alone.shutdown().await;
 }
 
-/// Ranks started by somebody else, over TCP: one is killed and started again, the other keeps its weights and not its
-/// KV.
+/// Ranks started by somebody else, over TCP: one is killed and started again, the other keeps its weights and
+/// not its KV.
 #[tokio::test]
 async fn a_group_over_tcp_answers_the_same_at_every_engine_and_takes_a_rank_back() {
     let hosts = addrs::<3>();

@@ -1,5 +1,5 @@
-//! A worker whose experts are spread over real processes: the same answers, whichever of them dies or stalls, and
-//! nothing left behind.
+//! A worker whose experts are spread over real processes: the same answers, whichever of them dies or stalls,
+//! and nothing left behind.
 #![cfg(target_os = "linux")]
 
 use std::net::SocketAddr;
@@ -179,8 +179,8 @@ pub(crate) async fn at_least(addr: SocketAddr, name: &str, count: f64) {
     tokio::time::timeout(Duration::from_secs(60), reached).await.expect(name);
 }
 
-/// Two generations side by side, again and again; at an event of the first, a rank is sent a signal. Returns how often
-/// each rank was at fault.
+/// Two generations side by side, again and again; at an event of the first, a rank is sent a signal. Returns
+/// how often each rank was at fault.
 async fn disturb(deadline: f64, how: &str, at: &[(usize, usize)]) -> [f64; 3] {
     let alone = start(options()).await.unwrap();
     let worker = start(spread(3, deadline, 2)).await.unwrap();

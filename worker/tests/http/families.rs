@@ -1,5 +1,5 @@
-//! Every model family in the test data: its ids do not depend on batch, cache, preemption, threads or a broken
-//! stream. With windows, latents and raw bytes as tokens, unlike the random model.
+//! Every model family in the test data: its ids do not depend on batch, cache, preemption, threads or a
+//! broken stream. With windows, latents and raw bytes as tokens, unlike the random model.
 
 use std::net::SocketAddr;
 use std::path::Path;

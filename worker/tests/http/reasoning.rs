@@ -1,5 +1,5 @@
-//! Thoughts apart from the answer, whole and streamed. What the model says is given as the beginning of an output, for the
-//! built-in model thinks nothing.
+//! Thoughts apart from the answer, whole and streamed. What the model says is given as the beginning of an
+//! output, for the built-in model thinks nothing.
 
 use serde_json::json;
 

@@ -1,5 +1,5 @@
-//! Hundreds of random requests over HTTP at once, in tight memory: good and bad ones, streams, resumptions, and
-//! clients that leave. Each answer must be what the request gets alone, and nothing may be left behind.
+//! Hundreds of random requests over HTTP at once, in tight memory: good and bad ones, streams, resumptions,
+//! and clients that leave. Each answer must be what the request gets alone, and nothing may be left behind.
 
 use std::net::SocketAddr;
 

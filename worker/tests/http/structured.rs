@@ -1,5 +1,5 @@
-//! Answers of a given form, and calls of functions: with a model that knows neither, so that only what enforces and reads
-//! them can be right.
+//! Answers of a given form, and calls of functions: with a model that knows neither, so that only what
+//! enforces and reads them can be right.
 
 use serde_json::{Value, json};
 

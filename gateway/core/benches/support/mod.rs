@@ -1,5 +1,5 @@
-//! The index that the benchmarks ask: ten million residencies on a thousand workers, in the shape of a fleet that serves
-//! long conversations below one system prompt. Measures nothing itself.
+//! The index that the benchmarks ask: ten million residencies on a thousand workers, in the shape of a fleet
+//! that serves long conversations below one system prompt. Measures nothing itself.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each benchmark uses a part of it")]
 
 use keyway_core::pick::{Candidate, RequestView};

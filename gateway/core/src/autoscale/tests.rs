@@ -1,5 +1,5 @@
-//! The sum term by term, and the whole loop over a fleet that is a formula: work comes, is computed at a rate, and workers
-//! take a while to start.
+//! The sum term by term, and the whole loop over a fleet that is a formula: work comes, is computed at a
+//! rate, and workers take a while to start.
 
 use proptest::prelude::*;
 
@@ -260,8 +260,8 @@ impl Course {
     }
 }
 
-/// A fleet as a formula: `load(t)` workers' worth of tokens come each second, every worker computes `RATE`, whoever is
-/// asked for is there after `start_s`. The measured rate is off by `noise`.
+/// A fleet as a formula: `load(t)` workers' worth of tokens come each second, every worker computes `RATE`,
+/// whoever is asked for is there after `start_s`. The measured rate is off by `noise`.
 fn course(rules: ScaleRules, seconds: u64, start_s: u64, noise: f64, load: impl Fn(u64) -> f64) -> Course {
     let (window, slo) = (rules.window, rules.ttft_slo_s);
     let mut scaler = Scaler::new(rules);

@@ -1,11 +1,13 @@
-//! What happened lately: tokens per second, and a quantile of single times, each over a window of fixed length.
+//! What happened lately: tokens per second, and a quantile of single times, each over a window of fixed
+//! length.
 //!
-//! A rate is the mean of ten windows, in which chance is small, but what shorter times say where they differ from it by more than
-//! chance explains: then at least so much comes, or at most, by one standard deviation. So a great step of the load is seen
-//! after a sixth of a window and a small one after some windows, and a steady load does not look like either.
+//! A rate is the mean of ten windows, in which chance is small, but what shorter times say where they differ
+//! from it by more than chance explains: then at least so much comes, or at most, by one standard deviation.
+//! So a great step of the load is seen after a sixth of a window and a small one after some windows, and a
+//! steady load does not look like either.
 //!
-//! Ten, as a fleet is held for the greatest rate of the last minutes: of 15 requests a second that is one in fourteen too many
-//! with means of four windows, half of that with means of ten.
+//! Ten, as a fleet is held for the greatest rate of the last minutes: of 15 requests a second that is one in
+//! fourteen too many with means of four windows, half of that with means of ten.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -13,11 +15,13 @@ use std::{collections::VecDeque, time::Duration};
 const SLOTS: usize = 30;
 /// Windows that a rate is the mean of.
 const WINDOWS: usize = 10;
-/// Windows without a request after which none is expected: a fleet that may go to nothing does not wait for all ten.
+/// Windows without a request after which none is expected: a fleet that may go to nothing does not wait for
+/// all ten.
 const SILENT_WINDOWS: usize = 4;
 /// Parts that may say something else, from the longest on.
 const SHORTER: [usize; 5] = [120, 60, 30, 10, 5];
-/// How many standard deviations that must be. Looked at once a second, 4 are exceeded by chance once in nine hours for each of them.
+/// How many standard deviations that must be. Looked at once a second, 4 are exceeded by chance once in nine
+/// hours for each of them.
 const BEYOND_CHANCE: f64 = 4.0;
 /// Single values kept: of more that come in one window the oldest leave first.
 const MAX_VALUES: usize = 1_024;
@@ -68,8 +72,8 @@ impl TokenRate {
         }
     }
 
-    /// Tokens per second. Before all windows were seen, of the time since the first request, but at least of a fifth of
-    /// a window: a first request is no rate.
+    /// Tokens per second. Before all windows were seen, of the time since the first request, but at least of
+    /// a fifth of a window: a first request is no rate.
     pub fn per_second(&mut self, now: Duration) -> f64 {
         self.forget(now);
         if self.since(now, SLOTS * SILENT_WINDOWS).0 <= 0.0 {
@@ -81,7 +85,8 @@ impl TokenRate {
             .map_or(window, |began| now.saturating_sub(began).clamp(window / 5, window * WINDOWS as u32));
         let (tokens, squares) = self.since(now, SLOTS * WINDOWS);
         let mut rate = tokens / whole_s.as_secs_f64();
-        // As many tokens as one independent arrival weighs: prompts of different lengths are fewer than they look.
+        // As many tokens as one independent arrival weighs: prompts of different lengths are fewer than they
+        // look.
         let weight = if tokens > 0.0 { squares / tokens } else { 1.0 };
         for slots in SHORTER {
             // The slot that is not over counts as far as it has come.
@@ -92,7 +97,8 @@ impl TokenRate {
                 continue;
             }
             let (came, expected) = (self.since(now, slots).0 / weight, rate * seconds / weight);
-            // Such roots of Poisson counts differ by chance alike, however many there are (F. J. Anscombe, 1948).
+            // Such roots of Poisson counts differ by chance alike, however many there are (F. J. Anscombe,
+            // 1948).
             let beyond = 2.0 * ((came + 0.375).sqrt() - (expected + 0.375).sqrt());
             if beyond > BEYOND_CHANCE {
                 rate = rate.max((came - came.sqrt()) * weight / seconds);
@@ -188,8 +194,8 @@ mod tests {
         Duration::from_secs_f64(seconds)
     }
 
-    /// Poisson arrivals of 100 tokens: the greatest and the least rate seen while `per_s` is steady, and the rate `seconds`
-    /// after it has become `step` times as much, each as a share of what truly comes.
+    /// Poisson arrivals of 100 tokens: the greatest and the least rate seen while `per_s` is steady, and the
+    /// rate `seconds` after it has become `step` times as much, each as a share of what truly comes.
     fn after(per_s: f64, step: f64, seconds: f64) -> (f64, f64, f64) {
         let mut rate = TokenRate::new(s(30.0));
         let (mut now, mut random) = (0.0, 0x9E37_79B9_7F4A_7C15_u64);
@@ -221,7 +227,8 @@ mod tests {
                 after(per_s, 6.0, 20.0).2
             );
         }
-        // Half as much again is seen whole after the ten windows at the latest, and where much comes long before.
+        // Half as much again is seen whole after the ten windows at the latest, and where much comes long
+        // before.
         assert!((0.9..1.15).contains(&after(2.5, 1.5, 301.0).2), "{}", after(2.5, 1.5, 301.0).2);
         assert!((0.9..1.1).contains(&after(40.0, 1.5, 32.0).2), "{}", after(40.0, 1.5, 32.0).2);
     }

@@ -1,7 +1,8 @@
-//! What workers are computing: blocks that were sent to a worker whose own events say what it holds, and that it has
-//! not announced yet. They count as held as long as a request that needs them is under way, so that a burst of one
-//! prompt goes to one worker before its first event; an engine pins the blocks of what it runs, so they are there.
-//! Recency and eviction are not its business: what does not fit is not expected, which costs time at most.
+//! What workers are computing: blocks that were sent to a worker whose own events say what it holds, and that
+//! it has not announced yet. They count as held as long as a request that needs them is under way, so that a
+//! burst of one prompt goes to one worker before its first event; an engine pins the blocks of what it runs,
+//! so they are there. Recency and eviction are not its business: what does not fit is not expected, which
+//! costs time at most.
 
 use keyway_wire::block_hash::BlockHash;
 

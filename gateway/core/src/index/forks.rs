@@ -1,5 +1,6 @@
-//! Where the holders of a chain last parted: mostly at the end of what many prompts begin with, such as a system prompt that
-//! every worker holds. A guess of where they part next time, which a search then has to confirm; it decides nothing.
+//! Where the holders of a chain last parted: mostly at the end of what many prompts begin with, such as a
+//! system prompt that every worker holds. A guess of where they part next time, which a search then has to
+//! confirm; it decides nothing.
 
 use std::cell::Cell;
 
@@ -16,7 +17,8 @@ impl Forks {
         Self([const { Cell::new(0) }; FORKS])
     }
 
-    /// The guess for chains that begin with this block: so many blocks that some hold who do not hold the next one.
+    /// The guess for chains that begin with this block: so many blocks that some hold who do not hold the
+    /// next one.
     pub(super) fn of(&self, root: BlockHash) -> Guess<'_> {
         Guess(&self.0[root.0 as usize % FORKS])
     }
@@ -27,7 +29,8 @@ impl Forks {
 pub(super) struct Guess<'a>(&'a Cell<u32>);
 
 impl Guess<'_> {
-    /// What to look at next, of lengths above `held` and below `lost`: both sides of the guess first, and then the middle.
+    /// What to look at next, of lengths above `held` and below `lost`: both sides of the guess first, and
+    /// then the middle.
     pub(super) fn between(self, held: usize, lost: usize) -> usize {
         let fork = self.0.get() as usize;
         let side = if held == fork { fork + 1 } else { fork };

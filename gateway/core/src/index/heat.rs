@@ -1,9 +1,9 @@
-//! How hot prefixes are: how often, lately, a request came that holders of one part of its prompt are told apart by, and
-//! how much each of those left to compute. It says what a further copy of a prefix would be used for; what that is worth to
-//! a choice is [`crate::cost`]'s, and who holds what is the index's.
+//! How hot prefixes are: how often, lately, a request came that holders of one part of its prompt are told
+//! apart by, and how much each of those left to compute. It says what a further copy of a prefix would be
+//! used for; what that is worth to a choice is [`crate::cost`]'s, and who holds what is the index's.
 //!
-//! A prefix is counted at the block where some worker's match ends: there and nowhere else a request has to choose between
-//! following the copies and making one more. Bounded: a full set gives up what is least hot.
+//! A prefix is counted at the block where some worker's match ends: there and nowhere else a request has to
+//! choose between following the copies and making one more. Bounded: a full set gives up what is least hot.
 
 use std::time::Duration;
 
@@ -11,11 +11,14 @@ use keyway_wire::block_hash::BlockHash;
 
 use crate::candidate::{Candidate, RequestView, Reuse};
 
-/// Time constant of what counts as lately. A prefix is expected to be used again as often as it was used within it.
+/// Time constant of what counts as lately. A prefix is expected to be used again as often as it was used
+/// within it.
 const MEMORY_S: f64 = 120.0;
-/// Time before the first use that counts as without any: two uses that happen to come together are no rate yet.
+/// Time before the first use that counts as without any: two uses that happen to come together are no rate
+/// yet.
 const UNSEEN_S: f64 = 5.0;
-/// Lengths of matches that a request is counted at, the longest first: beyond that holders are a crowd of one each.
+/// Lengths of matches that a request is counted at, the longest first: beyond that holders are a crowd of one
+/// each.
 const MAX_LENGTHS: usize = 8;
 /// Entries that one hash may lie in.
 const WAYS: usize = 4;
@@ -53,8 +56,8 @@ pub(crate) struct MatchLengths {
 pub(crate) struct Hottest {
     blocks: u32,
     tokens: f64,
-    /// Uses to come that another one would be in the way of at its holders, times the tokens that a worker computes in a
-    /// millisecond.
+    /// Uses to come that another one would be in the way of at its holders, times the tokens that a worker
+    /// computes in a millisecond.
     contended: f64,
 }
 
@@ -91,8 +94,9 @@ impl Heat {
         }
     }
 
-    /// The hottest of the prefixes that a request has in common with what candidates hold: these lengths of it, so many
-    /// candidates in `all`. `share` of all requests are this gateway's; others use it as often, in proportion.
+    /// The hottest of the prefixes that a request has in common with what candidates hold: these lengths of
+    /// it, so many candidates in `all`. `share` of all requests are this gateway's; others use it as often,
+    /// in proportion.
     pub(super) fn hottest(
         &self,
         now: Duration,
@@ -147,7 +151,8 @@ impl Heat {
 impl Entry {
     /// Uses and tokens by now.
     fn faded(&self, now: Duration) -> (f64, f64) {
-        // Modulo 2^32 ms: after 49 days it starts again, and what was used 49 days ago counts as just used, once.
+        // Modulo 2^32 ms: after 49 days it starts again, and what was used 49 days ago counts as just used,
+        // once.
         let elapsed_s = f64::from(millis(now).wrapping_sub(self.at_ms)) / 1e3;
         let decay = (-elapsed_s / MEMORY_S).exp();
         (f64::from(self.uses) * decay, f64::from(self.tokens) * decay)

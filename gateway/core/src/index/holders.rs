@@ -1,7 +1,7 @@
-//! Who holds which block: slots, and the way to them. A block's hash leads to its first holder, which knows how many there
-//! are and from which the others can be listed; hash and worker together lead to any other one. So each residency
-//! takes one entry of the table, and none is more than two searches away, however many share a block. Recency is the
-//! index's business.
+//! Who holds which block: slots, and the way to them. A block's hash leads to its first holder, which knows
+//! how many there are and from which the others can be listed; hash and worker together lead to any other
+//! one. So each residency takes one entry of the table, and none is more than two searches away, however many
+//! share a block. Recency is the index's business.
 
 use keyway_wire::block_hash::BlockHash;
 

@@ -1,6 +1,6 @@
-//! How much of a chain each worker holds. As residency is prefix-closed, the sets of holders shrink along the chain, and
-//! equal numbers of holders mean equal sets: the search is a bisection by counts, and workers are told apart only where
-//! a count says that some of them stop there. Changes nothing.
+//! How much of a chain each worker holds. As residency is prefix-closed, the sets of holders shrink along the
+//! chain, and equal numbers of holders mean equal sets: the search is a bisection by counts, and workers are
+//! told apart only where a count says that some of them stop there. Changes nothing.
 
 use keyway_wire::block_hash::BlockHash;
 use smallvec::{SmallVec, smallvec};
@@ -33,19 +33,19 @@ impl Lengths<'_> {
 }
 
 impl PrefixIndex {
-    /// Brings what a search for this chain looks at first into the processor's cache. It waits for nothing, so it is worth its while
-    /// where there is something else to do before the search.
+    /// Brings what a search for this chain looks at first into the processor's cache. It waits for nothing,
+    /// so it is worth its while where there is something else to do before the search.
     pub fn approach(&self, chain: &[BlockHash]) {
         if let (Some(&root), Some(&last)) = (chain.first(), chain.last()) {
             self.held.approach(self.forks.of(root).sides(chain).chain([last]));
         }
     }
 
-    /// How many leading blocks of `chain` each worker holds, to ask for many of them. What an exact worker is computing
-    /// counts as held.
+    /// How many leading blocks of `chain` each worker holds, to ask for many of them. What an exact worker is
+    /// computing counts as held.
     ///
-    /// Takes O(log blocks) searches for each distinct length and O(holders of the first block) for each time that they
-    /// are halved, so O(holders × log lengths) however many hold the prompt.
+    /// Takes O(log blocks) searches for each distinct length and O(holders of the first block) for each time
+    /// that they are halved, so O(holders × log lengths) however many hold the prompt.
     pub fn lengths(&self, chain: &[BlockHash]) -> Lengths<'_> {
         let mut by_place = smallvec![0; self.workers.places()];
         for found in self.find(chain) {
@@ -78,8 +78,8 @@ impl PrefixIndex {
         found
     }
 
-    /// Finds the lengths of a group of workers, all of whom hold `held` blocks and none `lost`; so many `others` hold
-    /// `lost` blocks too.
+    /// Finds the lengths of a group of workers, all of whom hold `held` blocks and none `lost`; so many
+    /// `others` hold `lost` blocks too.
     fn search(
         &self,
         chain: &[BlockHash],
@@ -89,7 +89,8 @@ impl PrefixIndex {
     ) {
         let guess = self.forks.of(chain[0]);
         while lost - held > 1 && !group.is_empty() {
-            // Who has been sent the very same prompt before holds all of it; others part mostly where they did last time.
+            // Who has been sent the very same prompt before holds all of it; others part mostly where they
+            // did last time.
             let middle = if lost > chain.len() { chain.len() } else { guess.between(held, lost) };
             let count = self.held.count(chain[middle - 1]);
             if count >= group.len() + others {
@@ -113,8 +114,8 @@ impl PrefixIndex {
         }
     }
 
-    /// Puts those of the group that do not hold the block in front; says how many they are. The block's `count` holders
-    /// are listed if they are few, else each of the group is searched for.
+    /// Puts those of the group that do not hold the block in front; says how many they are. The block's
+    /// `count` holders are listed if they are few, else each of the group is searched for.
     fn split(&self, block: BlockHash, count: usize, group: &mut [Found]) -> usize {
         if count > group.len() {
             return partition(group, |found| self.held.find(block, found.place).is_some());
@@ -124,7 +125,8 @@ impl PrefixIndex {
         partition(group, |found| holders.has(found.place))
     }
 
-    /// Adds what exact workers are computing. Groups of one length lie side by side, so that there are few searches.
+    /// Adds what exact workers are computing. Groups of one length lie side by side, so that there are few
+    /// searches.
     fn expect(&self, chain: &[BlockHash], found: &mut Holding) {
         if self.any_checkpoints {
             for found in found.iter_mut().filter(|found| self.workers[found.place].by_checkpoints) {

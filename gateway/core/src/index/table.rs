@@ -1,5 +1,5 @@
-//! The map from a 64-bit key to a slot: open addressing with linear probing in one allocation of fixed size. It keeps
-//! no keys: whoever calls says which slot is meant.
+//! The map from a 64-bit key to a slot: open addressing with linear probing in one allocation of fixed size.
+//! It keeps no keys: whoever calls says which slot is meant.
 
 use super::words::{WORD_BYTES, Words};
 
@@ -10,8 +10,8 @@ pub(super) const ENTRY_BYTES: usize = WORD_BYTES;
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// An entry is a 32-bit tag of the key above the 32-bit slot; 0 is empty, as slot 0 is never used. The tag
-/// spares nearly every look at a slot of another key, which would miss the processor's cache; and it alone says where
-/// an entry belongs, so that closing a gap looks at no slot at all.
+/// spares nearly every look at a slot of another key, which would miss the processor's cache; and it alone
+/// says where an entry belongs, so that closing a gap looks at no slot at all.
 pub(super) struct Table {
     entries: Words,
 }
@@ -70,8 +70,8 @@ impl Table {
         self.entries.set(gap, 0);
     }
 
-    /// Brings the entries of several keys into the processor's cache: it fetches them side by side, where searches one
-    /// after the other would each wait for memory.
+    /// Brings the entries of several keys into the processor's cache: it fetches them side by side, where
+    /// searches one after the other would each wait for memory.
     pub(super) fn fetch(&self, keys: impl Iterator<Item = u64>) {
         if !self.entries.is_empty() {
             let entry = |key: u64| self.entries.get(self.home(tag(key)));
@@ -107,7 +107,8 @@ impl Table {
         }
     }
 
-    /// Where an entry with this tag belongs. Multiply and shift: any table size works, not only powers of two.
+    /// Where an entry with this tag belongs. Multiply and shift: any table size works, not only powers of
+    /// two.
     fn home(&self, tag: u32) -> usize {
         ((u128::from(tag) * self.entries.len() as u128) >> 32) as usize
     }
@@ -139,7 +140,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Keys from a few homes, the last one included, so that runs are long and wrap around; and two of equal tags.
+        /// Keys from a few homes, the last one included, so that runs are long and wrap around; and two of
+        /// equal tags.
         #[test]
         fn equals_a_map(ops in prop::collection::vec((0_u64..24, any::<bool>()), 0..200)) {
             let slots = 16_usize;

@@ -199,7 +199,8 @@ impl KvFeed {
         self.stats.over_capacity += unstored as u64;
     }
 
-    /// The empty prefix of the event's space. Only that of a prompt's first block is complete: later ones inherit it.
+    /// The empty prefix of the event's space. Only that of a prompt's first block is complete: later ones
+    /// inherit it.
     fn root(&self, event: &BlockStored) -> BlockHash {
         let of_first = event.extra_keys.first().filter(|_| event.parent_block_hash.is_none());
         let in_keys = of_first.and_then(|keys| salt_in(event, keys));

@@ -1,11 +1,11 @@
-//! What one worker has announced: the engine's name of each block, how many copies there are, and its place in the
-//! tree of prefixes. A block is in the index while it and all blocks before it have a copy.
+//! What one worker has announced: the engine's name of each block, how many copies there are, and its place
+//! in the tree of prefixes. A block is in the index while it and all blocks before it have a copy.
 //!
-//! Where the worker announces other tiers too, the index has it twice: what the engine's own cache holds, and what any tier
-//! holds, which a request finds after a fetch.
+//! Where the worker announces other tiers too, the index has it twice: what the engine's own cache holds, and
+//! what any tier holds, which a request finds after a fetch.
 //!
-//! A block whose last copy went while later blocks are still there stays as an empty place: if it is stored again,
-//! those are reachable again. Engines evict the last block of a prefix first, so that is rare.
+//! A block whose last copy went while later blocks are still there stays as an empty place: if it is stored
+//! again, those are reachable again. Engines evict the last block of a prefix first, so that is rare.
 
 use std::hash::BuildHasher;
 
@@ -120,8 +120,8 @@ impl Blocks {
         self.agenda.push(Step::CountTiers(0));
     }
 
-    /// Counts one more copy, in another tier, of a block that is announced there by its name alone; false if that is not
-    /// known, or stands for several.
+    /// Counts one more copy, in another tier, of a block that is announced there by its name alone; false if
+    /// that is not known, or stands for several.
     pub(super) fn store_elsewhere(&mut self, held: &mut Held<'_>, name: u64) -> bool {
         let alone = {
             let mut named = self.named(name);
@@ -253,8 +253,9 @@ impl Blocks {
         Some(walk.entered(&node, changed))
     }
 
-    /// Counts one copy less, or as many as are `left`; false if the block is not known. Where several have the name,
-    /// each loses a copy: which one is meant is not said, and too little known is the better mistake.
+    /// Counts one copy less, or as many as are `left`; false if the block is not known. Where several have
+    /// the name, each loses a copy: which one is meant is not said, and too little known is the better
+    /// mistake.
     pub(super) fn remove(&mut self, held: &mut Held<'_>, tier: Tier, name: u64, left: Option<u32>) -> bool {
         let first = self.agenda.len();
         let (mut known, mut alike) = (false, 0);

@@ -1,5 +1,5 @@
-//! The feed against an engine that keeps copies of blocks, loses messages, forgets replays and restarts; and the index
-//! against what that engine really holds.
+//! The feed against an engine that keeps copies of blocks, loses messages, forgets replays and restarts; and
+//! the index against what that engine really holds.
 
 mod hybrid;
 mod recorded;

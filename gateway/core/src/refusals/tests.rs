@@ -153,7 +153,8 @@ fn where_all_refuse_those_are_asked_whose_pause_ends_first() {
 }
 
 proptest! {
-    /// Whatever comes when, and however it is answered: somebody is always asked, and who is asked is never worse off than who is not.
+    /// Whatever comes when, and however it is answered: somebody is always asked, and who is asked is never
+    /// worse off than who is not.
     #[test]
     fn somebody_is_always_asked(stances in prop::collection::vec((0_u8..3, 0_u64..500), 1..12)) {
         let stances: Vec<_> = stances.into_iter().map(|(which, at)| match which {
@@ -168,8 +169,8 @@ proptest! {
         }
     }
 
-    /// A worker that refuses until some moment and serves from then on, asked whenever it may be: how long it is left alone, how
-    /// often it is asked in vain, and how soon it is back.
+    /// A worker that refuses until some moment and serves from then on, asked whenever it may be: how long it
+    /// is left alone, how often it is asked in vain, and how soon it is back.
     #[test]
     fn a_worker_is_left_alone_for_no_longer_than_it_has_refused_and_asked_seldom(
         gaps_us in prop::collection::vec(0_u64..60_000, 200..2_000),

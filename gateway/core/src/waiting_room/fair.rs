@@ -1,26 +1,28 @@
-//! The order between those who share a room: higher priorities first, and among equals whoever has been served the fewest
-//! tokens for its weight (virtual token counters, Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
-//! Who comes back after a pause starts level with the others but for a second's work of all workers: so nobody saves up, and
-//! whoever asks for less than its share does not queue for its own bursts beside somebody who asks for more. Without that
-//! second an owner has a fleet of its share's size to itself, which at four fifths of it has queues where the whole had room.
-//! And while somebody is about who has had less, workers are sent less beforehand of who keeps asking for more (`RESERVED`).
-//! In which order one owner's own requests begin is not decided here.
+//! The order between those who share a room: higher priorities first, and among equals whoever has been
+//! served the fewest tokens for its weight (virtual token counters, Sheng et al., "Fairness in Serving Large
+//! Language Models", OSDI 2024). Who comes back after a pause starts level with the others but for a second's
+//! work of all workers: so nobody saves up, and whoever asks for less than its share does not queue for its
+//! own bursts beside somebody who asks for more. Without that second an owner has a fleet of its share's size
+//! to itself, which at four fifths of it has queues where the whole had room. And while somebody is about who
+//! has had less, workers are sent less beforehand of who keeps asking for more (`RESERVED`). In which order
+//! one owner's own requests begin is not decided here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Owners that are remembered; beyond it those who do not wait are forgotten.
 const OWNERS_MAX: usize = 4_096;
-/// Seconds over which the room's outflow is measured: long against one prefill, short against a client's patience.
+/// Seconds over which the room's outflow is measured: long against one prefill, short against a client's
+/// patience.
 const OUTFLOW_SPAN_S: f64 = 2.0;
-/// What an owner may have had less than the others when it comes back, in seconds of the room's outflow: its bursts, above
-/// what it has on the mean, go first up to here. Also for how long it can hold up the others.
+/// What an owner may have had less than the others when it comes back, in seconds of the room's outflow: its
+/// bursts, above what it has on the mean, go first up to here. Also for how long it can hold up the others.
 const CREDIT_S: f64 = 1.0;
-/// How much of what workers are sent beforehand is kept for owners who have had less. What is left bridges the time until
-/// the next one reaches them, as the rest of the horizon need not.
+/// How much of what workers are sent beforehand is kept for owners who have had less. What is left bridges
+/// the time until the next one reaches them, as the rest of the horizon need not.
 pub(super) const RESERVED: f64 = 0.9;
-/// Seconds for which an owner must have waited without a pause to be one that asks for more than its share: others' bursts
-/// are over by then.
+/// Seconds for which an owner must have waited without a pause to be one that asks for more than its share:
+/// others' bursts are over by then.
 const PRESSES_S: f64 = 1.0;
 /// Seconds since an owner's last request in which it is taken to come again.
 const ABOUT_S: f64 = 10.0;
@@ -74,8 +76,9 @@ struct Account {
 pub struct Least(Vec<(i32, f64)>);
 
 impl Fair {
-    /// A request came, or wants to; `waiting` are the others. An owner of whom nobody waits has had at most `credit` less
-    /// from now on than whoever of those who wait has had the least, or than who was served last.
+    /// A request came, or wants to; `waiting` are the others. An owner of whom nobody waits has had at most
+    /// `credit` less from now on than whoever of those who wait has had the least, or than who was served
+    /// last.
     pub fn come_back(
         &mut self,
         share: &Share,
@@ -109,7 +112,8 @@ impl Fair {
         }
         let about = self.owners.values().filter(|a| now.saturating_sub(a.came).as_secs_f64() < ABOUT_S);
         let mut least: Vec<(i32, f64)> = about.map(|account| (account.priority, account.served)).collect();
-        // By priority, then by what they have had; of each priority the first, unless a higher one has had less.
+        // By priority, then by what they have had; of each priority the first, unless a higher one has had
+        // less.
         least.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.total_cmp(&b.1)));
         let mut so_far = f64::INFINITY;
         least.retain(|(_, served)| {
@@ -120,8 +124,8 @@ impl Fair {
         Least(least)
     }
 
-    /// Whether a part of the workers is kept from this owner, which waits: it asks for more than its share, and somebody of
-    /// its priority or a higher one is about who has had less.
+    /// Whether a part of the workers is kept from this owner, which waits: it asks for more than its share,
+    /// and somebody of its priority or a higher one is about who has had less.
     pub fn is_greedy(&self, share: &Share, least: &Least, now: Duration) -> bool {
         let Some(account) = self.owners.get(&share.owner) else { return false };
         let others = least.0.iter().take_while(|(priority, _)| *priority >= share.priority).last();
@@ -145,7 +149,8 @@ impl Fair {
         account.outflow.note(now, waited, begun);
     }
 
-    /// Time until so many tokens of this owner's will have left, where that is known: others that come later may go first.
+    /// Time until so many tokens of this owner's will have left, where that is known: others that come later
+    /// may go first.
     pub fn time_for(&self, share: &Share, tokens: f64) -> Option<Duration> {
         self.owners.get(&share.owner)?.outflow.time_for(tokens)
     }

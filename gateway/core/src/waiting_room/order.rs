@@ -1,16 +1,17 @@
-//! In which order those who wait are gone through: by response ratio or arrival, who has missed the objective behind who can
-//! still keep it, owners in turn. Who begins is not decided here.
+//! In which order those who wait are gone through: by response ratio or arrival, who has missed the objective
+//! behind who can still keep it, owners in turn. Who begins is not decided here.
 
 use std::{cmp::Reverse, time::Duration};
 
 use super::{Entry, FORESEEN, RoomRules, WaitingRoom};
 
-/// Of those who begin while both wait, one in so many would miss the objective: enough that nobody starves, little enough that
-/// workers who can do little more than comes serve what comes.
+/// Of those who begin while both wait, one in so many would miss the objective: enough that nobody starves,
+/// little enough that workers who can do little more than comes serve what comes.
 const LATE_ONE_IN: u32 = 32;
 
-/// How much of what workers are sent beforehand is kept for those who can keep the objective. With less than a step of an engine
-/// left, a worker would make steps without a prompt between two of a backlog, which cost a tenth of what a fleet can do.
+/// How much of what workers are sent beforehand is kept for those who can keep the objective. With less than
+/// a step of an engine left, a worker would make steps without a prompt between two of a backlog, which cost
+/// a tenth of what a fleet can do.
 const RESERVED: f64 = 0.5;
 
 impl<R> WaitingRoom<R> {
@@ -30,7 +31,8 @@ impl<R> WaitingRoom<R> {
         self.fair.arrange(&mut self.waiting, |entry| entry.share);
     }
 
-    /// Puts one late request behind each so many that are in time, and the rest at the end; each kind stays in its order.
+    /// Puts one late request behind each so many that are in time, and the rest at the end; each kind stays
+    /// in its order.
     fn yield_to_those_in_time(&mut self, now: Duration) {
         let rules = self.rules;
         let is_late = |entry: &Entry<R>| entry.is_late(now, &rules);
@@ -53,8 +55,8 @@ impl<R> WaitingRoom<R> {
 }
 
 impl<R> Entry<R> {
-    /// Whether its first token is foreseen to come too late for the objective even if it begins now, as the last one before
-    /// its worker's horizon.
+    /// Whether its first token is foreseen to come too late for the objective even if it begins now, as the
+    /// last one before its worker's horizon.
     pub(super) fn is_late(&self, now: Duration, rules: &RoomRules) -> bool {
         let Some(objective) = rules.objective else { return false };
         let waited_ms = now.saturating_sub(self.arrived).as_secs_f64() * 1e3;

@@ -1,5 +1,5 @@
-//! The candidates of one release, written down once for all quotes of it, with those that are open at hand. Who begins
-//! changes one line of it. Matches and costs are the pick's.
+//! The candidates of one release, written down once for all quotes of it, with those that are open at hand.
+//! Who begins changes one line of it. Matches and costs are the pick's.
 
 use std::cell::{Cell, OnceCell};
 
@@ -18,7 +18,8 @@ pub struct Sheet {
     open: Vec<u32>,
     /// The least backlog of the others.
     least_closed_ms: f64,
-    /// The reserve with which nobody was open, and the least backlog then: within a release neither it nor what waits falls.
+    /// The reserve with which nobody was open, and the least backlog then: within a release neither it nor
+    /// what waits falls.
     shut: Cell<Option<(f64, f64)>>,
     /// The place of each worker; made when somebody who waits first asks, which with an empty room is never.
     place_of: OnceCell<SpreadMap<WorkerId, u32>>,
@@ -59,8 +60,9 @@ impl Sheet {
         }
     }
 
-    /// For [`super::Desk::least_excess_ms`]: constant time where nobody is open. What waits for a worker that is not open is
-    /// left out, which makes it at most too small. Without candidates nobody needs to wait for them.
+    /// For [`super::Desk::least_excess_ms`]: constant time where nobody is open. What waits for a worker that
+    /// is not open is left out, which makes it at most too small. Without candidates nobody needs to wait for
+    /// them.
     pub fn least_excess_ms(&self, ahead: &Ahead) -> f64 {
         if self.candidates.is_empty() {
             return f64::NEG_INFINITY;

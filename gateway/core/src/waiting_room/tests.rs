@@ -232,8 +232,8 @@ fn nobody_waits_longer_than_the_rules_say() {
     assert_eq!((fleet.begun, room.is_empty()), (vec![0, 1], true));
 }
 
-/// Seconds to the first token of those who come a minute after `backlog` prompts of a second each met two workers, one each
-/// `every_s`; and of the slowest of the backlog.
+/// Seconds to the first token of those who come a minute after `backlog` prompts of a second each met two
+/// workers, one each `every_s`; and of the slowest of the backlog.
 fn behind_a_backlog(backlog: usize, every_s: f64, objective: Option<Duration>) -> (Vec<f64>, f64) {
     let prompt = |i: usize, at: f64| Prompt { at, prefix: i as u32, shared: 0, own: 10 };
     let mut prompts: Vec<Prompt> = (0..backlog).map(|i| prompt(i, 0.0)).collect();
@@ -342,8 +342,8 @@ fn a_hot_prefix_spreads_though_its_queue_is_in_the_room() {
     assert!(unseen > 2.0 * seen, "without it: {unseen} s");
 }
 
-/// The former cost, a fixed factor on the request's own work, leaves a hot prefix where it is while its queue is long
-/// but not longer than computing it again by that factor.
+/// The former cost, a fixed factor on the request's own work, leaves a hot prefix where it is while its queue
+/// is long but not longer than computing it again by that factor.
 #[test]
 fn a_busy_holder_grows_dear_before_its_queue_is_long() {
     let of = |later| {

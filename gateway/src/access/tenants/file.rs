@@ -1,4 +1,5 @@
-//! The file of tenants: who may come in by which keys, and how much each may ask for. Keys are in it only as hashes.
+//! The file of tenants: who may come in by which keys, and how much each may ask for. Keys are in it only as
+//! hashes.
 
 use std::{collections::HashMap, fmt::Write as _, fs, path::Path};
 

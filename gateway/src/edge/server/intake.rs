@@ -1,5 +1,5 @@
-//! How many connections a listener takes, how long they may be silent and stay at the end, and whether they are asked to leave: what of a
-//! server changes while it runs.
+//! How many connections a listener takes, how long they may be silent and stay at the end, and whether they
+//! are asked to leave: what of a server changes while it runs.
 
 use std::{
     sync::{

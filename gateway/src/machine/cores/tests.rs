@@ -1,4 +1,5 @@
-//! Which thread serves what: new connections where there is least, streams beside their connection while that is fair.
+//! Which thread serves what: new connections where there is least, streams beside their connection while that
+//! is fair.
 
 use std::{sync::mpsc, time::Duration};
 

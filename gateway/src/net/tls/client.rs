@@ -1,5 +1,5 @@
-//! TLS to workers and collectors: who is believed, and who the gateway is. What is in use is never older than the files by
-//! more than the time between two looks at them: certificates of a mesh live for a day or less.
+//! TLS to workers and collectors: who is believed, and who the gateway is. What is in use is never older than
+//! the files by more than the time between two looks at them: certificates of a mesh live for a day or less.
 
 use std::{
     path::{Path, PathBuf},

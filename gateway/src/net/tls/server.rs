@@ -1,4 +1,5 @@
-//! TLS for clients: TLS 1.2 and 1.3 with HTTP/2 by ALPN, and clients' certificates where a CA for them is given.
+//! TLS for clients: TLS 1.2 and 1.3 with HTTP/2 by ALPN, and clients' certificates where a CA for them is
+//! given.
 
 use std::{io, sync::Arc, time::SystemTime};
 

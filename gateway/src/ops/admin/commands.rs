@@ -1,6 +1,6 @@
-//! What an operator may change while the gateway runs: add a worker of an allowed host, take it out again, drain one and
-//! take that back; read the configuration again; end the gateway. Every command is a POST or DELETE with JSON as its content type, which a web page of another origin
-//! cannot send unasked.
+//! What an operator may change while the gateway runs: add a worker of an allowed host, take it out again,
+//! drain one and take that back; read the configuration again; end the gateway. Every command is a POST or
+//! DELETE with JSON as its content type, which a web page of another origin cannot send unasked.
 
 use http::{Method, StatusCode, header};
 use http_body_util::{BodyExt, Limited};

@@ -1,4 +1,5 @@
-//! What differs between two configurations, by the file's keys, and which of it a running gateway can take over.
+//! What differs between two configurations, by the file's keys, and which of it a running gateway can take
+//! over.
 
 use std::fmt;
 

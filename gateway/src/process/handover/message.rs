@@ -1,5 +1,5 @@
-//! What old and new process say to each other: a line each way, the sockets beside the second (`SCM_RIGHTS`, unix(7)), and
-//! a last line once the new one serves.
+//! What old and new process say to each other: a line each way, the sockets beside the second (`SCM_RIGHTS`,
+//! unix(7)), and a last line once the new one serves.
 
 use std::{
     io::{self, IoSlice, IoSliceMut, Read, Write},

@@ -1,5 +1,6 @@
-//! JSON in UTF-16 or UTF-32, with a byte order mark or without, and with surrogates that have no partner: Python's `json.loads`
-//! takes all of these, and with it vLLM and SGLang. Told apart as there, by the first bytes.
+//! JSON in UTF-16 or UTF-32, with a byte order mark or without, and with surrogates that have no partner:
+//! Python's `json.loads` takes all of these, and with it vLLM and SGLang. Told apart as there, by the first
+//! bytes.
 
 use std::fmt::Write;
 

@@ -1,6 +1,6 @@
-//! `Content-Encoding` of requests: gzip, deflate (with zlib's head, as the standard has it, or without, as some send it) and
-//! zstd, which Codex sends. What comes out is bounded, in all and by what went in, and much of it is not computed on the
-//! cores that serve clients.
+//! `Content-Encoding` of requests: gzip, deflate (with zlib's head, as the standard has it, or without, as
+//! some send it) and zstd, which Codex sends. What comes out is bounded, in all and by what went in, and much
+//! of it is not computed on the cores that serve clients.
 
 use std::io::{self, Read};
 
@@ -130,8 +130,8 @@ fn gunzipped(bytes: &[u8], limit: usize) -> Result<Vec<u8>, Fault> {
     Ok(out)
 }
 
-/// Method 8, and a check that of 31 texts without this head one passes by chance: raw deflate begins otherwise, unless its first
-/// block is a stored one of a kind that no encoder writes.
+/// Method 8, and a check that of 31 texts without this head one passes by chance: raw deflate begins
+/// otherwise, unless its first block is a stored one of a kind that no encoder writes.
 fn has_zlib_head(bytes: &[u8]) -> bool {
     matches!(bytes, [method, flags, ..] if method & 0x0f == 8 && (u16::from(*method) << 8 | u16::from(*flags)) % 31 == 0)
 }

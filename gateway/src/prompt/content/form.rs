@@ -1,7 +1,7 @@
 //! The fields of a form that routing reads: `multipart/form-data`, as audio and images come, and
-//! `application/x-www-form-urlencoded`. A file of any size is passed over by a search for the boundary, and nothing is copied:
-//! the libraries for it read streams, part by part. More is taken for a form than engines take; whether it is well made is
-//! theirs to say.
+//! `application/x-www-form-urlencoded`. A file of any size is passed over by a search for the boundary, and
+//! nothing is copied: the libraries for it read streams, part by part. More is taken for a form than engines
+//! take; whether it is well made is theirs to say.
 
 use std::borrow::Cow;
 
@@ -77,7 +77,8 @@ impl<'a> Multipart<'a> {
         parts
     }
 
-    /// Where the next line that is the boundary's begins, and the part behind it; no part behind the last one.
+    /// Where the next line that is the boundary's begins, and the part behind it; no part behind the last
+    /// one.
     fn delimiter_from(&self, from: usize) -> Option<(usize, Option<usize>)> {
         let mut from = from;
         loop {
@@ -117,7 +118,8 @@ impl<'a> Iterator for Multipart<'a> {
     }
 }
 
-/// The name and the value of a part, with the line's end behind it; `None` for a file, and for what has no name.
+/// The name and the value of a part, with the line's end behind it; `None` for a file, and for what has no
+/// name.
 fn field(part: &[u8]) -> Option<(Cow<'_, [u8]>, &[u8])> {
     let mut rest = part;
     let mut name = None;
@@ -145,7 +147,8 @@ fn header<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     given.eq_ignore_ascii_case(name).then_some(value)
 }
 
-/// A parameter of a header's value: `; name=token` or `; name="text"`, in which a backslash stands before a quote or another one.
+/// A parameter of a header's value: `; name=token` or `; name="text"`, in which a backslash stands before a
+/// quote or another one.
 fn parameter<'a>(value: &'a [u8], name: &[u8]) -> Option<Cow<'a, [u8]>> {
     let mut rest = value;
     loop {

@@ -1,5 +1,5 @@
-//! What is counted of an answer as it passes, and what is told of it when it is over: to the series, the record, the worker's
-//! breaker and the router.
+//! What is counted of an answer as it passes, and what is told of it when it is over: to the series, the
+//! record, the worker's breaker and the router.
 
 use std::{sync::Arc, time::Duration};
 
@@ -52,7 +52,8 @@ pub(super) struct Account {
     began: bool,
     /// When it is next noted that the worker says something: it may have been silent since its head.
     alive_due: Instant,
-    /// Held against workers whose streams began with an error, until another one has generated content or failed too.
+    /// Held against workers whose streams began with an error, until another one has generated content or
+    /// failed too.
     accusations: Vec<(Accusation, Fault)>,
     status: StatusCode,
     tap: UsageTap,
@@ -170,7 +171,8 @@ impl Account {
         self.last_token.is_some()
     }
 
-    /// The worker says that its stream failed. `is_tried_again`: another one is asked, whose answer says whose fault it was.
+    /// The worker says that its stream failed. `is_tried_again`: another one is asked, whose answer says
+    /// whose fault it was.
     pub(super) fn failed_in_band(&mut self, fault: Fault, is_tried_again: bool) {
         if !self.began {
             let accusation = self.accusation();
@@ -200,7 +202,8 @@ impl Account {
         self.tap.is_whole_json()
     }
 
-    /// The answer is complete. `failed_in_band`: it says itself that it failed; `done`: a stream's last word was passed on.
+    /// The answer is complete. `failed_in_band`: it says itself that it failed; `done`: a stream's last word
+    /// was passed on.
     pub(super) fn complete(&mut self, (failed_in_band, done): (bool, bool), now: Instant) {
         let failed_in_band = failed_in_band || (self.status.is_success() && self.tap.is_error());
         let outcome = match (self.status.is_success(), failed_in_band) {
@@ -272,8 +275,9 @@ fn is_comment(events: &[u8]) -> bool {
     events.starts_with(b":") && sse::events(events).all(|event| event.data.is_none())
 }
 
-/// What a whole answer says of the worker. "Not now" (429, 503) is neither good nor bad; nor is what may be the request's fault: a
-/// refusal (4xx), an error inside a stream. A failure that was looked into has its verdict by now, and keeps it.
+/// What a whole answer says of the worker. "Not now" (429, 503) is neither good nor bad; nor is what may be
+/// the request's fault: a refusal (4xx), an error inside a stream. A failure that was looked into has its
+/// verdict by now, and keeps it.
 fn verdict(status: StatusCode, failed_in_band: bool) -> Option<Verdict> {
     match status.as_u16() {
         400..500 | 503 | 529 => None,

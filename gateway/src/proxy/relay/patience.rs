@@ -1,6 +1,6 @@
-//! How long an answer may take: between two of its pieces, once it has begun, and in all. Looked at only while the worker
-//! is waited for: a client that reads slowly costs the worker nothing. No timer is touched as events pass. The same alarm rings now
-//! and then for a look at whether the worker is still there.
+//! How long an answer may take: between two of its pieces, once it has begun, and in all. Looked at only
+//! while the worker is waited for: a client that reads slowly costs the worker nothing. No timer is touched
+//! as events pass. The same alarm rings now and then for a look at whether the worker is still there.
 
 use std::{
     pin::Pin,
@@ -66,7 +66,8 @@ impl Patience {
         if let (true, Some(last), Some(alarm)) = (waits && news && self.early, last, &self.alarm)
             && last < alarm.deadline()
         {
-            // A piece has just come, before the alarm, which will wake the same task: there is nothing to look at yet.
+            // A piece has just come, before the alarm, which will wake the same task: there is nothing to
+            // look at yet.
             return Poll::Pending;
         }
         let idle = last.map(|last| last + self.idle);

@@ -1,6 +1,6 @@
-//! What a worker's events say, looked at before anything becomes of them: whether content was generated, how far the answer
-//! has come to its end, and where it says that it failed. Up to its first content every event is read; afterwards only those are in
-//! which a word stands that may matter.
+//! What a worker's events say, looked at before anything becomes of them: whether content was generated, how
+//! far the answer has come to its end, and where it says that it failed. Up to its first content every event
+//! is read; afterwards only those are in which a word stands that may matter.
 
 use super::notable::{Before, Words};
 use crate::{

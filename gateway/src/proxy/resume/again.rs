@@ -1,5 +1,6 @@
-//! The search for a worker that goes on with a broken stream: chosen like any request's, among those that were not tried
-//! and can do it, within the retry budget. Dropped with the answer's body, so a client that leaves ends it.
+//! The search for a worker that goes on with a broken stream: chosen like any request's, among those that
+//! were not tried and can do it, within the retry budget. Dropped with the answer's body, so a client that
+//! leaves ends it.
 
 use std::{pin::pin, sync::Arc};
 
@@ -107,7 +108,8 @@ impl Search {
         }
     }
 
-    /// Holds a refusal against its worker. That a stream is to go on may be what it refuses; the same request again it may not.
+    /// Holds a refusal against its worker. That a stream is to go on may be what it refuses; the same request
+    /// again it may not.
     fn accuse(
         &self,
         ticket: &mut Ticket,

@@ -1,5 +1,5 @@
-//! What of a request's body says whether its answer can be continued elsewhere. Read in one pass over the body's fields,
-//! and only where it matters: not for what goes to an engine whose streams nobody continues.
+//! What of a request's body says whether its answer can be continued elsewhere. Read in one pass over the
+//! body's fields, and only where it matters: not for what goes to an engine whose streams nobody continues.
 
 use std::borrow::Cow;
 
@@ -50,7 +50,8 @@ impl Ask {
     }
 }
 
-/// Whether the answer to a request can be continued by its text, at engines that know nothing of the extension.
+/// Whether the answer to a request can be continued by its text, at engines that know nothing of the
+/// extension.
 pub(super) fn continues_as_text(parts: &Parts, body: &[u8]) -> Result<(), Obstacle> {
     Ask::of(parts, body)?;
     let text = std::str::from_utf8(body).map_err(|_| Obstacle::Unreadable)?;

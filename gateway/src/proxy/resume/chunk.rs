@@ -1,5 +1,5 @@
-//! One chunk of a stream with the worker extension: what it adds to the output, and the chunk as a client is to see it.
-//! Nothing is decoded but what is looked for; the rest stays as the worker wrote it.
+//! One chunk of a stream with the worker extension: what it adds to the output, and the chunk as a client is
+//! to see it. Nothing is decoded but what is looked for; the rest stays as the worker wrote it.
 
 use keyway_wire::extension::{AnswerExtension, FIELD};
 

@@ -1,5 +1,5 @@
-//! How much is kept for the sake of resuming: requests and outputs of all streams together. Who finds no room streams
-//! all the same, and is not resumed.
+//! How much is kept for the sake of resuming: requests and outputs of all streams together. Who finds no room
+//! streams all the same, and is not resumed.
 
 use std::sync::{
     Arc,

@@ -1,5 +1,6 @@
-//! A stream of which the client has no content yet: it may begin anew at any worker. What the client has seen of its opening
-//! (a role, "the answer was created") is not said again, and later chunks bear the first one's name, so that it sees one answer.
+//! A stream of which the client has no content yet: it may begin anew at any worker. What the client has seen
+//! of its opening (a role, "the answer was created") is not said again, and later chunks bear the first one's
+//! name, so that it sees one answer.
 
 use bytes::Bytes;
 

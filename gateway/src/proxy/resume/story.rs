@@ -1,5 +1,5 @@
-//! What a client has of a stream, by the worker's own account: the output's ids and how many bytes of text they gave.
-//! From it follows how the rest is asked for, and what of the rest the client has seen already.
+//! What a client has of a stream, by the worker's own account: the output's ids and how many bytes of text
+//! they gave. From it follows how the rest is asked for, and what of the rest the client has seen already.
 
 use bytes::Bytes;
 use keyway_wire::extension::RequestExtension;

@@ -1,6 +1,7 @@
-//! What a client has of another engine's stream, by its text: from it follows what a continuation is asked for with
-//! (`continue_final_message` of vLLM and SGLang, a completion's prompt and text), and its chunks become those of the one
-//! stream that the client sees. Up to a seam chunks pass as they came and are only looked at; behind it they are written anew.
+//! What a client has of another engine's stream, by its text: from it follows what a continuation is asked
+//! for with (`continue_final_message` of vLLM and SGLang, a completion's prompt and text), and its chunks
+//! become those of the one stream that the client sees. Up to a seam chunks pass as they came and are only
+//! looked at; behind it they are written anew.
 
 mod seam;
 mod seen;
@@ -156,7 +157,8 @@ impl TextStory {
         });
     }
 
-    /// Takes whole events; returns what the client is to see of them. Up to a seam that is all of them, as they came.
+    /// Takes whole events; returns what the client is to see of them. Up to a seam that is all of them, as
+    /// they came.
     pub(super) fn tell(&mut self, bytes: &Bytes) -> Bytes {
         let mut out = self.seam.is_some().then(|| Vec::with_capacity(bytes.len()));
         for event in events(bytes) {
@@ -235,7 +237,8 @@ impl TextStory {
         }
     }
 
-    /// A chunk of a worker that goes on, as one of the stream that the client sees; `None` for what it has, or is not to have.
+    /// A chunk of a worker that goes on, as one of the stream that the client sees; `None` for what it has,
+    /// or is not to have.
     fn rewritten(&mut self, data: &str) -> Option<String> {
         let Ok(mut chunk) = serde_json::from_str::<Map<String, Json>>(data) else {
             self.lost = Some(Obstacle::Unreadable);

@@ -1,6 +1,6 @@
-//! Whatever becomes of requests, in whichever order: what counts them at any moment is how many there are, and 0 in the end.
-//! A request is here all that counts one: its tenant's visit, its place in the gateway, and its ticket (which carries its demand),
-//! or its wait for one.
+//! Whatever becomes of requests, in whichever order: what counts them at any moment is how many there are,
+//! and 0 in the end. A request is here all that counts one: its tenant's visit, its place in the gateway, and
+//! its ticket (which carries its demand), or its wait for one.
 
 use std::{
     io::Write as _,

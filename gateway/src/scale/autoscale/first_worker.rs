@@ -1,6 +1,7 @@
-//! A model whose fleet went to nothing: its requests wait for the first worker, within a bound and a deadline, and are what
-//! brings it. Where a worker has just joined, they wait for its first probe, whatever is configured: a pod replaced by
-//! another is no outage. With a worker there, this is one call of the router.
+//! A model whose fleet went to nothing: its requests wait for the first worker, within a bound and a
+//! deadline, and are what brings it. Where a worker has just joined, they wait for its first probe, whatever
+//! is configured: a pod replaced by another is no outage. With a worker there, this is one call of the
+//! router.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 

@@ -1,6 +1,6 @@
-//! gRPC over HTTP/2, as much of it as calls with one message and answers with one or many need: frames, status in the
-//! trailers, bounds. No compression and no TLS; what methods there are is the service's business.
-//! Source of the format: the gRPC project's `doc/PROTOCOL-HTTP2.md`.
+//! gRPC over HTTP/2, as much of it as calls with one message and answers with one or many need: frames,
+//! status in the trailers, bounds. No compression and no TLS; what methods there are is the service's
+//! business. Source of the format: the gRPC project's `doc/PROTOCOL-HTTP2.md`.
 
 use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
@@ -119,7 +119,8 @@ pub(super) fn stream<M: Message>(messages: impl Stream<Item = M> + Send + 'stati
     frames(messages.map(|message| Frame::data(framed(&message))).chain(end))
 }
 
-/// A status without a message: all in the head, which must end the stream, as a body that is known to be empty makes it.
+/// A status without a message: all in the head, which must end the stream, as a body that is known to be
+/// empty makes it.
 pub(super) fn failed(status: &Status) -> Answer {
     let mut answer = answer(Empty::new().boxed_unsync());
     answer.headers_mut().extend(trailers(Some(status)));

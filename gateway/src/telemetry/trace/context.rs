@@ -1,5 +1,5 @@
-//! W3C Trace Context: reading `traceparent` from clients and writing it for workers, and which traces are recorded
-//! (<https://www.w3.org/TR/trace-context/>). `tracestate` passes as it came.
+//! W3C Trace Context: reading `traceparent` from clients and writing it for workers, and which traces are
+//! recorded (<https://www.w3.org/TR/trace-context/>). `tracestate` passes as it came.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 

@@ -1,5 +1,5 @@
-//! Sends spans to a collector by OTLP over HTTP (protobuf), in batches, from a queue that drops what does not fit: a
-//! collector that is slow or gone costs spans, never requests.
+//! Sends spans to a collector by OTLP over HTTP (protobuf), in batches, from a queue that drops what does not
+//! fit: a collector that is slow or gone costs spans, never requests.
 
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
-//! Names of what concerns the model, by OpenTelemetry's conventions for generative AI. They are still in development, so
-//! the operator chooses: those of version 1.36, which most instrumentations and dashboards speak, the latest
-//! (`open-telemetry/semantic-conventions-genai`), or none. Contents of prompts and answers are in none of them.
+//! Names of what concerns the model, by OpenTelemetry's conventions for generative AI. They are still in
+//! development, so the operator chooses: those of version 1.36, which most instrumentations and dashboards
+//! speak, the latest (`open-telemetry/semantic-conventions-genai`), or none. Contents of prompts and answers
+//! are in none of them.
 
 use super::{
     otlp::{KeyValue, attribute},

@@ -1,5 +1,6 @@
-//! The messages of OTLP that carry spans, with the field numbers of `opentelemetry/proto/trace/v1/trace.proto` and
-//! its neighbours (OpenTelemetry protocol 1.x). Fields that are never set are left out.
+//! The messages of OTLP that carry spans, with the field numbers of
+//! `opentelemetry/proto/trace/v1/trace.proto` and its neighbours (OpenTelemetry protocol 1.x). Fields that
+//! are never set are left out.
 
 use prost::{Message, Oneof};
 

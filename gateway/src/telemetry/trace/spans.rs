@@ -1,5 +1,6 @@
-//! A request that is over, as spans: one of the gateway, with where the request was sent and why as events, and one for
-//! each attempt. HTTP's names are OpenTelemetry's stable ones; what only Keyway knows begins with `keyway.`.
+//! A request that is over, as spans: one of the gateway, with where the request was sent and why as events,
+//! and one for each attempt. HTTP's names are OpenTelemetry's stable ones; what only Keyway knows begins with
+//! `keyway.`.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Where an answer's body ends, and its bytes on the way there (RFC 9112, section 6). Chunks are `chunked.rs`.
+//! Where an answer's body ends, and its bytes on the way there (RFC 9112, section 6). Chunks are
+//! `chunked.rs`.
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
@@ -57,7 +58,8 @@ impl Body {
         Ok(part)
     }
 
-    /// Goes on to the next chunk, or past the end if that has come too: then nobody need ask again to hear of it.
+    /// Goes on to the next chunk, or past the end if that has come too: then nobody need ask again to hear of
+    /// it.
     pub(super) fn skip(&mut self, read: &mut BytesMut) {
         if let Self::Chunked(chunked) = self {
             chunked.skip(read);

@@ -1,5 +1,5 @@
-//! Bodies in chunks (RFC 9112, section 7.1). Line ends are CRLF alone and sizes hexadecimal digits alone, so that no other reader
-//! sees other chunks; extensions are passed over.
+//! Bodies in chunks (RFC 9112, section 7.1). Line ends are CRLF alone and sizes hexadecimal digits alone, so
+//! that no other reader sees other chunks; extensions are passed over.
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -59,7 +59,8 @@ impl Chunked {
         }
     }
 
-    /// Goes on up to the next chunk's bytes, or past the end. What is malformed is found by the next [`Self::take`].
+    /// Goes on up to the next chunk's bytes, or past the end. What is malformed is found by the next
+    /// [`Self::take`].
     pub(super) fn skip(&mut self, read: &mut BytesMut) {
         while matches!(self, Self::Size | Self::DataEnd) && self.step(read).unwrap_or(false) {}
         if matches!(self, Self::Trailers) && read.starts_with(b"\r\n") {

@@ -1,5 +1,6 @@
-//! The head of an answer, and what it says of the body's end and of the connection (RFC 9112, sections 4 to 6 and 9). What two
-//! readers could take for two things is refused: several lengths, a length beside chunks, codings that nobody here undoes.
+//! The head of an answer, and what it says of the body's end and of the connection (RFC 9112, sections 4 to 6
+//! and 9). What two readers could take for two things is refused: several lengths, a length beside chunks,
+//! codings that nobody here undoes.
 
 use std::{mem::MaybeUninit, time::Duration};
 

@@ -131,8 +131,8 @@ impl Hop {
             .map_or(POOL_IDLE_TIMEOUT, |said| said.saturating_sub(POOL_IDLE_MARGIN).min(POOL_IDLE_TIMEOUT))
     }
 
-    /// Whether `Connection` names fields of this hop, besides what it says of itself. An answer's trailers may
-    /// be such fields; then none of them goes on, since only few answers ever have both.
+    /// Whether `Connection` names fields of this hop, besides what it says of itself. An answer's trailers
+    /// may be such fields; then none of them goes on, since only few answers ever have both.
     pub(super) fn drops_trailers(&self) -> bool {
         self.names_others
     }

@@ -1,5 +1,5 @@
-//! The head of a request as HTTP/1.1 writes it (RFC 9112, sections 3 and 5). Bodies are known in full, so their length is said
-//! and nothing is chunked.
+//! The head of a request as HTTP/1.1 writes it (RFC 9112, sections 3 and 5). Bodies are known in full, so
+//! their length is said and nothing is chunked.
 
 use std::io::{IoSlice, Write};
 
@@ -14,7 +14,8 @@ use crate::upstream::Outgoing;
 /// Room for a head besides target and host.
 const HEAD_BYTES: usize = 512;
 
-/// Bodies up to this size are copied behind their head: that is cheaper than to say where each of the two lies.
+/// Bodies up to this size are copied behind their head: that is cheaper than to say where each of the two
+/// lies.
 const COPIED_BODY_BYTES: usize = 4 << 10;
 
 /// Room that is kept for the next request of a connection: a head with such a body.
@@ -33,8 +34,8 @@ pub(super) struct Unsent {
 }
 
 impl Unsent {
-    /// Takes a request: its line and headers, with the worker's host and the body's length in place of whatever the headers say of
-    /// them, and its body.
+    /// Takes a request: its line and headers, with the worker's host and the body's length in place of
+    /// whatever the headers say of them, and its body.
     pub(super) fn begin(&mut self, request: &Outgoing<'_>, host: &HeaderValue) {
         (self.sent, self.is_under_way) = (0, true);
         let copied = Some(request.body()).filter(|body| body.len() <= COPIED_BODY_BYTES);

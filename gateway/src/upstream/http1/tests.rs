@@ -29,7 +29,8 @@ fn host() -> HeaderValue {
     HeaderValue::from_static("worker:1")
 }
 
-/// Sends a request; the worker answers with these pieces, each on its own, and closes the connection if it is told to.
+/// Sends a request; the worker answers with these pieces, each on its own, and closes the connection if it is
+/// told to.
 async fn exchange(
     method: Method,
     pieces: Vec<Vec<u8>>,
@@ -135,7 +136,8 @@ proptest! {
         }
     }
 
-    /// Whatever is accepted, another reader accepts as well and reads the same: nobody's bytes are taken for somebody else's.
+    /// Whatever is accepted, another reader accepts as well and reads the same: nobody's bytes are taken for
+    /// somebody else's.
     #[test]
     fn hyper_reads_what_is_accepted_in_the_same_way(
         seed in prop::sample::select(SEEDS.to_vec()),

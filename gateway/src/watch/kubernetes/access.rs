@@ -1,5 +1,5 @@
-//! How the cluster is reached: as a pod in it by its service account, or by a kubeconfig; how long to wait after it failed;
-//! and what a failure means to an operator.
+//! How the cluster is reached: as a pod in it by its service account, or by a kubeconfig; how long to wait
+//! after it failed; and what a failure means to an operator.
 
 use std::{error::Error, path::Path, time::Duration};
 
@@ -32,7 +32,8 @@ pub(super) async fn client(kubeconfig: Option<&Path>) -> Result<Client, String> 
     };
     // Whoever asks waits and asks again by itself, and counts how often.
     config.default_retry = false;
-    // A connection that has died silently ends what it was asked for, a little after the watch would have ended.
+    // A connection that has died silently ends what it was asked for, a little after the watch would have
+    // ended.
     config.read_timeout = Some(Duration::from_secs(u64::from(KUBERNETES_WATCH_SECONDS) + 10));
     config.reset_reader_on_write = true;
     Client::try_from(config).map_err(|error| chain(&error))

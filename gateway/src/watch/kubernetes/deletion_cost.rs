@@ -1,6 +1,6 @@
 //! Marks the pod that is worth least, so that a ReplicaSet that becomes smaller takes that one
-//! (<https://kubernetes.io/docs/concepts/workloads/controllers/replicaset/#pod-deletion-cost>). One gateway does it for all
-//! (`lease.rs`); which pod, and how often that may change, is decided in `worth.rs`.
+//! (<https://kubernetes.io/docs/concepts/workloads/controllers/replicaset/#pod-deletion-cost>). One gateway
+//! does it for all (`lease.rs`); which pod, and how often that may change, is decided in `worth.rs`.
 //!
 //! A pod whose cost somebody else has set keeps it.
 
@@ -105,7 +105,8 @@ impl Marker {
         if let Some((uid, name)) = choice.marked().and_then(|uid| Some((uid, name(uid)?))) {
             set(&self.api, uid, name, false).await?;
         }
-        // What has been taken back is noted before the next is marked, so that a failure in between leaves none, not two.
+        // What has been taken back is noted before the next is marked, so that a failure in between leaves
+        // none, not two.
         choice.note(None, self.clock.now());
         if let Some(pod) = name(&next) {
             set(&self.api, &next, pod, true).await?;
@@ -132,7 +133,8 @@ impl Marker {
     }
 }
 
-/// Marks a pod, or takes that back. Not one that has its cost from somebody else, nor another pod of the same name.
+/// Marks a pod, or takes that back. Not one that has its cost from somebody else, nor another pod of the same
+/// name.
 async fn set(api: &Api<Pod>, uid: &str, name: &str, marked: bool) -> Result<(), Error> {
     let Some(pod) = api.get_metadata_opt(name).await? else { return Ok(()) };
     let annotations = pod.annotations();

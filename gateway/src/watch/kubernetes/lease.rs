@@ -1,8 +1,9 @@
-//! One gateway of several does what must be done once: it holds a Lease, and renews it while it lives. Who finds a Lease
-//! that nobody has renewed for its whole duration takes it.
+//! One gateway of several does what must be done once: it holds a Lease, and renews it while it lives. Who
+//! finds a Lease that nobody has renewed for its whole duration takes it.
 //!
-//! As in Kubernetes' own leader election (`client-go/tools/leaderelection`), time is only compared with what this process
-//! has seen itself, so that clocks may differ. Two may hold it at once for a moment; what they do must bear that.
+//! As in Kubernetes' own leader election (`client-go/tools/leaderelection`), time is only compared with what
+//! this process has seen itself, so that clocks may differ. Two may hold it at once for a moment; what they
+//! do must bear that.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! Endpoints that vanish: one that moves from a slice to another is in neither for a moment. It gets no requests from then
-//! on, but drains only if it has not come back after a while, so that the cache that is known of it is not forgotten.
-//! A pod that ends says so and drains at once.
+//! Endpoints that vanish: one that moves from a slice to another is in neither for a moment. It gets no
+//! requests from then on, but drains only if it has not come back after a while, so that the cache that is
+//! known of it is not forgotten. A pod that ends says so and drains at once.
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -1,9 +1,9 @@
-//! What EndpointSlices say of a fleet: the workers of all slices together, and who may get requests. No time and no
-//! sockets: events come in, a list goes out.
+//! What EndpointSlices say of a fleet: the workers of all slices together, and who may get requests. No time
+//! and no sockets: events come in, a list goes out.
 //!
-//! Sources: <https://kubernetes.io/docs/concepts/services-networking/endpoint-slices/>, of which three rules matter here:
-//! an endpoint may be in several slices at once; a condition that is absent is `ready: true` and `terminating: false`;
-//! a pod that ends is `terminating` and not `ready` any more.
+//! Sources: <https://kubernetes.io/docs/concepts/services-networking/endpoint-slices/>, of which three rules
+//! matter here: an endpoint may be in several slices at once; a condition that is absent is `ready: true` and
+//! `terminating: false`; a pod that ends is `terminating` and not `ready` any more.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -65,7 +65,8 @@ struct Seen<'a> {
 }
 
 impl Slices {
-    /// Takes an event. Returns whether the slices are whole: while a list is being read, those known before count.
+    /// Takes an event. Returns whether the slices are whole: while a list is being read, those known before
+    /// count.
     pub(super) fn apply(&mut self, event: Event<EndpointSlice>) -> bool {
         match event {
             Event::Init => self.reading = Some(BTreeMap::new()),
@@ -93,7 +94,8 @@ impl Slices {
         if self.known.len() > KUBERNETES_SLICES_MAX {
             return Err(format!("more than {KUBERNETES_SLICES_MAX} EndpointSlices have these labels"));
         }
-        // By pod; what is no pod, by its address and port. IPv4 sorts before IPv6, and a pod that has both is met at the first.
+        // By pod; what is no pod, by its address and port. IPv4 sorts before IPv6, and a pod that has both is
+        // met at the first.
         let mut by_identity: BTreeMap<String, Seen<'_>> = BTreeMap::new();
         for slice in self.known.values() {
             let port = match port_of(slice.ports.as_deref().unwrap_or_default(), fleet.port.as_ref()) {
@@ -116,7 +118,8 @@ impl Slices {
         let ending = ends.map(|(identity, _)| identity.clone()).collect();
         let mut by_address: BTreeMap<(IpAddr, u16), Seen<'_>> = BTreeMap::new();
         for seen in by_identity.into_values().filter(|seen| !seen.terminating) {
-            // The address of a pod that is gone may be another's before its slice says so: who is ready has it.
+            // The address of a pod that is gone may be another's before its slice says so: who is ready has
+            // it.
             let at = by_address.entry((seen.address, seen.port));
             at.and_modify(|other| {
                 if seen.ready && !other.ready {
@@ -131,8 +134,8 @@ impl Slices {
 }
 
 impl Seen<'_> {
-    /// Adds what another slice says of the same endpoint. Which of the two is older is not known, so it may get requests
-    /// only if both say so.
+    /// Adds what another slice says of the same endpoint. Which of the two is older is not known, so it may
+    /// get requests only if both say so.
     fn merge(&mut self, other: &Self) {
         self.ready &= other.ready;
         self.terminating |= other.terminating;

@@ -1,5 +1,5 @@
-//! Which pod of a fleet a scale-in should take: the one that is worth least. It changes seldom, because each change is a
-//! write, and every controller of the cluster reads it.
+//! Which pod of a fleet a scale-in should take: the one that is worth least. It changes seldom, because each
+//! change is a write, and every controller of the cluster reads it.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// The pod to mark instead of [`Choice::marked`], if it is time to. Nobody while nothing is known: the first mark would
-    /// be a guess.
+    /// The pod to mark instead of [`Choice::marked`], if it is time to. Nobody while nothing is known: the
+    /// first mark would be a guess.
     pub(super) fn next(&self, pods: &[Worth], now: Duration) -> Option<String> {
         let least =
             pods.iter().min_by(|a, b| a.tokens.total_cmp(&b.tokens).then_with(|| a.uid.cmp(&b.uid)))?;

@@ -1,5 +1,5 @@
-//! What other gateways have said that they have at each worker, and its sum, which goes to the worker's load. Nothing of a
-//! gateway that is no longer heard stays.
+//! What other gateways have said that they have at each worker, and its sum, which goes to the worker's load.
+//! Nothing of a gateway that is no longer heard stays.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -53,7 +53,8 @@ impl Hearsay {
         Some(Voice { id, hearsay: Arc::clone(self) })
     }
 
-    /// Gives workers the sums of what was said: those whom it concerns. Under the lock, so that no older sum comes last.
+    /// Gives workers the sums of what was said: those whom it concerns. Under the lock, so that no older sum
+    /// comes last.
     fn pass_on(&self, said: &HashMap<GatewayId, Said>, concerns: impl Fn(&str) -> bool, counts: bool) {
         let now = self.router.now();
         for worker in self.router.fleet().all().iter().filter(|worker| concerns(&worker.name)) {

@@ -1,5 +1,5 @@
-//! What gateways say to each other: lines of JSON. Facts alone, what each has at each worker; what follows from them each works
-//! out for itself.
+//! What gateways say to each other: lines of JSON. Facts alone, what each has at each worker; what follows
+//! from them each works out for itself.
 
 use keyway_core::OwnLoad;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,6 @@
-//! What this gateway tells others that ask (`/load` of the admin listener): what it has at each worker, as lines that come when
-//! it changes, and all of it once a second. A body that is polled, so that who does not read holds up nobody and nothing grows.
+//! What this gateway tells others that ask (`/load` of the admin listener): what it has at each worker, as
+//! lines that come when it changes, and all of it once a second. A body that is polled, so that who does not
+//! read holds up nobody and nothing grows.
 
 use std::{
     collections::HashMap,
@@ -22,7 +23,8 @@ use crate::{
     stored_state::StoredNews,
 };
 
-/// Tokens that wait count as changed by this part of what was told: they fall all the time while a worker computes.
+/// Tokens that wait count as changed by this part of what was told: they fall all the time while a worker
+/// computes.
 const TOKENS_CHANGED: u64 = 16;
 
 /// The lines of one that listens.

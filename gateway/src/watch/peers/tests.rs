@@ -1,4 +1,5 @@
-//! What is told and heard between gateways, in virtual time: changes at once, all of it each second, nothing of who is gone.
+//! What is told and heard between gateways, in virtual time: changes at once, all of it each second, nothing
+//! of who is gone.
 
 use std::{future::poll_fn, num::NonZeroUsize, time::Duration};
 

@@ -1,5 +1,6 @@
-//! What a worker is asked, and what its answers mean: whether it may be used, and what is wrong with it. Engines differ: many
-//! have `/health`, some only `/v1/models`; some protect the latter with a key and some have none.
+//! What a worker is asked, and what its answers mean: whether it may be used, and what is wrong with it.
+//! Engines differ: many have `/health`, some only `/v1/models`; some protect the latter with a key and some
+//! have none.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header, uri::PathAndQuery};
@@ -69,13 +70,15 @@ pub(super) async fn probe(worker: &Worker, upstream: &Upstream, metrics: &Metric
     }
 }
 
-/// Whether an answer to `/health` says nothing of the engine's health: it has no such path, or not for everybody.
+/// Whether an answer to `/health` says nothing of the engine's health: it has no such path, or not for
+/// everybody.
 fn answers_for_another(fault: &Fault) -> bool {
     let says_nothing = [Cause::NotFound, Cause::Unauthorized, Cause::Redirect, Cause::Status];
     says_nothing.contains(&fault.cause)
 }
 
-/// Whether a worker that says it is well may be sent any request, although it does not say which models it has.
+/// Whether a worker that says it is well may be sent any request, although it does not say which models it
+/// has.
 fn may_be_an_engine(fault: &Fault) -> bool {
     [Cause::NotFound, Cause::Unauthorized, Cause::NoList, Cause::TooLarge].contains(&fault.cause)
 }

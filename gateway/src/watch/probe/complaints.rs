@@ -1,5 +1,6 @@
-//! How many lines a fleet's faults may take in the log. A worker is named while there is room; of the others one line says how
-//! many there are, so that a fleet of a thousand workers whose network is gone does not bury everything else.
+//! How many lines a fleet's faults may take in the log. A worker is named while there is room; of the others
+//! one line says how many there are, so that a fleet of a thousand workers whose network is gone does not
+//! bury everything else.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -75,7 +76,8 @@ impl Complaints {
 mod tests {
     use super::*;
 
-    /// A thousand workers that fail from the start, each probed every 15 s; named lines and summaries of `minutes`.
+    /// A thousand workers that fail from the start, each probed every 15 s; named lines and summaries of
+    /// `minutes`.
     fn outage(minutes: u64) -> (usize, Vec<(usize, String)>) {
         let complaints = Complaints::default();
         let (mut named, mut summaries) = (0, Vec::new());

@@ -1,5 +1,6 @@
-//! Names what is wrong with a worker, so that who reads it knows what to do. Where a connection fails the cause is looked for
-//! once more, step by step: name, port, TLS; that costs a connection, and only of a worker that does not work.
+//! Names what is wrong with a worker, so that who reads it knows what to do. Where a connection fails the
+//! cause is looked for once more, step by step: name, port, TLS; that costs a connection, and only of a
+//! worker that does not work.
 
 use std::io;
 
@@ -99,7 +100,8 @@ pub(super) fn too_large(worker: &Worker, path: &str, max_bytes: usize) -> Fault 
     fault(worker, path, Cause::TooLarge, text, NO_ENGINE)
 }
 
-/// What it says at `/v1/models` is no list. A page for people is no engine's; JSON may be that of one which has its own way.
+/// What it says at `/v1/models` is no list. A page for people is no engine's; JSON may be that of one which
+/// has its own way.
 pub(super) fn no_list(worker: &Worker, kind: Option<&HeaderValue>, body: &[u8]) -> Fault {
     let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or("none");
     let text = format!("/v1/models is no list of models (content-type: {})", shortened(kind));

@@ -1,6 +1,7 @@
-//! Looks at the port of a worker that is up, or that still streams as it drains: when its process has gone, or has closed
-//! its listener to shut down, the next look is refused, however idle it is. A connection that is closed at once is all that
-//! costs the worker: no request, no handshake, and none is held open, which a server with few threads would feel.
+//! Looks at the port of a worker that is up, or that still streams as it drains: when its process has gone,
+//! or has closed its listener to shut down, the next look is refused, however idle it is. A connection that
+//! is closed at once is all that costs the worker: no request, no handshake, and none is held open, which a
+//! server with few threads would feel.
 
 use keyway_core::health::Look;
 

@@ -7,7 +7,8 @@ use serde_json::value::RawValue;
 
 use crate::fleet::Model;
 
-/// The entries that have an id; `None` where it is no list. Some engines have the list alone, without an object around it.
+/// The entries that have an id; `None` where it is no list. Some engines have the list alone, without an
+/// object around it.
 pub(super) fn read_models(body: &[u8]) -> Option<Vec<Model>> {
     #[derive(Deserialize)]
     struct Object {

@@ -211,8 +211,8 @@ fn answers() -> impl Strategy<Value = Vec<u32>> {
 }
 
 proptest! {
-    /// However the ids are cut into chunks, also within a header or a character, the result is that of reading them at
-    /// once, and nothing is lost.
+    /// However the ids are cut into chunks, also within a header or a character, the result is that of
+    /// reading them at once, and nothing is lost.
     #[test]
     fn chunks_do_not_matter(
         answer in answers(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),

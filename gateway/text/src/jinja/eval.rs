@@ -1,5 +1,5 @@
-//! Runs statements and evaluates expressions. Scopes are Jinja2's: loops, macros and blocks have one of their own, `if`
-//! has none; an inner scope reads the outer ones and never writes to them.
+//! Runs statements and evaluates expressions. Scopes are Jinja2's: loops, macros and blocks have one of their
+//! own, `if` has none; an inner scope reads the outer ones and never writes to them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -245,7 +245,8 @@ fn round(value: &Value, args: CallArgs) -> Result<Value, Error> {
     }))
 }
 
-/// Hugging Face's `tojson`, which is Python's `json.dumps` without escaping of HTML or, by default, of non-ASCII.
+/// Hugging Face's `tojson`, which is Python's `json.dumps` without escaping of HTML or, by default, of
+/// non-ASCII.
 fn tojson(value: &Value, args: CallArgs) -> Result<Value, Error> {
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
     let [ensure_ascii, indent, separators, sort_keys] = args.bind("tojson", names)?;

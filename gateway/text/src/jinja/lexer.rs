@@ -1,5 +1,5 @@
-//! A template's text to tokens: data, blocks, expressions, and the whitespace control between them, as Jinja2 lexes
-//! with `trim_blocks` and `lstrip_blocks` (which Hugging Face sets). Knows no grammar.
+//! A template's text to tokens: data, blocks, expressions, and the whitespace control between them, as Jinja2
+//! lexes with `trim_blocks` and `lstrip_blocks` (which Hugging Face sets). Knows no grammar.
 
 use std::sync::Arc;
 

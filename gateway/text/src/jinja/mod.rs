@@ -1,15 +1,16 @@
-//! Jinja2 as chat templates use it: the language, filters, tests and methods of Jinja2 3.1 in its immutable sandbox, with
-//! Python's values, so that a template renders to the very text that Hugging Face's `apply_chat_template` gives it.
-//! Not here: inheritance, includes, HTML escaping, whatever no chat template can use.
+//! Jinja2 as chat templates use it: the language, filters, tests and methods of Jinja2 3.1 in its immutable
+//! sandbox, with Python's values, so that a template renders to the very text that Hugging Face's
+//! `apply_chat_template` gives it. Not here: inheritance, includes, HTML escaping, whatever no chat template
+//! can use.
 //!
-//! Why not a library: a template's text is a prompt's tokens, so "nearly" is wrong. minijinja 3.0.5, with formatter,
-//! filters and methods replaced, still differed in one of 125 published templates and in 25 of the 172 constructs of
-//! `tests/data/templates.jsonl` (`%`, `safe`, macro defaults, comparisons that must refuse), needed templates rewritten
-//! before parsing, and gives no bound on the memory of a hostile one.
+//! Why not a library: a template's text is a prompt's tokens, so "nearly" is wrong. minijinja 3.0.5, with
+//! formatter, filters and methods replaced, still differed in one of 125 published templates and in 25 of the
+//! 172 constructs of `tests/data/templates.jsonl` (`%`, `safe`, macro defaults, comparisons that must
+//! refuse), needed templates rewritten before parsing, and gives no bound on the memory of a hostile one.
 //!
-//! Read in this order: `lexer.rs`, `parser.rs`, `parse_expr.rs` (text to `ast.rs`); `value.rs`, `repr.rs` (what
-//! templates compute with); `eval.rs`, `ops.rs`, `call.rs` (how); `filters.rs`, `checks.rs`, `methods.rs`, `format.rs`
-//! (the library).
+//! Read in this order: `lexer.rs`, `parser.rs`, `parse_expr.rs` (text to `ast.rs`); `value.rs`, `repr.rs`
+//! (what templates compute with); `eval.rs`, `ops.rs`, `call.rs` (how); `filters.rs`, `checks.rs`,
+//! `methods.rs`, `format.rs` (the library).
 
 mod ast;
 mod call;

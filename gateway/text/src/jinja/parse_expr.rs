@@ -1,5 +1,5 @@
-//! Tokens to expressions, with Jinja2's precedences: `or`, `and`, `not`, comparisons, `+ -`, `~`, `* / // %`, `**`,
-//! signs, then subscripts, calls, filters and tests.
+//! Tokens to expressions, with Jinja2's precedences: `or`, `and`, `not`, comparisons, `+ -`, `~`, `* / // %`,
+//! `**`, signs, then subscripts, calls, filters and tests.
 
 use super::Error;
 use super::ast::{Args, Binary, Comparison, Expr};
@@ -7,7 +7,8 @@ use super::lexer::Token;
 use super::parser::Parser;
 
 impl Parser {
-    /// An expression, or several with commas between them, which make a tuple. Ends before one of the names `ends`.
+    /// An expression, or several with commas between them, which make a tuple. Ends before one of the names
+    /// `ends`.
     pub(super) fn tuple(&mut self, conditional: bool, ends: &[&str]) -> Result<Expr, Error> {
         let mut items = Vec::new();
         let mut commas = false;

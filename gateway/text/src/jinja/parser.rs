@@ -1,5 +1,5 @@
-//! Tokens to statements. Expressions are in `parse_expr.rs`. Takes what chat templates may use: no inheritance, no
-//! includes.
+//! Tokens to statements. Expressions are in `parse_expr.rs`. Takes what chat templates may use: no
+//! inheritance, no includes.
 
 use std::sync::Arc;
 

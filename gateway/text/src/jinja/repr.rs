@@ -103,7 +103,8 @@ fn write_dict(entries: &[(Value, Value)], out: &mut String) {
     out.push('}');
 }
 
-/// A string as Python quotes it: single quotes unless only those are inside; what cannot be printed is escaped.
+/// A string as Python quotes it: single quotes unless only those are inside; what cannot be printed is
+/// escaped.
 pub(super) fn write_quoted(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -128,8 +129,8 @@ pub(super) fn write_quoted(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Whether Python would print the character inside a `repr`. Rust's `escape_debug` knows, except that it also escapes
-/// marks that combine with what is before them, unless something is.
+/// Whether Python would print the character inside a `repr`. Rust's `escape_debug` knows, except that it also
+/// escapes marks that combine with what is before them, unless something is.
 fn printable(c: char) -> bool {
     if c.is_ascii() {
         return !c.is_ascii_control();
@@ -138,7 +139,8 @@ fn printable(c: char) -> bool {
     pair.escape_debug().nth(1) == Some(c)
 }
 
-/// Python's shortest text of a float: an exponent below 1e-4 and from 1e16 on, written with its sign and two digits.
+/// Python's shortest text of a float: an exponent below 1e-4 and from 1e16 on, written with its sign and two
+/// digits.
 pub(super) fn float_repr(float: f64) -> String {
     if float.is_nan() {
         return "nan".to_owned();

@@ -1,17 +1,17 @@
-//! Msgpack to KV events, whatever engine and release it comes from. A batch that is not msgpack is an error; an event
-//! that makes no sense is counted and left out, because the removals beside it still count.
+//! Msgpack to KV events, whatever engine and release it comes from. A batch that is not msgpack is an error;
+//! an event that makes no sense is counted and left out, because the removals beside it still count.
 //!
-//! Nothing here recurses, and nothing is reserved for a length before the elements were seen to be there: what is
-//! decoded takes at most [`BYTES_PER_BYTE`] times the payload.
+//! Nothing here recurses, and nothing is reserved for a length before the elements were seen to be there:
+//! what is decoded takes at most [`BYTES_PER_BYTE`] times the payload.
 
 use std::fmt;
 
 use super::msgpack::{NotMsgpack, Reader, Value};
 use super::{BlockRemoved, BlockStored, EngineHash, EventBatch, ExtraKey, KvEvent};
 
-/// Memory that a byte of payload can come to take. The shortest event has 17 bytes and takes some 350 in a vector that
-/// may be half empty. Within an event a nil that becomes an empty list of extra keys, or a one-byte hash, takes 24, an
-/// empty string as an extra key 32.
+/// Memory that a byte of payload can come to take. The shortest event has 17 bytes and takes some 350 in a
+/// vector that may be half empty. Within an event a nil that becomes an empty list of extra keys, or a
+/// one-byte hash, takes 24, an empty string as an extra key 32.
 #[cfg(test)]
 pub(super) const BYTES_PER_BYTE: usize = 48;
 

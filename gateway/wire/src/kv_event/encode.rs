@@ -1,5 +1,6 @@
-//! KV events to msgpack, in the form of one engine's releases. Each event is a table of fields; the form decides
-//! which of them are written, and how. Byte for byte what `msgspec` writes for the engines' own types.
+//! KV events to msgpack, in the form of one engine's releases. Each event is a table of fields; the form
+//! decides which of them are written, and how. Byte for byte what `msgspec` writes for the engines' own
+//! types.
 
 use super::msgpack::Writer;
 use super::{BlockRemoved, BlockStored, EngineHash, EventBatch, ExtraKey, KvEvent};
@@ -14,7 +15,8 @@ pub enum WireFormat {
     VllmArray,
     /// SGLang from autumn 2026 on.
     SglangMap,
-    /// SGLang before: hashes are signed; salt and session stand in a map at the place where vLLM has the adapter.
+    /// SGLang before: hashes are signed; salt and session stand in a map at the place where vLLM has the
+    /// adapter.
     SglangArray,
 }
 

@@ -1,13 +1,14 @@
-//! The ZMQ frames around KV events: live messages, replay requests and their replies, old and new. Slices in, slices
-//! out; sockets are their owners' business.
+//! The ZMQ frames around KV events: live messages, replay requests and their replies, old and new. Slices in,
+//! slices out; sockets are their owners' business.
 //!
-//! - Live (PUB): `[topic, seq, payload]`, `seq` 8 bytes big-endian, from 0 at each start of the engine, one up a batch.
-//! - Request (DEALER to ROUTER): `["", seq]` for all batches from `seq` on that are kept, or `["", "snapshot"]`
-//!   (proposed in vLLM's PR 50134) for the whole state.
-//! - Reply: `["", topic, seq, payload]` (vLLM from v0.26 on) or `["", seq, payload]` (older, SGLang) for each batch,
-//!   then an end: no payload, and a `seq` of all ones (missing in the earliest releases).
-//! - A snapshot is replied to as batches too: `AllBlocksCleared` first, then every block after its parent. The `seq`
-//!   of each is that of the first live batch that the snapshot does not cover.
+//! - Live (PUB): `[topic, seq, payload]`, `seq` 8 bytes big-endian, from 0 at each start of the engine, one
+//!   up a batch.
+//! - Request (DEALER to ROUTER): `["", seq]` for all batches from `seq` on that are kept, or `["",
+//!   "snapshot"]` (proposed in vLLM's PR 50134) for the whole state.
+//! - Reply: `["", topic, seq, payload]` (vLLM from v0.26 on) or `["", seq, payload]` (older, SGLang) for each
+//!   batch, then an end: no payload, and a `seq` of all ones (missing in the earliest releases).
+//! - A snapshot is replied to as batches too: `AllBlocksCleared` first, then every block after its parent.
+//!   The `seq` of each is that of the first live batch that the snapshot does not cover.
 
 /// Stands for a sequence number in the reply that ends a replay.
 pub const END_SEQ: [u8; 8] = [0xff; 8];
@@ -88,7 +89,8 @@ pub enum ReplayReply<'a> {
 }
 
 impl<'a> ReplayReply<'a> {
-    /// From all frames a DEALER receives; `None` if they are no reply. Reads from the end, where old and new agree.
+    /// From all frames a DEALER receives; `None` if they are no reply. Reads from the end, where old and new
+    /// agree.
     pub fn parse<F: AsRef<[u8]>>(frames: &'a [F]) -> Option<Self> {
         let payload = frames.last()?.as_ref();
         let Some(seq) = frames.len().checked_sub(2).map(|at| frames[at].as_ref()) else {

@@ -1,5 +1,5 @@
-//! Msgpack as far as KV events need it: a reader over a slice that never recurses and never trusts a length, and a
-//! writer into a vector. Knows values, not events.
+//! Msgpack as far as KV events need it: a reader over a slice that never recurses and never trusts a length,
+//! and a writer into a vector. Knows values, not events.
 
 use rmp::Marker;
 use rmp::encode;
@@ -24,7 +24,8 @@ pub(super) enum Value<'a> {
     Extension,
 }
 
-/// Bytes of a value that begins with this one, where that alone says it: numbers, booleans and nil. 0 elsewhere.
+/// Bytes of a value that begins with this one, where that alone says it: numbers, booleans and nil. 0
+/// elsewhere.
 const SIZES: [u8; 256] = {
     let mut sizes = [0; 256];
     let mut marker = 0;
@@ -101,8 +102,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The bytes of the next value, with all its elements. Counts what is outstanding instead of recursing, so depth
-    /// costs nothing; a length that lies runs out of bytes.
+    /// The bytes of the next value, with all its elements. Counts what is outstanding instead of recursing,
+    /// so depth costs nothing; a length that lies runs out of bytes.
     pub(super) fn whole(&mut self) -> Result<&'a [u8], NotMsgpack> {
         let start = self.rest;
         let mut outstanding = 1_u64;
@@ -122,8 +123,9 @@ impl<'a> Reader<'a> {
         Ok(&start[..start.len() - self.rest.len()])
     }
 
-    /// The next value if it is a number, not below zero, with at least eight bytes behind its marker; else nothing is read.
-    /// The same as [`Reader::next`], but without a branch for each size, which ids of mixed sizes would mispredict.
+    /// The next value if it is a number, not below zero, with at least eight bytes behind its marker; else
+    /// nothing is read. The same as [`Reader::next`], but without a branch for each size, which ids of mixed
+    /// sizes would mispredict.
     pub(super) fn quick_uint(&mut self) -> Option<u64> {
         let (marker, bytes) = self.rest.split_first()?;
         let bytes = u64::from_be_bytes(*bytes.first_chunk()?);
@@ -170,8 +172,8 @@ fn signed(value: i64) -> Value<'static> {
     u64::try_from(value).map_or(Value::Negative(value), Value::Uint)
 }
 
-/// Writes values one after the other, each in its shortest form. Writing to memory cannot fail, so `rmp`'s results are
-/// dropped.
+/// Writes values one after the other, each in its shortest form. Writing to memory cannot fail, so `rmp`'s
+/// results are dropped.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
     pub(super) out: Vec<u8>,

@@ -1,5 +1,5 @@
-//! The codec against bytes that Python's msgspec wrote from the engines' own structures, against itself, and against
-//! bytes that mean harm.
+//! The codec against bytes that Python's msgspec wrote from the engines' own structures, against itself, and
+//! against bytes that mean harm.
 
 use proptest::prelude::*;
 

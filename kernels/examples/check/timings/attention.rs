@@ -1,5 +1,5 @@
-//! Attention at the shapes of the roofline table: 32 query heads on 8 KV heads of 128, or 128 on a latent, over pages that lie
-//! scattered. How it is cut into blocks is the caller's.
+//! Attention at the shapes of the roofline table: 32 query heads on 8 KV heads of 128, or 128 on a latent,
+//! over pages that lie scattered. How it is cut into blocks is the caller's.
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::Unit;
@@ -76,7 +76,8 @@ impl Attention {
         let vectors = pages * page_size * kv_heads * size;
         let values = if latent { None } else { Some(lab.filled_evenly(vectors * kind.value_dim(), 4)?) };
         let keys = lab.filled_evenly(vectors * kind.key_dim(), 3)?;
-        // Scattered: 7919 is a prime that shares no factor with a number of pages below it times a power of two.
+        // Scattered: 7919 is a prime that shares no factor with a number of pages below it times a power of
+        // two.
         let table: Vec<u32> = (0..pages).map(|i| ((i * 7919) % pages) as u32).collect();
         Ok(Self {
             cache: Pages { keys, values, kv_type, kind, kv_heads, page_size },

@@ -1,9 +1,10 @@
-//! Messages between GPUs by NCCL's grouped sends and receives: over NVLink, PCIe or a network, whatever it finds. It is the mover of
-//! a [`Grouped`](crate::fabric::Grouped) fabric, whose messages lie in page-locked memory of the host; ranks whose GPUs reach each other's
-//! memory leave theirs on the device and take [`Peers`](crate::cuda::peer::Peers). The library, `libnccl.so`, is loaded at run time.
+//! Messages between GPUs by NCCL's grouped sends and receives: over NVLink, PCIe or a network, whatever it
+//! finds. It is the mover of a [`Grouped`](crate::fabric::Grouped) fabric, whose messages lie in page-locked
+//! memory of the host; ranks whose GPUs reach each other's memory leave theirs on the device and take
+//! [`Peers`](crate::cuda::peer::Peers). The library, `libnccl.so`, is loaded at run time.
 //!
-//! NCCL's calls and their order: NVIDIA, "Point-to-point communication" in the NCCL user guide. An operation whose other end
-//! stays away never ends, so it is watched, and aborted.
+//! NCCL's calls and their order: NVIDIA, "Point-to-point communication" in the NCCL user guide. An operation
+//! whose other end stays away never ends, so it is watched, and aborted.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -45,8 +46,8 @@ struct Room {
 /// Aborted, and freed, when it goes.
 struct Communicator(sys::ncclComm_t);
 
-// SAFETY: a communicator belongs to no thread; it must only not be used by two at once, and an `Nccl` uses its own through
-// `&mut self` alone.
+// SAFETY: a communicator belongs to no thread; it must only not be used by two at once, and an `Nccl` uses
+// its own through `&mut self` alone.
 unsafe impl Send for Communicator {}
 
 impl fmt::Debug for Nccl {
@@ -62,8 +63,8 @@ impl Nccl {
         unsafe { sys::is_culib_present() }
     }
 
-    /// The rank that `control` has, on a GPU that no other rank of the group uses; all ranks join at once. Messages of the group's
-    /// name go over `control`, which must take 32 words.
+    /// The rank that `control` has, on a GPU that no other rank of the group uses; all ranks join at once.
+    /// Messages of the group's name go over `control`, which must take 32 words.
     ///
     /// # Errors
     /// Without the library, if a rank does not answer within `deadline`, or what NCCL says.
@@ -76,7 +77,8 @@ impl Nccl {
         let stream = gpu.stream.context().new_stream().map_err(failed)?;
         let (size, rank) = (control.size() as c_int, control.rank() as c_int);
         let mut comm = std::ptr::null_mut();
-        // SAFETY: the place for the communicator is alive for the call, in which all ranks take part, each with its own number.
+        // SAFETY: the place for the communicator is alive for the call, in which all ranks take part, each
+        // with its own number.
         unsafe { result::comm_init_rank(&raw mut comm, size, id, rank) }.map_err(refused)?;
         let comm = Communicator(comm);
         let rooms = || (0..size).map(|_| Room::new(&stream, 0)).collect::<Result<Vec<Room>, DeviceError>>();
@@ -109,8 +111,8 @@ impl Nccl {
         for (rank, (outbox, words)) in
             self.outboxes.iter().zip(sent).enumerate().filter(|(_, (_, words))| **words > 0)
         {
-            // SAFETY: the room has as many words, and is neither freed nor written before the stream has come to an end or the
-            // communicator is aborted.
+            // SAFETY: the room has as many words, and is neither freed nor written before the stream has come
+            // to an end or the communicator is aborted.
             unsafe {
                 result::send(outbox.address(&self.stream) as _, *words, word, rank as c_int, comm, stream)
             }
@@ -189,7 +191,8 @@ impl Drop for Communicator {
 impl Room {
     fn new(stream: &Arc<CudaStream>, words: usize) -> Result<Self, DeviceError> {
         let words = words.next_power_of_two().max(ROOM_WORDS_MIN);
-        // SAFETY: words without a value are written before they are read: by who fills an outbox, and by `download`.
+        // SAFETY: words without a value are written before they are read: by who fills an outbox, and by
+        // `download`.
         let host = unsafe { stream.context().alloc_pinned_with_flags(words, 0) }.map_err(failed)?;
         // SAFETY: as above: by `upload`, and by NCCL.
         let device = unsafe { stream.alloc(words) }.map_err(failed)?;
@@ -217,7 +220,8 @@ impl Room {
     fn download(&mut self, stream: &CudaStream, words: usize) -> Result<(), DeviceError> {
         let address = self.address(stream);
         let words = &mut self.host.as_mut_slice().map_err(failed)?[..words];
-        // SAFETY: the room is as large on the device; nobody reads it before the stream has come to this copy's end.
+        // SAFETY: the room is as large on the device; nobody reads it before the stream has come to this
+        // copy's end.
         unsafe { driver::memcpy_dtoh_async(words, address, stream.cu_stream()) }.map_err(failed)
     }
 }

@@ -1,5 +1,6 @@
-//! What ranks tell their host: whose fault ended the group, how many rows each expert was sent, where the time
-//! of rounds went. A few words on the device, to be fetched behind a step; reading them waits for nothing.
+//! What ranks tell their host: whose fault ended the group, how many rows each expert was sent, where the
+//! time of rounds went. A few words on the device, to be fetched behind a step; reading them waits for
+//! nothing.
 
 use std::time::Duration;
 
@@ -67,8 +68,8 @@ impl Report {
         self.loads.iter().zip(&before.loads).map(|(now, before)| now.wrapping_sub(*before)).collect()
     }
 
-    /// Where the time of all rounds since `before` went, on the device, waiting included: at most 4.29 s each, after
-    /// which they begin again with 0.
+    /// Where the time of all rounds since `before` went, on the device, waiting included: at most 4.29 s
+    /// each, after which they begin again with 0.
     pub fn times_since(&self, before: &Self) -> Times {
         let spent = |part: usize| {
             let at = SPENT_AT + part;

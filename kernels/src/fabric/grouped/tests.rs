@@ -10,7 +10,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// For what must fail; a rank that is awake needs far less to say so.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// Moves messages of one rank to and from threads. It has only the messages of lengths that were told, as NCCL.
+/// Moves messages of one rank to and from threads. It has only the messages of lengths that were told, as
+/// NCCL.
 #[derive(Debug)]
 pub(in crate::fabric) struct Channels {
     to: Vec<Sender<Vec<u32>>>,

@@ -1,5 +1,5 @@
-//! The shared memory itself: where what lies in it, and the futex calls. All that is `unsafe` about the transport but
-//! for when its messages may be read and written, which is `shm.rs`' business.
+//! The shared memory itself: where what lies in it, and the futex calls. All that is `unsafe` about the
+//! transport but for when its messages may be read and written, which is `shm.rs`' business.
 
 use std::fs::File;
 use std::io;
@@ -12,14 +12,15 @@ use crate::fabric::{FabricError, RANKS_MAX};
 
 /// First word of a group's memory.
 const MAGIC: u32 = u32::from_ne_bytes(*b"kwx1");
-/// What is written by different ranks lies this far apart, lest they take cache lines from each other; in words.
+/// What is written by different ranks lies this far apart, lest they take cache lines from each other; in
+/// words.
 const LINE: usize = 16;
 /// Messages begin at pages; in words.
 const PAGE: usize = 1024;
 
-/// A group's size and the words of its longest message, from which the places follow. In lines: the head, a bell for
-/// each rank, and a place's number and length for each pair of ranks, twice; then, from a page's boundary on, the
-/// messages.
+/// A group's size and the words of its longest message, from which the places follow. In lines: the head, a
+/// bell for each rank, and a place's number and length for each pair of ranks, twice; then, from a page's
+/// boundary on, the messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) size: usize,
@@ -42,7 +43,8 @@ pub(super) struct Memory {
     layout: Layout,
 }
 
-// SAFETY: the memory is shared among processes anyway; it is reached through atomics, or under the rules of `shm.rs`.
+// SAFETY: the memory is shared among processes anyway; it is reached through atomics, or under the rules of
+// `shm.rs`.
 #[allow(unsafe_code)]
 unsafe impl Send for Memory {}
 #[allow(unsafe_code)]
@@ -122,8 +124,8 @@ impl Memory {
     #[allow(unsafe_code)]
     fn map_words(file: BorrowedFd<'_>, words: usize, layout: Layout) -> io::Result<Self> {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-        // SAFETY: a new mapping, at an address of the system's choice; the file is as long as the mapping, and nobody
-        // makes it shorter.
+        // SAFETY: a new mapping, at an address of the system's choice; the file is as long as the mapping,
+        // and nobody makes it shorter.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), words * 4, access, kind, file.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -168,7 +170,8 @@ impl Memory {
         }
     }
 
-    /// Sleeps until the rank's bell is rung once more than `rung` times, for `at_most` this long; or for no reason.
+    /// Sleeps until the rank's bell is rung once more than `rung` times, for `at_most` this long; or for no
+    /// reason.
     pub(super) fn sleep(&self, rank: usize, rung: u32, at_most: Duration) {
         let sleeps = self.word(Layout::bell(rank) + 1);
         sleeps.store(1, Ordering::SeqCst);
@@ -180,8 +183,8 @@ impl Memory {
     #[allow(unsafe_code)]
     fn word(&self, i: usize) -> &AtomicU32 {
         assert!(i < self.words, "shm: no such word");
-        // SAFETY: the word lies in the mapping, which lives as long as `self`, and is only ever reached as an atomic:
-        // heads and messages lie apart.
+        // SAFETY: the word lies in the mapping, which lives as long as `self`, and is only ever reached as an
+        // atomic: heads and messages lie apart.
         unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(i)) }
     }
 
@@ -237,6 +240,7 @@ fn futex(word: &AtomicU32, operation: libc::c_int, value: u32, timeout: Option<D
         tv_nsec: timeout.subsec_nanos() as libc::c_long,
     });
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the word is alive and aligned, the timeout null or alive for the call; not private, as processes share it.
+    // SAFETY: the word is alive and aligned, the timeout null or alive for the call; not private, as
+    // processes share it.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, timeout) };
 }

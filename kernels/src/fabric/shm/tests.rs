@@ -20,8 +20,8 @@ fn together(ranks: &mut [Shm; 3]) {
     });
 }
 
-/// Rank 2 stalls after its message of exchange 2 has gone to rank 0 alone: rank 1 waits for it, and rank 0, one exchange
-/// on, for rank 1. By then rank 0 has written over what rank 2 had of it in exchange 1.
+/// Rank 2 stalls after its message of exchange 2 has gone to rank 0 alone: rank 1 waits for it, and rank 0,
+/// one exchange on, for rank 1. By then rank 0 has written over what rank 2 had of it in exchange 1.
 #[test]
 fn a_rank_that_waits_itself_is_not_at_fault() {
     let mut ranks = group();

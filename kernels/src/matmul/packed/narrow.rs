@@ -1,5 +1,5 @@
-//! Weights in the small floats of checkpoints, FP8 and MXFP4, kept as their codes: panels of sixteen outputs, one
-//! after another.
+//! Weights in the small floats of checkpoints, FP8 and MXFP4, kept as their codes: panels of sixteen outputs,
+//! one after another.
 
 use half::bf16;
 
@@ -114,8 +114,8 @@ impl Read for Fp8 {
 
 // === impl Mxfp4 ===
 
-/// Codes of two inputs in a byte, the first in the low half, `[N / 16][K / 2][16]`; scales as bf16, which holds
-/// each exactly, `[N / 16][K / 32][16]`.
+/// Codes of two inputs in a byte, the first in the low half, `[N / 16][K / 2][16]`; scales as bf16, which
+/// holds each exactly, `[N / 16][K / 32][16]`.
 #[derive(Debug, Clone)]
 pub(in crate::matmul) struct Mxfp4 {
     codes: Vec<Codes>,

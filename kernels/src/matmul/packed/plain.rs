@@ -1,4 +1,5 @@
-//! Weights as f32: `[N / 32][K][2][16]`. The two panels of a block stand together: a tile reads one stream of memory.
+//! Weights as f32: `[N / 32][K][2][16]`. The two panels of a block stand together: a tile reads one stream of
+//! memory.
 
 use super::{PANEL, Read};
 use crate::arena::Arena;
@@ -6,9 +7,9 @@ use crate::simd::Simd;
 
 /// Panels of a block; the last one of a matrix is padded with zeros.
 const BLOCK_PANELS: usize = 2;
-/// How far ahead of its use memory is asked for, by a single row and by several, which take longer over a byte: long
-/// enough to cover a fetch from memory, short enough to stay in the first-level cache until then. It runs over into
-/// the next block, which is read next.
+/// How far ahead of its use memory is asked for, by a single row and by several, which take longer over a
+/// byte: long enough to cover a fetch from memory, short enough to stay in the first-level cache until then.
+/// It runs over into the next block, which is read next.
 const PREFETCH_BYTES: [usize; 2] = [4096, 8192];
 
 /// Two panels' values for one input.

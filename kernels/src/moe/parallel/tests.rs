@@ -98,7 +98,8 @@ impl Batch {
     }
 }
 
-/// Every rank's outputs are those of the dense loop, over every transport; twice, for what is left of the first time.
+/// Every rank's outputs are those of the dense loop, over every transport; twice, for what is left of the
+/// first time.
 fn check(placement: &Placement, top: usize, batches: &[Batch]) {
     let (ranks, experts) = (placement.ranks(), placement.experts());
     let expected: Vec<Vec<f32>> = batches.iter().map(|batch| batch.dense(top, experts)).collect();

@@ -1,5 +1,5 @@
-//! A mixture-of-experts layer: the router's choice, the grouping, the grouped products with their gates, the sum; and that no row's
-//! result depends on its company or on how the work is cut.
+//! A mixture-of-experts layer: the router's choice, the grouping, the grouped products with their gates, the
+//! sum; and that no row's result depends on its company or on how the work is cut.
 
 use half::bf16;
 use keyway_kernels::cuda::moe::{Grouped, RouterSums, are_few, choose, combine, group, route};
@@ -195,7 +195,8 @@ fn sums(lab: &mut Lab<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Few tokens, whose choice and grouping are one launch: what two launches and the sum of the router's splits leave.
+/// Few tokens, whose choice and grouping are one launch: what two launches and the sum of the router's splits
+/// leave.
 fn few(lab: &mut Lab<'_>) -> Result<(), String> {
     let grouped_by_two = Some(Groups { count: 4, keep: 2, by: GroupScore::TopTwoSum });
     let routings = [
@@ -258,8 +259,8 @@ fn few(lab: &mut Lab<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Tokens that only fill up a batch choose nobody: no item of work is theirs, their sum is 0, and the others have the bits
-/// that they have alone.
+/// Tokens that only fill up a batch choose nobody: no item of work is theirs, their sum is 0, and the others
+/// have the bits that they have alone.
 fn fillers(lab: &mut Lab<'_>) -> Result<(), String> {
     let (experts, top, width) = (9, PLAIN.top, 64);
     let kv_slots = [5, NO_SLOT, 0, NO_SLOT, NO_SLOT, 7];

@@ -1,4 +1,5 @@
-//! Weights of every type for the cases of products: random codes, packed, and the numbers that they stand for. Multiplies nothing.
+//! Weights of every type for the cases of products: random codes, packed, and the numbers that they stand
+//! for. Multiplies nothing.
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::{GROUP, Shape, Weights, pack_bf16, pack_fp8, pack_integers, pack_mxfp4};
@@ -18,8 +19,8 @@ pub(crate) struct Made {
 }
 
 impl Made {
-    /// `scale(i)` is the one at `i` of `[inputs / 128, outputs]`; MXFP4 takes the power of two below the one of its output and 128
-    /// inputs, and every other 32 inputs a fourth of it.
+    /// `scale(i)` is the one at `i` of `[inputs / 128, outputs]`; MXFP4 takes the power of two below the one
+    /// of its output and 128 inputs, and every other 32 inputs a fourth of it.
     pub(crate) fn new(shape: Shape, seed: u64, scale: impl Fn(usize) -> f32) -> Self {
         let raw = values(seed, shape.outputs * shape.inputs);
         if shape.weights == Weights::Bf16 {

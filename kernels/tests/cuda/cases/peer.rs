@@ -370,8 +370,8 @@ fn redundant_experts(lab: &mut Lab<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Ranks whose arrays have no more than their tokens, one of them none: launches have blocks for those alone. What they
-/// report afterwards are the rows that each expert was sent, and that time has passed.
+/// Ranks whose arrays have no more than their tokens, one of them none: launches have blocks for those alone.
+/// What they report afterwards are the rows that each expert was sent, and that time has passed.
 fn few_tokens(lab: &mut Lab<'_>) -> Result<(), String> {
     let layout = Layout { ranks: 3, held: 3, tokens: 700, top: 2, width: 24 };
     let placement = Placement::even(8, 3);
@@ -408,7 +408,8 @@ fn few_tokens(lab: &mut Lab<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// A round recorded once serves any tokens, since its numbers are the device's. Its experts give back what they get.
+/// A round recorded once serves any tokens, since its numbers are the device's. Its experts give back what
+/// they get.
 fn recorded_rounds(lab: &mut Lab<'_>) -> Result<(), String> {
     let layout = Layout { ranks: 4, held: 2, tokens: 3, top: 2, width: 16 };
     let group = Group::new(lab, layout, Placement::even(8, 4), 4)?;

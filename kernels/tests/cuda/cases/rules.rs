@@ -1,5 +1,5 @@
-//! Rules of rows: each operation in f32 as `worker/src/engine/token_rules.rs` orders them, bit for bit; lists that take tokens are the lists
-//! that were made with them; a mask that leaves nothing else holds alone.
+//! Rules of rows: each operation in f32 as `worker/src/engine/token_rules.rs` orders them, bit for bit; lists
+//! that take tokens are the lists that were made with them; a mask that leaves nothing else holds alone.
 
 use keyway_kernels::cuda::Slice;
 use keyway_kernels::cuda::rules::{ROW_WORDS, RowRules, Rule, launch, list, list_words};
@@ -66,7 +66,8 @@ fn by(row: usize) -> RowRules {
     RowRules { holds: row.is_multiple_of(2), repetition, frequency, presence, ..RowRules::default() }
 }
 
-/// Several steps of several rows: plain ones, lists that take nothing, an id that they know, one that they do not.
+/// Several steps of several rows: plain ones, lists that take nothing, an id that they know, one that they do
+/// not.
 fn rows(lab: &mut Lab<'_>, vocabulary: usize) -> Result<(), String> {
     const ROWS: usize = 6;
     let mut rules: Vec<Vec<Rule>> = (0..ROWS).map(|row| some_rules(vocabulary, row)).collect();

@@ -1,6 +1,6 @@
 //! Sampling: that the token drawn is the one at which the float64 distribution's running sum passes the
-//! hash's number, after every cut; the log-probability; scores. Of rows that are hard on the blocks which share
-//! them, that it is the one that whole numbers say.
+//! hash's number, after every cut; the log-probability; scores. Of rows that are hard on the blocks which
+//! share them, that it is the one that whole numbers say.
 
 mod shared_rows;
 

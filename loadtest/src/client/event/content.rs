@@ -20,7 +20,8 @@ pub(super) struct Choice<'a> {
     pub(super) finish_reason: Option<Str<'a>>,
 }
 
-/// A text that is not copied. (serde borrows a `Cow` as a field of its own alone, within an `Option` it copies.)
+/// A text that is not copied. (serde borrows a `Cow` as a field of its own alone, within an `Option` it
+/// copies.)
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Str<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
 
@@ -33,12 +34,13 @@ struct Delta<'a> {
     other: bool,
 }
 
-/// Whether there is anything in a value: a text that is not empty, at any depth. A number or a name for the place where it
-/// belongs is nothing.
+/// Whether there is anything in a value: a text that is not empty, at any depth. A number or a name for the
+/// place where it belongs is nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Given(pub(super) bool);
 
-/// What `content` is: as a rule a text, else parts, of which it only matters whether there is anything in them.
+/// What `content` is: as a rule a text, else parts, of which it only matters whether there is anything in
+/// them.
 enum Content<'a> {
     Text(Str<'a>),
     Parts(Given),

@@ -24,8 +24,8 @@ struct Details {
 }
 
 impl Counts {
-    /// These counts, and for what they leave open those of the events before: Anthropic's streams tell the prompt's at
-    /// their beginning and the answer's at their end.
+    /// These counts, and for what they leave open those of the events before: Anthropic's streams tell the
+    /// prompt's at their beginning and the answer's at their end.
     pub fn onto(&self, so_far: Option<&Usage>) -> Usage {
         let earlier = so_far.cloned().unwrap_or_default();
         let beside = [self.cache_read_input_tokens, self.cache_creation_input_tokens];

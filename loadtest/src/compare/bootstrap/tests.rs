@@ -1,4 +1,5 @@
-//! The bootstrap on data whose truth is known: nothing planted is rarely found, what is planted nearly always.
+//! The bootstrap on data whose truth is known: nothing planted is rarely found, what is planted nearly
+//! always.
 
 use std::slice::from_ref;
 
@@ -108,7 +109,8 @@ fn holm_is_between_no_correction_and_bonferroni() {
     assert_eq!(holm(&[0.02, 0.9, 0.9], 0.05), [false, false, false]);
 }
 
-/// Three runs of one side; each run as a whole is up to a tenth slower or faster than another, as machines are.
+/// Three runs of one side; each run as a whole is up to a tenth slower or faster than another, as machines
+/// are.
 fn runs(seed: u64, factor: f64) -> Vec<Runs> {
     let level = |k: u64| 1.0 + 0.05 * Rng::at(seed, Purpose::Phase, k).normal();
     (0..3).map(|k| queue(7919 * seed + k, 300, factor * level(k))).collect()

@@ -1,5 +1,6 @@
-//! The words of each API: what a stream says before its first token, for each token and at its end, and an answer in one
-//! piece. Knows no time and no connection. Shapes as vLLM 0.32 has them, without what no client needs.
+//! The words of each API: what a stream says before its first token, for each token and at its end, and an
+//! answer in one piece. Knows no time and no connection. Shapes as vLLM 0.32 has them, without what no client
+//! needs.
 
 use std::io::Write as _;
 

@@ -24,8 +24,8 @@ fn probe(rate: f64, requests: usize, seed: u64) -> Probe {
     Probe { load: rate, attainment: kept as f64 / requests as f64 / SHARE, requests: requests as u64 }
 }
 
-/// The exact share of an M/D/1 queue's requests that wait at most `wait_s`, at `rate`. A. K. Erlang, "The theory of
-/// probabilities and telephone conversations", 1909.
+/// The exact share of an M/D/1 queue's requests that wait at most `wait_s`, at `rate`. A. K. Erlang, "The
+/// theory of probabilities and telephone conversations", 1909.
 fn exact_share(rate: f64, wait_s: f64) -> f64 {
     let (load, t) = (rate * SERVICE_S, wait_s / SERVICE_S);
     let mut factorial = 1.0;

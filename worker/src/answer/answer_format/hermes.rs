@@ -1,4 +1,5 @@
-//! Calls as `<tool_call>{"name": …, "arguments": {…}}</tool_call>` among text. Blanks around calls belong to them.
+//! Calls as `<tool_call>{"name": …, "arguments": {…}}</tool_call>` among text. Blanks around calls belong to
+//! them.
 
 use super::Found;
 use super::json_call::{JsonCall, Step};

@@ -1,5 +1,5 @@
-//! One call as a JSON object, `{"name": …, "arguments": {…}}`, read character by character: the arguments are told as
-//! they come, as soon as the name is known. `parameters` is another name for `arguments` (Llama 3).
+//! One call as a JSON object, `{"name": …, "arguments": {…}}`, read character by character: the arguments are
+//! told as they come, as soon as the name is known. `parameters` is another name for `arguments` (Llama 3).
 
 use super::Found;
 

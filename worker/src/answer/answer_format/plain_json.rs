@@ -1,5 +1,5 @@
-//! Calls as the whole answer: `{"name": …, "parameters": {…}}`, several one after the other or set off by `;`, perhaps
-//! behind `<|python_tag|>` (Llama 3). An answer that begins otherwise has none.
+//! Calls as the whole answer: `{"name": …, "parameters": {…}}`, several one after the other or set off by
+//! `;`, perhaps behind `<|python_tag|>` (Llama 3). An answer that begins otherwise has none.
 
 use super::Found;
 use super::hermes::object;

@@ -1,6 +1,7 @@
-//! Calls as Qwen3-Coder writes them: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`,
-//! values as plain text, whose types the function's schema says. A call is told when it is complete, because its
-//! arguments are not JSON before.
+//! Calls as Qwen3-Coder writes them:
+//! `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`, values as plain
+//! text, whose types the function's schema says. A call is told when it is complete, because its arguments
+//! are not JSON before.
 
 use serde_json::{Map, Value};
 

@@ -1,5 +1,5 @@
-//! Text up to a tag, when both come in pieces. Blanks before the tag belong to it, so they are withheld with what may
-//! be its beginning.
+//! Text up to a tag, when both come in pieces. Blanks before the tag belong to it, so they are withheld with
+//! what may be its beginning.
 
 /// What is known of a text that may hold a tag.
 #[derive(Debug, PartialEq, Eq)]

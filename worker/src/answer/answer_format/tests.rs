@@ -156,7 +156,8 @@ fn text() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// However the text is cut into pieces, what is found is what is found at once; and it is never a call's beginning.
+    /// However the text is cut into pieces, what is found is what is found at once; and it is never a call's
+    /// beginning.
     #[test]
     fn cutting_does_not_matter(
         text in text(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),

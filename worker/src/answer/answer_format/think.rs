@@ -1,5 +1,5 @@
-//! Thoughts between `<think>` and `</think>` at the beginning of an answer, apart from what follows. Blanks around both
-//! tags belong to them.
+//! Thoughts between `<think>` and `</think>` at the beginning of an answer, apart from what follows. Blanks
+//! around both tags belong to them.
 
 use super::tag::{Search, search};
 

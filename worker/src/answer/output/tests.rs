@@ -43,7 +43,8 @@ fn take_both(output: &mut TextOutput, ids: &[u32]) -> Shown {
 }
 
 proptest! {
-    /// Cut after any token, also inside a character or a stop string, with all or only some of the text shown.
+    /// Cut after any token, also inside a character or a stop string, with all or only some of the text
+    /// shown.
     #[test]
     fn a_resumed_output_shows_what_was_missing(
         text in "[abé€😀]{1,20}", garbage in prop::collection::vec(0xC0u32..0x100, 0..3),

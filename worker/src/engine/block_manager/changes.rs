@@ -1,4 +1,5 @@
-//! What changed in the prefix cache, for those who follow it from outside. A record only: nothing here decides.
+//! What changed in the prefix cache, for those who follow it from outside. A record only: nothing here
+//! decides.
 
 use std::sync::Arc;
 

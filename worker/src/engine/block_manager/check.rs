@@ -1,5 +1,5 @@
-//! The block manager's integrity check: its invariants, written down as code. Runs after every step in tests and,
-//! in debug builds, whenever the engine falls idle.
+//! The block manager's integrity check: its invariants, written down as code. Runs after every step in tests
+//! and, in debug builds, whenever the engine falls idle.
 
 use super::{BlockId, BlockManager, BlockTable, Role};
 use crate::engine::backend::NO_BLOCK;

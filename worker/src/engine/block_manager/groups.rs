@@ -4,8 +4,8 @@ use crate::engine::backend::CacheGroup;
 
 /// The groups of a backend, as far as blocks go.
 ///
-/// The first one is the *anchor*: it keeps every position (by its kind, or by decree where all groups are windows),
-/// and its blocks name the cached prefixes.
+/// The first one is the *anchor*: it keeps every position (by its kind, or by decree where all groups are
+/// windows), and its blocks name the cached prefixes.
 #[derive(Debug, Clone)]
 pub(crate) struct GroupRules {
     block_size: usize,
@@ -36,14 +36,14 @@ impl GroupRules {
         self.windows[g].map_or(0, |window| (position + 1).saturating_sub(window) / self.block_size)
     }
 
-    /// Blocks with which a sequence that grows to `len` positions, `chunk` of them at once at most, can always be
-    /// finished when it is alone: its largest need at any time.
+    /// Blocks with which a sequence that grows to `len` positions, `chunk` of them at once at most, can
+    /// always be finished when it is alone: its largest need at any time.
     pub(crate) fn blocks_needed(&self, len: usize, chunk: usize) -> usize {
         let all = len.div_ceil(self.block_size);
         let need = |window: &Option<usize>| match window {
             None => all,
-            // The positions before the chunk that are still read, and the chunk: at worst one block more than they
-            // fill, because they need not begin at a block's edge.
+            // The positions before the chunk that are still read, and the chunk: at worst one block more than
+            // they fill, because they need not begin at a block's edge.
             Some(window) => all.min((window - 1 + chunk).div_ceil(self.block_size) + 1),
         };
         self.windows.iter().map(need).sum()

@@ -1,5 +1,6 @@
-//! How much of a prompt that waits is cached by now. Hashes its blocks once and then only looks again at the end of what it
-//! found, so asking for every sequence in every step is cheap. Takes no blocks: that is `BlockManager::admit`'s.
+//! How much of a prompt that waits is cached by now. Hashes its blocks once and then only looks again at the
+//! end of what it found, so asking for every sequence in every step is cheap. Takes no blocks: that is
+//! `BlockManager::admit`'s.
 
 use super::{BlockId, BlockManager, PrefixHash};
 use crate::engine::backend::NO_BLOCK;
@@ -18,7 +19,8 @@ pub(crate) struct Lookup {
 }
 
 impl BlockManager {
-    /// How many of `tokens` [`BlockManager::admit`] would find now, of which it may reuse `reuse`. Goes by the hashes alone.
+    /// How many of `tokens` [`BlockManager::admit`] would find now, of which it may reuse `reuse`. Goes by
+    /// the hashes alone.
     pub(crate) fn cached_tokens(
         &self,
         lookup: &mut Lookup,
@@ -35,7 +37,8 @@ impl BlockManager {
         lookup.tokens
     }
 
-    /// Moves the end of what is found. Residency is prefix-closed, so whoever finds a block finds those before it.
+    /// Moves the end of what is found. Residency is prefix-closed, so whoever finds a block finds those
+    /// before it.
     fn follow(&self, lookup: &mut Lookup, tokens: &[u32], salt: &[u8]) {
         let usable = tokens.len().saturating_sub(1) / self.block_size;
         while lookup.found > 0 && !self.index.contains_key(&lookup.hashes[lookup.found - 1]) {
@@ -63,8 +66,8 @@ impl BlockManager {
         self.usable_of(anchors.len(), |i| anchors[i]) * self.block_size
     }
 
-    /// How many of so many anchors can be gone on from: the most for which every other group has the blocks that the next
-    /// token reads.
+    /// How many of so many anchors can be gone on from: the most for which every other group has the blocks
+    /// that the next token reads.
     pub(super) fn usable_of(&self, mut blocks: usize, anchor: impl Fn(usize) -> BlockId) -> usize {
         let missing = |blocks: usize| {
             (1..self.rules.len()).find_map(|g| {

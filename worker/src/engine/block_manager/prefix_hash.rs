@@ -1,5 +1,5 @@
-//! The 128-bit keyed hash chain that names a prefix within this process. It only finds candidates: what is served is
-//! decided by comparing token ids.
+//! The 128-bit keyed hash chain that names a prefix within this process. It only finds candidates: what is
+//! served is decided by comparing token ids.
 
 use std::hash::Hasher;
 
@@ -35,8 +35,8 @@ impl PrefixHasher {
 
     /// The prefix `before` with one more block.
     pub(super) fn extend(&self, before: PrefixHash, ids: &[u32]) -> PrefixHash {
-        // In one piece, because the streaming form costs several times as much for a block; and a long prompt that
-        // waits at the head of the queue is hashed in every step.
+        // In one piece, because the streaming form costs several times as much for a block; and a long prompt
+        // that waits at the head of the queue is hashed in every step.
         let mut bytes = [0; 16 + 4 * INLINE_IDS];
         let hash = if ids.len() <= INLINE_IDS {
             bytes[..16].copy_from_slice(&before.to_le_bytes());

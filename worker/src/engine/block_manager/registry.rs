@@ -1,5 +1,5 @@
-//! What can be found by others: anchors by the hash of their prefix, other groups' blocks through their anchor. Who
-//! holds a block is not decided here.
+//! What can be found by others: anchors by the hash of their prefix, other groups' blocks through their
+//! anchor. Who holds a block is not decided here.
 
 use std::sync::Arc;
 
@@ -82,7 +82,8 @@ impl BlockManager {
         table.registered += 1;
     }
 
-    /// Attaches the table's blocks at place `i` to its anchor there, or takes those that are attached already.
+    /// Attaches the table's blocks at place `i` to its anchor there, or takes those that are attached
+    /// already.
     pub(super) fn attach_place(&mut self, table: &mut BlockTable, i: usize) {
         let anchor = table.anchors()[i];
         for g in 1..table.groups.len() {
@@ -187,7 +188,8 @@ impl BlockManager {
         self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Every findable block as if it were stored now: parents before children, anchors before what is attached.
+    /// Every findable block as if it were stored now: parents before children, anchors before what is
+    /// attached.
     pub(crate) fn resident(&self) -> Vec<CacheChange> {
         let mut resident = Vec::new();
         let mut seen = vec![false; self.blocks.len()];

@@ -1,5 +1,5 @@
-//! The block manager against a witness that knows what each block's KV would be: a table must serve exactly the
-//! prompt's own prefix, in every group.
+//! The block manager against a witness that knows what each block's KV would be: a table must serve exactly
+//! the prompt's own prefix, in every group.
 
 use proptest::prelude::*;
 
@@ -54,8 +54,8 @@ impl Shadow {
         Some(cached)
     }
 
-    /// Plans up to `chunk` further tokens of a sequence that is not in this step yet; without any left, `token`
-    /// follows.
+    /// Plans up to `chunk` further tokens of a sequence that is not in this step yet; without any left,
+    /// `token` follows.
     fn advance(&mut self, which: usize, chunk: usize, token: u32) {
         let live = &mut self.live[which];
         if live.planned > 0 {

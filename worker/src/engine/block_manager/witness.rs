@@ -1,5 +1,5 @@
-//! What a backend's KV would hold, for tests: every read of a planned step is checked against what was written. It
-//! knows the salt, which a backend does not, and trusts nothing but the tables.
+//! What a backend's KV would hold, for tests: every read of a planned step is checked against what was
+//! written. It knows the salt, which a backend does not, and trusts nothing but the tables.
 
 use std::ops::Range;
 
@@ -31,7 +31,8 @@ impl Witness {
         Self { block_size, groups: groups.to_vec(), kv: vec![None; num_blocks * block_size] }
     }
 
-    /// Carries out a step: all writes, then all reads. Panics at the first read of something else than was meant.
+    /// Carries out a step: all writes, then all reads. Panics at the first read of something else than was
+    /// meant.
     pub(crate) fn step(&mut self, parts: &[Part<'_>]) {
         let prefixes: Vec<Vec<u64>> = parts.iter().map(prefixes).collect();
         for (part, prefixes) in parts.iter().zip(&prefixes) {

@@ -1,5 +1,5 @@
-//! ZMQ addresses as the command line has them. TCP only, and always bound: unlike vLLM, which connects unless it sees
-//! a wildcard, so that an address means the same whatever its host.
+//! ZMQ addresses as the command line has them. TCP only, and always bound: unlike vLLM, which connects unless
+//! it sees a wildcard, so that an address means the same whatever its host.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,8 +23,8 @@ impl ZmqAddr {
         (if host == "*" { "0.0.0.0" } else { host }, self.port)
     }
 
-    /// Of one of several data-parallel engines, as vLLM counts: that many ports further, unless any port will do.
-    /// `None` if there is no such port.
+    /// Of one of several data-parallel engines, as vLLM counts: that many ports further, unless any port will
+    /// do. `None` if there is no such port.
     pub(super) fn of_rank(&self, rank: usize) -> Option<Self> {
         let rank = if self.port == 0 { 0 } else { u16::try_from(rank).ok()? };
         Some(Self { host: self.host.clone(), port: self.port.checked_add(rank)? })

@@ -1,5 +1,5 @@
-//! Changes of the prefix cache as KV events: which field says what. A run of blocks of one prefix becomes one event,
-//! as vLLM does.
+//! Changes of the prefix cache as KV events: which field says what. A run of blocks of one prefix becomes one
+//! event, as vLLM does.
 
 use keyway_wire::kv_event::{BlockRemoved, BlockStored, EngineHash, ExtraKey, KvEvent, MEDIUM_GPU};
 

@@ -1,5 +1,5 @@
-//! The publisher's memory: the last batches for replay, and the state for snapshots. One lock keeps both true to one
-//! sequence number. No sockets.
+//! The publisher's memory: the last batches for replay, and the state for snapshots. One lock keeps both true
+//! to one sequence number. No sockets.
 //!
 //! What it answers is made piece by piece, as it is asked for: whoever takes its time for an answer holds on
 //! to no more of it than handles of the blocks.
@@ -67,7 +67,8 @@ impl Log {
         self.kept.get(place).cloned()
     }
 
-    /// Batches that make any state into the present one, each with the number of the first batch to come after it.
+    /// Batches that make any state into the present one, each with the number of the first batch to come
+    /// after it.
     pub(super) fn snapshot(&self, at: f64) -> Snapshot {
         let blocks = self.mirror.blocks().cloned().collect();
         Snapshot {

@@ -1,5 +1,5 @@
-//! What a follower of all events has come to: the resident blocks in an order in which each could be stored. Kept by
-//! the publisher, so that a snapshot costs the engine nothing.
+//! What a follower of all events has come to: the resident blocks in an order in which each could be stored.
+//! Kept by the publisher, so that a snapshot costs the engine nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -1,8 +1,10 @@
-//! From the engine's thread to the publisher's task, without ever waiting: a bounded list of steps behind a lock that
-//! either side holds for a moment only. Where the list would outgrow its bound, its steps are merged into one.
+//! From the engine's thread to the publisher's task, without ever waiting: a bounded list of steps behind a
+//! lock that either side holds for a moment only. Where the list would outgrow its bound, its steps are
+//! merged into one.
 //!
-//! Merging loses no state: of each block it keeps the removal that came first and the storage that came last. What a
-//! follower has and what the cache holds bound both, so a merged step is never longer than twice the number of blocks.
+//! Merging loses no state: of each block it keeps the removal that came first and the storage that came last.
+//! What a follower has and what the cache holds bound both, so a merged step is never longer than twice the
+//! number of blocks.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -129,8 +131,8 @@ impl Pending {
     }
 }
 
-/// The shortest list with the same effect, in an order that keeps parents before children where `changes` did. Relies
-/// on storages and removals of one block taking turns.
+/// The shortest list with the same effect, in an order that keeps parents before children where `changes`
+/// did. Relies on storages and removals of one block taking turns.
 fn net(changes: Vec<CacheChange>) -> Vec<CacheChange> {
     let mut last = HashMap::with_capacity(changes.len());
     for (i, change) in changes.iter().enumerate() {
@@ -173,7 +175,8 @@ mod tests {
         }
     }
 
-    /// One chain of blocks that grows and shrinks at its end: `true` stores the next, `false` removes the last.
+    /// One chain of blocks that grows and shrinks at its end: `true` stores the next, `false` removes the
+    /// last.
     fn of_moves(moves: &[bool], mut len: u128) -> Vec<CacheChange> {
         let mut changes = Vec::new();
         for grow in moves {

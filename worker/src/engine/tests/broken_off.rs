@@ -1,5 +1,5 @@
-//! Steps that a backend does not carry out: everybody in flight is told, nothing half done stays cached, and the next
-//! request is served.
+//! Steps that a backend does not carry out: everybody in flight is told, nothing half done stays cached, and
+//! the next request is served.
 
 use super::*;
 use crate::engine::block_manager::CacheChange;

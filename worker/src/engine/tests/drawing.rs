@@ -1,5 +1,5 @@
-//! The engine over a backend that draws tokens and is a step behind: what it says, what it caches and what it announces
-//! are as if each step were waited for.
+//! The engine over a backend that draws tokens and is a step behind: what it says, what it caches and what it
+//! announces are as if each step were waited for.
 
 mod lists;
 
@@ -207,8 +207,8 @@ fn wishes() -> impl Strategy<Value = Vec<GenerationRequest>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Stop tokens, ends by length, preemption, prefix hits, clients that leave, rows that are sampled by the engine:
-    /// each client hears what it hears alone, and no block is lost.
+    /// Stop tokens, ends by length, preemption, prefix hits, clients that leave, rows that are sampled by the
+    /// engine: each client hears what it hears alone, and no block is lost.
     #[test]
     fn nobody_hears_that_steps_run_ahead(
         requests in wishes(),
@@ -382,8 +382,8 @@ fn a_failure_with_a_step_under_way_ends_everybody_once() {
     }
 }
 
-/// If only the KV is gone, what was being drawn is drawn again, and nobody hears of it: also who ends in the step before,
-/// and who is not ahead.
+/// If only the KV is gone, what was being drawn is drawn again, and nobody hears of it: also who ends in the
+/// step before, and who is not ahead.
 #[test]
 fn a_lost_cache_with_a_step_under_way_changes_no_answer() {
     let plain = GenerationRequest { ignore_eos: true, ..request(&[1, 2, 3], 12, 0.0) };
@@ -399,7 +399,8 @@ fn a_lost_cache_with_a_step_under_way_changes_no_answer() {
             assert_eq!(engine.scheduler.blocks().used_blocks(), 0);
         }
     }
-    // Who wants scores comes while a step is under way, in which another one ends: their step is waited for at once.
+    // Who wants scores comes while a step is under way, in which another one ends: their step is waited for
+    // at once.
     let scored = GenerationRequest { logprobs: Some(0), ..requests[0].clone() };
     let with_scores = self::expected(std::slice::from_ref(&scored), FULL, &[]).remove(0);
     for left in 1..14 {

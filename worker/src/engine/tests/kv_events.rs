@@ -26,7 +26,8 @@ struct Announced {
 #[derive(Default)]
 struct Known {
     blocks: HashSet<BlockKey>,
-    /// The tokens that each hash stands for, also of blocks that are gone: a window's first block outlives its parent.
+    /// The tokens that each hash stands for, also of blocks that are gone: a window's first block outlives
+    /// its parent.
     prefixes: HashMap<u128, Vec<u32>>,
 }
 

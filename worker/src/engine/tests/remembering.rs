@@ -1,5 +1,6 @@
-//! A backend that remembers: its "KV" are the token ids themselves, and a row of logits is a hash of everything the
-//! block tables say came before. A foreign, stale or unwritten block changes the tokens that come out.
+//! A backend that remembers: its "KV" are the token ids themselves, and a row of logits is a hash of
+//! everything the block tables say came before. A foreign, stale or unwritten block changes the tokens that
+//! come out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,8 +28,8 @@ impl Remembering {
         table[position / self.block_size] as usize * self.block_size + position % self.block_size
     }
 
-    /// A hash of what all groups hold of the positions that the chunk's last token reads. Reads what its other
-    /// tokens would read too.
+    /// A hash of what all groups hold of the positions that the chunk's last token reads. Reads what its
+    /// other tokens would read too.
     fn history(&self, chunk: &Chunk<'_>) -> u64 {
         let end = chunk.start + chunk.tokens.len();
         let mut hash = 0;

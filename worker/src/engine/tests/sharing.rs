@@ -56,7 +56,8 @@ fn siblings_get_their_first_token_in_the_same_step() {
     }
 }
 
-/// Whoever computes the shared prefix leaves after any number of steps: the others take over, and nothing is lost.
+/// Whoever computes the shared prefix leaves after any number of steps: the others take over, and nothing is
+/// lost.
 #[test]
 fn the_first_of_several_may_leave_at_any_time() {
     for groups in [FULL, HYBRID] {
@@ -137,7 +138,8 @@ fn the_worst_priority_is_preempted_and_the_best_never() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// However tight the memory: the best-ranked of those who run gets a token in every step, so no step is in vain.
+    /// However tight the memory: the best-ranked of those who run gets a token in every step, so no step is
+    /// in vain.
     #[test]
     fn the_best_ranked_always_progresses(
         requests in requests(), spare_blocks in 0usize..4, max_running in 1usize..9, spare_budget in 0usize..6,

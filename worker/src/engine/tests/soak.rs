@@ -1,7 +1,7 @@
-//! Ten thousand random requests in tight memory: equal prefixes, salts, priorities, stop strings, resumptions, and
-//! clients that leave at any moment. Every KV read is checked, the block manager after every step, and every answer
-//! against the request's run alone, over a backend that is waited for and over one that draws tokens and is a step
-//! behind. What is malformed never reaches the engine: `tests/http/soak.rs`.
+//! Ten thousand random requests in tight memory: equal prefixes, salts, priorities, stop strings,
+//! resumptions, and clients that leave at any moment. Every KV read is checked, the block manager after every
+//! step, and every answer against the request's run alone, over a backend that is waited for and over one
+//! that draws tokens and is a step behind. What is malformed never reaches the engine: `tests/http/soak.rs`.
 
 use std::collections::VecDeque;
 

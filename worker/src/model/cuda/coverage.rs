@@ -1,5 +1,5 @@
-//! Which models the CUDA kernels cover. What they do not is refused by its key in `config.json`, before a weight is
-//! read.
+//! Which models the CUDA kernels cover. What they do not is refused by its key in `config.json`, before a
+//! weight is read.
 
 use keyway_kernels::cuda::matmul::{GROUP, TILE};
 use keyway_kernels::cuda::moe::{EXPERTS_MAX, GROUPS_MAX};

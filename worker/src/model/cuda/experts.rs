@@ -1,5 +1,6 @@
-//! A mixture of experts on a device: what a layer's weights are, the buffers of a step, and the launches from normalised
-//! rows to the update. The host learns nothing of what the router chose, so that a recorded step serves every choice.
+//! A mixture of experts on a device: what a layer's weights are, the buffers of a step, and the launches from
+//! normalised rows to the update. The host learns nothing of what the router chose, so that a recorded step
+//! serves every choice.
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed};
@@ -117,7 +118,8 @@ impl ExpertRoom {
 }
 
 impl Forward<'_> {
-    /// The experts that the router chooses for each row, and the one that serves all: from normalised rows to the update.
+    /// The experts that the router chooses for each row, and the one that serves all: from normalised rows to
+    /// the update.
     pub(super) fn experts(&mut self, experts: &DeviceExperts) {
         let DeviceExperts { routing, held: HeldExperts { gate_up, down, gate }, .. } = experts;
         if let Some((sharing, load)) = self.sharing {
@@ -152,8 +154,8 @@ impl Forward<'_> {
         self.launches.extend(moe::combine(given, grouped.places, weights, routing.top, shared, update));
     }
 
-    /// The same where ranks share the experts: what a round has of this one's rows goes to whoever serves it, and comes
-    /// back.
+    /// The same where ranks share the experts: what a round has of this one's rows goes to whoever serves it,
+    /// and comes back.
     fn shared_experts(&mut self, sharing: &Sharing, of_ranks: &[usize], experts: &DeviceExperts) {
         let DeviceExperts { routing, held, .. } = experts;
         let (step_room, hidden, rows) = (self.room, self.widths.hidden, self.rows);

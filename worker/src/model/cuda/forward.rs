@@ -1,4 +1,5 @@
-//! The forward pass as a list of launches: the CPU's `decoder.rs` with the device's kernels. Launches nothing itself.
+//! The forward pass as a list of launches: the CPU's `decoder.rs` with the device's kernels. Launches nothing
+//! itself.
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::{self, Cut, Out, Packed};
@@ -86,8 +87,8 @@ impl Forward<'_> {
         self.launches.extend(matmul::launch(x, self.rows, weight, cut, out, partials));
     }
 
-    /// One layer's attention, from normalised rows to the update. Behind the last layer's keys and values only rows
-    /// whose logits are wanted have a purpose: false if there are none.
+    /// One layer's attention, from normalised rows to the update. Behind the last layer's keys and values
+    /// only rows whose logits are wanted have a purpose: false if there are none.
     fn attention(&mut self, i: usize, layer: &DeviceLayer, last: bool) -> bool {
         let Widths { hidden, queries, .. } = self.widths;
         let (step, place) = (self.step, self.places[i]);
@@ -118,8 +119,8 @@ impl Forward<'_> {
         true
     }
 
-    /// Turned queries of every row, normalised where the model does so, and keys and values to their pages. Distance
-    /// between rows as well.
+    /// Turned queries of every row, normalised where the model does so, and keys and values to their pages.
+    /// Distance between rows as well.
     fn queries(&mut self, layer: &DeviceGrouped, group: &GroupStep, pages: &Pages) -> (Slice<bf16>, usize) {
         let (heads, stride) = (self.heads.heads, self.widths.qkv);
         let qkv = self.room.qkv.slice(0, self.rows * stride);

@@ -1,10 +1,10 @@
-//! Quantises weights as the CUDA kernels want them: a scale per output and 128 inputs, symmetric. The CPU's groups are
-//! of 32 inputs (`kernels/src/matmul/integers.rs`).
+//! Quantises weights as the CUDA kernels want them: a scale per output and 128 inputs, symmetric. The CPU's
+//! groups are of 32 inputs (`kernels/src/matmul/integers.rs`).
 
 use keyway_kernels::cuda::matmul::Weights;
 
-/// Of these shares of the largest scale, four bits take the one with the least squared error: a few outliers cut off
-/// leave the rest finer.
+/// Of these shares of the largest scale, four bits take the one with the least squared error: a few outliers
+/// cut off leave the rest finer.
 const INT4_SHARES: [f32; 5] = [1.0, 0.94, 0.88, 0.82, 0.76];
 
 /// Writes the codes of a group's `values`; a value is about its code times the scale returned.

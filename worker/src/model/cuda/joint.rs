@@ -1,6 +1,6 @@
-//! Steps that all ranks take together, each with a device, its own tokens and its own KV cache: data-parallel attention on
-//! GPUs. What `model/joint.rs` is for CPUs; the notes and the rows that go back are the same. Who runs in a step is decided
-//! elsewhere: `data_parallel.rs`.
+//! Steps that all ranks take together, each with a device, its own tokens and its own KV cache: data-parallel
+//! attention on GPUs. What `model/joint.rs` is for CPUs; the notes and the rows that go back are the same.
+//! Who runs in a step is decided elsewhere: `data_parallel.rs`.
 
 use std::mem;
 
@@ -140,7 +140,8 @@ impl<D: Device + Send> CudaBackend<D> {
     }
 }
 
-/// A rank other than 0 that runs attention too: loads the model, and takes part in every step until the group fails.
+/// A rank other than 0 that runs attention too: loads the model, and takes part in every step until the group
+/// fails.
 ///
 /// # Errors
 /// Always: there is no other end.

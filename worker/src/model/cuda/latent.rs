@@ -1,5 +1,5 @@
-//! Multi-head latent attention on a device, absorbed as in `mla.rs`: weights, buffers, launches. What each head does with
-//! its part of every row is a grouped product whose groups are heads.
+//! Multi-head latent attention on a device, absorbed as in `mla.rs`: weights, buffers, launches. What each
+//! head does with its part of every row is a grouped product whose groups are heads.
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::{Out, Packed};
@@ -28,7 +28,8 @@ pub(super) struct DeviceLatent {
     /// To the latent, then the rotated key that all heads share.
     pub(super) kv_down: Packed,
     pub(super) latent_norm: Slice<bf16>,
-    /// Per head, from a query to the latent's space, `[rank + rope_dim, nope_dim + rope_dim]`; ones take along what turns.
+    /// Per head, from a query to the latent's space, `[rank + rope_dim, nope_dim + rope_dim]`; ones take
+    /// along what turns.
     pub(super) absorb: moe::Experts,
     /// Per head, from what was attended to a value, `[value_dim, rank]`.
     pub(super) expand: moe::Experts,
@@ -153,7 +154,8 @@ impl LatentRoom {
 }
 
 impl Forward<'_> {
-    /// Turned queries of every row in the latent's space, and latents to their pages. Distance between rows as well.
+    /// Turned queries of every row in the latent's space, and latents to their pages. Distance between rows
+    /// as well.
     pub(super) fn latent_queries(
         &mut self,
         layer: &DeviceLatent,

@@ -1,6 +1,7 @@
-//! Rank 0's end of a group of processes that share a model's experts, each with a GPU or with a part of one: joins the
-//! group, tells the others of every step, finds out whose fault it is when one fails, and counts what experts did.
-//! Starting and watching processes is `experts/group.rs`' business, the exchange itself the device's (`sharing.rs`).
+//! Rank 0's end of a group of processes that share a model's experts, each with a GPU or with a part of one:
+//! joins the group, tells the others of every step, finds out whose fault it is when one fails, and counts
+//! what experts did. Starting and watching processes is `experts/group.rs`' business, the exchange itself the
+//! device's (`sharing.rs`).
 
 use std::time::Duration;
 
@@ -68,7 +69,8 @@ impl From<GroupError> for Failure {
 }
 
 impl<D: Device> CudaModel<D> {
-    /// Takes the memory of an exchange between `ranks` ranks, of which this one is here; `tokens_max`: of a step.
+    /// Takes the memory of an exchange between `ranks` ranks, of which this one is here; `tokens_max`: of a
+    /// step.
     pub(crate) fn reserve_sharing(
         &mut self,
         ranks: usize,
@@ -200,8 +202,8 @@ impl<D: Device> CudaModel<D> {
 }
 
 impl<D: Device> CudaBackend<D> {
-    /// Shares the experts with the other processes of a group, which is started. Of the model its share must be loaded, see
-    /// `LoadedModel::load_share`, and the exchange's memory taken.
+    /// Shares the experts with the other processes of a group, which is started. Of the model its share must
+    /// be loaded, see `LoadedModel::load_share`, and the exchange's memory taken.
     pub(crate) fn with_group(
         mut self,
         group: ExpertGroup,

@@ -1,4 +1,5 @@
-//! Matrices packed for the kernels, a few rows at a time by all cores: as they are, in bf16, or as whole numbers with scales.
+//! Matrices packed for the kernels, a few rows at a time by all cores: as they are, in bf16, or as whole
+//! numbers with scales.
 
 use std::num::NonZeroUsize;
 use std::thread;
@@ -37,8 +38,8 @@ impl Order {
     }
 }
 
-/// How matrices that are to be kept alike are kept: all in FP8 with the kernels' blocks, or all in MXFP4, as they are, as on the CPU;
-/// else as asked.
+/// How matrices that are to be kept alike are kept: all in FP8 with the kernels' blocks, or all in MXFP4, as
+/// they are, as on the CPU; else as asked.
 pub(super) fn as_stored<'m>(matrices: impl Iterator<Item = &'m PackedMatrix>, asked: Kept) -> Kept {
     let stored = |matrix: &PackedMatrix| match matrix.small_floats() {
         Some(SmallFloats::Fp8 { block: GROUP }) if matrix.inputs().is_multiple_of(GROUP) => Kept::Fp8,
@@ -50,7 +51,8 @@ pub(super) fn as_stored<'m>(matrices: impl Iterator<Item = &'m PackedMatrix>, as
     if kinds.all(|kind| kind == first) { first } else { asked }
 }
 
-/// Packs a matrix; `write` gets its images in their order in memory. Its scales `[groups, outputs]`, none of bf16 and MXFP4.
+/// Packs a matrix; `write` gets its images in their order in memory. Its scales `[groups, outputs]`, none of
+/// bf16 and MXFP4.
 pub(super) fn pack(
     matrix: &PackedMatrix,
     shape: Shape,

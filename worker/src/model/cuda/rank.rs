@@ -1,6 +1,6 @@
-//! A rank other than 0 whose experts are on a device: it launches, for every step that rank 0 tells of, its part in all
-//! layers' rounds, and knows no tokens but what the exchange brings. It ends when the group fails; whoever started it
-//! starts it anew.
+//! A rank other than 0 whose experts are on a device: it launches, for every step that rank 0 tells of, its
+//! part in all layers' rounds, and knows no tokens but what the exchange brings. It ends when the group
+//! fails; whoever started it starts it anew.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -56,8 +56,8 @@ struct UnderWay {
 }
 
 impl<D: Device + Send> CudaRank<D> {
-    /// Serves as one rank of a group until it fails, with experts from `store`, which gives them as they are stored, quantised
-    /// for the device.
+    /// Serves as one rank of a group until it fails, with experts from `store`, which gives them as they are
+    /// stored, quantised for the device.
     ///
     /// # Errors
     /// Always: there is no other end.

@@ -1,4 +1,5 @@
-//! Recordings of decode steps, by their form: what was launched twice is recorded and from then on started at once.
+//! Recordings of decode steps, by their form: what was launched twice is recorded and from then on started at
+//! once.
 
 use std::collections::HashMap;
 
@@ -26,7 +27,8 @@ pub(super) struct Recordings {
 }
 
 impl Recordings {
-    /// What is known of a step's form, which is noted; all is forgotten once a buffer has moved, or if it is too much.
+    /// What is known of a step's form, which is noted; all is forgotten once a buffer has moved, or if it is
+    /// too much.
     pub(super) fn meet(&mut self, device: &mut dyn Device, moves: u64, form: &[usize]) -> Met {
         if self.moves != moves || (self.known.len() >= RECORDINGS_MAX && !self.known.contains_key(form)) {
             for (_, met) in self.known.drain() {

@@ -1,6 +1,6 @@
-//! The lists of rows' rules on a device: where each sequence's lies and how far it has come. A list is copied when it is not there, and
-//! from then on takes its sequence's tokens on the device. So all may be forgotten at any time: the host knows every token but the
-//! last, and the last is taken there.
+//! The lists of rows' rules on a device: where each sequence's lies and how far it has come. A list is copied
+//! when it is not there, and from then on takes its sequence's tokens on the device. So all may be forgotten
+//! at any time: the host knows every token but the last, and the last is taken there.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,8 @@ use super::room::Grown;
 use crate::engine::backend::{Draw, Rules};
 
 // Both are small in tests, so that lists and room come to their ends.
-/// Rules that a list has room for at least, beside those it is made with: so many new ids later it is made anew.
+/// Rules that a list has room for at least, beside those it is made with: so many new ids later it is made
+/// anew.
 const SPARE: usize = if cfg!(test) { 4 } else { 64 };
 /// Rules that there is room for at least, once there are any: 1 MiB.
 const ROOM_MIN: usize = if cfg!(test) { 1 } else { 1 << 16 };
@@ -30,7 +31,8 @@ pub(super) struct Wanted<'a> {
 pub(super) struct RuleLists {
     known: HashMap<u64, Known>,
     room: Grown,
-    /// Rules for which there is room, headers among them, and of which nobody has taken what lies behind `end`.
+    /// Rules for which there is room, headers among them, and of which nobody has taken what lies behind
+    /// `end`.
     capacity: usize,
     end: usize,
 }
@@ -69,7 +71,8 @@ impl RuleLists {
         self.end = 0;
     }
 
-    /// Brings the rows' lists to the device; each row's rules, without its mask, where it has any. How often the room moved.
+    /// Brings the rows' lists to the device; each row's rules, without its mask, where it has any. How often
+    /// the room moved.
     pub(super) fn prepare(
         &mut self,
         device: &mut dyn Device,
@@ -138,8 +141,8 @@ impl RuleLists {
         }))
     }
 
-    /// Copies a list, in the place of an older one if there is room, from which it is to take a token or not; `None` if there is no
-    /// room.
+    /// Copies a list, in the place of an older one if there is room, from which it is to take a token or not;
+    /// `None` if there is no room.
     fn make(
         &mut self,
         device: &mut dyn Device,

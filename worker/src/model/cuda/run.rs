@@ -1,5 +1,5 @@
-//! A step on its way: told to the device, launched or replayed, its tokens fetched behind it; and what is collected of
-//! it later. Waits for nothing before that, so that the host plans the next step meanwhile.
+//! A step on its way: told to the device, launched or replayed, its tokens fetched behind it; and what is
+//! collected of it later. Waits for nothing before that, so that the host plans the next step meanwhile.
 
 use std::mem;
 
@@ -27,7 +27,8 @@ pub(super) struct UnderWay {
     scores: Option<u64>,
     /// Rows that went through the head.
     head_rows: usize,
-    /// The device's number of the copy of what was drawn. There is one even if nothing was: it is what is waited for.
+    /// The device's number of the copy of what was drawn. There is one even if nothing was: it is what is
+    /// waited for.
     fetch: u64,
     /// Where ranks share the experts.
     exchanged: Option<Exchanged>,
@@ -215,7 +216,8 @@ fn wanted<'a>(chunks: &[Chunk<'_>], draws: &[Option<Draw<'a>>]) -> Vec<Wanted<'a
 
 impl<D: Device + Send> CudaBackend<D> {
     /// # Panics
-    /// If the seam's rules are broken: a device would read whatever lies behind the embeddings, or what no row drew.
+    /// If the seam's rules are broken: a device would read whatever lies behind the embeddings, or what no
+    /// row drew.
     pub(super) fn check(&self, chunks: &[Chunk<'_>], draws: &[Option<Draw<'_>>]) {
         assert!(!chunks.is_empty(), "step: no chunks");
         assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "step: a chunk has no tokens");
@@ -259,7 +261,8 @@ impl<D: Device + Send> CudaBackend<D> {
 
 #[cfg(feature = "cuda")]
 impl CudaBackend<keyway_kernels::cuda::gpu::Gpu> {
-    /// Milliseconds that each of `repeats` runs of a step takes on the device alone, without the host: for benchmarks.
+    /// Milliseconds that each of `repeats` runs of a step takes on the device alone, without the host: for
+    /// benchmarks.
     ///
     /// # Errors
     /// If the device fails.
@@ -279,8 +282,8 @@ impl CudaBackend<keyway_kernels::cuda::gpu::Gpu> {
         self.model.device.watch();
     }
 
-    /// Milliseconds between the end of each step since [`Self::watch_idle`] and the beginning of the next one, copies of
-    /// its inputs included; ends the measurement.
+    /// Milliseconds between the end of each step since [`Self::watch_idle`] and the beginning of the next
+    /// one, copies of its inputs included; ends the measurement.
     ///
     /// # Errors
     /// If the device fails.

@@ -1,7 +1,8 @@
-//! Experts that ranks share over the device's own exchange (`kernels/src/cuda/peer.rs`): which of them are here, the
-//! exchange's buffers, and the launches of a layer's rounds. All ranks launch as many rounds a step; a round takes so many
-//! tokens of each rank at most, so that what must hold the worst routing stays bounded (`sharing/plan.rs`). Who is in the
-//! group, and what becomes of its faults, is `lead.rs`' and `rank.rs`' business.
+//! Experts that ranks share over the device's own exchange (`kernels/src/cuda/peer.rs`): which of them are
+//! here, the exchange's buffers, and the launches of a layer's rounds. All ranks launch as many rounds a
+//! step; a round takes so many tokens of each rank at most, so that what must hold the worst routing stays
+//! bounded (`sharing/plan.rs`). Who is in the group, and what becomes of its faults, is `lead.rs`' and
+//! `rank.rs`' business.
 
 mod plan;
 
@@ -131,7 +132,8 @@ impl Sharing {
         Ok(())
     }
 
-    /// Joins a group of processes as one rank of it. What a group before had is given back, whose ranks must be gone.
+    /// Joins a group of processes as one rank of it. What a group before had is given back, whose ranks must
+    /// be gone.
     pub(super) fn join<D: Device>(
         &mut self,
         device: &mut D,
@@ -156,8 +158,8 @@ impl Sharing {
         self.peers.first().map(Peers::report)
     }
 
-    /// What the first rank here reported; the error that ended the group, if one did, in a step of `load` whose first
-    /// round is `first_round`.
+    /// What the first rank here reported; the error that ended the group, if one did, in a step of `load`
+    /// whose first round is `first_round`.
     pub(super) fn read(&self, words: &[u32], load: &Load, first_round: u32) -> Result<Report, FabricError> {
         let report = Report::of(words, &self.plan.layout, 1, 0);
         match report.fault(self.deadline) {
@@ -179,8 +181,8 @@ impl Sharing {
         first
     }
 
-    /// The launches of one round of a layer for the ranks here, of which only the first may have tokens: `own`, none if
-    /// absent. `all`: the tokens of all ranks, at most.
+    /// The launches of one round of a layer for the ranks here, of which only the first may have tokens:
+    /// `own`, none if absent. `all`: the tokens of all ranks, at most.
     pub(super) fn round(&self, experts: &HeldExperts, own: Option<&Own>, all: usize) -> Vec<Launch> {
         let Layout { top, .. } = self.plan.layout;
         let slots = all * top;

@@ -1,9 +1,9 @@
-//! What the host tells a device of one step: which rows there are, where their keys and values go, what each attends
-//! to. All of it is one list of words, copied at once.
+//! What the host tells a device of one step: which rows there are, where their keys and values go, what each
+//! attends to. All of it is one list of words, copied at once.
 //!
-//! A decode step is filled up: to a size of batch from a ladder, with rows that write nothing, and with blocks of
-//! attention that do nothing. So few forms of steps are all there are, and one form's launches are the same every time,
-//! which a device can record.
+//! A decode step is filled up: to a size of batch from a ladder, with rows that write nothing, and with
+//! blocks of attention that do nothing. So few forms of steps are all there are, and one form's launches are
+//! the same every time, which a device can record.
 
 use keyway_kernels::compute::Compute;
 use keyway_kernels::cuda::Slice;
@@ -70,12 +70,14 @@ pub(super) struct Step {
     pub(super) all_wanted: bool,
     /// How many are wanted.
     pub(super) wanted_rows: usize,
-    /// Where ranks share the experts: how many rows each round has, but for those the step is filled up with; of all rows,
-    /// and of those whose logits are wanted.
+    /// Where ranks share the experts: how many rows each round has, but for those the step is filled up with;
+    /// of all rows, and of those whose logits are wanted.
     counts: Option<[Part; 2]>,
-    /// How each row that goes through the head is drawn, where any is, or a token of the step before is filled in.
+    /// How each row that goes through the head is drawn, where any is, or a token of the step before is
+    /// filled in.
     pub(super) draws: Option<Part>,
-    /// What changes each such row's logits before, where any row's are changed; and masks, one behind the other.
+    /// What changes each such row's logits before, where any row's are changed; and masks, one behind the
+    /// other.
     pub(super) rules: Option<Part>,
     pub(super) masks: Option<Part>,
     /// How many of the likeliest tokens are wanted with each such row's score, where any row's is.
@@ -149,7 +151,8 @@ impl Step {
         }
     }
 
-    /// How many rows each round has, of `rows` rows that still go through the layers. Where ranks share the experts.
+    /// How many rows each round has, of `rows` rows that still go through the layers. Where ranks share the
+    /// experts.
     pub(super) fn counts(&self, rows: usize) -> Part {
         let [all, wanted] = self.counts.unwrap_or([Part { first: 0, len: 0 }; 2]);
         if rows == self.rows { all } else { wanted }
@@ -165,8 +168,8 @@ impl Step {
         if self.all_wanted { self.rows } else { self.wanted_rows }
     }
 
-    /// What its launches follow from, while no buffer moves: where its lists begin and how attention is cut. `None` of
-    /// a step that is not filled up.
+    /// What its launches follow from, while no buffer moves: where its lists begin and how attention is cut.
+    /// `None` of a step that is not filled up.
     pub(super) fn form(&self) -> Option<Vec<usize>> {
         let mut form = vec![self.rows];
         let mut add = |part: &Part| form.extend([part.first, part.len]);
@@ -218,8 +221,8 @@ impl GroupStep {
             if chunk.wants_logits {
                 wanted.push(Sequence { query: wanted.len(), tokens: 1, start: end - 1, ..sequence });
             }
-            // Kernels read whole tiles, before a window too, where nothing but zeros comes of it: from any block
-            // whose numbers are finite.
+            // Kernels read whole tiles, before a window too, where nothing but zeros comes of it: from any
+            // block whose numbers are finite.
             let kept = table.iter().copied().find(|block| *block != NO_BLOCK).unwrap_or(0);
             tables.extend(table.iter().map(|block| if *block == NO_BLOCK { kept } else { *block }));
             query += tokens;
@@ -272,7 +275,8 @@ fn angles(chunks: &[Chunk<'_>], rope: &Rope) -> [Vec<f32>; 2] {
     [cosines, sines]
 }
 
-/// Sizes that steps are filled up to, a quarter apart, of few in eights: 1, 2, 4, 8, 16, 24, 32, 40 … 128, 160 ….
+/// Sizes that steps are filled up to, a quarter apart, of few in eights: 1, 2, 4, 8, 16, 24, 32, 40 … 128,
+/// 160 ….
 pub(super) fn ladder(size: usize) -> usize {
     let power = size.next_power_of_two();
     if size <= 8 { size.max(1).next_power_of_two() } else { size.next_multiple_of((power / 8).max(8)) }

@@ -1,5 +1,5 @@
-//! Random weights made for a device alone, a block of them again and again: a model of any size without its copy in
-//! this machine's memory, for benchmarks.
+//! Random weights made for a device alone, a block of them again and again: a model of any size without its
+//! copy in this machine's memory, for benchmarks.
 
 use half::bf16;
 use keyway_kernels::cuda::matmul::{Packed, Shape, TILE};
@@ -180,8 +180,8 @@ impl<'a> Maker<'a> {
         Ok(moe::Experts { count, shape, unit: self.upload.unit, images, scales, bias })
     }
 
-    /// `count` packed matrices and their scales: around 0 and of such a size that products keep that of their inputs; codes are
-    /// random bits.
+    /// `count` packed matrices and their scales: around 0 and of such a size that products keep that of their
+    /// inputs; codes are random bits.
     fn fill(&mut self, count: usize, shape: Shape) -> Result<(Slice<u8>, Option<Slice<f32>>), DeviceError> {
         let images = self.upload.room(count * shape.packed_bytes())?;
         let deviation = (1.0 / shape.inputs as f32).sqrt();

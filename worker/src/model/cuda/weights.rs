@@ -73,7 +73,8 @@ pub(super) struct DeviceMlp {
 }
 
 impl DeviceWeights {
-    /// Copies weights: what is stored in FP8 or MXFP4 as it is, all else quantised as asked for, or rounded to bf16.
+    /// Copies weights: what is stored in FP8 or MXFP4 as it is, all else quantised as asked for, or rounded
+    /// to bf16.
     pub(super) fn copy(
         device: &mut dyn Device,
         weights: &Weights,

@@ -1,5 +1,6 @@
-//! A rank's part in the layers that ranks compute together: which rank holds what, how often each expert was asked, and
-//! a layer's exchanges. Starting and watching ranks is `group.rs`' business, what else a step takes `joint.rs`'.
+//! A rank's part in the layers that ranks compute together: which rank holds what, how often each expert was
+//! asked, and a layer's exchanges. Starting and watching ranks is `group.rs`' business, what else a step
+//! takes `joint.rs`'.
 
 use std::fmt;
 use std::time::Duration;
@@ -29,8 +30,8 @@ pub(in crate::model) struct Exchange {
     compute: Compute,
 }
 
-/// Tokens of the rank that has the most of them in a step. Every rank joins as many exchanges as these need, with
-/// empty messages where it has fewer.
+/// Tokens of the rank that has the most of them in a step. Every rank joins as many exchanges as these need,
+/// with empty messages where it has fewer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::model) struct Widest {
     /// In each layer but the last.
@@ -61,8 +62,8 @@ impl Exchange {
         }
     }
 
-    /// Runs a layer's experts, as far as they are here, and has the others run theirs; `seen` is told of each exchange
-    /// where its time went and how many rows each rank served for this one.
+    /// Runs a layer's experts, as far as they are here, and has the others run theirs; `seen` is told of each
+    /// exchange where its time went and how many rows each rank served for this one.
     pub(super) fn run(
         &mut self,
         compute: &Compute,

@@ -1,7 +1,7 @@
-//! Rank 0's end of a group of ranks that share a model's experts: it runs attention and everything else, sends the
-//! tokens to the ranks that hold their experts, and starts the group anew when one of them fails. Where ranks hold no state
-//! but weights, a step that failed is run again and nobody's answer changes; where they run attention too, their KV is
-//! lost, and is computed again.
+//! Rank 0's end of a group of ranks that share a model's experts: it runs attention and everything else,
+//! sends the tokens to the ranks that hold their experts, and starts the group anew when one of them fails.
+//! Where ranks hold no state but weights, a step that failed is run again and nobody's answer changes; where
+//! they run attention too, their KV is lost, and is computed again.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -24,14 +24,16 @@ use crate::model::feed_forward::Inner;
 use crate::model::weights::Weights;
 use crate::model::{ModelError, ModelSource, Quantize};
 
-/// Slots of a layer that were counted before its placement is looked at again: enough that 1 % is told from 2 %.
+/// Slots of a layer that were counted before its placement is looked at again: enough that 1 % is told from 2
+/// %.
 const REBALANCE_EVERY: u64 = 1 << 16;
 /// A placement is changed if that makes the busiest rank's load at least this much smaller.
 const WORTH_MOVING: f64 = 0.95;
 
 /// Starts a group's other ranks.
 pub(crate) trait Supervisor: Send + fmt::Debug {
-    /// Ends what is left of the group before and starts all ranks; rank 0's end. The error says what went wrong.
+    /// Ends what is left of the group before and starts all ranks; rank 0's end. The error says what went
+    /// wrong.
     fn start(&mut self) -> Result<Box<dyn Fabric>, String>;
 }
 
@@ -127,8 +129,8 @@ impl ExpertGroup {
         Ok(())
     }
 
-    /// Takes note that a group cannot begin to serve: it is to be started anew, or, after too many times, whoever waits is
-    /// to be told.
+    /// Takes note that a group cannot begin to serve: it is to be started anew, or, after too many times,
+    /// whoever waits is to be told.
     pub(in crate::model) fn does_not_start(&mut self, reason: &str) -> Result<(), GroupError> {
         self.failures += 1;
         if self.failures > self.options.retries {
@@ -139,8 +141,8 @@ impl ExpertGroup {
         Ok(())
     }
 
-    /// Takes note that the group failed: it is to be started anew, or, after too many times, whoever waits is to be
-    /// told.
+    /// Takes note that the group failed: it is to be started anew, or, after too many times, whoever waits is
+    /// to be told.
     pub(in crate::model) fn fail(&mut self, error: &FabricError) -> Result<(), GroupError> {
         self.metrics.up.set(0);
         self.metrics.failures.with_label_values(&[&error.rank.to_string()]).inc();
@@ -167,8 +169,8 @@ impl ExpertGroup {
         self.lose();
     }
 
-    /// Counts what `layers` layers came to that devices computed: by rank the rows of each of its experts, in all; and where
-    /// the time went, in all.
+    /// Counts what `layers` layers came to that devices computed: by rank the rows of each of its experts, in
+    /// all; and where the time went, in all.
     pub(in crate::model) fn count<'a>(
         &self,
         placement: &Placement,

@@ -1,4 +1,5 @@
-//! What rank 0 tells the others beside tokens, in words. When it is told is `group.rs`' and `joint.rs`' business.
+//! What rank 0 tells the others beside tokens, in words. When it is told is `group.rs`' and `joint.rs`'
+//! business.
 
 use keyway_kernels::moe::Placement;
 
@@ -29,8 +30,8 @@ impl Note {
     }
 }
 
-/// Which experts ranks shall hold, and whether they run attention too. In a note: behind its first word the model's
-/// fingerprint, the attention's four words (0 without), and each layer's masks of holders.
+/// Which experts ranks shall hold, and whether they run attention too. In a note: behind its first word the
+/// model's fingerprint, the attention's four words (0 without), and each layer's masks of holders.
 #[derive(Debug)]
 pub(in crate::model) struct Place {
     pub(in crate::model) attention: Option<Attention>,

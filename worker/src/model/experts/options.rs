@@ -11,12 +11,13 @@ pub struct ExpertParallelOptions {
     pub size: usize,
     /// How long a process may take for its part of an exchange.
     pub deadline: Duration,
-    /// How often a step that failed is run again, by a group that was started again, before its requests fail.
+    /// How often a step that failed is run again, by a group that was started again, before its requests
+    /// fail.
     pub retries: usize,
     /// Experts that each process holds beyond its share: further copies of those that serve the most tokens.
     pub redundant_experts: usize,
-    /// Instead of processes of this machine: where each rank listens, this process first. The others are started by
-    /// somebody else; `size` is their number.
+    /// Instead of processes of this machine: where each rank listens, this process first. The others are
+    /// started by somebody else; `size` is their number.
     pub hosts: Vec<SocketAddr>,
     /// Whether each of them runs attention too, for requests of its own: as many engines as processes.
     pub data_parallel_attention: bool,

@@ -1,6 +1,6 @@
-//! A rank other than 0: it does what rank 0's messages say. It holds experts, and where rank 0 says so runs attention
-//! for requests of its own too (`joint.rs`). It knows no requests; it ends when the group fails, and whoever started it
-//! starts it anew.
+//! A rank other than 0: it does what rank 0's messages say. It holds experts, and where rank 0 says so runs
+//! attention for requests of its own too (`joint.rs`). It knows no requests; it ends when the group fails,
+//! and whoever started it starts it anew.
 
 use std::time::Duration;
 
@@ -49,7 +49,8 @@ impl ExpertRank {
         Ok(Self { source: source.clone(), quantize, store, layers, banks, whole: None })
     }
 
-    /// Serves as one rank of a group until it fails. Between two messages of rank 0 at most `deadline` may pass.
+    /// Serves as one rank of a group until it fails. Between two messages of rank 0 at most `deadline` may
+    /// pass.
     ///
     /// # Errors
     /// Always: there is no other end.

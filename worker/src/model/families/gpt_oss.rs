@@ -1,5 +1,5 @@
-//! gpt-oss: attention sinks, a sliding window in every other layer, biases everywhere, a clamped gate, experts
-//! in MXFP4.
+//! gpt-oss: attention sinks, a sliding window in every other layer, biases everywhere, a clamped gate,
+//! experts in MXFP4.
 
 use keyway_kernels::elementwise::ClampedGate;
 use keyway_kernels::moe::{Routing, Scoring};

@@ -1,4 +1,5 @@
-//! Qwen2 and Qwen2.5 (biases on queries, keys and values), Qwen3 (normalised query and key heads) and Qwen3-MoE.
+//! Qwen2 and Qwen2.5 (biases on queries, keys and values), Qwen3 (normalised query and key heads) and
+//! Qwen3-MoE.
 
 use keyway_kernels::moe::{Routing, Scoring};
 

@@ -72,7 +72,8 @@ impl Loader<'_> {
     }
 }
 
-/// Rows `first..first + rows` as columns: `[width, rows]`. FP8 becomes f32, since its blocks would lie across.
+/// Rows `first..first + rows` as columns: `[width, rows]`. FP8 becomes f32, since its blocks would lie
+/// across.
 fn transposed(stored: &Stored<'_>, first: usize, rows: usize, width: usize) -> PackedMatrix {
     let mut values = vec![0.0; rows * width];
     for (n, row) in values.chunks_exact_mut(width).enumerate() {

@@ -1,5 +1,5 @@
-//! The CUDA backend on the emulator, which compiles the very kernels for the CPU: against the CPU backend, and held to
-//! the same promise of equal bits. Where there is no C++ compiler it says SKIPPED.
+//! The CUDA backend on the emulator, which compiles the very kernels for the CPU: against the CPU backend,
+//! and held to the same promise of equal bits. Where there is no C++ compiler it says SKIPPED.
 
 #[path = "../../../../kernels/tests/cuda/compile.rs"]
 mod compile;
@@ -89,8 +89,8 @@ fn off(
     pieces.iter().map(behind).collect()
 }
 
-/// Some ten roundings to bf16 a layer, 2^-9 each, of two layers. Where a router is torn between two experts rounding
-/// decides, so of models with experts one row in four may be further off.
+/// Some ten roundings to bf16 a layer, 2^-9 each, of two layers. Where a router is torn between two experts
+/// rounding decides, so of models with experts one row in four may be further off.
 #[track_caller]
 fn assert_near(off: &[f64], torn: bool, what: &str) {
     let mut sorted = off.to_vec();
@@ -114,8 +114,8 @@ fn logits_are_the_cpus_within_bf16() {
     }
 }
 
-/// Of weights in whole numbers logits are off by what the numbers lose, as on the CPU: much less than a wrong token
-/// or position changes.
+/// Of weights in whole numbers logits are off by what the numbers lose, as on the CPU: much less than a wrong
+/// token or position changes.
 #[test]
 fn whole_numbers_are_near() {
     let prompt = prompt_of(60, 11);
@@ -137,8 +137,8 @@ fn whole_numbers_are_near() {
     }
 }
 
-/// Keys, values and latents in FP8: near the CPU's, other numbers with their own name and half the room, and as independent of
-/// pieces, blocks and neighbours as bf16's.
+/// Keys, values and latents in FP8: near the CPU's, other numbers with their own name and half the room, and
+/// as independent of pieces, blocks and neighbours as bf16's.
 #[test]
 fn a_cache_in_fp8_is_near_and_no_bit_depends_on_the_batch() {
     let with_fp8 = |variant: &Variant, layout| {
@@ -168,7 +168,8 @@ fn a_cache_in_fp8_is_near_and_no_bit_depends_on_the_batch() {
     }
 }
 
-/// Weights that are made on the device for benchmarks have the sizes of a model's that are copied there, and compute.
+/// Weights that are made on the device for benchmarks have the sizes of a model's that are copied there, and
+/// compute.
 #[test]
 fn weights_made_on_the_device_have_the_sizes_of_a_models() {
     let plain = MODELS.iter().map(|variant| (variant, Quantize::None));
@@ -199,8 +200,8 @@ fn a_window_ends_where_it_ends() {
     assert_eq!(bits(&changed(2 * (window - 1) + 1)), expected);
 }
 
-/// Decode steps are filled up, recorded and replayed: contexts across borders of blocks and of a chunk, batches that
-/// shrink and grow again.
+/// Decode steps are filled up, recorded and replayed: contexts across borders of blocks and of a chunk,
+/// batches that shrink and grow again.
 #[test]
 fn recorded_steps_do_not_change_a_bit() {
     const DECODED: usize = 26;
@@ -246,7 +247,8 @@ fn recorded_steps_do_not_change_a_bit() {
     }
 }
 
-/// A window within one block, the rest of which nobody has written yet, while the block before was given back.
+/// A window within one block, the rest of which nobody has written yet, while the block before was given
+/// back.
 #[test]
 fn a_short_window_multiplies_nothing_by_rubbish() {
     let variant = &Variant {

@@ -1,5 +1,6 @@
-//! Ranks that run attention too, each for requests of its own: the bits and tokens of one rank, with any number of
-//! ranks, over every transport, in every family, with ranks that rest and ranks that leave in any exchange.
+//! Ranks that run attention too, each for requests of its own: the bits and tokens of one rank, with any
+//! number of ranks, over every transport, in every family, with ranks that rest and ranks that leave in any
+//! exchange.
 
 use std::future::poll_fn;
 use std::sync::Arc;

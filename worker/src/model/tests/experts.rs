@@ -1,5 +1,5 @@
-//! Experts spread over ranks: the bits of the same model on one rank, in every family, over every transport, with
-//! ranks that fail in any exchange, and while experts move.
+//! Experts spread over ranks: the bits of the same model on one rank, in every family, over every transport,
+//! with ranks that fail in any exchange, and while experts move.
 
 use std::net::TcpListener;
 use std::num::NonZeroUsize;

@@ -1,5 +1,5 @@
-//! `--quantize`: as independent of batch, cuts, threads and instruction sets as everything else; smaller; and how much
-//! of a model is left.
+//! `--quantize`: as independent of batch, cuts, threads and instruction sets as everything else; smaller; and
+//! how much of a model is left.
 
 use std::num::NonZeroUsize;
 
@@ -51,9 +51,9 @@ fn the_numerics_id_and_the_memory_follow_the_option() {
     }
 }
 
-/// Of the goldens' positions, in how many the likeliest token of float64 is still the likeliest, and how far logits
-/// are off in units of their own deviation. The goldens' weights are random: their logits are far closer together than
-/// a trained model's.
+/// Of the goldens' positions, in how many the likeliest token of float64 is still the likeliest, and how far
+/// logits are off in units of their own deviation. The goldens' weights are random: their logits are far
+/// closer together than a trained model's.
 #[test]
 fn a_quantized_model_still_chooses_the_goldens_tokens() {
     for (quantize, agreement_min, error_max) in [(Quantize::Int8, 0.9, 0.05), (Quantize::Int4, 0.6, 0.4)] {

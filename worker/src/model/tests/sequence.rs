@@ -1,5 +1,5 @@
-//! What the engine does for a sequence, as little of it as the tests of a backend need: a block table per cache
-//! group, grown before each chunk, whose blocks go back once a sliding window has passed them.
+//! What the engine does for a sequence, as little of it as the tests of a backend need: a block table per
+//! cache group, grown before each chunk, whose blocks go back once a sliding window has passed them.
 
 use std::collections::VecDeque;
 
@@ -37,8 +37,8 @@ impl Sequence {
         Self { groups, block_size: backend.block_size(), tables, len: 0 }
     }
 
-    /// Gives back every block that no further token sees, and takes blocks for `new` more tokens. Blocks given back
-    /// are the next to be taken, so that whoever still reads one reads somebody else's.
+    /// Gives back every block that no further token sees, and takes blocks for `new` more tokens. Blocks
+    /// given back are the next to be taken, so that whoever still reads one reads somebody else's.
     pub(super) fn grow(&mut self, pool: &mut Pool, new: usize) {
         for (table, group) in self.tables.iter_mut().zip(&self.groups) {
             if let CacheGroup::SlidingWindow { window } = group {
@@ -53,8 +53,8 @@ impl Sequence {
         }
     }
 
-    /// Another sequence that goes on from the first `len` tokens of this one, whole blocks, and keeps of them what
-    /// it must: behind a sliding window nothing.
+    /// Another sequence that goes on from the first `len` tokens of this one, whole blocks, and keeps of them
+    /// what it must: behind a sliding window nothing.
     pub(super) fn fork(&self, len: usize) -> Self {
         let mut fork = self.clone();
         fork.len = len;

@@ -1,5 +1,5 @@
-//! A model of random weights whose experts processes share, each with a GPU or with a part of one: for checks on a machine
-//! with GPUs, where no checkpoint need be. Nothing else of a worker.
+//! A model of random weights whose experts processes share, each with a GPU or with a part of one: for checks
+//! on a machine with GPUs, where no checkpoint need be. Nothing else of a worker.
 
 use keyway_kernels::cuda::gpu::Gpu;
 
@@ -11,9 +11,9 @@ use crate::model::{
     CudaBackend, ExpertGroup, GroupOptions, KvLayout, LoadedModel, ModelSource, Quantize, Store,
 };
 
-/// The model that a `config.json` describes, its experts shared by `options.size` processes, which are started: this one is
-/// rank 0, with the first GPU. What `options.rank_command` starts must call [`run_synthetic_rank`] with the same
-/// configuration. `tokens_max`: of a step. The error is one line.
+/// The model that a `config.json` describes, its experts shared by `options.size` processes, which are
+/// started: this one is rank 0, with the first GPU. What `options.rank_command` starts must call
+/// [`run_synthetic_rank`] with the same configuration. `tokens_max`: of a step. The error is one line.
 pub fn synthetic_on_gpus(
     config: &str,
     options: &ExpertParallelOptions,

@@ -169,8 +169,8 @@ impl Desk<Asked> for Floor {
     }
 }
 
-/// Five minutes of Poisson arrivals, `(owner, requests a second)`; the times to first token of each owner within its
-/// patience, and how many were refused.
+/// Five minutes of Poisson arrivals, `(owner, requests a second)`; the times to first token of each owner
+/// within its patience, and how many were refused.
 fn run(
     rates: &[(u32, f64)],
     shed_after: Option<Duration>,
@@ -235,8 +235,8 @@ fn goodput(ttfts: &[(u32, f64)]) -> f64 {
 fn four_times_the_load_keeps_the_goodput_and_the_modest_owner_s_ttft() {
     let shed = Some(Duration::from_millis(1_500));
     let peak = WORKERS as f64 * 1e3 / OWN_MS;
-    // Two owners; the second takes its half, or seven times as much. At 90 % of what there is, workers are often free, and the
-    // other's surplus takes that away; at 95 % they hardly are.
+    // Two owners; the second takes its half, or seven times as much. At 90 % of what there is, workers are
+    // often free, and the other's surplus takes that away; at 95 % they hardly are.
     for beside in [0.5, 0.55] {
         modest_beside_greedy(shed, peak, beside);
     }
@@ -264,7 +264,8 @@ fn who_was_quiet_for_long_does_not_shut_others_out() {
     let shed_after = Some(Duration::from_millis(1_500));
     let rules = RoomRules { shed_after, horizon_ms: HORIZON_MS, ..RoomRules::default() };
     let (mut room, mut floor) = (WaitingRoom::new(rules), Floor::empty());
-    // An hour of one owner, with room for all of it; then the other comes with more than can be done, for ever.
+    // An hour of one owner, with room for all of it; then the other comes with more than can be done, for
+    // ever.
     let mut ask = |owner: u32, now_ms: u64| {
         let share = of(owner, TOKENS);
         floor.now = Duration::from_millis(now_ms);

@@ -14,8 +14,8 @@ fn story(bytes: usize) -> Story {
     Story::new(memory.reserve(0).unwrap())
 }
 
-/// What a worker streams of an output whose ids have these texts (some none yet), in front of a count of tokens; asked
-/// by the extension. `name` is the answer's id.
+/// What a worker streams of an output whose ids have these texts (some none yet), in front of a count of
+/// tokens; asked by the extension. `name` is the answer's id.
 fn worker(texts: &[&str], asked: &RequestExtension, name: &str) -> Vec<String> {
     let from = asked.output_ids.as_ref().map_or(0, Vec::len);
     assert!(asked.output_ids.iter().flatten().copied().eq(0..from as u32), "the ids are the output's");

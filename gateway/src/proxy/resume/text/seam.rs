@@ -9,7 +9,8 @@ pub(super) struct Seam {
     pub(super) tokens: u64,
     /// Those that the worker was sent as text.
     pub(super) told: u64,
-    /// White space that the client has and the worker was not sent, as templates cut it off: if it is said again, it is left out.
+    /// White space that the client has and the worker was not sent, as templates cut it off: if it is said
+    /// again, it is left out.
     pub(super) space: String,
     /// The client has the end; only what follows that is wanted.
     pub(super) over: bool,

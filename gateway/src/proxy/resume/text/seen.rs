@@ -1,4 +1,5 @@
-//! One chunk of an engine's stream, looked at: its text, whether it ends the answer, what it counts, and what no text says.
+//! One chunk of an engine's stream, looked at: its text, whether it ends the answer, what it counts, and what
+//! no text says.
 
 use std::borrow::Cow;
 
@@ -67,7 +68,8 @@ impl<'a> Seen<'a> {
             let given = !matches!(value.raw(), "null" | "\"\"" | "[]");
             match &*name {
                 "content" => self.text = value.text(),
-                // The template has its own place for a thought, and for a call, and neither can be left half-way.
+                // The template has its own place for a thought, and for a call, and neither can be left
+                // half-way.
                 "reasoning_content" | "reasoning" if given => self.obstacle = Some(Obstacle::Thoughts),
                 "tool_calls" | "function_call" if given => self.obstacle = Some(Obstacle::Tools),
                 _ => {}

@@ -1,4 +1,5 @@
-//! An engine whose answer is known, cut at any event, once and again: the client sees the answer of one that was not cut.
+//! An engine whose answer is known, cut at any event, once and again: the client sees the answer of one that
+//! was not cut.
 
 use std::sync::Arc;
 
@@ -33,7 +34,8 @@ fn engine(request: &Bytes, id: &str, usage: Usage) -> Vec<String> {
         body["prompt"].as_str().unwrap().strip_prefix("Count:").unwrap().to_owned()
     };
     assert_eq!(so_far, so_far.trim_end(), "templates cut it off");
-    // As a tokenizer would: the longest beginning of the answer that the text is, white space at its end left out.
+    // As a tokenizer would: the longest beginning of the answer that the text is, white space at its end left
+    // out.
     let known = (0..=ANSWER.len()).find(|n| ANSWER[..*n].concat().trim_end() == so_far).expect("a beginning");
     let most = body["max_tokens"].as_u64().map_or(usize::MAX, |most| usize::try_from(most).unwrap());
     let rest: Vec<&str> = ANSWER[known..].iter().copied().take(most).collect();

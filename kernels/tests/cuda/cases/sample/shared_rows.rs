@@ -1,6 +1,6 @@
-//! Rows that many blocks share, each hard on them in its own way, all in one launch, with other settings for each:
-//! ties over the borders between blocks, lists of the likeliest that are too long or too short, rows of which hardly
-//! anything may come. The expected ids are found in whole numbers, as the worker's sampler does.
+//! Rows that many blocks share, each hard on them in its own way, all in one launch, with other settings for
+//! each: ties over the borders between blocks, lists of the likeliest that are too long or too short, rows of
+//! which hardly anything may come. The expected ids are found in whole numbers, as the worker's sampler does.
 
 use keyway_kernels::cuda::sample::{Parameters, launch, work_words};
 use keyway_kernels::scalar::exp;
@@ -9,8 +9,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::super::{Lab, values};
 use super::scored;
 
-/// No multiple of a packet, so that rows and parts begin anywhere in one. Alone a row has 20 parts, among the others
-/// 15.
+/// No multiple of a packet, so that rows and parts begin anywhere in one. Alone a row has 20 parts, among the
+/// others 15.
 const VOCABULARY: usize = 40_003;
 /// Ids of a part of a row alone.
 const PART: usize = VOCABULARY.div_ceil(20).next_multiple_of(4);

@@ -1,6 +1,7 @@
-//! Reads objects (JSON, one a line) into the Rust types of their kinds, writes them again, and says what was lost on the way or
-//! could not be read. Kinds of Kubernetes itself are none of its business: `tests/python/manifests.py` has their schemas.
-//! Ends with 1 if anything was lost, or if there was no object of such a kind.
+//! Reads objects (JSON, one a line) into the Rust types of their kinds, writes them again, and says what was
+//! lost on the way or could not be read. Kinds of Kubernetes itself are none of its business:
+//! `tests/python/manifests.py` has their schemas. Ends with 1 if anything was lost, or if there was no object
+//! of such a kind.
 
 use std::process::ExitCode;
 
@@ -16,7 +17,8 @@ use kube_custom_resources_rs::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-/// Fields that came after the types: KEDA 2.17 has it, the crate's types are of 2.15. `tests/data/custom_resources.json` knows it.
+/// Fields that came after the types: KEDA 2.17 has it, the crate's types are of 2.15.
+/// `tests/data/custom_resources.json` knows it.
 const NEWER: [&str; 1] = [".spec.fallback.behavior"];
 
 /// What the type makes of an object.

@@ -1,4 +1,5 @@
-//! What a backend that draws does beside: lists of rules that stay from step to step, and scores; as simply as can be.
+//! What a backend that draws does beside: lists of rules that stay from step to step, and scores; as simply
+//! as can be.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! What the ranks of a group agree on before they exchange anything: how large a round is, who holds what, and how many
-//! rounds a step takes with which tokens. Plain values, the same on every rank.
+//! What the ranks of a group agree on before they exchange anything: how large a round is, who holds what,
+//! and how many rounds a step takes with which tokens. Plain values, the same on every rank.
 
 use half::bf16;
 use keyway_kernels::cuda::peer::Layout;

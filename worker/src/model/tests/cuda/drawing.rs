@@ -1,5 +1,5 @@
-//! Tokens that the device draws: the same ids as the sampler's for the same logits, and an engine over them says what
-//! one says that samples itself, whether or not steps run ahead.
+//! Tokens that the device draws: the same ids as the sampler's for the same logits, and an engine over them
+//! says what one says that samples itself, whether or not steps run ahead.
 
 use std::sync::Arc;
 
@@ -54,8 +54,8 @@ fn zeros(rows: usize, vocabulary: usize) -> (Vec<f32>, Vec<Parameters>) {
     (logits, (0..rows).map(draw).collect())
 }
 
-/// Rows of two, the second of which has just the share that `min_p` asks for: an exponential that is off by its last
-/// bit cuts it off.
+/// Rows of two, the second of which has just the share that `min_p` asks for: an exponential that is off by
+/// its last bit cuts it off.
 fn edges(rows: usize) -> (Vec<f32>, Vec<Parameters>) {
     let mut random = fastrand::Rng::with_seed(6);
     let row = |i: usize| {
@@ -139,7 +139,8 @@ impl Backend for OnHost {
     }
 }
 
-/// Plain ones, of all cuts; with `others` some of every rule, with a grammar, and one that the engine must see the logits of.
+/// Plain ones, of all cuts; with `others` some of every rule, with a grammar, and one that the engine must
+/// see the logits of.
 fn requests(others: bool) -> Vec<GenerationRequest> {
     let shared = prompt_of(20, 7);
     let compiler = GrammarCompiler::new(Arc::new(Tokenizer::builtin()), VOCAB as usize, vec![VOCAB - 1]);

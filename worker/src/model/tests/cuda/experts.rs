@@ -1,5 +1,5 @@
-//! Experts on the device: the CPU's logits for every routing, equal bits wherever the other tokens go, experts that
-//! nobody chose, and rows that fill a step up.
+//! Experts on the device: the CPU's logits for every routing, equal bits wherever the other tokens go,
+//! experts that nobody chose, and rows that fill a step up.
 
 use half::bf16;
 use keyway_kernels::matmul::{PackedMatrix, SmallFloats, WeightType};
@@ -149,8 +149,8 @@ fn rows_that_fill_a_step_up_choose_nobody() {
     }
 }
 
-/// A router whose inputs are cut in two: the launch that chooses for few rows adds the parts and the bias itself, and
-/// gives the bits of those that choose for many.
+/// A router whose inputs are cut in two: the launch that chooses for few rows adds the parts and the bias
+/// itself, and gives the bits of those that choose for many.
 #[test]
 fn a_wide_routers_parts_are_added() {
     let wide = MODELS[4].config().replace(r#""hidden_size": 128"#, r#""hidden_size": 1024"#);
@@ -165,7 +165,8 @@ fn a_wide_routers_parts_are_added() {
     assert_eq!(bits(&few), bits(&whole(&mut backend, &prompt)));
 }
 
-/// DeepSeek-V3 and Qwen3 as they are published in FP8: products of several blocks of scales either way, dense, latent and of experts.
+/// DeepSeek-V3 and Qwen3 as they are published in FP8: products of several blocks of scales either way,
+/// dense, latent and of experts.
 #[test]
 fn products_in_fp8_are_those_of_the_cpu() {
     let prompt = prompt_of(60, 7);
@@ -202,7 +203,8 @@ fn experts_in_mxfp4_are_those_of_the_cpu() {
     assert_near(&off, true, "MXFP4");
     let plain = whole(&mut emulated(&MODELS[6]).unwrap(), &prompt);
     assert!(distance(&plain, &whole(&mut emulated(&variant).unwrap(), &prompt)) > 0.3, "the same weights");
-    // Their codes stay what they are: less than a third of what they take in bf16, and --quantize changes nothing of them.
+    // Their codes stay what they are: less than a third of what they take in bf16, and --quantize changes
+    // nothing of them.
     let experts = 2 * 5 * (256 * 128 + 128 * 128);
     let saved = bytes_of(load(&MODELS[6])) - bytes_of(load(&variant));
     assert_eq!(saved, experts * 2 - experts / 2 - experts / 32);

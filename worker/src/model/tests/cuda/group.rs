@@ -1,5 +1,5 @@
-//! Rank 0 on a device and further ranks as processes would be, each a thread with its own view of the device: the bits of
-//! one rank, ranks that fail in any launch, and what is counted.
+//! Rank 0 on a device and further ranks as processes would be, each a thread with its own view of the device:
+//! the bits of one rank, ranks that fail in any launch, and what is counted.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -157,7 +157,8 @@ fn ranks_quantise_their_experts_as_one_does() {
     assert_eq!(generate(&mut group.start(variant).unwrap()), expected);
 }
 
-/// What is counted on the device is what the router chose: as many slots as tokens have, at the experts' ranks.
+/// What is counted on the device is what the router chose: as many slots as tokens have, at the experts'
+/// ranks.
 #[test]
 fn slots_are_counted_by_expert_and_rank_and_time_is_told() {
     // Mixtral: two layers of four experts, two a token; two ranks.
@@ -190,8 +191,8 @@ fn slots_are_counted_by_expert_and_rank_and_time_is_told() {
     assert_eq!(value("keyway_worker_expert_ranks_up"), 1.0);
 }
 
-/// Plain ones, one with scores, and one whose every token hangs on those before: biases make three tokens likely, and each
-/// is less so from then on.
+/// Plain ones, one with scores, and one whose every token hangs on those before: biases make three tokens
+/// likely, and each is less so from then on.
 fn requests() -> Vec<GenerationRequest> {
     let request = |i: usize| GenerationRequest {
         prompt: prompt_of(9 + 8 * i as u32, 5 + i as u32),
@@ -222,8 +223,8 @@ async fn say(backend: Box<dyn Backend>, step_ahead: bool) -> Vec<Vec<Event>> {
     said
 }
 
-/// In any launch, with the next step under way or not, with an error or without a word: the rank is named, the group started again, and what was lost is
-/// computed again.
+/// In any launch, with the next step under way or not, with an error or without a word: the rank is named,
+/// the group started again, and what was lost is computed again.
 #[tokio::test]
 async fn a_rank_that_fails_in_any_launch_changes_no_answer_and_is_named() {
     let variant = &MODELS[4];
@@ -295,7 +296,8 @@ fn an_idle_group_is_kept_alive_and_started_again() {
     assert_eq!(bits(&logits), expected);
 }
 
-/// What was recorded names what the group before had; a rank fails once the same step was recorded and replayed.
+/// What was recorded names what the group before had; a rank fails once the same step was recorded and
+/// replayed.
 #[test]
 fn recordings_end_with_their_group() {
     let (variant, prompt) = (&MODELS[4], prompt_of(10, 7));
@@ -320,7 +322,8 @@ fn recordings_end_with_their_group() {
     assert!(failed == [(3, 2)] && backend.replayed > 3, "{failed:?}, {}", backend.replayed);
 }
 
-/// What the engine of each rank hears that generates at the same time as the others, ranks of `busy` again and again so long.
+/// What the engine of each rank hears that generates at the same time as the others, ranks of `busy` again
+/// and again so long.
 fn joint(group: &Group, variant: &Variant, busy: &[usize]) -> Option<Vec<Vec<Vec<u32>>>> {
     let backends = data_parallel::backends(group.start(variant)?, group.ranks, Arc::clone(&group.metrics));
     let generating: Vec<_> = backends

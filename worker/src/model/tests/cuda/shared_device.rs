@@ -1,5 +1,6 @@
-//! One emulated device for the ranks of a group, each a thread that launches as if it were a process. An emulated launch is
-//! done when it returns, so one that waits for messages begins once every rank has launched what sends them, or has left.
+//! One emulated device for the ranks of a group, each a thread that launches as if it were a process. An
+//! emulated launch is done when it returns, so one that waits for messages begins once every rank has
+//! launched what sends them, or has left.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

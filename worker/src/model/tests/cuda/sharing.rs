@@ -1,5 +1,5 @@
-//! Experts that ranks share over the device: the bits of the same model without ranks, for every number of them, for
-//! prompts in one round and in many, for recorded steps, and for ranks that have no token.
+//! Experts that ranks share over the device: the bits of the same model without ranks, for every number of
+//! them, for prompts in one round and in many, for recorded steps, and for ranks that have no token.
 
 use super::*;
 
@@ -26,8 +26,8 @@ fn alone(variant: &Variant, quantize: Quantize) -> Option<CudaBackend<Emulator>>
     emulated_with(variant, quantize, LAYOUT)
 }
 
-/// Prompts whole, in pieces and side by side, then tokens of all of them in steps that are recorded: the logits behind
-/// every prompt and token.
+/// Prompts whole, in pieces and side by side, then tokens of all of them in steps that are recorded: the
+/// logits behind every prompt and token.
 pub(super) fn generate(backend: &mut dyn Backend) -> Vec<Vec<u32>> {
     const DECODED: usize = 5;
     let prompts: Vec<Vec<u32>> = [(37, 7), (23, 11), (7, 13)].map(|(len, step)| prompt_of(len, step)).into();
@@ -63,7 +63,8 @@ fn every_number_of_ranks_gives_the_same_bits_in_rounds_of_any_size() {
     for (i, variant) in with_experts().enumerate() {
         let Some(mut whole) = alone(variant, Quantize::None) else { return };
         let expected = generate(&mut whole);
-        // Ranks without an equal share of the experts, an expert that serves all, and rounds of two tokens: once.
+        // Ranks without an equal share of the experts, an expert that serves all, and rounds of two tokens:
+        // once.
         let more: &[(usize, usize)] = if i == 2 { &[(1, WIDE), (3, 2)] } else { &[] };
         for (ranks, round) in [(2, 16), (4, WIDE)].iter().chain(more).copied() {
             let mut backend = shared(variant, Quantize::None, ranks, round).unwrap();
@@ -87,7 +88,8 @@ fn quantised_experts_are_shared_with_their_scales() {
     }
 }
 
-/// A chunk whose logits nobody wants ends before the last layer's experts, and one of some that do has few rows there.
+/// A chunk whose logits nobody wants ends before the last layer's experts, and one of some that do has few
+/// rows there.
 #[test]
 fn a_step_without_wanted_rows_has_no_round_in_the_last_layer() {
     for variant in [&MODELS[4], &MODELS[5]] {
