@@ -2,45 +2,13 @@
 //! defaults here and fields of [`crate::config::Config`]; the rest are fixed.
 
 mod clients;
+mod stored_state;
+mod traces;
+mod watch;
 
-use std::{ops::RangeInclusive, time::Duration};
+use std::time::Duration;
 
-pub use self::clients::*;
-
-/// Memory for the ids of what workers store: 340,000 of them.
-pub const STORED_IDS_BYTES: usize = 32 << 20;
-
-/// What one of them takes in all.
-pub const STORED_ID_BYTES: usize = 96;
-
-/// How long one is remembered: as long as OpenAI keeps a response.
-pub const STORED_KEEP: Duration = Duration::from_secs(30 * 24 * 3_600);
-
-/// Longest id: OpenAI's and engines' have 30 to 70 bytes.
-pub const MAX_STORED_ID_BYTES: usize = 256;
-
-/// Ids of one request, in its path and in its body, that are looked at: the API has requests with three.
-pub const STORED_REFERENCES_MAX: usize = 8;
-
-/// Requests at once for whose ids the workers are asked; others wait. After a restart each conversation's
-/// next turn is one.
-pub const STORED_SEARCHES_MAX: usize = 32;
-
-/// Ids in one line to another gateway, some 50 bytes each: 20,000 a second by lines 50 ms apart.
-pub const STORED_NEWS_MAX: usize = 1_000;
-
-/// How long an id that a tenant names and nobody knows may be on its way from another gateway: some of its
-/// lines.
-pub const STORED_NEWS_PATIENCE: Duration = Duration::from_millis(200);
-
-/// What one worker may list: 4,000 files at 500 bytes each.
-pub const MAX_LIST_BYTES: usize = 2 << 20;
-
-/// Items of a list that is made of several workers' lists: OpenAI's own is 10,000 for files.
-pub const LIST_ITEMS_MAX: usize = 10_000;
-
-/// Workers that are asked at once whether they have something: as many connections.
-pub const STORED_ASKED_AT_ONCE: usize = 32;
+pub use self::{clients::*, stored_state::*, traces::*, watch::*};
 
 /// File descriptors that are asked for where the system sets no bound: [`MAX_CONNECTIONS`] clients, as many
 /// connections to workers, and as many again for those that wait for a request.
@@ -174,28 +142,6 @@ pub const WORKER_H2_SILENCE: Duration = Duration::from_secs(15);
 /// worker again.
 pub const WORKER_H2_RESENDS: usize = 2;
 
-/// Time for a worker to answer a probe's `/health` or `/v1/models`.
-pub const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Lines of the log about workers' faults in a minute, a sixth of them at once; of the workers beyond, one
-/// line says how many.
-pub const FAULT_LINES_PER_MINUTE: f64 = 60.0;
-
-/// Time in which the workers come together that this line counts, and time from one such line to the next.
-pub const FAULT_SUMMARY_AFTER: Duration = Duration::from_secs(10);
-
-/// See [`FAULT_SUMMARY_AFTER`].
-pub const FAULT_SUMMARY_EVERY: Duration = Duration::from_secs(60);
-
-/// Bytes of what a worker says (a redirect's target) that are shown in a fault.
-pub const MAX_FAULT_TEXT_BYTES: usize = 200;
-
-/// How long a request without any worker waits for the first probe of one that has just joined.
-pub const FIRST_PROBE_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Largest `/v1/models` answer that is read: 4,000 adapters at 500 bytes each.
-pub const MAX_MODELS_BYTES: usize = 2 << 20;
-
 /// Largest event of a stream: an image of 12 MB in base64, or all output of a long answer once more. A chunk
 /// with 20 logprobs a token and many tokens stays far below.
 pub const MAX_EVENT_BYTES: usize = 16 << 20;
@@ -218,33 +164,6 @@ pub const MAX_DATA_PARALLEL_RANKS: u32 = 256;
 
 /// Tokens in a worker's KV block until it says: vLLM's default.
 pub const BLOCK_TOKENS: u32 = 16;
-
-/// Blocks known of one worker by its events, at about 50 bytes each: 8 million tokens of 16 a block, four
-/// times what one 8-GPU node holds of a 70B model.
-pub const KV_FEED_BLOCKS_MAX: usize = 512 << 10;
-
-/// Time to connect to a worker's KV events or replays.
-pub const KV_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How long an engine that says its load itself may say nothing: it does at least once a second.
-pub const LOAD_PUSH_SILENCE: Duration = Duration::from_secs(5);
-
-/// Time between two questions whether it does.
-pub const LOAD_PUSH_ASKED_EVERY: Duration = Duration::from_secs(60);
-
-/// Longest pause between two replies of a replay: an idle engine looks at its replay socket every 100 ms; one
-/// that prefills a long prompt, after that step.
-pub const KV_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Replays in a row that may be given up before the worker's events are no longer trusted.
-pub const KV_REPLAY_FAILURES_MAX: u32 = 3;
-
-/// Time after an answer that stored blocks in which its events must have come: engines publish with each
-/// step.
-pub const KV_SILENCE_MAX: Duration = Duration::from_secs(5);
-
-/// Pauses before a lost connection to KV events is made anew: doubled from the first to the last.
-pub const KV_RECONNECT_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// How long after an answer's end its blocks still count as held, until their events are here: some steps of
 /// an engine.
@@ -312,12 +231,6 @@ pub const LOG_QUEUE_BYTES: usize = 16 << 20;
 /// choices.
 pub const DECISION_LOG_QUEUE_BYTES: usize = 4 << 20;
 
-/// Largest page of a worker's metrics that is read: vLLM's with all histograms stays below 200 KB.
-pub const MAX_SCRAPE_BYTES: usize = 4 << 20;
-
-/// Age at which what a worker's metrics said of its cache no longer counts.
-pub const SCRAPE_MAX_AGE: Duration = Duration::from_secs(60);
-
 /// Distinct model names that may appear as a metric label; the fleet's own names come first, the rest is
 /// `other`.
 pub const MAX_MODEL_LABELS: usize = 256;
@@ -375,66 +288,9 @@ pub const ABORT_DELAY: Duration = Duration::from_millis(20);
 /// health state machine takes a worker for alive.
 pub const ALIVE_NOTE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Time between two looks at a file or a name that lists workers: a pod that leaves is not ready for as long
-/// before.
-pub const DISCOVERY_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Largest file that lists workers: 10,000 tables of 200 bytes.
-pub const MAX_WORKERS_FILE_BYTES: u64 = 2 << 20;
-
-/// Time between two words of another gateway on what it has at each worker: with 20 ms four gateways do no
-/// better, with 250 ms their mean TTFT is 3 % longer than with 50
-/// (`tests/external/routing/docs/several-gateways.md`).
-pub const PEER_EVERY: Duration = Duration::from_millis(50);
-
-/// What may be asked for instead.
-pub const PEER_EVERY_RANGE: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(1);
-
-/// Time after which a gateway tells all again: what would be wrong for as long if a word were lost.
-pub const PEER_ALL_EVERY: Duration = Duration::from_secs(1);
-
-/// Silence after which another gateway is taken to have nothing anywhere.
-pub const PEER_SILENCE_MAX: Duration = Duration::from_secs(5);
-
-/// Pauses before another gateway is asked again: doubled from the first to the last.
-pub const PEER_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-
-/// Time after which an address is asked again that was this gateway's own, or that of one that is heard
-/// elsewhere.
-pub const PEER_TWICE_PAUSE: Duration = Duration::from_secs(2);
-
-/// Longest line of another gateway: 10,000 workers at 100 bytes each.
-pub const MAX_PEER_LINE_BYTES: usize = 1 << 20;
-
-/// Seconds after which a watch of the API server is begun anew: a connection that died silently is noticed
-/// that late.
-pub const KUBERNETES_WATCH_SECONDS: u32 = 60;
-
-/// Pauses before the API server is asked again after it failed: doubled from the first to the last.
-pub const KUBERNETES_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
-
-/// How long a worker that vanished from its EndpointSlice is held back before it drains: an endpoint that
-/// moves from one slice to another is in neither for the time between two writes of the API server.
-pub const KUBERNETES_MOVE_TIME: Duration = Duration::from_secs(2);
-
-/// Time between two looks at which pod is worth least: it asks nobody but once in a third of a Lease's time.
-pub const KUBERNETES_MARK_LOOK: Duration = Duration::from_secs(1);
-
-/// Time between two changes of that mark, each of which is a write to two pods that every controller reads.
-pub const KUBERNETES_MARK_INTERVAL: Duration = Duration::from_secs(60);
-
-/// Tokens by which the marked pod must be worth more than another before the mark moves: one long prompt.
-pub const KUBERNETES_MARK_MARGIN_TOKENS: f64 = 1_024.0;
-
 /// Time after which the tokens that a cache saved count half: conversations and agents come back within
 /// minutes.
 pub const SAVED_HALF_LIFE: Duration = Duration::from_secs(600);
-
-/// Time for which a gateway holds a Lease that it does not renew; it renews after a third.
-pub const KUBERNETES_LEASE_TIME: Duration = Duration::from_secs(15);
-
-/// EndpointSlices of one entry of the configuration: 1,000 times Kubernetes' own 100 endpoints a slice.
-pub const KUBERNETES_SLICES_MAX: usize = 1_000;
 
 /// Largest request that is explained to operators: as large as one that is tokenised.
 pub const MAX_EXPLAIN_BYTES: usize = MAX_TOKENIZE_BYTES;
@@ -462,34 +318,6 @@ pub const MAX_SCALER_STREAMS: u32 = 64;
 /// Largest call to the external scaler: the metadata of a trigger, which Kubernetes itself keeps below 1 MB
 /// for the whole object, and people below a page.
 pub const MAX_SCALER_MESSAGE_BYTES: usize = 64 << 10;
-
-/// Requests whose spans wait to be sent: at most 8 KB each (ten spans with texts as long as below), so 16 MB;
-/// a second of 2,000 requests.
-pub const MAX_QUEUED_TRACES: usize = 2_048;
-
-/// Spans in one message to the collector, half a megabyte; what OpenTelemetry's own exporters take.
-pub const MAX_TRACE_BATCH: usize = 512;
-
-/// Longest time that spans wait for their batch.
-pub const TRACE_BATCH_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Time for one try to send a batch, and for the last one at the end.
-pub const TRACE_EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Tries for each batch; meanwhile the queue fills and then drops.
-pub const TRACE_EXPORT_TRIES: u32 = 3;
-
-/// Pause after the first try that failed; doubled for the next.
-pub const TRACE_RETRY_PAUSE: Duration = Duration::from_secs(1);
-
-/// Attempts of one request that have a span; of more the oldest have none.
-pub const MAX_TRACED_ATTEMPTS: usize = 8;
-
-/// Bytes of a client's text in a span, such as an unknown path.
-pub const MAX_TRACE_TEXT_BYTES: usize = 256;
-
-/// Largest `tracestate` that is passed on: what the standard wants at least.
-pub const MAX_TRACE_STATE_BYTES: usize = 512;
 
 const _: () = assert!(MAX_TRACED_ATTEMPTS >= MAX_ASKED && MAX_ASKED >= MAX_ATTEMPTS);
 const _: () = assert!(MAX_SCALED_MODELS <= MAX_MODEL_LABELS);

@@ -166,8 +166,8 @@ async fn check(addr: SocketAddr, table: &[Row]) {
 async fn every_route_opens_for_whom_it_is_meant_and_for_nobody_else() {
     let listed = |table: &[Row]| table.iter().map(|row| row.1.to_owned()).collect::<BTreeSet<_>>();
     for (files, table) in [
-        (&["stack.rs", "engine_paths.rs"][..], &CLIENTS[..]),
-        (&["admin.rs", "admin/commands.rs", "admin_guard.rs"], &OPERATORS),
+        (&["edge/stack.rs", "proxy/engine_paths.rs"][..], &CLIENTS[..]),
+        (&["ops/admin.rs", "ops/admin/commands.rs", "edge/admin_guard.rs"], &OPERATORS),
     ] {
         let missing: Vec<_> = routes(files).difference(&listed(table)).cloned().collect();
         assert!(missing.is_empty(), "routes of {files:?} without a row in this file's tables: {missing:?}");
